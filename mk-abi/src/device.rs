@@ -1,0 +1,194 @@
+//! Structs that the host writes and the kernel reads, or the other way round.
+//!
+//! The kernel's parameter block is, in this order and with no padding between:
+//! `TensorMap maps[n_maps]` (128 bytes each), [`LaunchHeader`], `u64 tensors[n_tensors]`.
+
+use std::mem::{offset_of, size_of};
+
+/// Ranks that a kernel can address.
+pub const MAX_RANKS: usize = 64;
+/// CTAs that own an epoch word.
+pub const MAX_CTAS: usize = 512;
+/// Bytes of an encoded tensor map.
+pub const TENSOR_MAP_BYTES: usize = 128;
+
+macro_rules! device_struct {
+    ($(#[$meta:meta])* $name:ident, $size:literal { $($(#[$fmeta:meta])* $field:ident : $ty:tt $([$n:expr])? @ $offset:literal,)* }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name { $($(#[$fmeta])* pub $field: device_struct!(@rust $ty $([$n])?),)* }
+        const _: () = {
+            $(assert!(offset_of!($name, $field) == $offset);)*
+            assert!(size_of::<$name>() == $size);
+        };
+        impl $name {
+            /// The same declaration in CUDA, with its offsets asserted.
+            pub fn cuda() -> String {
+                let mut out = format!("struct {} {{\n", stringify!($name));
+                $(out.push_str(&format!("  {} {}{};\n", stringify!($ty), stringify!($field), device_struct!(@dims $([$n])?)));)*
+                out.push_str("};\n");
+                $(out.push_str(&format!("static_assert(__builtin_offsetof({0}, {1}) == {2}, \"host and device disagree on {0}::{1}\");\n", stringify!($name), stringify!($field), $offset));)*
+                out.push_str(&format!("static_assert(sizeof({0}) == {1}, \"host and device disagree on {0}\");\n", stringify!($name), $size));
+                out
+            }
+        }
+    };
+    (@rust $ty:tt) => { $ty };
+    (@rust $ty:tt [$n:expr]) => { [$ty; $n] };
+    (@dims) => { String::new() };
+    (@dims [$n:expr]) => { format!("[{}]", $n) };
+}
+
+device_struct! {
+    /// What every launch is told. Constant across launches of an instance, so that a captured graph can replay it.
+    LaunchHeader, 128 {
+        /// Where rank 0's symmetric memory is mapped on this GPU; rank p's is at `sym_base + p * sym_stride_bytes`.
+        sym_base: u64 @ 0,
+        /// Distance between two ranks' symmetric memories, in bytes.
+        sym_stride_bytes: u64 @ 8,
+        /// This rank's scratch memory.
+        scratch: u64 @ 16,
+        /// This rank's [`ControlBlock`], in device memory.
+        control: u64 @ 24,
+        /// This rank's [`FaultRecord`], in pinned host memory mapped on the device.
+        fault: u64 @ 32,
+        /// Trace buffer, or 0.
+        trace: u64 @ 40,
+        /// Bound on a wait, in nanoseconds.
+        wait_limit_ns: u64 @ 48,
+        /// Bound on the wait for a peer to enter the launch, in nanoseconds.
+        entry_limit_ns: u64 @ 56,
+        /// This rank.
+        rank: u32 @ 64,
+        /// Number of ranks.
+        world: u32 @ 68,
+        /// Hash of plan and per-launch values, compared with every peer's on entry.
+        launch_hash: u32 @ 72,
+        /// Test hook: when not 0, agents sleep a pseudo-random time below `chaos_max_ns` before each task.
+        chaos_seed: u32 @ 76,
+        /// Upper bound of the injected delay, in nanoseconds.
+        chaos_max_ns: u32 @ 80,
+        /// Unused, 0.
+        reserved: u32[11] @ 84,
+    }
+}
+
+device_struct! {
+    /// Head of each rank's symmetric memory; peers write here.
+    SymHeader, 1024 {
+        /// 0, or 1 + the rank that raised the abort.
+        abort: u32 @ 0,
+        /// Unused, 0.
+        reserved: u32[63] @ 4,
+        /// `launch_hash` of each peer, by parity of the epoch: word `parity * MAX_RANKS + peer`.
+        launch_hash: u32[128] @ 256,
+        /// Unused, 0.
+        reserved2: u32[64] @ 768,
+    }
+}
+
+device_struct! {
+    /// Local device memory of an instance.
+    ControlBlock, 4096 {
+        /// CTAs inside the kernel; more than the grid means that the instance runs twice at once.
+        active: u32 @ 0,
+        /// Unused, 0.
+        reserved: u32[511] @ 4,
+        /// Launches that each CTA has completed.
+        epoch: u32[512] @ 2048,
+    }
+}
+
+device_struct! {
+    /// The first fault of a rank. Written once, by one lane, `state` last.
+    FaultRecord, 128 {
+        /// 0 none, 1 being written, 2 complete.
+        state: u32 @ 0,
+        /// A [`FaultKind`].
+        kind: u32 @ 4,
+        /// Rank that wrote the record.
+        rank: u32 @ 8,
+        /// CTA.
+        cta: u32 @ 12,
+        /// Edge of the plan, see [`KernelSource::edges`](crate::KernelSource::edges).
+        edge: u32 @ 16,
+        /// Epoch of the launch.
+        epoch: u32 @ 20,
+        /// What the wait needed to see.
+        expected: u32 @ 24,
+        /// What it last saw.
+        seen: u32 @ 28,
+        /// Linear index of the task in its role.
+        tile: u32 @ 32,
+        /// The other rank (that did not enter, or differs, or aborted), or `u32::MAX`.
+        peer: u32 @ 36,
+        /// How long the wait lasted, in nanoseconds.
+        waited_ns: u64 @ 40,
+        /// Index of the signal word, in words from the start of this rank's symmetric memory.
+        word: u32 @ 48,
+        /// Unused, 0.
+        reserved: u32[19] @ 52,
+    }
+}
+
+/// Why a kernel gave up; the values of [`FaultRecord::kind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum FaultKind {
+    /// A wait outlived `wait_limit_ns`.
+    WaitTimeout = 1,
+    /// A peer did not enter the launch within `entry_limit_ns`.
+    EntryTimeout = 2,
+    /// A peer entered with another plan or other per-launch values.
+    PlanMismatch = 3,
+    /// A peer raised the abort word.
+    PeerAborted = 4,
+    /// The instance was launched while it was still running.
+    ConcurrentUse = 5,
+}
+
+impl FaultKind {
+    /// Reads the value that a kernel wrote.
+    pub fn from_u32(kind: u32) -> Option<FaultKind> {
+        [
+            FaultKind::WaitTimeout,
+            FaultKind::EntryTimeout,
+            FaultKind::PlanMismatch,
+            FaultKind::PeerAborted,
+            FaultKind::ConcurrentUse,
+        ]
+        .into_iter()
+        .find(|k| *k as u32 == kind)
+    }
+}
+
+const _: () =
+    assert!(offset_of!(SymHeader, launch_hash) + 2 * MAX_RANKS * 4 <= size_of::<SymHeader>());
+const _: () = assert!(offset_of!(ControlBlock, epoch) + MAX_CTAS * 4 <= size_of::<ControlBlock>());
+
+/// The CUDA declarations of every struct above, for the head of a generated kernel.
+pub fn cuda_declarations() -> String {
+    let mut out = format!("constexpr u32 MAX_RANKS = {MAX_RANKS};\n");
+    for decl in [
+        LaunchHeader::cuda(),
+        SymHeader::cuda(),
+        ControlBlock::cuda(),
+        FaultRecord::cuda(),
+    ] {
+        out.push_str(&decl);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuda_text_follows_the_rust_declaration() {
+        let text = cuda_declarations();
+        assert!(text.contains("  u32 launch_hash[128];\n"));
+        assert!(text.contains("__builtin_offsetof(FaultRecord, waited_ns) == 40"));
+    }
+}

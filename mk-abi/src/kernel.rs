@@ -1,0 +1,193 @@
+//! The kernel, as the runtime sees it.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Element type of a tensor in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// bfloat16, 8 exponent bits and 7 mantissa bits.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+    /// IEEE binary32.
+    F32,
+    /// 32-bit signed integer (index and count tables).
+    I32,
+}
+
+impl DType {
+    /// Size of one element, in bytes.
+    pub const fn size_bytes(self) -> u64 {
+        match self {
+            DType::Bf16 | DType::F16 => 2,
+            DType::F32 | DType::I32 => 4,
+        }
+    }
+
+    /// The name used in pipelines, plans and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
+            DType::F32 => "f32",
+            DType::I32 => "i32",
+        }
+    }
+
+    /// Reads back what [`DType::name`] gives.
+    pub fn from_name(name: &str) -> Option<DType> {
+        [DType::Bf16, DType::F16, DType::F32, DType::I32]
+            .into_iter()
+            .find(|d| d.name() == name)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Whether a kernel reads or writes a caller's tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TensorDirection {
+    /// The kernel only reads it.
+    In,
+    /// The kernel writes every element of it.
+    Out,
+}
+
+/// One caller tensor: the i-th pointer argument. Contiguous, row-major.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorArg {
+    /// Name in the pipeline.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Read or written.
+    pub direction: TensorDirection,
+}
+
+/// Where the memory under a tensor map begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MapBase {
+    /// Caller tensor with this index in [`KernelSource::tensors`].
+    Tensor(u32),
+    /// This rank's symmetric memory, at a byte offset.
+    Symmetric(u64),
+    /// A peer's symmetric memory (rank, byte offset).
+    Peer(u32, u64),
+    /// This rank's scratch memory, at a byte offset.
+    Scratch(u64),
+}
+
+/// Shared-memory swizzle of a tensor map (CUDA driver API, `CUtensorMapSwizzle`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Swizzle {
+    /// No swizzle.
+    None,
+    /// 32-byte swizzle.
+    B32,
+    /// 64-byte swizzle.
+    B64,
+    /// 128-byte swizzle.
+    B128,
+}
+
+/// A tiled tensor map (`cuTensorMapEncodeTiled`). Dimensions are innermost first, as the driver wants them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorMapSpec {
+    /// Start of the tensor.
+    pub base: MapBase,
+    /// Element type.
+    pub dtype: DType,
+    /// Extent of each dimension in elements, innermost first. A rank that owns no rows has a 0 here; the runtime
+    /// then encodes an extent of 1, and the kernel never issues a copy through this map.
+    pub dims: Vec<u64>,
+    /// Stride in bytes of each dimension but the innermost; multiples of 16.
+    pub strides_bytes: Vec<u64>,
+    /// Box in elements, innermost first.
+    pub box_dims: Vec<u32>,
+    /// Shared-memory swizzle.
+    pub swizzle: Swizzle,
+}
+
+/// What differs from rank to rank: a ragged shard has its own shape on each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankBinding {
+    /// Local shape of each caller tensor, row-major, outermost first.
+    pub tensor_shapes: Vec<Vec<u64>>,
+    /// The tensor maps, in the order of the kernel's `maps` array.
+    pub maps: Vec<TensorMapSpec>,
+}
+
+/// Memory that the runtime allocates, zeroed once at bind and never again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkspaceLayout {
+    /// Bytes of symmetric memory: same size and offsets on every rank, mapped by all peers. Begins with
+    /// [`device::SymHeader`](crate::device::SymHeader), then the signal words, then the buffers.
+    pub symmetric_bytes: u64,
+    /// The part of it, from offset 0, that must start as zero (header and signals).
+    pub zeroed_bytes: u64,
+    /// Bytes of scratch that only this rank touches.
+    pub scratch_bytes: u64,
+}
+
+/// A synchronisation edge of the plan, for messages: a fault record carries the id.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EdgeInfo {
+    /// The number in the plan's `e7` and in the kernel's `kE7`.
+    pub id: u32,
+    /// The family and agent that wait, and the signal: `fam1 gemm.remote, loader: wait sig1 "arrived"[…] >= 8`.
+    pub text: String,
+}
+
+/// A contiguous range of CTAs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoleInfo {
+    /// `compute`, `intra_comm`, …
+    pub name: String,
+    /// First CTA.
+    pub first_cta: u32,
+    /// Number of CTAs.
+    pub ctas: u32,
+}
+
+/// A kernel ready for the JIT: one per plan, the same text on every rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelSource {
+    /// Name of the pipeline.
+    pub name: String,
+    /// The whole CUDA translation unit; it includes nothing.
+    pub cuda: String,
+    /// Entry point (`extern "C"`).
+    pub entry: String,
+    /// `sm_90a`.
+    pub arch: String,
+    /// Further NVRTC options.
+    pub options: Vec<String>,
+    /// World size that the plan was made for.
+    pub world_size: u32,
+    /// CTAs of the launch. All must be co-resident.
+    pub grid: u32,
+    /// CTAs per cluster (1 for none).
+    pub cluster: u32,
+    /// Threads per CTA.
+    pub block: u32,
+    /// Dynamic shared memory per CTA.
+    pub smem_bytes: u32,
+    /// Memory to allocate.
+    pub workspace: WorkspaceLayout,
+    /// Caller tensors in argument order.
+    pub tensors: Vec<TensorArg>,
+    /// Per-rank shapes and maps; `world_size` of them.
+    pub ranks: Vec<RankBinding>,
+    /// Roles, for messages and traces.
+    pub roles: Vec<RoleInfo>,
+    /// Every wait of the kernel, for messages.
+    pub edges: Vec<EdgeInfo>,
+    /// Hash of the plan; ranks compare it when they enter.
+    pub plan_hash: u32,
+}

@@ -1,0 +1,508 @@
+//! Structure of a plan: every id exists, every list has the right length, every leaf has what its contract asks for.
+//!
+//! A plan that passes can be unrolled without panics; whether it is *correct* is the verifier's question.
+
+use super::{
+    entity::{Entity, FamId},
+    expr::{Expr, Var},
+    leaf::Arity,
+    plan::{Each, Family, Plan, Point, RoleKind, Space, TableSource},
+};
+use std::collections::BTreeMap;
+use thiserror::Error;
+
+/// A plan that is not well formed: where, and what is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{place}: {message}")]
+pub struct StructureError {
+    /// The entity.
+    pub place: String,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+/// Names of one scope, for reuse in messages and look-ups.
+const RESERVED: &[&str] = &["rank", "epoch", "t", "min", "max", "select", "and"];
+
+struct Checker<'a> {
+    plan: &'a Plan,
+    errors: Vec<StructureError>,
+}
+
+impl Plan {
+    /// Checks everything that is said above.
+    ///
+    /// # Errors
+    /// All mistakes, in the order of the text.
+    pub fn check_structure(&self) -> Result<(), Vec<StructureError>> {
+        let mut c = Checker {
+            plan: self,
+            errors: Vec::new(),
+        };
+        c.plan_level();
+        for id in self.families.keys() {
+            c.family(id);
+        }
+        c.edge_ids();
+        if c.errors.is_empty() {
+            Ok(())
+        } else {
+            Err(c.errors)
+        }
+    }
+}
+
+impl Checker<'_> {
+    fn error(&mut self, place: impl Into<String>, message: impl Into<String>) {
+        self.errors.push(StructureError {
+            place: place.into(),
+            message: message.into(),
+        });
+    }
+
+    fn name(&mut self, place: &str, name: &str) {
+        let mut chars = name.chars();
+        let ok = chars
+            .next()
+            .is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
+            && chars.all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !ok || RESERVED.contains(&name) {
+            self.error(place, format!("`{name}` cannot be a name: use letters, digits and `_`, and none of {RESERVED:?}"));
+        }
+    }
+
+    fn plan_level(&mut self) {
+        let plan = self.plan;
+        let world = plan
+            .mesh
+            .axes
+            .iter()
+            .try_fold(1u32, |n, a| n.checked_mul(a.1))
+            .unwrap_or(0);
+        if world == 0 || world as usize > mk_abi::device::MAX_RANKS {
+            self.error(
+                "mesh",
+                format!("needs 1 to {} ranks", mk_abi::device::MAX_RANKS),
+            );
+        }
+        for (id, d) in plan.dims.iter() {
+            self.name(&id.to_string(), &d.name);
+            if d.value < 0 || d.runtime_max.is_some_and(|max| d.value > max) {
+                self.error(
+                    id.to_string(),
+                    format!("{} = {} is negative or above its bound", d.name, d.value),
+                );
+            }
+        }
+        for (id, t) in plan.tables.iter() {
+            let len = t
+                .shape
+                .iter()
+                .try_fold(1usize, |n, x| n.checked_mul(*x as usize))
+                .unwrap_or(usize::MAX);
+            let place = format!("{id} {:?}", t.name);
+            if len > 1 << 24 {
+                self.error(&place, "is larger than 2^24 entries");
+                continue;
+            }
+            match &t.source {
+                TableSource::Const(v) if v.len() != len => {
+                    self.error(&place, format!("has {} values for {len} entries", v.len()));
+                }
+                TableSource::Runtime { min, max } if min > max => {
+                    self.error(&place, "has an empty range")
+                }
+                TableSource::Prefix { of, align } => {
+                    let counts = (of.index() < id.index())
+                        .then(|| plan.tables.get(*of))
+                        .flatten();
+                    if counts.is_none_or(|c| {
+                        c.shape.len() != 1 || t.shape.len() != 1 || c.shape[0] + 1 != t.shape[0]
+                    }) {
+                        self.error(&place, "must have one more entry than the one-dimensional table before it that it sums");
+                    }
+                    if *align < 1 {
+                        self.error(&place, "must align to at least 1");
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (id, b) in plan.buffers.iter() {
+            let place = format!("{id} {:?}", b.name);
+            b.shape.iter().for_each(|e| {
+                self.expr(
+                    &place,
+                    e,
+                    None,
+                    Scope {
+                        vars: 1,
+                        each: false,
+                        inner: false,
+                        t: false,
+                    },
+                )
+            });
+            if b.shape.is_empty() {
+                self.error(&place, "needs at least one dimension");
+            }
+            if b.shared && !matches!(b.space, Space::In | Space::Out) {
+                self.error(
+                    &place,
+                    "`shared` is for caller tensors; workspace is shared by nature",
+                );
+            }
+        }
+        for (id, s) in plan.signals.iter() {
+            let place = format!("{id} {:?}", s.name);
+            s.shape.iter().for_each(|e| {
+                self.expr(
+                    &place,
+                    e,
+                    None,
+                    Scope {
+                        vars: 1,
+                        each: false,
+                        inner: false,
+                        t: false,
+                    },
+                )
+            });
+        }
+        for (id, r) in plan.roles.iter() {
+            let own = !matches!(
+                r.kind,
+                RoleKind::Prologue | RoleKind::Epilogue | RoleKind::CopyEngine
+            );
+            if own != (r.ctas > 0) {
+                let need = if own {
+                    "at least one CTA"
+                } else {
+                    "no CTAs of its own"
+                };
+                self.error(format!("{id} {}", r.kind.name()), format!("needs {need}"));
+            }
+        }
+        let total: u64 = plan.roles.values().map(|r| u64::from(r.ctas)).sum();
+        if total == 0 || total > mk_abi::device::MAX_CTAS as u64 {
+            self.error(
+                "roles",
+                format!("need 1 to {} CTAs together", mk_abi::device::MAX_CTAS),
+            );
+        }
+    }
+
+    fn family(&mut self, id: FamId) {
+        let x = &self.plan.families[id];
+        let place = format!("{id} {:?}", x.name);
+        let all = Scope {
+            vars: x.domain.len() + usize::from(Var::DOMAIN),
+            each: false,
+            inner: x.inner.is_some(),
+            t: false,
+        };
+        if self.plan.roles.get(x.role).is_none() {
+            self.error(&place, format!("{} does not exist", x.role));
+        }
+        for (i, (name, extent)) in x.domain.iter().enumerate() {
+            self.name(&place, name);
+            self.expr(
+                &place,
+                extent,
+                Some(x),
+                Scope {
+                    vars: usize::from(Var::DOMAIN) + i,
+                    inner: false,
+                    ..all
+                },
+            );
+            if extent.mentions(Var::EPOCH) {
+                self.error(&place, "the domain must be the same in every epoch");
+            }
+        }
+        if x.domain.len() > 16 {
+            self.error(&place, "has more than 16 loop variables");
+        }
+        if !x.order.is_empty() && x.order.len() != x.domain.len() {
+            self.error(
+                &place,
+                "needs an `order` line for every variable of its domain, or none",
+            );
+        }
+        for e in &x.order {
+            let scope = Scope {
+                vars: usize::from(Var::DOMAIN),
+                t: true,
+                inner: false,
+                each: false,
+            };
+            self.expr(&place, e, Some(x), scope);
+        }
+        if let Some((name, extent)) = &x.inner {
+            self.name(&place, name);
+            self.expr(
+                &place,
+                extent,
+                Some(x),
+                Scope {
+                    inner: false,
+                    ..all
+                },
+            );
+        }
+        self.contract(&place, x);
+        self.accesses(&place, x, all);
+        self.signalling(&place, x, all);
+    }
+
+    /// The scope of a line with `each`, checking the extent on the way.
+    fn line(
+        &mut self,
+        place: &str,
+        x: &Family,
+        all: Scope,
+        at: Point,
+        each: Option<&Each>,
+        when: Option<&Expr>,
+    ) -> Scope {
+        let scope = Scope {
+            inner: all.inner && at == Point::Inner,
+            ..all
+        };
+        if at == Point::Inner && x.inner.is_none() {
+            self.error(place, "is `at inner`, but the family has no inner loop");
+        }
+        if let Some(each) = each {
+            self.name(place, &each.var);
+            self.expr(place, &each.extent, Some(x), scope);
+        }
+        let scope = Scope {
+            each: each.is_some(),
+            ..scope
+        };
+        when.into_iter()
+            .for_each(|e| self.expr(place, e, Some(x), scope));
+        scope
+    }
+
+    fn accesses(&mut self, family: &str, x: &Family, all: Scope) {
+        for (i, a) in x.accesses.iter().enumerate() {
+            let place = format!("{family}: access {} ({i})", a.operand);
+            let scope = self.line(&place, x, all, a.at, a.each.as_ref(), a.when.as_ref());
+            self.expr(&place, &a.rank, Some(x), scope);
+            self.expr(&place, &a.version, Some(x), scope);
+            for (base, len) in &a.region {
+                self.expr(&place, base, Some(x), scope);
+                self.expr(&place, len, Some(x), scope);
+            }
+            let Some(b) = self.plan.buffers.get(a.buffer) else {
+                self.error(&place, format!("{} does not exist", a.buffer));
+                continue;
+            };
+            if b.shape.len() != a.region.len() {
+                self.error(
+                    &place,
+                    format!(
+                        "{} has {} dimensions, the region {}",
+                        a.buffer,
+                        b.shape.len(),
+                        a.region.len()
+                    ),
+                );
+            }
+            let local = a.rank == Expr::Var(Var::RANK);
+            if !local && b.space != Space::Workspace && !b.shared {
+                self.error(
+                    &place,
+                    format!(
+                        "{} {:?} is not symmetric memory: only its own rank may touch it",
+                        a.buffer, b.name
+                    ),
+                );
+            }
+            if b.space == Space::In && a.mode != super::Mode::Read {
+                self.error(&place, format!("{} {:?} is an input", a.buffer, b.name));
+            }
+        }
+    }
+
+    fn signalling(&mut self, family: &str, x: &Family, all: Scope) {
+        let agents = x.leaf.contract().agents;
+        let lines = x.waits.iter().map(|w| {
+            (
+                w.edge,
+                w.signal,
+                &w.index,
+                w.by,
+                w.at,
+                &w.each,
+                &w.when,
+                vec![&w.count],
+            )
+        });
+        let posts = x.posts.iter().map(|p| {
+            (
+                p.edge,
+                p.signal,
+                &p.index,
+                p.by,
+                p.at,
+                &p.each,
+                &p.when,
+                vec![&p.rank, &p.add],
+            )
+        });
+        for (edge, signal, index, by, at, each, when, exprs) in lines.chain(posts) {
+            let place = format!("{family}: {edge}");
+            let scope = self.line(&place, x, all, at, each.as_ref(), when.as_ref());
+            exprs
+                .into_iter()
+                .chain(index)
+                .for_each(|e| self.expr(&place, e, Some(x), scope));
+            match self.plan.signals.get(signal) {
+                None => self.error(&place, format!("{signal} does not exist")),
+                Some(s) if s.shape.len() != index.len() => {
+                    self.error(
+                        &place,
+                        format!(
+                            "{signal} has {} dimensions, the index {}",
+                            s.shape.len(),
+                            index.len()
+                        ),
+                    );
+                }
+                Some(_) => {}
+            }
+            if !agents.contains(&by) {
+                self.error(&place, format!("{} has no agent `{by}`", x.leaf.name()));
+            }
+        }
+        for w in x.waits.iter().filter(|w| w.lag > 1) {
+            self.error(format!("{family}: {}", w.edge), "`lag` is 0 or 1");
+        }
+    }
+
+    fn contract(&mut self, place: &str, x: &Family) {
+        let contract = x.leaf.contract();
+        for a in &x.accesses {
+            match contract.operand(a.operand) {
+                None => self.error(
+                    place,
+                    format!("{} has no operand `{}`", x.leaf.name(), a.operand),
+                ),
+                Some(o)
+                    if o.mode != a.mode
+                        && !(a.mode == super::Mode::Accumulate && o.mode == super::Mode::Write) =>
+                {
+                    self.error(
+                        place,
+                        format!("operand `{}` is a {}", a.operand, o.mode.name()),
+                    );
+                }
+                Some(_) => {}
+            }
+        }
+        for o in &contract.operands {
+            let n = x.accesses.iter().filter(|a| a.operand == o.operand).count();
+            let ok = match o.arity {
+                Arity::One => n == 1,
+                Arity::Optional => n <= 1,
+                Arity::Many => n >= 1,
+            };
+            if !ok {
+                self.error(
+                    place,
+                    format!(
+                        "operand `{}` of {} appears {n} times",
+                        o.operand,
+                        x.leaf.name()
+                    ),
+                );
+            }
+        }
+        let want: Vec<_> = contract.edges.iter().map(|e| e.name).collect();
+        let have: Vec<_> = x.edges.iter().map(|e| e.name.as_str()).collect();
+        if want != have {
+            self.error(
+                place,
+                format!(
+                    "{} has the internal edges {want:?}, the family lists {have:?}",
+                    x.leaf.name()
+                ),
+            );
+        }
+    }
+
+    fn edge_ids(&mut self) {
+        let mut seen = BTreeMap::new();
+        for (id, x) in self.plan.families.iter() {
+            for edge in x.edge_ids() {
+                if let Some(other) = seen.insert(edge, id) {
+                    self.error(
+                        format!("{id} {:?}", x.name),
+                        format!("edge {edge} is already one of {other}"),
+                    );
+                }
+            }
+        }
+    }
+
+    fn expr(&mut self, place: &str, e: &Expr, family: Option<&Family>, scope: Scope) {
+        let mut wrong = Vec::new();
+        e.visit(&mut |e| match e {
+            Expr::Dim(d) if self.plan.dims.get(*d).is_none() => {
+                wrong.push(format!("{d} does not exist"))
+            }
+            Expr::Table(t, index) => match self.plan.tables.get(*t) {
+                None => wrong.push(format!("{t} does not exist")),
+                Some(table) if table.shape.len() != index.len() => {
+                    wrong.push(format!(
+                        "{t} has {} dimensions, the index {}",
+                        table.shape.len(),
+                        index.len()
+                    ));
+                }
+                Some(_) => {}
+            },
+            Expr::Var(v) if !scope.has(*v) => {
+                wrong.push(format!(
+                    "`{}` is not in scope here",
+                    self.plan.text(family, None, &Expr::Var(*v))
+                ));
+            }
+            _ => {}
+        });
+        wrong.into_iter().for_each(|w| self.error(place, w));
+    }
+}
+
+/// Which variables an expression may name.
+#[derive(Clone, Copy)]
+struct Scope {
+    /// Slots below this, apart from the special ones.
+    vars: usize,
+    each: bool,
+    inner: bool,
+    t: bool,
+}
+
+impl Scope {
+    fn has(self, v: Var) -> bool {
+        match v {
+            Var::LINEAR => self.t,
+            Var::EACH => self.each,
+            Var::INNER => self.inner,
+            v => usize::from(v.0) < self.vars,
+        }
+    }
+}
+
+impl Family {
+    /// Ids of all edges of the family: internal ones, waits, posts.
+    pub fn edge_ids(&self) -> impl Iterator<Item = super::EdgeId> + '_ {
+        let internal = self.edges.iter().map(|e| e.edge);
+        internal
+            .chain(self.waits.iter().map(|w| w.edge))
+            .chain(self.posts.iter().map(|p| p.edge))
+    }
+}

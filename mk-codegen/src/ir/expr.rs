@@ -1,0 +1,277 @@
+//! Index expressions: the arithmetic that the verifier and the CPU executor evaluate and the kernel contains.
+//!
+//! Values are 32-bit signed integers, as in the kernel. `/` and `%` round towards negative infinity and need a
+//! positive divisor. Evaluation fails where the kernel's arithmetic would overflow or divide by zero, so that a plan
+//! that evaluates everywhere means the same in both worlds.
+
+use super::entity::{DimId, TabId};
+use serde::Serialize;
+use std::ops;
+use thiserror::Error;
+
+/// A binary operator. Comparisons give 1 or 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[allow(missing_docs)]
+pub enum BinOp {
+    Add,
+    Sub,
+    Mul,
+    /// Floor division.
+    Div,
+    /// Floor modulus: the result has the sign of the divisor, which is positive.
+    Mod,
+    Min,
+    Max,
+    Lt,
+    Le,
+    Eq,
+    /// 1 if both are not 0.
+    And,
+}
+
+/// A variable of the scope in which an expression stands. Slots are fixed, so that evaluation is an array look-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Var(pub u8);
+
+impl Var {
+    /// The rank that runs the task.
+    pub const RANK: Var = Var(0);
+    /// The launch, counted from 1.
+    pub const EPOCH: Var = Var(1);
+    /// Linear index of the task in its family, in `order` expressions only.
+    pub const LINEAR: Var = Var(2);
+    /// The variable bound by `each`.
+    pub const EACH: Var = Var(3);
+    /// The variable of the inner loop.
+    pub const INNER: Var = Var(4);
+    /// First variable of the family's domain.
+    pub const DOMAIN: u8 = 5;
+
+    /// The i-th variable of the family's domain.
+    pub const fn domain(i: usize) -> Var {
+        Var(Self::DOMAIN + i as u8)
+    }
+}
+
+/// An integer expression over ranks, tile coordinates, dimensions and tables.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Expr {
+    /// A constant.
+    Const(i32),
+    /// A dimension symbol.
+    Dim(DimId),
+    /// A variable.
+    Var(Var),
+    /// An operation on two values.
+    Bin(BinOp, Box<Expr>, Box<Expr>),
+    /// `select(c, a, b)`: `a` if `c` is not 0, else `b`. Only the chosen side is evaluated.
+    Select(Box<[Expr; 3]>),
+    /// A look-up.
+    Table(TabId, Vec<Expr>),
+}
+
+/// Why an expression has no value at a point.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs)]
+pub enum EvalError {
+    #[error("{0} {1:?} {2} does not fit in 32 bits")]
+    Overflow(i64, BinOp, i64),
+    #[error("division of {0} by {1}: the divisor must be positive")]
+    Divisor(i64, i64),
+    #[error("{table} has no entry {index:?}")]
+    Table { table: TabId, index: Vec<i64> },
+    #[error("variable {0:?} is not bound here")]
+    Unbound(Var),
+    #[error("{0} has no value")]
+    Dim(DimId),
+    #[error("rank {rank} is outside the mesh of {world}")]
+    Rank { rank: i64, world: i64 },
+}
+
+/// Values for everything that an expression can name.
+#[derive(Clone, Copy)]
+pub struct Env<'a> {
+    /// Value of each dimension symbol.
+    pub dims: &'a [i64],
+    /// Value of each variable, by slot.
+    pub vars: &'a [i64],
+    /// Contents of the tables, as this rank sees them.
+    pub tables: &'a dyn Fn(TabId, &[i64]) -> Option<i64>,
+}
+
+/// The look-up of a plan without tables.
+pub fn no_tables(_: TabId, _: &[i64]) -> Option<i64> {
+    None
+}
+
+impl Expr {
+    /// `min(self, other)`.
+    pub fn min(self, other: impl Into<Expr>) -> Expr {
+        Expr::bin(BinOp::Min, self, other.into())
+    }
+    /// `max(self, other)`.
+    pub fn max(self, other: impl Into<Expr>) -> Expr {
+        Expr::bin(BinOp::Max, self, other.into())
+    }
+    /// `self < other`.
+    pub fn lt(self, other: impl Into<Expr>) -> Expr {
+        Expr::bin(BinOp::Lt, self, other.into())
+    }
+    /// `self <= other`.
+    pub fn le(self, other: impl Into<Expr>) -> Expr {
+        Expr::bin(BinOp::Le, self, other.into())
+    }
+    /// `self == other`.
+    pub fn equals(self, other: impl Into<Expr>) -> Expr {
+        Expr::bin(BinOp::Eq, self, other.into())
+    }
+    /// `self / other`, rounded up. Neither may be negative.
+    pub fn ceil_div(self, other: i32) -> Expr {
+        (self + (other - 1)) / other
+    }
+    /// `select(self, yes, no)`.
+    pub fn select(self, yes: impl Into<Expr>, no: impl Into<Expr>) -> Expr {
+        Expr::Select(Box::new([self, yes.into(), no.into()]))
+    }
+
+    /// An operation, with constants folded and neutral elements dropped where the value cannot change.
+    pub fn bin(op: BinOp, a: Expr, b: Expr) -> Expr {
+        use Expr::Const;
+        match (op, &a, &b) {
+            (_, Const(x), Const(y)) => {
+                if let Ok(v) = apply(op, i64::from(*x), i64::from(*y)) {
+                    return Const(v as i32);
+                }
+            }
+            (BinOp::Add, Const(0), _) | (BinOp::Mul, Const(1), _) => return b,
+            (BinOp::Add | BinOp::Sub, _, Const(0)) | (BinOp::Mul | BinOp::Div, _, Const(1)) => {
+                return a;
+            }
+            _ => {}
+        }
+        Expr::Bin(op, Box::new(a), Box::new(b))
+    }
+
+    /// The value at a point.
+    ///
+    /// # Errors
+    /// Where the kernel's 32-bit arithmetic would overflow, divide by a number that is not positive, or read outside a table.
+    pub fn eval(&self, env: &Env<'_>) -> Result<i64, EvalError> {
+        match self {
+            Expr::Const(c) => Ok(i64::from(*c)),
+            Expr::Dim(d) => {
+                use super::entity::Entity;
+                env.dims.get(d.index()).copied().ok_or(EvalError::Dim(*d))
+            }
+            Expr::Var(v) => env
+                .vars
+                .get(v.0 as usize)
+                .copied()
+                .ok_or(EvalError::Unbound(*v)),
+            Expr::Bin(op, a, b) => apply(*op, a.eval(env)?, b.eval(env)?),
+            Expr::Select(c) => {
+                if c[0].eval(env)? != 0 {
+                    c[1].eval(env)
+                } else {
+                    c[2].eval(env)
+                }
+            }
+            Expr::Table(t, index) => {
+                let index = index
+                    .iter()
+                    .map(|e| e.eval(env))
+                    .collect::<Result<Vec<_>, _>>()?;
+                (env.tables)(*t, &index).ok_or(EvalError::Table { table: *t, index })
+            }
+        }
+    }
+
+    /// Calls `f` on this expression and everything inside it.
+    pub fn visit(&self, f: &mut dyn FnMut(&Expr)) {
+        f(self);
+        match self {
+            Expr::Const(_) | Expr::Dim(_) | Expr::Var(_) => {}
+            Expr::Bin(_, a, b) => {
+                a.visit(f);
+                b.visit(f);
+            }
+            Expr::Select(c) => c.iter().for_each(|e| e.visit(f)),
+            Expr::Table(_, index) => index.iter().for_each(|e| e.visit(f)),
+        }
+    }
+
+    /// Whether the expression names the variable.
+    pub fn mentions(&self, var: Var) -> bool {
+        let mut found = false;
+        self.visit(&mut |e| found |= *e == Expr::Var(var));
+        found
+    }
+
+    /// Whether the expression looks anything up.
+    pub fn has_table(&self) -> bool {
+        let mut found = false;
+        self.visit(&mut |e| found |= matches!(e, Expr::Table(..)));
+        found
+    }
+}
+
+fn apply(op: BinOp, a: i64, b: i64) -> Result<i64, EvalError> {
+    let value = match op {
+        BinOp::Add => a + b,
+        BinOp::Sub => a - b,
+        BinOp::Mul => a * b,
+        BinOp::Div | BinOp::Mod if b <= 0 => return Err(EvalError::Divisor(a, b)),
+        BinOp::Div => a.div_euclid(b),
+        BinOp::Mod => a.rem_euclid(b),
+        BinOp::Min => a.min(b),
+        BinOp::Max => a.max(b),
+        BinOp::Lt => i64::from(a < b),
+        BinOp::Le => i64::from(a <= b),
+        BinOp::Eq => i64::from(a == b),
+        BinOp::And => i64::from(a != 0 && b != 0),
+    };
+    // Operands are in range by induction, so the 64-bit result is exact.
+    if i32::try_from(value).is_ok() {
+        Ok(value)
+    } else {
+        Err(EvalError::Overflow(a, op, b))
+    }
+}
+
+impl From<i32> for Expr {
+    fn from(v: i32) -> Expr {
+        Expr::Const(v)
+    }
+}
+impl From<Var> for Expr {
+    fn from(v: Var) -> Expr {
+        Expr::Var(v)
+    }
+}
+impl From<DimId> for Expr {
+    fn from(v: DimId) -> Expr {
+        Expr::Dim(v)
+    }
+}
+impl From<&Expr> for Expr {
+    fn from(v: &Expr) -> Expr {
+        v.clone()
+    }
+}
+
+macro_rules! operator {
+    ($trait:ident, $method:ident, $op:ident) => {
+        impl<R: Into<Expr>> ops::$trait<R> for Expr {
+            type Output = Expr;
+            fn $method(self, rhs: R) -> Expr {
+                Expr::bin(BinOp::$op, self, rhs.into())
+            }
+        }
+    };
+}
+operator!(Add, add, Add);
+operator!(Sub, sub, Sub);
+operator!(Mul, mul, Mul);
+operator!(Div, div, Div);
+operator!(Rem, rem, Mod);

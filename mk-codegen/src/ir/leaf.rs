@@ -1,0 +1,458 @@
+//! Leaf tasks and their contracts.
+//!
+//! A CTA is not a sequential program: a loader runs tiles ahead of its consumers, a storer behind them. A contract says
+//! which agents a leaf has, who performs each access through which proxy, and which edges inside the leaf order them.
+//! The verifier knows a leaf by its contract alone; the templates implement it.
+
+use super::plan::{Mode, Proxy};
+use serde::Serialize;
+use std::fmt;
+
+macro_rules! names {
+    ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum $name { $($(#[$vmeta])* $variant,)* }
+        impl $name {
+            /// Every value.
+            pub const ALL: &'static [$name] = &[$($name::$variant),*];
+            /// The name in the text format.
+            pub const fn name(self) -> &'static str {
+                match self { $($name::$variant => $text,)* }
+            }
+            /// Reads back what [`Self::name`] gives.
+            pub fn from_name(name: &str) -> Option<$name> {
+                Self::ALL.iter().copied().find(|v| v.name() == name)
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+names! {
+    /// A thread of control inside a task.
+    Agent {
+        /// Issues loads into shared memory.
+        Loader = "loader",
+        /// Does the arithmetic.
+        Consumers = "consumers",
+        /// Writes results back.
+        Storer = "storer",
+        /// Loads and stores through registers.
+        Copier = "copier",
+        /// The one lane of a task that only signals.
+        Lead = "lead",
+        /// Puts commands into the fifo.
+        Issuer = "issuer",
+        /// The sending host's proxy thread.
+        Sender = "sender",
+        /// The receiving host's proxy thread, acting for this task on the rank that it sends to.
+        Receiver = "receiver",
+        /// The host thread that drives a copy engine.
+        Engine = "engine",
+    }
+}
+
+names! {
+    /// What an access is to its leaf.
+    Operand {
+        /// Left matrix, `[m, k]`.
+        A = "a",
+        /// Right matrix, `[k, n]` (or `[n, k]`).
+        B = "b",
+        /// Result, `[m, n]`.
+        C = "c",
+        /// Operand of the first epilogue operation that needs one.
+        E0 = "e0",
+        /// Operand of the second epilogue operation that needs one.
+        E1 = "e1",
+        /// Operand of the third epilogue operation that needs one.
+        E2 = "e2",
+        /// Operand of the fourth epilogue operation that needs one.
+        E3 = "e3",
+        /// Source of a copy or a reduction.
+        Src = "src",
+        /// Destination of a copy or a reduction.
+        Dst = "dst",
+        /// Queries, `[rows, d]`.
+        Q = "q",
+        /// Keys, `[cols, d]`.
+        K = "k",
+        /// Values, `[cols, d]`.
+        V = "v",
+        /// Attention output, `[rows, d]`.
+        O = "o",
+        /// Carried accumulator read, f32 `[rows, d]`.
+        AccIn = "acc_in",
+        /// Carried accumulator written, f32 `[rows, d]`.
+        AccOut = "acc_out",
+        /// Carried row maximum and row sum read, f32 `[rows, 2]`.
+        StatIn = "stat_in",
+        /// Carried row maximum and row sum written, f32 `[rows, 2]`.
+        StatOut = "stat_out",
+    }
+}
+
+/// An elementwise operation on the accumulator, in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum EpilogueOp {
+    /// Adds a row vector `[n]`.
+    Bias,
+    /// `x * Phi(x)`, by `erf`.
+    Gelu,
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `max(x, 0)`.
+    Relu,
+    /// Multiplies by the matrix `[m, n]`.
+    Mul,
+    /// Adds the matrix `[m, n]`.
+    Add,
+    /// Multiplies by a number, given by its f32 bits.
+    Scale(u32),
+    /// Rounds to bf16 and back: what a `cast` inside the chain does.
+    RoundBf16,
+    /// Rounds to f16 and back.
+    RoundF16,
+}
+
+impl EpilogueOp {
+    /// Whether the operation reads an operand of its own.
+    pub fn has_operand(self) -> bool {
+        matches!(self, EpilogueOp::Bias | EpilogueOp::Mul | EpilogueOp::Add)
+    }
+}
+
+/// How a tile is written back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Store {
+    /// Through shared memory and TMA: the pitch is a multiple of 16 bytes.
+    Tma,
+    /// From registers, by ordinary stores: any pitch.
+    Direct,
+}
+
+/// How a copy moves data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum CopyVia {
+    /// Bulk copies through shared memory; each row's bytes, addresses and pitch are multiples of 16.
+    Bulk,
+    /// Ordinary loads and stores: any pitch.
+    Ldst,
+}
+
+/// Memory layout of a matrix product's right operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum BLayout {
+    /// `[k, n]`, n contiguous.
+    Kn,
+    /// `[n, k]`, k contiguous.
+    Nk,
+}
+
+/// Where attention keeps its accumulator, maximum and sum between ring steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Carry {
+    /// In registers: the ring is the task's inner loop.
+    Registers,
+    /// In declared f32 scratch: each step is a task of its own.
+    Scratch,
+}
+
+/// What one task does. Few and generic: a new pipeline adds none unless it needs new arithmetic.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum Leaf {
+    /// Only waits and posts.
+    Signal,
+    /// Announces this launch to the peers: posts, with the launch hash beside each word.
+    Enter,
+    /// Copies `src` to every `dst`.
+    CopyTile {
+        /// How.
+        via: CopyVia,
+        /// Shared-memory stages, for bulk copies.
+        stages: u32,
+    },
+    /// `c = epilogue(a · b)` with f32 accumulation, k in ascending blocks.
+    MmaTile {
+        /// Rows, columns and depth of the tile.
+        block: [u32; 3],
+        /// Shared-memory stages.
+        stages: u32,
+        /// Layout of `b`.
+        b_layout: BLayout,
+        /// How `c` is written.
+        store: Store,
+        /// Elementwise tail.
+        epilogue: Vec<EpilogueOp>,
+    },
+    /// `dst = sum of src`, in f32, in the order of `each`, then rounded once.
+    ReduceTile,
+    /// One block of queries against blocks of keys and values, with a running maximum and sum.
+    AttendTile {
+        /// Where the state is between steps.
+        carry: Carry,
+        /// Factor on q·k, by its f32 bits.
+        scale: u32,
+        /// Shared-memory stages.
+        stages: u32,
+    },
+    /// Sends `src` to `dst` on another rank through the network.
+    NicSend,
+    /// Copies `src` to `dst` by a copy engine.
+    HostCopy,
+}
+
+/// An access that a leaf performs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperandSpec {
+    /// Which.
+    pub operand: Operand,
+    /// Read or write.
+    pub mode: Mode,
+    /// By whom.
+    pub agent: Agent,
+    /// Through which proxy.
+    pub proxy: Proxy,
+    /// How many accesses may name it.
+    pub arity: Arity,
+}
+
+/// How many accesses name an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arity {
+    /// Exactly one.
+    One,
+    /// None or one.
+    Optional,
+    /// One or more.
+    Many,
+}
+
+/// An edge between two agents of one task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EdgeSpec {
+    /// Name in the plan.
+    pub name: &'static str,
+    /// Who arrives.
+    pub from: Agent,
+    /// Who waits.
+    pub to: Agent,
+    /// Whether the wait is followed (or the arrival preceded) by a proxy fence, so that the async proxy may touch what
+    /// the generic proxy wrote.
+    pub proxy_fence: bool,
+    /// `None`: data flows from task step to the same step. `Some(depth)`: back-pressure, `from` at step n allows `to`
+    /// at step n + depth.
+    pub depth: Option<u32>,
+}
+
+/// The contract of a leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contract {
+    /// Agents, in the order in which data passes through them.
+    pub agents: Vec<Agent>,
+    /// Accesses.
+    pub operands: Vec<OperandSpec>,
+    /// Internal edges.
+    pub edges: Vec<EdgeSpec>,
+    /// Shared memory that one CTA needs for this leaf, in bytes.
+    pub smem_bytes: u32,
+}
+
+/// Bytes of one stage of a bulk copy.
+pub const COPY_STAGE_BYTES: u32 = 16 * 1024;
+const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+
+impl Leaf {
+    /// The name in the text format.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Leaf::Signal => "signal",
+            Leaf::Enter => "enter",
+            Leaf::CopyTile { .. } => "copy_tile",
+            Leaf::MmaTile { .. } => "mma_tile",
+            Leaf::ReduceTile => "reduce_tile",
+            Leaf::AttendTile { .. } => "attend_tile",
+            Leaf::NicSend => "nic_send",
+            Leaf::HostCopy => "host_copy",
+        }
+    }
+
+    /// What the verifier may rely on and the template must implement.
+    pub fn contract(&self) -> Contract {
+        use Agent::*;
+        let op = |operand, mode, agent, proxy, arity| OperandSpec {
+            operand,
+            mode,
+            agent,
+            proxy,
+            arity,
+        };
+        let flow = |name, from, to| EdgeSpec {
+            name,
+            from,
+            to,
+            proxy_fence: false,
+            depth: None,
+        };
+        let back = |name, from, to, depth| EdgeSpec {
+            name,
+            from,
+            to,
+            proxy_fence: false,
+            depth: Some(depth),
+        };
+        let (read, write) = (Mode::Read, Mode::Write);
+        match self {
+            Leaf::Signal | Leaf::Enter => Contract {
+                agents: vec![Lead],
+                operands: vec![],
+                edges: vec![],
+                smem_bytes: 0,
+            },
+            Leaf::CopyTile {
+                via: CopyVia::Bulk,
+                stages,
+            } => Contract {
+                agents: vec![Loader, Storer],
+                operands: vec![
+                    op(Operand::Src, read, Loader, Proxy::Async, Arity::Many),
+                    op(Operand::Dst, write, Storer, Proxy::Async, Arity::Many),
+                ],
+                edges: vec![
+                    flow("full", Loader, Storer),
+                    back("empty", Storer, Loader, *stages),
+                ],
+                smem_bytes: stages * COPY_STAGE_BYTES,
+            },
+            Leaf::CopyTile {
+                via: CopyVia::Ldst, ..
+            } => Contract {
+                agents: vec![Copier],
+                operands: vec![
+                    op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many),
+                    op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many),
+                ],
+                edges: vec![],
+                smem_bytes: 0,
+            },
+            Leaf::MmaTile {
+                block: [m, n, k],
+                stages,
+                store,
+                epilogue,
+                ..
+            } => {
+                let tma = *store == Store::Tma;
+                let mut operands = vec![
+                    op(Operand::A, read, Loader, Proxy::Async, Arity::One),
+                    op(Operand::B, read, Loader, Proxy::Async, Arity::One),
+                ];
+                let tails = epilogue.iter().filter(|e| e.has_operand()).count();
+                for e in EPILOGUE_OPERANDS.into_iter().take(tails) {
+                    operands.push(op(e, read, Consumers, Proxy::Generic, Arity::One));
+                }
+                let (agent, proxy) = if tma {
+                    (Storer, Proxy::Async)
+                } else {
+                    (Consumers, Proxy::Generic)
+                };
+                operands.push(op(Operand::C, write, agent, proxy, Arity::One));
+                let mut edges = vec![
+                    flow("full", Loader, Consumers),
+                    back("empty", Consumers, Loader, *stages),
+                ];
+                let mut agents = vec![Loader, Consumers];
+                if tma {
+                    agents.push(Storer);
+                    edges.push(EdgeSpec {
+                        proxy_fence: true,
+                        ..flow("staged", Consumers, Storer)
+                    });
+                    edges.push(back("drained", Storer, Consumers, 1));
+                }
+                let staging = if tma { m * n * 2 } else { 0 };
+                Contract {
+                    agents,
+                    operands,
+                    edges,
+                    smem_bytes: stages * (m + n) * k * 2 + staging,
+                }
+            }
+            Leaf::ReduceTile => Contract {
+                agents: vec![Copier],
+                operands: vec![
+                    op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many),
+                    op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many),
+                ],
+                edges: vec![],
+                smem_bytes: 0,
+            },
+            Leaf::AttendTile { carry, stages, .. } => {
+                let mut operands = vec![
+                    op(Operand::Q, read, Loader, Proxy::Async, Arity::One),
+                    op(Operand::K, read, Loader, Proxy::Async, Arity::One),
+                    op(Operand::V, read, Loader, Proxy::Async, Arity::One),
+                ];
+                if *carry == Carry::Scratch {
+                    for o in [Operand::AccIn, Operand::StatIn] {
+                        operands.push(op(o, read, Consumers, Proxy::Generic, Arity::Optional));
+                    }
+                    for o in [Operand::AccOut, Operand::StatOut] {
+                        operands.push(op(o, write, Consumers, Proxy::Generic, Arity::Optional));
+                    }
+                }
+                operands.push(op(
+                    Operand::O,
+                    write,
+                    Consumers,
+                    Proxy::Generic,
+                    Arity::Optional,
+                ));
+                Contract {
+                    agents: vec![Loader, Consumers],
+                    operands,
+                    edges: vec![
+                        flow("full", Loader, Consumers),
+                        back("empty", Consumers, Loader, *stages),
+                    ],
+                    // One query block and `stages` key and value blocks of 128 x 128.
+                    smem_bytes: 128 * 128 * 2 * (1 + 2 * stages),
+                }
+            }
+            Leaf::NicSend => Contract {
+                agents: vec![Issuer, Sender, Receiver],
+                operands: vec![
+                    op(Operand::Src, read, Sender, Proxy::Host, Arity::One),
+                    op(Operand::Dst, write, Sender, Proxy::Host, Arity::One),
+                ],
+                edges: vec![
+                    flow("fifo", Issuer, Sender),
+                    flow("immediate", Sender, Receiver),
+                ],
+                smem_bytes: 0,
+            },
+            Leaf::HostCopy => Contract {
+                agents: vec![Engine],
+                operands: vec![
+                    op(Operand::Src, read, Engine, Proxy::Host, Arity::One),
+                    op(Operand::Dst, write, Engine, Proxy::Host, Arity::One),
+                ],
+                edges: vec![],
+                smem_bytes: 0,
+            },
+        }
+    }
+}
+
+impl Contract {
+    /// The specification of an operand, if the leaf has it.
+    pub fn operand(&self, operand: Operand) -> Option<&OperandSpec> {
+        self.operands.iter().find(|o| o.operand == operand)
+    }
+}

@@ -1,0 +1,30 @@
+//! The tile plan and its text format: the one data structure that the verifier, the CPU executor, the cost model, the
+//! emitter and the printer share.
+
+mod check;
+pub mod entity;
+mod expr;
+mod leaf;
+mod plan;
+mod points;
+mod print;
+mod print_c;
+mod range;
+mod reader;
+
+pub use check::StructureError;
+pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
+pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
+pub use leaf::{
+    Agent, Arity, BLayout, COPY_STAGE_BYTES, Carry, Contract, CopyVia, EdgeSpec, EpilogueOp, Leaf,
+    Operand, OperandSpec, Store,
+};
+pub use plan::{
+    Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic, NicOrdering,
+    Plan, Point, Post, Proxy, Role, RoleKind, Scope, Signal, Space, Table, TableSource, Wait,
+};
+pub use points::{PointError, Points, Region, TableSet, Task};
+pub use print::ExprText;
+pub use print_c::{C_PRELUDE, CPrinter};
+pub use range::{Range, Ranges};
+pub use reader::ReadError;

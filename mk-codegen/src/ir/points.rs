@@ -1,0 +1,363 @@
+//! A plan at concrete points: its tasks on each rank, and the value of their expressions.
+//!
+//! The verifier, the CPU executor and the cost model all unroll a plan through this one module.
+
+use super::{
+    entity::{Arena, BufId, Entity, FamId, TabId},
+    expr::{Env, EvalError, Expr, Var},
+    plan::{Access, Each, Family, Plan, TableSource},
+};
+use thiserror::Error;
+
+/// An expression of a plan that has no value at a point that the plan reaches.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("rank {rank}: {place}: `{text}`: {source}")]
+pub struct PointError {
+    /// The rank.
+    pub rank: usize,
+    /// The family or buffer.
+    pub place: String,
+    /// The expression.
+    pub text: String,
+    /// Why.
+    pub source: EvalError,
+}
+
+/// Contents of the tables on every rank for one epoch.
+#[derive(Clone, Debug, Default)]
+pub struct TableSet {
+    ranks: Vec<Vec<Vec<i32>>>,
+}
+
+impl TableSet {
+    /// Fills run-time tables by `runtime(rank, table)`, row-major, and derives the others from them.
+    /// Missing entries read as "no entry"; values are not checked against the declared bounds.
+    pub fn new(plan: &Plan, mut runtime: impl FnMut(usize, TabId) -> Vec<i32>) -> TableSet {
+        let ranks = (0..plan.mesh.size() as usize)
+            .map(|rank| {
+                let mut tables: Vec<Vec<i32>> = Vec::new();
+                for (id, table) in plan.tables.iter() {
+                    tables.push(match &table.source {
+                        TableSource::Const(values) => values.clone(),
+                        TableSource::Runtime { .. } => runtime(rank, id),
+                        TableSource::Prefix { of, align } => {
+                            prefix(tables.get(of.index()).map_or(&[], Vec::as_slice), *align)
+                        }
+                    });
+                }
+                tables
+            })
+            .collect();
+        TableSet { ranks }
+    }
+
+    /// A table's contents on a rank.
+    pub fn values(&self, rank: usize, table: TabId) -> &[i32] {
+        self.ranks
+            .get(rank)
+            .and_then(|t| t.get(table.index()))
+            .map_or(&[], Vec::as_slice)
+    }
+}
+
+fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
+    let align = align.max(1);
+    let mut sum = 0i32;
+    let mut out = vec![0];
+    for c in counts {
+        sum = sum.saturating_add(
+            c.div_euclid(align)
+                .saturating_add(i32::from(c.rem_euclid(align) != 0))
+                .saturating_mul(align),
+        );
+        out.push(sum);
+    }
+    out
+}
+
+/// One task: a point of a family's domain, on a rank, in an epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Task {
+    /// The family.
+    pub family: FamId,
+    /// Values of all variable slots; see [`Var`].
+    pub vars: Vec<i64>,
+}
+
+impl Task {
+    /// The rank that runs it.
+    pub fn rank(&self) -> usize {
+        self.vars[Var::RANK.0 as usize] as usize
+    }
+    /// The launch.
+    pub fn epoch(&self) -> i64 {
+        self.vars[Var::EPOCH.0 as usize]
+    }
+    /// Linear index in its family.
+    pub fn linear(&self) -> i64 {
+        self.vars[Var::LINEAR.0 as usize]
+    }
+    /// Values of the domain's variables.
+    pub fn domain(&self) -> &[i64] {
+        &self.vars[Var::DOMAIN as usize..]
+    }
+}
+
+/// A box of a buffer on a rank; every length is at least 1.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// The rank whose memory it is.
+    pub rank: usize,
+    /// The buffer.
+    pub buffer: BufId,
+    /// Base and length in each dimension.
+    pub dims: Vec<(i64, i64)>,
+    /// See [`Access::version`].
+    pub version: i64,
+}
+
+impl Region {
+    /// Number of elements.
+    pub fn len(&self) -> i64 {
+        self.dims.iter().map(|d| d.1).product()
+    }
+    /// Never: an empty region is not made.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+    /// Number of elements in both, 0 if they are of different memory.
+    pub fn overlap(&self, other: &Region) -> i64 {
+        if self.rank != other.rank
+            || self.buffer != other.buffer
+            || self.dims.len() != other.dims.len()
+        {
+            return 0;
+        }
+        let both = self.dims.iter().zip(&other.dims);
+        both.map(|(a, b)| ((a.0 + a.1).min(b.0 + b.1) - a.0.max(b.0)).max(0))
+            .product()
+    }
+}
+
+/// Evaluates a plan's expressions for one set of tables.
+#[derive(Clone, Debug)]
+pub struct Points<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    tables: &'a TableSet,
+    dims: Vec<i64>,
+}
+
+impl<'a> Points<'a> {
+    /// For the plan's own dimension values.
+    pub fn new(plan: &'a Plan, tables: &'a TableSet) -> Points<'a> {
+        Points {
+            plan,
+            tables,
+            dims: plan.dims.values().map(|d| i64::from(d.value)).collect(),
+        }
+    }
+
+    fn raw(&self, rank: usize, vars: &[i64], e: &Expr) -> Result<i64, EvalError> {
+        let shapes: &Arena<TabId, _> = &self.plan.tables;
+        let tables = |id: TabId, index: &[i64]| {
+            let shape = &shapes.get(id)?.shape;
+            if shape.len() != index.len() {
+                return None;
+            }
+            let mut flat = 0usize;
+            for (n, i) in shape.iter().zip(index) {
+                let i = u32::try_from(*i).ok().filter(|i| i < n)?;
+                flat = flat * *n as usize + i as usize;
+            }
+            self.tables
+                .values(rank, id)
+                .get(flat)
+                .map(|v| i64::from(*v))
+        };
+        e.eval(&Env {
+            dims: &self.dims,
+            vars,
+            tables: &tables,
+        })
+    }
+
+    /// The value of one of a family's expressions in a task.
+    ///
+    /// # Errors
+    /// Where the expression has no value.
+    pub fn eval(&self, task: &Task, e: &Expr) -> Result<i64, PointError> {
+        self.raw(task.rank(), &task.vars, e)
+            .map_err(|source| self.error(task, e, source))
+    }
+
+    fn error(&self, task: &Task, e: &Expr, source: EvalError) -> PointError {
+        let family = &self.plan.families[task.family];
+        let place = format!("{} {:?} {:?}", task.family, family.name, task.domain());
+        PointError {
+            rank: task.rank(),
+            place,
+            text: self.plan.text(Some(family), None, e).to_string(),
+            source,
+        }
+    }
+
+    /// A buffer's extents on a rank.
+    ///
+    /// # Errors
+    /// Where an extent has no value.
+    pub fn shape(&self, buffer: BufId, rank: usize) -> Result<Vec<i64>, PointError> {
+        self.plan_exprs(&self.plan.buffers[buffer].shape, rank, || {
+            buffer.to_string()
+        })
+    }
+
+    /// Extents of a signal array on a rank.
+    ///
+    /// # Errors
+    /// Where an extent has no value.
+    pub fn signal_shape(&self, signal: super::SigId, rank: usize) -> Result<Vec<i64>, PointError> {
+        self.plan_exprs(&self.plan.signals[signal].shape, rank, || {
+            signal.to_string()
+        })
+    }
+
+    fn plan_exprs(
+        &self,
+        list: &[Expr],
+        rank: usize,
+        place: impl Fn() -> String,
+    ) -> Result<Vec<i64>, PointError> {
+        let one = |e: &Expr| {
+            self.raw(rank, &[rank as i64], e)
+                .map_err(|source| PointError {
+                    rank,
+                    place: place(),
+                    text: self.plan.text(None, None, e).to_string(),
+                    source,
+                })
+        };
+        list.iter().map(one).collect()
+    }
+
+    /// The tasks of a family on a rank, in the family's order.
+    ///
+    /// # Errors
+    /// Where an extent or an `order` expression has no value. Whether `order` names every point once is the
+    /// verifier's business.
+    pub fn tasks(&self, family: FamId, rank: usize, epoch: i64) -> Result<Vec<Task>, PointError> {
+        let x = &self.plan.families[family];
+        let mut vars = vec![0; Var::DOMAIN as usize + x.domain.len()];
+        vars[Var::RANK.0 as usize] = rank as i64;
+        vars[Var::EPOCH.0 as usize] = epoch;
+        let mut points = Vec::new();
+        self.nest(&mut Task { family, vars }, x, 0, &mut points)?;
+        for (t, task) in points.iter_mut().enumerate() {
+            task.vars[Var::LINEAR.0 as usize] = t as i64;
+            if !x.order.is_empty() {
+                let decoded = x
+                    .order
+                    .iter()
+                    .map(|e| self.eval(task, e))
+                    .collect::<Result<Vec<_>, _>>()?;
+                task.vars.truncate(Var::DOMAIN as usize);
+                task.vars.extend(decoded);
+            }
+        }
+        Ok(points)
+    }
+
+    fn nest(
+        &self,
+        task: &mut Task,
+        x: &Family,
+        depth: usize,
+        out: &mut Vec<Task>,
+    ) -> Result<(), PointError> {
+        let Some((_, extent)) = x.domain.get(depth) else {
+            out.push(task.clone());
+            return Ok(());
+        };
+        for i in 0..self.eval(task, extent)?.max(0) {
+            task.vars[Var::domain(depth).0 as usize] = i;
+            self.nest(task, x, depth + 1, out)?;
+        }
+        Ok(())
+    }
+
+    /// Iterations of a task's inner loop: 1 if it has none.
+    ///
+    /// # Errors
+    /// Where the extent has no value.
+    pub fn inner(&self, task: &Task) -> Result<i64, PointError> {
+        match &self.plan.families[task.family].inner {
+            Some((_, extent)) => Ok(self.eval(task, extent)?.max(0)),
+            None => Ok(1),
+        }
+    }
+
+    /// Runs `f` for every repetition of an access, wait or post whose condition holds, with `each` and `inner` bound.
+    ///
+    /// # Errors
+    /// Where an extent or a condition has no value, and whatever `f` returns.
+    pub fn for_each<E: From<PointError>>(
+        &self,
+        task: &Task,
+        inner: i64,
+        each: Option<&Each>,
+        when: Option<&Expr>,
+        mut f: impl FnMut(&Task) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut at = task.clone();
+        at.vars[Var::INNER.0 as usize] = inner;
+        let n = match each {
+            Some(each) => self.eval(&at, &each.extent)?,
+            None => 1,
+        };
+        for i in 0..n {
+            at.vars[Var::EACH.0 as usize] = i;
+            if let Some(when) = when
+                && self.eval(&at, when)? == 0
+            {
+                continue;
+            }
+            f(&at)?;
+        }
+        Ok(())
+    }
+
+    /// The memory of one repetition of an access, or `None` where it is empty. `at` comes from [`Points::for_each`].
+    ///
+    /// # Errors
+    /// Where an expression has no value, or the rank is outside the mesh.
+    pub fn region(&self, at: &Task, access: &Access) -> Result<Option<Region>, PointError> {
+        let mut dims = Vec::with_capacity(access.region.len());
+        for (base, len) in &access.region {
+            let len = self.eval(at, len)?;
+            if len < 1 {
+                return Ok(None);
+            }
+            dims.push((self.eval(at, base)?, len));
+        }
+        let rank = self.rank(at, &access.rank)?;
+        Ok(Some(Region {
+            rank,
+            buffer: access.buffer,
+            dims,
+            version: self.eval(at, &access.version)?,
+        }))
+    }
+
+    /// A rank expression's value, checked against the mesh.
+    ///
+    /// # Errors
+    /// Where it has no value or names no rank.
+    pub fn rank(&self, at: &Task, e: &Expr) -> Result<usize, PointError> {
+        let rank = self.eval(at, e)?;
+        let world = i64::from(self.plan.mesh.size());
+        if (0..world).contains(&rank) {
+            return Ok(rank as usize);
+        }
+        Err(self.error(at, e, EvalError::Rank { rank, world }))
+    }
+}

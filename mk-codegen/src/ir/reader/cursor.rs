@@ -1,0 +1,226 @@
+//! A position in the words of a text.
+
+use super::{
+    ReadError,
+    lexer::{Kind, Token},
+};
+use crate::ir::plan::Plan;
+use crate::ir::{Expr, Var};
+use std::str::FromStr;
+
+pub(super) struct Cursor<'a> {
+    source: &'a str,
+    tokens: &'a [Token<'a>],
+    at: usize,
+}
+
+/// Names that an expression may use.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scope {
+    names: Vec<(String, Var)>,
+}
+
+impl Scope {
+    pub fn plan() -> Scope {
+        Scope {
+            names: vec![("rank".into(), Var::RANK)],
+        }
+    }
+    pub fn family() -> Scope {
+        Scope {
+            names: vec![("rank".into(), Var::RANK), ("epoch".into(), Var::EPOCH)],
+        }
+    }
+    pub fn bind(&mut self, name: &str, var: Var) {
+        self.names.push((name.into(), var));
+    }
+    pub fn with(&self, name: &str, var: Var) -> Scope {
+        let mut scope = self.clone();
+        scope.bind(name, var);
+        scope
+    }
+    /// The innermost binding.
+    pub fn get(&self, name: &str) -> Option<Var> {
+        self.names.iter().rev().find(|n| n.0 == name).map(|n| n.1)
+    }
+    pub fn known(&self) -> String {
+        self.names
+            .iter()
+            .map(|n| n.0.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+}
+
+impl<'a> Cursor<'a> {
+    pub fn new(source: &'a str, tokens: &'a [Token<'a>]) -> Self {
+        Cursor {
+            source,
+            tokens,
+            at: 0,
+        }
+    }
+    /// The lexer ends every text with an `End`, which is never passed.
+    pub fn peek(&self) -> &'a Token<'a> {
+        &self.tokens[self.at.min(self.tokens.len() - 1)]
+    }
+    pub fn bump(&mut self) -> &'a Token<'a> {
+        let token = self.peek();
+        self.at += usize::from(token.kind != Kind::End);
+        token
+    }
+    pub fn at_end(&self) -> bool {
+        self.peek().kind == Kind::End
+    }
+    pub fn at_newline(&self) -> bool {
+        matches!(self.peek().kind, Kind::Newline | Kind::End)
+    }
+    pub fn skip_newlines(&mut self) {
+        while self.peek().kind == Kind::Newline {
+            self.bump();
+        }
+    }
+    pub fn error_here(&self, message: impl Into<String>) -> ReadError {
+        ReadError::new(self.source, self.peek().at, message)
+    }
+    pub fn expected(&self, what: &str) -> ReadError {
+        let found = match self.peek().kind {
+            Kind::End => "the end of the text".into(),
+            Kind::Newline => "the end of the line".into(),
+            _ => format!(
+                "`{}`",
+                self.peek().text.chars().take(40).collect::<String>()
+            ),
+        };
+        self.error_here(format!("expected {what}, found {found}"))
+    }
+    /// The name that a later `each name in …` on this line binds.
+    pub fn each_on_line(&self) -> Option<&'a str> {
+        let line = self
+            .tokens
+            .get(self.at..)?
+            .split(|t| t.kind == Kind::Newline)
+            .next()?;
+        let each = line
+            .iter()
+            .position(|t| t.kind == Kind::Word && t.text == "each")?;
+        line.get(each + 1)
+            .filter(|t| t.kind == Kind::Word)
+            .map(|t| t.text)
+    }
+    pub fn newline(&mut self) -> Result<(), ReadError> {
+        if self.at_newline() {
+            self.bump();
+            return Ok(());
+        }
+        Err(self.expected("the end of the line"))
+    }
+    pub fn eat_word(&mut self, word: &str) -> bool {
+        let hit = self.peek().kind == Kind::Word && self.peek().text == word;
+        self.at += usize::from(hit);
+        hit
+    }
+    pub fn eat_sign(&mut self, sign: &str) -> bool {
+        let hit = self.peek().kind == Kind::Sign && self.peek().text == sign;
+        self.at += usize::from(hit);
+        hit
+    }
+    pub fn sign(&mut self, sign: &str) -> Result<(), ReadError> {
+        if self.eat_sign(sign) {
+            Ok(())
+        } else {
+            Err(self.expected(&format!("`{sign}`")))
+        }
+    }
+    pub fn keyword(&mut self, word: &str) -> Result<(), ReadError> {
+        if self.eat_word(word) {
+            Ok(())
+        } else {
+            Err(self.expected(&format!("`{word}`")))
+        }
+    }
+    pub fn word(&mut self) -> Result<&'a str, ReadError> {
+        match self.peek().kind {
+            Kind::Word => Ok(self.bump().text),
+            _ => Err(self.expected("a name")),
+        }
+    }
+    pub fn text(&mut self) -> Result<String, ReadError> {
+        match self.peek().kind {
+            Kind::Text => {
+                let text = self.bump().text;
+                Ok(text[1..text.len() - 1].to_string())
+            }
+            _ => Err(self.expected("a name in quotes")),
+        }
+    }
+    pub fn one_of(&mut self, words: &[&'static str]) -> Result<&'static str, ReadError> {
+        let found = words
+            .iter()
+            .find(|w| self.peek().kind == Kind::Word && self.peek().text == **w);
+        match found {
+            Some(word) => {
+                self.bump();
+                Ok(word)
+            }
+            None => Err(self.expected(&format!("one of `{}`", words.join("`, `")))),
+        }
+    }
+    pub fn named<T>(
+        &mut self,
+        names: &[&'static str],
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<T, ReadError> {
+        let error = self.expected(&format!("one of `{}`", names.join("`, `")));
+        let word = self.one_of(names)?;
+        read(word).ok_or(error)
+    }
+    /// A number without sign, decimal or hexadecimal.
+    pub fn number<T: TryFrom<u32>>(&mut self) -> Result<T, ReadError> {
+        let text = self.peek().text;
+        let value = match text.strip_prefix("0x") {
+            Some(hex) => u32::from_str_radix(hex, 16),
+            None => u32::from_str(text),
+        };
+        match value
+            .ok()
+            .filter(|_| self.peek().kind == Kind::Number)
+            .and_then(|v| T::try_from(v).ok())
+        {
+            Some(v) => {
+                self.bump();
+                Ok(v)
+            }
+            None => Err(self.expected("a number of at most 32 bits")),
+        }
+    }
+    pub fn signed(&mut self) -> Result<i32, ReadError> {
+        if self.eat_sign("-") {
+            let magnitude: u32 = self.number()?;
+            return i32::try_from(-i64::from(magnitude))
+                .map_err(|_| self.error_here("the number does not fit in 32 bits"));
+        }
+        self.number()
+    }
+    /// `name=number`.
+    pub fn setting(&mut self, name: &str) -> Result<u32, ReadError> {
+        self.keyword(name)?;
+        self.sign("=")?;
+        self.number()
+    }
+    /// Expressions in brackets.
+    pub fn bracketed(&mut self, plan: &Plan, scope: &Scope) -> Result<Vec<Expr>, ReadError> {
+        self.sign("[")?;
+        let mut list = Vec::new();
+        if self.eat_sign("]") {
+            return Ok(list);
+        }
+        loop {
+            list.push(self.expr(plan, scope)?);
+            if !self.eat_sign(",") {
+                self.sign("]")?;
+                return Ok(list);
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! `family fam0 "name" role0 { … }`.
+
+use super::{
+    ReadError,
+    cursor::{Cursor, Scope},
+};
+use crate::ir::{
+    BLayout, BufId, Carry, CopyVia, EdgeId, EpilogueOp, FamId, Leaf, RoleId, SigId, Store,
+    leaf::{Agent, Operand},
+    plan::*,
+};
+use crate::ir::{Expr, Scope as Reach, Var};
+
+const LINES: &[&str] = &[
+    "leaf", "for", "order", "inner", "edge", "access", "wait", "post",
+];
+
+pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
+    c.id::<FamId>(plan.families.len())?;
+    let name = c.text()?;
+    let role = c.reference::<RoleId>()?;
+    let mut x = Family {
+        name,
+        role,
+        leaf: Leaf::Signal,
+        domain: vec![],
+        order: vec![],
+        inner: None,
+        accesses: vec![],
+        waits: vec![],
+        posts: vec![],
+        edges: vec![],
+    };
+    let mut scope = Scope::family();
+    c.sign("{")?;
+    c.newline()?;
+    loop {
+        c.skip_newlines();
+        if c.eat_sign("}") {
+            break;
+        }
+        line(c, plan, &mut x, &mut scope)?;
+        c.newline()?;
+    }
+    plan.families.push(x);
+    c.newline()
+}
+
+fn line(
+    c: &mut Cursor<'_>,
+    plan: &Plan,
+    x: &mut Family,
+    scope: &mut Scope,
+) -> Result<(), ReadError> {
+    match c.one_of(LINES)? {
+        "leaf" => x.leaf = leaf(c)?,
+        "for" => {
+            let name = c.word()?.to_string();
+            c.keyword("in")?;
+            x.domain.push((name.clone(), c.expr(plan, scope)?));
+            if x.domain.len() > 16 {
+                return Err(c.error_here("a family has at most 16 loop variables"));
+            }
+            scope.bind(&name, Var::domain(x.domain.len() - 1));
+        }
+        "order" => {
+            let Some((name, _)) = x.domain.get(x.order.len()) else {
+                return Err(c.error_here("there is no loop variable left to order"));
+            };
+            c.keyword(name)?;
+            c.sign("=")?;
+            x.order
+                .push(c.expr(plan, &Scope::family().with("t", Var::LINEAR))?);
+        }
+        "inner" => {
+            let name = c.word()?.to_string();
+            c.keyword("in")?;
+            x.inner = Some((name.clone(), c.expr(plan, scope)?));
+            scope.bind(&name, Var::INNER);
+        }
+        "edge" => {
+            let edge = c.reference::<EdgeId>()?;
+            x.edges.push(InternalEdge {
+                edge,
+                name: c.word()?.to_string(),
+            });
+        }
+        "access" => x.accesses.push(access(c, plan, scope)?),
+        "wait" => x.waits.push(wait(c, plan, scope)?),
+        _ => x.posts.push(post(c, plan, scope)?),
+    }
+    Ok(())
+}
+
+fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
+    const NAMES: &[&str] = &[
+        "signal",
+        "enter",
+        "copy_tile",
+        "mma_tile",
+        "reduce_tile",
+        "attend_tile",
+        "nic_send",
+        "host_copy",
+    ];
+    Ok(match c.one_of(NAMES)? {
+        "signal" => Leaf::Signal,
+        "enter" => Leaf::Enter,
+        "reduce_tile" => Leaf::ReduceTile,
+        "nic_send" => Leaf::NicSend,
+        "host_copy" => Leaf::HostCopy,
+        "copy_tile" => {
+            let via = match choice(c, "via", &["bulk", "ldst"])? {
+                "bulk" => CopyVia::Bulk,
+                _ => CopyVia::Ldst,
+            };
+            Leaf::CopyTile {
+                via,
+                stages: stages(c)?,
+            }
+        }
+        "attend_tile" => {
+            let carry = match choice(c, "carry", &["registers", "scratch"])? {
+                "registers" => Carry::Registers,
+                _ => Carry::Scratch,
+            };
+            Leaf::AttendTile {
+                carry,
+                scale: c.setting("scale")?,
+                stages: stages(c)?,
+            }
+        }
+        _ => mma(c)?,
+    })
+}
+
+fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
+    c.keyword("block")?;
+    c.sign("=")?;
+    let error = c.expected("a tile such as `128x256x64`, each side from 1 to 1024");
+    // `128x256x64` is one word to the lexer.
+    let sides: Vec<u32> = c
+        .bump()
+        .text
+        .split('x')
+        .filter_map(|s| s.parse().ok())
+        .collect();
+    let block: [u32; 3] = sides.try_into().map_err(|_| error.clone())?;
+    if block.iter().any(|s| !(1..=1024).contains(s)) {
+        return Err(error);
+    }
+    let stages = stages(c)?;
+    let b_layout = if choice(c, "b", &["kn", "nk"])? == "kn" {
+        BLayout::Kn
+    } else {
+        BLayout::Nk
+    };
+    let store = if choice(c, "store", &["tma", "direct"])? == "tma" {
+        Store::Tma
+    } else {
+        Store::Direct
+    };
+    let mut epilogue = Vec::new();
+    if c.eat_word("epilogue") {
+        c.sign("=")?;
+        loop {
+            const OPS: &[&str] = &[
+                "bias",
+                "gelu",
+                "silu",
+                "relu",
+                "mul",
+                "add",
+                "scale",
+                "round_bf16",
+                "round_f16",
+            ];
+            epilogue.push(match c.one_of(OPS)? {
+                "bias" => EpilogueOp::Bias,
+                "gelu" => EpilogueOp::Gelu,
+                "silu" => EpilogueOp::Silu,
+                "relu" => EpilogueOp::Relu,
+                "mul" => EpilogueOp::Mul,
+                "add" => EpilogueOp::Add,
+                "round_bf16" => EpilogueOp::RoundBf16,
+                "round_f16" => EpilogueOp::RoundF16,
+                _ => {
+                    c.sign(":")?;
+                    EpilogueOp::Scale(c.number()?)
+                }
+            });
+            if !c.eat_sign(",") {
+                break;
+            }
+        }
+    }
+    Ok(Leaf::MmaTile {
+        block,
+        stages,
+        b_layout,
+        store,
+        epilogue,
+    })
+}
+
+fn choice(
+    c: &mut Cursor<'_>,
+    name: &str,
+    words: &[&'static str],
+) -> Result<&'static str, ReadError> {
+    c.keyword(name)?;
+    c.sign("=")?;
+    c.one_of(words)
+}
+
+fn stages(c: &mut Cursor<'_>) -> Result<u32, ReadError> {
+    let error = c.error_here("`stages` is a number from 1 to 64");
+    let n = c.setting("stages")?;
+    if (1..=64).contains(&n) {
+        Ok(n)
+    } else {
+        Err(error)
+    }
+}
+
+/// `at … each … when …`; the variable of `each` was bound by [`look_ahead`].
+fn tail(
+    c: &mut Cursor<'_>,
+    plan: &Plan,
+    outer: &Scope,
+    inner: &Scope,
+) -> Result<(Point, Option<Each>, Option<Expr>), ReadError> {
+    c.keyword("at")?;
+    let at = c.named(Point::NAMES, Point::from_name)?;
+    let mut each = None;
+    if c.eat_word("each") {
+        let var = c.word()?.to_string();
+        c.keyword("in")?;
+        each = Some(Each {
+            var,
+            extent: c.expr(plan, outer)?,
+        });
+    }
+    let when = if c.eat_word("when") {
+        Some(c.expr(plan, inner)?)
+    } else {
+        None
+    };
+    Ok((at, each, when))
+}
+
+/// The scope of a line that may end in `each p in …`: the variable is used before it is named.
+fn look_ahead(c: &Cursor<'_>, scope: &Scope) -> Scope {
+    match c.each_on_line() {
+        Some(name) => scope.with(name, Var::EACH),
+        None => scope.clone(),
+    }
+}
+
+fn access(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Access, ReadError> {
+    let scope = &look_ahead(c, outer);
+    let operands: Vec<_> = Operand::ALL.iter().map(|o| o.name()).collect();
+    let operand = c.named(&operands, Operand::from_name)?;
+    c.sign(":")?;
+    let mode = c.named(Mode::NAMES, Mode::from_name)?;
+    let buffer = c.reference::<BufId>()?;
+    c.sign("@")?;
+    let rank = c.expr(plan, scope)?;
+    c.sign("[")?;
+    let mut region = Vec::new();
+    loop {
+        let base = c.expr(plan, scope)?;
+        c.sign(":")?;
+        region.push((base, c.expr(plan, scope)?));
+        if !c.eat_sign(",") {
+            break;
+        }
+    }
+    c.sign("]")?;
+    let version = if c.eat_word("version") {
+        c.expr(plan, scope)?
+    } else {
+        Expr::Const(0)
+    };
+    let (at, each, when) = tail(c, plan, outer, scope)?;
+    Ok(Access {
+        operand,
+        mode,
+        buffer,
+        rank,
+        region,
+        version,
+        at,
+        each,
+        when,
+    })
+}
+
+fn agent(c: &mut Cursor<'_>) -> Result<Agent, ReadError> {
+    let agents: Vec<_> = Agent::ALL.iter().map(|a| a.name()).collect();
+    c.keyword("by")?;
+    c.named(&agents, Agent::from_name)
+}
+
+fn wait(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Wait, ReadError> {
+    let scope = &look_ahead(c, outer);
+    let edge = c.reference::<EdgeId>()?;
+    let signal = c.reference::<SigId>()?;
+    let index = c.bracketed(plan, scope)?;
+    c.sign(">=")?;
+    let count = c.expr(plan, scope)?;
+    let lag = if c.eat_word("lag") { c.number()? } else { 0 };
+    let by = agent(c)?;
+    c.keyword("for")?;
+    let proxy = c.named(Proxy::NAMES, Proxy::from_name)?;
+    c.keyword("scope")?;
+    let reach = c.named(Reach::NAMES, Reach::from_name)?;
+    let (at, each, when) = tail(c, plan, outer, scope)?;
+    Ok(Wait {
+        edge,
+        signal,
+        index,
+        count,
+        lag,
+        by,
+        proxy,
+        scope: reach,
+        at,
+        each,
+        when,
+    })
+}
+
+fn post(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Post, ReadError> {
+    let scope = &look_ahead(c, outer);
+    let edge = c.reference::<EdgeId>()?;
+    let signal = c.reference::<SigId>()?;
+    let index = c.bracketed(plan, scope)?;
+    c.sign("@")?;
+    let rank = c.expr(plan, scope)?;
+    c.sign("+=")?;
+    let add = c.expr(plan, scope)?;
+    let by = agent(c)?;
+    c.keyword("after")?;
+    let after = c.named(Completion::NAMES, Completion::from_name)?;
+    c.keyword("scope")?;
+    let reach = c.named(Reach::NAMES, Reach::from_name)?;
+    let (at, each, when) = tail(c, plan, outer, scope)?;
+    Ok(Post {
+        edge,
+        signal,
+        index,
+        rank,
+        add,
+        by,
+        after,
+        scope: reach,
+        at,
+        each,
+        when,
+    })
+}

@@ -1,0 +1,220 @@
+//! The text format, reading side. `//` begins a comment; a statement is a line.
+//!
+//! The reader checks syntax, names and ids; [`Plan::check_structure`] checks the rest.
+
+mod cursor;
+mod expr;
+mod family;
+mod lexer;
+
+use super::{entity::*, plan::*, print::id_text};
+use cursor::{Cursor, Scope};
+use mk_abi::DType;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// A text that is not a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("line {line}, column {column}: {message}\n  | {excerpt}")]
+pub struct ReadError {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// What is wrong.
+    pub message: String,
+    /// The line.
+    pub excerpt: String,
+}
+
+impl ReadError {
+    fn new(source: &str, at: usize, message: impl Into<String>) -> ReadError {
+        let before = &source[..at.min(source.len())];
+        let start = before.rfind('\n').map_or(0, |i| i + 1);
+        let excerpt: String = source[start..]
+            .lines()
+            .next()
+            .unwrap_or("")
+            .chars()
+            .take(200)
+            .collect();
+        ReadError {
+            line: before.matches('\n').count() + 1,
+            column: source[start..before.len()].chars().count() + 1,
+            message: message.into(),
+            excerpt,
+        }
+    }
+}
+
+/// Longest text that is read.
+const MAX_BYTES: usize = 16 << 20;
+
+impl FromStr for Plan {
+    type Err = ReadError;
+
+    fn from_str(source: &str) -> Result<Plan, ReadError> {
+        if source.len() > MAX_BYTES {
+            return Err(ReadError::new(source, 0, "the text is longer than 16 MiB"));
+        }
+        let tokens = lexer::lex(source)?;
+        let mut c = Cursor::new(source, &tokens);
+        let mut plan = Plan::default();
+        loop {
+            c.skip_newlines();
+            if c.at_end() {
+                return Ok(plan);
+            }
+            statement(&mut c, &mut plan)?;
+        }
+    }
+}
+
+const STATEMENTS: &[&str] = &[
+    "plan", "mesh", "target", "nic", "dim", "table", "buffer", "signal", "role", "family",
+];
+
+fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
+    match c.one_of(STATEMENTS)? {
+        "plan" => plan.name = c.text()?,
+        "mesh" => {
+            while !c.at_newline() {
+                let axis = c.word()?.to_string();
+                c.sign("=")?;
+                plan.mesh.axes.push((axis, c.number()?));
+            }
+        }
+        "target" => plan.target = c.word()?.to_string(),
+        "nic" => {
+            let ordering = match c.one_of(&["in_order", "unordered"])? {
+                "in_order" => NicOrdering::InOrder,
+                _ => NicOrdering::Unordered,
+            };
+            plan.nic = Some(Nic {
+                ordering,
+                fifo: c.setting("fifo")?,
+            });
+        }
+        "dim" => {
+            c.id::<DimId>(plan.dims.len())?;
+            let name = c.word()?.to_string();
+            c.sign("=")?;
+            let value = c.number()?;
+            let mut runtime_max = None;
+            if c.eat_word("runtime") {
+                c.sign("<=")?;
+                runtime_max = Some(c.number()?);
+            }
+            plan.dims.push(Dim {
+                name,
+                value,
+                runtime_max,
+            });
+        }
+        "table" => table(c, plan)?,
+        "buffer" => {
+            c.id::<BufId>(plan.buffers.len())?;
+            let name = c.text()?;
+            let space = c.named(Space::NAMES, Space::from_name)?;
+            let shared = c.eat_word("shared");
+            let dtype = c.named(&["bf16", "f16", "f32", "i32"], DType::from_name)?;
+            let shape = c.bracketed(plan, &Scope::plan())?;
+            plan.buffers.push(Buffer {
+                name,
+                space,
+                shared,
+                dtype,
+                shape,
+            });
+        }
+        "signal" => {
+            c.id::<SigId>(plan.signals.len())?;
+            let name = c.text()?;
+            let shape = c.bracketed(plan, &Scope::plan())?;
+            plan.signals.push(Signal { name, shape });
+        }
+        "role" => {
+            c.id::<RoleId>(plan.roles.len())?;
+            let kind = c.named(RoleKind::NAMES, RoleKind::from_name)?;
+            c.keyword("ctas")?;
+            plan.roles.push(Role {
+                kind,
+                ctas: c.number()?,
+            });
+        }
+        _ => return family::family(c, plan),
+    }
+    c.newline()
+}
+
+fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
+    c.id::<TabId>(plan.tables.len())?;
+    let name = c.text()?;
+    c.sign("[")?;
+    let mut shape = Vec::new();
+    while !c.eat_sign("]") {
+        shape.push(c.number()?);
+        if !c.eat_sign(",") {
+            c.sign("]")?;
+            break;
+        }
+    }
+    let source = match c.one_of(&["const", "runtime", "prefix"])? {
+        "const" => {
+            let mut values = Vec::new();
+            while !c.at_newline() {
+                values.push(c.signed()?);
+            }
+            TableSource::Const(values)
+        }
+        "runtime" => {
+            let min = c.signed()?;
+            c.sign("..=")?;
+            TableSource::Runtime {
+                min,
+                max: c.signed()?,
+            }
+        }
+        _ => {
+            let of = c.reference::<TabId>()?;
+            c.keyword("align")?;
+            TableSource::Prefix {
+                of,
+                align: c.number()?,
+            }
+        }
+    };
+    plan.tables.push(Table {
+        name,
+        shape,
+        source,
+    });
+    Ok(())
+}
+
+impl Cursor<'_> {
+    /// The id of the entity being declared: ids stand in order.
+    fn id<K: Entity>(&mut self, n: usize) -> Result<(), ReadError> {
+        let want = id_text::<K>(n);
+        if self.eat_word(&want) {
+            return Ok(());
+        }
+        Err(self.expected(&format!("`{want}` (ids are given in order)")))
+    }
+
+    /// The id of an entity declared elsewhere.
+    fn reference<K: Entity>(&mut self) -> Result<K, ReadError> {
+        let digits = self
+            .peek()
+            .text
+            .strip_prefix(K::PREFIX)
+            .and_then(|d| d.parse::<u32>().ok());
+        match digits {
+            Some(n) if n < u32::MAX => {
+                self.bump();
+                Ok(K::new(n as usize))
+            }
+            _ => Err(self.expected(&format!("an id such as `{}0`", K::PREFIX))),
+        }
+    }
+}

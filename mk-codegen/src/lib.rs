@@ -1,0 +1,6 @@
+//! From a checked pipeline to a verified tile plan, and from the plan to CUDA.
+
+pub mod ir;
+pub mod sim;
+pub mod target;
+pub mod valid;

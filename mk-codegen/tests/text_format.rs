@@ -1,0 +1,30 @@
+//! The text format prints and reads back identically; expressions mean in C what they mean here.
+
+use mk_codegen::ir::Plan;
+use std::{fs, path::Path};
+
+#[test]
+fn every_fixture_prints_and_reads_back_identically() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans");
+    let mut seen = 0;
+    for entry in fs::read_dir(&dir).expect("tests/plans") {
+        let path = entry.expect("entry").path();
+        if path.extension().is_none_or(|e| e != "plan") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("readable");
+        let plan: Plan = text
+            .parse()
+            .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        plan.check_structure()
+            .unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
+        let printed = plan.to_string();
+        let again: Plan = printed
+            .parse()
+            .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        assert_eq!(plan, again, "{}", path.display());
+        assert_eq!(printed, again.to_string(), "{}", path.display());
+        seen += 1;
+    }
+    assert!(seen > 0, "no fixtures in {}", dir.display());
+}
