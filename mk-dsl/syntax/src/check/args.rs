@@ -1,0 +1,116 @@
+//! The arguments of one stage, taken one by one by the operation.
+
+use crate::ast::{Arg, ArgValue, Number, Operand, Stage, Word};
+use crate::diag::Sink;
+use crate::messages;
+
+/// What is left of a stage's arguments.
+pub(super) struct Args<'c, 'a> {
+    op: Word<'a>,
+    left: Vec<&'c Arg<'a>>,
+}
+
+/// The mesh axis that a collective names: its first argument without a key.
+pub(super) fn axis_word<'a>(stage: &Stage<'a>) -> Option<Word<'a>> {
+    stage.args.iter().find_map(|arg| match arg {
+        Arg { key: None, value: ArgValue::Name(axis), .. } => Some(axis.word),
+        _ => None,
+    })
+}
+
+impl<'c, 'a> Args<'c, 'a> {
+    pub fn of(stage: &'c Stage<'a>) -> Self {
+        Args { op: stage.name, left: stage.args.iter().collect() }
+    }
+
+    fn positional(&mut self) -> Option<&'c Arg<'a>> {
+        let i = self.left.iter().position(|arg| arg.key.is_none())?;
+        Some(self.left.remove(i))
+    }
+
+    /// The next argument without a key, which must be there.
+    fn required(&mut self, what: &str, sink: &mut Sink) -> Option<&'c Arg<'a>> {
+        let arg = self.positional();
+        if arg.is_none() {
+            sink.push(self.op.span, messages::missing_argument(self.op.text, what));
+        }
+        arg
+    }
+
+    fn wrong(&self, arg: &Arg<'a>, what: &str, sink: &mut Sink) {
+        sink.push(arg.span, messages::wrong_argument(self.op.text, what, arg.text));
+    }
+
+    /// A tensor.
+    pub fn operand(&mut self, sink: &mut Sink) -> Option<Operand<'a>> {
+        let what = "a tensor operand";
+        let arg = self.required(what, sink)?;
+        match arg.value {
+            ArgValue::Name(operand) => Some(operand),
+            _ => {
+                self.wrong(arg, what, sink);
+                None
+            }
+        }
+    }
+
+    /// A name that is no tensor.
+    pub fn word(&mut self, what: &str, sink: &mut Sink) -> Option<Word<'a>> {
+        let arg = self.required(what, sink)?;
+        match arg.value {
+            ArgValue::Name(Operand { word, transposed: None }) => Some(word),
+            _ => {
+                self.wrong(arg, what, sink);
+                None
+            }
+        }
+    }
+
+    /// A finite number.
+    pub fn number(&mut self, sink: &mut Sink) -> Option<f64> {
+        let what = "a number";
+        let arg = self.required(what, sink)?;
+        match arg.value {
+            ArgValue::Int(n) => Some(n.value as f64),
+            ArgValue::Float(n) => Some(n.value),
+            ArgValue::Name(_) => {
+                self.wrong(arg, what, sink);
+                None
+            }
+        }
+    }
+
+    /// The name of a mesh axis, if there is one; the outer `None` is a mistake.
+    pub fn axis(&mut self, sink: &mut Sink) -> Option<Option<Word<'a>>> {
+        match self.left.iter().any(|arg| arg.key.is_none()) {
+            true => self.word("the name of a mesh axis", sink).map(Some),
+            false => Some(None),
+        }
+    }
+
+    /// `key = number`, if it is there; the outer `None` is a mistake.
+    pub fn key_int(&mut self, key: &str, sink: &mut Sink) -> Option<Option<Number<u64>>> {
+        let has_key = |arg: &&Arg<'a>| arg.key.is_some_and(|k| k.text == key);
+        let Some(i) = self.left.iter().position(has_key) else {
+            return Some(None);
+        };
+        let arg = self.left.remove(i);
+        match arg.value {
+            ArgValue::Int(n) => Some(Some(n)),
+            _ => {
+                self.wrong(arg, "a whole number there", sink);
+                None
+            }
+        }
+    }
+
+    /// Reports what no one has taken.
+    pub fn finish(self, sink: &mut Sink) {
+        for arg in self.left {
+            match arg.key {
+                Some(key) => sink.push(key.span, messages::unknown_key(self.op.text, key.text)),
+                None => sink.push(arg.span, messages::extra_argument(self.op.text)),
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Chains: from stage to stage.
+
+use super::args::Args;
+use super::{Checker, Shape, Value, Wanted};
+use crate::ast::{Chain, Stage, Word};
+use crate::diag::MAX_SHOWN;
+use crate::messages;
+use crate::ops::{self, OpKind};
+use crate::program::{DType, Op};
+use crate::suggest::nearest;
+
+/// One stage about to be typed.
+pub(super) struct Call<'c, 'a> {
+    pub op: Word<'a>,
+    /// `None` if it has a mistake upstream.
+    pub input: Option<Value>,
+    pub args: Args<'c, 'a>,
+    /// The stages after this one.
+    pub rest: &'c [Option<Stage<'a>>],
+}
+
+impl<'a> Checker<'a, '_> {
+    /// The value of a chain; `None` after a report.
+    pub(super) fn chain(&mut self, chain: &Chain<'a>) -> Option<Value> {
+        let mut value = chain.input.and_then(|input| {
+            // Every operation that an open tensor can enter takes a matrix.
+            let placement = self.infer_input(&chain.stages);
+            self.value(input, Wanted { dtype: DType::Bf16, shape: Shape::Fresh(2), placement })
+        });
+        for (i, stage) in chain.stages.iter().enumerate() {
+            value = match stage {
+                Some(stage) => self.stage(value, stage, &chain.stages[i + 1..]),
+                None => None,
+            };
+        }
+        value
+    }
+
+    fn stage(
+        &mut self,
+        input: Option<Value>,
+        stage: &Stage<'a>,
+        rest: &[Option<Stage<'a>>],
+    ) -> Option<Value> {
+        let op = stage.name;
+        let Some(info) = ops::find(op.text) else {
+            self.unknown_op(op);
+            return None;
+        };
+        let call = Call { op, input, args: Args::of(stage), rest };
+        match info.kind {
+            OpKind::Gather => self.gather(call),
+            OpKind::ReduceScatter => self.reduce_scatter(call),
+            OpKind::AllReduce => self.all_reduce(call),
+            OpKind::Gemm => self.gemm(call),
+            OpKind::Bias => self.bias(call),
+            OpKind::Mul => self.mul(call),
+            OpKind::Add => self.add(call),
+            OpKind::Gelu => self.nonlinear(call, Op::Gelu),
+            OpKind::Silu => self.nonlinear(call, Op::Silu),
+            OpKind::Relu => self.nonlinear(call, Op::Relu),
+            OpKind::Scale => self.scale(call),
+            OpKind::Cast => self.cast(call),
+            OpKind::Unsupported => {
+                self.sink.push(op.span, messages::unsupported_op(op.text));
+                None
+            }
+        }
+    }
+
+    fn unknown_op(&mut self, op: Word<'a>) {
+        if self.names.contains_key(op.text) {
+            self.sink.push(op.span, messages::not_an_operation(op.text));
+            return;
+        }
+        let near = if self.sink.len() < MAX_SHOWN { nearest(op.text, ops::names()) } else { None };
+        self.sink.push(op.span, messages::unknown_op(op.text, near));
+    }
+}

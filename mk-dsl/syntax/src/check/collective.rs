@@ -1,0 +1,107 @@
+//! `gather`, `reduce_scatter`, `all_reduce`: they change the placement over one mesh axis.
+
+use super::chain::Call;
+use super::{Checker, Value};
+use crate::ast::Word;
+use crate::messages;
+use crate::program::{AxisId, Op, Placement};
+
+impl<'a> Checker<'a, '_> {
+    /// `Shard(d) -> Replicate`.
+    pub(super) fn gather(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let axis = call.args.axis(self.sink);
+        call.args.finish(self.sink);
+        let axis = self.named_axis(axis?)?;
+        let mut input = call.input?;
+        let is_sharded = |p: Placement| matches!(p, Placement::Shard(_));
+        let Some(axis) = self.choose_axis(call.op, axis, &input, is_sharded)? else {
+            let is_partial = input.ty.placement.contains(&Placement::Partial);
+            let found = self.mesh.show_all(&input.ty.placement);
+            let text = messages::gather_of(&input.label, &found, is_partial);
+            self.sink.push(call.op.span, text);
+            return None;
+        };
+        let Placement::Shard(dim) = input.ty.placement[axis] else {
+            return None;
+        };
+        input.ty.placement[axis] = Placement::Replicate;
+        input.gathered[axis] = true;
+        let op = Op::Gather { axis: AxisId::new(axis), dim };
+        Some(self.push(op, vec![input.id], input.ty, input.gathered))
+    }
+
+    /// `Partial -> Shard(dim)`, `dim` being 0 unless given.
+    pub(super) fn reduce_scatter(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let axis = call.args.axis(self.sink);
+        let dim = call.args.key_int("dim", self.sink);
+        call.args.finish(self.sink);
+        let (axis, dim) = (self.named_axis(axis?)?, dim?);
+        let mut input = call.input?;
+        let n_dims = input.ty.dims.len();
+        let (value, at) = dim.map_or((0, call.op.span), |d| (d.value, d.span));
+        let dim = usize::try_from(value).ok().filter(|&dim| dim < n_dims);
+        if dim.is_none() {
+            self.sink.push(at, messages::shard_out_of_range(value, n_dims));
+        }
+        let axis = self.partial_axis(call.op, axis, &input)?;
+        let dim = dim?;
+        if let Some(other) = input.ty.placement.iter().position(|p| *p == Placement::Shard(dim)) {
+            self.sink.push(at, messages::reduce_dim_taken(value, self.mesh.axes[other]));
+            return None;
+        }
+        input.ty.placement[axis] = Placement::Shard(dim);
+        let op = Op::ReduceScatter { axis: AxisId::new(axis), dim };
+        Some(self.push(op, vec![input.id], input.ty, input.gathered))
+    }
+
+    /// `Partial -> Replicate`.
+    pub(super) fn all_reduce(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let axis = call.args.axis(self.sink);
+        call.args.finish(self.sink);
+        let axis = self.named_axis(axis?)?;
+        let mut input = call.input?;
+        let axis = self.partial_axis(call.op, axis, &input)?;
+        input.ty.placement[axis] = Placement::Replicate;
+        let op = Op::AllReduce { axis: AxisId::new(axis) };
+        Some(self.push(op, vec![input.id], input.ty, input.gathered))
+    }
+
+    /// The outer `None` is a mistake.
+    fn named_axis(&mut self, word: Option<Word<'a>>) -> Option<Option<usize>> {
+        match word {
+            Some(word) => self.mesh.find(word, self.sink).map(Some),
+            None => Some(None),
+        }
+    }
+
+    /// The axis named if its placement is wanted, or the one axis whose placement is. The
+    /// outer `None` is a mistake that was reported; the inner one is to be.
+    fn choose_axis(
+        &mut self,
+        op: Word<'a>,
+        named: Option<usize>,
+        input: &Value,
+        is_wanted: impl Fn(Placement) -> bool,
+    ) -> Option<Option<usize>> {
+        let placements = input.ty.placement.iter().enumerate();
+        let mut axes = placements
+            .filter(|(axis, p)| is_wanted(**p) && named.is_none_or(|named| named == *axis))
+            .map(|(axis, _)| axis);
+        let axis = axes.next();
+        if axes.next().is_some() {
+            let what = format!("`{}`", op.text);
+            self.sink.push(op.span, messages::which_axis(&what, &self.mesh.list()));
+            return None;
+        }
+        Some(axis)
+    }
+
+    fn partial_axis(&mut self, op: Word<'a>, named: Option<usize>, input: &Value) -> Option<usize> {
+        let axis = self.choose_axis(op, named, input, |p| p == Placement::Partial)?;
+        if axis.is_none() {
+            let found = self.mesh.show_all(&input.ty.placement);
+            self.sink.push(op.span, messages::reduce_of(op.text, &input.label, &found));
+        }
+        axis
+    }
+}

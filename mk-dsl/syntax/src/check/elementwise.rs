@@ -1,0 +1,147 @@
+//! `bias`, `gelu`, `silu`, `relu`, `mul`, `add`, `scale`, `cast`: the placement stays.
+
+use super::chain::Call;
+use super::{Checker, Shape, Ty, Value, Wanted};
+use crate::ast::Operand;
+use crate::messages;
+use crate::program::{DType, Op, Placement};
+use crate::span::Span;
+use crate::suggest::nearest;
+
+impl<'a> Checker<'a, '_> {
+    /// `gelu`, `silu`, `relu`.
+    pub(super) fn nonlinear(&mut self, call: Call<'_, 'a>, op: Op) -> Option<Value> {
+        call.args.finish(self.sink);
+        let input = call.input?;
+        if input.ty.placement.contains(&Placement::Partial) {
+            let text = messages::nonlinear_on_partial(op.name(), &input.label);
+            self.sink.push(call.op.span, text);
+            return None;
+        }
+        Some(self.unary(input, op))
+    }
+
+    /// `scale(0.5)`: linear, so that partial sums may be scaled.
+    pub(super) fn scale(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let factor = call.args.number(self.sink);
+        call.args.finish(self.sink);
+        let (factor, input) = (factor?, call.input?);
+        Some(self.unary(input, Op::Scale(factor)))
+    }
+
+    /// `cast(f32)`. Partial sums may be cast: each rank rounds its own.
+    pub(super) fn cast(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let word = call.args.word("a dtype", self.sink);
+        call.args.finish(self.sink);
+        let word = word?;
+        let Some(dtype) = DType::from_name(word.text) else {
+            let near = nearest(word.text, DType::ALL.map(DType::name));
+            self.sink.push(word.span, messages::unknown_dtype(word.text, near));
+            return None;
+        };
+        let mut input = call.input?;
+        input.ty.dtype = dtype;
+        Some(self.unary(input, Op::Cast(dtype)))
+    }
+
+    fn unary(&mut self, input: Value, op: Op) -> Value {
+        self.push(op, vec![input.id], input.ty, input.gathered)
+    }
+
+    /// `bias(c)`: a vector along the columns, with their placement.
+    pub(super) fn bias(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        self.binary(call, Op::Bias, |x| {
+            let last = x.dims.len().checked_sub(1);
+            let placement = x.placement.iter().map(|p| match p {
+                Placement::Shard(dim) if Some(*dim) == last => Placement::Shard(0),
+                _ => Placement::Replicate,
+            });
+            (x.dims.last().copied().into_iter().collect(), placement.collect())
+        })
+    }
+
+    /// `mul(y)`: linear in the input, so that partial sums may be multiplied by what every
+    /// rank has.
+    pub(super) fn mul(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        self.binary(call, Op::Mul, |x| {
+            let placement = x.placement.iter().map(|p| match p {
+                Placement::Partial => Placement::Replicate,
+                p => *p,
+            });
+            (x.dims.clone(), placement.collect())
+        })
+    }
+
+    /// `add(y)`: partial sums may be added to partial sums.
+    pub(super) fn add(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        self.binary(call, Op::Add, |x| (x.dims.clone(), x.placement.clone()))
+    }
+
+    /// `operand` gives the shape and placement that the second operand must have.
+    fn binary(
+        &mut self,
+        mut call: Call<'_, 'a>,
+        op: Op,
+        operand: impl Fn(&Ty) -> (Vec<super::Term>, Vec<Placement>),
+    ) -> Option<Value> {
+        let second = call.args.operand(self.sink);
+        call.args.finish(self.sink);
+        let second = second?;
+        let Some(x) = call.input else {
+            self.touch(second);
+            return None;
+        };
+        let (dims, placement) = operand(&x.ty);
+        let dtype = if x.ty.dtype == DType::F32 { DType::Bf16 } else { x.ty.dtype };
+        let shape = Shape::Like(dims.clone());
+        let y = self.value(second, Wanted { dtype, shape, placement: placement.clone() });
+        if op == Op::Bias && x.ty.placement.contains(&Placement::Partial) {
+            self.sink.push(call.op.span, messages::adds_once_per_rank("bias", &x.label));
+            return None;
+        }
+        let y = y?;
+        self.same(op, &x, &y, (&dims, &placement), call.op.span, second)?;
+        Some(self.push(op, vec![x.id, y.id], x.ty, x.gathered))
+    }
+
+    /// Checks the second operand against what is wanted of it.
+    fn same(
+        &mut self,
+        op: Op,
+        x: &Value,
+        y: &Value,
+        (dims, placement): (&[super::Term], &[Placement]),
+        op_span: Span,
+        Operand { word, .. }: Operand<'a>,
+    ) -> Option<()> {
+        let (n_before, name, at) = (self.sink.len(), op.name(), word.span);
+        // The epilogue computes in f32, so an f32 input takes a 16-bit operand as it is.
+        if y.ty.dtype != x.ty.dtype && x.ty.dtype != DType::F32 {
+            let text = messages::dtype_mismatch(name, x.ty.dtype, &y.label, y.ty.dtype);
+            self.sink.push(at, text);
+        }
+        if y.ty.dims.len() != dims.len() {
+            let text = messages::elementwise_rank(name, dims.len(), &y.label, y.ty.dims.len());
+            self.sink.push(at, text);
+            return None;
+        }
+        for (&want, &found) in dims.iter().zip(&y.ty.dims) {
+            if !self.dims.unify(want, found) {
+                let (want, found) = (self.dims.show(want), self.dims.show(found));
+                self.sink.push(at, messages::elementwise_dim(name, &want, &y.label, &found));
+            }
+        }
+        for (axis, (&want, &found)) in placement.iter().zip(&y.ty.placement).enumerate() {
+            if want == found {
+                continue;
+            }
+            if op == Op::Add && want == Placement::Partial {
+                self.sink.push(op_span, messages::adds_once_per_rank(name, &x.label));
+                continue;
+            }
+            let (want, found) = (self.mesh.show(want, axis), self.mesh.show(found, axis));
+            self.sink.push(at, messages::elementwise_placement(name, &want, &y.label, &found));
+        }
+        (self.sink.len() == n_before).then_some(())
+    }
+}

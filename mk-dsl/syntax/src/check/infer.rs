@@ -1,0 +1,81 @@
+//! Placements that the source leaves out: those that make the chain type-check.
+//!
+//! The rule looks forward along the chain, on each mesh axis by itself, to the next stage that
+//! is not elementwise (`docs/dsl.md` states it for users, in "Bare names").
+
+use super::{Checker, Value};
+use crate::ast::Stage;
+use crate::ops::{self, OpKind};
+use crate::program::Placement;
+
+/// What becomes of a value next, on one axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Gather,
+    Gemm {
+        /// A reduction over the axis is what comes after.
+        reduced: bool,
+    },
+    Reduce,
+    Nothing,
+}
+
+/// The first of `stages` that moves or contracts over the axis called `axis`, and what follows it.
+fn next<'s, 'a>(stages: &'s [Option<Stage<'a>>], axis: &str) -> (Next, &'s [Option<Stage<'a>>]) {
+    for (i, stage) in stages.iter().enumerate() {
+        let Some(stage) = stage else { continue };
+        let kind = ops::find(stage.name.text).map(|op| op.kind);
+        let found = match kind {
+            Some(OpKind::Gemm) => Next::Gemm { reduced: false },
+            Some(OpKind::Gather) if is_over(stage, axis) => Next::Gather,
+            Some(OpKind::ReduceScatter | OpKind::AllReduce) if is_over(stage, axis) => Next::Reduce,
+            _ => continue,
+        };
+        return (found, &stages[i + 1..]);
+    }
+    (Next::Nothing, &[])
+}
+
+/// As `next`, with the stage after a `gemm` looked at, too.
+fn next_two(stages: &[Option<Stage<'_>>], axis: &str) -> Next {
+    match next(stages, axis) {
+        (Next::Gemm { .. }, rest) => Next::Gemm { reduced: next(rest, axis).0 == Next::Reduce },
+        (found, _) => found,
+    }
+}
+
+/// Whether a collective is over `axis`, or names no axis.
+fn is_over(stage: &Stage<'_>, axis: &str) -> bool {
+    super::args::axis_word(stage).is_none_or(|word| word.text == axis)
+}
+
+impl<'a> Checker<'a, '_> {
+    /// The placement of a tensor that enters a chain before `stages`.
+    pub(super) fn infer_input(&self, stages: &[Option<Stage<'a>>]) -> Vec<Placement> {
+        let axes = self.mesh.axes.iter();
+        axes.map(|axis| match next_two(stages, axis) {
+            Next::Gather => Placement::Shard(0),
+            Next::Gemm { reduced: true } => Placement::Shard(1),
+            Next::Gemm { reduced: false } | Next::Nothing => Placement::Replicate,
+            Next::Reduce => Placement::Partial,
+        })
+        .collect()
+    }
+
+    /// The placement of the second operand of a `gemm` of `input`, with `rest` after it.
+    pub(super) fn infer_weight(&self, input: &Value, rest: &[Option<Stage<'a>>]) -> Vec<Placement> {
+        let axes = self.mesh.axes.iter().zip(&input.ty.placement).zip(&input.gathered);
+        axes.map(|((axis, placement), &gathered)| match placement {
+            Placement::Shard(1) => Placement::Shard(0),
+            Placement::Shard(_) | Placement::Partial => Placement::Replicate,
+            Placement::Replicate => match next_two(rest, axis) {
+                Next::Reduce => Placement::Partial,
+                Next::Gemm { reduced: true } | Next::Gather => Placement::Shard(1),
+                Next::Gemm { reduced: false } => Placement::Replicate,
+                Next::Nothing if gathered => Placement::Shard(1),
+                Next::Nothing => Placement::Replicate,
+            },
+        })
+        .collect()
+    }
+}

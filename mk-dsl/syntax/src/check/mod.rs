@@ -1,0 +1,253 @@
+//! Syntax tree to [`Program`]: names, dtypes, symbolic shapes, placements.
+//!
+//! One walk over the body in source order. A value with a mistake in it is absent (`None`), and
+//! whatever depends on it is then resolved, for the mistakes in its own names and arguments,
+//! but not typed; so every message is a cause and none is a consequence.
+//!
+//! A tensor without annotation is *open* until its first use, which gives it the type that the
+//! operation there wants.
+
+mod args;
+mod chain;
+mod collective;
+mod dims;
+mod elementwise;
+mod finish;
+mod gemm;
+mod infer;
+mod mesh;
+mod types;
+
+use crate::ast::{Operand, Source, Word};
+use crate::diag::{MAX_SHOWN, Sink};
+use crate::messages;
+use crate::program::{DType, Op, Placement, Program};
+use crate::span::Span;
+use crate::suggest::nearest;
+use dims::{Dims, Term};
+use mesh::Mesh;
+use std::collections::BTreeMap;
+
+/// The most mesh axes: the fabrics known have fewer levels.
+pub(crate) const MAX_AXES: usize = 4;
+/// The most dimensions of a tensor: what the kernels can address, with room.
+pub(crate) const MAX_DIMS: usize = 8;
+
+/// Checks `source`. `None` if something has been reported.
+pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
+    let mesh = Mesh::of(source, sink)?;
+    let mut checker = Checker {
+        sink,
+        mesh,
+        dims: Dims::default(),
+        is_bare: source.signature.is_none(),
+        names: BTreeMap::new(),
+        params: Vec::new(),
+        nodes: Vec::new(),
+    };
+    if let Some(signature) = &source.signature {
+        checker.signature(signature);
+    }
+    for binding in &source.body.lets {
+        let value = checker.chain(&binding.chain);
+        checker.define(binding.name, value.map(|v| v.id));
+    }
+    let results: Vec<_> = source.body.results.iter().map(|c| checker.chain(c)).collect();
+    checker.results(source, &results);
+    // What has a mistake may be where a name is meant to be used.
+    if checker.sink.is_empty() {
+        checker.report_unused();
+    }
+    let results = results.into_iter().map(|v| v.map(|v| v.id)).collect::<Option<Vec<_>>>()?;
+    checker.finish(source, &results)
+}
+
+/// Dtype, shape and placement under inference.
+#[derive(Clone, Debug)]
+struct Ty {
+    dtype: DType,
+    dims: Vec<Term>,
+    /// One for each mesh axis.
+    placement: Vec<Placement>,
+}
+
+/// A value before it has its final number.
+#[derive(Clone, Copy, Debug)]
+enum Id {
+    Param(usize),
+    Node(usize),
+}
+
+/// A well-typed value.
+#[derive(Clone, Debug)]
+struct Value {
+    id: Id,
+    ty: Ty,
+    /// For each mesh axis, whether a `gather` over it is upstream.
+    gathered: Vec<bool>,
+    /// What messages call it: "`x`", "the result of `gemm`".
+    label: String,
+}
+
+#[derive(Debug)]
+enum State {
+    Known(Ty),
+    /// What is not written is `None`.
+    Open {
+        dtype: Option<DType>,
+        dims: Option<Vec<Term>>,
+    },
+    /// Its type has a mistake.
+    Broken,
+}
+
+#[derive(Debug)]
+struct Param<'a> {
+    name: Word<'a>,
+    /// Where its dtype is written; without annotation, its first use.
+    dtype_span: Span,
+    state: State,
+}
+
+#[derive(Debug)]
+struct NodeDraft {
+    op: Op,
+    inputs: Vec<Id>,
+    value: Value,
+}
+
+#[derive(Debug)]
+struct Name<'a> {
+    word: Word<'a>,
+    /// `None`: defined, with a mistake.
+    id: Option<Id>,
+    is_used: bool,
+}
+
+/// The shape that an open tensor gets.
+enum Shape {
+    /// This many dimensions, of any size.
+    Fresh(usize),
+    /// These dimensions.
+    Like(Vec<Term>),
+}
+
+/// The type that an open tensor gets where it is first used.
+struct Wanted {
+    dtype: DType,
+    shape: Shape,
+    placement: Vec<Placement>,
+}
+
+struct Checker<'a, 's> {
+    sink: &'s mut Sink,
+    mesh: Mesh<'a>,
+    dims: Dims,
+    /// Unknown names are parameters.
+    is_bare: bool,
+    names: BTreeMap<&'a str, Name<'a>>,
+    params: Vec<Param<'a>>,
+    nodes: Vec<NodeDraft>,
+}
+
+impl<'a> Checker<'a, '_> {
+    fn define(&mut self, word: Word<'a>, id: Option<Id>) {
+        if let Some(what) = types::reserved(word.text) {
+            self.sink.push(word.span, messages::reserved_name(word.text, what));
+        }
+        if self.names.contains_key(word.text) {
+            self.sink.push(word.span, messages::defined_twice(word.text));
+            return;
+        }
+        self.names.insert(word.text, Name { word, id, is_used: false });
+    }
+
+    /// What the name means, now used; `None` after a report, now or where it was defined.
+    fn resolve(&mut self, operand: Operand<'a>) -> Option<Id> {
+        let Operand { word, transposed } = operand;
+        if let Some(span) = transposed {
+            self.sink.push(span, messages::unsupported_transpose(word.text));
+        }
+        if let Some(name) = self.names.get_mut(word.text) {
+            name.is_used = true;
+            return name.id.filter(|_| transposed.is_none());
+        }
+        if !self.is_bare {
+            let known = self.names.keys().copied().take(MAX_SUGGESTIONS);
+            let near = if self.sink.len() < MAX_SHOWN { nearest(word.text, known) } else { None };
+            self.sink.push(word.span, messages::unknown_name(word.text, near));
+            return None;
+        }
+        if let Some(what) = types::reserved(word.text) {
+            self.sink.push(word.span, messages::reserved_name(word.text, what));
+            return None;
+        }
+        let id = Id::Param(self.params.len());
+        let state = State::Open { dtype: None, dims: None };
+        self.params.push(Param { name: word, dtype_span: word.span, state });
+        self.names.insert(word.text, Name { word, id: Some(id), is_used: true });
+        Some(id)
+    }
+
+    /// Resolves an operand of a stage whose input is absent, for the mistakes in its name.
+    fn touch(&mut self, operand: Operand<'a>) {
+        self.resolve(operand);
+    }
+
+    /// The value of an operand; if that is open, it becomes what is wanted.
+    fn value(&mut self, operand: Operand<'a>, wanted: Wanted) -> Option<Value> {
+        match self.resolve(operand)? {
+            Id::Node(i) => {
+                let mut value = self.nodes[i].value.clone();
+                value.label = format!("`{}`", operand.word.text);
+                Some(value)
+            }
+            Id::Param(i) => {
+                let ty = match &self.params[i].state {
+                    State::Known(ty) => ty.clone(),
+                    State::Open { .. } => self.close(i, wanted)?,
+                    State::Broken => return None,
+                };
+                Some(Value {
+                    id: Id::Param(i),
+                    gathered: vec![false; ty.placement.len()],
+                    ty,
+                    label: format!("`{}`", operand.word.text),
+                })
+            }
+        }
+    }
+
+    /// Gives an open parameter its type.
+    fn close(&mut self, i: usize, wanted: Wanted) -> Option<Ty> {
+        let Param { name, dtype_span, state } = &mut self.params[i];
+        let (name, dtype_span) = (*name, *dtype_span);
+        let State::Open { dtype, dims } = std::mem::replace(state, State::Broken) else {
+            return None;
+        };
+        let dims = dims.unwrap_or_else(|| match wanted.shape {
+            Shape::Fresh(n) => (0..n).map(|dim| self.dims.var(name.text, dim)).collect(),
+            Shape::Like(dims) => dims,
+        });
+        let ty = Ty { dtype: dtype.unwrap_or(wanted.dtype), dims, placement: wanted.placement };
+        self.validate(name, dtype_span, &ty)?;
+        self.params[i].state = State::Known(ty.clone());
+        Some(ty)
+    }
+
+    fn push(&mut self, op: Op, inputs: Vec<Id>, ty: Ty, gathered: Vec<bool>) -> Value {
+        let id = Id::Node(self.nodes.len());
+        let value = Value { id, ty, gathered, label: format!("the result of `{}`", op.name()) };
+        self.nodes.push(NodeDraft { op, inputs, value: value.clone() });
+        value
+    }
+
+    fn report_unused(&mut self) {
+        for name in self.names.values().filter(|name| !name.is_used) {
+            self.sink.push(name.word.span, messages::unused(name.word.text));
+        }
+    }
+}
+
+/// The most names that a misspelt one is compared with.
+const MAX_SUGGESTIONS: usize = 256;

@@ -1,0 +1,173 @@
+//! Written types: dtype, dimensions, placements.
+
+use super::{Checker, Id, MAX_DIMS, Param, State, Ty};
+use crate::ast::{DimExpr, PlacementExpr, PlacementKind, Signature, Type, Word};
+use crate::messages;
+use crate::ops;
+use crate::program::{DType, MAX_DIM, Placement};
+use crate::span::Span;
+use crate::suggest::nearest;
+
+/// What else `name` means, so that no tensor may be called so.
+pub(super) fn reserved(name: &str) -> Option<&'static str> {
+    if ops::find(name).is_some() {
+        Some("an operation")
+    } else if DType::from_name(name).is_some() {
+        Some("a dtype")
+    } else {
+        None
+    }
+}
+
+/// A written type; no placement if none is written.
+pub(super) struct Written {
+    pub dtype: DType,
+    pub dims: Vec<super::Term>,
+    pub placement: Option<Vec<Placement>>,
+}
+
+impl<'a> Checker<'a, '_> {
+    pub(super) fn signature(&mut self, signature: &Signature<'a>) {
+        for symbol in &signature.runtime {
+            let name = symbol.name;
+            self.sink.push(name.span, messages::unsupported_runtime(name.text));
+        }
+        for param in &signature.params {
+            let dtype_span = param.ty.as_ref().map_or(param.name.span, |ty| ty.dtype.span);
+            let written = param.ty.as_ref().and_then(|ty| self.written(ty));
+            let state = match written {
+                None => State::Broken,
+                Some(Written { dtype, dims, placement: None }) => {
+                    State::Open { dtype: Some(dtype), dims: Some(dims) }
+                }
+                Some(Written { dtype, dims, placement: Some(placement) }) => {
+                    let ty = Ty { dtype, dims, placement };
+                    self.validate(param.name, dtype_span, &ty)
+                        .map_or(State::Broken, |()| State::Known(ty))
+                }
+            };
+            let id = Id::Param(self.params.len());
+            self.params.push(Param { name: param.name, dtype_span, state });
+            self.define(param.name, Some(id));
+        }
+    }
+
+    /// What a parameter must satisfy, written or inferred.
+    pub(super) fn validate(&mut self, name: Word<'a>, dtype_span: Span, ty: &Ty) -> Option<()> {
+        let n_before = self.sink.len();
+        if ty.dtype == DType::F32 && !ty.placement.contains(&Placement::Partial) {
+            self.sink.push(dtype_span, messages::f32_parameter(name.text));
+        }
+        for dim in 0..ty.dims.len() {
+            if ty.placement.iter().filter(|p| **p == Placement::Shard(dim)).count() > 1 {
+                self.sink.push(name.span, messages::dim_sharded_twice(dim));
+            }
+        }
+        let sharded = ty.placement.iter().filter_map(|p| match p {
+            Placement::Shard(dim) => Some(*dim),
+            _ => None,
+        });
+        // Only an inferred placement can be out of range here.
+        if let Some(dim) = sharded.max().filter(|dim| *dim >= ty.dims.len()) {
+            let text = messages::shard_out_of_range(dim as u64, ty.dims.len());
+            self.sink.push(name.span, text);
+        }
+        (self.sink.len() == n_before).then_some(())
+    }
+
+    /// Reads a written type; `None` after a report.
+    pub(super) fn written(&mut self, ty: &Type<'a>) -> Option<Written> {
+        let n_before = self.sink.len();
+        let dtype = DType::from_name(ty.dtype.text);
+        if dtype.is_none() {
+            let near = nearest(ty.dtype.text, DType::ALL.map(DType::name));
+            self.sink.push(ty.dtype.span, messages::unknown_dtype(ty.dtype.text, near));
+        }
+        if ty.dims.is_empty() {
+            self.sink.push(ty.dims_span, messages::no_dims());
+        }
+        if ty.dims.len() > MAX_DIMS {
+            self.sink.push(ty.dims_span, messages::too_many_dims());
+            return None;
+        }
+        let mut dims = Vec::new();
+        for dim in &ty.dims {
+            dims.push(match dim {
+                DimExpr::Sym(word) => self.dims.sym(word.text),
+                DimExpr::Lit(number) => {
+                    if !(1..=MAX_DIM).contains(&number.value) {
+                        self.sink.push(number.span, messages::dim_out_of_range(number.value));
+                    }
+                    self.dims.lit(number.value)
+                }
+            });
+        }
+        let placement = self.placement(&ty.placements, dims.len());
+        let is_sound = self.sink.len() == n_before;
+        Some(Written { dtype: dtype?, dims, placement }).filter(|_| is_sound)
+    }
+
+    /// One placement for each axis; `None` if none is written.
+    fn placement(
+        &mut self,
+        written: &[PlacementExpr<'a>],
+        n_dims: usize,
+    ) -> Option<Vec<Placement>> {
+        let mut axes: Vec<Option<Placement>> = vec![None; self.mesh.axes.len()];
+        for expr in written {
+            let placement = match expr.kind {
+                PlacementKind::Replicate => Placement::Replicate,
+                PlacementKind::Partial => Placement::Partial,
+                PlacementKind::Shard(dim) => match usize::try_from(dim.value) {
+                    Ok(dim) if dim < n_dims => Placement::Shard(dim),
+                    _ => {
+                        let text = messages::shard_out_of_range(dim.value, n_dims);
+                        self.sink.push(dim.span, text);
+                        continue;
+                    }
+                },
+            };
+            let Some(axis) = self.axis_of(expr, placement) else {
+                continue;
+            };
+            let Some(slot) = axes.get_mut(axis) else {
+                continue;
+            };
+            let is_first = slot.is_none();
+            let is_taken = axes.contains(&Some(placement));
+            match placement {
+                _ if !is_first => {
+                    self.sink.push(expr.span, messages::axis_twice(self.mesh.axes[axis]));
+                }
+                Placement::Shard(dim) if is_taken => {
+                    self.sink.push(expr.span, messages::dim_sharded_twice(dim));
+                }
+                _ => {}
+            }
+            axes[axis] = Some(placement);
+        }
+        let axes = axes.into_iter().map(|p| p.unwrap_or(Placement::Replicate));
+        (!written.is_empty()).then(|| axes.collect())
+    }
+
+    /// The axis of one written placement; none for a plain `replicate` on several axes.
+    fn axis_of(&mut self, expr: &PlacementExpr<'a>, placement: Placement) -> Option<usize> {
+        match expr.axis {
+            Some(word) => self.mesh.find(word, self.sink),
+            None if self.mesh.axes.len() == 1 => Some(0),
+            None if placement == Placement::Replicate => None,
+            None => {
+                let what = format!("`{}`", crate::print::placement(placement, None));
+                self.sink.push(expr.span, messages::which_axis(&what, &self.mesh.list()));
+                None
+            }
+        }
+    }
+
+    /// A type as the source would write it.
+    pub(super) fn show(&self, ty: &Ty) -> String {
+        let dims: Vec<String> = ty.dims.iter().map(|&dim| self.dims.show(dim)).collect();
+        let placement = self.mesh.show_all(&ty.placement);
+        format!("{}[{}] @ {placement}", ty.dtype, dims.join(", "))
+    }
+}

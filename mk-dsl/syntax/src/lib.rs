@@ -1,0 +1,61 @@
+//! The pipeline language of mk: parser and type checker.
+//!
+//! ```text
+//! text ── lex ──> tokens ── parse ──> syntax tree ── check ──> Program ── bind ──> Bound
+//! ```
+//!
+//! The macro `mk::pipeline!` and run-time strings take the same path: the macro writes its
+//! tokens as text, checks that text here, and embeds it. `docs/dsl.md` describes the language.
+//!
+//! Architecture invariants:
+//! - no input makes this crate panic, and no input keeps it busy: sizes are checked first, and
+//!   nothing is recursive;
+//! - every mistake is a [`Diagnostic`] with a place, a message and a help line, and all of them
+//!   are reported at once;
+//! - the crate depends on nothing of mk, nor on a Rust parser.
+
+mod ast;
+mod bind;
+mod check;
+mod diag;
+pub mod file;
+mod lex;
+mod messages;
+mod ops;
+mod parse;
+mod print;
+mod program;
+mod span;
+mod suggest;
+
+pub use bind::{BindError, BindErrors, Bound};
+pub use diag::{Diagnostic, Diagnostics};
+pub use program::{
+    AxisId, DType, Def, Dim, MAX_DIM, Node, Op, Placement, Program, Symbol, SymbolId, SymbolKind,
+    Tensor, TensorType, ValueId,
+};
+pub use span::Span;
+
+impl Program {
+    /// Reads and checks a pipeline: a bare chain such as `gather(a) -> gemm(b)`, or the text of
+    /// a `pub fn`.
+    ///
+    /// # Errors
+    ///
+    /// Every mistake in `source`, each with its line and column.
+    pub fn parse(source: &str) -> Result<Program, Diagnostics> {
+        let mut sink = diag::Sink::default();
+        let tree = parse::parse(source, &mut sink);
+        let program = tree.and_then(|tree| check::check(&tree, &mut sink));
+        sink.finish(source, program)
+    }
+}
+
+/// The program of a text that `mk::pipeline!` has checked already.
+#[doc(hidden)]
+pub fn checked(source: &str) -> Program {
+    match Program::parse(source) {
+        Ok(program) => program,
+        Err(mistakes) => unreachable!("a pipeline checked at compile time is wrong:\n{mistakes}"),
+    }
+}

@@ -1,0 +1,458 @@
+//! The message catalogue: every mistake, what it is called and what to do about it.
+//!
+//! House rules: the message says what is wrong, in lower case, without a full stop; the help
+//! says what to write. Words of the source are in backticks.
+
+use crate::check::{MAX_AXES, MAX_DIMS};
+use crate::diag::Text;
+use crate::lex::{MAX_BYTES, MAX_DEPTH, MAX_IDENT};
+use crate::ops;
+use crate::program::{DType, MAX_DIM};
+
+fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
+    Text { message: message.into(), help: help.into() }
+}
+
+fn dimensions(n: usize) -> String {
+    format!("{n} dimension{}", if n == 1 { "" } else { "s" })
+}
+
+fn did_you_mean(near: Option<&str>, otherwise: impl Into<String>) -> String {
+    near.map_or_else(|| otherwise.into(), |near| format!("did you mean `{near}`?"))
+}
+
+// ---- characters and brackets ----
+
+pub(crate) fn too_long(n_bytes: usize) -> Text {
+    text(
+        format!("the text has {n_bytes} bytes, more than {MAX_BYTES}"),
+        "split it into several pipelines",
+    )
+}
+
+pub(crate) fn too_deep() -> Text {
+    let help = "name the inner parts with `let`";
+    text(format!("brackets are nested more than {MAX_DEPTH} deep"), help)
+}
+
+pub(crate) fn unexpected_char(c: char) -> Text {
+    text(format!("unexpected character {c:?}"), "remove it")
+}
+
+pub(crate) fn not_ascii() -> Text {
+    text("a name has letters other than ASCII", "use `a`-`z`, `A`-`Z`, `0`-`9` and `_`")
+}
+
+pub(crate) fn name_too_long() -> Text {
+    text(format!("a name has more than {MAX_IDENT} characters"), "choose a shorter one")
+}
+
+pub(crate) fn unclosed(open: &str, close: &str) -> Text {
+    let what = if open.len() == 1 { format!("`{open}`") } else { format!("this {open}") };
+    text(format!("{what} is never closed"), format!("add the matching `{close}`"))
+}
+
+pub(crate) fn unopened(close: &str) -> Text {
+    text(
+        format!("`{close}` closes nothing"),
+        format!(
+            "remove it, or open it before with `{}`",
+            match close {
+                ")" => "(",
+                "]" => "[",
+                _ => "{",
+            }
+        ),
+    )
+}
+
+pub(crate) fn mismatched(found: &str, wanted: &str) -> Text {
+    text(
+        format!("`{found}` does not match the bracket that it closes"),
+        format!("write `{wanted}`"),
+    )
+}
+
+pub(crate) fn bad_number(number: &str) -> Text {
+    let help = "write decimal digits, for instance `8192`, or `0.5` in `scale`";
+    text(format!("`{number}` is not a number here"), help)
+}
+
+pub(crate) fn bad_dim(number: &str) -> Text {
+    let message = match number {
+        "" => "the number is missing".to_owned(),
+        number => format!("`{number}` is not a whole number"),
+    };
+    text(message, "write decimal digits, for instance `8192`")
+}
+
+// ---- grammar ----
+
+/// What the grammar wants at some place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Expected {
+    Arg,
+    ArgSeparator,
+    Arrow,
+    Axis,
+    Body,
+    Bound,
+    ChainSeparator,
+    Dim,
+    DimSeparator,
+    Dyn,
+    EndOfBody,
+    EndOfChain,
+    EndOfGroup,
+    EndOfItem,
+    Fn,
+    ItemName,
+    LetName,
+    LetValue,
+    NoAttribute,
+    NoSemicolon,
+    Number,
+    ParamName,
+    ParamSeparator,
+    ParamType,
+    Params,
+    Placement,
+    Result,
+    ResultSeparator,
+    RuntimeSeparator,
+    Semicolon,
+    ShardDim,
+    Shape,
+    Stage,
+    SymbolName,
+    Transpose,
+    Type,
+}
+
+pub(crate) fn expected(expected: Expected, found: &str) -> Text {
+    let (what, help) = match expected {
+        Expected::Arg => {
+            ("an argument", "write a name or a number, as in `gemm(w)` or `scale(0.5)`")
+        }
+        Expected::ArgSeparator => ("`,` or `)`", "arguments are separated by commas: `gemm(a, b)`"),
+        Expected::Arrow => ("`->`", "stages are joined by `->`: `gather(a) -> gemm(b)`"),
+        Expected::Axis => ("the name of a mesh axis", "write for instance `shard(0, tp)`"),
+        Expected::Body => ("`{`", "write the body in braces: `{ gather(x) -> gemm(w) }`"),
+        Expected::Bound => ("the upper bound", "write a number: `<M: dyn <= 8192>`"),
+        Expected::ChainSeparator => {
+            ("`->`, `,` or `)`", "several results are written `(a -> gelu, b)`")
+        }
+        Expected::Dim => ("a dimension", "write a symbol or a number, as in `bf16[M, 4096]`"),
+        Expected::DimSeparator => {
+            ("`,` or `]`", "a dimension is one symbol or one number: `bf16[M, 4096]`")
+        }
+        Expected::Dyn => {
+            ("`: dyn`", "a symbol declared here is known at launch: `<M: dyn <= 8192>`")
+        }
+        Expected::EndOfBody => ("`}`", "close the body"),
+        Expected::EndOfChain => ("`->` or the end", "a pipeline is one chain, or one `pub fn`"),
+        Expected::EndOfGroup => ("`)`", "close the placement, as in `shard(0)` or `shard(0, tp)`"),
+        Expected::EndOfItem => {
+            ("the end", "a source has one pipeline; move the next one to its own")
+        }
+        Expected::Fn => ("`fn`", "write `pub fn name(x: bf16[M, K]) { .. }`"),
+        Expected::ItemName => ("the pipeline's name", "write `pub fn name(..) { .. }`"),
+        Expected::LetName => ("a name", "write `let h = gather(x);`"),
+        Expected::LetValue => ("`=`", "write `let h = gather(x);`"),
+        Expected::NoAttribute => {
+            ("`pub fn`", "remove the attribute: only doc comments are read here")
+        }
+        Expected::NoSemicolon => ("`->` or `}`", "remove it: the last chain is the result"),
+        Expected::Number => ("a number", "write for instance `-0.5`"),
+        Expected::ParamName => ("a parameter", "write `x: bf16[M, K] @ shard(0)`"),
+        Expected::ParamSeparator => ("`,` or `)`", "parameters are separated by commas"),
+        Expected::ParamType => ("`:` and a type", "write `x: bf16[M, K] @ shard(0)`"),
+        Expected::Params => ("`(`", "write the parameters: `(x: bf16[M, K] @ shard(0))`"),
+        Expected::Placement => ("a placement", "write `shard(0)`, `replicate` or `partial`"),
+        Expected::Result => ("a chain", "end with the result: `gather(x) -> gemm(w)`"),
+        Expected::ResultSeparator => {
+            ("`,` or `)`", "several results are written `-> (bf16[M, K], bf16[M, F])`")
+        }
+        Expected::RuntimeSeparator => ("`,` or `>`", "write `<M: dyn <= 8192>`"),
+        Expected::Semicolon => ("`->` or `;`", "end the binding: `let h = gather(x);`"),
+        Expected::ShardDim => ("the sharded dimension", "write its position: `shard(0)`"),
+        Expected::Shape => ("`[`", "write the shape: `bf16[M, K]`"),
+        Expected::Stage => ("an operation", "write for instance `gemm(w)`"),
+        Expected::SymbolName => ("a symbol", "write `<M: dyn <= 8192>`"),
+        Expected::Transpose => {
+            ("`t`", "stages are joined by `->`; after a name only `.t` (transposed) may follow")
+        }
+        Expected::Type => ("a type", "write `bf16[M, K] @ shard(0)`"),
+    };
+    text(format!("expected {what}, found {found}"), help)
+}
+
+// ---- names ----
+
+pub(crate) fn unknown_op(name: &str, near: Option<&str>) -> Text {
+    let help = did_you_mean(near, format!("the operations are {}", ops::supported_list()));
+    text(format!("unknown operation `{name}`"), help)
+}
+
+pub(crate) fn unsupported_op(name: &str) -> Text {
+    text(
+        format!("`{name}` is not supported yet by this version"),
+        format!("the supported operations are {}", ops::supported_list()),
+    )
+}
+
+pub(crate) fn unsupported_runtime(name: &str) -> Text {
+    text(
+        format!("the runtime symbol `{name}` is not supported yet by this version"),
+        format!("remove `{name}` from `<..>`: it is then a constant of the compiled kernel"),
+    )
+}
+
+pub(crate) fn unsupported_transpose(name: &str) -> Text {
+    text(
+        format!("the transposed operand `{name}.t` is not supported yet by this version"),
+        format!("store it transposed, and write `{name}`"),
+    )
+}
+
+pub(crate) fn unknown_name(name: &str, near: Option<&str>) -> Text {
+    let help = did_you_mean(near, format!("add the parameter `{name}: bf16[..]`"));
+    text(format!("cannot find `{name}`"), help)
+}
+
+pub(crate) fn defined_twice(name: &str) -> Text {
+    text(format!("`{name}` is defined twice"), "choose another name for one of them")
+}
+
+pub(crate) fn reserved_name(name: &str, what: &str) -> Text {
+    text(format!("`{name}` is the name of {what}"), "choose another name for the tensor")
+}
+
+pub(crate) fn unused(name: &str) -> Text {
+    text(format!("`{name}` is never used"), "remove it, or use it in the body")
+}
+
+pub(crate) fn unknown_dtype(name: &str, near: Option<&str>) -> Text {
+    let all = DType::ALL.map(|d| format!("`{d}`")).join(", ");
+    text(format!("unknown dtype `{name}`"), did_you_mean(near, format!("the dtypes are {all}")))
+}
+
+pub(crate) fn unknown_placement(name: &str, near: Option<&str>) -> Text {
+    let help = did_you_mean(near, "the placements are `shard(dim)`, `replicate` and `partial`");
+    text(format!("unknown placement `{name}`"), help)
+}
+
+pub(crate) fn unknown_axis(name: &str, near: Option<&str>, known: &str) -> Text {
+    let help = did_you_mean(near, format!("the mesh axes are {known}"));
+    text(format!("unknown mesh axis `{name}`"), help)
+}
+
+// ---- types ----
+
+pub(crate) fn f32_parameter(name: &str) -> Text {
+    text(
+        format!("`{name}` is `f32`, which only partial sums and results of `cast` may be"),
+        "declare it `bf16` and use `cast(f32)`, or declare it `@ partial`",
+    )
+}
+
+pub(crate) fn no_dims() -> Text {
+    text("a tensor needs at least one dimension", "write the shape: `bf16[M, K]`")
+}
+
+pub(crate) fn dim_out_of_range(value: u64) -> Text {
+    text(format!("the dimension {value} is outside 1..={MAX_DIM}"), "choose a number in that range")
+}
+
+pub(crate) fn shard_out_of_range(dim: u64, n_dims: usize) -> Text {
+    text(
+        format!("there is no dimension {dim}: the tensor has {}", dimensions(n_dims)),
+        format!("dimensions count from 0: choose one from 0 to {}", n_dims.saturating_sub(1)),
+    )
+}
+
+pub(crate) fn axis_twice(axis: &str) -> Text {
+    text(
+        format!("the placement over `{axis}` is given twice"),
+        "give one placement for each mesh axis",
+    )
+}
+
+pub(crate) fn dim_sharded_twice(dim: usize) -> Text {
+    text(
+        format!("dimension {dim} is sharded over two mesh axes"),
+        "shard another dimension: one dimension over two axes is not supported yet",
+    )
+}
+
+pub(crate) fn too_many_axes() -> Text {
+    text(format!("more than {MAX_AXES} mesh axes"), "use fewer axes")
+}
+
+pub(crate) fn too_many_dims() -> Text {
+    text(format!("more than {MAX_DIMS} dimensions"), "merge some of them")
+}
+
+pub(crate) fn which_axis(what: &str, axes: &str) -> Text {
+    text(
+        format!("{what} needs a mesh axis here"),
+        format!("name one of {axes}, as in `shard(0, tp)` or `gather(tp)`"),
+    )
+}
+
+// ---- arguments ----
+
+pub(crate) fn no_input(op: &str) -> Text {
+    let usage = ops::first_usage(op).unwrap_or("`x -> ..`");
+    text(format!("`{op}` has no input"), format!("a chain starts with a tensor: write {usage}"))
+}
+
+pub(crate) fn missing_argument(op: &str, what: &str) -> Text {
+    text(format!("`{op}` needs {what}"), format!("write {}", ops::usage(op)))
+}
+
+pub(crate) fn wrong_argument(op: &str, what: &str, found: &str) -> Text {
+    text(format!("`{op}` takes {what}, found `{found}`"), format!("write {}", ops::usage(op)))
+}
+
+pub(crate) fn extra_argument(op: &str) -> Text {
+    text(format!("`{op}` takes no further argument"), format!("write {}", ops::usage(op)))
+}
+
+pub(crate) fn unknown_key(op: &str, key: &str) -> Text {
+    text(format!("`{op}` has no argument called `{key}`"), format!("write {}", ops::usage(op)))
+}
+
+pub(crate) fn not_an_operation(name: &str) -> Text {
+    text(
+        format!("`{name}` is a tensor, and only operations follow `->`"),
+        format!("write for instance `gemm({name})` or `add({name})`"),
+    )
+}
+
+// ---- operations ----
+
+pub(crate) fn gemm_rank(name: &str, n_dims: usize) -> Text {
+    text(
+        format!("`gemm` multiplies matrices, and {name} has {}", dimensions(n_dims)),
+        "give it two dimensions: `[M, K]` on the left, `[K, N]` on the right",
+    )
+}
+
+pub(crate) fn gemm_contraction(left: &str, right: &str, name: &str) -> Text {
+    text(
+        format!("`gemm` contracts `{left}` on the left with `{right}` on the right"),
+        format!("dimension 0 of {name} must be `{left}`"),
+    )
+}
+
+pub(crate) fn gemm_dtype(name: &str) -> Text {
+    text(
+        format!("{name} is `f32`, and `gemm` takes `bf16` or `f16`"),
+        "convert it before: `cast(bf16)`",
+    )
+}
+
+pub(crate) fn dtype_mismatch(op: &str, left: DType, name: &str, right: DType) -> Text {
+    text(
+        format!("`{op}` has an input of `{left}`, and {name} is `{right}`"),
+        format!("declare both with one dtype, or convert the input before: `cast({right})`"),
+    )
+}
+
+pub(crate) fn gemm_placement(left: &str, right: &str, help: impl Into<String>) -> Text {
+    text(format!("`gemm` cannot multiply a `{left}` input by a `{right}` operand"), help)
+}
+
+pub(crate) fn nonlinear_on_partial(op: &str, name: &str) -> Text {
+    text(
+        format!("`{op}` is not linear, and {name} is `partial`: a sum not yet made"),
+        "reduce it first: `reduce_scatter` or `all_reduce`",
+    )
+}
+
+pub(crate) fn adds_once_per_rank(op: &str, name: &str) -> Text {
+    text(
+        format!("`{op}` to {name}, which is `partial`, would count once for each rank"),
+        "reduce it first: `reduce_scatter` or `all_reduce`",
+    )
+}
+
+pub(crate) fn elementwise_placement(op: &str, wanted: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`{op}` needs {name} to be `{wanted}` here, and it is `{found}`"),
+        format!("declare {name} `@ {wanted}`"),
+    )
+}
+
+pub(crate) fn elementwise_rank(op: &str, wanted: usize, name: &str, found: usize) -> Text {
+    let (wanted, found) = (dimensions(wanted), dimensions(found));
+    text(
+        format!("`{op}` needs {wanted} here, and {name} has {found}"),
+        format!("declare {name} with {wanted}"),
+    )
+}
+
+pub(crate) fn elementwise_dim(op: &str, wanted: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`{op}` needs `{wanted}` here, and {name} has `{found}`"),
+        format!("declare that dimension of {name} as `{wanted}`"),
+    )
+}
+
+pub(crate) fn gather_of(name: &str, found: &str, partial: bool) -> Text {
+    let help = if partial {
+        "sum it first: `all_reduce`, or `reduce_scatter` and then `gather`"
+    } else {
+        "remove `gather`, or declare the tensor `@ shard(0)`"
+    };
+    text(format!("`gather` needs a sharded value, and {name} is `{found}`"), help)
+}
+
+pub(crate) fn reduce_of(op: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`{op}` needs a `partial` value, and {name} is `{found}`"),
+        "a `gemm` gives partial sums if its contraction is sharded: `shard(1)` times `shard(0)`",
+    )
+}
+
+pub(crate) fn reduce_dim_taken(dim: u64, axis: &str) -> Text {
+    text(
+        format!("dimension {dim} is sharded over `{axis}` already"),
+        "scatter another dimension: `reduce_scatter(dim = 1)`",
+    )
+}
+
+// ---- results ----
+
+pub(crate) fn result_count(declared: usize, found: usize) -> Text {
+    let s = |n: usize| if n == 1 { "" } else { "s" };
+    text(
+        format!(
+            "the signature declares {declared} result{}, and the body gives {found}",
+            s(declared)
+        ),
+        "write several results as `(a, b)`, and their types as `-> (bf16[M, K], bf16[M, F])`",
+    )
+}
+
+pub(crate) fn result_type(what: &str, declared: &str, found: &str, whole: &str) -> Text {
+    text(
+        format!("the result has the {what} `{found}`, and the signature declares `{declared}`"),
+        format!("the body gives `{whole}`"),
+    )
+}
+
+// ---- file headers ----
+
+pub(crate) fn header_syntax() -> Text {
+    text("this header comment is not a list of defaults", "write `// M = 512, K = 256`")
+}
+
+pub(crate) fn header_twice(name: &str) -> Text {
+    text(format!("the default of `{name}` is given twice"), "remove one of them")
+}
+
+pub(crate) fn internal() -> Text {
+    text("the checker found no pipeline and no mistake", "this is a bug in mk: please report it")
+}

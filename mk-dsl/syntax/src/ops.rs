@@ -1,0 +1,97 @@
+//! The operation table: what each operation is called, and how it is written.
+
+/// What an operation takes besides its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpKind {
+    Gather,
+    Gemm,
+    ReduceScatter,
+    AllReduce,
+    Bias,
+    Gelu,
+    Silu,
+    Relu,
+    Mul,
+    Add,
+    Scale,
+    Cast,
+    /// In the language, and not yet in the compiler.
+    Unsupported,
+}
+
+pub(crate) struct OpInfo {
+    pub name: &'static str,
+    pub kind: OpKind,
+    /// After an arrow.
+    usage: &'static str,
+    /// At the start of a chain.
+    first_usage: &'static str,
+}
+
+const fn op(
+    name: &'static str,
+    kind: OpKind,
+    usage: &'static str,
+    first_usage: &'static str,
+) -> OpInfo {
+    OpInfo { name, kind, usage, first_usage }
+}
+
+const fn later(name: &'static str) -> OpInfo {
+    op(name, OpKind::Unsupported, "", "")
+}
+
+pub(crate) const OPS: [OpInfo; 19] = [
+    op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
+    op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
+    op(
+        "reduce_scatter",
+        OpKind::ReduceScatter,
+        "`reduce_scatter`, `reduce_scatter(axis)` or `reduce_scatter(dim = 0)`",
+        "`reduce_scatter(x)`",
+    ),
+    op("all_reduce", OpKind::AllReduce, "`all_reduce` or `all_reduce(axis)`", "`all_reduce(x)`"),
+    op("bias", OpKind::Bias, "`bias(c)`, or `bias(x, c)` at the start of a chain", "`bias(x, c)`"),
+    op("gelu", OpKind::Gelu, "`gelu`", "`x -> gelu`"),
+    op("silu", OpKind::Silu, "`silu`", "`x -> silu`"),
+    op("relu", OpKind::Relu, "`relu`", "`x -> relu`"),
+    op("mul", OpKind::Mul, "`mul(y)`, or `mul(x, y)` at the start of a chain", "`mul(x, y)`"),
+    op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
+    op("scale", OpKind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`"),
+    op("cast", OpKind::Cast, "`cast(f32)`", "`x -> cast(f32)`"),
+    later("swiglu"),
+    later("dispatch"),
+    later("grouped_gemm"),
+    later("combine"),
+    later("ring"),
+    later("attention"),
+    later("all_to_all"),
+];
+
+pub(crate) fn find(name: &str) -> Option<&'static OpInfo> {
+    OPS.iter().find(|op| op.name == name)
+}
+
+pub(crate) fn is_supported(name: &str) -> bool {
+    find(name).is_none_or(|op| op.kind != OpKind::Unsupported)
+}
+
+/// How to write the operation after an arrow.
+pub(crate) fn usage(name: &str) -> &'static str {
+    find(name).map_or("", |op| op.usage)
+}
+
+/// How to write the operation at the start of a chain.
+pub(crate) fn first_usage(name: &str) -> Option<&'static str> {
+    find(name).map(|op| op.first_usage)
+}
+
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    OPS.iter().map(|op| op.name)
+}
+
+/// The names of the supported operations, quoted, separated by commas.
+pub(crate) fn supported_list() -> String {
+    let supported = OPS.iter().filter(|op| op.kind != OpKind::Unsupported);
+    supported.map(|op| format!("`{}`", op.name)).collect::<Vec<_>>().join(", ")
+}

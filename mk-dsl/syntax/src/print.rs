@@ -1,0 +1,90 @@
+//! Programs as text: for people, logs and snapshots.
+//!
+//! ```text
+//! pipeline gather_gemm(world):
+//!   %0 = a: bf16[a_0, a_1] @ shard(0)
+//!   %1 = b: bf16[a_1, b_1] @ shard(1)
+//!   %2 = gather(%0, world, dim = 0): bf16[a_0, a_1] @ replicate
+//!   %3 = gemm(%2, %1): bf16[a_0, b_1] @ shard(1)
+//!   return %3
+//! ```
+
+use crate::program::{AxisId, Dim, Node, Op, Placement, Program, TensorType};
+use std::fmt;
+
+/// One placement as the source writes it; `axis` where there are several.
+pub(crate) fn placement(placement: Placement, axis: Option<&str>) -> String {
+    match (placement, axis) {
+        (Placement::Shard(dim), Some(axis)) => format!("shard({dim}, {axis})"),
+        (Placement::Shard(dim), None) => format!("shard({dim})"),
+        (Placement::Replicate, Some(axis)) => format!("replicate({axis})"),
+        (Placement::Replicate, None) => "replicate".into(),
+        (Placement::Partial, Some(axis)) => format!("partial({axis})"),
+        (Placement::Partial, None) => "partial".into(),
+    }
+}
+
+/// The placements over all axes: what is replicated goes without saying, unless all is.
+pub(crate) fn placements<S: AsRef<str>>(placements: &[Placement], axes: &[S]) -> String {
+    let several = axes.len() > 1;
+    let said: Vec<String> = placements
+        .iter()
+        .zip(axes)
+        .filter(|(p, _)| **p != Placement::Replicate)
+        .map(|(&p, axis)| placement(p, several.then_some(axis.as_ref())))
+        .collect();
+    if said.is_empty() { "replicate".into() } else { said.join(" @ ") }
+}
+
+impl Program {
+    /// A type as the source writes it: `bf16[M, K] @ shard(0)`.
+    pub fn show_type(&self, ty: &TensorType) -> String {
+        let dims: Vec<String> = ty
+            .dims
+            .iter()
+            .map(|dim| match dim {
+                Dim::Lit(n) => n.to_string(),
+                Dim::Sym(id) => match self.symbols().get(id.index()) {
+                    Some(symbol) => symbol.name.clone(),
+                    None => id.to_string(),
+                },
+            })
+            .collect();
+        let placement = placements(&ty.placement, self.mesh_axes());
+        format!("{}[{}] @ {placement}", ty.dtype, dims.join(", "))
+    }
+
+    fn axis_name(&self, axis: AxisId) -> &str {
+        self.mesh_axes().get(axis.index()).map_or("?", String::as_str)
+    }
+
+    fn show_call(&self, node: &Node) -> String {
+        let mut args: Vec<String> = node.inputs.iter().map(ToString::to_string).collect();
+        match node.op {
+            Op::Gather { axis, dim } | Op::ReduceScatter { axis, dim } => {
+                args.push(self.axis_name(axis).to_owned());
+                args.push(format!("dim = {dim}"));
+            }
+            Op::AllReduce { axis } => args.push(self.axis_name(axis).to_owned()),
+            Op::Scale(factor) => args.push(factor.to_string()),
+            Op::Cast(dtype) => args.push(dtype.to_string()),
+            Op::Gemm | Op::Bias | Op::Gelu | Op::Silu | Op::Relu | Op::Mul | Op::Add => {}
+        }
+        format!("{}({})", node.op.name(), args.join(", "))
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "pipeline {}({}):", self.name(), self.mesh_axes().join(", "))?;
+        for tensor in self.tensors() {
+            writeln!(f, "  {} = {}: {}", tensor.id, tensor.name, self.show_type(&tensor.ty))?;
+        }
+        for node in self.nodes() {
+            let ty = self.show_type(&node.ty);
+            writeln!(f, "  {} = {}: {ty}", node.result, self.show_call(node))?;
+        }
+        let results: Vec<String> = self.results().iter().map(ToString::to_string).collect();
+        write!(f, "  return {}", results.join(", "))
+    }
+}

@@ -1,0 +1,347 @@
+//! [`Program`]: a checked pipeline, the front end's only output.
+//!
+//! Architecture invariant: a `Program` is made by the checker and by nothing else, so every
+//! reader may rely on the following without looking again.
+//!
+//! - Nodes are in topological order, and every node and every tensor reaches a result.
+//! - Every type has one placement per mesh axis, and no dimension is sharded over two axes.
+//! - `gemm` has two `[M, K] x [K, N]` operands of one 16-bit dtype; an elementwise op has
+//!   operands of the shape and placement of its input.
+//! - No symbol is unused, and no literal dimension is zero or above [`MAX_DIM`].
+
+use std::fmt;
+
+/// The largest extent of one dimension, in elements: `2^31 - 1`, what a TMA coordinate holds.
+pub const MAX_DIM: u64 = i32::MAX as u64;
+
+macro_rules! entity {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(u32);
+
+        impl $name {
+            /// The entity at position `index`; positions above `u32::MAX` saturate.
+            pub const fn new(index: usize) -> Self {
+                if index > u32::MAX as usize { Self(u32::MAX) } else { Self(index as u32) }
+            }
+
+            /// Its position in the list that owns it.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+entity! {
+    /// A value: a parameter (`%0` up to the number of tensors), or the result of a node.
+    ValueId, "%"
+}
+entity! {
+    /// A symbolic dimension: an index into [`Program::symbols`].
+    SymbolId, "sym"
+}
+entity! {
+    /// A mesh axis: an index into [`Program::mesh_axes`].
+    AxisId, "axis"
+}
+
+/// An element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// bfloat16, 2 bytes.
+    Bf16,
+    /// IEEE half precision, 2 bytes.
+    F16,
+    /// IEEE single precision, 4 bytes: a result of `cast(f32)`, or partial sums.
+    F32,
+}
+
+impl DType {
+    /// Every dtype, in the order in which messages list them.
+    pub const ALL: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+
+    /// Its name in the source language.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
+            DType::F32 => "f32",
+        }
+    }
+
+    /// The dtype called `name`.
+    pub fn from_name(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| d.name() == name)
+    }
+
+    /// The size of one element, in bytes.
+    pub const fn size_bytes(self) -> u64 {
+        match self {
+            DType::Bf16 | DType::F16 => 2,
+            DType::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One dimension of a (global) shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dim {
+    /// A symbol, given a number by [`Program::bind`].
+    Sym(SymbolId),
+    /// A number written in the source, `1..=MAX_DIM`.
+    Lit(u64),
+}
+
+/// How a value lies on the ranks of one mesh axis (the terms of PyTorch's DTensor).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Rank `r` of `n` holds the `r`-th of `n` equal parts of this dimension.
+    Shard(usize),
+    /// Every rank holds all of it.
+    Replicate,
+    /// Every rank holds a summand of the same shape; the value is their sum.
+    Partial,
+}
+
+/// Dtype, global shape and placement of a value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TensorType {
+    /// The element type.
+    pub dtype: DType,
+    /// The global shape, row-major.
+    pub dims: Vec<Dim>,
+    /// One entry per axis of [`Program::mesh_axes`], in that order.
+    pub placement: Vec<Placement>,
+}
+
+/// Whether a symbol is known when the kernel is compiled, or only when it is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SymbolKind {
+    /// A constant of the compiled kernel.
+    Fixed,
+    /// Given at launch, the same on all ranks, at most `max`. Not produced by this version.
+    Runtime {
+        /// The inclusive upper bound, in elements.
+        max: u64,
+    },
+}
+
+/// A symbolic dimension.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Symbol {
+    /// The name in the source; for dimension 1 of a tensor `a` without annotation, `a_1`.
+    pub name: String,
+    /// When its value is known.
+    pub kind: SymbolKind,
+}
+
+/// A parameter of the pipeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// The value that it is.
+    pub id: ValueId,
+    /// Its name in the source.
+    pub name: String,
+    /// Its type.
+    pub ty: TensorType,
+}
+
+/// One operation. The comment gives `inputs -> result`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// `[x] -> y`: `Shard(dim)` over `axis` becomes `Replicate`.
+    Gather {
+        /// The mesh axis gathered over.
+        axis: AxisId,
+        /// The sharded dimension.
+        dim: usize,
+    },
+    /// `[a: [M, K], b: [K, N]] -> [M, N]`, accumulated in f32.
+    Gemm,
+    /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
+    ReduceScatter {
+        /// The mesh axis summed over.
+        axis: AxisId,
+        /// The dimension that the result is sharded in.
+        dim: usize,
+    },
+    /// `[x] -> y`: `Partial` over `axis` becomes `Replicate`.
+    AllReduce {
+        /// The mesh axis summed over.
+        axis: AxisId,
+    },
+    /// `[x: [.., N], c: [N]] -> x + c`.
+    Bias,
+    /// `[x] -> x * Phi(x)`, exactly (by erf).
+    Gelu,
+    /// `[x] -> x * sigmoid(x)`.
+    Silu,
+    /// `[x] -> max(x, 0)`.
+    Relu,
+    /// `[x, y] -> x * y`.
+    Mul,
+    /// `[x, y] -> x + y`.
+    Add,
+    /// `[x] -> factor * x`; the factor is finite.
+    Scale(f64),
+    /// `[x] -> x` as this dtype, rounded to nearest even.
+    Cast(DType),
+}
+
+impl Op {
+    /// Its name in the source language.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Op::Gather { .. } => "gather",
+            Op::Gemm => "gemm",
+            Op::ReduceScatter { .. } => "reduce_scatter",
+            Op::AllReduce { .. } => "all_reduce",
+            Op::Bias => "bias",
+            Op::Gelu => "gelu",
+            Op::Silu => "silu",
+            Op::Relu => "relu",
+            Op::Mul => "mul",
+            Op::Add => "add",
+            Op::Scale(_) => "scale",
+            Op::Cast(_) => "cast",
+        }
+    }
+
+    /// Whether it computes each element from one element of each operand.
+    pub const fn is_elementwise(self) -> bool {
+        !matches!(
+            self,
+            Op::Gather { .. } | Op::Gemm | Op::ReduceScatter { .. } | Op::AllReduce { .. }
+        )
+    }
+}
+
+/// One operation applied to values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The value that it defines.
+    pub result: ValueId,
+    /// The operation.
+    pub op: Op,
+    /// Its operands, each defined before `result`; [`Op`] gives their order.
+    pub inputs: Vec<ValueId>,
+    /// The type of the result.
+    pub ty: TensorType,
+}
+
+/// What defines a value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Def<'a> {
+    /// A parameter.
+    Param(&'a Tensor),
+    /// The result of a node.
+    Node(&'a Node),
+}
+
+/// A checked pipeline: a DAG of typed operations.
+///
+/// ```
+/// let p = mk_syntax::Program::parse("gather(a) -> gemm(b) -> gelu")?;
+/// assert_eq!(p.tensors().len(), 2);
+/// assert_eq!(p.nodes().len(), 3);
+/// # Ok::<(), mk_syntax::Diagnostics>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    pub(crate) name: String,
+    pub(crate) docs: Vec<String>,
+    pub(crate) mesh_axes: Vec<String>,
+    pub(crate) symbols: Vec<Symbol>,
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) results: Vec<ValueId>,
+}
+
+impl Program {
+    /// The item's name; for a bare chain, its operations joined by `_`. An ASCII identifier.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The lines of the doc comment, without `///`.
+    pub fn docs(&self) -> &[String] {
+        &self.docs
+    }
+
+    /// The names of the mesh axes, at least one. A program that names none has `world`.
+    pub fn mesh_axes(&self) -> &[String] {
+        &self.mesh_axes
+    }
+
+    /// The symbolic dimensions, indexed by [`SymbolId`].
+    pub fn symbols(&self) -> &[Symbol] {
+        &self.symbols
+    }
+
+    /// The parameters, in order; the first values.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The operations, in topological order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The results, in order, at least one. The same value may be a result twice.
+    pub fn results(&self) -> &[ValueId] {
+        &self.results
+    }
+
+    /// The number of values: parameters and node results.
+    pub fn n_values(&self) -> usize {
+        self.tensors.len() + self.nodes.len()
+    }
+
+    /// What defines `value`; `None` if it is of another program and out of range here.
+    pub fn def(&self, value: ValueId) -> Option<Def<'_>> {
+        let i = value.index();
+        match self.tensors.get(i) {
+            Some(tensor) => Some(Def::Param(tensor)),
+            None => self.nodes.get(i - self.tensors.len()).map(Def::Node),
+        }
+    }
+
+    /// The type of `value`; `None` if it is out of range.
+    pub fn ty(&self, value: ValueId) -> Option<&TensorType> {
+        self.def(value).map(|def| match def {
+            Def::Param(tensor) => &tensor.ty,
+            Def::Node(node) => &node.ty,
+        })
+    }
+
+    /// The symbol called `name`.
+    pub fn symbol(&self, name: &str) -> Option<SymbolId> {
+        self.symbols.iter().position(|s| s.name == name).map(SymbolId::new)
+    }
+
+    /// The parameter called `name`.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.iter().find(|t| t.name == name)
+    }
+}

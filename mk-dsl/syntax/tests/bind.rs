@@ -1,0 +1,199 @@
+//! Numbers for symbols, and the headers of `.mk` files.
+
+use insta::assert_snapshot;
+use mk_syntax::{Program, ValueId, file};
+use std::collections::BTreeMap;
+
+const LINEAR: &str =
+    "fn linear(x: bf16[M, K] @ shard(0), w: bf16[K, 64] @ shard(1)) { gather(x) -> gemm(w) }";
+
+/// Binds with `dims` such as `M=8` and `shapes` such as `a=8x4`; shows the shape of each value.
+fn bind(source: &str, dims: &[(&str, u64)], shapes: &[(&str, &[u64])]) -> String {
+    let program = Program::parse(source).unwrap();
+    let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    let shapes = shapes.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
+    match program.bind(&dims, &shapes) {
+        Ok(bound) => (0..program.n_values())
+            .map(|i| format!("%{i}: {:?}", bound.shape(ValueId::new(i)).unwrap()))
+            .collect::<Vec<_>>()
+            .join("\n"),
+        Err(errors) => errors.to_string(),
+    }
+}
+
+fn defaults(source: &str) -> String {
+    match file::defaults(source) {
+        Ok(values) => format!("{values:?}"),
+        Err(mistakes) => mistakes.in_file("linear.mk").to_string(),
+    }
+}
+
+#[test]
+fn by_dims_and_by_shapes() {
+    assert_snapshot!(bind(LINEAR, &[("M", 8), ("K", 4)], &[]), @r#"
+    %0: [8, 4]
+    %1: [4, 64]
+    %2: [8, 4]
+    %3: [8, 64]
+    "#);
+    assert_snapshot!(bind(LINEAR, &[("M", 8)], &[("x", &[8, 4]), ("w", &[4, 64])]), @r#"
+    %0: [8, 4]
+    %1: [4, 64]
+    %2: [8, 4]
+    %3: [8, 64]
+    "#);
+    assert_snapshot!(bind("gather(a) -> gemm(b)", &[], &[("a", &[8, 4]), ("b", &[4, 6])]), @r#"
+    %0: [8, 4]
+    %1: [4, 6]
+    %2: [8, 4]
+    %3: [8, 6]
+    "#);
+    assert_snapshot!(bind("gather(a) -> gemm(b)", &[("b_1", 6)], &[("a", &[8, 4])]), @r#"
+    %0: [8, 4]
+    %1: [4, 6]
+    %2: [8, 4]
+    %3: [8, 6]
+    "#);
+}
+
+#[test]
+fn missing_numbers() {
+    assert_snapshot!(bind(LINEAR, &[("M", 8)], &[]), @r#"
+    error: `K` has no value
+      = help: add `--dim K=<number>`
+    "#);
+    assert_snapshot!(bind("gather(a) -> gemm(b)", &[], &[]), @r#"
+    error: `a_0` has no value
+      = help: add `--shape a=<number>x<number>`
+    error: `b_1` has no value
+      = help: add `--shape b=<number>x<number>`
+    "#);
+    assert_snapshot!(bind("gather(a) -> gemm(b)", &[], &[("a", &[8, 4])]), @r#"
+    error: `b_1` has no value
+      = help: add `--shape b=<number>x<number>`
+    "#);
+}
+
+#[test]
+fn wrong_numbers() {
+    assert_snapshot!(bind(LINEAR, &[("M", 0), ("K", 1 << 31), ("n", 1), ("m", 1)], &[("y", &[2])]), @r#"
+    error: `K` is 2147483648 by `--dim K=2147483648`, outside 1..=2147483647
+      = help: give `K` a number from 1 to 2147483647
+    error: `M` is 0 by `--dim M=0`, outside 1..=2147483647
+      = help: give `M` a number from 1 to 2147483647
+    error: the pipeline has no symbol `m`
+      = help: did you mean `M`?
+    error: the pipeline has no symbol `n`
+      = help: its symbols are `M`, `K`
+    error: the pipeline has no tensor `y`
+      = help: its tensors are `x`, `w`
+    "#);
+    assert_snapshot!(bind(LINEAR, &[("M", 8), ("K", 4)], &[("x", &[9, 4]), ("w", &[4, 65])]), @r#"
+    error: dimension 1 of `w` is 64, and the shape given for it has 65
+      = help: write 64 there, or a symbol for dimension 1 in the pipeline
+    error: `M` is 8 by `--dim M=8` and 9 by `--shape x=9x4`
+      = help: give `M` once, or the same number each time
+    "#);
+    assert_snapshot!(bind(LINEAR, &[("M", 8), ("K", 4)], &[("x", &[8, 4, 1])]), @r#"
+    error: `x` has 2 dimensions, and the shape given for it has 3
+      = help: give all of them: `--shape x=<number>x<number>`
+    "#);
+    assert_snapshot!(bind("gather(a) -> gemm(b)", &[], &[("a", &[8, 4]), ("b", &[5, 6])]), @r#"
+    error: `a_1` is 4 by `--shape a=8x4` and 5 by `--shape b=5x6`
+      = help: give `a_1` once, or the same number each time
+    "#);
+    let n = (1 << 31) - 1;
+    assert_snapshot!(bind("gather(a) -> gemm(b)", &[], &[("a", &[n, n]), ("b", &[n, 1])]), @r#"
+    %0: [2147483647, 2147483647]
+    %1: [2147483647, 1]
+    %2: [2147483647, 2147483647]
+    %3: [2147483647, 1]
+    "#);
+    assert_snapshot!(bind("gemm(a, b)", &[], &[("a", &[n, 1]), ("b", &[1, n])]), @r#"
+    %0: [2147483647, 1]
+    %1: [1, 2147483647]
+    %2: [2147483647, 2147483647]
+    "#);
+    assert_snapshot!(bind("gemm(a, b) -> cast(f32)", &[], &[("a", &[n, 1]), ("b", &[1, n])]), @r#"
+    error: value %3 of shape 2147483647x2147483647 is larger than 2^63 - 1 bytes
+      = help: choose smaller dimensions
+    "#);
+}
+
+#[test]
+fn headers() {
+    assert_snapshot!(defaults("// Linear layer: y = x w\n// M = 512, K=1_024\n\n//  N = 3\n/// N = 4\nfn"), @r#"{"K": 1024, "M": 512, "N": 3}"#);
+    assert_snapshot!(defaults("gather(a)\n// M = 1"), @r#"{}"#);
+    assert_snapshot!(defaults(""), @r#"{}"#);
+}
+
+#[test]
+fn wrong_headers() {
+    assert_snapshot!(defaults("// M = 512, K = two\n// M = 3, N, 2 = 4\n// P = 0, Q = 99999999999, R = -1\n// é = 1\n// S ="), @r#"
+    error: `two` is not a whole number
+     --> linear.mk:1:17
+      |
+    1 | // M = 512, K = two
+      |                 ^^^
+      = help: write decimal digits, for instance `8192`
+
+    error: the default of `M` is given twice
+     --> linear.mk:2:4
+      |
+    2 | // M = 3, N, 2 = 4
+      |    ^
+      = help: remove one of them
+
+    error: this header comment is not a list of defaults
+     --> linear.mk:2:11
+      |
+    2 | // M = 3, N, 2 = 4
+      |           ^
+      = help: write `// M = 512, K = 256`
+
+    error: this header comment is not a list of defaults
+     --> linear.mk:2:14
+      |
+    2 | // M = 3, N, 2 = 4
+      |              ^^^^^
+      = help: write `// M = 512, K = 256`
+
+    error: the dimension 0 is outside 1..=2147483647
+     --> linear.mk:3:8
+      |
+    3 | // P = 0, Q = 99999999999, R = -1
+      |        ^
+      = help: choose a number in that range
+
+    error: the dimension 99999999999 is outside 1..=2147483647
+     --> linear.mk:3:15
+      |
+    3 | // P = 0, Q = 99999999999, R = -1
+      |               ^^^^^^^^^^^
+      = help: choose a number in that range
+
+    error: `-1` is not a whole number
+     --> linear.mk:3:32
+      |
+    3 | // P = 0, Q = 99999999999, R = -1
+      |                                ^^
+      = help: write decimal digits, for instance `8192`
+
+    error: the number is missing
+     --> linear.mk:5:7
+      |
+    5 | // S =
+      |       ^
+      = help: write decimal digits, for instance `8192`
+    "#);
+}
+
+#[test]
+fn a_bound_knows_its_symbols() {
+    let program = Program::parse(LINEAR).unwrap();
+    let dims = BTreeMap::from([("M".to_owned(), 8), ("K".to_owned(), 4)]);
+    let bound = program.bind(&dims, &BTreeMap::new()).unwrap();
+    assert_eq!(bound.sizes(), [8, 4]);
+    let w = program.tensor("w").unwrap();
+    assert_eq!(w.ty.dims.iter().map(|&d| bound.dim(d)).collect::<Vec<_>>(), [Some(4), Some(64)]);
+}

@@ -1,0 +1,11 @@
+//! What `mk::pipeline!` accepts, and each mistake with the message that it gives.
+//!
+//! To add a mistake: put a file in `tests/ui`, run with `TRYBUILD=overwrite`, and review the
+//! `.stderr` file.
+
+#[test]
+fn ui() {
+    let cases = trybuild::TestCases::new();
+    cases.pass("tests/ui/pass/*.rs");
+    cases.compile_fail("tests/ui/*.rs");
+}

@@ -1,0 +1,58 @@
+//! Items of every form: docs, visibility, attributes, several results, two mesh axes.
+
+#![deny(missing_docs)]
+
+mk::pipeline! {
+    /// Tensor-parallel MLP with sequence-parallel input and output.
+    ///
+    /// The `"hidden"` dimension is sharded.
+    pub fn mlp(
+        x: bf16[M, K] @ shard(0), // comments are no part of it
+        /// The up projection.
+        w1: bf16[K, F] @ shard(1),
+        w2: bf16[F, K] @ shard(0),
+    ) -> bf16[M, K] @ shard(0) {
+        gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter
+    }
+}
+
+mod inner {
+    mk::pipeline! {
+        #[allow(non_snake_case)]
+        pub(crate) fn savedX(x: f16[8_192, K] @ shard(0), w: f16[K, N], c: f16[N] @ shard(0))
+            -> (f16[8192, N] @ shard(1), f16[8192, K])
+        {
+            let h = gather(x);
+            (h -> gemm(w) -> scale(-1.5e-1) -> bias(c), h)
+        }
+    }
+}
+
+mk::pipeline! {
+    fn two_axes(x: bf16[M, K] @ shard(0, tp) @ shard(1, dp), w: bf16[K, N] @ shard(0, dp) @ shard(1, tp)) {
+        gather(x, tp) -> gemm(w) -> cast(f32) -> reduce_scatter(dp) -> cast(bf16)
+    }
+}
+
+macro_rules! column_parallel {
+    ($vis:vis $name:ident, $act:ident) => {
+        mk::pipeline! {
+            $vis fn $name(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) {
+                gather(x) -> gemm(w) -> $act
+            }
+        }
+    };
+}
+column_parallel!(with_relu, relu);
+column_parallel!(pub(crate) with_silu, silu);
+
+fn main() {
+    let program = mlp();
+    assert_eq!(program.name(), "mlp");
+    assert_eq!(program.docs()[2], "The `\"hidden\"` dimension is sharded.");
+    assert_eq!(program.nodes().len(), 5);
+    assert_eq!(inner::savedX().results().len(), 2);
+    assert_eq!(two_axes().mesh_axes(), ["tp", "dp"]);
+    assert_eq!(with_relu().name(), "with_relu");
+    assert_eq!(with_silu().name(), "with_silu");
+}
