@@ -1,11 +1,18 @@
-//! mk: a plan compiler for fused communication + compute GPU kernels.
+//! **mk**: a plan compiler for fused communication + compute GPU kernels.
 //!
-//! This crate re-exports the parts that users need.
+//! A pipeline such as `gather(a) -> gemm(b)` is type-checked ([`Program`]), lowered to a tile plan that is verified
+//! against races, deadlock and stale signals ([`compile`]), emitted as one persistent CUDA kernel per GPU ([`emit`]),
+//! compiled by NVRTC ([`runtime::jit`]) and run on every rank ([`runtime`]), or on the CPU executor ([`sim`]).
 
+extern crate self as mk;
+
+pub use mk_abi as abi;
+pub use mk_codegen::{emit, ir, passes, sim, target, valid};
 pub use mk_dsl::pipeline;
-pub use mk_syntax::{Diagnostics, Program};
+pub use mk_runtime as runtime;
+pub use mk_syntax::{Bound, Diagnostics, Program, file};
 
-/// What `pipeline!` expands to. Not for use by hand.
+/// Used by the expansion of [`pipeline!`].
 #[doc(hidden)]
 pub mod __private {
     pub use mk_syntax::checked;

@@ -23,12 +23,12 @@ macro_rules! device_struct {
             assert!(size_of::<$name>() == $size);
         };
         impl $name {
-            /// The same declaration in CUDA, with its offsets asserted.
+            /// The same declaration in CUDA, with its offsets asserted (`__INTADDR__`: NVRTC has no `offsetof`).
             pub fn cuda() -> String {
                 let mut out = format!("struct {} {{\n", stringify!($name));
                 $(out.push_str(&format!("  {} {}{};\n", stringify!($ty), stringify!($field), device_struct!(@dims $([$n])?)));)*
                 out.push_str("};\n");
-                $(out.push_str(&format!("static_assert(__builtin_offsetof({0}, {1}) == {2}, \"host and device disagree on {0}::{1}\");\n", stringify!($name), stringify!($field), $offset));)*
+                $(out.push_str(&format!("static_assert(__INTADDR__(&(({0}*)0)->{1}) == {2}, \"host and device disagree on {0}::{1}\");\n", stringify!($name), stringify!($field), $offset));)*
                 out.push_str(&format!("static_assert(sizeof({0}) == {1}, \"host and device disagree on {0}\");\n", stringify!($name), $size));
                 out
             }
@@ -170,12 +170,8 @@ const _: () = assert!(offset_of!(ControlBlock, epoch) + MAX_CTAS * 4 <= size_of:
 /// The CUDA declarations of every struct above, for the head of a generated kernel.
 pub fn cuda_declarations() -> String {
     let mut out = format!("constexpr u32 MAX_RANKS = {MAX_RANKS};\n");
-    for decl in [
-        LaunchHeader::cuda(),
-        SymHeader::cuda(),
-        ControlBlock::cuda(),
-        FaultRecord::cuda(),
-    ] {
+    for decl in [LaunchHeader::cuda(), SymHeader::cuda(), ControlBlock::cuda(), FaultRecord::cuda()]
+    {
         out.push_str(&decl);
     }
     out
@@ -189,6 +185,6 @@ mod tests {
     fn cuda_text_follows_the_rust_declaration() {
         let text = cuda_declarations();
         assert!(text.contains("  u32 launch_hash[128];\n"));
-        assert!(text.contains("__builtin_offsetof(FaultRecord, waited_ns) == 40"));
+        assert!(text.contains("__INTADDR__(&((FaultRecord*)0)->waited_ns) == 40"));
     }
 }

@@ -1,6 +1,9 @@
 //! From a checked pipeline to a verified tile plan, and from the plan to CUDA.
 
+pub mod emit;
+pub mod graph;
 pub mod ir;
+pub mod passes;
 pub mod sim;
 pub mod target;
 pub mod valid;

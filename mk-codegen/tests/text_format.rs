@@ -13,15 +13,10 @@ fn every_fixture_prints_and_reads_back_identically() {
             continue;
         }
         let text = fs::read_to_string(&path).expect("readable");
-        let plan: Plan = text
-            .parse()
-            .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        plan.check_structure()
-            .unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
+        let plan: Plan = text.parse().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        plan.check_structure().unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
         let printed = plan.to_string();
-        let again: Plan = printed
-            .parse()
-            .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let again: Plan = printed.parse().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         assert_eq!(plan, again, "{}", path.display());
         assert_eq!(printed, again.to_string(), "{}", path.display());
         seen += 1;

@@ -35,36 +35,24 @@ impl Plan {
     /// # Errors
     /// All mistakes, in the order of the text.
     pub fn check_structure(&self) -> Result<(), Vec<StructureError>> {
-        let mut c = Checker {
-            plan: self,
-            errors: Vec::new(),
-        };
+        let mut c = Checker { plan: self, errors: Vec::new() };
         c.plan_level();
         for id in self.families.keys() {
             c.family(id);
         }
         c.edge_ids();
-        if c.errors.is_empty() {
-            Ok(())
-        } else {
-            Err(c.errors)
-        }
+        if c.errors.is_empty() { Ok(()) } else { Err(c.errors) }
     }
 }
 
 impl Checker<'_> {
     fn error(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        self.errors.push(StructureError {
-            place: place.into(),
-            message: message.into(),
-        });
+        self.errors.push(StructureError { place: place.into(), message: message.into() });
     }
 
     fn name(&mut self, place: &str, name: &str) {
         let mut chars = name.chars();
-        let ok = chars
-            .next()
-            .is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
+        let ok = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
             && chars.all(|c| c.is_ascii_alphanumeric() || c == '_');
         if !ok || RESERVED.contains(&name) {
             self.error(place, format!("`{name}` cannot be a name: use letters, digits and `_`, and none of {RESERVED:?}"));
@@ -73,17 +61,9 @@ impl Checker<'_> {
 
     fn plan_level(&mut self) {
         let plan = self.plan;
-        let world = plan
-            .mesh
-            .axes
-            .iter()
-            .try_fold(1u32, |n, a| n.checked_mul(a.1))
-            .unwrap_or(0);
+        let world = plan.mesh.axes.iter().try_fold(1u32, |n, a| n.checked_mul(a.1)).unwrap_or(0);
         if world == 0 || world as usize > mk_abi::device::MAX_RANKS {
-            self.error(
-                "mesh",
-                format!("needs 1 to {} ranks", mk_abi::device::MAX_RANKS),
-            );
+            self.error("mesh", format!("needs 1 to {} ranks", mk_abi::device::MAX_RANKS));
         }
         for (id, d) in plan.dims.iter() {
             self.name(&id.to_string(), &d.name);
@@ -113,9 +93,7 @@ impl Checker<'_> {
                     self.error(&place, "has an empty range")
                 }
                 TableSource::Prefix { of, align } => {
-                    let counts = (of.index() < id.index())
-                        .then(|| plan.tables.get(*of))
-                        .flatten();
+                    let counts = (of.index() < id.index()).then(|| plan.tables.get(*of)).flatten();
                     if counts.is_none_or(|c| {
                         c.shape.len() != 1 || t.shape.len() != 1 || c.shape[0] + 1 != t.shape[0]
                     }) {
@@ -131,64 +109,34 @@ impl Checker<'_> {
         for (id, b) in plan.buffers.iter() {
             let place = format!("{id} {:?}", b.name);
             b.shape.iter().for_each(|e| {
-                self.expr(
-                    &place,
-                    e,
-                    None,
-                    Scope {
-                        vars: 1,
-                        each: false,
-                        inner: false,
-                        t: false,
-                    },
-                )
+                self.expr(&place, e, None, Scope { vars: 1, each: false, inner: false, t: false })
             });
+            let plan_scope = Scope { vars: 1, each: false, inner: false, t: false };
+            b.pitch.iter().for_each(|e| self.expr(&place, e, None, plan_scope));
             if b.shape.is_empty() {
                 self.error(&place, "needs at least one dimension");
             }
             if b.shared && !matches!(b.space, Space::In | Space::Out) {
-                self.error(
-                    &place,
-                    "`shared` is for caller tensors; workspace is shared by nature",
-                );
+                self.error(&place, "`shared` is for caller tensors; workspace is shared by nature");
             }
         }
         for (id, s) in plan.signals.iter() {
             let place = format!("{id} {:?}", s.name);
             s.shape.iter().for_each(|e| {
-                self.expr(
-                    &place,
-                    e,
-                    None,
-                    Scope {
-                        vars: 1,
-                        each: false,
-                        inner: false,
-                        t: false,
-                    },
-                )
+                self.expr(&place, e, None, Scope { vars: 1, each: false, inner: false, t: false })
             });
         }
         for (id, r) in plan.roles.iter() {
-            let own = !matches!(
-                r.kind,
-                RoleKind::Prologue | RoleKind::Epilogue | RoleKind::CopyEngine
-            );
+            let own =
+                !matches!(r.kind, RoleKind::Prologue | RoleKind::Epilogue | RoleKind::CopyEngine);
             if own != (r.ctas > 0) {
-                let need = if own {
-                    "at least one CTA"
-                } else {
-                    "no CTAs of its own"
-                };
+                let need = if own { "at least one CTA" } else { "no CTAs of its own" };
                 self.error(format!("{id} {}", r.kind.name()), format!("needs {need}"));
             }
         }
         let total: u64 = plan.roles.values().map(|r| u64::from(r.ctas)).sum();
         if total == 0 || total > mk_abi::device::MAX_CTAS as u64 {
-            self.error(
-                "roles",
-                format!("need 1 to {} CTAs together", mk_abi::device::MAX_CTAS),
-            );
+            self.error("roles", format!("need 1 to {} CTAs together", mk_abi::device::MAX_CTAS));
         }
     }
 
@@ -210,11 +158,7 @@ impl Checker<'_> {
                 &place,
                 extent,
                 Some(x),
-                Scope {
-                    vars: usize::from(Var::DOMAIN) + i,
-                    inner: false,
-                    ..all
-                },
+                Scope { vars: usize::from(Var::DOMAIN) + i, inner: false, ..all },
             );
             if extent.mentions(Var::EPOCH) {
                 self.error(&place, "the domain must be the same in every epoch");
@@ -224,31 +168,16 @@ impl Checker<'_> {
             self.error(&place, "has more than 16 loop variables");
         }
         if !x.order.is_empty() && x.order.len() != x.domain.len() {
-            self.error(
-                &place,
-                "needs an `order` line for every variable of its domain, or none",
-            );
+            self.error(&place, "needs an `order` line for every variable of its domain, or none");
         }
         for e in &x.order {
-            let scope = Scope {
-                vars: usize::from(Var::DOMAIN),
-                t: true,
-                inner: false,
-                each: false,
-            };
+            let scope =
+                Scope { vars: usize::from(Var::DOMAIN), t: true, inner: false, each: false };
             self.expr(&place, e, Some(x), scope);
         }
         if let Some((name, extent)) = &x.inner {
             self.name(&place, name);
-            self.expr(
-                &place,
-                extent,
-                Some(x),
-                Scope {
-                    inner: false,
-                    ..all
-                },
-            );
+            self.expr(&place, extent, Some(x), Scope { inner: false, ..all });
         }
         self.contract(&place, x);
         self.accesses(&place, x, all);
@@ -265,10 +194,7 @@ impl Checker<'_> {
         each: Option<&Each>,
         when: Option<&Expr>,
     ) -> Scope {
-        let scope = Scope {
-            inner: all.inner && at == Point::Inner,
-            ..all
-        };
+        let scope = Scope { inner: all.inner && at == Point::Inner, ..all };
         if at == Point::Inner && x.inner.is_none() {
             self.error(place, "is `at inner`, but the family has no inner loop");
         }
@@ -276,12 +202,8 @@ impl Checker<'_> {
             self.name(place, &each.var);
             self.expr(place, &each.extent, Some(x), scope);
         }
-        let scope = Scope {
-            each: each.is_some(),
-            ..scope
-        };
-        when.into_iter()
-            .for_each(|e| self.expr(place, e, Some(x), scope));
+        let scope = Scope { each: each.is_some(), ..scope };
+        when.into_iter().for_each(|e| self.expr(place, e, Some(x), scope));
         scope
     }
 
@@ -328,37 +250,17 @@ impl Checker<'_> {
 
     fn signalling(&mut self, family: &str, x: &Family, all: Scope) {
         let agents = x.leaf.contract().agents;
-        let lines = x.waits.iter().map(|w| {
-            (
-                w.edge,
-                w.signal,
-                &w.index,
-                w.by,
-                w.at,
-                &w.each,
-                &w.when,
-                vec![&w.count],
-            )
-        });
+        let lines = x
+            .waits
+            .iter()
+            .map(|w| (w.edge, w.signal, &w.index, w.by, w.at, &w.each, &w.when, vec![&w.count]));
         let posts = x.posts.iter().map(|p| {
-            (
-                p.edge,
-                p.signal,
-                &p.index,
-                p.by,
-                p.at,
-                &p.each,
-                &p.when,
-                vec![&p.rank, &p.add],
-            )
+            (p.edge, p.signal, &p.index, p.by, p.at, &p.each, &p.when, vec![&p.rank, &p.add])
         });
         for (edge, signal, index, by, at, each, when, exprs) in lines.chain(posts) {
             let place = format!("{family}: {edge}");
             let scope = self.line(&place, x, all, at, each.as_ref(), when.as_ref());
-            exprs
-                .into_iter()
-                .chain(index)
-                .for_each(|e| self.expr(&place, e, Some(x), scope));
+            exprs.into_iter().chain(index).for_each(|e| self.expr(&place, e, Some(x), scope));
             match self.plan.signals.get(signal) {
                 None => self.error(&place, format!("{signal} does not exist")),
                 Some(s) if s.shape.len() != index.len() => {
@@ -386,18 +288,14 @@ impl Checker<'_> {
         let contract = x.leaf.contract();
         for a in &x.accesses {
             match contract.operand(a.operand) {
-                None => self.error(
-                    place,
-                    format!("{} has no operand `{}`", x.leaf.name(), a.operand),
-                ),
+                None => {
+                    self.error(place, format!("{} has no operand `{}`", x.leaf.name(), a.operand))
+                }
                 Some(o)
                     if o.mode != a.mode
                         && !(a.mode == super::Mode::Accumulate && o.mode == super::Mode::Write) =>
                 {
-                    self.error(
-                        place,
-                        format!("operand `{}` is a {}", a.operand, o.mode.name()),
-                    );
+                    self.error(place, format!("operand `{}` is a {}", a.operand, o.mode.name()));
                 }
                 Some(_) => {}
             }
@@ -412,11 +310,7 @@ impl Checker<'_> {
             if !ok {
                 self.error(
                     place,
-                    format!(
-                        "operand `{}` of {} appears {n} times",
-                        o.operand,
-                        x.leaf.name()
-                    ),
+                    format!("operand `{}` of {} appears {n} times", o.operand, x.leaf.name()),
                 );
             }
         }
@@ -433,11 +327,17 @@ impl Checker<'_> {
         }
     }
 
+    /// Every id is one edge. Families of one role with the same leaf share its barriers, and so the internal ids.
     fn edge_ids(&mut self) {
-        let mut seen = BTreeMap::new();
+        let mut seen: BTreeMap<_, (FamId, Option<&str>)> = BTreeMap::new();
         for (id, x) in self.plan.families.iter() {
-            for edge in x.edge_ids() {
-                if let Some(other) = seen.insert(edge, id) {
+            let internal = x.edges.iter().map(|e| (e.edge, Some(e.name.as_str())));
+            let signals = x.waits.iter().map(|w| w.edge).chain(x.posts.iter().map(|p| p.edge));
+            for (edge, name) in internal.chain(signals.map(|e| (e, None))) {
+                let Some((other, other_name)) = seen.insert(edge, (id, name)) else { continue };
+                let y = &self.plan.families[other];
+                let shared = other != id && name.is_some() && name == other_name;
+                if !(shared && y.role == x.role && y.leaf == x.leaf) {
                     self.error(
                         format!("{id} {:?}", x.name),
                         format!("edge {edge} is already one of {other}"),
@@ -501,8 +401,6 @@ impl Family {
     /// Ids of all edges of the family: internal ones, waits, posts.
     pub fn edge_ids(&self) -> impl Iterator<Item = super::EdgeId> + '_ {
         let internal = self.edges.iter().map(|e| e.edge);
-        internal
-            .chain(self.waits.iter().map(|w| w.edge))
-            .chain(self.posts.iter().map(|p| p.edge))
+        internal.chain(self.waits.iter().map(|w| w.edge)).chain(self.posts.iter().map(|p| p.edge))
     }
 }

@@ -83,10 +83,7 @@ pub struct Arena<K, V> {
 impl<K: Entity, V> Arena<K, V> {
     /// An arena with nothing in it.
     pub fn new() -> Self {
-        Arena {
-            items: Vec::new(),
-            key: PhantomData,
-        }
+        Arena { items: Vec::new(), key: PhantomData }
     }
     /// Adds an entity and names it.
     pub fn push(&mut self, value: V) -> K {
@@ -115,10 +112,7 @@ impl<K: Entity, V> Arena<K, V> {
     }
     /// Ids and entities, in order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (K, &mut V)> {
-        self.items
-            .iter_mut()
-            .enumerate()
-            .map(|(i, v)| (K::new(i), v))
+        self.items.iter_mut().enumerate().map(|(i, v)| (K::new(i), v))
     }
     /// Ids, in order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = K> + ExactSizeIterator + use<K, V> {

@@ -144,6 +144,7 @@ impl Expr {
                     return Const(v as i32);
                 }
             }
+            (BinOp::Mul, Const(0), _) | (BinOp::Mod, _, Const(1)) => return Const(0),
             (BinOp::Add, Const(0), _) | (BinOp::Mul, Const(1), _) => return b,
             (BinOp::Add | BinOp::Sub, _, Const(0)) | (BinOp::Mul | BinOp::Div, _, Const(1)) => {
                 return a;
@@ -164,11 +165,7 @@ impl Expr {
                 use super::entity::Entity;
                 env.dims.get(d.index()).copied().ok_or(EvalError::Dim(*d))
             }
-            Expr::Var(v) => env
-                .vars
-                .get(v.0 as usize)
-                .copied()
-                .ok_or(EvalError::Unbound(*v)),
+            Expr::Var(v) => env.vars.get(v.0 as usize).copied().ok_or(EvalError::Unbound(*v)),
             Expr::Bin(op, a, b) => apply(*op, a.eval(env)?, b.eval(env)?),
             Expr::Select(c) => {
                 if c[0].eval(env)? != 0 {
@@ -178,10 +175,7 @@ impl Expr {
                 }
             }
             Expr::Table(t, index) => {
-                let index = index
-                    .iter()
-                    .map(|e| e.eval(env))
-                    .collect::<Result<Vec<_>, _>>()?;
+                let index = index.iter().map(|e| e.eval(env)).collect::<Result<Vec<_>, _>>()?;
                 (env.tables)(*t, &index).ok_or(EvalError::Table { table: *t, index })
             }
         }
@@ -232,11 +226,7 @@ fn apply(op: BinOp, a: i64, b: i64) -> Result<i64, EvalError> {
         BinOp::And => i64::from(a != 0 && b != 0),
     };
     // Operands are in range by induction, so the 64-bit result is exact.
-    if i32::try_from(value).is_ok() {
-        Ok(value)
-    } else {
-        Err(EvalError::Overflow(a, op, b))
-    }
+    if i32::try_from(value).is_ok() { Ok(value) } else { Err(EvalError::Overflow(a, op, b)) }
 }
 
 impl From<i32> for Expr {

@@ -119,6 +119,8 @@ pub enum EpilogueOp {
     RoundBf16,
     /// Rounds to f16 and back.
     RoundF16,
+    /// Nothing: a `cast` to f32, the accumulator's own type.
+    Widen,
 }
 
 impl EpilogueOp {
@@ -286,20 +288,9 @@ impl Leaf {
     /// What the verifier may rely on and the template must implement.
     pub fn contract(&self) -> Contract {
         use Agent::*;
-        let op = |operand, mode, agent, proxy, arity| OperandSpec {
-            operand,
-            mode,
-            agent,
-            proxy,
-            arity,
-        };
-        let flow = |name, from, to| EdgeSpec {
-            name,
-            from,
-            to,
-            proxy_fence: false,
-            depth: None,
-        };
+        let op =
+            |operand, mode, agent, proxy, arity| OperandSpec { operand, mode, agent, proxy, arity };
+        let flow = |name, from, to| EdgeSpec { name, from, to, proxy_fence: false, depth: None };
         let back = |name, from, to, depth| EdgeSpec {
             name,
             from,
@@ -309,30 +300,19 @@ impl Leaf {
         };
         let (read, write) = (Mode::Read, Mode::Write);
         match self {
-            Leaf::Signal | Leaf::Enter => Contract {
-                agents: vec![Lead],
-                operands: vec![],
-                edges: vec![],
-                smem_bytes: 0,
-            },
-            Leaf::CopyTile {
-                via: CopyVia::Bulk,
-                stages,
-            } => Contract {
+            Leaf::Signal | Leaf::Enter => {
+                Contract { agents: vec![Lead], operands: vec![], edges: vec![], smem_bytes: 0 }
+            }
+            Leaf::CopyTile { via: CopyVia::Bulk, stages } => Contract {
                 agents: vec![Loader, Storer],
                 operands: vec![
                     op(Operand::Src, read, Loader, Proxy::Async, Arity::Many),
                     op(Operand::Dst, write, Storer, Proxy::Async, Arity::Many),
                 ],
-                edges: vec![
-                    flow("full", Loader, Storer),
-                    back("empty", Storer, Loader, *stages),
-                ],
+                edges: vec![flow("full", Loader, Storer), back("empty", Storer, Loader, *stages)],
                 smem_bytes: stages * COPY_STAGE_BYTES,
             },
-            Leaf::CopyTile {
-                via: CopyVia::Ldst, ..
-            } => Contract {
+            Leaf::CopyTile { via: CopyVia::Ldst, .. } => Contract {
                 agents: vec![Copier],
                 operands: vec![
                     op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many),
@@ -341,13 +321,7 @@ impl Leaf {
                 edges: vec![],
                 smem_bytes: 0,
             },
-            Leaf::MmaTile {
-                block: [m, n, k],
-                stages,
-                store,
-                epilogue,
-                ..
-            } => {
+            Leaf::MmaTile { block: [m, n, k], stages, store, epilogue, .. } => {
                 let tma = *store == Store::Tma;
                 let mut operands = vec![
                     op(Operand::A, read, Loader, Proxy::Async, Arity::One),
@@ -357,31 +331,24 @@ impl Leaf {
                 for e in EPILOGUE_OPERANDS.into_iter().take(tails) {
                     operands.push(op(e, read, Consumers, Proxy::Generic, Arity::One));
                 }
-                let (agent, proxy) = if tma {
-                    (Storer, Proxy::Async)
-                } else {
-                    (Consumers, Proxy::Generic)
-                };
+                let (agent, proxy) =
+                    if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
                 operands.push(op(Operand::C, write, agent, proxy, Arity::One));
-                let mut edges = vec![
+                // Without TMA the consumers store by themselves, with the storer's leave, and tell it when they have.
+                let edges = vec![
                     flow("full", Loader, Consumers),
                     back("empty", Consumers, Loader, *stages),
+                    EdgeSpec { proxy_fence: tma, ..flow("staged", Consumers, Storer) },
+                    back("drained", Storer, Consumers, 1),
                 ];
-                let mut agents = vec![Loader, Consumers];
-                if tma {
-                    agents.push(Storer);
-                    edges.push(EdgeSpec {
-                        proxy_fence: true,
-                        ..flow("staged", Consumers, Storer)
-                    });
-                    edges.push(back("drained", Storer, Consumers, 1));
-                }
-                let staging = if tma { m * n * 2 } else { 0 };
+                // B comes in panels of 64 columns; C leaves through two panels of 64 rows for each consumer warpgroup.
+                let panel_cols = if n % 64 == 0 { 64 } else { 32 };
+                let staging = if tma { 2 * 2 * 64 * panel_cols * 2 } else { 0 };
                 Contract {
-                    agents,
+                    agents: vec![Loader, Consumers, Storer],
                     operands,
                     edges,
-                    smem_bytes: stages * (m + n) * k * 2 + staging,
+                    smem_bytes: stages * (m + n.next_multiple_of(64)) * k * 2 + staging,
                 }
             }
             Leaf::ReduceTile => Contract {
@@ -407,13 +374,7 @@ impl Leaf {
                         operands.push(op(o, write, Consumers, Proxy::Generic, Arity::Optional));
                     }
                 }
-                operands.push(op(
-                    Operand::O,
-                    write,
-                    Consumers,
-                    Proxy::Generic,
-                    Arity::Optional,
-                ));
+                operands.push(op(Operand::O, write, Consumers, Proxy::Generic, Arity::Optional));
                 Contract {
                     agents: vec![Loader, Consumers],
                     operands,
@@ -431,10 +392,7 @@ impl Leaf {
                     op(Operand::Src, read, Sender, Proxy::Host, Arity::One),
                     op(Operand::Dst, write, Sender, Proxy::Host, Arity::One),
                 ],
-                edges: vec![
-                    flow("fifo", Issuer, Sender),
-                    flow("immediate", Sender, Receiver),
-                ],
+                edges: vec![flow("fifo", Issuer, Sender), flow("immediate", Sender, Receiver)],
                 smem_bytes: 0,
             },
             Leaf::HostCopy => Contract {

@@ -43,9 +43,7 @@ pub struct Mesh {
 impl Mesh {
     /// One axis named `world`.
     pub fn world(size: u32) -> Mesh {
-        Mesh {
-            axes: vec![("world".into(), size)],
-        }
+        Mesh { axes: vec![("world".into(), size)] }
     }
     /// Number of ranks.
     pub fn size(&self) -> u32 {
@@ -128,6 +126,8 @@ pub struct Buffer {
     pub dtype: DType,
     /// Extents, row-major; may depend on `rank`.
     pub shape: Vec<Expr>,
+    /// Elements from one row (of the last dimension) to the next in memory, where that is more than its extent.
+    pub pitch: Option<Expr>,
 }
 
 /// Whose memory a buffer is.

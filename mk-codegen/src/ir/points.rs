@@ -53,10 +53,7 @@ impl TableSet {
 
     /// A table's contents on a rank.
     pub fn values(&self, rank: usize, table: TabId) -> &[i32] {
-        self.ranks
-            .get(rank)
-            .and_then(|t| t.get(table.index()))
-            .map_or(&[], Vec::as_slice)
+        self.ranks.get(rank).and_then(|t| t.get(table.index())).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -134,8 +131,7 @@ impl Region {
             return 0;
         }
         let both = self.dims.iter().zip(&other.dims);
-        both.map(|(a, b)| ((a.0 + a.1).min(b.0 + b.1) - a.0.max(b.0)).max(0))
-            .product()
+        both.map(|(a, b)| ((a.0 + a.1).min(b.0 + b.1) - a.0.max(b.0)).max(0)).product()
     }
 }
 
@@ -151,11 +147,7 @@ pub struct Points<'a> {
 impl<'a> Points<'a> {
     /// For the plan's own dimension values.
     pub fn new(plan: &'a Plan, tables: &'a TableSet) -> Points<'a> {
-        Points {
-            plan,
-            tables,
-            dims: plan.dims.values().map(|d| i64::from(d.value)).collect(),
-        }
+        Points { plan, tables, dims: plan.dims.values().map(|d| i64::from(d.value)).collect() }
     }
 
     fn raw(&self, rank: usize, vars: &[i64], e: &Expr) -> Result<i64, EvalError> {
@@ -170,16 +162,9 @@ impl<'a> Points<'a> {
                 let i = u32::try_from(*i).ok().filter(|i| i < n)?;
                 flat = flat * *n as usize + i as usize;
             }
-            self.tables
-                .values(rank, id)
-                .get(flat)
-                .map(|v| i64::from(*v))
+            self.tables.values(rank, id).get(flat).map(|v| i64::from(*v))
         };
-        e.eval(&Env {
-            dims: &self.dims,
-            vars,
-            tables: &tables,
-        })
+        e.eval(&Env { dims: &self.dims, vars, tables: &tables })
     }
 
     /// The value of one of a family's expressions in a task.
@@ -187,8 +172,7 @@ impl<'a> Points<'a> {
     /// # Errors
     /// Where the expression has no value.
     pub fn eval(&self, task: &Task, e: &Expr) -> Result<i64, PointError> {
-        self.raw(task.rank(), &task.vars, e)
-            .map_err(|source| self.error(task, e, source))
+        self.raw(task.rank(), &task.vars, e).map_err(|source| self.error(task, e, source))
     }
 
     fn error(&self, task: &Task, e: &Expr, source: EvalError) -> PointError {
@@ -207,9 +191,19 @@ impl<'a> Points<'a> {
     /// # Errors
     /// Where an extent has no value.
     pub fn shape(&self, buffer: BufId, rank: usize) -> Result<Vec<i64>, PointError> {
-        self.plan_exprs(&self.plan.buffers[buffer].shape, rank, || {
-            buffer.to_string()
-        })
+        self.plan_exprs(&self.plan.buffers[buffer].shape, rank, || buffer.to_string())
+    }
+
+    /// Elements from one row of a buffer to the next on a rank.
+    ///
+    /// # Errors
+    /// Where the pitch has no value.
+    pub fn pitch(&self, buffer: BufId, rank: usize) -> Result<i64, PointError> {
+        let b = &self.plan.buffers[buffer];
+        let row = b.pitch.as_ref().or(b.shape.last());
+        let list = self
+            .plan_exprs(row.map_or(&[][..], std::slice::from_ref), rank, || buffer.to_string())?;
+        Ok(list.first().copied().unwrap_or(0))
     }
 
     /// Extents of a signal array on a rank.
@@ -217,9 +211,7 @@ impl<'a> Points<'a> {
     /// # Errors
     /// Where an extent has no value.
     pub fn signal_shape(&self, signal: super::SigId, rank: usize) -> Result<Vec<i64>, PointError> {
-        self.plan_exprs(&self.plan.signals[signal].shape, rank, || {
-            signal.to_string()
-        })
+        self.plan_exprs(&self.plan.signals[signal].shape, rank, || signal.to_string())
     }
 
     fn plan_exprs(
@@ -229,13 +221,12 @@ impl<'a> Points<'a> {
         place: impl Fn() -> String,
     ) -> Result<Vec<i64>, PointError> {
         let one = |e: &Expr| {
-            self.raw(rank, &[rank as i64], e)
-                .map_err(|source| PointError {
-                    rank,
-                    place: place(),
-                    text: self.plan.text(None, None, e).to_string(),
-                    source,
-                })
+            self.raw(rank, &[rank as i64], e).map_err(|source| PointError {
+                rank,
+                place: place(),
+                text: self.plan.text(None, None, e).to_string(),
+                source,
+            })
         };
         list.iter().map(one).collect()
     }
@@ -255,11 +246,8 @@ impl<'a> Points<'a> {
         for (t, task) in points.iter_mut().enumerate() {
             task.vars[Var::LINEAR.0 as usize] = t as i64;
             if !x.order.is_empty() {
-                let decoded = x
-                    .order
-                    .iter()
-                    .map(|e| self.eval(task, e))
-                    .collect::<Result<Vec<_>, _>>()?;
+                let decoded =
+                    x.order.iter().map(|e| self.eval(task, e)).collect::<Result<Vec<_>, _>>()?;
                 task.vars.truncate(Var::DOMAIN as usize);
                 task.vars.extend(decoded);
             }

@@ -132,39 +132,23 @@ impl Plan {
         each: Option<&'a Each>,
         expr: &'a Expr,
     ) -> ExprText<'a> {
-        ExprText {
-            plan: self,
-            family,
-            each: each.map(|e| e.var.as_str()),
-            expr,
-        }
+        ExprText { plan: self, family, each: each.map(|e| e.var.as_str()), expr }
     }
 
     fn exprs(&self, family: Option<&Family>, each: Option<&Each>, list: &[Expr]) -> String {
-        list.iter()
-            .map(|e| self.text(family, each, e).to_string())
-            .collect::<Vec<_>>()
-            .join(", ")
+        list.iter().map(|e| self.text(family, each, e).to_string()).collect::<Vec<_>>().join(", ")
     }
 }
 
 impl Display for Plan {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "plan {:?}", self.name)?;
-        let axes: Vec<_> = self
-            .mesh
-            .axes
-            .iter()
-            .map(|(n, s)| format!("{n}={s}"))
-            .collect();
+        let axes: Vec<_> = self.mesh.axes.iter().map(|(n, s)| format!("{n}={s}")).collect();
         writeln!(f, "mesh {}", axes.join(" "))?;
         writeln!(f, "target {}", self.target)?;
         if let Some(nic) = self.nic {
-            let ordering = if nic.ordering == NicOrdering::InOrder {
-                "in_order"
-            } else {
-                "unordered"
-            };
+            let ordering =
+                if nic.ordering == NicOrdering::InOrder { "in_order" } else { "unordered" };
             writeln!(f, "nic {ordering} fifo={}", nic.fifo)?;
         }
         for (id, d) in self.dims.iter() {
@@ -190,21 +174,14 @@ impl Display for Plan {
         for (id, b) in self.buffers.iter() {
             let shared = if b.shared { " shared" } else { "" };
             let shape = self.exprs(None, None, &b.shape);
-            writeln!(
-                f,
-                "buffer {id} {:?} {}{shared} {}[{shape}]",
-                b.name,
-                b.space.name(),
-                b.dtype
-            )?;
+            write!(f, "buffer {id} {:?} {}{shared} {}[{shape}]", b.name, b.space.name(), b.dtype)?;
+            match &b.pitch {
+                Some(pitch) => writeln!(f, " pitch {}", self.text(None, None, pitch))?,
+                None => writeln!(f)?,
+            }
         }
         for (id, s) in self.signals.iter() {
-            writeln!(
-                f,
-                "signal {id} {:?} [{}]",
-                s.name,
-                self.exprs(None, None, &s.shape)
-            )?;
+            writeln!(f, "signal {id} {:?} [{}]", s.name, self.exprs(None, None, &s.shape))?;
         }
         for (id, r) in self.roles.iter() {
             writeln!(f, "role {id} {} ctas {}", r.kind.name(), r.ctas)?;
@@ -249,22 +226,9 @@ impl Plan {
 
     fn write_access(&self, f: &mut Formatter<'_>, x: &Family, a: &Access) -> fmt::Result {
         let e = |expr| self.text(Some(x), a.each.as_ref(), expr);
-        write!(
-            f,
-            "  access {}: {} {} @ {} [",
-            a.operand,
-            a.mode.name(),
-            a.buffer,
-            e(&a.rank)
-        )?;
+        write!(f, "  access {}: {} {} @ {} [", a.operand, a.mode.name(), a.buffer, e(&a.rank))?;
         for (i, (base, len)) in a.region.iter().enumerate() {
-            write!(
-                f,
-                "{}{} : {}",
-                if i > 0 { ", " } else { "" },
-                e(base),
-                e(len)
-            )?;
+            write!(f, "{}{} : {}", if i > 0 { ", " } else { "" }, e(base), e(len))?;
         }
         f.write_char(']')?;
         if a.version != Expr::Const(0) {
@@ -280,34 +244,15 @@ impl Plan {
         if w.lag > 0 {
             write!(f, " lag {}", w.lag)?;
         }
-        write!(
-            f,
-            " by {} for {} scope {}",
-            w.by,
-            w.proxy.name(),
-            w.scope.name()
-        )?;
+        write!(f, " by {} for {} scope {}", w.by, w.proxy.name(), w.scope.name())?;
         self.write_tail(f, x, w.at, w.each.as_ref(), w.when.as_ref())
     }
 
     fn write_post(&self, f: &mut Formatter<'_>, x: &Family, p: &Post) -> fmt::Result {
         let index = self.exprs(Some(x), p.each.as_ref(), &p.index);
         let e = |expr| self.text(Some(x), p.each.as_ref(), expr);
-        write!(
-            f,
-            "  post {} {}[{index}] @ {} += {}",
-            p.edge,
-            p.signal,
-            e(&p.rank),
-            e(&p.add)
-        )?;
-        write!(
-            f,
-            " by {} after {} scope {}",
-            p.by,
-            p.after.name(),
-            p.scope.name()
-        )?;
+        write!(f, "  post {} {}[{index}] @ {} += {}", p.edge, p.signal, e(&p.rank), e(&p.add))?;
+        write!(f, " by {} after {} scope {}", p.by, p.after.name(), p.scope.name())?;
         self.write_tail(f, x, p.at, p.each.as_ref(), p.when.as_ref())
     }
 
@@ -321,12 +266,7 @@ impl Plan {
     ) -> fmt::Result {
         write!(f, " at {}", at.name())?;
         if let Some(each) = each {
-            write!(
-                f,
-                " each {} in {}",
-                each.var,
-                self.text(Some(x), None, &each.extent)
-            )?;
+            write!(f, " each {} in {}", each.var, self.text(Some(x), None, &each.extent))?;
         }
         if let Some(when) = when {
             write!(f, " when {}", self.text(Some(x), each, when))?;
@@ -349,26 +289,12 @@ impl Display for LeafText<'_> {
                 write!(
                     f,
                     " via={} stages={stages}",
-                    if *via == CopyVia::Bulk {
-                        "bulk"
-                    } else {
-                        "ldst"
-                    }
+                    if *via == CopyVia::Bulk { "bulk" } else { "ldst" }
                 )
             }
-            Leaf::MmaTile {
-                block: [m, n, k],
-                stages,
-                b_layout,
-                store,
-                epilogue,
-            } => {
+            Leaf::MmaTile { block: [m, n, k], stages, b_layout, store, epilogue } => {
                 let b = if *b_layout == BLayout::Kn { "kn" } else { "nk" };
-                let store = if *store == Store::Tma {
-                    "tma"
-                } else {
-                    "direct"
-                };
+                let store = if *store == Store::Tma { "tma" } else { "direct" };
                 write!(f, " block={m}x{n}x{k} stages={stages} b={b} store={store}")?;
                 if !epilogue.is_empty() {
                     let ops: Vec<_> = epilogue.iter().map(epilogue_text).collect();
@@ -376,16 +302,8 @@ impl Display for LeafText<'_> {
                 }
                 Ok(())
             }
-            Leaf::AttendTile {
-                carry,
-                scale,
-                stages,
-            } => {
-                let carry = if *carry == Carry::Registers {
-                    "registers"
-                } else {
-                    "scratch"
-                };
+            Leaf::AttendTile { carry, scale, stages } => {
+                let carry = if *carry == Carry::Registers { "registers" } else { "scratch" };
                 write!(f, " carry={carry} scale=0x{scale:08x} stages={stages}")
             }
         }
@@ -403,6 +321,7 @@ pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
         EpilogueOp::Scale(bits) => format!("scale:0x{bits:08x}"),
         EpilogueOp::RoundBf16 => "round_bf16".into(),
         EpilogueOp::RoundF16 => "round_f16".into(),
+        EpilogueOp::Widen => "widen".into(),
     }
 }
 

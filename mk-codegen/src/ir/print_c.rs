@@ -26,22 +26,13 @@ pub struct CPrinter<'a> {
 impl<'a> CPrinter<'a> {
     /// For the expressions of a family, or of the plan itself.
     pub fn new(plan: &'a Plan, family: Option<&'a Family>) -> Self {
-        CPrinter {
-            plan,
-            family,
-            each: None,
-            ranges: Ranges::new(plan, family),
-        }
+        CPrinter { plan, family, each: None, ranges: Ranges::new(plan, family) }
     }
 
     /// With the variable of an `each` in scope.
     pub fn with_each(self, each: Option<&'a Each>) -> Self {
         let ranges = self.ranges.with_each(each.map(|e| &e.extent));
-        CPrinter {
-            ranges,
-            each: each.map(|e| e.var.as_str()),
-            ..self
-        }
+        CPrinter { ranges, each: each.map(|e| e.var.as_str()), ..self }
     }
 
     /// The expression. Dimension `M` prints as the constant `kM`, variables as `rank`, `epoch`, `t` and the names of the family.
@@ -54,11 +45,9 @@ impl<'a> CPrinter<'a> {
             Expr::Const(c) if *c == i32::MIN => "(-2147483647 - 1)".into(),
             Expr::Const(c) if *c < 0 && outer > 0 => format!("({c})"),
             Expr::Const(c) => c.to_string(),
-            Expr::Dim(d) => self
-                .plan
-                .dims
-                .get(*d)
-                .map_or_else(|| d.to_string(), |x| x.name.clone()),
+            Expr::Dim(d) => {
+                self.plan.dims.get(*d).map_or_else(|| d.to_string(), |x| format!("k{}", x.name))
+            }
             Expr::Var(v) => self.var(*v),
             Expr::Table(t, index) => {
                 let shape = self.plan.tables.get(*t).map_or(&[][..], |x| &x.shape);
@@ -74,12 +63,7 @@ impl<'a> CPrinter<'a> {
                 format!("{t}[{flat}]")
             }
             Expr::Select(c) => {
-                format!(
-                    "({} ? {} : {})",
-                    self.go(&c[0], 1),
-                    self.go(&c[1], 1),
-                    self.go(&c[2], 1)
-                )
+                format!("({} ? {} : {})", self.go(&c[0], 1), self.go(&c[1], 1), self.go(&c[2], 1))
             }
             Expr::Bin(op, a, b) => self.bin(*op, a, b, outer),
         }
@@ -104,11 +88,7 @@ impl<'a> CPrinter<'a> {
         };
         let left = self.go(a, if level == 1 { 2 } else { level });
         let inner = format!("{left} {text} {}", self.go(b, level + 1));
-        if level < outer || (level == 1 && outer == 1) {
-            format!("({inner})")
-        } else {
-            inner
-        }
+        if level < outer || (level == 1 && outer == 1) { format!("({inner})") } else { inner }
     }
 
     fn var(&self, v: Var) -> String {
@@ -117,10 +97,9 @@ impl<'a> CPrinter<'a> {
             Var::EPOCH => "epoch".into(),
             Var::LINEAR => "t".into(),
             Var::EACH => self.each.unwrap_or("each").into(),
-            Var::INNER => self
-                .family
-                .and_then(|f| f.inner.as_ref())
-                .map_or("inner".into(), |i| i.0.clone()),
+            Var::INNER => {
+                self.family.and_then(|f| f.inner.as_ref()).map_or("inner".into(), |i| i.0.clone())
+            }
             Var(slot) => {
                 let i = usize::from(slot - Var::DOMAIN);
                 self.family

@@ -22,14 +22,10 @@ pub(super) struct Scope {
 
 impl Scope {
     pub fn plan() -> Scope {
-        Scope {
-            names: vec![("rank".into(), Var::RANK)],
-        }
+        Scope { names: vec![("rank".into(), Var::RANK)] }
     }
     pub fn family() -> Scope {
-        Scope {
-            names: vec![("rank".into(), Var::RANK), ("epoch".into(), Var::EPOCH)],
-        }
+        Scope { names: vec![("rank".into(), Var::RANK), ("epoch".into(), Var::EPOCH)] }
     }
     pub fn bind(&mut self, name: &str, var: Var) {
         self.names.push((name.into(), var));
@@ -44,21 +40,13 @@ impl Scope {
         self.names.iter().rev().find(|n| n.0 == name).map(|n| n.1)
     }
     pub fn known(&self) -> String {
-        self.names
-            .iter()
-            .map(|n| n.0.as_str())
-            .collect::<Vec<_>>()
-            .join(", ")
+        self.names.iter().map(|n| n.0.as_str()).collect::<Vec<_>>().join(", ")
     }
 }
 
 impl<'a> Cursor<'a> {
     pub fn new(source: &'a str, tokens: &'a [Token<'a>]) -> Self {
-        Cursor {
-            source,
-            tokens,
-            at: 0,
-        }
+        Cursor { source, tokens, at: 0 }
     }
     /// The lexer ends every text with an `End`, which is never passed.
     pub fn peek(&self) -> &'a Token<'a> {
@@ -87,26 +75,15 @@ impl<'a> Cursor<'a> {
         let found = match self.peek().kind {
             Kind::End => "the end of the text".into(),
             Kind::Newline => "the end of the line".into(),
-            _ => format!(
-                "`{}`",
-                self.peek().text.chars().take(40).collect::<String>()
-            ),
+            _ => format!("`{}`", self.peek().text.chars().take(40).collect::<String>()),
         };
         self.error_here(format!("expected {what}, found {found}"))
     }
     /// The name that a later `each name in …` on this line binds.
     pub fn each_on_line(&self) -> Option<&'a str> {
-        let line = self
-            .tokens
-            .get(self.at..)?
-            .split(|t| t.kind == Kind::Newline)
-            .next()?;
-        let each = line
-            .iter()
-            .position(|t| t.kind == Kind::Word && t.text == "each")?;
-        line.get(each + 1)
-            .filter(|t| t.kind == Kind::Word)
-            .map(|t| t.text)
+        let line = self.tokens.get(self.at..)?.split(|t| t.kind == Kind::Newline).next()?;
+        let each = line.iter().position(|t| t.kind == Kind::Word && t.text == "each")?;
+        line.get(each + 1).filter(|t| t.kind == Kind::Word).map(|t| t.text)
     }
     pub fn newline(&mut self) -> Result<(), ReadError> {
         if self.at_newline() {
@@ -126,18 +103,10 @@ impl<'a> Cursor<'a> {
         hit
     }
     pub fn sign(&mut self, sign: &str) -> Result<(), ReadError> {
-        if self.eat_sign(sign) {
-            Ok(())
-        } else {
-            Err(self.expected(&format!("`{sign}`")))
-        }
+        if self.eat_sign(sign) { Ok(()) } else { Err(self.expected(&format!("`{sign}`"))) }
     }
     pub fn keyword(&mut self, word: &str) -> Result<(), ReadError> {
-        if self.eat_word(word) {
-            Ok(())
-        } else {
-            Err(self.expected(&format!("`{word}`")))
-        }
+        if self.eat_word(word) { Ok(()) } else { Err(self.expected(&format!("`{word}`"))) }
     }
     pub fn word(&mut self) -> Result<&'a str, ReadError> {
         match self.peek().kind {
@@ -155,9 +124,8 @@ impl<'a> Cursor<'a> {
         }
     }
     pub fn one_of(&mut self, words: &[&'static str]) -> Result<&'static str, ReadError> {
-        let found = words
-            .iter()
-            .find(|w| self.peek().kind == Kind::Word && self.peek().text == **w);
+        let found =
+            words.iter().find(|w| self.peek().kind == Kind::Word && self.peek().text == **w);
         match found {
             Some(word) => {
                 self.bump();

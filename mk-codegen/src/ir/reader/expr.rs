@@ -43,11 +43,7 @@ impl Cursor<'_> {
     ) -> Result<Expr, ReadError> {
         let is_sum = level[0].1 == BinOp::Add;
         let next = |c: &mut Self| {
-            if is_sum {
-                c.chain(PRODUCT, plan, scope, depth)
-            } else {
-                c.atom(plan, scope, depth)
-            }
+            if is_sum { c.chain(PRODUCT, plan, scope, depth) } else { c.atom(plan, scope, depth) }
         };
         let mut e = next(self)?;
         // A long chain builds a deep tree, which evaluation and dropping walk recursively.
@@ -75,10 +71,8 @@ impl Cursor<'_> {
     }
 
     fn name(&mut self, plan: &Plan, scope: &Scope, depth: usize) -> Result<Expr, ReadError> {
-        let error = self.expected(&format!(
-            "a name in scope ({}), a dimension or a function",
-            scope.known()
-        ));
+        let error = self
+            .expected(&format!("a name in scope ({}), a dimension or a function", scope.known()));
         let name = self.word()?;
         if let Some(var) = scope.get(name) {
             return Ok(Expr::Var(var));
@@ -117,10 +111,7 @@ impl Cursor<'_> {
         scope: &Scope,
         depth: usize,
     ) -> Result<Expr, ReadError> {
-        let id = |prefix: &str| {
-            name.strip_prefix(prefix)
-                .and_then(|d| d.parse::<u32>().ok())
-        };
+        let id = |prefix: &str| name.strip_prefix(prefix).and_then(|d| d.parse::<u32>().ok());
         if let Some(n) = id(DimId::PREFIX) {
             return Ok(Expr::Dim(DimId::new(n as usize)));
         }

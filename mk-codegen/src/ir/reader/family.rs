@@ -11,9 +11,7 @@ use crate::ir::{
 };
 use crate::ir::{Expr, Scope as Reach, Var};
 
-const LINES: &[&str] = &[
-    "leaf", "for", "order", "inner", "edge", "access", "wait", "post",
-];
+const LINES: &[&str] = &["leaf", "for", "order", "inner", "edge", "access", "wait", "post"];
 
 pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     c.id::<FamId>(plan.families.len())?;
@@ -69,8 +67,7 @@ fn line(
             };
             c.keyword(name)?;
             c.sign("=")?;
-            x.order
-                .push(c.expr(plan, &Scope::family().with("t", Var::LINEAR))?);
+            x.order.push(c.expr(plan, &Scope::family().with("t", Var::LINEAR))?);
         }
         "inner" => {
             let name = c.word()?.to_string();
@@ -80,10 +77,7 @@ fn line(
         }
         "edge" => {
             let edge = c.reference::<EdgeId>()?;
-            x.edges.push(InternalEdge {
-                edge,
-                name: c.word()?.to_string(),
-            });
+            x.edges.push(InternalEdge { edge, name: c.word()?.to_string() });
         }
         "access" => x.accesses.push(access(c, plan, scope)?),
         "wait" => x.waits.push(wait(c, plan, scope)?),
@@ -114,21 +108,14 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 "bulk" => CopyVia::Bulk,
                 _ => CopyVia::Ldst,
             };
-            Leaf::CopyTile {
-                via,
-                stages: stages(c)?,
-            }
+            Leaf::CopyTile { via, stages: stages(c)? }
         }
         "attend_tile" => {
             let carry = match choice(c, "carry", &["registers", "scratch"])? {
                 "registers" => Carry::Registers,
                 _ => Carry::Scratch,
             };
-            Leaf::AttendTile {
-                carry,
-                scale: c.setting("scale")?,
-                stages: stages(c)?,
-            }
+            Leaf::AttendTile { carry, scale: c.setting("scale")?, stages: stages(c)? }
         }
         _ => mma(c)?,
     })
@@ -139,27 +126,15 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
     c.sign("=")?;
     let error = c.expected("a tile such as `128x256x64`, each side from 1 to 1024");
     // `128x256x64` is one word to the lexer.
-    let sides: Vec<u32> = c
-        .bump()
-        .text
-        .split('x')
-        .filter_map(|s| s.parse().ok())
-        .collect();
+    let sides: Vec<u32> = c.bump().text.split('x').filter_map(|s| s.parse().ok()).collect();
     let block: [u32; 3] = sides.try_into().map_err(|_| error.clone())?;
     if block.iter().any(|s| !(1..=1024).contains(s)) {
         return Err(error);
     }
     let stages = stages(c)?;
-    let b_layout = if choice(c, "b", &["kn", "nk"])? == "kn" {
-        BLayout::Kn
-    } else {
-        BLayout::Nk
-    };
-    let store = if choice(c, "store", &["tma", "direct"])? == "tma" {
-        Store::Tma
-    } else {
-        Store::Direct
-    };
+    let b_layout = if choice(c, "b", &["kn", "nk"])? == "kn" { BLayout::Kn } else { BLayout::Nk };
+    let store =
+        if choice(c, "store", &["tma", "direct"])? == "tma" { Store::Tma } else { Store::Direct };
     let mut epilogue = Vec::new();
     if c.eat_word("epilogue") {
         c.sign("=")?;
@@ -174,6 +149,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 "scale",
                 "round_bf16",
                 "round_f16",
+                "widen",
             ];
             epilogue.push(match c.one_of(OPS)? {
                 "bias" => EpilogueOp::Bias,
@@ -184,6 +160,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 "add" => EpilogueOp::Add,
                 "round_bf16" => EpilogueOp::RoundBf16,
                 "round_f16" => EpilogueOp::RoundF16,
+                "widen" => EpilogueOp::Widen,
                 _ => {
                     c.sign(":")?;
                     EpilogueOp::Scale(c.number()?)
@@ -194,13 +171,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
             }
         }
     }
-    Ok(Leaf::MmaTile {
-        block,
-        stages,
-        b_layout,
-        store,
-        epilogue,
-    })
+    Ok(Leaf::MmaTile { block, stages, b_layout, store, epilogue })
 }
 
 fn choice(
@@ -216,11 +187,7 @@ fn choice(
 fn stages(c: &mut Cursor<'_>) -> Result<u32, ReadError> {
     let error = c.error_here("`stages` is a number from 1 to 64");
     let n = c.setting("stages")?;
-    if (1..=64).contains(&n) {
-        Ok(n)
-    } else {
-        Err(error)
-    }
+    if (1..=64).contains(&n) { Ok(n) } else { Err(error) }
 }
 
 /// `at … each … when …`; the variable of `each` was bound by [`look_ahead`].
@@ -236,16 +203,9 @@ fn tail(
     if c.eat_word("each") {
         let var = c.word()?.to_string();
         c.keyword("in")?;
-        each = Some(Each {
-            var,
-            extent: c.expr(plan, outer)?,
-        });
+        each = Some(Each { var, extent: c.expr(plan, outer)? });
     }
-    let when = if c.eat_word("when") {
-        Some(c.expr(plan, inner)?)
-    } else {
-        None
-    };
+    let when = if c.eat_word("when") { Some(c.expr(plan, inner)?) } else { None };
     Ok((at, each, when))
 }
 
@@ -277,23 +237,9 @@ fn access(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Access, Read
         }
     }
     c.sign("]")?;
-    let version = if c.eat_word("version") {
-        c.expr(plan, scope)?
-    } else {
-        Expr::Const(0)
-    };
+    let version = if c.eat_word("version") { c.expr(plan, scope)? } else { Expr::Const(0) };
     let (at, each, when) = tail(c, plan, outer, scope)?;
-    Ok(Access {
-        operand,
-        mode,
-        buffer,
-        rank,
-        region,
-        version,
-        at,
-        each,
-        when,
-    })
+    Ok(Access { operand, mode, buffer, rank, region, version, at, each, when })
 }
 
 fn agent(c: &mut Cursor<'_>) -> Result<Agent, ReadError> {
@@ -316,19 +262,7 @@ fn wait(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Wait, ReadErro
     c.keyword("scope")?;
     let reach = c.named(Reach::NAMES, Reach::from_name)?;
     let (at, each, when) = tail(c, plan, outer, scope)?;
-    Ok(Wait {
-        edge,
-        signal,
-        index,
-        count,
-        lag,
-        by,
-        proxy,
-        scope: reach,
-        at,
-        each,
-        when,
-    })
+    Ok(Wait { edge, signal, index, count, lag, by, proxy, scope: reach, at, each, when })
 }
 
 fn post(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Post, ReadError> {
@@ -346,17 +280,5 @@ fn post(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Post, ReadErro
     c.keyword("scope")?;
     let reach = c.named(Reach::NAMES, Reach::from_name)?;
     let (at, each, when) = tail(c, plan, outer, scope)?;
-    Ok(Post {
-        edge,
-        signal,
-        index,
-        rank,
-        add,
-        by,
-        after,
-        scope: reach,
-        at,
-        each,
-        when,
-    })
+    Ok(Post { edge, signal, index, rank, add, by, after, scope: reach, at, each, when })
 }

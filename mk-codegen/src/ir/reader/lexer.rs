@@ -49,9 +49,7 @@ pub(super) fn lex(source: &str) -> Result<Vec<Token<'_>>, ReadError> {
             }
             b'\n' => (Kind::Newline, 1),
             b'"' => {
-                let end = rest[1..]
-                    .find(['"', '\n'])
-                    .filter(|i| rest.as_bytes()[1 + i] == b'"');
+                let end = rest[1..].find(['"', '\n']).filter(|i| rest.as_bytes()[1 + i] == b'"');
                 let Some(end) = end else {
                     return Err(ReadError::new(
                         source,
@@ -63,41 +61,23 @@ pub(super) fn lex(source: &str) -> Result<Vec<Token<'_>>, ReadError> {
             }
             c if c.is_ascii_digit() => (
                 Kind::Number,
-                rest.find(|c: char| !c.is_ascii_alphanumeric())
-                    .unwrap_or(rest.len()),
+                rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len()),
             ),
             c if c.is_ascii_alphabetic() || c == b'_' => (
                 Kind::Word,
-                rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
-                    .unwrap_or(rest.len()),
+                rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len()),
             ),
             _ => match SIGNS.iter().find(|s| rest.starts_with(**s)) {
                 Some(sign) => (Kind::Sign, sign.len()),
                 None => {
-                    return Err(ReadError::new(
-                        source,
-                        at,
-                        "this character means nothing here",
-                    ));
+                    return Err(ReadError::new(source, at, "this character means nothing here"));
                 }
             },
         };
-        tokens.push(Token {
-            text: &rest[..len],
-            kind,
-            at,
-        });
+        tokens.push(Token { text: &rest[..len], kind, at });
         at += len;
     }
-    tokens.push(Token {
-        text: "",
-        kind: Kind::Newline,
-        at: source.len(),
-    });
-    tokens.push(Token {
-        text: "",
-        kind: Kind::End,
-        at: source.len(),
-    });
+    tokens.push(Token { text: "", kind: Kind::Newline, at: source.len() });
+    tokens.push(Token { text: "", kind: Kind::End, at: source.len() });
     Ok(tokens)
 }

@@ -31,13 +31,8 @@ impl ReadError {
     fn new(source: &str, at: usize, message: impl Into<String>) -> ReadError {
         let before = &source[..at.min(source.len())];
         let start = before.rfind('\n').map_or(0, |i| i + 1);
-        let excerpt: String = source[start..]
-            .lines()
-            .next()
-            .unwrap_or("")
-            .chars()
-            .take(200)
-            .collect();
+        let excerpt: String =
+            source[start..].lines().next().unwrap_or("").chars().take(200).collect();
         ReadError {
             line: before.matches('\n').count() + 1,
             column: source[start..before.len()].chars().count() + 1,
@@ -70,9 +65,8 @@ impl FromStr for Plan {
     }
 }
 
-const STATEMENTS: &[&str] = &[
-    "plan", "mesh", "target", "nic", "dim", "table", "buffer", "signal", "role", "family",
-];
+const STATEMENTS: &[&str] =
+    &["plan", "mesh", "target", "nic", "dim", "table", "buffer", "signal", "role", "family"];
 
 fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     match c.one_of(STATEMENTS)? {
@@ -90,10 +84,7 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
                 "in_order" => NicOrdering::InOrder,
                 _ => NicOrdering::Unordered,
             };
-            plan.nic = Some(Nic {
-                ordering,
-                fifo: c.setting("fifo")?,
-            });
+            plan.nic = Some(Nic { ordering, fifo: c.setting("fifo")? });
         }
         "dim" => {
             c.id::<DimId>(plan.dims.len())?;
@@ -105,11 +96,7 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
                 c.sign("<=")?;
                 runtime_max = Some(c.number()?);
             }
-            plan.dims.push(Dim {
-                name,
-                value,
-                runtime_max,
-            });
+            plan.dims.push(Dim { name, value, runtime_max });
         }
         "table" => table(c, plan)?,
         "buffer" => {
@@ -119,13 +106,9 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             let shared = c.eat_word("shared");
             let dtype = c.named(&["bf16", "f16", "f32", "i32"], DType::from_name)?;
             let shape = c.bracketed(plan, &Scope::plan())?;
-            plan.buffers.push(Buffer {
-                name,
-                space,
-                shared,
-                dtype,
-                shape,
-            });
+            let pitch =
+                if c.eat_word("pitch") { Some(c.expr(plan, &Scope::plan())?) } else { None };
+            plan.buffers.push(Buffer { name, space, shared, dtype, shape, pitch });
         }
         "signal" => {
             c.id::<SigId>(plan.signals.len())?;
@@ -137,10 +120,7 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             c.id::<RoleId>(plan.roles.len())?;
             let kind = c.named(RoleKind::NAMES, RoleKind::from_name)?;
             c.keyword("ctas")?;
-            plan.roles.push(Role {
-                kind,
-                ctas: c.number()?,
-            });
+            plan.roles.push(Role { kind, ctas: c.number()? });
         }
         _ => return family::family(c, plan),
     }
@@ -170,25 +150,15 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
         "runtime" => {
             let min = c.signed()?;
             c.sign("..=")?;
-            TableSource::Runtime {
-                min,
-                max: c.signed()?,
-            }
+            TableSource::Runtime { min, max: c.signed()? }
         }
         _ => {
             let of = c.reference::<TabId>()?;
             c.keyword("align")?;
-            TableSource::Prefix {
-                of,
-                align: c.number()?,
-            }
+            TableSource::Prefix { of, align: c.number()? }
         }
     };
-    plan.tables.push(Table {
-        name,
-        shape,
-        source,
-    });
+    plan.tables.push(Table { name, shape, source });
     Ok(())
 }
 
@@ -204,11 +174,7 @@ impl Cursor<'_> {
 
     /// The id of an entity declared elsewhere.
     fn reference<K: Entity>(&mut self) -> Result<K, ReadError> {
-        let digits = self
-            .peek()
-            .text
-            .strip_prefix(K::PREFIX)
-            .and_then(|d| d.parse::<u32>().ok());
+        let digits = self.peek().text.strip_prefix(K::PREFIX).and_then(|d| d.parse::<u32>().ok());
         match digits {
             Some(n) if n < u32::MAX => {
                 self.bump();

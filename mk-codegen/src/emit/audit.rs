@@ -1,0 +1,174 @@
+//! Compares an emitted kernel with its plan, edge by edge.
+//!
+//! The library part must be the library, word for word. In the generated part every edge of the plan must be used by
+//! exactly one primitive: a wait or post by its call, an internal edge by the barrier set that carries it. So a
+//! synchronisation line that is missing, doubled or foreign is found by reading, before anything runs.
+
+use super::library;
+use crate::ir::{CopyVia, EdgeId, Entity, Leaf, Plan, RoleId};
+use std::collections::BTreeMap;
+use thiserror::Error;
+
+/// A kernel that does not synchronise as its plan says.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum AuditError {
+    /// The device library was changed.
+    #[error("line {line} of the kernel differs from the device library: `{text}`")]
+    Library {
+        /// Line in the kernel, from 1.
+        line: usize,
+        /// The line.
+        text: String,
+    },
+    /// An edge of the plan is not there as often as it should be.
+    #[error("edge {edge} ({what}) appears {found} times in the kernel instead of once")]
+    Edge {
+        /// The edge.
+        edge: EdgeId,
+        /// What it is in the plan.
+        what: String,
+        /// How often its primitive appears.
+        found: usize,
+    },
+    /// What surrounds the edges (entry, exit, barriers, agents) is not there as often as it should be.
+    #[error("`{text}` appears {found} times in the kernel instead of {want}")]
+    Frame {
+        /// The call.
+        text: &'static str,
+        /// How often it appears.
+        found: usize,
+        /// How often the plan's roles and leaves need it.
+        want: usize,
+    },
+    /// The kernel names an edge that the plan does not have.
+    #[error(
+        "line {line} of the kernel synchronises on {edge}, which the plan does not have there: `{text}`"
+    )]
+    Foreign {
+        /// The edge.
+        edge: String,
+        /// Line in the kernel, from 1.
+        line: usize,
+        /// The line.
+        text: String,
+    },
+}
+
+/// The call or member that an edge must appear in.
+fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
+    let mut out = BTreeMap::new();
+    let entry = |signal| {
+        let enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+        enter.flat_map(|f| &f.posts).any(|p| p.signal == signal)
+    };
+    for (id, f) in plan.families.iter() {
+        for e in &f.edges {
+            let text = format!("{} = edge::{};", e.name, e.edge);
+            out.insert(e.edge, (text, format!("{} of {id}", e.name)));
+        }
+        for w in &f.waits {
+            let text = if entry(w.signal) {
+                format!("wait_entered<edge::{}>(", w.edge)
+            } else {
+                format!("wait_signal<edge::{},", w.edge)
+            };
+            out.insert(w.edge, (text, format!("wait of {id}")));
+        }
+        for p in &f.posts {
+            let text = if f.leaf == Leaf::Enter {
+                format!("post_entered<edge::{}>(", p.edge)
+            } else {
+                format!("post_signal<edge::{},", p.edge)
+            };
+            out.insert(p.edge, (text, format!("post of {id}")));
+        }
+    }
+    out
+}
+
+/// Calls that every role and every leaf needs, and how often.
+fn frame(plan: &Plan) -> Vec<(&'static str, usize)> {
+    let mut leaves: Vec<(RoleId, &Leaf)> = Vec::new();
+    for f in plan.families.values().filter(|f| plan.roles[f.role].ctas > 0) {
+        if !leaves.contains(&(f.role, &f.leaf)) {
+            leaves.push((f.role, &f.leaf));
+        }
+    }
+    let count = |test: fn(&Leaf) -> bool| leaves.iter().filter(|(_, l)| test(l)).count();
+    let mma = count(|l| matches!(l, Leaf::MmaTile { .. }));
+    let bulk = count(|l| matches!(l, Leaf::CopyTile { via: CopyVia::Bulk, .. }));
+    let rows = count(|l| matches!(l, Leaf::CopyTile { via: CopyVia::Ldst, .. }));
+    let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
+    vec![
+        ("= launch_begin(", roles),
+        ("launch_begin_sync<1>();", roles),
+        ("launch_count_in(ctx);", roles),
+        ("launch_end<1>(ctx);", roles),
+        ("smem.init_barriers();", mma + bulk),
+        ("staging_full = staged, staging_free = drained;", mma),
+        ("sm90_gemm_loader<", mma),
+        ("sm90_gemm_storer<", mma),
+        ("sm90_gemm_consumer<", mma),
+        ("bulk_copy_loader<", bulk),
+        ("bulk_copy_storer<", bulk),
+        ("copy_rows<", rows),
+    ]
+}
+
+/// Checks a kernel against its plan.
+///
+/// # Errors
+/// The first difference.
+pub fn audit(plan: &Plan, cuda: &str) -> Result<(), AuditError> {
+    let library = library::text();
+    let library_lines: Vec<_> = library.lines().collect();
+    let lines: Vec<_> = cuda.lines().collect();
+    let head = lines.iter().take_while(|l| l.is_empty() || l.starts_with("//")).count();
+    // The plan's comment ends where the library's first line stands.
+    let begin = lines[..head].iter().position(|l| *l == library_lines[0]).unwrap_or(head);
+    for (i, want) in library_lines.iter().enumerate() {
+        let found = lines.get(begin + i).copied().unwrap_or("");
+        if found != *want {
+            return Err(AuditError::Library { line: begin + i + 1, text: found.into() });
+        }
+    }
+    let generated = &lines[(begin + library_lines.len()).min(lines.len())..];
+    let wanted = primitives(plan);
+    for (edge, (text, what)) in &wanted {
+        let found = generated.iter().map(|l| code(l).matches(text.as_str()).count()).sum();
+        if found != 1 {
+            return Err(AuditError::Edge { edge: *edge, what: what.clone(), found });
+        }
+    }
+    for (text, want) in frame(plan) {
+        let found = generated.iter().map(|l| code(l).matches(text).count()).sum::<usize>();
+        if found != want {
+            return Err(AuditError::Frame { text, found, want });
+        }
+    }
+    for (i, line) in generated.iter().enumerate() {
+        for (at, _) in code(line).match_indices("edge::") {
+            let name: String =
+                line[at + 6..].chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
+            let id = name
+                .strip_prefix('e')
+                .and_then(|n| n.parse::<u32>().ok())
+                .map(|n| EdgeId::new(n as usize));
+            if id.is_none_or(|id| !wanted.contains_key(&id)) {
+                let line_no = begin + library_lines.len() + i + 1;
+                return Err(AuditError::Foreign {
+                    edge: name,
+                    line: line_no,
+                    text: line.to_string(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A line without its comment.
+fn code(line: &str) -> &str {
+    line.split("//").next().unwrap_or("")
+}

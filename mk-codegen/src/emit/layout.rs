@@ -1,0 +1,91 @@
+//! Where everything lies: signal words, workspace, scratch, caller tensors.
+
+use super::EmitError;
+use crate::ir::{Arena, BufId, Entity, Plan, Points, SigId, Space};
+use mk_abi::{TensorArg, TensorDirection, WorkspaceLayout, device::SymHeader};
+
+/// Alignment of a signal array: no two arrays share a cache line.
+const SIGNAL_ALIGN: u64 = 128;
+/// Alignment of a buffer.
+const BUFFER_ALIGN: u64 = 1024;
+
+/// Memory layout of a plan.
+pub(super) struct Layout {
+    /// Word offset of each signal array in symmetric memory.
+    pub signals: Arena<SigId, u64>,
+    /// Place of each buffer.
+    pub buffers: Arena<BufId, Place>,
+    pub tensors: Vec<TensorArg>,
+    pub workspace: WorkspaceLayout,
+}
+
+/// Where a buffer is, and how its rows lie.
+pub(super) struct Place {
+    pub at: At,
+    /// Elements from one row to the next, on each rank.
+    pub pitch: Vec<i64>,
+    /// Extents on each rank.
+    pub shape: Vec<Vec<i64>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum At {
+    /// Index of the caller tensor.
+    Tensor(u32),
+    /// Byte offset in symmetric memory.
+    Symmetric(u64),
+    /// Byte offset in scratch.
+    Scratch(u64),
+}
+
+pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitError> {
+    let ranks = 0..plan.mesh.size() as usize;
+    let mut signals = Arena::new();
+    let mut top = size_of::<SymHeader>() as u64;
+    for id in plan.signals.keys() {
+        signals.push(top / 4);
+        let mut words = 0;
+        for rank in ranks.clone() {
+            words = words.max(points.signal_shape(id, rank)?.iter().product::<i64>().max(0));
+        }
+        top = (top + words as u64 * 4).next_multiple_of(SIGNAL_ALIGN);
+    }
+    let zeroed_bytes = top.next_multiple_of(BUFFER_ALIGN);
+    let (mut symmetric, mut scratch) = (zeroed_bytes, 0u64);
+    let mut buffers = Arena::new();
+    let mut tensors = Vec::new();
+    for (id, b) in plan.buffers.iter() {
+        let mut place = Place { at: At::Scratch(0), pitch: Vec::new(), shape: Vec::new() };
+        let mut bytes = 0;
+        for rank in ranks.clone() {
+            let shape = points.shape(id, rank)?;
+            let pitch = points.pitch(id, rank)?;
+            let rows: i64 = shape[..shape.len() - 1].iter().product();
+            bytes = bytes.max(rows.max(0) as u64 * pitch.max(0) as u64 * b.dtype.size_bytes());
+            place.shape.push(shape);
+            place.pitch.push(pitch);
+        }
+        let bytes = bytes.next_multiple_of(BUFFER_ALIGN);
+        place.at = match b.space {
+            Space::In | Space::Out => {
+                let direction =
+                    if b.space == Space::In { TensorDirection::In } else { TensorDirection::Out };
+                tensors.push(TensorArg { name: b.name.clone(), dtype: b.dtype, direction });
+                At::Tensor(tensors.len() as u32 - 1)
+            }
+            Space::Workspace => {
+                symmetric += bytes;
+                At::Symmetric(symmetric - bytes)
+            }
+            Space::Scratch => {
+                scratch += bytes;
+                At::Scratch(scratch - bytes)
+            }
+        };
+        debug_assert_eq!(buffers.len(), id.index());
+        buffers.push(place);
+    }
+    let workspace =
+        WorkspaceLayout { symmetric_bytes: symmetric, zeroed_bytes, scratch_bytes: scratch };
+    Ok(Layout { signals, buffers, tensors, workspace })
+}

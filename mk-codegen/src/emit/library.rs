@@ -1,0 +1,65 @@
+//! The device library: real CUDA headers, concatenated in a fixed order ahead of every generated kernel.
+
+macro_rules! library {
+    ($($path:literal,)*) => {
+        /// File names and texts, in order; each uses only what stands before it.
+        pub const FILES: &[(&str, &str)] =
+            &[$(($path, include_str!(concat!("../../../templates/", $path)))),*];
+    };
+}
+
+library! {
+    "ptx/types.cuh",
+    "ptx/convert.cuh",
+    "ptx/memory.cuh",
+    "ptx/fence.cuh",
+    "ptx/mbarrier.cuh",
+    "ptx/barrier.cuh",
+    "ptx/tma.cuh",
+    "ptx/bulk.cuh",
+    "ptx/stmatrix.cuh",
+    "ptx/sm90_regs.cuh",
+    "ptx/sm90_wgmma.cuh",
+    "sync/context.cuh",
+    "sync/fault.cuh",
+    "sync/wait.cuh",
+    "sync/post.cuh",
+    "sync/chaos.cuh",
+    "sync/launch.cuh",
+    "tile/gemm_config.cuh",
+    "tile/gemm_loader.cuh",
+    "tile/epilogue.cuh",
+    "tile/gemm_consumer.cuh",
+    "tile/gemm_storer.cuh",
+    "comm/copy_bulk.cuh",
+    "comm/copy_rows.cuh",
+}
+
+/// Line that ends the library in a generated kernel.
+pub const END: &str = "// ==== end of the device library ====\n";
+
+/// Everything that stands before a kernel's own part: library and host/device structs.
+pub fn text() -> String {
+    let mut out = String::new();
+    for (path, body) in FILES {
+        // The structs that the host shares use the scalar names, and are used from here on.
+        if *path == "sync/context.cuh" {
+            out.push_str("// ---- structs shared with the host ----\n");
+            out.push_str(&mk_abi::device::cuda_declarations());
+            out.push('\n');
+        }
+        out.push_str(&format!("// ---- {path} ----\n{body}\n"));
+    }
+    out.push_str(END);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_order_file_is_the_order() {
+        let order = include_str!("../../../templates/ORDER");
+        let files: Vec<_> = super::FILES.iter().map(|f| f.0).collect();
+        assert_eq!(order.lines().collect::<Vec<_>>(), files);
+    }
+}

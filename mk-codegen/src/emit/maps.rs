@@ -1,0 +1,79 @@
+//! Tensor maps: one per buffer, box and swizzle that some leaf needs.
+
+use super::layout::{At, Layout};
+use crate::ir::{BufId, Plan};
+use minijinja::{Value, context};
+use mk_abi::{DType, MapBase, Swizzle, TensorMapSpec};
+
+/// A map to encode on every rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Map {
+    buffer: BufId,
+    name: String,
+    dtype: DType,
+    box_dims: [u32; 2],
+    swizzle: Swizzle,
+}
+
+/// All maps of a kernel, in the order of its parameter.
+#[derive(Default)]
+pub(super) struct Maps {
+    list: Vec<Map>,
+}
+
+impl Maps {
+    /// Index of the map of a buffer, seen as rows of its last dimension, with boxes of `[rows, cols]`.
+    pub fn index(&mut self, plan: &Plan, buffer: BufId, rows: u32, cols: u32) -> usize {
+        let b = &plan.buffers[buffer];
+        // The swizzle spans the box's row.
+        let swizzle = match u64::from(cols) * b.dtype.size_bytes() {
+            128 => Swizzle::B128,
+            64 => Swizzle::B64,
+            32 => Swizzle::B32,
+            _ => Swizzle::None,
+        };
+        let map =
+            Map { buffer, name: b.name.clone(), dtype: b.dtype, box_dims: [cols, rows], swizzle };
+        match self.list.iter().position(|m| *m == map) {
+            Some(i) => i,
+            None => {
+                self.list.push(map);
+                self.list.len() - 1
+            }
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// For the comment beside each map.
+    pub fn comments(&self) -> Vec<Value> {
+        let say = |(i, m): (usize, &Map)| {
+            context! { index => i, name => m.name.clone(), rows => m.box_dims[1], cols => m.box_dims[0] }
+        };
+        self.list.iter().enumerate().map(say).collect()
+    }
+
+    pub fn on_rank(&self, layout: &Layout, rank: usize) -> Vec<TensorMapSpec> {
+        let spec = |m: &Map| {
+            let place = &layout.buffers[m.buffer];
+            let shape = &place.shape[rank];
+            let (leading, last) = shape.split_at(shape.len() - 1);
+            let rows: i64 = leading.iter().product();
+            TensorMapSpec {
+                base: match place.at {
+                    At::Tensor(i) => MapBase::Tensor(i),
+                    At::Symmetric(o) => MapBase::Symmetric(o),
+                    At::Scratch(o) => MapBase::Scratch(o),
+                },
+                dtype: m.dtype,
+                dims: vec![last[0].max(0) as u64, rows.max(0) as u64],
+                strides_bytes: vec![place.pitch[rank].max(0) as u64 * m.dtype.size_bytes()],
+                box_dims: m.box_dims.to_vec(),
+                swizzle: m.swizzle,
+            }
+        };
+        self.list.iter().map(spec).collect()
+    }
+}

@@ -1,0 +1,210 @@
+//! From a verified plan to one CUDA translation unit.
+//!
+//! The device library comes first, word for word; then constants, one struct per family with the plan's own index
+//! expressions, hooks for each leaf, one function per role, and the kernel. Deterministic; no IO; no GPU.
+
+mod audit;
+mod context;
+mod layout;
+pub mod library;
+mod maps;
+mod role;
+mod signal;
+mod tasks;
+
+use crate::ir::{Entity, Leaf, Mode, Plan, PointError, Points, RoleKind, TableSet};
+use context::Emitter;
+use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig};
+use mk_abi::{EdgeInfo, KernelSource, RankBinding, RoleInfo};
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+pub use audit::{AuditError, audit};
+
+/// Why a plan that verifies has no kernel.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EmitError {
+    /// The plan uses something that no template implements.
+    #[error("{place}: {what}")]
+    Unsupported {
+        /// The family or role.
+        place: String,
+        /// What is missing.
+        what: String,
+    },
+    /// An expression has no value.
+    #[error(transparent)]
+    Point(#[from] PointError),
+    /// A template is wrong.
+    #[error("internal error in a template: {0:#}")]
+    Template(#[from] minijinja::Error),
+    /// The emitted text does not carry the plan's edges.
+    #[error("internal error: {0}")]
+    Audit(#[from] AuditError),
+}
+
+impl EmitError {
+    fn unsupported(place: impl Into<String>, what: impl Into<String>) -> EmitError {
+        EmitError::Unsupported { place: place.into(), what: what.into() }
+    }
+}
+
+/// Threads of every CTA: a warpgroup of single-lane agents and two that compute.
+pub const BLOCK_THREADS: u32 = 384;
+/// Shared memory beside a leaf's contract: mbarriers, at most.
+const BARRIER_BYTES: u32 = 1024;
+
+const TEMPLATES: &[(&str, &str)] = &[
+    ("kernel", include_str!("../../../templates/kernel.cu.j2")),
+    ("mma_tile", include_str!("../../../templates/leaf/mma_tile.cu.j2")),
+    ("copy_bulk", include_str!("../../../templates/leaf/copy_bulk.cu.j2")),
+    ("copy_rows", include_str!("../../../templates/leaf/copy_rows.cu.j2")),
+];
+
+/// Jinja's own delimiters clash with inline PTX and with CUDA's attributes.
+fn environment() -> Result<Environment<'static>, EmitError> {
+    let mut env = Environment::new();
+    env.set_syntax(
+        SyntaxConfig::builder()
+            .block_delimiters("@%", "%@")
+            .variable_delimiters("@{", "}@")
+            .comment_delimiters("@#", "#@")
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .keep_trailing_newline(true)
+            .build()?,
+    );
+    env.set_undefined_behavior(UndefinedBehavior::Strict);
+    for (name, text) in TEMPLATES {
+        env.add_template(name, text)?;
+    }
+    Ok(env)
+}
+
+/// The kernel of a plan. The plan must verify: [`crate::valid::verify`].
+///
+/// # Errors
+/// [`EmitError::Unsupported`] for plans outside what the templates implement.
+pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
+    let tables = TableSet::new(plan, |_, _| Vec::new());
+    let points = Points::new(plan, &tables);
+    check_scope(plan)?;
+    let env = environment()?;
+    let mut e = Emitter::new(plan, &points)?;
+    let roles = role::roles(&mut e, &env)?;
+    let smem_bytes = e.smem_bytes();
+    let kernel = e.kernel(roles, smem_bytes);
+    let generated = env.get_template("kernel")?.render(kernel)?;
+    let header: String = plan.to_string().lines().map(|l| format!("// {l}\n")).collect();
+    let header = header.replace("// \n", "//\n");
+    let cuda = format!("{header}\n{}\n{generated}", library::text());
+    audit(plan, &cuda)?;
+    let ranks = (0..plan.mesh.size() as usize)
+        .map(|rank| RankBinding {
+            tensor_shapes: e.tensor_shapes(rank),
+            maps: e.maps.on_rank(&e.layout, rank),
+        })
+        .collect();
+    Ok(KernelSource {
+        name: plan.name.clone(),
+        cuda,
+        entry: "mk_kernel".into(),
+        arch: plan.target.clone(),
+        options: Vec::new(),
+        world_size: plan.mesh.size(),
+        grid: plan.roles.values().map(|r| r.ctas).sum(),
+        cluster: 1,
+        block: BLOCK_THREADS,
+        smem_bytes,
+        workspace: e.layout.workspace.clone(),
+        tensors: e.layout.tensors.clone(),
+        ranks,
+        roles: role_infos(plan),
+        edges: edge_infos(plan),
+        plan_hash: plan_hash(plan),
+    })
+}
+
+/// First 32 bits of the SHA-256 of the plan's text.
+pub fn plan_hash(plan: &Plan) -> u32 {
+    let digest = Sha256::digest(plan.to_string());
+    u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]])
+}
+
+fn check_scope(plan: &Plan) -> Result<(), EmitError> {
+    if plan.nic.is_some() {
+        return Err(EmitError::unsupported("nic", "no template sends over the network"));
+    }
+    if let Some((id, d)) = plan.dims.iter().find(|(_, d)| d.runtime_max.is_some()) {
+        return Err(EmitError::unsupported(
+            id.to_string(),
+            format!("{} is not a JIT constant", d.name),
+        ));
+    }
+    if let Some(id) = plan.tables.keys().next() {
+        return Err(EmitError::unsupported(
+            id.to_string(),
+            "tables have no place in a kernel so far",
+        ));
+    }
+    for (id, f) in plan.families.iter() {
+        let place = format!("{id} {:?}", f.name);
+        let kind = plan.roles[f.role].kind;
+        let known = match f.leaf {
+            Leaf::Enter => kind == RoleKind::Prologue,
+            Leaf::MmaTile { .. } | Leaf::CopyTile { .. } => {
+                matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
+            }
+            _ => false,
+        };
+        if !known {
+            let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
+            return Err(EmitError::unsupported(place, what));
+        }
+        if f.inner.is_some() || f.accesses.iter().any(|a| a.mode == Mode::Accumulate) {
+            return Err(EmitError::unsupported(
+                place,
+                "inner loops and accumulation are not emitted",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn role_infos(plan: &Plan) -> Vec<RoleInfo> {
+    let mut first_cta = 0;
+    let mut out = Vec::new();
+    for r in plan.roles.values().filter(|r| r.ctas > 0) {
+        out.push(RoleInfo { name: r.kind.name().into(), first_cta, ctas: r.ctas });
+        first_cta += r.ctas;
+    }
+    out
+}
+
+/// Every wait and internal edge, as the plan prints it.
+fn edge_infos(plan: &Plan) -> Vec<EdgeInfo> {
+    let mut out: Vec<EdgeInfo> = Vec::new();
+    for (id, f) in plan.families.iter() {
+        for w in &f.waits {
+            let signal = &plan.signals[w.signal];
+            let index: Vec<_> = w
+                .index
+                .iter()
+                .map(|e| plan.text(Some(f), w.each.as_ref(), e).to_string())
+                .collect();
+            let count = plan.text(Some(f), w.each.as_ref(), &w.count);
+            let text = format!(
+                "{id} {:?}, {}: wait {} {:?}[{}] >= {count} per epoch",
+                f.name,
+                w.by,
+                w.signal,
+                signal.name,
+                index.join(", ")
+            );
+            out.push(EdgeInfo { id: w.edge.index() as u32, text });
+        }
+    }
+    out.sort_by_key(|e| e.id);
+    out
+}

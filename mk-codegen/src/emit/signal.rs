@@ -1,0 +1,106 @@
+//! Waits and posts of a family, as lines of CUDA.
+
+use super::{EmitError, context::Emitter};
+use crate::ir::{
+    Agent, CPrinter, Each, Entity, Expr, Family, Leaf, Post, Proxy, Scope, SigId, Wait,
+};
+
+impl Emitter<'_> {
+    /// Word of a signal, counted from the start of symmetric memory, as C.
+    fn word(&self, f: &Family, each: Option<&Each>, signal: SigId, index: &[Expr]) -> String {
+        let shape = &self.plan.signals[signal].shape;
+        let mut flat = Expr::Const(0);
+        for (e, extent) in index.iter().zip(shape) {
+            flat = flat * extent.clone() + e.clone();
+        }
+        format!("kSig{} + {}", signal.index(), self.c(f, each, &flat))
+    }
+
+    fn scope(scope: Scope) -> &'static str {
+        match scope {
+            Scope::Gpu => "Scope::Gpu",
+            Scope::Sys => "Scope::Sys",
+        }
+    }
+
+    /// Wraps a line in its `when` and its `each`.
+    fn wrap(&self, f: &Family, each: Option<&Each>, when: Option<&Expr>, line: String) -> String {
+        let line = match when {
+            Some(w) => format!("if ({}) {line}", self.c(f, each, w)),
+            None => line,
+        };
+        match each {
+            Some(each) => {
+                let (var, extent) = (&each.var, self.c(f, None, &each.extent));
+                format!("for (int {var} = 0; {var} < {extent}; ++{var}) {line}")
+            }
+            None => line,
+        }
+    }
+
+    /// Whether a signal is the one by which ranks announce themselves.
+    fn is_entry(&self, signal: SigId) -> bool {
+        let mut enter = self.plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+        enter.any(|f| f.posts.iter().any(|p| p.signal == signal))
+    }
+
+    fn wait(&self, f: &Family, w: &Wait) -> Result<String, EmitError> {
+        let each = w.each.as_ref();
+        let edge = w.edge;
+        let call = if self.is_entry(w.signal) {
+            let [peer] = w.index.as_slice() else {
+                return Err(EmitError::unsupported(
+                    f.name.clone(),
+                    "entry is signalled word by rank",
+                ));
+            };
+            let peer = self.c(f, each, peer);
+            format!("wait_entered<edge::{edge}>(ctx, {peer}, work.task, {});", w.lag)
+        } else {
+            let proxy = match w.proxy {
+                Proxy::Async => "Reader::Async",
+                Proxy::Generic => "Reader::Generic",
+                Proxy::Host => {
+                    return Err(EmitError::unsupported(f.name.clone(), "no host agent is emitted"));
+                }
+            };
+            let word = self.word(f, each, w.signal, &w.index);
+            let epoch =
+                if w.lag > 0 { format!("(ctx.epoch - {})", w.lag) } else { "ctx.epoch".into() };
+            let count = match CPrinter::new(self.plan, Some(f)).with_each(each).print(&w.count) {
+                one if one == "1" => String::new(),
+                n => format!(" * {n}"),
+            };
+            let scope = Self::scope(w.scope);
+            format!(
+                "wait_signal<edge::{edge}, {scope}, {proxy}>(ctx, ctx.signal(params.header.rank, {word}), \
+                 {epoch}{count}, WaitSite{{work.task}});"
+            )
+        };
+        Ok(self.wrap(f, each, w.when.as_ref(), call))
+    }
+
+    fn post(&self, f: &Family, p: &Post) -> String {
+        let each = p.each.as_ref();
+        let rank = self.c(f, each, &p.rank);
+        let word = self.word(f, each, p.signal, &p.index);
+        let add = self.c(f, each, &p.add);
+        let (edge, scope) = (p.edge, Self::scope(p.scope));
+        let call =
+            format!("post_signal<edge::{edge}, {scope}>(ctx, ctx.signal({rank}, {word}), {add});");
+        self.wrap(f, each, p.when.as_ref(), call)
+    }
+
+    /// The waits of one agent, in order.
+    ///
+    /// # Errors
+    /// For waits of a proxy that no template has.
+    pub fn waits(&self, f: &Family, by: Agent) -> Result<Vec<String>, EmitError> {
+        f.waits.iter().filter(|w| w.by == by).map(|w| self.wait(f, w)).collect()
+    }
+
+    /// The posts of a family.
+    pub fn posts(&self, f: &Family) -> Vec<String> {
+        f.posts.iter().map(|p| self.post(f, p)).collect()
+    }
+}

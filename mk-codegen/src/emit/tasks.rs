@@ -1,0 +1,274 @@
+//! Task families as CUDA: how a task's number becomes coordinates, and what its leaf is told.
+
+use super::{EmitError, context::Emitter};
+use crate::ir::{
+    Access, Agent, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Operand, Space, Store, Var,
+};
+use minijinja::{Value, context};
+
+/// A family with its tasks' numbers in the role.
+#[derive(Clone, Copy)]
+pub(super) struct Slice {
+    pub id: FamId,
+    pub first: u32,
+    pub tasks: u32,
+}
+
+impl Emitter<'_> {
+    /// The struct that decodes a family's tasks.
+    pub fn family(&self, s: Slice) -> Value {
+        let f = &self.plan.families[s.id];
+        let order: Vec<Expr> = if f.order.is_empty() { nested(f) } else { f.order.clone() };
+        let vars: Vec<_> = f
+            .domain
+            .iter()
+            .zip(&order)
+            .map(|((name, _), e)| context! { name => name.clone(), expr => self.c(f, None, e) })
+            .collect();
+        context! { id => s.id.index(), name => f.name.clone(), first => s.first, tasks => s.tasks, vars }
+    }
+
+    fn access<'f>(&self, f: &'f Family, operand: Operand) -> Result<&'f Access, EmitError> {
+        let mut found = f.accesses.iter().filter(|a| a.operand == operand);
+        match (found.next(), found.next()) {
+            (Some(a), None) if a.when.is_none() => Ok(a),
+            _ => {
+                let what = format!("operand `{operand}` must be one unconditional access");
+                Err(EmitError::unsupported(f.name.clone(), what))
+            }
+        }
+    }
+
+    /// What `decode`, the waits, the posts and the epilogue of one matrix-product family are made of.
+    pub fn mma(&mut self, s: Slice) -> Result<Value, EmitError> {
+        let f = &self.plan.families[s.id];
+        let Leaf::MmaTile { block, store, epilogue, .. } = &f.leaf else {
+            return Err(EmitError::unsupported(f.name.clone(), "is not a matrix product"));
+        };
+        let [a, b, c] = [Operand::A, Operand::B, Operand::C].map(|o| self.access(f, o));
+        let (a, b, c) = (a?, b?, c?);
+        if [a, b, c].iter().any(|x| x.each.is_some() || x.rank != Expr::Var(Var::RANK)) {
+            return Err(EmitError::unsupported(
+                f.name.clone(),
+                "operands must lie on the own rank",
+            ));
+        }
+        if *store == Store::Tma {
+            self.check_clipped(s.id, c, block)?;
+        }
+        let last = |x: &Access| x.region[x.region.len() - 1].clone();
+        let rows = |x: &Access| x.region[x.region.len() - 2].clone();
+        let say = |e: &Expr| self.c(f, None, e);
+        let panel_cols = if block[1] % 64 == 0 { 64 } else { 32 };
+        let extras = self.extras(f, epilogue, c)?;
+        let value = context! {
+            id => s.id.index(),
+            first => s.first,
+            end => s.first + s.tasks,
+            names => names(f),
+            a_row => say(&self.row(a)),
+            a_k => say(&last(a).0),
+            b_k => say(&self.row(b)),
+            b_col => say(&last(b).0),
+            k_blocks => say(&last(a).1.ceil_div(block[2] as i32)),
+            c_row => say(&self.row(c)),
+            c_col => say(&last(c).0),
+            rows => say(&rows(c).1),
+            cols => say(&last(c).1),
+            c_data => self.base(c.buffer, "params.header.rank"),
+            c_pitch => self.own_pitch_bytes(c.buffer),
+            load_waits => self.waits(f, Agent::Loader)?,
+            store_waits => self.waits(f, Agent::Storer)?,
+            posts => self.posts(f),
+            extras,
+        };
+        if !self.waits(f, Agent::Consumers)?.is_empty() {
+            return Err(EmitError::unsupported(
+                f.name.clone(),
+                "consumers do not wait for signals",
+            ));
+        }
+        let (a, b, c) = (a.buffer, b.buffer, c.buffer);
+        let maps = context! {
+            a_map => self.maps.index(self.plan, a, block[0], 64),
+            b_map => self.maps.index(self.plan, b, 64, 64),
+            c_map => if *store == Store::Tma { self.maps.index(self.plan, c, 64, panel_cols) } else { 0 },
+        };
+        Ok(context! { ..value, ..maps })
+    }
+
+    /// TMA stores whole tiles: where one is cut short, the tensor must end there, or the tile would spill into what
+    /// another task owns.
+    fn check_clipped(&self, id: FamId, c: &Access, block: &[u32; 3]) -> Result<(), EmitError> {
+        for rank in 0..self.plan.mesh.size() as usize {
+            let shape = self.points.shape(c.buffer, rank)?;
+            for task in self.points.tasks(id, rank, 1)? {
+                let Some(region) = self.points.region(&task, c)? else { continue };
+                let n = region.dims.len();
+                for (d, side) in [(n - 2, block[0]), (n - 1, block[1])] {
+                    let (base, len) = region.dims[d];
+                    let outer = d + 1 < n && n > 2;
+                    if len < i64::from(side) && (base + len != shape[d] || outer) {
+                        let what = format!(
+                            "task {:?} ends inside the tensor: use store=direct",
+                            task.domain()
+                        );
+                        return Err(EmitError::unsupported(id.to_string(), what));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Epilogue operands: the library asks for elements by their place in the tile, so they must lie as C does.
+    fn extras(
+        &self,
+        f: &Family,
+        epilogue: &[EpilogueOp],
+        c: &Access,
+    ) -> Result<Vec<Value>, EmitError> {
+        const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+        let mut operands = EXTRAS.into_iter();
+        let mut out = Vec::new();
+        for op in epilogue {
+            let mut value = match op {
+                EpilogueOp::Scale(bits) => {
+                    context! { op => "scale", factor => format!("__uint_as_float(0x{bits:08x}u)") }
+                }
+                EpilogueOp::RoundBf16 => context! { op => "round_bf16" },
+                EpilogueOp::RoundF16 => context! { op => "round_f16" },
+                EpilogueOp::Widen => continue,
+                EpilogueOp::Gelu => context! { op => "gelu_erf" },
+                EpilogueOp::Silu => context! { op => "silu" },
+                EpilogueOp::Relu => context! { op => "relu" },
+                EpilogueOp::Bias => context! { op => "bias" },
+                EpilogueOp::Mul => context! { op => "mul" },
+                EpilogueOp::Add => context! { op => "add" },
+            };
+            if op.has_operand() {
+                let operand = operands.next().unwrap_or(Operand::E3);
+                let x = self.access(f, operand)?;
+                let n = x.region.len();
+                let want = if *op == EpilogueOp::Bias { &c.region[1..] } else { &c.region[..] };
+                if x.region != want
+                    || x.each.is_some()
+                    || self.plan.buffers[x.buffer].space != Space::In
+                {
+                    let what = format!("operand `{operand}` does not lie as C does");
+                    return Err(EmitError::unsupported(f.name.clone(), what));
+                }
+                let pitch = if n > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
+                value =
+                    context! { data => self.base(x.buffer, "params.header.rank"), pitch, ..value };
+            }
+            out.push(value);
+        }
+        Ok(out)
+    }
+
+    /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
+    pub fn copy(&self, s: Slice, bulk: bool) -> Result<Value, EmitError> {
+        let f = &self.plan.families[s.id];
+        let (src, dst) = (self.access(f, Operand::Src)?, self.access(f, Operand::Dst)?);
+        if src.each.is_some() || src.rank != Expr::Var(Var::RANK) {
+            return Err(EmitError::unsupported(f.name.clone(), "a copy reads its own rank once"));
+        }
+        let last = src.region.len() - 1;
+        let ((col, cols), (_, rows)) = (&src.region[last], &src.region[last - 1]);
+        let inner = |a: &Access| {
+            a.region[..a.region.len() - 2].iter().all(|(_, len)| *len == Expr::Const(1))
+        };
+        let (d_col, d_cols) = &dst.region[dst.region.len() - 1];
+        if !inner(src)
+            || !inner(dst)
+            || cols != d_cols
+            || *rows != dst.region[dst.region.len() - 2].1
+        {
+            return Err(EmitError::unsupported(
+                f.name.clone(),
+                "source and destination differ in shape",
+            ));
+        }
+        let size = self.plan.buffers[src.buffer].dtype.size_bytes();
+        let place = f.name.as_str();
+        let (from, to) = (self.own_pitch_bytes(src.buffer), self.pitch_bytes(place, dst.buffer)?);
+        if bulk {
+            self.check_contiguous(s.id, src, dst)?;
+        }
+        let each = dst.each.as_ref();
+        let at = |a: &Access, base: String, pitch: &str, col: &Expr| {
+            let each = a.each.as_ref();
+            format!(
+                "{base} + static_cast<u64>({}) * {pitch} + bytes_of({}, {size})",
+                self.c(f, each, &self.row(a)),
+                self.c(f, each, col)
+            )
+        };
+        let target = self.base(dst.buffer, &self.c(f, each, &dst.rank));
+        Ok(context! {
+            id => s.id.index(),
+            first => s.first,
+            end => s.first + s.tasks,
+            names => names(f),
+            rows => self.c(f, None, rows),
+            row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
+            source => at(src, self.base(src.buffer, "params.header.rank"), &from, col),
+            source_pitch => from,
+            destination => at(dst, target, &to.to_string(), d_col),
+            destination_pitch => to,
+            each => each.map(|e| e.var.clone()),
+            destinations => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
+            load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier })?,
+            store_waits => self.waits(f, Agent::Storer)?,
+            posts => self.posts(f),
+        })
+    }
+
+    /// A bulk copy moves whole rows without gaps, in multiples of 16 bytes, on every rank.
+    fn check_contiguous(&self, id: FamId, src: &Access, dst: &Access) -> Result<(), EmitError> {
+        for a in [src, dst] {
+            let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
+            for rank in 0..self.plan.mesh.size() as usize {
+                for task in self.points.tasks(id, rank, 1)? {
+                    let mut whole = true;
+                    self.points.for_each::<EmitError>(&task, 0, a.each.as_ref(), None, |at| {
+                        let Some(r) = self.points.region(at, a)? else { return Ok(()) };
+                        let (base, len) = r.dims[r.dims.len() - 1];
+                        let pitch = self.points.pitch(a.buffer, r.rank)?;
+                        whole &= base == 0 && len == pitch && pitch * size % 16 == 0;
+                        Ok(())
+                    })?;
+                    if !whole {
+                        let what = format!(
+                            "{} is not whole rows of 16-byte multiples: use via=ldst",
+                            a.buffer
+                        );
+                        return Err(EmitError::unsupported(id.to_string(), what));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names that a task's coordinates are bound to.
+fn names(f: &Family) -> Vec<String> {
+    f.domain.iter().map(|(n, _)| n.clone()).collect()
+}
+
+/// Nested loops, last variable fastest, as expressions over `t`. Extents do not depend on other variables here.
+fn nested(f: &Family) -> Vec<Expr> {
+    let t = Expr::from(Var::LINEAR);
+    let mut inner = Expr::Const(1);
+    let mut out = Vec::new();
+    for (d, (_, extent)) in f.domain.iter().enumerate().rev() {
+        let e = t.clone() / inner.clone();
+        // The outermost needs no modulus.
+        out.push(if d == 0 { e } else { e % extent.clone() });
+        inner = inner * extent.clone();
+    }
+    out.reverse();
+    out
+}

@@ -1,0 +1,158 @@
+//! The op graph: a checked pipeline with numbers for its symbols, as a DAG that passes can rewrite.
+
+use crate::ir::EpilogueOp;
+use mk_abi::DType;
+use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, ValueId};
+use petgraph::{
+    Direction,
+    stable_graph::{NodeIndex, StableDiGraph},
+    visit::EdgeRef,
+};
+
+/// An extent: its number, and the symbol that names it in plans and kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Elements, global.
+    pub value: i32,
+    /// Name, where the source gave one.
+    pub symbol: Option<String>,
+}
+
+/// A value of the pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Name of the parameter, or of the operation.
+    pub name: String,
+    /// How it comes about.
+    pub kind: Kind,
+    /// Element type.
+    pub dtype: DType,
+    /// Global shape, row-major.
+    pub shape: Vec<Extent>,
+    /// Placement on each mesh axis.
+    pub placement: Vec<Placement>,
+}
+
+/// How a value comes about.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// The caller gives it.
+    Param,
+    /// `Shard(dim)` becomes `Replicate`.
+    Gather {
+        /// The sharded dimension.
+        dim: usize,
+    },
+    /// A matrix product, and the elementwise operations that were fused into it. Operands: a, b, then one for each
+    /// epilogue operation that reads one.
+    Gemm {
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
+    },
+    /// An elementwise operation that stands alone.
+    Elementwise(EpilogueOp),
+    /// Partial sums become shards of dimension `dim`.
+    ReduceScatter {
+        /// The dimension that is scattered.
+        dim: usize,
+    },
+    /// Partial sums become their sum everywhere.
+    AllReduce,
+}
+
+/// The pipeline. Edges point from operand to user and carry the operand's position.
+#[derive(Clone, Debug)]
+pub struct OpGraph {
+    /// Name of the pipeline.
+    pub name: String,
+    /// Mesh axes.
+    pub axes: Vec<String>,
+    /// Values.
+    pub graph: StableDiGraph<Value, usize>,
+    /// Values that the caller receives.
+    pub results: Vec<NodeIndex>,
+}
+
+impl OpGraph {
+    /// The graph of a checked program.
+    pub fn new(program: &Program, bound: &Bound) -> OpGraph {
+        let mut graph = StableDiGraph::new();
+        let mut nodes = Vec::with_capacity(program.n_values());
+        for i in 0..program.n_values() {
+            let id = ValueId::new(i);
+            let Some(def) = program.def(id) else { continue };
+            let (name, kind, ty, inputs) = match def {
+                Def::Param(t) => (t.name.as_str(), Kind::Param, &t.ty, &[][..]),
+                Def::Node(n) => (n.op.name(), kind_of(n.op), &n.ty, &n.inputs[..]),
+            };
+            let shape = ty.dims.iter().map(|d| extent(program, bound, *d)).collect();
+            let node = graph.add_node(Value {
+                name: name.to_string(),
+                kind,
+                dtype: dtype(ty.dtype),
+                shape,
+                placement: ty.placement.clone(),
+            });
+            for (position, input) in inputs.iter().enumerate() {
+                graph.add_edge(nodes[input.index()], node, position);
+            }
+            nodes.push(node);
+        }
+        let results = program.results().iter().map(|r| nodes[r.index()]).collect();
+        let axes = program.mesh_axes().to_vec();
+        OpGraph { name: program.name().to_string(), axes, graph, results }
+    }
+
+    /// Operands in order.
+    pub fn operands(&self, node: NodeIndex) -> Vec<NodeIndex> {
+        let mut list: Vec<_> = self
+            .graph
+            .edges_directed(node, Direction::Incoming)
+            .map(|e| (*e.weight(), e.source()))
+            .collect();
+        list.sort_unstable_by_key(|(position, _)| *position);
+        list.into_iter().map(|(_, source)| source).collect()
+    }
+
+    /// How many operations read a value, results of the pipeline counted as one each.
+    pub fn uses(&self, node: NodeIndex) -> usize {
+        self.graph.edges_directed(node, Direction::Outgoing).count()
+            + self.results.iter().filter(|r| **r == node).count()
+    }
+}
+
+fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
+    let symbol = match dim {
+        Dim::Sym(id) => program.symbols().get(id.index()).map(|s| s.name.clone()),
+        Dim::Lit(_) => None,
+    };
+    // Binding refuses extents above i32::MAX.
+    Extent { value: bound.dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0), symbol }
+}
+
+fn dtype(d: mk_syntax::DType) -> DType {
+    match d {
+        mk_syntax::DType::Bf16 => DType::Bf16,
+        mk_syntax::DType::F16 => DType::F16,
+        mk_syntax::DType::F32 => DType::F32,
+    }
+}
+
+fn kind_of(op: Op) -> Kind {
+    Kind::Elementwise(match op {
+        Op::Gather { dim, .. } => return Kind::Gather { dim },
+        Op::Gemm => return Kind::Gemm { epilogue: Vec::new() },
+        Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim },
+        Op::AllReduce { .. } => return Kind::AllReduce,
+        Op::Bias => EpilogueOp::Bias,
+        Op::Gelu => EpilogueOp::Gelu,
+        Op::Silu => EpilogueOp::Silu,
+        Op::Relu => EpilogueOp::Relu,
+        Op::Mul => EpilogueOp::Mul,
+        Op::Add => EpilogueOp::Add,
+        Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),
+        Op::Cast(mk_syntax::DType::Bf16) => EpilogueOp::RoundBf16,
+        Op::Cast(mk_syntax::DType::F16) => EpilogueOp::RoundF16,
+        Op::Cast(mk_syntax::DType::F32) => EpilogueOp::Widen,
+    })
+}

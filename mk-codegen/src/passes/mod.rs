@@ -1,0 +1,107 @@
+//! From the op graph to a tile plan: the passes, in the order in which they run.
+
+mod draft;
+mod fuse;
+mod gather;
+mod gemm;
+mod roles;
+mod select;
+mod signals;
+
+use crate::{
+    graph::OpGraph,
+    ir::{Plan, RoleKind, StructureError},
+};
+use mk_syntax::{Bound, Program};
+use std::collections::BTreeMap;
+use thiserror::Error;
+
+pub use roles::DEFAULT_COMM_SMS;
+
+/// Everything that decides a plan, apart from the pipeline and its sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Target GPU, see [`crate::target`].
+    pub target: String,
+    /// CTAs of a role, where the default split is not wanted.
+    pub sms: BTreeMap<String, u32>,
+    /// Rows, columns and depth of a matrix product's tile.
+    pub block: [u32; 3],
+    /// Shared-memory stages of a matrix product.
+    pub gemm_stages: u32,
+    /// Shared-memory stages of a bulk copy.
+    pub copy_stages: u32,
+    /// Row blocks that are walked together before the next columns' tiles: keeps both operands in L2.
+    pub group_rows: u32,
+    /// Bytes that one communication task moves to each peer, at most (at least one row).
+    pub chunk_bytes: u32,
+}
+
+impl Default for Config {
+    /// One rank on `sm_90a`.
+    fn default() -> Config {
+        Config {
+            ranks: 1,
+            target: crate::target::SM_90A.name.to_string(),
+            sms: BTreeMap::new(),
+            block: [128, 256, 64],
+            gemm_stages: 4,
+            copy_stages: 8,
+            group_rows: 8,
+            chunk_bytes: 128 * 1024,
+        }
+    }
+}
+
+/// Why a checked pipeline has no plan.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LowerError {
+    /// The pipeline is sound, but no pass lowers it.
+    #[error("`{op}` cannot be lowered here: {why}\n  help: {help}")]
+    Unsupported {
+        /// The operation.
+        op: String,
+        /// What stands in the way.
+        why: String,
+        /// What works.
+        help: String,
+    },
+    /// A setting that fits no plan.
+    #[error("{what}\n  help: {help}")]
+    Config {
+        /// The setting and its value.
+        what: String,
+        /// What would fit.
+        help: String,
+    },
+    /// A pass produced a plan that is not well formed.
+    #[error("internal error: the lowered plan is not well formed: {0}")]
+    Structure(StructureError),
+}
+
+/// The plan of a pipeline, not yet verified.
+///
+/// # Errors
+/// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Config`] for settings that do
+/// not fit the target.
+pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
+    let mut graph = OpGraph::new(program, bound);
+    fuse::epilogues(&mut graph);
+    let kernel = select::kernel(&graph, config)?;
+    let mut draft = match &kernel.body {
+        select::Body::Gather { x } => gather::alone(&kernel, x, config)?,
+        select::Body::Gemm(g) => gemm::tile(&kernel, g, config)?,
+    };
+    signals::insert(&mut draft);
+    let plan = roles::assign(draft, config)?;
+    plan.check_structure().map_err(|mut e| LowerError::Structure(e.swap_remove(0)))?;
+    Ok(plan)
+}
+
+/// Names of the roles that [`Config::sms`] can set.
+pub fn settable_roles() -> [&'static str; 2] {
+    [RoleKind::Compute.name(), RoleKind::IntraComm.name()]
+}

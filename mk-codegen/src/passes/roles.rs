@@ -1,0 +1,83 @@
+//! Gives every family a role, and every role its CTAs.
+//!
+//! Assumes signals. Leaves: roles in CTA order (compute first), one CTA per SM, all co-resident; a role of
+//! [`Config::sms`] has exactly what was asked for, the others the default.
+
+use super::{Config, LowerError, draft::Draft};
+use crate::ir::{Entity, Plan, Role, RoleId, RoleKind};
+use crate::target;
+
+/// CTAs that move data inside a node by default, as a number of SMs. Eight to twelve come near the link's peak with
+/// bulk copies; the rest is slack for the first chunks, which everybody waits for.
+pub const DEFAULT_COMM_SMS: u32 = 16;
+
+const ORDER: [RoleKind; 5] = [
+    RoleKind::Prologue,
+    RoleKind::Compute,
+    RoleKind::IntraComm,
+    RoleKind::CopyEngine,
+    RoleKind::Epilogue,
+];
+
+/// Runs the pass.
+///
+/// # Errors
+/// If the settings name no role of this plan, or do not fit the target.
+pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> {
+    let Draft { mut plan, kinds, .. } = draft;
+    let error = |what: String, help: String| LowerError::Config { what, help };
+    let Some(target) = target::by_name(&plan.target) else {
+        let known: Vec<_> = target::TARGETS.iter().map(|t| t.name).collect();
+        return Err(error(format!("target `{}` is not known", plan.target), known.join(", ")));
+    };
+    let used: Vec<_> = ORDER.into_iter().filter(|k| kinds.values().any(|v| v == k)).collect();
+    for name in config.sms.keys() {
+        if !used.iter().any(|k| k.name() == name && owns_ctas(*k)) {
+            let names: Vec<_> = used.iter().filter(|k| owns_ctas(**k)).map(|k| k.name()).collect();
+            let help = format!("the roles of this plan are {}", names.join(", "));
+            return Err(error(format!("this plan has no role `{name}` to give CTAs to"), help));
+        }
+    }
+    let asked = |k: RoleKind| config.sms.get(k.name()).copied();
+    let has = |k: RoleKind| used.contains(&k);
+    let comm =
+        match (has(RoleKind::IntraComm), asked(RoleKind::IntraComm), asked(RoleKind::Compute)) {
+            (false, ..) => 0,
+            (true, Some(n), _) => n,
+            (true, None, Some(compute)) => DEFAULT_COMM_SMS.min(target.sms.saturating_sub(compute)),
+            (true, None, None) if has(RoleKind::Compute) => DEFAULT_COMM_SMS,
+            (true, None, None) => target.sms,
+        };
+    let compute = match (has(RoleKind::Compute), asked(RoleKind::Compute)) {
+        (false, _) => 0,
+        (true, Some(n)) => n,
+        (true, None) => target.sms.saturating_sub(comm),
+    };
+    if compute + comm > target.sms
+        || (has(RoleKind::Compute) && compute == 0)
+        || (has(RoleKind::IntraComm) && comm == 0)
+    {
+        let what = format!(
+            "compute = {compute} and intra_comm = {comm} CTAs do not fit {} SMs",
+            target.sms
+        );
+        return Err(error(what, "give every role at least one CTA, one per SM".into()));
+    }
+    for kind in &used {
+        let ctas = match kind {
+            RoleKind::Compute => compute,
+            RoleKind::IntraComm => comm,
+            _ => 0,
+        };
+        plan.roles.push(Role { kind: *kind, ctas });
+    }
+    for (id, kind) in kinds.iter() {
+        let role = used.iter().position(|k| k == kind).unwrap_or(0);
+        plan.families[id].role = RoleId::new(role);
+    }
+    Ok(plan)
+}
+
+fn owns_ctas(kind: RoleKind) -> bool {
+    matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
+}

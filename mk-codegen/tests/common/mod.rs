@@ -1,0 +1,40 @@
+//! Pipelines that several tests compile.
+
+use mk_codegen::{
+    ir::Plan,
+    passes::{Config, LowerError, lower},
+};
+use mk_syntax::Program;
+use std::collections::BTreeMap;
+
+/// Name, pipeline, ranks, global shapes.
+pub type Case = (&'static str, &'static str, u32, &'static [(&'static str, &'static [u64])]);
+
+/// The pipelines of this version, aligned and ragged.
+#[allow(dead_code)]
+pub const CASES: &[Case] = &[
+    ("gather_gemm", "gather(a) -> gemm(b)", 4, &[("a", &[2048, 512]), ("b", &[512, 2048])]),
+    (
+        "gather_gemm_ragged",
+        "gather(a) -> gemm(b) -> bias(c) -> gelu",
+        3,
+        &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
+    ),
+    ("gather_alone", "gather(a)", 4, &[("a", &[1000, 256])]),
+    ("gather_odd", "gather(a)", 2, &[("a", &[300, 33])]),
+    ("gemm_alone", "gemm(a, b)", 1, &[("a", &[1000, 256]), ("b", &[256, 512])]),
+    (
+        "gemm_chain",
+        "gemm(a, b) -> mul(y) -> silu -> scale(0.5) -> add(z)",
+        2,
+        &[("a", &[200, 72]), ("b", &[72, 264]), ("y", &[200, 264]), ("z", &[200, 264])],
+    ),
+];
+
+/// Lowers a case.
+pub fn plan(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) -> Result<Plan, LowerError> {
+    let program = Program::parse(source).expect("parses");
+    let shapes: BTreeMap<_, _> = shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
+    let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+    lower(&program, &bound, &Config { ranks, ..Config::default() })
+}

@@ -1,0 +1,86 @@
+//! Plans become CUDA: snapshots of the generated part, determinism, and the audit of edges.
+
+mod common;
+
+use common::{CASES, plan};
+use mk_codegen::emit::{audit, emit, library};
+
+/// The part after the device library.
+fn generated(cuda: &str) -> &str {
+    cuda.split_once(library::END).expect("the library ends").1
+}
+
+#[test]
+fn kernels() {
+    for (name, source, ranks, shapes) in CASES {
+        let plan = plan(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        insta::assert_snapshot!(format!("cuda_{name}"), generated(&kernel.cuda));
+    }
+}
+
+#[test]
+fn two_runs_give_the_same_bytes() {
+    for (_, source, ranks, shapes) in CASES {
+        let one = emit(&plan(source, *ranks, shapes).expect("lowers")).expect("emits");
+        let two = emit(&plan(source, *ranks, shapes).expect("lowers")).expect("emits");
+        assert_eq!(one, two);
+    }
+}
+
+/// Words that only synchronisation uses, in the library and in the generated part.
+const SYNCHRONISATION: &[&str] = &[
+    "mbarrier_wait",
+    "mbarrier_arrive",
+    "named_barrier_sync",
+    "named_barrier_arrive",
+    "wait_signal<",
+    "wait_entered<",
+    "post_signal<",
+    "post_entered<",
+    "fence_",
+    "bulk_wait",
+    "bulk_commit",
+    "__syncthreads",
+    "__syncwarp",
+    "cluster_sync",
+    "launch_begin",
+    "launch_end",
+    "launch_count_in",
+    "init_barriers",
+    "red_release",
+    "ld_acquire",
+    "sm90_wgmma_fence",
+    "sm90_wgmma_commit",
+    "sm90_wgmma_wait",
+    "staged =",
+    "drained =",
+    "full =",
+    "empty =",
+    "_loader<",
+    "_storer<",
+    "_consumer<",
+    "copy_rows<",
+];
+
+#[test]
+fn deleting_any_synchronisation_line_fails_the_audit() {
+    for (name, source, ranks, shapes) in CASES {
+        let plan = plan(source, *ranks, shapes).expect("lowers");
+        let cuda = emit(&plan).expect("emits").cuda;
+        audit(&plan, &cuda).expect("the kernel as emitted");
+        let lines: Vec<_> = cuda.lines().collect();
+        let mut deleted = 0;
+        for (i, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            if !SYNCHRONISATION.iter().any(|w| code.contains(w)) {
+                continue;
+            }
+            let without: Vec<_> = lines[..i].iter().chain(&lines[i + 1..]).copied().collect();
+            let result = audit(&plan, &without.join("\n"));
+            assert!(result.is_err(), "{name}: nobody noticed that line {} is gone: {line}", i + 1);
+            deleted += 1;
+        }
+        assert!(deleted > 50, "{name}: only {deleted} lines were tried");
+    }
+}

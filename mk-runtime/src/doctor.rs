@@ -1,0 +1,231 @@
+//! What this machine has, what it lacks, and how to get it. Never fails: a missing part is part of the answer.
+
+use crate::driver;
+use crate::error::Error;
+use crate::jit::{self, JitOptions, NvrtcVersion};
+use cudarc::driver::sys::{self, CUdevice_P2PAttribute as P2p, CUdevice_attribute as Attr};
+use std::fmt;
+use std::path::PathBuf;
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Ordinal, as the driver counts.
+    pub ordinal: i32,
+    /// `NVIDIA H200`.
+    pub name: String,
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Device memory, in bytes.
+    pub memory_bytes: u64,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    /// Whether memory can be mapped by the virtual-memory API, which symmetric memory needs.
+    pub virtual_memory: bool,
+    /// Whether a file descriptor can carry an allocation to another process.
+    pub posix_handles: bool,
+}
+
+/// How one GPU reaches another's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Whether it can at all.
+    pub access: bool,
+    /// Whether atomics work over the link. NVLink has them and PCIe peers do not, so this tells NVLink.
+    pub native_atomics: bool,
+    /// The driver's rank of the link; 0 is the best.
+    pub performance_rank: i32,
+}
+
+/// NVRTC, loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NvrtcInfo {
+    /// The library.
+    pub path: PathBuf,
+    /// Its version.
+    pub version: NvrtcVersion,
+}
+
+/// Something that is not here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// What, and why.
+    pub what: String,
+    /// What is not possible without it.
+    pub needed_for: &'static str,
+}
+
+/// The state of a machine.
+#[derive(Clone, Debug)]
+pub struct Doctor {
+    /// CUDA version that the driver supports: 1000 * major + 10 * minor.
+    pub driver: Result<i32, Error>,
+    /// GPUs; empty without a driver.
+    pub gpus: Vec<Gpu>,
+    /// `peers[from][to]`; `None` on the diagonal and where the driver does not say.
+    pub peers: Vec<Vec<Option<Peer>>>,
+    /// The compiler.
+    pub nvrtc: Result<NvrtcInfo, Error>,
+    /// The disassembler, which is optional.
+    pub nvdisasm: Option<PathBuf>,
+    /// Where compiled kernels are kept.
+    pub cache_dir: Option<PathBuf>,
+    /// What is not here.
+    pub missing: Vec<Missing>,
+}
+
+impl Doctor {
+    /// Looks.
+    pub fn examine(options: &JitOptions) -> Doctor {
+        let driver = driver::version();
+        let mut missing = Vec::new();
+        let mut lack = |what: String, needed_for| missing.push(Missing { what, needed_for });
+        let gpus = match driver::device_count() {
+            Ok(count) => (0..count).filter_map(|d| gpu(d).ok()).collect(),
+            Err(error) => {
+                lack(error.to_string(), "running kernels");
+                Vec::new()
+            }
+        };
+        let peers = gpus.iter().map(|from| row(from, &gpus)).collect();
+        let nvrtc = jit::find_nvrtc(options)
+            .and_then(|n| Ok(NvrtcInfo { path: n.path().into(), version: n.version()? }));
+        if let Err(error) = &nvrtc {
+            lack(error.to_string(), "compiling kernels");
+        }
+        let nvdisasm = jit::find_nvdisasm();
+        if nvdisasm.is_none() {
+            let what = "nvdisasm was not found; get it with `cargo xtask setup`, or `pip install nvidia-cuda-nvdisasm`";
+            lack(what.into(), "looking at machine code");
+        }
+        let cache_dir = options.cache_dir.clone().or_else(crate::env::cache_dir);
+        Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache_dir, missing }
+    }
+
+    /// Whether kernels can be compiled and run here, on at least one GPU of compute capability 9.0.
+    pub fn can_run(&self) -> bool {
+        self.nvrtc.is_ok() && self.gpus.iter().any(|g| g.capability == (9, 0))
+    }
+}
+
+fn row(from: &Gpu, gpus: &[Gpu]) -> Vec<Option<Peer>> {
+    gpus.iter()
+        .map(|to| {
+            (from.ordinal != to.ordinal).then(|| peer(from.ordinal, to.ordinal).ok()).flatten()
+        })
+        .collect()
+}
+
+fn gpu(ordinal: i32) -> Result<Gpu, Error> {
+    let device = driver::device(ordinal)?;
+    let mut name = [0u8; 128];
+    let mut memory = 0;
+    // SAFETY: a buffer of the length given (the driver terminates it), a valid out-pointer, a live device.
+    unsafe {
+        driver::cu!(
+            Some(ordinal),
+            cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device)
+        )?;
+        driver::cu!(Some(ordinal), cuDeviceTotalMem_v2(&mut memory, device))?;
+    }
+    let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+    let get = |which| driver::attribute(ordinal, which).map(|v| v.max(0) as u32);
+    Ok(Gpu {
+        ordinal,
+        name: String::from_utf8_lossy(&name[..end]).into_owned(),
+        sms: get(Attr::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        memory_bytes: memory as u64,
+        capability: (
+            get(Attr::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            get(Attr::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        virtual_memory: get(Attr::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0,
+        posix_handles: get(Attr::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?
+            != 0,
+    })
+}
+
+fn peer(from: i32, to: i32) -> Result<Peer, Error> {
+    let (a, b) = (driver::device(from)?, driver::device(to)?);
+    let get = |which: sys::CUdevice_P2PAttribute| {
+        let mut value = 0;
+        // SAFETY: a valid out-pointer and live devices.
+        unsafe { driver::cu!(Some(from), cuDeviceGetP2PAttribute(&mut value, which, a, b)) }
+            .map(|()| value)
+    };
+    Ok(Peer {
+        access: driver::can_access_peer(from, to)?,
+        native_atomics: get(P2p::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? != 0,
+        performance_rank: get(P2p::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)?,
+    })
+}
+
+impl fmt::Display for Doctor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.driver {
+            Ok(v) => writeln!(f, "driver    CUDA {}.{}", v / 1000, v % 1000 / 10)?,
+            Err(_) => writeln!(f, "driver    none")?,
+        }
+        for g in &self.gpus {
+            writeln!(
+                f,
+                "GPU {:<5} {}, compute capability {}.{}, {} SMs, {:.1} GiB",
+                g.ordinal,
+                g.name,
+                g.capability.0,
+                g.capability.1,
+                g.sms,
+                g.memory_bytes as f64 / (1u64 << 30) as f64
+            )?;
+        }
+        for (from, row) in self.gpus.iter().zip(&self.peers) {
+            let links: Vec<String> = self
+                .gpus
+                .iter()
+                .zip(row)
+                .filter_map(|(to, peer)| {
+                    let p = (*peer)?;
+                    let kind = match (p.access, p.native_atomics) {
+                        (true, true) => "NVLink",
+                        (true, false) => "PCIe",
+                        (false, _) => "no access",
+                    };
+                    Some(format!("{} {kind}", to.ordinal))
+                })
+                .collect();
+            if !links.is_empty() {
+                writeln!(f, "peers {:<3} {}", from.ordinal, links.join(", "))?;
+            }
+        }
+        match &self.nvrtc {
+            Ok(n) => writeln!(f, "NVRTC     {} ({})", n.version, n.path.display())?,
+            Err(_) => writeln!(f, "NVRTC     none")?,
+        }
+        if let Some(path) = &self.nvdisasm {
+            writeln!(f, "nvdisasm  {}", path.display())?;
+        }
+        if let Some(dir) = &self.cache_dir {
+            writeln!(f, "cache     {}", dir.display())?;
+        }
+        for m in &self.missing {
+            writeln!(f, "missing   for {}: {}", m.needed_for, m.what)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_says_how_to_get_it() {
+        let options =
+            JitOptions { nvrtc_dir: Some("/nonexistent/nvrtc".into()), ..JitOptions::default() };
+        let doctor = Doctor::examine(&options);
+        assert!(!doctor.can_run());
+        let text = doctor.to_string();
+        assert!(text.contains("missing   for compiling kernels"), "{text}");
+        assert!(text.contains("cargo xtask setup"), "{text}");
+    }
+}

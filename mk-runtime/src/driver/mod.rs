@@ -1,0 +1,110 @@
+//! The CUDA driver: presence, errors, contexts. Every driver call of this crate goes through [`cu`].
+
+mod context;
+
+pub(crate) use context::{Context, keep_current};
+
+use crate::Error;
+use cudarc::driver::sys;
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+/// CUDA 13.0 (driver 580): what a CUBIN of NVRTC 13 needs. Every call used here is older.
+const MIN_DRIVER: i32 = 13000;
+
+/// Calls a driver function and turns its status into an [`Error`] that carries the call's name and the device.
+macro_rules! cu {
+    ($device:expr, $call:ident ( $($arg:expr),* $(,)? )) => {
+        $crate::driver::check(::cudarc::driver::sys::$call($($arg),*), stringify!($call), $device)
+    };
+}
+pub(crate) use cu;
+
+/// See [`cu`].
+pub(crate) fn check(
+    status: sys::CUresult,
+    call: &'static str,
+    device: Option<i32>,
+) -> Result<(), Error> {
+    if status == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut name = std::ptr::null();
+    // SAFETY: `name` is a valid out-pointer; the driver stores a static string or nothing.
+    let found = unsafe { sys::cuGetErrorName(status, &mut name) } == sys::CUresult::CUDA_SUCCESS;
+    let name = if found && !name.is_null() {
+        // SAFETY: the driver returned a NUL-terminated static string.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    } else {
+        "unknown error".into()
+    };
+    // `suffix _v2` is an ABI detail of the driver.
+    let call = call.strip_suffix("_v2").unwrap_or(call);
+    Err(Error::Cuda { call, device, code: status as u32, name })
+}
+
+/// Loads and initialises the driver once per process.
+pub(crate) fn init() -> Result<(), Error> {
+    static INIT: OnceLock<Result<(), Error>> = OnceLock::new();
+    INIT.get_or_init(|| {
+        let have = version()?;
+        if have < MIN_DRIVER {
+            return Err(Error::DriverTooOld { have, need: MIN_DRIVER });
+        }
+        // SAFETY: cuInit takes no pointers and may be called again.
+        unsafe { cu!(None, cuInit(0)) }
+    })
+    .clone()
+}
+
+/// The CUDA version that the driver supports (1000 * major + 10 * minor); does not initialise it.
+pub(crate) fn version() -> Result<i32, Error> {
+    static PRESENT: OnceLock<bool> = OnceLock::new();
+    // SAFETY: opens and closes libcuda, which has no other effect.
+    if !*PRESENT.get_or_init(|| unsafe { sys::is_culib_present() }) {
+        return Err(Error::DriverMissing);
+    }
+    let mut version = 0;
+    // SAFETY: a valid out-pointer; legal before cuInit.
+    unsafe { cu!(None, cuDriverGetVersion(&mut version)) }?;
+    Ok(version)
+}
+
+/// Number of devices.
+pub(crate) fn device_count() -> Result<i32, Error> {
+    init()?;
+    let mut count = 0;
+    // SAFETY: a valid out-pointer, after cuInit.
+    unsafe { cu!(None, cuDeviceGetCount(&mut count)) }?;
+    Ok(count)
+}
+
+/// A handle of the ordinal.
+pub(crate) fn device(ordinal: i32) -> Result<sys::CUdevice, Error> {
+    let count = device_count()?;
+    if !(0..count).contains(&ordinal) {
+        return Err(Error::NoSuchDevice { device: ordinal, count });
+    }
+    let mut device = 0;
+    // SAFETY: a valid out-pointer, after cuInit.
+    unsafe { cu!(Some(ordinal), cuDeviceGet(&mut device, ordinal)) }?;
+    Ok(device)
+}
+
+/// One integer attribute of a device.
+pub(crate) fn attribute(ordinal: i32, which: sys::CUdevice_attribute) -> Result<i32, Error> {
+    let device = device(ordinal)?;
+    let mut value = 0;
+    // SAFETY: a valid out-pointer and a device that the driver gave.
+    unsafe { cu!(Some(ordinal), cuDeviceGetAttribute(&mut value, which, device)) }?;
+    Ok(value)
+}
+
+/// Whether `from` can access memory of `to`.
+pub(crate) fn can_access_peer(from: i32, to: i32) -> Result<bool, Error> {
+    let (a, b) = (device(from)?, device(to)?);
+    let mut can = 0;
+    // SAFETY: a valid out-pointer and devices that the driver gave.
+    unsafe { cu!(Some(from), cuDeviceCanAccessPeer(&mut can, a, b)) }?;
+    Ok(can != 0)
+}

@@ -1,0 +1,261 @@
+//! A kernel's fault record in words: the edge, the role and the counters of the wait that failed.
+
+use mk_abi::KernelSource;
+use mk_abi::device::{FaultKind, FaultRecord};
+use std::fmt;
+
+/// Why a kernel gave up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultCause {
+    /// One of the causes that kernels know.
+    Known(FaultKind),
+    /// A number that this version does not know.
+    Unknown(u32),
+}
+
+/// What a kernel wrote when it gave up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Kernel.
+    pub kernel: String,
+    /// Rank that wrote the record.
+    pub rank: u32,
+    /// Why.
+    pub cause: FaultCause,
+    /// CTA.
+    pub cta: u32,
+    /// Role of that CTA, if the kernel names one.
+    pub role: Option<String>,
+    /// Edge of the plan.
+    pub edge: u32,
+    /// The edge in words, if the kernel lists it.
+    pub edge_text: Option<String>,
+    /// Linear index of the task in its role.
+    pub tile: u32,
+    /// Epoch of the launch.
+    pub epoch: u32,
+    /// What the wait needed to see.
+    pub expected: u32,
+    /// What it last saw.
+    pub seen: u32,
+    /// How long the wait lasted, in nanoseconds.
+    pub waited_ns: u64,
+    /// Index of the signal word, in words from the start of the rank's symmetric memory.
+    pub word: u32,
+    /// The other rank, where there is one.
+    pub peer: Option<u32>,
+    /// The records of other ranks.
+    pub others: Vec<Fault>,
+}
+
+impl Fault {
+    /// Puts a record into the words of the kernel that wrote it.
+    pub fn from_record(source: &KernelSource, record: &FaultRecord) -> Fault {
+        Fault {
+            kernel: source.name.clone(),
+            rank: record.rank,
+            cause: FaultKind::from_u32(record.kind)
+                .map_or(FaultCause::Unknown(record.kind), FaultCause::Known),
+            cta: record.cta,
+            role: source
+                .roles
+                .iter()
+                .find(|r| record.cta.wrapping_sub(r.first_cta) < r.ctas)
+                .map(|r| r.name.clone()),
+            edge: record.edge,
+            edge_text: source.edges.iter().find(|e| e.id == record.edge).map(|e| e.text.clone()),
+            tile: record.tile,
+            epoch: record.epoch,
+            expected: record.expected,
+            seen: record.seen,
+            waited_ns: record.waited_ns,
+            word: record.word,
+            peer: (record.peer != u32::MAX).then_some(record.peer),
+            others: Vec::new(),
+        }
+    }
+
+    /// One fault out of the records of several ranks: a rank that only followed a peer's abort is not the cause.
+    pub(crate) fn merge(mut faults: Vec<Fault>) -> Option<Fault> {
+        let follower = FaultCause::Known(FaultKind::PeerAborted);
+        let first = faults.iter().position(|f| f.cause != follower).unwrap_or(0);
+        if faults.is_empty() {
+            return None;
+        }
+        let mut cause = faults.remove(first);
+        cause.others = faults;
+        Some(cause)
+    }
+
+    fn peer_name(&self) -> String {
+        self.peer.map_or_else(|| "a peer".into(), |p| format!("rank {p}"))
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel {}, rank {}, ", self.kernel, self.rank)?;
+        if let Some(role) = &self.role {
+            write!(f, "role {role}, ")?;
+        }
+        write!(f, "CTA {}, epoch {}: ", self.cta, self.epoch)?;
+        match self.cause {
+            FaultCause::Known(FaultKind::WaitTimeout) => {
+                write!(
+                    f,
+                    "tile {} waited {} at e{}",
+                    self.tile,
+                    duration(self.waited_ns),
+                    self.edge
+                )?;
+                if let Some(text) = &self.edge_text {
+                    write!(f, " ({text})")?;
+                }
+                write!(
+                    f,
+                    " for word {} to reach {}, and last saw {}",
+                    self.word, self.expected, self.seen
+                )?;
+                if let Some(peer) = self.peer {
+                    write!(f, "; the producer is rank {peer}")?;
+                }
+            }
+            FaultCause::Known(FaultKind::EntryTimeout) => write!(
+                f,
+                "{} did not enter the launch within {} (expected epoch {}, saw {})",
+                self.peer_name(),
+                duration(self.waited_ns),
+                self.expected,
+                self.seen
+            )?,
+            FaultCause::Known(FaultKind::PlanMismatch) => write!(
+                f,
+                "{} entered with another plan or other per-launch values (hash {:08x} here, {:08x} there)",
+                self.peer_name(),
+                self.expected,
+                self.seen
+            )?,
+            FaultCause::Known(FaultKind::PeerAborted) => {
+                write!(f, "{} raised the abort word", self.peer_name())?;
+            }
+            FaultCause::Known(FaultKind::ConcurrentUse) => write!(
+                f,
+                "the instance was launched while it was still running ({} CTAs inside, {} belong)",
+                self.seen, self.expected
+            )?,
+            FaultCause::Unknown(kind) => write!(f, "fault of unknown kind {kind}")?,
+        }
+        for other in &self.others {
+            write!(f, "\n  also: {other}")?;
+        }
+        Ok(())
+    }
+}
+
+fn duration(ns: u64) -> String {
+    match ns {
+        0..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.1} s", ns as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mk_abi::{EdgeInfo, RoleInfo, WorkspaceLayout};
+
+    fn source() -> KernelSource {
+        KernelSource {
+            name: "ag_gemm".into(),
+            cuda: String::new(),
+            entry: "ag_gemm".into(),
+            arch: "sm_90a".into(),
+            options: vec![],
+            world_size: 4,
+            grid: 132,
+            cluster: 1,
+            block: 384,
+            smem_bytes: 0,
+            workspace: WorkspaceLayout::default(),
+            tensors: vec![],
+            ranks: vec![],
+            roles: vec![
+                RoleInfo { name: "compute".into(), first_cta: 0, ctas: 116 },
+                RoleInfo { name: "intra_comm".into(), first_cta: 116, ctas: 16 },
+            ],
+            edges: vec![EdgeInfo {
+                id: 7,
+                text: "fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8".into(),
+            }],
+            plan_hash: 1,
+        }
+    }
+
+    fn record(kind: u32, rank: u32) -> FaultRecord {
+        FaultRecord {
+            state: 2,
+            kind,
+            rank,
+            cta: 117,
+            edge: 7,
+            epoch: 3,
+            expected: 24,
+            seen: 16,
+            tile: 42,
+            peer: u32::MAX,
+            waited_ns: 30_000_000_000,
+            word: 300,
+            reserved: [0; 19],
+        }
+    }
+
+    #[test]
+    fn a_timeout_names_role_edge_and_counters() {
+        let fault = Fault::from_record(&source(), &record(1, 2));
+        assert_eq!(
+            fault.to_string(),
+            "kernel ag_gemm, rank 2, role intra_comm, CTA 117, epoch 3: tile 42 waited 30.0 s at e7 \
+             (fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8) for word 300 to reach 24, and last saw 16"
+        );
+    }
+
+    #[test]
+    fn the_cause_is_the_rank_that_did_not_merely_follow() {
+        let source = source();
+        let mut follower = record(4, 0);
+        follower.peer = 2;
+        let records = [follower, record(1, 2)];
+        let faults = records.iter().map(|r| Fault::from_record(&source, r)).collect();
+        let Some(fault) = Fault::merge(faults) else { panic!("two records make one fault") };
+        assert_eq!((fault.rank, fault.others.len()), (2, 1));
+        assert!(
+            fault
+                .to_string()
+                .ends_with("also: kernel ag_gemm, rank 0, role intra_comm, CTA 117, epoch 3: rank 2 raised the abort word")
+        );
+    }
+
+    #[test]
+    fn records_that_nobody_listed_still_read() {
+        let mut r = record(9, 1);
+        r.cta = 999;
+        r.edge = 1000;
+        let text = Fault::from_record(&source(), &r).to_string();
+        assert_eq!(text, "kernel ag_gemm, rank 1, CTA 999, epoch 3: fault of unknown kind 9");
+    }
+
+    #[test]
+    fn every_kind_reads() {
+        let source = source();
+        let text = |kind: u32| {
+            let mut r = record(kind, 0);
+            r.peer = 3;
+            Fault::from_record(&source, &r).to_string()
+        };
+        assert!(text(1).ends_with("the producer is rank 3"));
+        assert!(text(2).contains("rank 3 did not enter the launch within 30.0 s"));
+        assert!(text(3).contains("hash 00000018 here, 00000010 there"));
+        assert!(text(5).contains("still running"));
+    }
+}

@@ -1,0 +1,248 @@
+//! What can go wrong, with what is needed to act on it.
+
+mod fault;
+
+pub use fault::{Fault, FaultCause};
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Any failure of this crate.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The CUDA driver library is not on this machine.
+    #[error(
+        "no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (version 580 or newer), or use the CPU executor"
+    )]
+    DriverMissing,
+    /// The driver is older than the kernels need.
+    #[error("the CUDA driver supports CUDA {}.{}, and CUDA {}.{} is needed: update the NVIDIA driver",
+        have / 1000, have % 1000 / 10, need / 1000, need % 1000 / 10)]
+    DriverTooOld {
+        /// What `cuDriverGetVersion` says: 1000 * major + 10 * minor.
+        have: i32,
+        /// What this crate needs, in the same form.
+        need: i32,
+    },
+    /// A driver call failed.
+    #[error("{call} failed{}: {name} ({code})", on(device))]
+    Cuda {
+        /// The call.
+        call: &'static str,
+        /// The device that it was made for, if it was made for one.
+        device: Option<i32>,
+        /// The `CUresult`.
+        code: u32,
+        /// Its name.
+        name: String,
+    },
+    /// A device ordinal that does not exist.
+    #[error("device {device} was asked for, and this machine has {count}")]
+    NoSuchDevice {
+        /// Ordinal.
+        device: i32,
+        /// Number of devices that the driver shows.
+        count: i32,
+    },
+    /// Two GPUs cannot reach each other's memory.
+    #[error(
+        "GPU {from} cannot access the memory of GPU {to}: symmetric memory needs peer access (NVLink or PCIe P2P) between all pairs"
+    )]
+    NoPeerAccess {
+        /// The GPU that would access.
+        from: i32,
+        /// The GPU that owns the memory.
+        to: i32,
+    },
+    /// No NVRTC library was found.
+    #[error(
+        "NVRTC (libnvrtc.so.13) was not found; get it with `cargo xtask setup`, or `pip install nvidia-cuda-nvrtc==13.0.88`, or set MK_NVRTC_DIR to the directory that holds it; searched: {}",
+        list(searched)
+    )]
+    NvrtcMissing {
+        /// Directories that were looked at.
+        searched: Vec<PathBuf>,
+    },
+    /// An NVRTC library was found and cannot be used.
+    #[error("NVRTC at {} cannot be used: {what}; `cargo xtask setup` installs one that can", path.display())]
+    NvrtcUnusable {
+        /// The library.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// An NVRTC call failed for a reason other than the source.
+    #[error("{call} failed for kernel {kernel}: {what}")]
+    Nvrtc {
+        /// The call.
+        call: &'static str,
+        /// Kernel.
+        kernel: String,
+        /// What NVRTC says.
+        what: String,
+    },
+    /// The source does not compile.
+    #[error("kernel {kernel} does not compile:\n{log}")]
+    Compile {
+        /// Kernel.
+        kernel: String,
+        /// NVRTC's log.
+        log: String,
+    },
+    /// Registers were spilled to local memory.
+    #[error(
+        "kernel {kernel}: entry {entry} spills registers ({store_bytes} bytes of stores, {load_bytes} bytes of loads); a plan must allow it explicitly"
+    )]
+    Spill {
+        /// Kernel.
+        kernel: String,
+        /// Entry point.
+        entry: String,
+        /// Spill stores, in bytes.
+        store_bytes: u32,
+        /// Spill loads, in bytes.
+        load_bytes: u32,
+    },
+    /// The assembler could not keep the kernel's asynchronous MMAs or its register allocation as written.
+    #[error("kernel {kernel}: ptxas {code}: {text}; a plan must allow it explicitly")]
+    Serialised {
+        /// Kernel.
+        kernel: String,
+        /// `C7510`, …
+        code: String,
+        /// The message.
+        text: String,
+    },
+    /// A tool that is needed for the request is not installed.
+    #[error("{tool} was not found; get it with {get}")]
+    ToolMissing {
+        /// The tool.
+        tool: &'static str,
+        /// How to get it.
+        get: &'static str,
+    },
+    /// A tool ran and failed.
+    #[error("{tool} failed: {what}")]
+    ToolFailed {
+        /// The tool.
+        tool: &'static str,
+        /// Its message.
+        what: String,
+    },
+    /// The driver was told to block on every launch.
+    #[error(
+        "CUDA_LAUNCH_BLOCKING is set: the first rank's launch would block while its kernel waits for ranks that are not launched yet; unset it"
+    )]
+    LaunchBlocking,
+    /// The plan was made for another number of ranks.
+    #[error("kernel {kernel} was generated for {plan} ranks, and this world has {world}")]
+    WorldSize {
+        /// Kernel.
+        kernel: String,
+        /// Ranks of the plan.
+        plan: u32,
+        /// Ranks of the world.
+        world: u32,
+    },
+    /// A kernel source contradicts itself or the limits of the machine.
+    #[error("kernel {kernel}: {what}")]
+    BadSource {
+        /// Kernel.
+        kernel: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The kernel was compiled for another architecture.
+    #[error("kernel {kernel} is for {arch}, and GPU {device} has compute capability {}.{}", have.0, have.1)]
+    WrongArch {
+        /// Kernel.
+        kernel: String,
+        /// `sm_90a`.
+        arch: String,
+        /// Device.
+        device: i32,
+        /// Its compute capability.
+        have: (u32, u32),
+    },
+    /// The grid does not fit on the device at once.
+    #[error(
+        "kernel {kernel} needs {grid} CTAs (clusters of {cluster}) resident at once, and GPU {device} can hold {fits}{}",
+        if *sharing > 1 { format!(" for each of the {sharing} ranks that share it") } else { String::new() }
+    )]
+    NotCoResident {
+        /// Kernel.
+        kernel: String,
+        /// Device.
+        device: i32,
+        /// CTAs of the launch.
+        grid: u32,
+        /// CTAs per cluster.
+        cluster: u32,
+        /// CTAs that fit, for one rank.
+        fits: u32,
+        /// Ranks of this world on the device.
+        sharing: u32,
+    },
+    /// A launch with the wrong number of something.
+    #[error("kernel {kernel}: {given} {what} were given, and {expected} are needed")]
+    Count {
+        /// Kernel.
+        kernel: String,
+        /// What is counted.
+        what: &'static str,
+        /// Needed.
+        expected: usize,
+        /// Given.
+        given: usize,
+    },
+    /// A tensor argument that the kernel cannot use.
+    #[error("kernel {kernel}: tensor {tensor} of rank {rank} {what}")]
+    Tensor {
+        /// Kernel.
+        kernel: String,
+        /// Rank.
+        rank: u32,
+        /// Name in the pipeline.
+        tensor: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// Arguments of a buffer helper or a reference kernel that do not fit together.
+    #[error("{what}")]
+    Shape {
+        /// What does not fit.
+        what: String,
+    },
+    /// A kernel gave up.
+    #[error("{0}")]
+    Fault(Box<Fault>),
+    /// A launch on an instance that has failed before.
+    #[error("the instance is unusable after an earlier failure (bind a new one): {cause}")]
+    Poisoned {
+        /// The first failure.
+        cause: Arc<Error>,
+    },
+}
+
+impl Error {
+    /// Whether the failure says that this machine has no usable GPU, so that a test may skip.
+    pub fn is_no_device(&self) -> bool {
+        match self {
+            Error::DriverMissing | Error::NoSuchDevice { .. } => true,
+            // CUDA_ERROR_NO_DEVICE, CUDA_ERROR_STUB_LIBRARY
+            Error::Cuda { code, .. } => matches!(code, 34 | 100),
+            _ => false,
+        }
+    }
+}
+
+fn on(device: &Option<i32>) -> String {
+    device.map_or_else(String::new, |d| format!(" on GPU {d}"))
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    let mut names: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
+    names.dedup();
+    names.join(", ")
+}

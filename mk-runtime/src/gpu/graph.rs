@@ -1,0 +1,97 @@
+//! CUDA graphs: a launch captured once and replayed.
+
+use super::stream::{Stream, StreamRef};
+use crate::Error;
+use crate::driver::{Context, cu};
+use cudarc::driver::sys;
+use std::sync::Arc;
+
+/// An instantiated graph of one rank.
+///
+/// A replay runs with the arguments of the capture, so tensors must stay where they are. Replays are not ordered
+/// against other launches of the world: keep them on streams that the caller orders.
+#[derive(Debug)]
+pub struct Graph {
+    context: Arc<Context>,
+    raw: sys::CUgraphExec,
+}
+
+// SAFETY: a CUgraphExec may move between threads; `launch` takes `&mut self`.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Records what `enqueue` puts into the streams, one graph per stream, and uploads the graphs.
+    ///
+    /// # Errors
+    /// What `enqueue` returns; [`Error::Cuda`] for what cannot be captured.
+    pub fn capture(
+        streams: &[Stream],
+        enqueue: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Vec<Graph>, Error> {
+        let mut begun = 0;
+        let mut result = Ok(());
+        for stream in streams {
+            result = begin(stream);
+            if result.is_err() {
+                break;
+            }
+            begun += 1;
+        }
+        let result = result.and_then(|()| enqueue());
+        // End every capture that began, also after a failure: a stream left capturing is unusable.
+        let ended: Vec<_> = streams[..begun].iter().map(end).collect();
+        result?;
+        ended.into_iter().collect()
+    }
+
+    /// Replays the graph into a stream of its GPU.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn launch(&mut self, stream: StreamRef) -> Result<(), Error> {
+        let _in = self.context.enter()?;
+        // SAFETY: a live graph and stream of the same context.
+        unsafe { cu!(Some(self.context.ordinal()), cuGraphLaunch(self.raw, stream.raw())) }
+    }
+}
+
+fn begin(stream: &Stream) -> Result<(), Error> {
+    let context = stream.context();
+    let _in = context.enter()?;
+    // Thread-local: other threads of the process may go on allocating.
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: our stream, in its context.
+    unsafe { cu!(Some(context.ordinal()), cuStreamBeginCapture_v2(stream.as_ref().raw(), mode)) }
+}
+
+fn end(stream: &Stream) -> Result<Graph, Error> {
+    let context = stream.context();
+    let device = Some(context.ordinal());
+    let _in = context.enter()?;
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: a capture that `begin` started; a valid out-pointer.
+    unsafe { cu!(device, cuStreamEndCapture(stream.as_ref().raw(), &mut graph)) }?;
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: valid out-pointer and graph.
+    let made = unsafe { cu!(device, cuGraphInstantiateWithFlags(&mut raw, graph, 0)) };
+    // SAFETY: our graph; the executable one does not need it.
+    let destroyed = unsafe { cu!(device, cuGraphDestroy(graph)) };
+    made?;
+    let exec = Graph { context: context.clone(), raw };
+    destroyed?;
+    // SAFETY: a live graph and stream. The upload now keeps the first replay from doing it between two ranks.
+    unsafe { cu!(device, cuGraphUpload(raw, stream.as_ref().raw())) }?;
+    Ok(exec)
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let destroyed = self.context.enter().and_then(|_in| {
+            // SAFETY: our graph; the driver keeps it until its replays are over.
+            unsafe { cu!(Some(self.context.ordinal()), cuGraphExecDestroy(self.raw)) }
+        });
+        if let Err(error) = destroyed {
+            tracing::warn!(%error, "a graph was not destroyed");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Streams, events, graphs and tensors: what a caller of [`crate::launch`] needs, without a CUDA binding of its own.
+
+mod graph;
+mod kernel;
+mod stream;
+mod tensor;
+
+pub use graph::Graph;
+pub(crate) use kernel::{Kernel, Module};
+pub use stream::{Event, Stream, StreamRef};
+pub use tensor::{DeviceTensor, TensorRef};

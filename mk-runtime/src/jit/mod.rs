@@ -1,0 +1,190 @@
+//! CUDA text to CUBIN: NVRTC, its log, and a disk cache.
+//!
+//! A warm start reads one file and does not load NVRTC at all. NVRTC is opened by absolute path through this crate's
+//! own handle, so that another copy on the loader's path cannot take its place.
+
+mod cache;
+mod find;
+mod log;
+mod nvrtc;
+mod sass;
+
+pub use find::{Nvrtc, NvrtcVersion, find_nvrtc};
+pub use log::{EntryReport, Report, Warning};
+pub use sass::{SassCounts, count_sass, disassemble, find_nvdisasm};
+
+use crate::Error;
+use mk_abi::KernelSource;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How to compile.
+#[derive(Clone, Debug)]
+pub struct JitOptions {
+    /// Directory of `libnvrtc.so.13`; searched before everything else. Default: none.
+    pub nvrtc_dir: Option<PathBuf>,
+    /// Directory of the kernel cache. Default: `MK_CACHE_DIR`, else `$XDG_CACHE_HOME/mk`, else `~/.cache/mk`.
+    pub cache_dir: Option<PathBuf>,
+    /// Whether to read and write the cache. Default: true.
+    pub use_cache: bool,
+    /// Whether spilled registers are accepted. Default: false.
+    pub allow_spills: bool,
+    /// Whether serialised wgmma (C7510 and its kin) and an ignored setmaxnreg (C7508) are accepted. Default: false.
+    pub allow_serialised: bool,
+    /// Source lines in the CUBIN, for profilers. Default: false.
+    pub line_info: bool,
+    /// Threads for the assembler; helps large files only. Default: 1.
+    pub split_compile: u32,
+}
+
+impl Default for JitOptions {
+    fn default() -> Self {
+        JitOptions {
+            nvrtc_dir: None,
+            cache_dir: None,
+            use_cache: true,
+            allow_spills: false,
+            allow_serialised: false,
+            line_info: false,
+            split_compile: 1,
+        }
+    }
+}
+
+/// A loadable kernel.
+#[derive(Clone)]
+pub struct Compiled {
+    /// The binary that `cuModuleLoadData` takes.
+    pub cubin: Vec<u8>,
+    /// Registers, spills, shared memory and warnings.
+    pub report: Report,
+    /// Whether it was read from the disk cache.
+    pub from_cache: bool,
+    /// How long it took to get, reading the cache included.
+    pub compile_time: Duration,
+}
+
+impl fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiled")
+            .field("cubin_bytes", &self.cubin.len())
+            .field("report", &self.report)
+            .field("from_cache", &self.from_cache)
+            .field("compile_time", &self.compile_time)
+            .finish()
+    }
+}
+
+/// A translation unit for [`compile_unit`].
+#[derive(Clone, Copy, Debug)]
+pub struct Unit<'a> {
+    /// Name, for messages.
+    pub name: &'a str,
+    /// The whole text.
+    pub cuda: &'a str,
+    /// `sm_90a`.
+    pub arch: &'a str,
+    /// Further NVRTC options.
+    pub options: &'a [String],
+}
+
+/// Compiles a kernel, or reads it from the cache.
+///
+/// # Errors
+/// [`Error::NvrtcMissing`] or [`Error::NvrtcUnusable`] without a compiler; [`Error::Compile`] with NVRTC's log;
+/// [`Error::Spill`] or [`Error::Serialised`] unless `options` allows them; [`Error::BadSource`] when the entry point is
+/// not in the result. A cache that cannot be read or written is not an error.
+pub fn compile(source: &KernelSource, options: &JitOptions) -> Result<Compiled, Error> {
+    let unit = Unit {
+        name: &source.name,
+        cuda: &source.cuda,
+        arch: &source.arch,
+        options: &source.options,
+    };
+    let compiled = compile_unit(unit, options)?;
+    if compiled.report.entry(&source.entry).is_none() {
+        let known: Vec<&str> = compiled.report.entries.iter().map(|e| &*e.name).collect();
+        return Err(Error::BadSource {
+            kernel: source.name.clone(),
+            what: format!("it has no entry point {}; it has: {}", source.entry, known.join(", ")),
+        });
+    }
+    Ok(compiled)
+}
+
+/// Compiles any translation unit, or reads it from the cache. See [`compile`].
+///
+/// # Errors
+/// As [`compile`], the entry point excepted.
+pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled, Error> {
+    let start = Instant::now();
+    let flags = flags(unit, options);
+    let nvrtc = find_nvrtc(options)?;
+    let cache =
+        options.use_cache.then(|| cache::Cache::open(options.cache_dir.as_deref())).flatten();
+    let build = match &cache {
+        Some(cache) => nvrtc.build_id(cache)?,
+        None => nvrtc.load()?.build_id(),
+    };
+    let key = cache::Key::new(unit, &flags, &build);
+    if let Some(hit) = cache.as_ref().and_then(|c| c.read(&key)) {
+        let report = log::parse(&hit.log);
+        accept(unit.name, &report, options)?;
+        return Ok(Compiled {
+            cubin: hit.cubin,
+            report,
+            from_cache: true,
+            compile_time: start.elapsed(),
+        });
+    }
+    let output = nvrtc.load()?.compile(unit, &flags)?;
+    if let Some(cache) = &cache {
+        cache.write(&key, &output);
+    }
+    let report = log::parse(&output.log);
+    accept(unit.name, &report, options)?;
+    let compile_time = start.elapsed();
+    tracing::debug!(kernel = unit.name, ?compile_time, "compiled");
+    Ok(Compiled { cubin: output.cubin, report, from_cache: false, compile_time })
+}
+
+fn flags(unit: Unit<'_>, options: &JitOptions) -> Vec<String> {
+    let mut flags = vec![
+        format!("--gpu-architecture={}", unit.arch),
+        "--std=c++20".into(),
+        "--device-as-default-execution-space".into(),
+        "--ptxas-options=-v".into(),
+    ];
+    if options.line_info {
+        flags.push("-lineinfo".into());
+    }
+    if options.split_compile != 1 {
+        flags.push(format!("--split-compile={}", options.split_compile));
+    }
+    flags.extend(unit.options.iter().cloned());
+    flags
+}
+
+fn accept(kernel: &str, report: &Report, options: &JitOptions) -> Result<(), Error> {
+    if !options.allow_serialised
+        && let Some(w) = report.warnings.iter().find(|w| w.is_serialisation())
+    {
+        return Err(Error::Serialised {
+            kernel: kernel.into(),
+            code: w.code.clone(),
+            text: w.text.clone(),
+        });
+    }
+    if !options.allow_spills
+        && let Some(e) = report.all().find(|e| e.spills())
+    {
+        return Err(Error::Spill {
+            kernel: kernel.into(),
+            entry: e.name.clone(),
+            store_bytes: e.spill_store_bytes,
+            load_bytes: e.spill_load_bytes,
+        });
+    }
+    Ok(())
+}

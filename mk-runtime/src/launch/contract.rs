@@ -1,0 +1,232 @@
+//! What a kernel source must satisfy before anything is allocated for it, and a launch before anything is enqueued.
+
+use super::options::RankTensors;
+use crate::Error;
+use mk_abi::device::{MAX_CTAS, MAX_RANKS, SymHeader};
+use mk_abi::{KernelSource, MapBase, RankBinding, TensorMapSpec};
+use std::mem::size_of;
+
+/// Checks a source against itself.
+pub(super) fn check_source(source: &KernelSource) -> Result<(), Error> {
+    let bad = |what: String| Error::BadSource { kernel: source.name.clone(), what };
+    let ensure = |ok: bool, what: &dyn Fn() -> String| if ok { Ok(()) } else { Err(bad(what())) };
+
+    ensure((1..=MAX_RANKS as u32).contains(&source.world_size), &|| {
+        format!("{} ranks are not 1 to {MAX_RANKS}", source.world_size)
+    })?;
+    ensure(source.ranks.len() == source.world_size as usize, &|| {
+        format!("it binds {} ranks and has {}", source.ranks.len(), source.world_size)
+    })?;
+    ensure((1..=MAX_CTAS as u32).contains(&source.grid), &|| {
+        format!("a grid of {} CTAs is not 1 to {MAX_CTAS}", source.grid)
+    })?;
+    ensure(source.cluster > 0 && source.grid.is_multiple_of(source.cluster), &|| {
+        format!("clusters of {} do not divide a grid of {}", source.cluster, source.grid)
+    })?;
+    ensure((1..=1024).contains(&source.block), &|| {
+        format!("{} threads per CTA are not 1 to 1024", source.block)
+    })?;
+    let space = &source.workspace;
+    ensure(space.symmetric_bytes >= size_of::<SymHeader>() as u64, &|| {
+        format!("symmetric memory of {} bytes has no room for its header", space.symmetric_bytes)
+    })?;
+    ensure(
+        (size_of::<SymHeader>() as u64..=space.symmetric_bytes).contains(&space.zeroed_bytes),
+        &|| {
+            format!(
+                "{} zeroed bytes do not cover the header within {} bytes",
+                space.zeroed_bytes, space.symmetric_bytes
+            )
+        },
+    )?;
+    let n_maps = source.ranks[0].maps.len();
+    for (rank, binding) in source.ranks.iter().enumerate() {
+        ensure(binding.maps.len() == n_maps, &|| {
+            format!("rank {rank} has {} tensor maps and rank 0 has {n_maps}", binding.maps.len())
+        })?;
+        ensure(binding.tensor_shapes.len() == source.tensors.len(), &|| {
+            format!(
+                "rank {rank} has {} shapes for {} tensors",
+                binding.tensor_shapes.len(),
+                source.tensors.len()
+            )
+        })?;
+        for (i, map) in binding.maps.iter().enumerate() {
+            check_map(source, map).map_err(|what| bad(format!("rank {rank}, map {i}: {what}")))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_map(source: &KernelSource, map: &TensorMapSpec) -> Result<(), String> {
+    let n = map.dims.len();
+    if !(1..=5).contains(&n) || map.box_dims.len() != n || map.strides_bytes.len() + 1 != n {
+        return Err(format!(
+            "{n} dimensions, {} strides, {} box extents",
+            map.strides_bytes.len(),
+            map.box_dims.len()
+        ));
+    }
+    if let Some(s) = map.strides_bytes.iter().find(|s| !s.is_multiple_of(16)) {
+        return Err(format!("a stride of {s} bytes is not a multiple of 16"));
+    }
+    if let Some(b) = map.box_dims.iter().find(|b| !(1..=256).contains(*b)) {
+        return Err(format!("a box extent of {b} is not 1 to 256"));
+    }
+    let space = &source.workspace;
+    let inside = match map.base {
+        MapBase::Tensor(t) => (t as usize) < source.tensors.len(),
+        MapBase::Symmetric(at) => at < space.symmetric_bytes,
+        MapBase::Peer(p, at) => p < source.world_size && at < space.symmetric_bytes,
+        MapBase::Scratch(at) => at < space.scratch_bytes,
+    };
+    if !inside {
+        return Err(format!("{:?} is outside the kernel's memory", map.base));
+    }
+    Ok(())
+}
+
+/// Bytes of each tensor of a rank.
+pub(super) fn tensor_bytes(
+    source: &KernelSource,
+    rank: u32,
+    binding: &RankBinding,
+) -> Result<Vec<u64>, Error> {
+    binding
+        .tensor_shapes
+        .iter()
+        .zip(&source.tensors)
+        .map(|(shape, arg)| {
+            shape.iter().try_fold(arg.dtype.size_bytes(), |n, d| n.checked_mul(*d)).ok_or_else(
+                || Error::Tensor {
+                    kernel: source.name.clone(),
+                    rank,
+                    tensor: arg.name.clone(),
+                    what: format!("has shape {shape:?}, which is too large"),
+                },
+            )
+        })
+        .collect()
+}
+
+/// Checks the arguments of one rank. No allocation unless it fails.
+pub(super) fn check_tensors(
+    source: &KernelSource,
+    rank: u32,
+    expected_bytes: &[u64],
+    given: &RankTensors,
+) -> Result<(), Error> {
+    if given.tensors.len() != expected_bytes.len() {
+        return Err(Error::Count {
+            kernel: source.name.clone(),
+            what: "tensors",
+            expected: expected_bytes.len(),
+            given: given.tensors.len(),
+        });
+    }
+    for (i, (tensor, expected)) in given.tensors.iter().zip(expected_bytes).enumerate() {
+        let what = if tensor.bytes != *expected {
+            let shape = &source.ranks[rank as usize].tensor_shapes[i];
+            format!(
+                "has {} bytes, and {} {shape:?} has {expected}",
+                tensor.bytes, source.tensors[i].dtype
+            )
+        } else if tensor.ptr == 0 && *expected > 0 {
+            "is a null pointer".into()
+        } else if !tensor.ptr.is_multiple_of(16) {
+            format!("is at {:#x}, which is not a multiple of 16 bytes", tensor.ptr)
+        } else {
+            continue;
+        };
+        return Err(Error::Tensor {
+            kernel: source.name.clone(),
+            rank,
+            tensor: source.tensors[i].name.clone(),
+            what,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::gpu::TensorRef;
+    use mk_abi::{DType, Swizzle, TensorArg, TensorDirection, WorkspaceLayout};
+
+    pub(in crate::launch) fn source() -> KernelSource {
+        KernelSource {
+            name: "k".into(),
+            cuda: String::new(),
+            entry: "k".into(),
+            arch: "sm_90a".into(),
+            options: vec![],
+            world_size: 1,
+            grid: 4,
+            cluster: 2,
+            block: 128,
+            smem_bytes: 0,
+            workspace: WorkspaceLayout {
+                symmetric_bytes: 4096,
+                zeroed_bytes: 2048,
+                scratch_bytes: 0,
+            },
+            tensors: vec![TensorArg {
+                name: "x".into(),
+                dtype: DType::Bf16,
+                direction: TensorDirection::In,
+            }],
+            ranks: vec![RankBinding {
+                tensor_shapes: vec![vec![8, 16]],
+                maps: vec![TensorMapSpec {
+                    base: MapBase::Tensor(0),
+                    dtype: DType::Bf16,
+                    dims: vec![16, 8],
+                    strides_bytes: vec![32],
+                    box_dims: vec![16, 8],
+                    swizzle: Swizzle::None,
+                }],
+            }],
+            roles: vec![],
+            edges: vec![],
+            plan_hash: 0,
+        }
+    }
+
+    fn refused(change: impl FnOnce(&mut KernelSource)) -> String {
+        let mut source = source();
+        change(&mut source);
+        check_source(&source).map_or_else(|e| e.to_string(), |()| "accepted".into())
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert_eq!(refused(|_| {}), "accepted");
+        assert!(refused(|s| s.cluster = 3).contains("do not divide"));
+        assert!(refused(|s| s.grid = 1024).contains("not 1 to 512"));
+        assert!(refused(|s| s.world_size = 2).contains("binds 1 ranks"));
+        assert!(refused(|s| s.workspace.zeroed_bytes = 0).contains("zeroed bytes"));
+        assert!(refused(|s| s.ranks[0].maps[0].strides_bytes[0] = 24).contains("multiple of 16"));
+        assert!(refused(|s| s.ranks[0].maps[0].base = MapBase::Scratch(0)).contains("outside"));
+        assert!(refused(|s| s.ranks[0].maps[0].box_dims = vec![16]).contains("box extents"));
+    }
+
+    #[test]
+    fn tensors_are_checked() {
+        let source = source();
+        let check = |ptr, bytes| {
+            let tensors = RankTensors::from(vec![TensorRef { ptr, bytes }]);
+            check_tensors(&source, 0, &[256], &tensors)
+                .map_or_else(|e| e.to_string(), |()| "accepted".into())
+        };
+        assert_eq!(check(0x1000, 256), "accepted");
+        assert_eq!(
+            check(0x1000, 128),
+            "kernel k: tensor x of rank 0 has 128 bytes, and bf16 [8, 16] has 256"
+        );
+        assert!(check(0, 256).contains("null"));
+        assert!(check(0x1008, 256).contains("multiple of 16"));
+        let none = check_tensors(&source, 0, &[256], &RankTensors::default());
+        assert!(matches!(none, Err(Error::Count { expected: 1, given: 0, .. })));
+    }
+}

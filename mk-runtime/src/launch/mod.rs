@@ -1,0 +1,12 @@
+//! Binding a kernel to a world, and launching it.
+
+mod contract;
+mod instance;
+mod maps;
+mod options;
+mod params;
+mod rank;
+mod residency;
+
+pub use instance::Instance;
+pub use options::{InstanceOptions, RankTensors};

@@ -1,0 +1,79 @@
+//! What a caller decides about an instance, and what it passes to a launch.
+
+use crate::Error;
+use crate::gpu::{DeviceTensor, TensorRef};
+use mk_abi::KernelSource;
+use std::time::Duration;
+
+/// How an instance behaves.
+#[derive(Clone, Debug)]
+pub struct InstanceOptions {
+    /// Bound on every wait inside the kernel, counted from the peers' entry. Default: 30 s.
+    pub wait_limit: Duration,
+    /// Bound on the wait for a peer to enter the launch; compiles and checkpoints are legal there. Default: 10 min.
+    pub entry_limit: Duration,
+    /// SMs that the kernel must leave free on every GPU. Default: 0.
+    pub reserve_sms: u32,
+    /// Bytes of trace buffer per rank; 0 for none. Default: 0.
+    pub trace_bytes: u64,
+    /// Test hook: with a seed other than 0, agents sleep a pseudo-random time below `chaos_max` before each task.
+    /// Default: 0.
+    pub chaos_seed: u32,
+    /// Test hook: upper bound of the injected delay. Default: 0.
+    pub chaos_max: Duration,
+    /// Test hook: fills the workspace with this byte at bind, except for the part that must start as zero.
+    /// Default: none.
+    pub poison: Option<u8>,
+}
+
+impl Default for InstanceOptions {
+    fn default() -> Self {
+        InstanceOptions {
+            wait_limit: Duration::from_secs(30),
+            entry_limit: Duration::from_secs(600),
+            reserve_sms: 0,
+            trace_bytes: 0,
+            chaos_seed: 0,
+            chaos_max: Duration::ZERO,
+            poison: None,
+        }
+    }
+}
+
+impl InstanceOptions {
+    /// `(wait_limit, entry_limit, chaos_max)` in nanoseconds, refused when they do not fit the kernel's fields.
+    pub(super) fn nanoseconds(&self, source: &KernelSource) -> Result<(u64, u64, u32), Error> {
+        let refuse =
+            |what: &str| Error::BadSource { kernel: source.name.clone(), what: what.into() };
+        let limit = |d: Duration, what| match u64::try_from(d.as_nanos()) {
+            Ok(ns @ 1..) => Ok(ns),
+            _ => Err(refuse(what)),
+        };
+        Ok((
+            limit(self.wait_limit, "wait_limit must be more than 0 and less than 584 years")?,
+            limit(self.entry_limit, "entry_limit must be more than 0 and less than 584 years")?,
+            u32::try_from(self.chaos_max.as_nanos())
+                .map_err(|_| refuse("chaos_max must be less than 4.29 s"))?,
+        ))
+    }
+}
+
+/// The tensor arguments of one rank, in the order of `KernelSource::tensors`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankTensors {
+    /// Address and size of each.
+    pub tensors: Vec<TensorRef>,
+}
+
+impl RankTensors {
+    /// The arguments of a rank from tensors that mk allocated.
+    pub fn new<'a>(tensors: impl IntoIterator<Item = &'a DeviceTensor>) -> RankTensors {
+        RankTensors { tensors: tensors.into_iter().map(DeviceTensor::as_arg).collect() }
+    }
+}
+
+impl From<Vec<TensorRef>> for RankTensors {
+    fn from(tensors: Vec<TensorRef>) -> RankTensors {
+        RankTensors { tensors }
+    }
+}

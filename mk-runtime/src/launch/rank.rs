@@ -1,0 +1,184 @@
+//! One rank's part of an instance: its module, its memory, its parameter block.
+
+use super::contract::tensor_bytes;
+use super::maps::{Bases, encode};
+use super::options::{InstanceOptions, RankTensors};
+use super::params::{MAX_PARAM_BYTES, ParamBlock, zero_header};
+use super::residency::{Attributes, prepare};
+use crate::driver::cu;
+use crate::error::Error;
+use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
+use crate::jit::Compiled;
+use crate::mem::{DeviceBuffer, FaultRecords, SymmetricMemory};
+use crate::world::World;
+use cudarc::driver::sys;
+use mk_abi::device::{ControlBlock, LaunchHeader};
+use mk_abi::{KernelSource, MapBase};
+use std::mem::size_of;
+use std::sync::Arc;
+
+/// No tensor is here, so whatever a launch passes is new.
+const NO_POINTER: u64 = u64::MAX;
+
+/// A kernel bound on one rank.
+pub(super) struct Rank {
+    pub(super) kernel: Kernel,
+    params: ParamBlock,
+    bases: Bases,
+    pub(super) expected_bytes: Vec<u64>,
+    /// Pointers that the parameter block holds now.
+    tensors: Vec<u64>,
+    pub(super) done: Arc<Event>,
+    /// Carries the abort word while the launch's own stream is busy.
+    pub(super) side: Stream,
+    pub(super) scratch: DeviceBuffer,
+    pub(super) trace: Option<DeviceBuffer>,
+    _control: DeviceBuffer,
+}
+
+impl Rank {
+    pub(super) fn bind(
+        world: &World,
+        rank: u32,
+        source: &KernelSource,
+        compiled: &Compiled,
+        options: &InstanceOptions,
+        symmetric: &SymmetricMemory,
+        faults: &FaultRecords,
+    ) -> Result<Rank, Error> {
+        let (wait_limit_ns, entry_limit_ns, chaos_max_ns) = options.nanoseconds(source)?;
+        let module = Module::load(world.context(rank)?, &compiled.cubin)?;
+        let kernel = Kernel::new(&module, &source.entry, &source.name)?;
+        prepare(world, rank, source, &kernel, options.reserve_sms)?;
+        let scratch = DeviceBuffer::new(world, rank, source.workspace.scratch_bytes)?;
+        scratch.fill(options.poison.unwrap_or(0))?;
+        let control = DeviceBuffer::zeroed(world, rank, size_of::<ControlBlock>() as u64)?;
+        let trace = match options.trace_bytes {
+            0 => None,
+            bytes => Some(DeviceBuffer::zeroed(world, rank, bytes)?),
+        };
+        let header = LaunchHeader {
+            sym_base: symmetric.base(),
+            sym_stride_bytes: symmetric.stride_bytes(),
+            scratch: scratch.ptr(),
+            control: control.ptr(),
+            fault: faults.device_ptr(rank),
+            trace: trace.as_ref().map_or(0, DeviceBuffer::ptr),
+            wait_limit_ns,
+            entry_limit_ns,
+            rank,
+            world: world.size(),
+            launch_hash: source.plan_hash,
+            chaos_seed: options.chaos_seed,
+            chaos_max_ns,
+            ..zero_header()
+        };
+        let binding = &source.ranks[rank as usize];
+        let params = ParamBlock::new(binding.maps.len(), source.tensors.len(), header);
+        check_param(source, &kernel, &params)?;
+        let mut this = Rank {
+            kernel,
+            params,
+            bases: Bases {
+                rank,
+                sym_base: symmetric.base(),
+                sym_stride_bytes: symmetric.stride_bytes(),
+                scratch: scratch.ptr(),
+                somewhere: control.ptr(),
+            },
+            expected_bytes: tensor_bytes(source, rank, binding)?,
+            tensors: vec![NO_POINTER; source.tensors.len()],
+            done: Arc::new(Event::untimed(world, rank)?),
+            side: Stream::new(world, rank)?,
+            scratch,
+            trace,
+            _control: control,
+        };
+        for (i, map) in binding.maps.iter().enumerate() {
+            if !matches!(map.base, MapBase::Tensor(_)) {
+                let address = this.bases.resolve(map.base, &[]);
+                encode(source, i, map, address, &this.bases, this.params.map_mut(i))?;
+            }
+        }
+        Ok(this)
+    }
+
+    /// Puts the caller's pointers into the parameter block, and encodes the maps of those that changed.
+    pub(super) fn set_tensors(
+        &mut self,
+        source: &KernelSource,
+        rank: usize,
+        given: &RankTensors,
+    ) -> Result<(), Error> {
+        for (t, tensor) in given.tensors.iter().enumerate() {
+            if self.tensors[t] == tensor.ptr {
+                continue;
+            }
+            // Until all its maps are encoded the old pointer does not count either.
+            self.tensors[t] = NO_POINTER;
+            for (i, map) in source.ranks[rank].maps.iter().enumerate() {
+                if map.base == MapBase::Tensor(t as u32) {
+                    let slot = self.params.map_mut(i);
+                    encode(source, i, map, tensor.ptr, &self.bases, slot)?;
+                }
+            }
+            self.params.set_tensor(t, tensor.ptr);
+            self.tensors[t] = tensor.ptr;
+        }
+        Ok(())
+    }
+
+    /// Orders this launch after the world's last one on this rank, and enqueues it. The context is current.
+    pub(super) fn enqueue(
+        &mut self,
+        source: &KernelSource,
+        attributes: &mut Attributes,
+        stream: StreamRef,
+        last: &mut Option<Arc<Event>>,
+    ) -> Result<(), Error> {
+        let device = Some(self.kernel.context().ordinal());
+        let mut capture = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a valid out-pointer and a live stream.
+        unsafe { cu!(device, cuStreamIsCapturing(stream.raw(), &mut capture)) }?;
+        let eager = capture == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        if eager && let Some(last) = last {
+            last.hold_entered(stream)?;
+        }
+        let config = attributes.config(source, stream.raw());
+        let mut params = [self.params.as_param()];
+        // SAFETY: the block has the size that the kernel declares (checked at bind) and the driver copies it; the
+        // configuration points to attributes that outlive the call; the stream belongs to the current context.
+        unsafe {
+            cu!(
+                device,
+                cuLaunchKernelEx(
+                    &config,
+                    self.kernel.function(),
+                    params.as_mut_ptr(),
+                    std::ptr::null_mut()
+                )
+            )
+        }?;
+        if eager {
+            self.done.record_entered(stream)?;
+            *last = Some(self.done.clone());
+        }
+        Ok(())
+    }
+}
+
+/// The kernel must take one by-value struct of the block's size.
+fn check_param(source: &KernelSource, kernel: &Kernel, params: &ParamBlock) -> Result<(), Error> {
+    let content = ParamBlock::bytes_for(source.ranks[0].maps.len(), source.tensors.len());
+    let given = kernel.only_param_bytes()?;
+    if given.is_some_and(|bytes| params.fits(bytes)) && content <= MAX_PARAM_BYTES {
+        return Ok(());
+    }
+    Err(Error::BadSource {
+        kernel: source.name.clone(),
+        what: format!(
+            "its entry point must take one struct of {content} bytes (at most {MAX_PARAM_BYTES}), and takes {}",
+            given.map_or_else(|| "something else".into(), |b| format!("one of {b}"))
+        ),
+    })
+}

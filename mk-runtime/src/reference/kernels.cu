@@ -1,0 +1,157 @@
+// Plain CUDA kernels to test others against. They favour being evidently right; none uses tensor cores.
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Element types, as `code` in mod.rs numbers them.
+enum : u32 { BF16 = 0, F16 = 1, F32 = 2 };
+
+__device__ __forceinline__ float load(const void* p, u32 dtype, u64 i) {
+  if (dtype == BF16) return __uint_as_float((u32)((const u16*)p)[i] << 16);
+  if (dtype == F32) return ((const float*)p)[i];
+  float v;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(((const u16*)p)[i]));
+  return v;
+}
+
+__device__ __forceinline__ void store(void* p, u32 dtype, u64 i, float v) {
+  if (dtype == F32) {
+    ((float*)p)[i] = v;
+    return;
+  }
+  u16 h;
+  if (dtype == BF16) {
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(v));
+  } else {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
+  }
+  ((u16*)p)[i] = h;
+}
+
+// c[m, n] = (accumulate ? c[m, n] : 0) + sum over k of a(i, k) * b(k, j), k ascending, fp32.
+// a(i, k) is a[i * a_row + k * a_col]; b(k, j) is b[k * b_row + j * b_col]; one of each pair is 1.
+constexpr int BM = 128, BN = 128, BK = 16, PAD = 4, THREADS = 256;
+
+extern "C" __global__ void __launch_bounds__(THREADS) reference_gemm(
+    float* c, const void* a, const void* b, u64 m, u64 n, u64 k, u64 a_row, u64 a_col, u64 b_row, u64 b_col,
+    u32 a_dtype, u32 b_dtype, u32 accumulate) {
+  __shared__ float sa[BK][BM + PAD], sb[BK][BN + PAD];
+  const u64 m0 = (u64)blockIdx.y * BM, n0 = (u64)blockIdx.x * BN;
+  const u32 t = threadIdx.x, ty = t / 16, tx = t % 16;
+  float acc[8][8] = {};
+  for (u64 k0 = 0; k0 < k; k0 += BK) {
+    for (u32 e = t; e < BM * BK; e += THREADS) {
+      // Neighbouring threads read neighbouring addresses, whichever way the operand lies.
+      const u32 i = a_col == 1 ? e / BK : e % BM, kk = a_col == 1 ? e % BK : e / BM;
+      const bool in = m0 + i < m && k0 + kk < k;
+      sa[kk][i] = in ? load(a, a_dtype, (m0 + i) * a_row + (k0 + kk) * a_col) : 0.f;
+    }
+    for (u32 e = t; e < BN * BK; e += THREADS) {
+      const u32 j = b_col == 1 ? e % BN : e / BK, kk = b_col == 1 ? e / BN : e % BK;
+      const bool in = n0 + j < n && k0 + kk < k;
+      sb[kk][j] = in ? load(b, b_dtype, (k0 + kk) * b_row + (n0 + j) * b_col) : 0.f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int kk = 0; kk < BK; ++kk) {
+      float ra[8], rb[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) ra[i] = sa[kk][ty * 8 + i];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) rb[j] = sb[kk][tx + j * 16];
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) acc[i][j] = fmaf(ra[i], rb[j], acc[i][j]);
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const u64 row = m0 + ty * 8 + i, col = n0 + tx + j * 16;
+      if (row < m && col < n) {
+        float* p = c + row * n + col;
+        *p = (accumulate ? *p : 0.f) + acc[i][j];
+      }
+    }
+}
+
+// x[i] = uniform in [-scale, scale), a function of seed and index alone. `random_value` in mod.rs is the same.
+extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, float scale) {
+  const u64 stride = (u64)gridDim.x * blockDim.x;
+  for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+    u64 z = (seed + 1) * 0x9E3779B97F4A7C15ull + i * 0xD1B54A32D192ED03ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    z ^= z >> 31;
+    const float unit = (float)(u32)(z >> 40) * (1.f / 8388608.f) - 1.f;
+    store(x, dtype, i, unit * scale);
+  }
+}
+
+// Elementwise operations, as `MapOp` in mod.rs numbers them.
+enum : u32 { CAST = 0, RELU = 1, SILU = 2, GELU_ERF = 3, GELU_TANH = 4, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9 };
+
+__device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
+
+// out[i] = op(a[i], b[i]). SWIGLU: a is [rows, 2, inner], gate then up, and out [rows, inner]. BIAS: b is [inner].
+extern "C" __global__ void reference_map(void* out, const void* a, const void* b, u64 n, u64 inner, u32 op,
+                                         float factor, u32 out_dtype, u32 a_dtype, u32 b_dtype) {
+  const u64 stride = (u64)gridDim.x * blockDim.x;
+  for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+    const u64 at = op == SWIGLU ? i / inner * 2 * inner + i % inner : i;
+    const float x = load(a, a_dtype, at);
+    float y = x;
+    if (op == RELU) y = fmaxf(x, 0.f);
+    if (op == SILU) y = silu(x);
+    if (op == GELU_ERF) y = 0.5f * x * (1.f + erff(x * 0.70710678f));
+    if (op == GELU_TANH) y = 0.5f * x * (1.f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    if (op == ADD) y = x + load(b, b_dtype, i);
+    if (op == MUL) y = x * load(b, b_dtype, i);
+    if (op == SWIGLU) y = silu(x) * load(a, a_dtype, at + inner);
+    if (op == BIAS) y = x + load(b, b_dtype, i % inner);
+    if (op == SCALE) y = x * factor;
+    store(out, out_dtype, i, y);
+  }
+}
+
+// Per 128 x 128 tile of [rows, cols]: sum of (x - ref)^2, sum of ref^2, count of elements of x that are not finite
+// (they are left out of the first sum).
+struct TileError { double error, reference; u64 nonfinite; };
+
+extern "C" __global__ void __launch_bounds__(256) reference_error(TileError* tiles, const void* x, const void* ref,
+                                                                  u64 rows, u64 cols, u32 x_dtype, u32 ref_dtype) {
+  __shared__ double se[256], sr[256];
+  __shared__ u64 sn[256];
+  const u32 t = threadIdx.x;
+  double e = 0, r = 0;
+  u64 bad = 0;
+  for (u32 i = t; i < 128 * 128; i += 256) {
+    const u64 row = (u64)blockIdx.y * 128 + i / 128, col = (u64)blockIdx.x * 128 + i % 128;
+    if (row >= rows || col >= cols) continue;
+    const double want = load(ref, ref_dtype, row * cols + col);
+    const float got = load(x, x_dtype, row * cols + col);
+    r += want * want;
+    if (isfinite(got)) {
+      e += (got - want) * (got - want);
+    } else {
+      ++bad;
+    }
+  }
+  se[t] = e;
+  sr[t] = r;
+  sn[t] = bad;
+  __syncthreads();
+  for (u32 half = 128; half > 0; half /= 2) {
+    if (t < half) {
+      se[t] += se[t + half];
+      sr[t] += sr[t + half];
+      sn[t] += sn[t + half];
+    }
+    __syncthreads();
+  }
+  if (t == 0) tiles[(u64)blockIdx.y * gridDim.x + blockIdx.x] = {se[0], sr[0], sn[0]};
+}

@@ -1,0 +1,372 @@
+//! Slow, plain kernels on the GPU that fused kernels are compared with: random inputs, an fp32 GEMM without tensor
+//! cores, elementwise operations, and error norms. For tests and `mk run`: every call waits for the GPU.
+
+mod norm;
+mod params;
+
+pub use norm::ErrorNorm;
+
+use crate::Error;
+use crate::driver::Context;
+use crate::gpu::{DeviceTensor, Kernel, Module};
+use crate::jit::{JitOptions, Unit, compile_unit};
+use crate::world::World;
+use mk_abi::DType;
+use params::Params;
+use std::sync::Arc;
+
+const TEXT: &str = include_str!("kernels.cu");
+
+/// Elementwise operations of [`Reference::map`], in fp32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MapOp {
+    /// Conversion between types, or a copy.
+    Cast,
+    /// max(x, 0).
+    Relu,
+    /// x * sigmoid(x).
+    Silu,
+    /// The exact GELU: x * Φ(x).
+    GeluErf,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+    /// x + y.
+    Add,
+    /// x * y.
+    Mul,
+    /// silu(x[:, 0, :]) * x[:, 1, :]: `[M, 2, F]` to `[M, F]`.
+    Swiglu,
+    /// x + y, where y is `[N]` and N the last dimension of x.
+    Bias,
+    /// x times the factor.
+    Scale(f32),
+}
+
+impl MapOp {
+    /// The kernels' number of the operation, and its factor.
+    fn code(self) -> (u32, f32) {
+        match self {
+            MapOp::Cast => (0, 1.0),
+            MapOp::Relu => (1, 1.0),
+            MapOp::Silu => (2, 1.0),
+            MapOp::GeluErf => (3, 1.0),
+            MapOp::GeluTanh => (4, 1.0),
+            MapOp::Add => (5, 1.0),
+            MapOp::Mul => (6, 1.0),
+            MapOp::Swiglu => (7, 1.0),
+            MapOp::Bias => (8, 1.0),
+            MapOp::Scale(factor) => (9, factor),
+        }
+    }
+}
+
+/// An operand of [`Reference::gemm`]: a matrix, or its transpose.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand<'a> {
+    tensor: &'a DeviceTensor,
+    transposed: bool,
+}
+
+impl<'a> Operand<'a> {
+    /// The matrix as it is.
+    pub fn new(tensor: &'a DeviceTensor) -> Operand<'a> {
+        Operand { tensor, transposed: false }
+    }
+
+    /// Its transpose.
+    pub fn t(tensor: &'a DeviceTensor) -> Operand<'a> {
+        Operand { tensor, transposed: true }
+    }
+
+    /// `(rows, columns, row stride, column stride)`, in elements.
+    fn view(self) -> Result<(u64, u64, u64, u64), Error> {
+        match (self.tensor.shape(), self.transposed) {
+            (&[rows, cols], false) => Ok((rows, cols, cols, 1)),
+            (&[rows, cols], true) => Ok((cols, rows, 1, cols)),
+            (shape, _) => {
+                Err(mismatch(format!("a gemm operand has shape {shape:?}, not two dimensions")))
+            }
+        }
+    }
+}
+
+struct Kernels {
+    gemm: Kernel,
+    fill: Kernel,
+    map: Kernel,
+    error: Kernel,
+}
+
+/// The reference kernels, loaded on every GPU of a world.
+pub struct Reference {
+    world: World,
+    /// By rank; ranks on one GPU share.
+    ranks: Vec<Arc<Kernels>>,
+}
+
+impl Reference {
+    /// Compiles (or reads from the cache) and loads.
+    ///
+    /// # Errors
+    /// As [`crate::jit::compile_unit`]; [`Error::Cuda`].
+    pub fn new(world: &World, options: &JitOptions) -> Result<Reference, Error> {
+        let mut ranks: Vec<Arc<Kernels>> = Vec::new();
+        for rank in world.local_ranks() {
+            let ordinal = world.device(rank)?.ordinal;
+            let shared = ranks.iter().find(|k| k.gemm.context().ordinal() == ordinal).cloned();
+            ranks.push(match shared {
+                Some(kernels) => kernels,
+                None => Arc::new(Kernels::load(world, rank, options)?),
+            });
+        }
+        Ok(Reference { world: world.clone(), ranks })
+    }
+
+    /// Fills a float tensor with uniform values in [-scale, scale), a function of `seed` and the index alone:
+    /// [`random_value`] gives them on the host.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a tensor of integers; [`Error::Cuda`].
+    pub fn fill_random(&self, x: &DeviceTensor, seed: u64, scale: f32) -> Result<(), Error> {
+        let (kernels, context) = self.on(x.rank())?;
+        let params = Params::new()
+            .word(x.as_arg().ptr())
+            .word(x.elements())
+            .half(code(x)?)
+            .word(seed)
+            .half(scale.to_bits());
+        params.run(&kernels.fill, context, [flat(x.elements()), 1])
+    }
+
+    /// c = a · b, or c += a · b: fp32 accumulation, k ascending. `c` is f32 `[M, N]`; operands are any float type,
+    /// `[M, K]` and `[K, N]`. All on one rank.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    pub fn gemm(
+        &self,
+        c: &DeviceTensor,
+        a: Operand<'_>,
+        b: Operand<'_>,
+        accumulate: bool,
+    ) -> Result<(), Error> {
+        let (m, k, a_row, a_col) = a.view()?;
+        let (k2, n, b_row, b_col) = b.view()?;
+        if k != k2 || c.shape() != [m, n] || c.dtype() != DType::F32 {
+            return Err(mismatch(format!(
+                "a gemm of [{m}, {k}] and [{k2}, {n}] does not give {} {:?}",
+                c.dtype(),
+                c.shape()
+            )));
+        }
+        same_rank(&[c, a.tensor, b.tensor])?;
+        let (kernels, context) = self.on(c.rank())?;
+        let params = Params::new()
+            .word(c.as_arg().ptr())
+            .word(a.tensor.as_arg().ptr())
+            .word(b.tensor.as_arg().ptr())
+            .word(m)
+            .word(n)
+            .word(k)
+            .word(a_row)
+            .word(a_col)
+            .word(b_row)
+            .word(b_col)
+            .half(code(a.tensor)?)
+            .half(code(b.tensor)?)
+            .half(u32::from(accumulate));
+        params.run(&kernels.gemm, context, [tiles(n)?, tiles(m)?])
+    }
+
+    /// out = op(a) or op(a, b), elementwise in fp32, rounded to the type of `out`. All on one rank; `out` may be `a`
+    /// where the types agree.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for shapes, types or ranks that do not fit, or a second operand too many or too few;
+    /// [`Error::Cuda`].
+    pub fn map(
+        &self,
+        op: MapOp,
+        out: &DeviceTensor,
+        a: &DeviceTensor,
+        b: Option<&DeviceTensor>,
+    ) -> Result<(), Error> {
+        let inner = out.shape().last().copied().unwrap_or(1);
+        let same = |t: &DeviceTensor| t.elements() == out.elements();
+        let fits = match (op, a.shape(), b) {
+            (MapOp::Swiglu, &[m, 2, f], None) => out.shape() == [m, f],
+            (MapOp::Swiglu, ..) => false,
+            (MapOp::Add | MapOp::Mul, _, Some(b)) => same(a) && same(b),
+            (MapOp::Bias, _, Some(b)) => same(a) && b.shape() == [inner],
+            (MapOp::Add | MapOp::Mul | MapOp::Bias, _, None) | (_, _, Some(_)) => false,
+            (_, _, None) => same(a),
+        };
+        if !fits {
+            return Err(mismatch(format!(
+                "{op:?} of {:?} and {:?} does not give {:?}",
+                a.shape(),
+                b.map(|b| b.shape()),
+                out.shape()
+            )));
+        }
+        let b = b.unwrap_or(a);
+        same_rank(&[out, a, b])?;
+        let (op, factor) = op.code();
+        let (kernels, context) = self.on(out.rank())?;
+        let params = Params::new()
+            .word(out.as_arg().ptr())
+            .word(a.as_arg().ptr())
+            .word(b.as_arg().ptr())
+            .word(out.elements())
+            .word(inner.max(1))
+            .half(op)
+            .half(factor.to_bits())
+            .half(code(out)?)
+            .half(code(a)?)
+            .half(code(b)?);
+        params.run(&kernels.map, context, [flat(out.elements()), 1])
+    }
+
+    /// Compares `x` with `reference`, of the same shape (seen as rows of the last dimension) on the same rank. The
+    /// sums are in f64.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    pub fn error(&self, x: &DeviceTensor, reference: &DeviceTensor) -> Result<ErrorNorm, Error> {
+        if x.shape() != reference.shape() {
+            return Err(mismatch(format!(
+                "{:?} cannot be compared with {:?}",
+                x.shape(),
+                reference.shape()
+            )));
+        }
+        same_rank(&[x, reference])?;
+        let cols = x.shape().last().copied().unwrap_or(1);
+        let rows = x.elements().checked_div(cols).unwrap_or(0);
+        let grid = [tiles(cols)?, tiles(rows)?];
+        let n_tiles = u64::from(grid[0]) * u64::from(grid[1]);
+        let (kernels, context) = self.on(x.rank())?;
+        let out = crate::mem::DeviceBuffer::zeroed(
+            &self.world,
+            x.rank(),
+            n_tiles * norm::TILE_BYTES as u64,
+        )?;
+        let params = Params::new()
+            .word(out.ptr())
+            .word(x.as_arg().ptr())
+            .word(reference.as_arg().ptr())
+            .word(rows)
+            .word(cols)
+            .half(code(x)?)
+            .half(code(reference)?);
+        params.run(&kernels.error, context, grid)?;
+        Ok(ErrorNorm::from_tiles(&out.download()?, grid[0].into()))
+    }
+
+    fn on(&self, rank: u32) -> Result<(&Kernels, &Context), Error> {
+        let context = self.world.context(rank)?;
+        Ok((&self.ranks[rank as usize], context))
+    }
+}
+
+impl Kernels {
+    fn load(world: &World, rank: u32, options: &JitOptions) -> Result<Kernels, Error> {
+        let (major, minor) = world.device(rank)?.capability;
+        let compiled = compile_unit(
+            Unit {
+                name: "reference",
+                cuda: TEXT,
+                arch: &format!("sm_{major}{minor}"),
+                options: &[],
+            },
+            options,
+        )?;
+        let module = Module::load(world.context(rank)?, &compiled.cubin)?;
+        let kernel = |entry| Kernel::new(&module, entry, "reference");
+        Ok(Kernels {
+            gemm: kernel("reference_gemm")?,
+            fill: kernel("reference_fill")?,
+            map: kernel("reference_map")?,
+            error: kernel("reference_error")?,
+        })
+    }
+}
+
+/// The value of element `index` of [`Reference::fill_random`], before it is rounded to the tensor's type.
+pub fn random_value(seed: u64, index: u64, scale: f32) -> f32 {
+    let mut z = seed
+        .wrapping_add(1)
+        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        .wrapping_add(index.wrapping_mul(0xD1B5_4A32_D192_ED03));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^= z >> 31;
+    ((z >> 40) as u32 as f32 * (1.0 / 8_388_608.0) - 1.0) * scale
+}
+
+/// The kernels' number of a tensor's type.
+fn code(x: &DeviceTensor) -> Result<u32, Error> {
+    match x.dtype() {
+        DType::Bf16 => Ok(0),
+        DType::F16 => Ok(1),
+        DType::F32 => Ok(2),
+        DType::I32 => Err(mismatch("the reference kernels take floats only".into())),
+    }
+}
+
+fn same_rank(tensors: &[&DeviceTensor]) -> Result<(), Error> {
+    let first = tensors[0].rank();
+    match tensors.iter().find(|t| t.rank() != first) {
+        None => Ok(()),
+        Some(other) => Err(mismatch(format!(
+            "tensors of ranks {first} and {} meet in one reference kernel: copy one first",
+            other.rank()
+        ))),
+    }
+}
+
+/// Blocks for a grid-stride loop.
+fn flat(n: u64) -> u32 {
+    n.div_ceil(256).min(4096) as u32
+}
+
+/// 128-wide tiles along a dimension.
+fn tiles(n: u64) -> Result<u32, Error> {
+    let tiles = n.div_ceil(128);
+    // The y dimension of a grid ends at 65535.
+    u32::try_from(tiles).ok().filter(|t| *t <= 65_535).ok_or_else(|| {
+        mismatch(format!("a dimension of {n} is too large for the reference kernels"))
+    })
+}
+
+fn mismatch(what: String) -> Error {
+    Error::Shape { what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_compile_without_spills() {
+        let unit = Unit { name: "reference", cuda: TEXT, arch: "sm_90", options: &[] };
+        let options = JitOptions { use_cache: false, ..JitOptions::default() };
+        match compile_unit(unit, &options) {
+            Ok(compiled) => assert_eq!(compiled.report.entries.len(), 4, "{:?}", compiled.report),
+            Err(Error::NvrtcMissing { .. }) => println!("SKIPPED: no NVRTC"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn random_values_fill_their_range_evenly() {
+        let n = 10_000;
+        let values: Vec<f32> = (0..n).map(|i| random_value(7, i, 2.0)).collect();
+        assert!(values.iter().all(|v| (-2.0..2.0).contains(v)));
+        let mean = values.iter().sum::<f32>() / n as f32;
+        let square = values.iter().map(|v| v * v).sum::<f32>() / n as f32;
+        assert!(mean.abs() < 0.05, "{mean}");
+        assert!((square - 4.0 / 3.0).abs() < 0.05, "{square}");
+        assert_ne!(random_value(7, 0, 1.0), random_value(8, 0, 1.0));
+    }
+}

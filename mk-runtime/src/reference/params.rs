@@ -1,0 +1,47 @@
+//! Calls of the reference kernels.
+
+use crate::Error;
+use crate::driver::Context;
+use crate::gpu::Kernel;
+use std::ffi::c_void;
+
+/// Kernel parameters by value: each in a word of its own, of which the driver reads as much as the kernel declares.
+pub(super) struct Params(Vec<u64>);
+
+impl Params {
+    pub(super) fn new() -> Params {
+        Params(Vec::new())
+    }
+
+    pub(super) fn word(mut self, v: u64) -> Params {
+        self.0.push(v);
+        self
+    }
+
+    /// A 32-bit parameter.
+    pub(super) fn half(self, v: u32) -> Params {
+        // Little-endian, as every machine that CUDA runs on: the value is in the first four bytes.
+        self.word(u64::from(v))
+    }
+
+    /// Runs after everything that the GPU does now, and waits.
+    pub(super) fn run(
+        mut self,
+        kernel: &Kernel,
+        context: &Context,
+        grid: [u32; 2],
+    ) -> Result<(), Error> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        context.synchronize()?;
+        let mut pointers: Vec<*mut c_void> =
+            self.0.iter_mut().map(|w| std::ptr::from_mut(w).cast()).collect();
+        // SAFETY: each caller passes what its kernel in kernels.cu declares, with shapes checked against the tensors,
+        // which outlive the call because it waits.
+        unsafe {
+            kernel.launch([grid[0], grid[1], 1], [256, 1, 1], std::ptr::null_mut(), &mut pointers)
+        }?;
+        context.synchronize()
+    }
+}

@@ -1,0 +1,29 @@
+//! How processes that form one world find each other. A local world needs none.
+
+use crate::Error;
+
+/// Carries small messages between the processes of a world before there is shared memory.
+///
+/// Implementations are collective: every process makes the same calls in the same order. Each call is bounded in time
+/// and fails on every process when one is gone.
+pub trait Bootstrap: Send {
+    /// This process.
+    fn rank(&self) -> u32;
+
+    /// Number of processes.
+    fn world_size(&self) -> u32;
+
+    /// Gives every process the bytes of every other, indexed by rank.
+    ///
+    /// # Errors
+    /// When a peer does not take part within the implementation's bound.
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error>;
+
+    /// Returns when every process has called it.
+    ///
+    /// # Errors
+    /// As [`Bootstrap::all_gather`].
+    fn barrier(&mut self) -> Result<(), Error> {
+        self.all_gather(&[]).map(|_| ())
+    }
+}

@@ -1,0 +1,118 @@
+// Copies contiguous memory to one or several places, by two lanes: TMA reads each byte once, TMA writes it to every
+// destination. Source, destinations and sizes are multiples of 16 bytes.
+template <u32 kStages_, u32 kPieceBytes_ = 16384>
+struct CopyConfig {
+  static constexpr u32 kStages = kStages_;
+  static constexpr u32 kPieceBytes = kPieceBytes_;
+  static_assert(kPieceBytes % 128 == 0 && kStages >= 3, "whole lines; one piece arriving, one leaving, one in hand");
+};
+
+template <class Config>
+struct CopySmem {
+  static constexpr u32 kFull = Config::kStages * Config::kPieceBytes;
+  static constexpr u32 kEmpty = kFull + Config::kStages * kMbarrierBytes;
+  static constexpr u32 kState = kEmpty + Config::kStages * kMbarrierBytes;
+  static constexpr u32 kBytes = kState + sizeof(CtaState);
+  static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
+
+  u32 base;
+
+  MK_DEVICE u32 piece(u32 stage) const { return base + stage * Config::kPieceBytes; }
+  MK_DEVICE u32 full(u32 stage) const { return base + kFull + stage * kMbarrierBytes; }
+  MK_DEVICE u32 empty(u32 stage) const { return base + kEmpty + stage * kMbarrierBytes; }
+  MK_DEVICE u32 state() const { return base + kState; }
+
+  MK_DEVICE void init_barriers() const {
+    for (u32 s = 0; s < Config::kStages; ++s) {
+      mbarrier_init(full(s), 1);
+      mbarrier_init(empty(s), 1);
+    }
+    fence_mbarrier_init();
+  }
+};
+
+// One contiguous copy. Where it goes is asked of the hooks, destination by destination.
+struct CopyTask {
+  u32 task;            // linear index in the role
+  u32 family;
+  u64 source;          // address
+  u64 bytes;           // 0 is a task that only waits and posts
+  u32 destinations;
+};
+
+MK_DEVICE u32 piece_bytes(u64 total, u64 offset, u32 piece) {
+  const u64 left = total - offset;
+  return left < piece ? static_cast<u32>(left) : piece;
+}
+
+// Reads. After an abort it only arrives: the source may be a dead peer's memory.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void bulk_copy_loader(const Context& ctx, const CopySmem<Config>& smem, const Hooks& hooks,
+                                RingCursor<Config::kStages>& ring) {
+#pragma unroll 1
+  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+    const CopyTask task = hooks.decode(t);
+    chaos_delay(ctx, Agent::Loader, t);
+    hooks.before_load(ctx, task);
+#pragma unroll 1
+    for (u64 offset = 0; offset < task.bytes; offset += Config::kPieceBytes) {
+      mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
+      if (ctx.aborted()) {
+        mbarrier_arrive<Edges::full>(smem.full(ring.stage));
+      } else {
+        const u32 bytes = piece_bytes(task.bytes, offset, Config::kPieceBytes);
+        mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), bytes);
+        bulk_load(smem.piece(ring.stage), reinterpret_cast<const void*>(task.source + offset), bytes,
+                  smem.full(ring.stage));
+      }
+      ring.advance();
+    }
+  }
+}
+
+// Writes, one bulk group per piece. Two groups stay in flight before a slot goes back. A post follows only finished
+// writes: the task's last groups are waited for in full.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem, const Hooks& hooks,
+                                RingCursor<Config::kStages>& ring) {
+  // Slots are handed back two pieces late, while later pieces are on their way.
+  constexpr u32 kLag = 2;
+  RingCursor<Config::kStages> reading = ring;
+#pragma unroll 1
+  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+    const CopyTask task = hooks.decode(t);
+    chaos_delay(ctx, Agent::Storer, t);
+    hooks.before_store(ctx, task);
+    u32 in_flight = 0;
+#pragma unroll 1
+    for (u64 offset = 0; offset < task.bytes; offset += Config::kPieceBytes) {
+      mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+      if (!ctx.aborted()) {
+        const u32 bytes = piece_bytes(task.bytes, offset, Config::kPieceBytes);
+#pragma unroll 1
+        for (u32 d = 0; d < task.destinations; ++d) {
+          bulk_store(reinterpret_cast<void*>(hooks.destination(task, d) + offset), smem.piece(ring.stage), bytes);
+        }
+      }
+      bulk_commit();
+      ring.advance();
+      if (in_flight == kLag) {
+        bulk_wait_read<kLag>();
+        mbarrier_arrive<Edges::empty>(smem.empty(reading.stage));
+        reading.advance();
+      } else {
+        ++in_flight;
+      }
+    }
+    // Slots first, so that the loader runs on while the writes finish.
+    bulk_wait_read<0>();
+#pragma unroll 1
+    for (; in_flight > 0; --in_flight) {
+      mbarrier_arrive<Edges::empty>(smem.empty(reading.stage));
+      reading.advance();
+    }
+    if constexpr (Hooks::kPostsStores) bulk_wait_written<0>();
+    hooks.after_store(ctx, task);
+  }
+  // Every store has read its slot by now; the end of the grid completes the writes.
+}

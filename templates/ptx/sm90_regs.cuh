@@ -1,0 +1,11 @@
+// Moving registers between warpgroups (PTX ISA, "setmaxnreg"). Every warp of a warpgroup, in one branch of one if.
+template <u32 kRegs>
+MK_DEVICE void sm90_regs_release() {
+  static_assert(kRegs % 8 == 0 && kRegs >= 24 && kRegs <= 256, "what setmaxnreg takes");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegs));
+}
+template <u32 kRegs>
+MK_DEVICE void sm90_regs_claim() {
+  static_assert(kRegs % 8 == 0 && kRegs >= 24 && kRegs <= 256, "what setmaxnreg takes");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegs));
+}

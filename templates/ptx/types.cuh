@@ -1,0 +1,36 @@
+// Scalar names, element types, tensor maps. First file of the library: everything else uses it.
+// The generated head declares the same names for the host/device structs; C++ allows the repetition.
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+#define MK_DEVICE __device__ __forceinline__
+
+// An encoded tensor map (PTX ISA, "Tensor-map"). 64 bytes is what the instructions ask of its address.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+static_assert(sizeof(TensorMap) == 128, "host and device disagree on TensorMap");
+
+enum class Dtype : u32 { Bf16, F16 };
+
+// Bytes of one element of either 16-bit type.
+constexpr u32 kElemBytes = 2;
+
+// A value known when the kernel is compiled, as a type: tells agents apart in overloads at no cost.
+template <u32 kValue>
+struct Const {
+  static constexpr u32 value = kValue;
+};
+
+constexpr u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
+constexpr u32 round_up(u32 a, u32 b) { return ceil_div(a, b) * b; }
+
+// Shared-window address of a generic pointer into shared memory.
+MK_DEVICE u32 smem_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+
+MK_DEVICE u32 lane_index() { return threadIdx.x % 32; }
+MK_DEVICE u32 warp_index() { return threadIdx.x / 32; }

@@ -1,0 +1,25 @@
+// What every agent of a CTA shares: the launch header, this launch's epoch, and the abort flag.
+// One CTA's mutable state, in shared memory. An agent that gives up sets `aborted` before the mbarrier arrival that
+// lets the next agent go on, so that whoever works on the tile after it sees the flag.
+struct CtaState {
+  u32 aborted;  // first: Context addresses it by the struct
+  u32 unused;
+};
+
+// Cheap to copy; `header` stays in the kernel's parameter bank.
+struct Context {
+  const LaunchHeader& header;
+  u32 state;  // shared address of the CtaState
+  u32 epoch;  // this launch's, the first is 1
+  u64 entered;  // first of `world` signal words: word r counts the launches that rank r has entered
+
+  MK_DEVICE bool aborted() const { return ld_shared(state) != 0; }
+  MK_DEVICE void set_aborted() const { st_shared(state, 1); }
+
+  // Symmetric memory of a rank, as mapped on this GPU.
+  MK_DEVICE u64 sym(u32 rank) const { return header.sym_base + rank * header.sym_stride_bytes; }
+  MK_DEVICE SymHeader* sym_header(u32 rank) const { return reinterpret_cast<SymHeader*>(sym(rank)); }
+  MK_DEVICE ControlBlock* control() const { return reinterpret_cast<ControlBlock*>(header.control); }
+  // A signal word: `word` counts u32s from the start of the rank's symmetric memory.
+  MK_DEVICE u32* signal(u32 rank, u64 word) const { return reinterpret_cast<u32*>(sym(rank)) + word; }
+};

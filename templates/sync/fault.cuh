@@ -1,0 +1,49 @@
+// How a kernel gives up: one record for this rank, one abort word for everybody. Nothing returns from the middle.
+// Values of FaultRecord::kind; the host's FaultKind declares the same.
+enum class FaultKind : u32 { WaitTimeout = 1, EntryTimeout = 2, PlanMismatch = 3, PeerAborted = 4, ConcurrentUse = 5 };
+
+constexpr u32 kNoPeer = 0xffffffffu;
+
+// What a wait knew when it gave up.
+struct Fault {
+  FaultKind kind;
+  u32 edge;
+  u32 expected;
+  u32 seen;
+  u32 tile;
+  u32 peer;
+  u64 waited_ns;
+  u32 word;
+};
+
+// Writes this rank's record unless it has one. `state` goes last with release, so that the host reads a whole record.
+MK_DEVICE void record_fault(const Context& ctx, const Fault& fault) {
+  FaultRecord* record = reinterpret_cast<FaultRecord*>(ctx.header.fault);
+  if (atom_cas_sys(&record->state, 0, 1) != 0) return;
+  volatile FaultRecord* out = record;
+  out->kind = static_cast<u32>(fault.kind);
+  out->rank = ctx.header.rank;
+  out->cta = blockIdx.x;
+  out->edge = fault.edge;
+  out->epoch = ctx.epoch;
+  out->expected = fault.expected;
+  out->seen = fault.seen;
+  out->tile = fault.tile;
+  out->peer = fault.peer;
+  out->waited_ns = fault.waited_ns;
+  out->word = fault.word;
+  st_release_sys(&record->state, 2);
+}
+
+// Tells every rank, this one included: its other CTAs learn it from the same word.
+MK_DEVICE void raise_abort(const Context& ctx) {
+  for (u32 p = 0; p < ctx.header.world; ++p) st_relaxed_sys(&ctx.sym_header(p)->abort, 1 + ctx.header.rank);
+}
+
+// Record, tell the others, mark this CTA. The record precedes the abort word, so that no CTA of this rank can
+// claim the record with "a peer aborted" first.
+MK_DEVICE void give_up(const Context& ctx, const Fault& fault) {
+  record_fault(ctx, fault);
+  if (fault.kind != FaultKind::PeerAborted) raise_abort(ctx);
+  ctx.set_aborted();
+}

@@ -1,0 +1,64 @@
+// Entering and leaving a launch: the epoch, the in-flight count, the hand-shake with peers.
+// First thing in the kernel, by every thread. `state` is this CTA's CtaState; `entered` is the signal array of entries,
+// see Context. Initialise mbarriers between this and
+// `launch_begin_sync`. The load of the epoch is not waited for here: a CTA's first tile must not pay for it.
+MK_DEVICE Context launch_begin(const LaunchHeader& header, u32 state, u64 entered) {
+  const ControlBlock* control = reinterpret_cast<const ControlBlock*>(header.control);
+  if (threadIdx.x == 0) st_shared(state, 0);
+  return Context{header, state, ld_u32(&control->epoch[blockIdx.x]) + 1, entered};
+}
+
+// Counts this CTA in. One lane that has nothing better to do, after `launch_begin_sync`: the answer takes a round trip.
+// The host's limit on the grid makes a count past the grid impossible for one launch.
+MK_DEVICE void launch_count_in(const Context& ctx) {
+  const u32 inside = atom_add_gpu(&ctx.control()->active, 1);
+  if (inside < gridDim.x) return;
+  give_up(ctx, Fault{FaultKind::ConcurrentUse, 0, gridDim.x, inside + 1, 0, kNoPeer, 0, 0});
+}
+
+// Orders the initialisation above before any agent; with a cluster, in all its CTAs.
+template <u32 kClusterSize>
+MK_DEVICE void launch_begin_sync() {
+  __syncthreads();
+  if constexpr (kClusterSize > 1) cluster_sync();
+}
+
+// Last thing in the kernel, by every thread. No CTA leaves while another of its cluster may still write to its
+// shared memory or arrive on its barriers.
+template <u32 kClusterSize>
+MK_DEVICE void launch_end(const Context& ctx) {
+  if constexpr (kClusterSize > 1) cluster_sync_diverged();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ctx.control()->epoch[blockIdx.x] = ctx.epoch;
+    red_add_gpu(&ctx.control()->active, 0xffffffffu);
+  }
+}
+
+// Tells every rank (this one too) that this rank is in this launch: first the hash, then the count that covers it. One
+// lane of one CTA of the grid.
+template <u32 kEdge>
+MK_DEVICE void post_entered(const Context& ctx) {
+  const u32 slot = (ctx.epoch & 1) * MAX_RANKS + ctx.header.rank;
+#pragma unroll 1
+  for (u32 p = 0; p < ctx.header.world; ++p) {
+    st_relaxed_sys(&ctx.sym_header(p)->launch_hash[slot], ctx.header.launch_hash);
+    post_signal<kEdge, Scope::Sys>(ctx, ctx.signal(p, ctx.entered + ctx.header.rank), 1);
+  }
+}
+
+// Waits until `peer` has entered this launch with the same plan and per-launch values. `lag` 1 asks for the previous
+// launch only (slots that alternate by parity), which has no hash to compare any more.
+template <u32 kEdge>
+MK_DEVICE bool wait_entered(const Context& ctx, u32 peer, u32 tile, u32 lag = 0) {
+  const u32* word = ctx.signal(ctx.header.rank, ctx.entered + peer);
+  const u32 expected = ctx.epoch - lag;
+  if (!wait_word<kEdge, Scope::Sys, true>(ctx, word, expected, WaitSite{tile, peer})) return false;
+  if (lag != 0) return true;
+  const u32 slot = (ctx.epoch & 1) * MAX_RANKS + peer;
+  const u32 theirs = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->launch_hash[slot]);
+  if (theirs == ctx.header.launch_hash) return true;
+  give_up(ctx, Fault{FaultKind::PlanMismatch, kEdge, ctx.header.launch_hash, theirs, tile, peer, 0,
+                     static_cast<u32>(ctx.entered + peer)});
+  return false;
+}

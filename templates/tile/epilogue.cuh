@@ -1,0 +1,135 @@
+// What a tile's results go through in registers, and how they leave them.
+//
+// wgmma leaves a 64-row block like this (PTX ISA, "Register Fragments", matrix D): warp w of the warpgroup holds rows
+// 16w..16w+15; lane l holds rows l / 4 and l / 4 + 8, and of every 8 columns the pair starting at (l % 4) * 2.
+MK_DEVICE float relu(float x) { return fmaxf(x, 0.0f); }
+MK_DEVICE float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+// The exact form, which frameworks use by default: x * Phi(x) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt 2), where nothing
+// cancels. erfc by Abramowitz and Stegun 7.1.26 (absolute error 1.5e-7): half the instructions of erff, and the
+// epilogue is bound by them.
+MK_DEVICE float gelu_erf(float x) {
+  const float z = fabsf(x) * 0.70710678118654752f;
+  const float t = __fdividef(1.0f, 1.0f + 0.3275911f * z);
+  const float p =
+      t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  return fmaxf(x, 0.0f) - 0.5f * fabsf(x) * p * __expf(-z * z);
+}
+// The tanh form, as x * sigmoid(2u): one exponential.
+MK_DEVICE float gelu_tanh(float x) {
+  const float u = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+  return __fdividef(x, 1.0f + __expf(-2.0f * u));
+}
+
+// A pair of neighbouring elements of a row-major 16-bit tensor, widened; zero where there is no element.
+struct Pair {
+  float x0, x1;
+};
+template <Dtype kDtype>
+MK_DEVICE Pair load_pair(u64 address, i32 cols_left) {
+  Pair p{0.0f, 0.0f};
+  const u16* e = reinterpret_cast<const u16*>(address);
+  if (cols_left >= 2 && address % 4 == 0) {
+    const u32 packed = ld_u32(e);
+    p.x0 = unpack_lo<kDtype>(packed);
+    p.x1 = unpack_hi<kDtype>(packed);
+  } else {
+    if (cols_left >= 1) p.x0 = widen<kDtype>(ld_u16(e));
+    if (cols_left >= 2) p.x1 = widen<kDtype>(ld_u16(e + 1));
+  }
+  return p;
+}
+
+// This thread's first row in the tile, of 64-row block `m`.
+template <class Config>
+MK_DEVICE u32 fragment_row(u32 consumer, u32 m) {
+  return Config::first_row(consumer) + m * 64 + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4;
+}
+
+// Packs 16 columns of a 64-row block for one stmatrix, through the plan's elementwise chain.
+template <class Config, class Hooks>
+MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, u32 row, u32 col, float* acc, u32 (&out)[4]) {
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) {
+    hooks.epilogue(tile, row + i % 2 * 8, col + i / 2 * 8 + lane_index() % 4 * 2, acc[2 * i], acc[2 * i + 1]);
+    out[i] = pack2<Config::kDtype>(acc[2 * i], acc[2 * i + 1]);
+  }
+}
+
+// Registers to staging panels, for the storer. Panels are small and few: the second half of a tile waits until the
+// first has been read, so that the ring can keep its stages.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                          RingCursor<Config::kPanels>& staging,
+                          float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  constexpr u32 kPairs = Config::kPanelCols / 16;                   // stmatrix per panel
+  constexpr u32 kRowBytes = Config::kPanelCols * kElemBytes;        // also the swizzle's span
+  // stmatrix row addresses: lanes 0-15 the 16 rows of the left 8 columns, lanes 16-31 those of the right.
+  const u32 panel_row = warp_index() % kWarpgroupWarps * 16 + lane_index() % 16;
+  // The swizzle XORs the 16-byte chunk with the 128-byte line (PTX ISA, "Swizzling modes"): of 8 lines, or of 4.
+  const u32 swizzle = kRowBytes == 128 ? panel_row % 8 : panel_row / 2 % 4;
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+    const u32 row = fragment_row<Config>(consumer, m);
+#pragma unroll
+    for (u32 n = 0; n < Config::kBlockN / Config::kPanelCols; ++n) {
+      u32 packed[kPairs][4];
+#pragma unroll
+      for (u32 j = 0; j < kPairs; ++j) {
+        const u32 col = n * Config::kPanelCols + j * 16;
+        finish_16_columns<Config>(hooks, tile, row, col, &acc[m][col / 2], packed[j]);
+      }
+      mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
+      const u32 line = smem.panel(consumer, staging.stage) + panel_row * kRowBytes;
+#pragma unroll
+      for (u32 j = 0; j < kPairs; ++j) {
+        const u32 chunk = (j * 2 + lane_index() / 16) ^ swizzle;
+        stmatrix_x4(line + chunk * 16, packed[j][0], packed[j][1], packed[j][2], packed[j][3]);
+      }
+      fence_proxy_async_shared();
+      __syncwarp();
+      if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(smem.staging_full(consumer, staging.stage));
+      staging.advance();
+    }
+  }
+}
+
+// Registers to global memory, for pitches and columns that TMA cannot address. Every store is predicated on the tile's
+// bounds, and on the abort flag: the loader set it before the arrival that this warp's last wait observed.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
+                                 const GemmTile& tile, u32 consumer, RingCursor<Config::kPanels>& staging,
+                                 float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  // Nothing is staged: the two edges carry the storer's leave to write (its waits have passed), and the news of it.
+  mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase);
+  const bool pairs = (tile.c_data | tile.c_pitch_bytes) % 4 == 0 && tile.c_col % 2 == 0;
+  const i32 rows = ctx.aborted() ? 0 : tile.valid_rows;
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 row = fragment_row<Config>(consumer, m) + half * 8;
+      if (static_cast<i32>(row) >= rows) continue;
+      const u64 line = tile.c_data + static_cast<u64>(tile.c_row + row) * tile.c_pitch_bytes +
+                       static_cast<u64>(tile.c_col) * kElemBytes;
+#pragma unroll
+      for (u32 j = 0; j < Config::kBlockN / 8; ++j) {
+        const u32 col = j * 8 + lane_index() % 4 * 2;
+        const i32 left = tile.valid_cols - static_cast<i32>(col);
+        if (left <= 0) continue;
+        float& x0 = acc[m][j * 4 + half * 2];
+        float& x1 = acc[m][j * 4 + half * 2 + 1];
+        hooks.epilogue(tile, row, col, x0, x1);
+        u16* out = reinterpret_cast<u16*>(line + col * kElemBytes);
+        if (pairs && left >= 2) {
+          st_u32(out, pack2<Config::kDtype>(x0, x1));
+        } else {
+          st_u16(out, narrow<Config::kDtype>(x0));
+          if (left >= 2) st_u16(out + 1, narrow<Config::kDtype>(x1));
+        }
+      }
+    }
+  }
+  __syncwarp();
+  if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(smem.staging_full(consumer, staging.stage));
+  staging.advance();
+}

@@ -1,0 +1,155 @@
+// What a GEMM tile is made of: block sizes, operand layout, cluster, staging; and where all of it lies in shared memory.
+// Which operand the CTAs of a cluster share: B when they work on neighbouring rows of C, A on neighbouring columns.
+// Each loads its part of it and multicasts to all.
+enum class Multicast : u32 { None, A, B };
+
+// How C leaves: a TMA store from a staging panel, or ordinary stores from registers (any pitch, any alignment).
+enum class StorePath : u32 { Tma, Direct };
+
+// The k step: one 128-byte swizzle row of 16-bit elements.
+constexpr u32 kBlockK = 64;
+constexpr u32 kWarpgroupThreads = 128;
+constexpr u32 kWarpgroupWarps = 4;
+
+// How the two consumer warpgroups divide the work: each takes half the rows of every tile, or they take whole tiles in
+// turn, so that one's epilogue runs under the other's main loop. In turn pays for a short K or a long epilogue.
+enum class Consumers : u32 { Together, InTurn };
+
+// Everything a generated kernel chooses about its GEMM tiles.
+struct GemmOptions {
+  u32 block_m = 128;
+  u32 block_n = 256;
+  u32 stages = 4;
+  Dtype dtype = Dtype::Bf16;
+  BLayout b = BLayout::NMajor;
+  StorePath store = StorePath::Tma;
+  Consumers consumers = Consumers::Together;
+  Multicast multicast = Multicast::None;
+  u32 cluster = 1;      // CTAs; more than 1 with a multicast only
+  u32 panels = 2;       // staging panels of 64 rows, per consumer
+  bool waiter = false;  // an agent of its own takes the waits of `before_load`, a tile or two ahead of the loader
+};
+
+template <GemmOptions kOptions>
+struct GemmConfig {
+  static constexpr u32 kBlockM = kOptions.block_m;
+  static constexpr u32 kBlockN = kOptions.block_n;
+  static constexpr u32 kStages = kOptions.stages;
+  static constexpr Dtype kDtype = kOptions.dtype;
+  static constexpr BLayout kB = kOptions.b;
+  static constexpr StorePath kStore = kOptions.store;
+  static constexpr bool kInTurn = kOptions.consumers == Consumers::InTurn;
+  static constexpr Multicast kMulticast = kOptions.multicast;
+  static constexpr u32 kCluster = kOptions.cluster;
+  static constexpr u32 kPanels = kOptions.panels;
+  static constexpr bool kWaiter = kOptions.waiter;
+
+  static constexpr u32 kConsumers = kBlockM == 64 && !kInTurn ? 1 : 2;  // warpgroups
+  static constexpr u32 kConsumersOfTile = kInTurn ? 1 : kConsumers;
+  static constexpr u32 kRowsPerConsumer = kBlockM / kConsumersOfTile;
+  static constexpr u32 kMmasPerStep = kRowsPerConsumer / 64;            // wgmmas side by side in M
+  static constexpr u32 kAccumulators = kBlockN / 2;                     // registers of one wgmma
+  static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
+
+  // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
+  static constexpr u32 kABoxRows = kBlockM / (kMulticast == Multicast::A ? kCluster : 1);
+  static constexpr u32 kBPanels = ceil_div(kBlockN, 64);                // N-major: panels of 64 columns, one box each
+  static constexpr u32 kBBoxRows =
+      kB == BLayout::NMajor ? kBlockK : kBlockN / (kMulticast == Multicast::B ? kCluster : 1);
+  // Box of C's tensor map: 64 rows of this many columns, swizzled over the row's bytes (128 or 64).
+  static constexpr u32 kPanelCols = kBlockN % 64 == 0 ? 64 : 32;
+  static constexpr u32 kPanelsPerTile = kMmasPerStep * kBlockN / kPanelCols;  // per consumer
+
+  static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
+  static constexpr u32 kBBytes = (kB == BLayout::NMajor ? kBPanels * 64 : kBlockN) * kBlockK * kElemBytes;
+  static constexpr u32 kStageBytes = kABytes + kBBytes;
+  static constexpr u32 kPanelBytes = 64 * kPanelCols * kElemBytes;
+  static constexpr u32 kStagingBytes = kStore == StorePath::Tma ? kConsumers * kPanels * kPanelBytes : 0;
+
+  // This consumer's first row of the tile.
+  MK_DEVICE static u32 first_row(u32 consumer) { return kInTurn ? 0 : consumer * kRowsPerConsumer; }
+
+  static_assert(kBlockM == 64 || kBlockM == 128 || kBlockM == 256, "whole 64-row wgmmas for each consumer");
+  static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
+  static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
+  static_assert((kMulticast == Multicast::None) == (kCluster == 1), "a cluster is there to share an operand");
+  static_assert(kMulticast != Multicast::B || (kB == BLayout::NMajor ? kBPanels : kBlockN / 8) % kCluster == 0,
+                "each CTA of a cluster loads its part of B, in whole boxes and swizzle atoms");
+  static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4, "sizes that every Hopper part can place");
+  static_assert(kStages >= 2 && kPanels >= 1, "a ring and a panel");
+  static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");
+};
+
+// Tiles that a waiter may be ahead of its loader.
+constexpr u32 kWaiterSlots = 2;
+
+// Shared memory of a CTA that runs GEMM tiles. `base` is 1024-byte aligned, as the swizzle wants.
+template <class Config>
+struct GemmSmem {
+  static constexpr u32 kStaging = Config::kStages * Config::kStageBytes;
+  static constexpr u32 kFull = kStaging + Config::kStagingBytes;
+  static constexpr u32 kEmpty = kFull + Config::kStages * kMbarrierBytes;
+  static constexpr u32 kStagingFull = kEmpty + Config::kStages * kMbarrierBytes;
+  static constexpr u32 kStagingFree = kStagingFull + Config::kConsumers * Config::kPanels * kMbarrierBytes;
+  static constexpr u32 kReady = kStagingFree + Config::kConsumers * Config::kPanels * kMbarrierBytes;
+  static constexpr u32 kReadyFree = kReady + kWaiterSlots * kMbarrierBytes;
+  static constexpr u32 kState = kReadyFree + kWaiterSlots * kMbarrierBytes;
+  static constexpr u32 kBytes = kState + sizeof(CtaState);
+  static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
+
+  u32 base;
+
+  MK_DEVICE u32 a(u32 stage) const { return base + stage * Config::kStageBytes; }
+  MK_DEVICE u32 b(u32 stage) const { return base + stage * Config::kStageBytes + Config::kABytes; }
+  MK_DEVICE u32 panel(u32 consumer, u32 slot) const {
+    return base + kStaging + (consumer * Config::kPanels + slot) * Config::kPanelBytes;
+  }
+  MK_DEVICE u32 full(u32 stage) const { return base + kFull + stage * kMbarrierBytes; }
+  MK_DEVICE u32 empty(u32 stage) const { return base + kEmpty + stage * kMbarrierBytes; }
+  MK_DEVICE u32 staging_full(u32 consumer, u32 slot) const {
+    return base + kStagingFull + (consumer * Config::kPanels + slot) * kMbarrierBytes;
+  }
+  MK_DEVICE u32 staging_free(u32 consumer, u32 slot) const {
+    return base + kStagingFree + (consumer * Config::kPanels + slot) * kMbarrierBytes;
+  }
+  MK_DEVICE u32 ready(u32 slot) const { return base + kReady + slot * kMbarrierBytes; }
+  MK_DEVICE u32 ready_free(u32 slot) const { return base + kReadyFree + slot * kMbarrierBytes; }
+  MK_DEVICE u32 state() const { return base + kState; }
+
+  // One thread, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
+  MK_DEVICE void init_barriers() const {
+    for (u32 s = 0; s < Config::kStages; ++s) {
+      mbarrier_init(full(s), 1);
+      mbarrier_init(empty(s), Config::kCluster * Config::kConsumersOfTile * kWarpgroupWarps);
+    }
+    for (u32 c = 0; c < Config::kConsumers; ++c) {
+      for (u32 p = 0; p < Config::kPanels; ++p) {
+        mbarrier_init(staging_full(c, p), kWarpgroupWarps);
+        mbarrier_init(staging_free(c, p), 1);
+      }
+    }
+    for (u32 w = 0; w < kWaiterSlots; ++w) {
+      mbarrier_init(ready(w), 1);
+      mbarrier_init(ready_free(w), 1);
+    }
+    fence_mbarrier_init();
+  }
+};
+
+// One tile of C = A * B, as the plan's index expressions give it to every agent. Coordinates are in elements of the
+// tensor that the map describes.
+struct GemmTile {
+  u32 task;                // linear index in the role, for fault records
+  u32 family;              // which of the role's families
+  const TensorMap* a;      // [rows, K], K contiguous
+  const TensorMap* b;      // [N, K] or [K, N], see BLayout
+  const TensorMap* c;      // [rows, N]; unused on the direct path
+  i32 a_row, a_k;          // A's first row and K column
+  i32 b_col, b_k;          // B's first N and K coordinate
+  i32 c_row, c_col;        // C's first row and column
+  u32 k_blocks;            // steps of kBlockK, at least 1
+  i32 valid_rows;          // of this tile, may be <= 0 or more than the block
+  i32 valid_cols;
+  u64 c_data;              // direct path: address of C[0, 0]
+  u64 c_pitch_bytes;       // direct path
+};

@@ -1,0 +1,114 @@
+// The agents that multiply: two warpgroups, each half of the tile's rows, accumulators in registers.
+// Named barrier that starts the second consumer `kLead` steps late.
+constexpr u32 kLeadBarrier = 1;
+
+// Hands a stage back, to the loaders of all CTAs that write to it: one lane of each warp per CTA.
+template <class Config, class Edges>
+MK_DEVICE void sm90_release_stage(const GemmSmem<Config>& smem, u32 stage) {
+  if constexpr (Config::kCluster > 1) {
+    if (lane_index() < Config::kCluster) {
+      mbarrier_arrive_cluster<Edges::empty>(map_to_cta(smem.empty(stage), lane_index()));
+    }
+  } else {
+    if (lane_index() == 0) mbarrier_arrive<Edges::empty>(smem.empty(stage));
+  }
+}
+
+// One k step: the wgmmas of one stage, left in flight.
+template <class Config>
+MK_DEVICE void sm90_mma_step(const GemmSmem<Config>& smem, u32 consumer, u32 stage, bool first,
+                             float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  const u64 a = sm90_descriptor_k_major(smem.a(stage) + Config::first_row(consumer) * (kBlockK * kElemBytes));
+  u64 b;
+  constexpr u32 kBStep = Config::kB == BLayout::KMajor ? kKMajorStepBytes : kNMajorStepBytes;
+  if constexpr (Config::kB == BLayout::KMajor) {
+    b = sm90_descriptor_k_major(smem.b(stage));
+  } else {
+    b = sm90_descriptor_n_major(smem.b(stage), kBlockK);
+  }
+#pragma unroll
+  for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
+#pragma unroll
+    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+      // Offsets are in the descriptor's 16-byte units; the address field cannot overflow inside shared memory.
+      const u64 a_offset = (kk * kKMajorStepBytes + m * 64 * kBlockK * kElemBytes) >> 4;
+      sm90_wgmma<Config::kDtype, Config::kB>(acc[m], a + a_offset, b + ((kk * kBStep) >> 4), !(first && kk == 0));
+    }
+  }
+}
+
+// Named barriers by which consumers hand each other the ring; see `wait_turn`.
+constexpr u32 kTurnBarrier = 1;
+
+// In turn: a consumer waits until the other has seen its last stage arrive. Without that it could wait on a stage more
+// than one lap early, and a parity cannot tell laps apart.
+template <class Edges>
+MK_DEVICE void wait_turn(u32 consumer) {
+  if (consumer == 0) {
+    named_barrier_sync<Edges::turn, kTurnBarrier, 2 * kWarpgroupThreads>();
+  } else {
+    named_barrier_sync<Edges::turn, kTurnBarrier + 1, 2 * kWarpgroupThreads>();
+  }
+}
+template <class Edges>
+MK_DEVICE void pass_turn(u32 consumer) {
+  if (consumer == 0) {
+    named_barrier_arrive<Edges::turn, kTurnBarrier + 1, 2 * kWarpgroupThreads>();
+  } else {
+    named_barrier_arrive<Edges::turn, kTurnBarrier, 2 * kWarpgroupThreads>();
+  }
+}
+
+// The main loop of one tile. `pass` (in turn only): another tile follows, and its consumer waits for this one.
+// One step stays in flight: a stage goes back when the step after it has been issued.
+template <class Config, class Edges>
+MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer, bool pass,
+                             RingCursor<Config::kStages>& ring,
+                             float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
+#pragma unroll 1
+  for (u32 k = 0; k < tile.k_blocks; ++k) {
+    mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+    sm90_wgmma_fence();
+    sm90_mma_step<Config>(smem, consumer, ring.stage, k == 0, acc);
+    sm90_wgmma_commit();
+    sm90_wgmma_wait<1>();
+    if (k > 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+    ring.advance();
+  }
+  if constexpr (Config::kInTurn) {
+    if (pass) pass_turn<Edges>(consumer);
+  }
+  sm90_wgmma_wait<0>();
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
+  sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+}
+
+// Run by all threads of consumer warpgroup `consumer`. `Edges` names `full`, `empty`, `staging_full`, `staging_free`,
+// and in turn also `turn`.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, u32 consumer,
+                                  RingCursor<Config::kStages>& ring, RingCursor<Config::kPanels>& staging) {
+  float acc[Config::kMmasPerStep][Config::kAccumulators];
+  u32 turn = 0;
+#pragma unroll 1
+  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride(), turn ^= 1) {
+    const GemmTile tile = hooks.decode(t);
+    if (Config::kInTurn && turn != consumer) {
+      ring.skip(tile.k_blocks);
+      continue;
+    }
+    chaos_delay(ctx, Agent::Consumer, t);
+    if constexpr (Config::kInTurn) {
+      if (t != hooks.first()) wait_turn<Edges>(consumer);
+    }
+    sm90_mma_tile<Config, Edges>(smem, tile, consumer, t + hooks.stride() < hooks.end(), ring, acc);
+    if constexpr (Config::kStore == StorePath::Tma) {
+      stage_tile<Config, Edges>(smem, hooks, tile, consumer, staging, acc);
+    } else {
+      store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging, acc);
+    }
+  }
+}

@@ -1,0 +1,87 @@
+// The agent that fills the ring: one lane, all tiles of its CTA, as many stages ahead as the ring is deep.
+// Issues one stage: A, then B. With a cluster, each CTA issues its part of the shared operand to all.
+template <class Config>
+MK_DEVICE void sm90_issue_stage(const GemmSmem<Config>& smem, const GemmTile& tile, u32 stage, u32 k, u32 cta) {
+  constexpr u16 kAllCtas = (1u << Config::kCluster) - 1;
+  const u32 bar = smem.full(stage);
+  const i32 k_offset = static_cast<i32>(k * kBlockK);
+  if constexpr (Config::kMulticast == Multicast::A) {
+    tma_load_2d_multicast(smem.a(stage) + cta * (Config::kABytes / Config::kCluster), tile.a, bar, tile.a_k + k_offset,
+                          tile.a_row + static_cast<i32>(cta * Config::kABoxRows), kAllCtas);
+  } else {
+    tma_load_2d(smem.a(stage), tile.a, bar, tile.a_k + k_offset, tile.a_row);
+  }
+  if constexpr (Config::kB == BLayout::KMajor) {
+    if constexpr (Config::kMulticast == Multicast::B) {
+      tma_load_2d_multicast(smem.b(stage) + cta * (Config::kBBytes / Config::kCluster), tile.b, bar, tile.b_k + k_offset,
+                            tile.b_col + static_cast<i32>(cta * Config::kBBoxRows), kAllCtas);
+    } else {
+      tma_load_2d(smem.b(stage), tile.b, bar, tile.b_k + k_offset, tile.b_col);
+    }
+  } else {
+    constexpr u32 kPanelBytes = 64 * kBlockK * kElemBytes;
+    constexpr u32 kMine = Config::kMulticast == Multicast::B ? Config::kBPanels / Config::kCluster : Config::kBPanels;
+#pragma unroll
+    for (u32 i = 0; i < kMine; ++i) {
+      const u32 p = Config::kMulticast == Multicast::B ? cta * kMine + i : i;
+      const i32 col = tile.b_col + static_cast<i32>(p * 64);
+      if constexpr (Config::kMulticast == Multicast::B) {
+        tma_load_2d_multicast(smem.b(stage) + p * kPanelBytes, tile.b, bar, col, tile.b_k + k_offset, kAllCtas);
+      } else {
+        tma_load_2d(smem.b(stage) + p * kPanelBytes, tile.b, bar, col, tile.b_k + k_offset);
+      }
+    }
+  }
+}
+
+// Run by one lane. Hooks: see README.md. `Edges` names the plan's edges `full` and `empty`, with a waiter also `ready`
+// and `ready_free`.
+//
+// After an abort a lone CTA stops issuing and only arrives. A CTA of a cluster goes on loading: its neighbours count on
+// its part. That is harmless, because multicast operands lie in this GPU's memory and nothing computed is stored.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
+                                RingCursor<Config::kStages>& ring, RingCursor<kWaiterSlots>& waited) {
+  const u32 cta = Config::kCluster > 1 ? cluster_cta_rank() : 0;
+#pragma unroll 1
+  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+    const GemmTile tile = hooks.decode(t);
+    chaos_delay(ctx, Agent::Loader, t);
+    if constexpr (Config::kWaiter) {
+      // The waiter acquired; this lane is ordered after it, and crosses to the async proxy for itself.
+      mbarrier_wait<Edges::ready>(smem.ready(waited.stage), waited.phase);
+      mbarrier_arrive<Edges::ready_free>(smem.ready_free(waited.stage));
+      waited.advance();
+      fence_proxy_async_global();
+    } else {
+      hooks.before_load(ctx, tile);
+    }
+#pragma unroll 1
+    for (u32 k = 0; k < tile.k_blocks; ++k) {
+      hooks.before_step(ctx, tile, k);
+      mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
+      if (Config::kCluster == 1 && ctx.aborted()) {
+        mbarrier_arrive<Edges::full>(smem.full(ring.stage));
+      } else {
+        mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), Config::kStageBytes);
+        sm90_issue_stage<Config>(smem, tile, ring.stage, k, cta);
+      }
+      ring.advance();
+    }
+  }
+}
+
+// Takes the loader's waits ahead of it, because an acquire takes longer than the ring is deep. Run by one lane. It may
+// be ahead by `kWaiterSlots` tiles: it holds up nobody, so that a wait on what this CTA has yet to produce is safe.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void gemm_waiter(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
+                           RingCursor<kWaiterSlots>& waited) {
+#pragma unroll 1
+  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+    const GemmTile tile = hooks.decode(t);
+    mbarrier_wait<Edges::ready_free>(smem.ready_free(waited.stage), waited.phase ^ 1);
+    hooks.before_load(ctx, tile);
+    mbarrier_arrive<Edges::ready>(smem.ready(waited.stage));
+    waited.advance();
+  }
+}

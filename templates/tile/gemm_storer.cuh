@@ -1,0 +1,74 @@
+// The agent that sends finished panels: one lane, overlapping the next tile's main loop; it makes the posts.
+
+// Sends one consumer's panels of a tile as they fill. A panel goes back one store later, when its own store has read it.
+template <class Config, class Edges>
+MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer,
+                           RingCursor<Config::kPanels>& staging) {
+  constexpr u32 kAcross = Config::kBlockN / Config::kPanelCols;
+  u32 reading = 0;  // barrier of the panel whose store was issued last
+#pragma unroll 1
+  for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
+    mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
+    if (!ctx.aborted()) {
+      tma_store_2d(tile.c, smem.panel(consumer, staging.stage),
+                   tile.c_col + static_cast<i32>(p % kAcross * Config::kPanelCols),
+                   tile.c_row + static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
+    }
+    bulk_commit();
+    if constexpr (Config::kPanels > 1) {
+      bulk_wait_read<1>();
+      if (reading != 0) mbarrier_arrive<Edges::staging_free>(reading);
+      reading = smem.staging_free(consumer, staging.stage);
+    } else {
+      bulk_wait_read<0>();
+      mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, staging.stage));
+    }
+    staging.advance();
+  }
+  if constexpr (Config::kPanels > 1) {
+    bulk_wait_read<0>();
+    mbarrier_arrive<Edges::staging_free>(reading);
+  }
+}
+
+// Run by one lane. It serves consumers in order; when they share a tile, that makes the second run a little behind the
+// first, so that one's epilogue overlaps the other's last steps. Hooks: see README.md. `Hooks::kPostsStores` says that a
+// signal follows each tile: then the tile's writes are waited for, otherwise only the reads of the staging panels.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
+                                RingCursor<Config::kPanels>& staging) {
+  RingCursor<Config::kPanels> theirs = staging;  // in turn: the cursor of the consumer whose turn it is not
+  u32 turn = 0;
+#pragma unroll 1
+  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+    const GemmTile tile = hooks.decode(t);
+    chaos_delay(ctx, Agent::Storer, t);
+    hooks.before_store(ctx, tile);
+    const RingCursor<Config::kPanels> start = staging;
+    // On the direct path the consumers store by themselves: let them, then learn that they have.
+#pragma unroll 1
+    for (u32 c = 0; c < Config::kConsumersOfTile && Config::kStore == StorePath::Direct; ++c) {
+      mbarrier_arrive<Edges::staging_free>(smem.staging_free(Config::kInTurn ? turn : c, staging.stage));
+    }
+#pragma unroll 1
+    for (u32 c = 0; c < Config::kConsumersOfTile; ++c) {
+      const u32 consumer = Config::kInTurn ? turn : c;
+      staging = start;  // consumers of one tile use their panels in step
+      if constexpr (Config::kStore == StorePath::Tma) {
+        send_panels<Config, Edges>(ctx, smem, tile, consumer, staging);
+      } else {
+        mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
+        staging.advance();
+      }
+    }
+    if constexpr (Config::kStore == StorePath::Tma && Hooks::kPostsStores) bulk_wait_written<0>();
+    hooks.after_store(ctx, tile);
+    if constexpr (Config::kInTurn) {
+      const RingCursor<Config::kPanels> mine = staging;
+      staging = theirs;
+      theirs = mine;
+      turn ^= 1;
+    }
+  }
+  // Every store has read its panel by now, so that shared memory may go; the end of the grid completes the writes.
+}

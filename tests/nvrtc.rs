@@ -1,0 +1,40 @@
+//! Every generated kernel through the real compiler: no spills, no serialised wgmma, the instructions that were meant.
+
+#[path = "../mk-codegen/tests/common/mod.rs"]
+mod common;
+
+use common::{CASES, plan};
+use mk::runtime::jit::{self, JitOptions};
+
+#[test]
+fn kernels_compile_to_cubin() {
+    let options = JitOptions { use_cache: false, ..JitOptions::default() };
+    for (name, source, ranks, shapes) in CASES {
+        let plan = plan(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = mk::emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        if let Some(dir) = std::env::var_os("MK_DUMP_KERNELS") {
+            std::fs::write(std::path::Path::new(&dir).join(format!("{name}.cu")), &kernel.cuda)
+                .expect("writable");
+        }
+        let compiled = jit::compile(&kernel, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let entry = compiled.report.entry(&kernel.entry).expect("the entry point is reported");
+        println!(
+            "{name}: {} registers, {} bytes of stack, {:?}",
+            entry.registers, entry.stack_bytes, compiled.compile_time
+        );
+        assert!(!entry.spills(), "{name} spills");
+        assert!(
+            compiled.compile_time.as_secs_f64() < 2.0 || cfg!(debug_assertions),
+            "{name}: {:?}",
+            compiled.compile_time
+        );
+        let sass = jit::disassemble(&compiled.cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let counts = jit::count_sass(&sass);
+        if source.contains("gemm") {
+            assert!(
+                counts.get("HGMMA") > 0 && counts.get("UTMALDG") > 0,
+                "{name} does not use the tensor cores by TMA"
+            );
+        }
+    }
+}
