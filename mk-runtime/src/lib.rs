@@ -8,6 +8,7 @@
 //! [`Error`]. A machine without a driver or without NVRTC gets an error that says how to install it. NVLink multicast
 //! and managed memory are not used.
 
+pub mod bench;
 pub mod doctor;
 mod driver;
 mod env;
@@ -20,6 +21,10 @@ pub mod reference;
 pub mod world;
 
 pub use error::{Error, Fault, FaultCause};
+pub use gpu::{DeviceTensor, Event, Graph, Stream, StreamRef, TensorRef};
+pub use launch::{Instance, InstanceOptions, RankTensors};
+pub use reference::{ErrorNorm, MapOp, Operand, Reference};
+pub use world::World;
 
 // Bound kernels and everything they need may move to another thread.
 const _: () = {

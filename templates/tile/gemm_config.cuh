@@ -144,6 +144,7 @@ struct GemmTile {
   const TensorMap* a;      // [rows, K], K contiguous
   const TensorMap* b;      // [N, K] or [K, N], see BLayout
   const TensorMap* c;      // [rows, N]; unused on the direct path
+  const TensorMap* c_line; // the same with boxes of one row
   i32 a_row, a_k;          // A's first row and K column
   i32 b_col, b_k;          // B's first N and K coordinate
   i32 c_row, c_col;        // C's first row and column

@@ -1,5 +1,21 @@
 // The agent that sends finished panels: one lane, overlapping the next tile's main loop; it makes the posts.
 
+// Sends one panel: whole, or row by row where the tile's own rows end inside it, since the box would write on into rows
+// that belong to another task. A row of 128 bytes lies in the swizzle wherever it starts; a shorter one could not be
+// addressed.
+template <class Config>
+MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
+  const i32 rows = tile.valid_rows - row;
+  if (Config::kPanelCols < 64 || rows >= 64) {
+    tma_store_2d(tile.c, panel, tile.c_col + col, tile.c_row + row);
+    return;
+  }
+#pragma unroll 1
+  for (i32 r = 0; r < rows; ++r) {
+    tma_store_2d(tile.c_line, panel + r * (Config::kPanelCols * kElemBytes), tile.c_col + col, tile.c_row + row + r);
+  }
+}
+
 // Sends one consumer's panels of a tile as they fill. A panel goes back one store later, when its own store has read it.
 template <class Config, class Edges>
 MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer,
@@ -10,9 +26,8 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
   for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
     mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
     if (!ctx.aborted()) {
-      tma_store_2d(tile.c, smem.panel(consumer, staging.stage),
-                   tile.c_col + static_cast<i32>(p % kAcross * Config::kPanelCols),
-                   tile.c_row + static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
+      send_panel<Config>(tile, smem.panel(consumer, staging.stage), static_cast<i32>(p % kAcross * Config::kPanelCols),
+                         static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
     }
     bulk_commit();
     if constexpr (Config::kPanels > 1) {

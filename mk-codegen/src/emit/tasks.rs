@@ -89,32 +89,37 @@ impl Emitter<'_> {
             ));
         }
         let (a, b, c) = (a.buffer, b.buffer, c.buffer);
+        let tma = *store == Store::Tma;
         let maps = context! {
             a_map => self.maps.index(self.plan, a, block[0], 64),
             b_map => self.maps.index(self.plan, b, 64, 64),
-            c_map => if *store == Store::Tma { self.maps.index(self.plan, c, 64, panel_cols) } else { 0 },
+            c_map => if tma { self.maps.index(self.plan, c, 64, panel_cols) } else { 0 },
+            line_map => if tma { self.maps.index(self.plan, c, 1, panel_cols) } else { 0 },
         };
         Ok(context! { ..value, ..maps })
     }
 
-    /// TMA stores whole tiles: where one is cut short, the tensor must end there, or the tile would spill into what
-    /// another task owns.
+    /// TMA stores whole boxes. Rows that end inside the tensor are sent one by one, which takes rows of 128 bytes; columns
+    /// must end where the tensor does, or the box would spill into what another task owns.
     fn check_clipped(&self, id: FamId, c: &Access, block: &[u32; 3]) -> Result<(), EmitError> {
+        let row_by_row = block[1] % 64 == 0;
         for rank in 0..self.plan.mesh.size() as usize {
             let shape = self.points.shape(c.buffer, rank)?;
             for task in self.points.tasks(id, rank, 1)? {
                 let Some(region) = self.points.region(&task, c)? else { continue };
                 let n = region.dims.len();
-                for (d, side) in [(n - 2, block[0]), (n - 1, block[1])] {
+                let ends = |d: usize, side: u32| {
                     let (base, len) = region.dims[d];
-                    let outer = d + 1 < n && n > 2;
-                    if len < i64::from(side) && (base + len != shape[d] || outer) {
-                        let what = format!(
-                            "task {:?} ends inside the tensor: use store=direct",
-                            task.domain()
-                        );
-                        return Err(EmitError::unsupported(id.to_string(), what));
-                    }
+                    len >= i64::from(side) || base + len == shape[d]
+                };
+                let rows_end = ends(n - 2, block[0])
+                    && (n == 2 || region.dims[n - 2].1 == i64::from(block[0]));
+                if !ends(n - 1, block[1]) || !(row_by_row || rows_end) {
+                    let what = format!(
+                        "task {:?} ends inside the tensor: use store=direct",
+                        task.domain()
+                    );
+                    return Err(EmitError::unsupported(id.to_string(), what));
                 }
             }
         }

@@ -38,10 +38,13 @@ impl Graph {
             begun += 1;
         }
         let result = result.and_then(|()| enqueue());
-        // End every capture that began, also after a failure: a stream left capturing is unusable.
+        // End every capture that began, also after a failure: a stream left capturing is unusable. All end before the
+        // first is instantiated, which the driver refuses while this thread captures.
         let ended: Vec<_> = streams[..begun].iter().map(end).collect();
+        let ready: Vec<_> =
+            ended.into_iter().zip(streams).map(|(g, s)| instantiate(g?, s)).collect();
         result?;
-        ended.into_iter().collect()
+        ready.into_iter().collect()
     }
 
     /// Replays the graph into a stream of its GPU.
@@ -64,21 +67,41 @@ fn begin(stream: &Stream) -> Result<(), Error> {
     unsafe { cu!(Some(context.ordinal()), cuStreamBeginCapture_v2(stream.as_ref().raw(), mode)) }
 }
 
-fn end(stream: &Stream) -> Result<Graph, Error> {
+/// A graph that was recorded and cannot run yet.
+struct Recorded {
+    context: Arc<Context>,
+    raw: sys::CUgraph,
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        let destroyed = self.context.enter().and_then(|_in| {
+            // SAFETY: our graph; an executable one does not need it.
+            unsafe { cu!(Some(self.context.ordinal()), cuGraphDestroy(self.raw)) }
+        });
+        if let Err(error) = destroyed {
+            tracing::warn!(%error, "a recorded graph was not destroyed");
+        }
+    }
+}
+
+fn end(stream: &Stream) -> Result<Recorded, Error> {
     let context = stream.context();
+    let _in = context.enter()?;
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: a capture that `begin` started; a valid out-pointer.
+    unsafe { cu!(Some(context.ordinal()), cuStreamEndCapture(stream.as_ref().raw(), &mut raw)) }?;
+    Ok(Recorded { context: context.clone(), raw })
+}
+
+fn instantiate(recorded: Recorded, stream: &Stream) -> Result<Graph, Error> {
+    let context = recorded.context.clone();
     let device = Some(context.ordinal());
     let _in = context.enter()?;
-    let mut graph = std::ptr::null_mut();
-    // SAFETY: a capture that `begin` started; a valid out-pointer.
-    unsafe { cu!(device, cuStreamEndCapture(stream.as_ref().raw(), &mut graph)) }?;
     let mut raw = std::ptr::null_mut();
     // SAFETY: valid out-pointer and graph.
-    let made = unsafe { cu!(device, cuGraphInstantiateWithFlags(&mut raw, graph, 0)) };
-    // SAFETY: our graph; the executable one does not need it.
-    let destroyed = unsafe { cu!(device, cuGraphDestroy(graph)) };
-    made?;
+    unsafe { cu!(device, cuGraphInstantiateWithFlags(&mut raw, recorded.raw, 0)) }?;
     let exec = Graph { context: context.clone(), raw };
-    destroyed?;
     // SAFETY: a live graph and stream. The upload now keeps the first replay from doing it between two ranks.
     unsafe { cu!(device, cuGraphUpload(raw, stream.as_ref().raw())) }?;
     Ok(exec)

@@ -31,7 +31,7 @@ impl Bases {
     }
 }
 
-/// Encodes one map. A pure computation of the driver: it does not touch the GPU.
+/// Encodes one map. A computation of the driver alone, but one that wants the GPU's context to be current.
 pub(super) fn encode(
     source: &KernelSource,
     index: usize,

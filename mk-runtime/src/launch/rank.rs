@@ -94,6 +94,8 @@ impl Rank {
             trace,
             _control: control,
         };
+        let context = this.kernel.context().clone();
+        let _in = context.enter()?;
         for (i, map) in binding.maps.iter().enumerate() {
             if !matches!(map.base, MapBase::Tensor(_)) {
                 let address = this.bases.resolve(map.base, &[]);
@@ -114,6 +116,8 @@ impl Rank {
             if self.tensors[t] == tensor.ptr {
                 continue;
             }
+            let context = self.kernel.context().clone();
+            let _in = context.enter()?;
             // Until all its maps are encoded the old pointer does not count either.
             self.tensors[t] = NO_POINTER;
             for (i, map) in source.ranks[rank].maps.iter().enumerate() {

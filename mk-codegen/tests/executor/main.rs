@@ -1,0 +1,10 @@
+//! The CPU executor on the fixtures: right numbers under every schedule, wrong ones where an edge is missing.
+
+mod adversary;
+mod bench;
+mod compare;
+mod dense;
+mod errors;
+mod fixtures;
+mod harness;
+mod leaves;

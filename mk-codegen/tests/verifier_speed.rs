@@ -1,0 +1,82 @@
+//! The verifier on plans of a production size.
+
+use mk_codegen::{ir::Plan, valid};
+use std::{fmt::Write, time::Instant};
+
+/// gather(a) -> gemm(b) on 8 ranks, M = 16384, N = 8192: 128 x 32 tiles of 128 x 256 on every rank.
+fn gather_gemm() -> String {
+    let mut p = String::from(
+        "plan \"gather_gemm\"\nmesh world=8\ntarget sm_90a\ndim dim0 M = 16384\ndim dim1 K = 4096\ndim dim2 N = 8192\n\
+         buffer buf0 \"a\" in bf16[2048, K]\nbuffer buf1 \"b\" in bf16[K, N]\nbuffer buf2 \"c\" out bf16[M, N]\n\
+         buffer buf3 \"a_all\" workspace bf16[8, 2048, K]\nsignal sig0 \"entered\" [8]\nsignal sig1 \"arrived\" [8, 16]\n\
+         role role0 prologue ctas 0\nrole role1 compute ctas 116\nrole role2 intra_comm ctas 16\n",
+    );
+    let peer = "(rank + s + 1) % 8";
+    write!(
+        p,
+        "family fam0 \"enter\" role0 {{\n  leaf enter\n  post e0 sig0[rank] @ p += 1 by lead after program_order scope sys at start each p in 8\n}}\n\
+         family fam1 \"gather\" role2 {{\n  leaf copy_tile via=bulk stages=4\n  for i in 16\n  for s in 7\n  edge e1 full\n  edge e2 empty\n  \
+         access src: read buf0 @ rank [i * 128 : 128, 0 : K] at start\n  \
+         access dst: write buf3 @ {peer} [rank : 1, i * 128 : 128, 0 : K] at end\n  \
+         wait e3 sig0[{peer}] >= 1 by storer for async scope sys at start\n  \
+         post e4 sig1[rank, i] @ {peer} += 1 by storer after global_write_done scope sys at end\n}}\n"
+    )
+    .expect("a string");
+    for (id, name, domain, a, row, wait, e) in [
+        (2, "own", "", "buf0 @ rank [i * 128 : 128, 0 : K]", "rank", "", 5),
+        (
+            3,
+            "peers",
+            "  for s in 7\n",
+            "buf3 @ rank [(rank + s + 1) % 8 : 1, i * 128 : 128, 0 : K]",
+            "(rank + s + 1) % 8",
+            "  wait e13 sig1[(rank + s + 1) % 8, i] >= 1 by loader for async scope sys at start\n",
+            9,
+        ),
+    ] {
+        write!(
+            p,
+            "family fam{id} \"gemm.{name}\" role1 {{\n  leaf mma_tile block=128x256x64 stages=3 b=kn store=tma\n{domain}  for i in 16\n  for j in 32\n  \
+             edge e{} full\n  edge e{} empty\n  edge e{} staged\n  edge e{} drained\n  \
+             access a: read {a} at start\n  access b: read buf1 @ rank [0 : K, j * 256 : 256] at start\n  \
+             access c: write buf2 @ rank [{row} * 2048 + i * 128 : 128, j * 256 : 256] at end\n{wait}}}\n",
+            e, e + 1, e + 2, e + 3
+        )
+        .expect("a string");
+    }
+    p
+}
+
+/// gemm(b) -> reduce_scatter on 8 ranks with as many tiles, each of which goes through a slot and a signal of its own.
+fn gemm_reduce_scatter() -> String {
+    "plan \"gemm_reduce_scatter\"\nmesh world=8\ntarget sm_90a\ndim dim0 M = 16384\ndim dim1 K = 1024\ndim dim2 N = 8192\n\
+     buffer buf0 \"a\" in bf16[M, K]\nbuffer buf1 \"b\" in bf16[K, N]\nbuffer buf2 \"out\" out bf16[2048, N]\n\
+     buffer buf3 \"slots\" workspace bf16[8, 2048, N]\nsignal sig0 \"entered\" [8]\nsignal sig1 \"arrived\" [8, 16, 32]\n\
+     role role0 prologue ctas 0\nrole role1 compute ctas 116\nrole role2 intra_comm ctas 16\n\
+     family fam0 \"enter\" role0 {\n  leaf enter\n  post e0 sig0[rank] @ p += 1 by lead after program_order scope sys at start each p in 8\n}\n\
+     family fam1 \"gemm\" role1 {\n  leaf mma_tile block=128x256x64 stages=3 b=kn store=tma\n  for d in 8\n  for i in 16\n  for j in 32\n  \
+     order d = (rank + 1 + t / 512) % 8\n  order i = t / 32 % 16\n  order j = t % 32\n  \
+     edge e1 full\n  edge e2 empty\n  edge e3 staged\n  edge e4 drained\n  \
+     access a: read buf0 @ rank [d * 2048 + i * 128 : 128, 0 : K] at start\n  access b: read buf1 @ rank [0 : K, j * 256 : 256] at start\n  \
+     access c: write buf3 @ d [rank : 1, i * 128 : 128, j * 256 : 256] at end\n  \
+     wait e5 sig0[d] >= 1 by storer for async scope sys at start\n  \
+     post e6 sig1[rank, i, j] @ d += 1 by storer after global_write_done scope sys at end\n}\n\
+     family fam2 \"reduce\" role2 {\n  leaf reduce_tile\n  for i in 16\n  for j in 32\n  \
+     access src: read buf3 @ rank [s : 1, i * 128 : 128, j * 256 : 256] at start each s in 8\n  \
+     access dst: write buf2 @ rank [i * 128 : 128, j * 256 : 256] at end\n  \
+     wait e7 sig1[s, i, j] >= 1 by copier for generic scope sys at start each s in 8\n}\n"
+        .into()
+}
+
+#[test]
+fn eight_ranks_of_4096_tiles() {
+    for text in [gather_gemm(), gemm_reduce_scatter()] {
+        let begin = Instant::now();
+        let plan: Plan = text.parse().unwrap_or_else(|e| panic!("{e}"));
+        let proof = valid::verify(&plan).unwrap_or_else(|e| panic!("{e}"));
+        let ms = begin.elapsed().as_millis();
+        println!("{ms} ms: {proof}");
+        // 2 s is the aim for a release build on one core; tests are built with less optimisation and share cores.
+        assert!(ms < 20_000, "{ms} ms");
+    }
+}

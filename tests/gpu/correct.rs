@@ -1,0 +1,175 @@
+//! The right answer: shapes, dtypes, epilogues, worlds, delays, repeated launches.
+
+use crate::{
+    scenario::{Case, Scenario, good},
+    worlds,
+};
+use mk::{
+    passes::Config,
+    runtime::{Graph, InstanceOptions, World},
+};
+use std::{collections::BTreeMap, time::Duration};
+
+/// With every byte of workspace poisoned, so that nothing is right by luck.
+fn poisoned() -> InstanceOptions {
+    InstanceOptions {
+        poison: Some(0xFF),
+        wait_limit: Duration::from_secs(10),
+        ..InstanceOptions::default()
+    }
+}
+
+fn case(pipeline: &'static str, m: u64, k: u64, n: u64) -> Case {
+    let mut shapes = vec![("a", vec![m, k])];
+    let has = |s: &str| pipeline.contains(s);
+    if has("gemm") {
+        shapes.push(("b", vec![k, n]));
+    }
+    for (text, name, shape) in
+        [("bias(c)", "c", vec![n]), ("mul(y)", "y", vec![m, n]), ("add(z)", "z", vec![m, n])]
+    {
+        if has(text) {
+            shapes.push((name, shape));
+        }
+    }
+    Case { pipeline, shapes, config: Config::default() }
+}
+
+fn check(case: &Case, world: &World, launches: u64, options: &InstanceOptions) {
+    let what = format!("{} {:?} on {} ranks", case.pipeline, case.shapes, world.size());
+    let begin = std::time::Instant::now();
+    let mut s = Scenario::new(case, world, options).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let mut worst = (0.0f64, 0.0f64);
+    for epoch in 1..=launches {
+        let norm = s.step(epoch).unwrap_or_else(|e| panic!("{what}, launch {epoch}: {e}"));
+        assert!(good(&norm), "{what}, launch {epoch}: {norm:?}");
+        worst = (worst.0.max(norm.global), worst.1.max(norm.worst_tile));
+    }
+    println!(
+        "ok {what}: {launches} launches, error {:.2e}, tile {:.2e}, {:.1?}",
+        worst.0,
+        worst.1,
+        begin.elapsed()
+    );
+}
+
+const PIPELINES: &[&str] =
+    &["gather(a) -> gemm(b)", "gather(a) -> gemm(b) -> bias(c) -> gelu", "gemm(a, b)", "gather(a)"];
+
+#[test]
+fn aligned_and_ragged_shapes() {
+    let shapes: &[(u64, u64, u64)] = &[
+        (1024, 512, 1024),
+        (4000, 1032, 3000),
+        (4000, 1032, 3001),
+        (4000, 1033, 3001),
+        (129, 64, 257),
+        (3, 8, 8),
+        (1, 1, 1),
+    ];
+    for world in worlds("aligned_and_ragged_shapes") {
+        for pipeline in PIPELINES {
+            for (m, k, n) in shapes {
+                check(&case(pipeline, *m, *k, *n), &world, 3, &poisoned());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_epilogue() {
+    for world in worlds("every_epilogue") {
+        for n in [512, 333] {
+            let pipeline = "gemm(a, b) -> mul(y) -> silu -> scale(0.5) -> add(z) -> relu";
+            check(&case(pipeline, 300, 256, n), &world, 2, &poisoned());
+            check(
+                &case("gather(a) -> gemm(b) -> bias(c) -> silu", 700, 128, n),
+                &world,
+                2,
+                &poisoned(),
+            );
+        }
+    }
+}
+
+#[test]
+fn large_shapes() {
+    let Some(world) = worlds("large_shapes").pop() else { return };
+    for (m, k, n) in [(8192, 8192, 8192), (16384, 16384, 4096 * u64::from(world.size()))] {
+        check(&case(PIPELINES[0], m, k, n), &world, 2, &poisoned());
+    }
+    check(&case(PIPELINES[1], 8192, 8192, 8192), &world, 1, &poisoned());
+    check(&case(PIPELINES[3], 16384, 16384, 0), &world, 2, &poisoned());
+}
+
+#[test]
+fn a_hundred_launches_with_changing_inputs() {
+    for world in worlds("a_hundred_launches") {
+        check(&case(PIPELINES[0], 2048, 1024, 2048), &world, 100, &poisoned());
+        check(&case(PIPELINES[0], 1000, 1032, 1000), &world, 100, &poisoned());
+    }
+}
+
+#[test]
+fn delays_before_every_task() {
+    for world in worlds("delays_before_every_task") {
+        for seed in 1..=4 {
+            let chaos = InstanceOptions {
+                chaos_seed: seed,
+                chaos_max: Duration::from_micros(50 * u64::from(seed)),
+                ..poisoned()
+            };
+            check(&case(PIPELINES[0], 2000, 520, 1000), &world, 5, &chaos);
+            check(&case(PIPELINES[3], 2000, 520, 0), &world, 5, &chaos);
+        }
+    }
+}
+
+#[test]
+fn every_split_gives_the_same_bits() {
+    let Some(world) = worlds("every_split").pop() else { return };
+    let mut first: Option<Vec<Vec<f32>>> = None;
+    for comm in [1, 4, 16, 40] {
+        let mut c = case(PIPELINES[1], 2048, 1024, 2048);
+        if world.size() > 1 {
+            c.config.sms = BTreeMap::from([("intra_comm".to_string(), comm)]);
+        }
+        let mut s = Scenario::new(&c, &world, &poisoned()).expect("binds");
+        let norm = s.step(7).expect("runs");
+        assert!(good(&norm), "{comm} CTAs: {norm:?}");
+        let out: Vec<Vec<f32>> = s
+            .tensors
+            .iter()
+            .map(|t| t.last().expect("a result").download_f32().expect("downloads"))
+            .collect();
+        assert!(
+            first.get_or_insert_with(|| out.clone()) == &out,
+            "{comm} communication CTAs change the result"
+        );
+    }
+    println!("ok bitwise equal over splits");
+}
+
+#[test]
+fn a_captured_launch_replays() {
+    let Some(world) = worlds("a_captured_launch_replays").pop() else { return };
+    let mut s =
+        Scenario::new(&case(PIPELINES[0], 2048, 1024, 2048), &world, &poisoned()).expect("binds");
+    s.step(1).expect("runs");
+    let (refs, args) = (s.stream_refs(), s.args());
+    let instance = &mut s.instance;
+    let mut graphs =
+        Graph::capture(&s.streams, || instance.launch(&refs, &args)).expect("captures");
+    for epoch in 2..=100 {
+        s.refill(epoch).expect("fills");
+        for (graph, stream) in graphs.iter_mut().zip(&refs) {
+            graph.launch(*stream).expect("replays");
+        }
+        s.instance.synchronize().expect("finishes");
+        if epoch % 9 == 1 {
+            let norm = s.worst(epoch).expect("compares");
+            assert!(good(&norm), "replay {epoch}: {norm:?}");
+        }
+    }
+    println!("ok 99 replays");
+}
