@@ -26,69 +26,107 @@ const SETS: usize = 3;
 const ROUNDS: usize = 20;
 const WARM: usize = 4;
 
-/// M, K and the columns of each rank.
-const SHAPES: &[[u64; 3]] = &[
-    [4096, 4096, 1024],
-    [8192, 8192, 2048],
-    [16384, 16384, 4096],
-    [8192, 8192, 2560],
-    [8192, 8192, 14336],
-    [2048, 8192, 2560],
-    [8192, 8192, 8192],
+/// What is compared: a pipeline of ours, and a product with a collective before or after it.
+#[derive(Clone, Copy, PartialEq)]
+enum Op {
+    Gather,
+    Scatter,
+    All,
+}
+
+/// M, K and N of each rank's product.
+const SHAPES: &[(Op, &[[u64; 3]])] = &[
+    (
+        Op::Gather,
+        &[
+            [4096, 4096, 1024],
+            [8192, 8192, 2048],
+            [16384, 16384, 4096],
+            [8192, 8192, 2560],
+            [8192, 8192, 14336],
+            [2048, 8192, 2560],
+        ],
+    ),
+    (
+        Op::Scatter,
+        &[
+            [4096, 1024, 4096],
+            [8192, 2048, 8192],
+            [16384, 4096, 16384],
+            [8192, 7168, 8192],
+            [2048, 7168, 8192],
+        ],
+    ),
+    (
+        Op::All,
+        &[
+            [4096, 1024, 4096],
+            [8192, 2048, 8192],
+            [16384, 4096, 16384],
+            [512, 7168, 8192],
+            [64, 7168, 8192],
+        ],
+    ),
 ];
 
 fn main() -> Res<()> {
     let ranks = std::env::args().nth(1).and_then(|a| a.parse().ok());
-    let world = match (1..=4)
-        .rev()
-        .filter(|n| ranks.is_none_or(|r: usize| r == *n))
-        .find_map(|n| World::local(n).ok())
-    {
-        Some(world) => world,
-        None => {
-            println!("SKIPPED gpu_peers: no CUDA device");
-            return Ok(());
-        }
+    let wanted = |n: &usize| ranks.is_none_or(|r: usize| r == *n);
+    let Some(world) = (1..=4).rev().filter(wanted).find_map(|n| World::local(n).ok()) else {
+        println!("SKIPPED gpu_peers: no CUDA device");
+        return Ok(());
     };
-    let n = world.size() as usize;
-    let peers = Peers::new(n)?;
+    let n = world.size();
+    let peers = Peers::new(n as usize)?;
     let gate = Gate::new(&world, &JitOptions::default())?;
-    println!(
-        "{n} ranks, ms: M x K x N per rank | ours by communication CTAs | cuBLAS | NCCL | NCCL+cuBLAS | peer/ours | host us a launch"
-    );
-    for shape in SHAPES {
-        row(&world, &peers, &gate, *shape)?;
+    for (op, shapes) in SHAPES {
+        let (name, collective) = match op {
+            Op::Gather => ("gather -> gemm", "all-gather"),
+            Op::Scatter => ("gemm -> reduce_scatter", "reduce-scatter"),
+            Op::All => ("gemm -> all_reduce", "all-reduce"),
+        };
+        println!("{name}, {n} ranks, ms");
+        println!(
+            "| M x K x N per rank | ours, by communication CTAs | cuBLAS | NCCL {collective} | both | both / ours | host us |"
+        );
+        println!("| --- | --- | --- | --- | --- | --- | --- |");
+        for shape in *shapes {
+            if let Err(e) = row(&world, &peers, &gate, *op, *shape) {
+                println!("| {shape:?} | failed: {e} |");
+            }
+        }
     }
     Ok(())
 }
 
-fn row(world: &World, peers: &Peers, gate: &Gate, [m, k, cols]: [u64; 3]) -> Res<()> {
+/// Case of ours for a product of `[m, k, cols]` on each rank.
+fn case(op: Op, [m, k, cols]: [u64; 3], n: u64, comm: u32) -> Case {
+    let (pipeline, shapes) = match op {
+        Op::Gather => ("gather(a) -> gemm(b)", vec![("a", vec![m, k]), ("b", vec![k, cols * n])]),
+        Op::Scatter => {
+            ("gemm(a, b) -> reduce_scatter", vec![("a", vec![m, k * n]), ("b", vec![k * n, cols])])
+        }
+        Op::All => {
+            ("gemm(a, b) -> all_reduce", vec![("a", vec![m, k * n]), ("b", vec![k * n, cols])])
+        }
+    };
+    let alone = n == 1 && op == Op::Gather;
+    let sms =
+        if alone { BTreeMap::new() } else { BTreeMap::from([("intra_comm".to_string(), comm)]) };
+    Case { pipeline, shapes, config: Config { sms, ..Config::default() } }
+}
+
+fn row(world: &World, peers: &Peers, gate: &Gate, op: Op, shape: [u64; 3]) -> Res<()> {
+    let [m, k, cols] = shape;
     let n = u64::from(world.size());
-    let splits: &[u32] = if n > 1 { &[8, 12, 16, 24, 32] } else { &[0] };
+    let splits: &[u32] = if n > 1 { &[8, 16, 24, 32] } else { &[1] };
+    let options = InstanceOptions { poison: Some(0xFF), ..InstanceOptions::default() };
     let mut ours = Vec::new();
     for comm in splits {
-        let sms = if n > 1 {
-            BTreeMap::from([("intra_comm".to_string(), *comm)])
-        } else {
-            BTreeMap::new()
-        };
-        let case = Case {
-            pipeline: "gather(a) -> gemm(b)",
-            shapes: vec![("a", vec![m, k]), ("b", vec![k, cols * n])],
-            config: Config { sms, ..Config::default() },
-        };
-        ours.push(Scenario::new(
-            &case,
-            world,
-            &InstanceOptions { poison: Some(0xFF), ..InstanceOptions::default() },
-        )?);
+        ours.push(Scenario::new(&case(op, shape, n, *comm), world, &options)?);
     }
-    // Three sets of tensors, shared by everybody; the scenarios' own are only for the check.
+    // Sets of tensors that everybody shares; the scenarios' own are for the check only.
     let mut sets: Vec<Vec<Vec<DeviceTensor>>> = Vec::new();
-    let mut full = Vec::new();
-    for rank in world.local_ranks() {
-        full.push(DeviceTensor::new(world, rank, DType::Bf16, &[m, k])?);
-    }
     for set in 0..SETS {
         ours[0].refill(1000 + set as u64)?;
         let mut tensors = Vec::new();
@@ -103,10 +141,15 @@ fn row(world: &World, peers: &Peers, gate: &Gate, [m, k, cols]: [u64; 3]) -> Res
         }
         sets.push(tensors);
     }
+    // What lies between the peers' product and their collective.
+    let between = if op == Op::Gather { [m, k] } else { [m, cols] };
+    let middle = world
+        .local_ranks()
+        .map(|rank| DeviceTensor::new(world, rank, DType::Bf16, &between))
+        .collect::<Result<Vec<_>, _>>()?;
     let streams: Vec<_> = gate.streams().iter().map(|s| s.as_ref()).collect();
     let raw: Vec<*mut c_void> = streams.iter().map(|s| s.as_raw()).collect();
     let dims = [m as i32, k as i32, cols as i32];
-    let fail = |e: Box<dyn std::error::Error>| panic!("{e}");
     let mut times = vec![Vec::new(); ours.len() + 3];
     let mut host = f64::MAX;
     for round in 0..WARM + ROUNDS {
@@ -127,52 +170,54 @@ fn row(world: &World, peers: &Peers, gate: &Gate, [m, k, cols]: [u64; 3]) -> Res
             s.instance.check()?;
             keep(i, t);
         }
-        let at = ours.len();
-        let product = |rank: usize, a: u64| {
-            peers
-                .gemm(
-                    rank,
-                    raw[rank],
-                    a,
-                    set[rank][1].as_arg().ptr(),
-                    set[rank][2].as_arg().ptr(),
-                    dims,
-                )
-                .unwrap_or_else(fail);
+        let at = |t: &DeviceTensor| t.as_arg().ptr();
+        let mut failed = None;
+        let products = || {
+            (0..n as usize).try_for_each(|r| {
+                let (a, c) = if op == Op::Gather {
+                    (at(&middle[r]), at(&set[r][2]))
+                } else {
+                    (at(&set[r][0]), at(&middle[r]))
+                };
+                peers.gemm(r, raw[r], a, at(&set[r][1]), c, dims)
+            })
         };
-        let gather = || {
-            let from: Vec<_> = set.iter().map(|t| t[0].as_arg().ptr()).collect();
-            let to: Vec<_> = full.iter().map(|t| t.as_arg().ptr()).collect();
-            peers.gather(&raw, &from, &to, (m / n * k) as usize).unwrap_or_else(fail);
+        let collective = || {
+            let (mid, first, last): (Vec<_>, Vec<_>, Vec<_>) = (
+                middle.iter().map(at).collect(),
+                set.iter().map(|t| at(&t[0])).collect(),
+                set.iter().map(|t| at(&t[2])).collect(),
+            );
+            match op {
+                Op::Gather => peers.gather(&raw, &first, &mid, (m / n * k) as usize),
+                Op::Scatter => peers.reduce(&raw, &mid, &last, (m / n * cols) as usize, false),
+                Op::All => peers.reduce(&raw, &mid, &last, (m * cols) as usize, true),
+            }
         };
-        keep(
-            at,
-            gate.time_ms(|| {
-                (0..n as usize).for_each(|r| product(r, full[r].as_arg().ptr()));
+        let both = || {
+            if op == Op::Gather {
+                collective().and_then(|()| products())
+            } else {
+                products().and_then(|()| collective())
+            }
+        };
+        let jobs: [&dyn Fn() -> Res<()>; 3] = [&products, &collective, &both];
+        for (i, job) in jobs.into_iter().enumerate() {
+            let t = gate.time_ms(|| {
+                failed = failed.take().or(job().err());
                 Ok(())
-            })?,
-        );
-        keep(
-            at + 1,
-            gate.time_ms(|| {
-                gather();
-                Ok(())
-            })?,
-        );
-        keep(
-            at + 2,
-            gate.time_ms(|| {
-                gather();
-                (0..n as usize).for_each(|r| product(r, full[r].as_arg().ptr()));
-                Ok(())
-            })?,
-        );
+            })?;
+            keep(ours.len() + i, t);
+        }
+        if let Some(e) = failed {
+            return Err(e);
+        }
     }
     for s in &mut ours {
         for epoch in 1..=2 {
             let norm = s.step(epoch)?;
             if !good(&norm) {
-                return Err(format!("{m} x {k} x {cols}: wrong result: {norm:?}").into());
+                return Err(format!("wrong result: {norm:?}").into());
             }
         }
     }
@@ -180,14 +225,13 @@ fn row(world: &World, peers: &Peers, gate: &Gate, [m, k, cols]: [u64; 3]) -> Res
     let (us, them) = medians.split_at(ours.len());
     let best = us.iter().copied().fold(f32::MAX, f32::min);
     let list: Vec<_> = splits.iter().zip(us).map(|(c, t)| format!("{c}: {t:.4}")).collect();
+    let (list, host) = (list.join(" "), host / n as f64);
     println!(
-        "{m} x {k} x {cols} | {} | {:.4} | {:.4} | {:.4} | {:.3} | {:.1}",
-        list.join(" "),
+        "| {m} x {k} x {cols} | {list} | {:.4} | {:.4} | {:.4} | {:.3} | {host:.1} |",
         them[0],
         them[1],
         them[2],
-        if n > 1 { them[2] / best } else { them[0] / best },
-        host / n as f64
+        them[2] / best
     );
     Ok(())
 }

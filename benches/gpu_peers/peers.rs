@@ -38,6 +38,7 @@ pub struct Peers {
         i32,
     ) -> i32,
     gather: unsafe extern "C" fn(u64, u64, usize, i32, Handle, Handle) -> i32,
+    reduce: [unsafe extern "C" fn(u64, u64, usize, i32, i32, Handle, Handle) -> i32; 2],
     group: [unsafe extern "C" fn() -> i32; 2],
     _libraries: [Library; 3],
 }
@@ -75,6 +76,7 @@ impl Peers {
                 set_stream: *blas.get(b"cublasSetStream_v2\0")?,
                 gemm: *blas.get(b"cublasGemmEx\0")?,
                 gather: *nccl.get(b"ncclAllGather\0")?,
+                reduce: [*nccl.get(b"ncclReduceScatter\0")?, *nccl.get(b"ncclAllReduce\0")?],
                 group: [*nccl.get(b"ncclGroupStart\0")?, *nccl.get(b"ncclGroupEnd\0")?],
                 _libraries: [rt, blas, nccl],
             })
@@ -132,6 +134,30 @@ impl Peers {
                 ok(
                     "ncclAllGather",
                     (self.gather)(from[r], to[r], elements, NCCL_BFLOAT16, *comm, streams[r]),
+                )?;
+            }
+            ok("ncclGroupEnd", (self.group[1])())
+        }
+    }
+
+    /// Sums over ranks: `elements` of the result on each rank; of all of them if `all`.
+    pub fn reduce(
+        &self,
+        streams: &[Handle],
+        from: &[u64],
+        to: &[u64],
+        elements: usize,
+        all: bool,
+    ) -> Res<()> {
+        const NCCL_SUM: i32 = 0;
+        // SAFETY: pointers to that many elements on the rank's GPU (times the ranks, for the source of a scatter).
+        unsafe {
+            ok("ncclGroupStart", (self.group[0])())?;
+            for (r, comm) in self.comms.iter().enumerate() {
+                let call = self.reduce[usize::from(all)];
+                ok(
+                    "ncclReduce",
+                    call(from[r], to[r], elements, NCCL_BFLOAT16, NCCL_SUM, *comm, streams[r]),
                 )?;
             }
             ok("ncclGroupEnd", (self.group[1])())

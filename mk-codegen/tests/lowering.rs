@@ -16,8 +16,8 @@ fn plans() {
 fn refusals_say_what_works() {
     let cases: &[common::Case] = &[
         (
-            "reduce_scatter",
-            "gather(a) -> gemm(b) -> reduce_scatter",
+            "epilogue_after_reduce",
+            "gemm(a, b) -> reduce_scatter -> gelu",
             4,
             &[("a", &[64, 64]), ("b", &[64, 64])],
         ),
@@ -27,5 +27,22 @@ fn refusals_say_what_works() {
         let error = plan(source, *ranks, shapes).expect_err(name).to_string();
         assert!(error.contains("help:"), "{name}: {error}");
         insta::assert_snapshot!(format!("refused_{name}"), error);
+    }
+}
+
+#[test]
+fn every_lowered_plan_verifies() {
+    for (name, source, ranks, shapes) in CASES {
+        for ranks in [*ranks, 1, 2, 3, 8] {
+            let plan = match plan(source, ranks, shapes) {
+                Ok(plan) => plan,
+                Err(e) => panic!("{name} on {ranks} ranks: {e}"),
+            };
+            let begin = std::time::Instant::now();
+            match mk_codegen::valid::verify(&plan) {
+                Ok(proof) => println!("{name} on {ranks}: {:?}\n{proof}", begin.elapsed()),
+                Err(e) => panic!("{name} on {ranks} ranks: {e}\n{plan}"),
+            }
+        }
     }
 }

@@ -20,19 +20,21 @@ fn poisoned() -> InstanceOptions {
 }
 
 fn case(pipeline: &'static str, m: u64, k: u64, n: u64) -> Case {
-    let mut shapes = vec![("a", vec![m, k])];
-    let has = |s: &str| pipeline.contains(s);
-    if has("gemm") {
-        shapes.push(("b", vec![k, n]));
+    let shapes: &[(&str, &str, Vec<u64>)] = &[
+        ("(a", "a", vec![m, k]),
+        ("b)", "b", vec![k, n]),
+        ("bias(c)", "c", vec![n]),
+        ("mul(y)", "y", vec![m, n]),
+        ("add(z)", "z", vec![m, n]),
+        ("gemm(d)", "d", vec![n, k]),
+        ("(x)", "x", vec![m, n]),
+    ];
+    let used = shapes.iter().filter(|(text, ..)| pipeline.contains(text));
+    Case {
+        pipeline,
+        shapes: used.map(|(_, name, shape)| (*name, shape.clone())).collect(),
+        config: Config::default(),
     }
-    for (text, name, shape) in
-        [("bias(c)", "c", vec![n]), ("mul(y)", "y", vec![m, n]), ("add(z)", "z", vec![m, n])]
-    {
-        if has(text) {
-            shapes.push((name, shape));
-        }
-    }
-    Case { pipeline, shapes, config: Config::default() }
 }
 
 fn check(case: &Case, world: &World, launches: u64, options: &InstanceOptions) {
@@ -88,6 +90,44 @@ fn every_epilogue() {
                 2,
                 &poisoned(),
             );
+        }
+    }
+}
+
+/// Pipelines that end in a sum over ranks, and chains of products.
+const SUMS: &[&str] = &[
+    "gemm(a, b) -> reduce_scatter",
+    "gemm(a, b) -> all_reduce",
+    "gather(a) -> gemm(b) -> reduce_scatter",
+    "gather(a) -> gemm(b) -> gelu -> gemm(d) -> reduce_scatter",
+    "gather(a) -> gemm(b) -> bias(c) -> silu -> gemm(d) -> all_reduce",
+    "gather(a) -> gemm(b) -> relu -> gemm(d)",
+    "reduce_scatter(x)",
+    "all_reduce(x)",
+];
+
+#[test]
+fn sums_and_chains() {
+    for world in worlds("sums_and_chains") {
+        for pipeline in SUMS {
+            for (m, k, n) in [(1024, 512, 1024), (1000, 264, 520), (777, 264, 333), (5, 64, 64)] {
+                check(&case(pipeline, m, k, n), &world, 3, &poisoned());
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_and_chains_repeatedly_and_delayed() {
+    for world in worlds("sums_and_chains_repeatedly").into_iter().skip(1) {
+        for (seed, pipeline) in SUMS.iter().enumerate() {
+            check(&case(pipeline, 1500, 256, 512), &world, 50, &poisoned());
+            let chaos = InstanceOptions {
+                chaos_seed: seed as u32 + 1,
+                chaos_max: Duration::from_micros(100),
+                ..poisoned()
+            };
+            check(&case(pipeline, 1500, 256, 512), &world, 10, &chaos);
         }
     }
 }

@@ -31,8 +31,7 @@ pub struct Scenario {
     pub tensors: Vec<Vec<DeviceTensor>>,
     reference: Reference,
     world: World,
-    ops: Vec<&'static str>,
-    gathers: bool,
+    pipeline: &'static str,
 }
 
 pub fn compile(case: &Case, ranks: u32) -> Res<KernelSource> {
@@ -64,8 +63,7 @@ impl Scenario {
             tensors,
             reference: Reference::new(world, &JitOptions::default())?,
             world: world.clone(),
-            ops: case.pipeline.split("->").map(str::trim).skip(1).collect(),
-            gathers: case.pipeline.trim_start().starts_with("gather"),
+            pipeline: case.pipeline,
             source,
         })
     }
@@ -118,59 +116,123 @@ impl Scenario {
         self.tensors[rank].get(i)
     }
 
-    /// All rows of `a`, on `rank`.
-    fn gathered(&self, rank: usize, epoch: u64) -> Res<DeviceTensor> {
-        let shapes = |q: usize| &self.source.ranks[q].tensor_shapes[0];
-        let rows: u64 = (0..self.tensors.len()).map(|q| shapes(q)[0]).sum();
-        let cols = shapes(0)[1];
-        let dtype = self.source.tensors[0].dtype;
-        let all = DeviceTensor::new(&self.world, rank as u32, dtype, &[rows, cols])?;
+    /// Rank `q`'s input, made again on `rank`.
+    fn input_of(&self, rank: usize, q: usize, name: &str, epoch: u64) -> Res<DeviceTensor> {
+        let i = self.source.tensors.iter().position(|t| t.name == name);
+        let i = i.ok_or_else(|| format!("the kernel has no input `{name}`"))?;
+        let shape = &self.source.ranks[q].tensor_shapes[i];
+        let t = DeviceTensor::new(&self.world, rank as u32, self.source.tensors[i].dtype, shape)?;
+        if t.elements() > 0 {
+            self.reference.fill_random(&t, Self::seed(epoch, q as u32, i), 1.0)?;
+        }
+        Ok(t)
+    }
+
+    /// All rows of an input that is sharded by rows, on `rank`.
+    fn gathered(&self, rank: usize, name: &str, epoch: u64) -> Res<DeviceTensor> {
+        let parts = (0..self.tensors.len())
+            .map(|q| self.input_of(rank, q, name, epoch))
+            .collect::<Res<Vec<_>>>()?;
+        let rows = parts.iter().map(|p| p.shape()[0]).sum();
+        let shape = [rows, parts[0].shape()[1]];
+        let all = DeviceTensor::new(&self.world, rank as u32, parts[0].dtype(), &shape)?;
         let mut at = 0;
-        for q in 0..self.tensors.len() {
-            let part = DeviceTensor::new(&self.world, rank as u32, dtype, shapes(q))?;
-            if part.elements() > 0 {
-                self.reference.fill_random(&part, Self::seed(epoch, q as u32, 0), 1.0)?;
-            }
-            let bytes = part.elements() * dtype.size_bytes();
-            all.buffer().copy_range(at, part.buffer(), 0, bytes)?;
-            at += bytes;
+        for part in &parts {
+            all.buffer().copy_range(
+                at,
+                part.buffer(),
+                0,
+                part.buffer().size_bytes().min(all.buffer().size_bytes() - at),
+            )?;
+            at += part.elements() * part.dtype().size_bytes();
         }
         Ok(all)
     }
 
-    /// What rank `rank` should hold, in f32.
-    fn expected(&self, rank: usize, epoch: u64) -> Res<DeviceTensor> {
-        let new = |shape: &[u64]| DeviceTensor::new(&self.world, rank as u32, DType::F32, shape);
-        let gathered = if self.gathers { Some(self.gathered(rank, epoch)?) } else { None };
-        let out = self.named(rank, "out").ok_or("the kernel has no result")?;
-        let x = new(out.shape())?;
-        let Some(b) = self.named(rank, "b") else {
-            let all = gathered.as_ref().ok_or("nothing is gathered")?;
-            self.reference.map(MapOp::Cast, &x, all, None)?;
-            return Ok(x);
-        };
-        let a = gathered.as_ref().or(self.named(rank, "a")).ok_or("no left operand")?;
-        self.reference.gemm(&x, Operand::new(a), Operand::new(b), false)?;
-        for op in &self.ops {
-            let (name, arg) =
-                op.split_once('(').map_or((*op, ""), |(n, r)| (n, r.trim_end_matches(')')));
-            let y = self.named(rank, arg);
-            let map = match name {
-                "gemm" => continue,
+    fn f32(&self, rank: usize, shape: &[u64]) -> Res<DeviceTensor> {
+        Ok(DeviceTensor::new(&self.world, rank as u32, DType::F32, shape)?)
+    }
+
+    /// What rank `q` holds before a reduction (or in the end, if there is none), in f32 on `rank`.
+    fn summand(&self, rank: usize, q: usize, epoch: u64) -> Res<DeviceTensor> {
+        let mut x: Option<DeviceTensor> = None;
+        for stage in self.pipeline.split("->").map(str::trim) {
+            let (op, args) =
+                stage.split_once('(').map_or((stage, ""), |(n, r)| (n, r.trim_end_matches(')')));
+            let args: Vec<_> = args.split(',').map(str::trim).filter(|a| !a.is_empty()).collect();
+            if args.len() == 2 || (x.is_none() && op != "gather") {
+                x = Some(self.input_of(rank, q, args[0], epoch)?);
+            }
+            let arg = |n: usize| args.get(n).copied().ok_or(format!("`{op}` has too few operands"));
+            let map = match op {
+                "gather" => {
+                    x = Some(self.gathered(rank, arg(0)?, epoch)?);
+                    continue;
+                }
+                "reduce_scatter" | "all_reduce" => continue,
+                "gemm" => {
+                    let b = self.input_of(rank, q, arg(args.len() - 1)?, epoch)?;
+                    let a = x.take().ok_or("no left operand")?;
+                    let c = self.f32(rank, &[a.shape()[0], b.shape()[1]])?;
+                    if c.elements() > 0 {
+                        self.reference.gemm(&c, Operand::new(&a), Operand::new(&b), false)?;
+                    }
+                    x = Some(c);
+                    continue;
+                }
                 "bias" => MapOp::Bias,
                 "gelu" => MapOp::GeluErf,
                 "silu" => MapOp::Silu,
                 "relu" => MapOp::Relu,
                 "mul" => MapOp::Mul,
                 "add" => MapOp::Add,
-                "scale" => MapOp::Scale(arg.parse()?),
+                "scale" => MapOp::Scale(arg(0)?.parse()?),
                 other => return Err(format!("the reference has no `{other}`").into()),
             };
-            let z = new(out.shape())?;
-            self.reference.map(map, &z, &x, y)?;
-            x.copy_from(&z)?;
+            let y = match map {
+                MapOp::Bias | MapOp::Mul | MapOp::Add => {
+                    Some(self.input_of(rank, q, arg(0)?, epoch)?)
+                }
+                _ => None,
+            };
+            let from = x.take().ok_or("nothing to map")?;
+            let to = self.f32(rank, from.shape())?;
+            if to.elements() > 0 {
+                self.reference.map(map, &to, &from, y.as_ref())?;
+            }
+            x = Some(to);
         }
-        Ok(x)
+        let from = x.ok_or("an empty pipeline")?;
+        let to = self.f32(rank, from.shape())?;
+        self.reference.map(MapOp::Cast, &to, &from, None)?;
+        Ok(to)
+    }
+
+    /// What rank `rank` should hold, in f32.
+    fn expected(&self, rank: usize, epoch: u64) -> Res<DeviceTensor> {
+        let out = self.named(rank, "out").ok_or("the kernel has no result")?;
+        if !self.pipeline.contains("reduce") {
+            return self.summand(rank, rank, epoch);
+        }
+        let mut sum = self.summand(rank, 0, epoch)?;
+        for q in 1..self.tensors.len() {
+            let next = self.f32(rank, sum.shape())?;
+            self.reference.map(MapOp::Add, &next, &sum, Some(&self.summand(rank, q, epoch)?))?;
+            sum = next;
+        }
+        if self.pipeline.contains("all_reduce") {
+            return Ok(sum);
+        }
+        let rows = sum.shape()[0].div_ceil(self.tensors.len() as u64);
+        let own = self.f32(rank, out.shape())?;
+        let row_bytes = sum.shape()[1] * 4;
+        own.buffer().copy_range(
+            0,
+            sum.buffer(),
+            rank as u64 * rows * row_bytes,
+            out.shape()[0] * row_bytes,
+        )?;
+        Ok(own)
     }
 
     /// The worst error of any rank.

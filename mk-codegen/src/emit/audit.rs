@@ -4,8 +4,11 @@
 //! exactly one primitive: a wait or post by its call, an internal edge by the barrier set that carries it. So a
 //! synchronisation line that is missing, doubled or foreign is found by reading, before anything runs.
 
-use super::library;
-use crate::ir::{CopyVia, EdgeId, Entity, Leaf, Plan, RoleId};
+use super::{
+    library,
+    role::{runs, template_of},
+};
+use crate::ir::{EdgeId, Entity, Leaf, Plan};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -89,30 +92,30 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
 
 /// Calls that every role and every leaf needs, and how often.
 fn frame(plan: &Plan) -> Vec<(&'static str, usize)> {
-    let mut leaves: Vec<(RoleId, &Leaf)> = Vec::new();
-    for f in plan.families.values().filter(|f| plan.roles[f.role].ctas > 0) {
-        if !leaves.contains(&(f.role, &f.leaf)) {
-            leaves.push((f.role, &f.leaf));
-        }
-    }
-    let count = |test: fn(&Leaf) -> bool| leaves.iter().filter(|(_, l)| test(l)).count();
-    let mma = count(|l| matches!(l, Leaf::MmaTile { .. }));
-    let bulk = count(|l| matches!(l, Leaf::CopyTile { via: CopyVia::Bulk, .. }));
-    let rows = count(|l| matches!(l, Leaf::CopyTile { via: CopyVia::Ldst, .. }));
+    let with_ctas = plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id);
+    let runs: Vec<Vec<&str>> = with_ctas
+        .map(|role| {
+            runs(plan, role).iter().map(|run| template_of(&plan.families[run[0]].leaf)).collect()
+        })
+        .collect();
+    let calls = |template| runs.iter().flatten().filter(|t| **t == template).count();
+    let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();
+    let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
     let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
     vec![
         ("= launch_begin(", roles),
         ("launch_begin_sync<1>();", roles),
         ("launch_count_in(ctx);", roles),
         ("launch_end<1>(ctx);", roles),
-        ("smem.init_barriers();", mma + bulk),
-        ("staging_full = staged, staging_free = drained;", mma),
+        ("smem.init_barriers();", rings("mma_tile") + rings("copy_bulk")),
+        ("staging_full = staged, staging_free = drained;", rings("mma_tile")),
         ("sm90_gemm_loader<", mma),
         ("sm90_gemm_storer<", mma),
         ("sm90_gemm_consumer<", mma),
         ("bulk_copy_loader<", bulk),
         ("bulk_copy_storer<", bulk),
         ("copy_rows<", rows),
+        ("reduce_rows<", calls("reduce_rows")),
     ]
 }
 

@@ -33,6 +33,7 @@ library! {
     "tile/gemm_storer.cuh",
     "comm/copy_bulk.cuh",
     "comm/copy_rows.cuh",
+    "comm/reduce_rows.cuh",
 }
 
 /// Line that ends the library in a generated kernel.

@@ -13,6 +13,8 @@ struct Map {
     dtype: DType,
     box_dims: [u32; 2],
     swizzle: Swizzle,
+    /// The rank whose memory it is; the own rank's if `None`.
+    peer: Option<u32>,
 }
 
 /// All maps of a kernel, in the order of its parameter.
@@ -22,8 +24,29 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    /// Index of the map of a buffer, seen as rows of its last dimension, with boxes of `[rows, cols]`.
+    /// Index of the map of the own rank's buffer, seen as rows of its last dimension, with boxes of `[rows, cols]`.
     pub fn index(&mut self, plan: &Plan, buffer: BufId, rows: u32, cols: u32) -> usize {
+        self.insert(plan, buffer, rows, cols, None)
+    }
+
+    /// Index of the first of `world` maps, one for each rank's copy of a symmetric buffer.
+    pub fn index_of_ranks(&mut self, plan: &Plan, buffer: BufId, rows: u32, cols: u32) -> usize {
+        let world = plan.mesh.size();
+        let first = self.insert(plan, buffer, rows, cols, Some(0));
+        (1..world).for_each(|q| {
+            self.insert(plan, buffer, rows, cols, Some(q));
+        });
+        first
+    }
+
+    fn insert(
+        &mut self,
+        plan: &Plan,
+        buffer: BufId,
+        rows: u32,
+        cols: u32,
+        peer: Option<u32>,
+    ) -> usize {
         let b = &plan.buffers[buffer];
         // The swizzle spans the box's row.
         let swizzle = match u64::from(cols) * b.dtype.size_bytes() {
@@ -32,8 +55,14 @@ impl Maps {
             32 => Swizzle::B32,
             _ => Swizzle::None,
         };
-        let map =
-            Map { buffer, name: b.name.clone(), dtype: b.dtype, box_dims: [cols, rows], swizzle };
+        let map = Map {
+            buffer,
+            name: b.name.clone(),
+            dtype: b.dtype,
+            box_dims: [cols, rows],
+            swizzle,
+            peer,
+        };
         match self.list.iter().position(|m| *m == map) {
             Some(i) => i,
             None => {
@@ -58,18 +87,22 @@ impl Maps {
     pub fn on_rank(&self, layout: &Layout, rank: usize) -> Vec<TensorMapSpec> {
         let spec = |m: &Map| {
             let place = &layout.buffers[m.buffer];
-            let shape = &place.shape[rank];
+            let owner = m.peer.map_or(rank, |p| p as usize);
+            let shape = &place.shape[owner];
             let (leading, last) = shape.split_at(shape.len() - 1);
             let rows: i64 = leading.iter().product();
             TensorMapSpec {
                 base: match place.at {
+                    At::Symmetric(o) if m.peer.is_some_and(|p| p as usize != rank) => {
+                        MapBase::Peer(owner as u32, o)
+                    }
                     At::Tensor(i) => MapBase::Tensor(i),
                     At::Symmetric(o) => MapBase::Symmetric(o),
                     At::Scratch(o) => MapBase::Scratch(o),
                 },
                 dtype: m.dtype,
                 dims: vec![last[0].max(0) as u64, rows.max(0) as u64],
-                strides_bytes: vec![place.pitch[rank].max(0) as u64 * m.dtype.size_bytes()],
+                strides_bytes: vec![place.pitch[owner].max(0) as u64 * m.dtype.size_bytes()],
                 box_dims: m.box_dims.to_vec(),
                 swizzle: m.swizzle,
             }

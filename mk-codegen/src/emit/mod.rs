@@ -60,6 +60,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("mma_tile", include_str!("../../../templates/leaf/mma_tile.cu.j2")),
     ("copy_bulk", include_str!("../../../templates/leaf/copy_bulk.cu.j2")),
     ("copy_rows", include_str!("../../../templates/leaf/copy_rows.cu.j2")),
+    ("reduce_rows", include_str!("../../../templates/leaf/reduce_rows.cu.j2")),
 ];
 
 /// Jinja's own delimiters clash with inline PTX and with CUDA's attributes.
@@ -153,7 +154,7 @@ fn check_scope(plan: &Plan) -> Result<(), EmitError> {
         let kind = plan.roles[f.role].kind;
         let known = match f.leaf {
             Leaf::Enter => kind == RoleKind::Prologue,
-            Leaf::MmaTile { .. } | Leaf::CopyTile { .. } => {
+            Leaf::MmaTile { .. } | Leaf::CopyTile { .. } | Leaf::ReduceTile => {
                 matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
             }
             _ => false,

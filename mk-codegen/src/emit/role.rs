@@ -1,11 +1,11 @@
 //! Roles as CUDA functions: which agents run which families, on which warps.
 
 use super::{EmitError, context::Emitter, tasks::Slice};
-use crate::ir::{CopyVia, FamId, Leaf, RoleId, Store};
+use crate::ir::{CopyVia, FamId, Leaf, Plan, RoleId, Store, Var};
 use minijinja::{Environment, Value, context};
 use mk_abi::DType;
 
-/// Families of a role that one set of agents runs: same leaf, tasks numbered on end.
+/// Families of a role that one set of agents runs on end: same leaf, consecutive tasks.
 struct Group {
     leaf: Leaf,
     slices: Vec<Slice>,
@@ -25,61 +25,94 @@ pub(super) fn roles(e: &mut Emitter<'_>, env: &Environment<'_>) -> Result<Vec<Va
             groups.iter().flat_map(|g| &g.slices).map(|s| e.family(*s)).collect();
         let mut rendered = Vec::new();
         for (n, g) in groups.iter().enumerate() {
-            let name = format!("{}{}", camel(kind), n);
+            let name = format!("{}{n}", camel(kind));
             rendered.push(group(e, env, &name, g, first_cta, role.ctas)?);
         }
-        let ring = groups.iter().position(|g| template_of(&g.leaf) != "copy_rows");
-        let ring = ring.map(|n| context! { name => format!("{}{n}", camel(kind)) });
-        let has = |template: &str| groups.iter().any(|g| template_of(&g.leaf) == template);
-        out.push(context! {
-            kind, first_cta, ctas => role.ctas, families,
-            groups => rendered, ring,
-            mma => has("mma_tile"),
-            bulk => has("copy_bulk"),
-            rows => has("copy_rows"),
-        });
+        let rings: Vec<_> = ring(e, kind, &groups)?.into_iter().collect();
+        out.push(
+            context! { kind, first_cta, ctas => role.ctas, families, groups => rendered, rings },
+        );
         first_cta += role.ctas;
     }
     Ok(out)
 }
 
-fn template_of(leaf: &Leaf) -> &'static str {
+/// Template of a leaf's hooks.
+pub(super) fn template_of(leaf: &Leaf) -> &'static str {
     match leaf {
         Leaf::MmaTile { .. } => "mma_tile",
         Leaf::CopyTile { via: CopyVia::Bulk, .. } => "copy_bulk",
+        Leaf::ReduceTile => "reduce_rows",
         _ => "copy_rows",
     }
 }
 
-fn groups(e: &Emitter<'_>, role: RoleId) -> Result<Vec<Group>, EmitError> {
-    let mut out: Vec<Group> = Vec::new();
-    let mut first = 0;
-    for (id, f) in e.plan.families.iter().filter(|(_, f)| f.role == role) {
-        if f.domain
-            .iter()
-            .any(|(_, n)| (0..f.domain.len()).any(|v| n.mentions(crate::ir::Var::domain(v))))
-        {
-            return Err(EmitError::unsupported(id.to_string(), "loops depend on each other"));
-        }
-        let slice = Slice { id, first, tasks: e.n_tasks(id)? };
-        first += slice.tasks;
-        match out.iter().position(|g| g.leaf == f.leaf) {
-            Some(n) if n + 1 == out.len() => out[n].slices.push(slice),
-            None => out.push(Group { leaf: f.leaf.clone(), slices: vec![slice] }),
-            Some(_) => {
-                return Err(EmitError::unsupported(
-                    id.to_string(),
-                    "families of one leaf stand apart",
-                ));
-            }
+/// A role's families, cut where the leaf changes.
+pub(super) fn runs(plan: &Plan, role: RoleId) -> Vec<Vec<FamId>> {
+    let mut out: Vec<Vec<FamId>> = Vec::new();
+    for (id, f) in plan.families.iter().filter(|(_, f)| f.role == role) {
+        match out.last_mut() {
+            Some(run) if plan.families[run[0]].leaf == f.leaf => run.push(id),
+            _ => out.push(vec![id]),
         }
     }
-    // One ring of stages in shared memory, used by one group.
-    if out.iter().filter(|g| template_of(&g.leaf) != "copy_rows").count() > 1 {
-        let what = "two kinds of tiles would share one shared memory";
-        return Err(EmitError::unsupported(role.to_string(), what));
+    out
+}
+
+fn groups(e: &Emitter<'_>, role: RoleId) -> Result<Vec<Group>, EmitError> {
+    let mut out = Vec::new();
+    let mut first = 0;
+    for run in runs(e.plan, role) {
+        let mut slices = Vec::new();
+        for id in &run {
+            let domain = &e.plan.families[*id].domain;
+            let nested = |(_, n): &(String, _)| {
+                let n: &crate::ir::Expr = n;
+                (0..domain.len()).any(|v| n.mentions(Var::domain(v)))
+            };
+            if domain.iter().any(nested) {
+                return Err(EmitError::unsupported(id.to_string(), "loops depend on each other"));
+            }
+            let slice = Slice { id: *id, first, tasks: e.n_tasks(*id)? };
+            first += slice.tasks;
+            slices.push(slice);
+        }
+        out.push(Group { leaf: e.plan.families[run[0]].leaf.clone(), slices });
     }
     Ok(out)
+}
+
+/// The ring of shared-memory stages that a role's groups use one after the other.
+fn ring(e: &Emitter<'_>, kind: &str, groups: &[Group]) -> Result<Option<Value>, EmitError> {
+    let mut staged =
+        groups.iter().filter(|g| matches!(template_of(&g.leaf), "mma_tile" | "copy_bulk"));
+    let Some(first) = staged.next() else { return Ok(None) };
+    let head = &e.plan.families[first.slices[0].id];
+    for g in staged {
+        let other = &e.plan.families[g.slices[0].id];
+        if !first.leaf.shares_ring(&g.leaf) || other.edges != head.edges {
+            let what = "two kinds of tiles would share one shared memory";
+            return Err(EmitError::unsupported(other.name.clone(), what));
+        }
+    }
+    let edges: Vec<_> = head
+        .edges
+        .iter()
+        .map(|x| context! { name => x.name.clone(), edge => x.edge.to_string() })
+        .collect();
+    let name = format!("{}Ring", camel(kind));
+    Ok(Some(match &first.leaf {
+        Leaf::MmaTile { block, stages, store, .. } => context! {
+            kind => "mma",
+            name, edges, stages,
+            block_m => block[0],
+            block_n => block[1],
+            store => if *store == Store::Tma { "Tma" } else { "Direct" },
+            dtype => dtype(e, first.slices[0].id)?,
+        },
+        Leaf::CopyTile { stages, .. } => context! { kind => "bulk", name, edges, stages },
+        _ => return Ok(None),
+    }))
 }
 
 fn group(
@@ -91,46 +124,29 @@ fn group(
     ctas: u32,
 ) -> Result<Value, EmitError> {
     let template = template_of(&g.leaf);
-    let slices = g.slices.clone();
     let mut families = Vec::new();
-    for s in &slices {
+    for s in &g.slices {
         families.push(match template {
             "mma_tile" => e.mma(*s)?,
+            "reduce_rows" => e.reduce(*s)?,
             _ => e.copy(*s, template == "copy_bulk")?,
         });
     }
-    let head = &e.plan.families[slices[0].id];
-    let edges: Vec<_> = head
-        .edges
-        .iter()
-        .map(|x| context! { name => x.name.clone(), edge => x.edge.to_string() })
-        .collect();
-    let posts = slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
-    let (first, last) = (slices[0], slices[slices.len() - 1]);
-    let mut ctx = context! {
-        name, families, edges, posts, first_cta, ctas,
+    let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
+    let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);
+    let dtype = match template {
+        "mma_tile" | "reduce_rows" => dtype(e, first.id)?,
+        _ => "Bf16",
+    };
+    let hooks = env.get_template(template)?.render(context! {
+        name, families, posts, first_cta, ctas, dtype,
         first => first.first,
         end => last.first + last.tasks,
-    };
-    match &g.leaf {
-        Leaf::MmaTile { block, stages, store, .. } => {
-            ctx = context! {
-                block_m => block[0],
-                block_n => block[1],
-                stages,
-                store => if *store == Store::Tma { "Tma" } else { "Direct" },
-                dtype => dtype(e, slices[0].id)?,
-                ..ctx
-            };
-        }
-        Leaf::CopyTile { stages, .. } => ctx = context! { stages, ..ctx },
-        _ => {}
-    }
-    let hooks = env.get_template(template)?.render(&ctx)?;
-    Ok(context! { name, template, hooks })
+    })?;
+    Ok(context! { name, template, hooks, dtype })
 }
 
-/// Element type of a matrix product, the same for all its operands.
+/// Element type of a leaf that computes, the same for all its operands.
 fn dtype(e: &Emitter<'_>, id: FamId) -> Result<&'static str, EmitError> {
     let f = &e.plan.families[id];
     let mut types = f.accesses.iter().map(|a| e.plan.buffers[a.buffer].dtype);
@@ -141,7 +157,7 @@ fn dtype(e: &Emitter<'_>, id: FamId) -> Result<&'static str, EmitError> {
         other => {
             return Err(EmitError::unsupported(
                 f.name.clone(),
-                format!("no tile multiplies {other}"),
+                format!("no tile computes {other}"),
             ));
         }
     };

@@ -47,11 +47,16 @@ impl Emitter<'_> {
         };
         let [a, b, c] = [Operand::A, Operand::B, Operand::C].map(|o| self.access(f, o));
         let (a, b, c) = (a?, b?, c?);
-        if [a, b, c].iter().any(|x| x.each.is_some() || x.rank != Expr::Var(Var::RANK)) {
+        let own = Expr::Var(Var::RANK);
+        if [a, b, c].iter().any(|x| x.each.is_some()) || a.rank != own || b.rank != own {
             return Err(EmitError::unsupported(
                 f.name.clone(),
                 "operands must lie on the own rank",
             ));
+        }
+        let to_peer = c.rank != own;
+        if to_peer && *store == Store::Direct {
+            return Err(EmitError::unsupported(f.name.clone(), "only TMA stores tiles to peers"));
         }
         if *store == Store::Tma {
             self.check_clipped(s.id, c, block)?;
@@ -60,7 +65,7 @@ impl Emitter<'_> {
         let rows = |x: &Access| x.region[x.region.len() - 2].clone();
         let say = |e: &Expr| self.c(f, None, e);
         let panel_cols = if block[1] % 64 == 0 { 64 } else { 32 };
-        let extras = self.extras(f, epilogue, c)?;
+        let extras = self.extras(s.id, epilogue, c)?;
         let value = context! {
             id => s.id.index(),
             first => s.first,
@@ -77,6 +82,7 @@ impl Emitter<'_> {
             cols => say(&last(c).1),
             c_data => self.base(c.buffer, "params.header.rank"),
             c_pitch => self.own_pitch_bytes(c.buffer),
+            direct => *store == Store::Direct,
             load_waits => self.waits(f, Agent::Loader)?,
             store_waits => self.waits(f, Agent::Storer)?,
             posts => self.posts(f),
@@ -88,13 +94,26 @@ impl Emitter<'_> {
                 "consumers do not wait for signals",
             ));
         }
+        let rank = if to_peer { format!(" + {}", self.c(f, None, &c.rank)) } else { String::new() };
         let (a, b, c) = (a.buffer, b.buffer, c.buffer);
         let tma = *store == Store::Tma;
+        let mut target = |rows: u32| match (tma, to_peer) {
+            (false, _) => "&params.maps[0]".to_string(),
+            (true, false) => {
+                format!("&params.maps[kMap{}]", self.maps.index(self.plan, c, rows, panel_cols))
+            }
+            (true, true) => {
+                format!(
+                    "&params.maps[kMap{}{rank}]",
+                    self.maps.index_of_ranks(self.plan, c, rows, panel_cols)
+                )
+            }
+        };
+        let (c_map, line_map) = (target(64), target(1));
         let maps = context! {
             a_map => self.maps.index(self.plan, a, block[0], 64),
             b_map => self.maps.index(self.plan, b, 64, 64),
-            c_map => if tma { self.maps.index(self.plan, c, 64, panel_cols) } else { 0 },
-            line_map => if tma { self.maps.index(self.plan, c, 1, panel_cols) } else { 0 },
+            c_map, line_map,
         };
         Ok(context! { ..value, ..maps })
     }
@@ -102,7 +121,7 @@ impl Emitter<'_> {
     /// TMA stores whole boxes. Rows that end inside the tensor are sent one by one, which takes rows of 128 bytes; columns
     /// must end where the tensor does, or the box would spill into what another task owns.
     fn check_clipped(&self, id: FamId, c: &Access, block: &[u32; 3]) -> Result<(), EmitError> {
-        let row_by_row = block[1] % 64 == 0;
+        let row_by_row = block[1].is_multiple_of(64);
         for rank in 0..self.plan.mesh.size() as usize {
             let shape = self.points.shape(c.buffer, rank)?;
             for task in self.points.tasks(id, rank, 1)? {
@@ -129,11 +148,12 @@ impl Emitter<'_> {
     /// Epilogue operands: the library asks for elements by their place in the tile, so they must lie as C does.
     fn extras(
         &self,
-        f: &Family,
+        id: FamId,
         epilogue: &[EpilogueOp],
         c: &Access,
     ) -> Result<Vec<Value>, EmitError> {
         const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+        let f = &self.plan.families[id];
         let mut operands = EXTRAS.into_iter();
         let mut out = Vec::new();
         for op in epilogue {
@@ -154,16 +174,16 @@ impl Emitter<'_> {
             if op.has_operand() {
                 let operand = operands.next().unwrap_or(Operand::E3);
                 let x = self.access(f, operand)?;
-                let n = x.region.len();
-                let want = if *op == EpilogueOp::Bias { &c.region[1..] } else { &c.region[..] };
-                if x.region != want
-                    || x.each.is_some()
-                    || self.plan.buffers[x.buffer].space != Space::In
+                let caller = self.plan.buffers[x.buffer].space == Space::In;
+                if x.each.is_some()
+                    || !caller
+                    || !self.lies_as(id, x, c, *op == EpilogueOp::Bias)?
                 {
                     let what = format!("operand `{operand}` does not lie as C does");
                     return Err(EmitError::unsupported(f.name.clone(), what));
                 }
-                let pitch = if n > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
+                let pitch =
+                    if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
                 value =
                     context! { data => self.base(x.buffer, "params.header.rank"), pitch, ..value };
             }
@@ -172,12 +192,33 @@ impl Emitter<'_> {
         Ok(out)
     }
 
+    /// Whether an operand's elements have the rows (unless it is a vector) and columns of C's, in every task.
+    fn lies_as(&self, id: FamId, x: &Access, c: &Access, vector: bool) -> Result<bool, EmitError> {
+        let row = |a: &Access| self.row(a);
+        let (x_row, c_row) = (row(x), row(c));
+        let last = |a: &Access| a.region[a.region.len() - 1].clone();
+        let dims = if vector { 1 } else { 2 };
+        if x.region.len() != dims || last(x) != last(c) {
+            return Ok(false);
+        }
+        for rank in 0..self.plan.mesh.size() as usize {
+            for task in self.points.tasks(id, rank, 1)? {
+                let same = vector
+                    || self.points.eval(&task, &x_row)? == self.points.eval(&task, &c_row)?;
+                if !same {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
     /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
     pub fn copy(&self, s: Slice, bulk: bool) -> Result<Value, EmitError> {
         let f = &self.plan.families[s.id];
         let (src, dst) = (self.access(f, Operand::Src)?, self.access(f, Operand::Dst)?);
-        if src.each.is_some() || src.rank != Expr::Var(Var::RANK) {
-            return Err(EmitError::unsupported(f.name.clone(), "a copy reads its own rank once"));
+        if src.each.is_some() {
+            return Err(EmitError::unsupported(f.name.clone(), "a copy reads one place"));
         }
         let last = src.region.len() - 1;
         let ((col, cols), (_, rows)) = (&src.region[last], &src.region[last - 1]);
@@ -218,7 +259,7 @@ impl Emitter<'_> {
             names => names(f),
             rows => self.c(f, None, rows),
             row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
-            source => at(src, self.base(src.buffer, "params.header.rank"), &from, col),
+            source => at(src, self.base(src.buffer, &self.c(f, None, &src.rank)), &from, col),
             source_pitch => from,
             destination => at(dst, target, &to.to_string(), d_col),
             destination_pitch => to,
@@ -226,6 +267,56 @@ impl Emitter<'_> {
             destinations => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
             load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier })?,
             store_waits => self.waits(f, Agent::Storer)?,
+            posts => self.posts(f),
+        })
+    }
+
+    /// One reduction family: the sum over `each` of its source, written to every destination.
+    pub fn reduce(&self, s: Slice) -> Result<Value, EmitError> {
+        let f = &self.plan.families[s.id];
+        let src = self.access(f, Operand::Src)?;
+        let own = Expr::Var(Var::RANK);
+        let (Some(each), true, 3) = (&src.each, src.rank == own, src.region.len()) else {
+            return Err(EmitError::unsupported(
+                f.name.clone(),
+                "a sum runs over slots of its own rank",
+            ));
+        };
+        let leads = src.region[0] == (Expr::Var(Var::EACH), Expr::Const(1));
+        let ((_, rows), (col, cols)) = (&src.region[1], &src.region[2]);
+        let size = self.plan.buffers[src.buffer].dtype.size_bytes();
+        let pitch = self.own_pitch_bytes(src.buffer);
+        let mut destinations = Vec::new();
+        for dst in f.accesses.iter().filter(|a| a.operand == Operand::Dst) {
+            let n = dst.region.len();
+            let same = dst.region[n - 1].1 == *cols && n >= 2 && dst.region[n - 2].1 == *rows;
+            if !leads || !same || dst.each.is_some() || dst.when.is_some() || dst.rank != own {
+                let what = "source and destination of a sum differ in shape";
+                return Err(EmitError::unsupported(f.name.clone(), what));
+            }
+            let pitch = self.own_pitch_bytes(dst.buffer);
+            let base = self.base(dst.buffer, "params.header.rank");
+            let (row, col) =
+                (self.c(f, None, &self.row(dst)), self.c(f, None, &dst.region[n - 1].0));
+            let address =
+                format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})");
+            destinations.push(context! { address, pitch });
+        }
+        let base = self.base(src.buffer, "params.header.rank");
+        let (row, col) = (self.c(f, None, &src.region[1].0), self.c(f, None, col));
+        Ok(context! {
+            id => s.id.index(),
+            first => s.first,
+            end => s.first + s.tasks,
+            names => names(f),
+            rows => self.c(f, None, rows),
+            row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
+            sources => self.c(f, None, &each.extent),
+            source => format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})"),
+            source_stride => format!("static_cast<u64>({}) * {pitch}", self.c(f, None, &self.extent(src.buffer, 1))),
+            source_pitch => pitch,
+            destinations,
+            load_waits => self.waits(f, Agent::Copier)?,
             posts => self.posts(f),
         })
     }

@@ -337,7 +337,7 @@ impl Checker<'_> {
                 let Some((other, other_name)) = seen.insert(edge, (id, name)) else { continue };
                 let y = &self.plan.families[other];
                 let shared = other != id && name.is_some() && name == other_name;
-                if !(shared && y.role == x.role && y.leaf == x.leaf) {
+                if !(shared && y.role == x.role && y.leaf.shares_ring(&x.leaf)) {
                     self.error(
                         format!("{id} {:?}", x.name),
                         format!("edge {edge} is already one of {other}"),

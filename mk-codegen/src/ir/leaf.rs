@@ -285,6 +285,21 @@ impl Leaf {
         }
     }
 
+    /// Whether two leaves of one role run on the same barriers and stages: they differ in arithmetic only.
+    pub fn shares_ring(&self, other: &Leaf) -> bool {
+        let plain = |leaf: &Leaf| match leaf {
+            Leaf::MmaTile { block, stages, b_layout, store, .. } => Leaf::MmaTile {
+                block: *block,
+                stages: *stages,
+                b_layout: *b_layout,
+                store: *store,
+                epilogue: Vec::new(),
+            },
+            other => other.clone(),
+        };
+        plain(self) == plain(other)
+    }
+
     /// What the verifier may rely on and the template must implement.
     pub fn contract(&self) -> Contract {
         use Agent::*;

@@ -9,22 +9,44 @@ use crate::ir::{
 use mk_abi::DType;
 use mk_syntax::Placement;
 
-/// Data that one family writes and others read, handed over word by word.
+/// Data that families write and others read, handed over word by word.
 pub(super) struct Flow {
     /// Name of the signal.
     pub name: &'static str,
     /// Extents of its array.
     pub shape: Vec<Expr>,
-    /// The writer.
-    pub from: FamId,
-    /// The operand that it writes through; decides agent and completion.
-    pub through: Operand,
-    /// Word that a task of the writer raises, and on which rank.
-    pub post: (Vec<Expr>, Expr, Option<Each>),
-    /// Tasks of the writer that raise each word.
+    pub from: Vec<Writer>,
+    /// Tasks that raise each word.
     pub count: Expr,
-    /// Readers: the operand that needs the data, and the word.
-    pub to: Vec<(FamId, Operand, Vec<Expr>)>,
+    pub to: Vec<Reader>,
+}
+
+/// A family that raises words of a flow.
+pub(super) struct Writer {
+    pub family: FamId,
+    /// What it writes through; decides the completion.
+    pub operand: Operand,
+    /// The word that a task raises, and on which rank.
+    pub word: Vec<Expr>,
+    pub rank: Expr,
+    pub each: Option<Each>,
+}
+
+/// A family that waits for words of a flow.
+pub(super) struct Reader {
+    pub family: FamId,
+    /// What needs the data; decides who waits.
+    pub operand: Operand,
+    pub word: Vec<Expr>,
+    pub each: Option<Each>,
+}
+
+/// The block of rows that a family's tasks cover: its shard, and the block in the shard.
+#[derive(Clone)]
+pub(super) struct Covers {
+    pub family: FamId,
+    pub shard: Expr,
+    pub block: Expr,
 }
 
 /// The plan so far. Roles and signals are empty; [`Draft::kinds`] says where each family belongs.
@@ -32,6 +54,8 @@ pub(super) struct Draft {
     pub plan: Plan,
     pub kinds: Arena<FamId, RoleKind>,
     pub flows: Vec<Flow>,
+    /// Shared-memory stages of a bulk copy.
+    pub copy_stages: u32,
     edges: usize,
 }
 
@@ -43,7 +67,13 @@ impl Draft {
             target: config.target.clone(),
             ..Plan::default()
         };
-        Draft { plan, kinds: Arena::new(), flows: Vec::new(), edges: 0 }
+        Draft {
+            plan,
+            kinds: Arena::new(),
+            flows: Vec::new(),
+            copy_stages: config.copy_stages,
+            edges: 0,
+        }
     }
 
     pub fn world(&self) -> i32 {
@@ -116,12 +146,12 @@ impl Draft {
         order: Vec<Expr>,
         accesses: Vec<Access>,
     ) -> FamId {
-        // Families of one role with the same leaf run on the same barriers.
+        // Families of one role that share a ring have the same barriers.
         let same = self
             .plan
             .families
             .iter()
-            .find(|(id, f)| f.leaf == leaf && self.kinds[*id] == kind)
+            .find(|(id, f)| f.leaf.shares_ring(&leaf) && self.kinds[*id] == kind)
             .map(|(_, f)| f.edges.clone());
         let edges = match same {
             Some(edges) => edges,

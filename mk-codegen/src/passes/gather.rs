@@ -5,7 +5,7 @@
 
 use super::{
     Config, LowerError,
-    draft::{Draft, Flow, read, shard_extent, write},
+    draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     select::{Kernel, Tensor},
 };
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
@@ -36,7 +36,12 @@ pub(super) fn aligned(elements: i32, size_bytes: u64) -> i32 {
 
 /// The rank `s + 1` places after this one.
 pub(super) fn peer(s: Expr, world: i32) -> Expr {
-    (Expr::from(Var::RANK) + s + 1) % world
+    peer_at(s + 1, world)
+}
+
+/// The rank `places` after this one.
+pub(super) fn peer_at(places: Expr, world: i32) -> Expr {
+    (Expr::from(Var::RANK) + places) % world
 }
 
 /// Rows of block `i` of height `block` among `rows`; 0 or less past the end.
@@ -93,22 +98,22 @@ pub(super) fn push(draft: &mut Draft, x: &Tensor, block: i32, config: &Config) -
     Gathered { shard, rows, all, own_rows: !bulk, blocks, push, pieces }
 }
 
-/// Adds the flow from the push to its readers: family, operand, and the owner and block that a task reads.
-pub(super) fn flow(draft: &mut Draft, g: &Gathered, to: Vec<(FamId, Operand, Expr, Expr)>) {
+/// Adds the flow from the push to a family that reads what arrives.
+pub(super) fn flow(draft: &mut Draft, g: &Gathered, operand: Operand, to: Covers) {
     let world = draft.world();
     let extent = if g.own_rows { world } else { world - 1 };
     draft.flows.push(Flow {
         name: "arrived",
         shape: vec![world.into(), g.blocks.into()],
-        from: g.push,
-        through: Operand::Dst,
-        post: (
-            vec![Var::RANK.into(), Var::domain(0).into()],
-            peer(Var::EACH.into(), world),
-            Some(Each { var: "s".into(), extent: extent.into() }),
-        ),
+        from: vec![Writer {
+            family: g.push,
+            operand: Operand::Dst,
+            word: vec![Var::RANK.into(), Var::domain(0).into()],
+            rank: peer(Var::EACH.into(), world),
+            each: Some(Each { var: "s".into(), extent: extent.into() }),
+        }],
         count: g.pieces.into(),
-        to: to.into_iter().map(|(f, operand, q, i)| (f, operand, vec![q, i])).collect(),
+        to: vec![Reader { family: to.family, operand, word: vec![to.shard, to.block], each: None }],
     });
 }
 
@@ -116,9 +121,10 @@ pub(super) fn flow(draft: &mut Draft, g: &Gathered, to: Vec<(FamId, Operand, Exp
 ///
 /// # Errors
 /// None so far.
-pub(super) fn alone(kernel: &Kernel, x: &Tensor, config: &Config) -> Result<Draft, LowerError> {
+pub(super) fn alone(kernel: &Kernel, config: &Config) -> Result<Draft, LowerError> {
     const BLOCK: i32 = 128;
     let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
+    let x = &kernel.x;
     let world = draft.world();
     let k = draft.dim(&x.shape[1]);
     let m = draft.dim(&x.shape[0]);
@@ -167,7 +173,7 @@ pub(super) fn alone(kernel: &Kernel, x: &Tensor, config: &Config) -> Result<Draf
         );
         let domain = vec![("i", blocks.into()), ("s", (world - 1).into())];
         let copy = draft.family(name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
-        flow(&mut draft, g, vec![(copy, Operand::Src, q, i)]);
+        flow(&mut draft, g, Operand::Src, Covers { family: copy, shard: q, block: i });
     }
     Ok(draft)
 }

@@ -4,13 +4,16 @@ mod draft;
 mod fuse;
 mod gather;
 mod gemm;
+mod reduce;
 mod roles;
+mod rows;
 mod select;
 mod signals;
 
 use crate::{
     graph::OpGraph,
     ir::{Plan, RoleKind, StructureError},
+    valid,
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -80,6 +83,9 @@ pub enum LowerError {
     /// A pass produced a plan that is not well formed.
     #[error("internal error: the lowered plan is not well formed: {0}")]
     Structure(StructureError),
+    /// A pass produced a plan that does not verify.
+    #[error("internal error: the lowered plan does not verify:\n{0}")]
+    Verify(valid::Failure),
 }
 
 /// The plan of a pipeline, not yet verified.
@@ -91,14 +97,29 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     let kernel = select::kernel(&graph, config)?;
-    let mut draft = match &kernel.body {
-        select::Body::Gather { x } => gather::alone(&kernel, x, config)?,
-        select::Body::Gemm(g) => gemm::tile(&kernel, g, config)?,
+    let mut draft = match (kernel.gemms.is_empty(), kernel.reduce) {
+        (false, _) => gemm::tile(&kernel, config)?,
+        (true, Some(how)) => reduce::alone(&kernel, how, config)?,
+        (true, None) => gather::alone(&kernel, config)?,
     };
     signals::insert(&mut draft);
     let plan = roles::assign(draft, config)?;
     plan.check_structure().map_err(|mut e| LowerError::Structure(e.swap_remove(0)))?;
     Ok(plan)
+}
+
+/// [`lower`], then [`valid::verify`]: what a kernel may be made from.
+///
+/// # Errors
+/// As [`lower`]; a plan that does not verify is an error of the compiler itself.
+pub fn compile(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+) -> Result<(Plan, valid::Proof), LowerError> {
+    let plan = lower(program, bound, config)?;
+    let proof = valid::verify(&plan).map_err(LowerError::Verify)?;
+    Ok((plan, proof))
 }
 
 /// Names of the roles that [`Config::sms`] can set.

@@ -5,10 +5,10 @@
 //! that reads; each access to a peer's memory waits for the peer's entry into this launch, so that the peer's readers
 //! of the launch before have ended.
 
-use super::draft::{Draft, Flow};
+use super::draft::{Draft, Flow, Reader, Writer};
 use crate::ir::{
-    Access, Agent, Completion, Each, Expr, FamId, Leaf, Operand, Point, Post, Proxy, RoleKind,
-    Scope, SigId, Signal, Var, Wait,
+    Agent, Completion, Each, Expr, FamId, Leaf, Mode, Operand, Point, Post, Proxy, RoleKind, Scope,
+    SigId, Signal, Var, Wait,
 };
 
 /// Runs the pass.
@@ -17,6 +17,15 @@ pub(super) fn insert(draft: &mut Draft) {
     for flow in std::mem::take(&mut draft.flows) {
         connect(draft, flow);
     }
+}
+
+/// An access that needs a peer to have entered this launch.
+struct Guarded {
+    family: FamId,
+    operand: Operand,
+    peer: Expr,
+    each: Option<Each>,
+    when: Option<Expr>,
 }
 
 /// Who performs an operand's accesses, and how.
@@ -32,16 +41,35 @@ fn poster(draft: &Draft, family: FamId) -> Option<Agent> {
 
 fn entry(draft: &mut Draft) {
     let own = Expr::from(Var::RANK);
-    let remote: Vec<(FamId, Access)> = draft
-        .plan
-        .families
-        .iter()
-        .flat_map(|(id, f)| f.accesses.iter().map(move |a| (id, a)))
+    let accesses =
+        || draft.plan.families.iter().flat_map(|(id, f)| f.accesses.iter().map(move |a| (id, a)));
+    let mut guarded: Vec<Guarded> = accesses()
         .filter(|(_, a)| a.rank != own)
-        .map(|(id, a)| (id, a.clone()))
+        .map(|(id, a)| Guarded {
+            family: id,
+            operand: a.operand,
+            peer: a.rank.clone(),
+            each: a.each.clone(),
+            when: a.when.clone(),
+        })
         .collect();
-    if remote.is_empty() {
+    if guarded.is_empty() {
         return;
+    }
+    // What peers read may be overwritten once they have entered the next launch.
+    let peers = draft.world() - 1;
+    for (id, a) in accesses().filter(|(_, a)| a.rank == own && a.mode == Mode::Write) {
+        if accesses().any(|(_, b)| b.buffer == a.buffer && b.rank != own && b.mode == Mode::Read) {
+            let each = Each { var: "p".into(), extent: peers.into() };
+            let peer = super::gather::peer(Var::EACH.into(), peers + 1);
+            guarded.push(Guarded {
+                family: id,
+                operand: a.operand,
+                peer,
+                each: Some(each),
+                when: a.when.clone(),
+            });
+        }
     }
     let world = Expr::Const(draft.world());
     let entered =
@@ -61,39 +89,46 @@ fn entry(draft: &mut Draft) {
         each: Some(Each { var: "p".into(), extent: world }),
         when: None,
     });
-    for (family, access) in remote {
-        let Some((by, proxy)) = performer(draft, family, access.operand) else { continue };
+    for Guarded { family, operand, peer, each, when } in guarded {
+        let Some((by, proxy)) = performer(draft, family, operand) else { continue };
         let edge = draft.edge();
         draft.plan.families[family].waits.push(Wait {
             edge,
             signal: entered,
-            index: vec![access.rank],
+            index: vec![peer],
             count: 1.into(),
             lag: 0,
             by,
             proxy,
             scope: Scope::Sys,
             at: Point::Start,
-            each: access.each,
-            when: access.when,
+            each,
+            when,
         });
     }
 }
 
 fn connect(draft: &mut Draft, flow: Flow) {
-    let Flow { name, shape, from, through, post: (index, rank, each), count, to } = flow;
+    let Flow { name, shape, from, count, to } = flow;
     let signal: SigId = draft.plan.signals.push(Signal { name: name.into(), shape });
-    let scope = if rank == Expr::from(Var::RANK) { Scope::Gpu } else { Scope::Sys };
-    if let (Some((_, proxy)), Some(by)) = (performer(draft, from, through), poster(draft, from)) {
+    let own = Expr::from(Var::RANK);
+    let local = from.iter().all(|w| w.rank == own);
+    let scope = if local { Scope::Gpu } else { Scope::Sys };
+    for Writer { family, operand, word, rank, each } in from {
+        let (Some((_, proxy)), Some(by)) =
+            (performer(draft, family, operand), poster(draft, family))
+        else {
+            continue;
+        };
         let after = match proxy {
             Proxy::Async => Completion::GlobalWriteDone,
             Proxy::Generic | Proxy::Host => Completion::ProgramOrder,
         };
         let edge = draft.edge();
-        draft.plan.families[from].posts.push(Post {
+        draft.plan.families[family].posts.push(Post {
             edge,
             signal,
-            index,
+            index: word,
             rank,
             add: 1.into(),
             by,
@@ -104,20 +139,20 @@ fn connect(draft: &mut Draft, flow: Flow) {
             when: None,
         });
     }
-    for (family, operand, index) in to {
+    for Reader { family, operand, word, each } in to {
         let Some((by, proxy)) = performer(draft, family, operand) else { continue };
         let edge = draft.edge();
         draft.plan.families[family].waits.push(Wait {
             edge,
             signal,
-            index,
+            index: word,
             count: count.clone(),
             lag: 0,
             by,
             proxy,
             scope,
             at: Point::Start,
-            each: None,
+            each,
             when: None,
         });
     }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use mk_codegen::{
-    ir::{BufId, Plan, TabId},
+    ir::{BufId, Entity, Plan, TabId},
     sim::{self, Callbacks, Options, RunReport, SimError},
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -102,9 +102,6 @@ pub fn run(
         let tensor = Tensor { shape: shape.to_vec(), values: values.to_vec() };
         data.borrow_mut().outputs.insert((epoch, rank, name(b)), tensor);
     };
-    use mk_codegen::ir::Entity;
-    let mut caller = Callbacks { input, table, output };
-    let report = sim::run(plan, &mut caller, options);
-    drop(caller);
+    let report = sim::run(plan, &mut Callbacks { input, table, output }, options);
     (report, data.into_inner())
 }

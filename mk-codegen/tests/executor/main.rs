@@ -8,3 +8,5 @@ mod errors;
 mod fixtures;
 mod harness;
 mod leaves;
+mod lowered;
+mod mutations;

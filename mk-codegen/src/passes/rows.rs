@@ -1,0 +1,91 @@
+//! Blocks of rows: how the rows of a result are cut, and in which order they are walked.
+
+use super::{
+    draft::Draft,
+    gather::{block_rows, peer_at},
+    select::Tensor,
+};
+use crate::ir::{Expr, Var};
+
+/// The rows that a family's tiles cover.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'t> {
+    /// The tensor whose dimension 0 is cut into shards: rows of shard `q` are its rows on rank `q`.
+    pub of: &'t Tensor,
+    /// Rows of a full shard, or of the whole where there is one shard.
+    pub per_shard: i32,
+    /// Blocks of a full shard.
+    pub blocks: i32,
+    /// Shards that exist; 1 means that rows are not cut by rank.
+    pub shards: i32,
+    /// Shards that are covered: `count` of them, from `first` places after the own rank.
+    pub first: i32,
+    pub count: i32,
+}
+
+/// One block of rows, as expressions over a task's variables.
+pub(super) struct RowBlock {
+    /// The shard; the own rank where rows are not cut.
+    pub shard: Expr,
+    /// Block in the shard.
+    pub block: Expr,
+    /// First row in the shard.
+    pub at: Expr,
+    /// Rows; 0 or less past the end.
+    pub len: Expr,
+}
+
+impl Rows<'_> {
+    /// Loop variables: block, shard (if there are several), column block.
+    pub fn domain(&self, col_blocks: i32) -> Vec<(&'static str, Expr)> {
+        let mut domain = vec![("i", self.blocks.into())];
+        if self.count > 1 {
+            domain.push(("s", self.count.into()));
+        }
+        domain.push(("j", col_blocks.into()));
+        domain
+    }
+
+    /// The column block of a task.
+    pub fn column(&self) -> Expr {
+        Var::domain(if self.count > 1 { 2 } else { 1 }).into()
+    }
+
+    /// The rows of a task, in blocks of `height`.
+    pub fn block(&self, draft: &mut Draft, height: i32) -> RowBlock {
+        let i = Expr::from(Var::domain(0));
+        let shard = if self.shards == 1 {
+            Expr::Const(0)
+        } else if self.count > 1 {
+            peer_at(Expr::from(Var::domain(1)) + self.first, self.shards)
+        } else if self.first == 0 {
+            Var::RANK.into()
+        } else {
+            peer_at(Expr::Const(self.first), self.shards)
+        };
+        let rows = if self.shards == 1 {
+            draft.local(self.of, 0, Var::RANK)
+        } else {
+            draft.shard(&self.of.shape[0], shard.clone())
+        };
+        let len = block_rows(rows, i.clone(), height);
+        RowBlock { shard, block: i.clone(), at: i * height, len }
+    }
+
+    /// Order of tiles: groups of `group` row blocks, column by column, so that both operands stay in L2. Row blocks of all
+    /// covered shards alternate, block by block: they arrive, or are sent, at the same time.
+    pub fn order(&self, group: i32, col_blocks: i32) -> Vec<Expr> {
+        let t = Expr::from(Var::LINEAR);
+        let total = self.blocks * self.count;
+        let first = t.clone() / (group * col_blocks) * group;
+        let height = Expr::Const(group).min(Expr::Const(total) - first.clone());
+        let within = t % (group * col_blocks);
+        let row = first + within.clone() % height.clone();
+        let mut order = vec![row.clone() / self.count];
+        if self.count > 1 {
+            order.push(row % self.count);
+        }
+        order.push(within / height);
+        order
+    }
+}

@@ -1,0 +1,293 @@
+//! One agent's walk: for every phase of every task, its waits, then the edges from the agents before it, then its accesses, then
+//! its posts. A move ends where others could see something, so that they can come in between.
+
+use super::{
+    SimError,
+    compute::{consume, values},
+    delivery::{Delivery, inner_of},
+    machine::Machine,
+    nic::Command,
+    place_of,
+    post::Ready,
+    program::{Blocking, Phase, State, UnitTask},
+    schedule::Actor,
+};
+use crate::ir::{Agent, Completion, Entity, Leaf, Mode, Point, Points, Proxy, Scope};
+
+impl Machine<'_> {
+    /// Moves an agent.
+    pub fn advance(&mut self, rank: usize, id: usize) -> Result<(), SimError> {
+        let actor = Actor::Agent { rank, agent: id };
+        loop {
+            let program = &mut self.ranks[rank].program;
+            let agent = &mut program.agents[id];
+            let unit = agent.unit;
+            let Some(t) = agent.list.get(agent.at).copied() else {
+                program.units[unit].running -= 1;
+                if program.units[unit].running == 0 {
+                    self.end_unit(rank, unit)?;
+                }
+                return Ok(());
+            };
+            self.step()?;
+            let agent = &mut self.ranks[rank].program.agents[id];
+            match std::mem::replace(&mut agent.state, State::Begin) {
+                State::Begin => {
+                    let waits = self.phase_waits(rank, id, t)?;
+                    self.set(rank, id, State::Waiting(waits));
+                }
+                State::Waiting(mut waits) => {
+                    let blocked = if !self.poll(&mut waits, actor) {
+                        Some(Blocking::Signal)
+                    } else {
+                        self.held_back(rank, id, t)
+                    };
+                    if blocked.is_some() {
+                        self.set(rank, id, State::Waiting(waits));
+                        self.ranks[rank].program.agents[id].blocked = blocked;
+                        return Ok(());
+                    }
+                    self.set(rank, id, State::Access);
+                }
+                State::Access => {
+                    let seen = self.access(rank, id, t)?;
+                    let posts = self.phase_posts(rank, id, t)?;
+                    self.set(rank, id, State::Posting(posts));
+                    if seen {
+                        self.chooser.ready(actor);
+                        return Ok(());
+                    }
+                }
+                State::Posting(mut posts) => match posts.pop_front() {
+                    Some(post) => {
+                        self.complete(rank, id, post)?;
+                        self.raise(post);
+                        self.set(rank, id, State::Posting(posts));
+                        self.chooser.ready(actor);
+                        return Ok(());
+                    }
+                    None => self.pass(rank, id, t),
+                },
+            }
+        }
+    }
+
+    fn set(&mut self, rank: usize, id: usize, state: State) {
+        self.ranks[rank].program.agents[id].state = state;
+    }
+
+    fn phase_waits(
+        &self,
+        rank: usize,
+        id: usize,
+        t: usize,
+    ) -> Result<Vec<super::wait::Pending>, SimError> {
+        let r = &self.ranks[rank];
+        let agent = &r.program.agents[id];
+        let task = &r.program.units[agent.unit].tasks[t];
+        let points = Points::new(self.plan, &r.tables);
+        let at = (point_of(task, agent.phase), inner_of(agent.phase));
+        self.waits(&points, &task.task, agent.agent, Some(at))
+    }
+
+    fn phase_posts(
+        &self,
+        rank: usize,
+        id: usize,
+        t: usize,
+    ) -> Result<std::collections::VecDeque<Ready>, SimError> {
+        let r = &self.ranks[rank];
+        let agent = &r.program.agents[id];
+        let task = &r.program.units[agent.unit].tasks[t];
+        let points = Points::new(self.plan, &r.tables);
+        let at = (point_of(task, agent.phase), inner_of(agent.phase));
+        self.posts(&points, &task.task, agent.agent, Some(at))
+    }
+
+    /// The internal edge, or the full fifo, that keeps an agent from the accesses of its phase.
+    fn held_back(&self, rank: usize, id: usize, t: usize) -> Option<Blocking> {
+        let r = &self.ranks[rank];
+        let agent = &r.program.agents[id];
+        let unit = &r.program.units[agent.unit];
+        let task = &unit.tasks[t];
+        let family = &self.plan.families[task.task.family];
+        if agent.agent == Agent::Issuer && agent.phase == 0 && self.fifo_full(rank) {
+            return Some(Blocking::Fifo);
+        }
+        let specs = self.contract(&task.task).edges.iter().zip(&family.edges);
+        for (spec, edge) in specs {
+            if spec.depth.is_none() && spec.to == agent.agent {
+                let context = task.context.as_deref();
+                if !context.is_some_and(|c| c.arrived(spec.from, agent.phase)) {
+                    return Some(Blocking::Internal(edge.edge, spec.name, spec.from));
+                }
+            }
+        }
+        let step = task.begins(agent.phase)?;
+        for back in &task.back {
+            let (from, to, completed) = unit.completed[back.pair];
+            if to == agent.agent && back.base + step - back.depth >= completed {
+                return Some(Blocking::Internal(back.edge, back.name, from));
+            }
+        }
+        None
+    }
+
+    /// Reads, computes, writes. Whether anything was there that others can see, or that can see others.
+    fn access(&mut self, rank: usize, id: usize, t: usize) -> Result<bool, SimError> {
+        let (unit, phase, agent) = {
+            let a = &self.ranks[rank].program.agents[id];
+            (a.unit, a.phase, a.agent)
+        };
+        let plan = self.plan;
+        let task = &self.ranks[rank].program.units[unit].tasks[t];
+        let (point, last, family_id) = (point_of(task, phase), task.last(), task.task.family);
+        let family = &plan.families[family_id];
+        if family.leaf == Leaf::NicSend {
+            if phase == 0 {
+                let command =
+                    Command { task: task.task.clone(), tables: self.ranks[rank].tables.clone() };
+                self.command(rank, command);
+            }
+            return Ok(phase == 0);
+        }
+        let mine: Vec<_> = family
+            .accesses
+            .iter()
+            .enumerate()
+            .filter(|(_, a)| a.at == point)
+            .filter_map(|(line, a)| {
+                let spec = self.contracts[family_id.index()].operand(a.operand)?;
+                (spec.agent == agent).then_some((line, a, spec.proxy))
+            })
+            .collect();
+        for (line, _, proxy) in mine.iter().filter(|(_, a, _)| a.mode == Mode::Read) {
+            if *proxy != Proxy::Async {
+                self.load(rank, unit, t, *line, phase)?;
+                continue;
+            }
+            self.ranks[rank].program.units[unit].tasks[t]
+                .context
+                .get_or_insert_default()
+                .begin_load(agent, phase);
+            let load = Delivery::Load { rank, unit, task: t, agent, line: *line, phase };
+            self.issue(rank, load);
+        }
+        let mut context =
+            self.ranks[rank].program.units[unit].tasks[t].context.take().unwrap_or_default();
+        let held = context.held();
+        if agent == Agent::Consumers {
+            consume(family, &mut context, point, phase)
+                .map_err(|e| self.named(e, rank, unit, t))?;
+        }
+        let mut stores = Vec::new();
+        for (_, a, proxy) in mine.iter().filter(|(_, a, _)| a.mode != Mode::Read) {
+            let r = &self.ranks[rank];
+            let task = &r.program.units[unit].tasks[t].task;
+            let points = Points::new(plan, &r.tables);
+            let regions = self.regions(&points, task, a, phase)?;
+            for (region, values) in values(family, &mut context, a.operand, regions, phase, last)
+                .map_err(|e| self.named(e, rank, unit, t))?
+            {
+                stores.push((region, values, a.mode, *proxy));
+            }
+        }
+        self.release(held);
+        self.hold(context.held())?;
+        self.ranks[rank].program.units[unit].tasks[t].context = Some(context);
+        for (region, values, mode, proxy) in stores {
+            if proxy != Proxy::Async {
+                self.store(&region, &values, mode);
+                continue;
+            }
+            self.hold(values.len() as u64)?;
+            let store = Delivery::Store { region, values, accumulate: mode == Mode::Accumulate };
+            let store = self.issue(rank, store);
+            self.ranks[rank].program.agents[id].stores.push(store);
+        }
+        Ok(!mine.is_empty())
+    }
+
+    fn named(&self, error: SimError, rank: usize, unit: usize, t: usize) -> SimError {
+        let task = &self.ranks[rank].program.units[unit].tasks[t].task;
+        match error {
+            SimError::Operands { message, .. } => {
+                SimError::Operands { place: place_of(self.plan, task), message }
+            }
+            other => other,
+        }
+    }
+
+    /// Waits for the bulk stores that a post comes after: those of this agent, and no further than the post's scope.
+    fn complete(&mut self, rank: usize, id: usize, post: Ready) -> Result<(), SimError> {
+        if post.after != Completion::GlobalWriteDone {
+            return Ok(());
+        }
+        let stores = std::mem::take(&mut self.ranks[rank].program.agents[id].stores);
+        let mut left = Vec::new();
+        for store in stores {
+            if post.scope == Scope::Sys || self.deliveries.stays_on(store, rank) {
+                self.deliver(store)?;
+            } else if self.deliveries.is_due(store) {
+                left.push(store);
+            }
+        }
+        self.ranks[rank].program.agents[id].stores = left;
+        Ok(())
+    }
+
+    /// Leaves a phase.
+    fn pass(&mut self, rank: usize, id: usize, t: usize) {
+        let program = &mut self.ranks[rank].program;
+        let agent = &mut program.agents[id];
+        let unit = &mut program.units[agent.unit];
+        let task = &mut unit.tasks[t];
+        let (name, phase) = (agent.agent, agent.phase);
+        if task.completes(phase) {
+            for back in &task.back {
+                let pair = &mut unit.completed[back.pair];
+                pair.2 += i64::from(pair.0 == name);
+            }
+        }
+        let last = phase == task.last();
+        let context = task.context.get_or_insert_default();
+        context.pass(name, phase);
+        agent.phase += 1;
+        let mut freed = 0;
+        if last {
+            (agent.phase, agent.at) = (0, agent.at + 1);
+            context.left += 1;
+            let family = task.task.family.index();
+            let here = |a: &&Agent| !matches!(a, Agent::Sender | Agent::Receiver);
+            if context.left == self.contracts[family].agents.iter().filter(here).count() {
+                freed = context.held();
+                task.context = None;
+                self.report.tasks += 1;
+            }
+        }
+        let unit = agent.unit;
+        self.release(freed);
+        self.wake_unit(rank, unit);
+    }
+
+    /// Lets the agents of a unit look again at the edges that hold them back.
+    pub fn wake_unit(&mut self, rank: usize, unit: usize) {
+        let program = &mut self.ranks[rank].program;
+        for id in &program.units[unit].agents {
+            let agent = &mut program.agents[*id];
+            if matches!(agent.blocked, Some(Blocking::Internal(..))) {
+                agent.blocked = None;
+                self.chooser.ready(Actor::Agent { rank, agent: *id });
+            }
+        }
+    }
+}
+
+/// The point of a task that a phase belongs to.
+fn point_of(task: &UnitTask, phase: Phase) -> Point {
+    match phase {
+        0 => Point::Start,
+        p if p == task.last() => Point::End,
+        _ => Point::Inner,
+    }
+}

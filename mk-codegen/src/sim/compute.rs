@@ -1,0 +1,248 @@
+//! What leaves compute: consumers take what the loader brought, and every store asks for its values.
+
+use super::{
+    SimError,
+    context::{Context, Piece, misfit},
+    math::{Attention, Tile, apply, multiply_add, transpose},
+    memory::within,
+    program::Phase,
+};
+use crate::ir::{BLayout, EpilogueOp, Family, Leaf, Operand, Point, Region};
+
+const TAILS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+
+/// The arithmetic of a task's consumers in one phase.
+pub(super) fn consume(
+    family: &Family,
+    context: &mut Context,
+    point: Point,
+    phase: Phase,
+) -> Result<(), SimError> {
+    let pair = match &family.leaf {
+        Leaf::MmaTile { .. } => [Operand::A, Operand::B],
+        Leaf::AttendTile { .. } => [Operand::K, Operand::V],
+        _ => return Ok(()),
+    };
+    // The arithmetic is where the later of the two operands is.
+    let of_pair = family.accesses.iter().filter(|a| pair.contains(&a.operand));
+    if of_pair.map(|a| a.at).max() != Some(point) {
+        return Ok(());
+    }
+    match &family.leaf {
+        Leaf::MmaTile { b_layout, .. } => multiply(context, *b_layout, phase)?,
+        Leaf::AttendTile { scale, .. } => attend(context, f32::from_bits(*scale), phase)?,
+        _ => {}
+    }
+    context.forget(&pair, phase);
+    Ok(())
+}
+
+fn multiply(context: &mut Context, layout: BLayout, phase: Phase) -> Result<(), SimError> {
+    let mut sum = context.sum.take();
+    if let (Some(a), Some(b)) =
+        (context.latest(Operand::A, phase), context.latest(Operand::B, phase))
+    {
+        let turned;
+        let b = if layout == BLayout::Nk {
+            turned = transpose(b);
+            &turned
+        } else {
+            b
+        };
+        if a.cols != b.rows {
+            return Err(misfit(format!(
+                "`a` is {}x{} and `b` {}x{}",
+                a.rows, a.cols, b.rows, b.cols
+            )));
+        }
+        let c = match &mut sum {
+            Some(c) => c,
+            None => {
+                within("elements of one tile", (a.rows * b.cols) as u64)?;
+                sum.insert(Tile::zeros(a.rows, b.cols))
+            }
+        };
+        if (c.rows, c.cols) != (a.rows, b.cols) {
+            return Err(misfit("the tile changes its shape between steps"));
+        }
+        multiply_add(c, a, b);
+    }
+    context.sum = sum;
+    Ok(())
+}
+
+fn attend(context: &mut Context, scale: f32, phase: Phase) -> Result<(), SimError> {
+    let mut state = carried(context, phase)?;
+    if let (Some(q), Some(k), Some(v)) = (
+        context.latest(Operand::Q, phase),
+        context.latest(Operand::K, phase),
+        context.latest(Operand::V, phase),
+    ) {
+        within("elements of one tile", (q.rows * v.cols) as u64)?;
+        let state = state.get_or_insert_with(|| Attention::new(q.rows, v.cols));
+        let acc = (state.acc.rows, state.acc.cols);
+        if q.cols != k.cols || k.rows != v.rows || acc != (q.rows, v.cols) {
+            return Err(misfit(format!(
+                "queries {}x{}, keys {}x{}, values {}x{}, accumulator {}x{}",
+                q.rows, q.cols, k.rows, k.cols, v.rows, v.cols, acc.0, acc.1
+            )));
+        }
+        state.step(q, k, v, scale);
+    }
+    context.attention = state;
+    Ok(())
+}
+
+/// The state of attention before a step: that of the step before, or what was read from scratch, or none.
+fn carried(context: &mut Context, phase: Phase) -> Result<Option<Attention>, SimError> {
+    if let Some(state) = context.attention.take() {
+        return Ok(Some(state));
+    }
+    match (context.latest(Operand::AccIn, phase), context.latest(Operand::StatIn, phase)) {
+        (None, None) => Ok(None),
+        (Some(acc), Some(stat)) if stat.cols == 2 && stat.rows == acc.rows => {
+            Ok(Some(Attention { acc: acc.clone(), stat: stat.clone() }))
+        }
+        _ => Err(misfit("`acc_in` is [rows, d] and `stat_in` [rows, 2], or both are absent")),
+    }
+}
+
+/// The values of one access that writes, for each of its regions (with the value of `each`).
+pub(super) fn values(
+    family: &Family,
+    context: &mut Context,
+    operand: Operand,
+    regions: Vec<(Option<i64>, Region)>,
+    phase: Phase,
+    last: Phase,
+) -> Result<Vec<(Region, Vec<f32>)>, SimError> {
+    match &family.leaf {
+        Leaf::CopyTile { .. } | Leaf::HostCopy => copy(&context.sources(phase, last), regions),
+        Leaf::ReduceTile => {
+            let sum = reduce(&context.sources(phase, last))?;
+            broadcast(regions, |_| Ok(sum.clone()))
+        }
+        Leaf::MmaTile { epilogue, .. } => {
+            broadcast(regions, |r| product(context, epilogue, r, phase))
+        }
+        Leaf::AttendTile { .. } => {
+            let state = carried(context, phase)?;
+            context.attention = state;
+            broadcast(regions, |r| {
+                let (rows, cols) = matrix(r);
+                let fresh = || Attention::new(rows, cols);
+                let state = context.attention.clone().unwrap_or_else(fresh);
+                Ok(match operand {
+                    Operand::AccOut => state.acc.data,
+                    Operand::StatOut => state.stat.data,
+                    _ => state.output().data,
+                })
+            })
+        }
+        Leaf::Signal | Leaf::Enter | Leaf::NicSend => Ok(Vec::new()),
+    }
+}
+
+/// Rows and columns of a region.
+fn matrix(region: &Region) -> (usize, usize) {
+    let cols = region.dims.last().map_or(1, |d| d.1.max(1));
+    ((region.len() / cols) as usize, cols as usize)
+}
+
+fn fits(region: &Region, n: usize) -> Result<(), SimError> {
+    if region.len() == n as i64 {
+        return Ok(());
+    }
+    Err(misfit(format!(
+        "{n} elements do not fill the region {:?} of {}",
+        region.dims, region.buffer
+    )))
+}
+
+/// The same values to every region.
+fn broadcast(
+    regions: Vec<(Option<i64>, Region)>,
+    mut of: impl FnMut(&Region) -> Result<Vec<f32>, SimError>,
+) -> Result<Vec<(Region, Vec<f32>)>, SimError> {
+    let mut list = Vec::with_capacity(regions.len());
+    for (_, region) in regions {
+        let values = of(&region)?;
+        fits(&region, values.len())?;
+        list.push((region, values));
+    }
+    Ok(list)
+}
+
+fn concatenate<'p>(pieces: impl Iterator<Item = &'p &'p Piece>) -> Vec<f32> {
+    pieces.flat_map(|p| p.tile.data.iter().copied()).collect()
+}
+
+/// Sources and destinations that both repeat are paired by the value of `each`; otherwise all sources, one after the
+/// other, go to every destination.
+fn copy(
+    sources: &[&Piece],
+    regions: Vec<(Option<i64>, Region)>,
+) -> Result<Vec<(Region, Vec<f32>)>, SimError> {
+    let paired = sources.iter().any(|p| p.each.is_some());
+    let mut list = Vec::with_capacity(regions.len());
+    for (each, region) in regions {
+        let values = match each {
+            Some(_) if paired => concatenate(sources.iter().filter(|p| p.each == each)),
+            _ => concatenate(sources.iter()),
+        };
+        fits(&region, values.len())?;
+        list.push((region, values));
+    }
+    Ok(list)
+}
+
+/// Sum in f32, in order.
+fn reduce(sources: &[&Piece]) -> Result<Vec<f32>, SimError> {
+    let Some((first, rest)) = sources.split_first() else {
+        return Ok(Vec::new());
+    };
+    let mut sum = first.tile.data.clone();
+    for p in rest {
+        if p.tile.data.len() != sum.len() {
+            return Err(misfit("the sources of a sum differ in size"));
+        }
+        sum.iter_mut().zip(&p.tile.data).for_each(|(x, y)| *x += y);
+    }
+    Ok(sum)
+}
+
+/// The finished tile of a matrix product. With nothing to add up it is 0 before the epilogue.
+fn product(
+    context: &Context,
+    epilogue: &[EpilogueOp],
+    region: &Region,
+    phase: Phase,
+) -> Result<Vec<f32>, SimError> {
+    let mut tile = match &context.sum {
+        Some(sum) => sum.clone(),
+        None => {
+            let (rows, cols) = matrix(region);
+            Tile::zeros(rows, cols)
+        }
+    };
+    let mut tails = TAILS.iter();
+    for op in epilogue {
+        let mut operand = None;
+        if op.has_operand() {
+            let want = match op {
+                EpilogueOp::Bias => tile.cols,
+                _ => tile.data.len(),
+            };
+            let found = tails.next().and_then(|o| context.latest(*o, phase));
+            operand = found.filter(|t| t.data.len() == want);
+            if operand.is_none() {
+                return Err(misfit(format!(
+                    "the operand of {op:?} must have {want} elements, and has {:?}",
+                    found.map(|t| t.data.len())
+                )));
+            }
+        }
+        apply(*op, &mut tile, operand);
+    }
+    Ok(tile.data)
+}

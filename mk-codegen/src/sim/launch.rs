@@ -1,0 +1,153 @@
+//! Kernel boundaries: stream order on each rank, nothing between ranks.
+
+use super::{SimError, machine::Machine, program::Program, schedule::Actor};
+use crate::ir::{Points, Space, TableSet, TableSource};
+use std::rc::Rc;
+
+impl Machine<'_> {
+    /// The caller's turn before the next launch: new inputs, in place of the old ones.
+    pub fn between_launches(&mut self, rank: usize) -> Result<(), SimError> {
+        let epoch = self.ranks[rank].epoch + 1;
+        for (id, buffer) in self.plan.buffers.iter() {
+            if buffer.space != Space::In {
+                continue;
+            }
+            let shape = self.memory.shape(rank, id).to_vec();
+            let values = self.caller.input(epoch, rank, id, &shape);
+            let want = self.memory.values(rank, id).len();
+            if values.len() != want {
+                return Err(SimError::Caller {
+                    epoch,
+                    rank,
+                    message: format!(
+                        "{id} {:?} has {want} elements, the caller gave {}",
+                        buffer.name,
+                        values.len()
+                    ),
+                });
+            }
+            self.memory.fill(rank, id, &values);
+        }
+        self.chooser.ready(Actor::Launch { rank });
+        Ok(())
+    }
+
+    /// Begins a rank's next epoch.
+    pub fn launch(&mut self, rank: usize) -> Result<(), SimError> {
+        let epoch = self.ranks[rank].epoch + 1;
+        let tables = self.tables_of(epoch)?;
+        for (id, buffer) in self.plan.buffers.iter() {
+            if buffer.space == Space::Out {
+                self.memory.poison(rank, id);
+            }
+        }
+        let points = Points::new(self.plan, &tables);
+        let program = Program::new(self.plan, &self.contracts, &points, rank, epoch)?;
+        let r = &mut self.ranks[rank];
+        r.epoch = epoch;
+        r.tables = tables.clone();
+        // One more, so that units without agents cannot end the launch while it begins.
+        r.running = program.units.len() + 1;
+        r.program = program;
+        let epochs = self.ranks.iter().map(|r| r.epoch);
+        let behind = epochs.min().unwrap_or(epoch);
+        self.report.max_drift = self.report.max_drift.max(epoch - behind);
+        self.tables.retain(|e, _| *e >= behind);
+        for unit in 0..self.ranks[rank].program.units.len() {
+            if !self.ranks[rank].program.units[unit].gated {
+                self.begin_unit(rank, unit)?;
+            }
+        }
+        self.one_less(rank)
+    }
+
+    fn tables_of(&mut self, epoch: i64) -> Result<Rc<TableSet>, SimError> {
+        if let Some(tables) = self.tables.get(&epoch) {
+            return Ok(tables.clone());
+        }
+        let caller = &mut *self.caller;
+        let set = TableSet::new(self.plan, |rank, id| caller.table(epoch, rank, id));
+        for rank in 0..self.ranks.len() {
+            for (id, table) in self.plan.tables.iter() {
+                let TableSource::Runtime { min, max } = table.source else {
+                    continue;
+                };
+                let values = set.values(rank, id);
+                let want: usize = table.shape.iter().map(|n| *n as usize).product();
+                let refuse = |message| SimError::Caller { epoch, rank, message };
+                if values.len() != want {
+                    return Err(refuse(format!(
+                        "{id} {:?} has {want} entries, the caller gave {}",
+                        table.name,
+                        values.len()
+                    )));
+                }
+                if let Some(v) = values.iter().find(|v| !(min..=max).contains(*v)) {
+                    return Err(refuse(format!(
+                        "{id} {:?}: the entry {v} is outside {min}..={max}",
+                        table.name
+                    )));
+                }
+            }
+        }
+        let set = Rc::new(set);
+        self.tables.insert(epoch, set.clone());
+        Ok(set)
+    }
+
+    /// Lets a unit's agents go. One without agents has ended.
+    pub fn begin_unit(&mut self, rank: usize, unit: usize) -> Result<(), SimError> {
+        let u = &self.ranks[rank].program.units[unit];
+        if u.agents.is_empty() {
+            return self.end_unit(rank, unit);
+        }
+        for agent in &u.agents {
+            self.chooser.ready(Actor::Agent { rank, agent: *agent });
+        }
+        Ok(())
+    }
+
+    /// What follows when the last agent of a unit has come to its end.
+    pub fn end_unit(&mut self, rank: usize, unit: usize) -> Result<(), SimError> {
+        if let Some(next) = self.ranks[rank].program.units[unit].next {
+            self.begin_unit(rank, next)?;
+        }
+        self.one_less(rank)
+    }
+
+    fn one_less(&mut self, rank: usize) -> Result<(), SimError> {
+        let r = &mut self.ranks[rank];
+        r.running -= 1;
+        if r.running == 0 { self.end_launch(rank) } else { Ok(()) }
+    }
+
+    /// The kernel has ended: its stores to the rank's own memory are there (those to peers may still be on their way),
+    /// and the caller reads the outputs and writes the next inputs.
+    fn end_launch(&mut self, rank: usize) -> Result<(), SimError> {
+        let program = std::mem::take(&mut self.ranks[rank].program);
+        let stores = program.agents.iter().flat_map(|a| a.stores.iter().copied());
+        for id in stores {
+            if self.deliveries.stays_on(id, rank) {
+                self.deliver(id)?;
+            }
+        }
+        let epoch = self.ranks[rank].epoch;
+        for (id, buffer) in self.plan.buffers.iter() {
+            if buffer.space == Space::Out {
+                let shape = self.memory.shape(rank, id);
+                let values = self.memory.values(rank, id);
+                self.caller.output(epoch, rank, id, shape, values);
+            }
+        }
+        if epoch < i64::from(self.options.launches) {
+            return self.between_launches(rank);
+        }
+        self.ranks[rank].finished = true;
+        for (id, buffer) in self.plan.buffers.iter() {
+            if buffer.space == Space::In {
+                self.memory.poison(rank, id);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+//! The state of a run, and its loop: choose, move, until nothing can.
+
+use super::{
+    Caller, Options, RunReport, SimError,
+    delivery::Deliveries,
+    error::{Blocked, Deadlock, WaitsFor},
+    memory::{Memory, within},
+    nic::Host,
+    program::{Blocking, Program, State},
+    schedule::{Actor, Choice, Chooser},
+    signals::Signals,
+    wait::Pending,
+};
+use crate::ir::{Agent, Contract, Entity, Plan, Points, TableSet, Task};
+use std::{collections::BTreeMap, rc::Rc};
+
+pub(super) struct Machine<'a> {
+    pub plan: &'a Plan,
+    /// Of each family.
+    pub contracts: Vec<Contract>,
+    pub caller: &'a mut dyn Caller,
+    pub options: &'a Options,
+    pub memory: Memory,
+    pub signals: Signals,
+    pub ranks: Vec<Rank>,
+    pub chooser: Chooser,
+    pub deliveries: Deliveries,
+    /// Tables of the epochs that some rank is in.
+    pub tables: BTreeMap<i64, Rc<TableSet>>,
+    /// Numbers that tasks and deliveries hold.
+    pub held: u64,
+    pub report: RunReport,
+}
+
+/// One rank: the launch that it is in, and its host.
+pub(super) struct Rank {
+    pub epoch: i64,
+    pub tables: Rc<TableSet>,
+    pub program: Program,
+    /// Units that have not ended.
+    pub running: usize,
+    /// Whether the last launch has ended.
+    pub finished: bool,
+    pub host: Host,
+}
+
+impl<'a> Machine<'a> {
+    pub fn new(
+        plan: &'a Plan,
+        caller: &'a mut dyn Caller,
+        options: &'a Options,
+    ) -> Result<Machine<'a>, SimError> {
+        plan.check_structure().map_err(SimError::Structure)?;
+        let world = plan.mesh.size() as usize;
+        let mut entries = 0u64;
+        for table in plan.tables.values() {
+            let len: u64 = table.shape.iter().map(|n| u64::from(*n)).product();
+            entries = entries.saturating_add(len.saturating_mul(world as u64));
+            within("entries of all tables", entries)?;
+        }
+        let none = Rc::new(TableSet::default());
+        let points = Points::new(plan, &none);
+        let machine = Machine {
+            memory: Memory::new(plan, &points)?,
+            signals: Signals::new(plan, &points)?,
+            contracts: plan.families.values().map(|x| x.leaf.contract()).collect(),
+            ranks: (0..world)
+                .map(|_| Rank {
+                    epoch: 0,
+                    tables: none.clone(),
+                    program: Program::default(),
+                    running: 0,
+                    finished: options.launches == 0,
+                    host: Host::default(),
+                })
+                .collect(),
+            chooser: Chooser::new(options.schedule, options.seed, world)?,
+            deliveries: Deliveries::default(),
+            tables: BTreeMap::new(),
+            held: 0,
+            report: RunReport {
+                steps: 0,
+                tasks: 0,
+                messages: vec![0; plan.signals.len()],
+                max_drift: 0,
+            },
+            plan,
+            caller,
+            options,
+        };
+        machine.supported()?;
+        Ok(machine)
+    }
+
+    pub fn run(mut self) -> Result<RunReport, SimError> {
+        for rank in 0..self.ranks.len() {
+            if !self.ranks[rank].finished {
+                self.between_launches(rank)?;
+            }
+        }
+        while let Some(choice) = self.chooser.next() {
+            self.step()?;
+            match choice {
+                Choice::Delivery(id) => self.deliver(id)?,
+                Choice::Actor(Actor::Launch { rank }) => self.launch(rank)?,
+                Choice::Actor(Actor::Agent { rank, agent }) => self.advance(rank, agent)?,
+                Choice::Actor(Actor::Sender { rank }) => self.send(rank)?,
+            }
+        }
+        let done = self.ranks.iter().all(|r| r.finished && r.host.fifo.is_empty());
+        if done { Ok(self.report) } else { Err(SimError::Deadlock(Box::new(self.deadlock()))) }
+    }
+
+    pub fn step(&mut self) -> Result<(), SimError> {
+        self.report.steps += 1;
+        if self.report.steps > self.options.max_steps {
+            return Err(SimError::Steps { limit: self.options.max_steps });
+        }
+        Ok(())
+    }
+
+    /// Takes room for numbers that a task or a delivery holds.
+    pub fn hold(&mut self, n: u64) -> Result<(), SimError> {
+        self.held = self.held.saturating_add(n);
+        within("elements in flight", self.held)
+    }
+
+    pub fn release(&mut self, n: u64) {
+        self.held = self.held.saturating_sub(n);
+    }
+
+    fn deadlock(&self) -> Deadlock {
+        let mut blocked = Vec::new();
+        for (rank, r) in self.ranks.iter().enumerate() {
+            let mut add = |place: String, agent: Agent, task: &Task, on| {
+                blocked.push(Blocked {
+                    rank,
+                    epoch: task.epoch(),
+                    place,
+                    agent,
+                    family: task.family,
+                    name: self.plan.families[task.family].name.clone(),
+                    task: task.domain().to_vec(),
+                    on,
+                });
+            };
+            for a in &r.program.agents {
+                let unit = &r.program.units[a.unit];
+                let on = match (a.blocked, &a.state) {
+                    (Some(Blocking::Signal), State::Waiting(waits)) => match waits.last() {
+                        Some(wait) => self.awaited(wait),
+                        None => continue,
+                    },
+                    (Some(Blocking::Internal(edge, name, from)), _) => {
+                        WaitsFor::Internal { edge, name, from }
+                    }
+                    (Some(Blocking::Fifo), _) => WaitsFor::Fifo,
+                    _ => continue,
+                };
+                if let Some(t) = a.list.get(a.at).and_then(|i| unit.tasks.get(*i)) {
+                    add(unit.place.to_string(), a.agent, &t.task, on);
+                }
+            }
+            if let (Some(command), Some(waits)) = (r.host.fifo.front(), &r.host.waits)
+                && let Some(wait) = waits.last()
+            {
+                add("host".into(), Agent::Sender, &command.task, self.awaited(wait));
+            }
+        }
+        let total = blocked.len();
+        // A signal that does not come is nearer to the cause than the agents that wait for those who wait for it.
+        blocked.sort_by_key(|b| !matches!(b.on, WaitsFor::Signal { .. }));
+        blocked.truncate(Deadlock::SHOWN);
+        Deadlock { blocked, total }
+    }
+
+    fn awaited(&self, wait: &Pending) -> WaitsFor {
+        WaitsFor::Signal {
+            edge: wait.edge,
+            signal: wait.word.signal,
+            index: wait.index.clone(),
+            expected: wait.expected,
+            seen: self.signals.seen(wait.word),
+        }
+    }
+
+    /// The contract of a task's family.
+    pub fn contract(&self, task: &Task) -> &Contract {
+        &self.contracts[task.family.index()]
+    }
+}

@@ -1,0 +1,37 @@
+//! The elementwise tail of a matrix product, in f32.
+
+use super::{Tile, erf::erf, round};
+use crate::ir::EpilogueOp;
+use mk_abi::DType;
+
+/// Applies `op` to `acc`. `operand` is `None` for operations without one; a bias has `acc.cols` elements, a matrix as many
+/// as `acc`. The caller has checked that.
+pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&Tile>) {
+    let cols = acc.cols.max(1);
+    let other = operand.map_or(&[][..], |t| &t.data);
+    let each = |acc: &mut Tile, f: &dyn Fn(f32) -> f32| {
+        acc.data.iter_mut().for_each(|x| *x = f(*x));
+    };
+    match op {
+        EpilogueOp::Bias => {
+            for row in acc.data.chunks_mut(cols) {
+                row.iter_mut().zip(other).for_each(|(x, b)| *x += b);
+            }
+        }
+        EpilogueOp::Mul => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= y),
+        EpilogueOp::Add => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x += y),
+        EpilogueOp::Gelu => each(acc, &gelu),
+        EpilogueOp::Silu => each(acc, &|x| x / (1.0 + (-x).exp())),
+        // Not `max`, which would make 0 of a NaN.
+        EpilogueOp::Relu => each(acc, &|x| if x < 0.0 { 0.0 } else { x }),
+        EpilogueOp::Scale(bits) => each(acc, &|x| x * f32::from_bits(bits)),
+        EpilogueOp::RoundBf16 => each(acc, &|x| round(DType::Bf16, x)),
+        EpilogueOp::RoundF16 => each(acc, &|x| round(DType::F16, x)),
+        EpilogueOp::Widen => {}
+    }
+}
+
+fn gelu(x: f32) -> f32 {
+    let x = f64::from(x);
+    (0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))) as f32
+}

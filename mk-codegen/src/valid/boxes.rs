@@ -1,0 +1,179 @@
+//! Boxes of memory: interning, overlap and cover.
+//!
+//! Every region that a plan touches becomes a [`BoxId`] of one [`Memory`] (a buffer on a rank). Tasks with equal regions
+//! share a box, so that the pairs to prove are pairs of boxes, and overlaps are found once for all epochs.
+
+use crate::ir::{BufId, Region};
+use std::collections::HashMap;
+
+/// A region: base and length in each dimension, every length at least 1.
+pub(super) type Dims = Box<[(i64, i64)]>;
+pub(super) type BoxId = u32;
+/// What an overlap costs, in looks.
+const OVERLAP_WEIGHT: u64 = 16;
+
+/// A distinct region of a buffer on a rank.
+#[derive(Clone, Debug)]
+pub(super) struct Boxed {
+    pub rank: usize,
+    pub buffer: BufId,
+    pub dims: Dims,
+}
+
+/// All distinct regions of a plan.
+#[derive(Default)]
+pub(super) struct Boxes {
+    pub all: Vec<Boxed>,
+    ids: HashMap<(usize, BufId, Dims), BoxId>,
+}
+
+impl Boxes {
+    /// The box of a region, new or known.
+    pub fn intern(&mut self, region: Region) -> BoxId {
+        let key = (region.rank, region.buffer, Dims::from(region.dims.as_slice()));
+        if let Some(id) = self.ids.get(&key) {
+            return *id;
+        }
+        let id = self.all.len() as BoxId;
+        self.all.push(Boxed { rank: key.0, buffer: key.1, dims: key.2.clone() });
+        self.ids.insert(key, id);
+        id
+    }
+
+    /// For every box the boxes that overlap it, itself included, in ascending order. `None` if there are more than
+    /// `limit` pairs to look at.
+    pub fn overlaps(&self, limit: u64) -> Option<Vec<Vec<BoxId>>> {
+        let mut memories: HashMap<(usize, BufId), Vec<BoxId>> = HashMap::new();
+        for (id, b) in self.all.iter().enumerate() {
+            memories.entry((b.rank, b.buffer)).or_default().push(id as BoxId);
+        }
+        let mut out = vec![Vec::new(); self.all.len()];
+        let mut looked = 0u64;
+        for ids in memories.values_mut() {
+            self.sweep(ids, &mut out, &mut looked, limit)?;
+        }
+        out.iter_mut().for_each(|list| list.sort_unstable());
+        Some(out)
+    }
+
+    /// Sweeps along the dimension with the most distinct bases.
+    fn sweep(
+        &self,
+        ids: &mut [BoxId],
+        out: &mut [Vec<BoxId>],
+        looked: &mut u64,
+        limit: u64,
+    ) -> Option<()> {
+        let dims = |id: BoxId| &self.all[id as usize].dims;
+        let distinct = |d: usize| {
+            let mut bases: Vec<_> = ids.iter().map(|i| dims(*i)[d].0).collect();
+            bases.sort_unstable();
+            bases.dedup();
+            bases.len()
+        };
+        let n_dims = ids.first().map_or(0, |i| dims(*i).len());
+        let axis = (0..n_dims).max_by_key(|d| distinct(*d)).unwrap_or(0);
+        ids.sort_unstable_by_key(|i| dims(*i).get(axis).map(|d| d.0));
+        let mut active: Vec<BoxId> = Vec::new();
+        for &id in ids.iter() {
+            let base = dims(id).get(axis).map_or(0, |d| d.0);
+            active.retain(|a| dims(*a).get(axis).is_none_or(|d| d.0 + d.1 > base));
+            *looked += active.len() as u64;
+            if *looked > limit {
+                return None;
+            }
+            for &a in &active {
+                if intersect(dims(a), dims(id)).is_some() {
+                    // An overlap takes memory, and work later on: it weighs more than a look.
+                    *looked += OVERLAP_WEIGHT;
+                    out[a as usize].push(id);
+                    out[id as usize].push(a);
+                }
+            }
+            out[id as usize].push(id);
+            active.push(id);
+        }
+        Some(())
+    }
+}
+
+/// The common part of two boxes.
+pub(super) fn intersect(a: &[(i64, i64)], b: &[(i64, i64)]) -> Option<Dims> {
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| {
+            let base = a.0.max(b.0);
+            let len = (a.0 + a.1).min(b.0 + b.1) - base;
+            (len > 0).then_some((base, len))
+        })
+        .collect()
+}
+
+/// Number of elements. Boxes lie inside buffers, whose size is bounded, so that this does not overflow.
+pub(super) fn area(dims: &[(i64, i64)]) -> i64 {
+    dims.iter().fold(1i64, |n, d| n.saturating_mul(d.1))
+}
+
+/// A part of `whole` that no box of `parts` covers.
+pub(super) fn uncovered<'a>(
+    whole: &[(i64, i64)],
+    parts: impl IntoIterator<Item = &'a [(i64, i64)]>,
+) -> Option<Dims> {
+    let mut left: Vec<Dims> = vec![whole.into()];
+    for part in parts {
+        let mut next = Vec::with_capacity(left.len());
+        for piece in left {
+            subtract(piece, part, &mut next);
+        }
+        left = next;
+        if left.is_empty() {
+            return None;
+        }
+    }
+    left.into_iter().next()
+}
+
+/// Pushes the pieces of `piece` outside `part`.
+fn subtract(mut piece: Dims, part: &[(i64, i64)], out: &mut Vec<Dims>) {
+    let Some(hole) = intersect(&piece, part) else {
+        out.push(piece);
+        return;
+    };
+    for d in 0..piece.len() {
+        let (base, len) = piece[d];
+        let (hole_base, hole_len) = hole[d];
+        let (end, hole_end) = (base + len, hole_base + hole_len);
+        for (from, to) in [(base, hole_base), (hole_end, end)] {
+            if from < to {
+                let mut rest = piece.clone();
+                rest[d] = (from, to - from);
+                out.push(rest);
+            }
+        }
+        piece[d] = hole[d];
+    }
+}
+
+/// `[0 : 128, 64 : 32]`.
+pub(super) fn text(dims: &[(i64, i64)]) -> String {
+    let parts: Vec<_> = dims.iter().map(|d| format!("{} : {}", d.0, d.1)).collect();
+    format!("[{}]", parts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cover_is_exact() {
+        let whole = [(0, 4), (0, 4)];
+        let quarters: Vec<[(i64, i64); 2]> =
+            vec![[(0, 2), (0, 2)], [(0, 2), (2, 2)], [(2, 2), (0, 2)], [(2, 2), (2, 2)]];
+        assert_eq!(uncovered(&whole, quarters.iter().map(|q| q.as_slice())), None);
+        let missing = uncovered(&whole, quarters[..3].iter().map(|q| q.as_slice()));
+        assert_eq!(missing.as_deref(), Some(&quarters[3][..]));
+        // Overlapping parts do not count twice.
+        let twice = [&quarters[0][..], &quarters[0][..]];
+        assert!(uncovered(&whole, twice).is_some());
+    }
+}

@@ -1,0 +1,376 @@
+//! Happens-before between tasks: kernel boundaries and paths of signals.
+//!
+//! Assumes that rule 3 holds (a wait means *all* posts to its word up to its epoch, and one rank posts them) and that
+//! the abstract run of rule 2 has ended, which gives the order in which words became complete. No vector clock over
+//! tasks is kept. Instead:
+//!
+//! - `K[node][rank]`, the newest epoch whose kernel on `rank` is known to have *started* before the node, so that all
+//!   kernels before that one are complete there. Nodes are words (all their posts), kernel ends and accesses.
+//! - for the pairs that kernel boundaries do not settle, a search backwards over (word, epoch) nodes, which folds all
+//!   tasks that post to one word.
+//!
+//! Host agents are not covered by kernel ends: a NIC may still be reading when the kernel that fed it has exited.
+
+use super::{
+    within::{self, Reach, WordPosts},
+    world::{AccRec, Class, World, is_host},
+};
+use crate::ir::{Agent, EdgeId, Proxy, Scope, Wait};
+use std::collections::{BTreeSet, HashMap};
+
+/// A word that some wait has seen complete: `lag` epochs before the waiter's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(super) struct Pred {
+    pub word: u32,
+    pub lag: u32,
+    pub edge: EdgeId,
+}
+
+pub(super) type SigKey = u32;
+
+/// What is known before an access: the words that it has seen complete.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Seen {
+    pub rank: u32,
+    /// Whether it comes after the start of the kernel.
+    pub anchored: bool,
+    pub preds: Vec<Pred>,
+}
+
+/// The same for all events of a class.
+#[derive(Default)]
+pub(super) struct ClassPaths {
+    pub seen: Vec<Seen>,
+    /// For each access.
+    pub of_access: Vec<SigKey>,
+    /// For each word, over all its posts.
+    pub of_word: Vec<Vec<Pred>>,
+    /// For each rank: everything that its kernel waits for.
+    pub of_end: Vec<Vec<Pred>>,
+    pub words: Vec<Option<WordPosts>>,
+}
+
+/// A node of the folded graph.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(super) enum Node {
+    /// All posts to a word up to an epoch.
+    Word(u32, u32),
+    /// The end of a kernel: rank, epoch.
+    End(u32, u32),
+}
+
+/// What a search looks for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Goal {
+    pub rank: u32,
+    /// Nodes of earlier epochs cannot help.
+    pub floor: u32,
+    /// Words that the earlier access's task posts once it is complete, ascending.
+    pub words: Vec<u32>,
+    /// A node in this rank's kernel of this epoch, or a later one, comes after the access.
+    pub kernel: Option<u32>,
+    /// The end of this rank's kernel of this epoch, or a later one, comes after it.
+    pub end: Option<u32>,
+}
+
+/// Happens-before of one unrolled plan.
+pub(super) struct Paths<'w, 'a> {
+    pub world: &'w World<'a>,
+    pub classes: Vec<ClassPaths>,
+    /// By epoch, then word, then rank.
+    k_word: Vec<Vec<u8>>,
+    /// By epoch, then rank of the kernel, then rank.
+    k_end: Vec<Vec<u8>>,
+    k_seen: HashMap<(u32, SigKey), Vec<u8>>,
+    /// Whether `K` may be used to prune: not if copy engines post outside of kernels.
+    prune: bool,
+    /// Nodes that searches have visited.
+    pub visits: u64,
+    /// Waits on the paths that proofs used.
+    pub used: BTreeSet<EdgeId>,
+}
+
+impl<'w, 'a> Paths<'w, 'a> {
+    /// `order`: words in the order in which they became complete, with their epochs.
+    pub fn new(world: &'w World<'a>, order: &[(u32, u32)]) -> Paths<'w, 'a> {
+        let classes: Vec<_> = world.classes.iter().map(|c| class_paths(world, c)).collect();
+        let n = world.ranks;
+        let epochs = world.epochs() as usize;
+        let prune =
+            classes.iter().all(|c: &ClassPaths| c.words.iter().flatten().all(|w| w.anchored));
+        let mut p = Paths {
+            world,
+            classes,
+            k_word: vec![vec![0; world.words.total * n]; epochs],
+            k_end: vec![vec![0; n * n]; epochs],
+            k_seen: HashMap::new(),
+            prune,
+            visits: 0,
+            used: BTreeSet::new(),
+        };
+        // Kernels of an epoch end, on every rank, before a word of the rank's next epoch is posted to: they are
+        // computed when first needed.
+        let mut ended = vec![0u32; n];
+        for &(word, epoch) in order {
+            let c = p.of(epoch);
+            let Some(posts) = c.words[word as usize] else { continue };
+            let rank = posts.rank as usize;
+            p.end_kernels(rank, epoch - 1, &mut ended);
+            let preds = p.of(epoch).of_word[word as usize].clone();
+            let anchor = posts.anchored.then_some((rank, epoch));
+            let row = p.join(anchor, epoch, &preds);
+            p.k_word[epoch as usize - 1][word as usize * n..(word as usize + 1) * n]
+                .copy_from_slice(&row);
+        }
+        for rank in 0..n {
+            p.end_kernels(rank, epochs as u32, &mut ended);
+        }
+        p
+    }
+
+    fn end_kernels(&mut self, rank: usize, upto: u32, ended: &mut [u32]) {
+        while ended[rank] < upto {
+            ended[rank] += 1;
+            let epoch = ended[rank];
+            let preds = self.of(epoch).of_end[rank].clone();
+            let row = self.join(Some((rank, epoch)), epoch, &preds);
+            let n = self.world.ranks;
+            self.k_end[epoch as usize - 1][rank * n..(rank + 1) * n].copy_from_slice(&row);
+        }
+    }
+
+    /// Newest kernels known started after the given words, and after the start of kernel `anchor`.
+    fn join(&self, anchor: Option<(usize, u32)>, epoch: u32, preds: &[Pred]) -> Vec<u8> {
+        let n = self.world.ranks;
+        let mut row = vec![0u8; n];
+        let mut add = |other: &[u8]| row.iter_mut().zip(other).for_each(|(a, b)| *a = (*a).max(*b));
+        if let Some((rank, e)) = anchor
+            && e > 1
+        {
+            add(&self.k_end[e as usize - 2][rank * n..(rank + 1) * n]);
+        }
+        for p in preds.iter().filter(|p| epoch > p.lag) {
+            let w = p.word as usize;
+            add(&self.k_word[(epoch - p.lag) as usize - 1][w * n..(w + 1) * n]);
+        }
+        if let Some((rank, e)) = anchor {
+            row[rank] = row[rank].max(e as u8);
+        }
+        row
+    }
+
+    fn of(&self, epoch: u32) -> &ClassPaths {
+        &self.classes[self.world.class_of[epoch as usize - 1]]
+    }
+
+    /// What is known before an access of an epoch.
+    pub fn seen(&self, epoch: u32, key: SigKey) -> &Seen {
+        &self.of(epoch).seen[key as usize]
+    }
+    pub fn key(&self, epoch: u32, access: u32) -> SigKey {
+        self.of(epoch).of_access[access as usize]
+    }
+
+    /// Newest kernel of `rank` known to have started before an access.
+    pub fn started(&mut self, epoch: u32, key: SigKey, rank: u32) -> u32 {
+        if let Some(row) = self.k_seen.get(&(epoch, key)) {
+            return u32::from(row[rank as usize]);
+        }
+        let seen = self.seen(epoch, key);
+        let anchor = seen.anchored.then_some((seen.rank as usize, epoch));
+        let row = self.join(anchor, epoch, &seen.preds);
+        let known = u32::from(row[rank as usize]);
+        self.k_seen.insert((epoch, key), row);
+        known
+    }
+
+    fn known(&self, node: Node, rank: u32) -> u32 {
+        let n = self.world.ranks;
+        let (table, epoch, row) = match node {
+            Node::Word(w, e) => (&self.k_word, e, w),
+            Node::End(r, e) => (&self.k_end, e, r),
+        };
+        u32::from(table[epoch as usize - 1][row as usize * n + rank as usize])
+    }
+
+    fn reached(&self, goal: &Goal, node: Node) -> bool {
+        match node {
+            Node::Word(w, e) => {
+                let by_post = e >= goal.floor && goal.words.binary_search(&w).is_ok();
+                let posts = self.of(e).words[w as usize];
+                by_post
+                    || posts.is_some_and(|p| {
+                        p.anchored && p.rank == goal.rank && goal.kernel.is_some_and(|k| e >= k)
+                    })
+            }
+            Node::End(r, e) => r == goal.rank && goal.end.is_some_and(|k| e >= k),
+        }
+    }
+
+    fn useful(&self, goal: &Goal, node: Node) -> bool {
+        let (Node::Word(_, e) | Node::End(_, e)) = node;
+        e >= goal.floor && (!self.prune || self.known(node, goal.rank) >= goal.floor)
+    }
+
+    /// Nodes before an access.
+    pub fn starts(&self, epoch: u32, key: SigKey) -> Vec<(Node, Option<EdgeId>)> {
+        let seen = self.seen(epoch, key);
+        successors(&seen.preds, epoch, seen.anchored.then_some(seen.rank))
+    }
+
+    /// Whether a kernel itself waits for one of some words: the short form of a search from its end.
+    pub fn ends_after(&mut self, rank: u32, epoch: u32, words: &[u32]) -> bool {
+        let list = &self.of(epoch).of_end[rank as usize];
+        let hit = words.iter().find_map(|w| {
+            let i = list.partition_point(|p| (p.word, p.lag) < (*w, 0));
+            list.get(i).filter(|p| p.word == *w && p.lag == 0).map(|p| p.edge)
+        });
+        self.used.extend(hit);
+        hit.is_some()
+    }
+
+    /// Whether the goal happens before something that comes after all of `starts`; marks the waits on the path.
+    pub fn search(&mut self, starts: Vec<(Node, Option<EdgeId>)>, goal: &Goal) -> bool {
+        let mut from: HashMap<Node, (Option<Node>, Option<EdgeId>)> = HashMap::new();
+        let mut queue: Vec<Node> = Vec::new();
+        let mut head = 0;
+        let mut next: Vec<(Option<Node>, Node, Option<EdgeId>)> =
+            starts.into_iter().map(|(n, e)| (None, n, e)).collect();
+        loop {
+            for (parent, node, edge) in next.drain(..) {
+                if from.contains_key(&node) || !self.useful(goal, node) {
+                    continue;
+                }
+                from.insert(node, (parent, edge));
+                if self.reached(goal, node) {
+                    let mut at = Some(node);
+                    while let Some(node) = at {
+                        let (parent, edge) = from[&node];
+                        self.used.extend(edge);
+                        at = parent;
+                    }
+                    return true;
+                }
+                queue.push(node);
+            }
+            let Some(&node) = queue.get(head) else { return false };
+            head += 1;
+            self.visits += 1;
+            let before = match node {
+                Node::Word(w, e) => {
+                    let c = self.of(e);
+                    let anchor = c.words[w as usize].filter(|p| p.anchored).map(|p| p.rank);
+                    successors(&c.of_word[w as usize], e, anchor)
+                }
+                Node::End(r, e) => successors(&self.of(e).of_end[r as usize], e, Some(r)),
+            };
+            next.extend(before.into_iter().map(|(n, edge)| (Some(node), n, edge)));
+        }
+    }
+}
+
+fn successors(preds: &[Pred], epoch: u32, anchor: Option<u32>) -> Vec<(Node, Option<EdgeId>)> {
+    let words = preds.iter().filter(|p| epoch > p.lag);
+    let mut out: Vec<_> =
+        words.map(|p| (Node::Word(p.word, epoch - p.lag), Some(p.edge))).collect();
+    if let Some(rank) = anchor
+        && epoch > 1
+    {
+        out.push((Node::End(rank, epoch - 1), None));
+    }
+    out
+}
+
+fn class_paths(world: &World<'_>, class: &Class) -> ClassPaths {
+    let words: Vec<_> =
+        (0..world.words.total as u32).map(|w| within::word_posts(world, class, w)).collect();
+    let mut out = ClassPaths { words, of_end: vec![Vec::new(); world.ranks], ..Default::default() };
+    let mut ids: HashMap<Seen, SigKey> = HashMap::new();
+    let mut of_word = vec![Vec::new(); world.words.total];
+    for task in &class.tasks {
+        let info = world.info(task.family);
+        let waits = &class.waits[task.waits.start as usize..task.waits.end as usize];
+        let line = |w| within::wait_line(world.plan, class, w);
+        let edges: Vec<_> =
+            waits.iter().map(|w| (w, line(w), edge(&out.words, w, line(w), task.rank))).collect();
+        let pred = |(w, l, _): &(&_, &Wait, _)| {
+            let w: &super::world::WaitRec = w;
+            Pred { word: w.word, lag: l.lag, edge: l.edge }
+        };
+        for a in &class.accs[task.accs.start as usize..task.accs.end as usize] {
+            let r = within::before(class, info, task, a);
+            let good = edges
+                .iter()
+                .filter(|(w, l, posts)| posts.is_some_and(|p| protects(&r, w, l, &p, a.proxy)));
+            let preds = distinct(good.map(pred).collect());
+            let anchored = info.agent(a.agent) != Agent::Engine;
+            let seen = Seen { rank: task.rank, anchored, preds };
+            let next = ids.len() as SigKey;
+            let key = *ids.entry(seen.clone()).or_insert_with(|| {
+                out.seen.push(seen);
+                next
+            });
+            out.of_access.push(key);
+        }
+        for p in &class.posts[task.posts.start as usize..task.posts.end as usize] {
+            let r = within::reach(class, info, task, p.agent, within::post_pos(p.step));
+            let good = edges.iter().filter(|(w, _, posts)| posts.is_some() && r.after_wait(w));
+            of_word[p.word as usize].extend(good.map(pred));
+        }
+        let gpu = edges.iter().filter(|(_, l, posts)| posts.is_some() && !is_host(l.by));
+        out.of_end[task.rank as usize].extend(gpu.map(pred));
+    }
+    out.of_word = of_word.into_iter().map(distinct).collect();
+    out.of_end = std::mem::take(&mut out.of_end).into_iter().map(distinct).collect();
+    out
+}
+
+/// The posts that a wait joins, if its scopes suffice.
+fn edge(
+    words: &[Option<WordPosts>],
+    w: &super::world::WaitRec,
+    wait: &Wait,
+    rank: u32,
+) -> Option<WordPosts> {
+    let posts = words[w.word as usize]?;
+    let strong = wait.scope == Scope::Sys && posts.scope == Scope::Sys;
+    (strong || !within::needs_sys(&posts, wait, rank)).then_some(posts)
+}
+
+fn protects(
+    r: &Reach,
+    w: &super::world::WaitRec,
+    wait: &Wait,
+    posts: &WordPosts,
+    y: Proxy,
+) -> bool {
+    r.after_wait(w) && within::wait_protects(wait, posts, y).is_ok()
+}
+
+/// Sorted, one for each word and lag.
+fn distinct(mut preds: Vec<Pred>) -> Vec<Pred> {
+    preds.sort_unstable();
+    preds.dedup_by_key(|p| (p.word, p.lag));
+    preds
+}
+
+/// Words that the task of an access posts to once the access is complete.
+pub(super) fn posts_after(world: &World<'_>, class: &Class, x: &AccRec, to_gpu: bool) -> Vec<u32> {
+    let task = &class.tasks[x.task as usize];
+    let info = world.info(task.family);
+    let data = world.boxes.all[x.boxed as usize].rank;
+    let mut out = Vec::new();
+    for p in &class.posts[task.posts.start as usize..task.posts.end as usize] {
+        let post = within::post_line(world.plan, class, p);
+        let r = within::reach(class, info, task, p.agent, within::post_pos(p.step));
+        let to = world.words.name(p.word).0;
+        if r.after_access(x)
+            && within::completes(world.plan, x, info.agent(x.agent), post, to_gpu, data, to).is_ok()
+        {
+            out.push(p.word);
+        }
+    }
+    out.sort_unstable();
+    out.dedup();
+    out
+}

@@ -1,0 +1,400 @@
+//! Rule 1: every two overlapping accesses of which one writes are ordered by their stamps.
+//!
+//! The stamp of an access is (epoch, version). The caller's writes of inputs come before every version of an epoch, and
+//! its reads of outputs after. What has the smaller stamp must happen before what has the greater one; of equal stamps,
+//! the write before the read. Accumulations of equal stamp commute. Two writes of equal stamp are a violation of rule 5.
+//!
+//! Pairs are formed between boxes, so that tasks with equal regions are one. Between epochs, all pairs of two boxes are
+//! settled at once where the later access knows that the earlier one's rank has started a later kernel. Only accesses
+//! of the last `period` epochs are taken as the later ones: the others are the same, shifted. Older epochs than those
+//! unrolled need no check: there the earlier access is followed, on its rank, by its own repetition one period later.
+//!
+//! Within a task the leaf's contract orders accesses; reading, then writing the same elements by ordinary loads and
+//! stores of one agent is order enough.
+
+use super::{
+    actor::Actor,
+    boxes::{BoxId, intersect, text},
+    explain::{self, From, To},
+    paths::{Goal, Node, Paths, SigKey, posts_after},
+    report::{Failure, Violation},
+    site, within,
+    world::{AccRec, Class, World, is_host},
+};
+use crate::ir::{Mode, Proxy, Space};
+use std::collections::{HashMap, HashSet};
+
+/// Accesses of one box in one class, writers first.
+#[derive(Default)]
+pub(super) struct Group {
+    pub accs: Vec<u32>,
+    pub writers: usize,
+}
+
+/// Accesses by class and box.
+pub(super) fn groups(world: &World<'_>) -> Vec<Vec<Group>> {
+    let one = |class: &Class| {
+        let mut out: Vec<Group> = Vec::new();
+        out.resize_with(world.boxes.all.len(), Group::default);
+        for pass in [true, false] {
+            for (i, a) in class.accs.iter().enumerate() {
+                if (a.mode != Mode::Read) == pass {
+                    let g = &mut out[a.boxed as usize];
+                    g.accs.push(i as u32);
+                    g.writers += usize::from(pass);
+                }
+            }
+        }
+        out
+    };
+    world.classes.iter().map(one).collect()
+}
+
+/// Two access lines, each by family and line: one mistake is reported once for them.
+type Lines = (u32, u32, u32, u32);
+
+/// Two overlapping accesses that both write, of one stamp, unless both accumulate.
+pub(super) fn twice(world: &World<'_>, e: u32, a: &AccRec, b: &AccRec) -> Option<Violation> {
+    let commute = a.mode == Mode::Accumulate && b.mode == Mode::Accumulate;
+    if a.version != b.version || commute {
+        return None;
+    }
+    let dims = |x: &AccRec| &world.boxes.all[x.boxed as usize].dims;
+    let common = intersect(dims(a), dims(b)).map_or_else(String::new, |d| text(&d));
+    Some(Violation::WrittenTwice {
+        first: site::actor(world, e, a),
+        second: site::actor(world, e, b),
+        common,
+    })
+}
+
+/// What a run of the rule found.
+pub(super) struct Races<'p, 'w, 'a> {
+    paths: &'p mut Paths<'w, 'a>,
+    groups: &'p [Vec<Group>],
+    pub violations: Vec<Violation>,
+    pub pairs: u64,
+    pub searched: u64,
+    work: u64,
+    exhausted: bool,
+    known: HashMap<(u32, u32, SigKey, u32), bool>,
+    told: HashSet<Lines>,
+    /// Lines for which the waits between epochs have been marked as used.
+    marked: HashSet<Lines>,
+}
+
+/// Checks all pairs.
+pub(super) fn check<'p, 'w, 'a>(
+    paths: &'p mut Paths<'w, 'a>,
+    groups: &'p [Vec<Group>],
+    overlaps: &[Vec<BoxId>],
+) -> Races<'p, 'w, 'a> {
+    let mut r = Races {
+        paths,
+        groups,
+        violations: Vec::new(),
+        pairs: 0,
+        searched: 0,
+        work: 0,
+        exhausted: false,
+        known: HashMap::new(),
+        told: HashSet::new(),
+        marked: HashSet::new(),
+    };
+    let world = r.paths.world;
+    let last = world.epochs();
+    for later in last + 1 - world.period.min(last)..=last {
+        r.callers(later);
+        // The nearest pairs first: they make the plainest counterexamples.
+        for earlier in (1..=later).rev() {
+            for (i, list) in overlaps.iter().enumerate() {
+                for &j in list {
+                    if earlier < later {
+                        r.between(i as BoxId, earlier, j, later);
+                    } else if j as usize >= i {
+                        r.within(i as BoxId, j, later);
+                    }
+                    if r.exhausted || r.violations.len() >= Failure::MAX {
+                        return r;
+                    }
+                }
+            }
+        }
+    }
+    r
+}
+
+impl Races<'_, '_, '_> {
+    fn world(&self) -> &World<'_> {
+        self.paths.world
+    }
+    fn group(&self, epoch: u32, b: BoxId) -> &Group {
+        &self.groups[self.paths.world.class_of[epoch as usize - 1]][b as usize]
+    }
+    fn acc(&self, epoch: u32, id: u32) -> AccRec {
+        self.paths.world.class(epoch).accs[id as usize]
+    }
+    fn rank(&self, epoch: u32, a: &AccRec) -> u32 {
+        self.paths.world.class(epoch).tasks[a.task as usize].rank
+    }
+    fn lines(&self, xe: u32, x: &AccRec, ye: u32, y: &AccRec) -> Lines {
+        use crate::ir::Entity;
+        let family =
+            |e, a: &AccRec| self.world().class(e).tasks[a.task as usize].family.index() as u32;
+        (family(xe, x), x.line, family(ye, y), y.line)
+    }
+    fn host(&self, epoch: u32, a: &AccRec) -> bool {
+        let world = self.world();
+        let task = &world.class(epoch).tasks[a.task as usize];
+        is_host(world.info(task.family).agent(a.agent))
+    }
+
+    /// Box `i` in an earlier epoch against box `j` in a later one.
+    fn between(&mut self, i: BoxId, xe: u32, j: BoxId, ye: u32) {
+        let (gx, gy) = (self.group(xe, i), self.group(ye, j));
+        if (gx.writers == 0 && gy.writers == 0) || gx.accs.is_empty() || gy.accs.is_empty() {
+            return;
+        }
+        let (xs, ys) = (gx.accs.clone(), gy.accs.clone());
+        let (xw, yw) = (gx.writers, gy.writers);
+        for (xs, ys) in [(&xs[..xw], &ys[..]), (&xs[xw..], &ys[..yw])] {
+            self.pairs += xs.len() as u64 * ys.len() as u64;
+            self.settle(xs, xe, ys, ye);
+        }
+    }
+
+    /// Every one of `xs` before every one of `ys`, an epoch or more later.
+    fn settle(&mut self, xs: &[u32], xe: u32, ys: &[u32], ye: u32) {
+        let mut ranks: Vec<(u32, bool, Vec<u32>)> = Vec::new();
+        for &x in xs {
+            let a = self.acc(xe, x);
+            let key = (self.rank(xe, &a), self.host(xe, &a));
+            match ranks.iter_mut().find(|r| (r.0, r.1) == key) {
+                Some(r) => r.2.push(x),
+                None => ranks.push((key.0, key.1, vec![x])),
+            }
+        }
+        let mut keys: Vec<(SigKey, Vec<u32>)> = Vec::new();
+        for &y in ys {
+            let key = self.paths.key(ye, y);
+            match keys.iter_mut().rev().find(|k| k.0 == key) {
+                Some(k) => k.1.push(y),
+                None => keys.push((key, vec![y])),
+            }
+        }
+        for (key, ys) in &keys {
+            for (rank, host, xs) in &ranks {
+                if !host && self.paths.started(ye, *key, *rank) > xe {
+                    self.mark(xs[0], xe, ys[0], ye);
+                    continue;
+                }
+                if !self.afford(xs, ys) {
+                    return;
+                }
+                for &x in xs {
+                    for &y in ys {
+                        self.ordered(x, xe, y, ye);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Bounds the work: pairs that are looked at one by one, and nodes that searches visit.
+    fn afford(&mut self, xs: &[u32], ys: &[u32]) -> bool {
+        self.work = self.work.saturating_add(xs.len() as u64 * ys.len() as u64);
+        let work = self.work.max(self.paths.visits);
+        if work > super::MAX_PAIRS && !self.exhausted {
+            self.exhausted = true;
+            let what = "pairs of accesses that need a path".into();
+            self.violations.push(Violation::Limit { what, limit: super::MAX_PAIRS });
+        }
+        !self.exhausted
+    }
+
+    /// Marks the waits that make a kernel known to be complete, once for each pair of lines.
+    fn mark(&mut self, x: u32, xe: u32, y: u32, ye: u32) {
+        let (ax, ay) = (self.acc(xe, x), self.acc(ye, y));
+        let (rx, ry) = (self.rank(xe, &ax), self.rank(ye, &ay));
+        if rx != ry
+            && ye - xe <= self.paths.world.period
+            && self.marked.insert(self.lines(xe, &ax, ye, &ay))
+        {
+            let goal = Goal {
+                rank: rx,
+                floor: xe + 1,
+                words: vec![],
+                kernel: Some(xe + 1),
+                end: Some(xe + 1),
+            };
+            let starts = self.paths.starts(ye, self.paths.key(ye, y));
+            self.paths.search(starts, &goal);
+        }
+    }
+
+    /// Two overlapping boxes in one epoch.
+    fn within(&mut self, i: BoxId, j: BoxId, e: u32) {
+        let (gi, gj) = (self.group(e, i), self.group(e, j));
+        if gi.writers == 0 && gj.writers == 0 {
+            return;
+        }
+        let (xs, ys, wi) = (gi.accs.clone(), gj.accs.clone(), gi.writers);
+        if !self.afford(&xs, &ys) {
+            return;
+        }
+        for (n, &x) in xs.iter().enumerate() {
+            let rest = if i == j { &ys[n + 1..] } else { &ys[..] };
+            for &y in rest {
+                let (a, b) = (self.acc(e, x), self.acc(e, y));
+                if n >= wi && b.mode == Mode::Read {
+                    break;
+                }
+                self.pairs += 1;
+                let (write_a, write_b) = (a.mode != Mode::Read, b.mode != Mode::Read);
+                match a.version.cmp(&b.version) {
+                    std::cmp::Ordering::Less => self.same_epoch(x, y, e),
+                    std::cmp::Ordering::Greater => self.same_epoch(y, x, e),
+                    _ if a.mode == Mode::Accumulate && b.mode == Mode::Accumulate => {}
+                    _ if write_a && write_b => self.twice(&a, &b, e),
+                    _ if write_a => self.same_epoch(x, y, e),
+                    _ => self.same_epoch(y, x, e),
+                }
+            }
+        }
+    }
+
+    fn twice(&mut self, a: &AccRec, b: &AccRec, e: u32) {
+        if !self.told.insert(self.lines(e, a, e, b)) {
+            return;
+        }
+        self.violations.extend(twice(self.paths.world, e, a, b));
+    }
+
+    fn same_epoch(&mut self, x: u32, y: u32, e: u32) {
+        let (a, b) = (self.acc(e, x), self.acc(e, y));
+        if a.task != b.task {
+            return self.ordered(x, e, y, e);
+        }
+        if !self.in_task(&a, &b, e) && self.told.insert(self.lines(e, &a, e, &b)) {
+            let world = self.paths.world;
+            self.violations.push(Violation::Race {
+                before: site::actor(world, e, &a),
+                after: site::actor(world, e, &b),
+                missing: "both are in one task, and no edge of its leaf joins them".into(),
+                likewise: Vec::new(),
+            });
+        }
+    }
+
+    /// Whether the contract orders two accesses of one task.
+    fn in_task(&self, a: &AccRec, b: &AccRec, e: u32) -> bool {
+        let class = self.world().class(e);
+        let task = &class.tasks[a.task as usize];
+        let info = self.world().info(task.family);
+        let generic = a.proxy == Proxy::Generic && b.proxy == Proxy::Generic;
+        if a.agent == b.agent && a.step == b.step {
+            return generic && a.mode == Mode::Read && a.boxed == b.boxed;
+        }
+        let r = within::before(class, info, task, b);
+        if a.agent == b.agent {
+            return generic && r.after_access(a);
+        }
+        let crosses = a.proxy == Proxy::Generic && b.proxy == Proxy::Async;
+        !crosses && r.after_access(a)
+    }
+
+    /// Proves one pair of different tasks by a path, or reports it.
+    fn ordered(&mut self, x: u32, xe: u32, y: u32, ye: u32) {
+        let (a, b) = (self.acc(xe, x), self.acc(ye, y));
+        let key = self.paths.key(ye, y);
+        if let Some(true) = self.known.get(&(x, xe, key, ye)) {
+            return;
+        }
+        let lines = self.lines(xe, &a, ye, &b);
+        if self.told.contains(&lines) {
+            return;
+        }
+        self.searched += 1;
+        let goal = self.goal(xe, &a, b.proxy != Proxy::Host);
+        let starts = self.paths.starts(ye, key);
+        let found = self.paths.search(starts, &goal);
+        self.known.insert((x, xe, key, ye), found);
+        if !found {
+            self.told.insert(lines);
+            let v = explain::violation(self.paths.world, &From::Access(a, xe), &To::Access(b, ye));
+            self.violations.push(v);
+        }
+    }
+
+    fn goal(&self, xe: u32, x: &AccRec, to_gpu: bool) -> Goal {
+        let gpu = !self.host(xe, x);
+        Goal {
+            rank: self.rank(xe, x),
+            floor: xe,
+            words: posts_after(self.world(), self.world().class(xe), x, to_gpu),
+            kernel: gpu.then_some(xe + 1),
+            end: gpu.then_some(xe),
+        }
+    }
+
+    /// The caller's tensors: written before the kernel of an epoch begins on their rank, read after it has ended.
+    fn callers(&mut self, e: u32) {
+        let world = self.paths.world;
+        let mut entered: HashSet<(SigKey, u32)> = HashSet::new();
+        for (id, a) in world.class(e).accs.iter().enumerate() {
+            let boxed = &world.boxes.all[a.boxed as usize];
+            let (home, space) = (boxed.rank as u32, world.plan.buffers[boxed.buffer].space);
+            let exposed = match space {
+                Space::In => true,
+                Space::Out => a.mode != Mode::Read,
+                _ => false,
+            };
+            if !exposed || self.violations.len() >= Failure::MAX {
+                continue;
+            }
+            self.pairs += 2;
+            let caller = |epoch: u32| Actor::Caller {
+                rank: boxed.rank,
+                epoch,
+                writes: space == Space::In,
+                buffer: boxed.buffer,
+                name: world.plan.buffers[boxed.buffer].name.clone(),
+            };
+            let key = self.paths.key(e, id as u32);
+            if self.paths.started(e, key, home) < e {
+                let earlier = if space == Space::In { e } else { e - 1 };
+                let line = self.lines(e, a, e, a);
+                if self.told.insert((u32::MAX, 0, line.0, line.1)) {
+                    let from = From::Caller(caller(earlier), home, e);
+                    self.violations.push(explain::violation(world, &from, &To::Access(*a, e)));
+                }
+            } else if self.rank(e, a) != home && entered.insert((key, home)) {
+                let goal =
+                    Goal { rank: home, floor: e, words: vec![], kernel: Some(e), end: Some(e) };
+                let starts = self.paths.starts(e, key);
+                self.paths.search(starts, &goal);
+            }
+            self.before_end(*a, e, home, caller(if space == Space::In { e + 1 } else { e }));
+        }
+    }
+
+    /// An access to a caller's tensor is over when the kernel of the tensor's rank ends.
+    fn before_end(&mut self, a: AccRec, e: u32, home: u32, caller: Actor) {
+        if self.rank(e, &a) == home && !self.host(e, &a) {
+            return;
+        }
+        let line = self.lines(e, &a, e, &a);
+        if self.told.contains(&(line.0, line.1, u32::MAX, 0)) {
+            return;
+        }
+        self.searched += 1;
+        let goal = self.goal(e, &a, true);
+        if !self.paths.ends_after(home, e, &goal.words)
+            && !self.paths.search(vec![(Node::End(home, e), None)], &goal)
+        {
+            self.told.insert((line.0, line.1, u32::MAX, 0));
+            let to = To::Caller(caller, home, e);
+            self.violations.push(explain::violation(self.paths.world, &From::Access(a, e), &to));
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Rule 5 for run-time tables: what a proof for one set of tables says about all of them.
+//!
+//! *Groups are independent.* Every line that depends on counts (in lengths, conditions, extents, amounts) looks up the
+//! count of one group, and a region that begins at a prefix sum is `off[g] + rest` with `0 <= rest` and
+//! `rest + len <= round_up(count[g])`. The latter is shown for every count that the table allows, at every point. So a
+//! group's regions stay in the group's rows, whatever the other groups' counts are, and different groups share nothing.
+//!
+//! *Within a group* disjointness, cover, and the sums of rule 3 depend on that group's count alone. They are checked for
+//! every count: tables in which all groups have count c check all groups at c at once.
+//!
+//! Counts are enumerated up to [`MAX_WORK`] task visits; beyond that a spread of counts is taken, and the proof says so.
+//! Tables that only choose *which* memory is read (a source rank, a row) are not counts. They are sampled.
+
+use super::{
+    boxes::BoxId,
+    coverage::{self, run_time},
+    races,
+    report::Violation,
+    sample, signals,
+    world::World,
+};
+use crate::ir::{
+    BinOp, Entity, Expr, FamId, Family, Plan, PointError, Points, TabId, TableSet, TableSource,
+};
+use std::collections::BTreeSet;
+
+/// Most visits of tasks, over all counts.
+pub const MAX_WORK: u64 = 1 << 21;
+
+/// What was shown.
+#[derive(Default)]
+pub(super) struct Shown {
+    pub violations: Vec<Violation>,
+    pub counts: u64,
+    pub exhaustive: bool,
+}
+
+/// Run-time tables that decide how much there is.
+fn count_tables(plan: &Plan) -> BTreeSet<usize> {
+    let mut out = BTreeSet::new();
+    let mut add = |e: &Expr| {
+        e.visit(&mut |e| {
+            if let Expr::Table(t, _) = e {
+                let mut t = *t;
+                while let TableSource::Prefix { of, .. } = plan.tables[t].source {
+                    t = of;
+                }
+                if matches!(plan.tables[t].source, TableSource::Runtime { .. }) {
+                    out.insert(t.index());
+                }
+            }
+        });
+    };
+    for x in plan.families.values() {
+        extents(x).into_iter().for_each(&mut add);
+        for a in &x.accesses {
+            a.region.iter().map(|r| &r.1).chain(&a.when).for_each(&mut add);
+            a.region.iter().filter(|r| prefix_of(plan, &r.0).is_some()).for_each(|r| add(&r.0));
+        }
+        x.waits.iter().flat_map(|w| [&w.count].into_iter().chain(&w.when)).for_each(&mut add);
+        x.posts.iter().flat_map(|p| [&p.add].into_iter().chain(&p.when)).for_each(&mut add);
+    }
+    out
+}
+
+fn extents(x: &Family) -> Vec<&Expr> {
+    let each = x.accesses.iter().flat_map(|a| &a.each).map(|e| &e.extent);
+    let loops = x.domain.iter().chain(&x.inner).map(|d| &d.1);
+    loops.chain(each).collect()
+}
+
+/// The look-up of a run-time prefix sum in an expression.
+fn prefix_of(plan: &Plan, e: &Expr) -> Option<(TabId, Vec<Expr>)> {
+    let mut found = None;
+    e.visit(&mut |e| {
+        if let Expr::Table(t, index) = e
+            && matches!(plan.tables[*t].source, TableSource::Prefix { .. })
+            && run_time(plan, e)
+        {
+            found = Some((*t, index.clone()));
+        }
+    });
+    found
+}
+
+/// Shows rule 5, and the sums of rule 3, for every count.
+pub(super) fn check(plan: &Plan, period: u32) -> Shown {
+    let tables = count_tables(plan);
+    let mut shown = Shown { violations: groups(plan, &tables), ..Shown::default() };
+    if tables.is_empty() || !shown.violations.is_empty() {
+        return shown;
+    }
+    let ids: Vec<TabId> = tables.iter().map(|t| TabId::new(*t)).collect();
+    let range = |id: TabId| sample::bounds(plan, id);
+    let low = ids.iter().map(|t| range(*t).1).min().unwrap_or(0);
+    let high = ids.iter().map(|t| range(*t).2).max().unwrap_or(0);
+    let wanted = (i64::from(high) - i64::from(low) + 1) as u64;
+    let mut work = 0u64;
+    let mut step = 1i64;
+    let mut c = i64::from(high);
+    // From the greatest count down, which costs most: the first one decides how many can be afforded.
+    while c >= i64::from(low) {
+        let set = sample::uniform(plan, |t| {
+            let (_, min, max) = range(t);
+            if ids.contains(&t) { (c as i32).clamp(min, max) } else { min }
+        });
+        match one(plan, period, &set) {
+            Ok(visits) => work = work.max(visits.max(1)),
+            Err(v) => {
+                shown.violations = v;
+                return shown;
+            }
+        }
+        shown.counts += 1;
+        if shown.counts == 1 {
+            let afforded = (MAX_WORK / work).max(4);
+            step = i64::try_from(wanted.div_ceil(afforded)).unwrap_or(i64::MAX).max(1);
+        }
+        // An odd step meets every remainder of a block size.
+        c = if step > 1 && c > i64::from(low) {
+            (c - (step | 1)).max(i64::from(low))
+        } else {
+            c - 1
+        };
+    }
+    shown.exhaustive = step == 1 && ids.len() == 1;
+    shown
+}
+
+/// One uniform count: containment, cover, and sums. Returns how many accesses were looked at.
+fn one(plan: &Plan, period: u32, set: &TableSet) -> Result<u64, Vec<Violation>> {
+    let sets = [set.clone()];
+    let epochs = vec![0; period as usize];
+    // First of all this bounds the work.
+    let world = World::new(plan, period, &epochs, &sets)?;
+    let contained = contained(plan, set)?;
+    let groups = races::groups(&world);
+    let limit = super::MAX_PAIRS;
+    let Some(overlaps) = world.boxes.overlaps(limit) else {
+        return Err(vec![Violation::Limit { what: "overlapping regions".into(), limit }]);
+    };
+    let mut out = signals::check(&world);
+    let tables = vec![set; world.classes.len()];
+    out.extend(coverage::check(&world, &groups, &overlaps, &tables));
+    out.extend(twice(&world, &groups, &overlaps));
+    let visits = world.classes.iter().map(|c| c.tasks.len() + c.accs.len()).sum::<usize>() as u64;
+    if out.is_empty() { Ok(contained + visits) } else { Err(out) }
+}
+
+/// Overlapping writes of one stamp.
+fn twice(
+    world: &World<'_>,
+    groups: &[Vec<races::Group>],
+    overlaps: &[Vec<BoxId>],
+) -> Vec<Violation> {
+    let mut work = 0u64;
+    for (c, class) in world.classes.iter().enumerate() {
+        let epoch = world.class_of.iter().position(|x| *x == c).unwrap_or(0) as u32 + 1;
+        for (i, list) in overlaps.iter().enumerate() {
+            let gi = &groups[c][i];
+            for &j in list.iter().filter(|j| **j as usize >= i) {
+                let gj = &groups[c][j as usize];
+                work += gi.writers as u64 * gj.writers as u64;
+                if work > super::MAX_PAIRS {
+                    return vec![Violation::Limit {
+                        what: "overlapping writes".into(),
+                        limit: super::MAX_PAIRS,
+                    }];
+                }
+                for (n, &x) in gi.accs[..gi.writers].iter().enumerate() {
+                    let from = if i == j as usize { n + 1 } else { 0 };
+                    for &y in &gj.accs[from..gj.writers.max(from)] {
+                        let (a, b) = (&class.accs[x as usize], &class.accs[y as usize]);
+                        if let Some(v) = races::twice(world, epoch, a, b) {
+                            return vec![v];
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Vec::new()
+}
+
+/// Every line looks up the count of one group only, and prefix sums stand alone in a sum.
+fn groups(plan: &Plan, counts: &BTreeSet<usize>) -> Vec<Violation> {
+    let mut out = Vec::new();
+    for (id, x) in plan.families.iter() {
+        let loops: Vec<&Expr> = x.domain.iter().chain(&x.inner).map(|d| &d.1).collect();
+        let mut line = |what: String, list: &mut dyn Iterator<Item = &'_ Expr>| {
+            let mut index: Option<Vec<Expr>> = None;
+            let mut mixed = false;
+            let mut look = |e: &Expr| {
+                e.visit(&mut |e| {
+                    if let Expr::Table(t, i) = e
+                        && (counts.contains(&t.index()) || prefix_of(plan, e).is_some())
+                    {
+                        mixed |= index.get_or_insert_with(|| i.clone()) != i;
+                    }
+                });
+            };
+            list.for_each(&mut look);
+            loops.iter().for_each(|e| look(e));
+            if mixed {
+                let message = "looks up the counts of two groups; a proof for every table takes one group at a time";
+                out.push(Violation::Ragged {
+                    place: format!("{id} {:?}: {what}", x.name),
+                    message: message.into(),
+                });
+            }
+        };
+        for a in &x.accesses {
+            let region = a.region.iter().flat_map(|r| [&r.0, &r.1]);
+            let each = a.each.iter().map(|e| &e.extent);
+            line(format!("access {}", a.operand), &mut region.chain(&a.when).chain(each));
+        }
+        for w in &x.waits {
+            line(w.edge.to_string(), &mut [&w.count].into_iter().chain(&w.when));
+        }
+        for p in &x.posts {
+            line(p.edge.to_string(), &mut [&p.add].into_iter().chain(&p.when));
+        }
+        for a in &x.accesses {
+            for (base, _) in a.region.iter().filter(|r| prefix_of(plan, &r.0).is_some()) {
+                if terms(plan, base) != Some(1) {
+                    out.push(Violation::Ragged {
+                        place: format!("{id} {:?}: access {}", x.name, a.operand),
+                        message: format!(
+                            "`{}` is not one prefix sum plus something",
+                            plan.text(Some(x), a.each.as_ref(), base)
+                        ),
+                    });
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Prefix sums that are terms of a sum; `None` if one stands elsewhere.
+fn terms(plan: &Plan, e: &Expr) -> Option<u32> {
+    match e {
+        Expr::Bin(BinOp::Add, a, b) => Some(terms(plan, a)? + terms(plan, b)?),
+        Expr::Bin(BinOp::Sub, a, b) if prefix_of(plan, b).is_none() => terms(plan, a),
+        Expr::Table(..) if prefix_of(plan, e).is_some() => Some(1),
+        e if prefix_of(plan, e).is_some() => None,
+        _ => Some(0),
+    }
+}
+
+/// `off[g] <= base` and `base + len <= off[g + 1]` for every region that begins at a prefix sum.
+fn contained(plan: &Plan, set: &TableSet) -> Result<u64, Vec<Violation>> {
+    let points = Points::new(plan, set);
+    let mut visits = 0u64;
+    for (id, x) in plan.families.iter() {
+        let ragged: Vec<_> = x
+            .accesses
+            .iter()
+            .filter(|a| a.region.iter().any(|r| prefix_of(plan, &r.0).is_some()))
+            .collect();
+        if ragged.is_empty() {
+            continue;
+        }
+        for rank in 0..plan.mesh.size() as usize {
+            for task in points.tasks(id, rank, 1).map_err(|e| vec![Violation::Point(e)])? {
+                for a in &ragged {
+                    visits += 1;
+                    let inner = if a.at == crate::ir::Point::Inner {
+                        points.inner(&task).map_err(|e| vec![Violation::Point(e)])?
+                    } else {
+                        1
+                    };
+                    for i in 0..inner {
+                        points
+                            .for_each(&task, i, a.each.as_ref(), a.when.as_ref(), |at| {
+                                inside(&points, id, a, at, set)
+                            })
+                            .map_err(|e: Bad| vec![e.0])?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(visits)
+}
+
+/// A violation on its way out of a loop over points.
+struct Bad(Violation);
+
+impl From<PointError> for Bad {
+    fn from(e: PointError) -> Bad {
+        Bad(Violation::Point(e))
+    }
+}
+
+fn inside(
+    points: &Points<'_>,
+    id: FamId,
+    a: &crate::ir::Access,
+    at: &crate::ir::Task,
+    set: &TableSet,
+) -> Result<(), Bad> {
+    let plan = points.plan;
+    let Some(region) = points.region(at, a)? else { return Ok(()) };
+    for ((base, _), (from, len)) in a.region.iter().zip(&region.dims) {
+        let Some((table, index)) = prefix_of(plan, base) else { continue };
+        let Some(g) = index.first() else { continue };
+        let g = points.eval(at, g)?;
+        let off = set.values(at.rank(), table);
+        let bounds = usize::try_from(g).ok().and_then(|g| Some((*off.get(g)?, *off.get(g + 1)?)));
+        let ok =
+            bounds.is_some_and(|(lo, hi)| i64::from(lo) <= *from && from + len <= i64::from(hi));
+        if !ok {
+            let x = &plan.families[id];
+            let (lo, hi) = bounds.unwrap_or_default();
+            return Err(Bad(Violation::Ragged {
+                place: format!(
+                    "{id} {:?} {:?} on rank {}: access {}",
+                    x.name,
+                    at.domain(),
+                    at.rank(),
+                    a.operand
+                ),
+                message: format!(
+                    "with {} rows in each group, [{from} : {len}] leaves the rows of group {g}, which are {lo} to {hi}",
+                    hi - lo
+                ),
+            }));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,322 @@
+//! What the verifier says: a [`Proof`], or a [`Failure`] made of counterexamples.
+
+use super::actor::Actor;
+use crate::ir::{BufId, EdgeId, Plan, PointError, StructureError};
+use std::fmt;
+use thiserror::Error;
+
+/// One violation of one rule, as a counterexample.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// The plan is not well formed.
+    #[error("{0}")]
+    Structure(StructureError),
+    /// Rule 1: two overlapping accesses, and nothing orders them.
+    #[error(
+        "race: nothing orders\n    {before}\nbefore\n    {after}\n{missing}{}",
+        likewise_text(likewise)
+    )]
+    Race {
+        /// What must come first.
+        before: Box<Actor>,
+        /// What must come later.
+        after: Box<Actor>,
+        /// Which edges there are, and which one is missing.
+        missing: String,
+        /// Other pairs of access lines that the same edge would order.
+        likewise: Vec<String>,
+    },
+    /// Rule 2: agents that wait for each other.
+    #[error("deadlock:\n    {}", stuck.join("\n    "))]
+    Deadlock {
+        /// Each line waits for the next; the last one closes the circle or says why it never comes.
+        stuck: Vec<String>,
+    },
+    /// Rule 2: CTAs that wait for each other but cannot all be resident.
+    #[error("{ctas} CTAs, but {target} has {sms} SMs: they are never all resident")]
+    NotResident {
+        /// CTAs of all roles.
+        ctas: u32,
+        /// SMs.
+        sms: u32,
+        /// The machine.
+        target: String,
+    },
+    /// Rule 2: whether the plan ends depends on an order that nothing fixes.
+    #[error("{place}: {message}")]
+    HostOrder {
+        /// Family and edge.
+        place: String,
+        /// Why.
+        message: String,
+    },
+    /// Rule 3: what one epoch posts to a word is not what the wait counts.
+    #[error("{wait}: {waiter} waits for {count} an epoch on {word}, {posted}")]
+    Threshold {
+        /// The wait.
+        wait: EdgeId,
+        /// Who waits.
+        waiter: String,
+        /// The word.
+        word: String,
+        /// The wait's count.
+        count: i64,
+        /// What is posted, by whom.
+        posted: String,
+    },
+    /// Rule 3: several ranks post to one word.
+    #[error(
+        "{word} is posted by several ranks: {producers}; a rank one launch ahead would stand in for a late one: give each rank a word of its own"
+    )]
+    Producers {
+        /// The word.
+        word: String,
+        /// Who posts.
+        producers: String,
+    },
+    /// Rule 3: a wait or post that cannot mean what it says.
+    #[error("{place}: {message}")]
+    Signalling {
+        /// Family and edge.
+        place: String,
+        /// Why.
+        message: String,
+    },
+    /// Rule 4: a path orders two accesses, but something on it is too weak for them.
+    #[error(
+        "{edge} is too weak to order\n    {before}\nbefore\n    {after}\n{why}{}",
+        likewise_text(likewise)
+    )]
+    Insufficient {
+        /// What must come first.
+        before: Box<Actor>,
+        /// What must come later.
+        after: Box<Actor>,
+        /// The wait or post.
+        edge: EdgeId,
+        /// What is insufficient, and what would do.
+        why: String,
+        /// Other pairs of access lines that rely on it.
+        likewise: Vec<String>,
+    },
+    /// Rule 5: a read of memory that its own epoch and version did not write.
+    #[error(
+        "stale read: {read}\nof which {missing} is not written by epoch and version of the read"
+    )]
+    Uncovered {
+        /// The read, or the accumulation.
+        read: Box<Actor>,
+        /// A part that nobody writes.
+        missing: String,
+    },
+    /// Rule 5: two writes of the same epoch and version overlap.
+    #[error(
+        "written twice:\n    {first}\nand\n    {second}\nboth write {common} in the same epoch and version"
+    )]
+    WrittenTwice {
+        /// One write.
+        first: Box<Actor>,
+        /// The other.
+        second: Box<Actor>,
+        /// The common part.
+        common: String,
+    },
+    /// Rule 5: an output that is not written exactly once.
+    #[error("output {buffer} {name:?} of rank {rank}: {message}")]
+    Output {
+        /// The rank.
+        rank: usize,
+        /// The buffer.
+        buffer: BufId,
+        /// Its name.
+        name: String,
+        /// What is missing or too much.
+        message: String,
+    },
+    /// Rule 5: something that depends on run-time tables and is not shown for every table.
+    #[error("{place}: not shown for every table: {message}")]
+    Ragged {
+        /// Family and line.
+        place: String,
+        /// What fails, and for which counts.
+        message: String,
+    },
+    /// Rule 6: an expression without a value.
+    #[error("{0}")]
+    Point(PointError),
+    /// Rule 6: an access outside its buffer.
+    #[error("{access}\nis outside its buffer, which is {shape:?} there")]
+    Bounds {
+        /// The access.
+        access: Box<Actor>,
+        /// Extents of the buffer.
+        shape: Vec<i64>,
+    },
+    /// Rule 6: something that does not fit.
+    #[error("{place}: {message}")]
+    Capacity {
+        /// The entity.
+        place: String,
+        /// What does not fit, and the limit.
+        message: String,
+    },
+    /// Rule 6: more than the verifier unrolls.
+    #[error("{what}: more than {limit}; this verifier decides no larger plan")]
+    Limit {
+        /// What there is too much of.
+        what: String,
+        /// The documented bound.
+        limit: u64,
+    },
+}
+
+impl Violation {
+    /// The rule (1 to 6) of the verifier's header that is violated; 0 for a plan that is not well formed.
+    pub fn rule(&self) -> u8 {
+        use Violation::*;
+        match self {
+            Structure(_) => 0,
+            Race { .. } => 1,
+            Deadlock { .. } | NotResident { .. } | HostOrder { .. } => 2,
+            Threshold { .. } | Producers { .. } | Signalling { .. } => 3,
+            Insufficient { .. } => 4,
+            Uncovered { .. } | WrittenTwice { .. } | Output { .. } | Ragged { .. } => 5,
+            Point(_) | Bounds { .. } | Capacity { .. } | Limit { .. } => 6,
+        }
+    }
+}
+
+impl Violation {
+    /// Takes another violation up into this one if the same missing or weak edge explains both.
+    fn absorb(&mut self, other: &Violation) -> bool {
+        use Violation::{Insufficient, Race};
+        let (list, before, after) = match (self, other) {
+            (Race { after: mine, before: first, likewise, .. }, Race { before, after, .. })
+                if mine.who() == after.who() && first.who().is_some() == before.who().is_some() =>
+            {
+                (likewise, before, after)
+            }
+            (
+                Insufficient { edge: mine, likewise, .. },
+                Insufficient { edge, before, after, .. },
+            ) if mine == edge => (likewise, before, after),
+            _ => return false,
+        };
+        let pair = format!("{} before {}", before.line(), after.line());
+        if !list.contains(&pair) {
+            list.push(pair);
+        }
+        true
+    }
+}
+
+fn likewise_text(list: &[String]) -> String {
+    if list.is_empty() { String::new() } else { format!("\nlikewise: {}", list.join("; ")) }
+}
+
+/// Why a plan is refused: at most [`Failure::MAX`] violations, each about another mistake as far as that can be told.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub struct Failure {
+    /// Name of the plan.
+    pub plan: String,
+    /// The violations, by rule.
+    pub violations: Vec<Violation>,
+}
+
+impl Failure {
+    /// Most violations that are reported.
+    pub const MAX: usize = 20;
+
+    pub(super) fn of(plan: &Plan, mut violations: Vec<Violation>) -> Failure {
+        violations.sort_by_key(Violation::rule);
+        violations.dedup();
+        let mut distinct: Vec<Violation> = Vec::new();
+        for v in violations {
+            if !distinct.iter_mut().any(|d| d.absorb(&v)) {
+                distinct.push(v);
+            }
+        }
+        distinct.truncate(Failure::MAX);
+        Failure { plan: plan.name.clone(), violations: distinct }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.violations.len();
+        writeln!(f, "plan {:?} is refused ({n} violation{})", self.plan, plural(n))?;
+        for v in &self.violations {
+            let text = format!("rule {}: {v}", v.rule()).replace('\n', "\n  ");
+            writeln!(f, "{text}")?;
+        }
+        Ok(())
+    }
+}
+
+fn plural(n: usize) -> &'static str {
+    if n == 1 { "" } else { "s" }
+}
+
+/// What was proved, in figures.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proof {
+    /// Name of the plan.
+    pub plan: String,
+    /// Tasks of one epoch, on all ranks.
+    pub tasks: usize,
+    /// Accesses of one epoch, on all ranks.
+    pub accesses: usize,
+    /// Epochs that were unrolled.
+    pub epochs: u32,
+    /// After how many epochs the plan repeats.
+    pub period: u32,
+    /// Pairs of overlapping accesses that are ordered, callers included.
+    pub pairs: u64,
+    /// Of these, the pairs that needed a path through signals within an epoch, not only kernel boundaries.
+    pub searched: u64,
+    /// Waits that some proof relies on.
+    pub waits_used: Vec<EdgeId>,
+    /// Waits that no proof relies on: they may be there for speed, or for nothing.
+    pub waits_unused: Vec<EdgeId>,
+    /// Sets of run-time tables on which all rules were run; 1 if the plan has none.
+    pub tables: usize,
+    /// Counts for which ragged regions were shown disjoint and complete.
+    pub counts: u64,
+    /// Whether those were all counts that the tables allow.
+    pub exhaustive: bool,
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "plan {:?}: {} tasks and {} accesses an epoch, {} epochs (period {})",
+            self.plan, self.tasks, self.accesses, self.epochs, self.period
+        )?;
+        writeln!(
+            f,
+            "  {} pairs ordered, {} of them by a path of signals",
+            self.pairs, self.searched
+        )?;
+        let list = |edges: &[EdgeId]| {
+            let names: Vec<_> = edges.iter().map(EdgeId::to_string).collect();
+            if names.is_empty() { "none".to_string() } else { names.join(" ") }
+        };
+        writeln!(
+            f,
+            "  waits used: {}; not used: {}",
+            list(&self.waits_used),
+            list(&self.waits_unused)
+        )?;
+        if self.counts > 0 {
+            let all = if self.exhaustive { "every" } else { "NOT every" };
+            writeln!(
+                f,
+                "  ragged: {} counts ({all} one that the tables allow), {} sets of tables",
+                self.counts, self.tables
+            )?;
+        }
+        Ok(())
+    }
+}

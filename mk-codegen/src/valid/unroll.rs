@@ -1,0 +1,352 @@
+//! Unrolling: from families to tasks and their events.
+//!
+//! Work is bounded: see the `MAX_` constants. What does not evaluate, or lies outside its buffer or signal array, is a
+//! violation of rule 6 and is left out.
+
+use super::{
+    actor::Actor,
+    boxes::BoxId,
+    report::Violation,
+    world::{AccRec, Class, PostRec, TaskRec, WaitRec, World},
+};
+use crate::ir::{
+    Access, BufId, Each, EdgeId, Entity, Expr, FamId, Point, PointError, Points, SigId, Task, Var,
+};
+use std::collections::HashSet;
+
+/// Most tasks of one epoch, over all ranks.
+pub const MAX_TASKS: u64 = 1 << 20;
+/// Most accesses, waits and posts of one epoch, over all ranks, repetitions by `each` and `inner` included.
+pub const MAX_EVENTS: u64 = 1 << 23;
+/// Most signal words, over all ranks.
+pub const MAX_WORDS: u64 = 1 << 20;
+/// Most elements of a buffer.
+pub const MAX_ELEMENTS: i64 = 1 << 48;
+
+/// Fills one class.
+pub(super) struct Unroller<'w, 'a> {
+    world: &'w mut World<'a>,
+    points: &'w Points<'w>,
+    class: Class,
+    epoch: i64,
+    errors: Vec<Violation>,
+    /// What has been reported already: family and line.
+    told: HashSet<(FamId, String)>,
+    tasks: u64,
+    events: u64,
+}
+
+impl Unroller<'_, '_> {
+    pub fn run(
+        world: &mut World<'_>,
+        points: &Points<'_>,
+        epoch: i64,
+    ) -> Result<Class, Vec<Violation>> {
+        let (ranks, words) = (world.ranks, world.words.total);
+        let mut u = Unroller {
+            world,
+            points,
+            class: Class::default(),
+            epoch,
+            errors: Vec::new(),
+            told: HashSet::new(),
+            tasks: 0,
+            events: 0,
+        };
+        for rank in 0..ranks {
+            let first = u.class.tasks.len() as u32;
+            for family in u.world.plan.families.keys() {
+                if let Err(v) = u.family(family, rank) {
+                    u.tell(family, "", v);
+                }
+                if u.tasks > MAX_TASKS || u.events > MAX_EVENTS {
+                    return Err(u.errors);
+                }
+            }
+            u.class.ranks.push(first..u.class.tasks.len() as u32);
+        }
+        if !u.errors.is_empty() {
+            return Err(u.errors);
+        }
+        u.class.index_words(words);
+        Ok(u.class)
+    }
+
+    fn tell(&mut self, family: FamId, line: &str, v: Violation) {
+        if self.told.insert((family, line.to_string())) {
+            self.errors.push(v);
+        }
+    }
+
+    fn family(&mut self, family: FamId, rank: usize) -> Result<(), Violation> {
+        self.count(family, rank)?;
+        let tasks = self.points.tasks(family, rank, self.epoch).map_err(Violation::Point)?;
+        self.order(family, &tasks)?;
+        for task in &tasks {
+            self.task(family, task)?;
+        }
+        Ok(())
+    }
+
+    /// Counts tasks before they are made.
+    fn count(&mut self, family: FamId, rank: usize) -> Result<(), Violation> {
+        let domain = &self.world.plan.families[family].domain;
+        let mut vars = vec![0; usize::from(Var::DOMAIN) + domain.len()];
+        vars[usize::from(Var::RANK.0)] = rank as i64;
+        vars[usize::from(Var::EPOCH.0)] = self.epoch;
+        let mut task = Task { family, vars };
+        // Every extent that is evaluated counts, so that loops of empty loops are bounded, too.
+        self.tasks += nest(self.points, &mut task, domain, MAX_TASKS.saturating_sub(self.tasks))
+            .map_err(Violation::Point)?;
+        if self.tasks > MAX_TASKS {
+            return Err(Violation::Limit {
+                what: format!("tasks, with {family}"),
+                limit: MAX_TASKS,
+            });
+        }
+        Ok(())
+    }
+
+    /// `order` names every point of the domain exactly once.
+    fn order(&self, family: FamId, tasks: &[Task]) -> Result<(), Violation> {
+        let x = &self.world.plan.families[family];
+        if x.order.is_empty() {
+            return Ok(());
+        }
+        let wrong = |task: &Task, message: String| Violation::Capacity {
+            place: format!("{family} {:?}", x.name),
+            message: format!(
+                "`order` at t = {} on rank {}: {:?} {message}",
+                task.linear(),
+                task.rank(),
+                task.domain()
+            ),
+        };
+        let mut seen = HashSet::new();
+        for task in tasks {
+            for (i, (name, extent)) in x.domain.iter().enumerate() {
+                let n = self.points.eval(task, extent).map_err(Violation::Point)?;
+                if !(0..n).contains(&task.domain()[i]) {
+                    return Err(wrong(task, format!("is outside the domain: {name} in {n}")));
+                }
+            }
+            if !seen.insert(task.domain()) {
+                return Err(wrong(task, "comes a second time".into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn spend(&mut self, family: FamId, n: i64) -> Result<(), Violation> {
+        self.events = self.events.saturating_add(u64::try_from(n.max(1)).unwrap_or(u64::MAX));
+        if self.events > MAX_EVENTS {
+            return Err(Violation::Limit {
+                what: format!("accesses, waits and posts, with {family}"),
+                limit: MAX_EVENTS,
+            });
+        }
+        Ok(())
+    }
+
+    fn task(&mut self, family: FamId, task: &Task) -> Result<(), Violation> {
+        let plan = self.world.plan;
+        let x = &plan.families[family];
+        let inner = self.points.inner(task).map_err(Violation::Point)?;
+        self.spend(family, inner)?;
+        let inner = if x.inner.is_some() { inner as u32 } else { 0 };
+        let id = self.class.tasks.len() as u32;
+        let start = (self.class.accs.len(), self.class.waits.len(), self.class.posts.len());
+        let agent = |world: &World<'_>, a| world.info(family).index(a);
+        for (line, a) in x.accesses.iter().enumerate() {
+            let Some(spec) = self.world.info(family).contract.operand(a.operand).copied() else {
+                continue;
+            };
+            let by = agent(self.world, spec.agent);
+            self.each(family, task, a.at, inner, &a.each, &a.when, |u, at, step| {
+                if let Some((boxed, version)) = u.region(family, line, at, a)? {
+                    u.class.accs.push(AccRec {
+                        task: id,
+                        line: line as u32,
+                        agent: by,
+                        proxy: spec.proxy,
+                        mode: a.mode,
+                        step,
+                        boxed,
+                        version,
+                    });
+                }
+                Ok(())
+            })?;
+        }
+        for (line, w) in x.waits.iter().enumerate() {
+            let by = agent(self.world, w.by);
+            self.each(family, task, w.at, inner, &w.each, &w.when, |u, at, step| {
+                let count = u.points.eval(at, &w.count)?;
+                if let Some(word) = u.word(family, w.edge, at, at.rank(), w.signal, &w.index)? {
+                    u.class.waits.push(WaitRec {
+                        task: id,
+                        line: line as u32,
+                        agent: by,
+                        step,
+                        word,
+                        count,
+                    });
+                }
+                Ok(())
+            })?;
+        }
+        for (line, p) in x.posts.iter().enumerate() {
+            let by = agent(self.world, p.by);
+            self.each(family, task, p.at, inner, &p.each, &p.when, |u, at, step| {
+                let add = u.points.eval(at, &p.add)?;
+                let rank = u.points.rank(at, &p.rank)?;
+                if let Some(word) = u.word(family, p.edge, at, rank, p.signal, &p.index)?
+                    && add != 0
+                {
+                    u.class.posts.push(PostRec {
+                        task: id,
+                        line: line as u32,
+                        agent: by,
+                        step,
+                        word,
+                        add,
+                    });
+                }
+                Ok(())
+            })?;
+        }
+        let c = &mut self.class;
+        c.accs[start.0..].sort_by_key(|a| a.step);
+        c.waits[start.1..].sort_by_key(|w| w.step);
+        c.posts[start.2..].sort_by_key(|p| p.step);
+        c.tasks.push(TaskRec {
+            family,
+            rank: task.rank() as u32,
+            steps: inner + 2,
+            domain: task.domain().into(),
+            accs: start.0 as u32..c.accs.len() as u32,
+            waits: start.1 as u32..c.waits.len() as u32,
+            posts: start.2 as u32..c.posts.len() as u32,
+        });
+        Ok(())
+    }
+
+    /// Runs `f` for every repetition of a line, with its step.
+    #[allow(clippy::too_many_arguments)]
+    fn each(
+        &mut self,
+        family: FamId,
+        task: &Task,
+        at: Point,
+        inner: u32,
+        each: &Option<Each>,
+        when: &Option<Expr>,
+        mut f: impl FnMut(&mut Self, &Task, u32) -> Result<(), PointError>,
+    ) -> Result<(), Violation> {
+        let steps = match at {
+            Point::Start => 0..1,
+            Point::Inner => 1..inner + 1,
+            Point::End => inner + 1..inner + 2,
+        };
+        for step in steps {
+            let i = i64::from(step) - 1;
+            if let Some(each) = each {
+                let mut here = task.clone();
+                here.vars[usize::from(Var::INNER.0)] = i.max(0);
+                let n = self.points.eval(&here, &each.extent).map_err(Violation::Point)?;
+                self.spend(family, n)?;
+            }
+            self.spend(family, 1)?;
+            let points = self.points;
+            points
+                .for_each(task, i.max(0), each.as_ref(), when.as_ref(), |at| f(self, at, step))
+                .map_err(Violation::Point)?;
+        }
+        Ok(())
+    }
+
+    fn word(
+        &mut self,
+        family: FamId,
+        edge: EdgeId,
+        at: &Task,
+        rank: usize,
+        signal: SigId,
+        index: &[Expr],
+    ) -> Result<Option<u32>, PointError> {
+        let index = index.iter().map(|e| self.points.eval(at, e)).collect::<Result<Vec<_>, _>>()?;
+        let word = self.world.words.find(rank, signal, &index);
+        if word.is_none() {
+            let shape = self.world.words.shape(rank, signal);
+            let x = &self.world.plan.families[family];
+            let v = Violation::Capacity {
+                place: format!("{family} {:?}: {edge}", x.name),
+                message: format!(
+                    "{signal}{index:?} is outside the array, which is {shape:?} on rank {rank} (tile {:?} of rank {})",
+                    at.domain(),
+                    at.rank()
+                ),
+            };
+            self.tell(family, &edge.to_string(), v);
+        }
+        Ok(word)
+    }
+
+    fn region(
+        &mut self,
+        family: FamId,
+        line: usize,
+        at: &Task,
+        a: &Access,
+    ) -> Result<Option<(BoxId, i64)>, PointError> {
+        let Some(region) = self.points.region(at, a)? else { return Ok(None) };
+        let buffer: BufId = region.buffer;
+        let shape = &self.world.shapes[buffer.index()][region.rank];
+        let inside =
+            region.dims.iter().zip(shape).all(|((base, len), n)| *base >= 0 && base + len <= *n);
+        if !inside {
+            let shape = shape.clone();
+            let access = Actor::Task(super::site::outside(
+                self.world,
+                family,
+                at,
+                line,
+                &region,
+                self.epoch as u32,
+            ));
+            self.tell(
+                family,
+                &format!("access {line}"),
+                Violation::Bounds { access: Box::new(access), shape },
+            );
+            return Ok(None);
+        }
+        let version = region.version;
+        Ok(Some((self.world.boxes.intern(region), version)))
+    }
+}
+
+/// Number of tasks below a point of a domain; stops counting above `limit`.
+fn nest(
+    points: &Points<'_>,
+    task: &mut Task,
+    rest: &[(String, Expr)],
+    limit: u64,
+) -> Result<u64, PointError> {
+    let depth = task.vars.len() - usize::from(Var::DOMAIN) - rest.len();
+    let Some(((_, extent), inner)) = rest.split_first() else { return Ok(1) };
+    let n = points.eval(task, extent)?.max(0);
+    if inner.is_empty() {
+        return Ok((n as u64).max(1));
+    }
+    let mut total = 0;
+    for i in 0..n {
+        task.vars[usize::from(Var::domain(depth).0)] = i;
+        total += nest(points, task, inner, limit)?.max(1);
+        if total > limit {
+            break;
+        }
+    }
+    task.vars[usize::from(Var::domain(depth).0)] = 0;
+    Ok(total)
+}

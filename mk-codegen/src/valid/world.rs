@@ -1,0 +1,298 @@
+//! The unrolled plan: tasks, accesses, waits and posts on every rank, and the numbering of words and boxes.
+//!
+//! Epochs of the same [`Class`] (same residue of the slot period, same tables) are unrolled once and shared: what differs
+//! between them is only the epoch number. An event's *step* is 0 for `start`, `1 + i` for iteration `i` of the inner
+//! loop, and `1 + n` for `end`; within a step an agent first waits, then accesses, then posts.
+
+use super::{
+    boxes::{BoxId, Boxes},
+    report::Violation,
+    unroll::{MAX_ELEMENTS, MAX_WORDS, Unroller},
+};
+use crate::ir::{
+    Agent, Contract, Entity, FamId, Mode, Plan, PointError, Points, Proxy, SigId, TableSet,
+};
+use std::ops::Range;
+
+/// An edge of a contract by positions in its list of agents.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flow {
+    pub from: u8,
+    pub to: u8,
+}
+
+/// What the contract of a family's leaf says, in the form that the checks use.
+pub(super) struct FamInfo {
+    pub contract: Contract,
+    /// Edges along which data flows.
+    pub flows: Vec<Flow>,
+    /// Back-pressure: `from` gives a stage back to `to`.
+    pub backs: Vec<Flow>,
+    /// Agents that pass on what others give them, or have no operands at all.
+    pub relay: Vec<bool>,
+}
+
+impl FamInfo {
+    fn new(contract: Contract) -> FamInfo {
+        let at = |a: Agent| contract.agents.iter().position(|x| *x == a).unwrap_or(0) as u8;
+        let edges = |back: bool| {
+            let of_kind = contract.edges.iter().filter(move |e| e.depth.is_some() == back);
+            of_kind.map(|e| Flow { from: at(e.from), to: at(e.to) }).collect::<Vec<_>>()
+        };
+        let (flows, backs) = (edges(false), edges(true));
+        let relay = contract.agents.iter().map(|a| {
+            flows.iter().any(|f| f.to == at(*a)) || contract.operands.iter().all(|o| o.agent != *a)
+        });
+        FamInfo { relay: relay.collect(), flows, backs, contract }
+    }
+    pub fn agent(&self, index: u8) -> Agent {
+        self.contract.agents[usize::from(index)]
+    }
+    pub fn index(&self, agent: Agent) -> u8 {
+        self.contract.agents.iter().position(|a| *a == agent).unwrap_or(0) as u8
+    }
+}
+
+/// Whether an agent runs on a host, or is a copy engine.
+pub(super) fn is_host(agent: Agent) -> bool {
+    matches!(agent, Agent::Sender | Agent::Receiver | Agent::Engine)
+}
+
+pub(super) struct TaskRec {
+    pub family: FamId,
+    pub rank: u32,
+    /// Steps: iterations of the inner loop, and 2.
+    pub steps: u32,
+    pub domain: Box<[i64]>,
+    pub accs: Range<u32>,
+    pub waits: Range<u32>,
+    pub posts: Range<u32>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct AccRec {
+    pub task: u32,
+    pub line: u32,
+    pub agent: u8,
+    pub proxy: Proxy,
+    pub mode: Mode,
+    pub step: u32,
+    pub boxed: BoxId,
+    pub version: i64,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct WaitRec {
+    pub task: u32,
+    pub line: u32,
+    pub agent: u8,
+    pub step: u32,
+    pub word: u32,
+    pub count: i64,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct PostRec {
+    pub task: u32,
+    pub line: u32,
+    pub agent: u8,
+    pub step: u32,
+    pub word: u32,
+    pub add: i64,
+}
+
+/// All events of one epoch. Events of a task are contiguous and ascend in step.
+#[derive(Default)]
+pub(super) struct Class {
+    pub tasks: Vec<TaskRec>,
+    pub accs: Vec<AccRec>,
+    pub waits: Vec<WaitRec>,
+    pub posts: Vec<PostRec>,
+    /// Tasks of each rank.
+    pub ranks: Vec<Range<u32>>,
+    /// Posts to each word: `by_word[starts[w]..starts[w + 1]]`.
+    starts: Vec<u32>,
+    by_word: Vec<u32>,
+}
+
+impl Class {
+    /// Posts to a word, by index.
+    pub fn posts_of(&self, word: u32) -> &[u32] {
+        let w = word as usize;
+        &self.by_word[self.starts[w] as usize..self.starts[w + 1] as usize]
+    }
+
+    pub fn index_words(&mut self, words: usize) {
+        self.starts = vec![0; words + 1];
+        for p in &self.posts {
+            self.starts[p.word as usize + 1] += 1;
+        }
+        for w in 0..words {
+            self.starts[w + 1] += self.starts[w];
+        }
+        let mut next = self.starts.clone();
+        self.by_word = vec![0; self.posts.len()];
+        for (i, p) in self.posts.iter().enumerate() {
+            let slot = &mut next[p.word as usize];
+            self.by_word[*slot as usize] = i as u32;
+            *slot += 1;
+        }
+    }
+}
+
+/// Signal words of all ranks, numbered densely.
+pub(super) struct Words {
+    /// First word of each signal on each rank, with its extents.
+    arrays: Vec<Vec<(u32, Vec<i64>)>>,
+    pub total: usize,
+}
+
+impl Words {
+    pub fn find(&self, rank: usize, signal: SigId, index: &[i64]) -> Option<u32> {
+        let (base, shape) = self.arrays.get(rank)?.get(signal.index())?;
+        let mut flat = 0i64;
+        for (i, n) in index.iter().zip(shape) {
+            if !(0..*n).contains(i) {
+                return None;
+            }
+            flat = flat * n + i;
+        }
+        Some(base + flat as u32)
+    }
+
+    /// Extents of a signal array.
+    pub fn shape(&self, rank: usize, signal: SigId) -> &[i64] {
+        &self.arrays[rank][signal.index()].1
+    }
+
+    /// Rank, signal and index of a word.
+    pub fn name(&self, word: u32) -> (usize, SigId, Vec<i64>) {
+        let last = |arrays: &Vec<(u32, Vec<i64>)>| arrays.partition_point(|a| a.0 <= word);
+        let rank = self.arrays.partition_point(|r| r.first().is_some_and(|a| a.0 <= word));
+        let rank = rank.saturating_sub(1);
+        let signal = last(&self.arrays[rank]).saturating_sub(1);
+        let (base, shape) = &self.arrays[rank][signal];
+        let mut flat = i64::from(word - base);
+        let mut index = vec![0; shape.len()];
+        for (slot, n) in index.iter_mut().zip(shape).rev() {
+            *slot = flat % n.max(&1);
+            flat /= n.max(&1);
+        }
+        (rank, SigId::new(signal), index)
+    }
+}
+
+/// A plan unrolled for one choice of tables in every epoch.
+pub(super) struct World<'a> {
+    pub plan: &'a Plan,
+    pub fams: Vec<FamInfo>,
+    pub ranks: usize,
+    pub words: Words,
+    pub boxes: Boxes,
+    pub classes: Vec<Class>,
+    /// Class of each epoch; index 0 is epoch 1.
+    pub class_of: Vec<usize>,
+    /// After how many epochs the plan repeats.
+    pub period: u32,
+    /// Extents of each buffer on each rank.
+    pub shapes: Vec<Vec<Vec<i64>>>,
+}
+
+impl<'a> World<'a> {
+    /// Unrolls. `epochs[i]` is the set of tables of epoch `i + 1`; epochs share a class if they have the same tables
+    /// and the same residue of `period`.
+    pub fn new(
+        plan: &'a Plan,
+        period: u32,
+        epochs: &[usize],
+        tables: &[TableSet],
+    ) -> Result<World<'a>, Vec<Violation>> {
+        let ranks = plan.mesh.size() as usize;
+        let none = TableSet::default();
+        let first = Points::new(plan, tables.first().unwrap_or(&none));
+        let mut world = World {
+            plan,
+            fams: plan.families.values().map(|x| FamInfo::new(x.leaf.contract())).collect(),
+            ranks,
+            words: words(plan, &first)?,
+            boxes: Boxes::default(),
+            classes: Vec::new(),
+            class_of: Vec::new(),
+            period,
+            shapes: shapes(plan, &first)?,
+        };
+        let mut known: Vec<(u32, usize)> = Vec::new();
+        for (i, set) in epochs.iter().enumerate() {
+            let key = (i as u32 % period.max(1), *set);
+            let class = known.iter().position(|k| *k == key).unwrap_or(known.len());
+            if class == known.len() {
+                known.push(key);
+                let points = Points::new(plan, tables.get(*set).unwrap_or(&none));
+                let class = Unroller::run(&mut world, &points, i as i64 + 1)?;
+                world.classes.push(class);
+            }
+            world.class_of.push(class);
+        }
+        Ok(world)
+    }
+
+    /// Number of epochs.
+    pub fn epochs(&self) -> u32 {
+        self.class_of.len() as u32
+    }
+    /// The events of an epoch, counted from 1.
+    pub fn class(&self, epoch: u32) -> &Class {
+        &self.classes[self.class_of[epoch as usize - 1]]
+    }
+    pub fn info(&self, family: FamId) -> &FamInfo {
+        &self.fams[family.index()]
+    }
+}
+
+fn one(e: PointError) -> Vec<Violation> {
+    vec![Violation::Point(e)]
+}
+
+fn shapes(plan: &Plan, points: &Points<'_>) -> Result<Vec<Vec<Vec<i64>>>, Vec<Violation>> {
+    let mut out = Vec::new();
+    for id in plan.buffers.keys() {
+        let mut per_rank = Vec::new();
+        for rank in 0..plan.mesh.size() as usize {
+            let shape = points.shape(id, rank).map_err(one)?;
+            let elements = shape.iter().try_fold(1i64, |n, x| n.checked_mul(*x));
+            if shape.iter().any(|x| *x < 0) || elements.is_none_or(|n| n > MAX_ELEMENTS) {
+                return Err(vec![Violation::Capacity {
+                    place: format!("{id} {:?}", plan.buffers[id].name),
+                    message: format!(
+                        "{shape:?} on rank {rank} is negative or above {MAX_ELEMENTS} elements"
+                    ),
+                }]);
+            }
+            per_rank.push(shape);
+        }
+        out.push(per_rank);
+    }
+    Ok(out)
+}
+
+fn words(plan: &Plan, points: &Points<'_>) -> Result<Words, Vec<Violation>> {
+    let mut total = 0u64;
+    let mut arrays = Vec::new();
+    for rank in 0..plan.mesh.size() as usize {
+        let mut of_rank = Vec::new();
+        for id in plan.signals.keys() {
+            let shape = points.signal_shape(id, rank).map_err(one)?;
+            let n = shape.iter().try_fold(1u64, |n, x| n.checked_mul(u64::try_from(*x).ok()?));
+            of_rank.push((total as u32, shape));
+            total = n.map_or(u64::MAX, |n| total.saturating_add(n));
+            if total > MAX_WORDS {
+                return Err(vec![Violation::Limit {
+                    what: format!("signal words, with {id}"),
+                    limit: MAX_WORDS,
+                }]);
+            }
+        }
+        arrays.push(of_rank);
+    }
+    Ok(Words { arrays, total: total as usize })
+}
