@@ -1,4 +1,4 @@
-//! Index expressions mean in C what they mean here: random expressions at random points, compiled by the C++ compiler.
+//! Index expressions mean in C what they mean here: random expressions at random points, compiled by the C compiler.
 
 use mk_codegen::ir::{
     Arena, BinOp, C_PRELUDE, CPrinter, Dim, Entity, Env, Expr, Family, Leaf, Mesh, Plan, RoleId,
@@ -109,11 +109,14 @@ fn c_agrees_wherever_the_expression_has_a_value() {
     let _ = write!(source, "int main() {{\n{calls}}}\n");
     let dir = std::env::temp_dir().join(format!("mk-expr-{}", std::process::id()));
     fs::create_dir_all(&dir).expect("a temporary directory");
-    let (file, program) = (dir.join("expr.cc"), dir.join("expr"));
+    let (file, program) = (dir.join("expr.c"), dir.join("expr"));
     fs::write(&file, source).expect("writable");
-    let built =
-        Command::new("c++").args(["-O1", "-w", "-ftrapv", "-o"]).arg(&program).arg(&file).output();
-    let built = built.expect("a C++ compiler");
+    let built = Command::new("cc")
+        .args(["-x", "c", "-O1", "-w", "-ftrapv", "-o"])
+        .arg(&program)
+        .arg(&file)
+        .output();
+    let built = built.expect("a C compiler");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let ran = Command::new(&program).output().expect("runs");
     assert!(ran.status.success(), "an overflow that evaluation did not see: {:?}", ran.status);

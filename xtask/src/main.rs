@@ -1,2 +1,44 @@
-//! stub
-fn main() {}
+//! Developer commands: `cargo xtask setup | demo | test | bless`.
+
+mod checks;
+mod demo;
+mod run;
+mod setup;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Developer commands of mk")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Installs the CUDA compiler (NVRTC) and disassembler into .nvrtc, unless they are there.
+    Setup,
+    /// Compiles a pipeline, shows plan, verification and kernel, and runs it: on GPUs if there are some, else on the CPU.
+    Demo,
+    /// Everything that a machine without a GPU can test.
+    Test,
+    /// Takes the present output of snapshot and ui tests as right.
+    Bless,
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().command {
+        Command::Setup => setup::setup(),
+        Command::Demo => demo::demo(),
+        Command::Test => checks::test(),
+        Command::Bless => checks::bless(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{EmitError, context::Emitter};
 use crate::ir::{
-    Access, Agent, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Operand, Space, Store, Var,
+    Access, Agent, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Operand, Space, Store, Var,
 };
 use minijinja::{Value, context};
 
@@ -184,12 +184,20 @@ impl Emitter<'_> {
                 }
                 let pitch =
                     if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
-                value =
-                    context! { data => self.base(x.buffer, "params.header.rank"), pitch, ..value };
+                let even = self.even(x.buffer).to_string();
+                let data = self.base(x.buffer, "params.header.rank");
+                value = context! { data, pitch, even, ..value };
             }
             out.push(value);
         }
         Ok(out)
+    }
+
+    /// Whether every row holds an even number of elements and begins at a multiple of two of them, on every rank.
+    fn even(&self, buffer: BufId) -> bool {
+        let place = &self.layout.buffers[buffer];
+        let cols = place.shape.iter().filter_map(|s| s.last());
+        cols.chain(&place.pitch).all(|n| n % 2 == 0)
     }
 
     /// Whether an operand's elements have the rows (unless it is a vector) and columns of C's, in every task.

@@ -15,7 +15,7 @@ use crate::{
     ir::{Plan, RoleKind, StructureError},
     valid,
 };
-use mk_syntax::{Bound, Program};
+use mk_syntax::{Bound, Program, ValueId};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -58,6 +58,9 @@ impl Default for Config {
     }
 }
 
+/// Largest extent of a dimension: indexes are 32-bit, and extents are rounded up to whole blocks.
+pub const MAX_EXTENT: u64 = 1 << 30;
+
 /// Why a checked pipeline has no plan.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -94,6 +97,11 @@ pub enum LowerError {
 /// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Config`] for settings that do
 /// not fit the target.
 pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
+    let shapes = (0..program.n_values()).filter_map(|i| bound.shape(ValueId::new(i)));
+    if let Some(size) = shapes.flatten().find(|n| **n > MAX_EXTENT) {
+        let help = format!("use at most {MAX_EXTENT}");
+        return Err(LowerError::Config { what: format!("an extent of {size} is too large"), help });
+    }
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     let kernel = select::kernel(&graph, config)?;

@@ -1,0 +1,44 @@
+//! `mk emit`.
+
+use crate::{
+    failure::Failure,
+    options::PipelineArgs,
+    output::{print, say, write_file},
+    pipeline::{Loaded, load_verified},
+};
+use mk::abi::KernelSource;
+use std::path::PathBuf;
+
+/// Options of `mk emit`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pipeline: PipelineArgs,
+    /// Where to write the CUDA source [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// What is emitted is what was verified.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let kernel = emit(&load_verified(&args.pipeline)?.loaded)?;
+    match &args.output {
+        None => print(format_args!("{}", kernel.cuda)),
+        Some(path) => {
+            write_file(path, kernel.cuda.as_bytes())?;
+            let lines = kernel.cuda.lines().count();
+            say!("{}: {lines} lines, verified", path.display())
+        }
+    }
+}
+
+/// The kernel of a plan that was verified.
+pub fn emit(loaded: &Loaded) -> Result<KernelSource, Failure> {
+    mk::emit::emit(&loaded.plan).map_err(|error| match error {
+        mk::emit::EmitError::Unsupported { .. } => Failure::with_help(
+            format!("no kernel can be emitted for this plan: {error}"),
+            "it still runs on the CPU executor: `mk run --device cpu`",
+        ),
+        other => Failure::new(other),
+    })
+}

@@ -1,0 +1,122 @@
+//! The options that say which plan is meant.
+
+use clap::Args;
+use std::collections::BTreeMap;
+
+/// Ranks of a pipeline for which nothing else is said.
+pub const DEFAULT_RANKS: u32 = 4;
+
+/// A pipeline, its sizes and how it is compiled.
+#[derive(Args, Clone, Debug)]
+pub struct PipelineArgs {
+    /// A pipeline such as "gather(a) -> gemm(b)", a file x.mk that holds one, or a plan x.plan
+    #[arg(value_name = "PIPELINE")]
+    pub pipeline: String,
+    /// Number for a symbol; overrides the header of an .mk file (repeatable)
+    #[arg(long = "dim", value_name = "NAME=NUMBER", value_parser = dim)]
+    pub dims: Vec<(String, u64)>,
+    /// Global shape of a tensor, for instance a=8192x4096 (repeatable)
+    #[arg(long = "shape", value_name = "NAME=AxB", value_parser = shape)]
+    pub shapes: Vec<(String, Vec<u64>)>,
+    /// Number of ranks [default: 4; a plan has its own]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=mk::abi::device::MAX_RANKS as i64))]
+    pub ranks: Option<u32>,
+    /// CTAs of a role, for instance intra_comm=8 (repeatable)
+    #[arg(long = "sms", value_name = "ROLE=N", value_parser = sms)]
+    pub sms: Vec<(String, u32)>,
+    /// Rows, columns and depth of a matrix product's tile [default: 128x256x64]
+    #[arg(long, value_name = "MxNxK", value_parser = block)]
+    pub block: Option<[u32; 3]>,
+}
+
+impl PipelineArgs {
+    /// The options that a plan has no use for, as they were written.
+    pub fn given(&self) -> Vec<&'static str> {
+        let all = [
+            ("--dim", self.dims.is_empty()),
+            ("--shape", self.shapes.is_empty()),
+            ("--ranks", self.ranks.is_none()),
+            ("--sms", self.sms.is_empty()),
+            ("--block", self.block.is_none()),
+        ];
+        all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
+    }
+}
+
+/// A repeated option as a map; a name that is given twice is an error.
+pub fn once<T: Clone>(flag: &str, list: &[(String, T)]) -> Result<BTreeMap<String, T>, String> {
+    let mut map = BTreeMap::new();
+    for (name, value) in list {
+        if map.insert(name.clone(), value.clone()).is_some() {
+            return Err(format!("`--{flag} {name}=` is given twice"));
+        }
+    }
+    Ok(map)
+}
+
+fn pair<'a>(text: &'a str, example: &str) -> Result<(String, &'a str), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() => {
+            Ok((name.trim().to_string(), value.trim()))
+        }
+        _ => Err(format!("write it as {example}")),
+    }
+}
+
+/// Digits, perhaps with `_` between them.
+fn number(text: &str) -> Result<u64, String> {
+    let digits = text.starts_with(|c: char| c.is_ascii_digit());
+    match text.replace('_', "").parse() {
+        Ok(number) if digits => Ok(number),
+        _ => Err(format!("`{text}` is not a number")),
+    }
+}
+
+fn dim(text: &str) -> Result<(String, u64), String> {
+    let (name, value) = pair(text, "M=8192")?;
+    Ok((name, number(value)?))
+}
+
+fn extents(text: &str) -> Result<Vec<u64>, String> {
+    text.split('x').map(number).collect()
+}
+
+fn shape(text: &str) -> Result<(String, Vec<u64>), String> {
+    let (name, value) = pair(text, "a=8192x4096")?;
+    Ok((name, extents(value)?))
+}
+
+fn small(n: u64) -> Result<u32, String> {
+    u32::try_from(n).map_err(|_| format!("{n} is too large"))
+}
+
+fn sms(text: &str) -> Result<(String, u32), String> {
+    let (name, value) = pair(text, "intra_comm=8")?;
+    Ok((name, small(number(value)?)?))
+}
+
+fn block(text: &str) -> Result<[u32; 3], String> {
+    match extents(text)?.as_slice() {
+        [m, n, k] => Ok([small(*m)?, small(*n)?, small(*k)?]),
+        _ => Err("give rows, columns and depth, for instance 128x256x64".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_read() {
+        assert_eq!(dim("M=8_192"), Ok(("M".into(), 8192)));
+        assert_eq!(shape("a=8192x64"), Ok(("a".into(), vec![8192, 64])));
+        assert_eq!(block("128x256x64"), Ok([128, 256, 64]));
+        for bad in ["M", "M=", "=3", "M=-3", "M=_3", "M=99999999999999999999"] {
+            assert!(dim(bad).is_err(), "{bad}");
+        }
+        assert!(
+            shape("a=8x").is_err() && block("128x256").is_err() && sms("x=5000000000").is_err()
+        );
+        assert!(once("dim", &[("M".into(), 1), ("M".into(), 1)]).is_err());
+    }
+}

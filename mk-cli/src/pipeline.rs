@@ -1,0 +1,164 @@
+//! From the command line to a plan: reads, checks, binds, lowers, verifies.
+
+use crate::{
+    failure::Failure,
+    options::{DEFAULT_RANKS, PipelineArgs, once},
+    progress::Progress,
+};
+use mk::{
+    Bound, Program, file,
+    ir::Plan,
+    passes::{self, Config},
+    valid::{self, Proof, Violation},
+};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// What the PIPELINE argument stands for.
+pub struct Loaded {
+    /// The plan.
+    pub plan: Plan,
+    /// What it was made from; nothing for a plan that was read.
+    pub pipeline: Option<Pipeline>,
+    /// How long lowering, or reading, took.
+    pub time: Duration,
+}
+
+/// A pipeline with numbers for its symbols.
+pub struct Pipeline {
+    /// The pipeline.
+    pub program: Program,
+    /// Its sizes.
+    pub bound: Bound,
+}
+
+/// A plan that was verified.
+pub struct Verified {
+    /// What was verified.
+    pub loaded: Loaded,
+    /// What was proved.
+    pub proof: Proof,
+    /// How long that took.
+    pub time: Duration,
+}
+
+/// Longest file that is read, in bytes.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// Makes or reads the plan.
+pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
+    let begin = Instant::now();
+    if has_extension(&args.pipeline, "plan") {
+        let plan = read_plan(args)?;
+        return Ok(Loaded { plan, pipeline: None, time: begin.elapsed() });
+    }
+    let pipeline = bind(args)?;
+    let config = config(args)?;
+    let plan = passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
+    Ok(Loaded { plan, pipeline: Some(pipeline), time: begin.elapsed() })
+}
+
+/// [`load`], then the verifier.
+pub fn load_verified(args: &PipelineArgs) -> Result<Verified, Failure> {
+    let loaded = load(args)?;
+    let (proof, time) = loaded.verify()?;
+    Ok(Verified { loaded, proof, time })
+}
+
+impl Loaded {
+    /// Proves the plan right, and says how long that took.
+    pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
+        let _progress = Progress::new("verifying");
+        let begin = Instant::now();
+        let failure = match valid::verify(&self.plan) {
+            Ok(proof) => return Ok((proof, begin.elapsed())),
+            Err(failure) => failure,
+        };
+        let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
+        Err(if failure.violations.iter().all(too_large) {
+            Failure::with_help(
+                failure.to_string().trim_end(),
+                "use smaller numbers (`--dim`, `--shape`)",
+            )
+        } else if self.pipeline.is_some() {
+            Failure::new(format!("internal error, a pass is wrong: {failure}"))
+        } else {
+            Failure::new(failure)
+        })
+    }
+}
+
+fn has_extension(path: &str, extension: &str) -> bool {
+    Path::new(path).extension().is_some_and(|e| e == extension)
+}
+
+fn read(path: &str) -> Result<String, Failure> {
+    let failed = |what: String| Failure::new(format!("cannot read {path}: {what}"));
+    let length = std::fs::metadata(path).map_err(|e| failed(e.to_string()))?.len();
+    if length > MAX_FILE_BYTES {
+        return Err(failed(format!("it is longer than {} MiB", MAX_FILE_BYTES >> 20)));
+    }
+    let bytes = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
+    String::from_utf8(bytes).map_err(|_| failed("it is not UTF-8 text".into()))
+}
+
+fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
+    let path = &args.pipeline;
+    if let Some(flag) = args.given().first() {
+        return Err(Failure::with_help(
+            format!("{path} is a plan, which has its numbers already: `{flag}` does not apply"),
+            "give the pipeline that it was made from, or leave the option out",
+        ));
+    }
+    let plan: Plan = read(path)?.parse().map_err(|e| Failure::new(format!("{path}: {e}")))?;
+    plan.check_structure().map_err(|errors| {
+        let list: Vec<String> = errors.iter().map(|e| format!("\n  {e}")).collect();
+        Failure::new(format!("{path} is not a well-formed plan:{}", list.concat()))
+    })?;
+    Ok(plan)
+}
+
+fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
+    let is_file = has_extension(&args.pipeline, "mk");
+    let text = if is_file { read(&args.pipeline)? } else { args.pipeline.clone() };
+    let place = |mistakes: mk::Diagnostics| match is_file {
+        true => mistakes.in_file(&args.pipeline),
+        false => mistakes,
+    };
+    let program = Program::parse(&text).map_err(|mistakes| {
+        let hint = match !is_file && Path::new(&args.pipeline).is_file() {
+            true => {
+                "\n\nnote: there is a file of that name; a pipeline is read from files x.mk only"
+            }
+            false => "",
+        };
+        Failure::rendered(format!("{}{hint}", place(mistakes)))
+    })?;
+    let shapes = once("shape", &args.shapes).map_err(Failure::new)?;
+    let mut dims = if is_file {
+        file::defaults(&text).map_err(|mistakes| Failure::rendered(place(mistakes)))?
+    } else {
+        Default::default()
+    };
+    // A shape on the command line is worth more than a default.
+    for name in shapes.keys() {
+        for dim in program.tensor(name).map_or(&[][..], |t| &t.ty.dims) {
+            if let mk::syntax::Dim::Sym(symbol) = dim {
+                dims.remove(&program.symbols()[symbol.index()].name);
+            }
+        }
+    }
+    dims.extend(once("dim", &args.dims).map_err(Failure::new)?);
+    let bound = program.bind(&dims, &shapes).map_err(Failure::rendered)?;
+    Ok(Pipeline { program, bound })
+}
+
+fn config(args: &PipelineArgs) -> Result<Config, Failure> {
+    let default = Config::default();
+    Ok(Config {
+        ranks: args.ranks.unwrap_or(DEFAULT_RANKS),
+        sms: once("sms", &args.sms).map_err(Failure::new)?,
+        block: args.block.unwrap_or(default.block),
+        ..default
+    })
+}

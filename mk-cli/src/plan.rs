@@ -1,0 +1,32 @@
+//! `mk plan`.
+
+use crate::{failure::Failure, options::PipelineArgs, output::say, pipeline::load};
+use clap::ValueEnum;
+
+/// Options of `mk plan`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pipeline: PipelineArgs,
+    /// How to print it; the text is what `mk check x.plan` reads
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+/// Prints the plan as the passes leave it. It is not verified here, so that a wrong plan can be looked at.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let plan = load(&args.pipeline)?.plan;
+    match args.format {
+        Format::Text => say!("{}", plan.to_string().trim_end()),
+        Format::Json => {
+            let json = serde_json::to_string_pretty(&plan).map_err(Failure::new)?;
+            say!("{json}")
+        }
+    }
+}

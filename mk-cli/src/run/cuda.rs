@@ -1,0 +1,69 @@
+//! `mk run` on GPUs.
+
+use super::{Args, verdict::Verdict};
+use crate::{
+    build::compile, emit::emit, failure::Failure, output::say, pipeline::Loaded, progress::Progress,
+};
+use mk::{
+    harness::{Case, gpu::Session},
+    runtime::{InstanceOptions, World},
+};
+use std::time::Duration;
+
+/// Rows of each result that are compared with f64.
+const SAMPLED_ROWS: usize = 8;
+
+pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
+    loaded.verify()?;
+    let Some(pipeline) = &loaded.pipeline else {
+        return Err(Failure::new("a plan does not say what it computes"));
+    };
+    let kernel = emit(&loaded)?;
+    let compiled = compile(&kernel, true)?;
+    let from = if compiled.from_cache { "from the cache" } else { "compiled" };
+    say!("plan      {:?}, verified; {from} in {:.1?}", kernel.name, compiled.compile_time)?;
+    let ranks = world.size() as usize;
+    let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks };
+    let progress = Progress::new(format!("running on {ranks} GPUs"));
+    let mut session =
+        Session::bind(world, case, &kernel, &compiled, &instance_options(args), args.seed)
+            .map_err(Failure::new)?;
+    let mut verdict = Verdict::new(case);
+    for launch in 1..=args.launches {
+        session.fill(launch.into()).map_err(Failure::new)?;
+        // The first launch is a plain one: only what is warm is captured.
+        if args.gpu.graph && launch == 2 {
+            session.capture().map_err(Failure::new)?;
+        }
+        session.launch().map_err(Failure::new)?;
+        verdict.launch(&session.norms().map_err(Failure::new)?)?;
+        if launch == 1 || launch == args.launches {
+            let errors = session.sampled_rows(launch.into(), SAMPLED_ROWS);
+            verdict.rows(&errors.map_err(Failure::new)?)?;
+        }
+    }
+    let timing = match args.gpu.time {
+        true => Some(session.time().map_err(Failure::new)?),
+        false => None,
+    };
+    drop(progress);
+    if let Some(t) = timing {
+        let (median, least) = (1e3 * t.median_ms, 1e3 * t.least_ms);
+        say!("time      {median:.1} us median, {least:.1} us least of {} launches", t.launches)?;
+    }
+    verdict.finish()
+}
+
+fn instance_options(args: &Args) -> InstanceOptions {
+    let chaos = args.gpu.chaos_us;
+    InstanceOptions {
+        wait_limit: args.gpu.wait_limit(),
+        // All ranks are launched from here, one after the other.
+        entry_limit: args.gpu.wait_limit(),
+        // 0 means none.
+        chaos_seed: if chaos.is_some() { args.seed as u32 | 1 } else { 0 },
+        chaos_max: Duration::from_micros(chaos.unwrap_or(0).into()),
+        poison: Some(0xFF),
+        ..InstanceOptions::default()
+    }
+}

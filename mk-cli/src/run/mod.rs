@@ -1,0 +1,182 @@
+//! `mk run`.
+
+mod cpu;
+mod cuda;
+mod verdict;
+
+use crate::{
+    failure::Failure,
+    options::PipelineArgs,
+    output::say,
+    pipeline::{Loaded, load},
+};
+use clap::ValueEnum;
+use mk::{
+    runtime::{Error, World},
+    sim::Schedule,
+};
+use std::time::Duration;
+
+/// Options of `mk run`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pipeline: PipelineArgs,
+    /// Where to run: auto takes the GPUs if there are enough of them, else the CPU executor
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    device: Device,
+    /// Seed of the inputs, and of what the schedule leaves to chance
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Order of steps on the CPU executor: random, reversed, starve:RANK, epoch_apart or srd [default: random]
+    #[arg(long)]
+    schedule: Option<Schedule>,
+    /// Launches in a row, each with other inputs
+    #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    launches: u32,
+    #[command(flatten)]
+    gpu: GpuArgs,
+}
+
+/// What only GPUs have.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Only on GPUs")]
+struct GpuArgs {
+    /// Let agents sleep up to N microseconds before each task
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
+    chaos_us: Option<u32>,
+    /// Bound on every wait inside the kernel [default: 30000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
+    wait_limit_ms: Option<u64>,
+    /// Measure a launch: median of 20, caches flushed, inputs rotated, the slowest rank counts
+    #[arg(long)]
+    time: bool,
+    /// Capture the second launch into CUDA graphs and replay them
+    #[arg(long)]
+    graph: bool,
+}
+
+impl GpuArgs {
+    fn given(&self) -> Option<&'static str> {
+        let all = [
+            ("--chaos-us", self.chaos_us.is_some()),
+            ("--wait-limit-ms", self.wait_limit_ms.is_some()),
+            ("--time", self.time),
+            ("--graph", self.graph),
+        ];
+        all.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+    }
+
+    fn wait_limit(&self) -> Duration {
+        Duration::from_millis(self.wait_limit_ms.unwrap_or(30_000))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Device {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// Runs and judges.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let loaded = load(&args.pipeline)?;
+    let ranks = loaded.plan.mesh.size();
+    match choose(args, &loaded)? {
+        Choice::Cuda(world) => {
+            say!("device    cuda: {}", describe(&world))?;
+            cuda::run(args, loaded, &world)
+        }
+        Choice::Cpu(why) => {
+            if let Some(option) = args.gpu.given() {
+                let what = match why {
+                    Some(why) => format!("`{option}` needs GPUs, and {why}"),
+                    None => format!("`{option}` needs GPUs, and the device is cpu"),
+                };
+                return Err(Failure::with_help(what, "leave the option out"));
+            }
+            let why = why.map_or_else(String::new, |why| format!(": {why}"));
+            say!("device    cpu, {ranks} ranks on the CPU executor{why}")?;
+            cpu::run(args, &loaded)
+        }
+    }
+}
+
+enum Choice {
+    Cuda(World),
+    /// With the reason, if it was not asked for.
+    Cpu(Option<String>),
+}
+
+fn choose(args: &Args, loaded: &Loaded) -> Result<Choice, Failure> {
+    let ranks = loaded.plan.mesh.size();
+    match args.device {
+        Device::Cpu => return Ok(Choice::Cpu(None)),
+        Device::Cuda => {
+            if loaded.pipeline.is_none() {
+                return Err(Failure::with_help(
+                    "a plan does not say what it computes, so that results of GPUs cannot be judged",
+                    "give the pipeline that it was made from, or `--device cpu`",
+                ));
+            }
+            if let Some(schedule) = args.schedule {
+                return Err(Failure::with_help(
+                    format!(
+                        "`--schedule {schedule}` orders the steps of the CPU executor; GPUs order theirs"
+                    ),
+                    "use `--device cpu`, or `--chaos-us` for random delays",
+                ));
+            }
+        }
+        Device::Auto => {
+            if loaded.pipeline.is_none() {
+                return Ok(Choice::Cpu(Some("a plan runs there".into())));
+            }
+            if args.schedule.is_some() {
+                return Ok(Choice::Cpu(Some("`--schedule` orders its steps".into())));
+            }
+        }
+    }
+    let help =
+        "use `--device cpu`, or give `--ranks` a number of GPUs; `mk doctor` says what there is";
+    match World::local(ranks as usize) {
+        Ok(world) => match unfit(&world) {
+            None => Ok(Choice::Cuda(world)),
+            Some(why) if args.device == Device::Auto => Ok(Choice::Cpu(Some(why))),
+            Some(why) => Err(Failure::with_help(why, help)),
+        },
+        Err(error) => {
+            let why = match &error {
+                Error::NoSuchDevice { count, .. } => {
+                    format!("this machine has {count} GPUs for {ranks} ranks")
+                }
+                Error::DriverMissing => "this machine has no CUDA driver".into(),
+                other => other.to_string(),
+            };
+            match args.device == Device::Auto && error.is_no_device() {
+                true => Ok(Choice::Cpu(Some(why))),
+                false => Err(Failure::with_help(why, help)),
+            }
+        }
+    }
+}
+
+/// Why a world cannot run the kernels of this version.
+fn unfit(world: &World) -> Option<String> {
+    world.local_ranks().find_map(|rank| match world.device(rank) {
+        Ok(device) if device.capability == (9, 0) => None,
+        Ok(device) => Some(format!(
+            "GPU {} has compute capability {}.{}, and kernels are made for 9.0",
+            device.ordinal, device.capability.0, device.capability.1
+        )),
+        Err(error) => Some(error.to_string()),
+    })
+}
+
+fn describe(world: &World) -> String {
+    let ordinals = world.local_ranks().filter_map(|r| world.device(r).ok());
+    let list: Vec<_> =
+        ordinals.map(|d| format!("rank {} on GPU {}", d.ordinal, d.ordinal)).collect();
+    list.join(", ")
+}

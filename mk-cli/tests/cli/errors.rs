@@ -1,0 +1,79 @@
+//! What is refused, with the reason and a way out.
+
+use crate::command::{TempDir, mk};
+
+const MK: &str = "examples/gather_gemm.mk";
+
+#[test]
+fn a_pipeline_that_does_not_parse() {
+    mk(&["check", "gather(a) -> gemn(b)"]).fails(
+        1,
+        &["error: unknown operation `gemn`", "pipeline:1:14", "= help: did you mean `gemm`?"],
+    );
+    let dir = TempDir::new();
+    let path = dir.file("wrong.mk");
+    std::fs::write(&path, "// M = 0\npub fn f(x: bf16[M, K] @ shard(0)) { gather(y) }\n")
+        .expect("written");
+    mk(&["check", &path]).fails(1, &["error: ", "wrong.mk:2:", "= help: "]);
+    std::fs::write(&path, "// M = 0\ngather(x)\n").expect("written");
+    mk(&["check", &path]).fails(1, &["error: ", "wrong.mk:1:"]);
+}
+
+#[test]
+fn names_that_the_pipeline_lacks() {
+    mk(&["check", MK, "--dim", "Q=3"]).fails(1, &["no symbol `Q`", "= help: its symbols are"]);
+    mk(&["check", MK, "--shape", "q=3x3"]).fails(1, &["no tensor `q`", "= help: "]);
+}
+
+#[test]
+fn numbers_that_are_missing_or_wrong() {
+    mk(&["check", "gather(a) -> gemm(b)"])
+        .fails(1, &["`a_0` has no value", "= help: add `--shape a=<number>x<number>`"]);
+    mk(&["check", MK, "--dim", "M=0"]).fails(1, &["`M` is 0", "= help: "]);
+    mk(&["check", MK, "--dim", "M=8", "--dim", "M=9"]).fails(1, &["given twice"]);
+    mk(&["check", MK, "--dim", "M"]).fails(2, &["write it as M=8192"]);
+    mk(&["check", MK, "--shape", "x=8x"]).fails(2, &["`` is not a number"]);
+    mk(&["check", MK, "--ranks", "0"]).fails(2, &["0 is not in 1..=64"]);
+}
+
+#[test]
+fn settings_that_fit_no_plan() {
+    mk(&["check", MK, "--sms", "comm=4"])
+        .fails(1, &["no role `comm`", "= help: the roles of this plan are compute, intra_comm"]);
+    mk(&["check", MK, "--sms", "compute=200"]).fails(1, &["do not fit 132 SMs", "= help: "]);
+    mk(&["check", MK, "--sms", "compute"]).fails(2, &["write it as intra_comm=8"]);
+    mk(&["check", MK, "--block", "100x100x100"]).fails(1, &["tiles of 100 x 100 x 100"]);
+}
+
+#[test]
+fn files_that_are_not_there() {
+    for path in ["no/such.mk", "no/such.plan"] {
+        mk(&["check", path]).fails(1, &[&format!("error: cannot read {path}: No such file")]);
+    }
+    mk(&["emit", MK, "-o", "no/such/dir/x.cu"]).fails(1, &["cannot write no/such/dir/x.cu"]);
+    // Not one of the two extensions: it is read as a pipeline, which it is not.
+    mk(&["check", "Cargo.toml"]).fails(1, &["there is a file of that name"]);
+}
+
+#[test]
+fn unknown_options() {
+    mk(&["check", MK, "--rank", "3"]).fails(2, &["unexpected argument '--rank'"]);
+    mk(&["chekc", MK]).fails(2, &["unrecognized subcommand"]);
+    mk(&["run", MK, "--schedule", "fair"]).fails(2, &["`fair` is not a schedule"]);
+    mk(&["run", MK, "--device", "tpu"]).fails(2, &["possible values: auto, cpu, cuda"]);
+}
+
+#[test]
+fn sizes_that_nothing_can_hold() {
+    let begin = std::time::Instant::now();
+    let huge = ["--dim", "M=2147483647", "--dim", "K=2147483647", "--dim", "N=2147483647"];
+    let large = ["--dim", "M=65536", "--dim", "K=65536", "--dim", "N=65536"];
+    mk(&[&["check", MK], &huge[..]].concat()).fails(1, &["error: ", "help: "]);
+    mk(&[&["run", MK, "--device", "cpu"], &large[..]].concat())
+        .fails(1, &["multiply-adds", "= help: use smaller numbers"]);
+    mk(&["run", "gather(a)", "--shape", "a=1000000x100000", "--device", "cpu"])
+        .fails(1, &["elements", "= help: "]);
+    mk(&["check", MK, "--dim", "M=1000000", "--dim", "N=1000000"])
+        .fails(1, &["= help: use smaller"]);
+    assert!(begin.elapsed().as_secs() < 20, "refused after {:?}", begin.elapsed());
+}

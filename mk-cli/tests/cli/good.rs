@@ -1,0 +1,108 @@
+//! Pipelines that check, print, emit and build.
+
+use crate::command::{TempDir, command, mk};
+use std::io::Read;
+use std::process::Stdio;
+
+const GATHER_GEMM: &[&str] =
+    &["gather(a) -> gemm(b)", "--shape", "a=256x64", "--shape", "b=64x256"];
+
+fn with<'a>(command: &'a str, rest: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [&[command], rest, more].concat()
+}
+
+#[test]
+fn help_and_version() {
+    assert!(mk(&["--version"]).ok().starts_with("mk 0."));
+    assert!(mk(&["run", "--help"]).ok().contains("--schedule"));
+    mk(&[]).fails(2, &["Usage: mk <COMMAND>"]);
+}
+
+#[test]
+fn doctor_always_answers() {
+    let text = mk(&["doctor"]).ok();
+    assert!(text.contains("driver") && text.contains("NVRTC"), "{text}");
+}
+
+#[test]
+fn strings_and_files_check() {
+    let text = mk(&with("check", GATHER_GEMM, &[])).ok();
+    assert!(text.contains("pairs ordered") && text.contains("verified in"), "{text}");
+    for file in ["gather_gemm", "mlp_up", "gemm", "gather"] {
+        let path = format!("examples/{file}.mk");
+        assert!(mk(&["check", &path]).ok().ends_with("OK\n"), "{file}");
+    }
+}
+
+#[test]
+fn options_override_the_header() {
+    let plan = |more: &[&str]| mk(&with("plan", &["examples/gather_gemm.mk"], more)).ok();
+    assert!(plan(&[]).contains("M = 512"));
+    assert!(plan(&["--dim", "M=1_024"]).contains("M = 1024"));
+    assert!(plan(&["--shape", "x=1024x128"]).contains("K = 128"));
+    assert!(plan(&["--ranks", "8"]).contains("mesh world=8"));
+    assert!(plan(&["--sms", "intra_comm=4"]).contains("intra_comm ctas 4"));
+    assert_ne!(plan(&["--block", "128x128x64"]), plan(&["--block", "128x64x64"]));
+}
+
+#[test]
+fn the_text_of_a_plan_has_a_line_for_each_wait_post_and_access() {
+    let text = mk(&with("plan", GATHER_GEMM, &[])).ok();
+    for word in ["wait", "post", "access"] {
+        let lines = text.lines().filter(|l| l.split_whitespace().next() == Some(word));
+        assert!(lines.count() > 1, "{word}");
+    }
+}
+
+#[test]
+fn json_parses_and_names_the_same_entities() {
+    let text = mk(&with("plan", GATHER_GEMM, &["--format", "json"])).ok();
+    let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let families = json["families"].as_array().expect("families");
+    let plan = mk(&with("plan", GATHER_GEMM, &[])).ok();
+    assert_eq!(families.len(), plan.lines().filter(|l| l.starts_with("family")).count());
+    assert!(families.iter().all(|f| f["name"].is_string() && f["accesses"].is_array()));
+}
+
+#[test]
+fn emission_is_deterministic() {
+    let dir = TempDir::new();
+    let path = dir.file("kernel.cu");
+    let first = mk(&with("emit", GATHER_GEMM, &[])).ok();
+    assert!(first.contains("mk_kernel") && first.contains("// plan \"gather_gemm\""));
+    let said = mk(&with("emit", GATHER_GEMM, &["-o", &path])).ok();
+    assert!(said.contains("lines"), "{said}");
+    assert_eq!(std::fs::read_to_string(&path).expect("written"), first);
+}
+
+#[test]
+fn a_cubin_is_built() {
+    let dir = TempDir::new();
+    let path = dir.file("kernel.cubin");
+    let done = mk(&with("build", GATHER_GEMM, &["-o", &path, "--no-cache"]));
+    if done.err.contains("NVRTC") {
+        assert_eq!(done.status, 1);
+        assert!(done.err.contains("cargo xtask setup"), "{}", done.err);
+        println!("SKIPPED a_cubin_is_built: no NVRTC");
+        return;
+    }
+    let text = done.ok();
+    for piece in ["registers", "spills         0 bytes", "shared memory", "compile time", "SASS"] {
+        assert!(text.contains(piece), "no {piece} in:\n{text}");
+    }
+    assert_eq!(std::fs::read(&path).expect("written")[..4], *b"\x7fELF");
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_panic() {
+    let mut child = command(&with("emit", GATHER_GEMM, &[]))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    drop(child.stdout.take());
+    let status = child.wait().expect("ends");
+    let mut err = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut err).expect("reads");
+    assert_eq!((status.code(), err.as_str()), (Some(141), ""));
+}

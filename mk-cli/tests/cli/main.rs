@@ -1,0 +1,7 @@
+//! The `mk` command from outside: exit status, stdout, stderr.
+
+mod command;
+mod errors;
+mod good;
+mod plans;
+mod run;

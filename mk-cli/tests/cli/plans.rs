@@ -1,0 +1,82 @@
+//! Plans as text: read, verified, refused.
+
+use crate::command::{TempDir, mk, root};
+
+fn names(folder: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(root().join(folder)).expect("a folder of plans");
+    let mut names: Vec<String> = entries
+        .map(|e| format!("{folder}/{}", e.expect("an entry").file_name().to_str().expect("UTF-8")))
+        .filter(|name| name.ends_with(".plan"))
+        .collect();
+    names.sort();
+    assert!(!names.is_empty());
+    names
+}
+
+#[test]
+fn good_plans_are_proved() {
+    for path in names("tests/plans") {
+        let text = mk(&["check", &path]).ok();
+        assert!(text.contains("pairs ordered") && text.ends_with("OK\n"), "{path}: {text}");
+    }
+}
+
+#[test]
+fn broken_plans_are_refused_with_a_counterexample() {
+    for path in names("tests/plans/broken") {
+        let done = mk(&["check", &path]);
+        assert_eq!((done.status, done.out.as_str()), (1, ""), "{path}: {}", done.err);
+        assert!(
+            done.err.contains("is refused") && done.err.contains("\nrule "),
+            "{path}: {}",
+            done.err
+        );
+        assert!(!done.err.contains("internal error"), "{path}: {}", done.err);
+    }
+}
+
+#[test]
+fn a_plan_that_is_broken_does_not_run_or_emit() {
+    let path = "tests/plans/broken/gather_gemm_no_entered.plan";
+    mk(&["run", path, "--device", "cpu"]).fails(1, &["rule 1: race"]);
+    mk(&["emit", path]).fails(1, &["rule 1: race"]);
+}
+
+#[test]
+fn text_makes_the_round_trip() {
+    let dir = TempDir::new();
+    let path = dir.file("mlp_up.plan");
+    let text = mk(&["plan", "examples/mlp_up.mk"]).ok();
+    std::fs::write(&path, &text).expect("written");
+    assert_eq!(mk(&["plan", &path]).ok(), text);
+    assert!(mk(&["check", &path]).ok().contains("read in"));
+    assert_eq!(mk(&["emit", &path]).ok(), mk(&["emit", "examples/mlp_up.mk"]).ok());
+    assert!(mk(&["run", &path, "--device", "cpu"]).ok().contains("\nPASS: "));
+}
+
+#[test]
+fn a_plan_has_its_numbers_already() {
+    let path = "tests/plans/gather_gemm.plan";
+    for option in [["--ranks", "2"], ["--dim", "M=3"], ["--sms", "compute=3"]] {
+        mk(&["check", path, option[0], option[1]])
+            .fails(1, &[option[0], "does not apply", "= help: "]);
+    }
+    mk(&["run", path, "--device", "cuda"]).fails(1, &["does not say what it computes"]);
+    mk(&["run", "tests/plans/moe_dispatch.plan"]).fails(1, &["run-time tables"]);
+}
+
+#[test]
+fn text_that_is_no_plan() {
+    let dir = TempDir::new();
+    let path = dir.file("bad.plan");
+    let text = mk(&["plan", "examples/gemm.mk"]).ok();
+    for (from, to, piece) in
+        [("target sm_90a", "target", "line "), ("ctas 132", "ctas 0", "not a well-formed plan")]
+    {
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&path, text.replace(from, to)).expect("written");
+        mk(&["check", &path]).fails(1, &["error: ", "bad.plan", piece]);
+    }
+    std::fs::write(&path, b"\xff\xfe").expect("written");
+    mk(&["check", &path]).fails(1, &["it is not UTF-8 text"]);
+}

@@ -1,0 +1,78 @@
+//! Random inputs.
+
+use super::{Case, HarnessError, Layout, math::round};
+use mk_abi::DType;
+use mk_runtime::reference::random_value;
+use mk_syntax::{Placement, Tensor};
+
+/// The inputs of every launch: uniform in [-1, 1), rounded to the tensor's type. Shards and summands differ from rank to
+/// rank, replicas do not.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    case: Case<'a>,
+    seed: u64,
+}
+
+impl<'a> Inputs<'a> {
+    /// Inputs that follow from a seed.
+    pub fn new(case: Case<'a>, seed: u64) -> Inputs<'a> {
+        Inputs { case, seed }
+    }
+
+    /// The case that they are for.
+    pub fn case(&self) -> Case<'a> {
+        self.case
+    }
+
+    /// The seed of one rank's tensor, for [`random_value`].
+    pub fn seed(&self, launch: u64, tensor: &Tensor, rank: usize) -> u64 {
+        let rank = match placement(&tensor.ty.placement) {
+            Ok(Placement::Replicate) => 0,
+            _ => rank as u64,
+        };
+        // An odd multiplier for each, so that no two of them meet at small numbers.
+        self.seed
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .wrapping_add(launch.wrapping_mul(0xBF58_476D_1CE4_E5B9))
+            .wrapping_add((tensor.id.index() as u64).wrapping_mul(0x94D0_49BB_1331_11EB))
+            .wrapping_add(rank.wrapping_mul(0xD6E8_FEB8_6659_FD93))
+    }
+
+    /// What a rank holds of a tensor.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn layout(&self, tensor: &Tensor, rank: usize) -> Result<Layout, HarnessError> {
+        let shape = self.case.bound.shape(tensor.id).unwrap_or(&[]);
+        Ok(Layout::new(shape, placement(&tensor.ty.placement)?, self.case.ranks, rank))
+    }
+
+    /// The local elements from `from` on, row-major.
+    pub fn values(
+        &self,
+        launch: u64,
+        tensor: &Tensor,
+        rank: usize,
+        from: usize,
+    ) -> impl Iterator<Item = f64> + use<> {
+        let (seed, dtype) = (self.seed(launch, tensor, rank), dtype(tensor.ty.dtype));
+        (from as u64..).map(move |i| round(dtype, f64::from(random_value(seed, i, 1.0))))
+    }
+}
+
+/// The placement on the one axis.
+pub(super) fn placement(placements: &[Placement]) -> Result<Placement, HarnessError> {
+    match placements {
+        [one] => Ok(*one),
+        _ => Err(HarnessError::unsupported("a mesh of several axes")),
+    }
+}
+
+/// The type as the ABI calls it.
+pub(super) fn dtype(dtype: mk_syntax::DType) -> DType {
+    match dtype {
+        mk_syntax::DType::Bf16 => DType::Bf16,
+        mk_syntax::DType::F16 => DType::F16,
+        mk_syntax::DType::F32 => DType::F32,
+    }
+}

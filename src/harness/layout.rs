@@ -1,0 +1,89 @@
+//! Which part of a global tensor a rank holds.
+
+use mk_syntax::Placement;
+use std::ops::Range;
+
+/// The part of a global tensor that one rank holds, cut as `torch.chunk` does: `ceil(n / ranks)` each, the last ranks
+/// less or nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    shape: Vec<usize>,
+    /// The sharded dimension, and the rank's part of it.
+    cut: Option<(usize, Range<usize>)>,
+}
+
+impl Layout {
+    /// Part `rank` of `ranks` of a tensor of global shape `shape`, row-major, at least one dimension.
+    pub fn new(shape: &[u64], placement: Placement, ranks: usize, rank: usize) -> Layout {
+        let shape: Vec<usize> = shape.iter().map(|n| *n as usize).collect();
+        let cut = match placement {
+            Placement::Shard(dim) => shape.get(dim).map(|n| {
+                let each = n.div_ceil(ranks.max(1));
+                (dim, (rank * each).min(*n)..((rank + 1) * each).min(*n))
+            }),
+            Placement::Replicate | Placement::Partial => None,
+        };
+        Layout { shape, cut }
+    }
+
+    /// The local shape.
+    pub fn shape(&self) -> Vec<u64> {
+        (0..self.shape.len()).map(|d| self.range(d).len() as u64).collect()
+    }
+
+    /// The part of dimension `dim` that the rank holds.
+    pub fn range(&self, dim: usize) -> Range<usize> {
+        match &self.cut {
+            Some((cut, range)) if *cut == dim => range.clone(),
+            _ => 0..self.shape.get(dim).copied().unwrap_or(1),
+        }
+    }
+
+    /// Local elements.
+    pub fn elements(&self) -> usize {
+        (0..self.shape.len()).map(|d| self.range(d).len()).product()
+    }
+
+    /// Global rows (extent of dimension 0) that the rank holds.
+    pub fn rows(&self) -> Range<usize> {
+        self.range(0)
+    }
+
+    /// For each element of a local row, in order, its place in the global row. A row is everything below dimension 0.
+    pub fn columns(&self) -> Vec<usize> {
+        let mut columns = vec![0];
+        for dim in 1..self.shape.len() {
+            let extent = self.shape[dim];
+            let range = self.range(dim);
+            columns =
+                columns.iter().flat_map(|at| range.clone().map(move |i| at * extent + i)).collect();
+        }
+        columns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shapes(shape: &[u64], placement: Placement, ranks: usize) -> Vec<Vec<u64>> {
+        (0..ranks).map(|r| Layout::new(shape, placement, ranks, r).shape()).collect()
+    }
+
+    #[test]
+    fn the_last_ranks_own_less_or_nothing() {
+        assert_eq!(shapes(&[5, 2], Placement::Shard(0), 4), [[2, 2], [2, 2], [1, 2], [0, 2]]);
+        assert_eq!(shapes(&[2, 5], Placement::Shard(1), 3), [[2, 2], [2, 2], [2, 1]]);
+        assert_eq!(shapes(&[2, 5], Placement::Partial, 2), [[2, 5], [2, 5]]);
+        assert_eq!(shapes(&[1], Placement::Shard(0), 3), [[1], [0], [0]]);
+    }
+
+    #[test]
+    fn columns_of_every_rank_make_the_row() {
+        let part = |dim, rank| Layout::new(&[7, 2, 3], Placement::Shard(dim), 2, rank);
+        assert_eq!(part(2, 0).columns(), [0, 1, 3, 4]);
+        assert_eq!(part(2, 1).columns(), [2, 5]);
+        assert_eq!(part(1, 1).columns(), [3, 4, 5]);
+        assert_eq!((part(0, 1).rows(), part(0, 1).columns().len()), (4..7, 6));
+    }
+}

@@ -1,0 +1,56 @@
+//! How much a run on the CPU takes on: a refusal is better than a run without an end.
+
+use super::{Case, HarnessError, Layout, inputs::placement};
+use mk_syntax::{Op, Placement};
+
+/// Most multiply-adds of a run on the CPU, over all ranks and launches (a product of 2048 x 2048 x 2048): 10 s on two
+/// cores.
+pub const MAX_MACS: u64 = 1 << 33;
+/// Most elements of all values of the pipeline together, each as f64.
+pub const MAX_ELEMENTS: u64 = 1 << 27;
+
+/// Multiply-adds of the matrix products of one launch, over all ranks. Saturates.
+pub fn macs(case: Case<'_>) -> u64 {
+    let mut sum = 0u64;
+    for node in case.program.nodes().iter().filter(|n| n.op == Op::Gemm) {
+        let [a, b] = node.inputs[..] else { continue };
+        for rank in 0..case.ranks {
+            // Local extents: M and K of the left operand, N of the right one.
+            let local = |value| {
+                let ty = case.program.ty(value)?;
+                let shape = case.bound.shape(value)?;
+                Some(Layout::new(shape, placement(&ty.placement).ok()?, case.ranks, rank).shape())
+            };
+            let (Some(a), Some(b)) = (local(a), local(b)) else { continue };
+            let product = a.iter().chain(b.last()).fold(1u64, |n, x| n.saturating_mul(*x));
+            sum = sum.saturating_add(product);
+        }
+    }
+    sum
+}
+
+/// Refuses what takes too long or too much memory on the CPU.
+///
+/// # Errors
+/// [`HarnessError::TooLarge`].
+pub fn check_work(case: Case<'_>, launches: u32) -> Result<(), HarnessError> {
+    let wanted = macs(case).saturating_mul(launches.into());
+    if wanted > MAX_MACS {
+        return Err(HarnessError::TooLarge { what: "multiply-adds", wanted, limit: MAX_MACS });
+    }
+    let mut wanted = 0u64;
+    for i in 0..case.program.n_values() {
+        let id = mk_syntax::ValueId::new(i);
+        let shape = case.bound.shape(id).unwrap_or(&[]);
+        let summands = match case.program.ty(id).map(|t| t.placement.as_slice()) {
+            Some([Placement::Partial]) => case.ranks as u64,
+            _ => 1,
+        };
+        let elements = shape.iter().fold(summands, |n, x| n.saturating_mul(*x));
+        wanted = wanted.saturating_add(elements);
+    }
+    if wanted > MAX_ELEMENTS {
+        return Err(HarnessError::TooLarge { what: "elements", wanted, limit: MAX_ELEMENTS });
+    }
+    Ok(())
+}

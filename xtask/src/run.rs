@@ -1,0 +1,35 @@
+//! Running other programs, with errors that say what was run.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+/// What went wrong, for a person.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// The workspace.
+pub fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// `cargo`, in the workspace.
+pub fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(root());
+    command
+}
+
+/// Runs a step to its end, and says what it is and how long it took.
+pub fn step(title: &str, command: &mut Command) -> Result<()> {
+    eprintln!("==> {title}");
+    let begin = Instant::now();
+    let status = command.status().map_err(|e| format!("{title}: cannot run {command:?}: {e}"))?;
+    if !status.success() {
+        return Err(format!("{title} failed ({status})"));
+    }
+    eprintln!("    {title}: {:.1} s", begin.elapsed().as_secs_f64());
+    Ok(())
+}
