@@ -45,6 +45,7 @@ const SHAPES: &[(Op, &[[u64; 3]])] = &[
             [8192, 8192, 2560],
             [8192, 8192, 14336],
             [2048, 8192, 2560],
+            [8192, 8192, 8192],
         ],
     ),
     (
@@ -87,7 +88,7 @@ fn main() -> Res<()> {
         };
         println!("{name}, {n} ranks, ms");
         println!(
-            "| M x K x N per rank | ours, by communication CTAs | cuBLAS | NCCL {collective} | both | both / ours | host us |"
+            "| M x K x N per rank | ours, by communication CTAs / KiB a chunk | cuBLAS | NCCL {collective} | both | both / ours | host us |"
         );
         println!("| --- | --- | --- | --- | --- | --- | --- |");
         for shape in *shapes {
@@ -100,7 +101,7 @@ fn main() -> Res<()> {
 }
 
 /// Case of ours for a product of `[m, k, cols]` on each rank.
-fn case(op: Op, [m, k, cols]: [u64; 3], n: u64, comm: u32) -> Case {
+fn case(op: Op, [m, k, cols]: [u64; 3], n: u64, (comm, chunk_kib): (u32, u32)) -> Case {
     let (pipeline, shapes) = match op {
         Op::Gather => ("gather(a) -> gemm(b)", vec![("a", vec![m, k]), ("b", vec![k, cols * n])]),
         Op::Scatter => {
@@ -113,17 +114,25 @@ fn case(op: Op, [m, k, cols]: [u64; 3], n: u64, comm: u32) -> Case {
     let alone = n == 1 && op == Op::Gather;
     let sms =
         if alone { BTreeMap::new() } else { BTreeMap::from([("intra_comm".to_string(), comm)]) };
-    Case { pipeline, shapes, config: Config { sms, ..Config::default() } }
+    let config = Config { sms, chunk_bytes: chunk_kib << 10, ..Config::default() };
+    Case { pipeline, shapes, config }
 }
 
 fn row(world: &World, peers: &Peers, gate: &Gate, op: Op, shape: [u64; 3]) -> Res<()> {
     let [m, k, cols] = shape;
     let n = u64::from(world.size());
-    let splits: &[u32] = if n > 1 { &[8, 16, 24, 32] } else { &[1] };
+    // Communication CTAs, and KiB of a chunk of a gather.
+    let splits: &[(u32, u32)] = match (n, op) {
+        (1, _) => &[(1, 128)],
+        (_, Op::Gather) => {
+            &[(8, 128), (8, 512), (16, 128), (16, 256), (16, 512), (24, 128), (24, 256)]
+        }
+        _ => &[(8, 128), (16, 128), (24, 128), (32, 128)],
+    };
     let options = InstanceOptions { poison: Some(0xFF), ..InstanceOptions::default() };
     let mut ours = Vec::new();
-    for comm in splits {
-        ours.push(Scenario::new(&case(op, shape, n, *comm), world, &options)?);
+    for split in splits {
+        ours.push(Scenario::new(&case(op, shape, n, *split), world, &options)?);
     }
     // Sets of tensors that everybody shares; the scenarios' own are for the check only.
     let mut sets: Vec<Vec<Vec<DeviceTensor>>> = Vec::new();
@@ -224,7 +233,8 @@ fn row(world: &World, peers: &Peers, gate: &Gate, op: Op, shape: [u64; 3]) -> Re
     let medians: Vec<_> = times.iter_mut().map(|t| median(t)).collect();
     let (us, them) = medians.split_at(ours.len());
     let best = us.iter().copied().fold(f32::MAX, f32::min);
-    let list: Vec<_> = splits.iter().zip(us).map(|(c, t)| format!("{c}: {t:.4}")).collect();
+    let list: Vec<_> =
+        splits.iter().zip(us).map(|((c, kib), t)| format!("{c}/{kib}: {t:.4}")).collect();
     let (list, host) = (list.join(" "), host / n as f64);
     println!(
         "| {m} x {k} x {cols} | {list} | {:.4} | {:.4} | {:.4} | {:.3} | {host:.1} |",

@@ -1,7 +1,7 @@
 //! cuBLAS and NCCL, opened at run time: what callers use today.
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-use std::{error::Error, ffi::c_void, ptr::null_mut};
+use std::{error::Error, ffi::c_void, mem::ManuallyDrop, ptr::null_mut};
 
 type Handle = *mut c_void;
 type Res<T> = Result<T, Box<dyn Error>>;
@@ -40,7 +40,8 @@ pub struct Peers {
     gather: unsafe extern "C" fn(u64, u64, usize, i32, Handle, Handle) -> i32,
     reduce: [unsafe extern "C" fn(u64, u64, usize, i32, i32, Handle, Handle) -> i32; 2],
     group: [unsafe extern "C" fn() -> i32; 2],
-    _libraries: [Library; 3],
+    /// Never closed: the vendor's libraries have threads and exit handlers of their own.
+    _libraries: ManuallyDrop<[Library; 3]>,
 }
 
 fn ok(what: &str, status: i32) -> Res<()> {
@@ -78,7 +79,7 @@ impl Peers {
                 gather: *nccl.get(b"ncclAllGather\0")?,
                 reduce: [*nccl.get(b"ncclReduceScatter\0")?, *nccl.get(b"ncclAllReduce\0")?],
                 group: [*nccl.get(b"ncclGroupStart\0")?, *nccl.get(b"ncclGroupEnd\0")?],
-                _libraries: [rt, blas, nccl],
+                _libraries: ManuallyDrop::new([rt, blas, nccl]),
             })
         }
     }

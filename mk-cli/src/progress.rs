@@ -24,7 +24,8 @@ impl Progress {
                 let seconds = begin.elapsed().as_secs();
                 // Progress that nobody can read is not worth a failure.
                 let _ = if terminal {
-                    write!(io::stderr(), "\r{what} ... {seconds} s")
+                    // The cursor goes back, so that what is printed next begins on a line of its own.
+                    write!(io::stderr(), "\x1b[K{what} ... {seconds} s\r")
                 } else {
                     pause = (pause * 2).min(Duration::from_secs(30));
                     writeln!(io::stderr(), "{what} ... {seconds} s")
@@ -32,7 +33,7 @@ impl Progress {
                 said = true;
             }
             if said && terminal {
-                let _ = write!(io::stderr(), "\r\x1b[K");
+                let _ = write!(io::stderr(), "\x1b[K");
             }
         });
         Progress { stop: Some(stop), ticker: Some(ticker) }

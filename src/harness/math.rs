@@ -7,11 +7,23 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 /// Nearest value of a type, ties to even.
 pub(super) fn round(dtype: DType, x: f64) -> f64 {
     match dtype {
-        DType::Bf16 => bf16::from_f64(x).to_f64(),
-        DType::F16 => f16::from_f64(x).to_f64(),
+        DType::Bf16 => bf16::from_f32(to_odd(x)).to_f64(),
+        DType::F16 => f16::from_f32(to_odd(x)).to_f64(),
         DType::F32 => f64::from(x as f32),
         DType::I32 => x.round_ties_even(),
     }
+}
+
+/// The f32 beside `x` whose last bit is odd, unless `x` is an f32 itself: rounded once more, to 16 bits, it gives what `x`
+/// would. (`bf16::from_f64` looks at the upper half of an f64 only, and takes more than ties for ties.)
+fn to_odd(x: f64) -> f32 {
+    let near = x as f32;
+    let back = f64::from(near);
+    if back == x || !near.is_finite() || near.to_bits() & 1 == 1 {
+        return near;
+    }
+    let away = back.abs() < x.abs();
+    f32::from_bits(if away { near.to_bits() + 1 } else { near.to_bits() - 1 })
 }
 
 /// x * Phi(x).
@@ -107,6 +119,23 @@ mod tests {
         }
         assert!(gelu(-30.0).abs() < 1e-100);
         assert_eq!(gelu(30.0), 30.0);
+    }
+
+    #[test]
+    fn what_is_nearly_a_tie_is_none() {
+        let tie = 1.0 + 2f64.powi(-8);
+        for (x, want) in [
+            (tie, 1.0),
+            (tie + 2f64.powi(-23), 1.0 + 2f64.powi(-7)),
+            (tie + 2f64.powi(-50), 1.0 + 2f64.powi(-7)),
+            (tie - 2f64.powi(-50), 1.0),
+            (-tie - 2f64.powi(-30), -1.0 - 2f64.powi(-7)),
+            (1e300, f64::INFINITY),
+            (0.0, 0.0),
+        ] {
+            assert_eq!(round(DType::Bf16, x), want, "{x:e}");
+        }
+        assert_eq!(round(DType::F16, 1.0 + 2f64.powi(-11) + 2f64.powi(-40)), 1.0 + 2f64.powi(-10));
     }
 
     #[test]

@@ -8,13 +8,29 @@ struct ReduceTask {
   u64 source_pitch_bytes;
   u64 row_bytes;          // even
   u32 rows;
-  u32 destinations;
 };
 
 // Rows that one warp has in flight; times the sources, so that the loads cover the latency of HBM.
-constexpr u32 kReduceUnroll = 2;
+constexpr u32 kReduceUnroll = 4;
 // Sources whose loads are in flight together.
 constexpr u32 kReduceSources = 4;
+
+// Where a task's sums go: looked up once, because the hooks decode the task for it.
+template <u32 kCount>
+struct ReduceTargets {
+  u64 base[kCount];
+  u64 pitch_bytes[kCount];
+
+  template <class Hooks>
+  MK_DEVICE ReduceTargets(const Hooks& hooks, const ReduceTask& task) {
+#pragma unroll
+    for (u32 d = 0; d < kCount; ++d) {
+      base[d] = hooks.destination(task, d);
+      pitch_bytes[d] = hooks.destination_pitch(task, d);
+    }
+  }
+  MK_DEVICE u64 at(u32 d, u32 row, u64 byte) const { return base[d] + row * pitch_bytes[d] + byte; }
+};
 
 // Eight 16-bit elements, widened and added.
 template <Dtype kDtype>
@@ -35,9 +51,9 @@ MK_DEVICE Vec16 round_vector(const float (&sum)[8]) {
 
 // Rows whose addresses and pitches are multiples of 16 bytes; a tail of less than 16 bytes goes element by element.
 template <Dtype kDtype, u32 kThreads, class Hooks>
-MK_DEVICE void reduce_rows_by_16(const Hooks& hooks, const ReduceTask& task, u32 thread) {
+MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
+                                 u32 thread) {
   constexpr u32 kWarps = kThreads / 32;
-  const u64 source = hooks.source(task);
   const u64 whole = task.row_bytes / 16 * 16;
 #pragma unroll 1
   for (u32 row = thread / 32; row < task.rows; row += kWarps * kReduceUnroll) {
@@ -71,9 +87,9 @@ MK_DEVICE void reduce_rows_by_16(const Hooks& hooks, const ReduceTask& task, u32
         const u32 r = row + i * kWarps;
         if (r >= task.rows) continue;
         const Vec16 rounded = round_vector<kDtype>(sum[i]);
-#pragma unroll 1
-        for (u32 d = 0; d < task.destinations; ++d) {
-          st_vec16(reinterpret_cast<void*>(hooks.destination(task, d) + r * hooks.destination_pitch(task, d) + at), rounded);
+#pragma unroll
+        for (u32 d = 0; d < Hooks::kDestinations; ++d) {
+          st_vec16(reinterpret_cast<void*>(targets.at(d, r, at)), rounded);
         }
       }
     }
@@ -82,9 +98,9 @@ MK_DEVICE void reduce_rows_by_16(const Hooks& hooks, const ReduceTask& task, u32
 
 // Elements `first_byte` and on of every row, one by one.
 template <Dtype kDtype, u32 kThreads, class Hooks>
-MK_DEVICE void reduce_elements(const Hooks& hooks, const ReduceTask& task, u32 thread, u64 first_byte) {
+MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
+                               u32 thread, u64 first_byte) {
   constexpr u32 kWarps = kThreads / 32;
-  const u64 source = hooks.source(task);
 #pragma unroll 1
   for (u32 row = thread / 32; row < task.rows; row += kWarps) {
 #pragma unroll 1
@@ -95,10 +111,9 @@ MK_DEVICE void reduce_elements(const Hooks& hooks, const ReduceTask& task, u32 t
         const u64 from = source + s * task.source_stride_bytes + row * task.source_pitch_bytes + at;
         sum += widen<kDtype>(ld_u16(reinterpret_cast<const void*>(from)));
       }
-#pragma unroll 1
-      for (u32 d = 0; d < task.destinations; ++d) {
-        const u64 to = hooks.destination(task, d) + row * hooks.destination_pitch(task, d) + at;
-        st_u16(reinterpret_cast<void*>(to), narrow<kDtype>(sum));
+#pragma unroll
+      for (u32 d = 0; d < Hooks::kDestinations; ++d) {
+        st_u16(reinterpret_cast<void*>(targets.at(d, row, at)), narrow<kDtype>(sum));
       }
     }
   }
@@ -117,16 +132,17 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
     }
     named_barrier_sync<Edges::start, kBarrier, kThreads>();
     if (!ctx.aborted()) {
-      u64 alignment = hooks.source(task) | task.source_stride_bytes | task.source_pitch_bytes;
-      for (u32 d = 0; d < task.destinations; ++d) {
-        alignment |= hooks.destination(task, d) | hooks.destination_pitch(task, d);
-      }
+      const u64 source = hooks.source(task);
+      const ReduceTargets<Hooks::kDestinations> targets(hooks, task);
+      u64 alignment = source | task.source_stride_bytes | task.source_pitch_bytes;
+#pragma unroll
+      for (u32 d = 0; d < Hooks::kDestinations; ++d) alignment |= targets.base[d] | targets.pitch_bytes[d];
       u64 done = 0;
       if (alignment % 16 == 0) {
-        reduce_rows_by_16<kDtype, kThreads>(hooks, task, thread);
+        reduce_rows_by_16<kDtype, kThreads, Hooks>(task, source, targets, thread);
         done = task.row_bytes / 16 * 16;
       }
-      reduce_elements<kDtype, kThreads>(hooks, task, thread, done);
+      if (done < task.row_bytes) reduce_elements<kDtype, kThreads, Hooks>(task, source, targets, thread, done);
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();
     if (thread == 0) hooks.after_store(ctx, task);

@@ -2,6 +2,7 @@
 
 mod checks;
 mod demo;
+mod imports;
 mod run;
 mod setup;
 

@@ -1,7 +1,7 @@
 //! Roles as CUDA functions: which agents run which families, on which warps.
 
 use super::{EmitError, context::Emitter, tasks::Slice};
-use crate::ir::{CopyVia, FamId, Leaf, Plan, RoleId, Store, Var};
+use crate::ir::{CopyVia, FamId, Leaf, Operand, Plan, RoleId, Store, Var};
 use minijinja::{Environment, Value, context};
 use mk_abi::DType;
 
@@ -131,6 +131,12 @@ fn group(
             "reduce_rows" => e.reduce(*s)?,
             _ => e.copy(*s, template == "copy_bulk")?,
         });
+    }
+    let targets = |s: &Slice| {
+        e.plan.families[s.id].accesses.iter().filter(|a| a.operand == Operand::Dst).count()
+    };
+    if template == "reduce_rows" && g.slices.iter().any(|s| targets(s) != targets(&g.slices[0])) {
+        return Err(EmitError::unsupported(name, "sums of one group have as many destinations"));
     }
     let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
     let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);

@@ -19,7 +19,7 @@ use mk_syntax::{Bound, Program, ValueId};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-pub use roles::DEFAULT_COMM_SMS;
+pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 
 /// Everything that decides a plan, apart from the pipeline and its sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Default for Config {
             gemm_stages: 4,
             copy_stages: 8,
             group_rows: 8,
-            chunk_bytes: 128 * 1024,
+            chunk_bytes: 512 * 1024,
         }
     }
 }

@@ -4,12 +4,14 @@
 //! [`Config::sms`] has exactly what was asked for, the others the default.
 
 use super::{Config, LowerError, draft::Draft};
-use crate::ir::{Entity, Plan, Role, RoleId, RoleKind};
+use crate::ir::{Entity, Leaf, Plan, Role, RoleId, RoleKind};
 use crate::target;
 
-/// CTAs that move data inside a node by default, as a number of SMs. Eight to twelve come near the link's peak with
-/// bulk copies; the rest is slack for the first chunks, which everybody waits for.
-pub const DEFAULT_COMM_SMS: u32 = 16;
+/// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
+/// the best or within 6 % of the best split for every shape measured (docs/performance.md).
+pub const DEFAULT_COPY_SMS: u32 = 8;
+/// The same where they also add up what peers sent, through registers.
+pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
 const ORDER: [RoleKind; 5] = [
     RoleKind::Prologue,
@@ -40,12 +42,13 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     let asked = |k: RoleKind| config.sms.get(k.name()).copied();
     let has = |k: RoleKind| used.contains(&k);
+    let default = if reduces(&plan) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
     let comm =
         match (has(RoleKind::IntraComm), asked(RoleKind::IntraComm), asked(RoleKind::Compute)) {
             (false, ..) => 0,
             (true, Some(n), _) => n,
-            (true, None, Some(compute)) => DEFAULT_COMM_SMS.min(target.sms.saturating_sub(compute)),
-            (true, None, None) if has(RoleKind::Compute) => DEFAULT_COMM_SMS,
+            (true, None, Some(compute)) => default.min(target.sms.saturating_sub(compute)),
+            (true, None, None) if has(RoleKind::Compute) => default,
             (true, None, None) => target.sms,
         };
     let compute = match (has(RoleKind::Compute), asked(RoleKind::Compute)) {
@@ -76,6 +79,10 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         plan.families[id].role = RoleId::new(role);
     }
     Ok(plan)
+}
+
+fn reduces(plan: &Plan) -> bool {
+    plan.families.values().any(|f| f.leaf == Leaf::ReduceTile)
 }
 
 fn owns_ctas(kind: RoleKind) -> bool {
