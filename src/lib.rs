@@ -1,7 +1,7 @@
 //! **mk**: a plan compiler for fused communication + compute GPU kernels.
 //!
 //! A pipeline such as `gather(a) -> gemm(b)` is type-checked ([`Program`]), lowered to a tile plan that is verified
-//! against races, deadlock and stale signals ([`compile`]), emitted as one persistent CUDA kernel per GPU ([`emit`]),
+//! against races, deadlock and stale signals ([`compile`](passes::compile)), emitted as one persistent CUDA kernel per GPU ([`emit`]),
 //! compiled by NVRTC ([`runtime::jit`]) and run on every rank ([`runtime`]), or on the CPU executor ([`sim`]).
 
 extern crate self as mk;

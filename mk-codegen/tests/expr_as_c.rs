@@ -82,7 +82,7 @@ fn c_agrees_wherever_the_expression_has_a_value() {
     let printer = CPrinter::new(&plan, Some(family));
     let mut runner = TestRunner::default();
     let mut source = format!("#define MK_FN static inline\n{C_PRELUDE}#include <stdio.h>\n");
-    let _ = writeln!(source, "static const int kM = 37, kK = 128, tab0[] = {{{TABLE:?}}};");
+    let _ = writeln!(source, "static const int kDim_M = 37, kDim_K = 128, tab0[] = {{{TABLE:?}}};");
     source = source.replace("{[", "{").replace("]}", "}");
     let mut calls = String::new();
     let mut wanted = Vec::new();

@@ -34,3 +34,7 @@ MK_DEVICE u16 narrow(float x) { return static_cast<u16>(pack2<kDtype>(x, 0.0f));
 
 template <Dtype kDtype>
 MK_DEVICE float widen(u16 x) { return unpack_lo<kDtype>(x); }
+
+// To the type's nearest value and back.
+template <Dtype kDtype>
+MK_DEVICE float round_to(float x) { return widen<kDtype>(narrow<kDtype>(x)); }

@@ -6,12 +6,15 @@ struct CtaState {
   u32 unused;
 };
 
+// In place of the first word of the entries: no rank touches another's memory, and none announces itself.
+constexpr u64 kNoEntry = ~0ull;
+
 // Cheap to copy; `header` stays in the kernel's parameter bank.
 struct Context {
   const LaunchHeader& header;
   u32 state;  // shared address of the CtaState
   u32 epoch;  // this launch's, the first is 1
-  u64 entered;  // first of `world` signal words: word r counts the launches that rank r has entered
+  u64 entered;  // kNoEntry, or the first of `world` signal words: word r counts the launches that rank r has entered
 
   MK_DEVICE bool aborted() const { return ld_shared(state) != 0; }
   MK_DEVICE void set_aborted() const { st_shared(state, 1); }

@@ -49,11 +49,13 @@ MK_DEVICE void post_entered(const Context& ctx) {
 
 // Waits until `peer` has entered this launch with the same plan and per-launch values. `lag` 1 asks for the previous
 // launch only (slots that alternate by parity), which has no hash to compare any more.
-template <u32 kEdge>
+template <u32 kEdge, Reader kReader>
 MK_DEVICE bool wait_entered(const Context& ctx, u32 peer, u32 tile, u32 lag = 0) {
   const u32* word = ctx.signal(ctx.header.rank, ctx.entered + peer);
   const u32 expected = ctx.epoch - lag;
-  if (!wait_word<kEdge, Scope::Sys, true>(ctx, word, expected, WaitSite{tile, peer})) return false;
+  const bool ok = wait_word<kEdge, Scope::Sys, true>(ctx, word, expected, WaitSite{tile, peer});
+  if constexpr (kReader == Reader::Async) fence_proxy_async_global();
+  if (!ok) return false;
   if (lag != 0) return true;
   const u32 slot = (ctx.epoch & 1) * MAX_RANKS + peer;
   const u32 theirs = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->launch_hash[slot]);

@@ -25,7 +25,8 @@ MK_DEVICE bool wait_word(const Context& ctx, const u32* word, u32 expected, Wait
   const u32 rank = ctx.header.rank;
   const u64 begin = globaltimer_ns();
   u64 armed = begin;
-  u32 entered = 0;  // peers below have been seen in this launch
+  // Peers below have been seen in this launch.
+  u32 entered = ctx.entered == kNoEntry ? ctx.header.world : 0;
 #pragma unroll 1
   for (u32 polls = 1;; ++polls) {
     seen = ld_acquire<kScope>(word);

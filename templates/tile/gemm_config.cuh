@@ -153,4 +153,7 @@ struct GemmTile {
   i32 valid_cols;
   u64 c_data;              // direct path: address of C[0, 0]
   u64 c_pitch_bytes;       // direct path
+
+  // Whether any element of it exists.
+  MK_DEVICE bool stores() const { return valid_rows > 0 && valid_cols > 0; }
 };

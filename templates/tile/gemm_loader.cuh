@@ -37,7 +37,8 @@ MK_DEVICE void sm90_issue_stage(const GemmSmem<Config>& smem, const GemmTile& ti
 // Run by one lane. Hooks: see README.md. `Edges` names the plan's edges `full` and `empty`, with a waiter also `ready`
 // and `ready_free`.
 //
-// After an abort a lone CTA stops issuing and only arrives. A CTA of a cluster goes on loading: its neighbours count on
+// After an abort, and for a tile that stores nothing (a rank may own no rows, and its map then lies over nothing), a lone CTA
+// issues no loads and only arrives. A CTA of a cluster goes on loading: its neighbours count on
 // its part. That is harmless, because multicast operands lie in this GPU's memory and nothing computed is stored.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
@@ -60,7 +61,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
     for (u32 k = 0; k < tile.k_blocks; ++k) {
       hooks.before_step(ctx, tile, k);
       mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
-      if (Config::kCluster == 1 && ctx.aborted()) {
+      if (Config::kCluster == 1 && (ctx.aborted() || !tile.stores())) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
       } else {
         mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), Config::kStageBytes);

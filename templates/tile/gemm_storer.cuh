@@ -6,6 +6,7 @@
 template <class Config>
 MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
   const i32 rows = tile.valid_rows - row;
+  if (rows <= 0 || tile.valid_cols <= col) return;
   if (Config::kPanelCols < 64 || rows >= 64) {
     tma_store_2d(tile.c, panel, tile.c_col + col, tile.c_row + row);
     return;

@@ -65,7 +65,7 @@ MK_DEVICE void shake_hands(const Params& p, u32 state, u32 first_epoch) {
       if constexpr (kBroken) {
         ok = wait_broken<kCase>(ctx, peer, i, count);
       } else {
-        ok = wait_entered<kEntryEdge>(ctx, peer, i);  // a wrong hash is a fault: "plan mismatch"
+        ok = wait_entered<kEntryEdge, Reader::Generic>(ctx, peer, i);  // a wrong hash is a fault: "plan mismatch"
       }
       count.turns += ok;
     }

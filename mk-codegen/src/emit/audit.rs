@@ -8,7 +8,7 @@ use super::{
     library,
     role::{runs, template_of},
 };
-use crate::ir::{EdgeId, Entity, Leaf, Plan};
+use crate::ir::{EdgeId, Entity, Leaf, Plan, Proxy, Scope};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -71,10 +71,15 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
             out.insert(e.edge, (text, format!("{} of {id}", e.name)));
         }
         for w in &f.waits {
+            let reader = if w.proxy == Proxy::Async { "Async" } else { "Generic" };
             let text = if entry(w.signal) {
-                format!("wait_entered<edge::{}>(", w.edge)
+                format!("wait_entered<edge::{}, Reader::{reader}>(", w.edge)
             } else {
-                format!("wait_signal<edge::{},", w.edge)
+                format!(
+                    "wait_signal<edge::{}, Scope::{}, Reader::{reader}>(",
+                    w.edge,
+                    scope(w.scope)
+                )
             };
             out.insert(w.edge, (text, format!("wait of {id}")));
         }
@@ -82,12 +87,16 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
             let text = if f.leaf == Leaf::Enter {
                 format!("post_entered<edge::{}>(", p.edge)
             } else {
-                format!("post_signal<edge::{},", p.edge)
+                format!("post_signal<edge::{}, Scope::{}>(", p.edge, scope(p.scope))
             };
             out.insert(p.edge, (text, format!("post of {id}")));
         }
     }
     out
+}
+
+fn scope(scope: Scope) -> &'static str {
+    if scope == Scope::Gpu { "Gpu" } else { "Sys" }
 }
 
 /// Calls that every role and every leaf needs, and how often.

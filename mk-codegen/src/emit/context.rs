@@ -107,7 +107,7 @@ impl<'a> Emitter<'a> {
     fn entered(&self) -> String {
         let enter = self.plan.families.values().filter(|f| f.leaf == Leaf::Enter);
         let signal = enter.flat_map(|f| &f.posts).map(|p| p.signal).next();
-        signal.map_or("0".into(), |s| format!("kSig{}", s.index()))
+        signal.map_or("kNoEntry".into(), |s| format!("kSig{}", s.index()))
     }
 
     /// What the kernel template is rendered with.

@@ -12,7 +12,10 @@ mod role;
 mod signal;
 mod tasks;
 
-use crate::ir::{Entity, Leaf, Mode, Plan, PointError, Points, RoleKind, TableSet};
+use crate::ir::{
+    EdgeId, Entity, FamId, Family, Leaf, Mode, Plan, PointError, Points, RoleKind, SigId, TableSet,
+    Var,
+};
 use context::Emitter;
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig};
 use mk_abi::{EdgeInfo, KernelSource, RankBinding, RoleInfo};
@@ -112,7 +115,8 @@ pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
         cuda,
         entry: "mk_kernel".into(),
         arch: plan.target.clone(),
-        options: Vec::new(),
+        // A plan uses part of the library: constants and functions that it does not need are no news.
+        options: vec!["--diag-suppress=177".into()],
         world_size: plan.mesh.size(),
         grid: plan.roles.values().map(|r| r.ctas).sum(),
         cluster: 1,
@@ -163,6 +167,14 @@ fn check_scope(plan: &Plan) -> Result<(), EmitError> {
             let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
             return Err(EmitError::unsupported(place, what));
         }
+        if uses_epoch(f) {
+            return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
+        }
+        if let Some(w) = waits_on_later(plan, id, f) {
+            let what =
+                format!("{w} waits for a later family of its role, which the same warps may run");
+            return Err(EmitError::unsupported(place, what));
+        }
         if f.inner.is_some() || f.accesses.iter().any(|a| a.mode == Mode::Accumulate) {
             return Err(EmitError::unsupported(
                 place,
@@ -171,6 +183,30 @@ fn check_scope(plan: &Plan) -> Result<(), EmitError> {
         }
     }
     Ok(())
+}
+
+fn uses_epoch(f: &Family) -> bool {
+    let regions =
+        f.accesses.iter().flat_map(|a| a.region.iter().flat_map(|(b, l)| [b, l]).chain([&a.rank]));
+    let waits = f.waits.iter().flat_map(|w| w.index.iter().chain([&w.count]).chain(&w.when));
+    let posts = f.posts.iter().flat_map(|p| p.index.iter().chain([&p.rank, &p.add]).chain(&p.when));
+    regions.chain(waits).chain(posts).any(|e| e.mentions(Var::EPOCH))
+}
+
+/// Copiers and consumers are the same warps, which take a role's families in their order: a wait for a later one could
+/// stand in the way of what it waits for.
+fn waits_on_later(plan: &Plan, id: FamId, f: &Family) -> Option<EdgeId> {
+    let later = |signal: SigId| {
+        let after = plan.families.iter().skip(id.index() + 1).filter(|(_, g)| g.role == f.role);
+        after.flat_map(|(_, g)| &g.posts).any(|p| p.signal == signal)
+    };
+    let earlier = |signal: SigId| {
+        plan.families
+            .iter()
+            .take(id.index() + 1)
+            .any(|(_, g)| g.posts.iter().any(|p| p.signal == signal))
+    };
+    f.waits.iter().find(|w| later(w.signal) && !earlier(w.signal)).map(|w| w.edge)
 }
 
 fn role_infos(plan: &Plan) -> Vec<RoleInfo> {

@@ -47,12 +47,22 @@ pub(super) fn template_of(leaf: &Leaf) -> &'static str {
     }
 }
 
-/// A role's families, cut where the leaf changes.
+/// Whether two families can be one group: the same leaf, and an epilogue that reads the same tensors.
+fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
+    const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+    let extras = |f: FamId| {
+        let reads = plan.families[f].accesses.iter().filter(|x| EXTRAS.contains(&x.operand));
+        reads.map(|x| x.buffer).collect::<Vec<_>>()
+    };
+    plan.families[a].leaf == plan.families[b].leaf && extras(a) == extras(b)
+}
+
+/// A role's families, cut where the leaf or what its epilogue reads changes.
 pub(super) fn runs(plan: &Plan, role: RoleId) -> Vec<Vec<FamId>> {
     let mut out: Vec<Vec<FamId>> = Vec::new();
-    for (id, f) in plan.families.iter().filter(|(_, f)| f.role == role) {
+    for (id, _) in plan.families.iter().filter(|(_, f)| f.role == role) {
         match out.last_mut() {
-            Some(run) if plan.families[run[0]].leaf == f.leaf => run.push(id),
+            Some(run) if same_body(plan, run[0], id) => run.push(id),
             _ => out.push(vec![id]),
         }
     }
@@ -141,7 +151,13 @@ fn group(
     let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
     let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);
     let dtype = match template {
-        "mma_tile" | "reduce_rows" => dtype(e, first.id)?,
+        "mma_tile" | "reduce_rows" => {
+            let all = g.slices.iter().map(|s| dtype(e, s.id)).collect::<Result<Vec<_>, _>>()?;
+            if all.iter().any(|d| *d != all[0]) {
+                return Err(EmitError::unsupported(name, "tiles of one group have several dtypes"));
+            }
+            all[0]
+        }
         _ => "Bf16",
     };
     let hooks = env.get_template(template)?.render(context! {

@@ -2,7 +2,7 @@
 
 use super::{EmitError, context::Emitter};
 use crate::ir::{
-    Agent, CPrinter, Each, Entity, Expr, Family, Leaf, Post, Proxy, Scope, SigId, Wait,
+    Agent, CPrinter, Each, Entity, Expr, Family, Leaf, Point, Post, Proxy, Scope, SigId, Wait,
 };
 
 impl Emitter<'_> {
@@ -47,29 +47,35 @@ impl Emitter<'_> {
     fn wait(&self, f: &Family, w: &Wait) -> Result<String, EmitError> {
         let each = w.each.as_ref();
         let edge = w.edge;
+        let proxy = match w.proxy {
+            Proxy::Async => "Reader::Async",
+            Proxy::Generic => "Reader::Generic",
+            Proxy::Host => {
+                return Err(EmitError::unsupported(f.name.clone(), "no host agent is emitted"));
+            }
+        };
+        if w.at != Point::Start {
+            return Err(EmitError::unsupported(
+                f.name.clone(),
+                "waits stand at the start of a task",
+            ));
+        }
         let call = if self.is_entry(w.signal) {
-            let [peer] = w.index.as_slice() else {
+            let ([peer], Expr::Const(1)) = (w.index.as_slice(), &w.count) else {
                 return Err(EmitError::unsupported(
                     f.name.clone(),
-                    "entry is signalled word by rank",
+                    "entry is signalled once, word by rank",
                 ));
             };
             let peer = self.c(f, each, peer);
-            format!("wait_entered<edge::{edge}>(ctx, {peer}, work.task, {});", w.lag)
+            format!("wait_entered<edge::{edge}, {proxy}>(ctx, {peer}, work.task, {});", w.lag)
         } else {
-            let proxy = match w.proxy {
-                Proxy::Async => "Reader::Async",
-                Proxy::Generic => "Reader::Generic",
-                Proxy::Host => {
-                    return Err(EmitError::unsupported(f.name.clone(), "no host agent is emitted"));
-                }
-            };
             let word = self.word(f, each, w.signal, &w.index);
             let epoch =
                 if w.lag > 0 { format!("(ctx.epoch - {})", w.lag) } else { "ctx.epoch".into() };
             let count = match CPrinter::new(self.plan, Some(f)).with_each(each).print(&w.count) {
                 one if one == "1" => String::new(),
-                n => format!(" * {n}"),
+                n => format!(" * ({n})"),
             };
             let scope = Self::scope(w.scope);
             format!(
@@ -80,7 +86,11 @@ impl Emitter<'_> {
         Ok(self.wrap(f, each, w.when.as_ref(), call))
     }
 
-    fn post(&self, f: &Family, p: &Post) -> String {
+    fn post(&self, f: &Family, p: &Post) -> Result<String, EmitError> {
+        if p.at != Point::End || f.leaf.contract().agents.last() != Some(&p.by) {
+            let what = "posts are made by the last agent at the end of a task";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
         let each = p.each.as_ref();
         let rank = self.c(f, each, &p.rank);
         let word = self.word(f, each, p.signal, &p.index);
@@ -88,7 +98,7 @@ impl Emitter<'_> {
         let (edge, scope) = (p.edge, Self::scope(p.scope));
         let call =
             format!("post_signal<edge::{edge}, {scope}>(ctx, ctx.signal({rank}, {word}), {add});");
-        self.wrap(f, each, p.when.as_ref(), call)
+        Ok(self.wrap(f, each, p.when.as_ref(), call))
     }
 
     /// The waits of one agent, in order.
@@ -100,7 +110,10 @@ impl Emitter<'_> {
     }
 
     /// The posts of a family.
-    pub fn posts(&self, f: &Family) -> Vec<String> {
+    ///
+    /// # Errors
+    /// For posts that no template makes.
+    pub fn posts(&self, f: &Family) -> Result<Vec<String>, EmitError> {
         f.posts.iter().map(|p| self.post(f, p)).collect()
     }
 }

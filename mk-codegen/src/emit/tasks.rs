@@ -2,7 +2,8 @@
 
 use super::{EmitError, context::Emitter};
 use crate::ir::{
-    Access, Agent, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Operand, Space, Store, Var,
+    Access, Agent, BLayout, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Operand, Space,
+    Store, Var,
 };
 use minijinja::{Value, context};
 
@@ -42,11 +43,16 @@ impl Emitter<'_> {
     /// What `decode`, the waits, the posts and the epilogue of one matrix-product family are made of.
     pub fn mma(&mut self, s: Slice) -> Result<Value, EmitError> {
         let f = &self.plan.families[s.id];
-        let Leaf::MmaTile { block, store, epilogue, .. } = &f.leaf else {
+        let Leaf::MmaTile { block, store, epilogue, b_layout, .. } = &f.leaf else {
             return Err(EmitError::unsupported(f.name.clone(), "is not a matrix product"));
         };
         let [a, b, c] = [Operand::A, Operand::B, Operand::C].map(|o| self.access(f, o));
         let (a, b, c) = (a?, b?, c?);
+        if *b_layout != BLayout::Kn || block[2] != 64 || ![128, 256].contains(&block[0]) {
+            let what = "tiles have 128 or 256 rows, a depth of 64 and `b=kn`";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        self.check_depth(s.id, a)?;
         let own = Expr::Var(Var::RANK);
         if [a, b, c].iter().any(|x| x.each.is_some()) || a.rank != own || b.rank != own {
             return Err(EmitError::unsupported(
@@ -85,7 +91,7 @@ impl Emitter<'_> {
             direct => *store == Store::Direct,
             load_waits => self.waits(f, Agent::Loader)?,
             store_waits => self.waits(f, Agent::Storer)?,
-            posts => self.posts(f),
+            posts => self.posts(f)?,
             extras,
         };
         if !self.waits(f, Agent::Consumers)?.is_empty() {
@@ -116,6 +122,20 @@ impl Emitter<'_> {
             c_map, line_map,
         };
         Ok(context! { ..value, ..maps })
+    }
+
+    /// Every tile has at least one step along k: consumers hand back the stage of the last one.
+    fn check_depth(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
+        let depth = &a.region[a.region.len() - 1].1;
+        for rank in 0..self.plan.mesh.size() as usize {
+            for task in self.points.tasks(id, rank, 1)? {
+                if self.points.eval(&task, depth)? < 1 {
+                    let what = format!("task {:?} of rank {rank} has no depth", task.domain());
+                    return Err(EmitError::unsupported(id.to_string(), what));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// TMA stores whole boxes. Rows that end inside the tensor are sent one by one, which takes rows of 128 bytes; columns
@@ -275,7 +295,7 @@ impl Emitter<'_> {
             destinations => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
             load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier })?,
             store_waits => self.waits(f, Agent::Storer)?,
-            posts => self.posts(f),
+            posts => self.posts(f)?,
         })
     }
 
@@ -325,7 +345,7 @@ impl Emitter<'_> {
             source_pitch => pitch,
             destinations,
             load_waits => self.waits(f, Agent::Copier)?,
-            posts => self.posts(f),
+            posts => self.posts(f)?,
         })
     }
 

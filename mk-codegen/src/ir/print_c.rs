@@ -35,7 +35,7 @@ impl<'a> CPrinter<'a> {
         CPrinter { ranges, each: each.map(|e| e.var.as_str()), ..self }
     }
 
-    /// The expression. Dimension `M` prints as the constant `kM`, variables as `rank`, `epoch`, `t` and the names of the family.
+    /// The expression. Dimension `M` prints as the constant `kDim_M`, variables as `rank`, `epoch`, `t` and the names of the family.
     pub fn print(&self, e: &Expr) -> String {
         self.go(e, 0)
     }
@@ -46,7 +46,7 @@ impl<'a> CPrinter<'a> {
             Expr::Const(c) if *c < 0 && outer > 0 => format!("({c})"),
             Expr::Const(c) => c.to_string(),
             Expr::Dim(d) => {
-                self.plan.dims.get(*d).map_or_else(|| d.to_string(), |x| format!("k{}", x.name))
+                self.plan.dims.get(*d).map_or_else(|| d.to_string(), |x| format!("kDim_{}", x.name))
             }
             Expr::Var(v) => self.var(*v),
             Expr::Table(t, index) => {

@@ -71,10 +71,13 @@ struct Product<'a> {
 /// If the tile shape is not one that the leaf has.
 pub(super) fn tile(kernel: &Kernel, config: &Config) -> Result<Draft, LowerError> {
     let [bm, bn, bk] = config.block;
-    if ![128, 256].contains(&bm) || bn % 32 != 0 || !(32..=256).contains(&bn) || bk != 64 {
+    let wide = bm == 256 && bn > 160;
+    let known = [32, 64, 96, 128, 160, 192, 256].contains(&bn);
+    if ![128, 256].contains(&bm) || !known || wide || bk != 64 {
         return Err(LowerError::Config {
             what: format!("no matrix product has tiles of {bm} x {bn} x {bk}"),
-            help: "use 128 or 256 rows, 32 to 256 columns in steps of 32, a depth of 64".into(),
+            help: "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160; a depth of 64"
+                .into(),
         });
     }
     let mut draft = Draft::new(&kernel.name, &kernel.axis, config);

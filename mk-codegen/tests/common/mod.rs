@@ -45,6 +45,18 @@ pub const CASES: &[Case] = &[
         2,
         &[("x", &[500, 256]), ("w1", &[256, 520]), ("c", &[520]), ("w2", &[520, 256])],
     ),
+    (
+        "two_biases",
+        "gemm(x, w1) -> bias(c) -> cast(bf16) -> gemm(w2) -> bias(d)",
+        1,
+        &[
+            ("x", &[256, 128]),
+            ("w1", &[128, 256]),
+            ("c", &[256]),
+            ("w2", &[256, 512]),
+            ("d", &[512]),
+        ],
+    ),
     ("reduce_scatter_alone", "reduce_scatter(x)", 4, &[("x", &[1000, 1001])]),
     ("all_reduce_alone", "all_reduce(x)", 4, &[("x", &[1024, 512])]),
     ("gather_alone", "gather(a)", 4, &[("a", &[1000, 256])]),

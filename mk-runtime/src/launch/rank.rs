@@ -123,7 +123,9 @@ impl Rank {
             for (i, map) in source.ranks[rank].maps.iter().enumerate() {
                 if map.base == MapBase::Tensor(t as u32) {
                     let slot = self.params.map_mut(i);
-                    encode(source, i, map, tensor.ptr, &self.bases, slot)?;
+                    // A tensor without elements may come with any pointer; its map lies over nothing of the caller's.
+                    let address = if tensor.bytes == 0 { 0 } else { tensor.ptr };
+                    encode(source, i, map, address, &self.bases, slot)?;
                 }
             }
             self.params.set_tensor(t, tensor.ptr);
