@@ -12,7 +12,8 @@ MK_DEVICE float gelu_erf(float x) {
   const float t = __fdividef(1.0f, 1.0f + 0.3275911f * z);
   const float p =
       t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-  return fmaxf(x, 0.0f) - 0.5f * fabsf(x) * p * __expf(-z * z);
+  // Finite where x is not: infinity times nothing is nothing here.
+  return fmaxf(x, 0.0f) - 0.5f * fminf(fabsf(x), 3e38f) * p * __expf(-z * z);
 }
 // The tanh form, as x * sigmoid(2u): one exponential.
 MK_DEVICE float gelu_tanh(float x) {

@@ -27,6 +27,7 @@ fn case(pipeline: &'static str, m: u64, k: u64, n: u64) -> Case {
         ("mul(y)", "y", vec![m, n]),
         ("add(z)", "z", vec![m, n]),
         ("gemm(d)", "d", vec![n, k]),
+        ("bias(e)", "e", vec![k]),
         ("(x)", "x", vec![m, n]),
     ];
     let used = shapes.iter().filter(|(text, ..)| pipeline.contains(text));
@@ -78,6 +79,7 @@ fn aligned_and_ragged_shapes() {
         (4000, 1033, 3001),
         (129, 64, 257),
         (3, 8, 8),
+        (3, 4096, 512),
         (1, 1, 1),
     ];
     for world in worlds("aligned_and_ragged_shapes") {
@@ -113,6 +115,7 @@ const SUMS: &[&str] = &[
     "gather(a) -> gemm(b) -> gelu -> gemm(d) -> reduce_scatter",
     "gather(a) -> gemm(b) -> bias(c) -> silu -> gemm(d) -> all_reduce",
     "gather(a) -> gemm(b) -> relu -> gemm(d)",
+    "gemm(a, b) -> bias(c) -> gemm(d) -> bias(e)",
     "reduce_scatter(x)",
     "all_reduce(x)",
 ];

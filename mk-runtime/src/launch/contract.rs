@@ -3,7 +3,7 @@
 use super::options::RankTensors;
 use crate::Error;
 use mk_abi::device::{MAX_CTAS, MAX_RANKS, SymHeader};
-use mk_abi::{KernelSource, MapBase, RankBinding, TensorMapSpec};
+use mk_abi::{KernelSource, MapBase, RankBinding, TensorDirection, TensorMapSpec};
 use std::mem::size_of;
 
 /// Checks a source against itself.
@@ -109,6 +109,19 @@ pub(super) fn tensor_bytes(
         .collect()
 }
 
+/// The tensor that shares memory with result `i`, if one does: plans are proved for buffers that do not.
+fn overlapping<'s>(source: &'s KernelSource, given: &RankTensors, i: usize) -> Option<&'s str> {
+    if source.tensors[i].direction != TensorDirection::Out {
+        return None;
+    }
+    let a = given.tensors[i];
+    let meets = |(j, b): &(usize, &crate::gpu::TensorRef)| {
+        *j != i && a.ptr < b.ptr.saturating_add(b.bytes) && b.ptr < a.ptr.saturating_add(a.bytes)
+    };
+    let (j, _) = given.tensors.iter().enumerate().find(meets)?;
+    Some(&source.tensors[j].name)
+}
+
 /// Checks the arguments of one rank. No allocation unless it fails.
 pub(super) fn check_tensors(
     source: &KernelSource,
@@ -135,6 +148,8 @@ pub(super) fn check_tensors(
             "is a null pointer".into()
         } else if !tensor.ptr.is_multiple_of(16) {
             format!("is at {:#x}, which is not a multiple of 16 bytes", tensor.ptr)
+        } else if let Some(other) = overlapping(source, given, i) {
+            format!("overlaps `{other}`: a result needs memory of its own")
         } else {
             continue;
         };

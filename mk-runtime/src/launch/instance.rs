@@ -105,9 +105,8 @@ impl Instance {
                 rank.enqueue(&self.source, &mut self.attributes, *stream, &mut last[p])
             });
             if let Err(error) = enqueued {
-                if p > 0 {
-                    self.raise_abort(p as u32);
-                }
+                // Also for the first rank: its kernel may be running, and what followed it have failed.
+                self.raise_abort(p as u32);
                 self.poisoned = Some(Arc::new(error.clone()));
                 return Err(error);
             }
@@ -228,7 +227,8 @@ impl Instance {
         Err(Error::Count { kernel: self.source.name.clone(), what, expected, given })
     }
 
-    /// Writes the abort word of every rank. Best effort: kernels bound their waits themselves.
+    /// Writes the abort word of every rank, by the stream itself: a copy or a memset may need an SM, and kernels may hold them
+    /// all. Best effort: kernels bound their waits themselves.
     fn raise_abort(&self, by: u32) {
         for (p, rank) in self.ranks.iter().enumerate() {
             let context = rank.kernel.context();
@@ -238,7 +238,7 @@ impl Instance {
                 unsafe {
                     cu!(
                         Some(context.ordinal()),
-                        cuMemsetD32Async(word, by + 1, 1, rank.side.as_ref().raw())
+                        cuStreamWriteValue32_v2(rank.side.as_ref().raw(), word, by + 1, 0)
                     )
                 }
             });
