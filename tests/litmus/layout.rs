@@ -226,6 +226,7 @@ pub fn source(litmus: &Litmus, world_size: u32) -> KernelSource {
         ranks: ranks.collect(),
         roles: vec![],
         edges: vec![],
+        spill_bytes: 0,
         plan_hash: 0x6d6b,
     }
 }

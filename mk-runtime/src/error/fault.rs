@@ -188,6 +188,7 @@ mod tests {
                 id: 7,
                 text: "fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8".into(),
             }],
+            spill_bytes: 0,
             plan_hash: 1,
         }
     }

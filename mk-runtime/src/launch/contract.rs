@@ -204,6 +204,7 @@ pub(super) mod tests {
             }],
             roles: vec![],
             edges: vec![],
+            spill_bytes: 0,
             plan_hash: 0,
         }
     }

@@ -65,6 +65,7 @@ pub fn kernel(name: &str, cuda: &str, world_size: u32) -> KernelSource {
         ranks: vec![RankBinding { tensor_shapes: vec![], maps: vec![] }; world_size as usize],
         roles: vec![],
         edges: vec![],
+        spill_bytes: 0,
         plan_hash: 0x6d6b,
     }
 }
