@@ -20,3 +20,8 @@ pub use mk_syntax::{Bound, Diagnostics, Program, file};
 pub mod __private {
     pub use mk_syntax::checked;
 }
+
+/// The README's example compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
