@@ -23,6 +23,40 @@ extern "C" __global__ void stay_shut(unsigned long long ns) {
 }
 "#;
 
+/// Occupies a stream for a time: ranks that reach a launch apart from each other, for tests.
+pub struct Delay {
+    spin: Vec<Kernel>,
+}
+
+impl Delay {
+    /// Loads what it needs on every rank.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], and what compiling a small kernel may say.
+    pub fn new(world: &World, options: &JitOptions) -> Result<Delay, Error> {
+        let unit = Unit { name: "gate", cuda: TEXT, arch: "sm_90a", options: &[] };
+        let compiled = compile_unit(unit, options)?;
+        let load = |rank| {
+            let context: &Arc<Context> = world.context(rank)?;
+            Kernel::new(&Module::load(context, &compiled.cubin)?, "stay_shut", "gate")
+        };
+        Ok(Delay { spin: world.local_ranks().map(load).collect::<Result<_, _>>()? })
+    }
+
+    /// Lets what follows on a rank's stream begin `ns` nanoseconds later.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn enqueue(&self, rank: usize, stream: &Stream, mut ns: u64) -> Result<(), Error> {
+        let Some(spin) = self.spin.get(rank) else { return Ok(()) };
+        // SAFETY: one u64, which the driver copies before it returns; the stream is of the rank's context.
+        unsafe {
+            let params = &mut [std::ptr::from_mut(&mut ns).cast()];
+            spin.launch([1; 3], [1; 3], stream.as_ref().raw(), params)
+        }
+    }
+}
+
 /// Times work on every rank of a world.
 pub struct Gate {
     streams: Vec<Stream>,

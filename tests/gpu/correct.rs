@@ -6,7 +6,7 @@ use crate::{
 };
 use mk::{
     passes::Config,
-    runtime::{Graph, InstanceOptions, World},
+    runtime::{Graph, InstanceOptions, World, bench::Delay, jit::JitOptions},
 };
 use std::{collections::BTreeMap, time::Duration};
 
@@ -175,6 +175,34 @@ fn delays_before_every_task() {
             };
             check(&case(PIPELINES[0], 2000, 520, 1000), &world, 5, &chaos);
             check(&case(PIPELINES[3], 2000, 520, 0), &world, 5, &chaos);
+        }
+    }
+}
+
+/// Each rank reaches each launch up to 2 ms after the others, in another order every time.
+#[test]
+fn ranks_that_enter_apart() {
+    for world in worlds("ranks_that_enter_apart").into_iter().skip(1) {
+        let delay = Delay::new(&world, &JitOptions::default()).expect("loads");
+        for pipeline in [PIPELINES[0], PIPELINES[3], SUMS[0], SUMS[1]] {
+            let case = case(pipeline, 2000, 520, 1000);
+            let mut s = Scenario::new(&case, &world, &poisoned()).expect("binds");
+            for epoch in 1..=30 {
+                s.refill(epoch).expect("fills");
+                for (rank, stream) in s.streams.iter().enumerate() {
+                    let late = (epoch * 7919 + rank as u64 * 104_729) % 2003 * 1000;
+                    delay.enqueue(rank, stream, late).expect("delays");
+                }
+                s.launch().expect("launches");
+                s.instance.synchronize().expect("finishes");
+                let norm = s.worst(epoch).expect("compares");
+                assert!(
+                    good(&norm),
+                    "{pipeline} on {} ranks, launch {epoch}: {norm:?}",
+                    world.size()
+                );
+            }
+            println!("ok {pipeline} on {} ranks entering apart: 30 launches", world.size());
         }
     }
 }
