@@ -186,8 +186,7 @@ pub struct KernelSource {
     pub roles: Vec<RoleInfo>,
     /// Every wait of the kernel, for messages.
     pub edges: Vec<EdgeInfo>,
-    /// Bytes of registers that a thread may spill; more is an error. 0 but for chains of products, whose loops outside the
-    /// main ones may keep an address or two in local memory.
+    /// Bytes of registers that a thread may spill; more is an error. 0 but for chains of products.
     pub spill_bytes: u32,
     /// Hash of the plan; ranks compare it when they enter.
     pub plan_hash: u32,

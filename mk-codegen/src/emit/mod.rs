@@ -55,8 +55,8 @@ impl EmitError {
 
 /// Threads of every CTA: a warpgroup of single-lane agents and two that compute.
 pub const BLOCK_THREADS: u32 = 384;
-/// Bytes of registers that a thread of a chain of products may spill. Measured: 0 for nearly all shapes, 4 to 8 for some,
-/// outside the main loops.
+/// Bytes of registers that a thread of a chain of products may spill. Seen: 0 for most shapes, 4 to 8 for some, in the
+/// epilogue where it was looked at (docs/decisions.md, 36).
 const CHAIN_SPILL_BYTES: u32 = 32;
 /// Shared memory beside a leaf's contract: mbarriers, at most.
 const BARRIER_BYTES: u32 = 1024;
@@ -141,7 +141,7 @@ pub fn plan_hash(plan: &Plan) -> u32 {
     u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]])
 }
 
-/// What ptxas may spill: with one main loop nothing; with several, the tile's coordinates around them.
+/// What ptxas may spill: with one product nothing.
 fn spill_bytes(plan: &Plan) -> u32 {
     let products = |role| {
         let runs = role::runs(plan, role);
