@@ -16,6 +16,15 @@ pub struct Extent {
     pub value: i32,
     /// Name, where the source gave one.
     pub symbol: Option<String>,
+    /// Upper bound, if the value comes with each launch; `value` is then what the plan is checked at.
+    pub runtime_max: Option<i32>,
+}
+
+impl Extent {
+    /// The most that it can be.
+    pub fn capacity(&self) -> i32 {
+        self.runtime_max.unwrap_or(self.value)
+    }
 }
 
 /// A value of the pipeline.
@@ -48,6 +57,10 @@ pub enum Kind {
     Gemm {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
+        /// `a` is stored as `[K, M]`.
+        a_transposed: bool,
+        /// `b` is stored as `[N, K]`.
+        b_transposed: bool,
     },
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
@@ -127,7 +140,8 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
         Dim::Lit(_) => None,
     };
     // Binding refuses extents above i32::MAX.
-    Extent { value: bound.dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0), symbol }
+    let value = bound.dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0);
+    Extent { value, symbol, runtime_max: None }
 }
 
 fn dtype(d: mk_syntax::DType) -> DType {
@@ -141,7 +155,9 @@ fn dtype(d: mk_syntax::DType) -> DType {
 fn kind_of(op: Op) -> Kind {
     Kind::Elementwise(match op {
         Op::Gather { dim, .. } => return Kind::Gather { dim },
-        Op::Gemm => return Kind::Gemm { epilogue: Vec::new() },
+        Op::Gemm => {
+            return Kind::Gemm { epilogue: Vec::new(), a_transposed: false, b_transposed: false };
+        }
         Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim },
         Op::AllReduce { .. } => return Kind::AllReduce,
         Op::Bias => EpilogueOp::Bias,

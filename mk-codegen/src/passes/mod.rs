@@ -4,6 +4,7 @@ mod draft;
 mod fuse;
 mod gather;
 mod gemm;
+mod pack;
 mod reduce;
 mod roles;
 mod rows;
@@ -105,10 +106,10 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     let kernel = select::kernel(&graph, config)?;
-    let mut draft = match (kernel.gemms.is_empty(), kernel.reduce) {
+    let mut draft = match (kernel.gemms.is_empty(), kernel.results[0].reduce) {
         (false, _) => gemm::tile(&kernel, config)?,
-        (true, Some(how)) => reduce::alone(&kernel, how, config)?,
-        (true, None) => gather::alone(&kernel, config)?,
+        (true, Some(how)) => reduce::alone(&kernel, how, config),
+        (true, None) => gather::alone(&kernel, config),
     };
     signals::insert(&mut draft);
     let plan = roles::assign(draft, config)?;
