@@ -171,6 +171,7 @@ struct GemmTile {
   i32 b_col, b_k;          // B's first N and K coordinate
   i32 b_up;                // gated: from a gate's column of B to that of its up
   i32 c_row, c_col;        // C's first row and column
+  i32 e_row;               // first row of the epilogue's matrix operands
   u32 k_blocks;            // steps of kBlockK, at least 1
   i32 valid_rows;          // of this tile, may be <= 0 or more than the block
   i32 valid_cols;

@@ -16,6 +16,8 @@ pub(super) struct Slice {
     pub tasks: u32,
 }
 
+const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+
 /// A tile of the left operand: first row, first k, extent along k.
 struct Along {
     row: Expr,
@@ -113,8 +115,9 @@ impl Emitter<'_> {
             b_k => say(&right.k),
             b_col => say(&right.col),
             b_up => say(&right.up),
-            k_blocks => say(&along.depth.ceil_div(block[2] as i32)),
+            k_blocks => self.steps(f, &along.depth.ceil_div(block[2] as i32), &rows(c).1),
             c_row => say(&self.row(c)),
+            e_row => say(&self.extras_row(f)?),
             c_col => say(&last(c).0),
             rows => say(&rows(c).1),
             cols => say(&last(c).1),
@@ -158,6 +161,21 @@ impl Emitter<'_> {
         };
         let maps = context! { a_map, b_map, c_map, line_map };
         Ok(context! { ..value, ..maps })
+    }
+
+    /// Steps along k. Where a launch decides how many rows there are, tiles without any make one step, over nothing.
+    fn steps(&self, f: &Family, steps: &Expr, rows: &Expr) -> String {
+        let steps = self.c(f, None, steps);
+        if self.runtime() {
+            format!("({}) > 0 ? {steps} : 1", self.c(f, None, rows))
+        } else {
+            steps
+        }
+    }
+
+    /// Whether some dimension comes with each launch.
+    fn runtime(&self) -> bool {
+        self.plan.dims.values().any(|d| d.runtime_max.is_some())
     }
 
     /// Where a tile of the left operand lies; `turned` if its rows are along the last dimension.
@@ -217,7 +235,8 @@ impl Emitter<'_> {
                     let (base, len) = region.dims[d];
                     len >= i64::from(side) || base + len == shape[d]
                 };
-                let rows_end = ends(n - 2, block[0])
+                let rows_end = !self.runtime()
+                    && ends(n - 2, block[0])
                     && (n == 2 || region.dims[n - 2].1 == i64::from(block[0]));
                 if !ends(n - 1, block[1]) || !(row_by_row || rows_end) {
                     let what = format!(
@@ -231,14 +250,13 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Epilogue operands: the library asks for elements by their place in the tile, so they must lie as C does.
+    /// Epilogue operands: columns as C's, rows from `e_row` on.
     fn extras(
         &self,
         id: FamId,
         epilogue: &[EpilogueOp],
         c: &Access,
     ) -> Result<Vec<Value>, EmitError> {
-        const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
         let f = &self.plan.families[id];
         let mut operands = EXTRAS.into_iter();
         let mut out = Vec::new();
@@ -262,10 +280,10 @@ impl Emitter<'_> {
                 let operand = operands.next().unwrap_or(Operand::E3);
                 let x = self.access(f, operand)?;
                 let caller = self.plan.buffers[x.buffer].space == Space::In;
-                if x.each.is_some()
-                    || !caller
-                    || !self.lies_as(id, x, c, *op == EpilogueOp::Bias)?
-                {
+                // The library asks for elements by their place in the tile.
+                let dims = if *op == EpilogueOp::Bias { 1 } else { 2 };
+                let last = |a: &Access| a.region[a.region.len() - 1].clone();
+                if x.each.is_some() || !caller || x.region.len() != dims || last(x) != last(c) {
                     let what = format!("operand `{operand}` does not lie as C does");
                     return Err(EmitError::unsupported(f.name.clone(), what));
                 }
@@ -289,25 +307,17 @@ impl Emitter<'_> {
         cols.chain(&place.pitch).all(|n| n % 2 == 0)
     }
 
-    /// Whether an operand's elements have the rows (unless it is a vector) and columns of C's, in every task.
-    fn lies_as(&self, id: FamId, x: &Access, c: &Access, vector: bool) -> Result<bool, EmitError> {
-        let row = |a: &Access| self.row(a);
-        let (x_row, c_row) = (row(x), row(c));
-        let last = |a: &Access| a.region[a.region.len() - 1].clone();
-        let dims = if vector { 1 } else { 2 };
-        if x.region.len() != dims || last(x) != last(c) {
-            return Ok(false);
+    /// First row of an epilogue's matrix operands; all have the same.
+    fn extras_row(&self, f: &Family) -> Result<Expr, EmitError> {
+        let matrices =
+            f.accesses.iter().filter(|a| EXTRAS.contains(&a.operand) && a.region.len() > 1);
+        let mut rows = matrices.map(|a| self.row(a));
+        let first = rows.next().unwrap_or(Expr::Const(0));
+        if rows.any(|row| row != first) {
+            let what = "operands of the epilogue begin in several rows";
+            return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        for rank in 0..self.plan.mesh.size() as usize {
-            for task in self.points.tasks(id, rank, 1)? {
-                let same = vector
-                    || self.points.eval(&task, &x_row)? == self.points.eval(&task, &c_row)?;
-                if !same {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
+        Ok(first)
     }
 
     /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.

@@ -206,6 +206,7 @@ pub(super) mod tests {
             edges: vec![],
             spill_bytes: 0,
             plan_hash: 0,
+            runtime_dims: vec![],
         }
     }
 

@@ -95,7 +95,8 @@ pub(super) const fn zero_header() -> LaunchHeader {
         launch_hash: 0,
         chaos_seed: 0,
         chaos_max_ns: 0,
-        reserved: [0; 11],
+        dims: [0; 4],
+        reserved: [0; 7],
     }
 }
 
