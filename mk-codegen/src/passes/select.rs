@@ -336,6 +336,12 @@ fn check(k: &Kernel, g: &OpGraph, config: &Config) -> Result<(), LowerError> {
         let why = "a run-time dimension is not the first of its tensor";
         return Err(unsupported("dyn", why, "let it count rows of left operands and results"));
     }
+    let runtime = g.graph.node_weights().flat_map(|v| &v.shape).filter(|e| e.runtime_max.is_some());
+    let names: std::collections::BTreeSet<_> = runtime.filter_map(|e| e.symbol.as_ref()).collect();
+    if names.len() > 1 {
+        let why = format!("{} of them come with each launch", names.len());
+        return Err(unsupported("dyn", why, "let one symbol be `dyn`"));
+    }
     k.gemms.iter().try_for_each(|gemm| product(k, gemm, config))
 }
 
