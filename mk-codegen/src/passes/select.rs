@@ -313,6 +313,16 @@ fn tensor(v: &Value) -> Tensor {
 }
 
 fn check(k: &Kernel, g: &OpGraph, config: &Config) -> Result<(), LowerError> {
+    if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
+        let why = "a run-time dimension is not the first of its tensor";
+        return Err(unsupported("dyn", why, "let it count rows of left operands and results"));
+    }
+    let runtime = g.graph.node_weights().flat_map(|v| &v.shape).filter(|e| e.runtime_max.is_some());
+    let names: std::collections::BTreeSet<_> = runtime.filter_map(|e| e.symbol.as_ref()).collect();
+    if names.len() > 1 {
+        let why = format!("{} of them come with each launch", names.len());
+        return Err(unsupported("dyn", why, "let one symbol be `dyn`"));
+    }
     if k.gemms.is_empty() {
         return alone(k);
     }
@@ -331,16 +341,6 @@ fn check(k: &Kernel, g: &OpGraph, config: &Config) -> Result<(), LowerError> {
             }
             Made::Source(_) | Made::Gemm(_) => {}
         }
-    }
-    if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
-        let why = "a run-time dimension is not the first of its tensor";
-        return Err(unsupported("dyn", why, "let it count rows of left operands and results"));
-    }
-    let runtime = g.graph.node_weights().flat_map(|v| &v.shape).filter(|e| e.runtime_max.is_some());
-    let names: std::collections::BTreeSet<_> = runtime.filter_map(|e| e.symbol.as_ref()).collect();
-    if names.len() > 1 {
-        let why = format!("{} of them come with each launch", names.len());
-        return Err(unsupported("dyn", why, "let one symbol be `dyn`"));
     }
     k.gemms.iter().try_for_each(|gemm| product(k, gemm, config))
 }
@@ -394,6 +394,10 @@ fn product(k: &Kernel, g: &Gemm, config: &Config) -> Result<(), LowerError> {
     if dtype != b.dtype || dtype == DType::F32 {
         let why = "its operands are not bf16, or f16, both";
         return Err(unsupported("gemm", why, "use one 16-bit dtype, or `cast` between products"));
+    }
+    if b.shape.iter().any(|e| e.runtime_max.is_some()) {
+        let why = format!("the size of `{}` comes with each launch", b.name);
+        return Err(unsupported("gemm", why, "let `dyn` count rows of left operands and results"));
     }
     if g.gated() && g.b_transposed {
         let why = "its weights are transposed";
