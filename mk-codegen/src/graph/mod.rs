@@ -2,7 +2,7 @@
 
 use crate::ir::EpilogueOp;
 use mk_abi::DType;
-use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, ValueId};
+use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, TensorType, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -58,6 +58,8 @@ pub enum Kind {
     },
     /// Partial sums become their sum everywhere.
     AllReduce,
+    /// An operation, or a form of one, that no pass lowers yet.
+    NotLowered,
 }
 
 /// The pipeline. Edges point from operand to user and carry the operand's position.
@@ -83,7 +85,7 @@ impl OpGraph {
             let Some(def) = program.def(id) else { continue };
             let (name, kind, ty, inputs) = match def {
                 Def::Param(t) => (t.name.as_str(), Kind::Param, &t.ty, &[][..]),
-                Def::Node(n) => (n.op.name(), kind_of(n.op), &n.ty, &n.inputs[..]),
+                Def::Node(n) => (n.op.name(), kind_of(n.op, &n.ty), &n.ty, &n.inputs[..]),
             };
             let shape = ty.dims.iter().map(|d| extent(program, bound, *d)).collect();
             let node = graph.add_node(Value {
@@ -138,10 +140,13 @@ fn dtype(d: mk_syntax::DType) -> DType {
     }
 }
 
-fn kind_of(op: Op) -> Kind {
+fn kind_of(op: Op, ty: &TensorType) -> Kind {
     Kind::Elementwise(match op {
         Op::Gather { dim, .. } => return Kind::Gather { dim },
-        Op::Gemm => return Kind::Gemm { epilogue: Vec::new() },
+        Op::Gemm { a_transposed: false, b_transposed: false } if ty.dims.len() == 2 => {
+            return Kind::Gemm { epilogue: Vec::new() };
+        }
+        Op::Gemm { .. } | Op::Swiglu => return Kind::NotLowered,
         Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim },
         Op::AllReduce { .. } => return Kind::AllReduce,
         Op::Bias => EpilogueOp::Bias,
