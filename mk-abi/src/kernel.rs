@@ -141,6 +141,30 @@ pub struct RuntimeRows {
     pub part: bool,
 }
 
+impl KernelSource {
+    /// Rows of a caller's tensor when the run-time dimensions have these values, if one of them decides that.
+    pub fn runtime_rows(&self, rank: u32, tensor: usize, dims: &[u32]) -> Option<u64> {
+        self.runtime_dims.iter().zip(dims).find_map(|(dim, value)| {
+            let of = dim.tensors.iter().find(|t| t.tensor as usize == tensor)?;
+            Some(dim.rows(*of, *value, rank, self.world_size))
+        })
+    }
+
+    /// Local shapes of a rank's tensors in a launch with these values of the run-time dimensions; none for a rank that
+    /// there is not.
+    pub fn shapes(&self, rank: u32, dims: &[u32]) -> Vec<Vec<u64>> {
+        let binding = self.ranks.get(rank as usize);
+        let mut shapes = binding.map(|b| b.tensor_shapes.clone()).unwrap_or_default();
+        for (t, shape) in shapes.iter_mut().enumerate() {
+            if let (Some(rows), Some(first)) = (self.runtime_rows(rank, t, dims), shape.first_mut())
+            {
+                *first = rows;
+            }
+        }
+        shapes
+    }
+}
+
 impl RuntimeDim {
     /// Rows that a rank holds of one of [`RuntimeDim::tensors`] when the dimension is `value`.
     pub fn rows(&self, of: RuntimeRows, value: u32, rank: u32, world_size: u32) -> u64 {

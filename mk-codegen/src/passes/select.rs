@@ -136,13 +136,11 @@ pub(super) fn kernel(g: &OpGraph, config: &Config) -> Result<Kernel, LowerError>
     };
     let mut builder = Builder { g, params: Vec::new(), sources: Vec::new(), gemms: Vec::new() };
     builder.params = g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::Param).collect();
-    let several = g.results.len() > 1;
     let mut results: Vec<Outcome> = Vec::new();
-    for (i, node) in g.results.iter().enumerate() {
+    for (node, name) in g.results.iter().zip(&g.result_names) {
         let (reduce, of) = reduction(g, *node)?;
         let of = builder.made(of)?;
-        let name = if several { format!("out{i}") } else { "out".into() };
-        let out = Tensor { name, ..tensor(&g.graph[*node]) };
+        let out = Tensor { name: name.clone(), ..tensor(&g.graph[*node]) };
         results.push(Outcome { of, reduce, out });
     }
     let Builder { params, sources, gemms, .. } = builder;

@@ -1,6 +1,6 @@
 //! What a kernel source must satisfy before anything is allocated for it, and a launch before anything is enqueued.
 
-use super::{dims, options::RankTensors};
+use super::options::RankTensors;
 use crate::Error;
 use mk_abi::device::{MAX_CTAS, MAX_RANKS, MAX_RUNTIME_DIMS, SymHeader};
 use mk_abi::{KernelSource, MapBase, TensorDirection, TensorMapSpec};
@@ -149,7 +149,7 @@ pub(super) fn check_tensors(
     }
     for (i, (tensor, expected)) in given.tensors.iter().zip(expected_bytes).enumerate() {
         let what = if tensor.bytes != *expected {
-            let shape = &dims::shapes(source, rank, dims)[i];
+            let shape = &source.shapes(rank, dims)[i];
             format!(
                 "has {} bytes, and {} {shape:?} has {expected}",
                 tensor.bytes, source.tensors[i].dtype

@@ -29,25 +29,6 @@ pub(super) fn check_dims(source: &KernelSource, dims: &[u32]) -> Result<(), Erro
     Ok(())
 }
 
-/// Rows of a caller's tensor in this launch, if a run-time dimension decides them.
-fn rows(source: &KernelSource, rank: u32, tensor: usize, dims: &[u32]) -> Option<u64> {
-    source.runtime_dims.iter().zip(dims).find_map(|(dim, value)| {
-        let of = dim.tensors.iter().find(|t| t.tensor as usize == tensor)?;
-        Some(dim.rows(*of, *value, rank, source.world_size))
-    })
-}
-
-/// The local shapes of a rank's tensors.
-pub(super) fn shapes(source: &KernelSource, rank: u32, dims: &[u32]) -> Vec<Vec<u64>> {
-    let mut shapes = source.ranks[rank as usize].tensor_shapes.clone();
-    for (t, shape) in shapes.iter_mut().enumerate() {
-        if let (Some(rows), Some(first)) = (rows(source, rank, t, dims), shape.first_mut()) {
-            *first = rows;
-        }
-    }
-    shapes
-}
-
 /// A tensor map over as many rows as there are: boxes beyond them are clipped.
 pub(super) fn map(
     source: &KernelSource,
@@ -58,7 +39,7 @@ pub(super) fn map(
     let mut spec = spec.clone();
     if let MapBase::Tensor(t) = spec.base
         && let (Some(rows), Some(outer)) =
-            (rows(source, rank, t as usize, dims), spec.dims.last_mut())
+            (source.runtime_rows(rank, t as usize, dims), spec.dims.last_mut())
     {
         *outer = rows;
     }
@@ -95,11 +76,11 @@ mod tests {
     #[test]
     fn rows_follow_the_launch() {
         let whole = dynamic(false);
-        assert_eq!(shapes(&whole, 2, &[5]), [[5, 16]]);
+        assert_eq!(whole.shapes(2, &[5]), [[5, 16]]);
         let part = dynamic(true);
-        let of = |rank| shapes(&part, rank, &[5])[0][0];
+        let of = |rank| part.shapes(rank, &[5])[0][0];
         assert_eq!([of(0), of(1), of(2)], [2, 2, 1]);
-        let of = |rank| shapes(&part, rank, &[2])[0][0];
+        let of = |rank| part.shapes(rank, &[2])[0][0];
         assert_eq!([of(0), of(1), of(2)], [1, 1, 0]);
         let spec = map(&part, 2, &part.ranks[2].maps[0], &[5]);
         assert_eq!(spec.dims, [16, 1]);

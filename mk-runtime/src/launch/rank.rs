@@ -121,7 +121,7 @@ impl Rank {
         if self.dims == dims {
             return Ok(());
         }
-        self.expected_bytes = tensor_bytes(source, rank, &dims::shapes(source, rank, dims))?;
+        self.expected_bytes = tensor_bytes(source, rank, &source.shapes(rank, dims))?;
         self.params.update_header(|header| {
             header.dims[..dims.len()].copy_from_slice(dims);
             header.launch_hash = dims::launch_hash(source.plan_hash, dims);
