@@ -3,6 +3,7 @@
 mod correct;
 mod faults;
 mod scenario;
+mod wide;
 
 use mk::runtime::World;
 
