@@ -159,9 +159,10 @@ impl<'a> Dense<'a> {
             (Op::Gemm { a_transposed, b_transposed }, [a, b]) => {
                 let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
                 let rows = if set == Set::All { &all[..] } else { chosen };
-                let columns: Vec<usize> = (0..width).collect();
+                let depth = node.inputs.get(1).map_or(0, |b| self.extent(*b, 1));
+                let depth: Vec<usize> = (0..depth).collect();
                 let a = if a_transposed { &a.transposed(rows) } else { *a };
-                let b = if b_transposed { &b.transposed(&columns) } else { *b };
+                let b = if b_transposed { &b.transposed(&depth) } else { *b };
                 self.gemm(node, a, b, b_transposed)?
             }
             (Op::Bias, [x, c]) => {

@@ -100,6 +100,14 @@ pub const CASES: &[Case] = &[
         &[("x", &[1024, 512]), ("w1", &[2048, 512]), ("w2", &[2048, 512])],
     ),
     (
+        "both_transposed",
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[F, K] @ shard(0), w2: bf16[K, F] @ shard(1)) {
+             gather(x) -> gemm(w1.t) -> gelu -> gemm(w2.t) -> reduce_scatter
+         }",
+        2,
+        &[("x", &[500, 264]), ("w1", &[1032, 264]), ("w2", &[264, 1032])],
+    ),
+    (
         "weight_gradient",
         "fn f(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0)) { gemm(x.t, dy) -> cast(f32) -> all_reduce }",
         2,
