@@ -33,6 +33,12 @@ impl<'a> Emitter<'a> {
         self.plan.buffers[buffer].shape[dim].clone()
     }
 
+    /// Elements from one row of the own rank's part to the next.
+    pub fn pitch(&self, buffer: BufId) -> Expr {
+        let b = &self.plan.buffers[buffer];
+        b.pitch.as_ref().or(b.shape.last()).cloned().unwrap_or(Expr::Const(0))
+    }
+
     /// All dimensions but the last, flattened to a row number. Leading extents must not depend on the rank, because the
     /// buffer may be another rank's.
     pub fn row(&self, a: &Access) -> Expr {
@@ -71,13 +77,8 @@ impl<'a> Emitter<'a> {
 
     /// Bytes from one row of the own rank's part to the next, as C.
     pub fn own_pitch_bytes(&self, buffer: BufId) -> String {
-        let b = &self.plan.buffers[buffer];
-        let row = b.pitch.as_ref().or(b.shape.last()).cloned().unwrap_or(Expr::Const(0));
-        format!(
-            "bytes_of({}, {})",
-            CPrinter::new(self.plan, None).print(&row),
-            b.dtype.size_bytes()
-        )
+        let row = CPrinter::new(self.plan, None).print(&self.pitch(buffer));
+        format!("bytes_of({row}, {})", self.plan.buffers[buffer].dtype.size_bytes())
     }
 
     /// Address of a buffer's first byte on a rank, as C.

@@ -31,9 +31,15 @@ impl Maps {
         self.insert(plan, buffer, rows, cols, 1, None)
     }
 
-    /// The same with pairs of rows, one behind the other, as one row: `[k, 2, n]` as `[k, 2 n]`.
-    pub fn index_of_pairs(&mut self, plan: &Plan, buffer: BufId, rows: u32, cols: u32) -> usize {
-        self.insert(plan, buffer, rows, cols, 2, None)
+    /// The same with `rows_in_one` rows, one behind the other, as one row: `[k, 2, n]` as `[k, 2 n]`.
+    pub fn index_of_wide(
+        &mut self,
+        plan: &Plan,
+        buffer: BufId,
+        [rows, cols]: [u32; 2],
+        rows_in_one: i64,
+    ) -> usize {
+        self.insert(plan, buffer, rows, cols, rows_in_one, None)
     }
 
     /// Index of the first of `world` maps, one for each rank's copy of a symmetric buffer.

@@ -84,6 +84,8 @@ impl Emitter<'_> {
         }
         let along = self.along(a, *a_layout == ALayout::Km);
         self.check_depth(s.id, &along.depth)?;
+        self.check_starts(s.id, a)?;
+        self.check_starts(s.id, b)?;
         let own = Expr::Var(Var::RANK);
         if [a, b, c].iter().any(|x| x.each.is_some()) || a.rank != own || b.rank != own {
             return Err(EmitError::unsupported(
@@ -96,6 +98,7 @@ impl Emitter<'_> {
             return Err(EmitError::unsupported(f.name.clone(), "only TMA stores tiles to peers"));
         }
         if *store == Store::Tma {
+            self.check_starts(s.id, c)?;
             self.check_clipped(s.id, c, [block[0], f.leaf.out_columns()])?;
         }
         let last = |x: &Access| x.region[x.region.len() - 1].clone();
@@ -136,6 +139,8 @@ impl Emitter<'_> {
             ));
         }
         let rank = if to_peer { format!(" + {}", self.c(f, None, &c.rank)) } else { String::new() };
+        let by_owner = *a_layout == ALayout::Km && a.region.len() == 3;
+        let a_shards = if by_owner { Some(self.points.shape(a.buffer, 0)?[1]) } else { None };
         let (a, b, c) = (a.buffer, b.buffer, c.buffer);
         let tma = *store == Store::Tma;
         let mut target = |rows: u32| match (tma, to_peer) {
@@ -152,10 +157,13 @@ impl Emitter<'_> {
         };
         let (c_map, line_map) = (target(64), target(1));
         let a_box = if *a_layout == ALayout::Mk { block[0] } else { 64 };
-        let a_map = self.maps.index(self.plan, a, a_box, 64);
+        let a_map = match a_shards {
+            Some(shards) => self.maps.index_of_wide(self.plan, a, [a_box, 64], shards),
+            None => self.maps.index(self.plan, a, a_box, 64),
+        };
         let b_map = match (*b_layout, gated) {
             (BLayout::Kn, false) => self.maps.index(self.plan, b, 64, 64),
-            (BLayout::Kn, true) => self.maps.index_of_pairs(self.plan, b, 64, 64),
+            (BLayout::Kn, true) => self.maps.index_of_wide(self.plan, b, [64, 64], 2),
             (BLayout::Nk, false) => self.maps.index(self.plan, b, block[1], 64),
             (BLayout::Nk, true) => self.maps.index(self.plan, b, block[1] / 2, 64),
         };
@@ -178,14 +186,19 @@ impl Emitter<'_> {
         self.plan.dims.values().any(|d| d.runtime_max.is_some())
     }
 
-    /// Where a tile of the left operand lies; `turned` if its rows are along the last dimension.
+    /// Where a tile of the left operand lies; `turned` if its rows are along the last dimension: `[k, rows]`, or
+    /// `[k, shards, rows]`.
     fn along(&self, a: &Access, turned: bool) -> Along {
         let n = a.region.len();
-        let (row, k) = (self.row(a), a.region[n - 1].0.clone());
-        if turned {
-            Along { row: k, k: row, depth: a.region[n - 2].1.clone() }
-        } else {
-            Along { row, k, depth: a.region[n - 1].1.clone() }
+        let last = a.region[n - 1].clone();
+        match (turned, n) {
+            (false, _) => Along { row: self.row(a), k: last.0, depth: last.1 },
+            (true, 3) => Along {
+                row: a.region[1].0.clone() * self.pitch(a.buffer) + last.0,
+                k: a.region[0].0.clone(),
+                depth: a.region[0].1.clone(),
+            },
+            (true, _) => Along { row: last.0, k: self.row(a), depth: a.region[n - 2].1.clone() },
         }
     }
 
@@ -199,9 +212,7 @@ impl Emitter<'_> {
             (BLayout::Kn, false) => Across { k: self.row(b), col: last, up: none },
             (BLayout::Nk, false) => Across { k: last, col: self.row(b), up: none },
             (BLayout::Kn, true) => {
-                let buffer = &self.plan.buffers[b.buffer];
-                let up = buffer.pitch.clone().unwrap_or_else(|| self.extent(b.buffer, n - 1));
-                Across { k: b.region[n - 3].0.clone(), col: last, up }
+                Across { k: b.region[n - 3].0.clone(), col: last, up: self.pitch(b.buffer) }
             }
             (BLayout::Nk, true) => {
                 Across { k: last, col: self.row(b), up: self.extent(b.buffer, n - 2) }
@@ -215,6 +226,25 @@ impl Emitter<'_> {
             for task in self.points.tasks(id, rank, 1)? {
                 if self.points.eval(&task, depth)? < 1 {
                     let what = format!("task {:?} of rank {rank} has no depth", task.domain());
+                    return Err(EmitError::unsupported(id.to_string(), what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal instruction.
+    fn check_starts(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
+        let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
+        for rank in 0..self.plan.mesh.size() as usize {
+            for task in self.points.tasks(id, rank, 1)? {
+                let start = self.points.eval(&task, &a.region[a.region.len() - 1].0)?;
+                if start * size % 16 != 0 {
+                    let what = format!(
+                        "task {:?} of rank {rank} begins {} at element {start} of a row, which is not a multiple of 16 bytes",
+                        task.domain(),
+                        a.operand
+                    );
                     return Err(EmitError::unsupported(id.to_string(), what));
                 }
             }
@@ -329,8 +359,9 @@ impl Emitter<'_> {
         }
         let (col, cols) = &src.region[src.region.len() - 1];
         let (d_col, d_cols) = &dst.region[dst.region.len() - 1];
-        let (Some(rows), Some(d_rows)) = (self.rows(src), self.rows(dst)) else {
-            return Err(EmitError::unsupported(f.name.clone(), "a copy moves consecutive rows"));
+        let (Some((rows, s_step)), Some((d_rows, d_step))) = (self.rows(src), self.rows(dst))
+        else {
+            return Err(EmitError::unsupported(f.name.clone(), "a copy moves evenly spaced rows"));
         };
         if cols != d_cols || rows != d_rows {
             return Err(EmitError::unsupported(
@@ -362,9 +393,9 @@ impl Emitter<'_> {
             rows => self.c(f, None, &rows),
             row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
             source => at(src, self.base(src.buffer, &self.c(f, None, &src.rank)), &from, col),
-            source_pitch => from,
+            source_pitch => spaced(from, &self.c(f, None, &s_step)),
             destination => at(dst, target, &to.to_string(), d_col),
-            destination_pitch => to,
+            destination_pitch => spaced(to.to_string(), &self.c(f, None, &d_step)),
             each => each.map(|e| e.var.clone()),
             destinations => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
             load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier })?,
@@ -373,20 +404,22 @@ impl Emitter<'_> {
         })
     }
 
-    /// How many rows of the last dimension a region has, if they follow each other in memory: one dimension is cut, all
-    /// behind it are whole.
-    fn rows(&self, a: &Access) -> Option<Expr> {
+    /// How many rows of the last dimension a region has, and how many rows of the buffer apart, if they are evenly spaced:
+    /// one dimension is cut, and all behind it are whole, or all a single index.
+    fn rows(&self, a: &Access) -> Option<(Expr, Expr)> {
         let leading = &a.region[..a.region.len().checked_sub(1)?];
         let cut = leading.iter().position(|(_, len)| *len != Expr::Const(1));
         let cut = cut.unwrap_or(leading.len().checked_sub(1)?);
-        let mut rows = leading[cut].1.clone();
-        for (d, (base, len)) in leading.iter().enumerate().skip(cut + 1) {
-            if *base != Expr::Const(0) || *len != self.extent(a.buffer, d) {
-                return None;
-            }
-            rows = rows * len.clone();
+        let behind = || leading.iter().enumerate().skip(cut + 1);
+        let rows = leading[cut].1.clone();
+        let extents = || behind().map(|(d, _)| self.extent(a.buffer, d));
+        if behind().all(|(_, (_, len))| *len == Expr::Const(1)) {
+            return Some((rows, extents().fold(Expr::Const(1), |n, e| n * e)));
         }
-        Some(rows)
+        let whole = |(d, (base, len)): (usize, &(Expr, Expr))| {
+            *base == Expr::Const(0) && *len == self.extent(a.buffer, d)
+        };
+        behind().all(whole).then(|| (extents().fold(rows, |n, e| n * e), Expr::Const(1)))
     }
 
     /// One reduction family: the sum over `each` of its source, written to every destination.
@@ -465,6 +498,11 @@ impl Emitter<'_> {
         }
         Ok(())
     }
+}
+
+/// A distance in memory, so many times.
+fn spaced(pitch: String, times: &str) -> String {
+    if times == "1" { pitch } else { format!("{pitch} * ({times})") }
 }
 
 /// Names that a task's coordinates are bound to.

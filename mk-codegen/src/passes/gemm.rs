@@ -35,6 +35,8 @@ struct Source {
 enum Left {
     /// On the own rank: `[rows, k]`, or `[k, rows]`.
     Local(BufId, ALayout),
+    /// On the own rank: `[k, shards, rows]`.
+    ByOwner(BufId),
     /// Own rows in the caller's shard, peers' rows through the gather.
     Gathered(Gathered),
 }
@@ -174,10 +176,19 @@ impl<'k> Tiler<'k> {
             (left, packed, depth) = (Left::Gathered(pushed), None, draft.dim(&x.shape[1]));
         } else {
             let read = mine.count() > 0;
-            packed = if read { pack::matrix(draft, x, buffer) } else { None };
-            let from = packed.as_ref().map_or(buffer, |p| p.buffer);
-            let (layout, dim) = if source.transposed { (ALayout::Km, 0) } else { (ALayout::Mk, 1) };
-            left = Left::Local(from, layout);
+            let by_owner = match source.transposed {
+                true => pack::columns_by_owner(draft, x, buffer, &rows),
+                false => None,
+            };
+            let dim = usize::from(!source.transposed);
+            if let Some(p) = by_owner {
+                left = Left::ByOwner(p.buffer);
+                packed = Some(p);
+            } else {
+                packed = if read { pack::matrix(draft, x, buffer) } else { None };
+                let from = packed.as_ref().map_or(buffer, |p| p.buffer);
+                left = Left::Local(from, if dim == 0 { ALayout::Km } else { ALayout::Mk });
+            }
             depth = if source.gathered {
                 draft.dim(&x.shape[1])
             } else {
@@ -274,6 +285,7 @@ impl<'k> Tiler<'k> {
         let a_layout = match g.left {
             Made::Source(s) => match self.sources[s].left {
                 Left::Local(_, layout) => layout,
+                Left::ByOwner(_) => ALayout::Km,
                 Left::Gathered(_) => ALayout::Mk,
             },
             Made::Gemm(_) => ALayout::Mk,
@@ -317,6 +329,10 @@ impl<'k> Tiler<'k> {
                     let (row, k) =
                         ((p.rows.global(r), r.len.clone()), (Expr::Const(0), p.k.clone()));
                     (*a, if *layout == ALayout::Mk { vec![row, k] } else { vec![k, row] })
+                })],
+                Left::ByOwner(a) => vec![p.family(draft, &p.name, &p.rows, |r| {
+                    let k = (Expr::Const(0), p.k.clone());
+                    (*a, vec![k, (r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone())])
                 })],
                 Left::Gathered(x) => {
                     let mut out = Vec::new();
@@ -377,7 +393,7 @@ impl<'k> Tiler<'k> {
         let Source { rows, left, .. } = &self.sources[s];
         let gathered = match left {
             Left::Gathered(g) => Some(g),
-            Left::Local(..) => None,
+            Left::Local(..) | Left::ByOwner(_) => None,
         };
         let param = self.kernel.sources[s].param;
         let (x, shard) = (&self.kernel.params[param], self.params[param]);

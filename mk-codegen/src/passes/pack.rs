@@ -1,4 +1,4 @@
-//! Repacks matrices whose rows TMA cannot take: a pitch that is not a multiple of 16 bytes.
+//! Repacks matrices that TMA cannot take as they are: rows and boxes begin at multiples of 16 bytes.
 //!
 //! Leaves: a copy in scratch with padded rows, and a flow of one word to those who read it.
 
@@ -6,6 +6,7 @@ use super::{
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows},
     gemm::{tma_rows, widest},
+    rows::Rows,
     select::Tensor,
 };
 use crate::ir::{BufId, CopyVia, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
@@ -47,6 +48,41 @@ pub(super) fn matrix(draft: &mut Draft, t: &Tensor, from: BufId) -> Option<Packe
         vec![read(Operand::Src, from, region.clone()), write(Operand::Dst, buffer, region)],
     );
     Some(Packed { buffer, by, tasks: blocks })
+}
+
+/// Copies a matrix whose columns are cut by owner into one where every owner's columns begin at a multiple of 16 bytes, as
+/// TMA wants: `[rows, shards, columns]`. `None` if they do as they are.
+pub(super) fn columns_by_owner(
+    draft: &mut Draft,
+    t: &Tensor,
+    from: BufId,
+    rows: &Rows,
+) -> Option<Packed> {
+    let padded = aligned(rows.capacity, t.dtype.size_bytes());
+    if rows.shards == 1 || padded == rows.capacity {
+        return None;
+    }
+    let world = draft.world();
+    let height = draft.local(t, 0, Var::RANK);
+    let shape = vec![height.clone(), rows.shards.into(), rows.capacity.into()];
+    let name = format!("{}_packed", t.name);
+    let pitch = Some(Expr::Const(padded));
+    let buffer = draft.buffer(&name, Space::Scratch, t.dtype, shape, pitch);
+    let blocks = (widest(t, 0, world) + ROWS - 1) / ROWS;
+    let (i, s) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
+    let down = (i.clone() * ROWS, block_rows(height, i, ROWS));
+    let cols = draft.shard(&t.shape[1], s.clone());
+    let src = vec![down.clone(), (s.clone() * rows.capacity, cols.clone())];
+    let dst = vec![down, (s, 1.into()), (0.into(), cols)];
+    let by = draft.family(
+        &format!("pack.{}", t.name),
+        RoleKind::Compute,
+        Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 },
+        vec![("i", blocks.into()), ("s", rows.shards.into())],
+        vec![],
+        vec![read(Operand::Src, from, src), write(Operand::Dst, buffer, dst)],
+    );
+    Some(Packed { buffer, by, tasks: blocks * rows.shards })
 }
 
 /// The flow from a repacked operand to its readers.

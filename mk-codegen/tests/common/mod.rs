@@ -114,6 +114,12 @@ pub const CASES: &[Case] = &[
         &[("x", &[1000, 264]), ("dy", &[1000, 328])],
     ),
     (
+        "weight_gradient_ragged",
+        "fn f(x: f16[M, K] @ shard(0), dy: f16[M, N] @ shard(0)) { gemm(x.t, dy) -> reduce_scatter }",
+        3,
+        &[("x", &[1000, 333]), ("dy", &[1000, 301])],
+    ),
+    (
         "saved_for_backward",
         "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
              let whole = gather(x);
