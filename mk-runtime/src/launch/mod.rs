@@ -1,7 +1,10 @@
 //! Binding a kernel to a world, and launching it.
 
+mod abort;
+mod agree;
 mod contract;
 mod dims;
+mod health;
 mod instance;
 mod maps;
 mod options;
