@@ -35,7 +35,7 @@ pub fn disagreement(plan: &Plan, epochs: i64, max_states: usize) -> (usize, Opti
         let Some(least) = walk(&u, &g, source, max_states, &mut states) else {
             return (states, Some(format!("more than {max_states} states")));
         };
-        let says = known(&u, &g, &index, source);
+        let says = known(&u, &g, &index, &origins(&u, &g, source));
         if let Some(e) = (0..says.len()).find(|e| says[*e] != least[*e]) {
             let text =
                 format!("event {e}: all runs {:#06b}, the fixpoint {:#06b}", least[e], says[e]);

@@ -2,7 +2,7 @@
 
 use super::{
     cover::common,
-    free::{CAUSE, Index, Source, known, way},
+    free::{CAUSE, Index, Known, Source, way},
     graph::{Event, Graph},
     unroll::{Task, Touch, Unrolled},
 };
@@ -134,6 +134,7 @@ pub fn check(u: &Unrolled<'_>) -> Verdict {
         return Verdict::Wrong(twice);
     }
     let mut pairs = 0;
+    let mut cache = Known::default();
     for (i, t) in u.tasks.iter().enumerate() {
         for (j, x) in t.touches.iter().enumerate() {
             let list = p.later((i, j));
@@ -144,7 +145,7 @@ pub fn check(u: &Unrolled<'_>) -> Verdict {
                 if mine.is_empty() && caller.is_none() {
                     continue;
                 }
-                let knows = known(u, &g, &index, Source::Touch(i, j, to_gpu));
+                let knows = cache.get(u, &g, &index, Source::Touch(i, j, to_gpu));
                 pairs += mine.len() as u64 + u64::from(caller.is_some());
                 if let Some(wrong) = mine.iter().find_map(|y| wrong(&p, &g, &knows, (i, j), *y)) {
                     return Verdict::Wrong(wrong);
@@ -156,7 +157,7 @@ pub fn check(u: &Unrolled<'_>) -> Verdict {
             }
         }
     }
-    match callers_first(&p, &g, &index, &mut pairs) {
+    match callers_first(&p, &g, &index, &mut cache, &mut pairs) {
         Some(wrong) => Verdict::Wrong(wrong),
         None => Verdict::Fine { pairs },
     }
@@ -182,13 +183,19 @@ fn caller_after(u: &Unrolled<'_>, g: &Graph, t: &Task, x: &Touch) -> Option<Even
 }
 
 /// Accesses before the caller has written an input, or read an output of the launch before.
-fn callers_first(p: &Pairs<'_, '_>, g: &Graph, index: &Index, pairs: &mut u64) -> Option<String> {
+fn callers_first(
+    p: &Pairs<'_, '_>,
+    g: &Graph,
+    index: &Index,
+    cache: &mut Known,
+    pairs: &mut u64,
+) -> Option<String> {
     for epoch in 0..p.u.epochs as usize {
         for rank in 0..p.u.ranks {
             let earlier = (epoch > 0).then(|| g.read[epoch - 1][rank]);
             for (space, e) in [(Space::In, Some(g.written[epoch][rank])), (Space::Out, earlier)] {
                 let Some(e) = e else { continue };
-                let knows = known(p.u, g, index, Source::Caller(e));
+                let knows = cache.get(p.u, g, index, Source::Caller(e));
                 for (i, t) in p.u.tasks.iter().enumerate().filter(|t| t.1.epoch == epoch as i64 + 1)
                 {
                     for y in &t.touches {

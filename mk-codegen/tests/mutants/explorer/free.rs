@@ -5,6 +5,7 @@ use super::{
     unroll::{Await, Unrolled},
 };
 use mk_codegen::ir::Proxy;
+use std::{collections::HashMap, rc::Rc};
 
 /// Ways to know of something.
 pub const CAUSE: u8 = 1;
@@ -88,11 +89,34 @@ impl Index {
     }
 }
 
+/// Answers by the events at which something becomes known: accesses of one task mostly share them.
+#[derive(Default)]
+pub struct Known(HashMap<Vec<Event>, Rc<Vec<u8>>>);
+
+impl Known {
+    /// [`known`], of something that may have been asked before.
+    pub fn get(
+        &mut self,
+        u: &Unrolled<'_>,
+        g: &Graph,
+        index: &Index,
+        source: Source,
+    ) -> Rc<Vec<u8>> {
+        let origins = origins(u, g, source);
+        if let Some(known) = self.0.get(&origins) {
+            return known.clone();
+        }
+        let known = Rc::new(known(u, g, index, &origins));
+        self.0.insert(origins, known.clone());
+        known
+    }
+}
+
 /// For each event, the ways in which it knows of something in *every* run. All events of the plan happen in the end.
-pub fn known(u: &Unrolled<'_>, g: &Graph, index: &Index, source: Source) -> Vec<u8> {
+pub fn known(u: &Unrolled<'_>, g: &Graph, index: &Index, origins: &[Event]) -> Vec<u8> {
     let n = g.nodes.len();
     let mut told = vec![false; n];
-    origins(u, g, source).into_iter().for_each(|e| told[e as usize] = true);
+    origins.iter().for_each(|e| told[*e as usize] = true);
     let least = |e: usize| g.nodes[e].wait.map(|w| wait_of(u, w).least);
     // The fixpoint: what happens in ignorance. `sums`: of posts that do not tell a wait, which may satisfy it.
     let mut sums = index.mute.clone();
