@@ -156,6 +156,7 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Lowers a case.
+#[allow(dead_code)]
 pub fn plan(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) -> Result<Plan, LowerError> {
     let program = Program::parse(source).expect("parses");
     let shapes: BTreeMap<_, _> = shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
