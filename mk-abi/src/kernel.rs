@@ -115,10 +115,42 @@ pub struct TensorMapSpec {
 /// What differs from rank to rank: a ragged shard has its own shape on each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankBinding {
-    /// Local shape of each caller tensor, row-major, outermost first.
+    /// Local shape of each caller tensor, row-major, outermost first; with every run-time dimension at its bound.
     pub tensor_shapes: Vec<Vec<u64>>,
     /// The tensor maps, in the order of the kernel's `maps` array.
     pub maps: Vec<TensorMapSpec>,
+}
+
+/// A dimension whose value comes with each launch, the same on all ranks: 1 to `max`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeDim {
+    /// Name in the pipeline.
+    pub name: String,
+    /// Inclusive upper bound, in elements.
+    pub max: u32,
+    /// The caller's tensors whose first dimension it is.
+    pub tensors: Vec<RuntimeRows>,
+}
+
+/// A tensor whose first dimension is a run-time dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeRows {
+    /// Index into [`KernelSource::tensors`].
+    pub tensor: u32,
+    /// Whether a rank holds its part of it (`torch.chunk`'s: the last ranks may hold less, or nothing), or all.
+    pub part: bool,
+}
+
+impl RuntimeDim {
+    /// Rows that a rank holds of one of [`RuntimeDim::tensors`] when the dimension is `value`.
+    pub fn rows(&self, of: RuntimeRows, value: u32, rank: u32, world_size: u32) -> u64 {
+        let (value, world) = (u64::from(value), u64::from(world_size.max(1)));
+        if !of.part {
+            return value;
+        }
+        let part = value.div_ceil(world);
+        value.saturating_sub(u64::from(rank) * part).min(part)
+    }
 }
 
 /// Memory that the runtime allocates, zeroed once at bind and never again.
@@ -182,6 +214,8 @@ pub struct KernelSource {
     pub tensors: Vec<TensorArg>,
     /// Per-rank shapes and maps; `world_size` of them.
     pub ranks: Vec<RankBinding>,
+    /// Dimensions that each launch gives a value; at most [`MAX_RUNTIME_DIMS`](crate::device::MAX_RUNTIME_DIMS).
+    pub runtime_dims: Vec<RuntimeDim>,
     /// Roles, for messages and traces.
     pub roles: Vec<RoleInfo>,
     /// Every wait of the kernel, for messages.

@@ -48,6 +48,17 @@ impl<'a> Emitter<'a> {
         row
     }
 
+    /// What the hooks of a leaf may name: the rank, and dimensions that come with each launch.
+    pub fn locals(&self) -> String {
+        let rank = "[[maybe_unused]] const int rank = params.header.rank;".to_string();
+        let dims = self.plan.dims.values().filter(|d| d.runtime_max.is_some()).enumerate();
+        let dims = dims.map(|(i, d)| {
+            let value = format!("static_cast<int>(params.header.dims[{i}])");
+            format!("[[maybe_unused]] const int kDim_{} = {value};", d.name)
+        });
+        [rank].into_iter().chain(dims).collect::<Vec<_>>().join("\n    ")
+    }
+
     /// Bytes from one row to the next; the same on every rank.
     pub fn pitch_bytes(&self, place: &str, buffer: BufId) -> Result<u64, EmitError> {
         let pitch = &self.layout.buffers[buffer].pitch;
@@ -116,7 +127,10 @@ impl<'a> Emitter<'a> {
             .plan
             .dims
             .values()
-            .map(|d| context! { name => d.name.clone(), value => d.value })
+            .map(|d| {
+                let (name, runtime) = (d.name.clone(), d.runtime_max.is_some());
+                context! { name, value => d.value, runtime }
+            })
             .collect();
         let signals: Vec<_> = self
             .plan

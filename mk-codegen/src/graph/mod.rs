@@ -2,7 +2,7 @@
 
 use crate::ir::EpilogueOp;
 use mk_abi::DType;
-use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, TensorType, ValueId};
+use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -16,6 +16,15 @@ pub struct Extent {
     pub value: i32,
     /// Name, where the source gave one.
     pub symbol: Option<String>,
+    /// Upper bound, if the value comes with each launch; `value` is then what the plan is checked at.
+    pub runtime_max: Option<i32>,
+}
+
+impl Extent {
+    /// The most that it can be.
+    pub fn capacity(&self) -> i32 {
+        self.runtime_max.unwrap_or(self.value)
+    }
 }
 
 /// A value of the pipeline.
@@ -48,6 +57,10 @@ pub enum Kind {
     Gemm {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
+        /// `a` is stored as `[K, M]`.
+        a_transposed: bool,
+        /// `b` is stored as `[N, K]`.
+        b_transposed: bool,
     },
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
@@ -58,8 +71,6 @@ pub enum Kind {
     },
     /// Partial sums become their sum everywhere.
     AllReduce,
-    /// An operation, or a form of one, that no pass lowers yet.
-    NotLowered,
 }
 
 /// The pipeline. Edges point from operand to user and carry the operand's position.
@@ -85,7 +96,7 @@ impl OpGraph {
             let Some(def) = program.def(id) else { continue };
             let (name, kind, ty, inputs) = match def {
                 Def::Param(t) => (t.name.as_str(), Kind::Param, &t.ty, &[][..]),
-                Def::Node(n) => (n.op.name(), kind_of(n.op, &n.ty), &n.ty, &n.inputs[..]),
+                Def::Node(n) => (n.op.name(), kind_of(n.op), &n.ty, &n.inputs[..]),
             };
             let shape = ty.dims.iter().map(|d| extent(program, bound, *d)).collect();
             let node = graph.add_node(Value {
@@ -129,7 +140,9 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
         Dim::Lit(_) => None,
     };
     // Binding refuses extents above i32::MAX.
-    Extent { value: bound.dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0), symbol }
+    let number = |n: Option<u64>| n.and_then(|n| i32::try_from(n).ok()).unwrap_or(0);
+    let runtime_max = bound.is_runtime(dim).then(|| number(bound.max_dim(dim)));
+    Extent { value: number(bound.dim(dim)), symbol, runtime_max }
 }
 
 fn dtype(d: mk_syntax::DType) -> DType {
@@ -140,19 +153,19 @@ fn dtype(d: mk_syntax::DType) -> DType {
     }
 }
 
-fn kind_of(op: Op, ty: &TensorType) -> Kind {
+fn kind_of(op: Op) -> Kind {
     Kind::Elementwise(match op {
         Op::Gather { dim, .. } => return Kind::Gather { dim },
-        Op::Gemm { a_transposed: false, b_transposed: false } if ty.dims.len() == 2 => {
-            return Kind::Gemm { epilogue: Vec::new() };
+        Op::Gemm { a_transposed, b_transposed } => {
+            return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
-        Op::Gemm { .. } | Op::Swiglu => return Kind::NotLowered,
         Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim },
         Op::AllReduce { .. } => return Kind::AllReduce,
         Op::Bias => EpilogueOp::Bias,
         Op::Gelu => EpilogueOp::Gelu,
         Op::Silu => EpilogueOp::Silu,
         Op::Relu => EpilogueOp::Relu,
+        Op::Swiglu => EpilogueOp::Swiglu,
         Op::Mul => EpilogueOp::Mul,
         Op::Add => EpilogueOp::Add,
         Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),

@@ -1,6 +1,7 @@
 //! One kernel bound to a world: loaded modules, workspace, parameter blocks, fault records.
 
 use super::contract::{check_source, check_tensors};
+use super::dims::check_dims;
 use super::options::{InstanceOptions, RankTensors};
 use super::rank::Rank;
 use super::residency::Attributes;
@@ -87,11 +88,27 @@ impl Instance {
     /// [`Error::Poisoned`] after an earlier failure; [`Error::Cuda`] when a launch fails, which aborts the ranks that
     /// were launched and poisons the instance.
     pub fn launch(&mut self, streams: &[StreamRef], tensors: &[RankTensors]) -> Result<(), Error> {
+        self.launch_with(streams, tensors, &[])
+    }
+
+    /// [`Instance::launch`] with values for the kernel's run-time dimensions ([`KernelSource::runtime_dims`], in their
+    /// order, in elements): the same on every rank, or the kernels give up with a typed fault before any data moves.
+    ///
+    /// # Errors
+    /// As [`Instance::launch`]; also [`Error::Count`] and [`Error::Shape`] for values that do not fit the kernel.
+    pub fn launch_with(
+        &mut self,
+        streams: &[StreamRef],
+        tensors: &[RankTensors],
+        dims: &[u32],
+    ) -> Result<(), Error> {
         self.usable()?;
         self.count("streams", streams.len())?;
         self.count("lists of tensors", tensors.len())?;
-        for (p, (rank, given)) in self.ranks.iter().zip(tensors).enumerate() {
-            check_tensors(&self.source, p as u32, &rank.expected_bytes, given)?;
+        check_dims(&self.source, dims)?;
+        for (p, (rank, given)) in self.ranks.iter_mut().zip(tensors).enumerate() {
+            rank.set_dims(&self.source, p as u32, dims)?;
+            check_tensors(&self.source, p as u32, &rank.expected_bytes, dims, given)?;
         }
         let world = self.world.clone();
         let mut last = world.order().lock();

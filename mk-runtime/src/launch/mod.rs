@@ -1,6 +1,7 @@
 //! Binding a kernel to a world, and launching it.
 
 mod contract;
+mod dims;
 mod instance;
 mod maps;
 mod options;
