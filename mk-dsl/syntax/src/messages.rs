@@ -187,6 +187,27 @@ pub(crate) fn expected(expected: Expected, found: &str) -> Text {
     text(format!("expected {what}, found {found}"), help)
 }
 
+pub(crate) fn nested_call(inner: &str) -> Text {
+    let (message, help) = match ops::find(inner) {
+        Some(_) => (
+            format!("`{inner}` stands where a tensor is wanted"),
+            format!("write it before: `{inner}(..) -> ..`, or `let h = {inner}(..);`"),
+        ),
+        None => (
+            format!("`{inner}` is called where a tensor is wanted"),
+            "write the name of a tensor; operations follow `->`".into(),
+        ),
+    };
+    text(message, help)
+}
+
+pub(crate) fn runtime_in_shape(name: &str) -> Text {
+    text(
+        format!("the kind of `{name}` stands in a shape"),
+        format!("declare it once, before the parameters: `fn name<{name}: dyn <= 8192>(..)`"),
+    )
+}
+
 // ---- names ----
 
 pub(crate) fn unknown_op(name: &str, near: Option<&str>) -> Text {
@@ -209,6 +230,13 @@ pub(crate) fn runtime_unused(name: &str) -> Text {
     text(
         format!("the runtime symbol `{name}` is no dimension of a parameter"),
         format!("use it in a shape, as in `x: bf16[{name}, K]`, or remove it from `<..>`"),
+    )
+}
+
+pub(crate) fn bound_later(name: &str) -> Text {
+    text(
+        format!("`{name}` is used before its `let`"),
+        "move the `let` up: bindings are read in order",
     )
 }
 
@@ -402,8 +430,18 @@ pub(crate) fn dtype_mismatch(op: &str, left: DType, name: &str, right: DType) ->
     )
 }
 
-pub(crate) fn gemm_placement(left: &str, right: &str, help: impl Into<String>) -> Text {
-    text(format!("`gemm` cannot multiply a `{left}` input by a `{right}` operand"), help)
+/// `turned` is a right operand that is read the other way round than it is declared.
+pub(crate) fn gemm_placement(
+    left: &str,
+    right: &str,
+    turned: Option<&str>,
+    help: impl Into<String>,
+) -> Text {
+    let operand = match turned {
+        Some(name) => format!("{name}, which is `{right}`"),
+        None => format!("a `{right}` operand"),
+    };
+    text(format!("`gemm` cannot multiply a `{left}` input by {operand}"), help)
 }
 
 pub(crate) fn nonlinear_on_partial(op: &str, name: &str) -> Text {

@@ -134,7 +134,9 @@ impl<'a> Checker<'a, '_> {
                 None => {
                     let shown = (self.mesh.show(left, axis), self.mesh.show(right, axis));
                     let help = advice(left, operand.word.text, row, column);
-                    self.sink.push(at, messages::gemm_placement(&shown.0, &shown.1, help));
+                    let turned = b.is_transposed.then_some(b.label.as_str());
+                    let text = messages::gemm_placement(&shown.0, &shown.1, turned, help);
+                    self.sink.push(at, text);
                 }
             }
         }

@@ -28,7 +28,7 @@ use crate::span::Span;
 use crate::suggest::nearest;
 use dims::{Dims, Term};
 use mesh::Mesh;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The most mesh axes: the fabrics known have fewer levels.
 pub(crate) const MAX_AXES: usize = 4;
@@ -44,6 +44,7 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
         dims: Dims::default(),
         is_bare: source.signature.is_none(),
         runtime: BTreeMap::new(),
+        bound_later: source.body.lets.iter().map(|binding| binding.name.text).collect(),
         names: BTreeMap::new(),
         params: Vec::new(),
         nodes: Vec::new(),
@@ -165,6 +166,8 @@ struct Checker<'a, 's> {
     /// The symbols that are known at launch only, and their declared bounds.
     runtime: BTreeMap<&'a str, Option<u64>>,
     names: BTreeMap<&'a str, Name<'a>>,
+    /// What a `let` further down defines.
+    bound_later: BTreeSet<&'a str>,
     params: Vec<Param<'a>>,
     nodes: Vec<NodeDraft>,
 }
@@ -186,6 +189,10 @@ impl<'a> Checker<'a, '_> {
         if let Some(name) = self.names.get_mut(word.text) {
             name.is_used = true;
             return name.id;
+        }
+        if self.bound_later.contains(word.text) {
+            self.sink.push(word.span, messages::bound_later(word.text));
+            return None;
         }
         if !self.is_bare {
             let known = self.names.keys().copied().take(MAX_SUGGESTIONS);
