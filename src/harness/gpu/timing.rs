@@ -41,7 +41,7 @@ impl Session<'_> {
         let mut graphs = Vec::new();
         if !self.graphs.is_empty() {
             for set in &arguments {
-                let instance = &mut self.instance;
+                let instance = self.kernel.instance();
                 graphs.push(Graph::capture(gate.streams(), || instance.launch(&streams, set))?);
             }
         }
@@ -51,9 +51,9 @@ impl Session<'_> {
             let set = i % sets.len();
             let ms = gate.time_ms(|| match graphs.get_mut(set) {
                 Some(graphs) => graphs.iter_mut().zip(&streams).try_for_each(|(g, s)| g.launch(*s)),
-                None => self.instance.launch(&streams, &arguments[set]),
+                None => self.kernel.instance().launch(&streams, &arguments[set]),
             })?;
-            self.instance.check()?;
+            self.kernel.instance().check()?;
             if i >= sets.len() {
                 times.push(ms);
             }
