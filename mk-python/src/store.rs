@@ -1,0 +1,141 @@
+//! Processes find each other through a `torch.distributed` store.
+
+use mk::runtime::{Error, world::Bootstrap};
+use pyo3::{prelude::*, types::PyBytes};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+/// Between two looks at a store: the first, and the most.
+const FIRST_PAUSE: Duration = Duration::from_micros(200);
+const MAX_PAUSE: Duration = Duration::from_millis(20);
+
+/// The exception that made an exchange fail, for the Python caller that waits for it.
+pub type Cause = Arc<Mutex<Option<PyErr>>>;
+
+/// All-gathers of small messages through a key-value store (`torch.distributed.Store`): each is a key per rank.
+///
+/// It polls `check` instead of blocking in `get`, so that signals are handled and the ranks that are missing can be named.
+pub struct StoreBootstrap {
+    store: Py<PyAny>,
+    rank: u32,
+    world_size: u32,
+    /// What its keys begin with; no other world of this store has it.
+    prefix: String,
+    timeout: Duration,
+    /// Exchanges that are done.
+    done: u64,
+    cause: Cause,
+}
+
+impl StoreBootstrap {
+    pub fn new(
+        store: Py<PyAny>,
+        rank: u32,
+        world_size: u32,
+        prefix: String,
+        timeout: Duration,
+    ) -> StoreBootstrap {
+        StoreBootstrap {
+            store,
+            rank,
+            world_size,
+            prefix,
+            timeout,
+            done: 0,
+            cause: Cause::default(),
+        }
+    }
+
+    /// Where a Python exception is left that ended an exchange.
+    pub fn cause(&self) -> Cause {
+        self.cause.clone()
+    }
+
+    fn key(&self, exchange: u64, rank: u32) -> String {
+        format!("{}/{exchange}/{rank}", self.prefix)
+    }
+
+    fn exchange(&self, py: Python<'_>, mine: &[u8]) -> PyResult<Vec<Vec<u8>>> {
+        let store = self.store.bind(py);
+        // Some stores take an empty value for none.
+        let message = [b"m", mine].concat();
+        store.call_method1("set", (self.key(self.done, self.rank), PyBytes::new(py, &message)))?;
+        let deadline = Instant::now() + self.timeout;
+        let mut all = Vec::with_capacity(self.world_size as usize);
+        for rank in 0..self.world_size {
+            let key = self.key(self.done, rank);
+            let mut pause = FIRST_PAUSE;
+            while !store.call_method1("check", (vec![&key],))?.extract::<bool>()? {
+                if Instant::now() > deadline {
+                    return Err(self.missing(py));
+                }
+                py.check_signals()?;
+                py.detach(|| std::thread::sleep(pause));
+                pause = (2 * pause).min(MAX_PAUSE);
+            }
+            let value = store.call_method1("get", (&key,))?;
+            let bytes: Vec<u8> = value.extract()?;
+            all.push(bytes.get(1..).unwrap_or_default().to_vec());
+        }
+        if let Some(before) = self.done.checked_sub(1) {
+            // Whoever wrote for this exchange has read all of the one before. A store that cannot delete keeps a few bytes.
+            let _ = store.call_method1("delete_key", (self.key(before, self.rank),));
+        }
+        Ok(all)
+    }
+
+    /// Which ranks did not come.
+    fn missing(&self, py: Python<'_>) -> PyErr {
+        let store = self.store.bind(py);
+        let absent = |rank: &u32| {
+            let seen = store.call_method1("check", (vec![self.key(self.done, *rank)],));
+            !seen.and_then(|s| s.extract::<bool>()).unwrap_or(false)
+        };
+        let ranks: Vec<String> =
+            (0..self.world_size).filter(absent).map(|rank| rank.to_string()).collect();
+        let what = format!(
+            "rank {} waited {:.0?} for rank {} at exchange {} of the world: every rank must make and bind the same \
+             functions in the same order",
+            self.rank,
+            self.timeout,
+            ranks.join(", "),
+            self.done + 1
+        );
+        crate::errors::Class::Rendezvous.error(py, what)
+    }
+}
+
+impl Bootstrap for StoreBootstrap {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        // While the interpreter shuts down nobody can be asked.
+        let result = Python::try_attach(|py| {
+            self.exchange(py, mine).map_err(|error| {
+                let text = error.to_string();
+                *self.cause.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
+                text
+            })
+        });
+        match result {
+            Some(Ok(all)) => {
+                self.done += 1;
+                Ok(all)
+            }
+            Some(Err(what)) => Err(failed(what)),
+            None => Err(failed("the interpreter is shutting down".into())),
+        }
+    }
+}
+
+fn failed(what: String) -> Error {
+    Error::Shape { what: format!("the ranks did not meet: {what}") }
+}
