@@ -10,9 +10,7 @@ use crate::{
 use mk::{
     Bound as Sizes,
     build::{self, Planned},
-    function::{
-        self as core, Call, FunctionError, FunctionOptions, Signature, abi_dtype,
-    },
+    function::{self as core, Call, FunctionError, FunctionOptions, Signature, abi_dtype},
     passes::Config,
     runtime::{
         InstanceOptions, StreamRef,
@@ -21,7 +19,7 @@ use mk::{
 };
 use pyo3::{
     prelude::*,
-    types::{PyDict, PyList, PyTuple},
+    types::{PyDict, PyTuple},
 };
 use std::sync::{
     Arc, Mutex, MutexGuard,
@@ -45,7 +43,7 @@ use std::sync::{
 /// A kernel that gave up (a peer that never came, say) raises FaultError at the next call, ``check`` or ``synchronize``.
 #[pyclass(frozen, module = "mk")]
 pub struct Function {
-    signature: Signature,
+    pub(crate) signature: Signature,
     world: Py<World>,
     config: Config,
     /// Nothing offline, and after `close`. Never locked while attached to the interpreter: who binds holds it and waits
@@ -123,7 +121,7 @@ fn jit(py: Python<'_>) -> JitOptions {
 }
 
 impl Function {
-    fn place(&self) -> &Place {
+    pub(crate) fn place(&self) -> &Place {
         self.world.get().place()
     }
 
@@ -153,74 +151,6 @@ impl Function {
     fn lock(&self) -> MutexGuard<'_, Option<core::Function>> {
         // A panic elsewhere leaves a function whose instances check themselves.
         self.core.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    /// The arguments of a call as a tensor per rank of this process and parameter.
-    fn arguments<'py>(
-        &self,
-        py: Python<'py>,
-        args: &Bound<'py, PyTuple>,
-        kwargs: Option<&Bound<'py, PyDict>>,
-    ) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
-        let tensors = self.signature.program().tensors();
-        let ranks = self.place().local().len();
-        let wrong = |what: String| Class::Argument.error(py, what);
-        let mut by_rank = vec![Vec::with_capacity(tensors.len()); ranks];
-        let mut named = 0;
-        for (i, tensor) in tensors.iter().enumerate() {
-            let by_name = match kwargs {
-                Some(kwargs) => kwargs.get_item(&tensor.name)?,
-                None => None,
-            };
-            named += usize::from(by_name.is_some());
-            let given = match (args.get_item(i).ok(), by_name) {
-                (Some(_), Some(_)) => {
-                    return Err(wrong(format!("`{}` is given twice", tensor.name)));
-                }
-                (Some(one), None) | (None, Some(one)) => one,
-                (None, None) => {
-                    let all = self.signature.parameters();
-                    return Err(wrong(format!(
-                        "`{}` is not given; the tensors are {all}",
-                        tensor.name
-                    )));
-                }
-            };
-            self.spread(&tensor.name, given, &mut by_rank)?;
-        }
-        let extra = kwargs.map_or(0, |k| k.len()) - named;
-        if args.len() > tensors.len() || extra > 0 {
-            let all = self.signature.parameters();
-            return Err(wrong(format!("there are more arguments than tensors, which are {all}")));
-        }
-        Ok(by_rank)
-    }
-
-    /// Adds what each rank of this process has of an argument.
-    fn spread<'py>(
-        &self,
-        name: &str,
-        given: Bound<'py, PyAny>,
-        by_rank: &mut [Vec<Bound<'py, PyAny>>],
-    ) -> PyResult<()> {
-        if let [only] = by_rank {
-            only.push(given);
-            return Ok(());
-        }
-        let wrong = |is: String| {
-            let what = format!("`{name}` is {is}, and must be a list of {} tensors", by_rank.len());
-            Class::Argument.error(given.py(), what)
-        };
-        let is_list = given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>();
-        if !is_list {
-            return Err(wrong(format!("a {}", given.get_type().fully_qualified_name()?)));
-        }
-        let list: Vec<Bound<'py, PyAny>> = given.extract()?;
-        if list.len() != by_rank.len() {
-            return Err(wrong(format!("a list of {}", list.len())));
-        }
-        by_rank.iter_mut().zip(list).for_each(|(tensors, one)| tensors.push(one));
-        Ok(())
     }
 
     /// Reads and checks the inputs of every rank of this process.
@@ -280,10 +210,9 @@ impl Function {
         }
         let captures = torch.is_capturing(py)?;
         let (which, results) = self.with(py, |function| {
-            let which = match function.find(&shapes) {
-                Some(which) => Some(which),
-                None if captures => None,
-                None => Some(function.specialise(&shapes)?),
+            let which = match captures {
+                true => function.find(&shapes)?,
+                false => Some(function.specialise(&shapes)?),
             };
             let kernel = which.and_then(|which| function.kernel(which));
             let results: Vec<_> = kernel
@@ -394,73 +323,34 @@ impl Function {
             None => Err(Class::Error.error(py, "nothing was bound")),
         }
     }
-
-    /// The results of each rank of this process: the caller's, or new ones.
-    fn outputs<'py>(
-        &self,
-        py: Python<'py>,
-        torch: &Torch,
-        out: Option<&Bound<'py, PyAny>>,
-        results: &[Vec<(mk::abi::DType, Vec<u64>)>],
-    ) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
-        let Some(out) = out else {
-            let ranks = self.place().local().zip(results);
-            return ranks
-                .map(|(rank, results)| {
-                    let device = self.place().device(rank).unwrap_or_default();
-                    results.iter().map(|(dtype, s)| torch.empty(py, *dtype, s, device)).collect()
-                })
-                .collect();
-        };
-        let mut by_rank = vec![Vec::new(); results.len()];
-        match results.first().map_or(1, Vec::len) {
-            1 => self.spread("out", out.clone(), &mut by_rank)?,
-            n => {
-                let all: Vec<Bound<'py, PyAny>> = out.extract()?;
-                if all.len() != n {
-                    let what = format!("`out` has {} of {n} results", all.len());
-                    return Err(Class::Argument.error(py, what));
-                }
-                all.into_iter().try_for_each(|one| self.spread("out", one, &mut by_rank))?;
-            }
-        }
-        Ok(by_rank)
-    }
-
-    /// Results as a caller wants them: one tensor, or a tuple of several; in lists by rank if there are several here.
-    fn gathered<'py>(
-        &self,
-        py: Python<'py>,
-        by_rank: Vec<Vec<Bound<'py, PyAny>>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let n = by_rank.first().map_or(0, Vec::len);
-        let mut results = Vec::with_capacity(n);
-        for i in 0..n {
-            let mut of_ranks: Vec<_> = by_rank.iter().filter_map(|r| r.get(i).cloned()).collect();
-            results.push(match of_ranks.len() {
-                1 => of_ranks.remove(0),
-                _ => PyList::new(py, of_ranks)?.into_any(),
-            });
-        }
-        match results.len() {
-            1 => Ok(results.remove(0)),
-            _ => Ok(PyTuple::new(py, results)?.into_any()),
-        }
-    }
 }
+
+/// Functions that were captured and dropped. A graph may still be replayed: their workspace stays.
+static KEPT: Mutex<Vec<core::Function>> = Mutex::new(Vec::new());
 
 impl Drop for Function {
     fn drop(&mut self) {
         let core = self.core.get_mut().unwrap_or_else(|e| e.into_inner()).take();
+        let Some(core) = core else { return };
         if self.captured.load(Ordering::Relaxed) {
-            // A graph may still be replayed: its workspace stays.
-            std::mem::forget(core);
-        } else if core.is_some() {
-            // Waits for the GPUs, which must not stop other threads.
-            let mut core = core;
-            Python::try_attach(|py| py.detach(|| drop(core.take())));
+            KEPT.lock().unwrap_or_else(|e| e.into_inner()).push(core);
+        } else {
+            release(core);
         }
     }
+}
+
+/// Frees functions that were kept for their graphs; called at the end of the process.
+#[pyfunction]
+#[pyo3(name = "_close_kept")]
+pub fn close_kept() {
+    release(std::mem::take(&mut *KEPT.lock().unwrap_or_else(|e| e.into_inner())));
+}
+
+/// Drops what waits for GPUs or ranks, detached: other threads go on.
+pub fn release<T: Send>(what: T) {
+    let mut what = Some(what);
+    Python::try_attach(|py| py.detach(|| drop(what.take())));
 }
 
 /// The local shapes of a call, borrowed.

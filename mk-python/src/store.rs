@@ -136,6 +136,30 @@ impl Bootstrap for StoreBootstrap {
     }
 }
 
+/// One exchange by itself, for tests: what every rank sent.
+#[pyfunction]
+#[pyo3(name = "_all_gather")]
+pub fn all_gather(
+    py: Python<'_>,
+    store: Py<PyAny>,
+    rank: u32,
+    world_size: u32,
+    messages: Vec<Vec<u8>>,
+    timeout_s: f64,
+) -> PyResult<Vec<Vec<Py<PyBytes>>>> {
+    let timeout = crate::options::seconds(py, "timeout_s", timeout_s)?;
+    let mut bootstrap = StoreBootstrap::new(store, rank, world_size, "test".into(), timeout);
+    let mut all = Vec::new();
+    for message in messages {
+        let one = py.detach(|| bootstrap.all_gather(&message)).map_err(|e| {
+            let error = crate::errors::runtime(py, &e);
+            crate::world::blame(py, Some(&bootstrap.cause), error)
+        })?;
+        all.push(one.iter().map(|bytes| PyBytes::new(py, bytes).unbind()).collect());
+    }
+    Ok(all)
+}
+
 fn failed(what: String) -> Error {
     Error::Shape { what: format!("the ranks did not meet: {what}") }
 }

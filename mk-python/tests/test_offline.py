@@ -4,6 +4,7 @@ import ast
 import inspect
 import pathlib
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import fake_torch
 torch = fake_torch.install()
 
 import mk  # noqa: E402
+from mk._mk import _all_gather  # noqa: E402
 
 LINEAR = "gather(a) -> gemm(b)"
 MLP = """
@@ -191,6 +193,46 @@ class Rendezvous(Case):
     def test_torch_must_be_initialised(self):
         with self.raises(mk.RendezvousError, "init_process_group"):
             mk.World.from_torch()
+
+    def test_every_rank_gets_every_message(self):
+        store, ranks = fake_torch.Store(), 3
+        sent = [[bytes([rank, i]) * i for i in range(4)] for rank in range(ranks)]
+        got = [None] * ranks
+
+        def run(rank):
+            time.sleep(0.05 * rank)
+            got[rank] = _all_gather(store, rank, ranks, sent[rank], 30.0)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for rank in range(ranks):
+            self.assertEqual(got[rank], [[sent[peer][i] for peer in range(ranks)] for i in range(4)])
+        # Only the last exchange is still in the store.
+        self.assertEqual(len(store.values), ranks)
+
+    def test_who_is_missing_is_named(self):
+        store = fake_torch.Store()
+        store.set("test/0/2", b"m")
+        with self.raises(mk.RendezvousError, "1, 3"):
+            _all_gather(store, 0, 4, [b""], 0.2)
+
+    def test_failures_of_the_store_are_kept(self):
+        store = fake_torch.Store()
+        store.get = lambda key: 1 / 0
+        with self.raises(mk.RendezvousError, "division by zero") as c:
+            _all_gather(store, 0, 1, [b""], 0.2)
+        self.assertIsInstance(c.error.__cause__, ZeroDivisionError)
+
+    def test_waiting_can_be_interrupted(self):
+        timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        begin = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            _all_gather(fake_torch.Store(), 0, 2, [b""], 30.0)
+        self.assertLess(time.monotonic() - begin, 5.0)
 
 
 class Stubs(Case):

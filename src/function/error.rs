@@ -11,7 +11,7 @@ use thiserror::Error;
 pub enum FunctionError {
     /// Tensors or sizes that do not fit the pipeline.
     #[error(transparent)]
-    Argument(#[from] ArgumentError),
+    Argument(Box<ArgumentError>),
     /// The pipeline, with these sizes, has no plan.
     #[error(transparent)]
     Lower(#[from] LowerError),
@@ -27,6 +27,12 @@ pub enum FunctionError {
     /// Compiling, binding or launching failed, or a kernel gave up.
     #[error(transparent)]
     Runtime(#[from] mk_runtime::Error),
+}
+
+impl From<ArgumentError> for FunctionError {
+    fn from(error: ArgumentError) -> FunctionError {
+        FunctionError::Argument(Box::new(error))
+    }
 }
 
 impl FunctionError {
@@ -108,9 +114,8 @@ pub enum ArgumentError {
         help: String,
     },
     /// A tensor that is not what its rank holds of the global one.
-    #[error(
-        "`{tensor}` has shape {given:?} on rank {rank}, and {expected:?} is that rank's part of {global}\n  help: {help}"
-    )]
+    #[error("`{tensor}` has shape {given:?} on rank {rank}, and {expected:?} is that rank's part of {global}\n  help: {}",
+        part_help(tensor, *sharded))]
     Shape {
         /// The tensor.
         tensor: String,
@@ -122,8 +127,8 @@ pub enum ArgumentError {
         expected: Vec<u64>,
         /// The global shape, its placement and the number of ranks.
         global: String,
-        /// What to do.
-        help: String,
+        /// Whether each rank holds another part of it.
+        sharded: bool,
     },
     /// A tensor that is not what a bound kernel has on its rank.
     #[error("`{tensor}` has shape {given:?} on rank {rank}, and the kernel's is {expected:?}")]
@@ -140,4 +145,13 @@ pub enum ArgumentError {
     /// Sizes that are missing or out of range.
     #[error("{0}")]
     Bind(BindErrors),
+}
+
+fn part_help(tensor: &str, sharded: bool) -> String {
+    if !sharded {
+        return "every rank brings a tensor of the global shape".into();
+    }
+    format!(
+        "cut it as torch.chunk does; if the shards are uneven, give the global shape of `{tensor}` when compiling"
+    )
 }

@@ -109,8 +109,24 @@ impl Function {
     }
 
     /// What is bound for the local shapes of a call, by rank of this process and parameter; `None` if nothing is yet.
-    pub fn find<S: AsRef<[u64]>>(&self, shapes: &[Vec<S>]) -> Option<Specialisation> {
-        self.by_shapes.get(&key(shapes)).copied()
+    /// Compiles and allocates nothing.
+    ///
+    /// # Errors
+    /// [`FunctionError::Argument`] for shapes that do not fit.
+    pub fn find<S: AsRef<[u64]>>(
+        &mut self,
+        shapes: &[Vec<S>],
+    ) -> Result<Option<Specialisation>, FunctionError> {
+        let key = key(shapes);
+        if let Some(known) = self.by_shapes.get(&key) {
+            return Ok(Some(*known));
+        }
+        let sizes = self.infer(shapes)?;
+        let bound = self.bound.iter().position(|b| b.sizes == sizes).map(Specialisation);
+        if let Some(bound) = bound {
+            self.by_shapes.insert(key, bound);
+        }
+        Ok(bound)
     }
 
     /// What is bound for the local shapes of a call. Compiles and binds the first time, which is collective.
@@ -121,9 +137,16 @@ impl Function {
         &mut self,
         shapes: &[Vec<S>],
     ) -> Result<Specialisation, FunctionError> {
-        if let Some(known) = self.find(shapes) {
+        if let Some(known) = self.find(shapes)? {
             return Ok(known);
         }
+        let sizes = self.infer(shapes)?;
+        let made = self.bind(&sizes)?;
+        self.by_shapes.insert(key(shapes), made);
+        Ok(made)
+    }
+
+    fn infer<S: AsRef<[u64]>>(&self, shapes: &[Vec<S>]) -> Result<Bound, FunctionError> {
         let local = self.world.local_ranks();
         if shapes.len() != local.len() {
             return Err(ArgumentError::Count {
@@ -134,10 +157,7 @@ impl Function {
             }
             .into());
         }
-        let sizes = self.signature.infer(local.start, shapes)?;
-        let made = self.bind(&sizes)?;
-        self.by_shapes.insert(key(shapes), made);
-        Ok(made)
+        Ok(self.signature.infer(local.start, shapes)?)
     }
 
     /// Compiles and binds for these sizes, unless that was done. Collective.

@@ -231,20 +231,13 @@ impl Signature {
             return Ok(());
         }
         let shape = bound.shape(tensor.id).unwrap_or(&[]);
-        let help = match tensor.ty.placement.first() {
-            Some(Placement::Shard(_)) => format!(
-                "cut it as torch.chunk does; if the shards are uneven, give the global shape of `{}` when compiling",
-                tensor.name
-            ),
-            _ => "every rank brings a tensor of the global shape".into(),
-        };
         Err(ArgumentError::Shape {
             tensor: tensor.name.clone(),
             rank,
             given: given.to_vec(),
             expected,
             global: format!("{shape:?} @ {} over {} ranks", placed(tensor), self.ranks),
-            help,
+            sharded: matches!(tensor.ty.placement.first(), Some(Placement::Shard(_))),
         })
     }
 }
