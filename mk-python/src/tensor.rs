@@ -126,9 +126,16 @@ impl Torch {
         let bytes = elements.and_then(|n| n.checked_mul(dtype.size_bytes()));
         let bytes =
             bytes.ok_or_else(|| wrong(format!("has shape {shape:?}, which is too large")))?;
+        let pointer: u64 = pointer.extract()?;
+        if pointer == 0 && bytes > 0 {
+            let class = tensor.get_type().fully_qualified_name()?;
+            return Err(wrong(format!(
+                "is a {class} without memory of its own\n  help: pass the local tensor, as {name}.to_local() of a DTensor"
+            )));
+        }
         // SAFETY: a contiguous tensor of this shape on the rank's GPU; `function.rs` keeps it until the launch is enqueued,
         // and torch's allocator after that (`record_stream`).
-        let tensor = unsafe { TensorRef::from_raw(pointer.extract()?, bytes) };
+        let tensor = unsafe { TensorRef::from_raw(pointer, bytes) };
         Ok(Argument { tensor, dtype, shape })
     }
 

@@ -150,6 +150,7 @@ class Calls(Case):
 
     def test_layout_kind_and_gradients(self):
         self.refused(2, tensor(16, 64, contiguous=False), "`v` is not contiguous", "v.contiguous()")
+        self.refused(2, tensor(16, 64, pointer=0), "without memory of its own", "v.to_local()")
         self.refused(2, [1, 2], "`v` is a list, and must be a torch.Tensor")
         torch.grad = True
         self.refused(2, tensor(16, 64, requires_grad=True), "`v` requires a gradient", "torch.no_grad()")
