@@ -43,7 +43,7 @@ impl Delay {
         Ok(Delay { spin: world.local_ranks().map(load).collect::<Result<_, _>>()? })
     }
 
-    /// Lets what follows on a rank's stream begin `ns` nanoseconds later.
+    /// Lets what follows on the stream of this process's `rank`-th rank begin `ns` nanoseconds later.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -76,7 +76,7 @@ impl Gate {
     pub fn new(world: &World, options: &JitOptions) -> Result<Gate, Error> {
         let unit = Unit { name: "gate", cuda: TEXT, arch: "sm_90a", options: &[] };
         let compiled = compile_unit(unit, options)?;
-        let context: &Arc<Context> = world.context(0)?;
+        let context: &Arc<Context> = world.first_context()?;
         let module = Module::load(context, &compiled.cubin)?;
         let ranks = world.local_ranks();
         let events = || ranks.clone().map(|r| Event::new(world, r)).collect::<Result<Vec<_>, _>>();
@@ -88,7 +88,7 @@ impl Gate {
                 .map(|r| DeviceBuffer::new(world, r, FLUSH_BYTES))
                 .collect::<Result<_, _>>()?,
             flushed: events()?,
-            opened: Event::new(world, 0)?,
+            opened: Event::new(world, world.local_ranks().start)?,
             begin: events()?,
             end: events()?,
         })

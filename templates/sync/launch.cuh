@@ -10,10 +10,17 @@ MK_DEVICE Context launch_begin(const LaunchHeader& header, u32 state, u64 entere
 
 // Counts this CTA in. One lane that has nothing better to do, after `launch_begin_sync`: the answer takes a round trip.
 // The host's limit on the grid makes a count past the grid impossible for one launch.
+//
+// An abort word that is raised already is that of an earlier launch: the host refuses to launch such an instance, but a
+// captured graph may be replayed by somebody who does not ask. Its words no longer say what the epoch says.
 MK_DEVICE void launch_count_in(const Context& ctx) {
+  const u32 abort = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort);
   const u32 inside = atom_add_gpu(&ctx.control()->active, 1);
-  if (inside < gridDim.x) return;
-  give_up(ctx, Fault{FaultKind::ConcurrentUse, 0, gridDim.x, inside + 1, 0, kNoPeer, 0, 0});
+  if (inside >= gridDim.x) {
+    give_up(ctx, Fault{FaultKind::ConcurrentUse, 0, gridDim.x, inside + 1, 0, kNoPeer, 0, 0});
+  } else if (abort != 0) {
+    give_up(ctx, Fault{FaultKind::PeerAborted, 0, 0, 0, 0, abort - 1, 0, 0});
+  }
 }
 
 // Orders the initialisation above before any agent; with a cluster, in all its CTAs.

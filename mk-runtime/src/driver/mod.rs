@@ -100,6 +100,42 @@ pub(crate) fn attribute(ordinal: i32, which: sys::CUdevice_attribute) -> Result<
     Ok(value)
 }
 
+/// What identifies a GPU in every process of a machine, whichever ordinals each of them sees.
+pub(crate) fn uuid(ordinal: i32) -> Result<String, Error> {
+    let device = device(ordinal)?;
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: a valid out-pointer and a device that the driver gave.
+    unsafe { cu!(Some(ordinal), cuDeviceGetUuid_v2(&mut uuid, device)) }?;
+    Ok(uuid.bytes.iter().map(|b| format!("{:02x}", *b as u8)).collect())
+}
+
+/// Where an address lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Memory of the GPU with this ordinal.
+    Device(i32),
+    /// Pinned host memory, which every GPU can access.
+    Host,
+    /// Nothing that the driver knows.
+    Nowhere,
+}
+
+/// Asks where an address lies. A look-up in the driver's tables.
+pub(crate) fn place(ptr: u64) -> Result<Place, Error> {
+    use sys::CUpointer_attribute as A;
+    let mut asked = [A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL];
+    let (mut kind, mut ordinal) = (0u32, -1i32);
+    let mut answers =
+        [std::ptr::from_mut(&mut kind).cast(), std::ptr::from_mut(&mut ordinal).cast()];
+    // SAFETY: as many out-pointers as attributes, of the types that these have. An unknown address gives zeros.
+    unsafe { cu!(None, cuPointerGetAttributes(2, asked.as_mut_ptr(), answers.as_mut_ptr(), ptr)) }?;
+    Ok(match kind {
+        k if k == sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32 => Place::Host,
+        k if k == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 => Place::Device(ordinal),
+        _ => Place::Nowhere,
+    })
+}
+
 /// Whether `from` can access memory of `to`.
 pub(crate) fn can_access_peer(from: i32, to: i32) -> Result<bool, Error> {
     let (a, b) = (device(from)?, device(to)?);

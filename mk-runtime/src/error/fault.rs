@@ -9,6 +9,8 @@ use std::fmt;
 pub enum FaultCause {
     /// One of the causes that kernels know.
     Known(FaultKind),
+    /// The process of the rank that the kernel waited for is dead.
+    PeerGone,
     /// A number that this version does not know.
     Unknown(u32),
 }
@@ -87,6 +89,23 @@ impl Fault {
         Some(cause)
     }
 
+    fn waited_at(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tile {} waited {} at e{}", self.tile, duration(self.waited_ns), self.edge)?;
+        match &self.edge_text {
+            Some(text) => write!(f, " ({text})"),
+            None => Ok(()),
+        }
+    }
+
+    /// What a rank that follows another's failure was doing; one that had just started did nothing yet.
+    fn where_it_stood(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.expected == 0 && self.seen == 0 {
+            return Ok(());
+        }
+        self.waited_at(f)?;
+        write!(f, " when ")
+    }
+
     fn peer_name(&self) -> String {
         self.peer.map_or_else(|| "a peer".into(), |p| format!("rank {p}"))
     }
@@ -101,16 +120,7 @@ impl fmt::Display for Fault {
         write!(f, "CTA {}, epoch {}: ", self.cta, self.epoch)?;
         match self.cause {
             FaultCause::Known(FaultKind::WaitTimeout) => {
-                write!(
-                    f,
-                    "tile {} waited {} at e{}",
-                    self.tile,
-                    duration(self.waited_ns),
-                    self.edge
-                )?;
-                if let Some(text) = &self.edge_text {
-                    write!(f, " ({text})")?;
-                }
+                self.waited_at(f)?;
                 write!(
                     f,
                     " for word {} to reach {}, and last saw {}",
@@ -136,7 +146,12 @@ impl fmt::Display for Fault {
                 self.seen
             )?,
             FaultCause::Known(FaultKind::PeerAborted) => {
+                self.where_it_stood(f)?;
                 write!(f, "{} raised the abort word", self.peer_name())?;
+            }
+            FaultCause::PeerGone => {
+                self.where_it_stood(f)?;
+                write!(f, "the process of {} is gone", self.peer_name())?;
             }
             FaultCause::Known(FaultKind::ConcurrentUse) => write!(
                 f,
@@ -233,7 +248,8 @@ mod tests {
         assert!(
             fault
                 .to_string()
-                .ends_with("also: kernel ag_gemm, rank 0, role intra_comm, CTA 117, epoch 3: rank 2 raised the abort word")
+                .ends_with("also: kernel ag_gemm, rank 0, role intra_comm, CTA 117, epoch 3: tile 42 waited 30.0 s at e7 \
+                 (fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8) when rank 2 raised the abort word")
         );
     }
 

@@ -6,6 +6,7 @@ pub use fault::{Fault, FaultCause};
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Any failure of this crate.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -217,6 +218,126 @@ pub enum Error {
     /// A kernel gave up.
     #[error("{0}")]
     Fault(Box<Fault>),
+    /// An environment variable of the launcher is missing or makes no sense.
+    #[error("{variable}{}: {what}; a launcher such as torchrun sets it", is(value))]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// What it holds, if it is set.
+        value: Option<String>,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The processes of the world are not all on one host.
+    #[error("{what}: a world of several hosts is not supported; start every process on one host")]
+    SeveralHosts {
+        /// What shows it.
+        what: String,
+    },
+    /// Processes of the world did not find each other.
+    #[error("rank {rank} waited {:.1} s for the other processes of its world: {what}{}", waited.as_secs_f64(), missing_ranks(missing))]
+    Rendezvous {
+        /// This rank.
+        rank: u32,
+        /// Ranks that did not come, where that is known.
+        missing: Vec<u32>,
+        /// What happened.
+        what: String,
+        /// How long this rank waited.
+        waited: Duration,
+    },
+    /// Two ranks have the same GPU.
+    #[error("ranks {} and {} both have GPU {device}: each process needs a GPU of its own", ranks.0, ranks.1)]
+    SameDevice {
+        /// The ranks.
+        ranks: (u32, u32),
+        /// Identity of the GPU.
+        device: String,
+    },
+    /// Another process of the world is dead, or has left it.
+    #[error("the process of rank {rank} is gone ({during}); build a new world")]
+    PeerGone {
+        /// Its rank.
+        rank: u32,
+        /// What this process was doing.
+        during: String,
+    },
+    /// Other processes of the world did not take part in a collective call.
+    #[error("{during}: nothing came from {} within {:.1} s; build a new world", ranks_text(ranks), waited.as_secs_f64())]
+    PeerSilent {
+        /// Their ranks.
+        ranks: Vec<u32>,
+        /// The call.
+        during: String,
+        /// How long this process waited.
+        waited: Duration,
+    },
+    /// Another process of the world failed in a collective call, so that this one cannot succeed.
+    #[error("{during}: rank {rank} failed: {what}")]
+    PeerFailed {
+        /// Its rank.
+        rank: u32,
+        /// The call.
+        during: String,
+        /// Its error.
+        what: String,
+    },
+    /// The ranks do not ask for the same thing.
+    #[error(
+        "{during}: {what} of {} is not that of rank {rank}; every rank must pass the same",
+        ranks_text(ranks)
+    )]
+    Disagree {
+        /// The call.
+        during: String,
+        /// What differs.
+        what: String,
+        /// This rank.
+        rank: u32,
+        /// The ranks that differ from it.
+        ranks: Vec<u32>,
+    },
+    /// A call of the operating system failed.
+    #[error("{call} failed: {what}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// What the system says.
+        what: String,
+    },
+    /// Some streams of a launch are being captured, and others are not.
+    #[error(
+        "kernel {kernel}: the stream of rank {captured} is being captured and that of rank {eager} is not; capture the streams of all ranks or of none"
+    )]
+    MixedCapture {
+        /// Kernel.
+        kernel: String,
+        /// A rank whose stream is captured.
+        captured: u32,
+        /// A rank whose stream is not.
+        eager: u32,
+    },
+    /// Plans that shall run side by side do not fit the GPU together.
+    #[error(
+        "kernel {kernel} wants {wants} SMs of GPU {device} beside other plans, which hold {held} of its {sms} and keep {reserved} free; give the plans fewer CTAs, or bind without `overlap` to run them one after the other"
+    )]
+    SmBudget {
+        /// Kernel.
+        kernel: String,
+        /// Device.
+        device: i32,
+        /// SMs that the kernel's CTAs take.
+        wants: u32,
+        /// SMs that bound instances with `overlap` hold.
+        held: u32,
+        /// SMs that some instance asks to keep free.
+        reserved: u32,
+        /// SMs of the device.
+        sms: u32,
+    },
+    /// [`Instance::abort`](crate::Instance::abort) was called, or a graph outlived the instance that it captured.
+    #[error("the instance was aborted or dropped by its owner")]
+    Aborted,
     /// A launch on an instance that has failed before.
     #[error("the instance is unusable after an earlier failure (bind a new one): {cause}")]
     Poisoned {
@@ -245,4 +366,21 @@ fn list(paths: &[PathBuf]) -> String {
     let mut names: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
     names.dedup();
     names.join(", ")
+}
+
+fn is(value: &Option<String>) -> String {
+    value.as_ref().map_or_else(|| " is not set".into(), |v| format!(" is `{v}`"))
+}
+
+/// `rank 3`, `ranks 1, 2`.
+fn ranks_text(ranks: &[u32]) -> String {
+    let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, names.join(", "))
+}
+
+fn missing_ranks(missing: &[u32]) -> String {
+    if missing.is_empty() {
+        return String::new();
+    }
+    format!("; missing: {}", ranks_text(missing))
 }

@@ -4,16 +4,44 @@ use super::stream::{Stream, StreamRef};
 use crate::Error;
 use crate::driver::{Context, cu};
 use cudarc::driver::sys;
+use std::cell::RefCell;
 use std::sync::Arc;
+
+/// What a graph has captured, and may have failed since.
+pub(crate) trait Usable: Send + Sync {
+    /// Whether it may still run.
+    fn usable(&self) -> Result<(), Error>;
+}
+
+thread_local! {
+    /// What this thread captures at present, if [`Graph::capture`] is at work.
+    static CAPTURED: RefCell<Option<Vec<Arc<dyn Usable>>>> = const { RefCell::new(None) };
+}
+
+/// Tells a capture of this thread what it depends on. Captures of others (PyTorch's, say) do not hear of it; for them
+/// the kernel looks at its abort word when it starts.
+pub(crate) fn note_capture<T: Usable + 'static>(what: &Arc<T>) {
+    CAPTURED.with_borrow_mut(|captured| {
+        if let Some(all) = captured {
+            all.push(what.clone());
+        }
+    });
+}
 
 /// An instantiated graph of one rank.
 ///
 /// A replay runs with the arguments of the capture, so tensors must stay where they are. Replays are not ordered
 /// against other launches of the world: keep them on streams that the caller orders.
-#[derive(Debug)]
 pub struct Graph {
     context: Arc<Context>,
     raw: sys::CUgraphExec,
+    captured: Vec<Arc<dyn Usable>>,
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Graph").field("raw", &self.raw).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: a CUgraphExec may move between threads; `launch` takes `&mut self`.
@@ -37,12 +65,14 @@ impl Graph {
             }
             begun += 1;
         }
+        CAPTURED.set(Some(Vec::new()));
         let result = result.and_then(|()| enqueue());
+        let captured = CAPTURED.take().unwrap_or_default();
         // End every capture that began, also after a failure: a stream left capturing is unusable. All end before the
         // first is instantiated, which the driver refuses while this thread captures.
         let ended: Vec<_> = streams[..begun].iter().map(end).collect();
         let ready: Vec<_> =
-            ended.into_iter().zip(streams).map(|(g, s)| instantiate(g?, s)).collect();
+            ended.into_iter().zip(streams).map(|(g, s)| instantiate(g?, s, &captured)).collect();
         result?;
         ready.into_iter().collect()
     }
@@ -50,8 +80,11 @@ impl Graph {
     /// Replays the graph into a stream of its GPU.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`Error::Poisoned`] when an instance in it has failed; [`Error::PeerGone`]; [`Error::Cuda`].
     pub fn launch(&mut self, stream: StreamRef) -> Result<(), Error> {
+        for captured in &self.captured {
+            captured.usable()?;
+        }
         let _in = self.context.enter()?;
         // SAFETY: a live graph and stream of the same context.
         unsafe { cu!(Some(self.context.ordinal()), cuGraphLaunch(self.raw, stream.raw())) }
@@ -94,14 +127,18 @@ fn end(stream: &Stream) -> Result<Recorded, Error> {
     Ok(Recorded { context: context.clone(), raw })
 }
 
-fn instantiate(recorded: Recorded, stream: &Stream) -> Result<Graph, Error> {
+fn instantiate(
+    recorded: Recorded,
+    stream: &Stream,
+    captured: &[Arc<dyn Usable>],
+) -> Result<Graph, Error> {
     let context = recorded.context.clone();
     let device = Some(context.ordinal());
     let _in = context.enter()?;
     let mut raw = std::ptr::null_mut();
     // SAFETY: valid out-pointer and graph.
     unsafe { cu!(device, cuGraphInstantiateWithFlags(&mut raw, recorded.raw, 0)) }?;
-    let exec = Graph { context: context.clone(), raw };
+    let exec = Graph { context: context.clone(), raw, captured: captured.to_vec() };
     // SAFETY: a live graph and stream. The upload now keeps the first replay from doing it between two ranks.
     unsafe { cu!(device, cuGraphUpload(raw, stream.as_ref().raw())) }?;
     Ok(exec)

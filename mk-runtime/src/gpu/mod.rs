@@ -6,6 +6,7 @@ mod stream;
 mod tensor;
 
 pub use graph::Graph;
+pub(crate) use graph::{Usable, note_capture};
 pub(crate) use kernel::{Kernel, Module};
 pub use stream::{Event, Stream, StreamRef};
 pub use tensor::{DeviceTensor, TensorRef};

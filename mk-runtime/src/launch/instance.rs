@@ -1,128 +1,216 @@
 //! One kernel bound to a world: loaded modules, workspace, parameter blocks, fault records.
 
+use super::abort::AbortSwitch;
+use super::agree;
 use super::contract::{check_source, check_tensors};
+use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
 use super::rank::Rank;
 use super::residency::Attributes;
-use crate::driver::{cu, keep_current};
+use crate::driver::keep_current;
 use crate::env;
-use crate::error::{Error, Fault};
-use crate::gpu::StreamRef;
+use crate::error::Error;
+use crate::gpu::{StreamRef, Usable, note_capture};
 use crate::jit::Compiled;
 use crate::mem::{FaultRecords, SymmetricMemory};
-use crate::world::World;
+use crate::world::order::{self, Book, Launcher};
+use crate::world::{Abort, Deadline, World};
 use mk_abi::KernelSource;
-use mk_abi::device::SymHeader;
-use std::mem::offset_of;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-/// A kernel bound to a world. Dropping it waits for its GPUs; drop graphs that captured it first.
+/// A kernel bound to a world. Dropping it waits for this process's GPUs; drop graphs that captured it first.
 ///
 /// A launch needs no host synchronisation and no reset of memory: epochs are counted on the device.
+///
+/// Dropping is not collective: the memory of a rank lives until the last process that maps it has let go.
 pub struct Instance {
     world: World,
-    source: KernelSource,
+    source: Arc<KernelSource>,
+    /// Of this process, as all lists by rank here.
     ranks: Vec<Rank>,
     symmetric: SymmetricMemory,
-    faults: FaultRecords,
+    health: Arc<Health>,
+    switch: Arc<AbortSwitch>,
     attributes: Attributes,
     generation: u64,
-    poisoned: Option<Arc<Error>>,
+    overlap: bool,
+    place: Place,
 }
 
+/// An instance's entry in the book of launches.
+struct Place(Launcher);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        order::book().release(self.0);
+    }
+}
+
+/// What binding waits for other processes at least: they may still be compiling.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 impl Instance {
-    /// Loads the kernel on every rank, checks that its grids fit, allocates and zeroes the workspace.
+    /// Loads the kernel on every rank of this process, checks that its grids fit, allocates and zeroes the workspace.
+    ///
+    /// In a world of processes this is collective, and waits for the others for `entry_limit` (at least a minute).
+    /// All must pass the same kernel and options; what differs is an error on every rank, before memory is made.
     ///
     /// # Errors
     /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::WrongArch`], [`Error::NotCoResident`],
-    /// [`Error::LaunchBlocking`], [`Error::Cuda`] (out of memory among others).
+    /// [`Error::SmBudget`], [`Error::LaunchBlocking`], [`Error::Cuda`] (out of memory among others). With other
+    /// processes also [`Error::Disagree`], [`Error::PeerFailed`], [`Error::PeerGone`], [`Error::PeerSilent`].
     pub fn bind(
         world: &World,
         source: &KernelSource,
         compiled: &Compiled,
         options: &InstanceOptions,
     ) -> Result<Instance, Error> {
-        if env::launch_blocking() {
-            return Err(Error::LaunchBlocking);
+        let generation = world.next_generation();
+        let deadline = Deadline::within(options.entry_limit.max(PATIENCE));
+        let sound = check(world, source, options);
+        match world.group() {
+            None => sound?,
+            Some(group) => {
+                let rank = world.local_ranks().start;
+                agree::agree(group, rank, source, options, generation, sound, deadline)?;
+            }
         }
-        check_source(source)?;
-        if source.world_size != world.size() {
-            return Err(Error::WorldSize {
-                kernel: source.name.clone(),
-                plan: source.world_size,
-                world: world.size(),
-            });
-        }
+        // What follows may wait for a GPU, and the GPU for a rank that another thread is about to launch. Between
+        // processes the book stays open while this one waits for others, who may be waiting for a launch.
+        let held = world.group().is_none().then(order::book);
         let space = &source.workspace;
-        let symmetric = SymmetricMemory::new(world, space.symmetric_bytes)?;
-        symmetric.fill(0, space.zeroed_bytes, 0)?;
-        symmetric.fill(space.zeroed_bytes, space.symmetric_bytes, options.poison.unwrap_or(0))?;
-        let faults = FaultRecords::new(world)?;
-        let ranks = world
-            .local_ranks()
-            .map(|r| Rank::bind(world, r, source, compiled, options, &symmetric, &faults))
-            .collect::<Result<Vec<_>, _>>()?;
-        // Two ranks on one GPU cannot both be cooperative: each would claim to have it alone.
-        let cooperative = world.local_ranks().all(|r| world.sharing(r) == 1);
+        let symmetric = SymmetricMemory::within(world, space.symmetric_bytes, deadline)?;
+        let faults = FaultRecords::new(world, deadline)?;
+        let mut book = held.unwrap_or_else(order::book);
+        let mut place = None;
+        let bound = symmetric.fill(0, space.zeroed_bytes, 0).and_then(|()| {
+            let poison = options.poison.unwrap_or(0);
+            symmetric.fill(space.zeroed_bytes, space.symmetric_bytes, poison)?;
+            let bind = |r| Rank::bind(world, r, source, compiled, options, &symmetric, &faults);
+            let ranks = world.local_ranks().map(bind).collect::<Result<Vec<_>, _>>()?;
+            let place = place.insert(Place(order::new_launcher()));
+            if options.overlap {
+                claim(&mut book, place.0, world, source, &ranks, options.reserve_sms)?;
+            }
+            Ok((ranks, AbortSwitch::new(world, &symmetric)?))
+        });
+        drop(book);
+        // No rank launches before the words of all ranks are zero.
+        let (ranks, switch) = match world.group() {
+            None => bound?,
+            Some(group) => group.agree(agree::CALL, bound, deadline)?,
+        };
+        let switch = Arc::new(switch);
+        if let Some(group) = world.group() {
+            let weak: Weak<AbortSwitch> = Arc::downgrade(&switch);
+            group.on_death(weak);
+        }
+        // Two ranks on one GPU cannot both be cooperative, nor can two plans: each would claim to have it alone.
+        let alone = world.local_ranks().all(|r| world.sharing(r) == 1) && !options.overlap;
+        let source = Arc::new(source.clone());
         Ok(Instance {
             world: world.clone(),
-            attributes: Attributes::new(source, cooperative),
-            source: source.clone(),
+            attributes: Attributes::new(&source, alone),
+            health: Arc::new(Health::new(source.clone(), world.group().cloned(), faults)),
+            source,
             ranks,
             symmetric,
-            faults,
-            generation: world.next_generation(),
-            poisoned: None,
+            switch,
+            generation,
+            overlap: options.overlap,
+            place: place.unwrap_or_else(|| Place(order::new_launcher())),
         })
     }
 
-    /// Enqueues one kernel per rank: `streams[p]` and `tensors[p]` are rank p's. Returns at once; a failure inside the
-    /// kernels shows in [`Instance::check`] or [`Instance::synchronize`]. May be captured into CUDA graphs.
+    /// Enqueues one kernel per rank of this process: `streams[i]` and `tensors[i]` are those of its i-th rank. Returns
+    /// at once; a failure inside the kernels shows in [`Instance::check`] or [`Instance::synchronize`]. May be
+    /// captured into CUDA graphs.
     ///
-    /// Launches of one world run in the order of the calls, on whatever streams; captured ones are for the caller to
-    /// order.
+    /// Launches of this process run in the order of the calls, on whatever streams, except that instances bound with
+    /// [`InstanceOptions::overlap`] do not wait for each other. Captured ones are for the caller to order, and so is
+    /// the order in which different processes make their calls.
     ///
     /// # Errors
-    /// [`Error::Count`] and [`Error::Tensor`] for arguments that do not fit, with nothing launched;
-    /// [`Error::Poisoned`] after an earlier failure; [`Error::Cuda`] when a launch fails, which aborts the ranks that
-    /// were launched and poisons the instance.
+    /// [`Error::Count`] and [`Error::Tensor`] for arguments that do not fit, and [`Error::MixedCapture`], with nothing
+    /// launched; [`Error::Poisoned`] after an earlier failure; [`Error::PeerGone`] when the process of another rank
+    /// is dead; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and poisons the
+    /// instance.
     pub fn launch(&mut self, streams: &[StreamRef], tensors: &[RankTensors]) -> Result<(), Error> {
-        self.usable()?;
+        self.health.usable()?;
         self.count("streams", streams.len())?;
         self.count("lists of tensors", tensors.len())?;
-        for (p, (rank, given)) in self.ranks.iter().zip(tensors).enumerate() {
-            check_tensors(&self.source, p as u32, &rank.expected_bytes, given)?;
+        for (rank, given) in self.ranks.iter().zip(tensors) {
+            check_tensors(&self.source, rank.rank, &rank.expected_bytes, given)?;
         }
-        let world = self.world.clone();
-        let mut last = world.order().lock();
+        let mut book = order::book();
         let keep = keep_current()?;
-        for (p, given) in tensors.iter().enumerate() {
-            self.ranks[p].set_tensors(&self.source, p, given)?;
+        let mut captured = None;
+        let mut eager = None;
+        for (rank, (stream, given)) in self.ranks.iter_mut().zip(streams.iter().zip(tensors)) {
+            rank.kernel.context().switch_to(&keep)?;
+            let kind = if rank.is_captured(*stream)? { &mut captured } else { &mut eager };
+            kind.get_or_insert(rank.rank);
+            rank.set_tensors(&self.source, given)?;
         }
-        for (p, stream) in streams.iter().enumerate() {
-            let rank = &mut self.ranks[p];
-            let enqueued = rank.kernel.context().switch_to(&keep).and_then(|()| {
-                rank.enqueue(&self.source, &mut self.attributes, *stream, &mut last[p])
+        if let (Some(captured), Some(eager)) = (captured, eager) {
+            return Err(Error::MixedCapture { kernel: self.source.name.clone(), captured, eager });
+        }
+        if captured.is_some() {
+            note_capture(&self.health);
+        }
+        let mut enqueued = 0;
+        let mut outcome = Ok(());
+        for (rank, stream) in self.ranks.iter_mut().zip(streams) {
+            let device = rank.kernel.context().ordinal();
+            let before = match eager {
+                Some(_) => book.before(device, self.place.0, self.overlap),
+                None => Vec::new(),
+            };
+            outcome = rank.kernel.context().switch_to(&keep).and_then(|()| {
+                rank.enqueue(&self.source, &mut self.attributes, *stream, &before, eager.is_some())
             });
-            if let Err(error) = enqueued {
-                // Also for the first rank: its kernel may be running, and what followed it have failed.
-                self.raise_abort(p as u32);
-                self.poisoned = Some(Arc::new(error.clone()));
-                return Err(error);
+            if outcome.is_err() {
+                break;
             }
+            enqueued += 1;
         }
-        Ok(())
+        if eager.is_some() {
+            self.note(&mut book, enqueued);
+        }
+        if let Err(error) = &outcome {
+            // Also for the first rank: its kernel may be running, and what followed it have failed.
+            let by = self.ranks.get(enqueued).map_or(0, |r| r.rank);
+            self.switch.raise(by);
+            self.health.poison(error);
+        }
+        outcome
+    }
+
+    /// Enters the launch of the first `n` ranks into the book.
+    fn note(&self, book: &mut Book, n: usize) {
+        let launched = &self.ranks[..n];
+        let devices = launched.iter().map(|r| r.kernel.context().ordinal());
+        for (i, device) in devices.clone().enumerate() {
+            if devices.clone().take(i).any(|d| d == device) {
+                continue;
+            }
+            let here = launched.iter().filter(|r| r.kernel.context().ordinal() == device);
+            let done: Vec<_> = here.map(|r| r.done.clone()).collect();
+            book.launched(device, self.place.0, self.overlap, &done);
+        }
     }
 
     /// Looks at the fault records without waiting: a few loads, no driver call.
     ///
     /// # Errors
-    /// [`Error::Fault`] when a kernel gave up; the instance is poisoned then.
+    /// [`Error::Fault`] when a kernel gave up, also one of another process; the instance is poisoned then.
     pub fn check(&mut self) -> Result<(), Error> {
-        self.absorb(false)
+        self.health.absorb(false)
     }
 
-    /// Waits for the last launch of every rank. Replays of captured graphs are waited for on their own streams.
+    /// Waits for the last launch of every rank of this process. Replays of captured graphs are waited for on their own
+    /// streams.
     ///
     /// # Errors
     /// [`Error::Fault`] when a kernel gave up; [`Error::Cuda`] when one crashed. The instance is poisoned then.
@@ -132,20 +220,21 @@ impl Instance {
             waited = waited.and(rank.done.synchronize());
         }
         // A fault record says more than the driver's status.
-        self.absorb(true)?;
+        self.health.absorb(true)?;
         if let Err(error) = &waited {
-            self.poisoned.get_or_insert_with(|| Arc::new(error.clone()));
+            self.health.poison(error);
         }
         waited
     }
 
-    /// Tells running kernels to give up, as a peer's abort does. The instance must not be launched again.
+    /// Tells running kernels of all ranks to give up, as a peer's abort does, and poisons the instance.
     pub fn abort(&mut self) {
-        self.raise_abort(0);
+        self.health.poison(&Error::Aborted);
+        self.switch.raise(self.world.local_ranks().start);
     }
 
-    /// Fills the workspace with a byte, except for the part that must start as zero. A test hook: what a kernel reads
-    /// before it is written shows.
+    /// Fills the workspace of this process's ranks with a byte, except for the part that must start as zero. A test
+    /// hook: what a kernel reads before it is written shows.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -164,12 +253,13 @@ impl Instance {
     /// A rank's trace buffer, after all its earlier work; empty when tracing is off.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a rank that is not there; [`Error::Cuda`].
+    /// [`Error::Shape`] for a rank that is not one of this process; [`Error::Cuda`].
     pub fn trace(&self, rank: u32) -> Result<Vec<u8>, Error> {
-        match self.ranks.get(rank as usize) {
+        let found = self.world.local_index(rank).and_then(|i| self.ranks.get(i));
+        match found {
             Some(Rank { trace: Some(trace), .. }) => trace.download(),
             Some(_) => Ok(Vec::new()),
-            None => Err(Error::Shape { what: format!("rank {rank} is not in this instance") }),
+            None => Err(self.world.no_rank(rank)),
         }
     }
 
@@ -183,40 +273,9 @@ impl Instance {
         &self.source
     }
 
-    /// Counts the instances of a world, from 1.
+    /// Counts the binds of a world, from 1.
     pub fn generation(&self) -> u64 {
         self.generation
-    }
-
-    fn usable(&mut self) -> Result<(), Error> {
-        if self.poisoned.is_none() && self.faults.any() {
-            // The fault itself is what this call finds; `Poisoned` carries it.
-            let _ = self.absorb(false);
-        }
-        match &self.poisoned {
-            Some(cause) => Err(Error::Poisoned { cause: cause.clone() }),
-            None => Ok(()),
-        }
-    }
-
-    fn absorb(&mut self, finished: bool) -> Result<(), Error> {
-        if !self.faults.any() {
-            return Ok(());
-        }
-        let faults = self
-            .faults
-            .read(finished)
-            .iter()
-            .map(|r| Fault::from_record(&self.source, r))
-            .collect();
-        match Fault::merge(faults) {
-            None => Ok(()),
-            Some(fault) => {
-                let error = Error::Fault(Box::new(fault));
-                self.poisoned.get_or_insert_with(|| Arc::new(error.clone()));
-                Err(error)
-            }
-        }
     }
 
     fn count(&self, what: &'static str, given: usize) -> Result<(), Error> {
@@ -226,36 +285,55 @@ impl Instance {
         }
         Err(Error::Count { kernel: self.source.name.clone(), what, expected, given })
     }
-
-    /// Writes the abort word of every rank, by the stream itself: a copy or a memset may need an SM, and kernels may hold them
-    /// all. Best effort: kernels bound their waits themselves.
-    fn raise_abort(&self, by: u32) {
-        for (p, rank) in self.ranks.iter().enumerate() {
-            let context = rank.kernel.context();
-            let word = self.symmetric.rank_ptr(p as u32) + offset_of!(SymHeader, abort) as u64;
-            let raised = context.enter().and_then(|_in| {
-                // SAFETY: a word of our symmetric memory; the stream is ours and its context current.
-                unsafe {
-                    cu!(
-                        Some(context.ordinal()),
-                        cuStreamWriteValue32_v2(rank.side.as_ref().raw(), word, by + 1, 0)
-                    )
-                }
-            });
-            if let Err(error) = raised {
-                tracing::warn!(rank = p, %error, "the abort word was not written");
-            }
-        }
-    }
 }
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // Kernels bound their waits, so this ends. Memory that a peer still reads must not go before.
+        // For graphs that should have been dropped before.
+        self.health.poison(&Error::Aborted);
+        // Kernels bound their waits, so this ends. With the book open: another thread's launch may be what they need.
+        let mut done = Ok(());
         for context in self.world.distinct_contexts() {
-            if let Err(error) = context.synchronize() {
-                tracing::warn!(%error, "an instance was dropped after a failure of its GPU");
-            }
+            done = done.and(context.synchronize());
+        }
+        // Not while another thread has launched some ranks and not others: freeing may wait for a GPU.
+        let book = order::book();
+        self.switch.cut();
+        self.ranks.clear();
+        done = done.and(self.health.release()).and(self.symmetric.release());
+        drop(book);
+        if let Err(error) = done {
+            tracing::warn!(%error, "an instance was dropped after a failure of its GPU");
         }
     }
+}
+
+/// What this process can judge alone.
+fn check(world: &World, source: &KernelSource, options: &InstanceOptions) -> Result<(), Error> {
+    if env::launch_blocking() {
+        return Err(Error::LaunchBlocking);
+    }
+    check_source(source)?;
+    options.nanoseconds(source)?;
+    if source.world_size == world.size() {
+        return Ok(());
+    }
+    let (kernel, plan) = (source.name.clone(), source.world_size);
+    Err(Error::WorldSize { kernel, plan, world: world.size() })
+}
+
+/// Holds the SMs of an overlapping instance on every GPU of this process.
+fn claim(
+    book: &mut Book,
+    who: Launcher,
+    world: &World,
+    source: &KernelSource,
+    ranks: &[Rank],
+    reserve_sms: u32,
+) -> Result<(), Error> {
+    for rank in ranks {
+        let limits = world.device(rank.rank)?;
+        book.claim(limits.ordinal, who, &source.name, rank.sms, reserve_sms, limits.sms)?;
+    }
+    Ok(())
 }

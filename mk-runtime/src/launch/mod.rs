@@ -1,6 +1,9 @@
 //! Binding a kernel to a world, and launching it.
 
+mod abort;
+mod agree;
 mod contract;
+mod health;
 mod instance;
 mod maps;
 mod options;

@@ -12,8 +12,14 @@ pub struct InstanceOptions {
     pub wait_limit: Duration,
     /// Bound on the wait for a peer to enter the launch; compiles and checkpoints are legal there. Default: 10 min.
     pub entry_limit: Duration,
-    /// SMs that the kernel must leave free on every GPU. Default: 0.
+    /// SMs that must stay free on every GPU, for work of others. Default: 0.
     pub reserve_sms: u32,
+    /// Lets launches run at the same time as those of other instances that are bound with `overlap`, in whatever order
+    /// the ranks start them. Such an instance holds the SMs of its grid from bind to drop; bind refuses one that does
+    /// not fit beside the others and the largest `reserve_sms` of them ([`Error::SmBudget`]). Give plans that shall
+    /// overlap fewer CTAs each. Without it, launches run one after the other and each may use the whole GPU.
+    /// Default: false.
+    pub overlap: bool,
     /// Bytes of trace buffer per rank; 0 for none. Default: 0.
     pub trace_bytes: u64,
     /// Test hook: with a seed other than 0, agents sleep a pseudo-random time below `chaos_max` before each task.
@@ -32,6 +38,7 @@ impl Default for InstanceOptions {
             wait_limit: Duration::from_secs(30),
             entry_limit: Duration::from_secs(600),
             reserve_sms: 0,
+            overlap: false,
             trace_bytes: 0,
             chaos_seed: 0,
             chaos_max: Duration::ZERO,

@@ -5,9 +5,9 @@ use super::maps::{Bases, encode};
 use super::options::{InstanceOptions, RankTensors};
 use super::params::{MAX_PARAM_BYTES, ParamBlock, zero_header};
 use super::residency::{Attributes, prepare};
-use crate::driver::cu;
+use crate::driver::{self, Place, cu};
 use crate::error::Error;
-use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
+use crate::gpu::{Event, Kernel, Module, StreamRef, TensorRef};
 use crate::jit::Compiled;
 use crate::mem::{DeviceBuffer, FaultRecords, SymmetricMemory};
 use crate::world::World;
@@ -22,6 +22,9 @@ const NO_POINTER: u64 = u64::MAX;
 
 /// A kernel bound on one rank.
 pub(super) struct Rank {
+    pub(super) rank: u32,
+    /// SMs that the grid takes.
+    pub(super) sms: u32,
     pub(super) kernel: Kernel,
     params: ParamBlock,
     bases: Bases,
@@ -29,8 +32,6 @@ pub(super) struct Rank {
     /// Pointers that the parameter block holds now.
     tensors: Vec<u64>,
     pub(super) done: Arc<Event>,
-    /// Carries the abort word while the launch's own stream is busy.
-    pub(super) side: Stream,
     pub(super) scratch: DeviceBuffer,
     pub(super) trace: Option<DeviceBuffer>,
     _control: DeviceBuffer,
@@ -49,7 +50,7 @@ impl Rank {
         let (wait_limit_ns, entry_limit_ns, chaos_max_ns) = options.nanoseconds(source)?;
         let module = Module::load(world.context(rank)?, &compiled.cubin)?;
         let kernel = Kernel::new(&module, &source.entry, &source.name)?;
-        prepare(world, rank, source, &kernel, options.reserve_sms)?;
+        let sms = prepare(world, rank, source, &kernel, options.reserve_sms)?;
         let scratch = DeviceBuffer::new(world, rank, source.workspace.scratch_bytes)?;
         scratch.fill(options.poison.unwrap_or(0))?;
         let control = DeviceBuffer::zeroed(world, rank, size_of::<ControlBlock>() as u64)?;
@@ -77,6 +78,8 @@ impl Rank {
         let params = ParamBlock::new(binding.maps.len(), source.tensors.len(), header);
         check_param(source, &kernel, &params)?;
         let mut this = Rank {
+            rank,
+            sms,
             kernel,
             params,
             bases: Bases {
@@ -89,7 +92,6 @@ impl Rank {
             expected_bytes: tensor_bytes(source, rank, binding)?,
             tensors: vec![NO_POINTER; source.tensors.len()],
             done: Arc::new(Event::untimed(world, rank)?),
-            side: Stream::new(world, rank)?,
             scratch,
             trace,
             _control: control,
@@ -106,10 +108,12 @@ impl Rank {
     }
 
     /// Puts the caller's pointers into the parameter block, and encodes the maps of those that changed.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for memory that is not on this rank's GPU; the block then holds no pointer of that tensor.
     pub(super) fn set_tensors(
         &mut self,
         source: &KernelSource,
-        rank: usize,
         given: &RankTensors,
     ) -> Result<(), Error> {
         for (t, tensor) in given.tensors.iter().enumerate() {
@@ -120,7 +124,8 @@ impl Rank {
             let _in = context.enter()?;
             // Until all its maps are encoded the old pointer does not count either.
             self.tensors[t] = NO_POINTER;
-            for (i, map) in source.ranks[rank].maps.iter().enumerate() {
+            self.check_place(source, t, tensor)?;
+            for (i, map) in source.ranks[self.rank as usize].maps.iter().enumerate() {
                 if map.base == MapBase::Tensor(t as u32) {
                     let slot = self.params.map_mut(i);
                     // A tensor without elements may come with any pointer; its map lies over nothing of the caller's.
@@ -134,21 +139,51 @@ impl Rank {
         Ok(())
     }
 
-    /// Orders this launch after the world's last one on this rank, and enqueues it. The context is current.
+    /// A pointer into another GPU's memory, or into none, would end the context of the rank that follows it.
+    fn check_place(
+        &self,
+        source: &KernelSource,
+        t: usize,
+        tensor: &TensorRef,
+    ) -> Result<(), Error> {
+        if tensor.bytes == 0 {
+            return Ok(());
+        }
+        let ordinal = self.kernel.context().ordinal();
+        let what = match driver::place(tensor.ptr)? {
+            Place::Device(on) if on != ordinal => {
+                format!("is on GPU {on}, and this rank's is GPU {ordinal}")
+            }
+            Place::Nowhere => {
+                format!("is at {:#x}, which is neither a GPU's memory nor pinned", tensor.ptr)
+            }
+            Place::Device(_) | Place::Host => return Ok(()),
+        };
+        let (kernel, tensor) = (source.name.clone(), source.tensors[t].name.clone());
+        Err(Error::Tensor { kernel, rank: self.rank, tensor, what })
+    }
+
+    /// Whether a stream is being captured. The context is current.
+    pub(super) fn is_captured(&self, stream: StreamRef) -> Result<bool, Error> {
+        let device = Some(self.kernel.context().ordinal());
+        let mut capture = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a valid out-pointer and a live stream.
+        unsafe { cu!(device, cuStreamIsCapturing(stream.raw(), &mut capture)) }?;
+        Ok(capture != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Enqueues this launch after `before`, and marks its end unless it is captured. The context is current.
     pub(super) fn enqueue(
         &mut self,
         source: &KernelSource,
         attributes: &mut Attributes,
         stream: StreamRef,
-        last: &mut Option<Arc<Event>>,
+        before: &[Arc<Event>],
+        eager: bool,
     ) -> Result<(), Error> {
         let device = Some(self.kernel.context().ordinal());
-        let mut capture = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: a valid out-pointer and a live stream.
-        unsafe { cu!(device, cuStreamIsCapturing(stream.raw(), &mut capture)) }?;
-        let eager = capture == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        if eager && let Some(last) = last {
-            last.hold_entered(stream)?;
+        for event in before {
+            event.hold_entered(stream)?;
         }
         let config = attributes.config(source, stream.raw());
         let mut params = [self.params.as_param()];
@@ -165,11 +200,7 @@ impl Rank {
                 )
             )
         }?;
-        if eager {
-            self.done.record_entered(stream)?;
-            *last = Some(self.done.clone());
-        }
-        Ok(())
+        if eager { self.done.record_entered(stream) } else { Ok(()) }
     }
 }
 

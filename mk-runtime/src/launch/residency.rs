@@ -74,14 +74,14 @@ impl Attributes {
     }
 }
 
-/// Raises the kernel's limits and checks that the grid fits.
+/// Raises the kernel's limits and checks that the grid fits; gives the number of SMs that it takes.
 pub(super) fn prepare(
     world: &World,
     rank: u32,
     source: &KernelSource,
     kernel: &Kernel,
     reserve_sms: u32,
-) -> Result<(), Error> {
+) -> Result<u32, Error> {
     let limits = world.device(rank)?;
     check_arch(source, &limits)?;
     if source.smem_bytes > limits.smem_optin_bytes {
@@ -99,7 +99,7 @@ pub(super) fn prepare(
         kernel.set(Attr::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
     }
     let sharing = world.sharing(rank);
-    let fits = resident_ctas(source, kernel, &limits, reserve_sms, sharing)?;
+    let (fits, per_sm) = resident_ctas(source, kernel, &limits, reserve_sms, sharing)?;
     if fits < source.grid {
         return Err(Error::NotCoResident {
             kernel: source.name.clone(),
@@ -110,17 +110,17 @@ pub(super) fn prepare(
             sharing,
         });
     }
-    Ok(())
+    Ok(source.grid.div_ceil(per_sm.max(1)))
 }
 
-/// CTAs of this kernel that one rank can have resident.
+/// CTAs of this kernel that one rank can have resident, and how many an SM takes.
 fn resident_ctas(
     source: &KernelSource,
     kernel: &Kernel,
     limits: &DeviceLimits,
     reserve_sms: u32,
     sharing: u32,
-) -> Result<u32, Error> {
+) -> Result<(u32, u32), Error> {
     let _in = kernel.context().enter()?;
     let device = Some(limits.ordinal);
     let mut per_sm = 0;
@@ -149,7 +149,7 @@ fn resident_ctas(
         let clustered = clusters.max(0) as u32 * source.cluster;
         ctas = ctas.min(clustered.saturating_sub(reserve_sms * per_sm));
     }
-    Ok(ctas / sharing.max(1) / source.cluster * source.cluster)
+    Ok((ctas / sharing.max(1) / source.cluster * source.cluster, per_sm))
 }
 
 /// `sm_90a` runs on 9.0 only; `sm_90` on 9.x.

@@ -1,8 +1,12 @@
 //! Fault records: pinned host memory that kernels write and the host reads while they run.
+//!
+//! In a world of processes each has a page with its own record, registered for its GPU, and maps those of the others,
+//! so that every rank can say what went wrong on the rank where it did.
 
+use super::SharedPages;
 use crate::Error;
 use crate::driver::{Context, cu};
-use crate::world::World;
+use crate::world::{Deadline, Group, World};
 use cudarc::driver::sys;
 use mk_abi::device::FaultRecord;
 use std::mem::{offset_of, size_of};
@@ -16,9 +20,22 @@ const COMPLETE: u32 = 2;
 #[derive(Debug)]
 pub(crate) struct FaultRecords {
     context: Arc<Context>,
-    host: *mut FaultRecord,
+    /// By rank, as the host sees them.
+    host: Vec<*mut FaultRecord>,
+    /// Device address of the record of this process's first rank; those of its other ranks follow.
     device: u64,
-    ranks: usize,
+    /// The lowest rank of this process, and how many it has.
+    own: std::ops::Range<u32>,
+    memory: Memory,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// All records, from `cuMemHostAlloc`.
+    Pinned,
+    /// Pages by rank; this process's is registered with the driver.
+    Pages(Vec<SharedPages>),
+    Released,
 }
 
 // SAFETY: the memory is read through atomics and volatile reads only.
@@ -27,8 +44,16 @@ unsafe impl Send for FaultRecords {}
 unsafe impl Sync for FaultRecords {}
 
 impl FaultRecords {
-    pub(crate) fn new(world: &World) -> Result<FaultRecords, Error> {
-        let context = world.context(0)?.clone();
+    /// Collective.
+    pub(crate) fn new(world: &World, deadline: Deadline) -> Result<FaultRecords, Error> {
+        match world.group() {
+            None => FaultRecords::pinned(world),
+            Some(group) => FaultRecords::shared(world, group, deadline),
+        }
+    }
+
+    fn pinned(world: &World) -> Result<FaultRecords, Error> {
+        let context = world.first_context()?.clone();
         let ranks = world.size() as usize;
         let _in = context.enter()?;
         let bytes = ranks * size_of::<FaultRecord>();
@@ -37,55 +62,120 @@ impl FaultRecords {
         let ordinal = Some(context.ordinal());
         // SAFETY: a valid out-pointer; the context is current.
         unsafe { cu!(ordinal, cuMemHostAlloc(&mut raw, bytes, flags)) }?;
-        let mut records =
-            FaultRecords { context: context.clone(), host: raw.cast(), device: 0, ranks };
+        let start: *mut FaultRecord = raw.cast();
+        let mut records = FaultRecords {
+            context: context.clone(),
+            host: (0..ranks).map(|i| start.wrapping_add(i)).collect(),
+            device: 0,
+            own: world.local_ranks(),
+            memory: Memory::Pinned,
+        };
         // SAFETY: `bytes` bytes were just allocated.
-        unsafe { std::ptr::write_bytes(records.host, 0, ranks) };
-        // SAFETY: a valid out-pointer and the allocation's start. With unified addressing the address holds on all GPUs.
-        unsafe { cu!(ordinal, cuMemHostGetDevicePointer_v2(&mut records.device, raw, 0)) }?;
+        unsafe { std::ptr::write_bytes(start, 0, ranks) };
+        records.find_device(raw)?;
         Ok(records)
     }
 
-    /// Where a rank's kernel writes.
+    fn shared(world: &World, group: &Group, deadline: Deadline) -> Result<FaultRecords, Error> {
+        let call = "sharing fault records";
+        let made = SharedPages::create(size_of::<FaultRecord>());
+        let (page, fd) = group.agree(call, made, deadline)?;
+        let mut theirs = group.all_fds(call, fd, deadline)?;
+        let own = world.local_ranks();
+        let mut page = Some(page);
+        let mut open = |fd: &mut Option<std::os::fd::OwnedFd>| match fd.take() {
+            Some(fd) => SharedPages::open(&fd, size_of::<FaultRecord>()),
+            None => page
+                .take()
+                .ok_or_else(|| Error::System { call: "mmap", what: "a peer gave no file".into() }),
+        };
+        let context = world.first_context()?.clone();
+        let registered = theirs.iter_mut().map(&mut open).collect::<Result<Vec<_>, _>>();
+        let registered = registered.and_then(|pages| {
+            let mine = &pages[own.start as usize];
+            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+            let (raw, bytes) = (mine.start(), mine.bytes());
+            let _in = context.enter()?;
+            // SAFETY: whole pages, mapped for as long as they are registered.
+            unsafe { cu!(Some(context.ordinal()), cuMemHostRegister_v2(raw, bytes, flags)) }?;
+            let mut records = FaultRecords {
+                context: context.clone(),
+                host: pages.iter().map(|p| p.start().cast()).collect(),
+                device: 0,
+                own: own.clone(),
+                memory: Memory::Pages(pages),
+            };
+            records.find_device(raw)?;
+            Ok(records)
+        });
+        group.agree(call, registered, deadline)
+    }
+
+    /// The context is current.
+    fn find_device(&mut self, raw: *mut std::ffi::c_void) -> Result<(), Error> {
+        let ordinal = Some(self.context.ordinal());
+        // SAFETY: a valid out-pointer and the start of pinned memory. With unified addressing the address holds on
+        // all GPUs.
+        unsafe { cu!(ordinal, cuMemHostGetDevicePointer_v2(&mut self.device, raw, 0)) }
+    }
+
+    /// Where the kernel of one of this process's ranks writes.
     pub(crate) fn device_ptr(&self, rank: u32) -> u64 {
-        self.device + u64::from(rank) * size_of::<FaultRecord>() as u64
+        self.device + u64::from(rank - self.own.start) * size_of::<FaultRecord>() as u64
     }
 
     /// Whether any kernel began a record. Two loads per rank, no driver call.
     pub(crate) fn any(&self) -> bool {
-        (0..self.ranks).any(|rank| self.state(rank) != 0)
+        self.host.iter().any(|record| state(*record) != 0)
     }
 
-    /// The complete records. With `finished`, kernels are done and a half-written record counts too.
+    /// The complete records. With `finished`, the kernels of this process are done and a half-written record of
+    /// theirs counts too.
     pub(crate) fn read(&self, finished: bool) -> Vec<FaultRecord> {
-        (0..self.ranks)
-            .filter(|rank| match self.state(*rank) {
+        (0..)
+            .zip(&self.host)
+            .filter(|(rank, record)| match state(**record) {
                 0 => false,
                 COMPLETE => true,
-                _ => finished,
+                _ => finished && self.own.contains(rank),
             })
-            // SAFETY: in bounds; the state was loaded with acquire, and the kernel does not write after it stored it.
-            .map(|rank| unsafe { self.host.add(rank).read_volatile() })
+            // SAFETY: live; the state was loaded with acquire, and the kernel does not write after it stored it.
+            .map(|(_, record)| unsafe { record.read_volatile() })
             .collect()
     }
 
-    fn state(&self, rank: usize) -> u32 {
-        const { assert!(offset_of!(FaultRecord, state) % align_of::<AtomicU32>() == 0) };
-        // SAFETY: in bounds, aligned, and accessed as an atomic word by the host alone.
-        unsafe {
-            let word = self.host.add(rank).byte_add(offset_of!(FaultRecord, state)).cast::<u32>();
-            AtomicU32::from_ptr(word).load(Ordering::Acquire)
+    /// What dropping does; nothing is left for the drop then.
+    pub(crate) fn release(&mut self) -> Result<(), Error> {
+        let memory = std::mem::replace(&mut self.memory, Memory::Released);
+        let host = std::mem::take(&mut self.host);
+        let ordinal = Some(self.context.ordinal());
+        let _in = self.context.enter()?;
+        match (memory, host.get(self.own.start as usize)) {
+            // SAFETY: allocated by cuMemHostAlloc; the owner has waited for kernels that write it.
+            (Memory::Pinned, Some(start)) => unsafe {
+                cu!(ordinal, cuMemFreeHost((*start).cast()))
+            },
+            // SAFETY: registered by us and still mapped; the owner has waited for kernels that write it.
+            (Memory::Pages(_pages), Some(start)) => unsafe {
+                cu!(ordinal, cuMemHostUnregister((*start).cast()))
+            },
+            _ => Ok(()),
         }
+    }
+}
+
+fn state(record: *mut FaultRecord) -> u32 {
+    const { assert!(offset_of!(FaultRecord, state) % align_of::<AtomicU32>() == 0) };
+    // SAFETY: a live record, aligned, and its state accessed as an atomic word by hosts alone.
+    unsafe {
+        let word = record.byte_add(offset_of!(FaultRecord, state)).cast::<u32>();
+        AtomicU32::from_ptr(word).load(Ordering::Acquire)
     }
 }
 
 impl Drop for FaultRecords {
     fn drop(&mut self) {
-        let freed = self.context.enter().and_then(|_in| {
-            // SAFETY: allocated by cuMemHostAlloc; the owner has waited for kernels that write it.
-            unsafe { cu!(Some(self.context.ordinal()), cuMemFreeHost(self.host.cast())) }
-        });
-        if let Err(error) = freed {
+        if let Err(error) = self.release() {
             tracing::warn!(%error, "pinned memory was not freed");
         }
     }

@@ -4,8 +4,11 @@
 
 mod device;
 mod host;
+mod shared;
 mod symmetric;
+mod vmm;
 
 pub use device::DeviceBuffer;
 pub(crate) use host::FaultRecords;
+pub(crate) use shared::SharedPages;
 pub use symmetric::SymmetricMemory;

@@ -2,48 +2,92 @@
 //!
 //! CUDA driver API, virtual memory management: rank p's physical memory is created on its GPU and mapped at
 //! `base + p * stride`, and every GPU of the world gets access to the whole range. In one process unified addressing
-//! makes one reservation serve all GPUs. Mapped memory needs no `cuCtxEnablePeerAccess`.
+//! makes one reservation serve all GPUs. Processes give each other file descriptors of their memory and map all of it
+//! at addresses of their own. Mapped memory needs no `cuCtxEnablePeerAccess`.
+//!
+//! Physical memory lives until its last mapping goes, in whichever process that is: a rank may let go of its part
+//! while a peer's kernel still reads there. `docs/reliability.md` says what was seen when the owner was killed.
 
 use super::device::memset;
+use super::vmm::{self, Physical};
 use crate::Error;
 use crate::driver::{Context, cu};
-use crate::world::World;
-use cudarc::driver::sys;
+use crate::world::{Deadline, Group, World};
 use std::sync::Arc;
 
-/// Symmetric memory of a world. Dropping it waits for all its GPUs, then unmaps and frees.
+/// Symmetric memory of a world. Dropping it waits for the GPUs of this process, then unmaps and frees.
 #[derive(Debug)]
 pub struct SymmetricMemory {
+    /// The lowest rank of this process.
+    first: u32,
+    /// Of this process's ranks.
     contexts: Vec<Arc<Context>>,
     base: u64,
     stride_bytes: u64,
     size_bytes: u64,
-    /// How many ranks are mapped, for a constructor that fails half way.
-    mapped: u64,
+    ranks: u32,
+    /// Which ranks are mapped, for a constructor that fails half way.
+    mapped: Vec<u32>,
 }
 
 impl SymmetricMemory {
-    /// Allocates `size_bytes` on every rank and maps all of it everywhere. The contents are undefined.
+    /// Allocates `size_bytes` on every rank and maps all of it everywhere. The contents are undefined. Collective.
     ///
     /// # Errors
-    /// [`Error::Cuda`], out of memory among others; [`Error::Shape`] for 0 bytes or more than can be addressed.
+    /// [`Error::Cuda`], out of memory among others; [`Error::Shape`] for 0 bytes or more than can be addressed; in a
+    /// world of processes also [`Error::PeerFailed`], [`Error::PeerGone`] and [`Error::PeerSilent`].
     pub fn new(world: &World, size_bytes: u64) -> Result<SymmetricMemory, Error> {
+        SymmetricMemory::within(world, size_bytes, Deadline::within(PATIENCE))
+    }
+
+    pub(crate) fn within(
+        world: &World,
+        size_bytes: u64,
+        deadline: Deadline,
+    ) -> Result<SymmetricMemory, Error> {
+        let Some(group) = world.group() else {
+            let mut memory = SymmetricMemory::reserve(world, size_bytes)?;
+            for (rank, context) in world.local_ranks().zip(memory.contexts.clone()) {
+                let own = Physical::create(context.ordinal(), memory.stride_bytes, false)?;
+                memory.map(rank, own)?;
+            }
+            memory.give_access()?;
+            return Ok(memory);
+        };
+        let mine = SymmetricMemory::reserve(world, size_bytes).and_then(|mut memory| {
+            let own = Physical::create(memory.contexts[0].ordinal(), memory.stride_bytes, true)?;
+            let fd = own.export()?;
+            memory.map(memory.first, own)?;
+            Ok((memory, fd))
+        });
+        let (mut memory, fd) = group.agree(CALL, mine, deadline)?;
+        let mapped = memory.import(group, fd, deadline);
+        group.agree(CALL, mapped, deadline)?;
+        Ok(memory)
+    }
+
+    /// Chooses the addresses; nothing is mapped yet.
+    fn reserve(world: &World, size_bytes: u64) -> Result<SymmetricMemory, Error> {
         let contexts = world
             .local_ranks()
             .map(|r| world.context(r).cloned())
             .collect::<Result<Vec<_>, _>>()?;
         let mut granularity = 1;
         for context in &contexts {
-            granularity = granularity.max(granularity_of(context)?);
+            granularity =
+                granularity.max(vmm::granularity(context.ordinal(), world.group().is_some())?);
         }
+        let ranks = world.size();
         let stride_bytes = round_up(size_bytes, granularity);
-        let total = stride_bytes.and_then(|s| s.checked_mul(contexts.len() as u64));
+        let total = stride_bytes.and_then(|s| s.checked_mul(u64::from(ranks)));
         let (Some(stride_bytes), Some(total @ 1..)) = (stride_bytes, total) else {
             return Err(Error::Shape {
                 what: format!("symmetric memory of {size_bytes} bytes cannot be made"),
             });
         };
-        let mut memory = SymmetricMemory { contexts, base: 0, stride_bytes, size_bytes, mapped: 0 };
+        let (first, mapped) = (world.local_ranks().start, Vec::new());
+        let mut memory =
+            SymmetricMemory { first, contexts, base: 0, stride_bytes, size_bytes, ranks, mapped };
         // SAFETY: a valid out-pointer; the driver chooses the address.
         unsafe {
             cu!(
@@ -51,45 +95,42 @@ impl SymmetricMemory {
                 cuMemAddressReserve(&mut memory.base, total as usize, granularity as usize, 0, 0)
             )
         }?;
-        for context in memory.contexts.clone() {
-            memory.map_next(&context)?;
-        }
-        memory.give_access(total)?;
         Ok(memory)
     }
 
-    fn map_next(&mut self, context: &Context) -> Result<(), Error> {
-        let device = Some(context.ordinal());
-        let prop = properties(context.ordinal());
-        let size = self.stride_bytes as usize;
-        let mut handle = 0;
-        // SAFETY: valid pointers; the size is a multiple of the granularity.
-        unsafe { cu!(device, cuMemCreate(&mut handle, size, &prop, 0)) }?;
-        let at = self.base + self.mapped * self.stride_bytes;
-        // SAFETY: the range is reserved, and nothing is mapped there yet.
-        let mapped = unsafe { cu!(device, cuMemMap(at, size, 0, handle, 0)) };
-        // SAFETY: our handle. The mapping keeps the memory alive.
-        let released = unsafe { cu!(device, cuMemRelease(handle)) };
-        mapped?;
-        self.mapped += 1;
-        released
+    /// Maps what the other processes made. A failure is this process's own and still to be told.
+    fn import(
+        &mut self,
+        group: &Group,
+        own: std::os::fd::OwnedFd,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        let size = self.stride_bytes.to_le_bytes();
+        let sizes = group.all_gather(CALL, &size, deadline)?;
+        let fds = group.all_fds(CALL, own, deadline)?;
+        for (rank, (fd, theirs)) in (0..).zip(fds.into_iter().zip(sizes)) {
+            let Some(fd) = fd else { continue };
+            if theirs != size {
+                let what = "the size of symmetric memory".into();
+                let (during, ranks) = (CALL.into(), vec![rank]);
+                return Err(Error::Disagree { during, what, rank: self.first, ranks });
+            }
+            self.map(rank, Physical::import(fd)?)?;
+        }
+        self.give_access()
     }
 
-    fn give_access(&self, total: u64) -> Result<(), Error> {
+    fn map(&mut self, rank: u32, memory: Physical) -> Result<(), Error> {
+        memory.map(self.rank_ptr(rank), self.stride_bytes)?;
+        self.mapped.push(rank);
+        Ok(())
+    }
+
+    fn give_access(&self) -> Result<(), Error> {
         let mut ordinals: Vec<i32> = self.contexts.iter().map(|c| c.ordinal()).collect();
         ordinals.sort_unstable();
         ordinals.dedup();
-        let access: Vec<sys::CUmemAccessDesc> = ordinals
-            .into_iter()
-            .map(|ordinal| sys::CUmemAccessDesc {
-                location: location(ordinal),
-                flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-            })
-            .collect();
-        // SAFETY: the whole range is mapped; `access` is valid for the call.
-        unsafe {
-            cu!(None, cuMemSetAccess(self.base, total as usize, access.as_ptr(), access.len()))
-        }
+        vmm::give_access(&ordinals, self.base, self.stride_bytes * u64::from(self.ranks))
     }
 
     /// Address of rank 0's memory, on every GPU.
@@ -112,7 +153,7 @@ impl SymmetricMemory {
         self.base + u64::from(rank) * self.stride_bytes
     }
 
-    /// Fills `[from, to)` of every rank's memory with a byte, and waits.
+    /// Fills `[from, to)` of the memory of this process's ranks with a byte, and waits.
     ///
     /// # Errors
     /// [`Error::Shape`] when the range does not fit; [`Error::Cuda`].
@@ -125,19 +166,21 @@ impl SymmetricMemory {
                 ),
             });
         }
-        for (rank, context) in self.contexts.iter().enumerate() {
-            memset(context, self.rank_ptr(rank as u32) + from, byte, to - from)?;
+        for (rank, context) in (self.first..).zip(&self.contexts) {
+            memset(context, self.rank_ptr(rank) + from, byte, to - from)?;
         }
         Ok(())
     }
 
-    /// Reads a rank's memory from `from`, after all earlier work of its GPU.
+    /// Reads a rank's memory from `from`, after all earlier work of its GPU (for a rank of another process: of this
+    /// process's GPU).
     ///
     /// # Errors
     /// [`Error::Shape`] when the range does not fit; [`Error::Cuda`].
     pub fn download(&self, rank: u32, from: u64, bytes: u64) -> Result<Vec<u8>, Error> {
         let fits = from.checked_add(bytes).is_some_and(|end| end <= self.size_bytes);
-        let context = self.contexts.get(rank as usize).filter(|_| fits);
+        let own = rank.checked_sub(self.first).and_then(|i| self.contexts.get(i as usize));
+        let context = own.or(self.contexts.first()).filter(|_| fits && rank < self.ranks);
         let Some(context) = context else {
             return Err(Error::Shape {
                 what: format!(
@@ -161,21 +204,22 @@ impl SymmetricMemory {
         Ok(out)
     }
 
-    fn release(&self) -> Result<(), Error> {
+    /// What dropping does; nothing is left for the drop then.
+    pub(crate) fn release(&mut self) -> Result<(), Error> {
         let mut first = Ok(());
         for context in &self.contexts {
             first = first.and(context.synchronize());
         }
         let stride = self.stride_bytes as usize;
-        for p in 0..self.mapped {
-            let at = self.base + p * self.stride_bytes;
-            // SAFETY: mapped by us in one piece; no kernel runs any more.
-            first = first.and(unsafe { cu!(None, cuMemUnmap(at, stride)) });
+        for p in std::mem::take(&mut self.mapped) {
+            // SAFETY: mapped by us in one piece; no kernel of this process runs any more.
+            first = first.and(unsafe { cu!(None, cuMemUnmap(self.rank_ptr(p), stride)) });
         }
-        if self.base != 0 {
-            let total = stride * self.contexts.len();
+        let base = std::mem::take(&mut self.base);
+        if base != 0 {
+            let total = stride * self.ranks as usize;
             // SAFETY: reserved by us; everything in it is unmapped.
-            first = first.and(unsafe { cu!(None, cuMemAddressFree(self.base, total)) });
+            first = first.and(unsafe { cu!(None, cuMemAddressFree(base, total)) });
         }
         first
     }
@@ -183,47 +227,18 @@ impl SymmetricMemory {
 
 impl Drop for SymmetricMemory {
     fn drop(&mut self) {
-        if let Err(error) = self.release() {
+        if self.base != 0
+            && let Err(error) = self.release()
+        {
             tracing::warn!(%error, "symmetric memory was not released");
         }
     }
 }
 
-fn location(ordinal: i32) -> sys::CUmemLocation {
-    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
-}
-
-fn properties(ordinal: i32) -> sys::CUmemAllocationProp {
-    sys::CUmemAllocationProp {
-        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: location(ordinal),
-        win32HandleMetaData: std::ptr::null_mut(),
-        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-            compressionType: 0,
-            gpuDirectRDMACapable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        },
-    }
-}
-
-fn granularity_of(context: &Context) -> Result<u64, Error> {
-    let prop = properties(context.ordinal());
-    let mut bytes = 0usize;
-    // SAFETY: valid pointers.
-    unsafe {
-        cu!(
-            Some(context.ordinal()),
-            cuMemGetAllocationGranularity(
-                &mut bytes,
-                &prop,
-                sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM
-            )
-        )
-    }?;
-    Ok(bytes.max(1) as u64)
-}
+/// How processes call what they do here.
+const CALL: &str = "allocating symmetric memory";
+/// Bound on the wait for the other processes where the caller gives none.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// The next multiple of `unit`, or `None` when it does not fit in 64 bits.
 fn round_up(n: u64, unit: u64) -> Option<u64> {

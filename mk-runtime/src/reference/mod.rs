@@ -100,7 +100,7 @@ struct Kernels {
 /// The reference kernels, loaded on every GPU of a world.
 pub struct Reference {
     world: World,
-    /// By rank; ranks on one GPU share.
+    /// Of this process's ranks; those on one GPU share.
     ranks: Vec<Arc<Kernels>>,
 }
 
@@ -265,7 +265,8 @@ impl Reference {
 
     fn on(&self, rank: u32) -> Result<(&Kernels, &Context), Error> {
         let context = self.world.context(rank)?;
-        Ok((&self.ranks[rank as usize], context))
+        let kernels = self.world.local_index(rank).and_then(|i| self.ranks.get(i));
+        Ok((kernels.ok_or_else(|| self.world.no_rank(rank))?, context))
     }
 }
 

@@ -1,16 +1,27 @@
-//! The ranks that work together and the GPUs they own.
+//! The ranks that work together and the GPUs they own: all of them in one process, or one process per GPU.
 
 mod bootstrap;
-mod order;
+mod connect;
+mod group;
+pub(crate) mod order;
+mod pack;
+mod rendezvous;
+mod watch;
+mod wire;
 
 pub use bootstrap::Bootstrap;
-pub(crate) use order::LaunchOrder;
+pub(crate) use group::{Group, SharedGroup};
+pub use rendezvous::UnixBootstrap;
+pub(crate) use watch::Abort;
+pub(crate) use wire::Deadline;
 
 use crate::Error;
 use crate::driver::{self, Context};
+use crate::env::launcher as env_launcher;
 use cudarc::driver::sys::CUdevice_attribute as Attr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// What the runtime needs to know of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +38,15 @@ pub struct DeviceLimits {
 
 #[derive(Debug)]
 struct Inner {
+    /// The lowest rank of this process, and how many ranks there are in all.
+    first: u32,
+    size: u32,
+    /// Of this process's ranks.
     contexts: Vec<Arc<Context>>,
     limits: Vec<DeviceLimits>,
-    order: LaunchOrder,
     generation: AtomicU64,
+    /// The other processes, where there are some.
+    group: Option<SharedGroup>,
 }
 
 /// A set of ranks. Cheap to clone; all clones are the same world.
@@ -85,20 +101,38 @@ impl World {
                 None => Arc::new(Context::retain(*device)?),
             });
         }
-        let order = LaunchOrder::new(devices.len());
-        Ok(World {
-            inner: Arc::new(Inner { contexts, limits, order, generation: AtomicU64::new(1) }),
-        })
+        World::assemble(0, devices.len() as u32, contexts, limits, None)
+    }
+
+    fn assemble(
+        first: u32,
+        size: u32,
+        contexts: Vec<Arc<Context>>,
+        limits: Vec<DeviceLimits>,
+        group: Option<SharedGroup>,
+    ) -> Result<World, Error> {
+        let generation = AtomicU64::new(1);
+        Ok(World { inner: Arc::new(Inner { first, size, contexts, limits, generation, group }) })
     }
 
     /// Number of ranks.
     pub fn size(&self) -> u32 {
-        self.inner.contexts.len() as u32
+        self.inner.size
     }
 
-    /// The ranks of this process. In a local world that is all of them.
+    /// The ranks of this process: all of them in a local world, one in a world of processes.
     pub fn local_ranks(&self) -> std::ops::Range<u32> {
-        0..self.size()
+        self.inner.first..self.inner.first + self.inner.contexts.len() as u32
+    }
+
+    /// Returns when every process of the world has called it. At once in a local world.
+    ///
+    /// # Errors
+    /// [`Error::PeerSilent`] with the ranks that did not come within `limit`; [`Error::PeerGone`];
+    /// [`Error::Disagree`] when a rank makes another collective call.
+    pub fn barrier(&self, limit: Duration) -> Result<(), Error> {
+        let Some(group) = &self.inner.group else { return Ok(()) };
+        group.all_gather("a barrier", &[], Deadline::within(limit)).map(|_| ())
     }
 
     /// The GPU of a rank.
@@ -106,14 +140,29 @@ impl World {
     /// # Errors
     /// [`Error::Shape`] for a rank that this process does not own.
     pub fn device(&self, rank: u32) -> Result<DeviceLimits, Error> {
-        self.inner.limits.get(rank as usize).copied().ok_or_else(|| self.no_rank(rank))
+        self.local_index(rank)
+            .and_then(|i| self.inner.limits.get(i).copied())
+            .ok_or_else(|| self.no_rank(rank))
     }
 
     pub(crate) fn context(&self, rank: u32) -> Result<&Arc<Context>, Error> {
-        self.inner.contexts.get(rank as usize).ok_or_else(|| self.no_rank(rank))
+        self.local_index(rank)
+            .and_then(|i| self.inner.contexts.get(i))
+            .ok_or_else(|| self.no_rank(rank))
     }
 
-    /// Every GPU of this world once, by ordinal.
+    /// The context of the lowest rank of this process.
+    pub(crate) fn first_context(&self) -> Result<&Arc<Context>, Error> {
+        self.context(self.inner.first)
+    }
+
+    /// Where a rank is among those of this process.
+    pub(crate) fn local_index(&self, rank: u32) -> Option<usize> {
+        let index = rank.checked_sub(self.inner.first)? as usize;
+        (index < self.inner.contexts.len()).then_some(index)
+    }
+
+    /// Every GPU of this process's ranks once, by ordinal.
     pub(crate) fn distinct_contexts(&self) -> Vec<Arc<Context>> {
         let mut all = self.inner.contexts.clone();
         all.sort_by_key(|c| c.ordinal());
@@ -124,21 +173,25 @@ impl World {
     /// Ranks of this world on the GPU of `rank`, itself included.
     pub(crate) fn sharing(&self, rank: u32) -> u32 {
         let contexts = &self.inner.contexts;
-        let own = contexts.get(rank as usize).map(|c| c.ordinal());
+        let own = self.local_index(rank).and_then(|i| contexts.get(i)).map(|c| c.ordinal());
         contexts.iter().filter(|c| Some(c.ordinal()) == own).count() as u32
     }
 
-    pub(crate) fn order(&self) -> &LaunchOrder {
-        &self.inner.order
+    /// The other processes of this world, if it has some.
+    pub(crate) fn group(&self) -> Option<&SharedGroup> {
+        self.inner.group.as_ref()
     }
 
     pub(crate) fn next_generation(&self) -> u64 {
         self.inner.generation.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn no_rank(&self, rank: u32) -> Error {
+    pub(crate) fn no_rank(&self, rank: u32) -> Error {
         Error::Shape {
-            what: format!("rank {rank} is not one of the {} of this world", self.size()),
+            what: format!(
+                "rank {rank} is not one of this process's ranks, {:?}",
+                self.local_ranks()
+            ),
         }
     }
 }

@@ -1,24 +1,157 @@
-//! Launches of one world run in one order on every rank.
+//! What this process has launched on its GPUs, and who may run beside whom.
 //!
 //! Two plans that together want more SMs than there are would deadlock if one rank started the first and another the
-//! second. Each launch therefore waits, on the device, for the launch before it.
+//! second. So launches are ordered by events on the device: each waits for what was launched on its GPU before it.
+//! Instances that were bound to overlap hold a part of the SMs for as long as they live, and do not wait for each
+//! other: their CTAs are resident together in whatever order the ranks start them.
+//!
+//! One book for the whole process, not one per world: the SMs are the same ones.
 
+use crate::Error;
 use crate::gpu::Event;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// The completion of the last launch of every rank. Holding the lock is what orders launches of several threads.
+/// Names an instance within this process.
+pub(crate) type Launcher = u64;
+
+static BOOK: Mutex<Book> = Mutex::new(Book { gpus: BTreeMap::new() });
+
+/// The launches and claims of every GPU, by ordinal. Holding it is what orders launches of several threads.
 #[derive(Debug)]
-pub(crate) struct LaunchOrder {
-    last: Mutex<Vec<Option<Arc<Event>>>>,
+pub(crate) struct Book {
+    gpus: BTreeMap<i32, Gpu>,
 }
 
-impl LaunchOrder {
-    pub(crate) fn new(ranks: usize) -> LaunchOrder {
-        LaunchOrder { last: Mutex::new(vec![None; ranks]) }
+#[derive(Debug, Default)]
+struct Gpu {
+    /// Completions of the last launch that runs alone, one per rank on this GPU.
+    alone: Vec<Weak<Event>>,
+    /// Completions of the last launch of each overlapping instance since then.
+    beside: BTreeMap<Launcher, Vec<Weak<Event>>>,
+    /// SMs that overlapping instances hold and want to stay free.
+    claims: BTreeMap<Launcher, (u32, u32)>,
+}
+
+/// Opens the book.
+pub(crate) fn book() -> MutexGuard<'static, Book> {
+    // A panic elsewhere leaves lists that are still true.
+    BOOK.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A name that no other instance of this process has.
+pub(crate) fn new_launcher() -> Launcher {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Book {
+    /// The launches on a GPU that one of `who` must come after, those that are not forgotten yet.
+    pub(crate) fn before(&self, device: i32, who: Launcher, overlap: bool) -> Vec<Arc<Event>> {
+        let Some(gpu) = self.gpus.get(&device) else { return Vec::new() };
+        let beside = gpu.beside.iter().filter(|(id, _)| !overlap || **id == who);
+        let all = gpu.alone.iter().chain(beside.flat_map(|(_, events)| events));
+        all.filter_map(Weak::upgrade).collect()
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Vec<Option<Arc<Event>>>> {
-        // A panic elsewhere leaves a list that is still true.
-        self.last.lock().unwrap_or_else(|e| e.into_inner())
+    /// Notes a launch, with the completion of every rank on that GPU.
+    pub(crate) fn launched(
+        &mut self,
+        device: i32,
+        who: Launcher,
+        overlap: bool,
+        done: &[Arc<Event>],
+    ) {
+        let done = done.iter().map(Arc::downgrade).collect();
+        let gpu = self.gpus.entry(device).or_default();
+        if overlap {
+            gpu.beside.insert(who, done);
+        } else {
+            gpu.alone = done;
+            gpu.beside.clear();
+        }
+    }
+
+    /// Holds `wants` of a GPU's SMs for an overlapping instance until [`Book::release`].
+    ///
+    /// # Errors
+    /// [`Error::SmBudget`] when they do not fit beside those that are held and the largest `reserve` of all.
+    pub(crate) fn claim(
+        &mut self,
+        device: i32,
+        who: Launcher,
+        kernel: &str,
+        wants: u32,
+        reserve: u32,
+        sms: u32,
+    ) -> Result<(), Error> {
+        let claims = &mut self.gpus.entry(device).or_default().claims;
+        let held: u32 = claims.values().map(|(held, _)| held).sum();
+        let reserved = claims.values().map(|(_, keep)| *keep).max().unwrap_or(0).max(reserve);
+        if u64::from(held) + u64::from(wants) + u64::from(reserved) > u64::from(sms) {
+            let kernel = kernel.to_string();
+            return Err(Error::SmBudget { kernel, device, wants, held, reserved, sms });
+        }
+        let mine = claims.entry(who).or_default();
+        *mine = (mine.0 + wants, reserve);
+        Ok(())
+    }
+
+    /// Gives back what an instance holds, and forgets its launches.
+    pub(crate) fn release(&mut self, who: Launcher) {
+        for gpu in self.gpus.values_mut() {
+            gpu.claims.remove(&who);
+            gpu.beside.remove(&who);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(book: &mut Book, who: Launcher, wants: u32, reserve: u32) -> Result<(), Error> {
+        book.claim(0, who, "k", wants, reserve, 132)
+    }
+
+    #[test]
+    fn claims_add_up_and_come_back() {
+        let mut book = Book { gpus: BTreeMap::new() };
+        claim(&mut book, 1, 60, 0).unwrap();
+        claim(&mut book, 2, 60, 0).unwrap();
+        let refused = claim(&mut book, 3, 13, 0).unwrap_err();
+        assert!(
+            matches!(refused, Error::SmBudget { wants: 13, held: 120, reserved: 0, sms: 132, .. }),
+            "{refused}"
+        );
+        claim(&mut book, 3, 12, 0).unwrap();
+        book.release(2);
+        claim(&mut book, 4, 60, 0).unwrap();
+        // Another GPU has SMs of its own.
+        book.claim(1, 5, "k", 132, 0, 132).unwrap();
+        assert!(claim(&mut book, 6, u32::MAX, u32::MAX).is_err());
+    }
+
+    #[test]
+    fn what_one_keeps_free_nobody_takes() {
+        let mut book = Book { gpus: BTreeMap::new() };
+        claim(&mut book, 1, 60, 32).unwrap();
+        assert!(claim(&mut book, 2, 41, 0).is_err());
+        // The reserves are one reserve, not a sum.
+        claim(&mut book, 2, 40, 32).unwrap();
+        book.release(1);
+        assert!(claim(&mut book, 3, 60, 33).is_err());
+        claim(&mut book, 3, 60, 0).unwrap();
+    }
+
+    #[test]
+    fn two_ranks_on_a_gpu_claim_twice() {
+        let mut book = Book { gpus: BTreeMap::new() };
+        claim(&mut book, 1, 66, 0).unwrap();
+        claim(&mut book, 1, 66, 0).unwrap();
+        assert!(claim(&mut book, 2, 1, 0).is_err());
+        book.release(1);
+        claim(&mut book, 2, 132, 0).unwrap();
     }
 }

@@ -1,0 +1,317 @@
+//! The processes of a world on one host, after they have met: a Unix-domain socket between each two of them.
+//!
+//! The sockets carry small gathers and file descriptors, and their closing tells that a process is gone. Collective
+//! calls are made in the same order by all processes; each names itself, so that a rank that makes another call is an
+//! error and not a confusion.
+
+use super::pack::{Pack, Unpack};
+use super::rendezvous::os;
+use super::watch::{Abort, Watch};
+use super::wire::{self, Broken, Deadline};
+use super::{Bootstrap, Error};
+use crate::mem::SharedPages;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+/// Bound on building the mesh, once the bootstrap has brought everybody here.
+const MESH: Duration = Duration::from_secs(30);
+
+/// A listening socket under a name that nobody can guess.
+pub(super) struct Door {
+    listener: UnixListener,
+    name: String,
+}
+
+impl Door {
+    pub(super) fn open() -> Result<Door, Error> {
+        let mut secret = [0u8; 16];
+        std::fs::File::open("/dev/urandom")
+            .and_then(|mut f| f.read_exact(&mut secret))
+            .map_err(|e| os("read of /dev/urandom", &e))?;
+        let secret: String = secret.iter().map(|b| format!("{b:02x}")).collect();
+        let name = format!("mk-{}-{secret}", std::process::id());
+        let listener = SocketAddr::from_abstract_name(&name)
+            .and_then(|a| UnixListener::bind_addr(&a))
+            .map_err(|e| os("bind", &e))?;
+        listener.set_nonblocking(true).map_err(|e| os("bind", &e))?;
+        Ok(Door { listener, name })
+    }
+
+    /// The name under which peers knock, which is also what proves that they were told.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Takes one peer in; its rank is checked by the caller.
+    fn admit(&self, deadline: Deadline) -> Result<(u64, UnixStream), Error> {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    let hello = stream
+                        .set_nonblocking(false)
+                        .ok()
+                        .filter(|()| wire::same_user(&stream))
+                        .and_then(|()| wire::receive(&stream, deadline).ok());
+                    let mut fields = Unpack::new(hello.as_deref().unwrap_or_default());
+                    if fields.text().as_ref() == Some(&self.name)
+                        && let Some(rank) = fields.u64()
+                    {
+                        return Ok((rank, stream));
+                    }
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(os("accept", &e)),
+            }
+            if deadline.over() {
+                return Err(Error::System { call: "accept", what: "nobody came in time".into() });
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Links {
+    /// By rank; none for this one.
+    streams: Vec<Option<UnixStream>>,
+    /// Collective calls made so far.
+    calls: u64,
+    /// The first failure: what the sockets hold after it belongs to nobody.
+    broken: Option<Error>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Group {
+    rank: u32,
+    links: Mutex<Links>,
+    watch: Watch,
+}
+
+impl Group {
+    /// Connects this process with every other one. `names` are their doors, by rank.
+    pub(super) fn connect(
+        bootstrap: &dyn Bootstrap,
+        door: &Door,
+        names: &[String],
+    ) -> Result<Group, Error> {
+        let rank = bootstrap.rank();
+        let deadline = Deadline::within(MESH);
+        let mut streams: Vec<Option<UnixStream>> = names.iter().map(|_| None).collect();
+        for (peer, name) in names.iter().enumerate().take(rank as usize) {
+            let stream = SocketAddr::from_abstract_name(name)
+                .and_then(|a| UnixStream::connect_addr(&a))
+                .map_err(|e| Error::SeveralHosts {
+                    what: format!(
+                        "rank {peer} is on this machine and cannot be reached through a Unix-domain socket ({e}): another network namespace"
+                    ),
+                })?;
+            let hello = Pack::default().text(name).u64(rank.into()).done();
+            wire::send(&stream, &hello, deadline)
+                .map_err(|b| failure(&b, peer as u32, "connecting", deadline))?;
+            streams[peer] = Some(stream);
+        }
+        for _ in rank as usize + 1..names.len() {
+            let (peer, stream) = door.admit(deadline)?;
+            let place = usize::try_from(peer).ok().filter(|p| *p > rank as usize);
+            match place.and_then(|p| streams.get_mut(p)) {
+                Some(place @ None) => *place = Some(stream),
+                _ => {
+                    return Err(Error::System { call: "accept", what: format!("rank {peer} came") });
+                }
+            }
+        }
+        let mut links = Links { streams, calls: 0, broken: None };
+        // Where each process says that it leaves of its own will; see `watch`.
+        let (farewell, fd) = SharedPages::create(size_of::<u32>())?;
+        let theirs = links.all_fds(rank, "connecting", fd, deadline)?;
+        let farewells = theirs
+            .iter()
+            .map(|fd| fd.as_ref().map(|fd| SharedPages::open(fd, size_of::<u32>())).transpose())
+            .collect::<Result<Vec<_>, _>>()?;
+        let watch = Watch::start(&links.streams, farewell, farewells)?;
+        let group = Group { rank, links: Mutex::new(links), watch };
+        group.all_gather("connecting", &[], deadline)?;
+        Ok(group)
+    }
+
+    /// Gives every process the bytes of every other, by rank. `call` names the collective call.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`], [`Error::PeerSilent`]; [`Error::Disagree`] when a rank makes another call. After a failure
+    /// every later call gives the same one.
+    pub(crate) fn all_gather(
+        &self,
+        call: &str,
+        mine: &[u8],
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        self.links().checked(|links| links.all_gather(self.rank, call, mine, deadline))
+    }
+
+    /// Gives every process a descriptor of every other's file, by rank; none for this one.
+    ///
+    /// # Errors
+    /// As [`Group::all_gather`].
+    pub(crate) fn all_fds(
+        &self,
+        call: &str,
+        mine: OwnedFd,
+        deadline: Deadline,
+    ) -> Result<Vec<Option<OwnedFd>>, Error> {
+        self.links().checked(|links| links.all_fds(self.rank, call, mine, deadline))
+    }
+
+    /// Tells the others how this process fares, and hears how they do: an error of one is an error of all.
+    ///
+    /// # Errors
+    /// Its own error; [`Error::PeerFailed`] with that of the lowest rank that has one; as [`Group::all_gather`].
+    pub(crate) fn agree<T>(
+        &self,
+        call: &str,
+        mine: Result<T, Error>,
+        deadline: Deadline,
+    ) -> Result<T, Error> {
+        let word = mine.as_ref().err().map(Error::to_string).unwrap_or_default();
+        let said =
+            self.all_gather(call, word.as_bytes().get(..4096).unwrap_or(word.as_bytes()), deadline);
+        // What went wrong here says more than that the others could not be told.
+        let mine = mine?;
+        match said?.iter().enumerate().find(|(_, w)| !w.is_empty()) {
+            None => Ok(mine),
+            Some((rank, what)) => Err(Error::PeerFailed {
+                rank: rank as u32,
+                during: call.into(),
+                what: String::from_utf8_lossy(what).into_owned(),
+            }),
+        }
+    }
+
+    /// A process that has died, if one has.
+    pub(crate) fn dead(&self) -> Option<u32> {
+        self.watch.dead()
+    }
+
+    /// Raises this when a process dies, for as long as somebody holds it.
+    pub(crate) fn on_death(&self, what: Weak<dyn Abort>) {
+        self.watch.on_death(what);
+    }
+
+    fn links(&self) -> MutexGuard<'_, Links> {
+        // A panic inside a call leaves the streams in the middle of one, which the next call finds out by its name.
+        self.links.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Links {
+    /// Makes a call unless one has failed, and remembers a failure.
+    fn checked<T>(
+        &mut self,
+        call: impl FnOnce(&mut Links) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        call(self).inspect_err(|error| self.broken = Some(error.clone()))
+    }
+
+    fn peers(&self) -> impl Iterator<Item = (u32, &UnixStream)> {
+        (0..).zip(&self.streams).filter_map(|(rank, s)| s.as_ref().map(|s| (rank, s)))
+    }
+
+    fn all_gather(
+        &mut self,
+        rank: u32,
+        call: &str,
+        mine: &[u8],
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        self.calls += 1;
+        let message = Pack::default().u64(self.calls).text(call).bytes(mine).done();
+        let mut all: Vec<Vec<u8>> = self.streams.iter().map(|_| mine.to_vec()).collect();
+        let (mut gone, mut silent, mut astray) = (None, Vec::new(), Vec::new());
+        for (peer, stream) in self.peers() {
+            // To all before anything is believed: a peer that waits for this rank must not wait for another's fault.
+            match wire::send(stream, &message, deadline) {
+                // It may have sent its part before it went.
+                Ok(()) | Err(Broken::Gone) => {}
+                Err(broken) => return Err(failure(&broken, peer, call, deadline)),
+            }
+        }
+        for (peer, stream) in self.peers() {
+            let bytes = match wire::receive(stream, deadline) {
+                Ok(bytes) => bytes,
+                Err(Broken::Gone) => {
+                    gone.get_or_insert(peer);
+                    continue;
+                }
+                Err(Broken::Late) => {
+                    silent.push(peer);
+                    continue;
+                }
+                Err(broken) => return Err(failure(&broken, peer, call, deadline)),
+            };
+            let mut fields = Unpack::new(&bytes);
+            match (fields.u64(), fields.text(), fields.bytes()) {
+                (Some(n), Some(name), Some(theirs)) if n == self.calls && name == call => {
+                    all[peer as usize] = theirs.to_vec();
+                }
+                _ => astray.push(peer),
+            }
+        }
+        if let Some(rank) = gone {
+            return Err(Error::PeerGone { rank, during: call.into() });
+        }
+        if !astray.is_empty() {
+            let what = "the collective call that is made".into();
+            return Err(Error::Disagree { during: call.into(), what, rank, ranks: astray });
+        }
+        if !silent.is_empty() {
+            let (during, waited) = (call.into(), deadline.limit());
+            return Err(Error::PeerSilent { ranks: silent, during, waited });
+        }
+        Ok(all)
+    }
+
+    fn all_fds(
+        &mut self,
+        rank: u32,
+        call: &str,
+        mine: OwnedFd,
+        deadline: Deadline,
+    ) -> Result<Vec<Option<OwnedFd>>, Error> {
+        // So that all are in this call before anybody takes a byte for a descriptor.
+        self.all_gather(rank, call, &[], deadline)?;
+        for (peer, stream) in self.peers() {
+            wire::send_fd(stream, mine.as_fd(), deadline)
+                .map_err(|b| failure(&b, peer, call, deadline))?;
+        }
+        let mut all: Vec<Option<OwnedFd>> = self.streams.iter().map(|_| None).collect();
+        for (peer, stream) in self.peers() {
+            let fd = wire::receive_fd(stream, deadline);
+            all[peer as usize] = Some(fd.map_err(|b| failure(&b, peer, call, deadline))?);
+        }
+        Ok(all)
+    }
+}
+
+fn failure(broken: &Broken, peer: u32, call: &str, deadline: Deadline) -> Error {
+    let during = call.to_string();
+    match broken {
+        Broken::Gone => Error::PeerGone { rank: peer, during },
+        Broken::Late => Error::PeerSilent { ranks: vec![peer], during, waited: deadline.limit() },
+        Broken::Bad(what) => Error::PeerFailed { rank: peer, during, what: what.clone() },
+    }
+}
+
+/// A handle that many may hold.
+pub(crate) type SharedGroup = Arc<Group>;
+
+#[cfg(test)]
+mod tests;

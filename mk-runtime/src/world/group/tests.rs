@@ -1,0 +1,149 @@
+use super::super::UnixBootstrap;
+use super::*;
+use std::io::{Seek, Write};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+fn soon() -> Deadline {
+    Deadline::within(Duration::from_secs(5))
+}
+
+/// Builds a group per rank, each on a thread, as processes would.
+fn ranks<T: Send>(run: &str, size: u32, work: impl Fn(Group, u32) -> T + Sync) -> Vec<T> {
+    let run = format!("group/{run}/{}", std::process::id());
+    std::thread::scope(|scope| {
+        let start = |rank| {
+            let (run, work) = (&run, &work);
+            scope.spawn(move || {
+                let mut b = UnixBootstrap::meet(run, rank, size, Duration::from_secs(10)).unwrap();
+                let door = Door::open().unwrap();
+                let names = b.all_gather(door.name().as_bytes()).unwrap();
+                let names: Vec<String> =
+                    names.into_iter().map(|n| String::from_utf8(n).unwrap()).collect();
+                work(Group::connect(&b, &door, &names).unwrap(), rank)
+            })
+        };
+        let all: Vec<_> = (0..size).map(start).collect();
+        all.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn bytes_and_descriptors_reach_everybody() {
+    ranks("reach", 4, |group, rank| {
+        for round in 0..50u8 {
+            let all = group.all_gather("round", &[rank as u8, round], soon()).unwrap();
+            let expected: Vec<Vec<u8>> = (0..4).map(|r| vec![r, round]).collect();
+            assert_eq!(all, expected);
+        }
+        let (_, fd) = SharedPages::create(8).unwrap();
+        let mut file = std::fs::File::from(fd);
+        file.write_all(&[rank as u8]).unwrap();
+        let all = group.all_fds("files", file.into(), soon()).unwrap();
+        for (peer, fd) in all.into_iter().enumerate() {
+            let Some(fd) = fd else {
+                assert_eq!(peer as u32, rank);
+                continue;
+            };
+            let mut file = std::fs::File::from(fd);
+            file.rewind().unwrap();
+            let mut byte = [99];
+            file.read_exact(&mut byte).unwrap();
+            assert_eq!(u32::from(byte[0]), peer as u32);
+        }
+        group.all_gather("end", &[], soon()).unwrap();
+    });
+}
+
+#[test]
+fn one_failure_is_everybodys() {
+    let errors = ranks("fails", 3, |group, rank| {
+        let mine = match rank {
+            1 => Err(Error::Shape { what: "no room".into() }),
+            _ => Ok(()),
+        };
+        let error = group.agree("bind", mine, soon()).unwrap_err().to_string();
+        // And the group goes on.
+        group.agree("again", Ok(()), soon()).unwrap();
+        error
+    });
+    assert_eq!(errors, ["bind: rank 1 failed: no room", "no room", "bind: rank 1 failed: no room"]);
+}
+
+#[test]
+fn another_call_is_an_error_on_all() {
+    let errors = ranks("astray", 2, |group, rank| {
+        let call = if rank == 0 { "bind a" } else { "bind b" };
+        let error = group.all_gather(call, &[], soon()).unwrap_err();
+        // What the sockets hold is not to be trusted any more.
+        assert!(group.all_gather("next", &[], soon()).is_err());
+        error
+    });
+    assert!(errors.iter().all(|e| matches!(e, Error::Disagree { .. })), "{errors:?}");
+}
+
+#[test]
+fn silence_ends_and_names_the_rank() {
+    let errors = ranks("silent", 3, |group, rank| {
+        if rank == 2 {
+            std::thread::sleep(Duration::from_millis(400));
+            return None;
+        }
+        let deadline = Deadline::within(Duration::from_millis(100));
+        Some(group.all_gather("bind", &[], deadline).unwrap_err())
+    });
+    for error in errors.iter().flatten() {
+        assert!(matches!(error, Error::PeerSilent { ranks, .. } if ranks == &[2]), "{error}");
+    }
+}
+
+struct Raised(AtomicU32);
+
+impl Abort for Raised {
+    fn raise(&self, by: u32) {
+        self.0.store(by + 1, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_death_is_noticed_and_raised_after_the_grace() {
+    ranks("death", 3, |group, rank| {
+        if rank == 1 {
+            // As a kill does it: the sockets close, and no farewell is said.
+            let Group { links, watch, .. } = group;
+            for stream in links.into_inner().unwrap().streams.iter().flatten() {
+                stream.shutdown(std::net::Shutdown::Both).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(1500));
+            drop(watch);
+            return;
+        }
+        let raised = Arc::new(Raised(AtomicU32::new(0)));
+        let weak: Weak<dyn Abort> = Arc::downgrade(&raised) as Weak<dyn Abort>;
+        group.on_death(weak);
+        let begin = Instant::now();
+        while raised.0.load(Ordering::Acquire) == 0 && begin.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(raised.0.load(Ordering::Acquire), 2);
+        assert!(begin.elapsed() >= Duration::from_millis(900), "{:?}", begin.elapsed());
+        assert_eq!(group.dead(), Some(1));
+        let error = group.all_gather("bind", &[], soon()).unwrap_err();
+        assert!(matches!(error, Error::PeerGone { rank: 1, .. }), "{error}");
+        // The survivors leave together, or one would see the other's death too.
+        std::thread::sleep(Duration::from_millis(300));
+    });
+}
+
+#[test]
+fn leaving_is_not_dying() {
+    ranks("leaves", 2, |group, rank| {
+        if rank == 1 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(group.dead(), None);
+        let error = group.all_gather("bind", &[], soon()).unwrap_err();
+        assert!(matches!(error, Error::PeerGone { rank: 1, .. }), "{error}");
+    });
+}

@@ -1,0 +1,279 @@
+//! Processes of one host find each other through a Unix-domain socket in the abstract namespace.
+//!
+//! Rank 0 listens under a name made from the identity of the run, so that nothing is left behind in a file system, two
+//! runs on a host do not meet, and the launcher's own port is left alone. Every other rank connects, says the run's
+//! token and its rank, and is answered when all have come. Gathers then go through rank 0.
+
+use super::pack::{Pack, Unpack};
+use super::wire::{self, Broken, Deadline};
+use super::{Bootstrap, env_launcher};
+use crate::Error;
+use sha2::{Digest, Sha256};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::Duration;
+
+/// Between two looks for who has come.
+const PAUSE: Duration = Duration::from_millis(5);
+/// What one newcomer may take to say who it is.
+const HELLO: Duration = Duration::from_secs(2);
+/// What ranks other than 0 wait longer, so that they hear from rank 0 who is missing.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// A [`Bootstrap`] between the processes of one host, without a server and without a port.
+#[derive(Debug)]
+pub struct UnixBootstrap {
+    rank: u32,
+    world_size: u32,
+    limit: Duration,
+    /// Rank 0: one stream per other rank, from rank 1. Others: the one to rank 0.
+    streams: Vec<UnixStream>,
+}
+
+impl UnixBootstrap {
+    /// Meets the other processes of a run, for at most `limit`, which also bounds each later call.
+    ///
+    /// `run` is the same in all of them and different from that of any other run on the host; processes of other users
+    /// are turned away.
+    ///
+    /// # Errors
+    /// [`Error::Rendezvous`] with the ranks that did not come; [`Error::Shape`] for a rank that does not exist;
+    /// [`Error::System`].
+    pub fn meet(
+        run: &str,
+        rank: u32,
+        world_size: u32,
+        limit: Duration,
+    ) -> Result<UnixBootstrap, Error> {
+        if rank >= world_size || world_size > mk_abi::device::MAX_RANKS as u32 {
+            return Err(Error::Shape {
+                what: format!("rank {rank} of a world of {world_size} does not exist"),
+            });
+        }
+        let mut this = UnixBootstrap { rank, world_size, limit, streams: Vec::new() };
+        let token: [u8; 32] = Sha256::new()
+            .chain_update(b"mk rendezvous 1/")
+            .chain_update(world_size.to_le_bytes())
+            .chain_update(run.as_bytes())
+            .finalize()
+            .into();
+        match (world_size, rank) {
+            (1, _) => {}
+            (_, 0) => this.listen(&token)?,
+            _ => this.join(&token)?,
+        }
+        Ok(this)
+    }
+
+    /// As [`UnixBootstrap::meet`], with what torchrun's variables say.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralHosts`]; as
+    /// [`UnixBootstrap::meet`].
+    pub fn from_env(limit: Duration) -> Result<UnixBootstrap, Error> {
+        let launcher = env_launcher()?;
+        UnixBootstrap::meet(&launcher.run, launcher.rank, launcher.world_size, limit)
+    }
+
+    fn listen(&mut self, token: &[u8; 32]) -> Result<(), Error> {
+        let deadline = Deadline::within(self.limit);
+        let listener = UnixListener::bind_addr(&address(token)?).map_err(|e| Error::System {
+            call: "bind",
+            what: format!("{e} (is another process rank 0 of the same run?)"),
+        })?;
+        listener.set_nonblocking(true).map_err(|e| os("bind", &e))?;
+        let mut came: Vec<Option<UnixStream>> = (1..self.world_size).map(|_| None).collect();
+        while came.iter().any(Option::is_none) {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    if let Some((rank, stream)) = welcome(stream, token)
+                        && let Some(place) = came.get_mut((rank as usize).wrapping_sub(1))
+                    {
+                        if place.as_ref().is_some_and(alive) {
+                            let what = format!("two processes say that they are rank {rank}");
+                            return Err(self.refuse(came, vec![], what, deadline));
+                        }
+                        *place = Some(stream);
+                    }
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(os("accept", &e)),
+            }
+            if deadline.over() {
+                let missing: Vec<u32> =
+                    (1..).zip(&came).filter(|(_, s)| s.is_none()).map(|(r, _)| r).collect();
+                if !missing.is_empty() {
+                    let what = "not all processes of this run came".to_string();
+                    return Err(self.refuse(came, missing, what, deadline));
+                }
+            }
+        }
+        // Nobody may find the old listener once the first rank has its answer: it could be for the next world.
+        drop(listener);
+        self.streams = came.into_iter().flatten().collect();
+        let answers: Vec<Vec<u8>> = vec![verdict(&Ok(Vec::new())); self.streams.len()];
+        self.tell(&answers, deadline)
+    }
+
+    /// Tells those who came why there will be no world.
+    fn refuse(
+        &self,
+        came: Vec<Option<UnixStream>>,
+        missing: Vec<u32>,
+        what: String,
+        deadline: Deadline,
+    ) -> Error {
+        let answer = verdict(&Err((missing.clone(), what.clone())));
+        for stream in came.into_iter().flatten() {
+            // One who has given up meanwhile needs no answer.
+            let _ = wire::send(&stream, &answer, Deadline::within(HELLO));
+        }
+        Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.limit() }
+    }
+
+    fn tell(&self, answers: &[Vec<u8>], deadline: Deadline) -> Result<(), Error> {
+        for (i, (stream, answer)) in self.streams.iter().zip(answers).enumerate() {
+            let sent = wire::send(stream, answer, deadline);
+            sent.map_err(|b| self.broken(vec![i as u32 + 1], &b, deadline))?;
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, token: &[u8; 32]) -> Result<(), Error> {
+        let deadline = Deadline::within(self.limit);
+        let hello = Pack::default().bytes(token).u64(self.rank.into()).done();
+        let name = address(token)?;
+        loop {
+            let met = UnixStream::connect_addr(&name).map_err(|_| Broken::Gone).and_then(|s| {
+                wire::send(&s, &hello, deadline)?;
+                let answer = wire::receive(&s, Deadline::within(deadline.left() + SLACK))?;
+                Ok((s, answer))
+            });
+            match met {
+                Ok((stream, answer)) => {
+                    self.heard(&answer, deadline)?;
+                    self.streams = vec![stream];
+                    return Ok(());
+                }
+                // Not there yet, or it went away before it answered: it may come back.
+                Err(Broken::Gone) if !deadline.over() => std::thread::sleep(PAUSE),
+                Err(broken) => return Err(self.broken(vec![0], &broken, deadline)),
+            }
+        }
+    }
+
+    /// What rank 0 answered.
+    fn heard<'a>(&self, answer: &'a [u8], deadline: Deadline) -> Result<Unpack<'a>, Error> {
+        let mut fields = Unpack::new(answer);
+        if fields.u64() == Some(0) {
+            return Ok(fields);
+        }
+        let what = fields.text().unwrap_or_else(|| "rank 0 sent what makes no sense".into());
+        let missing = std::iter::from_fn(|| fields.u64()).map(|r| r as u32).collect();
+        Err(Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.limit() })
+    }
+
+    fn broken(&self, missing: Vec<u32>, broken: &Broken, deadline: Deadline) -> Error {
+        let what = match broken {
+            Broken::Gone => "a process went away or was never there".to_string(),
+            Broken::Late => "a process did not answer in time".to_string(),
+            Broken::Bad(what) => what.clone(),
+        };
+        Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.limit() }
+    }
+
+    fn gather_at_zero(&mut self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, Error> {
+        let mut all = vec![mine.to_vec()];
+        let (mut missing, mut reason) = (Vec::new(), Broken::Late);
+        for (rank, stream) in (1..).zip(&self.streams) {
+            match wire::receive(stream, deadline) {
+                Ok(bytes) => all.push(bytes),
+                Err(broken) => {
+                    missing.push(rank);
+                    reason = broken;
+                }
+            }
+        }
+        if !missing.is_empty() {
+            let error = self.broken(missing.clone(), &reason, deadline);
+            let answer = verdict(&Err((missing, error.to_string())));
+            for stream in self.streams.drain(..) {
+                let _ = wire::send(&stream, &answer, Deadline::within(HELLO));
+            }
+            return Err(error);
+        }
+        let answer = verdict(&Ok(all.clone()));
+        self.tell(&vec![answer; self.streams.len()], deadline)?;
+        Ok(all)
+    }
+}
+
+impl Bootstrap for UnixBootstrap {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let deadline = Deadline::within(self.limit);
+        if self.streams.is_empty() && self.world_size > 1 {
+            return Err(self.broken(vec![], &Broken::Gone, deadline));
+        }
+        if self.rank == 0 {
+            return self.gather_at_zero(mine, deadline);
+        }
+        let patient = Deadline::within(self.limit + SLACK);
+        let answer = wire::send(&self.streams[0], mine, deadline)
+            .and_then(|()| wire::receive(&self.streams[0], patient))
+            .map_err(|b| self.broken(vec![0], &b, deadline))?;
+        let mut fields = self.heard(&answer, deadline)?;
+        let all: Option<Vec<Vec<u8>>> =
+            (0..self.world_size).map(|_| fields.bytes().map(<[u8]>::to_vec)).collect();
+        let nonsense = Broken::Bad("rank 0 sent what makes no sense".into());
+        all.ok_or_else(|| self.broken(vec![0], &nonsense, deadline))
+    }
+}
+
+/// 0 and what was gathered, or 1, a reason and the missing ranks.
+fn verdict(outcome: &Result<Vec<Vec<u8>>, (Vec<u32>, String)>) -> Vec<u8> {
+    match outcome {
+        Ok(all) => all.iter().fold(Pack::default().u64(0), |p, b| p.bytes(b)).done(),
+        Err((missing, what)) => {
+            let text = Pack::default().u64(1).text(what);
+            missing.iter().fold(text, |p, r| p.u64(u64::from(*r))).done()
+        }
+    }
+}
+
+/// Reads a newcomer's hello. Strangers are turned away without a word.
+fn welcome(stream: UnixStream, token: &[u8; 32]) -> Option<(u64, UnixStream)> {
+    stream.set_nonblocking(false).ok()?;
+    if !wire::same_user(&stream) {
+        return None;
+    }
+    let hello = wire::receive(&stream, Deadline::within(HELLO)).ok()?;
+    let mut fields = Unpack::new(&hello);
+    (fields.bytes()? == token).then_some(())?;
+    Some((fields.u64()?, stream))
+}
+
+/// Whether the process at the other end is still there: it has nothing to say before it is answered.
+fn alive(stream: &UnixStream) -> bool {
+    wire::receive(stream, Deadline::within(Duration::ZERO)) == Err(Broken::Late)
+}
+
+fn address(token: &[u8; 32]) -> Result<SocketAddr, Error> {
+    let name: String = token[..16].iter().map(|b| format!("{b:02x}")).collect();
+    SocketAddr::from_abstract_name(format!("mk-{name}")).map_err(|e| os("bind", &e))
+}
+
+pub(super) fn os(call: &'static str, error: &std::io::Error) -> Error {
+    Error::System { call, what: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,238 @@
+//! Messages between processes of one host: length-prefixed frames over Unix-domain sockets, each within a deadline.
+
+use nix::errno::Errno;
+use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, sockopt};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Most bytes of a frame. Collectives send before they receive, so that a frame must fit a socket's buffer.
+pub(super) const MAX_FRAME: usize = 64 << 10;
+
+/// A moment after which nothing is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    begin: Instant,
+    limit: Duration,
+}
+
+impl Deadline {
+    /// `limit` from now.
+    pub(crate) fn within(limit: Duration) -> Deadline {
+        Deadline { begin: Instant::now(), limit }
+    }
+
+    /// Time left. At least a millisecond even when it is over, so that what has come already is still read.
+    pub(super) fn left(&self) -> Duration {
+        self.limit.saturating_sub(self.begin.elapsed()).max(Duration::from_millis(1))
+    }
+
+    pub(super) fn over(&self) -> bool {
+        self.begin.elapsed() >= self.limit
+    }
+
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+}
+
+/// Why a message did not arrive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Broken {
+    /// The other process has closed its end, or is dead.
+    Gone,
+    /// Nothing within the deadline.
+    Late,
+    /// It came and makes no sense, or the system refused.
+    Bad(String),
+}
+
+impl Broken {
+    fn of(errno: Errno) -> Broken {
+        match errno {
+            Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN => Broken::Gone,
+            // What a socket with a time limit says, of either direction.
+            Errno::EAGAIN | Errno::ETIMEDOUT => Broken::Late,
+            other => Broken::Bad(other.to_string()),
+        }
+    }
+
+    fn io(error: &std::io::Error) -> Broken {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => Broken::Late,
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof => {
+                Broken::Gone
+            }
+            _ => Broken::Bad(error.to_string()),
+        }
+    }
+}
+
+/// Sends one frame.
+pub(super) fn send(stream: &UnixStream, bytes: &[u8], deadline: Deadline) -> Result<(), Broken> {
+    let Some(length) = u32::try_from(bytes.len()).ok().filter(|n| *n as usize <= MAX_FRAME) else {
+        return Err(Broken::Bad(format!("a message of {} bytes is too long", bytes.len())));
+    };
+    let mut frame = length.to_le_bytes().to_vec();
+    frame.extend_from_slice(bytes);
+    let mut rest = &frame[..];
+    while !rest.is_empty() {
+        stream.set_write_timeout(Some(deadline.left())).map_err(|e| Broken::io(&e))?;
+        // Not `write`: a peer that is gone must be an error, and not a signal to a process that does not ignore it.
+        match socket::send(stream.as_raw_fd(), rest, MsgFlags::MSG_NOSIGNAL) {
+            Ok(n) => rest = &rest[n.min(rest.len())..],
+            Err(Errno::EINTR) if !deadline.over() => {}
+            Err(errno) => return Err(Broken::of(errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Receives one frame.
+pub(super) fn receive(stream: &UnixStream, deadline: Deadline) -> Result<Vec<u8>, Broken> {
+    let mut length = [0u8; 4];
+    fill(stream, &mut length, deadline)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_FRAME {
+        return Err(Broken::Bad(format!("a message of {length} bytes is too long")));
+    }
+    let mut bytes = vec![0u8; length];
+    fill(stream, &mut bytes, deadline)?;
+    Ok(bytes)
+}
+
+fn fill(mut stream: &UnixStream, out: &mut [u8], deadline: Deadline) -> Result<(), Broken> {
+    let mut at = 0;
+    while at < out.len() {
+        stream.set_read_timeout(Some(deadline.left())).map_err(|e| Broken::io(&e))?;
+        match stream.read(&mut out[at..]) {
+            Ok(0) => return Err(Broken::Gone),
+            Ok(n) => at += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted && !deadline.over() => {}
+            Err(e) => return Err(Broken::io(&e)),
+        }
+    }
+    Ok(())
+}
+
+/// Gives the other process a file descriptor (`SCM_RIGHTS`, unix(7)); both own one then.
+pub(super) fn send_fd(
+    stream: &UnixStream,
+    fd: BorrowedFd<'_>,
+    deadline: Deadline,
+) -> Result<(), Broken> {
+    let fds = [fd.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&fds)];
+    loop {
+        stream.set_write_timeout(Some(deadline.left())).map_err(|e| Broken::io(&e))?;
+        // A byte goes with it: rights alone are no message.
+        let byte = [IoSlice::new(&[0])];
+        match socket::sendmsg::<()>(
+            stream.as_raw_fd(),
+            &byte,
+            &rights,
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        ) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) if !deadline.over() => {}
+            Err(errno) => return Err(Broken::of(errno)),
+        }
+    }
+}
+
+/// Takes what [`send_fd`] gave.
+pub(super) fn receive_fd(stream: &UnixStream, deadline: Deadline) -> Result<OwnedFd, Broken> {
+    loop {
+        stream.set_read_timeout(Some(deadline.left())).map_err(|e| Broken::io(&e))?;
+        let mut byte = [0u8; 1];
+        let mut iov = [IoSliceMut::new(&mut byte)];
+        let mut space = nix::cmsg_space!([RawFd; 4]);
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let message =
+            match socket::recvmsg::<()>(stream.as_raw_fd(), &mut iov, Some(&mut space), flags) {
+                Ok(message) if message.bytes == 0 => return Err(Broken::Gone),
+                Ok(message) => message,
+                Err(Errno::EINTR) if !deadline.over() => continue,
+                Err(errno) => return Err(Broken::of(errno)),
+            };
+        let mut fds = Vec::new();
+        for control in message.cmsgs().map_err(Broken::of)? {
+            if let ControlMessageOwned::ScmRights(raw) = control {
+                // SAFETY: the kernel has just made these descriptors for this process, and nobody else knows them.
+                fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+            }
+        }
+        return match (fds.pop(), fds.is_empty()) {
+            (Some(fd), true) => Ok(fd),
+            _ => {
+                Err(Broken::Bad("a message that should carry one file descriptor does not".into()))
+            }
+        };
+    }
+}
+
+/// Whether the process at the other end belongs to the user of this one.
+pub(super) fn same_user(stream: &UnixStream) -> bool {
+    let theirs = socket::getsockopt(stream, sockopt::PeerCredentials);
+    theirs.is_ok_and(|c| c.uid() == nix::sys::socket::UnixCredentials::new().uid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    fn soon() -> Deadline {
+        Deadline::within(Duration::from_secs(5))
+    }
+
+    #[test]
+    fn frames_arrive_whole_and_in_order() {
+        let (a, b) = UnixStream::pair().unwrap();
+        send(&a, b"one", soon()).unwrap();
+        send(&a, b"", soon()).unwrap();
+        let large: Vec<u8> = (0..MAX_FRAME).map(|i| i as u8).collect();
+        send(&a, &large, soon()).unwrap();
+        assert_eq!(receive(&b, soon()).unwrap(), b"one");
+        assert_eq!(receive(&b, soon()).unwrap(), b"");
+        assert_eq!(receive(&b, soon()).unwrap(), large);
+    }
+
+    #[test]
+    fn silence_death_and_nonsense_are_told_apart() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let begin = Instant::now();
+        let limit = Deadline::within(Duration::from_millis(50));
+        assert_eq!(receive(&b, limit), Err(Broken::Late));
+        assert!(begin.elapsed() < Duration::from_secs(2));
+        (&a).write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert!(matches!(receive(&b, soon()), Err(Broken::Bad(_))));
+        drop(a);
+        assert_eq!(receive(&b, soon()), Err(Broken::Gone));
+        assert_eq!(send(&b, b"x", soon()), Err(Broken::Gone));
+        assert!(matches!(send(&b, &vec![0; MAX_FRAME + 1], soon()), Err(Broken::Bad(_))));
+    }
+
+    #[test]
+    fn a_descriptor_is_the_same_file_on_the_other_side() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let fd =
+            nix::sys::memfd::memfd_create("t", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        let mut file = std::fs::File::from(fd);
+        file.write_all(b"shared").unwrap();
+        send_fd(&a, file.as_fd(), soon()).unwrap();
+        send(&a, b"after", soon()).unwrap();
+        let theirs = std::fs::File::from(receive_fd(&b, soon()).unwrap());
+        let mut text = [0; 6];
+        std::os::unix::fs::FileExt::read_exact_at(&theirs, &mut text, 0).unwrap();
+        assert_eq!(&text, b"shared");
+        // The byte that carried it is not part of what follows.
+        assert_eq!(receive(&b, soon()).unwrap(), b"after");
+        send(&a, b"", soon()).unwrap();
+        assert!(matches!(receive_fd(&b, soon()), Err(Broken::Bad(_))));
+        assert!(same_user(&a));
+    }
+}
