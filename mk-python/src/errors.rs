@@ -124,13 +124,26 @@ fn class(error: &RuntimeError) -> Class {
         | RuntimeError::Cuda { .. }
         | RuntimeError::NoSuchDevice { .. }
         | RuntimeError::NoPeerAccess { .. }
+        | RuntimeError::SameDevice { .. }
+        | RuntimeError::SeveralHosts { .. }
+        | RuntimeError::SmBudget { .. }
+        | RuntimeError::System { .. }
         | RuntimeError::LaunchBlocking
         | RuntimeError::WrongArch { .. }
         | RuntimeError::NotCoResident { .. } => Class::Device,
-        RuntimeError::Count { .. } | RuntimeError::Tensor { .. } | RuntimeError::Shape { .. } => {
-            Class::Argument
+        RuntimeError::Count { .. }
+        | RuntimeError::Tensor { .. }
+        | RuntimeError::MixedCapture { .. }
+        | RuntimeError::Shape { .. } => Class::Argument,
+        RuntimeError::Environment { .. }
+        | RuntimeError::Rendezvous { .. }
+        | RuntimeError::PeerGone { .. }
+        | RuntimeError::PeerSilent { .. }
+        | RuntimeError::PeerFailed { .. }
+        | RuntimeError::Disagree { .. } => Class::Rendezvous,
+        RuntimeError::Fault(_) | RuntimeError::Poisoned { .. } | RuntimeError::Aborted => {
+            Class::Fault
         }
-        RuntimeError::Fault(_) | RuntimeError::Poisoned { .. } => Class::Fault,
         _ => Class::Error,
     }
 }

@@ -5,7 +5,7 @@ use crate::{
     options,
     plan::{Plan, parse},
     tensor::Torch,
-    world::{Place, World, blame},
+    world::{Place, World},
 };
 use mk::{
     Bound as Sizes,
@@ -58,11 +58,12 @@ pub struct Function {
 /// global shape then follows from the tensors. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the
 /// rows, columns and depth of a matrix product's tile; all ranks must say the same. ``wait_limit_s`` bounds each wait
 /// inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
+/// With ``overlap`` launches of different functions do not wait for each other, if their CTAs fit the GPU together.
 ///
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, wait_limit_s=30.0,
-                    entry_limit_s=600.0, reserve_sms=0))]
+                    entry_limit_s=600.0, reserve_sms=0, overlap=false))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn compile(
     py: Python<'_>,
@@ -75,6 +76,7 @@ pub fn compile(
     wait_limit_s: f64,
     entry_limit_s: f64,
     reserve_sms: u32,
+    overlap: bool,
 ) -> PyResult<Function> {
     let program = parse(py, pipeline)?;
     let place = world.get().place();
@@ -86,6 +88,7 @@ pub fn compile(
             wait_limit: options::seconds(py, "wait_limit_s", wait_limit_s)?,
             entry_limit: options::seconds(py, "entry_limit_s", entry_limit_s)?,
             reserve_sms,
+            overlap,
             ..InstanceOptions::default()
         },
     };
@@ -125,10 +128,6 @@ impl Function {
         self.world.get().place()
     }
 
-    fn failed(&self, py: Python<'_>, error: FunctionError) -> PyErr {
-        blame(py, self.world.get().cause().as_ref(), errors::function(py, error))
-    }
-
     /// Works on the function in the crate `mk`, detached.
     fn with<T: Send>(
         &self,
@@ -137,7 +136,7 @@ impl Function {
     ) -> PyResult<T> {
         let result = py.detach(|| self.lock().as_mut().map(work));
         match result {
-            Some(result) => result.map_err(|e| self.failed(py, e)),
+            Some(result) => result.map_err(|e| errors::function(py, e)),
             None => Err(match self.place() {
                 Place::Gpus(_) => Class::Error.error(py, "the function was closed"),
                 Place::Offline { .. } => Class::Device.error(

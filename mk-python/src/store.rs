@@ -57,19 +57,19 @@ impl StoreBootstrap {
         format!("{}/{exchange}/{rank}", self.prefix)
     }
 
-    fn exchange(&self, py: Python<'_>, mine: &[u8]) -> PyResult<Vec<Vec<u8>>> {
+    fn exchange(&self, py: Python<'_>, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
         let store = self.store.bind(py);
+        let begin = Instant::now();
         // Some stores take an empty value for none.
         let message = [b"m", mine].concat();
         store.call_method1("set", (self.key(self.done, self.rank), PyBytes::new(py, &message)))?;
-        let deadline = Instant::now() + self.timeout;
         let mut all = Vec::with_capacity(self.world_size as usize);
         for rank in 0..self.world_size {
             let key = self.key(self.done, rank);
             let mut pause = FIRST_PAUSE;
             while !store.call_method1("check", (vec![&key],))?.extract::<bool>()? {
-                if Instant::now() > deadline {
-                    return Err(self.missing(py));
+                if begin.elapsed() > self.timeout {
+                    return Err(Failure::Missing(self.missing(py), begin.elapsed()));
                 }
                 py.check_signals()?;
                 py.detach(|| std::thread::sleep(pause));
@@ -87,23 +87,30 @@ impl StoreBootstrap {
     }
 
     /// Which ranks did not come.
-    fn missing(&self, py: Python<'_>) -> PyErr {
+    fn missing(&self, py: Python<'_>) -> Vec<u32> {
         let store = self.store.bind(py);
         let absent = |rank: &u32| {
             let seen = store.call_method1("check", (vec![self.key(self.done, *rank)],));
             !seen.and_then(|s| s.extract::<bool>()).unwrap_or(false)
         };
-        let ranks: Vec<String> =
-            (0..self.world_size).filter(absent).map(|rank| rank.to_string()).collect();
-        let what = format!(
-            "rank {} waited {:.0?} for rank {} at exchange {} of the world: every rank must make and bind the same \
-             functions in the same order",
-            self.rank,
-            self.timeout,
-            ranks.join(", "),
-            self.done + 1
-        );
-        crate::errors::Class::Rendezvous.error(py, what)
+        (0..self.world_size).filter(absent).collect()
+    }
+
+    fn failed(&self, what: String, missing: Vec<u32>, waited: Duration) -> Error {
+        Error::Rendezvous { rank: self.rank, missing, what, waited }
+    }
+}
+
+/// Why an exchange failed.
+enum Failure {
+    /// Ranks that did not come in this time.
+    Missing(Vec<u32>, Duration),
+    Python(PyErr),
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Failure {
+        Failure::Python(error)
     }
 }
 
@@ -118,20 +125,24 @@ impl Bootstrap for StoreBootstrap {
 
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         // While the interpreter shuts down nobody can be asked.
-        let result = Python::try_attach(|py| {
-            self.exchange(py, mine).map_err(|error| {
-                let text = error.to_string();
-                *self.cause.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
-                text
-            })
-        });
-        match result {
+        match Python::try_attach(|py| self.exchange(py, mine)) {
             Some(Ok(all)) => {
                 self.done += 1;
                 Ok(all)
             }
-            Some(Err(what)) => Err(failed(what)),
-            None => Err(failed("the interpreter is shutting down".into())),
+            Some(Err(Failure::Missing(ranks, waited))) => {
+                let what = "every rank must make the same worlds in the same order".into();
+                Err(self.failed(what, ranks, waited))
+            }
+            Some(Err(Failure::Python(error))) => {
+                let what = error.to_string();
+                *self.cause.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
+                Err(self.failed(what, Vec::new(), Duration::ZERO))
+            }
+            None => {
+                let what = "the interpreter is shutting down".into();
+                Err(self.failed(what, Vec::new(), Duration::ZERO))
+            }
         }
     }
 }
@@ -151,15 +162,10 @@ pub fn all_gather(
     let mut bootstrap = StoreBootstrap::new(store, rank, world_size, "test".into(), timeout);
     let mut all = Vec::new();
     for message in messages {
-        let one = py.detach(|| bootstrap.all_gather(&message)).map_err(|e| {
-            let error = crate::errors::runtime(py, &e);
-            crate::world::blame(py, Some(&bootstrap.cause), error)
-        })?;
+        let one = py
+            .detach(|| bootstrap.all_gather(&message))
+            .map_err(|e| crate::world::blame(py, &bootstrap.cause, &e))?;
         all.push(one.iter().map(|bytes| PyBytes::new(py, bytes).unbind()).collect());
     }
     Ok(all)
-}
-
-fn failed(what: String) -> Error {
-    Error::Shape { what: format!("the ranks did not meet: {what}") }
 }

@@ -5,7 +5,7 @@ use crate::{
     options::seconds,
     store::{Cause, StoreBootstrap},
 };
-use mk::runtime::{self, world::Bootstrap};
+use mk::runtime;
 use pyo3::{exceptions::PyKeyboardInterrupt, prelude::*};
 use std::{
     ops::Range,
@@ -21,7 +21,6 @@ static WORLDS: AtomicU64 = AtomicU64::new(0);
 #[pyclass(frozen, module = "mk")]
 pub struct World {
     place: Place,
-    cause: Option<Cause>,
 }
 
 /// Where functions run.
@@ -38,10 +37,6 @@ pub enum Place {
 impl World {
     pub fn place(&self) -> &Place {
         &self.place
-    }
-
-    pub fn cause(&self) -> Option<Cause> {
-        self.cause.clone()
     }
 }
 
@@ -70,18 +65,26 @@ impl Place {
     }
 }
 
-/// The exception for a failure that may have come from Python in the first place.
-pub fn blame(py: Python<'_>, cause: Option<&Cause>, error: PyErr) -> PyErr {
-    let first = cause.and_then(|c| c.lock().unwrap_or_else(|e| e.into_inner()).take());
+impl Drop for World {
+    fn drop(&mut self) {
+        // Leaving takes leave of the other processes.
+        crate::function::release(std::mem::replace(
+            &mut self.place,
+            Place::Offline { ranks: 1, rank: 0 },
+        ));
+    }
+}
+
+/// The exception for a failed exchange, which may have come from Python in the first place.
+pub fn blame(py: Python<'_>, cause: &Cause, error: &runtime::Error) -> PyErr {
+    let first = cause.lock().unwrap_or_else(|e| e.into_inner()).take();
     match first {
         Some(first) if first.is_instance_of::<PyKeyboardInterrupt>(py) => first,
-        Some(first) if first.get_type(py).name().is_ok_and(|n| n == "RendezvousError") => first,
-        Some(first) => {
-            let rendezvous = Class::Rendezvous.error(py, error.to_string());
-            rendezvous.set_cause(py, Some(first));
-            rendezvous
+        first => {
+            let error = errors::runtime(py, error);
+            error.set_cause(py, first);
+            error
         }
-        None => error,
     }
 }
 
@@ -90,8 +93,8 @@ impl World {
     /// One process per GPU, found through ``torch.distributed``. Collective: every rank of the default process group
     /// calls it, in the same order if it is called several times.
     ///
-    /// Ranks and world size are those of the default process group, whose store carries the rendezvous (and that of each
-    /// first call with new shapes); its backend is not used. ``store`` takes its place if given. The rank's GPU is
+    /// Ranks and world size are those of the default process group, whose store carries the rendezvous; its backend is not
+    /// used. Afterwards the processes talk by sockets of their own. ``store`` takes its place if given. The rank's GPU is
     /// ``device``, by default ``torch.cuda.current_device()``: set it before. ``timeout_s`` bounds the wait for the other
     /// ranks.
     ///
@@ -131,9 +134,9 @@ impl World {
         let prefix = format!("mk/{}", WORLDS.fetch_add(1, Ordering::Relaxed));
         let bootstrap = StoreBootstrap::new(store, rank, world_size, prefix, timeout);
         let cause = bootstrap.cause();
-        let world = py.detach(|| connect(Box::new(bootstrap), device));
-        let world = world.map_err(|e| blame(py, Some(&cause), errors::runtime(py, &e)))?;
-        Ok(World { place: Place::Gpus(world), cause: Some(cause) })
+        let world = py.detach(|| runtime::World::connect(Box::new(bootstrap), device));
+        let world = world.map_err(|e| blame(py, &cause, &e))?;
+        Ok(World { place: Place::Gpus(world) })
     }
 
     /// One process per GPU, found through torchrun's environment variables, without torch.distributed. Collective.
@@ -141,8 +144,8 @@ impl World {
     /// Raises RendezvousError or DeviceError.
     #[staticmethod]
     fn from_env(py: Python<'_>) -> PyResult<World> {
-        let world = py.detach(from_env).map_err(|e| errors::runtime(py, &e))?;
-        Ok(World { place: Place::Gpus(world), cause: None })
+        let world = py.detach(runtime::World::from_env).map_err(|e| errors::runtime(py, &e))?;
+        Ok(World { place: Place::Gpus(world) })
     }
 
     /// One process that owns GPUs ``0..n``, one rank each. Functions then take and return lists of ``n`` tensors, unless
@@ -152,7 +155,7 @@ impl World {
     #[staticmethod]
     fn local(py: Python<'_>, n: usize) -> PyResult<World> {
         let world = py.detach(|| runtime::World::local(n)).map_err(|e| errors::runtime(py, &e))?;
-        Ok(World { place: Place::Gpus(world), cause: None })
+        Ok(World { place: Place::Gpus(world) })
     }
 
     /// No GPU: what rank ``rank`` of ``ranks`` would do. Functions check their tensors and have plans, and calling them
@@ -168,7 +171,7 @@ impl World {
                 format!("rank {rank} of {ranks}: there are 1 to {most} ranks, counted from 0");
             return Err(Class::Argument.error(py, what));
         }
-        Ok(World { place: Place::Offline { ranks, rank }, cause: None })
+        Ok(World { place: Place::Offline { ranks, rank } })
     }
 
     /// Number of ranks.
@@ -200,16 +203,4 @@ impl World {
             }
         }
     }
-}
-
-/// Joins the processes of a bootstrap to a world.
-fn connect(bootstrap: Box<dyn Bootstrap>, device: i32) -> Result<runtime::World, runtime::Error> {
-    match bootstrap.world_size() {
-        1 => runtime::World::on_devices(&[device]),
-        n => Err(runtime::Error::Shape { what: format!("a world of {n} processes") }),
-    }
-}
-
-fn from_env() -> Result<runtime::World, runtime::Error> {
-    Err(runtime::Error::Shape { what: "a world of several processes".into() })
 }

@@ -109,16 +109,26 @@ def fault(world):
     linear(mk.compile(LINEAR, world), 256 * SIZE, 512, 256 * SIZE, 3)
 
 
+def disagreement(world):
+    """Ranks that compile different kernels are told so when they bind."""
+    f = mk.compile(LINEAR, world, sms={"intra_comm": 8 + 4 * (RANK % 2)})
+    try:
+        f.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
+        raise AssertionError("different kernels were bound")
+    except mk.RendezvousError as error:
+        assert "every rank must pass the same" in str(error), error
+
+
 def missing(world):
-    """The last rank does not bind: the others are told who, within the limit."""
-    hasty = mk.World.from_torch(timeout_s=3.0)
+    """The last rank does not come to a new world: the others are told who, within the limit."""
     if RANK < SIZE - 1:
+        begin = time.monotonic()
         try:
-            mk.compile(LINEAR, hasty).bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
-            raise AssertionError("a bind without a peer came to its end")
+            mk.World.from_torch(timeout_s=2.0)
+            raise AssertionError("a world without a rank was made")
         except mk.RendezvousError as error:
-            assert f"for rank {SIZE - 1} " in str(error), error
-    dist.barrier()
+            assert f"missing: rank {SIZE - 1}" in str(error), error
+            assert time.monotonic() - begin < 10.0
 
 
 def main():
@@ -128,7 +138,7 @@ def main():
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=60))
     world = mk.World.from_torch()
     assert (world.size, world.ranks, world.devices) == (SIZE, [RANK], [torch.cuda.current_device()])
-    cases = [shapes, ragged, reduction, graph] + ([fault, missing] if SIZE > 1 else [])
+    cases = [shapes, ragged, reduction, graph] + ([disagreement, fault, missing] if SIZE > 1 else [])
     for case in cases:
         case(world)
         gc.collect()

@@ -77,6 +77,7 @@ def compile(
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
     reserve_sms: int = 0,
+    overlap: bool = False,
 ) -> Function: ...
 def plan(
     pipeline: str,

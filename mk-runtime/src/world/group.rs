@@ -123,7 +123,10 @@ impl Group {
             match place.and_then(|p| streams.get_mut(p)) {
                 Some(place @ None) => *place = Some(stream),
                 _ => {
-                    return Err(Error::System { call: "accept", what: format!("rank {peer} came") });
+                    return Err(Error::System {
+                        call: "accept",
+                        what: format!("rank {peer} came"),
+                    });
                 }
             }
         }
