@@ -37,10 +37,11 @@ def main():
     parser.add_argument("--ffn", type=int, default=28672, help="columns of the first weight over all ranks [28672]")
     args = parser.parse_args()
 
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(gpu)
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False
-    dist.init_process_group("nccl")
+    dist.init_process_group("nccl", device_id=gpu)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if args.tokens % ranks or args.ffn % ranks:
         sys.exit(f"--tokens and --ffn must be multiples of the {ranks} ranks")

@@ -109,6 +109,31 @@ def fault(world):
     linear(mk.compile(LINEAR, world), 256 * SIZE, 512, 256 * SIZE, 3)
 
 
+def environment(world):
+    """Without torch.distributed, beside a world that was made with it."""
+    linear(mk.compile(LINEAR, mk.World.from_env()), 256 * SIZE, 512, 256 * SIZE, 5)
+
+
+def side_by_side(world):
+    """Two functions on two streams, in the opposite order on every other rank."""
+    options = {"sms": {"compute": 40, "intra_comm": 8}, "overlap": True}
+    f, g = mk.compile(LINEAR, world, **options), mk.compile(LINEAR, world, **options)
+    for one in f, g:
+        one.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
+    a, b = random(256 * SIZE, 512, seed=1), random(512, 256 * SIZE, seed=2)
+    a_r, b_r = chunk(a, 0), chunk(b, 1)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    results = []
+    for stream, one in zip(streams, (f, g) if RANK % 2 == 0 else (g, f)):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            results.append(one(a_r, b_r))
+    f.synchronize()
+    g.synchronize()
+    for y in results:
+        right(y, a.float() @ b_r.float())
+
+
 def disagreement(world):
     """Ranks that compile different kernels are told so when they bind."""
     f = mk.compile(LINEAR, world, sms={"intra_comm": 8 + 4 * (RANK % 2)})
@@ -132,13 +157,14 @@ def missing(world):
 
 
 def main():
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(gpu)
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False
-    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("nccl", device_id=gpu, timeout=datetime.timedelta(seconds=60))
     world = mk.World.from_torch()
     assert (world.size, world.ranks, world.devices) == (SIZE, [RANK], [torch.cuda.current_device()])
-    cases = [shapes, ragged, reduction, graph] + ([disagreement, fault, missing] if SIZE > 1 else [])
+    cases = [shapes, ragged, reduction, graph, environment, side_by_side] + ([disagreement, fault, missing] if SIZE > 1 else [])
     for case in cases:
         case(world)
         gc.collect()
