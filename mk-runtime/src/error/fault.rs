@@ -90,7 +90,12 @@ impl Fault {
     }
 
     fn waited_at(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tile {} waited {} at e{}", self.tile, duration(self.waited_ns), self.edge)?;
+        write!(f, "tile {} waited {} at ", self.tile, duration(self.waited_ns))?;
+        self.at_edge(f)
+    }
+
+    fn at_edge(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "e{}", self.edge)?;
         match &self.edge_text {
             Some(text) => write!(f, " ({text})"),
             None => Ok(()),
@@ -130,21 +135,27 @@ impl fmt::Display for Fault {
                     write!(f, "; the producer is rank {peer}")?;
                 }
             }
-            FaultCause::Known(FaultKind::EntryTimeout) => write!(
-                f,
-                "{} did not enter the launch within {} (expected epoch {}, saw {})",
-                self.peer_name(),
-                duration(self.waited_ns),
-                self.expected,
-                self.seen
-            )?,
-            FaultCause::Known(FaultKind::PlanMismatch) => write!(
-                f,
-                "{} entered with another plan or other per-launch values (hash {:08x} here, {:08x} there)",
-                self.peer_name(),
-                self.expected,
-                self.seen
-            )?,
+            FaultCause::Known(FaultKind::EntryTimeout) => {
+                self.waited_at(f)?;
+                write!(
+                    f,
+                    ": {} did not enter the launch within {} (expected {}, saw {})",
+                    self.peer_name(),
+                    duration(self.waited_ns),
+                    self.expected,
+                    self.seen
+                )?;
+            }
+            FaultCause::Known(FaultKind::PlanMismatch) => {
+                self.at_edge(f)?;
+                write!(
+                    f,
+                    ": {} entered with another plan or other per-launch values (hash {:08x} here, {:08x} there)",
+                    self.peer_name(),
+                    self.expected,
+                    self.seen
+                )?;
+            }
             FaultCause::Known(FaultKind::PeerAborted) => {
                 self.where_it_stood(f)?;
                 write!(f, "{} raised the abort word", self.peer_name())?;

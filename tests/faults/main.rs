@@ -1,0 +1,63 @@
+//! A process per GPU, and everything that goes wrong: each case ends as a typed error on every surviving rank, within
+//! its bound, and a new instance or world works afterwards. `docs/reliability.md` has the table.
+//!
+//! Cases of several processes start this binary again, once per rank, with the variables that torchrun sets. Without
+//! enough GPUs a test says `SKIPPED` and passes. To see what happened:
+//! `cargo test -p mk --test faults -- --nocapture --test-threads=1`.
+
+mod children;
+mod local;
+mod overlap;
+mod processes;
+mod rig;
+mod same;
+mod start;
+
+use mk::runtime::World;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// GPU tests one after another: they hold whole GPUs and measure how long things take.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Ends the process, and says why, if it lives too long: a hang must not look like a slow test.
+pub struct Watchdog {
+    _stop: std::sync::mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    pub fn new(what: &str, limit: Duration) -> Watchdog {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let what = what.to_string();
+        std::thread::spawn(move || {
+            let timeout = std::sync::mpsc::RecvTimeoutError::Timeout;
+            if stopped.recv_timeout(limit) == Err(timeout) {
+                eprintln!("HANG: {what} took more than {limit:?}");
+                std::process::abort();
+            }
+        });
+        Watchdog { _stop: stop }
+    }
+}
+
+/// The largest world of 2 to 4 GPUs in this process; says so when there is none.
+pub fn world(test: &str) -> Option<World> {
+    for n in (2..=4).rev() {
+        match World::local(n) {
+            Ok(world) => return Some(world),
+            Err(e) if e.is_no_device() => {}
+            Err(e) => println!("{test}: {n} GPUs: {e}"),
+        }
+    }
+    println!("SKIPPED {test}: needs two GPUs");
+    None
+}
+
+/// Where a process that [`children`] starts begins. In an ordinary run there is nothing to do.
+#[test]
+fn child() {
+    children::run();
+}

@@ -1,0 +1,151 @@
+//! A pipeline bound to the ranks of this process, with inputs that depend on the rank and the launch alone.
+
+use mk::{
+    Program,
+    abi::{KernelSource, TensorDirection},
+    emit,
+    passes::{self, Config},
+    runtime::{
+        DeviceTensor, Error, Graph, Instance, InstanceOptions, RankTensors, Reference, Stream,
+        StreamRef, World,
+        jit::{self, JitOptions},
+    },
+};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+/// A pipeline and its shapes: `a` is `[m, k]`, `b` is `[k, n]`, `d` is `[n, k]`.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub pipeline: &'static str,
+    pub size: (u64, u64, u64),
+    /// CTAs by role, where the default split is not wanted.
+    pub sms: &'static [(&'static str, u32)],
+}
+
+pub const GATHER: Case =
+    Case { pipeline: "gather(a) -> gemm(b)", size: (1024, 512, 1024), sms: &[] };
+
+/// Bounds that end within seconds.
+pub fn options() -> InstanceOptions {
+    InstanceOptions {
+        wait_limit: Duration::from_secs(2),
+        entry_limit: Duration::from_secs(3),
+        poison: Some(0xFF),
+        ..InstanceOptions::default()
+    }
+}
+
+pub fn compile(case: &Case, ranks: u32) -> KernelSource {
+    let program = Program::parse(case.pipeline).expect("parses");
+    let (m, k, n) = case.size;
+    let shapes = [("(a", "a", [m, k]), ("b)", "b", [k, n]), ("gemm(d)", "d", [n, k])];
+    let shapes: BTreeMap<_, _> = shapes
+        .into_iter()
+        .filter(|(text, ..)| case.pipeline.contains(text))
+        .map(|(_, name, shape)| (name.to_string(), shape.to_vec()))
+        .collect();
+    let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+    let sms = case.sms.iter().map(|(role, n)| (role.to_string(), *n)).collect();
+    let config = Config { ranks, sms, ..Config::default() };
+    let (plan, _proof) = passes::compile(&program, &bound, &config).expect("compiles");
+    emit::emit(&plan).expect("emits")
+}
+
+pub struct Rig {
+    pub instance: Instance,
+    pub streams: Vec<Stream>,
+    pub source: KernelSource,
+    world: World,
+    /// Of this process's ranks, then in argument order.
+    pub tensors: Vec<Vec<DeviceTensor>>,
+    reference: Reference,
+}
+
+impl Rig {
+    pub fn new(world: &World, case: &Case, options: &InstanceOptions) -> Result<Rig, Error> {
+        let source = compile(case, world.size());
+        let compiled = jit::compile(&source, &JitOptions::default())?;
+        let instance = Instance::bind(world, &source, &compiled, options)?;
+        let mut tensors = Vec::new();
+        for rank in world.local_ranks() {
+            let shapes = source.tensors.iter().zip(&source.ranks[rank as usize].tensor_shapes);
+            let new = |(arg, shape): (&mk::abi::TensorArg, &Vec<u64>)| {
+                DeviceTensor::new(world, rank, arg.dtype, shape)
+            };
+            tensors.push(shapes.map(new).collect::<Result<Vec<_>, _>>()?);
+        }
+        let streams = Stream::per_rank(world)?;
+        let reference = Reference::new(world, &JitOptions::default())?;
+        Ok(Rig { instance, streams, source, world: world.clone(), tensors, reference })
+    }
+
+    /// Fresh inputs, poisoned outputs.
+    pub fn refill(&self, epoch: u64) -> Result<(), Error> {
+        for (rank, tensors) in self.world.local_ranks().zip(&self.tensors) {
+            for (i, (tensor, arg)) in tensors.iter().zip(&self.source.tensors).enumerate() {
+                if tensor.elements() == 0 {
+                    continue;
+                }
+                match arg.direction {
+                    TensorDirection::In => {
+                        let seed = epoch * 1_000_003 + u64::from(rank) * 101 + i as u64;
+                        self.reference.fill_random(tensor, seed, 1.0)?;
+                    }
+                    TensorDirection::Out => tensor.poison()?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn refs(&self) -> Vec<StreamRef> {
+        self.streams.iter().map(Stream::as_ref).collect()
+    }
+
+    pub fn args(&self) -> Vec<RankTensors> {
+        self.tensors.iter().map(RankTensors::new).collect()
+    }
+
+    pub fn launch(&mut self) -> Result<(), Error> {
+        let (refs, args) = (self.refs(), self.args());
+        self.instance.launch(&refs, &args)
+    }
+
+    /// One launch with fresh inputs, and what it leaves, by rank.
+    pub fn step(&mut self, epoch: u64) -> Result<Vec<(u32, u64)>, Error> {
+        self.refill(epoch)?;
+        self.launch()?;
+        self.instance.synchronize()?;
+        self.hashes()
+    }
+
+    /// A hash of every bit of the results, by rank.
+    pub fn hashes(&self) -> Result<Vec<(u32, u64)>, Error> {
+        let mut all = Vec::new();
+        for (rank, tensors) in self.world.local_ranks().zip(&self.tensors) {
+            let mut hasher = DefaultHasher::new();
+            for (tensor, arg) in tensors.iter().zip(&self.source.tensors) {
+                if arg.direction == TensorDirection::Out {
+                    tensor.buffer().download()?.hash(&mut hasher);
+                }
+            }
+            all.push((rank, hasher.finish()));
+        }
+        Ok(all)
+    }
+
+    pub fn capture(&mut self) -> Result<Vec<Graph>, Error> {
+        let (refs, args) = (self.refs(), self.args());
+        let instance = &mut self.instance;
+        Graph::capture(&self.streams, || instance.launch(&refs, &args))
+    }
+
+    /// Waits for replays, which the instance does not know of.
+    pub fn wait(&mut self) -> Result<(), Error> {
+        let waited: Vec<_> = self.streams.iter().map(Stream::synchronize).collect();
+        self.instance.check()?;
+        waited.into_iter().collect()
+    }
+}

@@ -1,0 +1,57 @@
+//! Worlds that cannot be: a rank that does not come, a GPU that is not there, one GPU for two ranks.
+
+use crate::children::{Children, say};
+use crate::{alone, world};
+use mk::runtime::{Error, World, world::UnixBootstrap};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(2);
+
+pub fn absent(_rank: u32, _size: u32) {
+    match UnixBootstrap::from_env(LIMIT) {
+        Err(error @ Error::Rendezvous { .. }) => say(format!("ERR {error}")),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let said = Children::start("absent", [0, 2], 4).finish("ERR ", Duration::from_secs(30));
+    assert_eq!(said.len(), 2, "{said:?}");
+    for (rank, error) in &said {
+        println!("rank {rank}: {error}");
+        assert!(error.contains("missing: ranks 1, 3"), "{error}");
+    }
+}
+
+fn joined(device: i32) -> Result<World, Error> {
+    World::connect(Box::new(UnixBootstrap::from_env(Duration::from_secs(20))?), device)
+}
+
+pub fn no_such_gpu(rank: u32, _size: u32) {
+    let error = joined(if rank == 1 { 99 } else { rank as i32 }).expect_err("rank 1 has no GPU");
+    match (&error, rank) {
+        (Error::NoSuchDevice { device: 99, .. }, 1) | (Error::PeerFailed { rank: 1, .. }, _) => {}
+        _ => panic!("{error}"),
+    }
+    say(format!("ERR {error}"));
+}
+
+pub fn one_gpu_for_two(_rank: u32, _size: u32) {
+    let error = joined(0).expect_err("one GPU");
+    assert!(matches!(error, Error::SameDevice { ranks: (0, 1), .. }), "{error}");
+    say(format!("ERR {error}"));
+}
+
+#[test]
+fn gpus_that_do_not_fit_the_ranks_are_refused_on_all() {
+    let _alone = alone();
+    let Some(world) = world("gpus_that_do_not_fit_the_ranks") else { return };
+    let size = world.size();
+    drop(world);
+    for case in ["no_such_gpu", "one_gpu_for_two"] {
+        let said = Children::start(case, 0..size, size).finish("ERR ", Duration::from_secs(60));
+        assert_eq!(said.len(), size as usize, "{said:?}");
+        println!("ok {case}: {}", said[0].1);
+    }
+}
