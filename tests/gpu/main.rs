@@ -2,6 +2,7 @@
 
 mod correct;
 mod faults;
+mod function;
 mod scenario;
 mod wide;
 

@@ -2,6 +2,7 @@
 
 use crate::{
     imports::{siblings, without_comments},
+    python,
     run::{Result, cargo, root, step},
     setup::setup,
 };
@@ -48,6 +49,7 @@ pub fn test() -> Result<()> {
         &mut cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     )?;
     step("tests", &mut cargo(&["test", "--workspace"]))?;
+    python::test()?;
     let mut doc = cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
     step("documentation", doc.env("RUSTDOCFLAGS", "-D warnings"))
 }

@@ -7,9 +7,10 @@ mod timing;
 pub use timing::Timing;
 
 use super::{Case, HarnessError, Inputs, Norms, cpu::worse};
+use crate::function::Kernel;
 use mk_abi::{KernelSource, TensorDirection};
 use mk_runtime::{
-    DeviceTensor, Graph, Instance, InstanceOptions, RankTensors, Reference, Stream, World,
+    DeviceTensor, Graph, InstanceOptions, RankTensors, Reference, Stream, World,
     jit::{Compiled, JitOptions},
 };
 use mk_syntax::{Bound, Tensor, ValueId};
@@ -19,9 +20,9 @@ type Arguments = Vec<Vec<DeviceTensor>>;
 
 /// A kernel bound to a world, and everything that it takes to launch it and to judge what it leaves behind.
 pub struct Session<'a> {
-    // Before the instance, which must outlive what captured it.
+    // Before the kernel, which must outlive what captured it.
     graphs: Vec<Graph>,
-    instance: Instance,
+    kernel: Kernel,
     streams: Vec<Stream>,
     world: World,
     source: &'a KernelSource,
@@ -38,7 +39,7 @@ impl<'a> Session<'a> {
     /// Binds a kernel and allocates its tensors.
     ///
     /// # Errors
-    /// [`HarnessError::Mismatch`] for a kernel of another pipeline; [`HarnessError::Runtime`].
+    /// [`HarnessError::Function`], for a kernel of another pipeline among others; [`HarnessError::Runtime`].
     pub fn bind(
         world: &World,
         case: Case<'a>,
@@ -47,21 +48,11 @@ impl<'a> Session<'a> {
         options: &InstanceOptions,
         seed: u64,
     ) -> Result<Session<'a>, HarnessError> {
-        for arg in source.tensors.iter().filter(|a| a.direction == TensorDirection::In) {
-            if case.program.tensor(&arg.name).is_none() {
-                let what = format!("the pipeline has no tensor `{}`", arg.name);
-                return Err(HarnessError::mismatch(what));
-            }
-        }
-        let outputs = source.tensors.iter().filter(|a| a.direction == TensorDirection::Out);
-        if outputs.count() != case.program.results().len() {
-            return Err(HarnessError::mismatch("the kernel and the pipeline have other results"));
-        }
         let jit = JitOptions::default();
         let dims = dims(case, source)?;
         Ok(Session {
             graphs: Vec::new(),
-            instance: Instance::bind(world, source, compiled, options)?,
+            kernel: Kernel::bind(world, case.program, source, compiled, options)?,
             streams: Stream::per_rank(world)?,
             world: world.clone(),
             source,
@@ -118,7 +109,8 @@ impl<'a> Session<'a> {
     pub fn launch(&mut self) -> Result<(), HarnessError> {
         let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
         if self.graphs.is_empty() {
-            self.instance.launch_with(&streams, &ranks(&self.arguments), &self.dims)?;
+            let dims = &self.dims;
+            self.kernel.instance().launch_with(&streams, &ranks(&self.arguments), dims)?;
         }
         for (graph, stream) in self.graphs.iter_mut().zip(&streams) {
             graph.launch(*stream)?;
@@ -128,7 +120,7 @@ impl<'a> Session<'a> {
             finished = finished.and(stream.synchronize());
         }
         // A fault record says more than the driver's status.
-        self.instance.synchronize()?;
+        self.kernel.instance().synchronize()?;
         Ok(finished?)
     }
 
@@ -138,7 +130,7 @@ impl<'a> Session<'a> {
     /// [`HarnessError::Runtime`].
     pub fn capture(&mut self) -> Result<(), HarnessError> {
         let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
-        let instance = &mut self.instance;
+        let instance = self.kernel.instance();
         let arguments = ranks(&self.arguments);
         let dims = &self.dims;
         self.graphs =
@@ -180,16 +172,14 @@ impl<'a> Session<'a> {
 
     /// Each result, and the tensor that holds it, by rank.
     fn outputs(&self) -> impl Iterator<Item = (ValueId, Vec<&DeviceTensor>)> {
-        let args = self.source.tensors.iter().enumerate();
-        let places = args.filter(|(_, a)| a.direction == TensorDirection::Out).map(|(i, _)| i);
+        let places = self.kernel.outputs().iter().copied();
         let held = |i: usize| self.arguments.iter().filter_map(|t| t.get(i)).collect();
         self.case.program.results().iter().copied().zip(places.map(held))
     }
 
     /// The tensor that holds a parameter.
     fn held(&self, rank: usize, param: &Tensor) -> Option<&DeviceTensor> {
-        let is = |a: &mk_abi::TensorArg| a.direction == TensorDirection::In && a.name == param.name;
-        let i = self.source.tensors.iter().position(is)?;
+        let i = self.kernel.input(param.id.index())?;
         self.arguments.get(rank)?.get(i)
     }
 }

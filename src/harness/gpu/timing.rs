@@ -41,7 +41,7 @@ impl Session<'_> {
         let mut graphs = Vec::new();
         if !self.graphs.is_empty() {
             for set in &arguments {
-                let (instance, dims) = (&mut self.instance, &self.dims);
+                let (instance, dims) = (self.kernel.instance(), &self.dims);
                 let launch = || instance.launch_with(&streams, set, dims);
                 graphs.push(Graph::capture(gate.streams(), launch)?);
             }
@@ -52,9 +52,9 @@ impl Session<'_> {
             let set = i % sets.len();
             let ms = gate.time_ms(|| match graphs.get_mut(set) {
                 Some(graphs) => graphs.iter_mut().zip(&streams).try_for_each(|(g, s)| g.launch(*s)),
-                None => self.instance.launch_with(&streams, &arguments[set], &self.dims),
+                None => self.kernel.instance().launch_with(&streams, &arguments[set], &self.dims),
             })?;
-            self.instance.check()?;
+            self.kernel.instance().check()?;
             if i >= sets.len() {
                 times.push(ms);
             }
