@@ -7,7 +7,7 @@ use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
 use super::rank::Rank;
 use super::residency::Attributes;
-use crate::driver::keep_current;
+use crate::driver::{Entered, keep_current};
 use crate::env;
 use crate::error::Error;
 use crate::gpu::{StreamRef, Usable, note_capture};
@@ -106,8 +106,8 @@ impl Instance {
             let weak: Weak<AbortSwitch> = Arc::downgrade(&switch);
             group.on_death(weak);
         }
-        // Two ranks on one GPU cannot both be cooperative, nor can two plans: each would claim to have it alone.
-        let alone = world.local_ranks().all(|r| world.sharing(r) == 1) && !options.overlap;
+        // Two ranks on one GPU cannot both be cooperative: each would claim to have it alone.
+        let alone = world.local_ranks().all(|r| world.sharing(r) == 1);
         let source = Arc::new(source.clone());
         Ok(Instance {
             world: world.clone(),
@@ -161,15 +161,14 @@ impl Instance {
         }
         let mut enqueued = 0;
         let mut outcome = Ok(());
+        if eager.is_some() {
+            outcome = self.hold(&book, &keep, streams);
+        }
         for (rank, stream) in self.ranks.iter_mut().zip(streams) {
-            let device = rank.kernel.context().ordinal();
-            let before = match eager {
-                Some(_) => book.before(device, self.place.0, self.overlap),
-                None => Vec::new(),
-            };
-            outcome = rank.kernel.context().switch_to(&keep).and_then(|()| {
-                rank.enqueue(&self.source, &mut self.attributes, *stream, &before, eager.is_some())
-            });
+            outcome =
+                outcome.and_then(|()| rank.kernel.context().switch_to(&keep)).and_then(|()| {
+                    rank.enqueue(&self.source, &mut self.attributes, *stream, eager.is_some())
+                });
             if outcome.is_err() {
                 break;
             }
@@ -185,6 +184,19 @@ impl Instance {
             self.health.poison(error);
         }
         outcome
+    }
+
+    /// Orders a launch after those before it. On all ranks before the first is enqueued: ranks that share a GPU wait
+    /// for each other's last launch, and must not wait for this one.
+    fn hold(&self, book: &Book, keep: &Entered, streams: &[StreamRef]) -> Result<(), Error> {
+        for (rank, stream) in self.ranks.iter().zip(streams) {
+            let context = rank.kernel.context();
+            context.switch_to(keep)?;
+            for event in book.before(context.ordinal(), self.place.0, self.overlap) {
+                event.hold_entered(*stream)?;
+            }
+        }
+        Ok(())
     }
 
     /// Enters the launch of the first `n` ranks into the book.
