@@ -76,14 +76,14 @@ impl Instance {
                 agree::agree(group, rank, source, options, generation, sound, deadline)?;
             }
         }
-        // What follows may wait for a GPU, and the GPU for a rank that another thread is about to launch. Between
-        // processes the book stays open while this one waits for others, who may be waiting for a launch.
+        let mut place = None;
+        // What follows may wait for a GPU, and the GPU for a rank that another thread is about to launch. In a world of
+        // processes the book is not held while this one waits for others, who may be waiting for a launch.
         let held = world.group().is_none().then(order::book);
         let space = &source.workspace;
         let symmetric = SymmetricMemory::within(world, space.symmetric_bytes, deadline)?;
         let faults = FaultRecords::new(world, deadline)?;
         let mut book = held.unwrap_or_else(order::book);
-        let mut place = None;
         let bound = symmetric.fill(0, space.zeroed_bytes, 0).and_then(|()| {
             let poison = options.poison.unwrap_or(0);
             symmetric.fill(space.zeroed_bytes, space.symmetric_bytes, poison)?;
@@ -303,7 +303,8 @@ impl Drop for Instance {
     fn drop(&mut self) {
         // For graphs that should have been dropped before.
         self.health.poison(&Error::Aborted);
-        // Kernels bound their waits, so this ends. With the book open: another thread's launch may be what they need.
+        // Kernels bound their waits, so this ends. Without the book: another thread's launch may be what they
+        // need.
         let mut done = Ok(());
         for context in self.world.distinct_contexts() {
             done = done.and(context.synchronize());
