@@ -1,6 +1,6 @@
 //! Faults and refusals within one process.
 
-use crate::rig::{GATHER, Rig, options};
+use crate::rig::{Case, GATHER, Rig, options};
 use crate::{Watchdog, alone, world};
 use mk::abi::device::FaultKind;
 use mk::runtime::{
@@ -13,8 +13,8 @@ fn begin(test: &str) -> Option<World> {
     world(test)
 }
 
-/// A millisecond, and agents that sleep up to 20 ms before each task: somebody waits too long. Being late at the
-/// launch is another matter, and has its own limit.
+/// A millisecond, and agents that sleep up to a millisecond before each of many tasks: somebody waits too long. Being
+/// late at the launch is another matter, and has its own limit.
 #[test]
 fn a_bound_of_a_millisecond() {
     let _alone = alone();
@@ -30,8 +30,10 @@ fn a_bound_of_a_millisecond() {
     assert_eq!(rig.hashes().expect("downloads"), fine);
     drop(rig);
     let slow =
-        InstanceOptions { chaos_seed: 1, chaos_max: Duration::from_millis(20), ..short.clone() };
-    let mut rig = Rig::new(&world, &GATHER, &slow).expect("binds");
+        InstanceOptions { chaos_seed: 1, chaos_max: Duration::from_millis(1), ..short.clone() };
+    // Many chunks to send for few tiles to compute.
+    let long = Case { size: (8192, 4096, 256), ..GATHER };
+    let mut rig = Rig::new(&world, &long, &slow).expect("binds");
     let start = Instant::now();
     let error = rig.step(1).expect_err("somebody waits too long");
     println!("  after {:.3} s: {error}", start.elapsed().as_secs_f64());

@@ -29,6 +29,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
+    /// Bites after `limit`, unless it is dropped before.
     pub fn new(what: &str, limit: Duration) -> Watchdog {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let what = what.to_string();

@@ -2,7 +2,7 @@
 
 mod context;
 
-pub(crate) use context::{Context, keep_current};
+pub(crate) use context::{Context, Entered, keep_current};
 
 use crate::Error;
 use cudarc::driver::sys;

@@ -284,7 +284,7 @@ pub enum Error {
     },
     /// The ranks do not ask for the same thing.
     #[error(
-        "{during}: {what} of {} is not that of rank {rank}; every rank must pass the same",
+        "{during}: rank {rank} differs from {} in {what}; every rank must pass the same",
         ranks_text(ranks)
     )]
     Disagree {

@@ -3,6 +3,7 @@
 use super::stream::{Stream, StreamRef};
 use crate::Error;
 use crate::driver::{Context, cu};
+use crate::world::order::between_launches;
 use cudarc::driver::sys;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -132,6 +133,7 @@ fn instantiate(
     stream: &Stream,
     captured: &[Arc<dyn Usable>],
 ) -> Result<Graph, Error> {
+    let _quiet = between_launches();
     let context = recorded.context.clone();
     let device = Some(context.ordinal());
     let _in = context.enter()?;
@@ -146,6 +148,7 @@ fn instantiate(
 
 impl Drop for Graph {
     fn drop(&mut self) {
+        let _quiet = between_launches();
         let destroyed = self.context.enter().and_then(|_in| {
             // SAFETY: our graph; the driver keeps it until its replays are over.
             unsafe { cu!(Some(self.context.ordinal()), cuGraphExecDestroy(self.raw)) }

@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::driver::{Context, cu};
+use crate::world::order::between_launches;
 use cudarc::driver::sys;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ unsafe impl Sync for Module {}
 impl Module {
     /// Loads a CUBIN.
     pub(crate) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Arc<Module>, Error> {
+        let _quiet = between_launches();
         let _in = context.enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the image is a complete ELF file, which carries its own length.
@@ -31,6 +33,7 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
+        let _quiet = between_launches();
         let unloaded = self.context.enter().and_then(|_in| {
             // SAFETY: our module; no kernel of it runs, because owners wait first.
             unsafe { cu!(Some(self.context.ordinal()), cuModuleUnload(self.raw)) }
@@ -61,6 +64,7 @@ impl Kernel {
             kernel: kernel.into(),
             what: "the entry point's name contains a NUL byte".into(),
         })?;
+        let _quiet = between_launches();
         let context = &module.context;
         let device = Some(context.ordinal());
         let _in = context.enter()?;

@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(difference(|_, _, _| ()), "the same");
         assert_eq!(
             difference(|s, _, _| s.plan_hash = 9),
-            "binding a kernel: the plan of rank 1 is not that of rank 0; every rank must pass the same"
+            "binding a kernel: rank 0 differs from rank 1 in the plan; every rank must pass the same"
         );
         assert!(difference(|s, _, _| s.ranks[0].tensor_shapes[0][0] = 9).contains("the shapes"));
         assert!(difference(|s, _, _| s.cuda.push(' ')).contains("the generated text"));

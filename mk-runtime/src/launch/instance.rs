@@ -7,7 +7,7 @@ use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
 use super::rank::Rank;
 use super::residency::Attributes;
-use crate::driver::keep_current;
+use crate::driver::{Entered, keep_current};
 use crate::env;
 use crate::error::Error;
 use crate::gpu::{StreamRef, Usable, note_capture};
@@ -76,14 +76,14 @@ impl Instance {
                 agree::agree(group, rank, source, options, generation, sound, deadline)?;
             }
         }
-        // What follows may wait for a GPU, and the GPU for a rank that another thread is about to launch. Between
-        // processes the book stays open while this one waits for others, who may be waiting for a launch.
+        let mut place = None;
+        // What follows may wait for a GPU, and the GPU for a rank that another thread is about to launch. In a world of
+        // processes the book is not held while this one waits for others, who may be waiting for a launch.
         let held = world.group().is_none().then(order::book);
         let space = &source.workspace;
         let symmetric = SymmetricMemory::within(world, space.symmetric_bytes, deadline)?;
         let faults = FaultRecords::new(world, deadline)?;
         let mut book = held.unwrap_or_else(order::book);
-        let mut place = None;
         let bound = symmetric.fill(0, space.zeroed_bytes, 0).and_then(|()| {
             let poison = options.poison.unwrap_or(0);
             symmetric.fill(space.zeroed_bytes, space.symmetric_bytes, poison)?;
@@ -106,8 +106,8 @@ impl Instance {
             let weak: Weak<AbortSwitch> = Arc::downgrade(&switch);
             group.on_death(weak);
         }
-        // Two ranks on one GPU cannot both be cooperative, nor can two plans: each would claim to have it alone.
-        let alone = world.local_ranks().all(|r| world.sharing(r) == 1) && !options.overlap;
+        // Two ranks on one GPU cannot both be cooperative: each would claim to have it alone.
+        let alone = world.local_ranks().all(|r| world.sharing(r) == 1);
         let source = Arc::new(source.clone());
         Ok(Instance {
             world: world.clone(),
@@ -161,15 +161,14 @@ impl Instance {
         }
         let mut enqueued = 0;
         let mut outcome = Ok(());
+        if eager.is_some() {
+            outcome = self.hold(&book, &keep, streams);
+        }
         for (rank, stream) in self.ranks.iter_mut().zip(streams) {
-            let device = rank.kernel.context().ordinal();
-            let before = match eager {
-                Some(_) => book.before(device, self.place.0, self.overlap),
-                None => Vec::new(),
-            };
-            outcome = rank.kernel.context().switch_to(&keep).and_then(|()| {
-                rank.enqueue(&self.source, &mut self.attributes, *stream, &before, eager.is_some())
-            });
+            outcome =
+                outcome.and_then(|()| rank.kernel.context().switch_to(&keep)).and_then(|()| {
+                    rank.enqueue(&self.source, &mut self.attributes, *stream, eager.is_some())
+                });
             if outcome.is_err() {
                 break;
             }
@@ -185,6 +184,19 @@ impl Instance {
             self.health.poison(error);
         }
         outcome
+    }
+
+    /// Orders a launch after those before it. On all ranks before the first is enqueued: ranks that share a GPU wait
+    /// for each other's last launch, and must not wait for this one.
+    fn hold(&self, book: &Book, keep: &Entered, streams: &[StreamRef]) -> Result<(), Error> {
+        for (rank, stream) in self.ranks.iter().zip(streams) {
+            let context = rank.kernel.context();
+            context.switch_to(keep)?;
+            for event in book.before(context.ordinal(), self.place.0, self.overlap) {
+                event.hold_entered(*stream)?;
+            }
+        }
+        Ok(())
     }
 
     /// Enters the launch of the first `n` ranks into the book.
@@ -291,7 +303,8 @@ impl Drop for Instance {
     fn drop(&mut self) {
         // For graphs that should have been dropped before.
         self.health.poison(&Error::Aborted);
-        // Kernels bound their waits, so this ends. With the book open: another thread's launch may be what they need.
+        // Kernels bound their waits, so this ends. Without the book: another thread's launch may be what they
+        // need.
         let mut done = Ok(());
         for context in self.world.distinct_contexts() {
             done = done.and(context.synchronize());

@@ -25,7 +25,7 @@ pub struct InstanceOptions {
     /// Test hook: with a seed other than 0, agents sleep a pseudo-random time below `chaos_max` before each task.
     /// Default: 0.
     pub chaos_seed: u32,
-    /// Test hook: upper bound of the injected delay. Default: 0.
+    /// Test hook: upper bound of the injected delay; the hardware sleeps a millisecond at most. Default: 0.
     pub chaos_max: Duration,
     /// Test hook: fills the workspace with this byte at bind, except for the part that must start as zero.
     /// Default: none.

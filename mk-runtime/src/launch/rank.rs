@@ -172,19 +172,15 @@ impl Rank {
         Ok(capture != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Enqueues this launch after `before`, and marks its end unless it is captured. The context is current.
+    /// Enqueues this launch, and marks its end unless it is captured. The context is current.
     pub(super) fn enqueue(
         &mut self,
         source: &KernelSource,
         attributes: &mut Attributes,
         stream: StreamRef,
-        before: &[Arc<Event>],
         eager: bool,
     ) -> Result<(), Error> {
         let device = Some(self.kernel.context().ordinal());
-        for event in before {
-            event.hold_entered(stream)?;
-        }
         let config = attributes.config(source, stream.raw());
         let mut params = [self.params.as_param()];
         // SAFETY: the block has the size that the kernel declares (checked at bind) and the driver copies it; the

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::driver::{Context, cu};
 use crate::world::World;
+use crate::world::order::between_launches;
 use std::sync::Arc;
 
 /// Device memory, freed on drop. Freeing waits for the device.
@@ -25,6 +26,7 @@ impl DeviceBuffer {
     fn in_context(context: Arc<Context>, bytes: u64) -> Result<DeviceBuffer, Error> {
         let mut ptr = 0;
         if bytes > 0 {
+            let _quiet = between_launches();
             let _in = context.enter()?;
             // SAFETY: a valid out-pointer; the context is current.
             unsafe { cu!(Some(context.ordinal()), cuMemAlloc_v2(&mut ptr, bytes as usize)) }?;
@@ -172,6 +174,7 @@ impl Drop for DeviceBuffer {
         if self.ptr == 0 {
             return;
         }
+        let _quiet = between_launches();
         let freed = self.context.enter().and_then(|_in| {
             // SAFETY: allocated by us and not used again; the driver waits for kernels that use it.
             unsafe { cu!(Some(self.context.ordinal()), cuMemFree_v2(self.ptr)) }

@@ -9,7 +9,9 @@
 
 use crate::Error;
 use crate::gpu::Event;
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -34,10 +36,48 @@ struct Gpu {
     claims: BTreeMap<Launcher, (u32, u32)>,
 }
 
-/// Opens the book.
-pub(crate) fn book() -> MutexGuard<'static, Book> {
+thread_local! {
+    /// Whether this thread has the book open.
+    static OPEN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The book, until it is dropped.
+pub(crate) struct OpenBook {
+    book: MutexGuard<'static, Book>,
+}
+
+/// Opens the book. Once at a time in a thread.
+pub(crate) fn book() -> OpenBook {
     // A panic elsewhere leaves lists that are still true.
-    BOOK.lock().unwrap_or_else(|e| e.into_inner())
+    let book = BOOK.lock().unwrap_or_else(|e| e.into_inner());
+    OPEN.set(true);
+    OpenBook { book }
+}
+
+/// For a driver call that may wait for a GPU (an allocation, a module, a graph): while another thread has launched some
+/// ranks and not others, such a call can keep the driver from launching the rest, for which that GPU waits. Nothing
+/// where this thread has the book open already.
+pub(crate) fn between_launches() -> Option<OpenBook> {
+    (!OPEN.get()).then(book)
+}
+
+impl Drop for OpenBook {
+    fn drop(&mut self) {
+        OPEN.set(false);
+    }
+}
+
+impl Deref for OpenBook {
+    type Target = Book;
+    fn deref(&self) -> &Book {
+        &self.book
+    }
+}
+
+impl DerefMut for OpenBook {
+    fn deref_mut(&mut self) -> &mut Book {
+        &mut self.book
+    }
 }
 
 /// A name that no other instance of this process has.
