@@ -36,7 +36,7 @@ impl<'a> Session<'a> {
     /// Binds a kernel and allocates its tensors.
     ///
     /// # Errors
-    /// [`HarnessError::Mismatch`] for a kernel of another pipeline; [`HarnessError::Runtime`].
+    /// [`HarnessError::Mismatch`] for a kernel of another pipeline, or a world of several processes; [`HarnessError::Runtime`].
     pub fn bind(
         world: &World,
         case: Case<'a>,
@@ -54,6 +54,9 @@ impl<'a> Session<'a> {
         let outputs = source.tensors.iter().filter(|a| a.direction == TensorDirection::Out);
         if outputs.count() != case.program.results().len() {
             return Err(HarnessError::mismatch("the kernel and the pipeline have other results"));
+        }
+        if world.local_ranks() != (0..world.size()) {
+            return Err(HarnessError::mismatch("a session needs all ranks in this process"));
         }
         let jit = JitOptions::default();
         Ok(Session {
