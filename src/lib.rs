@@ -3,14 +3,20 @@
 //! A pipeline such as `gather(a) -> gemm(b)` is type-checked ([`Program`]), lowered to a tile plan that is verified
 //! against races, deadlock and stale signals ([`compile`](passes::compile)), emitted as one persistent CUDA kernel per GPU ([`emit`]),
 //! compiled by NVRTC ([`runtime::jit`]) and run on every rank ([`runtime`]), or on the CPU executor ([`sim`]).
+//! [`Function`] does all of that for the shapes of the tensors that it is called with.
 
 extern crate self as mk;
 
+mod arguments;
+pub mod build;
+pub mod function;
 pub mod harness;
 
+pub use arguments::AsTensor;
+pub use function::Function;
 pub use mk_abi as abi;
-pub use mk_codegen::{emit, ir, passes, sim, target, valid};
-pub use mk_dsl::pipeline;
+pub use mk_codegen::{draw, emit, ir, passes, sim, target, valid};
+pub use mk_dsl::{pipeline, pipelined};
 pub use mk_runtime as runtime;
 pub use mk_syntax as syntax;
 pub use mk_syntax::{Bound, Diagnostics, Program, file};

@@ -1,5 +1,6 @@
 //! Why a run could not be made or judged.
 
+use crate::function::FunctionError;
 use mk_codegen::sim::SimError;
 use thiserror::Error;
 
@@ -32,6 +33,9 @@ pub enum HarnessError {
     /// The CPU executor stopped.
     #[error(transparent)]
     Sim(#[from] SimError),
+    /// The kernel could not be bound or launched.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
     /// The runtime stopped.
     #[error(transparent)]
     Runtime(#[from] mk_runtime::Error),

@@ -2,7 +2,9 @@
 
 mod correct;
 mod faults;
+mod function;
 mod scenario;
+mod wide;
 
 use mk::runtime::World;
 

@@ -2,6 +2,7 @@
 
 use crate::{
     imports::{siblings, without_comments},
+    python,
     run::{Result, cargo, root, step},
     setup::setup,
 };
@@ -33,6 +34,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("graph", &["ir"]),
     ("valid", &["ir", "target"]),
     ("sim", &["ir"]),
+    ("draw", &["ir"]),
     ("passes", &["graph", "ir", "target", "valid"]),
     ("emit", &["ir", "target"]),
 ];
@@ -48,6 +50,7 @@ pub fn test() -> Result<()> {
         &mut cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     )?;
     step("tests", &mut cargo(&["test", "--workspace"]))?;
+    python::test()?;
     let mut doc = cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
     step("documentation", doc.env("RUSTDOCFLAGS", "-D warnings"))
 }

@@ -1,8 +1,9 @@
-//! Developer commands: `cargo xtask setup | demo | test | bless`.
+//! Developer commands: `cargo xtask setup | demo | test | wheel | bless`.
 
 mod checks;
 mod demo;
 mod imports;
+mod python;
 mod run;
 mod setup;
 
@@ -24,6 +25,8 @@ enum Command {
     Demo,
     /// Everything that a machine without a GPU can test.
     Test,
+    /// Builds the Python wheel into target/wheels, installs it into an environment of its own, and tests it there.
+    Wheel,
     /// Takes the present output of snapshot and ui tests as right.
     Bless,
 }
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::setup(),
         Command::Demo => demo::demo(),
         Command::Test => checks::test(),
+        Command::Wheel => python::wheel(),
         Command::Bless => checks::bless(),
     };
     match result {

@@ -7,26 +7,29 @@ mod timing;
 pub use timing::Timing;
 
 use super::{Case, HarnessError, Inputs, Norms, cpu::worse};
+use crate::function::Kernel;
 use mk_abi::{KernelSource, TensorDirection};
 use mk_runtime::{
-    DeviceTensor, Graph, Instance, InstanceOptions, RankTensors, Reference, Stream, World,
+    DeviceTensor, Graph, InstanceOptions, RankTensors, Reference, Stream, World,
     jit::{Compiled, JitOptions},
 };
-use mk_syntax::{Tensor, ValueId};
+use mk_syntax::{Bound, Tensor, ValueId};
 
 /// Where a launch's tensors are: by rank, in argument order.
 type Arguments = Vec<Vec<DeviceTensor>>;
 
 /// A kernel bound to a world, and everything that it takes to launch it and to judge what it leaves behind.
 pub struct Session<'a> {
-    // Before the instance, which must outlive what captured it.
+    // Before the kernel, which must outlive what captured it.
     graphs: Vec<Graph>,
-    instance: Instance,
+    kernel: Kernel,
     streams: Vec<Stream>,
     world: World,
     source: &'a KernelSource,
     case: Case<'a>,
     seed: u64,
+    /// Values of the kernel's run-time dimensions.
+    dims: Vec<u32>,
     arguments: Arguments,
     reference: Reference,
     jit: JitOptions,
@@ -36,7 +39,8 @@ impl<'a> Session<'a> {
     /// Binds a kernel and allocates its tensors.
     ///
     /// # Errors
-    /// [`HarnessError::Mismatch`] for a kernel of another pipeline, or a world of several processes; [`HarnessError::Runtime`].
+    /// [`HarnessError::Function`], for a kernel of another pipeline among others; [`HarnessError::Mismatch`] for a
+    /// world of several processes; [`HarnessError::Runtime`].
     pub fn bind(
         world: &World,
         case: Case<'a>,
@@ -45,32 +49,36 @@ impl<'a> Session<'a> {
         options: &InstanceOptions,
         seed: u64,
     ) -> Result<Session<'a>, HarnessError> {
-        for arg in source.tensors.iter().filter(|a| a.direction == TensorDirection::In) {
-            if case.program.tensor(&arg.name).is_none() {
-                let what = format!("the pipeline has no tensor `{}`", arg.name);
-                return Err(HarnessError::mismatch(what));
-            }
-        }
-        let outputs = source.tensors.iter().filter(|a| a.direction == TensorDirection::Out);
-        if outputs.count() != case.program.results().len() {
-            return Err(HarnessError::mismatch("the kernel and the pipeline have other results"));
-        }
         if world.local_ranks() != (0..world.size()) {
             return Err(HarnessError::mismatch("a session needs all ranks in this process"));
         }
         let jit = JitOptions::default();
+        let dims = dims(case, source)?;
         Ok(Session {
             graphs: Vec::new(),
-            instance: Instance::bind(world, source, compiled, options)?,
+            kernel: Kernel::bind(world, case.program, source, compiled, options)?,
             streams: Stream::per_rank(world)?,
             world: world.clone(),
             source,
             case,
             seed,
-            arguments: allocate(world, source)?,
+            arguments: allocate(world, source, &dims)?,
+            dims,
             reference: Reference::new(world, &jit)?,
             jit,
         })
+    }
+
+    /// Goes on with other values for the kernel's run-time dimensions, in tensors of their sizes; drops captured launches.
+    ///
+    /// # Errors
+    /// [`HarnessError::Runtime`].
+    pub fn rebind(&mut self, bound: &'a Bound) -> Result<(), HarnessError> {
+        self.graphs.clear();
+        self.case.bound = bound;
+        self.dims = dims(self.case, self.source)?;
+        self.arguments = allocate(&self.world, self.source, &self.dims)?;
+        Ok(())
     }
 
     /// Fills the inputs for a launch, which counts from 1, and the outputs with NaN.
@@ -105,7 +113,8 @@ impl<'a> Session<'a> {
     pub fn launch(&mut self) -> Result<(), HarnessError> {
         let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
         if self.graphs.is_empty() {
-            self.instance.launch(&streams, &ranks(&self.arguments))?;
+            let dims = &self.dims;
+            self.kernel.instance().launch_with(&streams, &ranks(&self.arguments), dims)?;
         }
         for (graph, stream) in self.graphs.iter_mut().zip(&streams) {
             graph.launch(*stream)?;
@@ -115,7 +124,7 @@ impl<'a> Session<'a> {
             finished = finished.and(stream.synchronize());
         }
         // A fault record says more than the driver's status.
-        self.instance.synchronize()?;
+        self.kernel.instance().synchronize()?;
         Ok(finished?)
     }
 
@@ -125,9 +134,11 @@ impl<'a> Session<'a> {
     /// [`HarnessError::Runtime`].
     pub fn capture(&mut self) -> Result<(), HarnessError> {
         let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
-        let instance = &mut self.instance;
+        let instance = self.kernel.instance();
         let arguments = ranks(&self.arguments);
-        self.graphs = Graph::capture(&self.streams, || instance.launch(&streams, &arguments))?;
+        let dims = &self.dims;
+        self.graphs =
+            Graph::capture(&self.streams, || instance.launch_with(&streams, &arguments, dims))?;
         Ok(())
     }
 
@@ -165,24 +176,33 @@ impl<'a> Session<'a> {
 
     /// Each result, and the tensor that holds it, by rank.
     fn outputs(&self) -> impl Iterator<Item = (ValueId, Vec<&DeviceTensor>)> {
-        let args = self.source.tensors.iter().enumerate();
-        let places = args.filter(|(_, a)| a.direction == TensorDirection::Out).map(|(i, _)| i);
+        let places = self.kernel.outputs().iter().copied();
         let held = |i: usize| self.arguments.iter().filter_map(|t| t.get(i)).collect();
         self.case.program.results().iter().copied().zip(places.map(held))
     }
 
     /// The tensor that holds a parameter.
     fn held(&self, rank: usize, param: &Tensor) -> Option<&DeviceTensor> {
-        let is = |a: &mk_abi::TensorArg| a.direction == TensorDirection::In && a.name == param.name;
-        let i = self.source.tensors.iter().position(is)?;
+        let i = self.kernel.input(param.id.index())?;
         self.arguments.get(rank)?.get(i)
     }
 }
 
-fn allocate(world: &World, source: &KernelSource) -> Result<Arguments, HarnessError> {
+/// Values of a kernel's run-time dimensions in a case.
+fn dims(case: Case<'_>, source: &KernelSource) -> Result<Vec<u32>, HarnessError> {
+    let value = |dim: &mk_abi::RuntimeDim| {
+        let symbol = case.program.symbol(&dim.name).map(mk_syntax::Dim::Sym);
+        let value = symbol.and_then(|s| case.bound.dim(s)).and_then(|v| u32::try_from(v).ok());
+        value.ok_or_else(|| HarnessError::mismatch(format!("the pipeline has no `{}`", dim.name)))
+    };
+    source.runtime_dims.iter().map(value).collect()
+}
+
+fn allocate(world: &World, source: &KernelSource, dims: &[u32]) -> Result<Arguments, HarnessError> {
     let mut all = Vec::new();
-    for (rank, binding) in world.local_ranks().zip(&source.ranks) {
-        let args = source.tensors.iter().zip(&binding.tensor_shapes);
+    for rank in world.local_ranks() {
+        let shapes = source.shapes(rank, dims);
+        let args = source.tensors.iter().zip(&shapes);
         let tensors = args.map(|(arg, shape)| DeviceTensor::new(world, rank, arg.dtype, shape));
         all.push(tensors.collect::<Result<Vec<_>, _>>()?);
     }

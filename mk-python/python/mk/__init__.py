@@ -1,0 +1,37 @@
+"""mk: chains of collectives and matrix products as one kernel per GPU, on torch tensors.
+
+    world = mk.World.from_torch()
+    linear = mk.compile("gather(a) -> gemm(b)", world)
+    y = linear(x, w)  # x: [M / ranks, K], w: [K, N / ranks], y: [M, N / ranks], all bfloat16
+
+``mk.plan`` shows what would run, and needs neither GPU nor torch. docs/python.md has the rest.
+"""
+
+from ._errors import (
+    ArgumentError,
+    CompileError,
+    DeviceError,
+    Error,
+    FaultError,
+    PipelineError,
+    RendezvousError,
+    UnsupportedError,
+)
+from ._mk import Function, Plan, World, __version__, compile, plan
+
+__all__ = [
+    "ArgumentError",
+    "CompileError",
+    "DeviceError",
+    "Error",
+    "FaultError",
+    "Function",
+    "PipelineError",
+    "Plan",
+    "RendezvousError",
+    "UnsupportedError",
+    "World",
+    "__version__",
+    "compile",
+    "plan",
+]

@@ -1,0 +1,90 @@
+"""Types of the native module. What the arguments mean is in the docstrings."""
+
+from collections.abc import Sequence
+from typing import Any, Union, final
+
+from torch import Tensor
+
+__version__: str
+
+_Shapes = dict[str, Sequence[int]]
+# One tensor; in a world of several GPUs in this process, one per rank.
+_Argument = Union[Tensor, Sequence[Tensor]]
+
+@final
+class World:
+    @staticmethod
+    def from_torch(
+        store: Any | None = None, *, device: int | None = None, timeout_s: float = 600.0
+    ) -> World: ...
+    @staticmethod
+    def from_env() -> World: ...
+    @staticmethod
+    def local(n: int) -> World: ...
+    @staticmethod
+    def offline(ranks: int, rank: int = 0) -> World: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def devices(self) -> list[int]: ...
+
+@final
+class Function:
+    # A Tensor, or a list of them: see the class. Several results are a tuple.
+    def __call__(self, *args: _Argument, out: Any | None = None, **kwargs: _Argument) -> Any: ...
+    def bind(self, *, shapes: _Shapes | None = None, dims: dict[str, int] | None = None) -> Plan: ...
+    def check(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def parameters(self) -> list[str]: ...
+
+@final
+class Plan:
+    def simulate(
+        self, launches: int = 1, seed: int = 0, schedule: str = "random"
+    ) -> list[list[float]]: ...
+    def local_shapes(
+        self, rank: int
+    ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def proof(self) -> str: ...
+    @property
+    def cuda(self) -> str: ...
+    @property
+    def symmetric_bytes(self) -> int: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+    @property
+    def roles(self) -> dict[str, int]: ...
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+def compile(
+    pipeline: str,
+    world: World,
+    *,
+    shapes: _Shapes | None = None,
+    dims: dict[str, int] | None = None,
+    sms: dict[str, int] | None = None,
+    block: tuple[int, int, int] | None = None,
+    wait_limit_s: float = 30.0,
+    entry_limit_s: float = 600.0,
+    reserve_sms: int = 0,
+    overlap: bool = False,
+) -> Function: ...
+def plan(
+    pipeline: str,
+    *,
+    ranks: int,
+    shapes: _Shapes | None = None,
+    dims: dict[str, int] | None = None,
+    sms: dict[str, int] | None = None,
+    block: tuple[int, int, int] | None = None,
+) -> Plan: ...

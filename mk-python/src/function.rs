@@ -1,0 +1,358 @@
+//! Functions of torch tensors.
+
+use crate::{
+    errors::{self, Class},
+    options,
+    plan::{Plan, parse},
+    tensor::Torch,
+    world::{Place, World},
+};
+use mk::{
+    Bound as Sizes,
+    build::{self, Planned},
+    function::{self as core, Call, FunctionError, FunctionOptions, Signature, abi_dtype},
+    passes::Config,
+    runtime::{
+        InstanceOptions, StreamRef,
+        jit::{JitOptions, find_nvrtc},
+    },
+};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+use std::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// A pipeline as a function of torch tensors. Made by ``mk.compile``.
+///
+/// Calling it takes one tensor for each parameter, by position or by name, on the rank's GPU, contiguous, of the
+/// pipeline's dtype and of the shape of the rank's part. It enqueues one kernel on torch's current stream and returns the
+/// result, or ``out``. Nothing is copied but what the plan copies into its own workspace, nothing waits.
+///
+/// The first call with new shapes compiles and binds, which all ranks must do together; ``bind`` does it ahead. No
+/// gradients are recorded: call it under ``torch.no_grad()``, or within a ``torch.autograd.Function``.
+///
+/// Inside ``torch.cuda.graph`` it must be bound before. Keep it while the graph is used; its workspace is then kept until
+/// ``close()`` or the end of the process.
+///
+/// In a world of several GPUs in one process each argument is a list with one tensor per rank, and so is the result.
+///
+/// A kernel that gave up (a peer that never came, say) raises FaultError at the next call, ``check`` or ``synchronize``.
+#[pyclass(frozen, module = "mk")]
+pub struct Function {
+    pub(crate) signature: Signature,
+    world: Py<World>,
+    config: Config,
+    /// Nothing offline, and after `close`. Never locked while attached to the interpreter: who binds holds it and waits
+    /// for other ranks.
+    core: Mutex<Option<core::Function>>,
+    captured: AtomicBool,
+}
+
+/// A function of torch tensors from the text of a pipeline. Nothing is compiled yet: see ``Function``.
+///
+/// ``shapes`` maps tensors to global shapes and ``dims`` symbols to extents. Neither is needed while shards are even: the
+/// global shape then follows from the tensors. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the
+/// rows, columns and depth of a matrix product's tile; all ranks must say the same. ``wait_limit_s`` bounds each wait
+/// inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
+/// With ``overlap`` launches of different functions do not wait for each other, if their CTAs fit the GPU together.
+///
+/// Raises PipelineError with all mistakes of the text, or ArgumentError.
+#[pyfunction]
+#[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, wait_limit_s=30.0,
+                    entry_limit_s=600.0, reserve_sms=0, overlap=false))]
+#[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+pub fn compile(
+    py: Python<'_>,
+    pipeline: &str,
+    world: Py<World>,
+    shapes: Option<&Bound<'_, PyDict>>,
+    dims: Option<&Bound<'_, PyDict>>,
+    sms: Option<&Bound<'_, PyDict>>,
+    block: Option<[u32; 3]>,
+    wait_limit_s: f64,
+    entry_limit_s: f64,
+    reserve_sms: u32,
+    overlap: bool,
+) -> PyResult<Function> {
+    let program = parse(py, pipeline)?;
+    let place = world.get().place();
+    let options = FunctionOptions {
+        sizes: options::sizes(py, shapes, dims)?,
+        config: options::config(py, place.size(), sms, block)?,
+        jit: jit(py),
+        instance: InstanceOptions {
+            wait_limit: options::seconds(py, "wait_limit_s", wait_limit_s)?,
+            entry_limit: options::seconds(py, "entry_limit_s", entry_limit_s)?,
+            reserve_sms,
+            overlap,
+            ..InstanceOptions::default()
+        },
+    };
+    let signature = Signature::new(program.clone(), place.size(), options.sizes.clone());
+    let signature = signature.map_err(|e| errors::argument(py, &e))?;
+    let config = options.config.clone();
+    let core = match place {
+        Place::Gpus(world) => Some(
+            core::Function::new(world, program, options).map_err(|e| errors::function(py, e))?,
+        ),
+        Place::Offline { .. } => None,
+    };
+    let captured = AtomicBool::new(false);
+    Ok(Function { signature, world, config, core: Mutex::new(core), captured })
+}
+
+/// NVRTC of the packages that this interpreter sees (torch brings them), where nothing else has one.
+fn jit(py: Python<'_>) -> JitOptions {
+    let plain = JitOptions::default();
+    if find_nvrtc(&plain).is_ok() {
+        return plain;
+    }
+    let paths = || -> PyResult<Vec<String>> {
+        py.import("nvidia")?.getattr("__path__")?.try_iter()?.map(|p| p?.extract()).collect()
+    };
+    // No such package: the error at the first compilation says how to get one.
+    let folders = paths().unwrap_or_default();
+    let options = folders.into_iter().map(|folder| JitOptions {
+        nvrtc_dir: Some(std::path::Path::new(&folder).join("cu13/lib")),
+        ..JitOptions::default()
+    });
+    options.into_iter().find(|o| find_nvrtc(o).is_ok()).unwrap_or(plain)
+}
+
+impl Function {
+    pub(crate) fn place(&self) -> &Place {
+        self.world.get().place()
+    }
+
+    /// Works on the function in the crate `mk`, detached.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut core::Function) -> Result<T, FunctionError> + Send,
+    ) -> PyResult<T> {
+        let result = py.detach(|| self.lock().as_mut().map(work));
+        match result {
+            Some(result) => result.map_err(|e| errors::function(py, e)),
+            None => Err(match self.place() {
+                Place::Gpus(_) => Class::Error.error(py, "the function was closed"),
+                Place::Offline { .. } => Class::Device.error(
+                    py,
+                    "the world is offline: make it by World.from_torch(), World.from_env() or World.local(n)",
+                ),
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<core::Function>> {
+        // A panic elsewhere leaves a function whose instances check themselves.
+        self.core.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Reads and checks the inputs of every rank of this process.
+    fn read(
+        &self,
+        py: Python<'_>,
+        torch: &Torch,
+        given: &[Vec<Bound<'_, PyAny>>],
+    ) -> PyResult<Vec<Call>> {
+        let records = torch.is_grad_enabled(py)?;
+        let mut calls = Vec::with_capacity(given.len());
+        for (rank, objects) in self.place().local().zip(given) {
+            let device = self.place().device(rank);
+            let mut call = Call::default();
+            for (i, (tensor, object)) in
+                self.signature.program().tensors().iter().zip(objects).enumerate()
+            {
+                let argument =
+                    torch.read(&tensor.name, abi_dtype(tensor.ty.dtype), device, object)?;
+                self.signature
+                    .check_dtype(i, argument.dtype)
+                    .map_err(|e| errors::argument(py, &e))?;
+                if records && object.getattr("requires_grad")?.is_truthy()? {
+                    let what = format!(
+                        "`{}` requires a gradient, and none is recorded here\n  help: call under torch.no_grad(), or \
+                         within the forward of a torch.autograd.Function",
+                        tensor.name
+                    );
+                    return Err(Class::Argument.error(py, what));
+                }
+                call.inputs.push(argument);
+            }
+            calls.push(call);
+        }
+        Ok(calls)
+    }
+}
+
+#[pymethods]
+impl Function {
+    #[pyo3(signature = (*args, out=None, **kwargs))]
+    fn __call__<'py>(
+        &self,
+        py: Python<'py>,
+        args: &Bound<'py, PyTuple>,
+        out: Option<Bound<'py, PyAny>>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let given = self.arguments(py, args, kwargs)?;
+        let torch = Torch::get(py)?;
+        let mut calls = self.read(py, torch, &given)?;
+        let local = self.place().local();
+        let shapes = shapes(&calls);
+        if let Place::Offline { .. } = self.place() {
+            // Says what does not fit before it says that nothing runs here.
+            self.signature.infer(local.start, &shapes).map_err(|e| errors::argument(py, &e))?;
+        }
+        let captures = torch.is_capturing(py)?;
+        let (which, results) = self.with(py, |function| {
+            let which = match captures {
+                true => function.find(&shapes)?,
+                false => Some(function.specialise(&shapes)?),
+            };
+            let kernel = which.and_then(|which| function.kernel(which));
+            let results: Vec<_> = kernel
+                .map(|k| local.clone().map(|rank| k.results(rank)).collect())
+                .unwrap_or_default();
+            Ok((which, results))
+        })?;
+        drop(shapes);
+        let Some(which) = which else {
+            let what = "a first call with these shapes cannot be captured, because it allocates\n  help: call the function \
+                        once, or bind it, before torch.cuda.graph";
+            return Err(Class::Error.error(py, what));
+        };
+        let outputs = self.outputs(py, torch, out.as_ref(), &results)?;
+        let mut streams = Vec::with_capacity(calls.len());
+        for ((rank, call), (outputs, results)) in
+            local.zip(&mut calls).zip(outputs.iter().zip(&results))
+        {
+            let device = self.place().device(rank);
+            for (object, (dtype, _)) in outputs.iter().zip(results) {
+                call.outputs.push(torch.read("out", *dtype, device, object)?);
+            }
+            streams.push(torch.stream(py, device.unwrap_or_default())?);
+        }
+        let handles: Vec<StreamRef> = streams.iter().map(|(_, handle)| *handle).collect();
+        if captures {
+            self.captured.store(true, Ordering::Relaxed);
+        }
+        self.with(py, |function| match function.kernel(which) {
+            Some(kernel) => kernel.launch(&handles, &calls),
+            None => Ok(()),
+        })?;
+        // The kernel runs later: torch must not give this memory to another stream before. Free for tensors of this stream.
+        for ((stream, _), (inputs, outputs)) in streams.iter().zip(given.iter().zip(&outputs)) {
+            for object in inputs.iter().chain(outputs) {
+                object.call_method1(pyo3::intern!(py, "record_stream"), (stream,))?;
+            }
+        }
+        match out {
+            Some(out) => Ok(out),
+            None => self.gathered(py, outputs),
+        }
+    }
+
+    /// Compiles and binds ahead of the first call, unless that was done: loads the kernel and allocates its workspace.
+    /// Collective: every rank calls it, in the same order as its other first calls.
+    ///
+    /// ``shapes`` (global) and ``dims`` add to those given to ``compile``. Returns the plan.
+    ///
+    /// Raises ArgumentError for sizes that are missing or do not fit, UnsupportedError, CompileError, DeviceError,
+    /// RendezvousError.
+    #[pyo3(signature = (*, shapes=None, dims=None))]
+    fn bind(
+        &self,
+        py: Python<'_>,
+        shapes: Option<&Bound<'_, PyDict>>,
+        dims: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Plan> {
+        let more = options::sizes(py, shapes, dims)?;
+        let sizes = self.signature.bind(&more).map_err(|e| errors::argument(py, &e))?;
+        let planned = match self.place() {
+            Place::Offline { .. } => {
+                let program = self.signature.program();
+                let planned = py.detach(|| build::plan(program, &sizes, &self.config));
+                Some(Arc::new(planned.map_err(|e| errors::function(py, e))?))
+            }
+            Place::Gpus(_) => self.with(py, |function| {
+                let which = function.bind(&sizes)?;
+                Ok(function.planned(which).cloned())
+            })?,
+        };
+        self.shown(py, sizes, planned)
+    }
+
+    /// Raises FaultError if a kernel gave up. Does not wait.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, core::Function::check)
+    }
+
+    /// Waits for the last launch, and raises FaultError if a kernel gave up. Replays of graphs are waited for by
+    /// ``torch.cuda.synchronize()``, with ``check()`` after it.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, core::Function::synchronize)
+    }
+
+    /// Waits for the GPUs and frees kernels and workspaces. Graphs that captured it must not be replayed afterwards.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.lock().take()));
+    }
+
+    /// The names of the parameters.
+    #[getter]
+    fn parameters(&self) -> Vec<String> {
+        self.signature.program().tensors().iter().map(|t| t.name.clone()).collect()
+    }
+
+    fn __repr__(&self) -> String {
+        let name = self.signature.program().name();
+        let parameters = self.parameters().join(", ");
+        format!("<mk.Function {name}({parameters}) on {} ranks>", self.signature.ranks())
+    }
+}
+
+impl Function {
+    fn shown(&self, py: Python<'_>, sizes: Sizes, planned: Option<Arc<Planned>>) -> PyResult<Plan> {
+        match planned {
+            Some(planned) => Ok(Plan::new(self.signature.program().clone(), sizes, planned)),
+            None => Err(Class::Error.error(py, "nothing was bound")),
+        }
+    }
+}
+
+/// Functions that were captured and dropped. A graph may still be replayed: their workspace stays.
+static KEPT: Mutex<Vec<core::Function>> = Mutex::new(Vec::new());
+
+impl Drop for Function {
+    fn drop(&mut self) {
+        let core = self.core.get_mut().unwrap_or_else(|e| e.into_inner()).take();
+        let Some(core) = core else { return };
+        if self.captured.load(Ordering::Relaxed) {
+            KEPT.lock().unwrap_or_else(|e| e.into_inner()).push(core);
+        } else {
+            release(core);
+        }
+    }
+}
+
+/// Frees functions that were kept for their graphs; called at the end of the process.
+#[pyfunction]
+#[pyo3(name = "_close_kept")]
+pub fn close_kept() {
+    release(std::mem::take(&mut *KEPT.lock().unwrap_or_else(|e| e.into_inner())));
+}
+
+/// Drops what waits for GPUs or ranks, detached: other threads go on.
+pub fn release<T: Send>(what: T) {
+    let mut what = Some(what);
+    Python::try_attach(|py| py.detach(|| drop(what.take())));
+}
+
+/// The local shapes of a call, borrowed.
+fn shapes(calls: &[Call]) -> Vec<Vec<&[u64]>> {
+    calls.iter().map(|c| c.inputs.iter().map(|a| &*a.shape).collect()).collect()
+}

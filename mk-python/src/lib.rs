@@ -1,0 +1,42 @@
+//! The Python module `mk`: a thin layer over [`mk::Function`] for torch tensors.
+//!
+//! `world.rs` and `store.rs` find the ranks, `tensor.rs` reads torch tensors, `function.rs` calls, `arguments.rs` takes
+//! arguments apart, `plan.rs` shows and simulates what would run, `options.rs` reads keyword arguments, `errors.rs` turns
+//! errors into exceptions.
+//!
+//! Invariants: nothing is decided here that a Rust program could not decide through the crate `mk`. The interpreter is
+//! released while ranks are waited for, kernels compiled and launches enqueued. The lock of a function is held while it
+//! binds, which may need the interpreter; therefore nobody waits for that lock while attached.
+
+mod arguments;
+mod errors;
+mod function;
+mod options;
+mod plan;
+mod store;
+mod tensor;
+mod world;
+
+use pyo3::prelude::*;
+
+/// The native part of the package `mk`.
+#[pymodule]
+mod _mk {
+    use super::*;
+
+    #[pymodule_export]
+    use super::function::{Function, close_kept, compile};
+    #[pymodule_export]
+    use super::plan::{Plan, plan};
+    #[pymodule_export]
+    use super::store::all_gather;
+    #[pymodule_export]
+    use super::world::World;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let at_exit = module.py().import("atexit")?;
+        at_exit.call_method1("register", (module.getattr("_close_kept")?,))?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,71 @@
+//! Keyword arguments.
+
+use crate::errors::Class;
+use mk::{function::Sizes, passes::Config};
+use pyo3::{prelude::*, types::PyDict};
+use std::{collections::BTreeMap, time::Duration};
+
+/// `shapes` and `dims`.
+pub fn sizes(
+    py: Python<'_>,
+    shapes: Option<&Bound<'_, PyDict>>,
+    dims: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Sizes> {
+    let shapes = shapes.map(|d| map(py, d, "shapes", "a name to a tuple of positive integers"));
+    let dims = dims.map(|d| map(py, d, "dims", "a name to a positive integer"));
+    Ok(Sizes {
+        shapes: shapes.transpose()?.unwrap_or_default(),
+        dims: dims.transpose()?.unwrap_or_default(),
+    })
+}
+
+/// `sms` and `block`, over the defaults.
+pub fn config(
+    py: Python<'_>,
+    ranks: u32,
+    sms: Option<&Bound<'_, PyDict>>,
+    block: Option<[u32; 3]>,
+) -> PyResult<Config> {
+    let default = Config::default();
+    let sms = sms.map(|d| map(py, d, "sms", "the name of a role to a number of CTAs"));
+    Ok(Config {
+        ranks,
+        sms: sms.transpose()?.unwrap_or_default(),
+        block: block.unwrap_or(default.block),
+        ..default
+    })
+}
+
+/// A time in seconds, more than 0.
+pub fn seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
+    match Duration::try_from_secs_f64(value) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err(Class::Argument.error(
+            py,
+            format!("{name} is {value}, and must be a number of seconds greater than 0"),
+        )),
+    }
+}
+
+fn map<'py, V>(
+    py: Python<'py>,
+    dict: &Bound<'py, PyDict>,
+    name: &str,
+    what: &str,
+) -> PyResult<BTreeMap<String, V>>
+where
+    V: for<'a> FromPyObject<'a, 'py>,
+{
+    let mut out = BTreeMap::new();
+    for (key, value) in dict.iter() {
+        let pair = (key.extract::<String>().ok(), value.extract::<V>().ok());
+        let (Some(key), Some(value)) = pair else {
+            let item = format!("{}: {}", key.repr()?, value.repr()?);
+            return Err(
+                Class::Argument.error(py, format!("{name} maps {what}, and has {{{item}}}"))
+            );
+        };
+        out.insert(key, value);
+    }
+    Ok(out)
+}

@@ -1,0 +1,189 @@
+//! What would run, without a GPU.
+
+use crate::{errors, errors::Class, options};
+use mk::{
+    Bound as Sizes, Program,
+    abi::TensorDirection,
+    build::{self, Planned},
+    function::Signature,
+    harness::{Case, CpuOptions, Tolerance, run_on_cpu},
+};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+use std::sync::Arc;
+
+/// A verified tile plan, and the kernel that is made from it. ``str(plan)`` is the plan's text.
+#[pyclass(frozen, module = "mk")]
+pub struct Plan {
+    program: Program,
+    sizes: Sizes,
+    planned: Arc<Planned>,
+}
+
+impl Plan {
+    pub fn new(program: Program, sizes: Sizes, planned: Arc<Planned>) -> Plan {
+        Plan { program, sizes, planned }
+    }
+}
+
+/// Checks a pipeline.
+pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
+    Program::parse(text).map_err(|mistakes| errors::pipeline(py, &mistakes))
+}
+
+/// The verified plan of a pipeline, made without a GPU.
+///
+/// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together they must say all
+/// sizes. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the tile of a matrix product.
+///
+/// Raises PipelineError, ArgumentError or UnsupportedError.
+#[pyfunction]
+#[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None))]
+pub fn plan(
+    py: Python<'_>,
+    pipeline: &str,
+    ranks: u32,
+    shapes: Option<&Bound<'_, PyDict>>,
+    dims: Option<&Bound<'_, PyDict>>,
+    sms: Option<&Bound<'_, PyDict>>,
+    block: Option<[u32; 3]>,
+) -> PyResult<Plan> {
+    let program = parse(py, pipeline)?;
+    let given = options::sizes(py, shapes, dims)?;
+    let config = options::config(py, ranks, sms, block)?;
+    let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
+    let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;
+    let planned = py.detach(|| build::plan(signature.program(), &sizes, &config));
+    let planned = planned.map_err(|e| errors::function(py, e))?;
+    Ok(Plan::new(signature.program().clone(), sizes, Arc::new(planned)))
+}
+
+#[pymethods]
+impl Plan {
+    /// The name of the kernel.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.planned.source.name
+    }
+
+    /// Number of ranks.
+    #[getter]
+    fn ranks(&self) -> u32 {
+        self.planned.source.world_size
+    }
+
+    /// What the verifier proved.
+    #[getter]
+    fn proof(&self) -> String {
+        self.planned.proof.to_string()
+    }
+
+    /// The CUDA text, the same on every rank.
+    #[getter]
+    fn cuda(&self) -> &str {
+        &self.planned.source.cuda
+    }
+
+    /// Bytes of symmetric workspace that a rank allocates: the copies that the plan makes, and its signals.
+    #[getter]
+    fn symmetric_bytes(&self) -> u64 {
+        self.planned.source.workspace.symmetric_bytes
+    }
+
+    /// Bytes of workspace that a rank allocates for itself.
+    #[getter]
+    fn scratch_bytes(&self) -> u64 {
+        self.planned.source.workspace.scratch_bytes
+    }
+
+    /// CTAs of each role.
+    #[getter]
+    fn roles<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for role in &self.planned.source.roles {
+            dict.set_item(&role.name, role.ctas)?;
+        }
+        Ok(dict)
+    }
+
+    /// The global shape of each parameter.
+    #[getter]
+    fn shapes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for tensor in self.program.tensors() {
+            let shape = self.sizes.shape(tensor.id).unwrap_or(&[]);
+            dict.set_item(&tensor.name, PyTuple::new(py, shape)?)?;
+        }
+        Ok(dict)
+    }
+
+    /// What a rank holds: ``(inputs, outputs)``, each a dict of names to shapes.
+    fn local_shapes<'py>(
+        &self,
+        py: Python<'py>,
+        rank: u32,
+    ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>)> {
+        let source = &self.planned.source;
+        let Some(binding) = source.ranks.get(rank as usize) else {
+            let what = format!("rank {rank} is not one of {}", source.world_size);
+            return Err(Class::Argument.error(py, what));
+        };
+        let (inputs, outputs) = (PyDict::new(py), PyDict::new(py));
+        for (arg, shape) in source.tensors.iter().zip(&binding.tensor_shapes) {
+            let dict = match arg.direction {
+                TensorDirection::In => &inputs,
+                TensorDirection::Out => &outputs,
+            };
+            dict.set_item(&arg.name, PyTuple::new(py, shape)?)?;
+        }
+        Ok((inputs, outputs))
+    }
+
+    /// Runs the plan on the CPU executor with random inputs, all ranks, and compares with a dense reference in f64.
+    ///
+    /// ``schedule`` orders the steps: ``random``, ``reversed``, ``starve:RANK``, ``epoch_apart`` or ``srd``. Returns the
+    /// relative error by launch and rank. Meant for small shapes.
+    ///
+    /// Raises ArgumentError for shapes that take too long, Error for a plan that stops or computes something else.
+    #[pyo3(signature = (launches=1, seed=0, schedule="random"))]
+    fn simulate(
+        &self,
+        py: Python<'_>,
+        launches: u32,
+        seed: u64,
+        schedule: &str,
+    ) -> PyResult<Vec<Vec<f64>>> {
+        let schedule = schedule
+            .parse()
+            .map_err(|what| Class::Argument.error(py, format!("schedule: {what}")))?;
+        let options = CpuOptions { schedule, seed, launches };
+        let ranks = self.planned.source.world_size as usize;
+        let run = py.detach(|| {
+            let case = Case { program: &self.program, bound: &self.sizes, ranks };
+            run_on_cpu(case, &self.planned.plan, &options)
+        });
+        let run = run.map_err(|e| errors::harness(py, e))?;
+        let tolerance = Tolerance::default();
+        for (launch, norms) in run.norms.iter().enumerate() {
+            if let Some(rank) = norms.iter().position(|n| !tolerance.accepts(n)) {
+                let what = format!(
+                    "the plan computes something else than the pipeline: launch {}, rank {rank}: {:?}",
+                    launch + 1,
+                    norms[rank]
+                );
+                return Err(Class::Error.error(py, what));
+            }
+        }
+        Ok(run.norms.iter().map(|ranks| ranks.iter().map(|n| n.global).collect()).collect())
+    }
+
+    fn __str__(&self) -> String {
+        self.planned.plan.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<mk.Plan {} on {} ranks>", self.name(), self.ranks())
+    }
+}

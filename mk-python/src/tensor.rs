@@ -1,0 +1,159 @@
+//! What a launch needs to know of torch tensors.
+
+use crate::errors::Class;
+use mk::{
+    abi::DType,
+    function::Argument,
+    runtime::{StreamRef, TensorRef},
+};
+use pyo3::{
+    intern,
+    prelude::*,
+    sync::PyOnceLock,
+    types::{PyDict, PyTuple},
+};
+use std::ffi::c_void;
+
+/// What is used of torch.
+pub struct Torch {
+    dtypes: [(DType, Py<PyAny>); 3],
+    empty: Py<PyAny>,
+    is_grad_enabled: Py<PyAny>,
+    current_stream: Py<PyAny>,
+    is_capturing: Py<PyAny>,
+}
+
+static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+
+impl Torch {
+    /// Imports torch the first time.
+    pub fn get(py: Python<'_>) -> PyResult<&'static Torch> {
+        TORCH.get_or_try_init(py, || {
+            let torch = py.import("torch")?;
+            let cuda = torch.getattr("cuda")?;
+            let of = |name: &str| torch.getattr(name).map(Bound::unbind);
+            Ok(Torch {
+                dtypes: [
+                    (DType::Bf16, of("bfloat16")?),
+                    (DType::F16, of("float16")?),
+                    (DType::F32, of("float32")?),
+                ],
+                empty: of("empty")?,
+                is_grad_enabled: of("is_grad_enabled")?,
+                current_stream: cuda.getattr("current_stream")?.unbind(),
+                is_capturing: cuda.getattr("is_current_stream_capturing")?.unbind(),
+            })
+        })
+    }
+
+    /// Whether the current stream is being captured into a graph.
+    pub fn is_capturing(&self, py: Python<'_>) -> PyResult<bool> {
+        self.is_capturing.bind(py).call0()?.is_truthy()
+    }
+
+    /// Whether operations are recorded for a backward pass.
+    pub fn is_grad_enabled(&self, py: Python<'_>) -> PyResult<bool> {
+        self.is_grad_enabled.bind(py).call0()?.is_truthy()
+    }
+
+    /// The current stream of a GPU, as torch's object, for `record_stream`, and for a launch.
+    pub fn stream<'py>(
+        &self,
+        py: Python<'py>,
+        device: i32,
+    ) -> PyResult<(Bound<'py, PyAny>, StreamRef)> {
+        let stream = self.current_stream.bind(py).call1((device,))?;
+        let raw: usize = stream.getattr(intern!(py, "cuda_stream"))?.extract()?;
+        // SAFETY: torch works in primary contexts, `device` is the rank's, and torch keeps its streams for the life of the
+        // process; a foreign stream (torch.cuda.ExternalStream) is kept by whoever made it current.
+        let handle = unsafe { StreamRef::from_raw(raw as *mut c_void) };
+        Ok((stream, handle))
+    }
+
+    /// A new tensor, contents undefined.
+    pub fn empty<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: DType,
+        shape: &[u64],
+        device: i32,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let Some((_, torch_dtype)) = self.dtypes.iter().find(|(d, _)| *d == dtype) else {
+            return Err(
+                Class::Error.error(py, format!("torch tensors of {dtype} are not made here"))
+            );
+        };
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "dtype"), torch_dtype)?;
+        options.set_item(intern!(py, "device"), device)?;
+        self.empty.bind(py).call((PyTuple::new(py, shape)?,), Some(&options))
+    }
+
+    /// Reads a tensor that must be contiguous and, if `device` is given, on that GPU. `wanted` is for messages.
+    pub fn read(
+        &self,
+        name: &str,
+        wanted: DType,
+        device: Option<i32>,
+        tensor: &Bound<'_, PyAny>,
+    ) -> PyResult<Argument> {
+        let py = tensor.py();
+        let wrong = |what: String| Class::Argument.error(py, format!("`{name}` {what}"));
+        let Ok(pointer) = tensor.call_method0(intern!(py, "data_ptr")) else {
+            let class = tensor.get_type().fully_qualified_name()?;
+            return Err(wrong(format!("is a {class}, and must be a torch.Tensor")));
+        };
+        let shape: Vec<u64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+        if let Some(device) = device {
+            let is = tensor.call_method0(intern!(py, "get_device"))?.extract::<i32>()?;
+            if is != device {
+                let place = tensor.getattr(intern!(py, "device"))?.str()?;
+                return Err(wrong(format!(
+                    "is on {place}, and the rank's GPU is cuda:{device}\n  help: move it there once, with \
+                     {name}.to(\"cuda:{device}\")"
+                )));
+            }
+        }
+        let dtype = self.dtype(py, name, wanted, tensor)?;
+        if !tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
+            let strides: Vec<i64> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+            return Err(wrong(format!(
+                "is not contiguous: shape {shape:?}, strides {strides:?}\n  help: pass {name}.contiguous(), made once \
+                 outside the loop; a transposed weight is best kept as the product wants it"
+            )));
+        }
+        let elements = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+        let bytes = elements.and_then(|n| n.checked_mul(dtype.size_bytes()));
+        let bytes =
+            bytes.ok_or_else(|| wrong(format!("has shape {shape:?}, which is too large")))?;
+        let pointer: u64 = pointer.extract()?;
+        if pointer == 0 && bytes > 0 {
+            let class = tensor.get_type().fully_qualified_name()?;
+            return Err(wrong(format!(
+                "is a {class} without memory of its own\n  help: pass the local tensor, as {name}.to_local() of a DTensor"
+            )));
+        }
+        // SAFETY: a contiguous tensor of this shape on the rank's GPU; `function.rs` keeps it until the launch is enqueued,
+        // and torch's allocator after that (`record_stream`).
+        let tensor = unsafe { TensorRef::from_raw(pointer, bytes) };
+        Ok(Argument { tensor, dtype, shape })
+    }
+
+    fn dtype(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        wanted: DType,
+        tensor: &Bound<'_, PyAny>,
+    ) -> PyResult<DType> {
+        let given = tensor.getattr(intern!(py, "dtype"))?;
+        if let Some((dtype, _)) = self.dtypes.iter().find(|(_, d)| given.is(d)) {
+            return Ok(*dtype);
+        }
+        let what = format!(
+            "`{name}` is {}, and the pipeline says {wanted}\n  help: convert it",
+            given.str()?
+        );
+        Err(Class::Argument.error(py, what))
+    }
+}

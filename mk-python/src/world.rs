@@ -1,0 +1,206 @@
+//! The ranks that work together.
+
+use crate::{
+    errors::{self, Class},
+    options::seconds,
+    store::{Cause, StoreBootstrap},
+};
+use mk::runtime;
+use pyo3::{exceptions::PyKeyboardInterrupt, prelude::*};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Worlds that this process made from a store: part of their keys, so that two worlds of one store do not meet.
+static WORLDS: AtomicU64 = AtomicU64::new(0);
+
+/// The ranks that work together, and the GPUs that they own.
+///
+/// Made by ``World.from_torch()``, ``World.from_env()``, ``World.local(n)`` or ``World.offline(ranks)``.
+#[pyclass(frozen, module = "mk")]
+pub struct World {
+    place: Place,
+}
+
+/// Where functions run.
+#[derive(Clone)]
+pub enum Place {
+    Gpus(runtime::World),
+    /// Nowhere: they are checked, planned and simulated.
+    Offline {
+        ranks: u32,
+        rank: u32,
+    },
+}
+
+impl World {
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+}
+
+impl Place {
+    pub fn size(&self) -> u32 {
+        match self {
+            Place::Gpus(world) => world.size(),
+            Place::Offline { ranks, .. } => *ranks,
+        }
+    }
+
+    /// The ranks of this process.
+    pub fn local(&self) -> Range<u32> {
+        match self {
+            Place::Gpus(world) => world.local_ranks(),
+            Place::Offline { rank, .. } => *rank..*rank + 1,
+        }
+    }
+
+    /// The GPU of a rank, where there are GPUs.
+    pub fn device(&self, rank: u32) -> Option<i32> {
+        match self {
+            Place::Gpus(world) => world.device(rank).ok().map(|d| d.ordinal),
+            Place::Offline { .. } => None,
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // Leaving takes leave of the other processes.
+        crate::function::release(std::mem::replace(
+            &mut self.place,
+            Place::Offline { ranks: 1, rank: 0 },
+        ));
+    }
+}
+
+/// The exception for a failed exchange, which may have come from Python in the first place.
+pub fn blame(py: Python<'_>, cause: &Cause, error: &runtime::Error) -> PyErr {
+    let first = cause.lock().unwrap_or_else(|e| e.into_inner()).take();
+    match first {
+        Some(first) if first.is_instance_of::<PyKeyboardInterrupt>(py) => first,
+        first => {
+            let error = errors::runtime(py, error);
+            error.set_cause(py, first);
+            error
+        }
+    }
+}
+
+#[pymethods]
+impl World {
+    /// One process per GPU, found through ``torch.distributed``. Collective: every rank of the default process group
+    /// calls it, in the same order if it is called several times.
+    ///
+    /// Ranks and world size are those of the default process group, whose store carries the rendezvous; its backend is not
+    /// used. Afterwards the processes talk by sockets of their own. ``store`` takes its place if given. The rank's GPU is
+    /// ``device``, by default ``torch.cuda.current_device()``: set it before. ``timeout_s`` bounds the wait for the other
+    /// ranks.
+    ///
+    /// Raises RendezvousError if torch.distributed is not initialised or a rank does not come in time, DeviceError for
+    /// GPUs that cannot work together.
+    #[staticmethod]
+    #[pyo3(signature = (store=None, *, device=None, timeout_s=600.0))]
+    fn from_torch(
+        py: Python<'_>,
+        store: Option<Py<PyAny>>,
+        device: Option<i32>,
+        timeout_s: f64,
+    ) -> PyResult<World> {
+        let timeout = seconds(py, "timeout_s", timeout_s)?;
+        let dist = py.import("torch.distributed")?;
+        let ready = dist.call_method0("is_available")?.is_truthy()?
+            && dist.call_method0("is_initialized")?.is_truthy()?;
+        if !ready {
+            let what = "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or use \
+                        World.from_env() or World.local(n)";
+            return Err(Class::Rendezvous.error(py, what));
+        }
+        let rank: u32 = dist.call_method0("get_rank")?.extract()?;
+        let world_size: u32 = dist.call_method0("get_world_size")?.extract()?;
+        let store = match store {
+            Some(store) => store,
+            // Private by its name; torch's own symmetric memory meets there, too.
+            None => py
+                .import("torch.distributed.distributed_c10d")?
+                .call_method0("_get_default_store")?
+                .unbind(),
+        };
+        let device = match device {
+            Some(device) => device,
+            None => py.import("torch.cuda")?.call_method0("current_device")?.extract()?,
+        };
+        let prefix = format!("mk/{}", WORLDS.fetch_add(1, Ordering::Relaxed));
+        let bootstrap = StoreBootstrap::new(store, rank, world_size, prefix, timeout);
+        let cause = bootstrap.cause();
+        let world = py.detach(|| runtime::World::connect(Box::new(bootstrap), device));
+        let world = world.map_err(|e| blame(py, &cause, &e))?;
+        Ok(World { place: Place::Gpus(world) })
+    }
+
+    /// One process per GPU, found through torchrun's environment variables, without torch.distributed. Collective.
+    ///
+    /// Raises RendezvousError or DeviceError.
+    #[staticmethod]
+    fn from_env(py: Python<'_>) -> PyResult<World> {
+        let world = py.detach(runtime::World::from_env).map_err(|e| errors::runtime(py, &e))?;
+        Ok(World { place: Place::Gpus(world) })
+    }
+
+    /// One process that owns GPUs ``0..n``, one rank each. Functions then take and return lists of ``n`` tensors, unless
+    /// ``n`` is 1.
+    ///
+    /// Raises DeviceError.
+    #[staticmethod]
+    fn local(py: Python<'_>, n: usize) -> PyResult<World> {
+        let world = py.detach(|| runtime::World::local(n)).map_err(|e| errors::runtime(py, &e))?;
+        Ok(World { place: Place::Gpus(world) })
+    }
+
+    /// No GPU: what rank ``rank`` of ``ranks`` would do. Functions check their tensors and have plans, and calling them
+    /// ends in a DeviceError.
+    ///
+    /// Raises ArgumentError.
+    #[staticmethod]
+    #[pyo3(signature = (ranks, rank=0))]
+    fn offline(py: Python<'_>, ranks: u32, rank: u32) -> PyResult<World> {
+        let most = mk::abi::device::MAX_RANKS as u32;
+        if !(1..=most).contains(&ranks) || rank >= ranks {
+            let what =
+                format!("rank {rank} of {ranks}: there are 1 to {most} ranks, counted from 0");
+            return Err(Class::Argument.error(py, what));
+        }
+        Ok(World { place: Place::Offline { ranks, rank } })
+    }
+
+    /// Number of ranks.
+    #[getter]
+    fn size(&self) -> u32 {
+        self.place.size()
+    }
+
+    /// The ranks of this process.
+    #[getter]
+    fn ranks(&self) -> Vec<u32> {
+        self.place.local().collect()
+    }
+
+    /// The GPUs of these ranks, as CUDA counts them; empty offline.
+    #[getter]
+    fn devices(&self) -> Vec<i32> {
+        self.place.local().filter_map(|rank| self.place.device(rank)).collect()
+    }
+
+    fn __repr__(&self) -> String {
+        let (ranks, devices) = (self.ranks(), self.devices());
+        match self.place {
+            Place::Gpus(_) => {
+                format!("<mk.World of {} ranks: {ranks:?} here, on GPUs {devices:?}>", self.size())
+            }
+            Place::Offline { .. } => {
+                format!("<mk.World of {} ranks: {ranks:?}, offline>", self.size())
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+"""The module on the GPUs of one process: ``python3 mk-python/tests/gpu_local.py``. Needs torch and GPUs."""
+
+import gc
+import threading
+import unittest
+
+import torch
+
+import mk
+
+N = min(torch.cuda.device_count(), 4)
+LINEAR = "gather(a) -> gemm(b)"
+
+
+def one(tensors):
+    """An argument for `N` ranks: a list, or its only tensor."""
+    return tensors if N > 1 else tensors[0]
+
+
+def many(result):
+    return result if N > 1 else [result]
+
+
+def shards(m, k, n, seed=0):
+    """Random `a` by rows and `b` by columns, for each rank."""
+    g = torch.Generator().manual_seed(seed)
+    make = lambda rows, columns, r: torch.randn(rows, columns, generator=g).bfloat16().to(f"cuda:{r}")
+    return [make(m, k, r) for r in range(N)], [make(k, n, r) for r in range(N)]
+
+
+class Local(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        torch.set_grad_enabled(False)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        cls.world = mk.World.local(N)
+
+    def right(self, a, b, y):
+        whole = torch.cat([x.cpu() for x in a])
+        for b_r, y_r in zip(b, many(y)):
+            want = whole.to(b_r.device).float() @ b_r.float()
+            error = ((y_r.float() - want).norm() / want.norm()).item()
+            self.assertLess(error, 4e-3)  # a NaN is not less
+
+    def test_calls_with_several_shapes(self):
+        f = mk.compile(LINEAR, self.world)
+        for seed, (m, k, n) in enumerate([(256, 512, 512), (128, 256, 256), (256, 512, 512)]):
+            a, b = shards(m, k, n, seed)
+            self.right(a, b, f(one(a), b=one(b)))
+        out = one([torch.full((N * 256, 512), float("nan"), dtype=torch.bfloat16, device=f"cuda:{r}") for r in range(N)])
+        a, b = shards(256, 512, 512, 9)
+        self.assertIs(f(one(a), one(b), out=out), out)
+        self.right(a, b, out)
+        f.synchronize()
+        f.close()
+        with self.assertRaisesRegex(mk.Error, "closed"):
+            f(one(a), one(b))
+
+    def test_arguments_are_checked(self):
+        f = mk.compile(LINEAR, self.world)
+        a, b = shards(256, 512, 512)
+        bad = [x.cpu() for x in a]
+        with self.assertRaisesRegex(mk.ArgumentError, "`a` is on cpu, and the rank's GPU is cuda:0"):
+            f(one(bad), one(b))
+        turned = [x.t().contiguous().t() for x in b]
+        with self.assertRaisesRegex(mk.ArgumentError, "`b` is not contiguous"):
+            f(one(a), one(turned))
+        f(one(a), one(b))
+        small = one([torch.empty(8, 8, dtype=torch.bfloat16, device=f"cuda:{r}") for r in range(N)])
+        with self.assertRaisesRegex(mk.ArgumentError, "shape .8, 8. on rank 0"):
+            f(one(a), one(b), out=small)
+        square = mk.compile("gemm(a, b)", mk.World.local(1))
+        x = torch.randn(256, 256, device="cuda:0").bfloat16()
+        with self.assertRaisesRegex(mk.ArgumentError, "overlaps `b`"):
+            square(x.clone(), x, out=x)
+        f.synchronize()
+
+    def test_streams_and_reuse_of_memory(self):
+        # Inputs of one stream, used on another and freed at once: their memory must not be given away before.
+        f = mk.compile(LINEAR, self.world)
+        a, b = shards(2048, 2048, 2048)
+        f(one(a), one(b))
+        side = [torch.cuda.Stream(f"cuda:{r}") for r in range(N)]
+        results = []
+        for _ in range(20):
+            copies = [x.clone() for x in a], [x.clone() for x in b]
+            for r in range(N):
+                side[r].wait_stream(torch.cuda.current_stream(r))
+            with Streams(side):
+                results.append(f(one(copies[0]), one(copies[1])))
+            del copies
+            trash = [torch.full_like(x, 7.0) for x in a + b]
+            del trash
+        f.synchronize()
+        for y in results:
+            self.right(a, b, y)
+
+    def test_graphs(self):
+        if N > 1:
+            self.skipTest("torch captures one stream; gpu_ranks.py has it for several GPUs")
+        f = mk.compile(LINEAR, self.world)
+        a, b = shards(256, 512, 512)
+        graph = torch.cuda.CUDAGraph()
+        with self.assertRaisesRegex(mk.Error, "cannot be captured"):
+            with torch.cuda.graph(graph):
+                f(one(a), one(b))
+        f.bind(shapes={"a": (256, 512), "b": (512, 512)})
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = f(one(a), one(b))
+        for seed in range(5):
+            fresh, _ = shards(256, 512, 512, seed)
+            a[0].copy_(fresh[0])
+            graph.replay()
+            torch.cuda.synchronize()
+            self.right(a, b, y)
+        # Dropped, but the graph is still there.
+        del f
+        gc.collect()
+        graph.replay()
+        torch.cuda.synchronize()
+        self.right(a, b, y)
+
+    def test_other_threads_run_meanwhile(self):
+        ticks, stop = [0], threading.Event()
+
+        def tick():
+            while not stop.wait(0.001):
+                ticks[0] += 1
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        try:
+            # Not in the disk cache: the scale is new each time.
+            scale = 1.0 + (id(ticks) % 1000) / 1e6
+            f = mk.compile(f"gather(a) -> gemm(b) -> scale({scale})", self.world)
+            before = ticks[0]
+            f.bind(shapes={"a": (N * 256, 512), "b": (512, N * 512)})
+            self.assertGreater(ticks[0] - before, 5, "the interpreter was held while binding")
+        finally:
+            stop.set()
+            thread.join()
+
+
+class Streams:
+    """All of these are current."""
+
+    def __init__(self, streams):
+        self.contexts = [torch.cuda.stream(s) for s in streams]
+
+    def __enter__(self):
+        self.device = torch.cuda.current_device()
+        for c in self.contexts:
+            c.__enter__()
+        torch.cuda.set_device(self.device)
+
+    def __exit__(self, *error):
+        for c in reversed(self.contexts):
+            c.__exit__(*error)
+        torch.cuda.set_device(self.device)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

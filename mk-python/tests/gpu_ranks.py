@@ -1,0 +1,179 @@
+"""The module with one process per GPU: ``torchrun --nproc-per-node 4 mk-python/tests/gpu_ranks.py``.
+
+Each case is collective; a rank that fails ends the run with a traceback and a status other than 0.
+"""
+
+import datetime
+import gc
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+import mk
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+LINEAR = "gather(a) -> gemm(b)"
+
+
+def random(*shape, seed):
+    g = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=g, device="cuda").bfloat16()
+
+
+def chunk(whole, dim):
+    """This rank's part, as torch.chunk cuts, which has fewer chunks than ranks when there is little."""
+    parts = whole.chunk(SIZE, dim)
+    empty = whole.narrow(dim, 0, 0)
+    return (parts[RANK] if RANK < len(parts) else empty).contiguous()
+
+
+def right(y, want):
+    assert y.shape == want.shape, (y.shape, want.shape)
+    error = ((y.float() - want).norm() / want.norm().clamp(min=1e-30)).item()
+    assert error < 4e-3, f"rank {RANK}: relative error {error}"
+
+
+def linear(f, m, k, n, seed):
+    a, b = random(m, k, seed=seed), random(k, n, seed=seed + 1)
+    right(f(chunk(a, 0), chunk(b, 1)), a.float() @ chunk(b, 1).float())
+
+
+def shapes(world):
+    f = mk.compile(LINEAR, world)
+    for seed, m in enumerate([256, 1024, 256]):
+        linear(f, m * SIZE, 512, 256 * SIZE, seed)
+    f.synchronize()
+
+
+def ragged(world):
+    m = 128 * SIZE + 5
+    f = mk.compile(LINEAR, world, shapes={"a": (m, 512)})
+    linear(f, m, 512, 256 * SIZE, 7)
+
+
+def reduction(world):
+    f = mk.compile("gemm(a, b) -> reduce_scatter", world)
+    a, b = random(256 * SIZE, 256 * SIZE, seed=1), random(256 * SIZE, 512, seed=2)
+    y = f(chunk(a, 1), chunk(b, 0))
+    right(y, chunk(a.float() @ b.float(), 0))
+
+
+def graph(world):
+    f = mk.compile(LINEAR, world)
+    a, b = random(256 * SIZE, 512, seed=1), random(512, 256 * SIZE, seed=2)
+    a_r, b_r = chunk(a, 0), chunk(b, 1)
+    f.bind(shapes={"a": tuple(a.shape), "b": tuple(b.shape)})
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        y = f(a_r, b_r)
+    for seed in range(10):
+        a = random(256 * SIZE, 512, seed=10 + seed)
+        a_r.copy_(chunk(a, 0))
+        y.fill_(float("nan"))
+        captured.replay()
+        right(y, a.float() @ b_r.float())
+    f.check()
+    torch.cuda.synchronize()
+    dist.barrier()
+    del captured
+    f.close()
+
+
+def fault(world):
+    """The last rank does not come: the others are told who."""
+    f = mk.compile(LINEAR, world, entry_limit_s=1.0)
+    f.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
+    a, b = random(256, 512, seed=1), random(512, 256, seed=2)
+    if RANK < SIZE - 1:
+        f(a, b)
+        begin = time.monotonic()
+        try:
+            f.synchronize()
+            raise AssertionError("a launch without a peer came to its end")
+        except mk.FaultError as error:
+            took = time.monotonic() - begin
+            assert took < 5.0, took
+            text = str(error)
+            assert "did not enter the launch" in text or "abort" in text, text
+            if RANK == 0:
+                print(f"   after {took:.2f} s: {text.splitlines()[0]} (peer {error.peer})", flush=True)
+        try:
+            f(a, b)
+            raise AssertionError("a function that failed was launched")
+        except mk.FaultError as error:
+            assert "unusable" in str(error), error
+    dist.barrier()
+    # A new one works.
+    linear(mk.compile(LINEAR, world), 256 * SIZE, 512, 256 * SIZE, 3)
+
+
+def environment(world):
+    """Without torch.distributed, beside a world that was made with it."""
+    linear(mk.compile(LINEAR, mk.World.from_env()), 256 * SIZE, 512, 256 * SIZE, 5)
+
+
+def side_by_side(world):
+    """Two functions on two streams, in the opposite order on every other rank."""
+    options = {"sms": {"compute": 40, "intra_comm": 8}, "overlap": True}
+    f, g = mk.compile(LINEAR, world, **options), mk.compile(LINEAR, world, **options)
+    for one in f, g:
+        one.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
+    a, b = random(256 * SIZE, 512, seed=1), random(512, 256 * SIZE, seed=2)
+    a_r, b_r = chunk(a, 0), chunk(b, 1)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    results = []
+    for stream, one in zip(streams, (f, g) if RANK % 2 == 0 else (g, f)):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            results.append(one(a_r, b_r))
+    f.synchronize()
+    g.synchronize()
+    for y in results:
+        right(y, a.float() @ b_r.float())
+
+
+def disagreement(world):
+    """Ranks that compile different kernels are told so when they bind."""
+    f = mk.compile(LINEAR, world, sms={"intra_comm": 8 + 4 * (RANK % 2)})
+    try:
+        f.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
+        raise AssertionError("different kernels were bound")
+    except mk.RendezvousError as error:
+        assert "every rank must pass the same" in str(error), error
+
+
+def missing(world):
+    """The last rank does not come to a new world: the others are told who, within the limit."""
+    if RANK < SIZE - 1:
+        begin = time.monotonic()
+        try:
+            mk.World.from_torch(timeout_s=2.0)
+            raise AssertionError("a world without a rank was made")
+        except mk.RendezvousError as error:
+            assert f"missing: rank {SIZE - 1}" in str(error), error
+            assert time.monotonic() - begin < 10.0
+
+
+def main():
+    gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(gpu)
+    torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    dist.init_process_group("nccl", device_id=gpu, timeout=datetime.timedelta(seconds=60))
+    world = mk.World.from_torch()
+    assert (world.size, world.ranks, world.devices) == (SIZE, [RANK], [torch.cuda.current_device()])
+    cases = [shapes, ragged, reduction, graph, environment, side_by_side] + ([disagreement, fault, missing] if SIZE > 1 else [])
+    for case in cases:
+        case(world)
+        gc.collect()
+        torch.cuda.synchronize()
+        dist.barrier()
+        if RANK == 0:
+            print(f"ok {case.__name__}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

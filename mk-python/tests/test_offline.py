@@ -1,0 +1,294 @@
+"""The module without a GPU and without torch."""
+
+import ast
+import inspect
+import pathlib
+import pickle
+import signal
+import sys
+import threading
+import time
+import unittest
+
+import fake_torch
+
+torch = fake_torch.install()
+
+import mk  # noqa: E402
+from mk._mk import _all_gather  # noqa: E402
+
+LINEAR = "gather(a) -> gemm(b)"
+MLP = """
+pub fn mlp(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1), v: bf16[F, K] @ shard(0)) -> bf16[M, K] @ shard(0) {
+    gather(x) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter
+}
+"""
+
+
+def tensor(*shape, dtype=None, **more):
+    return fake_torch.Tensor(shape, dtype or torch.bfloat16, **more)
+
+
+class Case(unittest.TestCase):
+    def raises(self, kind, *words):
+        """A context that wants an exception of exactly this class, with these words."""
+        test = self
+
+        class Context:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, found, value, trace):
+                test.assertIs(found, kind, value)
+                for word in words:
+                    test.assertIn(word, str(value))
+                self.error = value
+                return True
+
+        return Context()
+
+
+class Plans(Case):
+    def test_text_and_figures(self):
+        plan = mk.plan(LINEAR, ranks=4, shapes={"a": (512, 256), "b": [256, 1024]})
+        self.assertIn("gather", str(plan))
+        self.assertIn("__global__", plan.cuda)
+        self.assertIn("races", plan.proof + " races")
+        self.assertEqual(plan.ranks, 4)
+        self.assertEqual(plan.shapes, {"a": (512, 256), "b": (256, 1024)})
+        inputs, outputs = plan.local_shapes(3)
+        self.assertEqual(inputs, {"a": (128, 256), "b": (256, 256)})
+        self.assertEqual(list(outputs.values()), [(512, 256)])
+        # The gathered operand is what is copied.
+        self.assertGreaterEqual(plan.symmetric_bytes, 512 * 256 * 2)
+        self.assertEqual(sum(plan.roles.values()), 132)
+        self.assertEqual(repr(plan), f"<mk.Plan {plan.name} on 4 ranks>")
+
+    def test_simulation_agrees_with_the_reference(self):
+        plan = mk.plan(MLP, ranks=2, dims={"M": 128, "K": 64, "F": 256})
+        errors = plan.simulate(launches=2, seed=3, schedule="reversed")
+        self.assertEqual([len(ranks) for ranks in errors], [2, 2])
+        for error in sum(errors, []):
+            self.assertGreater(error, 0.0)  # bfloat16 rounds
+            self.assertLess(error, 1e-2)
+        with self.raises(mk.ArgumentError, "schedule"):
+            plan.simulate(schedule="sometimes")
+
+    def test_large_simulations_are_refused(self):
+        plan = mk.plan(LINEAR, ranks=2, shapes={"a": (8192, 8192), "b": (8192, 8192)})
+        with self.raises(mk.ArgumentError, "multiply-adds"):
+            plan.simulate()
+
+    def test_the_split_can_be_set(self):
+        shapes = {"a": (512, 256), "b": (256, 1024)}
+        plan = mk.plan(LINEAR, ranks=4, shapes=shapes, sms={"intra_comm": 20}, block=(128, 128, 64))
+        self.assertEqual(plan.roles["intra_comm"], 20)
+        with self.raises(mk.ArgumentError, "sms maps the name of a role", "'intra_comm': 'all'"):
+            mk.plan(LINEAR, ranks=4, shapes=shapes, sms={"intra_comm": "all"})
+
+
+class Mistakes(Case):
+    def test_all_of_a_text_with_places(self):
+        with self.raises(mk.PipelineError, "unknown operation `gemn`", "did you mean `gemm`?", "-->") as c:
+            mk.plan("gather(a) -> gemn(b) -> gelo", ranks=2)
+        places = [(line, column) for line, column, _, _ in c.error.diagnostics]
+        self.assertEqual(places, [(1, 14), (1, 25)])
+        self.assertIsInstance(c.error, (mk.Error, ValueError))
+
+    def test_sizes(self):
+        with self.raises(mk.ArgumentError, 'add `shapes={"b": (<number>, <number>)}`'):
+            mk.plan(LINEAR, ranks=2, shapes={"a": (512, 256)})
+        with self.raises(mk.ArgumentError, "no tensor `c`", "`a`, `b`"):
+            mk.plan(LINEAR, ranks=2, shapes={"c": (512, 256)})
+        with self.raises(mk.ArgumentError, "shapes maps a name to a tuple of positive integers", "-1"):
+            mk.plan(LINEAR, ranks=2, shapes={"a": (512, -1)})
+        with self.raises(mk.ArgumentError, "`K` is 64", "and 32"):
+            mk.plan(MLP, ranks=2, dims={"M": 64, "K": 64, "F": 64}, shapes={"x": (64, 32)})
+
+    def test_what_has_no_kernel(self):
+        with self.raises(mk.UnsupportedError, "cannot be lowered", "help:"):
+            mk.plan(
+                "pub fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N]) -> bf16[M, N] { gather(a) -> gemm(b) }",
+                ranks=2,
+                dims={"M": 256, "K": 256, "N": 256},
+            )
+
+    def test_errors_are_ordinary_exceptions(self):
+        for name in ("PipelineError", "FaultError", "ArgumentError"):
+            kind = getattr(mk, name)
+            self.assertEqual(f"{kind.__module__}.{kind.__qualname__}", f"mk.{name}")
+            self.assertTrue(issubclass(kind, mk.Error) and kind.__doc__)
+            self.assertEqual(str(pickle.loads(pickle.dumps(kind("text")))), "text")
+
+
+class Calls(Case):
+    """Everything that a call checks before it launches."""
+
+    def setUp(self):
+        torch.grad = torch.capturing = False
+        self.f = mk.compile(MLP, mk.World.offline(4, rank=1))
+        self.good = [tensor(32, 64), tensor(64, 16), tensor(16, 64)]
+
+    def test_good_tensors_reach_the_missing_gpu(self):
+        with self.raises(mk.DeviceError, "offline"):
+            self.f(*self.good)
+        with self.raises(mk.DeviceError, "offline"):
+            self.f(self.good[0], v=self.good[2], w=self.good[1])
+
+    def refused(self, i, bad, *words):
+        with self.raises(mk.ArgumentError, *words):
+            self.f(*self.good[:i], bad, *self.good[i + 1 :])
+
+    def test_shapes(self):
+        self.refused(0, tensor(32, 64, 1), "`x` has 2 dimensions", "[32, 64, 1] has 3")
+        self.refused(1, tensor(63, 16), "`K` is 64 by dimension 1 of `x`", "63 by dimension 0 of `w`")
+        self.refused(0, tensor(0, 64), "outside 1..=")
+
+    def test_dtypes(self):
+        self.refused(1, tensor(64, 16, dtype=torch.float16), "`w` is f16", "says bf16", "w: f16[..] @ shard(1)")
+        self.refused(1, tensor(64, 16, dtype=torch.float64), "`w` is torch.float64", "says bf16")
+
+    def test_layout_kind_and_gradients(self):
+        self.refused(2, tensor(16, 64, contiguous=False), "`v` is not contiguous", "v.contiguous()")
+        self.refused(2, tensor(16, 64, pointer=0), "without memory of its own", "v.to_local()")
+        self.refused(2, [1, 2], "`v` is a list, and must be a torch.Tensor")
+        torch.grad = True
+        self.refused(2, tensor(16, 64, requires_grad=True), "`v` requires a gradient", "torch.no_grad()")
+
+    def test_numbers_of_arguments(self):
+        with self.raises(mk.ArgumentError, "`v` is not given", "`x`, `w`, `v`"):
+            self.f(*self.good[:2])
+        with self.raises(mk.ArgumentError, "more arguments than tensors"):
+            self.f(*self.good, self.good[0])
+        with self.raises(mk.ArgumentError, "more arguments than tensors"):
+            self.f(*self.good, y=self.good[0])
+        with self.raises(mk.ArgumentError, "`x` is given twice"):
+            self.f(*self.good, x=self.good[0])
+
+    def test_ragged_shards(self):
+        f = mk.compile(LINEAR, mk.World.offline(4, rank=3), shapes={"a": (13, 64)})
+        with self.raises(mk.DeviceError, "offline"):
+            f(tensor(1, 64), tensor(64, 8))
+        with self.raises(mk.ArgumentError, "[4, 64] on rank 3, and [1, 64] is that rank's part of [13, 64]"):
+            f(tensor(4, 64), tensor(64, 8))
+
+    def test_binding_ahead_gives_the_plan(self):
+        plan = self.f.bind(dims={"M": 128, "K": 64, "F": 64})
+        self.assertEqual(plan.local_shapes(1)[0], {"x": (32, 64), "w": (64, 16), "v": (16, 64)})
+        with self.raises(mk.ArgumentError, "`F` has no value", 'dims={"F": <number>}'):
+            self.f.bind(dims={"M": 128, "K": 64})
+
+    def test_options(self):
+        world = mk.World.offline(2)
+        for bad in (0.0, -1.0, float("nan"), float("inf")):
+            with self.raises(mk.ArgumentError, "wait_limit_s"):
+                mk.compile(LINEAR, world, wait_limit_s=bad)
+        with self.raises(mk.ArgumentError, "rank 2 of 2"):
+            mk.World.offline(2, rank=2)
+        self.assertEqual(repr(world), "<mk.World of 2 ranks: [0], offline>")
+        self.assertEqual(repr(self.f), "<mk.Function mlp(x, w, v) on 4 ranks>")
+        self.assertEqual((world.size, world.ranks, world.devices), (2, [0], []))
+
+
+class Rendezvous(Case):
+    def test_torch_must_be_initialised(self):
+        with self.raises(mk.RendezvousError, "init_process_group"):
+            mk.World.from_torch()
+
+    def test_every_rank_gets_every_message(self):
+        store, ranks = fake_torch.Store(), 3
+        sent = [[bytes([rank, i]) * i for i in range(4)] for rank in range(ranks)]
+        got = [None] * ranks
+
+        def run(rank):
+            time.sleep(0.05 * rank)
+            got[rank] = _all_gather(store, rank, ranks, sent[rank], 30.0)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for rank in range(ranks):
+            self.assertEqual(got[rank], [[sent[peer][i] for peer in range(ranks)] for i in range(4)])
+        # Only the last exchange is still in the store.
+        self.assertEqual(len(store.values), ranks)
+
+    def test_who_is_missing_is_named(self):
+        store = fake_torch.Store()
+        store.set("test/0/2", b"m")
+        with self.raises(mk.RendezvousError, "missing: ranks 1, 3", "waited 0.2 s", "same order"):
+            _all_gather(store, 0, 4, [b""], 0.2)
+
+    def test_failures_of_the_store_are_kept(self):
+        store = fake_torch.Store()
+        store.get = lambda key: 1 / 0
+        with self.raises(mk.RendezvousError, "division by zero") as c:
+            _all_gather(store, 0, 1, [b""], 0.2)
+        self.assertIsInstance(c.error.__cause__, ZeroDivisionError)
+
+    def test_waiting_can_be_interrupted(self):
+        timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        begin = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            _all_gather(fake_torch.Store(), 0, 2, [b""], 30.0)
+        self.assertLess(time.monotonic() - begin, 5.0)
+
+
+class Stubs(Case):
+    """What type checkers are told is what there is."""
+
+    folder = pathlib.Path(mk.__file__).parent
+
+    def test_every_public_name_is_in_the_stub(self):
+        tree = ast.parse((self.folder / "_mk.pyi").read_text())
+        native = sys.modules["mk._mk"]
+        stub = {}
+        for node in tree.body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                stub[node.name] = node
+            elif isinstance(node, ast.AnnAssign):
+                stub[node.target.id] = node
+        public = {n for n in dir(native) if not n.startswith("_")} | {"__version__"}
+        self.assertEqual({n for n in stub if n != "_Shapes"}, public)
+        self.assertTrue(public <= set(mk.__all__))
+        for name, node in stub.items():
+            item = getattr(native, name)
+            if isinstance(node, ast.FunctionDef):
+                self.same_parameters(node, item, skip=0)
+            elif isinstance(node, ast.ClassDef):
+                methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
+                there = {n for n in dir(item) if not n.startswith("_")}
+                self.assertEqual({m for m in methods if not m.startswith("_")}, there, name)
+                for method, definition in methods.items():
+                    decorators = {d.id for d in definition.decorator_list}
+                    if "property" not in decorators and not method.startswith("_"):
+                        skip = 0 if "staticmethod" in decorators else 1
+                        self.same_parameters(definition, getattr(item, method), skip)
+
+    def same_parameters(self, definition, item, skip):
+        a = definition.args
+        names = [x.arg for x in a.posonlyargs + a.args][skip:] + [x.arg for x in a.kwonlyargs]
+        real = [n for n in inspect.signature(item).parameters if n != "self"]
+        self.assertEqual(names, real, definition.name)
+
+    def test_everything_is_documented(self):
+        for name in mk.__all__:
+            item = getattr(mk, name)
+            if name == "__version__":
+                continue
+            self.assertTrue(inspect.getdoc(item), name)
+            for member in vars(item) if inspect.isclass(item) else ():
+                if not member.startswith("_") and callable(getattr(item, member)):
+                    self.assertTrue(inspect.getdoc(getattr(item, member)), f"{name}.{member}")
+
+    def test_the_package_is_typed(self):
+        self.assertTrue((self.folder / "py.typed").exists())
+        self.assertEqual(sorted(mk.__all__), mk.__all__)
+        for name in mk.__all__:
+            self.assertTrue(hasattr(mk, name), name)
+
+
+if __name__ == "__main__":
+    unittest.main()

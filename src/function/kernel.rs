@@ -1,0 +1,174 @@
+//! A compiled pipeline on the GPUs of a world, ready to launch.
+
+use super::error::{ArgumentError, FunctionError};
+use mk_abi::{DType, KernelSource, TensorDirection};
+use mk_runtime::{
+    Instance, InstanceOptions, RankTensors, StreamRef, TensorRef, World, jit::Compiled,
+};
+use mk_syntax::Program;
+
+/// A tensor of a call: contiguous, row-major, on the GPU of its rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Argument {
+    /// Where it is.
+    pub tensor: TensorRef,
+    /// Element type.
+    pub dtype: DType,
+    /// Local shape.
+    pub shape: Vec<u64>,
+}
+
+/// What one rank brings to a launch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// In the order of the pipeline's parameters.
+    pub inputs: Vec<Argument>,
+    /// In the order of its results.
+    pub outputs: Vec<Argument>,
+}
+
+/// A kernel bound to a world, and which of its tensors is which of the pipeline's.
+pub struct Kernel {
+    instance: Instance,
+    /// The first rank of this process.
+    first: u32,
+    /// Place of each parameter among the kernel's tensors.
+    inputs: Vec<usize>,
+    /// Place of each result.
+    outputs: Vec<usize>,
+}
+
+impl Kernel {
+    /// Loads a kernel on every rank of this process and allocates its workspace. Collective: every process of the world
+    /// must call it, with the same source.
+    ///
+    /// # Errors
+    /// [`FunctionError::Mismatch`] for a kernel of another pipeline; [`FunctionError::Runtime`].
+    pub fn bind(
+        world: &World,
+        program: &Program,
+        source: &KernelSource,
+        compiled: &Compiled,
+        options: &InstanceOptions,
+    ) -> Result<Kernel, FunctionError> {
+        let places = |direction| {
+            let all = source.tensors.iter().enumerate();
+            all.filter(move |(_, a)| a.direction == direction)
+        };
+        for (_, arg) in places(TensorDirection::In) {
+            if program.tensor(&arg.name).is_none() {
+                let what = format!("the pipeline has no tensor `{}`", arg.name);
+                return Err(FunctionError::mismatch(what));
+            }
+        }
+        let input = |name: &str| {
+            let place = places(TensorDirection::In).find(|(_, a)| a.name == name);
+            place.map(|(i, _)| i).ok_or_else(|| {
+                FunctionError::mismatch(format!("the kernel does not take `{name}`"))
+            })
+        };
+        let inputs =
+            program.tensors().iter().map(|t| input(&t.name)).collect::<Result<Vec<_>, _>>()?;
+        let outputs: Vec<usize> = places(TensorDirection::Out).map(|(i, _)| i).collect();
+        if outputs.len() != program.results().len() {
+            return Err(FunctionError::mismatch("the kernel and the pipeline have other results"));
+        }
+        let instance = Instance::bind(world, source, compiled, options)?;
+        Ok(Kernel { instance, first: world.local_ranks().start, inputs, outputs })
+    }
+
+    /// The kernel that is bound.
+    pub fn source(&self) -> &KernelSource {
+        self.instance.source()
+    }
+
+    /// The runtime's view of it: checks, waits, traces.
+    pub fn instance(&mut self) -> &mut Instance {
+        &mut self.instance
+    }
+
+    /// Where parameter `i` of the pipeline is among the kernel's tensors.
+    pub fn input(&self, i: usize) -> Option<usize> {
+        self.inputs.get(i).copied()
+    }
+
+    /// Where the results are among the kernel's tensors.
+    pub fn outputs(&self) -> &[usize] {
+        &self.outputs
+    }
+
+    /// Element type and local shape of each result on a rank.
+    pub fn results(&self, rank: u32) -> Vec<(DType, Vec<u64>)> {
+        let shape = |i: usize| self.shape(rank, i).to_vec();
+        self.outputs
+            .iter()
+            .filter_map(|i| Some((self.source().tensors.get(*i)?.dtype, shape(*i))))
+            .collect()
+    }
+
+    fn shape(&self, rank: u32, i: usize) -> &[u64] {
+        let binding = self.source().ranks.get(rank as usize);
+        binding.and_then(|b| b.tensor_shapes.get(i)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Enqueues one launch per rank of this process: `streams[i]` and `calls[i]` are those of its i-th rank. Returns at
+    /// once; see [`Instance::launch`].
+    ///
+    /// # Errors
+    /// [`FunctionError::Argument`] for tensors that do not fit, with nothing launched; [`FunctionError::Runtime`].
+    pub fn launch(&mut self, streams: &[StreamRef], calls: &[Call]) -> Result<(), FunctionError> {
+        let mut ranks = Vec::with_capacity(calls.len());
+        for (rank, call) in (self.first..).zip(calls) {
+            ranks.push(self.tensors(rank, call)?);
+        }
+        Ok(self.instance.launch(streams, &ranks)?)
+    }
+
+    /// The tensors of a rank in the kernel's order.
+    fn tensors(&self, rank: u32, call: &Call) -> Result<RankTensors, ArgumentError> {
+        let mut tensors: Vec<Option<TensorRef>> = vec![None; self.source().tensors.len()];
+        let lists =
+            [(&self.inputs, &call.inputs, "tensors"), (&self.outputs, &call.outputs, "results")];
+        for (places, given, what) in lists {
+            if places.len() != given.len() {
+                let names = places.iter().filter_map(|i| self.source().tensors.get(*i));
+                return Err(ArgumentError::Count {
+                    what,
+                    given: given.len(),
+                    expected: places.len(),
+                    names: names.map(|a| format!("`{}`", a.name)).collect::<Vec<_>>().join(", "),
+                });
+            }
+            for (place, argument) in places.iter().zip(given) {
+                self.check(rank, *place, argument)?;
+                if let Some(slot) = tensors.get_mut(*place) {
+                    *slot = Some(argument.tensor);
+                }
+            }
+        }
+        // Every tensor of the kernel is a parameter or a result.
+        Ok(RankTensors { tensors: tensors.into_iter().flatten().collect() })
+    }
+
+    fn check(&self, rank: u32, place: usize, given: &Argument) -> Result<(), ArgumentError> {
+        let Some(arg) = self.source().tensors.get(place) else { return Ok(()) };
+        if arg.dtype != given.dtype {
+            return Err(ArgumentError::DType {
+                tensor: arg.name.clone(),
+                expected: arg.dtype,
+                given: given.dtype,
+                help: format!("bring a tensor of {}", arg.dtype),
+            });
+        }
+        let expected = self.shape(rank, place);
+        if expected == given.shape {
+            return Ok(());
+        }
+        Err(ArgumentError::Local {
+            tensor: arg.name.clone(),
+            rank,
+            given: given.shape.clone(),
+            expected: expected.to_vec(),
+        })
+    }
+}

@@ -1,0 +1,253 @@
+//! Pipelines as functions of tensors: compiled for the shapes that they are called with, once for each set of shapes.
+//!
+//! ```text
+//! text ──> Program ──> Signature ──┬─ shapes of a call ──> Bound ──> build::plan ──> jit ──> Kernel::bind ──┐
+//!                                  └─ the same shapes again ───────────────────────────────────────> Kernel::launch
+//! ```
+//!
+//! This is what a training job links against, and what the Python module is made of. [`Kernel`] is the lower layer: one
+//! set of sizes, compiled by the caller.
+//!
+//! ```no_run
+//! use mk::{Program, function::{Argument, Call, Function, FunctionOptions}, runtime::{Stream, World}};
+//! # fn tensors(_: u32) -> Call { Call::default() }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let world = World::local(4)?;
+//! let program = Program::parse("gather(a) -> gemm(b)")?;
+//! let mut linear = Function::new(&world, program, FunctionOptions::default())?;
+//! let streams = Stream::per_rank(&world)?;
+//! let streams: Vec<_> = streams.iter().map(Stream::as_ref).collect();
+//! for _step in 0..1000 {
+//!     let calls: Vec<Call> = world.local_ranks().map(tensors).collect();
+//!     linear.call(&streams, &calls)?; // compiles and binds at the first call
+//! }
+//! linear.synchronize()?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod kernel;
+mod sizes;
+
+pub use error::{ArgumentError, FunctionError};
+pub use kernel::{Argument, Call, Kernel};
+pub use sizes::{Signature, Sizes};
+
+use crate::build::{Planned, plan};
+use mk_codegen::passes::Config;
+use mk_runtime::{InstanceOptions, StreamRef, World, jit::JitOptions};
+use mk_syntax::{Bound, Program};
+use std::{collections::HashMap, sync::Arc};
+
+/// What decides a function, apart from its pipeline and its world.
+#[derive(Clone, Debug, Default)]
+pub struct FunctionOptions {
+    /// Sizes that do not follow from the tensors of a call: global shapes of ragged shards. Default: none.
+    pub sizes: Sizes,
+    /// How to lower. `ranks` is the world's.
+    pub config: Config,
+    /// How to compile.
+    pub jit: JitOptions,
+    /// How kernels behave.
+    pub instance: InstanceOptions,
+}
+
+/// One set of sizes of a [`Function`], bound to its world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Specialisation(usize);
+
+/// A pipeline on the GPUs of a world. Holds a kernel, with a workspace, for each set of sizes that it was called with,
+/// until it is dropped; drop graphs that captured it first.
+///
+/// In a world of several processes every process must make the same calls in the same order: a first call with new sizes
+/// binds, which all processes do together.
+pub struct Function {
+    world: World,
+    signature: Signature,
+    options: FunctionOptions,
+    bound: Vec<Bind>,
+    /// Local shapes of a call, flattened, and what was bound for them.
+    by_shapes: HashMap<Vec<u64>, Specialisation>,
+}
+
+struct Bind {
+    sizes: Bound,
+    planned: Arc<Planned>,
+    kernel: Kernel,
+}
+
+impl Function {
+    /// A function that has nothing compiled yet.
+    ///
+    /// # Errors
+    /// [`FunctionError::Argument`] for given sizes that do not fit the pipeline.
+    pub fn new(
+        world: &World,
+        program: Program,
+        mut options: FunctionOptions,
+    ) -> Result<Function, FunctionError> {
+        options.config.ranks = world.size();
+        let signature = Signature::new(program, world.size(), options.sizes.clone())?;
+        Ok(Function {
+            world: world.clone(),
+            signature,
+            options,
+            bound: Vec::new(),
+            by_shapes: HashMap::new(),
+        })
+    }
+
+    /// The pipeline and what it takes.
+    pub fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    /// The world.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// What is bound for the local shapes of a call, by rank of this process and parameter; `None` if nothing is yet.
+    /// Compiles and allocates nothing.
+    ///
+    /// # Errors
+    /// [`FunctionError::Argument`] for shapes that do not fit.
+    pub fn find<S: AsRef<[u64]>>(
+        &mut self,
+        shapes: &[Vec<S>],
+    ) -> Result<Option<Specialisation>, FunctionError> {
+        let key = key(shapes);
+        if let Some(known) = self.by_shapes.get(&key) {
+            return Ok(Some(*known));
+        }
+        let sizes = self.infer(shapes)?;
+        let bound = self.bound.iter().position(|b| b.sizes == sizes).map(Specialisation);
+        if let Some(bound) = bound {
+            self.by_shapes.insert(key, bound);
+        }
+        Ok(bound)
+    }
+
+    /// What is bound for the local shapes of a call. Compiles and binds the first time, which is collective.
+    ///
+    /// # Errors
+    /// Any of [`FunctionError`]: shapes that do not fit, no plan, no compiler, no memory.
+    pub fn specialise<S: AsRef<[u64]>>(
+        &mut self,
+        shapes: &[Vec<S>],
+    ) -> Result<Specialisation, FunctionError> {
+        if let Some(known) = self.find(shapes)? {
+            return Ok(known);
+        }
+        let sizes = self.infer(shapes)?;
+        let made = self.bind(&sizes)?;
+        self.by_shapes.insert(key(shapes), made);
+        Ok(made)
+    }
+
+    fn infer<S: AsRef<[u64]>>(&self, shapes: &[Vec<S>]) -> Result<Bound, FunctionError> {
+        let local = self.world.local_ranks();
+        if shapes.len() != local.len() {
+            return Err(ArgumentError::Count {
+                what: "lists of tensors",
+                given: shapes.len(),
+                expected: local.len(),
+                names: format!("one for each rank of this process ({local:?})"),
+            }
+            .into());
+        }
+        Ok(self.signature.infer(local.start, shapes)?)
+    }
+
+    /// Compiles and binds for these sizes, unless that was done. Collective.
+    ///
+    /// # Errors
+    /// As [`Function::specialise`].
+    pub fn bind(&mut self, sizes: &Bound) -> Result<Specialisation, FunctionError> {
+        if let Some(i) = self.bound.iter().position(|b| b.sizes == *sizes) {
+            return Ok(Specialisation(i));
+        }
+        let program = self.signature.program();
+        let planned = plan(program, sizes, &self.options.config)?;
+        let compiled = planned.compile(&self.options.jit)?;
+        let (source, options) = (&planned.source, &self.options.instance);
+        let kernel = Kernel::bind(&self.world, program, source, &compiled, options)?;
+        self.bound.push(Bind { sizes: sizes.clone(), planned: Arc::new(planned), kernel });
+        Ok(Specialisation(self.bound.len() - 1))
+    }
+
+    /// Everything that is bound, in the order in which it was.
+    pub fn specialisations(&self) -> impl Iterator<Item = Specialisation> + use<> {
+        (0..self.bound.len()).map(Specialisation)
+    }
+
+    /// The plan of a specialisation of this function; `None` for one of another function.
+    pub fn planned(&self, which: Specialisation) -> Option<&Arc<Planned>> {
+        self.bound.get(which.0).map(|b| &b.planned)
+    }
+
+    /// The kernel of a specialisation of this function; `None` for one of another function.
+    pub fn kernel(&mut self, which: Specialisation) -> Option<&mut Kernel> {
+        self.bound.get_mut(which.0).map(|b| &mut b.kernel)
+    }
+
+    /// Launches for the shapes of `calls`, one for each rank of this process; compiles and binds the first time.
+    /// Returns when everything is enqueued.
+    ///
+    /// # Errors
+    /// As [`Function::specialise`] and [`Kernel::launch`].
+    pub fn call(
+        &mut self,
+        streams: &[StreamRef],
+        calls: &[Call],
+    ) -> Result<Specialisation, FunctionError> {
+        for call in calls {
+            for (i, input) in call.inputs.iter().enumerate() {
+                self.signature.check_dtype(i, input.dtype)?;
+            }
+        }
+        let shapes: Vec<Vec<&[u64]>> =
+            calls.iter().map(|c| c.inputs.iter().map(|a| &*a.shape).collect()).collect();
+        let which = self.specialise(&shapes)?;
+        if let Some(kernel) = self.kernel(which) {
+            kernel.launch(streams, calls)?;
+        }
+        Ok(which)
+    }
+
+    /// Looks for failures of earlier launches without waiting.
+    ///
+    /// # Errors
+    /// [`FunctionError::Runtime`] when a kernel gave up.
+    pub fn check(&mut self) -> Result<(), FunctionError> {
+        self.bound.iter_mut().try_for_each(|b| Ok(b.kernel.instance().check()?))
+    }
+
+    /// Waits for the last launch of every specialisation. Replays of captured graphs are waited for on their own streams.
+    ///
+    /// # Errors
+    /// [`FunctionError::Runtime`] when a kernel gave up.
+    pub fn synchronize(&mut self) -> Result<(), FunctionError> {
+        self.bound.iter_mut().try_for_each(|b| Ok(b.kernel.instance().synchronize()?))
+    }
+}
+
+/// The element type as the ABI calls it.
+pub fn abi_dtype(dtype: mk_syntax::DType) -> mk_abi::DType {
+    match dtype {
+        mk_syntax::DType::Bf16 => mk_abi::DType::Bf16,
+        mk_syntax::DType::F16 => mk_abi::DType::F16,
+        mk_syntax::DType::F32 => mk_abi::DType::F32,
+    }
+}
+
+/// Shapes as one list. Lengths go in, so that no two lists of shapes meet.
+fn key<S: AsRef<[u64]>>(shapes: &[Vec<S>]) -> Vec<u64> {
+    let mut key = Vec::with_capacity(3 * shapes.iter().map(Vec::len).sum::<usize>());
+    for shape in shapes.iter().flatten() {
+        key.push(shape.as_ref().len() as u64);
+        key.extend_from_slice(shape.as_ref());
+    }
+    key
+}

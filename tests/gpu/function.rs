@@ -1,0 +1,100 @@
+//! A pipeline as a function: compiled for the shapes that it is called with.
+
+use crate::{scenario::Res, worlds};
+use mk::{
+    Function, Program,
+    abi::DType,
+    function::{Argument, Call, FunctionError, FunctionOptions, Sizes},
+    runtime::{DeviceTensor, Operand, Reference, Stream, StreamRef, World, jit::JitOptions},
+};
+
+/// Tensors of one rank: its rows of `a`, its columns of `b`, and what it shall hold of the result.
+struct Rank {
+    a: DeviceTensor,
+    b: DeviceTensor,
+    c: DeviceTensor,
+    want: DeviceTensor,
+}
+
+fn argument(t: &DeviceTensor) -> Argument {
+    Argument { tensor: t.as_arg(), dtype: t.dtype(), shape: t.shape().to_vec() }
+}
+
+/// Random inputs, with `rows[p]` rows of `a` on rank p.
+fn ranks(world: &World, reference: &Reference, rows: &[u64], k: u64, n: u64) -> Res<Vec<Rank>> {
+    let m = rows.iter().sum();
+    let mut out = Vec::new();
+    for (rank, rows) in (0..).zip(rows) {
+        let new = |dtype, shape: &[u64]| DeviceTensor::new(world, rank, dtype, shape);
+        let r = Rank {
+            a: new(DType::Bf16, &[*rows, k])?,
+            b: new(DType::Bf16, &[k, n])?,
+            c: new(DType::Bf16, &[m, n])?,
+            want: new(DType::F32, &[m, n])?,
+        };
+        reference.fill_random(&r.a, 1 + u64::from(rank), 1.0)?;
+        reference.fill_random(&r.b, 100 + u64::from(rank), 1.0)?;
+        r.c.poison()?;
+        out.push(r);
+    }
+    for (rank, r) in (0..).zip(&out) {
+        let all = DeviceTensor::new(world, rank, DType::Bf16, &[m, k])?;
+        let mut at = 0;
+        for part in out.iter().map(|r| r.a.buffer()) {
+            all.buffer().copy_range(at, part, 0, part.size_bytes())?;
+            at += part.size_bytes();
+        }
+        reference.gemm(&r.want, Operand::new(&all), Operand::new(&r.b), false)?;
+    }
+    Ok(out)
+}
+
+fn calls(ranks: &[Rank]) -> Vec<Call> {
+    let call = |r: &Rank| Call {
+        inputs: vec![argument(&r.a), argument(&r.b)],
+        outputs: vec![argument(&r.c)],
+    };
+    ranks.iter().map(call).collect()
+}
+
+#[test]
+fn shapes_are_bound_as_they_come() -> Res<()> {
+    for world in worlds("shapes_are_bound_as_they_come") {
+        let n = u64::from(world.size());
+        let reference = Reference::new(&world, &JitOptions::default())?;
+        let streams = Stream::per_rank(&world)?;
+        let streams: Vec<StreamRef> = streams.iter().map(Stream::as_ref).collect();
+        let program = Program::parse("gather(a) -> gemm(b)")?;
+        let mut f = Function::new(&world, program.clone(), FunctionOptions::default())?;
+        let mut seen = Vec::new();
+        for rows in [128, 200, 128] {
+            let ranks = ranks(&world, &reference, &vec![rows; n as usize], 256, 512)?;
+            seen.push(f.call(&streams, &calls(&ranks))?);
+            f.synchronize()?;
+            for r in &ranks {
+                let error = reference.error(&r.c, &r.want)?;
+                assert!(error.global < 4e-3 && error.nonfinite == 0, "{rows} rows: {error:?}");
+            }
+        }
+        assert!(seen[0] == seen[2] && seen[0] != seen[1]);
+        // Ragged rows: refused when they are guessed at, right when they are given.
+        let m = 100 * n - 3;
+        let rows: Vec<u64> = (0..n).map(|p| m.div_ceil(n).min(m - p * m.div_ceil(n))).collect();
+        let ranks = ranks(&world, &reference, &rows, 256, 512)?;
+        if rows.last() != rows.first() {
+            let refused = f.call(&streams, &calls(&ranks));
+            assert!(matches!(refused, Err(FunctionError::Argument(_))), "{refused:?}");
+        }
+        let shapes = [("a".to_string(), vec![m, 256])].into();
+        let sizes = Sizes { shapes, ..Sizes::default() };
+        let options = FunctionOptions { sizes, ..FunctionOptions::default() };
+        let mut f = Function::new(&world, program, options)?;
+        f.call(&streams, &calls(&ranks))?;
+        f.synchronize()?;
+        for r in &ranks {
+            let error = reference.error(&r.c, &r.want)?;
+            assert!(error.global < 4e-3 && error.nonfinite == 0, "ragged: {error:?}");
+        }
+    }
+    Ok(())
+}

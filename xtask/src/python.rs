@@ -1,0 +1,99 @@
+//! The Python module: built, laid out as a package, tested; as a wheel.
+
+use crate::run::{Result, cargo, root, step};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// What builds the wheel, from PyPI.
+const MATURIN: &str = "maturin==1.16.0";
+
+/// Builds the module and runs its tests, without torch and without a GPU.
+pub fn test() -> Result<()> {
+    step(
+        "building the Python module",
+        &mut cargo(&["build", "--quiet", "--package", "mk-python"]),
+    )?;
+    let package = target().join("python/mk");
+    fresh(&package)?;
+    copy(&root().join("mk-python/python/mk"), &package)?;
+    let library = target().join("debug/lib_mk.so");
+    fs::copy(&library, package.join("_mk.abi3.so"))
+        .map_err(|e| format!("{}: {e}", library.display()))?;
+    let path = target().join("python");
+    step("Python tests", tests(Path::new("python3")).env("PYTHONPATH", path))
+}
+
+/// Builds the wheel into `target/wheels`, installs it into an environment of its own, and tests it there.
+pub fn wheel() -> Result<()> {
+    let venv = target().join("wheel-venv");
+    let python = venv.join("bin/python3");
+    if !python.exists() {
+        let mut make = Command::new("python3");
+        step("making a Python environment", make.args(["-m", "venv", "--clear"]).arg(&venv))?;
+    }
+    let pip = |args: &[&str]| {
+        let mut command = Command::new(&python);
+        command.args(["-m", "pip", "--quiet", "--disable-pip-version-check"]).args(args);
+        command
+    };
+    step("installing maturin", &mut pip(&["install", MATURIN]))?;
+    let wheels = target().join("wheels");
+    fresh(&wheels)?;
+    let mut build = Command::new(venv.join("bin/maturin"));
+    build.args(["build", "--release", "--quiet", "--manifest-path"]);
+    build.arg(root().join("mk-python/Cargo.toml")).arg("--out").arg(&wheels);
+    step("building the wheel", build.arg("--interpreter").arg(&python))?;
+    let wheel = only_file(&wheels)?;
+    let text = wheel.to_string_lossy().into_owned();
+    step("installing it", &mut pip(&["install", "--force-reinstall", "--no-deps", &text]))?;
+    step("Python tests of the wheel", &mut tests(&python))?;
+    println!("{text}");
+    Ok(())
+}
+
+fn tests(python: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-m", "unittest", "discover", "--start-directory"]);
+    command.arg(root().join("mk-python/tests")).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.current_dir(root());
+    command
+}
+
+/// Where cargo leaves its files.
+fn target() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    root().join(target)
+}
+
+/// An empty folder.
+fn fresh(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))
+}
+
+/// Copies the files of a folder.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    for file in entries(from)?.iter().filter(|f| f.is_file()) {
+        let name = file.file_name().unwrap_or_default();
+        fs::copy(file, to.join(name)).map_err(|e| format!("{}: {e}", file.display()))?;
+    }
+    Ok(())
+}
+
+fn only_file(folder: &Path) -> Result<PathBuf> {
+    match entries(folder)?.as_slice() {
+        [file] => Ok(file.clone()),
+        all => Err(format!("{} has {} files, and one was built", folder.display(), all.len())),
+    }
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
+    let list = fs::read_dir(folder).map_err(failed)?;
+    list.map(|entry| entry.map(|e| e.path()).map_err(failed)).collect()
+}
