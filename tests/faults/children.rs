@@ -21,7 +21,7 @@ const CASES: &[(&str, Case)] = &[
     ("killed_at_work", processes::killed_at_work),
     ("killed_while_awaited", processes::killed_while_awaited),
     ("corrupted_word", processes::corrupted_word),
-    ("other_hash", processes::other_hash),
+    ("other_values", processes::other_values),
     ("other_plans", processes::other_plans),
     ("out_of_order", processes::out_of_order),
     ("overlapping", processes::overlapping),
