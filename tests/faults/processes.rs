@@ -1,7 +1,7 @@
 //! Faults between processes, one process per GPU.
 
 use crate::children::{Children, say, world as connect};
-use crate::rig::{Case, GATHER, Rig, options};
+use crate::rig::{Case, GATHER, Rig, compile, options};
 use crate::{Watchdog, alone, world};
 use mk::runtime::{Error, InstanceOptions, World, world::UnixBootstrap};
 use std::time::{Duration, Instant};
@@ -244,6 +244,40 @@ fn ranks_with_other_plans() {
     play("other_plans", false, &["in the plan", "every rank must pass the same"], |_, _| ());
 }
 
+/// The number of rows comes with each launch.
+const DYNAMIC: Case = Case {
+    pipeline: "fn rows<M: dyn <= 3000>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
+    size: (3000, 256, 512),
+    sms: &[],
+};
+
+pub fn other_values(rank: u32, _size: u32) {
+    let world = connect();
+    let mut rig = Rig::new(&world, &DYNAMIC, &options()).expect("binds");
+    rig.refill(1).expect("fills");
+    rig.launch_rows(3000).expect("launches");
+    rig.instance.synchronize().expect("all say the same");
+    world.barrier(SOON).expect("all are here");
+    let begin = Instant::now();
+    // A rank that comes a little later finds the others' records, and is refused.
+    let launched = rig.launch_rows(if rank == VICTIM { 1500 } else { 3000 });
+    let mut outcome = launched.and_then(|()| rig.instance.synchronize());
+    while outcome.is_ok() && begin.elapsed() < SOON {
+        std::thread::sleep(Duration::from_millis(5));
+        outcome = rig.instance.check();
+    }
+    failed(begin, &outcome.expect_err("rank 1 has other rows"));
+    world.barrier(SOON).expect("all are here");
+    drop(rig);
+    again(&world);
+}
+
+#[test]
+fn a_rank_with_other_launch_values() {
+    let needed = ["entered with another plan or other per-launch values", " e"];
+    play("other_values", false, &needed, |_, _| ());
+}
+
 pub fn out_of_order(rank: u32, _size: u32) {
     let world = connect();
     let other = Case { size: (512, 512, 512), ..GATHER };
@@ -318,4 +352,17 @@ pub fn overlapping(rank: u32, _size: u32) {
 #[test]
 fn two_plans_side_by_side_in_any_order() {
     play("overlapping", false, &["SMs of GPU"], |_, _| ());
+}
+
+#[test]
+fn the_cases_compile() {
+    for case in [&GATHER, &DYNAMIC, &BESIDE[0], &BESIDE[1]] {
+        for ranks in 2..=4 {
+            let source = compile(case, ranks);
+            let dims: u32 = case.sms.iter().map(|(_, ctas)| ctas).sum();
+            assert!(dims == 0 || source.grid == dims, "{case:?}: a grid of {}", source.grid);
+        }
+    }
+    assert_eq!(compile(&DYNAMIC, 4).runtime_dims[0].max, 3000);
+    assert_eq!(compile(&DYNAMIC, 4).ranks[1].tensor_shapes[0], [750, 256]);
 }

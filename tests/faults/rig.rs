@@ -7,7 +7,7 @@ use mk::{
     passes::{self, Config},
     runtime::{
         DeviceTensor, Error, Graph, Instance, InstanceOptions, RankTensors, Reference, Stream,
-        StreamRef, World,
+        StreamRef, TensorRef, World,
         jit::{self, JitOptions},
     },
 };
@@ -65,7 +65,15 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(world: &World, case: &Case, options: &InstanceOptions) -> Result<Rig, Error> {
-        let source = compile(case, world.size());
+        Rig::with(world, compile(case, world.size()), options)
+    }
+
+    /// A kernel that was changed, perhaps.
+    pub fn with(
+        world: &World,
+        source: KernelSource,
+        options: &InstanceOptions,
+    ) -> Result<Rig, Error> {
         let compiled = jit::compile(&source, &JitOptions::default())?;
         let instance = Instance::bind(world, &source, &compiled, options)?;
         let mut tensors = Vec::new();
@@ -111,6 +119,22 @@ impl Rig {
     pub fn launch(&mut self) -> Result<(), Error> {
         let (refs, args) = (self.refs(), self.args());
         self.instance.launch(&refs, &args)
+    }
+
+    /// A launch of a kernel whose number of rows, `m`, comes with it; its tensors are as large as the kernel allows.
+    pub fn launch_rows(&mut self, m: u32) -> Result<(), Error> {
+        let most = u64::from(self.source.runtime_dims[0].max);
+        let part = |(tensor, arg): (&DeviceTensor, &mk::abi::TensorArg)| {
+            let (ptr, all) = (tensor.buffer().ptr(), tensor.buffer().size_bytes());
+            let bytes = if arg.name == "b" { all } else { all * u64::from(m) / most };
+            // SAFETY: a part of a tensor that lives as long as the rig.
+            unsafe { TensorRef::from_raw(ptr, bytes) }
+        };
+        let rank = |tensors: &Vec<DeviceTensor>| -> RankTensors {
+            tensors.iter().zip(&self.source.tensors).map(part).collect::<Vec<_>>().into()
+        };
+        let (refs, args) = (self.refs(), self.tensors.iter().map(rank).collect::<Vec<_>>());
+        self.instance.launch_with(&refs, &args, &[m])
     }
 
     /// One launch with fresh inputs, and what it leaves, by rank.

@@ -29,6 +29,7 @@ fn parts(source: &KernelSource, options: &InstanceOptions, generation: u64) -> [
         &source.workspace,
         &source.tensors,
         &source.ranks,
+        &source.runtime_dims,
     );
     let text = (&source.cuda, &source.entry, &source.arch, &source.options);
     [

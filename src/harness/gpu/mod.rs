@@ -39,7 +39,8 @@ impl<'a> Session<'a> {
     /// Binds a kernel and allocates its tensors.
     ///
     /// # Errors
-    /// [`HarnessError::Function`], for a kernel of another pipeline among others; [`HarnessError::Runtime`].
+    /// [`HarnessError::Function`], for a kernel of another pipeline among others; [`HarnessError::Mismatch`] for a
+    /// world of several processes; [`HarnessError::Runtime`].
     pub fn bind(
         world: &World,
         case: Case<'a>,
@@ -48,6 +49,9 @@ impl<'a> Session<'a> {
         options: &InstanceOptions,
         seed: u64,
     ) -> Result<Session<'a>, HarnessError> {
+        if world.local_ranks() != (0..world.size()) {
+            return Err(HarnessError::mismatch("a session needs all ranks in this process"));
+        }
         let jit = JitOptions::default();
         let dims = dims(case, source)?;
         Ok(Session {
