@@ -7,14 +7,16 @@
 
 extern crate self as mk;
 
+mod arguments;
 pub mod build;
 pub mod function;
 pub mod harness;
 
+pub use arguments::AsTensor;
 pub use function::Function;
 pub use mk_abi as abi;
-pub use mk_codegen::{emit, ir, passes, sim, target, valid};
-pub use mk_dsl::pipeline;
+pub use mk_codegen::{draw, emit, ir, passes, sim, target, valid};
+pub use mk_dsl::{pipeline, pipelined};
 pub use mk_runtime as runtime;
 pub use mk_syntax as syntax;
 pub use mk_syntax::{Bound, Diagnostics, Program, file};

@@ -9,6 +9,8 @@ use std::mem::{offset_of, size_of};
 pub const MAX_RANKS: usize = 64;
 /// CTAs that own an epoch word.
 pub const MAX_CTAS: usize = 512;
+/// Dimensions whose value comes with each launch.
+pub const MAX_RUNTIME_DIMS: usize = 4;
 /// Bytes of an encoded tensor map.
 pub const TENSOR_MAP_BYTES: usize = 128;
 
@@ -69,8 +71,10 @@ device_struct! {
         chaos_seed: u32 @ 76,
         /// Upper bound of the injected delay, in nanoseconds.
         chaos_max_ns: u32 @ 80,
+        /// Values of [`KernelSource::runtime_dims`](crate::KernelSource::runtime_dims) in this launch, in their order.
+        dims: u32[4] @ 84,
         /// Unused, 0.
-        reserved: u32[11] @ 84,
+        reserved: u32[7] @ 100,
     }
 }
 

@@ -115,10 +115,66 @@ pub struct TensorMapSpec {
 /// What differs from rank to rank: a ragged shard has its own shape on each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankBinding {
-    /// Local shape of each caller tensor, row-major, outermost first.
+    /// Local shape of each caller tensor, row-major, outermost first; with every run-time dimension at its bound.
     pub tensor_shapes: Vec<Vec<u64>>,
     /// The tensor maps, in the order of the kernel's `maps` array.
     pub maps: Vec<TensorMapSpec>,
+}
+
+/// A dimension whose value comes with each launch, the same on all ranks: 1 to `max`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeDim {
+    /// Name in the pipeline.
+    pub name: String,
+    /// Inclusive upper bound, in elements.
+    pub max: u32,
+    /// The caller's tensors whose first dimension it is.
+    pub tensors: Vec<RuntimeRows>,
+}
+
+/// A tensor whose first dimension is a run-time dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeRows {
+    /// Index into [`KernelSource::tensors`].
+    pub tensor: u32,
+    /// Whether a rank holds its part of it (`torch.chunk`'s: the last ranks may hold less, or nothing), or all.
+    pub part: bool,
+}
+
+impl KernelSource {
+    /// Rows of a caller's tensor when the run-time dimensions have these values, if one of them decides that.
+    pub fn runtime_rows(&self, rank: u32, tensor: usize, dims: &[u32]) -> Option<u64> {
+        self.runtime_dims.iter().zip(dims).find_map(|(dim, value)| {
+            let of = dim.tensors.iter().find(|t| t.tensor as usize == tensor)?;
+            Some(dim.rows(*of, *value, rank, self.world_size))
+        })
+    }
+
+    /// Local shapes of a rank's tensors in a launch with these values of the run-time dimensions; none for a rank that
+    /// there is not.
+    pub fn shapes(&self, rank: u32, dims: &[u32]) -> Vec<Vec<u64>> {
+        let binding = self.ranks.get(rank as usize);
+        let mut shapes = binding.map(|b| b.tensor_shapes.clone()).unwrap_or_default();
+        for (t, shape) in shapes.iter_mut().enumerate() {
+            if let (Some(rows), Some(first)) = (self.runtime_rows(rank, t, dims), shape.first_mut())
+            {
+                *first = rows;
+            }
+        }
+        shapes
+    }
+}
+
+impl RuntimeDim {
+    /// Rows that a rank holds of one of [`RuntimeDim::tensors`] when the dimension is `value`.
+    pub fn rows(&self, of: RuntimeRows, value: u32, rank: u32, world_size: u32) -> u64 {
+        let (value, world) = (u64::from(value), u64::from(world_size.max(1)));
+        if !of.part {
+            return value;
+        }
+        let part = value.div_ceil(world);
+        value.saturating_sub(u64::from(rank) * part).min(part)
+    }
 }
 
 /// Memory that the runtime allocates, zeroed once at bind and never again.
@@ -182,6 +238,8 @@ pub struct KernelSource {
     pub tensors: Vec<TensorArg>,
     /// Per-rank shapes and maps; `world_size` of them.
     pub ranks: Vec<RankBinding>,
+    /// Dimensions that each launch gives a value; at most [`MAX_RUNTIME_DIMS`](crate::device::MAX_RUNTIME_DIMS).
+    pub runtime_dims: Vec<RuntimeDim>,
     /// Roles, for messages and traces.
     pub roles: Vec<RoleInfo>,
     /// Every wait of the kernel, for messages.

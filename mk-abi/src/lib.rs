@@ -10,6 +10,6 @@ pub mod device;
 mod kernel;
 
 pub use kernel::{
-    DType, EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, Swizzle, TensorArg,
-    TensorDirection, TensorMapSpec, WorkspaceLayout,
+    DType, EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, RuntimeDim, RuntimeRows,
+    Swizzle, TensorArg, TensorDirection, TensorMapSpec, WorkspaceLayout,
 };

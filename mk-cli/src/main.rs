@@ -32,7 +32,7 @@ enum Command {
     Doctor(doctor::Args),
     /// Lower a pipeline (or read a plan) and verify it
     Check(check::Args),
-    /// Print the tile plan, as text or JSON
+    /// Print or draw the tile plan
     Plan(plan::Args),
     /// Print the CUDA kernel of a verified plan
     Emit(emit::Args),

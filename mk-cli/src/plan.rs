@@ -2,21 +2,28 @@
 
 use crate::{failure::Failure, options::PipelineArgs, output::say, pipeline::load};
 use clap::ValueEnum;
+use mk::draw;
 
 /// Options of `mk plan`.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     pipeline: PipelineArgs,
-    /// How to print it; the text is what `mk check x.plan` reads
+    /// How to print it
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
+    /// The text format, which `mk check x.plan` reads
     Text,
+    /// The same as JSON
     Json,
+    /// A graph for Graphviz
+    Dot,
+    /// A picture
+    Svg,
 }
 
 /// Prints the plan as the passes leave it. It is not verified here, so that a wrong plan can be looked at.
@@ -28,5 +35,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             let json = serde_json::to_string_pretty(&plan).map_err(Failure::new)?;
             say!("{json}")
         }
+        Format::Dot => say!("{}", draw::dot(&plan).trim_end()),
+        Format::Svg => say!("{}", draw::svg(&plan).trim_end()),
     }
 }

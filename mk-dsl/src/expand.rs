@@ -1,31 +1,38 @@
 //! The item that a pipeline becomes.
 
+use crate::messages::{self, error};
 use crate::source::{Source, doc_text};
 use mk_syntax::{Diagnostics, Program};
-use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use quote::quote;
 
 pub(crate) fn pipeline(input: TokenStream) -> TokenStream {
+    let all = input.clone();
     let Item { attributes, docs, signature, text } = Item::read(input);
     let source = Source::write(text);
-    let (errors, body) = match Program::parse(&source.text) {
-        Ok(_) => {
-            let text = &source.text;
-            (None, quote!(::mk::__private::checked(#text)))
-        }
-        Err(mistakes) => {
-            let errors = compile_errors(&source, &mistakes);
-            (Some(errors), quote!(::core::unreachable!("this pipeline does not compile")))
-        }
-    };
+    let (mistakes, body) = program_of(&source);
+    let errors = mistakes.map(|mistakes| compile_errors(&source, &mistakes));
     // A text that is no item is either refused above, or a bare chain.
     let (errors, item) = match signature {
         Some(signature) => {
             (errors, quote!(#attributes #docs #signature() -> ::mk::Program { #body }))
         }
-        None => (errors.or_else(|| Some(no_item(&source))), TokenStream::new()),
+        None => (errors.or_else(|| Some(messages::no_item().on(&all))), TokenStream::new()),
     };
     quote!(#errors #item)
+}
+
+/// The mistakes of a text, and an expression for its program.
+pub(crate) fn program_of(source: &Source) -> (Option<Diagnostics>, TokenStream) {
+    match Program::parse(&source.text) {
+        Ok(_) => {
+            let text = &source.text;
+            (None, quote!(::mk::__private::checked(#text)))
+        }
+        Err(mistakes) => {
+            (Some(mistakes), quote!(::core::unreachable!("this pipeline does not compile")))
+        }
+    }
 }
 
 /// What the macro itself looks at.
@@ -81,7 +88,7 @@ fn signature(tokens: &[TokenTree]) -> Option<TokenStream> {
 }
 
 /// One `compile_error!` for each mistake, on its tokens.
-fn compile_errors(source: &Source, mistakes: &Diagnostics) -> TokenStream {
+pub(crate) fn compile_errors(source: &Source, mistakes: &Diagnostics) -> TokenStream {
     let mut errors = TokenStream::new();
     for mistake in mistakes {
         let tokens = source.tokens(mistake.span.start..mistake.span.end);
@@ -92,16 +99,4 @@ fn compile_errors(source: &Source, mistakes: &Diagnostics) -> TokenStream {
         errors.extend(error(source.tokens(0..0), &message, "correct the first ones"));
     }
     errors
-}
-
-fn no_item(source: &Source) -> TokenStream {
-    let help = "write `pub fn name(x: bf16[M, K] @ shard(0)) { gather(x) }`";
-    error(source.tokens(0..source.text.len()), "a bare chain has no name to be called by", help)
-}
-
-fn error((first, last): (Span, Span), message: &str, help: &str) -> TokenStream {
-    // `syn` makes an error span from the first token of a stream to its last.
-    let ends = [Ident::new("first", first), Ident::new("last", last)];
-    let tokens: TokenStream = ends.into_iter().map(TokenTree::Ident).collect();
-    syn::Error::new_spanned(tokens, format!("{message}\nhelp: {help}")).into_compile_error()
 }

@@ -24,7 +24,7 @@ pub use error::{Error, Fault, FaultCause};
 pub use gpu::{DeviceTensor, Event, Graph, Stream, StreamRef, TensorRef};
 pub use launch::{Instance, InstanceOptions, RankTensors};
 pub use reference::{ErrorNorm, MapOp, Operand, Reference};
-pub use world::World;
+pub use world::{Bootstrap, UnixBootstrap, World};
 
 // Bound kernels and everything they need may move to another thread.
 const _: () = {

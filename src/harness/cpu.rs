@@ -58,12 +58,22 @@ pub fn run_on_cpu(
     options: &CpuOptions,
 ) -> Result<CpuRun, HarnessError> {
     check_work(case, options.launches)?;
+    let plan = &at(plan, case);
     let mut user = User::new(case, plan, options)?;
     let report = sim::run(plan, &mut user, &options.executor())?;
     match user.failure {
         Some(error) => Err(error),
         None => Ok(CpuRun { report, norms: user.norms }),
     }
+}
+
+/// The plan as a launch with the case's sizes runs it.
+fn at(plan: &Plan, case: Case<'_>) -> Plan {
+    let Some((dim, _)) = plan.runtime_dim() else { return plan.clone() };
+    let name = plan.dims.get(dim).map(|d| d.name.as_str()).unwrap_or_default();
+    let symbol = case.program.symbol(name).map(mk_syntax::Dim::Sym);
+    let value = symbol.and_then(|s| case.bound.dim(s)).and_then(|v| i32::try_from(v).ok());
+    value.map_or_else(|| plan.clone(), |value| plan.at(dim, value))
 }
 
 /// What ranks should hold of a result, and how many ranks have not been judged.

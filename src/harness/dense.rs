@@ -1,89 +1,17 @@
 //! The dense reference: a pipeline evaluated in f64 on global tensors, for some rows of a result or for all.
 //!
-//! Every operation of the language makes a row of its result from the same row of its first operand and from the whole of
-//! the second, so a few rows of a large result are cheap. A value that is `partial` is kept as its summands, one for each
+//! Most operations of the language make a row of their result from the same row of their first operand and from the whole of
+//! the second, so a few rows of a large result are cheap; a product with a transposed left operand needs all of both. A value that is `partial` is kept as its summands, one for each
 //! rank. Nothing is rounded but inputs and `cast`.
 
 use super::{
     HarnessError, Inputs, Layout,
     inputs::{dtype, placement},
     math,
+    value::{Matrix, Value},
 };
 use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
 use std::collections::BTreeMap;
-
-/// Rows of a global value: everything below dimension 0 is one row.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Matrix {
-    /// Elements of a row.
-    pub cols: usize,
-    /// The chosen rows, one after the other.
-    pub data: Vec<f64>,
-}
-
-/// A value of the pipeline.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// The same for all ranks, or sharded: its global rows.
-    Whole(Matrix),
-    /// A sum over the ranks, by rank.
-    Summands(Vec<Matrix>),
-}
-
-impl Value {
-    fn zip(&self, other: &Value, op: impl Fn(f64, f64) -> f64) -> Value {
-        let both = |x: &Matrix, y: &Matrix| Matrix {
-            cols: x.cols,
-            data: x.data.iter().zip(&y.data).map(|(x, y)| op(*x, *y)).collect(),
-        };
-        match (self, other) {
-            (Value::Whole(x), Value::Whole(y)) => Value::Whole(both(x, y)),
-            (Value::Summands(x), Value::Whole(y)) => {
-                Value::Summands(x.iter().map(|x| both(x, y)).collect())
-            }
-            (Value::Whole(x), Value::Summands(y)) => {
-                Value::Summands(y.iter().map(|y| both(x, y)).collect())
-            }
-            (Value::Summands(x), Value::Summands(y)) => {
-                Value::Summands(x.iter().zip(y).map(|(x, y)| both(x, y)).collect())
-            }
-        }
-    }
-
-    fn map(&self, op: impl Fn(usize, f64) -> f64) -> Value {
-        let one = |x: &Matrix| Matrix {
-            cols: x.cols,
-            data: x.data.iter().enumerate().map(|(i, x)| op(i, *x)).collect(),
-        };
-        match self {
-            Value::Whole(x) => Value::Whole(one(x)),
-            Value::Summands(x) => Value::Summands(x.iter().map(one).collect()),
-        }
-    }
-
-    /// The value, with summands added up.
-    fn sum(&self) -> Matrix {
-        match self {
-            Value::Whole(x) => x.clone(),
-            Value::Summands(all) => {
-                let mut parts = all.iter();
-                let mut sum = parts.next().cloned().unwrap_or_default();
-                for part in parts {
-                    sum.data.iter_mut().zip(&part.data).for_each(|(s, x)| *s += x);
-                }
-                sum
-            }
-        }
-    }
-
-    /// What `rank` holds of it.
-    pub(super) fn on(&self, rank: usize) -> &[f64] {
-        match self {
-            Value::Whole(x) => &x.data,
-            Value::Summands(all) => all.get(rank).map_or(&[], |m| &m.data),
-        }
-    }
-}
 
 /// Whether all rows of a value are wanted, or the chosen ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -228,7 +156,15 @@ impl<'a> Dense<'a> {
         Ok(match (node.op, operands.as_slice()) {
             (Op::Gather { .. }, [x]) => (*x).clone(),
             (Op::ReduceScatter { .. } | Op::AllReduce { .. }, [x]) => Value::Whole(x.sum()),
-            (Op::Gemm, [a, b]) => self.gemm(node, a, b)?,
+            (Op::Gemm { a_transposed, b_transposed }, [a, b]) => {
+                let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
+                let rows = if set == Set::All { &all[..] } else { chosen };
+                let depth = node.inputs.get(1).map_or(0, |b| self.extent(*b, 1));
+                let depth: Vec<usize> = (0..depth).collect();
+                let a = if a_transposed { &a.transposed(rows) } else { *a };
+                let b = if b_transposed { &b.transposed(&depth) } else { *b };
+                self.gemm(node, a, b, b_transposed)?
+            }
             (Op::Bias, [x, c]) => {
                 let c = c.sum().data;
                 // The last dimension; of a vector that is dimension 0, of which rows are chosen.
@@ -240,6 +176,7 @@ impl<'a> Dense<'a> {
             }
             (Op::Gelu, [x]) => x.map(|_, x| math::gelu(x)),
             (Op::Silu, [x]) => x.map(|_, x| math::silu(x)),
+            (Op::Swiglu, [x]) => x.swiglu(),
             (Op::Relu, [x]) => x.map(|_, x| x.max(0.0)),
             (Op::Mul, [x, y]) => x.zip(y, |x, y| x * y),
             (Op::Add, [x, y]) => x.zip(y, |x, y| x + y),
@@ -250,9 +187,16 @@ impl<'a> Dense<'a> {
     }
 
     /// Rank `r`'s summand of a product over a sharded depth is the product over its part of the depth.
-    fn gemm(&self, node: &Node, a: &Value, b: &Value) -> Result<Value, HarnessError> {
+    fn gemm(
+        &self,
+        node: &Node,
+        a: &Value,
+        b: &Value,
+        b_transposed: bool,
+    ) -> Result<Value, HarnessError> {
         let right = node.inputs.get(1).copied().unwrap_or(node.result);
-        let (k, n) = (self.extent(right, 0), self.width(right));
+        let depth_dim = usize::from(b_transposed);
+        let (k, n) = (self.extent(right, depth_dim), self.width(node.result));
         let product = |a: &[f64], b: &[f64], k: usize| {
             let mut c = vec![0.0; a.len().checked_div(k).unwrap_or(0) * n];
             math::matmul(&mut c, a, b, k, n);
@@ -262,7 +206,7 @@ impl<'a> Dense<'a> {
             return Ok(Value::Whole(product(a.on(0), b.on(0), k)));
         }
         let summands = (0..self.inputs.case().ranks).map(|rank| {
-            let depth = self.layout(right, rank)?.rows();
+            let depth = self.layout(right, rank)?.range(depth_dim);
             let (a, b) = (a.on(rank), b.on(rank));
             if depth == (0..k) {
                 return Ok(product(a, b, k));
@@ -280,7 +224,11 @@ impl<'a> Dense<'a> {
 /// Which rows of its operands a node needs for some rows of its result.
 fn needs(node: &Node, set: Set) -> impl Iterator<Item = (usize, Set)> + '_ {
     node.inputs.iter().enumerate().map(move |(i, input)| {
-        let whole = i == 1 && matches!(node.op, Op::Gemm | Op::Bias);
+        let whole = match node.op {
+            Op::Gemm { a_transposed, .. } => i == 1 || a_transposed,
+            Op::Bias => i == 1,
+            _ => false,
+        };
         (input.index(), if whole { Set::All } else { set })
     })
 }
@@ -340,6 +288,66 @@ mod tests {
         assert_eq!(rows.data[0..6], local[0][6..12]);
         assert_eq!(rows.data[6..12], local[1][0..6]);
         assert_eq!(rows.data[12..18], local[2][6..12]);
+    }
+
+    #[test]
+    fn gate_is_index_0_and_up_is_1() {
+        let (program, bound) = bind(
+            "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2)) { gather(x) -> gemm(w) -> swiglu }",
+            &[("M", 5), ("K", 4), ("F", 3)],
+        );
+        let d = dense(&program, &bound, 2);
+        let whole = |i: usize, rows: usize| {
+            let rows: Vec<usize> = (0..rows).collect();
+            d.rows(ValueId::new(i), &rows).expect("evaluates").on(0).to_vec()
+        };
+        let (x, w, y) = (whole(0, 5), whole(1, 4), whole(4, 5));
+        for (m, f) in (0..5).flat_map(|m| (0..3).map(move |f| (m, f))) {
+            let dot =
+                |which: usize| (0..4).map(|k| x[m * 4 + k] * w[k * 6 + which * 3 + f]).sum::<f64>();
+            let (gate, up) = (dot(0), dot(1));
+            let want = gate / (1.0 + (-gate).exp()) * up;
+            assert!((y[m * 3 + f] - want).abs() < 1e-12);
+        }
+        // Of three columns, rank 0 has two.
+        let local = d.local(program.results()[0]).expect("evaluates");
+        assert_eq!(local[0][..2], y[..2]);
+        assert_eq!(local[1][..2], [y[2], y[5]]);
+    }
+
+    #[test]
+    fn transposed_operands_are_read_the_other_way_round() {
+        let (program, bound) = bind(
+            "fn f(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0), w: bf16[K, N] @ shard(0),
+                  dz: bf16[M, N] @ shard(1), v: bf16[K, N] @ shard(1)) {
+                 let dx = gather(dy) -> gemm(w.t);
+                 let dw = gemm(x.t, dy) -> all_reduce;
+                 let du = gemm(dz, v.t) -> reduce_scatter;
+                 (dx, dw, du)
+             }",
+            &[("M", 5), ("K", 7), ("N", 4)],
+        );
+        let d = dense(&program, &bound, 3);
+        let [x, dy, w, dz, v] = [(0, 5), (1, 5), (2, 7), (3, 5), (4, 7)].map(|(i, rows)| {
+            let rows: Vec<usize> = (0..rows).collect();
+            d.rows(ValueId::new(i), &rows).expect("evaluates").on(0).to_vec()
+        });
+        let check = |result: usize, want: &dyn Fn(usize, usize) -> f64, cols: usize| {
+            let id = program.results()[result];
+            let Ok(Value::Whole(m)) = d.rows(id, &[3, 1]) else { panic!("whole") };
+            for (row, values) in [3, 1].iter().zip(m.data.chunks_exact(cols)) {
+                for (col, value) in values.iter().enumerate() {
+                    assert!((value - want(*row, col)).abs() < 1e-12, "{result}: {row}, {col}");
+                }
+            }
+        };
+        let dot = |n: usize, term: &dyn Fn(usize) -> f64| (0..n).map(term).sum::<f64>();
+        check(0, &|m, k| dot(4, &|n| dy[m * 4 + n] * w[k * 4 + n]), 7);
+        check(1, &|k, n| dot(5, &|m| x[m * 7 + k] * dy[m * 4 + n]), 4);
+        check(2, &|m, k| dot(4, &|n| dz[m * 4 + n] * v[k * 4 + n]), 7);
+        let local = |i: usize| d.local(program.results()[i]).expect("evaluates");
+        let lengths = |i: usize| local(i).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!([lengths(0), lengths(1), lengths(2)], [[15, 15, 5], [28; 3], [14, 14, 7]]);
     }
 
     #[test]

@@ -17,14 +17,16 @@ pub mod gpu;
 mod inputs;
 mod layout;
 mod math;
+mod value;
 mod work;
 
 pub use compare::{Norms, Tolerance, compare};
 pub use cpu::{CpuOptions, CpuRun, repeat_on_cpu, run_on_cpu};
-pub use dense::{Dense, Matrix, Value};
+pub use dense::Dense;
 pub use error::HarnessError;
 pub use inputs::Inputs;
 pub use layout::Layout;
+pub use value::{Matrix, Value};
 pub use work::{MAX_ELEMENTS, MAX_MACS, check_work, macs};
 
 use crate::{Bound, Program};

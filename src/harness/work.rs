@@ -1,7 +1,7 @@
 //! How much a run on the CPU takes on: a refusal is better than a run without an end.
 
 use super::{Case, HarnessError, Layout, inputs::placement};
-use mk_syntax::{Op, Placement};
+use mk_syntax::{Op, Placement, ValueId};
 
 /// Most multiply-adds of a run on the CPU, over all ranks and launches (a product of 2048 x 2048 x 2048): 10 s on two
 /// cores.
@@ -12,17 +12,20 @@ pub const MAX_ELEMENTS: u64 = 1 << 27;
 /// Multiply-adds of the matrix products of one launch, over all ranks. Saturates.
 pub fn macs(case: Case<'_>) -> u64 {
     let mut sum = 0u64;
-    for node in case.program.nodes().iter().filter(|n| n.op == Op::Gemm) {
-        let [a, b] = node.inputs[..] else { continue };
+    for node in case.program.nodes() {
+        let (Op::Gemm { a_transposed, .. }, [a, b]) = (node.op, &node.inputs[..]) else {
+            continue;
+        };
         for rank in 0..case.ranks {
-            // Local extents: M and K of the left operand, N of the right one.
-            let local = |value| {
-                let ty = case.program.ty(value)?;
-                let shape = case.bound.shape(value)?;
+            let local = |value: &ValueId| {
+                let ty = case.program.ty(*value)?;
+                let shape = case.bound.shape(*value)?;
                 Some(Layout::new(shape, placement(&ty.placement).ok()?, case.ranks, rank).shape())
             };
             let (Some(a), Some(b)) = (local(a), local(b)) else { continue };
-            let product = a.iter().chain(b.last()).fold(1u64, |n, x| n.saturating_mul(*x));
+            // Each element of the right operand meets each row of the left one.
+            let rows = a.get(usize::from(a_transposed)).copied().unwrap_or(1);
+            let product = b.iter().fold(rows, |n, x| n.saturating_mul(*x));
             sum = sum.saturating_add(product);
         }
     }
@@ -40,7 +43,7 @@ pub fn check_work(case: Case<'_>, launches: u32) -> Result<(), HarnessError> {
     }
     let mut wanted = 0u64;
     for i in 0..case.program.n_values() {
-        let id = mk_syntax::ValueId::new(i);
+        let id = ValueId::new(i);
         let shape = case.bound.shape(id).unwrap_or(&[]);
         let summands = match case.program.ty(id).map(|t| t.placement.as_slice()) {
             Some([Placement::Partial]) => case.ranks as u64,

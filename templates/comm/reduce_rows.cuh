@@ -32,21 +32,51 @@ struct ReduceTargets {
   MK_DEVICE u64 at(u32 d, u32 row, u64 byte) const { return base[d] + row * pitch_bytes[d] + byte; }
 };
 
-// Eight 16-bit elements, widened and added.
+// Elements of 16 bytes.
 template <Dtype kDtype>
-MK_DEVICE void add_vector(float (&sum)[8], Vec16 v) {
+constexpr u32 kVectorElements = 16 / element_bytes(kDtype);
+
+// A vector's elements, widened and added.
+template <Dtype kDtype>
+MK_DEVICE void add_vector(float (&sum)[kVectorElements<kDtype>], Vec16 v) {
   const u32 (&words)[4] = v.x;
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
-    sum[2 * i] += unpack_lo<kDtype>(words[i]);
-    sum[2 * i + 1] += unpack_hi<kDtype>(words[i]);
+    if constexpr (kDtype == Dtype::F32) {
+      sum[i] += __uint_as_float(words[i]);
+    } else {
+      sum[2 * i] += unpack_lo<kDtype>(words[i]);
+      sum[2 * i + 1] += unpack_hi<kDtype>(words[i]);
+    }
   }
 }
 
 template <Dtype kDtype>
-MK_DEVICE Vec16 round_vector(const float (&sum)[8]) {
-  return Vec16{{pack2<kDtype>(sum[0], sum[1]), pack2<kDtype>(sum[2], sum[3]), pack2<kDtype>(sum[4], sum[5]),
-               pack2<kDtype>(sum[6], sum[7])}};
+MK_DEVICE Vec16 round_vector(const float (&sum)[kVectorElements<kDtype>]) {
+  Vec16 v;
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) {
+    if constexpr (kDtype == Dtype::F32) {
+      v.x[i] = __float_as_uint(sum[i]);
+    } else {
+      v.x[i] = pack2<kDtype>(sum[2 * i], sum[2 * i + 1]);
+    }
+  }
+  return v;
+}
+
+// One element, widened; and rounded.
+template <Dtype kDtype>
+MK_DEVICE float load_element(u64 address) {
+  const void* p = reinterpret_cast<const void*>(address);
+  if constexpr (kDtype == Dtype::F32) return __uint_as_float(ld_u32(p));
+  else return widen<kDtype>(ld_u16(p));
+}
+template <Dtype kDtype>
+MK_DEVICE void store_element(u64 address, float x) {
+  void* p = reinterpret_cast<void*>(address);
+  if constexpr (kDtype == Dtype::F32) st_u32(p, __float_as_uint(x));
+  else st_u16(p, narrow<kDtype>(x));
 }
 
 // Rows whose addresses and pitches are multiples of 16 bytes; a tail of less than 16 bytes goes element by element.
@@ -59,7 +89,7 @@ MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const Reduc
   for (u32 row = thread / 32; row < task.rows; row += kWarps * kReduceUnroll) {
 #pragma unroll 1
     for (u64 at = thread % 32 * 16; at < whole; at += 32 * 16) {
-      float sum[kReduceUnroll][8] = {};
+      float sum[kReduceUnroll][kVectorElements<kDtype>] = {};
 #pragma unroll 1
       for (u32 s0 = 0; s0 < task.sources; s0 += kReduceSources) {
         Vec16 v[kReduceUnroll][kReduceSources];
@@ -100,21 +130,18 @@ MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const Reduc
 template <Dtype kDtype, u32 kThreads, class Hooks>
 MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
                                u32 thread, u64 first_byte) {
-  constexpr u32 kWarps = kThreads / 32;
+  constexpr u32 kWarps = kThreads / 32, kBytes = element_bytes(kDtype);
 #pragma unroll 1
   for (u32 row = thread / 32; row < task.rows; row += kWarps) {
 #pragma unroll 1
-    for (u64 at = first_byte + thread % 32 * kElemBytes; at < task.row_bytes; at += 32 * kElemBytes) {
+    for (u64 at = first_byte + thread % 32 * kBytes; at < task.row_bytes; at += 32 * kBytes) {
       float sum = 0.0f;
 #pragma unroll 1
       for (u32 s = 0; s < task.sources; ++s) {
-        const u64 from = source + s * task.source_stride_bytes + row * task.source_pitch_bytes + at;
-        sum += widen<kDtype>(ld_u16(reinterpret_cast<const void*>(from)));
+        sum += load_element<kDtype>(source + s * task.source_stride_bytes + row * task.source_pitch_bytes + at);
       }
 #pragma unroll
-      for (u32 d = 0; d < Hooks::kDestinations; ++d) {
-        st_u16(reinterpret_cast<void*>(targets.at(d, row, at)), narrow<kDtype>(sum));
-      }
+      for (u32 d = 0; d < Hooks::kDestinations; ++d) store_element<kDtype>(targets.at(d, row, at), sum);
     }
   }
 }

@@ -71,6 +71,9 @@ MK_DEVICE u32 ld_u32(const void* p) {
   return v;
 }
 MK_DEVICE void st_u32(void* p, u32 v) { asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+MK_DEVICE void st_u32x2(void* p, u32 x, u32 y) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x), "r"(y) : "memory");
+}
 MK_DEVICE u16 ld_u16(const void* p) {
   u16 v;
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
@@ -86,6 +89,11 @@ MK_DEVICE u32 ld_shared(u32 address) {
 }
 MK_DEVICE void st_shared(u32 address, u32 v) {
   asm volatile("st.volatile.shared::cta.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
+// For the async proxy to read: not volatile, a proxy fence and an mbarrier follow.
+MK_DEVICE void st_shared_f32x2(u32 address, float x, float y) {
+  asm volatile("st.shared::cta.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
 // Nanoseconds on a clock that all SMs of this GPU share. It ticks coarsely (about a microsecond).

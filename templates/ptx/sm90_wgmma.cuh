@@ -1,6 +1,7 @@
 // Warpgroup matrix multiply (PTX ISA, "Asynchronous warpgroup level matrix instructions"): D += A * B with fp32
 // accumulators, both operands in shared memory under the 128-byte swizzle.
-// How the B operand lies in memory: [N, K] (K contiguous) or [K, N] (N contiguous).
+// How the operands lie in memory. A: [M, K] (K contiguous) or [K, M] (M contiguous); B: [N, K] or [K, N].
+enum class ALayout : u32 { KMajor, MMajor };
 enum class BLayout : u32 { KMajor, NMajor };
 
 constexpr u32 kSwizzleAtomBytes = 1024;  // 8 rows of 128 bytes
@@ -18,12 +19,12 @@ MK_DEVICE u64 sm90_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes) 
 MK_DEVICE u64 sm90_descriptor_k_major(u32 address) { return sm90_descriptor(address, 16, kSwizzleAtomBytes); }
 constexpr u32 kKMajorStepBytes = kWgmmaK * kElemBytes;
 
-// Panels of 64 N-elements by `k_rows` rows of K: the next 64 columns are a panel away, the next 8 K-rows an atom.
+// Panels of 64 M- or N-elements by `k_rows` rows of K: the next 64 of them are a panel away, the next 8 K-rows an atom.
 // 16 K-rows further is two atoms further.
-MK_DEVICE u64 sm90_descriptor_n_major(u32 address, u32 k_rows) {
+MK_DEVICE u64 sm90_descriptor_mn_major(u32 address, u32 k_rows) {
   return sm90_descriptor(address, k_rows * 128, kSwizzleAtomBytes);
 }
-constexpr u32 kNMajorStepBytes = kWgmmaK / 8 * kSwizzleAtomBytes;
+constexpr u32 kMnMajorStepBytes = kWgmmaK / 8 * kSwizzleAtomBytes;
 
 // Before the first wgmma of a sequence, and wherever accumulator registers were touched by other instructions.
 MK_DEVICE void sm90_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -57,41 +58,37 @@ MK_DEVICE void sm90_pin_registers(float (&d)[kCount]) {
 #define MK_OPS_6 "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
 #define MK_OPS_7 "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
-#define MK_WGMMA_ONE(N, TYPE, TRANS_B, REGS, DA, DB, SCALE, ...)                                       \
+#define MK_WGMMA_ONE(N, TYPE, REGS, DA, DB, SCALE, TRANS_A, TRANS_B, ...)                               \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " SCALE ", 0;\n"                                      \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS "}, " DA ", " DB \
-               ", p, 1, 1, 0, " TRANS_B ";\n}"                                                          \
+               ", p, 1, 1, " TRANS_A ", " TRANS_B ";\n}"                                              \
                : __VA_ARGS__                                                                           \
-               : "l"(a), "l"(b), "r"(accumulate))
+               : "l"(a), "l"(b), "r"(accumulate), "n"(kA == ALayout::MMajor), "n"(kB == BLayout::NMajor))
 
 // `accumulate` = 0 overwrites D, so that accumulators need no clearing.
-#define MK_WGMMA(N, REGS, DA, DB, SCALE, ...)                                                                  \
-  template <Dtype kDtype, BLayout kB>                                                                          \
+#define MK_WGMMA(N, REGS, DA, DB, SCALE, TRANS_A, TRANS_B, ...)                                               \
+  template <Dtype kDtype, ALayout kA, BLayout kB>                                                              \
   MK_DEVICE void sm90_wgmma(float (&d)[N / 2], u64 a, u64 b, u32 accumulate) {                                 \
-    if constexpr (kDtype == Dtype::Bf16 && kB == BLayout::KMajor) {                                            \
-      MK_WGMMA_ONE(N, "bf16", "0", REGS, DA, DB, SCALE, __VA_ARGS__);                                          \
-    } else if constexpr (kDtype == Dtype::Bf16) {                                                              \
-      MK_WGMMA_ONE(N, "bf16", "1", REGS, DA, DB, SCALE, __VA_ARGS__);                                          \
-    } else if constexpr (kB == BLayout::KMajor) {                                                              \
-      MK_WGMMA_ONE(N, "f16", "0", REGS, DA, DB, SCALE, __VA_ARGS__);                                           \
+    if constexpr (kDtype == Dtype::Bf16) {                                                                     \
+      MK_WGMMA_ONE(N, "bf16", REGS, DA, DB, SCALE, TRANS_A, TRANS_B, __VA_ARGS__);                             \
     } else {                                                                                                   \
-      MK_WGMMA_ONE(N, "f16", "1", REGS, DA, DB, SCALE, __VA_ARGS__);                                           \
+      MK_WGMMA_ONE(N, "f16", REGS, DA, DB, SCALE, TRANS_A, TRANS_B, __VA_ARGS__);                              \
     }                                                                                                          \
   }
 
-MK_WGMMA(32, MK_REGS_0, "%16", "%17", "%18",
+MK_WGMMA(32, MK_REGS_0, "%16", "%17", "%18", "%19", "%20",
          MK_OPS_0)
-MK_WGMMA(64, MK_REGS_0 ", " MK_REGS_1, "%32", "%33", "%34",
+MK_WGMMA(64, MK_REGS_0 ", " MK_REGS_1, "%32", "%33", "%34", "%35", "%36",
          MK_OPS_0, MK_OPS_1)
-MK_WGMMA(96, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2, "%48", "%49", "%50",
+MK_WGMMA(96, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2, "%48", "%49", "%50", "%51", "%52",
          MK_OPS_0, MK_OPS_1, MK_OPS_2)
-MK_WGMMA(128, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3, "%64", "%65", "%66",
+MK_WGMMA(128, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3, "%64", "%65", "%66", "%67", "%68",
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3)
-MK_WGMMA(160, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4, "%80", "%81", "%82",
+MK_WGMMA(160, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4, "%80", "%81", "%82", "%83", "%84",
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4)
-MK_WGMMA(192, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5, "%96", "%97", "%98",
+MK_WGMMA(192, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5, "%96", "%97", "%98", "%99", "%100",
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5)
-MK_WGMMA(256, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6 ", " MK_REGS_7, "%128", "%129", "%130",
+MK_WGMMA(256, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6 ", " MK_REGS_7, "%128", "%129", "%130", "%131", "%132",
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6, MK_OPS_7)
 #undef MK_WGMMA
 #undef MK_WGMMA_ONE

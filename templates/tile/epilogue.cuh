@@ -21,16 +21,19 @@ MK_DEVICE float gelu_tanh(float x) {
   return __fdividef(x, 1.0f + __expf(-2.0f * u));
 }
 
-// A pair of neighbouring elements of a row-major 16-bit tensor, widened; zero where there is no element.
+// A pair of neighbouring elements of a row-major tensor, widened; zero where there is no element.
 struct Pair {
   float x0, x1;
 };
-// `kEven`: rows are multiples of four bytes and hold an even number of elements, so that a pair is one aligned word, there
+// `kEven` (16-bit): rows are multiples of four bytes and hold an even number of elements, so that a pair is one aligned word, there
 // or not. One predicated load per pair keeps the unrolled epilogue small, and its compile time.
 template <Dtype kDtype, bool kEven>
 MK_DEVICE Pair load_pair(u64 address, i32 cols_left) {
   const u16* e = reinterpret_cast<const u16*>(address);
-  if constexpr (kEven) {
+  if constexpr (kDtype == Dtype::F32) {
+    const u32* word = reinterpret_cast<const u32*>(address);
+    return Pair{__uint_as_float(cols_left >= 1 ? ld_u32(word) : 0), __uint_as_float(cols_left >= 2 ? ld_u32(word + 1) : 0)};
+  } else if constexpr (kEven) {
     const u32 packed = cols_left >= 2 ? ld_u32(e) : 0;
     return Pair{unpack_lo<kDtype>(packed), unpack_hi<kDtype>(packed)};
   } else {
@@ -46,13 +49,35 @@ MK_DEVICE u32 fragment_row(u32 consumer, u32 m) {
   return Config::first_row(consumer) + m * 64 + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4;
 }
 
+// Gated: the accumulator of a gate's column takes in its up, which lies half the tile further in the same thread.
+template <class Config>
+MK_DEVICE void apply_gate(float* acc) {
+  if constexpr (Config::kGated) acc[0] = silu(acc[0]) * acc[Config::kAccumulators / 2];
+}
+
 // Packs 16 columns of a 64-row block for one stmatrix, through the plan's elementwise chain.
 template <class Config, class Hooks>
 MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, u32 row, u32 col, float* acc, u32 (&out)[4]) {
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
+    apply_gate<Config>(acc + 2 * i);
+    apply_gate<Config>(acc + 2 * i + 1);
     hooks.epilogue(tile, row + i % 2 * 8, col + i / 2 * 8 + lane_index() % 4 * 2, acc[2 * i], acc[2 * i + 1]);
-    out[i] = pack2<Config::kDtype>(acc[2 * i], acc[2 * i + 1]);
+    if constexpr (Config::kOut != Dtype::F32) out[i] = pack2<Config::kOut>(acc[2 * i], acc[2 * i + 1]);
+  }
+}
+
+// 64 rows of 32 fp32 results, 16 accumulators of each thread, to a panel under the 128-byte swizzle.
+MK_DEVICE void stage_f32_panel(u32 panel, const float* acc) {
+#pragma unroll
+  for (u32 half = 0; half < 2; ++half) {
+    const u32 row = warp_index() % kWarpgroupWarps * 16 + lane_index() / 4 + half * 8;
+    const u32 line = panel + row * 128 + lane_index() % 2 * 8;
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+      const u32 chunk = (j * 2 + lane_index() % 4 / 2) ^ (row % 8);
+      st_shared_f32x2(line + chunk * 16, acc[j * 4 + half * 2], acc[j * 4 + half * 2 + 1]);
+    }
   }
 }
 
@@ -62,8 +87,8 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
                           RingCursor<Config::kPanels>& staging,
                           float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-  constexpr u32 kPairs = Config::kPanelCols / 16;                   // stmatrix per panel
-  constexpr u32 kRowBytes = Config::kPanelCols * kElemBytes;        // also the swizzle's span
+  constexpr u32 kPairs = Config::kPanelCols / 16;      // stmatrix per panel
+  constexpr u32 kRowBytes = Config::kPanelRowBytes;    // also the swizzle's span
   // stmatrix row addresses: lanes 0-15 the 16 rows of the left 8 columns, lanes 16-31 those of the right.
   const u32 panel_row = warp_index() % kWarpgroupWarps * 16 + lane_index() % 16;
   // The swizzle XORs the 16-byte chunk with the 128-byte line (PTX ISA, "Swizzling modes"): of 8 lines, or of 4.
@@ -72,24 +97,50 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
     const u32 row = fragment_row<Config>(consumer, m);
 #pragma unroll
-    for (u32 n = 0; n < Config::kBlockN / Config::kPanelCols; ++n) {
+    for (u32 n = 0; n < Config::kOutCols / Config::kPanelCols; ++n) {
       u32 packed[kPairs][4];
+      float* const first = &acc[m][n * Config::kPanelCols / 2];
 #pragma unroll
       for (u32 j = 0; j < kPairs; ++j) {
-        const u32 col = n * Config::kPanelCols + j * 16;
-        finish_16_columns<Config>(hooks, tile, row, col, &acc[m][col / 2], packed[j]);
+        finish_16_columns<Config>(hooks, tile, row, n * Config::kPanelCols + j * 16, first + j * 8, packed[j]);
       }
       mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
-      const u32 line = smem.panel(consumer, staging.stage) + panel_row * kRowBytes;
+      const u32 panel = smem.panel(consumer, staging.stage);
+      if constexpr (Config::kOut == Dtype::F32) {
+        stage_f32_panel(panel, first);
+      } else {
 #pragma unroll
-      for (u32 j = 0; j < kPairs; ++j) {
-        const u32 chunk = (j * 2 + lane_index() / 16) ^ swizzle;
-        stmatrix_x4(line + chunk * 16, packed[j][0], packed[j][1], packed[j][2], packed[j][3]);
+        for (u32 j = 0; j < kPairs; ++j) {
+          const u32 chunk = (j * 2 + lane_index() / 16) ^ swizzle;
+          stmatrix_x4(panel + panel_row * kRowBytes + chunk * 16, packed[j][0], packed[j][1], packed[j][2], packed[j][3]);
+        }
       }
       fence_proxy_async_shared();
       __syncwarp();
       if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(smem.staging_full(consumer, staging.stage));
       staging.advance();
+    }
+  }
+}
+
+// Two neighbouring results, or one where `left` is 1. `pairs`: the address is a multiple of both.
+template <Dtype kOut>
+MK_DEVICE void store_pair(u64 address, float x0, float x1, bool pairs, i32 left) {
+  if constexpr (kOut == Dtype::F32) {
+    float* out = reinterpret_cast<float*>(address);
+    if (pairs && left >= 2) {
+      st_u32x2(out, __float_as_uint(x0), __float_as_uint(x1));
+    } else {
+      st_u32(out, __float_as_uint(x0));
+      if (left >= 2) st_u32(out + 1, __float_as_uint(x1));
+    }
+  } else {
+    u16* out = reinterpret_cast<u16*>(address);
+    if (pairs && left >= 2) {
+      st_u32(out, pack2<kOut>(x0, x1));
+    } else {
+      st_u16(out, narrow<kOut>(x0));
+      if (left >= 2) st_u16(out + 1, narrow<kOut>(x1));
     }
   }
 }
@@ -100,9 +151,10 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                  const GemmTile& tile, u32 consumer, RingCursor<Config::kPanels>& staging,
                                  float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-  // Nothing is staged: the two edges carry the storer's leave to write (its waits have passed), and the news of it.
-  mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase);
-  const bool pairs = (tile.c_data | tile.c_pitch_bytes) % 4 == 0 && tile.c_col % 2 == 0;
+  // Nothing is staged: the edges carry the news to the storer, and its leave to bring the next.
+  mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
+  constexpr u32 kBytes = element_bytes(Config::kOut);
+  const bool pairs = (tile.c_data | tile.c_pitch_bytes) % (2 * kBytes) == 0 && tile.c_col % 2 == 0;
   const i32 rows = ctx.aborted() ? 0 : tile.valid_rows;
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
@@ -111,22 +163,18 @@ MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& sme
       const u32 row = fragment_row<Config>(consumer, m) + half * 8;
       if (static_cast<i32>(row) >= rows) continue;
       const u64 line = tile.c_data + static_cast<u64>(tile.c_row + row) * tile.c_pitch_bytes +
-                       static_cast<u64>(tile.c_col) * kElemBytes;
+                       static_cast<u64>(tile.c_col) * kBytes;
 #pragma unroll
-      for (u32 j = 0; j < Config::kBlockN / 8; ++j) {
+      for (u32 j = 0; j < Config::kOutCols / 8; ++j) {
         const u32 col = j * 8 + lane_index() % 4 * 2;
         const i32 left = tile.valid_cols - static_cast<i32>(col);
         if (left <= 0) continue;
         float& x0 = acc[m][j * 4 + half * 2];
         float& x1 = acc[m][j * 4 + half * 2 + 1];
+        apply_gate<Config>(&x0);
+        apply_gate<Config>(&x1);
         hooks.epilogue(tile, row, col, x0, x1);
-        u16* out = reinterpret_cast<u16*>(line + col * kElemBytes);
-        if (pairs && left >= 2) {
-          st_u32(out, pack2<Config::kDtype>(x0, x1));
-        } else {
-          st_u16(out, narrow<Config::kDtype>(x0));
-          if (left >= 2) st_u16(out + 1, narrow<Config::kDtype>(x1));
-        }
+        store_pair<Config::kOut>(line + col * kBytes, x0, x1, pairs, left);
       }
     }
   }

@@ -21,7 +21,10 @@ struct GemmOptions {
   u32 block_n = 256;
   u32 stages = 4;
   Dtype dtype = Dtype::Bf16;
+  Dtype out = Dtype::Bf16;
+  ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
+  bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
   StorePath store = StorePath::Tma;
   Consumers consumers = Consumers::Together;
   Multicast multicast = Multicast::None;
@@ -36,7 +39,10 @@ struct GemmConfig {
   static constexpr u32 kBlockN = kOptions.block_n;
   static constexpr u32 kStages = kOptions.stages;
   static constexpr Dtype kDtype = kOptions.dtype;
+  static constexpr Dtype kOut = kOptions.out;
+  static constexpr ALayout kA = kOptions.a;
   static constexpr BLayout kB = kOptions.b;
+  static constexpr bool kGated = kOptions.gated;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kInTurn = kOptions.consumers == Consumers::InTurn;
   static constexpr Multicast kMulticast = kOptions.multicast;
@@ -52,19 +58,25 @@ struct GemmConfig {
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
-  static constexpr u32 kABoxRows = kBlockM / (kMulticast == Multicast::A ? kCluster : 1);
+  static constexpr u32 kAPanels = kBlockM / 64;                         // M-major: panels of 64 rows of C, one box each
+  static constexpr u32 kABoxRows =
+      kA == ALayout::MMajor ? kBlockK : kBlockM / (kMulticast == Multicast::A ? kCluster : 1);
   static constexpr u32 kBPanels = ceil_div(kBlockN, 64);                // N-major: panels of 64 columns, one box each
   static constexpr u32 kBBoxRows =
-      kB == BLayout::NMajor ? kBlockK : kBlockN / (kMulticast == Multicast::B ? kCluster : 1);
+      kB == BLayout::NMajor ? kBlockK : kBlockN / (kGated ? 2 : kMulticast == Multicast::B ? kCluster : 1);
   // Box of C's tensor map: 64 rows of this many columns, swizzled over the row's bytes (128 or 64).
-  static constexpr u32 kPanelCols = kBlockN % 64 == 0 ? 64 : 32;
-  static constexpr u32 kPanelsPerTile = kMmasPerStep * kBlockN / kPanelCols;  // per consumer
+  static constexpr u32 kPanelRowBytes = kBlockN % 64 == 0 ? 128 : 64;
+  static constexpr u32 kPanelCols = kPanelRowBytes / element_bytes(kOut);
+  static constexpr u32 kOutCols = kGated ? kBlockN / 2 : kBlockN;             // columns of C
+  static constexpr u32 kPanelsPerTile = kMmasPerStep * kOutCols / kPanelCols;  // per consumer
 
   static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
-  static constexpr u32 kBBytes = (kB == BLayout::NMajor ? kBPanels * 64 : kBlockN) * kBlockK * kElemBytes;
+  // The layouts, the way of storing and the gate do not change what lies where: tiles that differ in them share a ring.
+  static constexpr u32 kBBytes = kBPanels * 64 * kBlockK * kElemBytes;
+  static constexpr u32 kBLoadedBytes = (kB == BLayout::NMajor ? kBPanels * 64 : kBlockN) * kBlockK * kElemBytes;
   static constexpr u32 kStageBytes = kABytes + kBBytes;
-  static constexpr u32 kPanelBytes = 64 * kPanelCols * kElemBytes;
-  static constexpr u32 kStagingBytes = kStore == StorePath::Tma ? kConsumers * kPanels * kPanelBytes : 0;
+  static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
+  static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
 
   // This consumer's first row of the tile.
   MK_DEVICE static u32 first_row(u32 consumer) { return kInTurn ? 0 : consumer * kRowsPerConsumer; }
@@ -73,6 +85,9 @@ struct GemmConfig {
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert((kMulticast == Multicast::None) == (kCluster == 1), "a cluster is there to share an operand");
+  static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
+  static_assert(kMulticast == Multicast::None || (kA == ALayout::KMajor && !kGated), "shared operands lie plainly");
+  static_assert(kOut != Dtype::F32 || kStore == StorePath::Direct || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
   static_assert(kMulticast != Multicast::B || (kB == BLayout::NMajor ? kBPanels : kBlockN / 8) % kCluster == 0,
                 "each CTA of a cluster loads its part of B, in whole boxes and swizzle atoms");
   static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4, "sizes that every Hopper part can place");
@@ -98,6 +113,13 @@ struct GemmSmem {
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
   u32 base;
+
+  // The same memory and barriers for other tiles of the ring.
+  template <class Other>
+  MK_DEVICE GemmSmem<Other> of() const {
+    static_assert(GemmSmem<Other>::kFull == kFull && GemmSmem<Other>::kBytes == kBytes, "tiles of one ring agree on where all of it lies");
+    return GemmSmem<Other>{base};
+  }
 
   MK_DEVICE u32 a(u32 stage) const { return base + stage * Config::kStageBytes; }
   MK_DEVICE u32 b(u32 stage) const { return base + stage * Config::kStageBytes + Config::kABytes; }
@@ -141,13 +163,15 @@ struct GemmSmem {
 struct GemmTile {
   u32 task;                // linear index in the role, for fault records
   u32 family;              // which of the role's families
-  const TensorMap* a;      // [rows, K], K contiguous
+  const TensorMap* a;      // [rows, K] or [K, rows], see ALayout
   const TensorMap* b;      // [N, K] or [K, N], see BLayout
   const TensorMap* c;      // [rows, N]; unused on the direct path
   const TensorMap* c_line; // the same with boxes of one row
-  i32 a_row, a_k;          // A's first row and K column
+  i32 a_row, a_k;          // A's first M and K coordinate
   i32 b_col, b_k;          // B's first N and K coordinate
+  i32 b_up;                // gated: from a gate's column of B to that of its up
   i32 c_row, c_col;        // C's first row and column
+  i32 e_row;               // first row of the epilogue's matrix operands
   u32 k_blocks;            // steps of kBlockK, at least 1
   i32 valid_rows;          // of this tile, may be <= 0 or more than the block
   i32 valid_cols;

@@ -18,21 +18,21 @@ MK_DEVICE void sm90_release_stage(const GemmSmem<Config>& smem, u32 stage) {
 template <class Config>
 MK_DEVICE void sm90_mma_step(const GemmSmem<Config>& smem, u32 consumer, u32 stage, bool first,
                              float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-  const u64 a = sm90_descriptor_k_major(smem.a(stage) + Config::first_row(consumer) * (kBlockK * kElemBytes));
-  u64 b;
-  constexpr u32 kBStep = Config::kB == BLayout::KMajor ? kKMajorStepBytes : kNMajorStepBytes;
-  if constexpr (Config::kB == BLayout::KMajor) {
-    b = sm90_descriptor_k_major(smem.b(stage));
-  } else {
-    b = sm90_descriptor_n_major(smem.b(stage), kBlockK);
-  }
+  constexpr bool kAcrossA = Config::kA == ALayout::MMajor, kAcrossB = Config::kB == BLayout::NMajor;
+  constexpr u32 kAStep = kAcrossA ? kMnMajorStepBytes : kKMajorStepBytes;
+  constexpr u32 kBStep = kAcrossB ? kMnMajorStepBytes : kKMajorStepBytes;
+  // 64 rows of A take as many bytes in either layout.
+  const u32 a_rows = smem.a(stage) + Config::first_row(consumer) * (kBlockK * kElemBytes);
+  const u64 a = kAcrossA ? sm90_descriptor_mn_major(a_rows, kBlockK) : sm90_descriptor_k_major(a_rows);
+  const u64 b = kAcrossB ? sm90_descriptor_mn_major(smem.b(stage), kBlockK) : sm90_descriptor_k_major(smem.b(stage));
 #pragma unroll
   for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
 #pragma unroll
     for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
       // Offsets are in the descriptor's 16-byte units; the address field cannot overflow inside shared memory.
-      const u64 a_offset = (kk * kKMajorStepBytes + m * 64 * kBlockK * kElemBytes) >> 4;
-      sm90_wgmma<Config::kDtype, Config::kB>(acc[m], a + a_offset, b + ((kk * kBStep) >> 4), !(first && kk == 0));
+      const u64 a_offset = (kk * kAStep + m * 64 * kBlockK * kElemBytes) >> 4;
+      sm90_wgmma<Config::kDtype, Config::kA, Config::kB>(acc[m], a + a_offset, b + ((kk * kBStep) >> 4),
+                                                         !(first && kk == 0));
     }
   }
 }

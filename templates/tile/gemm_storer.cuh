@@ -7,13 +7,13 @@ template <class Config>
 MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
   const i32 rows = tile.valid_rows - row;
   if (rows <= 0 || tile.valid_cols <= col) return;
-  if (Config::kPanelCols < 64 || rows >= 64) {
+  if (Config::kPanelRowBytes < 128 || rows >= 64) {
     tma_store_2d(tile.c, panel, tile.c_col + col, tile.c_row + row);
     return;
   }
 #pragma unroll 1
   for (i32 r = 0; r < rows; ++r) {
-    tma_store_2d(tile.c_line, panel + r * (Config::kPanelCols * kElemBytes), tile.c_col + col, tile.c_row + row + r);
+    tma_store_2d(tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
   }
 }
 
@@ -21,7 +21,7 @@ MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
 template <class Config, class Edges>
 MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer,
                            RingCursor<Config::kPanels>& staging) {
-  constexpr u32 kAcross = Config::kBlockN / Config::kPanelCols;
+  constexpr u32 kAcross = Config::kOutCols / Config::kPanelCols;
   u32 reading = 0;  // barrier of the panel whose store was issued last
 #pragma unroll 1
   for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
@@ -61,11 +61,6 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
     chaos_delay(ctx, Agent::Storer, t);
     hooks.before_store(ctx, tile);
     const RingCursor<Config::kPanels> start = staging;
-    // On the direct path the consumers store by themselves: let them, then learn that they have.
-#pragma unroll 1
-    for (u32 c = 0; c < Config::kConsumersOfTile && Config::kStore == StorePath::Direct; ++c) {
-      mbarrier_arrive<Edges::staging_free>(smem.staging_free(Config::kInTurn ? turn : c, staging.stage));
-    }
 #pragma unroll 1
     for (u32 c = 0; c < Config::kConsumersOfTile; ++c) {
       const u32 consumer = Config::kInTurn ? turn : c;
@@ -73,7 +68,9 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
       if constexpr (Config::kStore == StorePath::Tma) {
         send_panels<Config, Edges>(ctx, smem, tile, consumer, staging);
       } else {
+        // The consumers have stored by themselves.
         mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
+        mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, staging.stage));
         staging.advance();
       }
     }

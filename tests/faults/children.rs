@@ -21,11 +21,13 @@ const CASES: &[(&str, Case)] = &[
     ("killed_at_work", processes::killed_at_work),
     ("killed_while_awaited", processes::killed_while_awaited),
     ("corrupted_word", processes::corrupted_word),
+    ("other_hash", processes::other_hash),
     ("other_plans", processes::other_plans),
     ("out_of_order", processes::out_of_order),
     ("overlapping", processes::overlapping),
     ("absent", start::absent),
     ("one_gpu_for_two", start::one_gpu_for_two),
+    ("isolated", start::isolated),
     ("no_such_gpu", start::no_such_gpu),
 ];
 
@@ -63,6 +65,16 @@ pub struct Children {
 impl Children {
     /// Starts ranks `ranks` of a world of `size`.
     pub fn start(case: &'static str, ranks: impl IntoIterator<Item = u32>, size: u32) -> Children {
+        Children::start_with(case, ranks, size, |_| None)
+    }
+
+    /// As [`Children::start`], with a variable more for each rank.
+    pub fn start_with(
+        case: &'static str,
+        ranks: impl IntoIterator<Item = u32>,
+        size: u32,
+        variable: impl Fn(u32) -> Option<(&'static str, String)>,
+    ) -> Children {
         static RUNS: AtomicU32 = AtomicU32::new(0);
         let run = format!("{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
         let (say, lines) = channel();
@@ -78,6 +90,7 @@ impl Children {
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", "29500")
                 .env("TORCHELASTIC_RUN_ID", &run)
+                .envs(variable(rank))
                 .stdout(Stdio::piped())
                 .stdin(Stdio::null())
                 .spawn()

@@ -6,6 +6,7 @@
 //! `cargo test -p mk --test faults -- --nocapture --test-threads=1`.
 
 mod children;
+mod cost;
 mod local;
 mod overlap;
 mod processes;

@@ -3,6 +3,7 @@
 use crate::children::{Children, say, world as connect};
 use crate::rig::{Case, GATHER, Rig, options};
 use crate::{Watchdog, alone, world};
+use mk::abi::device::SymHeader;
 use mk::runtime::{Error, InstanceOptions, World, world::UnixBootstrap};
 use std::time::{Duration, Instant};
 
@@ -242,6 +243,43 @@ pub fn other_plans(rank: u32, _size: u32) {
 #[test]
 fn ranks_with_other_plans() {
     play("other_plans", false, &["in the plan", "every rank must pass the same"], |_, _| ());
+}
+
+/// What a rank with other per-launch values would leave behind: rank 1's hash, as rank 0 reads it, is not rank 0's.
+pub fn other_hash(rank: u32, _size: u32) {
+    let world = connect();
+    let mut rig = Rig::new(&world, &GATHER, &options()).expect("binds");
+    rig.step(1).expect("a first launch");
+    if rank == VICTIM {
+        rig.launch().expect("launches");
+        // Its kernel announces itself at once, and stays until the others come.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    world.barrier(SOON).expect("all are here");
+    if rank == 0 {
+        // `SymHeader::launch_hash`, even epochs first: the second launch's, of the victim.
+        let word = std::mem::offset_of!(SymHeader, launch_hash) as u64 + 4 * u64::from(VICTIM);
+        rig.instance.symmetric().fill(word, word + 4, 0xEE).expect("changes a word");
+    }
+    world.barrier(SOON).expect("all are here");
+    let begin = Instant::now();
+    // A rank that comes a little later finds rank 0's record, and is refused.
+    let launched = if rank == VICTIM { Ok(()) } else { rig.launch() };
+    let mut outcome = launched.and_then(|()| rig.instance.synchronize());
+    while outcome.is_ok() && begin.elapsed() < SOON {
+        std::thread::sleep(Duration::from_millis(5));
+        outcome = rig.instance.check();
+    }
+    failed(begin, &outcome.expect_err("rank 0 takes rank 1 for another plan"));
+    world.barrier(SOON).expect("all are here");
+    drop(rig);
+    again(&world);
+}
+
+#[test]
+fn a_rank_with_other_launch_values() {
+    let needed = ["rank 0", "rank 1 entered with another plan or other per-launch values", "e7"];
+    play("other_hash", false, &needed, |_, _| ());
 }
 
 pub fn out_of_order(rank: u32, _size: u32) {

@@ -65,7 +65,15 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(world: &World, case: &Case, options: &InstanceOptions) -> Result<Rig, Error> {
-        let source = compile(case, world.size());
+        Rig::with(world, compile(case, world.size()), options)
+    }
+
+    /// A kernel that was changed, perhaps.
+    pub fn with(
+        world: &World,
+        source: KernelSource,
+        options: &InstanceOptions,
+    ) -> Result<Rig, Error> {
         let compiled = jit::compile(&source, &JitOptions::default())?;
         let instance = Instance::bind(world, &source, &compiled, options)?;
         let mut tensors = Vec::new();

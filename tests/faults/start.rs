@@ -1,6 +1,7 @@
 //! Worlds that cannot be: a rank that does not come, a GPU that is not there, one GPU for two ranks.
 
 use crate::children::{Children, say};
+use crate::rig::{GATHER, Rig, options};
 use crate::{alone, world};
 use mk::runtime::{Error, World, world::UnixBootstrap};
 use std::time::Duration;
@@ -41,6 +42,40 @@ pub fn one_gpu_for_two(_rank: u32, _size: u32) {
     let error = joined(0).expect_err("one GPU");
     assert!(matches!(error, Error::SameDevice { ranks: (0, 1), .. }), "{error}");
     say(format!("ERR {error}"));
+}
+
+/// Each process sees one GPU, which it calls 0.
+pub fn isolated(_rank: u32, _size: u32) {
+    let world = joined(0).expect("connects");
+    let mut rig = Rig::new(&world, &GATHER, &options()).expect("maps what it does not see");
+    for epoch in 1..=3 {
+        for (rank, hash) in rig.step(epoch).expect("runs") {
+            say(format!("HASH {epoch} {rank} {hash:x}"));
+        }
+    }
+}
+
+#[test]
+fn processes_that_see_one_gpu_each() {
+    let _alone = alone();
+    let Some(world) = world("processes_that_see_one_gpu_each") else { return };
+    let size = world.size();
+    let mut rig = Rig::new(&world, &GATHER, &options()).expect("binds");
+    let mut expected = Vec::new();
+    for epoch in 1..=3 {
+        let all = rig.step(epoch).expect("runs");
+        expected.extend(all.iter().map(|(rank, hash)| format!("{epoch} {rank} {hash:x}")));
+    }
+    drop(rig);
+    drop(world);
+    let visible = |rank: u32| Some(("CUDA_VISIBLE_DEVICES", rank.to_string()));
+    let children = Children::start_with("isolated", 0..size, size, visible);
+    let said = children.finish("HASH ", Duration::from_secs(60));
+    let mut said: Vec<String> = said.into_iter().map(|(_, line)| line).collect();
+    said.sort();
+    expected.sort();
+    assert_eq!(said, expected);
+    println!("ok {size} processes that see one GPU each");
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod correct;
 mod faults;
 mod function;
 mod scenario;
+mod wide;
 
 use mk::runtime::World;
 

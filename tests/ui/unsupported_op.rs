@@ -1,8 +1,8 @@
 //! An operation of the language that this version does not compile.
 
 mk::pipeline! {
-    pub fn gated(x: bf16[M, 2, F]) {
-        x -> swiglu
+    pub fn attend(x: bf16[M, K]) {
+        x -> attention
     }
 }
 

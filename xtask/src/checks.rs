@@ -34,6 +34,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("graph", &["ir"]),
     ("valid", &["ir", "target"]),
     ("sim", &["ir"]),
+    ("draw", &["ir"]),
     ("passes", &["graph", "ir", "target", "valid"]),
     ("emit", &["ir", "target"]),
 ];

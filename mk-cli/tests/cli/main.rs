@@ -3,5 +3,6 @@
 mod command;
 mod errors;
 mod good;
+mod picture;
 mod plans;
 mod run;

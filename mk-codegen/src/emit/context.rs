@@ -33,6 +33,12 @@ impl<'a> Emitter<'a> {
         self.plan.buffers[buffer].shape[dim].clone()
     }
 
+    /// Elements from one row of the own rank's part to the next.
+    pub fn pitch(&self, buffer: BufId) -> Expr {
+        let b = &self.plan.buffers[buffer];
+        b.pitch.as_ref().or(b.shape.last()).cloned().unwrap_or(Expr::Const(0))
+    }
+
     /// All dimensions but the last, flattened to a row number. Leading extents must not depend on the rank, because the
     /// buffer may be another rank's.
     pub fn row(&self, a: &Access) -> Expr {
@@ -48,6 +54,17 @@ impl<'a> Emitter<'a> {
         row
     }
 
+    /// What the hooks of a leaf may name: the rank, and dimensions that come with each launch.
+    pub fn locals(&self) -> String {
+        let rank = "[[maybe_unused]] const int rank = params.header.rank;".to_string();
+        let dims = self.plan.dims.values().filter(|d| d.runtime_max.is_some()).enumerate();
+        let dims = dims.map(|(i, d)| {
+            let value = format!("static_cast<int>(params.header.dims[{i}])");
+            format!("[[maybe_unused]] const int kDim_{} = {value};", d.name)
+        });
+        [rank].into_iter().chain(dims).collect::<Vec<_>>().join("\n    ")
+    }
+
     /// Bytes from one row to the next; the same on every rank.
     pub fn pitch_bytes(&self, place: &str, buffer: BufId) -> Result<u64, EmitError> {
         let pitch = &self.layout.buffers[buffer].pitch;
@@ -60,13 +77,8 @@ impl<'a> Emitter<'a> {
 
     /// Bytes from one row of the own rank's part to the next, as C.
     pub fn own_pitch_bytes(&self, buffer: BufId) -> String {
-        let b = &self.plan.buffers[buffer];
-        let row = b.pitch.as_ref().or(b.shape.last()).cloned().unwrap_or(Expr::Const(0));
-        format!(
-            "bytes_of({}, {})",
-            CPrinter::new(self.plan, None).print(&row),
-            b.dtype.size_bytes()
-        )
+        let row = CPrinter::new(self.plan, None).print(&self.pitch(buffer));
+        format!("bytes_of({row}, {})", self.plan.buffers[buffer].dtype.size_bytes())
     }
 
     /// Address of a buffer's first byte on a rank, as C.
@@ -116,7 +128,10 @@ impl<'a> Emitter<'a> {
             .plan
             .dims
             .values()
-            .map(|d| context! { name => d.name.clone(), value => d.value })
+            .map(|d| {
+                let (name, runtime) = (d.name.clone(), d.runtime_max.is_some());
+                context! { name, value => d.value, runtime }
+            })
             .collect();
         let signals: Vec<_> = self
             .plan

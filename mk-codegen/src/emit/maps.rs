@@ -13,6 +13,8 @@ struct Map {
     dtype: DType,
     box_dims: [u32; 2],
     swizzle: Swizzle,
+    /// Rows of the buffer that make one row of the map.
+    rows_in_one: i64,
     /// The rank whose memory it is; the own rank's if `None`.
     peer: Option<u32>,
 }
@@ -26,15 +28,26 @@ pub(super) struct Maps {
 impl Maps {
     /// Index of the map of the own rank's buffer, seen as rows of its last dimension, with boxes of `[rows, cols]`.
     pub fn index(&mut self, plan: &Plan, buffer: BufId, rows: u32, cols: u32) -> usize {
-        self.insert(plan, buffer, rows, cols, None)
+        self.insert(plan, buffer, rows, cols, 1, None)
+    }
+
+    /// The same with `rows_in_one` rows, one behind the other, as one row: `[k, 2, n]` as `[k, 2 n]`.
+    pub fn index_of_wide(
+        &mut self,
+        plan: &Plan,
+        buffer: BufId,
+        [rows, cols]: [u32; 2],
+        rows_in_one: i64,
+    ) -> usize {
+        self.insert(plan, buffer, rows, cols, rows_in_one, None)
     }
 
     /// Index of the first of `world` maps, one for each rank's copy of a symmetric buffer.
     pub fn index_of_ranks(&mut self, plan: &Plan, buffer: BufId, rows: u32, cols: u32) -> usize {
         let world = plan.mesh.size();
-        let first = self.insert(plan, buffer, rows, cols, Some(0));
+        let first = self.insert(plan, buffer, rows, cols, 1, Some(0));
         (1..world).for_each(|q| {
-            self.insert(plan, buffer, rows, cols, Some(q));
+            self.insert(plan, buffer, rows, cols, 1, Some(q));
         });
         first
     }
@@ -45,6 +58,7 @@ impl Maps {
         buffer: BufId,
         rows: u32,
         cols: u32,
+        rows_in_one: i64,
         peer: Option<u32>,
     ) -> usize {
         let b = &plan.buffers[buffer];
@@ -61,6 +75,7 @@ impl Maps {
             dtype: b.dtype,
             box_dims: [cols, rows],
             swizzle,
+            rows_in_one,
             peer,
         };
         match self.list.iter().position(|m| *m == map) {
@@ -90,7 +105,9 @@ impl Maps {
             let owner = m.peer.map_or(rank, |p| p as usize);
             let shape = &place.shape[owner];
             let (leading, last) = shape.split_at(shape.len() - 1);
-            let rows: i64 = leading.iter().product();
+            let rows = leading.iter().product::<i64>() / m.rows_in_one;
+            let pitch = place.pitch[owner];
+            let cols = (m.rows_in_one - 1) * pitch + last[0];
             TensorMapSpec {
                 base: match place.at {
                     At::Symmetric(o) if m.peer.is_some_and(|p| p as usize != rank) => {
@@ -101,8 +118,8 @@ impl Maps {
                     At::Scratch(o) => MapBase::Scratch(o),
                 },
                 dtype: m.dtype,
-                dims: vec![last[0].max(0) as u64, rows.max(0) as u64],
-                strides_bytes: vec![place.pitch[owner].max(0) as u64 * m.dtype.size_bytes()],
+                dims: vec![cols.max(0) as u64, rows.max(0) as u64],
+                strides_bytes: vec![(m.rows_in_one * pitch).max(0) as u64 * m.dtype.size_bytes()],
                 box_dims: m.box_dims.to_vec(),
                 swizzle: m.swizzle,
             }

@@ -13,12 +13,15 @@ mod signal;
 mod tasks;
 
 use crate::ir::{
-    EdgeId, Entity, FamId, Family, Leaf, Mode, Plan, PointError, Points, RoleKind, SigId, TableSet,
-    Var,
+    DimId, EdgeId, Entity, Expr, FamId, Family, Leaf, Mode, Plan, PointError, Points, RoleKind,
+    SigId, Space, TableSet, Var,
 };
 use context::Emitter;
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig};
-use mk_abi::{EdgeInfo, KernelSource, RankBinding, RoleInfo};
+use mk_abi::{
+    EdgeInfo, KernelSource, RankBinding, RoleInfo, RuntimeDim, RuntimeRows,
+    device::MAX_RUNTIME_DIMS,
+};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
@@ -127,12 +130,45 @@ pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
         smem_bytes,
         workspace: e.layout.workspace.clone(),
         tensors: e.layout.tensors.clone(),
+        runtime_dims: runtime_dims(plan)?,
         ranks,
         roles: role_infos(plan),
         edges: edge_infos(plan),
         spill_bytes: spill_bytes(plan),
         plan_hash: plan_hash(plan),
     })
+}
+
+/// Which tensors' rows come with each launch.
+fn runtime_dims(plan: &Plan) -> Result<Vec<RuntimeDim>, EmitError> {
+    let mut out = Vec::new();
+    for (dim, d) in plan.dims.iter() {
+        let Some(max) = d.runtime_max else { continue };
+        let caller = plan.buffers.iter().filter(|(_, b)| matches!(b.space, Space::In | Space::Out));
+        let mut tensors = Vec::new();
+        for (i, (id, b)) in caller.enumerate() {
+            let (first, rest) = (&b.shape[0], &b.shape[1..]);
+            let elsewhere = rest.iter().chain(&b.pitch).any(|e| e.names_dim(dim));
+            let part = *first != Expr::Dim(dim);
+            if elsewhere || part && first.names_dim(dim) && *first != chunk(plan, dim) {
+                let what = format!("{} is more than its rows, or their part on each rank", d.name);
+                return Err(EmitError::unsupported(id.to_string(), what));
+            }
+            if first.names_dim(dim) {
+                tensors.push(RuntimeRows { tensor: i as u32, part });
+            }
+        }
+        out.push(RuntimeDim { name: d.name.clone(), max: max.max(0) as u32, tensors });
+    }
+    Ok(out)
+}
+
+/// The part of a dimension that a rank holds, as `RuntimeDim::rows` computes it.
+fn chunk(plan: &Plan, dim: DimId) -> Expr {
+    let world = plan.mesh.size() as i32;
+    let part = Expr::Dim(dim).ceil_div(world);
+    let rest = Expr::Dim(dim) - Expr::Var(Var::RANK) * part.clone();
+    Expr::Const(0).max(part.min(rest))
 }
 
 /// First 32 bits of the SHA-256 of the plan's text.
@@ -154,11 +190,15 @@ fn check_scope(plan: &Plan) -> Result<(), EmitError> {
     if plan.nic.is_some() {
         return Err(EmitError::unsupported("nic", "no template sends over the network"));
     }
-    if let Some((id, d)) = plan.dims.iter().find(|(_, d)| d.runtime_max.is_some()) {
-        return Err(EmitError::unsupported(
-            id.to_string(),
-            format!("{} is not a JIT constant", d.name),
-        ));
+    let runtime = || plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
+    if let Some((id, d)) = runtime().find(|(_, d)| d.runtime_max != Some(d.value)) {
+        let what =
+            format!("{} must be at its bound: the kernel is the same for every value", d.name);
+        return Err(EmitError::unsupported(id.to_string(), what));
+    }
+    if let Some((id, d)) = runtime().nth(MAX_RUNTIME_DIMS) {
+        let what = format!("{} is one run-time dimension more than {MAX_RUNTIME_DIMS}", d.name);
+        return Err(EmitError::unsupported(id.to_string(), what));
     }
     if let Some(id) = plan.tables.keys().next() {
         return Err(EmitError::unsupported(

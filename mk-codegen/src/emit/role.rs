@@ -1,7 +1,13 @@
 //! Roles as CUDA functions: which agents run which families, on which warps.
 
-use super::{EmitError, context::Emitter, tasks::Slice};
-use crate::ir::{CopyVia, FamId, Leaf, Operand, Plan, RoleId, Store, Var};
+use super::{
+    EmitError,
+    context::Emitter,
+    tasks::{Slice, dtype_name},
+};
+use crate::ir::{
+    ALayout, BLayout, CopyVia, EpilogueOp, FamId, Leaf, Operand, Plan, RoleId, Store, Var,
+};
 use minijinja::{Environment, Value, context};
 use mk_abi::DType;
 
@@ -47,14 +53,22 @@ pub(super) fn template_of(leaf: &Leaf) -> &'static str {
     }
 }
 
-/// Whether two families can be one group: the same leaf, and an epilogue that reads the same tensors.
+/// Whether two families can be one group: the same leaf on the same types, and an epilogue that reads the same tensors.
 fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
     const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
     let extras = |f: FamId| {
         let reads = plan.families[f].accesses.iter().filter(|x| EXTRAS.contains(&x.operand));
         reads.map(|x| x.buffer).collect::<Vec<_>>()
     };
-    plan.families[a].leaf == plan.families[b].leaf && extras(a) == extras(b)
+    let types = |f: FamId| {
+        let all =
+            plan.families[f].accesses.iter().map(|x| (x.operand, plan.buffers[x.buffer].dtype));
+        all.collect::<Vec<_>>()
+    };
+    let computes = matches!(plan.families[a].leaf, Leaf::MmaTile { .. } | Leaf::ReduceTile);
+    plan.families[a].leaf == plan.families[b].leaf
+        && extras(a) == extras(b)
+        && (!computes || types(a) == types(b))
 }
 
 /// A role's families, cut where the leaf or what its epilogue reads changes.
@@ -112,13 +126,11 @@ fn ring(e: &Emitter<'_>, kind: &str, groups: &[Group]) -> Result<Option<Value>, 
         .collect();
     let name = format!("{}Ring", camel(kind));
     Ok(Some(match &first.leaf {
-        Leaf::MmaTile { block, stages, store, .. } => context! {
+        Leaf::MmaTile { block, stages, .. } => context! {
             kind => "mma",
             name, edges, stages,
             block_m => block[0],
             block_n => block[1],
-            store => if *store == Store::Tma { "Tma" } else { "Direct" },
-            dtype => dtype(e, first.slices[0].id)?,
         },
         Leaf::CopyTile { stages, .. } => context! { kind => "bulk", name, edges, stages },
         _ => return Ok(None),
@@ -150,43 +162,65 @@ fn group(
     }
     let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
     let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);
+    let tile = match &g.leaf {
+        Leaf::MmaTile { .. } => Some(tile(e, &g.leaf, first.id)?),
+        _ => None,
+    };
     let dtype = match template {
-        "mma_tile" | "reduce_rows" => {
-            let all = g.slices.iter().map(|s| dtype(e, s.id)).collect::<Result<Vec<_>, _>>()?;
-            if all.iter().any(|d| *d != all[0]) {
-                return Err(EmitError::unsupported(name, "tiles of one group have several dtypes"));
-            }
-            all[0]
-        }
+        "reduce_rows" => one_dtype(e, first.id, |_| true)?,
         _ => "Bf16",
     };
     let hooks = env.get_template(template)?.render(context! {
-        name, families, posts, first_cta, ctas, dtype,
+        name, families, posts, first_cta, ctas,
+        locals => e.locals(),
         first => first.first,
         end => last.first + last.tasks,
     })?;
-    Ok(context! { name, template, hooks, dtype })
+    Ok(context! { name, template, hooks, dtype, tile })
 }
 
-/// Element type of a leaf that computes, the same for all its operands.
-fn dtype(e: &Emitter<'_>, id: FamId) -> Result<&'static str, EmitError> {
-    let f = &e.plan.families[id];
-    let mut types = f.accesses.iter().map(|a| e.plan.buffers[a.buffer].dtype);
-    let first = types.next().unwrap_or(DType::Bf16);
-    let name = match first {
-        DType::Bf16 => "Bf16",
-        DType::F16 => "F16",
-        other => {
-            return Err(EmitError::unsupported(
-                f.name.clone(),
-                format!("no tile computes {other}"),
-            ));
-        }
+/// What the tiles of a matrix-product group are, beyond the ring.
+fn tile(e: &Emitter<'_>, leaf: &Leaf, id: FamId) -> Result<Value, EmitError> {
+    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, epilogue } = leaf else {
+        return Err(EmitError::unsupported(id.to_string(), "is not a matrix product"));
     };
+    let dtype = one_dtype(e, id, |o| matches!(o, Operand::A | Operand::B))?;
+    let out = one_dtype(e, id, |o| o == Operand::C)?;
+    if dtype == "F32" || out == "F32" && *store == Store::Tma && block[1] % 64 != 0 {
+        let what =
+            "tiles multiply 16-bit elements, and store f32 by TMA in whole panels of 64 columns";
+        return Err(EmitError::unsupported(e.plan.families[id].name.clone(), what));
+    }
+    Ok(context! {
+        block_m => block[0],
+        block_n => block[1],
+        stages,
+        dtype,
+        out,
+        a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
+        b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
+        gated => if epilogue.first() == Some(&EpilogueOp::Swiglu) { "true" } else { "false" },
+        store => if *store == Store::Tma { "Tma" } else { "Direct" },
+    })
+}
+
+/// The element type that some operands of a family have in common.
+fn one_dtype(
+    e: &Emitter<'_>,
+    id: FamId,
+    of: impl Fn(Operand) -> bool,
+) -> Result<&'static str, EmitError> {
+    let f = &e.plan.families[id];
+    let mut types =
+        f.accesses.iter().filter(|a| of(a.operand)).map(|a| e.plan.buffers[a.buffer].dtype);
+    let first = types.next().unwrap_or(DType::Bf16);
     if types.any(|t| t != first) {
         return Err(EmitError::unsupported(f.name.clone(), "operands have several dtypes"));
     }
-    Ok(name)
+    match first {
+        DType::Bf16 | DType::F16 | DType::F32 => Ok(dtype_name(first)),
+        other => Err(EmitError::unsupported(f.name.clone(), format!("no tile computes {other}"))),
+    }
 }
 
 fn camel(name: &str) -> String {

@@ -2,10 +2,11 @@
 
 use super::{EmitError, context::Emitter};
 use crate::ir::{
-    Access, Agent, BLayout, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Operand, Space,
-    Store, Var,
+    ALayout, Access, Agent, BLayout, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Operand,
+    Space, Store, Var,
 };
 use minijinja::{Value, context};
+use mk_abi::DType;
 
 /// A family with its tasks' numbers in the role.
 #[derive(Clone, Copy)]
@@ -13,6 +14,31 @@ pub(super) struct Slice {
     pub id: FamId,
     pub first: u32,
     pub tasks: u32,
+}
+
+const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+
+/// A tile of the left operand: first row, first k, extent along k.
+struct Along {
+    row: Expr,
+    k: Expr,
+    depth: Expr,
+}
+
+/// A tile of the right operand: first k, first column, and the distance from gates to ups.
+struct Across {
+    k: Expr,
+    col: Expr,
+    up: Expr,
+}
+
+/// An element type as the library names it.
+pub(super) fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "F16",
+        DType::F32 => "F32",
+        _ => "Bf16",
+    }
 }
 
 impl Emitter<'_> {
@@ -43,16 +69,23 @@ impl Emitter<'_> {
     /// What `decode`, the waits, the posts and the epilogue of one matrix-product family are made of.
     pub fn mma(&mut self, s: Slice) -> Result<Value, EmitError> {
         let f = &self.plan.families[s.id];
-        let Leaf::MmaTile { block, store, epilogue, b_layout, .. } = &f.leaf else {
+        let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, .. } = &f.leaf else {
             return Err(EmitError::unsupported(f.name.clone(), "is not a matrix product"));
         };
         let [a, b, c] = [Operand::A, Operand::B, Operand::C].map(|o| self.access(f, o));
         let (a, b, c) = (a?, b?, c?);
-        if *b_layout != BLayout::Kn || block[2] != 64 || ![128, 256].contains(&block[0]) {
-            let what = "tiles have 128 or 256 rows, a depth of 64 and `b=kn`";
+        let gated = epilogue.first() == Some(&EpilogueOp::Swiglu);
+        if block[2] != 64 || ![128, 256].contains(&block[0]) || gated && block[1] % 128 != 0 {
+            let what = "tiles have 128 or 256 rows, a depth of 64, and with a gate whole panels of 64 columns of each half";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        self.check_depth(s.id, a)?;
+        if b.region.len() < if gated { 3 } else { 2 } || c.region.len() < 2 || a.region.len() < 2 {
+            return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
+        }
+        let along = self.along(a, *a_layout == ALayout::Km);
+        self.check_depth(s.id, &along.depth)?;
+        self.check_starts(s.id, a)?;
+        self.check_starts(s.id, b)?;
         let own = Expr::Var(Var::RANK);
         if [a, b, c].iter().any(|x| x.each.is_some()) || a.rank != own || b.rank != own {
             return Err(EmitError::unsupported(
@@ -65,24 +98,29 @@ impl Emitter<'_> {
             return Err(EmitError::unsupported(f.name.clone(), "only TMA stores tiles to peers"));
         }
         if *store == Store::Tma {
-            self.check_clipped(s.id, c, block)?;
+            self.check_starts(s.id, c)?;
+            self.check_clipped(s.id, c, [block[0], f.leaf.out_columns()])?;
         }
         let last = |x: &Access| x.region[x.region.len() - 1].clone();
         let rows = |x: &Access| x.region[x.region.len() - 2].clone();
         let say = |e: &Expr| self.c(f, None, e);
-        let panel_cols = if block[1] % 64 == 0 { 64 } else { 32 };
+        let wide = if self.plan.buffers[c.buffer].dtype == DType::F32 { 32 } else { 64 };
+        let panel_cols = if block[1] % 64 == 0 { wide } else { 32 };
+        let right = self.across(b, *b_layout, gated);
         let extras = self.extras(s.id, epilogue, c)?;
         let value = context! {
             id => s.id.index(),
             first => s.first,
             end => s.first + s.tasks,
             names => names(f),
-            a_row => say(&self.row(a)),
-            a_k => say(&last(a).0),
-            b_k => say(&self.row(b)),
-            b_col => say(&last(b).0),
-            k_blocks => say(&last(a).1.ceil_div(block[2] as i32)),
+            a_row => say(&along.row),
+            a_k => say(&along.k),
+            b_k => say(&right.k),
+            b_col => say(&right.col),
+            b_up => say(&right.up),
+            k_blocks => self.steps(f, &along.depth.ceil_div(block[2] as i32), &rows(c).1),
             c_row => say(&self.row(c)),
+            e_row => say(&self.extras_row(f)?),
             c_col => say(&last(c).0),
             rows => say(&rows(c).1),
             cols => say(&last(c).1),
@@ -101,6 +139,8 @@ impl Emitter<'_> {
             ));
         }
         let rank = if to_peer { format!(" + {}", self.c(f, None, &c.rank)) } else { String::new() };
+        let by_owner = *a_layout == ALayout::Km && a.region.len() == 3;
+        let a_shards = if by_owner { Some(self.points.shape(a.buffer, 0)?[1]) } else { None };
         let (a, b, c) = (a.buffer, b.buffer, c.buffer);
         let tma = *store == Store::Tma;
         let mut target = |rows: u32| match (tma, to_peer) {
@@ -116,17 +156,72 @@ impl Emitter<'_> {
             }
         };
         let (c_map, line_map) = (target(64), target(1));
-        let maps = context! {
-            a_map => self.maps.index(self.plan, a, block[0], 64),
-            b_map => self.maps.index(self.plan, b, 64, 64),
-            c_map, line_map,
+        let a_box = if *a_layout == ALayout::Mk { block[0] } else { 64 };
+        let a_map = match a_shards {
+            Some(shards) => self.maps.index_of_wide(self.plan, a, [a_box, 64], shards),
+            None => self.maps.index(self.plan, a, a_box, 64),
         };
+        let b_map = match (*b_layout, gated) {
+            (BLayout::Kn, false) => self.maps.index(self.plan, b, 64, 64),
+            (BLayout::Kn, true) => self.maps.index_of_wide(self.plan, b, [64, 64], 2),
+            (BLayout::Nk, false) => self.maps.index(self.plan, b, block[1], 64),
+            (BLayout::Nk, true) => self.maps.index(self.plan, b, block[1] / 2, 64),
+        };
+        let maps = context! { a_map, b_map, c_map, line_map };
         Ok(context! { ..value, ..maps })
     }
 
+    /// Steps along k. Where a launch decides how many rows there are, tiles without any make one step, over nothing.
+    fn steps(&self, f: &Family, steps: &Expr, rows: &Expr) -> String {
+        let steps = self.c(f, None, steps);
+        if self.runtime() {
+            format!("({}) > 0 ? {steps} : 1", self.c(f, None, rows))
+        } else {
+            steps
+        }
+    }
+
+    /// Whether some dimension comes with each launch.
+    fn runtime(&self) -> bool {
+        self.plan.dims.values().any(|d| d.runtime_max.is_some())
+    }
+
+    /// Where a tile of the left operand lies; `turned` if its rows are along the last dimension: `[k, rows]`, or
+    /// `[k, shards, rows]`.
+    fn along(&self, a: &Access, turned: bool) -> Along {
+        let n = a.region.len();
+        let last = a.region[n - 1].clone();
+        match (turned, n) {
+            (false, _) => Along { row: self.row(a), k: last.0, depth: last.1 },
+            (true, 3) => Along {
+                row: a.region[1].0.clone() * self.pitch(a.buffer) + last.0,
+                k: a.region[0].0.clone(),
+                depth: a.region[0].1.clone(),
+            },
+            (true, _) => Along { row: last.0, k: self.row(a), depth: a.region[n - 2].1.clone() },
+        }
+    }
+
+    /// Where a tile of the right operand lies. Gated, `[k, 2, n]` or `[2, n, k]`: the tile of gates, and how far behind it
+    /// that of ups is.
+    fn across(&self, b: &Access, layout: BLayout, gated: bool) -> Across {
+        let n = b.region.len();
+        let last = b.region[n - 1].0.clone();
+        let none = Expr::Const(0);
+        match (layout, gated) {
+            (BLayout::Kn, false) => Across { k: self.row(b), col: last, up: none },
+            (BLayout::Nk, false) => Across { k: last, col: self.row(b), up: none },
+            (BLayout::Kn, true) => {
+                Across { k: b.region[n - 3].0.clone(), col: last, up: self.pitch(b.buffer) }
+            }
+            (BLayout::Nk, true) => {
+                Across { k: last, col: self.row(b), up: self.extent(b.buffer, n - 2) }
+            }
+        }
+    }
+
     /// Every tile has at least one step along k: consumers hand back the stage of the last one.
-    fn check_depth(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
-        let depth = &a.region[a.region.len() - 1].1;
+    fn check_depth(&self, id: FamId, depth: &Expr) -> Result<(), EmitError> {
         for rank in 0..self.plan.mesh.size() as usize {
             for task in self.points.tasks(id, rank, 1)? {
                 if self.points.eval(&task, depth)? < 1 {
@@ -138,9 +233,28 @@ impl Emitter<'_> {
         Ok(())
     }
 
+    /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal instruction.
+    fn check_starts(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
+        let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
+        for rank in 0..self.plan.mesh.size() as usize {
+            for task in self.points.tasks(id, rank, 1)? {
+                let start = self.points.eval(&task, &a.region[a.region.len() - 1].0)?;
+                if start * size % 16 != 0 {
+                    let what = format!(
+                        "task {:?} of rank {rank} begins {} at element {start} of a row, which is not a multiple of 16 bytes",
+                        task.domain(),
+                        a.operand
+                    );
+                    return Err(EmitError::unsupported(id.to_string(), what));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// TMA stores whole boxes. Rows that end inside the tensor are sent one by one, which takes rows of 128 bytes; columns
     /// must end where the tensor does, or the box would spill into what another task owns.
-    fn check_clipped(&self, id: FamId, c: &Access, block: &[u32; 3]) -> Result<(), EmitError> {
+    fn check_clipped(&self, id: FamId, c: &Access, block: [u32; 2]) -> Result<(), EmitError> {
         let row_by_row = block[1].is_multiple_of(64);
         for rank in 0..self.plan.mesh.size() as usize {
             let shape = self.points.shape(c.buffer, rank)?;
@@ -151,7 +265,8 @@ impl Emitter<'_> {
                     let (base, len) = region.dims[d];
                     len >= i64::from(side) || base + len == shape[d]
                 };
-                let rows_end = ends(n - 2, block[0])
+                let rows_end = !self.runtime()
+                    && ends(n - 2, block[0])
                     && (n == 2 || region.dims[n - 2].1 == i64::from(block[0]));
                 if !ends(n - 1, block[1]) || !(row_by_row || rows_end) {
                     let what = format!(
@@ -165,14 +280,13 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Epilogue operands: the library asks for elements by their place in the tile, so they must lie as C does.
+    /// Epilogue operands: columns as C's, rows from `e_row` on.
     fn extras(
         &self,
         id: FamId,
         epilogue: &[EpilogueOp],
         c: &Access,
     ) -> Result<Vec<Value>, EmitError> {
-        const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
         let f = &self.plan.families[id];
         let mut operands = EXTRAS.into_iter();
         let mut out = Vec::new();
@@ -183,7 +297,8 @@ impl Emitter<'_> {
                 }
                 EpilogueOp::RoundBf16 => context! { op => "round_bf16" },
                 EpilogueOp::RoundF16 => context! { op => "round_f16" },
-                EpilogueOp::Widen => continue,
+                // The gate is the tile's own.
+                EpilogueOp::Widen | EpilogueOp::Swiglu => continue,
                 EpilogueOp::Gelu => context! { op => "gelu_erf" },
                 EpilogueOp::Silu => context! { op => "silu" },
                 EpilogueOp::Relu => context! { op => "relu" },
@@ -195,10 +310,10 @@ impl Emitter<'_> {
                 let operand = operands.next().unwrap_or(Operand::E3);
                 let x = self.access(f, operand)?;
                 let caller = self.plan.buffers[x.buffer].space == Space::In;
-                if x.each.is_some()
-                    || !caller
-                    || !self.lies_as(id, x, c, *op == EpilogueOp::Bias)?
-                {
+                // The library asks for elements by their place in the tile.
+                let dims = if *op == EpilogueOp::Bias { 1 } else { 2 };
+                let last = |a: &Access| a.region[a.region.len() - 1].clone();
+                if x.each.is_some() || !caller || x.region.len() != dims || last(x) != last(c) {
                     let what = format!("operand `{operand}` does not lie as C does");
                     return Err(EmitError::unsupported(f.name.clone(), what));
                 }
@@ -206,7 +321,9 @@ impl Emitter<'_> {
                     if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
                 let even = self.even(x.buffer).to_string();
                 let data = self.base(x.buffer, "params.header.rank");
-                value = context! { data, pitch, even, ..value };
+                let dtype = dtype_name(self.plan.buffers[x.buffer].dtype);
+                let size = self.plan.buffers[x.buffer].dtype.size_bytes();
+                value = context! { data, pitch, even, dtype, size, ..value };
             }
             out.push(value);
         }
@@ -220,25 +337,17 @@ impl Emitter<'_> {
         cols.chain(&place.pitch).all(|n| n % 2 == 0)
     }
 
-    /// Whether an operand's elements have the rows (unless it is a vector) and columns of C's, in every task.
-    fn lies_as(&self, id: FamId, x: &Access, c: &Access, vector: bool) -> Result<bool, EmitError> {
-        let row = |a: &Access| self.row(a);
-        let (x_row, c_row) = (row(x), row(c));
-        let last = |a: &Access| a.region[a.region.len() - 1].clone();
-        let dims = if vector { 1 } else { 2 };
-        if x.region.len() != dims || last(x) != last(c) {
-            return Ok(false);
+    /// First row of an epilogue's matrix operands; all have the same.
+    fn extras_row(&self, f: &Family) -> Result<Expr, EmitError> {
+        let matrices =
+            f.accesses.iter().filter(|a| EXTRAS.contains(&a.operand) && a.region.len() > 1);
+        let mut rows = matrices.map(|a| self.row(a));
+        let first = rows.next().unwrap_or(Expr::Const(0));
+        if rows.any(|row| row != first) {
+            let what = "operands of the epilogue begin in several rows";
+            return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        for rank in 0..self.plan.mesh.size() as usize {
-            for task in self.points.tasks(id, rank, 1)? {
-                let same = vector
-                    || self.points.eval(&task, &x_row)? == self.points.eval(&task, &c_row)?;
-                if !same {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
+        Ok(first)
     }
 
     /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
@@ -248,17 +357,13 @@ impl Emitter<'_> {
         if src.each.is_some() {
             return Err(EmitError::unsupported(f.name.clone(), "a copy reads one place"));
         }
-        let last = src.region.len() - 1;
-        let ((col, cols), (_, rows)) = (&src.region[last], &src.region[last - 1]);
-        let inner = |a: &Access| {
-            a.region[..a.region.len() - 2].iter().all(|(_, len)| *len == Expr::Const(1))
-        };
+        let (col, cols) = &src.region[src.region.len() - 1];
         let (d_col, d_cols) = &dst.region[dst.region.len() - 1];
-        if !inner(src)
-            || !inner(dst)
-            || cols != d_cols
-            || *rows != dst.region[dst.region.len() - 2].1
-        {
+        let (Some((rows, s_step)), Some((d_rows, d_step))) = (self.rows(src), self.rows(dst))
+        else {
+            return Err(EmitError::unsupported(f.name.clone(), "a copy moves evenly spaced rows"));
+        };
+        if cols != d_cols || rows != d_rows {
             return Err(EmitError::unsupported(
                 f.name.clone(),
                 "source and destination differ in shape",
@@ -285,18 +390,36 @@ impl Emitter<'_> {
             first => s.first,
             end => s.first + s.tasks,
             names => names(f),
-            rows => self.c(f, None, rows),
+            rows => self.c(f, None, &rows),
             row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
             source => at(src, self.base(src.buffer, &self.c(f, None, &src.rank)), &from, col),
-            source_pitch => from,
+            source_pitch => spaced(from, &self.c(f, None, &s_step)),
             destination => at(dst, target, &to.to_string(), d_col),
-            destination_pitch => to,
+            destination_pitch => spaced(to.to_string(), &self.c(f, None, &d_step)),
             each => each.map(|e| e.var.clone()),
             destinations => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
             load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier })?,
             store_waits => self.waits(f, Agent::Storer)?,
             posts => self.posts(f)?,
         })
+    }
+
+    /// How many rows of the last dimension a region has, and how many rows of the buffer apart, if they are evenly spaced:
+    /// one dimension is cut, and all behind it are whole, or all a single index.
+    fn rows(&self, a: &Access) -> Option<(Expr, Expr)> {
+        let leading = &a.region[..a.region.len().checked_sub(1)?];
+        let cut = leading.iter().position(|(_, len)| *len != Expr::Const(1));
+        let cut = cut.unwrap_or(leading.len().checked_sub(1)?);
+        let behind = || leading.iter().enumerate().skip(cut + 1);
+        let rows = leading[cut].1.clone();
+        let extents = || behind().map(|(d, _)| self.extent(a.buffer, d));
+        if behind().all(|(_, (_, len))| *len == Expr::Const(1)) {
+            return Some((rows, extents().fold(Expr::Const(1), |n, e| n * e)));
+        }
+        let whole = |(d, (base, len)): (usize, &(Expr, Expr))| {
+            *base == Expr::Const(0) && *len == self.extent(a.buffer, d)
+        };
+        behind().all(whole).then(|| (extents().fold(rows, |n, e| n * e), Expr::Const(1)))
     }
 
     /// One reduction family: the sum over `each` of its source, written to every destination.
@@ -375,6 +498,11 @@ impl Emitter<'_> {
         }
         Ok(())
     }
+}
+
+/// A distance in memory, so many times.
+fn spaced(pitch: String, times: &str) -> String {
+    if times == "1" { pitch } else { format!("{pitch} * ({times})") }
 }
 
 /// Names that a task's coordinates are bound to.

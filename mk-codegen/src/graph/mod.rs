@@ -16,6 +16,15 @@ pub struct Extent {
     pub value: i32,
     /// Name, where the source gave one.
     pub symbol: Option<String>,
+    /// Upper bound, if the value comes with each launch; `value` is then what the plan is checked at.
+    pub runtime_max: Option<i32>,
+}
+
+impl Extent {
+    /// The most that it can be.
+    pub fn capacity(&self) -> i32 {
+        self.runtime_max.unwrap_or(self.value)
+    }
 }
 
 /// A value of the pipeline.
@@ -48,6 +57,10 @@ pub enum Kind {
     Gemm {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
+        /// `a` is stored as `[K, M]`.
+        a_transposed: bool,
+        /// `b` is stored as `[N, K]`.
+        b_transposed: bool,
     },
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
@@ -71,6 +84,8 @@ pub struct OpGraph {
     pub graph: StableDiGraph<Value, usize>,
     /// Values that the caller receives.
     pub results: Vec<NodeIndex>,
+    /// What they are called, as many.
+    pub result_names: Vec<String>,
 }
 
 impl OpGraph {
@@ -100,7 +115,8 @@ impl OpGraph {
         }
         let results = program.results().iter().map(|r| nodes[r.index()]).collect();
         let axes = program.mesh_axes().to_vec();
-        OpGraph { name: program.name().to_string(), axes, graph, results }
+        let result_names = program.result_names().to_vec();
+        OpGraph { name: program.name().to_string(), axes, graph, results, result_names }
     }
 
     /// Operands in order.
@@ -127,7 +143,9 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
         Dim::Lit(_) => None,
     };
     // Binding refuses extents above i32::MAX.
-    Extent { value: bound.dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0), symbol }
+    // The kernel is the same for every value of a run-time dimension, so it is made at the largest.
+    let value = bound.max_dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0);
+    Extent { value, symbol, runtime_max: bound.is_runtime(dim).then_some(value) }
 }
 
 fn dtype(d: mk_syntax::DType) -> DType {
@@ -141,7 +159,10 @@ fn dtype(d: mk_syntax::DType) -> DType {
 fn kind_of(op: Op) -> Kind {
     Kind::Elementwise(match op {
         Op::Gather { dim, .. } => return Kind::Gather { dim },
-        Op::Gemm => return Kind::Gemm { epilogue: Vec::new() },
+        Op::Gemm { a_transposed, b_transposed } => {
+            return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
+        }
+        Op::Swiglu => EpilogueOp::Swiglu,
         Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim },
         Op::AllReduce { .. } => return Kind::AllReduce,
         Op::Bias => EpilogueOp::Bias,

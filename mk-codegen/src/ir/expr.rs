@@ -202,6 +202,13 @@ impl Expr {
         found
     }
 
+    /// Whether the expression names the dimension.
+    pub fn names_dim(&self, dim: DimId) -> bool {
+        let mut found = false;
+        self.visit(&mut |e| found |= *e == Expr::Dim(dim));
+        found
+    }
+
     /// Whether the expression looks anything up.
     pub fn has_table(&self) -> bool {
         let mut found = false;

@@ -121,6 +121,9 @@ pub enum EpilogueOp {
     RoundF16,
     /// Nothing: a `cast` to f32, the accumulator's own type.
     Widen,
+    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first: `b` is then `[k, 2, n]`, and a tile of it has half its columns
+    /// from each.
+    Swiglu,
 }
 
 impl EpilogueOp {
@@ -146,6 +149,15 @@ pub enum CopyVia {
     Bulk,
     /// Ordinary loads and stores: any pitch.
     Ldst,
+}
+
+/// Memory layout of a matrix product's left operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum ALayout {
+    /// `[m, k]`, k contiguous.
+    Mk,
+    /// `[k, m]`, m contiguous.
+    Km,
 }
 
 /// Memory layout of a matrix product's right operand.
@@ -186,6 +198,8 @@ pub enum Leaf {
         block: [u32; 3],
         /// Shared-memory stages.
         stages: u32,
+        /// Layout of `a`.
+        a_layout: ALayout,
         /// Layout of `b`.
         b_layout: BLayout,
         /// How `c` is written.
@@ -285,19 +299,26 @@ impl Leaf {
         }
     }
 
-    /// Whether two leaves of one role run on the same barriers and stages: they differ in arithmetic only.
+    /// Whether two leaves of one role run on the same barriers and stages: products differ in layouts, arithmetic, or the
+    /// way of storing only.
     pub fn shares_ring(&self, other: &Leaf) -> bool {
-        let plain = |leaf: &Leaf| match leaf {
-            Leaf::MmaTile { block, stages, b_layout, store, .. } => Leaf::MmaTile {
-                block: *block,
-                stages: *stages,
-                b_layout: *b_layout,
-                store: *store,
-                epilogue: Vec::new(),
-            },
-            other => other.clone(),
-        };
-        plain(self) == plain(other)
+        match (self, other) {
+            (
+                Leaf::MmaTile { block, stages, .. },
+                Leaf::MmaTile { block: other_block, stages: other_stages, .. },
+            ) => (block, stages) == (other_block, other_stages),
+            _ => self == other,
+        }
+    }
+
+    /// Columns of `c` in one tile of a matrix product; 0 for other leaves.
+    pub fn out_columns(&self) -> u32 {
+        match self {
+            Leaf::MmaTile { block, epilogue, .. } => {
+                block[1] / if epilogue.contains(&EpilogueOp::Swiglu) { 2 } else { 1 }
+            }
+            _ => 0,
+        }
     }
 
     /// What the verifier may rely on and the template must implement.
@@ -349,7 +370,7 @@ impl Leaf {
                 let (agent, proxy) =
                     if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
                 operands.push(op(Operand::C, write, agent, proxy, Arity::One));
-                // Without TMA the consumers store by themselves, with the storer's leave, and tell it when they have.
+                // Without TMA the consumers store by themselves, and tell the storer when they have.
                 let edges = vec![
                     flow("full", Loader, Consumers),
                     back("empty", Consumers, Loader, *stages),
@@ -358,7 +379,7 @@ impl Leaf {
                 ];
                 // B comes in panels of 64 columns; C leaves through two panels of 64 rows for each consumer warpgroup.
                 let panel_cols = if n % 64 == 0 { 64 } else { 32 };
-                let staging = if tma { 2 * 2 * 64 * panel_cols * 2 } else { 0 };
+                let staging = 2 * 2 * 64 * panel_cols * 2;
                 Contract {
                     agents: vec![Loader, Consumers, Storer],
                     operands,

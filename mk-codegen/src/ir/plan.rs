@@ -33,6 +33,25 @@ pub struct Plan {
     pub families: Arena<FamId, Family>,
 }
 
+impl Plan {
+    /// The plan with another value for a run-time dimension: what a launch with that value runs.
+    ///
+    /// Values outside `1..=runtime_max`, and dimensions that are fixed, are left as they are.
+    pub fn at(&self, dim: DimId, value: i32) -> Plan {
+        let mut plan = self.clone();
+        let bound = self.dims.get(dim).and_then(|d| d.runtime_max);
+        if bound.is_some_and(|max| (1..=max).contains(&value)) {
+            plan.dims[dim].value = value;
+        }
+        plan
+    }
+
+    /// The first dimension that comes with each launch, and its bound.
+    pub fn runtime_dim(&self) -> Option<(DimId, i32)> {
+        self.dims.iter().find_map(|(id, d)| Some((id, d.runtime_max?)))
+    }
+}
+
 /// Named axes of ranks; rank is row-major over them (last axis fastest).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Mesh {

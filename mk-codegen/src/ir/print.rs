@@ -3,7 +3,7 @@
 use super::{
     entity::{Entity, FamId},
     expr::{BinOp, Expr, Var},
-    leaf::{BLayout, Carry, CopyVia, EpilogueOp, Leaf, Store},
+    leaf::{ALayout, BLayout, Carry, CopyVia, EpilogueOp, Leaf, Store},
     plan::*,
 };
 use std::fmt::{self, Display, Formatter, Write};
@@ -292,10 +292,11 @@ impl Display for LeafText<'_> {
                     if *via == CopyVia::Bulk { "bulk" } else { "ldst" }
                 )
             }
-            Leaf::MmaTile { block: [m, n, k], stages, b_layout, store, epilogue } => {
+            Leaf::MmaTile { block: [m, n, k], stages, a_layout, b_layout, store, epilogue } => {
+                let a = if *a_layout == ALayout::Mk { "" } else { " a=km" };
                 let b = if *b_layout == BLayout::Kn { "kn" } else { "nk" };
                 let store = if *store == Store::Tma { "tma" } else { "direct" };
-                write!(f, " block={m}x{n}x{k} stages={stages} b={b} store={store}")?;
+                write!(f, " block={m}x{n}x{k} stages={stages}{a} b={b} store={store}")?;
                 if !epilogue.is_empty() {
                     let ops: Vec<_> = epilogue.iter().map(epilogue_text).collect();
                     write!(f, " epilogue={}", ops.join(","))?;
@@ -322,6 +323,7 @@ pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
         EpilogueOp::RoundBf16 => "round_bf16".into(),
         EpilogueOp::RoundF16 => "round_f16".into(),
         EpilogueOp::Widen => "widen".into(),
+        EpilogueOp::Swiglu => "swiglu".into(),
     }
 }
 

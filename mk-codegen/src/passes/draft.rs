@@ -91,7 +91,8 @@ impl Draft {
         let Some(name) = &e.symbol else { return Expr::Const(e.value) };
         let known = self.plan.dims.iter().find(|(_, d)| d.name == *name).map(|(id, _)| id);
         let id: DimId = known.unwrap_or_else(|| {
-            self.plan.dims.push(Dim { name: name.clone(), value: e.value, runtime_max: None })
+            let runtime_max = e.runtime_max;
+            self.plan.dims.push(Dim { name: name.clone(), value: e.value, runtime_max })
         });
         Expr::Dim(id)
     }
@@ -102,12 +103,20 @@ impl Draft {
         if world == 1 {
             return self.dim(e);
         }
-        let part = shard_extent(e, world);
-        if part * world == e.value {
-            return Expr::Const(part);
+        if e.runtime_max.is_none() && shard_extent(e, world) * world == e.value {
+            return Expr::Const(shard_extent(e, world));
         }
-        let whole = self.dim(e);
-        Expr::Const(0).max(Expr::Const(part).min(whole - q.into() * part))
+        let (part, whole) = (self.part(e), self.dim(e));
+        Expr::Const(0).max(part.clone().min(whole - q.into() * part))
+    }
+
+    /// Elements of an extent that a rank owns, before the last ranks come short.
+    pub fn part(&mut self, e: &Extent) -> Expr {
+        let world = self.world();
+        match e.runtime_max {
+            Some(_) => self.dim(e).ceil_div(world),
+            None => Expr::Const(shard_extent(e, world)),
+        }
     }
 
     /// A dimension of a tensor on rank `q`.
@@ -134,6 +143,16 @@ impl Draft {
     ) -> BufId {
         let buffer = Buffer { name: name.into(), space, shared: false, dtype, shape, pitch };
         self.plan.buffers.push(buffer)
+    }
+
+    /// Adds a flow. Readers of one thing share its words.
+    pub fn hand_over(&mut self, flow: Flow) {
+        let families = |f: &Flow| f.from.iter().map(|w| w.family).collect::<Vec<_>>();
+        let same = |f: &&mut Flow| f.name == flow.name && families(f) == families(&flow);
+        match self.flows.iter_mut().find(same) {
+            Some(known) => known.to.extend(flow.to),
+            None => self.flows.push(flow),
+        }
     }
 
     /// Adds a family without signals; internal edges get their ids here.
@@ -176,9 +195,9 @@ impl Draft {
     }
 }
 
-/// Elements of an extent that a rank owns, before the last ranks come short.
+/// The most elements of an extent that a rank owns.
 pub(super) fn shard_extent(e: &Extent, world: i32) -> i32 {
-    (e.value + world - 1) / world
+    (e.capacity() + world - 1) / world
 }
 
 /// A read of the own rank's memory at the start of a task.

@@ -46,9 +46,10 @@ fn absorb(g: &mut OpGraph, gemm: NodeIndex, user: NodeIndex, op: EpilogueOp) {
     if let Some(value) = g.graph.remove_node(user) {
         let gemm = &mut g.graph[gemm];
         gemm.dtype = value.dtype;
+        gemm.shape = value.shape;
         gemm.placement = value.placement;
         gemm.name = format!("{}_{}", gemm.name, value.name);
-        if let Kind::Gemm { epilogue } = &mut gemm.kind {
+        if let Kind::Gemm { epilogue, .. } = &mut gemm.kind {
             epilogue.push(op);
         }
     }

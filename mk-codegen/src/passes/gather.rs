@@ -4,8 +4,9 @@
 //! the ranks that own the rows, with a flow per block of rows. A chunk is read once and written to every peer.
 
 use super::{
-    Config, LowerError,
-    draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
+    Config,
+    draft::{Covers, Draft, Flow, Reader, Writer, read, write},
+    rows::Rows,
     select::{Kernel, Tensor},
 };
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
@@ -14,8 +15,6 @@ use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKi
 pub(super) struct Gathered {
     /// The caller's shard.
     pub shard: BufId,
-    /// Rows of a full shard.
-    pub rows: i32,
     /// `[world, rows, K]`. Holds the own rows, too, if `own_rows` is set.
     pub all: BufId,
     /// Whether the own rows are in `all`; else they are read from `shard`.
@@ -49,16 +48,22 @@ pub(super) fn block_rows(rows: Expr, i: Expr, block: i32) -> Expr {
     Expr::Const(block).min(rows - i * block)
 }
 
-/// Adds the push of `x` in blocks of `block` rows.
-pub(super) fn push(draft: &mut Draft, x: &Tensor, block: i32, config: &Config) -> Gathered {
+/// Adds the push of `x`, which the caller gives in `shard`, in blocks of `block` rows.
+pub(super) fn push(
+    draft: &mut Draft,
+    x: &Tensor,
+    shard: BufId,
+    rows: &Rows,
+    block: i32,
+    config: &Config,
+) -> Gathered {
     let world = draft.world();
     let size_bytes = x.dtype.size_bytes();
     let k_value = x.shape[1].value;
     let padded = aligned(k_value, size_bytes);
     // Rows that bulk copies cannot take go through registers, into rows that they and TMA can.
     let bulk = padded == k_value;
-    let rows = shard_extent(&x.shape[0], world);
-    let blocks = (rows + block - 1) / block;
+    let blocks = rows.blocks;
     let row_bytes = (k_value as u64 * size_bytes).max(1);
     let mut piece = block;
     while piece > 8 && piece % 2 == 0 && piece as u64 * row_bytes > u64::from(config.chunk_bytes) {
@@ -66,9 +71,8 @@ pub(super) fn push(draft: &mut Draft, x: &Tensor, block: i32, config: &Config) -
     }
     let pieces = (block + piece - 1) / piece;
     let k = draft.dim(&x.shape[1]);
-    let shard = draft.tensor(x, Space::In);
     let pitch = (!bulk).then_some(Expr::Const(padded));
-    let shape = vec![world.into(), rows.into(), k.clone()];
+    let shape = vec![world.into(), rows.capacity.into(), k.clone()];
     let all = draft.buffer(&format!("{}_all", x.name), Space::Workspace, x.dtype, shape, pitch);
 
     let (i, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
@@ -95,14 +99,14 @@ pub(super) fn push(draft: &mut Draft, x: &Tensor, block: i32, config: &Config) -
     };
     let domain = vec![("i", blocks.into()), ("p", pieces.into())];
     let push = draft.family("gather", RoleKind::IntraComm, leaf, domain, vec![], vec![src, dst]);
-    Gathered { shard, rows, all, own_rows: !bulk, blocks, push, pieces }
+    Gathered { shard, all, own_rows: !bulk, blocks, push, pieces }
 }
 
 /// Adds the flow from the push to a family that reads what arrives.
 pub(super) fn flow(draft: &mut Draft, g: &Gathered, operand: Operand, to: Covers) {
     let world = draft.world();
     let extent = if g.own_rows { world } else { world - 1 };
-    draft.flows.push(Flow {
+    draft.hand_over(Flow {
         name: "arrived",
         shape: vec![world.into(), g.blocks.into()],
         from: vec![Writer {
@@ -117,63 +121,62 @@ pub(super) fn flow(draft: &mut Draft, g: &Gathered, operand: Operand, to: Covers
     });
 }
 
+/// A copy of whole rows.
+fn leaf(bulk: bool, config: &Config) -> Leaf {
+    let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
+    Leaf::CopyTile { via, stages: config.copy_stages }
+}
+
+/// Copies all rows of `x` to `out`: the own ones from the caller's shard, the peers' as they arrive.
+#[expect(clippy::too_many_arguments, reason = "each is one independent fact")]
+pub(super) fn collect(
+    draft: &mut Draft,
+    x: &Tensor,
+    shard: BufId,
+    gathered: Option<&Gathered>,
+    out: BufId,
+    rows: &Rows,
+    leaf: &Leaf,
+    block: i32,
+) {
+    let k = draft.dim(&x.shape[1]);
+    let width = (Expr::Const(0), k);
+    let own = rows.own();
+    let i = Expr::from(Var::domain(0));
+    let r = own.block(draft, block);
+    let from = if rows.shards > 1 { r.at.clone() } else { rows.global(&r) };
+    let src = read(Operand::Src, shard, vec![(from, r.len.clone()), width.clone()]);
+    let dst = write(Operand::Dst, out, vec![(own.global(&r), r.len), width.clone()]);
+    let domain = vec![("i", rows.blocks.into())];
+    draft.family("copy.own", RoleKind::Compute, leaf.clone(), domain, vec![], vec![src, dst]);
+    let Some(g) = gathered else { return };
+    // Blocks arrive from all peers at once: walk them in that order.
+    let world = draft.world();
+    let q = peer(Expr::from(Var::domain(1)), world);
+    let theirs = draft.local(x, 0, q.clone());
+    let len = block_rows(theirs, i.clone(), block);
+    let at = i.clone() * block;
+    let from = vec![(q.clone(), 1.into()), (at.clone(), len.clone()), width.clone()];
+    let src = read(Operand::Src, g.all, from);
+    let row = q.clone() * rows.per_shard.clone() + at;
+    let dst = write(Operand::Dst, out, vec![(row, len), width]);
+    let domain = vec![("i", rows.blocks.into()), ("s", (world - 1).into())];
+    let copy =
+        draft.family("copy.peers", RoleKind::Compute, leaf.clone(), domain, vec![], vec![src, dst]);
+    flow(draft, g, Operand::Src, Covers { family: copy, shard: q, block: i });
+}
+
 /// A gather that is the whole pipeline: what arrives is copied on to the caller's tensor.
-///
-/// # Errors
-/// None so far.
-pub(super) fn alone(kernel: &Kernel, config: &Config) -> Result<Draft, LowerError> {
+pub(super) fn alone(kernel: &Kernel, config: &Config) -> Draft {
     const BLOCK: i32 = 128;
     let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
-    let x = &kernel.x;
+    let x = &kernel.params[kernel.sources[0].param];
     let world = draft.world();
-    let k = draft.dim(&x.shape[1]);
-    let m = draft.dim(&x.shape[0]);
-    let bulk = |own: bool| {
-        let fits = aligned(x.shape[1].value, x.dtype.size_bytes()) == x.shape[1].value;
-        let via = if fits { CopyVia::Bulk } else { CopyVia::Ldst };
-        (
-            Leaf::CopyTile { via, stages: config.copy_stages },
-            if own { "copy.own" } else { "copy.peers" },
-        )
-    };
-    let (i, rank) = (Expr::from(Var::domain(0)), Expr::from(Var::RANK));
-    let rows_at = |q: Expr, rows: i32, i: Expr| q * rows + i * BLOCK;
-    let g = (world > 1).then(|| push(&mut draft, x, BLOCK, config));
-    let (shard, rows, blocks) = match &g {
-        Some(g) => (g.shard, g.rows, g.blocks),
-        None => {
-            let rows = x.shape[0].value;
-            (draft.tensor(x, Space::In), rows, (rows + BLOCK - 1) / BLOCK)
-        }
-    };
-    let out = draft.buffer("out", Space::Out, x.dtype, vec![m, k.clone()], None);
-
-    let mine = draft.local(x, 0, Var::RANK);
-    let len = block_rows(mine, i.clone(), BLOCK);
-    let (leaf, name) = bulk(true);
-    let src =
-        read(Operand::Src, shard, vec![(i.clone() * BLOCK, len.clone()), (0.into(), k.clone())]);
-    let dst = write(Operand::Dst, out, vec![(rows_at(rank, rows, i), len), (0.into(), k.clone())]);
-    draft.family(name, RoleKind::Compute, leaf, vec![("i", blocks.into())], vec![], vec![src, dst]);
-
-    if let Some(g) = &g {
-        // Blocks arrive from all peers at once: walk them in that order.
-        let (i, s) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
-        let q = peer(s, world);
-        let theirs = draft.local(x, 0, q.clone());
-        let len = block_rows(theirs, i.clone(), BLOCK);
-        let (leaf, name) = bulk(false);
-        let from =
-            vec![(q.clone(), 1.into()), (i.clone() * BLOCK, len.clone()), (0.into(), k.clone())];
-        let src = read(Operand::Src, g.all, from);
-        let dst = write(
-            Operand::Dst,
-            out,
-            vec![(rows_at(q.clone(), rows, i.clone()), len), (0.into(), k)],
-        );
-        let domain = vec![("i", blocks.into()), ("s", (world - 1).into())];
-        let copy = draft.family(name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
-        flow(&mut draft, g, Operand::Src, Covers { family: copy, shard: q, block: i });
-    }
-    Ok(draft)
+    let shard = draft.tensor(x, Space::In);
+    let out = draft.tensor(&kernel.results[0].out, Space::Out);
+    let rows = Rows::new(&mut draft, x, world > 1, BLOCK);
+    let g = (world > 1).then(|| push(&mut draft, x, shard, &rows, BLOCK, config));
+    let bulk = aligned(x.shape[1].value, x.dtype.size_bytes()) == x.shape[1].value;
+    collect(&mut draft, x, shard, g.as_ref(), out, &rows, &leaf(bulk, config), BLOCK);
+    draft
 }

@@ -1,43 +1,55 @@
 //! Tiles matrix products, one after the other.
 //!
 //! Assumes fused epilogues. Leaves: tiles of each product in an L2-friendly order, those with local operands first, then
-//! those whose rows arrive from peers; a product that another one reads goes to scratch, with a flow per block of rows; a
-//! product that is reduced goes to its owners' slots; operands whose rows TMA cannot take (pitch not a multiple of 16
-//! bytes) are repacked first.
+//! those whose rows arrive from peers; a product that another one reads goes to scratch (or to the caller, who wants it,
+//! too), with a flow per block of rows; a product that is reduced goes to its owners' slots; operands whose rows TMA cannot
+//! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
     Config, LowerError,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, aligned, block_rows},
+    pack::{self, Packed},
     reduce,
-    rows::Rows,
-    select::{Gemm, Kernel, Tensor},
+    rows::{RowBlock, Rows},
+    select::{Gemm, Kernel, Made, Reduce, Tensor},
 };
 use crate::ir::{
-    Access, BLayout, BufId, CopyVia, EpilogueOp, Expr, FamId, Leaf, Operand, Point, RoleKind,
+    ALayout, Access, BLayout, BufId, CopyVia, EpilogueOp, Expr, Leaf, Operand, Point, RoleKind,
     Space, Store, Var,
 };
 use mk_syntax::Placement;
 
-/// Rows that one repacking task copies.
-const PACK_ROWS: i32 = 64;
 const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
-/// A repacked operand: where it is, who writes it, in how many tasks.
-struct Packed {
-    buffer: BufId,
-    by: FamId,
-    tasks: i32,
+/// A left operand from the caller, ready to be read.
+struct Source {
+    rows: Rows,
+    left: Left,
+    packed: Option<Packed>,
+    /// Extent along k, on the own rank.
+    depth: Expr,
 }
 
 /// The left operand of a product.
 enum Left {
-    /// On the own rank, `[rows, k]`.
-    Local(BufId),
+    /// On the own rank: `[rows, k]`, or `[k, rows]`.
+    Local(BufId, ALayout),
+    /// On the own rank: `[k, shards, rows]`.
+    ByOwner(BufId),
     /// Own rows in the caller's shard, peers' rows through the gather.
     Gathered(Gathered),
-    /// The product before: `[shards, rows, k]`, with its families and the tiles of a row of blocks.
-    Hidden { buffer: BufId, by: Vec<Covers>, tiles: i32 },
+}
+
+/// A product that others read: where it is, its families, and the tiles of a row of blocks.
+struct Hidden {
+    buffer: BufId,
+    /// `[shards, rows, n]`; else `[rows, n]`, the caller's.
+    in_shards: bool,
+    by: Vec<Covers>,
+    tiles: i32,
+    /// Extent along n, on the own rank.
+    depth: Expr,
 }
 
 /// Where a product goes.
@@ -51,11 +63,26 @@ enum Target {
     Slots(BufId),
 }
 
+/// The kernel's buffers and what has been made so far.
+struct Tiler<'k> {
+    kernel: &'k Kernel,
+    config: &'k Config,
+    draft: Draft,
+    params: Vec<BufId>,
+    results: Vec<BufId>,
+    sources: Vec<Source>,
+    /// Of each product that others read.
+    hidden: Vec<Option<Hidden>>,
+    /// Repacked right operands, by parameter.
+    packed: Vec<Option<Packed>>,
+}
+
 /// What the tiles of one product share.
 struct Product<'a> {
     g: &'a Gemm,
+    name: String,
     leaf: Leaf,
-    block: [i32; 2],
+    rows: Rows,
     group: i32,
     k: Expr,
     n: Expr,
@@ -70,261 +97,335 @@ struct Product<'a> {
 /// # Errors
 /// If the tile shape is not one that the leaf has.
 pub(super) fn tile(kernel: &Kernel, config: &Config) -> Result<Draft, LowerError> {
+    check(kernel, config)?;
+    let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
+    // Arguments come in the order of the program: parameters, then results.
+    let params = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
+    let results = kernel.results.iter().map(|r| draft.tensor(&r.out, Space::Out)).collect();
+    let packed = kernel.params.iter().map(|_| None).collect();
+    let (sources, hidden) = (Vec::new(), Vec::new());
+    let mut t = Tiler { kernel, config, draft, params, results, sources, hidden, packed };
+    (0..kernel.sources.len()).for_each(|s| t.source(s));
+    (0..kernel.gemms.len()).for_each(|g| t.gemm(g));
+    (0..kernel.sources.len()).for_each(|s| t.collect(s));
+    Ok(t.draft)
+}
+
+fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
     let [bm, bn, bk] = config.block;
     let wide = bm == 256 && bn > 160;
     let known = [32, 64, 96, 128, 160, 192, 256].contains(&bn);
+    let error = |what, help: &str| Err(LowerError::Config { what, help: help.into() });
     if ![128, 256].contains(&bm) || !known || wide || bk != 64 {
-        return Err(LowerError::Config {
-            what: format!("no matrix product has tiles of {bm} x {bn} x {bk}"),
-            help: "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160; a depth of 64"
-                .into(),
-        });
+        let what = format!("no matrix product has tiles of {bm} x {bn} x {bk}");
+        let help = "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160; a depth of 64";
+        return error(what, help);
     }
-    let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
-    let world = draft.world();
-    let gathered = kernel.gathered && world > 1;
-    let mut left = if gathered {
-        Left::Gathered(gather::push(&mut draft, &kernel.x, bm as i32, config))
-    } else {
-        Left::Local(draft.tensor(&kernel.x, Space::In))
-    };
-    let mut rows = all_rows(kernel, gathered, world, bm as i32);
-    // Peers first: the own rows need no link, and nobody waits for them.
-    rows.first = i32::from(rows.shards > 1);
-    let mut depth = kernel.x.clone();
-    if gathered {
-        depth.placement = Placement::Replicate;
+    if kernel.gemms.iter().any(Gemm::gated) && bn % 128 != 0 {
+        let what = format!("`swiglu` has no tiles of {bn} columns, half gates and half ups");
+        return error(what, "use 128 or 256 columns");
     }
-    // Scratch and slots are padded; the caller's rows are as they are. All products share one ring, and so one way to store.
-    let n_out = widest(&kernel.out, 1, world);
-    let whole =
-        aligned(n_out, kernel.out.dtype.size_bytes()) == n_out && even(&kernel.out, 1, world);
-    let store = if whole || kernel.reduce.is_some() { Store::Tma } else { Store::Direct };
-    let last = kernel.gemms.len() - 1;
-    for (n, g) in kernel.gemms.iter().enumerate() {
-        let b = draft.tensor(&g.b, Space::In);
-        let extras: Vec<_> = g.extras.iter().map(|x| draft.tensor(x, Space::In)).collect();
-        let target = match (n == last, kernel.reduce) {
-            (true, None) => Target::Out(draft.tensor(&kernel.out, Space::Out)),
-            (true, Some(_)) => {
-                Target::Slots(reduce::slots(&mut draft, &kernel.out, rows.per_shard))
-            }
-            (false, _) => Target::Hidden(hidden(&mut draft, g, &rows, n)),
-        };
-        let own_a = match left {
-            Left::Local(a) => pack(&mut draft, &kernel.x, a),
-            _ => None,
-        };
-        if let Some(p) = &own_a {
-            left = Left::Local(p.buffer);
-        }
-        let own_b = pack(&mut draft, &g.b, b);
-        let product = product(
-            &mut draft,
-            g,
-            &depth,
-            target,
-            own_b.as_ref().map_or(b, |p| p.buffer),
-            extras,
-            store,
-            config,
-        );
-        let by = product.tiles(&mut draft, &left, &rows, kernel.gemms.len() > 1, n);
-        for (packed, operand) in [(own_a, Operand::A), (own_b, Operand::B)] {
-            if let Some(p) = packed {
-                flow_packed(&mut draft, &p, operand, &by);
-            }
-        }
-        if let (Target::Slots(slots), Some(how)) = (target, kernel.reduce) {
-            let (block, from) = (product.block, by.clone());
-            reduce::sum(&mut draft, slots, how, &kernel.out, &rows, block, Operand::C, from);
-        }
-        if let Target::Hidden(buffer) = target {
-            left = Left::Hidden { buffer, by, tiles: product.col_blocks };
-        }
-        depth = g.out.clone();
+    let f32 = kernel.gemms.iter().any(|g| g.out.dtype == mk_abi::DType::F32);
+    if f32 && bn % 64 != 0 {
+        let what = format!("f32 results have no tiles of {bn} columns");
+        return error(what, "use a multiple of 64 columns");
     }
-    Ok(draft)
-}
-
-/// How the rows of all products are cut: by owner if they come from owners or go to owners.
-fn all_rows<'k>(kernel: &'k Kernel, gathered: bool, world: i32, height: i32) -> Rows<'k> {
-    let by_owner = world > 1 && (gathered || kernel.reduce.is_some());
-    let (of, shards) = if by_owner { (&kernel.x, world) } else { (&kernel.x, 1) };
-    let per_shard = if by_owner { shard_extent(&of.shape[0], world) } else { widest(of, 0, world) };
-    let blocks = (per_shard + height - 1) / height;
-    Rows { of, per_shard, blocks, shards, first: 0, count: shards }
+    Ok(())
 }
 
 /// The most elements of a dimension that any rank has.
-fn widest(t: &Tensor, dim: usize, world: i32) -> i32 {
+pub(super) fn widest(t: &Tensor, dim: usize, world: i32) -> i32 {
     let e = &t.shape[dim];
-    if t.placement == Placement::Shard(dim) { shard_extent(e, world) } else { e.value }
+    if t.placement == Placement::Shard(dim) { shard_extent(e, world) } else { e.capacity() }
 }
 
 /// Whether all ranks have equally many elements of a dimension.
-fn even(t: &Tensor, dim: usize, world: i32) -> bool {
+pub(super) fn even(t: &Tensor, dim: usize, world: i32) -> bool {
     t.placement != Placement::Shard(dim) || t.shape[dim].value % world == 0
 }
 
-/// Scratch between two products.
-fn hidden(draft: &mut Draft, g: &Gemm, rows: &Rows<'_>, n: usize) -> BufId {
-    let world = draft.world();
-    let cols = draft.local(&g.out, 1, Var::RANK);
-    let widest = widest(&g.out, 1, world);
-    let padded = aligned(widest, g.out.dtype.size_bytes());
-    let pitch = (padded != widest || !even(&g.out, 1, world)).then_some(Expr::Const(padded));
-    let shape = vec![rows.shards.into(), rows.per_shard.into(), cols];
-    draft.buffer(&format!("hidden{n}"), Space::Scratch, g.out.dtype, shape, pitch)
+/// Whether rows of the last dimension are what TMA takes, on every rank.
+pub(super) fn tma_rows(t: &Tensor, world: i32) -> bool {
+    let last = t.shape.len() - 1;
+    let cols = widest(t, last, world);
+    aligned(cols, t.dtype.size_bytes()) == cols && even(t, last, world)
 }
 
-/// Copies a matrix into rows that TMA can take, if its own cannot be taken on every rank.
-fn pack(draft: &mut Draft, t: &Tensor, from: BufId) -> Option<Packed> {
-    let world = draft.world();
-    let cols = widest(t, 1, world);
-    let padded = aligned(cols, t.dtype.size_bytes());
-    if padded == cols && even(t, 1, world) {
-        return None;
-    }
-    let shape: Vec<_> = (0..2).map(|d| draft.local(t, d, Var::RANK)).collect();
-    let name = format!("{}_packed", t.name);
-    let pitch = Some(Expr::Const(padded));
-    let buffer = draft.buffer(&name, Space::Scratch, t.dtype, shape.clone(), pitch);
-    let tasks = (widest(t, 0, world) + PACK_ROWS - 1) / PACK_ROWS;
-    let i = Expr::from(Var::domain(0));
-    let len = block_rows(shape[0].clone(), i.clone(), PACK_ROWS);
-    let region = vec![(i * PACK_ROWS, len), (0.into(), shape[1].clone())];
-    let by = draft.family(
-        &format!("pack.{}", t.name),
-        RoleKind::Compute,
-        Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 },
-        vec![("i", tasks.into())],
-        vec![],
-        vec![read(Operand::Src, from, region.clone()), write(Operand::Dst, buffer, region)],
-    );
-    Some(Packed { buffer, by, tasks })
-}
-
-fn flow_packed(draft: &mut Draft, p: &Packed, operand: Operand, to: &[Covers]) {
-    draft.flows.push(Flow {
-        name: if operand == Operand::A { "packed_a" } else { "packed_b" },
-        shape: vec![1.into()],
-        from: vec![Writer {
-            family: p.by,
-            operand: Operand::Dst,
-            word: vec![0.into()],
-            rank: Var::RANK.into(),
-            each: None,
-        }],
-        count: p.tasks.into(),
-        to: to
-            .iter()
-            .map(|c| Reader { family: c.family, operand, word: vec![0.into()], each: None })
-            .collect(),
-    });
-}
-
-#[expect(clippy::too_many_arguments, reason = "each is one independent fact")]
-fn product<'a>(
-    draft: &mut Draft,
-    g: &'a Gemm,
-    depth: &Tensor,
-    target: Target,
-    b: BufId,
-    extras: Vec<BufId>,
-    store: Store,
-    config: &Config,
-) -> Product<'a> {
-    let world = draft.world();
-    let [bm, bn, _] = config.block.map(|x| x as i32);
-    let n_local = widest(&g.out, 1, world);
-    Product {
-        g,
-        leaf: Leaf::MmaTile {
-            block: config.block,
-            stages: config.gemm_stages,
-            b_layout: BLayout::Kn,
-            store,
-            epilogue: g.epilogue.clone(),
-        },
-        block: [bm, bn],
-        group: config.group_rows.max(1) as i32,
-        k: draft.local(depth, 1, Var::RANK),
-        n: draft.local(&g.out, 1, Var::RANK),
-        col_blocks: (n_local + bn - 1) / bn,
-        b,
-        extras,
-        target,
-    }
-}
-
-impl Product<'_> {
-    /// All tiles: each family with the shard and block of rows that its tasks cover.
-    fn tiles(
-        &self,
-        draft: &mut Draft,
-        left: &Left,
-        rows: &Rows<'_>,
-        numbered: bool,
-        n: usize,
-    ) -> Vec<Covers> {
-        let base = if numbered { format!("gemm{n}") } else { "gemm".to_string() };
-        match left {
-            Left::Local(a) => {
-                let sharded = rows.shards > 1;
-                vec![self.family(draft, &base, rows, |r| {
-                    let at = if sharded {
-                        r.shard.clone() * rows.per_shard + r.at.clone()
-                    } else {
-                        r.at.clone()
-                    };
-                    (*a, vec![(at, r.len.clone()), (0.into(), self.k.clone())])
-                })]
+impl<'k> Tiler<'k> {
+    /// Gathers or repacks a left operand.
+    fn source(&mut self, s: usize) {
+        let kernel = self.kernel;
+        let source = kernel.sources[s];
+        let x = &kernel.params[source.param];
+        let draft = &mut self.draft;
+        let world = draft.world();
+        let height = self.config.block[0] as i32;
+        let mine = (0..kernel.gemms.len()).filter(|g| kernel.root(*g) == s);
+        let reduced = mine.clone().any(|g| kernel.reduce_of(g).is_some());
+        let gathered = source.gathered && world > 1;
+        // Rows of the product, not of the operand: a transposed one has them along its last dimension.
+        let of = match mine.clone().next() {
+            Some(g) if !source.gathered => &kernel.gemms[g].out,
+            _ => x,
+        };
+        let rows = Rows::new(draft, of, world > 1 && (gathered || reduced), height).peers_first();
+        let buffer = self.params[source.param];
+        let (left, packed, depth);
+        if gathered {
+            let pushed = gather::push(draft, x, buffer, &rows, height, self.config);
+            (left, packed, depth) = (Left::Gathered(pushed), None, draft.dim(&x.shape[1]));
+        } else {
+            let read = mine.count() > 0;
+            let by_owner = match source.transposed {
+                true => pack::columns_by_owner(draft, x, buffer, &rows),
+                false => None,
+            };
+            let dim = usize::from(!source.transposed);
+            if let Some(p) = by_owner {
+                left = Left::ByOwner(p.buffer);
+                packed = Some(p);
+            } else {
+                packed = if read { pack::matrix(draft, x, buffer) } else { None };
+                let from = packed.as_ref().map_or(buffer, |p| p.buffer);
+                left = Left::Local(from, if dim == 0 { ALayout::Km } else { ALayout::Mk });
             }
-            Left::Gathered(x) => {
-                let mut out = Vec::new();
-                if !x.own_rows {
-                    let own = Rows { first: 0, count: 1, ..*rows };
-                    out.push(self.family(draft, &format!("{base}.own"), &own, |r| {
-                        (x.shard, vec![(r.at.clone(), r.len.clone()), (0.into(), self.k.clone())])
-                    }));
+            depth = if source.gathered {
+                draft.dim(&x.shape[1])
+            } else {
+                draft.local(x, dim, Var::RANK)
+            };
+        }
+        self.sources.push(Source { rows, left, packed, depth });
+    }
+
+    /// All tiles of one product, and what becomes of them.
+    fn gemm(&mut self, n: usize) {
+        let kernel = self.kernel;
+        let g = &kernel.gemms[n];
+        let rows = self.sources[kernel.root(n)].rows.clone();
+        let reduce = kernel.reduce_of(n);
+        let result = kernel.result_of(Made::Gemm(n));
+        let readers = kernel.readers(n);
+        let world = self.draft.world();
+        let own_b = self.right(g.b);
+        let target = match (reduce, result) {
+            (Some((r, _)), _) => {
+                Target::Slots(reduce::slots(&mut self.draft, &kernel.results[r].out, &rows))
+            }
+            // The next product reads the caller's rows, if TMA can.
+            (None, Some(r)) if !readers || tma_rows(&g.out, world) => Target::Out(self.results[r]),
+            (None, _) => Target::Hidden(self.scratch(g, &rows, n)),
+        };
+        let product = self.product(n, rows.clone(), target, own_b);
+        let by = self.tiles(&product);
+        let packed = match g.left {
+            Made::Source(s) => self.sources[s].packed.clone(),
+            Made::Gemm(_) => None,
+        };
+        for (p, operand) in [(packed, Operand::A), (self.packed[g.b].clone(), Operand::B)] {
+            if let Some(p) = p {
+                pack::flow(&mut self.draft, &p, operand, &by);
+            }
+        }
+        let Product { leaf, col_blocks, n: depth, .. } = product;
+        let block = [self.config.block[0] as i32, leaf.out_columns() as i32];
+        match (target, reduce) {
+            (Target::Slots(slots), Some((r, how))) => {
+                self.sum(slots, r, how, &rows, block, by.clone());
+            }
+            (Target::Hidden(buffer), _) | (Target::Out(buffer), _) if readers => {
+                let in_shards = matches!(target, Target::Hidden(_));
+                let hidden = Hidden { buffer, in_shards, by, tiles: col_blocks, depth };
+                if let (true, Some(r)) = (in_shards, result) {
+                    self.copy_out(&hidden, &g.out, self.results[r], &rows);
                 }
-                let count = if x.own_rows { rows.shards } else { rows.shards - 1 };
-                let theirs = Rows { first: 1, count, ..*rows };
-                let name = if x.own_rows { base } else { format!("{base}.peers") };
-                let covers = self.family(draft, &name, &theirs, |r| (x.all, self.in_shards(r)));
-                gather::flow(draft, x, Operand::A, covers.clone());
-                out.push(covers);
-                out
+                self.hidden.push(Some(hidden));
+                return;
             }
-            Left::Hidden { buffer, by, tiles } => {
-                let covers = self.family(draft, &base, rows, |r| (*buffer, self.in_shards(r)));
-                let writer = |c: &Covers| Writer {
-                    family: c.family,
-                    operand: Operand::C,
-                    word: vec![c.shard.clone(), c.block.clone()],
-                    rank: Var::RANK.into(),
-                    each: None,
-                };
-                draft.flows.push(Flow {
-                    name: "hidden",
-                    shape: vec![rows.shards.into(), rows.blocks.into()],
-                    from: by.iter().map(writer).collect(),
-                    count: (*tiles).into(),
-                    to: vec![Reader {
-                        family: covers.family,
-                        operand: Operand::A,
-                        word: vec![covers.shard.clone(), covers.block.clone()],
-                        each: None,
-                    }],
+            _ => {}
+        }
+        self.hidden.push(None);
+    }
+
+    fn sum(
+        &mut self,
+        slots: BufId,
+        r: usize,
+        how: Reduce,
+        rows: &Rows,
+        block: [i32; 2],
+        by: Vec<Covers>,
+    ) {
+        let out = &self.kernel.results[r].out;
+        let result = self.results[r];
+        reduce::sum(&mut self.draft, slots, result, how, out, rows, block, Operand::C, by);
+    }
+
+    /// A right operand, repacked once if it must be.
+    fn right(&mut self, b: usize) -> BufId {
+        if self.packed[b].is_none() {
+            self.packed[b] = pack::matrix(&mut self.draft, &self.kernel.params[b], self.params[b]);
+        }
+        self.packed[b].as_ref().map_or(self.params[b], |p| p.buffer)
+    }
+
+    /// Scratch between two products.
+    fn scratch(&mut self, g: &Gemm, rows: &Rows, n: usize) -> BufId {
+        let world = self.draft.world();
+        let cols = self.draft.local(&g.out, 1, Var::RANK);
+        let padded = aligned(widest(&g.out, 1, world), g.out.dtype.size_bytes());
+        let pitch = (!tma_rows(&g.out, world)).then_some(Expr::Const(padded));
+        let shape = vec![rows.shards.into(), rows.capacity.into(), cols];
+        self.draft.buffer(&format!("hidden{n}"), Space::Scratch, g.out.dtype, shape, pitch)
+    }
+
+    fn product(&mut self, n: usize, rows: Rows, target: Target, b: BufId) -> Product<'k> {
+        let g = &self.kernel.gemms[n];
+        let world = self.draft.world();
+        let a_layout = match g.left {
+            Made::Source(s) => match self.sources[s].left {
+                Left::Local(_, layout) => layout,
+                Left::ByOwner(_) => ALayout::Km,
+                Left::Gathered(_) => ALayout::Mk,
+            },
+            Made::Gemm(_) => ALayout::Mk,
+        };
+        // Scratch and slots are padded; the caller's rows are as they are.
+        let direct = matches!(target, Target::Out(_)) && !tma_rows(&g.out, world);
+        let leaf = Leaf::MmaTile {
+            block: self.config.block,
+            stages: self.config.gemm_stages,
+            a_layout,
+            b_layout: if g.b_transposed { BLayout::Nk } else { BLayout::Kn },
+            store: if direct { Store::Direct } else { Store::Tma },
+            epilogue: g.epilogue.clone(),
+        };
+        let columns = leaf.out_columns() as i32;
+        let k = match g.left {
+            Made::Source(s) => self.sources[s].depth.clone(),
+            Made::Gemm(i) => self.hidden[i].as_ref().map_or(0.into(), |h| h.depth.clone()),
+        };
+        Product {
+            g,
+            name: if self.kernel.gemms.len() > 1 { format!("gemm{n}") } else { "gemm".into() },
+            leaf,
+            rows,
+            group: self.config.group_rows.max(1) as i32,
+            k,
+            n: self.draft.local(&g.out, 1, Var::RANK),
+            col_blocks: (widest(&g.out, 1, world) + columns - 1) / columns,
+            b,
+            extras: g.extras.iter().map(|x| self.params[*x]).collect(),
+            target,
+        }
+    }
+
+    /// All tiles: each family with the shard and block of rows that its tasks cover.
+    fn tiles(&mut self, p: &Product<'_>) -> Vec<Covers> {
+        let draft = &mut self.draft;
+        match p.g.left {
+            Made::Source(s) => match &self.sources[s].left {
+                Left::Local(a, layout) => vec![p.family(draft, &p.name, &p.rows, |r| {
+                    let (row, k) =
+                        ((p.rows.global(r), r.len.clone()), (Expr::Const(0), p.k.clone()));
+                    (*a, if *layout == ALayout::Mk { vec![row, k] } else { vec![k, row] })
+                })],
+                Left::ByOwner(a) => vec![p.family(draft, &p.name, &p.rows, |r| {
+                    let k = (Expr::Const(0), p.k.clone());
+                    (*a, vec![k, (r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone())])
+                })],
+                Left::Gathered(x) => {
+                    let mut out = Vec::new();
+                    if !x.own_rows {
+                        let name = format!("{}.own", p.name);
+                        out.push(p.family(draft, &name, &p.rows.own(), |r| {
+                            let row = (r.at.clone(), r.len.clone());
+                            (x.shard, vec![row, (0.into(), p.k.clone())])
+                        }));
+                    }
+                    let name =
+                        if x.own_rows { p.name.clone() } else { format!("{}.peers", p.name) };
+                    let count = if x.own_rows { p.rows.shards } else { p.rows.shards - 1 };
+                    let theirs = Rows { first: 1, count, ..p.rows.clone() };
+                    let covers = p.family(draft, &name, &theirs, |r| (x.all, p.in_shards(r)));
+                    gather::flow(draft, x, Operand::A, covers.clone());
+                    out.push(covers);
+                    out
+                }
+            },
+            Made::Gemm(i) => {
+                let Some(h) = &self.hidden[i] else { return Vec::new() };
+                let covers = p.family(draft, &p.name, &p.rows, |r| {
+                    let rows = if h.in_shards {
+                        p.in_shards(r)
+                    } else {
+                        vec![(p.rows.global(r), r.len.clone()), (0.into(), p.k.clone())]
+                    };
+                    (h.buffer, rows)
                 });
+                hand_over(draft, h, &p.rows, Operand::A, covers.clone());
                 vec![covers]
             }
         }
     }
 
+    /// A product in scratch that the caller wants, too.
+    fn copy_out(&mut self, h: &Hidden, out: &Tensor, result: BufId, rows: &Rows) {
+        let height = self.config.block[0] as i32;
+        let r = rows.block(&mut self.draft, height);
+        let cols = (Expr::Const(0), self.draft.local(out, 1, Var::RANK));
+        let from = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), cols.clone()];
+        let src = read(Operand::Src, h.buffer, from);
+        let dst = write(Operand::Dst, result, vec![(rows.global(&r), r.len.clone()), cols]);
+        let mut domain = rows.domain(1);
+        domain.pop();
+        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+        let name = format!("save.{}", out.name);
+        let copy =
+            self.draft.family(&name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
+        let covers = Covers { family: copy, shard: r.shard, block: r.block };
+        hand_over(&mut self.draft, h, rows, Operand::Src, covers);
+    }
+
+    /// A gathered operand that is a result.
+    fn collect(&mut self, s: usize) {
+        let Some(r) = self.kernel.result_of(Made::Source(s)) else { return };
+        let Source { rows, left, .. } = &self.sources[s];
+        let gathered = match left {
+            Left::Gathered(g) => Some(g),
+            Left::Local(..) | Left::ByOwner(_) => None,
+        };
+        let param = self.kernel.sources[s].param;
+        let (x, shard) = (&self.kernel.params[param], self.params[param]);
+        // Through registers: the bulk ring would not fit beside that of the products.
+        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+        let height = self.config.block[0] as i32;
+        let out = self.results[r];
+        gather::collect(&mut self.draft, x, shard, gathered, out, rows, &leaf, height);
+    }
+}
+
+/// Hands blocks of a product's rows to a family that reads them.
+fn hand_over(draft: &mut Draft, h: &Hidden, rows: &Rows, operand: Operand, to: Covers) {
+    let writer = |c: &Covers| Writer {
+        family: c.family,
+        operand: Operand::C,
+        word: vec![c.shard.clone(), c.block.clone()],
+        rank: Var::RANK.into(),
+        each: None,
+    };
+    draft.hand_over(Flow {
+        name: "hidden",
+        shape: vec![rows.shards.into(), rows.blocks.into()],
+        from: h.by.iter().map(writer).collect(),
+        count: h.tiles.into(),
+        to: vec![Reader { family: to.family, operand, word: vec![to.shard, to.block], each: None }],
+    });
+}
+
+impl Product<'_> {
     /// A block of rows in `[shards, rows, k]`.
-    fn in_shards(&self, r: &super::rows::RowBlock) -> Vec<(Expr, Expr)> {
+    fn in_shards(&self, r: &RowBlock) -> Vec<(Expr, Expr)> {
         vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), (0.into(), self.k.clone())]
     }
 
@@ -332,47 +433,45 @@ impl Product<'_> {
         &self,
         draft: &mut Draft,
         name: &str,
-        rows: &Rows<'_>,
-        a: impl Fn(&super::rows::RowBlock) -> (BufId, Vec<(Expr, Expr)>),
+        rows: &Rows,
+        a: impl Fn(&RowBlock) -> (BufId, Vec<(Expr, Expr)>),
     ) -> Covers {
-        let r = rows.block(draft, self.block[0]);
+        let Leaf::MmaTile { block, b_layout, epilogue, .. } = &self.leaf else {
+            return Covers { family: crate::ir::Entity::new(0), shard: 0.into(), block: 0.into() };
+        };
+        let width = self.leaf.out_columns() as i32;
+        let r = rows.block(draft, block[0] as i32);
         let (buffer, region) = a(&r);
         let j = rows.column();
-        let col = j.clone() * self.block[1];
-        let cols = block_rows(self.n.clone(), j, self.block[1]);
-        let mut accesses = vec![
-            read(Operand::A, buffer, region),
-            read(Operand::B, self.b, vec![(0.into(), self.k.clone()), (col.clone(), cols.clone())]),
-        ];
-        let row = if rows.shards > 1 {
-            r.shard.clone() * rows.per_shard + r.at.clone()
-        } else {
-            r.at.clone()
+        let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
+        let depth = (Expr::Const(0), self.k.clone());
+        let mut b = match b_layout {
+            BLayout::Kn => vec![depth, cols.clone()],
+            BLayout::Nk => vec![cols.clone(), depth],
         };
-        let reading = self.g.epilogue.iter().filter(|e| e.has_operand());
+        if self.g.gated() {
+            b.insert(1, (0.into(), 2.into()));
+        }
+        let mut accesses = vec![read(Operand::A, buffer, region), read(Operand::B, self.b, b)];
+        let row = rows.global(&r);
+        let reading = epilogue.iter().filter(|e| e.has_operand());
         for ((op, buffer), operand) in reading.zip(&self.extras).zip(EXTRAS) {
-            let mut region = vec![(col.clone(), cols.clone())];
+            let mut region = vec![cols.clone()];
             if *op != EpilogueOp::Bias {
                 region.insert(0, (row.clone(), r.len.clone()));
             }
             // Read by the consumers once the tile is computed.
             accesses.push(Access { at: Point::End, ..read(operand, *buffer, region) });
         }
-        let (len, columns) = (r.len.clone(), (col, cols));
+        let here = (r.at.clone(), r.len.clone());
         accesses.push(match self.target {
-            Target::Out(out) => write(Operand::C, out, vec![(row, len), columns]),
-            Target::Hidden(h) => write(
-                Operand::C,
-                h,
-                vec![(r.shard.clone(), 1.into()), (r.at.clone(), len), columns],
-            ),
+            Target::Out(out) => write(Operand::C, out, vec![(row, r.len.clone()), cols]),
+            Target::Hidden(h) => {
+                write(Operand::C, h, vec![(r.shard.clone(), 1.into()), here, cols])
+            }
             Target::Slots(slots) => Access {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
-                ..write(
-                    Operand::C,
-                    slots,
-                    vec![(Var::RANK.into(), 1.into()), (r.at.clone(), len), columns],
-                )
+                ..write(Operand::C, slots, vec![(Var::RANK.into(), 1.into()), here, cols])
             },
         });
         let domain = rows.domain(self.col_blocks);

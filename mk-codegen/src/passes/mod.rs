@@ -4,6 +4,7 @@ mod draft;
 mod fuse;
 mod gather;
 mod gemm;
+mod pack;
 mod reduce;
 mod roles;
 mod rows;
@@ -105,10 +106,10 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     let kernel = select::kernel(&graph, config)?;
-    let mut draft = match (kernel.gemms.is_empty(), kernel.reduce) {
+    let mut draft = match (kernel.gemms.is_empty(), kernel.results[0].reduce) {
         (false, _) => gemm::tile(&kernel, config)?,
-        (true, Some(how)) => reduce::alone(&kernel, how, config)?,
-        (true, None) => gather::alone(&kernel, config)?,
+        (true, Some(how)) => reduce::alone(&kernel, how, config),
+        (true, None) => gather::alone(&kernel, config),
     };
     signals::insert(&mut draft);
     let plan = roles::assign(draft, config)?;
@@ -116,7 +117,8 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     Ok(plan)
 }
 
-/// [`lower`], then [`valid::verify`]: what a kernel may be made from.
+/// [`lower`], then [`valid::verify`]: what a kernel may be made from. A plan with a run-time dimension is verified at its
+/// bound, at 1, and at the values around whole blocks and equal shards.
 ///
 /// # Errors
 /// As [`lower`]; a plan that does not verify is an error of the compiler itself.
@@ -127,7 +129,29 @@ pub fn compile(
 ) -> Result<(Plan, valid::Proof), LowerError> {
     let plan = lower(program, bound, config)?;
     let proof = valid::verify(&plan).map_err(LowerError::Verify)?;
+    if let Some((dim, max)) = plan.runtime_dim() {
+        for value in runtime_samples(max, config) {
+            valid::verify(&plan.at(dim, value)).map_err(LowerError::Verify)?;
+        }
+    }
     Ok((plan, proof))
+}
+
+/// Values of a run-time dimension at which a plan is verified, beside its bound.
+///
+/// A plan has the same tasks, waits and posts for every value; the value decides how many rows each task covers. Which
+/// accesses overlap changes only where a block of rows becomes empty or a shard comes short, so these are values on both
+/// sides of such places. Any other can be verified with [`Plan::at`].
+fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
+    let (world, block) = (config.ranks as i32, config.block[0] as i32);
+    let mut out = vec![max / 2 + 1];
+    for corner in [1, world, block, block * world, max / block * block] {
+        out.extend([corner - 1, corner, corner + 1]);
+    }
+    out.retain(|v| (1..max).contains(v));
+    out.sort_unstable();
+    out.dedup();
+    out
 }
 
 /// Names of the roles that [`Config::sms`] can set.

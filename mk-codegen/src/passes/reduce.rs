@@ -7,19 +7,19 @@
 //! Deterministic: the sum is in f32, in rank order, rounded once. Parts are rounded to the slot's dtype on the way.
 
 use super::{
-    Config, LowerError,
-    draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
+    Config,
+    draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, peer_at},
     rows::Rows,
     select::{Kernel, Reduce, Tensor},
 };
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
 
-/// The slots of a result's rows, `rows` of them in a full shard.
-pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: i32) -> BufId {
+/// The slots of a result's rows.
+pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let shape = vec![world.into(), rows.into(), n];
+    let shape = vec![world.into(), rows.capacity.into(), n];
     draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out))
 }
 
@@ -29,15 +29,16 @@ fn pitch(out: &Tensor) -> Option<Expr> {
     (padded != n).then_some(Expr::Const(padded))
 }
 
-/// Adds the sum of `slots`, in tiles of `block` rows and columns. Tasks of `from` write them through `operand`; their last
-/// loop variable is the column block.
+/// Adds the sum of `slots` to `result`, in tiles of `block` rows and columns. Tasks of `from` write the slots through
+/// `operand`; their last loop variable is the column block.
 #[expect(clippy::too_many_arguments, reason = "each is one independent fact")]
 pub(super) fn sum(
     draft: &mut Draft,
     slots: BufId,
+    result: BufId,
     how: Reduce,
     out: &Tensor,
-    rows: &Rows<'_>,
+    rows: &Rows,
     block: [i32; 2],
     operand: Operand,
     from: Vec<Covers>,
@@ -45,8 +46,7 @@ pub(super) fn sum(
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let col_blocks = (out.shape[1].value + block[1] - 1) / block[1];
-    let result = draft.tensor(out, Space::Out);
-    let own = Rows { first: 0, count: 1, ..*rows };
+    let own = rows.own();
     let r = own.block(draft, block[0]);
     let j = own.column();
     let columns = (j.clone() * block[1], block_rows(n.clone(), j.clone(), block[1]));
@@ -60,13 +60,16 @@ pub(super) fn sum(
             vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()],
         )
     };
-    let first =
-        if how == Reduce::All { Expr::from(Var::RANK) * rows.per_shard } else { Expr::Const(0) };
+    let first = if how == Reduce::All {
+        Expr::from(Var::RANK) * rows.per_shard.clone()
+    } else {
+        Expr::Const(0)
+    };
     let region = vec![(first + r.at.clone(), r.len.clone()), columns.clone()];
     let mut accesses = vec![src, write(Operand::Dst, result, region)];
     let all = how == Reduce::All && world > 1;
     let sums = all.then(|| {
-        let shape = vec![rows.per_shard.into(), n.clone()];
+        let shape = vec![rows.capacity.into(), n.clone()];
         draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out))
     });
     if let Some(sums) = sums {
@@ -110,19 +113,19 @@ fn spread(
     result: BufId,
     reduce: FamId,
     out: &Tensor,
-    rows: &Rows<'_>,
+    rows: &Rows,
     [height, col_blocks]: [i32; 2],
 ) {
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let theirs = Rows { first: 1, count: world - 1, ..*rows };
+    let theirs = rows.peers();
     let r = theirs.block(draft, height);
     let cols = (Expr::Const(0), n);
     let src = Access {
         rank: r.shard.clone(),
         ..read(Operand::Src, sums, vec![(r.at.clone(), r.len.clone()), cols.clone()])
     };
-    let to = (r.shard.clone() * rows.per_shard + r.at.clone(), r.len.clone());
+    let to = (theirs.global(&r), r.len.clone());
     let dst = write(Operand::Dst, result, vec![to, cols]);
     let mut domain = theirs.domain(1);
     domain.pop();
@@ -152,27 +155,21 @@ fn spread(
 }
 
 /// A reduction that is the whole pipeline: each rank copies its summands to their owners.
-///
-/// # Errors
-/// None so far.
-pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Result<Draft, LowerError> {
+pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     const BLOCK: [i32; 2] = [128, 256];
     let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
     let world = draft.world();
-    let x = &kernel.x;
-    let per_shard = shard_extent(&x.shape[0], world);
-    let blocks = (per_shard + BLOCK[0] - 1) / BLOCK[0];
-    let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
-    let rows =
-        Rows { of: x, per_shard, blocks, shards: world, first: i32::from(world > 1), count: world };
+    let (x, out) = (&kernel.params[kernel.sources[0].param], &kernel.results[0].out);
     let from = draft.tensor(x, Space::In);
-    let to = slots(&mut draft, &kernel.out, per_shard);
+    let result = draft.tensor(out, Space::Out);
+    let rows = Rows::new(&mut draft, x, true, BLOCK[0]).peers_first();
+    let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
+    let to = slots(&mut draft, out, &rows);
     let n = draft.dim(&x.shape[1]);
     let r = rows.block(&mut draft, BLOCK[0]);
     let j = rows.column();
     let columns = (j.clone() * BLOCK[1], block_rows(n, j, BLOCK[1]));
-    let row = r.shard.clone() * per_shard + r.at.clone();
-    let src = read(Operand::Src, from, vec![(row, r.len.clone()), columns.clone()]);
+    let src = read(Operand::Src, from, vec![(rows.global(&r), r.len.clone()), columns.clone()]);
     let dst = Access {
         rank: if world > 1 { r.shard.clone() } else { Var::RANK.into() },
         ..write(
@@ -185,6 +182,6 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Result<Dra
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
     let from = vec![Covers { family: push, shard: r.shard, block: r.block }];
-    sum(&mut draft, to, how, &kernel.out, &rows, BLOCK, Operand::Dst, from);
-    Ok(draft)
+    sum(&mut draft, to, result, how, out, &rows, BLOCK, Operand::Dst, from);
+    draft
 }

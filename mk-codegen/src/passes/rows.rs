@@ -1,20 +1,24 @@
 //! Blocks of rows: how the rows of a result are cut, and in which order they are walked.
 
 use super::{
-    draft::Draft,
+    draft::{Draft, shard_extent},
     gather::{block_rows, peer_at},
     select::Tensor,
 };
 use crate::ir::{Expr, Var};
+use mk_syntax::Placement;
 
 /// The rows that a family's tiles cover.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'t> {
+#[derive(Clone)]
+pub(super) struct Rows {
     /// The tensor whose dimension 0 is cut into shards: rows of shard `q` are its rows on rank `q`.
-    pub of: &'t Tensor,
+    pub of: Tensor,
     /// Rows of a full shard, or of the whole where there is one shard.
-    pub per_shard: i32,
-    /// Blocks of a full shard.
+    pub per_shard: Expr,
+    /// The most that `per_shard` can be.
+    pub capacity: i32,
+    /// Blocks of `capacity` rows. Tasks of blocks that a launch does not fill are there all the same, and raise their
+    /// signals: words must count up by the same amount in every launch.
     pub blocks: i32,
     /// Shards that exist; 1 means that rows are not cut by rank.
     pub shards: i32,
@@ -35,7 +39,37 @@ pub(super) struct RowBlock {
     pub len: Expr,
 }
 
-impl Rows<'_> {
+impl Rows {
+    /// The rows of `of` in blocks of `height`, by owner or as the own rank has them.
+    pub fn new(draft: &mut Draft, of: &Tensor, by_owner: bool, height: i32) -> Rows {
+        let world = draft.world();
+        let e = &of.shape[0];
+        let shards = if by_owner { world } else { 1 };
+        let sharded = of.placement == Placement::Shard(0);
+        let (per_shard, capacity) = if by_owner || sharded {
+            (draft.part(e), shard_extent(e, world))
+        } else {
+            (draft.dim(e), e.capacity())
+        };
+        let blocks = (capacity + height - 1) / height;
+        Rows { of: of.clone(), per_shard, capacity, blocks, shards, first: 0, count: shards }
+    }
+
+    /// Peers first, the own rows last: those need no link, and nobody waits for them.
+    pub fn peers_first(self) -> Rows {
+        Rows { first: i32::from(self.shards > 1), ..self }
+    }
+
+    /// The rows of the own shard.
+    pub fn own(&self) -> Rows {
+        Rows { first: 0, count: 1, ..self.clone() }
+    }
+
+    /// The rows of all shards but the own.
+    pub fn peers(&self) -> Rows {
+        Rows { first: 1, count: self.shards - 1, ..self.clone() }
+    }
+
     /// Loop variables: block, shard (if there are several), column block.
     pub fn domain(&self, col_blocks: i32) -> Vec<(&'static str, Expr)> {
         let mut domain = vec![("i", self.blocks.into())];
@@ -64,12 +98,21 @@ impl Rows<'_> {
             peer_at(Expr::Const(self.first), self.shards)
         };
         let rows = if self.shards == 1 {
-            draft.local(self.of, 0, Var::RANK)
+            draft.local(&self.of, 0, Var::RANK)
         } else {
             draft.shard(&self.of.shape[0], shard.clone())
         };
         let len = block_rows(rows, i.clone(), height);
         RowBlock { shard, block: i.clone(), at: i * height, len }
+    }
+
+    /// The first row of a task in all rows of the result.
+    pub fn global(&self, r: &RowBlock) -> Expr {
+        if self.shards > 1 {
+            r.shard.clone() * self.per_shard.clone() + r.at.clone()
+        } else {
+            r.at.clone()
+        }
     }
 
     /// Order of tiles: groups of `group` row blocks, column by column, so that both operands stay in L2. Row blocks of all

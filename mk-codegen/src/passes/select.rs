@@ -1,7 +1,8 @@
 //! Recognises what one kernel can be made of.
 //!
-//! Assumes fused epilogues. Leaves a [`Kernel`]: an optional gather, matrix products one after the other, an optional
-//! reduction; or a collective alone. Everything else is refused by name, with what works instead.
+//! Assumes fused epilogues. Leaves a [`Kernel`]: left operands from the caller, gathered or not; matrix products, each of
+//! a left operand or of a product before it; results, each a product (summed over ranks or not) or a gathered operand; or
+//! one collective alone. Everything else is refused by name, with what works instead.
 
 use super::{Config, LowerError};
 use crate::graph::{Extent, Kind, OpGraph, Value};
@@ -14,16 +15,18 @@ use petgraph::stable_graph::NodeIndex;
 pub(super) struct Kernel {
     pub name: String,
     pub axis: String,
-    /// `x` is sharded by rows and gathered first.
-    pub gathered: bool,
-    /// The caller's first operand: left matrix, or what a collective alone works on.
-    pub x: Tensor,
-    /// Matrix products; each multiplies the result of the one before, the first `x`.
+    /// What the caller gives, in the order of the program.
+    pub params: Vec<Tensor>,
+    /// Left operands that no product makes.
+    pub sources: Vec<Source>,
+    /// Matrix products; each after those that it reads.
     pub gemms: Vec<Gemm>,
-    /// The result is summed over ranks.
-    pub reduce: Option<Reduce>,
-    pub out: Tensor,
+    /// What the caller gets, in the order of the program.
+    pub results: Vec<Outcome>,
 }
+
+/// An index into [`Kernel::params`].
+pub(super) type Param = usize;
 
 /// Where the sums go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +37,7 @@ pub(super) enum Reduce {
     All,
 }
 
-/// A caller's tensor, or a result.
+/// A caller's tensor, or a result: as it lies in memory.
 #[derive(Clone)]
 pub(super) struct Tensor {
     pub name: String,
@@ -44,21 +47,83 @@ pub(super) struct Tensor {
     pub placement: Placement,
 }
 
+/// A parameter as an operand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Source {
+    pub param: Param,
+    /// Sharded by rows, and gathered.
+    pub gathered: bool,
+    pub transposed: bool,
+}
+
+/// A value that tasks read or results are made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Made {
+    Source(usize),
+    Gemm(usize),
+}
+
 /// One product with its elementwise tail.
 pub(super) struct Gemm {
-    pub b: Tensor,
+    pub left: Made,
+    pub b: Param,
+    pub b_transposed: bool,
+    /// After the tail.
     pub out: Tensor,
     pub epilogue: Vec<EpilogueOp>,
     /// Operands of the epilogue, in order.
-    pub extras: Vec<Tensor>,
+    pub extras: Vec<Param>,
 }
 
-fn unsupported(op: &str, why: impl Into<String>, help: &str) -> LowerError {
+impl Gemm {
+    /// Whether columns of `b` come in pairs of gate and up.
+    pub fn gated(&self) -> bool {
+        self.epilogue.first() == Some(&EpilogueOp::Swiglu)
+    }
+}
+
+/// One result.
+pub(super) struct Outcome {
+    pub of: Made,
+    pub reduce: Option<Reduce>,
+    pub out: Tensor,
+}
+
+impl Kernel {
+    /// The left operand at the head of the chain that a product ends.
+    pub fn root(&self, mut gemm: usize) -> usize {
+        loop {
+            match self.gemms[gemm].left {
+                Made::Source(s) => return s,
+                Made::Gemm(g) => gemm = g,
+            }
+        }
+    }
+
+    /// The sum over ranks that a product ends in.
+    pub fn reduce_of(&self, gemm: usize) -> Option<(usize, Reduce)> {
+        let found =
+            self.results.iter().position(|r| r.of == Made::Gemm(gemm) && r.reduce.is_some());
+        found.and_then(|i| self.results[i].reduce.map(|how| (i, how)))
+    }
+
+    /// The result that a value is, unsummed.
+    pub fn result_of(&self, value: Made) -> Option<usize> {
+        self.results.iter().position(|r| r.of == value && r.reduce.is_none())
+    }
+
+    /// Products that read a product.
+    pub fn readers(&self, gemm: usize) -> bool {
+        self.gemms.iter().any(|g| g.left == Made::Gemm(gemm))
+    }
+}
+
+pub(super) fn unsupported(op: &str, why: impl Into<String>, help: &str) -> LowerError {
     LowerError::Unsupported { op: op.into(), why: why.into(), help: help.into() }
 }
 
-const CATALOGUE: &str = "one kernel holds an optional `gather`, matrix products with elementwise operations after each, \
-                         and an optional `reduce_scatter` or `all_reduce`";
+const CATALOGUE: &str = "one kernel holds gathers of parameters, matrix products with elementwise operations after each, \
+                         and `reduce_scatter` or `all_reduce` of products as results";
 
 /// Runs the pass.
 ///
@@ -69,53 +134,154 @@ pub(super) fn kernel(g: &OpGraph, config: &Config) -> Result<Kernel, LowerError>
         let why = format!("the mesh has the axes {}", g.axes.join(", "));
         return Err(unsupported("mesh", why, "use one axis"));
     };
-    let [result] = g.results.as_slice() else {
-        return Err(unsupported("pipeline", "it has several results", "return one value"));
+    let mut builder = Builder { g, params: Vec::new(), sources: Vec::new(), gemms: Vec::new() };
+    builder.params = g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::Param).collect();
+    let mut results: Vec<Outcome> = Vec::new();
+    for (node, name) in g.results.iter().zip(&g.result_names) {
+        let (reduce, of) = reduction(g, *node)?;
+        let of = builder.made(of)?;
+        let out = Tensor { name: name.clone(), ..tensor(&g.graph[*node]) };
+        results.push(Outcome { of, reduce, out });
+    }
+    let Builder { params, sources, gemms, .. } = builder;
+    let gemms = gemms.into_iter().map(|(_, gemm)| gemm).collect();
+    let kernel = Kernel {
+        name: g.name.clone(),
+        axis: axis.clone(),
+        params: params.iter().map(|n| tensor(&g.graph[*n])).collect(),
+        sources,
+        gemms,
+        results,
     };
-    let out = Tensor { name: "out".into(), ..tensor(&g.graph[*result]) };
-    let (reduce, mut at) = reduction(g, *result)?;
-    let mut gemms = Vec::new();
-    while let Kind::Gemm { epilogue } = &g.graph[at].kind {
-        let (gemm, left) = product(g, at, epilogue)?;
-        gemms.push(gemm);
-        at = left;
-    }
-    gemms.reverse();
-    let (gathered, x) = match &g.graph[at].kind {
-        Kind::Gather { dim } => (true, gathered(g, at, *dim)?),
-        Kind::Param => (false, tensor(&g.graph[at])),
-        Kind::Elementwise(_) => {
-            return Err(unsupported(&g.graph[at].name, "no matrix product precedes it", CATALOGUE));
-        }
-        _ => {
-            return Err(unsupported(
-                &g.graph[at].name,
-                "it is not the first or last operation",
-                CATALOGUE,
-            ));
-        }
-    };
-    if !gathered && gemms.is_empty() && reduce.is_none() {
-        return Err(unsupported(&x.name, "it is returned as it came", CATALOGUE));
-    }
-    if gathered && gemms.is_empty() && reduce.is_some() {
-        return Err(unsupported(
-            "gather",
-            "nothing is computed between the collectives",
-            CATALOGUE,
-        ));
-    }
-    let params = g.graph.node_weights().filter(|v| v.kind == Kind::Param).count();
-    if params != 1 + gemms.iter().map(|g| 1 + g.extras.len()).sum::<usize>() {
-        return Err(unsupported("pipeline", "a parameter is used twice or not at all", CATALOGUE));
-    }
-    let kernel =
-        Kernel { name: g.name.clone(), axis: axis.clone(), gathered, x, gemms, reduce, out };
-    check(&kernel, config)?;
+    check(&kernel, g, config)?;
     Ok(kernel)
 }
 
-/// The reduction that ends the pipeline, and the value that it reduces.
+/// Collects sources and products, operands before their readers.
+struct Builder<'g> {
+    g: &'g OpGraph,
+    params: Vec<NodeIndex>,
+    sources: Vec<Source>,
+    gemms: Vec<(NodeIndex, Gemm)>,
+}
+
+impl Builder<'_> {
+    fn made(&mut self, node: NodeIndex) -> Result<Made, LowerError> {
+        if let Some(i) = self.gemms.iter().position(|(n, _)| *n == node) {
+            return Ok(Made::Gemm(i));
+        }
+        // Chains are as long as the user wrote them, so this is a loop: products down to the first known value.
+        let mut chain = vec![node];
+        let mut left = loop {
+            let at = chain[chain.len() - 1];
+            let Kind::Gemm { .. } = &self.g.graph[at].kind else {
+                chain.pop();
+                let transposed = chain.last().is_some_and(|by| self.turns_left(*by));
+                break Made::Source(self.source(at, transposed)?);
+            };
+            let Some(next) = self.g.operands(at).first().copied() else {
+                return Err(unsupported("gemm", "it has fewer than two operands", CATALOGUE));
+            };
+            if let Some(i) = self.gemms.iter().position(|(n, _)| *n == next) {
+                break Made::Gemm(i);
+            }
+            chain.push(next);
+        };
+        while let Some(at) = chain.pop() {
+            let gemm = self.product(at, left)?;
+            self.gemms.push((at, gemm));
+            left = Made::Gemm(self.gemms.len() - 1);
+        }
+        Ok(left)
+    }
+
+    fn turns_left(&self, gemm: NodeIndex) -> bool {
+        matches!(self.g.graph[gemm].kind, Kind::Gemm { a_transposed: true, .. })
+    }
+
+    fn source(&mut self, node: NodeIndex, transposed: bool) -> Result<usize, LowerError> {
+        let value = &self.g.graph[node];
+        let source = match &value.kind {
+            Kind::Gather { dim } => {
+                let operands = self.g.operands(node);
+                let param =
+                    operands.first().copied().filter(|n| self.g.graph[*n].kind == Kind::Param);
+                let Some(param) = param else {
+                    let why = "it does not gather a parameter as it lies in memory";
+                    return Err(unsupported("gather", why, CATALOGUE));
+                };
+                if *dim != 0 || value.shape.len() != 2 {
+                    let why = "it does not gather the rows of a matrix";
+                    return Err(unsupported("gather", why, "use `[M, K] @ shard(0)`"));
+                }
+                if transposed {
+                    let why = "its left operand is the result of `gather`, transposed";
+                    return Err(unsupported("gemm", why, CATALOGUE));
+                }
+                Source { param: self.param(param, "gather")?, gathered: true, transposed }
+            }
+            Kind::Param => Source { param: self.param(node, "gemm")?, gathered: false, transposed },
+            Kind::Elementwise(_) => {
+                let why = "no matrix product that only it reads precedes it";
+                return Err(unsupported(&value.name, why, CATALOGUE));
+            }
+            _ => {
+                let why = "it is not the first or last operation";
+                return Err(unsupported(&value.name, why, CATALOGUE));
+            }
+        };
+        Ok(self.sources.iter().position(|s| *s == source).unwrap_or_else(|| {
+            self.sources.push(source);
+            self.sources.len() - 1
+        }))
+    }
+
+    fn param(&self, node: NodeIndex, by: &str) -> Result<Param, LowerError> {
+        self.params.iter().position(|n| *n == node).ok_or_else(|| {
+            let why = format!("an operand of it is the result of `{}`", self.g.graph[node].name);
+            unsupported(by, why, CATALOGUE)
+        })
+    }
+
+    fn product(&self, node: NodeIndex, left: Made) -> Result<Gemm, LowerError> {
+        let value = &self.g.graph[node];
+        let operands = self.g.operands(node);
+        let (Kind::Gemm { epilogue, a_transposed, b_transposed }, [_, b, extras @ ..]) =
+            (&value.kind, operands.as_slice())
+        else {
+            return Err(unsupported("gemm", "it has fewer than two operands", CATALOGUE));
+        };
+        if *a_transposed && matches!(left, Made::Gemm(_)) {
+            let why = "its left operand is the result of `gemm`, transposed";
+            return Err(unsupported("gemm", why, CATALOGUE));
+        }
+        let b = self.param(*b, "gemm")?;
+        let list =
+            extras.iter().map(|x| self.param(*x, &value.name)).collect::<Result<Vec<_>, _>>()?;
+        if list.len() > 4 {
+            let why = "more than four epilogue operands follow it";
+            return Err(unsupported("gemm", why, "fuse fewer operations"));
+        }
+        if epilogue.iter().skip(1).any(|e| *e == EpilogueOp::Swiglu) {
+            let why = "something stands between it and its matrix product";
+            return Err(unsupported("swiglu", why, "put `swiglu` directly behind `gemm`"));
+        }
+        if value.shape.len() != 2 {
+            let why = "its result has more than two dimensions";
+            return Err(unsupported("gemm", why, "put `swiglu` behind it, or use `[K, N]`"));
+        }
+        Ok(Gemm {
+            left,
+            b,
+            b_transposed: *b_transposed,
+            out: tensor(value),
+            epilogue: epilogue.clone(),
+            extras: list,
+        })
+    }
+}
+
+/// The reduction that makes a result, and the value that it reduces.
 fn reduction(g: &OpGraph, result: NodeIndex) -> Result<(Option<Reduce>, NodeIndex), LowerError> {
     let reduce = match &g.graph[result].kind {
         Kind::ReduceScatter { dim: 0 } => Reduce::Scatter,
@@ -127,10 +293,12 @@ fn reduction(g: &OpGraph, result: NodeIndex) -> Result<(Option<Reduce>, NodeInde
     };
     let operands = g.operands(result);
     match operands.as_slice() {
-        [x] if g.uses(*x) == 1 && g.graph[*x].shape.len() == 2 => Ok((Some(reduce), *x)),
+        [x] if g.uses(*x) == 1 && g.graph[*x].shape.len() == 2 && g.uses(result) == 1 => {
+            Ok((Some(reduce), *x))
+        }
         _ => Err(unsupported(
             &g.graph[result].name,
-            "it does not reduce a matrix of its own",
+            "it does not reduce a matrix of its own, for the caller alone",
             CATALOGUE,
         )),
     }
@@ -142,90 +310,103 @@ fn tensor(v: &Value) -> Tensor {
     Tensor { name: v.name.clone(), dtype: v.dtype, shape: v.shape.clone(), placement }
 }
 
-/// The parameter behind a gather of its rows.
-fn gathered(g: &OpGraph, node: NodeIndex, dim: usize) -> Result<Tensor, LowerError> {
-    let source = g.operands(node).first().map(|n| &g.graph[*n]);
-    match source {
-        Some(_) if g.uses(node) != 1 => {
-            Err(unsupported("gather", "its result is used more than once", CATALOGUE))
+fn check(k: &Kernel, g: &OpGraph, config: &Config) -> Result<(), LowerError> {
+    if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
+        let why = "a run-time dimension is not the first of its tensor";
+        return Err(unsupported("dyn", why, "let it count rows of left operands and results"));
+    }
+    let runtime = g.graph.node_weights().flat_map(|v| &v.shape).filter(|e| e.runtime_max.is_some());
+    let names: std::collections::BTreeSet<_> = runtime.filter_map(|e| e.symbol.as_ref()).collect();
+    if names.len() > 1 {
+        let why = format!("{} of them come with each launch", names.len());
+        return Err(unsupported("dyn", why, "let one symbol be `dyn`"));
+    }
+    if k.gemms.is_empty() {
+        return alone(k);
+    }
+    for (i, r) in k.results.iter().enumerate() {
+        if k.results[..i].iter().any(|other| other.of == r.of && other.reduce == r.reduce) {
+            return Err(unsupported("pipeline", "it returns one value twice", "return it once"));
         }
-        Some(v) if v.kind == Kind::Param && dim == 0 && v.shape.len() == 2 => Ok(tensor(v)),
-        Some(v) if v.kind != Kind::Param => {
-            Err(unsupported("gather", format!("it gathers the result of `{}`", v.name), CATALOGUE))
-        }
-        _ => {
-            let why = "it does not gather the rows of a matrix";
-            Err(unsupported("gather", why, "use `[M, K] @ shard(0)`"))
+        match r.of {
+            Made::Source(s) if !k.sources[s].gathered || r.reduce.is_some() => {
+                let name = &k.params[k.sources[s].param].name;
+                return Err(unsupported(
+                    name,
+                    "nothing is computed between it and a result",
+                    CATALOGUE,
+                ));
+            }
+            Made::Source(_) | Made::Gemm(_) => {}
         }
     }
+    k.gemms.iter().try_for_each(|gemm| product(k, gemm, config))
 }
 
-fn param(g: &OpGraph, node: NodeIndex, what: &str) -> Result<Tensor, LowerError> {
-    let v = &g.graph[node];
-    if v.kind != Kind::Param {
-        let why = format!("its {what} is the result of `{}`", v.name);
-        return Err(unsupported("gemm", why, CATALOGUE));
-    }
-    Ok(tensor(v))
-}
-
-/// A product and its left operand.
-fn product(
-    g: &OpGraph,
-    node: NodeIndex,
-    epilogue: &[EpilogueOp],
-) -> Result<(Gemm, NodeIndex), LowerError> {
-    let operands = g.operands(node);
-    let [a, b, extras @ ..] = operands.as_slice() else {
-        return Err(unsupported("gemm", "it has fewer than two operands", CATALOGUE));
-    };
-    if g.uses(*a) != 1 {
-        return Err(unsupported("gemm", "its left operand is used more than once", CATALOGUE));
-    }
-    let b = param(g, *b, "right operand")?;
-    let extras =
-        extras.iter().map(|x| param(g, *x, "epilogue operand")).collect::<Result<Vec<_>, _>>()?;
-    if extras.len() > 4 {
-        let why = "more than four epilogue operands follow it";
-        return Err(unsupported("gemm", why, "fuse fewer operations"));
-    }
-    Ok((Gemm { b, out: tensor(&g.graph[node]), epilogue: epilogue.to_vec(), extras }, *a))
-}
-
-fn check(k: &Kernel, config: &Config) -> Result<(), LowerError> {
-    let ranks = config.ranks as i32;
-    let mut left = Tensor {
-        placement: if k.gathered { Placement::Replicate } else { k.x.placement },
-        ..k.x.clone()
-    };
-    for g in &k.gemms {
-        if g.out.dtype == DType::F32 || k.out.dtype == DType::F32 {
-            return Err(unsupported(
-                "cast",
-                "results are stored as bf16 or f16",
-                "leave out `cast(f32)`",
-            ));
-        }
-        if g.extras.iter().any(|x| x.dtype != left.dtype) || g.out.dtype != left.dtype {
-            let why = "operands and result of one matrix product have several dtypes";
-            return Err(unsupported("gemm", why, "use bf16 or f16 throughout"));
-        }
-        let depth = left.shape.get(1).map_or(0, |e| e.value);
-        if left.placement == Placement::Shard(1)
-            && depth % ranks != 0
-            && (depth + ranks - 1) / ranks * (ranks - 1) >= depth
-        {
-            let why = format!("a depth of {depth} leaves some of {ranks} ranks without work");
-            return Err(unsupported("gemm", why, "use a depth that every rank has a part of"));
-        }
-        left = g.out.clone();
-    }
-    if k.x.dtype == DType::F32 {
+/// One collective, on one matrix.
+fn alone(k: &Kernel) -> Result<(), LowerError> {
+    let ([source], [result]) = (k.sources.as_slice(), k.results.as_slice()) else {
         return Err(unsupported(
-            &k.x.name,
-            "kernels move and multiply bf16 and f16",
-            "use bf16 or f16",
+            "pipeline",
+            "it has several collectives and no product",
+            CATALOGUE,
         ));
+    };
+    let x = &k.params[source.param];
+    if source.gathered == result.reduce.is_some() {
+        let why = if source.gathered {
+            "nothing is computed between the collectives"
+        } else {
+            "it is returned as it came"
+        };
+        return Err(unsupported(&x.name, why, CATALOGUE));
+    }
+    if source.transposed {
+        return Err(unsupported(&x.name, "a collective moves it as it lies", "leave out `.t`"));
+    }
+    if x.dtype == DType::F32 {
+        let why = "collectives alone move bf16 and f16";
+        return Err(unsupported(&x.name, why, "use bf16 or f16"));
+    }
+    Ok(())
+}
+
+fn product(k: &Kernel, g: &Gemm, config: &Config) -> Result<(), LowerError> {
+    let ranks = config.ranks as i32;
+    let b = &k.params[g.b];
+    let (dtype, depth) = match g.left {
+        Made::Source(s) => {
+            let x = &k.params[k.sources[s].param];
+            if x.shape.len() != 2 {
+                return Err(unsupported("gemm", "its left operand is not a matrix", CATALOGUE));
+            }
+            let d = if k.sources[s].transposed { 0 } else { 1 };
+            let sharded = !k.sources[s].gathered && x.placement == Placement::Shard(d);
+            (x.dtype, sharded.then(|| x.shape[d].value))
+        }
+        Made::Gemm(i) => {
+            let x = &k.gemms[i].out;
+            (x.dtype, (x.placement == Placement::Shard(1)).then(|| x.shape[1].value))
+        }
+    };
+    if dtype != b.dtype || dtype == DType::F32 {
+        let why = "its operands are not bf16, or f16, both";
+        return Err(unsupported("gemm", why, "use one 16-bit dtype, or `cast` between products"));
+    }
+    if b.shape.iter().any(|e| e.runtime_max.is_some()) {
+        let why = format!("the size of `{}` comes with each launch", b.name);
+        return Err(unsupported("gemm", why, "let `dyn` count rows of left operands and results"));
+    }
+    if g.gated() && g.b_transposed {
+        let why = "its weights are transposed";
+        return Err(unsupported("swiglu", why, "store them as `[K, 2, F]`"));
+    }
+    if let Some(depth) = depth
+        && depth % ranks != 0
+        && (depth + ranks - 1) / ranks * (ranks - 1) >= depth
+    {
+        let why = format!("a depth of {depth} leaves some of {ranks} ranks without work");
+        return Err(unsupported("gemm", why, "use a depth that every rank has a part of"));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use super::{
     memory::within,
     program::Phase,
 };
-use crate::ir::{BLayout, EpilogueOp, Family, Leaf, Operand, Point, Region};
+use crate::ir::{ALayout, BLayout, EpilogueOp, Family, Leaf, Operand, Point, Region};
 
 const TAILS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
@@ -29,7 +29,10 @@ pub(super) fn consume(
         return Ok(());
     }
     match &family.leaf {
-        Leaf::MmaTile { b_layout, .. } => multiply(context, *b_layout, phase)?,
+        Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
+            let gated = epilogue.first() == Some(&EpilogueOp::Swiglu);
+            multiply(context, *a_layout, *b_layout, gated, phase)?;
+        }
         Leaf::AttendTile { scale, .. } => attend(context, f32::from_bits(*scale), phase)?,
         _ => {}
     }
@@ -37,15 +40,31 @@ pub(super) fn consume(
     Ok(())
 }
 
-fn multiply(context: &mut Context, layout: BLayout, phase: Phase) -> Result<(), SimError> {
+fn multiply(
+    context: &mut Context,
+    a_layout: ALayout,
+    b_layout: BLayout,
+    gated: bool,
+    phase: Phase,
+) -> Result<(), SimError> {
     let mut sum = context.sum.take();
     if let (Some(a), Some(b)) =
         (context.latest(Operand::A, phase), context.latest(Operand::B, phase))
     {
-        let turned;
-        let b = if layout == BLayout::Nk {
-            turned = transpose(b);
-            &turned
+        let (turned_a, turned_b);
+        let a = if a_layout == ALayout::Km {
+            turned_a = transpose(a);
+            &turned_a
+        } else {
+            a
+        };
+        let b = if b_layout == BLayout::Nk {
+            turned_b = transpose(b);
+            &turned_b
+        } else if gated {
+            // `[k, 2, n]`: gates and ups side by side.
+            turned_b = Tile { rows: b.rows / 2, cols: b.cols * 2, data: b.data.clone() };
+            &turned_b
         } else {
             b
         };
@@ -222,7 +241,8 @@ fn product(
         Some(sum) => sum.clone(),
         None => {
             let (rows, cols) = matrix(region);
-            Tile::zeros(rows, cols)
+            let halves = if epilogue.first() == Some(&EpilogueOp::Swiglu) { 2 } else { 1 };
+            Tile::zeros(rows, cols * halves)
         }
     };
     let mut tails = TAILS.iter();

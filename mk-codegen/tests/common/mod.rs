@@ -68,9 +68,95 @@ pub const CASES: &[Case] = &[
         2,
         &[("a", &[200, 72]), ("b", &[72, 264]), ("y", &[200, 264]), ("z", &[200, 264])],
     ),
+    ("cast_f32", "gemm(a, b) -> cast(f32)", 1, &[("a", &[300, 64]), ("b", &[64, 328])]),
+    (
+        "sums_in_f32",
+        "gemm(a, b) -> cast(f32) -> reduce_scatter",
+        2,
+        &[("a", &[300, 128]), ("b", &[128, 264])],
+    ),
+    (
+        "swiglu_mlp",
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), w2: bf16[F, K] @ shard(0)) {
+             gather(x) -> gemm(w1) -> swiglu -> gemm(w2) -> reduce_scatter
+         }",
+        4,
+        &[("x", &[1024, 512]), ("w1", &[512, 2, 1024]), ("w2", &[1024, 512])],
+    ),
+    (
+        "swiglu_ragged",
+        "fn f(x: f16[M, K] @ shard(0), w: f16[K, 2, F] @ shard(2), y: f16[M, F] @ shard(1)) {
+             gather(x) -> gemm(w) -> swiglu -> mul(y)
+         }",
+        3,
+        &[("x", &[500, 72]), ("w", &[72, 2, 1001]), ("y", &[500, 1001])],
+    ),
+    (
+        "weights_transposed",
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[F, K] @ shard(0), w2: bf16[F, N] @ shard(0)) {
+             gather(x) -> gemm(w1.t) -> gelu -> gemm(w2) -> reduce_scatter
+         }",
+        4,
+        &[("x", &[1024, 512]), ("w1", &[2048, 512]), ("w2", &[2048, 512])],
+    ),
+    (
+        "both_transposed",
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[F, K] @ shard(0), w2: bf16[K, F] @ shard(1)) {
+             gather(x) -> gemm(w1.t) -> gelu -> gemm(w2.t) -> reduce_scatter
+         }",
+        2,
+        &[("x", &[500, 264]), ("w1", &[1032, 264]), ("w2", &[264, 1032])],
+    ),
+    (
+        "weight_gradient",
+        "fn f(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0)) { gemm(x.t, dy) -> cast(f32) -> all_reduce }",
+        2,
+        &[("x", &[1000, 264]), ("dy", &[1000, 328])],
+    ),
+    (
+        "weight_gradient_ragged",
+        "fn f(x: f16[M, K] @ shard(0), dy: f16[M, N] @ shard(0)) { gemm(x.t, dy) -> reduce_scatter }",
+        3,
+        &[("x", &[1000, 333]), ("dy", &[1000, 301])],
+    ),
+    (
+        "saved_for_backward",
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
+             let whole = gather(x);
+             let h = whole -> gemm(w1) -> gelu;
+             (h -> gemm(w2) -> reduce_scatter, whole, h)
+         }",
+        4,
+        &[("x", &[1000, 512]), ("w1", &[512, 2048]), ("w2", &[2048, 512])],
+    ),
+    (
+        "queries_and_keys",
+        "fn f(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, G] @ shard(1)) {
+             let whole = gather(x);
+             (whole -> gemm(wq), whole -> gemm(wk) -> scale(0.125))
+         }",
+        4,
+        &[("x", &[1024, 512]), ("wq", &[512, 2048]), ("wk", &[512, 300])],
+    ),
+    (
+        "dyn_rows",
+        "fn f<M: dyn <= 2048>(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), y: bf16[M, F] @ shard(1),
+                              w2: bf16[F, K] @ shard(0)) {
+             gather(x) -> gemm(w1) -> mul(y) -> gemm(w2) -> reduce_scatter
+         }",
+        4,
+        &[("w1", &[512, 2048]), ("w2", &[2048, 512])],
+    ),
+    (
+        "dyn_sums",
+        "fn f<M: dyn <= 1000>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+        3,
+        &[("w", &[264, 328])],
+    ),
 ];
 
 /// Lowers a case.
+#[allow(dead_code)]
 pub fn plan(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) -> Result<Plan, LowerError> {
     let program = Program::parse(source).expect("parses");
     let shapes: BTreeMap<_, _> = shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();

@@ -40,7 +40,6 @@ pub(crate) struct Signature<'a> {
 #[derive(Debug)]
 pub(crate) struct RuntimeSymbol<'a> {
     pub name: Word<'a>,
-    #[expect(dead_code, reason = "read when runtime symbols are supported")]
     pub max: Option<Number<u64>>,
 }
 

@@ -1,15 +1,21 @@
 //! Numbers for symbols: `--dim M=8192`, `--shape a=8192x8192`.
 
-use crate::program::{Dim, MAX_DIM, Program, SymbolId, TensorType, ValueId};
+use crate::program::{Dim, MAX_DIM, Program, SymbolId, SymbolKind, TensorType, ValueId};
 use crate::suggest::nearest;
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// The numbers of one program's symbols. Made by [`Program::bind`].
+///
+/// A runtime symbol has two: its extent in one launch, and the most that any launch may give it,
+/// which is what memory and grids are made for. Of a fixed symbol the two are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bound {
     sizes: Vec<u64>,
+    max_sizes: Vec<u64>,
+    runtime: Vec<SymbolId>,
     shapes: Vec<Vec<u64>>,
+    max_shapes: Vec<Vec<u64>>,
 }
 
 impl Bound {
@@ -29,6 +35,35 @@ impl Bound {
     /// The global shape of `value`, row-major; `None` for a value of another program.
     pub fn shape(&self, value: ValueId) -> Option<&[u64]> {
         self.shapes.get(value.index()).map(Vec::as_slice)
+    }
+
+    /// The symbols that each launch gives anew, ascending.
+    pub fn runtime(&self) -> &[SymbolId] {
+        &self.runtime
+    }
+
+    /// Whether launches may differ in `dim`.
+    pub fn is_runtime(&self, dim: Dim) -> bool {
+        matches!(dim, Dim::Sym(symbol) if self.runtime.contains(&symbol))
+    }
+
+    /// The most elements of each symbol, indexed by [`SymbolId`]; each `1..=MAX_DIM`.
+    pub fn max_sizes(&self) -> &[u64] {
+        &self.max_sizes
+    }
+
+    /// The largest extent of `dim` in any launch; `None` for a symbol of another program.
+    pub fn max_dim(&self, dim: Dim) -> Option<u64> {
+        match dim {
+            Dim::Lit(n) => Some(n),
+            Dim::Sym(symbol) => self.max_sizes.get(symbol.index()).copied(),
+        }
+    }
+
+    /// The largest global shape of `value` in any launch, row-major; `None` for a value of another
+    /// program.
+    pub fn max_shape(&self, value: ValueId) -> Option<&[u64]> {
+        self.max_shapes.get(value.index()).map(Vec::as_slice)
     }
 }
 
@@ -106,6 +141,24 @@ pub enum BindError {
         /// Where it comes from.
         from: String,
     },
+    /// A runtime symbol is given more than its upper bound.
+    #[error("`{symbol}` is {value} by {from}, above its upper bound {max}")]
+    AboveMax {
+        /// The symbol's name.
+        symbol: String,
+        /// The number given.
+        value: u64,
+        /// Where it comes from.
+        from: String,
+        /// The upper bound.
+        max: u64,
+    },
+    /// A number for one launch is given for a symbol that is fixed.
+    #[error("`{symbol}` is a constant of the kernel, and no launch can change it")]
+    NotRuntime {
+        /// The symbol's name.
+        symbol: String,
+    },
     /// A value's size in bytes does not fit 63 bits.
     #[error("{value} of shape {shape} is larger than 2^63 - 1 bytes")]
     TooManyBytes {
@@ -137,6 +190,12 @@ impl BindError {
             BindError::Unbound { flag, .. } => format!("add `{flag}`"),
             BindError::OutOfRange { symbol, .. } => {
                 format!("give `{symbol}` a number from 1 to {MAX_DIM}")
+            }
+            BindError::AboveMax { max, .. } => {
+                format!("give a number from 1 to {max}, or raise the bound")
+            }
+            BindError::NotRuntime { symbol } => {
+                format!("declare it in the pipeline: `fn name<{symbol}: dyn <= 8192>(..)`")
             }
             BindError::TooManyBytes { .. } => "choose smaller dimensions".into(),
         }
@@ -178,6 +237,9 @@ impl Program {
     /// Gives each symbol a number: from `dims` (symbol name to extent) and from `shapes`
     /// (tensor name to global shape, row-major), both in elements.
     ///
+    /// For a runtime symbol that is the extent in one launch; without one it is the symbol's
+    /// upper bound. Of a symbol without an upper bound, the number is the bound.
+    ///
     /// # Errors
     ///
     /// All of the reasons why the numbers do not fit: see [`BindError`].
@@ -194,7 +256,38 @@ impl Program {
         for (name, shape) in shapes {
             binder.shape(name, shape);
         }
-        binder.finish()
+        binder.finish(None)
+    }
+
+    /// The same kernel in another launch: `bound` with other numbers for its runtime symbols
+    /// (name to extent). Those that `dims` leaves out keep theirs, and all keep their upper bound.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError::UnknownSymbol`], [`BindError::NotRuntime`], [`BindError::OutOfRange`] and
+    /// [`BindError::AboveMax`], all at once.
+    pub fn rebind(&self, bound: &Bound, dims: &BTreeMap<String, u64>) -> Result<Bound, BindErrors> {
+        let kept = bound.sizes.iter().map(|&size| Some((size, String::new())));
+        let mut given: Vec<_> = kept.collect();
+        given.resize(self.symbols().len(), None);
+        let mut binder = Binder { program: self, given, errors: Vec::new() };
+        for (name, &size) in dims {
+            match self.symbol(name) {
+                Some(symbol) if !bound.runtime.contains(&symbol) => {
+                    // Its own number again is no other launch.
+                    if bound.sizes.get(symbol.index()) == Some(&size) {
+                        continue;
+                    }
+                    binder.errors.push(BindError::NotRuntime { symbol: name.clone() });
+                }
+                Some(symbol) => {
+                    binder.given[symbol.index()] = None;
+                    binder.dim(name, size);
+                }
+                None => binder.dim(name, size),
+            }
+        }
+        binder.finish(Some(&bound.max_sizes))
     }
 }
 
@@ -263,9 +356,36 @@ impl Binder<'_> {
         }
     }
 
-    fn finish(mut self) -> Result<Bound, BindErrors> {
+    /// The upper bound that the program declares for a symbol.
+    fn declared_max(&self, i: usize) -> Option<u64> {
+        match self.program.symbols().get(i).map(|s| s.kind) {
+            Some(SymbolKind::Runtime { max }) => max,
+            _ => None,
+        }
+    }
+
+    /// `kept` has the upper bounds of an earlier binding.
+    fn finish(mut self, kept: Option<&[u64]>) -> Result<Bound, BindErrors> {
         let mut missing = Vec::new();
-        for (i, given) in self.given.iter().enumerate() {
+        let mut max_sizes = Vec::new();
+        for i in 0..self.given.len() {
+            let max = kept.and_then(|max| max.get(i).copied()).or(self.declared_max(i));
+            if let (None, Some(max)) = (&self.given[i], max) {
+                self.given[i] = Some((max, "its upper bound".into()));
+            }
+            let given = &self.given[i];
+            match (given, max) {
+                (Some((size, _)), None) => max_sizes.push(*size),
+                (_, Some(max)) => max_sizes.push(max),
+                (None, None) => {}
+            }
+            if let (Some((value, from)), Some(max)) = (given, max)
+                && *value > max
+                && *value <= MAX_DIM
+            {
+                let (symbol, from) = (self.program.symbols()[i].name.clone(), from.clone());
+                self.errors.push(BindError::AboveMax { symbol, value: *value, from, max });
+            }
             if given.is_none() {
                 let (symbol, flag) = self.flag(SymbolId::new(i));
                 // One shape may give several symbols: ask for it once.
@@ -280,29 +400,33 @@ impl Binder<'_> {
             return Err(BindErrors(self.errors));
         }
         let sizes = self.given.iter().flatten().map(|(size, _)| *size).collect();
-        let mut bound = Bound { sizes, shapes: Vec::new() };
+        let runtime = self.program.symbols().iter().enumerate();
+        let runtime = runtime.filter(|(_, s)| matches!(s.kind, SymbolKind::Runtime { .. }));
+        let runtime = runtime.map(|(i, _)| SymbolId::new(i)).collect();
+        let (shapes, max_shapes) = (Vec::new(), Vec::new());
+        let mut bound = Bound { sizes, max_sizes, runtime, shapes, max_shapes };
         for i in 0..self.program.n_values() {
             let id = ValueId::new(i);
-            let shape = match self.program.ty(id) {
-                Some(ty) => self.shape_of(&bound, id, ty),
-                None => Vec::new(),
-            };
-            bound.shapes.push(shape);
+            let dims = self.program.ty(id).map_or(&[][..], |ty| &ty.dims);
+            bound.shapes.push(dims.iter().filter_map(|&d| bound.dim(d)).collect());
+            let max_shape: Vec<u64> = dims.iter().filter_map(|&d| bound.max_dim(d)).collect();
+            if let Some(ty) = self.program.ty(id) {
+                self.check_bytes(id, ty, &max_shape);
+            }
+            bound.max_shapes.push(max_shape);
         }
         if self.errors.is_empty() { Ok(bound) } else { Err(BindErrors(self.errors)) }
     }
 
-    fn shape_of(&mut self, bound: &Bound, id: ValueId, ty: &TensorType) -> Vec<u64> {
-        let shape: Vec<u64> = ty.dims.iter().filter_map(|&d| bound.dim(d)).collect();
+    fn check_bytes(&mut self, id: ValueId, ty: &TensorType, shape: &[u64]) {
         let n_bytes = shape.iter().try_fold(ty.dtype.size_bytes(), |n, &d| n.checked_mul(d));
         if n_bytes.is_none_or(|n| n > i64::MAX as u64) {
             let value = match self.program.tensors().get(id.index()) {
                 Some(tensor) => format!("`{}`", tensor.name),
                 None => format!("value {id}"),
             };
-            self.errors.push(BindError::TooManyBytes { value, shape: join(&shape) });
+            self.errors.push(BindError::TooManyBytes { value, shape: join(shape) });
         }
-        shape
     }
 
     /// The symbol's name, and the flag that would bind it. A symbol that the source does not

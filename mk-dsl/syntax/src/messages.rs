@@ -187,6 +187,27 @@ pub(crate) fn expected(expected: Expected, found: &str) -> Text {
     text(format!("expected {what}, found {found}"), help)
 }
 
+pub(crate) fn nested_call(inner: &str) -> Text {
+    let (message, help) = match ops::find(inner) {
+        Some(_) => (
+            format!("`{inner}` stands where a tensor is wanted"),
+            format!("write it before: `{inner}(..) -> ..`, or `let h = {inner}(..);`"),
+        ),
+        None => (
+            format!("`{inner}` is called where a tensor is wanted"),
+            "write the name of a tensor; operations follow `->`".into(),
+        ),
+    };
+    text(message, help)
+}
+
+pub(crate) fn runtime_in_shape(name: &str) -> Text {
+    text(
+        format!("the kind of `{name}` stands in a shape"),
+        format!("declare it once, before the parameters: `fn name<{name}: dyn <= 8192>(..)`"),
+    )
+}
+
 // ---- names ----
 
 pub(crate) fn unknown_op(name: &str, near: Option<&str>) -> Text {
@@ -201,17 +222,21 @@ pub(crate) fn unsupported_op(name: &str) -> Text {
     )
 }
 
-pub(crate) fn unsupported_runtime(name: &str) -> Text {
+pub(crate) fn runtime_twice(name: &str) -> Text {
+    text(format!("the runtime symbol `{name}` is declared twice"), "declare it once in `<..>`")
+}
+
+pub(crate) fn runtime_unused(name: &str) -> Text {
     text(
-        format!("the runtime symbol `{name}` is not supported yet by this version"),
-        format!("remove `{name}` from `<..>`: it is then a constant of the compiled kernel"),
+        format!("the runtime symbol `{name}` is no dimension of a parameter"),
+        format!("use it in a shape, as in `x: bf16[{name}, K]`, or remove it from `<..>`"),
     )
 }
 
-pub(crate) fn unsupported_transpose(name: &str) -> Text {
+pub(crate) fn bound_later(name: &str) -> Text {
     text(
-        format!("the transposed operand `{name}.t` is not supported yet by this version"),
-        format!("store it transposed, and write `{name}`"),
+        format!("`{name}` is used before its `let`"),
+        "move the `let` up: bindings are read in order",
     )
 }
 
@@ -332,17 +357,62 @@ pub(crate) fn not_an_operation(name: &str) -> Text {
 
 // ---- operations ----
 
-pub(crate) fn gemm_rank(name: &str, n_dims: usize) -> Text {
+pub(crate) fn gemm_left_rank(name: &str, shape: &str, is_gate_up: bool) -> Text {
+    let help = if is_gate_up {
+        "join gate and up before: `swiglu` gives `[M, F]`"
+    } else {
+        "give it two dimensions: `[M, K]`"
+    };
+    text(format!("`gemm` has a matrix on the left, and {name} is `{shape}`"), help)
+}
+
+pub(crate) fn gemm_right_rank(name: &str, shape: &str) -> Text {
     text(
-        format!("`gemm` multiplies matrices, and {name} has {}", dimensions(n_dims)),
-        "give it two dimensions: `[M, K]` on the left, `[K, N]` on the right",
+        format!("`gemm` has a weight on the right, and {name} is `{shape}`"),
+        "give it the shape `[K, N]`, or `[K, 2, F]` with gate and up for `swiglu`",
     )
 }
 
-pub(crate) fn gemm_contraction(left: &str, right: &str, name: &str) -> Text {
+pub(crate) fn gemm_contraction(left: &str, right: &str, name: &str, dim: usize) -> Text {
     text(
         format!("`gemm` contracts `{left}` on the left with `{right}` on the right"),
-        format!("dimension 0 of {name} must be `{left}`"),
+        format!("dimension {dim} of `{name}` must be `{left}`"),
+    )
+}
+
+pub(crate) fn transpose_elsewhere(name: &str) -> Text {
+    text(
+        format!("`{name}.t` is no operand of `gemm`, and nothing else reads a transposed tensor"),
+        format!("write `{name}` here, and `.t` where it is multiplied: `gemm({name}.t, w)`"),
+    )
+}
+
+pub(crate) fn transpose_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("only a matrix can be transposed, and `{name}` is `{shape}`"),
+        format!("write `{name}`, and declare it in the order that `gemm` reads"),
+    )
+}
+
+pub(crate) fn swiglu_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("`swiglu` joins gate and up, `[M, 2, F]` to `[M, F]`, and {name} is `{shape}`"),
+        "give the weight an axis for them, `[K, 2, F] @ shard(2)`: of a sharded `[K, 2F]`, some \
+         ranks would have gates only",
+    )
+}
+
+pub(crate) fn swiglu_axis(name: &str, found: &str) -> Text {
+    text(
+        format!("`swiglu` needs dimension 1 of {name} to be 2, gate and up, and it is `{found}`"),
+        "declare the weight as `[K, 2, F]`",
+    )
+}
+
+pub(crate) fn swiglu_sharded(name: &str, found: &str) -> Text {
+    text(
+        format!("`swiglu` needs gate and up on one rank, and {name} is `{found}`"),
+        "shard the columns: `w: bf16[K, 2, F] @ shard(2)`",
     )
 }
 
@@ -360,8 +430,18 @@ pub(crate) fn dtype_mismatch(op: &str, left: DType, name: &str, right: DType) ->
     )
 }
 
-pub(crate) fn gemm_placement(left: &str, right: &str, help: impl Into<String>) -> Text {
-    text(format!("`gemm` cannot multiply a `{left}` input by a `{right}` operand"), help)
+/// `turned` is a right operand that is read the other way round than it is declared.
+pub(crate) fn gemm_placement(
+    left: &str,
+    right: &str,
+    turned: Option<&str>,
+    help: impl Into<String>,
+) -> Text {
+    let operand = match turned {
+        Some(name) => format!("{name}, which is `{right}`"),
+        None => format!("a `{right}` operand"),
+    };
+    text(format!("`gemm` cannot multiply a `{left}` input by {operand}"), help)
 }
 
 pub(crate) fn nonlinear_on_partial(op: &str, name: &str) -> Text {

@@ -9,7 +9,7 @@
 //!   return %3
 //! ```
 
-use crate::program::{AxisId, Dim, Node, Op, Placement, Program, TensorType};
+use crate::program::{AxisId, Dim, Node, Op, Placement, Program, Symbol, SymbolKind, TensorType};
 use std::fmt;
 
 /// One placement as the source writes it; `axis` where there are several.
@@ -34,6 +34,15 @@ pub(crate) fn placements<S: AsRef<str>>(placements: &[Placement], axes: &[S]) ->
         .map(|(&p, axis)| placement(p, several.then_some(axis.as_ref())))
         .collect();
     if said.is_empty() { "replicate".into() } else { said.join(" @ ") }
+}
+
+/// `M: dyn <= 8192`; `None` for a fixed symbol.
+fn runtime_symbol(symbol: &Symbol) -> Option<String> {
+    match symbol.kind {
+        SymbolKind::Fixed => None,
+        SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", symbol.name)),
+        SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", symbol.name)),
+    }
 }
 
 impl Program {
@@ -68,7 +77,14 @@ impl Program {
             Op::AllReduce { axis } => args.push(self.axis_name(axis).to_owned()),
             Op::Scale(factor) => args.push(factor.to_string()),
             Op::Cast(dtype) => args.push(dtype.to_string()),
-            Op::Gemm | Op::Bias | Op::Gelu | Op::Silu | Op::Relu | Op::Mul | Op::Add => {}
+            Op::Gemm { a_transposed, b_transposed } => {
+                for (arg, is_transposed) in args.iter_mut().zip([a_transposed, b_transposed]) {
+                    if is_transposed {
+                        arg.push_str(".t");
+                    }
+                }
+            }
+            Op::Bias | Op::Gelu | Op::Silu | Op::Relu | Op::Swiglu | Op::Mul | Op::Add => {}
         }
         format!("{}({})", node.op.name(), args.join(", "))
     }
@@ -76,7 +92,12 @@ impl Program {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "pipeline {}({}):", self.name(), self.mesh_axes().join(", "))?;
+        let runtime: Vec<String> = self.symbols().iter().filter_map(runtime_symbol).collect();
+        let runtime = match runtime.as_slice() {
+            [] => String::new(),
+            list => format!("<{}>", list.join(", ")),
+        };
+        writeln!(f, "pipeline {}{runtime}({}):", self.name(), self.mesh_axes().join(", "))?;
         for tensor in self.tensors() {
             writeln!(f, "  {} = {}: {}", tensor.id, tensor.name, self.show_type(&tensor.ty))?;
         }

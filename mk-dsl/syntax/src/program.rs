@@ -5,9 +5,11 @@
 //!
 //! - Nodes are in topological order, and every node and every tensor reaches a result.
 //! - Every type has one placement per mesh axis, and no dimension is sharded over two axes.
-//! - `gemm` has two `[M, K] x [K, N]` operands of one 16-bit dtype; an elementwise op has
-//!   operands of the shape and placement of its input.
-//! - No symbol is unused, and no literal dimension is zero or above [`MAX_DIM`].
+//! - `gemm` has two operands of one 16-bit dtype, `[M, K]` by `[K, N]` or `[K, G, N]`, as read (a
+//!   transposed operand is stored the other way round, and has two dimensions); an elementwise
+//!   op has operands of the shape and placement of its input.
+//! - `swiglu` has an input `[M, 2, F]` of which neither rows are partial nor dimension 1 sharded.
+//! - No symbol is unused, and no literal dimension or bound is zero or above [`MAX_DIM`].
 
 use std::fmt;
 
@@ -139,10 +141,11 @@ pub struct TensorType {
 pub enum SymbolKind {
     /// A constant of the compiled kernel.
     Fixed,
-    /// Given at launch, the same on all ranks, at most `max`. Not produced by this version.
+    /// Given at launch, the same on all ranks.
     Runtime {
-        /// The inclusive upper bound, in elements.
-        max: u64,
+        /// The inclusive upper bound that the source declares, in elements. Without one, the
+        /// number that the program is bound with is the bound.
+        max: Option<u64>,
     },
 }
 
@@ -176,8 +179,15 @@ pub enum Op {
         /// The sharded dimension.
         dim: usize,
     },
-    /// `[a: [M, K], b: [K, N]] -> [M, N]`, accumulated in f32.
-    Gemm,
+    /// `[a: [M, K], b: [K, N]] -> [M, N]`, or `[a: [M, K], b: [K, G, N]] -> [M, G, N]`;
+    /// accumulated in f32. A transposed operand is of type `[K, M]` or `[N, K]`, and its
+    /// placement is that of what is stored.
+    Gemm {
+        /// The left operand is stored as `[K, M]`.
+        a_transposed: bool,
+        /// The right operand is stored as `[N, K]`.
+        b_transposed: bool,
+    },
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
     ReduceScatter {
         /// The mesh axis summed over.
@@ -198,6 +208,8 @@ pub enum Op {
     Silu,
     /// `[x] -> max(x, 0)`.
     Relu,
+    /// `[x: [M, 2, F]] -> [M, F]`: `silu(x[:, 0, :]) * x[:, 1, :]`. Gate is index 0, up is 1.
+    Swiglu,
     /// `[x, y] -> x * y`.
     Mul,
     /// `[x, y] -> x + y`.
@@ -213,13 +225,14 @@ impl Op {
     pub const fn name(self) -> &'static str {
         match self {
             Op::Gather { .. } => "gather",
-            Op::Gemm => "gemm",
+            Op::Gemm { .. } => "gemm",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Bias => "bias",
             Op::Gelu => "gelu",
             Op::Silu => "silu",
             Op::Relu => "relu",
+            Op::Swiglu => "swiglu",
             Op::Mul => "mul",
             Op::Add => "add",
             Op::Scale(_) => "scale",
@@ -231,7 +244,11 @@ impl Op {
     pub const fn is_elementwise(self) -> bool {
         !matches!(
             self,
-            Op::Gather { .. } | Op::Gemm | Op::ReduceScatter { .. } | Op::AllReduce { .. }
+            Op::Gather { .. }
+                | Op::Gemm { .. }
+                | Op::ReduceScatter { .. }
+                | Op::AllReduce { .. }
+                | Op::Swiglu
         )
     }
 }
@@ -275,6 +292,7 @@ pub struct Program {
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) results: Vec<ValueId>,
+    pub(crate) result_names: Vec<String>,
 }
 
 impl Program {
@@ -311,6 +329,13 @@ impl Program {
     /// The results, in order, at least one. The same value may be a result twice.
     pub fn results(&self) -> &[ValueId] {
         &self.results
+    }
+
+    /// What kernels and arguments call the results, as many as [`Program::results`], each unlike
+    /// the others and unlike every parameter: `out` for one alone; of several, the name that a
+    /// `let` gave it, or `out` and its position.
+    pub fn result_names(&self) -> &[String] {
+        &self.result_names
     }
 
     /// The number of values: parameters and node results.

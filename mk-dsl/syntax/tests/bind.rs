@@ -1,7 +1,7 @@
 //! Numbers for symbols, and the headers of `.mk` files.
 
 use insta::assert_snapshot;
-use mk_syntax::{Program, ValueId, file};
+use mk_syntax::{Bound, Dim, Program, SymbolId, ValueId, file};
 use std::collections::BTreeMap;
 
 const LINEAR: &str =
@@ -196,4 +196,54 @@ fn a_bound_knows_its_symbols() {
     assert_eq!(bound.sizes(), [8, 4]);
     let w = program.tensor("w").unwrap();
     assert_eq!(w.ty.dims.iter().map(|&d| bound.dim(d)).collect::<Vec<_>>(), [Some(4), Some(64)]);
+}
+
+const DYNAMIC: &str =
+    "fn f<M: dyn <= 64, L: dyn>(x: bf16[M, K] @ shard(0), y: bf16[L, K]) { (gather(x), y) }";
+
+#[test]
+fn runtime_symbols_have_a_size_and_a_bound() {
+    let program = Program::parse(DYNAMIC).unwrap();
+    let dims = |list: &[(&str, u64)]| list.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+    let show = |bound: &Bound| format!("{:?} of {:?}", bound.sizes(), bound.max_sizes());
+    // M, K, L. Without a number, M is at its bound; the number of L is its bound.
+    let bound = program.bind(&dims(&[("K", 4), ("L", 9)]), &BTreeMap::new()).unwrap();
+    assert_eq!(show(&bound), "[64, 4, 9] of [64, 4, 9]");
+    assert_eq!(bound.runtime(), [SymbolId::new(0), SymbolId::new(2)]);
+    assert!(bound.is_runtime(Dim::Sym(SymbolId::new(0))));
+    assert!(!bound.is_runtime(Dim::Sym(SymbolId::new(1))) && !bound.is_runtime(Dim::Lit(4)));
+    let bound = program.bind(&dims(&[("M", 3), ("K", 4), ("L", 9)]), &BTreeMap::new()).unwrap();
+    assert_eq!(show(&bound), "[3, 4, 9] of [64, 4, 9]");
+    assert_eq!(bound.shape(ValueId::new(2)), Some(&[3, 4][..]));
+    assert_eq!(bound.max_shape(ValueId::new(2)), Some(&[64, 4][..]));
+    // Another launch of the same kernel.
+    let next = program.rebind(&bound, &dims(&[("L", 5)])).unwrap();
+    assert_eq!(show(&next), "[3, 4, 5] of [64, 4, 9]");
+    let back = program.rebind(&next, &dims(&[("M", 64), ("K", 4), ("L", 9)])).unwrap();
+    assert_eq!(show(&back), "[64, 4, 9] of [64, 4, 9]");
+    let wrong = dims(&[("M", 65), ("L", 0), ("K", 5), ("N", 1)]);
+    assert_snapshot!(program.rebind(&bound, &wrong).unwrap_err(), @r#"
+    error: `K` is a constant of the kernel, and no launch can change it
+      = help: declare it in the pipeline: `fn name<K: dyn <= 8192>(..)`
+    error: `L` is 0 by `--dim L=0`, outside 1..=2147483647
+      = help: give `L` a number from 1 to 2147483647
+    error: the pipeline has no symbol `N`
+      = help: its symbols are `M`, `K`, `L`
+    error: `M` is 65 by `--dim M=65`, above its upper bound 64
+      = help: give a number from 1 to 64, or raise the bound
+    "#);
+}
+
+#[test]
+fn above_the_bound() {
+    assert_snapshot!(bind(DYNAMIC, &[("M", 65), ("K", 4), ("L", 1)], &[]), @r#"
+    error: `M` is 65 by `--dim M=65`, above its upper bound 64
+      = help: give a number from 1 to 64, or raise the bound
+    "#);
+    assert_snapshot!(bind(DYNAMIC, &[("K", 4)], &[("x", &[100, 4])]), @r#"
+    error: `M` is 100 by `--shape x=100x4`, above its upper bound 64
+      = help: give a number from 1 to 64, or raise the bound
+    error: `L` has no value
+      = help: add `--dim L=<number>`
+    "#);
 }

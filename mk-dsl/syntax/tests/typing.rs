@@ -285,3 +285,136 @@ fn partial_f32_parameter() {
       return %1
     "#);
 }
+
+#[test]
+fn gate_and_up() {
+    assert_snapshot!(check("gather(x) -> gemm(w) -> swiglu -> gemm(v) -> reduce_scatter"), @r#"
+    pipeline gather_gemm_swiglu_gemm_reduce_scatter(world):
+      %0 = x: bf16[x_0, x_1] @ shard(0)
+      %1 = w: bf16[x_1, 2, w_2] @ shard(2)
+      %2 = v: bf16[w_2, v_1] @ shard(0)
+      %3 = gather(%0, world, dim = 0): bf16[x_0, x_1] @ replicate
+      %4 = gemm(%3, %1): bf16[x_0, 2, w_2] @ shard(2)
+      %5 = swiglu(%4): bf16[x_0, w_2] @ shard(1)
+      %6 = gemm(%5, %2): bf16[x_0, v_1] @ partial
+      %7 = reduce_scatter(%6, world, dim = 0): bf16[x_0, v_1] @ shard(0)
+      return %7
+    "#);
+    assert_snapshot!(check("fn up(x: bf16[M, K] @ shard(0), w: bf16[K, 2, 64], c: bf16[64] @ shard(0)) {
+        gather(x) -> gemm(w) -> bias(c) -> scale(2) -> swiglu
+    }"), @r#"
+    pipeline up(world):
+      %0 = x: bf16[M, K] @ shard(0)
+      %1 = w: bf16[K, 2, 64] @ shard(2)
+      %2 = c: bf16[64] @ shard(0)
+      %3 = gather(%0, world, dim = 0): bf16[M, K] @ replicate
+      %4 = gemm(%3, %1): bf16[M, 2, 64] @ shard(2)
+      %5 = bias(%4, %2): bf16[M, 2, 64] @ shard(2)
+      %6 = scale(%5, 2): bf16[M, 2, 64] @ shard(2)
+      %7 = swiglu(%6): bf16[M, 64] @ shard(1)
+      return %7
+    "#);
+    assert_snapshot!(check("fn rows(x: bf16[M, 2, F] @ shard(0)) { x -> swiglu }"), @r#"
+    pipeline rows(world):
+      %0 = x: bf16[M, 2, F] @ shard(0)
+      %1 = swiglu(%0): bf16[M, F] @ shard(0)
+      return %1
+    "#);
+    assert_snapshot!(check("x -> swiglu -> gemm(w) -> all_reduce"), @r#"
+    pipeline swiglu_gemm_all_reduce(world):
+      %0 = x: bf16[x_0, 2, x_2] @ shard(2)
+      %1 = w: bf16[x_2, w_1] @ shard(0)
+      %2 = swiglu(%0): bf16[x_0, x_2] @ shard(1)
+      %3 = gemm(%2, %1): bf16[x_0, w_1] @ partial
+      %4 = all_reduce(%3, world): bf16[x_0, w_1] @ replicate
+      return %4
+    "#);
+    assert_snapshot!(check("gemm(x, w) -> reduce_scatter -> swiglu"), @r#"
+    pipeline gemm_reduce_scatter_swiglu(world):
+      %0 = x: bf16[x_0, x_1] @ shard(1)
+      %1 = w: bf16[x_1, 2, w_2] @ shard(0)
+      %2 = gemm(%0, %1): bf16[x_0, 2, w_2] @ partial
+      %3 = reduce_scatter(%2, world, dim = 0): bf16[x_0, 2, w_2] @ shard(0)
+      %4 = swiglu(%3): bf16[x_0, w_2] @ shard(0)
+      return %4
+    "#);
+}
+
+#[test]
+fn heads() {
+    assert_snapshot!(check("fn q(x: bf16[M, K], w: bf16[K, H, D] @ shard(1)) { gemm(x, w) }"), @r#"
+    pipeline q(world):
+      %0 = x: bf16[M, K] @ replicate
+      %1 = w: bf16[K, H, D] @ shard(1)
+      %2 = gemm(%0, %1): bf16[M, H, D] @ shard(1)
+      return %2
+    "#);
+}
+
+#[test]
+fn transposed() {
+    assert_snapshot!(check("fn backward(dy: bf16[M, N] @ shard(0), x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(0)) {
+        let h = gather(dy);
+        (h -> gemm(w.t), gemm(x.t, dy) -> all_reduce, h.t -> gemm(h))
+    }"), @r#"
+    pipeline backward(world):
+      %0 = dy: bf16[M, N] @ shard(0)
+      %1 = x: bf16[M, K] @ shard(0)
+      %2 = w: bf16[K, N] @ shard(0)
+      %3 = gather(%0, world, dim = 0): bf16[M, N] @ replicate
+      %4 = gemm(%3, %2.t): bf16[M, K] @ shard(1)
+      %5 = gemm(%1.t, %0): bf16[K, N] @ partial
+      %6 = all_reduce(%5, world): bf16[K, N] @ replicate
+      %7 = gemm(%3.t, %3): bf16[N, N] @ replicate
+      return %4, %6, %7
+    "#);
+    // What is left out is inferred as the product reads it.
+    assert_snapshot!(check("gather(x) -> gemm(w.t)"), @r#"
+    pipeline gather_gemm(world):
+      %0 = x: bf16[x_0, x_1] @ shard(0)
+      %1 = w: bf16[w_0, x_1] @ shard(0)
+      %2 = gather(%0, world, dim = 0): bf16[x_0, x_1] @ replicate
+      %3 = gemm(%2, %1.t): bf16[x_0, w_0] @ shard(1)
+      return %3
+    "#);
+    assert_snapshot!(check("gemm(x.t, w.t) -> reduce_scatter"), @r#"
+    pipeline gemm_reduce_scatter(world):
+      %0 = x: bf16[x_0, x_1] @ shard(0)
+      %1 = w: bf16[w_0, x_0] @ shard(1)
+      %2 = gemm(%0.t, %1.t): bf16[x_1, w_0] @ partial
+      %3 = reduce_scatter(%2, world, dim = 0): bf16[x_1, w_0] @ shard(0)
+      return %3
+    "#);
+    assert_snapshot!(check("fn open(x: bf16[M, K] @ shard(0), w: bf16[N, K]) { gather(x) -> gemm(w.t) }"), @r#"
+    pipeline open(world):
+      %0 = x: bf16[M, K] @ shard(0)
+      %1 = w: bf16[N, K] @ shard(0)
+      %2 = gather(%0, world, dim = 0): bf16[M, K] @ replicate
+      %3 = gemm(%2, %1.t): bf16[M, N] @ shard(1)
+      return %3
+    "#);
+}
+
+#[test]
+fn runtime_symbols() {
+    assert_snapshot!(check("fn f<M: dyn <= 8192, N: dyn>(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) -> bf16[M, N] @ shard(1) {
+        gather(x) -> gemm(w)
+    }"), @r#"
+    pipeline f<M: dyn <= 8192, N: dyn>(world):
+      %0 = x: bf16[M, K] @ shard(0)
+      %1 = w: bf16[K, N] @ shard(1)
+      %2 = gather(%0, world, dim = 0): bf16[M, K] @ replicate
+      %3 = gemm(%2, %1): bf16[M, N] @ shard(1)
+      return %3
+    "#);
+}
+
+#[test]
+fn names_of_results() {
+    let names = |source: &str| Program::parse(source).unwrap().result_names().join(", ");
+    assert_eq!(names("gather(x) -> gemm(w)"), "out");
+    assert_eq!(names("out -> gelu"), "out_");
+    assert_eq!(names("let h = gather(x); h"), "out");
+    assert_eq!(names("let h = gather(x); let g = h; (h -> gemm(w), g, h)"), "out0, h, out2");
+    assert_eq!(names("let out0 = x -> relu; (out0 -> gelu, x, out0)"), "out0_, out1, out0");
+}

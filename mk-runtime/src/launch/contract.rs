@@ -2,8 +2,8 @@
 
 use super::options::RankTensors;
 use crate::Error;
-use mk_abi::device::{MAX_CTAS, MAX_RANKS, SymHeader};
-use mk_abi::{KernelSource, MapBase, RankBinding, TensorDirection, TensorMapSpec};
+use mk_abi::device::{MAX_CTAS, MAX_RANKS, MAX_RUNTIME_DIMS, SymHeader};
+use mk_abi::{KernelSource, MapBase, TensorDirection, TensorMapSpec};
 use std::mem::size_of;
 
 /// Checks a source against itself.
@@ -39,6 +39,16 @@ pub(super) fn check_source(source: &KernelSource) -> Result<(), Error> {
             )
         },
     )?;
+    ensure(source.runtime_dims.len() <= MAX_RUNTIME_DIMS, &|| {
+        let n = source.runtime_dims.len();
+        format!("{n} run-time dimensions are more than {MAX_RUNTIME_DIMS}")
+    })?;
+    for dim in &source.runtime_dims {
+        let known = |t: &mk_abi::RuntimeRows| (t.tensor as usize) < source.tensors.len();
+        ensure(dim.max > 0 && dim.tensors.iter().all(known), &|| {
+            format!("run-time dimension {} bounds nothing, or names no tensor", dim.name)
+        })?;
+    }
     let n_maps = source.ranks[0].maps.len();
     for (rank, binding) in source.ranks.iter().enumerate() {
         ensure(binding.maps.len() == n_maps, &|| {
@@ -90,10 +100,9 @@ fn check_map(source: &KernelSource, map: &TensorMapSpec) -> Result<(), String> {
 pub(super) fn tensor_bytes(
     source: &KernelSource,
     rank: u32,
-    binding: &RankBinding,
+    shapes: &[Vec<u64>],
 ) -> Result<Vec<u64>, Error> {
-    binding
-        .tensor_shapes
+    shapes
         .iter()
         .zip(&source.tensors)
         .map(|(shape, arg)| {
@@ -127,6 +136,7 @@ pub(super) fn check_tensors(
     source: &KernelSource,
     rank: u32,
     expected_bytes: &[u64],
+    dims: &[u32],
     given: &RankTensors,
 ) -> Result<(), Error> {
     if given.tensors.len() != expected_bytes.len() {
@@ -139,7 +149,7 @@ pub(super) fn check_tensors(
     }
     for (i, (tensor, expected)) in given.tensors.iter().zip(expected_bytes).enumerate() {
         let what = if tensor.bytes != *expected {
-            let shape = &source.ranks[rank as usize].tensor_shapes[i];
+            let shape = &source.shapes(rank, dims)[i];
             format!(
                 "has {} bytes, and {} {shape:?} has {expected}",
                 tensor.bytes, source.tensors[i].dtype
@@ -167,7 +177,7 @@ pub(super) fn check_tensors(
 pub(super) mod tests {
     use super::*;
     use crate::gpu::TensorRef;
-    use mk_abi::{DType, Swizzle, TensorArg, TensorDirection, WorkspaceLayout};
+    use mk_abi::{DType, RankBinding, Swizzle, TensorArg, TensorDirection, WorkspaceLayout};
 
     pub(in crate::launch) fn source() -> KernelSource {
         KernelSource {
@@ -206,6 +216,7 @@ pub(super) mod tests {
             edges: vec![],
             spill_bytes: 0,
             plan_hash: 0,
+            runtime_dims: vec![],
         }
     }
 
@@ -232,7 +243,7 @@ pub(super) mod tests {
         let source = source();
         let check = |ptr, bytes| {
             let tensors = RankTensors::from(vec![TensorRef { ptr, bytes }]);
-            check_tensors(&source, 0, &[256], &tensors)
+            check_tensors(&source, 0, &[256], &[], &tensors)
                 .map_or_else(|e| e.to_string(), |()| "accepted".into())
         };
         assert_eq!(check(0x1000, 256), "accepted");
@@ -242,7 +253,7 @@ pub(super) mod tests {
         );
         assert!(check(0, 256).contains("null"));
         assert!(check(0x1008, 256).contains("multiple of 16"));
-        let none = check_tensors(&source, 0, &[256], &RankTensors::default());
+        let none = check_tensors(&source, 0, &[256], &[], &RankTensors::default());
         assert!(matches!(none, Err(Error::Count { expected: 1, given: 0, .. })));
     }
 }

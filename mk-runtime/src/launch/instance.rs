@@ -3,6 +3,7 @@
 use super::abort::AbortSwitch;
 use super::agree;
 use super::contract::{check_source, check_tensors};
+use super::dims::check_dims;
 use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
 use super::rank::Rank;
@@ -137,11 +138,27 @@ impl Instance {
     /// is dead; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and poisons the
     /// instance.
     pub fn launch(&mut self, streams: &[StreamRef], tensors: &[RankTensors]) -> Result<(), Error> {
+        self.launch_with(streams, tensors, &[])
+    }
+
+    /// [`Instance::launch`] with values for the kernel's run-time dimensions ([`KernelSource::runtime_dims`], in their
+    /// order, in elements): the same on every rank, or the kernels give up with a typed fault before any data moves.
+    ///
+    /// # Errors
+    /// As [`Instance::launch`]; also [`Error::Count`] and [`Error::Shape`] for values that do not fit the kernel.
+    pub fn launch_with(
+        &mut self,
+        streams: &[StreamRef],
+        tensors: &[RankTensors],
+        dims: &[u32],
+    ) -> Result<(), Error> {
         self.health.usable()?;
         self.count("streams", streams.len())?;
         self.count("lists of tensors", tensors.len())?;
-        for (rank, given) in self.ranks.iter().zip(tensors) {
-            check_tensors(&self.source, rank.rank, &rank.expected_bytes, given)?;
+        check_dims(&self.source, dims)?;
+        for (rank, given) in self.ranks.iter_mut().zip(tensors) {
+            rank.set_dims(&self.source, dims)?;
+            check_tensors(&self.source, rank.rank, &rank.expected_bytes, dims, given)?;
         }
         let mut book = order::book();
         let keep = keep_current()?;

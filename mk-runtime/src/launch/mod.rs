@@ -3,6 +3,7 @@
 mod abort;
 mod agree;
 mod contract;
+mod dims;
 mod health;
 mod instance;
 mod maps;

@@ -52,6 +52,13 @@ impl ParamBlock {
         &mut self.lines[i].0
     }
 
+    /// Changes the header for the next launches.
+    pub(super) fn update_header(&mut self, change: impl FnOnce(&mut LaunchHeader)) {
+        let at = self.n_maps * TENSOR_MAP_BYTES;
+        // SAFETY: `new` wrote a header there, inside the block and aligned; nothing else refers to it now.
+        change(unsafe { &mut *self.start().add(at).cast::<LaunchHeader>() });
+    }
+
     /// Stores a tensor's address.
     pub(super) fn set_tensor(&mut self, i: usize, ptr: u64) {
         assert!(i < self.n_tensors, "tensor {i} of {}", self.n_tensors);
@@ -95,7 +102,8 @@ pub(super) const fn zero_header() -> LaunchHeader {
         launch_hash: 0,
         chaos_seed: 0,
         chaos_max_ns: 0,
-        reserved: [0; 11],
+        dims: [0; 4],
+        reserved: [0; 7],
     }
 }
 

@@ -1,6 +1,7 @@
 //! One rank's part of an instance: its module, its memory, its parameter block.
 
 use super::contract::tensor_bytes;
+use super::dims;
 use super::maps::{Bases, encode};
 use super::options::{InstanceOptions, RankTensors};
 use super::params::{MAX_PARAM_BYTES, ParamBlock, zero_header};
@@ -31,6 +32,8 @@ pub(super) struct Rank {
     pub(super) expected_bytes: Vec<u64>,
     /// Pointers that the parameter block holds now.
     tensors: Vec<u64>,
+    /// Run-time dimensions that it holds now.
+    dims: Vec<u32>,
     pub(super) done: Arc<Event>,
     pub(super) scratch: DeviceBuffer,
     pub(super) trace: Option<DeviceBuffer>,
@@ -75,6 +78,7 @@ impl Rank {
             ..zero_header()
         };
         let binding = &source.ranks[rank as usize];
+        let dims: Vec<_> = source.runtime_dims.iter().map(|d| d.max).collect();
         let params = ParamBlock::new(binding.maps.len(), source.tensors.len(), header);
         check_param(source, &kernel, &params)?;
         let mut this = Rank {
@@ -89,13 +93,15 @@ impl Rank {
                 scratch: scratch.ptr(),
                 somewhere: control.ptr(),
             },
-            expected_bytes: tensor_bytes(source, rank, binding)?,
+            expected_bytes: tensor_bytes(source, rank, &binding.tensor_shapes)?,
             tensors: vec![NO_POINTER; source.tensors.len()],
+            dims: Vec::new(),
             done: Arc::new(Event::untimed(world, rank)?),
             scratch,
             trace,
             _control: control,
         };
+        this.set_dims(source, &dims)?;
         let context = this.kernel.context().clone();
         let _in = context.enter()?;
         for (i, map) in binding.maps.iter().enumerate() {
@@ -105,6 +111,26 @@ impl Rank {
             }
         }
         Ok(this)
+    }
+
+    /// Puts the values of run-time dimensions into the parameter block.
+    pub(super) fn set_dims(&mut self, source: &KernelSource, dims: &[u32]) -> Result<(), Error> {
+        if self.dims == dims {
+            return Ok(());
+        }
+        self.expected_bytes = tensor_bytes(source, self.rank, &source.shapes(self.rank, dims))?;
+        self.params.update_header(|header| {
+            header.dims[..dims.len()].copy_from_slice(dims);
+            header.launch_hash = dims::launch_hash(source.plan_hash, dims);
+        });
+        // Maps over tensors that are longer or shorter now must be encoded again.
+        for (t, pointer) in self.tensors.iter_mut().enumerate() {
+            if dims::decides(source, t) {
+                *pointer = NO_POINTER;
+            }
+        }
+        self.dims = dims.to_vec();
+        Ok(())
     }
 
     /// Puts the caller's pointers into the parameter block, and encodes the maps of those that changed.
@@ -130,7 +156,8 @@ impl Rank {
                     let slot = self.params.map_mut(i);
                     // A tensor without elements may come with any pointer; its map lies over nothing of the caller's.
                     let address = if tensor.bytes == 0 { 0 } else { tensor.ptr };
-                    encode(source, i, map, address, &self.bases, slot)?;
+                    let map = dims::map(source, self.rank, map, &self.dims);
+                    encode(source, i, &map, address, &self.bases, slot)?;
                 }
             }
             self.params.set_tensor(t, tensor.ptr);

@@ -67,5 +67,6 @@ pub fn kernel(name: &str, cuda: &str, world_size: u32) -> KernelSource {
         edges: vec![],
         spill_bytes: 0,
         plan_hash: 0x6d6b,
+        runtime_dims: vec![],
     }
 }

@@ -13,7 +13,7 @@ use mk_runtime::{
     DeviceTensor, Graph, InstanceOptions, RankTensors, Reference, Stream, World,
     jit::{Compiled, JitOptions},
 };
-use mk_syntax::{Tensor, ValueId};
+use mk_syntax::{Bound, Tensor, ValueId};
 
 /// Where a launch's tensors are: by rank, in argument order.
 type Arguments = Vec<Vec<DeviceTensor>>;
@@ -28,6 +28,8 @@ pub struct Session<'a> {
     source: &'a KernelSource,
     case: Case<'a>,
     seed: u64,
+    /// Values of the kernel's run-time dimensions.
+    dims: Vec<u32>,
     arguments: Arguments,
     reference: Reference,
     jit: JitOptions,
@@ -37,7 +39,8 @@ impl<'a> Session<'a> {
     /// Binds a kernel and allocates its tensors.
     ///
     /// # Errors
-    /// [`HarnessError::Function`], for a kernel of another pipeline among others; [`HarnessError::Runtime`].
+    /// [`HarnessError::Function`], for a kernel of another pipeline among others; [`HarnessError::Mismatch`] for a
+    /// world of several processes; [`HarnessError::Runtime`].
     pub fn bind(
         world: &World,
         case: Case<'a>,
@@ -46,7 +49,11 @@ impl<'a> Session<'a> {
         options: &InstanceOptions,
         seed: u64,
     ) -> Result<Session<'a>, HarnessError> {
+        if world.local_ranks() != (0..world.size()) {
+            return Err(HarnessError::mismatch("a session needs all ranks in this process"));
+        }
         let jit = JitOptions::default();
+        let dims = dims(case, source)?;
         Ok(Session {
             graphs: Vec::new(),
             kernel: Kernel::bind(world, case.program, source, compiled, options)?,
@@ -55,10 +62,23 @@ impl<'a> Session<'a> {
             source,
             case,
             seed,
-            arguments: allocate(world, source)?,
+            arguments: allocate(world, source, &dims)?,
+            dims,
             reference: Reference::new(world, &jit)?,
             jit,
         })
+    }
+
+    /// Goes on with other values for the kernel's run-time dimensions, in tensors of their sizes; drops captured launches.
+    ///
+    /// # Errors
+    /// [`HarnessError::Runtime`].
+    pub fn rebind(&mut self, bound: &'a Bound) -> Result<(), HarnessError> {
+        self.graphs.clear();
+        self.case.bound = bound;
+        self.dims = dims(self.case, self.source)?;
+        self.arguments = allocate(&self.world, self.source, &self.dims)?;
+        Ok(())
     }
 
     /// Fills the inputs for a launch, which counts from 1, and the outputs with NaN.
@@ -93,7 +113,8 @@ impl<'a> Session<'a> {
     pub fn launch(&mut self) -> Result<(), HarnessError> {
         let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
         if self.graphs.is_empty() {
-            self.kernel.instance().launch(&streams, &ranks(&self.arguments))?;
+            let dims = &self.dims;
+            self.kernel.instance().launch_with(&streams, &ranks(&self.arguments), dims)?;
         }
         for (graph, stream) in self.graphs.iter_mut().zip(&streams) {
             graph.launch(*stream)?;
@@ -115,7 +136,9 @@ impl<'a> Session<'a> {
         let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
         let instance = self.kernel.instance();
         let arguments = ranks(&self.arguments);
-        self.graphs = Graph::capture(&self.streams, || instance.launch(&streams, &arguments))?;
+        let dims = &self.dims;
+        self.graphs =
+            Graph::capture(&self.streams, || instance.launch_with(&streams, &arguments, dims))?;
         Ok(())
     }
 
@@ -165,10 +188,21 @@ impl<'a> Session<'a> {
     }
 }
 
-fn allocate(world: &World, source: &KernelSource) -> Result<Arguments, HarnessError> {
+/// Values of a kernel's run-time dimensions in a case.
+fn dims(case: Case<'_>, source: &KernelSource) -> Result<Vec<u32>, HarnessError> {
+    let value = |dim: &mk_abi::RuntimeDim| {
+        let symbol = case.program.symbol(&dim.name).map(mk_syntax::Dim::Sym);
+        let value = symbol.and_then(|s| case.bound.dim(s)).and_then(|v| u32::try_from(v).ok());
+        value.ok_or_else(|| HarnessError::mismatch(format!("the pipeline has no `{}`", dim.name)))
+    };
+    source.runtime_dims.iter().map(value).collect()
+}
+
+fn allocate(world: &World, source: &KernelSource, dims: &[u32]) -> Result<Arguments, HarnessError> {
     let mut all = Vec::new();
-    for (rank, binding) in world.local_ranks().zip(&source.ranks) {
-        let args = source.tensors.iter().zip(&binding.tensor_shapes);
+    for rank in world.local_ranks() {
+        let shapes = source.shapes(rank, dims);
+        let args = source.tensors.iter().zip(&shapes);
         let tensors = args.map(|(arg, shape)| DeviceTensor::new(world, rank, arg.dtype, shape));
         all.push(tensors.collect::<Result<Vec<_>, _>>()?);
     }

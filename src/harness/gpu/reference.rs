@@ -109,14 +109,22 @@ impl Evaluator<'_, '_> {
             Op::ReduceScatter { .. } => {
                 return Err(HarnessError::unsupported("a scatter of columns on a GPU"));
             }
-            Op::Gemm => {
-                let c = self.make(DType::F32, &shape)?;
+            Op::Gemm { a_transposed, b_transposed } => {
+                let view =
+                    |t, is_transposed| if is_transposed { Operand::t(t) } else { Operand::new(t) };
+                // `[K, G, N]` is a matrix of `G * N` columns.
+                let weight = operand(1)?;
+                let (depth, width) = weight.shape().split_first().unwrap_or((&1, &[]));
+                let flat = self.reshaped(weight, &[*depth, width.iter().product()])?;
+                let (a, b) = (view(operand(0)?, a_transposed), view(&flat, b_transposed));
+                let (rows, columns) = shape.split_first().unwrap_or((&1, &[]));
+                let c = self.make(DType::F32, &[*rows, columns.iter().product()])?;
                 if c.elements() > 0 {
-                    let (a, b) = (Operand::new(operand(0)?), Operand::new(operand(1)?));
                     self.s.reference.gemm(&c, a, b, false)?;
                 }
-                return Ok(c);
+                return self.reshaped(&c, &shape);
             }
+            Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
             Op::Gelu => MapOp::GeluErf,
             Op::Silu => MapOp::Silu,
@@ -133,6 +141,13 @@ impl Evaluator<'_, '_> {
             self.s.reference.map(map, &out, operand(0)?, second)?;
         }
         Ok(out)
+    }
+
+    /// The same elements in another shape.
+    fn reshaped(&self, t: &DeviceTensor, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+        let to = self.make(t.dtype(), shape)?;
+        to.buffer().copy_range(0, t.buffer(), 0, t.buffer().size_bytes())?;
+        Ok(to)
     }
 
     /// All shards, one after the other.

@@ -31,7 +31,7 @@ impl Session<'_> {
     pub fn time(&mut self) -> Result<Timing, HarnessError> {
         let mut sets = Vec::new();
         for set in 0..SETS {
-            let arguments = allocate(&self.world, self.source)?;
+            let arguments = allocate(&self.world, self.source, &self.dims)?;
             self.fill_arguments(&arguments, set + 1)?;
             sets.push(arguments);
         }
@@ -41,8 +41,9 @@ impl Session<'_> {
         let mut graphs = Vec::new();
         if !self.graphs.is_empty() {
             for set in &arguments {
-                let instance = self.kernel.instance();
-                graphs.push(Graph::capture(gate.streams(), || instance.launch(&streams, set))?);
+                let (instance, dims) = (self.kernel.instance(), &self.dims);
+                let launch = || instance.launch_with(&streams, set, dims);
+                graphs.push(Graph::capture(gate.streams(), launch)?);
             }
         }
         let mut times = Vec::new();
@@ -51,7 +52,7 @@ impl Session<'_> {
             let set = i % sets.len();
             let ms = gate.time_ms(|| match graphs.get_mut(set) {
                 Some(graphs) => graphs.iter_mut().zip(&streams).try_for_each(|(g, s)| g.launch(*s)),
-                None => self.kernel.instance().launch(&streams, &arguments[set]),
+                None => self.kernel.instance().launch_with(&streams, &arguments[set], &self.dims),
             })?;
             self.kernel.instance().check()?;
             if i >= sets.len() {

@@ -5,7 +5,7 @@ use super::{
     cursor::{Cursor, Scope},
 };
 use crate::ir::{
-    BLayout, BufId, Carry, CopyVia, EdgeId, EpilogueOp, FamId, Leaf, RoleId, SigId, Store,
+    ALayout, BLayout, BufId, Carry, CopyVia, EdgeId, EpilogueOp, FamId, Leaf, RoleId, SigId, Store,
     leaf::{Agent, Operand},
     plan::*,
 };
@@ -132,6 +132,13 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         return Err(error);
     }
     let stages = stages(c)?;
+    let mut a_layout = ALayout::Mk;
+    if c.eat_word("a") {
+        c.sign("=")?;
+        if c.one_of(&["mk", "km"])? == "km" {
+            a_layout = ALayout::Km;
+        }
+    }
     let b_layout = if choice(c, "b", &["kn", "nk"])? == "kn" { BLayout::Kn } else { BLayout::Nk };
     let store =
         if choice(c, "store", &["tma", "direct"])? == "tma" { Store::Tma } else { Store::Direct };
@@ -150,6 +157,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 "round_bf16",
                 "round_f16",
                 "widen",
+                "swiglu",
             ];
             epilogue.push(match c.one_of(OPS)? {
                 "bias" => EpilogueOp::Bias,
@@ -161,6 +169,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 "round_bf16" => EpilogueOp::RoundBf16,
                 "round_f16" => EpilogueOp::RoundF16,
                 "widen" => EpilogueOp::Widen,
+                "swiglu" => EpilogueOp::Swiglu,
                 _ => {
                     c.sign(":")?;
                     EpilogueOp::Scale(c.number()?)
@@ -171,7 +180,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
             }
         }
     }
-    Ok(Leaf::MmaTile { block, stages, b_layout, store, epilogue })
+    Ok(Leaf::MmaTile { block, stages, a_layout, b_layout, store, epilogue })
 }
 
 fn choice(

@@ -21,14 +21,26 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
         EpilogueOp::Mul => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= y),
         EpilogueOp::Add => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x += y),
         EpilogueOp::Gelu => each(acc, &gelu),
-        EpilogueOp::Silu => each(acc, &|x| x / (1.0 + (-x).exp())),
+        EpilogueOp::Silu => each(acc, &silu),
         // Not `max`, which would make 0 of a NaN.
         EpilogueOp::Relu => each(acc, &|x| if x < 0.0 { 0.0 } else { x }),
         EpilogueOp::Scale(bits) => each(acc, &|x| x * f32::from_bits(bits)),
         EpilogueOp::RoundBf16 => each(acc, &|x| round(DType::Bf16, x)),
         EpilogueOp::RoundF16 => each(acc, &|x| round(DType::F16, x)),
         EpilogueOp::Widen => {}
+        EpilogueOp::Swiglu => {
+            let half = acc.cols / 2;
+            let rows = acc.data.chunks(cols);
+            acc.data = rows
+                .flat_map(|row| row[..half].iter().zip(&row[half..]).map(|(g, u)| silu(*g) * u))
+                .collect();
+            acc.cols = half;
+        }
     }
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
 }
 
 fn gelu(x: f32) -> f32 {

@@ -1,8 +1,8 @@
 //! Chains: from stage to stage.
 
 use super::args::Args;
-use super::{Checker, Shape, Value, Wanted};
-use crate::ast::{Chain, Stage, Word};
+use super::{Checker, Value, Wanted};
+use crate::ast::{Chain, Operand, Stage, Word};
 use crate::diag::MAX_SHOWN;
 use crate::messages;
 use crate::ops::{self, OpKind};
@@ -22,11 +22,7 @@ pub(super) struct Call<'c, 'a> {
 impl<'a> Checker<'a, '_> {
     /// The value of a chain; `None` after a report.
     pub(super) fn chain(&mut self, chain: &Chain<'a>) -> Option<Value> {
-        let mut value = chain.input.and_then(|input| {
-            // Every operation that an open tensor can enter takes a matrix.
-            let placement = self.infer_input(&chain.stages);
-            self.value(input, Wanted { dtype: DType::Bf16, shape: Shape::Fresh(2), placement })
-        });
+        let mut value = chain.input.and_then(|input| self.input(input, &chain.stages));
         for (i, stage) in chain.stages.iter().enumerate() {
             value = match stage {
                 Some(stage) => self.stage(value, stage, &chain.stages[i + 1..]),
@@ -34,6 +30,22 @@ impl<'a> Checker<'a, '_> {
             };
         }
         value
+    }
+
+    /// What enters a chain.
+    fn input(&mut self, input: Operand<'a>, stages: &[Option<Stage<'a>>]) -> Option<Value> {
+        let shape = self.shape_before(input, stages);
+        let placement = self.infer_input(stages, shape.n_dims());
+        let wanted = Wanted { dtype: DType::Bf16, shape, placement };
+        // What cannot be read, or is misspelt, may be meant as a `gemm`.
+        let may_multiply = stages.first().is_some_and(|stage| {
+            let op = stage.as_ref().and_then(|stage| ops::find(stage.name.text));
+            op.is_none_or(|op| op.kind == OpKind::Gemm)
+        });
+        match may_multiply {
+            true => self.factor(input, wanted),
+            false => self.value(input, wanted),
+        }
     }
 
     fn stage(
@@ -59,6 +71,7 @@ impl<'a> Checker<'a, '_> {
             OpKind::Gelu => self.nonlinear(call, Op::Gelu),
             OpKind::Silu => self.nonlinear(call, Op::Silu),
             OpKind::Relu => self.nonlinear(call, Op::Relu),
+            OpKind::Swiglu => self.swiglu(call),
             OpKind::Scale => self.scale(call),
             OpKind::Cast => self.cast(call),
             OpKind::Unsupported => {

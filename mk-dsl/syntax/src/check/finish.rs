@@ -3,13 +3,13 @@
 use super::dims::Resolved;
 use super::types::Written;
 use super::{Checker, Id, State, Term, Ty, Value};
-use crate::ast::{Source, Type};
+use crate::ast::{Source, Type, Word};
 use crate::messages;
 use crate::program::{
     Dim, Node, Program, Symbol, SymbolId, SymbolKind, Tensor, TensorType, ValueId,
 };
 use crate::span::Span;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The longest name made up for a bare chain, in bytes.
 const MAX_NAME: usize = 48;
@@ -40,6 +40,7 @@ impl<'a> Checker<'a, '_> {
 
     fn result(&mut self, ty: &Type<'a>, declared: &Written, found: &Ty) {
         let whole = self.show(found);
+        let shapes = (self.show_dims(&declared.dims), self.show_dims(&found.dims));
         let mut report = |span: Span, what: &str, declared: String, found: String| {
             self.sink.push(span, messages::result_type(what, &declared, &found, &whole));
         };
@@ -53,11 +54,8 @@ impl<'a> Checker<'a, '_> {
             _ => self.dims.root(*a) == self.dims.root(*b),
         };
         if dims.0.len() != dims.1.len() || !dims.0.iter().zip(dims.1).all(same_dim) {
-            let show = |dims: &[Term]| {
-                let dims: Vec<String> = dims.iter().map(|&d| self.dims.show(d)).collect();
-                format!("[{}]", dims.join(", "))
-            };
-            report(ty.dims_span, "shape", show(dims.0), show(dims.1));
+            let (declared, found) = shapes;
+            report(ty.dims_span, "shape", declared, found);
         }
         if let (Some(placement), [first, .., last] | [first @ last]) =
             (&declared.placement, ty.placements.as_slice())
@@ -102,15 +100,50 @@ impl<'a> Checker<'a, '_> {
             Some(signature) => signature.name.text.to_owned(),
             None => made_up_name(nodes.iter().map(|node| node.op.name())),
         };
+        let result_names = self.result_names(results);
         Some(Program {
             name,
             docs: docs.collect(),
             mesh_axes: self.mesh.axes.iter().map(|&axis| axis.to_owned()).collect(),
             symbols: symbols.list,
             results: results.iter().map(|&id| value(id)).collect(),
+            result_names,
             tensors,
             nodes,
         })
+    }
+
+    /// See [`Program::result_names`].
+    fn result_names(&self, results: &[Id]) -> Vec<String> {
+        let mut bound: BTreeMap<usize, Word<'a>> = BTreeMap::new();
+        if results.len() > 1 {
+            for name in self.names.values() {
+                if let Some(Id::Node(i)) = name.id {
+                    // Of two names for one value, the first.
+                    let word = bound.entry(i).or_insert(name.word);
+                    if name.word.span.start < word.span.start {
+                        *word = name.word;
+                    }
+                }
+            }
+        }
+        let mut taken: BTreeSet<String> = self.names.keys().map(|&name| name.to_owned()).collect();
+        let name = |(i, &id): (usize, &Id)| {
+            // The name of a value that is two results is the first one's.
+            let word = match id {
+                Id::Node(node) => bound.remove(&node),
+                Id::Param(_) => None,
+            };
+            if let Some(word) = word {
+                return word.text.to_owned();
+            }
+            let mut name = if results.len() == 1 { "out".to_owned() } else { format!("out{i}") };
+            while !taken.insert(name.clone()) {
+                name.push('_');
+            }
+            name
+        };
+        results.iter().enumerate().map(name).collect()
     }
 }
 
@@ -158,7 +191,11 @@ impl Symbols<'_, '_, '_> {
         }
         let id = SymbolId::new(self.list.len());
         self.ids.insert(root, id);
-        self.list.push(Symbol { name, kind: SymbolKind::Fixed });
+        let kind = match self.checker.runtime.get(name.as_str()) {
+            Some(&max) => SymbolKind::Runtime { max },
+            None => SymbolKind::Fixed,
+        };
+        self.list.push(Symbol { name, kind });
         Dim::Sym(id)
     }
 }

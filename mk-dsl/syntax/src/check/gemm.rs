@@ -1,7 +1,9 @@
-//! `gemm(w)`: `[M, K] x [K, N] -> [M, N]`.
+//! `gemm(w)`: `[M, K] x [K, N] -> [M, N]`, and with a weight `[K, G, N]`, `[M, G, N]`.
 
 use super::chain::Call;
-use super::{Checker, Shape, Ty, Value, Wanted};
+use super::dims::Resolved;
+use super::{Checker, Ty, Value, Wanted};
+use crate::ast::Operand;
 use crate::messages;
 use crate::program::{DType, Op, Placement};
 
@@ -10,10 +12,10 @@ fn product(left: Placement, right: Placement) -> Option<Placement> {
     use Placement::{Partial, Replicate, Shard};
     match (left, right) {
         (Replicate, Replicate) => Some(Replicate),
-        // Each rank has some columns.
-        (Replicate, Shard(1)) => Some(Shard(1)),
         // Each rank contracts over a part of K.
         (Shard(1), Shard(0)) => Some(Partial),
+        // Each rank has some columns: the weight's dimensions after K are those of the product.
+        (Replicate, Shard(dim @ 1..)) => Some(Shard(dim)),
         // Each rank has some rows.
         (Shard(0), Replicate) => Some(Shard(0)),
         // The product is linear in the right operand.
@@ -22,19 +24,62 @@ fn product(left: Placement, right: Placement) -> Option<Placement> {
     }
 }
 
-/// What to do about a pair that `product` refuses. `name` is the right operand's.
-fn advice(left: Placement, name: &str) -> String {
+/// What to do about a pair that `product` refuses. The weight is stored as `name`, its rows and
+/// columns in dimensions `rows` and `columns` of that.
+fn advice(left: Placement, name: &str, rows: usize, columns: usize) -> String {
     match left {
         Placement::Replicate => {
-            format!("declare {name} `@ shard(1)`, `@ replicate` or `@ partial`")
+            format!("declare `{name}` `@ shard({columns})`, `@ replicate` or `@ partial`")
         }
-        Placement::Shard(0) => format!("`gather` the input first, or declare {name} `@ replicate`"),
-        Placement::Shard(_) => format!("declare {name} `@ shard(0)`, or `gather` the input first"),
+        Placement::Shard(0) => {
+            format!("`gather` the input first, or declare `{name}` `@ replicate`")
+        }
+        Placement::Shard(_) => {
+            format!("declare `{name}` `@ shard({rows})`, or `gather` the input first")
+        }
         Placement::Partial => "reduce it first: `reduce_scatter` or `all_reduce`".into(),
     }
 }
 
+impl Ty {
+    /// The type of a matrix read the other way round.
+    fn transposed(mut self) -> Ty {
+        self.dims.reverse();
+        self.placement = transposed(self.placement);
+        self
+    }
+}
+
+fn transposed(placement: Vec<Placement>) -> Vec<Placement> {
+    let turned = placement.into_iter().map(|p| match p {
+        Placement::Shard(0) => Placement::Shard(1),
+        Placement::Shard(1) => Placement::Shard(0),
+        p => p,
+    });
+    turned.collect()
+}
+
 impl<'a> Checker<'a, '_> {
+    /// The value of an operand of `gemm`, as the product reads it; `wanted` is of that, too.
+    pub(super) fn factor(&mut self, operand: Operand<'a>, wanted: Wanted) -> Option<Value> {
+        let Some(at) = operand.transposed else {
+            return self.stored(operand.word, wanted);
+        };
+        let Wanted { dtype, shape, placement } = wanted;
+        // Dimensions that are written are those of what is stored; fresh ones have no order yet.
+        let wanted = Wanted { dtype, shape, placement: transposed(placement) };
+        let mut value = self.stored(operand.word, wanted)?;
+        if value.ty.dims.len() != 2 {
+            let shape = self.show_dims(&value.ty.dims);
+            self.sink.push(at, messages::transpose_rank(operand.word.text, &shape));
+            return None;
+        }
+        value.ty = value.ty.transposed();
+        value.label = format!("`{}.t`", operand.word.text);
+        value.is_transposed = true;
+        Some(value)
+    }
+
     pub(super) fn gemm(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
         call.args.finish(self.sink);
@@ -44,13 +89,19 @@ impl<'a> Checker<'a, '_> {
             return None;
         };
         let dtype = if a.ty.dtype == DType::F32 { DType::Bf16 } else { a.ty.dtype };
-        let placement = self.infer_weight(&a, call.rest);
-        let b = self.value(operand, Wanted { dtype, shape: Shape::Fresh(2), placement });
+        let shape = self.shape_before(operand, call.rest);
+        let placement = self.infer_weight(&a, shape.n_dims(), call.rest);
+        let b = self.factor(operand, Wanted { dtype, shape, placement });
 
         let n_before = self.sink.len();
-        let a_dims = matrix(&a.ty);
+        let a_dims = <[_; 2]>::try_from(a.ty.dims.as_slice()).ok();
         if a_dims.is_none() {
-            self.sink.push(op, messages::gemm_rank(&a.label, a.ty.dims.len()));
+            let shape = self.show_dims(&a.ty.dims);
+            let has_pair = match a.ty.dims.as_slice() {
+                [_, pair, _] => matches!(self.dims.resolve(*pair), Resolved::Lit(2)),
+                _ => false,
+            };
+            self.sink.push(op, messages::gemm_left_rank(&a.label, &shape, has_pair));
         }
         if a.ty.dtype == DType::F32 {
             self.sink.push(op, messages::gemm_dtype(&a.label));
@@ -62,14 +113,19 @@ impl<'a> Checker<'a, '_> {
             let text = messages::dtype_mismatch("gemm", a.ty.dtype, &b.label, b.ty.dtype);
             self.sink.push(at, text);
         }
-        let Some([k, n]) = matrix(&b.ty) else {
-            self.sink.push(at, messages::gemm_rank(&b.label, b.ty.dims.len()));
+        let ([k, columns @ ..], 2 | 3) = (b.ty.dims.as_slice(), b.ty.dims.len()) else {
+            let shape = self.show_dims(&b.ty.dims);
+            self.sink.push(at, messages::gemm_right_rank(&b.label, &shape));
             return None;
         };
         let [m, a_k] = a_dims?;
-        if !self.dims.unify(a_k, k) {
-            let (left, right) = (self.dims.show(a_k), self.dims.show(k));
-            self.sink.push(at, messages::gemm_contraction(&left, &right, &b.label));
+        // Where the weight's rows and columns are in what is stored.
+        let last = columns.len();
+        let (row, column) = if b.is_transposed { (last, 0) } else { (0, last) };
+        if !self.dims.unify(a_k, *k) {
+            let (left, right) = (self.dims.show(a_k), self.dims.show(*k));
+            let text = messages::gemm_contraction(&left, &right, operand.word.text, row);
+            self.sink.push(at, text);
         }
         let mut placement = Vec::new();
         for (axis, (&left, &right)) in a.ty.placement.iter().zip(&b.ty.placement).enumerate() {
@@ -77,19 +133,19 @@ impl<'a> Checker<'a, '_> {
                 Some(p) => placement.push(p),
                 None => {
                     let shown = (self.mesh.show(left, axis), self.mesh.show(right, axis));
-                    let help = advice(left, &b.label);
-                    self.sink.push(at, messages::gemm_placement(&shown.0, &shown.1, help));
+                    let help = advice(left, operand.word.text, row, column);
+                    let turned = b.is_transposed.then_some(b.label.as_str());
+                    let text = messages::gemm_placement(&shown.0, &shown.1, turned, help);
+                    self.sink.push(at, text);
                 }
             }
         }
         if self.sink.len() != n_before {
             return None;
         }
-        let ty = Ty { dtype: a.ty.dtype, dims: vec![m, n], placement };
-        Some(self.push(Op::Gemm, vec![a.id, b.id], ty, a.gathered))
+        let dims = [m].into_iter().chain(columns.iter().copied()).collect();
+        let ty = Ty { dtype: a.ty.dtype, dims, placement };
+        let op = Op::Gemm { a_transposed: a.is_transposed, b_transposed: b.is_transposed };
+        Some(self.push(op, vec![a.id, b.id], ty, a.gathered))
     }
-}
-
-fn matrix(ty: &Ty) -> Option<[super::Term; 2]> {
-    ty.dims.as_slice().try_into().ok()
 }

@@ -1,10 +1,10 @@
-//! Placements that the source leaves out: those that make the chain type-check.
+//! Placements and shapes that the source leaves out: those that make the chain type-check.
 //!
 //! The rule looks forward along the chain, on each mesh axis by itself, to the next stage that
 //! is not elementwise (`docs/dsl.md` states it for users, in "Bare names").
 
-use super::{Checker, Value};
-use crate::ast::Stage;
+use super::{Checker, Id, Shape, State, Value};
+use crate::ast::{Operand, Stage};
 use crate::ops::{self, OpKind};
 use crate::program::Placement;
 
@@ -49,30 +49,69 @@ fn is_over(stage: &Stage<'_>, axis: &str) -> bool {
     super::args::axis_word(stage).is_none_or(|word| word.text == axis)
 }
 
+/// The last dimension; that of a matrix for what is no tensor of columns, which is then refused.
+fn columns(n_dims: usize) -> usize {
+    n_dims.max(2) - 1
+}
+
+/// Whether an operation has the shape of its input.
+fn keeps_shape(kind: Option<OpKind>) -> bool {
+    !matches!(kind, None | Some(OpKind::Gemm | OpKind::Swiglu | OpKind::Unsupported))
+}
+
 impl<'a> Checker<'a, '_> {
-    /// The placement of a tensor that enters a chain before `stages`.
-    pub(super) fn infer_input(&self, stages: &[Option<Stage<'a>>]) -> Vec<Placement> {
+    /// The shape of an operand without annotation, of which the value before `stages` has its
+    /// columns; if only its placement is open, the shape that it has.
+    pub(super) fn shape_before(&self, operand: Operand<'a>, stages: &[Option<Stage<'a>>]) -> Shape {
+        let id = self.names.get(operand.word.text).and_then(|name| name.id);
+        if let Some(Id::Param(i)) = id
+            && let State::Open { dims: Some(dims), .. } = &self.params[i].state
+        {
+            return Shape::Like(dims.clone());
+        }
+        let kinds = stages.iter().map(|s| s.as_ref().and_then(|s| ops::find(s.name.text)));
+        let mut kinds = kinds.map(|op| op.map(|op| op.kind)).skip_while(|kind| keeps_shape(*kind));
+        match kinds.next() {
+            // A matrix has no gate/up axis to transpose around.
+            Some(Some(OpKind::Swiglu)) if operand.transposed.is_none() => Shape::GateUp,
+            _ => Shape::Fresh(2),
+        }
+    }
+
+    /// The placement of a tensor of `n_dims` dimensions that enters a chain before `stages`.
+    pub(super) fn infer_input(
+        &self,
+        stages: &[Option<Stage<'a>>],
+        n_dims: usize,
+    ) -> Vec<Placement> {
         let axes = self.mesh.axes.iter();
         axes.map(|axis| match next_two(stages, axis) {
             Next::Gather => Placement::Shard(0),
-            Next::Gemm { reduced: true } => Placement::Shard(1),
+            Next::Gemm { reduced: true } => Placement::Shard(columns(n_dims)),
             Next::Gemm { reduced: false } | Next::Nothing => Placement::Replicate,
             Next::Reduce => Placement::Partial,
         })
         .collect()
     }
 
-    /// The placement of the second operand of a `gemm` of `input`, with `rest` after it.
-    pub(super) fn infer_weight(&self, input: &Value, rest: &[Option<Stage<'a>>]) -> Vec<Placement> {
+    /// The placement of the second operand of a `gemm` of `input`, of `n_dims` dimensions as the
+    /// product reads it, with `rest` after it.
+    pub(super) fn infer_weight(
+        &self,
+        input: &Value,
+        n_dims: usize,
+        rest: &[Option<Stage<'a>>],
+    ) -> Vec<Placement> {
+        let columns = Placement::Shard(columns(n_dims));
         let axes = self.mesh.axes.iter().zip(&input.ty.placement).zip(&input.gathered);
         axes.map(|((axis, placement), &gathered)| match placement {
             Placement::Shard(1) => Placement::Shard(0),
             Placement::Shard(_) | Placement::Partial => Placement::Replicate,
             Placement::Replicate => match next_two(rest, axis) {
                 Next::Reduce => Placement::Partial,
-                Next::Gemm { reduced: true } | Next::Gather => Placement::Shard(1),
+                Next::Gemm { reduced: true } | Next::Gather => columns,
                 Next::Gemm { reduced: false } => Placement::Replicate,
-                Next::Nothing if gathered => Placement::Shard(1),
+                Next::Nothing if gathered => columns,
                 Next::Nothing => Placement::Replicate,
             },
         })

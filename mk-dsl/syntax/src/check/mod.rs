@@ -16,6 +16,8 @@ mod finish;
 mod gemm;
 mod infer;
 mod mesh;
+mod runtime;
+mod swiglu;
 mod types;
 
 use crate::ast::{Operand, Source, Word};
@@ -26,7 +28,7 @@ use crate::span::Span;
 use crate::suggest::nearest;
 use dims::{Dims, Term};
 use mesh::Mesh;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The most mesh axes: the fabrics known have fewer levels.
 pub(crate) const MAX_AXES: usize = 4;
@@ -41,6 +43,8 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
         mesh,
         dims: Dims::default(),
         is_bare: source.signature.is_none(),
+        runtime: BTreeMap::new(),
+        bound_later: source.body.lets.iter().map(|binding| binding.name.text).collect(),
         names: BTreeMap::new(),
         params: Vec::new(),
         nodes: Vec::new(),
@@ -72,7 +76,7 @@ struct Ty {
 }
 
 /// A value before it has its final number.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Id {
     Param(usize),
     Node(usize),
@@ -85,8 +89,10 @@ struct Value {
     ty: Ty,
     /// For each mesh axis, whether a `gather` over it is upstream.
     gathered: Vec<bool>,
-    /// What messages call it: "`x`", "the result of `gemm`".
+    /// What messages call it: "`x`", "`x.t`", "the result of `gemm`".
     label: String,
+    /// `ty` is that of the transpose; only a factor of `gemm` can be.
+    is_transposed: bool,
 }
 
 #[derive(Debug)]
@@ -130,6 +136,18 @@ enum Shape {
     Fresh(usize),
     /// These dimensions.
     Like(Vec<Term>),
+    /// Three dimensions, of which the second is 2: gate and up.
+    GateUp,
+}
+
+impl Shape {
+    fn n_dims(&self) -> usize {
+        match self {
+            Shape::Fresh(n) => *n,
+            Shape::Like(dims) => dims.len(),
+            Shape::GateUp => 3,
+        }
+    }
 }
 
 /// The type that an open tensor gets where it is first used.
@@ -145,7 +163,11 @@ struct Checker<'a, 's> {
     dims: Dims,
     /// Unknown names are parameters.
     is_bare: bool,
+    /// The symbols that are known at launch only, and their declared bounds.
+    runtime: BTreeMap<&'a str, Option<u64>>,
     names: BTreeMap<&'a str, Name<'a>>,
+    /// What a `let` further down defines.
+    bound_later: BTreeSet<&'a str>,
     params: Vec<Param<'a>>,
     nodes: Vec<NodeDraft>,
 }
@@ -163,14 +185,14 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// What the name means, now used; `None` after a report, now or where it was defined.
-    fn resolve(&mut self, operand: Operand<'a>) -> Option<Id> {
-        let Operand { word, transposed } = operand;
-        if let Some(span) = transposed {
-            self.sink.push(span, messages::unsupported_transpose(word.text));
-        }
+    fn resolve(&mut self, word: Word<'a>) -> Option<Id> {
         if let Some(name) = self.names.get_mut(word.text) {
             name.is_used = true;
-            return name.id.filter(|_| transposed.is_none());
+            return name.id;
+        }
+        if self.bound_later.contains(word.text) {
+            self.sink.push(word.span, messages::bound_later(word.text));
+            return None;
         }
         if !self.is_bare {
             let known = self.names.keys().copied().take(MAX_SUGGESTIONS);
@@ -191,15 +213,26 @@ impl<'a> Checker<'a, '_> {
 
     /// Resolves an operand of a stage whose input is absent, for the mistakes in its name.
     fn touch(&mut self, operand: Operand<'a>) {
-        self.resolve(operand);
+        self.resolve(operand.word);
     }
 
-    /// The value of an operand; if that is open, it becomes what is wanted.
+    /// The value of an operand that may not be transposed; if it is open, it becomes what is
+    /// wanted.
     fn value(&mut self, operand: Operand<'a>, wanted: Wanted) -> Option<Value> {
-        match self.resolve(operand)? {
+        if let Some(span) = operand.transposed {
+            self.sink.push(span, messages::transpose_elsewhere(operand.word.text));
+            self.touch(operand);
+            return None;
+        }
+        self.stored(operand.word, wanted)
+    }
+
+    /// The value of a name, as it is stored.
+    fn stored(&mut self, word: Word<'a>, wanted: Wanted) -> Option<Value> {
+        match self.resolve(word)? {
             Id::Node(i) => {
                 let mut value = self.nodes[i].value.clone();
-                value.label = format!("`{}`", operand.word.text);
+                value.label = format!("`{}`", word.text);
                 Some(value)
             }
             Id::Param(i) => {
@@ -212,7 +245,8 @@ impl<'a> Checker<'a, '_> {
                     id: Id::Param(i),
                     gathered: vec![false; ty.placement.len()],
                     ty,
-                    label: format!("`{}`", operand.word.text),
+                    label: format!("`{}`", word.text),
+                    is_transposed: false,
                 })
             }
         }
@@ -228,6 +262,10 @@ impl<'a> Checker<'a, '_> {
         let dims = dims.unwrap_or_else(|| match wanted.shape {
             Shape::Fresh(n) => (0..n).map(|dim| self.dims.var(name.text, dim)).collect(),
             Shape::Like(dims) => dims,
+            Shape::GateUp => {
+                let [rows, columns] = [0, 2].map(|dim| self.dims.var(name.text, dim));
+                vec![rows, self.dims.lit(2), columns]
+            }
         });
         let ty = Ty { dtype: dtype.unwrap_or(wanted.dtype), dims, placement: wanted.placement };
         self.validate(name, dtype_span, &ty)?;
@@ -237,7 +275,8 @@ impl<'a> Checker<'a, '_> {
 
     fn push(&mut self, op: Op, inputs: Vec<Id>, ty: Ty, gathered: Vec<bool>) -> Value {
         let id = Id::Node(self.nodes.len());
-        let value = Value { id, ty, gathered, label: format!("the result of `{}`", op.name()) };
+        let label = format!("the result of `{}`", op.name());
+        let value = Value { id, ty, gathered, label, is_transposed: false };
         self.nodes.push(NodeDraft { op, inputs, value: value.clone() });
         value
     }

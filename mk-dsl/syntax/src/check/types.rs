@@ -1,6 +1,6 @@
 //! Written types: dtype, dimensions, placements.
 
-use super::{Checker, Id, MAX_DIMS, Param, State, Ty};
+use super::{Checker, Id, MAX_DIMS, Param, State, Term, Ty};
 use crate::ast::{DimExpr, PlacementExpr, PlacementKind, Signature, Type, Word};
 use crate::messages;
 use crate::ops;
@@ -22,16 +22,13 @@ pub(super) fn reserved(name: &str) -> Option<&'static str> {
 /// A written type; no placement if none is written.
 pub(super) struct Written {
     pub dtype: DType,
-    pub dims: Vec<super::Term>,
+    pub dims: Vec<Term>,
     pub placement: Option<Vec<Placement>>,
 }
 
 impl<'a> Checker<'a, '_> {
     pub(super) fn signature(&mut self, signature: &Signature<'a>) {
-        for symbol in &signature.runtime {
-            let name = symbol.name;
-            self.sink.push(name.span, messages::unsupported_runtime(name.text));
-        }
+        self.runtime_symbols(signature);
         for param in &signature.params {
             let dtype_span = param.ty.as_ref().map_or(param.name.span, |ty| ty.dtype.span);
             let written = param.ty.as_ref().and_then(|ty| self.written(ty));
@@ -166,8 +163,13 @@ impl<'a> Checker<'a, '_> {
 
     /// A type as the source would write it.
     pub(super) fn show(&self, ty: &Ty) -> String {
-        let dims: Vec<String> = ty.dims.iter().map(|&dim| self.dims.show(dim)).collect();
         let placement = self.mesh.show_all(&ty.placement);
-        format!("{}[{}] @ {placement}", ty.dtype, dims.join(", "))
+        format!("{}{} @ {placement}", ty.dtype, self.show_dims(&ty.dims))
+    }
+
+    /// A shape as the source would write it: `[M, K]`.
+    pub(super) fn show_dims(&self, dims: &[Term]) -> String {
+        let dims: Vec<String> = dims.iter().map(|&dim| self.dims.show(dim)).collect();
+        format!("[{}]", dims.join(", "))
     }
 }

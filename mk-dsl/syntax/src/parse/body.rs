@@ -180,7 +180,15 @@ impl<'a> Parser<'a, '_> {
                 self.error(Expected::Number);
                 None
             }
-            _ => self.operand(Expected::Arg).map(ArgValue::Name),
+            _ => {
+                let operand = self.operand(Expected::Arg)?;
+                if self.at_punct('(') {
+                    let inner = operand.word;
+                    self.sink.push(inner.span, messages::nested_call(inner.text));
+                    return None;
+                }
+                Some(ArgValue::Name(operand))
+            }
         }
     }
 }

@@ -121,7 +121,14 @@ impl<'a> Parser<'a, '_> {
     fn dim(&mut self) -> Option<DimExpr<'a>> {
         match self.kind() {
             Kind::Int => self.int(Expected::Dim).map(DimExpr::Lit),
-            _ => self.word(Expected::Dim).map(DimExpr::Sym),
+            _ => {
+                let word = self.word(Expected::Dim)?;
+                if self.at_punct(':') {
+                    self.sink.push(word.span, messages::runtime_in_shape(word.text));
+                    return None;
+                }
+                Some(DimExpr::Sym(word))
+            }
         }
     }
 

@@ -1,0 +1,100 @@
+//! The plans that are mutated: every pipeline of the catalogue on several worlds and shapes, and every fixture.
+
+use mk_codegen::{
+    ir::Plan,
+    passes::{Config, lower},
+};
+use mk_syntax::Program;
+use std::{collections::BTreeMap, fs, path::Path};
+
+/// A pipeline and the extents of its tensors: rows are `M`, `L` is another that fits into no tile.
+type Pipeline = (&'static str, &'static [(&'static str, &'static [char])]);
+
+const PIPELINES: &[Pipeline] = &[
+    ("gather(a)", &[("a", &['M', 'K'])]),
+    ("reduce_scatter(x)", &[("x", &['M', 'N'])]),
+    ("all_reduce(x)", &[("x", &['M', 'N'])]),
+    ("gather(a) -> gemm(b)", &[("a", &['M', 'K']), ("b", &['K', 'N'])]),
+    (
+        "gather(a) -> gemm(b) -> bias(c) -> gelu",
+        &[("a", &['M', 'K']), ("b", &['K', 'N']), ("c", &['N'])],
+    ),
+    ("gemm(a, b) -> reduce_scatter", &[("a", &['M', 'K']), ("b", &['K', 'N'])]),
+    ("gemm(a, b) -> all_reduce", &[("a", &['M', 'K']), ("b", &['K', 'N'])]),
+    ("gather(a) -> gemm(b) -> reduce_scatter", &[("a", &['M', 'K']), ("b", &['K', 'N'])]),
+    (
+        "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter",
+        &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])],
+    ),
+    (
+        "gather(x) -> gemm(w1) -> bias(c) -> silu -> gemm(w2) -> all_reduce",
+        &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("c", &['F']), ("w2", &['F', 'N'])],
+    ),
+    (
+        "gemm(x, w1) -> relu -> gemm(w2) -> bias(d)",
+        &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N']), ("d", &['N'])],
+    ),
+];
+
+/// Extents by letter, rows for each rank.
+type Shape = (&'static str, u64, &'static [(char, u64)]);
+
+const SHAPES: &[Shape] = &[
+    ("one tile", 128, &[('K', 64), ('N', 256), ('F', 240)]),
+    ("two tiles", 256, &[('K', 128), ('N', 320), ('F', 512)]),
+    ("ragged", 131, &[('K', 72), ('N', 264), ('F', 136)]),
+    ("odd pitches", 130, &[('K', 33), ('N', 65), ('F', 130)]),
+];
+
+/// A plan with a name.
+pub struct Case {
+    pub name: String,
+    pub plan: Plan,
+}
+
+/// The fixtures of `tests/plans`.
+pub fn fixtures() -> Vec<Case> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans");
+    let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+    let mut paths: Vec<_> = entries.map(|e| e.expect("an entry").path()).collect();
+    paths.retain(|p| p.extension().is_some_and(|e| e == "plan"));
+    paths.sort();
+    let read = |p: &Path| {
+        let text = fs::read_to_string(p).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
+        let plan = text.parse().unwrap_or_else(|e| panic!("{}: {e}", p.display()));
+        Case { name: p.file_stem().unwrap_or_default().to_string_lossy().into_owned(), plan }
+    };
+    paths.iter().map(|p| read(p)).collect()
+}
+
+/// The catalogue. `few`: on one world and shape each, in turn, and not on all.
+pub fn pipelines(few: bool) -> Vec<Case> {
+    let mut out = Vec::new();
+    for (i, (source, tensors)) in PIPELINES.iter().enumerate() {
+        for (j, ranks) in [2u32, 3].into_iter().enumerate() {
+            for (k, shape) in SHAPES.iter().enumerate() {
+                // The smallest shape and the raggedest take turns.
+                if few && (k != [0, 2, 3][i % 3] || j != i % 2) {
+                    continue;
+                }
+                let name = format!("{source}, {ranks} ranks, {}", shape.0);
+                out.push(Case { plan: compile(source, ranks, tensors, shape), name });
+            }
+        }
+    }
+    out
+}
+
+fn compile(source: &str, ranks: u32, tensors: &[(&str, &[char])], shape: &Shape) -> Plan {
+    let program = Program::parse(source).unwrap_or_else(|e| panic!("{source}: {e:?}"));
+    let extent = |c: &char| match shape.2.iter().find(|s| s.0 == *c) {
+        Some((_, n)) => *n,
+        None => shape.1 * u64::from(ranks),
+    };
+    let shapes: BTreeMap<_, Vec<u64>> =
+        tensors.iter().map(|(n, s)| (n.to_string(), s.iter().map(extent).collect())).collect();
+    let bound =
+        program.bind(&BTreeMap::new(), &shapes).unwrap_or_else(|e| panic!("{source}: {e:?}"));
+    let config = Config { ranks, ..Config::default() };
+    lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{source}: {e}"))
+}

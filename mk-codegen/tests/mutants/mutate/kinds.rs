@@ -1,0 +1,54 @@
+//! What was done to a mutant.
+
+/// Kinds of mutants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    DropWait,
+    DropPost,
+    DropCredit,
+    DropEntered,
+    LowerThreshold,
+    RaiseThreshold,
+    EpochEarly,
+    WaitScope,
+    PostScope,
+    Completion,
+    WaitProxy,
+    WaitAgent,
+    PostAgent,
+    WaitMoved,
+    PostMoved,
+    SwapWaits,
+    PostTwice,
+    EachFewer,
+    ShrinkSlots,
+    SlotEarly,
+}
+
+impl Kind {
+    /// For tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::DropWait => "a wait dropped",
+            Kind::DropPost => "a post dropped",
+            Kind::DropCredit => "a credit dropped",
+            Kind::DropEntered => "`entered` not awaited",
+            Kind::LowerThreshold => "a threshold lowered",
+            Kind::RaiseThreshold => "a threshold raised",
+            Kind::EpochEarly => "a wait for the epoch before",
+            Kind::WaitScope => "a wait at scope gpu",
+            Kind::PostScope => "a post at scope gpu",
+            Kind::Completion => "a weaker completion",
+            Kind::WaitProxy => "another proxy fence, or none",
+            Kind::WaitAgent => "a wait by another agent",
+            Kind::PostAgent => "a post by another agent",
+            Kind::WaitMoved => "a wait at another point",
+            Kind::PostMoved => "a post before the work",
+            Kind::SwapWaits => "two waits swapped",
+            Kind::PostTwice => "a post of twice as much",
+            Kind::EachFewer => "one repetition fewer",
+            Kind::ShrinkSlots => "one slot fewer",
+            Kind::SlotEarly => "a slot reused an epoch early",
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Mutants of a plan: one edge dropped, weakened or moved.
+
+mod kinds;
+mod slots;
+
+pub use kinds::Kind;
+
+use mk_codegen::ir::{Completion, FamId, Plan, Point, Proxy, Scope};
+
+/// A plan with one thing changed.
+pub struct Mutant {
+    pub kind: Kind,
+    /// What was changed.
+    pub name: String,
+    pub plan: Plan,
+}
+
+/// All mutants of a plan.
+pub fn mutants(plan: &Plan) -> Vec<Mutant> {
+    let mut m = Maker { plan, out: Vec::new() };
+    for id in plan.families.keys() {
+        m.waits(id);
+        m.posts(id);
+        m.pairs(id);
+    }
+    m.entered();
+    slots::shrink(&mut m);
+    // A change that changes nothing is no mutant.
+    m.out.retain(|x| x.plan != *plan);
+    m.out
+}
+
+pub(self) struct Maker<'p> {
+    plan: &'p Plan,
+    out: Vec<Mutant>,
+}
+
+impl Maker<'_> {
+    fn add(&mut self, kind: Kind, name: String, change: impl FnOnce(&mut Plan)) {
+        let mut plan = self.plan.clone();
+        change(&mut plan);
+        self.out.push(Mutant { kind, name, plan });
+    }
+
+    fn waits(&mut self, id: FamId) {
+        let x = &self.plan.families[id];
+        for (i, w) in x.waits.iter().enumerate() {
+            let e = w.edge;
+            self.add(Kind::DropWait, format!("{e} dropped"), |p| {
+                p.families[id].waits.remove(i);
+            });
+            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::ir::Wait)| {
+                self.add(kind, format!("{e} {name}"), |p| f(&mut p.families[id].waits[i]));
+            };
+            change(Kind::LowerThreshold, "count - 1".into(), &|w| w.count = w.count.clone() - 1);
+            change(Kind::LowerThreshold, "count / 2".into(), &|w| w.count = w.count.clone() / 2);
+            change(Kind::RaiseThreshold, "count + 1".into(), &|w| w.count = w.count.clone() + 1);
+            change(Kind::EpochEarly, format!("lag {}", w.lag + 1), &|w| w.lag += 1);
+            if w.scope == Scope::Sys {
+                change(Kind::WaitScope, "scope gpu".into(), &|w| w.scope = Scope::Gpu);
+            }
+            for proxy in [Proxy::Generic, Proxy::Async, Proxy::Host] {
+                change(Kind::WaitProxy, format!("for {}", proxy.name()), &|w| w.proxy = proxy);
+            }
+            for agent in x.leaf.contract().agents {
+                change(Kind::WaitAgent, format!("by {agent}"), &|w| w.by = agent);
+            }
+            for at in [Point::Start, Point::Inner, Point::End] {
+                if at != Point::Inner || x.inner.is_some() {
+                    change(Kind::WaitMoved, format!("at {}", at.name()), &|w| w.at = at);
+                }
+            }
+            if w.each.is_some() {
+                change(Kind::EachFewer, "one repetition fewer".into(), &|w| {
+                    if let Some(each) = &mut w.each {
+                        each.extent = each.extent.clone() - 1;
+                    }
+                });
+            }
+        }
+    }
+
+    fn posts(&mut self, id: FamId) {
+        let x = &self.plan.families[id];
+        let credit = x.leaf == mk_codegen::ir::Leaf::Signal;
+        for (i, post) in x.posts.iter().enumerate() {
+            let e = post.edge;
+            let kind = if credit { Kind::DropCredit } else { Kind::DropPost };
+            self.add(kind, format!("{e} dropped"), |p| {
+                p.families[id].posts.remove(i);
+            });
+            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::ir::Post)| {
+                self.add(kind, format!("{e} {name}"), |p| f(&mut p.families[id].posts[i]));
+            };
+            change(Kind::PostTwice, "twice as much".into(), &|p| p.add = p.add.clone() * 2);
+            if post.scope == Scope::Sys {
+                change(Kind::PostScope, "scope gpu".into(), &|p| p.scope = Scope::Gpu);
+            }
+            use Completion::*;
+            for after in
+                [ProgramOrder, SmemReadDone, GlobalWriteDone, NicPosted, NicDelivered, NicFlushed]
+            {
+                if after < post.after {
+                    let name = format!("after {}", after.name());
+                    change(Kind::Completion, name, &|p| p.after = after);
+                }
+            }
+            for agent in x.leaf.contract().agents {
+                change(Kind::PostAgent, format!("by {agent}"), &|p| p.by = agent);
+            }
+            if post.at == Point::End {
+                change(Kind::PostMoved, "at start".into(), &|p| p.at = Point::Start);
+            }
+            if post.each.is_some() {
+                change(Kind::EachFewer, "one repetition fewer".into(), &|p| {
+                    if let Some(each) = &mut p.each {
+                        each.extent = each.extent.clone() - 1;
+                    }
+                });
+            }
+        }
+    }
+
+    /// Two waits of a family trade places, or the words that they wait for.
+    fn pairs(&mut self, id: FamId) {
+        let n = self.plan.families[id].waits.len();
+        for (i, j) in (0..n).flat_map(|j| (0..j).map(move |i| (i, j))) {
+            let waits = &self.plan.families[id].waits;
+            let (a, b) = (waits[i].edge, waits[j].edge);
+            self.add(Kind::SwapWaits, format!("{a} and {b} in the other order"), |p| {
+                p.families[id].waits.swap(i, j)
+            });
+            self.add(Kind::SwapWaits, format!("{a} and {b} trade agents"), |p| {
+                let waits = &mut p.families[id].waits;
+                let (x, y) = (waits[i].by, waits[j].by);
+                (waits[i].by, waits[j].by) = (y, x);
+            });
+            self.add(Kind::SwapWaits, format!("{a} and {b} trade proxies and scopes"), |p| {
+                let waits = &mut p.families[id].waits;
+                let (x, y) = ((waits[i].proxy, waits[i].scope), (waits[j].proxy, waits[j].scope));
+                (waits[i].proxy, waits[i].scope) = y;
+                (waits[j].proxy, waits[j].scope) = x;
+            });
+        }
+    }
+
+    /// The announcement of an epoch, and everything that waits for it, are gone.
+    fn entered(&mut self) {
+        let named = self.plan.signals.iter().find(|s| s.1.name == "entered").map(|s| s.0);
+        let Some(entered) = named else { return };
+        self.add(Kind::DropEntered, "nobody waits for `entered`".into(), |p| {
+            for (_, x) in p.families.iter_mut() {
+                x.waits.retain(|w| w.signal != entered);
+            }
+        });
+        let ids: Vec<FamId> = self.plan.families.keys().collect();
+        for id in ids {
+            if self.plan.families[id].waits.iter().any(|w| w.signal == entered) {
+                self.add(Kind::DropEntered, format!("{id} does not wait for `entered`"), |p| {
+                    p.families[id].waits.retain(|w| w.signal != entered);
+                });
+            }
+        }
+    }
+}

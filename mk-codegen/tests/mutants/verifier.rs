@@ -1,0 +1,154 @@
+//! Every mutant is rejected by the verifier, or shown by the explorer to be as good as the original.
+
+use crate::{
+    cases::{self, Case},
+    explorer::{Verdict, explore},
+    mutate::{Kind, Mutant, mutants},
+};
+use mk_codegen::valid;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// What the two say of a mutant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    /// Rejected, and a run goes wrong.
+    Caught,
+    /// Rejected, though no run goes wrong: the verifier asks for more than the machine.
+    Strict,
+    /// Accepted, and no run goes wrong.
+    Equivalent,
+    /// Accepted, though a run goes wrong.
+    Missed,
+}
+
+struct Judged {
+    case: String,
+    kind: Kind,
+    name: String,
+    outcome: Outcome,
+    /// The first rule that rejects it.
+    rule: Option<u8>,
+    /// What the verifier or the explorer says.
+    says: String,
+    /// Time of the verifier and of the explorer.
+    took: [Duration; 2],
+}
+
+fn judge(case: &Case, mutant: &Mutant) -> Option<Judged> {
+    // Not a plan at all: there is nothing to explore.
+    if mutant.plan.check_structure().is_err() {
+        return None;
+    }
+    let begin = Instant::now();
+    let verified = valid::verify(&mutant.plan);
+    let middle = Instant::now();
+    let explored = explore(&mutant.plan);
+    let took = [middle - begin, middle.elapsed()];
+    let outcome = match (&verified, &explored) {
+        (Err(_), Verdict::Wrong(_)) => Outcome::Caught,
+        (Err(_), Verdict::Fine { .. }) => Outcome::Strict,
+        (Ok(_), Verdict::Fine { .. }) => Outcome::Equivalent,
+        (Ok(_), Verdict::Wrong(_)) => Outcome::Missed,
+    };
+    let rule = verified.as_ref().err().and_then(|e| e.violations.first()).map(|v| v.rule());
+    let says = match (verified, explored) {
+        (Err(e), Verdict::Fine { .. }) => e.to_string(),
+        (_, e) => format!("{e:?}"),
+    };
+    let (case, name) = (case.name.clone(), mutant.name.clone());
+    Some(Judged { case, kind: mutant.kind, name, outcome, rule, says, took })
+}
+
+/// Judges all mutants of all plans, on as many threads as there are cores.
+fn judge_all(cases: &[Case]) -> Vec<Judged> {
+    let all: Vec<(&Case, Mutant)> =
+        cases.iter().flat_map(|c| mutants(&c.plan).into_iter().map(move |m| (c, m))).collect();
+    let (next, out) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|s| {
+        for _ in 0..threads {
+            s.spawn(|| {
+                while let Some((case, mutant)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let judged = judge(case, mutant);
+                    out.lock().expect("no thread panics with the lock").extend(judged);
+                }
+            });
+        }
+    });
+    out.into_inner().expect("no thread panics with the lock")
+}
+
+fn cases() -> Vec<Case> {
+    let few = std::env::var_os("MK_MUTANTS").is_none_or(|v| v != "all");
+    let mut all = cases::fixtures();
+    all.extend(cases::pipelines(few));
+    all
+}
+
+fn table(judged: &[Judged]) -> String {
+    let mut by_kind: BTreeMap<Kind, [usize; 4]> = BTreeMap::new();
+    for j in judged {
+        by_kind.entry(j.kind).or_default()[j.outcome as usize] += 1;
+    }
+    let mut out = String::from(
+        "| mutation | mutants | rejected, wrong | rejected, no run goes wrong | accepted, equivalent | missed |\n\
+         | --- | --- | --- | --- | --- | --- |\n",
+    );
+    let mut sum = [0; 4];
+    let mut line = |name: &str, n: &[usize; 4]| {
+        let all: usize = n.iter().sum();
+        out += &format!("| {name} | {all} | {} | {} | {} | {} |\n", n[0], n[1], n[2], n[3]);
+    };
+    for (kind, n) in &by_kind {
+        line(kind.name(), n);
+        sum.iter_mut().zip(n).for_each(|(s, n)| *s += n);
+    }
+    line("all", &sum);
+    out
+}
+
+#[test]
+fn every_mutant_is_rejected_or_equivalent() {
+    let cases = cases();
+    for case in &cases {
+        let verdict = explore(&case.plan);
+        assert!(
+            matches!(verdict, Verdict::Fine { .. }),
+            "{}: {verdict:?}\n{}",
+            case.name,
+            case.plan
+        );
+        valid::verify(&case.plan).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    }
+    let judged = judge_all(&cases);
+    println!("{} plans\n{}", cases.len(), table(&judged));
+    let mut rules: BTreeMap<Option<u8>, usize> = BTreeMap::new();
+    judged.iter().for_each(|j| *rules.entry(j.rule).or_default() += 1);
+    println!("by the first rule that rejects: {rules:?}");
+    let mut time: BTreeMap<&str, [Duration; 2]> = BTreeMap::new();
+    for j in &judged {
+        let t = time.entry(&j.case).or_default();
+        (t[0], t[1]) = (t[0] + j.took[0], t[1] + j.took[1]);
+    }
+    time.iter().for_each(|(case, t)| println!("{case}: verifier {:?}, explorer {:?}", t[0], t[1]));
+    if std::env::var_os("MK_MUTANTS_SAY").is_some() {
+        for j in
+            judged.iter().filter(|j| matches!(j.outcome, Outcome::Strict | Outcome::Equivalent))
+        {
+            println!("{:?}: {}, {}: {}", j.outcome, j.case, j.name, j.says.replace('\n', " "));
+        }
+    }
+    let missed: Vec<_> = judged
+        .iter()
+        .filter(|j| j.outcome == Outcome::Missed)
+        .map(|j| format!("{}, {}: {}", j.case, j.name, j.says))
+        .collect();
+    assert!(missed.is_empty(), "accepted, but a run goes wrong:\n{}", missed.join("\n"));
+}

@@ -1,0 +1,106 @@
+//! Dimensions that come with each launch: what they do to shapes, tensor maps, and the hash that ranks compare.
+
+use crate::Error;
+use mk_abi::{KernelSource, MapBase, TensorMapSpec};
+
+/// Checks the values that a launch gives.
+///
+/// # Errors
+/// [`Error::Count`] for another number of values than the kernel has dimensions; [`Error::Shape`] for one outside its bounds.
+pub(super) fn check_dims(source: &KernelSource, dims: &[u32]) -> Result<(), Error> {
+    let expected = source.runtime_dims.len();
+    if dims.len() != expected {
+        return Err(Error::Count {
+            kernel: source.name.clone(),
+            what: "run-time dimensions",
+            expected,
+            given: dims.len(),
+        });
+    }
+    for (dim, value) in source.runtime_dims.iter().zip(dims) {
+        if !(1..=dim.max).contains(value) {
+            let what = format!(
+                "kernel {}: {} = {value} is not from 1 to {}, which it was compiled for",
+                source.name, dim.name, dim.max
+            );
+            return Err(Error::Shape { what });
+        }
+    }
+    Ok(())
+}
+
+/// A tensor map over as many rows as there are: boxes beyond them are clipped.
+pub(super) fn map(
+    source: &KernelSource,
+    rank: u32,
+    spec: &TensorMapSpec,
+    dims: &[u32],
+) -> TensorMapSpec {
+    let mut spec = spec.clone();
+    if let MapBase::Tensor(t) = spec.base
+        && let (Some(rows), Some(outer)) =
+            (source.runtime_rows(rank, t as usize, dims), spec.dims.last_mut())
+    {
+        *outer = rows;
+    }
+    spec
+}
+
+/// Whether a run-time dimension decides the rows of a tensor.
+pub(super) fn decides(source: &KernelSource, tensor: usize) -> bool {
+    source.runtime_dims.iter().flat_map(|d| &d.tensors).any(|t| t.tensor as usize == tensor)
+}
+
+/// Hash of plan and values (FNV-1a over their bytes): ranks that enter with others are found out.
+pub(super) fn launch_hash(plan_hash: u32, dims: &[u32]) -> u32 {
+    dims.iter()
+        .flat_map(|d| d.to_le_bytes())
+        .fold(plan_hash, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::contract::tests::source;
+    use mk_abi::{RuntimeDim, RuntimeRows};
+
+    fn dynamic(part: bool) -> KernelSource {
+        let mut source = source();
+        source.world_size = 3;
+        source.ranks = vec![source.ranks[0].clone(); 3];
+        let tensors = vec![RuntimeRows { tensor: 0, part }];
+        source.runtime_dims = vec![RuntimeDim { name: "M".into(), max: 8, tensors }];
+        source
+    }
+
+    #[test]
+    fn rows_follow_the_launch() {
+        let whole = dynamic(false);
+        assert_eq!(whole.shapes(2, &[5]), [[5, 16]]);
+        let part = dynamic(true);
+        let of = |rank| part.shapes(rank, &[5])[0][0];
+        assert_eq!([of(0), of(1), of(2)], [2, 2, 1]);
+        let of = |rank| part.shapes(rank, &[2])[0][0];
+        assert_eq!([of(0), of(1), of(2)], [1, 1, 0]);
+        let spec = map(&part, 2, &part.ranks[2].maps[0], &[5]);
+        assert_eq!(spec.dims, [16, 1]);
+    }
+
+    #[test]
+    fn values_outside_the_bound_are_refused() {
+        let source = dynamic(true);
+        assert!(check_dims(&source, &[8]).is_ok());
+        assert!(matches!(check_dims(&source, &[]), Err(Error::Count { expected: 1, .. })));
+        for bad in [0, 9] {
+            let error = check_dims(&source, &[bad]).expect_err("refused").to_string();
+            assert!(error.contains("is not from 1 to 8"), "{error}");
+        }
+    }
+
+    #[test]
+    fn hashes_tell_values_apart() {
+        assert_eq!(launch_hash(7, &[]), 7);
+        assert_ne!(launch_hash(7, &[1]), launch_hash(7, &[2]));
+        assert_ne!(launch_hash(7, &[256]), launch_hash(7, &[1]));
+    }
+}

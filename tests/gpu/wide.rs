@@ -1,0 +1,237 @@
+//! Pipelines beyond one chain of bf16: f16, f32 results, gates, transposed operands, several results, rows that come with
+//! each launch. Judged by the harness: fp32 on the GPUs, some rows in f64 on the host.
+
+use crate::worlds;
+use mk::{
+    Bound, Program,
+    abi::KernelSource,
+    emit,
+    harness::{Case, Tolerance, gpu::Session},
+    passes::{self, Config},
+    runtime::{
+        InstanceOptions, World,
+        jit::{self, JitOptions},
+    },
+};
+use std::{collections::BTreeMap, time::Duration};
+
+/// A pipeline and its symbols.
+type Wide = (&'static str, &'static [(&'static str, u64)]);
+
+const PIPELINES: &[Wide] = &[
+    (
+        "fn f16(a: f16[M, K] @ shard(0), b: f16[K, N] @ shard(1), c: f16[N] @ shard(0)) {
+             gather(a) -> gemm(b) -> bias(c) -> gelu
+         }",
+        &[("M", 1500), ("K", 520), ("N", 1032)],
+    ),
+    (
+        "fn f16_sums(a: f16[M, K] @ shard(1), b: f16[K, N] @ shard(0)) { gemm(a, b) -> reduce_scatter }",
+        &[("M", 1024), ("K", 1056), ("N", 515)],
+    ),
+    (
+        "fn swiglu(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2)) { gather(x) -> gemm(w) -> swiglu }",
+        &[("M", 1000), ("K", 512), ("F", 1536)],
+    ),
+    (
+        "fn swiglu_ragged(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), y: bf16[M, F] @ shard(1)) {
+             gather(x) -> gemm(w) -> swiglu -> mul(y)
+         }",
+        &[("M", 777), ("K", 136), ("F", 1001)],
+    ),
+    (
+        "fn swiglu_mlp(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), w2: bf16[F, K] @ shard(0)) {
+             gather(x) -> gemm(w1) -> swiglu -> gemm(w2) -> reduce_scatter
+         }",
+        &[("M", 1500), ("K", 512), ("F", 2048)],
+    ),
+    (
+        "fn transposed(x: bf16[M, K] @ shard(0), w1: bf16[F, K] @ shard(0), w2: bf16[K, F] @ shard(1)) {
+             gather(x) -> gemm(w1.t) -> gelu -> gemm(w2.t) -> reduce_scatter
+         }",
+        &[("M", 1500), ("K", 520), ("F", 2048)],
+    ),
+    (
+        "fn mixed(x: bf16[M, K] @ shard(0), w1: bf16[F, K] @ shard(0), w2: bf16[F, K] @ shard(0)) {
+             gather(x) -> gemm(w1.t) -> silu -> gemm(w2) -> all_reduce
+         }",
+        &[("M", 1001), ("K", 264), ("F", 1000)],
+    ),
+    (
+        "fn weight_gradient(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0)) {
+             gemm(x.t, dy) -> cast(f32) -> reduce_scatter
+         }",
+        &[("M", 4000), ("K", 1032), ("N", 520)],
+    ),
+    (
+        "fn ragged_gradient(x: f16[M, K] @ shard(0), dy: f16[M, N] @ shard(0)) { gemm(x.t, dy) -> all_reduce }",
+        &[("M", 1111), ("K", 333), ("N", 301)],
+    ),
+    (
+        "fn f32_result(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) -> cast(f32) }",
+        &[("M", 1000), ("K", 264), ("N", 2056)],
+    ),
+    (
+        "fn f32_odd(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) -> cast(f32) }",
+        &[("M", 300), ("K", 70), ("N", 1003)],
+    ),
+    (
+        "fn saved(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
+             let whole = gather(x);
+             let h = whole -> gemm(w1) -> gelu;
+             (h -> gemm(w2) -> reduce_scatter, whole, h)
+         }",
+        &[("M", 1500), ("K", 512), ("F", 2048)],
+    ),
+    (
+        "fn saved_odd(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
+             let h = gather(x) -> gemm(w1) -> gelu;
+             (h -> gemm(w2) -> all_reduce, h)
+         }",
+        &[("M", 700), ("K", 264), ("F", 1001)],
+    ),
+    (
+        "fn qk(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, G] @ shard(1)) {
+             let whole = gather(x);
+             (whole -> gemm(wq), whole -> gemm(wk) -> scale(0.125))
+         }",
+        &[("M", 1500), ("K", 520), ("N", 2048), ("G", 300)],
+    ),
+];
+
+fn options() -> InstanceOptions {
+    InstanceOptions {
+        poison: Some(0xFF),
+        wait_limit: Duration::from_secs(10),
+        ..InstanceOptions::default()
+    }
+}
+
+fn bind(program: &Program, dims: &[(&str, u64)]) -> Bound {
+    let dims = dims.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+    program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{}: {e}", program.name()))
+}
+
+fn compile(program: &Program, bound: &Bound, world: &World) -> KernelSource {
+    let config = Config { ranks: world.size(), ..Config::default() };
+    let (plan, _) = passes::compile(program, bound, &config)
+        .unwrap_or_else(|e| panic!("{}: {e}", program.name()));
+    emit::emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", program.name()))
+}
+
+/// Launches with fresh inputs; the first is also compared in f64.
+fn launches(session: &mut Session<'_>, what: &str, range: std::ops::RangeInclusive<u64>) -> f64 {
+    let tolerance = Tolerance::default();
+    let mut worst = 0.0f64;
+    for launch in range.clone() {
+        session.fill(launch).unwrap_or_else(|e| panic!("{what}, launch {launch}: {e}"));
+        session.launch().unwrap_or_else(|e| panic!("{what}, launch {launch}: {e}"));
+        let norms = session.norms().unwrap_or_else(|e| panic!("{what}: {e}"));
+        for (rank, norms) in norms.iter().enumerate() {
+            assert!(tolerance.accepts(norms), "{what}, launch {launch}, rank {rank}: {norms:?}");
+            worst = worst.max(norms.global);
+        }
+        if launch == *range.start() {
+            let rows = session.sampled_rows(launch, 5).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let far = rows.iter().copied().fold(0.0, f64::max);
+            assert!(far < 2e-2, "{what}: sampled rows differ from f64 by {far:e}");
+        }
+    }
+    worst
+}
+
+fn check(wide: &Wide, world: &World, count: u64, options: &InstanceOptions, replays: u64) {
+    let program = Program::parse(wide.0).unwrap_or_else(|e| panic!("{e}"));
+    let bound = bind(&program, wide.1);
+    let what = format!("{} {:?} on {} ranks", program.name(), wide.1, world.size());
+    let source = compile(&program, &bound, world);
+    let compiled =
+        jit::compile(&source, &JitOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let case = Case { program: &program, bound: &bound, ranks: world.size() as usize };
+    let mut session = Session::bind(world, case, &source, &compiled, options, 11)
+        .unwrap_or_else(|e| panic!("{what}: {e}"));
+    let mut worst = launches(&mut session, &what, 1..=count);
+    if replays > 0 {
+        session.capture().unwrap_or_else(|e| panic!("{what}: {e}"));
+        worst = worst.max(launches(&mut session, &what, count + 1..=count + replays));
+    }
+    println!("ok {what}: {count} launches, {replays} replays, error {worst:.2e}");
+}
+
+#[test]
+fn wide_pipelines() {
+    for world in worlds("wide_pipelines") {
+        for wide in PIPELINES {
+            check(wide, &world, 2, &options(), 0);
+        }
+    }
+}
+
+#[test]
+fn wide_pipelines_delayed_and_repeated() {
+    for world in worlds("wide_pipelines_delayed").into_iter().skip(1) {
+        for (seed, wide) in PIPELINES.iter().enumerate() {
+            let chaos = InstanceOptions {
+                chaos_seed: seed as u32 + 1,
+                chaos_max: Duration::from_micros(100),
+                ..options()
+            };
+            check(wide, &world, 5, &chaos, 0);
+        }
+    }
+    let Some(world) = worlds("wide_pipelines_repeated").pop() else { return };
+    for wide in PIPELINES {
+        check(wide, &world, 20, &options(), 100);
+    }
+}
+
+/// One kernel for every number of rows, in any order of launches.
+#[test]
+fn rows_that_come_with_each_launch() {
+    const CASES: &[Wide] = &[
+        (
+            "fn dyn_mlp<M: dyn <= 2048>(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1),
+                     y: bf16[M, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
+                 gather(x) -> gemm(w1) -> mul(y) -> gemm(w2) -> reduce_scatter
+             }",
+            &[("K", 512), ("F", 2048)],
+        ),
+        (
+            "fn dyn_sums<M: dyn <= 1000>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+            &[("K", 264), ("N", 328)],
+        ),
+        (
+            "fn dyn_gather<M: dyn <= 3000>(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) {
+                 let whole = gather(x);
+                 (whole -> gemm(w), whole)
+             }",
+            &[("K", 520), ("N", 1024)],
+        ),
+    ];
+    for world in worlds("rows_that_come_with_each_launch") {
+        for (text, fixed) in CASES {
+            let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+            let at = |m: u64| bind(&program, &[fixed, &[("M", m)][..]].concat());
+            let sizes = [1000, 1, 999, 3, 128, 513, 64, 1000, 257, 2, 640];
+            let bounds: Vec<_> = sizes.iter().map(|m| at(*m)).collect();
+            let source = compile(&program, &bounds[0], &world);
+            let compiled = jit::compile(&source, &JitOptions::default()).expect("compiles");
+            let case = Case { program: &program, bound: &bounds[0], ranks: world.size() as usize };
+            let mut session = Session::bind(&world, case, &source, &compiled, &options(), 3)
+                .unwrap_or_else(|e| panic!("{}: {e}", program.name()));
+            let mut worst = 0.0f64;
+            for (n, (bound, m)) in bounds.iter().zip(sizes).enumerate() {
+                session.rebind(bound).expect("allocates");
+                let what = format!("{} with M = {m} on {} ranks", program.name(), world.size());
+                let first = n as u64 * 10 + 1;
+                worst = worst.max(launches(&mut session, &what, first..=first + 2));
+            }
+            println!(
+                "ok {} on {} ranks: {} sizes, error {worst:.2e}",
+                program.name(),
+                world.size(),
+                sizes.len()
+            );
+        }
+    }
+}

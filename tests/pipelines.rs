@@ -1,0 +1,53 @@
+//! Pipelines on the CPU executor against the dense reference: what the language says is what the plans compute.
+
+#[path = "../mk-codegen/tests/common/mod.rs"]
+mod common;
+
+use mk::{
+    Program,
+    harness::{Case, CpuOptions, Tolerance, run_on_cpu},
+    passes::{Config, lower},
+    sim::Schedule,
+};
+use std::collections::BTreeMap;
+
+/// Small tiles, so that small shapes have several of each kind.
+fn config(ranks: u32) -> Config {
+    Config { ranks, block: [128, 128, 64], chunk_bytes: 16 * 1024, ..Config::default() }
+}
+
+/// Sizes that are small enough for a reference in f64: a quarter of the case's, ragged as they were.
+fn small(shape: &[u64]) -> Vec<u64> {
+    shape.iter().map(|n| if *n > 16 { n.div_ceil(4) } else { *n }).collect()
+}
+
+#[test]
+fn every_case_computes_what_it_says() {
+    for (name, source, ranks, shapes) in common::CASES {
+        let program = Program::parse(source).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let shapes: BTreeMap<_, _> =
+            shapes.iter().map(|(n, s)| (n.to_string(), small(s))).collect();
+        for m in [None, Some(1), Some(200), Some(403)] {
+            let runtime = program.symbols().iter().any(|s| s.name == "M") && source.contains("dyn");
+            let dims = match m {
+                Some(_) if !runtime => continue,
+                Some(m) => BTreeMap::from([("M".to_string(), m)]),
+                None if runtime => BTreeMap::from([("M".to_string(), 517)]),
+                None => BTreeMap::new(),
+            };
+            let bound = program.bind(&dims, &shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let plan =
+                lower(&program, &bound, &config(*ranks)).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let case = Case { program: &program, bound: &bound, ranks: *ranks as usize };
+            for schedule in [Schedule::Random, Schedule::Reversed] {
+                let options = CpuOptions { schedule, seed: 5, launches: 2 };
+                let run = run_on_cpu(case, &plan, &options)
+                    .unwrap_or_else(|e| panic!("{name} at {m:?}, {schedule}: {e}"));
+                for norms in run.norms.iter().flatten() {
+                    let good = Tolerance::default().accepts(norms);
+                    assert!(good, "{name} at {m:?}, {schedule}: {norms:?}");
+                }
+            }
+        }
+    }
+}

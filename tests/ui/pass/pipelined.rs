@@ -1,0 +1,75 @@
+//! Structs of every form: docs, visibility, generics, runtime symbols, bindings, several results.
+
+#![deny(missing_docs)]
+
+use mk::runtime::{DeviceTensor, TensorRef};
+use std::sync::Arc;
+
+/// Row-parallel linear layer.
+#[mk::pipelined(gather(a) -> gemm(b) -> reduce_scatter)]
+pub struct RowParallel {
+    /// Activations.
+    #[tensor(bf16[M, K] @ shard(0))]
+    pub a: DeviceTensor,
+    /// Weights.
+    #[tensor(bf16[K, N] @ partial)]
+    pub b: DeviceTensor,
+    /// The result.
+    #[result(bf16[M, N] @ shard(0))]
+    pub out: DeviceTensor,
+}
+
+/// A gated layer that saves its input for a backward pass.
+#[mk::pipelined(<M: dyn <= 8192>
+    let h = gather(x);
+    (h -> gemm(w) -> swiglu, h)
+)]
+#[derive(Clone)]
+pub(crate) struct Gated<'t, T>
+where
+    T: mk::AsTensor,
+{
+    #[result(bf16[M, F] @ shard(1))]
+    y: TensorRef,
+    #[tensor(bf16[M, K] @ shard(0))]
+    x: &'t DeviceTensor,
+    #[result(bf16[M, K])]
+    saved: TensorRef,
+    #[tensor(bf16[K, 2, F] @ shard(2))]
+    w: Arc<T>,
+}
+
+/// What the compiler may use, and need not run.
+#[allow(dead_code)]
+fn arguments(one: &RowParallel, two: &Gated<'_, DeviceTensor>) -> [mk::runtime::RankTensors; 2] {
+    [one.arguments(), two.arguments()]
+}
+
+fn main() {
+    let program: &'static mk::Program = RowParallel::pipeline();
+    assert_eq!(program.name(), "RowParallel");
+    assert_eq!(program.docs(), ["Row-parallel linear layer."]);
+    assert_eq!(program.tensors().len(), 2);
+    let gated = Gated::<DeviceTensor>::pipeline();
+    let names: Vec<_> = gated.tensors().iter().map(|t| t.name.as_str()).collect();
+    assert_eq!(names, ["x", "w"]);
+    assert_eq!(gated.results().len(), 2);
+    assert!(gated.to_string().starts_with("pipeline Gated<M: dyn <= 8192>(world):"));
+
+    // Parameters, then results.
+    // SAFETY: nothing is launched.
+    let tensor = |i: u64| unsafe { TensorRef::from_raw(i, 2) };
+    let held = Held { out: tensor(3), a: tensor(1), b: tensor(2) };
+    assert_eq!(held.arguments().tensors, [tensor(1), tensor(2), tensor(3)]);
+}
+
+/// Memory of somebody else.
+#[mk::pipelined(gather(a) -> gemm(b))]
+struct Held {
+    #[result(bf16[M, N] @ shard(1))]
+    out: TensorRef,
+    #[tensor(bf16[M, K] @ shard(0))]
+    a: TensorRef,
+    #[tensor(bf16[K, N] @ shard(1))]
+    b: TensorRef,
+}
