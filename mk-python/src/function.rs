@@ -214,9 +214,12 @@ impl Function {
                 false => Some(function.specialise(&shapes)?),
             };
             let kernel = which.and_then(|which| function.kernel(which));
-            let results: Vec<_> = kernel
-                .map(|k| local.clone().map(|rank| k.results(rank)).collect())
-                .unwrap_or_default();
+            let results: Vec<_> = match (kernel, &which) {
+                (Some(k), Some(which)) => {
+                    local.clone().map(|rank| k.results(rank, which.dims())).collect()
+                }
+                _ => Vec::new(),
+            };
             Ok((which, results))
         })?;
         drop(shapes);
@@ -241,7 +244,7 @@ impl Function {
             self.captured.store(true, Ordering::Relaxed);
         }
         self.with(py, |function| match function.kernel(which) {
-            Some(kernel) => kernel.launch(&handles, &calls),
+            Some(kernel) => kernel.launch(&handles, &calls, which.dims()),
             None => Ok(()),
         })?;
         // The kernel runs later: torch must not give this memory to another stream before. Free for tensors of this stream.

@@ -155,6 +155,9 @@ impl Plan {
         seed: u64,
         schedule: &str,
     ) -> PyResult<Vec<Vec<f64>>> {
+        if launches == 0 {
+            return Err(Class::Argument.error(py, "launches is 0, and must be at least 1"));
+        }
         let schedule = schedule
             .parse()
             .map_err(|what| Class::Argument.error(py, format!("schedule: {what}")))?;

@@ -164,7 +164,7 @@ def main():
     dist.init_process_group("nccl", device_id=gpu, timeout=datetime.timedelta(seconds=60))
     world = mk.World.from_torch()
     assert (world.size, world.ranks, world.devices) == (SIZE, [RANK], [torch.cuda.current_device()])
-    cases = [shapes, ragged, reduction, graph, environment, side_by_side] + ([disagreement, fault, missing] if SIZE > 1 else [])
+    cases = [shapes, ragged, reduction, graph, environment] + ([side_by_side, disagreement, fault, missing] if SIZE > 1 else [])
     for case in cases:
         case(world)
         gc.collect()

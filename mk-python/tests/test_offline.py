@@ -73,6 +73,8 @@ class Plans(Case):
             self.assertLess(error, 1e-2)
         with self.raises(mk.ArgumentError, "schedule"):
             plan.simulate(schedule="sometimes")
+        with self.raises(mk.ArgumentError, "at least 1"):
+            plan.simulate(launches=0)
 
     def test_large_simulations_are_refused(self):
         plan = mk.plan(LINEAR, ranks=2, shapes={"a": (8192, 8192), "b": (8192, 8192)})
@@ -104,6 +106,11 @@ class Mistakes(Case):
             mk.plan(LINEAR, ranks=2, shapes={"a": (512, -1)})
         with self.raises(mk.ArgumentError, "`K` is 64", "and 32"):
             mk.plan(MLP, ranks=2, dims={"M": 64, "K": 64, "F": 64}, shapes={"x": (64, 32)})
+
+    def test_numbers_of_ranks(self):
+        for ranks in (0, 65):
+            with self.raises(mk.ArgumentError, f"{ranks} ranks", "1 to 64"):
+                mk.plan(LINEAR, ranks=ranks, shapes={"a": (512, 256), "b": (256, 1024)})
 
     def test_what_has_no_kernel(self):
         with self.raises(mk.UnsupportedError, "cannot be lowered", "help:"):

@@ -67,6 +67,14 @@ pub enum ArgumentError {
         /// What there is.
         help: String,
     },
+    /// A number of ranks that no world has.
+    #[error("{ranks} ranks: a world has 1 to {most}")]
+    Ranks {
+        /// Given.
+        ranks: u32,
+        /// The most.
+        most: u32,
+    },
     /// A mesh of several axes.
     #[error(
         "the pipeline's ranks form {axes} axes\n  help: write it over one axis; others are not implemented"

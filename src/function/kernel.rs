@@ -97,35 +97,42 @@ impl Kernel {
         &self.outputs
     }
 
-    /// Element type and local shape of each result on a rank.
-    pub fn results(&self, rank: u32) -> Vec<(DType, Vec<u64>)> {
-        let shape = |i: usize| self.shape(rank, i).to_vec();
+    /// Element type and local shape of each result on a rank, with these values of the kernel's run-time dimensions.
+    pub fn results(&self, rank: u32, dims: &[u32]) -> Vec<(DType, Vec<u64>)> {
+        let shapes = self.source().shapes(rank, dims);
         self.outputs
             .iter()
-            .filter_map(|i| Some((self.source().tensors.get(*i)?.dtype, shape(*i))))
+            .filter_map(|i| Some((self.source().tensors.get(*i)?.dtype, shapes.get(*i)?.clone())))
             .collect()
     }
 
-    fn shape(&self, rank: u32, i: usize) -> &[u64] {
+    /// Local shape of a tensor on a rank; its rows may come with the launch.
+    fn shape(&self, rank: u32, i: usize, dims: &[u32]) -> (&[u64], Option<u64>) {
         let binding = self.source().ranks.get(rank as usize);
-        binding.and_then(|b| b.tensor_shapes.get(i)).map_or(&[], Vec::as_slice)
+        let shape = binding.and_then(|b| b.tensor_shapes.get(i)).map_or(&[][..], Vec::as_slice);
+        (shape, self.source().runtime_rows(rank, i, dims))
     }
 
     /// Enqueues one launch per rank of this process: `streams[i]` and `calls[i]` are those of its i-th rank. Returns at
-    /// once; see [`Instance::launch`].
+    /// once; see [`Instance::launch_with`], also for `dims`.
     ///
     /// # Errors
     /// [`FunctionError::Argument`] for tensors that do not fit, with nothing launched; [`FunctionError::Runtime`].
-    pub fn launch(&mut self, streams: &[StreamRef], calls: &[Call]) -> Result<(), FunctionError> {
+    pub fn launch(
+        &mut self,
+        streams: &[StreamRef],
+        calls: &[Call],
+        dims: &[u32],
+    ) -> Result<(), FunctionError> {
         let mut ranks = Vec::with_capacity(calls.len());
         for (rank, call) in (self.first..).zip(calls) {
-            ranks.push(self.tensors(rank, call)?);
+            ranks.push(self.tensors(rank, call, dims)?);
         }
-        Ok(self.instance.launch(streams, &ranks)?)
+        Ok(self.instance.launch_with(streams, &ranks, dims)?)
     }
 
     /// The tensors of a rank in the kernel's order.
-    fn tensors(&self, rank: u32, call: &Call) -> Result<RankTensors, ArgumentError> {
+    fn tensors(&self, rank: u32, call: &Call, dims: &[u32]) -> Result<RankTensors, ArgumentError> {
         let mut tensors: Vec<Option<TensorRef>> = vec![None; self.source().tensors.len()];
         let lists =
             [(&self.inputs, &call.inputs, "tensors"), (&self.outputs, &call.outputs, "results")];
@@ -140,7 +147,7 @@ impl Kernel {
                 });
             }
             for (place, argument) in places.iter().zip(given) {
-                self.check(rank, *place, argument)?;
+                self.check(rank, *place, argument, dims)?;
                 if let Some(slot) = tensors.get_mut(*place) {
                     *slot = Some(argument.tensor);
                 }
@@ -150,7 +157,13 @@ impl Kernel {
         Ok(RankTensors { tensors: tensors.into_iter().flatten().collect() })
     }
 
-    fn check(&self, rank: u32, place: usize, given: &Argument) -> Result<(), ArgumentError> {
+    fn check(
+        &self,
+        rank: u32,
+        place: usize,
+        given: &Argument,
+        dims: &[u32],
+    ) -> Result<(), ArgumentError> {
         let Some(arg) = self.source().tensors.get(place) else { return Ok(()) };
         if arg.dtype != given.dtype {
             return Err(ArgumentError::DType {
@@ -160,15 +173,17 @@ impl Kernel {
                 help: format!("bring a tensor of {}", arg.dtype),
             });
         }
-        let expected = self.shape(rank, place);
-        if expected == given.shape {
+        let (shape, rows) = self.shape(rank, place, dims);
+        let first = rows.or(shape.first().copied());
+        if given.shape.first().copied() == first && given.shape.get(1..) == shape.get(1..) {
             return Ok(());
         }
+        let expected = first.into_iter().chain(shape.iter().skip(1).copied());
         Err(ArgumentError::Local {
             tensor: arg.name.clone(),
             rank,
             given: given.shape.clone(),
-            expected: expected.to_vec(),
+            expected: expected.collect(),
         })
     }
 }

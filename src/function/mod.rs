@@ -35,9 +35,10 @@ pub use kernel::{Argument, Call, Kernel};
 pub use sizes::{Signature, Sizes};
 
 use crate::build::{Planned, plan};
+use mk_abi::{RuntimeDim, device::MAX_RUNTIME_DIMS};
 use mk_codegen::passes::Config;
 use mk_runtime::{InstanceOptions, StreamRef, World, jit::JitOptions};
-use mk_syntax::{Bound, Program};
+use mk_syntax::{Bound, Dim, Program, SymbolId};
 use std::{collections::HashMap, sync::Arc};
 
 /// What decides a function, apart from its pipeline and its world.
@@ -53,9 +54,20 @@ pub struct FunctionOptions {
     pub instance: InstanceOptions,
 }
 
-/// One set of sizes of a [`Function`], bound to its world.
+/// One set of sizes of a [`Function`], bound to its world: a kernel, and the values of its run-time dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Specialisation(usize);
+pub struct Specialisation {
+    kernel: usize,
+    dims: [u32; MAX_RUNTIME_DIMS],
+    n_dims: usize,
+}
+
+impl Specialisation {
+    /// Values of the kernel's run-time dimensions, in its order.
+    pub fn dims(&self) -> &[u32] {
+        self.dims.get(..self.n_dims).unwrap_or_default()
+    }
+}
 
 /// A pipeline on the GPUs of a world. Holds a kernel, with a workspace, for each set of sizes that it was called with,
 /// until it is dropped; drop graphs that captured it first.
@@ -122,7 +134,7 @@ impl Function {
             return Ok(Some(*known));
         }
         let sizes = self.infer(shapes)?;
-        let bound = self.bound.iter().position(|b| b.sizes == sizes).map(Specialisation);
+        let bound = self.known(&sizes);
         if let Some(bound) = bound {
             self.by_shapes.insert(key, bound);
         }
@@ -165,31 +177,55 @@ impl Function {
     /// # Errors
     /// As [`Function::specialise`].
     pub fn bind(&mut self, sizes: &Bound) -> Result<Specialisation, FunctionError> {
-        if let Some(i) = self.bound.iter().position(|b| b.sizes == *sizes) {
-            return Ok(Specialisation(i));
+        if let Some(known) = self.known(sizes) {
+            return Ok(known);
         }
         let program = self.signature.program();
         let planned = plan(program, sizes, &self.options.config)?;
         let compiled = planned.compile(&self.options.jit)?;
         let (source, options) = (&planned.source, &self.options.instance);
         let kernel = Kernel::bind(&self.world, program, source, &compiled, options)?;
+        let made = specialisation(program, self.bound.len(), &planned.source.runtime_dims, sizes);
         self.bound.push(Bind { sizes: sizes.clone(), planned: Arc::new(planned), kernel });
-        Ok(Specialisation(self.bound.len() - 1))
+        Ok(made)
+    }
+
+    /// The kernel that serves these sizes, if there is one: fixed symbols are equal, run-time ones within their bounds.
+    fn known(&self, sizes: &Bound) -> Option<Specialisation> {
+        let program = self.signature.program();
+        let serves = |b: &Bind| {
+            let mut all = b.sizes.sizes().iter().zip(sizes.sizes()).zip(b.sizes.max_sizes());
+            let mut symbols = 0..program.symbols().len();
+            all.all(|((bound, wanted), max)| {
+                let symbol = symbols.next().map(SymbolId::new);
+                match symbol.is_some_and(|s| sizes.is_runtime(Dim::Sym(s))) {
+                    true => wanted <= max,
+                    false => bound == wanted,
+                }
+            })
+        };
+        let i = self.bound.iter().position(serves)?;
+        let dims = &self.bound.get(i)?.planned.source.runtime_dims;
+        Some(specialisation(program, i, dims, sizes))
     }
 
     /// Everything that is bound, in the order in which it was.
     pub fn specialisations(&self) -> impl Iterator<Item = Specialisation> + use<> {
-        (0..self.bound.len()).map(Specialisation)
+        let each = |(i, b): (usize, &Bind)| {
+            let dims = &b.planned.source.runtime_dims;
+            specialisation(self.signature.program(), i, dims, &b.sizes)
+        };
+        self.bound.iter().enumerate().map(each).collect::<Vec<_>>().into_iter()
     }
 
     /// The plan of a specialisation of this function; `None` for one of another function.
     pub fn planned(&self, which: Specialisation) -> Option<&Arc<Planned>> {
-        self.bound.get(which.0).map(|b| &b.planned)
+        self.bound.get(which.kernel).map(|b| &b.planned)
     }
 
     /// The kernel of a specialisation of this function; `None` for one of another function.
     pub fn kernel(&mut self, which: Specialisation) -> Option<&mut Kernel> {
-        self.bound.get_mut(which.0).map(|b| &mut b.kernel)
+        self.bound.get_mut(which.kernel).map(|b| &mut b.kernel)
     }
 
     /// Launches for the shapes of `calls`, one for each rank of this process; compiles and binds the first time.
@@ -211,7 +247,7 @@ impl Function {
             calls.iter().map(|c| c.inputs.iter().map(|a| &*a.shape).collect()).collect();
         let which = self.specialise(&shapes)?;
         if let Some(kernel) = self.kernel(which) {
-            kernel.launch(streams, calls)?;
+            kernel.launch(streams, calls, which.dims())?;
         }
         Ok(which)
     }
@@ -240,6 +276,21 @@ pub fn abi_dtype(dtype: mk_syntax::DType) -> mk_abi::DType {
         mk_syntax::DType::F16 => mk_abi::DType::F16,
         mk_syntax::DType::F32 => mk_abi::DType::F32,
     }
+}
+
+fn specialisation(
+    program: &Program,
+    kernel: usize,
+    runtime: &[RuntimeDim],
+    sizes: &Bound,
+) -> Specialisation {
+    let mut dims = [0; MAX_RUNTIME_DIMS];
+    for (to, dim) in dims.iter_mut().zip(runtime) {
+        let value = program.symbol(&dim.name).and_then(|s| sizes.dim(Dim::Sym(s)));
+        // Binding refuses what is above a bound, and bounds are 32-bit.
+        *to = value.and_then(|v| u32::try_from(v).ok()).unwrap_or(dim.max);
+    }
+    Specialisation { kernel, dims, n_dims: runtime.len().min(MAX_RUNTIME_DIMS) }
 }
 
 /// Shapes as one list. Lengths go in, so that no two lists of shapes meet.

@@ -98,3 +98,32 @@ fn shapes_are_bound_as_they_come() -> Res<()> {
     }
     Ok(())
 }
+
+#[test]
+fn one_kernel_serves_every_number_of_rows() -> Res<()> {
+    for world in worlds("one_kernel_serves_every_number_of_rows") {
+        let n = world.size() as usize;
+        let reference = Reference::new(&world, &JitOptions::default())?;
+        let streams = Stream::per_rank(&world)?;
+        let streams: Vec<StreamRef> = streams.iter().map(Stream::as_ref).collect();
+        let program = Program::parse(
+            "fn f<M: dyn <= 2048>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
+        )?;
+        let mut f = Function::new(&world, program, FunctionOptions::default())?;
+        for rows in [128, 1, 200, 512, 7] {
+            let ranks = ranks(&world, &reference, &vec![rows; n], 256, 512)?;
+            f.call(&streams, &calls(&ranks))?;
+            f.synchronize()?;
+            for r in &ranks {
+                let error = reference.error(&r.c, &r.want)?;
+                assert!(error.global < 4e-3 && error.nonfinite == 0, "{rows} rows: {error:?}");
+            }
+        }
+        assert_eq!(f.specialisations().count(), 1);
+        let long = ranks(&world, &reference, &vec![2048 / n as u64 + 1; n], 256, 512)?;
+        let refused = f.call(&streams, &calls(&long)).expect_err("above the bound").to_string();
+        assert!(refused.contains("bound 2048"), "{refused}");
+        println!("ok one kernel for five numbers of rows on {n} ranks");
+    }
+    Ok(())
+}

@@ -11,8 +11,9 @@ use super::{
     post::Ready,
     program::{Blocking, Phase, State, UnitTask},
     schedule::Actor,
+    wait::Pending,
 };
-use crate::ir::{Agent, Completion, Entity, Leaf, Mode, Point, Points, Proxy, Scope};
+use crate::ir::{Access, Agent, Completion, Entity, Leaf, Mode, Point, Points, Proxy, Scope};
 
 impl Machine<'_> {
     /// Moves an agent.
@@ -34,12 +35,14 @@ impl Machine<'_> {
             match std::mem::replace(&mut agent.state, State::Begin) {
                 State::Begin => {
                     let waits = self.phase_waits(rank, id, t)?;
+                    let waits = self.defer(rank, id, t, waits);
                     self.set(rank, id, State::Waiting(waits));
                 }
                 State::Waiting(mut waits) => {
                     let blocked = if !self.poll(&mut waits, actor) {
                         Some(Blocking::Signal)
                     } else {
+                        self.read_early(rank, id, t)?;
                         self.held_back(rank, id, t)
                     };
                     if blocked.is_some() {
@@ -51,12 +54,21 @@ impl Machine<'_> {
                 }
                 State::Access => {
                     let seen = self.access(rank, id, t)?;
-                    let posts = self.phase_posts(rank, id, t)?;
-                    self.set(rank, id, State::Posting(posts));
+                    let waits = self.due_waits(rank, id, t)?;
+                    self.set(rank, id, State::Settling(waits));
                     if seen {
                         self.chooser.ready(actor);
                         return Ok(());
                     }
+                }
+                State::Settling(mut waits) => {
+                    if !self.poll(&mut waits, actor) {
+                        self.set(rank, id, State::Settling(waits));
+                        self.ranks[rank].program.agents[id].blocked = Some(Blocking::Signal);
+                        return Ok(());
+                    }
+                    let posts = self.phase_posts(rank, id, t)?;
+                    self.set(rank, id, State::Posting(posts));
                 }
                 State::Posting(mut posts) => match posts.pop_front() {
                     Some(post) => {
@@ -66,7 +78,12 @@ impl Machine<'_> {
                         self.chooser.ready(actor);
                         return Ok(());
                     }
-                    None => self.pass(rank, id, t),
+                    None => {
+                        if self.hands_on(rank, id, t) {
+                            self.push_out(rank, id, Scope::Gpu)?;
+                        }
+                        self.pass(rank, id, t);
+                    }
                 },
             }
         }
@@ -76,18 +93,49 @@ impl Machine<'_> {
         self.ranks[rank].program.agents[id].state = state;
     }
 
-    fn phase_waits(
-        &self,
-        rank: usize,
-        id: usize,
-        t: usize,
-    ) -> Result<Vec<super::wait::Pending>, SimError> {
+    fn phase_waits(&self, rank: usize, id: usize, t: usize) -> Result<Vec<Pending>, SimError> {
         let r = &self.ranks[rank];
         let agent = &r.program.agents[id];
         let task = &r.program.units[agent.unit].tasks[t];
         let points = Points::new(self.plan, &r.tables);
         let at = (point_of(task, agent.phase), inner_of(agent.phase));
         self.waits(&points, &task.task, agent.agent, Some(at))
+    }
+
+    /// Sets those waits aside that are too weak to hold back what follows.
+    fn defer(&mut self, rank: usize, id: usize, t: usize, waits: Vec<Pending>) -> Vec<Pending> {
+        if self.weak.is_none() {
+            return waits;
+        }
+        let agent = &self.ranks[rank].program.agents[id];
+        let (name, phase) = (agent.agent, agent.phase);
+        let task = &self.ranks[rank].program.units[agent.unit].tasks[t];
+        let lines = &self.plan.families[task.task.family].waits;
+        let loose = |w: &Pending| self.is_loose(task, name, phase, w.word, &lines[w.line]);
+        let (loose, firm): (Vec<_>, Vec<_>) = waits.into_iter().partition(loose);
+        self.ranks[rank].program.agents[id].deferred.extend(loose);
+        firm
+    }
+
+    /// The waits that were set aside, if something follows that they do order: posts, a hand-over, the end of the task.
+    fn due_waits(&mut self, rank: usize, id: usize, t: usize) -> Result<Vec<Pending>, SimError> {
+        if self.ranks[rank].program.agents[id].deferred.is_empty() {
+            return Ok(Vec::new());
+        }
+        let agent = &self.ranks[rank].program.agents[id];
+        let last = agent.phase == self.ranks[rank].program.units[agent.unit].tasks[t].last();
+        if !last && !self.hands_on(rank, id, t) && self.phase_posts(rank, id, t)?.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(std::mem::take(&mut self.ranks[rank].program.agents[id].deferred))
+    }
+
+    /// Whether other agents of a task get something from this one.
+    fn hands_on(&self, rank: usize, id: usize, t: usize) -> bool {
+        let agent = &self.ranks[rank].program.agents[id];
+        let task = &self.ranks[rank].program.units[agent.unit].tasks[t].task;
+        let edges = &self.contract(task).edges;
+        edges.iter().any(|e| e.depth.is_none() && e.from == agent.agent)
     }
 
     fn phase_posts(
@@ -114,7 +162,14 @@ impl Machine<'_> {
         if agent.agent == Agent::Issuer && agent.phase == 0 && self.fifo_full(rank) {
             return Some(Blocking::Fifo);
         }
-        let specs = self.contract(&task.task).edges.iter().zip(&family.edges);
+        // What a storer posts at the start it may post before it has looked at what it gets.
+        let idle = agent.agent == Agent::Storer
+            && agent.phase == 0
+            && family
+                .accesses
+                .iter()
+                .all(|a| a.at != Point::Start || !self.is_by(task, a, agent.agent));
+        let specs = self.contract(&task.task).edges.iter().zip(&family.edges).filter(|_| !idle);
         for (spec, edge) in specs {
             if spec.depth.is_none() && spec.to == agent.agent {
                 let context = task.context.as_deref();
@@ -131,6 +186,39 @@ impl Machine<'_> {
             }
         }
         None
+    }
+
+    fn is_by(&self, task: &UnitTask, access: &Access, agent: Agent) -> bool {
+        self.contract(&task.task).operand(access.operand).is_some_and(|o| o.agent == agent)
+    }
+
+    /// Ordinary reads of a phase before what other agents hand over in it.
+    fn read_early(&mut self, rank: usize, id: usize, t: usize) -> Result<(), SimError> {
+        let plan = self.plan;
+        let a = &self.ranks[rank].program.agents[id];
+        if self.weak.is_none() || a.early {
+            return Ok(());
+        }
+        let (unit, phase, agent) = (a.unit, a.phase, a.agent);
+        let task = &self.ranks[rank].program.units[unit].tasks[t];
+        let point = point_of(task, phase);
+        let accesses = &plan.families[task.task.family].accesses;
+        let contract = self.contract(&task.task);
+        let ordinary = |a: &Access| {
+            let spec = contract.operand(a.operand);
+            spec.is_some_and(|o| o.agent == agent && o.proxy == Proxy::Generic)
+        };
+        let reads = |a: &Access| a.at == point && a.mode == Mode::Read && ordinary(a);
+        let lines: Vec<usize> = (0..accesses.len()).filter(|i| reads(&accesses[*i])).collect();
+        if !lines.is_empty() {
+            // An agent sees its own stores.
+            self.push_out(rank, id, Scope::Gpu)?;
+        }
+        for line in lines {
+            self.load(rank, unit, t, line, phase)?;
+        }
+        self.ranks[rank].program.agents[id].early = true;
+        Ok(())
     }
 
     /// Reads, computes, writes. Whether anything was there that others can see, or that can see others.
@@ -161,9 +249,12 @@ impl Machine<'_> {
                 (spec.agent == agent).then_some((line, a, spec.proxy))
             })
             .collect();
+        let early = std::mem::take(&mut self.ranks[rank].program.agents[id].early);
         for (line, _, proxy) in mine.iter().filter(|(_, a, _)| a.mode == Mode::Read) {
             if *proxy != Proxy::Async {
-                self.load(rank, unit, t, *line, phase)?;
+                if !early {
+                    self.load(rank, unit, t, *line, phase)?;
+                }
                 continue;
             }
             self.ranks[rank].program.units[unit].tasks[t]
@@ -195,13 +286,18 @@ impl Machine<'_> {
         self.release(held);
         self.hold(context.held())?;
         self.ranks[rank].program.units[unit].tasks[t].context = Some(context);
+        let epoch = self.ranks[rank].epoch;
         for (region, values, mode, proxy) in stores {
-            if proxy != Proxy::Async {
-                self.store(&region, &values, mode);
+            if proxy != Proxy::Async && self.weak.is_none() {
+                self.store(&region, &values, mode, epoch)?;
                 continue;
             }
             self.hold(values.len() as u64)?;
-            let store = Delivery::Store { region, values, accumulate: mode == Mode::Accumulate };
+            let store = Delivery::Store { region, values, mode, epoch };
+            if proxy == Proxy::Generic {
+                self.buffer(rank, id, store);
+                continue;
+            }
             let store = self.issue(rank, store);
             self.ranks[rank].program.agents[id].stores.push(store);
         }
@@ -220,6 +316,7 @@ impl Machine<'_> {
 
     /// Waits for the bulk stores that a post comes after: those of this agent, and no further than the post's scope.
     fn complete(&mut self, rank: usize, id: usize, post: Ready) -> Result<(), SimError> {
+        self.push_out(rank, id, post.scope)?;
         if post.after != Completion::GlobalWriteDone {
             return Ok(());
         }
@@ -230,6 +327,7 @@ impl Machine<'_> {
                 self.deliver(store)?;
             } else if self.deliveries.is_due(store) {
                 left.push(store);
+                self.ranks[rank].unseen.push(store);
             }
         }
         self.ranks[rank].program.agents[id].stores = left;

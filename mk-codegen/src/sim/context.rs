@@ -53,10 +53,10 @@ impl Context {
         }
     }
 
-    /// Whether an agent has passed a phase and all that it loaded in it has arrived.
+    /// Whether an agent has passed a phase and all that it loaded up to it has arrived.
     pub fn arrived(&self, agent: Agent, phase: Phase) -> bool {
         self.passed.iter().any(|p| p.0 == agent && p.1 > phase)
-            && !self.loads.contains(&(agent, phase))
+            && !self.loads.iter().any(|l| l.0 == agent && l.1 <= phase)
     }
 
     /// The newest piece of an operand up to a phase.

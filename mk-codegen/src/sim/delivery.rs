@@ -24,8 +24,8 @@ pub(super) struct Deliveries {
 pub(super) enum Delivery {
     /// An asynchronous load of one access, by the agent of a task.
     Load { rank: usize, unit: usize, task: usize, agent: Agent, line: usize, phase: Phase },
-    /// A bulk store.
-    Store { region: Region, values: Vec<f32>, accumulate: bool },
+    /// A store of an epoch.
+    Store { region: Region, values: Vec<f32>, mode: Mode, epoch: i64 },
     /// A step of a command that the network has taken.
     Network { op: u64, step: NicStep },
 }
@@ -54,7 +54,7 @@ impl Machine<'_> {
         self.deliveries.next += 1;
         let network = matches!(delivery, Delivery::Network { .. });
         self.deliveries.due.insert(id, delivery);
-        self.chooser.due(Due { id, rank, network });
+        self.chooser.due(Due { id, rank, network, held: self.acting_held });
         id
     }
 
@@ -70,10 +70,9 @@ impl Machine<'_> {
                 self.wake_unit(rank, unit);
                 Ok(())
             }
-            Some(Delivery::Store { region, values, accumulate }) => {
-                self.memory.write(&region, &values, accumulate);
+            Some(Delivery::Store { region, values, mode, epoch }) => {
                 self.release(values.len() as u64);
-                Ok(())
+                self.store(&region, &values, mode, epoch)
             }
             Some(Delivery::Network { op, step }) => self.network(op, step),
         }
@@ -92,8 +91,10 @@ impl Machine<'_> {
         let points = Points::new(self.plan, &tables);
         let at = &self.ranks[rank].program.units[unit].tasks[task].task;
         let access = &self.plan.families[at.family].accesses[line];
+        let epoch = at.epoch();
         let mut pieces = Vec::new();
         for (each, region) in self.regions(&points, at, access, phase)? {
+            self.check_read(&region, epoch)?;
             pieces.push(Piece {
                 operand: access.operand,
                 phase,
@@ -146,8 +147,15 @@ impl Machine<'_> {
     }
 
     /// Stores values now.
-    pub fn store(&mut self, region: &Region, values: &[f32], mode: Mode) {
+    pub fn store(
+        &mut self,
+        region: &Region,
+        values: &[f32],
+        mode: Mode,
+        epoch: i64,
+    ) -> Result<(), SimError> {
         self.memory.write(region, values, mode == Mode::Accumulate);
+        self.check_write(region, epoch, mode)
     }
 }
 

@@ -92,6 +92,14 @@ pub enum SimError {
         /// Number of ranks.
         world: usize,
     },
+    /// An access that found another value than the one that the plan means ([`super::Options::check`]).
+    #[error("{access}: {found}")]
+    Violated {
+        /// The access.
+        access: String,
+        /// What it found, and what it should have.
+        found: String,
+    },
     /// Nothing can go on.
     #[error(transparent)]
     Deadlock(#[from] Box<Deadlock>),

@@ -27,6 +27,9 @@ impl Machine<'_> {
                 });
             }
             self.memory.fill(rank, id, &values);
+            if let Some(stamps) = &mut self.stamps {
+                stamps.fill(rank, id, epoch);
+            }
         }
         self.chooser.ready(Actor::Launch { rank });
         Ok(())
@@ -39,6 +42,9 @@ impl Machine<'_> {
         for (id, buffer) in self.plan.buffers.iter() {
             if buffer.space == Space::Out {
                 self.memory.poison(rank, id);
+                if let Some(stamps) = &mut self.stamps {
+                    stamps.fill(rank, id, 0);
+                }
             }
         }
         let points = Points::new(self.plan, &tables);
@@ -49,6 +55,7 @@ impl Machine<'_> {
         // One more, so that units without agents cannot end the launch while it begins.
         r.running = program.units.len() + 1;
         r.program = program;
+        self.note_crossings(rank)?;
         let epochs = self.ranks.iter().map(|r| r.epoch);
         let behind = epochs.min().unwrap_or(epoch);
         self.report.max_drift = self.report.max_drift.max(epoch - behind);
@@ -132,6 +139,7 @@ impl Machine<'_> {
             }
         }
         let epoch = self.ranks[rank].epoch;
+        self.check_outputs(rank, epoch)?;
         for (id, buffer) in self.plan.buffers.iter() {
             if buffer.space == Space::Out {
                 let shape = self.memory.shape(rank, id);
@@ -146,6 +154,9 @@ impl Machine<'_> {
         for (id, buffer) in self.plan.buffers.iter() {
             if buffer.space == Space::In {
                 self.memory.poison(rank, id);
+                if let Some(stamps) = &mut self.stamps {
+                    stamps.fill(rank, id, 0);
+                }
             }
         }
         Ok(())

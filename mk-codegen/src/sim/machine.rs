@@ -7,9 +7,11 @@ use super::{
     memory::{Memory, within},
     nic::Host,
     program::{Blocking, Program, State},
-    schedule::{Actor, Choice, Chooser},
+    schedule::{Actor, Choice, Chooser, Schedule},
     signals::Signals,
+    stamps::Stamps,
     wait::Pending,
+    weak::Weak,
 };
 use crate::ir::{Agent, Contract, Entity, Plan, Points, TableSet, Task};
 use std::{collections::BTreeMap, rc::Rc};
@@ -30,6 +32,10 @@ pub(super) struct Machine<'a> {
     /// Numbers that tasks and deliveries hold.
     pub held: u64,
     pub report: RunReport,
+    /// Whether who moves now is to be held back, and so is what it issues.
+    pub acting_held: bool,
+    pub stamps: Option<Stamps>,
+    pub weak: Option<Weak>,
 }
 
 /// One rank: the launch that it is in, and its host.
@@ -42,6 +48,10 @@ pub(super) struct Rank {
     /// Whether the last launch has ended.
     pub finished: bool,
     pub host: Host,
+    /// Stores to other GPUs that were released no further than this one.
+    pub unseen: Vec<u64>,
+    /// The last launch whose outputs the caller has read.
+    pub outputs_read: i64,
 }
 
 impl<'a> Machine<'a> {
@@ -72,6 +82,8 @@ impl<'a> Machine<'a> {
                     running: 0,
                     finished: options.launches == 0,
                     host: Host::default(),
+                    unseen: Vec::new(),
+                    outputs_read: 0,
                 })
                 .collect(),
             chooser: Chooser::new(options.schedule, options.seed, world)?,
@@ -84,6 +96,9 @@ impl<'a> Machine<'a> {
                 messages: vec![0; plan.signals.len()],
                 max_drift: 0,
             },
+            acting_held: false,
+            stamps: if options.check { Some(Stamps::new(plan, &points)?) } else { None },
+            weak: options.check.then(Weak::default),
             plan,
             caller,
             options,
@@ -98,8 +113,15 @@ impl<'a> Machine<'a> {
                 self.between_launches(rank)?;
             }
         }
-        while let Some(choice) = self.chooser.next() {
+        loop {
+            let (schedule, ranks) = (self.chooser.schedule(), &self.ranks);
+            let held = |actor: Actor| is_held(schedule, ranks, actor);
+            let Some(choice) = self.chooser.next(&held) else { break };
             self.step()?;
+            self.acting_held = match choice {
+                Choice::Actor(actor) => is_held(schedule, &self.ranks, actor),
+                Choice::Delivery(_) => false,
+            };
             match choice {
                 Choice::Delivery(id) => self.deliver(id)?,
                 Choice::Actor(Actor::Launch { rank }) => self.launch(rank)?,
@@ -147,10 +169,12 @@ impl<'a> Machine<'a> {
             for a in &r.program.agents {
                 let unit = &r.program.units[a.unit];
                 let on = match (a.blocked, &a.state) {
-                    (Some(Blocking::Signal), State::Waiting(waits)) => match waits.last() {
-                        Some(wait) => self.awaited(wait),
-                        None => continue,
-                    },
+                    (Some(Blocking::Signal), State::Waiting(waits) | State::Settling(waits)) => {
+                        match waits.last() {
+                            Some(wait) => self.awaited(wait),
+                            None => continue,
+                        }
+                    }
                     (Some(Blocking::Internal(edge, name, from)), _) => {
                         WaitsFor::Internal { edge, name, from }
                     }
@@ -187,5 +211,22 @@ impl<'a> Machine<'a> {
     /// The contract of a task's family.
     pub fn contract(&self, task: &Task) -> &Contract {
         &self.contracts[task.family.index()]
+    }
+}
+
+/// Whether the schedule holds an actor back.
+fn is_held(schedule: Schedule, ranks: &[Rank], actor: Actor) -> bool {
+    match actor {
+        Actor::Launch { .. } => false,
+        Actor::Agent { rank, agent } => {
+            let program = &ranks[rank].program;
+            let Some(a) = program.agents.get(agent) else { return false };
+            let task = a.list.get(a.at).and_then(|t| program.units[a.unit].tasks.get(*t));
+            task.is_some_and(|t| schedule.holds(&t.task, a.agent))
+        }
+        Actor::Sender { rank } => {
+            let command = ranks[rank].host.fifo.front();
+            command.is_some_and(|c| schedule.holds(&c.task, Agent::Sender))
+        }
     }
 }

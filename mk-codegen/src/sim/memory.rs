@@ -125,7 +125,7 @@ pub(super) fn within(what: &str, wanted: u64) -> Result<(), SimError> {
 }
 
 /// Calls `f` with the offset of every contiguous row of a region, in order.
-fn rows(shape: &[usize], region: &Region, mut f: impl FnMut(usize)) {
+pub(super) fn rows(shape: &[usize], region: &Region, mut f: impl FnMut(usize)) {
     let Some(outer) = region.dims.len().checked_sub(1) else {
         return;
     };

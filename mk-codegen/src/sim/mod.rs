@@ -14,8 +14,10 @@
 //!
 //! Numerics: elements are rounded to their buffer's type when they are stored; products and sums are f32, k in ascending order.
 //!
-//! What a run cannot show: a wait of the wrong proxy, and a race that the schedules tried do not hit. That is the
-//! verifier's part.
+//! With [`Options::check`] a run needs no numbers to go wrong: see `stamps.rs`, and `weak.rs` for what weak edges do.
+//!
+//! What a run cannot show: a wait of the wrong proxy where what follows it needs its data from another agent, and a race that the
+//! schedules tried do not hit. That is the verifier's part.
 
 mod agent;
 mod caller;
@@ -32,11 +34,13 @@ mod post;
 mod program;
 mod schedule;
 mod signals;
+mod stamps;
 mod wait;
+mod weak;
 
 pub use caller::{Callbacks, Caller};
 pub use error::{Blocked, Deadlock, SimError, WaitsFor};
-pub use schedule::{Schedule, ScheduleError};
+pub use schedule::{Schedule, ScheduleError, Victim};
 
 use crate::ir::{Plan, Task};
 
@@ -58,12 +62,21 @@ pub struct Options {
     pub launches: u32,
     /// Bound on steps, over all ranks and launches.
     pub max_steps: u64,
+    /// Marks every element with the epoch and version that wrote it and stops at the first access that finds another one
+    /// ([`SimError::Violated`]); edges that are too weak for what follows them order nothing.
+    pub check: bool,
 }
 
 impl Default for Options {
     /// Random order with seed 0, 3 launches (slots that alternate are used twice), 100 million steps.
     fn default() -> Options {
-        Options { schedule: Schedule::Random, seed: 0, launches: 3, max_steps: 100_000_000 }
+        Options {
+            schedule: Schedule::Random,
+            seed: 0,
+            launches: 3,
+            max_steps: 100_000_000,
+            check: false,
+        }
     }
 }
 

@@ -8,7 +8,9 @@ use super::{
     SimError, delivery::Delivery, machine::Machine, place_of, post::Ready, program::Blocking,
     schedule::Actor, wait::Pending,
 };
-use crate::ir::{Agent, Completion, Leaf, NicOrdering, Operand, Points, Region, TableSet, Task};
+use crate::ir::{
+    Agent, Completion, Leaf, Mode, NicOrdering, Operand, Points, Region, TableSet, Task,
+};
 use std::{
     collections::{HashMap, VecDeque},
     rc::Rc,
@@ -35,6 +37,8 @@ pub(super) struct Command {
 
 /// A command that the network has taken.
 pub(super) struct NicOp {
+    /// Whose command it is.
+    task: Task,
     from: usize,
     to: usize,
     sources: Vec<Region>,
@@ -121,6 +125,7 @@ impl Machine<'_> {
         let late = |p: &Ready| p.after >= Completion::NicDelivered;
         let (sender_posts, now): (Vec<_>, Vec<_>) = posts.into_iter().partition(late);
         let op = NicOp {
+            task: task.clone(),
             from: rank,
             to: self.destination(&points, &task)?,
             sources: self.of(&points, &task, Operand::Src)?,
@@ -130,6 +135,15 @@ impl Machine<'_> {
             receiver_posts: self.posts(&points, &task, Agent::Receiver, None)?,
             left: 4,
         };
+        if let Some(post) = op.receiver_posts.iter().find(|p| p.word.rank != op.to) {
+            return Err(SimError::Unsupported {
+                place: place_of(self.plan, &task),
+                message: format!(
+                    "the receiving host is on rank {}, and posts to a word of rank {}",
+                    op.to, post.word.rank
+                ),
+            });
+        }
         let len = |list: &[Region]| list.iter().map(Region::len).sum::<i64>();
         if len(&op.sources) != len(&op.destinations) {
             return Err(SimError::Operands {
@@ -213,21 +227,38 @@ impl Machine<'_> {
                     op.sources.iter().flat_map(|r| self.memory.read(r).data).collect();
                 let n = data.len() as u64;
                 op.data = Some(data);
+                let (task, sources) = (op.task.clone(), op.sources.clone());
                 self.hold(n)?;
+                for region in &sources {
+                    self.check_read(region, task.epoch())?;
+                }
                 for step in [NicStep::Flush, NicStep::Sender, NicStep::Receiver] {
+                    let by = match step {
+                        NicStep::Receiver => Agent::Receiver,
+                        _ => Agent::Sender,
+                    };
+                    self.acting_held = self.chooser.schedule().holds(&task, by);
                     self.issue(from, Delivery::Network { op: id, step });
                 }
-                self.next_in_order(from, to);
+                self.next_in_order(from, to)?;
             }
-            NicStep::Flush => self.flush(id),
+            NicStep::Flush => self.flush(id)?,
             NicStep::Sender => {
-                for post in std::mem::take(&mut op.sender_posts) {
-                    self.raise_after(id, post);
+                // On an unordered network the sender knows nothing of the flush.
+                let ordered = self.ordered();
+                let posts =
+                    self.deliveries.nic.get_mut(&id).map(|op| std::mem::take(&mut op.sender_posts));
+                for post in posts.unwrap_or_default() {
+                    if ordered {
+                        self.raise_after(id, post)?;
+                    } else {
+                        self.raise(post);
+                    }
                 }
             }
             NicStep::Receiver => {
                 for post in std::mem::take(&mut op.receiver_posts) {
-                    self.raise_after(id, post);
+                    self.raise_after(id, post)?;
                 }
             }
         }
@@ -237,42 +268,46 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn raise_after(&mut self, id: u64, post: Ready) {
+    fn raise_after(&mut self, id: u64, post: Ready) -> Result<(), SimError> {
         if post.after == Completion::NicFlushed {
-            self.flush(id);
+            self.flush(id)?;
         }
         self.raise(post);
+        Ok(())
     }
 
     /// Makes delivered data visible, if it is not yet.
-    fn flush(&mut self, id: u64) {
+    fn flush(&mut self, id: u64) -> Result<(), SimError> {
         let Some(op) = self.deliveries.nic.get_mut(&id) else {
-            return;
+            return Ok(());
         };
-        let Some(data) = op.data.take() else { return };
+        let Some(data) = op.data.take() else { return Ok(()) };
+        let (epoch, destinations) = (op.task.epoch(), op.destinations.clone());
+        self.release(data.len() as u64);
         let mut rest = &data[..];
-        for region in &op.destinations {
+        for region in &destinations {
             let (part, tail) = rest.split_at(region.len() as usize);
-            self.memory.write(region, part, false);
+            self.store(region, part, Mode::Write, epoch)?;
             rest = tail;
         }
-        self.release(data.len() as u64);
+        Ok(())
     }
 
     /// On an ordered network: what was delivered is visible, and the next command of the pair may follow.
-    fn next_in_order(&mut self, from: usize, to: usize) {
+    fn next_in_order(&mut self, from: usize, to: usize) -> Result<(), SimError> {
         if !self.ordered() {
-            return;
+            return Ok(());
         }
         let queue = self.ranks[from].host.queues.entry(to).or_default();
         let delivered = queue.pop_front();
         let next = queue.front().copied();
         if let Some(op) = next {
             if let Some(before) = delivered {
-                self.flush(before);
+                self.flush(before)?;
             }
             let step = NicStep::Deliver;
             self.issue(from, Delivery::Network { op, step });
         }
+        Ok(())
     }
 }

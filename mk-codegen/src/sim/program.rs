@@ -86,6 +86,12 @@ pub(super) struct AgentRun {
     pub state: State,
     /// Bulk stores that it has issued and not seen complete.
     pub stores: Vec<u64>,
+    /// Ordinary stores that no release has pushed out.
+    pub buffered: Vec<u64>,
+    /// Waits of this task that are too weak for its accesses, to be made up for.
+    pub deferred: Vec<Pending>,
+    /// Whether the ordinary reads of this phase are over.
+    pub early: bool,
     pub blocked: Option<Blocking>,
 }
 
@@ -96,6 +102,8 @@ pub(super) enum State {
     Waiting(Vec<Pending>),
     /// About to touch memory.
     Access,
+    /// Has touched memory, and makes up for waits that did not hold it back.
+    Settling(Vec<Pending>),
     /// Has these posts to make.
     Posting(std::collections::VecDeque<super::post::Ready>),
 }
@@ -250,6 +258,9 @@ impl Program {
                 phase: 0,
                 state: State::Begin,
                 stores: Vec::new(),
+                buffered: Vec::new(),
+                deferred: Vec::new(),
+                early: false,
                 blocked: None,
             });
         }

@@ -1,6 +1,7 @@
 //! Who goes next: the adversary.
 
 use super::SimError;
+use crate::ir::{Agent, FamId, Task};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::{fmt, str::FromStr};
 
@@ -17,6 +18,32 @@ pub enum Schedule {
     EpochApart,
     /// The network delivers only when nothing else can move, in any order that its class allows.
     Srd,
+    /// One agent of some tasks, and what it has issued, moves only when nothing else can.
+    Withhold(Victim),
+}
+
+/// Whom [`Schedule::Withhold`] holds back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim {
+    /// Its rank.
+    pub rank: usize,
+    /// The family of its tasks.
+    pub family: FamId,
+    /// Which agent of them.
+    pub agent: Agent,
+    /// Only the task of this number in its family.
+    pub task: Option<i64>,
+    /// Only in this epoch.
+    pub epoch: Option<i64>,
+}
+
+impl Victim {
+    /// Whether an agent of a task is held back.
+    pub(super) fn is(&self, task: &Task, agent: Agent) -> bool {
+        (task.rank(), task.family, agent) == (self.rank, self.family, self.agent)
+            && self.task.is_none_or(|t| t == task.linear())
+            && self.epoch.is_none_or(|e| e == task.epoch())
+    }
 }
 
 impl Schedule {
@@ -29,6 +56,13 @@ impl Schedule {
     }
 }
 
+impl Schedule {
+    /// Whether an agent of a task is to be held back.
+    pub(super) fn holds(&self, task: &Task, agent: Agent) -> bool {
+        matches!(self, Schedule::Withhold(v) if v.is(task, agent))
+    }
+}
+
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -37,6 +71,11 @@ impl fmt::Display for Schedule {
             Schedule::Starve(rank) => write!(f, "starve:{rank}"),
             Schedule::EpochApart => f.write_str("epoch_apart"),
             Schedule::Srd => f.write_str("srd"),
+            Schedule::Withhold(v) => {
+                write!(f, "withhold:{}:{}:{}", v.rank, v.family, v.agent)?;
+                v.task.map_or(Ok(()), |t| write!(f, ":task {t}"))?;
+                v.epoch.map_or(Ok(()), |e| write!(f, ":epoch {e}"))
+            }
         }
     }
 }
@@ -91,6 +130,8 @@ pub(super) struct Due {
     pub rank: usize,
     /// Whether it is the network's.
     pub network: bool,
+    /// Whether who issued it is to be held back.
+    pub held: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,9 +150,10 @@ struct Preference {
 }
 
 impl Preference {
-    fn of(self, rank: usize, network: bool) -> usize {
+    fn of(self, rank: usize, network: bool, held: bool) -> usize {
         match self.schedule {
             Schedule::Random | Schedule::Reversed => 0,
+            Schedule::Withhold(_) => usize::from(held),
             Schedule::Starve(starved) => usize::from(rank == starved),
             Schedule::EpochApart => (rank + self.world - self.leader) % self.world,
             Schedule::Srd => usize::from(network),
@@ -161,14 +203,20 @@ impl Chooser {
         self.due.push(due);
     }
 
-    /// Takes out what goes next. A delivery may have been forced meanwhile; then it is nothing.
-    pub fn next(&mut self) -> Option<Choice> {
+    /// The schedule.
+    pub fn schedule(&self) -> Schedule {
+        self.preference.schedule
+    }
+
+    /// Takes out what goes next. A delivery may have been forced meanwhile; then it is nothing. `held` says of an agent
+    /// that it is the one to be held back.
+    pub fn next(&mut self, held: &dyn Fn(Actor) -> bool) -> Option<Choice> {
         if self.preference.schedule == Schedule::Reversed {
             return self.newest();
         }
         let class = self.preference;
-        let of_actor = |a: &Actor| class.of(a.rank(), false);
-        let of_due = |d: &Due| class.of(d.rank, d.network);
+        let of_actor = |a: &Actor| class.of(a.rank(), false, held(*a));
+        let of_due = |d: &Due| class.of(d.rank, d.network, d.held);
         let best = self.actors.iter().map(of_actor).chain(self.due.iter().map(of_due)).min()?;
         let actors = places(self.actors.iter().map(of_actor), best);
         let due = places(self.due.iter().map(of_due), best);

@@ -12,6 +12,8 @@ pub(super) struct Pending {
     pub word: Word,
     pub index: Vec<i64>,
     pub expected: i64,
+    /// Its line in the family.
+    pub line: usize,
 }
 
 impl Machine<'_> {
@@ -25,7 +27,7 @@ impl Machine<'_> {
     ) -> Result<Vec<Pending>, SimError> {
         let mut list = Vec::new();
         let (point, inner) = at.map_or((None, 0), |(p, i)| (Some(p), i));
-        for wait in &self.plan.families[task.family].waits {
+        for (line, wait) in self.plan.families[task.family].waits.iter().enumerate() {
             if wait.by != by || point.is_some_and(|p| p != wait.at) {
                 continue;
             }
@@ -51,6 +53,7 @@ impl Machine<'_> {
                     word,
                     index,
                     expected: (task.epoch() - i64::from(wait.lag)).saturating_mul(count),
+                    line,
                 });
                 Ok(())
             })?;

@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{Config, lower},
+    passes::{Config, LowerError, lower},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 /// A pipeline and the extents of its tensors: rows are `M`, `L` is another that fits into no tile.
 type Pipeline = (&'static str, &'static [(&'static str, &'static [char])]);
 
-const PIPELINES: &[Pipeline] = &[
+pub const PIPELINES: &[Pipeline] = &[
     ("gather(a)", &[("a", &['M', 'K'])]),
     ("reduce_scatter(x)", &[("x", &['M', 'N'])]),
     ("all_reduce(x)", &[("x", &['M', 'N'])]),
@@ -46,6 +46,13 @@ const SHAPES: &[Shape] = &[
     ("odd pitches", 130, &[('K', 33), ('N', 65), ('F', 130)]),
 ];
 
+/// Extents that are quick to compute with, and as many tiles.
+const SMALL: &[Shape] = &[
+    ("small, one tile", 3, &[('K', 8), ('N', 8), ('F', 16)]),
+    ("small, two tiles", 130, &[('K', 8), ('N', 264), ('F', 8)]),
+    ("small, odd", 5, &[('K', 3), ('N', 9), ('F', 7)]),
+];
+
 /// A plan with a name.
 pub struct Case {
     pub name: String,
@@ -69,12 +76,22 @@ pub fn fixtures() -> Vec<Case> {
 
 /// The catalogue. `few`: on one world and shape each, in turn, and not on all.
 pub fn pipelines(few: bool) -> Vec<Case> {
+    catalogue(few, SHAPES)
+}
+
+/// The catalogue in small.
+pub fn small(few: bool) -> Vec<Case> {
+    catalogue(few, SMALL)
+}
+
+fn catalogue(few: bool, shapes: &[Shape]) -> Vec<Case> {
     let mut out = Vec::new();
     for (i, (source, tensors)) in PIPELINES.iter().enumerate() {
         for (j, ranks) in [2u32, 3].into_iter().enumerate() {
-            for (k, shape) in SHAPES.iter().enumerate() {
-                // The smallest shape and the raggedest take turns.
-                if few && (k != [0, 2, 3][i % 3] || j != i % 2) {
+            for (k, shape) in shapes.iter().enumerate() {
+                // Shapes take turns, the first and the last ones.
+                let turn = [0, shapes.len() - 2, shapes.len() - 1][i % 3];
+                if few && (k != turn || j != i % 2) {
                     continue;
                 }
                 let name = format!("{source}, {ranks} ranks, {}", shape.0);
@@ -85,16 +102,34 @@ pub fn pipelines(few: bool) -> Vec<Case> {
     out
 }
 
+/// A pipeline of the catalogue with any extents, if it lowers.
+pub fn random(pipeline: usize, ranks: u32, rows: u64, width: u64) -> Option<Plan> {
+    let (source, tensors) = PIPELINES.get(pipeline)?;
+    let extents = [('K', 1 + width % 9), ('N', width), ('F', 1 + width % 13)];
+    try_compile(source, ranks, tensors, rows, &extents).ok()
+}
+
 fn compile(source: &str, ranks: u32, tensors: &[(&str, &[char])], shape: &Shape) -> Plan {
+    try_compile(source, ranks, tensors, shape.1, shape.2)
+        .unwrap_or_else(|e| panic!("{source}: {e}"))
+}
+
+fn try_compile(
+    source: &str,
+    ranks: u32,
+    tensors: &[(&str, &[char])],
+    rows: u64,
+    extents: &[(char, u64)],
+) -> Result<Plan, LowerError> {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{source}: {e:?}"));
-    let extent = |c: &char| match shape.2.iter().find(|s| s.0 == *c) {
+    let extent = |c: &char| match extents.iter().find(|s| s.0 == *c) {
         Some((_, n)) => *n,
-        None => shape.1 * u64::from(ranks),
+        None => rows * u64::from(ranks),
     };
     let shapes: BTreeMap<_, Vec<u64>> =
         tensors.iter().map(|(n, s)| (n.to_string(), s.iter().map(extent).collect())).collect();
     let bound =
         program.bind(&BTreeMap::new(), &shapes).unwrap_or_else(|e| panic!("{source}: {e:?}"));
     let config = Config { ranks, ..Config::default() };
-    lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{source}: {e}"))
+    lower(&program, &bound, &config)
 }

@@ -3,8 +3,31 @@
 //! Where one of them is wrong, the others say so. CI takes a fixed part of the mutants; `MK_MUTANTS=all`, or `cargo xtask
 //! mutants`, takes all. The figures are in `docs/verification.md`.
 
+mod agreement;
 mod cases;
 mod explorer;
 mod mutate;
 mod states;
 mod verifier;
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// Calls `f` for every element, on as many threads as there are cores, and gathers what it returns in no order.
+fn in_parallel<T: Sync, R: Send>(list: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (next, out) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|s| {
+        for _ in 0..threads {
+            s.spawn(|| {
+                while let Some(x) = list.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = f(x);
+                    out.lock().expect("no thread panics with the lock").push(result);
+                }
+            });
+        }
+    });
+    out.into_inner().expect("no thread panics with the lock")
+}

@@ -3,21 +3,18 @@
 use crate::{
     cases::{self, Case},
     explorer::{Verdict, explore},
+    in_parallel,
     mutate::{Kind, Mutant, mutants},
 };
 use mk_codegen::valid;
 use std::{
-    collections::BTreeMap,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
 /// What the two say of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Outcome {
+pub enum Outcome {
     /// Rejected, and a run goes wrong.
     Caught,
     /// Rejected, though no run goes wrong: the verifier asks for more than the machine.
@@ -28,13 +25,15 @@ enum Outcome {
     Missed,
 }
 
-struct Judged {
+pub struct Judged {
     case: String,
     kind: Kind,
     name: String,
     outcome: Outcome,
     /// The first rule that rejects it.
     rule: Option<u8>,
+    /// All rules that do.
+    rules: BTreeSet<u8>,
     /// What the verifier or the explorer says.
     says: String,
     /// Time of the verifier and of the explorer.
@@ -57,32 +56,26 @@ fn judge(case: &Case, mutant: &Mutant) -> Option<Judged> {
         (Ok(_), Verdict::Fine { .. }) => Outcome::Equivalent,
         (Ok(_), Verdict::Wrong(_)) => Outcome::Missed,
     };
+    let rules: BTreeSet<u8> = verified
+        .as_ref()
+        .err()
+        .iter()
+        .flat_map(|e| e.violations.iter().map(|v| v.rule()))
+        .collect();
     let rule = verified.as_ref().err().and_then(|e| e.violations.first()).map(|v| v.rule());
     let says = match (verified, explored) {
         (Err(e), Verdict::Fine { .. }) => e.to_string(),
         (_, e) => format!("{e:?}"),
     };
     let (case, name) = (case.name.clone(), mutant.name.clone());
-    Some(Judged { case, kind: mutant.kind, name, outcome, rule, says, took })
+    Some(Judged { case, kind: mutant.kind, name, outcome, rule, rules, says, took })
 }
 
-/// Judges all mutants of all plans, on as many threads as there are cores.
+/// Judges all mutants of all plans.
 fn judge_all(cases: &[Case]) -> Vec<Judged> {
     let all: Vec<(&Case, Mutant)> =
         cases.iter().flat_map(|c| mutants(&c.plan).into_iter().map(move |m| (c, m))).collect();
-    let (next, out) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|s| {
-        for _ in 0..threads {
-            s.spawn(|| {
-                while let Some((case, mutant)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let judged = judge(case, mutant);
-                    out.lock().expect("no thread panics with the lock").extend(judged);
-                }
-            });
-        }
-    });
-    out.into_inner().expect("no thread panics with the lock")
+    in_parallel(&all, |(case, mutant)| judge(case, mutant)).into_iter().flatten().collect()
 }
 
 fn cases() -> Vec<Case> {
@@ -144,6 +137,15 @@ fn every_mutant_is_rejected_or_equivalent() {
         {
             println!("{:?}: {}, {}: {}", j.outcome, j.case, j.name, j.says.replace('\n', " "));
         }
+    }
+    // Without any of these rules, the verifier would miss mutants, and this test would fail.
+    let caught = |rule: u8| {
+        let only = judged.iter().filter(|j| j.outcome == Outcome::Caught);
+        only.filter(|j| j.rules.len() == 1 && j.rules.contains(&rule)).count()
+    };
+    for rule in 1..=5 {
+        println!("rule {rule} alone rejects {} mutants that go wrong", caught(rule));
+        assert!(caught(rule) > 0, "rule {rule}");
     }
     let missed: Vec<_> = judged
         .iter()

@@ -6,7 +6,7 @@ use super::{
     graph::{Event, Graph},
     unroll::{Task, Touch, Unrolled},
 };
-use mk_codegen::ir::{Mode, Proxy, Space};
+use mk_codegen::ir::{Agent, FamId, Mode, Proxy, Space};
 use std::collections::HashMap;
 
 /// What an exploration found.
@@ -17,8 +17,35 @@ pub enum Verdict {
         /// Pairs of accesses, the caller's included.
         pairs: u64,
     },
-    /// A run goes wrong: how.
-    Wrong(String),
+    /// A run goes wrong.
+    Wrong(Wrong),
+}
+
+/// How a run goes wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// For people.
+    pub text: String,
+    /// Whose access comes too late: hold it back, and the run is there.
+    pub late: Option<Late>,
+    /// With which filling of the run-time tables.
+    pub filling: usize,
+}
+
+/// An agent of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Late {
+    pub rank: usize,
+    pub family: FamId,
+    pub agent: Agent,
+    pub task: i64,
+    pub epoch: i64,
+}
+
+impl Wrong {
+    pub fn new(text: String) -> Wrong {
+        Wrong { text, late: None, filling: 0 }
+    }
 }
 
 /// An access by task and number.
@@ -131,7 +158,7 @@ pub fn check(u: &Unrolled<'_>) -> Verdict {
     let index = Index::new(u, &g);
     let p = Pairs::new(u);
     if let Some(twice) = p.twice() {
-        return Verdict::Wrong(twice);
+        return Verdict::Wrong(Wrong::new(twice));
     }
     let mut pairs = 0;
     let mut cache = Known::default();
@@ -147,18 +174,26 @@ pub fn check(u: &Unrolled<'_>) -> Verdict {
                 }
                 let knows = cache.get(u, &g, &index, Source::Touch(i, j, to_gpu));
                 pairs += mine.len() as u64 + u64::from(caller.is_some());
-                if let Some(wrong) = mine.iter().find_map(|y| wrong(&p, &g, &knows, (i, j), *y)) {
-                    return Verdict::Wrong(wrong);
+                let late = Some(Late {
+                    rank: t.rank,
+                    family: t.family,
+                    agent: u.agent(t, x.agent),
+                    task: t.linear,
+                    epoch: t.epoch,
+                });
+                if let Some(text) = mine.iter().find_map(|y| wrong(&p, &g, &knows, (i, j), *y)) {
+                    return Verdict::Wrong(Wrong { text, late, filling: 0 });
                 }
                 if caller.is_some_and(|e| knows[e as usize] & CAUSE == 0) {
                     let access = u.touch_name(t, x);
-                    return Verdict::Wrong(format!("the caller goes on before {access} is over"));
+                    let text = format!("the caller goes on before {access} is over");
+                    return Verdict::Wrong(Wrong { text, late, filling: 0 });
                 }
             }
         }
     }
     match callers_first(&p, &g, &index, &mut cache, &mut pairs) {
-        Some(wrong) => Verdict::Wrong(wrong),
+        Some(wrong) => Verdict::Wrong(Wrong::new(wrong)),
         None => Verdict::Fine { pairs },
     }
 }

@@ -53,7 +53,7 @@ mod tables;
 mod unroll;
 
 pub use brute::disagreement;
-pub use check::Verdict;
+pub use check::{Late, Verdict, Wrong};
 pub use tables::tables;
 
 use mk_codegen::ir::Plan;
@@ -61,10 +61,10 @@ use mk_codegen::ir::Plan;
 /// Whether some run of a plan goes wrong, for each of a few fillings of its run-time tables.
 pub fn explore(plan: &Plan) -> Verdict {
     let mut pairs = 0;
-    for set in tables(plan) {
-        match explore_with(plan, &set) {
+    for (filling, set) in tables(plan).iter().enumerate() {
+        match explore_with(plan, set) {
             Verdict::Fine { pairs: n } => pairs += n,
-            wrong => return wrong,
+            Verdict::Wrong(wrong) => return Verdict::Wrong(Wrong { filling, ..wrong }),
         }
     }
     Verdict::Fine { pairs }
@@ -73,10 +73,10 @@ pub fn explore(plan: &Plan) -> Verdict {
 fn explore_with(plan: &Plan, set: &[mk_codegen::ir::TableSet]) -> Verdict {
     let unrolled = match unroll::Unrolled::new(plan, set) {
         Ok(u) => u,
-        Err(e) => return Verdict::Wrong(e),
+        Err(e) => return Verdict::Wrong(Wrong::new(e)),
     };
     if let Some(wrong) = stuck::stuck(&unrolled).or_else(|| cover::uncovered(&unrolled)) {
-        return Verdict::Wrong(wrong);
+        return Verdict::Wrong(Wrong::new(wrong));
     }
     check::check(&unrolled)
 }

@@ -40,6 +40,8 @@ pub struct Task {
     pub family: FamId,
     pub rank: usize,
     pub epoch: i64,
+    /// Number in its family.
+    pub linear: i64,
     /// `start`, the iterations, `end`.
     pub steps: u32,
     pub domain: Vec<i64>,
@@ -128,6 +130,7 @@ impl<'p> Unrolled<'p> {
             family: t.family,
             rank: t.rank(),
             epoch: t.epoch(),
+            linear: t.linear(),
             steps: inner + 2,
             domain: t.domain().to_vec(),
             place,

@@ -23,6 +23,7 @@ pub enum Kind {
     EachFewer,
     ShrinkSlots,
     SlotEarly,
+    FewerCtas,
 }
 
 impl Kind {
@@ -48,6 +49,7 @@ impl Kind {
             Kind::PostTwice => "a post of twice as much",
             Kind::EachFewer => "one repetition fewer",
             Kind::ShrinkSlots => "one slot fewer",
+            Kind::FewerCtas => "one CTA for a role",
             Kind::SlotEarly => "a slot reused an epoch early",
         }
     }

@@ -24,13 +24,14 @@ pub fn mutants(plan: &Plan) -> Vec<Mutant> {
         m.pairs(id);
     }
     m.entered();
+    m.ctas();
     slots::shrink(&mut m);
     // A change that changes nothing is no mutant.
     m.out.retain(|x| x.plan != *plan);
     m.out
 }
 
-pub(self) struct Maker<'p> {
+struct Maker<'p> {
     plan: &'p Plan,
     out: Vec<Mutant>,
 }
@@ -140,6 +141,23 @@ impl Maker<'_> {
                 let (x, y) = ((waits[i].proxy, waits[i].scope), (waits[j].proxy, waits[j].scope));
                 (waits[i].proxy, waits[i].scope) = y;
                 (waits[j].proxy, waits[j].scope) = x;
+            });
+        }
+    }
+
+    /// All tasks of a role on one CTA, also in the other order of families.
+    fn ctas(&mut self) {
+        for (id, role) in self.plan.roles.iter().filter(|r| r.1.ctas > 0) {
+            self.add(Kind::FewerCtas, format!("{id} {} has one CTA", role.kind.name()), |p| {
+                p.roles[id].ctas = 1;
+            });
+            let mut mine = self.plan.families.iter().filter(|x| x.1.role == id).map(|x| x.0);
+            let (Some(first), Some(last)) = (mine.next(), mine.next_back()) else { continue };
+            let name = format!("{id} {} has one CTA, {last} before {first}", role.kind.name());
+            self.add(Kind::FewerCtas, name, |p| {
+                p.roles[id].ctas = 1;
+                let (a, b) = (p.families[first].clone(), p.families[last].clone());
+                (p.families[first], p.families[last]) = (b, a);
             });
         }
     }

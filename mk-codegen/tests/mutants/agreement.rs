@@ -1,0 +1,221 @@
+//! The CPU executor and the explorer agree: what goes wrong in some run, an adversarial schedule shows; what the verifier
+//! accepts, no schedule makes fail.
+
+use crate::in_parallel;
+use crate::{
+    cases::{self, Case},
+    explorer::{Late, Verdict, Wrong, explore, tables},
+    mutate::{Kind, mutants},
+};
+use mk_codegen::{
+    ir::{BufId, Plan, RoleKind, TabId, TableSet},
+    sim::{self, Callbacks, Options, Schedule, SimError, Victim},
+    valid,
+};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner},
+};
+use std::{collections::BTreeMap, sync::Mutex};
+
+/// Runs a plan with stamps instead of numbers, for as many launches as the explorer looks at.
+fn run(plan: &Plan, set: &[TableSet], schedule: Schedule, seed: u64) -> Result<(), SimError> {
+    let input = |_: i64, _: usize, _: BufId, shape: &[usize]| vec![0.0; shape.iter().product()];
+    let table = |epoch: i64, rank: usize, id: TabId| {
+        set[epoch as usize % set.len()].values(rank, id).to_vec()
+    };
+    let output = |_: i64, _: usize, _: BufId, _: &[usize], _: &[f32]| {};
+    let options = Options { schedule, seed, launches: 4, check: true, ..Options::default() };
+    sim::run(plan, &mut Callbacks { input, table, output }, &options).map(|_| ())
+}
+
+/// The plan with a CTA for each task: no proof uses the split.
+fn wide(plan: &Plan) -> Plan {
+    let mut wide = plan.clone();
+    for (_, r) in wide.roles.iter_mut() {
+        if !matches!(r.kind, RoleKind::Prologue | RoleKind::Epilogue | RoleKind::CopyEngine) {
+            r.ctas = 64;
+        }
+    }
+    wide
+}
+
+/// Schedules that hold back whoever the explorer says comes too late, then all others.
+fn schedules(plan: &Plan, late: Option<Late>) -> Vec<Schedule> {
+    let mut out = Vec::new();
+    if let Some(Late { rank, family, agent, task, epoch }) = late {
+        for (task, epoch) in [(Some(task), Some(epoch)), (Some(task), None), (None, None)] {
+            out.push(Schedule::Withhold(Victim { rank, family, agent, task, epoch }));
+        }
+    }
+    let world = plan.mesh.size() as usize;
+    out.extend(Schedule::all(world));
+    for (family, x) in plan.families.iter() {
+        for agent in x.leaf.contract().agents {
+            let victim = |rank| Victim { rank, family, agent, task: None, epoch: None };
+            out.extend((0..world).map(|rank| Schedule::Withhold(victim(rank))));
+        }
+    }
+    out
+}
+
+/// The first failure of a plan that goes wrong, or `None` if no schedule shows one.
+fn shown(plan: &Plan, wrong: &Wrong) -> Option<String> {
+    let set = &tables(plan)[wrong.filling];
+    for seed in 0..3 {
+        for plan in [plan, &wide(plan)] {
+            for schedule in schedules(plan, wrong.late) {
+                if let Err(e) = run(plan, set, schedule, seed) {
+                    return Some(format!("{schedule}, seed {seed}: {e}"));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Runs that a verified plan must survive.
+fn survives(plan: &Plan, schedules: &[Schedule], seed: u64) -> Result<(), String> {
+    for set in tables(plan) {
+        for schedule in schedules {
+            run(plan, &set, *schedule, seed)
+                .map_err(|e| format!("{schedule}, seed {seed}: {e}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What the executor did with a mutant.
+#[derive(Default)]
+struct Counts {
+    shown: BTreeMap<Kind, usize>,
+    silent: Vec<String>,
+    survived: usize,
+    failed: Vec<String>,
+}
+
+fn one(case: &Case, kind: Kind, name: &str, plan: &Plan, out: &Mutex<Counts>) {
+    let explored = explore(plan);
+    let place = || format!("{}, {name}", case.name);
+    match explored {
+        Verdict::Wrong(wrong) => {
+            let shown = shown(plan, &wrong).is_some();
+            let mut out = out.lock().expect("no thread panics with the lock");
+            match shown {
+                true => *out.shown.entry(kind).or_default() += 1,
+                false => out.silent.push(format!("{}: {}", place(), wrong.text)),
+            }
+        }
+        Verdict::Fine { .. } if valid::verify(plan).is_ok() => {
+            let schedules = [Schedule::Random, Schedule::Reversed, Schedule::EpochApart];
+            let ran = survives(plan, &schedules, 1);
+            let mut out = out.lock().expect("no thread panics with the lock");
+            match ran {
+                Ok(()) => out.survived += 1,
+                Err(e) => out.failed.push(format!("{}: {e}", place())),
+            }
+        }
+        Verdict::Fine { .. } => {}
+    }
+}
+
+#[test]
+fn the_executor_shows_what_goes_wrong_and_nothing_else() {
+    let all = std::env::var_os("MK_MUTANTS").is_some_and(|v| v == "all");
+    let mut cases = cases::fixtures();
+    cases.extend(cases::small(true));
+    // The fixtures compute in earnest: a fixed part of their mutants will do for CI.
+    let stride = |case: &Case| if all || case.name.contains("small") { 1 } else { 12 };
+    let list: Vec<_> = cases
+        .iter()
+        .flat_map(|c| mutants(&c.plan).into_iter().step_by(stride(c)).map(move |m| (c, m)))
+        .filter(|(_, m)| m.plan.check_structure().is_ok())
+        .collect();
+    let counts = Mutex::new(Counts::default());
+    in_parallel(&list, |(case, m)| one(case, m.kind, &m.name, &m.plan, &counts));
+    let counts = counts.into_inner().expect("no thread panics with the lock");
+    for (kind, n) in &counts.shown {
+        println!("| {} | {n} |", kind.name());
+    }
+    let shown: usize = counts.shown.values().sum();
+    println!("{shown} shown, {} survived", counts.survived);
+    assert!(counts.silent.is_empty(), "nothing shows:\n{}", counts.silent.join("\n"));
+    assert!(counts.failed.is_empty(), "fails, but is right:\n{}", counts.failed.join("\n"));
+    assert!(shown > 300 && counts.survived > 100, "{shown}, {}", counts.survived);
+}
+
+/// A random pipeline, mesh, shape, split, schedule and seed.
+#[derive(Clone, Debug)]
+struct Random {
+    pipeline: usize,
+    ranks: u32,
+    rows: u64,
+    width: u64,
+    ctas: u32,
+    schedule: usize,
+    seed: u64,
+    /// Which mutant; the plan itself beyond the last one.
+    mutant: usize,
+}
+
+fn random() -> impl Strategy<Value = Random> {
+    let rows = prop_oneof![1..9u64, 120..140u64];
+    let width = prop_oneof![1..20u64, 250..270u64];
+    (0..cases::PIPELINES.len(), 1..4u32, rows, width, 1..6u32, 0..64usize, 0..1000u64, 0..150usize)
+        .prop_map(|(pipeline, ranks, rows, width, ctas, schedule, seed, mutant)| Random {
+            pipeline,
+            ranks,
+            rows,
+            width,
+            ctas,
+            schedule,
+            seed,
+            mutant,
+        })
+}
+
+/// What verifies runs through; what goes wrong in some run shows, and does not verify.
+fn agrees(r: &Random) -> Result<&'static str, String> {
+    let Some(mut plan) = cases::random(r.pipeline, r.ranks, r.rows, r.width) else {
+        return Ok("refused by the passes");
+    };
+    for (_, role) in plan.roles.iter_mut().filter(|x| x.1.ctas > 0) {
+        role.ctas = r.ctas;
+    }
+    let mut all = mutants(&plan);
+    let plan = match r.mutant < all.len() {
+        true => all.swap_remove(r.mutant).plan,
+        false => plan,
+    };
+    if plan.check_structure().is_err() {
+        return Ok("no plan");
+    }
+    match (valid::verify(&plan), explore(&plan)) {
+        (Ok(_), Verdict::Wrong(wrong)) => Err(format!("verifies, but {}", wrong.text)),
+        (Ok(_), Verdict::Fine { .. }) => {
+            let all = schedules(&plan, None);
+            survives(&plan, &[all[r.schedule % all.len()]], r.seed)?;
+            Ok("survives")
+        }
+        (Err(_), Verdict::Wrong(wrong)) => match shown(&plan, &wrong) {
+            Some(_) => Ok("shown"),
+            None => Err(format!("nothing shows: {}", wrong.text)),
+        },
+        (Err(_), Verdict::Fine { .. }) => Ok("refused, though no run goes wrong"),
+    }
+}
+
+#[test]
+fn random_cases_agree() {
+    let cases = std::env::var("MK_RANDOM_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let ends: Mutex<BTreeMap<&str, usize>> = Mutex::default();
+    let result = TestRunner::new_with_rng(config, rng).run(&random(), |r| {
+        let end = agrees(&r).map_err(TestCaseError::fail)?;
+        *ends.lock().expect("no thread panics with the lock").entry(end).or_default() += 1;
+        Ok(())
+    });
+    println!("{ends:?}");
+    result.unwrap_or_else(|e| panic!("{e}"));
+}
