@@ -18,6 +18,7 @@ type Case = fn(rank: u32, size: u32);
 const CASES: &[(&str, Case)] = &[
     ("same", same::child),
     ("never_launches", processes::never_launches),
+    ("aborted", processes::aborted),
     ("killed_at_work", processes::killed_at_work),
     ("killed_while_awaited", processes::killed_while_awaited),
     ("corrupted_word", processes::corrupted_word),

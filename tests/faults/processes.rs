@@ -1,7 +1,7 @@
 //! Faults between processes, one process per GPU.
 
 use crate::children::{Children, say, world as connect};
-use crate::rig::{Case, GATHER, Rig, compile, options};
+use crate::rig::{BESIDE, Case, DYNAMIC, GATHER, Rig, options};
 use crate::{Watchdog, alone, world};
 use mk::runtime::{Error, InstanceOptions, World, world::UnixBootstrap};
 use std::time::{Duration, Instant};
@@ -181,6 +181,39 @@ fn a_rank_killed_while_others_wait_for_it() {
     play("killed_while_awaited", true, &["the process of rank 1 is gone", " at e"], kill);
 }
 
+pub fn aborted(rank: u32, _size: u32) {
+    let world = connect();
+    // The bounds alone would take a minute.
+    let minute = Duration::from_secs(60);
+    let patient = InstanceOptions { wait_limit: minute, entry_limit: minute, ..options() };
+    let mut rig = Rig::new(&world, &GATHER, &patient).expect("binds");
+    rig.step(1).expect("a first launch");
+    if rank != VICTIM {
+        // The victim never launches: all others wait for it.
+        rig.launch().expect("launches");
+    }
+    world.barrier(SOON).expect("all are here");
+    let begin = Instant::now();
+    if rank == 0 {
+        rig.instance.abort();
+    }
+    let mut outcome = rig.instance.synchronize();
+    while outcome.is_ok() && begin.elapsed() < SOON {
+        std::thread::sleep(Duration::from_millis(5));
+        outcome = rig.instance.check();
+    }
+    failed(begin, &outcome.expect_err("rank 0 gave up"));
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    world.barrier(SOON).expect("all are here");
+    drop(rig);
+    again(&world);
+}
+
+#[test]
+fn an_abort_reaches_the_other_processes() {
+    play("aborted", false, &["rank 0 raised the abort word", " at e"], |_, _| ());
+}
+
 pub fn corrupted_word(rank: u32, _size: u32) {
     let world = connect();
     let mut rig = Rig::new(&world, &GATHER, &options()).expect("binds");
@@ -243,13 +276,6 @@ pub fn other_plans(rank: u32, _size: u32) {
 fn ranks_with_other_plans() {
     play("other_plans", false, &["in the plan", "every rank must pass the same"], |_, _| ());
 }
-
-/// The number of rows comes with each launch.
-const DYNAMIC: Case = Case {
-    pipeline: "fn rows<M: dyn <= 3000>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
-    size: (3000, 256, 512),
-    sms: &[],
-};
 
 pub fn other_values(rank: u32, _size: u32) {
     let world = connect();
@@ -314,12 +340,6 @@ fn graphs_replayed_in_another_order_on_one_rank() {
     play("out_of_order", false, &["did not enter the launch", " at e"], |_, _| ());
 }
 
-/// Half of the GPU each, and the ranks start them in opposite orders.
-const BESIDE: [Case; 2] = [
-    Case { sms: &[("compute", 50), ("intra_comm", 8)], ..GATHER },
-    Case { size: (1536, 512, 768), sms: &[("compute", 50), ("intra_comm", 8)], ..GATHER },
-];
-
 pub fn overlapping(rank: u32, _size: u32) {
     let world = connect();
     let beside = InstanceOptions { overlap: true, ..options() };
@@ -352,17 +372,4 @@ pub fn overlapping(rank: u32, _size: u32) {
 #[test]
 fn two_plans_side_by_side_in_any_order() {
     play("overlapping", false, &["SMs of GPU"], |_, _| ());
-}
-
-#[test]
-fn the_cases_compile() {
-    for case in [&GATHER, &DYNAMIC, &BESIDE[0], &BESIDE[1]] {
-        for ranks in 2..=4 {
-            let source = compile(case, ranks);
-            let dims: u32 = case.sms.iter().map(|(_, ctas)| ctas).sum();
-            assert!(dims == 0 || source.grid == dims, "{case:?}: a grid of {}", source.grid);
-        }
-    }
-    assert_eq!(compile(&DYNAMIC, 4).runtime_dims[0].max, 3000);
-    assert_eq!(compile(&DYNAMIC, 4).ranks[1].tensor_shapes[0], [750, 256]);
 }

@@ -27,6 +27,19 @@ pub struct Case {
 pub const GATHER: Case =
     Case { pipeline: "gather(a) -> gemm(b)", size: (1024, 512, 1024), sms: &[] };
 
+/// The number of rows comes with each launch.
+pub const DYNAMIC: Case = Case {
+    pipeline: "fn rows<M: dyn <= 3000>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
+    size: (3000, 256, 512),
+    sms: &[],
+};
+
+/// Half of the GPU each, and the ranks start them in opposite orders.
+pub const BESIDE: [Case; 2] = [
+    Case { sms: &[("compute", 50), ("intra_comm", 8)], ..GATHER },
+    Case { size: (1536, 512, 768), sms: &[("compute", 50), ("intra_comm", 8)], ..GATHER },
+];
+
 /// Bounds that end within seconds.
 pub fn options() -> InstanceOptions {
     InstanceOptions {
@@ -172,4 +185,17 @@ impl Rig {
         self.instance.check()?;
         waited.into_iter().collect()
     }
+}
+
+#[test]
+fn the_cases_compile() {
+    for case in [&GATHER, &DYNAMIC, &BESIDE[0], &BESIDE[1]] {
+        for ranks in 2..=4 {
+            let source = compile(case, ranks);
+            let dims: u32 = case.sms.iter().map(|(_, ctas)| ctas).sum();
+            assert!(dims == 0 || source.grid == dims, "{case:?}: a grid of {}", source.grid);
+        }
+    }
+    assert_eq!(compile(&DYNAMIC, 4).runtime_dims[0].max, 3000);
+    assert_eq!(compile(&DYNAMIC, 4).ranks[1].tensor_shapes[0], [750, 256]);
 }

@@ -20,7 +20,8 @@ use std::time::Duration;
 /// Bound on building the mesh, once the bootstrap has brought everybody here.
 const MESH: Duration = Duration::from_secs(30);
 
-/// A listening socket under a name that nobody can guess.
+/// A listening socket under a name of its own. Names are visible to all (`/proc/net/unix`); who knocks must be of the same
+/// user, and say the name that it was told.
 pub(super) struct Door {
     listener: UnixListener,
     name: String,
@@ -41,7 +42,7 @@ impl Door {
         Ok(Door { listener, name })
     }
 
-    /// The name under which peers knock, which is also what proves that they were told.
+    /// The name under which peers knock.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
