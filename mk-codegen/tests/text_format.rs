@@ -23,3 +23,14 @@ fn every_fixture_prints_and_reads_back_identically() {
     }
     assert!(seen > 0, "no fixtures in {}", dir.display());
 }
+
+#[test]
+fn a_plan_has_its_head_lines_exactly_once() {
+    let read = |text: &str| text.parse::<Plan>().map_err(|e| e.message);
+    assert!(read("plan \"p\"\nmesh world=2\ntarget sm_90a\n").is_ok());
+    // Nothing at all was read as a plan once, and could not be printed and read back.
+    assert_eq!(read(""), Err("a plan needs a `plan` line".into()));
+    assert_eq!(read("plan \"p\"\nmesh world=2\n"), Err("a plan needs a `target` line".into()));
+    let twice = read("plan \"p\"\nmesh world=2\nmesh local=2\ntarget sm_90a\n").unwrap_err();
+    assert!(twice.contains("no second `mesh` line"), "{twice}");
+}
