@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask setup | demo | test | bless`.
+//! Developer commands: `cargo xtask setup | demo | test | mutants | bless`.
 
 mod checks;
 mod demo;
@@ -24,6 +24,8 @@ enum Command {
     Demo,
     /// Everything that a machine without a GPU can test.
     Test,
+    /// All mutants of all plans, and 10,000 random cases, before the verifier, the explorer and the executor.
+    Mutants,
     /// Takes the present output of snapshot and ui tests as right.
     Bless,
 }
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::setup(),
         Command::Demo => demo::demo(),
         Command::Test => checks::test(),
+        Command::Mutants => checks::mutants(),
         Command::Bless => checks::bless(),
     };
     match result {

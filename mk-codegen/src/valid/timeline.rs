@@ -219,12 +219,12 @@ fn items(plan: &Plan, x: &Family, site: &Site, agent: Agent, at: Point, mark: &M
         out.push(Item { text, colour, chosen, weak });
     };
     let place = Place::new(plan, x, site);
-    for w in x.waits.iter().filter(|w| w.by == agent && w.at == at) {
+    for w in x.waits.iter().filter(|w| w.by == agent && w.at == at && place.happens(&w.when)) {
         add(place.wait(w), Colour::Wait, false, Some(w.edge));
     }
     let contract = x.leaf.contract();
     let by = |a: &Access| contract.operand(a.operand).is_some_and(|o| o.agent == agent);
-    for a in x.accesses.iter().filter(|a| a.at == at && by(a)) {
+    for a in x.accesses.iter().filter(|a| a.at == at && by(a) && place.happens(&a.when)) {
         let chosen = agent == site.agent
             && site.touch.as_ref().is_some_and(|t| (t.operand, t.buffer) == (a.operand, a.buffer));
         let colour = match a.mode {
@@ -234,7 +234,7 @@ fn items(plan: &Plan, x: &Family, site: &Site, agent: Agent, at: Point, mark: &M
         let text = format!("{} {} {}", a.mode.name(), a.operand, plan.buffers[a.buffer].name);
         add(text, colour, chosen, None);
     }
-    for p in x.posts.iter().filter(|p| p.by == agent && p.at == at) {
+    for p in x.posts.iter().filter(|p| p.by == agent && p.at == at && place.happens(&p.when)) {
         add(place.post(p), Colour::Post, false, Some(p.edge));
     }
     out
@@ -261,6 +261,13 @@ impl<'a> Place<'a> {
         }
         let tables = TableSet::new(plan, |_, _| Vec::new());
         Place { plan, family, task: Task { family: site.family, vars }, tables }
+    }
+
+    /// Whether a condition holds, as far as can be told for all repetitions.
+    fn happens(&self, when: &Option<Expr>) -> bool {
+        let points = Points::new(self.plan, &self.tables);
+        let told = when.iter().filter(|e| !e.mentions(Var::EACH));
+        told.map(|e| points.eval(&self.task, e)).all(|v| v != Ok(0))
     }
 
     fn value(&self, each: Option<&Each>, e: &Expr) -> String {
