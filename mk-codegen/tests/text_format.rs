@@ -34,3 +34,17 @@ fn a_plan_has_its_head_lines_exactly_once() {
     let twice = read("plan \"p\"\nmesh world=2\nmesh local=2\ntarget sm_90a\n").unwrap_err();
     assert!(twice.contains("no second `mesh` line"), "{twice}");
 }
+
+#[test]
+fn names_print_as_they_were_read() {
+    let read =
+        |name: &str| format!("plan \"{name}\"\nmesh world=2\ntarget sm_90a\n").parse::<Plan>();
+    for name in ["gather(a) -> gemm", "größe", "it's"] {
+        let plan = read(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(plan.to_string().parse(), Ok(plan), "{name}");
+    }
+    // These came back with escapes once, which the reader does not know.
+    for name in ["a\u{1}b", "a\\b", "a\tb", "\u{200b}"] {
+        assert!(read(name).is_err(), "{name:?}");
+    }
+}
