@@ -40,7 +40,7 @@ const OPCODES: &[(&str, &str)] = &[
 
 /// Compiles and reports.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let kernel = emit(&load_verified(&args.pipeline)?.loaded)?;
+    let kernel = emit(&load_verified(&args.pipeline)?)?;
     let compiled = compile(&kernel, !args.no_cache)?;
     if let Some(path) = &args.output {
         write_file(path, &compiled.cubin)?;

@@ -21,7 +21,7 @@ pub struct Args {
 
 /// What is emitted is what was verified.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let kernel = emit(&load_verified(&args.pipeline)?.loaded)?;
+    let kernel = emit(&load_verified(&args.pipeline)?)?;
     match &args.output {
         None => print(format_args!("{}", kernel.cuda)),
         Some(path) => {

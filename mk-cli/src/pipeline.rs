@@ -32,16 +32,6 @@ pub struct Pipeline {
     pub bound: Bound,
 }
 
-/// A plan that was verified.
-pub struct Verified {
-    /// What was verified.
-    pub loaded: Loaded,
-    /// What was proved.
-    pub proof: Proof,
-    /// How long that took.
-    pub time: Duration,
-}
-
 /// Longest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
@@ -59,10 +49,10 @@ pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
 }
 
 /// [`load`], then the verifier.
-pub fn load_verified(args: &PipelineArgs) -> Result<Verified, Failure> {
+pub fn load_verified(args: &PipelineArgs) -> Result<Loaded, Failure> {
     let loaded = load(args)?;
-    let (proof, time) = loaded.verify()?;
-    Ok(Verified { loaded, proof, time })
+    loaded.verify()?;
+    Ok(loaded)
 }
 
 impl Loaded {

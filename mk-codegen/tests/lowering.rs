@@ -28,7 +28,7 @@ fn refusals_say_what_works() {
 }
 
 #[test]
-fn every_lowered_plan_verifies() {
+fn every_lowered_plan_verifies_and_has_a_kernel() {
     for (name, source, ranks, shapes) in CASES {
         for ranks in [*ranks, 1, 2, 3, 8] {
             let plan = match plan(source, ranks, shapes) {
@@ -39,6 +39,9 @@ fn every_lowered_plan_verifies() {
             match mk_codegen::valid::verify(&plan) {
                 Ok(proof) => println!("{name} on {ranks}: {:?}\n{proof}", begin.elapsed()),
                 Err(e) => panic!("{name} on {ranks} ranks: {e}\n{plan}"),
+            }
+            if let Err(e) = mk_codegen::emit::emit(&plan) {
+                panic!("{name} on {ranks} ranks: {e}");
             }
         }
     }

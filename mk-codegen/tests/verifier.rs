@@ -77,6 +77,23 @@ fn counterexamples_read_well() {
 }
 
 #[test]
+fn counterexamples_are_drawn() {
+    for name in ["rule1_no_wait_for_arrival", "rule4_no_proxy_fence", "rule2_circle"] {
+        let plan = plans("broken").into_iter().find(|p| p.0 == name).expect("a broken plan").2;
+        insta::assert_snapshot!(format!("svg_{name}"), valid::timeline(&plan, &broken(name)));
+    }
+    // Whatever the violation, there is a picture, and it says which rule.
+    for (name, _, plan) in plans("broken") {
+        let failure = valid::verify(&plan).expect_err(&name);
+        let svg = valid::timeline(&plan, &failure);
+        let rule = failure.violations[0].rule();
+        assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{name}");
+        assert!(svg.contains(&format!("rule {rule} is violated")), "{name}: {svg}");
+        assert_eq!(svg.matches("<text ").count(), svg.matches("</text>").count(), "{name}");
+    }
+}
+
+#[test]
 fn one_mistake_is_one_report() {
     for name in [
         "rule1_no_wait_for_arrival",

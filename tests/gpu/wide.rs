@@ -112,8 +112,8 @@ fn bind(program: &Program, dims: &[(&str, u64)]) -> Bound {
     program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{}: {e}", program.name()))
 }
 
-fn compile(program: &Program, bound: &Bound, world: &World) -> KernelSource {
-    let config = Config { ranks: world.size(), ..Config::default() };
+fn compile(program: &Program, bound: &Bound, ranks: u32) -> KernelSource {
+    let config = Config { ranks, ..Config::default() };
     let (plan, _) = passes::compile(program, bound, &config)
         .unwrap_or_else(|e| panic!("{}: {e}", program.name()));
     emit::emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", program.name()))
@@ -144,7 +144,7 @@ fn check(wide: &Wide, world: &World, count: u64, options: &InstanceOptions, repl
     let program = Program::parse(wide.0).unwrap_or_else(|e| panic!("{e}"));
     let bound = bind(&program, wide.1);
     let what = format!("{} {:?} on {} ranks", program.name(), wide.1, world.size());
-    let source = compile(&program, &bound, world);
+    let source = compile(&program, &bound, world.size());
     let compiled =
         jit::compile(&source, &JitOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
     let case = Case { program: &program, bound: &bound, ranks: world.size() as usize };
@@ -156,6 +156,17 @@ fn check(wide: &Wide, world: &World, count: u64, options: &InstanceOptions, repl
         worst = worst.max(launches(&mut session, &what, count + 1..=count + replays));
     }
     println!("ok {what}: {count} launches, {replays} replays, error {worst:.2e}");
+}
+
+/// Needs no GPU: what a machine without one can tell is told there.
+#[test]
+fn wide_pipelines_have_kernels_for_every_world() {
+    for ranks in [1, 2, 3, 4, 8] {
+        for (text, dims) in PIPELINES {
+            let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+            compile(&program, &bind(&program, dims), ranks);
+        }
+    }
 }
 
 #[test]
@@ -214,7 +225,7 @@ fn rows_that_come_with_each_launch() {
             let at = |m: u64| bind(&program, &[fixed, &[("M", m)][..]].concat());
             let sizes = [1000, 1, 999, 3, 128, 513, 64, 1000, 257, 2, 640];
             let bounds: Vec<_> = sizes.iter().map(|m| at(*m)).collect();
-            let source = compile(&program, &bounds[0], &world);
+            let source = compile(&program, &bounds[0], world.size());
             let compiled = jit::compile(&source, &JitOptions::default()).expect("compiles");
             let case = Case { program: &program, bound: &bounds[0], ranks: world.size() as usize };
             let mut session = Session::bind(&world, case, &source, &compiled, &options(), 3)

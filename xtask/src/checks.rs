@@ -55,6 +55,13 @@ pub fn test() -> Result<()> {
     step("documentation", doc.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
+/// What `cargo test` takes a part of: see `docs/verification.md`.
+pub fn mutants() -> Result<()> {
+    let args = ["test", "-p", "mk-codegen", "--test", "mutants", "--", "--nocapture"];
+    let mut tests = cargo(&args);
+    step("mutants", tests.env("MK_MUTANTS", "all").env("MK_RANDOM_CASES", "10000"))
+}
+
 /// Re-blesses snapshot and ui tests.
 pub fn bless() -> Result<()> {
     setup()?;

@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask setup | demo | test | wheel | bless`.
+//! Developer commands: `cargo xtask setup | demo | test | wheel | mutants | bless`.
 
 mod checks;
 mod demo;
@@ -27,6 +27,8 @@ enum Command {
     Test,
     /// Builds the Python wheel into target/wheels, installs it into an environment of its own, and tests it there.
     Wheel,
+    /// All mutants of all plans, and 10,000 random cases, before the verifier, the explorer and the executor.
+    Mutants,
     /// Takes the present output of snapshot and ui tests as right.
     Bless,
 }
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::demo(),
         Command::Test => checks::test(),
         Command::Wheel => python::wheel(),
+        Command::Mutants => checks::mutants(),
         Command::Bless => checks::bless(),
     };
     match result {

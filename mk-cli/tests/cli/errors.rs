@@ -20,6 +20,18 @@ fn a_pipeline_that_does_not_parse() {
 }
 
 #[test]
+fn a_counterexample_is_drawn() {
+    let dir = TempDir::new();
+    let path = dir.file("race.svg");
+    let broken = "tests/plans/broken/rule1_no_wait_for_arrival.plan";
+    mk(&["check", broken, "--svg", &path]).fails(1, &["race: nothing orders"]);
+    let svg = std::fs::read_to_string(&path).expect("a picture");
+    assert!(svg.starts_with("<svg ") && svg.contains("nothing orders these two"), "{svg}");
+    let nowhere = dir.file("no/such/folder.svg");
+    mk(&["check", broken, "--svg", &nowhere]).fails(1, &["cannot write"]);
+}
+
+#[test]
 fn names_that_the_pipeline_lacks() {
     mk(&["check", MK, "--dim", "Q=3"]).fails(1, &["no symbol `Q`", "= help: its symbols are"]);
     mk(&["check", MK, "--shape", "q=3x3"]).fails(1, &["no tensor `q`", "= help: "]);

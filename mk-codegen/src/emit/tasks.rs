@@ -371,7 +371,13 @@ impl Emitter<'_> {
         }
         let size = self.plan.buffers[src.buffer].dtype.size_bytes();
         let place = f.name.as_str();
-        let (from, to) = (self.own_pitch_bytes(src.buffer), self.pitch_bytes(place, dst.buffer)?);
+        let from = self.own_pitch_bytes(src.buffer);
+        // Rows of another rank must be as long as the own ones; the own ones may be what they are.
+        let to = if dst.rank == Expr::Var(Var::RANK) {
+            self.own_pitch_bytes(dst.buffer)
+        } else {
+            self.pitch_bytes(place, dst.buffer)?.to_string()
+        };
         if bulk {
             self.check_contiguous(s.id, src, dst)?;
         }
@@ -394,8 +400,8 @@ impl Emitter<'_> {
             row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
             source => at(src, self.base(src.buffer, &self.c(f, None, &src.rank)), &from, col),
             source_pitch => spaced(from, &self.c(f, None, &s_step)),
-            destination => at(dst, target, &to.to_string(), d_col),
-            destination_pitch => spaced(to.to_string(), &self.c(f, None, &d_step)),
+            destination => at(dst, target, &to, d_col),
+            destination_pitch => spaced(to, &self.c(f, None, &d_step)),
             each => each.map(|e| e.var.clone()),
             destinations => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
             load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier })?,

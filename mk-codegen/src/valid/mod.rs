@@ -32,6 +32,7 @@
 
 mod actor;
 mod boxes;
+mod canvas;
 mod capacity;
 mod coverage;
 mod deadlock;
@@ -45,6 +46,7 @@ mod sample;
 mod signals;
 mod site;
 mod stuck;
+mod timeline;
 mod unroll;
 mod within;
 mod world;
@@ -54,6 +56,7 @@ pub use epochs::MAX_PERIOD;
 pub use ragged::MAX_WORK;
 pub use report::{Failure, Proof, Violation};
 pub use sample::{TableKind, sample_tables};
+pub use timeline::timeline;
 pub use unroll::{MAX_ELEMENTS, MAX_EVENTS, MAX_TASKS, MAX_WORDS};
 
 use crate::ir::{EdgeId, Plan, TableSet, TableSource};

@@ -117,8 +117,14 @@ impl<'a> Cursor<'a> {
     pub fn text(&mut self) -> Result<String, ReadError> {
         match self.peek().kind {
             Kind::Text => {
-                let text = self.bump().text;
-                Ok(text[1..text.len() - 1].to_string())
+                let text = self.peek().text;
+                let name = &text[1..text.len() - 1];
+                // The printer would write it otherwise, and it could not be read back.
+                if format!("{name:?}") != text {
+                    return Err(self.expected("a name without backslashes and control characters"));
+                }
+                self.bump();
+                Ok(name.to_string())
             }
             _ => Err(self.expected("a name in quotes")),
         }

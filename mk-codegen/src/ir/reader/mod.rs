@@ -55,15 +55,33 @@ impl FromStr for Plan {
         let tokens = lexer::lex(source)?;
         let mut c = Cursor::new(source, &tokens);
         let mut plan = Plan::default();
+        let mut heads: Vec<&str> = Vec::new();
         loop {
             c.skip_newlines();
             if c.at_end() {
-                return Ok(plan);
+                break;
+            }
+            let word = c.peek().text;
+            if HEADS.contains(&word) || word == "nic" {
+                if heads.contains(&word) {
+                    return Err(c.expected(&format!("no second `{word}` line")));
+                }
+                heads.push(word);
             }
             statement(&mut c, &mut plan)?;
         }
+        match HEADS.iter().find(|h| !heads.contains(h)) {
+            None => Ok(plan),
+            Some(missing) => {
+                let message = format!("a plan needs a `{missing}` line");
+                Err(ReadError::new(source, source.len(), message))
+            }
+        }
     }
 }
+
+/// Lines that a plan has exactly once.
+const HEADS: &[&str] = &["plan", "mesh", "target"];
 
 const STATEMENTS: &[&str] =
     &["plan", "mesh", "target", "nic", "dim", "table", "buffer", "signal", "role", "family"];

@@ -75,7 +75,7 @@ impl Graph {
         let mut engines: Vec<Option<Event>> = vec![None; u.ranks];
         for epoch in 0..u.epochs as usize {
             let (mut written, mut ends, mut read) = (Vec::new(), Vec::new(), Vec::new());
-            for rank in 0..u.ranks {
+            for (rank, engine) in engines.iter_mut().enumerate() {
                 let before: Vec<Event> = match epoch {
                     0 => vec![],
                     e => vec![g.read[e - 1][rank]],
@@ -85,7 +85,7 @@ impl Graph {
                 g.nodes[begin as usize].begins = true;
                 let here = |t: &Task| t.epoch == epoch as i64 + 1 && t.rank == rank;
                 let n = u.tasks[first..].iter().take_while(|t| here(t)).count();
-                let end = g.kernel(u, first..first + n, begin, split, &mut engines[rank]);
+                let end = g.kernel(u, first..first + n, begin, split, engine);
                 first += n;
                 written.push(inputs);
                 ends.push(end);

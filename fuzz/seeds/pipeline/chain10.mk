@@ -1,0 +1,1 @@
+gemm(x, w1) -> relu -> gemm(w2) -> bias(d)

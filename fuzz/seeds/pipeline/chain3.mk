@@ -1,0 +1,1 @@
+gather(a) -> gemm(b)

@@ -1,0 +1,1 @@
+gemm(a, b) -> reduce_scatter

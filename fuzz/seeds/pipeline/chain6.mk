@@ -1,0 +1,1 @@
+gemm(a, b) -> all_reduce

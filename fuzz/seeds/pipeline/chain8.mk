@@ -1,0 +1,1 @@
+gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter
