@@ -31,3 +31,8 @@ pub mod __private {
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// So do those of the language's reference.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/dsl.md")]
+struct Language;

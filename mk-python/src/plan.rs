@@ -7,6 +7,7 @@ use mk::{
     build::{self, Planned},
     function::Signature,
     harness::{Case, CpuOptions, Tolerance, run_on_cpu},
+    syntax::Dim,
 };
 use pyo3::{
     prelude::*,
@@ -25,6 +26,16 @@ pub struct Plan {
 impl Plan {
     pub fn new(program: Program, sizes: Sizes, planned: Arc<Planned>) -> Plan {
         Plan { program, sizes, planned }
+    }
+
+    /// Values of the kernel's run-time dimensions.
+    fn dims(&self) -> Vec<u32> {
+        let value = |dim: &mk::abi::RuntimeDim| {
+            let symbol = self.program.symbol(&dim.name)?;
+            u32::try_from(self.sizes.dim(Dim::Sym(symbol))?).ok()
+        };
+        let all = self.planned.source.runtime_dims.iter();
+        all.map(|dim| value(dim).unwrap_or(dim.max)).collect()
     }
 }
 
@@ -126,12 +137,12 @@ impl Plan {
         rank: u32,
     ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>)> {
         let source = &self.planned.source;
-        let Some(binding) = source.ranks.get(rank as usize) else {
+        if rank >= source.world_size {
             let what = format!("rank {rank} is not one of {}", source.world_size);
             return Err(Class::Argument.error(py, what));
-        };
+        }
         let (inputs, outputs) = (PyDict::new(py), PyDict::new(py));
-        for (arg, shape) in source.tensors.iter().zip(&binding.tensor_shapes) {
+        for (arg, shape) in source.tensors.iter().zip(source.shapes(rank, &self.dims())) {
             let dict = match arg.direction {
                 TensorDirection::In => &inputs,
                 TensorDirection::Out => &outputs,

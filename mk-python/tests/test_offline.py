@@ -76,6 +76,16 @@ class Plans(Case):
         with self.raises(mk.ArgumentError, "at least 1"):
             plan.simulate(launches=0)
 
+    def test_rows_that_come_with_a_launch(self):
+        text = """pub fn f<M: dyn <= 1024>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) -> bf16[M, N] @ shard(1) {
+            gather(a) -> gemm(b)
+        }"""
+        plan = mk.plan(text, ranks=2, dims={"M": 300, "K": 64, "N": 128})
+        inputs, outputs = plan.local_shapes(1)
+        self.assertEqual(inputs, {"a": (150, 64), "b": (64, 64)})
+        self.assertEqual(list(outputs.values()), [(300, 64)])
+        self.assertLess(max(sum(plan.simulate(), [])), 1e-2)
+
     def test_large_simulations_are_refused(self):
         plan = mk.plan(LINEAR, ranks=2, shapes={"a": (8192, 8192), "b": (8192, 8192)})
         with self.raises(mk.ArgumentError, "multiply-adds"):

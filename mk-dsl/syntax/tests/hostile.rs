@@ -66,10 +66,24 @@ fn the_longest_text_is_read_quickly() {
     error(&repeated("", "\""));
     error(&repeated("", "a"));
     error(&repeated("x -> scale(", "9"));
+    assert!(parse(&repeated("x", "->gemm(w.t)->gemm(w)")).is_ok());
+    error(&repeated("x", "->swiglu"));
+    error(&repeated("x", ".t->gemm(x"));
+    error(&repeated("gemm(", "gemm(x,"));
+    error(&repeated("fn f<", "M: dyn <= 9,"));
+    let runtime: String = (0..3_000).map(|i| format!("M{i}: dyn,")).collect();
+    error(&format!("fn f<{runtime}>(x: bf16[M0]) {{ x }}"));
+    let dims: String = (0..7).map(|i| format!("M{i},")).collect();
+    let params: String = (0..1_000).map(|i| format!("x{i}: bf16[{dims}],")).collect();
+    error(&format!("fn f<{}>({params}) {{ x1 }}", &runtime[..20_000]));
+    // Every result has a name.
+    let results: String = (0..2_000).map(|i| format!("v{i}, x,")).collect();
+    let few: String = (0..2_000).map(|i| format!("let v{i}=x->relu;")).collect();
+    assert_eq!(parse(&format!("{few}({results})")).unwrap().result_names().len(), 4_000);
 }
 
 /// Pieces that get further into the checker than random characters do.
-const PIECES: [&str; 46] = [
+const PIECES: [&str; 50] = [
     "gather",
     "gemm",
     "reduce_scatter",
@@ -81,6 +95,10 @@ const PIECES: [&str; 46] = [
     "scale",
     "cast",
     "swiglu",
+    "x.t",
+    "fn f<M: dyn <= 64>(",
+    "2",
+    "let h = ",
     "x",
     "w",
     "c",
@@ -119,12 +137,15 @@ const PIECES: [&str; 46] = [
 ];
 
 /// Stages that mostly type-check.
-const STAGES: [&str; 19] = [
+const STAGES: [&str; 22] = [
     "gather",
     "gather(tp)",
     "gemm(w)",
     "gemm(v)",
     "gemm(u)",
+    "gemm(w.t)",
+    "gemm(x.t)",
+    "swiglu",
     "reduce_scatter",
     "reduce_scatter(dim = 1)",
     "reduce_scatter(dp)",
