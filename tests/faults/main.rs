@@ -14,6 +14,9 @@ mod rig;
 mod same;
 mod start;
 
+#[path = "../wide/mod.rs"]
+mod pipelines;
+
 use mk::runtime::World;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -45,17 +48,25 @@ impl Watchdog {
     }
 }
 
-/// The largest world of 2 to 4 GPUs in this process; says so when there is none.
-pub fn world(test: &str) -> Option<World> {
-    for n in (2..=4).rev() {
+/// Worlds of 2 to 4 GPUs in this process, as many as there are; says so when there is none.
+pub fn worlds(test: &str) -> Vec<World> {
+    let mut out = Vec::new();
+    for n in 2..=4 {
         match World::local(n) {
-            Ok(world) => return Some(world),
+            Ok(world) => out.push(world),
             Err(e) if e.is_no_device() => {}
             Err(e) => println!("{test}: {n} GPUs: {e}"),
         }
     }
-    println!("SKIPPED {test}: needs two GPUs");
-    None
+    if out.is_empty() {
+        println!("SKIPPED {test}: needs two GPUs");
+    }
+    out
+}
+
+/// The largest of [`worlds`].
+pub fn world(test: &str) -> Option<World> {
+    worlds(test).pop()
 }
 
 /// Where a process that [`children`] starts begins. In an ordinary run there is nothing to do.

@@ -1,5 +1,6 @@
 //! A pipeline bound to the ranks of this process, with inputs that depend on the rank and the launch alone.
 
+use crate::pipelines::Wide;
 use mk::{
     Program,
     abi::{KernelSource, TensorDirection},
@@ -62,6 +63,16 @@ pub fn compile(case: &Case, ranks: u32) -> KernelSource {
     let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
     let sms = case.sms.iter().map(|(role, n)| (role.to_string(), *n)).collect();
     let config = Config { ranks, sms, ..Config::default() };
+    let (plan, _proof) = passes::compile(&program, &bound, &config).expect("compiles");
+    emit::emit(&plan).expect("emits")
+}
+
+/// A kernel of [`PIPELINES`](crate::pipelines::PIPELINES).
+pub fn compile_wide((text, dims): &Wide, ranks: u32) -> KernelSource {
+    let program = Program::parse(text).expect("parses");
+    let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    let config = Config { ranks, ..Config::default() };
     let (plan, _proof) = passes::compile(&program, &bound, &config).expect("compiles");
     emit::emit(&plan).expect("emits")
 }

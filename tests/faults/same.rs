@@ -1,8 +1,10 @@
 //! A process per GPU gives the bits that one process gives, whatever the timing.
 
 use crate::children::{Children, say, world as connect};
-use crate::rig::{Case, Rig, options};
-use crate::{Watchdog, alone, world};
+use crate::pipelines::PIPELINES;
+use crate::rig::{Case, Rig, compile, compile_wide, options};
+use crate::{Watchdog, alone, worlds};
+use mk::abi::KernelSource;
 use mk::runtime::{InstanceOptions, World};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,14 +24,20 @@ const CASES: &[Case] = &[
 const LAUNCHES: u64 = 10;
 const REPLAYS: u64 = 100;
 
+/// Kernels of all cases: those above, then the wide ones.
+fn sources(ranks: u32) -> impl Iterator<Item = KernelSource> {
+    let wide = PIPELINES.iter().map(move |w| compile_wide(w, ranks));
+    CASES.iter().map(move |case| compile(case, ranks)).chain(wide)
+}
+
 /// Fresh inputs at each launch; then with delays inside the kernel; then a graph, replayed.
-fn play(world: &World, case: &Case, seed: u32, mut told: impl FnMut(u64, u32, u64)) {
+fn play(world: &World, source: KernelSource, seed: u32, mut told: impl FnMut(u64, u32, u64)) {
     let chaos = InstanceOptions {
         chaos_seed: seed,
         chaos_max: Duration::from_micros(if seed == 0 { 0 } else { 100 }),
         ..options()
     };
-    let mut rig = Rig::new(world, case, &chaos).expect("binds");
+    let mut rig = Rig::with(world, source, &chaos).expect("binds");
     for epoch in 1..=LAUNCHES {
         for (rank, hash) in rig.step(epoch).expect("runs") {
             told(epoch, rank, hash);
@@ -51,45 +59,58 @@ fn play(world: &World, case: &Case, seed: u32, mut told: impl FnMut(u64, u32, u6
     }
 }
 
-pub fn child(_rank: u32, _size: u32) {
+pub fn child(_rank: u32, size: u32) {
     let world = connect();
-    for (i, case) in CASES.iter().enumerate() {
+    for (i, source) in sources(size).enumerate() {
         for seed in [0, 7] {
-            play(&world, case, seed, |epoch, rank, hash| {
+            play(&world, source.clone(), seed, |epoch, rank, hash| {
                 say(format!("HASH {i} {epoch} {rank} {hash:x}"));
             });
         }
     }
 }
 
+/// What one process computes, by case, epoch and rank.
+fn one_process(world: &World, seed: u32) -> BTreeMap<String, String> {
+    let mut out = BTreeMap::new();
+    for (i, source) in sources(world.size()).enumerate() {
+        play(world, source, seed, |epoch, rank, hash| {
+            out.insert(format!("{i} {epoch} {rank}"), format!("{hash:x}"));
+        });
+    }
+    out
+}
+
 #[test]
 fn processes_give_the_bits_of_one_process() {
     let _alone = alone();
-    let Some(world) = world("processes_give_the_bits_of_one_process") else { return };
-    let _watchdog =
-        Watchdog::new("processes_give_the_bits_of_one_process", Duration::from_secs(200));
-    let begin = Instant::now();
-    let mut expected = BTreeMap::new();
-    for (i, case) in CASES.iter().enumerate() {
-        play(&world, case, 0, |epoch, rank, hash| {
-            expected.insert(format!("{i} {epoch} {rank}"), format!("{hash:x}"));
-        });
+    for world in worlds("processes_give_the_bits_of_one_process") {
+        let size = world.size();
+        let what = "processes_give_the_bits_of_one_process";
+        let _watchdog = Watchdog::new(what, Duration::from_secs(200));
+        let begin = Instant::now();
+        let expected = one_process(&world, 0);
+        // From run to run, and with delays, too.
+        assert!(one_process(&world, 3) == expected, "one process on {size} GPUs, run again");
+        drop(world);
+        let local = begin.elapsed();
+        let said = Children::start("same", 0..size, size).finish("HASH ", Duration::from_secs(100));
+        let mut seen = 0;
+        for (_, line) in &said {
+            let (key, hash) = line.rsplit_once(' ').expect("a hash");
+            assert_eq!(
+                expected.get(key).map(String::as_str),
+                Some(hash),
+                "case, epoch, rank: {key}"
+            );
+            seen += 1;
+        }
+        // Without delays and with them.
+        assert_eq!(seen, 2 * expected.len());
+        println!(
+            "ok {} cases on {size} processes: {seen} results bitwise equal to one process's ({local:.1?}, then {:.1?})",
+            CASES.len() + PIPELINES.len(),
+            begin.elapsed() - local
+        );
     }
-    let size = world.size();
-    drop(world);
-    let local = begin.elapsed();
-    let said = Children::start("same", 0..size, size).finish("HASH ", Duration::from_secs(100));
-    let mut seen = 0;
-    for (_, line) in &said {
-        let (key, hash) = line.rsplit_once(' ').expect("a hash");
-        assert_eq!(expected.get(key).map(String::as_str), Some(hash), "case, epoch, rank: {key}");
-        seen += 1;
-    }
-    // Without delays and with them.
-    assert_eq!(seen, 2 * expected.len());
-    println!(
-        "ok {} cases on {size} processes: {seen} results bitwise equal to one process's ({local:.1?}, then {:.1?})",
-        CASES.len(),
-        begin.elapsed() - local
-    );
 }

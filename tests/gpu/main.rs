@@ -6,6 +6,9 @@ mod function;
 mod scenario;
 mod wide;
 
+#[path = "../wide/mod.rs"]
+mod pipelines;
+
 use mk::runtime::World;
 
 /// Worlds of 1 to 4 GPUs, as many as there are; says so when there is none.

@@ -1,7 +1,10 @@
 //! Pipelines beyond one chain of bf16: f16, f32 results, gates, transposed operands, several results, rows that come with
 //! each launch. Judged by the harness: fp32 on the GPUs, some rows in f64 on the host.
 
-use crate::worlds;
+use crate::{
+    pipelines::{PIPELINES, Wide},
+    worlds,
+};
 use mk::{
     Bound, Program,
     abi::KernelSource,
@@ -14,90 +17,6 @@ use mk::{
     },
 };
 use std::{collections::BTreeMap, time::Duration};
-
-/// A pipeline and its symbols.
-type Wide = (&'static str, &'static [(&'static str, u64)]);
-
-const PIPELINES: &[Wide] = &[
-    (
-        "fn f16(a: f16[M, K] @ shard(0), b: f16[K, N] @ shard(1), c: f16[N] @ shard(0)) {
-             gather(a) -> gemm(b) -> bias(c) -> gelu
-         }",
-        &[("M", 1500), ("K", 520), ("N", 1032)],
-    ),
-    (
-        "fn f16_sums(a: f16[M, K] @ shard(1), b: f16[K, N] @ shard(0)) { gemm(a, b) -> reduce_scatter }",
-        &[("M", 1024), ("K", 1056), ("N", 515)],
-    ),
-    (
-        "fn swiglu(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2)) { gather(x) -> gemm(w) -> swiglu }",
-        &[("M", 1000), ("K", 512), ("F", 1536)],
-    ),
-    (
-        "fn swiglu_ragged(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), y: bf16[M, F] @ shard(1)) {
-             gather(x) -> gemm(w) -> swiglu -> mul(y)
-         }",
-        &[("M", 777), ("K", 136), ("F", 1001)],
-    ),
-    (
-        "fn swiglu_mlp(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), w2: bf16[F, K] @ shard(0)) {
-             gather(x) -> gemm(w1) -> swiglu -> gemm(w2) -> reduce_scatter
-         }",
-        &[("M", 1500), ("K", 512), ("F", 2048)],
-    ),
-    (
-        "fn transposed(x: bf16[M, K] @ shard(0), w1: bf16[F, K] @ shard(0), w2: bf16[K, F] @ shard(1)) {
-             gather(x) -> gemm(w1.t) -> gelu -> gemm(w2.t) -> reduce_scatter
-         }",
-        &[("M", 1500), ("K", 520), ("F", 2048)],
-    ),
-    (
-        "fn mixed(x: bf16[M, K] @ shard(0), w1: bf16[F, K] @ shard(0), w2: bf16[F, K] @ shard(0)) {
-             gather(x) -> gemm(w1.t) -> silu -> gemm(w2) -> all_reduce
-         }",
-        &[("M", 1001), ("K", 264), ("F", 1000)],
-    ),
-    (
-        "fn weight_gradient(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0)) {
-             gemm(x.t, dy) -> cast(f32) -> reduce_scatter
-         }",
-        &[("M", 4000), ("K", 1032), ("N", 520)],
-    ),
-    (
-        "fn ragged_gradient(x: f16[M, K] @ shard(0), dy: f16[M, N] @ shard(0)) { gemm(x.t, dy) -> all_reduce }",
-        &[("M", 1111), ("K", 333), ("N", 301)],
-    ),
-    (
-        "fn f32_result(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) -> cast(f32) }",
-        &[("M", 1000), ("K", 264), ("N", 2056)],
-    ),
-    (
-        "fn f32_odd(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) -> cast(f32) }",
-        &[("M", 300), ("K", 70), ("N", 1003)],
-    ),
-    (
-        "fn saved(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
-             let whole = gather(x);
-             let h = whole -> gemm(w1) -> gelu;
-             (h -> gemm(w2) -> reduce_scatter, whole, h)
-         }",
-        &[("M", 1500), ("K", 512), ("F", 2048)],
-    ),
-    (
-        "fn saved_odd(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
-             let h = gather(x) -> gemm(w1) -> gelu;
-             (h -> gemm(w2) -> all_reduce, h)
-         }",
-        &[("M", 700), ("K", 264), ("F", 1001)],
-    ),
-    (
-        "fn qk(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, G] @ shard(1)) {
-             let whole = gather(x);
-             (whole -> gemm(wq), whole -> gemm(wk) -> scale(0.125))
-         }",
-        &[("M", 1500), ("K", 520), ("N", 2048), ("G", 300)],
-    ),
-];
 
 fn options() -> InstanceOptions {
     InstanceOptions {
