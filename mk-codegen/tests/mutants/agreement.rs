@@ -154,15 +154,24 @@ struct Random {
     ctas: u32,
     schedule: usize,
     seed: u64,
-    /// Which mutant; the plan itself beyond the last one.
-    mutant: usize,
+    /// Which mutant, and which mutant of that; none beyond the last one.
+    mutants: Vec<usize>,
 }
 
 fn random() -> impl Strategy<Value = Random> {
     let rows = prop_oneof![1..9u64, 120..140u64];
     let width = prop_oneof![1..20u64, 250..270u64];
-    (0..cases::PIPELINES.len(), 1..4u32, rows, width, 1..6u32, 0..64usize, 0..1000u64, 0..150usize)
-        .prop_map(|(pipeline, ranks, rows, width, ctas, schedule, seed, mutant)| Random {
+    (
+        0..cases::PIPELINES.len(),
+        1..4u32,
+        rows,
+        width,
+        1..6u32,
+        0..64usize,
+        0..1000u64,
+        prop::collection::vec(0..100usize, 0..3),
+    )
+        .prop_map(|(pipeline, ranks, rows, width, ctas, schedule, seed, mutants)| Random {
             pipeline,
             ranks,
             rows,
@@ -170,7 +179,7 @@ fn random() -> impl Strategy<Value = Random> {
             ctas,
             schedule,
             seed,
-            mutant,
+            mutants,
         })
 }
 
@@ -182,13 +191,14 @@ fn agrees(r: &Random) -> Result<&'static str, String> {
     for (_, role) in plan.roles.iter_mut().filter(|x| x.1.ctas > 0) {
         role.ctas = r.ctas;
     }
-    let mut all = mutants(&plan);
-    let plan = match r.mutant < all.len() {
-        true => all.swap_remove(r.mutant).plan,
-        false => plan,
-    };
-    if plan.check_structure().is_err() {
-        return Ok("no plan");
+    for n in &r.mutants {
+        let mut all = mutants(&plan);
+        if *n < all.len() {
+            plan = all.swap_remove(*n).plan;
+        }
+        if plan.check_structure().is_err() {
+            return Ok("no plan");
+        }
     }
     match (valid::verify(&plan), explore(&plan)) {
         (Ok(_), Verdict::Wrong(wrong)) => Err(format!("verifies, but {}", wrong.text)),

@@ -61,7 +61,12 @@ pub struct Case {
 
 /// The fixtures of `tests/plans`.
 pub fn fixtures() -> Vec<Case> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans");
+    folder("")
+}
+
+/// The plans in a folder of `tests/plans`.
+pub fn folder(name: &str) -> Vec<Case> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans").join(name);
     let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
     let mut paths: Vec<_> = entries.map(|e| e.expect("an entry").path()).collect();
     paths.retain(|p| p.extension().is_some_and(|e| e == "plan"));

@@ -154,3 +154,30 @@ fn every_mutant_is_rejected_or_equivalent() {
         .collect();
     assert!(missed.is_empty(), "accepted, but a run goes wrong:\n{}", missed.join("\n"));
 }
+
+/// Broken plans that the verifier refuses although no run of the explorer's machine goes wrong, and why.
+const STRICT: &[(&str, &str)] = &[
+    (
+        "rule2_the_host_waits",
+        "no order of the fifo blocks this plan; the verifier does not look for one",
+    ),
+    ("rule2_too_many_ctas", "SMs are not part of the machine"),
+    (
+        "rule3_a_word_for_all_ranks",
+        "all ranks wait for the word in every launch, so that none can be two ahead; that is a proof about sums",
+    ),
+    ("rule6_no_fifo", "capacities are not part of the machine"),
+    ("rule6_shared_memory", "capacities are not part of the machine"),
+];
+
+#[test]
+fn broken_plans_go_wrong() {
+    let broken = cases::folder("broken");
+    assert!(!broken.is_empty());
+    for case in broken.iter().filter(|c| c.plan.check_structure().is_ok()) {
+        let wrong = matches!(explore(&case.plan), Verdict::Wrong(_));
+        println!("{}: {}", case.name, if wrong { "goes wrong" } else { "no run goes wrong" });
+        let strict = STRICT.iter().find(|s| s.0 == case.name);
+        assert_eq!(wrong, strict.is_none(), "{}: {strict:?}", case.name);
+    }
+}

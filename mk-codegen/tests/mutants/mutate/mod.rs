@@ -5,7 +5,7 @@ mod slots;
 
 pub use kinds::Kind;
 
-use mk_codegen::ir::{Completion, FamId, Plan, Point, Proxy, Scope};
+use mk_codegen::ir::{Completion, Expr, FamId, Plan, Point, Proxy, Scope, SigId};
 
 /// A plan with one thing changed.
 pub struct Mutant {
@@ -43,6 +43,16 @@ impl Maker<'_> {
         self.out.push(Mutant { kind, name, plan });
     }
 
+    /// Dimensions of a signal that have more than one word, and how many.
+    fn extents(&self, signal: SigId) -> Vec<(usize, i32)> {
+        let shape = self.plan.signals[signal].shape.iter().enumerate();
+        let many = shape.filter_map(|(d, n)| match n {
+            Expr::Const(n) if *n > 1 => Some((d, *n)),
+            _ => None,
+        });
+        many.collect()
+    }
+
     fn waits(&mut self, id: FamId) {
         let x = &self.plan.families[id];
         for (i, w) in x.waits.iter().enumerate() {
@@ -71,6 +81,15 @@ impl Maker<'_> {
                     change(Kind::WaitMoved, format!("at {}", at.name()), &|w| w.at = at);
                 }
             }
+            for (d, n) in self.extents(w.signal) {
+                self.add(Kind::WrongWord, format!("{e}, next word in dimension {d}"), |p| {
+                    let index = &mut p.families[id].waits[i].index[d];
+                    *index = (index.clone() + 1) % n;
+                });
+            }
+            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::ir::Wait)| {
+                self.add(kind, format!("{e} {name}"), |p| f(&mut p.families[id].waits[i]));
+            };
             if w.each.is_some() {
                 change(Kind::EachFewer, "one repetition fewer".into(), &|w| {
                     if let Some(each) = &mut w.each {
@@ -84,6 +103,7 @@ impl Maker<'_> {
     fn posts(&mut self, id: FamId) {
         let x = &self.plan.families[id];
         let credit = x.leaf == mk_codegen::ir::Leaf::Signal;
+        let ranks = self.plan.mesh.size() as i32;
         for (i, post) in x.posts.iter().enumerate() {
             let e = post.edge;
             let kind = if credit { Kind::DropCredit } else { Kind::DropPost };
@@ -112,6 +132,18 @@ impl Maker<'_> {
             if post.at == Point::End {
                 change(Kind::PostMoved, "at start".into(), &|p| p.at = Point::Start);
             }
+            change(Kind::WrongRank, "to the next rank".into(), &|p| {
+                p.rank = (p.rank.clone() + 1) % ranks;
+            });
+            for (d, n) in self.extents(post.signal) {
+                self.add(Kind::WrongWord, format!("{e}, next word in dimension {d}"), |p| {
+                    let index = &mut p.families[id].posts[i].index[d];
+                    *index = (index.clone() + 1) % n;
+                });
+            }
+            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::ir::Post)| {
+                self.add(kind, format!("{e} {name}"), |p| f(&mut p.families[id].posts[i]));
+            };
             if post.each.is_some() {
                 change(Kind::EachFewer, "one repetition fewer".into(), &|p| {
                     if let Some(each) = &mut p.each {
