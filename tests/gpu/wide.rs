@@ -77,11 +77,54 @@ fn check(wide: &Wide, world: &World, count: u64, options: &InstanceOptions, repl
     println!("ok {what}: {count} launches, {replays} replays, error {worst:.2e}");
 }
 
+/// Every leaf and every way through it, on few tiles.
+const SMALL: &[Wide] = &[
+    (
+        "fn tma(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1), c: bf16[N] @ shard(0)) {
+             gather(a) -> gemm(b) -> bias(c) -> gelu
+         }",
+        &[("M", 200), ("K", 128), ("N", 512)],
+    ),
+    (
+        "fn direct(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1), y: bf16[M, N] @ shard(1)) {
+             gather(a) -> gemm(b) -> mul(y) -> silu
+         }",
+        &[("M", 150), ("K", 65), ("N", 131)],
+    ),
+    ("fn bulk(a: bf16[M, K] @ shard(0)) { gather(a) }", &[("M", 300), ("K", 128)]),
+    ("fn rows(a: f16[M, K] @ shard(0)) { gather(a) }", &[("M", 100), ("K", 33)]),
+    (
+        "fn scattered(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) { gemm(a, b) -> reduce_scatter }",
+        &[("M", 200), ("K", 128), ("N", 264)],
+    ),
+    (
+        "fn summed(a: f16[M, K] @ shard(1), b: f16[K, N] @ shard(0)) { gemm(a, b) -> cast(f32) -> all_reduce }",
+        &[("M", 130), ("K", 128), ("N", 67)],
+    ),
+    (
+        "fn chain(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), w2: bf16[K, F] @ shard(1)) {
+             let whole = gather(x);
+             (whole -> gemm(w1) -> swiglu -> gemm(w2.t) -> reduce_scatter, whole)
+         }",
+        &[("M", 200), ("K", 128), ("F", 256)],
+    ),
+    (
+        "fn gradient(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0)) { gemm(x.t, dy) -> reduce_scatter }",
+        &[("M", 200), ("K", 132), ("N", 256)],
+    ),
+    (
+        "fn rows_at_launch<M: dyn <= 512>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) {
+             gather(a) -> gemm(b)
+         }",
+        &[("M", 70), ("K", 128), ("N", 512)],
+    ),
+];
+
 /// Needs no GPU: what a machine without one can tell is told there.
 #[test]
 fn wide_pipelines_have_kernels_for_every_world() {
     for ranks in [1, 2, 3, 4, 8] {
-        for (text, dims) in PIPELINES {
+        for (text, dims) in PIPELINES.iter().chain(SMALL) {
             let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
             compile(&program, &bind(&program, dims), ranks);
         }
@@ -162,6 +205,18 @@ fn rows_that_come_with_each_launch() {
                 world.size(),
                 sizes.len()
             );
+        }
+    }
+}
+
+/// What a sanitizer can run in minutes (docs/reliability.md).
+#[test]
+fn every_leaf_once() {
+    for world in worlds("every_leaf_once").into_iter().skip(1).take(1) {
+        // A sanitizer slows kernels down a thousand times.
+        let patient = InstanceOptions { wait_limit: Duration::from_secs(300), ..options() };
+        for small in SMALL {
+            check(small, &world, 1, &patient, 0);
         }
     }
 }
