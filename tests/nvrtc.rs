@@ -3,14 +3,16 @@
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
 
-use common::{CASES, plan};
+use common::{CASES, ONE_SHOT, one_shot, plan};
 use mk::runtime::jit::{self, JitOptions};
 
 #[test]
 fn kernels_compile_to_cubin() {
     let options = JitOptions { use_cache: false, ..JitOptions::default() };
-    for (name, source, ranks, shapes) in CASES {
-        let plan = plan(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let cases = CASES.iter().map(|case| (case, false)).chain(ONE_SHOT.iter().map(|c| (c, true)));
+    for ((name, source, ranks, shapes), in_one_shot) in cases {
+        let lower = if in_one_shot { one_shot } else { plan };
+        let plan = lower(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
         let kernel = mk::emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         if let Some(dir) = std::env::var_os("MK_DUMP_KERNELS") {
             std::fs::write(std::path::Path::new(&dir).join(format!("{name}.cu")), &kernel.cuda)

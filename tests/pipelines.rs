@@ -6,7 +6,7 @@ mod common;
 use mk::{
     Program,
     harness::{Case, CpuOptions, Tolerance, run_on_cpu},
-    passes::{Config, lower},
+    passes::{AllReduce, Config, lower},
     sim::Schedule,
 };
 use std::collections::BTreeMap;
@@ -23,7 +23,16 @@ fn small(shape: &[u64]) -> Vec<u64> {
 
 #[test]
 fn every_case_computes_what_it_says() {
-    for (name, source, ranks, shapes) in common::CASES {
+    check(common::CASES, AllReduce::TwoPhase);
+}
+
+#[test]
+fn sums_in_one_shot_are_sums() {
+    check(common::ONE_SHOT, AllReduce::OneShot);
+}
+
+fn check(cases: &[common::Case], all_reduce: AllReduce) {
+    for (name, source, ranks, shapes) in cases {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{name}: {e}"));
         let shapes: BTreeMap<_, _> =
             shapes.iter().map(|(n, s)| (n.to_string(), small(s))).collect();
@@ -36,8 +45,8 @@ fn every_case_computes_what_it_says() {
                 None => BTreeMap::new(),
             };
             let bound = program.bind(&dims, &shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let plan =
-                lower(&program, &bound, &config(*ranks)).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let config = Config { all_reduce, ..config(*ranks) };
+            let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
             let case = Case { program: &program, bound: &bound, ranks: *ranks as usize };
             for schedule in [Schedule::Random, Schedule::Reversed] {
                 let options = CpuOptions { schedule, seed: 5, launches: 2 };

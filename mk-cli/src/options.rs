@@ -27,6 +27,18 @@ pub struct PipelineArgs {
     /// Rows, columns and depth of a matrix product's tile [default: 128x256x64]
     #[arg(long, value_name = "MxNxK", value_parser = block)]
     pub block: Option<[u32; 3]>,
+    /// How an all_reduce moves its summands: one-shot is for few rows
+    #[arg(long, value_enum)]
+    pub all_reduce: Option<AllReduce>,
+}
+
+/// [`mk::passes::AllReduce`] as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum AllReduce {
+    /// To the owners of the rows, and from them to everybody
+    TwoPhase,
+    /// Every rank reads what all ranks have
+    OneShot,
 }
 
 impl PipelineArgs {
@@ -38,6 +50,7 @@ impl PipelineArgs {
             ("--ranks", self.ranks.is_none()),
             ("--sms", self.sms.is_empty()),
             ("--block", self.block.is_none()),
+            ("--all-reduce", self.all_reduce.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{DEFAULT_RANKS, PipelineArgs, once},
+    options::{AllReduce, DEFAULT_RANKS, PipelineArgs, once},
     progress::Progress,
 };
 use mk::{
@@ -149,6 +149,10 @@ fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         ranks: args.ranks.unwrap_or(DEFAULT_RANKS),
         sms: once("sms", &args.sms).map_err(Failure::new)?,
         block: args.block.unwrap_or(default.block),
+        all_reduce: match args.all_reduce {
+            Some(AllReduce::OneShot) => passes::AllReduce::OneShot,
+            Some(AllReduce::TwoPhase) | None => passes::AllReduce::TwoPhase,
+        },
         ..default
     })
 }

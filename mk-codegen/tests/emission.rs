@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{CASES, plan};
+use common::{CASES, ONE_SHOT, one_shot, plan};
 use mk_codegen::emit::{audit, emit, library};
 
 /// The part after the device library.
@@ -17,6 +17,14 @@ fn kernels() {
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         insta::assert_snapshot!(format!("cuda_{name}"), generated(&kernel.cuda));
     }
+}
+
+#[test]
+fn kernels_of_sums_in_one_shot() {
+    let (name, source, ranks, shapes) = ONE_SHOT[0];
+    let plan = one_shot(source, ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+    insta::assert_snapshot!(format!("cuda_one_shot_{name}"), generated(&kernel.cuda));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{CASES, plan};
+use common::{CASES, ONE_SHOT, one_shot, plan};
 
 #[test]
 fn plans() {
@@ -44,5 +44,22 @@ fn every_lowered_plan_verifies_and_has_a_kernel() {
                 panic!("{name} on {ranks} ranks: {e}");
             }
         }
+    }
+}
+
+#[test]
+fn sums_in_one_shot_verify_and_have_kernels() {
+    for (name, source, ranks, shapes) in ONE_SHOT {
+        for ranks in [*ranks, 1, 2, 3, 8] {
+            let plan = one_shot(source, ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+            if let Err(e) = mk_codegen::valid::verify(&plan) {
+                panic!("{name} on {ranks} ranks: {e}\n{plan}");
+            }
+            if let Err(e) = mk_codegen::emit::emit(&plan) {
+                panic!("{name} on {ranks} ranks: {e}");
+            }
+        }
+        let plan = one_shot(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+        insta::assert_snapshot!(format!("one_shot_{name}"), plan);
     }
 }

@@ -433,13 +433,22 @@ impl Emitter<'_> {
         let f = &self.plan.families[s.id];
         let src = self.access(f, Operand::Src)?;
         let own = Expr::Var(Var::RANK);
-        let (Some(each), true, 3) = (&src.each, src.rank == own, src.region.len()) else {
+        // Slots of the own rank, one after the other; or one buffer of every rank.
+        let everywhere = src.rank == Expr::Var(Var::EACH);
+        let (Some(each), true, 3) = (&src.each, everywhere || src.rank == own, src.region.len())
+        else {
             return Err(EmitError::unsupported(
                 f.name.clone(),
-                "a sum runs over slots of its own rank",
+                "a sum runs over slots of its own rank, or over all ranks",
             ));
         };
-        let leads = src.region[0] == (Expr::Var(Var::EACH), Expr::Const(1));
+        let by_each =
+            src.region.iter().any(|(b, l)| b.mentions(Var::EACH) || l.mentions(Var::EACH));
+        let leads = if everywhere {
+            !by_each && src.region[0].1 == Expr::Const(1)
+        } else {
+            src.region[0] == (Expr::Var(Var::EACH), Expr::Const(1))
+        };
         let ((_, rows), (col, cols)) = (&src.region[1], &src.region[2]);
         let size = self.plan.buffers[src.buffer].dtype.size_bytes();
         let pitch = self.own_pitch_bytes(src.buffer);
@@ -459,8 +468,15 @@ impl Emitter<'_> {
                 format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})");
             destinations.push(context! { address, pitch });
         }
-        let base = self.base(src.buffer, "params.header.rank");
-        let (row, col) = (self.c(f, None, &src.region[1].0), self.c(f, None, col));
+        let (base, row, stride) = if everywhere {
+            let stride = "params.header.sym_stride_bytes".to_string();
+            (self.base(src.buffer, "0"), self.row(src), stride)
+        } else {
+            let rows = self.c(f, None, &self.extent(src.buffer, 1));
+            let stride = format!("static_cast<u64>({rows}) * {pitch}");
+            (self.base(src.buffer, "params.header.rank"), src.region[1].0.clone(), stride)
+        };
+        let (row, col) = (self.c(f, None, &row), self.c(f, None, col));
         Ok(context! {
             id => s.id.index(),
             first => s.first,
@@ -470,7 +486,7 @@ impl Emitter<'_> {
             row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
             sources => self.c(f, None, &each.extent),
             source => format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})"),
-            source_stride => format!("static_cast<u64>({}) * {pitch}", self.c(f, None, &self.extent(src.buffer, 1))),
+            source_stride => stride,
             source_pitch => pitch,
             destinations,
             load_waits => self.waits(f, Agent::Copier)?,

@@ -6,7 +6,7 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
-    Config, LowerError,
+    AllReduce, Config, LowerError,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, aligned, block_rows},
     pack::{self, Packed},
@@ -61,6 +61,8 @@ enum Target {
     Hidden(BufId),
     /// `[sources, rows, n]` on the owner of the rows.
     Slots(BufId),
+    /// `[shards, rows, n]` of the own rank, for every rank to read.
+    Parts(BufId),
 }
 
 /// The kernel's buffers and what has been made so far.
@@ -161,7 +163,9 @@ impl<'k> Tiler<'k> {
         let world = draft.world();
         let height = self.config.block[0] as i32;
         let mine = (0..kernel.gemms.len()).filter(|g| kernel.root(*g) == s);
-        let reduced = mine.clone().any(|g| kernel.reduce_of(g).is_some());
+        let scattered = |how| how != Reduce::All || self.config.all_reduce != AllReduce::OneShot;
+        let reduced =
+            mine.clone().any(|g| kernel.reduce_of(g).is_some_and(|(_, how)| scattered(how)));
         let gathered = source.gathered && world > 1;
         // Rows of the product, not of the operand: a transposed one has them along its last dimension.
         let of = match mine.clone().next() {
@@ -209,8 +213,14 @@ impl<'k> Tiler<'k> {
         let world = self.draft.world();
         let own_b = self.right(g.b);
         let target = match (reduce, result) {
-            (Some((r, _)), _) => {
-                Target::Slots(reduce::slots(&mut self.draft, &kernel.results[r].out, &rows))
+            (Some((r, how)), _) => {
+                let (draft, out) = (&mut self.draft, &kernel.results[r].out);
+                match (how, self.config.all_reduce) {
+                    (Reduce::All, AllReduce::OneShot) if world > 1 => {
+                        Target::Parts(reduce::parts(draft, out, &rows))
+                    }
+                    _ => Target::Slots(reduce::slots(draft, out, &rows)),
+                }
             }
             // The next product reads the caller's rows, if TMA can.
             (None, Some(r)) if !readers || tma_rows(&g.out, world) => Target::Out(self.results[r]),
@@ -232,6 +242,10 @@ impl<'k> Tiler<'k> {
         match (target, reduce) {
             (Target::Slots(slots), Some((r, how))) => {
                 self.sum(slots, r, how, &rows, block, by.clone());
+            }
+            (Target::Parts(parts), Some((r, _))) => {
+                let (draft, out) = (&mut self.draft, &kernel.results[r].out);
+                reduce::pull(draft, parts, self.results[r], out, &rows, block, by.clone());
             }
             (Target::Hidden(buffer), _) | (Target::Out(buffer), _) if readers => {
                 let in_shards = matches!(target, Target::Hidden(_));
@@ -466,7 +480,7 @@ impl Product<'_> {
         let here = (r.at.clone(), r.len.clone());
         accesses.push(match self.target {
             Target::Out(out) => write(Operand::C, out, vec![(row, r.len.clone()), cols]),
-            Target::Hidden(h) => {
+            Target::Hidden(h) | Target::Parts(h) => {
                 write(Operand::C, h, vec![(r.shard.clone(), 1.into()), here, cols])
             }
             Target::Slots(slots) => Access {

@@ -41,6 +41,19 @@ pub struct Config {
     pub group_rows: u32,
     /// Bytes that one communication task moves to each peer, at most (at least one row).
     pub chunk_bytes: u32,
+    /// How an `all_reduce` behind a matrix product moves its summands.
+    pub all_reduce: AllReduce,
+}
+
+/// How an `all_reduce` moves its summands. Both add in the order of ranks, in f32, and round once: the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AllReduce {
+    /// Summands go to the owners of their rows, sums to everybody: each link carries `2 (n - 1) / n` of the result.
+    #[default]
+    TwoPhase,
+    /// Every rank reads the summands of all ranks and adds them for itself: one hop instead of two, `n - 1` results over
+    /// each link. For few rows.
+    OneShot,
 }
 
 impl Default for Config {
@@ -55,6 +68,7 @@ impl Default for Config {
             copy_stages: 8,
             group_rows: 8,
             chunk_bytes: 512 * 1024,
+            all_reduce: AllReduce::TwoPhase,
         }
     }
 }

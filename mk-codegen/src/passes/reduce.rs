@@ -1,5 +1,5 @@
 //! Sums partial results: every rank writes its part of a block of rows into the owner's slot, and the owner adds the slots
-//! in the order of ranks.
+//! in the order of ranks; or, for an all-reduce in one shot, every rank reads the parts of all and adds them itself.
 //!
 //! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[world, rows, n]` of one slot per source rank, a flow
 //! per tile, the ordered sum; for an all-reduce also `sums`, from which peers pull finished rows.
@@ -104,6 +104,66 @@ pub(super) fn sum(
     if let Some(sums) = sums {
         spread(draft, sums, result, family, out, rows, [block[0], col_blocks]);
     }
+}
+
+/// The own summands of a result, where every rank can read them.
+pub(super) fn parts(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
+    let n = draft.dim(&out.shape[1]);
+    let shape = vec![rows.shards.into(), rows.capacity.into(), n];
+    draft.buffer("parts", Space::Workspace, out.dtype, shape, pitch(out))
+}
+
+/// Adds the sums that every rank makes for itself, from the `parts` of all ranks. Tasks of `from` write those; their last
+/// loop variable is the column block.
+pub(super) fn pull(
+    draft: &mut Draft,
+    parts: BufId,
+    result: BufId,
+    out: &Tensor,
+    rows: &Rows,
+    block: [i32; 2],
+    from: Vec<Covers>,
+) {
+    let world = draft.world();
+    let n = draft.dim(&out.shape[1]);
+    let col_blocks = (out.shape[1].value + block[1] - 1) / block[1];
+    let r = rows.block(draft, block[0]);
+    let j = rows.column();
+    let columns = (j.clone() * block[1], block_rows(n, j.clone(), block[1]));
+    let each = Each { var: "q".into(), extent: world.into() };
+    let here = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), columns.clone()];
+    let src = Access {
+        rank: Var::EACH.into(),
+        each: Some(each.clone()),
+        ..read(Operand::Src, parts, here)
+    };
+    let dst = write(Operand::Dst, result, vec![(rows.global(&r), r.len.clone()), columns]);
+    let domain = rows.domain(col_blocks);
+    let leaf = Leaf::ReduceTile;
+    let family = draft.family("pull", RoleKind::IntraComm, leaf, domain, vec![], vec![src, dst]);
+    let post = |c: Covers| {
+        let last = draft.plan.families[c.family].domain.len() - 1;
+        Writer {
+            family: c.family,
+            operand: Operand::C,
+            word: vec![Var::RANK.into(), c.shard, c.block, Var::domain(last).into()],
+            rank: Var::EACH.into(),
+            each: Some(Each { var: "p".into(), extent: world.into() }),
+        }
+    };
+    let from = from.into_iter().map(post).collect();
+    draft.hand_over(Flow {
+        name: "part",
+        shape: vec![world.into(), rows.shards.into(), rows.blocks.into(), col_blocks.into()],
+        from,
+        count: 1.into(),
+        to: vec![Reader {
+            family,
+            operand: Operand::Src,
+            word: vec![Var::EACH.into(), r.shard, r.block, j],
+            each: Some(each),
+        }],
+    });
 }
 
 /// Every rank pulls the peers' finished rows.

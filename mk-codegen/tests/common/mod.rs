@@ -163,3 +163,31 @@ pub fn plan(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) -> Result<Plan,
     let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
     lower(&program, &bound, &Config { ranks, ..Config::default() })
 }
+
+/// Pipelines whose `all_reduce` is done in one shot.
+#[allow(dead_code)]
+pub const ONE_SHOT: &[Case] = &[
+    ("few_rows", "gemm(a, b) -> all_reduce", 4, &[("a", &[64, 1024]), ("b", &[1024, 1032])]),
+    (
+        "mlp_few_rows",
+        "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce",
+        3,
+        &[("x", &[200, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+    ),
+    (
+        "dyn_few_rows",
+        "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+        2,
+        &[("w", &[264, 328])],
+    ),
+];
+
+/// Lowers a case of [`ONE_SHOT`].
+#[allow(dead_code)]
+pub fn one_shot(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) -> Result<Plan, LowerError> {
+    let program = Program::parse(source).expect("parses");
+    let shapes: BTreeMap<_, _> = shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
+    let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+    let all_reduce = mk_codegen::passes::AllReduce::OneShot;
+    lower(&program, &bound, &Config { ranks, all_reduce, ..Config::default() })
+}
