@@ -41,7 +41,7 @@ fn check(cases: &[common::Case], all_reduce: AllReduce) {
             let dims = match m {
                 Some(_) if !runtime => continue,
                 Some(m) => BTreeMap::from([("M".to_string(), m)]),
-                None if runtime => BTreeMap::from([("M".to_string(), 517)]),
+                None if runtime => BTreeMap::from([("M".to_string(), 500)]),
                 None => BTreeMap::new(),
             };
             let bound = program.bind(&dims, &shapes).unwrap_or_else(|e| panic!("{name}: {e}"));

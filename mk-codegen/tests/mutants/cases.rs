@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{Config, LowerError, lower},
+    passes::{AllReduce, Config, LowerError, lower},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -33,6 +33,39 @@ pub const PIPELINES: &[Pipeline] = &[
     (
         "gemm(x, w1) -> relu -> gemm(w2) -> bias(d)",
         &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N']), ("d", &['N'])],
+    ),
+    (
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), w2: bf16[F, N] @ shard(0)) {
+             gather(x) -> gemm(w1) -> swiglu -> gemm(w2) -> reduce_scatter
+         }",
+        &[("x", &['M', 'K']), ("w1", &['K', '2', 'F']), ("w2", &['F', 'N'])],
+    ),
+    (
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[F, K] @ shard(0), w2: bf16[N, F] @ shard(1)) {
+             gather(x) -> gemm(w1.t) -> gelu -> gemm(w2.t) -> all_reduce
+         }",
+        &[("x", &['M', 'K']), ("w1", &['F', 'K']), ("w2", &['N', 'F'])],
+    ),
+    (
+        "fn f(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0)) { gemm(x.t, dy) -> reduce_scatter }",
+        &[("x", &['M', 'K']), ("dy", &['M', 'N'])],
+    ),
+    (
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, N] @ shard(0)) {
+             let whole = gather(x);
+             let h = whole -> gemm(w1) -> gelu;
+             (h -> gemm(w2) -> reduce_scatter, whole, h)
+         }",
+        &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])],
+    ),
+];
+
+/// Pipelines whose `all_reduce` is done in one shot.
+const ONE_SHOT: &[Pipeline] = &[
+    ("gemm(a, b) -> all_reduce", &[("a", &['M', 'K']), ("b", &['K', 'N'])]),
+    (
+        "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce",
+        &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])],
     ),
 ];
 
@@ -91,7 +124,9 @@ pub fn small(few: bool) -> Vec<Case> {
 
 fn catalogue(few: bool, shapes: &[Shape]) -> Vec<Case> {
     let mut out = Vec::new();
-    for (i, (source, tensors)) in PIPELINES.iter().enumerate() {
+    let all = PIPELINES.iter().map(|p| (p, AllReduce::TwoPhase));
+    let all = all.chain(ONE_SHOT.iter().map(|p| (p, AllReduce::OneShot)));
+    for (i, ((source, tensors), how)) in all.enumerate() {
         for (j, ranks) in [2u32, 3].into_iter().enumerate() {
             for (k, shape) in shapes.iter().enumerate() {
                 // Shapes take turns, the first and the last ones.
@@ -99,8 +134,8 @@ fn catalogue(few: bool, shapes: &[Shape]) -> Vec<Case> {
                 if few && (k != turn || j != i % 2) {
                     continue;
                 }
-                let name = format!("{source}, {ranks} ranks, {}", shape.0);
-                out.push(Case { plan: compile(source, ranks, tensors, shape), name });
+                let name = format!("{source}, {ranks} ranks, {}, {how:?}", shape.0);
+                out.push(Case { plan: compile(source, ranks, tensors, shape, how), name });
             }
         }
     }
@@ -111,11 +146,17 @@ fn catalogue(few: bool, shapes: &[Shape]) -> Vec<Case> {
 pub fn random(pipeline: usize, ranks: u32, rows: u64, width: u64) -> Option<Plan> {
     let (source, tensors) = PIPELINES.get(pipeline)?;
     let extents = [('K', 1 + width % 9), ('N', width), ('F', 1 + width % 13)];
-    try_compile(source, ranks, tensors, rows, &extents).ok()
+    try_compile(source, ranks, tensors, rows, &extents, AllReduce::TwoPhase).ok()
 }
 
-fn compile(source: &str, ranks: u32, tensors: &[(&str, &[char])], shape: &Shape) -> Plan {
-    try_compile(source, ranks, tensors, shape.1, shape.2)
+fn compile(
+    source: &str,
+    ranks: u32,
+    tensors: &[(&str, &[char])],
+    shape: &Shape,
+    how: AllReduce,
+) -> Plan {
+    try_compile(source, ranks, tensors, shape.1, shape.2, how)
         .unwrap_or_else(|e| panic!("{source}: {e}"))
 }
 
@@ -125,16 +166,18 @@ fn try_compile(
     tensors: &[(&str, &[char])],
     rows: u64,
     extents: &[(char, u64)],
+    all_reduce: AllReduce,
 ) -> Result<Plan, LowerError> {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{source}: {e:?}"));
     let extent = |c: &char| match extents.iter().find(|s| s.0 == *c) {
         Some((_, n)) => *n,
+        None if *c == '2' => 2,
         None => rows * u64::from(ranks),
     };
     let shapes: BTreeMap<_, Vec<u64>> =
         tensors.iter().map(|(n, s)| (n.to_string(), s.iter().map(extent).collect())).collect();
     let bound =
         program.bind(&BTreeMap::new(), &shapes).unwrap_or_else(|e| panic!("{source}: {e:?}"));
-    let config = Config { ranks, ..Config::default() };
+    let config = Config { ranks, all_reduce, ..Config::default() };
     lower(&program, &bound, &config)
 }
