@@ -113,7 +113,10 @@ impl Machine<'_> {
         let lines = &self.plan.families[task.task.family].waits;
         let loose = |w: &Pending| self.is_loose(task, name, phase, w.word, &lines[w.line]);
         let (loose, firm): (Vec<_>, Vec<_>) = waits.into_iter().partition(loose);
-        self.ranks[rank].program.agents[id].deferred.extend(loose);
+        // What synchronises with nobody orders nothing that others do after it either.
+        let unfenced = |w: &Pending| !self.is_deaf(name, w.word, &lines[w.line]);
+        let due: Vec<_> = loose.into_iter().filter(unfenced).collect();
+        self.ranks[rank].program.agents[id].deferred.extend(due);
         firm
     }
 

@@ -1,8 +1,8 @@
 //! Edges that are too weak, at their weakest ([`super::Options::check`]; `docs/memory-model.md`).
 //!
 //! A wait that does not synchronise (of scope gpu, or with a post of scope gpu, across GPUs), or that has no proxy fence for
-//! what its agent touches, does not hold these accesses back: they may go first, and the wait is made up for before the agent
-//! posts, hands anything over, or leaves its task. Ordinary stores lie in a buffer until a release pushes them out, no further than its scope.
+//! what its agent touches, does not hold these accesses back: they may go first. A wait without a fence is made up for before the agent
+//! posts, hands anything over, or leaves its task; one that does not synchronise is not. Ordinary stores lie in a buffer until a release pushes them out, no further than its scope.
 
 use super::{
     SimError,
@@ -89,6 +89,12 @@ impl Machine<'_> {
         }
         self.weak = Some(weak);
         Ok(())
+    }
+
+    /// Whether a wait does not synchronise at all: who goes on after it knows no more than before.
+    pub fn is_deaf(&self, agent: Agent, word: Word, wait: &Wait) -> bool {
+        let outside = agent == Agent::Issuer;
+        self.weak.as_ref().is_some_and(|weak| !weak.synchronises(word, wait, outside))
     }
 
     /// Whether a wait does nothing for all that its agent touches from a phase of a task on (and it touches something).
