@@ -8,6 +8,7 @@ mod context;
 mod layout;
 pub mod library;
 mod maps;
+mod moves;
 mod role;
 mod signal;
 mod tasks;
