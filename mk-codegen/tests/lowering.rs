@@ -28,6 +28,14 @@ fn refusals_say_what_works() {
 }
 
 #[test]
+fn worlds_of_no_size_are_refused() {
+    for ranks in [0, 65, u32::MAX] {
+        let refused = plan("gather(a)", ranks, &[("a", &[64, 64])]).expect_err("refused");
+        assert!(refused.to_string().contains("use 1 to 64"), "{refused}");
+    }
+}
+
+#[test]
 fn every_lowered_plan_verifies_and_has_a_kernel() {
     for (name, source, ranks, shapes) in CASES {
         for ranks in [*ranks, 1, 2, 3, 8] {

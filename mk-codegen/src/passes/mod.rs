@@ -117,6 +117,11 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
         let help = format!("use at most {MAX_EXTENT}");
         return Err(LowerError::Config { what: format!("an extent of {size} is too large"), help });
     }
+    if !(1..=mk_abi::device::MAX_RANKS as u32).contains(&config.ranks) {
+        let what = format!("a world of {} ranks", config.ranks);
+        let help = format!("use 1 to {}", mk_abi::device::MAX_RANKS);
+        return Err(LowerError::Config { what, help });
+    }
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     let kernel = select::kernel(&graph, config)?;
