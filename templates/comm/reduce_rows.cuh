@@ -146,16 +146,17 @@ MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceT
   }
 }
 
-// Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. Thread 0 waits and posts for all, over the
-// named barrier `kBarrier`, as in `copy_rows`.
+// Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, over
+// the named barrier `kBarrier`, as in `copy_rows`.
 template <Dtype kDtype, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
     const ReduceTask task = hooks.decode(t);
-    if (thread == 0) {
+    if (thread < 32) {
       chaos_delay(ctx, Agent::Copier, t);
       hooks.before_load(ctx, task);
+      __syncwarp();
     }
     named_barrier_sync<Edges::start, kBarrier, kThreads>();
     if (!ctx.aborted()) {
@@ -172,6 +173,6 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       if (done < task.row_bytes) reduce_elements<kDtype, kThreads, Hooks>(task, source, targets, thread, done);
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();
-    if (thread == 0) hooks.after_store(ctx, task);
+    if (thread < 32) hooks.after_store(ctx, task);
   }
 }
