@@ -30,6 +30,21 @@ pub struct PipelineArgs {
     /// How an all_reduce moves its summands: one-shot is for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
+    /// Which CTAs add up what products leave [default: beside]
+    #[arg(long, value_enum)]
+    pub sums: Option<Sums>,
+    /// Parts of the inner dimension that are multiplied at the same time, where sums follow [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub split_k: Option<u32>,
+}
+
+/// [`mk::passes::Sums`] as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sums {
+    /// CTAs of their own, meanwhile
+    Beside,
+    /// Those that multiply, when they are done
+    After,
 }
 
 /// [`mk::passes::AllReduce`] as an option.
@@ -51,6 +66,8 @@ impl PipelineArgs {
             ("--sms", self.sms.is_empty()),
             ("--block", self.block.is_none()),
             ("--all-reduce", self.all_reduce.is_none()),
+            ("--sums", self.sums.is_none()),
+            ("--split-k", self.split_k.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
     }

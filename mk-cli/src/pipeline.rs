@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, DEFAULT_RANKS, PipelineArgs, once},
+    options::{AllReduce, Sums, DEFAULT_RANKS, PipelineArgs, once},
     progress::Progress,
 };
 use mk::{
@@ -153,6 +153,11 @@ fn config(args: &PipelineArgs) -> Result<Config, Failure> {
             Some(AllReduce::OneShot) => passes::AllReduce::OneShot,
             Some(AllReduce::TwoPhase) | None => passes::AllReduce::TwoPhase,
         },
+        sums: match args.sums {
+            Some(Sums::After) => passes::Sums::After,
+            Some(Sums::Beside) | None => passes::Sums::Beside,
+        },
+        split_k: args.split_k.unwrap_or(default.split_k),
         ..default
     })
 }

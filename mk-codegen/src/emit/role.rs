@@ -166,9 +166,12 @@ fn group(
         Leaf::MmaTile { .. } => Some(tile(e, &g.leaf, first.id)?),
         _ => None,
     };
-    let dtype = match template {
-        "reduce_rows" => one_dtype(e, first.id, |_| true)?,
-        _ => "Bf16",
+    let (dtype, dtype_to) = match template {
+        "reduce_rows" => {
+            let of = |operand| one_dtype(e, first.id, |o| o == operand);
+            (of(Operand::Src)?, of(Operand::Dst)?)
+        }
+        _ => ("Bf16", "Bf16"),
     };
     let hooks = env.get_template(template)?.render(context! {
         name, families, posts, first_cta, ctas,
@@ -176,7 +179,7 @@ fn group(
         first => first.first,
         end => last.first + last.tasks,
     })?;
-    Ok(context! { name, template, hooks, dtype, tile })
+    Ok(context! { name, template, hooks, dtype, dtype_to, tile })
 }
 
 /// What the tiles of a matrix-product group are, beyond the ring.

@@ -43,6 +43,23 @@ pub struct Config {
     pub chunk_bytes: u32,
     /// How an `all_reduce` behind a matrix product moves its summands.
     pub all_reduce: AllReduce,
+    /// Which CTAs add up what products leave.
+    pub sums: Sums,
+    /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs:
+    /// each part makes a summand in f32, and those of a rank are added before any leaves it. For products that end in a
+    /// `reduce_scatter` or `all_reduce` without an elementwise operation between.
+    pub split_k: u32,
+}
+
+/// Which CTAs add up what products leave, and hand the sums on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sums {
+    /// Others than those that multiply, meanwhile.
+    #[default]
+    Beside,
+    /// Those that multiply, when they are done: for products of one or two waves of tiles, which need every SM and end all at
+    /// once.
+    After,
 }
 
 /// How an `all_reduce` moves its summands. Both add in the order of ranks, in f32, and round once: the same bits.
@@ -69,6 +86,8 @@ impl Default for Config {
             group_rows: 8,
             chunk_bytes: 512 * 1024,
             all_reduce: AllReduce::TwoPhase,
+            sums: Sums::Beside,
+            split_k: 1,
         }
     }
 }

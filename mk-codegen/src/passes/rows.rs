@@ -37,6 +37,8 @@ pub(super) struct RowBlock {
     pub at: Expr,
     /// Rows; 0 or less past the end.
     pub len: Expr,
+    /// Loops over rows: the next is that over columns.
+    pub loops: usize,
 }
 
 impl Rows {
@@ -58,6 +60,11 @@ impl Rows {
     /// Peers first, the own rows last: those need no link, and nobody waits for them.
     pub fn peers_first(self) -> Rows {
         Rows { first: i32::from(self.shards > 1), ..self }
+    }
+
+    /// The same rows in blocks of another height.
+    pub fn in_blocks(&self, height: i32) -> Rows {
+        Rows { blocks: (self.capacity + height - 1) / height, ..self.clone() }
     }
 
     /// The rows of the own shard.
@@ -103,7 +110,8 @@ impl Rows {
             draft.shard(&self.of.shape[0], shard.clone())
         };
         let len = block_rows(rows, i.clone(), height);
-        RowBlock { shard, block: i.clone(), at: i * height, len }
+        let loops = if self.count > 1 { 2 } else { 1 };
+        RowBlock { shard, block: i.clone(), at: i * height, len, loops }
     }
 
     /// The first row of a task in all rows of the result.
@@ -117,8 +125,9 @@ impl Rows {
 
     /// Order of tiles: groups of `group` row blocks, column by column, so that both operands stay in L2. Row blocks of all
     /// covered shards alternate, block by block: they arrive, or are sent, at the same time.
-    pub fn order(&self, group: i32, col_blocks: i32) -> Vec<Expr> {
-        let t = Expr::from(Var::LINEAR);
+    /// Each tile comes `times` times on end.
+    pub fn order(&self, group: i32, col_blocks: i32, times: i32) -> Vec<Expr> {
+        let t = Expr::from(Var::LINEAR) / times;
         let total = self.blocks * self.count;
         let first = t.clone() / (group * col_blocks) * group;
         let height = Expr::Const(group).min(Expr::Const(total) - first.clone());
