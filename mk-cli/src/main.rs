@@ -1,4 +1,4 @@
-//! The `mk` command: checks, prints, emits, builds and runs pipelines.
+//! The `mk` command: checks, prints, emits, builds, runs and tunes pipelines.
 //!
 //! Results go to stdout, errors and progress to stderr. The exit status is 0 only for success, 2 for a command line
 //! that cannot be read, and 1 for everything else that fails.
@@ -14,6 +14,7 @@ mod pipeline;
 mod plan;
 mod progress;
 mod run;
+mod tune;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ enum Command {
     Build(build::Args),
     /// Run all ranks in this process with random inputs, and compare with a reference
     Run(run::Args),
+    /// Measure ways of lowering a pipeline on GPUs, and say which is best
+    Tune(tune::Args),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Emit(args) => emit::run(&args),
         Command::Build(args) => build::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Tune(args) => tune::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

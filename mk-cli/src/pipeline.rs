@@ -108,7 +108,8 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
-fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
+/// Reads and checks the pipeline, and gives its symbols numbers.
+pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
     let is_file = has_extension(&args.pipeline, "mk");
     let text = if is_file { read(&args.pipeline)? } else { args.pipeline.clone() };
     let place = |mistakes: mk::Diagnostics| match is_file {
@@ -143,7 +144,8 @@ fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
     Ok(Pipeline { program, bound })
 }
 
-fn config(args: &PipelineArgs) -> Result<Config, Failure> {
+/// How the options say to lower.
+pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
     let default = Config::default();
     Ok(Config {
         ranks: args.ranks.unwrap_or(DEFAULT_RANKS),
