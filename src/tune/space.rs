@@ -5,7 +5,7 @@
 
 use crate::{Bound, Program};
 use mk_codegen::{
-    passes::{AllReduce, Config},
+    passes::{AllReduce, Config, Sums},
     target,
 };
 use mk_syntax::Op;
@@ -130,6 +130,39 @@ pub const KNOBS: &[Knob] = &[
             Some(())
         },
     },
+    Knob {
+        name: "sums",
+        values: |facts| match facts.sums && facts.products {
+            true => vec!["beside".into(), "after".into()],
+            false => Vec::new(),
+        },
+        get: |c| {
+            Some(match c.sums {
+                Sums::Beside => "beside".into(),
+                Sums::After => "after".into(),
+            })
+        },
+        set: |c, text| {
+            c.sums = match text {
+                "beside" => Sums::Beside,
+                "after" => Sums::After,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Knob {
+        name: "split_k",
+        values: |facts| match facts.sums && facts.products && facts.rows <= 1024 {
+            true => texts(&[1, 2, 4]),
+            false => Vec::new(),
+        },
+        get: |c| Some(c.split_k.to_string()),
+        set: |c, text| {
+            c.split_k = text.parse().ok().filter(|n| *n > 0)?;
+            Some(())
+        },
+    },
 ];
 
 fn texts(numbers: &[u32]) -> Vec<String> {
@@ -199,7 +232,17 @@ pub fn candidates(
         };
         all = all.iter().flat_map(|c| values.iter().filter_map(move |v| with(c, v))).collect();
     }
-    all
+    // Where the CTAs that multiply add up, too, none communicate only.
+    let mut seen: Vec<Config> = Vec::new();
+    for mut config in all {
+        if config.sums == Sums::After && !facts.gathers {
+            config.sms.remove("intra_comm");
+        }
+        if !seen.contains(&config) {
+            seen.push(config);
+        }
+    }
+    seen
 }
 
 /// A config as `name=value` words, knobs that apply only.
