@@ -15,7 +15,7 @@ use super::{
     select::{Gemm, Kernel, Made, Reduce, Tensor},
 };
 use crate::ir::{
-    ALayout, Access, BLayout, BufId, CopyVia, EpilogueOp, Expr, Leaf, Operand, Point, RoleKind,
+    ALayout, Access, BLayout, BufId, CopyVia, Dim, EpilogueOp, Expr, Leaf, Operand, Point, RoleKind,
     Space, Store, Var,
 };
 use mk_syntax::Placement;
@@ -298,6 +298,11 @@ impl<'k> Tiler<'k> {
         let (wanted, step) = (self.config.split_k as i32, self.config.block[2] as i32);
         let depth = match self.depth(n) {
             Expr::Const(depth) if self.kernel.splits(n) => depth,
+            // An extent under its name; the same on all ranks, and in all launches.
+            Expr::Dim(d) if self.kernel.splits(n) => match &self.draft.plan.dims[d] {
+                Dim { runtime_max: None, value, .. } => *value,
+                _ => return [1, 0],
+            },
             _ => return [1, 0],
         };
         let steps = (depth + step - 1) / step;
