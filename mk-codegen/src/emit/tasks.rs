@@ -52,7 +52,9 @@ impl Emitter<'_> {
             .zip(&order)
             .map(|((name, _), e)| context! { name => name.clone(), expr => self.c(f, None, e) })
             .collect();
-        context! { id => s.id.index(), name => f.name.clone(), first => s.first, tasks => s.tasks, vars }
+        let role = self.plan.roles[f.role].kind.name();
+        let name = f.name.clone();
+        context! { id => s.id.index(), name, role, first => s.first, tasks => s.tasks, vars }
     }
 
     pub(super) fn access<'f>(

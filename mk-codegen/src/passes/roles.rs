@@ -13,9 +13,10 @@ pub const DEFAULT_COPY_SMS: u32 = 8;
 /// The same where they also add up what peers sent, through registers.
 pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
-const ORDER: [RoleKind; 5] = [
+const ORDER: [RoleKind; 6] = [
     RoleKind::Prologue,
     RoleKind::Compute,
+    RoleKind::Background,
     RoleKind::IntraComm,
     RoleKind::CopyEngine,
     RoleKind::Epilogue,
@@ -68,7 +69,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     for kind in &used {
         let ctas = match kind {
-            RoleKind::Compute => compute,
+            RoleKind::Compute | RoleKind::Background => compute,
             RoleKind::IntraComm => comm,
             _ => 0,
         };
