@@ -42,9 +42,8 @@ pub(super) fn roles(e: &mut Emitter<'_>, env: &Environment<'_>) -> Result<Vec<Va
                 background.extend(rendered);
             }
         }
-        // Two warpgroups multiply; what the third needs depends on what runs beside its single lanes. Registers only change
-        // hands: together they are what every thread begins with, 3 x 168, or the claim waits for ever.
-        let regs = if background.is_empty() { [56, 224] } else { [88, 208] };
+        // Two warpgroups multiply; what the third needs depends on what runs beside its single lanes.
+        let regs = if background.is_empty() { [56, 224] } else { [96, 208] };
         out.push(context! {
             kind, first_cta, families, rings, background,
             ctas => role.ctas,
