@@ -30,15 +30,9 @@ pub struct PipelineArgs {
     /// How an all_reduce moves its summands: one-shot is for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
-    /// Who adds up what products leave [default: beside]
+    /// Which CTAs add up what products leave [default: beside]
     #[arg(long, value_enum)]
     pub sums: Option<Sums>,
-    /// Who pushes to peers what they gather [default: beside]
-    #[arg(long, value_enum)]
-    pub pushes: Option<Pushes>,
-    /// Bytes that one communication task moves to each peer, at most [default: 524288]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub chunk_bytes: Option<u32>,
     /// Parts of the inner dimension that are multiplied at the same time, where sums follow [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub split_k: Option<u32>,
@@ -51,17 +45,6 @@ pub enum Sums {
     Beside,
     /// Those that multiply, when they are done
     After,
-    /// Warps that multiplication leaves idle, meanwhile
-    Background,
-}
-
-/// [`mk::passes::Pushes`] as an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Pushes {
-    /// CTAs of their own
-    Beside,
-    /// Warps that multiplication leaves idle
-    Background,
 }
 
 /// [`mk::passes::AllReduce`] as an option.
@@ -84,8 +67,6 @@ impl PipelineArgs {
             ("--block", self.block.is_none()),
             ("--all-reduce", self.all_reduce.is_none()),
             ("--sums", self.sums.is_none()),
-            ("--pushes", self.pushes.is_none()),
-            ("--chunk-bytes", self.chunk_bytes.is_none()),
             ("--split-k", self.split_k.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()

@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, Pushes, Sums, DEFAULT_RANKS, PipelineArgs, once},
+    options::{AllReduce, Sums, DEFAULT_RANKS, PipelineArgs, once},
     progress::Progress,
 };
 use mk::{
@@ -157,14 +157,8 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         },
         sums: match args.sums {
             Some(Sums::After) => passes::Sums::After,
-            Some(Sums::Background) => passes::Sums::Background,
             Some(Sums::Beside) | None => passes::Sums::Beside,
         },
-        pushes: match args.pushes {
-            Some(Pushes::Background) => passes::Pushes::Background,
-            Some(Pushes::Beside) | None => passes::Pushes::Beside,
-        },
-        chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
         split_k: args.split_k.unwrap_or(default.split_k),
         ..default
     })

@@ -5,7 +5,7 @@
 
 use crate::{Bound, Program};
 use mk_codegen::{
-    passes::{AllReduce, Config, Pushes, Sums},
+    passes::{AllReduce, Config, Sums},
     target,
 };
 use mk_syntax::Op;
@@ -100,7 +100,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "chunk_bytes",
         values: |facts| match facts.gathers && facts.ranks > 1 {
-            true => texts(&[32 << 10, 64 << 10, 128 << 10, 512 << 10]),
+            true => texts(&[128 << 10, 256 << 10, 512 << 10]),
             false => Vec::new(),
         },
         get: |c| Some(c.chunk_bytes.to_string()),
@@ -133,42 +133,19 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "sums",
         values: |facts| match facts.sums && facts.products {
-            true => vec!["beside".into(), "after".into(), "background".into()],
+            true => vec!["beside".into(), "after".into()],
             false => Vec::new(),
         },
         get: |c| {
             Some(match c.sums {
                 Sums::Beside => "beside".into(),
                 Sums::After => "after".into(),
-                Sums::Background => "background".into(),
             })
         },
         set: |c, text| {
             c.sums = match text {
                 "beside" => Sums::Beside,
                 "after" => Sums::After,
-                "background" => Sums::Background,
-                _ => return None,
-            };
-            Some(())
-        },
-    },
-    Knob {
-        name: "pushes",
-        values: |facts| match facts.gathers && facts.products && facts.ranks > 1 {
-            true => vec!["beside".into(), "background".into()],
-            false => Vec::new(),
-        },
-        get: |c| {
-            Some(match c.pushes {
-                Pushes::Beside => "beside".into(),
-                Pushes::Background => "background".into(),
-            })
-        },
-        set: |c, text| {
-            c.pushes = match text {
-                "beside" => Pushes::Beside,
-                "background" => Pushes::Background,
                 _ => return None,
             };
             Some(())
@@ -258,9 +235,7 @@ pub fn candidates(
     // Where the CTAs that multiply add up, too, none communicate only.
     let mut seen: Vec<Config> = Vec::new();
     for mut config in all {
-        let pushes = facts.gathers && config.pushes == Pushes::Beside;
-        let sums = facts.sums && config.sums == Sums::Beside;
-        if !pushes && !sums {
+        if config.sums == Sums::After && !facts.gathers {
             config.sms.remove("intra_comm");
         }
         if !seen.contains(&config) {

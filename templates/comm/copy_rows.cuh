@@ -11,12 +11,8 @@ struct RowsTask {
   u32 destinations;
 };
 
-// Who copies, or adds up.
-struct RowsOptions {
-  u32 threads;  // a multiple of 32
-  u32 barrier;  // their named barrier
-  u32 unroll;   // vectors of 16 bytes that each thread loads, from each source, before it stores the first
-};
+// Loads in flight per thread before the first store.
+constexpr u32 kRowsUnroll = 4;
 
 template <u32 kBytes>
 struct RowVector;
@@ -40,26 +36,26 @@ struct RowVector<2> {
 };
 
 // One warp per row, so that no thread divides by the row length.
-template <u32 kBytes, RowsOptions kOptions, class Hooks>
+template <u32 kBytes, u32 kThreads, class Hooks>
 MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread) {
   typedef RowVector<kBytes> Vector;
-  constexpr u32 kWarps = kOptions.threads / 32, kUnroll = kOptions.unroll;
+  constexpr u32 kWarps = kThreads / 32;
   constexpr u64 kStep = 32 * kBytes;
 #pragma unroll 1
   for (u32 row = thread / 32; row < task.rows; row += kWarps) {
     const u64 from = task.source + row * task.source_pitch_bytes;
 #pragma unroll 1
-    for (u64 base = thread % 32 * kBytes; base < task.row_bytes; base += kStep * kUnroll) {
-      typename Vector::Type v[kUnroll];
+    for (u64 base = thread % 32 * kBytes; base < task.row_bytes; base += kStep * kRowsUnroll) {
+      typename Vector::Type v[kRowsUnroll];
 #pragma unroll
-      for (u32 i = 0; i < kUnroll; ++i) {
+      for (u32 i = 0; i < kRowsUnroll; ++i) {
         if (base + i * kStep < task.row_bytes) v[i] = Vector::load(from + base + i * kStep);
       }
 #pragma unroll 1
       for (u32 d = 0; d < task.destinations; ++d) {
         const u64 to = hooks.destination(task, d) + row * task.destination_pitch_bytes;
 #pragma unroll
-        for (u32 i = 0; i < kUnroll; ++i) {
+        for (u32 i = 0; i < kRowsUnroll; ++i) {
           if (base + i * kStep < task.row_bytes) Vector::store(to + base + i * kStep, v[i]);
         }
       }
@@ -67,10 +63,10 @@ MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread
   }
 }
 
-// Run by `kOptions.threads` threads, numbered from 0 by `thread`. The first warp waits and posts for all, each
-// lane for its share of the words, over their named barrier: `Edges::start` orders its acquires before everybody's
+// Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, each
+// lane for its share of the words, over the named barrier `kBarrier`: `Edges::start` orders its acquires before everybody's
 // loads, `Edges::done` everybody's stores before its releases.
-template <RowsOptions kOptions, class Edges, class Hooks>
+template <u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
@@ -81,19 +77,19 @@ MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       hooks.before_store(ctx, task);
       __syncwarp();
     }
-    named_barrier_sync<Edges::start, kOptions.barrier, kOptions.threads>();
+    named_barrier_sync<Edges::start, kBarrier, kThreads>();
     if (!ctx.aborted()) {
       u64 alignment = task.source | task.source_pitch_bytes | task.destination_pitch_bytes | task.row_bytes;
       for (u32 d = 0; d < task.destinations; ++d) alignment |= hooks.destination(task, d);
       if (alignment % 16 == 0) {
-        copy_rows_by<16, kOptions>(hooks, task, thread);
+        copy_rows_by<16, kThreads>(hooks, task, thread);
       } else if (alignment % 4 == 0) {
-        copy_rows_by<4, kOptions>(hooks, task, thread);
+        copy_rows_by<4, kThreads>(hooks, task, thread);
       } else {
-        copy_rows_by<2, kOptions>(hooks, task, thread);
+        copy_rows_by<2, kThreads>(hooks, task, thread);
       }
     }
-    named_barrier_sync<Edges::done, kOptions.barrier, kOptions.threads>();
+    named_barrier_sync<Edges::done, kBarrier, kThreads>();
     if (thread < 32) hooks.after_store(ctx, task);
   }
 }

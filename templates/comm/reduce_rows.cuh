@@ -19,6 +19,8 @@ struct ReduceStep {
   static constexpr u32 kElements = 16 / (element_bytes(kFrom) < element_bytes(kTo) ? element_bytes(kFrom) : element_bytes(kTo));
   static constexpr u32 kLoads = kElements * element_bytes(kFrom) / 16;
   static constexpr u32 kStores = kElements * element_bytes(kTo) / 16;
+  // Rows that one warp has in flight; times the sources, so that the loads cover the latency of HBM.
+  static constexpr u32 kRows = 4 / kLoads;
 };
 
 // Where a task's sums go: looked up once, because the hooks decode the task for it.
@@ -86,12 +88,11 @@ MK_DEVICE void store_element(u64 address, float x) {
 }
 
 // The first `whole` columns of all rows, whose addresses and pitches are multiples of 16 bytes.
-template <Dtype kFrom, Dtype kTo, RowsOptions kOptions, class Hooks>
+template <Dtype kFrom, Dtype kTo, u32 kThreads, class Hooks>
 MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
                                  u32 thread, u32 whole) {
   typedef ReduceStep<kFrom, kTo> Step;
-  // Rows that one warp has in flight; times the sources, so that the loads cover the latency of HBM.
-  constexpr u32 kWarps = kOptions.threads / 32, kRows = kOptions.unroll / Step::kLoads;
+  constexpr u32 kWarps = kThreads / 32, kRows = Step::kRows;
 #pragma unroll 1
   for (u32 row = thread / 32; row < task.rows; row += kWarps * kRows) {
 #pragma unroll 1
@@ -142,10 +143,10 @@ MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const Reduc
 }
 
 // Columns `first` and on of every row, one by one.
-template <Dtype kFrom, Dtype kTo, RowsOptions kOptions, class Hooks>
+template <Dtype kFrom, Dtype kTo, u32 kThreads, class Hooks>
 MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
                                u32 thread, u32 first) {
-  constexpr u32 kWarps = kOptions.threads / 32;
+  constexpr u32 kWarps = kThreads / 32;
 #pragma unroll 1
   for (u32 row = thread / 32; row < task.rows; row += kWarps) {
 #pragma unroll 1
@@ -162,9 +163,9 @@ MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceT
   }
 }
 
-// Run by `kOptions.threads` threads, numbered from 0 by `thread`. The first warp waits and posts for all, over
-// their named barrier, as in `copy_rows`.
-template <Dtype kFrom, Dtype kTo, RowsOptions kOptions, class Edges, class Hooks>
+// Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, over
+// the named barrier `kBarrier`, as in `copy_rows`.
+template <Dtype kFrom, Dtype kTo, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
@@ -174,7 +175,7 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       hooks.before_load(ctx, task);
       __syncwarp();
     }
-    named_barrier_sync<Edges::start, kOptions.barrier, kOptions.threads>();
+    named_barrier_sync<Edges::start, kBarrier, kThreads>();
     if (!ctx.aborted()) {
       const u64 source = hooks.source(task);
       const ReduceTargets<Hooks::kDestinations> targets(hooks, task);
@@ -184,11 +185,11 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       u32 done = 0;
       if (alignment % 16 == 0) {
         done = task.columns - task.columns % ReduceStep<kFrom, kTo>::kElements;
-        reduce_rows_by_16<kFrom, kTo, kOptions, Hooks>(task, source, targets, thread, done);
+        reduce_rows_by_16<kFrom, kTo, kThreads, Hooks>(task, source, targets, thread, done);
       }
-      if (done < task.columns) reduce_elements<kFrom, kTo, kOptions, Hooks>(task, source, targets, thread, done);
+      if (done < task.columns) reduce_elements<kFrom, kTo, kThreads, Hooks>(task, source, targets, thread, done);
     }
-    named_barrier_sync<Edges::done, kOptions.barrier, kOptions.threads>();
+    named_barrier_sync<Edges::done, kBarrier, kThreads>();
     if (thread < 32) hooks.after_store(ctx, task);
   }
 }

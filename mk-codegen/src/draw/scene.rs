@@ -1,7 +1,7 @@
 //! What a picture of a plan shows: lanes of families, places in memory, signals, and the ports that join them.
 
 use crate::ir::{
-    BufId, Each, Entity, Expr, FamId, RoleKind, Family, Leaf, Mode, Plan, Post, Role, SigId, Space, Var,
+    BufId, Each, Entity, Expr, FamId, Family, Leaf, Mode, Plan, Post, Role, SigId, Space, Var,
 };
 use std::collections::BTreeMap;
 
@@ -145,13 +145,10 @@ fn lanes(plan: &Plan) -> Vec<Lane> {
     let lane = |role: &Role| {
         let note = match role.ctas {
             0 => "no CTA of its own".to_owned(),
-            _ if role.kind == RoleKind::Background => "idle warps of compute".to_owned(),
             1 => format!("1 CTA: {first}"),
             n => format!("{n} CTAs: {first} to {}", first + n - 1),
         };
-        if role.kind != RoleKind::Background {
-            first += role.ctas;
-        }
+        first += role.ctas;
         Lane { name: role.kind.name().to_owned(), note }
     };
     plan.roles.values().map(lane).collect()

@@ -8,7 +8,7 @@ use super::{
     library,
     role::{runs, template_of},
 };
-use crate::ir::{EdgeId, Entity, Leaf, Plan, Proxy, Role, RoleKind, Scope};
+use crate::ir::{EdgeId, Entity, Leaf, Plan, Proxy, Scope};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -110,8 +110,7 @@ fn frame(plan: &Plan) -> Vec<(&'static str, usize)> {
     let calls = |template| runs.iter().flatten().filter(|t| **t == template).count();
     let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();
     let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
-    let own = |r: &&Role| r.ctas > 0 && r.kind != RoleKind::Background;
-    let roles = plan.roles.values().filter(own).count();
+    let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
     vec![
         ("= launch_begin(", roles),
         ("launch_begin_sync<1>();", roles),

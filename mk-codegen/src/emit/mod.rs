@@ -14,7 +14,7 @@ mod signal;
 mod tasks;
 
 use crate::ir::{
-    DimId, EdgeId, Entity, Expr, FamId, Family, Leaf, Mode, Plan, PointError, Points, Role, RoleKind,
+    DimId, EdgeId, Entity, Expr, FamId, Family, Leaf, Mode, Plan, PointError, Points, RoleKind,
     SigId, Space, TableSet, Var,
 };
 use context::Emitter;
@@ -125,7 +125,7 @@ pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
         // A plan uses part of the library: constants and functions that it does not need are no news.
         options: vec!["--diag-suppress=177".into()],
         world_size: plan.mesh.size(),
-        grid: plan.grid(),
+        grid: plan.roles.values().map(|r| r.ctas).sum(),
         cluster: 1,
         block: BLOCK_THREADS,
         smem_bytes,
@@ -213,7 +213,7 @@ fn check_scope(plan: &Plan) -> Result<(), EmitError> {
         let known = match f.leaf {
             Leaf::Enter => kind == RoleKind::Prologue,
             Leaf::MmaTile { .. } | Leaf::CopyTile { .. } | Leaf::ReduceTile => {
-                matches!(kind, RoleKind::Compute | RoleKind::Background | RoleKind::IntraComm)
+                matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
             }
             _ => false,
         };
@@ -266,8 +266,7 @@ fn waits_on_later(plan: &Plan, id: FamId, f: &Family) -> Option<EdgeId> {
 fn role_infos(plan: &Plan) -> Vec<RoleInfo> {
     let mut first_cta = 0;
     let mut out = Vec::new();
-    let own = |r: &&Role| r.ctas > 0 && r.kind != RoleKind::Background;
-    for r in plan.roles.values().filter(own) {
+    for r in plan.roles.values().filter(|r| r.ctas > 0) {
         out.push(RoleInfo { name: r.kind.name().into(), first_cta, ctas: r.ctas });
         first_cta += r.ctas;
     }

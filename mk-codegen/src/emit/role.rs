@@ -6,7 +6,7 @@ use super::{
     tasks::{Slice, dtype_name},
 };
 use crate::ir::{
-    ALayout, BLayout, CopyVia, EpilogueOp, FamId, Leaf, Operand, Plan, RoleId, RoleKind, Store, Var,
+    ALayout, BLayout, CopyVia, EpilogueOp, FamId, Leaf, Operand, Plan, RoleId, Store, Var,
 };
 use minijinja::{Environment, Value, context};
 use mk_abi::DType;
@@ -24,55 +24,23 @@ struct Group {
 pub(super) fn roles(e: &mut Emitter<'_>, env: &Environment<'_>) -> Result<Vec<Value>, EmitError> {
     let mut out = Vec::new();
     let mut first_cta = 0;
-    let (within, own): (Vec<_>, Vec<_>) = e
-        .plan
-        .roles
-        .iter()
-        .filter(|(_, r)| r.ctas > 0)
-        .partition(|(_, r)| r.kind == RoleKind::Background);
-    for (id, role) in own {
+    for (id, role) in e.plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
         let kind = role.kind.name();
-        let (groups, mut families, rendered) = run_by(e, env, id, first_cta)?;
-        let rings: Vec<_> = ring(e, kind, &groups)?.into_iter().collect();
-        let mut background = Vec::new();
-        if role.kind == RoleKind::Compute {
-            for (id, _) in &within {
-                let (_, more, rendered) = run_by(e, env, *id, first_cta)?;
-                families.extend(more);
-                background.extend(rendered);
-            }
+        let groups = groups(e, id)?;
+        let families: Vec<_> =
+            groups.iter().flat_map(|g| &g.slices).map(|s| e.family(*s)).collect();
+        let mut rendered = Vec::new();
+        for (n, g) in groups.iter().enumerate() {
+            let name = format!("{}{n}", camel(kind));
+            rendered.push(group(e, env, &name, g, first_cta, role.ctas)?);
         }
-        // Two warpgroups multiply; what the third needs depends on what runs beside its single lanes.
-        let regs = if background.is_empty() { [56, 224] } else { [96, 208] };
-        out.push(context! {
-            kind, first_cta, families, rings, background,
-            ctas => role.ctas,
-            groups => rendered,
-            few_regs => regs[0],
-            many_regs => regs[1],
-        });
+        let rings: Vec<_> = ring(e, kind, &groups)?.into_iter().collect();
+        out.push(
+            context! { kind, first_cta, ctas => role.ctas, families, groups => rendered, rings },
+        );
         first_cta += role.ctas;
     }
     Ok(out)
-}
-
-/// What one role runs: its groups, its families as text, and its groups as text.
-fn run_by(
-    e: &mut Emitter<'_>,
-    env: &Environment<'_>,
-    id: RoleId,
-    first_cta: u32,
-) -> Result<(Vec<Group>, Vec<Value>, Vec<Value>), EmitError> {
-    let role = &e.plan.roles[id];
-    let groups = groups(e, id)?;
-    let slices = groups.iter().flat_map(|g| &g.slices);
-    let families = slices.map(|s| e.family(*s)).collect();
-    let mut rendered = Vec::new();
-    for (n, g) in groups.iter().enumerate() {
-        let name = format!("{}{n}", camel(role.kind.name()));
-        rendered.push(group(e, env, &name, g, first_cta, role.ctas)?);
-    }
-    Ok((groups, families, rendered))
 }
 
 /// Template of a leaf's hooks.

@@ -52,9 +52,7 @@ impl Emitter<'_> {
             .zip(&order)
             .map(|((name, _), e)| context! { name => name.clone(), expr => self.c(f, None, e) })
             .collect();
-        let role = self.plan.roles[f.role].kind.name();
-        let name = f.name.clone();
-        context! { id => s.id.index(), name, role, first => s.first, tasks => s.tasks, vars }
+        context! { id => s.id.index(), name => f.name.clone(), first => s.first, tasks => s.tasks, vars }
     }
 
     pub(super) fn access<'f>(

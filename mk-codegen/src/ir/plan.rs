@@ -178,8 +178,6 @@ pub enum RoleKind {
     Prologue,
     /// Matrix and attention tiles.
     Compute,
-    /// The same CTAs as `Compute`, in warps that matrix products leave idle: copies and sums through registers.
-    Background,
     /// Moves data between GPUs of one node.
     IntraComm,
     /// Hands data to the network.
@@ -197,16 +195,8 @@ pub enum RoleKind {
 pub struct Role {
     /// What it does.
     pub kind: RoleKind,
-    /// How many CTAs; 0 for those that need none of their own. In the background, as many as the role whose they are.
+    /// How many CTAs; 0 for those that need none of their own.
     pub ctas: u32,
-}
-
-impl Plan {
-    /// CTAs of the grid: those of every role but the background's, which are another's.
-    pub fn grid(&self) -> u32 {
-        let own = self.roles.values().filter(|r| r.kind != RoleKind::Background);
-        own.map(|r| r.ctas).fold(0, u32::saturating_add)
-    }
 }
 
 /// A parametric loop of tasks of one kind.

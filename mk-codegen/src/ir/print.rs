@@ -347,7 +347,7 @@ macro_rules! text_names {
 text_names! {
     Space { In = "in", Out = "out", Workspace = "workspace", Scratch = "scratch", }
     RoleKind {
-        Prologue = "prologue", Compute = "compute", Background = "background", IntraComm = "intra_comm", InterSend = "inter_send",
+        Prologue = "prologue", Compute = "compute", IntraComm = "intra_comm", InterSend = "inter_send",
         InterReduce = "inter_reduce", CopyEngine = "copy_engine", Epilogue = "epilogue",
     }
     Point { Start = "start", Inner = "inner", End = "end", }

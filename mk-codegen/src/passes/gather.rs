@@ -4,7 +4,7 @@
 //! the ranks that own the rows, with a flow per block of rows. A chunk is read once and written to every peer.
 
 use super::{
-    Config, Pushes,
+    Config,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     rows::Rows,
     select::{Kernel, Tensor},
@@ -62,19 +62,16 @@ pub(super) fn push(
     let k_value = x.shape[1].value;
     let padded = aligned(k_value, size_bytes);
     // Rows that bulk copies cannot take go through registers, into rows that they and TMA can.
-    let whole = padded == k_value;
-    let background = config.pushes == Pushes::Background;
-    let bulk = whole && !background;
-    let kind = if background { RoleKind::Background } else { RoleKind::IntraComm };
+    let bulk = padded == k_value;
     let blocks = rows.blocks;
     let row_bytes = (k_value as u64 * size_bytes).max(1);
     let mut piece = block;
-    while piece > 1 && piece % 2 == 0 && piece as u64 * row_bytes > u64::from(config.chunk_bytes) {
+    while piece > 8 && piece % 2 == 0 && piece as u64 * row_bytes > u64::from(config.chunk_bytes) {
         piece /= 2;
     }
     let pieces = (block + piece - 1) / piece;
     let k = draft.dim(&x.shape[1]);
-    let pitch = (!whole).then_some(Expr::Const(padded));
+    let pitch = (!bulk).then_some(Expr::Const(padded));
     let shape = vec![world.into(), rows.capacity.into(), k.clone()];
     let all = draft.buffer(&format!("{}_all", x.name), Space::Workspace, x.dtype, shape, pitch);
 
@@ -88,7 +85,7 @@ pub(super) fn push(
         Expr::Const(piece).min(i.clone() * block + block - base.clone())
     };
     let len = in_block.min(mine - base.clone());
-    let each = Each { var: "s".into(), extent: (if whole { world - 1 } else { world }).into() };
+    let each = Each { var: "s".into(), extent: (if bulk { world - 1 } else { world }).into() };
     let to = peer(Var::EACH.into(), world);
     let leaf = Leaf::CopyTile {
         via: if bulk { CopyVia::Bulk } else { CopyVia::Ldst },
@@ -101,8 +98,8 @@ pub(super) fn push(
         ..write(Operand::Dst, all, vec![(Var::RANK.into(), 1.into()), (base, len), (0.into(), k)])
     };
     let domain = vec![("i", blocks.into()), ("p", pieces.into())];
-    let push = draft.family("gather", kind, leaf, domain, vec![], vec![src, dst]);
-    Gathered { shard, all, own_rows: !whole, blocks, push, pieces }
+    let push = draft.family("gather", RoleKind::IntraComm, leaf, domain, vec![], vec![src, dst]);
+    Gathered { shard, all, own_rows: !bulk, blocks, push, pieces }
 }
 
 /// Adds the flow from the push to a family that reads what arrives.
@@ -178,8 +175,7 @@ pub(super) fn alone(kernel: &Kernel, config: &Config) -> Draft {
     let shard = draft.tensor(x, Space::In);
     let out = draft.tensor(&kernel.results[0].out, Space::Out);
     let rows = Rows::new(&mut draft, x, world > 1, BLOCK);
-    let beside = Config { pushes: Pushes::Beside, ..config.clone() };
-    let g = (world > 1).then(|| push(&mut draft, x, shard, &rows, BLOCK, &beside));
+    let g = (world > 1).then(|| push(&mut draft, x, shard, &rows, BLOCK, config));
     let bulk = aligned(x.shape[1].value, x.dtype.size_bytes()) == x.shape[1].value;
     collect(&mut draft, x, shard, g.as_ref(), out, &rows, &leaf(bulk, config), BLOCK);
     draft

@@ -43,36 +43,23 @@ pub struct Config {
     pub chunk_bytes: u32,
     /// How an `all_reduce` behind a matrix product moves its summands.
     pub all_reduce: AllReduce,
-    /// Who adds up what products leave.
+    /// Which CTAs add up what products leave.
     pub sums: Sums,
-    /// Who pushes to peers what they gather.
-    pub pushes: Pushes,
     /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs:
     /// each part makes a summand in f32, and those of a rank are added before any leaves it. For products that end in a
     /// `reduce_scatter` or `all_reduce` without an elementwise operation between.
     pub split_k: u32,
 }
 
-/// Who adds up what products leave, and hands the sums on.
+/// Which CTAs add up what products leave, and hand the sums on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sums {
-    /// Other CTAs than those that multiply, meanwhile.
+    /// Others than those that multiply, meanwhile.
     #[default]
     Beside,
-    /// The CTAs that multiply, when they are done: for products of few waves of tiles, which end all at once.
+    /// Those that multiply, when they are done: for products of one or two waves of tiles, which need every SM and end all at
+    /// once.
     After,
-    /// Warps that multiplication leaves idle, meanwhile.
-    Background,
-}
-
-/// Who pushes to peers what they gather, in kernels that multiply.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pushes {
-    /// Other CTAs than those that multiply, by bulk copies.
-    #[default]
-    Beside,
-    /// Warps that multiplication leaves idle, through registers.
-    Background,
 }
 
 /// How an `all_reduce` moves its summands. Both add in the order of ranks, in f32, and round once: the same bits.
@@ -100,7 +87,6 @@ impl Default for Config {
             chunk_bytes: 512 * 1024,
             all_reduce: AllReduce::TwoPhase,
             sums: Sums::Beside,
-            pushes: Pushes::Beside,
             split_k: 1,
         }
     }

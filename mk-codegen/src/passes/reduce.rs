@@ -56,19 +56,19 @@ struct Adders {
     per_block: i32,
 }
 
-/// Sums over tiles of `block`: on CTAs of their own as they are; on those that multiply in flatter ones, until each has one.
+/// Sums over tiles of `block`: beside the products as they are; after them in flatter ones, until every CTA has one.
 fn adders(draft: &Draft, config: &Config, out: &Tensor, rows: &Rows, block: [i32; 2]) -> Adders {
     let across = (out.shape[1].value + block[1] - 1) / block[1];
     let mut tile = block;
     let kind = match config.sums {
         Sums::Beside => RoleKind::IntraComm,
-        Sums::After | Sums::Background => {
+        Sums::After => {
             let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
             let tiles = |height| rows.in_blocks(height).blocks * rows.count * across;
             while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < sms * 3 / 4 {
                 tile[0] /= 2;
             }
-            if config.sums == Sums::After { RoleKind::Compute } else { RoleKind::Background }
+            RoleKind::Compute
         }
     };
     Adders { kind, tile, across, per_block: block[0] / tile[0] }
@@ -280,7 +280,7 @@ pub(super) fn pull(
     });
 }
 
-/// Every rank pulls the peers' finished rows: whole ones in bulk on CTAs of their own, tiles on those that multiply.
+/// Every rank pulls the peers' finished rows: whole ones in bulk beside the products, tiles after them.
 fn spread(
     draft: &mut Draft,
     sums: BufId,
@@ -293,7 +293,7 @@ fn spread(
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let Adders { kind, tile, across, .. } = adders;
-    let by_tile = kind != RoleKind::IntraComm;
+    let by_tile = kind == RoleKind::Compute;
     let theirs = rows.in_blocks(tile[0]).peers();
     let r = theirs.block(draft, tile[0]);
     let cols = if by_tile {

@@ -13,10 +13,9 @@ pub const DEFAULT_COPY_SMS: u32 = 8;
 /// The same where they also add up what peers sent, through registers.
 pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
-const ORDER: [RoleKind; 6] = [
+const ORDER: [RoleKind; 5] = [
     RoleKind::Prologue,
     RoleKind::Compute,
-    RoleKind::Background,
     RoleKind::IntraComm,
     RoleKind::CopyEngine,
     RoleKind::Epilogue,
@@ -69,7 +68,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     for kind in &used {
         let ctas = match kind {
-            RoleKind::Compute | RoleKind::Background => compute,
+            RoleKind::Compute => compute,
             RoleKind::IntraComm => comm,
             _ => 0,
         };

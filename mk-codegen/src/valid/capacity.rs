@@ -5,7 +5,7 @@
 
 use super::{report::Violation, site, world::World};
 use crate::{
-    ir::{Agent, CopyVia, Leaf, Operand, Plan, RoleKind, TableSource},
+    ir::{Agent, Leaf, Operand, Plan, RoleKind, TableSource},
     target::{self, Target},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,12 +27,6 @@ pub(super) fn check(plan: &Plan) -> Vec<Violation> {
                     plan.roles[x.role].kind.name()
                 ),
             );
-        }
-        let by_registers =
-            matches!(x.leaf, Leaf::CopyTile { via: CopyVia::Ldst, .. } | Leaf::ReduceTile);
-        if plan.roles[x.role].kind == RoleKind::Background && !by_registers {
-            let what = "has no shared memory in the background: copies through registers and sums run there";
-            tell(place(), format!("{} {what}", x.leaf.name()));
         }
         if x.leaf == Leaf::NicSend {
             match plan.nic {
@@ -88,7 +82,7 @@ pub(super) fn check(plan: &Plan) -> Vec<Violation> {
 }
 
 fn limits(plan: &Plan, target: &Target, out: &mut Vec<Violation>) {
-    let ctas = plan.grid();
+    let ctas = plan.roles.values().map(|r| r.ctas).fold(0u32, u32::saturating_add);
     if ctas > target.sms {
         out.push(Violation::NotResident { ctas, sms: target.sms, target: target.name.into() });
     }
