@@ -33,6 +33,9 @@ pub struct PipelineArgs {
     /// Which CTAs add up what products leave [default: beside]
     #[arg(long, value_enum)]
     pub sums: Option<Sums>,
+    /// Bytes that one communication task moves to each peer, at most [default: 524288]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub chunk_bytes: Option<u32>,
     /// Parts of the inner dimension that are multiplied at the same time, where sums follow [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub split_k: Option<u32>,
@@ -67,6 +70,7 @@ impl PipelineArgs {
             ("--block", self.block.is_none()),
             ("--all-reduce", self.all_reduce.is_none()),
             ("--sums", self.sums.is_none()),
+            ("--chunk-bytes", self.chunk_bytes.is_none()),
             ("--split-k", self.split_k.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()

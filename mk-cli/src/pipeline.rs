@@ -159,6 +159,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
             Some(Sums::After) => passes::Sums::After,
             Some(Sums::Beside) | None => passes::Sums::Beside,
         },
+        chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
         split_k: args.split_k.unwrap_or(default.split_k),
         ..default
     })
