@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, Sums, DEFAULT_RANKS, PipelineArgs, once},
+    options::{AllReduce, DEFAULT_RANKS, PipelineArgs, Sums, once},
     progress::Progress,
 };
 use mk::{
@@ -160,6 +160,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
             Some(Sums::Beside) | None => passes::Sums::Beside,
         },
         chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
+        turns: args.turns.unwrap_or(default.turns),
         split_k: args.split_k.unwrap_or(default.split_k),
         ..default
     })

@@ -6,17 +6,17 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
-    AllReduce, Config, LowerError,
+    AllReduce, Config, LowerError, Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, aligned, block_rows},
     pack::{self, Packed},
-    reduce::{self, Summands},
+    reduce::{self, Sum, Summands},
     rows::{RowBlock, Rows},
     select::{Gemm, Kernel, Made, Reduce, Tensor},
 };
 use crate::ir::{
-    ALayout, Access, BLayout, BufId, CopyVia, Dim, EpilogueOp, Expr, Leaf, Operand, Point, RoleKind,
-    Space, Store, Var,
+    ALayout, Access, BLayout, BufId, CopyVia, Dim, EpilogueOp, Expr, Leaf, Operand, Point,
+    RoleKind, Space, Store, Var,
 };
 use mk_syntax::Placement;
 
@@ -131,8 +131,8 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
         let what = format!("`swiglu` has no tiles of {bn} columns, half gates and half ups");
         return error(what, "use 128 or 256 columns");
     }
-    if config.split_k == 0 {
-        return error("0 parts of the inner dimension".into(), "use 1 or more");
+    if config.split_k == 0 || config.turns == 0 {
+        return error("0 parts of the inner dimension, or 0 turns".into(), "use 1 or more");
     }
     let splits = config.split_k > 1;
     if splits && !(0..kernel.gemms.len()).any(|n| kernel.splits(n)) {
@@ -247,8 +247,16 @@ impl<'k> Tiler<'k> {
             }
             _ => target,
         };
-        let product = self.product(n, rows.clone(), to, own_b, split);
-        let by = self.tiles(&product);
+        let mut product = self.product(n, rows.clone(), to, own_b, split);
+        let block = [self.config.block[0] as i32, product.leaf.out_columns() as i32];
+        let sum = match (to, reduce) {
+            (Target::Slots(slots), Some((r, how))) => Some(self.sum(slots, r, how, &rows, block)),
+            _ => None,
+        };
+        let by = match sum {
+            Some(sum) => self.in_turns(&mut product, sum),
+            None => self.tiles(&product),
+        };
         let packed = match g.left {
             Made::Source(s) => self.sources[s].packed.clone(),
             Made::Gemm(_) => None,
@@ -258,25 +266,20 @@ impl<'k> Tiler<'k> {
                 pack::flow(&mut self.draft, &p, operand, &by);
             }
         }
-        let Product { leaf, col_blocks, n: depth, .. } = product;
-        let mut tiles = Summands {
-            rows: rows.clone(),
-            block: [self.config.block[0] as i32, leaf.out_columns() as i32],
-            by: by.clone(),
-            operand: Operand::C,
-        };
-        if let (Target::Splits(splits), Some((r, _))) = (to, reduce) {
+        let Product { col_blocks, n: depth, .. } = product;
+        let mut tiles = Summands { rows: rows.clone(), block, by: by.clone(), operand: Operand::C };
+        if let (Target::Splits(splits), Some((r, how))) = (to, reduce) {
             tiles = self.fold(splits, target, r, tiles);
-        }
-        let draft = &mut self.draft;
-        match (target, reduce) {
-            (Target::Slots(slots), Some((r, how))) => {
-                let (out, result) = (&kernel.results[r].out, self.results[r]);
-                reduce::sum(draft, self.config, how, out, slots, result, tiles);
+            if let Target::Slots(slots) = target {
+                let mut sum = self.sum(slots, r, how, &tiles.rows, tiles.block);
+                sum.turn(&mut self.draft, "reduce", &tiles.rows);
+                sum.finish(&mut self.draft, tiles.operand, std::mem::take(&mut tiles.by));
             }
+        }
+        match (target, reduce) {
             (Target::Parts(parts), Some((r, _))) => {
                 let (out, result) = (&kernel.results[r].out, self.results[r]);
-                reduce::pull(draft, self.config, out, parts, result, tiles);
+                reduce::pull(&mut self.draft, self.config, out, parts, result, tiles);
             }
             (Target::Hidden(buffer), _) | (Target::Out(buffer), _) if readers => {
                 let in_shards = matches!(target, Target::Hidden(_));
@@ -316,6 +319,44 @@ impl<'k> Tiler<'k> {
             Made::Source(s) => self.sources[s].depth.clone(),
             Made::Gemm(i) => self.hidden[i].as_ref().map_or(0.into(), |h| h.depth.clone()),
         }
+    }
+
+    /// The sum of slots that go to result `r`.
+    fn sum(
+        &mut self,
+        slots: BufId,
+        r: usize,
+        how: Reduce,
+        rows: &Rows,
+        block: [i32; 2],
+    ) -> Sum<'k> {
+        let (out, buffers) = (&self.kernel.results[r].out, [slots, self.results[r]]);
+        Sum::new(&mut self.draft, self.config, how, out, buffers, rows, block)
+    }
+
+    /// The tiles of a product and their sum, in turns: sums of some rows behind the products of the next.
+    fn in_turns(&mut self, product: &mut Product<'k>, mut sum: Sum<'k>) -> Vec<Covers> {
+        let after = self.config.sums == Sums::After;
+        let turns = product.rows.in_turns(if after { self.config.turns as i32 } else { 1 });
+        let name = product.name.clone();
+        let called = |name: &str, t: usize| match turns.len() {
+            1 => name.to_string(),
+            _ => format!("{name}.{t}"),
+        };
+        let mut by = Vec::new();
+        for (t, turn) in turns.iter().enumerate() {
+            product.name = called(&name, t);
+            product.rows = turn.clone();
+            by.extend(self.tiles(product));
+            if let Some(before) = t.checked_sub(1) {
+                sum.turn(&mut self.draft, &called("reduce", before), &turns[before]);
+            }
+        }
+        if let (Some(last), t) = (turns.last(), turns.len().saturating_sub(1)) {
+            sum.turn(&mut self.draft, &called("reduce", t), last);
+        }
+        sum.finish(&mut self.draft, Operand::C, by.clone());
+        by
     }
 
     /// Adds up the parts of a product that was split, to where its tiles would have gone.
@@ -398,8 +439,7 @@ impl<'k> Tiler<'k> {
         match p.g.left {
             Made::Source(s) => match &self.sources[s].left {
                 Left::Local(a, layout) => vec![p.family(draft, &p.name, &p.rows, |r| {
-                    let (row, k) =
-                        ((p.rows.global(r), r.len.clone()), p.depth(r));
+                    let (row, k) = ((p.rows.global(r), r.len.clone()), p.depth(r));
                     (*a, if *layout == ALayout::Mk { vec![row, k] } else { vec![k, row] })
                 })],
                 Left::ByOwner(a) => vec![p.family(draft, &p.name, &p.rows, |r| {
