@@ -27,6 +27,9 @@ pub struct PipelineArgs {
     /// Rows, columns and depth of a matrix product's tile [default: 128x256x64]
     #[arg(long, value_name = "MxNxK", value_parser = block)]
     pub block: Option<[u32; 3]>,
+    /// Blocks of rows at the end of each shard whose tiles have fewer columns, for instance 1x64 [default: none]
+    #[arg(long, value_name = "BLOCKSxCOLUMNS", value_parser = tail)]
+    pub tail: Option<[u32; 2]>,
     /// How an all_reduce moves its summands: one-shot is for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
@@ -71,6 +74,7 @@ impl PipelineArgs {
             ("--ranks", self.ranks.is_none()),
             ("--sms", self.sms.is_empty()),
             ("--block", self.block.is_none()),
+            ("--tail", self.tail.is_none()),
             ("--all-reduce", self.all_reduce.is_none()),
             ("--sums", self.sums.is_none()),
             ("--chunk-bytes", self.chunk_bytes.is_none()),
@@ -137,6 +141,13 @@ fn block(text: &str) -> Result<[u32; 3], String> {
     match extents(text)?.as_slice() {
         [m, n, k] => Ok([small(*m)?, small(*n)?, small(*k)?]),
         _ => Err("give rows, columns and depth, for instance 128x256x64".into()),
+    }
+}
+
+fn tail(text: &str) -> Result<[u32; 2], String> {
+    match extents(text)?.as_slice() {
+        [blocks, columns] => Ok([small(*blocks)?, small(*columns)?]),
+        _ => Err("give blocks of rows and columns, for instance 1x64".into()),
     }
 }
 

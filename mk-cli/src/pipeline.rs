@@ -161,6 +161,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         },
         chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
         turns: args.turns.unwrap_or(default.turns),
+        tail: args.tail.map(|[blocks, columns]| passes::Tail { blocks, columns }),
         split_k: args.split_k.unwrap_or(default.split_k),
         ..default
     })

@@ -5,7 +5,7 @@
 
 use crate::{Bound, Program};
 use mk_codegen::{
-    passes::{AllReduce, Config, Sums},
+    passes::{AllReduce, Config, Sums, Tail},
     target,
 };
 use mk_syntax::Op;
@@ -147,6 +147,29 @@ pub const KNOBS: &[Knob] = &[
                 "beside" => Sums::Beside,
                 "after" => Sums::After,
                 _ => return None,
+            };
+            Some(())
+        },
+    },
+    Knob {
+        name: "tail",
+        values: |facts| match facts.products && !facts.sums {
+            true => ["none", "1x64", "1x128", "2x64", "2x128"].map(String::from).to_vec(),
+            false => Vec::new(),
+        },
+        get: |c| {
+            Some(match c.tail {
+                None => "none".into(),
+                Some(Tail { blocks, columns }) => format!("{blocks}x{columns}"),
+            })
+        },
+        set: |c, text| {
+            c.tail = match text.split_once('x') {
+                None if text == "none" => None,
+                None => return None,
+                Some((blocks, columns)) => {
+                    Some(Tail { blocks: blocks.parse().ok()?, columns: columns.parse().ok()? })
+                }
             };
             Some(())
         },

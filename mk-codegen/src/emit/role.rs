@@ -168,12 +168,17 @@ fn ring(e: &Emitter<'_>, kind: &str, groups: &[Group]) -> Result<Option<Value>, 
         .map(|x| context! { name => x.name.clone(), edge => x.edge.to_string() })
         .collect();
     let name = format!("{}Ring", camel(kind));
+    // A stage has room for the widest tiles.
+    let columns = |g: &Group| match g.leaf {
+        Leaf::MmaTile { block, .. } => block[1],
+        _ => 0,
+    };
     Ok(Some(match &first.leaf {
         Leaf::MmaTile { block, stages, .. } => context! {
             kind => "mma",
             name, edges, stages,
             block_m => block[0],
-            block_n => block[1],
+            block_n => groups.iter().map(columns).max(),
         },
         Leaf::CopyTile { stages, .. } => context! { kind => "bulk", name, edges, stages },
         _ => return Ok(None),

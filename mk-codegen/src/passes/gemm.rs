@@ -6,7 +6,7 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
-    AllReduce, Config, LowerError, Sums,
+    AllReduce, Config, LowerError, Sums, Tail,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, aligned, block_rows},
     pack::{self, Packed},
@@ -96,6 +96,8 @@ struct Product<'a> {
     target: Target,
     /// Parts of k that are multiplied side by side, and the extent of one.
     split: [i32; 2],
+    /// Rows of a gathered operand that its owner multiplies, too.
+    own: Option<Rows>,
 }
 
 /// Runs the pass.
@@ -138,6 +140,22 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
     if splits && !(0..kernel.gemms.len()).any(|n| kernel.splits(n)) {
         let what = format!("no product here can be cut into {} parts", config.split_k);
         return error(what, "only one that is reduced, with no elementwise operation between, can");
+    }
+    if let Some(Tail { blocks, columns }) = config.tail {
+        let gated = kernel.gemms.iter().any(Gemm::gated);
+        let narrow = columns % if gated { 128 } else { 64 } == 0 && (1..bn).contains(&columns);
+        if blocks == 0 || !narrow || bn % 64 != 0 {
+            let what = format!("a tail of {blocks} blocks of rows in tiles of {columns} columns");
+            let help = "use at least one block, and 64, 128 or 192 columns (with `swiglu` 128), less than the other tiles have";
+            return error(what, help);
+        }
+        let result = |n| kernel.result_of(Made::Gemm(n)).is_some() && !kernel.readers(n);
+        if !(0..kernel.gemms.len()).any(result) {
+            return error(
+                "no product here can have a tail".into(),
+                "only one that is a result as it is can",
+            );
+        }
     }
     let f32 = splits || kernel.gemms.iter().any(|g| g.out.dtype == mk_abi::DType::F32);
     if f32 && bn % 64 != 0 {
@@ -253,9 +271,11 @@ impl<'k> Tiler<'k> {
             (Target::Slots(slots), Some((r, how))) => Some(self.sum(slots, r, how, &rows, block)),
             _ => None,
         };
-        let by = match sum {
-            Some(sum) => self.in_turns(&mut product, sum),
-            None => self.tiles(&product),
+        let alone = !readers && matches!(to, Target::Out(_));
+        let by = match (sum, self.config.tail.filter(|_| alone)) {
+            (Some(sum), _) => self.in_turns(&mut product, sum),
+            (None, Some(tail)) => self.with_tail(&mut product, tail),
+            (None, None) => self.tiles(&product),
         };
         let packed = match g.left {
             Made::Source(s) => self.sources[s].packed.clone(),
@@ -347,6 +367,7 @@ impl<'k> Tiler<'k> {
         for (t, turn) in turns.iter().enumerate() {
             product.name = called(&name, t);
             product.rows = turn.clone();
+            product.own = Some(turn.own());
             by.extend(self.tiles(product));
             if let Some(before) = t.checked_sub(1) {
                 sum.turn(&mut self.draft, &called("reduce", before), &turns[before]);
@@ -356,6 +377,30 @@ impl<'k> Tiler<'k> {
             sum.turn(&mut self.draft, &called("reduce", t), last);
         }
         sum.finish(&mut self.draft, Operand::C, by.clone());
+        by
+    }
+
+    /// The tiles of a product, those of the last rows narrower and last.
+    fn with_tail(&mut self, product: &mut Product<'k>, tail: Tail) -> Vec<Covers> {
+        let all = product.rows.clone();
+        let walked = (tail.blocks as i32).min(all.blocks);
+        let (head, last) =
+            (all.blocks - walked, Rows { from: all.blocks - walked, walked, ..all.clone() });
+        product.rows = Rows { walked: head, ..all };
+        let mut by = if head > 0 { self.tiles(product) } else { Vec::new() };
+        if let Leaf::MmaTile { block, .. } = &mut product.leaf {
+            block[1] = tail.columns;
+        }
+        let columns = product.leaf.out_columns() as i32;
+        let width = widest(&product.g.out, 1, self.draft.world());
+        product.col_blocks = (width + columns - 1) / columns;
+        product.name += ".tail";
+        product.rows = last;
+        // The owner has multiplied all of its own.
+        if head > 0 {
+            product.own = None;
+        }
+        by.extend(self.tiles(product));
         by
     }
 
@@ -418,6 +463,7 @@ impl<'k> Tiler<'k> {
         let columns = leaf.out_columns() as i32;
         let k = self.depth(n);
         Product {
+            own: Some(rows.own()),
             g,
             name: if self.kernel.gemms.len() > 1 { format!("gemm{n}") } else { "gemm".into() },
             leaf,
@@ -448,9 +494,9 @@ impl<'k> Tiler<'k> {
                 })],
                 Left::Gathered(x) => {
                     let mut out = Vec::new();
-                    if !x.own_rows {
+                    if let Some(own) = p.own.as_ref().filter(|_| !x.own_rows) {
                         let name = format!("{}.own", p.name);
-                        out.push(p.family(draft, &name, &p.rows.own(), |r| {
+                        out.push(p.family(draft, &name, own, |r| {
                             let row = (r.at.clone(), r.len.clone());
                             (x.shard, vec![row, p.depth(r)])
                         }));

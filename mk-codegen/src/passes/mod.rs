@@ -33,6 +33,8 @@ pub struct Config {
     pub sms: BTreeMap<String, u32>,
     /// Rows, columns and depth of a matrix product's tile.
     pub block: [u32; 3],
+    /// Where the last tiles of a product are cut narrower.
+    pub tail: Option<Tail>,
     /// Shared-memory stages of a matrix product.
     pub gemm_stages: u32,
     /// Shared-memory stages of a bulk copy.
@@ -65,6 +67,16 @@ pub enum Sums {
     After,
 }
 
+/// Tiles of the last rows are narrower, so that a last wave that does not fill the GPU is short. For products that are results
+/// as they are; of a gathered operand, the last rows of every peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// Blocks of rows at the end of each shard.
+    pub blocks: u32,
+    /// Columns of their tiles: a multiple of 64, less than the others have.
+    pub columns: u32,
+}
+
 /// How an `all_reduce` moves its summands. Both add in the order of ranks, in f32, and round once: the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllReduce {
@@ -84,6 +96,7 @@ impl Default for Config {
             target: crate::target::SM_90A.name.to_string(),
             sms: BTreeMap::new(),
             block: [128, 256, 64],
+            tail: None,
             gemm_stages: 4,
             copy_stages: 8,
             group_rows: 8,
