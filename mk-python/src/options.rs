@@ -1,7 +1,10 @@
 //! Keyword arguments.
 
 use crate::errors::Class;
-use mk::{function::Sizes, passes::Config};
+use mk::{
+    function::Sizes,
+    passes::{AllReduce, Config},
+};
 use pyo3::{prelude::*, types::PyDict};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,19 +22,40 @@ pub fn sizes(
     })
 }
 
-/// `sms` and `block`, over the defaults.
-pub fn config(
-    py: Python<'_>,
-    ranks: u32,
-    sms: Option<&Bound<'_, PyDict>>,
-    block: Option<[u32; 3]>,
-) -> PyResult<Config> {
+/// What decides a plan beside its sizes, as it was passed.
+pub struct Choices<'a, 'py> {
+    pub sms: Option<&'a Bound<'py, PyDict>>,
+    pub block: Option<[u32; 3]>,
+    pub chunk_bytes: Option<u32>,
+    pub all_reduce: Option<&'a str>,
+}
+
+/// These choices, over the defaults.
+pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult<Config> {
     let default = Config::default();
-    let sms = sms.map(|d| map(py, d, "sms", "the name of a role to a number of CTAs"));
+    let sms = choices.sms.map(|d| map(py, d, "sms", "the name of a role to a number of CTAs"));
+    let chunk_bytes = match choices.chunk_bytes {
+        Some(0) => {
+            let what = "chunk_bytes is 0, and must be at least 1";
+            return Err(Class::Argument.error(py, what));
+        }
+        given => given.unwrap_or(default.chunk_bytes),
+    };
+    let all_reduce = match choices.all_reduce {
+        None => default.all_reduce,
+        Some("two-phase") => AllReduce::TwoPhase,
+        Some("one-shot") => AllReduce::OneShot,
+        Some(other) => {
+            let what = format!("all_reduce is {other:?}, and must be \"two-phase\" or \"one-shot\"");
+            return Err(Class::Argument.error(py, what));
+        }
+    };
     Ok(Config {
         ranks,
         sms: sms.transpose()?.unwrap_or_default(),
-        block: block.unwrap_or(default.block),
+        block: choices.block.unwrap_or(default.block),
+        chunk_bytes,
+        all_reduce,
         ..default
     })
 }

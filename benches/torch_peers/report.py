@@ -1,0 +1,196 @@
+"""From a result to a table, a file and plots. Needs neither torch nor a GPU:
+
+    python3 benches/torch_peers/report.py peers.json --write docs/performance.md --plots docs/peers
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+
+import plot
+import rows as table
+
+BEGIN, END = "<!-- torch_peers: begin -->", "<!-- torch_peers: end -->"
+
+
+class FormatError(ValueError):
+    """A file that is not a result of this program, or a document without its marks."""
+
+
+def derive(row):
+    """What follows from the times of a row: a dict, with None for what is not there."""
+    by = {r["name"]: r for r in row["results"]}
+    ours = next((r["ms"] for r in row["results"] if r["kind"] == "ours"), None)
+    peers = {r["name"]: r["ms"] for r in row["results"] if r["kind"] == "peer"}
+    best = min(peers, key=peers.get) if peers else None
+    compute = by.get("compute alone", {}).get("ms")
+    bound = max(compute, row["link_ms"]) if compute is not None else None
+    return {
+        "ours": ours,
+        "peers": peers,
+        "best_peer": best,
+        "speedup": peers[best] / ours if ours and best else None,
+        "compute": compute,
+        "bound": bound,
+        "bound_by": None if bound is None else "compute" if compute >= row["link_ms"] else "link",
+        "of_bound": bound / ours if ours and bound else None,
+    }
+
+
+def mean(numbers):
+    """The geometric mean of those that are there, or None."""
+    there = [n for n in numbers if n is not None]
+    return math.exp(sum(map(math.log, there)) / len(there)) if there else None
+
+
+def wrong(result):
+    """What makes a run fail: rows without mk, and results of mk that are not right."""
+    out = []
+    for row in result["rows"]:
+        ours = [r for r in row["results"] if r["kind"].startswith("ours")]
+        out += [f"WRONG: {row['key']}: {r['name']} has errors {r['error']:.1e}, {r['tile_error']:.1e}" for r in ours if not r["good"]]
+        if not any(r["kind"] == "ours" for r in ours):
+            reason = next((m["reason"] for m in row["missing"] if m["name"] == "mk"), "no reason is known")
+            out.append(f"MISSING: {row['key']}: mk: {reason}")
+    return out
+
+
+def markdown(result):
+    """The whole report: how it was run, one table per operation, means, and what is missing."""
+    lines = [heading(result), ""]
+    if result["quick"]:
+        lines += ["**A quick look: too few launches and rows to count.**", ""]
+    derived = {row["key"]: derive(row) for row in result["rows"]}
+    for op in table.TITLES:
+        mine = [row for row in result["rows"] if row["op"] == op]
+        if mine:
+            lines += operation(op, mine, derived) + [""]
+    speedups, bounds = ([d[name] for d in derived.values()] for name in ("speedup", "of_bound"))
+    lines.append(f"All {len(derived)} rows, geometric means: best peer ÷ mk {ratio(mean(speedups))}, bound ÷ mk {ratio(mean(bounds))}.")
+    lines += missing(result)
+    return "\n".join(lines) + "\n"
+
+
+def heading(result):
+    machine, versions, skew = result["machine"], result["versions"], result["skew"]
+    software = ", ".join(f"{name} {version}" for name, version in versions.items())
+    revision = f", revision {result['revision']}" if result.get("revision") else ""
+    return (
+        f"{result['date']}, {result['ranks']}× {machine['gpu']}, driver {machine['driver'] or 'unknown'}, {software}{revision}; "
+        f"`{result['command']}`, {result['seconds']} s. Median of {result['rounds']} launches, ms. Ranks begin within "
+        f"{skew['median_us']:.2f} µs (median of {len(skew['all_us'])}; 9 of 10 within {most(skew):.2f}; clocks are compared to "
+        f"± {skew['clock_doubt_us']:.2f}). Link: "
+        f"{result['link']['bytes_per_s'] / 1e9:.0f} GB/s a rank while all send ({result['link']['way']})."
+    )
+
+
+def most(skew):
+    """What nine of ten barriers stay below, in us."""
+    return skew["all_us"][(9 * len(skew["all_us"]) - 1) // 10]
+
+
+def operation(op, rows, derived):
+    """A table: ours, every peer, parts, bound."""
+    names = []
+    for kind in ("peer", "ours, separate kernels", "alone"):
+        for row in rows:
+            names += [r["name"] for r in row["results"] if r["kind"] == kind and r["name"] not in names]
+    head = [table.COLUMNS.get(op, table.PER_RANK), "mk", *names, "best peer ÷ mk", "bound", "bound ÷ mk", "host µs: mk, best peer"]
+    lines = [f"{table.TITLES[op]}:", "", cells(head), cells(["---"] * len(head))]
+    for row in rows:
+        by, d = {r["name"]: r for r in row["results"]}, derived[row["key"]]
+        values = [f"{row['m']} × {row['k']} × {row['n']}", time(by.get("mk"), bold=True)]
+        values += [time(by.get(name)) for name in names]
+        bound = "–" if d["bound"] is None else f"{digits(d['bound'])} {d['bound_by']}"
+        host = ", ".join(f"{by[n]['host_us']:.0f}" if n in by else "–" for n in ("mk", d["best_peer"]))
+        lines.append(cells([*values, ratio(d["speedup"]), bound, ratio(d["of_bound"]), host]))
+    means = [mean([derived[row["key"]][name] for row in rows]) for name in ("speedup", "of_bound")]
+    return lines + ["", f"Geometric means: best peer ÷ mk {ratio(means[0])}, bound ÷ mk {ratio(means[1])}."]
+
+
+def missing(result):
+    """Who is not there and why, and results that are further off than bfloat16 explains."""
+    reasons = {}
+    for row in result["rows"]:
+        for one in row["missing"]:
+            reasons.setdefault((one["name"], one["reason"]), []).append(row["key"])
+    lines = [f"- {name}: {reason} ({', '.join(keys)})" for (name, reason), keys in reasons.items()]
+    for row in result["rows"]:
+        for r in row["results"]:
+            if not r.get("good", True):
+                lines.append(f"- {row['key']}: the result of {r['name']} is off by {r['error']:.1e}, its worst tile by {r['tile_error']:.1e}")
+    return ["", "Missing or off:", "", *lines] if lines else []
+
+
+def cells(values):
+    return "| " + " | ".join(values) + " |"
+
+
+def digits(ms):
+    """Four significant digits at most, as the other tables have them: .1422, 2.916, 24.13."""
+    text = f"{ms:.4f}" if ms < 1 else f"{ms:.3f}" if ms < 10 else f"{ms:.2f}"
+    return text.removeprefix("0")
+
+
+def time(found, bold=False):
+    if found is None:
+        return "–"
+    text = digits(found["ms"]) + ("" if found.get("good", True) else " (wrong)")
+    return f"**{text}**" if bold else text
+
+
+def ratio(number):
+    return "–" if number is None else f"{number:.2f}"
+
+
+def replace_block(document, block):
+    """The document with what stands between its marks replaced. FormatError without exactly one pair of them."""
+    if document.count(BEGIN) != 1 or document.count(END) != 1 or document.index(BEGIN) > document.index(END):
+        raise FormatError(f"the document must have {BEGIN} and {END} once, in this order")
+    before, rest = document.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{block}\n{END}{rest.split(END)[1]}"
+
+
+def publish(result, json_path=None, document=None, plots=None):
+    """Prints the report, and writes what is asked for."""
+    text = markdown(result)
+    print(text, flush=True)
+    if json_path:
+        json_path.write_text(json.dumps(result, indent=1) + "\n")
+    if plots:
+        plots.mkdir(parents=True, exist_ok=True)
+        for op in table.TITLES:
+            picture = plot.svg(result, op, derive)
+            if picture:
+                (plots / f"{op}.svg").write_text(picture)
+    if document:
+        document.write_text(replace_block(document.read_text(), text))
+
+
+def load(path):
+    """A result from its file. FormatError if it is another kind of file."""
+    try:
+        result = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise FormatError(f"{path} is not JSON: {error}") from error
+    if not isinstance(result, dict) or result.get("format") != 1 or "rows" not in result:
+        raise FormatError(f"{path} is not a result of torch_peers, format 1")
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description="the table and plots of a result")
+    parser.add_argument("result", type=pathlib.Path)
+    parser.add_argument("--write", type=pathlib.Path, help="a Markdown file whose marked block is replaced")
+    parser.add_argument("--plots", type=pathlib.Path, help="a folder for one SVG per operation")
+    args = parser.parse_args()
+    try:
+        publish(load(args.result), None, args.write, args.plots)
+    except (FormatError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
