@@ -31,8 +31,7 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="a few small rows and 5 rounds: a look, which does not count")
     parser.add_argument("--config", type=pathlib.Path, help='JSON with options of mk.compile by row: {"ROW": {"sms": {…}}}')
     parser.add_argument("--json", type=pathlib.Path, help="where the result goes")
-    parser.add_argument("--write", type=pathlib.Path, help="a Markdown file whose marked block is replaced by the table")
-    parser.add_argument("--plots", type=pathlib.Path, help="a folder for one SVG per operation")
+    report.outputs(parser)
     parser.add_argument("--seed", type=int, default=1, help="of the inputs [1]")
     args = parser.parse_args()
     try:
@@ -62,14 +61,21 @@ def main():
         return
     result |= {
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(["benches/torch_peers", *sys.argv[1:]]),
+        "command": command(args),
         "revision": revision(),
         "seconds": round(time.perf_counter() - begin, 1),
     }
-    report.publish(result, args.json, args.write, args.plots)
+    report.publish(result, args)
     wrong = report.wrong(result)
     print("\n".join(wrong) if wrong else f"every result of mk is right; {result['seconds']} s", flush=True)
     sys.exit(1 if wrong else 0)
+
+
+def command(args):
+    """What decides the figures of the command line; where files go does not."""
+    parts = ["benches/torch_peers", *(["--quick"] if args.quick else []), f"--rounds {args.rounds}", f"--seed {args.seed}"]
+    given = {"--ops": args.ops, "--rows": args.rows, "--config": args.config and args.config.name}
+    return " ".join(parts + [f"{name} {value!r}" for name, value in given.items() if value])
 
 
 def revision():

@@ -154,7 +154,7 @@ class Alignment:
                 answers = parts[peer].tolist()
                 pings = [(calls[(peer * _PINGS + i) * 2], calls[(peer * _PINGS + i) * 2 + 1], answers[i]) for i in range(_PINGS)]
                 sent, answered, there = min(pings, key=lambda p: p[1] - p[0])
-                left[peer] -= there - (sent + answered) / 2
+                left[peer] -= (2 * there - sent - answered) // 2  # in integers: a float has no ns after so many of them
                 doubt.append((answered - sent) / 2)
             apart.append((max(left) - min(left)) / 1e3)
         apart.sort()

@@ -1,6 +1,6 @@
 """From a result to a table, a file and plots. Needs neither torch nor a GPU:
 
-    python3 benches/torch_peers/report.py peers.json --write docs/performance.md --plots docs/peers
+    python3 benches/torch_peers/report.py peers.json --write docs/performance.md --summary README.md --plots docs/peers
 """
 
 import argparse
@@ -12,7 +12,12 @@ import sys
 import plot
 import rows as table
 
-BEGIN, END = "<!-- torch_peers: begin -->", "<!-- torch_peers: end -->"
+# What a document has around the block that is replaced: the whole report, or its summary.
+REPORT, SUMMARY = "torch_peers", "torch_peers summary"
+
+
+def marks(name):
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
 
 
 class FormatError(ValueError):
@@ -26,12 +31,16 @@ def derive(row):
     peers = {r["name"]: r["ms"] for r in row["results"] if r["kind"] == "peer"}
     best = min(peers, key=peers.get) if peers else None
     compute = by.get("compute alone", {}).get("ms")
+    idle = {r["name"]: r["idle_ms"] for r in row["results"] if r["kind"] in ("ours", "peer") and "idle_ms" in r}
+    idle_peer = min((idle[name] for name in peers if name in idle), default=None)
+    idle_ours = next((idle[r["name"]] for r in row["results"] if r["kind"] == "ours" and r["name"] in idle), None)
     bound = max(compute, row["link_ms"]) if compute is not None else None
     return {
         "ours": ours,
         "peers": peers,
         "best_peer": best,
         "speedup": peers[best] / ours if ours and best else None,
+        "idle_speedup": idle_peer / idle_ours if idle_peer and idle_ours else None,
         "compute": compute,
         "bound": bound,
         "bound_by": None if bound is None else "compute" if compute >= row["link_ms"] else "link",
@@ -67,8 +76,7 @@ def markdown(result):
         mine = [row for row in result["rows"] if row["op"] == op]
         if mine:
             lines += operation(op, mine, derived) + [""]
-    speedups, bounds = ([d[name] for d in derived.values()] for name in ("speedup", "of_bound"))
-    lines.append(f"All {len(derived)} rows, geometric means: best peer ÷ mk {ratio(mean(speedups))}, bound ÷ mk {ratio(mean(bounds))}.")
+    lines.append(means(f"All {len(derived)} rows, geometric means", derived.values()))
     lines += missing(result)
     return "\n".join(lines) + "\n"
 
@@ -97,17 +105,45 @@ def operation(op, rows, derived):
     for kind in ("peer", "ours, separate kernels", "alone"):
         for row in rows:
             names += [r["name"] for r in row["results"] if r["kind"] == kind and r["name"] not in names]
-    head = [table.COLUMNS.get(op, table.PER_RANK), "mk", *names, "best peer ÷ mk", "bound", "bound ÷ mk", "host µs: mk, best peer"]
-    lines = [f"{table.TITLES[op]}:", "", cells(head), cells(["---"] * len(head))]
+    head = [table.COLUMNS.get(op, table.PER_RANK), "mk", *names, "best peer ÷ mk", "the same, idle queue", "bound", "bound ÷ mk"]
+    lines = []
     for row in rows:
         by, d = {r["name"]: r for r in row["results"]}, derived[row["key"]]
-        values = [f"{row['m']} × {row['k']} × {row['n']}", time(by.get("mk"), bold=True)]
-        values += [time(by.get(name)) for name in names]
         bound = "–" if d["bound"] is None else f"{digits(d['bound'])} {d['bound_by']}"
         host = ", ".join(f"{by[n]['host_us']:.0f}" if n in by else "–" for n in ("mk", d["best_peer"]))
-        lines.append(cells([*values, ratio(d["speedup"]), bound, ratio(d["of_bound"]), host]))
-    means = [mean([derived[row["key"]][name] for row in rows]) for name in ("speedup", "of_bound")]
-    return lines + ["", f"Geometric means: best peer ÷ mk {ratio(means[0])}, bound ÷ mk {ratio(means[1])}."]
+        times = [time(by.get("mk"), bold=True), *(time(by.get(name)) for name in names)]
+        ratios = [ratio(d["speedup"]), ratio(d["idle_speedup"]), bound, ratio(d["of_bound"])]
+        lines.append(cells([f"{row['m']} × {row['k']} × {row['n']}", *times, *ratios, host]))
+    head.append("host µs: mk, best peer")
+    top = [f"{table.TITLES[op]}:", "", cells(head), cells(["---"] * len(head))]
+    return [*top, *lines, "", means("Geometric means", [derived[row["key"]] for row in rows])]
+
+
+def middles(derived):
+    """Geometric means of best peer ÷ mk, of the same into an idle queue, and of bound ÷ mk, as text."""
+    return [ratio(mean([d[name] for d in derived])) for name in ("speedup", "idle_speedup", "of_bound")]
+
+
+def means(what, derived):
+    """A sentence with the means of the three ratios."""
+    speedup, idle, bound = middles(derived)
+    return f"{what}: best peer ÷ mk {speedup} ({idle} into an idle queue), bound ÷ mk {bound}."
+
+
+def summary(result):
+    """One line per operation: how many rows, means, and the rows where a peer is faster."""
+    head = ["pipeline", "rows", "best peer ÷ mk", "the same, idle queue", "bound ÷ mk", "rows where a peer is faster"]
+    lines = [cells(head), cells(["---"] * len(head))]
+    every = {row["key"]: derive(row) for row in result["rows"]}
+    for op in table.TITLES:
+        mine = {row["key"]: every[row["key"]] for row in result["rows"] if row["op"] == op}
+        if mine:
+            slower = sum(d["speedup"] is not None and d["speedup"] < 1 for d in mine.values())
+            lines.append(cells([table.TITLES[op], str(len(mine)), *middles(mine.values()), str(slower)]))
+    slower = sum(d["speedup"] is not None and d["speedup"] < 1 for d in every.values())
+    lines.append(cells(["all", str(len(every)), *middles(every.values()), str(slower)]))
+    machine = f"{result['ranks']}× {result['machine']['gpu']}, driver {result['machine']['driver'] or 'unknown'}"
+    return "\n".join([*lines, "", f"{result['date']}, {machine}, torch {result['versions']['torch']}; geometric means."]) + "\n"
 
 
 def missing(result):
@@ -145,28 +181,37 @@ def ratio(number):
     return "–" if number is None else f"{number:.2f}"
 
 
-def replace_block(document, block):
+def replace_block(document, block, name=REPORT):
     """The document with what stands between its marks replaced. FormatError without exactly one pair of them."""
-    if document.count(BEGIN) != 1 or document.count(END) != 1 or document.index(BEGIN) > document.index(END):
-        raise FormatError(f"the document must have {BEGIN} and {END} once, in this order")
-    before, rest = document.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{block}\n{END}{rest.split(END)[1]}"
+    begin, end = marks(name)
+    if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
+        raise FormatError(f"the document must have {begin} and {end} once, in this order")
+    before, rest = document.split(begin)
+    return f"{before}{begin}\n\n{block}\n{end}{rest.split(end)[1]}"
 
 
-def publish(result, json_path=None, document=None, plots=None):
-    """Prints the report, and writes what is asked for."""
+def publish(result, args):
+    """Prints the report, and writes what is asked for: ``json``, ``write``, ``summary`` and ``plots`` of the arguments."""
     text = markdown(result)
     print(text, flush=True)
-    if json_path:
-        json_path.write_text(json.dumps(result, indent=1) + "\n")
-    if plots:
-        plots.mkdir(parents=True, exist_ok=True)
+    if getattr(args, "json", None):
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    if args.plots:
+        args.plots.mkdir(parents=True, exist_ok=True)
         for op in table.TITLES:
             picture = plot.svg(result, op, derive)
             if picture:
-                (plots / f"{op}.svg").write_text(picture)
-    if document:
-        document.write_text(replace_block(document.read_text(), text))
+                (args.plots / f"{op}.svg").write_text(picture)
+    for document, block, name in (args.write, text, REPORT), (args.summary, summary(result), SUMMARY):
+        if document:
+            document.write_text(replace_block(document.read_text(), block, name))
+
+
+def outputs(parser):
+    """Arguments for where a report goes."""
+    parser.add_argument("--write", type=pathlib.Path, help="a Markdown file whose marked block is replaced by the report")
+    parser.add_argument("--summary", type=pathlib.Path, help="one whose marked block is replaced by the means")
+    parser.add_argument("--plots", type=pathlib.Path, help="a folder for one SVG per operation")
 
 
 def load(path):
@@ -183,11 +228,10 @@ def load(path):
 def main():
     parser = argparse.ArgumentParser(description="the table and plots of a result")
     parser.add_argument("result", type=pathlib.Path)
-    parser.add_argument("--write", type=pathlib.Path, help="a Markdown file whose marked block is replaced")
-    parser.add_argument("--plots", type=pathlib.Path, help="a folder for one SVG per operation")
+    outputs(parser)
     args = parser.parse_args()
     try:
-        publish(load(args.result), None, args.write, args.plots)
+        publish(load(args.result), args)
     except (FormatError, OSError) as error:
         sys.exit(f"error: {error}")
 

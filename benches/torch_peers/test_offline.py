@@ -1,10 +1,13 @@
 """Rows, tables, plots and files, without torch and without a GPU. mk is used where it can be imported."""
 
+import contextlib
 import copy
+import io
 import json
 import pathlib
 import sys
 import tempfile
+import types
 import unittest
 import xml.etree.ElementTree as xml
 
@@ -29,9 +32,9 @@ def result():
     described[0] |= {
         "link_ms": 0.064,
         "results": [
-            timed("mk", "ours", 0.128),
-            timed("NCCL, cuBLAS", "peer", 0.160),
-            timed("async-TP", "peer", 0.256),
+            timed("mk", "ours", 0.128, idle_ms=0.15),
+            timed("NCCL, cuBLAS", "peer", 0.160, idle_ms=0.18),
+            timed("async-TP", "peer", 0.256, idle_ms=0.45),
             timed("compute alone", "alone", 0.048),
         ],
         "missing": [{"name": "async-TP, native", "reason": "RuntimeError: no such <path>"}],
@@ -103,6 +106,8 @@ class Report(unittest.TestCase):
         first, second = (report.derive(row) for row in result()["rows"])
         self.assertEqual((first["best_peer"], first["bound_by"], second["bound_by"]), ("NCCL, cuBLAS", "link", "compute"))
         self.assertAlmostEqual(first["speedup"], 1.25)
+        self.assertAlmostEqual(first["idle_speedup"], 1.2)
+        self.assertIsNone(second["idle_speedup"])
         self.assertAlmostEqual(first["of_bound"], 0.5)
         self.assertAlmostEqual(second["of_bound"], 0.9)
         self.assertAlmostEqual(report.mean([1.25, None, 2.0]), 2.5**0.5)
@@ -117,9 +122,9 @@ class Report(unittest.TestCase):
     def test_table(self):
         text = report.markdown(result())
         self.assertIn("`gather -> gemm`:", text)
-        self.assertIn("| 4096 × 4096 × 1024 | **.1280** | .1600 | .2560 | .0480 | 1.25 | .0640 link | 0.50 | 10, 10 |", text)
-        self.assertIn("| 8192 × 8192 × 2048 | **.4000** | .8000 | – | .3600 | 2.00 | .3600 compute | 0.90 | 10, 10 |", text)
-        self.assertIn("Geometric means: best peer ÷ mk 1.58, bound ÷ mk 0.67.", text)
+        self.assertIn("| 4096 × 4096 × 1024 | **.1280** | .1600 | .2560 | .0480 | 1.25 | 1.20 | .0640 link | 0.50 | 10, 10 |", text)
+        self.assertIn("| 8192 × 8192 × 2048 | **.4000** | .8000 | – | .3600 | 2.00 | – | .3600 compute | 0.90 | 10, 10 |", text)
+        self.assertIn("Geometric means: best peer ÷ mk 1.58 (1.20 into an idle queue), bound ÷ mk 0.67.", text)
         self.assertIn("- async-TP, native: RuntimeError: no such <path> (gather-gemm 4096x4096x1024)", text)
         columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
         self.assertEqual(len(columns), 1)
@@ -138,26 +143,51 @@ class Report(unittest.TestCase):
     def test_a_quick_look_says_so(self):
         self.assertIn("quick look", report.markdown(result() | {"quick": True}))
 
+    def test_summary(self):
+        lines = report.summary(result()).splitlines()
+        self.assertEqual(lines[2], "| `gather -> gemm` | 2 | 1.58 | 1.20 | 0.67 | 0 |")
+        self.assertEqual(lines[3], "| all | 2 | 1.58 | 1.20 | 0.67 | 0 |")
+        slow = result()
+        slow["rows"][0]["results"][1]["ms"] = 0.064
+        self.assertTrue(report.summary(slow).splitlines()[3].endswith("| 1 |"))
+
     def test_only_the_block_is_replaced(self):
-        document = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
+        begin, end = report.marks(report.REPORT)
+        document = f"before\n{begin}\nold\n{end}\nafter\n"
         once = report.replace_block(document, "new\n")
-        self.assertEqual(once, f"before\n{report.BEGIN}\n\nnew\n\n{report.END}\nafter\n")
+        self.assertEqual(once, f"before\n{begin}\n\nnew\n\n{end}\nafter\n")
         self.assertEqual(report.replace_block(once, "new\n"), once)
-        for broken in ("nothing", document + document, f"{report.END} {report.BEGIN}"):
+        for broken in ("nothing", document + document, f"{end} {begin}"):
             with self.assertRaises(report.FormatError):
                 report.replace_block(broken, "new")
 
-    def test_the_document_has_its_block(self):
-        document = pathlib.Path(__file__).parents[2] / "docs/performance.md"
-        self.assertIn("new", report.replace_block(document.read_text(), "new"))
+    def test_the_documents_have_their_blocks(self):
+        root = pathlib.Path(__file__).parents[2]
+        for document, name in ("docs/performance.md", report.REPORT), ("README.md", report.SUMMARY):
+            self.assertIn("new", report.replace_block((root / document).read_text(), "new", name))
+
+    def test_what_the_documents_say_is_what_the_file_says(self):
+        root = pathlib.Path(__file__).parents[2]
+        kept = report.load(root / "docs/peers/peers.json")
+        self.assertIn(report.markdown(kept), (root / "docs/performance.md").read_text())
+        self.assertIn(report.summary(kept), (root / "README.md").read_text())
+        for picture in (root / "docs/peers").glob("*.svg"):
+            self.assertEqual(picture.read_text(), plot.svg(kept, picture.stem, report.derive))
 
     def test_files(self):
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
-            (folder / "doc.md").write_text(f"{report.BEGIN}\n{report.END}\n")
-            report.publish(result(), folder / "r.json", folder / "doc.md", folder / "plots")
+            for name, kind in ("doc.md", report.REPORT), ("readme.md", report.SUMMARY):
+                (folder / name).write_text("\n".join(report.marks(kind)))
+            where = types.SimpleNamespace(
+                json=folder / "r.json", write=folder / "doc.md", summary=folder / "readme.md", plots=folder / "plots"
+            )
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                report.publish(result(), where)
+            self.assertIn("**.1280**", printed.getvalue())
             self.assertEqual(report.load(folder / "r.json"), result())
             self.assertIn("**.1280**", (folder / "doc.md").read_text())
+            self.assertIn("| all | 2 |", (folder / "readme.md").read_text())
             self.assertEqual([p.name for p in (folder / "plots").iterdir()], ["gather-gemm.svg"])
             for text in ("{", "[]", json.dumps({"format": 2, "rows": []})):
                 (folder / "r.json").write_text(text)
