@@ -46,7 +46,8 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         Some("two-phase") => AllReduce::TwoPhase,
         Some("one-shot") => AllReduce::OneShot,
         Some(other) => {
-            let what = format!("all_reduce is {other:?}, and must be \"two-phase\" or \"one-shot\"");
+            let what =
+                format!("all_reduce is {other:?}, and must be \"two-phase\" or \"one-shot\"");
             return Err(Class::Argument.error(py, what));
         }
     };

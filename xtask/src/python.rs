@@ -27,7 +27,8 @@ pub fn test() -> Result<()> {
     fs::copy(&library, package.join("_mk.abi3.so"))
         .map_err(|e| format!("{}: {e}", library.display()))?;
     let path = target().join("python");
-    for (name, folder) in [("Python tests", MODULE_TESTS), ("tests of the comparison", BENCH_TESTS)] {
+    for (name, folder) in [("Python tests", MODULE_TESTS), ("tests of the comparison", BENCH_TESTS)]
+    {
         step(name, tests(Path::new("python3"), folder).env("PYTHONPATH", &path))?;
     }
     Ok(())
