@@ -49,7 +49,12 @@ def arguments():
 def main():
     begin = time.perf_counter()
     args = arguments()
-    from run import Bench  # torch from here on
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("error: run me with one process per GPU: python3 -m torch.distributed.run --nproc-per-node N benches/torch_peers")
+    try:
+        from run import Bench  # torch from here on
+    except ImportError as error:
+        sys.exit(f"error: {error}\n  help: this needs torch with CUDA and Triton, and the module mk (cargo xtask wheel)")
 
     bench = Bench(args)
     bench.say(f"{len(args.selected)} rows; started in {time.perf_counter() - begin:.1f} s")

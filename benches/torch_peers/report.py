@@ -192,6 +192,7 @@ def replace_block(document, block, name=REPORT):
 
 def publish(result, args):
     """Prints the report, and writes what is asked for: ``json``, ``write``, ``summary`` and ``plots`` of the arguments."""
+    result = rounded(result)  # first, so that the file gives the same text again
     text = markdown(result)
     print(text, flush=True)
     if getattr(args, "json", None):
@@ -205,6 +206,15 @@ def publish(result, args):
     for document, block, name in (args.write, text, REPORT), (args.summary, summary(result), SUMMARY):
         if document:
             document.write_text(replace_block(document.read_text(), block, name))
+
+
+def rounded(value):
+    """The same with six significant digits in every float."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def outputs(parser):

@@ -13,6 +13,7 @@ import xml.etree.ElementTree as xml
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+import ours  # noqa: E402
 import plot  # noqa: E402
 import report  # noqa: E402
 import rows as table  # noqa: E402
@@ -101,6 +102,23 @@ class Rows(unittest.TestCase):
             self.assertEqual(len(outputs), 1)
 
 
+class Options(unittest.TestCase):
+    KEY = "gather-gemm 4096x4096x1024"
+
+    def test_a_config_reaches_the_plan(self):
+        given = {self.KEY: {"sms": {"intra_comm": 20}, "block": [128, 128, 64], "chunk_bytes": 131072}}
+        kernel = table.Row("gather-gemm", 4096, 4096, 1024).kernel(4)
+        plan = mk.plan(kernel.pipeline, ranks=4, shapes=kernel.shapes, **ours.options(given, self.KEY))
+        self.assertEqual(plan.roles["intra_comm"], 20)
+        self.assertIn("block=128x128x64", str(plan))
+        self.assertEqual(ours.options(given, "another row"), {})
+        self.assertIn("intra_comm 20", ours.roles(plan))
+
+    def test_unknown_options_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "no option stages"):
+            ours.options({self.KEY: {"stages": 4}}, self.KEY)
+
+
 class Report(unittest.TestCase):
     def test_what_follows_from_times(self):
         first, second = (report.derive(row) for row in result()["rows"])
@@ -174,6 +192,9 @@ class Report(unittest.TestCase):
         for picture in (root / "docs/peers").glob("*.svg"):
             self.assertEqual(picture.read_text(), plot.svg(kept, picture.stem, report.derive))
 
+    def test_figures_are_rounded_before_they_are_used(self):
+        self.assertEqual(report.rounded({"a": [0.12345678, 3, None], "b": "x"}), {"a": [0.123457, 3, None], "b": "x"})
+
     def test_files(self):
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
@@ -185,7 +206,7 @@ class Report(unittest.TestCase):
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 report.publish(result(), where)
             self.assertIn("**.1280**", printed.getvalue())
-            self.assertEqual(report.load(folder / "r.json"), result())
+            self.assertEqual(report.load(folder / "r.json"), report.rounded(result()))
             self.assertIn("**.1280**", (folder / "doc.md").read_text())
             self.assertIn("| all | 2 |", (folder / "readme.md").read_text())
             self.assertEqual([p.name for p in (folder / "plots").iterdir()], ["gather-gemm.svg"])

@@ -4,7 +4,7 @@ Before a launch its result is filled with NaN and the caches are overwritten; th
 delay in which the host enqueues the launch. A launch that was not enqueued entirely by then is dropped on all ranks and
 made up for. A round's time is the slowest rank's, from events on its stream.
 
-Short launches are timed again into an idle queue: enqueued only once all ranks have met, so that host time shows.
+Rows with a short launch are timed again into an idle queue: enqueued only once all ranks have met, so that host time shows.
 """
 
 import math
@@ -18,7 +18,7 @@ import torch.distributed as dist
 FLUSH_BYTES = 256 << 20
 WARM = 3
 DELAY_US = 60
-IDLE_BELOW_MS = 2.0  # above, no host of a contestant takes a tenth of it
+IDLE_BELOW_MS = 2.0  # where everybody takes longer, host time is not worth a second measurement
 
 
 class Timer:
