@@ -3,7 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
-    passes::{AllReduce, Config},
+    passes::{AllReduce, Config, Sums},
 };
 use pyo3::{prelude::*, types::PyDict};
 use std::{collections::BTreeMap, time::Duration};
@@ -28,36 +28,44 @@ pub struct Choices<'a, 'py> {
     pub block: Option<[u32; 3]>,
     pub chunk_bytes: Option<u32>,
     pub all_reduce: Option<&'a str>,
+    pub sums: Option<&'a str>,
+    pub split_k: Option<u32>,
 }
 
 /// These choices, over the defaults.
 pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult<Config> {
     let default = Config::default();
     let sms = choices.sms.map(|d| map(py, d, "sms", "the name of a role to a number of CTAs"));
-    let chunk_bytes = match choices.chunk_bytes {
-        Some(0) => {
-            let what = "chunk_bytes is 0, and must be at least 1";
-            return Err(Class::Argument.error(py, what));
-        }
-        given => given.unwrap_or(default.chunk_bytes),
+    let number = |name, given: Option<u32>, default| match given {
+        Some(0) => Err(Class::Argument.error(py, format!("{name} is 0, and must be at least 1"))),
+        given => Ok(given.unwrap_or(default)),
     };
-    let all_reduce = match choices.all_reduce {
-        None => default.all_reduce,
-        Some("two-phase") => AllReduce::TwoPhase,
-        Some("one-shot") => AllReduce::OneShot,
-        Some(other) => {
-            let what =
-                format!("all_reduce is {other:?}, and must be \"two-phase\" or \"one-shot\"");
-            return Err(Class::Argument.error(py, what));
-        }
-    };
+    let all_reduce = [("two-phase", AllReduce::TwoPhase), ("one-shot", AllReduce::OneShot)];
+    let which = [("beside", Sums::Beside), ("after", Sums::After)];
     Ok(Config {
         ranks,
         sms: sms.transpose()?.unwrap_or_default(),
         block: choices.block.unwrap_or(default.block),
-        chunk_bytes,
-        all_reduce,
+        chunk_bytes: number("chunk_bytes", choices.chunk_bytes, default.chunk_bytes)?,
+        all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
+        sums: one_of(py, "sums", choices.sums, which, default.sums)?,
+        split_k: number("split_k", choices.split_k, default.split_k)?,
         ..default
+    })
+}
+
+/// The value that a word stands for.
+fn one_of<T: Copy, const N: usize>(
+    py: Python<'_>,
+    name: &str,
+    given: Option<&str>,
+    words: [(&str, T); N],
+    default: T,
+) -> PyResult<T> {
+    let Some(given) = given else { return Ok(default) };
+    words.iter().find(|(word, _)| *word == given).map(|(_, value)| *value).ok_or_else(|| {
+        let all = words.map(|(word, _)| format!("\"{word}\"")).join(" or ");
+        Class::Argument.error(py, format!("{name} is {given:?}, and must be {all}"))
     })
 }
 

@@ -116,6 +116,17 @@ class Plans(Case):
         with self.raises(mk.ArgumentError, "one-shot"):
             mk.compile(reduce, mk.World.offline(4), all_reduce="ring")
 
+    def test_where_sums_are_made_and_how_depth_is_cut_can_be_set(self):
+        shapes, scatter = {"a": (512, 4096), "b": (4096, 512)}, "gemm(a, b) -> reduce_scatter"
+        plain = str(mk.plan(scatter, ranks=4, shapes=shapes))
+        self.assertEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, sums="beside", split_k=1)))
+        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, sums="after")))
+        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2)))
+        with self.raises(mk.ArgumentError, '"beside" or "after"', '"never"'):
+            mk.plan(scatter, ranks=4, shapes=shapes, sums="never")
+        with self.raises(mk.ArgumentError, "split_k is 0"):
+            mk.plan(scatter, ranks=4, shapes=shapes, split_k=0)
+
     def test_kernels_are_compiled_ahead(self):
         plan = mk.plan(LINEAR, ranks=4, shapes={"a": (512, 256), "b": (256, 1024)})
         with tempfile.TemporaryDirectory() as folder:

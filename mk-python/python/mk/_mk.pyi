@@ -77,6 +77,8 @@ def compile(
     block: tuple[int, int, int] | None = None,
     chunk_bytes: int | None = None,
     all_reduce: Literal["two-phase", "one-shot"] | None = None,
+    sums: Literal["beside", "after"] | None = None,
+    split_k: int | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
     reserve_sms: int = 0,
@@ -92,4 +94,6 @@ def plan(
     block: tuple[int, int, int] | None = None,
     chunk_bytes: int | None = None,
     all_reduce: Literal["two-phase", "one-shot"] | None = None,
+    sums: Literal["beside", "after"] | None = None,
+    split_k: int | None = None,
 ) -> Plan: ...
