@@ -36,9 +36,6 @@ pub struct PipelineArgs {
     /// Which CTAs add up what products leave [default: beside]
     #[arg(long, value_enum)]
     pub sums: Option<Sums>,
-    /// Parts in which rows are walked with `--sums after` [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub turns: Option<u32>,
     /// Bytes that one communication task moves to each peer, at most [default: 524288]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk_bytes: Option<u32>,
@@ -78,7 +75,6 @@ impl PipelineArgs {
             ("--all-reduce", self.all_reduce.is_none()),
             ("--sums", self.sums.is_none()),
             ("--chunk-bytes", self.chunk_bytes.is_none()),
-            ("--turns", self.turns.is_none()),
             ("--split-k", self.split_k.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()

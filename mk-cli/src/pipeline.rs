@@ -160,7 +160,6 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
             Some(Sums::Beside) | None => passes::Sums::Beside,
         },
         chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
-        turns: args.turns.unwrap_or(default.turns),
         tail: args.tail.map(|[blocks, columns]| passes::Tail { blocks, columns }),
         split_k: args.split_k.unwrap_or(default.split_k),
         ..default

@@ -175,18 +175,6 @@ pub const KNOBS: &[Knob] = &[
         },
     },
     Knob {
-        name: "turns",
-        values: |facts| match facts.all_reduces && facts.products && facts.rows >= 4096 {
-            true => texts(&[1, 4]),
-            false => Vec::new(),
-        },
-        get: |c| Some(c.turns.to_string()),
-        set: |c, text| {
-            c.turns = text.parse().ok().filter(|n| *n > 0)?;
-            Some(())
-        },
-    },
-    Knob {
         name: "split_k",
         values: |facts| match facts.sums && facts.products && facts.rows <= 1024 {
             true => texts(&[1, 2, 4]),
@@ -270,9 +258,7 @@ pub fn candidates(
     // Where the CTAs that multiply add up, too, none communicate only.
     let mut seen: Vec<Config> = Vec::new();
     for mut config in all {
-        if config.sums != Sums::After {
-            config.turns = 1;
-        } else if !facts.gathers && config.turns == 1 {
+        if config.sums == Sums::After && !facts.gathers {
             config.sms.remove("intra_comm");
         }
         if !seen.contains(&config) {

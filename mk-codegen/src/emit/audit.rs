@@ -6,7 +6,7 @@
 
 use super::{
     library,
-    role::{bodies, template_of},
+    role::{runs, template_of},
 };
 use crate::ir::{EdgeId, Entity, Leaf, Plan, Proxy, Scope};
 use std::collections::BTreeMap;
@@ -102,9 +102,10 @@ fn scope(scope: Scope) -> &'static str {
 /// Calls that every role and every leaf needs, and how often.
 fn frame(plan: &Plan) -> Vec<(&'static str, usize)> {
     let with_ctas = plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id);
-    let of = |id| template_of(&plan.families[id].leaf);
     let runs: Vec<Vec<&str>> = with_ctas
-        .map(|role| bodies(plan, role).iter().map(|body| of(body.families[0])).collect())
+        .map(|role| {
+            runs(plan, role).iter().map(|run| template_of(&plan.families[run[0]].leaf)).collect()
+        })
         .collect();
     let calls = |template| runs.iter().flatten().filter(|t| **t == template).count();
     let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();

@@ -6,11 +6,11 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
-    AllReduce, Config, LowerError, Sums, Tail,
+    AllReduce, Config, LowerError, Tail,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, aligned, block_rows},
     pack::{self, Packed},
-    reduce::{self, Sum, Summands},
+    reduce::{self, Summands},
     rows::{RowBlock, Rows},
     select::{Gemm, Kernel, Made, Reduce, Tensor},
 };
@@ -133,8 +133,8 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
         let what = format!("`swiglu` has no tiles of {bn} columns, half gates and half ups");
         return error(what, "use 128 or 256 columns");
     }
-    if config.split_k == 0 || config.turns == 0 {
-        return error("0 parts of the inner dimension, or 0 turns".into(), "use 1 or more");
+    if config.split_k == 0 {
+        return error("0 parts of the inner dimension".into(), "use 1 or more");
     }
     let splits = config.split_k > 1;
     if splits && !(0..kernel.gemms.len()).any(|n| kernel.splits(n)) {
@@ -266,16 +266,10 @@ impl<'k> Tiler<'k> {
             _ => target,
         };
         let mut product = self.product(n, rows.clone(), to, own_b, split);
-        let block = [self.config.block[0] as i32, product.leaf.out_columns() as i32];
-        let sum = match (to, reduce) {
-            (Target::Slots(slots), Some((r, how))) => Some(self.sum(slots, r, how, &rows, block)),
-            _ => None,
-        };
         let alone = !readers && matches!(to, Target::Out(_));
-        let by = match (sum, self.config.tail.filter(|_| alone)) {
-            (Some(sum), _) => self.in_turns(&mut product, sum),
-            (None, Some(tail)) => self.with_tail(&mut product, tail),
-            (None, None) => self.tiles(&product),
+        let by = match self.config.tail.filter(|_| alone) {
+            Some(tail) => self.with_tail(&mut product, tail),
+            None => self.tiles(&product),
         };
         let packed = match g.left {
             Made::Source(s) => self.sources[s].packed.clone(),
@@ -286,20 +280,25 @@ impl<'k> Tiler<'k> {
                 pack::flow(&mut self.draft, &p, operand, &by);
             }
         }
-        let Product { col_blocks, n: depth, .. } = product;
-        let mut tiles = Summands { rows: rows.clone(), block, by: by.clone(), operand: Operand::C };
-        if let (Target::Splits(splits), Some((r, how))) = (to, reduce) {
+        let Product { leaf, col_blocks, n: depth, .. } = product;
+        let mut tiles = Summands {
+            rows: rows.clone(),
+            block: [self.config.block[0] as i32, leaf.out_columns() as i32],
+            by: by.clone(),
+            operand: Operand::C,
+        };
+        if let (Target::Splits(splits), Some((r, _))) = (to, reduce) {
             tiles = self.fold(splits, target, r, tiles);
-            if let Target::Slots(slots) = target {
-                let mut sum = self.sum(slots, r, how, &tiles.rows, tiles.block);
-                sum.turn(&mut self.draft, "reduce", &tiles.rows);
-                sum.finish(&mut self.draft, tiles.operand, std::mem::take(&mut tiles.by));
-            }
         }
+        let draft = &mut self.draft;
         match (target, reduce) {
+            (Target::Slots(slots), Some((r, how))) => {
+                let (out, result) = (&kernel.results[r].out, self.results[r]);
+                reduce::sum(draft, self.config, how, out, slots, result, tiles);
+            }
             (Target::Parts(parts), Some((r, _))) => {
                 let (out, result) = (&kernel.results[r].out, self.results[r]);
-                reduce::pull(&mut self.draft, self.config, out, parts, result, tiles);
+                reduce::pull(draft, self.config, out, parts, result, tiles);
             }
             (Target::Hidden(buffer), _) | (Target::Out(buffer), _) if readers => {
                 let in_shards = matches!(target, Target::Hidden(_));
@@ -341,51 +340,12 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// The sum of slots that go to result `r`.
-    fn sum(
-        &mut self,
-        slots: BufId,
-        r: usize,
-        how: Reduce,
-        rows: &Rows,
-        block: [i32; 2],
-    ) -> Sum<'k> {
-        let (out, buffers) = (&self.kernel.results[r].out, [slots, self.results[r]]);
-        Sum::new(&mut self.draft, self.config, how, out, buffers, rows, block)
-    }
-
-    /// The tiles of a product and their sum, in turns: sums of some rows behind the products of the next.
-    fn in_turns(&mut self, product: &mut Product<'k>, mut sum: Sum<'k>) -> Vec<Covers> {
-        let after = self.config.sums == Sums::After;
-        let turns = product.rows.in_turns(if after { self.config.turns as i32 } else { 1 });
-        let name = product.name.clone();
-        let called = |name: &str, t: usize| match turns.len() {
-            1 => name.to_string(),
-            _ => format!("{name}.{t}"),
-        };
-        let mut by = Vec::new();
-        for (t, turn) in turns.iter().enumerate() {
-            product.name = called(&name, t);
-            product.rows = turn.clone();
-            product.own = Some(turn.own());
-            by.extend(self.tiles(product));
-            if let Some(before) = t.checked_sub(1) {
-                sum.turn(&mut self.draft, &called("reduce", before), &turns[before]);
-            }
-        }
-        if let (Some(last), t) = (turns.last(), turns.len().saturating_sub(1)) {
-            sum.turn(&mut self.draft, &called("reduce", t), last);
-        }
-        sum.finish(&mut self.draft, Operand::C, by.clone());
-        by
-    }
-
     /// The tiles of a product, those of the last rows narrower and last.
     fn with_tail(&mut self, product: &mut Product<'k>, tail: Tail) -> Vec<Covers> {
         let all = product.rows.clone();
         let walked = (tail.blocks as i32).min(all.blocks);
-        let (head, last) =
-            (all.blocks - walked, Rows { from: all.blocks - walked, walked, ..all.clone() });
+        let head = all.blocks - walked;
+        let last = Rows { from: head, walked, ..all.clone() };
         product.rows = Rows { walked: head, ..all };
         let mut by = if head > 0 { self.tiles(product) } else { Vec::new() };
         if let Leaf::MmaTile { block, .. } = &mut product.leaf {

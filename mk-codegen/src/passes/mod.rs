@@ -47,9 +47,6 @@ pub struct Config {
     pub all_reduce: AllReduce,
     /// Which CTAs add up what products leave.
     pub sums: Sums,
-    /// With [`Sums::After`]: parts in which rows are walked. The sums of a part follow the products of the next one, and go
-    /// out to peers from CTAs of their own; with 1, all products are followed by all sums.
-    pub turns: u32,
     /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs:
     /// each part makes a summand in f32, and those of a rank are added before any leaves it. For products that end in a
     /// `reduce_scatter` or `all_reduce` without an elementwise operation between.
@@ -103,7 +100,6 @@ impl Default for Config {
             chunk_bytes: 512 * 1024,
             all_reduce: AllReduce::TwoPhase,
             sums: Sums::Beside,
-            turns: 1,
             split_k: 1,
         }
     }

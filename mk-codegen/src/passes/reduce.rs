@@ -64,7 +64,7 @@ fn adders(draft: &Draft, config: &Config, out: &Tensor, rows: &Rows, block: [i32
         Sums::Beside => RoleKind::IntraComm,
         Sums::After => {
             let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
-            let tiles = |height| (rows.capacity + height - 1) / height * rows.count * across;
+            let tiles = |height| rows.in_blocks(height).blocks * rows.count * across;
             while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < sms * 3 / 4 {
                 tile[0] /= 2;
             }
@@ -74,103 +74,77 @@ fn adders(draft: &Draft, config: &Config, out: &Tensor, rows: &Rows, block: [i32
     Adders { kind, tile, across, per_block: block[0] / tile[0] }
 }
 
-/// The sum of `slots`, which goes to a result: a family for each turn, then the flows.
-pub(super) struct Sum<'a> {
+/// Adds the sum of `slots` to `result`. Tasks of `from` write the slots; their last loop variable is the column block.
+pub(super) fn sum(
+    draft: &mut Draft,
+    config: &Config,
     how: Reduce,
-    out: &'a Tensor,
+    out: &Tensor,
     slots: BufId,
     result: BufId,
-    /// What peers pull.
-    sums: Option<BufId>,
-    /// All rows, in blocks as the slots are written.
-    rows: Rows,
-    adders: Adders,
-    /// Of each turn, with the block that a task sums.
-    families: Vec<(FamId, Expr)>,
-    readers: Vec<Reader>,
-}
-
-impl<'a> Sum<'a> {
-    /// Adds the buffers. Slots are written in tiles of `block` rows and columns.
-    pub fn new(
-        draft: &mut Draft,
-        config: &Config,
-        how: Reduce,
-        out: &'a Tensor,
-        [slots, result]: [BufId; 2],
-        rows: &Rows,
-        block: [i32; 2],
-    ) -> Sum<'a> {
-        let adders = adders(draft, config, out, &rows.own(), block);
-        let all = how == Reduce::All && draft.world() > 1;
-        let n = draft.dim(&out.shape[1]);
-        let sums = all.then(|| {
-            let shape = vec![rows.capacity.into(), n];
-            draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out))
-        });
-        let (rows, families, readers) = (rows.clone(), Vec::new(), Vec::new());
-        Sum { how, out, slots, result, sums, rows, adders, families, readers }
+    from: Summands,
+) {
+    let Summands { rows, block, by, operand } = from;
+    let world = draft.world();
+    let n = draft.dim(&out.shape[1]);
+    let adders = adders(draft, config, out, &rows.own(), block);
+    let Adders { kind, tile, across, per_block } = adders;
+    let own = rows.in_blocks(tile[0]).own();
+    let r = own.block(draft, tile[0]);
+    let j = own.column();
+    let columns = (j.clone() * tile[1], block_rows(n.clone(), j.clone(), tile[1]));
+    let here = (r.at.clone(), r.len.clone());
+    let each = Each { var: "s".into(), extent: world.into() };
+    let src = Access {
+        each: Some(each.clone()),
+        ..read(
+            Operand::Src,
+            slots,
+            vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()],
+        )
+    };
+    let first = if how == Reduce::All {
+        Expr::from(Var::RANK) * rows.per_shard.clone()
+    } else {
+        Expr::Const(0)
+    };
+    let region = vec![(first + r.at.clone(), r.len.clone()), columns.clone()];
+    let mut accesses = vec![src, write(Operand::Dst, result, region)];
+    let all = how == Reduce::All && world > 1;
+    let sums = all.then(|| {
+        let shape = vec![rows.capacity.into(), n.clone()];
+        draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out))
+    });
+    if let Some(sums) = sums {
+        accesses.push(write(Operand::Dst, sums, vec![here, columns]));
     }
-
-    /// Adds the family that sums the blocks of one turn.
-    pub fn turn(&mut self, draft: &mut Draft, name: &str, turn: &Rows) {
-        let world = draft.world();
-        let n = draft.dim(&self.out.shape[1]);
-        let Adders { kind, tile, across, per_block } = self.adders;
-        let own = turn.in_blocks(tile[0], per_block).own();
-        let r = own.block(draft, tile[0]);
-        let j = own.column();
-        let columns = (j.clone() * tile[1], block_rows(n, j.clone(), tile[1]));
-        let here = (r.at.clone(), r.len.clone());
-        let each = Each { var: "s".into(), extent: world.into() };
-        let from = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
-        let src = Access { each: Some(each.clone()), ..read(Operand::Src, self.slots, from) };
-        let first = if self.how == Reduce::All {
-            Expr::from(Var::RANK) * turn.per_shard.clone()
-        } else {
-            Expr::Const(0)
-        };
-        let region = vec![(first + r.at.clone(), r.len.clone()), columns.clone()];
-        let mut accesses = vec![src, write(Operand::Dst, self.result, region)];
-        if let Some(sums) = self.sums {
-            accesses.push(write(Operand::Dst, sums, vec![here, columns]));
+    let domain = own.domain(across);
+    let family = draft.family("reduce", kind, Leaf::ReduceTile, domain, vec![], accesses);
+    let post = |c: Covers| {
+        let last = draft.plan.families[c.family].domain.len() - 1;
+        Writer {
+            family: c.family,
+            operand,
+            word: vec![Var::RANK.into(), c.block, Var::domain(last).into()],
+            rank: if world > 1 { c.shard } else { Var::RANK.into() },
+            each: None,
         }
-        let domain = own.domain(across);
-        let family = draft.family(name, kind, Leaf::ReduceTile, domain, vec![], accesses);
-        self.families.push((family, r.block.clone()));
-        self.readers.push(Reader {
+    };
+    let from = by.into_iter().map(post).collect();
+    draft.flows.push(Flow {
+        name: "partial",
+        shape: vec![world.into(), rows.blocks.into(), across.into()],
+        from,
+        count: 1.into(),
+        to: vec![Reader {
             family,
             operand: Operand::Src,
             word: vec![Var::EACH.into(), r.block / per_block, j],
             each: Some(each),
-        });
-    }
-
-    /// Adds the flows. Tasks of `by` write the slots through `operand`; their last loop variable is the column block.
-    pub fn finish(self, draft: &mut Draft, operand: Operand, by: Vec<Covers>) {
-        let world = draft.world();
-        let post = |c: Covers| {
-            let last = draft.plan.families[c.family].domain.len() - 1;
-            Writer {
-                family: c.family,
-                operand,
-                word: vec![Var::RANK.into(), c.block, Var::domain(last).into()],
-                rank: if world > 1 { c.shard } else { Var::RANK.into() },
-                each: None,
-            }
-        };
-        let from = by.into_iter().map(post).collect();
-        draft.flows.push(Flow {
-            name: "partial",
-            shape: vec![world.into(), self.rows.blocks.into(), self.adders.across.into()],
-            from,
-            count: 1.into(),
-            to: self.readers,
-        });
-        if let Some(sums) = self.sums {
-            let (families, rows) = (self.families, &self.rows);
-            spread(draft, sums, self.result, families, self.out, rows, self.adders);
-        }
+        }],
+    });
+    if let Some(sums) = sums {
+        spread(draft, sums, result, family, out, &rows, adders);
     }
 }
 
@@ -199,7 +173,7 @@ pub(super) fn fold(
     let split = draft.plan.buffers[splits].shape[0].clone();
     let n = draft.dim(&out.shape[1]);
     let Adders { kind, tile, across, per_block } = adders(draft, config, out, &rows, block);
-    let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0], per_block));
+    let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let r = rows.block(draft, tile[0]);
     let j = rows.column();
     let columns = (j.clone() * tile[1], block_rows(n, j.clone(), tile[1]));
@@ -267,7 +241,7 @@ pub(super) fn pull(
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let Adders { kind, tile, across, per_block } = adders(draft, config, out, &rows, block);
-    let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0], per_block));
+    let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let r = rows.block(draft, tile[0]);
     let j = rows.column();
     let columns = (j.clone() * tile[1], block_rows(n, j.clone(), tile[1]));
@@ -306,23 +280,21 @@ pub(super) fn pull(
     });
 }
 
-/// Every rank pulls the peers' finished rows: whole ones in bulk on CTAs of their own; tiles, when those that multiply have
-/// nothing else to do any more.
+/// Every rank pulls the peers' finished rows: whole ones in bulk beside the products, tiles after them.
 fn spread(
     draft: &mut Draft,
     sums: BufId,
     result: BufId,
-    reduce: Vec<(FamId, Expr)>,
+    reduce: FamId,
     out: &Tensor,
     rows: &Rows,
     adders: Adders,
 ) {
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let Adders { kind, tile, across, per_block } = adders;
-    let by_tile = kind == RoleKind::Compute && reduce.len() == 1;
-    let kind = if by_tile { kind } else { RoleKind::IntraComm };
-    let theirs = rows.in_blocks(tile[0], per_block).peers();
+    let Adders { kind, tile, across, .. } = adders;
+    let by_tile = kind == RoleKind::Compute;
+    let theirs = rows.in_blocks(tile[0]).peers();
     let r = theirs.block(draft, tile[0]);
     let cols = if by_tile {
         let j = theirs.column();
@@ -348,29 +320,23 @@ fn spread(
     let peers = Each { var: "p".into(), extent: (world - 1).into() };
     // A word for each thing that is pulled.
     let mut shape = vec![world.into(), theirs.blocks.into()];
+    let mut written = vec![Var::RANK.into(), Var::domain(0).into()];
     let mut pulled = vec![r.shard, r.block];
     if by_tile {
         shape.push(across.into());
+        written.push(Var::domain(1).into());
         pulled.push(theirs.column());
     }
-    let write = |(family, block): (FamId, Expr)| {
-        let mut word = vec![Var::RANK.into(), block];
-        if by_tile {
-            word.push(Var::domain(1).into());
-        }
-        Writer {
-            family,
-            operand: Operand::Dst,
-            word,
-            rank: peer_at(Expr::from(Var::EACH) + 1, world),
-            each: Some(peers.clone()),
-        }
-    };
-    let from = reduce.into_iter().map(write).collect();
     draft.flows.push(Flow {
         name: "summed",
         shape,
-        from,
+        from: vec![Writer {
+            family: reduce,
+            operand: Operand::Dst,
+            word: written,
+            rank: peer_at(Expr::from(Var::EACH) + 1, world),
+            each: Some(peers),
+        }],
         count: if by_tile { 1.into() } else { across.into() },
         to: vec![Reader { family: pull, operand: Operand::Src, word: pulled, each: None }],
     });
@@ -404,9 +370,8 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
     let from = vec![Covers { family: push, shard: r.shard, block: r.block }];
+    let from = Summands { rows, block: BLOCK, by: from, operand: Operand::Dst };
     let beside = Config { sums: Sums::Beside, ..config.clone() };
-    let mut sum = Sum::new(&mut draft, &beside, how, out, [to, result], &rows, BLOCK);
-    sum.turn(&mut draft, "reduce", &rows);
-    sum.finish(&mut draft, Operand::Dst, from);
+    sum(&mut draft, &beside, how, out, to, result, from);
     draft
 }

@@ -66,19 +66,10 @@ impl Rows {
         Rows { first: i32::from(self.shards > 1), ..self }
     }
 
-    /// The same rows in blocks of another height, `per_block` of which make one of these.
-    pub fn in_blocks(&self, height: i32, per_block: i32) -> Rows {
+    /// The same rows in blocks of another height, all of them.
+    pub fn in_blocks(&self, height: i32) -> Rows {
         let blocks = (self.capacity + height - 1) / height;
-        let from = self.from * per_block;
-        let walked = (self.walked * per_block).min(blocks - from);
-        Rows { blocks, from, walked, ..self.clone() }
-    }
-
-    /// The blocks of each shard in so many parts, as equal as can be; fewer where there are fewer blocks.
-    pub fn in_turns(&self, turns: i32) -> Vec<Rows> {
-        let each = (self.blocks + turns - 1) / turns.max(1);
-        let part = |from: i32| Rows { from, walked: each.min(self.blocks - from), ..self.clone() };
-        (0..self.blocks).step_by(each.max(1) as usize).map(part).collect()
+        Rows { blocks, from: 0, walked: blocks, ..self.clone() }
     }
 
     /// The rows of the own shard.

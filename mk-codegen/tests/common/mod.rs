@@ -230,13 +230,6 @@ pub const VARIANTS: &[Variant] = &[
         (c.sums, c.split_k) = (Sums::After, 3);
     }),
     variant(("split_beside", "gemm(a, b) -> reduce_scatter", 2, RAGGED), |c| c.split_k = 2),
-    variant(("turns_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
-        (c.sums, c.turns) = (Sums::After, 3);
-    }),
-    variant(
-        ("turns_all", "gemm(a, b) -> all_reduce", 2, &[("a", &[2048, 512]), ("b", &[512, 1024])]),
-        |c| (c.sums, c.turns) = (Sums::After, 2),
-    ),
     variant(("tail_gathered", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 1, columns: 64 });
     }),
