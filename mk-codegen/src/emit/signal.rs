@@ -1,6 +1,6 @@
 //! Waits and posts of a family, as lines of CUDA.
 
-use super::{EmitError, context::Emitter};
+use super::{EmitError, context::Emitter, trace};
 use crate::ir::{
     Agent, CPrinter, Each, Entity, Expr, Family, Leaf, Point, Post, Proxy, Scope, SigId, Wait,
 };
@@ -60,6 +60,7 @@ impl Emitter<'_> {
                 "waits stand at the start of a task",
             ));
         }
+        let mut at = format!("ctx.signal(params.header.rank, {})", self.word(f, each, w.signal, &w.index));
         let call = if self.is_entry(w.signal) {
             let ([peer], Expr::Const(1)) = (w.index.as_slice(), &w.count) else {
                 return Err(EmitError::unsupported(
@@ -68,6 +69,7 @@ impl Emitter<'_> {
                 ));
             };
             let peer = self.c(f, each, peer);
+            at = format!("ctx.signal(params.header.rank, ctx.entered + ({peer}))");
             format!("wait_entered<edge::{edge}, {proxy}>(ctx, {peer}, work.task, {});", w.lag)
         } else {
             let word = self.word(f, each, w.signal, &w.index);
@@ -82,6 +84,11 @@ impl Emitter<'_> {
                 "wait_signal<edge::{edge}, {scope}, {proxy}>(ctx, ctx.signal(params.header.rank, {word}), \
                  {epoch}{count}, WaitSite{{work.task}});"
             )
+        };
+        let kind = if w.lag > 0 { "WaitBefore" } else { "Wait" };
+        let call = match self.options.trace {
+            true => trace::around(&call, kind, edge, &at),
+            false => call,
         };
         Ok(self.wrap(f, each, w.when.as_ref(), call))
     }
@@ -98,6 +105,10 @@ impl Emitter<'_> {
         let (edge, scope) = (p.edge, Self::scope(p.scope));
         let call =
             format!("post_signal<edge::{edge}, {scope}>(ctx, ctx.signal({rank}, {word}), {add});");
+        let call = match self.options.trace {
+            true => trace::around(&call, "Post", edge, &format!("ctx.signal({rank}, {word})")),
+            false => call,
+        };
         Ok(self.wrap(f, each, p.when.as_ref(), call))
     }
 
