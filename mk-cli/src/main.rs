@@ -14,6 +14,7 @@ mod pipeline;
 mod plan;
 mod progress;
 mod run;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ enum Command {
     Build(build::Args),
     /// Run all ranks in this process with random inputs, and compare with a reference
     Run(run::Args),
+    /// Run on GPUs with tracing on, and show what every CTA did and waited for
+    Trace(trace::Args),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Emit(args) => emit::run(&args),
         Command::Build(args) => build::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Trace(args) => trace::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

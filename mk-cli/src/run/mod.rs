@@ -4,6 +4,8 @@ mod cpu;
 mod cuda;
 mod verdict;
 
+pub use verdict::Verdict;
+
 use crate::{
     failure::Failure,
     options::PipelineArgs,
@@ -147,18 +149,28 @@ fn choose(args: &Args, loaded: &Loaded) -> Result<Choice, Failure> {
             Some(why) => Err(Failure::with_help(why, help)),
         },
         Err(error) => {
-            let why = match &error {
-                Error::NoSuchDevice { count, .. } => {
-                    format!("this machine has {count} GPUs for {ranks} ranks")
-                }
-                Error::DriverMissing => "this machine has no CUDA driver".into(),
-                other => other.to_string(),
-            };
+            let why = no_world(&error, ranks);
             match args.device == Device::Auto && error.is_no_device() {
                 true => Ok(Choice::Cpu(Some(why))),
                 false => Err(Failure::with_help(why, help)),
             }
         }
+    }
+}
+
+/// The GPUs for so many ranks, or why there are none.
+pub fn gpus(ranks: u32) -> Result<World, String> {
+    let world = World::local(ranks as usize).map_err(|error| no_world(&error, ranks))?;
+    unfit(&world).map_or(Ok(world), Err)
+}
+
+fn no_world(error: &Error, ranks: u32) -> String {
+    match error {
+        Error::NoSuchDevice { count, .. } => {
+            format!("this machine has {count} GPUs for {ranks} ranks")
+        }
+        Error::DriverMissing => "this machine has no CUDA driver".into(),
+        other => other.to_string(),
     }
 }
 
@@ -174,7 +186,8 @@ fn unfit(world: &World) -> Option<String> {
     })
 }
 
-fn describe(world: &World) -> String {
+/// Its ranks and their GPUs.
+pub fn describe(world: &World) -> String {
     let ordinals = world.local_ranks().filter_map(|r| world.device(r).ok());
     let list: Vec<_> =
         ordinals.map(|d| format!("rank {} on GPU {}", d.ordinal, d.ordinal)).collect();
