@@ -24,15 +24,21 @@ fn compile(emission: mk::emit::Options) {
         let plan = lower(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
         let kernel = mk::emit::emit_with(&plan, emission).unwrap_or_else(|e| panic!("{name}: {e}"));
         if let Some(dir) = std::env::var_os("MK_DUMP_KERNELS") {
-            std::fs::write(std::path::Path::new(&dir).join(format!("{name}{}.cu", if emission.trace { ".traced" } else { "" })), &kernel.cuda)
-                .expect("writable");
+            std::fs::write(
+                std::path::Path::new(&dir)
+                    .join(format!("{name}{}.cu", if emission.trace { ".traced" } else { "" })),
+                &kernel.cuda,
+            )
+            .expect("writable");
         }
         let compiled = jit::compile(&kernel, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let entry = compiled.report.entry(&kernel.entry).expect("the entry point is reported");
         println!(
             "{name}{}: {} registers, {} bytes of stack, {:?}",
             if emission.trace { ", traced" } else { "" },
-            entry.registers, entry.stack_bytes, compiled.compile_time
+            entry.registers,
+            entry.stack_bytes,
+            compiled.compile_time
         );
         assert!(!entry.spills(), "{name} spills");
         assert!(

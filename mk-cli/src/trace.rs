@@ -71,8 +71,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let world = gpus(ranks).map_err(|why| Failure::with_help(why, help))?;
     loaded.verify()?;
     say!("device    cuda: {}", describe(&world))?;
-    let case =
-        Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };
+    let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };
     let kernel = emit_with(&loaded, Options { trace: true })?;
     let mut traced = bind(args, &world, case, &kernel)?;
     let progress = Progress::new(format!("running on {ranks} GPUs"));

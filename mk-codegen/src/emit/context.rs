@@ -1,9 +1,10 @@
 //! What every part of the emitter needs: the plan, its layout, and how to say an address.
 
 use super::{
-    BARRIER_BYTES, EmitError, Options, trace,
+    BARRIER_BYTES, EmitError, Options,
     layout::{At, Layout, layout},
     maps::Maps,
+    trace,
 };
 use crate::ir::{
     Access, BinOp, BufId, C_PRELUDE, CPrinter, Each, Entity, Expr, FamId, Family, Leaf, Plan,

@@ -130,7 +130,8 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     let generated = env.get_template("kernel")?.render(kernel)?;
     let header: String = plan.to_string().lines().map(|l| format!("// {l}\n")).collect();
     let header = header.replace("// \n", "//\n");
-    let cuda = format!("{header}\n{}\n{generated}", library::text_with(trace.as_ref().map(|t| t.records)));
+    let cuda =
+        format!("{header}\n{}\n{generated}", library::text_with(trace.as_ref().map(|t| t.records)));
     audit_with(plan, &cuda, options)?;
     let ranks = (0..plan.mesh.size() as usize)
         .map(|rank| RankBinding {

@@ -60,7 +60,8 @@ impl Emitter<'_> {
                 "waits stand at the start of a task",
             ));
         }
-        let mut at = format!("ctx.signal(params.header.rank, {})", self.word(f, each, w.signal, &w.index));
+        let mut at =
+            format!("ctx.signal(params.header.rank, {})", self.word(f, each, w.signal, &w.index));
         let call = if self.is_entry(w.signal) {
             let ([peer], Expr::Const(1)) = (w.index.as_slice(), &w.count) else {
                 return Err(EmitError::unsupported(

@@ -1,10 +1,11 @@
 //! What the end of a launch waited for: from the last task backwards, wait by wait, to the post that ended each.
 
-use super::{Agent, Span, Trace, What, align::posts};
-use std::fmt;
+use super::{Span, Trace, What, align::posts};
 
-/// Waits shorter than this held nobody up, in nanoseconds.
+/// Waits shorter than this held nobody up, in nanoseconds: to look at a word takes about as long.
 const NOTICEABLE_NS: f64 = 500.0;
+/// In place of a family: the posts of a rank's entry.
+const NO_FAMILY: u32 = u32::MAX;
 /// Steps of a chain; a longer one is cut at its beginning.
 const MAX_STEPS: usize = 200;
 
@@ -15,13 +16,13 @@ pub struct Step {
     pub rank: u32,
     /// The CTA.
     pub cta: u32,
-    /// Family of its last task in the step.
+    /// Family of the task that posts what the next step waits for, or of the last task; `u32::MAX` for a rank's entry.
     pub family: u32,
-    /// That task.
+    /// The task.
     pub task: u32,
     /// Nanoseconds from the wait's end, or from the CTA's begin, to what the next step waited for.
     pub busy: f64,
-    /// Of them, at internal edges, on average of the agents that work: for operands, or for room.
+    /// Of them, at internal edges in tasks of the family, on average of the agents that work: for operands, or for room.
     pub stalled: f64,
     /// The wait before; none where the chain begins.
     pub wait: Option<Waited>,
@@ -49,7 +50,8 @@ pub struct Chain {
 
 /// The chain that ends with the last task.
 pub fn chain(trace: &Trace) -> Chain {
-    let slack = trace.clocks.iter().map(|c| 2.0 * c.tick_ns as f64).fold(0.0, f64::max);
+    let slack = trace.clocks.iter().map(|c| 2.0 * c.tick_ns as f64).fold(0.0, f64::max)
+        + trace.alignment.contradiction_ns;
     let by_word = posts(&trace.spans, trace.world);
     let tasks = || trace.spans.iter().filter(|s| matches!(s.what, What::Task { .. }));
     let Some(last) = tasks().max_by(|a, b| a.end.total_cmp(&b.end)) else {
@@ -57,25 +59,34 @@ pub fn chain(trace: &Trace) -> Chain {
     };
     let mut steps = Vec::new();
     let (mut rank, mut cta, mut end) = (last.rank, last.cta, last.end);
+    let (mut family, mut task) = task_of(last);
     while steps.len() < MAX_STEPS {
         let here: Vec<&Span> =
             trace.spans.iter().filter(|s| (s.rank, s.cta) == (rank, cta)).collect();
+        let post = |s: &Span| match s.what {
+            What::Wait { on, before: false, .. } => {
+                let list = by_word.get(&on)?;
+                list.iter().rev().find(|p| p.begin <= s.end + slack).copied()
+            }
+            _ => None,
+        };
+        // A wait that began after the post had only to see it.
         let held = |s: &&&Span| {
             matches!(s.what, What::Wait { .. })
                 && s.end <= end
                 && s.length() > NOTICEABLE_NS.max(slack)
+                && post(s).is_none_or(|p| p.begin > s.begin)
         };
         let wait = here.iter().filter(held).max_by(|a, b| a.end.total_cmp(&b.end));
         let began = here.iter().filter(|s| s.what == What::Cta).map(|s| s.begin).next();
         let from = wait.map_or(began.unwrap_or(0.0), |w| w.end);
-        let (family, task) = doing(&here, end);
         let mut step = Step {
             rank,
             cta,
             family,
             task,
-            busy: end - from,
-            stalled: stalled(trace, &here, from, end),
+            busy: (end - from).max(0.0),
+            stalled: stalled(trace, &here, family, from, end),
             wait: None,
             end,
         };
@@ -83,15 +94,16 @@ pub fn chain(trace: &Trace) -> Chain {
             steps.push(step);
             break;
         };
-        let What::Wait { edge, on, before, .. } = wait.what else { break };
-        let made = by_word.get(&on).and_then(|list| {
-            list.iter().rev().find(|p| p.begin <= wait.end + slack && !before)
-        });
+        let What::Wait { edge, .. } = wait.what else { break };
+        let made = post(wait);
         let delivery = made.map(|p| wait.end - p.begin);
         step.wait = Some(Waited { edge, length: wait.length(), delivery });
         steps.push(step);
         match made {
-            Some(post) if post.begin < end => (rank, cta, end) = (post.rank, post.cta, post.begin),
+            Some(post) if post.begin < end => {
+                (rank, cta, end) = (post.rank, post.cta, post.begin);
+                (family, task) = task_of(post);
+            }
             _ => break,
         }
     }
@@ -99,21 +111,23 @@ pub fn chain(trace: &Trace) -> Chain {
     Chain { steps }
 }
 
-/// The task that a CTA is in, or has ended, at some time.
-fn doing(here: &[&Span], at: f64) -> (u32, u32) {
-    let begun = here.iter().filter(|s| s.begin <= at && s.agent != Agent::Loader);
-    let tasks = begun.filter_map(|s| match s.what {
-        What::Task { family, task, .. } => Some((s.begin, family, task)),
-        _ => None,
-    });
-    tasks.max_by(|a, b| a.0.total_cmp(&b.0)).map_or((u32::MAX, 0), |t| (t.1, t.2))
+/// The task that a span belongs to.
+fn task_of(span: &Span) -> (u32, u32) {
+    match span.what {
+        What::Task { family, task, .. }
+        | What::Wait { family, task, .. }
+        | What::Post { family, task, .. } => (family, task),
+        What::Cta | What::Enter { .. } => (NO_FAMILY, 0),
+    }
 }
 
-/// Nanoseconds at internal edges between two times, by agent that works.
-fn stalled(trace: &Trace, here: &[&Span], from: f64, to: f64) -> f64 {
+/// Nanoseconds that agents in a family's tasks stood at internal edges between two times, on average.
+fn stalled(trace: &Trace, here: &[&Span], family: u32, from: f64, to: f64) -> f64 {
     let (mut sum, mut agents) = (0.0, Vec::new());
     for s in here.iter().filter(|s| trace.is_work(s) && s.end > from && s.begin < to) {
-        if let What::Task { stalled, .. } = s.what {
+        if let What::Task { stalled, .. } = s.what
+            && task_of(s).0 == family
+        {
             // What of a task lies outside the interval has its share.
             let part = (s.end.min(to) - s.begin.max(from)) / s.length().max(1.0);
             sum += part * (stalled[0] + stalled[1]);
@@ -129,15 +143,18 @@ impl Step {
     /// In words.
     pub fn text(&self, trace: &Trace) -> String {
         let role = trace.role_name(self.cta);
-        let family = trace.family(self.family);
         let us = |ns: f64| ns / 1e3;
+        let upto = match self.family {
+            NO_FAMILY => "its entry".into(),
+            family => format!("{} task {}", trace.family(family), self.task),
+        };
         let wait = self.wait.map_or(String::new(), |w| {
             let delivery = w.delivery.map_or("no post of it is known".into(), |d| {
                 format!("ended {:.1} us after the post began", us(d))
             });
             format!(" waited {:.1} us at e{} ({delivery}), then", us(w.length), w.edge)
         });
-        let busy = format!("ran {:.1} us up to {family} task {}", us(self.busy), self.task);
+        let busy = format!("ran {:.1} us up to {upto}", us(self.busy));
         let stalled = match us(self.stalled) {
             s if s >= 0.1 => format!(", {s:.1} us of it at internal edges"),
             _ => String::new(),
@@ -155,7 +172,10 @@ impl Chain {
             None => out.push((what, ns)),
         };
         for s in &self.steps {
-            let family = trace.family(s.family);
+            let family = match s.family {
+                NO_FAMILY => "entry",
+                family => trace.family(family),
+            };
             add(format!("{family} on rank {}", s.rank), s.busy - s.stalled);
             add(format!("internal edges of {family} on rank {}", s.rank), s.stalled);
             if let Some(Waited { edge, delivery, length }) = s.wait {
@@ -166,11 +186,5 @@ impl Chain {
         out.retain(|(_, ns)| *ns > 0.0);
         out.sort_by(|a, b| b.1.total_cmp(&a.1));
         out
-    }
-}
-
-impl fmt::Display for Waited {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} us at e{}", self.length / 1e3, self.edge)
     }
 }

@@ -1,7 +1,8 @@
 //! Two clocks of a GPU made one. Its timer counts nanoseconds, the same on all SMs, in ticks that may be as long as a
 //! microsecond; the SM's cycle counter is exact, but starts anywhere and runs at the clock rate of the day. Every record has
 //! both at its end. A cycle count `c` read with the timer at `t` says that the SM's offset lies in `[t, t + tick) - c * rate`;
-//! all records of a CTA together leave little of that interval.
+//! all records of a CTA together leave little of that interval. The rate changes while a kernel runs (power), so that what
+//! lies between two records is taken from these two.
 
 use super::{
     Agent, RankClock, Span, What, Word,
@@ -24,8 +25,11 @@ pub(super) fn spans(rank: u32, decoded: &Decoded, zero: u64) -> (Vec<Span>, Rank
     let mut spans = Vec::with_capacity(records.len());
     for (cta, readings) in ctas.iter().zip(&unwrapped) {
         let times = times(readings, rate, tick as f64, zero);
-        for (record, end) in cta.iter().zip(times) {
-            spans.extend(span(rank, record, end, rate, decoded.stride_bytes));
+        let scale = Scale::new(readings, &times, rate);
+        for (record, (end, (cycles, _))) in cta.iter().zip(times.iter().zip(readings)) {
+            let length = f64::from(record.end.wrapping_sub(record.begin));
+            let begin = scale.at(cycles - length).min(*end);
+            spans.extend(span(rank, record, begin, *end, decoded.stride_bytes));
         }
     }
     let back = |w: &&[Record]| match w {
@@ -33,8 +37,7 @@ pub(super) fn spans(rank: u32, decoded: &Decoded, zero: u64) -> (Vec<Span>, Rank
         _ => false,
     };
     let disordered = records.windows(2).filter(back).count() as u64;
-    let clock =
-        RankClock { rank, tick_ns: tick, mhz: 1e3 / rate, lost: decoded.lost, disordered };
+    let clock = RankClock { rank, tick_ns: tick, mhz: 1e3 / rate, lost: decoded.lost, disordered };
     (spans, clock)
 }
 
@@ -93,16 +96,49 @@ fn rate(ctas: &[Vec<(f64, u64)>]) -> f64 {
 fn times(readings: &[(f64, u64)], rate: f64, tick: f64, zero: u64) -> Vec<f64> {
     let at = |t: u64| (t - zero) as f64;
     let least = readings.iter().map(|(c, t)| at(*t) - rate * c).fold(f64::NEG_INFINITY, f64::max);
-    let most =
-        readings.iter().map(|(c, t)| at(*t) + tick - rate * c).fold(f64::INFINITY, f64::min);
+    let most = readings.iter().map(|(c, t)| at(*t) + tick - rate * c).fold(f64::INFINITY, f64::min);
     let offset = (least + most) / 2.0;
     // Where the clock rate changed the interval is empty, and the timer alone counts.
     readings.iter().map(|(c, t)| (offset + rate * c).clamp(at(*t), at(*t) + tick)).collect()
 }
 
-fn span(rank: u32, r: &Record, end: f64, rate: f64, stride: u64) -> Option<Span> {
+/// A CTA's cycles as nanoseconds, by what its records say.
+struct Scale {
+    /// Cycles and nanoseconds, both rising.
+    points: Vec<(f64, f64)>,
+    rate: f64,
+}
+
+impl Scale {
+    fn new(readings: &[(f64, u64)], times: &[f64], rate: f64) -> Scale {
+        let mut points: Vec<_> = readings.iter().zip(times).map(|(r, t)| (r.0, *t)).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        // Of points within a tick of each other one says all; a time that falls back says nothing.
+        let mut rising: Vec<(f64, f64)> = Vec::with_capacity(points.len());
+        for p in points {
+            if rising.last().is_none_or(|l| p.0 > l.0 && p.1 >= l.1) {
+                rising.push(p);
+            }
+        }
+        Scale { points: rising, rate }
+    }
+
+    fn at(&self, cycles: f64) -> f64 {
+        let after = self.points.partition_point(|p| p.0 < cycles);
+        match (after.checked_sub(1).and_then(|i| self.points.get(i)), self.points.get(after)) {
+            (Some(a), Some(b)) => a.1 + (b.1 - a.1) * (cycles - a.0) / (b.0 - a.0),
+            (None, Some(b)) => b.1 - (b.0 - cycles) * self.rate,
+            (Some(a), None) => a.1 + (cycles - a.0) * self.rate,
+            (None, None) => cycles * self.rate,
+        }
+    }
+}
+
+fn span(rank: u32, r: &Record, begin: f64, end: f64, stride: u64) -> Option<Span> {
+    let rate = (end - begin) / f64::from(r.end.wrapping_sub(r.begin)).max(1.0);
     let offset = u64::from(r.detail[0]) | u64::from(r.detail[1]) << 32;
-    let word = Word { rank: (offset / stride).min(u64::from(u32::MAX)) as u32, offset: offset % stride };
+    let word =
+        Word { rank: (offset / stride).min(u64::from(u32::MAX)) as u32, offset: offset % stride };
     let (family, edge, task) = (r.family, r.edge, r.task);
     let what = match r.kind {
         TraceKind::Task => {
@@ -117,6 +153,5 @@ fn span(rank: u32, r: &Record, end: f64, rate: f64, stride: u64) -> Option<Span>
         TraceKind::Cta => What::Cta,
         TraceKind::Mark => return None,
     };
-    let begin = end - f64::from(r.end.wrapping_sub(r.begin)) * rate;
     Some(Span { rank, cta: r.cta, agent: Agent::new(r.agent), what, begin, end })
 }

@@ -30,7 +30,9 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum TraceError {
     /// The kernel records nothing.
-    #[error("kernel {kernel} was emitted without tracing; emit it with `Options {{ trace: true }}`")]
+    #[error(
+        "kernel {kernel} was emitted without tracing; emit it with `Options {{ trace: true }}`"
+    )]
     Untraced {
         /// The kernel.
         kernel: String,
@@ -90,6 +92,9 @@ pub enum TraceError {
         what: String,
     },
 }
+
+/// Name of the leaf that multiplies.
+const MMA: &str = "mma_tile";
 
 /// What one rank brought back.
 #[derive(Clone, Copy, Debug)]
@@ -354,10 +359,12 @@ impl Trace {
     pub fn is_work(&self, span: &Span) -> bool {
         let What::Task { family, .. } = span.what else { return false };
         let family = self.families.iter().find(|f| f.id == family);
-        let bulk = family.is_some_and(|f| f.leaf != "mma_tile" && !f.edges.is_empty());
+        let product = family.is_some_and(|f| f.leaf == MMA);
+        let ring = family.is_some_and(|f| !f.edges.is_empty());
         match span.agent {
-            Agent::Compute(_) => true,
-            Agent::Storer => bulk,
+            // One lane of two warpgroups speaks for both where they do not compute tiles.
+            Agent::Compute(n) => n == 0 || product,
+            Agent::Storer => ring && !product,
             _ => false,
         }
     }

@@ -1,6 +1,6 @@
 //! A trace in a few lines of text: by rank and role who was busy and who waited, and the chain that decided the end.
 
-use super::{Span, Trace, What, chain::chain};
+use super::{Span, Trace, What, Word, chain::chain};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -54,7 +54,8 @@ fn clocks(out: &mut String, trace: &Trace) {
         bounds.join(" ")
     );
     if a.contradiction_ns > 0.0 {
-        let _ = writeln!(out, "clocks    some wait ends {:.0} ns before its post", a.contradiction_ns);
+        let _ =
+            writeln!(out, "clocks    some wait ends {:.0} ns before its post", a.contradiction_ns);
     }
     for c in trace.clocks.iter().filter(|c| c.lost > 0 || c.disordered > 0) {
         let _ = writeln!(
@@ -71,16 +72,32 @@ fn entry(out: &mut String, trace: &Trace, rank: u32, spans: &[&Span]) {
     let begin = ctas().map(|s| s.begin).fold(f64::INFINITY, f64::min);
     let late = ctas().map(|s| s.begin).fold(0.0, f64::max);
     let end = ctas().map(|s| s.end).fold(0.0, f64::max);
-    let is_entry = |s: &&&Span| matches!(s.what, What::Wait { edge, .. } if trace.entry_edges.contains(&edge));
-    let met = spans.iter().filter(is_entry).map(|s| s.end).fold(f64::NEG_INFINITY, f64::max);
+    let mut seen: BTreeMap<Word, f64> = BTreeMap::new();
+    for s in spans {
+        if let What::Wait { edge, on, .. } = s.what
+            && trace.entry_edges.contains(&edge)
+        {
+            let first = seen.entry(on).or_insert(f64::INFINITY);
+            *first = first.min(s.end);
+        }
+    }
+    let met = seen.values().copied().fold(f64::NEG_INFINITY, f64::max);
     let done = spans.iter().filter(|s| trace.is_work(s)).map(|s| s.end).fold(0.0, f64::max);
+    let enter = spans.iter().find(|s| matches!(s.what, What::Enter { .. }));
+    let posts = enter.map_or(String::new(), |s| {
+        format!(
+            ", its entry posted from {:.1} to {:.1} us after that",
+            (s.begin - begin) / 1e3,
+            (s.end - begin) / 1e3
+        )
+    });
     let met = match met.is_finite() {
-        true => format!("last entry wait over {:.1} us later", (met - begin) / 1e3),
+        true => format!("has seen all peers' entries {:.1} us later", (met - begin) / 1e3),
         false => "no wait for an entry".into(),
     };
     let _ = writeln!(
         out,
-        "rank {rank}    begins at {:.1}, its last CTA {:.1} us later; {met}; last task ends at {:.1}, last CTA {:.1} us after it",
+        "rank {rank}    begins at {:.1}, its last CTA {:.1} us later{posts}; {met}; last task ends at {:.1}, last CTA {:.1} us after it",
         begin / 1e3,
         (late - begin) / 1e3,
         done / 1e3,
@@ -90,8 +107,7 @@ fn entry(out: &mut String, trace: &Trace, rank: u32, spans: &[&Span]) {
 
 fn role(out: &mut String, trace: &Trace, index: usize, of_rank: &[&Span]) {
     let Some(info) = trace.roles.get(index) else { return };
-    let here: Vec<&&Span> =
-        of_rank.iter().filter(|s| trace.role(s.cta) == Some(index)).collect();
+    let here: Vec<&&Span> = of_rank.iter().filter(|s| trace.role(s.cta) == Some(index)).collect();
     let rank_time = |pick: fn(&Span) -> f64, start: f64, join: fn(f64, f64) -> f64| {
         of_rank.iter().filter(|s| s.what == What::Cta).map(|s| pick(s)).fold(start, join)
     };
@@ -167,13 +183,26 @@ fn families(out: &mut String, trace: &Trace) {
     for f in &trace.families {
         let mut lengths = Vec::new();
         let mut stalls = [0.0; 2];
+        let mut waited = 0.0;
+        let mut workers = Vec::new();
         for s in trace.spans.iter().filter(|s| trace.is_work(s)) {
             if let What::Task { family, stalled, .. } = s.what
                 && family == f.id
             {
                 lengths.push(s.length());
+                workers.push((s.rank, s.cta, s.agent));
                 stalls[0] += stalled[0];
                 stalls[1] += stalled[1];
+            }
+        }
+        workers.sort_unstable();
+        workers.dedup();
+        for s in &trace.spans {
+            if let What::Wait { family, .. } = s.what
+                && family == f.id
+                && workers.binary_search(&(s.rank, s.cta, s.agent)).is_ok()
+            {
+                waited += s.length();
             }
         }
         if lengths.is_empty() {
@@ -184,7 +213,7 @@ fn families(out: &mut String, trace: &Trace) {
         let at = |q: f64| lengths[((n - 1.0) * q) as usize] / 1e3;
         let _ = writeln!(
             out,
-            "fam{} {:<16} {:6} tasks by agent: mean {:.2} us, median {:.2}, 90% {:.2}, longest {:.2}; of the mean {:.2} at the ring, {:.2} for panels",
+            "fam{} {:<16} {:6} tasks by agent: mean {:.2} us, median {:.2}, 90% {:.2}, longest {:.2}; of the mean {:.2} at the ring, {:.2} for panels, {:.2} at signals",
             f.id,
             f.name,
             lengths.len(),
@@ -193,14 +222,16 @@ fn families(out: &mut String, trace: &Trace) {
             at(0.9),
             at(1.0),
             stalls[0] / n / 1e3,
-            stalls[1] / n / 1e3
+            stalls[1] / n / 1e3,
+            waited / n / 1e3
         );
     }
 }
 
 fn chain_text(out: &mut String, trace: &Trace) {
     let chain = chain(trace);
-    let _ = writeln!(out, "what the last task waited for, in {} steps, last first:", chain.steps.len());
+    let _ =
+        writeln!(out, "what the last task waited for, in {} steps, last first:", chain.steps.len());
     for step in chain.steps.iter().rev().take(STEPS) {
         let _ = writeln!(out, "  {:8.1}  {}", step.end / 1e3, step.text(trace));
     }

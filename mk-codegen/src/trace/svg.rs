@@ -221,7 +221,8 @@ fn strip(out: &mut String, trace: &Trace, spans: &[&Span], length: f64, y: f64) 
             }
             let (low, high) = (level(below[b]), level(below[b] + part));
             let x = LEFT + step * b as f64;
-            let _ = write!(path, "M{x:.1} {high:.1}h{step:.1}V{low:.1}h-{step:.1}z");
+            let wide = step + 0.3;
+            let _ = write!(path, "M{x:.1} {high:.1}h{wide:.1}V{low:.1}h-{wide:.1}z");
             below[b] += part;
         }
         if !path.is_empty() {
