@@ -11,6 +11,7 @@ mod arguments;
 pub mod build;
 pub mod function;
 pub mod harness;
+pub mod tune;
 
 pub use arguments::AsTensor;
 pub use function::Function;

@@ -33,6 +33,14 @@ impl Failure {
         Failure::Message(what.to_string())
     }
 
+    /// What it says.
+    pub fn text(&self) -> &str {
+        match self {
+            Failure::Message(text) => text,
+            Failure::ClosedPipe => "",
+        }
+    }
+
     /// Says it.
     pub fn report(self) -> ExitCode {
         match self {

@@ -1,4 +1,4 @@
-//! The `mk` command: checks, prints, emits, builds and runs pipelines.
+//! The `mk` command: checks, prints, emits, builds, runs and tunes pipelines.
 //!
 //! Results go to stdout, errors and progress to stderr. The exit status is 0 only for success, 2 for a command line
 //! that cannot be read, and 1 for everything else that fails.
@@ -15,6 +15,7 @@ mod plan;
 mod progress;
 mod run;
 mod trace;
+mod tune;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -43,6 +44,8 @@ enum Command {
     Run(run::Args),
     /// Run on GPUs with tracing on, and show what every CTA did and waited for
     Trace(trace::Args),
+    /// Measure ways of lowering a pipeline on GPUs, and say which is best
+    Tune(tune::Args),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Build(args) => build::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Tune(args) => tune::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,9 +27,33 @@ pub struct PipelineArgs {
     /// Rows, columns and depth of a matrix product's tile [default: 128x256x64]
     #[arg(long, value_name = "MxNxK", value_parser = block)]
     pub block: Option<[u32; 3]>,
+    /// Blocks of rows at the end of each shard whose tiles have fewer columns, for instance 1x64 [default: none]
+    #[arg(long, value_name = "BLOCKSxCOLUMNS", value_parser = tail)]
+    pub tail: Option<[u32; 2]>,
     /// How an all_reduce moves its summands: one-shot is for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
+    /// Which CTAs add up what products leave [default: beside]
+    #[arg(long, value_enum)]
+    pub sums: Option<Sums>,
+    /// Parts in which rows are walked with `--sums after` [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub turns: Option<u32>,
+    /// Bytes that one communication task moves to each peer, at most [default: 524288]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub chunk_bytes: Option<u32>,
+    /// Parts of the inner dimension that are multiplied at the same time, where sums follow [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub split_k: Option<u32>,
+}
+
+/// [`mk::passes::Sums`] as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sums {
+    /// CTAs of their own, meanwhile
+    Beside,
+    /// Those that multiply, when they are done
+    After,
 }
 
 /// [`mk::passes::AllReduce`] as an option.
@@ -50,7 +74,12 @@ impl PipelineArgs {
             ("--ranks", self.ranks.is_none()),
             ("--sms", self.sms.is_empty()),
             ("--block", self.block.is_none()),
+            ("--tail", self.tail.is_none()),
             ("--all-reduce", self.all_reduce.is_none()),
+            ("--sums", self.sums.is_none()),
+            ("--chunk-bytes", self.chunk_bytes.is_none()),
+            ("--turns", self.turns.is_none()),
+            ("--split-k", self.split_k.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
     }
@@ -112,6 +141,13 @@ fn block(text: &str) -> Result<[u32; 3], String> {
     match extents(text)?.as_slice() {
         [m, n, k] => Ok([small(*m)?, small(*n)?, small(*k)?]),
         _ => Err("give rows, columns and depth, for instance 128x256x64".into()),
+    }
+}
+
+fn tail(text: &str) -> Result<[u32; 2], String> {
+    match extents(text)?.as_slice() {
+        [blocks, columns] => Ok([small(*blocks)?, small(*columns)?]),
+        _ => Err("give blocks of rows and columns, for instance 1x64".into()),
     }
 }
 

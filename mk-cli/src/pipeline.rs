@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, DEFAULT_RANKS, PipelineArgs, once},
+    options::{AllReduce, DEFAULT_RANKS, PipelineArgs, Sums, once},
     progress::Progress,
 };
 use mk::{
@@ -108,7 +108,8 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
-fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
+/// Reads and checks the pipeline, and gives its symbols numbers.
+pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
     let is_file = has_extension(&args.pipeline, "mk");
     let text = if is_file { read(&args.pipeline)? } else { args.pipeline.clone() };
     let place = |mistakes: mk::Diagnostics| match is_file {
@@ -143,7 +144,8 @@ fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
     Ok(Pipeline { program, bound })
 }
 
-fn config(args: &PipelineArgs) -> Result<Config, Failure> {
+/// How the options say to lower.
+pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
     let default = Config::default();
     Ok(Config {
         ranks: args.ranks.unwrap_or(DEFAULT_RANKS),
@@ -153,6 +155,14 @@ fn config(args: &PipelineArgs) -> Result<Config, Failure> {
             Some(AllReduce::OneShot) => passes::AllReduce::OneShot,
             Some(AllReduce::TwoPhase) | None => passes::AllReduce::TwoPhase,
         },
+        sums: match args.sums {
+            Some(Sums::After) => passes::Sums::After,
+            Some(Sums::Beside) | None => passes::Sums::Beside,
+        },
+        chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
+        turns: args.turns.unwrap_or(default.turns),
+        tail: args.tail.map(|[blocks, columns]| passes::Tail { blocks, columns }),
+        split_k: args.split_k.unwrap_or(default.split_k),
         ..default
     })
 }

@@ -67,8 +67,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         ));
     };
     let ranks = loaded.plan.mesh.size();
-    let help = "give `--ranks` a number of GPUs; `mk doctor` says what there is";
-    let world = gpus(ranks).map_err(|why| Failure::with_help(why, help))?;
+    let world = gpus(ranks)?;
     loaded.verify()?;
     say!("device    cuda: {}", describe(&world))?;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };

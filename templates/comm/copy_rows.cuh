@@ -63,18 +63,19 @@ MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread
   }
 }
 
-// Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. Thread 0 waits and posts for all, over the
-// named barrier `kBarrier`: `Edges::start` orders its acquires before everybody's loads, `Edges::done` everybody's
-// stores before its release.
+// Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, each
+// lane for its share of the words, over the named barrier `kBarrier`: `Edges::start` orders its acquires before everybody's
+// loads, `Edges::done` everybody's stores before its releases.
 template <u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
     const RowsTask task = hooks.decode(t);
-    if (thread == 0) {
+    if (thread < 32) {
       chaos_delay(ctx, Agent::Copier, t);
       hooks.before_load(ctx, task);
       hooks.before_store(ctx, task);
+      __syncwarp();
     }
     named_barrier_sync<Edges::start, kBarrier, kThreads>();
     if (!ctx.aborted()) {
@@ -89,6 +90,6 @@ MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       }
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();
-    if (thread == 0) hooks.after_store(ctx, task);
+    if (thread < 32) hooks.after_store(ctx, task);
   }
 }

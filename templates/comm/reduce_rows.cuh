@@ -6,14 +6,22 @@ struct ReduceTask {
   u32 sources;
   u64 source_stride_bytes;  // from one source to the next
   u64 source_pitch_bytes;
-  u64 row_bytes;          // even
+  u32 columns;            // elements of a row
   u32 rows;
 };
 
-// Rows that one warp has in flight; times the sources, so that the loads cover the latency of HBM.
-constexpr u32 kReduceUnroll = 4;
 // Sources whose loads are in flight together.
 constexpr u32 kReduceSources = 4;
+
+// How many elements one thread takes at a time: whole vectors of 16 bytes of either type.
+template <Dtype kFrom, Dtype kTo>
+struct ReduceStep {
+  static constexpr u32 kElements = 16 / (element_bytes(kFrom) < element_bytes(kTo) ? element_bytes(kFrom) : element_bytes(kTo));
+  static constexpr u32 kLoads = kElements * element_bytes(kFrom) / 16;
+  static constexpr u32 kStores = kElements * element_bytes(kTo) / 16;
+  // Rows that one warp has in flight; times the sources, so that the loads cover the latency of HBM.
+  static constexpr u32 kRows = 4 / kLoads;
+};
 
 // Where a task's sums go: looked up once, because the hooks decode the task for it.
 template <u32 kCount>
@@ -38,7 +46,7 @@ constexpr u32 kVectorElements = 16 / element_bytes(kDtype);
 
 // A vector's elements, widened and added.
 template <Dtype kDtype>
-MK_DEVICE void add_vector(float (&sum)[kVectorElements<kDtype>], Vec16 v) {
+MK_DEVICE void add_vector(float* sum, Vec16 v) {
   const u32 (&words)[4] = v.x;
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
@@ -52,7 +60,7 @@ MK_DEVICE void add_vector(float (&sum)[kVectorElements<kDtype>], Vec16 v) {
 }
 
 template <Dtype kDtype>
-MK_DEVICE Vec16 round_vector(const float (&sum)[kVectorElements<kDtype>]) {
+MK_DEVICE Vec16 round_vector(const float* sum) {
   Vec16 v;
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
@@ -79,83 +87,93 @@ MK_DEVICE void store_element(u64 address, float x) {
   else st_u16(p, narrow<kDtype>(x));
 }
 
-// Rows whose addresses and pitches are multiples of 16 bytes; a tail of less than 16 bytes goes element by element.
-template <Dtype kDtype, u32 kThreads, class Hooks>
+// The first `whole` columns of all rows, whose addresses and pitches are multiples of 16 bytes.
+template <Dtype kFrom, Dtype kTo, u32 kThreads, class Hooks>
 MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
-                                 u32 thread) {
-  constexpr u32 kWarps = kThreads / 32;
-  const u64 whole = task.row_bytes / 16 * 16;
+                                 u32 thread, u32 whole) {
+  typedef ReduceStep<kFrom, kTo> Step;
+  constexpr u32 kWarps = kThreads / 32, kRows = Step::kRows;
 #pragma unroll 1
-  for (u32 row = thread / 32; row < task.rows; row += kWarps * kReduceUnroll) {
+  for (u32 row = thread / 32; row < task.rows; row += kWarps * kRows) {
 #pragma unroll 1
-    for (u64 at = thread % 32 * 16; at < whole; at += 32 * 16) {
-      float sum[kReduceUnroll][kVectorElements<kDtype>] = {};
+    for (u32 column = thread % 32 * Step::kElements; column < whole; column += 32 * Step::kElements) {
+      const u64 at = static_cast<u64>(column) * element_bytes(kFrom), to = static_cast<u64>(column) * element_bytes(kTo);
+      float sum[kRows][Step::kElements] = {};
 #pragma unroll 1
       for (u32 s0 = 0; s0 < task.sources; s0 += kReduceSources) {
-        Vec16 v[kReduceUnroll][kReduceSources];
+        Vec16 v[kRows][kReduceSources][Step::kLoads];
 #pragma unroll
-        for (u32 i = 0; i < kReduceUnroll; ++i) {
+        for (u32 i = 0; i < kRows; ++i) {
 #pragma unroll
           for (u32 s = 0; s < kReduceSources; ++s) {
             const u32 r = row + i * kWarps;
             if (r < task.rows && s0 + s < task.sources) {
               const u64 from = source + (s0 + s) * task.source_stride_bytes + r * task.source_pitch_bytes + at;
-              v[i][s] = ld_vec16(reinterpret_cast<const void*>(from));
+#pragma unroll
+              for (u32 l = 0; l < Step::kLoads; ++l) v[i][s][l] = ld_vec16(reinterpret_cast<const void*>(from + l * 16));
             }
           }
         }
 #pragma unroll
-        for (u32 i = 0; i < kReduceUnroll; ++i) {
+        for (u32 i = 0; i < kRows; ++i) {
 #pragma unroll
           for (u32 s = 0; s < kReduceSources; ++s) {
-            if (row + i * kWarps < task.rows && s0 + s < task.sources) add_vector<kDtype>(sum[i], v[i][s]);
+            if (row + i * kWarps < task.rows && s0 + s < task.sources) {
+#pragma unroll
+              for (u32 l = 0; l < Step::kLoads; ++l) add_vector<kFrom>(sum[i] + l * kVectorElements<kFrom>, v[i][s][l]);
+            }
           }
         }
       }
 #pragma unroll
-      for (u32 i = 0; i < kReduceUnroll; ++i) {
+      for (u32 i = 0; i < kRows; ++i) {
         const u32 r = row + i * kWarps;
         if (r >= task.rows) continue;
-        const Vec16 rounded = round_vector<kDtype>(sum[i]);
 #pragma unroll
-        for (u32 d = 0; d < Hooks::kDestinations; ++d) {
-          st_vec16(reinterpret_cast<void*>(targets.at(d, r, at)), rounded);
+        for (u32 l = 0; l < Step::kStores; ++l) {
+          const Vec16 rounded = round_vector<kTo>(sum[i] + l * kVectorElements<kTo>);
+#pragma unroll
+          for (u32 d = 0; d < Hooks::kDestinations; ++d) {
+            st_vec16(reinterpret_cast<void*>(targets.at(d, r, to + l * 16)), rounded);
+          }
         }
       }
     }
   }
 }
 
-// Elements `first_byte` and on of every row, one by one.
-template <Dtype kDtype, u32 kThreads, class Hooks>
+// Columns `first` and on of every row, one by one.
+template <Dtype kFrom, Dtype kTo, u32 kThreads, class Hooks>
 MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
-                               u32 thread, u64 first_byte) {
-  constexpr u32 kWarps = kThreads / 32, kBytes = element_bytes(kDtype);
+                               u32 thread, u32 first) {
+  constexpr u32 kWarps = kThreads / 32;
 #pragma unroll 1
   for (u32 row = thread / 32; row < task.rows; row += kWarps) {
 #pragma unroll 1
-    for (u64 at = first_byte + thread % 32 * kBytes; at < task.row_bytes; at += 32 * kBytes) {
+    for (u32 column = first + thread % 32; column < task.columns; column += 32) {
+      const u64 at = static_cast<u64>(column) * element_bytes(kFrom), to = static_cast<u64>(column) * element_bytes(kTo);
       float sum = 0.0f;
 #pragma unroll 1
       for (u32 s = 0; s < task.sources; ++s) {
-        sum += load_element<kDtype>(source + s * task.source_stride_bytes + row * task.source_pitch_bytes + at);
+        sum += load_element<kFrom>(source + s * task.source_stride_bytes + row * task.source_pitch_bytes + at);
       }
 #pragma unroll
-      for (u32 d = 0; d < Hooks::kDestinations; ++d) store_element<kDtype>(targets.at(d, row, at), sum);
+      for (u32 d = 0; d < Hooks::kDestinations; ++d) store_element<kTo>(targets.at(d, row, to), sum);
     }
   }
 }
 
-// Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. Thread 0 waits and posts for all, over the
-// named barrier `kBarrier`, as in `copy_rows`.
-template <Dtype kDtype, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
+// Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, over
+// the named barrier `kBarrier`, as in `copy_rows`.
+template <Dtype kFrom, Dtype kTo, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
     const ReduceTask task = hooks.decode(t);
-    if (thread == 0) {
+    if (thread < 32) {
       chaos_delay(ctx, Agent::Copier, t);
       hooks.before_load(ctx, task);
+      __syncwarp();
     }
     named_barrier_sync<Edges::start, kBarrier, kThreads>();
     if (!ctx.aborted()) {
@@ -164,14 +182,14 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       u64 alignment = source | task.source_stride_bytes | task.source_pitch_bytes;
 #pragma unroll
       for (u32 d = 0; d < Hooks::kDestinations; ++d) alignment |= targets.base[d] | targets.pitch_bytes[d];
-      u64 done = 0;
+      u32 done = 0;
       if (alignment % 16 == 0) {
-        reduce_rows_by_16<kDtype, kThreads, Hooks>(task, source, targets, thread);
-        done = task.row_bytes / 16 * 16;
+        done = task.columns - task.columns % ReduceStep<kFrom, kTo>::kElements;
+        reduce_rows_by_16<kFrom, kTo, kThreads, Hooks>(task, source, targets, thread, done);
       }
-      if (done < task.row_bytes) reduce_elements<kDtype, kThreads, Hooks>(task, source, targets, thread, done);
+      if (done < task.columns) reduce_elements<kFrom, kTo, kThreads, Hooks>(task, source, targets, thread, done);
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();
-    if (thread == 0) hooks.after_store(ctx, task);
+    if (thread < 32) hooks.after_store(ctx, task);
   }
 }

@@ -1,4 +1,8 @@
 // Moving registers between warpgroups (PTX ISA, "setmaxnreg"). Every warp of a warpgroup, in one branch of one if.
+// What each of 384 threads begins with: the file of 65,536, in units of 8. Registers only change hands: what some warpgroups
+// claim, others have released, or the claim waits for ever.
+constexpr u32 kRegsAtEntry = 65536 / 384 / 8 * 8;
+
 template <u32 kRegs>
 MK_DEVICE void sm90_regs_release() {
   static_assert(kRegs % 8 == 0 && kRegs >= 24 && kRegs <= 256, "what setmaxnreg takes");

@@ -15,6 +15,7 @@ struct Context {
   u32 state;  // shared address of the CtaState
   u32 epoch;  // this launch's, the first is 1
   u64 entered;  // kNoEntry, or the first of `world` signal words: word r counts the launches that rank r has entered
+  mutable u64 seen = 0;  // bit r: this thread has seen rank r in this launch, with the same plan
 
   MK_DEVICE bool aborted() const { return ld_shared(state) != 0; }
   MK_DEVICE void set_aborted() const { st_shared(state, 1); }

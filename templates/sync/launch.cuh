@@ -55,9 +55,11 @@ MK_DEVICE void post_entered(const Context& ctx) {
 }
 
 // Waits until `peer` has entered this launch with the same plan and per-launch values. `lag` 1 asks for the previous
-// launch only (slots that alternate by parity), which has no hash to compare any more.
+// launch only (slots that alternate by parity), which has no hash to compare any more. A thread asks once for each peer:
+// what it does later is ordered after that by program order.
 template <u32 kEdge, Reader kReader>
 MK_DEVICE bool wait_entered(const Context& ctx, u32 peer, u32 tile, u32 lag = 0) {
+  if (lag == 0 && (ctx.seen >> peer & 1) != 0) return !ctx.aborted();
   const u32* word = ctx.signal(ctx.header.rank, ctx.entered + peer);
   const u32 expected = ctx.epoch - lag;
   const bool ok = wait_word<kEdge, Scope::Sys, true>(ctx, word, expected, WaitSite{tile, peer});
@@ -66,7 +68,10 @@ MK_DEVICE bool wait_entered(const Context& ctx, u32 peer, u32 tile, u32 lag = 0)
   if (lag != 0) return true;
   const u32 slot = (ctx.epoch & 1) * MAX_RANKS + peer;
   const u32 theirs = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->launch_hash[slot]);
-  if (theirs == ctx.header.launch_hash) return true;
+  if (theirs == ctx.header.launch_hash) {
+    ctx.seen |= u64{1} << peer;
+    return true;
+  }
   give_up(ctx, Fault{FaultKind::PlanMismatch, kEdge, ctx.header.launch_hash, theirs, tile, peer, 0,
                      static_cast<u32>(ctx.entered + peer)});
   return false;

@@ -1,13 +1,14 @@
 // What each agent did, and when. Only in kernels that are emitted with tracing; the files before this one do not know
 // of it.
 //
-// An agent is one lane that appends records to a ring of its own: no atomics, nothing shared between agents. A ring that
-// is full overwrites its oldest records; the head says how many there were.
+// An agent appends records to a ring of its own, which lies in one part of memory that no other agent writes. Most agents are
+// one lane; the lanes of a copier's warp, which share its waits and posts, take places from the agent's count in shared memory.
+// A ring that is full overwrites its oldest records; the head says how many there were.
 
 // Values of a record's kind; the host's TraceKind declares the same.
 enum class TraceKind : u32 { Task = 1, Wait = 2, WaitBefore = 3, Post = 4, Enter = 5, Mark = 6, Cta = 7 };
 
-// An agent's state, used by its lane alone.
+// An agent's state; all but the count is for its first lane alone.
 struct TraceAgent {
   u32 count;       // records made in this launch
   u32 open;        // a task has begun and not ended
@@ -45,8 +46,8 @@ MK_DEVICE u32 trace_what(TraceKind kind, u32 family, u32 edge) {
 MK_DEVICE void trace_write(const LaunchHeader& header, u32 what, u32 task, u32 begin, u32 detail0, u32 detail1) {
   if (header.trace == 0) return;
   TraceAgent& agent = trace_agents[trace_agent()];
-  const u64 at = trace_part(header, trace_agent()) + sizeof(TraceHead) + agent.count % kTraceRecords * sizeof(TraceRecord);
-  agent.count += 1;
+  const u32 place = atomicAdd(&agent.count, 1u) % kTraceRecords;
+  const u64 at = trace_part(header, trace_agent()) + sizeof(TraceHead) + place * sizeof(TraceRecord);
   const u32 end = trace_clock();
   const u64 now = globaltimer_ns();
   st_vec16(reinterpret_cast<void*>(at), Vec16{{static_cast<u32>(now), static_cast<u32>(now >> 32), begin, end}});
@@ -82,21 +83,11 @@ MK_DEVICE void trace_signal(const LaunchHeader& header, TraceKind kind, u32 fami
               static_cast<u32>(offset >> 32));
 }
 
-MK_DEVICE bool trace_test_wait(u32 bar, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-  return done != 0;
-}
-
 // In place of `mbarrier_wait`, which generated code specialises with it: the same wait, and how long it was. The clocks
 // are read only where there is something to wait for.
 template <u32 kSlot>
 MK_DEVICE void trace_mbarrier_wait(u32 bar, u32 parity) {
-  if (trace_test_wait(bar, parity)) return;
+  if (mbarrier_test_wait(bar, parity)) return;
   const u32 begin = trace_clock();
   while (!mbarrier_try_wait(bar, parity)) {
   }

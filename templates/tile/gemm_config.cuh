@@ -19,6 +19,7 @@ enum class Consumers : u32 { Together, InTurn };
 struct GemmOptions {
   u32 block_m = 128;
   u32 block_n = 256;
+  u32 ring_n = 0;      // columns that a stage has room for, where it also takes wider tiles; 0: block_n
   u32 stages = 4;
   Dtype dtype = Dtype::Bf16;
   Dtype out = Dtype::Bf16;
@@ -71,8 +72,10 @@ struct GemmConfig {
   static constexpr u32 kPanelsPerTile = kMmasPerStep * kOutCols / kPanelCols;  // per consumer
 
   static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
-  // The layouts, the way of storing and the gate do not change what lies where: tiles that differ in them share a ring.
-  static constexpr u32 kBBytes = kBPanels * 64 * kBlockK * kElemBytes;
+  // The layouts, the way of storing and the gate do not change what lies where: tiles that differ in them share a ring. So
+  // do narrower ones, which leave a part of each stage empty.
+  static constexpr u32 kRingN = kOptions.ring_n == 0 ? kBlockN : kOptions.ring_n;
+  static constexpr u32 kBBytes = ceil_div(kRingN, 64) * 64 * kBlockK * kElemBytes;
   static constexpr u32 kBLoadedBytes = (kB == BLayout::NMajor ? kBPanels * 64 : kBlockN) * kBlockK * kElemBytes;
   static constexpr u32 kStageBytes = kABytes + kBBytes;
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
@@ -82,6 +85,7 @@ struct GemmConfig {
   MK_DEVICE static u32 first_row(u32 consumer) { return kInTurn ? 0 : consumer * kRowsPerConsumer; }
 
   static_assert(kBlockM == 64 || kBlockM == 128 || kBlockM == 256, "whole 64-row wgmmas for each consumer");
+  static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert((kMulticast == Multicast::None) == (kCluster == 1), "a cluster is there to share an operand");

@@ -91,7 +91,8 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const GemmTile& tile,
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, u32 consumer,
                                   RingCursor<Config::kStages>& ring, RingCursor<Config::kPanels>& staging) {
-  float acc[Config::kMmasPerStep][Config::kAccumulators];
+  // Without a value here, registers would be kept alive from an earlier call in a loop.
+  float acc[Config::kMmasPerStep][Config::kAccumulators] = {};
   u32 turn = 0;
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride(), turn ^= 1) {

@@ -142,36 +142,44 @@ fn choose(args: &Args, loaded: &Loaded) -> Result<Choice, Failure> {
     }
     let help =
         "use `--device cpu`, or give `--ranks` a number of GPUs; `mk doctor` says what there is";
-    match World::local(ranks as usize) {
-        Ok(world) => match unfit(&world) {
-            None => Ok(Choice::Cuda(world)),
-            Some(why) if args.device == Device::Auto => Ok(Choice::Cpu(Some(why))),
-            Some(why) => Err(Failure::with_help(why, help)),
-        },
-        Err(error) => {
-            let why = no_world(&error, ranks);
-            match args.device == Device::Auto && error.is_no_device() {
-                true => Ok(Choice::Cpu(Some(why))),
-                false => Err(Failure::with_help(why, help)),
-            }
+    match find(ranks) {
+        Ok(world) => Ok(Choice::Cuda(world)),
+        Err(Unusable { why, absent: true }) if args.device == Device::Auto => {
+            Ok(Choice::Cpu(Some(why)))
         }
+        Err(Unusable { why, .. }) => Err(Failure::with_help(why, help)),
     }
 }
 
-/// The GPUs for so many ranks, or why there are none.
-pub fn gpus(ranks: u32) -> Result<World, String> {
-    let world = World::local(ranks as usize).map_err(|error| no_world(&error, ranks))?;
-    unfit(&world).map_or(Ok(world), Err)
+/// Why GPUs cannot be used.
+struct Unusable {
+    why: String,
+    /// Whether there are none that fit, as opposed to some that fail.
+    absent: bool,
 }
 
-fn no_world(error: &Error, ranks: u32) -> String {
-    match error {
+/// A world of that many GPUs of this machine.
+pub fn gpus(ranks: u32) -> Result<World, Failure> {
+    let help = "give `--ranks` a number of GPUs; `mk doctor` says what there is";
+    find(ranks).map_err(|unusable| Failure::with_help(unusable.why, help))
+}
+
+fn find(ranks: u32) -> Result<World, Unusable> {
+    let error = match World::local(ranks as usize) {
+        Ok(world) => match unfit(&world) {
+            None => return Ok(world),
+            Some(why) => return Err(Unusable { why, absent: true }),
+        },
+        Err(error) => error,
+    };
+    let why = match &error {
         Error::NoSuchDevice { count, .. } => {
             format!("this machine has {count} GPUs for {ranks} ranks")
         }
         Error::DriverMissing => "this machine has no CUDA driver".into(),
         other => other.to_string(),
-    }
+    };
+    Err(Unusable { why, absent: error.is_no_device() })
 }
 
 /// Why a world cannot run the kernels of this version.

@@ -6,7 +6,7 @@
 
 use super::{
     Options, library,
-    role::{runs, template_of},
+    role::{bodies, template_of},
     trace,
 };
 use crate::ir::{EdgeId, Entity, Leaf, Plan, Proxy, Scope};
@@ -103,10 +103,9 @@ fn scope(scope: Scope) -> &'static str {
 /// Calls that every role and every leaf needs, and how often.
 fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let with_ctas = plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id);
+    let of = |id| template_of(&plan.families[id].leaf);
     let runs: Vec<Vec<&str>> = with_ctas
-        .map(|role| {
-            runs(plan, role).iter().map(|run| template_of(&plan.families[run[0]].leaf)).collect()
-        })
+        .map(|role| bodies(plan, role).iter().map(|body| of(body.families[0])).collect())
         .collect();
     let calls = |template| runs.iter().flatten().filter(|t| **t == template).count();
     let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();

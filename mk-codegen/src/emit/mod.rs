@@ -208,8 +208,9 @@ pub fn plan_hash(plan: &Plan, options: Options) -> u32 {
 /// What ptxas may spill: with one product nothing.
 fn spill_bytes(plan: &Plan) -> u32 {
     let products = |role| {
-        let runs = role::runs(plan, role);
-        runs.iter().filter(|r| matches!(plan.families[r[0]].leaf, Leaf::MmaTile { .. })).count()
+        let bodies = role::bodies(plan, role);
+        let leaf = |b: &role::Body| &plan.families[b.families[0]].leaf;
+        bodies.iter().filter(|b| matches!(leaf(b), Leaf::MmaTile { .. })).count()
     };
     if plan.roles.keys().any(|r| products(r) > 1) { CHAIN_SPILL_BYTES } else { 0 }
 }

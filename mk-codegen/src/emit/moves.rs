@@ -65,6 +65,7 @@ impl Emitter<'_> {
             destinations => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
             load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier })?,
             store_waits => self.waits(f, Agent::Storer)?,
+            store_signals => f.waits.iter().any(|w| w.by == Agent::Storer && !self.is_entry(w.signal)),
             posts => self.posts(f)?,
         })
     }
@@ -115,12 +116,18 @@ impl Emitter<'_> {
         for dst in f.accesses.iter().filter(|a| a.operand == Operand::Dst) {
             let n = dst.region.len();
             let same = dst.region[n - 1].1 == *cols && n >= 2 && dst.region[n - 2].1 == *rows;
-            if !leads || !same || dst.each.is_some() || dst.when.is_some() || dst.rank != own {
+            if !leads || !same || dst.each.is_some() || dst.when.is_some() {
                 let what = "source and destination of a sum differ in shape";
                 return Err(EmitError::unsupported(f.name.clone(), what));
             }
-            let pitch = self.own_pitch_bytes(dst.buffer);
-            let base = self.base(dst.buffer, "params.header.rank");
+            // Rows of another rank must be as long as the own ones; the own ones may be what they are.
+            let (pitch, base) = if dst.rank == own {
+                (self.own_pitch_bytes(dst.buffer), self.base(dst.buffer, "params.header.rank"))
+            } else {
+                let pitch = self.pitch_bytes(&f.name, dst.buffer)?.to_string();
+                (pitch, self.base(dst.buffer, &self.c(f, None, &dst.rank)))
+            };
+            let size = self.plan.buffers[dst.buffer].dtype.size_bytes();
             let (row, col) =
                 (self.c(f, None, &self.row(dst)), self.c(f, None, &dst.region[n - 1].0));
             let address =
@@ -142,7 +149,7 @@ impl Emitter<'_> {
             end => s.first + s.tasks,
             names => names(f),
             rows => self.c(f, None, rows),
-            row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
+            columns => self.c(f, None, cols),
             sources => self.c(f, None, &each.extent),
             source => format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})"),
             source_stride => stride,

@@ -10,11 +10,14 @@ use crate::ir::{
 };
 use minijinja::{Environment, Value, context};
 use mk_abi::DType;
+use std::collections::BTreeMap;
 
-/// Families of a role that one set of agents runs on end: same leaf, consecutive tasks.
+/// Families of a role that have one text: the same leaf on the same types.
 struct Group {
     leaf: Leaf,
     slices: Vec<Slice>,
+    /// First task, and the one behind the last, of each phase of the role.
+    phases: Vec<(u32, u32)>,
 }
 
 /// Renders every role that has CTAs.
@@ -35,9 +38,12 @@ pub(super) fn roles(e: &mut Emitter<'_>, env: &Environment<'_>) -> Result<Vec<Va
             rendered.push(group(e, env, &name, g, first_cta, role.ctas)?);
         }
         let rings: Vec<_> = ring(e, kind, &groups)?.into_iter().collect();
-        out.push(
-            context! { kind, first_cta, ctas => role.ctas, families, groups => rendered, rings },
-        );
+        let phases = groups.first().map_or(1, |g| g.phases.len());
+        out.push(context! {
+            kind, first_cta, families, rings, phases,
+            ctas => role.ctas,
+            groups => rendered,
+        });
         first_cta += role.ctas;
     }
     Ok(out)
@@ -71,39 +77,76 @@ fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
         && (!computes || types(a) == types(b))
 }
 
-/// A role's families, cut where the leaf or what its epilogue reads changes.
-pub(super) fn runs(plan: &Plan, role: RoleId) -> Vec<Vec<FamId>> {
-    let mut out: Vec<Vec<FamId>> = Vec::new();
+/// Families of a role that have one text, and those of each phase. A role runs its texts one after the other, phase by
+/// phase; most have one phase.
+pub(super) struct Body {
+    /// In the order of the plan.
+    pub families: Vec<FamId>,
+    phases: Vec<Vec<FamId>>,
+}
+
+/// A role's texts.
+pub(super) fn bodies(plan: &Plan, role: RoleId) -> Vec<Body> {
+    let mut out: Vec<Body> = Vec::new();
+    let (mut phases, mut last) = (1, 0);
     for (id, _) in plan.families.iter().filter(|(_, f)| f.role == role) {
-        match out.last_mut() {
-            Some(run) if same_body(plan, run[0], id) => run.push(id),
-            _ => out.push(vec![id]),
+        let known = out.iter().position(|b| same_body(plan, b.families[0], id));
+        let n = known.unwrap_or(out.len());
+        if known.is_none() {
+            out.push(Body { families: Vec::new(), phases: Vec::new() });
         }
+        // Back to a text that another one has followed.
+        phases += usize::from(n < last);
+        last = n;
+        let body = &mut out[n];
+        body.families.push(id);
+        body.phases.resize(phases, Vec::new());
+        body.phases[phases - 1].push(id);
+    }
+    for body in &mut out {
+        body.phases.resize(phases, Vec::new());
     }
     out
 }
 
 fn groups(e: &Emitter<'_>, role: RoleId) -> Result<Vec<Group>, EmitError> {
-    let mut out = Vec::new();
+    let mut slices = BTreeMap::new();
     let mut first = 0;
-    for run in runs(e.plan, role) {
-        let mut slices = Vec::new();
-        for id in &run {
-            let domain = &e.plan.families[*id].domain;
-            let nested = |(_, n): &(String, _)| {
-                let n: &crate::ir::Expr = n;
-                (0..domain.len()).any(|v| n.mentions(Var::domain(v)))
-            };
-            if domain.iter().any(nested) {
-                return Err(EmitError::unsupported(id.to_string(), "loops depend on each other"));
-            }
-            let slice = Slice { id: *id, first, tasks: e.n_tasks(*id)? };
-            first += slice.tasks;
-            slices.push(slice);
+    for (id, f) in e.plan.families.iter().filter(|(_, f)| f.role == role) {
+        let nested = |(_, n): &(String, _)| {
+            let n: &crate::ir::Expr = n;
+            (0..f.domain.len()).any(|v| n.mentions(Var::domain(v)))
+        };
+        if f.domain.iter().any(nested) {
+            return Err(EmitError::unsupported(id.to_string(), "loops depend on each other"));
         }
-        out.push(Group { leaf: e.plan.families[run[0]].leaf.clone(), slices });
+        let slice = Slice { id, first, tasks: e.n_tasks(id)? };
+        first += slice.tasks;
+        slices.insert(id, slice);
     }
-    Ok(out)
+    let group = |body: Body| {
+        let range = |phase: &Vec<FamId>| match (phase.first(), phase.last()) {
+            (Some(a), Some(b)) => (slices[a].first, slices[b].first + slices[b].tasks),
+            _ => (0, 0),
+        };
+        Group {
+            leaf: e.plan.families[body.families[0]].leaf.clone(),
+            slices: body.families.iter().map(|id| slices[id]).collect(),
+            phases: body.phases.iter().map(range).collect(),
+        }
+    };
+    Ok(bodies(e.plan, role).into_iter().map(group).collect())
+}
+
+/// A number for each phase, as C.
+fn by_phase(values: impl DoubleEndedIterator<Item = u32>) -> String {
+    let mut text = String::new();
+    let mut values: Vec<u32> = values.collect();
+    let last = values.pop().unwrap_or(0);
+    for (phase, value) in values.into_iter().enumerate() {
+        text += &format!("phase == {phase} ? {value} : ");
+    }
+    format!("{text}{last}")
 }
 
 /// The ring of shared-memory stages that a role's groups use one after the other.
@@ -125,12 +168,17 @@ fn ring(e: &Emitter<'_>, kind: &str, groups: &[Group]) -> Result<Option<Value>, 
         .map(|x| context! { name => x.name.clone(), edge => x.edge.to_string() })
         .collect();
     let name = format!("{}Ring", camel(kind));
+    // A stage has room for the widest tiles.
+    let columns = |g: &Group| match g.leaf {
+        Leaf::MmaTile { block, .. } => block[1],
+        _ => 0,
+    };
     Ok(Some(match &first.leaf {
         Leaf::MmaTile { block, stages, .. } => context! {
             kind => "mma",
             name, edges, stages,
             block_m => block[0],
-            block_n => block[1],
+            block_n => groups.iter().map(columns).max(),
         },
         Leaf::CopyTile { stages, .. } => context! { kind => "bulk", name, edges, stages },
         _ => return Ok(None),
@@ -161,23 +209,27 @@ fn group(
         return Err(EmitError::unsupported(name, "sums of one group have as many destinations"));
     }
     let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
-    let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);
+    let first = g.slices[0];
     let tile = match &g.leaf {
         Leaf::MmaTile { .. } => Some(tile(e, &g.leaf, first.id)?),
         _ => None,
     };
-    let dtype = match template {
-        "reduce_rows" => one_dtype(e, first.id, |_| true)?,
-        _ => "Bf16",
+    let (dtype, dtype_to) = match template {
+        "reduce_rows" => {
+            let of = |operand| one_dtype(e, first.id, |o| o == operand);
+            (of(Operand::Src)?, of(Operand::Dst)?)
+        }
+        _ => ("Bf16", "Bf16"),
     };
     let hooks = env.get_template(template)?.render(context! {
         name, families, posts, first_cta, ctas,
         trace => e.options.trace,
         locals => e.locals(),
-        first => first.first,
-        end => last.first + last.tasks,
+        phased => g.phases.len() > 1,
+        first => by_phase(g.phases.iter().map(|p| p.0)),
+        end => by_phase(g.phases.iter().map(|p| p.1)),
     })?;
-    Ok(context! { name, template, hooks, dtype, tile })
+    Ok(context! { name, template, hooks, dtype, dtype_to, tile })
 }
 
 /// What the tiles of a matrix-product group are, beyond the ring.

@@ -23,23 +23,31 @@ impl Emitter<'_> {
         }
     }
 
-    /// Wraps a line in its `when` and its `each`.
-    fn wrap(&self, f: &Family, each: Option<&Each>, when: Option<&Expr>, line: String) -> String {
+    /// Wraps a line in its `when` and its `each`. A copier is a whole warp, whose lanes share the elements of `each`: their
+    /// round trips overlap.
+    fn wrap(
+        &self,
+        f: &Family,
+        by: Agent,
+        each: Option<&Each>,
+        when: Option<&Expr>,
+        line: String,
+    ) -> String {
         let line = match when {
             Some(w) => format!("if ({}) {line}", self.c(f, each, w)),
             None => line,
         };
-        match each {
-            Some(each) => {
-                let (var, extent) = (&each.var, self.c(f, None, &each.extent));
-                format!("for (int {var} = 0; {var} < {extent}; ++{var}) {line}")
-            }
-            None => line,
-        }
+        let Some(each) = each else { return line };
+        let (var, extent) = (&each.var, self.c(f, None, &each.extent));
+        let (first, next) = match by {
+            Agent::Copier => ("lane_index()", format!("{var} += 32")),
+            _ => ("0", format!("++{var}")),
+        };
+        format!("for (int {var} = {first}; {var} < {extent}; {next}) {line}")
     }
 
     /// Whether a signal is the one by which ranks announce themselves.
-    fn is_entry(&self, signal: SigId) -> bool {
+    pub(super) fn is_entry(&self, signal: SigId) -> bool {
         let mut enter = self.plan.families.values().filter(|f| f.leaf == Leaf::Enter);
         enter.any(|f| f.posts.iter().any(|p| p.signal == signal))
     }
@@ -87,11 +95,13 @@ impl Emitter<'_> {
             )
         };
         let kind = if w.lag > 0 { "WaitBefore" } else { "Wait" };
+        // All lanes of a copier's warp wait for a word that they do not share out.
+        let all = w.by == Agent::Copier && each.is_none();
         let call = match self.options.trace {
-            true => trace::around(&call, kind, edge, &at),
+            true => trace::around(&call, kind, edge, &at, all),
             false => call,
         };
-        Ok(self.wrap(f, each, w.when.as_ref(), call))
+        Ok(self.wrap(f, w.by, each, w.when.as_ref(), call))
     }
 
     fn post(&self, f: &Family, p: &Post) -> Result<String, EmitError> {
@@ -107,10 +117,15 @@ impl Emitter<'_> {
         let call =
             format!("post_signal<edge::{edge}, {scope}>(ctx, ctx.signal({rank}, {word}), {add});");
         let call = match self.options.trace {
-            true => trace::around(&call, "Post", edge, &format!("ctx.signal({rank}, {word})")),
+            true => {
+                trace::around(&call, "Post", edge, &format!("ctx.signal({rank}, {word})"), false)
+            }
             false => call,
         };
-        Ok(self.wrap(f, each, p.when.as_ref(), call))
+        // One lane of a copier's warp.
+        let once = p.by == Agent::Copier && each.is_none();
+        let call = if once { format!("if (lane_index() == 0) {call}") } else { call };
+        Ok(self.wrap(f, p.by, each, p.when.as_ref(), call))
     }
 
     /// The waits of one agent, in order.

@@ -28,12 +28,14 @@ fn has_ring(leaf: &Leaf) -> bool {
     matches!(template_of(leaf), "mma_tile" | "copy_bulk")
 }
 
-/// A wait or a post with a record of it. One statement, as the call is.
-pub(super) fn around(call: &str, kind: &str, edge: EdgeId, word: &str) -> String {
+/// A wait or a post with a record of it. One statement, as the call is. With `all`, every lane of a warp makes the call, and
+/// the first one speaks for them.
+pub(super) fn around(call: &str, kind: &str, edge: EdgeId, word: &str, all: bool) -> String {
     let id = edge.index();
+    let who = if all { "if (lane_index() == 0) " } else { "" };
     format!(
         "{{ const u32 begin_ = trace_clock(); {call} \
-         trace_signal(params.header, TraceKind::{kind}, work.family, {id}, work.task, {word}, begin_); }}"
+         {who}trace_signal(params.header, TraceKind::{kind}, work.family, {id}, work.task, {word}, begin_); }}"
     )
 }
 

@@ -300,13 +300,16 @@ impl Leaf {
     }
 
     /// Whether two leaves of one role run on the same barriers and stages: products differ in layouts, arithmetic, or the
-    /// way of storing only.
+    /// way of storing only, or in columns, in whole panels of 64.
     pub fn shares_ring(&self, other: &Leaf) -> bool {
         match (self, other) {
             (
-                Leaf::MmaTile { block, stages, .. },
-                Leaf::MmaTile { block: other_block, stages: other_stages, .. },
-            ) => (block, stages) == (other_block, other_stages),
+                Leaf::MmaTile { block: [m, n, k], stages, .. },
+                Leaf::MmaTile { block: [m2, n2, k2], stages: stages2, .. },
+            ) => {
+                (m, k, stages) == (m2, k2, stages2)
+                    && (n == n2 || n.is_multiple_of(64) && n2.is_multiple_of(64))
+            }
             _ => self == other,
         }
     }

@@ -6,17 +6,17 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
-    AllReduce, Config, LowerError,
+    AllReduce, Config, LowerError, Sums, Tail,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, aligned, block_rows},
     pack::{self, Packed},
-    reduce,
+    reduce::{self, Sum, Summands},
     rows::{RowBlock, Rows},
     select::{Gemm, Kernel, Made, Reduce, Tensor},
 };
 use crate::ir::{
-    ALayout, Access, BLayout, BufId, CopyVia, EpilogueOp, Expr, Leaf, Operand, Point, RoleKind,
-    Space, Store, Var,
+    ALayout, Access, BLayout, BufId, CopyVia, Dim, EpilogueOp, Expr, Leaf, Operand, Point,
+    RoleKind, Space, Store, Var,
 };
 use mk_syntax::Placement;
 
@@ -63,6 +63,8 @@ enum Target {
     Slots(BufId),
     /// `[shards, rows, n]` of the own rank, for every rank to read.
     Parts(BufId),
+    /// `[parts of k, rows of all shards, n]` in scratch, to be added up.
+    Splits(BufId),
 }
 
 /// The kernel's buffers and what has been made so far.
@@ -92,6 +94,10 @@ struct Product<'a> {
     b: BufId,
     extras: Vec<BufId>,
     target: Target,
+    /// Parts of k that are multiplied side by side, and the extent of one.
+    split: [i32; 2],
+    /// Rows of a gathered operand that its owner multiplies, too.
+    own: Option<Rows>,
 }
 
 /// Runs the pass.
@@ -127,7 +133,31 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
         let what = format!("`swiglu` has no tiles of {bn} columns, half gates and half ups");
         return error(what, "use 128 or 256 columns");
     }
-    let f32 = kernel.gemms.iter().any(|g| g.out.dtype == mk_abi::DType::F32);
+    if config.split_k == 0 || config.turns == 0 {
+        return error("0 parts of the inner dimension, or 0 turns".into(), "use 1 or more");
+    }
+    let splits = config.split_k > 1;
+    if splits && !(0..kernel.gemms.len()).any(|n| kernel.splits(n)) {
+        let what = format!("no product here can be cut into {} parts", config.split_k);
+        return error(what, "only one that is reduced, with no elementwise operation between, can");
+    }
+    if let Some(Tail { blocks, columns }) = config.tail {
+        let gated = kernel.gemms.iter().any(Gemm::gated);
+        let narrow = columns % if gated { 128 } else { 64 } == 0 && (1..bn).contains(&columns);
+        if blocks == 0 || !narrow || bn % 64 != 0 {
+            let what = format!("a tail of {blocks} blocks of rows in tiles of {columns} columns");
+            let help = "use at least one block, and 64, 128 or 192 columns (with `swiglu` 128), less than the other tiles have";
+            return error(what, help);
+        }
+        let result = |n| kernel.result_of(Made::Gemm(n)).is_some() && !kernel.readers(n);
+        if !(0..kernel.gemms.len()).any(result) {
+            return error(
+                "no product here can have a tail".into(),
+                "only one that is a result as it is can",
+            );
+        }
+    }
+    let f32 = splits || kernel.gemms.iter().any(|g| g.out.dtype == mk_abi::DType::F32);
     if f32 && bn % 64 != 0 {
         let what = format!("f32 results have no tiles of {bn} columns");
         return error(what, "use a multiple of 64 columns");
@@ -226,8 +256,27 @@ impl<'k> Tiler<'k> {
             (None, Some(r)) if !readers || tma_rows(&g.out, world) => Target::Out(self.results[r]),
             (None, _) => Target::Hidden(self.scratch(g, &rows, n)),
         };
-        let product = self.product(n, rows.clone(), target, own_b);
-        let by = self.tiles(&product);
+        let split = self.split(n);
+        let [parts, _] = split;
+        let to = match reduce {
+            Some((r, _)) if parts > 1 => {
+                let out = &kernel.results[r].out;
+                Target::Splits(reduce::splits(&mut self.draft, out, &rows, parts))
+            }
+            _ => target,
+        };
+        let mut product = self.product(n, rows.clone(), to, own_b, split);
+        let block = [self.config.block[0] as i32, product.leaf.out_columns() as i32];
+        let sum = match (to, reduce) {
+            (Target::Slots(slots), Some((r, how))) => Some(self.sum(slots, r, how, &rows, block)),
+            _ => None,
+        };
+        let alone = !readers && matches!(to, Target::Out(_));
+        let by = match (sum, self.config.tail.filter(|_| alone)) {
+            (Some(sum), _) => self.in_turns(&mut product, sum),
+            (None, Some(tail)) => self.with_tail(&mut product, tail),
+            (None, None) => self.tiles(&product),
+        };
         let packed = match g.left {
             Made::Source(s) => self.sources[s].packed.clone(),
             Made::Gemm(_) => None,
@@ -237,15 +286,20 @@ impl<'k> Tiler<'k> {
                 pack::flow(&mut self.draft, &p, operand, &by);
             }
         }
-        let Product { leaf, col_blocks, n: depth, .. } = product;
-        let block = [self.config.block[0] as i32, leaf.out_columns() as i32];
-        match (target, reduce) {
-            (Target::Slots(slots), Some((r, how))) => {
-                self.sum(slots, r, how, &rows, block, by.clone());
+        let Product { col_blocks, n: depth, .. } = product;
+        let mut tiles = Summands { rows: rows.clone(), block, by: by.clone(), operand: Operand::C };
+        if let (Target::Splits(splits), Some((r, how))) = (to, reduce) {
+            tiles = self.fold(splits, target, r, tiles);
+            if let Target::Slots(slots) = target {
+                let mut sum = self.sum(slots, r, how, &tiles.rows, tiles.block);
+                sum.turn(&mut self.draft, "reduce", &tiles.rows);
+                sum.finish(&mut self.draft, tiles.operand, std::mem::take(&mut tiles.by));
             }
+        }
+        match (target, reduce) {
             (Target::Parts(parts), Some((r, _))) => {
-                let (draft, out) = (&mut self.draft, &kernel.results[r].out);
-                reduce::pull(draft, parts, self.results[r], out, &rows, block, by.clone());
+                let (out, result) = (&kernel.results[r].out, self.results[r]);
+                reduce::pull(&mut self.draft, self.config, out, parts, result, tiles);
             }
             (Target::Hidden(buffer), _) | (Target::Out(buffer), _) if readers => {
                 let in_shards = matches!(target, Target::Hidden(_));
@@ -261,6 +315,33 @@ impl<'k> Tiler<'k> {
         self.hidden.push(None);
     }
 
+    /// How many parts a product's inner dimension is cut into, and the extent of one. Each part has whole steps, on every
+    /// rank.
+    fn split(&self, n: usize) -> [i32; 2] {
+        let (wanted, step) = (self.config.split_k as i32, self.config.block[2] as i32);
+        let depth = match self.depth(n) {
+            Expr::Const(depth) if self.kernel.splits(n) => depth,
+            // An extent under its name; the same on all ranks, and in all launches.
+            Expr::Dim(d) if self.kernel.splits(n) => match &self.draft.plan.dims[d] {
+                Dim { runtime_max: None, value, .. } => *value,
+                _ => return [1, 0],
+            },
+            _ => return [1, 0],
+        };
+        let steps = (depth + step - 1) / step;
+        let part = (steps + wanted - 1) / wanted;
+        [(steps + part - 1) / part, part * step]
+    }
+
+    /// Extent of a product's inner dimension, on the own rank.
+    fn depth(&self, n: usize) -> Expr {
+        match self.kernel.gemms[n].left {
+            Made::Source(s) => self.sources[s].depth.clone(),
+            Made::Gemm(i) => self.hidden[i].as_ref().map_or(0.into(), |h| h.depth.clone()),
+        }
+    }
+
+    /// The sum of slots that go to result `r`.
     fn sum(
         &mut self,
         slots: BufId,
@@ -268,11 +349,69 @@ impl<'k> Tiler<'k> {
         how: Reduce,
         rows: &Rows,
         block: [i32; 2],
-        by: Vec<Covers>,
-    ) {
+    ) -> Sum<'k> {
+        let (out, buffers) = (&self.kernel.results[r].out, [slots, self.results[r]]);
+        Sum::new(&mut self.draft, self.config, how, out, buffers, rows, block)
+    }
+
+    /// The tiles of a product and their sum, in turns: sums of some rows behind the products of the next.
+    fn in_turns(&mut self, product: &mut Product<'k>, mut sum: Sum<'k>) -> Vec<Covers> {
+        let after = self.config.sums == Sums::After;
+        let turns = product.rows.in_turns(if after { self.config.turns as i32 } else { 1 });
+        let name = product.name.clone();
+        let called = |name: &str, t: usize| match turns.len() {
+            1 => name.to_string(),
+            _ => format!("{name}.{t}"),
+        };
+        let mut by = Vec::new();
+        for (t, turn) in turns.iter().enumerate() {
+            product.name = called(&name, t);
+            product.rows = turn.clone();
+            product.own = Some(turn.own());
+            by.extend(self.tiles(product));
+            if let Some(before) = t.checked_sub(1) {
+                sum.turn(&mut self.draft, &called("reduce", before), &turns[before]);
+            }
+        }
+        if let (Some(last), t) = (turns.last(), turns.len().saturating_sub(1)) {
+            sum.turn(&mut self.draft, &called("reduce", t), last);
+        }
+        sum.finish(&mut self.draft, Operand::C, by.clone());
+        by
+    }
+
+    /// The tiles of a product, those of the last rows narrower and last.
+    fn with_tail(&mut self, product: &mut Product<'k>, tail: Tail) -> Vec<Covers> {
+        let all = product.rows.clone();
+        let walked = (tail.blocks as i32).min(all.blocks);
+        let (head, last) =
+            (all.blocks - walked, Rows { from: all.blocks - walked, walked, ..all.clone() });
+        product.rows = Rows { walked: head, ..all };
+        let mut by = if head > 0 { self.tiles(product) } else { Vec::new() };
+        if let Leaf::MmaTile { block, .. } = &mut product.leaf {
+            block[1] = tail.columns;
+        }
+        let columns = product.leaf.out_columns() as i32;
+        let width = widest(&product.g.out, 1, self.draft.world());
+        product.col_blocks = (width + columns - 1) / columns;
+        product.name += ".tail";
+        product.rows = last;
+        // The owner has multiplied all of its own.
+        if head > 0 {
+            product.own = None;
+        }
+        by.extend(self.tiles(product));
+        by
+    }
+
+    /// Adds up the parts of a product that was split, to where its tiles would have gone.
+    fn fold(&mut self, splits: BufId, target: Target, r: usize, tiles: Summands) -> Summands {
         let out = &self.kernel.results[r].out;
-        let result = self.results[r];
-        reduce::sum(&mut self.draft, slots, result, how, out, rows, block, Operand::C, by);
+        let (into, by_owner) = match target {
+            Target::Slots(b) => (b, true),
+            Target::Out(b) | Target::Hidden(b) | Target::Parts(b) | Target::Splits(b) => (b, false),
+        };
+        reduce::fold(&mut self.draft, self.config, out, splits, into, by_owner, tiles)
     }
 
     /// A right operand, repacked once if it must be.
@@ -293,7 +432,14 @@ impl<'k> Tiler<'k> {
         self.draft.buffer(&format!("hidden{n}"), Space::Scratch, g.out.dtype, shape, pitch)
     }
 
-    fn product(&mut self, n: usize, rows: Rows, target: Target, b: BufId) -> Product<'k> {
+    fn product(
+        &mut self,
+        n: usize,
+        rows: Rows,
+        target: Target,
+        b: BufId,
+        split: [i32; 2],
+    ) -> Product<'k> {
         let g = &self.kernel.gemms[n];
         let world = self.draft.world();
         let a_layout = match g.left {
@@ -315,11 +461,9 @@ impl<'k> Tiler<'k> {
             epilogue: g.epilogue.clone(),
         };
         let columns = leaf.out_columns() as i32;
-        let k = match g.left {
-            Made::Source(s) => self.sources[s].depth.clone(),
-            Made::Gemm(i) => self.hidden[i].as_ref().map_or(0.into(), |h| h.depth.clone()),
-        };
+        let k = self.depth(n);
         Product {
+            own: Some(rows.own()),
             g,
             name: if self.kernel.gemms.len() > 1 { format!("gemm{n}") } else { "gemm".into() },
             leaf,
@@ -331,6 +475,7 @@ impl<'k> Tiler<'k> {
             b,
             extras: g.extras.iter().map(|x| self.params[*x]).collect(),
             target,
+            split,
         }
     }
 
@@ -340,21 +485,20 @@ impl<'k> Tiler<'k> {
         match p.g.left {
             Made::Source(s) => match &self.sources[s].left {
                 Left::Local(a, layout) => vec![p.family(draft, &p.name, &p.rows, |r| {
-                    let (row, k) =
-                        ((p.rows.global(r), r.len.clone()), (Expr::Const(0), p.k.clone()));
+                    let (row, k) = ((p.rows.global(r), r.len.clone()), p.depth(r));
                     (*a, if *layout == ALayout::Mk { vec![row, k] } else { vec![k, row] })
                 })],
                 Left::ByOwner(a) => vec![p.family(draft, &p.name, &p.rows, |r| {
-                    let k = (Expr::Const(0), p.k.clone());
+                    let k = p.depth(r);
                     (*a, vec![k, (r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone())])
                 })],
                 Left::Gathered(x) => {
                     let mut out = Vec::new();
-                    if !x.own_rows {
+                    if let Some(own) = p.own.as_ref().filter(|_| !x.own_rows) {
                         let name = format!("{}.own", p.name);
-                        out.push(p.family(draft, &name, &p.rows.own(), |r| {
+                        out.push(p.family(draft, &name, own, |r| {
                             let row = (r.at.clone(), r.len.clone());
-                            (x.shard, vec![row, (0.into(), p.k.clone())])
+                            (x.shard, vec![row, p.depth(r)])
                         }));
                     }
                     let name =
@@ -373,7 +517,7 @@ impl<'k> Tiler<'k> {
                     let rows = if h.in_shards {
                         p.in_shards(r)
                     } else {
-                        vec![(p.rows.global(r), r.len.clone()), (0.into(), p.k.clone())]
+                        vec![(p.rows.global(r), r.len.clone()), p.depth(r)]
                     };
                     (h.buffer, rows)
                 });
@@ -440,7 +584,17 @@ fn hand_over(draft: &mut Draft, h: &Hidden, rows: &Rows, operand: Operand, to: C
 impl Product<'_> {
     /// A block of rows in `[shards, rows, k]`.
     fn in_shards(&self, r: &RowBlock) -> Vec<(Expr, Expr)> {
-        vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), (0.into(), self.k.clone())]
+        vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), self.depth(r)]
+    }
+
+    /// The part of k that a task multiplies.
+    fn depth(&self, r: &RowBlock) -> (Expr, Expr) {
+        let [parts, part] = self.split;
+        if parts == 1 {
+            return (0.into(), self.k.clone());
+        }
+        let k = Expr::from(Var::domain(r.loops + 1));
+        (k.clone() * part, block_rows(self.k.clone(), k, part))
     }
 
     fn family(
@@ -458,7 +612,7 @@ impl Product<'_> {
         let (buffer, region) = a(&r);
         let j = rows.column();
         let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
-        let depth = (Expr::Const(0), self.k.clone());
+        let depth = self.depth(&r);
         let mut b = match b_layout {
             BLayout::Kn => vec![depth, cols.clone()],
             BLayout::Nk => vec![cols.clone(), depth],
@@ -483,13 +637,23 @@ impl Product<'_> {
             Target::Hidden(h) | Target::Parts(h) => {
                 write(Operand::C, h, vec![(r.shard.clone(), 1.into()), here, cols])
             }
+            Target::Splits(s) => {
+                let k = Expr::from(Var::domain(r.loops + 1));
+                let at = r.shard.clone() * rows.capacity + r.at.clone();
+                write(Operand::C, s, vec![(k, 1.into()), (at, r.len.clone()), cols])
+            }
             Target::Slots(slots) => Access {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
                 ..write(Operand::C, slots, vec![(Var::RANK.into(), 1.into()), here, cols])
             },
         });
-        let domain = rows.domain(self.col_blocks);
-        let order = rows.order(self.group, self.col_blocks);
+        let mut domain = rows.domain(self.col_blocks);
+        let [parts, _] = self.split;
+        let mut order = rows.order(self.group, self.col_blocks, parts);
+        if parts > 1 {
+            domain.push(("k", parts.into()));
+            order.push(Expr::from(Var::LINEAR) % parts);
+        }
         let family =
             draft.family(name, RoleKind::Compute, self.leaf.clone(), domain, order, accesses);
         Covers { family, shard: r.shard, block: r.block }

@@ -33,6 +33,8 @@ pub struct Config {
     pub sms: BTreeMap<String, u32>,
     /// Rows, columns and depth of a matrix product's tile.
     pub block: [u32; 3],
+    /// Where the last tiles of a product are cut narrower.
+    pub tail: Option<Tail>,
     /// Shared-memory stages of a matrix product.
     pub gemm_stages: u32,
     /// Shared-memory stages of a bulk copy.
@@ -43,6 +45,36 @@ pub struct Config {
     pub chunk_bytes: u32,
     /// How an `all_reduce` behind a matrix product moves its summands.
     pub all_reduce: AllReduce,
+    /// Which CTAs add up what products leave.
+    pub sums: Sums,
+    /// With [`Sums::After`]: parts in which rows are walked. The sums of a part follow the products of the next one, and go
+    /// out to peers from CTAs of their own; with 1, all products are followed by all sums.
+    pub turns: u32,
+    /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs:
+    /// each part makes a summand in f32, and those of a rank are added before any leaves it. For products that end in a
+    /// `reduce_scatter` or `all_reduce` without an elementwise operation between.
+    pub split_k: u32,
+}
+
+/// Which CTAs add up what products leave, and hand the sums on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sums {
+    /// Others than those that multiply, meanwhile.
+    #[default]
+    Beside,
+    /// Those that multiply, when they are done: for products of one or two waves of tiles, which need every SM and end all at
+    /// once.
+    After,
+}
+
+/// Tiles of the last rows are narrower, so that a last wave that does not fill the GPU is short. For products that are results
+/// as they are; of a gathered operand, the last rows of every peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// Blocks of rows at the end of each shard.
+    pub blocks: u32,
+    /// Columns of their tiles: a multiple of 64, less than the others have.
+    pub columns: u32,
 }
 
 /// How an `all_reduce` moves its summands. Both add in the order of ranks, in f32, and round once: the same bits.
@@ -64,11 +96,15 @@ impl Default for Config {
             target: crate::target::SM_90A.name.to_string(),
             sms: BTreeMap::new(),
             block: [128, 256, 64],
+            tail: None,
             gemm_stages: 4,
-            copy_stages: 8,
+            copy_stages: 12,
             group_rows: 8,
             chunk_bytes: 512 * 1024,
             all_reduce: AllReduce::TwoPhase,
+            sums: Sums::Beside,
+            turns: 1,
+            split_k: 1,
         }
     }
 }

@@ -7,13 +7,18 @@
 //! Deterministic: the sum is in f32, in rank order, rounded once. Parts are rounded to the slot's dtype on the way.
 
 use super::{
-    Config,
+    Config, Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, peer_at},
     rows::Rows,
     select::{Kernel, Reduce, Tensor},
 };
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+use crate::target;
+use mk_abi::DType;
+
+/// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
+const LEAST_ROWS: i32 = 8;
 
 /// The slots of a result's rows.
 pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
@@ -29,81 +34,216 @@ fn pitch(out: &Tensor) -> Option<Expr> {
     (padded != n).then_some(Expr::Const(padded))
 }
 
-/// Adds the sum of `slots` to `result`, in tiles of `block` rows and columns. Tasks of `from` write the slots through
-/// `operand`; their last loop variable is the column block.
-#[expect(clippy::too_many_arguments, reason = "each is one independent fact")]
-pub(super) fn sum(
-    draft: &mut Draft,
+/// Tiles of summands, and who writes them.
+pub(super) struct Summands {
+    pub rows: Rows,
+    /// Rows and columns of a tile.
+    pub block: [i32; 2],
+    pub by: Vec<Covers>,
+    /// What they are written through.
+    pub operand: Operand,
+}
+
+/// Who adds up, and in which tiles.
+#[derive(Clone, Copy)]
+struct Adders {
+    kind: RoleKind,
+    /// Rows and columns of a tile.
+    tile: [i32; 2],
+    /// Tiles in a row of tiles.
+    across: i32,
+    /// Tiles in a block of rows of those who write the summands.
+    per_block: i32,
+}
+
+/// Sums over tiles of `block`: beside the products as they are; after them in flatter ones, until every CTA has one.
+fn adders(draft: &Draft, config: &Config, out: &Tensor, rows: &Rows, block: [i32; 2]) -> Adders {
+    let across = (out.shape[1].value + block[1] - 1) / block[1];
+    let mut tile = block;
+    let kind = match config.sums {
+        Sums::Beside => RoleKind::IntraComm,
+        Sums::After => {
+            let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
+            let tiles = |height| (rows.capacity + height - 1) / height * rows.count * across;
+            while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < sms * 3 / 4 {
+                tile[0] /= 2;
+            }
+            RoleKind::Compute
+        }
+    };
+    Adders { kind, tile, across, per_block: block[0] / tile[0] }
+}
+
+/// The sum of `slots`, which goes to a result: a family for each turn, then the flows.
+pub(super) struct Sum<'a> {
+    how: Reduce,
+    out: &'a Tensor,
     slots: BufId,
     result: BufId,
-    how: Reduce,
-    out: &Tensor,
-    rows: &Rows,
-    block: [i32; 2],
-    operand: Operand,
-    from: Vec<Covers>,
-) {
-    let world = draft.world();
-    let n = draft.dim(&out.shape[1]);
-    let col_blocks = (out.shape[1].value + block[1] - 1) / block[1];
-    let own = rows.own();
-    let r = own.block(draft, block[0]);
-    let j = own.column();
-    let columns = (j.clone() * block[1], block_rows(n.clone(), j.clone(), block[1]));
-    let here = (r.at.clone(), r.len.clone());
-    let each = Each { var: "s".into(), extent: world.into() };
-    let src = Access {
-        each: Some(each.clone()),
-        ..read(
-            Operand::Src,
-            slots,
-            vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()],
-        )
-    };
-    let first = if how == Reduce::All {
-        Expr::from(Var::RANK) * rows.per_shard.clone()
-    } else {
-        Expr::Const(0)
-    };
-    let region = vec![(first + r.at.clone(), r.len.clone()), columns.clone()];
-    let mut accesses = vec![src, write(Operand::Dst, result, region)];
-    let all = how == Reduce::All && world > 1;
-    let sums = all.then(|| {
-        let shape = vec![rows.capacity.into(), n.clone()];
-        draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out))
-    });
-    if let Some(sums) = sums {
-        accesses.push(write(Operand::Dst, sums, vec![here, columns]));
+    /// What peers pull.
+    sums: Option<BufId>,
+    /// All rows, in blocks as the slots are written.
+    rows: Rows,
+    adders: Adders,
+    /// Of each turn, with the block that a task sums.
+    families: Vec<(FamId, Expr)>,
+    readers: Vec<Reader>,
+}
+
+impl<'a> Sum<'a> {
+    /// Adds the buffers. Slots are written in tiles of `block` rows and columns.
+    pub fn new(
+        draft: &mut Draft,
+        config: &Config,
+        how: Reduce,
+        out: &'a Tensor,
+        [slots, result]: [BufId; 2],
+        rows: &Rows,
+        block: [i32; 2],
+    ) -> Sum<'a> {
+        let adders = adders(draft, config, out, &rows.own(), block);
+        let all = how == Reduce::All && draft.world() > 1;
+        let n = draft.dim(&out.shape[1]);
+        let sums = all.then(|| {
+            let shape = vec![rows.capacity.into(), n];
+            draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out))
+        });
+        let (rows, families, readers) = (rows.clone(), Vec::new(), Vec::new());
+        Sum { how, out, slots, result, sums, rows, adders, families, readers }
     }
-    let domain = own.domain(col_blocks);
-    let family =
-        draft.family("reduce", RoleKind::IntraComm, Leaf::ReduceTile, domain, vec![], accesses);
+
+    /// Adds the family that sums the blocks of one turn.
+    pub fn turn(&mut self, draft: &mut Draft, name: &str, turn: &Rows) {
+        let world = draft.world();
+        let n = draft.dim(&self.out.shape[1]);
+        let Adders { kind, tile, across, per_block } = self.adders;
+        let own = turn.in_blocks(tile[0], per_block).own();
+        let r = own.block(draft, tile[0]);
+        let j = own.column();
+        let columns = (j.clone() * tile[1], block_rows(n, j.clone(), tile[1]));
+        let here = (r.at.clone(), r.len.clone());
+        let each = Each { var: "s".into(), extent: world.into() };
+        let from = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
+        let src = Access { each: Some(each.clone()), ..read(Operand::Src, self.slots, from) };
+        let first = if self.how == Reduce::All {
+            Expr::from(Var::RANK) * turn.per_shard.clone()
+        } else {
+            Expr::Const(0)
+        };
+        let region = vec![(first + r.at.clone(), r.len.clone()), columns.clone()];
+        let mut accesses = vec![src, write(Operand::Dst, self.result, region)];
+        if let Some(sums) = self.sums {
+            accesses.push(write(Operand::Dst, sums, vec![here, columns]));
+        }
+        let domain = own.domain(across);
+        let family = draft.family(name, kind, Leaf::ReduceTile, domain, vec![], accesses);
+        self.families.push((family, r.block.clone()));
+        self.readers.push(Reader {
+            family,
+            operand: Operand::Src,
+            word: vec![Var::EACH.into(), r.block / per_block, j],
+            each: Some(each),
+        });
+    }
+
+    /// Adds the flows. Tasks of `by` write the slots through `operand`; their last loop variable is the column block.
+    pub fn finish(self, draft: &mut Draft, operand: Operand, by: Vec<Covers>) {
+        let world = draft.world();
+        let post = |c: Covers| {
+            let last = draft.plan.families[c.family].domain.len() - 1;
+            Writer {
+                family: c.family,
+                operand,
+                word: vec![Var::RANK.into(), c.block, Var::domain(last).into()],
+                rank: if world > 1 { c.shard } else { Var::RANK.into() },
+                each: None,
+            }
+        };
+        let from = by.into_iter().map(post).collect();
+        draft.flows.push(Flow {
+            name: "partial",
+            shape: vec![world.into(), self.rows.blocks.into(), self.adders.across.into()],
+            from,
+            count: 1.into(),
+            to: self.readers,
+        });
+        if let Some(sums) = self.sums {
+            let (families, rows) = (self.families, &self.rows);
+            spread(draft, sums, self.result, families, self.out, rows, self.adders);
+        }
+    }
+}
+
+/// What the tiles of a product leave whose inner dimension is cut: `[split, rows of all shards, n]`, in f32.
+pub(super) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -> BufId {
+    let n = draft.dim(&out.shape[1]);
+    let padded = aligned(out.shape[1].value, 4);
+    let pitch = (padded != out.shape[1].value).then_some(Expr::Const(padded));
+    let shape = vec![split.into(), (rows.shards * rows.capacity).into(), n];
+    draft.buffer("splits", Space::Scratch, DType::F32, shape, pitch)
+}
+
+/// Adds the parts of each tile, in the order of the inner dimension, and writes the rounded sums to `into`: slots of the
+/// rows' owners (`by_owner`), or `parts`. The last loop variable of those who write is the part, the one before it the
+/// column block.
+pub(super) fn fold(
+    draft: &mut Draft,
+    config: &Config,
+    out: &Tensor,
+    splits: BufId,
+    into: BufId,
+    by_owner: bool,
+    from: Summands,
+) -> Summands {
+    let Summands { rows, block, by, operand } = from;
+    let split = draft.plan.buffers[splits].shape[0].clone();
+    let n = draft.dim(&out.shape[1]);
+    let Adders { kind, tile, across, per_block } = adders(draft, config, out, &rows, block);
+    let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0], per_block));
+    let r = rows.block(draft, tile[0]);
+    let j = rows.column();
+    let columns = (j.clone() * tile[1], block_rows(n, j.clone(), tile[1]));
+    let here = (r.at.clone(), r.len.clone());
+    let row = (r.shard.clone() * rows.capacity + r.at.clone(), r.len.clone());
+    let each = Each { var: "k".into(), extent: split.clone() };
+    let src = Access {
+        each: Some(each),
+        ..read(Operand::Src, splits, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
+    };
+    let dst = if by_owner {
+        let rank = if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() };
+        let to = vec![(Var::RANK.into(), 1.into()), here, columns];
+        Access { rank, ..write(Operand::Dst, into, to) }
+    } else {
+        write(Operand::Dst, into, vec![(r.shard.clone(), 1.into()), here, columns])
+    };
+    let domain = rows.domain(across);
+    let family = draft.family("fold", kind, Leaf::ReduceTile, domain, vec![], vec![src, dst]);
     let post = |c: Covers| {
-        let last = draft.plan.families[c.family].domain.len() - 1;
+        let column = draft.plan.families[c.family].domain.len() - 2;
         Writer {
             family: c.family,
             operand,
-            word: vec![Var::RANK.into(), c.block, Var::domain(last).into()],
-            rank: if world > 1 { c.shard } else { Var::RANK.into() },
+            word: vec![c.shard, c.block, Var::domain(column).into()],
+            rank: Var::RANK.into(),
             each: None,
         }
     };
-    let from = from.into_iter().map(post).collect();
+    let from = by.into_iter().map(post).collect();
     draft.flows.push(Flow {
-        name: "partial",
-        shape: vec![world.into(), rows.blocks.into(), col_blocks.into()],
+        name: "split",
+        shape: vec![rows.shards.into(), blocks.into(), across.into()],
         from,
-        count: 1.into(),
+        count: split,
         to: vec![Reader {
             family,
             operand: Operand::Src,
-            word: vec![Var::EACH.into(), r.block, j],
-            each: Some(each),
+            word: vec![r.shard.clone(), r.block.clone() / per_block, j],
+            each: None,
         }],
     });
-    if let Some(sums) = sums {
-        spread(draft, sums, result, family, out, rows, [block[0], col_blocks]);
-    }
+    let by = vec![Covers { family, shard: r.shard, block: r.block }];
+    Summands { rows, block: tile, by, operand: Operand::Dst }
 }
 
 /// The own summands of a result, where every rank can read them.
@@ -117,19 +257,20 @@ pub(super) fn parts(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
 /// loop variable is the column block.
 pub(super) fn pull(
     draft: &mut Draft,
+    config: &Config,
+    out: &Tensor,
     parts: BufId,
     result: BufId,
-    out: &Tensor,
-    rows: &Rows,
-    block: [i32; 2],
-    from: Vec<Covers>,
+    from: Summands,
 ) {
+    let Summands { rows, block, by, operand } = from;
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let col_blocks = (out.shape[1].value + block[1] - 1) / block[1];
-    let r = rows.block(draft, block[0]);
+    let Adders { kind, tile, across, per_block } = adders(draft, config, out, &rows, block);
+    let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0], per_block));
+    let r = rows.block(draft, tile[0]);
     let j = rows.column();
-    let columns = (j.clone() * block[1], block_rows(n, j.clone(), block[1]));
+    let columns = (j.clone() * tile[1], block_rows(n, j.clone(), tile[1]));
     let each = Each { var: "q".into(), extent: world.into() };
     let here = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), columns.clone()];
     let src = Access {
@@ -138,79 +279,100 @@ pub(super) fn pull(
         ..read(Operand::Src, parts, here)
     };
     let dst = write(Operand::Dst, result, vec![(rows.global(&r), r.len.clone()), columns]);
-    let domain = rows.domain(col_blocks);
-    let leaf = Leaf::ReduceTile;
-    let family = draft.family("pull", RoleKind::IntraComm, leaf, domain, vec![], vec![src, dst]);
+    let domain = rows.domain(across);
+    let family = draft.family("pull", kind, Leaf::ReduceTile, domain, vec![], vec![src, dst]);
     let post = |c: Covers| {
         let last = draft.plan.families[c.family].domain.len() - 1;
         Writer {
             family: c.family,
-            operand: Operand::C,
+            operand,
             word: vec![Var::RANK.into(), c.shard, c.block, Var::domain(last).into()],
             rank: Var::EACH.into(),
             each: Some(Each { var: "p".into(), extent: world.into() }),
         }
     };
-    let from = from.into_iter().map(post).collect();
+    let from = by.into_iter().map(post).collect();
     draft.hand_over(Flow {
         name: "part",
-        shape: vec![world.into(), rows.shards.into(), rows.blocks.into(), col_blocks.into()],
+        shape: vec![world.into(), rows.shards.into(), blocks.into(), across.into()],
         from,
         count: 1.into(),
         to: vec![Reader {
             family,
             operand: Operand::Src,
-            word: vec![Var::EACH.into(), r.shard, r.block, j],
+            word: vec![Var::EACH.into(), r.shard, r.block / per_block, j],
             each: Some(each),
         }],
     });
 }
 
-/// Every rank pulls the peers' finished rows.
+/// Every rank pulls the peers' finished rows: whole ones in bulk on CTAs of their own; tiles, when those that multiply have
+/// nothing else to do any more.
 fn spread(
     draft: &mut Draft,
     sums: BufId,
     result: BufId,
-    reduce: FamId,
+    reduce: Vec<(FamId, Expr)>,
     out: &Tensor,
     rows: &Rows,
-    [height, col_blocks]: [i32; 2],
+    adders: Adders,
 ) {
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let theirs = rows.peers();
-    let r = theirs.block(draft, height);
-    let cols = (Expr::Const(0), n);
+    let Adders { kind, tile, across, per_block } = adders;
+    let by_tile = kind == RoleKind::Compute && reduce.len() == 1;
+    let kind = if by_tile { kind } else { RoleKind::IntraComm };
+    let theirs = rows.in_blocks(tile[0], per_block).peers();
+    let r = theirs.block(draft, tile[0]);
+    let cols = if by_tile {
+        let j = theirs.column();
+        (j.clone() * tile[1], block_rows(n, j, tile[1]))
+    } else {
+        (Expr::Const(0), n)
+    };
     let src = Access {
         rank: r.shard.clone(),
         ..read(Operand::Src, sums, vec![(r.at.clone(), r.len.clone()), cols.clone()])
     };
     let to = (theirs.global(&r), r.len.clone());
     let dst = write(Operand::Dst, result, vec![to, cols]);
-    let mut domain = theirs.domain(1);
-    domain.pop();
+    let mut domain = theirs.domain(across);
+    if !by_tile {
+        domain.pop();
+    }
     // Whole rows without gaps, or through registers.
-    let via = if pitch(out).is_none() { CopyVia::Bulk } else { CopyVia::Ldst };
+    let bulk = !by_tile && pitch(out).is_none();
+    let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
     let leaf = Leaf::CopyTile { via, stages: draft.copy_stages };
-    let pull = draft.family("spread", RoleKind::IntraComm, leaf, domain, vec![], vec![src, dst]);
+    let pull = draft.family("spread", kind, leaf, domain, vec![], vec![src, dst]);
     let peers = Each { var: "p".into(), extent: (world - 1).into() };
+    // A word for each thing that is pulled.
+    let mut shape = vec![world.into(), theirs.blocks.into()];
+    let mut pulled = vec![r.shard, r.block];
+    if by_tile {
+        shape.push(across.into());
+        pulled.push(theirs.column());
+    }
+    let write = |(family, block): (FamId, Expr)| {
+        let mut word = vec![Var::RANK.into(), block];
+        if by_tile {
+            word.push(Var::domain(1).into());
+        }
+        Writer {
+            family,
+            operand: Operand::Dst,
+            word,
+            rank: peer_at(Expr::from(Var::EACH) + 1, world),
+            each: Some(peers.clone()),
+        }
+    };
+    let from = reduce.into_iter().map(write).collect();
     draft.flows.push(Flow {
         name: "summed",
-        shape: vec![world.into(), rows.blocks.into()],
-        from: vec![Writer {
-            family: reduce,
-            operand: Operand::Dst,
-            word: vec![Var::RANK.into(), Var::domain(0).into()],
-            rank: peer_at(Expr::from(Var::EACH) + 1, world),
-            each: Some(peers),
-        }],
-        count: col_blocks.into(),
-        to: vec![Reader {
-            family: pull,
-            operand: Operand::Src,
-            word: vec![r.shard, r.block],
-            each: None,
-        }],
+        shape,
+        from,
+        count: if by_tile { 1.into() } else { across.into() },
+        to: vec![Reader { family: pull, operand: Operand::Src, word: pulled, each: None }],
     });
 }
 
@@ -242,6 +404,9 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
     let from = vec![Covers { family: push, shard: r.shard, block: r.block }];
-    sum(&mut draft, to, result, how, out, &rows, BLOCK, Operand::Dst, from);
+    let beside = Config { sums: Sums::Beside, ..config.clone() };
+    let mut sum = Sum::new(&mut draft, &beside, how, out, [to, result], &rows, BLOCK);
+    sum.turn(&mut draft, "reduce", &rows);
+    sum.finish(&mut draft, Operand::Dst, from);
     draft
 }

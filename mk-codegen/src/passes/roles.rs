@@ -4,7 +4,7 @@
 //! [`Config::sms`] has exactly what was asked for, the others the default.
 
 use super::{Config, LowerError, draft::Draft};
-use crate::ir::{Entity, Leaf, Plan, Role, RoleId, RoleKind};
+use crate::ir::{Arena, Entity, FamId, Leaf, Plan, Role, RoleId, RoleKind};
 use crate::target;
 
 /// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
@@ -42,7 +42,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     let asked = |k: RoleKind| config.sms.get(k.name()).copied();
     let has = |k: RoleKind| used.contains(&k);
-    let default = if reduces(&plan) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
+    let default = if reduces(&plan, &kinds) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
     let comm =
         match (has(RoleKind::IntraComm), asked(RoleKind::IntraComm), asked(RoleKind::Compute)) {
             (false, ..) => 0,
@@ -81,8 +81,10 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     Ok(plan)
 }
 
-fn reduces(plan: &Plan) -> bool {
-    plan.families.values().any(|f| f.leaf == Leaf::ReduceTile)
+/// Whether communication CTAs also add.
+fn reduces(plan: &Plan, kinds: &Arena<FamId, RoleKind>) -> bool {
+    let mut sums = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::ReduceTile);
+    sums.any(|(id, _)| kinds[id] == RoleKind::IntraComm)
 }
 
 fn owns_ctas(kind: RoleKind) -> bool {

@@ -25,6 +25,9 @@ pub(super) struct Rows {
     /// Shards that are covered: `count` of them, from `first` places after the own rank.
     pub first: i32,
     pub count: i32,
+    /// Blocks of each shard that are covered: `walked` of them, from `from` on.
+    pub from: i32,
+    pub walked: i32,
 }
 
 /// One block of rows, as expressions over a task's variables.
@@ -37,6 +40,8 @@ pub(super) struct RowBlock {
     pub at: Expr,
     /// Rows; 0 or less past the end.
     pub len: Expr,
+    /// Loops over rows: the next is that over columns.
+    pub loops: usize,
 }
 
 impl Rows {
@@ -52,12 +57,28 @@ impl Rows {
             (draft.dim(e), e.capacity())
         };
         let blocks = (capacity + height - 1) / height;
-        Rows { of: of.clone(), per_shard, capacity, blocks, shards, first: 0, count: shards }
+        let (of, first, count, from, walked) = (of.clone(), 0, shards, 0, blocks);
+        Rows { of, per_shard, capacity, blocks, shards, first, count, from, walked }
     }
 
     /// Peers first, the own rows last: those need no link, and nobody waits for them.
     pub fn peers_first(self) -> Rows {
         Rows { first: i32::from(self.shards > 1), ..self }
+    }
+
+    /// The same rows in blocks of another height, `per_block` of which make one of these.
+    pub fn in_blocks(&self, height: i32, per_block: i32) -> Rows {
+        let blocks = (self.capacity + height - 1) / height;
+        let from = self.from * per_block;
+        let walked = (self.walked * per_block).min(blocks - from);
+        Rows { blocks, from, walked, ..self.clone() }
+    }
+
+    /// The blocks of each shard in so many parts, as equal as can be; fewer where there are fewer blocks.
+    pub fn in_turns(&self, turns: i32) -> Vec<Rows> {
+        let each = (self.blocks + turns - 1) / turns.max(1);
+        let part = |from: i32| Rows { from, walked: each.min(self.blocks - from), ..self.clone() };
+        (0..self.blocks).step_by(each.max(1) as usize).map(part).collect()
     }
 
     /// The rows of the own shard.
@@ -72,7 +93,7 @@ impl Rows {
 
     /// Loop variables: block, shard (if there are several), column block.
     pub fn domain(&self, col_blocks: i32) -> Vec<(&'static str, Expr)> {
-        let mut domain = vec![("i", self.blocks.into())];
+        let mut domain = vec![("i", self.walked.into())];
         if self.count > 1 {
             domain.push(("s", self.count.into()));
         }
@@ -87,7 +108,10 @@ impl Rows {
 
     /// The rows of a task, in blocks of `height`.
     pub fn block(&self, draft: &mut Draft, height: i32) -> RowBlock {
-        let i = Expr::from(Var::domain(0));
+        let mut i = Expr::from(Var::domain(0));
+        if self.from > 0 {
+            i = i + self.from;
+        }
         let shard = if self.shards == 1 {
             Expr::Const(0)
         } else if self.count > 1 {
@@ -103,7 +127,8 @@ impl Rows {
             draft.shard(&self.of.shape[0], shard.clone())
         };
         let len = block_rows(rows, i.clone(), height);
-        RowBlock { shard, block: i.clone(), at: i * height, len }
+        let loops = if self.count > 1 { 2 } else { 1 };
+        RowBlock { shard, block: i.clone(), at: i * height, len, loops }
     }
 
     /// The first row of a task in all rows of the result.
@@ -117,9 +142,10 @@ impl Rows {
 
     /// Order of tiles: groups of `group` row blocks, column by column, so that both operands stay in L2. Row blocks of all
     /// covered shards alternate, block by block: they arrive, or are sent, at the same time.
-    pub fn order(&self, group: i32, col_blocks: i32) -> Vec<Expr> {
-        let t = Expr::from(Var::LINEAR);
-        let total = self.blocks * self.count;
+    /// Each tile comes `times` times on end.
+    pub fn order(&self, group: i32, col_blocks: i32, times: i32) -> Vec<Expr> {
+        let t = Expr::from(Var::LINEAR) / times;
+        let total = self.walked * self.count;
         let first = t.clone() / (group * col_blocks) * group;
         let height = Expr::Const(group).min(Expr::Const(total) - first.clone());
         let within = t % (group * col_blocks);

@@ -112,6 +112,12 @@ impl Kernel {
         self.results.iter().position(|r| r.of == value && r.reduce.is_none())
     }
 
+    /// Whether a product's inner dimension may be cut: its summands are added in any case, and nothing is done to the whole
+    /// before.
+    pub fn splits(&self, gemm: usize) -> bool {
+        self.reduce_of(gemm).is_some() && self.gemms[gemm].epilogue.is_empty()
+    }
+
     /// Products that read a product.
     pub fn readers(&self, gemm: usize) -> bool {
         self.gemms.iter().any(|g| g.left == Made::Gemm(gemm))

@@ -323,6 +323,22 @@ pub fn read(source: &KernelSource, buffers: &[RankBuffer<'_>]) -> Result<Trace, 
     })
 }
 
+/// The waits among some spans, each agent's made disjoint: lanes of a copier wait side by side.
+fn disjoint_waits<'a>(spans: impl Iterator<Item = &'a Span>) -> Vec<Span> {
+    let mut waits: Vec<Span> =
+        spans.filter(|s| matches!(s.what, What::Wait { .. })).copied().collect();
+    let agent = |s: &Span| (s.rank, s.cta, s.agent);
+    waits.sort_by(|a, b| agent(a).cmp(&agent(b)).then(a.begin.total_cmp(&b.begin)));
+    waits.dedup_by(|next, last| {
+        let joins = agent(next) == agent(last) && next.begin <= last.end;
+        if joins {
+            last.end = last.end.max(next.end);
+        }
+        joins
+    });
+    waits
+}
+
 impl Trace {
     /// Nanoseconds from the first CTA's begin to the last one's end.
     pub fn length(&self) -> f64 {

@@ -1,6 +1,6 @@
 //! A trace in a few lines of text: by rank and role who was busy and who waited, and the chain that decided the end.
 
-use super::{Span, Trace, What, Word, chain::chain};
+use super::{Span, Trace, What, Word, chain::chain, disjoint_waits};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -124,6 +124,7 @@ fn role(out: &mut String, trace: &Trace, index: usize, of_rank: &[&Span]) {
     let all_ctas = length * f64::from(info.ctas.max(1));
     let mut busy: f64 = work.iter().map(|s| s.length()).sum();
     let mut waits: BTreeMap<String, f64> = BTreeMap::new();
+    let mut edges: Vec<u32> = Vec::new();
     for s in &here {
         match s.what {
             What::Task { family, stalled, .. } if trace.is_work(s) => {
@@ -132,15 +133,19 @@ fn role(out: &mut String, trace: &Trace, index: usize, of_rank: &[&Span]) {
                     *waits.entry(name).or_default() += ns / all;
                 }
             }
-            What::Wait { edge, .. } => {
-                *waits.entry(format!("e{edge}")).or_default() += s.length() / all_ctas;
-                if workers.contains(&(s.cta, s.agent)) {
-                    busy -= s.length();
-                }
-            }
+            What::Wait { edge, .. } if !edges.contains(&edge) => edges.push(edge),
             _ => {}
         }
     }
+    for edge in edges {
+        let at = |s: &&&&Span| matches!(s.what, What::Wait { edge: e, .. } if e == edge);
+        let sum: f64 =
+            disjoint_waits(here.iter().filter(at).map(|s| **s)).iter().map(Span::length).sum();
+        *waits.entry(format!("e{edge}")).or_default() += sum / all_ctas;
+    }
+    let own = disjoint_waits(here.iter().map(|s| **s));
+    let own = own.iter().filter(|s| workers.binary_search(&(s.cta, s.agent)).is_ok());
+    busy -= own.map(Span::length).sum::<f64>();
     let mut waits: Vec<_> = waits.into_iter().filter(|(_, w)| *w >= 0.0005).collect();
     waits.sort_by(|a, b| b.1.total_cmp(&a.1));
     let waits: Vec<_> = waits.iter().map(|(n, w)| format!("{n} {:.1}%", 100.0 * w)).collect();
@@ -183,7 +188,6 @@ fn families(out: &mut String, trace: &Trace) {
     for f in &trace.families {
         let mut lengths = Vec::new();
         let mut stalls = [0.0; 2];
-        let mut waited = 0.0;
         let mut workers = Vec::new();
         for s in trace.spans.iter().filter(|s| trace.is_work(s)) {
             if let What::Task { family, stalled, .. } = s.what
@@ -197,14 +201,12 @@ fn families(out: &mut String, trace: &Trace) {
         }
         workers.sort_unstable();
         workers.dedup();
-        for s in &trace.spans {
-            if let What::Wait { family, .. } = s.what
-                && family == f.id
+        let own = |s: &&Span| {
+            matches!(s.what, What::Wait { family, .. } if family == f.id)
                 && workers.binary_search(&(s.rank, s.cta, s.agent)).is_ok()
-            {
-                waited += s.length();
-            }
-        }
+        };
+        let own = disjoint_waits(trace.spans.iter().filter(own));
+        let waited: f64 = own.iter().map(Span::length).sum();
         if lengths.is_empty() {
             continue;
         }

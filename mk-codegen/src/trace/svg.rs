@@ -3,7 +3,7 @@
 //!
 //! A predicted timeline is a [`Trace`] too; it stands above, on the same scale.
 
-use super::{Agent, Chain, Span, Trace, What, chain::chain};
+use super::{Agent, Chain, Span, Trace, What, chain::chain, disjoint_waits};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -195,12 +195,16 @@ fn strip(out: &mut String, trace: &Trace, spans: &[&Span], length: f64, y: f64) 
                 add(colour(trace, family), s, 1.0 - at_edges);
                 add(STALL, s, at_edges);
             }
-            // A worker's own waits are part of its task.
-            What::Wait { family, .. } if workers.contains(&(s.cta, s.agent)) => {
-                add(WAIT, s, 1.0);
-                add(colour(trace, family), s, -1.0);
-            }
             _ => {}
+        }
+    }
+    // A worker's own waits are part of its task.
+    for s in disjoint_waits(spans.iter().copied()) {
+        if let What::Wait { family, .. } = s.what
+            && workers.binary_search(&(s.cta, s.agent)).is_ok()
+        {
+            add(WAIT, &s, 1.0);
+            add(colour(trace, family), &s, -1.0);
         }
     }
     layers.sort_by_key(|(fill, _)| (*fill == STALL, *fill == WAIT));

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, io};
 
-const MAGIC: &[u8; 8] = b"mkcubin1";
+const MAGIC: &[u8; 8] = b"mkcubin2";
 const HEAD: usize = 8 + 32 + 8 + 8;
 
 /// What a compilation leaves: the binary and the log, from which the report is parsed again.

@@ -41,6 +41,9 @@ pub(super) struct Library {
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
 }
 
+/// The first version that has a cache of its own, and an option against it (NVRTC 13.0 documentation, section 10).
+const NO_CACHE_SINCE: (c_int, c_int) = (12, 9);
+
 impl Library {
     /// Opens the library, once per path.
     pub(super) fn open(path: &Path) -> Result<&'static Library, Error> {
@@ -108,8 +111,11 @@ impl Library {
         };
         let source = c_string(unit.cuda, "the text")?;
         let name = c_string(&format!("{}.cu", unit.name), "the name")?;
-        let flags =
-            flags.iter().map(|f| c_string(f, "an option")).collect::<Result<Vec<_>, _>>()?;
+        // With a driver on the machine NVRTC would answer from the driver's cache, and its log would say nothing of registers,
+        // spills and entry points.
+        let own_cache = (self.version.major, self.version.minor) >= NO_CACHE_SINCE;
+        let flags = flags.iter().map(String::as_str).chain(own_cache.then_some("--no-cache"));
+        let flags = flags.map(|f| c_string(f, "an option")).collect::<Result<Vec<_>, _>>()?;
         let flag_ptrs: Vec<*const c_char> = flags.iter().map(|f| f.as_ptr()).collect();
 
         let mut raw = std::ptr::null_mut();

@@ -1,9 +1,12 @@
 //! Kernels on the GPUs of this process, with inputs made and results judged on the GPUs.
 
+mod bench;
 mod reference;
 mod sample;
 mod timing;
 
+pub use bench::Bench;
+pub(crate) use bench::middle;
 pub use timing::Timing;
 
 use super::{Case, HarnessError, Inputs, Norms, cpu::worse};
@@ -91,20 +94,7 @@ impl<'a> Session<'a> {
     }
 
     fn fill_arguments(&self, arguments: &Arguments, launch: u64) -> Result<(), HarnessError> {
-        let inputs = self.inputs();
-        for (rank, tensors) in arguments.iter().enumerate() {
-            for (tensor, arg) in tensors.iter().zip(&self.source.tensors) {
-                match self.case.program.tensor(&arg.name) {
-                    _ if tensor.elements() == 0 => {}
-                    Some(param) if arg.direction == TensorDirection::In => {
-                        let seed = inputs.seed(launch, param, rank);
-                        self.reference.fill_random(tensor, seed, 1.0)?;
-                    }
-                    _ => tensor.poison()?,
-                }
-            }
-        }
-        Ok(())
+        fill(&self.reference, self.inputs(), self.source, arguments, launch)
     }
 
     /// Launches on every rank and waits.
@@ -158,7 +148,7 @@ impl<'a> Session<'a> {
     pub fn norms(&self) -> Result<Vec<Norms>, HarnessError> {
         let none = Norms { global: 0.0, worst_tile: 0.0, worst_at: (0, 0), nonfinite: 0 };
         let mut norms = vec![none; self.case.ranks];
-        let expected = reference::evaluate(self)?;
+        let expected = reference::evaluate(&self.setting()?)?;
         for (result, by_rank) in self.outputs().zip(&expected) {
             for ((rank, want), worst) in by_rank.iter().enumerate().zip(&mut norms) {
                 let got = result.1.get(rank).copied();
@@ -190,11 +180,26 @@ impl<'a> Session<'a> {
         self.case.program.results().iter().copied().zip(places.map(held))
     }
 
-    /// The tensor that holds a parameter.
-    fn held(&self, rank: usize, param: &Tensor) -> Option<&DeviceTensor> {
-        let i = self.kernel.input(param.id.index())?;
-        self.arguments.get(rank)?.get(i)
+    fn setting(&self) -> Result<reference::Setting<'_>, HarnessError> {
+        let (case, kernel) = (self.case, &self.kernel);
+        let inputs =
+            self.arguments.iter().map(|t| inputs(case, kernel, t)).collect::<Result<_, _>>()?;
+        Ok(reference::Setting { world: &self.world, case, reference: &self.reference, inputs })
     }
+}
+
+/// A rank's tensors in the order of the pipeline's parameters.
+fn inputs<'t>(
+    case: Case<'_>,
+    kernel: &Kernel,
+    tensors: &'t [DeviceTensor],
+) -> Result<Vec<&'t DeviceTensor>, HarnessError> {
+    let held = |param: &Tensor| {
+        let tensor = kernel.input(param.id.index()).and_then(|i| tensors.get(i));
+        let what = || HarnessError::mismatch(format!("the kernel does not take `{}`", param.name));
+        tensor.ok_or_else(what)
+    };
+    case.program.tensors().iter().map(held).collect()
 }
 
 /// Values of a kernel's run-time dimensions in a case.
@@ -216,6 +221,29 @@ fn allocate(world: &World, source: &KernelSource, dims: &[u32]) -> Result<Argume
         all.push(tensors.collect::<Result<Vec<_>, _>>()?);
     }
     Ok(all)
+}
+
+/// Inputs of a launch, and outputs of NaN.
+fn fill(
+    reference: &Reference,
+    inputs: Inputs<'_>,
+    source: &KernelSource,
+    arguments: &Arguments,
+    launch: u64,
+) -> Result<(), HarnessError> {
+    for (rank, tensors) in arguments.iter().enumerate() {
+        for (tensor, arg) in tensors.iter().zip(&source.tensors) {
+            match inputs.case().program.tensor(&arg.name) {
+                _ if tensor.elements() == 0 => {}
+                Some(param) if arg.direction == TensorDirection::In => {
+                    let seed = inputs.seed(launch, param, rank);
+                    reference.fill_random(tensor, seed, 1.0)?;
+                }
+                _ => tensor.poison()?,
+            }
+        }
+    }
+    Ok(())
 }
 
 fn ranks(arguments: &Arguments) -> Vec<RankTensors> {

@@ -1,14 +1,28 @@
 //! The fp32 reference: every rank evaluates the pipeline on what it holds, by the plain kernels of
 //! [`mk_runtime::reference`]; collectives are copies and sums. Intermediate values are f32.
 
-use super::Session;
 use crate::harness::{
-    HarnessError, Layout,
+    Case, HarnessError, Layout,
     inputs::{dtype, placement},
 };
 use mk_abi::DType;
-use mk_runtime::{DeviceTensor, MapOp, Operand};
-use mk_syntax::{Def, Node, Op, ValueId};
+use mk_runtime::{DeviceTensor, MapOp, Operand, Reference, World};
+use mk_syntax::{Def, Node, Op, Tensor, ValueId};
+
+/// What the reference is computed from.
+pub(super) struct Setting<'s> {
+    pub world: &'s World,
+    pub case: Case<'s>,
+    pub reference: &'s Reference,
+    /// The caller's tensors by rank, in the order of the pipeline's parameters.
+    pub inputs: Vec<Vec<&'s DeviceTensor>>,
+}
+
+impl<'s> Setting<'s> {
+    fn held(&self, rank: usize, param: &Tensor) -> Option<&'s DeviceTensor> {
+        self.inputs.get(rank)?.get(param.id.index()).copied()
+    }
+}
 
 /// A value on one rank.
 enum Local<'s> {
@@ -29,7 +43,7 @@ impl Local<'_> {
 type Values<'s> = Vec<Vec<Local<'s>>>;
 
 /// What each rank should hold of each result, by result and rank.
-pub(super) fn evaluate(s: &Session<'_>) -> Result<Vec<Vec<DeviceTensor>>, HarnessError> {
+pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, HarnessError> {
     let program = s.case.program;
     // The last node that reads a value; results are kept.
     let mut last = vec![0; program.n_values()];
@@ -64,8 +78,8 @@ pub(super) fn evaluate(s: &Session<'_>) -> Result<Vec<Vec<DeviceTensor>>, Harnes
     program.results().iter().map(result).collect()
 }
 
-fn widened(s: &Session<'_>, rank: usize, t: &DeviceTensor) -> Result<DeviceTensor, HarnessError> {
-    let out = DeviceTensor::new(&s.world, rank as u32, DType::F32, t.shape())?;
+fn widened(s: &Setting<'_>, rank: usize, t: &DeviceTensor) -> Result<DeviceTensor, HarnessError> {
+    let out = DeviceTensor::new(s.world, rank as u32, DType::F32, t.shape())?;
     if out.elements() > 0 {
         s.reference.map(MapOp::Cast, &out, t, None)?;
     }
@@ -73,7 +87,7 @@ fn widened(s: &Session<'_>, rank: usize, t: &DeviceTensor) -> Result<DeviceTenso
 }
 
 struct Evaluator<'e, 's> {
-    s: &'e Session<'s>,
+    s: &'e Setting<'s>,
     values: &'e Values<'e>,
     rank: usize,
 }
@@ -92,7 +106,7 @@ impl Evaluator<'_, '_> {
     }
 
     fn make(&self, dtype: DType, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
-        Ok(DeviceTensor::new(&self.s.world, self.rank as u32, dtype, shape)?)
+        Ok(DeviceTensor::new(self.s.world, self.rank as u32, dtype, shape)?)
     }
 
     fn node(&self, node: &Node) -> Result<DeviceTensor, HarnessError> {

@@ -1,0 +1,306 @@
+//! The settings that are tried, one line of a table each.
+//!
+//! A [`Knob`] reads and writes one setting of a [`Config`] as text, and says which values are worth trying for a pipeline.
+//! Candidates, cache entries, the command line and reports are made of knobs, so that a new setting is one more line.
+
+use crate::{Bound, Program};
+use mk_codegen::{
+    passes::{AllReduce, Config, Sums, Tail},
+    target,
+};
+use mk_syntax::Op;
+use std::collections::BTreeMap;
+
+/// What decides which settings make sense for a pipeline.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Ranks.
+    pub ranks: u32,
+    /// Whether rows are gathered.
+    pub gathers: bool,
+    /// Whether there are matrix products.
+    pub products: bool,
+    /// Whether a product has a gated epilogue (`swiglu`).
+    pub gated: bool,
+    /// Whether partial results are summed.
+    pub sums: bool,
+    /// Whether everybody gets the sum.
+    pub all_reduces: bool,
+    /// Global rows of the first result.
+    pub rows: u64,
+}
+
+impl Facts {
+    /// Of a pipeline with its sizes.
+    pub fn new(program: &Program, bound: &Bound, ranks: u32) -> Facts {
+        let rows = program.results().first().and_then(|id| bound.shape(*id)?.first().copied());
+        let mut facts = Facts { ranks, rows: rows.unwrap_or(0), ..Facts::default() };
+        for node in program.nodes() {
+            match node.op {
+                Op::Gather { .. } => facts.gathers = true,
+                Op::Gemm { .. } => facts.products = true,
+                Op::Swiglu => facts.gated = true,
+                Op::ReduceScatter { .. } => facts.sums = true,
+                Op::AllReduce { .. } => {
+                    facts.sums = true;
+                    facts.all_reduces = true;
+                }
+                _ => {}
+            }
+        }
+        facts
+    }
+
+    fn communicates(&self) -> bool {
+        self.ranks > 1 && (self.gathers || self.sums)
+    }
+}
+
+/// One setting.
+pub struct Knob {
+    /// Its name in files and on the command line.
+    pub name: &'static str,
+    /// Values worth trying; none where the setting does not apply.
+    pub values: fn(&Facts) -> Vec<String>,
+    /// The value in a config; nothing where the default is left to the passes.
+    pub get: fn(&Config) -> Option<String>,
+    /// Sets it; `None` for a text that is no value.
+    pub set: fn(&mut Config, &str) -> Option<()>,
+}
+
+/// Every setting that is tried.
+pub const KNOBS: &[Knob] = &[
+    Knob {
+        name: "block",
+        values: |facts| match facts.products {
+            true => blocks(facts),
+            false => Vec::new(),
+        },
+        get: |c| Some(c.block.map(|n| n.to_string()).join("x")),
+        set: |c, text| {
+            let mut parts = text.split('x').map(|n| n.parse::<u32>().ok());
+            let block = [parts.next()??, parts.next()??, parts.next()??];
+            c.gemm_stages = stages(block, &c.target);
+            c.block = block;
+            parts.next().is_none().then_some(())
+        },
+    },
+    Knob {
+        name: "intra_comm",
+        values: |facts| match facts.communicates() && facts.products {
+            true => texts(&[4, 8, 12, 16, 20, 24, 32]),
+            false => Vec::new(),
+        },
+        get: |c| c.sms.get("intra_comm").map(u32::to_string),
+        set: |c, text| {
+            c.sms.insert("intra_comm".into(), text.parse().ok().filter(|n| *n > 0)?);
+            Some(())
+        },
+    },
+    Knob {
+        name: "chunk_bytes",
+        values: |facts| match facts.gathers && facts.ranks > 1 {
+            true => texts(&[128 << 10, 256 << 10, 512 << 10]),
+            false => Vec::new(),
+        },
+        get: |c| Some(c.chunk_bytes.to_string()),
+        set: |c, text| {
+            c.chunk_bytes = text.parse().ok().filter(|n| *n > 0)?;
+            Some(())
+        },
+    },
+    Knob {
+        name: "all_reduce",
+        values: |facts| match facts.all_reduces && facts.ranks > 1 {
+            true => vec!["two_phase".into(), "one_shot".into()],
+            false => Vec::new(),
+        },
+        get: |c| {
+            Some(match c.all_reduce {
+                AllReduce::TwoPhase => "two_phase".into(),
+                AllReduce::OneShot => "one_shot".into(),
+            })
+        },
+        set: |c, text| {
+            c.all_reduce = match text {
+                "two_phase" => AllReduce::TwoPhase,
+                "one_shot" => AllReduce::OneShot,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Knob {
+        name: "sums",
+        values: |facts| match facts.sums && facts.products {
+            true => vec!["beside".into(), "after".into()],
+            false => Vec::new(),
+        },
+        get: |c| {
+            Some(match c.sums {
+                Sums::Beside => "beside".into(),
+                Sums::After => "after".into(),
+            })
+        },
+        set: |c, text| {
+            c.sums = match text {
+                "beside" => Sums::Beside,
+                "after" => Sums::After,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Knob {
+        name: "tail",
+        values: |facts| match facts.products && !facts.sums {
+            true => ["none", "1x64", "1x128", "2x64", "2x128"].map(String::from).to_vec(),
+            false => Vec::new(),
+        },
+        get: |c| {
+            Some(match c.tail {
+                None => "none".into(),
+                Some(Tail { blocks, columns }) => format!("{blocks}x{columns}"),
+            })
+        },
+        set: |c, text| {
+            c.tail = match text.split_once('x') {
+                None if text == "none" => None,
+                None => return None,
+                Some((blocks, columns)) => {
+                    Some(Tail { blocks: blocks.parse().ok()?, columns: columns.parse().ok()? })
+                }
+            };
+            Some(())
+        },
+    },
+    Knob {
+        name: "turns",
+        values: |facts| match facts.all_reduces && facts.products && facts.rows >= 4096 {
+            true => texts(&[1, 4]),
+            false => Vec::new(),
+        },
+        get: |c| Some(c.turns.to_string()),
+        set: |c, text| {
+            c.turns = text.parse().ok().filter(|n| *n > 0)?;
+            Some(())
+        },
+    },
+    Knob {
+        name: "split_k",
+        values: |facts| match facts.sums && facts.products && facts.rows <= 1024 {
+            true => texts(&[1, 2, 4]),
+            false => Vec::new(),
+        },
+        get: |c| Some(c.split_k.to_string()),
+        set: |c, text| {
+            c.split_k = text.parse().ok().filter(|n| *n > 0)?;
+            Some(())
+        },
+    },
+];
+
+fn texts(numbers: &[u32]) -> Vec<String> {
+    numbers.iter().map(u32::to_string).collect()
+}
+
+fn blocks(facts: &Facts) -> Vec<String> {
+    // Rows of a result that is summed are cut by owner.
+    let rows = if facts.sums || facts.gathers {
+        facts.rows / u64::from(facts.ranks.max(1))
+    } else {
+        facts.rows
+    };
+    let mut blocks = vec!["128x256x64", "128x128x64"];
+    if !facts.gated {
+        blocks.insert(1, "128x192x64");
+        if rows >= 256 {
+            blocks.extend(["256x128x64", "256x160x64"]);
+        }
+        if rows <= 512 {
+            blocks.push("128x64x64");
+        }
+    } else if rows >= 256 {
+        blocks.push("256x128x64");
+    }
+    blocks.into_iter().map(String::from).collect()
+}
+
+/// Stages of a tile that fit shared memory beside two staging panels for each consumer.
+fn stages([m, n, k]: [u32; 3], target: &str) -> u32 {
+    let Some(target) = target::by_name(target) else { return Config::default().gemm_stages };
+    let panel_columns = if n % 64 == 0 { 64 } else { 32 };
+    let staging = 2 * 2 * 64 * panel_columns * 2;
+    let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes + staging);
+    let stage = (m + n.next_multiple_of(64)).saturating_mul(k).saturating_mul(2).max(1);
+    (room / stage).clamp(2, 6)
+}
+
+/// The values of each knob that applies, first those given in `only`.
+pub fn choices(
+    facts: &Facts,
+    only: &BTreeMap<String, Vec<String>>,
+) -> Vec<(&'static Knob, Vec<String>)> {
+    let values = |knob: &'static Knob| match only.get(knob.name) {
+        Some(values) => (knob, values.clone()),
+        None => (knob, (knob.values)(facts)),
+    };
+    KNOBS.iter().map(values).filter(|(_, values)| !values.is_empty()).collect()
+}
+
+/// Every combination of values of the knobs that apply; the first is of each knob's first value. Some may have no plan:
+/// that is for the passes to say.
+///
+/// `only` replaces a knob's values by others; what is no value of it is left out.
+pub fn candidates(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    only: &BTreeMap<String, Vec<String>>,
+) -> Vec<Config> {
+    let facts = Facts::new(program, bound, ranks);
+    let mut all = vec![Config { ranks, ..Config::default() }];
+    for (knob, values) in choices(&facts, only) {
+        let with = |config: &Config, value: &String| {
+            let mut config = config.clone();
+            (knob.set)(&mut config, value).map(|()| config)
+        };
+        all = all.iter().flat_map(|c| values.iter().filter_map(move |v| with(c, v))).collect();
+    }
+    // Where the CTAs that multiply add up, too, none communicate only.
+    let mut seen: Vec<Config> = Vec::new();
+    for mut config in all {
+        if config.sums != Sums::After {
+            config.turns = 1;
+        } else if !facts.gathers && config.turns == 1 {
+            config.sms.remove("intra_comm");
+        }
+        if !seen.contains(&config) {
+            seen.push(config);
+        }
+    }
+    seen
+}
+
+/// A config as `name=value` words, knobs that apply only.
+pub fn write(config: &Config, facts: &Facts) -> String {
+    let applies = |knob: &&Knob| !(knob.values)(facts).is_empty();
+    let word = |knob: &Knob| Some(format!("{}={}", knob.name, (knob.get)(config)?));
+    KNOBS.iter().filter(applies).filter_map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// Reads what [`write`] made.
+///
+/// # Errors
+/// The word that is none.
+pub fn read(text: &str, ranks: u32) -> Result<Config, String> {
+    let mut config = Config { ranks, ..Config::default() };
+    for word in text.split_whitespace() {
+        let set = word.split_once('=').and_then(|(name, value)| {
+            let knob = KNOBS.iter().find(|k| k.name == name)?;
+            (knob.set)(&mut config, value)
+        });
+        set.ok_or_else(|| word.to_string())?;
+    }
+    Ok(config)
+}
