@@ -3,7 +3,7 @@
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
 
-use common::{CASES, ONE_SHOT, one_shot, plan};
+use common::{CASES, VARIANTS, plan};
 use mk::runtime::jit::{self, JitOptions};
 
 #[test]
@@ -18,10 +18,10 @@ fn traced_kernels_compile_to_cubin() {
 
 fn compile(emission: mk::emit::Options) {
     let options = JitOptions { use_cache: false, ..JitOptions::default() };
-    let cases = CASES.iter().map(|case| (case, false)).chain(ONE_SHOT.iter().map(|c| (c, true)));
-    for ((name, source, ranks, shapes), in_one_shot) in cases {
-        let lower = if in_one_shot { one_shot } else { plan };
-        let plan = lower(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let defaults = CASES.iter().map(|case| (case, plan(case.1, case.2, case.3)));
+    let variants = VARIANTS.iter().map(|v| (&v.case, v.plan(v.case.2)));
+    for ((name, source, ..), plan) in defaults.chain(variants) {
+        let plan = plan.unwrap_or_else(|e| panic!("{name}: {e}"));
         let kernel = mk::emit::emit_with(&plan, emission).unwrap_or_else(|e| panic!("{name}: {e}"));
         if let Some(dir) = std::env::var_os("MK_DUMP_KERNELS") {
             std::fs::write(

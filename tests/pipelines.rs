@@ -6,7 +6,7 @@ mod common;
 use mk::{
     Program,
     harness::{Case, CpuOptions, Tolerance, run_on_cpu},
-    passes::{AllReduce, Config, lower},
+    passes::{Config, lower},
     sim::Schedule,
 };
 use std::collections::BTreeMap;
@@ -23,39 +23,37 @@ fn small(shape: &[u64]) -> Vec<u64> {
 
 #[test]
 fn every_case_computes_what_it_says() {
-    check(common::CASES, AllReduce::TwoPhase);
+    common::CASES.iter().for_each(|case| check(case, |_| ()));
 }
 
 #[test]
-fn sums_in_one_shot_are_sums() {
-    check(common::ONE_SHOT, AllReduce::OneShot);
+fn every_way_of_lowering_computes_the_same() {
+    common::VARIANTS.iter().for_each(|v| check(&v.case, v.set));
 }
 
-fn check(cases: &[common::Case], all_reduce: AllReduce) {
-    for (name, source, ranks, shapes) in cases {
-        let program = Program::parse(source).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let shapes: BTreeMap<_, _> =
-            shapes.iter().map(|(n, s)| (n.to_string(), small(s))).collect();
-        for m in [None, Some(1), Some(200), Some(403)] {
-            let runtime = program.symbols().iter().any(|s| s.name == "M") && source.contains("dyn");
-            let dims = match m {
-                Some(_) if !runtime => continue,
-                Some(m) => BTreeMap::from([("M".to_string(), m)]),
-                None if runtime => BTreeMap::from([("M".to_string(), 500)]),
-                None => BTreeMap::new(),
-            };
-            let bound = program.bind(&dims, &shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let config = Config { all_reduce, ..config(*ranks) };
-            let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let case = Case { program: &program, bound: &bound, ranks: *ranks as usize };
-            for schedule in [Schedule::Random, Schedule::Reversed] {
-                let options = CpuOptions { schedule, seed: 5, launches: 2 };
-                let run = run_on_cpu(case, &plan, &options)
-                    .unwrap_or_else(|e| panic!("{name} at {m:?}, {schedule}: {e}"));
-                for norms in run.norms.iter().flatten() {
-                    let good = Tolerance::default().accepts(norms);
-                    assert!(good, "{name} at {m:?}, {schedule}: {norms:?}");
-                }
+fn check((name, source, ranks, shapes): &common::Case, set: fn(&mut Config)) {
+    let program = Program::parse(source).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let shapes: BTreeMap<_, _> = shapes.iter().map(|(n, s)| (n.to_string(), small(s))).collect();
+    for m in [None, Some(1), Some(200), Some(403)] {
+        let runtime = program.symbols().iter().any(|s| s.name == "M") && source.contains("dyn");
+        let dims = match m {
+            Some(_) if !runtime => continue,
+            Some(m) => BTreeMap::from([("M".to_string(), m)]),
+            None if runtime => BTreeMap::from([("M".to_string(), 500)]),
+            None => BTreeMap::new(),
+        };
+        let bound = program.bind(&dims, &shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut config = config(*ranks);
+        set(&mut config);
+        let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let case = Case { program: &program, bound: &bound, ranks: *ranks as usize };
+        for schedule in [Schedule::Random, Schedule::Reversed] {
+            let options = CpuOptions { schedule, seed: 5, launches: 2 };
+            let run = run_on_cpu(case, &plan, &options)
+                .unwrap_or_else(|e| panic!("{name} at {m:?}, {schedule}: {e}"));
+            for norms in run.norms.iter().flatten() {
+                let good = Tolerance::default().accepts(norms);
+                assert!(good, "{name} at {m:?}, {schedule}: {norms:?}");
             }
         }
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{CASES, ONE_SHOT, one_shot, plan};
+use common::{CASES, VARIANTS, plan};
 use mk_codegen::emit::{audit, emit, library};
 
 /// The part after the device library.
@@ -20,11 +20,13 @@ fn kernels() {
 }
 
 #[test]
-fn kernels_of_sums_in_one_shot() {
-    let (name, source, ranks, shapes) = ONE_SHOT[0];
-    let plan = one_shot(source, ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
-    insta::assert_snapshot!(format!("cuda_one_shot_{name}"), generated(&kernel.cuda));
+fn kernels_of_other_ways_of_lowering() {
+    for name in ["one_shot_few_rows", "split_one_shot", "turns_all", "tail_gathered"] {
+        let v = VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
+        let plan = v.plan(v.case.2).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        insta::assert_snapshot!(format!("cuda_{name}"), generated(&kernel.cuda));
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{CASES, ONE_SHOT, one_shot, plan};
+use common::{CASES, VARIANTS, plan};
 
 #[test]
 fn plans() {
@@ -56,10 +56,11 @@ fn every_lowered_plan_verifies_and_has_a_kernel() {
 }
 
 #[test]
-fn sums_in_one_shot_verify_and_have_kernels() {
-    for (name, source, ranks, shapes) in ONE_SHOT {
-        for ranks in [*ranks, 1, 2, 3, 8] {
-            let plan = one_shot(source, ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+fn every_way_of_lowering_verifies_and_has_a_kernel() {
+    for v in VARIANTS {
+        let (name, _, ranks, _) = v.case;
+        for ranks in [ranks, 1, 2, 3, 8] {
+            let plan = v.plan(ranks).unwrap_or_else(|e| panic!("{name} on {ranks} ranks: {e}"));
             if let Err(e) = mk_codegen::valid::verify(&plan) {
                 panic!("{name} on {ranks} ranks: {e}\n{plan}");
             }
@@ -67,7 +68,7 @@ fn sums_in_one_shot_verify_and_have_kernels() {
                 panic!("{name} on {ranks} ranks: {e}");
             }
         }
-        let plan = one_shot(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
-        insta::assert_snapshot!(format!("one_shot_{name}"), plan);
+        let plan = v.plan(ranks).unwrap_or_else(|e| panic!("{name}: {e}"));
+        insta::assert_snapshot!(name, plan);
     }
 }

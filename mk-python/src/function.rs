@@ -56,14 +56,17 @@ pub struct Function {
 ///
 /// ``shapes`` maps tensors to global shapes and ``dims`` symbols to extents. Neither is needed while shards are even: the
 /// global shape then follows from the tensors. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the
-/// rows, columns and depth of a matrix product's tile; all ranks must say the same. ``wait_limit_s`` bounds each wait
-/// inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
+/// rows, columns and depth of a matrix product's tile, ``chunk_bytes`` what one communication task moves to each peer at
+/// most, ``all_reduce`` how summands move ("two-phase", or "one-shot" for few rows), ``sums`` whether CTAs of their own add
+/// ("beside") or those that multiply when they are done ("after"), ``split_k`` into how many parts the inner dimension of a
+/// product before a sum is cut at most; all ranks must say the same.
+/// ``wait_limit_s`` bounds each wait inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
 /// With ``overlap`` launches of different functions do not wait for each other, if their CTAs fit the GPU together.
 ///
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
-#[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, wait_limit_s=30.0,
-                    entry_limit_s=600.0, reserve_sms=0, overlap=false))]
+#[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, all_reduce=None,
+                    sums=None, split_k=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn compile(
     py: Python<'_>,
@@ -73,6 +76,10 @@ pub fn compile(
     dims: Option<&Bound<'_, PyDict>>,
     sms: Option<&Bound<'_, PyDict>>,
     block: Option<[u32; 3]>,
+    chunk_bytes: Option<u32>,
+    all_reduce: Option<&str>,
+    sums: Option<&str>,
+    split_k: Option<u32>,
     wait_limit_s: f64,
     entry_limit_s: f64,
     reserve_sms: u32,
@@ -80,9 +87,10 @@ pub fn compile(
 ) -> PyResult<Function> {
     let program = parse(py, pipeline)?;
     let place = world.get().place();
+    let choices = options::Choices { sms, block, chunk_bytes, all_reduce, sums, split_k };
     let options = FunctionOptions {
         sizes: options::sizes(py, shapes, dims)?,
-        config: options::config(py, place.size(), sms, block)?,
+        config: options::config(py, place.size(), &choices)?,
         jit: jit(py),
         instance: InstanceOptions {
             wait_limit: options::seconds(py, "wait_limit_s", wait_limit_s)?,
@@ -107,7 +115,7 @@ pub fn compile(
 }
 
 /// NVRTC of the packages that this interpreter sees (torch brings them), where nothing else has one.
-fn jit(py: Python<'_>) -> JitOptions {
+pub fn jit(py: Python<'_>) -> JitOptions {
     let plain = JitOptions::default();
     if find_nvrtc(&plain).is_ok() {
         return plain;

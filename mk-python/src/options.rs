@@ -1,7 +1,10 @@
 //! Keyword arguments.
 
 use crate::errors::Class;
-use mk::{function::Sizes, passes::Config};
+use mk::{
+    function::Sizes,
+    passes::{AllReduce, Config, Sums},
+};
 use pyo3::{prelude::*, types::PyDict};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,20 +22,50 @@ pub fn sizes(
     })
 }
 
-/// `sms` and `block`, over the defaults.
-pub fn config(
-    py: Python<'_>,
-    ranks: u32,
-    sms: Option<&Bound<'_, PyDict>>,
-    block: Option<[u32; 3]>,
-) -> PyResult<Config> {
+/// What decides a plan beside its sizes, as it was passed.
+pub struct Choices<'a, 'py> {
+    pub sms: Option<&'a Bound<'py, PyDict>>,
+    pub block: Option<[u32; 3]>,
+    pub chunk_bytes: Option<u32>,
+    pub all_reduce: Option<&'a str>,
+    pub sums: Option<&'a str>,
+    pub split_k: Option<u32>,
+}
+
+/// These choices, over the defaults.
+pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult<Config> {
     let default = Config::default();
-    let sms = sms.map(|d| map(py, d, "sms", "the name of a role to a number of CTAs"));
+    let sms = choices.sms.map(|d| map(py, d, "sms", "the name of a role to a number of CTAs"));
+    let number = |name, given: Option<u32>, default| match given {
+        Some(0) => Err(Class::Argument.error(py, format!("{name} is 0, and must be at least 1"))),
+        given => Ok(given.unwrap_or(default)),
+    };
+    let all_reduce = [("two-phase", AllReduce::TwoPhase), ("one-shot", AllReduce::OneShot)];
+    let which = [("beside", Sums::Beside), ("after", Sums::After)];
     Ok(Config {
         ranks,
         sms: sms.transpose()?.unwrap_or_default(),
-        block: block.unwrap_or(default.block),
+        block: choices.block.unwrap_or(default.block),
+        chunk_bytes: number("chunk_bytes", choices.chunk_bytes, default.chunk_bytes)?,
+        all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
+        sums: one_of(py, "sums", choices.sums, which, default.sums)?,
+        split_k: number("split_k", choices.split_k, default.split_k)?,
         ..default
+    })
+}
+
+/// The value that a word stands for.
+fn one_of<T: Copy, const N: usize>(
+    py: Python<'_>,
+    name: &str,
+    given: Option<&str>,
+    words: [(&str, T); N],
+    default: T,
+) -> PyResult<T> {
+    let Some(given) = given else { return Ok(default) };
+    words.iter().find(|(word, _)| *word == given).map(|(_, value)| *value).ok_or_else(|| {
+        let all = words.map(|(word, _)| format!("\"{word}\"")).join(" or ");
+        Class::Argument.error(py, format!("{name} is {given:?}, and must be {all}"))
     })
 }
 

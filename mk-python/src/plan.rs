@@ -1,6 +1,6 @@
 //! What would run, without a GPU.
 
-use crate::{errors, errors::Class, options};
+use crate::{errors, errors::Class, function::jit, options};
 use mk::{
     Bound as Sizes, Program,
     abi::TensorDirection,
@@ -47,11 +47,13 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// The verified plan of a pipeline, made without a GPU.
 ///
 /// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together they must say all
-/// sizes. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the tile of a matrix product.
+/// sizes. What decides the kernel beside them (``sms`` to ``split_k``) is as for ``mk.compile``.
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
-#[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None))]
+#[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, all_reduce=None,
+                    sums=None, split_k=None))]
+#[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
     py: Python<'_>,
     pipeline: &str,
@@ -60,10 +62,15 @@ pub fn plan(
     dims: Option<&Bound<'_, PyDict>>,
     sms: Option<&Bound<'_, PyDict>>,
     block: Option<[u32; 3]>,
+    chunk_bytes: Option<u32>,
+    all_reduce: Option<&str>,
+    sums: Option<&str>,
+    split_k: Option<u32>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
-    let config = options::config(py, ranks, sms, block)?;
+    let choices = options::Choices { sms, block, chunk_bytes, all_reduce, sums, split_k };
+    let config = options::config(py, ranks, &choices)?;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;
     let planned = py.detach(|| build::plan(signature.program(), &sizes, &config));
@@ -95,6 +102,16 @@ impl Plan {
     #[getter]
     fn cuda(&self) -> &str {
         &self.planned.source.cuda
+    }
+
+    /// Compiles the kernel into the disk cache, where functions of the same kernel find it, unless it is there. Needs NVRTC
+    /// and no GPU; takes up to seconds, in which other threads go on.
+    ///
+    /// Raises CompileError.
+    fn compile(&self, py: Python<'_>) -> PyResult<()> {
+        let options = jit(py);
+        let compiled = py.detach(|| self.planned.compile(&options));
+        compiled.map(drop).map_err(|e| errors::function(py, e))
     }
 
     /// Bytes of symmetric workspace that a rank allocates: the copies that the plan makes, and its signals.

@@ -2,10 +2,13 @@
 
 import ast
 import inspect
+import os
 import pathlib
 import pickle
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -97,6 +100,49 @@ class Plans(Case):
         self.assertEqual(plan.roles["intra_comm"], 20)
         with self.raises(mk.ArgumentError, "sms maps the name of a role", "'intra_comm': 'all'"):
             mk.plan(LINEAR, ranks=4, shapes=shapes, sms={"intra_comm": "all"})
+
+    def test_chunks_and_the_way_to_reduce_can_be_set(self):
+        shapes = {"a": (512, 256), "b": (256, 1024)}
+        small, large = (mk.plan(LINEAR, ranks=4, shapes=shapes, chunk_bytes=n) for n in (8192, 1 << 20))
+        self.assertNotEqual(str(small), str(large))
+        with self.raises(mk.ArgumentError, "chunk_bytes is 0"):
+            mk.plan(LINEAR, ranks=4, shapes=shapes, chunk_bytes=0)
+        reduce = "gemm(a, b) -> all_reduce"
+        ways = [mk.plan(reduce, ranks=4, shapes=shapes, all_reduce=w) for w in (None, "two-phase", "one-shot")]
+        self.assertEqual(str(ways[0]), str(ways[1]))
+        self.assertNotEqual(str(ways[1]), str(ways[2]))
+        with self.raises(mk.ArgumentError, "one-shot", '"ring"'):
+            mk.plan(reduce, ranks=4, shapes=shapes, all_reduce="ring")
+        with self.raises(mk.ArgumentError, "one-shot"):
+            mk.compile(reduce, mk.World.offline(4), all_reduce="ring")
+
+    def test_where_sums_are_made_and_how_depth_is_cut_can_be_set(self):
+        shapes, scatter = {"a": (512, 4096), "b": (4096, 512)}, "gemm(a, b) -> reduce_scatter"
+        plain = str(mk.plan(scatter, ranks=4, shapes=shapes))
+        self.assertEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, sums="beside", split_k=1)))
+        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, sums="after")))
+        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2)))
+        with self.raises(mk.ArgumentError, '"beside" or "after"', '"never"'):
+            mk.plan(scatter, ranks=4, shapes=shapes, sums="never")
+        with self.raises(mk.ArgumentError, "split_k is 0"):
+            mk.plan(scatter, ranks=4, shapes=shapes, split_k=0)
+
+    def test_kernels_are_compiled_ahead(self):
+        plan = mk.plan(LINEAR, ranks=4, shapes={"a": (512, 256), "b": (256, 1024)})
+        with tempfile.TemporaryDirectory() as folder:
+            # The cache's folder is read by the native library: from the environment that this process began with.
+            script = (
+                "import mk; mk.plan('gather(a) -> gemm(b)', ranks=4, "
+                "shapes={'a': (512, 256), 'b': (256, 1024)}).compile()"
+            )
+            environment = os.environ | {"MK_CACHE_DIR": folder}
+            run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+            if run.returncode != 0:
+                # Without NVRTC the error says so.
+                self.assertIn("mk.CompileError", run.stderr.replace("mk._errors", "mk"))
+                self.assertIn("nvrtc", run.stderr.lower())
+                return
+            self.assertTrue(list(pathlib.Path(folder).rglob("*")), plan.name)
 
 
 class Mistakes(Case):

@@ -10,7 +10,11 @@ use std::{
 /// What builds the wheel, from PyPI.
 const MATURIN: &str = "maturin==1.16.0";
 
-/// Builds the module and runs its tests, without torch and without a GPU.
+/// Tests that need neither torch nor a GPU.
+const MODULE_TESTS: &str = "mk-python/tests";
+const BENCH_TESTS: &str = "benches/torch_peers";
+
+/// Builds the module and runs its tests and those of what uses it, without torch and without a GPU.
 pub fn test() -> Result<()> {
     step(
         "building the Python module",
@@ -23,7 +27,11 @@ pub fn test() -> Result<()> {
     fs::copy(&library, package.join("_mk.abi3.so"))
         .map_err(|e| format!("{}: {e}", library.display()))?;
     let path = target().join("python");
-    step("Python tests", tests(Path::new("python3")).env("PYTHONPATH", path))
+    for (name, folder) in [("Python tests", MODULE_TESTS), ("tests of the comparison", BENCH_TESTS)]
+    {
+        step(name, tests(Path::new("python3"), folder).env("PYTHONPATH", &path))?;
+    }
+    Ok(())
 }
 
 /// Builds the wheel into `target/wheels`, installs it into an environment of its own, and tests it there.
@@ -49,15 +57,15 @@ pub fn wheel() -> Result<()> {
     let wheel = only_file(&wheels)?;
     let text = wheel.to_string_lossy().into_owned();
     step("installing it", &mut pip(&["install", "--force-reinstall", "--no-deps", &text]))?;
-    step("Python tests of the wheel", &mut tests(&python))?;
+    step("Python tests of the wheel", &mut tests(&python, MODULE_TESTS))?;
     println!("{text}");
     Ok(())
 }
 
-fn tests(python: &Path) -> Command {
+fn tests(python: &Path, folder: &str) -> Command {
     let mut command = Command::new(python);
     command.args(["-m", "unittest", "discover", "--start-directory"]);
-    command.arg(root().join("mk-python/tests")).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.arg(root().join(folder)).env("PYTHONDONTWRITEBYTECODE", "1");
     command.current_dir(root());
     command
 }

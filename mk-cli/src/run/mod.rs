@@ -44,6 +44,9 @@ pub struct Args {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Only on GPUs")]
 struct GpuArgs {
+    /// GPU of each rank, for instance 0,1,2,3 (the default); with few CTAs a role several ranks may share one
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    gpus: Vec<i32>,
     /// Let agents sleep up to N microseconds before each task
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
     chaos_us: Option<u32>,
@@ -61,6 +64,7 @@ struct GpuArgs {
 impl GpuArgs {
     fn given(&self) -> Option<&'static str> {
         let all = [
+            ("--gpus", !self.gpus.is_empty()),
             ("--chaos-us", self.chaos_us.is_some()),
             ("--wait-limit-ms", self.wait_limit_ms.is_some()),
             ("--time", self.time),
@@ -142,7 +146,7 @@ fn choose(args: &Args, loaded: &Loaded) -> Result<Choice, Failure> {
     }
     let help =
         "use `--device cpu`, or give `--ranks` a number of GPUs; `mk doctor` says what there is";
-    match find(ranks) {
+    match find(ranks, &args.gpu.gpus) {
         Ok(world) => Ok(Choice::Cuda(world)),
         Err(Unusable { why, absent: true }) if args.device == Device::Auto => {
             Ok(Choice::Cpu(Some(why)))
@@ -161,11 +165,18 @@ struct Unusable {
 /// A world of that many GPUs of this machine.
 pub fn gpus(ranks: u32) -> Result<World, Failure> {
     let help = "give `--ranks` a number of GPUs; `mk doctor` says what there is";
-    find(ranks).map_err(|unusable| Failure::with_help(unusable.why, help))
+    find(ranks, &[]).map_err(|unusable| Failure::with_help(unusable.why, help))
 }
 
-fn find(ranks: u32) -> Result<World, Unusable> {
-    let error = match World::local(ranks as usize) {
+/// On the GPUs named, or on the first ones.
+fn find(ranks: u32, gpus: &[i32]) -> Result<World, Unusable> {
+    if !gpus.is_empty() && gpus.len() != ranks as usize {
+        let why = format!("`--gpus` names {} GPUs for {ranks} ranks", gpus.len());
+        return Err(Unusable { why, absent: false });
+    }
+    let world =
+        if gpus.is_empty() { World::local(ranks as usize) } else { World::on_devices(gpus) };
+    let error = match world {
         Ok(world) => match unfit(&world) {
             None => return Ok(world),
             Some(why) => return Err(Unusable { why, absent: true }),

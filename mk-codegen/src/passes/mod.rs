@@ -98,7 +98,7 @@ impl Default for Config {
             block: [128, 256, 64],
             tail: None,
             gemm_stages: 4,
-            copy_stages: 12,
+            copy_stages: 8,
             group_rows: 8,
             chunk_bytes: 512 * 1024,
             all_reduce: AllReduce::TwoPhase,

@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{Config, LowerError, lower},
+    passes::{AllReduce, Config, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -164,30 +164,107 @@ pub fn plan(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) -> Result<Plan,
     lower(&program, &bound, &Config { ranks, ..Config::default() })
 }
 
-/// Pipelines whose `all_reduce` is done in one shot.
+/// A pipeline that is lowered in another than the default way.
+pub struct Variant {
+    pub case: Case,
+    pub set: fn(&mut Config),
+}
+
+const fn variant(case: Case, set: fn(&mut Config)) -> Variant {
+    Variant { case, set }
+}
+
+const FEW_ROWS: &[(&str, &[u64])] = &[("a", &[64, 1024]), ("b", &[1024, 1032])];
+const RAGGED: &[(&str, &[u64])] = &[("a", &[1900, 512]), ("b", &[512, 1032])];
+
+/// Every way of lowering that a [`Config`] has beside the defaults, on shapes that have something to get wrong.
 #[allow(dead_code)]
-pub const ONE_SHOT: &[Case] = &[
-    ("few_rows", "gemm(a, b) -> all_reduce", 4, &[("a", &[64, 1024]), ("b", &[1024, 1032])]),
-    (
-        "mlp_few_rows",
-        "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce",
-        3,
-        &[("x", &[200, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+pub const VARIANTS: &[Variant] = &[
+    variant(("one_shot_few_rows", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        c.all_reduce = AllReduce::OneShot;
+    }),
+    variant(
+        (
+            "one_shot_mlp_few_rows",
+            "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce",
+            3,
+            &[("x", &[200, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.all_reduce = AllReduce::OneShot,
     ),
-    (
-        "dyn_few_rows",
-        "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
-        2,
-        &[("w", &[264, 328])],
+    variant(
+        (
+            "one_shot_dyn_few_rows",
+            "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+            2,
+            &[("w", &[264, 328])],
+        ),
+        |c| c.all_reduce = AllReduce::OneShot,
     ),
+    variant(("sums_after_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
+        c.sums = Sums::After;
+    }),
+    variant(("sums_after_all", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| c.sums = Sums::After),
+    variant(
+        (
+            "sums_after_dyn",
+            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+            2,
+            &[("w", &[264, 328])],
+        ),
+        |c| c.sums = Sums::After,
+    ),
+    variant(
+        (
+            "sums_after_mlp",
+            "gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter",
+            2,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.sums = Sums::After,
+    ),
+    variant(("split_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        (c.sums, c.split_k, c.all_reduce) = (Sums::After, 4, AllReduce::OneShot);
+    }),
+    variant(("split_two_phase", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| {
+        (c.sums, c.split_k) = (Sums::After, 3);
+    }),
+    variant(("split_beside", "gemm(a, b) -> reduce_scatter", 2, RAGGED), |c| c.split_k = 2),
+    variant(("turns_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
+        (c.sums, c.turns) = (Sums::After, 3);
+    }),
+    variant(
+        ("turns_all", "gemm(a, b) -> all_reduce", 2, &[("a", &[2048, 512]), ("b", &[512, 1024])]),
+        |c| (c.sums, c.turns) = (Sums::After, 2),
+    ),
+    variant(("tail_gathered", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 1, columns: 64 });
+    }),
+    variant(
+        (
+            "tail_odd",
+            "gather(a) -> gemm(b) -> bias(c) -> gelu",
+            3,
+            &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
+        ),
+        |c| c.tail = Some(Tail { blocks: 2, columns: 64 }),
+    ),
+    variant(("tail_alone", "gemm(a, b)", 1, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 20, columns: 64 });
+    }),
 ];
 
-/// Lowers a case of [`ONE_SHOT`].
-#[allow(dead_code)]
-pub fn one_shot(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) -> Result<Plan, LowerError> {
-    let program = Program::parse(source).expect("parses");
-    let shapes: BTreeMap<_, _> = shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
-    let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
-    let all_reduce = mk_codegen::passes::AllReduce::OneShot;
-    lower(&program, &bound, &Config { ranks, all_reduce, ..Config::default() })
+impl Variant {
+    /// Lowers it for so many ranks.
+    #[allow(dead_code)]
+    pub fn plan(&self, ranks: u32) -> Result<Plan, LowerError> {
+        let (_, source, _, shapes) = self.case;
+        let program = Program::parse(source).expect("parses");
+        let shapes: BTreeMap<_, _> =
+            shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
+        let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+        let mut config = Config { ranks, ..Config::default() };
+        (self.set)(&mut config);
+        lower(&program, &bound, &config)
+    }
 }

@@ -1,7 +1,7 @@
 """Types of the native module. What the arguments mean is in the docstrings."""
 
 from collections.abc import Sequence
-from typing import Any, Union, final
+from typing import Any, Literal, Union, final
 
 from torch import Tensor
 
@@ -46,6 +46,7 @@ class Plan:
     def simulate(
         self, launches: int = 1, seed: int = 0, schedule: str = "random"
     ) -> list[list[float]]: ...
+    def compile(self) -> None: ...
     def local_shapes(
         self, rank: int
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]: ...
@@ -74,6 +75,10 @@ def compile(
     dims: dict[str, int] | None = None,
     sms: dict[str, int] | None = None,
     block: tuple[int, int, int] | None = None,
+    chunk_bytes: int | None = None,
+    all_reduce: Literal["two-phase", "one-shot"] | None = None,
+    sums: Literal["beside", "after"] | None = None,
+    split_k: int | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
     reserve_sms: int = 0,
@@ -87,4 +92,8 @@ def plan(
     dims: dict[str, int] | None = None,
     sms: dict[str, int] | None = None,
     block: tuple[int, int, int] | None = None,
+    chunk_bytes: int | None = None,
+    all_reduce: Literal["two-phase", "one-shot"] | None = None,
+    sums: Literal["beside", "after"] | None = None,
+    split_k: int | None = None,
 ) -> Plan: ...

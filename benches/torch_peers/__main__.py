@@ -1,0 +1,98 @@
+"""mk and its peers in one run, one process per GPU:
+
+    python3 -m torch.distributed.run --nproc-per-node 4 benches/torch_peers --json peers.json
+
+docs/performance.md says how it measures. NVLink multicast is switched off for everybody.
+"""
+
+import os
+
+# Before torch and NCCL read them.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # async-TP warns at every call
+os.environ.update({"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"})
+
+import argparse  # noqa: E402
+import datetime  # noqa: E402
+import json  # noqa: E402
+import pathlib  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+import time  # noqa: E402
+
+import report  # noqa: E402
+import rows as table  # noqa: E402
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="torch_peers", description="mk and its peers, interleaved, one process per GPU")
+    parser.add_argument("--ops", help=f"operations, with commas: {', '.join(table.SHAPES)} [all]")
+    parser.add_argument("--rows", help="rows whose name has this regular expression, as in 'gather-gemm 4096x' [all]")
+    parser.add_argument("--rounds", type=int, default=20, help="launches that count, of everybody, per row [20]")
+    parser.add_argument("--quick", action="store_true", help="a few small rows and 5 rounds: a look, which does not count")
+    parser.add_argument("--config", type=pathlib.Path, help='JSON with options of mk.compile by row: {"ROW": {"sms": {…}}}')
+    parser.add_argument("--json", type=pathlib.Path, help="where the result goes")
+    report.outputs(parser)
+    parser.add_argument("--seed", type=int, default=1, help="of the inputs [1]")
+    args = parser.parse_args()
+    try:
+        args.selected = table.select(args.ops.split(",") if args.ops else None, args.rows, args.quick)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.quick:
+        args.rounds = min(args.rounds, 5)
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    args.options = json.loads(args.config.read_text()) if args.config else {}
+    return args
+
+
+def main():
+    begin = time.perf_counter()
+    args = arguments()
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("error: run me with one process per GPU: python3 -m torch.distributed.run --nproc-per-node N benches/torch_peers")
+    try:
+        from run import Bench  # torch from here on
+    except ImportError as error:
+        sys.exit(f"error: {error}\n  help: this needs torch with CUDA and Triton, and the module mk (cargo xtask wheel)")
+
+    bench = Bench(args)
+    bench.say(f"{len(args.selected)} rows; started in {time.perf_counter() - begin:.1f} s")
+    try:
+        result = bench.run()
+    finally:
+        bench.close()
+    if bench.rank != 0:
+        return
+    result |= {
+        "date": datetime.date.today().isoformat(),
+        "command": command(args),
+        "revision": revision(),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+    report.publish(result, args)
+    wrong = report.wrong(result)
+    print("\n".join(wrong) if wrong else f"every result of mk is right; {result['seconds']} s", flush=True)
+    sys.exit(1 if wrong else 0)
+
+
+def command(args):
+    """What decides the figures of the command line; where files go does not."""
+    parts = ["benches/torch_peers", *(["--quick"] if args.quick else []), f"--rounds {args.rounds}", f"--seed {args.seed}"]
+    given = {"--ops": args.ops, "--rows": args.rows, "--config": args.config and args.config.name}
+    return " ".join(parts + [f"{name} {value!r}" for name, value in given.items() if value])
+
+
+def revision():
+    """The commit that is measured, with a + where files differ from it; nothing outside of a repository."""
+    git = ["git", "-C", str(pathlib.Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changed else "")
+
+
+if __name__ == "__main__":
+    main()

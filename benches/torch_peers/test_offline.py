@@ -1,0 +1,238 @@
+"""Rows, tables, plots and files, without torch and without a GPU. mk is used where it can be imported."""
+
+import contextlib
+import copy
+import io
+import json
+import pathlib
+import sys
+import tempfile
+import types
+import unittest
+import xml.etree.ElementTree as xml
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import ours  # noqa: E402
+import plot  # noqa: E402
+import report  # noqa: E402
+import rows as table  # noqa: E402
+
+import mk  # noqa: E402
+
+
+def result():
+    def timed(name, kind, ms, **more):
+        return {"name": name, "kind": kind, "ms": ms, "host_us": 10.0, "error": 2e-3, "tile_error": 4e-3, "good": True} | more
+
+    row = table.Row("gather-gemm", 4096, 4096, 1024)
+    other = table.Row("gather-gemm", 8192, 8192, 2048)
+    described = [
+        {"op": r.op, "m": r.m, "k": r.k, "n": r.n, "key": r.key, "flop": r.flop(4), "link_bytes": r.link_bytes(4)} for r in (row, other)
+    ]
+    described[0] |= {
+        "link_ms": 0.064,
+        "results": [
+            timed("mk", "ours", 0.128, idle_ms=0.15),
+            timed("NCCL, cuBLAS", "peer", 0.160, idle_ms=0.18),
+            timed("async-TP", "peer", 0.256, idle_ms=0.45),
+            timed("compute alone", "alone", 0.048),
+        ],
+        "missing": [{"name": "async-TP, native", "reason": "RuntimeError: no such <path>"}],
+    }
+    described[1] |= {
+        "link_ms": 0.3,
+        "results": [timed("mk", "ours", 0.4), timed("NCCL, cuBLAS", "peer", 0.8), timed("compute alone", "alone", 0.36)],
+        "missing": [],
+    }
+    return {
+        "format": 1,
+        "date": "2026-01-02",
+        "command": "benches/torch_peers --rounds 20",
+        "revision": "abc",
+        "seconds": 12.0,
+        "ranks": 4,
+        "rounds": 20,
+        "quick": False,
+        "machine": {"gpu": "Some GPU", "driver": "1.2"},
+        "versions": {"torch": "2.11"},
+        "link": {"bytes_per_s": 3.9e11, "way": "writes to all peers"},
+        "skew": {"median_us": 0.5, "all_us": [0.1 * i for i in range(10)], "clock_doubt_us": 0.4},
+        "rows": described,
+    }
+
+
+class Rows(unittest.TestCase):
+    def test_every_row_has_its_own_name_and_a_title(self):
+        self.assertEqual(len({r.key for r in table.ROWS}), len(table.ROWS))
+        self.assertEqual(set(table.TITLES), set(table.SHAPES))
+        self.assertLessEqual(table.QUICK, {r.key for r in table.ROWS})
+
+    def test_work_and_bytes(self):
+        gather = table.Row("gather-gemm", 4096, 4096, 1024)
+        self.assertEqual(gather.flop(4), 2 * 4096 * 4096 * 1024)
+        self.assertEqual(gather.link_bytes(4), 3072 * 4096 * 2)
+        scatter = table.Row("gemm-reduce_scatter", 4096, 1024, 4096)
+        self.assertEqual(scatter.link_bytes(4), 3072 * 4096 * 2)
+        self.assertEqual(table.Row("gemm-all_reduce", 4096, 1024, 4096).link_bytes(4), 2 * scatter.link_bytes(4))
+        mlp = table.Row("mlp-gelu", 2048, 4096, 16384)
+        self.assertEqual(mlp.products(4), [(2048, 4096, 4096), (2048, 4096, 4096)])
+        self.assertEqual(mlp.link_bytes(4), 2 * 1536 * 4096 * 2)
+        gated = table.Row("mlp-swiglu", 2048, 4096, 14336)
+        self.assertEqual(gated.products(4), [(2048, 4096, 7168), (2048, 3584, 4096)])
+
+    def test_selection(self):
+        self.assertEqual(table.select(), table.ROWS)
+        self.assertEqual([r.m for r in table.select(["gather-gemm"], "32768x")], [32768])
+        self.assertEqual({r.key for r in table.select(quick=True)}, table.QUICK)
+        with self.assertRaisesRegex(ValueError, "no such operation: gemm;"):
+            table.select(["gemm"])
+        with self.assertRaisesRegex(ValueError, "no row"):
+            table.select(None, "1x1x1")
+
+    def test_every_kernel_has_a_proved_plan(self):
+        for row in table.select(quick=True):
+            for kernel in [row.kernel(4), *row.separate(4)]:
+                plan = mk.plan(kernel.pipeline, ranks=4, shapes=kernel.shapes)
+                self.assertEqual({name: tuple(shape) for name, shape in kernel.shapes.items()}, plan.shapes)
+            inputs, outputs = mk.plan(row.kernel(4).pipeline, ranks=4, shapes=row.kernel(4).shapes).local_shapes(0)
+            first = next(iter(inputs.values()))
+            sharded = row.op not in ("gemm-reduce_scatter", "gemm-all_reduce")
+            self.assertEqual(first, (row.m // 4 if sharded else row.m, row.k), row.key)
+            self.assertEqual(len(outputs), 1)
+
+
+class Options(unittest.TestCase):
+    KEY = "gather-gemm 4096x4096x1024"
+
+    def test_a_config_reaches_the_plan(self):
+        given = {self.KEY: {"sms": {"intra_comm": 20}, "block": [128, 128, 64], "chunk_bytes": 131072}}
+        kernel = table.Row("gather-gemm", 4096, 4096, 1024).kernel(4)
+        plan = mk.plan(kernel.pipeline, ranks=4, shapes=kernel.shapes, **ours.options(given, self.KEY))
+        self.assertEqual(plan.roles["intra_comm"], 20)
+        self.assertIn("block=128x128x64", str(plan))
+        self.assertEqual(ours.options(given, "another row"), {})
+        self.assertIn("intra_comm 20", ours.roles(plan))
+
+    def test_unknown_options_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "no option stages"):
+            ours.options({self.KEY: {"stages": 4}}, self.KEY)
+
+
+class Report(unittest.TestCase):
+    def test_what_follows_from_times(self):
+        first, second = (report.derive(row) for row in result()["rows"])
+        self.assertEqual((first["best_peer"], first["bound_by"], second["bound_by"]), ("NCCL, cuBLAS", "link", "compute"))
+        self.assertAlmostEqual(first["speedup"], 1.25)
+        self.assertAlmostEqual(first["idle_speedup"], 1.2)
+        self.assertIsNone(second["idle_speedup"])
+        self.assertAlmostEqual(first["of_bound"], 0.5)
+        self.assertAlmostEqual(second["of_bound"], 0.9)
+        self.assertAlmostEqual(report.mean([1.25, None, 2.0]), 2.5**0.5)
+        self.assertIsNone(report.mean([None]))
+
+    def test_without_ours_or_without_peers(self):
+        row = result()["rows"][0]
+        row["results"] = [r for r in row["results"] if r["kind"] == "alone"]
+        found = report.derive(row)
+        self.assertEqual([found[n] for n in ("ours", "best_peer", "speedup", "of_bound")], [None] * 4)
+
+    def test_table(self):
+        text = report.markdown(result())
+        self.assertIn("`gather -> gemm`:", text)
+        self.assertIn("| 4096 × 4096 × 1024 | **.1280** | .1600 | .2560 | .0480 | 1.25 | 1.20 | .0640 link | 0.50 | 10, 10 |", text)
+        self.assertIn("| 8192 × 8192 × 2048 | **.4000** | .8000 | – | .3600 | 2.00 | – | .3600 compute | 0.90 | 10, 10 |", text)
+        self.assertIn("Geometric means: best peer ÷ mk 1.58 (1.20 into an idle queue), bound ÷ mk 0.67.", text)
+        self.assertIn("- async-TP, native: RuntimeError: no such <path> (gather-gemm 4096x4096x1024)", text)
+        columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+        self.assertEqual(len(columns), 1)
+
+    def test_wrong_results_fail_and_show(self):
+        bad = result()
+        self.assertEqual(report.wrong(bad), [])
+        bad["rows"][0]["results"][0] |= {"good": False, "error": 0.5}
+        bad["rows"][1]["results"] = bad["rows"][1]["results"][1:]
+        bad["rows"][1]["missing"] = [{"name": "mk", "reason": "FaultError: a wait did not end"}]
+        found = report.wrong(bad)
+        self.assertEqual([line.split(":")[0] for line in found], ["WRONG", "MISSING"])
+        self.assertIn("a wait did not end", found[1])
+        self.assertIn(".1280 (wrong)", report.markdown(bad))
+
+    def test_a_quick_look_says_so(self):
+        self.assertIn("quick look", report.markdown(result() | {"quick": True}))
+
+    def test_summary(self):
+        lines = report.summary(result()).splitlines()
+        self.assertEqual(lines[2], "| `gather -> gemm` | 2 | 1.58 | 1.20 | 0.67 | 0 |")
+        self.assertEqual(lines[3], "| all | 2 | 1.58 | 1.20 | 0.67 | 0 |")
+        slow = result()
+        slow["rows"][0]["results"][1]["ms"] = 0.064
+        self.assertTrue(report.summary(slow).splitlines()[3].endswith("| 1 |"))
+
+    def test_only_the_block_is_replaced(self):
+        begin, end = report.marks(report.REPORT)
+        document = f"before\n{begin}\nold\n{end}\nafter\n"
+        once = report.replace_block(document, "new\n")
+        self.assertEqual(once, f"before\n{begin}\n\nnew\n\n{end}\nafter\n")
+        self.assertEqual(report.replace_block(once, "new\n"), once)
+        for broken in ("nothing", document + document, f"{end} {begin}"):
+            with self.assertRaises(report.FormatError):
+                report.replace_block(broken, "new")
+
+    def test_the_documents_have_their_blocks(self):
+        root = pathlib.Path(__file__).parents[2]
+        for document, name in ("docs/performance.md", report.REPORT), ("README.md", report.SUMMARY):
+            self.assertIn("new", report.replace_block((root / document).read_text(), "new", name))
+
+    def test_what_the_documents_say_is_what_the_file_says(self):
+        root = pathlib.Path(__file__).parents[2]
+        kept = report.load(root / "docs/peers/peers.json")
+        self.assertIn(report.markdown(kept), (root / "docs/performance.md").read_text())
+        self.assertIn(report.summary(kept), (root / "README.md").read_text())
+        for picture in (root / "docs/peers").glob("*.svg"):
+            self.assertEqual(picture.read_text(), plot.svg(kept, picture.stem, report.derive))
+
+    def test_figures_are_rounded_before_they_are_used(self):
+        self.assertEqual(report.rounded({"a": [0.12345678, 3, None], "b": "x"}), {"a": [0.123457, 3, None], "b": "x"})
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            for name, kind in ("doc.md", report.REPORT), ("readme.md", report.SUMMARY):
+                (folder / name).write_text("\n".join(report.marks(kind)))
+            where = types.SimpleNamespace(
+                json=folder / "r.json", write=folder / "doc.md", summary=folder / "readme.md", plots=folder / "plots"
+            )
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                report.publish(result(), where)
+            self.assertIn("**.1280**", printed.getvalue())
+            self.assertEqual(report.load(folder / "r.json"), report.rounded(result()))
+            self.assertIn("**.1280**", (folder / "doc.md").read_text())
+            self.assertIn("| all | 2 |", (folder / "readme.md").read_text())
+            self.assertEqual([p.name for p in (folder / "plots").iterdir()], ["gather-gemm.svg"])
+            for text in ("{", "[]", json.dumps({"format": 2, "rows": []})):
+                (folder / "r.json").write_text(text)
+                with self.assertRaises(report.FormatError):
+                    report.load(folder / "r.json")
+
+
+class Plot(unittest.TestCase):
+    def test_bars_are_times_over_the_bound(self):
+        root = xml.fromstring(plot.svg(result(), "gather-gemm", report.derive))
+        space = "{http://www.w3.org/2000/svg}"
+        bars = [(r.find(f"{space}title").text, float(r.get("width"))) for r in root.iter(f"{space}rect") if len(r)]
+        self.assertEqual(len(bars), 5)
+        widths = {title.split(":")[0]: width for title, width in bars[:3]}
+        self.assertAlmostEqual(widths["async-TP"] / widths["mk"], 2.0, places=2)
+        most = max(x for _, x in bars)
+        self.assertAlmostEqual(most, plot.WIDTH, places=0)
+
+    def test_names_are_escaped_and_empty_ones_left_out(self):
+        odd = copy.deepcopy(result())
+        odd["rows"][0]["results"][1]["name"] = "a < b & c"
+        xml.fromstring(plot.svg(odd, "gather-gemm", report.derive))
+        self.assertIsNone(plot.svg(odd, "mlp-gelu", report.derive))
+
+
+if __name__ == "__main__":
+    unittest.main()
