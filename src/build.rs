@@ -3,7 +3,7 @@
 use crate::function::FunctionError;
 use mk_abi::KernelSource;
 use mk_codegen::{
-    emit::emit,
+    emit::{self, emit_with},
     ir::Plan,
     passes::{self, Config},
     valid::Proof,
@@ -27,8 +27,21 @@ pub struct Planned {
 /// # Errors
 /// [`FunctionError::Lower`] for what the passes do not cover, [`FunctionError::Emit`] for what the emitter does not.
 pub fn plan(program: &Program, bound: &Bound, config: &Config) -> Result<Planned, FunctionError> {
+    plan_with(program, bound, config, emit::Options::default())
+}
+
+/// [`plan`], with options for the kernel.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_with(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    emission: emit::Options,
+) -> Result<Planned, FunctionError> {
     let (plan, proof) = passes::compile(program, bound, config)?;
-    let source = emit(&plan)?;
+    let source = emit_with(&plan, emission)?;
     Ok(Planned { plan, proof, source })
 }
 

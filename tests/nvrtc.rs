@@ -8,21 +8,37 @@ use mk::runtime::jit::{self, JitOptions};
 
 #[test]
 fn kernels_compile_to_cubin() {
+    compile(mk::emit::Options::default());
+}
+
+#[test]
+fn traced_kernels_compile_to_cubin() {
+    compile(mk::emit::Options { trace: true });
+}
+
+fn compile(emission: mk::emit::Options) {
     let options = JitOptions { use_cache: false, ..JitOptions::default() };
     let defaults = CASES.iter().map(|case| (case, plan(case.1, case.2, case.3)));
     let variants = VARIANTS.iter().map(|v| (&v.case, v.plan(v.case.2)));
     for ((name, source, ..), plan) in defaults.chain(variants) {
         let plan = plan.unwrap_or_else(|e| panic!("{name}: {e}"));
-        let kernel = mk::emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = mk::emit::emit_with(&plan, emission).unwrap_or_else(|e| panic!("{name}: {e}"));
         if let Some(dir) = std::env::var_os("MK_DUMP_KERNELS") {
-            std::fs::write(std::path::Path::new(&dir).join(format!("{name}.cu")), &kernel.cuda)
-                .expect("writable");
+            std::fs::write(
+                std::path::Path::new(&dir)
+                    .join(format!("{name}{}.cu", if emission.trace { ".traced" } else { "" })),
+                &kernel.cuda,
+            )
+            .expect("writable");
         }
         let compiled = jit::compile(&kernel, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let entry = compiled.report.entry(&kernel.entry).expect("the entry point is reported");
         println!(
-            "{name}: {} registers, {} bytes of stack, {:?}",
-            entry.registers, entry.stack_bytes, compiled.compile_time
+            "{name}{}: {} registers, {} bytes of stack, {:?}",
+            if emission.trace { ", traced" } else { "" },
+            entry.registers,
+            entry.stack_bytes,
+            compiled.compile_time
         );
         assert!(!entry.spills(), "{name} spills");
         assert!(
@@ -32,6 +48,7 @@ fn kernels_compile_to_cubin() {
         );
         let sass = jit::disassemble(&compiled.cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
         let counts = jit::count_sass(&sass);
+        println!("  {} instructions", counts.iter().map(|(_, n)| n).sum::<u32>());
         if source.contains("gemm") {
             assert!(
                 counts.get("HGMMA") > 0 && counts.get("UTMALDG") > 0,

@@ -55,7 +55,7 @@ device_struct! {
         control: u64 @ 24,
         /// This rank's [`FaultRecord`], in pinned host memory mapped on the device.
         fault: u64 @ 32,
-        /// Trace buffer, or 0.
+        /// This rank's trace buffer, in device memory, or 0; see [`TraceHead`].
         trace: u64 @ 40,
         /// Bound on a wait, in nanoseconds.
         wait_limit_ns: u64 @ 48,
@@ -134,6 +134,87 @@ device_struct! {
         /// Unused, 0.
         reserved: u32[19] @ 52,
     }
+}
+
+/// Agents of a CTA that have a part of a trace buffer: see [`TraceHead`].
+pub const TRACE_AGENTS: usize = 6;
+
+device_struct! {
+    /// Head of one agent's part of a trace buffer. A buffer is `grid * TRACE_AGENTS` parts, CTA by CTA, in each the
+    /// agents by warp: loader, storer, `enter`, frame, and the two warpgroups that compute. A part is this head and a
+    /// ring of [`TraceRecord`]s; each is written by one lane, and starts anew with every launch.
+    TraceHead, 32 {
+        /// Records that the agent made. The ring holds the last of them.
+        count: u32 @ 0,
+        /// Epoch of the launch; 0 before the first.
+        epoch: u32 @ 4,
+        /// CTA.
+        cta: u32 @ 8,
+        /// Place in the CTA, below [`TRACE_AGENTS`].
+        agent: u32 @ 12,
+        /// Records that the ring holds.
+        capacity: u32 @ 16,
+        /// The SM that ran the CTA.
+        sm: u32 @ 20,
+        /// Unused, 0.
+        reserved: u32[2] @ 24,
+    }
+}
+
+device_struct! {
+    /// One thing that an agent did.
+    TraceRecord, 32 {
+        /// `%globaltimer` at its end, in nanoseconds.
+        at_ns: u64 @ 0,
+        /// Low half of the SM's cycle counter at its begin.
+        begin: u32 @ 8,
+        /// The same at its end.
+        end: u32 @ 12,
+        /// A [`TraceKind`] in bits 0 to 7, the family in 8 to 19, the edge in 20 to 31.
+        what: u32 @ 16,
+        /// Linear index of the task in its role.
+        task: u32 @ 20,
+        /// Of a task: cycles that the agent stood at its internal edges, `drained` in the second word and all others in
+        /// the first. Of a wait or a post: byte offset of the signal word from `sym_base`, low half first.
+        detail: u32[2] @ 24,
+    }
+}
+
+/// What a [`TraceRecord`] tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum TraceKind {
+    /// A task, as one agent saw it.
+    Task = 1,
+    /// A wait for a signal word of this launch.
+    Wait = 2,
+    /// A wait for a signal word of the launch before.
+    WaitBefore = 3,
+    /// A post; it began before the word was raised.
+    Post = 4,
+    /// The posts by which a rank announces itself to every rank.
+    Enter = 5,
+    /// Nothing but a reading of both clocks.
+    Mark = 6,
+    /// The CTA's whole time in the kernel.
+    Cta = 7,
+}
+
+impl TraceKind {
+    /// Reads bits 0 to 7 of [`TraceRecord::what`].
+    pub fn from_u32(kind: u32) -> Option<TraceKind> {
+        use TraceKind::{Cta, Enter, Mark, Post, Task, Wait, WaitBefore};
+        [Task, Wait, WaitBefore, Post, Enter, Mark, Cta].into_iter().find(|k| *k as u32 == kind)
+    }
+}
+
+/// The CUDA declarations that a traced kernel has beside [`cuda_declarations`].
+pub fn cuda_trace_declarations() -> String {
+    format!(
+        "constexpr u32 kTraceAgents = {TRACE_AGENTS};\n{}{}",
+        TraceHead::cuda(),
+        TraceRecord::cuda()
+    )
 }
 
 /// Why a kernel gave up; the values of [`FaultRecord::kind`].

@@ -1,5 +1,6 @@
 //! The kernel, as the runtime sees it.
 
+use crate::device::{TRACE_AGENTS, TraceHead, TraceRecord};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -209,6 +210,38 @@ pub struct RoleInfo {
     pub ctas: u32,
 }
 
+/// A family of the plan, for whoever reads a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceFamily {
+    /// The number in the plan's `fam1`.
+    pub id: u32,
+    /// `gemm.peers`, …
+    pub name: String,
+    /// Name of its leaf: `mma_tile`, …
+    pub leaf: String,
+    /// Names and numbers of the leaf's internal edges.
+    pub edges: Vec<(String, u32)>,
+}
+
+/// What a traced kernel writes; see [`TraceHead`](crate::device::TraceHead).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceLayout {
+    /// Records that each agent's ring holds.
+    pub records: u32,
+    /// Every family of the plan.
+    pub families: Vec<TraceFamily>,
+    /// Edges that are waits for a rank's entry.
+    pub entry_edges: Vec<u32>,
+}
+
+impl TraceLayout {
+    /// Bytes of a rank's trace buffer for a grid of `ctas`.
+    pub fn bytes(&self, ctas: u32) -> u64 {
+        let part = size_of::<TraceHead>() + self.records as usize * size_of::<TraceRecord>();
+        u64::from(ctas) * (TRACE_AGENTS * part) as u64
+    }
+}
+
 /// A kernel ready for the JIT: one per plan, the same text on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelSource {
@@ -246,6 +279,8 @@ pub struct KernelSource {
     pub edges: Vec<EdgeInfo>,
     /// Bytes of registers that a thread may spill; more is an error. 0 but for chains of products.
     pub spill_bytes: u32,
-    /// Hash of the plan; ranks compare it when they enter.
+    /// Hash of the plan, and of whether it is traced; ranks compare it when they enter.
     pub plan_hash: u32,
+    /// What it records of each launch; nothing for a kernel that was emitted without tracing.
+    pub trace: Option<TraceLayout>,
 }

@@ -11,5 +11,5 @@ mod kernel;
 
 pub use kernel::{
     DType, EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, RuntimeDim, RuntimeRows,
-    Swizzle, TensorArg, TensorDirection, TensorMapSpec, WorkspaceLayout,
+    Swizzle, TensorArg, TensorDirection, TensorMapSpec, TraceFamily, TraceLayout, WorkspaceLayout,
 };

@@ -1,7 +1,7 @@
 //! `mk build`.
 
 use crate::{
-    emit::emit,
+    emit::emit_with,
     failure::Failure,
     options::PipelineArgs,
     output::{say, write_file},
@@ -10,6 +10,7 @@ use crate::{
 };
 use mk::{
     abi::KernelSource,
+    emit::Options,
     runtime::jit::{self, Compiled, JitOptions},
 };
 use std::collections::BTreeMap;
@@ -23,6 +24,9 @@ pub struct Args {
     /// Where to write the CUBIN [default: nowhere]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// With records of what agents do, as `mk trace` runs it
+    #[arg(long)]
+    trace: bool,
     /// Compile even if the kernel cache has it
     #[arg(long)]
     no_cache: bool,
@@ -40,7 +44,8 @@ const OPCODES: &[(&str, &str)] = &[
 
 /// Compiles and reports.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let kernel = emit(&load_verified(&args.pipeline)?)?;
+    let options = Options { trace: args.trace };
+    let kernel = emit_with(&load_verified(&args.pipeline)?, options)?;
     let compiled = compile(&kernel, !args.no_cache)?;
     if let Some(path) = &args.output {
         write_file(path, &compiled.cubin)?;

@@ -6,7 +6,7 @@ use crate::{
     output::{print, say, write_file},
     pipeline::{Loaded, load_verified},
 };
-use mk::abi::KernelSource;
+use mk::{abi::KernelSource, emit::Options};
 use std::path::PathBuf;
 
 /// Options of `mk emit`.
@@ -14,6 +14,9 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     pipeline: PipelineArgs,
+    /// With records of what agents do, as `mk trace` runs it
+    #[arg(long)]
+    trace: bool,
     /// Where to write the CUDA source [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -21,7 +24,8 @@ pub struct Args {
 
 /// What is emitted is what was verified.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let kernel = emit(&load_verified(&args.pipeline)?)?;
+    let options = Options { trace: args.trace };
+    let kernel = emit_with(&load_verified(&args.pipeline)?, options)?;
     match &args.output {
         None => print(format_args!("{}", kernel.cuda)),
         Some(path) => {
@@ -34,7 +38,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// The kernel of a plan that was verified.
 pub fn emit(loaded: &Loaded) -> Result<KernelSource, Failure> {
-    mk::emit::emit(&loaded.plan).map_err(|error| match error {
+    emit_with(loaded, Options::default())
+}
+
+/// [`emit`], with options.
+pub fn emit_with(loaded: &Loaded, options: Options) -> Result<KernelSource, Failure> {
+    mk::emit::emit_with(&loaded.plan, options).map_err(|error| match error {
         mk::emit::EmitError::Unsupported { .. } => Failure::with_help(
             format!("no kernel can be emitted for this plan: {error}"),
             "it still runs on the CPU executor: `mk run --device cpu`",

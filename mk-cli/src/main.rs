@@ -14,6 +14,7 @@ mod pipeline;
 mod plan;
 mod progress;
 mod run;
+mod trace;
 mod tune;
 
 use clap::{Parser, Subcommand};
@@ -41,6 +42,8 @@ enum Command {
     Build(build::Args),
     /// Run all ranks in this process with random inputs, and compare with a reference
     Run(run::Args),
+    /// Run on GPUs with tracing on, and show what every CTA did and waited for
+    Trace(trace::Args),
     /// Measure ways of lowering a pipeline on GPUs, and say which is best
     Tune(tune::Args),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Emit(args) => emit::run(&args),
         Command::Build(args) => build::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Tune(args) => tune::run(&args),
     };
     match done {

@@ -7,4 +7,5 @@ pub mod ir;
 pub mod passes;
 pub mod sim;
 pub mod target;
+pub mod trace;
 pub mod valid;

@@ -99,6 +99,7 @@ pub fn compile(
             overlap,
             ..InstanceOptions::default()
         },
+        ..FunctionOptions::default()
     };
     let signature = Signature::new(program.clone(), place.size(), options.sizes.clone());
     let signature = signature.map_err(|e| errors::argument(py, &e))?;

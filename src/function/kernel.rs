@@ -2,10 +2,12 @@
 
 use super::error::{ArgumentError, FunctionError};
 use mk_abi::{DType, KernelSource, TensorDirection};
+use mk_codegen::trace::{self, RankBuffer, Trace};
 use mk_runtime::{
     Instance, InstanceOptions, RankTensors, StreamRef, TensorRef, World, jit::Compiled,
 };
 use mk_syntax::Program;
+use std::ops::Range;
 
 /// A tensor of a call: contiguous, row-major, on the GPU of its rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +32,8 @@ pub struct Call {
 /// A kernel bound to a world, and which of its tensors is which of the pipeline's.
 pub struct Kernel {
     instance: Instance,
-    /// The first rank of this process.
-    first: u32,
+    /// The ranks of this process.
+    ranks: Range<u32>,
     /// Place of each parameter among the kernel's tensors.
     inputs: Vec<usize>,
     /// Place of each result.
@@ -74,7 +76,7 @@ impl Kernel {
             return Err(FunctionError::mismatch("the kernel and the pipeline have other results"));
         }
         let instance = Instance::bind(world, source, compiled, options)?;
-        Ok(Kernel { instance, first: world.local_ranks().start, inputs, outputs })
+        Ok(Kernel { instance, ranks: world.local_ranks(), inputs, outputs })
     }
 
     /// The kernel that is bound.
@@ -125,10 +127,27 @@ impl Kernel {
         dims: &[u32],
     ) -> Result<(), FunctionError> {
         let mut ranks = Vec::with_capacity(calls.len());
-        for (rank, call) in (self.first..).zip(calls) {
+        for (rank, call) in self.ranks.clone().zip(calls) {
             ranks.push(self.tensors(rank, call, dims)?);
         }
         Ok(self.instance.launch_with(streams, &ranks, dims)?)
+    }
+
+    /// What this process's ranks did in the last launch, after waiting for it. The kernel must have been emitted with
+    /// tracing; of other processes' ranks nothing is known.
+    ///
+    /// # Errors
+    /// [`FunctionError::Runtime`] when the launch failed; [`FunctionError::Trace`], also without tracing, and before the
+    /// first launch.
+    pub fn trace(&mut self) -> Result<Trace, FunctionError> {
+        self.instance.synchronize()?;
+        let buffers = self.ranks.clone().map(|rank| self.instance.trace(rank));
+        let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+        let sym_stride_bytes = self.instance.symmetric().stride_bytes();
+        let all = self.ranks.clone().zip(&buffers);
+        let all: Vec<_> =
+            all.map(|(rank, bytes)| RankBuffer { rank, bytes, sym_stride_bytes }).collect();
+        Ok(trace::read(self.instance.source(), &all)?)
     }
 
     /// The tensors of a rank in the kernel's order.

@@ -34,9 +34,9 @@ pub use error::{ArgumentError, FunctionError};
 pub use kernel::{Argument, Call, Kernel};
 pub use sizes::{Signature, Sizes};
 
-use crate::build::{Planned, plan};
+use crate::build::{Planned, plan_with};
 use mk_abi::{RuntimeDim, device::MAX_RUNTIME_DIMS};
-use mk_codegen::passes::Config;
+use mk_codegen::{emit, passes::Config, trace::Trace};
 use mk_runtime::{InstanceOptions, StreamRef, World, jit::JitOptions};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
 use std::{collections::HashMap, sync::Arc};
@@ -48,6 +48,9 @@ pub struct FunctionOptions {
     pub sizes: Sizes,
     /// How to lower. `ranks` is the world's.
     pub config: Config,
+    /// What kernels do beside their plan: record what their agents do, for [`Function::trace`]. The same in every
+    /// process of the world. Default: nothing.
+    pub emission: emit::Options,
     /// How to compile.
     pub jit: JitOptions,
     /// How kernels behave.
@@ -181,7 +184,7 @@ impl Function {
             return Ok(known);
         }
         let program = self.signature.program();
-        let planned = plan(program, sizes, &self.options.config)?;
+        let planned = plan_with(program, sizes, &self.options.config, self.options.emission)?;
         let compiled = planned.compile(&self.options.jit)?;
         let (source, options) = (&planned.source, &self.options.instance);
         let kernel = Kernel::bind(&self.world, program, source, &compiled, options)?;
@@ -250,6 +253,16 @@ impl Function {
             kernel.launch(streams, calls, which.dims())?;
         }
         Ok(which)
+    }
+
+    /// What this process's ranks did in the last launch of a specialisation. Waits for it; needs
+    /// [`FunctionOptions::emission`] to ask for it.
+    ///
+    /// # Errors
+    /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::trace`].
+    pub fn trace(&mut self, which: Specialisation) -> Result<Trace, FunctionError> {
+        let bind = self.bound.get_mut(which.kernel);
+        bind.ok_or_else(|| FunctionError::mismatch("no such specialisation"))?.kernel.trace()
     }
 
     /// Looks for failures of earlier launches without waiting.

@@ -127,3 +127,44 @@ fn one_kernel_serves_every_number_of_rows() -> Res<()> {
     }
     Ok(())
 }
+
+#[test]
+fn a_call_is_traced() -> Res<()> {
+    for world in worlds("a_call_is_traced") {
+        let n = world.size() as usize;
+        let reference = Reference::new(&world, &JitOptions::default())?;
+        let streams = Stream::per_rank(&world)?;
+        let streams: Vec<StreamRef> = streams.iter().map(Stream::as_ref).collect();
+        let program = Program::parse("gather(a) -> gemm(b)")?;
+        let emission = mk::emit::Options { trace: true };
+        let options = FunctionOptions { emission, ..FunctionOptions::default() };
+        let mut f = Function::new(&world, program.clone(), options)?;
+        let ranks = ranks(&world, &reference, &vec![512; n], 512, 1024)?;
+        for launch in 1..=3 {
+            let which = f.call(&streams, &calls(&ranks))?;
+            let trace = f.trace(which)?;
+            assert_eq!((trace.epoch, trace.ranks().count()), (launch, n));
+            let source = &f.planned(which).expect("bound").source;
+            let is = |s: &&mk::trace::Span, want| s.what == want;
+            let ctas = trace.spans.iter().filter(|s| is(s, mk::trace::What::Cta)).count();
+            assert_eq!(ctas, n * source.grid as usize);
+            assert!(
+                trace.clocks.iter().all(|c| c.lost == 0 && c.disordered == 0),
+                "{:?}",
+                trace.clocks
+            );
+            assert_eq!(trace.alignment.contradiction_ns, 0.0, "{:?}", trace.alignment);
+            assert!(mk::trace::chain(&trace).steps.len() <= 3 * n);
+        }
+        for r in &ranks {
+            let error = reference.error(&r.c, &r.want)?;
+            assert!(error.global < 4e-3 && error.nonfinite == 0, "{error:?}");
+        }
+        let mut plain = Function::new(&world, program, FunctionOptions::default())?;
+        let which = plain.call(&streams, &calls(&ranks))?;
+        let refused = plain.trace(which).expect_err("records nothing").to_string();
+        assert!(refused.contains("was emitted without tracing"), "{refused}");
+        println!("ok a trace of {n} ranks");
+    }
+    Ok(())
+}

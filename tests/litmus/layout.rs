@@ -228,6 +228,7 @@ pub fn source(litmus: &Litmus, world_size: u32) -> KernelSource {
         edges: vec![],
         spill_bytes: 0,
         plan_hash: 0x6d6b,
+        trace: None,
         runtime_dims: vec![],
     }
 }

@@ -37,6 +37,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("draw", &["ir"]),
     ("passes", &["graph", "ir", "target", "valid"]),
     ("emit", &["ir", "target"]),
+    ("trace", &[]),
 ];
 
 /// Runs everything.

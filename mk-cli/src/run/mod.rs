@@ -4,6 +4,8 @@ mod cpu;
 mod cuda;
 mod verdict;
 
+pub use verdict::Verdict;
+
 use crate::{
     failure::Failure,
     options::PipelineArgs,
@@ -203,7 +205,8 @@ fn unfit(world: &World) -> Option<String> {
     })
 }
 
-fn describe(world: &World) -> String {
+/// Its ranks and their GPUs.
+pub fn describe(world: &World) -> String {
     let ordinals = world.local_ranks().filter_map(|r| world.device(r).ok());
     let list: Vec<_> =
         ordinals.map(|d| format!("rank {} on GPU {}", d.ordinal, d.ordinal)).collect();

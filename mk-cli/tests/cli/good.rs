@@ -76,6 +76,14 @@ fn emission_is_deterministic() {
 }
 
 #[test]
+fn tracing_is_an_option_of_a_kernel() {
+    let plain = mk(&with("emit", GATHER_GEMM, &[])).ok();
+    let traced = mk(&with("emit", GATHER_GEMM, &["--trace"])).ok();
+    assert!(!plain.contains("trace_") && traced.contains("trace_end(ctx);"));
+    assert!(mk(&["trace", "--help"]).ok().contains("--svg"));
+}
+
+#[test]
 fn a_cubin_is_built() {
     let dir = TempDir::new();
     let path = dir.file("kernel.cubin");

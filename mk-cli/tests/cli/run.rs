@@ -82,6 +82,13 @@ fn one_seed_is_one_result() {
 }
 
 #[test]
+fn only_gpus_are_traced() {
+    mk(&["trace", MK, "--ranks", "64"]).fails(1, &["error: ", "= help: give `--ranks`"]);
+    mk(&["trace", MK, "--device", "cpu"]).fails(2, &["invalid value 'cpu'"]);
+    mk(&["trace", "tests/plans/none.plan"]).fails(1, &["cannot read"]);
+}
+
+#[test]
 fn options_of_another_device() {
     let error = mk(&["run", MK, "--device", "cpu", "--time"]);
     error.fails(1, &["`--time` needs GPUs, and the device is cpu"]);

@@ -5,8 +5,9 @@
 //! synchronisation line that is missing, doubled or foreign is found by reading, before anything runs.
 
 use super::{
-    library,
+    Options, library,
     role::{runs, template_of},
+    trace,
 };
 use crate::ir::{EdgeId, Entity, Leaf, Plan, Proxy, Scope};
 use std::collections::BTreeMap;
@@ -100,7 +101,7 @@ fn scope(scope: Scope) -> &'static str {
 }
 
 /// Calls that every role and every leaf needs, and how often.
-fn frame(plan: &Plan) -> Vec<(&'static str, usize)> {
+fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let with_ctas = plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id);
     let runs: Vec<Vec<&str>> = with_ctas
         .map(|role| {
@@ -111,7 +112,7 @@ fn frame(plan: &Plan) -> Vec<(&'static str, usize)> {
     let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();
     let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
     let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
-    vec![
+    let mut out = vec![
         ("= launch_begin(", roles),
         ("launch_begin_sync<1>();", roles),
         ("launch_count_in(ctx);", roles),
@@ -125,15 +126,32 @@ fn frame(plan: &Plan) -> Vec<(&'static str, usize)> {
         ("bulk_copy_storer<", bulk),
         ("copy_rows<", rows),
         ("reduce_rows<", calls("reduce_rows")),
-    ]
+    ];
+    if options.trace {
+        out.extend([
+            ("trace_begin();", roles),
+            ("trace_mark(params.header);", roles),
+            ("trace_end(ctx);", roles),
+            (") { trace_mbarrier_wait<", trace::stalls(plan).len()),
+        ]);
+    }
+    out
 }
 
-/// Checks a kernel against its plan.
+/// Checks a kernel that was emitted without options against its plan.
 ///
 /// # Errors
 /// The first difference.
 pub fn audit(plan: &Plan, cuda: &str) -> Result<(), AuditError> {
-    let library = library::text();
+    audit_with(plan, cuda, Options::default())
+}
+
+/// [`audit`] for a kernel that was emitted with options.
+///
+/// # Errors
+/// As [`audit`].
+pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), AuditError> {
+    let library = library::text_with(options.trace.then(|| trace_records(cuda)));
     let library_lines: Vec<_> = library.lines().collect();
     let lines: Vec<_> = cuda.lines().collect();
     let head = lines.iter().take_while(|l| l.is_empty() || l.starts_with("//")).count();
@@ -153,7 +171,7 @@ pub fn audit(plan: &Plan, cuda: &str) -> Result<(), AuditError> {
             return Err(AuditError::Edge { edge: *edge, what: what.clone(), found });
         }
     }
-    for (text, want) in frame(plan) {
+    for (text, want) in frame(plan, options) {
         let found = generated.iter().map(|l| code(l).matches(text).count()).sum::<usize>();
         if found != want {
             return Err(AuditError::Frame { text, found, want });
@@ -178,6 +196,12 @@ pub fn audit(plan: &Plan, cuda: &str) -> Result<(), AuditError> {
         }
     }
     Ok(())
+}
+
+/// The size of the rings, as the kernel says it; 0 if it does not.
+fn trace_records(cuda: &str) -> u32 {
+    let line = cuda.lines().find_map(|l| l.strip_prefix(library::RECORDS));
+    line.and_then(|l| l.strip_suffix(';')).and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
 /// A line without its comment.

@@ -1,9 +1,10 @@
 //! What every part of the emitter needs: the plan, its layout, and how to say an address.
 
 use super::{
-    BARRIER_BYTES, EmitError,
+    BARRIER_BYTES, EmitError, Options,
     layout::{At, Layout, layout},
     maps::Maps,
+    trace,
 };
 use crate::ir::{
     Access, BinOp, BufId, C_PRELUDE, CPrinter, Each, Entity, Expr, FamId, Family, Leaf, Plan,
@@ -16,11 +17,16 @@ pub(super) struct Emitter<'a> {
     pub points: &'a Points<'a>,
     pub layout: Layout,
     pub maps: Maps,
+    pub options: Options,
 }
 
 impl<'a> Emitter<'a> {
-    pub fn new(plan: &'a Plan, points: &'a Points<'a>) -> Result<Self, EmitError> {
-        Ok(Emitter { plan, points, layout: layout(plan, points)?, maps: Maps::default() })
+    pub fn new(
+        plan: &'a Plan,
+        points: &'a Points<'a>,
+        options: Options,
+    ) -> Result<Self, EmitError> {
+        Ok(Emitter { plan, points, layout: layout(plan, points)?, maps: Maps::default(), options })
     }
 
     /// An expression of a family as C.
@@ -162,8 +168,15 @@ impl<'a> Emitter<'a> {
             .values()
             .filter(|f| f.leaf == Leaf::Enter)
             .flat_map(|f| &f.posts)
-            .map(|p| context! { edge => p.edge.to_string(), signal => p.signal.index() })
+            .map(|p| {
+                let traced = self.options.trace.then(|| trace::enter(self.plan, p.edge));
+                context! { edge => p.edge.to_string(), signal => p.signal.index(), traced }
+            })
             .collect::<Vec<_>>();
+        let stalls = match self.options.trace {
+            true => trace::stalls(self.plan),
+            false => Vec::new(),
+        };
         context! {
             name => self.plan.name.clone(),
             prelude => C_PRELUDE,
@@ -173,7 +186,8 @@ impl<'a> Emitter<'a> {
             maps => self.maps.comments(),
             smem_bytes,
             block => super::BLOCK_THREADS,
-            entered => self.entered(), dims, signals, buffers, edges, enter, roles,
+            trace => self.options.trace,
+            entered => self.entered(), dims, signals, buffers, edges, enter, roles, stalls,
         }
     }
 }

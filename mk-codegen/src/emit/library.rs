@@ -36,11 +36,23 @@ library! {
     "comm/reduce_rows.cuh",
 }
 
+/// What a traced kernel has beside [`FILES`].
+pub const TRACE: (&str, &str) =
+    ("sync/trace.cuh", include_str!("../../../templates/sync/trace.cuh"));
+
+/// How the line that says the size of a traced kernel's rings begins.
+pub(super) const RECORDS: &str = "constexpr u32 kTraceRecords = ";
+
 /// Line that ends the library in a generated kernel.
 pub const END: &str = "// ==== end of the device library ====\n";
 
 /// Everything that stands before a kernel's own part: library and host/device structs.
 pub fn text() -> String {
+    text_with(None)
+}
+
+/// [`text`], with tracing into rings of so many records.
+pub fn text_with(trace_records: Option<u32>) -> String {
     let mut out = String::new();
     for (path, body) in FILES {
         // The structs that the host shares use the scalar names, and are used from here on.
@@ -50,6 +62,11 @@ pub fn text() -> String {
             out.push('\n');
         }
         out.push_str(&format!("// ---- {path} ----\n{body}\n"));
+    }
+    if let Some(records) = trace_records {
+        let (path, body) = TRACE;
+        let structs = mk_abi::device::cuda_trace_declarations();
+        out.push_str(&format!("// ---- {path} ----\n{RECORDS}{records};\n{structs}\n{body}\n"));
     }
     out.push_str(END);
     out

@@ -12,6 +12,7 @@ mod moves;
 mod role;
 mod signal;
 mod tasks;
+mod trace;
 
 use crate::ir::{
     DimId, EdgeId, Entity, Expr, FamId, Family, Leaf, Mode, Plan, PointError, Points, RoleKind,
@@ -26,7 +27,15 @@ use mk_abi::{
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-pub use audit::{AuditError, audit};
+pub use audit::{AuditError, audit, audit_with};
+
+/// What decides a kernel beside its plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Whether the kernel records what its agents do, for [`crate::trace`]. Without it the text has no trace of it.
+    /// Ranks with and without are different kernels, and do not run together. Default: false.
+    pub trace: bool,
+}
 
 /// Why a plan that verifies has no kernel.
 #[derive(Debug, Error)]
@@ -98,19 +107,32 @@ fn environment() -> Result<Environment<'static>, EmitError> {
 /// # Errors
 /// [`EmitError::Unsupported`] for plans outside what the templates implement.
 pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
+    emit_with(plan, Options::default())
+}
+
+/// [`emit`], with options.
+///
+/// # Errors
+/// As [`emit`].
+pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitError> {
     let tables = TableSet::new(plan, |_, _| Vec::new());
     let points = Points::new(plan, &tables);
     check_scope(plan)?;
     let env = environment()?;
-    let mut e = Emitter::new(plan, &points)?;
+    let mut e = Emitter::new(plan, &points, options)?;
+    let trace = match options.trace {
+        true => Some(trace::layout(&e)?),
+        false => None,
+    };
     let roles = role::roles(&mut e, &env)?;
     let smem_bytes = e.smem_bytes();
     let kernel = e.kernel(roles, smem_bytes);
     let generated = env.get_template("kernel")?.render(kernel)?;
     let header: String = plan.to_string().lines().map(|l| format!("// {l}\n")).collect();
     let header = header.replace("// \n", "//\n");
-    let cuda = format!("{header}\n{}\n{generated}", library::text());
-    audit(plan, &cuda)?;
+    let cuda =
+        format!("{header}\n{}\n{generated}", library::text_with(trace.as_ref().map(|t| t.records)));
+    audit_with(plan, &cuda, options)?;
     let ranks = (0..plan.mesh.size() as usize)
         .map(|rank| RankBinding {
             tensor_shapes: e.tensor_shapes(rank),
@@ -136,7 +158,8 @@ pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
         roles: role_infos(plan),
         edges: edge_infos(plan),
         spill_bytes: spill_bytes(plan),
-        plan_hash: plan_hash(plan),
+        plan_hash: plan_hash(plan, options),
+        trace,
     })
 }
 
@@ -172,9 +195,13 @@ fn chunk(plan: &Plan, dim: DimId) -> Expr {
     Expr::Const(0).max(part.min(rest))
 }
 
-/// First 32 bits of the SHA-256 of the plan's text.
-pub fn plan_hash(plan: &Plan) -> u32 {
-    let digest = Sha256::digest(plan.to_string());
+/// First 32 bits of the SHA-256 of the plan's text and of what else decides the kernel.
+pub fn plan_hash(plan: &Plan, options: Options) -> u32 {
+    let mut text = plan.to_string();
+    if options.trace {
+        text.push_str("\ntrace\n");
+    }
+    let digest = Sha256::digest(text);
     u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]])
 }
 

@@ -180,6 +180,7 @@ fn group(
     };
     let hooks = env.get_template(template)?.render(context! {
         name, families, posts, first_cta, ctas,
+        trace => e.options.trace,
         locals => e.locals(),
         first => first.first,
         end => last.first + last.tasks,

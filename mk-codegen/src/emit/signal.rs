@@ -1,6 +1,6 @@
 //! Waits and posts of a family, as lines of CUDA.
 
-use super::{EmitError, context::Emitter};
+use super::{EmitError, context::Emitter, trace};
 use crate::ir::{
     Agent, CPrinter, Each, Entity, Expr, Family, Leaf, Point, Post, Proxy, Scope, SigId, Wait,
 };
@@ -68,6 +68,8 @@ impl Emitter<'_> {
                 "waits stand at the start of a task",
             ));
         }
+        let mut at =
+            format!("ctx.signal(params.header.rank, {})", self.word(f, each, w.signal, &w.index));
         let call = if self.is_entry(w.signal) {
             let ([peer], Expr::Const(1)) = (w.index.as_slice(), &w.count) else {
                 return Err(EmitError::unsupported(
@@ -76,6 +78,7 @@ impl Emitter<'_> {
                 ));
             };
             let peer = self.c(f, each, peer);
+            at = format!("ctx.signal(params.header.rank, ctx.entered + ({peer}))");
             format!("wait_entered<edge::{edge}, {proxy}>(ctx, {peer}, work.task, {});", w.lag)
         } else {
             let word = self.word(f, each, w.signal, &w.index);
@@ -90,6 +93,13 @@ impl Emitter<'_> {
                 "wait_signal<edge::{edge}, {scope}, {proxy}>(ctx, ctx.signal(params.header.rank, {word}), \
                  {epoch}{count}, WaitSite{{work.task}});"
             )
+        };
+        let kind = if w.lag > 0 { "WaitBefore" } else { "Wait" };
+        // All lanes of a copier's warp wait for a word that they do not share out.
+        let all = w.by == Agent::Copier && each.is_none();
+        let call = match self.options.trace {
+            true => trace::around(&call, kind, edge, &at, all),
+            false => call,
         };
         Ok(self.wrap(f, w.by, each, w.when.as_ref(), call))
     }
@@ -106,6 +116,12 @@ impl Emitter<'_> {
         let (edge, scope) = (p.edge, Self::scope(p.scope));
         let call =
             format!("post_signal<edge::{edge}, {scope}>(ctx, ctx.signal({rank}, {word}), {add});");
+        let call = match self.options.trace {
+            true => {
+                trace::around(&call, "Post", edge, &format!("ctx.signal({rank}, {word})"), false)
+            }
+            false => call,
+        };
         // One lane of a copier's warp.
         let once = p.by == Agent::Copier && each.is_none();
         let call = if once { format!("if (lane_index() == 0) {call}") } else { call };

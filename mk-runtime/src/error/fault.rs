@@ -216,6 +216,7 @@ mod tests {
             }],
             spill_bytes: 0,
             plan_hash: 1,
+            trace: None,
             runtime_dims: vec![],
         }
     }

@@ -216,6 +216,7 @@ pub(super) mod tests {
             edges: vec![],
             spill_bytes: 0,
             plan_hash: 0,
+            trace: None,
             runtime_dims: vec![],
         }
     }

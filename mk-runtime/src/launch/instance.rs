@@ -279,7 +279,8 @@ impl Instance {
         Ok(())
     }
 
-    /// A rank's trace buffer, after all its earlier work; empty when tracing is off.
+    /// A rank's trace buffer as its last launch left it, after all the rank's earlier work; empty when tracing is off.
+    /// What is in it: [`TraceHead`](mk_abi::device::TraceHead).
     ///
     /// # Errors
     /// [`Error::Shape`] for a rank that is not one of this process; [`Error::Cuda`].

@@ -20,7 +20,8 @@ pub struct InstanceOptions {
     /// overlap fewer CTAs each. Without it, launches run one after the other and each may use the whole GPU.
     /// Default: false.
     pub overlap: bool,
-    /// Bytes of trace buffer per rank; 0 for none. Default: 0.
+    /// Least bytes of trace buffer per rank, for kernels written by hand: one that was emitted with tracing says itself
+    /// what it needs ([`KernelSource::trace`]). Default: 0.
     pub trace_bytes: u64,
     /// Test hook: with a seed other than 0, agents sleep a pseudo-random time below `chaos_max` before each task.
     /// Default: 0.

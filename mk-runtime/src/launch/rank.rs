@@ -57,7 +57,8 @@ impl Rank {
         let scratch = DeviceBuffer::new(world, rank, source.workspace.scratch_bytes)?;
         scratch.fill(options.poison.unwrap_or(0))?;
         let control = DeviceBuffer::zeroed(world, rank, size_of::<ControlBlock>() as u64)?;
-        let trace = match options.trace_bytes {
+        let layout = source.trace.as_ref().map_or(0, |t| t.bytes(source.grid));
+        let trace = match options.trace_bytes.max(layout) {
             0 => None,
             bytes => Some(DeviceBuffer::zeroed(world, rank, bytes)?),
         };

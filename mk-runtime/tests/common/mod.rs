@@ -67,6 +67,7 @@ pub fn kernel(name: &str, cuda: &str, world_size: u32) -> KernelSource {
         edges: vec![],
         spill_bytes: 0,
         plan_hash: 0x6d6b,
+        trace: None,
         runtime_dims: vec![],
     }
 }

@@ -12,6 +12,7 @@ pub use timing::Timing;
 use super::{Case, HarnessError, Inputs, Norms, cpu::worse};
 use crate::function::Kernel;
 use mk_abi::{KernelSource, TensorDirection};
+use mk_codegen::trace::Trace;
 use mk_runtime::{
     DeviceTensor, Graph, InstanceOptions, RankTensors, Reference, Stream, World,
     jit::{Compiled, JitOptions},
@@ -116,6 +117,14 @@ impl<'a> Session<'a> {
         // A fault record says more than the driver's status.
         self.kernel.instance().synchronize()?;
         Ok(finished?)
+    }
+
+    /// What every rank did in the last launch, also in one that was timed.
+    ///
+    /// # Errors
+    /// [`HarnessError::Function`], for a kernel without tracing among others.
+    pub fn trace(&mut self) -> Result<Trace, HarnessError> {
+        Ok(self.kernel.trace()?)
     }
 
     /// Captures a launch: later ones replay it.

@@ -1,0 +1,154 @@
+//! `mk trace`.
+
+use crate::{
+    build::compile,
+    emit::emit_with,
+    failure::Failure,
+    options::PipelineArgs,
+    output::{print, say, write_file},
+    pipeline::{Loaded, load},
+    progress::Progress,
+    run::{Verdict, describe, gpus},
+};
+use mk::{
+    abi::KernelSource,
+    emit::Options,
+    harness::{
+        Case,
+        gpu::{Session, Timing},
+    },
+    runtime::{InstanceOptions, World},
+    trace,
+};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Options of `mk trace`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pipeline: PipelineArgs,
+    /// Where to run; the CPU executor has no time to show
+    #[arg(long, value_enum, default_value_t = Device::Cuda)]
+    device: Device,
+    /// Where to write the timeline as JSON, for ui.perfetto.dev [default: nowhere]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Where to write the timeline as a picture [default: nowhere]
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Also time the kernel without tracing, in N rounds with each in turn
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    cost: Option<u32>,
+    /// Seed of the inputs
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Bound on every wait inside the kernel
+    #[arg(long, value_name = "N", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
+    wait_limit_ms: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Device {
+    Cuda,
+}
+
+/// Launches with tracing on whose results are judged.
+const JUDGED: u64 = 2;
+
+/// Runs, judges, times, and shows the last launch that was timed.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let loaded = load(&args.pipeline)?;
+    let Device::Cuda = args.device;
+    let Some(pipeline) = &loaded.pipeline else {
+        return Err(Failure::with_help(
+            "a plan does not say what it computes, so that results of GPUs cannot be judged",
+            "give the pipeline that it was made from",
+        ));
+    };
+    let ranks = loaded.plan.mesh.size();
+    let world = gpus(ranks)?;
+    loaded.verify()?;
+    say!("device    cuda: {}", describe(&world))?;
+    let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };
+    let kernel = emit_with(&loaded, Options { trace: true })?;
+    let mut traced = bind(args, &world, case, &kernel)?;
+    let progress = Progress::new(format!("running on {ranks} GPUs"));
+    let mut verdict = Verdict::new(case);
+    for launch in 1..=JUDGED {
+        traced.fill(launch).map_err(Failure::new)?;
+        traced.launch().map_err(Failure::new)?;
+        verdict.launch(&traced.norms().map_err(Failure::new)?)?;
+    }
+    match args.cost {
+        None => {
+            let timing = traced.time().map_err(Failure::new)?;
+            time("on", &timing)?;
+        }
+        Some(rounds) => cost(args, &world, case, &loaded, &mut traced, rounds)?,
+    }
+    let trace = traced.trace().map_err(Failure::new)?;
+    drop(progress);
+    print(format_args!("{}", trace::summary(&trace)))?;
+    if let Some(path) = &args.output {
+        write_file(path, trace::json(&trace).as_bytes())?;
+        say!("{}: {} events; open it in ui.perfetto.dev", path.display(), trace.spans.len())?;
+    }
+    if let Some(path) = &args.svg {
+        write_file(path, trace::svg(&trace, None).as_bytes())?;
+        say!("{}", path.display())?;
+    }
+    verdict.finish()
+}
+
+fn bind<'a>(
+    args: &Args,
+    world: &World,
+    case: Case<'a>,
+    kernel: &'a KernelSource,
+) -> Result<Session<'a>, Failure> {
+    let compiled = compile(kernel, true)?;
+    let limit = Duration::from_millis(args.wait_limit_ms);
+    let options =
+        InstanceOptions { wait_limit: limit, entry_limit: limit, ..InstanceOptions::default() };
+    Session::bind(world, case, kernel, &compiled, &options, args.seed).map_err(Failure::new)
+}
+
+fn time(what: &str, timing: &Timing) -> Result<(), Failure> {
+    let (median, least) = (1e3 * timing.median_ms, 1e3 * timing.least_ms);
+    let n = timing.launches;
+    say!("time      tracing {what}: {median:.1} us median, {least:.1} us least of {n} launches")
+}
+
+/// Times the traced kernel and the plain one in turn. The traced one comes last.
+fn cost(
+    args: &Args,
+    world: &World,
+    case: Case<'_>,
+    loaded: &Loaded,
+    traced: &mut Session<'_>,
+    rounds: u32,
+) -> Result<(), Failure> {
+    let kernel = emit_with(loaded, Options::default())?;
+    let mut plain = bind(args, world, case, &kernel)?;
+    let (mut off, mut on) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let timing = plain.time().map_err(Failure::new)?;
+        time("off", &timing)?;
+        off.push(timing.median_ms);
+        let timing = traced.time().map_err(Failure::new)?;
+        time("on", &timing)?;
+        on.push(timing.median_ms);
+    }
+    let (off, on) = (median(&mut off), median(&mut on));
+    say!(
+        "cost      {:+.2}% ({:.1} us with tracing, {:.1} us without; medians of {rounds} rounds)",
+        100.0 * (on / off - 1.0),
+        1e3 * on,
+        1e3 * off
+    )
+}
+
+fn median(times: &mut [f32]) -> f32 {
+    mk::runtime::bench::median(times)
+}

@@ -1,0 +1,107 @@
+//! What a traced kernel prints beside what every kernel prints. The device side is `templates/sync/trace.cuh`.
+
+use super::{EmitError, context::Emitter, role::template_of};
+use crate::ir::{EdgeId, Entity, Expr, Family, Leaf, Plan, SigId};
+use minijinja::{Value, context};
+use mk_abi::{TraceFamily, TraceLayout};
+
+/// Records of a ring: at least, and at most (8192 records of all agents of 132 CTAs are 200 MB).
+const RECORDS: (u32, u32) = (64, 8192);
+/// Families and edges have 12 bits in a record.
+const MAX_IDS: usize = 1 << 12;
+
+/// The internal edges that are mbarriers, and in which of its two slots an agent adds up its cycles there.
+pub(super) fn stalls(plan: &Plan) -> Vec<Value> {
+    let mut edges: Vec<_> = plan
+        .families
+        .values()
+        .filter(|f| has_ring(&f.leaf))
+        .flat_map(|f| &f.edges)
+        .map(|e| (e.edge, u32::from(e.name == "drained")))
+        .collect();
+    edges.sort_unstable();
+    edges.dedup();
+    edges.into_iter().map(|(edge, slot)| context! { edge => edge.to_string(), slot }).collect()
+}
+
+fn has_ring(leaf: &Leaf) -> bool {
+    matches!(template_of(leaf), "mma_tile" | "copy_bulk")
+}
+
+/// A wait or a post with a record of it. One statement, as the call is. With `all`, every lane of a warp makes the call, and
+/// the first one speaks for them.
+pub(super) fn around(call: &str, kind: &str, edge: EdgeId, word: &str, all: bool) -> String {
+    let id = edge.index();
+    let who = if all { "if (lane_index() == 0) " } else { "" };
+    format!(
+        "{{ const u32 begin_ = trace_clock(); {call} \
+         {who}trace_signal(params.header, TraceKind::{kind}, work.family, {id}, work.task, {word}, begin_); }}"
+    )
+}
+
+/// The entry's posts with a record of them.
+pub(super) fn enter(plan: &Plan, edge: EdgeId) -> String {
+    let makes = |f: &Family| f.leaf == Leaf::Enter && f.posts.iter().any(|p| p.edge == edge);
+    let family = plan.families.iter().find(|(_, f)| makes(f)).map_or(0, |(id, _)| id.index());
+    let id = edge.index();
+    format!(
+        "{{ const u32 begin_ = trace_clock(); post_entered<edge::{edge}>(ctx); \
+         trace_signal(params.header, TraceKind::Enter, {family}, {id}, 0, \
+         ctx.signal(0, ctx.entered + params.header.rank), begin_); }}"
+    )
+}
+
+/// What the host must know of a traced kernel.
+///
+/// # Errors
+/// [`EmitError::Unsupported`] for more families or edges than a record can name.
+pub(super) fn layout(e: &Emitter<'_>) -> Result<TraceLayout, EmitError> {
+    let plan = e.plan;
+    let edges = plan.families.values().flat_map(Family::edge_ids).map(|e| e.index()).max();
+    if plan.families.len() > MAX_IDS || edges.is_some_and(|e| e >= MAX_IDS) {
+        return Err(EmitError::unsupported(
+            "trace",
+            format!("records name {MAX_IDS} families and edges"),
+        ));
+    }
+    let families = plan.families.iter().map(|(id, f)| TraceFamily {
+        id: id.index() as u32,
+        name: f.name.clone(),
+        leaf: f.leaf.name().into(),
+        edges: f.edges.iter().map(|e| (e.name.clone(), e.edge.index() as u32)).collect(),
+    });
+    let enters = |signal: SigId| {
+        let mut enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+        enter.any(|f| f.posts.iter().any(|p| p.signal == signal))
+    };
+    let waits = plan.families.values().flat_map(|f| &f.waits);
+    Ok(TraceLayout {
+        records: records(e)?,
+        families: families.collect(),
+        entry_edges: waits.filter(|w| enters(w.signal)).map(|w| w.edge.index() as u32).collect(),
+    })
+}
+
+/// What the busiest agent of the busiest CTA writes, if that is not too much.
+fn records(e: &Emitter<'_>) -> Result<u32, EmitError> {
+    let plan = e.plan;
+    let times = |each: Option<&Expr>| match each {
+        None => 1,
+        Some(Expr::Const(n)) => (*n).max(0) as u32,
+        Some(_) => plan.mesh.size(),
+    };
+    let mut most = 0_u32;
+    for (id, role) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
+        let mut sum = 8_u32;
+        for (family, f) in plan.families.iter().filter(|(_, f)| f.role == id) {
+            let waits = f.waits.iter().map(|w| times(w.each.as_ref().map(|x| &x.extent)));
+            let posts = f.posts.iter().map(|p| times(p.each.as_ref().map(|x| &x.extent)));
+            let each = waits.chain(posts).fold(1_u32, u32::saturating_add);
+            let tasks = e.n_tasks(family)?.div_ceil(role.ctas).saturating_add(1);
+            sum = sum.saturating_add(tasks.saturating_mul(each));
+        }
+        most = most.max(sum);
+    }
+    let (least, limit) = RECORDS;
+    Ok(most.clamp(least, limit).next_power_of_two())
+}
