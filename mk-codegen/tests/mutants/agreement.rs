@@ -162,7 +162,7 @@ fn random() -> impl Strategy<Value = Random> {
     let rows = prop_oneof![1..9u64, 120..140u64];
     let width = prop_oneof![1..20u64, 250..270u64];
     (
-        0..cases::PIPELINES.len(),
+        0..cases::CATALOGUE,
         1..4u32,
         rows,
         width,

@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, LowerError, lower},
+    passes::{AllReduce, Config, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 /// A pipeline and the extents of its tensors: rows are `M`, `L` is another that fits into no tile.
 type Pipeline = (&'static str, &'static [(&'static str, &'static [char])]);
 
-pub const PIPELINES: &[Pipeline] = &[
+const PIPELINES: &[Pipeline] = &[
     ("gather(a)", &[("a", &['M', 'K'])]),
     ("reduce_scatter(x)", &[("x", &['M', 'N'])]),
     ("all_reduce(x)", &[("x", &['M', 'N'])]),
@@ -60,13 +60,31 @@ pub const PIPELINES: &[Pipeline] = &[
     ),
 ];
 
-/// Pipelines whose `all_reduce` is done in one shot.
-const ONE_SHOT: &[Pipeline] = &[
-    ("gemm(a, b) -> all_reduce", &[("a", &['M', 'K']), ("b", &['K', 'N'])]),
-    (
-        "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce",
-        &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])],
-    ),
+const AB: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'N'])];
+const MLP: &[(&str, &[char])] = &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])];
+
+/// A way of lowering: its name, and what it sets.
+type Way = (&'static str, fn(&mut Config));
+
+const DEFAULT: Way = ("by default", |_| ());
+const ONE_SHOT: Way = ("one shot", |c| c.all_reduce = AllReduce::OneShot);
+const AFTER: Way = ("sums after", |c| c.sums = Sums::After);
+const SPLIT: Way = ("split", |c| (c.sums, c.split_k) = (Sums::After, 2));
+const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
+    (c.sums, c.split_k, c.all_reduce) = (Sums::After, 2, AllReduce::OneShot);
+});
+const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64 }));
+
+/// Pipelines lowered in other than the default ways.
+const VARIANTS: &[(Pipeline, Way)] = &[
+    (("gemm(a, b) -> all_reduce", AB), ONE_SHOT),
+    (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce", MLP), ONE_SHOT),
+    (("gemm(a, b) -> reduce_scatter", AB), AFTER),
+    (("gemm(a, b) -> all_reduce", AB), AFTER),
+    (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter", MLP), AFTER),
+    (("gemm(a, b) -> reduce_scatter", AB), SPLIT),
+    (("gemm(a, b) -> all_reduce", AB), SPLIT_ONE_SHOT),
+    (("gather(a) -> gemm(b)", AB), TAIL),
 ];
 
 /// Extents by letter, rows for each rank.
@@ -124,9 +142,9 @@ pub fn small(few: bool) -> Vec<Case> {
 
 fn catalogue(few: bool, shapes: &[Shape]) -> Vec<Case> {
     let mut out = Vec::new();
-    let all = PIPELINES.iter().map(|p| (p, AllReduce::TwoPhase));
-    let all = all.chain(ONE_SHOT.iter().map(|p| (p, AllReduce::OneShot)));
-    for (i, ((source, tensors), how)) in all.enumerate() {
+    let all = PIPELINES.iter().map(|p| (p, DEFAULT));
+    let all = all.chain(VARIANTS.iter().map(|(p, way)| (p, *way)));
+    for (i, ((source, tensors), way)) in all.enumerate() {
         for (j, ranks) in [2u32, 3].into_iter().enumerate() {
             for (k, shape) in shapes.iter().enumerate() {
                 // Shapes take turns, the first and the last ones.
@@ -134,19 +152,24 @@ fn catalogue(few: bool, shapes: &[Shape]) -> Vec<Case> {
                 if few && (k != turn || j != i % 2) {
                     continue;
                 }
-                let name = format!("{source}, {ranks} ranks, {}, {how:?}", shape.0);
-                out.push(Case { plan: compile(source, ranks, tensors, shape, how), name });
+                let name = format!("{source}, {ranks} ranks, {}, {}", shape.0, way.0);
+                out.push(Case { plan: compile(source, ranks, tensors, shape, way.1), name });
             }
         }
     }
     out
 }
 
+/// Pipelines of the catalogue, each in its way.
+pub const CATALOGUE: usize = PIPELINES.len() + VARIANTS.len();
+
 /// A pipeline of the catalogue with any extents, if it lowers.
 pub fn random(pipeline: usize, ranks: u32, rows: u64, width: u64) -> Option<Plan> {
-    let (source, tensors) = PIPELINES.get(pipeline)?;
+    let all = PIPELINES.iter().map(|p| (p, DEFAULT));
+    let mut all = all.chain(VARIANTS.iter().map(|(p, way)| (p, *way)));
+    let ((source, tensors), (_, set)) = all.nth(pipeline)?;
     let extents = [('K', 1 + width % 9), ('N', width), ('F', 1 + width % 13)];
-    try_compile(source, ranks, tensors, rows, &extents, AllReduce::TwoPhase).ok()
+    try_compile(source, ranks, tensors, rows, &extents, set).ok()
 }
 
 fn compile(
@@ -154,9 +177,9 @@ fn compile(
     ranks: u32,
     tensors: &[(&str, &[char])],
     shape: &Shape,
-    how: AllReduce,
+    set: fn(&mut Config),
 ) -> Plan {
-    try_compile(source, ranks, tensors, shape.1, shape.2, how)
+    try_compile(source, ranks, tensors, shape.1, shape.2, set)
         .unwrap_or_else(|e| panic!("{source}: {e}"))
 }
 
@@ -166,7 +189,7 @@ fn try_compile(
     tensors: &[(&str, &[char])],
     rows: u64,
     extents: &[(char, u64)],
-    all_reduce: AllReduce,
+    set: fn(&mut Config),
 ) -> Result<Plan, LowerError> {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{source}: {e:?}"));
     let extent = |c: &char| match extents.iter().find(|s| s.0 == *c) {
@@ -178,6 +201,7 @@ fn try_compile(
         tensors.iter().map(|(n, s)| (n.to_string(), s.iter().map(extent).collect())).collect();
     let bound =
         program.bind(&BTreeMap::new(), &shapes).unwrap_or_else(|e| panic!("{source}: {e:?}"));
-    let config = Config { ranks, all_reduce, ..Config::default() };
+    let mut config = Config { ranks, ..Config::default() };
+    set(&mut config);
     lower(&program, &bound, &config)
 }
