@@ -6,6 +6,8 @@ mod function;
 mod scenario;
 mod wide;
 
+#[path = "../../mk-codegen/tests/common/mod.rs"]
+mod common;
 #[path = "../wide/mod.rs"]
 mod pipelines;
 

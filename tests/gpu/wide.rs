@@ -2,6 +2,7 @@
 //! each launch. Judged by the harness: fp32 on the GPUs, some rows in f64 on the host.
 
 use crate::{
+    common::VARIANTS,
     pipelines::{PIPELINES, Wide},
     worlds,
 };
@@ -64,15 +65,29 @@ fn check(wide: &Wide, world: &World, count: u64, options: &InstanceOptions, repl
     let bound = bind(&program, wide.1);
     let what = format!("{} {:?} on {} ranks", program.name(), wide.1, world.size());
     let source = compile(&program, &bound, world.size());
+    judge(&what, &program, &bound, &source, world, count, options, replays);
+}
+
+#[expect(clippy::too_many_arguments, reason = "each is one independent fact")]
+fn judge(
+    what: &str,
+    program: &Program,
+    bound: &Bound,
+    source: &KernelSource,
+    world: &World,
+    count: u64,
+    options: &InstanceOptions,
+    replays: u64,
+) {
     let compiled =
-        jit::compile(&source, &JitOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
-    let case = Case { program: &program, bound: &bound, ranks: world.size() as usize };
-    let mut session = Session::bind(world, case, &source, &compiled, options, 11)
+        jit::compile(source, &JitOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let case = Case { program, bound, ranks: world.size() as usize };
+    let mut session = Session::bind(world, case, source, &compiled, options, 11)
         .unwrap_or_else(|e| panic!("{what}: {e}"));
-    let mut worst = launches(&mut session, &what, 1..=count);
+    let mut worst = launches(&mut session, what, 1..=count);
     if replays > 0 {
         session.capture().unwrap_or_else(|e| panic!("{what}: {e}"));
-        worst = worst.max(launches(&mut session, &what, count + 1..=count + replays));
+        worst = worst.max(launches(&mut session, what, count + 1..=count + replays));
     }
     println!("ok {what}: {count} launches, {replays} replays, error {worst:.2e}");
 }
@@ -119,6 +134,34 @@ const SMALL: &[Wide] = &[
         &[("M", 70), ("K", 128), ("N", 512)],
     ),
 ];
+
+/// Other than the default ways of lowering: plainly, replayed, and with agents that sleep.
+#[test]
+fn ways_of_lowering() {
+    for world in worlds("ways_of_lowering") {
+        for v in VARIANTS {
+            let (name, text, _, shapes) = v.case;
+            let program = Program::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let runtime = text.contains("dyn").then(|| ("M".to_string(), 403));
+            let shapes: BTreeMap<_, _> =
+                shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
+            let bound = program
+                .bind(&runtime.into_iter().collect(), &shapes)
+                .unwrap_or_else(|e| panic!("{name}: {e}"));
+            let plan =
+                v.lower(&program, &bound, world.size()).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let source = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let what = format!("{name} on {} ranks", world.size());
+            judge(&what, &program, &bound, &source, &world, 20, &options(), 100);
+            let sleepy = InstanceOptions {
+                chaos_seed: 9,
+                chaos_max: Duration::from_micros(100),
+                ..options()
+            };
+            judge(&what, &program, &bound, &source, &world, 5, &sleepy, 0);
+        }
+    }
+}
 
 /// Needs no GPU: what a machine without one can tell is told there.
 #[test]

@@ -4,7 +4,7 @@ use mk_codegen::{
     ir::Plan,
     passes::{AllReduce, Config, LowerError, Sums, Tail, lower},
 };
-use mk_syntax::Program;
+use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
 
 /// Name, pipeline, ranks, global shapes.
@@ -256,8 +256,14 @@ impl Variant {
         let shapes: BTreeMap<_, _> =
             shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
         let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+        self.lower(&program, &bound, ranks)
+    }
+
+    /// Lowers its pipeline with these sizes.
+    #[allow(dead_code)]
+    pub fn lower(&self, program: &Program, bound: &Bound, ranks: u32) -> Result<Plan, LowerError> {
         let mut config = Config { ranks, ..Config::default() };
         (self.set)(&mut config);
-        lower(&program, &bound, &config)
+        lower(program, bound, &config)
     }
 }
