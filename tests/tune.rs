@@ -12,7 +12,9 @@ fn bound(program: &Program, shapes: &[(&str, &[u64])]) -> Bound {
     program.bind(&BTreeMap::new(), &shapes).unwrap()
 }
 
-const CASES: &[(&str, &[(&str, &[u64])])] = &[
+type Case = (&'static str, &'static [(&'static str, &'static [u64])]);
+
+const CASES: &[Case] = &[
     ("gather(a) -> gemm(b)", &[("a", &[1024, 512]), ("b", &[512, 2048])]),
     ("gemm(a, b) -> reduce_scatter", &[("a", &[1024, 512]), ("b", &[512, 1024])]),
     ("gemm(a, b) -> all_reduce", &[("a", &[64, 512]), ("b", &[512, 1024])]),
