@@ -56,6 +56,9 @@ pub struct Args {
 struct Line {
     #[command(flatten)]
     pipeline: PipelineArgs,
+    /// As on the command line, for this pipeline alone.
+    #[arg(long = "try", value_name = "SETTING=A,B", value_parser = values)]
+    tries: Vec<(String, Vec<String>)>,
 }
 
 /// How many candidates are printed without `--all`.
@@ -73,7 +76,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Err(failure) if rows.len() == 1 => return Err(failure),
             Err(failure) => {
                 say!("{}\n", failure.text())?;
-                failures.push(row.pipeline.clone());
+                failures.push(());
             }
         }
     }
@@ -88,11 +91,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The pipelines asked for.
-fn rows(args: &Args) -> Result<Vec<PipelineArgs>, Failure> {
+fn rows(args: &Args) -> Result<Vec<Line>, Failure> {
     let Some(path) = &args.list else {
         let help = "give one, or --list FILE";
         return match &args.pipeline {
-            Some(pipeline) => Ok(vec![pipeline.clone()]),
+            Some(pipeline) => Ok(vec![Line { pipeline: pipeline.clone(), tries: Vec::new() }]),
             None => Err(Failure::with_help("there is no pipeline to tune", help)),
         };
     };
@@ -110,7 +113,7 @@ fn rows(args: &Args) -> Result<Vec<PipelineArgs>, Failure> {
             let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
             Failure::new(format!("{}, line {}: {first}", path.display(), number + 1))
         })?;
-        rows.push(line.pipeline);
+        rows.push(line);
     }
     Ok(rows)
 }
@@ -138,16 +141,13 @@ fn split(line: &str) -> Result<Vec<String>, String> {
     }
 }
 
-fn one(
-    args: &Args,
-    row: &PipelineArgs,
-    worlds: &mut BTreeMap<u32, World>,
-) -> Result<Value, Failure> {
+fn one(args: &Args, line: &Line, worlds: &mut BTreeMap<u32, World>) -> Result<Value, Failure> {
+    let row = &line.pipeline;
     let Pipeline { program, bound } = pipeline::bind(row)?;
     let config = pipeline::config(row)?;
     let ranks = config.ranks;
     let facts = Facts::new(&program, &bound, ranks);
-    let only = only(args, row, &config)?;
+    let only = only(args, line, &config)?;
     let configs = tune::candidates(&program, &bound, ranks, &only);
     if let std::collections::btree_map::Entry::Vacant(place) = worlds.entry(ranks) {
         place.insert(gpus(ranks)?);
@@ -192,11 +192,12 @@ fn describe(row: &PipelineArgs, ranks: u32) -> String {
 /// What is fixed: by `--try`, or by an option that says how to lower.
 fn only(
     args: &Args,
-    row: &PipelineArgs,
+    line: &Line,
     config: &mk::passes::Config,
 ) -> Result<BTreeMap<String, Vec<String>>, Failure> {
     let mut only = crate::options::once("try", &args.tries).map_err(Failure::new)?;
-    let given = row.given();
+    only.extend(crate::options::once("try", &line.tries).map_err(Failure::new)?);
+    let given = line.pipeline.given();
     let fixed = [("--block", "block"), ("--sms", "intra_comm"), ("--all-reduce", "all_reduce")];
     for (_, name) in fixed.iter().filter(|(flag, _)| given.contains(flag)) {
         let value = tune::KNOBS.iter().find(|k| k.name == *name).and_then(|k| (k.get)(config));
