@@ -16,7 +16,7 @@ pub mod tune;
 pub use arguments::AsTensor;
 pub use function::Function;
 pub use mk_abi as abi;
-pub use mk_codegen::{draw, emit, ir, passes, sim, target, trace, valid};
+pub use mk_codegen::{cost, draw, emit, ir, passes, sim, target, trace, valid};
 pub use mk_dsl::{pipeline, pipelined};
 pub use mk_runtime as runtime;
 pub use mk_syntax as syntax;

@@ -1,5 +1,6 @@
 //! From a checked pipeline to a verified tile plan, and from the plan to CUDA.
 
+pub mod cost;
 pub mod draw;
 pub mod emit;
 pub mod graph;

@@ -4,7 +4,10 @@
 //! the other, in batches that fit memory; the best of all batches stay bound and are timed for more rounds, interleaved.
 //! Inputs and reference are made once.
 
-use super::space::{self, Facts};
+use super::{
+    choose::in_parallel,
+    space::{self, Facts},
+};
 use crate::{
     build,
     function::{FunctionError, Kernel},
@@ -16,14 +19,7 @@ use mk_runtime::{
     InstanceOptions, World,
     jit::{Compiled, JitOptions},
 };
-use std::{
-    collections::HashMap,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 use thiserror::Error;
 
 /// How much effort a measurement takes.
@@ -37,8 +33,6 @@ pub struct Limits {
     pub final_rounds: usize,
     /// Symmetric and scratch memory that kernels of one batch have together, in bytes a rank. Default: 24 GiB.
     pub batch_bytes: u64,
-    /// Threads that plan and compile. Default: all.
-    pub threads: usize,
     /// Bound on every wait inside a kernel. Default: 5 s.
     pub wait_limit: Duration,
     /// Seed of the inputs. Default: 0.
@@ -52,7 +46,6 @@ impl Default for Limits {
             finalists: 8,
             final_rounds: 20,
             batch_bytes: 24 << 30,
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
             wait_limit: Duration::from_secs(5),
             seed: 0,
         }
@@ -119,7 +112,8 @@ pub fn measure(
     limits: &Limits,
 ) -> Result<Vec<Trial>, HarnessError> {
     let facts = Facts::new(case.program, case.bound, world.size());
-    let mut built: Vec<Result<Built, Refused>> = build_all(case, configs, jit, limits.threads);
+    let mut built: Vec<Result<Built, Refused>> =
+        in_parallel(configs, |config| build_one(case, config, jit).map_err(Refused::from));
     only_once(&mut built, configs, &facts);
     let mut race =
         Race { world, case, jit, limits, bench: None, trials: Vec::new(), leaders: Vec::new() };
@@ -147,33 +141,6 @@ pub fn measure(
 struct Built {
     source: KernelSource,
     compiled: Compiled,
-}
-
-fn build_all(
-    case: Case<'_>,
-    configs: &[Config],
-    jit: &JitOptions,
-    threads: usize,
-) -> Vec<Result<Built, Refused>> {
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::with_capacity(configs.len()));
-    let work = || {
-        while let Some((i, config)) = {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            configs.get(i).map(|c| (i, c))
-        } {
-            let built = build_one(case, config, jit).map_err(Refused::from);
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((i, built));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, configs.len().max(1)) {
-            scope.spawn(work);
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(i, _)| *i);
-    done.into_iter().map(|(_, built)| built).collect()
 }
 
 fn build_one(case: Case<'_>, config: &Config, jit: &JitOptions) -> Result<Built, FunctionError> {

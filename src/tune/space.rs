@@ -268,9 +268,12 @@ pub fn candidates(
     seen
 }
 
-/// A config as `name=value` words, knobs that apply only.
+/// A config as `name=value` words: knobs that apply, and others that are not at their default.
 pub fn write(config: &Config, facts: &Facts) -> String {
-    let applies = |knob: &&Knob| !(knob.values)(facts).is_empty();
+    let default = Config::default();
+    let applies = |knob: &&Knob| {
+        !(knob.values)(facts).is_empty() || (knob.get)(config) != (knob.get)(&default)
+    };
     let word = |knob: &Knob| Some(format!("{}={}", knob.name, (knob.get)(config)?));
     KNOBS.iter().filter(applies).filter_map(word).collect::<Vec<_>>().join(" ")
 }

@@ -1,0 +1,309 @@
+//! `mk tune`.
+
+mod list;
+mod report;
+
+use crate::{
+    failure::Failure,
+    options::{PipelineArgs, once},
+    output::{say, write_file},
+    pipeline::{self, Pipeline},
+    progress::Progress,
+    run::gpus,
+};
+use clap::ValueEnum;
+use list::Line;
+use mk::{
+    cost::DeviceModel,
+    harness::Case,
+    passes::Config,
+    runtime::{World, jit::JitOptions},
+    tune::{self, Facts, Limits},
+};
+use report::{Entry, Errors};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, btree_map};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Options of `mk tune`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pipeline: Option<PipelineArgs>,
+    /// File of which each line holds the arguments of one pipeline, as on this command line; # begins a comment
+    #[arg(long, value_name = "FILE", conflicts_with = "pipeline")]
+    list: Option<PathBuf>,
+    /// Compare predictions with what an earlier run wrote by --json, and measure nothing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "list"])]
+    from: Option<PathBuf>,
+    /// Where times come from
+    #[arg(long, value_enum, default_value_t = Device::Cuda)]
+    device: Device,
+    /// Measure only as many candidates as this, those that the model takes for the best
+    #[arg(long, value_name = "N")]
+    top: Option<usize>,
+    /// Figures of the machine, as `mk probe` writes them [default: those of an H200]
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Values of a setting to try instead of the usual ones, for instance intra_comm=8,16 (repeatable)
+    #[arg(long = "try", value_name = "SETTING=A,B", value_parser = values)]
+    tries: Vec<(String, Vec<String>)>,
+    /// Print every candidate, also those that were refused, with the reason
+    #[arg(long)]
+    all: bool,
+    /// Write everything that was measured as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Rounds in which every candidate is timed
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+    /// Rounds in which the best are timed again
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    final_rounds: u16,
+    /// How many of the best are timed again
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    finalists: u16,
+    /// Seed of the inputs
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// Measured on GPUs
+    Cuda,
+    /// Predicted by the cost model
+    Model,
+}
+
+/// What is asked for one pipeline.
+struct Row {
+    line: Line,
+    /// Candidates with their times, where they were measured before.
+    known: Option<Vec<Entry>>,
+}
+
+/// Measures candidates and says which is best.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let model = model(args.model.as_deref())?;
+    let rows = rows(args)?;
+    let mut worlds: BTreeMap<u32, World> = BTreeMap::new();
+    let (mut failed, mut report, mut errors) = (0, Vec::new(), Errors::default());
+    for row in &rows {
+        match one(args, row, &model, &mut worlds, &mut errors) {
+            Ok(value) => report.push(value),
+            Err(Failure::ClosedPipe) => return Err(Failure::ClosedPipe),
+            Err(failure) if rows.len() == 1 => return Err(failure),
+            Err(failure) => {
+                say!("{}\n", failure.text())?;
+                failed += 1;
+            }
+        }
+    }
+    errors.say()?;
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&Value::Array(report)).map_err(Failure::new)?;
+        write_file(path, text.as_bytes())?;
+    }
+    match failed {
+        0 => Ok(()),
+        n => Err(Failure::new(format!("{n} of {} pipelines could not be tuned", rows.len()))),
+    }
+}
+
+/// The figures of a file, or those that ship with mk.
+pub fn model(path: Option<&std::path::Path>) -> Result<DeviceModel, Failure> {
+    let Some(path) = path else { return Ok(DeviceModel::h200().clone()) };
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Failure::new(format!("cannot read {}: {e}", path.display())))?;
+    DeviceModel::parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+}
+
+/// The pipelines asked for.
+fn rows(args: &Args) -> Result<Vec<Row>, Failure> {
+    let new = |line| Row { line, known: None };
+    if let Some(path) = &args.from {
+        return known(path);
+    }
+    match (&args.list, &args.pipeline) {
+        (Some(path), _) => Ok(list::read(path)?.into_iter().map(new).collect()),
+        (None, Some(pipeline)) => {
+            Ok(vec![new(Line { pipeline: pipeline.clone(), tries: Vec::new() })])
+        }
+        (None, None) => {
+            Err(Failure::with_help("there is no pipeline to tune", "give one, or --list FILE"))
+        }
+    }
+}
+
+/// The pipelines of a file that `--json` wrote.
+fn known(path: &std::path::Path) -> Result<Vec<Row>, Failure> {
+    let failed = |what: String| Failure::new(format!("{}: {what}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
+    let value: Value = serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
+    let row = |value: &Value| {
+        let line = list::parse(value.get("pipeline")?.as_str()?).ok()??;
+        let trials = value.get("trials")?.as_array()?.iter();
+        Some(Row { line, known: Some(trials.map(Entry::from_json).collect::<Option<_>>()?) })
+    };
+    let rows: Option<Vec<Row>> = value.as_array().and_then(|a| a.iter().map(row).collect());
+    rows.ok_or_else(|| failed("it is not what `mk tune --json` writes".into()))
+}
+
+fn one(
+    args: &Args,
+    row: &Row,
+    model: &DeviceModel,
+    worlds: &mut BTreeMap<u32, World>,
+    errors: &mut Errors,
+) -> Result<Value, Failure> {
+    let Pipeline { program, bound } = pipeline::bind(&row.line.pipeline)?;
+    let config = pipeline::config(&row.line.pipeline)?;
+    let ranks = config.ranks;
+    let facts = Facts::new(&program, &bound, ranks);
+    let begin = Instant::now();
+    let configs = match &row.known {
+        Some(known) => {
+            let read = |e: &Entry| {
+                let failed = |w| Failure::new(format!("`{w}` is no setting"));
+                tune::read(&e.config, ranks).map_err(failed)
+            };
+            known.iter().map(read).collect::<Result<Vec<_>, _>>()?
+        }
+        None => tune::candidates(&program, &bound, ranks, &only(args, &row.line, &config)?),
+    };
+    let predicted = tune::predict_all(&program, &bound, &configs, model);
+    let mut entries: Vec<Entry> = Vec::new();
+    for (i, (config, predicted)) in configs.iter().zip(predicted).enumerate() {
+        let known = row.known.as_ref().and_then(|k| k.get(i)).cloned();
+        let mut entry = known.unwrap_or_default();
+        entry.config = tune::write(config, &facts);
+        match predicted {
+            Ok(p) => entry.predicted_ms = Some(p.ms()),
+            Err(why) if args.device == Device::Model => entry.refused = Some(why.to_string()),
+            Err(_) => {}
+        }
+        entries.push(entry);
+    }
+    let mut to_measure: Vec<usize> = (0..entries.len()).collect();
+    if let Some(top) = args.top {
+        let ms = |i: &usize| entries[*i].predicted_ms.unwrap_or(f64::INFINITY);
+        to_measure.sort_by(|a, b| ms(a).total_cmp(&ms(b)));
+        to_measure.truncate(top);
+    }
+    if row.known.is_none() && args.device == Device::Cuda {
+        if let btree_map::Entry::Vacant(place) = worlds.entry(ranks) {
+            place.insert(gpus(ranks)?);
+        }
+        let world = worlds.get(&ranks).ok_or_else(|| Failure::new("no world"))?;
+        let _progress = Progress::new(format!("measuring {} candidates", to_measure.len()));
+        let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+        let list: Vec<Config> = to_measure.iter().map(|i| configs[*i].clone()).collect();
+        let trials = tune::measure(world, case, &list, &JitOptions::default(), &limits(args))
+            .map_err(Failure::new)?;
+        let mut order = Vec::new();
+        for trial in trials {
+            let Some(i) = configs.iter().position(|c| *c == trial.config) else { continue };
+            let mut entry = std::mem::take(&mut entries[i]);
+            match trial.outcome {
+                Ok(t) => {
+                    let (median, least) = (t.median_ms.into(), t.least_ms.into());
+                    entry.measured = Some((median, least, t.rounds as u64));
+                    entry.error = Some(t.norms.global);
+                }
+                Err(why) => entry.refused = Some(why.to_string()),
+            }
+            order.push(entry);
+        }
+        entries = order;
+    } else {
+        let ms = |e: &Entry| e.ms().unwrap_or(f64::INFINITY);
+        entries.sort_by(|a, b| ms(a).total_cmp(&ms(b)));
+    }
+    errors.add(&entries);
+    let name = describe(&row.line.pipeline, ranks);
+    say!("{name}")?;
+    let seconds = begin.elapsed().as_secs_f32();
+    report::table(&entries, args.all)?;
+    let timed = entries.iter().filter(|e| e.ms().is_some()).count();
+    let what =
+        if args.device == Device::Model || row.known.is_some() { "predicted" } else { "timed" };
+    say!("  {timed} of {} candidates {what} in {seconds:.1} s\n", configs.len())?;
+    let list: Vec<Value> = entries.iter().map(Entry::to_json).collect();
+    Ok(json!({ "pipeline": name, "ranks": ranks, "seconds": seconds, "trials": list }))
+}
+
+fn limits(args: &Args) -> Limits {
+    Limits {
+        rounds: args.rounds.into(),
+        finalists: args.finalists.into(),
+        final_rounds: args.final_rounds.into(),
+        seed: args.seed,
+        ..Limits::default()
+    }
+}
+
+/// The line as it could be given again.
+fn describe(row: &PipelineArgs, ranks: u32) -> String {
+    let mut text = format!("{:?}", row.pipeline);
+    for (name, value) in &row.dims {
+        text += &format!(" --dim {name}={value}");
+    }
+    for (name, shape) in &row.shapes {
+        let extents: Vec<_> = shape.iter().map(u64::to_string).collect();
+        text += &format!(" --shape {name}={}", extents.join("x"));
+    }
+    format!("{text} --ranks {ranks}")
+}
+
+/// What is fixed: by `--try`, or by an option that says how to lower.
+fn only(
+    args: &Args,
+    line: &Line,
+    config: &Config,
+) -> Result<BTreeMap<String, Vec<String>>, Failure> {
+    let mut only = once("try", &args.tries).map_err(Failure::new)?;
+    only.extend(once("try", &line.tries).map_err(Failure::new)?);
+    let given = line.pipeline.given();
+    let fixed = [
+        ("--block", "block"),
+        ("--sms", "intra_comm"),
+        ("--all-reduce", "all_reduce"),
+        ("--sums", "sums"),
+        ("--split-k", "split_k"),
+    ];
+    for (_, name) in fixed.iter().filter(|(flag, _)| given.contains(flag)) {
+        let value = tune::KNOBS.iter().find(|k| k.name == *name).and_then(|k| (k.get)(config));
+        only.insert((*name).into(), value.into_iter().collect());
+    }
+    for name in only.keys() {
+        if !tune::KNOBS.iter().any(|k| k.name == name) {
+            let known: Vec<_> = tune::KNOBS.iter().map(|k| k.name).collect();
+            let help = format!("settings are {}", known.join(", "));
+            return Err(Failure::with_help(format!("there is no setting `{name}` to try"), help));
+        }
+    }
+    Ok(only)
+}
+
+fn values(text: &str) -> Result<(String, Vec<String>), String> {
+    let (name, list) = text.split_once('=').ok_or("write it as intra_comm=8,16")?;
+    let values: Vec<String> = list.split(',').map(|v| v.trim().to_string()).collect();
+    match name.trim() {
+        "" => Err("write it as intra_comm=8,16".into()),
+        name if values.iter().all(|v| !v.is_empty()) => Ok((name.into(), values)),
+        name => Err(format!("`{name}` has an empty value")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::values;
+
+    #[test]
+    fn values_of_a_setting() {
+        assert!(values("block=128x128x64,128x256x64").is_ok_and(|(_, v)| v.len() == 2));
+        assert!(values("block=").is_err() && values("block").is_err() && values("=1").is_err());
+    }
+}

@@ -1,0 +1,236 @@
+//! What a machine can do, as measured.
+
+use serde::{Deserialize, Serialize};
+use std::sync::OnceLock;
+use thiserror::Error;
+
+/// Figures of one GPU among its peers. Seconds and bytes throughout; times are of a launch at the clock that long compute
+/// leaves, not of the first microseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceModel {
+    /// Name of the GPU, as the driver says it.
+    pub gpu: String,
+    /// When, on what and by which command it was measured.
+    pub measured: String,
+    /// From the release of all ranks to the first task, and from the last task to the end of the kernel, together.
+    pub launch_s: f64,
+    /// From the request of a first operand to its arrival, where nothing was loaded ahead.
+    pub fill_s: f64,
+    /// From a post to the end of a wait on the same GPU.
+    pub flag_local_s: f64,
+    /// From a post to the end of a wait on another GPU.
+    pub flag_peer_s: f64,
+    /// From the last store of a tile or copy to its post: writes are waited for.
+    pub written_s: f64,
+    /// Memory bandwidth of a GPU, all SMs together.
+    pub hbm_bytes_per_s: f64,
+    /// Last-level cache.
+    pub l2_bytes: f64,
+    /// What a GPU sends over its links, all ranks sending at once.
+    pub link_bytes_per_s: f64,
+    /// Matrix products, by tile shape.
+    pub tiles: Vec<TileRate>,
+    /// What one SM moves.
+    pub movers: Movers,
+}
+
+/// A matrix product's tile on one SM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TileRate {
+    /// Rows and columns.
+    pub block: [u32; 2],
+    /// One step of 64 along k.
+    pub step_s: f64,
+    /// What a tile takes beside its steps: the epilogue, as far as it is not under the next tile's main loop.
+    pub tile_s: f64,
+}
+
+/// What one SM moves, by method. Bytes are those that are written, to all places; for sums those read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Movers {
+    /// Bulk copies inside a GPU.
+    pub bulk_local: Mover,
+    /// Bulk copies to peers.
+    pub bulk_push: Mover,
+    /// Bulk copies from a peer.
+    pub bulk_pull: Mover,
+    /// Loads and stores inside a GPU.
+    pub ldst_local: Mover,
+    /// Loads, and stores to peers.
+    pub ldst_push: Mover,
+    /// Loads from a peer, and stores.
+    pub ldst_pull: Mover,
+    /// Sums of what lies on the GPU.
+    pub sum_local: Mover,
+    /// Sums whose result goes to a peer.
+    pub sum_push: Mover,
+    /// Sums of what lies on peers.
+    pub sum_pull: Mover,
+    /// A product's tile written to a peer.
+    pub tile_push: Mover,
+}
+
+/// A method's rate on one SM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mover {
+    /// Bytes a second, alone.
+    pub bytes_per_s: f64,
+    /// What a task takes beside its bytes.
+    pub task_s: f64,
+}
+
+impl Mover {
+    /// Seconds that a task takes by itself.
+    pub fn seconds(&self, bytes: f64) -> f64 {
+        self.task_s + bytes / self.bytes_per_s
+    }
+}
+
+/// Why a file is no model.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// It does not read.
+    #[error("not a device model: {0}")]
+    Syntax(#[from] serde_json::Error),
+    /// A figure that cannot be.
+    #[error("not a device model: {what}")]
+    Value {
+        /// Which.
+        what: String,
+    },
+}
+
+impl DeviceModel {
+    /// The model that ships with mk, by the driver's name of the GPU: of an H200, or nothing.
+    pub fn shipped(gpu: &str) -> Option<&'static DeviceModel> {
+        let h200 = DeviceModel::h200();
+        gpu.contains("H200").then_some(h200)
+    }
+
+    /// Four H200s of one host, NVLink.
+    pub fn h200() -> &'static DeviceModel {
+        static MODEL: OnceLock<DeviceModel> = OnceLock::new();
+        MODEL.get_or_init(|| {
+            DeviceModel::parse(include_str!("h200.json")).expect("the shipped model reads; tested")
+        })
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ModelError`] for what is no JSON of a model, and for rates that are not positive.
+    pub fn parse(text: &str) -> Result<DeviceModel, ModelError> {
+        let model: DeviceModel = serde_json::from_str(text)?;
+        model.check()?;
+        Ok(model)
+    }
+
+    /// The text of a file.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+
+    fn check(&self) -> Result<(), ModelError> {
+        let refuse = |what: String| Err(ModelError::Value { what });
+        let movers = self.movers.all();
+        let rates = [
+            ("hbm_bytes_per_s", self.hbm_bytes_per_s),
+            ("link_bytes_per_s", self.link_bytes_per_s),
+            ("l2_bytes", self.l2_bytes),
+        ];
+        let of_movers = movers.iter().map(|(name, m)| (*name, m.bytes_per_s));
+        if let Some((name, v)) =
+            rates.into_iter().chain(of_movers).find(|r| !(r.1 > 0.0 && r.1.is_finite()))
+        {
+            return refuse(format!("{name} is {v}, and must be positive"));
+        }
+        let times = [
+            ("launch_s", self.launch_s),
+            ("fill_s", self.fill_s),
+            ("flag_local_s", self.flag_local_s),
+            ("flag_peer_s", self.flag_peer_s),
+            ("written_s", self.written_s),
+        ];
+        let of_tiles = self.tiles.iter().flat_map(|t| [("step_s", t.step_s), ("tile_s", t.tile_s)]);
+        let of_movers = movers.iter().map(|(name, m)| (*name, m.task_s));
+        let all = times.into_iter().chain(of_tiles).chain(of_movers);
+        if let Some((name, v)) = all.into_iter().find(|t| !(t.1 >= 0.0 && t.1.is_finite())) {
+            return refuse(format!("{name} is {v}, and must not be negative"));
+        }
+        if self.tiles.is_empty() || self.tiles.iter().any(|t| t.step_s <= 0.0) {
+            return refuse("it needs a tile shape, with a time for each step".into());
+        }
+        Ok(())
+    }
+
+    /// The rate of a tile shape; of one that was not measured, in proportion to the nearest.
+    pub fn tile(&self, block: [u32; 2]) -> TileRate {
+        let area = |b: [u32; 2]| f64::from(b[0]) * f64::from(b[1]);
+        let distance = |t: &&TileRate| (area(t.block) / area(block).max(1.0)).ln().abs();
+        if let Some(known) = self.tiles.iter().find(|t| t.block == block) {
+            return *known;
+        }
+        let nearest = self.tiles.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        let fallback = TileRate { block, step_s: f64::MIN_POSITIVE, tile_s: 0.0 };
+        nearest.map_or(fallback, |t| {
+            let scale = area(block) / area(t.block);
+            TileRate { block, step_s: t.step_s * scale, tile_s: t.tile_s * scale }
+        })
+    }
+}
+
+impl Movers {
+    /// Each with its name.
+    pub fn all(&self) -> [(&'static str, Mover); 10] {
+        [
+            ("bulk_local", self.bulk_local),
+            ("bulk_push", self.bulk_push),
+            ("bulk_pull", self.bulk_pull),
+            ("ldst_local", self.ldst_local),
+            ("ldst_push", self.ldst_push),
+            ("ldst_pull", self.ldst_pull),
+            ("sum_local", self.sum_local),
+            ("sum_push", self.sum_push),
+            ("sum_pull", self.sum_pull),
+            ("tile_push", self.tile_push),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_model_reads_and_is_written_as_it_was_read() {
+        let model = DeviceModel::h200();
+        assert_eq!(DeviceModel::parse(&model.to_json()).unwrap(), *model);
+        assert!(DeviceModel::shipped("NVIDIA H200").is_some());
+        assert!(DeviceModel::shipped("NVIDIA A100").is_none());
+    }
+
+    #[test]
+    fn figures_that_cannot_be_are_refused() {
+        let refusal = |change: fn(&mut DeviceModel)| {
+            let mut model = DeviceModel::h200().clone();
+            change(&mut model);
+            DeviceModel::parse(&model.to_json()).map_or_else(|e| e.to_string(), |_| String::new())
+        };
+        assert!(refusal(|m| m.hbm_bytes_per_s = 0.0).contains("hbm_bytes_per_s is 0"));
+        assert!(refusal(|m| m.movers.sum_pull.task_s = -1.0).contains("sum_pull is -1"));
+        assert!(refusal(|m| m.tiles.clear()).contains("needs a tile shape"));
+        assert!(DeviceModel::parse("{}").is_err());
+    }
+
+    #[test]
+    fn a_shape_that_was_not_measured_is_scaled() {
+        let model = DeviceModel::h200();
+        let (whole, half) = (model.tile([128, 64]), model.tile([128, 32]));
+        assert!((half.step_s - whole.step_s / 2.0).abs() < 1e-12);
+    }
+}

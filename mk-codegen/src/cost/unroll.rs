@@ -1,0 +1,400 @@
+//! A plan as jobs on lanes: what each task computes, which bytes it moves over which resource, what it waits for and posts.
+
+use super::{
+    CostError,
+    model::{DeviceModel, Mover, TileRate},
+};
+use crate::ir::{
+    Access, Agent, BLayout, CopyVia, Entity, FamId, Family, Leaf, Mode, Operand, Plan, Points,
+    Region, RoleKind, TableSet, Task,
+};
+use std::collections::HashMap;
+
+/// Most tasks of all ranks.
+const MAX_JOBS: usize = 4_000_000;
+
+/// Everything that a run needs.
+pub(super) struct Work {
+    pub jobs: Vec<Job>,
+    /// Jobs of each lane, in order: a range of `jobs`.
+    pub lanes: Vec<Lane>,
+    pub waits: Vec<Need>,
+    pub posts: Vec<Give>,
+    pub flows: Vec<Flow>,
+    pub words: usize,
+    pub ranks: usize,
+}
+
+/// A CTA, or an agent of its own.
+pub(super) struct Lane {
+    pub rank: usize,
+    /// Number of the CTA on its rank.
+    pub cta: u32,
+    pub role: usize,
+    pub jobs: std::ops::Range<usize>,
+}
+
+/// A task.
+pub(super) struct Job {
+    pub family: FamId,
+    pub linear: u32,
+    pub rank: u32,
+    pub kind: Kind,
+    /// Seconds that the task takes by itself, its stores excluded where they go on under the next task.
+    pub main_s: f64,
+    pub main_flows: std::ops::Range<usize>,
+    pub waits: std::ops::Range<usize>,
+    pub posts: std::ops::Range<usize>,
+}
+
+/// What a lane does with a task.
+pub(super) enum Kind {
+    /// Only posts.
+    Signal,
+    /// Moves or adds, one task after the other.
+    Move,
+    /// A matrix product's tile.
+    Tile(Tile),
+}
+
+pub(super) struct Tile {
+    pub rate: TileRate,
+    /// How much of the next tile is loaded ahead.
+    pub ahead_s: f64,
+    /// The result, if it leaves by itself.
+    pub out: Option<Out>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Out {
+    pub flow: Flow,
+    /// Seconds that the store takes by itself.
+    pub alone_s: f64,
+    /// Part that must have left before the next epilogue has room.
+    pub blocking: f64,
+}
+
+/// A wait for a word.
+pub(super) struct Need {
+    pub word: u32,
+    pub count: i64,
+}
+
+/// A post.
+pub(super) struct Give {
+    pub word: u32,
+    pub add: i64,
+    pub peer: bool,
+}
+
+/// Bytes over a resource.
+#[derive(Clone, Copy)]
+pub(super) struct Flow {
+    pub resource: u32,
+    pub bytes: f64,
+}
+
+/// Memory of a rank.
+pub(super) fn memory(rank: usize) -> u32 {
+    2 * rank as u32
+}
+
+/// What a rank sends to others.
+pub(super) fn link(rank: usize) -> u32 {
+    2 * rank as u32 + 1
+}
+
+struct Unroller<'a> {
+    plan: &'a Plan,
+    model: &'a DeviceModel,
+    points: Points<'a>,
+    /// First word of each signal of rank 0, and words of a rank.
+    first_word: Vec<u32>,
+    signal_shape: Vec<Vec<i64>>,
+    words_per_rank: u32,
+    work: Work,
+}
+
+pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError> {
+    let tables = TableSet::new(plan, |_, table| {
+        let n = plan.tables[table].shape.iter().map(|n| *n as usize).product();
+        vec![0; n]
+    });
+    let points = Points::new(plan, &tables);
+    let ranks = plan.mesh.size() as usize;
+    let (mut first_word, mut signal_shape, mut words) = (Vec::new(), Vec::new(), 0u32);
+    for (id, _) in plan.signals.iter() {
+        let shape = points.signal_shape(id, 0)?;
+        first_word.push(words);
+        let n: i64 = shape.iter().map(|n| (*n).max(1)).product();
+        words = words.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
+        signal_shape.push(shape);
+    }
+    let work = Work {
+        jobs: Vec::new(),
+        lanes: Vec::new(),
+        waits: Vec::new(),
+        posts: Vec::new(),
+        flows: Vec::new(),
+        words: words as usize * ranks,
+        ranks,
+    };
+    let mut u =
+        Unroller { plan, model, points, first_word, signal_shape, words_per_rank: words, work };
+    for rank in 0..ranks {
+        u.rank(rank)?;
+    }
+    Ok(u.work)
+}
+
+impl Unroller<'_> {
+    fn rank(&mut self, rank: usize) -> Result<(), CostError> {
+        let mut first_cta = 0;
+        for (role_id, role) in self.plan.roles.iter() {
+            let mut tasks: Vec<Task> = Vec::new();
+            for (id, _) in self.plan.families.iter().filter(|(_, x)| x.role == role_id) {
+                tasks.extend(self.points.tasks(id, rank, 1)?);
+                if self.work.jobs.len() + tasks.len() > MAX_JOBS {
+                    return Err(CostError::TooLarge { limit: MAX_JOBS });
+                }
+            }
+            let own = role.kind.owns_ctas();
+            let lanes = if own { role.ctas.max(1) as usize } else { 1 };
+            let misses = self.misses(&tasks, lanes)?;
+            let mut by_lane: Vec<Vec<usize>> = vec![Vec::new(); lanes];
+            (0..tasks.len()).for_each(|i| by_lane[i % lanes].push(i));
+            for (n, list) in by_lane.into_iter().enumerate() {
+                let from = self.work.jobs.len();
+                for i in list {
+                    self.job(&tasks[i], misses[i])?;
+                }
+                let jobs = from..self.work.jobs.len();
+                let cta = if own { first_cta + n as u32 } else { 0 };
+                self.work.lanes.push(Lane { rank, cta, role: role_id.index(), jobs });
+            }
+            if own {
+                first_cta += role.ctas;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of a tile's operands that come from memory and not from the cache: those that none of the tasks touched, or
+    /// not while as much as the cache holds was touched. Tasks of a wave read side by side, and share what they miss.
+    fn misses(&self, tasks: &[Task], lanes: usize) -> Result<Vec<f64>, CostError> {
+        let mut out = vec![0.0; tasks.len()];
+        let mut seen: HashMap<(usize, usize, Vec<(i64, i64)>), f64> = HashMap::new();
+        let mut clock = 0.0;
+        for (wave, tasks) in tasks.chunks(lanes.max(1)).enumerate() {
+            let (mut bytes, mut tiles) = (0.0, 0usize);
+            for task in tasks {
+                let x = &self.plan.families[task.family];
+                if !matches!(x.leaf, Leaf::MmaTile { .. }) {
+                    continue;
+                }
+                tiles += 1;
+                for access in
+                    x.accesses.iter().filter(|a| matches!(a.operand, Operand::A | Operand::B))
+                {
+                    let Some(region) = self.points.region(task, access)? else { continue };
+                    let size = self.bytes(&region);
+                    let key = (region.rank, region.buffer.index(), region.dims);
+                    let last = seen.insert(key, clock);
+                    if last.is_none_or(|last| clock - last > self.model.l2_bytes) {
+                        clock += size;
+                        bytes += size;
+                    }
+                }
+            }
+            let each = bytes / tiles.max(1) as f64;
+            let from = wave * lanes.max(1);
+            for (i, task) in tasks.iter().enumerate() {
+                if matches!(self.plan.families[task.family].leaf, Leaf::MmaTile { .. }) {
+                    out[from + i] = each;
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    fn bytes(&self, region: &Region) -> f64 {
+        let size = self.plan.buffers[region.buffer].dtype.size_bytes() as f64;
+        region.len() as f64 * size
+    }
+
+    fn job(&mut self, task: &Task, missed: f64) -> Result<(), CostError> {
+        let x = &self.plan.families[task.family];
+        let waits = self.waits(task, x)?;
+        let posts = self.posts(task, x)?;
+        let from = self.work.flows.len();
+        let (kind, main_s) = match &x.leaf {
+            Leaf::Signal | Leaf::Enter => (Kind::Signal, 0.0),
+            Leaf::MmaTile { .. } => {
+                if missed > 0.0 {
+                    self.work.flows.push(Flow { resource: memory(task.rank()), bytes: missed });
+                }
+                self.tile(task, x)?
+            }
+            Leaf::CopyTile { .. } | Leaf::ReduceTile => (Kind::Move, self.moved(task, x)?),
+            leaf => {
+                let (leaf, family) = (leaf.name(), format!("{} {:?}", task.family, x.name));
+                return Err(CostError::Unsupported { leaf, family });
+            }
+        };
+        self.work.jobs.push(Job {
+            family: task.family,
+            linear: task.linear() as u32,
+            rank: task.rank() as u32,
+            kind,
+            main_s,
+            main_flows: from..self.work.flows.len(),
+            waits,
+            posts,
+        });
+        Ok(())
+    }
+
+    fn tile(&self, task: &Task, x: &Family) -> Result<(Kind, f64), CostError> {
+        let Leaf::MmaTile { block: [m, n, k], stages, b_layout, .. } = &x.leaf else {
+            return Ok((Kind::Signal, 0.0));
+        };
+        let find = |o: Operand| x.accesses.iter().find(|a| a.operand == o);
+        let region = |a: Option<&Access>| match a {
+            Some(a) => self.points.region(task, a),
+            None => Ok(None),
+        };
+        let b = region(find(Operand::B))?;
+        let depth = b.and_then(|b| match b_layout {
+            BLayout::Kn => b.dims.first().copied(),
+            BLayout::Nk => b.dims.last().copied(),
+        });
+        let c = region(find(Operand::C))?;
+        let rate = self.model.tile([*m, *n]);
+        // A block of rows that this rank does not have costs nothing.
+        let steps = match c {
+            Some(_) => (depth.map_or(0, |d| d.1) + i64::from(*k) - 1) / i64::from((*k).max(1)),
+            None => 0,
+        };
+        let out = c.map(|c| {
+            let bytes = self.bytes(&c);
+            let staged = 32.0 * 1024.0;
+            let blocking = (1.0 - staged / bytes.max(1.0)).max(0.0);
+            if c.rank == task.rank() {
+                Out { flow: Flow { resource: memory(c.rank), bytes }, alone_s: 0.0, blocking: 0.0 }
+            } else {
+                let alone_s = self.model.movers.tile_push.seconds(bytes);
+                Out { flow: Flow { resource: link(task.rank()), bytes }, alone_s, blocking }
+            }
+        });
+        let main_s = steps as f64 * rate.step_s;
+        let ahead_s = f64::from(*stages) * rate.step_s;
+        let rate = if steps == 0 { TileRate { tile_s: 0.0, ..rate } } else { rate };
+        Ok((Kind::Tile(Tile { rate, ahead_s, out }), main_s))
+    }
+
+    /// Adds the flows of a copy or a sum, and returns the seconds that it takes by itself.
+    fn moved(&mut self, task: &Task, x: &Family) -> Result<f64, CostError> {
+        let own = task.rank();
+        let (mut read, mut written, mut pulls, mut pushes) = (0.0, 0.0, false, false);
+        let mut flows: Vec<Flow> = Vec::new();
+        let mut add =
+            |resource: u32, bytes: f64| match flows.iter_mut().find(|f| f.resource == resource) {
+                Some(flow) => flow.bytes += bytes,
+                None => flows.push(Flow { resource, bytes }),
+            };
+        for access in &x.accesses {
+            let points = &self.points;
+            points.for_each(task, 0, access.each.as_ref(), access.when.as_ref(), |at| {
+                let Some(region) = points.region(at, access)? else { return Ok(()) };
+                let bytes = self.bytes(&region);
+                let reads = access.mode == Mode::Read;
+                match reads {
+                    true => read += bytes,
+                    false => written += bytes,
+                }
+                match (region.rank == own, reads) {
+                    (true, _) => add(memory(own), bytes),
+                    (false, true) => {
+                        pulls = true;
+                        add(link(region.rank), bytes);
+                    }
+                    (false, false) => {
+                        pushes = true;
+                        add(link(own), bytes);
+                    }
+                }
+                Ok::<(), CostError>(())
+            })?;
+        }
+        self.work.flows.extend(flows);
+        if read + written == 0.0 {
+            return Ok(0.0);
+        }
+        let m = &self.model.movers;
+        let pick = |local: Mover, push: Mover, pull: Mover| match (pushes, pulls) {
+            (true, _) => push,
+            (false, true) => pull,
+            _ => local,
+        };
+        Ok(match &x.leaf {
+            Leaf::CopyTile { via: CopyVia::Bulk, .. } => {
+                pick(m.bulk_local, m.bulk_push, m.bulk_pull).seconds(written)
+            }
+            Leaf::CopyTile { .. } => pick(m.ldst_local, m.ldst_push, m.ldst_pull).seconds(written),
+            _ => pick(m.sum_local, m.sum_push, m.sum_pull).seconds(read + written),
+        })
+    }
+
+    fn word(&self, rank: usize, signal: usize, index: &[i64]) -> u32 {
+        let shape = self.signal_shape.get(signal).map_or(&[][..], Vec::as_slice);
+        let flat = shape.iter().zip(index).fold(0i64, |at, (n, i)| at * n.max(&1) + i);
+        let first = self.first_word.get(signal).copied().unwrap_or(0);
+        rank as u32 * self.words_per_rank + first + u32::try_from(flat).unwrap_or(0)
+    }
+
+    fn waits(&mut self, task: &Task, x: &Family) -> Result<std::ops::Range<usize>, CostError> {
+        let from = self.work.waits.len();
+        // Words of an earlier launch, and what a host waits for, hold nobody back here.
+        for w in x.waits.iter().filter(|w| w.lag == 0 && w.by != Agent::Receiver) {
+            let mut all = Vec::new();
+            self.points.for_each(task, 0, w.each.as_ref(), w.when.as_ref(), |at| {
+                let index = self.index(at, &w.index)?;
+                all.push((index, self.points.eval(at, &w.count)?));
+                Ok::<(), CostError>(())
+            })?;
+            for (index, count) in all {
+                let word = self.word(task.rank(), w.signal.index(), &index);
+                self.work.waits.push(Need { word, count });
+            }
+        }
+        Ok(from..self.work.waits.len())
+    }
+
+    fn posts(&mut self, task: &Task, x: &Family) -> Result<std::ops::Range<usize>, CostError> {
+        let from = self.work.posts.len();
+        for p in &x.posts {
+            let mut all = Vec::new();
+            self.points.for_each(task, 0, p.each.as_ref(), p.when.as_ref(), |at| {
+                let rank = self.points.rank(at, &p.rank)?;
+                all.push((rank, self.index(at, &p.index)?, self.points.eval(at, &p.add)?));
+                Ok::<(), CostError>(())
+            })?;
+            for (rank, index, add) in all.into_iter().filter(|p| p.2 != 0) {
+                let word = self.word(rank, p.signal.index(), &index);
+                self.work.posts.push(Give { word, add, peer: rank != task.rank() });
+            }
+        }
+        Ok(from..self.work.posts.len())
+    }
+
+    fn index(&self, at: &Task, list: &[crate::ir::Expr]) -> Result<Vec<i64>, CostError> {
+        list.iter().map(|e| Ok(self.points.eval(at, e)?)).collect()
+    }
+}
+
+impl RoleKind {
+    /// Whether the role has CTAs of its own; others run beside.
+    fn owns_ctas(self) -> bool {
+        !matches!(self, RoleKind::Prologue | RoleKind::Epilogue | RoleKind::CopyEngine)
+    }
+}
