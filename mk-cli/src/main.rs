@@ -7,6 +7,7 @@ mod build;
 mod check;
 mod doctor;
 mod emit;
+mod explain;
 mod failure;
 mod options;
 mod output;
@@ -44,6 +45,8 @@ enum Command {
     Run(run::Args),
     /// Run on GPUs with tracing on, and show what every CTA did and waited for
     Trace(trace::Args),
+    /// Say how long a pipeline should take, what bounds it, and what else was considered
+    Explain(explain::Args),
     /// Measure ways of lowering a pipeline on GPUs, and say which is best
     Tune(tune::Args),
 }
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Build(args) => build::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Tune(args) => tune::run(&args),
     };
     match done {

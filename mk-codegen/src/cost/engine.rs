@@ -81,6 +81,8 @@ enum Event {
     Main(u32),
     /// The lane may take its next task.
     Free(u32),
+    /// A tile's store is finished: lane and job.
+    Stored(u32, u32),
     /// A post arrives: word, what it adds, job.
     Post(u32, i32, u32),
 }
@@ -88,8 +90,6 @@ enum Event {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Main,
-    /// As much of a store as the next epilogue waits for.
-    Room,
     Store,
 }
 
@@ -132,11 +132,11 @@ struct LaneState {
     /// Parts of the running job's main phase that have not ended.
     left: u32,
     running: u32,
-    /// Conditions of the running tile that keep the lane: its epilogue, and room for the next one's.
+    /// Conditions of the running tile that keep the lane: its epilogue, and room for it.
     holds: u32,
     storing: bool,
     /// Tile whose store waits for the one before.
-    queued: Option<(u32, f64)>,
+    queued: Option<u32>,
     last: Option<u32>,
 }
 
@@ -223,6 +223,7 @@ impl Run<'_> {
             Event::Begin(lane) => self.begin(lane as usize),
             Event::Main(lane) => self.main_part(lane as usize),
             Event::Free(lane) => self.release(lane as usize),
+            Event::Stored(lane, job) => self.stored(lane as usize, job),
             Event::Post(word, add, job) => {
                 let w = word as usize;
                 self.value[w] += i64::from(add);
@@ -334,11 +335,12 @@ impl Run<'_> {
         self.expect(resource);
         match part {
             Part::Main => self.main_part(lane),
-            Part::Room => {
-                self.release(lane);
-                self.store_rest(lane, job);
+            Part::Store => {
+                // A post follows finished writes only, and the storer waits for them.
+                let posts = !self.job(job).posts.is_empty();
+                let written = if posts { self.model.written_s } else { 0.0 };
+                self.push(self.now + written, Event::Stored(lane as u32, job));
             }
-            Part::Store => self.stored(lane, job),
         }
     }
 
@@ -372,41 +374,29 @@ impl Run<'_> {
             return;
         };
         let l = &mut self.lanes[lane];
-        if out.blocking > 0.0 {
+        if l.storing {
+            // The staging panels are full until the store before has ended.
             l.holds += 1;
-        }
-        match l.storing {
-            true => l.queued = Some((job, self.now)),
-            false => self.store(lane, job, out),
+            l.queued = Some(job);
+        } else {
+            self.store(lane, job, out);
         }
     }
 
     fn store(&mut self, lane: usize, job: u32, out: Out) {
         self.lanes[lane].storing = true;
-        let (part, share) = match out.blocking > 0.0 {
-            true => (Part::Room, out.blocking),
-            false => (Part::Store, 1.0),
-        };
-        let (bytes, alone_s) = (out.flow.bytes * share, out.alone_s * share);
-        self.join(lane, job, part, out.flow.resource, bytes, alone_s);
-    }
-
-    /// What is left of a store when the next epilogue has room.
-    fn store_rest(&mut self, lane: usize, job: u32) {
-        let Kind::Tile(Tile { out: Some(out), .. }) = &self.job(job).kind else { return };
-        let (out, share) = (*out, 1.0 - out.blocking);
-        let (bytes, alone_s) = (out.flow.bytes * share, out.alone_s * share);
-        self.join(lane, job, Part::Store, out.flow.resource, bytes, alone_s);
+        self.join(lane, job, Part::Store, out.flow.resource, out.flow.bytes, out.alone_s);
     }
 
     fn stored(&mut self, lane: usize, job: u32) {
         self.finish(job);
         self.lanes[lane].storing = false;
-        if let Some((next, _)) = self.lanes[lane].queued.take()
+        if let Some(next) = self.lanes[lane].queued.take()
             && let Kind::Tile(Tile { out: Some(out), .. }) = &self.job(next).kind
         {
             let out = *out;
             self.store(lane, next, out);
+            self.release(lane);
         }
     }
 
@@ -416,11 +406,10 @@ impl Run<'_> {
         self.ran[job as usize].end = now;
         let work = self.work;
         let j = &work.jobs[job as usize];
-        let written = if matches!(j.kind, Kind::Tile(_)) { self.model.written_s } else { 0.0 };
         for Give { word, add, peer } in &work.posts[j.posts.clone()] {
             let flag = if *peer { self.model.flag_peer_s } else { self.model.flag_local_s };
             let add = i32::try_from(*add).unwrap_or(i32::MAX);
-            self.push(now + written + flag, Event::Post(*word, add, job));
+            self.push(now + flag, Event::Post(*word, add, job));
         }
     }
 

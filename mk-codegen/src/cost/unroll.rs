@@ -70,8 +70,6 @@ pub(super) struct Out {
     pub flow: Flow,
     /// Seconds that the store takes by itself.
     pub alone_s: f64,
-    /// Part that must have left before the next epilogue has room.
-    pub blocking: f64,
 }
 
 /// A wait for a word.
@@ -183,7 +181,7 @@ impl Unroller<'_> {
     /// not while as much as the cache holds was touched. Tasks of a wave read side by side, and share what they miss.
     fn misses(&self, tasks: &[Task], lanes: usize) -> Result<Vec<f64>, CostError> {
         let mut out = vec![0.0; tasks.len()];
-        let mut seen: HashMap<(usize, usize, Vec<(i64, i64)>), f64> = HashMap::new();
+        let mut seen: HashMap<(usize, usize, Vec<(i64, i64)>), (f64, usize)> = HashMap::new();
         let mut clock = 0.0;
         for (wave, tasks) in tasks.chunks(lanes.max(1)).enumerate() {
             let (mut bytes, mut tiles) = (0.0, 0usize);
@@ -199,8 +197,10 @@ impl Unroller<'_> {
                     let Some(region) = self.points.region(task, access)? else { continue };
                     let size = self.bytes(&region);
                     let key = (region.rank, region.buffer.index(), region.dims);
-                    let last = seen.insert(key, clock);
-                    if last.is_none_or(|last| clock - last > self.model.l2_bytes) {
+                    let last = seen.insert(key, (clock, wave));
+                    let hit =
+                        |(at, of): (f64, usize)| of == wave || clock - at <= self.model.l2_bytes;
+                    if !last.is_some_and(hit) {
                         clock += size;
                         bytes += size;
                     }
@@ -277,13 +277,11 @@ impl Unroller<'_> {
         };
         let out = c.map(|c| {
             let bytes = self.bytes(&c);
-            let staged = 32.0 * 1024.0;
-            let blocking = (1.0 - staged / bytes.max(1.0)).max(0.0);
             if c.rank == task.rank() {
-                Out { flow: Flow { resource: memory(c.rank), bytes }, alone_s: 0.0, blocking: 0.0 }
+                Out { flow: Flow { resource: memory(c.rank), bytes }, alone_s: 0.0 }
             } else {
                 let alone_s = self.model.movers.tile_push.seconds(bytes);
-                Out { flow: Flow { resource: link(task.rank()), bytes }, alone_s, blocking }
+                Out { flow: Flow { resource: link(task.rank()), bytes }, alone_s }
             }
         });
         let main_s = steps as f64 * rate.step_s;
