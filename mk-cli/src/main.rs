@@ -13,6 +13,7 @@ mod options;
 mod output;
 mod pipeline;
 mod plan;
+mod probe;
 mod progress;
 mod run;
 mod trace;
@@ -47,6 +48,8 @@ enum Command {
     Trace(trace::Args),
     /// Say how long a pipeline should take, what bounds it, and what else was considered
     Explain(explain::Args),
+    /// Measure this machine for the cost model
+    Probe(probe::Args),
     /// Measure ways of lowering a pipeline on GPUs, and say which is best
     Tune(tune::Args),
 }
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Tune(args) => tune::run(&args),
     };
     match done {

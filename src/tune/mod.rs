@@ -9,8 +9,10 @@
 
 mod choose;
 mod measure;
+mod probe;
 mod space;
 
 pub use choose::{Unpredicted, predict, predict_all};
 pub use measure::{Limits, Refused, Timed, Trial, measure};
+pub use probe::probe_list;
 pub use space::{Facts, KNOBS, Knob, candidates, choices, read, write};

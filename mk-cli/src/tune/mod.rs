@@ -1,6 +1,6 @@
 //! `mk tune`.
 
-mod list;
+pub mod list;
 mod report;
 
 use crate::{
@@ -135,6 +135,21 @@ fn rows(args: &Args) -> Result<Vec<Row>, Failure> {
             Err(Failure::with_help("there is no pipeline to tune", "give one, or --list FILE"))
         }
     }
+}
+
+/// Every candidate that was measured in a file that `--json` wrote, with its median in milliseconds.
+pub fn measured(path: &std::path::Path) -> Result<Vec<(PipelineArgs, Config, f64)>, Failure> {
+    let mut out = Vec::new();
+    for row in known(path)? {
+        let ranks = pipeline::config(&row.line.pipeline)?.ranks;
+        for entry in row.known.iter().flatten() {
+            let Some((ms, ..)) = entry.measured else { continue };
+            let config = tune::read(&entry.config, ranks)
+                .map_err(|w| Failure::new(format!("`{w}` is no setting")))?;
+            out.push((row.line.pipeline.clone(), config, ms));
+        }
+    }
+    Ok(out)
 }
 
 /// The pipelines of a file that `--json` wrote.

@@ -14,10 +14,12 @@
 //! [`Points`](crate::ir::Points), as the verifier and the executor do.
 
 mod engine;
+mod fit;
 mod model;
 mod prediction;
 mod unroll;
 
+pub use fit::{Sample, error, fit};
 pub use model::{DeviceModel, ModelError, Mover, Movers, TileRate};
 pub use prediction::{Bound, Chain, Prediction, RoleTime, Span};
 

@@ -1,0 +1,105 @@
+//! `mk probe`.
+
+use crate::{
+    failure::Failure,
+    output::{print, say, write_file},
+    pipeline::{self, Pipeline},
+    progress::Progress,
+    run::gpus,
+    tune::{list, measured, model},
+};
+use mk::{
+    cost::{self, Sample},
+    harness::Case,
+    passes,
+    runtime::jit::JitOptions,
+    tune::{self, Limits},
+};
+use std::path::PathBuf;
+
+/// Options of `mk probe`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Number of GPUs
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=mk::abi::device::MAX_RANKS as i64))]
+    ranks: u32,
+    /// Where to write the figures [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Figures to begin with [default: those of an H200]
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Fit to what `mk tune --json` wrote, and measure nothing (repeatable)
+    #[arg(long, value_name = "FILE")]
+    from: Vec<PathBuf>,
+    /// Use every N-th candidate of those files
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    every: u16,
+    /// Passes over all figures
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: u16,
+}
+
+/// Measures plans, and fits the figures of the cost model to their times.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let start = model(args.model.as_deref())?;
+    let mut samples = Vec::new();
+    let (mut gpu, mut what) = (start.gpu.clone(), start.measured.clone());
+    if args.from.is_empty() {
+        samples = measure(args)?;
+        gpu = "GPU".into();
+        what = format!("mk {} probe, {} ranks", env!("CARGO_PKG_VERSION"), args.ranks);
+    }
+    for path in &args.from {
+        let every = usize::from(args.every);
+        for (line, config, ms) in measured(path)?.into_iter().step_by(every) {
+            let Pipeline { program, bound } = pipeline::bind(&line)?;
+            let plan = passes::lower(&program, &bound, &config).map_err(Failure::new)?;
+            samples.push(Sample { plan, seconds: ms / 1e3 });
+        }
+    }
+    let before = cost::error(&start, &samples);
+    let progress = Progress::new(format!("fitting to {} plans", samples.len()));
+    let mut fitted = cost::fit(&start, &samples, args.rounds.into());
+    drop(progress);
+    let after = cost::error(&fitted, &samples);
+    (fitted.gpu, fitted.measured) = (gpu, what);
+    let n = samples.len();
+    let words = format!(
+        "mean error over {n} plans: {:.1} % before, {:.1} % after",
+        100.0 * before,
+        100.0 * after
+    );
+    match &args.output {
+        Some(path) => {
+            write_file(path, fitted.to_json().as_bytes())?;
+            say!("{}: {words}", path.display())
+        }
+        None => print(format_args!("{}", fitted.to_json())),
+    }
+}
+
+fn measure(args: &Args) -> Result<Vec<Sample>, Failure> {
+    let mut samples = Vec::new();
+    let (alone, all) = (gpus(1)?, gpus(args.ranks)?);
+    let limits = Limits { finalists: 1, final_rounds: 5, ..Limits::default() };
+    for text in tune::probe_list(args.ranks) {
+        let line =
+            list::parse(&text).map_err(Failure::new)?.ok_or_else(|| Failure::new("no line"))?;
+        let Pipeline { program, bound } = pipeline::bind(&line.pipeline)?;
+        let ranks = pipeline::config(&line.pipeline)?.ranks;
+        let only = crate::options::once("try", &line.tries).map_err(Failure::new)?;
+        let configs = tune::candidates(&program, &bound, ranks, &only);
+        let _progress = Progress::new(format!("measuring {text}"));
+        let world = if ranks == 1 { &alone } else { &all };
+        let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+        let trials = tune::measure(world, case, &configs, &JitOptions::default(), &limits)
+            .map_err(Failure::new)?;
+        for trial in trials {
+            let Some(ms) = trial.ms() else { continue };
+            let plan = passes::lower(&program, &bound, &trial.config).map_err(Failure::new)?;
+            samples.push(Sample { plan, seconds: f64::from(ms) / 1e3 });
+        }
+    }
+    Ok(samples)
+}
