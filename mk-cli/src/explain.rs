@@ -8,8 +8,11 @@ use crate::{
     tune::model,
 };
 use mk::{
-    cost::Prediction,
-    tune::{self, Facts},
+    Bound, Program,
+    cost::{DeviceModel, Prediction},
+    passes::Config,
+    runtime::jit::JitOptions,
+    tune::{self, Cache, Facts, Key, Winner},
 };
 use std::path::PathBuf;
 
@@ -18,30 +21,70 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     pipeline: PipelineArgs,
-    /// Figures of the machine, as `mk probe` writes them [default: those of an H200]
+    /// Figures of the machine, as `mk probe` writes them [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
+    /// Tasks of the critical chain that are printed
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    chain: usize,
 }
+
+/// How many other candidates are printed.
+const OTHERS: usize = 5;
 
 /// Says what is predicted, and why.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let model = model(args.model.as_deref())?;
-    let Pipeline { program, bound } = pipeline::bind(&args.pipeline)?;
-    let config = pipeline::config(&args.pipeline)?;
-    let facts = Facts::new(&program, &bound, config.ranks);
-    let p = tune::predict(&program, &bound, &config, &model).map_err(Failure::new)?;
-    say!("config     {}", tune::write(&config, &facts))?;
-    describe(&p)
+    let pipeline = pipeline::bind(&args.pipeline)?;
+    let Pipeline { program, bound } = &pipeline;
+    let given = pipeline::config(&args.pipeline)?;
+    let facts = Facts::new(program, bound, given.ranks);
+    let winner = recall(program, bound, &given, &model);
+    let default = Config { ranks: given.ranks, ..Config::default() };
+    let (config, why) = match &winner {
+        _ if given != default => (given.clone(), "as the options say"),
+        Some(w) => (w.config.clone(), "measured by `mk tune` to be the best"),
+        None => match tune::choose(program, bound, given.ranks, &model) {
+            Some((config, _)) => (config, "the best by prediction; `mk tune` would measure"),
+            None => (default, "the default"),
+        },
+    };
+    let p = tune::predict(program, bound, &config, &model).map_err(Failure::new)?;
+    say!("machine    {} ranks of {} ({})", given.ranks, model.gpu, model.measured)?;
+    say!("settings   {}", tune::write(&config, &facts))?;
+    say!("           {why}")?;
+    let measured = winner.filter(|w| w.config == config).map(|w| w.ms);
+    match measured {
+        Some(ms) => {
+            say!("time       {:.1} us predicted, {:.1} us measured", 1e3 * p.ms(), 1e3 * ms)?
+        }
+        None => say!("time       {:.1} us predicted, not measured", 1e3 * p.ms())?,
+    }
+    bounds(&p, args.chain)?;
+    others(program, bound, &config, &facts, &model)?;
+    unfused(program, bound, given.ranks, &model, p.ms())
 }
 
-fn describe(p: &Prediction) -> Result<(), Failure> {
-    say!("predicted  {:.1} us, bound by {}", 1e6 * p.total_s, p.bound)?;
-    for (what, s) in &p.shares {
-        say!("  {:<22} {:>8.1} us", what.to_string(), 1e6 * s)?;
+fn recall(program: &Program, bound: &Bound, given: &Config, model: &DeviceModel) -> Option<Winner> {
+    let cache = Cache::new(&JitOptions::default())?;
+    let key = Key::new(program, bound, given.ranks, &given.target, &model.gpu);
+    cache.recall(&key).unwrap_or_else(|damaged| {
+        pipeline::note_on_stderr(damaged);
+        None
+    })
+}
+
+fn bounds(p: &Prediction, chain: usize) -> Result<(), Failure> {
+    say!("bound by   {}: of the chain of tasks that the end waits for,", p.bound)?;
+    let shares = p.shares.iter().filter(|(_, s)| *s > 0.0005 * p.total_s);
+    for (what, s) in shares {
+        let percent = 100.0 * s / p.total_s;
+        say!("           {percent:>5.1} %  {:>9.1} us  {what}", 1e6 * s)?;
     }
+    say!("roles")?;
     for r in &p.roles {
         say!(
-            "  {:<12} {:>3} CTAs: at work {:.1} us, waiting {:.1}, done {:.1}",
+            "           {:<12} {:>3} CTAs: {:.1} us at work, {:.1} us waiting, {:.1} us done before the end",
             r.role,
             r.ctas,
             1e6 * r.busy_s,
@@ -49,17 +92,78 @@ fn describe(p: &Prediction) -> Result<(), Failure> {
             1e6 * r.idle_s
         )?;
     }
-    for c in p.chain.iter().take(12) {
+    if chain > 0 {
+        say!("chain, from its end")?;
+    }
+    for c in p.chain.iter().take(chain) {
         say!(
-            "    {:>8.1} .. {:>8.1} us  rank {} CTA {:>3}  {} {}{}",
+            "           {:>8.1} to {:>8.1} us  rank {} CTA {:<3}  {} {}{}",
             1e6 * c.begin_s,
             1e6 * c.end_s,
             c.rank,
             c.cta,
             c.family,
             c.task,
-            if c.by_post { "  (waited for a post)" } else { "" }
+            if c.by_post { ", when its data had come" } else { "" }
         )?;
     }
     Ok(())
+}
+
+/// Neighbours of the config: what one setting changes.
+fn others(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    facts: &Facts,
+    model: &DeviceModel,
+) -> Result<(), Failure> {
+    let mut configs = Vec::new();
+    for (knob, values) in tune::choices(facts, &Default::default()) {
+        for value in values {
+            let mut other = config.clone();
+            if (knob.set)(&mut other, &value).is_some() && other != *config {
+                configs.push(other);
+            }
+        }
+    }
+    let predicted = tune::predict_all(program, bound, &configs, model);
+    let mut list: Vec<_> =
+        configs.iter().zip(predicted).filter_map(|(c, p)| Some((c, p.ok()?.ms()))).collect();
+    list.sort_by(|a, b| a.1.total_cmp(&b.1));
+    if !list.is_empty() {
+        say!("other settings")?;
+    }
+    for (config, ms) in list.into_iter().take(OTHERS) {
+        say!("           {:>8.1} us predicted  {}", 1e3 * ms, tune::write(config, facts))?;
+    }
+    Ok(())
+}
+
+/// The same as one kernel for each operation.
+fn unfused(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    model: &DeviceModel,
+    fused_ms: f64,
+) -> Result<(), Failure> {
+    let Some(parts) = tune::parts(program, bound) else { return Ok(()) };
+    let (mut sum, mut list) = (0.0, Vec::new());
+    for part in &parts {
+        let Some((_, p)) = tune::choose(&part.program, &part.bound, ranks, model) else {
+            return say!("apart      no prediction: `{}` has no kernel by itself", part.name);
+        };
+        sum += p.ms();
+        list.push(format!("{} {:.1} us", part.name, 1e3 * p.ms()));
+    }
+    say!("apart      {}: {:.1} us together, predicted", list.join(", "), 1e3 * sum)?;
+    let ratio = sum / fused_ms;
+    match ratio >= 1.0 {
+        true => say!("verdict    one kernel is {ratio:.2} times as fast as separate ones"),
+        false => say!(
+            "verdict    separate kernels would be {:.2} times as fast as this one: call the operations apart",
+            1.0 / ratio
+        ),
+    }
 }

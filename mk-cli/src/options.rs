@@ -21,6 +21,10 @@ pub struct PipelineArgs {
     /// Number of ranks [default: 4; a plan has its own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=mk::abi::device::MAX_RANKS as i64))]
     pub ranks: Option<u32>,
+    /// Take what `mk tune` measured to be the best, or else what the cost model takes for it; not with options that say how
+    /// to lower
+    #[arg(long)]
+    pub tuned: bool,
     /// CTAs of a role, for instance intra_comm=8 (repeatable)
     #[arg(long = "sms", value_name = "ROLE=N", value_parser = sms)]
     pub sms: Vec<(String, u32)>,
@@ -69,6 +73,7 @@ impl PipelineArgs {
             ("--dim", self.dims.is_empty()),
             ("--shape", self.shapes.is_empty()),
             ("--ranks", self.ranks.is_none()),
+            ("--tuned", !self.tuned),
             ("--sms", self.sms.is_empty()),
             ("--block", self.block.is_none()),
             ("--tail", self.tail.is_none()),

@@ -6,11 +6,16 @@ use crate::{
     progress::Progress,
 };
 use mk::{
-    Bound, Program, file,
+    Bound, Program,
+    cost::DeviceModel,
+    file,
     ir::Plan,
     passes::{self, Config},
+    runtime::{World, jit::JitOptions},
+    tune,
     valid::{self, Proof, Violation},
 };
+use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -43,7 +48,7 @@ pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
         return Ok(Loaded { plan, pipeline: None, time: begin.elapsed() });
     }
     let pipeline = bind(args)?;
-    let config = config(args)?;
+    let config = chosen(args, &pipeline)?;
     let plan = passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
     Ok(Loaded { plan, pipeline: Some(pipeline), time: begin.elapsed() })
 }
@@ -142,6 +147,39 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
     dims.extend(once("dim", &args.dims).map_err(Failure::new)?);
     let bound = program.bind(&dims, &shapes).map_err(Failure::rendered)?;
     Ok(Pipeline { program, bound })
+}
+
+/// The name of the GPU that is meant: the first of this machine, or the one that mk has figures of.
+pub fn gpu_name() -> String {
+    let found = World::local(1).and_then(|world| world.gpu_name(0));
+    found.unwrap_or_else(|_| DeviceModel::h200().gpu.clone())
+}
+
+/// How the options say to lower, or how tuning does.
+pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failure> {
+    let given = config(args)?;
+    if !args.tuned {
+        return Ok(given);
+    }
+    if given != (Config { ranks: given.ranks, ..Config::default() }) {
+        return Err(Failure::with_help(
+            "`--tuned` leaves it to mk how to lower, and other options say it",
+            "leave either out",
+        ));
+    }
+    let (program, bound) = (&pipeline.program, &pipeline.bound);
+    let cache = tune::Cache::new(&JitOptions::default());
+    let decision = tune::decide(program, bound, given.ranks, &gpu_name(), cache.as_ref());
+    for note in &decision.notes {
+        note_on_stderr(note);
+    }
+    Ok(decision.config)
+}
+
+/// Says what does not stop anything.
+pub fn note_on_stderr(note: impl std::fmt::Display) {
+    // Without stderr there is nobody left to tell.
+    let _ = writeln!(std::io::stderr(), "note: {note}");
 }
 
 /// How the options say to lower.

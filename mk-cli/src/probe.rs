@@ -26,7 +26,10 @@ pub struct Args {
     /// Where to write the figures [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Figures to begin with [default: those of an H200]
+    /// Keep the figures where `mk tune`, `--tuned` and functions look for them
+    #[arg(long)]
+    install: bool,
+    /// Figures to begin with [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// Fit to what `mk tune --json` wrote, and measure nothing (repeatable)
@@ -47,7 +50,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let (mut gpu, mut what) = (start.gpu.clone(), start.measured.clone());
     if args.from.is_empty() {
         samples = measure(args)?;
-        gpu = "GPU".into();
+        gpu = pipeline::gpu_name();
         what = format!("mk {} probe, {} ranks", env!("CARGO_PKG_VERSION"), args.ranks);
     }
     for path in &args.from {
@@ -70,7 +73,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         100.0 * before,
         100.0 * after
     );
+    if args.install {
+        let cache = tune::Cache::new(&JitOptions::default())
+            .ok_or_else(|| Failure::new("there is no cache directory"))?;
+        let path = cache.store_model(&fitted).map_err(Failure::new)?;
+        say!("{}: {words}", path.display())?;
+    }
     match &args.output {
+        None if args.install => Ok(()),
         Some(path) => {
             write_file(path, fitted.to_json().as_bytes())?;
             say!("{}: {words}", path.display())

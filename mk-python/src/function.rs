@@ -10,7 +10,7 @@ use crate::{
 use mk::{
     Bound as Sizes,
     build::{self, Planned},
-    function::{self as core, Call, FunctionError, FunctionOptions, Signature, abi_dtype},
+    function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning, abi_dtype},
     passes::Config,
     runtime::{
         InstanceOptions, StreamRef,
@@ -61,12 +61,14 @@ pub struct Function {
 /// ("beside") or those that multiply when they are done ("after"), ``split_k`` into how many parts the inner dimension of a
 /// product before a sum is cut at most; all ranks must say the same.
 /// ``wait_limit_s`` bounds each wait inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
+/// With ``tuning``, and none of these settings given, they are those that `mk tune` measured to be the best, else those that
+/// the cost model takes for the best; rank 0 chooses for all.
 /// With ``overlap`` launches of different functions do not wait for each other, if their CTAs fit the GPU together.
 ///
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, all_reduce=None,
-                    sums=None, split_k=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false))]
+                    sums=None, split_k=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false, tuning=true))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn compile(
     py: Python<'_>,
@@ -84,6 +86,7 @@ pub fn compile(
     entry_limit_s: f64,
     reserve_sms: u32,
     overlap: bool,
+    tuning: bool,
 ) -> PyResult<Function> {
     let program = parse(py, pipeline)?;
     let place = world.get().place();
@@ -91,6 +94,7 @@ pub fn compile(
     let options = FunctionOptions {
         sizes: options::sizes(py, shapes, dims)?,
         config: options::config(py, place.size(), &choices)?,
+        tuning: if tuning && !choices.given() { Tuning::Auto } else { Tuning::Off },
         jit: jit(py),
         instance: InstanceOptions {
             wait_limit: options::seconds(py, "wait_limit_s", wait_limit_s)?,

@@ -32,6 +32,15 @@ pub struct Choices<'a, 'py> {
     pub split_k: Option<u32>,
 }
 
+impl Choices<'_, '_> {
+    /// Whether there is any.
+    pub fn given(&self) -> bool {
+        let words = [self.all_reduce, self.sums].iter().any(Option::is_some);
+        let numbers = [self.chunk_bytes, self.split_k].iter().any(Option::is_some);
+        words || numbers || self.sms.is_some() || self.block.is_some()
+    }
+}
+
 /// These choices, over the defaults.
 pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult<Config> {
     let default = Config::default();

@@ -118,21 +118,13 @@ fn row(from: &Gpu, gpus: &[Gpu]) -> Vec<Option<Peer>> {
 
 fn gpu(ordinal: i32) -> Result<Gpu, Error> {
     let device = driver::device(ordinal)?;
-    let mut name = [0u8; 128];
     let mut memory = 0;
-    // SAFETY: a buffer of the length given (the driver terminates it), a valid out-pointer, a live device.
-    unsafe {
-        driver::cu!(
-            Some(ordinal),
-            cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device)
-        )?;
-        driver::cu!(Some(ordinal), cuDeviceTotalMem_v2(&mut memory, device))?;
-    }
-    let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+    // SAFETY: a valid out-pointer, a live device.
+    unsafe { driver::cu!(Some(ordinal), cuDeviceTotalMem_v2(&mut memory, device)) }?;
     let get = |which| driver::attribute(ordinal, which).map(|v| v.max(0) as u32);
     Ok(Gpu {
         ordinal,
-        name: String::from_utf8_lossy(&name[..end]).into_owned(),
+        name: driver::name(ordinal)?,
         sms: get(Attr::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         memory_bytes: memory as u64,
         capability: (

@@ -34,12 +34,22 @@ pub use error::{ArgumentError, FunctionError};
 pub use kernel::{Argument, Call, Kernel};
 pub use sizes::{Signature, Sizes};
 
-use crate::build::{Planned, plan_with};
+use crate::{
+    build::{Planned, plan_with},
+    tune,
+};
 use mk_abi::{RuntimeDim, device::MAX_RUNTIME_DIMS};
-use mk_codegen::{emit, passes::Config, trace::Trace};
+use mk_codegen::{
+    emit,
+    passes::{self, Config},
+    trace::Trace,
+};
 use mk_runtime::{InstanceOptions, StreamRef, World, jit::JitOptions};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+/// What waiting for rank 0's choice takes at least: it may be simulating.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What decides a function, apart from its pipeline and its world.
 #[derive(Clone, Debug, Default)]
@@ -51,10 +61,23 @@ pub struct FunctionOptions {
     /// What kernels do beside their plan: record what their agents do, for [`Function::trace`]. The same in every
     /// process of the world. Default: nothing.
     pub emission: emit::Options,
+    /// Whether settings are looked for where `config` is the default one.
+    pub tuning: Tuning,
     /// How to compile.
     pub jit: JitOptions,
     /// How kernels behave.
     pub instance: InstanceOptions,
+}
+
+/// Who chooses how a function is lowered. In a world of several processes rank 0 chooses, and all take its choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tuning {
+    /// A config that is not the default one is taken as it is. Else what [`tune::decide`](crate::tune::decide) says: a
+    /// measured winner (`mk tune`), what the cost model takes for the best, the default.
+    #[default]
+    Auto,
+    /// The config is taken as it is.
+    Off,
 }
 
 /// One set of sizes of a [`Function`], bound to its world: a kernel, and the values of its run-time dimensions.
@@ -183,14 +206,44 @@ impl Function {
         if let Some(known) = self.known(sizes) {
             return Ok(known);
         }
+        let config = self.config_for(sizes)?;
         let program = self.signature.program();
-        let planned = plan_with(program, sizes, &self.options.config, self.options.emission)?;
+        let planned = plan_with(program, sizes, &config, self.options.emission)?;
         let compiled = planned.compile(&self.options.jit)?;
         let (source, options) = (&planned.source, &self.options.instance);
         let kernel = Kernel::bind(&self.world, program, source, &compiled, options)?;
         let made = specialisation(program, self.bound.len(), &planned.source.runtime_dims, sizes);
         self.bound.push(Bind { sizes: sizes.clone(), planned: Arc::new(planned), kernel });
         Ok(made)
+    }
+
+    /// How to lower for these sizes. Collective where there is something to choose.
+    fn config_for(&self, sizes: &Bound) -> Result<Config, FunctionError> {
+        let given = &self.options.config;
+        let default = Config { ranks: given.ranks, ..Config::default() };
+        if self.options.tuning == Tuning::Off || *given != default {
+            return Ok(given.clone());
+        }
+        let (world, program) = (&self.world, self.signature.program());
+        let facts = tune::Facts::new(program, sizes, world.size());
+        let mut said = Vec::new();
+        if world.local_ranks().start == 0 {
+            let cache = tune::Cache::new(&self.options.jit);
+            // Without a name there is neither a measurement nor a model: the default.
+            let gpu = world.gpu_name(0).unwrap_or_default();
+            let decision = tune::decide(program, sizes, world.size(), &gpu, cache.as_ref());
+            // What is chosen must have a kernel: a config of the cache may be of no plan any more.
+            let sound = passes::lower(program, sizes, &decision.config)
+                .is_ok_and(|plan| emit::emit(&plan).is_ok());
+            let config = if sound { &decision.config } else { &default };
+            said = tune::write(config, &facts).into_bytes();
+        }
+        let limit = self.options.instance.entry_limit.max(PATIENCE);
+        let said = world.from_rank_0("choosing how to lower", said, limit)?;
+        let text = String::from_utf8_lossy(&said);
+        tune::read(&text, world.size()).map_err(|word| {
+            FunctionError::mismatch(format!("rank 0 says `{word}`, which is no setting"))
+        })
     }
 
     /// The kernel that serves these sizes, if there is one: fixed symbols are equal, run-time ones within their bounds.

@@ -1,13 +1,20 @@
-//! What the cost model says of configs.
+//! What the cost model says of configs, and which is taken: a measured one, a predicted one, or the default.
 
+use super::{
+    cache::{Cache, Damaged, Key},
+    space::{self, Facts},
+};
 use crate::{Bound, Program};
 use mk_codegen::{
     cost::{self, CostError, DeviceModel, Prediction},
     passes::{self, Config, LowerError},
 };
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 use thiserror::Error;
 
@@ -69,4 +76,121 @@ pub(super) fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + S
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_by_key(|(i, _)| *i);
     done.into_iter().map(|(_, made)| made).collect()
+}
+
+/// Most tasks that a choice simulates: about a second.
+const BUDGET_TASKS: usize = 600_000;
+
+/// The config that the model takes for the best. A function of its arguments: it searches one setting after the other from
+/// the defaults, twice, and stops where the plans are so large that more predictions would take long.
+///
+/// Nothing where no config of the space has a plan and a prediction.
+pub fn choose(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    model: &DeviceModel,
+) -> Option<(Config, Prediction)> {
+    let facts = Facts::new(program, bound, ranks);
+    let choices = space::choices(&facts, &BTreeMap::new());
+    let mut config = Config { ranks, ..Config::default() };
+    let mut best = predict(program, bound, &config, model).ok();
+    let mut tasks = best.as_ref().map_or(0, |p| p.spans.len());
+    for _ in 0..2 {
+        let before = config.clone();
+        for (knob, values) in &choices {
+            let with = |value: &String| {
+                let mut config = config.clone();
+                (knob.set)(&mut config, value).map(|()| space::settle(config, &facts))
+            };
+            let tried: Vec<Config> =
+                values.iter().filter_map(with).filter(|c| *c != config).collect();
+            for (tried, p) in tried.iter().zip(predict_all(program, bound, &tried, model)) {
+                let Ok(p) = p else { continue };
+                tasks += p.spans.len();
+                // The first of equals, so that a setting which changes nothing stays at its default.
+                if best.as_ref().is_none_or(|b| p.total_s < b.total_s * (1.0 - 1e-3)) {
+                    (config, best) = (tried.clone(), Some(p));
+                }
+            }
+            if tasks > BUDGET_TASKS {
+                return best.map(|p| (config, p));
+            }
+        }
+        if config == before {
+            break;
+        }
+    }
+    best.map(|p| (config, p))
+}
+
+/// Where a config comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The caller gave it.
+    Given,
+    /// It was measured to be the best.
+    Measured,
+    /// The cost model takes it for the best.
+    Predicted,
+    /// There is neither a measurement nor a model of this GPU.
+    Default,
+}
+
+/// A config, and why it was taken.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The config.
+    pub config: Config,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Its time in milliseconds, measured or predicted.
+    pub ms: Option<f64>,
+    /// Cache files that were not used.
+    pub notes: Vec<Damaged>,
+}
+
+/// The config for a pipeline on GPUs of a name: a measured winner, else what the model chooses, else the defaults.
+pub fn decide(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    gpu: &str,
+    cache: Option<&Cache>,
+) -> Decision {
+    let mut decision = Decision {
+        config: Config { ranks, ..Config::default() },
+        origin: Origin::Default,
+        ms: None,
+        notes: Vec::new(),
+    };
+    let target = decision.config.target.clone();
+    let key = Key::new(program, bound, ranks, &target, gpu);
+    match cache.map(|c| c.recall(&key)) {
+        Some(Ok(Some(winner))) => {
+            return Decision {
+                config: winner.config,
+                origin: Origin::Measured,
+                ms: Some(winner.ms),
+                ..decision
+            };
+        }
+        Some(Err(damaged)) => decision.notes.push(damaged),
+        Some(Ok(None)) | None => {}
+    }
+    let (model, note) = model_of(gpu, cache);
+    decision.notes.extend(note);
+    if let Some((config, p)) = model.and_then(|m| choose(program, bound, ranks, &m)) {
+        decision = Decision { config, origin: Origin::Predicted, ms: Some(p.ms()), ..decision };
+    }
+    decision
+}
+
+/// The figures for GPUs of a name: installed ones, else those that ship with mk.
+pub fn model_of(gpu: &str, cache: Option<&Cache>) -> (Option<DeviceModel>, Option<Damaged>) {
+    match cache.map(|c| c.model(gpu)) {
+        Some(Ok(Some(model))) => (Some(model), None),
+        Some(Err(damaged)) => (DeviceModel::shipped(gpu).cloned(), Some(damaged)),
+        Some(Ok(None)) | None => (DeviceModel::shipped(gpu).cloned(), None),
+    }
 }

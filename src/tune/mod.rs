@@ -3,16 +3,21 @@
 //! ```text
 //! Program, sizes ──> space::candidates ──> Configs ──┬─> measure::measure ──> Trials, best first
 //!                                                    └─> choose::predict ───> what the cost model says
+//! choose::decide: given ones > a measured winner (cache.rs) > the model's choice > defaults
 //! ```
 //!
 //! A setting that can be tried is one line of the table in `space.rs`; everything else here goes through that table.
 
+mod cache;
 mod choose;
 mod measure;
 mod probe;
 mod space;
+mod unfused;
 
-pub use choose::{Unpredicted, predict, predict_all};
+pub use cache::{Cache, Damaged, Key, Winner};
+pub use choose::{Decision, Origin, Unpredicted, choose, decide, model_of, predict, predict_all};
 pub use measure::{Limits, Refused, Timed, Trial, measure};
 pub use probe::probe_list;
 pub use space::{Facts, KNOBS, Knob, candidates, choices, read, write};
+pub use unfused::{Part, parts};

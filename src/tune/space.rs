@@ -255,17 +255,22 @@ pub fn candidates(
         };
         all = all.iter().flat_map(|c| values.iter().filter_map(move |v| with(c, v))).collect();
     }
-    // Where the CTAs that multiply add up, too, none communicate only.
     let mut seen: Vec<Config> = Vec::new();
-    for mut config in all {
-        if config.sums == Sums::After && !facts.gathers {
-            config.sms.remove("intra_comm");
-        }
+    for config in all {
+        let config = settle(config, &facts);
         if !seen.contains(&config) {
             seen.push(config);
         }
     }
     seen
+}
+
+/// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only.
+pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
+    if config.sums == Sums::After && !facts.gathers {
+        config.sms.remove("intra_comm");
+    }
+    config
 }
 
 /// A config as `name=value` words: knobs that apply, and others that are not at their default.

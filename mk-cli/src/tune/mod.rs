@@ -18,7 +18,7 @@ use mk::{
     harness::Case,
     passes::Config,
     runtime::{World, jit::JitOptions},
-    tune::{self, Facts, Limits},
+    tune::{self, Cache, Facts, Key, Limits, Trial, Winner},
 };
 use report::{Entry, Errors};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ pub struct Args {
     /// Measure only as many candidates as this, those that the model takes for the best
     #[arg(long, value_name = "N")]
     top: Option<usize>,
-    /// Figures of the machine, as `mk probe` writes them [default: those of an H200]
+    /// Figures of the machine, as `mk probe` writes them [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// Values of a setting to try instead of the usual ones, for instance intra_comm=8,16 (repeatable)
@@ -52,6 +52,9 @@ pub struct Args {
     /// Print every candidate, also those that were refused, with the reason
     #[arg(long)]
     all: bool,
+    /// Do not keep the best where `--tuned` and functions look for it
+    #[arg(long)]
+    no_store: bool,
     /// Write everything that was measured as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -112,9 +115,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// The figures of a file, or those that ship with mk.
+/// The figures of a file; else those installed for this machine's GPU, or those that ship with mk.
 pub fn model(path: Option<&std::path::Path>) -> Result<DeviceModel, Failure> {
-    let Some(path) = path else { return Ok(DeviceModel::h200().clone()) };
+    let Some(path) = path else {
+        let cache = Cache::new(&JitOptions::default());
+        let (model, note) = tune::model_of(&pipeline::gpu_name(), cache.as_ref());
+        if let Some(note) = note {
+            pipeline::note_on_stderr(note);
+        }
+        return Ok(model.unwrap_or_else(|| DeviceModel::h200().clone()));
+    };
     let text = std::fs::read_to_string(path)
         .map_err(|e| Failure::new(format!("cannot read {}: {e}", path.display())))?;
     DeviceModel::parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
@@ -217,6 +227,9 @@ fn one(
         let list: Vec<Config> = to_measure.iter().map(|i| configs[*i].clone()).collect();
         let trials = tune::measure(world, case, &list, &JitOptions::default(), &limits(args))
             .map_err(Failure::new)?;
+        if !args.no_store {
+            store(world, case, &trials)?;
+        }
         let mut order = Vec::new();
         for trial in trials {
             let Some(i) = configs.iter().position(|c| *c == trial.config) else { continue };
@@ -247,6 +260,22 @@ fn one(
     say!("  {timed} of {} candidates {what} in {seconds:.1} s\n", configs.len())?;
     let list: Vec<Value> = entries.iter().map(Entry::to_json).collect();
     Ok(json!({ "pipeline": name, "ranks": ranks, "seconds": seconds, "trials": list }))
+}
+
+/// Keeps the best.
+fn store(world: &World, case: Case<'_>, trials: &[Trial]) -> Result<(), Failure> {
+    let best = trials.iter().find_map(|t| Some((t, t.ms()?)));
+    let (Some((best, ms)), Some(cache)) = (best, Cache::new(&JitOptions::default())) else {
+        return Ok(());
+    };
+    let gpu = world.gpu_name(0).map_err(Failure::new)?;
+    let (ranks, target) = (best.config.ranks, &best.config.target);
+    let key = Key::new(case.program, case.bound, ranks, target, &gpu);
+    let winner = Winner { config: best.config.clone(), ms: ms.into() };
+    if let Err(error) = cache.store(&key, &winner) {
+        pipeline::note_on_stderr(format!("the best was not kept: {error}"));
+    }
+    Ok(())
 }
 
 fn limits(args: &Args) -> Limits {

@@ -100,6 +100,18 @@ pub(crate) fn attribute(ordinal: i32, which: sys::CUdevice_attribute) -> Result<
     Ok(value)
 }
 
+/// The driver's name of a GPU.
+pub(crate) fn name(ordinal: i32) -> Result<String, Error> {
+    let device = device(ordinal)?;
+    let mut name = [0u8; 128];
+    // SAFETY: a buffer of the length given, which the driver terminates, and a device that the driver gave.
+    unsafe {
+        cu!(Some(ordinal), cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device))
+    }?;
+    let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+}
+
 /// What identifies a GPU in every process of a machine, whichever ordinals each of them sees.
 pub(crate) fn uuid(ordinal: i32) -> Result<String, Error> {
     let device = device(ordinal)?;

@@ -52,6 +52,13 @@ impl Default for JitOptions {
     }
 }
 
+impl JitOptions {
+    /// The directory that caches go to: `cache_dir`, or the user's; `None` where there is none.
+    pub fn cache_root(&self) -> Option<PathBuf> {
+        self.cache_dir.clone().or_else(crate::env::cache_dir)
+    }
+}
+
 /// A loadable kernel.
 #[derive(Clone)]
 pub struct Compiled {
@@ -133,8 +140,8 @@ pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled, Er
         None => nvrtc.load()?.build_id(),
     };
     let key = cache::Key::new(unit, &flags, &build);
-    if let Some(hit) = cache.as_ref().and_then(|c| c.read(&key)) {
-        let report = log::parse(&hit.log);
+    let hit = cache.as_ref().and_then(|c| c.read(&key)).map(|hit| (log::parse(&hit.log), hit));
+    if let Some((report, hit)) = hit.filter(|(report, _)| !report.entries.is_empty()) {
         accept(unit.name, &report, options)?;
         return Ok(Compiled {
             cubin: hit.cubin,
@@ -143,11 +150,18 @@ pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled, Er
             compile_time: start.elapsed(),
         });
     }
-    let output = nvrtc.load()?.compile(unit, &flags)?;
-    if let Some(cache) = &cache {
+    let mut output = nvrtc.load()?.compile(unit, &flags)?;
+    let mut report = log::parse(&output.log);
+    if report.entries.is_empty() {
+        // Of many threads that compile at once one may find the assembler's part missing from its log (seen once in 600
+        // kernels). Nothing could be said of such a kernel, and it must not be cached.
+        tracing::warn!(kernel = unit.name, "a log without entry points; compiled again");
+        output = nvrtc.load()?.compile(unit, &flags)?;
+        report = log::parse(&output.log);
+    }
+    if let Some(cache) = cache.as_ref().filter(|_| !report.entries.is_empty()) {
         cache.write(&key, &output);
     }
-    let report = log::parse(&output.log);
     accept(unit.name, &report, options)?;
     let compile_time = start.elapsed();
     tracing::debug!(kernel = unit.name, ?compile_time, "compiled");

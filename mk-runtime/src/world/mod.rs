@@ -145,6 +145,30 @@ impl World {
             .ok_or_else(|| self.no_rank(rank))
     }
 
+    /// The driver's name of a rank's GPU, for instance `NVIDIA H200`.
+    ///
+    /// # Errors
+    /// As [`World::device`]; [`Error::Cuda`].
+    pub fn gpu_name(&self, rank: u32) -> Result<String, Error> {
+        driver::name(self.device(rank)?.ordinal)
+    }
+
+    /// What the process of rank 0 says, on every process; in a local world `mine`. Collective: every process must call
+    /// it, and names the `call` alike.
+    ///
+    /// # Errors
+    /// As [`World::barrier`].
+    pub fn from_rank_0(
+        &self,
+        call: &str,
+        mine: Vec<u8>,
+        limit: Duration,
+    ) -> Result<Vec<u8>, Error> {
+        let Some(group) = &self.inner.group else { return Ok(mine) };
+        let mut all = group.all_gather(call, &mine, Deadline::within(limit))?;
+        Ok(if all.is_empty() { mine } else { all.swap_remove(0) })
+    }
+
     pub(crate) fn context(&self, rank: u32) -> Result<&Arc<Context>, Error> {
         self.local_index(rank)
             .and_then(|i| self.inner.contexts.get(i))
