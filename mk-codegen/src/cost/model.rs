@@ -25,6 +25,9 @@ pub struct DeviceModel {
     pub written_s: f64,
     /// Memory bandwidth of a GPU, all SMs together.
     pub hbm_bytes_per_s: f64,
+    /// Memory bandwidth where a right operand `[k, n]` comes in slices of 128 bytes, one for each step of k: a tile of 64
+    /// columns. Narrower tiles have less.
+    pub hbm_slices_bytes_per_s: f64,
     /// Last-level cache.
     pub l2_bytes: f64,
     /// What a GPU sends over its links, all ranks sending at once.
@@ -140,6 +143,7 @@ impl DeviceModel {
         let movers = self.movers.all();
         let rates = [
             ("hbm_bytes_per_s", self.hbm_bytes_per_s),
+            ("hbm_slices_bytes_per_s", self.hbm_slices_bytes_per_s),
             ("link_bytes_per_s", self.link_bytes_per_s),
             ("l2_bytes", self.l2_bytes),
         ];

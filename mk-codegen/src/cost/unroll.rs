@@ -187,10 +187,15 @@ impl Unroller<'_> {
             let (mut bytes, mut tiles) = (0.0, 0usize);
             for task in tasks {
                 let x = &self.plan.families[task.family];
-                if !matches!(x.leaf, Leaf::MmaTile { .. }) {
-                    continue;
-                }
+                let Leaf::MmaTile { block, b_layout, .. } = &x.leaf else { continue };
                 tiles += 1;
+                let slices = match b_layout {
+                    BLayout::Kn => {
+                        let slower = self.model.hbm_bytes_per_s / self.model.hbm_slices_bytes_per_s;
+                        slower * (64.0 / f64::from(block[1].max(1))).max(1.0)
+                    }
+                    BLayout::Nk => 1.0,
+                };
                 for access in
                     x.accesses.iter().filter(|a| matches!(a.operand, Operand::A | Operand::B))
                 {
@@ -202,7 +207,8 @@ impl Unroller<'_> {
                         |(at, of): (f64, usize)| of == wave || clock - at <= self.model.l2_bytes;
                     if !last.is_some_and(hit) {
                         clock += size;
-                        bytes += size;
+                        // As many bytes as memory would bring in that time.
+                        bytes += if access.operand == Operand::B { size * slices } else { size };
                     }
                 }
             }

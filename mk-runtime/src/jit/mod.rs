@@ -140,8 +140,8 @@ pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled, Er
         None => nvrtc.load()?.build_id(),
     };
     let key = cache::Key::new(unit, &flags, &build);
-    let hit = cache.as_ref().and_then(|c| c.read(&key)).map(|hit| (log::parse(&hit.log), hit));
-    if let Some((report, hit)) = hit.filter(|(report, _)| !report.entries.is_empty()) {
+    if let Some(hit) = cache.as_ref().and_then(|c| c.read(&key)) {
+        let report = log::parse(&hit.log);
         accept(unit.name, &report, options)?;
         return Ok(Compiled {
             cubin: hit.cubin,
@@ -150,18 +150,11 @@ pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled, Er
             compile_time: start.elapsed(),
         });
     }
-    let mut output = nvrtc.load()?.compile(unit, &flags)?;
-    let mut report = log::parse(&output.log);
-    if report.entries.is_empty() {
-        // Of many threads that compile at once one may find the assembler's part missing from its log (seen once in 600
-        // kernels). Nothing could be said of such a kernel, and it must not be cached.
-        tracing::warn!(kernel = unit.name, "a log without entry points; compiled again");
-        output = nvrtc.load()?.compile(unit, &flags)?;
-        report = log::parse(&output.log);
-    }
-    if let Some(cache) = cache.as_ref().filter(|_| !report.entries.is_empty()) {
+    let output = nvrtc.load()?.compile(unit, &flags)?;
+    if let Some(cache) = &cache {
         cache.write(&key, &output);
     }
+    let report = log::parse(&output.log);
     accept(unit.name, &report, options)?;
     let compile_time = start.elapsed();
     tracing::debug!(kernel = unit.name, ?compile_time, "compiled");
