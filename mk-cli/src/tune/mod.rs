@@ -316,6 +316,9 @@ fn only(
         ("--all-reduce", "all_reduce"),
         ("--sums", "sums"),
         ("--split-k", "split_k"),
+        ("--tail", "tail"),
+        ("--turns", "turns"),
+        ("--chunk-bytes", "chunk_bytes"),
     ];
     for (_, name) in fixed.iter().filter(|(flag, _)| given.contains(flag)) {
         let value = tune::KNOBS.iter().find(|k| k.name == *name).and_then(|k| (k.get)(config));
