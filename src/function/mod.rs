@@ -72,7 +72,7 @@ pub struct FunctionOptions {
 /// Who chooses how a function is lowered. In a world of several processes rank 0 chooses, and all take its choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tuning {
-    /// A config that is not the default one is taken as it is. Else what [`tune::decide`](crate::tune::decide) says: a
+    /// A config that is not the default one is taken as it is. Else what [`tune::decide`] says: a
     /// measured winner (`mk tune`), what the cost model takes for the best, the default.
     #[default]
     Auto,

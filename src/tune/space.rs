@@ -87,9 +87,11 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "intra_comm",
-        values: |facts| match facts.communicates() && facts.products {
-            true => texts(&[4, 8, 12, 16, 20, 24, 32]),
-            false => Vec::new(),
+        values: |facts| match (facts.communicates(), facts.products) {
+            (true, true) => texts(&[4, 8, 12, 16, 20, 24, 32]),
+            // The others only copy: what is received, or what is sent.
+            (true, false) => texts(&[8, 16, 32, 64]),
+            (false, _) => Vec::new(),
         },
         get: |c| c.sms.get("intra_comm").map(u32::to_string),
         set: |c, text| {
@@ -283,7 +285,7 @@ pub fn write(config: &Config, facts: &Facts) -> String {
     KNOBS.iter().filter(applies).filter_map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Reads what [`write`] made.
+/// Reads what [`write()`] made.
 ///
 /// # Errors
 /// The word that is none.

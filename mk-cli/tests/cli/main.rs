@@ -6,3 +6,4 @@ mod good;
 mod picture;
 mod plans;
 mod run;
+mod tune;

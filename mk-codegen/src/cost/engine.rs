@@ -10,7 +10,7 @@
 use super::{
     CostError,
     model::DeviceModel,
-    unroll::{Give, Job, Kind, Out, Tile, Work},
+    unroll::{Give, Job, Kind, Out, Tile, Work, is_link},
 };
 use std::{
     cmp::{Ordering, Reverse},
@@ -157,8 +157,8 @@ struct Run<'w> {
 
 /// Runs all lanes to their end.
 pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>, CostError> {
-    let resource = |i: usize| Resource {
-        rate: if i % 2 == 0 { model.hbm_bytes_per_s } else { model.link_bytes_per_s },
+    let resource = |i: u32| Resource {
+        rate: if is_link(i) { model.link_bytes_per_s } else { model.hbm_bytes_per_s },
         present: 0,
         virtual_now: 0.0,
         at: 0.0,
@@ -184,7 +184,7 @@ pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>, CostErro
         now: 0.0,
         events: BinaryHeap::new(),
         serial: 0,
-        resources: (0..2 * work.ranks).map(resource).collect(),
+        resources: (0..2 * work.ranks as u32).map(resource).collect(),
         flows: Vec::new(),
         lanes: work.lanes.iter().map(lane).collect(),
         value: vec![0; work.words],

@@ -19,8 +19,11 @@ pub struct Sample {
     pub seconds: f64,
 }
 
+/// Where a figure of a model is.
+type Find = dyn Fn(&mut DeviceModel) -> Option<&mut f64>;
+
 /// A figure of a model.
-struct Figure(Box<dyn Fn(&mut DeviceModel) -> Option<&mut f64>>);
+struct Figure(Box<Find>);
 
 fn figures(model: &DeviceModel) -> Vec<Figure> {
     let mut all: Vec<Figure> = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::{
     engine::Ran,
-    unroll::{Kind, Work},
+    unroll::{Kind, Work, is_link},
 };
 use crate::ir::{Entity, FamId, Plan};
 use serde::Serialize;
@@ -193,7 +193,7 @@ fn shares(work: &Work, ran: &[Ran], last: Option<usize>, total_s: f64) -> Vec<(B
     for i in walk(ran, last) {
         let (job, r) = (&work.jobs[i], &ran[i]);
         let flows = &work.flows[job.main_flows.clone()];
-        let over_links = flows.iter().any(|f| f.resource % 2 == 1);
+        let over_links = flows.iter().any(|f| is_link(f.resource));
         let shared = if over_links { Bound::Link } else { Bound::Memory };
         let main = (r.main_end.min(until) - r.begin).max(0.0);
         let after = (until.min(r.end) - r.main_end).max(0.0);
@@ -203,7 +203,7 @@ fn shares(work: &Work, ran: &[Ran], last: Option<usize>, total_s: f64) -> Vec<(B
                 let alone = job.main_s.min(main);
                 add(Bound::Compute, alone);
                 add(Bound::Memory, main - alone);
-                let remote = tile.out.is_some_and(|o| o.flow.resource % 2 == 1);
+                let remote = tile.out.is_some_and(|o| is_link(o.flow.resource));
                 let epilogue = tile.rate.tile_s.min(after);
                 add(Bound::Compute, epilogue);
                 add(if remote { Bound::Link } else { Bound::Memory }, after - epilogue);

@@ -102,6 +102,14 @@ pub(super) fn link(rank: usize) -> u32 {
     2 * rank as u32 + 1
 }
 
+/// Whether a resource is a link; else it is memory.
+pub(super) fn is_link(resource: u32) -> bool {
+    resource & 1 == 1
+}
+
+/// A box of a buffer on a rank.
+type Place = (usize, usize, Vec<(i64, i64)>);
+
 struct Unroller<'a> {
     plan: &'a Plan,
     model: &'a DeviceModel,
@@ -181,7 +189,7 @@ impl Unroller<'_> {
     /// not while as much as the cache holds was touched. Tasks of a wave read side by side, and share what they miss.
     fn misses(&self, tasks: &[Task], lanes: usize) -> Result<Vec<f64>, CostError> {
         let mut out = vec![0.0; tasks.len()];
-        let mut seen: HashMap<(usize, usize, Vec<(i64, i64)>), (f64, usize)> = HashMap::new();
+        let mut seen: HashMap<Place, (f64, usize)> = HashMap::new();
         let mut clock = 0.0;
         for (wave, tasks) in tasks.chunks(lanes.max(1)).enumerate() {
             let (mut bytes, mut tiles) = (0.0, 0usize);

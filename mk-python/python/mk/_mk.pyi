@@ -83,6 +83,7 @@ def compile(
     entry_limit_s: float = 600.0,
     reserve_sms: int = 0,
     overlap: bool = False,
+    tuning: bool = True,
 ) -> Function: ...
 def plan(
     pipeline: str,

@@ -1,0 +1,106 @@
+//! Tuning and explanations without GPUs.
+
+use crate::command::{Done, TempDir, command};
+
+const MACHINE: &str = "mk-cli/tests/cli/machine.json";
+const GATHER_GEMM: [&str; 5] =
+    ["gather(a) -> gemm(b)", "--shape", "a=2048x4096", "--shape", "b=4096x4096"];
+
+/// Runs with a cache of its own.
+fn mk(args: &[&str], cache: &TempDir) -> Done {
+    let output = command(args).env("MK_CACHE_DIR", cache.file("cache")).output().expect("starts");
+    Done {
+        status: output.status.code().unwrap_or(-1),
+        out: String::from_utf8(output.stdout).expect("UTF-8"),
+        err: String::from_utf8(output.stderr).expect("UTF-8"),
+    }
+}
+
+/// The text is `explain.txt`; `MK_BLESS=1 cargo test -p mk-cli --test cli tune` writes it again.
+#[test]
+fn an_explanation() {
+    let dir = TempDir::new();
+    let args = [&["explain"], &GATHER_GEMM[..], &["--model", MACHINE, "--chain", "4"]].concat();
+    let text = mk(&args, &dir).ok();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/explain.txt");
+    if std::env::var_os("MK_BLESS").is_some() {
+        std::fs::write(path, &text).expect("writes");
+    }
+    assert_eq!(text, std::fs::read_to_string(path).expect("the text"), "see MK_BLESS");
+}
+
+#[test]
+fn a_pipeline_that_is_one_kernel_has_no_verdict() {
+    let dir = TempDir::new();
+    let args = ["explain", "gemm(a, b)", "--shape", "a=256x256", "--shape", "b=256x256"];
+    let text = mk(&args, &dir).ok();
+    assert!(text.contains("bound by") && !text.contains("verdict"), "{text}");
+}
+
+#[test]
+fn candidates_are_ranked_by_prediction() {
+    let dir = TempDir::new();
+    let json = dir.file("out.json");
+    let args = [
+        &["tune"],
+        &GATHER_GEMM[..],
+        &["--device", "model", "--model", MACHINE, "--try", "intra_comm=8,999", "--json", &json],
+    ]
+    .concat();
+    let text = mk(&args, &dir).ok();
+    assert!(text.contains("predicted in") && text.contains("intra_comm=8"), "{text}");
+    assert!(text.contains("refused: ") && text.contains("do not fit 132 SMs"), "{text}");
+    // What was written reads back; there is nothing measured in it to compare with.
+    let again = mk(&["tune", "--from", &json, "--model", MACHINE], &dir).ok();
+    assert!(again.contains("/best") && !again.contains("prediction error"), "{again}");
+    // Nothing was measured, so that nothing is kept.
+    assert!(!std::path::Path::new(&dir.file("cache/tune")).exists());
+}
+
+#[test]
+fn lists_name_their_mistakes() {
+    let dir = TempDir::new();
+    let list = dir.file("rows.txt");
+    let with = |text: &str| {
+        std::fs::write(&list, text).expect("writes");
+        mk(&["tune", "--list", &list, "--device", "model"], &dir)
+    };
+    let good = "# two\n'gemm(a, b)' --shape a=256x256 --shape b=256x256 --ranks 1\n";
+    assert!(with(good).ok().contains("--ranks 1"));
+    with("gemm(a, b) --ranks").fails(1, &["line 1: "]);
+    with(&format!("{good}'open")).fails(1, &["line 3: a ' is not closed"]);
+    with(&format!("{good}'gemm(a, b)'")).fails(1, &["1 of 2 pipelines could not be tuned"]);
+    mk(&["tune"], &dir).fails(2, &["PIPELINE"]);
+    mk(&["tune", "--from", "Cargo.toml"], &dir).fails(1, &["Cargo.toml"]);
+    let args = [&["tune"], &GATHER_GEMM[..], &["--device", "model", "--try", "speed=1"]].concat();
+    mk(&args, &dir).fails(1, &["no setting `speed`", "settings are block, "]);
+}
+
+#[test]
+fn settings_are_tuned_on_request_only() {
+    let dir = TempDir::new();
+    let plan = |more: &[&str]| mk(&[&["plan"], &GATHER_GEMM[..], more].concat(), &dir);
+    assert!(plan(&[]).ok().contains("role role2 intra_comm ctas 8"));
+    let args = [&["explain"], &GATHER_GEMM[..]].concat();
+    let explained = mk(&args, &dir).ok();
+    let tuned = plan(&["--tuned"]).ok();
+    let ctas = tuned.lines().find_map(|l| l.strip_prefix("role role2 intra_comm ctas "));
+    let ctas = ctas.expect("a role that communicates");
+    let says = match ctas {
+        // The default needs no word.
+        "8" => "settings",
+        n => &format!("intra_comm={n}"),
+    };
+    assert!(explained.contains(says), "{explained}");
+    plan(&["--tuned", "--sms", "intra_comm=4"]).fails(1, &["leave either out"]);
+}
+
+#[test]
+fn figures_that_cannot_be_are_refused() {
+    let dir = TempDir::new();
+    let path = dir.file("model.json");
+    std::fs::write(&path, "{}").expect("writes");
+    let args = [&["explain"], &GATHER_GEMM[..], &["--model", &path]].concat();
+    mk(&args, &dir).fails(1, &["model.json: not a device model"]);
+    mk(&["probe", "--from", MACHINE], &dir).fails(1, &["not what `mk tune --json` writes"]);
+}
