@@ -115,6 +115,12 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
 
 /// Reads and checks the pipeline, and gives its symbols numbers.
 pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
+    if has_extension(&args.pipeline, "plan") {
+        return Err(Failure::with_help(
+            format!("{} is a plan, which has its settings already", args.pipeline),
+            "give the pipeline that it was made from",
+        ));
+    }
     let is_file = has_extension(&args.pipeline, "mk");
     let text = if is_file { read(&args.pipeline)? } else { args.pipeline.clone() };
     let place = |mistakes: mk::Diagnostics| match is_file {

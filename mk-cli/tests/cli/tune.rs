@@ -71,6 +71,7 @@ fn lists_name_their_mistakes() {
     with(&format!("{good}'open")).fails(1, &["line 3: a ' is not closed"]);
     with(&format!("{good}'gemm(a, b)'")).fails(1, &["1 of 2 pipelines could not be tuned"]);
     mk(&["tune"], &dir).fails(2, &["PIPELINE"]);
+    mk(&["explain", "tests/plans/gather_gemm.plan"], &dir).fails(1, &["is a plan"]);
     mk(&["tune", "--from", "Cargo.toml"], &dir).fails(1, &["Cargo.toml"]);
     let args = [&["tune"], &GATHER_GEMM[..], &["--device", "model", "--try", "speed=1"]].concat();
     mk(&args, &dir).fails(1, &["no setting `speed`", "settings are block, "]);
