@@ -317,7 +317,6 @@ fn only(
         ("--sums", "sums"),
         ("--split-k", "split_k"),
         ("--tail", "tail"),
-        ("--turns", "turns"),
         ("--chunk-bytes", "chunk_bytes"),
     ];
     for (_, name) in fixed.iter().filter(|(flag, _)| given.contains(flag)) {
