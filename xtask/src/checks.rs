@@ -38,6 +38,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("passes", &["graph", "ir", "target", "valid"]),
     ("emit", &["ir", "target"]),
     ("trace", &[]),
+    ("cost", &["ir"]),
 ];
 
 /// Runs everything.

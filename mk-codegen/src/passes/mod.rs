@@ -5,6 +5,7 @@ mod fuse;
 mod gather;
 mod gemm;
 mod pack;
+mod product;
 mod reduce;
 mod roles;
 mod rows;
