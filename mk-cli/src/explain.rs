@@ -3,15 +3,17 @@
 use crate::{
     failure::Failure,
     options::PipelineArgs,
-    output::say,
+    output::{say, write_file},
     pipeline::{self, Pipeline},
     tune::model,
 };
 use mk::{
-    Bound, Program,
+    Bound, Program, build,
     cost::{DeviceModel, Prediction},
+    emit::Options,
     passes::Config,
     runtime::jit::JitOptions,
+    trace,
     tune::{self, Cache, Facts, Key, Winner},
 };
 use std::path::PathBuf;
@@ -24,6 +26,9 @@ pub struct Args {
     /// Figures of the machine, as `mk probe` writes them [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
+    /// Where to write the predicted timeline as a picture [default: nowhere]
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Tasks of the critical chain that are printed
     #[arg(long, default_value_t = 8, value_name = "N")]
     chain: usize,
@@ -61,6 +66,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         None => say!("time       {:.1} us predicted, not measured", 1e3 * p.ms())?,
     }
     bounds(&p, args.chain)?;
+    if let Some(path) = &args.svg {
+        let planned = build::plan_with(program, bound, &config, Options { trace: true })
+            .map_err(Failure::new)?;
+        let timeline = tune::timeline(&planned.plan, &planned.source, &p);
+        let picture = timeline.map(|t| trace::svg(&t, None)).unwrap_or_default();
+        write_file(path, picture.as_bytes())?;
+        say!("{}", path.display())?;
+    }
     others(program, bound, &config, &facts, &model)?;
     unfused(program, bound, given.ranks, &model, p.ms())
 }

@@ -9,6 +9,7 @@ use crate::{
     pipeline::{Loaded, load},
     progress::Progress,
     run::{Verdict, describe, gpus},
+    tune::model,
 };
 use mk::{
     abi::KernelSource,
@@ -19,6 +20,7 @@ use mk::{
     },
     runtime::{InstanceOptions, World},
     trace,
+    tune::timeline,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -34,9 +36,12 @@ pub struct Args {
     /// Where to write the timeline as JSON, for ui.perfetto.dev [default: nowhere]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Where to write the timeline as a picture [default: nowhere]
+    /// Where to write the timeline as a picture, the predicted one above it [default: nowhere]
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Figures of the machine for the prediction, as `mk probe` writes them [default: those of this GPU, or of an H200]
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
     /// Also time the kernel without tracing, in N rounds with each in turn
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     cost: Option<u32>,
@@ -95,7 +100,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         say!("{}: {} events; open it in ui.perfetto.dev", path.display(), trace.spans.len())?;
     }
     if let Some(path) = &args.svg {
-        write_file(path, trace::svg(&trace, None).as_bytes())?;
+        let model = model(args.model.as_deref())?;
+        let prediction = mk::cost::predict(&loaded.plan, &model).ok();
+        let predicted = prediction.and_then(|p| timeline(&loaded.plan, &kernel, &p));
+        write_file(path, trace::svg(&trace, predicted.as_ref()).as_bytes())?;
         say!("{}", path.display())?;
     }
     verdict.finish()

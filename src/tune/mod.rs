@@ -13,6 +13,7 @@ mod choose;
 mod measure;
 mod probe;
 mod space;
+mod timeline;
 mod unfused;
 
 pub use cache::{Cache, Damaged, Key, Winner};
@@ -20,4 +21,5 @@ pub use choose::{Decision, Origin, Unpredicted, choose, decide, model_of, predic
 pub use measure::{Limits, Refused, Timed, Trial, measure};
 pub use probe::probe_list;
 pub use space::{Facts, KNOBS, Knob, candidates, choices, read, write};
+pub use timeline::timeline;
 pub use unfused::{Part, parts};

@@ -33,13 +33,11 @@ pub fn svg(trace: &Trace, predicted: Option<&Trace>) -> String {
     let length = predicted.map_or(0.0, Trace::length).max(trace.length()).max(1.0);
     let mut body = String::new();
     let mut y = 64.0;
-    let title = format!(
-        "{}: {:.1} us, launch {} on {} ranks",
-        trace.name,
-        trace.length() / 1e3,
-        trace.epoch,
-        trace.world
-    );
+    // Launches count from 1.
+    let which =
+        if trace.epoch == 0 { "predicted".into() } else { format!("launch {}", trace.epoch) };
+    let us = trace.length() / 1e3;
+    let title = format!("{}: {us:.1} us, {which} on {} ranks", trace.name, trace.world);
     text(&mut body, "t", 20.0, 30.0, &title);
     legend(&mut body, trace, 50.0);
     if let Some(predicted) = predicted {
