@@ -28,7 +28,8 @@ def derive(row):
     """What follows from the times of a row: a dict, with None for what is not there."""
     by = {r["name"]: r for r in row["results"]}
     ours = next((r["ms"] for r in row["results"] if r["kind"] == "ours"), None)
-    peers = {r["name"]: r["ms"] for r in row["results"] if r["kind"] == "peer"}
+    # A peer that computes something else is not one.
+    peers = {r["name"]: r["ms"] for r in row["results"] if r["kind"] == "peer" and r.get("good", True)}
     best = min(peers, key=peers.get) if peers else None
     compute = by.get("compute alone", {}).get("ms")
     idle = {r["name"]: r["idle_ms"] for r in row["results"] if r["kind"] in ("ours", "peer") and "idle_ms" in r}

@@ -59,7 +59,8 @@ pub struct Function {
 /// rows, columns and depth of a matrix product's tile, ``chunk_bytes`` what one communication task moves to each peer at
 /// most, ``all_reduce`` how summands move ("two-phase", or "one-shot" for few rows), ``sums`` whether CTAs of their own add
 /// ("beside") or those that multiply when they are done ("after"), ``split_k`` into how many parts the inner dimension of a
-/// product before a sum is cut at most; all ranks must say the same.
+/// product before a sum is cut at most, ``tail`` how many blocks of rows at the end have narrower tiles, and of how many columns; all ranks must say
+/// the same.
 /// ``wait_limit_s`` bounds each wait inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
 /// With ``tuning``, and none of these settings given, they are those that `mk tune` measured to be the best, else those that
 /// the cost model takes for the best; rank 0 chooses for all.
@@ -68,7 +69,7 @@ pub struct Function {
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, all_reduce=None,
-                    sums=None, split_k=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false, tuning=true))]
+                    sums=None, split_k=None, tail=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false, tuning=true))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn compile(
     py: Python<'_>,
@@ -82,6 +83,7 @@ pub fn compile(
     all_reduce: Option<&str>,
     sums: Option<&str>,
     split_k: Option<u32>,
+    tail: Option<(u32, u32)>,
     wait_limit_s: f64,
     entry_limit_s: f64,
     reserve_sms: u32,
@@ -90,7 +92,7 @@ pub fn compile(
 ) -> PyResult<Function> {
     let program = parse(py, pipeline)?;
     let place = world.get().place();
-    let choices = options::Choices { sms, block, chunk_bytes, all_reduce, sums, split_k };
+    let choices = options::Choices { sms, block, chunk_bytes, all_reduce, sums, split_k, tail };
     let options = FunctionOptions {
         sizes: options::sizes(py, shapes, dims)?,
         config: options::config(py, place.size(), &choices)?,

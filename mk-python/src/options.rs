@@ -3,7 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
-    passes::{AllReduce, Config, Sums},
+    passes::{AllReduce, Config, Sums, Tail},
 };
 use pyo3::{prelude::*, types::PyDict};
 use std::{collections::BTreeMap, time::Duration};
@@ -30,6 +30,7 @@ pub struct Choices<'a, 'py> {
     pub all_reduce: Option<&'a str>,
     pub sums: Option<&'a str>,
     pub split_k: Option<u32>,
+    pub tail: Option<(u32, u32)>,
 }
 
 impl Choices<'_, '_> {
@@ -37,7 +38,7 @@ impl Choices<'_, '_> {
     pub fn given(&self) -> bool {
         let words = [self.all_reduce, self.sums].iter().any(Option::is_some);
         let numbers = [self.chunk_bytes, self.split_k].iter().any(Option::is_some);
-        words || numbers || self.sms.is_some() || self.block.is_some()
+        words || numbers || self.tail.is_some() || self.sms.is_some() || self.block.is_some()
     }
 }
 
@@ -59,6 +60,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
         sums: one_of(py, "sums", choices.sums, which, default.sums)?,
         split_k: number("split_k", choices.split_k, default.split_k)?,
+        tail: choices.tail.map(|(blocks, columns)| Tail { blocks, columns }),
         ..default
     })
 }

@@ -47,12 +47,12 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// The verified plan of a pipeline, made without a GPU.
 ///
 /// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together they must say all
-/// sizes. What decides the kernel beside them (``sms`` to ``split_k``) is as for ``mk.compile``.
+/// sizes. What decides the kernel beside them (``sms`` to ``tail``) is as for ``mk.compile``.
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, all_reduce=None,
-                    sums=None, split_k=None))]
+                    sums=None, split_k=None, tail=None))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
     py: Python<'_>,
@@ -66,10 +66,11 @@ pub fn plan(
     all_reduce: Option<&str>,
     sums: Option<&str>,
     split_k: Option<u32>,
+    tail: Option<(u32, u32)>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
-    let choices = options::Choices { sms, block, chunk_bytes, all_reduce, sums, split_k };
+    let choices = options::Choices { sms, block, chunk_bytes, all_reduce, sums, split_k, tail };
     let config = options::config(py, ranks, &choices)?;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;

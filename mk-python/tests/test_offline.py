@@ -124,6 +124,11 @@ class Plans(Case):
         self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2)))
         with self.raises(mk.ArgumentError, '"beside" or "after"', '"never"'):
             mk.plan(scatter, ranks=4, shapes=shapes, sums="never")
+        linear = {"a": (1024, 256), "b": (256, 1024)}
+        plain = str(mk.plan(LINEAR, ranks=4, shapes=linear))
+        self.assertNotEqual(plain, str(mk.plan(LINEAR, ranks=4, shapes=linear, tail=(1, 64))))
+        with self.raises(mk.UnsupportedError, "a tail of 1 blocks"):
+            mk.plan(LINEAR, ranks=4, shapes=linear, tail=(1, 256))
         with self.raises(mk.ArgumentError, "split_k is 0"):
             mk.plan(scatter, ranks=4, shapes=shapes, split_k=0)
 

@@ -90,6 +90,9 @@ MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       }
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();
-    if (thread < 32) hooks.after_store(ctx, task);
+    if (thread < 32) {
+      hooks.after_store(ctx, task);
+      __syncwarp();
+    }
   }
 }

@@ -190,6 +190,9 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       if (done < task.columns) reduce_elements<kFrom, kTo, kThreads, Hooks>(task, source, targets, thread, done);
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();
-    if (thread < 32) hooks.after_store(ctx, task);
+    if (thread < 32) {
+      hooks.after_store(ctx, task);
+      __syncwarp();
+    }
   }
 }

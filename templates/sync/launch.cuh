@@ -59,7 +59,11 @@ MK_DEVICE void post_entered(const Context& ctx) {
 // what it does later is ordered after that by program order.
 template <u32 kEdge, Reader kReader>
 MK_DEVICE bool wait_entered(const Context& ctx, u32 peer, u32 tile, u32 lag = 0) {
-  if (lag == 0 && (ctx.seen >> peer & 1) != 0) return !ctx.aborted();
+  if (lag == 0 && (ctx.seen >> peer & 1) != 0) {
+    // What acquired may have been a wait for the other proxy.
+    if constexpr (kReader == Reader::Async) fence_proxy_async_global();
+    return !ctx.aborted();
+  }
   const u32* word = ctx.signal(ctx.header.rank, ctx.entered + peer);
   const u32 expected = ctx.epoch - lag;
   const bool ok = wait_word<kEdge, Scope::Sys, true>(ctx, word, expected, WaitSite{tile, peer});

@@ -153,7 +153,8 @@ fn a_call_is_traced() -> Res<()> {
                 "{:?}",
                 trace.clocks
             );
-            assert_eq!(trace.alignment.contradiction_ns, 0.0, "{:?}", trace.alignment);
+            // Less than a tick of the timer.
+            assert!(trace.alignment.contradiction_ns < 32.0, "{:?}", trace.alignment);
             assert!(mk::trace::chain(&trace).steps.len() <= 3 * n);
         }
         for r in &ranks {

@@ -150,6 +150,7 @@ fn ways_of_lowering() {
                 .unwrap_or_else(|e| panic!("{name}: {e}"));
             let plan =
                 v.lower(&program, &bound, world.size()).unwrap_or_else(|e| panic!("{name}: {e}"));
+            mk::valid::verify(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
             let source = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
             let what = format!("{name} on {} ranks", world.size());
             judge(&what, &program, &bound, &source, &world, 20, &options(), 100);

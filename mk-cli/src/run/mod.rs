@@ -184,13 +184,14 @@ fn find(ranks: u32, gpus: &[i32]) -> Result<World, Unusable> {
         Err(error) => error,
     };
     let why = match &error {
-        Error::NoSuchDevice { count, .. } => {
+        Error::NoSuchDevice { count, .. } if gpus.is_empty() => {
             format!("this machine has {count} GPUs for {ranks} ranks")
         }
         Error::DriverMissing => "this machine has no CUDA driver".into(),
         other => other.to_string(),
     };
-    Err(Unusable { why, absent: error.is_no_device() })
+    // Who names GPUs means them.
+    Err(Unusable { why, absent: error.is_no_device() && gpus.is_empty() })
 }
 
 /// Why a world cannot run the kernels of this version.
@@ -207,8 +208,8 @@ fn unfit(world: &World) -> Option<String> {
 
 /// Its ranks and their GPUs.
 pub fn describe(world: &World) -> String {
-    let ordinals = world.local_ranks().filter_map(|r| world.device(r).ok());
+    let devices = world.local_ranks().filter_map(|r| Some((r, world.device(r).ok()?)));
     let list: Vec<_> =
-        ordinals.map(|d| format!("rank {} on GPU {}", d.ordinal, d.ordinal)).collect();
+        devices.map(|(rank, d)| format!("rank {rank} on GPU {}", d.ordinal)).collect();
     list.join(", ")
 }

@@ -6,7 +6,7 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
-    AllReduce, Config, LowerError, Tail,
+    AllReduce, Config, LowerError, Sums, Tail,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, aligned},
     pack::{self, Packed},
@@ -101,14 +101,25 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
         return error("0 parts of the inner dimension".into(), "use 1 or more");
     }
     let splits = config.split_k > 1;
-    if splits && !(0..kernel.gemms.len()).any(|n| kernel.splits(n)) {
+    let world = config.ranks as i32;
+    if splits && !(0..kernel.gemms.len()).any(|n| kernel.splits(n, world)) {
         let what = format!("no product here can be cut into {} parts", config.split_k);
-        return error(what, "only one that is reduced, with no elementwise operation between, can");
+        let help = "only one that is reduced, with no elementwise operation between, and as deep on every rank, can";
+        return error(what, help);
+    }
+    if config.sums != Sums::Beside && kernel.results.iter().all(|r| r.reduce.is_none()) {
+        let what = "nothing here is summed after a product".into();
+        return error(what, "leave `sums` as it is by default");
     }
     if let Some(Tail { blocks, columns }) = config.tail {
         let gated = kernel.gemms.iter().any(Gemm::gated);
         let narrow = columns % if gated { 128 } else { 64 } == 0 && (1..bn).contains(&columns);
-        if blocks == 0 || !narrow || bn % 64 != 0 {
+        if bn % 64 != 0 {
+            let what =
+                format!("tiles of {bn} columns cannot share their stages with those of a tail");
+            return error(what, "use tiles of 128, 192 or 256 columns");
+        }
+        if blocks == 0 || !narrow {
             let what = format!("a tail of {blocks} blocks of rows in tiles of {columns} columns");
             let help = "use at least one block, and 64, 128 or 192 columns (with `swiglu` 128), less than the other tiles have";
             return error(what, help);
@@ -281,17 +292,19 @@ impl<'k> Tiler<'k> {
     /// How many parts a product's inner dimension is cut into, and the extent of one. Each part has whole steps, on every
     /// rank.
     fn split(&self, n: usize) -> [i32; 2] {
-        let (wanted, step) = (self.config.split_k as i32, self.config.block[2] as i32);
+        let (step, splits) =
+            (self.config.block[2] as i32, self.kernel.splits(n, self.draft.world()));
         let depth = match self.depth(n) {
-            Expr::Const(depth) if self.kernel.splits(n) => depth,
+            Expr::Const(depth) if splits => depth,
             // An extent under its name; the same on all ranks, and in all launches.
-            Expr::Dim(d) if self.kernel.splits(n) => match &self.draft.plan.dims[d] {
+            Expr::Dim(d) if splits => match &self.draft.plan.dims[d] {
                 Dim { runtime_max: None, value, .. } => *value,
                 _ => return [1, 0],
             },
             _ => return [1, 0],
         };
         let steps = (depth + step - 1) / step;
+        let wanted = self.config.split_k.clamp(1, steps.max(1) as u32) as i32;
         let part = (steps + wanted - 1) / wanted;
         [(steps + part - 1) / part, part * step]
     }
@@ -307,7 +320,7 @@ impl<'k> Tiler<'k> {
     /// The tiles of a product, those of the last rows narrower and last.
     fn with_tail(&mut self, product: &mut Product<'k>, tail: Tail) -> Vec<Covers> {
         let all = product.rows.clone();
-        let walked = (tail.blocks as i32).min(all.blocks);
+        let walked = i32::try_from(tail.blocks).unwrap_or(i32::MAX).min(all.blocks);
         let head = all.blocks - walked;
         let last = Rows { from: head, walked, ..all.clone() };
         product.rows = Rows { walked: head, ..all };

@@ -158,6 +158,12 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     let kernel = select::kernel(&graph, config)?;
+    let products_only = config.split_k > 1 || config.tail.is_some() || config.sums != Sums::Beside;
+    if kernel.gemms.is_empty() && products_only {
+        let what = "`sums`, `split_k` and `tail` are about matrix products, and there are none";
+        let help = "leave them as they are by default".into();
+        return Err(LowerError::Config { what: what.into(), help });
+    }
     let mut draft = match (kernel.gemms.is_empty(), kernel.results[0].reduce) {
         (false, _) => gemm::tile(&kernel, config)?,
         (true, Some(how)) => reduce::alone(&kernel, how, config),
@@ -197,8 +203,17 @@ pub fn compile(
 fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
     let (world, block) = (config.ranks as i32, config.block[0] as i32);
     let mut out = vec![max / 2 + 1];
-    for corner in [1, world, block, block * world, max / block * block] {
-        out.extend([corner - 1, corner, corner + 1]);
+    let mut corners = vec![1, world, block, block * world, max / block * block];
+    if config.sums == Sums::After || config.split_k > 1 {
+        // Sums in flatter tiles.
+        corners.extend([8, 16, 32, 64].map(|height| height * world));
+    }
+    if let Some(tail) = config.tail {
+        let tail = i32::try_from(tail.blocks).unwrap_or(i32::MAX).saturating_mul(block);
+        corners.push((max / world / block * block).saturating_sub(tail).saturating_mul(world));
+    }
+    for corner in corners {
+        out.extend([corner.saturating_sub(1), corner, corner.saturating_add(1)]);
     }
     out.retain(|v| (1..max).contains(v));
     out.sort_unstable();

@@ -63,8 +63,11 @@ fn adders(draft: &Draft, config: &Config, out: &Tensor, rows: &Rows, block: [i32
     let kind = match config.sums {
         Sums::Beside => RoleKind::IntraComm,
         Sums::After => {
-            let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
-            let tiles = |height| rows.in_blocks(height).blocks * rows.count * across;
+            let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
+            let tiles = |height| {
+                let blocks = i64::from(rows.in_blocks(height).blocks);
+                blocks * i64::from(rows.count) * i64::from(across)
+            };
             while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < sms * 3 / 4 {
                 tile[0] /= 2;
             }

@@ -4,7 +4,7 @@
 //! a left operand or of a product before it; results, each a product (summed over ranks or not) or a gathered operand; or
 //! one collective alone. Everything else is refused by name, with what works instead.
 
-use super::{Config, LowerError};
+use super::{Config, LowerError, gemm::even};
 use crate::graph::{Extent, Kind, OpGraph, Value};
 use crate::ir::EpilogueOp;
 use mk_abi::DType;
@@ -112,10 +112,20 @@ impl Kernel {
         self.results.iter().position(|r| r.of == value && r.reduce.is_none())
     }
 
-    /// Whether a product's inner dimension may be cut: its summands are added in any case, and nothing is done to the whole
-    /// before.
-    pub fn splits(&self, gemm: usize) -> bool {
-        self.reduce_of(gemm).is_some() && self.gemms[gemm].epilogue.is_empty()
+    /// Whether a product's inner dimension may be cut: its summands are added in any case, nothing is done to the whole
+    /// before, and all ranks have equally many steps.
+    pub fn splits(&self, gemm: usize, world: i32) -> bool {
+        let g = &self.gemms[gemm];
+        let even = match g.left {
+            Made::Source(s) if self.sources[s].gathered => true,
+            Made::Source(s) => {
+                let Source { param, transposed, .. } = self.sources[s];
+                even(&self.params[param], usize::from(!transposed), world)
+            }
+            Made::Gemm(i) => even(&self.gemms[i].out, 1, world),
+        };
+        let plain = g.epilogue.iter().all(|op| *op == EpilogueOp::Widen);
+        even && plain && self.reduce_of(gemm).is_some()
     }
 
     /// Products that read a product.

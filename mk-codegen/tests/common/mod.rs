@@ -174,8 +174,8 @@ const fn variant(case: Case, set: fn(&mut Config)) -> Variant {
     Variant { case, set }
 }
 
-const FEW_ROWS: &[(&str, &[u64])] = &[("a", &[64, 1024]), ("b", &[1024, 1032])];
-const RAGGED: &[(&str, &[u64])] = &[("a", &[1900, 512]), ("b", &[512, 1032])];
+const FEW_ROWS: &[(&str, &[u64])] = &[("a", &[64, 1536]), ("b", &[1536, 1032])];
+const RAGGED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1032])];
 
 /// Every way of lowering that a [`Config`] has beside the defaults, on shapes that have something to get wrong.
 #[allow(dead_code)]
@@ -241,6 +241,24 @@ pub const VARIANTS: &[Variant] = &[
             &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
         ),
         |c| c.tail = Some(Tail { blocks: 2, columns: 64 }),
+    ),
+    variant(
+        (
+            "tail_dyn",
+            "fn f<M: dyn <= 700>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
+            2,
+            &[("b", &[264, 656])],
+        ),
+        |c| c.tail = Some(Tail { blocks: 1, columns: 64 }),
+    ),
+    variant(
+        (
+            "split_dyn_f32",
+            "fn f<M: dyn <= 700>(x: f16[M, K] @ shard(1), w: f16[K, N] @ shard(0)) { gemm(x, w) -> cast(f32) -> reduce_scatter }",
+            2,
+            &[("w", &[1536, 328])],
+        ),
+        |c| (c.sums, c.split_k) = (Sums::After, 2),
     ),
     variant(("tail_alone", "gemm(a, b)", 1, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 20, columns: 64 });

@@ -61,6 +61,8 @@ const PIPELINES: &[Pipeline] = &[
 ];
 
 const AB: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'N'])];
+/// Two steps along k on every rank.
+const DEEP: &[(&str, &[char])] = &[("a", &['M', 'D']), ("b", &['D', 'N'])];
 const MLP: &[(&str, &[char])] = &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])];
 
 /// A way of lowering: its name, and what it sets.
@@ -82,8 +84,8 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> reduce_scatter", AB), AFTER),
     (("gemm(a, b) -> all_reduce", AB), AFTER),
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter", MLP), AFTER),
-    (("gemm(a, b) -> reduce_scatter", AB), SPLIT),
-    (("gemm(a, b) -> all_reduce", AB), SPLIT_ONE_SHOT),
+    (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
+    (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(a) -> gemm(b)", AB), TAIL),
 ];
 
@@ -195,6 +197,7 @@ fn try_compile(
     let extent = |c: &char| match extents.iter().find(|s| s.0 == *c) {
         Some((_, n)) => *n,
         None if *c == '2' => 2,
+        None if *c == 'D' => 128 * u64::from(ranks),
         None => rows * u64::from(ranks),
     };
     let shapes: BTreeMap<_, Vec<u64>> =
