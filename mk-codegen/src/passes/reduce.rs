@@ -10,7 +10,7 @@ use super::{
     Config, Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, peer_at},
-    rows::Rows,
+    rows::{RowBlock, Rows},
     select::{Kernel, Reduce, Tensor},
 };
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
@@ -77,6 +77,21 @@ fn adders(draft: &Draft, config: &Config, out: &Tensor, rows: &Rows, block: [i32
     Adders { kind, tile, across, per_block: block[0] / tile[0] }
 }
 
+/// The tile of a task that adds up.
+struct Place {
+    r: RowBlock,
+    /// Column block.
+    j: Expr,
+    columns: (Expr, Expr),
+}
+
+fn place(draft: &mut Draft, out: &Tensor, rows: &Rows, [height, width]: [i32; 2]) -> Place {
+    let n = draft.dim(&out.shape[1]);
+    let (r, j) = (rows.block(draft, height), rows.column());
+    let columns = (j.clone() * width, block_rows(n, j.clone(), width));
+    Place { r, j, columns }
+}
+
 /// Adds the sum of `slots` to `result`. Tasks of `from` write the slots; their last loop variable is the column block.
 pub(super) fn sum(
     draft: &mut Draft,
@@ -93,9 +108,7 @@ pub(super) fn sum(
     let adders = adders(draft, config, out, &rows.own(), block);
     let Adders { kind, tile, across, per_block } = adders;
     let own = rows.in_blocks(tile[0]).own();
-    let r = own.block(draft, tile[0]);
-    let j = own.column();
-    let columns = (j.clone() * tile[1], block_rows(n.clone(), j.clone(), tile[1]));
+    let Place { r, j, columns } = place(draft, out, &own, tile);
     let here = (r.at.clone(), r.len.clone());
     let each = Each { var: "s".into(), extent: world.into() };
     let src = Access {
@@ -174,12 +187,9 @@ pub(super) fn fold(
 ) -> Summands {
     let Summands { rows, block, by, operand } = from;
     let split = draft.plan.buffers[splits].shape[0].clone();
-    let n = draft.dim(&out.shape[1]);
     let Adders { kind, tile, across, per_block } = adders(draft, config, out, &rows, block);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
-    let r = rows.block(draft, tile[0]);
-    let j = rows.column();
-    let columns = (j.clone() * tile[1], block_rows(n, j.clone(), tile[1]));
+    let Place { r, j, columns } = place(draft, out, &rows, tile);
     let here = (r.at.clone(), r.len.clone());
     let row = (r.shard.clone() * rows.capacity + r.at.clone(), r.len.clone());
     let each = Each { var: "k".into(), extent: split.clone() };
@@ -242,12 +252,9 @@ pub(super) fn pull(
 ) {
     let Summands { rows, block, by, operand } = from;
     let world = draft.world();
-    let n = draft.dim(&out.shape[1]);
     let Adders { kind, tile, across, per_block } = adders(draft, config, out, &rows, block);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
-    let r = rows.block(draft, tile[0]);
-    let j = rows.column();
-    let columns = (j.clone() * tile[1], block_rows(n, j.clone(), tile[1]));
+    let Place { r, j, columns } = place(draft, out, &rows, tile);
     let each = Each { var: "q".into(), extent: world.into() };
     let here = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), columns.clone()];
     let src = Access {
