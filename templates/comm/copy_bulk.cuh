@@ -4,7 +4,7 @@ template <u32 kStages_, u32 kPieceBytes_ = 16384>
 struct CopyConfig {
   static constexpr u32 kStages = kStages_;
   static constexpr u32 kPieceBytes = kPieceBytes_;
-  static_assert(kPieceBytes % 128 == 0 && kStages >= 3, "whole lines; one piece arriving, one leaving, one in hand");
+  static_assert(kPieceBytes % 128 == 0, "whole lines");
 };
 
 template <class Config>
@@ -70,22 +70,36 @@ MK_DEVICE void bulk_copy_loader(const Context& ctx, const CopySmem<Config>& smem
   }
 }
 
-// Writes, one bulk group per piece. Two groups stay in flight before a slot goes back. A post follows only finished
-// writes: the task's last groups are waited for in full.
+// Pieces on their way to their destinations before the oldest one's slot goes back.
+constexpr u32 kCopyLag = 4;
+
+// Writes, one bulk group per piece. A post follows only finished writes, but nobody stands still for them: a task's posts are
+// held back until pieces of the next task are on their way behind it. Unless the storer would have to wait for those: what it
+// waits for may depend on what it holds back. (Peers' entries do not.)
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem, const Hooks& hooks,
                                 RingCursor<Config::kStages>& ring) {
-  // Slots are handed back two pieces late, while later pieces are on their way.
-  constexpr u32 kLag = 2;
+  static_assert(Config::kStages > kCopyLag + 1, "the loader needs slots of its own");
   RingCursor<Config::kStages> reading = ring;
+  CopyTask held;
+  bool holds = false;
+  u32 behind = 0;     // pieces sent since the task that is held back
+  u32 in_flight = 0;  // slots that have not gone back
+  const auto settle = [&] {
+    if (!holds) return;
+    bulk_wait_written<0>();
+    hooks.after_store(ctx, held);
+    holds = false;
+  };
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
     const CopyTask task = hooks.decode(t);
     chaos_delay(ctx, Agent::Storer, t);
+    if constexpr (Hooks::kStoreWaits) settle();
     hooks.before_store(ctx, task);
-    u32 in_flight = 0;
 #pragma unroll 1
     for (u64 offset = 0; offset < task.bytes; offset += Config::kPieceBytes) {
+      if (holds && !mbarrier_test_wait(smem.full(ring.stage), ring.phase)) settle();
       mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
       if (!ctx.aborted()) {
         const u32 bytes = piece_bytes(task.bytes, offset, Config::kPieceBytes);
@@ -96,23 +110,32 @@ MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem
       }
       bulk_commit();
       ring.advance();
-      if (in_flight == kLag) {
-        bulk_wait_read<kLag>();
+      if (in_flight == kCopyLag) {
+        bulk_wait_read<kCopyLag>();
         mbarrier_arrive<Edges::empty>(smem.empty(reading.stage));
         reading.advance();
       } else {
         ++in_flight;
       }
+      if (holds && ++behind == kCopyLag) {
+        bulk_wait_written<kCopyLag>();
+        hooks.after_store(ctx, held);
+        holds = false;
+      }
     }
-    // Slots first, so that the loader runs on while the writes finish.
-    bulk_wait_read<0>();
-#pragma unroll 1
-    for (; in_flight > 0; --in_flight) {
-      mbarrier_arrive<Edges::empty>(smem.empty(reading.stage));
-      reading.advance();
+    settle();
+    if constexpr (Hooks::kPostsStores) {
+      held = task;
+      holds = true;
+      behind = 0;
     }
-    if constexpr (Hooks::kPostsStores) bulk_wait_written<0>();
-    hooks.after_store(ctx, task);
   }
+  bulk_wait_read<0>();
+#pragma unroll 1
+  for (; in_flight > 0; --in_flight) {
+    mbarrier_arrive<Edges::empty>(smem.empty(reading.stage));
+    reading.advance();
+  }
+  settle();
   // Every store has read its slot by now; the end of the grid completes the writes.
 }

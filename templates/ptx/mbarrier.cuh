@@ -35,6 +35,16 @@ MK_DEVICE bool mbarrier_try_wait(u32 bar, u32 parity) {
       : "=r"(done) : "r"(bar), "r"(parity) : "memory");
   return done != 0;
 }
+// The same without waiting at all.
+MK_DEVICE bool mbarrier_test_wait(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  return done != 0;
+}
 // Waits for the phase of this parity to complete. Unbounded: every arrival it needs comes from this CTA (or
 // cluster), whose agents finish their loops even after an abort.
 template <u32 kEdge>

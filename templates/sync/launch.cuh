@@ -42,13 +42,13 @@ MK_DEVICE void launch_end(const Context& ctx) {
   }
 }
 
-// Tells every rank (this one too) that this rank is in this launch: first the hash, then the count that covers it. One
-// lane of one CTA of the grid.
+// Tells every rank (this one too) that this rank is in this launch: first the hash, then the count that covers it. Lane
+// `lane` of `lanes`, of one CTA of the grid: a release by each takes no longer than one, in turn they hold up the launch.
 template <u32 kEdge>
-MK_DEVICE void post_entered(const Context& ctx) {
+MK_DEVICE void post_entered(const Context& ctx, u32 lane, u32 lanes) {
   const u32 slot = (ctx.epoch & 1) * MAX_RANKS + ctx.header.rank;
 #pragma unroll 1
-  for (u32 p = 0; p < ctx.header.world; ++p) {
+  for (u32 p = lane; p < ctx.header.world; p += lanes) {
     st_relaxed_sys(&ctx.sym_header(p)->launch_hash[slot], ctx.header.launch_hash);
     post_signal<kEdge, Scope::Sys>(ctx, ctx.signal(p, ctx.entered + ctx.header.rank), 1);
   }

@@ -58,7 +58,7 @@ MK_DEVICE void shake_hands(const Params& p, u32 state, u32 first_epoch) {
     if constexpr (kBroken) {
       post_broken<kCase>(ctx, rng);
     } else {
-      post_entered<kEntryEdge>(ctx);
+      post_entered<kEntryEdge>(ctx, 0, 1);
     }
     delay(rng);
     for (u32 peer = 0; peer < header.world && ok; ++peer) {

@@ -43,7 +43,7 @@ MK_DEVICE void message_passing(const Params& p) {
   }
   launch_begin_sync<1>();
   if (threadIdx.x == kThreads - 1) launch_count_in(ctx);
-  if (blockIdx.x == 0 && threadIdx.x == 0) post_entered<kEntryEdge>(ctx);
+  if (blockIdx.x == 0 && threadIdx.x == 0) post_entered<kEntryEdge>(ctx, 0, 1);
   if (writer) {
     write_messages<kCase>(ctx, p, smem, pair_of<kCase>(ctx, blockIdx.x, true));
   } else if (reader) {

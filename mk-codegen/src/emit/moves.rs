@@ -65,6 +65,7 @@ impl Emitter<'_> {
             destinations => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
             load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier })?,
             store_waits => self.waits(f, Agent::Storer)?,
+            store_signals => f.waits.iter().any(|w| w.by == Agent::Storer && !self.is_entry(w.signal)),
             posts => self.posts(f)?,
         })
     }

@@ -47,7 +47,7 @@ impl Emitter<'_> {
     }
 
     /// Whether a signal is the one by which ranks announce themselves.
-    fn is_entry(&self, signal: SigId) -> bool {
+    pub(super) fn is_entry(&self, signal: SigId) -> bool {
         let mut enter = self.plan.families.values().filter(|f| f.leaf == Leaf::Enter);
         enter.any(|f| f.posts.iter().any(|p| p.signal == signal))
     }

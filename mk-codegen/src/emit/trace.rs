@@ -45,8 +45,8 @@ pub(super) fn enter(plan: &Plan, edge: EdgeId) -> String {
     let family = plan.families.iter().find(|(_, f)| makes(f)).map_or(0, |(id, _)| id.index());
     let id = edge.index();
     format!(
-        "{{ const u32 begin_ = trace_clock(); post_entered<edge::{edge}>(ctx); \
-         trace_signal(params.header, TraceKind::Enter, {family}, {id}, 0, \
+        "{{ const u32 begin_ = trace_clock(); post_entered<edge::{edge}>(ctx, lane_index(), 32); \
+         if (lane_index() == 0) trace_signal(params.header, TraceKind::Enter, {family}, {id}, 0, \
          ctx.signal(0, ctx.entered + params.header.rank), begin_); }}"
     )
 }

@@ -96,7 +96,7 @@ impl Default for Config {
             block: [128, 256, 64],
             tail: None,
             gemm_stages: 4,
-            copy_stages: 8,
+            copy_stages: 12,
             group_rows: 8,
             chunk_bytes: 512 * 1024,
             all_reduce: AllReduce::TwoPhase,
