@@ -1,6 +1,7 @@
 //! The options that say which plan is meant.
 
 use clap::Args;
+use mk::passes::Tail;
 use std::collections::BTreeMap;
 
 /// Ranks of a pipeline for which nothing else is said.
@@ -31,9 +32,9 @@ pub struct PipelineArgs {
     /// Rows, columns and depth of a matrix product's tile [default: 128x256x64]
     #[arg(long, value_name = "MxNxK", value_parser = block)]
     pub block: Option<[u32; 3]>,
-    /// Blocks of rows at the end of each shard whose tiles have fewer columns, for instance 1x64 [default: none]
-    #[arg(long, value_name = "BLOCKSxCOLUMNS", value_parser = tail)]
-    pub tail: Option<[u32; 2]>,
+    /// Blocks of rows at the end of each shard whose tiles have fewer columns, or are cut into parts along k, for instance 1x64 or 2x256/4 [default: none]
+    #[arg(long, value_name = "BLOCKSxCOLUMNS[/PARTS]")]
+    pub tail: Option<Tail>,
     /// How an all_reduce moves its summands: one-shot is for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
@@ -142,13 +143,6 @@ fn block(text: &str) -> Result<[u32; 3], String> {
     match extents(text)?.as_slice() {
         [m, n, k] => Ok([small(*m)?, small(*n)?, small(*k)?]),
         _ => Err("give rows, columns and depth, for instance 128x256x64".into()),
-    }
-}
-
-fn tail(text: &str) -> Result<[u32; 2], String> {
-    match extents(text)?.as_slice() {
-        [blocks, columns] => Ok([small(*blocks)?, small(*columns)?]),
-        _ => Err("give blocks of rows and columns, for instance 1x64".into()),
     }
 }
 

@@ -59,7 +59,7 @@ pub struct Function {
 /// rows, columns and depth of a matrix product's tile, ``chunk_bytes`` what one communication task moves to each peer at
 /// most, ``all_reduce`` how summands move ("two-phase", or "one-shot" for few rows), ``sums`` whether CTAs of their own add
 /// ("beside") or those that multiply when they are done ("after"), ``split_k`` into how many parts the inner dimension of a
-/// product before a sum is cut at most, ``tail`` how many blocks of rows at the end have narrower tiles, and of how many columns; all ranks must say
+/// product before a sum is cut at most, ``tail`` how many blocks of rows at the end have smaller tiles: of how many columns, and in how many parts (``"1x64"``, ``"2x256/4"``); all ranks must say
 /// the same.
 /// ``wait_limit_s`` bounds each wait inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
 /// With ``tuning``, and none of these settings given, they are those that `mk tune` measured to be the best, else those that
@@ -83,7 +83,7 @@ pub fn compile(
     all_reduce: Option<&str>,
     sums: Option<&str>,
     split_k: Option<u32>,
-    tail: Option<(u32, u32)>,
+    tail: Option<&str>,
     wait_limit_s: f64,
     entry_limit_s: f64,
     reserve_sms: u32,

@@ -30,7 +30,7 @@ pub struct Choices<'a, 'py> {
     pub all_reduce: Option<&'a str>,
     pub sums: Option<&'a str>,
     pub split_k: Option<u32>,
-    pub tail: Option<(u32, u32)>,
+    pub tail: Option<&'a str>,
 }
 
 impl Choices<'_, '_> {
@@ -51,6 +51,9 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         given => Ok(given.unwrap_or(default)),
     };
     let all_reduce = [("two-phase", AllReduce::TwoPhase), ("one-shot", AllReduce::OneShot)];
+    let tail = choices.tail.map(|text| {
+        text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
+    });
     let which = [("beside", Sums::Beside), ("after", Sums::After)];
     Ok(Config {
         ranks,
@@ -60,7 +63,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
         sums: one_of(py, "sums", choices.sums, which, default.sums)?,
         split_k: number("split_k", choices.split_k, default.split_k)?,
-        tail: choices.tail.map(|(blocks, columns)| Tail { blocks, columns }),
+        tail: tail.transpose()?,
         ..default
     })
 }

@@ -66,7 +66,7 @@ pub fn plan(
     all_reduce: Option<&str>,
     sums: Option<&str>,
     split_k: Option<u32>,
-    tail: Option<(u32, u32)>,
+    tail: Option<&str>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;

@@ -126,9 +126,11 @@ class Plans(Case):
             mk.plan(scatter, ranks=4, shapes=shapes, sums="never")
         linear = {"a": (1024, 256), "b": (256, 1024)}
         plain = str(mk.plan(LINEAR, ranks=4, shapes=linear))
-        self.assertNotEqual(plain, str(mk.plan(LINEAR, ranks=4, shapes=linear, tail=(1, 64))))
+        self.assertNotEqual(plain, str(mk.plan(LINEAR, ranks=4, shapes=linear, tail="1x64")))
         with self.raises(mk.ArgumentError, "a tail of 1 blocks"):
-            mk.plan(LINEAR, ranks=4, shapes=linear, tail=(1, 256))
+            mk.plan(LINEAR, ranks=4, shapes=linear, tail="1x256")
+        with self.raises(mk.ArgumentError, "is not BLOCKSxCOLUMNS"):
+            mk.plan(LINEAR, ranks=4, shapes=linear, tail="1")
         with self.raises(mk.ArgumentError, "split_k is 0"):
             mk.plan(scatter, ranks=4, shapes=shapes, split_k=0)
 

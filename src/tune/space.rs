@@ -5,7 +5,7 @@
 
 use crate::{Bound, Program};
 use mk_codegen::{
-    passes::{AllReduce, Config, Sums, Tail},
+    passes::{AllReduce, Config, Sums},
     target,
 };
 use mk_syntax::Op;
@@ -162,16 +162,13 @@ pub const KNOBS: &[Knob] = &[
         get: |c| {
             Some(match c.tail {
                 None => "none".into(),
-                Some(Tail { blocks, columns }) => format!("{blocks}x{columns}"),
+                Some(tail) => tail.to_string(),
             })
         },
         set: |c, text| {
-            c.tail = match text.split_once('x') {
-                None if text == "none" => None,
-                None => return None,
-                Some((blocks, columns)) => {
-                    Some(Tail { blocks: blocks.parse().ok()?, columns: columns.parse().ok()? })
-                }
+            c.tail = match text {
+                "none" => None,
+                text => Some(text.parse().ok()?),
             };
             Some(())
         },

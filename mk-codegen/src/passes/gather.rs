@@ -48,16 +48,15 @@ pub(super) fn block_rows(rows: Expr, i: Expr, block: i32) -> Expr {
     Expr::Const(block).min(rows - i * block)
 }
 
-/// Adds the push of `x`, which the caller gives in `shard`, in blocks of `block` rows.
+/// Adds the push of `x`, which the caller gives in `shard`.
 pub(super) fn push(
     draft: &mut Draft,
     x: &Tensor,
     shard: BufId,
     rows: &Rows,
-    block: i32,
     config: &Config,
 ) -> Gathered {
-    let world = draft.world();
+    let (world, block) = (draft.world(), rows.height);
     let size_bytes = x.dtype.size_bytes();
     let k_value = x.shape[1].value;
     let padded = aligned(k_value, size_bytes);
@@ -128,7 +127,6 @@ fn leaf(bulk: bool, config: &Config) -> Leaf {
 }
 
 /// Copies all rows of `x` to `out`: the own ones from the caller's shard, the peers' as they arrive.
-#[expect(clippy::too_many_arguments, reason = "each is one independent fact")]
 pub(super) fn collect(
     draft: &mut Draft,
     x: &Tensor,
@@ -137,13 +135,13 @@ pub(super) fn collect(
     out: BufId,
     rows: &Rows,
     leaf: &Leaf,
-    block: i32,
 ) {
+    let block = rows.height;
     let k = draft.dim(&x.shape[1]);
     let width = (Expr::Const(0), k);
     let own = rows.own();
     let i = Expr::from(Var::domain(0));
-    let r = own.block(draft, block);
+    let r = own.block(draft);
     let from = if rows.shards > 1 { r.at.clone() } else { rows.global(&r) };
     let src = read(Operand::Src, shard, vec![(from, r.len.clone()), width.clone()]);
     let dst = write(Operand::Dst, out, vec![(own.global(&r), r.len), width.clone()]);
@@ -168,15 +166,14 @@ pub(super) fn collect(
 
 /// A gather that is the whole pipeline: what arrives is copied on to the caller's tensor.
 pub(super) fn alone(kernel: &Kernel, config: &Config) -> Draft {
-    const BLOCK: i32 = 128;
     let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
     let x = &kernel.params[kernel.sources[0].param];
     let world = draft.world();
     let shard = draft.tensor(x, Space::In);
     let out = draft.tensor(&kernel.results[0].out, Space::Out);
-    let rows = Rows::new(&mut draft, x, world > 1, BLOCK);
-    let g = (world > 1).then(|| push(&mut draft, x, shard, &rows, BLOCK, config));
+    let rows = Rows::new(&mut draft, x, world > 1, 128);
+    let g = (world > 1).then(|| push(&mut draft, x, shard, &rows, config));
     let bulk = aligned(x.shape[1].value, x.dtype.size_bytes()) == x.shape[1].value;
-    collect(&mut draft, x, shard, g.as_ref(), out, &rows, &leaf(bulk, config), BLOCK);
+    collect(&mut draft, x, shard, g.as_ref(), out, &rows, &leaf(bulk, config));
     draft
 }

@@ -10,7 +10,7 @@ use super::{
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, aligned},
     pack::{self, Packed},
-    product::{Product, Target},
+    product::{Cut, Product, Target},
     reduce::{self, Summands},
     rows::Rows,
     select::{Gemm, Kernel, Made, Reduce, Tensor},
@@ -102,7 +102,8 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
     }
     let splits = config.split_k > 1;
     let world = config.ranks as i32;
-    if splits && !(0..kernel.gemms.len()).any(|n| kernel.splits(n, world)) {
+    let cut = |n| kernel.reduce_of(n).is_some() && kernel.can_cut(n, world);
+    if splits && !(0..kernel.gemms.len()).any(cut) {
         let what = format!("no product here can be cut into {} parts", config.split_k);
         let help = "only one that is reduced, with no elementwise operation between, and as deep on every rank, can";
         return error(what, help);
@@ -111,28 +112,32 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
         let what = "nothing here is summed after a product".into();
         return error(what, "leave `sums` as it is by default");
     }
-    if let Some(Tail { blocks, columns }) = config.tail {
+    if let Some(Tail { blocks, columns, parts }) = config.tail {
         let gated = kernel.gemms.iter().any(Gemm::gated);
-        let narrow = columns % if gated { 128 } else { 64 } == 0 && (1..bn).contains(&columns);
+        let most = if parts > 1 { bn } else { bn - 1 };
+        let fits = columns % if gated { 128 } else { 64 } == 0 && (1..=most).contains(&columns);
         if bn % 64 != 0 {
             let what =
                 format!("tiles of {bn} columns cannot share their stages with those of a tail");
             return error(what, "use tiles of 128, 192 or 256 columns");
         }
-        if blocks == 0 || !narrow {
-            let what = format!("a tail of {blocks} blocks of rows in tiles of {columns} columns");
-            let help = "use at least one block, and 64, 128 or 192 columns (with `swiglu` 128), less than the other tiles have";
+        if blocks == 0 || parts == 0 || !fits {
+            let what = format!(
+                "a tail of {blocks} blocks of rows in tiles of {columns} columns and {parts} parts"
+            );
+            let help = "use at least one block, and 64, 128, 192 or 256 columns (with `swiglu` 128 or 256); in one part, less columns than the other tiles have, else at most as many";
             return error(what, help);
         }
         let result = |n| kernel.result_of(Made::Gemm(n)).is_some() && !kernel.readers(n);
-        if !(0..kernel.gemms.len()).any(result) {
-            return error(
-                "no product here can have a tail".into(),
-                "only one that is a result as it is can",
-            );
+        if !(0..kernel.gemms.len()).any(|n| result(n) && (parts == 1 || kernel.can_cut(n, world))) {
+            let what = format!("no product here can have a tail in {parts} parts");
+            let help = "only one that is a result as it is can; and, in parts, one without an elementwise operation that is as deep on every rank";
+            return error(what, help);
         }
     }
-    let f32 = splits || kernel.gemms.iter().any(|g| g.out.dtype == mk_abi::DType::F32);
+    let f32 = splits
+        || config.tail.is_some()
+        || kernel.gemms.iter().any(|g| g.out.dtype == mk_abi::DType::F32);
     if f32 && bn % 64 != 0 {
         let what = format!("f32 results have no tiles of {bn} columns");
         return error(what, "use a multiple of 64 columns");
@@ -181,7 +186,7 @@ impl<'k> Tiler<'k> {
         let buffer = self.params[source.param];
         let (left, packed, depth);
         if gathered {
-            let pushed = gather::push(draft, x, buffer, &rows, height, self.config);
+            let pushed = gather::push(draft, x, buffer, &rows, self.config);
             (left, packed, depth) = (Left::Gathered(pushed), None, draft.dim(&x.shape[1]));
         } else {
             let read = mine.count() > 0;
@@ -231,20 +236,13 @@ impl<'k> Tiler<'k> {
             (None, Some(r)) if !readers || tma_rows(&g.out, world) => Target::Out(self.results[r]),
             (None, _) => Target::Hidden(self.scratch(g, &rows, n)),
         };
-        let split = self.split(n);
-        let [parts, _] = split;
-        let to = match reduce {
-            Some((r, _)) if parts > 1 => {
-                let out = &kernel.results[r].out;
-                Target::Splits(reduce::splits(&mut self.draft, out, &rows, parts))
-            }
-            _ => target,
-        };
-        let mut product = self.product(n, rows.clone(), to, own_b, split);
-        let alone = !readers && matches!(to, Target::Out(_));
-        let by = match self.config.tail.filter(|_| alone) {
-            Some(tail) => self.with_tail(&mut product, tail),
-            None => self.tiles(&product),
+        let mut product = self.product(n, rows.clone(), target, own_b);
+        if let Some((r, _)) = reduce {
+            product.cut = self.cut(n, &kernel.results[r].out, &rows, self.config.split_k);
+        }
+        let by = match (self.config.tail, result) {
+            (Some(tail), Some(r)) if !readers => self.with_tail(n, r, &mut product, tail),
+            _ => self.tiles(&product),
         };
         let packed = match g.left {
             Made::Source(s) => self.sources[s].packed.clone(),
@@ -255,17 +253,18 @@ impl<'k> Tiler<'k> {
                 pack::flow(&mut self.draft, &p, operand, &by);
             }
         }
-        let Product { leaf, col_blocks, n: depth, .. } = product;
+        let Product { leaf, col_blocks, n: depth, cut, .. } = product;
         let mut tiles = Summands {
             rows: rows.clone(),
             block: [self.config.block[0] as i32, leaf.out_columns() as i32],
             by: by.clone(),
             operand: Operand::C,
         };
-        if let (Target::Splits(splits), Some((r, _))) = (to, reduce) {
-            tiles = self.fold(splits, target, r, tiles);
-        }
         let draft = &mut self.draft;
+        if let (Some(cut), Some((r, _))) = (cut, reduce) {
+            let out = &kernel.results[r].out;
+            tiles = reduce::fold(draft, self.config.sums, out, cut, target, tiles);
+        }
         match (target, reduce) {
             (Target::Slots(slots), Some((r, how))) => {
                 let (out, result) = (&kernel.results[r].out, self.results[r]);
@@ -289,24 +288,31 @@ impl<'k> Tiler<'k> {
         self.hidden.push(None);
     }
 
-    /// How many parts a product's inner dimension is cut into, and the extent of one. Each part has whole steps, on every
+    /// Cuts a product's inner dimension for some of its rows, into so many parts at most. Each part has whole steps, on every
     /// rank.
-    fn split(&self, n: usize) -> [i32; 2] {
-        let (step, splits) =
-            (self.config.block[2] as i32, self.kernel.splits(n, self.draft.world()));
+    fn cut(&mut self, n: usize, out: &Tensor, rows: &Rows, parts: u32) -> Option<Cut> {
+        if !self.kernel.can_cut(n, self.draft.world()) {
+            return None;
+        }
         let depth = match self.depth(n) {
-            Expr::Const(depth) if splits => depth,
+            Expr::Const(depth) => depth,
             // An extent under its name; the same on all ranks, and in all launches.
-            Expr::Dim(d) if splits => match &self.draft.plan.dims[d] {
+            Expr::Dim(d) => match &self.draft.plan.dims[d] {
                 Dim { runtime_max: None, value, .. } => *value,
-                _ => return [1, 0],
+                _ => return None,
             },
-            _ => return [1, 0],
+            _ => return None,
         };
+        let step = self.config.block[2] as i32;
         let steps = (depth + step - 1) / step;
-        let wanted = self.config.split_k.clamp(1, steps.max(1) as u32) as i32;
-        let part = (steps + wanted - 1) / wanted;
-        [(steps + part - 1) / part, part * step]
+        let wanted = parts.clamp(1, steps.max(1) as u32) as i32;
+        let each = (steps + wanted - 1) / wanted;
+        let parts = (steps + each - 1) / each.max(1);
+        (parts > 1).then(|| Cut {
+            parts,
+            depth: each * step,
+            into: reduce::splits(&mut self.draft, out, rows, parts),
+        })
     }
 
     /// Extent of a product's inner dimension, on the own rank.
@@ -317,8 +323,14 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// The tiles of a product, those of the last rows narrower and last.
-    fn with_tail(&mut self, product: &mut Product<'k>, tail: Tail) -> Vec<Covers> {
+    /// The tiles of a product that is result `r`, those of the last rows smaller and last.
+    fn with_tail(
+        &mut self,
+        n: usize,
+        r: usize,
+        product: &mut Product<'k>,
+        tail: Tail,
+    ) -> Vec<Covers> {
         let all = product.rows.clone();
         let walked = i32::try_from(tail.blocks).unwrap_or(i32::MAX).min(all.blocks);
         let head = all.blocks - walked;
@@ -332,23 +344,33 @@ impl<'k> Tiler<'k> {
         let width = widest(&product.g.out, 1, self.draft.world());
         product.col_blocks = (width + columns - 1) / columns;
         product.name += ".tail";
-        product.rows = last;
+        product.rows = last.clone();
         // The owner has multiplied all of its own.
-        if head > 0 {
-            product.own = None;
+        let mut rows = last;
+        if head > 0 && product.own.take().is_some() && self.owner_apart(n) {
+            rows = rows.peers();
         }
-        by.extend(self.tiles(product));
+        let out = &self.kernel.results[r].out;
+        product.cut = self.cut(n, out, &product.rows, tail.parts);
+        if let (Some(_), Leaf::MmaTile { store, .. }) = (product.cut, &mut product.leaf) {
+            *store = Store::Tma;
+        }
+        let tiles = self.tiles(product);
+        by.extend(tiles.iter().cloned());
+        if let Some(cut) = product.cut {
+            let block = [rows.height, columns];
+            let tiles = Summands { rows, block, by: tiles, operand: Operand::C };
+            reduce::fold(&mut self.draft, Sums::After, out, cut, product.target, tiles);
+        }
         by
     }
 
-    /// Adds up the parts of a product that was split, to where its tiles would have gone.
-    fn fold(&mut self, splits: BufId, target: Target, r: usize, tiles: Summands) -> Summands {
-        let out = &self.kernel.results[r].out;
-        let (into, by_owner) = match target {
-            Target::Slots(b) => (b, true),
-            Target::Out(b) | Target::Hidden(b) | Target::Parts(b) | Target::Splits(b) => (b, false),
-        };
-        reduce::fold(&mut self.draft, self.config, out, splits, into, by_owner, tiles)
+    /// Whether a product's own rows are tiles apart from those that arrive.
+    fn owner_apart(&self, n: usize) -> bool {
+        match self.kernel.gemms[n].left {
+            Made::Source(s) => matches!(&self.sources[s].left, Left::Gathered(g) if !g.own_rows),
+            Made::Gemm(_) => false,
+        }
     }
 
     /// A right operand, repacked once if it must be.
@@ -369,14 +391,7 @@ impl<'k> Tiler<'k> {
         self.draft.buffer(&format!("hidden{n}"), Space::Scratch, g.out.dtype, shape, pitch)
     }
 
-    fn product(
-        &mut self,
-        n: usize,
-        rows: Rows,
-        target: Target,
-        b: BufId,
-        split: [i32; 2],
-    ) -> Product<'k> {
+    fn product(&mut self, n: usize, rows: Rows, target: Target, b: BufId) -> Product<'k> {
         let g = &self.kernel.gemms[n];
         let world = self.draft.world();
         let a_layout = match g.left {
@@ -412,7 +427,7 @@ impl<'k> Tiler<'k> {
             b,
             extras: g.extras.iter().map(|x| self.params[*x]).collect(),
             target,
-            split,
+            cut: None,
         }
     }
 
@@ -466,8 +481,7 @@ impl<'k> Tiler<'k> {
 
     /// A product in scratch that the caller wants, too.
     fn copy_out(&mut self, h: &Hidden, out: &Tensor, result: BufId, rows: &Rows) {
-        let height = self.config.block[0] as i32;
-        let r = rows.block(&mut self.draft, height);
+        let r = rows.block(&mut self.draft);
         let cols = (Expr::Const(0), self.draft.local(out, 1, Var::RANK));
         let from = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), cols.clone()];
         let src = read(Operand::Src, h.buffer, from);
@@ -494,9 +508,8 @@ impl<'k> Tiler<'k> {
         let (x, shard) = (&self.kernel.params[param], self.params[param]);
         // Through registers: the bulk ring would not fit beside that of the products.
         let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
-        let height = self.config.block[0] as i32;
         let out = self.results[r];
-        gather::collect(&mut self.draft, x, shard, gathered, out, rows, &leaf, height);
+        gather::collect(&mut self.draft, x, shard, gathered, out, rows, &leaf);
     }
 }
 

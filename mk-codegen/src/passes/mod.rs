@@ -18,7 +18,7 @@ use crate::{
     valid,
 };
 use mk_syntax::{Bound, Program, ValueId};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, str::FromStr};
 use thiserror::Error;
 
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
@@ -65,14 +65,46 @@ pub enum Sums {
     After,
 }
 
-/// Tiles of the last rows are narrower, so that a last wave that does not fill the GPU is short. For products that are results
-/// as they are; of a gathered operand, the last rows of every peer.
+/// Tiles of the last rows are smaller: narrower, or cut along k, or both. So a last wave that does not fill the GPU is short, and
+/// rows that arrive last are multiplied by many SMs. For products that are results as they are; of a gathered operand, the last
+/// rows of every peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tail {
     /// Blocks of rows at the end of each shard.
     pub blocks: u32,
-    /// Columns of their tiles: a multiple of 64, less than the others have.
+    /// Columns of their tiles: a multiple of 64; less than the others have, or as many if there are parts.
     pub columns: u32,
+    /// Parts of the inner dimension that are multiplied side by side, at most. Each makes a summand in f32, and all CTAs that
+    /// multiply add them up at the end, in order.
+    pub parts: u32,
+}
+
+impl fmt::Display for Tail {
+    /// `2x256/4`: blocks, columns and parts; without parts if there is one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.blocks, self.columns)?;
+        if self.parts > 1 { write!(f, "/{}", self.parts) } else { Ok(()) }
+    }
+}
+
+/// A text that is no [`Tail`].
+#[derive(Clone, Debug, Error)]
+#[error("`{0}` is not BLOCKSxCOLUMNS or BLOCKSxCOLUMNS/PARTS, for instance 1x64 or 2x256/4")]
+pub struct NoTail(String);
+
+impl FromStr for Tail {
+    type Err = NoTail;
+
+    /// Reads what `Display` writes.
+    fn from_str(text: &str) -> Result<Tail, NoTail> {
+        let read = || {
+            let (tiles, parts) = text.split_once('/').unwrap_or((text, "1"));
+            let (blocks, columns) = tiles.split_once('x')?;
+            let number = |t: &str| t.parse().ok();
+            Some(Tail { blocks: number(blocks)?, columns: number(columns)?, parts: number(parts)? })
+        };
+        read().ok_or_else(|| NoTail(text.into()))
+    }
 }
 
 /// How an `all_reduce` moves its summands. Both add in the order of ranks, in f32, and round once: the same bits.
@@ -204,7 +236,8 @@ fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
     let (world, block) = (config.ranks as i32, config.block[0] as i32);
     let mut out = vec![max / 2 + 1];
     let mut corners = vec![1, world, block, block * world, max / block * block];
-    if config.sums == Sums::After || config.split_k > 1 {
+    if config.sums == Sums::After || config.split_k > 1 || config.tail.is_some_and(|t| t.parts > 1)
+    {
         // Sums in flatter tiles.
         corners.extend([8, 16, 32, 64].map(|height| height * world));
     }

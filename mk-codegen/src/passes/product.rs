@@ -21,8 +21,40 @@ pub(super) enum Target {
     Slots(BufId),
     /// `[shards, rows, n]` of the own rank, for every rank to read.
     Parts(BufId),
-    /// `[parts of k, rows of all shards, n]` in scratch, to be added up.
-    Splits(BufId),
+}
+
+impl Target {
+    /// The write of some columns of a block of rows.
+    pub fn write(
+        self,
+        operand: Operand,
+        rows: &Rows,
+        r: &RowBlock,
+        columns: (Expr, Expr),
+    ) -> Access {
+        let here = (r.at.clone(), r.len.clone());
+        match self {
+            Target::Out(out) => write(operand, out, vec![(rows.global(r), r.len.clone()), columns]),
+            Target::Hidden(b) | Target::Parts(b) => {
+                write(operand, b, vec![(r.shard.clone(), 1.into()), here, columns])
+            }
+            Target::Slots(slots) => Access {
+                rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
+                ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
+            },
+        }
+    }
+}
+
+/// How a product's inner dimension is cut.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    /// Parts that are multiplied side by side.
+    pub parts: i32,
+    /// Extent of one.
+    pub depth: i32,
+    /// `[parts, rows of all shards, n]` in scratch, to be added up.
+    pub into: BufId,
 }
 
 /// What the tiles of one product share.
@@ -38,8 +70,7 @@ pub(super) struct Product<'a> {
     pub b: BufId,
     pub extras: Vec<BufId>,
     pub target: Target,
-    /// Parts of k that are multiplied side by side, and the extent of one.
-    pub split: [i32; 2],
+    pub cut: Option<Cut>,
     /// Rows of a gathered operand that its owner multiplies, too.
     pub own: Option<Rows>,
 }
@@ -52,12 +83,9 @@ impl Product<'_> {
 
     /// The part of k that a task multiplies.
     pub fn depth(&self, r: &RowBlock) -> (Expr, Expr) {
-        let [parts, part] = self.split;
-        if parts == 1 {
-            return (0.into(), self.k.clone());
-        }
+        let Some(Cut { depth, .. }) = self.cut else { return (0.into(), self.k.clone()) };
         let k = Expr::from(Var::domain(r.loops + 1));
-        (k.clone() * part, block_rows(self.k.clone(), k, part))
+        (k.clone() * depth, block_rows(self.k.clone(), k, depth))
     }
 
     /// The tiles of some rows, as a family; `a` says where a block of the left operand's rows is.
@@ -68,11 +96,11 @@ impl Product<'_> {
         rows: &Rows,
         a: impl Fn(&RowBlock) -> (BufId, Vec<(Expr, Expr)>),
     ) -> Covers {
-        let Leaf::MmaTile { block, b_layout, epilogue, .. } = &self.leaf else {
+        let Leaf::MmaTile { b_layout, epilogue, .. } = &self.leaf else {
             return Covers { family: crate::ir::Entity::new(0), shard: 0.into(), block: 0.into() };
         };
         let width = self.leaf.out_columns() as i32;
-        let r = rows.block(draft, block[0] as i32);
+        let r = rows.block(draft);
         let (buffer, region) = a(&r);
         let j = rows.column();
         let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
@@ -95,26 +123,18 @@ impl Product<'_> {
             // Read by the consumers once the tile is computed.
             accesses.push(Access { at: Point::End, ..read(operand, *buffer, region) });
         }
-        let here = (r.at.clone(), r.len.clone());
-        accesses.push(match self.target {
-            Target::Out(out) => write(Operand::C, out, vec![(row, r.len.clone()), cols]),
-            Target::Hidden(h) | Target::Parts(h) => {
-                write(Operand::C, h, vec![(r.shard.clone(), 1.into()), here, cols])
-            }
-            Target::Splits(s) => {
+        accesses.push(match self.cut {
+            Some(Cut { into, .. }) => {
                 let k = Expr::from(Var::domain(r.loops + 1));
-                let at = r.shard.clone() * rows.capacity + r.at.clone();
-                write(Operand::C, s, vec![(k, 1.into()), (at, r.len.clone()), cols])
+                let row = (rows.in_covered(&r), r.len.clone());
+                write(Operand::C, into, vec![(k, 1.into()), row, cols])
             }
-            Target::Slots(slots) => Access {
-                rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
-                ..write(Operand::C, slots, vec![(Var::RANK.into(), 1.into()), here, cols])
-            },
+            None => self.target.write(Operand::C, rows, &r, cols),
         });
         let mut domain = rows.domain(self.col_blocks);
-        let [parts, _] = self.split;
+        let parts = self.cut.map_or(1, |c| c.parts);
         let mut order = rows.order(self.group, self.col_blocks, parts);
-        if parts > 1 {
+        if self.cut.is_some() {
             domain.push(("k", parts.into()));
             order.push(Expr::from(Var::LINEAR) % parts);
         }

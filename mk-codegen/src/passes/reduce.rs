@@ -10,6 +10,8 @@ use super::{
     Config, Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, peer_at},
+    gemm::{even, widest},
+    product::{Cut, Target},
     rows::{RowBlock, Rows},
     select::{Kernel, Reduce, Tensor},
 };
@@ -57,15 +59,15 @@ struct Adders {
 }
 
 /// Sums over tiles of `block`: beside the products as they are; after them in flatter ones, until every CTA has one.
-fn adders(draft: &Draft, config: &Config, out: &Tensor, rows: &Rows, block: [i32; 2]) -> Adders {
-    let across = (out.shape[1].value + block[1] - 1) / block[1];
+fn adders(draft: &Draft, sums: Sums, out: &Tensor, rows: &Rows, block: [i32; 2]) -> Adders {
+    let across = (widest(out, 1, draft.world()) + block[1] - 1) / block[1];
     let mut tile = block;
-    let kind = match config.sums {
+    let kind = match sums {
         Sums::Beside => RoleKind::IntraComm,
         Sums::After => {
             let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
             let tiles = |height| {
-                let blocks = i64::from(rows.in_blocks(height).blocks);
+                let blocks = i64::from(rows.in_blocks(height).walked);
                 blocks * i64::from(rows.count) * i64::from(across)
             };
             while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < sms * 3 / 4 {
@@ -85,9 +87,9 @@ struct Place {
     columns: (Expr, Expr),
 }
 
-fn place(draft: &mut Draft, out: &Tensor, rows: &Rows, [height, width]: [i32; 2]) -> Place {
-    let n = draft.dim(&out.shape[1]);
-    let (r, j) = (rows.block(draft, height), rows.column());
+fn place(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Place {
+    let n = draft.local(out, 1, Var::RANK);
+    let (r, j) = (rows.block(draft), rows.column());
     let columns = (j.clone() * width, block_rows(n, j.clone(), width));
     Place { r, j, columns }
 }
@@ -105,10 +107,10 @@ pub(super) fn sum(
     let Summands { rows, block, by, operand } = from;
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let adders = adders(draft, config, out, &rows.own(), block);
+    let adders = adders(draft, config.sums, out, &rows.own(), block);
     let Adders { kind, tile, across, per_block } = adders;
     let own = rows.in_blocks(tile[0]).own();
-    let Place { r, j, columns } = place(draft, out, &own, tile);
+    let Place { r, j, columns } = place(draft, out, &own, tile[1]);
     let here = (r.at.clone(), r.len.clone());
     let each = Each { var: "s".into(), extent: world.into() };
     let src = Access {
@@ -164,46 +166,39 @@ pub(super) fn sum(
     }
 }
 
-/// What the tiles of a product leave whose inner dimension is cut: `[split, rows of all shards, n]`, in f32.
+/// What the tiles of some rows of a product leave whose inner dimension is cut: `[split, rows of all shards, n]`, in f32.
 pub(super) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -> BufId {
-    let n = draft.dim(&out.shape[1]);
-    let padded = aligned(out.shape[1].value, 4);
-    let pitch = (padded != out.shape[1].value).then_some(Expr::Const(padded));
-    let shape = vec![split.into(), (rows.shards * rows.capacity).into(), n];
+    let world = draft.world();
+    let n = draft.local(out, 1, Var::RANK);
+    let width = widest(out, 1, world);
+    let padded = aligned(width, 4);
+    let pitch = (padded != width || !even(out, 1, world)).then_some(Expr::Const(padded));
+    let shape = vec![split.into(), (rows.shards * rows.covered()).into(), n];
     draft.buffer("splits", Space::Scratch, DType::F32, shape, pitch)
 }
 
-/// Adds the parts of each tile, in the order of the inner dimension, and writes the rounded sums to `into`: slots of the
-/// rows' owners (`by_owner`), or `parts`. The last loop variable of those who write is the part, the one before it the
-/// column block.
+/// Adds the parts of each tile, in the order of the inner dimension, and writes the rounded sums to where the product goes. The
+/// last loop variable of those who write is the part, the one before it the column block.
 pub(super) fn fold(
     draft: &mut Draft,
-    config: &Config,
+    sums: Sums,
     out: &Tensor,
-    splits: BufId,
-    into: BufId,
-    by_owner: bool,
+    cut: Cut,
+    target: Target,
     from: Summands,
 ) -> Summands {
     let Summands { rows, block, by, operand } = from;
-    let split = draft.plan.buffers[splits].shape[0].clone();
-    let Adders { kind, tile, across, per_block } = adders(draft, config, out, &rows, block);
+    let split = Expr::from(cut.parts);
+    let Adders { kind, tile, across, per_block } = adders(draft, sums, out, &rows, block);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
-    let Place { r, j, columns } = place(draft, out, &rows, tile);
-    let here = (r.at.clone(), r.len.clone());
-    let row = (r.shard.clone() * rows.capacity + r.at.clone(), r.len.clone());
+    let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
+    let row = (rows.in_covered(&r), r.len.clone());
     let each = Each { var: "k".into(), extent: split.clone() };
     let src = Access {
         each: Some(each),
-        ..read(Operand::Src, splits, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
+        ..read(Operand::Src, cut.into, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
     };
-    let dst = if by_owner {
-        let rank = if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() };
-        let to = vec![(Var::RANK.into(), 1.into()), here, columns];
-        Access { rank, ..write(Operand::Dst, into, to) }
-    } else {
-        write(Operand::Dst, into, vec![(r.shard.clone(), 1.into()), here, columns])
-    };
+    let dst = target.write(Operand::Dst, &rows, &r, columns);
     let domain = rows.domain(across);
     let family = draft.family("fold", kind, Leaf::ReduceTile, domain, vec![], vec![src, dst]);
     let post = |c: Covers| {
@@ -252,9 +247,9 @@ pub(super) fn pull(
 ) {
     let Summands { rows, block, by, operand } = from;
     let world = draft.world();
-    let Adders { kind, tile, across, per_block } = adders(draft, config, out, &rows, block);
+    let Adders { kind, tile, across, per_block } = adders(draft, config.sums, out, &rows, block);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
-    let Place { r, j, columns } = place(draft, out, &rows, tile);
+    let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
     let each = Each { var: "q".into(), extent: world.into() };
     let here = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), columns.clone()];
     let src = Access {
@@ -305,7 +300,7 @@ fn spread(
     let Adders { kind, tile, across, .. } = adders;
     let by_tile = kind == RoleKind::Compute;
     let theirs = rows.in_blocks(tile[0]).peers();
-    let r = theirs.block(draft, tile[0]);
+    let r = theirs.block(draft);
     let cols = if by_tile {
         let j = theirs.column();
         (j.clone() * tile[1], block_rows(n, j, tile[1]))
@@ -364,7 +359,7 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
     let to = slots(&mut draft, out, &rows);
     let n = draft.dim(&x.shape[1]);
-    let r = rows.block(&mut draft, BLOCK[0]);
+    let r = rows.block(&mut draft);
     let j = rows.column();
     let columns = (j.clone() * BLOCK[1], block_rows(n, j, BLOCK[1]));
     let src = read(Operand::Src, from, vec![(rows.global(&r), r.len.clone()), columns.clone()]);

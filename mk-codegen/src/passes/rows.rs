@@ -17,6 +17,8 @@ pub(super) struct Rows {
     pub per_shard: Expr,
     /// The most that `per_shard` can be.
     pub capacity: i32,
+    /// Rows of a block.
+    pub height: i32,
     /// Blocks of `capacity` rows. Tasks of blocks that a launch does not fill are there all the same, and raise their
     /// signals: words must count up by the same amount in every launch.
     pub blocks: i32,
@@ -58,7 +60,7 @@ impl Rows {
         };
         let blocks = (capacity + height - 1) / height;
         let (of, first, count, from, walked) = (of.clone(), 0, shards, 0, blocks);
-        Rows { of, per_shard, capacity, blocks, shards, first, count, from, walked }
+        Rows { of, per_shard, capacity, height, blocks, shards, first, count, from, walked }
     }
 
     /// Peers first, the own rows last: those need no link, and nobody waits for them.
@@ -66,10 +68,28 @@ impl Rows {
         Rows { first: i32::from(self.shards > 1), ..self }
     }
 
-    /// The same rows in blocks of another height, all of them.
+    /// The same rows in blocks of another height, which divides theirs.
     pub fn in_blocks(&self, height: i32) -> Rows {
         let blocks = (self.capacity + height - 1) / height;
-        Rows { blocks, from: 0, walked: blocks, ..self.clone() }
+        let (from, end) = (self.from * self.height / height, self.end() / height);
+        let walked = if end * height < self.end() { blocks } else { end } - from;
+        Rows { height, blocks, from, walked, ..self.clone() }
+    }
+
+    /// The end of the covered rows of a full shard.
+    fn end(&self) -> i32 {
+        self.capacity.min((self.from + self.walked) * self.height)
+    }
+
+    /// Covered rows of a full shard.
+    pub fn covered(&self) -> i32 {
+        self.end() - self.from * self.height
+    }
+
+    /// The first row of a task in the covered rows of all shards.
+    pub fn in_covered(&self, r: &RowBlock) -> Expr {
+        let at = r.shard.clone() * self.covered() + r.at.clone();
+        if self.from > 0 { at - self.from * self.height } else { at }
     }
 
     /// The rows of the own shard.
@@ -97,8 +117,9 @@ impl Rows {
         Var::domain(if self.count > 1 { 2 } else { 1 }).into()
     }
 
-    /// The rows of a task, in blocks of `height`.
-    pub fn block(&self, draft: &mut Draft, height: i32) -> RowBlock {
+    /// The rows of a task.
+    pub fn block(&self, draft: &mut Draft) -> RowBlock {
+        let height = self.height;
         let mut i = Expr::from(Var::domain(0));
         if self.from > 0 {
             i = i + self.from;

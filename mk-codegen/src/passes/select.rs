@@ -112,9 +112,9 @@ impl Kernel {
         self.results.iter().position(|r| r.of == value && r.reduce.is_none())
     }
 
-    /// Whether a product's inner dimension may be cut: its summands are added in any case, nothing is done to the whole
-    /// before, and all ranks have equally many steps.
-    pub fn splits(&self, gemm: usize, world: i32) -> bool {
+    /// Whether a product's inner dimension may be cut and the parts be added up: nothing else is done to the whole, and all
+    /// ranks have equally many steps.
+    pub fn can_cut(&self, gemm: usize, world: i32) -> bool {
         let g = &self.gemms[gemm];
         let even = match g.left {
             Made::Source(s) if self.sources[s].gathered => true,
@@ -125,7 +125,7 @@ impl Kernel {
             Made::Gemm(i) => even(&self.gemms[i].out, 1, world),
         };
         let plain = g.epilogue.iter().all(|op| *op == EpilogueOp::Widen);
-        even && plain && self.reduce_of(gemm).is_some()
+        even && plain
     }
 
     /// Products that read a product.

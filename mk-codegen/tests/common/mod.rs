@@ -231,7 +231,7 @@ pub const VARIANTS: &[Variant] = &[
     }),
     variant(("split_beside", "gemm(a, b) -> reduce_scatter", 2, RAGGED), |c| c.split_k = 2),
     variant(("tail_gathered", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 1, columns: 64 });
+        c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
     }),
     variant(
         (
@@ -240,7 +240,7 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
         ),
-        |c| c.tail = Some(Tail { blocks: 2, columns: 64 }),
+        |c| c.tail = Some(Tail { blocks: 2, columns: 64, parts: 1 }),
     ),
     variant(
         (
@@ -249,7 +249,7 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("b", &[264, 656])],
         ),
-        |c| c.tail = Some(Tail { blocks: 1, columns: 64 }),
+        |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }),
     ),
     variant(
         (
@@ -261,7 +261,34 @@ pub const VARIANTS: &[Variant] = &[
         |c| (c.sums, c.split_k) = (Sums::After, 2),
     ),
     variant(("tail_alone", "gemm(a, b)", 1, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 20, columns: 64 });
+        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 1 });
+    }),
+    variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 1, columns: 256, parts: 3 });
+    }),
+    variant(
+        (
+            "tail_parts_odd",
+            "gather(a) -> gemm(b)",
+            3,
+            &[("a", &[1000, 1033]), ("b", &[1033, 3001])],
+        ),
+        |c| c.tail = Some(Tail { blocks: 2, columns: 128, parts: 2 }),
+    ),
+    variant(
+        (
+            "tail_parts_dyn",
+            "fn f<M: dyn <= 700>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
+            2,
+            &[("b", &[264, 656])],
+        ),
+        |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }),
+    ),
+    variant(("tail_parts_alone", "gemm(a, b) -> cast(f32)", 1, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 2, columns: 192, parts: 4 });
+    }),
+    variant(("tail_parts_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
     }),
 ];
 

@@ -63,6 +63,8 @@ const PIPELINES: &[Pipeline] = &[
 const AB: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'N'])];
 /// Two steps along k on every rank.
 const DEEP: &[(&str, &[char])] = &[("a", &['M', 'D']), ("b", &['D', 'N'])];
+/// Two steps along k, which every rank has whole.
+const DEEP_ROWS: &[(&str, &[char])] = &[("a", &['M', 'G']), ("b", &['G', 'N'])];
 const MLP: &[(&str, &[char])] = &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])];
 
 /// A way of lowering: its name, and what it sets.
@@ -75,7 +77,10 @@ const SPLIT: Way = ("split", |c| (c.sums, c.split_k) = (Sums::After, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.sums, c.split_k, c.all_reduce) = (Sums::After, 2, AllReduce::OneShot);
 });
-const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64 }));
+const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }));
+
+const TAIL_PARTS: Way =
+    ("tail in parts", |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }));
 
 /// Pipelines lowered in other than the default ways.
 const VARIANTS: &[(Pipeline, Way)] = &[
@@ -87,6 +92,7 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(a) -> gemm(b)", AB), TAIL),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
 ];
 
 /// Extents by letter, rows for each rank.
@@ -198,6 +204,7 @@ fn try_compile(
         Some((_, n)) => *n,
         None if *c == '2' => 2,
         None if *c == 'D' => 128 * u64::from(ranks),
+        None if *c == 'G' => 128,
         None => rows * u64::from(ranks),
     };
     let shapes: BTreeMap<_, Vec<u64>> =

@@ -79,7 +79,7 @@ def compile(
     all_reduce: Literal["two-phase", "one-shot"] | None = None,
     sums: Literal["beside", "after"] | None = None,
     split_k: int | None = None,
-    tail: tuple[int, int] | None = None,
+    tail: str | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
     reserve_sms: int = 0,
@@ -98,5 +98,5 @@ def plan(
     all_reduce: Literal["two-phase", "one-shot"] | None = None,
     sums: Literal["beside", "after"] | None = None,
     split_k: int | None = None,
-    tail: tuple[int, int] | None = None,
+    tail: str | None = None,
 ) -> Plan: ...
