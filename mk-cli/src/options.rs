@@ -44,6 +44,9 @@ pub struct PipelineArgs {
     /// Bytes that one communication task moves to each peer, at most [default: 524288]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk_bytes: Option<u32>,
+    /// Slices of the inner dimension in which gathered rows travel, at most [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub k_slices: Option<u32>,
     /// Parts of the inner dimension that are multiplied at the same time, where sums follow [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub split_k: Option<u32>,
@@ -81,6 +84,7 @@ impl PipelineArgs {
             ("--all-reduce", self.all_reduce.is_none()),
             ("--sums", self.sums.is_none()),
             ("--chunk-bytes", self.chunk_bytes.is_none()),
+            ("--k-slices", self.k_slices.is_none()),
             ("--split-k", self.split_k.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()

@@ -27,6 +27,7 @@ pub struct Choices<'a, 'py> {
     pub sms: Option<&'a Bound<'py, PyDict>>,
     pub block: Option<[u32; 3]>,
     pub chunk_bytes: Option<u32>,
+    pub k_slices: Option<u32>,
     pub all_reduce: Option<&'a str>,
     pub sums: Option<&'a str>,
     pub split_k: Option<u32>,
@@ -37,7 +38,7 @@ impl Choices<'_, '_> {
     /// Whether there is any.
     pub fn given(&self) -> bool {
         let words = [self.all_reduce, self.sums].iter().any(Option::is_some);
-        let numbers = [self.chunk_bytes, self.split_k].iter().any(Option::is_some);
+        let numbers = [self.chunk_bytes, self.k_slices, self.split_k].iter().any(Option::is_some);
         words || numbers || self.tail.is_some() || self.sms.is_some() || self.block.is_some()
     }
 }
@@ -60,6 +61,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         sms: sms.transpose()?.unwrap_or_default(),
         block: choices.block.unwrap_or(default.block),
         chunk_bytes: number("chunk_bytes", choices.chunk_bytes, default.chunk_bytes)?,
+        k_slices: number("k_slices", choices.k_slices, default.k_slices)?,
         all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
         sums: one_of(py, "sums", choices.sums, which, default.sums)?,
         split_k: number("split_k", choices.split_k, default.split_k)?,

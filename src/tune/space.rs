@@ -112,6 +112,18 @@ pub const KNOBS: &[Knob] = &[
         },
     },
     Knob {
+        name: "k_slices",
+        values: |facts| match facts.gathers && facts.products && facts.ranks > 1 {
+            true => texts(&[1, 4, 8]),
+            false => Vec::new(),
+        },
+        get: |c| Some(c.k_slices.to_string()),
+        set: |c, text| {
+            c.k_slices = text.parse().ok().filter(|n| *n > 0)?;
+            Some(())
+        },
+    },
+    Knob {
         name: "all_reduce",
         values: |facts| match facts.all_reduces && facts.ranks > 1 {
             true => vec!["two_phase".into(), "one_shot".into()],

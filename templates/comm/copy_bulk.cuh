@@ -1,5 +1,5 @@
-// Copies contiguous memory to one or several places, by two lanes: TMA reads each byte once, TMA writes it to every
-// destination. Source, destinations and sizes are multiples of 16 bytes.
+// Copies to contiguous memory in one or several places, by two lanes: TMA reads each byte once, TMA writes it to every
+// destination. The source is contiguous, too, or parts of rows. All sizes are multiples of 16 bytes.
 template <u32 kStages_, u32 kPieceBytes_ = 16384>
 struct CopyConfig {
   static constexpr u32 kStages = kStages_;
@@ -31,14 +31,22 @@ struct CopySmem {
   }
 };
 
-// One contiguous copy. Where it goes is asked of the hooks, destination by destination.
+// One copy. Where it goes is asked of the hooks, destination by destination.
 struct CopyTask {
   u32 task;            // linear index in the role
   u32 family;
   u64 source;          // address
   u64 bytes;           // 0 is a task that only waits and posts
   u32 destinations;
+  u32 row_bytes;       // 0: the source is contiguous; else of rows that are `source_pitch` bytes apart, at most a stage's
+  u64 source_pitch;
 };
+
+// What a stage takes of a task: as much as fits, or as many whole rows.
+template <class Config>
+MK_DEVICE u32 full_piece_bytes(const CopyTask& task) {
+  return task.row_bytes == 0 ? Config::kPieceBytes : Config::kPieceBytes / task.row_bytes * task.row_bytes;
+}
 
 MK_DEVICE u32 piece_bytes(u64 total, u64 offset, u32 piece) {
   const u64 left = total - offset;
@@ -54,16 +62,27 @@ MK_DEVICE void bulk_copy_loader(const Context& ctx, const CopySmem<Config>& smem
     const CopyTask task = hooks.decode(t);
     chaos_delay(ctx, Agent::Loader, t);
     hooks.before_load(ctx, task);
+    const u32 piece = full_piece_bytes<Config>(task);
+    u64 source = task.source;
 #pragma unroll 1
-    for (u64 offset = 0; offset < task.bytes; offset += Config::kPieceBytes) {
+    for (u64 offset = 0; offset < task.bytes; offset += piece) {
       mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
       if (ctx.aborted()) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
       } else {
-        const u32 bytes = piece_bytes(task.bytes, offset, Config::kPieceBytes);
+        const u32 bytes = piece_bytes(task.bytes, offset, piece);
         mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), bytes);
-        bulk_load(smem.piece(ring.stage), reinterpret_cast<const void*>(task.source + offset), bytes,
-                  smem.full(ring.stage));
+        if (task.row_bytes == 0) {
+          bulk_load(smem.piece(ring.stage), reinterpret_cast<const void*>(source), bytes, smem.full(ring.stage));
+          source += bytes;
+        } else {
+#pragma unroll 1
+          for (u32 at = 0; at < bytes; at += task.row_bytes) {
+            bulk_load(smem.piece(ring.stage) + at, reinterpret_cast<const void*>(source), task.row_bytes,
+                      smem.full(ring.stage));
+            source += task.source_pitch;
+          }
+        }
       }
       ring.advance();
     }
@@ -97,12 +116,13 @@ MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem
     chaos_delay(ctx, Agent::Storer, t);
     if constexpr (Hooks::kStoreWaits) settle();
     hooks.before_store(ctx, task);
+    const u32 piece = full_piece_bytes<Config>(task);
 #pragma unroll 1
-    for (u64 offset = 0; offset < task.bytes; offset += Config::kPieceBytes) {
+    for (u64 offset = 0; offset < task.bytes; offset += piece) {
       if (holds && !mbarrier_test_wait(smem.full(ring.stage), ring.phase)) settle();
       mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
       if (!ctx.aborted()) {
-        const u32 bytes = piece_bytes(task.bytes, offset, Config::kPieceBytes);
+        const u32 bytes = piece_bytes(task.bytes, offset, piece);
 #pragma unroll 1
         for (u32 d = 0; d < task.destinations; ++d) {
           bulk_store(reinterpret_cast<void*>(hooks.destination(task, d) + offset), smem.piece(ring.stage), bytes);

@@ -1,4 +1,13 @@
 // Fences between proxies, and clusters (PTX ISA, "membar / fence" and "barrier.cluster").
+// Orders what this thread did and saw before it, before what it does after it.
+template <Scope kScope>
+MK_DEVICE void fence_acq_rel() {
+  if constexpr (kScope == Scope::Sys) {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+  } else {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  }
+}
 // After an acquire, before a TMA read of global memory that other threads or peers wrote with ordinary stores.
 MK_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // After ordinary stores to shared memory, before TMA or wgmma reads it; in each writing thread.

@@ -35,6 +35,15 @@ MK_DEVICE void red_release_add(u32* p, u32 v) {
   }
 }
 
+template <Scope kScope>
+MK_DEVICE void red_relaxed_add(u32* p, u32 v) {
+  if constexpr (kScope == Scope::Sys) {
+    asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  } else {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  }
+}
+
 MK_DEVICE u32 atom_add_gpu(u32* p, u32 v) {
   u32 old;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");

@@ -69,7 +69,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
   const u32 cta = Config::kCluster > 1 ? cluster_cta_rank() : 0;
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
-    const GemmTile tile = hooks.decode(t);
+    GemmTile tile = hooks.decode(t);
     chaos_delay(ctx, Agent::Loader, t);
     if constexpr (Config::kWaiter) {
       // The waiter acquired; this lane is ordered after it, and crosses to the async proxy for itself.
@@ -82,7 +82,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
     }
 #pragma unroll 1
     for (u32 k = 0; k < tile.k_blocks; ++k) {
-      hooks.before_step(ctx, tile, k);
+      hooks.before_step(ctx, tile, static_cast<int>(k));
       mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
       if (Config::kCluster == 1 && (ctx.aborted() || !tile.stores())) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));

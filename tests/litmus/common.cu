@@ -99,10 +99,6 @@ struct Count {
 
 // ---- what only broken variants use ----
 
-MK_DEVICE void red_relaxed_add(u32* p, u32 v) {
-  asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-
 // As wait_word, with a relaxed load: no acquire.
 MK_DEVICE bool wait_relaxed(const Context& ctx, const u32* word, u32 expected, u32 turn, u64 limit_ns) {
   if (ctx.aborted()) return false;

@@ -15,7 +15,7 @@ MK_DEVICE void post_broken(const Context& ctx, Rng& rng) {
     u32* word = ctx.signal(p, ctx.entered + ctx.header.rank);
     if constexpr (!kCase.count_first) st_relaxed_sys(hash, ctx.header.launch_hash);
     if constexpr (kCase.relaxed_post) {
-      red_relaxed_add(word, 1);
+      red_relaxed_add<Scope::Sys>(word, 1);
     } else {
       red_release_add<Scope::Sys>(word, 1);
     }

@@ -58,7 +58,7 @@ MK_DEVICE Pair pair_of(const Context& ctx, u32 index, bool writer) {
 template <bool kRelaxed, u32 kEdge, Scope kScope>
 MK_DEVICE void post(const Context& ctx, u32* word) {
   if constexpr (kRelaxed) {
-    if (!ctx.aborted()) red_relaxed_add(word, 1);
+    if (!ctx.aborted()) red_relaxed_add<Scope::Sys>(word, 1);
   } else {
     post_signal<kEdge, kScope>(ctx, word, 1);
   }

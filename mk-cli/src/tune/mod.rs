@@ -318,6 +318,7 @@ fn only(
         ("--split-k", "split_k"),
         ("--tail", "tail"),
         ("--chunk-bytes", "chunk_bytes"),
+        ("--k-slices", "k_slices"),
     ];
     for (_, name) in fixed.iter().filter(|(flag, _)| given.contains(flag)) {
         let value = tune::KNOBS.iter().find(|k| k.name == *name).and_then(|k| (k.get)(config));

@@ -5,8 +5,8 @@ use super::{
     model::{DeviceModel, Mover, TileRate},
 };
 use crate::ir::{
-    Access, Agent, BLayout, CopyVia, Entity, FamId, Family, Leaf, Mode, Operand, Plan, Points,
-    Region, RoleKind, TableSet, Task,
+    Access, Agent, BLayout, CopyVia, Entity, FamId, Family, Leaf, Mode, Operand, Plan, Point,
+    Points, Region, RoleKind, TableSet, Task, Wait,
 };
 use std::collections::HashMap;
 
@@ -208,7 +208,8 @@ impl Unroller<'_> {
                     x.accesses.iter().filter(|a| matches!(a.operand, Operand::A | Operand::B))
                 {
                     let Some(region) = self.points.region(task, access)? else { continue };
-                    let size = self.bytes(&region);
+                    // Iterations of an inner loop read as much each, of other places.
+                    let size = self.bytes(&region) * self.points.inner(task)? as f64;
                     let key = (region.rank, region.buffer.index(), region.dims);
                     let last = seen.insert(key, (clock, wave));
                     let hit =
@@ -238,34 +239,66 @@ impl Unroller<'_> {
 
     fn job(&mut self, task: &Task, missed: f64) -> Result<(), CostError> {
         let x = &self.plan.families[task.family];
-        let waits = self.waits(task, x)?;
-        let posts = self.posts(task, x)?;
+        if matches!(x.leaf, Leaf::MmaTile { .. }) {
+            return self.product(task, x, missed);
+        }
+        let waits = self.waits(task, x, 0)?;
         let from = self.work.flows.len();
         let (kind, main_s) = match &x.leaf {
             Leaf::Signal | Leaf::Enter => (Kind::Signal, 0.0),
-            Leaf::MmaTile { .. } => {
-                if missed > 0.0 {
-                    self.work.flows.push(Flow { resource: memory(task.rank()), bytes: missed });
-                }
-                self.tile(task, x)?
-            }
             Leaf::CopyTile { .. } | Leaf::ReduceTile => (Kind::Move, self.moved(task, x)?),
             leaf => {
                 let (leaf, family) = (leaf.name(), format!("{} {:?}", task.family, x.name));
                 return Err(CostError::Unsupported { leaf, family });
             }
         };
+        let posts = self.posts(task, x)?;
+        self.push(task, kind, main_s, from, waits, posts);
+        Ok(())
+    }
+
+    /// A tile: one job, or one for each iteration of its inner loop, which has waits of its own.
+    fn product(&mut self, task: &Task, x: &Family, missed: f64) -> Result<(), CostError> {
+        let iterations = self.points.inner(task)?.max(1);
+        for i in 0..iterations {
+            let waits = self.waits(task, x, i)?;
+            let from = self.work.flows.len();
+            if missed > 0.0 {
+                let bytes = missed / iterations as f64;
+                self.work.flows.push(Flow { resource: memory(task.rank()), bytes });
+            }
+            let (mut kind, main_s) = self.tile(task, x)?;
+            let none = self.work.posts.len()..self.work.posts.len();
+            let mut posts = none;
+            if i + 1 == iterations {
+                posts = self.posts(task, x)?;
+            } else if let Kind::Tile(tile) = &mut kind {
+                (tile.rate.tile_s, tile.out) = (0.0, None);
+            }
+            self.push(task, kind, main_s, from, waits, posts);
+        }
+        Ok(())
+    }
+
+    fn push(
+        &mut self,
+        task: &Task,
+        kind: Kind,
+        main_s: f64,
+        flows_from: usize,
+        waits: std::ops::Range<usize>,
+        posts: std::ops::Range<usize>,
+    ) {
         self.work.jobs.push(Job {
             family: task.family,
             linear: task.linear() as u32,
             rank: task.rank() as u32,
             kind,
             main_s,
-            main_flows: from..self.work.flows.len(),
+            main_flows: flows_from..self.work.flows.len(),
             waits,
             posts,
         });
-        Ok(())
     }
 
     fn tile(&self, task: &Task, x: &Family) -> Result<(Kind, f64), CostError> {
@@ -364,12 +397,20 @@ impl Unroller<'_> {
         rank as u32 * self.words_per_rank + first + u32::try_from(flat).unwrap_or(0)
     }
 
-    fn waits(&mut self, task: &Task, x: &Family) -> Result<std::ops::Range<usize>, CostError> {
+    /// The waits before iteration `i` of a task's inner loop; the first has those of its start, too.
+    fn waits(
+        &mut self,
+        task: &Task,
+        x: &Family,
+        i: i64,
+    ) -> Result<std::ops::Range<usize>, CostError> {
         let from = self.work.waits.len();
         // Words of an earlier launch, and what a host waits for, hold nobody back here.
-        for w in x.waits.iter().filter(|w| w.lag == 0 && w.by != Agent::Receiver) {
+        let now = |at| at == Point::Inner || (at == Point::Start && i == 0);
+        let awaited = |w: &&Wait| w.lag == 0 && w.by != Agent::Receiver && now(w.at);
+        for w in x.waits.iter().filter(awaited) {
             let mut all = Vec::new();
-            self.points.for_each(task, 0, w.each.as_ref(), w.when.as_ref(), |at| {
+            self.points.for_each(task, i, w.each.as_ref(), w.when.as_ref(), |at| {
                 let index = self.index(at, &w.index)?;
                 all.push((index, self.points.eval(at, &w.count)?));
                 Ok::<(), CostError>(())

@@ -7,6 +7,7 @@
 use super::{
     Options, library,
     role::{runs, template_of},
+    signal::several,
     trace,
 };
 use crate::ir::{EdgeId, Entity, Leaf, Plan, Proxy, Scope};
@@ -88,7 +89,8 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
             let text = if f.leaf == Leaf::Enter {
                 format!("post_entered<edge::{}>(", p.edge)
             } else {
-                format!("post_signal<edge::{}, Scope::{}>(", p.edge, scope(p.scope))
+                let post = if several(p) { "post_fenced" } else { "post_signal" };
+                format!("{post}<edge::{}, Scope::{}>(", p.edge, scope(p.scope))
             };
             out.insert(p.edge, (text, format!("post of {id}")));
         }

@@ -69,7 +69,7 @@ impl EmitError {
 /// Threads of every CTA: a warpgroup of single-lane agents and two that compute.
 pub const BLOCK_THREADS: u32 = 384;
 /// Bytes of registers that a thread of a chain of products may spill. Seen: 0 for most shapes, 4 to 8 for some, in the
-/// epilogue where it was looked at (docs/decisions.md, 36).
+/// epilogue where it was looked at (docs/decisions.md, 36); with tracing 4 where rows come in slices, too.
 const CHAIN_SPILL_BYTES: u32 = 32;
 /// Shared memory beside a leaf's contract: mbarriers, at most.
 const BARRIER_BYTES: u32 = 1024;
@@ -157,7 +157,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
         ranks,
         roles: role_infos(plan),
         edges: edge_infos(plan),
-        spill_bytes: spill_bytes(plan),
+        spill_bytes: spill_bytes(plan, options),
         plan_hash: plan_hash(plan, options),
         trace,
     })
@@ -205,13 +205,15 @@ pub fn plan_hash(plan: &Plan, options: Options) -> u32 {
     u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]])
 }
 
-/// What ptxas may spill: with one product nothing.
-fn spill_bytes(plan: &Plan) -> u32 {
+/// What ptxas may spill: with one product nothing, unless it is traced in an inner loop.
+fn spill_bytes(plan: &Plan, options: Options) -> u32 {
+    let traced_loop = options.trace && plan.families.values().any(|f| f.inner.is_some());
     let products = |role| {
         let runs = role::runs(plan, role);
         runs.iter().filter(|r| matches!(plan.families[r[0]].leaf, Leaf::MmaTile { .. })).count()
     };
-    if plan.roles.keys().any(|r| products(r) > 1) { CHAIN_SPILL_BYTES } else { 0 }
+    let chain = plan.roles.keys().any(|r| products(r) > 1);
+    if chain || traced_loop { CHAIN_SPILL_BYTES } else { 0 }
 }
 
 fn check_scope(plan: &Plan) -> Result<(), EmitError> {
@@ -256,11 +258,12 @@ fn check_scope(plan: &Plan) -> Result<(), EmitError> {
                 format!("{w} waits for a later family of its role, which the same warps may run");
             return Err(EmitError::unsupported(place, what));
         }
-        if f.inner.is_some() || f.accesses.iter().any(|a| a.mode == Mode::Accumulate) {
-            return Err(EmitError::unsupported(
-                place,
-                "inner loops and accumulation are not emitted",
-            ));
+        if f.accesses.iter().any(|a| a.mode == Mode::Accumulate) {
+            return Err(EmitError::unsupported(place, "accumulation is not emitted"));
+        }
+        if f.inner.is_some() && !matches!(f.leaf, Leaf::MmaTile { .. }) {
+            let what = "only a matrix product has an inner loop in a kernel";
+            return Err(EmitError::unsupported(place, what));
         }
     }
     Ok(())

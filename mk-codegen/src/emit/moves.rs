@@ -5,8 +5,11 @@ use super::{
     context::Emitter,
     tasks::{Slice, names},
 };
-use crate::ir::{Access, Agent, Entity, Expr, FamId, Operand, Var};
+use crate::ir::{Access, Agent, Entity, Expr, FamId, Operand, Point, Var};
 use minijinja::{Value, context};
+
+/// What a stage of a bulk copy holds; `CopyConfig` of the templates has the same.
+const COPY_PIECE_BYTES: i64 = 16384;
 
 impl Emitter<'_> {
     /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
@@ -58,13 +61,14 @@ impl Emitter<'_> {
             rows => self.c(f, None, &rows),
             row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
             source => at(src, self.base(src.buffer, &self.c(f, None, &src.rank)), &from, col),
+            strided => bulk && !self.whole_rows(s.id, src)?,
             source_pitch => spaced(from, &self.c(f, None, &s_step)),
             destination => at(dst, target, &to, d_col),
             destination_pitch => spaced(to, &self.c(f, None, &d_step)),
             each => each.map(|e| e.var.clone()),
             destinations => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
-            load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier })?,
-            store_waits => self.waits(f, Agent::Storer)?,
+            load_waits => self.waits(f, if bulk { Agent::Loader } else { Agent::Copier }, Point::Start)?,
+            store_waits => self.waits(f, Agent::Storer, Point::Start)?,
             store_signals => f.waits.iter().any(|w| w.by == Agent::Storer && !self.is_entry(w.signal)),
             posts => self.posts(f)?,
         })
@@ -155,33 +159,55 @@ impl Emitter<'_> {
             source_stride => stride,
             source_pitch => pitch,
             destinations,
-            load_waits => self.waits(f, Agent::Copier)?,
+            load_waits => self.waits(f, Agent::Copier, Point::Start)?,
             posts => self.posts(f)?,
         })
     }
 
-    /// A bulk copy moves whole rows without gaps, in multiples of 16 bytes, on every rank.
+    /// A bulk copy writes whole rows without gaps, in multiples of 16 bytes, on every rank. It may read parts of rows, each of
+    /// which fits a stage.
     fn check_contiguous(&self, id: FamId, src: &Access, dst: &Access) -> Result<(), EmitError> {
-        for a in [src, dst] {
-            let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
-            for rank in 0..self.plan.mesh.size() as usize {
-                for task in self.points.tasks(id, rank, 1)? {
-                    let mut whole = true;
-                    self.points.for_each::<EmitError>(&task, 0, a.each.as_ref(), None, |at| {
-                        let Some(r) = self.points.region(at, a)? else { return Ok(()) };
-                        let (base, len) = r.dims[r.dims.len() - 1];
-                        let pitch = self.points.pitch(a.buffer, r.rank)?;
-                        whole &= base == 0 && len == pitch && pitch * size % 16 == 0;
-                        Ok(())
-                    })?;
-                    if !whole {
-                        let what = format!(
-                            "{} is not whole rows of 16-byte multiples: use via=ldst",
-                            a.buffer
-                        );
-                        return Err(EmitError::unsupported(id.to_string(), what));
-                    }
-                }
+        let mut fits = true;
+        self.each_row(id, src, |base, len, pitch| {
+            fits &= [base, len, pitch].iter().all(|n| n % 16 == 0)
+                && (len == pitch || len <= COPY_PIECE_BYTES);
+        })?;
+        if !fits || !self.whole_rows(id, dst)? {
+            let what = format!(
+                "{} to {} is not whole rows of 16-byte multiples: use via=ldst",
+                src.buffer, dst.buffer
+            );
+            return Err(EmitError::unsupported(id.to_string(), what));
+        }
+        Ok(())
+    }
+
+    /// Whether all rows of an access are whole, and multiples of 16 bytes.
+    fn whole_rows(&self, id: FamId, a: &Access) -> Result<bool, EmitError> {
+        let mut whole = true;
+        self.each_row(id, a, |base, len, pitch| {
+            whole &= base == 0 && len == pitch && pitch % 16 == 0;
+        })?;
+        Ok(whole)
+    }
+
+    /// Runs `f` for first byte, length and pitch of the rows of an access, in every task of every rank.
+    fn each_row(
+        &self,
+        id: FamId,
+        a: &Access,
+        mut f: impl FnMut(i64, i64, i64),
+    ) -> Result<(), EmitError> {
+        let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
+        for rank in 0..self.plan.mesh.size() as usize {
+            for task in self.points.tasks(id, rank, 1)? {
+                self.points.for_each::<EmitError>(&task, 0, a.each.as_ref(), None, |at| {
+                    let Some(r) = self.points.region(at, a)? else { return Ok(()) };
+                    let (base, len) = r.dims[r.dims.len() - 1];
+                    let pitch = self.points.pitch(a.buffer, r.rank)?;
+                    f(base * size, len * size, pitch * size);
+                    Ok(())
+                })?;
             }
         }
         Ok(())

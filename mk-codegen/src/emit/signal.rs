@@ -62,11 +62,9 @@ impl Emitter<'_> {
                 return Err(EmitError::unsupported(f.name.clone(), "no host agent is emitted"));
             }
         };
-        if w.at != Point::Start {
-            return Err(EmitError::unsupported(
-                f.name.clone(),
-                "waits stand at the start of a task",
-            ));
+        if w.at == Point::End || (w.at == Point::Inner && w.by != Agent::Loader) {
+            let what = "waits stand at the start of a task, or are the loader's in the inner loop";
+            return Err(EmitError::unsupported(f.name.clone(), what));
         }
         let mut at =
             format!("ctx.signal(params.header.rank, {})", self.word(f, each, w.signal, &w.index));
@@ -114,8 +112,9 @@ impl Emitter<'_> {
         let word = self.word(f, each, p.signal, &p.index);
         let add = self.c(f, each, &p.add);
         let (edge, scope) = (p.edge, Self::scope(p.scope));
+        let post = if several(p) { "post_fenced" } else { "post_signal" };
         let call =
-            format!("post_signal<edge::{edge}, {scope}>(ctx, ctx.signal({rank}, {word}), {add});");
+            format!("{post}<edge::{edge}, {scope}>(ctx, ctx.signal({rank}, {word}), {add});");
         let call = match self.options.trace {
             true => {
                 trace::around(&call, "Post", edge, &format!("ctx.signal({rank}, {word})"), false)
@@ -125,15 +124,16 @@ impl Emitter<'_> {
         // One lane of a copier's warp.
         let once = p.by == Agent::Copier && each.is_none();
         let call = if once { format!("if (lane_index() == 0) {call}") } else { call };
-        Ok(self.wrap(f, p.by, each, p.when.as_ref(), call))
+        let posts = self.wrap(f, p.by, each, p.when.as_ref(), call);
+        Ok(if several(p) { format!("fence_acq_rel<{scope}>(); {posts}") } else { posts })
     }
 
-    /// The waits of one agent, in order.
+    /// The waits of one agent at the start of a task, or in its inner loop, in order.
     ///
     /// # Errors
     /// For waits of a proxy that no template has.
-    pub fn waits(&self, f: &Family, by: Agent) -> Result<Vec<String>, EmitError> {
-        f.waits.iter().filter(|w| w.by == by).map(|w| self.wait(f, w)).collect()
+    pub fn waits(&self, f: &Family, by: Agent, at: Point) -> Result<Vec<String>, EmitError> {
+        f.waits.iter().filter(|w| w.by == by && w.at == at).map(|w| self.wait(f, w)).collect()
     }
 
     /// The posts of a family.
@@ -143,4 +143,9 @@ impl Emitter<'_> {
     pub fn posts(&self, f: &Family) -> Result<Vec<String>, EmitError> {
         f.posts.iter().map(|p| self.post(f, p)).collect()
     }
+}
+
+/// Whether one fence goes before several posts.
+pub(super) fn several(p: &Post) -> bool {
+    p.each.is_some()
 }

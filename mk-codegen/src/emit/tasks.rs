@@ -3,7 +3,7 @@
 use super::{EmitError, context::Emitter};
 use crate::ir::{
     ALayout, Access, Agent, BLayout, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Operand,
-    Space, Store, Var,
+    Point, Space, Store, Var,
 };
 use minijinja::{Value, context};
 use mk_abi::DType;
@@ -112,6 +112,14 @@ impl Emitter<'_> {
         let panel_cols = if block[1] % 64 == 0 { wide } else { 32 };
         let right = self.across(b, *b_layout, gated);
         let extras = self.extras(s.id, epilogue, c)?;
+        let steps = along.depth.clone().ceil_div(block[2] as i32);
+        let (all_steps, inner) = match &f.inner {
+            None => (steps, None),
+            Some((name, extent)) => {
+                let inner = self.inner(s.id, name, [a, b], &along, &right)?;
+                (extent.clone() * steps, Some(inner))
+            }
+        };
         let value = context! {
             id => s.id.index(),
             first => s.first,
@@ -122,7 +130,8 @@ impl Emitter<'_> {
             b_k => say(&right.k),
             b_col => say(&right.col),
             b_up => say(&right.up),
-            k_blocks => self.steps(f, &along.depth.ceil_div(block[2] as i32), &rows(c).1),
+            k_blocks => self.steps(f, &all_steps, &rows(c).1),
+            inner,
             c_row => say(&self.row(c)),
             e_row => say(&self.extras_row(f)?),
             c_col => say(&last(c).0),
@@ -131,12 +140,12 @@ impl Emitter<'_> {
             c_data => self.base(c.buffer, "params.header.rank"),
             c_pitch => self.own_pitch_bytes(c.buffer),
             direct => *store == Store::Direct,
-            load_waits => self.waits(f, Agent::Loader)?,
-            store_waits => self.waits(f, Agent::Storer)?,
+            load_waits => self.waits(f, Agent::Loader, Point::Start)?,
+            store_waits => self.waits(f, Agent::Storer, Point::Start)?,
             posts => self.posts(f)?,
             extras,
         };
-        if !self.waits(f, Agent::Consumers)?.is_empty() {
+        if f.waits.iter().any(|w| w.by == Agent::Consumers) {
             return Err(EmitError::unsupported(
                 f.name.clone(),
                 "consumers do not wait for signals",
@@ -173,6 +182,38 @@ impl Emitter<'_> {
         };
         let maps = context! { a_map, b_map, c_map, line_map };
         Ok(context! { ..value, ..maps })
+    }
+
+    /// What changes from one iteration of a product's inner loop to the next: where both operands come from. Each iteration has
+    /// the same whole steps along k.
+    fn inner(
+        &self,
+        id: FamId,
+        name: &str,
+        operands: [&Access; 2],
+        along: &Along,
+        right: &Across,
+    ) -> Result<Value, EmitError> {
+        let f = &self.plan.families[id];
+        let steps = match along.depth {
+            Expr::Const(depth) if depth > 0 && depth % 64 == 0 => depth / 64,
+            _ => 0,
+        };
+        let both = operands.iter().all(|a| a.at == Point::Inner);
+        let moves = [&right.col, &right.up].iter().any(|e| e.mentions(Var::INNER));
+        if steps == 0 || !both || moves || self.runtime() {
+            let what = "an inner loop walks both operands along k, in equal parts of whole steps, and needs dimensions that no launch decides";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        let say = |e: &Expr| self.c(f, None, e);
+        Ok(context! {
+            name,
+            steps,
+            a_row => say(&along.row),
+            a_k => say(&along.k),
+            b_k => say(&right.k),
+            waits => self.waits(f, Agent::Loader, Point::Inner)?,
+        })
     }
 
     /// Steps along k. Where a launch decides how many rows there are, tiles without any make one step, over nothing.
@@ -242,14 +283,21 @@ impl Emitter<'_> {
         let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
         for rank in 0..self.plan.mesh.size() as usize {
             for task in self.points.tasks(id, rank, 1)? {
-                let start = self.points.eval(&task, &a.region[a.region.len() - 1].0)?;
-                if start * size % 16 != 0 {
-                    let what = format!(
-                        "task {:?} of rank {rank} begins {} at element {start} of a row, which is not a multiple of 16 bytes",
-                        task.domain(),
-                        a.operand
-                    );
-                    return Err(EmitError::unsupported(id.to_string(), what));
+                let iterations = if a.at == Point::Inner { self.points.inner(&task)? } else { 1 };
+                for i in 0..iterations {
+                    let mut start = 0;
+                    self.points.for_each::<EmitError>(&task, i, None, None, |at| {
+                        start = self.points.eval(at, &a.region[a.region.len() - 1].0)?;
+                        Ok(())
+                    })?;
+                    if start * size % 16 != 0 {
+                        let what = format!(
+                            "task {:?} of rank {rank} begins {} at element {start} of a row, which is not a multiple of 16 bytes",
+                            task.domain(),
+                            a.operand
+                        );
+                        return Err(EmitError::unsupported(id.to_string(), what));
+                    }
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! What a traced kernel prints beside what every kernel prints. The device side is `templates/sync/trace.cuh`.
 
 use super::{EmitError, context::Emitter, role::template_of};
-use crate::ir::{EdgeId, Entity, Expr, Family, Leaf, Plan, SigId};
+use crate::ir::{EdgeId, Entity, Expr, Family, Leaf, Plan, Point, SigId};
 use minijinja::{Value, context};
 use mk_abi::{TraceFamily, TraceLayout};
 
@@ -94,7 +94,15 @@ fn records(e: &Emitter<'_>) -> Result<u32, EmitError> {
     for (id, role) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
         let mut sum = 8_u32;
         for (family, f) in plan.families.iter().filter(|(_, f)| f.role == id) {
-            let waits = f.waits.iter().map(|w| times(w.each.as_ref().map(|x| &x.extent)));
+            let mut iterations = 1;
+            for task in e.points.tasks(family, 0, 1)? {
+                iterations = iterations.max(e.points.inner(&task)?);
+            }
+            let iterations = u32::try_from(iterations).unwrap_or(u32::MAX);
+            let waits = f.waits.iter().map(|w| {
+                let each = times(w.each.as_ref().map(|x| &x.extent));
+                if w.at == Point::Inner { each.saturating_mul(iterations) } else { each }
+            });
             let posts = f.posts.iter().map(|p| times(p.each.as_ref().map(|x| &x.extent)));
             let each = waits.chain(posts).fold(1_u32, u32::saturating_add);
             let tasks = e.n_tasks(family)?.div_ceil(role.ctas).saturating_add(1);

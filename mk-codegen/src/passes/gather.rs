@@ -2,6 +2,10 @@
 //!
 //! Assumes a matrix `[M, K] @ shard(0)`. Leaves: `all`, a symmetric buffer `[world, rows, K]` on every rank, written by
 //! the ranks that own the rows, with a flow per block of rows. A chunk is read once and written to every peer.
+//!
+//! Rows may travel in slices of K: `all` is then `[slices, world, rows, K / slices]`, so that what a task writes is contiguous,
+//! with a word for each slice of a block. The first slices of as many rows as the SMs work on at a time leave before the second
+//! ones do.
 
 use super::{
     Config,
@@ -15,8 +19,9 @@ use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKi
 pub(super) struct Gathered {
     /// The caller's shard.
     pub shard: BufId,
-    /// `[world, rows, K]`. Holds the own rows, too, if `own_rows` is set.
+    /// `[world, rows, K]`, or `[slices, world, rows, K / slices]`. Holds the own rows, too, if `own_rows` is set.
     pub all: BufId,
+    pub slices: Option<Slices>,
     /// Whether the own rows are in `all`; else they are read from `shard`.
     pub own_rows: bool,
     /// Blocks of rows in a shard: one word of the flow each.
@@ -25,6 +30,26 @@ pub(super) struct Gathered {
     pub push: FamId,
     /// Chunks of a block.
     pub pieces: i32,
+}
+
+/// How rows are cut along K on their way.
+#[derive(Clone, Copy)]
+pub(super) struct Slices {
+    pub count: i32,
+    /// Elements of a row in one.
+    pub depth: i32,
+    /// Blocks of a shard whose slices leave side by side, and are multiplied so.
+    pub together: i32,
+}
+
+impl Slices {
+    /// At most so many of `k` elements, all of them equal and whole steps of a product.
+    pub fn new(k: i32, most: u32, step: i32, together: i32) -> Option<Slices> {
+        let steps = if k % step == 0 { k / step } else { return None };
+        let most = i32::try_from(most).unwrap_or(i32::MAX).min(steps);
+        let count = (2..=most).rev().find(|n| steps % n == 0)?;
+        Some(Slices { count, depth: k / count, together: together.max(1) })
+    }
 }
 
 /// Elements of a row that keep its pitch a multiple of 16 bytes.
@@ -54,6 +79,7 @@ pub(super) fn push(
     x: &Tensor,
     shard: BufId,
     rows: &Rows,
+    slices: Option<Slices>,
     config: &Config,
 ) -> Gathered {
     let (world, block) = (draft.world(), rows.height);
@@ -62,8 +88,9 @@ pub(super) fn push(
     let padded = aligned(k_value, size_bytes);
     // Rows that bulk copies cannot take go through registers, into rows that they and TMA can.
     let bulk = padded == k_value;
+    let slices = slices.filter(|_| bulk);
     let blocks = rows.blocks;
-    let row_bytes = (k_value as u64 * size_bytes).max(1);
+    let row_bytes = (slices.map_or(k_value, |s| s.depth) as u64 * size_bytes).max(1);
     let mut piece = block;
     while piece > 8 && piece % 2 == 0 && piece as u64 * row_bytes > u64::from(config.chunk_bytes) {
         piece /= 2;
@@ -71,10 +98,14 @@ pub(super) fn push(
     let pieces = (block + piece - 1) / piece;
     let k = draft.dim(&x.shape[1]);
     let pitch = (!bulk).then_some(Expr::Const(padded));
-    let shape = vec![world.into(), rows.capacity.into(), k.clone()];
+    let shape = match slices {
+        None => vec![world.into(), rows.capacity.into(), k.clone()],
+        Some(s) => vec![s.count.into(), world.into(), rows.capacity.into(), s.depth.into()],
+    };
     let all = draft.buffer(&format!("{}_all", x.name), Space::Workspace, x.dtype, shape, pitch);
 
-    let (i, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
+    let last = if slices.is_some() { 2 } else { 1 };
+    let (i, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(last)));
     let mine = draft.local(x, 0, Var::RANK);
     let base = i.clone() * block + p * piece;
     // Neither past the end of the shard, nor into the next block.
@@ -90,33 +121,59 @@ pub(super) fn push(
         via: if bulk { CopyVia::Bulk } else { CopyVia::Ldst },
         stages: config.copy_stages,
     };
-    let src = read(Operand::Src, shard, vec![(base.clone(), len.clone()), (0.into(), k.clone())]);
-    let dst = Access {
-        rank: to,
-        each: Some(each),
-        ..write(Operand::Dst, all, vec![(Var::RANK.into(), 1.into()), (base, len), (0.into(), k)])
+    let q = Expr::from(Var::domain(1));
+    let columns = match slices {
+        None => (0.into(), k.clone()),
+        Some(s) => (q.clone() * s.depth, s.depth.into()),
     };
-    let domain = vec![("i", blocks.into()), ("p", pieces.into())];
-    let push = draft.family("gather", RoleKind::IntraComm, leaf, domain, vec![], vec![src, dst]);
-    Gathered { shard, all, own_rows: !bulk, blocks, push, pieces }
+    let src = read(Operand::Src, shard, vec![(base.clone(), len.clone()), columns]);
+    let mut region = vec![(Var::RANK.into(), 1.into()), (base, len), (0.into(), k)];
+    if let Some(s) = slices {
+        region[2].1 = s.depth.into();
+        region.insert(0, (q, 1.into()));
+    }
+    let dst = Access { rank: to, each: Some(each), ..write(Operand::Dst, all, region) };
+    let mut domain = vec![("i", blocks.into()), ("p", pieces.into())];
+    let mut order = Vec::new();
+    if let Some(s) = slices {
+        domain.insert(1, ("q", s.count.into()));
+        order = rows.own().order(s.together.min(blocks.max(1)), s.count, pieces);
+        order.push(Expr::from(Var::LINEAR) % pieces);
+    }
+    let push = draft.family("gather", RoleKind::IntraComm, leaf, domain, order, vec![src, dst]);
+    Gathered { shard, all, slices, own_rows: !bulk, blocks, push, pieces }
 }
 
-/// Adds the flow from the push to a family that reads what arrives.
-pub(super) fn flow(draft: &mut Draft, g: &Gathered, operand: Operand, to: Covers) {
+/// Adds the flow from the push to a family that reads what arrives; with slices, in each iteration of its inner loop one.
+pub(super) fn flow(
+    draft: &mut Draft,
+    g: &Gathered,
+    operand: Operand,
+    to: Covers,
+    slice: Option<Expr>,
+) {
     let world = draft.world();
     let extent = if g.own_rows { world } else { world - 1 };
+    let mut shape = vec![world.into(), g.blocks.into()];
+    let mut written = vec![Var::RANK.into(), Var::domain(0).into()];
+    let mut read = vec![to.shard, to.block];
+    if let Some(s) = g.slices {
+        shape.push(s.count.into());
+        written.push(Var::domain(1).into());
+        read.extend(slice);
+    }
     draft.hand_over(Flow {
         name: "arrived",
-        shape: vec![world.into(), g.blocks.into()],
+        shape,
         from: vec![Writer {
             family: g.push,
             operand: Operand::Dst,
-            word: vec![Var::RANK.into(), Var::domain(0).into()],
+            word: written,
             rank: peer(Var::EACH.into(), world),
             each: Some(Each { var: "s".into(), extent: extent.into() }),
         }],
         count: g.pieces.into(),
-        to: vec![Reader { family: to.family, operand, word: vec![to.shard, to.block], each: None }],
+        to: vec![Reader { family: to.family, operand, word: read, each: None }],
     });
 }
 
@@ -161,7 +218,7 @@ pub(super) fn collect(
     let domain = vec![("i", rows.blocks.into()), ("s", (world - 1).into())];
     let copy =
         draft.family("copy.peers", RoleKind::Compute, leaf.clone(), domain, vec![], vec![src, dst]);
-    flow(draft, g, Operand::Src, Covers { family: copy, shard: q, block: i });
+    flow(draft, g, Operand::Src, Covers { family: copy, shard: q, block: i }, None);
 }
 
 /// A gather that is the whole pipeline: what arrives is copied on to the caller's tensor.
@@ -172,7 +229,7 @@ pub(super) fn alone(kernel: &Kernel, config: &Config) -> Draft {
     let shard = draft.tensor(x, Space::In);
     let out = draft.tensor(&kernel.results[0].out, Space::Out);
     let rows = Rows::new(&mut draft, x, world > 1, 128);
-    let g = (world > 1).then(|| push(&mut draft, x, shard, &rows, config));
+    let g = (world > 1).then(|| push(&mut draft, x, shard, &rows, None, config));
     let bulk = aligned(x.shape[1].value, x.dtype.size_bytes()) == x.shape[1].value;
     collect(&mut draft, x, shard, g.as_ref(), out, &rows, &leaf(bulk, config));
     draft

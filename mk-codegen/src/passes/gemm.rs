@@ -6,9 +6,9 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
-    AllReduce, Config, LowerError, Sums, Tail,
+    AllReduce, Config, DEFAULT_COPY_SMS, LowerError, Sums, Tail,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
-    gather::{self, Gathered, aligned},
+    gather::{self, Gathered, Slices, aligned},
     pack::{self, Packed},
     product::{Cut, Product, Target},
     reduce::{self, Summands},
@@ -18,6 +18,7 @@ use super::{
 use crate::ir::{
     ALayout, BLayout, BufId, CopyVia, Dim, Expr, Leaf, Operand, RoleKind, Space, Store, Var,
 };
+use crate::target;
 use mk_syntax::Placement;
 
 /// A left operand from the caller, ready to be read.
@@ -96,6 +97,13 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
     if kernel.gemms.iter().any(Gemm::gated) && bn % 128 != 0 {
         let what = format!("`swiglu` has no tiles of {bn} columns, half gates and half ups");
         return error(what, "use 128 or 256 columns");
+    }
+    if config.k_slices == 0 {
+        return error("rows in 0 slices".into(), "use 1 or more");
+    }
+    if config.k_slices > 1 && !kernel.sources.iter().any(|s| s.gathered) {
+        let what = format!("nothing here is gathered in {} slices", config.k_slices);
+        return error(what, "leave `k_slices` as it is by default");
     }
     if config.split_k == 0 {
         return error("0 parts of the inner dimension".into(), "use 1 or more");
@@ -186,7 +194,10 @@ impl<'k> Tiler<'k> {
         let buffer = self.params[source.param];
         let (left, packed, depth);
         if gathered {
-            let pushed = gather::push(draft, x, buffer, &rows, self.config);
+            let first = mine.clone().next();
+            let slices = self.slices(s, x, &rows, first);
+            let draft = &mut self.draft;
+            let pushed = gather::push(draft, x, buffer, &rows, slices, self.config);
             (left, packed, depth) = (Left::Gathered(pushed), None, draft.dim(&x.shape[1]));
         } else {
             let read = mine.count() > 0;
@@ -210,6 +221,32 @@ impl<'k> Tiler<'k> {
             };
         }
         self.sources.push(Source { rows, left, packed, depth });
+    }
+
+    /// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs that are
+    /// not at the own rows multiply at a time, for the first product.
+    fn slices(
+        &self,
+        s: usize,
+        x: &Tensor,
+        rows: &Rows,
+        product: Option<usize>,
+    ) -> Option<Slices> {
+        let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
+        let wanted = self.kernel.result_of(Made::Source(s)).is_none()
+            && self.kernel.params.iter().all(fixed);
+        let (Some(g), true) = (product, wanted) else { return None };
+        let out = &self.kernel.gemms[g].out;
+        let width = self.config.block[1] as i32;
+        let across = (widest(out, 1, self.draft.world()) + width - 1) / width;
+        let sms = target::by_name(&self.draft.plan.target).map_or(1, |t| t.sms as i32);
+        let name = RoleKind::IntraComm.name();
+        let copying = *self.config.sms.get(name).unwrap_or(&DEFAULT_COPY_SMS) as i32;
+        let (free, own) = (sms - copying, rows.blocks * across);
+        let free = if own < free { free - own } else { free };
+        let together = free / (across * (rows.shards - 1)).max(1);
+        let step = self.config.block[2] as i32;
+        Slices::new(x.shape[1].value, self.config.k_slices, step, together)
     }
 
     /// All tiles of one product, and what becomes of them.
@@ -303,7 +340,11 @@ impl<'k> Tiler<'k> {
             },
             _ => return None,
         };
-        let step = self.config.block[2] as i32;
+        // A part of what comes in slices is some of them.
+        let step = match self.gathered(n).and_then(|g| g.slices) {
+            Some(slices) => slices.depth,
+            None => self.config.block[2] as i32,
+        };
         let steps = (depth + step - 1) / step;
         let wanted = parts.clamp(1, steps.max(1) as u32) as i32;
         let each = (steps + wanted - 1) / wanted;
@@ -347,8 +388,11 @@ impl<'k> Tiler<'k> {
         product.rows = last.clone();
         // The owner has multiplied all of its own.
         let mut rows = last;
-        if head > 0 && product.own.take().is_some() && self.owner_apart(n) {
-            rows = rows.peers();
+        if head > 0 {
+            product.own = None;
+            if self.gathered(n).is_some_and(|g| !g.own_rows) {
+                rows = rows.peers();
+            }
         }
         let out = &self.kernel.results[r].out;
         product.cut = self.cut(n, out, &product.rows, tail.parts);
@@ -365,11 +409,14 @@ impl<'k> Tiler<'k> {
         by
     }
 
-    /// Whether a product's own rows are tiles apart from those that arrive.
-    fn owner_apart(&self, n: usize) -> bool {
+    /// A product's left operand, if it is gathered.
+    fn gathered(&self, n: usize) -> Option<&Gathered> {
         match self.kernel.gemms[n].left {
-            Made::Source(s) => matches!(&self.sources[s].left, Left::Gathered(g) if !g.own_rows),
-            Made::Gemm(_) => false,
+            Made::Source(s) => match &self.sources[s].left {
+                Left::Gathered(g) => Some(g),
+                Left::Local(..) | Left::ByOwner(_) => None,
+            },
+            Made::Gemm(_) => None,
         }
     }
 
@@ -436,11 +483,11 @@ impl<'k> Tiler<'k> {
         let draft = &mut self.draft;
         match p.g.left {
             Made::Source(s) => match &self.sources[s].left {
-                Left::Local(a, layout) => vec![p.family(draft, &p.name, &p.rows, |r| {
+                Left::Local(a, layout) => vec![p.family(draft, &p.name, &p.rows, None, |r| {
                     let (row, k) = ((p.rows.global(r), r.len.clone()), p.depth(r));
                     (*a, if *layout == ALayout::Mk { vec![row, k] } else { vec![k, row] })
                 })],
-                Left::ByOwner(a) => vec![p.family(draft, &p.name, &p.rows, |r| {
+                Left::ByOwner(a) => vec![p.family(draft, &p.name, &p.rows, None, |r| {
                     let k = p.depth(r);
                     (*a, vec![k, (r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone())])
                 })],
@@ -448,7 +495,7 @@ impl<'k> Tiler<'k> {
                     let mut out = Vec::new();
                     if let Some(own) = p.own.as_ref().filter(|_| !x.own_rows) {
                         let name = format!("{}.own", p.name);
-                        out.push(p.family(draft, &name, own, |r| {
+                        out.push(p.family(draft, &name, own, None, |r| {
                             let row = (r.at.clone(), r.len.clone());
                             (x.shard, vec![row, p.depth(r)])
                         }));
@@ -457,15 +504,20 @@ impl<'k> Tiler<'k> {
                         if x.own_rows { p.name.clone() } else { format!("{}.peers", p.name) };
                     let count = if x.own_rows { p.rows.shards } else { p.rows.shards - 1 };
                     let theirs = Rows { first: 1, count, ..p.rows.clone() };
-                    let covers = p.family(draft, &name, &theirs, |r| (x.all, p.in_shards(r)));
-                    gather::flow(draft, x, Operand::A, covers.clone());
+                    let r = theirs.block(draft);
+                    let slice = x.slices.map(|s| p.slice(&r, s));
+                    let covers = p.family(draft, &name, &theirs, x.slices, |r| match x.slices {
+                        None => (x.all, p.in_shards(r)),
+                        Some(s) => (x.all, p.in_slices(r, s)),
+                    });
+                    gather::flow(draft, x, Operand::A, covers.clone(), slice);
                     out.push(covers);
                     out
                 }
             },
             Made::Gemm(i) => {
                 let Some(h) = &self.hidden[i] else { return Vec::new() };
-                let covers = p.family(draft, &p.name, &p.rows, |r| {
+                let covers = p.family(draft, &p.name, &p.rows, None, |r| {
                     let rows = if h.in_shards {
                         p.in_shards(r)
                     } else {

@@ -44,6 +44,9 @@ pub struct Config {
     pub group_rows: u32,
     /// Bytes that one communication task moves to each peer, at most (at least one row).
     pub chunk_bytes: u32,
+    /// Slices of the inner dimension in which gathered rows travel, at most: those of many rows leave slice by slice, so that a
+    /// product begins with the first slice and is never far behind the last. Each slice has whole steps of a product.
+    pub k_slices: u32,
     /// How an `all_reduce` behind a matrix product moves its summands.
     pub all_reduce: AllReduce,
     /// Which CTAs add up what products leave.
@@ -131,6 +134,7 @@ impl Default for Config {
             copy_stages: 12,
             group_rows: 8,
             chunk_bytes: 512 * 1024,
+            k_slices: 1,
             all_reduce: AllReduce::TwoPhase,
             sums: Sums::Beside,
             split_k: 1,
@@ -190,9 +194,12 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     let kernel = select::kernel(&graph, config)?;
-    let products_only = config.split_k > 1 || config.tail.is_some() || config.sums != Sums::Beside;
+    let products_only = config.split_k > 1
+        || config.tail.is_some()
+        || config.sums != Sums::Beside
+        || config.k_slices > 1;
     if kernel.gemms.is_empty() && products_only {
-        let what = "`sums`, `split_k` and `tail` are about matrix products, and there are none";
+        let what = "`sums`, `split_k`, `k_slices` and `tail` are about matrix products, and there are none";
         let help = "leave them as they are by default".into();
         return Err(LowerError::Config { what: what.into(), help });
     }

@@ -2,7 +2,7 @@
 
 use super::{
     draft::{Covers, Draft, read, write},
-    gather::block_rows,
+    gather::{Slices, block_rows},
     rows::{RowBlock, Rows},
     select::Gemm,
 };
@@ -81,6 +81,34 @@ impl Product<'_> {
         vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), self.depth(r)]
     }
 
+    /// The same rows in `[slices, shards, rows, part of k]`.
+    pub fn in_slices(&self, r: &RowBlock, slices: Slices) -> Vec<(Expr, Expr)> {
+        let slice = (self.slice(r, slices), 1.into());
+        let rows = (r.at.clone(), r.len.clone());
+        vec![slice, (r.shard.clone(), 1.into()), rows, (0.into(), slices.depth.into())]
+    }
+
+    /// The slice of k that a task multiplies in an iteration of its inner loop.
+    pub fn slice(&self, r: &RowBlock, slices: Slices) -> Expr {
+        match self.cut {
+            None => Var::INNER.into(),
+            Some(cut) => {
+                Expr::from(Var::domain(r.loops + 1)) * (cut.depth / slices.depth) + Var::INNER
+            }
+        }
+    }
+
+    /// Iterations of that loop.
+    fn iterations(&self, r: &RowBlock, slices: Slices) -> Expr {
+        match self.cut {
+            None => slices.count.into(),
+            Some(cut) => {
+                let part = Expr::from(Var::domain(r.loops + 1));
+                block_rows(slices.count.into(), part, cut.depth / slices.depth)
+            }
+        }
+    }
+
     /// The part of k that a task multiplies.
     pub fn depth(&self, r: &RowBlock) -> (Expr, Expr) {
         let Some(Cut { depth, .. }) = self.cut else { return (0.into(), self.k.clone()) };
@@ -88,12 +116,14 @@ impl Product<'_> {
         (k.clone() * depth, block_rows(self.k.clone(), k, depth))
     }
 
-    /// The tiles of some rows, as a family; `a` says where a block of the left operand's rows is.
+    /// The tiles of some rows, as a family; `a` says where a block of the left operand's rows is, and in which slices of k it
+    /// comes, if it does.
     pub fn family(
         &self,
         draft: &mut Draft,
         name: &str,
         rows: &Rows,
+        slices: Option<Slices>,
         a: impl Fn(&RowBlock) -> (BufId, Vec<(Expr, Expr)>),
     ) -> Covers {
         let Leaf::MmaTile { b_layout, epilogue, .. } = &self.leaf else {
@@ -104,7 +134,10 @@ impl Product<'_> {
         let (buffer, region) = a(&r);
         let j = rows.column();
         let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
-        let depth = self.depth(&r);
+        let (depth, at) = match slices {
+            None => (self.depth(&r), Point::Start),
+            Some(s) => ((self.slice(&r, s) * s.depth, s.depth.into()), Point::Inner),
+        };
         let mut b = match b_layout {
             BLayout::Kn => vec![depth, cols.clone()],
             BLayout::Nk => vec![cols.clone(), depth],
@@ -112,7 +145,10 @@ impl Product<'_> {
         if self.g.gated() {
             b.insert(1, (0.into(), 2.into()));
         }
-        let mut accesses = vec![read(Operand::A, buffer, region), read(Operand::B, self.b, b)];
+        let mut accesses = vec![
+            Access { at, ..read(Operand::A, buffer, region) },
+            Access { at, ..read(Operand::B, self.b, b) },
+        ];
         let row = rows.global(&r);
         let reading = epilogue.iter().filter(|e| e.has_operand());
         for ((op, buffer), operand) in reading.zip(&self.extras).zip(EXTRAS) {
@@ -133,13 +169,16 @@ impl Product<'_> {
         });
         let mut domain = rows.domain(self.col_blocks);
         let parts = self.cut.map_or(1, |c| c.parts);
-        let mut order = rows.order(self.group, self.col_blocks, parts);
+        let group = slices.map_or(self.group, |s| s.together * rows.count);
+        let mut order = rows.order(group, self.col_blocks, parts);
         if self.cut.is_some() {
             domain.push(("k", parts.into()));
             order.push(Expr::from(Var::LINEAR) % parts);
         }
         let family =
             draft.family(name, RoleKind::Compute, self.leaf.clone(), domain, order, accesses);
+        draft.plan.families[family].inner =
+            slices.map(|s| ("q".to_string(), self.iterations(&r, s)));
         Covers { family, shard: r.shard, block: r.block }
     }
 }

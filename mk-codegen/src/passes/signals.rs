@@ -142,6 +142,7 @@ fn connect(draft: &mut Draft, flow: Flow) {
     for Reader { family, operand, word, each } in to {
         let Some((by, proxy)) = performer(draft, family, operand) else { continue };
         let edge = draft.edge();
+        let sliced = word.iter().any(|e| e.mentions(Var::INNER));
         draft.plan.families[family].waits.push(Wait {
             edge,
             signal,
@@ -151,7 +152,7 @@ fn connect(draft: &mut Draft, flow: Flow) {
             by,
             proxy,
             scope,
-            at: Point::Start,
+            at: if sliced { Point::Inner } else { Point::Start },
             each,
             when: None,
         });

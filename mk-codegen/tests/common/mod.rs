@@ -263,6 +263,25 @@ pub const VARIANTS: &[Variant] = &[
     variant(("tail_alone", "gemm(a, b)", 1, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 20, columns: 64, parts: 1 });
     }),
+    variant(("slices", "gather(a) -> gemm(b)", 4, RAGGED), |c| c.k_slices = 4),
+    variant(
+        (
+            "slices_chain",
+            "gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter",
+            2,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.k_slices = 2,
+    ),
+    variant(("slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.k_slices = 8;
+        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.chunk_bytes = 16 << 10;
+    }),
+    variant(("slices_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
+        c.k_slices = 3;
+        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
+    }),
     variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 1, columns: 256, parts: 3 });
     }),

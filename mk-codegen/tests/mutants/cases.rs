@@ -82,6 +82,12 @@ const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64, part
 const TAIL_PARTS: Way =
     ("tail in parts", |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }));
 
+const SLICES: Way = ("slices", |c| c.k_slices = 2);
+const SLICES_TAIL: Way = ("slices and a tail in parts", |c| {
+    c.k_slices = 2;
+    c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
+});
+
 /// Pipelines lowered in other than the default ways.
 const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> all_reduce", AB), ONE_SHOT),
@@ -93,6 +99,8 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(a) -> gemm(b)", AB), TAIL),
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),
 ];
 
 /// Extents by letter, rows for each rank.
