@@ -33,6 +33,7 @@ def arguments():
     parser.add_argument("--json", type=pathlib.Path, help="where the result goes")
     report.outputs(parser)
     parser.add_argument("--seed", type=int, default=1, help="of the inputs [1]")
+    parser.add_argument("--tune-list", type=int, metavar="RANKS", help="only print mk's kernels, for `mk tune --list`")
     args = parser.parse_args()
     try:
         args.selected = table.select(args.ops.split(",") if args.ops else None, args.rows, args.quick)
@@ -49,6 +50,9 @@ def arguments():
 def main():
     begin = time.perf_counter()
     args = arguments()
+    if args.tune_list:
+        print("\n".join(table.tune_lines(args.selected, args.tune_list)))
+        return
     if "LOCAL_RANK" not in os.environ:
         sys.exit("error: run me with one process per GPU: python3 -m torch.distributed.run --nproc-per-node N benches/torch_peers")
     try:

@@ -169,3 +169,15 @@ def select(ops=None, pattern=None, quick=False):
     if not wanted:
         raise ValueError("no row is selected")
     return wanted
+
+
+def tune_lines(rows, world):
+    """What ``mk tune --list`` takes: each kernel of ours in these rows, once."""
+    kernels = [k for row in rows for k in [row.kernel(world), *row.separate(world)]]
+    lines = []
+    for kernel in kernels:
+        shapes = [f"--shape {name}={'x'.join(map(str, shape))}" for name, shape in kernel.shapes.items()]
+        line = " ".join([f"'{' '.join(kernel.pipeline.split())}'", *shapes, f"--ranks {world}"])
+        if line not in lines:
+            lines.append(line)
+    return lines

@@ -105,6 +105,12 @@ class Rows(unittest.TestCase):
 class Options(unittest.TestCase):
     KEY = "gather-gemm 4096x4096x1024"
 
+    def test_every_kernel_can_be_tuned(self):
+        lines = table.tune_lines(table.ROWS, 4)
+        self.assertEqual(len(lines), len(set(lines)))
+        self.assertIn("'gather(a) -> gemm(b)' --shape a=4096x4096 --shape b=4096x4096 --ranks 4", lines)
+        self.assertTrue(any("swiglu -> gemm(v) -> reduce_scatter }' --shape x=8192x8192" in line for line in lines))
+
     def test_a_config_reaches_the_plan(self):
         given = {self.KEY: {"sms": {"intra_comm": 20}, "block": [128, 128, 64], "chunk_bytes": 131072}}
         kernel = table.Row("gather-gemm", 4096, 4096, 1024).kernel(4)

@@ -22,6 +22,8 @@ pub struct Facts {
     pub products: bool,
     /// Whether a product has a gated epilogue (`swiglu`).
     pub gated: bool,
+    /// Whether nothing elementwise is done to what is multiplied.
+    pub plain: bool,
     /// Whether partial results are summed.
     pub sums: bool,
     /// Whether everybody gets the sum.
@@ -34,12 +36,15 @@ impl Facts {
     /// Of a pipeline with its sizes.
     pub fn new(program: &Program, bound: &Bound, ranks: u32) -> Facts {
         let rows = program.results().first().and_then(|id| bound.shape(*id)?.first().copied());
-        let mut facts = Facts { ranks, rows: rows.unwrap_or(0), ..Facts::default() };
+        let mut facts = Facts { ranks, plain: true, rows: rows.unwrap_or(0), ..Facts::default() };
         for node in program.nodes() {
             match node.op {
                 Op::Gather { .. } => facts.gathers = true,
                 Op::Gemm { .. } => facts.products = true,
-                Op::Swiglu => facts.gated = true,
+                Op::Swiglu => (facts.gated, facts.plain) = (true, false),
+                Op::Bias | Op::Gelu | Op::Silu | Op::Relu | Op::Mul | Op::Add | Op::Scale(_) => {
+                    facts.plain = false;
+                }
                 Op::ReduceScatter { .. } => facts.sums = true,
                 Op::AllReduce { .. } => {
                     facts.sums = true;
@@ -168,7 +173,13 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "tail",
         values: |facts| match facts.products && !facts.sums {
-            true => ["none", "1x64", "1x128", "2x64", "2x128"].map(String::from).to_vec(),
+            true => {
+                let mut tails = vec!["none", "1x64", "1x128", "2x64"];
+                if facts.plain {
+                    tails.extend(["1x256/4", "1x256/8", "2x256/2", "2x256/4", "3x256/4"]);
+                }
+                tails.into_iter().map(String::from).collect()
+            }
             false => Vec::new(),
         },
         get: |c| {

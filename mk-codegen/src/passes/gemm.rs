@@ -225,13 +225,7 @@ impl<'k> Tiler<'k> {
 
     /// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs that are
     /// not at the own rows multiply at a time, for the first product.
-    fn slices(
-        &self,
-        s: usize,
-        x: &Tensor,
-        rows: &Rows,
-        product: Option<usize>,
-    ) -> Option<Slices> {
+    fn slices(&self, s: usize, x: &Tensor, rows: &Rows, product: Option<usize>) -> Option<Slices> {
         let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
         let wanted = self.kernel.result_of(Made::Source(s)).is_none()
             && self.kernel.params.iter().all(fixed);
@@ -245,6 +239,8 @@ impl<'k> Tiler<'k> {
         let (free, own) = (sms - copying, rows.blocks * across);
         let free = if own < free { free - own } else { free };
         let together = free / (across * (rows.shards - 1)).max(1);
+        // A rest of less than half a wave fits in where the own rows end.
+        let together = if rows.blocks * 2 < together * 3 { rows.blocks } else { together };
         let step = self.config.block[2] as i32;
         Slices::new(x.shape[1].value, self.config.k_slices, step, together)
     }
