@@ -113,6 +113,10 @@ pub const CASES: &[Litmus] = &[
     message!(rows_tensor_gpu, Rows, Tensor, Clean, Within, scope = "Scope::Gpu"),
     message!(rows_rows_gpu, Rows, Generic, Clean, Within, scope = "Scope::Gpu"),
     message!(tensor_tensor_gpu, Tensor, Tensor, Clean, Within, scope = "Scope::Gpu"),
+    // Posts to several ranks: one fence before all of them.
+    message!(tensor_tensor_fenced, Tensor, Tensor, Clean, Both, fenced_post = true),
+    message!(bulk_tensor_fenced, Bulk, Tensor, Clean, Both, fenced_post = true),
+    message!(rows_rows_fenced, Rows, Generic, Clean, Both, fenced_post = true),
     case("entered", Entered, "", Clean, Both),
     case("fault_record", Fault, "", Clean, Within),
     case("exit_tensor_rows", Boundary, "", Clean, Both),

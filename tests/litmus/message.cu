@@ -23,6 +23,7 @@ struct Case {
   Scope scope = Scope::Sys;
   Done done = Done::Written;
   bool post_first = false;         // signal before data
+  bool fenced_post = false;        // as several posts of one agent: a fence, then red.relaxed
   bool relaxed_post = false;       // red.relaxed for red.release
   bool relaxed_wait = false;       // ld.relaxed for ld.acquire
   bool no_proxy_fence = false;     // no fence.proxy.async after the acquire
@@ -66,6 +67,11 @@ MK_DEVICE void post(const Context& ctx, u32* word) {
 
 template <Case kCase>
 MK_DEVICE void post_message(const Context& ctx, const Pair& pair) {
+  if constexpr (kCase.fenced_post) {
+    fence_acq_rel<kCase.scope>();
+    post_fenced<kFullEdge, kCase.scope>(ctx, pair.full_word, 1);
+    return;
+  }
   post<kCase.relaxed_post, kFullEdge, kCase.scope>(ctx, pair.full_word);
 }
 template <Case kCase>
