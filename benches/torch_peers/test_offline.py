@@ -112,11 +112,12 @@ class Options(unittest.TestCase):
         self.assertTrue(any("swiglu -> gemm(v) -> reduce_scatter }' --shape x=8192x8192" in line for line in lines))
 
     def test_a_config_reaches_the_plan(self):
-        given = {self.KEY: {"sms": {"intra_comm": 20}, "block": [128, 128, 64], "chunk_bytes": 131072}}
+        given = {self.KEY: {"sms": {"intra_comm": 20}, "block": [128, 128, 64], "chunk_bytes": 131072, "k_slices": 4}}
         kernel = table.Row("gather-gemm", 4096, 4096, 1024).kernel(4)
         plan = mk.plan(kernel.pipeline, ranks=4, shapes=kernel.shapes, **ours.options(given, self.KEY))
         self.assertEqual(plan.roles["intra_comm"], 20)
         self.assertIn("block=128x128x64", str(plan))
+        self.assertIn("inner q in 4", str(plan))
         self.assertEqual(ours.options(given, "another row"), {})
         self.assertIn("intra_comm 20", ours.roles(plan))
 

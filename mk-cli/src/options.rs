@@ -44,7 +44,7 @@ pub struct PipelineArgs {
     /// Bytes that one communication task moves to each peer, at most [default: 524288]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk_bytes: Option<u32>,
-    /// Slices of the inner dimension in which gathered rows travel, at most [default: 1]
+    /// Slices of the inner dimension in which gathered rows travel, at most; whole where no such number fits [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub k_slices: Option<u32>,
     /// Parts of the inner dimension that are multiplied at the same time, where sums follow [default: 1]

@@ -3,6 +3,12 @@
 mod common;
 
 use common::{CASES, VARIANTS, plan};
+use mk_codegen::{
+    ir::Plan,
+    passes::{Config, LowerError, Tail, lower},
+};
+use mk_syntax::Program;
+use std::collections::BTreeMap;
 
 #[test]
 fn plans() {
@@ -25,6 +31,80 @@ fn refusals_say_what_works() {
         assert!(error.contains("help:"), "{name}: {error}");
         insta::assert_snapshot!(format!("refused_{name}"), error);
     }
+}
+
+#[test]
+fn slices_fit_a_stage_or_rows_travel_whole() {
+    // Elements of K, slices at most, and what comes of them.
+    for (k, most, slices) in [
+        (32768, 2, None),
+        (32768, 8, Some(8)),
+        (65536, 4, None),
+        (8192, 3, Some(2)),
+        (4096, u32::MAX, Some(64)),
+        (64, 8, None),
+        (4104, 8, None),
+    ] {
+        let config = Config { ranks: 4, k_slices: most, ..Config::default() };
+        let shapes = &[("a", vec![512, k]), ("b", vec![k, 512])];
+        let plan = with_config("gather(a) -> gemm(b)", shapes, &config).expect("lowers");
+        let waits_inside = plan.families.values().any(|f| f.inner.is_some());
+        let depth = plan.buffers.values().find(|b| b.name == "a_all").map(|b| b.shape.len());
+        assert_eq!((waits_inside, depth == Some(4)), (slices.is_some(), slices.is_some()), "{k}");
+        mk_codegen::emit::emit(&plan).unwrap_or_else(|e| panic!("{k} in {most}: {e}"));
+        if let Some(n) = slices {
+            assert!(plan.to_string().contains(&format!("inner q in {n}\n")), "{k} in {most}");
+        }
+    }
+}
+
+#[test]
+fn settings_that_fit_nothing_are_refused() {
+    let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512])];
+    let tail = |blocks, columns, parts| Some(Tail { blocks, columns, parts });
+    let cases: &[(&str, Config, &str)] = &[
+        ("gather(a) -> gemm(b)", Config { k_slices: 0, ..four() }, "rows in 0 slices"),
+        ("gemm(a, b) -> all_reduce", Config { k_slices: 2, ..four() }, "nothing here is gathered"),
+        ("gather(a)", Config { k_slices: 2, ..four() }, "there are none"),
+        ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 0), ..four() }, "and 0 parts"),
+        ("gather(a) -> gemm(b)", Config { tail: tail(0, 256, 2), ..four() }, "a tail of 0 blocks"),
+        ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 1), ..four() }, "a tail of 1 blocks"),
+        ("gather(a) -> gemm(b) -> gelu", Config { tail: tail(1, 256, 2), ..four() }, "in 2 parts"),
+        ("gemm(a, b) -> all_reduce", Config { tail: tail(1, 256, 2), ..four() }, "can have a tail"),
+    ];
+    for (source, config, says) in cases {
+        let error = with_config(source, shapes, config).expect_err(says).to_string();
+        assert!(error.contains(says) && error.contains("help:"), "{source}: {error}");
+    }
+}
+
+#[test]
+fn tails_read_what_they_write() {
+    for text in ["1x64", "2x256/4", "20x192/2"] {
+        let tail: Tail = text.parse().expect(text);
+        assert_eq!(tail.to_string(), text);
+    }
+    for text in ["", "1", "x", "1x", "1x64/", "1x64/2/3", "-1x64", "1x64x2", "axb"] {
+        let error = text.parse::<Tail>().expect_err(text).to_string();
+        assert!(error.contains("2x256/4"), "{error}");
+    }
+}
+
+fn four() -> Config {
+    Config { ranks: 4, ..Config::default() }
+}
+
+fn with_config(
+    source: &str,
+    shapes: &[(&str, Vec<u64>)],
+    config: &Config,
+) -> Result<Plan, LowerError> {
+    let program = Program::parse(source).expect("parses");
+    let used = |name: &str| program.tensors().iter().any(|t| t.name == name);
+    let shapes = shapes.iter().filter(|(n, _)| used(n));
+    let shapes = shapes.map(|(n, s)| (n.to_string(), s.clone())).collect();
+    let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+    lower(&program, &bound, config)
 }
 
 #[test]

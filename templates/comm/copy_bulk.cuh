@@ -4,7 +4,9 @@ template <u32 kStages_, u32 kPieceBytes_ = 16384>
 struct CopyConfig {
   static constexpr u32 kStages = kStages_;
   static constexpr u32 kPieceBytes = kPieceBytes_;
-  static_assert(kPieceBytes % 128 == 0, "whole lines");
+  // Pieces on their way to their destinations before the oldest one's slot goes back.
+  static constexpr u32 kLag = kStages > 5 ? 4 : kStages - 2;
+  static_assert(kPieceBytes % 128 == 0 && kStages >= 3, "whole lines; one piece arriving, one leaving, one in hand");
 };
 
 template <class Config>
@@ -89,16 +91,12 @@ MK_DEVICE void bulk_copy_loader(const Context& ctx, const CopySmem<Config>& smem
   }
 }
 
-// Pieces on their way to their destinations before the oldest one's slot goes back.
-constexpr u32 kCopyLag = 4;
-
 // Writes, one bulk group per piece. A post follows only finished writes, but nobody stands still for them: a task's posts are
 // held back until pieces of the next task are on their way behind it. Unless the storer would have to wait for those: what it
 // waits for may depend on what it holds back. (Peers' entries do not.)
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem, const Hooks& hooks,
                                 RingCursor<Config::kStages>& ring) {
-  static_assert(Config::kStages > kCopyLag + 1, "the loader needs slots of its own");
   RingCursor<Config::kStages> reading = ring;
   CopyTask held;
   bool holds = false;
@@ -106,7 +104,14 @@ MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem
   u32 in_flight = 0;  // slots that have not gone back
   const auto settle = [&] {
     if (!holds) return;
-    bulk_wait_written<0>();
+    // The groups of the task, not those behind it.
+    switch (behind) {
+      case 0: bulk_wait_written<0>(); break;
+      case 1: bulk_wait_written<1>(); break;
+      case 2: bulk_wait_written<2>(); break;
+      case 3: bulk_wait_written<3>(); break;
+      default: bulk_wait_written<4>(); break;
+    }
     hooks.after_store(ctx, held);
     holds = false;
   };
@@ -130,18 +135,14 @@ MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem
       }
       bulk_commit();
       ring.advance();
-      if (in_flight == kCopyLag) {
-        bulk_wait_read<kCopyLag>();
+      if (in_flight == Config::kLag) {
+        bulk_wait_read<Config::kLag>();
         mbarrier_arrive<Edges::empty>(smem.empty(reading.stage));
         reading.advance();
       } else {
         ++in_flight;
       }
-      if (holds && ++behind == kCopyLag) {
-        bulk_wait_written<kCopyLag>();
-        hooks.after_store(ctx, held);
-        holds = false;
-      }
+      if (holds && ++behind == Config::kLag) settle();
     }
     settle();
     if constexpr (Hooks::kPostsStores) {

@@ -133,8 +133,16 @@ pub(super) fn summarise(plan: &Plan, work: &Work, ran: Vec<Ran>) -> Prediction {
         Bound::Compute if last_wave_is_thin(work) => Bound::Waves,
         other => other,
     };
-    let mut spans = Vec::with_capacity(ran.len());
-    for ((job, r), lane) in work.jobs.iter().zip(&ran).zip(&lane_of) {
+    let mut spans: Vec<Span> = Vec::with_capacity(ran.len());
+    for (i, ((job, r), lane)) in work.jobs.iter().zip(&ran).zip(&lane_of).enumerate() {
+        // Iterations of an inner loop are jobs, and one task.
+        if i > 0
+            && work.jobs[i - 1].of_task() == job.of_task()
+            && let Some(span) = spans.last_mut()
+        {
+            (span.main_end_s, span.end_s) = (r.main_end, r.end);
+            continue;
+        }
         spans.push(Span {
             rank: job.rank,
             cta: work.lanes[*lane as usize].cta,
@@ -175,7 +183,19 @@ fn chain(
             by_post: r.by_post,
         }
     };
-    walk(ran, last).map(one).collect()
+    let mut out: Vec<Chain> = Vec::new();
+    let mut before = None;
+    for i in walk(ran, last) {
+        let (task, next) = (work.jobs[i].of_task(), one(i));
+        match out.last_mut() {
+            Some(last) if before == Some(task) => {
+                (last.begin_s, last.by_post) = (next.begin_s, next.by_post);
+            }
+            _ => out.push(next),
+        }
+        before = Some(task);
+    }
+    out
 }
 
 /// Seconds of the critical chain by kind; they add up to the total.

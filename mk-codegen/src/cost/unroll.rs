@@ -47,6 +47,13 @@ pub(super) struct Job {
     pub posts: std::ops::Range<usize>,
 }
 
+impl Job {
+    /// The task that it is, or an iteration of.
+    pub fn of_task(&self) -> (u32, FamId, u32) {
+        (self.rank, self.family, self.linear)
+    }
+}
+
 /// What a lane does with a task.
 pub(super) enum Kind {
     /// Only posts.
@@ -157,10 +164,13 @@ impl Unroller<'_> {
     fn rank(&mut self, rank: usize) -> Result<(), CostError> {
         let mut first_cta = 0;
         for (role_id, role) in self.plan.roles.iter() {
-            let mut tasks: Vec<Task> = Vec::new();
+            let (mut tasks, mut jobs) = (Vec::new(), 0);
             for (id, _) in self.plan.families.iter().filter(|(_, x)| x.role == role_id) {
-                tasks.extend(self.points.tasks(id, rank, 1)?);
-                if self.work.jobs.len() + tasks.len() > MAX_JOBS {
+                for task in self.points.tasks(id, rank, 1)? {
+                    jobs += usize::try_from(self.points.inner(&task)?).unwrap_or(MAX_JOBS).max(1);
+                    tasks.push(task);
+                }
+                if self.work.jobs.len() + jobs > MAX_JOBS {
                     return Err(CostError::TooLarge { limit: MAX_JOBS });
                 }
             }

@@ -129,6 +129,14 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
         ("copy_rows<", rows),
         ("reduce_rows<", calls("reduce_rows")),
     ];
+    let fences = |scope: Scope| {
+        let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
+        posts.filter(|p| several(p) && p.scope == scope).count()
+    };
+    out.extend([
+        ("fence_acq_rel<Scope::Sys>(); for (", fences(Scope::Sys)),
+        ("fence_acq_rel<Scope::Gpu>(); for (", fences(Scope::Gpu)),
+    ]);
     if options.trace {
         out.extend([
             ("trace_begin();", roles),

@@ -5,11 +5,8 @@ use super::{
     context::Emitter,
     tasks::{Slice, names},
 };
-use crate::ir::{Access, Agent, Entity, Expr, FamId, Operand, Point, Var};
+use crate::ir::{Access, Agent, COPY_STAGE_BYTES, Entity, Expr, FamId, Operand, Point, Var};
 use minijinja::{Value, context};
-
-/// What a stage of a bulk copy holds; `CopyConfig` of the templates has the same.
-const COPY_PIECE_BYTES: i64 = 16384;
 
 impl Emitter<'_> {
     /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
@@ -167,15 +164,21 @@ impl Emitter<'_> {
     /// A bulk copy writes whole rows without gaps, in multiples of 16 bytes, on every rank. It may read parts of rows, each of
     /// which fits a stage.
     fn check_contiguous(&self, id: FamId, src: &Access, dst: &Access) -> Result<(), EmitError> {
-        let mut fits = true;
+        let (mut aligned, mut longest) = (true, 0);
         self.each_row(id, src, |base, len, pitch| {
-            fits &= [base, len, pitch].iter().all(|n| n % 16 == 0)
-                && (len == pitch || len <= COPY_PIECE_BYTES);
+            aligned &= [base, len, pitch].iter().all(|n| n % 16 == 0);
+            longest = longest.max(len);
         })?;
-        if !fits || !self.whole_rows(id, dst)? {
+        if !aligned || !self.whole_rows(id, dst)? {
             let what = format!(
                 "{} to {} is not whole rows of 16-byte multiples: use via=ldst",
                 src.buffer, dst.buffer
+            );
+            return Err(EmitError::unsupported(id.to_string(), what));
+        }
+        if longest > i64::from(COPY_STAGE_BYTES) && !self.whole_rows(id, src)? {
+            let what = format!(
+                "parts of rows of {longest} bytes do not fit a stage of {COPY_STAGE_BYTES}: use via=ldst"
             );
             return Err(EmitError::unsupported(id.to_string(), what));
         }

@@ -269,7 +269,7 @@ impl Emitter<'_> {
     fn check_depth(&self, id: FamId, depth: &Expr) -> Result<(), EmitError> {
         for rank in 0..self.plan.mesh.size() as usize {
             for task in self.points.tasks(id, rank, 1)? {
-                if self.points.eval(&task, depth)? < 1 {
+                if self.points.eval(&task, depth)? < 1 || self.points.inner(&task)? < 1 {
                     let what = format!("task {:?} of rank {rank} has no depth", task.domain());
                     return Err(EmitError::unsupported(id.to_string(), what));
                 }

@@ -13,7 +13,10 @@ use super::{
     rows::Rows,
     select::{Kernel, Tensor},
 };
-use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+use crate::ir::{
+    Access, BufId, COPY_STAGE_BYTES, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space,
+    Var,
+};
 
 /// What a gather leaves for its readers.
 pub(super) struct Gathered {
@@ -43,11 +46,13 @@ pub(super) struct Slices {
 }
 
 impl Slices {
-    /// At most so many of `k` elements, all of them equal and whole steps of a product.
-    pub fn new(k: i32, most: u32, step: i32, together: i32) -> Option<Slices> {
+    /// At most so many of `k` elements, all of them equal, whole steps of a product, and of rows that a copy's stage holds.
+    pub fn new(k: i32, size_bytes: u64, most: u32, step: i32, together: i32) -> Option<Slices> {
         let steps = if k % step == 0 { k / step } else { return None };
         let most = i32::try_from(most).unwrap_or(i32::MAX).min(steps);
+        let fits = |n: &i32| (k / n) as u64 * size_bytes <= u64::from(COPY_STAGE_BYTES);
         let count = (2..=most).rev().find(|n| steps % n == 0)?;
+        let count = Some(count).filter(fits)?;
         Some(Slices { count, depth: k / count, together: together.max(1) })
     }
 }

@@ -242,7 +242,7 @@ impl<'k> Tiler<'k> {
         // A rest of less than half a wave fits in where the own rows end.
         let together = if rows.blocks * 2 < together * 3 { rows.blocks } else { together };
         let step = self.config.block[2] as i32;
-        Slices::new(x.shape[1].value, self.config.k_slices, step, together)
+        Slices::new(x.shape[1].value, x.dtype.size_bytes(), self.config.k_slices, step, together)
     }
 
     /// All tiles of one product, and what becomes of them.

@@ -45,7 +45,9 @@ pub struct Config {
     /// Bytes that one communication task moves to each peer, at most (at least one row).
     pub chunk_bytes: u32,
     /// Slices of the inner dimension in which gathered rows travel, at most: those of many rows leave slice by slice, so that a
-    /// product begins with the first slice and is never far behind the last. Each slice has whole steps of a product.
+    /// product begins with the first slice and is never far behind the last. Each slice has whole steps of a product and rows that
+    /// fit a copy's stage; where there is no such number, where the rows are a result themselves, or where a launch decides a dimension, rows
+    /// travel whole.
     pub k_slices: u32,
     /// How an `all_reduce` behind a matrix product moves its summands.
     pub all_reduce: AllReduce,
