@@ -75,6 +75,25 @@ fn a_cta_does_one_thing_at_a_time() {
     assert!(compared > 500);
 }
 
+/// But for bulk copies, which other warps make: sums are spread while the CTA adds up the next ones.
+#[test]
+fn bulk_copies_run_beside_sums() {
+    let plan =
+        with("gemm(a, b) -> all_reduce", &[("a", &[4096, 4096]), ("b", &[4096, 2048])], |_| {});
+    let spans = on_h200(&plan).spans;
+    let of = |name: &str| {
+        let family = plan.families.iter().find(|(_, f)| f.name == name).expect(name).0;
+        spans
+            .iter()
+            .filter(move |s| s.family == family)
+            .map(|s| (s.rank, s.cta, s.begin_s, s.end_s))
+    };
+    let beside = of("spread").filter(|(rank, cta, begin, _)| {
+        of("reduce").any(|(r, c, b, e)| (r, c) == (*rank, *cta) && b < *begin && *begin < e)
+    });
+    assert!(beside.count() > 10);
+}
+
 #[test]
 fn no_prediction_beats_the_steps_or_the_link() {
     let model = DeviceModel::h200();

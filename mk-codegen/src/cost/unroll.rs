@@ -25,7 +25,7 @@ pub(super) struct Work {
     pub ranks: usize,
 }
 
-/// A CTA, or an agent of its own.
+/// A CTA, its bulk copies where it also does something else, or an agent of its own.
 pub(super) struct Lane {
     pub rank: usize,
     /// Number of the CTA on its rank.
@@ -177,16 +177,28 @@ impl Unroller<'_> {
             let own = role.kind.owns_ctas();
             let lanes = if own { role.ctas.max(1) as usize } else { 1 };
             let misses = self.misses(&tasks, lanes)?;
-            let mut by_lane: Vec<Vec<usize>> = vec![Vec::new(); lanes];
-            (0..tasks.len()).for_each(|i| by_lane[i % lanes].push(i));
-            for (n, list) in by_lane.into_iter().enumerate() {
-                let from = self.work.jobs.len();
-                for i in list {
-                    self.job(&tasks[i], misses[i])?;
+            // Bulk copies are made by two lanes of a warpgroup that does nothing else, beside what the other warps of the CTA do.
+            let bulk = |task: &Task| {
+                let leaf = &self.plan.families[task.family].leaf;
+                matches!(leaf, Leaf::CopyTile { via: CopyVia::Bulk, .. })
+            };
+            let mut by_lane: Vec<[Vec<usize>; 2]> = vec![[Vec::new(), Vec::new()]; lanes];
+            for (i, task) in tasks.iter().enumerate() {
+                by_lane[i % lanes][usize::from(bulk(task))].push(i);
+            }
+            for (n, [others, copies]) in by_lane.into_iter().enumerate() {
+                let alone = copies.is_empty() || others.is_empty();
+                let lists =
+                    if alone { vec![[others, copies].concat()] } else { vec![others, copies] };
+                for list in lists {
+                    let from = self.work.jobs.len();
+                    for i in list {
+                        self.job(&tasks[i], misses[i])?;
+                    }
+                    let jobs = from..self.work.jobs.len();
+                    let cta = if own { first_cta + n as u32 } else { 0 };
+                    self.work.lanes.push(Lane { rank, cta, role: role_id.index(), jobs });
                 }
-                let jobs = from..self.work.jobs.len();
-                let cta = if own { first_cta + n as u32 } else { 0 };
-                self.work.lanes.push(Lane { rank, cta, role: role_id.index(), jobs });
             }
             if own {
                 first_cta += role.ctas;
