@@ -90,6 +90,22 @@ fn tails_read_what_they_write() {
     }
 }
 
+#[test]
+fn extents_and_numbers_of_any_size_are_refused_or_lowered() {
+    let huge = 1 << 30;
+    let sms = |n| BTreeMap::from([("intra_comm".to_string(), n)]);
+    for (m, k, n) in [(huge, huge, huge), (huge, 64, 1), (1, huge, huge), (4, 64, huge)] {
+        for slices in [2, 1 << 31, u32::MAX] {
+            for copying in [1, 131, 1 << 31, u32::MAX] {
+                let tail = Some(Tail { blocks: u32::MAX, columns: 64, parts: u32::MAX });
+                let config = Config { k_slices: slices, sms: sms(copying), tail, ..four() };
+                let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];
+                let _ = with_config("gather(a) -> gemm(b)", shapes, &config);
+            }
+        }
+    }
+}
+
 fn four() -> Config {
     Config { ranks: 4, ..Config::default() }
 }

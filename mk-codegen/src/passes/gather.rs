@@ -35,6 +35,9 @@ pub(super) struct Gathered {
     pub pieces: i32,
 }
 
+/// More slices would only add signals.
+const MAX_SLICES: u32 = 256;
+
 /// How rows are cut along K on their way.
 #[derive(Clone, Copy)]
 pub(super) struct Slices {
@@ -49,11 +52,12 @@ impl Slices {
     /// At most so many of `k` elements, all of them equal, whole steps of a product, and of rows that a copy's stage holds.
     pub fn new(k: i32, size_bytes: u64, most: u32, step: i32, together: i32) -> Option<Slices> {
         let steps = if k % step == 0 { k / step } else { return None };
-        let most = i32::try_from(most).unwrap_or(i32::MAX).min(steps);
+        let most = most.min(MAX_SLICES) as i32;
+        let most = most.min(steps);
         let fits = |n: &i32| (k / n) as u64 * size_bytes <= u64::from(COPY_STAGE_BYTES);
         let count = (2..=most).rev().find(|n| steps % n == 0)?;
         let count = Some(count).filter(fits)?;
-        Some(Slices { count, depth: k / count, together: together.max(1) })
+        Some(Slices { count, depth: k / count, together })
     }
 }
 
@@ -142,7 +146,7 @@ pub(super) fn push(
     let mut order = Vec::new();
     if let Some(s) = slices {
         domain.insert(1, ("q", s.count.into()));
-        order = rows.own().order(s.together.min(blocks.max(1)), s.count, pieces);
+        order = rows.own().order(s.together, s.count, pieces);
         order.push(Expr::from(Var::LINEAR) % pieces);
     }
     let push = draft.family("gather", RoleKind::IntraComm, leaf, domain, order, vec![src, dst]);

@@ -231,16 +231,17 @@ impl<'k> Tiler<'k> {
             && self.kernel.params.iter().all(fixed);
         let (Some(g), true) = (product, wanted) else { return None };
         let out = &self.kernel.gemms[g].out;
-        let width = self.config.block[1] as i32;
-        let across = (widest(out, 1, self.draft.world()) + width - 1) / width;
-        let sms = target::by_name(&self.draft.plan.target).map_or(1, |t| t.sms as i32);
-        let name = RoleKind::IntraComm.name();
-        let copying = *self.config.sms.get(name).unwrap_or(&DEFAULT_COPY_SMS) as i32;
-        let (free, own) = (sms - copying, rows.blocks * across);
+        let width = i64::from(self.config.block[1]);
+        let across = (i64::from(widest(out, 1, self.draft.world())) + width - 1) / width;
+        let sms = target::by_name(&self.draft.plan.target).map_or(1, |t| i64::from(t.sms));
+        let copying = self.config.sms.get(RoleKind::IntraComm.name()).unwrap_or(&DEFAULT_COPY_SMS);
+        let (free, blocks) = (sms - i64::from(*copying), i64::from(rows.blocks));
+        let own = blocks * across;
         let free = if own < free { free - own } else { free };
-        let together = free / (across * (rows.shards - 1)).max(1);
+        let together = free / (across * i64::from(rows.shards - 1)).max(1);
         // A rest of less than half a wave fits in where the own rows end.
-        let together = if rows.blocks * 2 < together * 3 { rows.blocks } else { together };
+        let together = if blocks * 2 < together * 3 { blocks } else { together };
+        let together = i32::try_from(together.clamp(1, blocks.max(1))).unwrap_or(1);
         let step = self.config.block[2] as i32;
         Slices::new(x.shape[1].value, x.dtype.size_bytes(), self.config.k_slices, step, together)
     }
