@@ -40,7 +40,13 @@ fn compile(emission: mk::emit::Options) {
             entry.stack_bytes,
             compiled.compile_time
         );
-        assert!(!entry.spills(), "{name} spills");
+        // Traced in an inner loop, agents keep some words in memory.
+        let traced_loop = emission.trace && plan.families.values().any(|f| f.inner.is_some());
+        let allowed = if traced_loop { kernel.spill_bytes } else { 0 };
+        assert!(
+            entry.spill_store_bytes <= allowed && (allowed > 0 || !entry.spills()),
+            "{name} spills: {entry:?}"
+        );
         assert!(
             compiled.compile_time.as_secs_f64() < 2.0 || cfg!(debug_assertions),
             "{name}: {:?}",

@@ -69,8 +69,10 @@ impl EmitError {
 /// Threads of every CTA: a warpgroup of single-lane agents and two that compute.
 pub const BLOCK_THREADS: u32 = 384;
 /// Bytes of registers that a thread of a chain of products may spill. Seen: 0 for most shapes, 4 to 8 for some, in the
-/// epilogue where it was looked at (docs/decisions.md, 36); with tracing 4 where rows come in slices, too.
+/// epilogue where it was looked at (docs/decisions.md, 36).
 const CHAIN_SPILL_BYTES: u32 = 32;
+/// The same of a kernel that is traced where rows come in slices. Seen: 4 to 84, none of it in the loop of wgmmas.
+const TRACED_LOOP_SPILL_BYTES: u32 = 128;
 /// Shared memory beside a leaf's contract: mbarriers, at most.
 const BARRIER_BYTES: u32 = 1024;
 
@@ -213,7 +215,11 @@ fn spill_bytes(plan: &Plan, options: Options) -> u32 {
         runs.iter().filter(|r| matches!(plan.families[r[0]].leaf, Leaf::MmaTile { .. })).count()
     };
     let chain = plan.roles.keys().any(|r| products(r) > 1);
-    if chain || traced_loop { CHAIN_SPILL_BYTES } else { 0 }
+    match (traced_loop, chain) {
+        (true, _) => TRACED_LOOP_SPILL_BYTES,
+        (false, true) => CHAIN_SPILL_BYTES,
+        (false, false) => 0,
+    }
 }
 
 fn check_scope(plan: &Plan) -> Result<(), EmitError> {
