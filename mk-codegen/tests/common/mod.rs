@@ -283,7 +283,7 @@ pub const VARIANTS: &[Variant] = &[
         c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
     }),
     variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 1, columns: 256, parts: 3 });
+        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 3 });
     }),
     variant(
         (
@@ -301,10 +301,10 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("b", &[264, 656])],
         ),
-        |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }),
+        |c| c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 }),
     ),
     variant(("tail_parts_alone", "gemm(a, b) -> cast(f32)", 1, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 2, columns: 192, parts: 4 });
+        c.tail = Some(Tail { blocks: 2, columns: 64, parts: 4 });
     }),
     variant(("tail_parts_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
