@@ -287,8 +287,16 @@ pub fn candidates(
     seen
 }
 
-/// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only.
+/// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; and a tail's tiles
+/// are not wider than the others.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
+    let width = config.block[1];
+    config.tail = config
+        .tail
+        .filter(|tail| width.is_multiple_of(64) && (tail.parts > 1 || tail.columns < width));
+    if let Some(tail) = &mut config.tail {
+        tail.columns = tail.columns.min(width);
+    }
     if config.sums == Sums::After && !facts.gathers {
         config.sms.remove("intra_comm");
     }
