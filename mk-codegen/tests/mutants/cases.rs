@@ -65,7 +65,8 @@ const AB: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'N'])];
 const DEEP: &[(&str, &[char])] = &[("a", &['M', 'D']), ("b", &['D', 'N'])];
 /// Two steps along k, which every rank has whole.
 const DEEP_ROWS: &[(&str, &[char])] = &[("a", &['M', 'G']), ("b", &['G', 'N'])];
-/// The same, with columns that nothing has to repack: the executor never reads a slice before its repacked columns are there.
+/// The same, with columns that nothing has to repack: where a product waits in its loop, too, the executor does not show that its
+/// wait for repacked columns is for the wrong proxy. (The verifier rejects it.)
 const WIDE: &[(&str, &[char])] = &[("a", &['M', 'G']), ("b", &['G', 'D'])];
 const MLP: &[(&str, &[char])] = &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])];
 
