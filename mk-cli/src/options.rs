@@ -59,6 +59,8 @@ pub enum Sums {
     Beside,
     /// Those that multiply, when they are done
     After,
+    /// Those that multiply, tile by tile: sums go from rank to rank
+    Ring,
 }
 
 /// [`mk::passes::AllReduce`] as an option.

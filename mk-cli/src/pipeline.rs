@@ -201,6 +201,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         },
         sums: match args.sums {
             Some(Sums::After) => passes::Sums::After,
+            Some(Sums::Ring) => passes::Sums::Ring,
             Some(Sums::Beside) | None => passes::Sums::Beside,
         },
         chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),

@@ -152,19 +152,28 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "sums",
         values: |facts| match facts.sums && facts.products {
-            true => vec!["beside".into(), "after".into()],
+            true => {
+                let mut ways = vec!["beside", "after"];
+                // Every hop rounds: on many ranks that adds up.
+                if (2..=8).contains(&facts.ranks) && !facts.all_reduces {
+                    ways.push("ring");
+                }
+                ways.into_iter().map(String::from).collect()
+            }
             false => Vec::new(),
         },
         get: |c| {
             Some(match c.sums {
                 Sums::Beside => "beside".into(),
                 Sums::After => "after".into(),
+                Sums::Ring => "ring".into(),
             })
         },
         set: |c, text| {
             c.sums = match text {
                 "beside" => Sums::Beside,
                 "after" => Sums::After,
+                "ring" => Sums::Ring,
                 _ => return None,
             };
             Some(())
@@ -287,8 +296,8 @@ pub fn candidates(
     seen
 }
 
-/// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; and a tail's tiles
-/// are not wider than the others.
+/// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
+/// whole products; and a tail's tiles are not wider than the others.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     let width = config.block[1];
     config.tail = config
@@ -297,7 +306,10 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     if let Some(tail) = &mut config.tail {
         tail.columns = tail.columns.min(width);
     }
-    if config.sums == Sums::After && !facts.gathers {
+    if config.sums == Sums::Ring {
+        config.split_k = 1;
+    }
+    if config.sums != Sums::Beside && !facts.gathers {
         config.sms.remove("intra_comm");
     }
     config

@@ -4,10 +4,3 @@ MK_DEVICE void named_barrier_sync() {
   static_assert(kId > 0 && kId < 16, "barrier 0 is __syncthreads");
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
-
-// Signals without waiting; `kThreads` counts arriving and waiting threads together.
-template <u32 kEdge, u32 kId, u32 kThreads>
-MK_DEVICE void named_barrier_arrive() {
-  static_assert(kId > 0 && kId < 16, "barrier 0 is __syncthreads");
-  asm volatile("bar.arrive %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
-}

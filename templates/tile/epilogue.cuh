@@ -55,14 +55,64 @@ MK_DEVICE void apply_gate(float* acc) {
   if constexpr (Config::kGated) acc[0] = silu(acc[0]) * acc[Config::kAccumulators / 2];
 }
 
-// Packs 16 columns of a 64-row block for one stmatrix, through the plan's elementwise chain.
+// What has been summed so far, for this thread's accumulators: one word for two of them. Results of 32 bits are loaded where
+// they are added, since there are no registers to keep as many.
+template <class Config>
+struct Carried {
+  static constexpr bool kAhead = Config::kCarried && Config::kOut != Dtype::F32;
+  u32 words[kAhead ? Config::kMmasPerStep : 1][kAhead ? Config::kAccumulators / 2 : 1];
+};
+
+// Loads it, while the last steps of the main loop run: a word is one aligned pair, there or not.
+template <class Config>
+MK_DEVICE void load_carried(const GemmTile& tile, u32 consumer, Carried<Config>& carried) {
+  if constexpr (Carried<Config>::kAhead) {
+#pragma unroll
+    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half) {
+        const u32 row = fragment_row<Config>(consumer, m) + half * 8;
+        const u64 line = tile.carry + row * tile.carry_pitch_bytes;
+        const i32 cols = static_cast<i32>(row) < tile.carry_rows ? tile.valid_cols : 0;
+#pragma unroll
+        for (u32 j = 0; j < Config::kAccumulators / 4; ++j) {
+          const u32 col = j * 8 + lane_index() % 4 * 2;
+          carried.words[m][2 * j + half] =
+              static_cast<i32>(col) < cols ? ld_u32(reinterpret_cast<const void*>(line + col * kElemBytes)) : 0;
+        }
+      }
+    }
+  }
+}
+
+// Adds it to accumulators 2 * i and 2 * i + 1 of 64-row block `m`, at `row` and `col` of the tile.
+template <class Config>
+MK_DEVICE void add_carried(const GemmTile& tile, const Carried<Config>& carried, u32 m, u32 i, u32 row, u32 col, float& x0,
+                           float& x1) {
+  if constexpr (Carried<Config>::kAhead) {
+    x0 += unpack_lo<Config::kOut>(carried.words[m][i]);
+    x1 += unpack_hi<Config::kOut>(carried.words[m][i]);
+  } else if constexpr (Config::kCarried) {
+    const i32 left = static_cast<i32>(row) < tile.carry_rows ? tile.valid_cols - static_cast<i32>(col) : 0;
+    const u64 line = tile.carry + row * tile.carry_pitch_bytes;
+    const Pair y = load_pair<Config::kOut, true>(line + col * element_bytes(Config::kOut), left);
+    x0 += y.x0;
+    x1 += y.x1;
+  }
+}
+
+// Packs accumulators 8 * g to 8 * g + 7 of 64-row block `m`, 16 columns, for one stmatrix, through the plan's elementwise chain.
 template <class Config, class Hooks>
-MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, u32 row, u32 col, float* acc, u32 (&out)[4]) {
+MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, const Carried<Config>& carried, u32 m, u32 g, u32 row,
+                                 float* acc, u32 (&out)[4]) {
+  const u32 col = g * 16;
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
     apply_gate<Config>(acc + 2 * i);
     apply_gate<Config>(acc + 2 * i + 1);
-    hooks.epilogue(tile, row + i % 2 * 8, col + i / 2 * 8 + lane_index() % 4 * 2, acc[2 * i], acc[2 * i + 1]);
+    const u32 r = row + i % 2 * 8, c = col + i / 2 * 8 + lane_index() % 4 * 2;
+    hooks.epilogue(tile, r, c, acc[2 * i], acc[2 * i + 1]);
+    add_carried<Config>(tile, carried, m, g * 4 + i, r, c, acc[2 * i], acc[2 * i + 1]);
     if constexpr (Config::kOut != Dtype::F32) out[i] = pack2<Config::kOut>(acc[2 * i], acc[2 * i + 1]);
   }
 }
@@ -85,7 +135,7 @@ MK_DEVICE void stage_f32_panel(u32 panel, const float* acc) {
 // first has been read, so that the ring can keep its stages.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
-                          RingCursor<Config::kPanels>& staging,
+                          RingCursor<Config::kPanels>& staging, const Carried<Config>& carried,
                           float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr u32 kPairs = Config::kPanelCols / 16;      // stmatrix per panel
   constexpr u32 kRowBytes = Config::kPanelRowBytes;    // also the swizzle's span
@@ -102,7 +152,7 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
       float* const first = &acc[m][n * Config::kPanelCols / 2];
 #pragma unroll
       for (u32 j = 0; j < kPairs; ++j) {
-        finish_16_columns<Config>(hooks, tile, row, n * Config::kPanelCols + j * 16, first + j * 8, packed[j]);
+        finish_16_columns<Config>(hooks, tile, carried, m, n * kPairs + j, row, first + j * 8, packed[j]);
       }
       mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
       const u32 panel = smem.panel(consumer, staging.stage);
@@ -150,6 +200,7 @@ MK_DEVICE void store_pair(u64 address, float x0, float x1, bool pairs, i32 left)
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                  const GemmTile& tile, u32 consumer, RingCursor<Config::kPanels>& staging,
+                                 const Carried<Config>& carried,
                                  float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   // Nothing is staged: the edges carry the news to the storer, and its leave to bring the next.
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
@@ -174,6 +225,7 @@ MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& sme
         apply_gate<Config>(&x0);
         apply_gate<Config>(&x1);
         hooks.epilogue(tile, row, col, x0, x1);
+        add_carried<Config>(tile, carried, m, j * 2 + half, row, col, x0, x1);
         store_pair<Config::kOut>(line + col * kBytes, x0, x1, pairs, left);
       }
     }

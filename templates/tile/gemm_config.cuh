@@ -11,10 +11,6 @@ constexpr u32 kBlockK = 64;
 constexpr u32 kWarpgroupThreads = 128;
 constexpr u32 kWarpgroupWarps = 4;
 
-// How the two consumer warpgroups divide the work: each takes half the rows of every tile, or they take whole tiles in
-// turn, so that one's epilogue runs under the other's main loop. In turn pays for a short K or a long epilogue.
-enum class Consumers : u32 { Together, InTurn };
-
 // Everything a generated kernel chooses about its GEMM tiles.
 struct GemmOptions {
   u32 block_m = 128;
@@ -26,12 +22,11 @@ struct GemmOptions {
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
+  bool carried = false;  // a tile adds itself to what has been summed so far
   StorePath store = StorePath::Tma;
-  Consumers consumers = Consumers::Together;
   Multicast multicast = Multicast::None;
   u32 cluster = 1;      // CTAs; more than 1 with a multicast only
   u32 panels = 2;       // staging panels of 64 rows, per consumer
-  bool waiter = false;  // an agent of its own takes the waits of `before_load`, a tile or two ahead of the loader
 };
 
 template <GemmOptions kOptions>
@@ -44,16 +39,14 @@ struct GemmConfig {
   static constexpr ALayout kA = kOptions.a;
   static constexpr BLayout kB = kOptions.b;
   static constexpr bool kGated = kOptions.gated;
+  static constexpr bool kCarried = kOptions.carried;
   static constexpr StorePath kStore = kOptions.store;
-  static constexpr bool kInTurn = kOptions.consumers == Consumers::InTurn;
   static constexpr Multicast kMulticast = kOptions.multicast;
   static constexpr u32 kCluster = kOptions.cluster;
   static constexpr u32 kPanels = kOptions.panels;
-  static constexpr bool kWaiter = kOptions.waiter;
 
-  static constexpr u32 kConsumers = kBlockM == 64 && !kInTurn ? 1 : 2;  // warpgroups
-  static constexpr u32 kConsumersOfTile = kInTurn ? 1 : kConsumers;
-  static constexpr u32 kRowsPerConsumer = kBlockM / kConsumersOfTile;
+  static constexpr u32 kConsumers = kBlockM == 64 ? 1 : 2;              // warpgroups, each with its rows of every tile
+  static constexpr u32 kRowsPerConsumer = kBlockM / kConsumers;
   static constexpr u32 kMmasPerStep = kRowsPerConsumer / 64;            // wgmmas side by side in M
   static constexpr u32 kAccumulators = kBlockN / 2;                     // registers of one wgmma
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
@@ -82,7 +75,7 @@ struct GemmConfig {
   static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
 
   // This consumer's first row of the tile.
-  MK_DEVICE static u32 first_row(u32 consumer) { return kInTurn ? 0 : consumer * kRowsPerConsumer; }
+  MK_DEVICE static u32 first_row(u32 consumer) { return consumer * kRowsPerConsumer; }
 
   static_assert(kBlockM == 64 || kBlockM == 128 || kBlockM == 256, "whole 64-row wgmmas for each consumer");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
@@ -90,6 +83,7 @@ struct GemmConfig {
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert((kMulticast == Multicast::None) == (kCluster == 1), "a cluster is there to share an operand");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
+  static_assert(!kCarried || (!kGated && kMmasPerStep * kAccumulators <= 128), "what is carried takes half as many registers again");
   static_assert(kMulticast == Multicast::None || (kA == ALayout::KMajor && !kGated), "shared operands lie plainly");
   static_assert(kOut != Dtype::F32 || kStore == StorePath::Direct || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
   static_assert(kMulticast != Multicast::B || (kB == BLayout::NMajor ? kBPanels : kBlockN / 8) % kCluster == 0,
@@ -99,9 +93,6 @@ struct GemmConfig {
   static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");
 };
 
-// Tiles that a waiter may be ahead of its loader.
-constexpr u32 kWaiterSlots = 2;
-
 // Shared memory of a CTA that runs GEMM tiles. `base` is 1024-byte aligned, as the swizzle wants.
 template <class Config>
 struct GemmSmem {
@@ -110,9 +101,7 @@ struct GemmSmem {
   static constexpr u32 kEmpty = kFull + Config::kStages * kMbarrierBytes;
   static constexpr u32 kStagingFull = kEmpty + Config::kStages * kMbarrierBytes;
   static constexpr u32 kStagingFree = kStagingFull + Config::kConsumers * Config::kPanels * kMbarrierBytes;
-  static constexpr u32 kReady = kStagingFree + Config::kConsumers * Config::kPanels * kMbarrierBytes;
-  static constexpr u32 kReadyFree = kReady + kWaiterSlots * kMbarrierBytes;
-  static constexpr u32 kState = kReadyFree + kWaiterSlots * kMbarrierBytes;
+  static constexpr u32 kState = kStagingFree + Config::kConsumers * Config::kPanels * kMbarrierBytes;
   static constexpr u32 kBytes = kState + sizeof(CtaState);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
@@ -138,25 +127,19 @@ struct GemmSmem {
   MK_DEVICE u32 staging_free(u32 consumer, u32 slot) const {
     return base + kStagingFree + (consumer * Config::kPanels + slot) * kMbarrierBytes;
   }
-  MK_DEVICE u32 ready(u32 slot) const { return base + kReady + slot * kMbarrierBytes; }
-  MK_DEVICE u32 ready_free(u32 slot) const { return base + kReadyFree + slot * kMbarrierBytes; }
   MK_DEVICE u32 state() const { return base + kState; }
 
   // One thread, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
   MK_DEVICE void init_barriers() const {
     for (u32 s = 0; s < Config::kStages; ++s) {
       mbarrier_init(full(s), 1);
-      mbarrier_init(empty(s), Config::kCluster * Config::kConsumersOfTile * kWarpgroupWarps);
+      mbarrier_init(empty(s), Config::kCluster * Config::kConsumers * kWarpgroupWarps);
     }
     for (u32 c = 0; c < Config::kConsumers; ++c) {
       for (u32 p = 0; p < Config::kPanels; ++p) {
         mbarrier_init(staging_full(c, p), kWarpgroupWarps);
         mbarrier_init(staging_free(c, p), 1);
       }
-    }
-    for (u32 w = 0; w < kWaiterSlots; ++w) {
-      mbarrier_init(ready(w), 1);
-      mbarrier_init(ready_free(w), 1);
     }
     fence_mbarrier_init();
   }
@@ -181,6 +164,10 @@ struct GemmTile {
   i32 valid_cols;
   u64 c_data;              // direct path: address of C[0, 0]
   u64 c_pitch_bytes;       // direct path
+  u64 carry;               // address of what is carried to C[0, 0], in C's type
+  u64 carry_pitch_bytes;   // a multiple of 16
+  i32 carry_rows;          // rows that anything is carried to
+  u32 carry_step;          // the step before which the loader has waited for it
 
   // Whether any element of it exists.
   MK_DEVICE bool stores() const { return valid_rows > 0 && valid_cols > 0; }

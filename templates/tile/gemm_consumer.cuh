@@ -37,38 +37,12 @@ MK_DEVICE void sm90_mma_step(const GemmSmem<Config>& smem, u32 consumer, u32 sta
   }
 }
 
-// Named barriers by which consumers hand each other the ring; see `wait_turn`.
-constexpr u32 kTurnBarrier = 1;
-
-// In turn: a consumer waits until the other has seen its last stage arrive. Without that it could wait on a stage more
-// than one lap early, and a parity cannot tell laps apart.
-template <class Edges>
-MK_DEVICE void wait_turn(u32 consumer) {
-  if (consumer == 0) {
-    named_barrier_sync<Edges::turn, kTurnBarrier, 2 * kWarpgroupThreads>();
-  } else {
-    named_barrier_sync<Edges::turn, kTurnBarrier + 1, 2 * kWarpgroupThreads>();
-  }
-}
-template <class Edges>
-MK_DEVICE void pass_turn(u32 consumer) {
-  if (consumer == 0) {
-    named_barrier_arrive<Edges::turn, kTurnBarrier + 1, 2 * kWarpgroupThreads>();
-  } else {
-    named_barrier_arrive<Edges::turn, kTurnBarrier, 2 * kWarpgroupThreads>();
-  }
-}
-
-// The main loop of one tile. `pass` (in turn only): another tile follows, and its consumer waits for this one.
-// One step stays in flight: a stage goes back when the step after it has been issued.
+// Steps `from` to `to` of a tile. One step stays in flight: a stage goes back when the step after it has been issued.
 template <class Config, class Edges>
-MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer, bool pass,
-                             RingCursor<Config::kStages>& ring,
-                             float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-#pragma unroll
-  for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
+MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
+                              float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
 #pragma unroll 1
-  for (u32 k = 0; k < tile.k_blocks; ++k) {
+  for (u32 k = from; k < to; ++k) {
     mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
     sm90_wgmma_fence();
     sm90_mma_step<Config>(smem, consumer, ring.stage, k == 0, acc);
@@ -77,38 +51,47 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const GemmTile& tile,
     if (k > 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
     ring.advance();
   }
-  if constexpr (Config::kInTurn) {
-    if (pass) pass_turn<Edges>(consumer);
+}
+
+// What a tile carries is loaded this many steps before its last: some two microseconds, for what memory takes to answer.
+constexpr u32 kCarryLead = 3;
+
+// The main loop of one tile.
+template <class Config, class Edges>
+MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer,
+                             RingCursor<Config::kStages>& ring, Carried<Config>& carried,
+                             float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
+  u32 done = 0;
+  if constexpr (Carried<Config>::kAhead) {
+    // Not before the loader has brought that step.
+    done = max(tile.carry_step + 1, tile.k_blocks > kCarryLead ? tile.k_blocks - kCarryLead : 0);
+    sm90_mma_steps<Config, Edges>(smem, consumer, 0, done, ring, acc);
+    load_carried<Config>(tile, consumer, carried);
   }
+  sm90_mma_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, ring, acc);
   sm90_wgmma_wait<0>();
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
   sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
 }
 
-// Run by all threads of consumer warpgroup `consumer`. `Edges` names `full`, `empty`, `staging_full`, `staging_free`,
-// and in turn also `turn`.
+// Run by all threads of consumer warpgroup `consumer`. `Edges` names `full`, `empty`, `staging_full`, `staging_free`.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, u32 consumer,
                                   RingCursor<Config::kStages>& ring, RingCursor<Config::kPanels>& staging) {
   float acc[Config::kMmasPerStep][Config::kAccumulators];
-  u32 turn = 0;
 #pragma unroll 1
-  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride(), turn ^= 1) {
+  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
     const GemmTile tile = hooks.decode(t);
-    if (Config::kInTurn && turn != consumer) {
-      ring.skip(tile.k_blocks);
-      continue;
-    }
     chaos_delay(ctx, Agent::Consumer, t);
-    if constexpr (Config::kInTurn) {
-      if (t != hooks.first()) wait_turn<Edges>(consumer);
-    }
-    sm90_mma_tile<Config, Edges>(smem, tile, consumer, t + hooks.stride() < hooks.end(), ring, acc);
+    Carried<Config> carried;
+    sm90_mma_tile<Config, Edges>(smem, tile, consumer, ring, carried, acc);
     if constexpr (Config::kStore == StorePath::Tma) {
-      stage_tile<Config, Edges>(smem, hooks, tile, consumer, staging, acc);
+      stage_tile<Config, Edges>(smem, hooks, tile, consumer, staging, carried, acc);
     } else {
-      store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging, acc);
+      store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging, carried, acc);
     }
   }
 }

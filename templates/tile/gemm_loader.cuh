@@ -57,29 +57,20 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
   }
 }
 
-// Run by one lane. Hooks: see README.md. `Edges` names the plan's edges `full` and `empty`, with a waiter also `ready`
-// and `ready_free`.
+// Run by one lane. Hooks: see README.md. `Edges` names the plan's edges `full` and `empty`.
 //
 // After an abort, and for a tile that stores nothing (a rank may own no rows, and its map then lies over nothing), a lone CTA
 // issues no loads and only arrives. A CTA of a cluster goes on loading: its neighbours count on
 // its part. That is harmless, because multicast operands lie in this GPU's memory and nothing computed is stored.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
-                                RingCursor<Config::kStages>& ring, RingCursor<kWaiterSlots>& waited) {
+                                RingCursor<Config::kStages>& ring) {
   const u32 cta = Config::kCluster > 1 ? cluster_cta_rank() : 0;
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
     GemmTile tile = hooks.decode(t);
     chaos_delay(ctx, Agent::Loader, t);
-    if constexpr (Config::kWaiter) {
-      // The waiter acquired; this lane is ordered after it, and crosses to the async proxy for itself.
-      mbarrier_wait<Edges::ready>(smem.ready(waited.stage), waited.phase);
-      mbarrier_arrive<Edges::ready_free>(smem.ready_free(waited.stage));
-      waited.advance();
-      fence_proxy_async_global();
-    } else {
-      hooks.before_load(ctx, tile);
-    }
+    hooks.before_load(ctx, tile);
 #pragma unroll 1
     for (u32 k = 0; k < tile.k_blocks; ++k) {
       hooks.before_step(ctx, tile, static_cast<int>(k));
@@ -94,20 +85,5 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
       }
       ring.advance();
     }
-  }
-}
-
-// Takes the loader's waits ahead of it, because an acquire takes longer than the ring is deep. Run by one lane. It may
-// be ahead by `kWaiterSlots` tiles: it holds up nobody, so that a wait on what this CTA has yet to produce is safe.
-template <class Config, class Edges, class Hooks>
-MK_DEVICE void gemm_waiter(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
-                           RingCursor<kWaiterSlots>& waited) {
-#pragma unroll 1
-  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
-    const GemmTile tile = hooks.decode(t);
-    mbarrier_wait<Edges::ready_free>(smem.ready_free(waited.stage), waited.phase ^ 1);
-    hooks.before_load(ctx, tile);
-    mbarrier_arrive<Edges::ready>(smem.ready(waited.stage));
-    waited.advance();
   }
 }

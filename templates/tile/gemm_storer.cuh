@@ -47,14 +47,12 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
   }
 }
 
-// Run by one lane. It serves consumers in order; when they share a tile, that makes the second run a little behind the
-// first, so that one's epilogue overlaps the other's last steps. Hooks: see README.md. `Hooks::kPostsStores` says that a
+// Run by one lane. It serves consumers in order, which makes the second run a little behind the first, so that one's epilogue
+// overlaps the other's last steps. Hooks: see README.md. `Hooks::kPostsStores` says that a
 // signal follows each tile: then the tile's writes are waited for, otherwise only the reads of the staging panels.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                 RingCursor<Config::kPanels>& staging) {
-  RingCursor<Config::kPanels> theirs = staging;  // in turn: the cursor of the consumer whose turn it is not
-  u32 turn = 0;
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
     const GemmTile tile = hooks.decode(t);
@@ -62,9 +60,8 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
     hooks.before_store(ctx, tile);
     const RingCursor<Config::kPanels> start = staging;
 #pragma unroll 1
-    for (u32 c = 0; c < Config::kConsumersOfTile; ++c) {
-      const u32 consumer = Config::kInTurn ? turn : c;
-      staging = start;  // consumers of one tile use their panels in step
+    for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
+      staging = start;  // they use their panels in step
       if constexpr (Config::kStore == StorePath::Tma) {
         send_panels<Config, Edges>(ctx, smem, tile, consumer, staging);
       } else {
@@ -76,12 +73,6 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
     }
     if constexpr (Config::kStore == StorePath::Tma && Hooks::kPostsStores) bulk_wait_written<0>();
     hooks.after_store(ctx, tile);
-    if constexpr (Config::kInTurn) {
-      const RingCursor<Config::kPanels> mine = staging;
-      staging = theirs;
-      theirs = mine;
-      turn ^= 1;
-    }
   }
   // Every store has read its panel by now, so that shared memory may go; the end of the grid completes the writes.
 }

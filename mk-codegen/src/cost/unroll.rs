@@ -294,6 +294,12 @@ impl Unroller<'_> {
             let mut posts = none;
             if i + 1 == iterations {
                 posts = self.posts(task, x)?;
+                // What the tile goes on with.
+                let carried = x.accesses.iter().find(|a| a.operand == Operand::AccIn);
+                if let Some(region) = carried.map_or(Ok(None), |a| self.points.region(task, a))? {
+                    let bytes = self.bytes(&region);
+                    self.work.flows.push(Flow { resource: memory(region.rank), bytes });
+                }
             } else if let Kind::Tile(tile) = &mut kind {
                 (tile.rate.tile_s, tile.out) = (0.0, None);
             }
@@ -337,7 +343,7 @@ impl Unroller<'_> {
             BLayout::Kn => b.dims.first().copied(),
             BLayout::Nk => b.dims.last().copied(),
         });
-        let c = region(find(Operand::C))?;
+        let c = self.written(task, x)?;
         let rate = self.model.tile([*m, *n]);
         // A block of rows that this rank does not have costs nothing.
         let steps = match c {
@@ -357,6 +363,18 @@ impl Unroller<'_> {
         let ahead_s = f64::from(*stages) * rate.step_s;
         let rate = if steps == 0 { TileRate { tile_s: 0.0, ..rate } } else { rate };
         Ok((Kind::Tile(Tile { rate, ahead_s, out }), main_s))
+    }
+
+    /// Where a tile goes: of several places, the one that this task writes.
+    fn written(&self, task: &Task, x: &Family) -> Result<Option<Region>, CostError> {
+        let mut to = None;
+        for c in x.accesses.iter().filter(|a| a.operand == Operand::C) {
+            self.points.for_each(task, 0, c.each.as_ref(), c.when.as_ref(), |at| {
+                to = self.points.region(at, c)?;
+                Ok::<(), CostError>(())
+            })?;
+        }
+        Ok(to)
     }
 
     /// Adds the flows of a copy or a sum, and returns the seconds that it takes by itself.

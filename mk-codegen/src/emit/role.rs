@@ -209,6 +209,7 @@ fn tile(e: &Emitter<'_>, leaf: &Leaf, id: FamId) -> Result<Value, EmitError> {
         a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
         gated => if epilogue.first() == Some(&EpilogueOp::Swiglu) { "true" } else { "false" },
+        carried => epilogue.contains(&EpilogueOp::Carry),
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
     })
 }

@@ -41,7 +41,7 @@ pub(super) fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-impl Emitter<'_> {
+impl<'p> Emitter<'p> {
     /// The struct that decodes a family's tasks.
     pub fn family(&self, s: Slice) -> Value {
         let f = &self.plan.families[s.id];
@@ -76,14 +76,16 @@ impl Emitter<'_> {
         let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, .. } = &f.leaf else {
             return Err(EmitError::unsupported(f.name.clone(), "is not a matrix product"));
         };
-        let [a, b, c] = [Operand::A, Operand::B, Operand::C].map(|o| self.access(f, o));
-        let (a, b, c) = (a?, b?, c?);
+        let (a, b) = (self.access(f, Operand::A)?, self.access(f, Operand::B)?);
+        let targets = self.targets(s.id)?;
+        let c = targets[0];
         let gated = epilogue.first() == Some(&EpilogueOp::Swiglu);
         if block[2] != 64 || ![128, 256].contains(&block[0]) || gated && block[1] % 128 != 0 {
             let what = "tiles have 128 or 256 rows, a depth of 64, and with a gate whole panels of 64 columns of each half";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        if b.region.len() < if gated { 3 } else { 2 } || c.region.len() < 2 || a.region.len() < 2 {
+        let flat = targets.iter().any(|c| c.region.len() < 2);
+        if b.region.len() < if gated { 3 } else { 2 } || flat || a.region.len() < 2 {
             return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
         }
         let along = self.along(a, *a_layout == ALayout::Km);
@@ -91,17 +93,18 @@ impl Emitter<'_> {
         self.check_starts(s.id, a)?;
         self.check_starts(s.id, b)?;
         let own = Expr::Var(Var::RANK);
-        if [a, b, c].iter().any(|x| x.each.is_some()) || a.rank != own || b.rank != own {
+        let mut all = [a, b].into_iter().chain(targets.iter().copied());
+        if all.any(|x| x.each.is_some()) || a.rank != own || b.rank != own {
             return Err(EmitError::unsupported(
                 f.name.clone(),
                 "operands must lie on the own rank",
             ));
         }
-        let to_peer = c.rank != own;
-        if to_peer && *store == Store::Direct {
-            return Err(EmitError::unsupported(f.name.clone(), "only TMA stores tiles to peers"));
+        if *store == Store::Direct && (targets.len() > 1 || c.rank != own) {
+            let what = "only TMA stores tiles to peers, or to several places";
+            return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        if *store == Store::Tma {
+        for c in targets.iter().filter(|_| *store == Store::Tma) {
             self.check_starts(s.id, c)?;
             self.check_clipped(s.id, c, [block[0], f.leaf.out_columns()])?;
         }
@@ -112,6 +115,10 @@ impl Emitter<'_> {
         let panel_cols = if block[1] % 64 == 0 { wide } else { 32 };
         let right = self.across(b, *b_layout, gated);
         let extras = self.extras(s.id, epilogue, c)?;
+        let carry = match epilogue.contains(&EpilogueOp::Carry) {
+            true => Some(self.carry(f, c, &along.depth)?),
+            false => None,
+        };
         let steps = along.depth.clone().ceil_div(block[2] as i32);
         let (all_steps, inner) = match &f.inner {
             None => (steps, None),
@@ -132,7 +139,7 @@ impl Emitter<'_> {
             b_up => say(&right.up),
             k_blocks => self.steps(f, &all_steps, &rows(c).1),
             inner,
-            c_row => say(&self.row(c)),
+            c_row => self.of_targets(f, &targets, |c| say(&self.row(c))),
             e_row => say(&self.extras_row(f)?),
             c_col => say(&last(c).0),
             rows => say(&rows(c).1),
@@ -144,6 +151,7 @@ impl Emitter<'_> {
             store_waits => self.waits(f, Agent::Storer, Point::Start)?,
             posts => self.posts(f)?,
             extras,
+            carry,
         };
         if f.waits.iter().any(|w| w.by == Agent::Consumers) {
             return Err(EmitError::unsupported(
@@ -151,22 +159,28 @@ impl Emitter<'_> {
                 "consumers do not wait for signals",
             ));
         }
-        let rank = if to_peer { format!(" + {}", self.c(f, None, &c.rank)) } else { String::new() };
         let by_owner = *a_layout == ALayout::Km && a.region.len() == 3;
         let a_shards = if by_owner { Some(self.points.shape(a.buffer, 0)?[1]) } else { None };
-        let (a, b, c) = (a.buffer, b.buffer, c.buffer);
-        let tma = *store == Store::Tma;
-        let mut target = |rows: u32| match (tma, to_peer) {
-            (false, _) => "&params.maps[0]".to_string(),
-            (true, false) => {
-                format!("&params.maps[kMap{}]", self.maps.index(self.plan, c, rows, panel_cols))
+        let (a, b) = (a.buffer, b.buffer);
+        let mut target = |rows: u32| {
+            if *store == Store::Direct {
+                return "&params.maps[0]".to_string();
             }
-            (true, true) => {
-                format!(
-                    "&params.maps[kMap{}{rank}]",
-                    self.maps.index_of_ranks(self.plan, c, rows, panel_cols)
-                )
+            let (plan, mut maps) = (self.plan, Vec::new());
+            for c in &targets {
+                maps.push(if c.rank == own {
+                    format!(
+                        "&params.maps[kMap{}]",
+                        self.maps.index(plan, c.buffer, rows, panel_cols)
+                    )
+                } else {
+                    let rank = self.c(f, None, &c.rank);
+                    let map = self.maps.index_of_ranks(plan, c.buffer, rows, panel_cols);
+                    format!("&params.maps[kMap{map} + {rank}]")
+                });
             }
+            let mut maps = maps.into_iter();
+            self.of_targets(f, &targets, |_| maps.next().unwrap_or_default())
         };
         let (c_map, line_map) = (target(64), target(1));
         let a_box = if *a_layout == ALayout::Mk { block[0] } else { 64 };
@@ -349,8 +363,8 @@ impl Emitter<'_> {
                 }
                 EpilogueOp::RoundBf16 => context! { op => "round_bf16" },
                 EpilogueOp::RoundF16 => context! { op => "round_f16" },
-                // The gate is the tile's own.
-                EpilogueOp::Widen | EpilogueOp::Swiglu => continue,
+                // The gate is the tile's own, and what is carried has a place of its own.
+                EpilogueOp::Widen | EpilogueOp::Swiglu | EpilogueOp::Carry => continue,
                 EpilogueOp::Gelu => context! { op => "gelu_erf" },
                 EpilogueOp::Silu => context! { op => "silu" },
                 EpilogueOp::Relu => context! { op => "relu" },
@@ -380,6 +394,102 @@ impl Emitter<'_> {
             out.push(value);
         }
         Ok(out)
+    }
+
+    /// Where the tiles of a family go: always to one place, or each to one of two, with the same columns and rows.
+    fn targets(&self, id: FamId) -> Result<Vec<&'p Access>, EmitError> {
+        let f = &self.plan.families[id];
+        let all: Vec<_> = f.accesses.iter().filter(|a| a.operand == Operand::C).collect();
+        let of = |a: &Access, back: usize| a.region.get(a.region.len().wrapping_sub(back)).cloned();
+        let rows = |a: &Access| of(a, 2).map(|r| r.1);
+        let fits = match all.as_slice() {
+            [only] => only.when.is_none(),
+            [one, other] => {
+                let plain = |a: &Access| a.when.is_some() && a.each.is_none();
+                let alike = of(one, 1) == of(other, 1) && rows(one) == rows(other);
+                let types = [one, other].map(|a| self.plan.buffers[a.buffer].dtype);
+                plain(one)
+                    && plain(other)
+                    && alike
+                    && types[0] == types[1]
+                    && self.one_of(id, one, other)?
+            }
+            _ => false,
+        };
+        if fits {
+            return Ok(all);
+        }
+        let what = "a tile goes to one place, or under conditions of which one holds to one of two";
+        Err(EmitError::unsupported(f.name.clone(), what))
+    }
+
+    /// Whether each task makes exactly one of two accesses.
+    fn one_of(&self, id: FamId, a: &Access, b: &Access) -> Result<bool, EmitError> {
+        for rank in 0..self.plan.mesh.size() as usize {
+            for task in self.points.tasks(id, rank, 1)? {
+                let mut made = 0;
+                for x in [a, b] {
+                    self.points.for_each::<EmitError>(&task, 0, None, x.when.as_ref(), |_| {
+                        made += 1;
+                        Ok(())
+                    })?;
+                }
+                if made != 1 {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// What depends on where a tile goes.
+    fn of_targets(
+        &self,
+        f: &Family,
+        targets: &[&Access],
+        mut say: impl FnMut(&Access) -> String,
+    ) -> String {
+        match targets {
+            [one, other] => {
+                let when = one.when.as_ref().map_or("1".into(), |w| self.c(f, None, w));
+                let (yes, no) = (say(one), say(other));
+                if yes == no { yes } else { format!("{when} ? {yes} : {no}") }
+            }
+            _ => targets.first().map(|c| say(c)).unwrap_or_default(),
+        }
+    }
+
+    /// Where what a tile goes on with lies: the same columns as C's, in a buffer of C's type whose rows begin at multiples of 16
+    /// bytes.
+    /// The last of the loader's waits stands before the last iteration of the inner loop.
+    fn carry(&self, f: &Family, c: &Access, depth: &Expr) -> Result<Value, EmitError> {
+        let step = match (&f.inner, depth) {
+            (Some((_, Expr::Const(n))), Expr::Const(depth)) => (n - 1) * depth / 64,
+            (Some(_), _) => {
+                let what = "what a tile goes on with comes in an inner loop of a fixed length";
+                return Err(EmitError::unsupported(f.name.clone(), what));
+            }
+            (None, _) => 0,
+        };
+        let x = self.access(f, Operand::AccIn)?;
+        let last = |a: &Access| a.region[a.region.len() - 1].clone();
+        let dtype = |a: &Access| self.plan.buffers[a.buffer].dtype;
+        let pitches = &self.layout.buffers[x.buffer].pitch;
+        let spaced = pitches.iter().all(|n| n * dtype(x).size_bytes() as i64 % 16 == 0);
+        let here = x.rank == Expr::Var(Var::RANK) && x.each.is_none() && x.region.len() > 1;
+        if !here || !spaced || last(x) != last(c) || dtype(x) != dtype(c) {
+            let what = "what a tile goes on with does not lie as C does";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        Ok(context! {
+            data => self.base(x.buffer, "params.header.rank"),
+            row => self.c(f, None, &self.row(x)),
+            col => self.c(f, None, &last(x).0),
+            rows => self.c(f, None, &x.region[x.region.len() - 2].1),
+            pitch => self.own_pitch_bytes(x.buffer),
+            size => dtype(x).size_bytes(),
+            step,
+        })
     }
 
     /// Whether every row holds an even number of elements and begins at a multiple of two of them, on every rank.

@@ -87,7 +87,7 @@ names! {
         V = "v",
         /// Attention output, `[rows, d]`.
         O = "o",
-        /// Carried accumulator read, f32 `[rows, d]`.
+        /// Carried accumulator read, f32 `[rows, d]`; or the sum that a matrix product goes on with, `[m, n]`.
         AccIn = "acc_in",
         /// Carried accumulator written, f32 `[rows, d]`.
         AccOut = "acc_out",
@@ -124,6 +124,8 @@ pub enum EpilogueOp {
     /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first: `b` is then `[k, 2, n]`, and a tile of it has half its columns
     /// from each.
     Swiglu,
+    /// Adds what has been summed so far, `[m, n]` of the result's dtype. Comes last.
+    Carry,
 }
 
 impl EpilogueOp {
@@ -370,9 +372,12 @@ impl Leaf {
                 for e in EPILOGUE_OPERANDS.into_iter().take(tails) {
                     operands.push(op(e, read, Consumers, Proxy::Generic, Arity::One));
                 }
+                if epilogue.contains(&EpilogueOp::Carry) {
+                    operands.push(op(Operand::AccIn, read, Consumers, Proxy::Generic, Arity::One));
+                }
                 let (agent, proxy) =
                     if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
-                operands.push(op(Operand::C, write, agent, proxy, Arity::One));
+                operands.push(op(Operand::C, write, agent, proxy, Arity::Many));
                 // Without TMA the consumers store by themselves, and tell the storer when they have.
                 let edges = vec![
                     flow("full", Loader, Consumers),

@@ -30,6 +30,7 @@ pub(super) struct Writer {
     pub word: Vec<Expr>,
     pub rank: Expr,
     pub each: Option<Each>,
+    pub when: Option<Expr>,
 }
 
 /// A family that waits for words of a flow.
@@ -39,6 +40,7 @@ pub(super) struct Reader {
     pub operand: Operand,
     pub word: Vec<Expr>,
     pub each: Option<Each>,
+    pub when: Option<Expr>,
 }
 
 /// The block of rows that a family's tasks cover: its shard, and the block in the shard.

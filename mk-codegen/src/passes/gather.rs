@@ -180,9 +180,10 @@ pub(super) fn flow(
             word: written,
             rank: peer(Var::EACH.into(), world),
             each: Some(Each { var: "s".into(), extent: extent.into() }),
+            when: None,
         }],
         count: g.pieces.into(),
-        to: vec![Reader { family: to.family, operand, word: read, each: None }],
+        to: vec![Reader { family: to.family, operand, word: read, each: None, when: None }],
     });
 }
 

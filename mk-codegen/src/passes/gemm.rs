@@ -16,7 +16,8 @@ use super::{
     select::{Gemm, Kernel, Made, Reduce, Tensor},
 };
 use crate::ir::{
-    ALayout, BLayout, BufId, CopyVia, Dim, Expr, Leaf, Operand, RoleKind, Space, Store, Var,
+    ALayout, BLayout, BufId, CopyVia, Dim, EpilogueOp, Expr, Leaf, Operand, RoleKind, Space, Store,
+    Var,
 };
 use crate::target;
 use mk_syntax::Placement;
@@ -119,6 +120,35 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
     if config.sums != Sums::Beside && kernel.results.iter().all(|r| r.reduce.is_none()) {
         let what = "nothing here is summed after a product".into();
         return error(what, "leave `sums` as it is by default");
+    }
+    if config.sums == Sums::Ring && config.ranks > 1 {
+        let what = || "a sum cannot go from rank to rank here".to_string();
+        for (n, g) in kernel.gemms.iter().enumerate() {
+            let Some((r, how)) = kernel.reduce_of(n) else { continue };
+            if how == Reduce::All {
+                return error(
+                    what(),
+                    "that is for a `reduce_scatter`: an `all_reduce` adds up `beside` or `after` the product",
+                );
+            }
+            if matches!(g.left, Made::Source(s) if kernel.sources[s].gathered) {
+                let help = "rows that are gathered come first, and would have to come last: add up `beside` or `after` the product";
+                return error(what(), help);
+            }
+            if !tma_rows(&kernel.results[r].out, world) {
+                return error(
+                    what(),
+                    "tiles go to the result by TMA, which takes rows of a multiple of 16 bytes: add up `beside` or `after` the product",
+                );
+            }
+        }
+        if splits {
+            return error(what(), "products in parts of k add up `beside` or `after`");
+        }
+        if bm / 128 * bn > 256 {
+            let help = "what is carried takes registers: use tiles of 256 rows and at most 128 columns, or of 128 rows";
+            return error(what(), help);
+        }
     }
     if let Some(Tail { blocks, columns, parts }) = config.tail {
         let gated = kernel.gemms.iter().any(Gemm::gated);
@@ -256,10 +286,16 @@ impl<'k> Tiler<'k> {
         let readers = kernel.readers(n);
         let world = self.draft.world();
         let own_b = self.right(g.b);
+        if let (Some((r, _)), Sums::Ring, true) = (reduce, self.config.sums, world > 1) {
+            self.ring(n, r, &rows, own_b);
+            self.hidden.push(None);
+            return;
+        }
         let target = match (reduce, result) {
             (Some((r, how)), _) => {
                 let (draft, out) = (&mut self.draft, &kernel.results[r].out);
                 match (how, self.config.all_reduce) {
+                    _ if self.config.sums == Sums::Ring => Target::Out(self.results[r]),
                     (Reduce::All, AllReduce::OneShot) if world > 1 => {
                         Target::Parts(reduce::parts(draft, out, &rows))
                     }
@@ -278,15 +314,7 @@ impl<'k> Tiler<'k> {
             (Some(tail), Some(r)) if !readers => self.with_tail(n, r, &mut product, tail),
             _ => self.tiles(&product),
         };
-        let packed = match g.left {
-            Made::Source(s) => self.sources[s].packed.clone(),
-            Made::Gemm(_) => None,
-        };
-        for (p, operand) in [(packed, Operand::A), (self.packed[g.b].clone(), Operand::B)] {
-            if let Some(p) = p {
-                pack::flow(&mut self.draft, &p, operand, &by);
-            }
-        }
+        self.unpack(n, &by);
         let Product { leaf, col_blocks, n: depth, cut, .. } = product;
         let mut tiles = Summands {
             rows: rows.clone(),
@@ -322,21 +350,48 @@ impl<'k> Tiler<'k> {
         self.hidden.push(None);
     }
 
+    /// The families `by` of a product wait for operands that are repacked.
+    fn unpack(&mut self, n: usize, by: &[Covers]) {
+        let g = &self.kernel.gemms[n];
+        let packed = match g.left {
+            Made::Source(s) => self.sources[s].packed.clone(),
+            Made::Gemm(_) => None,
+        };
+        for (p, operand) in [(packed, Operand::A), (self.packed[g.b].clone(), Operand::B)] {
+            if let Some(p) = p {
+                pack::flow(&mut self.draft, &p, operand, by);
+            }
+        }
+    }
+
+    /// A product whose tiles add to sums that go from rank to rank.
+    fn ring(&mut self, n: usize, r: usize, rows: &Rows, b: BufId) {
+        let out = &self.kernel.results[r].out;
+        let ring = reduce::ring(&mut self.draft, out, rows, self.results[r]);
+        let mut product = self.product(n, rows.clone(), Target::Ring(ring), b);
+        if let Leaf::MmaTile { epilogue, .. } = &mut product.leaf {
+            epilogue.push(EpilogueOp::Carry);
+        }
+        // Halves of whole steps, the same in all launches.
+        let mut extents = self.kernel.params.iter().flat_map(|t| &t.shape);
+        let fixed = extents.all(|e| e.runtime_max.is_none());
+        let steps = 2 * self.config.block[2] as i32;
+        product.half = self.fixed_depth(n).filter(|k| fixed && k % steps == 0).map(|k| k / 2);
+        let by = self.tiles(&product);
+        self.unpack(n, &by);
+        let (across, late) = (product.col_blocks, product.half.map(|_| 1));
+        for adding in by {
+            reduce::hand_on(&mut self.draft, rows, &adding, across, late);
+        }
+    }
+
     /// Cuts a product's inner dimension for some of its rows, into so many parts at most. Each part has whole steps, on every
     /// rank.
     fn cut(&mut self, n: usize, out: &Tensor, rows: &Rows, parts: u32) -> Option<Cut> {
         if !self.kernel.can_cut(n, self.draft.world()) {
             return None;
         }
-        let depth = match self.depth(n) {
-            Expr::Const(depth) => depth,
-            // An extent under its name; the same on all ranks, and in all launches.
-            Expr::Dim(d) => match &self.draft.plan.dims[d] {
-                Dim { runtime_max: None, value, .. } => *value,
-                _ => return None,
-            },
-            _ => return None,
-        };
+        let depth = self.fixed_depth(n)?;
         // A part of what comes in slices is some of them.
         let step = match self.gathered(n).and_then(|g| g.slices) {
             Some(slices) => slices.depth,
@@ -351,6 +406,19 @@ impl<'k> Tiler<'k> {
             depth: each * step,
             into: reduce::splits(&mut self.draft, out, rows, parts),
         })
+    }
+
+    /// Extent of a product's inner dimension, if it is the same on all ranks, and in all launches.
+    fn fixed_depth(&self, n: usize) -> Option<i32> {
+        match self.depth(n) {
+            Expr::Const(depth) => Some(depth),
+            // An extent under its name.
+            Expr::Dim(d) => match &self.draft.plan.dims[d] {
+                Dim { runtime_max: None, value, .. } => Some(*value),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     /// Extent of a product's inner dimension, on the own rank.
@@ -472,6 +540,7 @@ impl<'k> Tiler<'k> {
             extras: g.extras.iter().map(|x| self.params[*x]).collect(),
             target,
             cut: None,
+            half: None,
         }
     }
 
@@ -570,12 +639,19 @@ fn hand_over(draft: &mut Draft, h: &Hidden, rows: &Rows, operand: Operand, to: C
         word: vec![c.shard.clone(), c.block.clone()],
         rank: Var::RANK.into(),
         each: None,
+        when: None,
     };
     draft.hand_over(Flow {
         name: "hidden",
         shape: vec![rows.shards.into(), rows.blocks.into()],
         from: h.by.iter().map(writer).collect(),
         count: h.tiles.into(),
-        to: vec![Reader { family: to.family, operand, word: vec![to.shard, to.block], each: None }],
+        to: vec![Reader {
+            family: to.family,
+            operand,
+            word: vec![to.shard, to.block],
+            each: None,
+            when: None,
+        }],
     });
 }

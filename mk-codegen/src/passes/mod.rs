@@ -68,6 +68,10 @@ pub enum Sums {
     /// Those that multiply, when they are done: for products of one or two waves of tiles, which need every SM and end all at
     /// once.
     After,
+    /// Those that multiply, tile by tile: a sum goes from rank to rank, each adds its product to what has come and passes it on,
+    /// and the owner of the rows is the last. No memory is read twice, and nothing is left to do at the end. What is passed on
+    /// has the dtype of the result, so that a sum is rounded on every rank; the order of ranks is fixed, and so are the bits.
+    Ring,
 }
 
 /// Tiles of the last rows are smaller: narrower, or cut along k, or both. So a last wave that does not fill the GPU is short, and

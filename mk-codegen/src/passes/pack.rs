@@ -87,8 +87,13 @@ pub(super) fn columns_by_owner(
 
 /// The flow from a repacked operand to its readers.
 pub(super) fn flow(draft: &mut Draft, p: &Packed, operand: Operand, to: &[Covers]) {
-    let reader =
-        |c: &Covers| Reader { family: c.family, operand, word: vec![0.into()], each: None };
+    let reader = |c: &Covers| Reader {
+        family: c.family,
+        operand,
+        word: vec![0.into()],
+        each: None,
+        when: None,
+    };
     draft.hand_over(Flow {
         name: if operand == Operand::A { "packed_a" } else { "packed_b" },
         shape: vec![1.into()],
@@ -98,6 +103,7 @@ pub(super) fn flow(draft: &mut Draft, p: &Packed, operand: Operand, to: &[Covers
             word: vec![0.into()],
             rank: Var::RANK.into(),
             each: None,
+            when: None,
         }],
         count: p.tasks.into(),
         to: to.iter().map(reader).collect(),

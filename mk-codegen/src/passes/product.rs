@@ -2,7 +2,7 @@
 
 use super::{
     draft::{Covers, Draft, read, write},
-    gather::{Slices, block_rows},
+    gather::{Slices, block_rows, peer_at},
     rows::{RowBlock, Rows},
     select::Gemm,
 };
@@ -21,29 +21,56 @@ pub(super) enum Target {
     Slots(BufId),
     /// `[shards, rows, n]` of the own rank, for every rank to read.
     Parts(BufId),
+    /// See [`Ring`].
+    Ring(Ring),
 }
 
 impl Target {
-    /// The write of some columns of a block of rows.
-    pub fn write(
+    /// The writes of some columns of a block of rows; of several, one happens.
+    pub fn writes(
         self,
         operand: Operand,
         rows: &Rows,
         r: &RowBlock,
         columns: (Expr, Expr),
-    ) -> Access {
+    ) -> Vec<Access> {
         let here = (r.at.clone(), r.len.clone());
         match self {
-            Target::Out(out) => write(operand, out, vec![(rows.global(r), r.len.clone()), columns]),
-            Target::Hidden(b) | Target::Parts(b) => {
-                write(operand, b, vec![(r.shard.clone(), 1.into()), here, columns])
+            Target::Out(out) => {
+                vec![write(operand, out, vec![(rows.global(r), r.len.clone()), columns])]
             }
-            Target::Slots(slots) => Access {
+            Target::Hidden(b) | Target::Parts(b) => {
+                vec![write(operand, b, vec![(r.shard.clone(), 1.into()), here, columns])]
+            }
+            Target::Slots(slots) => vec![Access {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
                 ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
-            },
+            }],
+            Target::Ring(Ring { passed, last }) => {
+                let (hop, world) = (rows.hop(), rows.shards);
+                let slot = (hop.clone(), 1.into());
+                let next = Access {
+                    rank: peer_at((world - 1).into(), world),
+                    when: Some(hop.clone().lt(world - 1)),
+                    ..write(operand, passed, vec![slot, here.clone(), columns.clone()])
+                };
+                let end = Access {
+                    when: Some(hop.equals(world - 1)),
+                    ..write(operand, last, vec![here, columns])
+                };
+                vec![next, end]
+            }
         }
     }
+}
+
+/// Sums that go from rank to rank, see [`Sums::Ring`](super::Sums::Ring).
+#[derive(Clone, Copy)]
+pub(super) struct Ring {
+    /// `[hops, rows, n]`: what the rank before, whose turn is next, goes on with.
+    pub passed: BufId,
+    /// `[rows, n]` of the own rank: the finished sums, the caller's.
+    pub last: BufId,
 }
 
 /// How a product's inner dimension is cut.
@@ -71,6 +98,9 @@ pub(super) struct Product<'a> {
     pub extras: Vec<BufId>,
     pub target: Target,
     pub cut: Option<Cut>,
+    /// The extent of half of the inner dimension, where the loader stops on the way to wait for what a tile goes on with: its stages
+    /// are full by then, so that the wait costs nothing.
+    pub half: Option<i32>,
     /// Rows of a gathered operand that its owner multiplies, too.
     pub own: Option<Rows>,
 }
@@ -111,6 +141,9 @@ impl Product<'_> {
 
     /// The part of k that a task multiplies.
     pub fn depth(&self, r: &RowBlock) -> (Expr, Expr) {
+        if let Some(half) = self.half {
+            return (Expr::from(Var::INNER) * half, half.into());
+        }
         let Some(Cut { depth, .. }) = self.cut else { return (0.into(), self.k.clone()) };
         let k = Expr::from(Var::domain(r.loops + 1));
         (k.clone() * depth, block_rows(self.k.clone(), k, depth))
@@ -135,6 +168,7 @@ impl Product<'_> {
         let j = rows.column();
         let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
         let (depth, at) = match slices {
+            None if self.half.is_some() => (self.depth(&r), Point::Inner),
             None => (self.depth(&r), Point::Start),
             Some(s) => ((self.slice(&r, s) * s.depth, s.depth.into()), Point::Inner),
         };
@@ -159,26 +193,38 @@ impl Product<'_> {
             // Read by the consumers once the tile is computed.
             accesses.push(Access { at: Point::End, ..read(operand, *buffer, region) });
         }
-        accesses.push(match self.cut {
+        if let Target::Ring(Ring { passed, .. }) = self.target {
+            // Nothing at the first hop.
+            let hop = rows.hop();
+            let len = hop.clone().equals(0).select(0, r.len.clone());
+            let slot = ((hop - 1).max(0), 1.into());
+            let region = vec![slot, (r.at.clone(), len), cols.clone()];
+            accesses.push(Access { at: Point::End, ..read(Operand::AccIn, passed, region) });
+        }
+        accesses.extend(match self.cut {
             Some(Cut { into, .. }) => {
                 let k = Expr::from(Var::domain(r.loops + 1));
                 let row = (rows.in_covered(&r), r.len.clone());
-                write(Operand::C, into, vec![(k, 1.into()), row, cols])
+                vec![write(Operand::C, into, vec![(k, 1.into()), row, cols])]
             }
-            None => self.target.write(Operand::C, rows, &r, cols),
+            None => self.target.writes(Operand::C, rows, &r, cols),
         });
         let mut domain = rows.domain(self.col_blocks);
         let parts = self.cut.map_or(1, |c| c.parts);
         let group = slices.map_or(self.group, |s| s.together * rows.count);
-        let mut order = rows.order(group, self.col_blocks, parts);
+        let mut order = match self.target {
+            Target::Ring(_) => rows.order_by_hop(group, self.col_blocks),
+            _ => rows.order(group, self.col_blocks, parts),
+        };
         if self.cut.is_some() {
             domain.push(("k", parts.into()));
             order.push(Expr::from(Var::LINEAR) % parts);
         }
         let family =
             draft.family(name, RoleKind::Compute, self.leaf.clone(), domain, order, accesses);
-        draft.plan.families[family].inner =
-            slices.map(|s| ("q".to_string(), self.iterations(&r, s)));
+        let halves = self.half.map(|_| 2.into());
+        let iterations = slices.map(|s| self.iterations(&r, s)).or(halves);
+        draft.plan.families[family].inner = iterations.map(|n| ("q".to_string(), n));
         Covers { family, shard: r.shard, block: r.block }
     }
 }

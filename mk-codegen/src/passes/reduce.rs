@@ -11,11 +11,13 @@ use super::{
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, peer_at},
     gemm::{even, widest},
-    product::{Cut, Target},
+    product::{Cut, Ring, Target},
     rows::{RowBlock, Rows},
     select::{Kernel, Reduce, Tensor},
 };
-use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+use crate::ir::{
+    Access, BinOp, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var,
+};
 use crate::target;
 use mk_abi::DType;
 
@@ -64,7 +66,8 @@ fn adders(draft: &Draft, sums: Sums, out: &Tensor, rows: &Rows, block: [i32; 2])
     let mut tile = block;
     let kind = match sums {
         Sums::Beside => RoleKind::IntraComm,
-        Sums::After => {
+        // Nothing of a ring is left to be added up.
+        Sums::After | Sums::Ring => {
             let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
             let tiles = |height| {
                 let blocks = i64::from(rows.in_blocks(height).walked);
@@ -146,6 +149,7 @@ pub(super) fn sum(
             word: vec![Var::RANK.into(), c.block, Var::domain(last).into()],
             rank: if world > 1 { c.shard } else { Var::RANK.into() },
             each: None,
+            when: None,
         }
     };
     let from = by.into_iter().map(post).collect();
@@ -159,6 +163,7 @@ pub(super) fn sum(
             operand: Operand::Src,
             word: vec![Var::EACH.into(), r.block / per_block, j],
             each: Some(each),
+            when: None,
         }],
     });
     if let Some(sums) = sums {
@@ -198,9 +203,10 @@ pub(super) fn fold(
         each: Some(each),
         ..read(Operand::Src, cut.into, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
     };
-    let dst = target.write(Operand::Dst, &rows, &r, columns);
+    let mut accesses = vec![src];
+    accesses.extend(target.writes(Operand::Dst, &rows, &r, columns));
     let domain = rows.domain(across);
-    let family = draft.family("fold", kind, Leaf::ReduceTile, domain, vec![], vec![src, dst]);
+    let family = draft.family("fold", kind, Leaf::ReduceTile, domain, vec![], accesses);
     let post = |c: Covers| {
         let column = draft.plan.families[c.family].domain.len() - 2;
         Writer {
@@ -209,6 +215,7 @@ pub(super) fn fold(
             word: vec![c.shard, c.block, Var::domain(column).into()],
             rank: Var::RANK.into(),
             each: None,
+            when: None,
         }
     };
     let from = by.into_iter().map(post).collect();
@@ -222,6 +229,7 @@ pub(super) fn fold(
             operand: Operand::Src,
             word: vec![r.shard.clone(), r.block.clone() / per_block, j],
             each: None,
+            when: None,
         }],
     });
     let by = vec![Covers { family, shard: r.shard, block: r.block }];
@@ -268,6 +276,7 @@ pub(super) fn pull(
             word: vec![Var::RANK.into(), c.shard, c.block, Var::domain(last).into()],
             rank: Var::EACH.into(),
             each: Some(Each { var: "p".into(), extent: world.into() }),
+            when: None,
         }
     };
     let from = by.into_iter().map(post).collect();
@@ -281,6 +290,7 @@ pub(super) fn pull(
             operand: Operand::Src,
             word: vec![Var::EACH.into(), r.shard, r.block / per_block, j],
             each: Some(each),
+            when: None,
         }],
     });
 }
@@ -341,9 +351,63 @@ fn spread(
             word: written,
             rank: peer_at(Expr::from(Var::EACH) + 1, world),
             each: Some(peers),
+            when: None,
         }],
         count: if by_tile { 1.into() } else { across.into() },
-        to: vec![Reader { family: pull, operand: Operand::Src, word: pulled, each: None }],
+        to: vec![Reader {
+            family: pull,
+            operand: Operand::Src,
+            word: pulled,
+            each: None,
+            when: None,
+        }],
+    });
+}
+
+/// Where sums are on their way from rank to rank, and where they end.
+pub(super) fn ring(draft: &mut Draft, out: &Tensor, rows: &Rows, result: BufId) -> Ring {
+    let n = draft.dim(&out.shape[1]);
+    let shape = vec![(draft.world() - 1).into(), rows.capacity.into(), n];
+    let passed = draft.buffer("passed", Space::Workspace, out.dtype, shape, pitch(out));
+    Ring { passed, last: result }
+}
+
+/// Hands sums on to the rank whose turn is next, the one before: it waits for them at the start of its tile, or before iteration
+/// `late` of its inner loop. The last loop variable of those who add is the column block, of which there are `across`.
+pub(super) fn hand_on(
+    draft: &mut Draft,
+    rows: &Rows,
+    adding: &Covers,
+    across: i32,
+    late: Option<i32>,
+) {
+    let world = draft.world();
+    let (hop, j) = (rows.hop(), rows.column());
+    let word = |hop: Expr| vec![hop, adding.block.clone(), j.clone()];
+    let carries = Expr::Const(0).lt(hop.clone());
+    let carries = match late {
+        Some(q) => Expr::bin(BinOp::And, carries, Expr::from(Var::INNER).equals(q)),
+        None => carries,
+    };
+    draft.flows.push(Flow {
+        name: "passed",
+        shape: vec![(world - 1).into(), rows.blocks.into(), across.into()],
+        from: vec![Writer {
+            family: adding.family,
+            operand: Operand::C,
+            word: word(hop.clone()),
+            rank: peer_at((world - 1).into(), world),
+            each: None,
+            when: Some(hop.clone().lt(world - 1)),
+        }],
+        count: 1.into(),
+        to: vec![Reader {
+            family: adding.family,
+            operand: Operand::AccIn,
+            word: word((hop - 1).max(0)),
+            each: None,
+            when: Some(carries),
+        }],
     });
 }
 

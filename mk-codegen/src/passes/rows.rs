@@ -152,6 +152,24 @@ impl Rows {
         }
     }
 
+    /// The place of a task's shard in the walk over all shards that starts behind the own rank and ends with it.
+    pub fn hop(&self) -> Expr {
+        Var::domain(1).into()
+    }
+
+    /// Order of tiles of sums that go from rank to rank: groups of `group` row blocks, in each one hop after the other. So a tile is
+    /// as far behind the one that a neighbour adds to as a group has tiles, and what does not leave the rank alternates with what does.
+    pub fn order_by_hop(&self, group: i32, col_blocks: i32) -> Vec<Expr> {
+        let t = Expr::from(Var::LINEAR);
+        let of_group = group * col_blocks * self.count;
+        let first = t.clone() / of_group * group;
+        let height = Expr::Const(group).min(Expr::Const(self.walked) - first.clone());
+        let within = t % of_group;
+        let of_hop = height.clone() * col_blocks;
+        let at = within.clone() % of_hop.clone();
+        vec![first + at.clone() % height.clone(), within / of_hop, at / height]
+    }
+
     /// Order of tiles: groups of `group` row blocks, column by column, so that both operands stay in L2. Row blocks of all
     /// covered shards alternate, block by block: they arrive, or are sent, at the same time.
     /// Each tile comes `times` times on end.

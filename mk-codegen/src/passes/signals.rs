@@ -7,8 +7,8 @@
 
 use super::draft::{Draft, Flow, Reader, Writer};
 use crate::ir::{
-    Agent, Completion, Each, Expr, FamId, Leaf, Mode, Operand, Point, Post, Proxy, RoleKind, Scope,
-    SigId, Signal, Var, Wait,
+    Access, Agent, Completion, Each, Expr, FamId, Leaf, Mode, Operand, Point, Post, Proxy,
+    RoleKind, Scope, SigId, Signal, Var, Wait,
 };
 
 /// Runs the pass.
@@ -34,6 +34,13 @@ fn performer(draft: &Draft, family: FamId, operand: Operand) -> Option<(Agent, P
     contract.operand(operand).map(|o| (o.agent, o.proxy))
 }
 
+/// Who waits for the data that an operand needs, and for which accesses. The consumers of a product have no time to: the loader
+/// does, before it brings them anything, and for all that follows in the task.
+fn waiter(draft: &Draft, family: FamId, operand: Operand) -> Option<(Agent, Proxy)> {
+    let (agent, proxy) = performer(draft, family, operand)?;
+    Some(if agent == Agent::Consumers { (Agent::Loader, Proxy::Async) } else { (agent, proxy) })
+}
+
 /// Who signals that an operand is written: the last agent of the leaf, which every other one flows into.
 fn poster(draft: &Draft, family: FamId) -> Option<Agent> {
     draft.plan.families[family].leaf.contract().agents.last().copied()
@@ -43,8 +50,13 @@ fn entry(draft: &mut Draft) {
     let own = Expr::from(Var::RANK);
     let accesses =
         || draft.plan.families.iter().flat_map(|(id, f)| f.accesses.iter().map(move |a| (id, a)));
+    // What peers read may be overwritten once they all have entered this launch.
+    let lent = |a: &Access| {
+        let theirs = |b: &Access| b.buffer == a.buffer && b.rank != own && b.mode == Mode::Read;
+        a.mode == Mode::Write && accesses().any(|(_, b)| theirs(b))
+    };
     let mut guarded: Vec<Guarded> = accesses()
-        .filter(|(_, a)| a.rank != own)
+        .filter(|(_, a)| a.rank != own && !lent(a))
         .map(|(id, a)| Guarded {
             family: id,
             operand: a.operand,
@@ -53,23 +65,16 @@ fn entry(draft: &mut Draft) {
             when: a.when.clone(),
         })
         .collect();
+    let peers = draft.world() - 1;
+    guarded.extend(accesses().filter(|(_, a)| lent(a)).map(|(id, a)| Guarded {
+        family: id,
+        operand: a.operand,
+        peer: super::gather::peer(Var::EACH.into(), peers + 1),
+        each: Some(Each { var: "p".into(), extent: peers.into() }),
+        when: a.when.clone(),
+    }));
     if guarded.is_empty() {
         return;
-    }
-    // What peers read may be overwritten once they have entered the next launch.
-    let peers = draft.world() - 1;
-    for (id, a) in accesses().filter(|(_, a)| a.rank == own && a.mode == Mode::Write) {
-        if accesses().any(|(_, b)| b.buffer == a.buffer && b.rank != own && b.mode == Mode::Read) {
-            let each = Each { var: "p".into(), extent: peers.into() };
-            let peer = super::gather::peer(Var::EACH.into(), peers + 1);
-            guarded.push(Guarded {
-                family: id,
-                operand: a.operand,
-                peer,
-                each: Some(each),
-                when: a.when.clone(),
-            });
-        }
     }
     let world = Expr::Const(draft.world());
     let entered =
@@ -114,7 +119,7 @@ fn connect(draft: &mut Draft, flow: Flow) {
     let own = Expr::from(Var::RANK);
     let local = from.iter().all(|w| w.rank == own);
     let scope = if local { Scope::Gpu } else { Scope::Sys };
-    for Writer { family, operand, word, rank, each } in from {
+    for Writer { family, operand, word, rank, each, when } in from {
         let (Some((_, proxy)), Some(by)) =
             (performer(draft, family, operand), poster(draft, family))
         else {
@@ -136,13 +141,13 @@ fn connect(draft: &mut Draft, flow: Flow) {
             scope,
             at: Point::End,
             each,
-            when: None,
+            when,
         });
     }
-    for Reader { family, operand, word, each } in to {
-        let Some((by, proxy)) = performer(draft, family, operand) else { continue };
+    for Reader { family, operand, word, each, when } in to {
+        let Some((by, proxy)) = waiter(draft, family, operand) else { continue };
         let edge = draft.edge();
-        let sliced = word.iter().any(|e| e.mentions(Var::INNER));
+        let sliced = word.iter().chain(&when).any(|e| e.mentions(Var::INNER));
         draft.plan.families[family].waits.push(Wait {
             edge,
             signal,
@@ -154,7 +159,7 @@ fn connect(draft: &mut Draft, flow: Flow) {
             scope,
             at: if sliced { Point::Inner } else { Point::Start },
             each,
-            when: None,
+            when,
         });
     }
 }

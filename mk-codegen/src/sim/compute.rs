@@ -248,6 +248,17 @@ fn product(
     let mut tails = TAILS.iter();
     for op in epilogue {
         let mut operand = None;
+        if *op == EpilogueOp::Carry {
+            // To the first tiles of a sum nothing is carried.
+            match context.latest(Operand::AccIn, phase).filter(|t| !t.data.is_empty()) {
+                Some(t) if t.data.len() == tile.data.len() => operand = Some(t),
+                None => continue,
+                Some(t) => {
+                    let (n, of) = (t.data.len(), tile.data.len());
+                    return Err(misfit(format!("{n} elements are carried to a tile of {of}")));
+                }
+            }
+        }
         if op.has_operand() {
             let want = match op {
                 EpilogueOp::Bias => tile.cols,

@@ -94,7 +94,11 @@ impl Machine<'_> {
     /// Whether a wait does not synchronise at all: who goes on after it knows no more than before.
     pub fn is_deaf(&self, agent: Agent, word: Word, wait: &Wait) -> bool {
         let outside = agent == Agent::Issuer;
-        self.weak.as_ref().is_some_and(|weak| !weak.synchronises(word, wait, outside))
+        // Neither proxy of these agents, nor of whom they hand over to, is what such a wait is for.
+        let moves =
+            matches!(agent, Agent::Loader | Agent::Consumers | Agent::Storer | Agent::Copier);
+        let host = moves && wait.proxy == Proxy::Host;
+        self.weak.as_ref().is_some_and(|weak| host || !weak.synchronises(word, wait, outside))
     }
 
     /// Whether a wait does nothing for all that its agent touches from a phase of a task on (and it touches something).

@@ -176,6 +176,8 @@ const fn variant(case: Case, set: fn(&mut Config)) -> Variant {
 
 const FEW_ROWS: &[(&str, &[u64])] = &[("a", &[64, 1536]), ("b", &[1536, 1032])];
 const RAGGED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1032])];
+/// Columns that are rows of a multiple of 16 bytes, also a quarter of them.
+const RAGGED_ALIGNED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1056])];
 
 /// Every way of lowering that a [`Config`] has beside the defaults, on shapes that have something to get wrong.
 #[allow(dead_code)]
@@ -222,6 +224,33 @@ pub const VARIANTS: &[Variant] = &[
             &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
         |c| c.sums = Sums::After,
+    ),
+    variant(("ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.sums, c.group_rows) = (Sums::Ring, 3);
+    }),
+    variant(
+        ("ring_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
+        |c| {
+            c.sums = Sums::Ring;
+        },
+    ),
+    variant(
+        (
+            "ring_dyn",
+            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> reduce_scatter }",
+            3,
+            &[("w", &[264, 352])],
+        ),
+        |c| c.sums = Sums::Ring,
+    ),
+    variant(
+        (
+            "ring_mlp_f32",
+            "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> cast(f32) -> reduce_scatter }",
+            3,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.sums = Sums::Ring,
     ),
     variant(("split_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
         (c.sums, c.split_k, c.all_reduce) = (Sums::After, 4, AllReduce::OneShot);

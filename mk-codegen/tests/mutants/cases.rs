@@ -65,9 +65,9 @@ const AB: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'N'])];
 const DEEP: &[(&str, &[char])] = &[("a", &['M', 'D']), ("b", &['D', 'N'])];
 /// Two steps along k, which every rank has whole.
 const DEEP_ROWS: &[(&str, &[char])] = &[("a", &['M', 'G']), ("b", &['G', 'N'])];
-/// The same, with columns that nothing has to repack: where a product waits in its loop, too, the executor does not show that its
-/// wait for repacked columns is for the wrong proxy. (The verifier rejects it.)
-const WIDE: &[(&str, &[char])] = &[("a", &['M', 'G']), ("b", &['G', 'D'])];
+/// Columns whose rows TMA can store on every rank; two halves of one step along k on every rank, or what comes.
+const HALVES: &[(&str, &[char])] = &[("a", &['M', 'H']), ("b", &['H', 'W'])];
+const ALIGNED: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'W'])];
 const MLP: &[(&str, &[char])] = &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])];
 
 /// A way of lowering: its name, and what it sets.
@@ -76,6 +76,7 @@ type Way = (&'static str, fn(&mut Config));
 const DEFAULT: Way = ("by default", |_| ());
 const ONE_SHOT: Way = ("one shot", |c| c.all_reduce = AllReduce::OneShot);
 const AFTER: Way = ("sums after", |c| c.sums = Sums::After);
+const RING: Way = ("ring", |c| (c.sums, c.group_rows) = (Sums::Ring, 1));
 const SPLIT: Way = ("split", |c| (c.sums, c.split_k) = (Sums::After, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.sums, c.split_k, c.all_reduce) = (Sums::After, 2, AllReduce::OneShot);
@@ -98,12 +99,14 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> reduce_scatter", AB), AFTER),
     (("gemm(a, b) -> all_reduce", AB), AFTER),
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter", MLP), AFTER),
+    (("gemm(a, b) -> reduce_scatter", HALVES), RING),
+    (("gemm(a, b) -> reduce_scatter", ALIGNED), RING),
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(a) -> gemm(b)", AB), TAIL),
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
-    (("gather(a) -> gemm(b)", WIDE), SLICES),
-    (("gather(a) -> gemm(b)", WIDE), SLICES_TAIL),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),
 ];
 
 /// Extents by letter, rows for each rank.
@@ -216,6 +219,8 @@ fn try_compile(
         None if *c == '2' => 2,
         None if *c == 'D' => 128 * u64::from(ranks),
         None if *c == 'G' => 128,
+        None if *c == 'H' => 128 * u64::from(ranks),
+        None if *c == 'W' => 264,
         None => rows * u64::from(ranks),
     };
     let shapes: BTreeMap<_, Vec<u64>> =

@@ -158,6 +158,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 "round_f16",
                 "widen",
                 "swiglu",
+                "carry",
             ];
             epilogue.push(match c.one_of(OPS)? {
                 "bias" => EpilogueOp::Bias,
@@ -170,6 +171,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 "round_f16" => EpilogueOp::RoundF16,
                 "widen" => EpilogueOp::Widen,
                 "swiglu" => EpilogueOp::Swiglu,
+                "carry" => EpilogueOp::Carry,
                 _ => {
                     c.sign(":")?;
                     EpilogueOp::Scale(c.number()?)

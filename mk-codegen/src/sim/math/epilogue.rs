@@ -19,7 +19,9 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
             }
         }
         EpilogueOp::Mul => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= y),
-        EpilogueOp::Add => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x += y),
+        EpilogueOp::Add | EpilogueOp::Carry => {
+            acc.data.iter_mut().zip(other).for_each(|(x, y)| *x += y)
+        }
         EpilogueOp::Gelu => each(acc, &gelu),
         EpilogueOp::Silu => each(acc, &silu),
         // Not `max`, which would make 0 of a NaN.
