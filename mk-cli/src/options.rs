@@ -61,6 +61,8 @@ pub enum Sums {
     After,
     /// Those that multiply, tile by tile: sums go from rank to rank
     Ring,
+    /// The memory of the owner, as tiles arrive; last bits differ from launch to launch
+    OnWrite,
 }
 
 /// [`mk::passes::AllReduce`] as an option.

@@ -55,7 +55,12 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
     let tail = choices.tail.map(|text| {
         text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
     });
-    let which = [("beside", Sums::Beside), ("after", Sums::After), ("ring", Sums::Ring)];
+    let which = [
+        ("beside", Sums::Beside),
+        ("after", Sums::After),
+        ("ring", Sums::Ring),
+        ("on-write", Sums::OnWrite),
+    ];
     Ok(Config {
         ranks,
         sms: sms.transpose()?.unwrap_or_default(),

@@ -167,6 +167,7 @@ pub const KNOBS: &[Knob] = &[
                 Sums::Beside => "beside".into(),
                 Sums::After => "after".into(),
                 Sums::Ring => "ring".into(),
+                Sums::OnWrite => "on_write".into(),
             })
         },
         set: |c, text| {
@@ -174,6 +175,7 @@ pub const KNOBS: &[Knob] = &[
                 "beside" => Sums::Beside,
                 "after" => Sums::After,
                 "ring" => Sums::Ring,
+                "on_write" => Sums::OnWrite,
                 _ => return None,
             };
             Some(())
@@ -306,7 +308,7 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     if let Some(tail) = &mut config.tail {
         tail.columns = tail.columns.min(width);
     }
-    if config.sums == Sums::Ring {
+    if matches!(config.sums, Sums::Ring | Sums::OnWrite) {
         config.split_k = 1;
     }
     if config.sums != Sums::Beside && !facts.gathers {

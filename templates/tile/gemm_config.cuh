@@ -23,6 +23,7 @@ struct GemmOptions {
   BLayout b = BLayout::NMajor;
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
   bool carried = false;  // a tile adds itself to what has been summed so far
+  bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
   StorePath store = StorePath::Tma;
   Multicast multicast = Multicast::None;
   u32 cluster = 1;      // CTAs; more than 1 with a multicast only
@@ -40,6 +41,7 @@ struct GemmConfig {
   static constexpr BLayout kB = kOptions.b;
   static constexpr bool kGated = kOptions.gated;
   static constexpr bool kCarried = kOptions.carried;
+  static constexpr bool kAdds = kOptions.adds;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr Multicast kMulticast = kOptions.multicast;
   static constexpr u32 kCluster = kOptions.cluster;
@@ -85,6 +87,7 @@ struct GemmConfig {
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kMmasPerStep * kAccumulators <= 128), "what is carried takes half as many registers again");
   static_assert(kMulticast == Multicast::None || (kA == ALayout::KMajor && !kGated), "shared operands lie plainly");
+  static_assert(!kAdds || (kStore == StorePath::Tma && kOut != Dtype::F32), "memory adds 16-bit elements that TMA brings");
   static_assert(kOut != Dtype::F32 || kStore == StorePath::Direct || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
   static_assert(kMulticast != Multicast::B || (kB == BLayout::NMajor ? kBPanels : kBlockN / 8) % kCluster == 0,
                 "each CTA of a cluster loads its part of B, in whole boxes and swizzle atoms");
@@ -164,6 +167,7 @@ struct GemmTile {
   i32 valid_cols;
   u64 c_data;              // direct path: address of C[0, 0]
   u64 c_pitch_bytes;       // direct path
+  bool adds;               // C is added to what lies there
   u64 carry;               // address of what is carried to C[0, 0], in C's type
   u64 carry_pitch_bytes;   // a multiple of 16
   i32 carry_rows;          // rows that anything is carried to

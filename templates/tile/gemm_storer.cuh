@@ -1,5 +1,15 @@
 // The agent that sends finished panels: one lane, overlapping the next tile's main loop; it makes the posts.
 
+// Sends a box, or has memory add it to what lies there.
+template <class Config>
+MK_DEVICE void send_box(const GemmTile& tile, const TensorMap* map, u32 panel, i32 col, i32 row) {
+  if (Config::kAdds && tile.adds) {
+    tma_reduce_add_2d(map, panel, col, row);
+  } else {
+    tma_store_2d(map, panel, col, row);
+  }
+}
+
 // Sends one panel: whole, or row by row where the tile's own rows end inside it, since the box would write on into rows
 // that belong to another task. A row of 128 bytes lies in the swizzle wherever it starts; a shorter one could not be
 // addressed.
@@ -8,12 +18,12 @@ MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
   const i32 rows = tile.valid_rows - row;
   if (rows <= 0 || tile.valid_cols <= col) return;
   if (Config::kPanelRowBytes < 128 || rows >= 64) {
-    tma_store_2d(tile.c, panel, tile.c_col + col, tile.c_row + row);
+    send_box<Config>(tile, tile.c, panel, tile.c_col + col, tile.c_row + row);
     return;
   }
 #pragma unroll 1
   for (i32 r = 0; r < rows; ++r) {
-    tma_store_2d(tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
+    send_box<Config>(tile, tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
   }
 }
 

@@ -16,7 +16,7 @@ mod trace;
 
 use crate::ir::{
     DimId, EdgeId, Entity, Expr, FamId, Family, Leaf, Mode, Plan, PointError, Points, RoleKind,
-    SigId, Space, TableSet, Var,
+    SigId, Space, Store, TableSet, Var,
 };
 use context::Emitter;
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig};
@@ -264,8 +264,10 @@ fn check_scope(plan: &Plan) -> Result<(), EmitError> {
                 format!("{w} waits for a later family of its role, which the same warps may run");
             return Err(EmitError::unsupported(place, what));
         }
-        if f.accesses.iter().any(|a| a.mode == Mode::Accumulate) {
-            return Err(EmitError::unsupported(place, "accumulation is not emitted"));
+        let adds = f.accesses.iter().any(|a| a.mode == Mode::Accumulate);
+        if adds && !matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. }) {
+            let what = "only tiles of matrix products are added in memory, by TMA";
+            return Err(EmitError::unsupported(place, what));
         }
         if f.inner.is_some() && !matches!(f.leaf, Leaf::MmaTile { .. }) {
             let what = "only a matrix product has an inner loop in a kernel";

@@ -6,7 +6,7 @@ use super::{
     tasks::{Slice, dtype_name},
 };
 use crate::ir::{
-    ALayout, BLayout, CopyVia, EpilogueOp, FamId, Leaf, Operand, Plan, RoleId, Store, Var,
+    ALayout, BLayout, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan, RoleId, Store, Var,
 };
 use minijinja::{Environment, Value, context};
 use mk_abi::DType;
@@ -209,6 +209,7 @@ fn tile(e: &Emitter<'_>, leaf: &Leaf, id: FamId) -> Result<Value, EmitError> {
         a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
         gated => if epilogue.first() == Some(&EpilogueOp::Swiglu) { "true" } else { "false" },
+        adds => e.plan.families[id].accesses.iter().any(|a| a.mode == Mode::Accumulate),
         carried => epilogue.contains(&EpilogueOp::Carry),
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
     })

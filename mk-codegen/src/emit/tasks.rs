@@ -2,8 +2,8 @@
 
 use super::{EmitError, context::Emitter};
 use crate::ir::{
-    ALayout, Access, Agent, BLayout, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Operand,
-    Point, Space, Store, Var,
+    ALayout, Access, Agent, BLayout, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Mode,
+    Operand, Point, Space, Store, Var,
 };
 use minijinja::{Value, context};
 use mk_abi::DType;
@@ -142,6 +142,7 @@ impl<'p> Emitter<'p> {
             c_row => self.of_targets(f, &targets, |c| say(&self.row(c))),
             e_row => say(&self.extras_row(f)?),
             c_col => say(&last(c).0),
+            adds => targets.iter().find(|c| c.mode == Mode::Accumulate).map(|c| self.condition(f, c)),
             rows => say(&rows(c).1),
             cols => say(&last(c).1),
             c_data => self.base(c.buffer, "params.header.rank"),
@@ -396,39 +397,38 @@ impl<'p> Emitter<'p> {
         Ok(out)
     }
 
-    /// Where the tiles of a family go: always to one place, or each to one of two, with the same columns and rows.
+    /// Where the tiles of a family go: always to one place, or each to one of several, with the same columns and rows.
     fn targets(&self, id: FamId) -> Result<Vec<&'p Access>, EmitError> {
         let f = &self.plan.families[id];
         let all: Vec<_> = f.accesses.iter().filter(|a| a.operand == Operand::C).collect();
         let of = |a: &Access, back: usize| a.region.get(a.region.len().wrapping_sub(back)).cloned();
         let rows = |a: &Access| of(a, 2).map(|r| r.1);
         let fits = match all.as_slice() {
-            [only] => only.when.is_none(),
-            [one, other] => {
-                let plain = |a: &Access| a.when.is_some() && a.each.is_none();
-                let alike = of(one, 1) == of(other, 1) && rows(one) == rows(other);
-                let types = [one, other].map(|a| self.plan.buffers[a.buffer].dtype);
-                plain(one)
-                    && plain(other)
-                    && alike
-                    && types[0] == types[1]
-                    && self.one_of(id, one, other)?
+            [only] => only.when.is_none() && only.mode == Mode::Write,
+            [one, ..] => {
+                let dtype = |a: &Access| self.plan.buffers[a.buffer].dtype;
+                let alike = |a: &&Access| {
+                    let placed = of(one, 1) == of(a, 1) && rows(one) == rows(a);
+                    placed && dtype(one) == dtype(a) && a.when.is_some() && a.each.is_none()
+                };
+                all.iter().all(alike) && self.one_of(id, &all)?
             }
-            _ => false,
+            [] => false,
         };
         if fits {
             return Ok(all);
         }
-        let what = "a tile goes to one place, or under conditions of which one holds to one of two";
+        let what =
+            "a tile goes to one place, or under conditions of which one holds to one of several";
         Err(EmitError::unsupported(f.name.clone(), what))
     }
 
-    /// Whether each task makes exactly one of two accesses.
-    fn one_of(&self, id: FamId, a: &Access, b: &Access) -> Result<bool, EmitError> {
+    /// Whether each task makes exactly one of some accesses.
+    fn one_of(&self, id: FamId, all: &[&Access]) -> Result<bool, EmitError> {
         for rank in 0..self.plan.mesh.size() as usize {
             for task in self.points.tasks(id, rank, 1)? {
                 let mut made = 0;
-                for x in [a, b] {
+                for x in all {
                     self.points.for_each::<EmitError>(&task, 0, None, x.when.as_ref(), |_| {
                         made += 1;
                         Ok(())
@@ -449,14 +449,19 @@ impl<'p> Emitter<'p> {
         targets: &[&Access],
         mut say: impl FnMut(&Access) -> String,
     ) -> String {
-        match targets {
-            [one, other] => {
-                let when = one.when.as_ref().map_or("1".into(), |w| self.c(f, None, w));
-                let (yes, no) = (say(one), say(other));
-                if yes == no { yes } else { format!("{when} ? {yes} : {no}") }
-            }
-            _ => targets.first().map(|c| say(c)).unwrap_or_default(),
+        let all: Vec<String> = targets.iter().map(|c| say(c)).collect();
+        let Some((last, others)) = all.split_last() else { return String::new() };
+        if others.iter().all(|text| text == last) {
+            return last.clone();
         }
+        let chosen = others.iter().zip(targets);
+        chosen.map(|(text, c)| format!("{} ? {text} : ", self.condition(f, c))).collect::<String>()
+            + last
+    }
+
+    /// When an access is made.
+    fn condition(&self, f: &Family, a: &Access) -> String {
+        a.when.as_ref().map_or("true".into(), |w| self.c(f, a.each.as_ref(), w))
     }
 
     /// Where what a tile goes on with lies: the same columns as C's, in a buffer of C's type whose rows begin at multiples of 16

@@ -121,8 +121,8 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
         let what = "nothing here is summed after a product".into();
         return error(what, "leave `sums` as it is by default");
     }
-    if config.sums == Sums::Ring && config.ranks > 1 {
-        let what = || "a sum cannot go from rank to rank here".to_string();
+    if matches!(config.sums, Sums::Ring | Sums::OnWrite) && config.ranks > 1 {
+        let what = || "products cannot be added tile by tile here".to_string();
         for (n, g) in kernel.gemms.iter().enumerate() {
             let Some((r, how)) = kernel.reduce_of(n) else { continue };
             if how == Reduce::All {
@@ -132,10 +132,20 @@ fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
                 );
             }
             if matches!(g.left, Made::Source(s) if kernel.sources[s].gathered) {
-                let help = "rows that are gathered come first, and would have to come last: add up `beside` or `after` the product";
+                let help = "the own rows, which a gather has first, would have to come last: add up `beside` or `after` the product";
                 return error(what(), help);
             }
-            if !tma_rows(&kernel.results[r].out, world) {
+            let out = &kernel.results[r].out;
+            if config.sums == Sums::OnWrite
+                && out.dtype != mk_abi::DType::Bf16
+                && out.dtype != mk_abi::DType::F16
+            {
+                return error(
+                    what(),
+                    "memory adds results of 16 bits here: add up in the `ring`, `beside` or `after` the product",
+                );
+            }
+            if !tma_rows(out, world) {
                 return error(
                     what(),
                     "tiles go to the result by TMA, which takes rows of a multiple of 16 bytes: add up `beside` or `after` the product",
@@ -286,7 +296,8 @@ impl<'k> Tiler<'k> {
         let readers = kernel.readers(n);
         let world = self.draft.world();
         let own_b = self.right(g.b);
-        if let (Some((r, _)), Sums::Ring, true) = (reduce, self.config.sums, world > 1) {
+        let in_tiles = matches!(self.config.sums, Sums::Ring | Sums::OnWrite);
+        if let (Some((r, _)), true, true) = (reduce, in_tiles, world > 1) {
             self.ring(n, r, &rows, own_b);
             self.hidden.push(None);
             return;
@@ -295,7 +306,7 @@ impl<'k> Tiler<'k> {
             (Some((r, how)), _) => {
                 let (draft, out) = (&mut self.draft, &kernel.results[r].out);
                 match (how, self.config.all_reduce) {
-                    _ if self.config.sums == Sums::Ring => Target::Out(self.results[r]),
+                    _ if in_tiles => Target::Out(self.results[r]),
                     (Reduce::All, AllReduce::OneShot) if world > 1 => {
                         Target::Parts(reduce::parts(draft, out, &rows))
                     }
@@ -364,10 +375,10 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// A product whose tiles add to sums that go from rank to rank.
+    /// A product whose tiles add to sums that go from rank to rank, or stay with their owner.
     fn ring(&mut self, n: usize, r: usize, rows: &Rows, b: BufId) {
         let out = &self.kernel.results[r].out;
-        let ring = reduce::ring(&mut self.draft, out, rows, self.results[r]);
+        let ring = reduce::ring(&mut self.draft, self.config.sums, out, rows, self.results[r]);
         let mut product = self.product(n, rows.clone(), Target::Ring(ring), b);
         if let Leaf::MmaTile { epilogue, .. } = &mut product.leaf {
             epilogue.push(EpilogueOp::Carry);
@@ -381,7 +392,8 @@ impl<'k> Tiler<'k> {
         self.unpack(n, &by);
         let (across, late) = (product.col_blocks, product.half.map(|_| 1));
         for adding in by {
-            reduce::hand_on(&mut self.draft, rows, &adding, across, late);
+            let hand = if ring.on_write { reduce::hand_over_sums } else { reduce::hand_on };
+            hand(&mut self.draft, rows, &adding, across, late);
         }
     }
 

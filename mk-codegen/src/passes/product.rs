@@ -6,7 +6,9 @@ use super::{
     rows::{RowBlock, Rows},
     select::Gemm,
 };
-use crate::ir::{Access, BLayout, BufId, EpilogueOp, Expr, Leaf, Operand, Point, RoleKind, Var};
+use crate::ir::{
+    Access, BLayout, BinOp, BufId, EpilogueOp, Expr, Leaf, Mode, Operand, Point, RoleKind, Var,
+};
 
 const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
@@ -46,31 +48,56 @@ impl Target {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
                 ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
             }],
-            Target::Ring(Ring { passed, last }) => {
+            Target::Ring(ring) => {
                 let (hop, world) = (rows.hop(), rows.shards);
-                let slot = (hop.clone(), 1.into());
-                let next = Access {
-                    rank: peer_at((world - 1).into(), world),
-                    when: Some(hop.clone().lt(world - 1)),
-                    ..write(operand, passed, vec![slot, here.clone(), columns.clone()])
-                };
-                let end = Access {
+                let mut all = Vec::new();
+                if ring.on_write {
+                    let there = Access {
+                        rank: r.shard.clone(),
+                        ..write(operand, ring.passed, vec![here.clone(), columns.clone()])
+                    };
+                    let when = Some(between(&hop, world));
+                    all.push(Access { when: Some(hop.clone().equals(0)), ..there.clone() });
+                    if world > 2 {
+                        all.push(Access {
+                            mode: Mode::Accumulate,
+                            version: 1.into(),
+                            when,
+                            ..there
+                        });
+                    }
+                } else {
+                    let slot = (hop.clone(), 1.into());
+                    all.push(Access {
+                        rank: peer_at((world - 1).into(), world),
+                        when: Some(hop.clone().lt(world - 1)),
+                        ..write(operand, ring.passed, vec![slot, here.clone(), columns.clone()])
+                    });
+                }
+                all.push(Access {
                     when: Some(hop.equals(world - 1)),
-                    ..write(operand, last, vec![here, columns])
-                };
-                vec![next, end]
+                    ..write(operand, ring.last, vec![here, columns])
+                });
+                all
             }
         }
     }
 }
 
-/// Sums that go from rank to rank, see [`Sums::Ring`](super::Sums::Ring).
+/// Sums that go from rank to rank, or stay with their owner, see [`Sums`](super::Sums).
 #[derive(Clone, Copy)]
 pub(super) struct Ring {
-    /// `[hops, rows, n]`: what the rank before, whose turn is next, goes on with.
+    /// Whether they stay, and ranks add to them over the link.
+    pub on_write: bool,
+    /// `[hops, rows, n]`: what the rank before, whose turn is next, goes on with; or `[rows, n]`: what the owner does.
     pub passed: BufId,
     /// `[rows, n]` of the own rank: the finished sums, the caller's.
     pub last: BufId,
+}
+
+/// Whether a hop is neither the first nor the last.
+pub(super) fn between(hop: &Expr, world: i32) -> Expr {
+    Expr::bin(BinOp::And, Expr::Const(0).lt(hop.clone()), hop.clone().lt(world - 1))
 }
 
 /// How a product's inner dimension is cut.
@@ -193,13 +220,19 @@ impl Product<'_> {
             // Read by the consumers once the tile is computed.
             accesses.push(Access { at: Point::End, ..read(operand, *buffer, region) });
         }
-        if let Target::Ring(Ring { passed, .. }) = self.target {
-            // Nothing at the first hop.
-            let hop = rows.hop();
-            let len = hop.clone().equals(0).select(0, r.len.clone());
-            let slot = ((hop - 1).max(0), 1.into());
-            let region = vec![slot, (r.at.clone(), len), cols.clone()];
-            accesses.push(Access { at: Point::End, ..read(Operand::AccIn, passed, region) });
+        if let Target::Ring(Ring { passed, on_write, .. }) = self.target {
+            let (hop, world) = (rows.hop(), rows.shards);
+            let mut carried = if on_write {
+                let len = hop.equals(world - 1).select(r.len.clone(), 0);
+                read(Operand::AccIn, passed, vec![(r.at.clone(), len), cols.clone()])
+            } else {
+                // Nothing at the first hop.
+                let len = hop.clone().equals(0).select(0, r.len.clone());
+                let slot = ((hop - 1).max(0), 1.into());
+                read(Operand::AccIn, passed, vec![slot, (r.at.clone(), len), cols.clone()])
+            };
+            carried.version = i32::from(on_write && world > 2).into();
+            accesses.push(Access { at: Point::End, ..carried });
         }
         accesses.extend(match self.cut {
             Some(Cut { into, .. }) => {

@@ -9,9 +9,9 @@
 use super::{
     Config, Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
-    gather::{aligned, block_rows, peer_at},
+    gather::{aligned, block_rows, peer, peer_at},
     gemm::{even, widest},
-    product::{Cut, Ring, Target},
+    product::{Cut, Ring, Target, between},
     rows::{RowBlock, Rows},
     select::{Kernel, Reduce, Tensor},
 };
@@ -66,8 +66,8 @@ fn adders(draft: &Draft, sums: Sums, out: &Tensor, rows: &Rows, block: [i32; 2])
     let mut tile = block;
     let kind = match sums {
         Sums::Beside => RoleKind::IntraComm,
-        // Nothing of a ring is left to be added up.
-        Sums::After | Sums::Ring => {
+        // Of the last two, nothing is left to be added up.
+        Sums::After | Sums::Ring | Sums::OnWrite => {
             let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
             let tiles = |height| {
                 let blocks = i64::from(rows.in_blocks(height).walked);
@@ -364,12 +364,89 @@ fn spread(
     });
 }
 
-/// Where sums are on their way from rank to rank, and where they end.
-pub(super) fn ring(draft: &mut Draft, out: &Tensor, rows: &Rows, result: BufId) -> Ring {
-    let n = draft.dim(&out.shape[1]);
-    let shape = vec![(draft.world() - 1).into(), rows.capacity.into(), n];
-    let passed = draft.buffer("passed", Space::Workspace, out.dtype, shape, pitch(out));
-    Ring { passed, last: result }
+/// Where sums are on their way from rank to rank, or until their owner ends them.
+pub(super) fn ring(
+    draft: &mut Draft,
+    sums: Sums,
+    out: &Tensor,
+    rows: &Rows,
+    result: BufId,
+) -> Ring {
+    let on_write = sums == Sums::OnWrite;
+    let mut shape = vec![rows.capacity.into(), draft.dim(&out.shape[1])];
+    if !on_write {
+        shape.insert(0, (draft.world() - 1).into());
+    }
+    let name = if on_write { "sums" } else { "passed" };
+    let passed = draft.buffer(name, Space::Workspace, out.dtype, shape, pitch(out));
+    Ring { on_write, passed, last: result }
+}
+
+/// Tells ranks that they may add to a sum that the first has written, and its owner that all have. Otherwise as [`hand_on`].
+pub(super) fn hand_over_sums(
+    draft: &mut Draft,
+    rows: &Rows,
+    adding: &Covers,
+    across: i32,
+    late: Option<i32>,
+) {
+    let world = draft.world();
+    let (hop, j) = (rows.hop(), rows.column());
+    let word = |by: Expr| vec![by, adding.block.clone(), j.clone()];
+    let shape: Vec<Expr> = vec![world.into(), rows.blocks.into(), across.into()];
+    let family = adding.family;
+    if world > 2 {
+        // Hop h of a shard is made h ranks before the one that made its first.
+        let others = Each { var: "p".into(), extent: (world - 2).into() };
+        draft.flows.push(Flow {
+            name: "begun",
+            shape: shape.clone(),
+            from: vec![Writer {
+                family,
+                operand: Operand::C,
+                word: word(adding.shard.clone()),
+                rank: peer_at(Expr::Const(world - 1) - Var::EACH, world),
+                each: Some(others),
+                when: Some(hop.clone().equals(0)),
+            }],
+            count: 1.into(),
+            to: vec![Reader {
+                family,
+                operand: Operand::C,
+                word: word(adding.shard.clone()),
+                each: None,
+                when: Some(between(&hop, world)),
+            }],
+        });
+    }
+    draft.flows.push(Flow {
+        name: "added",
+        shape,
+        from: vec![Writer {
+            family,
+            operand: Operand::C,
+            word: word(Var::RANK.into()),
+            rank: adding.shard.clone(),
+            each: None,
+            when: Some(hop.clone().lt(world - 1)),
+        }],
+        count: 1.into(),
+        to: vec![Reader {
+            family,
+            operand: Operand::AccIn,
+            word: word(peer(Var::EACH.into(), world)),
+            each: Some(Each { var: "p".into(), extent: (world - 1).into() }),
+            when: Some(before(hop.equals(world - 1), late)),
+        }],
+    });
+}
+
+/// `when`, and before iteration `late` of an inner loop, if there is one.
+fn before(when: Expr, late: Option<i32>) -> Expr {
+    match late {
+        Some(q) => Expr::bin(BinOp::And, when, Expr::from(Var::INNER).equals(q)),
+        None => when,
+    }
 }
 
 /// Hands sums on to the rank whose turn is next, the one before: it waits for them at the start of its tile, or before iteration
@@ -384,11 +461,6 @@ pub(super) fn hand_on(
     let world = draft.world();
     let (hop, j) = (rows.hop(), rows.column());
     let word = |hop: Expr| vec![hop, adding.block.clone(), j.clone()];
-    let carries = Expr::Const(0).lt(hop.clone());
-    let carries = match late {
-        Some(q) => Expr::bin(BinOp::And, carries, Expr::from(Var::INNER).equals(q)),
-        None => carries,
-    };
     draft.flows.push(Flow {
         name: "passed",
         shape: vec![(world - 1).into(), rows.blocks.into(), across.into()],
@@ -404,9 +476,9 @@ pub(super) fn hand_on(
         to: vec![Reader {
             family: adding.family,
             operand: Operand::AccIn,
-            word: word((hop - 1).max(0)),
+            word: word((hop.clone() - 1).max(0)),
             each: None,
-            when: Some(carries),
+            when: Some(before(Expr::Const(0).lt(hop), late)),
         }],
     });
 }

@@ -96,7 +96,8 @@ impl Memory {
         let (values, dtype) = (&mut slab.data, slab.dtype);
         rows(&slab.shape, region, |at| {
             for (x, v) in values[at..at + cols].iter_mut().zip(from.next().unwrap_or(&[])) {
-                *x = round(dtype, if accumulate { *x + v } else { *v });
+                let v = round(dtype, *v);
+                *x = if accumulate { round(dtype, *x + v) } else { v };
             }
         });
     }

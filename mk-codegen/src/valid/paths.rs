@@ -242,7 +242,12 @@ impl<'w, 'a> Paths<'w, 'a> {
                     continue;
                 }
                 from.insert(node, (parent, edge));
-                if self.reached(goal, node) {
+                // The end of a kernel comes after thousands of words: first those that are looked for.
+                let ends = |p: &mut Self| match node {
+                    Node::End(r, e) => e >= goal.floor && p.ends_after(r, e, &goal.words),
+                    Node::Word(..) => false,
+                };
+                if self.reached(goal, node) || ends(self) {
                     let mut at = Some(node);
                     while let Some(node) = at {
                         let (parent, edge) = from[&node];

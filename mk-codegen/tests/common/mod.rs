@@ -228,6 +228,18 @@ pub const VARIANTS: &[Variant] = &[
     variant(("ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
         (c.sums, c.group_rows) = (Sums::Ring, 3);
     }),
+    variant(("on_write", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.sums, c.group_rows) = (Sums::OnWrite, 3);
+    }),
+    variant(
+        (
+            "on_write_mlp",
+            "fn f(x: f16[M, K] @ shard(0), w1: f16[K, F] @ shard(1), w2: f16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter }",
+            3,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.sums = Sums::OnWrite,
+    ),
     variant(
         ("ring_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
         |c| {

@@ -77,6 +77,7 @@ const DEFAULT: Way = ("by default", |_| ());
 const ONE_SHOT: Way = ("one shot", |c| c.all_reduce = AllReduce::OneShot);
 const AFTER: Way = ("sums after", |c| c.sums = Sums::After);
 const RING: Way = ("ring", |c| (c.sums, c.group_rows) = (Sums::Ring, 1));
+const ON_WRITE: Way = ("on write", |c| (c.sums, c.group_rows) = (Sums::OnWrite, 1));
 const SPLIT: Way = ("split", |c| (c.sums, c.split_k) = (Sums::After, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.sums, c.split_k, c.all_reduce) = (Sums::After, 2, AllReduce::OneShot);
@@ -101,6 +102,8 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter", MLP), AFTER),
     (("gemm(a, b) -> reduce_scatter", HALVES), RING),
     (("gemm(a, b) -> reduce_scatter", ALIGNED), RING),
+    (("gemm(a, b) -> reduce_scatter", HALVES), ON_WRITE),
+    (("gemm(a, b) -> reduce_scatter", ALIGNED), ON_WRITE),
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(a) -> gemm(b)", AB), TAIL),
