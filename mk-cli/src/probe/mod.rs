@@ -26,7 +26,7 @@ pub struct Args {
     /// Number of GPUs
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=mk::abi::device::MAX_RANKS as i64))]
     ranks: u32,
-    /// Where to write the figures [default: stdout]
+    /// Where to write the figures as JSON [default: stdout; with --raw, nowhere]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Keep the figures where `mk tune`, `--tuned` and functions look for them
