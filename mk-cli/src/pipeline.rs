@@ -184,8 +184,13 @@ pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failur
 
 /// Says what does not stop anything.
 pub fn note_on_stderr(note: impl std::fmt::Display) {
+    say_on_stderr(format_args!("note: {note}"));
+}
+
+/// A line, or several, on stderr.
+pub fn say_on_stderr(text: impl std::fmt::Display) {
     // Without stderr there is nobody left to tell.
-    let _ = writeln!(std::io::stderr(), "note: {note}");
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// How the options say to lower.

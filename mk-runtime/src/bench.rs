@@ -52,7 +52,7 @@ impl Delay {
         // SAFETY: one u64, which the driver copies before it returns; the stream is of the rank's context.
         unsafe {
             let params = &mut [std::ptr::from_mut(&mut ns).cast()];
-            spin.launch([1; 3], [1; 3], stream.as_ref().raw(), params)
+            spin.launch([1; 3], [1; 3], 0, stream.as_ref().raw(), params)
         }
     }
 }
@@ -121,7 +121,7 @@ impl Gate {
             // SAFETY: one u64, which the driver copies before it returns.
             unsafe {
                 let params = &mut [std::ptr::from_mut(&mut ns).cast()];
-                self.spin.launch([1; 3], [1; 3], first.as_ref().raw(), params)
+                self.spin.launch([1; 3], [1; 3], 0, first.as_ref().raw(), params)
             }?;
             self.opened.record_entered(first.as_ref())?;
         }

@@ -5,5 +5,6 @@ mod errors;
 mod good;
 mod picture;
 mod plans;
+mod probe;
 mod run;
 mod tune;

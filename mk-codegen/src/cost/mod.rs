@@ -17,11 +17,13 @@ mod engine;
 mod fit;
 mod model;
 mod prediction;
+mod raw;
 mod unroll;
 
 pub use fit::{Sample, error, fit};
 pub use model::{DeviceModel, ModelError, Mover, Movers, TileRate};
 pub use prediction::{Bound, Chain, Prediction, RoleTime, Span};
+pub use raw::{CopyMethod, RawCopy, RawFigures};
 
 use crate::ir::{Plan, PointError};
 use thiserror::Error;

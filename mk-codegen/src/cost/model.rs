@@ -1,5 +1,6 @@
 //! What a machine can do, as measured.
 
+use super::raw::RawFigures;
 use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
 use thiserror::Error;
@@ -36,6 +37,9 @@ pub struct DeviceModel {
     pub tiles: Vec<TileRate>,
     /// What one SM moves.
     pub movers: Movers,
+    /// What was measured with no plan in between, where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raw: Option<RawFigures>,
 }
 
 /// A matrix product's tile on one SM.
@@ -169,7 +173,7 @@ impl DeviceModel {
         if self.tiles.is_empty() || self.tiles.iter().any(|t| t.step_s <= 0.0) {
             return refuse("it needs a tile shape, with a time for each step".into());
         }
-        Ok(())
+        self.raw.as_ref().map_or(Ok(()), RawFigures::check)
     }
 
     /// The rate of a tile shape; of one that was not measured, in proportion to the nearest.

@@ -335,6 +335,14 @@ pub enum Error {
         /// SMs of the device.
         sms: u32,
     },
+    /// A figure of the machine that would not be true: what was measured did not do what it should.
+    #[error("measuring {what}: {why}")]
+    Unmeasured {
+        /// The figure.
+        what: String,
+        /// What went wrong.
+        why: String,
+    },
     /// [`Instance::abort`](crate::Instance::abort) was called, or a graph outlived the instance that it captured.
     #[error("the instance was aborted or dropped by its owner")]
     Aborted,

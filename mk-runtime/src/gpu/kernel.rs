@@ -113,7 +113,7 @@ impl Kernel {
         }
     }
 
-    /// Launches a plain kernel: `grid` by `block`, parameters by address.
+    /// Launches a plain kernel: `grid` by `block` with that much dynamic shared memory, parameters by address.
     ///
     /// # Safety
     /// The parameters must have the number and types that the kernel declares; device pointers among them must be
@@ -122,6 +122,7 @@ impl Kernel {
         &self,
         grid: [u32; 3],
         block: [u32; 3],
+        smem_bytes: u32,
         stream: sys::CUstream,
         params: &mut [*mut c_void],
     ) -> Result<(), Error> {
@@ -138,7 +139,7 @@ impl Kernel {
                     block[0],
                     block[1],
                     block[2],
-                    0,
+                    smem_bytes,
                     stream,
                     params.as_mut_ptr(),
                     std::ptr::null_mut()

@@ -40,7 +40,8 @@ impl Params {
         // SAFETY: each caller passes what its kernel in kernels.cu declares, with shapes checked against the tensors,
         // which outlive the call because it waits.
         unsafe {
-            kernel.launch([grid[0], grid[1], 1], [256, 1, 1], std::ptr::null_mut(), &mut pointers)
+            let grid = [grid[0], grid[1], 1];
+            kernel.launch(grid, [256, 1, 1], 0, std::ptr::null_mut(), &mut pointers)
         }?;
         context.synchronize()
     }

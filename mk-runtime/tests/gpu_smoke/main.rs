@@ -1,4 +1,4 @@
-//! The runtime on real GPUs: symmetric memory, launches, faults, graphs, reference kernels.
+//! The runtime on real GPUs: symmetric memory, launches, faults, graphs, reference kernels, raw figures.
 //!
 //! Runs on any machine: without a GPU or NVRTC each test prints SKIPPED and why. With one GPU, worlds of two ranks
 //! share it; with several, there is a world of all of them too.
@@ -8,6 +8,7 @@ mod common;
 mod faults;
 mod instance;
 mod kernels;
+mod probe;
 mod reference;
 
 use mk_abi::KernelSource;

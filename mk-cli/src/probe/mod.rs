@@ -1,5 +1,7 @@
 //! `mk probe`.
 
+mod table;
+
 use crate::{
     failure::Failure,
     output::{print, say, write_file},
@@ -9,13 +11,14 @@ use crate::{
     tune::{list, measured, model},
 };
 use mk::{
-    cost::{self, Sample},
+    cost::{self, RawFigures, Sample},
     harness::Case,
     passes,
-    runtime::jit::JitOptions,
+    runtime::{jit::JitOptions, probe},
     tune::{self, Limits},
 };
 use std::path::PathBuf;
+use table::Tables;
 
 /// Options of `mk probe`.
 #[derive(clap::Args)]
@@ -23,7 +26,7 @@ pub struct Args {
     /// Number of GPUs
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=mk::abi::device::MAX_RANKS as i64))]
     ranks: u32,
-    /// Where to write the figures [default: stdout]
+    /// Where to write the figures as JSON [default: stdout; with --raw, nowhere]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Keep the figures where `mk tune`, `--tuned` and functions look for them
@@ -41,14 +44,35 @@ pub struct Args {
     /// Passes over all figures
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
+    /// Measure links, memory, flags and launches only, with no plans and no model
+    #[arg(long, conflicts_with_all = ["install", "model", "from", "every", "rounds"])]
+    raw: bool,
+    /// Launches that make up each raw figure, the median of them
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(RAW_ROUNDS))]
+    raw_rounds: u32,
 }
 
-/// Measures plans, and fits the figures of the cost model to their times.
+/// What the runtime takes, as the parser of arguments wants it.
+const RAW_ROUNDS: std::ops::RangeInclusive<i64> =
+    *probe::ROUNDS.start() as i64..=*probe::ROUNDS.end() as i64;
+
+/// Measures the machine raw; then measures plans, and fits the figures of the cost model to their times.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.raw {
+        return raw_only(args);
+    }
     let start = model(args.model.as_deref())?;
     let mut samples = Vec::new();
     let (mut gpu, mut what) = (start.gpu.clone(), start.measured.clone());
+    let mut raw = start.raw.clone();
     if args.from.is_empty() {
+        let figures = measure_raw(args)?;
+        // Figures of the model go to stdout where no file is named.
+        match args.output.is_some() || args.install {
+            true => say!("{}", Tables(&figures))?,
+            false => pipeline::say_on_stderr(Tables(&figures)),
+        }
+        raw = Some(figures);
         samples = measure(args)?;
         gpu = pipeline::gpu_name();
         what = format!("mk {} probe, {} ranks", env!("CARGO_PKG_VERSION"), args.ranks);
@@ -66,7 +90,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut fitted = cost::fit(&start, &samples, args.rounds.into());
     drop(progress);
     let after = cost::error(&fitted, &samples);
-    (fitted.gpu, fitted.measured) = (gpu, what);
+    (fitted.gpu, fitted.measured, fitted.raw) = (gpu, what, raw);
     let n = samples.len();
     let words = format!(
         "mean error over {n} plans: {:.1} % before, {:.1} % after",
@@ -87,6 +111,22 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         None => print(format_args!("{}", fitted.to_json())),
     }
+}
+
+/// `--raw`.
+fn raw_only(args: &Args) -> Result<(), Failure> {
+    let raw = measure_raw(args)?;
+    print(format_args!("{}", Tables(&raw)))?;
+    match &args.output {
+        Some(path) => write_file(path, raw.to_json().as_bytes()),
+        None => Ok(()),
+    }
+}
+
+fn measure_raw(args: &Args) -> Result<RawFigures, Failure> {
+    let world = gpus(args.ranks)?;
+    let _progress = Progress::new("measuring links, memory, flags and launches");
+    tune::measure_raw(&world, &JitOptions::default(), args.raw_rounds).map_err(Failure::new)
 }
 
 fn measure(args: &Args) -> Result<Vec<Sample>, Failure> {
