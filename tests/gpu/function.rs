@@ -5,7 +5,9 @@ use mk::{
     Function, Program,
     abi::DType,
     function::{Argument, Call, FunctionError, FunctionOptions, Sizes},
-    runtime::{DeviceTensor, Operand, Reference, Stream, StreamRef, World, jit::JitOptions},
+    harness::{Case, Tolerance},
+    runtime::{DeviceTensor, Graph, Operand, Reference, Stream, StreamRef, World, jit::JitOptions},
+    tune::{Fuse, Made, Why},
 };
 
 /// Tensors of one rank: its rows of `a`, its columns of `b`, and what it shall hold of the result.
@@ -137,14 +139,15 @@ fn a_call_is_traced() -> Res<()> {
         let streams: Vec<StreamRef> = streams.iter().map(Stream::as_ref).collect();
         let program = Program::parse("gather(a) -> gemm(b)")?;
         let emission = mk::emit::Options { trace: true };
-        let options = FunctionOptions { emission, ..FunctionOptions::default() };
+        let fuse = Fuse::Always;
+        let options = FunctionOptions { emission, fuse, ..FunctionOptions::default() };
         let mut f = Function::new(&world, program.clone(), options)?;
         let ranks = ranks(&world, &reference, &vec![512; n], 512, 1024)?;
         for launch in 1..=3 {
             let which = f.call(&streams, &calls(&ranks))?;
-            let trace = f.trace(which)?;
+            let [trace] = &f.trace(which)?[..] else { panic!("one kernel") };
             assert_eq!((trace.epoch, trace.ranks().count()), (launch, n));
-            let source = &f.planned(which).expect("bound").source;
+            let source = &f.planned(which)[0].source;
             let is = |s: &&mk::trace::Span, want| s.what == want;
             let ctas = trace.spans.iter().filter(|s| is(s, mk::trace::What::Cta)).count();
             assert_eq!(ctas, n * source.grid as usize);
@@ -155,7 +158,7 @@ fn a_call_is_traced() -> Res<()> {
             );
             // Less than a tick of the timer.
             assert!(trace.alignment.contradiction_ns < 32.0, "{:?}", trace.alignment);
-            assert!(mk::trace::chain(&trace).steps.len() <= 3 * n);
+            assert!(mk::trace::chain(trace).steps.len() <= 3 * n);
         }
         for r in &ranks {
             let error = reference.error(&r.c, &r.want)?;
