@@ -8,7 +8,6 @@ use crate::{
     world::{Place, World},
 };
 use mk::{
-    Bound as Sizes,
     build::Composition,
     emit,
     function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning, abi_dtype},
@@ -322,7 +321,8 @@ impl Function {
                 Ok(function.composition(which).cloned())
             })?,
         };
-        self.shown(sizes, made).ok_or_else(|| Class::Error.error(py, "nothing was bound"))
+        let made = made.ok_or_else(|| Class::Error.error(py, "nothing was bound"))?;
+        Ok(Plan::new(self.signature.clone(), sizes, made))
     }
 
     /// Raises FaultError if a kernel gave up. Does not wait.
@@ -341,6 +341,20 @@ impl Function {
         py.detach(|| drop(self.lock().take()));
     }
 
+    /// What was bound so far, in that order: a plan for each set of sizes. ``Plan.verdict`` says whether it is one kernel.
+    #[getter]
+    fn plans(&self, py: Python<'_>) -> Vec<Plan> {
+        py.detach(|| {
+            let core = self.lock();
+            let Some(function) = core.as_ref() else { return Vec::new() };
+            let plan = |which| {
+                let (sizes, made) = (function.sizes(which)?.clone(), function.composition(which)?);
+                Some(Plan::new(self.signature.clone(), sizes, made.clone()))
+            };
+            function.specialisations().filter_map(plan).collect()
+        })
+    }
+
     /// The names of the parameters.
     #[getter]
     fn parameters(&self) -> Vec<String> {
@@ -351,12 +365,6 @@ impl Function {
         let name = self.signature.program().name();
         let parameters = self.parameters().join(", ");
         format!("<mk.Function {name}({parameters}) on {} ranks>", self.signature.ranks())
-    }
-}
-
-impl Function {
-    fn shown(&self, sizes: Sizes, made: Option<Arc<Composition>>) -> Option<Plan> {
-        Some(Plan::new(self.signature.clone(), sizes, made?))
     }
 }
 

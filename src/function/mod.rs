@@ -330,6 +330,11 @@ impl Function {
         self.bound.get(which.kernel).map(|b| &b.made)
     }
 
+    /// The sizes for which a specialisation of this function was bound first; `None` for one of another function.
+    pub fn sizes(&self, which: Specialisation) -> Option<&Bound> {
+        self.bound.get(which.kernel).map(|b| &b.sizes)
+    }
+
     /// The kernels of a specialisation of this function, in the order of their launches; none for one of another function.
     pub fn kernels(&mut self, which: Specialisation) -> &mut [Kernel] {
         self.bound.get_mut(which.kernel).map_or(&mut [], |b| b.run.kernels())

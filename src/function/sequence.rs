@@ -129,14 +129,13 @@ impl Sequence {
         for ((out, (dtype, shape)), name) in
             call.outputs.iter().zip(&local.results).zip(program.result_names())
         {
-            let (tensor, given) = (name.clone(), out.shape.clone());
             if out.dtype != *dtype {
-                let (expected, given) = (*dtype, out.dtype);
+                let (tensor, expected, given) = (name.clone(), *dtype, out.dtype);
                 let help = format!("bring a tensor of {expected}");
                 return Err(ArgumentError::DType { tensor, expected, given, help }.into());
             }
-            if given != *shape {
-                let expected = shape.clone();
+            if out.shape != *shape {
+                let (tensor, expected, given) = (name.clone(), shape.clone(), out.shape.clone());
                 return Err(ArgumentError::Local { tensor, rank, given, expected }.into());
             }
         }
