@@ -88,8 +88,7 @@ fn one_of<T: Copy, const N: usize>(
 
 /// Whether to fuse.
 pub fn fuse(py: Python<'_>, given: &str) -> PyResult<Fuse> {
-    let words = [("auto", Fuse::Auto), ("always", Fuse::Always), ("never", Fuse::Never)];
-    one_of(py, "fuse", Some(given), words, Fuse::Auto)
+    given.parse().map_err(|what| Class::Argument.error(py, format!("fuse: {what}")))
 }
 
 /// A time in seconds, more than 0.

@@ -283,7 +283,7 @@ class Apart(Case):
         self.assertEqual(parts.cuda.count("extern \"C\" __global__"), 4 * one.cuda.count("extern \"C\" __global__"))
         self.assertIn("mlp_3.compute", parts.roles)
         self.assertEqual((repr(parts), parts.ranks), ("<mk.Plan mlp on 3 ranks>", 3))
-        with self.raises(mk.ArgumentError, "fuse is", '"auto"', '"never"'):
+        with self.raises(mk.ArgumentError, "fuse: `sometimes`", "`auto`", "`never`"):
             self.bind("sometimes")
 
     def test_parts_compute_what_the_pipeline_does(self):

@@ -46,7 +46,7 @@ use crate::{
 };
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
 use mk_codegen::{emit, passes::Config, trace::Trace};
-use mk_runtime::{InstanceOptions, StreamRef, World, jit::JitOptions};
+use mk_runtime::{Error, Instance, InstanceOptions, StreamRef, World, jit::JitOptions};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
 use sequence::Sequence;
 use std::{collections::HashMap, slice, sync::Arc, time::Duration};
@@ -144,6 +144,13 @@ impl Run {
         match self {
             Run::One(kernel) => slice::from_mut(kernel),
             Run::Apart(sequence) => &mut sequence.kernels,
+        }
+    }
+
+    fn each(&mut self, look: impl Fn(&mut Instance) -> Result<(), Error>) -> Result<(), Error> {
+        match self {
+            Run::One(kernel) => look(kernel.instance()),
+            Run::Apart(sequence) => sequence.each(look),
         }
     }
 }
@@ -407,7 +414,7 @@ impl Function {
     /// # Errors
     /// [`FunctionError::Runtime`] when a kernel gave up.
     pub fn check(&mut self) -> Result<(), FunctionError> {
-        self.instances().try_for_each(|k| Ok(k.instance().check()?))
+        self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::check)?))
     }
 
     /// Waits for the last launch of every specialisation. Replays of captured graphs are waited for on their own streams.
@@ -415,11 +422,7 @@ impl Function {
     /// # Errors
     /// [`FunctionError::Runtime`] when a kernel gave up.
     pub fn synchronize(&mut self) -> Result<(), FunctionError> {
-        self.instances().try_for_each(|k| Ok(k.instance().synchronize()?))
-    }
-
-    fn instances(&mut self) -> impl Iterator<Item = &mut Kernel> {
-        self.bound.iter_mut().flat_map(|b| b.run.kernels())
+        self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::synchronize)?))
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::build::Composition;
 use mk_abi::DType;
-use mk_runtime::{DeviceTensor, Error, InstanceOptions, StreamRef, World, jit::Compiled};
+use mk_runtime::{DeviceTensor, Error, Instance, InstanceOptions, StreamRef, World, jit::Compiled};
 use mk_syntax::Bound;
 use std::ops::Range;
 
@@ -110,10 +110,39 @@ impl Sequence {
             kernel.instance().accepts(&ranks)?;
             launches.push(ranks);
         }
-        for (kernel, ranks) in self.kernels.iter_mut().zip(&launches) {
-            kernel.instance().launch(streams, ranks)?;
+        for (i, ranks) in launches.iter().enumerate() {
+            let Some(kernel) = self.kernels.get_mut(i) else { break };
+            let Err(error) = kernel.instance().launch(streams, ranks) else { continue };
+            // Unless nothing was enqueued, other processes may have launched what follows.
+            if i > 0 || kernel.instance().accepts(ranks).is_err() {
+                self.abort_after(i);
+            }
+            return Err(error.into());
         }
         Ok(())
+    }
+
+    /// Looks at all kernels in their order. What follows one that failed has nothing to work on, and gives up, too: it would
+    /// wait for the same missing rank all over again.
+    ///
+    /// # Errors
+    /// The first one.
+    pub(super) fn each(
+        &mut self,
+        look: impl Fn(&mut Instance) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        for i in 0..self.kernels.len() {
+            let looked = self.kernels.get_mut(i).map_or(Ok(()), |k| look(k.instance()));
+            if looked.is_err() {
+                self.abort_after(i);
+                return looked;
+            }
+        }
+        Ok(())
+    }
+
+    fn abort_after(&mut self, i: usize) {
+        self.kernels.iter_mut().skip(i + 1).for_each(|k| k.instance().abort());
     }
 
     /// What one kernel would check of a call as a whole; parameters' sizes are left to the parts, who call them alike.
@@ -148,6 +177,13 @@ impl Sequence {
                 what: "overlaps another tensor: a result needs memory of its own".into(),
             })),
         }
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        // Who drops it has heard of a failure, or does not want to.
+        let _ = self.each(Instance::synchronize);
     }
 }
 

@@ -4,8 +4,9 @@
 //! measured times of the kernel and of all parts > predicted ones > one kernel
 //! ```
 //!
-//! Predictions are compared with a margin ([`CLEARLY`]), measurements without: parts are measured one by one with caches
-//! flushed, so that their sum is on the long side.
+//! Predictions are compared with a margin ([`CLEARLY`]), measurements without. The time of the parts is the sum of theirs: each
+//! is measured with caches flushed, where a sequence finds some of its inputs there, and without the gap between two
+//! kernels of a stream.
 
 use super::{
     cache::Cache,
