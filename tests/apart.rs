@@ -313,6 +313,20 @@ fn measured_winners_decide() {
 }
 
 #[test]
+fn factors_stay_what_they_are() {
+    for factor in ["1e-7", "-3", "0.1", "1e30"] {
+        let text = format!(
+            "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, F]) {{ gather(x) -> gemm(w) -> scale({factor}) }}"
+        );
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let dims = [("M", 8), ("K", 8), ("F", 8)].map(|(n, v)| (n.to_string(), v)).into();
+        let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+        let parts = tune::parts(&program, &bound).unwrap_or_else(|e| panic!("{factor}: {e}"));
+        assert_eq!(parts[1].program.nodes()[1].op, program.nodes()[2].op, "{factor}");
+    }
+}
+
+#[test]
 fn names_of_the_caller_are_not_taken() {
     let text =
         "pub fn f(v2: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) { gather(v2) -> gemm(w) }";

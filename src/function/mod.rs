@@ -29,6 +29,7 @@
 //! # }
 //! ```
 
+mod bind;
 mod error;
 mod kernel;
 mod sequence;
@@ -44,12 +45,13 @@ use crate::{
     build::{Composition, Planned},
     tune::{self, Choice, Fuse, Verdict},
 };
+use bind::{Bind, Run};
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
 use mk_codegen::{emit, passes::Config, trace::Trace};
-use mk_runtime::{Error, Instance, InstanceOptions, StreamRef, World, jit::JitOptions};
+use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
 use sequence::Sequence;
-use std::{collections::HashMap, slice, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// What waiting for rank 0's choice takes at least: it may be simulating.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -115,44 +117,6 @@ pub struct Function {
     bound: Vec<Bind>,
     /// Local shapes of a call, flattened, and what was bound for them.
     by_shapes: HashMap<Vec<u64>, Specialisation>,
-}
-
-struct Bind {
-    sizes: Bound,
-    made: Arc<Composition>,
-    run: Run,
-}
-
-impl Bind {
-    /// Run-time dimensions of its kernel; parts have none.
-    fn runtime_dims(&self) -> &[RuntimeDim] {
-        match (&self.run, self.made.kernels.as_slice()) {
-            (Run::One(_), [planned]) => &planned.source.runtime_dims,
-            _ => &[],
-        }
-    }
-}
-
-/// What a call launches.
-enum Run {
-    One(Kernel),
-    Apart(Sequence),
-}
-
-impl Run {
-    fn kernels(&mut self) -> &mut [Kernel] {
-        match self {
-            Run::One(kernel) => slice::from_mut(kernel),
-            Run::Apart(sequence) => &mut sequence.kernels,
-        }
-    }
-
-    fn each(&mut self, look: impl Fn(&mut Instance) -> Result<(), Error>) -> Result<(), Error> {
-        match self {
-            Run::One(kernel) => look(kernel.instance()),
-            Run::Apart(sequence) => sequence.each(look),
-        }
-    }
 }
 
 impl Function {

@@ -130,8 +130,15 @@ fn part(program: &Program, bound: &Bound, i: usize, group: &[&Node]) -> Option<P
     let sizes = made.bind(&BTreeMap::new(), &BTreeMap::new()).ok()?;
     let result = *inside.last()?;
     let [out] = made.results() else { return None };
-    let names = made.tensors().iter().map(|t| t.name.clone());
-    let same = names.eq(inputs.iter().map(|id| name(program, *id)))
+    // What was read is what was written: the same operations, of the same values, with a result of the same type.
+    let values: Vec<ValueId> = inputs.iter().chain(&inside).copied().collect();
+    let origin = |id: &ValueId| values.get(id.index()).copied();
+    let as_here = |(made, here): (&Node, &&Node)| {
+        made.op == here.op
+            && made.inputs.iter().map(origin).eq(here.inputs.iter().copied().map(Some))
+    };
+    let same = (made.tensors().len(), made.nodes().len()) == (inputs.len(), group.len())
+        && made.nodes().iter().zip(group).all(as_here)
         && type_of(&made, &sizes, *out)? == type_of(program, bound, result)?;
     let ops: Vec<&str> = group.iter().map(|n| n.op.name()).collect();
     let name = ops.join(" -> ");
