@@ -1,6 +1,9 @@
 //! From a pipeline with sizes to a loadable kernel: plan, proof, CUDA, CUBIN. Needs no GPU.
 
-use crate::function::FunctionError;
+use crate::{
+    function::FunctionError,
+    tune::{Choice, Made, Part, Verdict, in_parallel, parts},
+};
 use mk_abi::KernelSource;
 use mk_codegen::{
     emit::{self, emit_with},
@@ -52,5 +55,57 @@ impl Planned {
     /// [`FunctionError::Runtime`]: see [`jit::compile`].
     pub fn compile(&self, options: &JitOptions) -> Result<Compiled, FunctionError> {
         Ok(jit::compile(&self.source, options)?)
+    }
+}
+
+/// A pipeline as it is made: its kernel, or those of its parts in the order in which they are launched.
+#[derive(Clone, Debug)]
+pub struct Composition {
+    /// As one kernel or apart, and why.
+    pub verdict: Verdict,
+    /// What the kernels are of; nothing for one kernel of the whole.
+    pub parts: Vec<Part>,
+    /// The kernels.
+    pub kernels: Vec<Planned>,
+}
+
+impl Composition {
+    /// Lowers, verifies and emits what was chosen.
+    ///
+    /// # Errors
+    /// As [`plan`]; [`FunctionError::Mismatch`] for a choice of another pipeline.
+    pub fn new(
+        program: &Program,
+        bound: &Bound,
+        choice: &Choice,
+        emission: emit::Options,
+    ) -> Result<Composition, FunctionError> {
+        let verdict = choice.verdict;
+        let parts = match verdict.made {
+            Made::Fused => Vec::new(),
+            Made::Apart => parts(program, bound)
+                .map_err(|why| FunctionError::mismatch(format!("it does not come apart: {why}")))?,
+        };
+        let list = parts.iter().map(|p| (&p.program, &p.bound));
+        let whole = parts.is_empty().then_some((program, bound));
+        let list: Vec<_> = list.chain(whole).zip(&choice.configs).collect();
+        let (n, wanted) = (choice.configs.len(), parts.len().max(1));
+        if n != wanted {
+            let what = format!("{n} settings were chosen for {wanted} kernels");
+            return Err(FunctionError::mismatch(what));
+        }
+        let one = |((program, bound), config): &((&Program, &Bound), &_)| {
+            plan_with(program, bound, config, emission)
+        };
+        let kernels = in_parallel(&list, one).into_iter().collect::<Result<_, _>>()?;
+        Ok(Composition { verdict, parts, kernels })
+    }
+
+    /// Compiles all kernels, or reads them from the disk cache.
+    ///
+    /// # Errors
+    /// As [`Planned::compile`].
+    pub fn compile(&self, options: &JitOptions) -> Result<Vec<Compiled>, FunctionError> {
+        in_parallel(&self.kernels, |k| k.compile(options)).into_iter().collect()
     }
 }

@@ -39,7 +39,7 @@ def compile_ahead(rows, rank, world, config):
 
 def fused(row, inputs, world, result, config):
     """The row as one kernel. Collective."""
-    f = mk.compile(row.kernel(world.size).pipeline, world, **options(config, row.key))
+    f = mk.compile(row.kernel(world.size).pipeline, world, fuse="always", **options(config, row.key))
     plan = f.bind(shapes=row.kernel(world.size).shapes)
     out = result()
 

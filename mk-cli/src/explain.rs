@@ -14,7 +14,7 @@ use mk::{
     passes::Config,
     runtime::jit::JitOptions,
     trace,
-    tune::{self, Cache, Facts, Key, Winner},
+    tune::{self, Cache, Facts, Key, Made, Times, Whole, Why, Winner},
 };
 use std::path::PathBuf;
 
@@ -75,7 +75,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         say!("{}", path.display())?;
     }
     others(program, bound, &config, &facts, &model)?;
-    unfused(program, bound, given.ranks, &model, p.ms())
+    let times = Times { measured_ms: measured, predicted_ms: Some(p.ms()) };
+    unfused(program, bound, &given, &model, times)
 }
 
 fn recall(program: &Program, bound: &Bound, given: &Config, model: &DeviceModel) -> Option<Winner> {
@@ -153,30 +154,48 @@ fn others(
     Ok(())
 }
 
-/// The same as one kernel for each operation.
+/// The same as one kernel for each operation, and which of the two functions take.
 fn unfused(
     program: &Program,
     bound: &Bound,
-    ranks: u32,
+    given: &Config,
     model: &DeviceModel,
-    fused_ms: f64,
+    fused: Times,
 ) -> Result<(), Failure> {
-    let Some(parts) = tune::parts(program, bound) else { return Ok(()) };
-    let (mut sum, mut list) = (0.0, Vec::new());
+    let parts = match tune::parts(program, bound) {
+        Ok(parts) => parts,
+        Err(Whole::Single) => return Ok(()),
+        Err(why) => return say!("apart      it does not come apart: {why}"),
+    };
+    let mut times = Vec::new();
     for part in &parts {
-        let Some((_, p)) = tune::choose(&part.program, &part.bound, ranks, model) else {
+        let (program, bound) = (&part.program, &part.bound);
+        let Some((_, p)) = tune::choose(program, bound, given.ranks, model) else {
             return say!("apart      no prediction: `{}` has no kernel by itself", part.name);
         };
-        sum += p.ms();
-        list.push(format!("{} {:.1} us", part.name, 1e3 * p.ms()));
+        let measured_ms = recall(program, bound, given, model).map(|w| w.ms);
+        times.push(Times { measured_ms, predicted_ms: Some(p.ms()) });
     }
-    say!("apart      {}: {:.1} us together, predicted", list.join(", "), 1e3 * sum)?;
-    let ratio = sum / fused_ms;
-    match ratio >= 1.0 {
-        true => say!("verdict    one kernel is {ratio:.2} times as fast as separate ones"),
-        false => say!(
-            "verdict    separate kernels would be {:.2} times as fast as this one: call the operations apart",
-            1.0 / ratio
+    let verdict = tune::verdict(Some(fused), Some(&times));
+    let ms = |t: &Times| match verdict.why {
+        Why::Measured => t.measured_ms,
+        _ => t.predicted_ms,
+    };
+    let (Some(one), Some(sum)) = (verdict.fused_ms, verdict.apart_ms) else { return Ok(()) };
+    let list = parts.iter().zip(times.iter().filter_map(ms));
+    let list: Vec<_> = list.map(|(p, ms)| format!("{} {:.1} us", p.name, 1e3 * ms)).collect();
+    say!("apart      {}: {:.1} us together, {}", list.join(", "), 1e3 * sum, verdict.why)?;
+    match verdict.made {
+        Made::Fused if sum >= one => {
+            say!("verdict    one kernel is {:.2} times as fast as separate ones", sum / one)
+        }
+        Made::Fused => say!(
+            "verdict    separate kernels would be {:.2} times as fast, which is within the model's error: one kernel",
+            one / sum
+        ),
+        Made::Apart => say!(
+            "verdict    separate kernels are {:.2} times as fast as this one: functions launch those",
+            one / sum
         ),
     }
 }

@@ -8,14 +8,15 @@ use crate::{
     world::{Place, World},
 };
 use mk::{
-    Bound as Sizes,
-    build::{self, Planned},
+    build::Composition,
+    emit,
     function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning, abi_dtype},
     passes::Config,
     runtime::{
         InstanceOptions, StreamRef,
         jit::{JitOptions, find_nvrtc},
     },
+    tune::{self, Fuse},
 };
 use pyo3::{
     prelude::*,
@@ -29,7 +30,7 @@ use std::sync::{
 /// A pipeline as a function of torch tensors. Made by ``mk.compile``.
 ///
 /// Calling it takes one tensor for each parameter, by position or by name, on the rank's GPU, contiguous, of the
-/// pipeline's dtype and of the shape of the rank's part. It enqueues one kernel on torch's current stream and returns the
+/// pipeline's dtype and of the shape of the rank's part. It enqueues one kernel on torch's current stream, or one for each part (``fuse``), and returns the
 /// result, or ``out``. Nothing is copied but what the plan copies into its own workspace, nothing waits.
 ///
 /// The first call with new shapes compiles and binds, which all ranks must do together; ``bind`` does it ahead. No
@@ -45,11 +46,18 @@ use std::sync::{
 pub struct Function {
     pub(crate) signature: Signature,
     world: Py<World>,
-    config: Config,
+    offline: Offline,
     /// Nothing offline, and after `close`. Never locked while attached to the interpreter: who binds holds it and waits
     /// for other ranks.
     core: Mutex<Option<core::Function>>,
     captured: AtomicBool,
+}
+
+/// What decides a plan that is made without GPUs.
+struct Offline {
+    config: Config,
+    fuse: Fuse,
+    overlap: bool,
 }
 
 /// A function of torch tensors from the text of a pipeline. Nothing is compiled yet: see ``Function``.
@@ -65,11 +73,14 @@ pub struct Function {
 /// With ``tuning``, and none of these settings given, they are those that `mk tune` measured to be the best, else those that
 /// the cost model takes for the best; rank 0 chooses for all.
 /// With ``overlap`` launches of different functions do not wait for each other, if their CTAs fit the GPU together.
+/// ``fuse`` says whether the pipeline becomes one kernel: ``"always"``; ``"never"``, as a kernel for each operation with the
+/// elementwise ones that follow it, where it comes apart; or ``"auto"``, as the faster of the two by what was measured or
+/// predicted, and as one where settings are given, with ``overlap``, or where neither is known. ``Plan.verdict`` says what came of it.
 ///
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, all_reduce=None,
-                    sums=None, split_k=None, tail=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false, tuning=true))]
+                    sums=None, split_k=None, tail=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false, tuning=true, fuse="auto"))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn compile(
     py: Python<'_>,
@@ -90,6 +101,7 @@ pub fn compile(
     reserve_sms: u32,
     overlap: bool,
     tuning: bool,
+    fuse: &str,
 ) -> PyResult<Function> {
     let program = parse(py, pipeline)?;
     let place = world.get().place();
@@ -98,6 +110,7 @@ pub fn compile(
     let options = FunctionOptions {
         sizes: options::sizes(py, shapes, dims)?,
         config: options::config(py, place.size(), &choices)?,
+        fuse: options::fuse(py, fuse)?,
         tuning: if tuning && !choices.given() { Tuning::Auto } else { Tuning::Off },
         jit: jit(py),
         instance: InstanceOptions {
@@ -111,7 +124,11 @@ pub fn compile(
     };
     let signature = Signature::new(program.clone(), place.size(), options.sizes.clone());
     let signature = signature.map_err(|e| errors::argument(py, &e))?;
-    let config = options.config.clone();
+    let offline = Offline {
+        config: options.config.clone(),
+        fuse: options.fuse,
+        overlap: options.instance.overlap,
+    };
     let core = match place {
         Place::Gpus(world) => Some(
             core::Function::new(world, program, options).map_err(|e| errors::function(py, e))?,
@@ -119,7 +136,7 @@ pub fn compile(
         Place::Offline { .. } => None,
     };
     let captured = AtomicBool::new(false);
-    Ok(Function { signature, world, config, core: Mutex::new(core), captured })
+    Ok(Function { signature, world, offline, core: Mutex::new(core), captured })
 }
 
 /// NVRTC of the packages that this interpreter sees (torch brings them), where nothing else has one.
@@ -230,13 +247,8 @@ impl Function {
                 true => function.find(&shapes)?,
                 false => Some(function.specialise(&shapes)?),
             };
-            let kernel = which.and_then(|which| function.kernel(which));
-            let results: Vec<_> = match (kernel, &which) {
-                (Some(k), Some(which)) => {
-                    local.clone().map(|rank| k.results(rank, which.dims())).collect()
-                }
-                _ => Vec::new(),
-            };
+            let all = which.into_iter().flat_map(|which| local.clone().map(move |r| (which, r)));
+            let results: Vec<_> = all.map(|(which, r)| function.results(which, r)).collect();
             Ok((which, results))
         })?;
         drop(shapes);
@@ -260,10 +272,7 @@ impl Function {
         if captures {
             self.captured.store(true, Ordering::Relaxed);
         }
-        self.with(py, |function| match function.kernel(which) {
-            Some(kernel) => kernel.launch(&handles, &calls, which.dims()),
-            None => Ok(()),
-        })?;
+        self.with(py, |function| function.launch(which, &handles, &calls))?;
         // The kernel runs later: torch must not give this memory to another stream before. Free for tensors of this stream.
         for ((stream, _), (inputs, outputs)) in streams.iter().zip(given.iter().zip(&outputs)) {
             for object in inputs.iter().chain(outputs) {
@@ -292,18 +301,28 @@ impl Function {
     ) -> PyResult<Plan> {
         let more = options::sizes(py, shapes, dims)?;
         let sizes = self.signature.bind(&more).map_err(|e| errors::argument(py, &e))?;
-        let planned = match self.place() {
+        let made = match self.place() {
             Place::Offline { .. } => {
-                let program = self.signature.program();
-                let planned = py.detach(|| build::plan(program, &sizes, &self.config));
-                Some(Arc::new(planned.map_err(|e| errors::function(py, e))?))
+                let (program, own) = (self.signature.program(), &self.offline);
+                let terms = tune::Terms {
+                    config: &own.config,
+                    fuse: own.fuse,
+                    overlap: own.overlap,
+                    search: None,
+                };
+                let made = py.detach(|| {
+                    let choice = tune::settle(program, &sizes, &terms);
+                    Composition::new(program, &sizes, &choice, emit::Options::default())
+                });
+                Some(Arc::new(made.map_err(|e| errors::function(py, e))?))
             }
             Place::Gpus(_) => self.with(py, |function| {
                 let which = function.bind(&sizes)?;
-                Ok(function.planned(which).cloned())
+                Ok(function.composition(which).cloned())
             })?,
         };
-        self.shown(py, sizes, planned)
+        let made = made.ok_or_else(|| Class::Error.error(py, "nothing was bound"))?;
+        Ok(Plan::new(self.signature.clone(), sizes, made))
     }
 
     /// Raises FaultError if a kernel gave up. Does not wait.
@@ -322,6 +341,20 @@ impl Function {
         py.detach(|| drop(self.lock().take()));
     }
 
+    /// What was bound so far, in that order: a plan for each set of sizes. ``Plan.verdict`` says whether it is one kernel.
+    #[getter]
+    fn plans(&self, py: Python<'_>) -> Vec<Plan> {
+        py.detach(|| {
+            let core = self.lock();
+            let Some(function) = core.as_ref() else { return Vec::new() };
+            let plan = |which| {
+                let (sizes, made) = (function.sizes(which)?.clone(), function.composition(which)?);
+                Some(Plan::new(self.signature.clone(), sizes, made.clone()))
+            };
+            function.specialisations().filter_map(plan).collect()
+        })
+    }
+
     /// The names of the parameters.
     #[getter]
     fn parameters(&self) -> Vec<String> {
@@ -332,15 +365,6 @@ impl Function {
         let name = self.signature.program().name();
         let parameters = self.parameters().join(", ");
         format!("<mk.Function {name}({parameters}) on {} ranks>", self.signature.ranks())
-    }
-}
-
-impl Function {
-    fn shown(&self, py: Python<'_>, sizes: Sizes, planned: Option<Arc<Planned>>) -> PyResult<Plan> {
-        match planned {
-            Some(planned) => Ok(Plan::new(self.signature.program().clone(), sizes, planned)),
-            None => Err(Class::Error.error(py, "nothing was bound")),
-        }
     }
 }
 

@@ -4,6 +4,7 @@ use crate::errors::Class;
 use mk::{
     function::Sizes,
     passes::{AllReduce, Config, Sums, Tail},
+    tune::Fuse,
 };
 use pyo3::{prelude::*, types::PyDict};
 use std::{collections::BTreeMap, time::Duration};
@@ -88,6 +89,11 @@ fn one_of<T: Copy, const N: usize>(
         let all = words.map(|(word, _)| format!("\"{word}\"")).join(" or ");
         Class::Argument.error(py, format!("{name} is {given:?}, and must be {all}"))
     })
+}
+
+/// Whether to fuse.
+pub fn fuse(py: Python<'_>, given: &str) -> PyResult<Fuse> {
+    given.parse().map_err(|what| Class::Argument.error(py, format!("fuse: {what}")))
 }
 
 /// A time in seconds, more than 0.

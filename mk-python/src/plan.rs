@@ -4,10 +4,12 @@ use crate::{errors, errors::Class, function::jit, options};
 use mk::{
     Bound as Sizes, Program,
     abi::TensorDirection,
-    build::{self, Planned},
-    function::Signature,
-    harness::{Case, CpuOptions, Tolerance, run_on_cpu},
+    build::{Composition, Planned},
+    emit,
+    function::{Signature, Wiring},
+    harness::{Case, CpuOptions, Tolerance, run_made_on_cpu},
     syntax::Dim,
+    tune::{Choice, Made, Verdict, Why},
 };
 use pyo3::{
     prelude::*,
@@ -15,27 +17,45 @@ use pyo3::{
 };
 use std::sync::Arc;
 
-/// A verified tile plan, and the kernel that is made from it. ``str(plan)`` is the plan's text.
+/// A verified tile plan, and the kernel that is made from it; or those of a pipeline's parts, one after the other.
+/// ``str(plan)`` is the plan's text.
 #[pyclass(frozen, module = "mk")]
 pub struct Plan {
-    program: Program,
+    signature: Signature,
     sizes: Sizes,
-    planned: Arc<Planned>,
+    made: Arc<Composition>,
 }
 
 impl Plan {
-    pub fn new(program: Program, sizes: Sizes, planned: Arc<Planned>) -> Plan {
-        Plan { program, sizes, planned }
+    pub fn new(signature: Signature, sizes: Sizes, made: Arc<Composition>) -> Plan {
+        Plan { signature, sizes, made }
     }
 
-    /// Values of the kernel's run-time dimensions.
-    fn dims(&self) -> Vec<u32> {
+    fn program(&self) -> &Program {
+        self.signature.program()
+    }
+
+    /// Values of a kernel's run-time dimensions.
+    fn dims(&self, planned: &Planned) -> Vec<u32> {
         let value = |dim: &mk::abi::RuntimeDim| {
-            let symbol = self.program.symbol(&dim.name)?;
+            let symbol = self.program().symbol(&dim.name)?;
             u32::try_from(self.sizes.dim(Dim::Sym(symbol))?).ok()
         };
-        let all = self.planned.source.runtime_dims.iter();
+        let all = planned.source.runtime_dims.iter();
         all.map(|dim| value(dim).unwrap_or(dim.max)).collect()
+    }
+
+    /// Something of each kernel, a line each.
+    fn lines<T: std::fmt::Display>(&self, of: impl Fn(&Planned) -> T) -> String {
+        let all: Vec<String> = self.made.kernels.iter().map(|k| of(k).to_string()).collect();
+        all.join("\n")
+    }
+
+    /// Bytes that the tensors between parts take on a rank; the first has the most.
+    fn between_bytes(&self) -> u64 {
+        let wiring = Wiring::new(self.program(), &self.made.parts).unwrap_or_default();
+        let all = wiring.tensors(&self.signature, &self.sizes, 0).into_iter();
+        all.map(|(dtype, shape)| dtype.size_bytes() * shape.iter().product::<u64>()).sum()
     }
 }
 
@@ -76,65 +96,101 @@ pub fn plan(
     let config = options::config(py, ranks, &choices)?;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;
-    let planned = py.detach(|| build::plan(signature.program(), &sizes, &config));
-    let planned = planned.map_err(|e| errors::function(py, e))?;
-    Ok(Plan::new(signature.program().clone(), sizes, Arc::new(planned)))
+    let verdict = Verdict::new(Made::Fused, Why::Asked);
+    let choice = Choice { verdict, configs: vec![config] };
+    let program = signature.program();
+    let made = py.detach(|| Composition::new(program, &sizes, &choice, emit::Options::default()));
+    let made = made.map_err(|e| errors::function(py, e))?;
+    Ok(Plan::new(signature, sizes, Arc::new(made)))
 }
 
 #[pymethods]
 impl Plan {
-    /// The name of the kernel.
+    /// The name of the kernel; of several, that of the pipeline.
     #[getter]
     fn name(&self) -> &str {
-        &self.planned.source.name
+        match self.made.kernels.as_slice() {
+            [planned] => &planned.source.name,
+            _ => self.program().name(),
+        }
     }
 
     /// Number of ranks.
     #[getter]
     fn ranks(&self) -> u32 {
-        self.planned.source.world_size
+        self.signature.ranks()
     }
 
-    /// What the verifier proved.
+    /// What the verifier proved, of each kernel.
     #[getter]
     fn proof(&self) -> String {
-        self.planned.proof.to_string()
+        self.lines(|k| k.proof.to_string())
     }
 
-    /// The CUDA text, the same on every rank.
+    /// The CUDA text of each kernel, the same on every rank.
     #[getter]
-    fn cuda(&self) -> &str {
-        &self.planned.source.cuda
+    fn cuda(&self) -> String {
+        self.lines(|k| k.source.cuda.clone())
     }
 
-    /// Compiles the kernel into the disk cache, where functions of the same kernel find it, unless it is there. Needs NVRTC
+    /// Whether it is one kernel or several, why, and the times that decided it, in words.
+    #[getter]
+    fn verdict(&self) -> String {
+        self.made.verdict.to_string()
+    }
+
+    /// Whether it is one kernel for the whole pipeline.
+    #[getter]
+    fn fused(&self) -> bool {
+        self.made.verdict.made == Made::Fused
+    }
+
+    /// The operations of each kernel, in the order in which they are launched.
+    #[getter]
+    fn kernels(&self) -> Vec<String> {
+        let whole: Vec<_> = self.program().nodes().iter().map(|n| n.op.name()).collect();
+        match self.made.parts.as_slice() {
+            [] => vec![whole.join(" -> ")],
+            parts => parts.iter().map(|p| p.name.clone()).collect(),
+        }
+    }
+
+    /// Compiles the kernel, or each, into the disk cache, where functions of the same kernel find it, unless it is there. Needs NVRTC
     /// and no GPU; takes up to seconds, in which other threads go on.
     ///
     /// Raises CompileError.
     fn compile(&self, py: Python<'_>) -> PyResult<()> {
         let options = jit(py);
-        let compiled = py.detach(|| self.planned.compile(&options));
+        let compiled = py.detach(|| self.made.compile(&options));
         compiled.map(drop).map_err(|e| errors::function(py, e))
     }
 
     /// Bytes of symmetric workspace that a rank allocates: the copies that the plan makes, and its signals.
     #[getter]
     fn symmetric_bytes(&self) -> u64 {
-        self.planned.source.workspace.symmetric_bytes
+        self.made.kernels.iter().map(|k| k.source.workspace.symmetric_bytes).sum()
     }
 
-    /// Bytes of workspace that a rank allocates for itself.
+    /// Bytes of workspace that a rank allocates for itself, with what lies between kernels.
     #[getter]
     fn scratch_bytes(&self) -> u64 {
-        self.planned.source.workspace.scratch_bytes
+        let kernels = self.made.kernels.iter().map(|k| k.source.workspace.scratch_bytes);
+        kernels.sum::<u64>() + self.between_bytes()
     }
 
-    /// CTAs of each role.
+    /// CTAs of each role; of several kernels, as ``"NAME.ROLE"``.
     #[getter]
     fn roles<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        for role in &self.planned.source.roles {
-            dict.set_item(&role.name, role.ctas)?;
+        for (kernel, role) in
+            self.made.kernels.iter().flat_map(|k| k.source.roles.iter().map(move |r| (k, r)))
+        {
+            match self.made.parts.is_empty() {
+                true => dict.set_item(&role.name, role.ctas)?,
+                false => {
+                    dict.set_item(format!("{}.{}", kernel.source.name, role.name), role.ctas)?
+                }
+            }
         }
         Ok(dict)
     }
@@ -143,7 +199,7 @@ impl Plan {
     #[getter]
     fn shapes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        for tensor in self.program.tensors() {
+        for tensor in self.program().tensors() {
             let shape = self.sizes.shape(tensor.id).unwrap_or(&[]);
             dict.set_item(&tensor.name, PyTuple::new(py, shape)?)?;
         }
@@ -156,23 +212,34 @@ impl Plan {
         py: Python<'py>,
         rank: u32,
     ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>)> {
-        let source = &self.planned.source;
-        if rank >= source.world_size {
-            let what = format!("rank {rank} is not one of {}", source.world_size);
+        if rank >= self.ranks() {
+            let what = format!("rank {rank} is not one of {}", self.ranks());
             return Err(Class::Argument.error(py, what));
         }
         let (inputs, outputs) = (PyDict::new(py), PyDict::new(py));
-        for (arg, shape) in source.tensors.iter().zip(source.shapes(rank, &self.dims())) {
-            let dict = match arg.direction {
-                TensorDirection::In => &inputs,
-                TensorDirection::Out => &outputs,
-            };
-            dict.set_item(&arg.name, PyTuple::new(py, shape)?)?;
+        if let ([], [planned]) = (self.made.parts.as_slice(), self.made.kernels.as_slice()) {
+            let shapes = planned.source.shapes(rank, &self.dims(planned));
+            for (arg, shape) in planned.source.tensors.iter().zip(shapes) {
+                let dict = match arg.direction {
+                    TensorDirection::In => &inputs,
+                    TensorDirection::Out => &outputs,
+                };
+                dict.set_item(&arg.name, PyTuple::new(py, shape)?)?;
+            }
+            return Ok((inputs, outputs));
+        }
+        for tensor in self.program().tensors() {
+            let shape = self.signature.local_shape(&self.sizes, tensor.id, rank);
+            inputs.set_item(&tensor.name, PyTuple::new(py, shape)?)?;
+        }
+        let results = self.signature.results(&self.sizes, rank);
+        for (name, (_, shape)) in self.program().result_names().iter().zip(results) {
+            outputs.set_item(name, PyTuple::new(py, shape)?)?;
         }
         Ok((inputs, outputs))
     }
 
-    /// Runs the plan on the CPU executor with random inputs, all ranks, and compares with a dense reference in f64.
+    /// Runs the plan, or each, on the CPU executor with random inputs, all ranks, and compares with a dense reference in f64.
     ///
     /// ``schedule`` orders the steps: ``random``, ``reversed``, ``starve:RANK``, ``epoch_apart`` or ``srd``. Returns the
     /// relative error by launch and rank. Meant for small shapes.
@@ -193,14 +260,14 @@ impl Plan {
             .parse()
             .map_err(|what| Class::Argument.error(py, format!("schedule: {what}")))?;
         let options = CpuOptions { schedule, seed, launches };
-        let ranks = self.planned.source.world_size as usize;
+        let ranks = self.ranks() as usize;
         let run = py.detach(|| {
-            let case = Case { program: &self.program, bound: &self.sizes, ranks };
-            run_on_cpu(case, &self.planned.plan, &options)
+            let case = Case { program: self.program(), bound: &self.sizes, ranks };
+            run_made_on_cpu(case, &self.made, &options)
         });
-        let run = run.map_err(|e| errors::harness(py, e))?;
+        let (_, run) = run.map_err(|e| errors::harness(py, e))?;
         let tolerance = Tolerance::default();
-        for (launch, norms) in run.norms.iter().enumerate() {
+        for (launch, norms) in run.iter().enumerate() {
             if let Some(rank) = norms.iter().position(|n| !tolerance.accepts(n)) {
                 let what = format!(
                     "the plan computes something else than the pipeline: launch {}, rank {rank}: {:?}",
@@ -210,11 +277,11 @@ impl Plan {
                 return Err(Class::Error.error(py, what));
             }
         }
-        Ok(run.norms.iter().map(|ranks| ranks.iter().map(|n| n.global).collect()).collect())
+        Ok(run.iter().map(|ranks| ranks.iter().map(|n| n.global).collect()).collect())
     }
 
     fn __str__(&self) -> String {
-        self.planned.plan.to_string()
+        self.lines(|k| k.plan.to_string())
     }
 
     fn __repr__(&self) -> String {

@@ -60,8 +60,23 @@ def reduction(world):
     right(y, chunk(a.float() @ b.float(), 0))
 
 
+def apart(world):
+    """A kernel for each operation."""
+    f = mk.compile(LINEAR, world, fuse="never")
+    for seed, m in enumerate([256, 1024, 256]):
+        linear(f, m * SIZE, 512, 256 * SIZE, seed)
+    f.synchronize()
+    assert [plan.kernels for plan in f.plans] == 2 * [["gather", "gemm"]], f.plans
+    m = 128 * SIZE + 5
+    linear(mk.compile(LINEAR, world, shapes={"a": (m, 512)}, fuse="never"), m, 512, 256 * SIZE, 7)
+
+
 def graph(world):
-    f = mk.compile(LINEAR, world)
+    for fuse in ("always", "never"):
+        replays(mk.compile(LINEAR, world, fuse=fuse))
+
+
+def replays(f):
     a, b = random(256 * SIZE, 512, seed=1), random(512, 256 * SIZE, seed=2)
     a_r, b_r = chunk(a, 0), chunk(b, 1)
     f.bind(shapes={"a": tuple(a.shape), "b": tuple(b.shape)})
@@ -83,7 +98,13 @@ def graph(world):
 
 def fault(world):
     """The last rank does not come: the others are told who."""
-    f = mk.compile(LINEAR, world, entry_limit_s=1.0)
+    for fuse in ("always", "never"):
+        absence(mk.compile(LINEAR, world, entry_limit_s=1.0, fuse=fuse))
+    # A new one works.
+    linear(mk.compile(LINEAR, world), 256 * SIZE, 512, 256 * SIZE, 3)
+
+
+def absence(f):
     f.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
     a, b = random(256, 512, seed=1), random(512, 256, seed=2)
     if RANK < SIZE - 1:
@@ -105,8 +126,6 @@ def fault(world):
         except mk.FaultError as error:
             assert "unusable" in str(error), error
     dist.barrier()
-    # A new one works.
-    linear(mk.compile(LINEAR, world), 256 * SIZE, 512, 256 * SIZE, 3)
 
 
 def environment(world):
@@ -164,7 +183,7 @@ def main():
     dist.init_process_group("nccl", device_id=gpu, timeout=datetime.timedelta(seconds=60))
     world = mk.World.from_torch()
     assert (world.size, world.ranks, world.devices) == (SIZE, [RANK], [torch.cuda.current_device()])
-    cases = [shapes, ragged, reduction, graph, environment] + ([side_by_side, disagreement, fault, missing] if SIZE > 1 else [])
+    cases = [shapes, ragged, reduction, apart, graph, environment] + ([side_by_side, disagreement, fault, missing] if SIZE > 1 else [])
     for case in cases:
         case(world)
         gc.collect()

@@ -260,6 +260,51 @@ class Calls(Case):
         self.assertEqual((world.size, world.ranks, world.devices), (2, [0], []))
 
 
+class Apart(Case):
+    """Pipelines as a kernel for each of their parts."""
+
+    sizes = {"M": 70, "K": 64, "F": 104}
+
+    def bind(self, fuse, text=MLP, **more):
+        return mk.compile(text, mk.World.offline(3), fuse=fuse, **more).bind(dims=self.sizes)
+
+    def test_what_is_asked_for_is_made(self):
+        one, parts = self.bind("always"), self.bind("never")
+        self.assertTrue(one.fused)
+        self.assertEqual(one.kernels, ["gather -> gemm -> gelu -> gemm -> reduce_scatter"])
+        self.assertEqual(one.verdict, "one kernel: as the options say")
+        self.assertFalse(parts.fused)
+        self.assertEqual(parts.kernels, ["gather", "gemm -> gelu", "gemm", "reduce_scatter"])
+        self.assertEqual(parts.verdict, "apart: as the options say")
+        # Callers see the same tensors; what lies between is counted.
+        for rank in range(3):
+            self.assertEqual(parts.local_shapes(rank), one.local_shapes(rank))
+        self.assertGreaterEqual(parts.scratch_bytes, 2 * (70 * 64 + 70 * 35 + 70 * 64))
+        self.assertEqual(parts.cuda.count("extern \"C\" __global__"), 4 * one.cuda.count("extern \"C\" __global__"))
+        self.assertIn("mlp_3.compute", parts.roles)
+        self.assertEqual((repr(parts), parts.ranks), ("<mk.Plan mlp on 3 ranks>", 3))
+        with self.raises(mk.ArgumentError, "fuse: `sometimes`", "`auto`", "`never`"):
+            self.bind("sometimes")
+
+    def test_parts_compute_what_the_pipeline_does(self):
+        errors = self.bind("never").simulate(launches=2)
+        self.assertEqual([len(ranks) for ranks in errors], [3, 3])
+        self.assertTrue(all(0.0 < error < 1e-2 for error in sum(errors, [])), errors)
+
+    def test_what_has_no_kernel_as_a_whole_comes_apart(self):
+        text = "pub fn last(x: bf16[M, K] @ shard(0), w: bf16[K, F]) -> bf16[M, F] { gemm(x, w) -> gelu -> gather }"
+        plan = self.bind("auto", text)
+        self.assertEqual((plan.fused, plan.kernels), (False, ["gemm -> gelu", "gather"]))
+        self.assertIn("no kernel as a whole", plan.verdict)
+        with self.raises(mk.UnsupportedError, "gather"):
+            self.bind("always", text)
+
+    def test_what_does_not_come_apart_says_why(self):
+        plan = mk.compile("gemm(a, b)", mk.World.offline(1), fuse="never").bind(shapes={"a": (8, 8), "b": (8, 8)})
+        self.assertEqual((plan.fused, plan.verdict), (True, "one kernel: it is one operation"))
+        self.assertEqual(mk.compile(MLP, mk.World.offline(3)).plans, [])
+
+
 class Rendezvous(Case):
     def test_torch_must_be_initialised(self):
         with self.raises(mk.RendezvousError, "init_process_group"):

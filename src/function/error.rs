@@ -39,7 +39,7 @@ impl From<ArgumentError> for FunctionError {
 }
 
 impl FunctionError {
-    pub(super) fn mismatch(what: impl Into<String>) -> FunctionError {
+    pub(crate) fn mismatch(what: impl Into<String>) -> FunctionError {
         FunctionError::Mismatch { what: what.into() }
     }
 }

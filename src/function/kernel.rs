@@ -128,7 +128,7 @@ impl Kernel {
     ) -> Result<(), FunctionError> {
         let mut ranks = Vec::with_capacity(calls.len());
         for (rank, call) in self.ranks.clone().zip(calls) {
-            ranks.push(self.tensors(rank, call, dims)?);
+            ranks.push(self.tensors(rank, call.inputs.iter(), call.outputs.iter(), dims)?);
         }
         Ok(self.instance.launch_with(streams, &ranks, dims)?)
     }
@@ -151,25 +151,29 @@ impl Kernel {
     }
 
     /// The tensors of a rank in the kernel's order.
-    fn tensors(&self, rank: u32, call: &Call, dims: &[u32]) -> Result<RankTensors, ArgumentError> {
+    pub(super) fn tensors<'a>(
+        &self,
+        rank: u32,
+        inputs: impl ExactSizeIterator<Item = &'a Argument>,
+        outputs: impl ExactSizeIterator<Item = &'a Argument>,
+        dims: &[u32],
+    ) -> Result<RankTensors, ArgumentError> {
         let mut tensors: Vec<Option<TensorRef>> = vec![None; self.source().tensors.len()];
-        let lists =
-            [(&self.inputs, &call.inputs, "tensors"), (&self.outputs, &call.outputs, "results")];
-        for (places, given, what) in lists {
-            if places.len() != given.len() {
+        for (places, given, what) in
+            [(&self.inputs, inputs.len(), "tensors"), (&self.outputs, outputs.len(), "results")]
+        {
+            if places.len() != given {
                 let names = places.iter().filter_map(|i| self.source().tensors.get(*i));
-                return Err(ArgumentError::Count {
-                    what,
-                    given: given.len(),
-                    expected: places.len(),
-                    names: names.map(|a| format!("`{}`", a.name)).collect::<Vec<_>>().join(", "),
-                });
+                let names = names.map(|a| format!("`{}`", a.name)).collect::<Vec<_>>().join(", ");
+                return Err(ArgumentError::Count { what, given, expected: places.len(), names });
             }
-            for (place, argument) in places.iter().zip(given) {
-                self.check(rank, *place, argument, dims)?;
-                if let Some(slot) = tensors.get_mut(*place) {
-                    *slot = Some(argument.tensor);
-                }
+        }
+        for (place, argument) in
+            self.inputs.iter().zip(inputs).chain(self.outputs.iter().zip(outputs))
+        {
+            self.check(rank, *place, argument, dims)?;
+            if let Some(slot) = tensors.get_mut(*place) {
+                *slot = Some(argument.tensor);
             }
         }
         // Every tensor of the kernel is a parameter or a result.

@@ -5,6 +5,9 @@
 //!                                  └─ the same shapes again ───────────────────────────────────────> Kernel::launch
 //! ```
 //!
+//! Where one kernel would be slower than one for each operation, a function is a sequence of those, behind the same calls:
+//! [`FunctionOptions::fuse`] and [`Function::verdict`].
+//!
 //! This is what a training job links against, and what the Python module is made of. [`Kernel`] is the lower layer: one
 //! set of sizes, compiled by the caller.
 //!
@@ -26,26 +29,28 @@
 //! # }
 //! ```
 
+mod bind;
 mod error;
 mod kernel;
+mod sequence;
 mod sizes;
+mod wiring;
 
 pub use error::{ArgumentError, FunctionError};
 pub use kernel::{Argument, Call, Kernel};
 pub use sizes::{Signature, Sizes};
+pub use wiring::{Place, Wires, Wiring};
 
 use crate::{
-    build::{Planned, plan_with},
-    tune,
+    build::{Composition, Planned},
+    tune::{self, Choice, Fuse, Verdict},
 };
-use mk_abi::{RuntimeDim, device::MAX_RUNTIME_DIMS};
-use mk_codegen::{
-    emit,
-    passes::{self, Config},
-    trace::Trace,
-};
-use mk_runtime::{InstanceOptions, StreamRef, World, jit::JitOptions};
+use bind::{Bind, Run};
+use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
+use mk_codegen::{emit, passes::Config, trace::Trace};
+use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
+use sequence::Sequence;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// What waiting for rank 0's choice takes at least: it may be simulating.
@@ -63,6 +68,10 @@ pub struct FunctionOptions {
     pub emission: emit::Options,
     /// Whether settings are looked for where `config` is the default one.
     pub tuning: Tuning,
+    /// Whether the pipeline becomes one kernel, or one for each of its operations with the elementwise ones that follow
+    /// it ([`tune::parts`]). Default: the faster one, as far as is known; one kernel where `config` is not the
+    /// default one or `tuning` is off, and with [`InstanceOptions::overlap`]. What came of it: [`Function::verdict`].
+    pub fuse: Fuse,
     /// How to compile.
     pub jit: JitOptions,
     /// How kernels behave.
@@ -80,7 +89,8 @@ pub enum Tuning {
     Off,
 }
 
-/// One set of sizes of a [`Function`], bound to its world: a kernel, and the values of its run-time dimensions.
+/// One set of sizes of a [`Function`], bound to its world: a kernel, and the values of its run-time dimensions; or several
+/// kernels, without such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Specialisation {
     kernel: usize,
@@ -96,7 +106,7 @@ impl Specialisation {
 }
 
 /// A pipeline on the GPUs of a world. Holds a kernel, with a workspace, for each set of sizes that it was called with,
-/// until it is dropped; drop graphs that captured it first.
+/// or several kernels and the tensors between them, until it is dropped; drop graphs that captured it first.
 ///
 /// In a world of several processes every process must make the same calls in the same order: a first call with new sizes
 /// binds, which all processes do together.
@@ -107,12 +117,6 @@ pub struct Function {
     bound: Vec<Bind>,
     /// Local shapes of a call, flattened, and what was bound for them.
     by_shapes: HashMap<Vec<u64>, Specialisation>,
-}
-
-struct Bind {
-    sizes: Bound,
-    planned: Arc<Planned>,
-    kernel: Kernel,
 }
 
 impl Function {
@@ -206,42 +210,50 @@ impl Function {
         if let Some(known) = self.known(sizes) {
             return Ok(known);
         }
-        let config = self.config_for(sizes)?;
-        let program = self.signature.program();
-        let planned = plan_with(program, sizes, &config, self.options.emission)?;
-        let compiled = planned.compile(&self.options.jit)?;
-        let (source, options) = (&planned.source, &self.options.instance);
-        let kernel = Kernel::bind(&self.world, program, source, &compiled, options)?;
-        let made = specialisation(program, self.bound.len(), &planned.source.runtime_dims, sizes);
-        self.bound.push(Bind { sizes: sizes.clone(), planned: Arc::new(planned), kernel });
+        let choice = self.choose(sizes)?;
+        let (world, program) = (&self.world, self.signature.program());
+        let made = Composition::new(program, sizes, &choice, self.options.emission)?;
+        let compiled = made.compile(&self.options.jit)?;
+        let options = &self.options.instance;
+        let run = match (made.kernels.as_slice(), compiled.as_slice()) {
+            ([planned], [compiled]) if made.parts.is_empty() => {
+                Run::One(Kernel::bind(world, program, &planned.source, compiled, options)?)
+            }
+            _ => {
+                let signature = &self.signature;
+                let bound = Sequence::bind(world, signature, sizes, &made, &compiled, options);
+                Run::Apart(bound?)
+            }
+        };
+        let bind = Bind { sizes: sizes.clone(), made: Arc::new(made), run };
+        let made = specialisation(program, self.bound.len(), bind.runtime_dims(), sizes);
+        self.bound.push(bind);
         Ok(made)
     }
 
-    /// How to lower for these sizes. Collective where there is something to choose.
-    fn config_for(&self, sizes: &Bound) -> Result<Config, FunctionError> {
+    /// How to make it for these sizes. Collective where there is something to look for.
+    fn choose(&self, sizes: &Bound) -> Result<Choice, FunctionError> {
         let given = &self.options.config;
         let default = Config { ranks: given.ranks, ..Config::default() };
-        if self.options.tuning == Tuning::Off || *given != default {
-            return Ok(given.clone());
-        }
+        let searched = self.options.tuning == Tuning::Auto && *given == default;
         let (world, program) = (&self.world, self.signature.program());
-        let facts = tune::Facts::new(program, sizes, world.size());
+        let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);
+        let terms = tune::Terms { config: given, fuse, overlap, search: None };
+        if !searched {
+            return Ok(tune::settle(program, sizes, &terms));
+        }
         let mut said = Vec::new();
         if world.local_ranks().start == 0 {
             let cache = tune::Cache::new(&self.options.jit);
             // Without a name there is neither a measurement nor a model: the default.
             let gpu = world.gpu_name(0).unwrap_or_default();
-            let decision = tune::decide(program, sizes, world.size(), &gpu, cache.as_ref());
-            // What is chosen must have a kernel: a config of the cache may be of no plan any more.
-            let sound = passes::lower(program, sizes, &decision.config)
-                .is_ok_and(|plan| emit::emit(&plan).is_ok());
-            let config = if sound { &decision.config } else { &default };
-            said = tune::write(config, &facts).into_bytes();
+            let terms = tune::Terms { search: Some((&gpu, cache.as_ref())), ..terms };
+            said = tune::settle(program, sizes, &terms).write(program, sizes).into_bytes();
         }
         let limit = self.options.instance.entry_limit.max(PATIENCE);
         let said = world.from_rank_0("choosing how to lower", said, limit)?;
         let text = String::from_utf8_lossy(&said);
-        tune::read(&text, world.size()).map_err(|word| {
+        Choice::read(&text, world.size()).map_err(|word| {
             FunctionError::mismatch(format!("rank 0 says `{word}`, which is no setting"))
         })
     }
@@ -261,27 +273,73 @@ impl Function {
             })
         };
         let i = self.bound.iter().position(serves)?;
-        let dims = &self.bound.get(i)?.planned.source.runtime_dims;
+        let dims = self.bound.get(i)?.runtime_dims();
         Some(specialisation(program, i, dims, sizes))
     }
 
     /// Everything that is bound, in the order in which it was.
     pub fn specialisations(&self) -> impl Iterator<Item = Specialisation> + use<> {
         let each = |(i, b): (usize, &Bind)| {
-            let dims = &b.planned.source.runtime_dims;
-            specialisation(self.signature.program(), i, dims, &b.sizes)
+            specialisation(self.signature.program(), i, b.runtime_dims(), &b.sizes)
         };
         self.bound.iter().enumerate().map(each).collect::<Vec<_>>().into_iter()
     }
 
-    /// The plan of a specialisation of this function; `None` for one of another function.
-    pub fn planned(&self, which: Specialisation) -> Option<&Arc<Planned>> {
-        self.bound.get(which.kernel).map(|b| &b.planned)
+    /// The plan of a specialisation of this function, or those of its parts in the order of their launches; none for a
+    /// specialisation of another function.
+    pub fn planned(&self, which: Specialisation) -> &[Planned] {
+        self.composition(which).map_or(&[], |made| &made.kernels)
     }
 
-    /// The kernel of a specialisation of this function; `None` for one of another function.
-    pub fn kernel(&mut self, which: Specialisation) -> Option<&mut Kernel> {
-        self.bound.get_mut(which.kernel).map(|b| &mut b.kernel)
+    /// Whether a specialisation of this function is one kernel or several, and why; `None` for one of another function.
+    pub fn verdict(&self, which: Specialisation) -> Option<Verdict> {
+        self.composition(which).map(|made| made.verdict)
+    }
+
+    /// Everything that a specialisation of this function is made of; `None` for one of another function.
+    pub fn composition(&self, which: Specialisation) -> Option<&Arc<Composition>> {
+        self.bound.get(which.kernel).map(|b| &b.made)
+    }
+
+    /// The sizes for which a specialisation of this function was bound first; `None` for one of another function.
+    pub fn sizes(&self, which: Specialisation) -> Option<&Bound> {
+        self.bound.get(which.kernel).map(|b| &b.sizes)
+    }
+
+    /// The kernels of a specialisation of this function, in the order of their launches; none for one of another function.
+    pub fn kernels(&mut self, which: Specialisation) -> &mut [Kernel] {
+        self.bound.get_mut(which.kernel).map_or(&mut [], |b| b.run.kernels())
+    }
+
+    /// Element type and local shape of each result on a rank of this process.
+    pub fn results(&self, which: Specialisation, rank: u32) -> Vec<(DType, Vec<u64>)> {
+        match self.bound.get(which.kernel).map(|b| &b.run) {
+            Some(Run::One(kernel)) => kernel.results(rank, which.dims()),
+            Some(Run::Apart(sequence)) => sequence.results(rank),
+            None => Vec::new(),
+        }
+    }
+
+    /// Launches a specialisation of this function: `streams[i]` and `calls[i]` are those of the i-th rank of this process.
+    /// Returns when everything is enqueued.
+    ///
+    /// # Errors
+    /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::launch`].
+    pub fn launch(
+        &mut self,
+        which: Specialisation,
+        streams: &[StreamRef],
+        calls: &[Call],
+    ) -> Result<(), FunctionError> {
+        match self.find_bind(which)?.run {
+            Run::One(ref mut kernel) => kernel.launch(streams, calls, which.dims()),
+            Run::Apart(ref mut sequence) => sequence.launch(streams, calls),
+        }
+    }
+
+    fn find_bind(&mut self, which: Specialisation) -> Result<&mut Bind, FunctionError> {
+        let bind = self.bound.get_mut(which.kernel);
+        bind.ok_or_else(|| FunctionError::mismatch("no such specialisation"))
     }
 
     /// Launches for the shapes of `calls`, one for each rank of this process; compiles and binds the first time.
@@ -302,20 +360,17 @@ impl Function {
         let shapes: Vec<Vec<&[u64]>> =
             calls.iter().map(|c| c.inputs.iter().map(|a| &*a.shape).collect()).collect();
         let which = self.specialise(&shapes)?;
-        if let Some(kernel) = self.kernel(which) {
-            kernel.launch(streams, calls, which.dims())?;
-        }
+        self.launch(which, streams, calls)?;
         Ok(which)
     }
 
-    /// What this process's ranks did in the last launch of a specialisation. Waits for it; needs
-    /// [`FunctionOptions::emission`] to ask for it.
+    /// What this process's ranks did in the last launch of each kernel of a specialisation, in their order. Waits for them;
+    /// needs [`FunctionOptions::emission`] to ask for it.
     ///
     /// # Errors
     /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::trace`].
-    pub fn trace(&mut self, which: Specialisation) -> Result<Trace, FunctionError> {
-        let bind = self.bound.get_mut(which.kernel);
-        bind.ok_or_else(|| FunctionError::mismatch("no such specialisation"))?.kernel.trace()
+    pub fn trace(&mut self, which: Specialisation) -> Result<Vec<Trace>, FunctionError> {
+        self.find_bind(which)?.run.kernels().iter_mut().map(Kernel::trace).collect()
     }
 
     /// Looks for failures of earlier launches without waiting.
@@ -323,7 +378,7 @@ impl Function {
     /// # Errors
     /// [`FunctionError::Runtime`] when a kernel gave up.
     pub fn check(&mut self) -> Result<(), FunctionError> {
-        self.bound.iter_mut().try_for_each(|b| Ok(b.kernel.instance().check()?))
+        self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::check)?))
     }
 
     /// Waits for the last launch of every specialisation. Replays of captured graphs are waited for on their own streams.
@@ -331,7 +386,7 @@ impl Function {
     /// # Errors
     /// [`FunctionError::Runtime`] when a kernel gave up.
     pub fn synchronize(&mut self) -> Result<(), FunctionError> {
-        self.bound.iter_mut().try_for_each(|b| Ok(b.kernel.instance().synchronize()?))
+        self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::synchronize)?))
     }
 }
 

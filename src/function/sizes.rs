@@ -3,7 +3,7 @@
 use super::error::ArgumentError;
 use crate::harness::Layout;
 use mk_abi::DType;
-use mk_syntax::{Bound, Dim, Placement, Program, SymbolId, Tensor};
+use mk_syntax::{Bound, Dim, Placement, Program, SymbolId, Tensor, ValueId};
 use std::collections::BTreeMap;
 
 /// Global sizes, in elements. What is not given follows from the tensors of a call.
@@ -126,11 +126,20 @@ impl Signature {
         Ok(bound)
     }
 
-    /// The local shape of a parameter.
-    pub fn local_shape(&self, bound: &Bound, tensor: &Tensor, rank: u32) -> Vec<u64> {
-        let placement = tensor.ty.placement.first().copied().unwrap_or(Placement::Replicate);
-        let global = bound.shape(tensor.id).unwrap_or(&[]);
+    /// The local shape of a value.
+    pub fn local_shape(&self, bound: &Bound, value: ValueId, rank: u32) -> Vec<u64> {
+        let placements = self.program.ty(value).map_or(&[][..], |ty| &ty.placement);
+        let placement = placements.first().copied().unwrap_or(Placement::Replicate);
+        let global = bound.shape(value).unwrap_or(&[]);
         Layout::new(global, placement, self.ranks as usize, rank as usize).shape()
+    }
+
+    /// Element type and local shape of each result on a rank.
+    pub fn results(&self, bound: &Bound, rank: u32) -> Vec<(DType, Vec<u64>)> {
+        let all = self.program.results().iter();
+        let typed = all.filter_map(|id| Some((*id, self.program.ty(*id)?.dtype)));
+        let local = |(id, dtype)| (super::abi_dtype(dtype), self.local_shape(bound, id, rank));
+        typed.map(local).collect()
     }
 
     /// Checks the number of tensors of a rank.
@@ -231,7 +240,7 @@ impl Signature {
         rank: u32,
         given: &[u64],
     ) -> Result<(), ArgumentError> {
-        let expected = self.local_shape(bound, tensor, rank);
+        let expected = self.local_shape(bound, tensor.id, rank);
         if expected == given {
             return Ok(());
         }

@@ -1,12 +1,13 @@
 //! Plans on the CPU executor.
 
 use super::{Case, Dense, HarnessError, Inputs, Norms, check_work, compare};
+use crate::build::Composition;
 use mk_codegen::{
     ir::{BufId, Entity, Plan, Space, TabId, TableSource},
     sim::{self, Caller, Options, RunReport, Schedule},
 };
 use mk_runtime::reference::random_value;
-use mk_syntax::{Tensor, ValueId};
+use mk_syntax::ValueId;
 use std::collections::BTreeMap;
 
 /// How to run.
@@ -59,11 +60,42 @@ pub fn run_on_cpu(
 ) -> Result<CpuRun, HarnessError> {
     check_work(case, options.launches)?;
     let plan = &at(plan, case);
-    let mut user = User::new(case, plan, options)?;
+    let mut user = User::new(case, options);
+    let values = case.program.tensors().iter().map(|t| (t.name.as_str(), t.id)).collect();
+    user.meet(plan, &values, case.program.results())?;
     let report = sim::run(plan, &mut user, &options.executor())?;
     match user.failure {
         Some(error) => Err(error),
         None => Ok(CpuRun { report, norms: user.norms }),
+    }
+}
+
+/// [`run_on_cpu`] of a pipeline as it is made: of one kernel, or of its parts, each of which gets what those before it left.
+/// The reference is that of the whole. Returns the report of each kernel.
+///
+/// # Errors
+/// As [`run_on_cpu`].
+pub fn run_made_on_cpu(
+    case: Case<'_>,
+    made: &Composition,
+    options: &CpuOptions,
+) -> Result<(Vec<RunReport>, Vec<Vec<Norms>>), HarnessError> {
+    if let ([], [planned]) = (made.parts.as_slice(), made.kernels.as_slice()) {
+        let run = run_on_cpu(case, &planned.plan, options)?;
+        return Ok((vec![run.report], run.norms));
+    }
+    check_work(case, options.launches)?;
+    let mut user = User::new(case, options);
+    let mut reports = Vec::new();
+    for (part, planned) in made.parts.iter().zip(&made.kernels) {
+        let names = part.program.tensors().iter().map(|t| t.name.as_str());
+        let values = names.zip(part.inputs.iter().copied()).collect();
+        user.meet(&planned.plan, &values, &[part.result])?;
+        reports.push(sim::run(&planned.plan, &mut user, &options.executor())?);
+    }
+    match user.failure {
+        Some(error) => Err(error),
+        None => Ok((reports, user.norms)),
     }
 }
 
@@ -85,8 +117,11 @@ struct Expected {
 /// The caller of a run: makes inputs, judges outputs.
 struct User<'a> {
     inputs: Inputs<'a>,
-    tensors: BTreeMap<BufId, &'a Tensor>,
+    /// What the plan's tensors are in the pipeline.
+    tensors: BTreeMap<BufId, ValueId>,
     results: BTreeMap<BufId, ValueId>,
+    /// What ranks hold of values that a plan left for another one, by launch.
+    between: BTreeMap<(i64, usize, ValueId), Vec<f32>>,
     /// What each rank should hold, of the launches that some rank is still in.
     expected: BTreeMap<(i64, ValueId), Expected>,
     norms: Vec<Vec<Norms>>,
@@ -94,33 +129,44 @@ struct User<'a> {
 }
 
 impl<'a> User<'a> {
-    fn new(case: Case<'a>, plan: &Plan, options: &CpuOptions) -> Result<User<'a>, HarnessError> {
-        if plan.mesh.size() as usize != case.ranks {
-            let what = format!("the plan is for {} ranks, not {}", plan.mesh.size(), case.ranks);
-            return Err(HarnessError::mismatch(what));
-        }
-        let mut tensors = BTreeMap::new();
-        for (id, buffer) in plan.buffers.iter().filter(|(_, b)| b.space == Space::In) {
-            let tensor = case.program.tensor(&buffer.name).ok_or_else(|| {
-                HarnessError::mismatch(format!("the pipeline has no tensor `{}`", buffer.name))
-            })?;
-            tensors.insert(id, tensor);
-        }
-        let outputs = plan.buffers.iter().filter(|(_, b)| b.space == Space::Out);
-        let results: BTreeMap<_, _> =
-            outputs.map(|o| o.0).zip(case.program.results().iter().copied()).collect();
-        if results.len() != case.program.results().len() {
-            return Err(HarnessError::mismatch("the plan and the pipeline have other results"));
-        }
+    fn new(case: Case<'a>, options: &CpuOptions) -> User<'a> {
         let none = Norms { global: 0.0, worst_tile: 0.0, worst_at: (0, 0), nonfinite: 0 };
-        Ok(User {
+        User {
             inputs: Inputs::new(case, options.seed),
-            tensors,
-            results,
+            tensors: BTreeMap::new(),
+            results: BTreeMap::new(),
+            between: BTreeMap::new(),
             expected: BTreeMap::new(),
             norms: vec![vec![none; case.ranks]; options.launches as usize],
             failure: None,
-        })
+        }
+    }
+
+    /// The next run is of this plan, whose inputs and results are these values of the pipeline.
+    fn meet(
+        &mut self,
+        plan: &Plan,
+        values: &BTreeMap<&str, ValueId>,
+        results: &[ValueId],
+    ) -> Result<(), HarnessError> {
+        let ranks = self.inputs.case().ranks;
+        if plan.mesh.size() as usize != ranks {
+            let what = format!("the plan is for {} ranks, not {ranks}", plan.mesh.size());
+            return Err(HarnessError::mismatch(what));
+        }
+        self.tensors.clear();
+        for (id, buffer) in plan.buffers.iter().filter(|(_, b)| b.space == Space::In) {
+            let value = values.get(buffer.name.as_str()).ok_or_else(|| {
+                HarnessError::mismatch(format!("the pipeline has no tensor `{}`", buffer.name))
+            })?;
+            self.tensors.insert(id, *value);
+        }
+        let outputs = plan.buffers.iter().filter(|(_, b)| b.space == Space::Out);
+        self.results = outputs.map(|o| o.0).zip(results.iter().copied()).collect();
+        if self.results.len() != results.len() {
+            return Err(HarnessError::mismatch("the plan and the pipeline have other results"));
+        }
+        Ok(())
     }
 
     fn judge(
@@ -169,7 +215,11 @@ pub(super) fn worse(a: Norms, b: Norms) -> Norms {
 
 impl Caller for User<'_> {
     fn input(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize]) -> Vec<f32> {
-        let Some(tensor) = self.tensors.get(&buffer) else { return Vec::new() };
+        let Some(value) = self.tensors.get(&buffer) else { return Vec::new() };
+        let Some(tensor) = self.inputs.case().program.tensors().get(value.index()) else {
+            // The executor refuses what is not there.
+            return self.between.get(&(epoch, rank, *value)).cloned().unwrap_or_default();
+        };
         let values = self.inputs.values(epoch as u64, tensor, rank, 0);
         values.take(shape.iter().product()).map(|x| x as f32).collect()
     }
@@ -181,6 +231,13 @@ impl Caller for User<'_> {
 
     fn output(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize], values: &[f32]) {
         let Some(result) = self.results.get(&buffer).copied() else { return };
+        let program = self.inputs.case().program;
+        if program.nodes().iter().any(|n| n.inputs.contains(&result)) {
+            self.between.insert((epoch, rank, result), values.to_vec());
+        }
+        if !program.results().contains(&result) {
+            return;
+        }
         if let Err(error) = self.judge(epoch, rank, result, shape, values) {
             self.failure.get_or_insert(error);
         }

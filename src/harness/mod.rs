@@ -21,7 +21,7 @@ mod value;
 mod work;
 
 pub use compare::{Norms, Tolerance, compare};
-pub use cpu::{CpuOptions, CpuRun, repeat_on_cpu, run_on_cpu};
+pub use cpu::{CpuOptions, CpuRun, repeat_on_cpu, run_made_on_cpu, run_on_cpu};
 pub use dense::Dense;
 pub use error::HarnessError;
 pub use inputs::Inputs;

@@ -4,12 +4,14 @@
 //! Program, sizes ──> space::candidates ──> Configs ──┬─> measure::measure ──> Trials, best first
 //!                                                    └─> choose::predict ───> what the cost model says
 //! choose::decide: given ones > a measured winner (cache.rs) > the model's choice > defaults
+//! fusing::settle: one kernel, or that of each part (unfused.rs), with the config that `decide` says for each
 //! ```
 //!
 //! A setting that can be tried is one line of the table in `space.rs`; everything else here goes through that table.
 
 mod cache;
 mod choose;
+mod fusing;
 mod measure;
 mod probe;
 mod raw;
@@ -18,10 +20,12 @@ mod timeline;
 mod unfused;
 
 pub use cache::{Cache, Damaged, Key, Winner};
+pub(crate) use choose::in_parallel;
 pub use choose::{Decision, Origin, Unpredicted, choose, decide, model_of, predict, predict_all};
+pub use fusing::{CLEARLY, Choice, Fuse, Made, Terms, Times, Verdict, Why, settle, verdict};
 pub use measure::{Limits, Refused, Timed, Trial, measure};
 pub use probe::probe_list;
 pub use raw::measure_raw;
 pub use space::{Facts, KNOBS, Knob, candidates, choices, read, write};
 pub use timeline::timeline;
-pub use unfused::{Part, parts};
+pub use unfused::{Part, Whole, parts};

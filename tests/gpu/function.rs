@@ -2,10 +2,12 @@
 
 use crate::{scenario::Res, worlds};
 use mk::{
-    Function, Program,
+    Bound, Function, Program,
     abi::DType,
-    function::{Argument, Call, FunctionError, FunctionOptions, Sizes},
-    runtime::{DeviceTensor, Operand, Reference, Stream, StreamRef, World, jit::JitOptions},
+    function::{Argument, Call, FunctionError, FunctionOptions, Sizes, Specialisation},
+    harness::{Case, Dense, Inputs, Tolerance, compare},
+    runtime::{DeviceTensor, Graph, Operand, Reference, Stream, StreamRef, World, jit::JitOptions},
+    tune::{Fuse, Made, Why},
 };
 
 /// Tensors of one rank: its rows of `a`, its columns of `b`, and what it shall hold of the result.
@@ -137,14 +139,15 @@ fn a_call_is_traced() -> Res<()> {
         let streams: Vec<StreamRef> = streams.iter().map(Stream::as_ref).collect();
         let program = Program::parse("gather(a) -> gemm(b)")?;
         let emission = mk::emit::Options { trace: true };
-        let options = FunctionOptions { emission, ..FunctionOptions::default() };
+        let fuse = Fuse::Always;
+        let options = FunctionOptions { emission, fuse, ..FunctionOptions::default() };
         let mut f = Function::new(&world, program.clone(), options)?;
         let ranks = ranks(&world, &reference, &vec![512; n], 512, 1024)?;
         for launch in 1..=3 {
             let which = f.call(&streams, &calls(&ranks))?;
-            let trace = f.trace(which)?;
+            let [trace] = &f.trace(which)?[..] else { panic!("one kernel") };
             assert_eq!((trace.epoch, trace.ranks().count()), (launch, n));
-            let source = &f.planned(which).expect("bound").source;
+            let source = &f.planned(which)[0].source;
             let is = |s: &&mk::trace::Span, want| s.what == want;
             let ctas = trace.spans.iter().filter(|s| is(s, mk::trace::What::Cta)).count();
             assert_eq!(ctas, n * source.grid as usize);
@@ -155,7 +158,7 @@ fn a_call_is_traced() -> Res<()> {
             );
             // Less than a tick of the timer.
             assert!(trace.alignment.contradiction_ns < 32.0, "{:?}", trace.alignment);
-            assert!(mk::trace::chain(&trace).steps.len() <= 3 * n);
+            assert!(mk::trace::chain(trace).steps.len() <= 3 * n);
         }
         for r in &ranks {
             let error = reference.error(&r.c, &r.want)?;
@@ -166,6 +169,173 @@ fn a_call_is_traced() -> Res<()> {
         let refused = plain.trace(which).expect_err("records nothing").to_string();
         assert!(refused.contains("was emitted without tracing"), "{refused}");
         println!("ok a trace of {n} ranks");
+    }
+    Ok(())
+}
+
+/// Pipelines on ragged shards, made of parts: the chain, one whose results its own parts read, and one that has no kernel as
+/// a whole.
+const APART: [&str; 3] = [
+    "fn mlp(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1), v: bf16[F, K] @ shard(0)) -> bf16[M, K] @ shard(0) {
+         gather(x) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter
+     }",
+    "fn twice(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1), v: bf16[K, F] @ shard(1))
+         -> (bf16[M, K], bf16[M, F] @ shard(1), bf16[M, F] @ shard(1)) {
+         let all = gather(x);
+         let left = all -> gemm(w) -> silu;
+         let right = all -> gemm(v) -> mul(left);
+         (all, left, right)
+     }",
+    "fn last(x: bf16[M, K] @ shard(0), w: bf16[K, F]) -> bf16[M, F] { gemm(x, w) -> gelu -> gather }",
+];
+
+/// Tensors of all ranks for one call, and what to compare them with.
+struct Set {
+    launch: u64,
+    /// Parameters, then results, by rank.
+    tensors: Vec<Vec<DeviceTensor>>,
+    n_params: usize,
+}
+
+impl Set {
+    fn new(world: &World, f: &Function, which: Specialisation, bound: &Bound) -> Res<Set> {
+        let (signature, mut tensors) = (f.signature(), Vec::new());
+        let params = signature.program().tensors();
+        for rank in world.local_ranks() {
+            let inputs =
+                params.iter().map(|t| (DType::Bf16, signature.local_shape(bound, t.id, rank)));
+            let all = inputs.chain(f.results(which, rank));
+            let new = |(dtype, shape): (_, Vec<u64>)| DeviceTensor::new(world, rank, dtype, &shape);
+            tensors.push(all.map(new).collect::<Result<Vec<_>, _>>()?);
+        }
+        Ok(Set { launch: 0, tensors, n_params: params.len() })
+    }
+
+    fn fill(&mut self, reference: &Reference, inputs: Inputs<'_>, launch: u64) -> Res<()> {
+        self.launch = launch;
+        for (rank, tensors) in self.tensors.iter().enumerate() {
+            let (given, results) = tensors.split_at(self.n_params);
+            for (t, param) in given.iter().zip(inputs.case().program.tensors()) {
+                if t.elements() > 0 {
+                    reference.fill_random(t, inputs.seed(launch, param, rank), 1.0)?;
+                }
+            }
+            results.iter().filter(|t| t.elements() > 0).try_for_each(DeviceTensor::poison)?;
+        }
+        Ok(())
+    }
+
+    fn calls(&self) -> Vec<Call> {
+        let list = |ts: &[DeviceTensor]| ts.iter().map(argument).collect();
+        let call = |ts: &Vec<DeviceTensor>| {
+            let (inputs, outputs) = ts.split_at(self.n_params);
+            Call { inputs: list(inputs), outputs: list(outputs) }
+        };
+        self.tensors.iter().map(call).collect()
+    }
+
+    fn judge(&self, inputs: Inputs<'_>, what: &str) -> Res<()> {
+        let program = inputs.case().program;
+        for (i, result) in program.results().iter().enumerate() {
+            let want = Dense::new(inputs, self.launch).local(*result)?;
+            for (rank, (tensors, want)) in self.tensors.iter().zip(want).enumerate() {
+                let got = &tensors[self.n_params + i];
+                let norms = compare(&got.download_f32()?, &want, got.shape()[1] as usize);
+                assert!(
+                    Tolerance::default().accepts(&norms),
+                    "{what}: result {i}, rank {rank}: {norms:?}"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn parts_are_launched_one_after_the_other() -> Res<()> {
+    for world in worlds("parts_are_launched_one_after_the_other") {
+        let n = world.size() as usize;
+        let reference = Reference::new(&world, &JitOptions::default())?;
+        let owned = [Stream::per_rank(&world)?, Stream::per_rank(&world)?];
+        let streams = owned.each_ref().map(|s| s.iter().map(Stream::as_ref).collect::<Vec<_>>());
+        for text in APART {
+            let program = Program::parse(text)?;
+            let dims = [("M", 70 * n as u64 - 3), ("K", 128), ("F", 200)];
+            let dims = dims.map(|(name, size)| (name.to_string(), size)).into();
+            let bound = program.bind(&dims, &Default::default())?;
+            let sizes = Sizes { dims, ..Sizes::default() };
+            let options =
+                FunctionOptions { sizes, fuse: Fuse::Never, ..FunctionOptions::default() };
+            let mut f = Function::new(&world, program.clone(), options)?;
+            let which = f.bind(&bound)?;
+            let verdict = f.verdict(which).ok_or("nothing bound")?;
+            assert_eq!((verdict.made, verdict.why), (Made::Apart, Why::Asked));
+            assert_eq!(
+                f.planned(which).len(),
+                mk::tune::parts(&program, &bound).map_or(0, |p| p.len())
+            );
+            let inputs = Inputs::new(Case { program: &program, bound: &bound, ranks: n }, 7);
+            let new = || Set::new(&world, &f, which, &bound);
+            let mut sets = [new()?, new()?];
+            for launch in 1..=3 {
+                // Two calls on other streams, one behind the other: they share what lies between parts.
+                for (i, set) in sets.iter_mut().enumerate() {
+                    set.fill(&reference, inputs, 2 * launch + i as u64)?;
+                }
+                for (set, streams) in sets.iter().zip(&streams) {
+                    assert_eq!(f.call(streams, &set.calls())?, which);
+                }
+                f.synchronize()?;
+                sets.iter().try_for_each(|s| s.judge(inputs, text))?;
+            }
+            // A call that fits no part is refused before any of them.
+            let mut calls = sets[0].calls();
+            calls[n - 1].outputs.pop();
+            let refused = f.launch(which, &streams[0], &calls);
+            assert!(matches!(refused, Err(FunctionError::Argument(_))), "{refused:?}");
+            let mut calls = sets[0].calls();
+            calls[0].outputs[0].tensor = calls[0].inputs[0].tensor;
+            assert!(f.launch(which, &streams[0], &calls).is_err());
+            // One graph of all parts.
+            let calls = sets[1].calls();
+            let mut graphs =
+                Graph::capture(&owned[0], || match f.launch(which, &streams[0], &calls) {
+                    Err(FunctionError::Runtime(error)) => Err(error),
+                    Err(other) => panic!("{other}"),
+                    Ok(()) => Ok(()),
+                })?;
+            for launch in 10..15 {
+                sets[1].fill(&reference, inputs, launch)?;
+                for (graph, stream) in graphs.iter_mut().zip(&streams[0]) {
+                    graph.launch(*stream)?;
+                }
+                owned[0].iter().try_for_each(Stream::synchronize)?;
+                f.check()?;
+                sets[1].judge(inputs, text)?;
+            }
+            drop(graphs);
+        }
+        println!("ok {} pipelines of parts on {n} ranks, eager and captured", APART.len());
+    }
+    Ok(())
+}
+
+#[test]
+fn what_has_no_kernel_as_a_whole_is_called_all_the_same() -> Res<()> {
+    for world in worlds("what_has_no_kernel_as_a_whole_is_called_all_the_same") {
+        if world.size() == 1 {
+            continue;
+        }
+        let program = Program::parse(APART[2])?;
+        let dims = [("M", 256), ("K", 128), ("F", 256)].map(|(n, v)| (n.to_string(), v)).into();
+        let bound = program.bind(&dims, &Default::default())?;
+        let mut f = Function::new(&world, program.clone(), FunctionOptions::default())?;
+        let which = f.bind(&bound)?;
+        let verdict = f.verdict(which).ok_or("nothing bound")?;
+        assert_eq!((verdict.made, verdict.why), (Made::Apart, Why::NoKernel));
+        let options = FunctionOptions { fuse: Fuse::Always, ..FunctionOptions::default() };
+        let refused = Function::new(&world, program, options)?.bind(&bound);
+        assert!(matches!(refused, Err(FunctionError::Lower(_))), "{refused:?}");
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `mk tune`.
 
+mod apart;
 pub mod list;
 mod report;
 
@@ -87,7 +88,7 @@ struct Row {
     known: Option<Vec<Entry>>,
 }
 
-/// Measures candidates and says which is best.
+/// Measures candidates and says which is best, and whether the pipeline is faster apart.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let model = model(args.model.as_deref())?;
     let rows = rows(args)?;
@@ -188,6 +189,8 @@ fn one(
     let ranks = config.ranks;
     let facts = Facts::new(&program, &bound, ranks);
     let begin = Instant::now();
+    let only = only(args, &row.line, &config)?;
+    let free = only.is_empty() && row.known.is_none();
     let configs = match &row.known {
         Some(known) => {
             let read = |e: &Entry| {
@@ -196,7 +199,7 @@ fn one(
             };
             known.iter().map(read).collect::<Result<Vec<_>, _>>()?
         }
-        None => tune::candidates(&program, &bound, ranks, &only(args, &row.line, &config)?),
+        None => tune::candidates(&program, &bound, ranks, &only),
     };
     let predicted = tune::predict_all(&program, &bound, &configs, model);
     let mut entries: Vec<Entry> = Vec::new();
@@ -217,6 +220,7 @@ fn one(
         to_measure.sort_by(|a, b| ms(a).total_cmp(&ms(b)));
         to_measure.truncate(top);
     }
+    let mut best_ms = None;
     if row.known.is_none() && args.device == Device::Cuda {
         if let btree_map::Entry::Vacant(place) = worlds.entry(ranks) {
             place.insert(gpus(ranks)?);
@@ -230,6 +234,7 @@ fn one(
         if !args.no_store {
             store(world, case, &trials)?;
         }
+        best_ms = trials.iter().find_map(Trial::ms).map(f64::from);
         let mut order = Vec::new();
         for trial in trials {
             let Some(i) = configs.iter().position(|c| *c == trial.config) else { continue };
@@ -259,7 +264,15 @@ fn one(
         if args.device == Device::Model || row.known.is_some() { "predicted" } else { "timed" };
     say!("  {timed} of {} candidates {what} in {seconds:.1} s\n", configs.len())?;
     let list: Vec<Value> = entries.iter().map(Entry::to_json).collect();
-    Ok(json!({ "pipeline": name, "ranks": ranks, "seconds": seconds, "trials": list }))
+    let mut value = json!({ "pipeline": name, "ranks": ranks, "seconds": seconds, "trials": list });
+    // Where settings are tried by hand, the question is not whether to fuse.
+    if let (Some(world), true) = (worlds.get(&ranks), free && best_ms.is_some()) {
+        let apart = apart::measure(args, &program, &bound, world, model, best_ms)?;
+        if let (Some(map), Some(apart)) = (value.as_object_mut(), apart) {
+            map.insert("apart".into(), apart);
+        }
+    }
+    Ok(value)
 }
 
 /// Keeps the best.

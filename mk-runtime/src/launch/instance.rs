@@ -203,6 +203,21 @@ impl Instance {
         outcome
     }
 
+    /// What [`Instance::launch`] would refuse, before anything is enqueued anywhere: for callers that launch several
+    /// instances, or none. Of kernels without run-time dimensions.
+    ///
+    /// # Errors
+    /// As [`Instance::launch`], but for those of streams and of the driver.
+    pub fn accepts(&self, tensors: &[RankTensors]) -> Result<(), Error> {
+        self.health.usable()?;
+        self.count("lists of tensors", tensors.len())?;
+        check_dims(&self.source, &[])?;
+        for (rank, given) in self.ranks.iter().zip(tensors) {
+            check_tensors(&self.source, rank.rank, &rank.expected_bytes, &[], given)?;
+        }
+        Ok(())
+    }
+
     /// Orders a launch after those before it. On all ranks before the first is enqueued: ranks that share a GPU wait
     /// for each other's last launch, and must not wait for this one.
     fn hold(&self, book: &Book, keep: &Entered, streams: &[StreamRef]) -> Result<(), Error> {

@@ -169,6 +169,21 @@ impl World {
         Ok(if all.is_empty() { mine } else { all.swap_remove(0) })
     }
 
+    /// Tells the other processes how this one fares, and hears how they do: an error of one is an error of all. In a local
+    /// world `mine`. Collective, as [`World::from_rank_0`].
+    ///
+    /// # Errors
+    /// Its own; [`Error::PeerFailed`] with that of the lowest rank that has one; as [`World::barrier`].
+    pub fn agree<T>(
+        &self,
+        call: &str,
+        mine: Result<T, Error>,
+        limit: Duration,
+    ) -> Result<T, Error> {
+        let Some(group) = &self.inner.group else { return mine };
+        group.agree(call, mine, Deadline::within(limit))
+    }
+
     pub(crate) fn context(&self, rank: u32) -> Result<&Arc<Context>, Error> {
         self.local_index(rank)
             .and_then(|i| self.inner.contexts.get(i))

@@ -1,0 +1,337 @@
+//! Pipelines as sequences of kernels: what is taken, where tensors go, and what comes out of it on the executor.
+
+use mk::{
+    Bound, Program,
+    abi::{DType, TensorDirection},
+    build::Composition,
+    emit,
+    function::{Place, Signature, Sizes, Wiring},
+    harness::{Case, CpuOptions, Tolerance, run_made_on_cpu},
+    passes::{Config, Tail},
+    runtime::jit::JitOptions,
+    tune::{
+        self, CLEARLY, Cache, Choice, Fuse, Key, Made, Part, Terms, Times, Verdict, Whole, Why,
+        Winner,
+    },
+};
+use std::collections::BTreeMap;
+
+const MLP: &str = "
+    pub fn mlp(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1), v: bf16[F, K] @ shard(0)) -> bf16[M, K] @ shard(0) {
+        gather(x) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter
+    }";
+/// The gathered rows are a result, and what both products read.
+const TWICE: &str = "
+    pub fn twice(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1), v: bf16[K, F] @ shard(1))
+        -> (bf16[M, K], bf16[M, F] @ shard(1), bf16[M, F] @ shard(1)) {
+        let all = gather(x);
+        let left = all -> gemm(w) -> silu;
+        let right = all -> gemm(v) -> mul(left);
+        (all, left, right)
+    }";
+/// No pass gathers what was computed.
+const GATHER_LAST: &str = "
+    pub fn last(x: bf16[M, K] @ shard(0), w: bf16[K, F]) -> bf16[M, F] {
+        gemm(x, w) -> gelu -> gather
+    }";
+
+fn bind(text: &str, dims: &[(&str, u64)]) -> (Program, Bound) {
+    let program = Program::parse(text).expect("parses");
+    let dims = dims.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    (program, bound)
+}
+
+fn default(ranks: u32) -> Config {
+    Config { ranks, ..Config::default() }
+}
+
+/// What is made without looking for settings.
+fn settle(program: &Program, bound: &Bound, config: &Config, fuse: Fuse) -> Choice {
+    let terms = Terms { config, fuse, overlap: false, search: None };
+    tune::settle(program, bound, &terms)
+}
+
+#[test]
+fn the_faster_one_is_taken() {
+    let measured = |ms| Times { measured_ms: Some(ms), predicted_ms: None };
+    let predicted = |ms| Times { measured_ms: None, predicted_ms: Some(ms) };
+    let both = |m, p| Times { measured_ms: Some(m), predicted_ms: Some(p) };
+    let nothing = Times::default();
+    let of = |fused: Option<Times>, apart: Option<&[Times]>| {
+        let v = tune::verdict(fused, apart);
+        (v.made, v.why)
+    };
+    use {Made::*, Why::*};
+    // Measured times are taken at their word.
+    assert_eq!(of(Some(measured(1.0)), Some(&[measured(0.5), measured(0.499)])), (Apart, Measured));
+    assert_eq!(of(Some(measured(1.0)), Some(&[measured(0.5), measured(0.5)])), (Fused, Measured));
+    // A measurement is worth more than a prediction, where all are measured.
+    assert_eq!(of(Some(both(1.0, 9.0)), Some(&[both(2.0, 1.0)])), (Fused, Measured));
+    assert_eq!(
+        of(Some(both(1.0, 9.0)), Some(&[both(2.0, 1.0), predicted(1.0)])),
+        (Apart, Predicted)
+    );
+    // Predictions must differ by more than their error.
+    let parts = [predicted(0.5), predicted(0.5)];
+    assert_eq!(of(Some(predicted(1.0 + 0.9 * CLEARLY)), Some(&parts)), (Fused, Predicted));
+    assert_eq!(of(Some(predicted(1.0 + 1.1 * CLEARLY)), Some(&parts)), (Apart, Predicted));
+    // What is not known is no reason.
+    assert_eq!(of(Some(measured(1.0)), Some(&[measured(0.1), predicted(0.1)])), (Fused, Unknown));
+    assert_eq!(of(Some(nothing), Some(&[nothing])), (Fused, Unknown));
+    assert_eq!(of(None, Some(&[nothing])), (Apart, NoKernel));
+    assert_eq!(of(Some(nothing), None), (Fused, NoPart));
+    assert_eq!(of(None, None), (Fused, NoPart));
+
+    let verdict = tune::verdict(Some(measured(0.2)), Some(&[measured(0.05), measured(0.06)]));
+    assert_eq!(verdict.to_string(), "apart: 110.0 us, as one kernel 200.0 us, measured");
+    let verdict = Verdict::new(Made::Fused, Why::Whole(tune::Whole::Runtime));
+    assert_eq!(verdict.to_string(), "one kernel: some of its sizes come with each launch");
+}
+
+#[test]
+fn what_is_asked_for_is_made() {
+    let (program, bound) = bind(MLP, &[("M", 256), ("K", 128), ("F", 256)]);
+    let of = |config: &Config, fuse| {
+        let choice = settle(&program, &bound, config, fuse);
+        (choice.verdict.made, choice.verdict.why, choice.configs.len())
+    };
+    let plain = default(2);
+    assert_eq!(of(&plain, Fuse::Auto), (Made::Fused, Why::Given, 1));
+    assert_eq!(of(&plain, Fuse::Always), (Made::Fused, Why::Asked, 1));
+    assert_eq!(of(&plain, Fuse::Never), (Made::Apart, Why::Asked, 4));
+    // Settings without a plan are a mistake, and no reason to do something else.
+    let wrong = Config { tail: "9x64".parse::<Tail>().ok(), block: [128, 136, 64], ..default(2) };
+    assert_eq!(of(&wrong, Fuse::Auto), (Made::Fused, Why::Given, 1));
+    let choice = settle(&program, &bound, &wrong, Fuse::Auto);
+    assert!(Composition::new(&program, &bound, &choice, emit::Options::default()).is_err());
+    // Beside others, parts would write what the call before still reads.
+    let terms = Terms { config: &plain, fuse: Fuse::Auto, overlap: true, search: None };
+    assert_eq!(tune::settle(&program, &bound, &terms).verdict.why, Why::Overlap);
+    for (fuse, word) in [(Fuse::Auto, "auto"), (Fuse::Always, "always"), (Fuse::Never, "never")] {
+        assert_eq!((word.parse(), fuse.to_string()), (Ok(fuse), word.to_string()));
+    }
+    assert!("sometimes".parse::<Fuse>().is_err());
+}
+
+#[test]
+fn a_pipeline_without_a_kernel_is_made_of_those_of_its_parts() {
+    let (program, bound) = bind(GATHER_LAST, &[("M", 256), ("K", 128), ("F", 256)]);
+    assert!(mk::build::plan(&program, &bound, &default(2)).is_err(), "find another example");
+    for (fuse, why) in [(Fuse::Auto, Why::NoKernel), (Fuse::Never, Why::Asked)] {
+        let choice = settle(&program, &bound, &default(2), fuse);
+        assert_eq!((choice.verdict.made, choice.verdict.why), (Made::Apart, why));
+    }
+    let choice = settle(&program, &bound, &default(2), Fuse::Always);
+    assert!(Composition::new(&program, &bound, &choice, emit::Options::default()).is_err());
+}
+
+#[test]
+fn what_stays_in_one_piece_says_why() {
+    let whole = |text: &str, dims: &[(&str, u64)]| {
+        let (program, bound) = bind(text, dims);
+        let verdict = settle(&program, &bound, &default(2), Fuse::Never).verdict;
+        let why = tune::parts(&program, &bound).map(|p| p.len());
+        assert_eq!(why.err().map(Why::Whole), Some(verdict.why), "{text}");
+        assert_eq!(verdict.made, Made::Fused);
+        verdict.why
+    };
+    let sizes = [("M", 256), ("K", 128), ("F", 256)];
+    let is = |found, why| assert_eq!(found, Why::Whole(why));
+    is(whole("fn f(x: bf16[M, K] @ shard(0)) { gather(x) }", &sizes[..2]), Whole::Single);
+    let text = "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) { gather(x) -> gemm(w) }";
+    is(whole(text, &sizes), Whole::Runtime);
+    let saved = "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) -> (bf16[M, F] @ shard(1), bf16[M, F] @ shard(1)) {
+        let h = gather(x) -> gemm(w);
+        let y = h -> gelu;
+        (h, y)
+    }";
+    is(whole(saved, &sizes), Whole::Shared);
+    let late = "fn f(x: bf16[M, K], w: bf16[K, F], v: bf16[K, F]) -> bf16[M, F] {
+        let a = gemm(x, w);
+        let b = gemm(x, v);
+        a -> mul(b)
+    }";
+    is(whole(late, &sizes), Whole::Elementwise);
+    let twice = "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) -> (bf16[M, F] @ shard(1), bf16[M, F] @ shard(1)) {
+        let y = gather(x) -> gemm(w);
+        (y, y)
+    }";
+    is(whole(twice, &sizes), Whole::Results);
+}
+
+fn wiring(text: &str, dims: &[(&str, u64)]) -> (Program, Bound, Vec<Part>, Wiring) {
+    let (program, bound) = bind(text, dims);
+    let parts = tune::parts(&program, &bound).expect("comes apart");
+    let wiring = Wiring::new(&program, &parts).expect("its own");
+    (program, bound, parts, wiring)
+}
+
+#[test]
+fn tensors_go_where_they_are_read() {
+    use Place::{Between, Input, Output};
+    let places = |text: &str| {
+        let (.., wiring) = wiring(text, &[("M", 5), ("K", 8), ("F", 8)]);
+        let parts = wiring.parts.into_iter().map(|p| (p.inputs, p.output));
+        (parts.collect::<Vec<_>>(), wiring.between.len())
+    };
+    let mlp = vec![
+        (vec![Input(0)], Between(0)),
+        (vec![Input(1), Between(0)], Between(1)),
+        (vec![Input(2), Between(1)], Between(2)),
+        (vec![Between(2)], Output(0)),
+    ];
+    assert_eq!(places(MLP), (mlp, 3));
+    // Results are read where the caller wants them.
+    let twice = vec![
+        (vec![Input(0)], Output(0)),
+        (vec![Input(1), Output(0)], Output(1)),
+        (vec![Input(2), Output(0), Output(1)], Output(2)),
+    ];
+    assert_eq!(places(TWICE), (twice, 0));
+}
+
+/// What the function allocates, and what it hands on, is what the kernels on both sides expect.
+#[test]
+fn tensors_between_parts_fit_the_kernels() {
+    for (text, rows) in [(MLP, 5), (TWICE, 5), (GATHER_LAST, 7), (MLP, 2)] {
+        let (program, bound, parts, wiring) = wiring(text, &[("M", rows), ("K", 16), ("F", 40)]);
+        let signature = Signature::new(program.clone(), 3, Sizes::default()).expect("3 ranks");
+        let choice = settle(&program, &bound, &default(3), Fuse::Never);
+        let made = Composition::new(&program, &bound, &choice, emit::Options::default());
+        let made = made.expect("has kernels");
+        assert_eq!(made.kernels.len(), parts.len());
+        for rank in 0..3 {
+            let between = wiring.tensors(&signature, &bound, rank);
+            let results = signature.results(&bound, rank);
+            let at = |place: &Place| -> (DType, Vec<u64>) {
+                match *place {
+                    Place::Input(i) => {
+                        let id = program.tensors()[i].id;
+                        (DType::Bf16, signature.local_shape(&bound, id, rank))
+                    }
+                    Place::Output(i) => results[i].clone(),
+                    Place::Between(i) => between[i].clone(),
+                }
+            };
+            for ((part, planned), wires) in made.parts.iter().zip(&made.kernels).zip(&wiring.parts)
+            {
+                let source = &planned.source;
+                let shapes = source.shapes(rank, &[]);
+                for (arg, shape) in source.tensors.iter().zip(&shapes) {
+                    let names = part.program.tensors().iter();
+                    let place = match arg.direction {
+                        TensorDirection::Out => &wires.output,
+                        TensorDirection::In => {
+                            let i = names.map(|t| &t.name).position(|n| *n == arg.name);
+                            &wires.inputs[i.expect("a parameter")]
+                        }
+                    };
+                    assert_eq!(at(place), (arg.dtype, shape.clone()), "{} {rank}", arg.name);
+                }
+            }
+        }
+        if (text, rows) == (MLP, 5) {
+            // 5 rows, and 40 columns, over 3 ranks; partial sums are whole.
+            let shapes = |rank| wiring.tensors(&signature, &bound, rank).into_iter().map(|t| t.1);
+            assert!(shapes(0).eq([vec![5, 16], vec![5, 14], vec![5, 16]]));
+            assert!(shapes(2).eq([vec![5, 16], vec![5, 12], vec![5, 16]]));
+            assert_eq!(signature.results(&bound, 2), [(DType::Bf16, vec![1, 16])]);
+        }
+    }
+}
+
+#[test]
+fn a_sequence_computes_what_the_pipeline_does() {
+    let linear = "pub fn linear(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) { gather(x) -> gemm(w) }";
+    let swiglu = "pub fn glu(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0), c: bf16[K]) {
+        gather(x) -> gemm(w) -> swiglu -> gemm(v) -> all_reduce
+    }"
+    .replace(", c: bf16[K]", "");
+    let gradient = "pub fn grad(dy: bf16[M, F] @ shard(0), w: bf16[K, F] @ shard(0)) { gather(dy) -> gemm(w.t) -> scale(0.5) }";
+    for text in [MLP, TWICE, GATHER_LAST, linear, &swiglu, gradient] {
+        for ranks in [1, 2, 3] {
+            let (program, bound) = bind(text, &[("M", 70), ("K", 40), ("F", 72)]);
+            let choice = settle(&program, &bound, &default(ranks), Fuse::Never);
+            assert_eq!(choice.verdict.made, Made::Apart, "{text}");
+            let made = Composition::new(&program, &bound, &choice, emit::Options::default());
+            let made = made.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
+            let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+            let run = run_made_on_cpu(case, &made, &CpuOptions::default());
+            let (reports, norms) = run.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
+            assert_eq!((reports.len(), norms.len()), (made.parts.len(), 3));
+            for norm in norms.iter().flatten() {
+                assert!(Tolerance::default().accepts(norm), "{text} on {ranks}: {norm:?}");
+                assert!(norm.global > 0.0, "{text}: nothing was compared");
+            }
+        }
+    }
+}
+
+#[test]
+fn measured_winners_decide() {
+    let (program, bound) = bind(MLP, &[("M", 512), ("K", 128), ("F", 512)]);
+    let gpu = "NVIDIA H200";
+    let parts = tune::parts(&program, &bound).expect("comes apart");
+    let dir = std::env::temp_dir().join(format!("mk-apart-{}", std::process::id()));
+    let options = JitOptions { cache_dir: Some(dir.clone()), ..JitOptions::default() };
+    let cache = Cache::new(&options).expect("a place");
+    let keep = |program: &Program, bound: &Bound, ms| {
+        let config = default(4);
+        let key = Key::new(program, bound, 4, &config.target, gpu);
+        cache.store(&key, &Winner { config, ms }).expect("is written");
+    };
+    let settle = |fuse| {
+        let config = default(4);
+        let search = Some((gpu, Some(&cache)));
+        let terms = Terms { config: &config, fuse, overlap: false, search };
+        let choice = tune::settle(&program, &bound, &terms);
+        // The other processes read what rank 0 found.
+        let said = choice.write(&program, &bound);
+        assert_eq!(Choice::read(&said, 4).as_ref(), Ok(&choice), "{said}");
+        choice
+    };
+    // Nothing is measured: the model knows both.
+    let predicted = settle(Fuse::Auto).verdict;
+    assert_eq!(predicted.why, Why::Predicted);
+    assert!(predicted.fused_ms.is_some() && predicted.apart_ms.is_some());
+    // The parts alone are no comparison.
+    parts.iter().for_each(|p| keep(&p.program, &p.bound, 0.001));
+    assert_eq!(settle(Fuse::Auto).verdict.why, Why::Predicted);
+    keep(&program, &bound, 1.0);
+    let choice = settle(Fuse::Auto);
+    assert_eq!((choice.verdict.made, choice.verdict.why), (Made::Apart, Why::Measured));
+    assert_eq!((choice.configs.len(), choice.verdict.fused_ms), (4, Some(1.0)));
+    assert_eq!(settle(Fuse::Always).configs, [default(4)]);
+    keep(&program, &bound, 0.003);
+    assert_eq!(settle(Fuse::Auto).verdict.made, Made::Fused);
+    assert_eq!(settle(Fuse::Never).verdict.made, Made::Apart);
+    std::fs::remove_dir_all(&dir).expect("is removed");
+    for bad in ["", "apart", "apart measured 1 x", "half measured - -", "fused asked - -\nblok=1"] {
+        assert!(Choice::read(bad, 4).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn factors_stay_what_they_are() {
+    for factor in ["1e-7", "-3", "0.1", "1e30"] {
+        let text = format!(
+            "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, F]) {{ gather(x) -> gemm(w) -> scale({factor}) }}"
+        );
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let dims = [("M", 8), ("K", 8), ("F", 8)].map(|(n, v)| (n.to_string(), v)).into();
+        let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+        let parts = tune::parts(&program, &bound).unwrap_or_else(|e| panic!("{factor}: {e}"));
+        assert_eq!(parts[1].program.nodes()[1].op, program.nodes()[2].op, "{factor}");
+    }
+}
+
+#[test]
+fn names_of_the_caller_are_not_taken() {
+    let text =
+        "pub fn f(v2: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) { gather(v2) -> gemm(w) }";
+    let (.., parts, wiring) = wiring(text, &[("M", 8), ("K", 8), ("F", 8)]);
+    let names = parts[1].program.tensors().iter().map(|t| t.name.as_str());
+    assert!(names.eq(["w", "v2_"]));
+    assert_eq!(wiring.parts[1].inputs, [Place::Input(1), Place::Between(0)]);
+}
