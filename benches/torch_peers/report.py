@@ -12,8 +12,13 @@ import sys
 import plot
 import rows as table
 
-# What a document has around the block that is replaced: the whole report, or its summary.
-REPORT, SUMMARY = "torch_peers", "torch_peers summary"
+# What a document has around the block that is replaced: the whole report by number of ranks, or its summary.
+SUMMARY = "torch_peers summary"
+
+
+def block_name(result):
+    """The name of a result's report in a document."""
+    return f"torch_peers {result['ranks']}"
 
 
 def marks(name):
@@ -182,7 +187,7 @@ def ratio(number):
     return "–" if number is None else f"{number:.2f}"
 
 
-def replace_block(document, block, name=REPORT):
+def replace_block(document, block, name):
     """The document with what stands between its marks replaced. FormatError without exactly one pair of them."""
     begin, end = marks(name)
     if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
@@ -204,7 +209,7 @@ def publish(result, args):
             picture = plot.svg(result, op, derive)
             if picture:
                 (args.plots / f"{op}.svg").write_text(picture)
-    for document, block, name in (args.write, text, REPORT), (args.summary, summary(result), SUMMARY):
+    for document, block, name in (args.write, text, block_name(result)), (args.summary, summary(result), SUMMARY):
         if document:
             document.write_text(replace_block(document.read_text(), block, name))
 

@@ -177,27 +177,35 @@ class Report(unittest.TestCase):
         self.assertTrue(report.summary(slow).splitlines()[3].endswith("| 1 |"))
 
     def test_only_the_block_is_replaced(self):
-        begin, end = report.marks(report.REPORT)
+        name = "torch_peers 4"
+        begin, end = report.marks(name)
         document = f"before\n{begin}\nold\n{end}\nafter\n"
-        once = report.replace_block(document, "new\n")
+        once = report.replace_block(document, "new\n", name)
         self.assertEqual(once, f"before\n{begin}\n\nnew\n\n{end}\nafter\n")
-        self.assertEqual(report.replace_block(once, "new\n"), once)
+        self.assertEqual(report.replace_block(once, "new\n", name), once)
         for broken in ("nothing", document + document, f"{end} {begin}"):
             with self.assertRaises(report.FormatError):
-                report.replace_block(broken, "new")
+                report.replace_block(broken, "new", name)
 
     def test_the_documents_have_their_blocks(self):
         root = pathlib.Path(__file__).parents[2]
-        for document, name in ("docs/performance.md", report.REPORT), ("README.md", report.SUMMARY):
+        for document, name in (
+            ("docs/performance.md", "torch_peers 4"),
+            ("docs/performance.md", "torch_peers 2"),
+            ("README.md", report.SUMMARY),
+        ):
             self.assertIn("new", report.replace_block((root / document).read_text(), "new", name))
 
     def test_what_the_documents_say_is_what_the_file_says(self):
         root = pathlib.Path(__file__).parents[2]
+        for folder, ranks in (root / "docs/peers", 4), (root / "docs/peers/two", 2):
+            kept = report.load(folder / "peers.json")
+            self.assertEqual(kept["ranks"], ranks)
+            self.assertIn(report.markdown(kept), (root / "docs/performance.md").read_text())
+            for picture in folder.glob("*.svg"):
+                self.assertEqual(picture.read_text(), plot.svg(kept, picture.stem, report.derive))
         kept = report.load(root / "docs/peers/peers.json")
-        self.assertIn(report.markdown(kept), (root / "docs/performance.md").read_text())
         self.assertIn(report.summary(kept), (root / "README.md").read_text())
-        for picture in (root / "docs/peers").glob("*.svg"):
-            self.assertEqual(picture.read_text(), plot.svg(kept, picture.stem, report.derive))
 
     def test_figures_are_rounded_before_they_are_used(self):
         self.assertEqual(report.rounded({"a": [0.12345678, 3, None], "b": "x"}), {"a": [0.123457, 3, None], "b": "x"})
@@ -205,7 +213,7 @@ class Report(unittest.TestCase):
     def test_files(self):
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
-            for name, kind in ("doc.md", report.REPORT), ("readme.md", report.SUMMARY):
+            for name, kind in ("doc.md", report.block_name(result())), ("readme.md", report.SUMMARY):
                 (folder / name).write_text("\n".join(report.marks(kind)))
             where = types.SimpleNamespace(
                 json=folder / "r.json", write=folder / "doc.md", summary=folder / "readme.md", plots=folder / "plots"

@@ -193,9 +193,16 @@ fn unfused(
             "verdict    separate kernels would be {:.2} times as fast, which is within the model's error: one kernel",
             one / sum
         ),
-        Made::Apart => say!(
-            "verdict    separate kernels are {:.2} times as fast as this one: functions launch those",
-            one / sum
-        ),
+        Made::Apart => {
+            let default = Config { ranks: given.ranks, ..Config::default() };
+            let then = match *given == default {
+                true => "functions launch those",
+                false => "functions do not, with these settings given",
+            };
+            say!(
+                "verdict    separate kernels are {:.2} times as fast as this one: {then}",
+                one / sum
+            )
+        }
     }
 }

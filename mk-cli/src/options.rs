@@ -61,7 +61,7 @@ pub enum Sums {
     After,
     /// Those that multiply, tile by tile: sums go from rank to rank
     Ring,
-    /// The memory of the owner, as tiles arrive; last bits differ from launch to launch
+    /// The memory of the owner, to which tiles are sent one after the other
     OnWrite,
 }
 

@@ -110,6 +110,9 @@ impl Specialisation {
 ///
 /// In a world of several processes every process must make the same calls in the same order: a first call with new sizes
 /// binds, which all processes do together.
+///
+/// Replays of a captured call must not run beside other calls or replays of the same function: one kernel finds that out, several
+/// ([`Function::verdict`]) would mix the tensors between them.
 pub struct Function {
     world: World,
     signature: Signature,

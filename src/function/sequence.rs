@@ -2,7 +2,8 @@
 //!
 //! Parts of one call follow each other on the streams of that call, rank by rank. Calls follow each other because every
 //! kernel waits for the launch before it on its GPU: parts never run beside others ([`InstanceOptions::overlap`]), or the
-//! next call would write tensors that this one still reads. Captured calls are the caller's to order, as for one kernel.
+//! next call would write tensors that this one still reads. Captured calls are the caller's to order: a replay beside another
+//! call of the same function would mix the tensors between kernels, unseen (of one kernel it is a fault).
 
 use super::{
     error::{ArgumentError, FunctionError},
@@ -107,23 +108,25 @@ impl Sequence {
                 let output = find(&wires.output);
                 ranks.push(kernel.tensors(rank, inputs.into_iter(), output.into_iter(), &[])?);
             }
-            kernel.instance().accepts(&ranks)?;
+            if let Err(error) = kernel.instance().accepts(&ranks) {
+                self.give_up_together();
+                return Err(error.into());
+            }
             launches.push(ranks);
         }
         for (i, ranks) in launches.iter().enumerate() {
             let Some(kernel) = self.kernels.get_mut(i) else { break };
             let Err(error) = kernel.instance().launch(streams, ranks) else { continue };
-            // Unless nothing was enqueued, other processes may have launched what follows.
+            // Unless nothing was enqueued, other processes may have launched all of it.
             if i > 0 || kernel.instance().accepts(ranks).is_err() {
-                self.abort_after(i);
+                self.abort();
             }
             return Err(error.into());
         }
         Ok(())
     }
 
-    /// Looks at all kernels in their order. What follows one that failed has nothing to work on, and gives up, too: it would
-    /// wait for the same missing rank all over again.
+    /// Looks at all kernels in their order, after all have given up if one has.
     ///
     /// # Errors
     /// The first one.
@@ -131,18 +134,29 @@ impl Sequence {
         &mut self,
         look: impl Fn(&mut Instance) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        for i in 0..self.kernels.len() {
-            let looked = self.kernels.get_mut(i).map_or(Ok(()), |k| look(k.instance()));
-            if looked.is_err() {
-                self.abort_after(i);
-                return looked;
-            }
+        let failed = self.give_up_together();
+        let mut looked = Ok(());
+        for kernel in &mut self.kernels {
+            looked = looked.and(look(kernel.instance()));
         }
-        Ok(())
+        if looked.is_err() {
+            self.abort();
+        }
+        failed.map_or(looked, Err)
     }
 
-    fn abort_after(&mut self, i: usize) {
-        self.kernels.iter_mut().skip(i + 1).for_each(|k| k.instance().abort());
+    fn abort(&mut self) {
+        self.kernels.iter_mut().for_each(|k| k.instance().abort());
+    }
+
+    /// A kernel that failed refuses every later launch, here and in other processes; the others would run, and wait for ranks that
+    /// launch no more. So all of them refuse. Returns the first failure; without one nothing happens.
+    fn give_up_together(&mut self) -> Option<Error> {
+        let failed = self.kernels.iter_mut().find_map(|k| k.instance().check().err());
+        if failed.is_some() {
+            self.abort();
+        }
+        failed
     }
 
     /// What one kernel would check of a call as a whole; parameters' sizes are left to the parts, who call them alike.

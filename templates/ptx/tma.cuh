@@ -25,7 +25,7 @@ MK_DEVICE void tma_store_2d(const TensorMap* map, u32 src, i32 x, i32 y) {
 }
 
 // The same, but each element is added to what lies there, in the map's type, rounded to nearest (PTX ISA,
-// "cp.reduce.async.bulk.tensor"). Elements are added one by one: nothing orders two such operations.
+// "cp.reduce.async.bulk.tensor"). Nothing is asked of it when two meet: a plan orders them.
 MK_DEVICE void tma_reduce_add_2d(const TensorMap* map, u32 src, i32 x, i32 y) {
   asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];"
                ::"l"(map), "r"(src), "r"(x), "r"(y) : "memory");

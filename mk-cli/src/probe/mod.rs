@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["install", "model", "from", "every", "rounds"])]
     raw: bool,
     /// Launches that make up each raw figure, the median of them
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(RAW_ROUNDS))]
+    #[arg(long, default_value_t = 5, value_name = "N", conflicts_with = "from", value_parser = clap::value_parser!(u32).range(RAW_ROUNDS))]
     raw_rounds: u32,
 }
 

@@ -392,8 +392,7 @@ impl<'k> Tiler<'k> {
         self.unpack(n, &by);
         let (across, late) = (product.col_blocks, product.half.map(|_| 1));
         for adding in by {
-            let hand = if ring.on_write { reduce::hand_over_sums } else { reduce::hand_on };
-            hand(&mut self.draft, rows, &adding, across, late);
+            reduce::hand_on(&mut self.draft, ring, rows, &adding, across, late);
         }
     }
 

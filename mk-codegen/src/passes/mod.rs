@@ -72,9 +72,8 @@ pub enum Sums {
     /// and the owner of the rows is the last. No memory is read twice, and nothing is left to do at the end. What is passed on
     /// has the dtype of the result, so that a sum is rounded on every rank; the order of ranks is fixed, and so are the bits.
     Ring,
-    /// As [`Sums::Ring`], but a sum stays with the owner of its rows: the first rank writes its product there, the others add theirs to
-    /// it over the link, in memory (reduce-on-write), and the owner is the last. With more than three ranks the order in which they
-    /// add is nobody's: **results differ in their last bits from launch to launch**.
+    /// As [`Sums::Ring`], but a sum stays with the owner of its rows: the first rank writes its product there, the others have that
+    /// memory add theirs to it over the link (reduce-on-write), one after the other, and the owner is the last.
     OnWrite,
 }
 

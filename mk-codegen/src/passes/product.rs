@@ -61,7 +61,7 @@ impl Target {
                     if world > 2 {
                         all.push(Access {
                             mode: Mode::Accumulate,
-                            version: 1.into(),
+                            version: hop.clone(),
                             when,
                             ..there
                         });
@@ -87,7 +87,7 @@ impl Target {
 /// Sums that go from rank to rank, or stay with their owner, see [`Sums`](super::Sums).
 #[derive(Clone, Copy)]
 pub(super) struct Ring {
-    /// Whether they stay, and ranks add to them over the link.
+    /// Whether they stay, and ranks add to them over the link, one after the other.
     pub on_write: bool,
     /// `[hops, rows, n]`: what the rank before, whose turn is next, goes on with; or `[rows, n]`: what the owner does.
     pub passed: BufId,
@@ -231,7 +231,7 @@ impl Product<'_> {
                 let slot = ((hop - 1).max(0), 1.into());
                 read(Operand::AccIn, passed, vec![slot, (r.at.clone(), len), cols.clone()])
             };
-            carried.version = i32::from(on_write && world > 2).into();
+            carried.version = if on_write { world - 2 } else { 0 }.into();
             accesses.push(Access { at: Point::End, ..carried });
         }
         accesses.extend(match self.cut {

@@ -9,7 +9,7 @@
 use super::{
     Config, Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
-    gather::{aligned, block_rows, peer, peer_at},
+    gather::{aligned, block_rows, peer_at},
     gemm::{even, widest},
     product::{Cut, Ring, Target, between},
     rows::{RowBlock, Rows},
@@ -382,65 +382,6 @@ pub(super) fn ring(
     Ring { on_write, passed, last: result }
 }
 
-/// Tells ranks that they may add to a sum that the first has written, and its owner that all have. Otherwise as [`hand_on`].
-pub(super) fn hand_over_sums(
-    draft: &mut Draft,
-    rows: &Rows,
-    adding: &Covers,
-    across: i32,
-    late: Option<i32>,
-) {
-    let world = draft.world();
-    let (hop, j) = (rows.hop(), rows.column());
-    let word = |by: Expr| vec![by, adding.block.clone(), j.clone()];
-    let shape: Vec<Expr> = vec![world.into(), rows.blocks.into(), across.into()];
-    let family = adding.family;
-    if world > 2 {
-        // Hop h of a shard is made h ranks before the one that made its first.
-        let others = Each { var: "p".into(), extent: (world - 2).into() };
-        draft.flows.push(Flow {
-            name: "begun",
-            shape: shape.clone(),
-            from: vec![Writer {
-                family,
-                operand: Operand::C,
-                word: word(adding.shard.clone()),
-                rank: peer_at(Expr::Const(world - 1) - Var::EACH, world),
-                each: Some(others),
-                when: Some(hop.clone().equals(0)),
-            }],
-            count: 1.into(),
-            to: vec![Reader {
-                family,
-                operand: Operand::C,
-                word: word(adding.shard.clone()),
-                each: None,
-                when: Some(between(&hop, world)),
-            }],
-        });
-    }
-    draft.flows.push(Flow {
-        name: "added",
-        shape,
-        from: vec![Writer {
-            family,
-            operand: Operand::C,
-            word: word(Var::RANK.into()),
-            rank: adding.shard.clone(),
-            each: None,
-            when: Some(hop.clone().lt(world - 1)),
-        }],
-        count: 1.into(),
-        to: vec![Reader {
-            family,
-            operand: Operand::AccIn,
-            word: word(peer(Var::EACH.into(), world)),
-            each: Some(Each { var: "p".into(), extent: (world - 1).into() }),
-            when: Some(before(hop.equals(world - 1), late)),
-        }],
-    });
-}
-
 /// `when`, and before iteration `late` of an inner loop, if there is one.
 fn before(when: Expr, late: Option<i32>) -> Expr {
     match late {
@@ -449,10 +390,12 @@ fn before(when: Expr, late: Option<i32>) -> Expr {
     }
 }
 
-/// Hands sums on to the rank whose turn is next, the one before: it waits for them at the start of its tile, or before iteration
-/// `late` of its inner loop. The last loop variable of those who add is the column block, of which there are `across`.
+/// Hands sums on to the rank whose turn is next, the one before. Who reads them waits at the start of its tile, or before iteration
+/// `late` of its inner loop; who adds to them over the link, before it stores. The last loop variable of those who add is the column
+/// block, of which there are `across`.
 pub(super) fn hand_on(
     draft: &mut Draft,
+    ring: Ring,
     rows: &Rows,
     adding: &Covers,
     across: i32,
@@ -461,6 +404,24 @@ pub(super) fn hand_on(
     let world = draft.world();
     let (hop, j) = (rows.hop(), rows.column());
     let word = |hop: Expr| vec![hop, adding.block.clone(), j.clone()];
+    let reader = |operand, when| Reader {
+        family: adding.family,
+        operand,
+        word: word((hop.clone() - 1).max(0)),
+        each: None,
+        when: Some(when),
+    };
+    let to = match ring.on_write {
+        false => vec![reader(Operand::AccIn, before(Expr::Const(0).lt(hop.clone()), late))],
+        true => {
+            let last = before(hop.clone().equals(world - 1), late);
+            let mut to = vec![reader(Operand::AccIn, last)];
+            if world > 2 {
+                to.push(reader(Operand::C, between(&hop, world)));
+            }
+            to
+        }
+    };
     draft.flows.push(Flow {
         name: "passed",
         shape: vec![(world - 1).into(), rows.blocks.into(), across.into()],
@@ -473,13 +434,7 @@ pub(super) fn hand_on(
             when: Some(hop.clone().lt(world - 1)),
         }],
         count: 1.into(),
-        to: vec![Reader {
-            family: adding.family,
-            operand: Operand::AccIn,
-            word: word((hop.clone() - 1).max(0)),
-            each: None,
-            when: Some(before(Expr::Const(0).lt(hop), late)),
-        }],
+        to,
     });
 }
 

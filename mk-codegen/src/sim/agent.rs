@@ -82,6 +82,11 @@ impl Machine<'_> {
                         if self.hands_on(rank, id, t) {
                             self.push_out(rank, id, Scope::Gpu)?;
                         }
+                        if !self.heard_all(rank, id, t, actor) {
+                            self.set(rank, id, State::Posting(posts));
+                            self.ranks[rank].program.agents[id].blocked = Some(Blocking::Signal);
+                            return Ok(());
+                        }
                         self.pass(rank, id, t);
                     }
                 },
@@ -115,9 +120,24 @@ impl Machine<'_> {
         let (loose, firm): (Vec<_>, Vec<_>) = waits.into_iter().partition(loose);
         // What synchronises with nobody orders nothing that others do after it either.
         let unfenced = |w: &Pending| !self.is_deaf(name, w.word, &lines[w.line]);
-        let due: Vec<_> = loose.into_iter().filter(unfenced).collect();
-        self.ranks[rank].program.agents[id].deferred.extend(due);
+        let (due, deaf): (Vec<_>, Vec<_>) = loose.into_iter().partition(unfenced);
+        let agent = &mut self.ranks[rank].program.agents[id];
+        agent.deferred.extend(due);
+        agent.deaf.extend(deaf);
         firm
+    }
+
+    /// Whether the waits of a task that order nothing hold, at its end: their agent stands there until they do.
+    fn heard_all(&mut self, rank: usize, id: usize, t: usize, actor: Actor) -> bool {
+        let program = &mut self.ranks[rank].program;
+        let (unit, phase) = (program.agents[id].unit, program.agents[id].phase);
+        if phase != program.units[unit].tasks[t].last() {
+            return true;
+        }
+        let mut deaf = std::mem::take(&mut program.agents[id].deaf);
+        let heard = self.poll(&mut deaf, actor);
+        self.ranks[rank].program.agents[id].deaf = deaf;
+        heard
     }
 
     /// The waits that were set aside, if something follows that they do order: posts, a hand-over, the end of the task.

@@ -90,6 +90,8 @@ pub(super) struct AgentRun {
     pub buffered: Vec<u64>,
     /// Waits of this task that are too weak for its accesses, to be made up for.
     pub deferred: Vec<Pending>,
+    /// Waits of this task that order nothing at all, to be stood through before its end.
+    pub deaf: Vec<Pending>,
     /// Whether the ordinary reads of this phase are over.
     pub early: bool,
     pub blocked: Option<Blocking>,
@@ -260,6 +262,7 @@ impl Program {
                 stores: Vec::new(),
                 buffered: Vec::new(),
                 deferred: Vec::new(),
+                deaf: Vec::new(),
                 early: false,
                 blocked: None,
             });

@@ -86,7 +86,7 @@ def compile(
     chunk_bytes: int | None = None,
     k_slices: int | None = None,
     all_reduce: Literal["two-phase", "one-shot"] | None = None,
-    sums: Literal["beside", "after"] | None = None,
+    sums: Literal["beside", "after", "ring", "on-write"] | None = None,
     split_k: int | None = None,
     tail: str | None = None,
     wait_limit_s: float = 30.0,
@@ -107,7 +107,7 @@ def plan(
     chunk_bytes: int | None = None,
     k_slices: int | None = None,
     all_reduce: Literal["two-phase", "one-shot"] | None = None,
-    sums: Literal["beside", "after"] | None = None,
+    sums: Literal["beside", "after", "ring", "on-write"] | None = None,
     split_k: int | None = None,
     tail: str | None = None,
 ) -> Plan: ...
