@@ -70,7 +70,8 @@ pub enum Sums {
     After,
     /// Those that multiply, tile by tile: a sum goes from rank to rank, each adds its product to what has come and passes it on,
     /// and the owner of the rows is the last. No memory is read twice, and nothing is left to do at the end. What is passed on
-    /// has the dtype of the result, so that a sum is rounded on every rank; the order of ranks is fixed, and so are the bits.
+    /// has the dtype of the result, so that a sum is rounded on every rank; the order of ranks is fixed, and so are the bits. For a
+    /// `reduce_scatter` of a product whose left operand is not gathered.
     Ring,
     /// As [`Sums::Ring`], but a sum stays with the owner of its rows: the first rank writes its product there, the others have that
     /// memory add theirs to it over the link (reduce-on-write), one after the other, and the owner is the last.

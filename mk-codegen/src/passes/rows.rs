@@ -161,6 +161,7 @@ impl Rows {
     /// as far behind the one that a neighbour adds to as a group has tiles, and what does not leave the rank alternates with what does.
     pub fn order_by_hop(&self, group: i32, col_blocks: i32) -> Vec<Expr> {
         let t = Expr::from(Var::LINEAR);
+        let group = group.min(self.walked.max(1));
         let of_group = group * col_blocks * self.count;
         let first = t.clone() / of_group * group;
         let height = Expr::Const(group).min(Expr::Const(self.walked) - first.clone());
