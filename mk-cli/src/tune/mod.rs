@@ -15,6 +15,7 @@ use crate::{
 use clap::ValueEnum;
 use list::Line;
 use mk::{
+    Bound, Program,
     cost::DeviceModel,
     harness::Case,
     passes::Config,
@@ -191,7 +192,7 @@ fn one(
     let begin = Instant::now();
     let only = only(args, &row.line, &config)?;
     let free = only.is_empty() && row.known.is_none();
-    let configs = match &row.known {
+    let mut configs = match &row.known {
         Some(known) => {
             let read = |e: &Entry| {
                 let failed = |w| Failure::new(format!("`{w}` is no setting"));
@@ -201,6 +202,16 @@ fn one(
         }
         None => tune::candidates(&program, &bound, ranks, &only),
     };
+    let measured = row.known.is_none() && args.device == Device::Cuda;
+    if measured && let btree_map::Entry::Vacant(place) = worlds.entry(ranks) {
+        place.insert(gpus(ranks)?);
+    }
+    // The winner so far takes part: what is kept is never slower, side by side.
+    let so_far = match worlds.get(&ranks) {
+        Some(world) if measured && !args.no_store => winner(world, &program, &bound, &config),
+        _ => None,
+    };
+    configs.extend(so_far.iter().filter(|w| !configs.contains(w)).cloned().collect::<Vec<_>>());
     let predicted = tune::predict_all(&program, &bound, &configs, model);
     let mut entries: Vec<Entry> = Vec::new();
     for (i, (config, predicted)) in configs.iter().zip(predicted).enumerate() {
@@ -219,12 +230,11 @@ fn one(
         let ms = |i: &usize| entries[*i].predicted_ms.unwrap_or(f64::INFINITY);
         to_measure.sort_by(|a, b| ms(a).total_cmp(&ms(b)));
         to_measure.truncate(top);
+        let known = configs.iter().position(|c| so_far.as_ref() == Some(c));
+        to_measure.extend(known.filter(|i| !to_measure.contains(i)));
     }
     let mut best_ms = None;
-    if row.known.is_none() && args.device == Device::Cuda {
-        if let btree_map::Entry::Vacant(place) = worlds.entry(ranks) {
-            place.insert(gpus(ranks)?);
-        }
+    if measured {
         let world = worlds.get(&ranks).ok_or_else(|| Failure::new("no world"))?;
         let _progress = Progress::new(format!("measuring {} candidates", to_measure.len()));
         let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
@@ -289,6 +299,14 @@ fn store(world: &World, case: Case<'_>, trials: &[Trial]) -> Result<(), Failure>
         pipeline::note_on_stderr(format!("the best was not kept: {error}"));
     }
     Ok(())
+}
+
+/// What an earlier run kept.
+fn winner(world: &World, program: &Program, bound: &Bound, config: &Config) -> Option<Config> {
+    let (cache, gpu) = (Cache::new(&JitOptions::default())?, world.gpu_name(0).ok()?);
+    let key = Key::new(program, bound, config.ranks, &config.target, &gpu);
+    // A damaged file is written anew.
+    cache.recall(&key).ok()?.map(|w| w.config)
 }
 
 fn limits(args: &Args) -> Limits {
