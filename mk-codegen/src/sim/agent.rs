@@ -23,6 +23,13 @@ impl Machine<'_> {
             let program = &mut self.ranks[rank].program;
             let agent = &mut program.agents[id];
             let unit = agent.unit;
+            let next = agent.phase == 0 && matches!(agent.state, State::Begin);
+            if next && !self.heard_all(rank, id, actor) {
+                self.ranks[rank].program.agents[id].blocked = Some(Blocking::Signal);
+                return Ok(());
+            }
+            let program = &mut self.ranks[rank].program;
+            let agent = &mut program.agents[id];
             let Some(t) = agent.list.get(agent.at).copied() else {
                 program.units[unit].running -= 1;
                 if program.units[unit].running == 0 {
@@ -82,11 +89,6 @@ impl Machine<'_> {
                         if self.hands_on(rank, id, t) {
                             self.push_out(rank, id, Scope::Gpu)?;
                         }
-                        if !self.heard_all(rank, id, t, actor) {
-                            self.set(rank, id, State::Posting(posts));
-                            self.ranks[rank].program.agents[id].blocked = Some(Blocking::Signal);
-                            return Ok(());
-                        }
                         self.pass(rank, id, t);
                     }
                 },
@@ -127,14 +129,9 @@ impl Machine<'_> {
         firm
     }
 
-    /// Whether the waits of a task that order nothing hold, at its end: their agent stands there until they do.
-    fn heard_all(&mut self, rank: usize, id: usize, t: usize, actor: Actor) -> bool {
-        let program = &mut self.ranks[rank].program;
-        let (unit, phase) = (program.agents[id].unit, program.agents[id].phase);
-        if phase != program.units[unit].tasks[t].last() {
-            return true;
-        }
-        let mut deaf = std::mem::take(&mut program.agents[id].deaf);
+    /// Whether the waits of the task before that order nothing hold: their agent begins no other one until they do.
+    fn heard_all(&mut self, rank: usize, id: usize, actor: Actor) -> bool {
+        let mut deaf = std::mem::take(&mut self.ranks[rank].program.agents[id].deaf);
         let heard = self.poll(&mut deaf, actor);
         self.ranks[rank].program.agents[id].deaf = deaf;
         heard

@@ -90,7 +90,7 @@ pub(super) struct AgentRun {
     pub buffered: Vec<u64>,
     /// Waits of this task that are too weak for its accesses, to be made up for.
     pub deferred: Vec<Pending>,
-    /// Waits of this task that order nothing at all, to be stood through before its end.
+    /// Waits of this task that order nothing at all, to be stood through before the next one.
     pub deaf: Vec<Pending>,
     /// Whether the ordinary reads of this phase are over.
     pub early: bool,

@@ -3,7 +3,7 @@
 //! A wait that does not synchronise (of scope gpu, or with a post of scope gpu, across GPUs), or that has no proxy fence for
 //! what its agent touches, does not hold these accesses back: they may go first. A wait without a fence is made up for before the agent
 //! posts, hands anything over, or leaves its task; one that does not synchronise, or is for the host's accesses, only keeps the agent
-//! from leaving its task. Ordinary stores lie in a buffer until a release pushes them out, no further than its scope.
+//! from the next task. Ordinary stores lie in a buffer until a release pushes them out, no further than its scope.
 
 use super::{
     SimError,

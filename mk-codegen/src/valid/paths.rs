@@ -45,6 +45,8 @@ pub(super) struct ClassPaths {
     pub of_access: Vec<SigKey>,
     /// For each word, over all its posts.
     pub of_word: Vec<Vec<Pred>>,
+    /// Words of the same epoch that are complete only after each word.
+    pub then: Vec<Vec<u32>>,
     /// For each rank: everything that its kernel waits for.
     pub of_end: Vec<Vec<Pred>>,
     pub words: Vec<Option<WordPosts>>,
@@ -212,6 +214,24 @@ impl<'w, 'a> Paths<'w, 'a> {
         e >= goal.floor && (!self.prune || self.known(node, goal.rank) >= goal.floor)
     }
 
+    /// Words with those that are complete only after them, as far as few are: a chain of signals is short from its beginning, and
+    /// one of thousands from its end.
+    pub fn follow(&self, epoch: u32, mut words: Vec<u32>) -> Vec<u32> {
+        const FEW: usize = 64;
+        let then = &self.of(epoch).then;
+        let mut next = 0;
+        while let Some(&word) = words.get(next) {
+            next += 1;
+            for w in &then[word as usize] {
+                if words.len() < FEW && !words.contains(w) {
+                    words.push(*w);
+                }
+            }
+        }
+        words.sort_unstable();
+        words
+    }
+
     /// Nodes before an access.
     pub fn starts(&self, epoch: u32, key: SigKey) -> Vec<(Node, Option<EdgeId>)> {
         let seen = self.seen(epoch, key);
@@ -326,6 +346,12 @@ fn class_paths(world: &World<'_>, class: &Class) -> ClassPaths {
         out.of_end[task.rank as usize].extend(gpu.map(pred));
     }
     out.of_word = of_word.into_iter().map(distinct).collect();
+    out.then = vec![Vec::new(); out.of_word.len()];
+    for (word, preds) in (0..).zip(&out.of_word) {
+        for p in preds.iter().filter(|p| p.lag == 0) {
+            out.then[p.word as usize].push(word);
+        }
+    }
     out.of_end = std::mem::take(&mut out.of_end).into_iter().map(distinct).collect();
     out
 }

@@ -331,7 +331,9 @@ impl Races<'_, '_, '_> {
         Goal {
             rank: self.rank(xe, x),
             floor: xe,
-            words: posts_after(self.world(), self.world().class(xe), x, to_gpu),
+            words: self
+                .paths
+                .follow(xe, posts_after(self.world(), self.world().class(xe), x, to_gpu)),
             kernel: gpu.then_some(xe + 1),
             end: gpu.then_some(xe),
         }
