@@ -1,7 +1,12 @@
 //! The verifier on plans of a production size.
 
-use mk_codegen::{ir::Plan, valid};
-use std::{fmt::Write, time::Instant};
+use mk_codegen::{
+    ir::Plan,
+    passes::{Config, Sums, lower},
+    valid,
+};
+use mk_syntax::Program;
+use std::{collections::BTreeMap, fmt::Write, time::Instant};
 
 /// gather(a) -> gemm(b) on 8 ranks, M = 16384, N = 8192: 128 x 32 tiles of 128 x 256 on every rank.
 fn gather_gemm() -> String {
@@ -68,11 +73,24 @@ fn gemm_reduce_scatter() -> String {
         .into()
 }
 
+/// The same with sums that go from rank to rank, of which a proof has long chains to follow: 4,096 tiles on each rank.
+fn in_tiles(sums: Sums) -> Plan {
+    let program = Program::parse("gemm(a, b) -> reduce_scatter").expect("parses");
+    let shapes = [("a", vec![8192, 8192]), ("b", vec![8192, 16384])];
+    let shapes: BTreeMap<_, _> = shapes.into_iter().map(|(n, s)| (n.to_string(), s)).collect();
+    let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+    lower(&program, &bound, &Config { ranks: 8, sums, ..Config::default() }).expect("lowers")
+}
+
 #[test]
 fn eight_ranks_of_4096_tiles() {
-    for text in [gather_gemm(), gemm_reduce_scatter()] {
+    let mut plans: Vec<Plan> = [gather_gemm(), gemm_reduce_scatter()]
+        .iter()
+        .map(|text| text.parse().unwrap_or_else(|e| panic!("{e}")))
+        .collect();
+    plans.extend([Sums::Ring, Sums::OnWrite].map(in_tiles));
+    for plan in plans {
         let begin = Instant::now();
-        let plan: Plan = text.parse().unwrap_or_else(|e| panic!("{e}"));
         let proof = valid::verify(&plan).unwrap_or_else(|e| panic!("{e}"));
         let ms = begin.elapsed().as_millis();
         println!("{ms} ms: {proof}");
