@@ -14,6 +14,7 @@ use super::{
     reduce::{self, Summands},
     rows::Rows,
     select::{Gemm, Kernel, Made, Reduce, Tensor},
+    settings,
 };
 use crate::ir::{
     ALayout, BLayout, BufId, CopyVia, Dim, EpilogueOp, Expr, Leaf, Operand, RoleKind, Space, Store,
@@ -71,7 +72,7 @@ struct Tiler<'k> {
 /// # Errors
 /// If the tile shape is not one that the leaf has.
 pub(super) fn tile(kernel: &Kernel, config: &Config) -> Result<Draft, LowerError> {
-    check(kernel, config)?;
+    settings::check(kernel, config)?;
     let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
     // Arguments come in the order of the program: parameters, then results.
     let params = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
@@ -83,114 +84,6 @@ pub(super) fn tile(kernel: &Kernel, config: &Config) -> Result<Draft, LowerError
     (0..kernel.gemms.len()).for_each(|g| t.gemm(g));
     (0..kernel.sources.len()).for_each(|s| t.collect(s));
     Ok(t.draft)
-}
-
-fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
-    let [bm, bn, bk] = config.block;
-    let wide = bm == 256 && bn > 160;
-    let known = [32, 64, 96, 128, 160, 192, 256].contains(&bn);
-    let error = |what, help: &str| Err(LowerError::Config { what, help: help.into() });
-    if ![128, 256].contains(&bm) || !known || wide || bk != 64 {
-        let what = format!("no matrix product has tiles of {bm} x {bn} x {bk}");
-        let help = "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160; a depth of 64";
-        return error(what, help);
-    }
-    if kernel.gemms.iter().any(Gemm::gated) && bn % 128 != 0 {
-        let what = format!("`swiglu` has no tiles of {bn} columns, half gates and half ups");
-        return error(what, "use 128 or 256 columns");
-    }
-    if config.k_slices == 0 {
-        return error("rows in 0 slices".into(), "use 1 or more");
-    }
-    if config.k_slices > 1 && !kernel.sources.iter().any(|s| s.gathered) {
-        let what = format!("nothing here is gathered in {} slices", config.k_slices);
-        return error(what, "leave `k_slices` as it is by default");
-    }
-    if config.split_k == 0 {
-        return error("0 parts of the inner dimension".into(), "use 1 or more");
-    }
-    let splits = config.split_k > 1;
-    let world = config.ranks as i32;
-    let cut = |n| kernel.reduce_of(n).is_some() && kernel.can_cut(n, world);
-    if splits && !(0..kernel.gemms.len()).any(cut) {
-        let what = format!("no product here can be cut into {} parts", config.split_k);
-        let help = "only one that is reduced, with no elementwise operation between, and as deep on every rank, can";
-        return error(what, help);
-    }
-    if config.sums != Sums::Beside && kernel.results.iter().all(|r| r.reduce.is_none()) {
-        let what = "nothing here is summed after a product".into();
-        return error(what, "leave `sums` as it is by default");
-    }
-    if matches!(config.sums, Sums::Ring | Sums::OnWrite) && config.ranks > 1 {
-        let what = || "products cannot be added tile by tile here".to_string();
-        for (n, g) in kernel.gemms.iter().enumerate() {
-            let Some((r, how)) = kernel.reduce_of(n) else { continue };
-            if how == Reduce::All {
-                return error(
-                    what(),
-                    "that is for a `reduce_scatter`: an `all_reduce` adds up `beside` or `after` the product",
-                );
-            }
-            if matches!(g.left, Made::Source(s) if kernel.sources[s].gathered) {
-                let help = "the own rows, which a gather has first, would have to come last: add up `beside` or `after` the product";
-                return error(what(), help);
-            }
-            let out = &kernel.results[r].out;
-            if config.sums == Sums::OnWrite
-                && out.dtype != mk_abi::DType::Bf16
-                && out.dtype != mk_abi::DType::F16
-            {
-                return error(
-                    what(),
-                    "memory adds results of 16 bits here: add up in the `ring`, `beside` or `after` the product",
-                );
-            }
-            if !tma_rows(out, world) {
-                return error(
-                    what(),
-                    "tiles go to the result by TMA, which takes rows of a multiple of 16 bytes: add up `beside` or `after` the product",
-                );
-            }
-        }
-        if splits {
-            return error(what(), "products in parts of k add up `beside` or `after`");
-        }
-        if bm / 128 * bn > 256 {
-            let help = "what is carried takes registers: use tiles of 256 rows and at most 128 columns, or of 128 rows";
-            return error(what(), help);
-        }
-    }
-    if let Some(Tail { blocks, columns, parts }) = config.tail {
-        let gated = kernel.gemms.iter().any(Gemm::gated);
-        let most = if parts > 1 { bn } else { bn - 1 };
-        let fits = columns % if gated { 128 } else { 64 } == 0 && (1..=most).contains(&columns);
-        if bn % 64 != 0 {
-            let what =
-                format!("tiles of {bn} columns cannot share their stages with those of a tail");
-            return error(what, "use tiles of 128, 192 or 256 columns");
-        }
-        if blocks == 0 || parts == 0 || !fits {
-            let what = format!(
-                "a tail of {blocks} blocks of rows in tiles of {columns} columns and {parts} parts"
-            );
-            let help = "use at least one block, and 64, 128, 192 or 256 columns (with `swiglu` 128 or 256); in one part, less columns than the other tiles have, else at most as many";
-            return error(what, help);
-        }
-        let result = |n| kernel.result_of(Made::Gemm(n)).is_some() && !kernel.readers(n);
-        if !(0..kernel.gemms.len()).any(|n| result(n) && (parts == 1 || kernel.can_cut(n, world))) {
-            let what = format!("no product here can have a tail in {parts} parts");
-            let help = "only one that is a result as it is can; and, in parts, one without an elementwise operation that is as deep on every rank";
-            return error(what, help);
-        }
-    }
-    let f32 = splits
-        || config.tail.is_some()
-        || kernel.gemms.iter().any(|g| g.out.dtype == mk_abi::DType::F32);
-    if f32 && bn % 64 != 0 {
-        let what = format!("f32 results have no tiles of {bn} columns");
-        return error(what, "use a multiple of 64 columns");
-    }
-    Ok(())
 }
 
 /// The most elements of a dimension that any rank has.

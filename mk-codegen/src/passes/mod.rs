@@ -10,6 +10,7 @@ mod reduce;
 mod roles;
 mod rows;
 mod select;
+mod settings;
 mod signals;
 
 use crate::{
