@@ -1,5 +1,5 @@
-// Copies to contiguous memory in one or several places, by two lanes: TMA reads each byte once, TMA writes it to every
-// destination. The source is contiguous, too, or parts of rows. All sizes are multiples of 16 bytes.
+// Copies to one or several places, by two lanes: TMA reads each byte once, TMA writes it to every destination. Contiguous memory
+// or parts of rows, at either end. All sizes are multiples of 16 bytes.
 template <u32 kStages_, u32 kPieceBytes_ = 16384>
 struct CopyConfig {
   static constexpr u32 kStages = kStages_;
@@ -40,8 +40,9 @@ struct CopyTask {
   u64 source;          // address
   u64 bytes;           // 0 is a task that only waits and posts
   u32 destinations;
-  u32 row_bytes;       // 0: the source is contiguous; else of rows that are `source_pitch` bytes apart, at most a stage's
-  u64 source_pitch;
+  u32 row_bytes;       // 0: contiguous at both ends; else rows of so many bytes, at most a stage's
+  u64 source_pitch;    // bytes from row to row
+  u64 destination_pitch;
 };
 
 // What a stage takes of a task: as much as fits, or as many whole rows.
@@ -128,9 +129,20 @@ MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem
       mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
       if (!ctx.aborted()) {
         const u32 bytes = piece_bytes(task.bytes, offset, piece);
+        const bool rows = task.destination_pitch != task.row_bytes;
+        const u64 at = rows ? offset / task.row_bytes * task.destination_pitch : offset;
 #pragma unroll 1
         for (u32 d = 0; d < task.destinations; ++d) {
-          bulk_store(reinterpret_cast<void*>(hooks.destination(task, d) + offset), smem.piece(ring.stage), bytes);
+          u64 to = hooks.destination(task, d) + at;
+          if (!rows) {
+            bulk_store(reinterpret_cast<void*>(to), smem.piece(ring.stage), bytes);
+            continue;
+          }
+#pragma unroll 1
+          for (u32 done = 0; done < bytes; done += task.row_bytes) {
+            bulk_store(reinterpret_cast<void*>(to), smem.piece(ring.stage) + done, task.row_bytes);
+            to += task.destination_pitch;
+          }
         }
       }
       bulk_commit();

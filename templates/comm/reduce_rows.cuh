@@ -21,6 +21,7 @@ struct ReduceStep {
   static constexpr u32 kStores = kElements * element_bytes(kTo) / 16;
   // Rows that one warp has in flight; times the sources, so that the loads cover the latency of HBM.
   static constexpr u32 kRows = 4 / kLoads;
+  static constexpr u32 kRowsOfFew = 6 / kLoads;
 };
 
 // Where a task's sums go: looked up once, because the hooks decode the task for it.
@@ -87,55 +88,80 @@ MK_DEVICE void store_element(u64 address, float x) {
   else st_u16(p, narrow<kDtype>(x));
 }
 
-// The first `whole` columns of all rows, whose addresses and pitches are multiples of 16 bytes.
-template <Dtype kFrom, Dtype kTo, u32 kThreads, class Hooks>
+// Loads `kRows` rows, `kWarps` apart, of sources `s0` to `s0 + kReduceSources`, all in flight together; past the end nothing.
+template <Dtype kFrom, u32 kRows, u32 kWarps, u32 kLoads>
+MK_DEVICE void load_rows(Vec16 (&v)[kRows][kReduceSources][kLoads], const ReduceTask& task, u64 first, u32 row, u32 s0) {
+#pragma unroll
+  for (u32 i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (u32 s = 0; s < kReduceSources; ++s) {
+      const u32 r = row + i * kWarps;
+      if (r < task.rows && s0 + s < task.sources) {
+        const u64 from = first + (s0 + s) * task.source_stride_bytes + r * task.source_pitch_bytes;
+#pragma unroll
+        for (u32 l = 0; l < kLoads; ++l) v[i][s][l] = ld_vec16(reinterpret_cast<const void*>(from + l * 16));
+      }
+    }
+  }
+}
+
+// Adds one row of them.
+template <Dtype kFrom, u32 kLoads>
+MK_DEVICE void add_row(float* sum, const Vec16 (&v)[kReduceSources][kLoads], const ReduceTask& task, u32 s0) {
+#pragma unroll
+  for (u32 s = 0; s < kReduceSources; ++s) {
+    if (s0 + s < task.sources) {
+#pragma unroll
+      for (u32 l = 0; l < kLoads; ++l) add_vector<kFrom>(sum + l * kVectorElements<kFrom>, v[s][l]);
+    }
+  }
+}
+
+template <Dtype kTo, u32 kStores, u32 kCount>
+MK_DEVICE void store_sums(const ReduceTargets<kCount>& targets, const float* sum, u32 row, u64 to) {
+#pragma unroll
+  for (u32 l = 0; l < kStores; ++l) {
+    const Vec16 rounded = round_vector<kTo>(sum + l * kVectorElements<kTo>);
+#pragma unroll
+    for (u32 d = 0; d < kCount; ++d) st_vec16(reinterpret_cast<void*>(targets.at(d, row, to + l * 16)), rounded);
+  }
+}
+
+// The first `whole` columns of all rows, whose addresses and pitches are multiples of 16 bytes. Few sources: no sum has to be
+// kept while others are loaded, so that registers are left for more rows.
+template <Dtype kFrom, Dtype kTo, u32 kThreads, bool kFew, class Hooks>
 MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
                                  u32 thread, u32 whole) {
   typedef ReduceStep<kFrom, kTo> Step;
-  constexpr u32 kWarps = kThreads / 32, kRows = Step::kRows;
+  constexpr u32 kWarps = kThreads / 32, kRows = kFew ? Step::kRowsOfFew : Step::kRows, kLoads = Step::kLoads;
 #pragma unroll 1
   for (u32 row = thread / 32; row < task.rows; row += kWarps * kRows) {
 #pragma unroll 1
     for (u32 column = thread % 32 * Step::kElements; column < whole; column += 32 * Step::kElements) {
-      const u64 at = static_cast<u64>(column) * element_bytes(kFrom), to = static_cast<u64>(column) * element_bytes(kTo);
-      float sum[kRows][Step::kElements] = {};
+      const u64 first = source + static_cast<u64>(column) * element_bytes(kFrom), to = static_cast<u64>(column) * element_bytes(kTo);
+      Vec16 v[kRows][kReduceSources][kLoads];
+      if constexpr (kFew) {
+        load_rows<kFrom, kRows, kWarps, kLoads>(v, task, first, row, 0);
+#pragma unroll
+        for (u32 i = 0; i < kRows; ++i) {
+          if (row + i * kWarps >= task.rows) continue;
+          float sum[Step::kElements] = {};
+          add_row<kFrom, kLoads>(sum, v[i], task, 0);
+          store_sums<kTo, Step::kStores>(targets, sum, row + i * kWarps, to);
+        }
+      } else {
+        float sum[kRows][Step::kElements] = {};
 #pragma unroll 1
-      for (u32 s0 = 0; s0 < task.sources; s0 += kReduceSources) {
-        Vec16 v[kRows][kReduceSources][Step::kLoads];
+        for (u32 s0 = 0; s0 < task.sources; s0 += kReduceSources) {
+          load_rows<kFrom, kRows, kWarps, kLoads>(v, task, first, row, s0);
 #pragma unroll
-        for (u32 i = 0; i < kRows; ++i) {
-#pragma unroll
-          for (u32 s = 0; s < kReduceSources; ++s) {
-            const u32 r = row + i * kWarps;
-            if (r < task.rows && s0 + s < task.sources) {
-              const u64 from = source + (s0 + s) * task.source_stride_bytes + r * task.source_pitch_bytes + at;
-#pragma unroll
-              for (u32 l = 0; l < Step::kLoads; ++l) v[i][s][l] = ld_vec16(reinterpret_cast<const void*>(from + l * 16));
-            }
+          for (u32 i = 0; i < kRows; ++i) {
+            if (row + i * kWarps < task.rows) add_row<kFrom, kLoads>(sum[i], v[i], task, s0);
           }
         }
 #pragma unroll
         for (u32 i = 0; i < kRows; ++i) {
-#pragma unroll
-          for (u32 s = 0; s < kReduceSources; ++s) {
-            if (row + i * kWarps < task.rows && s0 + s < task.sources) {
-#pragma unroll
-              for (u32 l = 0; l < Step::kLoads; ++l) add_vector<kFrom>(sum[i] + l * kVectorElements<kFrom>, v[i][s][l]);
-            }
-          }
-        }
-      }
-#pragma unroll
-      for (u32 i = 0; i < kRows; ++i) {
-        const u32 r = row + i * kWarps;
-        if (r >= task.rows) continue;
-#pragma unroll
-        for (u32 l = 0; l < Step::kStores; ++l) {
-          const Vec16 rounded = round_vector<kTo>(sum[i] + l * kVectorElements<kTo>);
-#pragma unroll
-          for (u32 d = 0; d < Hooks::kDestinations; ++d) {
-            st_vec16(reinterpret_cast<void*>(targets.at(d, r, to + l * 16)), rounded);
-          }
+          if (row + i * kWarps < task.rows) store_sums<kTo, Step::kStores>(targets, sum[i], row + i * kWarps, to);
         }
       }
     }
@@ -185,7 +211,11 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       u32 done = 0;
       if (alignment % 16 == 0) {
         done = task.columns - task.columns % ReduceStep<kFrom, kTo>::kElements;
-        reduce_rows_by_16<kFrom, kTo, kThreads, Hooks>(task, source, targets, thread, done);
+        if (task.sources <= kReduceSources) {
+          reduce_rows_by_16<kFrom, kTo, kThreads, true, Hooks>(task, source, targets, thread, done);
+        } else {
+          reduce_rows_by_16<kFrom, kTo, kThreads, false, Hooks>(task, source, targets, thread, done);
+        }
       }
       if (done < task.columns) reduce_elements<kFrom, kTo, kThreads, Hooks>(task, source, targets, thread, done);
     }

@@ -38,7 +38,7 @@ impl Emitter<'_> {
             self.pitch_bytes(place, dst.buffer)?.to_string()
         };
         if bulk {
-            self.check_contiguous(s.id, src, dst)?;
+            self.check_rows(s.id, src, dst)?;
         }
         let each = dst.each.as_ref();
         let at = |a: &Access, base: String, pitch: &str, col: &Expr| {
@@ -58,7 +58,7 @@ impl Emitter<'_> {
             rows => self.c(f, None, &rows),
             row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
             source => at(src, self.base(src.buffer, &self.c(f, None, &src.rank)), &from, col),
-            strided => bulk && !self.whole_rows(s.id, src)?,
+            strided => bulk && !(self.whole_rows(s.id, src)? && self.whole_rows(s.id, dst)?),
             source_pitch => spaced(from, &self.c(f, None, &s_step)),
             destination => at(dst, target, &to, d_col),
             destination_pitch => spaced(to, &self.c(f, None, &d_step)),
@@ -161,22 +161,25 @@ impl Emitter<'_> {
         })
     }
 
-    /// A bulk copy writes whole rows without gaps, in multiples of 16 bytes, on every rank. It may read parts of rows, each of
-    /// which fits a stage.
-    fn check_contiguous(&self, id: FamId, src: &Access, dst: &Access) -> Result<(), EmitError> {
+    /// A bulk copy moves whole rows without gaps, in multiples of 16 bytes, on every rank; or parts of rows, each of which fits a
+    /// stage.
+    fn check_rows(&self, id: FamId, src: &Access, dst: &Access) -> Result<(), EmitError> {
         let (mut aligned, mut longest) = (true, 0);
-        self.each_row(id, src, |base, len, pitch| {
-            aligned &= [base, len, pitch].iter().all(|n| n % 16 == 0);
-            longest = longest.max(len);
-        })?;
-        if !aligned || !self.whole_rows(id, dst)? {
+        for access in [src, dst] {
+            self.each_row(id, access, |base, len, pitch| {
+                aligned &= [base, len, pitch].iter().all(|n| n % 16 == 0);
+                longest = longest.max(len);
+            })?;
+        }
+        if !aligned {
             let what = format!(
-                "{} to {} is not whole rows of 16-byte multiples: use via=ldst",
+                "{} to {} is not rows of 16-byte multiples: use via=ldst",
                 src.buffer, dst.buffer
             );
             return Err(EmitError::unsupported(id.to_string(), what));
         }
-        if longest > i64::from(COPY_STAGE_BYTES) && !self.whole_rows(id, src)? {
+        let whole = self.whole_rows(id, src)? && self.whole_rows(id, dst)?;
+        if longest > i64::from(COPY_STAGE_BYTES) && !whole {
             let what = format!(
                 "parts of rows of {longest} bytes do not fit a stage of {COPY_STAGE_BYTES}: use via=ldst"
             );

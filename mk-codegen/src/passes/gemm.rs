@@ -219,10 +219,11 @@ impl<'k> Tiler<'k> {
             _ => self.tiles(&product),
         };
         self.unpack(n, &by);
-        let Product { leaf, col_blocks, n: depth, cut, .. } = product;
+        let Product { leaf, col_blocks, n: depth, cut, group, .. } = product;
         let mut tiles = Summands {
             rows: rows.clone(),
             block: [self.config.block[0] as i32, leaf.out_columns() as i32],
+            together: (group / rows.count).max(1),
             by: by.clone(),
             operand: Operand::C,
         };
@@ -372,7 +373,7 @@ impl<'k> Tiler<'k> {
         by.extend(tiles.iter().cloned());
         if let Some(cut) = product.cut {
             let block = [rows.height, columns];
-            let tiles = Summands { rows, block, by: tiles, operand: Operand::C };
+            let tiles = Summands { rows, block, together: 1, by: tiles, operand: Operand::C };
             reduce::fold(&mut self.draft, Sums::After, out, cut, product.target, tiles);
         }
         by

@@ -43,6 +43,8 @@ pub(super) struct Summands {
     pub rows: Rows,
     /// Rows and columns of a tile.
     pub block: [i32; 2],
+    /// Blocks of a shard that are written side by side, column by column.
+    pub together: i32,
     pub by: Vec<Covers>,
     /// What they are written through.
     pub operand: Operand,
@@ -58,10 +60,29 @@ struct Adders {
     across: i32,
     /// Tiles in a block of rows of those who write the summands.
     per_block: i32,
+    /// Blocks of a shard that are added up side by side, column by column, as their summands come.
+    together: i32,
+}
+
+impl Adders {
+    /// The order of tasks over these rows, of `across` in a row.
+    fn order(&self, rows: &Rows, across: i32) -> Vec<Expr> {
+        if self.together == 1 {
+            return Vec::new();
+        }
+        rows.order(self.together * rows.count, across, 1)
+    }
 }
 
 /// Sums over tiles of `block`: beside the products as they are; after them in flatter ones, until every CTA has one.
-fn adders(draft: &Draft, sums: Sums, out: &Tensor, rows: &Rows, block: [i32; 2]) -> Adders {
+fn adders(
+    draft: &Draft,
+    sums: Sums,
+    out: &Tensor,
+    rows: &Rows,
+    block: [i32; 2],
+    together: i32,
+) -> Adders {
     let across = (widest(out, 1, draft.world()) + block[1] - 1) / block[1];
     let mut tile = block;
     let kind = match sums {
@@ -79,7 +100,8 @@ fn adders(draft: &Draft, sums: Sums, out: &Tensor, rows: &Rows, block: [i32; 2])
             RoleKind::Compute
         }
     };
-    Adders { kind, tile, across, per_block: block[0] / tile[0] }
+    let together = if sums == Sums::Beside { together } else { 1 };
+    Adders { kind, tile, across, per_block: block[0] / tile[0], together }
 }
 
 /// The tile of a task that adds up.
@@ -107,11 +129,11 @@ pub(super) fn sum(
     result: BufId,
     from: Summands,
 ) {
-    let Summands { rows, block, by, operand } = from;
+    let Summands { rows, block, together, by, operand } = from;
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let adders = adders(draft, config.sums, out, &rows.own(), block);
-    let Adders { kind, tile, across, per_block } = adders;
+    let adders = adders(draft, config.sums, out, &rows.own(), block, together);
+    let Adders { kind, tile, across, per_block, .. } = adders;
     let own = rows.in_blocks(tile[0]).own();
     let Place { r, j, columns } = place(draft, out, &own, tile[1]);
     let here = (r.at.clone(), r.len.clone());
@@ -139,8 +161,8 @@ pub(super) fn sum(
     if let Some(sums) = sums {
         accesses.push(write(Operand::Dst, sums, vec![here, columns]));
     }
-    let domain = own.domain(across);
-    let family = draft.family("reduce", kind, Leaf::ReduceTile, domain, vec![], accesses);
+    let (domain, order) = (own.domain(across), adders.order(&own, across));
+    let family = draft.family("reduce", kind, Leaf::ReduceTile, domain, order, accesses);
     let post = |c: Covers| {
         let last = draft.plan.families[c.family].domain.len() - 1;
         Writer {
@@ -192,9 +214,9 @@ pub(super) fn fold(
     target: Target,
     from: Summands,
 ) -> Summands {
-    let Summands { rows, block, by, operand } = from;
+    let Summands { rows, block, by, operand, .. } = from;
     let split = Expr::from(cut.parts);
-    let Adders { kind, tile, across, per_block } = adders(draft, sums, out, &rows, block);
+    let Adders { kind, tile, across, per_block, .. } = adders(draft, sums, out, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
     let row = (rows.in_covered(&r), r.len.clone());
@@ -233,7 +255,7 @@ pub(super) fn fold(
         }],
     });
     let by = vec![Covers { family, shard: r.shard, block: r.block }];
-    Summands { rows, block: tile, by, operand: Operand::Dst }
+    Summands { rows, block: tile, together: 1, by, operand: Operand::Dst }
 }
 
 /// The own summands of a result, where every rank can read them.
@@ -253,9 +275,10 @@ pub(super) fn pull(
     result: BufId,
     from: Summands,
 ) {
-    let Summands { rows, block, by, operand } = from;
+    let Summands { rows, block, by, operand, .. } = from;
     let world = draft.world();
-    let Adders { kind, tile, across, per_block } = adders(draft, config.sums, out, &rows, block);
+    let Adders { kind, tile, across, per_block, .. } =
+        adders(draft, config.sums, out, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
     let each = Each { var: "q".into(), extent: world.into() };
@@ -295,7 +318,12 @@ pub(super) fn pull(
     });
 }
 
-/// Every rank pulls the peers' finished rows: whole ones in bulk beside the products, tiles after them.
+/// Bytes of a row that are pulled at once, at most: shorter pieces would not keep the lane that sends them ahead of the link, longer
+/// ones would leave more to be pulled behind the last sum.
+const PULLED_ROW_BYTES: i32 = 8 * 1024;
+
+/// Every rank pulls the peers' finished rows, in the order in which they are summed: beside the products some tiles' columns at
+/// once in bulk, after them tile by tile.
 fn spread(
     draft: &mut Draft,
     sums: BufId,
@@ -309,13 +337,23 @@ fn spread(
     let n = draft.dim(&out.shape[1]);
     let Adders { kind, tile, across, .. } = adders;
     let by_tile = kind == RoleKind::Compute;
+    // Rows without gaps, or through registers.
+    let bulk = !by_tile && pitch(out).is_none();
+    // Tiles of a row of tiles that are pulled at once.
+    let tile_bytes = tile[1] * out.dtype.size_bytes() as i32;
+    let tiles = match (by_tile, bulk) {
+        (true, _) => 1,
+        (false, true) => (PULLED_ROW_BYTES / tile_bytes).clamp(1, across),
+        (false, false) => across,
+    };
+    let pulls = (across + tiles - 1) / tiles;
     let theirs = rows.in_blocks(tile[0]).peers();
     let r = theirs.block(draft);
-    let cols = if by_tile {
-        let j = theirs.column();
-        (j.clone() * tile[1], block_rows(n, j, tile[1]))
-    } else {
-        (Expr::Const(0), n)
+    let c = theirs.column();
+    let width = tiles * tile[1];
+    let cols = match pulls {
+        1 => (Expr::Const(0), n),
+        _ => (c.clone() * width, block_rows(n, c.clone(), width)),
     };
     let src = Access {
         rank: r.shard.clone(),
@@ -323,41 +361,28 @@ fn spread(
     };
     let to = (theirs.global(&r), r.len.clone());
     let dst = write(Operand::Dst, result, vec![to, cols]);
-    let mut domain = theirs.domain(across);
-    if !by_tile {
-        domain.pop();
-    }
-    // Whole rows without gaps, or through registers.
-    let bulk = !by_tile && pitch(out).is_none();
+    let order = adders.order(&theirs, pulls);
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
     let leaf = Leaf::CopyTile { via, stages: draft.copy_stages };
-    let pull = draft.family("spread", kind, leaf, domain, vec![], vec![src, dst]);
+    let pull = draft.family("spread", kind, leaf, theirs.domain(pulls), order, vec![src, dst]);
     let peers = Each { var: "p".into(), extent: (world - 1).into() };
     // A word for each thing that is pulled.
-    let mut shape = vec![world.into(), theirs.blocks.into()];
-    let mut written = vec![Var::RANK.into(), Var::domain(0).into()];
-    let mut pulled = vec![r.shard, r.block];
-    if by_tile {
-        shape.push(across.into());
-        written.push(Var::domain(1).into());
-        pulled.push(theirs.column());
-    }
     draft.flows.push(Flow {
         name: "summed",
-        shape,
+        shape: vec![world.into(), theirs.blocks.into(), pulls.into()],
         from: vec![Writer {
             family: reduce,
             operand: Operand::Dst,
-            word: written,
+            word: vec![Var::RANK.into(), Var::domain(0).into(), Expr::from(Var::domain(1)) / tiles],
             rank: peer_at(Expr::from(Var::EACH) + 1, world),
             each: Some(peers),
             when: None,
         }],
-        count: if by_tile { 1.into() } else { across.into() },
+        count: Expr::Const(tiles).min(Expr::Const(across) - c.clone() * tiles),
         to: vec![Reader {
             family: pull,
             operand: Operand::Src,
-            word: pulled,
+            word: vec![r.shard, r.block, c],
             each: None,
             when: None,
         }],
@@ -466,7 +491,7 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
     let from = vec![Covers { family: push, shard: r.shard, block: r.block }];
-    let from = Summands { rows, block: BLOCK, by: from, operand: Operand::Dst };
+    let from = Summands { rows, block: BLOCK, together: 1, by: from, operand: Operand::Dst };
     let beside = Config { sums: Sums::Beside, ..config.clone() };
     sum(&mut draft, &beside, how, out, to, result, from);
     draft
