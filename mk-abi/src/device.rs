@@ -97,8 +97,10 @@ device_struct! {
     ControlBlock, 4096 {
         /// CTAs inside the kernel; more than the grid means that the instance runs twice at once.
         active: u32 @ 0,
+        /// The launch that copy engines work for, if any do: what they raise words to.
+        launch: u32 @ 4,
         /// Unused, 0.
-        reserved: u32[511] @ 4,
+        reserved: u32[510] @ 8,
         /// Launches that each CTA has completed.
         epoch: u32[512] @ 2048,
     }

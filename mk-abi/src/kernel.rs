@@ -242,6 +242,39 @@ impl TraceLayout {
     }
 }
 
+/// What the host has a GPU's copy engine do in each launch.
+///
+/// A launch is then three things: the kernel [`EngineProgram::gate`], of one CTA; after it, side by side, the kernel itself and the
+/// copies, in their order; and it is over when both are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineProgram {
+    /// Entry point (`extern "C"`, with the kernel's parameters) that announces the launch, waits until every rank is in it, and leaves
+    /// the epoch in [`ControlBlock::launch`](crate::device::ControlBlock::launch).
+    pub gate: String,
+    /// Threads of its CTA.
+    pub gate_threads: u32,
+    /// The copies of each rank.
+    pub copies: Vec<Vec<EngineCopy>>,
+}
+
+/// A copy from a caller's tensor to symmetric memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineCopy {
+    /// Index into [`KernelSource::tensors`].
+    pub tensor: u32,
+    /// First byte of it.
+    pub from_bytes: u64,
+    /// Whose symmetric memory is written.
+    pub to_rank: u32,
+    /// First byte of it.
+    pub to_bytes: u64,
+    /// How many; of 0 there is nothing to copy, but words to raise.
+    pub bytes: u64,
+    /// Words that the epoch is copied to when the bytes have arrived: whose, and which, in words from the start of that rank's
+    /// symmetric memory.
+    pub raises: Vec<(u32, u64)>,
+}
+
 /// A kernel ready for the JIT: one per plan, the same text on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelSource {
@@ -283,4 +316,6 @@ pub struct KernelSource {
     pub plan_hash: u32,
     /// What it records of each launch; nothing for a kernel that was emitted without tracing.
     pub trace: Option<TraceLayout>,
+    /// What copy engines do beside it, if they do anything.
+    pub engine: Option<EngineProgram>,
 }

@@ -10,6 +10,7 @@ pub mod device;
 mod kernel;
 
 pub use kernel::{
-    DType, EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, RuntimeDim, RuntimeRows,
-    Swizzle, TensorArg, TensorDirection, TensorMapSpec, TraceFamily, TraceLayout, WorkspaceLayout,
+    DType, EdgeInfo, EngineCopy, EngineProgram, KernelSource, MapBase, RankBinding, RoleInfo,
+    RuntimeDim, RuntimeRows, Swizzle, TensorArg, TensorDirection, TensorMapSpec, TraceFamily,
+    TraceLayout, WorkspaceLayout,
 };

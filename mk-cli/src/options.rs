@@ -1,7 +1,7 @@
 //! The options that say which plan is meant.
 
 use clap::Args;
-use mk::passes::Tail;
+use mk::passes::{Gather, Tail};
 use std::collections::BTreeMap;
 
 /// Ranks of a pipeline for which nothing else is said.
@@ -47,6 +47,9 @@ pub struct PipelineArgs {
     /// Slices of the inner dimension in which gathered rows travel, at most; whole where no such number fits [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub k_slices: Option<u32>,
+    /// Who pushes gathered rows to the peers: `sms`, or `engine`, the copy engine, which announces a shard as a whole or in parts, `engine/4` [default: sms]
+    #[arg(long, value_name = "WHO")]
+    pub gather: Option<Gather>,
     /// Parts of the inner dimension that are multiplied at the same time, where sums follow [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub split_k: Option<u32>,
@@ -89,6 +92,7 @@ impl PipelineArgs {
             ("--sums", self.sums.is_none()),
             ("--chunk-bytes", self.chunk_bytes.is_none()),
             ("--k-slices", self.k_slices.is_none()),
+            ("--gather", self.gather.is_none()),
             ("--split-k", self.split_k.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()

@@ -212,6 +212,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         },
         chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
         k_slices: args.k_slices.unwrap_or(default.k_slices),
+        gather: args.gather.unwrap_or(default.gather),
         tail: args.tail,
         split_k: args.split_k.unwrap_or(default.split_k),
         ..default

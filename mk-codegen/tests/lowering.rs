@@ -5,7 +5,7 @@ mod common;
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
     ir::Plan,
-    passes::{Config, LowerError, Tail, lower},
+    passes::{Config, Gather, LowerError, Tail, lower},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -62,10 +62,18 @@ fn slices_fit_a_stage_or_rows_travel_whole() {
 fn settings_that_fit_nothing_are_refused() {
     let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512])];
     let tail = |blocks, columns, parts| Some(Tail { blocks, columns, parts });
+    let engine = |parts| Gather::Engine { parts };
     let cases: &[(&str, Config, &str)] = &[
         ("gather(a) -> gemm(b)", Config { k_slices: 0, ..four() }, "rows in 0 slices"),
         ("gemm(a, b) -> all_reduce", Config { k_slices: 2, ..four() }, "nothing here is gathered"),
         ("gather(a)", Config { k_slices: 2, ..four() }, "there are none"),
+        ("gather(a) -> gemm(b)", Config { gather: engine(0), ..four() }, "shards in 0 parts"),
+        ("gemm(a, b) -> all_reduce", Config { gather: engine(1), ..four() }, "by a copy engine"),
+        (
+            "gather(a) -> gemm(b)",
+            Config { gather: engine(1), k_slices: 2, ..four() },
+            "cannot send rows in 2 slices",
+        ),
         ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 0), ..four() }, "and 0 parts"),
         ("gather(a) -> gemm(b)", Config { tail: tail(0, 256, 2), ..four() }, "a tail of 0 blocks"),
         ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 1), ..four() }, "a tail of 1 blocks"),

@@ -64,7 +64,7 @@ struct Offline {
 ///
 /// ``shapes`` maps tensors to global shapes and ``dims`` symbols to extents. Neither is needed while shards are even: the
 /// global shape then follows from the tensors. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the
-/// rows, columns and depth of a matrix product's tile, ``k_slices`` in how many slices of its columns a gathered operand travels, ``chunk_bytes`` what one communication task moves to each peer at
+/// rows, columns and depth of a matrix product's tile, ``k_slices`` in how many slices of its columns a gathered operand travels, ``gather`` who pushes it ("sms", or the copy engine: "engine", in parts "engine/4"), ``chunk_bytes`` what one communication task moves to each peer at
 /// most, ``all_reduce`` how summands move ("two-phase", or "one-shot" for few rows), ``sums`` whether CTAs of their own add
 /// ("beside") or those that multiply, when they are done ("after") or tile by tile ("ring", or in the owner's memory, "on-write"), ``split_k`` into how many parts the inner dimension of a
 /// product before a sum is cut at most, ``tail`` how many blocks of rows at the end have smaller tiles: of how many columns, and in how many parts (``"1x64"``, ``"2x256/4"``); all ranks must say
@@ -79,7 +79,7 @@ struct Offline {
 ///
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
-#[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, all_reduce=None,
+#[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
                     sums=None, split_k=None, tail=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false, tuning=true, fuse="auto"))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn compile(
@@ -92,6 +92,7 @@ pub fn compile(
     block: Option<[u32; 3]>,
     chunk_bytes: Option<u32>,
     k_slices: Option<u32>,
+    gather: Option<&str>,
     all_reduce: Option<&str>,
     sums: Option<&str>,
     split_k: Option<u32>,
@@ -105,8 +106,17 @@ pub fn compile(
 ) -> PyResult<Function> {
     let program = parse(py, pipeline)?;
     let place = world.get().place();
-    let choices =
-        options::Choices { sms, block, chunk_bytes, k_slices, all_reduce, sums, split_k, tail };
+    let choices = options::Choices {
+        sms,
+        block,
+        chunk_bytes,
+        k_slices,
+        gather,
+        all_reduce,
+        sums,
+        split_k,
+        tail,
+    };
     let options = FunctionOptions {
         sizes: options::sizes(py, shapes, dims)?,
         config: options::config(py, place.size(), &choices)?,

@@ -3,7 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
-    passes::{AllReduce, Config, Sums, Tail},
+    passes::{AllReduce, Config, Gather, Sums, Tail},
     tune::Fuse,
 };
 use pyo3::{prelude::*, types::PyDict};
@@ -29,6 +29,7 @@ pub struct Choices<'a, 'py> {
     pub block: Option<[u32; 3]>,
     pub chunk_bytes: Option<u32>,
     pub k_slices: Option<u32>,
+    pub gather: Option<&'a str>,
     pub all_reduce: Option<&'a str>,
     pub sums: Option<&'a str>,
     pub split_k: Option<u32>,
@@ -38,7 +39,7 @@ pub struct Choices<'a, 'py> {
 impl Choices<'_, '_> {
     /// Whether there is any.
     pub fn given(&self) -> bool {
-        let words = [self.all_reduce, self.sums].iter().any(Option::is_some);
+        let words = [self.gather, self.all_reduce, self.sums].iter().any(Option::is_some);
         let numbers = [self.chunk_bytes, self.k_slices, self.split_k].iter().any(Option::is_some);
         words || numbers || self.tail.is_some() || self.sms.is_some() || self.block.is_some()
     }
@@ -56,6 +57,9 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
     let tail = choices.tail.map(|text| {
         text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
     });
+    let gather = choices.gather.map(|text| {
+        text.parse::<Gather>().map_err(|e| Class::Argument.error(py, format!("gather: {e}")))
+    });
     let which = [
         ("beside", Sums::Beside),
         ("after", Sums::After),
@@ -71,6 +75,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
         sums: one_of(py, "sums", choices.sums, which, default.sums)?,
         split_k: number("split_k", choices.split_k, default.split_k)?,
+        gather: gather.transpose()?.unwrap_or_default(),
         tail: tail.transpose()?,
         ..default
     })

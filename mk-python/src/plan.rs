@@ -71,7 +71,7 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
-#[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, all_reduce=None,
+#[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
                     sums=None, split_k=None, tail=None))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
@@ -84,6 +84,7 @@ pub fn plan(
     block: Option<[u32; 3]>,
     chunk_bytes: Option<u32>,
     k_slices: Option<u32>,
+    gather: Option<&str>,
     all_reduce: Option<&str>,
     sums: Option<&str>,
     split_k: Option<u32>,
@@ -91,8 +92,17 @@ pub fn plan(
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
-    let choices =
-        options::Choices { sms, block, chunk_bytes, k_slices, all_reduce, sums, split_k, tail };
+    let choices = options::Choices {
+        sms,
+        block,
+        chunk_bytes,
+        k_slices,
+        gather,
+        all_reduce,
+        sums,
+        split_k,
+        tail,
+    };
     let config = options::config(py, ranks, &choices)?;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;

@@ -5,7 +5,7 @@
 
 use crate::{Bound, Program};
 use mk_codegen::{
-    passes::{AllReduce, Config, Sums},
+    passes::{AllReduce, Config, Gather, Sums},
     target,
 };
 use mk_syntax::Op;
@@ -125,6 +125,18 @@ pub const KNOBS: &[Knob] = &[
         get: |c| Some(c.k_slices.to_string()),
         set: |c, text| {
             c.k_slices = text.parse().ok().filter(|n| *n > 0)?;
+            Some(())
+        },
+    },
+    Knob {
+        name: "gather",
+        values: |facts| match facts.gathers && facts.products && facts.ranks > 1 {
+            true => ["sms", "engine", "engine/2", "engine/4"].map(String::from).to_vec(),
+            false => Vec::new(),
+        },
+        get: |c| Some(c.gather.to_string()),
+        set: |c, text| {
+            c.gather = text.parse().ok()?;
             Some(())
         },
     },
@@ -311,7 +323,13 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     if matches!(config.sums, Sums::Ring | Sums::OnWrite) {
         config.split_k = 1;
     }
-    if config.sums != Sums::Beside && !facts.gathers {
+    let engine = config.gather != Gather::Sms;
+    if engine {
+        let default = Config::default();
+        (config.chunk_bytes, config.k_slices) = (default.chunk_bytes, default.k_slices);
+    }
+    let adds = facts.sums && config.sums == Sums::Beside;
+    if facts.products && !adds && (engine || !facts.gathers) {
         config.sms.remove("intra_comm");
     }
     config

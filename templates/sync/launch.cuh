@@ -42,6 +42,13 @@ MK_DEVICE void launch_end(const Context& ctx) {
   }
 }
 
+// Last thing in the gate, by every thread: leaves the epoch to the copies behind it. A launch that was given up leaves the one
+// before, which raises no word.
+MK_DEVICE void launch_gate_end(const Context& ctx) {
+  __syncthreads();
+  if (threadIdx.x == 0 && !ctx.aborted()) ctx.control()->launch = ctx.epoch;
+}
+
 // Tells every rank (this one too) that this rank is in this launch: first the hash, then the count that covers it. Lane
 // `lane` of `lanes`, of one CTA of the grid: a release by each takes no longer than one, in turn they hold up the launch.
 template <u32 kEdge>

@@ -350,6 +350,7 @@ fn only(
         ("--tail", "tail"),
         ("--chunk-bytes", "chunk_bytes"),
         ("--k-slices", "k_slices"),
+        ("--gather", "gather"),
     ];
     for (_, name) in fixed.iter().filter(|(flag, _)| given.contains(flag)) {
         let value = tune::KNOBS.iter().find(|k| k.name == *name).and_then(|k| (k.get)(config));

@@ -42,7 +42,7 @@ fn figures(model: &DeviceModel) -> Vec<Figure> {
         all.push(Figure(Box::new(move |m| Some(&mut m.tiles.get_mut(i)?.step_s))));
         all.push(Figure(Box::new(move |m| Some(&mut m.tiles.get_mut(i)?.tile_s))));
     }
-    let movers: [fn(&mut DeviceModel) -> &mut Mover; 10] = [
+    let movers: [fn(&mut DeviceModel) -> &mut Mover; 11] = [
         |m| &mut m.movers.bulk_local,
         |m| &mut m.movers.bulk_push,
         |m| &mut m.movers.bulk_pull,
@@ -53,6 +53,7 @@ fn figures(model: &DeviceModel) -> Vec<Figure> {
         |m| &mut m.movers.sum_push,
         |m| &mut m.movers.sum_pull,
         |m| &mut m.movers.tile_push,
+        |m| &mut m.movers.engine,
     ];
     for mover in movers {
         all.push(Figure(Box::new(move |m| Some(&mut mover(m).bytes_per_s))));

@@ -78,6 +78,9 @@ pub struct Movers {
     pub sum_pull: Mover,
     /// A product's tile written to a peer.
     pub tile_push: Mover,
+    /// The copy engine, to peers, all ranks at once: not one SM, but all of them.
+    #[serde(default = "Mover::engine")]
+    pub engine: Mover,
 }
 
 /// A method's rate on one SM.
@@ -91,6 +94,11 @@ pub struct Mover {
 }
 
 impl Mover {
+    /// What an H200's copy engine does (`mk probe --raw`), where nobody measured another.
+    fn engine() -> Mover {
+        Mover { bytes_per_s: 385e9, task_s: 4e-6 }
+    }
+
     /// Seconds that a task takes by itself.
     pub fn seconds(&self, bytes: f64) -> f64 {
         self.task_s + bytes / self.bytes_per_s
@@ -194,7 +202,7 @@ impl DeviceModel {
 
 impl Movers {
     /// Each with its name.
-    pub fn all(&self) -> [(&'static str, Mover); 10] {
+    pub fn all(&self) -> [(&'static str, Mover); 11] {
         [
             ("bulk_local", self.bulk_local),
             ("bulk_push", self.bulk_push),
@@ -206,6 +214,7 @@ impl Movers {
             ("sum_push", self.sum_push),
             ("sum_pull", self.sum_pull),
             ("tile_push", self.tile_push),
+            ("engine", self.engine),
         ]
     }
 }

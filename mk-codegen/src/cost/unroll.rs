@@ -268,7 +268,9 @@ impl Unroller<'_> {
         let from = self.work.flows.len();
         let (kind, main_s) = match &x.leaf {
             Leaf::Signal | Leaf::Enter => (Kind::Signal, 0.0),
-            Leaf::CopyTile { .. } | Leaf::ReduceTile => (Kind::Move, self.moved(task, x)?),
+            Leaf::CopyTile { .. } | Leaf::ReduceTile | Leaf::HostCopy => {
+                (Kind::Move, self.moved(task, x)?)
+            }
             leaf => {
                 let (leaf, family) = (leaf.name(), format!("{} {:?}", task.family, x.name));
                 return Err(CostError::Unsupported { leaf, family });
@@ -411,6 +413,12 @@ impl Unroller<'_> {
                 Ok::<(), CostError>(())
             })?;
         }
+        if x.leaf == Leaf::HostCopy {
+            // It gets more of a link than SMs do, for which the link's rate stands.
+            let engine = self.model.movers.engine.bytes_per_s;
+            let share = (self.model.link_bytes_per_s / engine).min(1.0);
+            flows.iter_mut().filter(|f| is_link(f.resource)).for_each(|f| f.bytes *= share);
+        }
         self.work.flows.extend(flows);
         if read + written == 0.0 {
             return Ok(0.0);
@@ -425,6 +433,7 @@ impl Unroller<'_> {
             Leaf::CopyTile { via: CopyVia::Bulk, .. } => {
                 pick(m.bulk_local, m.bulk_push, m.bulk_pull).seconds(written)
             }
+            Leaf::HostCopy => m.engine.seconds(written),
             Leaf::CopyTile { .. } => pick(m.ldst_local, m.ldst_push, m.ldst_pull).seconds(written),
             _ => pick(m.sum_local, m.sum_push, m.sum_pull).seconds(read + written),
         })

@@ -10,7 +10,7 @@ use super::{
     signal::several,
     trace,
 };
-use crate::ir::{EdgeId, Entity, Leaf, Plan, Proxy, Scope};
+use crate::ir::{Agent, EdgeId, Entity, Leaf, Plan, Proxy, RoleKind, Scope};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -72,6 +72,10 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
             let text = format!("{} = edge::{};", e.name, e.edge);
             out.insert(e.edge, (text, format!("{} of {id}", e.name)));
         }
+        // What the host does is not in the text: `engine.rs` makes it from the plan, task by task.
+        if plan.roles[f.role].kind == RoleKind::Epilogue {
+            continue;
+        }
         for w in &f.waits {
             let reader = if w.proxy == Proxy::Async { "Async" } else { "Generic" };
             let text = if entry(w.signal) {
@@ -85,7 +89,7 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
             };
             out.insert(w.edge, (text, format!("wait of {id}")));
         }
-        for p in &f.posts {
+        for p in f.posts.iter().filter(|p| p.by != Agent::Engine) {
             let text = if f.leaf == Leaf::Enter {
                 format!("post_entered<edge::{}>(", p.edge)
             } else {
@@ -114,9 +118,11 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();
     let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
     let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
+    let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
     let mut out = vec![
-        ("= launch_begin(", roles),
-        ("launch_begin_sync<1>();", roles),
+        ("= launch_begin(", roles + gate),
+        ("launch_begin_sync<1>();", roles + gate),
+        ("launch_gate_end(ctx);", gate),
         ("launch_count_in(ctx);", roles),
         ("launch_end<1>(ctx);", roles),
         ("smem.init_barriers();", rings("mma_tile") + rings("copy_bulk")),
@@ -131,7 +137,7 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     ];
     let fences = |scope: Scope| {
         let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
-        posts.filter(|p| several(p) && p.scope == scope).count()
+        posts.filter(|p| several(p) && p.scope == scope && p.by != Agent::Engine).count()
     };
     out.extend([
         ("fence_acq_rel<Scope::Sys>(); for (", fences(Scope::Sys)),

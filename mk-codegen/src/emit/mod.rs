@@ -5,6 +5,7 @@
 
 mod audit;
 mod context;
+mod engine;
 mod layout;
 pub mod library;
 mod maps;
@@ -128,7 +129,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     };
     let roles = role::roles(&mut e, &env)?;
     let smem_bytes = e.smem_bytes();
-    let kernel = e.kernel(roles, smem_bytes);
+    let kernel = e.kernel(roles, smem_bytes, engine::gate(&e)?);
     let generated = env.get_template("kernel")?.render(kernel)?;
     let header: String = plan.to_string().lines().map(|l| format!("// {l}\n")).collect();
     let header = header.replace("// \n", "//\n");
@@ -162,6 +163,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
         spill_bytes: spill_bytes(plan, options),
         plan_hash: plan_hash(plan, options),
         trace,
+        engine: engine::program(&e)?,
     })
 }
 
@@ -247,6 +249,8 @@ fn check_scope(plan: &Plan) -> Result<(), EmitError> {
         let kind = plan.roles[f.role].kind;
         let known = match f.leaf {
             Leaf::Enter => kind == RoleKind::Prologue,
+            Leaf::HostCopy => kind == RoleKind::CopyEngine,
+            Leaf::Signal => kind == RoleKind::Epilogue,
             Leaf::MmaTile { .. } | Leaf::CopyTile { .. } | Leaf::ReduceTile => {
                 matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
             }

@@ -6,9 +6,12 @@
 //! Rows may travel in slices of K: `all` is then `[slices, world, rows, K / slices]`, so that what a task writes is contiguous,
 //! with a word for each slice of a block. The first slices of as many rows as the SMs work on at a time leave before the second
 //! ones do.
+//!
+//! Or the copy engine pushes a shard, in a few parts, to one peer after the other, with a word for each part. It is not in the
+//! kernel: it waits for every rank's entry, the own one too, and a launch is not over before it is through.
 
 use super::{
-    Config,
+    Config, Gather,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     rows::Rows,
     select::{Kernel, Tensor},
@@ -27,12 +30,18 @@ pub(super) struct Gathered {
     pub slices: Option<Slices>,
     /// Whether the own rows are in `all`; else they are read from `shard`.
     pub own_rows: bool,
-    /// Blocks of rows in a shard: one word of the flow each.
-    pub blocks: i32,
-    /// The family that pushes.
-    pub push: FamId,
-    /// Chunks of a block.
-    pub pieces: i32,
+    /// Whether shards arrive one after the other.
+    pub by_shard: bool,
+    /// Words of the flow for each shard, and the blocks of rows that one covers.
+    words: i32,
+    per_word: i32,
+    /// The family that pushes, and the word that one of its tasks raises.
+    push: FamId,
+    raised: Vec<Expr>,
+    to: Expr,
+    each: Option<Each>,
+    /// Tasks that raise one.
+    pieces: i32,
 }
 
 /// More slices would only add signals.
@@ -82,8 +91,87 @@ pub(super) fn block_rows(rows: Expr, i: Expr, block: i32) -> Expr {
     Expr::Const(block).min(rows - i * block)
 }
 
-/// Adds the push of `x`, which the caller gives in `shard`.
+/// Adds the push of `x`, which the caller gives in `shard`, by whom the settings say.
 pub(super) fn push(
+    draft: &mut Draft,
+    x: &Tensor,
+    shard: BufId,
+    rows: &Rows,
+    slices: Option<Slices>,
+    config: &Config,
+) -> Gathered {
+    match config.gather {
+        Gather::Sms => by_sms(draft, x, shard, rows, slices, config),
+        Gather::Engine { parts } => by_engine(draft, x, shard, rows, parts),
+    }
+}
+
+/// Whether the copy engine can push rows: they have no gaps, and a launch does not decide how many there are.
+pub(super) fn engine_takes(x: &Tensor) -> bool {
+    let k = x.shape[1].value;
+    aligned(k, x.dtype.size_bytes()) == k && x.shape.iter().all(|e| e.runtime_max.is_none())
+}
+
+fn by_engine(draft: &mut Draft, x: &Tensor, shard: BufId, rows: &Rows, parts: u32) -> Gathered {
+    let world = draft.world();
+    let blocks = rows.blocks.max(1);
+    let parts = i32::try_from(parts).unwrap_or(i32::MAX).clamp(1, blocks);
+    let per_word = (blocks + parts - 1) / parts;
+    let (words, height) = ((blocks + per_word - 1) / per_word, per_word * rows.height);
+    let k = draft.dim(&x.shape[1]);
+    let shape = vec![world.into(), rows.capacity.into(), k.clone()];
+    let all = draft.buffer(&format!("{}_all", x.name), Space::Workspace, x.dtype, shape, None);
+    let (s, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
+    // The first to come is that of the rank after one's own, as products take them.
+    let to = peer_at(Expr::Const(world - 1) - s.clone(), world);
+    let mine = draft.local(x, 0, Var::RANK);
+    let part = (p.clone() * height, block_rows(mine, p.clone(), height));
+    let src = read(Operand::Src, shard, vec![part.clone(), (0.into(), k.clone())]);
+    let region = vec![(Var::RANK.into(), 1.into()), part, (0.into(), k)];
+    let dst = Access { rank: to.clone(), ..write(Operand::Dst, all, region) };
+    let domain = || vec![("s", (world - 1).into()), ("c", words.into())];
+    let accesses = vec![src, dst];
+    let kind = RoleKind::CopyEngine;
+    let push = draft.family("gather", kind, Leaf::HostCopy, domain(), vec![], accesses);
+    // Until then the caller's tensor is read.
+    let sent = draft.family("sent", RoleKind::Epilogue, Leaf::Signal, domain(), vec![], Vec::new());
+    draft.hand_over(Flow {
+        name: "sent",
+        shape: vec![(world - 1).into(), words.into()],
+        from: vec![Writer {
+            family: push,
+            operand: Operand::Dst,
+            word: vec![s.clone(), p.clone()],
+            rank: Var::RANK.into(),
+            each: None,
+            when: None,
+        }],
+        count: 1.into(),
+        to: vec![Reader {
+            family: sent,
+            operand: Operand::Src,
+            word: vec![s, p.clone()],
+            each: None,
+            when: None,
+        }],
+    });
+    Gathered {
+        shard,
+        all,
+        slices: None,
+        own_rows: false,
+        by_shard: true,
+        words,
+        per_word,
+        push,
+        raised: vec![Var::RANK.into(), p],
+        to,
+        each: None,
+        pieces: 1,
+    }
+}
+
+fn by_sms(
     draft: &mut Draft,
     x: &Tensor,
     shard: BufId,
@@ -141,7 +229,8 @@ pub(super) fn push(
         region[2].1 = s.depth.into();
         region.insert(0, (q, 1.into()));
     }
-    let dst = Access { rank: to, each: Some(each), ..write(Operand::Dst, all, region) };
+    let each = Some(each);
+    let dst = Access { rank: to.clone(), each: each.clone(), ..write(Operand::Dst, all, region) };
     let mut domain = vec![("i", blocks.into()), ("p", pieces.into())];
     let mut order = Vec::new();
     if let Some(s) = slices {
@@ -150,7 +239,24 @@ pub(super) fn push(
         order.push(Expr::from(Var::LINEAR) % pieces);
     }
     let push = draft.family("gather", RoleKind::IntraComm, leaf, domain, order, vec![src, dst]);
-    Gathered { shard, all, slices, own_rows: !bulk, blocks, push, pieces }
+    let mut raised = vec![Var::RANK.into(), Var::domain(0).into()];
+    if slices.is_some() {
+        raised.push(Var::domain(1).into());
+    }
+    Gathered {
+        shard,
+        all,
+        slices,
+        own_rows: !bulk,
+        by_shard: false,
+        words: blocks,
+        per_word: 1,
+        push,
+        raised,
+        to,
+        each,
+        pieces,
+    }
 }
 
 /// Adds the flow from the push to a family that reads what arrives; with slices, in each iteration of its inner loop one.
@@ -161,14 +267,10 @@ pub(super) fn flow(
     to: Covers,
     slice: Option<Expr>,
 ) {
-    let world = draft.world();
-    let extent = if g.own_rows { world } else { world - 1 };
-    let mut shape = vec![world.into(), g.blocks.into()];
-    let mut written = vec![Var::RANK.into(), Var::domain(0).into()];
-    let mut read = vec![to.shard, to.block];
+    let mut shape = vec![draft.world().into(), g.words.into()];
+    let mut read = vec![to.shard, to.block / g.per_word];
     if let Some(s) = g.slices {
         shape.push(s.count.into());
-        written.push(Var::domain(1).into());
         read.extend(slice);
     }
     draft.hand_over(Flow {
@@ -177,9 +279,9 @@ pub(super) fn flow(
         from: vec![Writer {
             family: g.push,
             operand: Operand::Dst,
-            word: written,
-            rank: peer(Var::EACH.into(), world),
-            each: Some(Each { var: "s".into(), extent: extent.into() }),
+            word: g.raised.clone(),
+            rank: g.to.clone(),
+            each: g.each.clone(),
             when: None,
         }],
         count: g.pieces.into(),

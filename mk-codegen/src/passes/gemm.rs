@@ -446,6 +446,7 @@ impl<'k> Tiler<'k> {
             target,
             cut: None,
             half: None,
+            by_shard: self.gathered(n).is_some_and(|g| g.by_shard),
         }
     }
 

@@ -50,6 +50,8 @@ pub struct Config {
     /// fit a copy's stage; where there is no such number, where the rows are a result themselves, or where a launch decides a dimension, rows
     /// travel whole.
     pub k_slices: u32,
+    /// Who pushes gathered rows to the peers.
+    pub gather: Gather,
     /// How an `all_reduce` behind a matrix product moves its summands.
     pub all_reduce: AllReduce,
     /// Which CTAs add up what products leave.
@@ -58,6 +60,54 @@ pub struct Config {
     /// each part makes a summand in f32, and those of a rank are added before any leaves it. For products that end in a
     /// `reduce_scatter` or `all_reduce` without an elementwise operation between.
     pub split_k: u32,
+}
+
+/// Who pushes gathered rows to the peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gather {
+    /// CTAs that do nothing else: a chunk is read once and written to every peer. Or, in a gather of rows of any pitch, its threads.
+    #[default]
+    Sms,
+    /// The GPU's copy engine, which takes no SM: to one peer after the other. The kernel begins when every rank has entered the
+    /// launch. For rows of a multiple of 16 bytes, and as many in every launch.
+    Engine {
+        /// Parts of a shard that are announced one by one, at most.
+        parts: u32,
+    },
+}
+
+impl fmt::Display for Gather {
+    /// `sms`, `engine` or, in parts, `engine/4`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Gather::Sms => f.write_str("sms"),
+            Gather::Engine { parts: 1 } => f.write_str("engine"),
+            Gather::Engine { parts } => write!(f, "engine/{parts}"),
+        }
+    }
+}
+
+/// A text that is no [`Gather`].
+#[derive(Clone, Debug, Error)]
+#[error("`{0}` is neither `sms` nor `engine` or, in parts, for instance `engine/4`")]
+pub struct NoGather(String);
+
+impl FromStr for Gather {
+    type Err = NoGather;
+
+    /// Reads what `Display` writes.
+    fn from_str(text: &str) -> Result<Gather, NoGather> {
+        let wrong = || NoGather(text.into());
+        match text.split_once('/') {
+            None if text == "sms" => Ok(Gather::Sms),
+            None if text == "engine" => Ok(Gather::Engine { parts: 1 }),
+            Some(("engine", parts)) => {
+                let parts = parts.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
+                Ok(Gather::Engine { parts })
+            }
+            _ => Err(wrong()),
+        }
+    }
 }
 
 /// Which CTAs add up what products leave, and hand the sums on.
@@ -146,6 +196,7 @@ impl Default for Config {
             group_rows: 8,
             chunk_bytes: 512 * 1024,
             k_slices: 1,
+            gather: Gather::Sms,
             all_reduce: AllReduce::TwoPhase,
             sums: Sums::Beside,
             split_k: 1,
@@ -214,6 +265,7 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
         let help = "leave them as they are by default".into();
         return Err(LowerError::Config { what: what.into(), help });
     }
+    settings::check_gather(&kernel, config)?;
     let mut draft = match (kernel.gemms.is_empty(), kernel.results[0].reduce) {
         (false, _) => gemm::tile(&kernel, config)?,
         (true, Some(how)) => reduce::alone(&kernel, how, config),

@@ -130,6 +130,8 @@ pub(super) struct Product<'a> {
     pub half: Option<i32>,
     /// Rows of a gathered operand that its owner multiplies, too.
     pub own: Option<Rows>,
+    /// Whether peers' rows are multiplied shard by shard.
+    pub by_shard: bool,
 }
 
 impl Product<'_> {
@@ -247,6 +249,7 @@ impl Product<'_> {
         let group = slices.map_or(self.group, |s| s.together * rows.count);
         let mut order = match self.target {
             Target::Ring(_) => rows.order_by_hop(group, self.col_blocks),
+            _ if self.by_shard => rows.order_by_shard(group, self.col_blocks, parts),
             _ => rows.order(group, self.col_blocks, parts),
         };
         if self.cut.is_some() {

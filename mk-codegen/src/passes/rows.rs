@@ -171,6 +171,22 @@ impl Rows {
         vec![first + at.clone() % height.clone(), within / of_hop, at / height]
     }
 
+    /// As [`Rows::order`], but all blocks of one shard before those of the next: they arrive so.
+    pub fn order_by_shard(&self, group: i32, col_blocks: i32, times: i32) -> Vec<Expr> {
+        let t = Expr::from(Var::LINEAR) / times;
+        let of_shard = self.walked.max(1) * col_blocks;
+        let at = t.clone() % of_shard;
+        let first = at.clone() / (group * col_blocks) * group;
+        let height = Expr::Const(group).min(Expr::Const(self.walked) - first.clone());
+        let within = at % (group * col_blocks);
+        let mut order = vec![first + within.clone() % height.clone()];
+        if self.count > 1 {
+            order.push(t / of_shard);
+        }
+        order.push(within / height);
+        order
+    }
+
     /// Order of tiles: groups of `group` row blocks, column by column, so that both operands stay in L2. Row blocks of all
     /// covered shards alternate, block by block: they arrive, or are sent, at the same time.
     /// Each tile comes `times` times on end.

@@ -1,10 +1,39 @@
 //! Settings that fit no matrix product, or not those of a kernel.
 
 use super::{
-    Config, LowerError, Sums, Tail,
+    Config, Gather, LowerError, Sums, Tail, gather,
     gemm::tma_rows,
     select::{Gemm, Kernel, Made, Reduce},
 };
+
+/// Whether its gathered rows can travel as the settings say.
+///
+/// # Errors
+/// [`LowerError::Config`] with what would fit.
+pub(super) fn check_gather(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
+    let Gather::Engine { parts } = config.gather else { return Ok(()) };
+    let error = |what, help: &str| Err(LowerError::Config { what, help: help.into() });
+    if parts == 0 {
+        return error("shards in 0 parts".into(), "use 1 or more");
+    }
+    if config.k_slices > 1 {
+        let what = format!("a copy engine cannot send rows in {} slices", config.k_slices);
+        return error(what, "leave `k_slices` as it is by default, or gather by `sms`");
+    }
+    let mut gathered = kernel.sources.iter().filter(|s| s.gathered).peekable();
+    if gathered.peek().is_none() {
+        let what = "nothing here is gathered by a copy engine".into();
+        return error(what, "leave `gather` as it is by default");
+    }
+    let refused = gathered.map(|s| &kernel.params[s.param]).find(|x| !gather::engine_takes(x));
+    if let Some(x) = refused {
+        let what = format!("a copy engine cannot send the rows of `{}`", x.name);
+        let help =
+            "it takes rows of a multiple of 16 bytes, and as many in every launch: gather by `sms`";
+        return error(what, help);
+    }
+    Ok(())
+}
 
 /// Whether a kernel's products can be lowered with these settings.
 ///

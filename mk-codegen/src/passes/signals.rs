@@ -37,6 +37,9 @@ fn performer(draft: &Draft, family: FamId, operand: Operand) -> Option<(Agent, P
 /// Who waits for the data that an operand needs, and for which accesses. The consumers of a product have no time to: the loader
 /// does, before it brings them anything, and for all that follows in the task.
 fn waiter(draft: &Draft, family: FamId, operand: Operand) -> Option<(Agent, Proxy)> {
+    if draft.plan.families[family].leaf == Leaf::Signal {
+        return Some((Agent::Lead, Proxy::Generic));
+    }
     let (agent, proxy) = performer(draft, family, operand)?;
     Some(if agent == Agent::Consumers { (Agent::Loader, Proxy::Async) } else { (agent, proxy) })
 }
@@ -66,6 +69,13 @@ fn entry(draft: &mut Draft) {
         })
         .collect();
     let peers = draft.world() - 1;
+    // A copy engine does not even know that the own kernel has begun.
+    for g in &mut guarded {
+        if let Some((Agent::Engine, _)) = performer(draft, g.family, g.operand) {
+            g.peer = Var::EACH.into();
+            g.each = Some(Each { var: "p".into(), extent: (peers + 1).into() });
+        }
+    }
     guarded.extend(accesses().filter(|(_, a)| lent(a)).map(|(id, a)| Guarded {
         family: id,
         operand: a.operand,
@@ -117,8 +127,11 @@ fn connect(draft: &mut Draft, flow: Flow) {
     let Flow { name, shape, from, count, to } = flow;
     let signal: SigId = draft.plan.signals.push(Signal { name: name.into(), shape });
     let own = Expr::from(Var::RANK);
-    let local = from.iter().all(|w| w.rank == own);
-    let scope = if local { Scope::Gpu } else { Scope::Sys };
+    let here = |w: &Writer| {
+        let host = matches!(performer(draft, w.family, w.operand), Some((_, Proxy::Host)));
+        w.rank == own && !host
+    };
+    let scope = if from.iter().all(here) { Scope::Gpu } else { Scope::Sys };
     for Writer { family, operand, word, rank, each, when } in from {
         let (Some((_, proxy)), Some(by)) =
             (performer(draft, family, operand), poster(draft, family))

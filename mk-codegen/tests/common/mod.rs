@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -349,6 +349,25 @@ pub const VARIANTS: &[Variant] = &[
     }),
     variant(("tail_parts_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
+    }),
+    variant(("engine", "gather(a) -> gemm(b)", 4, RAGGED), |c| {
+        c.gather = Gather::Engine { parts: 1 };
+    }),
+    variant(("engine_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.gather = Gather::Engine { parts: 2 };
+        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+    }),
+    variant(
+        (
+            "engine_chain",
+            "gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter",
+            2,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.gather = Gather::Engine { parts: 16 },
+    ),
+    variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
+        c.gather = Gather::Engine { parts: 2 };
     }),
 ];
 

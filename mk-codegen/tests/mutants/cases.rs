@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -88,6 +88,8 @@ const TAIL_PARTS: Way =
     ("tail in parts", |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }));
 
 const SLICES: Way = ("slices", |c| c.k_slices = 2);
+const ENGINE: Way = ("engine", |c| c.gather = Gather::Engine { parts: 1 });
+const ENGINE_PARTS: Way = ("engine, in parts", |c| c.gather = Gather::Engine { parts: 2 });
 const SLICES_TAIL: Way = ("slices and a tail in parts", |c| {
     c.k_slices = 2;
     c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
@@ -110,6 +112,8 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE_PARTS),
 ];
 
 /// Extents by letter, rows for each rank.

@@ -217,6 +217,7 @@ mod tests {
             spill_bytes: 0,
             plan_hash: 1,
             trace: None,
+            engine: None,
             runtime_dims: vec![],
         }
     }

@@ -1,5 +1,6 @@
 //! What a kernel source must satisfy before anything is allocated for it, and a launch before anything is enqueued.
 
+use super::engine;
 use super::options::RankTensors;
 use crate::Error;
 use mk_abi::device::{MAX_CTAS, MAX_RANKS, MAX_RUNTIME_DIMS, SymHeader};
@@ -64,6 +65,9 @@ pub(super) fn check_source(source: &KernelSource) -> Result<(), Error> {
         for (i, map) in binding.maps.iter().enumerate() {
             check_map(source, map).map_err(|what| bad(format!("rank {rank}, map {i}: {what}")))?;
         }
+    }
+    if let Some(program) = &source.engine {
+        engine::check(source, program).map_err(bad)?;
     }
     Ok(())
 }
@@ -217,6 +221,7 @@ pub(super) mod tests {
             spill_bytes: 0,
             plan_hash: 0,
             trace: None,
+            engine: None,
             runtime_dims: vec![],
         }
     }

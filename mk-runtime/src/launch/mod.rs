@@ -4,6 +4,7 @@ mod abort;
 mod agree;
 mod contract;
 mod dims;
+mod engine;
 mod health;
 mod instance;
 mod maps;

@@ -2,6 +2,7 @@
 
 use super::contract::tensor_bytes;
 use super::dims;
+use super::engine::Engine;
 use super::maps::{Bases, encode};
 use super::options::{InstanceOptions, RankTensors};
 use super::params::{MAX_PARAM_BYTES, ParamBlock, zero_header};
@@ -37,6 +38,7 @@ pub(super) struct Rank {
     pub(super) done: Arc<Event>,
     pub(super) scratch: DeviceBuffer,
     pub(super) trace: Option<DeviceBuffer>,
+    engine: Option<Engine>,
     _control: DeviceBuffer,
 }
 
@@ -82,6 +84,16 @@ impl Rank {
         let dims: Vec<_> = source.runtime_dims.iter().map(|d| d.max).collect();
         let params = ParamBlock::new(binding.maps.len(), source.tensors.len(), header);
         check_param(source, &kernel, &params)?;
+        let sym = |p: u32| symmetric.base() + u64::from(p) * symmetric.stride_bytes();
+        let engine = match &source.engine {
+            Some(program) => {
+                let control = control.ptr();
+                let engine = Engine::new(world, rank, source, program, &module, control, sym)?;
+                check_param(source, engine.gate(), &params)?;
+                Some(engine)
+            }
+            None => None,
+        };
         let mut this = Rank {
             rank,
             sms,
@@ -100,6 +112,7 @@ impl Rank {
             done: Arc::new(Event::untimed(world, rank)?),
             scratch,
             trace,
+            engine,
             _control: control,
         };
         this.set_dims(source, &dims)?;
@@ -211,6 +224,10 @@ impl Rank {
         let device = Some(self.kernel.context().ordinal());
         let config = attributes.config(source, stream.raw());
         let mut params = [self.params.as_param()];
+        if let Some(engine) = &self.engine {
+            // SAFETY: the block has the size that the gate declares (checked at bind), and the driver copies it.
+            unsafe { engine.open(stream, eager, params[0]) }?;
+        }
         // SAFETY: the block has the size that the kernel declares (checked at bind) and the driver copies it; the
         // configuration points to attributes that outlive the call; the stream belongs to the current context.
         unsafe {
@@ -224,6 +241,9 @@ impl Rank {
                 )
             )
         }?;
+        if let Some(engine) = &self.engine {
+            engine.copy(stream, eager, &self.tensors)?;
+        }
         if eager { self.done.record_entered(stream) } else { Ok(()) }
     }
 }

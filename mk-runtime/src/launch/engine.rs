@@ -1,0 +1,160 @@
+//! What a launch has copy engines do: a kernel before it, and copies beside it on a stream of their own.
+//!
+//! ```text
+//! caller's stream   gate ──┬── kernel ──┬──
+//! engine's stream          └── copies ──┘
+//! ```
+//!
+//! The gate ends when every rank has entered the launch, so that the copies may write to peers' memory and the kernel may fill the
+//! GPU. A copy of the epoch behind the data raises a word of the peer that waits. All of it can be captured: no operation holds a
+//! value that changes from launch to launch.
+
+use crate::driver::cu;
+use crate::error::Error;
+use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
+use crate::world::World;
+use mk_abi::device::ControlBlock;
+use mk_abi::{EngineCopy, EngineProgram, KernelSource};
+use std::mem::offset_of;
+use std::sync::Arc;
+
+/// Bytes of a word.
+const WORD: usize = 4;
+
+/// A rank's copy engine in the launches of one instance.
+pub(super) struct Engine {
+    gate: Kernel,
+    threads: u32,
+    copies: Vec<Copy>,
+    /// The word that the gate leaves the epoch in.
+    epoch: u64,
+    /// A stream that is part of a capture takes nothing else.
+    captured: Stream,
+    eager: Stream,
+    begun: Event,
+    done: Event,
+}
+
+/// A copy with addresses.
+struct Copy {
+    tensor: usize,
+    from_bytes: u64,
+    to: u64,
+    bytes: usize,
+    raises: Vec<u64>,
+}
+
+impl Engine {
+    pub(super) fn new(
+        world: &World,
+        rank: u32,
+        source: &KernelSource,
+        program: &EngineProgram,
+        module: &Arc<Module>,
+        control: u64,
+        sym: impl Fn(u32) -> u64,
+    ) -> Result<Engine, Error> {
+        let copy = |c: &EngineCopy| Copy {
+            tensor: c.tensor as usize,
+            from_bytes: c.from_bytes,
+            to: sym(c.to_rank) + c.to_bytes,
+            bytes: c.bytes as usize,
+            raises: c.raises.iter().map(|(p, word)| sym(*p) + word * WORD as u64).collect(),
+        };
+        Ok(Engine {
+            gate: Kernel::new(module, &program.gate, &source.name)?,
+            threads: program.gate_threads,
+            copies: program.copies[rank as usize].iter().map(copy).collect(),
+            epoch: control + offset_of!(ControlBlock, launch) as u64,
+            captured: Stream::new(world, rank)?,
+            eager: Stream::new(world, rank)?,
+            begun: Event::untimed(world, rank)?,
+            done: Event::untimed(world, rank)?,
+        })
+    }
+
+    pub(super) fn gate(&self) -> &Kernel {
+        &self.gate
+    }
+
+    fn stream(&self, eager: bool) -> StreamRef {
+        if eager { self.eager.as_ref() } else { self.captured.as_ref() }
+    }
+
+    /// Enqueues the gate, and lets the engine's stream begin behind it. The context is current.
+    ///
+    /// # Safety
+    /// `params` points to the parameter that the kernel declares.
+    pub(super) unsafe fn open(
+        &self,
+        stream: StreamRef,
+        eager: bool,
+        params: *mut std::ffi::c_void,
+    ) -> Result<(), Error> {
+        let block = [self.threads, 1, 1];
+        // SAFETY: the gate takes the kernel's parameter (checked at bind); the rest by the caller.
+        unsafe { self.gate.launch([1; 3], block, 0, stream.raw(), &mut [params]) }?;
+        self.begun.record_entered(stream)?;
+        self.begun.hold_entered(self.stream(eager))
+    }
+
+    /// Enqueues the copies from these tensors, and has the caller's stream wait for them. The context is current.
+    pub(super) fn copy(
+        &self,
+        stream: StreamRef,
+        eager: bool,
+        tensors: &[u64],
+    ) -> Result<(), Error> {
+        let own = self.stream(eager);
+        let copied = self.copies.iter().try_for_each(|c| {
+            if c.bytes > 0 {
+                self.enqueue(own, c.to, tensors[c.tensor] + c.from_bytes, c.bytes)?;
+            }
+            c.raises.iter().try_for_each(|word| self.enqueue(own, *word, self.epoch, WORD))
+        });
+        // Also behind copies that failed: those before them still read the caller's tensors.
+        let joined = self.done.record_entered(own).and_then(|()| self.done.hold_entered(stream));
+        copied.and(joined)
+    }
+
+    fn enqueue(&self, stream: StreamRef, to: u64, from: u64, bytes: usize) -> Result<(), Error> {
+        let device = Some(self.gate.context().ordinal());
+        // SAFETY: both ranges were checked against their memory (the source at bind, the tensors at this launch); peers' memory is
+        // mapped for as long as the instance lives, which ends behind its streams.
+        unsafe { cu!(device, cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw())) }
+    }
+}
+
+/// Whether the copies stay inside the memory that they are for.
+pub(super) fn check(source: &KernelSource, program: &EngineProgram) -> Result<(), String> {
+    if program.copies.len() != source.world_size as usize {
+        let (n, world) = (program.copies.len(), source.world_size);
+        return Err(format!("it has copies for {n} ranks, and there are {world}"));
+    }
+    if !(1..=1024).contains(&program.gate_threads) {
+        return Err(format!("{} threads of its gate are not 1 to 1024", program.gate_threads));
+    }
+    let space = &source.workspace;
+    for (rank, list) in program.copies.iter().enumerate() {
+        for c in list {
+            let shape = source.ranks[rank].tensor_shapes.get(c.tensor as usize);
+            let arg = source.tensors.get(c.tensor as usize);
+            let size = arg.map_or(0, |a| a.dtype.size_bytes());
+            let held = shape.map_or(0, |s| s.iter().fold(size, |n, d| n.saturating_mul(*d)));
+            let end = |from: u64| from.saturating_add(c.bytes);
+            let inside = end(c.from_bytes) <= held
+                && end(c.to_bytes) <= space.symmetric_bytes
+                && (c.bytes == 0 || c.to_bytes >= space.zeroed_bytes)
+                && c.to_rank < source.world_size;
+            let word = |(p, w): &(u32, u64)| {
+                *p < source.world_size
+                    && w.saturating_mul(WORD as u64).saturating_add(WORD as u64)
+                        <= space.zeroed_bytes
+            };
+            if !inside || !c.raises.iter().all(word) {
+                return Err(format!("a copy of rank {rank} is outside the kernel's memory: {c:?}"));
+            }
+        }
+    }
+    Ok(())
+}
