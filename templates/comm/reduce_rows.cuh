@@ -189,19 +189,34 @@ MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceT
   }
 }
 
-// Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, over
-// the named barrier `kBarrier`, as in `copy_rows`.
-template <Dtype kFrom, Dtype kTo, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
+// Orders the threads of one team; teams have barriers of their own.
+template <u32 kEdge, u32 kBarrier, u32 kTeams, u32 kThreads>
+MK_DEVICE void team_sync(u32 team) {
+  static_assert(kTeams <= 2, "a barrier's id is an immediate");
+  if (kTeams == 1 || team == 0) {
+    named_barrier_sync<kEdge, kBarrier, kThreads>();
+  } else {
+    named_barrier_sync<kEdge, kBarrier + 1, kThreads>();
+  }
+}
+
+// Run by `kTeams` teams of `kThreads` threads each, all numbered from 0 by `thread`; a multiple of 32. Teams take turns at the
+// CTA's tasks, so that one adds while another waits for a signal, or for its stores. The first warp of a team waits and posts for
+// it, over the named barriers from `kBarrier` on, as in `copy_rows`; which must not be that of another leaf of the CTA: a team
+// that has no task left is at the next leaf while the other is still here.
+template <Dtype kFrom, Dtype kTo, u32 kTeams, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
+  const u32 team = thread / kThreads;
+  thread %= kThreads;
 #pragma unroll 1
-  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+  for (u32 t = hooks.first() + team * hooks.stride(); t < hooks.end(); t += kTeams * hooks.stride()) {
     const ReduceTask task = hooks.decode(t);
     if (thread < 32) {
       chaos_delay(ctx, Agent::Copier, t);
       hooks.before_load(ctx, task);
       __syncwarp();
     }
-    named_barrier_sync<Edges::start, kBarrier, kThreads>();
+    team_sync<Edges::start, kBarrier, kTeams, kThreads>(team);
     if (!ctx.aborted()) {
       const u64 source = hooks.source(task);
       const ReduceTargets<Hooks::kDestinations> targets(hooks, task);
@@ -219,7 +234,7 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       }
       if (done < task.columns) reduce_elements<kFrom, kTo, kThreads, Hooks>(task, source, targets, thread, done);
     }
-    named_barrier_sync<Edges::done, kBarrier, kThreads>();
+    team_sync<Edges::done, kBarrier, kTeams, kThreads>(team);
     if (thread < 32) {
       hooks.after_store(ctx, task);
       __syncwarp();

@@ -414,10 +414,11 @@ impl Unroller<'_> {
             })?;
         }
         if x.leaf == Leaf::HostCopy {
-            // It gets more of a link than SMs do, for which the link's rate stands.
-            let engine = self.model.movers.engine.bytes_per_s;
-            let share = (self.model.link_bytes_per_s / engine).min(1.0);
-            flows.iter_mut().filter(|f| is_link(f.resource)).for_each(|f| f.bytes *= share);
+            // One engine moves what the link does, and more of it than SMs, for which the link's rate stands. What it reads is little
+            // of what memory gives, and not a part of it like that of each SM.
+            flows.retain(|f| is_link(f.resource));
+            let seconds = self.model.movers.engine.seconds(written);
+            flows.iter_mut().for_each(|f| f.bytes = seconds * self.model.link_bytes_per_s);
         }
         self.work.flows.extend(flows);
         if read + written == 0.0 {
@@ -433,7 +434,7 @@ impl Unroller<'_> {
             Leaf::CopyTile { via: CopyVia::Bulk, .. } => {
                 pick(m.bulk_local, m.bulk_push, m.bulk_pull).seconds(written)
             }
-            Leaf::HostCopy => m.engine.seconds(written),
+            Leaf::HostCopy => 0.0,
             Leaf::CopyTile { .. } => pick(m.ldst_local, m.ldst_push, m.ldst_pull).seconds(written),
             _ => pick(m.sum_local, m.sum_push, m.sum_pull).seconds(read + written),
         })

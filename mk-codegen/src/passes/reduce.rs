@@ -23,6 +23,8 @@ use mk_abi::DType;
 
 /// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
 const LEAST_ROWS: i32 = 8;
+/// Tasks that a CTA has in hand at a time.
+const TEAMS: i64 = 2;
 
 /// The slots of a result's rows.
 pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
@@ -74,7 +76,7 @@ impl Adders {
     }
 }
 
-/// Sums over tiles of `block`: beside the products as they are; after them in flatter ones, until every CTA has one.
+/// Sums over tiles of `block`: beside the products as they are; after them in flatter ones, until all CTAs have their hands full.
 fn adders(
     draft: &Draft,
     sums: Sums,
@@ -94,7 +96,8 @@ fn adders(
                 let blocks = i64::from(rows.in_blocks(height).walked);
                 blocks * i64::from(rows.count) * i64::from(across)
             };
-            while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < sms * 3 / 4 {
+            let enough = TEAMS * sms * 3 / 4;
+            while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < enough {
                 tile[0] /= 2;
             }
             RoleKind::Compute
