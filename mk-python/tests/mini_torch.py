@@ -259,13 +259,9 @@ class Ranks:
             contiguous(mine)
             mine.copy_(Tensor([op(v) for v in zip(*exchange(mine.values()))], mine.shape, mine.dtype))
 
-        def all_gather_object(said, mine):
-            said[:] = exchange(mine)
-
         return types.SimpleNamespace(
             all_gather_into_tensor=all_gather_into_tensor,
             reduce_scatter_tensor=reduce_scatter_tensor,
             all_reduce=all_reduce,
-            all_gather_object=all_gather_object,
             ReduceOp=types.SimpleNamespace(MAX=max),
         )

@@ -148,6 +148,26 @@ class Peers(unittest.TestCase):
             self.assertEqual((a, twice), ([1.0 + rank] * 24, [[3.0] * 24] * 2))
             self.assertIn("copy", notes[0])
 
+    def test_a_summand_that_is_a_result_stays_a_summand(self):
+        ty = {"dtype": "bf16", "shape": (4, 6)}
+        values = [
+            {"op": "parameter", "name": "a", "inputs": [], "placement": ("partial", None)} | ty,
+            {"op": "scale", "factor": 2.0, "inputs": [0], "placement": ("partial", None)} | ty,
+            {"op": "all_reduce", "inputs": [1], "placement": ("replicate", None)} | ty,
+        ]
+
+        def work(rank, dist, results):
+            a = mini_torch.Tensor([1.0 + rank] * 24, (4, 6), "bfloat16")
+            peer = _peer.Peer(mini_torch, dist, {"values": values, "results": results}, [a], rank, 2)
+            return [y.values()[0] for y in peer.run()], peer.notes
+
+        both = mini_torch.Ranks(2).run(lambda rank, dist: work(rank, dist, [("s", 1), ("t", 2)]))
+        self.assertEqual([found for found, _ in both], [[2.0, 6.0], [4.0, 6.0]])
+        self.assertTrue(all("copy" in notes[0] for _, notes in both))
+        # Where nobody reads it, nothing is copied.
+        alone = mini_torch.Ranks(2).run(lambda rank, dist: work(rank, dist, [("t", 2)]))
+        self.assertEqual(alone, [([6.0], []), ([6.0], [])])
+
     def test_what_torch_cannot_do(self):
         def peer(**value):
             ty = {"dtype": "bf16", "shape": (4, 6), "placement": ("replicate", None)}
@@ -362,6 +382,25 @@ class Compared(unittest.TestCase):
         with self.assertRaisesRegex(mk.Error, "mk: results differ"):
             self.explain(2, wrong=True)
 
+    def test_the_whole_and_each_tile_have_a_bound(self):
+        plan, peer = types.SimpleNamespace(kernels=["f"]), types.SimpleNamespace(names=["mm"], notes=[])
+        contestants = [types.SimpleNamespace(name=name) for name in ("mk", "torch", "torch, step by step")]
+
+        def conclude(difference, tile, of=0):
+            times = [_measure.Times([1.0], 0, 1.0, [1.0], 0.0, 0.0) for _ in contestants]
+            times[of].difference, times[of].tile_difference = difference, tile
+            return _explain.conclude(plan, "", peer, "cuBLAS", contestants, times, 1e-2)
+
+        self.assertEqual(conclude(0.9e-2, 3.9e-2).tile_difference, 3.9e-2)
+        for difference, tile, of, words in (
+            (1.1e-2, 0.0, 0, "^mk: results differ from torch's by 1.10e-02"),
+            (0.0, 4.1e-2, 0, "^mk: .* 4.10e-02 over a tile"),
+            (math.inf, math.inf, 1, "^torch: results differ from torch's of its first launch by inf"),
+            (math.nan, 0.0, 2, "^torch, step by step: "),
+        ):
+            with self.assertRaisesRegex(mk.Error, words):
+                conclude(difference, tile, of)
+
     def test_slower_is_said_to_be_slower(self):
         figures = {"rounds": 2, "dropped": 1, "mk_host_us": 1.0, "torch_host_us": 1.0, "difference": 0.0, "tile_difference": 0.0}
         text = str(mk.Explanation(plan="", mk_ms=2.0, torch_ms=1.0, steps=[("mm", 1.0)], kernels=["a", "b"], **figures))
@@ -396,18 +435,18 @@ class Refusals(unittest.TestCase):
         def work(rank, dist):
             mine = MemoryError("no room") if rank == 1 else None
             try:
-                _explain.agree(dist, 3, mine, (20, 1e-2))
+                _explain.agree(mini_torch, dist, 3, "cuda:0", mine, (20, 1e-2))
             except Exception as error:
                 return error
 
         errors = mini_torch.Ranks(3).run(work)
         self.assertEqual([type(e) for e in errors], [mk.Error, MemoryError, mk.Error])
-        self.assertIn("rank 1 cannot take part in the comparison: MemoryError: no room", str(errors[0]))
+        self.assertIn("rank 1 cannot take part in the comparison", str(errors[0]))
 
         def differ(rank, dist):
-            _explain.agree(dist, 2, None, (20 + rank, 1e-2))
+            _explain.agree(mini_torch, dist, 2, "cuda:0", None, (20 + rank, 1e-2))
 
-        with self.assertRaisesRegex(mk.ArgumentError, "must be the same on all ranks"):
+        with self.assertRaisesRegex(mk.ArgumentError, "pass the same on all ranks"):
             mini_torch.Ranks(2).run(differ)
 
     def test_arguments(self):
@@ -436,7 +475,10 @@ class Plans(unittest.TestCase):
     def test_several_kernels_and_what_has_no_kernel_as_a_whole(self):
         f = mk.compile(MLP, mk.World.offline(2), fuse="never")
         text = f.bind(dims={"M": 64, "K": 64, "F": 64, "N": 64}).explain()
-        self.assertTrue(text.endswith("made       apart: as the options say\n"), text)
+        made = text[text.index("made       apart: as the options say\n") :].splitlines()
+        self.assertEqual([line.split(":")[0].strip() for line in made[1:]], ["gather", "gemm -> bias -> gelu", "gemm", "reduce_scatter"])
+        self.assertIn("block=128x256x64", made[2])
+        self.assertIn(", as one kernel\n", text)
         last = "pub fn last(x: bf16[M, K] @ shard(0), w: bf16[K, F]) -> bf16[M, F] { gemm(x, w) -> gelu -> gather }"
         text = mk.compile(last, mk.World.offline(2)).bind(dims={"M": 64, "K": 64, "F": 64}).explain()
         self.assertIn("prediction none: ", text)

@@ -79,7 +79,7 @@ def compare_with(torch, function, plan, text, tensors, rank, rounds, tolerance):
             made = peer, meter, peer.empty_results()
         except Exception as what:  # the other ranks must hear of it before they wait for this one
             error = what
-        agree(dist, size, error, (rounds, tolerance))
+        agree(torch, dist, size, device, error, (rounds, tolerance))
         peer, meter, out = made
         judge = Judge(torch, peer.run())
 
@@ -127,35 +127,40 @@ def conclude(plan, text, peer, libraries, contestants, times, tolerance):
 def distributed(torch, rank, size):
     """torch.distributed, of which the default process group has these ranks and NCCL. RendezvousError otherwise."""
     dist = torch.distributed
-    help = "\n  help: torch.distributed.init_process_group(\"nccl\"), and World.from_torch(); Plan.explain() explains without measuring"
+    advice = "\n  help: torch.distributed.init_process_group(\"nccl\"), and World.from_torch(); Plan.explain() explains without measuring"
     if not (dist.is_available() and dist.is_initialized()):
-        raise RendezvousError(f"torch.distributed is not initialised, and NCCL is reached through it{help}")
+        raise RendezvousError(f"torch.distributed is not initialised, and NCCL is reached through it{advice}")
     theirs = dist.get_rank(), dist.get_world_size()
     if theirs != (rank, size):
         raise RendezvousError(
-            f"this is rank {rank} of {size} of mk's world, and rank {theirs[0]} of {theirs[1]} of the default process group{help}"
+            f"this is rank {rank} of {size} of mk's world, and rank {theirs[0]} of {theirs[1]} of the default process group{advice}"
         )
     backends = str(dist.get_backend_config())
     if "cuda:nccl" not in backends:
-        raise RendezvousError(f"the default process group has no NCCL for CUDA tensors, but {backends}{help}")
+        raise RendezvousError(f"the default process group has no NCCL for CUDA tensors, but {backends}{advice}")
     return dist
 
 
-def agree(dist, size, error, terms):
-    """Raises this rank's error; else that of another one, or what ranks do not agree on. Collective."""
+def agree(torch, dist, size, device, error, terms):
+    """Raises this rank's error; else one that names a rank that has one, or that was asked for something else. Collective."""
+    mine = [float(error is not None), *map(float, terms)]
     if dist is None:
-        if error:
-            raise error
-        return
-    said = [None] * size
-    dist.all_gather_object(said, (error and f"{type(error).__name__}: {error}", terms))
+        said = [mine]
+    else:
+        # As numbers: objects would need NumPy.
+        everybody = torch.empty(len(mine) * size, dtype=torch.float64, device=device)
+        dist.all_gather_into_tensor(everybody, torch.tensor(mine, dtype=torch.float64, device=device))
+        numbers = everybody.tolist()
+        said = [numbers[at : at + len(mine)] for at in range(0, len(numbers), len(mine))]
     if error:
         raise error
-    for rank, (what, others) in enumerate(said):
-        if what:
-            raise Error(f"rank {rank} cannot take part in the comparison: {what}")
-        if others != terms:
-            raise ArgumentError(f"rounds and tolerance are {terms} here and {others} on rank {rank}, and must be the same on all ranks")
+    for rank, (failed, *others) in enumerate(said):
+        if failed:
+            raise Error(f"rank {rank} cannot take part in the comparison; its own error says why")
+        if others != mine[1:]:
+            raise ArgumentError(
+                f"rounds and tolerance are {mine[1:]} here and {others} on rank {rank}\n  help: pass the same on all ranks"
+            )
 
 
 def _libraries(torch, names, size):

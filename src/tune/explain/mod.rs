@@ -4,8 +4,8 @@
 mod text;
 
 use super::{
-    Cache, Damaged, Facts, Key, Made, Origin, Times, Unpredicted, Verdict, Whole, choices, choose,
-    model_of, parts, predict, predict_all, verdict, write,
+    Cache, Damaged, Facts, Key, Made, Origin, Part, Times, Unpredicted, Verdict, Whole, choices,
+    choose, model_of, parts, predict, predict_all, verdict, write,
 };
 use crate::{Bound, Program, build::Composition};
 use mk_codegen::{
@@ -61,6 +61,8 @@ pub struct Explanation {
     pub apart: Apart,
     /// What was made, where something was: as one kernel or apart, and why.
     pub made: Option<Verdict>,
+    /// Operations and settings of each kernel, where it was made apart.
+    pub kernels: Vec<(String, String)>,
     /// Whether functions look for settings, so that they take the faster of one kernel and several.
     pub searched: bool,
     /// Cache files that were not used.
@@ -170,10 +172,22 @@ pub fn explain(
             Subject::Options(_) => None,
             Subject::Made(made) => Some(made.verdict),
         },
+        kernels: match subject {
+            Subject::Options(_) => Vec::new(),
+            Subject::Made(made) => kernels(made, ranks),
+        },
         searched,
         notes,
         chain,
     })
+}
+
+/// Operations and settings of each kernel of what was made apart.
+fn kernels(made: &Composition, ranks: u32) -> Vec<(String, String)> {
+    let settings = |(part, config): (&Part, &Config)| {
+        (part.name.clone(), write(config, &Facts::new(&part.program, &part.bound, ranks)))
+    };
+    made.parts.iter().zip(&made.configs).map(settings).collect()
 }
 
 /// What can be said of what was made, for GPUs of a name, as text: an [`Explanation`], or why there is none.

@@ -14,7 +14,8 @@ impl fmt::Display for Explanation {
             Origin::Predicted => "the best by prediction; `mk tune` would measure",
             Origin::Default => "the default",
         };
-        writeln!(f, "           {why}")?;
+        let whole = if self.kernels.is_empty() { "" } else { ", as one kernel" };
+        writeln!(f, "           {why}{whole}")?;
         let predicted = 1e3 * self.prediction.ms();
         match self.measured_ms {
             Some(ms) => {
@@ -37,10 +38,14 @@ impl fmt::Display for Explanation {
             }
             Apart::Parts { parts, verdict } => self.parts(f, parts, verdict)?,
         }
-        match &self.made {
-            Some(made) => writeln!(f, "made       {made}"),
-            None => Ok(()),
+        if let Some(made) = &self.made {
+            writeln!(f, "made       {made}")?;
         }
+        for (name, settings) in &self.kernels {
+            let settings = if settings.is_empty() { "nothing to set" } else { settings };
+            writeln!(f, "           {name}: {settings}")?;
+        }
+        Ok(())
     }
 }
 
