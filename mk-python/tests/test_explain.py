@@ -478,7 +478,7 @@ class Plans(unittest.TestCase):
         made = text[text.index("made       apart: as the options say\n") :].splitlines()
         self.assertEqual([line.split(":")[0].strip() for line in made[1:]], ["gather", "gemm -> bias -> gelu", "gemm", "reduce_scatter"])
         self.assertIn("block=128x256x64", made[2])
-        self.assertIn(", as one kernel\n", text)
+        self.assertIn("\n           as one kernel: ", text)
         last = "pub fn last(x: bf16[M, K] @ shard(0), w: bf16[K, F]) -> bf16[M, F] { gemm(x, w) -> gelu -> gather }"
         text = mk.compile(last, mk.World.offline(2)).bind(dims={"M": 64, "K": 64, "F": 64}).explain()
         self.assertIn("prediction none: ", text)

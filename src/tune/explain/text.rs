@@ -14,8 +14,8 @@ impl fmt::Display for Explanation {
             Origin::Predicted => "the best by prediction; `mk tune` would measure",
             Origin::Default => "the default",
         };
-        let whole = if self.kernels.is_empty() { "" } else { ", as one kernel" };
-        writeln!(f, "           {why}{whole}")?;
+        let whole = if self.kernels.is_empty() { "" } else { "as one kernel: " };
+        writeln!(f, "           {whole}{why}")?;
         let predicted = 1e3 * self.prediction.ms();
         match self.measured_ms {
             Some(ms) => {
