@@ -67,6 +67,8 @@ pub struct Composition {
     pub parts: Vec<Part>,
     /// The kernels.
     pub kernels: Vec<Planned>,
+    /// How each was lowered.
+    pub configs: Vec<Config>,
 }
 
 impl Composition {
@@ -98,7 +100,7 @@ impl Composition {
             plan_with(program, bound, config, emission)
         };
         let kernels = in_parallel(&list, one).into_iter().collect::<Result<_, _>>()?;
-        Ok(Composition { verdict, parts, kernels })
+        Ok(Composition { verdict, parts, kernels, configs: choice.configs.clone() })
     }
 
     /// Compiles all kernels, or reads them from the disk cache.

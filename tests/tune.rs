@@ -2,13 +2,14 @@
 
 use mk::{
     Bound, Program,
+    build::Composition,
     cost::DeviceModel,
     emit::Options,
     ir::Leaf,
     passes::{self, Config, LowerError},
     runtime::jit::JitOptions,
     trace::Agent,
-    tune::{self, Cache, Facts, KNOBS, Key, Origin, Whole, Winner, candidates},
+    tune::{self, Cache, Facts, KNOBS, Key, Origin, Sources, Subject, Whole, Winner, candidates},
 };
 use std::collections::BTreeMap;
 
@@ -253,4 +254,57 @@ fn a_prediction_is_drawn_like_a_launch() {
     assert!(both.contains("predicted") && both.contains("measured"), "{both}");
     let plain = mk::build::plan(&program, &bound, &config).expect("has a kernel");
     assert!(mk::tune::timeline(&plain.plan, &plain.source, &p).is_none());
+}
+
+/// What was made is explained as it was made, whatever would be chosen today.
+#[test]
+fn an_explanation_says_where_settings_come_from() {
+    let (text, shapes) = CASES[0];
+    let program = Program::parse(text).unwrap();
+    let sizes = bound(&program, shapes);
+    let made = |config: &Config| {
+        let verdict = tune::Verdict::new(tune::Made::Fused, tune::Why::Asked);
+        let choice = tune::Choice { verdict, configs: vec![config.clone()] };
+        Composition::new(&program, &sizes, &choice, Options::default()).unwrap()
+    };
+    let (chosen, _) = tune::choose(&program, &sizes, 4, DeviceModel::h200()).unwrap();
+    let facts = Facts::new(&program, &sizes, 4);
+    let all = candidates(&program, &sizes, 4, &BTreeMap::new());
+    let default = Config { ranks: 4, ..Config::default() };
+    let mut others = all
+        .into_iter()
+        .filter(|c| *c != chosen && *c != default && passes::lower(&program, &sizes, c).is_ok());
+    let (given, best) = (others.next().unwrap(), others.next().unwrap());
+    in_a_cache(|cache, _| {
+        let model = DeviceModel::h200();
+        let key = Key::new(&program, &sizes, 4, "sm_90a", &model.gpu);
+        cache.store(&key, &Winner { config: best.clone(), ms: 0.0625 }).unwrap();
+        let sources = Sources { model, cache: Some(cache), chain: 2 };
+        let explain =
+            |subject: Subject<'_>| tune::explain(&program, &sizes, 4, subject, &sources).unwrap();
+        for (config, origin, ms, words) in [
+            (&given, Origin::Given, None, "as the options say"),
+            (&best, Origin::Measured, Some(0.0625), "62.5 us measured"),
+            (&chosen, Origin::Predicted, None, "the best by prediction"),
+        ] {
+            let made = made(config);
+            let explained = explain(Subject::Made(&made));
+            assert_eq!((&explained.config, explained.origin), (config, origin));
+            assert_eq!((explained.measured_ms, explained.made), (ms, Some(made.verdict)));
+            let text = explained.to_string();
+            assert!(text.contains(words) && text.contains(&tune::write(config, &facts)), "{text}");
+            assert!(text.ends_with("made       one kernel: as the options say\n"), "{text}");
+        }
+        // Options that say nothing mean the winner, and the text ends with what a function would do.
+        let explained = explain(Subject::Options(&default));
+        assert_eq!((&explained.config, explained.origin), (&best, Origin::Measured));
+        assert!(explained.made.is_none() && explained.to_string().contains("verdict    "));
+        // Without figures there is no prediction, and what was made is said all the same.
+        let said = |gpu| tune::explain_made(&program, &sizes, 4, &made(&given), (gpu, Some(cache)));
+        let none = "prediction none: there are no figures of NVIDIA L4, which `mk probe --install` measures\nmade       one kernel";
+        assert!(said("NVIDIA L4").starts_with(none), "{}", said("NVIDIA L4"));
+        std::fs::write(cache.store(&key, &Winner { config: best.clone(), ms: 1.0 }).unwrap(), "x")
+            .unwrap();
+        assert!(said(&model.gpu).contains("note       the tuning cache's file"));
+    });
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     errors::{self, Class},
-    options,
+    explain, options,
     plan::{Plan, parse},
     tensor::Torch,
     world::{Place, World},
@@ -172,8 +172,16 @@ impl Function {
         self.world.get().place()
     }
 
+    /// The name of the first GPU of this process, where there is one.
+    pub(crate) fn gpu(&self) -> Option<String> {
+        match self.place() {
+            Place::Gpus(world) => world.gpu_name(world.local_ranks().start).ok(),
+            Place::Offline { .. } => None,
+        }
+    }
+
     /// Works on the function in the crate `mk`, detached.
-    fn with<T: Send>(
+    pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut core::Function) -> Result<T, FunctionError> + Send,
@@ -197,7 +205,7 @@ impl Function {
     }
 
     /// Reads and checks the inputs of every rank of this process.
-    fn read(
+    pub(crate) fn read(
         &self,
         py: Python<'_>,
         torch: &Torch,
@@ -332,7 +340,28 @@ impl Function {
             })?,
         };
         let made = made.ok_or_else(|| Class::Error.error(py, "nothing was bound"))?;
-        Ok(Plan::new(self.signature.clone(), sizes, made))
+        Ok(Plan::new(self.signature.clone(), sizes, made, self.gpu()))
+    }
+
+    /// Why it takes as long as it does on these tensors, as an ``Explanation``: ``str()`` of it is what `mk explain` prints, and what
+    /// was measured here beside the same operations one by one in torch: ``torch.mm`` (cuBLAS), NCCL through
+    /// ``torch.distributed``, elementwise operations. Collective; needs a process per GPU, and the default process group
+    /// with NCCL where there are several. Binds first if need be; takes some tenths of a second, and 256 MiB beside the results.
+    ///
+    /// ``rounds`` launches of each count, in turn, on caches that were flushed. Each result is compared: ``tolerance``
+    /// bounds the relative difference over the whole, and four times that over each tile.
+    ///
+    /// Raises what a call raises; UnsupportedError for several GPUs in one process, RendezvousError without such a process
+    /// group, Error where the two compute different things.
+    #[pyo3(signature = (*args, rounds=20, tolerance=1e-2, **kwargs))]
+    fn explain<'py>(
+        this: &Bound<'py, Function>,
+        args: &Bound<'py, PyTuple>,
+        rounds: u32,
+        tolerance: f64,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        explain::explain(this, args, rounds, tolerance, kwargs)
     }
 
     /// Raises FaultError if a kernel gave up. Does not wait.
@@ -355,11 +384,12 @@ impl Function {
     #[getter]
     fn plans(&self, py: Python<'_>) -> Vec<Plan> {
         py.detach(|| {
+            let gpu = self.gpu();
             let core = self.lock();
             let Some(function) = core.as_ref() else { return Vec::new() };
             let plan = |which| {
                 let (sizes, made) = (function.sizes(which)?.clone(), function.composition(which)?);
-                Some(Plan::new(self.signature.clone(), sizes, made.clone()))
+                Some(Plan::new(self.signature.clone(), sizes, made.clone(), gpu.clone()))
             };
             function.specialisations().filter_map(plan).collect()
         })
@@ -407,6 +437,6 @@ pub fn release<T: Send>(what: T) {
 }
 
 /// The local shapes of a call, borrowed.
-fn shapes(calls: &[Call]) -> Vec<Vec<&[u64]>> {
+pub(crate) fn shapes(calls: &[Call]) -> Vec<Vec<&[u64]>> {
     calls.iter().map(|c| c.inputs.iter().map(|a| &*a.shape).collect()).collect()
 }

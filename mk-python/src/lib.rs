@@ -1,7 +1,7 @@
 //! The Python module `mk`: a thin layer over [`mk::Function`] for torch tensors.
 //!
 //! `world.rs` and `store.rs` find the ranks, `tensor.rs` reads torch tensors, `function.rs` calls, `arguments.rs` takes
-//! arguments apart, `plan.rs` shows and simulates what would run, `options.rs` reads keyword arguments, `errors.rs` turns
+//! arguments apart, `plan.rs` shows and simulates what would run, `program.rs` gives the pipeline as data, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments, `errors.rs` turns
 //! errors into exceptions.
 //!
 //! Invariants: nothing is decided here that a Rust program could not decide through the crate `mk`. The interpreter is
@@ -10,9 +10,11 @@
 
 mod arguments;
 mod errors;
+mod explain;
 mod function;
 mod options;
 mod plan;
+mod program;
 mod store;
 mod tensor;
 mod world;

@@ -1,15 +1,17 @@
 //! What would run, without a GPU.
 
-use crate::{errors, errors::Class, function::jit, options};
+use crate::{errors, errors::Class, function::jit, options, program};
 use mk::{
     Bound as Sizes, Program,
     abi::TensorDirection,
     build::{Composition, Planned},
+    cost::DeviceModel,
     emit,
     function::{Signature, Wiring},
     harness::{Case, CpuOptions, Tolerance, run_made_on_cpu},
+    runtime::jit::JitOptions,
     syntax::Dim,
-    tune::{Choice, Made, Verdict, Why},
+    tune::{self, Cache, Choice, Made, Verdict, Why},
 };
 use pyo3::{
     prelude::*,
@@ -24,11 +26,18 @@ pub struct Plan {
     signature: Signature,
     sizes: Sizes,
     made: Arc<Composition>,
+    /// The GPU that it was made for, where there is one.
+    gpu: Option<String>,
 }
 
 impl Plan {
-    pub fn new(signature: Signature, sizes: Sizes, made: Arc<Composition>) -> Plan {
-        Plan { signature, sizes, made }
+    pub fn new(
+        signature: Signature,
+        sizes: Sizes,
+        made: Arc<Composition>,
+        gpu: Option<String>,
+    ) -> Plan {
+        Plan { signature, sizes, made, gpu }
     }
 
     fn program(&self) -> &Program {
@@ -111,7 +120,7 @@ pub fn plan(
     let program = signature.program();
     let made = py.detach(|| Composition::new(program, &sizes, &choice, emit::Options::default()));
     let made = made.map_err(|e| errors::function(py, e))?;
-    Ok(Plan::new(signature, sizes, Arc::new(made)))
+    Ok(Plan::new(signature, sizes, Arc::new(made), None))
 }
 
 #[pymethods]
@@ -288,6 +297,28 @@ impl Plan {
             }
         }
         Ok(run.iter().map(|ranks| ranks.iter().map(|n| n.global).collect()).collect())
+    }
+
+    /// What `mk explain` prints for it: where its settings come from, how long it should take and what bounds it, other settings,
+    /// and the same as separate kernels. By the figures of the GPU that it was made for, of an H200 if there is none.
+    ///
+    /// ``Function.explain`` also measures.
+    fn explain(&self, py: Python<'_>) -> String {
+        let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.clone());
+        py.detach(|| {
+            let cache = Cache::new(&JitOptions::default());
+            let by = (gpu.as_str(), cache.as_ref());
+            tune::explain_made(self.program(), &self.sizes, self.ranks(), &self.made, by)
+        })
+    }
+
+    /// The checked pipeline: ``{"values": [...], "results": [(name, value), ...]}``, where a value is a position in the list, and
+    /// each comes after its ``inputs``. Each is a dict: ``op`` ("parameter", or the operation's name), ``inputs``, ``dtype``,
+    /// ``shape`` (global), ``placement`` (("shard", dim), ("replicate", None) or ("partial", None)); ``name`` of a parameter,
+    /// ``dim`` of gather and reduce_scatter, ``a_transposed`` and ``b_transposed`` of gemm, ``factor`` of scale.
+    #[getter(program)]
+    fn program_data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        program::data(py, self.program(), &self.sizes)
     }
 
     fn __str__(&self) -> String {

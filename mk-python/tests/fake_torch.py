@@ -57,7 +57,9 @@ class Store:
 
 
 def install():
-    """Makes it `torch`, and returns it."""
+    """Makes it `torch`, once, and returns it."""
+    if hasattr(sys.modules.get("torch"), "capturing"):
+        return sys.modules["torch"]
     torch = types.ModuleType("torch")
     torch.cuda = types.ModuleType("torch.cuda")
     torch.distributed = types.ModuleType("torch.distributed")

@@ -121,6 +121,25 @@ class Local(unittest.TestCase):
         torch.cuda.synchronize()
         self.right(a, b, y)
 
+    def test_explanations(self):
+        if N > 1:
+            a, b = shards(256, 512, 512)
+            with self.assertRaisesRegex(mk.UnsupportedError, f"this process has {N} ranks"):
+                mk.compile(LINEAR, self.world).explain(a, b)
+        f = mk.compile("gemm(a, b) -> gelu", mk.World.local(1))
+        g = torch.Generator().manual_seed(1)
+        a, b = (torch.randn(shape, generator=g).bfloat16().to("cuda:0") for shape in ((1024, 512), (512, 2048)))
+        found = f.explain(a, b, rounds=5)
+        self.assertEqual([name for name, _ in found.steps], ["mm", "gelu"])
+        self.assertTrue(0.0 < found.mk_ms < 1e3 and 0.0 < found.torch_ms < 1e3, found)
+        self.assertLess(found.difference, 8e-3)
+        with self.assertRaisesRegex(mk.Error, "no times are given"):
+            f.explain(a, b, rounds=1, tolerance=1e-9)
+        graph = torch.cuda.CUDAGraph()
+        with self.assertRaisesRegex(mk.Error, "is being captured"):
+            with torch.cuda.graph(graph):
+                f.explain(a, b)
+
     def test_other_threads_run_meanwhile(self):
         ticks, stop = [0], threading.Event()
 

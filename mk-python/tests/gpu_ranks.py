@@ -128,6 +128,49 @@ def absence(f):
     dist.barrier()
 
 
+def explained(world):
+    """What `explain` says and measures: both times, results that agree, the operations one by one."""
+    rows, depth = 512 * SIZE, 256 * SIZE
+    wide = random(1024, depth, seed=2)
+    products = chunk(random(rows, depth, seed=1), 1), chunk(random(depth, 1024, seed=2), 0)
+    x = chunk(random(rows, 1024, seed=3), 0)
+    mlp = "gather(x) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter"
+    cases = {
+        LINEAR: ((x, chunk(wide, 1)), ["all_gather_into_tensor", "mm"]),
+        "gemm(a, b) -> reduce_scatter": (products, ["mm", "reduce_scatter_tensor"]),
+        "gemm(a, b) -> all_reduce": (products, ["mm", "all_reduce"]),
+        mlp: ((x, chunk(wide, 1), products[1]), ["all_gather_into_tensor", "mm", "gelu", "mm", "reduce_scatter_tensor"]),
+    }
+    for fuse in ("always", "never"):
+        for text, (tensors, steps) in cases.items():
+            f = mk.compile(text, world, fuse=fuse)
+            known(f.explain(*tensors, rounds=5), steps, show=fuse == "always")
+            f.close()
+    f = mk.compile(LINEAR, world, shapes={"a": (rows + 5, 1024)})
+    a = random(rows + 5, 1024, seed=5)
+    uneven = f.explain(chunk(a, 0), b=chunk(wide, 1), rounds=3)
+    known(uneven, ["all_gather_into_tensor", "mm"])
+    assert SIZE == 1 or any("padded" in note for note in uneven.notes), uneven.notes
+    # The function is as good as before.
+    right(f(chunk(a, 0), chunk(wide, 1)), a.float() @ chunk(wide, 1).float())
+
+
+def known(found, steps, show=True):
+    text = str(found)
+    assert 0.0 < found.mk_ms < 1e3 and 0.0 < found.torch_ms < 1e3, text
+    assert found.difference < 8e-3 and found.tile_difference < 3.2e-2, text
+    names = [name.split(" ")[0] for name, _ in found.steps]
+    assert names == steps, names
+    assert all(ms >= 0.0 for _, ms in found.steps), found.steps
+    # One by one is what they are together, apart from an event after each.
+    together = sum(ms for _, ms in found.steps)
+    assert 0.3 < together / found.torch_ms < 3.0, text
+    for words in ("machine ", "settings ", "bound by ", "measured ", "cuBLAS", "results    agree", "verdict "):
+        assert words in text, f"no `{words}` in\n{text}"
+    if RANK == 0 and show:
+        print(text, flush=True)
+
+
 def environment(world):
     """Without torch.distributed, beside a world that was made with it."""
     linear(mk.compile(LINEAR, mk.World.from_env()), 256 * SIZE, 512, 256 * SIZE, 5)
@@ -183,7 +226,7 @@ def main():
     dist.init_process_group("nccl", device_id=gpu, timeout=datetime.timedelta(seconds=60))
     world = mk.World.from_torch()
     assert (world.size, world.ranks, world.devices) == (SIZE, [RANK], [torch.cuda.current_device()])
-    cases = [shapes, ragged, reduction, apart, graph, environment] + ([side_by_side, disagreement, fault, missing] if SIZE > 1 else [])
+    cases = [shapes, ragged, reduction, apart, graph, explained, environment] + ([side_by_side, disagreement, fault, missing] if SIZE > 1 else [])
     for case in cases:
         case(world)
         gc.collect()

@@ -384,7 +384,8 @@ class Stubs(Case):
 
     def same_parameters(self, definition, item, skip):
         a = definition.args
-        names = [x.arg for x in a.posonlyargs + a.args][skip:] + [x.arg for x in a.kwonlyargs]
+        rest = [[x.arg] if x else [] for x in (a.vararg, a.kwarg)]
+        names = [x.arg for x in a.posonlyargs + a.args][skip:] + rest[0] + [x.arg for x in a.kwonlyargs] + rest[1]
         real = [n for n in inspect.signature(item).parameters if n != "self"]
         self.assertEqual(names, real, definition.name)
 

@@ -299,6 +299,27 @@ impl Function {
         self.composition(which).map(|made| made.verdict)
     }
 
+    /// Why a specialisation of this function takes as long as it does for these sizes, as text: what was made, how long that
+    /// should take, what bounds it, and what else there is. By the figures and measurements of rank 0. Collective.
+    ///
+    /// # Errors
+    /// [`FunctionError::Mismatch`] for a specialisation of another function; [`FunctionError::Runtime`].
+    pub fn explain(&self, which: Specialisation, sizes: &Bound) -> Result<String, FunctionError> {
+        let made = self.composition(which);
+        let made = made.ok_or_else(|| FunctionError::mismatch("no such specialisation"))?;
+        let world = &self.world;
+        let mut said = String::new();
+        if world.local_ranks().start == 0 {
+            let cache = tune::Cache::new(&self.options.jit);
+            let gpu = world.gpu_name(0).unwrap_or_else(|e| format!("a GPU without a name ({e})"));
+            let by = (gpu.as_str(), cache.as_ref());
+            said = tune::explain_made(self.signature.program(), sizes, world.size(), made, by);
+        }
+        let limit = self.options.instance.entry_limit.max(PATIENCE);
+        let said = world.from_rank_0("explaining", said.into_bytes(), limit)?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
     /// Everything that a specialisation of this function is made of; `None` for one of another function.
     pub fn composition(&self, which: Specialisation) -> Option<&Arc<Composition>> {
         self.bound.get(which.kernel).map(|b| &b.made)

@@ -5,12 +5,14 @@
 //!                                                    └─> choose::predict ───> what the cost model says
 //! choose::decide: given ones > a measured winner (cache.rs) > the model's choice > defaults
 //! fusing::settle: one kernel, or that of each part (unfused.rs), with the config that `decide` says for each
+//! explain::explain: all of it in words, for a pipeline or for what was made of one
 //! ```
 //!
 //! A setting that can be tried is one line of the table in `space.rs`; everything else here goes through that table.
 
 mod cache;
 mod choose;
+mod explain;
 mod fusing;
 mod measure;
 mod probe;
@@ -22,6 +24,7 @@ mod unfused;
 pub use cache::{Cache, Damaged, Key, Winner};
 pub(crate) use choose::in_parallel;
 pub use choose::{Decision, Origin, Unpredicted, choose, decide, model_of, predict, predict_all};
+pub use explain::{Apart, CHAIN, Explanation, Sources, Subject, explain, explain_made};
 pub use fusing::{CLEARLY, Choice, Fuse, Made, Terms, Times, Verdict, Why, settle, verdict};
 pub use measure::{Limits, Refused, Timed, Trial, measure};
 pub use probe::probe_list;

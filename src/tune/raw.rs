@@ -1,8 +1,8 @@
-//! Which raw figures of a machine are measured: each method by SMs, pieces and ranks that send at once, and messages by size.
+//! Which raw figures of a machine are measured: each method by SMs, pieces and ranks that send at once, messages by size, and products.
 
-use mk_codegen::cost::{CopyMethod, RawCopy, RawFigures};
+use mk_codegen::cost::{CopyMethod, RawCopy, RawFigures, RawMma};
 use mk_runtime::jit::JitOptions;
-use mk_runtime::probe::{MAX_BYTES, Method, Piece, Probe, Transfer};
+use mk_runtime::probe::{Burst, MAX_BYTES, Method, Piece, Probe, Transfer};
 use mk_runtime::{Error, World};
 
 /// Numbers of SMs, as far as the GPU has them; all of them come last.
@@ -11,12 +11,14 @@ const SMS: [u32; 9] = [1, 2, 4, 8, 12, 16, 24, 32, 64];
 const MESSAGE_SMS: u32 = 32;
 /// From the smallest message to the largest, each four times the one before.
 const LEAST_MESSAGE: u64 = 64 << 10;
+/// Steps of a burst of products that takes some 0.2 ms, and of one that takes some 20: long ones make a GPU lower its clock.
+const BURST_STEPS: [u32; 2] = [352, 35_200];
 
 /// Measures a machine with no plan in between; each figure is the median of `rounds` launches. A world in one process. Takes seconds.
 ///
 /// # Errors
 /// [`Error::Shape`] for a world of one rank or of several processes, and `rounds` outside [`mk_runtime::probe::ROUNDS`];
-/// [`Error::Unmeasured`] when a copy is wrong or a wait does not end; what else [`Probe`] says.
+/// [`Error::Unmeasured`] when a copy or a product is wrong or a wait does not end; what else [`Probe`] says.
 pub fn measure_raw(world: &World, options: &JitOptions, rounds: u32) -> Result<RawFigures, Error> {
     let probe = Probe::new(world, options, rounds)?;
     let measure = |transfer: Transfer| Ok(row(transfer, probe.transfer_s(&transfer)?));
@@ -24,6 +26,11 @@ pub fn measure_raw(world: &World, options: &JitOptions, rounds: u32) -> Result<R
     let by_sms = transfers.into_iter().map(measure).collect::<Result<Vec<_>, Error>>()?;
     let by_size =
         by_size(world.size()).into_iter().map(measure).collect::<Result<Vec<_>, Error>>()?;
+    let products = |burst: Burst| {
+        let seconds = tidy(probe.mma_s(&burst)?);
+        Ok(RawMma { sms: burst.sms, flop: burst.flop(), seconds })
+    };
+    let mma = bursts(probe.sms()?).into_iter().map(products).collect::<Result<Vec<_>, Error>>()?;
     let local = by_sms.iter().filter(|c| c.method.is_local()).map(RawCopy::bytes_per_s);
     Ok(RawFigures {
         gpu: world.gpu_name(0)?,
@@ -42,7 +49,15 @@ pub fn measure_raw(world: &World, options: &JitOptions, rounds: u32) -> Result<R
         launch_device_s: tidy(probe.launch_device_s()?),
         by_sms,
         by_size,
+        mma,
     })
+}
+
+/// One SM, which lowers no clock, and all of them, shortly and for long.
+fn bursts(all_sms: u32) -> Vec<Burst> {
+    let [short, long] = BURST_STEPS;
+    let all = [(1, short), (all_sms, short), (all_sms, long)];
+    all.map(|(sms, steps)| Burst { sms, steps }).to_vec()
 }
 
 /// Every method with every number of SMs, by one rank alone and by all.
@@ -140,6 +155,15 @@ mod tests {
         assert!(by_sms_list.iter().any(|t| t.sms == 132));
         assert!(by_sms(4, 24).iter().all(|t| t.sms <= 24));
         assert_eq!(by_size_list.last().map(|t| t.bytes), Some(MAX_BYTES));
+    }
+
+    #[test]
+    fn bursts_can_be() {
+        for burst in bursts(132) {
+            assert!(Burst::RANGE.contains(&burst.steps) && burst.steps % Burst::STEPS == 0);
+        }
+        let flop: Vec<f64> = bursts(132).iter().map(Burst::flop).collect();
+        assert_eq!(flop, [1.476395008e9, 1.948841410560e11, 1.948841410560e13]);
     }
 
     #[test]

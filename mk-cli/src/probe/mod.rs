@@ -44,7 +44,7 @@ pub struct Args {
     /// Passes over all figures
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
-    /// Measure links, memory, flags and launches only, with no plans and no model
+    /// Measure links, memory, flags, launches and tensor cores only, with no plans and no model
     #[arg(long, conflicts_with_all = ["install", "model", "from", "every", "rounds"])]
     raw: bool,
     /// Launches that make up each raw figure, the median of them
@@ -125,7 +125,7 @@ fn raw_only(args: &Args) -> Result<(), Failure> {
 
 fn measure_raw(args: &Args) -> Result<RawFigures, Failure> {
     let world = gpus(args.ranks)?;
-    let _progress = Progress::new("measuring links, memory, flags and launches");
+    let _progress = Progress::new("measuring links, memory, flags, launches and tensor cores");
     tune::measure_raw(&world, &JitOptions::default(), args.raw_rounds).map_err(Failure::new)
 }
 

@@ -19,6 +19,12 @@ impl Display for Tables<'_> {
         writeln!(f, "memory   {read} read; {copied} read and written in a copy")?;
         writeln!(f, "flag     {local} inside a GPU; {peer} to a peer")?;
         writeln!(f, "launch   {host} of the host; {device} from one empty kernel to the next")?;
+        for (i, m) in raw.mma.iter().enumerate() {
+            let name = if i == 0 { "mma" } else { "" };
+            let (rate, ms) = (m.flop_per_s() / 1e12, m.seconds * 1e3);
+            let sms = if m.sms == 1 { "one SM".into() } else { format!("{} SMs", m.sms) };
+            writeln!(f, "{name:<9}{rate:.1} TFLOP/s by {sms} for {ms:.2} ms")?;
+        }
         let pieces = |c: &RawCopy| match c.piece_bytes {
             0 => c.method.words().to_string(),
             bytes => format!("{:<12}{:>4}", c.method.words(), size(bytes.into())),
@@ -88,7 +94,7 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mk::cost::CopyMethod;
+    use mk::cost::{CopyMethod, RawMma};
 
     #[test]
     fn figures_are_shown_as_tables() {
@@ -124,6 +130,9 @@ mod tests {
                 copy(CopyMethod::CopyEngine, 4, 0, 0, m1, 95.5),
                 copy(CopyMethod::BulkPush, 4, 32, 16384, m1, 120.0),
             ],
+            mma: [(1, 1.5e9, 2e-4), (132, 1.95e11, 2.5e-4), (132, 1.95e13, 3e-2)]
+                .map(|(sms, flop, seconds)| RawMma { sms, flop, seconds })
+                .to_vec(),
         };
         let want = "\
 NVIDIA H200: a test
@@ -131,6 +140,9 @@ NVIDIA H200: a test
 memory   4.10 TB/s read; 3.90 TB/s read and written in a copy
 flag     0.62 us inside a GPU; 1.52 us to a peer
 launch   2.10 us of the host; 1.31 us from one empty kernel to the next
+mma      7.5 TFLOP/s by one SM for 0.20 ms
+         780.0 TFLOP/s by 132 SMs for 0.25 ms
+         650.0 TFLOP/s by 132 SMs for 30.00 ms
 
 GB/s of each rank, by SMs; bulk copies by size of a piece
                           1    132

@@ -16,7 +16,13 @@ fn raw_figures() {
     }
     let text = done.ok();
     println!("{text}");
-    for piece in ["copy engine", "bulk reduce  16K", "to the next rank, 2 at once", "256M"] {
+    for piece in [
+        "copy engine",
+        "bulk reduce  16K",
+        "to the next rank, 2 at once",
+        "256M",
+        "TFLOP/s by one SM for",
+    ] {
         assert!(text.contains(piece), "no `{piece}` in:\n{text}");
     }
     let raw = std::fs::read_to_string(&json).expect("the file");
@@ -25,6 +31,8 @@ fn raw_figures() {
     // Figures of any machine that runs this at all: a mistake of units is a factor of a thousand.
     assert!((1e-7..1e-4).contains(&raw.flag_local_s) && (1e-7..1e-4).contains(&raw.flag_peer_s));
     assert!((1e-7..1e-4).contains(&raw.launch_device_s), "{}", raw.launch_device_s);
+    let rates: Vec<f64> = raw.mma.iter().map(|m| m.flop_per_s() / f64::from(m.sms)).collect();
+    assert!(rates.len() == 3 && rates.iter().all(|r| (2e12..8.5e12).contains(r)), "{rates:?}");
     assert!((5e11..2e13).contains(&raw.hbm_read_bytes_per_s), "{}", raw.hbm_read_bytes_per_s);
 }
 

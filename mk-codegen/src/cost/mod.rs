@@ -23,7 +23,7 @@ mod unroll;
 pub use fit::{Sample, error, fit};
 pub use model::{DeviceModel, ModelError, Mover, Movers, TileRate};
 pub use prediction::{Bound, Chain, Prediction, RoleTime, Span};
-pub use raw::{CopyMethod, RawCopy, RawFigures};
+pub use raw::{CopyMethod, RawCopy, RawFigures, RawMma};
 
 use crate::ir::{Plan, PointError};
 use thiserror::Error;

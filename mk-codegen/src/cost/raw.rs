@@ -29,6 +29,28 @@ pub struct RawFigures {
     pub by_sms: Vec<RawCopy>,
     /// Copies by method, number of ranks that send at once, and bytes of the message.
     pub by_size: Vec<RawCopy>,
+    /// Products of tensor cores alone, by SMs and length; none in files of before they were measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mma: Vec<RawMma>,
+}
+
+/// Dense products in bf16 (`wgmma`, m64n256k16, two warpgroups an SM) of random operands in shared memory, nothing else going on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawMma {
+    /// SMs of one GPU that multiplied.
+    pub sms: u32,
+    /// Multiplications and additions of all of them.
+    pub flop: f64,
+    /// What they took, launch not included.
+    pub seconds: f64,
+}
+
+impl RawMma {
+    /// Multiplications and additions a second, of all SMs.
+    pub fn flop_per_s(&self) -> f64 {
+        self.flop / self.seconds
+    }
 }
 
 /// Copies that were made at once, each rank's to the next rank.
@@ -125,7 +147,9 @@ impl RawFigures {
             ("launch_device_s", self.launch_device_s),
         ];
         let copies = self.by_sms.iter().chain(&self.by_size);
-        let all = figures.into_iter().chain(copies.map(|c| (c.method.words(), c.seconds)));
+        let copies = copies.map(|c| (c.method.words(), c.seconds));
+        let products = self.mma.iter().flat_map(|m| [("mma flop", m.flop), ("mma", m.seconds)]);
+        let all = figures.into_iter().chain(copies).chain(products);
         match all.into_iter().find(|(_, v)| !(*v > 0.0 && v.is_finite())) {
             None => Ok(()),
             Some((name, v)) => {
@@ -161,6 +185,7 @@ mod tests {
             launch_device_s: 1.3e-6,
             by_sms: vec![copy(CopyMethod::BulkReduce, 16384), copy(CopyMethod::LdstPull, 0)],
             by_size: vec![RawCopy { sms: 0, ..copy(CopyMethod::CopyEngine, 0) }],
+            mma: vec![RawMma { sms: 132, flop: 1.948e11, seconds: 2.4e-4 }],
         }
     }
 
@@ -169,6 +194,15 @@ mod tests {
         let json = raw().to_json();
         assert_eq!(RawFigures::parse(&json).unwrap(), raw());
         assert!(json.contains(r#""method": "bulk_reduce""#), "{json}");
+    }
+
+    #[test]
+    fn files_without_products_are_read() {
+        let without = RawFigures { mma: Vec::new(), ..raw() };
+        let json = without.to_json();
+        assert!(!json.contains("mma"), "{json}");
+        assert_eq!(RawFigures::parse(&json).unwrap(), without);
+        assert!((raw().mma[0].flop_per_s() / 811.7e12 - 1.0).abs() < 1e-3);
     }
 
     #[test]
@@ -190,6 +224,8 @@ mod tests {
         };
         assert!(refusal(|r| r.flag_peer_s = 0.0).contains("raw flag_peer_s is 0"));
         assert!(refusal(|r| r.by_sms[1].seconds = -1.0).contains("raw ld/st pull is -1"));
+        assert!(refusal(|r| r.mma[0].seconds = -1.0).contains("raw mma is -1"));
+        assert!(refusal(|r| r.mma[0].flop = 0.0).contains("raw mma flop is 0"));
         assert!(refusal(|r| r.by_size[0].seconds = 0.0).contains("raw copy engine is 0"));
     }
 }

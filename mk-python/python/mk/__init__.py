@@ -17,6 +17,7 @@ from ._errors import (
     RendezvousError,
     UnsupportedError,
 )
+from ._explain import Explanation
 from ._mk import Function, Plan, World, __version__, compile, plan
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "CompileError",
     "DeviceError",
     "Error",
+    "Explanation",
     "FaultError",
     "Function",
     "PipelineError",

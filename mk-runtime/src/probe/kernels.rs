@@ -1,4 +1,4 @@
-//! The kernels of `kernels.cu`, loaded on a GPU.
+//! The kernels of `kernels.cu` and `mma.cu`, loaded on a GPU.
 
 use super::Piece;
 use crate::Error;
@@ -15,11 +15,20 @@ const TEXT: &str = concat!(
     include_str!("../../../templates/ptx/fence.cuh"),
     include_str!("../../../templates/ptx/mbarrier.cuh"),
     include_str!("../../../templates/ptx/bulk.cuh"),
+    include_str!("../../../templates/ptx/sm90_wgmma.cuh"),
     include_str!("kernels.cu"),
+    include_str!("mma.cu"),
 );
 
 /// Dynamic shared memory of bulk copies, in bytes: so much that an SM holds one CTA.
 const BULK_SMEM_BYTES: u32 = 198_144;
+/// Dynamic shared memory of products, in bytes.
+const MMA_SMEM_BYTES: u32 = 197_632;
+/// Products come in so many steps.
+pub(super) const MMA_STEPS: u32 = 16;
+/// Threads of a CTA that multiplies, and how many sums each keeps.
+pub(super) const MMA_THREADS: u32 = 256;
+pub(super) const MMA_KEPT: u32 = 4;
 /// Loads and stores come in blocks of so many bytes.
 pub(super) const LDST_BYTES: u64 = 128 << 10;
 
@@ -75,6 +84,11 @@ impl Shape {
         Shape { grid: sms, block: 64, smem_bytes: BULK_SMEM_BYTES }
     }
 
+    /// Products by so many SMs.
+    pub(super) fn mma(sms: u32) -> Shape {
+        Shape { grid: sms, block: MMA_THREADS, smem_bytes: MMA_SMEM_BYTES }
+    }
+
     /// Single threads on SMs of their own.
     pub(super) fn threads(sms: u32) -> Shape {
         Shape { grid: sms, block: 1, smem_bytes: BULK_SMEM_BYTES }
@@ -86,7 +100,7 @@ impl Shape {
     }
 }
 
-/// The kernels on one GPU. Arguments are listed in `kernels.cu`.
+/// The kernels on one GPU. Arguments are listed in `kernels.cu` and `mma.cu`.
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub fill: Kernel,
@@ -96,6 +110,8 @@ pub(super) struct Kernels {
     pub ping_gpu: Kernel,
     pub ping_sys: Kernel,
     pub nothing: Kernel,
+    pub mma: Kernel,
+    pub mma_check: Kernel,
     /// By size of a piece: copies, and sums.
     bulk: Vec<(Piece, Kernel, Kernel)>,
 }
@@ -105,12 +121,13 @@ impl Kernels {
         let compiled = compile_unit(unit(), options)?;
         let module = Module::load(world.context(rank)?, &compiled.cubin)?;
         let kernel = |entry: &str| Kernel::new(&module, entry, NAME);
-        let large = |entry: &str| {
+        let with_smem = |entry: &str, bytes: u32| {
             let kernel = kernel(entry)?;
             let which = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            kernel.set(which, BULK_SMEM_BYTES as i32)?;
+            kernel.set(which, bytes as i32)?;
             Ok::<_, Error>(kernel)
         };
+        let large = |entry: &str| with_smem(entry, BULK_SMEM_BYTES);
         let mut bulk = Vec::new();
         for piece in Piece::ALL {
             let kib = piece.bytes() / 1024;
@@ -125,6 +142,8 @@ impl Kernels {
             ping_gpu: large("probe_ping_gpu")?,
             ping_sys: large("probe_ping_sys")?,
             nothing: kernel("probe_nothing")?,
+            mma: with_smem("probe_mma", MMA_SMEM_BYTES)?,
+            mma_check: kernel("probe_mma_check")?,
             bulk,
         })
     }
@@ -145,7 +164,7 @@ fn unit() -> Unit<'static> {
 /// Enqueues a kernel. Arguments are words, of which the driver reads as much as the kernel declares (little-endian).
 ///
 /// # Safety
-/// They must be what the kernel declares in `kernels.cu`; memory among them must be mapped on the stream's GPU, as large as the kernel
+/// They must be what the kernel declares in `kernels.cu` or `mma.cu`; memory among them must be mapped on the stream's GPU, as large as the kernel
 /// takes it to be, and live until it is done. The stream must be of the kernel's GPU.
 pub(super) unsafe fn enqueue(
     kernel: &Kernel,
@@ -164,13 +183,21 @@ pub(super) unsafe fn enqueue(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jit::disassemble;
 
     #[test]
     fn the_kernels_compile_without_spills() {
         let options = JitOptions { use_cache: false, ..JitOptions::default() };
-        match compile_unit(unit(), &options) {
-            Ok(compiled) => assert_eq!(compiled.report.entries.len(), 15, "{:?}", compiled.report),
-            Err(Error::NvrtcMissing { .. }) => println!("SKIPPED: no NVRTC"),
+        let compiled = match compile_unit(unit(), &options) {
+            Ok(compiled) => compiled,
+            Err(Error::NvrtcMissing { .. }) => return println!("SKIPPED: no NVRTC"),
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(compiled.report.entries.len(), 17, "{:?}", compiled.report);
+        // One stage is four products of the largest shape; they are the only ones, so that none is serialised or doubled.
+        match disassemble(&compiled.cubin) {
+            Ok(sass) => assert_eq!(sass.matches("HGMMA.64x256x16.F32.BF16").count(), 4),
+            Err(Error::ToolMissing { .. }) => println!("SKIPPED: no nvdisasm"),
             Err(error) => panic!("{error}"),
         }
     }

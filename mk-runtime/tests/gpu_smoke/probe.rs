@@ -1,8 +1,8 @@
-//! Raw figures: every method moves what it should, and what cannot be measured is refused.
+//! Raw figures: every method moves what it should, products are right, and what cannot be measured is refused.
 
 use crate::{alone, worlds};
 use mk_runtime::Error;
-use mk_runtime::probe::{Method, Piece, Probe, ROUNDS, Transfer};
+use mk_runtime::probe::{Burst, Method, Piece, Probe, ROUNDS, Transfer};
 
 #[test]
 fn every_method_moves_what_it_should() {
@@ -47,6 +47,26 @@ fn memory_flags_and_launches_have_figures() {
     }
 }
 
+/// Rates of any GPU that runs this at all: at most what the hardware's clock allows, and no small part of it.
+#[test]
+fn products_are_right_and_have_rates() {
+    let _alone = alone();
+    for world in worlds().iter().filter(|w| w.size() > 1) {
+        let probe = Probe::new(world, &crate::common::jit_options(), 3).unwrap();
+        let all = probe.sms().unwrap();
+        for (sms, steps) in [(1, 16), (5, 48), (1, 352), (all, 352), (all, 3520), (all, 35_200)] {
+            let burst = Burst { sms, steps };
+            let seconds = probe.mma_s(&burst).unwrap_or_else(|e| panic!("{e}"));
+            let rate = burst.flop() / seconds / 1e12;
+            println!("{burst}: {rate:.1} TFLOP/s, {:.4} ms", seconds * 1e3);
+            // Short ones are a difference of two launches that take longer.
+            if steps >= 352 {
+                assert!((2.0..8.5).contains(&(rate / f64::from(sms))), "{burst}: {rate}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let _alone = alone();
@@ -75,5 +95,15 @@ fn what_cannot_be_is_refused() {
             assert!(matches!(probe.transfer_s(&bad), Err(Error::Shape { .. })), "{bad}");
         }
         assert!(matches!(probe.flag_s(0, world.size()), Err(Error::Shape { .. })));
+        let good = Burst { sms: 4, steps: Burst::STEPS };
+        for bad in [
+            Burst { sms: 0, ..good },
+            Burst { sms: 1 << 20, ..good },
+            Burst { steps: 0, ..good },
+            Burst { steps: Burst::STEPS + 1, ..good },
+            Burst { steps: 2 << 20, ..good },
+        ] {
+            assert!(matches!(probe.mma_s(&bad), Err(Error::Shape { .. })), "{bad}");
+        }
     }
 }

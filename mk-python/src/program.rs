@@ -1,0 +1,71 @@
+//! A checked pipeline as plain Python data.
+
+use mk::{
+    Bound as Sizes, Program,
+    syntax::{Def, Op, Placement, ValueId},
+};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyList, PyTuple},
+};
+
+/// ``{"values": [...], "results": [(name, value), ...]}``; see ``Plan.program``.
+pub fn data<'py>(
+    py: Python<'py>,
+    program: &Program,
+    sizes: &Sizes,
+) -> PyResult<Bound<'py, PyDict>> {
+    let values = PyList::empty(py);
+    for id in (0..program.n_values()).map(ValueId::new) {
+        if let Some(def) = program.def(id) {
+            values.append(value(py, def, sizes.shape(id).unwrap_or(&[]))?)?;
+        }
+    }
+    let results = program.result_names().iter().zip(program.results());
+    let results: Vec<(&str, usize)> = results.map(|(n, id)| (n.as_str(), id.index())).collect();
+    let dict = PyDict::new(py);
+    dict.set_item("values", values)?;
+    dict.set_item("results", results)?;
+    Ok(dict)
+}
+
+fn value<'py>(py: Python<'py>, def: Def<'_>, shape: &[u64]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    let ty = match def {
+        Def::Param(tensor) => {
+            dict.set_item("op", "parameter")?;
+            dict.set_item("name", &tensor.name)?;
+            dict.set_item("inputs", PyList::empty(py))?;
+            &tensor.ty
+        }
+        Def::Node(node) => {
+            dict.set_item("op", node.op.name())?;
+            let inputs: Vec<usize> = node.inputs.iter().map(|id| id.index()).collect();
+            dict.set_item("inputs", inputs)?;
+            match node.op {
+                Op::Gather { dim, .. } | Op::ReduceScatter { dim, .. } => {
+                    dict.set_item("dim", dim)?;
+                }
+                Op::Gemm { a_transposed, b_transposed } => {
+                    dict.set_item("a_transposed", a_transposed)?;
+                    dict.set_item("b_transposed", b_transposed)?;
+                }
+                Op::Scale(factor) => dict.set_item("factor", factor)?,
+                _ => {}
+            }
+            &node.ty
+        }
+    };
+    dict.set_item("dtype", ty.dtype.name())?;
+    dict.set_item("shape", PyTuple::new(py, shape)?)?;
+    // Signatures have one mesh axis.
+    dict.set_item(
+        "placement",
+        match ty.placement.first() {
+            Some(Placement::Shard(dim)) => ("shard", Some(*dim)),
+            Some(Placement::Partial) => ("partial", None),
+            Some(Placement::Replicate) | None => ("replicate", None),
+        },
+    )?;
+    Ok(dict)
+}
