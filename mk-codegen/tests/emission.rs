@@ -21,9 +21,15 @@ fn kernels() {
 
 #[test]
 fn kernels_of_other_ways_of_lowering() {
-    for name in
-        ["one_shot_few_rows", "split_one_shot", "tail_gathered", "slices_tail", "ring", "on_write"]
-    {
+    for name in [
+        "one_shot_few_rows",
+        "split_one_shot",
+        "tail_gathered",
+        "slices_tail",
+        "ring",
+        "on_write",
+        "engine",
+    ] {
         let v = VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
         let plan = v.plan(v.case.2).unwrap_or_else(|e| panic!("{name}: {e}"));
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -73,6 +79,7 @@ const SYNCHRONISATION: &[&str] = &[
     "_storer<",
     "_consumer<",
     "copy_rows<",
+    "reduce_rows<",
 ];
 
 #[test]

@@ -130,6 +130,8 @@ fn class(error: &RuntimeError) -> Class {
         | RuntimeError::System { .. }
         | RuntimeError::LaunchBlocking
         | RuntimeError::WrongArch { .. }
+        | RuntimeError::EngineOnSharedGpu { .. }
+        | RuntimeError::TwoCaptures { .. }
         | RuntimeError::NotCoResident { .. } => Class::Device,
         RuntimeError::Count { .. }
         | RuntimeError::Tensor { .. }

@@ -104,7 +104,7 @@ class Tensor:
         assert self.shape == other.shape, (self.shape, other.shape)
         return Tensor([f(x, y) for x, y in zip(self.values(), other.values())], self.shape, self.dtype)
 
-    def to(self, dtype):
+    def to(self, dtype, copy=False):
         return self.map(float, dtype)
 
     def float(self):

@@ -47,7 +47,11 @@ use crate::{
 };
 use bind::{Bind, Run};
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
-use mk_codegen::{emit, passes::Config, trace::Trace};
+use mk_codegen::{
+    emit,
+    passes::{Config, Gather},
+    trace::Trace,
+};
 use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
 use sequence::Sequence;
@@ -251,7 +255,11 @@ impl Function {
             // Without a name there is neither a measurement nor a model: the default.
             let gpu = world.gpu_name(0).unwrap_or_default();
             let terms = tune::Terms { search: Some((&gpu, cache.as_ref())), ..terms };
-            said = tune::settle(program, sizes, &terms).write(program, sizes).into_bytes();
+            let mut choice = tune::settle(program, sizes, &terms);
+            if world.shares_gpus() {
+                choice.configs.iter_mut().for_each(|c| c.gather = Gather::Sms);
+            }
+            said = choice.write(program, sizes).into_bytes();
         }
         let limit = self.options.instance.entry_limit.max(PATIENCE);
         let said = world.from_rank_0("choosing how to lower", said, limit)?;

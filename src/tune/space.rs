@@ -93,7 +93,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "intra_comm",
         values: |facts| match (facts.communicates(), facts.products) {
-            (true, true) => texts(&[4, 8, 12, 16, 20, 24, 32]),
+            (true, true) => texts(&[4, 8, 10, 12, 16, 20, 24, 32]),
             // The others only copy: what is received, or what is sent.
             (true, false) => texts(&[8, 16, 32, 64]),
             (false, _) => Vec::new(),
@@ -222,7 +222,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "split_k",
         values: |facts| match facts.sums && facts.products && facts.rows <= 1024 {
-            true => texts(&[1, 2, 4]),
+            true => texts(&[1, 2, 3, 4]),
             false => Vec::new(),
         },
         get: |c| Some(c.split_k.to_string()),

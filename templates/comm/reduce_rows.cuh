@@ -206,7 +206,7 @@ MK_DEVICE void team_sync(u32 team) {
 // that has no task left is at the next leaf while the other is still here.
 template <Dtype kFrom, Dtype kTo, u32 kTeams, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
-  const u32 team = thread / kThreads;
+  const u32 team = thread / kThreads;  // below kTeams
   thread %= kThreads;
 #pragma unroll 1
   for (u32 t = hooks.first() + team * hooks.stride(); t < hooks.end(); t += kTeams * hooks.stride()) {

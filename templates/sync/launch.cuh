@@ -42,11 +42,29 @@ MK_DEVICE void launch_end(const Context& ctx) {
   }
 }
 
+// First thing in the gate behind `launch_begin_sync`, by every thread: nobody may be inside, neither a kernel of the launch before nor
+// another gate, which would announce the same epoch twice. Until `launch_gate_end` the gate is.
+MK_DEVICE void launch_gate_begin(const Context& ctx) {
+  if (threadIdx.x == 0) {
+    const u32 abort = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort);
+    const u32 inside = atom_add_gpu(&ctx.control()->active, 1);
+    if (inside != 0) {
+      give_up(ctx, Fault{FaultKind::ConcurrentUse, 0, 1, inside + 1, 0, kNoPeer, 0, 0});
+    } else if (abort != 0) {
+      give_up(ctx, Fault{FaultKind::PeerAborted, 0, 0, 0, 0, abort - 1, 0, 0});
+    }
+  }
+  __syncthreads();
+}
+
 // Last thing in the gate, by every thread: leaves the epoch to the copies behind it. A launch that was given up leaves the one
 // before, which raises no word.
 MK_DEVICE void launch_gate_end(const Context& ctx) {
   __syncthreads();
-  if (threadIdx.x == 0 && !ctx.aborted()) ctx.control()->launch = ctx.epoch;
+  if (threadIdx.x == 0) {
+    if (!ctx.aborted()) ctx.control()->launch = ctx.epoch;
+    red_add_gpu(&ctx.control()->active, 0xffffffffu);
+  }
 }
 
 // Tells every rank (this one too) that this rank is in this launch: first the hash, then the count that covers it. Lane

@@ -18,8 +18,10 @@ type Case = fn(rank: u32, size: u32);
 const CASES: &[(&str, Case)] = &[
     ("same", same::child),
     ("never_launches", processes::never_launches),
+    ("never_launches_engine", processes::never_launches_engine),
     ("aborted", processes::aborted),
     ("killed_at_work", processes::killed_at_work),
+    ("killed_at_work_engine", processes::killed_at_work_engine),
     ("killed_while_awaited", processes::killed_while_awaited),
     ("corrupted_word", processes::corrupted_word),
     ("other_values", processes::other_values),

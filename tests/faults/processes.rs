@@ -1,7 +1,7 @@
 //! Faults between processes, one process per GPU.
 
 use crate::children::{Children, say, world as connect};
-use crate::rig::{BESIDE, Case, DYNAMIC, GATHER, Rig, options};
+use crate::rig::{BESIDE, Case, DYNAMIC, ENGINE, GATHER, Rig, options};
 use crate::{Watchdog, alone, world};
 use mk::runtime::{Error, InstanceOptions, World, world::UnixBootstrap};
 use std::time::{Duration, Instant};
@@ -66,8 +66,16 @@ fn play(
 }
 
 pub fn never_launches(rank: u32, _size: u32) {
+    awaited(rank, &GATHER);
+}
+
+pub fn never_launches_engine(rank: u32, _size: u32) {
+    awaited(rank, &ENGINE);
+}
+
+fn awaited(rank: u32, case: &Case) {
     let world = connect();
-    let mut rig = Rig::new(&world, &GATHER, &options()).expect("binds");
+    let mut rig = Rig::new(&world, case, &options()).expect("binds");
     rig.step(1).expect("a first launch");
     world.barrier(SOON).expect("all are here");
     let begin = Instant::now();
@@ -87,6 +95,13 @@ pub fn never_launches(rank: u32, _size: u32) {
 #[test]
 fn a_rank_that_never_launches() {
     play("never_launches", false, &["rank 1 did not enter the launch", " at e"], |_, _| ());
+}
+
+/// It is the gate that waits.
+#[test]
+fn a_rank_that_never_launches_where_copy_engines_gather() {
+    let needed = &["rank 1 did not enter the launch", " at e", "engine: wait"];
+    play("never_launches_engine", false, needed, |_, _| ());
 }
 
 /// Launches until something is wrong.
@@ -129,8 +144,16 @@ fn survive(mut rig: Rig, world: World, rank: u32, size: u32) {
 }
 
 pub fn killed_at_work(rank: u32, size: u32) {
+    at_work(rank, size, GATHER);
+}
+
+pub fn killed_at_work_engine(rank: u32, size: u32) {
+    at_work(rank, size, ENGINE);
+}
+
+fn at_work(rank: u32, size: u32, case: Case) {
     let world = connect();
-    let large = Case { size: (4096, 2048, 4096), ..GATHER };
+    let large = Case { size: (4096, 2048, 4096), ..case };
     let mut rig = Rig::new(&world, &large, &options()).expect("binds");
     rig.step(1).expect("a first launch");
     say("READY");
@@ -151,6 +174,11 @@ fn kill(children: &mut Children, size: u32) {
 #[test]
 fn a_rank_killed_at_work() {
     play("killed_at_work", true, &["rank 1 is gone"], kill);
+}
+
+#[test]
+fn a_rank_killed_while_copy_engines_work() {
+    play("killed_at_work_engine", true, &["rank 1 is gone"], kill);
 }
 
 pub fn killed_while_awaited(rank: u32, size: u32) {

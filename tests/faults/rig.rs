@@ -5,7 +5,7 @@ use mk::{
     Program,
     abi::{KernelSource, TensorDirection},
     emit,
-    passes::{self, Config},
+    passes::{self, Config, Gather},
     runtime::{
         DeviceTensor, Error, Graph, Instance, InstanceOptions, RankTensors, Reference, Stream,
         StreamRef, TensorRef, World,
@@ -23,16 +23,24 @@ pub struct Case {
     pub size: (u64, u64, u64),
     /// CTAs by role, where the default split is not wanted.
     pub sms: &'static [(&'static str, u32)],
+    pub gather: Gather,
 }
 
-pub const GATHER: Case =
-    Case { pipeline: "gather(a) -> gemm(b)", size: (1024, 512, 1024), sms: &[] };
+pub const GATHER: Case = Case {
+    pipeline: "gather(a) -> gemm(b)",
+    size: (1024, 512, 1024),
+    sms: &[],
+    gather: Gather::Sms,
+};
+
+/// The same by copy engine.
+pub const ENGINE: Case = Case { gather: Gather::Engine { parts: 2 }, ..GATHER };
 
 /// The number of rows comes with each launch.
 pub const DYNAMIC: Case = Case {
     pipeline: "fn rows<M: dyn <= 3000>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
     size: (3000, 256, 512),
-    sms: &[],
+    ..GATHER
 };
 
 /// Half of the GPU each, and the ranks start them in opposite orders.
@@ -62,7 +70,7 @@ pub fn compile(case: &Case, ranks: u32) -> KernelSource {
         .collect();
     let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
     let sms = case.sms.iter().map(|(role, n)| (role.to_string(), *n)).collect();
-    let config = Config { ranks, sms, ..Config::default() };
+    let config = Config { ranks, sms, gather: case.gather, ..Config::default() };
     let (plan, _proof) = passes::compile(&program, &bound, &config).expect("compiles");
     emit::emit(&plan).expect("emits")
 }

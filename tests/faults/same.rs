@@ -2,7 +2,7 @@
 
 use crate::children::{Children, say, world as connect};
 use crate::pipelines::PIPELINES;
-use crate::rig::{Case, Rig, compile, compile_wide, options};
+use crate::rig::{Case, ENGINE, GATHER, Rig, compile, compile_wide, options};
 use crate::{Watchdog, alone, worlds};
 use mk::abi::KernelSource;
 use mk::runtime::{InstanceOptions, World};
@@ -10,15 +10,17 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 const CASES: &[Case] = &[
-    Case { pipeline: "gather(a) -> gemm(b)", size: (1024, 512, 1024), sms: &[] },
-    Case { pipeline: "gather(a) -> gemm(b)", size: (777, 264, 333), sms: &[] },
-    Case { pipeline: "gemm(a, b) -> reduce_scatter", size: (1024, 512, 1024), sms: &[] },
-    Case { pipeline: "gemm(a, b) -> reduce_scatter", size: (777, 264, 333), sms: &[] },
-    Case { pipeline: "gemm(a, b) -> all_reduce", size: (1000, 264, 520), sms: &[] },
+    GATHER,
+    Case { size: (777, 264, 333), ..GATHER },
+    ENGINE,
+    Case { size: (777, 264, 333), ..ENGINE },
+    Case { pipeline: "gemm(a, b) -> reduce_scatter", ..GATHER },
+    Case { pipeline: "gemm(a, b) -> reduce_scatter", size: (777, 264, 333), ..GATHER },
+    Case { pipeline: "gemm(a, b) -> all_reduce", size: (1000, 264, 520), ..GATHER },
     Case {
         pipeline: "gather(a) -> gemm(b) -> gelu -> gemm(d) -> reduce_scatter",
         size: (1000, 264, 520),
-        sms: &[],
+        ..GATHER
     },
 ];
 const LAUNCHES: u64 = 10;

@@ -168,8 +168,8 @@ pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>, CostErro
     let lane = |l: &super::unroll::Lane| LaneState {
         next: l.jobs.start,
         end: l.jobs.end,
-        free: model.launch_s,
-        load: model.launch_s,
+        free: work.begin_s,
+        load: work.begin_s,
         ready: true,
         left: 0,
         running: 0,

@@ -23,6 +23,8 @@ pub(super) struct Work {
     pub flows: Vec<Flow>,
     pub words: usize,
     pub ranks: usize,
+    /// When the first tasks can begin.
+    pub begin_s: f64,
 }
 
 /// A CTA, its bulk copies where it also does something else, or an agent of its own.
@@ -143,6 +145,7 @@ pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError
         words = words.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
         signal_shape.push(shape);
     }
+    let gated = plan.families.values().any(|f| f.leaf == Leaf::HostCopy);
     let work = Work {
         jobs: Vec::new(),
         lanes: Vec::new(),
@@ -151,6 +154,7 @@ pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError
         flows: Vec::new(),
         words: words as usize * ranks,
         ranks,
+        begin_s: model.launch_s + if gated { model.gate_s } else { 0.0 },
     };
     let mut u =
         Unroller { plan, model, points, first_word, signal_shape, words_per_rank: words, work };

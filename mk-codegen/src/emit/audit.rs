@@ -122,6 +122,7 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let mut out = vec![
         ("= launch_begin(", roles + gate),
         ("launch_begin_sync<1>();", roles + gate),
+        ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
         ("launch_count_in(ctx);", roles),
         ("launch_end<1>(ctx);", roles),

@@ -105,7 +105,9 @@ fn check_ends(e: &Emitter<'_>) -> Result<(), EmitError> {
             posts.filter(|p| p.signal == signal).all(|p| p.by == Agent::Engine)
         };
         let only_waits = f.posts.is_empty() && f.waits.iter().all(|w| w.lag == 0);
-        if !only_waits || !f.waits.iter().all(|w| by_engine(w.signal)) {
+        // A post that somebody else waits for, too, is made in memory, and the end of the stream says nothing of it.
+        let stands = |signal| by_engine(signal) && ends_launch(e, signal);
+        if !only_waits || !f.waits.iter().all(|w| stands(w.signal)) {
             let what = "the end of a launch can only wait for its copy engines";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
@@ -115,6 +117,17 @@ fn check_ends(e: &Emitter<'_>) -> Result<(), EmitError> {
 
 fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<EngineCopy, EmitError> {
     let (src, dst) = (e.access(f, Operand::Src)?, e.access(f, Operand::Dst)?);
+    let extents = |a: &Access| {
+        let b = &e.plan.buffers[a.buffer];
+        let region = a.region.iter().flat_map(|(from, len)| [from, len]);
+        region.chain(&b.shape).cloned().collect::<Vec<_>>()
+    };
+    let mut of_launch = e.plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
+    let all: Vec<_> = [src, dst].into_iter().flat_map(extents).collect();
+    if of_launch.any(|(id, _)| all.iter().any(|x| x.names_dim(id))) {
+        let what = "what a copy engine copies cannot depend on a dimension of the launch";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
     if src.each.is_some() || dst.each.is_some() || f.inner.is_some() {
         let what = "a copy engine copies one place to one place";
         return Err(EmitError::unsupported(f.name.clone(), what));

@@ -47,6 +47,9 @@ pub(super) struct Gathered {
 /// More slices would only add signals.
 const MAX_SLICES: u32 = 256;
 
+/// More parts of a shard would only add operations of the host.
+const MAX_PARTS: u32 = 32;
+
 /// How rows are cut along K on their way.
 #[derive(Clone, Copy)]
 pub(super) struct Slices {
@@ -115,7 +118,7 @@ pub(super) fn engine_takes(x: &Tensor) -> bool {
 fn by_engine(draft: &mut Draft, x: &Tensor, shard: BufId, rows: &Rows, parts: u32) -> Gathered {
     let world = draft.world();
     let blocks = rows.blocks.max(1);
-    let parts = i32::try_from(parts).unwrap_or(i32::MAX).clamp(1, blocks);
+    let parts = (parts.min(MAX_PARTS) as i32).clamp(1, blocks);
     let per_word = (blocks + parts - 1) / parts;
     let (words, height) = ((blocks + per_word - 1) / per_word, per_word * rows.height);
     let k = draft.dim(&x.shape[1]);

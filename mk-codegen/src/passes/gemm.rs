@@ -219,11 +219,17 @@ impl<'k> Tiler<'k> {
             _ => self.tiles(&product),
         };
         self.unpack(n, &by);
-        let Product { leaf, col_blocks, n: depth, cut, group, .. } = product;
+        // Shard by shard, a group is of one.
+        let together = match self.gathered(n) {
+            Some(Gathered { slices: Some(s), .. }) => s.together,
+            Some(Gathered { by_shard: true, .. }) => product.group,
+            _ => (product.group / rows.count).max(1),
+        };
+        let Product { leaf, col_blocks, n: depth, cut, .. } = product;
         let mut tiles = Summands {
             rows: rows.clone(),
             block: [self.config.block[0] as i32, leaf.out_columns() as i32],
-            together: (group / rows.count).max(1),
+            together,
             by: by.clone(),
             operand: Operand::C,
         };

@@ -71,7 +71,7 @@ pub enum Gather {
     /// The GPU's copy engine, which takes no SM: to one peer after the other. The kernel begins when every rank has entered the
     /// launch. For rows of a multiple of 16 bytes, and as many in every launch.
     Engine {
-        /// Parts of a shard that are announced one by one, at most.
+        /// Parts of a shard that are announced one by one, at most; 32 or fewer.
         parts: u32,
     },
 }

@@ -16,15 +16,14 @@ use super::{
     select::{Kernel, Reduce, Tensor},
 };
 use crate::ir::{
-    Access, BinOp, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var,
+    Access, BinOp, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, REDUCE_TEAMS, RoleKind, Space,
+    Var,
 };
 use crate::target;
 use mk_abi::DType;
 
 /// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
 const LEAST_ROWS: i32 = 8;
-/// Tasks that a CTA has in hand at a time.
-const TEAMS: i64 = 2;
 
 /// The slots of a result's rows.
 pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
@@ -96,7 +95,7 @@ fn adders(
                 let blocks = i64::from(rows.in_blocks(height).walked);
                 blocks * i64::from(rows.count) * i64::from(across)
             };
-            let enough = TEAMS * sms * 3 / 4;
+            let enough = i64::from(REDUCE_TEAMS) * sms * 3 / 4;
             while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < enough {
                 tile[0] /= 2;
             }

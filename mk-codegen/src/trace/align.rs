@@ -56,7 +56,7 @@ pub(super) fn align(spans: &mut [Span], clocks: &[RankClock], world: u32) -> Ali
         }
     }
     drop(by_word);
-    let shared = far.iter().flatten().all(|d| *d >= 0.0);
+    let agree = far.iter().flatten().all(|d| *d >= 0.0);
     for k in 0..n {
         for p in 0..n {
             for q in 0..n {
@@ -66,6 +66,9 @@ pub(super) fn align(spans: &mut [Span], clocks: &[RankClock], world: u32) -> Ali
     }
     let bounds_ns: Vec<_> =
         (0..n).map(|q| if q == 0 { (0.0, 0.0) } else { (-far[q][0], far[0][q]) }).collect();
+    // Timers that nothing compares may be anything apart.
+    let known = |(least, most): &(f64, f64)| least.is_finite() || most.is_finite();
+    let shared = agree && bounds_ns.iter().all(known);
     let offset = |(least, most): &(f64, f64)| match (least.is_finite(), most.is_finite()) {
         _ if shared => 0.0,
         (true, true) => (least + most) / 2.0,

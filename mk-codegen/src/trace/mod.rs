@@ -95,6 +95,7 @@ pub enum TraceError {
 
 /// Name of the leaf that multiplies.
 const MMA: &str = "mma_tile";
+const SUM: &str = "reduce_tile";
 
 /// What one rank brought back.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +119,7 @@ pub enum Agent {
     Enter,
     /// The CTA as a whole.
     Frame,
-    /// A warpgroup that computes; the first also copies and adds up rows.
+    /// A warpgroup that computes, or adds up; the first also copies.
     Compute(u32),
 }
 
@@ -376,10 +377,11 @@ impl Trace {
         let What::Task { family, .. } = span.what else { return false };
         let family = self.families.iter().find(|f| f.id == family);
         let product = family.is_some_and(|f| f.leaf == MMA);
+        let sums = family.is_some_and(|f| f.leaf == SUM);
         let ring = family.is_some_and(|f| !f.edges.is_empty());
         match span.agent {
-            // One lane of two warpgroups speaks for both where they do not compute tiles.
-            Agent::Compute(n) => n == 0 || product,
+            // One lane of two warpgroups speaks for both where they copy.
+            Agent::Compute(n) => n == 0 || product || sums,
             Agent::Storer => ring && !product,
             _ => false,
         }

@@ -47,6 +47,9 @@ fn clocks(out: &mut String, trace: &Trace) {
         true => "agree as they are",
         false => "were shifted to agree",
     };
+    let unknown = |(least, most): &(f64, f64)| least.is_infinite() && most.is_infinite();
+    let how =
+        if a.bounds_ns.iter().any(unknown) { "cannot be compared, not all of them" } else { how };
     let _ = writeln!(
         out,
         "clocks    timers tick every {tick} ns, SMs run at {} MHz; the ranks' timers {how}: offsets to the first within {} ns",

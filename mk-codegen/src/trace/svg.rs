@@ -251,7 +251,7 @@ fn lane(out: &mut String, trace: &Trace, spans: &[&Span], cta: u32, length: f64,
     };
     for s in spans.iter().filter(|s| s.cta == cta) {
         match s.what {
-            // Two warpgroups have halves of the same tiles.
+            // Two warpgroups have halves of the same tiles; of sums the first one's are drawn.
             What::Task { family, .. } if trace.is_work(s) && s.agent != Agent::Compute(1) => {
                 bar(colour(trace, family), s, y, LANE);
             }

@@ -81,7 +81,12 @@ def compare_with(torch, function, plan, text, tensors, rank, rounds, tolerance):
             error = what
         agree(torch, dist, size, device, error, (rounds, tolerance))
         peer, meter, out = made
-        judge = Judge(torch, peer.run())
+        judge, error = None, None
+        try:
+            judge = Judge(torch, peer.run())
+        except Exception as what:
+            error = what
+        agree(torch, dist, size, device, error, (rounds, tolerance))
 
         def ours(mark):
             function(*tensors, out=out[0] if len(out) == 1 else out)

@@ -20,7 +20,8 @@ _ELEMENTWISE = {
     "mul": lambda torch, value: lambda x, y: x * y,
     "add": lambda torch, value: lambda x, y: x + y,
     "scale": lambda torch, value: lambda x: x * value["factor"],
-    "cast": lambda torch, value: lambda x: x.to(_dtype(torch, value)),
+    # A copy even where nothing changes: what follows may write to it.
+    "cast": lambda torch, value: lambda x: x.to(_dtype(torch, value), copy=True),
 }
 # As this file names them.
 COLLECTIVES = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"}

@@ -185,6 +185,26 @@ pub enum Error {
         /// Ranks of this world on the device.
         sharing: u32,
     },
+    /// Copy engines between ranks of one GPU: such a copy may need an SM, and the ranks' kernels may hold them all.
+    #[error(
+        "kernel {kernel} has copy engines work between ranks that share GPU {device}, whose SMs their kernels hold; gather by `sms` there"
+    )]
+    EngineOnSharedGpu {
+        /// Kernel.
+        kernel: String,
+        /// Device.
+        device: i32,
+    },
+    /// A stream of copies is part of a capture that has not ended, and would be of another.
+    #[error(
+        "kernel {kernel} is captured on rank {rank} while another capture that it is part of has not ended; end that one first"
+    )]
+    TwoCaptures {
+        /// Kernel.
+        kernel: String,
+        /// Rank.
+        rank: u32,
+    },
     /// A launch with the wrong number of something.
     #[error("kernel {kernel}: {given} {what} were given, and {expected} are needed")]
     Count {

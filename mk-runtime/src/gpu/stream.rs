@@ -101,6 +101,31 @@ impl Drop for Stream {
     }
 }
 
+impl StreamRef {
+    /// The capture that the stream is part of, if it is. The context is current.
+    pub(crate) fn capture(self) -> Result<Option<u64>, Error> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut id = 0;
+        // SAFETY: valid out-pointers and a live stream; what is null is not asked for.
+        unsafe {
+            cu!(
+                None,
+                cuStreamGetCaptureInfo_v3(
+                    self.raw,
+                    &mut status,
+                    &mut id,
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut()
+                )
+            )
+        }?;
+        let active = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        Ok((status == active).then_some(id))
+    }
+}
+
 /// A point in a stream.
 #[derive(Debug)]
 pub struct Event {

@@ -9,6 +9,7 @@
 //! GPU. A copy of the epoch behind the data raises a word of the peer that waits. All of it can be captured: no operation holds a
 //! value that changes from launch to launch.
 
+use super::dims;
 use crate::driver::cu;
 use crate::error::Error;
 use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
@@ -25,7 +26,7 @@ const WORD: usize = 4;
 pub(super) struct Engine {
     gate: Kernel,
     threads: u32,
-    copies: Vec<Copy>,
+    copies: Vec<Placed>,
     /// The word that the gate leaves the epoch in.
     epoch: u64,
     /// A stream that is part of a capture takes nothing else.
@@ -36,7 +37,7 @@ pub(super) struct Engine {
 }
 
 /// A copy with addresses.
-struct Copy {
+struct Placed {
     tensor: usize,
     from_bytes: u64,
     to: u64,
@@ -54,13 +55,18 @@ impl Engine {
         control: u64,
         sym: impl Fn(u32) -> u64,
     ) -> Result<Engine, Error> {
-        let copy = |c: &EngineCopy| Copy {
+        let copy = |c: &EngineCopy| Placed {
             tensor: c.tensor as usize,
             from_bytes: c.from_bytes,
             to: sym(c.to_rank) + c.to_bytes,
             bytes: c.bytes as usize,
             raises: c.raises.iter().map(|(p, word)| sym(*p) + word * WORD as u64).collect(),
         };
+        let limits = world.device(rank)?;
+        if world.sharing(rank) > 1 {
+            let (kernel, device) = (source.name.clone(), limits.ordinal);
+            return Err(Error::EngineOnSharedGpu { kernel, device });
+        }
         Ok(Engine {
             gate: Kernel::new(module, &program.gate, &source.name)?,
             threads: program.gate_threads,
@@ -79,6 +85,13 @@ impl Engine {
 
     fn stream(&self, eager: bool) -> StreamRef {
         if eager { self.eager.as_ref() } else { self.captured.as_ref() }
+    }
+
+    /// Whether a launch may be captured: the engine's stream belongs to no capture, or to the one that the caller's does. The context
+    /// is current.
+    pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool, Error> {
+        let own = self.captured.as_ref().capture()?;
+        Ok(own.is_none() || own == stream.capture()?)
     }
 
     /// Enqueues the gate, and lets the engine's stream begin behind it. The context is current.
@@ -108,20 +121,24 @@ impl Engine {
         let own = self.stream(eager);
         let copied = self.copies.iter().try_for_each(|c| {
             if c.bytes > 0 {
-                self.enqueue(own, c.to, tensors[c.tensor] + c.from_bytes, c.bytes)?;
+                let from = tensors[c.tensor] + c.from_bytes;
+                let device = Some(self.gate.context().ordinal());
+                // SAFETY: as in `raise`; a caller's tensor may also be pinned memory of the host.
+                unsafe { cu!(device, cuMemcpyAsync(c.to, from, c.bytes, own.raw())) }?;
             }
-            c.raises.iter().try_for_each(|word| self.enqueue(own, *word, self.epoch, WORD))
+            c.raises.iter().try_for_each(|word| self.raise(own, *word))
         });
         // Also behind copies that failed: those before them still read the caller's tensors.
         let joined = self.done.record_entered(own).and_then(|()| self.done.hold_entered(stream));
         copied.and(joined)
     }
 
-    fn enqueue(&self, stream: StreamRef, to: u64, from: u64, bytes: usize) -> Result<(), Error> {
+    /// Copies the epoch to a word.
+    fn raise(&self, stream: StreamRef, word: u64) -> Result<(), Error> {
         let device = Some(self.gate.context().ordinal());
         // SAFETY: both ranges were checked against their memory (the source at bind, the tensors at this launch); peers' memory is
         // mapped for as long as the instance lives, which ends behind its streams.
-        unsafe { cu!(device, cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw())) }
+        unsafe { cu!(device, cuMemcpyDtoDAsync_v2(word, self.epoch, WORD, stream.raw())) }
     }
 }
 
@@ -145,7 +162,8 @@ pub(super) fn check(source: &KernelSource, program: &EngineProgram) -> Result<()
             let inside = end(c.from_bytes) <= held
                 && end(c.to_bytes) <= space.symmetric_bytes
                 && (c.bytes == 0 || c.to_bytes >= space.zeroed_bytes)
-                && c.to_rank < source.world_size;
+                && c.to_rank < source.world_size
+                && !dims::decides(source, c.tensor as usize);
             let word = |(p, w): &(u32, u64)| {
                 *p < source.world_size
                     && w.saturating_mul(WORD as u64).saturating_add(WORD as u64)

@@ -176,23 +176,44 @@ impl Instance {
         if captured.is_some() {
             note_capture(&self.health);
         }
-        let mut enqueued = 0;
+        if captured.is_some() {
+            for (rank, stream) in self.ranks.iter().zip(streams) {
+                rank.kernel.context().switch_to(&keep)?;
+                if !rank.may_capture(*stream)? {
+                    let (kernel, rank) = (self.source.name.clone(), rank.rank);
+                    return Err(Error::TwoCaptures { kernel, rank });
+                }
+            }
+        }
+        let (mut enqueued, mut touched) = (0, 0);
         let mut outcome = Ok(());
         if eager.is_some() {
             outcome = self.hold(&book, &keep, streams);
         }
         for (rank, stream) in self.ranks.iter_mut().zip(streams) {
-            outcome =
-                outcome.and_then(|()| rank.kernel.context().switch_to(&keep)).and_then(|()| {
-                    rank.enqueue(&self.source, &mut self.attributes, *stream, eager.is_some())
-                });
+            outcome = outcome.and_then(|()| rank.kernel.context().switch_to(&keep));
+            if outcome.is_err() {
+                break;
+            }
+            touched += 1;
+            outcome = rank.enqueue(&self.source, &mut self.attributes, *stream, eager.is_some());
             if outcome.is_err() {
                 break;
             }
             enqueued += 1;
         }
+        // Behind the kernels of all ranks: what one rank's copies wait for may be another's kernel, and a full queue would keep this
+        // thread from it.
+        for (rank, stream) in self.ranks.iter().zip(streams).take(touched) {
+            let finished = rank
+                .kernel
+                .context()
+                .switch_to(&keep)
+                .and_then(|()| rank.finish(*stream, eager.is_some()));
+            outcome = outcome.and(finished);
+        }
         if eager.is_some() {
-            self.note(&mut book, enqueued);
+            self.note(&mut book, touched);
         }
         if let Err(error) = &outcome {
             // Also for the first rank: its kernel may be running, and what followed it have failed.

@@ -213,7 +213,23 @@ impl Rank {
         Ok(capture != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Enqueues this launch, and marks its end unless it is captured. The context is current.
+    /// Whether this rank's launch may be captured. The context is current.
+    pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool, Error> {
+        self.engine.as_ref().map_or(Ok(true), |engine| engine.may_capture(stream))
+    }
+
+    /// Enqueues the copies that go beside the kernel, if there are, and marks the end of all unless it is captured: also where
+    /// something of it failed, because the rest runs. The context is current.
+    pub(super) fn finish(&self, stream: StreamRef, eager: bool) -> Result<(), Error> {
+        let copied = match &self.engine {
+            Some(engine) => engine.copy(stream, eager, &self.tensors),
+            None => Ok(()),
+        };
+        let marked = if eager { self.done.record_entered(stream) } else { Ok(()) };
+        copied.and(marked)
+    }
+
+    /// Enqueues the kernel, behind what lets it begin; [`Rank::finish`] follows. The context is current.
     pub(super) fn enqueue(
         &mut self,
         source: &KernelSource,
@@ -240,11 +256,7 @@ impl Rank {
                     std::ptr::null_mut()
                 )
             )
-        }?;
-        if let Some(engine) = &self.engine {
-            engine.copy(stream, eager, &self.tensors)?;
         }
-        if eager { self.done.record_entered(stream) } else { Ok(()) }
     }
 }
 

@@ -216,6 +216,11 @@ impl World {
         contexts.iter().filter(|c| Some(c.ordinal()) == own).count() as u32
     }
 
+    /// Whether some GPU has several ranks of this world.
+    pub fn shares_gpus(&self) -> bool {
+        self.distinct_contexts().len() < self.inner.contexts.len()
+    }
+
     /// The other processes of this world, if it has some.
     pub(crate) fn group(&self) -> Option<&SharedGroup> {
         self.inner.group.as_ref()

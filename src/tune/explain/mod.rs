@@ -3,6 +3,7 @@
 
 mod text;
 
+use super::space::settle;
 use super::{
     Cache, Damaged, Facts, Key, Made, Origin, Part, Times, Unpredicted, Verdict, Whole, choices,
     choose, model_of, parts, predict, predict_all, verdict, write,
@@ -228,7 +229,11 @@ fn others(
     for (knob, values) in choices(facts, &Default::default()) {
         for value in values {
             let mut other = config.clone();
-            if (knob.set)(&mut other, &value).is_some() && other != *config {
+            if (knob.set)(&mut other, &value).is_none() {
+                continue;
+            }
+            let other = settle(other, facts);
+            if other != *config && !configs.contains(&other) {
                 configs.push(other);
             }
         }
