@@ -202,8 +202,8 @@ MK_DEVICE void team_sync(u32 team) {
 
 // Run by `kTeams` teams of `kThreads` threads each, all numbered from 0 by `thread`; a multiple of 32. Teams take turns at the
 // CTA's tasks, so that one adds while another waits for a signal, or for its stores. The first warp of a team waits and posts for
-// it, over the named barriers from `kBarrier` on, as in `copy_rows`; which must not be that of another leaf of the CTA: a team
-// that has no task left is at the next leaf while the other is still here.
+// it, over the named barriers from `kBarrier` on, as in `copy_rows`. Barriers of teams are for teams alone: one that has no task
+// left is at the next leaf, with all threads of the CTA, while the other is still here.
 template <Dtype kFrom, Dtype kTo, u32 kTeams, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
   const u32 team = thread / kThreads;  // below kTeams

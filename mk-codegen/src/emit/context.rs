@@ -8,7 +8,7 @@ use super::{
 };
 use crate::ir::{
     Access, BinOp, BufId, C_PRELUDE, CPrinter, Each, Entity, Expr, FamId, Family, Leaf, Plan,
-    Points, REDUCE_TEAMS,
+    Points,
 };
 use minijinja::{Value, context};
 
@@ -188,7 +188,6 @@ impl<'a> Emitter<'a> {
             block => super::BLOCK_THREADS,
             trace => self.options.trace,
             gate,
-            reduce_teams => REDUCE_TEAMS,
             entered => self.entered(), dims, signals, buffers, edges, enter, roles, stalls,
         }
     }

@@ -178,14 +178,16 @@ fn group(
         }
         _ => ("Bf16", "Bf16"),
     };
+    // With one sum for each CTA, all of its threads work on that.
+    let teams = if last.first + last.tasks - first.first > ctas { 2 } else { 1 };
     let hooks = env.get_template(template)?.render(context! {
-        name, families, posts, first_cta, ctas,
+        name, families, posts, first_cta, ctas, teams,
         trace => e.options.trace,
         locals => e.locals(),
         first => first.first,
         end => last.first + last.tasks,
     })?;
-    Ok(context! { name, template, hooks, dtype, dtype_to, tile })
+    Ok(context! { name, template, hooks, dtype, dtype_to, tile, teams })
 }
 
 /// What the tiles of a matrix-product group are, beyond the ring.

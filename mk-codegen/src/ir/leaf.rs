@@ -282,8 +282,6 @@ pub struct Contract {
     pub smem_bytes: u32,
 }
 
-/// Sums that a CTA has in hand at a time.
-pub const REDUCE_TEAMS: u32 = 2;
 /// Bytes of one stage of a bulk copy.
 pub const COPY_STAGE_BYTES: u32 = 16 * 1024;
 const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];

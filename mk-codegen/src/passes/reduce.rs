@@ -16,8 +16,7 @@ use super::{
     select::{Kernel, Reduce, Tensor},
 };
 use crate::ir::{
-    Access, BinOp, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, REDUCE_TEAMS, RoleKind, Space,
-    Var,
+    Access, BinOp, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var,
 };
 use crate::target;
 use mk_abi::DType;
@@ -75,7 +74,7 @@ impl Adders {
     }
 }
 
-/// Sums over tiles of `block`: beside the products as they are; after them in flatter ones, until all CTAs have their hands full.
+/// Sums over tiles of `block`: beside the products as they are; after them in flatter ones, until every CTA has one.
 fn adders(
     draft: &Draft,
     sums: Sums,
@@ -95,8 +94,7 @@ fn adders(
                 let blocks = i64::from(rows.in_blocks(height).walked);
                 blocks * i64::from(rows.count) * i64::from(across)
             };
-            let enough = i64::from(REDUCE_TEAMS) * sms * 3 / 4;
-            while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < enough {
+            while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < sms * 3 / 4 {
                 tile[0] /= 2;
             }
             RoleKind::Compute
