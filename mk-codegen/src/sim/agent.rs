@@ -272,7 +272,8 @@ impl Machine<'_> {
         let early = std::mem::take(&mut self.ranks[rank].program.agents[id].early);
         for (line, _, proxy) in mine.iter().filter(|(_, a, _)| a.mode == Mode::Read) {
             if *proxy != Proxy::Async {
-                if !early {
+                // Early are ordinary reads only.
+                if !early || *proxy == Proxy::Host {
                     self.load(rank, unit, t, *line, phase)?;
                 }
                 continue;
@@ -308,7 +309,8 @@ impl Machine<'_> {
         self.ranks[rank].program.units[unit].tasks[t].context = Some(context);
         let epoch = self.ranks[rank].epoch;
         for (region, values, mode, proxy) in stores {
-            if proxy != Proxy::Async && self.weak.is_none() {
+            // A copy engine's queue is in order: what it posts is behind what it copied.
+            if agent == Agent::Engine || proxy != Proxy::Async && self.weak.is_none() {
                 self.store(&region, &values, mode, epoch)?;
                 continue;
             }

@@ -30,6 +30,9 @@ pub struct Wrong {
     pub late: Option<Late>,
     /// With which filling of the run-time tables.
     pub filling: usize,
+    /// Whether it is between a copy engine and the caller. The executor begins and ends the launch of a rank as a whole, copies
+    /// included, so that no schedule of it shows that.
+    pub beside: bool,
 }
 
 /// An agent of a task.
@@ -44,7 +47,7 @@ pub struct Late {
 
 impl Wrong {
     pub fn new(text: String) -> Wrong {
-        Wrong { text, late: None, filling: 0 }
+        Wrong { text, late: None, filling: 0, beside: false }
     }
 }
 
@@ -182,18 +185,19 @@ pub fn check(u: &Unrolled<'_>) -> Verdict {
                     epoch: t.epoch,
                 });
                 if let Some(text) = mine.iter().find_map(|y| wrong(&p, &g, &knows, (i, j), *y)) {
-                    return Verdict::Wrong(Wrong { text, late, filling: 0 });
+                    return Verdict::Wrong(Wrong { late, ..Wrong::new(text) });
                 }
                 if caller.is_some_and(|e| knows[e as usize] & CAUSE == 0) {
                     let access = u.touch_name(t, x);
                     let text = format!("the caller goes on before {access} is over");
-                    return Verdict::Wrong(Wrong { text, late, filling: 0 });
+                    let beside = u.agent(t, x.agent) == Agent::Engine;
+                    return Verdict::Wrong(Wrong { late, beside, ..Wrong::new(text) });
                 }
             }
         }
     }
     match callers_first(&p, &g, &index, &mut cache, &mut pairs) {
-        Some(wrong) => Verdict::Wrong(Wrong::new(wrong)),
+        Some((wrong, beside)) => Verdict::Wrong(Wrong { beside, ..Wrong::new(wrong) }),
         None => Verdict::Fine { pairs },
     }
 }
@@ -224,7 +228,7 @@ fn callers_first(
     index: &Index,
     cache: &mut Known,
     pairs: &mut u64,
-) -> Option<String> {
+) -> Option<(String, bool)> {
     for epoch in 0..p.u.epochs as usize {
         for rank in 0..p.u.ranks {
             let earlier = (epoch > 0).then(|| g.read[epoch - 1][rank]);
@@ -242,10 +246,9 @@ fn callers_first(
                         }
                         *pairs += 1;
                         if knows[g.parts[i].issues(y) as usize] & way(y.proxy) == 0 {
-                            return Some(format!(
-                                "{} before the caller is ready",
-                                p.u.touch_name(t, y)
-                            ));
+                            let text =
+                                format!("{} before the caller is ready", p.u.touch_name(t, y));
+                            return Some((text, p.u.agent(t, y.agent) == Agent::Engine));
                         }
                     }
                 }
