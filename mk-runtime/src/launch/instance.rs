@@ -204,12 +204,12 @@ impl Instance {
         }
         // Behind the kernels of all ranks: what one rank's copies wait for may be another's kernel, and a full queue would keep this
         // thread from it.
-        for (rank, stream) in self.ranks.iter().zip(streams).take(touched) {
+        for (i, (rank, stream)) in self.ranks.iter().zip(streams).take(touched).enumerate() {
             let finished = rank
                 .kernel
                 .context()
                 .switch_to(&keep)
-                .and_then(|()| rank.finish(*stream, eager.is_some()));
+                .and_then(|()| rank.finish(*stream, eager.is_some(), i < enqueued));
             outcome = outcome.and(finished);
         }
         if eager.is_some() {

@@ -218,12 +218,13 @@ impl Rank {
         self.engine.as_ref().map_or(Ok(true), |engine| engine.may_capture(stream))
     }
 
-    /// Enqueues the copies that go beside the kernel, if there are, and marks the end of all unless it is captured: also where
-    /// something of it failed, because the rest runs. The context is current.
-    pub(super) fn finish(&self, stream: StreamRef, eager: bool) -> Result<(), Error> {
+    /// Enqueues the copies that go beside the kernel, if there are and all before them is enqueued (nothing else keeps them from
+    /// memory that peers still read), and marks the end of all unless it is captured: also where something failed, because the
+    /// rest runs. The context is current.
+    pub(super) fn finish(&self, stream: StreamRef, eager: bool, whole: bool) -> Result<(), Error> {
         let copied = match &self.engine {
-            Some(engine) => engine.copy(stream, eager, &self.tensors),
-            None => Ok(()),
+            Some(engine) if whole => engine.copy(stream, eager, &self.tensors),
+            _ => Ok(()),
         };
         let marked = if eager { self.done.record_entered(stream) } else { Ok(()) };
         copied.and(marked)
