@@ -6,7 +6,7 @@ use mk::{
     cost::DeviceModel,
     emit::Options,
     ir::Leaf,
-    passes::{self, Config, LowerError},
+    passes::{self, Config, Gather, LowerError},
     runtime::jit::JitOptions,
     trace::Agent,
     tune::{self, Cache, Facts, KNOBS, Key, Origin, Sources, Subject, Whole, Winner, candidates},
@@ -86,9 +86,16 @@ fn settings_can_be_narrowed() {
         BTreeMap::from([(name.to_string(), values)])
     };
     let few = candidates(&program, &bound, 4, &only("intra_comm", &["6", "no"]));
-    assert!(few.iter().all(|c| c.sms["intra_comm"] == 6));
+    // Where the copy engine gathers, no CTA does.
+    let of = |list: &[Config], gather: Gather| {
+        list.iter().filter(|c| c.gather == gather).cloned().collect::<Vec<_>>()
+    };
+    assert!(of(&few, Gather::Sms).iter().all(|c| c.sms["intra_comm"] == 6));
     let all = candidates(&program, &bound, 4, &BTreeMap::new());
-    assert_eq!(few.len() * 7, all.len());
+    assert_eq!(of(&few, Gather::Sms).len() * 8, of(&all, Gather::Sms).len());
+    let engine = Gather::Engine { parts: 2 };
+    assert_eq!(of(&few, engine), of(&all, engine));
+    assert!(of(&all, engine).iter().all(|c| c.sms.is_empty() && c.k_slices == 1));
     assert!(KNOBS.iter().all(|k| (k.set)(&mut Config::default(), "no").is_none()));
 }
 
