@@ -260,6 +260,50 @@ fn timers_that_differ_are_brought_together_by_what_waited_for_what() {
     }
 }
 
+/// What nobody waited for says nothing of timers, as where copy engines move all that ranks exchange.
+#[test]
+fn timers_that_nothing_compares_are_not_said_to_agree() {
+    let source = traced();
+    let own = ids(&source).own;
+    let writers: Vec<_> = (0..2)
+        .map(|rank| {
+            let mut w = Writer::new(&source, 7, 1_763_000_000_000_000_000 + rank * 190_000);
+            w.record(0, COMPUTE, TraceKind::Task, own, 0, 0, (300, 2000), [0, 0]);
+            w
+        })
+        .collect();
+    let trace = trace_of(&source, &writers).expect("reads");
+    assert!(!trace.alignment.shared);
+    let text = summary(&trace);
+    assert!(text.contains("cannot be compared") && !text.contains("agree as they are"), "{text}");
+}
+
+/// Both warpgroups of a CTA that adds have tasks of their own; of one that copies, the first speaks for both.
+#[test]
+fn every_sum_counts() {
+    let shapes: &[(&str, &[u64])] = &[("a", &[4096, 512]), ("b", &[512, 4096])];
+    let plan = plan("gemm(a, b) -> reduce_scatter", 2, shapes).expect("lowers");
+    let source = emit_with(&plan, Options { trace: true }).expect("emits");
+    let layout = source.trace.as_ref().expect("traced");
+    let sums = layout.families.iter().find(|f| f.leaf == "reduce_tile").expect("there").id;
+    let cta = source.roles.iter().find(|r| r.name == "intra_comm").expect("there").first_cta;
+    let mut w = Writer::new(&source, 7, 1_763_000_000_000_000_000);
+    for team in 0..2 {
+        let task = team as u32;
+        w.record(cta, COMPUTE + team, TraceKind::Task, sums, 0, task, (300, 2000), [0, 0]);
+    }
+    let trace = trace_of(&source, &[w]).expect("reads");
+    let work: Vec<_> = trace.spans.iter().filter(|s| trace.is_work(s)).map(|s| s.what).collect();
+    let tasks: Vec<_> = work
+        .iter()
+        .filter_map(|what| match what {
+            What::Task { task, .. } => Some(*task),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(tasks, [0, 1]);
+}
+
 #[test]
 fn the_chain_goes_from_the_last_tile_to_the_peer_that_sent_its_rows() {
     let source = traced();

@@ -26,7 +26,7 @@ pub fn probe_list(ranks: u32) -> Vec<String> {
     for (rows, k, columns) in [(1024, 4096, 1024), (2048, 8192, 2048)] {
         let (rows, width) = (rows * n, columns * n);
         list.push(format!(
-            "'gather(a) -> gemm(b)' --shape a={rows}x{k} --shape b={k}x{width} --ranks {n} {tiles} --try intra_comm=4,8,16,24 --try chunk_bytes=131072,524288 --try k_slices=1,4"
+            "'gather(a) -> gemm(b)' --shape a={rows}x{k} --shape b={k}x{width} --ranks {n} {tiles} --try intra_comm=4,8,16,24 --try chunk_bytes=131072,524288 --try k_slices=1,4 --try gather=sms,engine,engine/4"
         ));
         for op in ["reduce_scatter", "all_reduce"] {
             list.push(format!(

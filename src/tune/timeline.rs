@@ -9,7 +9,7 @@ use mk_codegen::{
 
 /// What the cost model predicts of a traced kernel, as [`mk_codegen::trace::svg`] takes it: tasks of those who compute or
 /// write, and the time before each in which its CTA was free and had to wait. Without posts and entries, which the model
-/// does not place. `None` for a kernel without tracing.
+/// does not place, and without copy engines, which are in no CTA. `None` for a kernel without tracing.
 pub fn timeline(plan: &Plan, source: &KernelSource, prediction: &Prediction) -> Option<Trace> {
     let layout = source.trace.as_ref()?;
     let ranks = source.world_size;
@@ -20,6 +20,9 @@ pub fn timeline(plan: &Plan, source: &KernelSource, prediction: &Prediction) -> 
     }
     for s in &prediction.spans {
         let family = &plan.families[s.family];
+        if matches!(family.leaf, Leaf::HostCopy | Leaf::Signal) {
+            continue;
+        }
         let (rank, cta, id) = (s.rank, s.cta, s.family.index() as u32);
         let mut add = |agent, what, begin: f64, end: f64| {
             spans.push(Span { rank, cta, agent, what, begin: 1e9 * begin, end: 1e9 * end });

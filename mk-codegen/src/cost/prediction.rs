@@ -4,7 +4,7 @@ use super::{
     engine::Ran,
     unroll::{Kind, Work, is_link},
 };
-use crate::ir::{Entity, FamId, Plan};
+use crate::ir::{Entity, FamId, Leaf, Plan};
 use serde::Serialize;
 use std::fmt;
 
@@ -86,8 +86,8 @@ pub struct Chain {
     pub family: String,
     /// Rank, CTA and number of the task in its family.
     pub rank: usize,
-    /// CTA on its rank.
-    pub cta: u32,
+    /// CTA on its rank; none for a copy engine, and what waits for it.
+    pub cta: Option<u32>,
     /// Number of the task in its family.
     pub task: u32,
     /// When its work began, in seconds.
@@ -173,10 +173,12 @@ fn chain(
 ) -> Vec<Chain> {
     let one = |i: usize| {
         let (job, r) = (&work.jobs[i], &ran[i]);
+        let family = &plan.families[job.family];
+        let beside = matches!(family.leaf, Leaf::HostCopy | Leaf::Signal);
         Chain {
-            family: plan.families[job.family].name.clone(),
+            family: family.name.clone(),
             rank: job.rank as usize,
-            cta: work.lanes[lane_of[i] as usize].cta,
+            cta: (!beside).then(|| work.lanes[lane_of[i] as usize].cta),
             task: job.linear,
             begin_s: r.begin,
             end_s: r.end,

@@ -175,15 +175,12 @@ impl Rows {
     pub fn order_by_shard(&self, group: i32, col_blocks: i32, times: i32) -> Vec<Expr> {
         let t = Expr::from(Var::LINEAR) / times;
         let of_shard = self.walked.max(1) * col_blocks;
-        let at = t.clone() % of_shard;
-        let first = at.clone() / (group * col_blocks) * group;
-        let height = Expr::Const(group).min(Expr::Const(self.walked) - first.clone());
-        let within = at % (group * col_blocks);
-        let mut order = vec![first + within.clone() % height.clone()];
+        let (block, column) = in_groups(t.clone() % of_shard, self.walked, group, col_blocks);
+        let mut order = vec![block];
         if self.count > 1 {
             order.push(t / of_shard);
         }
-        order.push(within / height);
+        order.push(column);
         order
     }
 
@@ -192,16 +189,20 @@ impl Rows {
     /// Each tile comes `times` times on end.
     pub fn order(&self, group: i32, col_blocks: i32, times: i32) -> Vec<Expr> {
         let t = Expr::from(Var::LINEAR) / times;
-        let total = self.walked * self.count;
-        let first = t.clone() / (group * col_blocks) * group;
-        let height = Expr::Const(group).min(Expr::Const(total) - first.clone());
-        let within = t % (group * col_blocks);
-        let row = first + within.clone() % height.clone();
+        let (row, column) = in_groups(t, self.walked * self.count, group, col_blocks);
         let mut order = vec![row.clone() / self.count];
         if self.count > 1 {
             order.push(row % self.count);
         }
-        order.push(within / height);
+        order.push(column);
         order
     }
+}
+
+/// Row and column of tile `t` of `rows` rows of tiles, `across` in each: groups of `group` rows, column by column.
+fn in_groups(t: Expr, rows: i32, group: i32, across: i32) -> (Expr, Expr) {
+    let first = t.clone() / (group * across) * group;
+    let height = Expr::Const(group).min(Expr::Const(rows) - first.clone());
+    let within = t % (group * across);
+    (first + within.clone() % height.clone(), within / height)
 }

@@ -102,14 +102,14 @@ impl Drop for Stream {
 }
 
 impl StreamRef {
-    /// The capture that the stream is part of, if it is. The context is current.
-    pub(crate) fn capture(self) -> Result<Option<u64>, Error> {
+    /// The capture that the stream of a GPU is part of, if it is, also where that is already spoilt. The context is current.
+    pub(crate) fn capture(self, device: i32) -> Result<Option<u64>, Error> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let mut id = 0;
         // SAFETY: valid out-pointers and a live stream; what is null is not asked for.
         unsafe {
             cu!(
-                None,
+                Some(device),
                 cuStreamGetCaptureInfo_v3(
                     self.raw,
                     &mut status,
@@ -121,8 +121,8 @@ impl StreamRef {
                 )
             )
         }?;
-        let active = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
-        Ok((status == active).then_some(id))
+        let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        Ok((status != none).then_some(id))
     }
 }
 

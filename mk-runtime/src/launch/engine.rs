@@ -90,8 +90,9 @@ impl Engine {
     /// Whether a launch may be captured: the engine's stream belongs to no capture, or to the one that the caller's does. The context
     /// is current.
     pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool, Error> {
-        let own = self.captured.as_ref().capture()?;
-        Ok(own.is_none() || own == stream.capture()?)
+        let device = self.gate.context().ordinal();
+        let own = self.captured.as_ref().capture(device)?;
+        Ok(own.is_none() || own == stream.capture(device)?)
     }
 
     /// Enqueues the gate, and lets the engine's stream begin behind it. The context is current.

@@ -13,7 +13,6 @@ use crate::gpu::{Event, Kernel, Module, StreamRef, TensorRef};
 use crate::jit::Compiled;
 use crate::mem::{DeviceBuffer, FaultRecords, SymmetricMemory};
 use crate::world::World;
-use cudarc::driver::sys;
 use mk_abi::device::{ControlBlock, LaunchHeader};
 use mk_abi::{KernelSource, MapBase};
 use std::mem::size_of;
@@ -206,11 +205,7 @@ impl Rank {
 
     /// Whether a stream is being captured. The context is current.
     pub(super) fn is_captured(&self, stream: StreamRef) -> Result<bool, Error> {
-        let device = Some(self.kernel.context().ordinal());
-        let mut capture = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: a valid out-pointer and a live stream.
-        unsafe { cu!(device, cuStreamIsCapturing(stream.raw(), &mut capture)) }?;
-        Ok(capture != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+        Ok(stream.capture(self.kernel.context().ordinal())?.is_some())
     }
 
     /// Whether this rank's launch may be captured. The context is current.

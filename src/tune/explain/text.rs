@@ -73,13 +73,13 @@ impl Explanation {
             writeln!(f, "chain, from its end")?;
         }
         for c in p.chain.iter().take(self.chain) {
+            let place = c.cta.map_or("engine".into(), |cta| format!("CTA {cta:<3}"));
             writeln!(
                 f,
-                "           {:>8.1} to {:>8.1} us  rank {} CTA {:<3}  {} {}{}",
+                "           {:>8.1} to {:>8.1} us  rank {} {place:<7}  {} {}{}",
                 1e6 * c.begin_s,
                 1e6 * c.end_s,
                 c.rank,
-                c.cta,
                 c.family,
                 c.task,
                 if c.by_post { ", when its data had come" } else { "" }
