@@ -135,7 +135,7 @@ fn what_bounds_it_is_named() {
     assert_eq!(on_h200(&two_waves).bound, Bound::Waves);
 }
 
-/// 2026-11-21, 4 H200s: .142 ms in one part, .155 in two, .183 in four; 8192 x 8192 x 2048 .383, .397 and .430.
+/// 2026-11-21, 4 H200s: .142 ms in one part, .155 in two, .183 in four; 8192 x 8192 x 2048 .379, .396 and .430.
 #[test]
 fn a_copy_engine_has_the_link_to_itself_and_pays_for_words() {
     let by_engine = |m: u64, n: u64, parts| {
