@@ -6,7 +6,7 @@ use mk::{
     cost::DeviceModel,
     emit::Options,
     ir::Leaf,
-    passes::{self, Config, Gather, LowerError},
+    passes::{self, AllReduce, Config, Gather, LowerError},
     runtime::jit::JitOptions,
     trace::Agent,
     tune::{self, Cache, Facts, KNOBS, Key, Origin, Sources, Subject, Whole, Winner, candidates},
@@ -97,6 +97,22 @@ fn settings_can_be_narrowed() {
     assert_eq!(of(&few, engine), of(&all, engine));
     assert!(of(&all, engine).iter().all(|c| c.sms.is_empty() && c.k_slices == 1));
     assert!(KNOBS.iter().all(|k| (k.set)(&mut Config::default(), "no").is_none()));
+}
+
+#[test]
+fn few_rows_have_ways_of_their_own() {
+    let program = Program::parse("gemm(a, b) -> all_reduce").unwrap();
+    let offered = |rows: u64| {
+        let bound = bound(&program, &[("a", &[rows, 4096]), ("b", &[4096, 1024])]);
+        let all = candidates(&program, &bound, 4, &BTreeMap::new());
+        let flat = all.iter().any(|c| c.block[0] == 64);
+        (flat, all.iter().any(|c| c.all_reduce == AllReduce::ByColumns))
+    };
+    assert_eq!(offered(64), (true, true));
+    // Cut by owner, 64 each; and more.
+    assert_eq!(offered(256), (true, true));
+    assert_eq!(offered(1024), (false, true));
+    assert_eq!(offered(1025), (false, false));
 }
 
 #[test]

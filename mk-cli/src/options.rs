@@ -35,7 +35,7 @@ pub struct PipelineArgs {
     /// Blocks of rows at the end of each shard whose tiles have fewer columns, or are cut into parts along k, for instance 1x64 or 2x256/4 [default: none]
     #[arg(long, value_name = "BLOCKSxCOLUMNS[/PARTS]")]
     pub tail: Option<Tail>,
-    /// How an all_reduce moves its summands: one-shot is for few rows
+    /// How an all_reduce moves its summands: one-shot and by-columns are for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
     /// Which CTAs add up what products leave [default: beside]
@@ -75,6 +75,8 @@ pub enum AllReduce {
     TwoPhase,
     /// Every rank reads what all ranks have
     OneShot,
+    /// To the owners of the columns, and from them to everybody: where rows are too few to be cut
+    ByColumns,
 }
 
 impl PipelineArgs {

@@ -202,6 +202,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         block: args.block.unwrap_or(default.block),
         all_reduce: match args.all_reduce {
             Some(AllReduce::OneShot) => passes::AllReduce::OneShot,
+            Some(AllReduce::ByColumns) => passes::AllReduce::ByColumns,
             Some(AllReduce::TwoPhase) | None => passes::AllReduce::TwoPhase,
         },
         sums: match args.sums {

@@ -154,6 +154,13 @@ fn a_copy_engine_has_the_link_to_itself_and_pays_for_words() {
         let sent = bytes / model.movers.engine.bytes_per_s;
         assert!(whole > model.gate_s + sent, "{m}: {whole}");
     }
+    // The gate stands before everything else.
+    let plan = with("gather(a) -> gemm(b)", &[("a", &[4096, 4096]), ("b", &[4096, 4096])], |c| {
+        c.gather = Gather::Engine { parts: 1 };
+    });
+    let at_once = DeviceModel { gate_s: 0.0, ..model.clone() };
+    let gate = on_h200(&plan).total_s - predict(&plan, &at_once).unwrap().total_s;
+    assert!((gate - model.gate_s).abs() < 1e-9, "{gate}");
     // What it sends is on the chain, in no CTA.
     let chain = by_engine(4096, 256, 1).chain;
     assert!(chain.iter().any(|c| c.family == "gather" && c.cta.is_none()), "{chain:?}");

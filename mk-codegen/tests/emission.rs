@@ -28,12 +28,37 @@ fn kernels_of_other_ways_of_lowering() {
         "slices_tail",
         "ring",
         "on_write",
+        "rows64_one_shot",
         "engine",
     ] {
         let v = VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
         let plan = v.plan(v.case.2).unwrap_or_else(|e| panic!("{name}: {e}"));
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         insta::assert_snapshot!(format!("cuda_{name}"), generated(&kernel.cuda));
+    }
+}
+
+#[test]
+fn what_one_task_alone_reads_leaves_the_cache_first() {
+    for (source, a, b, once) in [
+        ("gemm(a, b)", [64, 1536], [1536, 1032], [false, true]),
+        ("gemm(a, w.t)", [100, 1536], [1032, 1536], [false, true]),
+        ("gemm(a, b)", [1900, 1536], [1536, 200], [true, false]),
+        ("gemm(a, b)", [100, 1536], [1536, 200], [true, true]),
+        ("gemm(a, b)", [129, 1536], [1536, 257], [false, false]),
+        // Twice, by the two products.
+        (
+            "fn f(a: bf16[M, K], b: bf16[K, K]) { gemm(a, b) -> silu -> gemm(b) }",
+            [64, 512],
+            [512, 512],
+            [false, false],
+        ),
+    ] {
+        let w = if source.contains("w.t") { "w" } else { "b" };
+        let plan = plan(source, 1, &[("a", &a), (w, &b)]).unwrap_or_else(|e| panic!("{e}"));
+        let kernel = emit(&plan).unwrap_or_else(|e| panic!("{e}"));
+        let says = |what: &str| generated(&kernel.cuda).contains(what);
+        assert_eq!([says(".a_once = true"), says(".b_once = true")], once, "{source} {a:?} {b:?}");
     }
 }
 

@@ -60,7 +60,7 @@ fn slices_fit_a_stage_or_rows_travel_whole() {
 
 #[test]
 fn settings_that_fit_nothing_are_refused() {
-    let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512])];
+    let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512]), ("g", vec![512, 2, 512])];
     let tail = |blocks, columns, parts| Some(Tail { blocks, columns, parts });
     let engine = |parts| Gather::Engine { parts };
     let cases: &[(&str, Config, &str)] = &[
@@ -75,10 +75,25 @@ fn settings_that_fit_nothing_are_refused() {
             "cannot send rows in 2 slices",
         ),
         ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 0), ..four() }, "and 0 parts"),
+        (
+            "gather(a) -> gemm(b)",
+            Config { block: [128, 96, 64], tail: tail(1, 64, 1), ..four() },
+            "tiles of 96 columns cannot share",
+        ),
         ("gather(a) -> gemm(b)", Config { tail: tail(0, 256, 2), ..four() }, "a tail of 0 blocks"),
         ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 1), ..four() }, "a tail of 1 blocks"),
         ("gather(a) -> gemm(b) -> gelu", Config { tail: tail(1, 256, 2), ..four() }, "in 2 parts"),
         ("gemm(a, b) -> all_reduce", Config { tail: tail(1, 256, 2), ..four() }, "can have a tail"),
+        ("gemm(a, b)", Config { block: [64, 192, 64], ..four() }, "tiles of 64 x 192"),
+        ("gemm(a, b)", Config { block: [256, 192, 64], ..four() }, "tiles of 256 x 192"),
+        ("gemm(a, b)", Config { block: [32, 128, 64], ..four() }, "tiles of 32 x 128"),
+        ("gemm(a, b)", Config { block: [128, 256, 32], ..four() }, "tiles of 128 x 256 x 32"),
+        ("gemm(a, g) -> swiglu", Config { block: [64, 256, 64], ..four() }, "no tiles of 64 x 256"),
+        (
+            "gather(a) -> gemm(b)",
+            Config { block: [64, 256, 64], tail: tail(1, 64, 1), ..four() },
+            "in tiles of 64 columns",
+        ),
     ];
     for (source, config, says) in cases {
         let error = with_config(source, shapes, config).expect_err(says).to_string();

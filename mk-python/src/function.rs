@@ -65,7 +65,7 @@ struct Offline {
 /// ``shapes`` maps tensors to global shapes and ``dims`` symbols to extents. Neither is needed while shards are even: the
 /// global shape then follows from the tensors. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the
 /// rows, columns and depth of a matrix product's tile, ``k_slices`` in how many slices of its columns a gathered operand travels, ``gather`` who pushes it ("sms", or the copy engine: "engine", in parts "engine/4"), ``chunk_bytes`` what one communication task moves to each peer at
-/// most, ``all_reduce`` how summands move ("two-phase", or "one-shot" for few rows), ``sums`` whether CTAs of their own add
+/// most, ``all_reduce`` how summands move ("two-phase", or "one-shot" or "by-columns" for few rows), ``sums`` whether CTAs of their own add
 /// ("beside") or those that multiply, when they are done ("after") or tile by tile ("ring", or in the owner's memory, "on-write"), ``split_k`` into how many parts the inner dimension of a
 /// product before a sum is cut at most, ``tail`` how many blocks of rows at the end have smaller tiles: of how many columns, and in how many parts (``"1x64"``, ``"2x256/4"``); all ranks must say
 /// the same.

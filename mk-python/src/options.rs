@@ -53,7 +53,11 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         Some(0) => Err(Class::Argument.error(py, format!("{name} is 0, and must be at least 1"))),
         given => Ok(given.unwrap_or(default)),
     };
-    let all_reduce = [("two-phase", AllReduce::TwoPhase), ("one-shot", AllReduce::OneShot)];
+    let all_reduce = [
+        ("two-phase", AllReduce::TwoPhase),
+        ("one-shot", AllReduce::OneShot),
+        ("by-columns", AllReduce::ByColumns),
+    ];
     let tail = choices.tail.map(|text| {
         text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
     });

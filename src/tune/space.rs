@@ -5,6 +5,7 @@
 
 use crate::{Bound, Program};
 use mk_codegen::{
+    ir::{mma_stage_bytes, mma_staging_bytes},
     passes::{AllReduce, Config, Gather, Sums},
     target,
 };
@@ -143,19 +144,22 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "all_reduce",
         values: |facts| match facts.all_reduces && facts.ranks > 1 {
-            true => vec!["two_phase".into(), "one_shot".into()],
+            true if facts.rows > FEW_ROWS => vec!["two_phase".into(), "one_shot".into()],
+            true => vec!["two_phase".into(), "one_shot".into(), "by_columns".into()],
             false => Vec::new(),
         },
         get: |c| {
             Some(match c.all_reduce {
                 AllReduce::TwoPhase => "two_phase".into(),
                 AllReduce::OneShot => "one_shot".into(),
+                AllReduce::ByColumns => "by_columns".into(),
             })
         },
         set: |c, text| {
             c.all_reduce = match text {
                 "two_phase" => AllReduce::TwoPhase,
                 "one_shot" => AllReduce::OneShot,
+                "by_columns" => AllReduce::ByColumns,
                 _ => return None,
             };
             Some(())
@@ -200,6 +204,9 @@ pub const KNOBS: &[Knob] = &[
                 let mut tails = vec!["none", "1x64", "1x128", "2x64"];
                 if facts.plain {
                     tails.extend(["1x256/4", "1x256/8", "2x256/2", "2x256/4", "3x256/4"]);
+                    if facts.rows <= 128 {
+                        tails.push("1x128/2");
+                    }
                 }
                 tails.into_iter().map(String::from).collect()
             }
@@ -237,6 +244,9 @@ fn texts(numbers: &[u32]) -> Vec<String> {
     numbers.iter().map(u32::to_string).collect()
 }
 
+/// Rows up to which an `all_reduce` whose rows are not cut is worth its slots, which are as large as the result for each rank.
+const FEW_ROWS: u64 = 1024;
+
 fn blocks(facts: &Facts) -> Vec<String> {
     // Rows of a result that is summed are cut by owner.
     let rows = if facts.sums || facts.gathers {
@@ -253,20 +263,21 @@ fn blocks(facts: &Facts) -> Vec<String> {
         if rows <= 512 {
             blocks.push("128x64x64");
         }
+        if rows <= 64 {
+            blocks.extend(["64x256x64", "64x128x64"]);
+        }
     } else if rows >= 256 {
         blocks.push("256x128x64");
     }
     blocks.into_iter().map(String::from).collect()
 }
 
-/// Stages of a tile that fit shared memory beside two staging panels for each consumer.
+/// Stages of a tile that fit shared memory beside its staging panels.
 fn stages([m, n, k]: [u32; 3], target: &str) -> u32 {
     let Some(target) = target::by_name(target) else { return Config::default().gemm_stages };
-    let panel_columns = if n % 64 == 0 { 64 } else { 32 };
-    let staging = 2 * 2 * 64 * panel_columns * 2;
+    let staging = mma_staging_bytes([m, n]);
     let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes + staging);
-    let stage = (m + n.next_multiple_of(64)).saturating_mul(k).saturating_mul(2).max(1);
-    (room / stage).clamp(2, 6)
+    (room / mma_stage_bytes([m, n, k]).max(1)).clamp(2, 6)
 }
 
 /// The values of each knob that applies, first those given in `only`.

@@ -58,15 +58,3 @@ MK_DEVICE bool wait_signal(const Context& ctx, const u32* word, u32 expected, Wa
   if constexpr (kReader == Reader::Async) fence_proxy_async_global();
   return ok;
 }
-
-// A wait for a set of words, `stride` words apart: each has one producing rank, and all must arrive.
-template <u32 kEdge, Scope kScope, Reader kReader>
-MK_DEVICE bool wait_signals(const Context& ctx, const u32* first, u32 count, u32 stride, u32 expected, WaitSite site) {
-  bool ok = true;
-#pragma unroll 1
-  for (u32 i = 0; i < count; ++i) {
-    ok = ok && wait_word<kEdge, kScope, false>(ctx, first + static_cast<u64>(i) * stride, expected, site);
-  }
-  if constexpr (kReader == Reader::Async) fence_proxy_async_global();
-  return ok;
-}

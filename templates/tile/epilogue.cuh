@@ -76,7 +76,7 @@ MK_DEVICE void load_carried(const GemmTile& tile, u32 consumer, Carried<Config>&
         const i32 cols = static_cast<i32>(row) < tile.carry_rows ? tile.valid_cols : 0;
 #pragma unroll
         for (u32 j = 0; j < Config::kAccumulators / 4; ++j) {
-          const u32 col = j * 8 + lane_index() % 4 * 2;
+          const u32 col = Config::first_col(consumer) + j * 8 + lane_index() % 4 * 2;
           carried.words[m][2 * j + half] =
               static_cast<i32>(col) < cols ? ld_u32(reinterpret_cast<const void*>(line + col * kElemBytes)) : 0;
         }
@@ -101,11 +101,11 @@ MK_DEVICE void add_carried(const GemmTile& tile, const Carried<Config>& carried,
   }
 }
 
-// Packs accumulators 8 * g to 8 * g + 7 of 64-row block `m`, 16 columns, for one stmatrix, through the plan's elementwise chain.
+// Packs accumulators 8 * g to 8 * g + 7 of 64-row block `m`, the 16 columns from `col` on, for one stmatrix, through the plan's
+// elementwise chain.
 template <class Config, class Hooks>
 MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, const Carried<Config>& carried, u32 m, u32 g, u32 row,
-                                 float* acc, u32 (&out)[4]) {
-  const u32 col = g * 16;
+                                 u32 col, float* acc, u32 (&out)[4]) {
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
     apply_gate<Config>(acc + 2 * i);
@@ -147,12 +147,13 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
     const u32 row = fragment_row<Config>(consumer, m);
 #pragma unroll
-    for (u32 n = 0; n < Config::kOutCols / Config::kPanelCols; ++n) {
+    for (u32 n = 0; n < Config::kOutColsPerConsumer / Config::kPanelCols; ++n) {
       u32 packed[kPairs][4];
       float* const first = &acc[m][n * Config::kPanelCols / 2];
 #pragma unroll
       for (u32 j = 0; j < kPairs; ++j) {
-        finish_16_columns<Config>(hooks, tile, carried, m, n * kPairs + j, row, first + j * 8, packed[j]);
+        const u32 g = n * kPairs + j;
+        finish_16_columns<Config>(hooks, tile, carried, m, g, row, Config::first_col(consumer) + g * 16, first + j * 8, packed[j]);
       }
       mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
       const u32 panel = smem.panel(consumer, staging.stage);
@@ -216,8 +217,8 @@ MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& sme
       const u64 line = tile.c_data + static_cast<u64>(tile.c_row + row) * tile.c_pitch_bytes +
                        static_cast<u64>(tile.c_col) * kBytes;
 #pragma unroll
-      for (u32 j = 0; j < Config::kOutCols / 8; ++j) {
-        const u32 col = j * 8 + lane_index() % 4 * 2;
+      for (u32 j = 0; j < Config::kOutColsPerConsumer / 8; ++j) {
+        const u32 col = Config::first_col(consumer) + j * 8 + lane_index() % 4 * 2;
         const i32 left = tile.valid_cols - static_cast<i32>(col);
         if (left <= 0) continue;
         float& x0 = acc[m][j * 4 + half * 2];

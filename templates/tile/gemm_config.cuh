@@ -24,10 +24,11 @@ struct GemmOptions {
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
   bool carried = false;  // a tile adds itself to what has been summed so far
   bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
+  bool a_once = false;   // no other tile reads what a tile reads of A
+  bool b_once = false;   // of B
   StorePath store = StorePath::Tma;
   Multicast multicast = Multicast::None;
   u32 cluster = 1;      // CTAs; more than 1 with a multicast only
-  u32 panels = 2;       // staging panels of 64 rows, per consumer
 };
 
 template <GemmOptions kOptions>
@@ -42,15 +43,21 @@ struct GemmConfig {
   static constexpr bool kGated = kOptions.gated;
   static constexpr bool kCarried = kOptions.carried;
   static constexpr bool kAdds = kOptions.adds;
+  static constexpr bool kAOnce = kOptions.a_once;
+  static constexpr bool kBOnce = kOptions.b_once;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr Multicast kMulticast = kOptions.multicast;
   static constexpr u32 kCluster = kOptions.cluster;
-  static constexpr u32 kPanels = kOptions.panels;
 
-  static constexpr u32 kConsumers = kBlockM == 64 ? 1 : 2;              // warpgroups, each with its rows of every tile
-  static constexpr u32 kRowsPerConsumer = kBlockM / kConsumers;
+  // Two warpgroups, each with its rows of every tile; or, where those are too few, with its columns.
+  static constexpr u32 kConsumers = 2;
+  static constexpr bool kByColumns = kBlockM == 64;
+  static constexpr u32 kRowsPerConsumer = kByColumns ? kBlockM : kBlockM / kConsumers;
+  static constexpr u32 kColsPerConsumer = kByColumns ? kBlockN / kConsumers : kBlockN;
   static constexpr u32 kMmasPerStep = kRowsPerConsumer / 64;            // wgmmas side by side in M
-  static constexpr u32 kAccumulators = kBlockN / 2;                     // registers of one wgmma
+  static constexpr u32 kAccumulators = kColsPerConsumer / 2;            // registers of one wgmma
+  // Staging panels of 64 rows, per consumer. Tiles of few rows are short: then none waits until another has been read.
+  static constexpr u32 kPanels = kByColumns ? 4 : 2;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
@@ -64,7 +71,8 @@ struct GemmConfig {
   static constexpr u32 kPanelRowBytes = kBlockN % 64 == 0 ? 128 : 64;
   static constexpr u32 kPanelCols = kPanelRowBytes / element_bytes(kOut);
   static constexpr u32 kOutCols = kGated ? kBlockN / 2 : kBlockN;             // columns of C
-  static constexpr u32 kPanelsPerTile = kMmasPerStep * kOutCols / kPanelCols;  // per consumer
+  static constexpr u32 kOutColsPerConsumer = kGated ? kColsPerConsumer / 2 : kColsPerConsumer;
+  static constexpr u32 kPanelsPerTile = kMmasPerStep * kOutColsPerConsumer / kPanelCols;  // per consumer
 
   static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
   // The layouts, the way of storing and the gate do not change what lies where: tiles that differ in them share a ring. So
@@ -76,12 +84,14 @@ struct GemmConfig {
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
   static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
 
-  // This consumer's first row of the tile.
-  MK_DEVICE static u32 first_row(u32 consumer) { return consumer * kRowsPerConsumer; }
+  // This consumer's first row and column of the tile.
+  MK_DEVICE static u32 first_row(u32 consumer) { return kByColumns ? 0 : consumer * kRowsPerConsumer; }
+  MK_DEVICE static u32 first_col(u32 consumer) { return kByColumns ? consumer * kColsPerConsumer : 0; }
 
   static_assert(kBlockM == 64 || kBlockM == 128 || kBlockM == 256, "whole 64-row wgmmas for each consumer");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
+  static_assert(!kByColumns || (kBlockN % 128 == 0 && !kGated), "each consumer has whole panels, and gates lie beside their ups");
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert((kMulticast == Multicast::None) == (kCluster == 1), "a cluster is there to share an operand");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");

@@ -1,4 +1,4 @@
-// The agents that multiply: two warpgroups, each half of the tile's rows, accumulators in registers.
+// The agents that multiply: two warpgroups, each half of the tile's rows (or columns), accumulators in registers.
 // Named barrier that starts the second consumer `kLead` steps late.
 constexpr u32 kLeadBarrier = 1;
 
@@ -21,10 +21,11 @@ MK_DEVICE void sm90_mma_step(const GemmSmem<Config>& smem, u32 consumer, u32 sta
   constexpr bool kAcrossA = Config::kA == ALayout::MMajor, kAcrossB = Config::kB == BLayout::NMajor;
   constexpr u32 kAStep = kAcrossA ? kMnMajorStepBytes : kKMajorStepBytes;
   constexpr u32 kBStep = kAcrossB ? kMnMajorStepBytes : kKMajorStepBytes;
-  // 64 rows of A take as many bytes in either layout.
+  // 64 rows of A, or columns of B, take as many bytes in either layout.
   const u32 a_rows = smem.a(stage) + Config::first_row(consumer) * (kBlockK * kElemBytes);
   const u64 a = kAcrossA ? sm90_descriptor_mn_major(a_rows, kBlockK) : sm90_descriptor_k_major(a_rows);
-  const u64 b = kAcrossB ? sm90_descriptor_mn_major(smem.b(stage), kBlockK) : sm90_descriptor_k_major(smem.b(stage));
+  const u32 b_cols = smem.b(stage) + Config::first_col(consumer) * (kBlockK * kElemBytes);
+  const u64 b = kAcrossB ? sm90_descriptor_mn_major(b_cols, kBlockK) : sm90_descriptor_k_major(b_cols);
 #pragma unroll
   for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
 #pragma unroll

@@ -13,10 +13,10 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
   } else if constexpr (Config::kA == ALayout::MMajor) {
 #pragma unroll
     for (u32 p = 0; p < Config::kAPanels; ++p) {
-      tma_load_2d(smem.a(stage) + p * kMnPanelBytes, tile.a, bar, tile.a_row + static_cast<i32>(p * 64), k);
+      tma_load_2d<Config::kAOnce>(smem.a(stage) + p * kMnPanelBytes, tile.a, bar, tile.a_row + static_cast<i32>(p * 64), k);
     }
   } else {
-    tma_load_2d(smem.a(stage), tile.a, bar, k, tile.a_row);
+    tma_load_2d<Config::kAOnce>(smem.a(stage), tile.a, bar, k, tile.a_row);
   }
 }
 
@@ -38,7 +38,7 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
       if constexpr (kShared) {
         tma_load_2d_multicast(to, tile.b, bar, k, col, kAllCtas);
       } else {
-        tma_load_2d(to, tile.b, bar, k, col);
+        tma_load_2d<Config::kBOnce>(to, tile.b, bar, k, col);
       }
     }
   } else {
@@ -51,7 +51,7 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
       if constexpr (kShared) {
         tma_load_2d_multicast(smem.b(stage) + p * kMnPanelBytes, tile.b, bar, col, k, kAllCtas);
       } else {
-        tma_load_2d(smem.b(stage) + p * kMnPanelBytes, tile.b, bar, col, k);
+        tma_load_2d<Config::kBOnce>(smem.b(stage) + p * kMnPanelBytes, tile.b, bar, col, k);
       }
     }
   }

@@ -31,13 +31,14 @@ MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
 template <class Config, class Edges>
 MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer,
                            RingCursor<Config::kPanels>& staging) {
-  constexpr u32 kAcross = Config::kOutCols / Config::kPanelCols;
+  constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
   u32 reading = 0;  // barrier of the panel whose store was issued last
 #pragma unroll 1
   for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
     mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
     if (!ctx.aborted()) {
-      send_panel<Config>(tile, smem.panel(consumer, staging.stage), static_cast<i32>(p % kAcross * Config::kPanelCols),
+      send_panel<Config>(tile, smem.panel(consumer, staging.stage),
+                         static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
                          static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
     }
     bulk_commit();

@@ -32,6 +32,9 @@ pub struct DeviceModel {
     /// Memory bandwidth where a right operand `[k, n]` comes in slices of 128 bytes, one for each step of k: a tile of 64
     /// columns. Narrower tiles have less.
     pub hbm_slices_bytes_per_s: f64,
+    /// Memory bandwidth where each byte of an operand is read by one task only, and is the first to leave the cache.
+    #[serde(default = "hbm_once_bytes_per_s")]
+    pub hbm_once_bytes_per_s: f64,
     /// Last-level cache.
     pub l2_bytes: f64,
     /// What a GPU sends over its links, all ranks sending at once.
@@ -101,6 +104,11 @@ fn gate_s() -> f64 {
     9.5e-6
 }
 
+/// On an H200, where nobody measured another: 64 rows, K from 256 to 7168, one GPU.
+fn hbm_once_bytes_per_s() -> f64 {
+    3.8e12
+}
+
 impl Mover {
     /// An H200's copy engine, where nobody measured another: the rate by `mk probe --raw`, the time of a copy by gathers.
     fn engine() -> Mover {
@@ -164,6 +172,7 @@ impl DeviceModel {
         let rates = [
             ("hbm_bytes_per_s", self.hbm_bytes_per_s),
             ("hbm_slices_bytes_per_s", self.hbm_slices_bytes_per_s),
+            ("hbm_once_bytes_per_s", self.hbm_once_bytes_per_s),
             ("link_bytes_per_s", self.link_bytes_per_s),
             ("l2_bytes", self.l2_bytes),
         ];

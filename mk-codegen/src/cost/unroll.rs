@@ -217,19 +217,24 @@ impl Unroller<'_> {
         let mut out = vec![0.0; tasks.len()];
         let mut seen: HashMap<Place, (f64, usize)> = HashMap::new();
         let mut clock = 0.0;
+        let once: Vec<bool> =
+            self.plan.families.iter().map(|(id, _)| self.plan.reads_once(id, Operand::B)).collect();
         for (wave, tasks) in tasks.chunks(lanes.max(1)).enumerate() {
             let (mut bytes, mut tiles) = (0.0, 0usize);
             for task in tasks {
                 let x = &self.plan.families[task.family];
                 let Leaf::MmaTile { block, b_layout, .. } = &x.leaf else { continue };
                 tiles += 1;
-                let slices = match b_layout {
-                    BLayout::Kn => {
-                        let slower = self.model.hbm_bytes_per_s / self.model.hbm_slices_bytes_per_s;
-                        slower * (64.0 / f64::from(block[1].max(1))).max(1.0)
-                    }
+                let right = match (b_layout, once[task.family.index()]) {
+                    (_, true) => self.model.hbm_once_bytes_per_s,
+                    (BLayout::Kn, false) => self.model.hbm_slices_bytes_per_s,
+                    (BLayout::Nk, false) => self.model.hbm_bytes_per_s,
+                };
+                let narrow = match b_layout {
+                    BLayout::Kn => (64.0 / f64::from(block[1].max(1))).max(1.0),
                     BLayout::Nk => 1.0,
                 };
+                let slices = narrow * self.model.hbm_bytes_per_s / right;
                 for access in
                     x.accesses.iter().filter(|a| matches!(a.operand, Operand::A | Operand::B))
                 {

@@ -5,7 +5,9 @@ use super::{
     context::Emitter,
     tasks::{Slice, names},
 };
-use crate::ir::{Access, Agent, COPY_STAGE_BYTES, Entity, Expr, FamId, Operand, Point, Var};
+use crate::ir::{
+    Access, Agent, COPY_STAGE_BYTES, Entity, Expr, FamId, Family, Operand, Point, Var,
+};
 use minijinja::{Value, context};
 
 impl Emitter<'_> {
@@ -56,7 +58,7 @@ impl Emitter<'_> {
             end => s.first + s.tasks,
             names => names(f),
             rows => self.c(f, None, &rows),
-            row_bytes => format!("bytes_of({}, {size})", self.c(f, None, cols)),
+            row_bytes => self.row_bytes(f, cols, size),
             source => at(src, self.base(src.buffer, &self.c(f, None, &src.rank)), &from, col),
             strided => bulk && !(self.whole_rows(s.id, src)? && self.whole_rows(s.id, dst)?),
             source_pitch => spaced(from, &self.c(f, None, &s_step)),
@@ -69,6 +71,15 @@ impl Emitter<'_> {
             store_signals => f.waits.iter().any(|w| w.by == Agent::Storer && !self.is_entry(w.signal)),
             posts => self.posts(f)?,
         })
+    }
+
+    /// Bytes of so many columns: none, where a task's columns lie past the end.
+    fn row_bytes(&self, f: &Family, columns: &Expr, size: u64) -> String {
+        let say = self.c(f, None, columns);
+        match columns {
+            Expr::Const(_) | Expr::Dim(_) => format!("bytes_of({say}, {size})"),
+            _ => format!("bytes_of(max_i(0, {say}), {size})"),
+        }
     }
 
     /// How many rows of the last dimension a region has, and how many rows of the buffer apart, if they are evenly spaced:

@@ -168,7 +168,7 @@ fn group(
     let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
     let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);
     let tile = match &g.leaf {
-        Leaf::MmaTile { .. } => Some(tile(e, &g.leaf, first.id)?),
+        Leaf::MmaTile { .. } => Some(tile(e, g, first.id)?),
         _ => None,
     };
     let (dtype, dtype_to) = match template {
@@ -191,8 +191,8 @@ fn group(
 }
 
 /// What the tiles of a matrix-product group are, beyond the ring.
-fn tile(e: &Emitter<'_>, leaf: &Leaf, id: FamId) -> Result<Value, EmitError> {
-    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, epilogue } = leaf else {
+fn tile(e: &Emitter<'_>, g: &Group, id: FamId) -> Result<Value, EmitError> {
+    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, epilogue } = &g.leaf else {
         return Err(EmitError::unsupported(id.to_string(), "is not a matrix product"));
     };
     let dtype = one_dtype(e, id, |o| matches!(o, Operand::A | Operand::B))?;
@@ -213,6 +213,8 @@ fn tile(e: &Emitter<'_>, leaf: &Leaf, id: FamId) -> Result<Value, EmitError> {
         gated => if epilogue.first() == Some(&EpilogueOp::Swiglu) { "true" } else { "false" },
         adds => e.plan.families[id].accesses.iter().any(|a| a.mode == Mode::Accumulate),
         carried => epilogue.contains(&EpilogueOp::Carry),
+        a_once => g.slices.iter().all(|s| e.plan.reads_once(s.id, Operand::A)),
+        b_once => g.slices.iter().all(|s| e.plan.reads_once(s.id, Operand::B)),
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
     })
 }

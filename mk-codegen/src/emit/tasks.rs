@@ -80,8 +80,10 @@ impl<'p> Emitter<'p> {
         let targets = self.targets(s.id)?;
         let c = targets[0];
         let gated = epilogue.first() == Some(&EpilogueOp::Swiglu);
-        if block[2] != 64 || ![128, 256].contains(&block[0]) || gated && block[1] % 128 != 0 {
-            let what = "tiles have 128 or 256 rows, a depth of 64, and with a gate whole panels of 64 columns of each half";
+        let halves = block[1].is_multiple_of(128);
+        let rows = [128, 256].contains(&block[0]) || block[0] == 64 && halves && !gated;
+        if block[2] != 64 || !rows || gated && !halves {
+            let what = "tiles have 128 or 256 rows, or 64 in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
         let flat = targets.iter().any(|c| c.region.len() < 2);

@@ -284,6 +284,20 @@ pub struct Contract {
 
 /// Bytes of one stage of a bulk copy.
 pub const COPY_STAGE_BYTES: u32 = 16 * 1024;
+
+/// Bytes of one stage of a matrix product's tile of so many rows, columns and steps along k. The right operand comes in panels of
+/// 64 columns.
+pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
+    m.saturating_add(n.next_multiple_of(64)).saturating_mul(k).saturating_mul(2)
+}
+
+/// Bytes that a tile's results leave through: panels of 64 rows, two for each of two consumer warpgroups, or four where those share
+/// 64 rows.
+pub fn mma_staging_bytes([m, n]: [u32; 2]) -> u32 {
+    let panel_columns = if n.is_multiple_of(64) { 64 } else { 32 };
+    let panels = if m == 64 { 4 } else { 2 };
+    2 * panels * 64 * panel_columns * 2
+}
 const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
 impl Leaf {
@@ -385,14 +399,12 @@ impl Leaf {
                     EdgeSpec { proxy_fence: tma, ..flow("staged", Consumers, Storer) },
                     back("drained", Storer, Consumers, 1),
                 ];
-                // B comes in panels of 64 columns; C leaves through two panels of 64 rows for each consumer warpgroup.
-                let panel_cols = if n % 64 == 0 { 64 } else { 32 };
-                let staging = 2 * 2 * 64 * panel_cols * 2;
                 Contract {
                     agents: vec![Loader, Consumers, Storer],
                     operands,
                     edges,
-                    smem_bytes: stages * (m + n.next_multiple_of(64)) * k * 2 + staging,
+                    smem_bytes: stages * mma_stage_bytes([*m, *n, *k])
+                        + mma_staging_bytes([*m, *n]),
                 }
             }
             Leaf::ReduceTile => Contract {

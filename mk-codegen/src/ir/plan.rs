@@ -2,7 +2,7 @@
 
 use super::{
     entity::{Arena, BufId, DimId, EdgeId, FamId, RoleId, SigId, TabId},
-    expr::Expr,
+    expr::{Expr, Var},
     leaf::{Agent, Leaf, Operand},
 };
 use mk_abi::DType;
@@ -34,6 +34,22 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether nobody but one task of the family reads what that task reads as `operand`: no loop goes over the same part again, and
+    /// no other family reads the buffer.
+    pub fn reads_once(&self, family: FamId, operand: Operand) -> bool {
+        let f = &self.families[family];
+        let Some(a) = f.accesses.iter().find(|a| a.operand == operand) else { return false };
+        let moves = |v| a.region.iter().any(|(from, _)| from.mentions(v));
+        let again = |(i, (_, extent)): (usize, &(String, Expr))| {
+            *extent != Expr::Const(1) && !moves(Var::domain(i))
+        };
+        let reads = |x: &Access| x.buffer == a.buffer && x.mode == Mode::Read;
+        let mut others = self.families.iter().filter(|(id, _)| *id != family);
+        let shared = others.any(|(_, f)| f.accesses.iter().any(reads));
+        let repeats = f.inner.is_some() && !moves(Var::INNER);
+        !shared && !repeats && !f.domain.iter().enumerate().any(again)
+    }
+
     /// The plan with another value for a run-time dimension: what a launch with that value runs.
     ///
     /// Values outside `1..=runtime_max`, and dimensions that are fixed, are left as they are.

@@ -7,6 +7,7 @@
 
 use super::{
     AllReduce, Config, DEFAULT_COPY_SMS, LowerError, Sums, Tail,
+    columns::Columns,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, Slices, aligned},
     pack::{self, Packed},
@@ -114,7 +115,7 @@ impl<'k> Tiler<'k> {
         let world = draft.world();
         let height = self.config.block[0] as i32;
         let mine = (0..kernel.gemms.len()).filter(|g| kernel.root(*g) == s);
-        let scattered = |how| how != Reduce::All || self.config.all_reduce != AllReduce::OneShot;
+        let scattered = |how| how != Reduce::All || self.config.all_reduce == AllReduce::TwoPhase;
         let reduced =
             mine.clone().any(|g| kernel.reduce_of(g).is_some_and(|(_, how)| scattered(how)));
         let gathered = source.gathered && world > 1;
@@ -203,6 +204,11 @@ impl<'k> Tiler<'k> {
                     (Reduce::All, AllReduce::OneShot) if world > 1 => {
                         Target::Parts(reduce::parts(draft, out, &rows))
                     }
+                    (Reduce::All, AllReduce::ByColumns) if world > 1 => {
+                        let columns = self.config.block[1] as i32;
+                        let width = if g.gated() { columns / 2 } else { columns };
+                        Target::Columns(Columns::new(draft, out, &rows, width))
+                    }
                     _ => Target::Slots(reduce::slots(draft, out, &rows)),
                 }
             }
@@ -246,6 +252,10 @@ impl<'k> Tiler<'k> {
             (Target::Parts(parts), Some((r, _))) => {
                 let (out, result) = (&kernel.results[r].out, self.results[r]);
                 reduce::pull(draft, self.config, out, parts, result, tiles);
+            }
+            (Target::Columns(columns), Some((r, _))) => {
+                let (out, result) = (&kernel.results[r].out, self.results[r]);
+                columns.sum(draft, self.config.sums, out, result, tiles);
             }
             (Target::Hidden(buffer), _) | (Target::Out(buffer), _) if readers => {
                 let in_shards = matches!(target, Target::Hidden(_));

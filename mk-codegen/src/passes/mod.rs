@@ -1,5 +1,6 @@
 //! From the op graph to a tile plan: the passes, in the order in which they run.
 
+mod columns;
 mod draft;
 mod fuse;
 mod gather;
@@ -171,7 +172,7 @@ impl FromStr for Tail {
     }
 }
 
-/// How an `all_reduce` moves its summands. Both add in the order of ranks, in f32, and round once: the same bits.
+/// How an `all_reduce` moves its summands. All add in the order of ranks, in f32, and round once: the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllReduce {
     /// Summands go to the owners of their rows, sums to everybody: each link carries `2 (n - 1) / n` of the result.
@@ -180,6 +181,8 @@ pub enum AllReduce {
     /// Every rank reads the summands of all ranks and adds them for itself: one hop instead of two, `n - 1` results over
     /// each link. For few rows.
     OneShot,
+    /// As in two phases, but columns have owners: block `j` of them belongs to rank `j % n`. For rows that are too few to be cut.
+    ByColumns,
 }
 
 impl Default for Config {

@@ -1,6 +1,7 @@
 //! The tiles of one matrix product: what a family of them reads, in which order, and where each goes.
 
 use super::{
+    columns::Columns,
     draft::{Covers, Draft, read, write},
     gather::{Slices, block_rows, peer_at},
     rows::{RowBlock, Rows},
@@ -23,6 +24,8 @@ pub(super) enum Target {
     Slots(BufId),
     /// `[shards, rows, n]` of the own rank, for every rank to read.
     Parts(BufId),
+    /// See [`Columns`].
+    Columns(Columns),
     /// See [`Ring`].
     Ring(Ring),
 }
@@ -48,6 +51,7 @@ impl Target {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
                 ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
             }],
+            Target::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
             Target::Ring(ring) => {
                 let (hop, world) = (rows.hop(), rows.shards);
                 let mut all = Vec::new();

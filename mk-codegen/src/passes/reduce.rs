@@ -32,7 +32,7 @@ pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
     draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out))
 }
 
-fn pitch(out: &Tensor) -> Option<Expr> {
+pub(super) fn pitch(out: &Tensor) -> Option<Expr> {
     let n = out.shape[1].value;
     let padded = aligned(n, out.dtype.size_bytes());
     (padded != n).then_some(Expr::Const(padded))
@@ -52,16 +52,16 @@ pub(super) struct Summands {
 
 /// Who adds up, and in which tiles.
 #[derive(Clone, Copy)]
-struct Adders {
-    kind: RoleKind,
+pub(super) struct Adders {
+    pub kind: RoleKind,
     /// Rows and columns of a tile.
-    tile: [i32; 2],
+    pub tile: [i32; 2],
     /// Tiles in a row of tiles.
-    across: i32,
+    pub across: i32,
     /// Tiles in a block of rows of those who write the summands.
-    per_block: i32,
+    pub per_block: i32,
     /// Blocks of a shard that are added up side by side, column by column, as their summands come.
-    together: i32,
+    pub together: i32,
 }
 
 impl Adders {
@@ -74,16 +74,16 @@ impl Adders {
     }
 }
 
-/// Sums over tiles of `block`: beside the products as they are; after them in flatter ones, until every CTA has one.
-fn adders(
+/// Sums over tiles of `block`, `across` in a row: beside the products as they are; after them in flatter ones, until every CTA has
+/// one.
+pub(super) fn adders(
     draft: &Draft,
     sums: Sums,
-    out: &Tensor,
+    across: i32,
     rows: &Rows,
     block: [i32; 2],
     together: i32,
 ) -> Adders {
-    let across = (widest(out, 1, draft.world()) + block[1] - 1) / block[1];
     let mut tile = block;
     let kind = match sums {
         Sums::Beside => RoleKind::IntraComm,
@@ -102,6 +102,11 @@ fn adders(
     };
     let together = if sums == Sums::Beside { together } else { 1 };
     Adders { kind, tile, across, per_block: block[0] / tile[0], together }
+}
+
+/// Tiles of so many columns in a row of tiles.
+pub(super) fn tiles_across(draft: &Draft, out: &Tensor, width: i32) -> i32 {
+    (widest(out, 1, draft.world()) + width - 1) / width
 }
 
 /// The tile of a task that adds up.
@@ -132,8 +137,9 @@ pub(super) fn sum(
     let Summands { rows, block, together, by, operand } = from;
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let adders = adders(draft, config.sums, out, &rows.own(), block, together);
-    let Adders { kind, tile, across, per_block, .. } = adders;
+    let across = tiles_across(draft, out, block[1]);
+    let adders = adders(draft, config.sums, across, &rows.own(), block, together);
+    let Adders { kind, tile, per_block, .. } = adders;
     let own = rows.in_blocks(tile[0]).own();
     let Place { r, j, columns } = place(draft, out, &own, tile[1]);
     let here = (r.at.clone(), r.len.clone());
@@ -216,7 +222,8 @@ pub(super) fn fold(
 ) -> Summands {
     let Summands { rows, block, by, operand, .. } = from;
     let split = Expr::from(cut.parts);
-    let Adders { kind, tile, across, per_block, .. } = adders(draft, sums, out, &rows, block, 1);
+    let across = tiles_across(draft, out, block[1]);
+    let Adders { kind, tile, per_block, .. } = adders(draft, sums, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
     let row = (rows.in_covered(&r), r.len.clone());
@@ -277,8 +284,8 @@ pub(super) fn pull(
 ) {
     let Summands { rows, block, by, operand, .. } = from;
     let world = draft.world();
-    let Adders { kind, tile, across, per_block, .. } =
-        adders(draft, config.sums, out, &rows, block, 1);
+    let across = tiles_across(draft, out, block[1]);
+    let Adders { kind, tile, per_block, .. } = adders(draft, config.sums, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
     let each = Each { var: "q".into(), extent: world.into() };

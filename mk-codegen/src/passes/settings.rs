@@ -41,17 +41,21 @@ pub(super) fn check_gather(kernel: &Kernel, config: &Config) -> Result<(), Lower
 /// [`LowerError::Config`] with what would fit.
 pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> {
     let [bm, bn, bk] = config.block;
-    let wide = bm == 256 && bn > 160;
-    let known = [32, 64, 96, 128, 160, 192, 256].contains(&bn);
+    let known = match bm {
+        64 => [128, 256].contains(&bn),
+        128 => [32, 64, 96, 128, 160, 192, 256].contains(&bn),
+        256 => [32, 64, 96, 128, 160].contains(&bn),
+        _ => false,
+    };
     let error = |what, help: &str| Err(LowerError::Config { what, help: help.into() });
-    if ![128, 256].contains(&bm) || !known || wide || bk != 64 {
+    if !known || bk != 64 {
         let what = format!("no matrix product has tiles of {bm} x {bn} x {bk}");
-        let help = "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160; a depth of 64";
+        let help = "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64";
         return error(what, help);
     }
-    if kernel.gemms.iter().any(Gemm::gated) && bn % 128 != 0 {
-        let what = format!("`swiglu` has no tiles of {bn} columns, half gates and half ups");
-        return error(what, "use 128 or 256 columns");
+    if kernel.gemms.iter().any(Gemm::gated) && (bn % 128 != 0 || bm == 64) {
+        let what = format!("`swiglu` has no tiles of {bm} x {bn}, half gates and half ups");
+        return error(what, "use 128 or 256 columns, and 128 rows or more");
     }
     if config.k_slices == 0 {
         return error("rows in 0 slices".into(), "use 1 or more");
@@ -109,7 +113,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         if splits {
             return error(what(), "products in parts of k add up `beside` or `after`");
         }
-        if bm / 128 * bn > 256 {
+        if bm * bn > 128 * 256 {
             let help = "what is carried takes registers: use tiles of 256 rows and at most 128 columns, or of 128 rows";
             return error(what(), help);
         }
@@ -117,7 +121,8 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
     if let Some(Tail { blocks, columns, parts }) = config.tail {
         let gated = kernel.gemms.iter().any(Gemm::gated);
         let most = if parts > 1 { bn } else { bn - 1 };
-        let fits = columns % if gated { 128 } else { 64 } == 0 && (1..=most).contains(&columns);
+        let step = if gated || bm == 64 { 128 } else { 64 };
+        let fits = columns % step == 0 && (1..=most).contains(&columns);
         if bn % 64 != 0 {
             let what =
                 format!("tiles of {bn} columns cannot share their stages with those of a tail");
@@ -127,7 +132,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
             let what = format!(
                 "a tail of {blocks} blocks of rows in tiles of {columns} columns and {parts} parts"
             );
-            let help = "use at least one block, and 64, 128, 192 or 256 columns (with `swiglu` 128 or 256); in one part, less columns than the other tiles have, else at most as many";
+            let help = "use at least one block, and 64, 128, 192 or 256 columns (with `swiglu`, or tiles of 64 rows, 128 or 256); in one part, less columns than the other tiles have, else at most as many";
             return error(what, help);
         }
         let result = |n| kernel.result_of(Made::Gemm(n)).is_some() && !kernel.readers(n);

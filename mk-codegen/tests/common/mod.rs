@@ -350,6 +350,64 @@ pub const VARIANTS: &[Variant] = &[
     variant(("tail_parts_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
     }),
+    variant(("rows64_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        (c.block, c.sums, c.split_k) = ([64, 256, 64], Sums::After, 4);
+        c.all_reduce = AllReduce::OneShot;
+    }),
+    variant(("by_columns", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2);
+        c.all_reduce = AllReduce::ByColumns;
+    }),
+    variant(
+        (
+            "by_columns_mlp",
+            "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce",
+            3,
+            &[("x", &[200, 256]), ("w1", &[256, 520]), ("w2", &[520, 328])],
+        ),
+        |c| c.all_reduce = AllReduce::ByColumns,
+    ),
+    variant(
+        (
+            "by_columns_dyn",
+            "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+            2,
+            &[("w", &[264, 328])],
+        ),
+        |c| (c.block[0], c.all_reduce) = (128, AllReduce::ByColumns),
+    ),
+    variant(("rows64_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
+        c.block = [64, 128, 64];
+    }),
+    variant(
+        (
+            "rows64_odd",
+            "gather(a) -> gemm(b) -> bias(c) -> gelu",
+            3,
+            &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
+        ),
+        |c| c.block = [64, 256, 64],
+    ),
+    variant(("rows64_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.block, c.sums) = ([64, 256, 64], Sums::Ring);
+    }),
+    variant(
+        (
+            "rows64_dyn_f32",
+            "fn f<M: dyn <= 700>(x: f16[M, K] @ shard(1), w: f16[N, K] @ shard(1)) { gemm(x, w.t) -> cast(f32) -> all_reduce }",
+            2,
+            &[("w", &[328, 1536])],
+        ),
+        |c| (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2),
+    ),
+    variant(("rows64_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.block = [64, 256, 64];
+        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+    }),
+    variant(("rows64_alone", "gemm(a, b)", 1, FEW_ROWS), |c| {
+        c.block = [64, 128, 64];
+        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
+    }),
     variant(("engine", "gather(a) -> gemm(b)", 4, RAGGED), |c| {
         c.gather = Gather::Engine { parts: 1 };
     }),

@@ -1,0 +1,193 @@
+//! An all-reduce whose columns have owners: every rank writes its summands of a block of columns into the owner's slot, the owner
+//! adds the slots in the order of ranks, and every rank pulls the sums of the others. As [`reduce`](super::reduce), which cuts rows;
+//! but the product's rows stay whole, so that few of them are not cut into many blocks that read the right operand again each.
+//!
+//! Assumes that summands leave in tiles of as many columns as the product has. Leaves: `slots`, a symmetric buffer `[world, rows of
+//! all shards, n]` of which a rank uses its own columns, `sums` of one slot, the ordered sum, and the pull.
+
+use super::{
+    Sums,
+    draft::{Covers, Draft, Flow, Reader, Writer, read, write},
+    gather::{block_rows, peer_at},
+    reduce::{Adders, Summands, adders, pitch, tiles_across},
+    rows::{RowBlock, Rows},
+    select::Tensor,
+};
+use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+use crate::target;
+
+/// Column block `j` of a result belongs to rank `j % world`, as its block `j / world`.
+#[derive(Clone, Copy)]
+pub(super) struct Columns {
+    slots: BufId,
+    world: i32,
+    /// Columns of a block.
+    width: i32,
+    /// Blocks.
+    across: i32,
+}
+
+impl Columns {
+    /// Shares out the columns of a result, in blocks of `width`. Slots are as wide as the result: rows are few, and the last block
+    /// ends where the buffer does, as a tile that TMA clips must.
+    pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Columns {
+        let (world, across) = (draft.world(), tiles_across(draft, out, width));
+        let shape = vec![world.into(), all(rows), draft.dim(&out.shape[1])];
+        let slots = draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out));
+        Columns { slots, world, width, across }
+    }
+
+    /// Blocks that a rank has, at most.
+    fn mine(&self) -> i32 {
+        (self.across + self.world - 1) / self.world
+    }
+
+    /// Whether there is a block of this number: ranks have one less than others where their blocks are not as many.
+    fn exists(&self, block: &Expr) -> Option<Expr> {
+        (self.across % self.world != 0).then(|| block.clone().lt(self.across))
+    }
+
+    /// What a task of the product, or of its fold, writes: its tile, to the owner of the columns.
+    pub fn write(
+        &self,
+        operand: Operand,
+        rows: &Rows,
+        r: &RowBlock,
+        columns: (Expr, Expr),
+    ) -> Access {
+        let here = vec![(Var::RANK.into(), 1.into()), (rows.in_covered(r), r.len.clone()), columns];
+        Access { rank: rows.column() % self.world, ..write(operand, self.slots, here) }
+    }
+
+    /// Adds the sum of the slots to `result`, and what brings every rank the others' sums.
+    pub fn sum(&self, draft: &mut Draft, sums: Sums, out: &Tensor, result: BufId, from: Summands) {
+        let Summands { rows, block, by, operand, .. } = from;
+        let Adders { kind, tile, per_block, .. } =
+            adders(draft, sums, self.mine(), &rows, block, 1);
+        let blocks = rows.blocks;
+        let rows = rows.in_blocks(tile[0]);
+        let r = rows.block(draft);
+        let n = draft.dim(&out.shape[1]);
+        // Block `c` of the own ones.
+        let c = rows.column();
+        let j = c.clone() * self.world + Var::RANK;
+        let columns = (j.clone() * self.width, block_rows(n.clone(), j.clone(), self.width));
+        let here = (rows.in_covered(&r), r.len.clone());
+        let each = Each { var: "s".into(), extent: self.world.into() };
+        let source = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
+        let src = Access { each: Some(each.clone()), ..read(Operand::Src, self.slots, source) };
+        let region = vec![(rows.global(&r), r.len.clone()), columns.clone()];
+        let shape = vec![all(&rows), n];
+        let finished = draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out));
+        let accesses = vec![
+            src,
+            write(Operand::Dst, result, region),
+            write(Operand::Dst, finished, vec![here, columns]),
+        ];
+        let family = draft.family(
+            "reduce",
+            kind,
+            Leaf::ReduceTile,
+            rows.domain(self.mine()),
+            vec![],
+            accesses,
+        );
+        let post = |x: Covers| {
+            let j = Expr::from(Var::domain(draft.plan.families[x.family].domain.len() - 1));
+            Writer {
+                family: x.family,
+                operand,
+                word: vec![Var::RANK.into(), x.shard, x.block, j.clone() / self.world],
+                rank: j % self.world,
+                each: None,
+                when: None,
+            }
+        };
+        let from = by.into_iter().map(post).collect();
+        draft.flows.push(Flow {
+            name: "partial",
+            shape: vec![self.world.into(), rows.shards.into(), blocks.into(), self.mine().into()],
+            from,
+            count: 1.into(),
+            to: vec![Reader {
+                family,
+                operand: Operand::Src,
+                word: vec![Var::EACH.into(), r.shard, r.block / per_block, c],
+                each: Some(each),
+                when: self.exists(&j),
+            }],
+        });
+        self.spread(draft, out, result, (finished, family), &rows, kind);
+    }
+
+    /// Every rank pulls the sums of its peers, in tiles as flat as they are summed in, or as one wave of CTAs takes.
+    fn spread(
+        &self,
+        draft: &mut Draft,
+        out: &Tensor,
+        result: BufId,
+        (finished, reduce): (BufId, FamId),
+        summed: &Rows,
+        kind: RoleKind,
+    ) {
+        let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
+        let pulls = |height| {
+            let blocks = summed.in_blocks(height).walked;
+            blocks * summed.count * (self.world - 1) * self.mine()
+        };
+        let mut height = summed.height;
+        while pulls(height) > sms && height < summed.capacity {
+            height *= 2;
+        }
+        let per_pull = height / summed.height;
+        let rows = summed.in_blocks(height);
+        let r = rows.block(draft);
+        let n = draft.dim(&out.shape[1]);
+        let peer = peer_at(Expr::from(Var::domain(r.loops)) + 1, self.world);
+        let c = Expr::from(Var::domain(r.loops + 1));
+        let j = c.clone() * self.world + peer.clone();
+        let columns = (j.clone() * self.width, block_rows(n, j.clone(), self.width));
+        let here = vec![(rows.in_covered(&r), r.len.clone()), columns.clone()];
+        let src = Access { rank: peer.clone(), ..read(Operand::Src, finished, here) };
+        let to = vec![(rows.global(&r), r.len.clone()), columns];
+        let mut domain = rows.domain(self.mine());
+        domain.insert(r.loops, ("p", (self.world - 1).into()));
+        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+        let accesses = vec![src, write(Operand::Dst, result, to)];
+        let family = draft.family("spread", kind, leaf, domain, vec![], accesses);
+        let own = summed.block(draft);
+        let mine = summed.column();
+        let tiles =
+            Expr::Const(per_pull).min(Expr::Const(summed.walked) - r.block.clone() * per_pull);
+        draft.flows.push(Flow {
+            name: "summed",
+            shape: vec![
+                self.world.into(),
+                rows.shards.into(),
+                rows.blocks.into(),
+                self.mine().into(),
+            ],
+            from: vec![Writer {
+                family: reduce,
+                operand: Operand::Dst,
+                word: vec![Var::RANK.into(), own.shard, own.block / per_pull, mine.clone()],
+                rank: peer_at(Expr::from(Var::EACH) + 1, self.world),
+                each: Some(Each { var: "p".into(), extent: (self.world - 1).into() }),
+                when: self.exists(&(mine * self.world + Var::RANK)),
+            }],
+            count: tiles,
+            to: vec![Reader {
+                family,
+                operand: Operand::Src,
+                word: vec![peer, r.shard, r.block, c],
+                each: None,
+                when: self.exists(&j),
+            }],
+        });
+    }
+}
+
+/// Rows of all shards.
+fn all(rows: &Rows) -> Expr {
+    (rows.shards * rows.covered()).into()
+}
