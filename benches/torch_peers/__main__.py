@@ -35,8 +35,9 @@ def arguments():
     parser.add_argument("--seed", type=int, default=1, help="of the inputs [1]")
     parser.add_argument("--tune-list", type=int, metavar="RANKS", help="only print mk's kernels, for `mk tune --list`")
     args = parser.parse_args()
+    world = args.tune_list or int(os.environ.get("WORLD_SIZE", "4"))
     try:
-        args.selected = table.select(args.ops.split(",") if args.ops else None, args.rows, args.quick)
+        args.selected = table.select(args.ops.split(",") if args.ops else None, args.rows, args.quick, world)
     except ValueError as error:
         parser.error(str(error))
     if args.quick:

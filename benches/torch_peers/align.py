@@ -159,4 +159,4 @@ class Alignment:
             apart.append((max(left) - min(left)) / 1e3)
         apart.sort()
         doubt.sort()
-        return {"median_us": apart[len(apart) // 2], "all_us": apart, "clock_doubt_us": doubt[len(doubt) // 2] / 1e3}
+        return {"median_us": apart[len(apart) // 2], "all_us": apart, "clock_doubt_us": doubt[len(doubt) // 2] / 1e3 if doubt else 0.0}

@@ -18,7 +18,7 @@ class Inputs:
         if m % world or (row.op.startswith("mlp") and n % world):
             raise ValueError(f"{row.key}: rows and hidden columns must be multiples of the {world} ranks")
         make = self._tensor
-        if row.op in ("gemm-reduce_scatter", "gemm-all_reduce"):
+        if row.op in ("gemm", "gemm-reduce_scatter", "gemm-all_reduce"):
             self.sets = [(make(m, k), make(k, n)) for _ in range(SETS)]
         elif row.op in ("gather-gemm", "gather-gemm-reduce_scatter"):
             self.sets = [(make(m // world, k), make(k, n)) for _ in range(SETS)]
@@ -35,7 +35,7 @@ class Inputs:
         row, world = self.row, self.world
         first = self.whole[i] if self.whole else self.sets[i][0]
         weights = [w.float().flatten(1) for w in self.sets[i][1:]]
-        if row.op == "gather-gemm":
+        if row.op in ("gemm", "gather-gemm"):
             return torch.cat([rows.float() @ weights[0] for rows in first.split(CHUNK)])
         if row.op == "gemm-all_reduce":
             parts = [rows.float() @ weights[0] for rows in first.split(CHUNK)]

@@ -11,11 +11,13 @@ ROUNDS = 7
 
 
 def measure(group, alignment):
-    """Bytes per second that the slowest rank sends, the best of several ways, and that way's name. Collective.
+    """Bytes per second that the slowest rank sends, the best of several ways, and that way's name; nothing with one rank. Collective.
 
     Copies are those of the copy engines, to one peer or to all peers at a time, written or read by the rank that counts.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
+    if world == 1:
+        return None, None
     mine = symm_mem.empty(PIECE_BYTES * (world - 1), dtype=torch.uint8, device="cuda")
     handle = symm_mem.rendezvous(mine, group.name)
     mine.random_()

@@ -49,6 +49,7 @@ def contestants(row, inputs, group, gemms, result):
     ``gemms`` are the best ways to multiply, one per product of the row; ``result`` makes a tensor for the result.
     """
     make = {
+        "gemm": _gemm,
         "gather-gemm": _gather_gemm,
         "gemm-reduce_scatter": _gemm_scatter,
         "gemm-all_reduce": _gemm_reduce,
@@ -57,6 +58,20 @@ def contestants(row, inputs, group, gemms, result):
         "mlp-swiglu": _mlp,
     }[row.op]
     return make(row, inputs, group, gemms, result)
+
+
+def _gemm(row, inputs, group, gemms, result):
+    sets, gemm = inputs.sets, gemms[0]
+
+    def compute():
+        out = result()
+        return Contestant("compute alone", ALONE, lambda i: gemm(*sets[i], out), [out], note=gemm.name)
+
+    def plain():
+        out = result()
+        return Contestant("torch.mm", PEER, lambda i: torch.mm(*sets[i], out=out), [out])
+
+    return [("compute alone", compute), ("torch.mm", plain)]
 
 
 def _gather_gemm(row, inputs, group, gemms, result):

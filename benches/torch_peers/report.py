@@ -91,9 +91,14 @@ def heading(result):
     machine, versions, skew = result["machine"], result["versions"], result["skew"]
     software = ", ".join(f"{name} {version}" for name, version in versions.items())
     revision = f", revision {result['revision']}" if result.get("revision") else ""
-    return (
+    how = (
         f"{result['date']}, {result['ranks']}× {machine['gpu']}, driver {machine['driver'] or 'unknown'}, {software}{revision}; "
-        f"`{result['command']}`, {result['seconds']} s. Median of {result['rounds']} launches, ms. Ranks begin within "
+        f"`{result['command']}`, {result['seconds']} s. Median of {result['rounds']} launches, ms."
+    )
+    if not result["link"]:
+        return how
+    return (
+        f"{how} Ranks begin within "
         f"{skew['median_us']:.2f} µs (median of {len(skew['all_us'])}; 9 of 10 within {most(skew):.2f}; clocks are compared to "
         f"± {skew['clock_doubt_us']:.2f}). Link: "
         f"{result['link']['bytes_per_s'] / 1e9:.0f} GB/s a rank while all send ({result['link']['way']})."

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 BYTES = 2  # of a bfloat16
 
+PRODUCT = "gemm(a, b)"
 LINEAR = "gather(a) -> gemm(b)"
 SCATTER = "gemm(a, b) -> reduce_scatter"
 REDUCE = "gemm(a, b) -> all_reduce"
@@ -81,6 +82,7 @@ class Row:
         m, k, n = self.m, self.k, self.n
         columns = Kernel(SCATTER if self.op == "gemm-reduce_scatter" else REDUCE, {"a": (m, k * world), "b": (k * world, n)})
         return {
+            "gemm": Kernel(PRODUCT, {"a": (m, k), "b": (k, n)}),
             "gather-gemm": Kernel(LINEAR, {"a": (m, k), "b": (k, n * world)}),
             "gemm-reduce_scatter": columns,
             "gemm-all_reduce": columns,
@@ -101,6 +103,7 @@ class Row:
 
 
 TITLES = {
+    "gemm": "`gemm`",
     "gather-gemm": "`gather -> gemm`",
     "gemm-reduce_scatter": "`gemm -> reduce_scatter`",
     "gemm-all_reduce": "`gemm -> all_reduce`",
@@ -143,10 +146,16 @@ SHAPES = {
     "mlp-swiglu": [(2048, 4096, 14336), (8192, 4096, 14336), (8192, 8192, 28672)],
 }
 
+# A rank's products of the operations with one of them, alone: what a fused kernel can be at best. Of one rank only.
+SINGLE = ("gather-gemm", "gemm-reduce_scatter", "gemm-all_reduce")
+SHAPES["gemm"] = list(dict.fromkeys([(8192, 8192, 8192), *(shape for op in SINGLE for shape in SHAPES[op])]))
+
 ROWS = [Row(op, *shape) for op, shapes in SHAPES.items() for shape in shapes]
 
 # A look at every peer of every operation, small: it does not count.
 QUICK = {
+    "gemm 4096x4096x1024",
+    "gemm 64x7168x8192",
     "gather-gemm 4096x4096x1024",
     "gather-gemm 2048x8192x2560",
     "gemm-reduce_scatter 4096x1024x4096",
@@ -158,12 +167,13 @@ QUICK = {
 }
 
 
-def select(ops=None, pattern=None, quick=False):
-    """Rows of some operations (all: None) whose key has the pattern. ValueError if there are none."""
-    unknown = set(ops or ()) - set(SHAPES)
+def select(ops=None, pattern=None, quick=False, world=4):
+    """Rows of some operations (all: None) whose key has the pattern; one rank has the product alone. ValueError if there are none."""
+    known = [op for op in SHAPES if (op == "gemm") == (world == 1)]
+    unknown = set(ops or ()) - set(known)
     if unknown:
-        raise ValueError(f"no such operation: {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
-    wanted = [r for r in ROWS if (not ops or r.op in ops) and (not pattern or re.search(pattern, r.key))]
+        raise ValueError(f"no such operation on {world} ranks: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    wanted = [r for r in ROWS if r.op in (ops or known) and (not pattern or re.search(pattern, r.key))]
     if quick:
         wanted = [r for r in wanted if r.key in QUICK]
     if not wanted:

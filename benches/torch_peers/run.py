@@ -52,7 +52,8 @@ class Bench:
         skew = self.alignment.skew()
         rate, way = link.measure(self.group, self.alignment)
         self.say(f"ranks begin within {skew['median_us']:.2f} us (9 of 10 within {report.most(skew):.2f}, clocks ± {skew['clock_doubt_us']:.2f})")
-        self.say(f"link: {rate / 1e9:.0f} GB/s, {way}, all ranks at once")
+        if rate:
+            self.say(f"link: {rate / 1e9:.0f} GB/s, {way}, all ranks at once")
         done = []
         for row in args.selected:
             begin = time.perf_counter()
@@ -71,14 +72,14 @@ class Bench:
                 "nccl": ".".join(map(str, torch.cuda.nccl.version())),
                 "cublasLt": self.lib.version,
             },
-            "link": {"bytes_per_s": rate, "way": way},
+            "link": {"bytes_per_s": rate, "way": way} if rate else None,
             "skew": skew,
             "rows": done,
         }
 
     def row(self, row, rate):
         out = {"op": row.op, "m": row.m, "k": row.k, "n": row.n, "key": row.key, "flop": row.flop(self.size)}
-        out |= {"link_bytes": row.link_bytes(self.size), "link_ms": 1e3 * row.link_bytes(self.size) / rate}
+        out |= {"link_bytes": row.link_bytes(self.size), "link_ms": 1e3 * row.link_bytes(self.size) / rate if rate else 0.0}
         inputs = Inputs(row, self.rank, self.size, self.args.seed)
         judges = [Judge(inputs.reference(i)) for i in range(SETS)]
         shape = judges[0]._reference.shape

@@ -82,11 +82,15 @@ class Rows(unittest.TestCase):
         self.assertEqual(gated.products(4), [(2048, 4096, 7168), (2048, 3584, 4096)])
 
     def test_selection(self):
-        self.assertEqual(table.select(), table.ROWS)
+        self.assertEqual(table.select() + table.select(world=1), table.ROWS)
+        self.assertEqual({r.op for r in table.select(world=1)}, {"gemm"})
+        self.assertIn("gemm 64x7168x8192", {r.key for r in table.select(world=1)})
         self.assertEqual([r.m for r in table.select(["gather-gemm"], "32768x")], [32768])
-        self.assertEqual({r.key for r in table.select(quick=True)}, table.QUICK)
-        with self.assertRaisesRegex(ValueError, "no such operation: gemm;"):
+        self.assertEqual({r.key for r in table.select(quick=True) + table.select(quick=True, world=1)}, table.QUICK)
+        with self.assertRaisesRegex(ValueError, "no such operation on 4 ranks: gemm;"):
             table.select(["gemm"])
+        with self.assertRaisesRegex(ValueError, "no such operation on 1 ranks: gather-gemm;"):
+            table.select(["gather-gemm"], world=1)
         with self.assertRaisesRegex(ValueError, "no row"):
             table.select(None, "1x1x1")
 
@@ -106,7 +110,10 @@ class Options(unittest.TestCase):
     KEY = "gather-gemm 4096x4096x1024"
 
     def test_every_kernel_can_be_tuned(self):
-        lines = table.tune_lines(table.ROWS, 4)
+        lines = table.tune_lines(table.select(world=1), 1)
+        self.assertEqual(len(lines), len(set(lines)))
+        self.assertIn("'gemm(a, b)' --shape a=64x7168 --shape b=7168x8192 --ranks 1", lines)
+        lines = table.tune_lines(table.select(), 4)
         self.assertEqual(len(lines), len(set(lines)))
         self.assertIn("'gather(a) -> gemm(b)' --shape a=4096x4096 --shape b=4096x4096 --ranks 4", lines)
         self.assertTrue(any("swiglu -> gemm(v) -> reduce_scatter }' --shape x=8192x8192" in line for line in lines))
@@ -192,13 +199,14 @@ class Report(unittest.TestCase):
         for document, name in (
             ("docs/performance.md", "torch_peers 4"),
             ("docs/performance.md", "torch_peers 2"),
+            ("docs/performance.md", "torch_peers 1"),
             ("README.md", report.SUMMARY),
         ):
             self.assertIn("new", report.replace_block((root / document).read_text(), "new", name))
 
     def test_what_the_documents_say_is_what_the_file_says(self):
         root = pathlib.Path(__file__).parents[2]
-        for folder, ranks in (root / "docs/peers", 4), (root / "docs/peers/two", 2):
+        for folder, ranks in (root / "docs/peers", 4), (root / "docs/peers/two", 2), (root / "docs/peers/one", 1):
             kept = report.load(folder / "peers.json")
             self.assertEqual(kept["ranks"], ranks)
             self.assertIn(report.markdown(kept), (root / "docs/performance.md").read_text())

@@ -82,7 +82,8 @@ pub(crate) fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + S
 const BUDGET_TASKS: usize = 600_000;
 
 /// The config that the model takes for the best. A function of its arguments: it searches one setting after the other from
-/// the defaults, twice, and stops where the plans are so large that more predictions would take long.
+/// the defaults (and from the flattest tiles, where those are worth trying: they pay together with parts along k), twice, and stops
+/// where the plans are so large that more predictions would take long.
 ///
 /// Nothing where no config of the space has a plan and a prediction.
 pub fn choose(
@@ -93,35 +94,56 @@ pub fn choose(
 ) -> Option<(Config, Prediction)> {
     let facts = Facts::new(program, bound, ranks);
     let choices = space::choices(&facts, &BTreeMap::new());
-    let mut config = Config { ranks, ..Config::default() };
-    let mut best = predict(program, bound, &config, model).ok();
-    let mut tasks = best.as_ref().map_or(0, |p| p.spans.len());
-    for _ in 0..2 {
-        let before = config.clone();
-        for (knob, values) in &choices {
-            let with = |value: &String| {
-                let mut config = config.clone();
-                (knob.set)(&mut config, value).map(|()| space::settle(config, &facts))
-            };
-            let tried: Vec<Config> =
-                values.iter().filter_map(with).filter(|c| *c != config).collect();
-            for (tried, p) in tried.iter().zip(predict_all(program, bound, &tried, model)) {
-                let Ok(p) = p else { continue };
-                tasks += p.spans.len();
-                // The first of equals, so that a setting which changes nothing stays at its default.
-                if best.as_ref().is_none_or(|b| p.total_s < b.total_s * (1.0 - 1e-3)) {
-                    (config, best) = (tried.clone(), Some(p));
+    let default = Config { ranks, ..Config::default() };
+    let mut tasks = 0;
+    let mut descend = |mut config: Config| {
+        let mut best = predict(program, bound, &config, model).ok();
+        tasks += best.as_ref().map_or(0, |p| p.spans.len());
+        for _ in 0..2 {
+            let before = config.clone();
+            for (knob, values) in &choices {
+                let with = |value: &String| {
+                    let mut config = config.clone();
+                    (knob.set)(&mut config, value).map(|()| space::settle(config, &facts))
+                };
+                let tried: Vec<Config> =
+                    values.iter().filter_map(with).filter(|c| *c != config).collect();
+                for (tried, p) in tried.iter().zip(predict_all(program, bound, &tried, model)) {
+                    let Ok(p) = p else { continue };
+                    tasks += p.spans.len();
+                    if shorter(&p, best.as_ref()) {
+                        (config, best) = (tried.clone(), Some(p));
+                    }
+                }
+                if tasks > BUDGET_TASKS {
+                    return best.map(|p| (config, p));
                 }
             }
-            if tasks > BUDGET_TASKS {
-                return best.map(|p| (config, p));
+            if config == before {
+                break;
             }
         }
-        if config == before {
-            break;
-        }
+        best.map(|p| (config, p))
+    };
+    let found = descend(default.clone());
+    let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
+    let flat = offered.and_then(|(knob, _)| {
+        let mut config = default;
+        (knob.set)(&mut config, FLAT).map(|()| space::settle(config, &facts))
+    });
+    match flat.and_then(descend) {
+        Some((config, p)) if shorter(&p, found.as_ref().map(|f| &f.1)) => Some((config, p)),
+        _ => found,
     }
-    best.map(|p| (config, p))
+}
+
+/// Tiles of few rows.
+const FLAT: &str = "64x128x64";
+
+/// Whether a prediction is below another, not a little: the first of equals is taken, so that a setting which changes nothing stays at
+/// its default.
+fn shorter(p: &Prediction, than: Option<&Prediction>) -> bool {
+    than.is_none_or(|b| p.total_s < b.total_s * (1.0 - 1e-3))
 }
 
 /// Where a config comes from.
