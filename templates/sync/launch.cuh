@@ -79,6 +79,14 @@ MK_DEVICE void post_entered(const Context& ctx, u32 lane, u32 lanes) {
   }
 }
 
+// What some lane of this warp has seen, all have: no rank is asked for twice. By a whole warp; what a lane acquired is ordered for the
+// others by the barrier that they wait at before they read.
+MK_DEVICE void share_seen(const Context& ctx) {
+  const u32 low = __reduce_or_sync(0xffffffffu, static_cast<u32>(ctx.seen));
+  const u32 high = __reduce_or_sync(0xffffffffu, static_cast<u32>(ctx.seen >> 32));
+  ctx.seen = static_cast<u64>(high) << 32 | low;
+}
+
 // Waits until `peer` has entered this launch with the same plan and per-launch values. `lag` 1 asks for the previous
 // launch only (slots that alternate by parity), which has no hash to compare any more. A thread asks once for each peer:
 // what it does later is ordered after that by program order.

@@ -99,7 +99,11 @@ impl Emitter<'_> {
             true => trace::around(&call, kind, edge, &at, all),
             false => call,
         };
-        Ok(self.wrap(f, w.by, each, w.when.as_ref(), call))
+        let wait = self.wrap(f, w.by, each, w.when.as_ref(), call);
+        // Who of a copier's lanes has asked for a rank differs from wait to wait.
+        let shared =
+            w.by == Agent::Copier && each.is_some() && w.lag == 0 && self.is_entry(w.signal);
+        Ok(if shared { format!("{wait} share_seen(ctx);") } else { wait })
     }
 
     fn post(&self, f: &Family, p: &Post) -> Result<String, EmitError> {

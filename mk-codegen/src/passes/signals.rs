@@ -69,8 +69,14 @@ fn entry(draft: &mut Draft) {
         })
         .collect();
     let peers = draft.world() - 1;
-    // A copy engine does not even know that the own kernel has begun.
     for g in &mut guarded {
+        // Of all ranks, the own one's kernel is this.
+        let all = |e: &Each| e.extent == Expr::Const(peers + 1);
+        if g.peer == Expr::from(Var::EACH) && g.each.as_ref().is_some_and(all) && g.when.is_none() {
+            g.peer = super::gather::peer(Var::EACH.into(), peers + 1);
+            g.each = Some(Each { var: "p".into(), extent: peers.into() });
+        }
+        // A copy engine does not even know that the own kernel has begun.
         if let Some((Agent::Engine, _)) = performer(draft, g.family, g.operand) {
             g.peer = Var::EACH.into();
             g.each = Some(Each { var: "p".into(), extent: (peers + 1).into() });
