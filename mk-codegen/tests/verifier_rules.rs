@@ -280,3 +280,24 @@ fn no_text_makes_the_verifier_panic() {
     }
     println!("{} texts are no plans, {} are refused, {} are accepted", said[0], said[1], said[2]);
 }
+
+/// One name would be two things, in the text and in the kernel.
+#[test]
+fn names_of_loops_are_not_hidden() {
+    let says = |from: &str, to: &str| {
+        assert!(PULL.contains(from), "{from}");
+        match PULL.replacen(from, to, 1).parse::<Plan>() {
+            Ok(plan) => match plan.check_structure() {
+                Ok(()) => "nothing".to_string(),
+                Err(e) => e.iter().map(|e| e.to_string()).collect::<Vec<_>>().join("\n"),
+            },
+            Err(e) => e.to_string(),
+        }
+    };
+    let each = says("program_order scope sys at end", "program_order scope sys at end each s in 2");
+    assert!(each.contains("`s` is a loop variable of the family"), "{each}");
+    let other = says("program_order scope sys at end", "program_order scope sys at end each q in 2");
+    assert_eq!(other, "nothing");
+    let twice = says("  for s in 2\n", "  for s in 2\n  for s in 1\n");
+    assert!(twice.contains("two loop variables `s`"), "{twice}");
+}

@@ -154,6 +154,9 @@ impl Checker<'_> {
         }
         for (i, (name, extent)) in x.domain.iter().enumerate() {
             self.name(&place, name);
+            if x.domain[..i].iter().chain(&x.inner).any(|(other, _)| other == name) {
+                self.error(&place, format!("has two loop variables `{name}`"));
+            }
             self.expr(
                 &place,
                 extent,
@@ -200,6 +203,15 @@ impl Checker<'_> {
         }
         if let Some(each) = each {
             self.name(place, &each.var);
+            if x.domain.iter().chain(&x.inner).any(|(name, _)| *name == each.var) {
+                self.error(
+                    place,
+                    format!(
+                        "`{}` is a loop variable of the family: use another name for `each`",
+                        each.var
+                    ),
+                );
+            }
             self.expr(place, &each.extent, Some(x), scope);
         }
         let scope = Scope { each: each.is_some(), ..scope };

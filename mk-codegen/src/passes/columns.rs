@@ -73,7 +73,7 @@ impl Columns {
         let j = c.clone() * self.world + Var::RANK;
         let columns = (j.clone() * self.width, block_rows(n.clone(), j.clone(), self.width));
         let here = (rows.in_covered(&r), r.len.clone());
-        let each = Each { var: "s".into(), extent: self.world.into() };
+        let each = Each { var: "q".into(), extent: self.world.into() };
         let source = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
         let src = Access { each: Some(each.clone()), ..read(Operand::Src, self.slots, source) };
         let region = vec![(rows.global(&r), r.len.clone()), columns.clone()];
