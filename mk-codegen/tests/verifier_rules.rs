@@ -296,7 +296,8 @@ fn names_of_loops_are_not_hidden() {
     };
     let each = says("program_order scope sys at end", "program_order scope sys at end each s in 2");
     assert!(each.contains("`s` is a loop variable of the family"), "{each}");
-    let other = says("program_order scope sys at end", "program_order scope sys at end each q in 2");
+    let other =
+        says("program_order scope sys at end", "program_order scope sys at end each q in 2");
     assert_eq!(other, "nothing");
     let twice = says("  for s in 2\n", "  for s in 2\n  for s in 1\n");
     assert!(twice.contains("two loop variables `s`"), "{twice}");

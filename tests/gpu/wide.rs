@@ -2,7 +2,7 @@
 //! each launch. Judged by the harness: fp32 on the GPUs, some rows in f64 on the host.
 
 use crate::{
-    common::VARIANTS,
+    common::{VARIANTS, Variant},
     pipelines::{PIPELINES, Wide},
     worlds,
 };
@@ -135,11 +135,24 @@ const SMALL: &[Wide] = &[
     ),
 ];
 
-/// Other than the default ways of lowering: plainly, replayed, and with agents that sleep.
+fn few_rows(v: &&Variant) -> bool {
+    v.case.0.starts_with("rows64") || v.case.0.starts_with("by_columns")
+}
+
 #[test]
 fn ways_of_lowering() {
-    for world in worlds("ways_of_lowering") {
-        for v in VARIANTS {
+    ways("ways_of_lowering", |v| !few_rows(v));
+}
+
+#[test]
+fn ways_of_lowering_few_rows() {
+    ways("ways_of_lowering_few_rows", few_rows);
+}
+
+/// Other than the default ways of lowering: plainly, replayed, and with agents that sleep.
+fn ways(test: &str, of: fn(&&Variant) -> bool) {
+    for world in worlds(test) {
+        for v in VARIANTS.iter().filter(of) {
             let (name, text, _, shapes) = v.case;
             let program = Program::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
             let runtime = text.contains("dyn").then(|| ("M".to_string(), 403));
