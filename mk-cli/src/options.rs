@@ -53,6 +53,18 @@ pub struct PipelineArgs {
     /// Parts of the inner dimension that are multiplied at the same time, where sums follow [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub split_k: Option<u32>,
+    /// Who adds those parts [default: rank]
+    #[arg(long)]
+    pub fold: Option<Fold>,
+}
+
+/// [`mk::passes::Fold`] as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Fold {
+    /// The rank that made them, before anything leaves it
+    Rank,
+    /// The owner of the sum, with those of the other ranks
+    Owner,
 }
 
 /// [`mk::passes::Sums`] as an option.
@@ -96,6 +108,7 @@ impl PipelineArgs {
             ("--k-slices", self.k_slices.is_none()),
             ("--gather", self.gather.is_none()),
             ("--split-k", self.split_k.is_none()),
+            ("--fold", self.fold.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, DEFAULT_RANKS, PipelineArgs, Sums, once},
+    options::{AllReduce, DEFAULT_RANKS, Fold, PipelineArgs, Sums, once},
     progress::Progress,
 };
 use mk::{
@@ -216,6 +216,10 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         gather: args.gather.unwrap_or(default.gather),
         tail: args.tail,
         split_k: args.split_k.unwrap_or(default.split_k),
+        fold: match args.fold {
+            Some(Fold::Owner) => passes::Fold::Owner,
+            Some(Fold::Rank) | None => passes::Fold::Rank,
+        },
         ..default
     })
 }

@@ -5,7 +5,7 @@ mod common;
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
     ir::Plan,
-    passes::{Config, Gather, LowerError, Tail, lower},
+    passes::{AllReduce, Config, Fold, Gather, LowerError, Tail, lower},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -84,6 +84,17 @@ fn settings_that_fit_nothing_are_refused() {
         ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 1), ..four() }, "a tail of 1 blocks"),
         ("gather(a) -> gemm(b) -> gelu", Config { tail: tail(1, 256, 2), ..four() }, "in 2 parts"),
         ("gemm(a, b) -> all_reduce", Config { tail: tail(1, 256, 2), ..four() }, "can have a tail"),
+        (
+            "gemm(a, b) -> all_reduce",
+            Config { fold: Fold::Owner, ..four() },
+            "one part has nothing to fold",
+        ),
+        (
+            "gemm(a, b) -> all_reduce",
+            Config { split_k: 2, fold: Fold::Owner, all_reduce: AllReduce::OneShot, ..four() },
+            "nobody owns a sum",
+        ),
+        ("gather(a)", Config { fold: Fold::Owner, ..four() }, "there are none"),
         ("gemm(a, b)", Config { block: [64, 192, 64], ..four() }, "tiles of 64 x 192"),
         ("gemm(a, b)", Config { block: [256, 192, 64], ..four() }, "tiles of 256 x 192"),
         ("gemm(a, b)", Config { block: [32, 128, 64], ..four() }, "tiles of 32 x 128"),

@@ -3,7 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
-    passes::{AllReduce, Config, Gather, Sums, Tail},
+    passes::{AllReduce, Config, Fold, Gather, Sums, Tail},
     tune::Fuse,
 };
 use pyo3::{prelude::*, types::PyDict};
@@ -33,13 +33,15 @@ pub struct Choices<'a, 'py> {
     pub all_reduce: Option<&'a str>,
     pub sums: Option<&'a str>,
     pub split_k: Option<u32>,
+    pub fold: Option<&'a str>,
     pub tail: Option<&'a str>,
 }
 
 impl Choices<'_, '_> {
     /// Whether there is any.
     pub fn given(&self) -> bool {
-        let words = [self.gather, self.all_reduce, self.sums].iter().any(Option::is_some);
+        let words =
+            [self.gather, self.all_reduce, self.sums, self.fold].iter().any(Option::is_some);
         let numbers = [self.chunk_bytes, self.k_slices, self.split_k].iter().any(Option::is_some);
         words || numbers || self.tail.is_some() || self.sms.is_some() || self.block.is_some()
     }
@@ -58,6 +60,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         ("one-shot", AllReduce::OneShot),
         ("by-columns", AllReduce::ByColumns),
     ];
+    let fold = [("rank", Fold::Rank), ("owner", Fold::Owner)];
     let tail = choices.tail.map(|text| {
         text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
     });
@@ -79,6 +82,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
         sums: one_of(py, "sums", choices.sums, which, default.sums)?,
         split_k: number("split_k", choices.split_k, default.split_k)?,
+        fold: one_of(py, "fold", choices.fold, fold, default.fold)?,
         gather: gather.transpose()?.unwrap_or_default(),
         tail: tail.transpose()?,
         ..default

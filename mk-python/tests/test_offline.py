@@ -121,7 +121,10 @@ class Plans(Case):
         plain = str(mk.plan(scatter, ranks=4, shapes=shapes))
         self.assertEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, sums="beside", split_k=1)))
         self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, sums="after")))
-        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2)))
+        split = str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2))
+        self.assertNotEqual(plain, split)
+        self.assertEqual(split, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2, fold="rank")))
+        self.assertNotEqual(split, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2, fold="owner")))
         with self.raises(mk.ArgumentError, '"beside" or "after"', '"never"'):
             mk.plan(scatter, ranks=4, shapes=shapes, sums="never")
         linear = {"a": (1024, 256), "b": (256, 1024)}

@@ -6,7 +6,7 @@
 use crate::{Bound, Program};
 use mk_codegen::{
     ir::{mma_stage_bytes, mma_staging_bytes},
-    passes::{AllReduce, Config, Gather, Sums},
+    passes::{AllReduce, Config, Fold, Gather, Sums},
     target,
 };
 use mk_syntax::Op;
@@ -238,6 +238,27 @@ pub const KNOBS: &[Knob] = &[
             Some(())
         },
     },
+    Knob {
+        name: "fold",
+        values: |facts| match facts.sums && facts.products && facts.rows <= 1024 {
+            true => vec!["rank".into(), "owner".into()],
+            false => Vec::new(),
+        },
+        get: |c| {
+            Some(match c.fold {
+                Fold::Rank => "rank".into(),
+                Fold::Owner => "owner".into(),
+            })
+        },
+        set: |c, text| {
+            c.fold = match text {
+                "rank" => Fold::Rank,
+                "owner" => Fold::Owner,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
 ];
 
 fn texts(numbers: &[u32]) -> Vec<String> {
@@ -322,7 +343,7 @@ pub fn candidates(
 }
 
 /// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
-/// whole products; and a tail's tiles are not wider than the others.
+/// whole products, what has no parts or no owner is folded by its rank; and a tail's tiles are not wider than the others.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     let width = config.block[1];
     config.tail = config
@@ -333,6 +354,9 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     }
     if matches!(config.sums, Sums::Ring | Sums::OnWrite) {
         config.split_k = 1;
+    }
+    if config.split_k == 1 || facts.all_reduces && config.all_reduce == AllReduce::OneShot {
+        config.fold = Fold::Rank;
     }
     let engine = config.gather != Gather::Sms;
     if engine {

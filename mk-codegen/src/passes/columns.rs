@@ -21,6 +21,8 @@ use crate::target;
 pub(super) struct Columns {
     slots: BufId,
     world: i32,
+    /// Slots of a rank.
+    parts: i32,
     /// Columns of a block.
     width: i32,
     /// Blocks.
@@ -30,11 +32,11 @@ pub(super) struct Columns {
 impl Columns {
     /// Shares out the columns of a result, in blocks of `width`. Slots are as wide as the result: rows are few, and the last block
     /// ends where the buffer does, as a tile that TMA clips must.
-    pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Columns {
+    pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32, parts: i32) -> Columns {
         let (world, across) = (draft.world(), tiles_across(draft, out, width));
-        let shape = vec![world.into(), all(rows), draft.dim(&out.shape[1])];
+        let shape = vec![(world * parts).into(), all(rows), draft.dim(&out.shape[1])];
         let slots = draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out));
-        Columns { slots, world, width, across }
+        Columns { slots, world, parts, width, across }
     }
 
     /// Blocks that a rank has, at most.
@@ -54,8 +56,9 @@ impl Columns {
         rows: &Rows,
         r: &RowBlock,
         columns: (Expr, Expr),
+        slot: Expr,
     ) -> Access {
-        let here = vec![(Var::RANK.into(), 1.into()), (rows.in_covered(r), r.len.clone()), columns];
+        let here = vec![(slot, 1.into()), (rows.in_covered(r), r.len.clone()), columns];
         Access { rank: rows.column() % self.world, ..write(operand, self.slots, here) }
     }
 
@@ -73,7 +76,7 @@ impl Columns {
         let j = c.clone() * self.world + Var::RANK;
         let columns = (j.clone() * self.width, block_rows(n.clone(), j.clone(), self.width));
         let here = (rows.in_covered(&r), r.len.clone());
-        let each = Each { var: "q".into(), extent: self.world.into() };
+        let each = Each { var: "q".into(), extent: (self.world * self.parts).into() };
         let source = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
         let src = Access { each: Some(each.clone()), ..read(Operand::Src, self.slots, source) };
         let region = vec![(rows.global(&r), r.len.clone()), columns.clone()];
@@ -93,11 +96,11 @@ impl Columns {
             accesses,
         );
         let post = |x: Covers| {
-            let j = Expr::from(Var::domain(draft.plan.families[x.family].domain.len() - 1));
+            let (j, slot) = x.column_and_slot(draft, self.parts);
             Writer {
                 family: x.family,
                 operand,
-                word: vec![Var::RANK.into(), x.shard, x.block, j.clone() / self.world],
+                word: vec![slot, x.shard, x.block, j.clone() / self.world],
                 rank: j % self.world,
                 each: None,
                 when: None,
@@ -106,7 +109,12 @@ impl Columns {
         let from = by.into_iter().map(post).collect();
         draft.flows.push(Flow {
             name: "partial",
-            shape: vec![self.world.into(), rows.shards.into(), blocks.into(), self.mine().into()],
+            shape: vec![
+                (self.world * self.parts).into(),
+                rows.shards.into(),
+                blocks.into(),
+                self.mine().into(),
+            ],
             from,
             count: 1.into(),
             to: vec![Reader {

@@ -51,6 +51,18 @@ pub(super) struct Covers {
     pub block: Expr,
 }
 
+impl Covers {
+    /// The column block of a task, and its slot at the owner: that of the rank, or, with more than one part, of the part that its last
+    /// loop variable is.
+    pub fn column_and_slot(&self, draft: &Draft, parts: i32) -> (Expr, Expr) {
+        let last = draft.plan.families[self.family].domain.len() - 1;
+        if parts == 1 {
+            return (Var::domain(last).into(), Var::RANK.into());
+        }
+        (Var::domain(last - 1).into(), super::product::slot(parts, Var::domain(last).into()))
+    }
+}
+
 /// The plan so far. Roles and signals are empty; [`Draft::kinds`] says where each family belongs.
 pub(super) struct Draft {
     pub plan: Plan,

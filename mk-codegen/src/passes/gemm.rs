@@ -6,7 +6,7 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
-    AllReduce, Config, DEFAULT_COPY_SMS, LowerError, Sums, Tail,
+    AllReduce, Config, DEFAULT_COPY_SMS, Fold, LowerError, Sums, Tail,
     columns::Columns,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, Slices, aligned},
@@ -196,6 +196,12 @@ impl<'k> Tiler<'k> {
             self.hidden.push(None);
             return;
         }
+        let cut = reduce.and_then(|(r, _)| {
+            let folded = self.config.fold == Fold::Rank || in_tiles;
+            self.cut(n, &kernel.results[r].out, &rows, self.config.split_k, folded)
+        });
+        // Parts that are not folded have slots.
+        let parts = cut.filter(|c| c.into.is_none()).map_or(1, |c| c.parts);
         let target = match (reduce, result) {
             (Some((r, how)), _) => {
                 let (draft, out) = (&mut self.draft, &kernel.results[r].out);
@@ -207,9 +213,9 @@ impl<'k> Tiler<'k> {
                     (Reduce::All, AllReduce::ByColumns) if world > 1 => {
                         let columns = self.config.block[1] as i32;
                         let width = if g.gated() { columns / 2 } else { columns };
-                        Target::Columns(Columns::new(draft, out, &rows, width))
+                        Target::Columns(Columns::new(draft, out, &rows, width, parts))
                     }
-                    _ => Target::Slots(reduce::slots(draft, out, &rows)),
+                    _ => Target::Slots(reduce::slots(draft, out, &rows, parts)),
                 }
             }
             // The next product reads the caller's rows, if TMA can.
@@ -217,9 +223,7 @@ impl<'k> Tiler<'k> {
             (None, _) => Target::Hidden(self.scratch(g, &rows, n)),
         };
         let mut product = self.product(n, rows.clone(), target, own_b);
-        if let Some((r, _)) = reduce {
-            product.cut = self.cut(n, &kernel.results[r].out, &rows, self.config.split_k);
-        }
+        product.cut = cut;
         let by = match (self.config.tail, result) {
             (Some(tail), Some(r)) if !readers => self.with_tail(n, r, &mut product, tail),
             _ => self.tiles(&product),
@@ -238,11 +242,12 @@ impl<'k> Tiler<'k> {
             together,
             by: by.clone(),
             operand: Operand::C,
+            parts,
         };
         let draft = &mut self.draft;
-        if let (Some(cut), Some((r, _))) = (cut, reduce) {
+        if let (Some(Cut { into: Some(into), parts, .. }), Some((r, _))) = (cut, reduce) {
             let out = &kernel.results[r].out;
-            tiles = reduce::fold(draft, self.config.sums, out, cut, target, tiles);
+            tiles = reduce::fold(draft, self.config.sums, out, (parts, into), target, tiles);
         }
         match (target, reduce) {
             (Target::Slots(slots), Some((r, how))) => {
@@ -306,9 +311,16 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// Cuts a product's inner dimension for some of its rows, into so many parts at most. Each part has whole steps, on every
-    /// rank.
-    fn cut(&mut self, n: usize, out: &Tensor, rows: &Rows, parts: u32) -> Option<Cut> {
+    /// Cuts a product's inner dimension for some of its rows, into so many parts at most, with memory for them if they are folded.
+    /// Each part has whole steps, on every rank.
+    fn cut(
+        &mut self,
+        n: usize,
+        out: &Tensor,
+        rows: &Rows,
+        parts: u32,
+        folded: bool,
+    ) -> Option<Cut> {
         if !self.kernel.can_cut(n, self.draft.world()) {
             return None;
         }
@@ -325,7 +337,7 @@ impl<'k> Tiler<'k> {
         (parts > 1).then(|| Cut {
             parts,
             depth: each * step,
-            into: reduce::splits(&mut self.draft, out, rows, parts),
+            into: folded.then(|| reduce::splits(&mut self.draft, out, rows, parts)),
         })
     }
 
@@ -381,16 +393,17 @@ impl<'k> Tiler<'k> {
             }
         }
         let out = &self.kernel.results[r].out;
-        product.cut = self.cut(n, out, &product.rows, tail.parts);
+        product.cut = self.cut(n, out, &product.rows, tail.parts, true);
         if let (Some(_), Leaf::MmaTile { store, .. }) = (product.cut, &mut product.leaf) {
             *store = Store::Tma;
         }
         let tiles = self.tiles(product);
         by.extend(tiles.iter().cloned());
-        if let Some(cut) = product.cut {
+        if let Some(Cut { into: Some(into), parts, .. }) = product.cut {
             let block = [rows.height, columns];
-            let tiles = Summands { rows, block, together: 1, by: tiles, operand: Operand::C };
-            reduce::fold(&mut self.draft, Sums::After, out, cut, product.target, tiles);
+            let (by, operand) = (tiles, Operand::C);
+            let tiles = Summands { rows, block, together: 1, by, operand, parts: 1 };
+            reduce::fold(&mut self.draft, Sums::After, out, (parts, into), product.target, tiles);
         }
         by
     }

@@ -58,9 +58,21 @@ pub struct Config {
     /// Which CTAs add up what products leave.
     pub sums: Sums,
     /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs:
-    /// each part makes a summand in f32, and those of a rank are added before any leaves it. For products that end in a
-    /// `reduce_scatter` or `all_reduce` without an elementwise operation between.
+    /// For products that end in a `reduce_scatter` or `all_reduce` without an elementwise operation between.
     pub split_k: u32,
+    /// Who adds them.
+    pub fold: Fold,
+}
+
+/// Who adds the parts of a product that is cut along its inner dimension and summed over ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fold {
+    /// The rank that made them, in f32, before anything leaves it.
+    #[default]
+    Rank,
+    /// The owner of the sum, together with those of the other ranks: a hop through memory less, for as many times the bytes over
+    /// the links. Parts are rounded to the dtype of the result on the way, each of them.
+    Owner,
 }
 
 /// Who pushes gathered rows to the peers.
@@ -203,6 +215,7 @@ impl Default for Config {
             all_reduce: AllReduce::TwoPhase,
             sums: Sums::Beside,
             split_k: 1,
+            fold: Fold::Rank,
         }
     }
 }
@@ -260,11 +273,12 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     fuse::epilogues(&mut graph);
     let kernel = select::kernel(&graph, config)?;
     let products_only = config.split_k > 1
+        || config.fold != Fold::Rank
         || config.tail.is_some()
         || config.sums != Sums::Beside
         || config.k_slices > 1;
     if kernel.gemms.is_empty() && products_only {
-        let what = "`sums`, `split_k`, `k_slices` and `tail` are about matrix products, and there are none";
+        let what = "`sums`, `split_k`, `fold`, `k_slices` and `tail` are about matrix products, and there are none";
         let help = "leave them as they are by default".into();
         return Err(LowerError::Config { what: what.into(), help });
     }

@@ -31,13 +31,14 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// The writes of some columns of a block of rows; of several, one happens.
+    /// The writes of some columns of a block of rows, to slot `slot` where there are slots; of several, one happens.
     pub fn writes(
         self,
         operand: Operand,
         rows: &Rows,
         r: &RowBlock,
         columns: (Expr, Expr),
+        slot: Expr,
     ) -> Vec<Access> {
         let here = (r.at.clone(), r.len.clone());
         match self {
@@ -49,9 +50,9 @@ impl Target {
             }
             Target::Slots(slots) => vec![Access {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
-                ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
+                ..write(operand, slots, vec![(slot, 1.into()), here, columns])
             }],
-            Target::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
+            Target::Columns(owned) => vec![owned.write(operand, rows, r, columns, slot)],
             Target::Ring(ring) => {
                 let (hop, world) = (rows.hop(), rows.shards);
                 let mut all = Vec::new();
@@ -104,6 +105,11 @@ pub(super) fn between(hop: &Expr, world: i32) -> Expr {
     Expr::bin(BinOp::And, Expr::Const(0).lt(hop.clone()), hop.clone().lt(world - 1))
 }
 
+/// The slot of a rank's part `k` of `parts`.
+pub(super) fn slot(parts: i32, k: Expr) -> Expr {
+    Expr::from(Var::RANK) * parts + k
+}
+
 /// How a product's inner dimension is cut.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
@@ -111,8 +117,8 @@ pub(super) struct Cut {
     pub parts: i32,
     /// Extent of one.
     pub depth: i32,
-    /// `[parts, rows of all shards, n]` in scratch, to be added up.
-    pub into: BufId,
+    /// `[parts, rows of all shards, n]` in scratch, to be added up; where the product goes, a slot for each part, if there is none.
+    pub into: Option<BufId>,
 }
 
 /// What the tiles of one product share.
@@ -240,13 +246,16 @@ impl Product<'_> {
             carried.version = if on_write { world - 2 } else { 0 }.into();
             accesses.push(Access { at: Point::End, ..carried });
         }
+        let k = Expr::from(Var::domain(r.loops + 1));
         accesses.extend(match self.cut {
-            Some(Cut { into, .. }) => {
-                let k = Expr::from(Var::domain(r.loops + 1));
+            Some(Cut { into: Some(into), .. }) => {
                 let row = (rows.in_covered(&r), r.len.clone());
                 vec![write(Operand::C, into, vec![(k, 1.into()), row, cols])]
             }
-            None => self.target.writes(Operand::C, rows, &r, cols),
+            Some(Cut { into: None, parts, .. }) => {
+                self.target.writes(Operand::C, rows, &r, cols, slot(parts, k))
+            }
+            None => self.target.writes(Operand::C, rows, &r, cols, Var::RANK.into()),
         });
         let mut domain = rows.domain(self.col_blocks);
         let parts = self.cut.map_or(1, |c| c.parts);

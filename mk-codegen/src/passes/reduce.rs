@@ -11,7 +11,7 @@ use super::{
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, peer_at},
     gemm::{even, widest},
-    product::{Cut, Ring, Target, between},
+    product::{Ring, Target, between},
     rows::{RowBlock, Rows},
     select::{Kernel, Reduce, Tensor},
 };
@@ -24,11 +24,11 @@ use mk_abi::DType;
 /// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
 const LEAST_ROWS: i32 = 8;
 
-/// The slots of a result's rows.
-pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
+/// The slots of a result's rows, `parts` for each rank.
+pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows, parts: i32) -> BufId {
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let shape = vec![world.into(), rows.capacity.into(), n];
+    let shape = vec![(world * parts).into(), rows.capacity.into(), n];
     draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out))
 }
 
@@ -48,6 +48,8 @@ pub(super) struct Summands {
     pub by: Vec<Covers>,
     /// What they are written through.
     pub operand: Operand,
+    /// Summands of a rank, each with a slot: more than one of a product that is cut along k.
+    pub parts: i32,
 }
 
 /// Who adds up, and in which tiles.
@@ -124,7 +126,8 @@ fn place(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Place {
     Place { r, j, columns }
 }
 
-/// Adds the sum of `slots` to `result`. Tasks of `from` write the slots; their last loop variable is the column block.
+/// Adds the sum of `slots` to `result`. Tasks of `from` write the slots; their last loop variable is the column block, or the part
+/// behind it.
 pub(super) fn sum(
     draft: &mut Draft,
     config: &Config,
@@ -134,7 +137,7 @@ pub(super) fn sum(
     result: BufId,
     from: Summands,
 ) {
-    let Summands { rows, block, together, by, operand } = from;
+    let Summands { rows, block, together, by, operand, parts } = from;
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
@@ -143,7 +146,7 @@ pub(super) fn sum(
     let own = rows.in_blocks(tile[0]).own();
     let Place { r, j, columns } = place(draft, out, &own, tile[1]);
     let here = (r.at.clone(), r.len.clone());
-    let each = Each { var: "s".into(), extent: world.into() };
+    let each = Each { var: "s".into(), extent: (world * parts).into() };
     let src = Access {
         each: Some(each.clone()),
         ..read(
@@ -170,11 +173,11 @@ pub(super) fn sum(
     let (domain, order) = (own.domain(across), adders.order(&own, across));
     let family = draft.family("reduce", kind, Leaf::ReduceTile, domain, order, accesses);
     let post = |c: Covers| {
-        let last = draft.plan.families[c.family].domain.len() - 1;
+        let (column, slot) = c.column_and_slot(draft, parts);
         Writer {
             family: c.family,
             operand,
-            word: vec![Var::RANK.into(), c.block, Var::domain(last).into()],
+            word: vec![slot, c.block, column],
             rank: if world > 1 { c.shard } else { Var::RANK.into() },
             each: None,
             when: None,
@@ -183,7 +186,7 @@ pub(super) fn sum(
     let from = by.into_iter().map(post).collect();
     draft.flows.push(Flow {
         name: "partial",
-        shape: vec![world.into(), rows.blocks.into(), across.into()],
+        shape: vec![(world * parts).into(), rows.blocks.into(), across.into()],
         from,
         count: 1.into(),
         to: vec![Reader {
@@ -216,12 +219,12 @@ pub(super) fn fold(
     draft: &mut Draft,
     sums: Sums,
     out: &Tensor,
-    cut: Cut,
+    (parts, splits): (i32, BufId),
     target: Target,
     from: Summands,
 ) -> Summands {
     let Summands { rows, block, by, operand, .. } = from;
-    let split = Expr::from(cut.parts);
+    let split = Expr::from(parts);
     let across = tiles_across(draft, out, block[1]);
     let Adders { kind, tile, per_block, .. } = adders(draft, sums, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
@@ -230,10 +233,10 @@ pub(super) fn fold(
     let each = Each { var: "k".into(), extent: split.clone() };
     let src = Access {
         each: Some(each),
-        ..read(Operand::Src, cut.into, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
+        ..read(Operand::Src, splits, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
     };
     let mut accesses = vec![src];
-    accesses.extend(target.writes(Operand::Dst, &rows, &r, columns));
+    accesses.extend(target.writes(Operand::Dst, &rows, &r, columns, Var::RANK.into()));
     let domain = rows.domain(across);
     let family = draft.family("fold", kind, Leaf::ReduceTile, domain, vec![], accesses);
     let post = |c: Covers| {
@@ -262,7 +265,7 @@ pub(super) fn fold(
         }],
     });
     let by = vec![Covers { family, shard: r.shard, block: r.block }];
-    Summands { rows, block: tile, together: 1, by, operand: Operand::Dst }
+    Summands { rows, block: tile, together: 1, by, operand: Operand::Dst, parts: 1 }
 }
 
 /// The own summands of a result, where every rank can read them.
@@ -480,7 +483,7 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let result = draft.tensor(out, Space::Out);
     let rows = Rows::new(&mut draft, x, true, BLOCK[0]).peers_first();
     let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
-    let to = slots(&mut draft, out, &rows);
+    let to = slots(&mut draft, out, &rows, 1);
     let n = draft.dim(&x.shape[1]);
     let r = rows.block(&mut draft);
     let j = rows.column();
@@ -498,7 +501,8 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
     let from = vec![Covers { family: push, shard: r.shard, block: r.block }];
-    let from = Summands { rows, block: BLOCK, together: 1, by: from, operand: Operand::Dst };
+    let from =
+        Summands { rows, block: BLOCK, together: 1, by: from, operand: Operand::Dst, parts: 1 };
     let beside = Config { sums: Sums::Beside, ..config.clone() };
     sum(&mut draft, &beside, how, out, to, result, from);
     draft

@@ -1,7 +1,7 @@
 //! Settings that fit no matrix product, or not those of a kernel.
 
 use super::{
-    Config, Gather, LowerError, Sums, Tail, gather,
+    AllReduce, Config, Fold, Gather, LowerError, Sums, Tail, gather,
     gemm::tma_rows,
     select::{Gemm, Kernel, Made, Reduce},
 };
@@ -74,6 +74,19 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         let what = format!("no product here can be cut into {} parts", config.split_k);
         let help = "only one that is reduced, with no elementwise operation between, and as deep on every rank, can";
         return error(what, help);
+    }
+    if config.fold == Fold::Owner {
+        if !splits {
+            let what = "a product in one part has nothing to fold".into();
+            return error(what, "leave `fold` as it is by default, or set `split_k`");
+        }
+        let reduced = kernel.results.iter().filter_map(|r| r.reduce);
+        if config.all_reduce == AllReduce::OneShot
+            && reduced.into_iter().any(|how| how == Reduce::All)
+        {
+            let what = "in one shot nobody owns a sum".into();
+            return error(what, "fold by `rank`, or reduce `by_columns` or in `two_phase`");
+        }
     }
     if config.sums != Sums::Beside && kernel.results.iter().all(|r| r.reduce.is_none()) {
         let what = "nothing here is summed after a product".into();

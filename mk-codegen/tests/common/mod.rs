@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Gather, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Fold, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -357,6 +357,16 @@ pub const VARIANTS: &[Variant] = &[
     variant(("by_columns", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
         (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2);
         c.all_reduce = AllReduce::ByColumns;
+    }),
+    variant(("by_columns_parts", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 3);
+        (c.all_reduce, c.fold) = (AllReduce::ByColumns, Fold::Owner);
+    }),
+    variant(("parts_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
+        (c.split_k, c.fold) = (2, Fold::Owner);
+    }),
+    variant(("parts_all", "gemm(a, b) -> all_reduce", 2, RAGGED), |c| {
+        (c.sums, c.split_k, c.fold) = (Sums::After, 4, Fold::Owner);
     }),
     variant(
         (

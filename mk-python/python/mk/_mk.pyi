@@ -97,6 +97,7 @@ def compile(
     all_reduce: Literal["two-phase", "one-shot"] | None = None,
     sums: Literal["beside", "after", "ring", "on-write"] | None = None,
     split_k: int | None = None,
+    fold: str | None = None,
     tail: str | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
@@ -119,5 +120,6 @@ def plan(
     all_reduce: Literal["two-phase", "one-shot"] | None = None,
     sums: Literal["beside", "after", "ring", "on-write"] | None = None,
     split_k: int | None = None,
+    fold: str | None = None,
     tail: str | None = None,
 ) -> Plan: ...
