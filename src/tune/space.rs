@@ -201,7 +201,7 @@ pub const KNOBS: &[Knob] = &[
         name: "tail",
         values: |facts| match facts.products && !facts.sums {
             true => {
-                let mut tails = vec!["none", "1x64", "1x128", "2x64"];
+                let mut tails = vec!["none", "1x64", "1x128", "2x64", "2x128"];
                 if facts.plain {
                     tails.extend(["1x256/4", "1x256/8", "2x256/2", "2x256/4", "3x256/4"]);
                     if facts.rows <= 128 {
