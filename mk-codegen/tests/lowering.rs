@@ -5,7 +5,7 @@ mod common;
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Fold, Gather, LowerError, Tail, lower},
+    passes::{AllReduce, Config, Fold, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -135,6 +135,17 @@ fn extents_and_numbers_of_any_size_are_refused_or_lowered() {
                 let config = Config { k_slices: slices, sms: sms(copying), tail, ..four() };
                 let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];
                 let _ = with_config("gather(a) -> gemm(b)", shapes, &config);
+            }
+        }
+        for (ranks, split_k) in [(1, 2), (4, u32::MAX), (64, u32::MAX)] {
+            for all_reduce in [AllReduce::TwoPhase, AllReduce::OneShot, AllReduce::ByColumns] {
+                for fold in [Fold::Rank, Fold::Owner] {
+                    let block = [64, 128, 64];
+                    let sums = Sums::After;
+                    let way = Config { ranks, split_k, all_reduce, fold, block, sums, ..four() };
+                    let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];
+                    let _ = with_config("gemm(a, b) -> all_reduce", shapes, &way);
+                }
             }
         }
     }

@@ -16,6 +16,9 @@ use super::{
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
 use crate::target;
 
+/// Rows that are pulled at once, at most: where more are left, CTAs have several pulls.
+const MOST_ROWS: i32 = 256;
+
 /// Column block `j` of a result belongs to rank `j % world`, as its block `j / world`.
 #[derive(Clone, Copy)]
 pub(super) struct Columns {
@@ -34,7 +37,7 @@ impl Columns {
     /// ends where the buffer does, as a tile that TMA clips must.
     pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32, parts: i32) -> Columns {
         let (world, across) = (draft.world(), tiles_across(draft, out, width));
-        let shape = vec![(world * parts).into(), all(rows), draft.dim(&out.shape[1])];
+        let shape = vec![world.saturating_mul(parts).into(), all(rows), draft.dim(&out.shape[1])];
         let slots = draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out));
         Columns { slots, world, parts, width, across }
     }
@@ -76,7 +79,7 @@ impl Columns {
         let j = c.clone() * self.world + Var::RANK;
         let columns = (j.clone() * self.width, block_rows(n.clone(), j.clone(), self.width));
         let here = (rows.in_covered(&r), r.len.clone());
-        let each = Each { var: "q".into(), extent: (self.world * self.parts).into() };
+        let each = Each { var: "q".into(), extent: self.world.saturating_mul(self.parts).into() };
         let source = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
         let src = Access { each: Some(each.clone()), ..read(Operand::Src, self.slots, source) };
         let region = vec![(rows.global(&r), r.len.clone()), columns.clone()];
@@ -110,7 +113,7 @@ impl Columns {
         draft.flows.push(Flow {
             name: "partial",
             shape: vec![
-                (self.world * self.parts).into(),
+                self.world.saturating_mul(self.parts).into(),
                 rows.shards.into(),
                 blocks.into(),
                 self.mine().into(),
@@ -138,13 +141,11 @@ impl Columns {
         summed: &Rows,
         kind: RoleKind,
     ) {
-        let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
-        let pulls = |height| {
-            let blocks = summed.in_blocks(height).walked;
-            blocks * summed.count * (self.world - 1) * self.mine()
-        };
+        let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
+        let side_by_side = i64::from(summed.count * (self.world - 1)) * i64::from(self.mine());
+        let pulls = |height| i64::from(summed.in_blocks(height).walked) * side_by_side;
         let mut height = summed.height;
-        while pulls(height) > sms && height < summed.capacity {
+        while pulls(height) > sms && height < summed.capacity.min(MOST_ROWS) {
             height *= 2;
         }
         let per_pull = height / summed.height;

@@ -28,7 +28,7 @@ const LEAST_ROWS: i32 = 8;
 pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows, parts: i32) -> BufId {
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let shape = vec![(world * parts).into(), rows.capacity.into(), n];
+    let shape = vec![world.saturating_mul(parts).into(), rows.capacity.into(), n];
     draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out))
 }
 
@@ -146,7 +146,7 @@ pub(super) fn sum(
     let own = rows.in_blocks(tile[0]).own();
     let Place { r, j, columns } = place(draft, out, &own, tile[1]);
     let here = (r.at.clone(), r.len.clone());
-    let each = Each { var: "s".into(), extent: (world * parts).into() };
+    let each = Each { var: "s".into(), extent: world.saturating_mul(parts).into() };
     let src = Access {
         each: Some(each.clone()),
         ..read(
@@ -186,7 +186,7 @@ pub(super) fn sum(
     let from = by.into_iter().map(post).collect();
     draft.flows.push(Flow {
         name: "partial",
-        shape: vec![(world * parts).into(), rows.blocks.into(), across.into()],
+        shape: vec![world.saturating_mul(parts).into(), rows.blocks.into(), across.into()],
         from,
         count: 1.into(),
         to: vec![Reader {
