@@ -11,6 +11,8 @@ pub struct Target {
     pub smem_bytes: u32,
     /// Shared memory kept back for mbarriers, the abort flag and alignment, in bytes.
     pub smem_reserved_bytes: u32,
+    /// Last-level cache, in bytes.
+    pub l2_bytes: u32,
     /// Threads per CTA of a generated kernel.
     pub block_threads: u32,
     /// Queue pairs that the network card takes.
@@ -23,6 +25,7 @@ pub const SM_90A: Target = Target {
     sms: 132,
     smem_bytes: 227 * 1024,
     smem_reserved_bytes: 2 * 1024,
+    l2_bytes: 50 << 20,
     block_threads: 384,
     max_queue_pairs: 256,
 };

@@ -213,3 +213,31 @@ fn every_way_of_lowering_verifies_and_has_a_kernel() {
         insta::assert_snapshot!(name, plan);
     }
 }
+
+/// A program's symbols may have the names that loops have: a plan still reads back as what it is.
+#[test]
+fn symbols_with_the_names_of_loops() {
+    for (source, shapes) in [
+        (
+            "fn f(a: bf16[i, k] @ shard(0), b: bf16[k, j] @ shard(1)) { gather(a) -> gemm(b) }",
+            [500, 256, 520],
+        ),
+        (
+            "fn f(a: bf16[p, s] @ shard(1), b: bf16[s, q] @ shard(0)) { gemm(a, b) -> all_reduce }",
+            [300, 512, 520],
+        ),
+    ] {
+        let [m, k, n] = shapes;
+        for (sums, split_k, all_reduce) in
+            [(Sums::Beside, 1, AllReduce::TwoPhase), (Sums::After, 2, AllReduce::ByColumns)]
+        {
+            let config = match source.contains("reduce") {
+                true => Config { ranks: 2, sums, split_k, all_reduce, ..Config::default() },
+                false => Config { ranks: 2, ..Config::default() },
+            };
+            let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];
+            let plan = with_config(source, shapes, &config).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(plan.to_string().parse(), Ok(plan), "{source}");
+        }
+    }
+}

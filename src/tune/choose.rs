@@ -2,7 +2,7 @@
 
 use super::{
     cache::{Cache, Damaged, Key},
-    space::{self, Facts},
+    space::{self, FLAT, Facts},
 };
 use crate::{Bound, Program};
 use mk_codegen::{
@@ -95,10 +95,9 @@ pub fn choose(
     let facts = Facts::new(program, bound, ranks);
     let choices = space::choices(&facts, &BTreeMap::new());
     let default = Config { ranks, ..Config::default() };
-    let mut tasks = 0;
-    let mut descend = |mut config: Config| {
+    let descend = |mut config: Config, budget: usize| {
         let mut best = predict(program, bound, &config, model).ok();
-        tasks += best.as_ref().map_or(0, |p| p.spans.len());
+        let mut tasks = best.as_ref().map_or(0, |p| p.spans.len());
         for _ in 0..2 {
             let before = config.clone();
             for (knob, values) in &choices {
@@ -115,7 +114,7 @@ pub fn choose(
                         (config, best) = (tried.clone(), Some(p));
                     }
                 }
-                if tasks > BUDGET_TASKS {
+                if tasks > budget {
                     return best.map(|p| (config, p));
                 }
             }
@@ -125,20 +124,19 @@ pub fn choose(
         }
         best.map(|p| (config, p))
     };
-    let found = descend(default.clone());
     let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
     let flat = offered.and_then(|(knob, _)| {
-        let mut config = default;
+        let mut config = default.clone();
         (knob.set)(&mut config, FLAT).map(|()| space::settle(config, &facts))
     });
-    match flat.and_then(descend) {
+    // Half of it each, so that the second is not what is left of the first.
+    let budget = BUDGET_TASKS / if flat.is_some() { 2 } else { 1 };
+    let found = descend(default, budget);
+    match flat.and_then(|config| descend(config, budget)) {
         Some((config, p)) if shorter(&p, found.as_ref().map(|f| &f.1)) => Some((config, p)),
         _ => found,
     }
 }
-
-/// Tiles of few rows.
-const FLAT: &str = "64x128x64";
 
 /// Whether a prediction is below another, not a little: the first of equals is taken, so that a setting which changes nothing stays at
 /// its default.

@@ -39,5 +39,10 @@ pub fn probe_list(ranks: u32) -> Vec<String> {
         4096 * n,
         4096 * n
     ));
+    list.push(format!(
+        "'gemm(a, b) -> all_reduce' --shape a=64x{} --shape b={}x8192 --ranks {n} --try block=64x256x64,64x128x64 --try split_k=2,4 --try sums=after --try all_reduce=one_shot,by_columns --try fold=rank",
+        7168 * n,
+        7168 * n
+    ));
     list
 }

@@ -143,7 +143,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "all_reduce",
-        values: |facts| match facts.all_reduces && facts.ranks > 1 {
+        values: |facts| match facts.all_reduces && facts.products && facts.ranks > 1 {
             true if facts.rows > FEW_ROWS => vec!["two_phase".into(), "one_shot".into()],
             true => vec!["two_phase".into(), "one_shot".into(), "by_columns".into()],
             false => Vec::new(),
@@ -268,6 +268,9 @@ fn texts(numbers: &[u32]) -> Vec<String> {
 /// Rows up to which an `all_reduce` whose rows are not cut is worth its slots, which are as large as the result for each rank.
 const FEW_ROWS: u64 = 1024;
 
+/// Tiles of few rows, where few columns make enough of them.
+pub(super) const FLAT: &str = "64x128x64";
+
 fn blocks(facts: &Facts) -> Vec<String> {
     // Rows of a result that is summed are cut by owner.
     let rows = if facts.sums || facts.gathers {
@@ -285,7 +288,7 @@ fn blocks(facts: &Facts) -> Vec<String> {
             blocks.push("128x64x64");
         }
         if rows <= 64 {
-            blocks.extend(["64x256x64", "64x128x64"]);
+            blocks.extend(["64x256x64", FLAT]);
         }
     } else if rows >= 256 {
         blocks.push("256x128x64");

@@ -6,11 +6,11 @@ MK_DEVICE void tma_prefetch_map(const TensorMap* map) {
 
 // What is read once leaves L2 first (PTX ISA, "createpolicy"): before lines that somebody will want again, and before lines
 // whose eviction is a write.
-template <bool kOnce>
+template <bool kOnce = false>
 MK_DEVICE void tma_load_2d(u32 dst, const TensorMap* map, u32 bar, i32 x, i32 y) {
   if constexpr (kOnce) {
     u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
         " [%0], [%1, {%3, %4}], [%2], %5;"

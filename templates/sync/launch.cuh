@@ -89,7 +89,8 @@ MK_DEVICE void share_seen(const Context& ctx) {
 
 // Waits until `peer` has entered this launch with the same plan and per-launch values. `lag` 1 asks for the previous
 // launch only (slots that alternate by parity), which has no hash to compare any more. A thread asks once for each peer:
-// what it does later is ordered after that by program order.
+// what it does later is ordered after that by program order. One that a lane of its warp has told (`share_seen`) is ordered from the
+// next barrier of its team on.
 template <u32 kEdge, Reader kReader>
 MK_DEVICE bool wait_entered(const Context& ctx, u32 peer, u32 tile, u32 lag = 0) {
   if (lag == 0 && (ctx.seen >> peer & 1) != 0) {

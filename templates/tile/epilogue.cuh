@@ -131,7 +131,7 @@ MK_DEVICE void stage_f32_panel(u32 panel, const float* acc) {
   }
 }
 
-// Registers to staging panels, for the storer. Panels are small and few: the second half of a tile waits until the
+// Registers to staging panels, for the storer. Panels are small and few: where a tile fills more, the second half waits until the
 // first has been read, so that the ring can keep its stages.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,

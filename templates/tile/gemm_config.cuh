@@ -24,8 +24,7 @@ struct GemmOptions {
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
   bool carried = false;  // a tile adds itself to what has been summed so far
   bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
-  bool a_once = false;   // no other tile reads what a tile reads of A
-  bool b_once = false;   // of B
+  bool b_once = false;   // no other tile reads what a tile reads of B
   StorePath store = StorePath::Tma;
   Multicast multicast = Multicast::None;
   u32 cluster = 1;      // CTAs; more than 1 with a multicast only
@@ -43,7 +42,6 @@ struct GemmConfig {
   static constexpr bool kGated = kOptions.gated;
   static constexpr bool kCarried = kOptions.carried;
   static constexpr bool kAdds = kOptions.adds;
-  static constexpr bool kAOnce = kOptions.a_once;
   static constexpr bool kBOnce = kOptions.b_once;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr Multicast kMulticast = kOptions.multicast;
@@ -51,13 +49,14 @@ struct GemmConfig {
 
   // Two warpgroups, each with its rows of every tile; or, where those are too few, with its columns.
   static constexpr u32 kConsumers = 2;
-  static constexpr bool kByColumns = kBlockM == 64;
-  static constexpr u32 kRowsPerConsumer = kByColumns ? kBlockM : kBlockM / kConsumers;
-  static constexpr u32 kColsPerConsumer = kByColumns ? kBlockN / kConsumers : kBlockN;
+  static constexpr bool kSplitColumns = kBlockM == 64;
+  static constexpr u32 kRowsPerConsumer = kSplitColumns ? kBlockM : kBlockM / kConsumers;
+  static constexpr u32 kColsPerConsumer = kSplitColumns ? kBlockN / kConsumers : kBlockN;
   static constexpr u32 kMmasPerStep = kRowsPerConsumer / 64;            // wgmmas side by side in M
   static constexpr u32 kAccumulators = kColsPerConsumer / 2;            // registers of one wgmma
-  // Staging panels of 64 rows, per consumer. Tiles of few rows are short: then none waits until another has been read.
-  static constexpr u32 kPanels = kByColumns ? 4 : 2;
+  // Staging panels of 64 rows, per consumer: four where consumers share columns, as many as an f32 tile fills, so that none waits
+  // until another has been read.
+  static constexpr u32 kPanels = kSplitColumns ? 4 : 2;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
@@ -85,13 +84,13 @@ struct GemmConfig {
   static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
 
   // This consumer's first row and column of the tile.
-  MK_DEVICE static u32 first_row(u32 consumer) { return kByColumns ? 0 : consumer * kRowsPerConsumer; }
-  MK_DEVICE static u32 first_col(u32 consumer) { return kByColumns ? consumer * kColsPerConsumer : 0; }
+  MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns ? 0 : consumer * kRowsPerConsumer; }
+  MK_DEVICE static u32 first_col(u32 consumer) { return kSplitColumns ? consumer * kColsPerConsumer : 0; }
 
   static_assert(kBlockM == 64 || kBlockM == 128 || kBlockM == 256, "whole 64-row wgmmas for each consumer");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
-  static_assert(!kByColumns || (kBlockN % 128 == 0 && !kGated), "each consumer has whole panels, and gates lie beside their ups");
+  static_assert(!kSplitColumns || (kBlockN % 128 == 0 && !kGated), "each consumer has whole panels, and gates lie beside their ups");
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert((kMulticast == Multicast::None) == (kCluster == 1), "a cluster is there to share an operand");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");

@@ -13,10 +13,10 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
   } else if constexpr (Config::kA == ALayout::MMajor) {
 #pragma unroll
     for (u32 p = 0; p < Config::kAPanels; ++p) {
-      tma_load_2d<Config::kAOnce>(smem.a(stage) + p * kMnPanelBytes, tile.a, bar, tile.a_row + static_cast<i32>(p * 64), k);
+      tma_load_2d(smem.a(stage) + p * kMnPanelBytes, tile.a, bar, tile.a_row + static_cast<i32>(p * 64), k);
     }
   } else {
-    tma_load_2d<Config::kAOnce>(smem.a(stage), tile.a, bar, k, tile.a_row);
+    tma_load_2d(smem.a(stage), tile.a, bar, k, tile.a_row);
   }
 }
 

@@ -32,8 +32,9 @@ pub struct DeviceModel {
     /// Memory bandwidth where a right operand `[k, n]` comes in slices of 128 bytes, one for each step of k: a tile of 64
     /// columns. Narrower tiles have less.
     pub hbm_slices_bytes_per_s: f64,
-    /// Memory bandwidth where each byte of an operand is read by one task only, and is the first to leave the cache.
-    #[serde(default = "hbm_once_bytes_per_s")]
+    /// Memory bandwidth for a right operand that passes through the cache and leaves it first; as that of others where nobody
+    /// measured it.
+    #[serde(default)]
     pub hbm_once_bytes_per_s: f64,
     /// Last-level cache.
     pub l2_bytes: f64,
@@ -104,11 +105,6 @@ fn gate_s() -> f64 {
     9.5e-6
 }
 
-/// On an H200, where nobody measured another: 64 rows, K from 256 to 7168, one GPU.
-fn hbm_once_bytes_per_s() -> f64 {
-    3.8e12
-}
-
 impl Mover {
     /// An H200's copy engine, where nobody measured another: the rate by `mk probe --raw`, the time of a copy by gathers.
     fn engine() -> Mover {
@@ -156,7 +152,10 @@ impl DeviceModel {
     /// # Errors
     /// [`ModelError`] for what is no JSON of a model, and for rates that are not positive.
     pub fn parse(text: &str) -> Result<DeviceModel, ModelError> {
-        let model: DeviceModel = serde_json::from_str(text)?;
+        let mut model: DeviceModel = serde_json::from_str(text)?;
+        if model.hbm_once_bytes_per_s == 0.0 {
+            model.hbm_once_bytes_per_s = model.hbm_bytes_per_s;
+        }
         model.check()?;
         Ok(model)
     }

@@ -217,8 +217,8 @@ impl Unroller<'_> {
         let mut out = vec![0.0; tasks.len()];
         let mut seen: HashMap<Place, (f64, usize)> = HashMap::new();
         let mut clock = 0.0;
-        let once: Vec<bool> =
-            self.plan.families.iter().map(|(id, _)| self.plan.reads_once(id, Operand::B)).collect();
+        let streams = |(id, _)| self.points.streams(id, Operand::B);
+        let once = self.plan.families.iter().map(streams).collect::<Result<Vec<bool>, _>>()?;
         for (wave, tasks) in tasks.chunks(lanes.max(1)).enumerate() {
             let (mut bytes, mut tiles) = (0.0, 0usize);
             for task in tasks {

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::ir::{
     ALayout, BLayout, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan, RoleId, Store, Var,
+    mma_staging_bytes,
 };
 use minijinja::{Environment, Value, context};
 use mk_abi::DType;
@@ -136,6 +137,7 @@ fn ring(e: &Emitter<'_>, kind: &str, groups: &[Group]) -> Result<Option<Value>, 
             name, edges, stages,
             block_m => block[0],
             block_n => groups.iter().map(columns).max(),
+            staging => mma_staging_bytes([block[0], block[1]]),
         },
         Leaf::CopyTile { stages, .. } => context! { kind => "bulk", name, edges, stages },
         _ => return Ok(None),
@@ -202,6 +204,10 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId) -> Result<Value, EmitError> {
             "tiles multiply 16-bit elements, and store f32 by TMA in whole panels of 64 columns";
         return Err(EmitError::unsupported(e.plan.families[id].name.clone(), what));
     }
+    let mut once = true;
+    for s in &g.slices {
+        once &= e.points.streams(s.id, Operand::B)?;
+    }
     Ok(context! {
         block_m => block[0],
         block_n => block[1],
@@ -213,8 +219,7 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId) -> Result<Value, EmitError> {
         gated => if epilogue.first() == Some(&EpilogueOp::Swiglu) { "true" } else { "false" },
         adds => e.plan.families[id].accesses.iter().any(|a| a.mode == Mode::Accumulate),
         carried => epilogue.contains(&EpilogueOp::Carry),
-        a_once => g.slices.iter().all(|s| e.plan.reads_once(s.id, Operand::A)),
-        b_once => g.slices.iter().all(|s| e.plan.reads_once(s.id, Operand::B)),
+        b_once => once,
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
     })
 }

@@ -59,6 +59,12 @@ impl Checker<'_> {
         }
     }
 
+    fn not_a_dim(&mut self, place: &str, name: &str) {
+        if self.plan.dims.values().any(|d| d.name == name) {
+            self.error(place, format!("`{name}` is a dimension: loops need other names"));
+        }
+    }
+
     fn plan_level(&mut self) {
         let plan = self.plan;
         let world = plan.mesh.axes.iter().try_fold(1u32, |n, a| n.checked_mul(a.1)).unwrap_or(0);
@@ -157,6 +163,7 @@ impl Checker<'_> {
             if x.domain[..i].iter().chain(&x.inner).any(|(other, _)| other == name) {
                 self.error(&place, format!("has two loop variables `{name}`"));
             }
+            self.not_a_dim(&place, name);
             self.expr(
                 &place,
                 extent,
@@ -180,6 +187,7 @@ impl Checker<'_> {
         }
         if let Some((name, extent)) = &x.inner {
             self.name(&place, name);
+            self.not_a_dim(&place, name);
             self.expr(&place, extent, Some(x), Scope { inner: false, ..all });
         }
         self.contract(&place, x);
@@ -203,6 +211,7 @@ impl Checker<'_> {
         }
         if let Some(each) = each {
             self.name(place, &each.var);
+            self.not_a_dim(place, &each.var);
             if x.domain.iter().chain(&x.inner).any(|(name, _)| *name == each.var) {
                 self.error(
                     place,

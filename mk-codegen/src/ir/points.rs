@@ -5,8 +5,10 @@
 use super::{
     entity::{Arena, BufId, Entity, FamId, TabId},
     expr::{Env, EvalError, Expr, Var},
+    leaf::Operand,
     plan::{Access, Each, Family, Plan, TableSource},
 };
+use crate::target;
 use thiserror::Error;
 
 /// An expression of a plan that has no value at a point that the plan reaches.
@@ -192,6 +194,23 @@ impl<'a> Points<'a> {
     /// Where an extent has no value.
     pub fn shape(&self, buffer: BufId, rank: usize) -> Result<Vec<i64>, PointError> {
         self.plan_exprs(&self.plan.buffers[buffer].shape, rank, || buffer.to_string())
+    }
+
+    /// Whether what a family reads as `operand` passes through the last-level cache and is of no use there: every byte is read by one
+    /// task, and there are more than the cache holds until the next launch.
+    ///
+    /// # Errors
+    /// As [`Self::shape`].
+    pub fn streams(&self, family: FamId, operand: Operand) -> Result<bool, PointError> {
+        let f = &self.plan.families[family];
+        let access = f.accesses.iter().find(|a| a.operand == operand);
+        let (Some(a), true) = (access, self.plan.reads_once(family, operand)) else {
+            return Ok(false);
+        };
+        let elements: f64 = self.shape(a.buffer, 0)?.iter().map(|n| *n as f64).product();
+        let bytes = elements * self.plan.buffers[a.buffer].dtype.size_bytes() as f64;
+        let cache = target::by_name(&self.plan.target).map_or(0, |t| t.l2_bytes);
+        Ok(bytes > f64::from(cache))
     }
 
     /// Elements from one row of a buffer to the next on a rank.

@@ -2,7 +2,7 @@
 //! adds the slots in the order of ranks, and every rank pulls the sums of the others. As [`reduce`](super::reduce), which cuts rows;
 //! but the product's rows stay whole, so that few of them are not cut into many blocks that read the right operand again each.
 //!
-//! Assumes that summands leave in tiles of as many columns as the product has. Leaves: `slots`, a symmetric buffer `[world, rows of
+//! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[world, rows of
 //! all shards, n]` of which a rank uses its own columns, `sums` of one slot, the ordered sum, and the pull.
 
 use super::{
@@ -68,6 +68,7 @@ impl Columns {
     /// Adds the sum of the slots to `result`, and what brings every rank the others' sums.
     pub fn sum(&self, draft: &mut Draft, sums: Sums, out: &Tensor, result: BufId, from: Summands) {
         let Summands { rows, block, by, operand, .. } = from;
+        debug_assert_eq!(block[1], self.width, "a block of columns is a tile's");
         let Adders { kind, tile, per_block, .. } =
             adders(draft, sums, self.mine(), &rows, block, 1);
         let blocks = rows.blocks;
@@ -131,7 +132,8 @@ impl Columns {
         self.spread(draft, out, result, (finished, family), &rows, kind);
     }
 
-    /// Every rank pulls the sums of its peers, in tiles as flat as they are summed in, or as one wave of CTAs takes.
+    /// Every rank pulls the sums of its peers, after the products in tiles as flat as they are summed in, or as one wave of CTAs takes;
+    /// beside them in tall ones.
     fn spread(
         &self,
         draft: &mut Draft,
@@ -141,7 +143,13 @@ impl Columns {
         summed: &Rows,
         kind: RoleKind,
     ) {
-        let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
+        // CTAs that do nothing else are few.
+        let sms = match kind {
+            RoleKind::Compute => {
+                target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms))
+            }
+            _ => 1,
+        };
         let side_by_side = i64::from(summed.count * (self.world - 1)) * i64::from(self.mine());
         let pulls = |height| i64::from(summed.in_blocks(height).walked) * side_by_side;
         let mut height = summed.height;
@@ -166,8 +174,10 @@ impl Columns {
         let family = draft.family("spread", kind, leaf, domain, vec![], accesses);
         let own = summed.block(draft);
         let mine = summed.column();
-        let tiles =
-            Expr::Const(per_pull).min(Expr::Const(summed.walked) - r.block.clone() * per_pull);
+        let tiles = match per_pull {
+            1 => 1.into(),
+            n => Expr::Const(n).min(Expr::Const(summed.walked) - r.block.clone() * n),
+        };
         draft.flows.push(Flow {
             name: "summed",
             shape: vec![

@@ -211,8 +211,7 @@ impl<'k> Tiler<'k> {
                         Target::Parts(reduce::parts(draft, out, &rows))
                     }
                     (Reduce::All, AllReduce::ByColumns) if world > 1 => {
-                        let columns = self.config.block[1] as i32;
-                        let width = if g.gated() { columns / 2 } else { columns };
+                        let width = self.config.block[1] as i32;
                         Target::Columns(Columns::new(draft, out, &rows, width, parts))
                     }
                     _ => Target::Slots(reduce::slots(draft, out, &rows, parts)),

@@ -274,11 +274,12 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let kernel = select::kernel(&graph, config)?;
     let products_only = config.split_k > 1
         || config.fold != Fold::Rank
+        || config.all_reduce != AllReduce::TwoPhase
         || config.tail.is_some()
         || config.sums != Sums::Beside
         || config.k_slices > 1;
     if kernel.gemms.is_empty() && products_only {
-        let what = "`sums`, `split_k`, `fold`, `k_slices` and `tail` are about matrix products, and there are none";
+        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices` and `tail` are about matrix products, and there are none";
         let help = "leave them as they are by default".into();
         return Err(LowerError::Config { what: what.into(), help });
     }
@@ -289,7 +290,8 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
         (true, None) => gather::alone(&kernel, config),
     };
     signals::insert(&mut draft);
-    let plan = roles::assign(draft, config)?;
+    let mut plan = roles::assign(draft, config)?;
+    rename_loops(&mut plan);
     plan.check_structure().map_err(|mut e| LowerError::Structure(e.swap_remove(0)))?;
     Ok(plan)
 }
@@ -328,6 +330,10 @@ fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
         // Sums in flatter tiles.
         corners.extend([8, 16, 32, 64].map(|height| height * world));
     }
+    if config.all_reduce != AllReduce::TwoPhase {
+        // Rows that are not cut by owner, and tiles in which sums are pulled.
+        corners.extend([8, 16, 32, 64, 128, 256]);
+    }
     if let Some(tail) = config.tail {
         let tail = i32::try_from(tail.blocks).unwrap_or(i32::MAX).saturating_mul(block);
         corners.push((max / world / block * block).saturating_sub(tail).saturating_mul(world));
@@ -339,6 +345,23 @@ fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
     out.sort_unstable();
     out.dedup();
     out
+}
+
+/// Loops do not have the names of the program's dimensions: text is read by name.
+fn rename_loops(plan: &mut Plan) {
+    let dims: Vec<String> = plan.dims.values().map(|d| d.name.clone()).collect();
+    let rename = |name: &mut String| {
+        while dims.contains(name) {
+            name.push('_');
+        }
+    };
+    for (_, f) in plan.families.iter_mut() {
+        f.domain.iter_mut().chain(&mut f.inner).for_each(|(name, _)| rename(name));
+        let accesses = f.accesses.iter_mut().filter_map(|a| a.each.as_mut());
+        let waits = f.waits.iter_mut().filter_map(|w| w.each.as_mut());
+        let posts = f.posts.iter_mut().filter_map(|p| p.each.as_mut());
+        accesses.chain(waits).chain(posts).for_each(|each| rename(&mut each.var));
+    }
 }
 
 /// Names of the roles that [`Config::sms`] can set.

@@ -68,7 +68,7 @@ impl Rows {
         Rows { first: i32::from(self.shards > 1), ..self }
     }
 
-    /// The same rows in blocks of another height, which divides theirs.
+    /// The same rows in blocks of another height, which divides theirs, or of which theirs is a divisor if all blocks are walked.
     pub fn in_blocks(&self, height: i32) -> Rows {
         let blocks = (self.capacity + height - 1) / height;
         let (from, end) = (self.from * self.height / height, self.end() / height);

@@ -75,15 +75,17 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         let help = "only one that is reduced, with no elementwise operation between, and as deep on every rank, can";
         return error(what, help);
     }
+    let all_reduced = kernel.results.iter().any(|r| r.reduce == Some(Reduce::All));
+    if config.all_reduce != AllReduce::TwoPhase && !all_reduced {
+        let what = "nothing here is summed by an `all_reduce` after a product".into();
+        return error(what, "leave `all_reduce` as it is by default");
+    }
     if config.fold == Fold::Owner {
         if !splits {
             let what = "a product in one part has nothing to fold".into();
             return error(what, "leave `fold` as it is by default, or set `split_k`");
         }
-        let reduced = kernel.results.iter().filter_map(|r| r.reduce);
-        if config.all_reduce == AllReduce::OneShot
-            && reduced.into_iter().any(|how| how == Reduce::All)
-        {
+        if config.all_reduce == AllReduce::OneShot {
             let what = "in one shot nobody owns a sum".into();
             return error(what, "fold by `rank`, or reduce `by_columns` or in `two_phase`");
         }

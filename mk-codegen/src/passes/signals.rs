@@ -71,10 +71,12 @@ fn entry(draft: &mut Draft) {
     let peers = draft.world() - 1;
     for g in &mut guarded {
         // Of all ranks, the own one's kernel is this.
-        let all = |e: &Each| e.extent == Expr::Const(peers + 1);
-        if g.peer == Expr::from(Var::EACH) && g.each.as_ref().is_some_and(all) && g.when.is_none() {
+        let everybody = g.peer == Expr::from(Var::EACH) && g.when.is_none();
+        if let (true, Some(each)) = (everybody, &mut g.each)
+            && each.extent == Expr::Const(peers + 1)
+        {
             g.peer = super::gather::peer(Var::EACH.into(), peers + 1);
-            g.each = Some(Each { var: "p".into(), extent: peers.into() });
+            each.extent = peers.into();
         }
         // A copy engine does not even know that the own kernel has begun.
         if let Some((Agent::Engine, _)) = performer(draft, g.family, g.operand) {

@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Gather, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Fold, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -82,6 +82,14 @@ const SPLIT: Way = ("split", |c| (c.sums, c.split_k) = (Sums::After, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.sums, c.split_k, c.all_reduce) = (Sums::After, 2, AllReduce::OneShot);
 });
+const BY_COLUMNS: Way = ("by columns", |c| c.all_reduce = AllReduce::ByColumns);
+const PARTS_BY_COLUMNS: Way = ("by columns, parts to their owners", |c| {
+    (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2);
+    (c.all_reduce, c.fold) = (AllReduce::ByColumns, Fold::Owner);
+});
+const PARTS: Way = ("parts to their owners", |c| {
+    (c.split_k, c.fold) = (2, Fold::Owner);
+});
 const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }));
 
 const TAIL_PARTS: Way =
@@ -108,6 +116,9 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> reduce_scatter", ALIGNED), ON_WRITE),
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
+    (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce", MLP), BY_COLUMNS),
+    (("gemm(a, b) -> all_reduce", DEEP), PARTS_BY_COLUMNS),
+    (("gemm(a, b) -> reduce_scatter", DEEP), PARTS),
     (("gather(a) -> gemm(b)", AB), TAIL),
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
