@@ -217,7 +217,7 @@ impl Unroller<'_> {
         let mut out = vec![0.0; tasks.len()];
         let mut seen: HashMap<Place, (f64, usize)> = HashMap::new();
         let mut clock = 0.0;
-        let streams = |(id, _)| self.points.streams(id, Operand::B);
+        let streams = |(id, _)| self.points.streams(id, Operand::B, self.model.l2_bytes);
         let once = self.plan.families.iter().map(streams).collect::<Result<Vec<bool>, _>>()?;
         for (wave, tasks) in tasks.chunks(lanes.max(1)).enumerate() {
             let (mut bytes, mut tiles) = (0.0, 0usize);

@@ -9,6 +9,7 @@ use crate::ir::{
     ALayout, BLayout, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan, RoleId, Store, Var,
     mma_staging_bytes,
 };
+use crate::target;
 use minijinja::{Environment, Value, context};
 use mk_abi::DType;
 
@@ -204,9 +205,10 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId) -> Result<Value, EmitError> {
             "tiles multiply 16-bit elements, and store f32 by TMA in whole panels of 64 columns";
         return Err(EmitError::unsupported(e.plan.families[id].name.clone(), what));
     }
+    let cache = target::by_name(&e.plan.target).map_or(0.0, |t| f64::from(t.l2_bytes));
     let mut once = true;
     for s in &g.slices {
-        once &= e.points.streams(s.id, Operand::B)?;
+        once &= e.points.streams(s.id, Operand::B, cache)?;
     }
     Ok(context! {
         block_m => block[0],

@@ -8,7 +8,6 @@ use super::{
     leaf::Operand,
     plan::{Access, Each, Family, Plan, TableSource},
 };
-use crate::target;
 use thiserror::Error;
 
 /// An expression of a plan that has no value at a point that the plan reaches.
@@ -197,11 +196,16 @@ impl<'a> Points<'a> {
     }
 
     /// Whether what a family reads as `operand` passes through the last-level cache and is of no use there: every byte is read by one
-    /// task, and there are more than the cache holds until the next launch.
+    /// task, and there are more than the `cache_bytes` that stay until the next launch.
     ///
     /// # Errors
     /// As [`Self::shape`].
-    pub fn streams(&self, family: FamId, operand: Operand) -> Result<bool, PointError> {
+    pub fn streams(
+        &self,
+        family: FamId,
+        operand: Operand,
+        cache_bytes: f64,
+    ) -> Result<bool, PointError> {
         let f = &self.plan.families[family];
         let access = f.accesses.iter().find(|a| a.operand == operand);
         let (Some(a), true) = (access, self.plan.reads_once(family, operand)) else {
@@ -209,8 +213,7 @@ impl<'a> Points<'a> {
         };
         let elements: f64 = self.shape(a.buffer, 0)?.iter().map(|n| *n as f64).product();
         let bytes = elements * self.plan.buffers[a.buffer].dtype.size_bytes() as f64;
-        let cache = target::by_name(&self.plan.target).map_or(0, |t| t.l2_bytes);
-        Ok(bytes > f64::from(cache))
+        Ok(bytes > cache_bytes)
     }
 
     /// Elements from one row of a buffer to the next on a rank.

@@ -2,8 +2,9 @@
 //! adds the slots in the order of ranks, and every rank pulls the sums of the others. As [`reduce`](super::reduce), which cuts rows;
 //! but the product's rows stay whole, so that few of them are not cut into many blocks that read the right operand again each.
 //!
-//! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[world, rows of
-//! all shards, n]` of which a rank uses its own columns, `sums` of one slot, the ordered sum, and the pull.
+//! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[slots, rows of all shards, n]` of one slot per source
+//! rank, or per part of its product, of which the owner uses its own columns; `sums`, as large as one slot; the ordered sum; and the
+//! pull.
 
 use super::{
     Sums,

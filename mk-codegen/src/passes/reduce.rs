@@ -1,7 +1,8 @@
 //! Sums partial results: every rank writes its part of a block of rows into the owner's slot, and the owner adds the slots
 //! in the order of ranks; or, for an all-reduce in one shot, every rank reads the parts of all and adds them itself.
 //!
-//! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[world, rows, n]` of one slot per source rank, a flow
+//! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[slots, rows, n]` of one slot per source rank, or per part of its
+//! product, a flow
 //! per tile, the ordered sum; for an all-reduce also `sums`, from which peers pull finished rows.
 //!
 //! Deterministic: the sum is in f32, in rank order, rounded once. Parts are rounded to the slot's dtype on the way.
