@@ -148,20 +148,9 @@ pub const KNOBS: &[Knob] = &[
             true => vec!["two_phase".into(), "one_shot".into(), "by_columns".into()],
             false => Vec::new(),
         },
-        get: |c| {
-            Some(match c.all_reduce {
-                AllReduce::TwoPhase => "two_phase".into(),
-                AllReduce::OneShot => "one_shot".into(),
-                AllReduce::ByColumns => "by_columns".into(),
-            })
-        },
+        get: |c| name_of(ALL_REDUCE, c.all_reduce),
         set: |c, text| {
-            c.all_reduce = match text {
-                "two_phase" => AllReduce::TwoPhase,
-                "one_shot" => AllReduce::OneShot,
-                "by_columns" => AllReduce::ByColumns,
-                _ => return None,
-            };
+            c.all_reduce = value_of(ALL_REDUCE, text)?;
             Some(())
         },
     },
@@ -178,22 +167,9 @@ pub const KNOBS: &[Knob] = &[
             }
             false => Vec::new(),
         },
-        get: |c| {
-            Some(match c.sums {
-                Sums::Beside => "beside".into(),
-                Sums::After => "after".into(),
-                Sums::Ring => "ring".into(),
-                Sums::OnWrite => "on_write".into(),
-            })
-        },
+        get: |c| name_of(SUMS, c.sums),
         set: |c, text| {
-            c.sums = match text {
-                "beside" => Sums::Beside,
-                "after" => Sums::After,
-                "ring" => Sums::Ring,
-                "on_write" => Sums::OnWrite,
-                _ => return None,
-            };
+            c.sums = value_of(SUMS, text)?;
             Some(())
         },
     },
@@ -244,22 +220,34 @@ pub const KNOBS: &[Knob] = &[
             true => vec!["rank".into(), "owner".into()],
             false => Vec::new(),
         },
-        get: |c| {
-            Some(match c.fold {
-                Fold::Rank => "rank".into(),
-                Fold::Owner => "owner".into(),
-            })
-        },
+        get: |c| name_of(FOLD, c.fold),
         set: |c, text| {
-            c.fold = match text {
-                "rank" => Fold::Rank,
-                "owner" => Fold::Owner,
-                _ => return None,
-            };
+            c.fold = value_of(FOLD, text)?;
             Some(())
         },
     },
 ];
+
+const ALL_REDUCE: &[(&str, AllReduce)] = &[
+    ("two_phase", AllReduce::TwoPhase),
+    ("one_shot", AllReduce::OneShot),
+    ("by_columns", AllReduce::ByColumns),
+];
+const SUMS: &[(&str, Sums)] = &[
+    ("beside", Sums::Beside),
+    ("after", Sums::After),
+    ("ring", Sums::Ring),
+    ("on_write", Sums::OnWrite),
+];
+const FOLD: &[(&str, Fold)] = &[("rank", Fold::Rank), ("owner", Fold::Owner)];
+
+fn name_of<T: PartialEq>(names: &[(&str, T)], value: T) -> Option<String> {
+    names.iter().find(|(_, v)| *v == value).map(|(name, _)| name.to_string())
+}
+
+fn value_of<T: Copy>(names: &[(&str, T)], text: &str) -> Option<T> {
+    names.iter().find(|(name, _)| *name == text).map(|(_, v)| *v)
+}
 
 fn texts(numbers: &[u32]) -> Vec<String> {
     numbers.iter().map(u32::to_string).collect()

@@ -174,6 +174,8 @@ const fn variant(case: Case, set: fn(&mut Config)) -> Variant {
     Variant { case, set }
 }
 
+const ALL_REDUCE_MLP: &str = "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce";
+const ALL_REDUCE_DYN: &str = "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }";
 const FEW_ROWS: &[(&str, &[u64])] = &[("a", &[64, 1536]), ("b", &[1536, 1032])];
 const RAGGED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1032])];
 /// Columns that are rows of a multiple of 16 bytes, also a quarter of them.
@@ -188,21 +190,15 @@ pub const VARIANTS: &[Variant] = &[
     variant(
         (
             "one_shot_mlp_few_rows",
-            "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce",
+            ALL_REDUCE_MLP,
             3,
             &[("x", &[200, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
         |c| c.all_reduce = AllReduce::OneShot,
     ),
-    variant(
-        (
-            "one_shot_dyn_few_rows",
-            "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
-            2,
-            &[("w", &[264, 328])],
-        ),
-        |c| c.all_reduce = AllReduce::OneShot,
-    ),
+    variant(("one_shot_dyn_few_rows", ALL_REDUCE_DYN, 2, &[("w", &[264, 328])]), |c| {
+        c.all_reduce = AllReduce::OneShot
+    }),
     variant(("sums_after_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
         c.sums = Sums::After;
     }),
@@ -371,21 +367,15 @@ pub const VARIANTS: &[Variant] = &[
     variant(
         (
             "by_columns_mlp",
-            "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce",
+            ALL_REDUCE_MLP,
             3,
             &[("x", &[200, 256]), ("w1", &[256, 520]), ("w2", &[520, 328])],
         ),
         |c| c.all_reduce = AllReduce::ByColumns,
     ),
-    variant(
-        (
-            "by_columns_dyn",
-            "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
-            2,
-            &[("w", &[264, 328])],
-        ),
-        |c| (c.block[0], c.all_reduce) = (128, AllReduce::ByColumns),
-    ),
+    variant(("by_columns_dyn", ALL_REDUCE_DYN, 2, &[("w", &[264, 328])]), |c| {
+        (c.block[0], c.all_reduce) = (128, AllReduce::ByColumns)
+    }),
     variant(("rows64_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
         c.block = [64, 128, 64];
     }),
