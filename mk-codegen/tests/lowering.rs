@@ -95,6 +95,16 @@ fn settings_that_fit_nothing_are_refused() {
             "nobody owns a sum",
         ),
         ("gather(a)", Config { fold: Fold::Owner, ..four() }, "there are none"),
+        (
+            "gemm(a, b) -> reduce_scatter",
+            Config { all_reduce: AllReduce::ByColumns, ..four() },
+            "nothing here is summed by an `all_reduce`",
+        ),
+        (
+            "gather(a) -> gemm(b)",
+            Config { all_reduce: AllReduce::OneShot, ..four() },
+            "nothing here is summed by an `all_reduce`",
+        ),
         ("gemm(a, b)", Config { block: [64, 192, 64], ..four() }, "tiles of 64 x 192"),
         ("gemm(a, b)", Config { block: [256, 192, 64], ..four() }, "tiles of 256 x 192"),
         ("gemm(a, b)", Config { block: [32, 128, 64], ..four() }, "tiles of 32 x 128"),

@@ -262,6 +262,16 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_that_nobody_measured_is_that_of_others() {
+        let known = DeviceModel::h200();
+        let line = "  \"hbm_once_bytes_per_s\": 3800000000000.0,\n";
+        assert!(known.to_json().contains(line));
+        let model = DeviceModel::parse(&known.to_json().replace(line, "")).unwrap();
+        assert_eq!(model.hbm_once_bytes_per_s, known.hbm_bytes_per_s);
+        assert_ne!(known.hbm_once_bytes_per_s, known.hbm_bytes_per_s);
+    }
+
+    #[test]
     fn a_shape_that_was_not_measured_is_scaled() {
         let model = DeviceModel::h200();
         let (whole, half) = (model.tile([128, 64]), model.tile([128, 32]));
