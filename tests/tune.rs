@@ -6,12 +6,12 @@ use mk::{
     cost::DeviceModel,
     emit::Options,
     ir::Leaf,
-    passes::{self, AllReduce, Config, Gather, LowerError},
+    passes::{self, AllReduce, Config, Consumers, Gather, LowerError},
     runtime::jit::JitOptions,
-    trace::Agent,
+    trace::{Agent, Span, What},
     tune::{self, Cache, Facts, KNOBS, Key, Origin, Sources, Subject, Whole, Winner, candidates},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 fn bound(program: &Program, shapes: &[(&str, &[u64])]) -> Bound {
     let shapes = shapes.iter().map(|(name, s)| (name.to_string(), s.to_vec())).collect();
@@ -260,6 +260,26 @@ fn pipelines_come_apart() {
     assert_eq!(names(CASES[3].0, CASES[3].1), Err(Whole::Single));
 }
 
+/// 128 blocks of rows and 16 of columns are 15 waves of 132 tiles and 68 tiles, which are 4.25 blocks of rows.
+#[test]
+fn a_last_wave_has_tails_of_its_size() {
+    let program = Program::parse("gemm(a, b)").unwrap();
+    let tails = |shapes: &[(&str, &[u64])], ranks| {
+        let facts = Facts::new(&program, &bound(&program, shapes), ranks);
+        let knob = KNOBS.iter().find(|k| k.name == "tail").unwrap();
+        (knob.values)(&facts)
+    };
+    let wide: &[(&str, &[u64])] = &[("a", &[16384, 512]), ("b", &[512, 4096])];
+    let of_wide = tails(wide, 1);
+    for tail in ["4x128", "5x128", "5x256/2", "5x256/3", "5x256/4"] {
+        assert!(of_wide.iter().any(|t| t == tail), "{tail}: {of_wide:?}");
+    }
+    // Whole waves, less than one, and products of several ranks have none.
+    let base = tails(&[("a", &[128, 512]), ("b", &[512, 256])], 1).len() - 1;
+    assert_eq!(tails(&[("a", &[132 * 128, 512]), ("b", &[512, 512])], 1).len(), base);
+    assert_eq!(tails(wide, 2).len(), base);
+}
+
 #[test]
 fn what_is_measured_for_the_model_are_pipelines() {
     let list = tune::probe_list(4);
@@ -273,19 +293,29 @@ fn a_prediction_is_drawn_like_a_launch() {
     for gather in [Gather::Engine { parts: 2 }, Gather::Sms] {
         drawn(&program, &bound, &Config { ranks: 4, gather, ..Config::default() });
     }
+    let mut config = Config { ranks: 4, consumers: Consumers::PingPong, ..Config::default() };
+    config.set_block([128, 128, 64]);
+    config.sms.insert("intra_comm".into(), 130);
+    // Tiles of warpgroups that take turns, several on each CTA.
+    let second = drawn(&program, &bound, &config);
+    assert!(second.iter().any(|s| s.agent == Agent::Compute(1)));
 }
 
-fn drawn(program: &Program, bound: &Bound, config: &Config) {
+fn drawn(program: &Program, bound: &Bound, config: &Config) -> Vec<Span> {
     let traced = Options { trace: true };
     let planned = mk::build::plan_with(program, bound, config, traced).expect("has a kernel");
     let model = DeviceModel::h200();
     let p = mk::tune::predict(program, bound, config, model).expect("is predicted");
     let t = mk::tune::timeline(&planned.plan, &planned.source, &p).expect("is traced");
     // Every task of every rank has its work in the picture, and nothing lies outside of the launch.
-    let works = t.spans.iter().filter(|s| t.is_work(s) && s.agent != Agent::Compute(1)).count();
+    let task = |s: &Span| match s.what {
+        What::Task { family, task, .. } => (s.rank, s.cta, family, task),
+        _ => unreachable!("work is a task"),
+    };
+    let works: HashSet<_> = t.spans.iter().filter(|s| t.is_work(s)).map(task).collect();
     let shown = |leaf: &Leaf| !matches!(leaf, Leaf::Enter | Leaf::HostCopy | Leaf::Signal);
     let tasks = p.spans.iter().filter(|s| shown(&planned.plan.families[s.family].leaf));
-    assert_eq!(works, tasks.count());
+    assert_eq!(works.len(), tasks.count());
     assert!(
         t.spans
             .iter()
@@ -297,6 +327,7 @@ fn drawn(program: &Program, bound: &Bound, config: &Config) {
     assert!(both.contains("predicted") && both.contains("measured"), "{both}");
     let plain = mk::build::plan(program, bound, config).expect("has a kernel");
     assert!(mk::tune::timeline(&plain.plan, &plain.source, &p).is_none());
+    t.spans
 }
 
 /// What was made is explained as it was made, whatever would be chosen today.

@@ -56,6 +56,18 @@ pub struct PipelineArgs {
     /// Who adds those parts [default: rank]
     #[arg(long)]
     pub fold: Option<Fold>,
+    /// How the two warpgroups that multiply share the tiles of a CTA; ping-pong takes 128 rows and at most 160 columns [default: cooperative]
+    #[arg(long)]
+    pub consumers: Option<Consumers>,
+}
+
+/// [`mk::passes::Consumers`] as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Consumers {
+    /// Each has its part of every tile
+    Cooperative,
+    /// Tiles of their own, in turn: one multiplies while the other brings its results out
+    PingPong,
 }
 
 /// [`mk::passes::Fold`] as an option.
@@ -109,6 +121,7 @@ impl PipelineArgs {
             ("--gather", self.gather.is_none()),
             ("--split-k", self.split_k.is_none()),
             ("--fold", self.fold.is_none()),
+            ("--consumers", self.consumers.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
     }

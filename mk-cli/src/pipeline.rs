@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, DEFAULT_RANKS, Fold, PipelineArgs, Sums, once},
+    options::{AllReduce, Consumers, DEFAULT_RANKS, Fold, PipelineArgs, Sums, once},
     progress::Progress,
 };
 use mk::{
@@ -195,11 +195,13 @@ pub fn say_on_stderr(text: impl std::fmt::Display) {
 
 /// How the options say to lower.
 pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
-    let default = Config::default();
+    let mut default = Config::default();
+    if let Some(block) = args.block {
+        default.set_block(block);
+    }
     Ok(Config {
         ranks: args.ranks.unwrap_or(DEFAULT_RANKS),
         sms: once("sms", &args.sms).map_err(Failure::new)?,
-        block: args.block.unwrap_or(default.block),
         all_reduce: match args.all_reduce {
             Some(AllReduce::OneShot) => passes::AllReduce::OneShot,
             Some(AllReduce::ByColumns) => passes::AllReduce::ByColumns,
@@ -219,6 +221,10 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         fold: match args.fold {
             Some(Fold::Owner) => passes::Fold::Owner,
             Some(Fold::Rank) | None => passes::Fold::Rank,
+        },
+        consumers: match args.consumers {
+            Some(Consumers::PingPong) => passes::Consumers::PingPong,
+            Some(Consumers::Cooperative) | None => passes::Consumers::Cooperative,
         },
         ..default
     })

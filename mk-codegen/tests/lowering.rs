@@ -5,7 +5,7 @@ mod common;
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Fold, Gather, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -105,6 +105,29 @@ fn settings_that_fit_nothing_are_refused() {
             Config { all_reduce: AllReduce::OneShot, ..four() },
             "nothing here is summed by an `all_reduce`",
         ),
+        (
+            "gemm(a, b)",
+            Config { consumers: Consumers::PingPong, ..four() },
+            "no warpgroup multiplies a tile of 128 x 256 by itself",
+        ),
+        (
+            "gemm(a, b)",
+            Config { block: [64, 128, 64], consumers: Consumers::PingPong, ..four() },
+            "no warpgroup multiplies a tile of 64 x 128 by itself",
+        ),
+        (
+            "gemm(a, b) -> reduce_scatter",
+            Config {
+                block: [128, 160, 64],
+                consumers: Consumers::PingPong,
+                sums: Sums::Ring,
+                ..four()
+            },
+            "cannot be added tile by tile",
+        ),
+        ("gather(a)", Config { consumers: Consumers::PingPong, ..four() }, "there are none"),
+        ("gemm(a, b)", Config { gemm_stages: 5, ..four() }, "room for 2 to 4"),
+        ("gemm(a, b)", Config { gemm_stages: 1, ..four() }, "1 stages of tiles of 128 x 256 x 64"),
         ("gemm(a, b)", Config { block: [64, 192, 64], ..four() }, "tiles of 64 x 192"),
         ("gemm(a, b)", Config { block: [256, 192, 64], ..four() }, "tiles of 256 x 192"),
         ("gemm(a, b)", Config { block: [32, 128, 64], ..four() }, "tiles of 32 x 128"),

@@ -3,7 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
-    passes::{AllReduce, Config, Fold, Gather, Sums, Tail},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, Sums, Tail},
     tune::Fuse,
 };
 use pyo3::{prelude::*, types::PyDict};
@@ -34,14 +34,16 @@ pub struct Choices<'a, 'py> {
     pub sums: Option<&'a str>,
     pub split_k: Option<u32>,
     pub fold: Option<&'a str>,
+    pub consumers: Option<&'a str>,
     pub tail: Option<&'a str>,
 }
 
 impl Choices<'_, '_> {
     /// Whether there is any.
     pub fn given(&self) -> bool {
-        let words =
-            [self.gather, self.all_reduce, self.sums, self.fold].iter().any(Option::is_some);
+        let words = [self.gather, self.all_reduce, self.sums, self.fold, self.consumers]
+            .iter()
+            .any(Option::is_some);
         let numbers = [self.chunk_bytes, self.k_slices, self.split_k].iter().any(Option::is_some);
         words || numbers || self.tail.is_some() || self.sms.is_some() || self.block.is_some()
     }
@@ -49,7 +51,10 @@ impl Choices<'_, '_> {
 
 /// These choices, over the defaults.
 pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult<Config> {
-    let default = Config::default();
+    let mut default = Config::default();
+    if let Some(block) = choices.block {
+        default.set_block(block);
+    }
     let sms = choices.sms.map(|d| map(py, d, "sms", "the name of a role to a number of CTAs"));
     let number = |name, given: Option<u32>, default| match given {
         Some(0) => Err(Class::Argument.error(py, format!("{name} is 0, and must be at least 1"))),
@@ -61,6 +66,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         ("by-columns", AllReduce::ByColumns),
     ];
     let fold = [("rank", Fold::Rank), ("owner", Fold::Owner)];
+    let consumers = [("cooperative", Consumers::Cooperative), ("ping-pong", Consumers::PingPong)];
     let tail = choices.tail.map(|text| {
         text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
     });
@@ -76,13 +82,13 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
     Ok(Config {
         ranks,
         sms: sms.transpose()?.unwrap_or_default(),
-        block: choices.block.unwrap_or(default.block),
         chunk_bytes: number("chunk_bytes", choices.chunk_bytes, default.chunk_bytes)?,
         k_slices: number("k_slices", choices.k_slices, default.k_slices)?,
         all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
         sums: one_of(py, "sums", choices.sums, which, default.sums)?,
         split_k: number("split_k", choices.split_k, default.split_k)?,
         fold: one_of(py, "fold", choices.fold, fold, default.fold)?,
+        consumers: one_of(py, "consumers", choices.consumers, consumers, default.consumers)?,
         gather: gather.transpose()?.unwrap_or_default(),
         tail: tail.transpose()?,
         ..default

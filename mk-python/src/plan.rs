@@ -81,7 +81,7 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, fold=None, tail=None))]
+                    sums=None, split_k=None, fold=None, consumers=None, tail=None))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
     py: Python<'_>,
@@ -98,6 +98,7 @@ pub fn plan(
     sums: Option<&str>,
     split_k: Option<u32>,
     fold: Option<&str>,
+    consumers: Option<&str>,
     tail: Option<&str>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
@@ -112,6 +113,7 @@ pub fn plan(
         sums,
         split_k,
         fold,
+        consumers,
         tail,
     };
     let config = options::config(py, ranks, &choices)?;

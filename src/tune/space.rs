@@ -5,8 +5,7 @@
 
 use crate::{Bound, Program};
 use mk_codegen::{
-    ir::{mma_stage_bytes, mma_staging_bytes},
-    passes::{AllReduce, Config, Fold, Gather, Sums},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, Sums},
     target,
 };
 use mk_syntax::Op;
@@ -31,13 +30,22 @@ pub struct Facts {
     pub all_reduces: bool,
     /// Global rows of the first result.
     pub rows: u64,
+    /// Its columns; 1 where it has none.
+    pub columns: u64,
 }
 
 impl Facts {
     /// Of a pipeline with its sizes.
     pub fn new(program: &Program, bound: &Bound, ranks: u32) -> Facts {
-        let rows = program.results().first().and_then(|id| bound.shape(*id)?.first().copied());
-        let mut facts = Facts { ranks, plain: true, rows: rows.unwrap_or(0), ..Facts::default() };
+        let shape = program.results().first().and_then(|id| bound.shape(*id)).unwrap_or_default();
+        let (rows, columns) = (shape.first(), shape.get(1));
+        let mut facts = Facts {
+            ranks,
+            plain: true,
+            rows: rows.copied().unwrap_or(0),
+            columns: columns.copied().unwrap_or(1),
+            ..Facts::default()
+        };
         for node in program.nodes() {
             match node.op {
                 Op::Gather { .. } => facts.gathers = true,
@@ -85,10 +93,32 @@ pub const KNOBS: &[Knob] = &[
         get: |c| Some(c.block.map(|n| n.to_string()).join("x")),
         set: |c, text| {
             let mut parts = text.split('x').map(|n| n.parse::<u32>().ok());
-            let block = [parts.next()??, parts.next()??, parts.next()??];
-            c.gemm_stages = stages(block, &c.target);
-            c.block = block;
+            c.set_block([parts.next()??, parts.next()??, parts.next()??]);
             parts.next().is_none().then_some(())
+        },
+    },
+    Knob {
+        name: "consumers",
+        values: |facts| match facts.products {
+            true => vec!["cooperative".into(), "ping_pong".into()],
+            false => Vec::new(),
+        },
+        get: |c| name_of(CONSUMERS, c.consumers),
+        set: |c, text| {
+            c.consumers = value_of(CONSUMERS, text)?;
+            Some(())
+        },
+    },
+    Knob {
+        name: "group_rows",
+        values: |facts| match facts.products && facts.rows >= 8192 {
+            true => texts(&[8, 16]),
+            false => Vec::new(),
+        },
+        get: |c| Some(c.group_rows.to_string()),
+        set: |c, text| {
+            c.group_rows = text.parse().ok().filter(|n| *n > 0)?;
+            Some(())
         },
     },
     Knob {
@@ -184,7 +214,10 @@ pub const KNOBS: &[Knob] = &[
                         tails.push("1x128/2");
                     }
                 }
-                tails.into_iter().map(String::from).collect()
+                let mut tails: Vec<_> = tails.into_iter().map(String::from).collect();
+                let more = last_wave(facts).into_iter().filter(|t| !tails.contains(t));
+                tails.extend(more.collect::<Vec<_>>());
+                tails
             }
             false => Vec::new(),
         },
@@ -228,6 +261,8 @@ pub const KNOBS: &[Knob] = &[
     },
 ];
 
+const CONSUMERS: &[(&str, Consumers)] =
+    &[("cooperative", Consumers::Cooperative), ("ping_pong", Consumers::PingPong)];
 const ALL_REDUCE: &[(&str, AllReduce)] = &[
     ("two_phase", AllReduce::TwoPhase),
     ("one_shot", AllReduce::OneShot),
@@ -259,6 +294,27 @@ const FEW_ROWS: u64 = 1024;
 /// Tiles of few rows, where few columns make enough of them.
 pub(super) const FLAT: &str = "64x128x64";
 
+/// Tails of a product alone that take in what its last wave of default tiles leaves over, where it has several waves.
+fn last_wave(facts: &Facts) -> Vec<String> {
+    let default = Config::default();
+    let [height, width, _] = default.block.map(u64::from);
+    let sms = target::by_name(&default.target).map_or(1, |t| u64::from(t.sms));
+    let across = facts.columns.div_ceil(width).max(1);
+    let tiles = facts.rows.div_ceil(height) * across;
+    let (waves, left) = (tiles / sms, tiles % sms);
+    if facts.ranks > 1 || waves == 0 || left == 0 {
+        return Vec::new();
+    }
+    let (fewer, more) = (left / across, left.div_ceil(across));
+    let mut tails: Vec<_> =
+        [fewer, more].iter().filter(|n| **n > 0).map(|n| format!("{n}x{}", width / 2)).collect();
+    if facts.plain {
+        tails.extend([2, 3, 4].map(|parts| format!("{more}x{width}/{parts}")));
+    }
+    tails.dedup();
+    tails
+}
+
 fn blocks(facts: &Facts) -> Vec<String> {
     // Rows of a result that is summed are cut by owner.
     let rows = if facts.sums || facts.gathers {
@@ -269,27 +325,20 @@ fn blocks(facts: &Facts) -> Vec<String> {
     let mut blocks = vec!["128x256x64", "128x128x64"];
     if !facts.gated {
         blocks.insert(1, "128x192x64");
+        blocks.push("128x160x64");
         if rows >= 256 {
             blocks.extend(["256x128x64", "256x160x64"]);
         }
-        if rows <= 512 {
-            blocks.push("128x64x64");
-        }
+        // Rows that are not there take TMA longer than others.
         if rows <= 64 {
             blocks.extend(["64x256x64", FLAT]);
+        } else if rows <= 512 {
+            blocks.push("128x64x64");
         }
     } else if rows >= 256 {
         blocks.push("256x128x64");
     }
     blocks.into_iter().map(String::from).collect()
-}
-
-/// Stages of a tile that fit shared memory beside its staging panels.
-fn stages([m, n, k]: [u32; 3], target: &str) -> u32 {
-    let Some(target) = target::by_name(target) else { return Config::default().gemm_stages };
-    let staging = mma_staging_bytes([m, n]);
-    let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes + staging);
-    (room / mma_stage_bytes([m, n, k]).max(1)).clamp(2, 6)
 }
 
 /// The values of each knob that applies, first those given in `only`.
@@ -336,7 +385,10 @@ pub fn candidates(
 /// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
 /// whole products, what has no parts or no owner is folded by its rank; and a tail's tiles are not wider than the others.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
-    let width = config.block[1];
+    let [height, width, _] = config.block;
+    if height != 128 || width > 160 {
+        config.consumers = Consumers::Cooperative;
+    }
     config.tail = config
         .tail
         .filter(|tail| width.is_multiple_of(64) && (tail.parts > 1 || tail.columns < width));

@@ -3,9 +3,10 @@
 use mk_abi::KernelSource;
 use mk_codegen::{
     cost::Prediction,
-    ir::{Entity, Leaf, Plan},
+    ir::{Consumers, Entity, Leaf, Plan},
     trace::{Agent, Alignment, RankClock, Span, Trace, What, Word},
 };
+use std::collections::HashMap;
 
 /// What the cost model predicts of a traced kernel, as [`mk_codegen::trace::svg`] takes it: tasks of those who compute or
 /// write, and the time before each in which its CTA was free and had to wait. Without posts and entries, which the model
@@ -18,6 +19,8 @@ pub fn timeline(plan: &Plan, source: &KernelSource, prediction: &Prediction) -> 
         let end = 1e9 * prediction.total_s;
         spans.push(Span { rank, cta, agent: Agent::Frame, what: What::Cta, begin: 0.0, end });
     }
+    // Tiles of warpgroups that take turns, by CTA.
+    let mut turns: HashMap<(u32, u32), u32> = HashMap::new();
     for s in &prediction.spans {
         let family = &plan.families[s.family];
         if matches!(family.leaf, Leaf::HostCopy | Leaf::Signal) {
@@ -37,6 +40,11 @@ pub fn timeline(plan: &Plan, source: &KernelSource, prediction: &Prediction) -> 
         let task = What::Task { family: id, task: s.task, stalled: [0.0; 2] };
         match family.leaf {
             Leaf::Enter => {}
+            Leaf::MmaTile { consumers: Consumers::PingPong, .. } => {
+                let tile = turns.entry((rank, cta)).or_default();
+                add(Agent::Compute(*tile % 2), task, s.begin_s, s.main_end_s);
+                *tile += 1;
+            }
             Leaf::MmaTile { .. } => {
                 add(Agent::Compute(0), task, s.begin_s, s.main_end_s);
                 add(Agent::Compute(1), task, s.begin_s, s.main_end_s);

@@ -65,6 +65,12 @@ struct RingCursor {
       phase ^= 1;
     }
   }
+  // Past what others hand over.
+  MK_DEVICE void skip(u32 steps) {
+    const u32 to = stage + steps;
+    phase ^= to / kStages & 1;
+    stage = to % kStages;
+  }
   // The slot handed over one step ago.
   MK_DEVICE u32 previous_stage() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };

@@ -3,6 +3,10 @@
 // Each loads its part of it and multicasts to all.
 enum class Multicast : u32 { None, A, B };
 
+// How the two consumer warpgroups share the work: both on each tile, each with its part of the tile's rows (or columns); or on
+// tiles of their own in turn, so that one multiplies while the other brings its results out.
+enum class Consumers : u32 { Cooperative, PingPong };
+
 // How C leaves: a TMA store from a staging panel, or ordinary stores from registers (any pitch, any alignment).
 enum class StorePath : u32 { Tma, Direct };
 
@@ -26,6 +30,7 @@ struct GemmOptions {
   bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
   bool b_once = false;   // no other tile reads what a tile reads of B
   StorePath store = StorePath::Tma;
+  Consumers consumers = Consumers::Cooperative;
   Multicast multicast = Multicast::None;
   u32 cluster = 1;      // CTAs; more than 1 with a multicast only
 };
@@ -44,13 +49,15 @@ struct GemmConfig {
   static constexpr bool kAdds = kOptions.adds;
   static constexpr bool kBOnce = kOptions.b_once;
   static constexpr StorePath kStore = kOptions.store;
+  static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
   static constexpr Multicast kMulticast = kOptions.multicast;
   static constexpr u32 kCluster = kOptions.cluster;
 
-  // Two warpgroups, each with its rows of every tile; or, where those are too few, with its columns.
+  // Two warpgroups, each with its rows of every tile; or, where those are too few, with its columns; or with tiles of its own.
   static constexpr u32 kConsumers = 2;
+  static constexpr u32 kConsumersPerTile = kPingPong ? 1 : kConsumers;
   static constexpr bool kSplitColumns = kBlockM == 64;
-  static constexpr u32 kRowsPerConsumer = kSplitColumns ? kBlockM : kBlockM / kConsumers;
+  static constexpr u32 kRowsPerConsumer = kSplitColumns ? kBlockM : kBlockM / kConsumersPerTile;
   static constexpr u32 kColsPerConsumer = kSplitColumns ? kBlockN / kConsumers : kBlockN;
   static constexpr u32 kMmasPerStep = kRowsPerConsumer / 64;            // wgmmas side by side in M
   static constexpr u32 kAccumulators = kColsPerConsumer / 2;            // registers of one wgmma
@@ -84,7 +91,7 @@ struct GemmConfig {
   static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
 
   // This consumer's first row and column of the tile.
-  MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns ? 0 : consumer * kRowsPerConsumer; }
+  MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns || kPingPong ? 0 : consumer * kRowsPerConsumer; }
   MK_DEVICE static u32 first_col(u32 consumer) { return kSplitColumns ? consumer * kColsPerConsumer : 0; }
 
   static_assert(kBlockM == 64 || kBlockM == 128 || kBlockM == 256, "whole 64-row wgmmas for each consumer");
@@ -92,6 +99,7 @@ struct GemmConfig {
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
   static_assert(!kSplitColumns || (kBlockN % 128 == 0 && !kGated), "each consumer has whole panels, and gates lie beside their ups");
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
+  static_assert(!kPingPong || (kBlockM == 128 && kCluster == 1), "tiles that one warpgroup multiplies");
   static_assert((kMulticast == Multicast::None) == (kCluster == 1), "a cluster is there to share an operand");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kMmasPerStep * kAccumulators <= 128), "what is carried takes half as many registers again");
@@ -113,7 +121,8 @@ struct GemmSmem {
   static constexpr u32 kEmpty = kFull + Config::kStages * kMbarrierBytes;
   static constexpr u32 kStagingFull = kEmpty + Config::kStages * kMbarrierBytes;
   static constexpr u32 kStagingFree = kStagingFull + Config::kConsumers * Config::kPanels * kMbarrierBytes;
-  static constexpr u32 kState = kStagingFree + Config::kConsumers * Config::kPanels * kMbarrierBytes;
+  static constexpr u32 kTurn = kStagingFree + Config::kConsumers * Config::kPanels * kMbarrierBytes;
+  static constexpr u32 kState = kTurn + Config::kConsumers * kMbarrierBytes;
   static constexpr u32 kBytes = kState + sizeof(CtaState);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
@@ -139,21 +148,43 @@ struct GemmSmem {
   MK_DEVICE u32 staging_free(u32 consumer, u32 slot) const {
     return base + kStagingFree + (consumer * Config::kPanels + slot) * kMbarrierBytes;
   }
+  // Ping-pong: this consumer may multiply.
+  MK_DEVICE u32 turn(u32 consumer) const { return base + kTurn + consumer * kMbarrierBytes; }
   MK_DEVICE u32 state() const { return base + kState; }
 
   // One thread, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
   MK_DEVICE void init_barriers() const {
     for (u32 s = 0; s < Config::kStages; ++s) {
       mbarrier_init(full(s), 1);
-      mbarrier_init(empty(s), Config::kCluster * Config::kConsumers * kWarpgroupWarps);
+      mbarrier_init(empty(s), Config::kCluster * Config::kConsumersPerTile * kWarpgroupWarps);
     }
     for (u32 c = 0; c < Config::kConsumers; ++c) {
+      mbarrier_init(turn(c), kWarpgroupWarps);
       for (u32 p = 0; p < Config::kPanels; ++p) {
         mbarrier_init(staging_full(c, p), kWarpgroupWarps);
         mbarrier_init(staging_free(c, p), 1);
       }
     }
     fence_mbarrier_init();
+  }
+};
+
+// Which panels of staging a consumer fills next, as it and the storer count them; and, ping-pong, how many of the CTA's tiles
+// came before, of which every other is the second consumer's.
+template <u32 kPanels>
+struct GemmStaging {
+  RingCursor<kPanels> mine;
+  RingCursor<kPanels> others;
+  u32 tile = 0;
+
+  // Whose tile comes next.
+  MK_DEVICE u32 consumer() const { return tile % 2; }
+  // To the next tile, which is the other consumer's.
+  MK_DEVICE void pass() {
+    const RingCursor<kPanels> next = others;
+    others = mine;
+    mine = next;
+    ++tile;
   }
 };
 

@@ -1,7 +1,5 @@
-// The agents that multiply: two warpgroups, each half of the tile's rows (or columns), accumulators in registers.
-// Named barrier that starts the second consumer `kLead` steps late.
-constexpr u32 kLeadBarrier = 1;
-
+// The agents that multiply: two warpgroups, each half of the tile's rows (or columns), or with every other tile; accumulators in
+// registers.
 // Hands a stage back, to the loaders of all CTAs that write to it: one lane of each warp per CTA.
 template <class Config, class Edges>
 MK_DEVICE void sm90_release_stage(const GemmSmem<Config>& smem, u32 stage) {
@@ -72,27 +70,50 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const GemmTile& tile,
     load_carried<Config>(tile, consumer, carried);
   }
   sm90_mma_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, ring, acc);
+  if constexpr (Config::kPingPong) {
+    // The other's first step queues up behind this one's last.
+    if (lane_index() == 0) mbarrier_arrive<Edges::turn>(smem.turn(consumer ^ 1));
+  }
   sm90_wgmma_wait<0>();
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
   sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
 }
 
-// Run by all threads of consumer warpgroup `consumer`. `Edges` names `full`, `empty`, `staging_full`, `staging_free`.
+// Whether the next tile is this consumer's. Another's is skipped; its own waits until the other has issued all of the tile before. So
+// stages are looked at in order: the parity of a stage that is some laps away would say nothing.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE bool sm90_take_turn(const GemmSmem<Config>& smem, const Hooks& hooks, u32 t, u32 consumer,
+                              RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
+  const bool mine = staging.consumer() == consumer;
+  if (mine) {
+    // The first tile of all waits for nobody: the phase before a barrier's first counts as complete.
+    mbarrier_wait<Edges::turn>(smem.turn(consumer), (staging.tile / Config::kConsumers + 1 + consumer) % 2);
+  } else {
+    ring.skip(hooks.steps(t));
+  }
+  ++staging.tile;
+  return mine;
+}
+
+// Run by all threads of consumer warpgroup `consumer`. `Edges` names `full`, `empty`, `staging_full`, `staging_free` and `turn`.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, u32 consumer,
-                                  RingCursor<Config::kStages>& ring, RingCursor<Config::kPanels>& staging) {
+                                  RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
   float acc[Config::kMmasPerStep][Config::kAccumulators];
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+    if constexpr (Config::kPingPong) {
+      if (!sm90_take_turn<Config, Edges>(smem, hooks, t, consumer, ring, staging)) continue;
+    }
     const GemmTile tile = hooks.decode(t);
     chaos_delay(ctx, Agent::Consumer, t);
     Carried<Config> carried;
     sm90_mma_tile<Config, Edges>(smem, tile, consumer, ring, carried, acc);
     if constexpr (Config::kStore == StorePath::Tma) {
-      stage_tile<Config, Edges>(smem, hooks, tile, consumer, staging, carried, acc);
+      stage_tile<Config, Edges>(smem, hooks, tile, consumer, staging.mine, carried, acc);
     } else {
-      store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging, carried, acc);
+      store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, carried, acc);
     }
   }
 }

@@ -27,28 +27,32 @@ MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
   }
 }
 
-// Sends one consumer's panels of a tile as they fill. A panel goes back one store later, when its own store has read it.
+// Sends the panels that consumers `from` to `to` have of a tile, as they fill; of several, panel by panel in turn. A panel goes back
+// one store later, when its own store has read it.
 template <class Config, class Edges>
-MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer,
+MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 from, u32 to,
                            RingCursor<Config::kPanels>& staging) {
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
   u32 reading = 0;  // barrier of the panel whose store was issued last
 #pragma unroll 1
   for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
-    mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
-    if (!ctx.aborted()) {
-      send_panel<Config>(tile, smem.panel(consumer, staging.stage),
-                         static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
-                         static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
-    }
-    bulk_commit();
-    if constexpr (Config::kPanels > 1) {
-      bulk_wait_read<1>();
-      if (reading != 0) mbarrier_arrive<Edges::staging_free>(reading);
-      reading = smem.staging_free(consumer, staging.stage);
-    } else {
-      bulk_wait_read<0>();
-      mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, staging.stage));
+#pragma unroll 1
+    for (u32 consumer = from; consumer < to; ++consumer) {
+      mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
+      if (!ctx.aborted()) {
+        send_panel<Config>(tile, smem.panel(consumer, staging.stage),
+                           static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
+                           static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
+      }
+      bulk_commit();
+      if constexpr (Config::kPanels > 1) {
+        bulk_wait_read<1>();
+        if (reading != 0) mbarrier_arrive<Edges::staging_free>(reading);
+        reading = smem.staging_free(consumer, staging.stage);
+      } else {
+        bulk_wait_read<0>();
+        mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, staging.stage));
+      }
     }
     staging.advance();
   }
@@ -58,28 +62,45 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
   }
 }
 
-// Run by one lane. It serves consumers in order, which makes the second run a little behind the first, so that one's epilogue
-// overlaps the other's last steps. Hooks: see README.md. `Hooks::kPostsStores` says that a
+// Sends what these consumers have of a tile.
+template <class Config, class Edges>
+MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 from, u32 to,
+                          RingCursor<Config::kPanels>& staging) {
+  if constexpr (Config::kStore == StorePath::Tma) {
+    send_panels<Config, Edges>(ctx, smem, tile, from, to, staging);
+  } else {
+    // They have stored by themselves.
+    for (u32 consumer = from; consumer < to; ++consumer) {
+      mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
+      mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, staging.stage));
+    }
+    staging.advance();
+  }
+}
+
+// Run by one lane. Where both consumers work on each tile, it serves one after the other, which makes the second run a little behind
+// the first, so that one's epilogue overlaps the other's last steps; of a last tile, behind which nothing is multiplied, both at
+// once. Hooks: see README.md. `Hooks::kPostsStores` says that a
 // signal follows each tile: then the tile's writes are waited for, otherwise only the reads of the staging panels.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
-                                RingCursor<Config::kPanels>& staging) {
+                                GemmStaging<Config::kPanels>& staging) {
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
     const GemmTile tile = hooks.decode(t);
     chaos_delay(ctx, Agent::Storer, t);
     hooks.before_store(ctx, tile);
-    const RingCursor<Config::kPanels> start = staging;
+    if constexpr (Config::kPingPong) {
+      send_parts<Config, Edges>(ctx, smem, tile, staging.consumer(), staging.consumer() + 1, staging.mine);
+      staging.pass();
+    } else {
+      // They use their panels in step.
+      const RingCursor<Config::kPanels> start = staging.mine;
+      const u32 together = t + hooks.stride() < hooks.end() ? 1 : Config::kConsumers;
 #pragma unroll 1
-    for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
-      staging = start;  // they use their panels in step
-      if constexpr (Config::kStore == StorePath::Tma) {
-        send_panels<Config, Edges>(ctx, smem, tile, consumer, staging);
-      } else {
-        // The consumers have stored by themselves.
-        mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
-        mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, staging.stage));
-        staging.advance();
+      for (u32 consumer = 0; consumer < Config::kConsumers; consumer += together) {
+        staging.mine = start;
+        send_parts<Config, Edges>(ctx, smem, tile, consumer, consumer + together, staging.mine);
       }
     }
     if constexpr (Config::kStore == StorePath::Tma && Hooks::kPostsStores) bulk_wait_written<0>();

@@ -5,8 +5,8 @@ use super::{
     model::{DeviceModel, Mover, TileRate},
 };
 use crate::ir::{
-    Access, Agent, BLayout, CopyVia, Entity, FamId, Family, Leaf, Mode, Operand, Plan, Point,
-    Points, Region, RoleKind, TableSet, Task, Wait,
+    Access, Agent, BLayout, Consumers, CopyVia, Entity, FamId, Family, Leaf, Mode, Operand, Plan,
+    Point, Points, Region, RoleKind, TableSet, Task, Wait,
 };
 use std::collections::HashMap;
 
@@ -341,7 +341,7 @@ impl Unroller<'_> {
     }
 
     fn tile(&self, task: &Task, x: &Family) -> Result<(Kind, f64), CostError> {
-        let Leaf::MmaTile { block: [m, n, k], stages, b_layout, .. } = &x.leaf else {
+        let Leaf::MmaTile { block: [m, n, k], stages, b_layout, consumers, .. } = &x.leaf else {
             return Ok((Kind::Signal, 0.0));
         };
         let find = |o: Operand| x.accesses.iter().find(|a| a.operand == o);
@@ -372,7 +372,13 @@ impl Unroller<'_> {
         });
         let main_s = steps as f64 * rate.step_s;
         let ahead_s = f64::from(*stages) * rate.step_s;
-        let rate = if steps == 0 { TileRate { tile_s: 0.0, ..rate } } else { rate };
+        // Results that one warpgroup brings out hide behind the steps of the other's tile.
+        let hidden = match consumers {
+            _ if steps == 0 => rate.tile_s,
+            Consumers::PingPong => main_s,
+            Consumers::Cooperative => 0.0,
+        };
+        let rate = TileRate { tile_s: (rate.tile_s - hidden).max(0.0), ..rate };
         Ok((Kind::Tile(Tile { rate, ahead_s, out }), main_s))
     }
 

@@ -127,7 +127,7 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
         ("launch_count_in(ctx);", roles),
         ("launch_end<1>(ctx);", roles),
         ("smem.init_barriers();", rings("mma_tile") + rings("copy_bulk")),
-        ("staging_full = staged, staging_free = drained;", rings("mma_tile")),
+        ("staging_full = staged, staging_free = drained, turn = kWithinAgent;", rings("mma_tile")),
         ("sm90_gemm_loader<", mma),
         ("sm90_gemm_storer<", mma),
         ("sm90_gemm_consumer<", mma),

@@ -6,8 +6,8 @@ use super::{
     tasks::{Slice, dtype_name},
 };
 use crate::ir::{
-    ALayout, BLayout, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan, RoleId, Store, Var,
-    mma_staging_bytes,
+    ALayout, BLayout, Consumers, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan, RoleId,
+    Store, Var, mma_staging_bytes,
 };
 use crate::target;
 use minijinja::{Environment, Value, context};
@@ -133,9 +133,10 @@ fn ring(e: &Emitter<'_>, kind: &str, groups: &[Group]) -> Result<Option<Value>, 
         _ => 0,
     };
     Ok(Some(match &first.leaf {
-        Leaf::MmaTile { block, stages, .. } => context! {
+        Leaf::MmaTile { block, stages, consumers, .. } => context! {
             kind => "mma",
             name, edges, stages,
+            ping_pong => *consumers == Consumers::PingPong,
             block_m => block[0],
             block_n => groups.iter().map(columns).max(),
             staging => mma_staging_bytes([block[0], block[1]]),
@@ -185,6 +186,7 @@ fn group(
     let teams = if last.first + last.tasks - first.first > ctas { 2 } else { 1 };
     let hooks = env.get_template(template)?.render(context! {
         name, families, posts, first_cta, ctas, teams,
+        ping_pong => matches!(g.leaf, Leaf::MmaTile { consumers: Consumers::PingPong, .. }),
         trace => e.options.trace,
         locals => e.locals(),
         first => first.first,
@@ -195,7 +197,8 @@ fn group(
 
 /// What the tiles of a matrix-product group are, beyond the ring.
 fn tile(e: &Emitter<'_>, g: &Group, id: FamId) -> Result<Value, EmitError> {
-    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, epilogue } = &g.leaf else {
+    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue } = &g.leaf
+    else {
         return Err(EmitError::unsupported(id.to_string(), "is not a matrix product"));
     };
     let dtype = one_dtype(e, id, |o| matches!(o, Operand::A | Operand::B))?;
@@ -223,6 +226,7 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId) -> Result<Value, EmitError> {
         carried => epilogue.contains(&EpilogueOp::Carry),
         b_once => once,
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
+        ping_pong => *consumers == Consumers::PingPong,
     })
 }
 

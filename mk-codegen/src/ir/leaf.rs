@@ -171,6 +171,16 @@ pub enum BLayout {
     Nk,
 }
 
+/// How the two warpgroups that multiply share a CTA's tiles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub enum Consumers {
+    /// Each has its part of every tile.
+    #[default]
+    Cooperative,
+    /// Tiles of their own, in turn: one multiplies while the other brings its results out.
+    PingPong,
+}
+
 /// Where attention keeps its accumulator, maximum and sum between ring steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Carry {
@@ -206,6 +216,8 @@ pub enum Leaf {
         b_layout: BLayout,
         /// How `c` is written.
         store: Store,
+        /// Who multiplies a tile.
+        consumers: Consumers,
         /// Elementwise tail.
         epilogue: Vec<EpilogueOp>,
     },
@@ -320,10 +332,12 @@ impl Leaf {
     pub fn shares_ring(&self, other: &Leaf) -> bool {
         match (self, other) {
             (
-                Leaf::MmaTile { block: [m, n, k], stages, .. },
-                Leaf::MmaTile { block: [m2, n2, k2], stages: stages2, .. },
+                Leaf::MmaTile { block: [m, n, k], stages, consumers, .. },
+                Leaf::MmaTile {
+                    block: [m2, n2, k2], stages: stages2, consumers: consumers2, ..
+                },
             ) => {
-                (m, k, stages) == (m2, k2, stages2)
+                (m, k, stages, consumers) == (m2, k2, stages2, consumers2)
                     && (n == n2 || n.is_multiple_of(64) && n2.is_multiple_of(64))
             }
             _ => self == other,
@@ -342,6 +356,7 @@ impl Leaf {
 
     /// What the verifier may rely on and the template must implement.
     pub fn contract(&self) -> Contract {
+        use self::Consumers::PingPong;
         use Agent::*;
         let op =
             |operand, mode, agent, proxy, arity| OperandSpec { operand, mode, agent, proxy, arity };
@@ -376,7 +391,7 @@ impl Leaf {
                 edges: vec![],
                 smem_bytes: 0,
             },
-            Leaf::MmaTile { block: [m, n, k], stages, store, epilogue, .. } => {
+            Leaf::MmaTile { block: [m, n, k], stages, store, epilogue, consumers, .. } => {
                 let tma = *store == Store::Tma;
                 let mut operands = vec![
                     op(Operand::A, read, Loader, Proxy::Async, Arity::One),
@@ -397,7 +412,8 @@ impl Leaf {
                     flow("full", Loader, Consumers),
                     back("empty", Consumers, Loader, *stages),
                     EdgeSpec { proxy_fence: tma, ..flow("staged", Consumers, Storer) },
-                    back("drained", Storer, Consumers, 1),
+                    // Warpgroups that take turns have panels of their own.
+                    back("drained", Storer, Consumers, if *consumers == PingPong { 2 } else { 1 }),
                 ];
                 Contract {
                     agents: vec![Loader, Consumers, Storer],

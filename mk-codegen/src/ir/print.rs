@@ -3,7 +3,7 @@
 use super::{
     entity::{Entity, FamId},
     expr::{BinOp, Expr, Var},
-    leaf::{ALayout, BLayout, Carry, CopyVia, EpilogueOp, Leaf, Store},
+    leaf::{ALayout, BLayout, Carry, Consumers, CopyVia, EpilogueOp, Leaf, Store},
     plan::*,
 };
 use std::fmt::{self, Display, Formatter, Write};
@@ -292,11 +292,22 @@ impl Display for LeafText<'_> {
                     if *via == CopyVia::Bulk { "bulk" } else { "ldst" }
                 )
             }
-            Leaf::MmaTile { block: [m, n, k], stages, a_layout, b_layout, store, epilogue } => {
+            Leaf::MmaTile {
+                block: [m, n, k],
+                stages,
+                a_layout,
+                b_layout,
+                store,
+                consumers,
+                epilogue,
+            } => {
                 let a = if *a_layout == ALayout::Mk { "" } else { " a=km" };
                 let b = if *b_layout == BLayout::Kn { "kn" } else { "nk" };
                 let store = if *store == Store::Tma { "tma" } else { "direct" };
                 write!(f, " block={m}x{n}x{k} stages={stages}{a} b={b} store={store}")?;
+                if *consumers == Consumers::PingPong {
+                    f.write_str(" consumers=ping_pong")?;
+                }
                 if !epilogue.is_empty() {
                     let ops: Vec<_> = epilogue.iter().map(epilogue_text).collect();
                     write!(f, " epilogue={}", ops.join(","))?;

@@ -455,6 +455,7 @@ impl<'k> Tiler<'k> {
             a_layout,
             b_layout: if g.b_transposed { BLayout::Nk } else { BLayout::Kn },
             store: if direct { Store::Direct } else { Store::Tma },
+            consumers: self.config.consumers,
             epilogue: g.epilogue.clone(),
         };
         let columns = leaf.out_columns() as i32;

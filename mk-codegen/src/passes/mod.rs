@@ -17,12 +17,13 @@ mod signals;
 use crate::{
     graph::OpGraph,
     ir::{Plan, RoleKind, StructureError},
-    valid,
+    target, valid,
 };
 use mk_syntax::{Bound, Program, ValueId};
 use std::{collections::BTreeMap, fmt, str::FromStr};
 use thiserror::Error;
 
+pub use crate::ir::Consumers;
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 
 /// Everything that decides a plan, apart from the pipeline and its sizes.
@@ -36,9 +37,12 @@ pub struct Config {
     pub sms: BTreeMap<String, u32>,
     /// Rows, columns and depth of a matrix product's tile.
     pub block: [u32; 3],
+    /// How the warpgroups that multiply share a CTA's tiles. Ping-pong is for tiles of 128 rows and at most 160 columns, of which each
+    /// warpgroup has room for one.
+    pub consumers: Consumers,
     /// Where the last tiles of a product are cut narrower.
     pub tail: Option<Tail>,
-    /// Shared-memory stages of a matrix product.
+    /// Shared-memory stages of a matrix product; see [`Config::set_block`].
     pub gemm_stages: u32,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
@@ -202,9 +206,10 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             ranks: 1,
-            target: crate::target::SM_90A.name.to_string(),
+            target: target::SM_90A.name.to_string(),
             sms: BTreeMap::new(),
             block: [128, 256, 64],
+            consumers: Consumers::Cooperative,
             tail: None,
             gemm_stages: 4,
             copy_stages: 12,
@@ -216,6 +221,19 @@ impl Default for Config {
             sums: Sums::Beside,
             split_k: 1,
             fold: Fold::Rank,
+        }
+    }
+}
+
+/// Most stages that [`Config::set_block`] gives a product: more of them bring nothing sooner.
+const MOST_STAGES: u32 = 6;
+
+impl Config {
+    /// Takes tiles of so many rows, columns and steps along k, and as many stages as fit beside their results.
+    pub fn set_block(&mut self, block: [u32; 3]) {
+        self.block = block;
+        if let Some(target) = target::by_name(&self.target) {
+            self.gemm_stages = settings::stages(block, target).clamp(2, MOST_STAGES);
         }
     }
 }
@@ -274,12 +292,13 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let kernel = select::kernel(&graph, config)?;
     let products_only = config.split_k > 1
         || config.fold != Fold::Rank
+        || config.consumers != Consumers::Cooperative
         || config.all_reduce != AllReduce::TwoPhase
         || config.tail.is_some()
         || config.sums != Sums::Beside
         || config.k_slices > 1;
     if kernel.gemms.is_empty() && products_only {
-        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices` and `tail` are about matrix products, and there are none";
+        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices`, `consumers` and `tail` are about matrix products, and there are none";
         let help = "leave them as they are by default".into();
         return Err(LowerError::Config { what: what.into(), help });
     }

@@ -1,9 +1,13 @@
 //! Settings that fit no matrix product, or not those of a kernel.
 
 use super::{
-    AllReduce, Config, Fold, Gather, LowerError, Sums, Tail, gather,
+    AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, gather,
     gemm::tma_rows,
     select::{Gemm, Kernel, Made, Reduce},
+};
+use crate::{
+    ir::{mma_stage_bytes, mma_staging_bytes},
+    target::{self, Target},
 };
 
 /// Whether its gathered rows can travel as the settings say.
@@ -35,6 +39,12 @@ pub(super) fn check_gather(kernel: &Kernel, config: &Config) -> Result<(), Lower
     Ok(())
 }
 
+/// Stages of a tile that fit shared memory beside what its results leave through.
+pub(super) fn stages([m, n, k]: [u32; 3], target: &Target) -> u32 {
+    let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes);
+    room.saturating_sub(mma_staging_bytes([m, n])) / mma_stage_bytes([m, n, k]).max(1)
+}
+
 /// Whether a kernel's products can be lowered with these settings.
 ///
 /// # Errors
@@ -51,6 +61,19 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
     if !known || bk != 64 {
         let what = format!("no matrix product has tiles of {bm} x {bn} x {bk}");
         let help = "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64";
+        return error(what, help);
+    }
+    let most = target::by_name(&config.target).map_or(u32::MAX, |t| stages(config.block, t));
+    if !(2..=most).contains(&config.gemm_stages) && !kernel.gemms.is_empty() {
+        let what = format!("{} stages of tiles of {bm} x {bn} x {bk}", config.gemm_stages);
+        let help =
+            format!("shared memory has room for 2 to {most}; `Config::set_block` takes them");
+        return Err(LowerError::Config { what, help });
+    }
+    if config.consumers == Consumers::PingPong && (bm != 128 || bn > 160) {
+        let what = format!("no warpgroup multiplies a tile of {bm} x {bn} by itself");
+        let help =
+            "use 128 rows and at most 160 columns for ping-pong, or leave `consumers` cooperative";
         return error(what, help);
     }
     if kernel.gemms.iter().any(Gemm::gated) && (bn % 128 != 0 || bm == 64) {
@@ -128,8 +151,9 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         if splits {
             return error(what(), "products in parts of k add up `beside` or `after`");
         }
-        if bm * bn > 128 * 256 {
-            let help = "what is carried takes registers: use tiles of 256 rows and at most 128 columns, or of 128 rows";
+        let each = if config.consumers == Consumers::PingPong { 1 } else { 2 };
+        if bm * bn > each * 128 * 128 {
+            let help = "what is carried takes registers: use tiles of 256 rows and at most 128 columns, or of 128 rows (and at most 128 columns for ping-pong)";
             return error(what(), help);
         }
     }

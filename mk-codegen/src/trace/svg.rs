@@ -4,7 +4,7 @@
 //! A predicted timeline is a [`Trace`] too; it stands above, on the same scale.
 
 use super::{Agent, Chain, Span, Trace, What, chain::chain, disjoint_waits};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 
 const LEFT: f64 = 170.0;
@@ -249,10 +249,17 @@ fn lane(out: &mut String, trace: &Trace, spans: &[&Span], cta: u32, length: f64,
         let path = paths.entry(fill).or_default();
         let _ = write!(path, "M{from:.1} {y:.1}h{width:.1}v{height:.1}h-{width:.1}z");
     };
+    let task = |s: &Span| match s.what {
+        What::Task { family, task, .. } => Some((family, task)),
+        _ => None,
+    };
+    let of_first = spans.iter().filter(|s| s.cta == cta && s.agent == Agent::Compute(0));
+    let of_first: HashSet<_> = of_first.filter_map(|s| task(s)).collect();
     for s in spans.iter().filter(|s| s.cta == cta) {
+        // Two warpgroups have halves of the same tiles, or tiles of their own.
+        let again = s.agent == Agent::Compute(1) && task(s).is_some_and(|t| of_first.contains(&t));
         match s.what {
-            // Two warpgroups have halves of the same tiles; of sums the first one's are drawn.
-            What::Task { family, .. } if trace.is_work(s) && s.agent != Agent::Compute(1) => {
+            What::Task { family, .. } if trace.is_work(s) && !again => {
                 bar(colour(trace, family), s, y, LANE);
             }
             What::Wait { .. } => bar(WAIT, s, y + LANE, WAITS),

@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Fold, Gather, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -180,6 +180,11 @@ const FEW_ROWS: &[(&str, &[u64])] = &[("a", &[64, 1536]), ("b", &[1536, 1032])];
 const RAGGED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1032])];
 /// Columns that are rows of a multiple of 16 bytes, also a quarter of them.
 const RAGGED_ALIGNED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1056])];
+
+fn ping_pong(c: &mut Config, columns: u32) {
+    c.set_block([128, columns, 64]);
+    c.consumers = Consumers::PingPong;
+}
 
 /// Every way of lowering that a [`Config`] has beside the defaults, on shapes that have something to get wrong.
 #[allow(dead_code)]
@@ -408,6 +413,53 @@ pub const VARIANTS: &[Variant] = &[
         c.block = [64, 128, 64];
         c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
     }),
+    variant(("ping_pong", "gemm(a, b)", 1, RAGGED), |c| ping_pong(c, 160)),
+    variant(("ping_pong_scatter", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
+        ping_pong(c, 128);
+    }),
+    variant(
+        (
+            "ping_pong_odd",
+            "gather(a) -> gemm(b) -> bias(c) -> gelu",
+            3,
+            &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
+        ),
+        |c| ping_pong(c, 160),
+    ),
+    variant(("ping_pong_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        ping_pong(c, 128);
+        (c.sums, c.group_rows) = (Sums::Ring, 3);
+    }),
+    variant(("ping_pong_slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        ping_pong(c, 128);
+        c.k_slices = 8;
+        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+    }),
+    variant(("ping_pong_tail", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
+        ping_pong(c, 128);
+        c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+    }),
+    variant(
+        (
+            "ping_pong_swiglu",
+            "fn f(x: f16[M, K] @ shard(0), w1: f16[K, 2, F] @ shard(2), y: f16[M, F] @ shard(1), w2: f16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> swiglu -> mul(y) -> gemm(w2) -> all_reduce }",
+            3,
+            &[("x", &[700, 256]), ("w1", &[256, 2, 520]), ("y", &[700, 520]), ("w2", &[520, 256])],
+        ),
+        |c| ping_pong(c, 128),
+    ),
+    variant(
+        (
+            "ping_pong_dyn_f32",
+            "fn f<M: dyn <= 700>(x: f16[M, K] @ shard(1), w: f16[N, K] @ shard(1)) { gemm(x, w.t) -> cast(f32) -> all_reduce }",
+            2,
+            &[("w", &[328, 1536])],
+        ),
+        |c| {
+            ping_pong(c, 64);
+            (c.sums, c.split_k) = (Sums::After, 2);
+        },
+    ),
     variant(("engine", "gather(a) -> gemm(b)", 4, RAGGED), |c| {
         c.gather = Gather::Engine { parts: 1 };
     }),

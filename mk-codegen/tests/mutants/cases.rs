@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Fold, Gather, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -103,6 +103,12 @@ const SLICES_TAIL: Way = ("slices and a tail in parts", |c| {
     c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
 });
 
+const PING_PONG: Way = ("ping-pong", |c| {
+    c.set_block([128, 128, 64]);
+    (c.consumers, c.k_slices) = (Consumers::PingPong, 2);
+    c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+});
+
 /// Pipelines lowered in other than the default ways.
 const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> all_reduce", AB), ONE_SHOT),
@@ -123,6 +129,7 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), PING_PONG),
     (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE),
     (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE_PARTS),
 ];

@@ -98,6 +98,7 @@ def compile(
     sums: Literal["beside", "after", "ring", "on-write"] | None = None,
     split_k: int | None = None,
     fold: Literal["rank", "owner"] | None = None,
+    consumers: Literal["cooperative", "ping-pong"] | None = None,
     tail: str | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
@@ -121,5 +122,6 @@ def plan(
     sums: Literal["beside", "after", "ring", "on-write"] | None = None,
     split_k: int | None = None,
     fold: Literal["rank", "owner"] | None = None,
+    consumers: Literal["cooperative", "ping-pong"] | None = None,
     tail: str | None = None,
 ) -> Plan: ...

@@ -5,7 +5,8 @@ use super::{
     cursor::{Cursor, Scope},
 };
 use crate::ir::{
-    ALayout, BLayout, BufId, Carry, CopyVia, EdgeId, EpilogueOp, FamId, Leaf, RoleId, SigId, Store,
+    ALayout, BLayout, BufId, Carry, Consumers, CopyVia, EdgeId, EpilogueOp, FamId, Leaf, RoleId,
+    SigId, Store,
     leaf::{Agent, Operand},
     plan::*,
 };
@@ -142,6 +143,12 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
     let b_layout = if choice(c, "b", &["kn", "nk"])? == "kn" { BLayout::Kn } else { BLayout::Nk };
     let store =
         if choice(c, "store", &["tma", "direct"])? == "tma" { Store::Tma } else { Store::Direct };
+    let mut consumers = Consumers::Cooperative;
+    if c.eat_word("consumers") {
+        c.sign("=")?;
+        c.keyword("ping_pong")?;
+        consumers = Consumers::PingPong;
+    }
     let mut epilogue = Vec::new();
     if c.eat_word("epilogue") {
         c.sign("=")?;
@@ -182,7 +189,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
             }
         }
     }
-    Ok(Leaf::MmaTile { block, stages, a_layout, b_layout, store, epilogue })
+    Ok(Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue })
 }
 
 fn choice(
