@@ -31,6 +31,7 @@ fn kernels_of_other_ways_of_lowering() {
         "rows64_one_shot",
         "by_columns_parts",
         "by_columns_mlp",
+        "ping_pong",
         "ping_pong_slices_tail",
         "engine",
     ] {

@@ -13,13 +13,6 @@ MK_DEVICE void mbarrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-// Arrives on a barrier of any CTA of the cluster; `bar` comes from `map_to_cta`. At the default scope, on purpose: the
-// edge allows a slot to be overwritten, it publishes no data, and `.release.cluster` costs a device-wide fence.
-template <u32 kEdge>
-MK_DEVICE void mbarrier_arrive_cluster(u32 bar) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
 // Arrives, and holds the phase open until `bytes` more have been delivered by TMA.
 template <u32 kEdge>
 MK_DEVICE void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
@@ -45,8 +38,8 @@ MK_DEVICE bool mbarrier_test_wait(u32 bar, u32 parity) {
       : "=r"(done) : "r"(bar), "r"(parity) : "memory");
   return done != 0;
 }
-// Waits for the phase of this parity to complete. Unbounded: every arrival it needs comes from this CTA (or
-// cluster), whose agents finish their loops even after an abort.
+// Waits for the phase of this parity to complete. Unbounded: every arrival it needs comes from this CTA, whose
+// agents finish their loops even after an abort.
 template <u32 kEdge>
 MK_DEVICE void mbarrier_wait(u32 bar, u32 parity) {
   while (!mbarrier_try_wait(bar, parity)) {

@@ -1,30 +1,34 @@
 // Warpgroup matrix multiply (PTX ISA, "Asynchronous warpgroup level matrix instructions"): D += A * B with fp32
-// accumulators, both operands in shared memory under the 128-byte swizzle.
+// accumulators, both operands in shared memory under a swizzle of 128 bytes, or of 64.
 // How the operands lie in memory. A: [M, K] (K contiguous) or [K, M] (M contiguous); B: [N, K] or [K, N].
 enum class ALayout : u32 { KMajor, MMajor };
 enum class BLayout : u32 { KMajor, NMajor };
 
-constexpr u32 kSwizzleAtomBytes = 1024;  // 8 rows of 128 bytes
+// An atom of a swizzle: 8 rows of as many bytes.
+MK_DEVICE constexpr u32 sm90_atom_bytes(u32 row_bytes) { return 8 * row_bytes; }
 constexpr u32 kWgmmaK = 16;
 
 // Matrix descriptor (PTX ISA, "Matrix Descriptor Format"): bits 0-13 address, 16-29 leading-dimension offset,
-// 32-45 stride offset, all in units of 16 bytes; bits 62-63 the swizzle, 1 for 128 bytes.
-MK_DEVICE u64 sm90_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes) {
+// 32-45 stride offset, all in units of 16 bytes; bits 62-63 the swizzle, 1 for 128 bytes, 2 for 64.
+template <u32 kRowBytes>
+MK_DEVICE u64 sm90_descriptor(u32 address, u32 leading_bytes) {
+  static_assert(kRowBytes == 128 || kRowBytes == 64, "a swizzle that operands have");
   return static_cast<u64>((address & 0x3ffffu) >> 4) | (static_cast<u64>(leading_bytes >> 4) << 16) |
-         (static_cast<u64>(stride_bytes >> 4) << 32) | (1ull << 62);
+         (static_cast<u64>(sm90_atom_bytes(kRowBytes) >> 4) << 32) | ((kRowBytes == 128 ? 1ull : 2ull) << 62);
 }
 
 // Rows of 64 K-elements: atoms of 8 rows follow each other; the leading offset is unused under the swizzle.
 // Along K, 16 elements further is 32 bytes further, inside the atom.
-MK_DEVICE u64 sm90_descriptor_k_major(u32 address) { return sm90_descriptor(address, 16, kSwizzleAtomBytes); }
+MK_DEVICE u64 sm90_descriptor_k_major(u32 address) { return sm90_descriptor<128>(address, 16); }
 constexpr u32 kKMajorStepBytes = kWgmmaK * kElemBytes;
 
-// Panels of 64 M- or N-elements by `k_rows` rows of K: the next 64 of them are a panel away, the next 8 K-rows an atom.
-// 16 K-rows further is two atoms further.
+// Panels of 64 or 32 M- or N-elements, `kRowBytes`, by `k_rows` rows of K: the next elements are a panel away, the next 8 K-rows an
+// atom. 16 K-rows further is two atoms further.
+template <u32 kRowBytes>
 MK_DEVICE u64 sm90_descriptor_mn_major(u32 address, u32 k_rows) {
-  return sm90_descriptor(address, k_rows * 128, kSwizzleAtomBytes);
+  return sm90_descriptor<kRowBytes>(address, k_rows * kRowBytes);
 }
-constexpr u32 kMnMajorStepBytes = kWgmmaK / 8 * kSwizzleAtomBytes;
+MK_DEVICE constexpr u32 sm90_mn_major_step_bytes(u32 row_bytes) { return kWgmmaK / 8 * sm90_atom_bytes(row_bytes); }
 
 // Before the first wgmma of a sequence, and wherever accumulator registers were touched by other instructions.
 MK_DEVICE void sm90_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

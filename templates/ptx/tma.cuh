@@ -22,14 +22,6 @@ MK_DEVICE void tma_load_2d(u32 dst, const TensorMap* map, u32 bar, i32 x, i32 y)
   }
 }
 
-// Delivers to the same offset of each CTA in `cta_mask`, and completes on the barrier at the same offset there.
-MK_DEVICE void tma_load_2d_multicast(u32 dst, const TensorMap* map, u32 bar, i32 x, i32 y, u16 cta_mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%3, %4}], [%2], %5;"
-      ::"r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y), "h"(cta_mask) : "memory");
-}
-
 // Joins the issuing thread's current bulk group; see bulk.cuh.
 MK_DEVICE void tma_store_2d(const TensorMap* map, u32 src, i32 x, i32 y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"

@@ -23,18 +23,11 @@ MK_DEVICE void launch_count_in(const Context& ctx) {
   }
 }
 
-// Orders the initialisation above before any agent; with a cluster, in all its CTAs.
-template <u32 kClusterSize>
-MK_DEVICE void launch_begin_sync() {
-  __syncthreads();
-  if constexpr (kClusterSize > 1) cluster_sync();
-}
+// Orders the initialisation above before any agent.
+MK_DEVICE void launch_begin_sync() { __syncthreads(); }
 
-// Last thing in the kernel, by every thread. No CTA leaves while another of its cluster may still write to its
-// shared memory or arrive on its barriers.
-template <u32 kClusterSize>
+// Last thing in the kernel, by every thread.
 MK_DEVICE void launch_end(const Context& ctx) {
-  if constexpr (kClusterSize > 1) cluster_sync_diverged();
   __syncthreads();
   if (threadIdx.x == 0) {
     ctx.control()->epoch[blockIdx.x] = ctx.epoch;

@@ -1,8 +1,4 @@
-// What a GEMM tile is made of: block sizes, operand layout, cluster, staging; and where all of it lies in shared memory.
-// Which operand the CTAs of a cluster share: B when they work on neighbouring rows of C, A on neighbouring columns.
-// Each loads its part of it and multicasts to all.
-enum class Multicast : u32 { None, A, B };
-
+// What a GEMM tile is made of: block sizes, operand layout, staging; and where all of it lies in shared memory.
 // How the two consumer warpgroups share the work: both on each tile, each with its part of the tile's rows (or columns); or on
 // tiles of their own in turn, so that one multiplies while the other brings its results out.
 enum class Consumers : u32 { Cooperative, PingPong };
@@ -31,8 +27,6 @@ struct GemmOptions {
   bool b_once = false;   // no other tile reads what a tile reads of B
   StorePath store = StorePath::Tma;
   Consumers consumers = Consumers::Cooperative;
-  Multicast multicast = Multicast::None;
-  u32 cluster = 1;      // CTAs; more than 1 with a multicast only
 };
 
 template <GemmOptions kOptions>
@@ -50,8 +44,6 @@ struct GemmConfig {
   static constexpr bool kBOnce = kOptions.b_once;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
-  static constexpr Multicast kMulticast = kOptions.multicast;
-  static constexpr u32 kCluster = kOptions.cluster;
 
   // Two warpgroups, each with its rows of every tile; or, where those are too few, with its columns; or with tiles of its own.
   static constexpr u32 kConsumers = 2;
@@ -68,11 +60,12 @@ struct GemmConfig {
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
   static constexpr u32 kAPanels = kBlockM / 64;                         // M-major: panels of 64 rows of C, one box each
-  static constexpr u32 kABoxRows =
-      kA == ALayout::MMajor ? kBlockK : kBlockM / (kMulticast == Multicast::A ? kCluster : 1);
-  static constexpr u32 kBPanels = ceil_div(kBlockN, 64);                // N-major: panels of 64 columns, one box each
-  static constexpr u32 kBBoxRows =
-      kB == BLayout::NMajor ? kBlockK : kBlockN / (kGated ? 2 : kMulticast == Multicast::B ? kCluster : 1);
+  static constexpr u32 kABoxRows = kA == ALayout::MMajor ? kBlockK : kBlockM;
+  // N-major: panels of 64 columns, one box each; of 32, where those would end beside the tile.
+  static constexpr u32 kBPanelCols = kBlockN % 64 == 0 ? 64 : 32;
+  static constexpr u32 kBPanelRowBytes = kBPanelCols * kElemBytes;      // also the swizzle's span
+  static constexpr u32 kBPanels = kBlockN / kBPanelCols;
+  static constexpr u32 kBBoxRows = kB == BLayout::NMajor ? kBlockK : kBlockN / (kGated ? 2 : 1);
   // Box of C's tensor map: 64 rows of this many columns, swizzled over the row's bytes (128 or 64).
   static constexpr u32 kPanelRowBytes = kBlockN % 64 == 0 ? 128 : 64;
   static constexpr u32 kPanelCols = kPanelRowBytes / element_bytes(kOut);
@@ -84,8 +77,8 @@ struct GemmConfig {
   // The layouts, the way of storing and the gate do not change what lies where: tiles that differ in them share a ring. So
   // do narrower ones, which leave a part of each stage empty.
   static constexpr u32 kRingN = kOptions.ring_n == 0 ? kBlockN : kOptions.ring_n;
-  static constexpr u32 kBBytes = ceil_div(kRingN, 64) * 64 * kBlockK * kElemBytes;
-  static constexpr u32 kBLoadedBytes = (kB == BLayout::NMajor ? kBPanels * 64 : kBlockN) * kBlockK * kElemBytes;
+  static constexpr u32 kBBytes = kRingN * kBlockK * kElemBytes;
+  static constexpr u32 kBLoadedBytes = kBlockN * kBlockK * kElemBytes;
   static constexpr u32 kStageBytes = kABytes + kBBytes;
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
   static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
@@ -99,16 +92,11 @@ struct GemmConfig {
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
   static_assert(!kSplitColumns || (kBlockN % 128 == 0 && !kGated), "each consumer has whole panels, and gates lie beside their ups");
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
-  static_assert(!kPingPong || (kBlockM == 128 && kCluster == 1), "tiles that one warpgroup multiplies");
-  static_assert((kMulticast == Multicast::None) == (kCluster == 1), "a cluster is there to share an operand");
+  static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kMmasPerStep * kAccumulators <= 128), "what is carried takes half as many registers again");
-  static_assert(kMulticast == Multicast::None || (kA == ALayout::KMajor && !kGated), "shared operands lie plainly");
   static_assert(!kAdds || (kStore == StorePath::Tma && kOut != Dtype::F32), "memory adds 16-bit elements that TMA brings");
   static_assert(kOut != Dtype::F32 || kStore == StorePath::Direct || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
-  static_assert(kMulticast != Multicast::B || (kB == BLayout::NMajor ? kBPanels : kBlockN / 8) % kCluster == 0,
-                "each CTA of a cluster loads its part of B, in whole boxes and swizzle atoms");
-  static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4, "sizes that every Hopper part can place");
   static_assert(kStages >= 2 && kPanels >= 1, "a ring and a panel");
   static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");
 };
@@ -156,7 +144,7 @@ struct GemmSmem {
   MK_DEVICE void init_barriers() const {
     for (u32 s = 0; s < Config::kStages; ++s) {
       mbarrier_init(full(s), 1);
-      mbarrier_init(empty(s), Config::kCluster * Config::kConsumersPerTile * kWarpgroupWarps);
+      mbarrier_init(empty(s), Config::kConsumersPerTile * kWarpgroupWarps);
     }
     for (u32 c = 0; c < Config::kConsumers; ++c) {
       mbarrier_init(turn(c), kWarpgroupWarps);

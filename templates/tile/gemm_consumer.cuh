@@ -1,15 +1,9 @@
 // The agents that multiply: two warpgroups, each half of the tile's rows (or columns), or with every other tile; accumulators in
 // registers.
-// Hands a stage back, to the loaders of all CTAs that write to it: one lane of each warp per CTA.
+// Hands a stage back to the loader: one lane of each warp.
 template <class Config, class Edges>
 MK_DEVICE void sm90_release_stage(const GemmSmem<Config>& smem, u32 stage) {
-  if constexpr (Config::kCluster > 1) {
-    if (lane_index() < Config::kCluster) {
-      mbarrier_arrive_cluster<Edges::empty>(map_to_cta(smem.empty(stage), lane_index()));
-    }
-  } else {
-    if (lane_index() == 0) mbarrier_arrive<Edges::empty>(smem.empty(stage));
-  }
+  if (lane_index() == 0) mbarrier_arrive<Edges::empty>(smem.empty(stage));
 }
 
 // One k step: the wgmmas of one stage, left in flight.
@@ -17,13 +11,13 @@ template <class Config>
 MK_DEVICE void sm90_mma_step(const GemmSmem<Config>& smem, u32 consumer, u32 stage, bool first,
                              float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr bool kAcrossA = Config::kA == ALayout::MMajor, kAcrossB = Config::kB == BLayout::NMajor;
-  constexpr u32 kAStep = kAcrossA ? kMnMajorStepBytes : kKMajorStepBytes;
-  constexpr u32 kBStep = kAcrossB ? kMnMajorStepBytes : kKMajorStepBytes;
+  constexpr u32 kAStep = kAcrossA ? sm90_mn_major_step_bytes(128) : kKMajorStepBytes;
+  constexpr u32 kBStep = kAcrossB ? sm90_mn_major_step_bytes(Config::kBPanelRowBytes) : kKMajorStepBytes;
   // 64 rows of A, or columns of B, take as many bytes in either layout.
   const u32 a_rows = smem.a(stage) + Config::first_row(consumer) * (kBlockK * kElemBytes);
-  const u64 a = kAcrossA ? sm90_descriptor_mn_major(a_rows, kBlockK) : sm90_descriptor_k_major(a_rows);
+  const u64 a = kAcrossA ? sm90_descriptor_mn_major<128>(a_rows, kBlockK) : sm90_descriptor_k_major(a_rows);
   const u32 b_cols = smem.b(stage) + Config::first_col(consumer) * (kBlockK * kElemBytes);
-  const u64 b = kAcrossB ? sm90_descriptor_mn_major(b_cols, kBlockK) : sm90_descriptor_k_major(b_cols);
+  const u64 b = kAcrossB ? sm90_descriptor_mn_major<Config::kBPanelRowBytes>(b_cols, kBlockK) : sm90_descriptor_k_major(b_cols);
 #pragma unroll
   for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
 #pragma unroll

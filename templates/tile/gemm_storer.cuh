@@ -17,14 +17,16 @@ template <class Config>
 MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
   const i32 rows = tile.valid_rows - row;
   if (rows <= 0 || tile.valid_cols <= col) return;
-  if (Config::kPanelRowBytes < 128 || rows >= 64) {
-    send_box<Config>(tile, tile.c, panel, tile.c_col + col, tile.c_row + row);
-    return;
-  }
+  if constexpr (Config::kPanelRowBytes == 128) {
+    if (rows < 64) {
 #pragma unroll 1
-  for (i32 r = 0; r < rows; ++r) {
-    send_box<Config>(tile, tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
+      for (i32 r = 0; r < rows; ++r) {
+        send_box<Config>(tile, tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
+      }
+      return;
+    }
   }
+  send_box<Config>(tile, tile.c, panel, tile.c_col + col, tile.c_row + row);
 }
 
 // Sends the panels that consumers `from` to `to` have of a tile, as they fill; of several, panel by panel in turn. A panel goes back

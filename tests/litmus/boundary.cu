@@ -63,7 +63,7 @@ MK_DEVICE void kernel_boundary(const Params& p) {
   const Smem smem{smem_address(shared)};
   const Context ctx = launch_begin(p.header, smem.state(), kEnteredWord);
   if (threadIdx.x == 0) smem.init_barriers(1, 1);
-  launch_begin_sync<1>();
+  launch_begin_sync();
   const u32 turn = (ctx.epoch + 1) / 2;
   if (ctx.epoch % 2 == 1) {
     write_and_exit<kCase>(ctx, p, smem, turn);
@@ -71,5 +71,5 @@ MK_DEVICE void kernel_boundary(const Params& p) {
     read_back<kCase>(ctx, p, smem, turn);
   }
   if (threadIdx.x == 64) launch_count_in(ctx);
-  launch_end<1>(ctx);
+  launch_end(ctx);
 }

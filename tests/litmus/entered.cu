@@ -77,8 +77,8 @@ template <Handshake kCase>
 MK_DEVICE void entered_handshake(const Params& p) {
   __shared__ CtaState state;
   const Context ctx = launch_begin(p.header, smem_address(&state), kEnteredWord);
-  launch_begin_sync<1>();
+  launch_begin_sync();
   if (threadIdx.x == 32) launch_count_in(ctx);
   if (threadIdx.x == 0) shake_hands<kCase>(p, ctx.state, (ctx.epoch - 1) * kTurns + 1);
-  launch_end<1>(ctx);
+  launch_end(ctx);
 }

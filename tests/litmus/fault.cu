@@ -61,8 +61,8 @@ template <Recording kCase>
 MK_DEVICE void fault_records(const Params& p) {
   __shared__ CtaState state;
   const Context ctx = launch_begin(p.header, smem_address(&state), kEnteredWord);
-  launch_begin_sync<1>();
+  launch_begin_sync();
   if (threadIdx.x == 32) launch_count_in(ctx);
   if (threadIdx.x == 0) write_records<kCase>(p, ctx.state, (ctx.epoch - 1) * kRecords);
-  launch_end<1>(ctx);
+  launch_end(ctx);
 }

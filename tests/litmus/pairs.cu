@@ -41,7 +41,7 @@ MK_DEVICE void message_passing(const Params& p) {
     // A worker warp arrives once, and so do a lane and a TMA load.
     smem.init_barriers(writer && !kForward ? kWorkerWarps : 1, writer ? 1 : kWorkerWarps);
   }
-  launch_begin_sync<1>();
+  launch_begin_sync();
   if (threadIdx.x == kThreads - 1) launch_count_in(ctx);
   if (blockIdx.x == 0 && threadIdx.x == 0) post_entered<kEntryEdge>(ctx, 0, 1);
   if (writer) {
@@ -52,5 +52,5 @@ MK_DEVICE void message_passing(const Params& p) {
   } else {
     make_noise(ctx, smem, blockIdx.x - 2 * kPairs);
   }
-  launch_end<1>(ctx);
+  launch_end(ctx);
 }

@@ -121,11 +121,11 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
     let mut out = vec![
         ("= launch_begin(", roles + gate),
-        ("launch_begin_sync<1>();", roles + gate),
+        ("launch_begin_sync();", roles + gate),
         ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
         ("launch_count_in(ctx);", roles),
-        ("launch_end<1>(ctx);", roles),
+        ("launch_end(ctx);", roles),
         ("smem.init_barriers();", rings("mma_tile") + rings("copy_bulk")),
         ("staging_full = staged, staging_free = drained, turn = kWithinAgent;", rings("mma_tile")),
         ("sm90_gemm_loader<", mma),

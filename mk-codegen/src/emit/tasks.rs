@@ -3,7 +3,7 @@
 use super::{EmitError, context::Emitter};
 use crate::ir::{
     ALayout, Access, Agent, BLayout, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Mode,
-    Operand, Point, Space, Store, Var,
+    Operand, Point, Space, Store, Var, mma_panel_columns,
 };
 use minijinja::{Value, context};
 use mk_abi::DType;
@@ -192,7 +192,7 @@ impl<'p> Emitter<'p> {
             None => self.maps.index(self.plan, a, a_box, 64),
         };
         let b_map = match (*b_layout, gated) {
-            (BLayout::Kn, false) => self.maps.index(self.plan, b, 64, 64),
+            (BLayout::Kn, false) => self.maps.index(self.plan, b, 64, mma_panel_columns(block[1])),
             (BLayout::Kn, true) => self.maps.index_of_wide(self.plan, b, [64, 64], 2),
             (BLayout::Nk, false) => self.maps.index(self.plan, b, block[1], 64),
             (BLayout::Nk, true) => self.maps.index(self.plan, b, block[1] / 2, 64),

@@ -297,18 +297,22 @@ pub struct Contract {
 /// Bytes of one stage of a bulk copy.
 pub const COPY_STAGE_BYTES: u32 = 16 * 1024;
 
-/// Bytes of one stage of a matrix product's tile of so many rows, columns and steps along k. The right operand comes in panels of
-/// 64 columns.
+/// Bytes of one stage of a matrix product's tile of so many rows, columns and steps along k.
 pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
-    m.saturating_add(n.next_multiple_of(64)).saturating_mul(k).saturating_mul(2)
+    m.saturating_add(n).saturating_mul(k).saturating_mul(2)
+}
+
+/// Columns of a panel in which a right operand that lies row by row, or a result of 16 bits, is in shared memory: what a swizzle of
+/// 128 bytes spans, or half of it, where tiles are no multiple of that.
+pub fn mma_panel_columns(n: u32) -> u32 {
+    if n.is_multiple_of(64) { 64 } else { 32 }
 }
 
 /// Bytes that a tile's results leave through: panels of 64 rows, two for each of two consumer warpgroups, or four where those share
 /// 64 rows.
 pub fn mma_staging_bytes([m, n]: [u32; 2]) -> u32 {
-    let panel_columns = if n.is_multiple_of(64) { 64 } else { 32 };
     let panels = if m == 64 { 4 } else { 2 };
-    2 * panels * 64 * panel_columns * 2
+    2 * panels * 64 * mma_panel_columns(n) * 2
 }
 const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
