@@ -5,13 +5,13 @@ use mk::{
     build::Composition,
     cost::DeviceModel,
     emit::Options,
-    ir::Leaf,
+    ir::{Entity, Leaf},
     passes::{self, AllReduce, Config, Consumers, Gather, LowerError},
     runtime::jit::JitOptions,
     trace::{Agent, Span, What},
     tune::{self, Cache, Facts, KNOBS, Key, Origin, Sources, Subject, Whole, Winner, candidates},
 };
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 fn bound(program: &Program, shapes: &[(&str, &[u64])]) -> Bound {
     let shapes = shapes.iter().map(|(name, s)| (name.to_string(), s.to_vec())).collect();
@@ -296,9 +296,16 @@ fn a_prediction_is_drawn_like_a_launch() {
     let mut config = Config { ranks: 4, consumers: Consumers::PingPong, ..Config::default() };
     config.set_block([128, 128, 64]);
     config.sms.insert("intra_comm".into(), 130);
-    // Tiles of warpgroups that take turns, several on each CTA.
-    let second = drawn(&program, &bound, &config);
-    assert!(second.iter().any(|s| s.agent == Agent::Compute(1)));
+    // Of warpgroups that take turns, several tiles on each CTA, each has every other one.
+    let works = drawn(&program, &bound, &config);
+    for cta in 0..2 {
+        let mut here: Vec<_> = works.iter().filter(|s| (s.rank, s.cta) == (0, cta)).collect();
+        here.sort_by(|a, b| a.begin.total_cmp(&b.begin));
+        let agents: Vec<_> = here.iter().map(|s| s.agent).collect();
+        let turns = [Agent::Compute(0), Agent::Compute(1)];
+        let expected: Vec<_> = turns.into_iter().cycle().take(agents.len()).collect();
+        assert!(agents.len() > 2 && agents == expected, "{agents:?}");
+    }
 }
 
 fn drawn(program: &Program, bound: &Bound, config: &Config) -> Vec<Span> {
@@ -312,10 +319,23 @@ fn drawn(program: &Program, bound: &Bound, config: &Config) -> Vec<Span> {
         What::Task { family, task, .. } => (s.rank, s.cta, family, task),
         _ => unreachable!("work is a task"),
     };
-    let works: HashSet<_> = t.spans.iter().filter(|s| t.is_work(s)).map(task).collect();
+    let works: Vec<_> = t.spans.iter().filter(|s| t.is_work(s)).cloned().collect();
+    // Two warpgroups have halves of each tile, or tiles of their own.
+    let halves = config.consumers == Consumers::Cooperative;
+    let mut times: HashMap<_, usize> = HashMap::new();
+    works.iter().for_each(|s| *times.entry(task(s)).or_default() += 1);
+    let product =
+        |family: u32| {
+            planned.plan.families.iter().any(|(id, f)| {
+                id.index() as u32 == family && matches!(f.leaf, Leaf::MmaTile { .. })
+            })
+        };
+    for ((.., family, _), n) in &times {
+        assert_eq!(*n, if product(*family) && halves { 2 } else { 1 });
+    }
     let shown = |leaf: &Leaf| !matches!(leaf, Leaf::Enter | Leaf::HostCopy | Leaf::Signal);
     let tasks = p.spans.iter().filter(|s| shown(&planned.plan.families[s.family].leaf));
-    assert_eq!(works.len(), tasks.count());
+    assert_eq!(times.len(), tasks.count());
     assert!(
         t.spans
             .iter()
@@ -327,7 +347,7 @@ fn drawn(program: &Program, bound: &Bound, config: &Config) -> Vec<Span> {
     assert!(both.contains("predicted") && both.contains("measured"), "{both}");
     let plain = mk::build::plan(program, bound, config).expect("has a kernel");
     assert!(mk::tune::timeline(&plain.plan, &plain.source, &p).is_none());
-    t.spans
+    works
 }
 
 /// What was made is explained as it was made, whatever would be chosen today.

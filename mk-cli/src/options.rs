@@ -56,6 +56,9 @@ pub struct PipelineArgs {
     /// Who adds those parts [default: rank]
     #[arg(long)]
     pub fold: Option<Fold>,
+    /// Row blocks that are walked together before the next columns' tiles [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub group_rows: Option<u32>,
     /// How the two warpgroups that multiply share the tiles of a CTA; ping-pong takes 128 rows and at most 160 columns [default: cooperative]
     #[arg(long)]
     pub consumers: Option<Consumers>,
@@ -122,6 +125,7 @@ impl PipelineArgs {
             ("--split-k", self.split_k.is_none()),
             ("--fold", self.fold.is_none()),
             ("--consumers", self.consumers.is_none()),
+            ("--group-rows", self.group_rows.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
     }

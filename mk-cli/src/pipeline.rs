@@ -222,6 +222,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
             Some(Fold::Owner) => passes::Fold::Owner,
             Some(Fold::Rank) | None => passes::Fold::Rank,
         },
+        group_rows: args.group_rows.unwrap_or(default.group_rows),
         consumers: match args.consumers {
             Some(Consumers::PingPong) => passes::Consumers::PingPong,
             Some(Consumers::Cooperative) | None => passes::Consumers::Cooperative,

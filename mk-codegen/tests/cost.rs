@@ -6,7 +6,7 @@ use common::{CASES, plan};
 use mk_codegen::{
     cost::{Bound, DeviceModel, Prediction, Sample, error, fit, predict},
     ir::{Leaf, Plan},
-    passes::{Config, Gather, Sums, lower},
+    passes::{Config, Consumers, Gather, Sums, lower},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -106,6 +106,30 @@ fn no_prediction_beats_the_steps_or_the_link() {
         let bytes = (3 * m / 4 * k * 2) as f64;
         assert!(p.total_s > bytes / model.link_bytes_per_s, "{}", p.ms());
     }
+}
+
+/// What a tile takes beside its steps hides behind another tile's, if one follows.
+#[test]
+fn ping_pong_hides_what_follows_the_steps() {
+    // Of a machine whose memory is in nobody's way.
+    let mut model = DeviceModel::h200().clone();
+    model.hbm_bytes_per_s *= 1e3;
+    model.hbm_slices_bytes_per_s *= 1e3;
+    let time = |rows: u64, consumers| {
+        let shapes: &[(&str, &[u64])] = &[("a", &[rows, 256]), ("b", &[256, 128])];
+        let plan = with("gemm(a, b)", shapes, |c| {
+            c.ranks = 1;
+            c.set_block([128, 128, 64]);
+            c.consumers = consumers;
+        });
+        predict(&plan, &model).unwrap().total_s
+    };
+    let both = |rows| (time(rows, Consumers::Cooperative), time(rows, Consumers::PingPong));
+    let (together, turns) = both(132 * 128);
+    assert_eq!(together, turns);
+    let (together, turns) = both(5 * 132 * 128);
+    let hidden = 4.0 * DeviceModel::h200().tile([128, 128]).tile_s;
+    assert!((together - turns - hidden).abs() < 0.5 * hidden, "{together} {turns} {hidden}");
 }
 
 #[test]

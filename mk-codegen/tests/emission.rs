@@ -42,6 +42,21 @@ fn kernels_of_other_ways_of_lowering() {
     }
 }
 
+/// A plan is text that anybody may write: what no warpgroup has registers for is an error here, and not NVRTC's.
+#[test]
+fn a_tile_that_one_warpgroup_cannot_multiply_is_refused() {
+    let v = VARIANTS.iter().find(|v| v.case.0 == "ping_pong_ring").expect("there is one");
+    let text = v.plan(2).expect("lowers").to_string();
+    for block in
+        ["block=128x160x64 stages=5", "block=256x128x64 stages=4", "block=128x256x64 stages=4"]
+    {
+        let plan = text.replace("block=128x128x64 stages=6", block);
+        assert_ne!(plan, text);
+        let error = emit(&plan.parse().expect("reads")).expect_err(block).to_string();
+        assert!(error.contains("one warpgroup multiplies"), "{error}");
+    }
+}
+
 #[test]
 fn what_passes_through_the_cache_leaves_it_first() {
     let wide = 50 << 20 >> 11;

@@ -126,7 +126,7 @@ fn settings_that_fit_nothing_are_refused() {
             "cannot be added tile by tile",
         ),
         ("gather(a)", Config { consumers: Consumers::PingPong, ..four() }, "there are none"),
-        ("gemm(a, b)", Config { gemm_stages: 5, ..four() }, "room for 2 to 4"),
+        ("gemm(a, b)", Config { gemm_stages: 5, ..four() }, "use 2 to 4"),
         ("gemm(a, b)", Config { gemm_stages: 1, ..four() }, "1 stages of tiles of 128 x 256 x 64"),
         ("gemm(a, b)", Config { block: [64, 192, 64], ..four() }, "tiles of 64 x 192"),
         ("gemm(a, b)", Config { block: [256, 192, 64], ..four() }, "tiles of 256 x 192"),
@@ -143,6 +143,21 @@ fn settings_that_fit_nothing_are_refused() {
         let error = with_config(source, shapes, config).expect_err(says).to_string();
         assert!(error.contains(says) && error.contains("help:"), "{source}: {error}");
     }
+}
+
+#[test]
+fn groups_of_more_rows_than_there_are_hold_all() {
+    let shapes = &[("a", vec![4096, 512]), ("b", vec![512, 512])];
+    let plan = |group_rows| {
+        let config = Config { ranks: 1, group_rows, ..Config::default() };
+        with_config("gemm(a, b)", shapes, &config).expect("lowers")
+    };
+    let all = plan(32);
+    assert_ne!(all, plan(8));
+    for group_rows in [33, 1 << 20, i32::MAX as u32, u32::MAX] {
+        assert_eq!(plan(group_rows), all, "{group_rows}");
+    }
+    assert_eq!(plan(0), plan(1));
 }
 
 #[test]

@@ -35,6 +35,7 @@ pub struct Choices<'a, 'py> {
     pub split_k: Option<u32>,
     pub fold: Option<&'a str>,
     pub consumers: Option<&'a str>,
+    pub group_rows: Option<u32>,
     pub tail: Option<&'a str>,
 }
 
@@ -44,7 +45,9 @@ impl Choices<'_, '_> {
         let words = [self.gather, self.all_reduce, self.sums, self.fold, self.consumers]
             .iter()
             .any(Option::is_some);
-        let numbers = [self.chunk_bytes, self.k_slices, self.split_k].iter().any(Option::is_some);
+        let numbers = [self.chunk_bytes, self.k_slices, self.split_k, self.group_rows]
+            .iter()
+            .any(Option::is_some);
         words || numbers || self.tail.is_some() || self.sms.is_some() || self.block.is_some()
     }
 }
@@ -88,6 +91,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         sums: one_of(py, "sums", choices.sums, which, default.sums)?,
         split_k: number("split_k", choices.split_k, default.split_k)?,
         fold: one_of(py, "fold", choices.fold, fold, default.fold)?,
+        group_rows: number("group_rows", choices.group_rows, default.group_rows)?,
         consumers: one_of(py, "consumers", choices.consumers, consumers, default.consumers)?,
         gather: gather.transpose()?.unwrap_or_default(),
         tail: tail.transpose()?,

@@ -81,7 +81,7 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, fold=None, consumers=None, tail=None))]
+                    sums=None, split_k=None, fold=None, consumers=None, group_rows=None, tail=None))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
     py: Python<'_>,
@@ -99,6 +99,7 @@ pub fn plan(
     split_k: Option<u32>,
     fold: Option<&str>,
     consumers: Option<&str>,
+    group_rows: Option<u32>,
     tail: Option<&str>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
@@ -114,6 +115,7 @@ pub fn plan(
         split_k,
         fold,
         consumers,
+        group_rows,
         tail,
     };
     let config = options::config(py, ranks, &choices)?;

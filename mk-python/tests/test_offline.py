@@ -116,6 +116,22 @@ class Plans(Case):
         with self.raises(mk.ArgumentError, "one-shot"):
             mk.compile(reduce, mk.World.offline(4), all_reduce="ring")
 
+    def test_how_warpgroups_share_tiles_can_be_set(self):
+        shapes = {"a": (1024, 256), "b": (256, 1024)}
+
+        def plan(**choices):
+            return str(mk.plan(LINEAR, ranks=4, shapes=shapes, **choices))
+
+        block = (128, 160, 64)
+        self.assertEqual(plan(block=block), plan(block=block, consumers="cooperative"))
+        # As many stages as fit.
+        self.assertIn("block=128x160x64 stages=5", plan(block=block))
+        self.assertIn("consumers=ping_pong", plan(block=block, consumers="ping-pong"))
+        with self.raises(mk.ArgumentError, "no warpgroup multiplies a tile of 128 x 256"):
+            plan(consumers="ping-pong")
+        with self.raises(mk.ArgumentError, '"cooperative" or "ping-pong"', '"alone"'):
+            plan(consumers="alone")
+
     def test_where_sums_are_made_and_how_depth_is_cut_can_be_set(self):
         shapes, scatter = {"a": (512, 4096), "b": (4096, 512)}, "gemm(a, b) -> reduce_scatter"
         plain = str(mk.plan(scatter, ranks=4, shapes=shapes))

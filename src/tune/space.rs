@@ -9,7 +9,7 @@ use mk_codegen::{
     target,
 };
 use mk_syntax::Op;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// What decides which settings make sense for a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "group_rows",
-        values: |facts| match facts.products && facts.rows >= 8192 {
+        values: |facts| match facts.products && shard_rows(facts) >= MANY_ROWS {
             true => texts(&[8, 16]),
             false => Vec::new(),
         },
@@ -315,13 +315,20 @@ fn last_wave(facts: &Facts) -> Vec<String> {
     tails
 }
 
-fn blocks(facts: &Facts) -> Vec<String> {
-    // Rows of a result that is summed are cut by owner.
-    let rows = if facts.sums || facts.gathers {
+/// Rows of a shard from which on groups of 16 row blocks are worth trying: two of 8.
+const MANY_ROWS: u64 = 2048;
+
+/// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner.
+fn shard_rows(facts: &Facts) -> u64 {
+    if facts.sums || facts.gathers {
         facts.rows / u64::from(facts.ranks.max(1))
     } else {
         facts.rows
-    };
+    }
+}
+
+fn blocks(facts: &Facts) -> Vec<String> {
+    let rows = shard_rows(facts);
     let mut blocks = vec!["128x256x64", "128x128x64"];
     if !facts.gated {
         blocks.insert(1, "128x192x64");
@@ -372,14 +379,10 @@ pub fn candidates(
         };
         all = all.iter().flat_map(|c| values.iter().filter_map(move |v| with(c, v))).collect();
     }
-    let mut seen: Vec<Config> = Vec::new();
-    for config in all {
-        let config = settle(config, &facts);
-        if !seen.contains(&config) {
-            seen.push(config);
-        }
-    }
-    seen
+    // Every setting is in its text.
+    let mut seen = HashSet::new();
+    let settled = all.into_iter().map(|config| settle(config, &facts));
+    settled.filter(|config| seen.insert(text_of(config))).collect()
 }
 
 /// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
@@ -411,6 +414,10 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
         config.sms.remove("intra_comm");
     }
     config
+}
+
+fn text_of(config: &Config) -> String {
+    KNOBS.iter().map(|knob| (knob.get)(config).unwrap_or_default() + " ").collect()
 }
 
 /// A config as `name=value` words: knobs that apply, and others that are not at their default.

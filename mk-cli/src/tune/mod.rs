@@ -341,20 +341,15 @@ fn only(
     let mut only = once("try", &args.tries).map_err(Failure::new)?;
     only.extend(once("try", &line.tries).map_err(Failure::new)?);
     let given = line.pipeline.given();
-    let fixed = [
-        ("--block", "block"),
-        ("--sms", "intra_comm"),
-        ("--all-reduce", "all_reduce"),
-        ("--sums", "sums"),
-        ("--split-k", "split_k"),
-        ("--tail", "tail"),
-        ("--chunk-bytes", "chunk_bytes"),
-        ("--k-slices", "k_slices"),
-        ("--gather", "gather"),
-    ];
-    for (_, name) in fixed.iter().filter(|(flag, _)| given.contains(flag)) {
-        let value = tune::KNOBS.iter().find(|k| k.name == *name).and_then(|k| (k.get)(config));
-        only.insert((*name).into(), value.into_iter().collect());
+    for knob in tune::KNOBS {
+        // The option has the setting's name, but for the CTAs of a role.
+        let flag = match knob.name {
+            "intra_comm" => "--sms".to_string(),
+            name => format!("--{}", name.replace('_', "-")),
+        };
+        if given.contains(&flag.as_str()) {
+            only.insert(knob.name.into(), (knob.get)(config).into_iter().collect());
+        }
     }
     for name in only.keys() {
         if !tune::KNOBS.iter().any(|k| k.name == name) {

@@ -55,6 +55,22 @@ fn the_text_of_a_plan_has_a_line_for_each_wait_post_and_access() {
 }
 
 #[test]
+fn a_block_has_as_many_stages_as_fit_and_warpgroups_may_take_turns() {
+    let plan = |more: &[&str]| mk(&with("plan", GATHER_GEMM, more)).ok();
+    let turns = plan(&["--block", "128x160x64", "--consumers", "ping-pong"]);
+    assert!(
+        turns.contains("block=128x160x64 stages=5 b=kn store=tma consumers=ping_pong"),
+        "{turns}"
+    );
+    let together = plan(&["--block", "256x160x64", "--consumers", "cooperative"]);
+    assert!(together.contains("block=256x160x64 stages=4 b=kn store=tma\n"), "{together}");
+    mk(&with("plan", GATHER_GEMM, &["--consumers", "ping-pong"])).fails(
+        1,
+        &["no warpgroup multiplies a tile of 128 x 256 by itself", "at most 160 columns"],
+    );
+}
+
+#[test]
 fn json_parses_and_names_the_same_entities() {
     let text = mk(&with("plan", GATHER_GEMM, &["--format", "json"])).ok();
     let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");

@@ -58,6 +58,31 @@ fn candidates_are_ranked_by_prediction() {
 }
 
 #[test]
+fn an_option_that_says_how_to_lower_is_not_tried_otherwise() {
+    let dir = TempDir::new();
+    let given = [
+        ("--block", "128x128x64", "block=128x128x64"),
+        ("--consumers", "ping-pong", "consumers=ping_pong"),
+        ("--group-rows", "4", "group_rows=4"),
+        ("--gather", "sms", "gather=sms"),
+        ("--chunk-bytes", "65536", "chunk_bytes=65536"),
+        ("--k-slices", "1", "k_slices=1"),
+        ("--tail", "1x64", "tail=1x64"),
+    ];
+    let json = dir.file("tried.json");
+    let options = given.iter().flat_map(|(flag, value, _)| [*flag, *value]);
+    let fixed = ["tune"].into_iter().chain(GATHER_GEMM.iter().copied()).chain(options);
+    let args: Vec<_> = fixed.chain(["--device", "model", "--json", &json]).collect();
+    mk(&args, &dir).ok();
+    let text = std::fs::read_to_string(&json).expect("reads");
+    let tried: Vec<_> = text.matches("\"config\": \"").collect();
+    assert!(!tried.is_empty(), "{text}");
+    for (.., word) in given {
+        assert_eq!(text.matches(word).count(), tried.len(), "{word}: {text}");
+    }
+}
+
+#[test]
 fn lists_name_their_mistakes() {
     let dir = TempDir::new();
     let list = dir.file("rows.txt");

@@ -365,10 +365,14 @@ impl Run<'_> {
 
     /// The steps of a tile have ended: epilogue, and store.
     fn tile_done(&mut self, lane: usize, job: u32, tile: &Tile) {
+        let work = self.work;
         let l = &mut self.lanes[lane];
         l.load = self.now - tile.ahead_s;
         l.holds = 1;
-        self.push(self.now + tile.rate.tile_s, Event::Free(lane as u32));
+        let hides =
+            tile.overlaps && l.next < l.end && matches!(work.jobs[l.next].kind, Kind::Tile(_));
+        let epilogue_s = if hides { 0.0 } else { tile.rate.tile_s };
+        self.push(self.now + epilogue_s, Event::Free(lane as u32));
         let Some(out) = tile.out else {
             self.finish(job);
             return;

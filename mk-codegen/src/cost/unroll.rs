@@ -70,6 +70,8 @@ pub(super) struct Tile {
     pub rate: TileRate,
     /// How much of the next tile is loaded ahead.
     pub ahead_s: f64,
+    /// Whether another warpgroup multiplies the next tile, while this one's brings its results out.
+    pub overlaps: bool,
     /// The result, if it leaves by itself.
     pub out: Option<Out>,
 }
@@ -372,14 +374,9 @@ impl Unroller<'_> {
         });
         let main_s = steps as f64 * rate.step_s;
         let ahead_s = f64::from(*stages) * rate.step_s;
-        // Results that one warpgroup brings out hide behind the steps of the other's tile.
-        let hidden = match consumers {
-            _ if steps == 0 => rate.tile_s,
-            Consumers::PingPong => main_s,
-            Consumers::Cooperative => 0.0,
-        };
-        let rate = TileRate { tile_s: (rate.tile_s - hidden).max(0.0), ..rate };
-        Ok((Kind::Tile(Tile { rate, ahead_s, out }), main_s))
+        let rate = if steps == 0 { TileRate { tile_s: 0.0, ..rate } } else { rate };
+        let overlaps = *consumers == Consumers::PingPong;
+        Ok((Kind::Tile(Tile { rate, ahead_s, overlaps, out }), main_s))
     }
 
     /// Where a tile goes: of several places, the one that this task writes.

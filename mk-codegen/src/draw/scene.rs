@@ -1,7 +1,8 @@
 //! What a picture of a plan shows: lanes of families, places in memory, signals, and the ports that join them.
 
 use crate::ir::{
-    BufId, Each, Entity, Expr, FamId, Family, Leaf, Mode, Plan, Post, Role, SigId, Space, Var,
+    BufId, Consumers, Each, Entity, Expr, FamId, Family, Leaf, Mode, Plan, Post, Role, SigId,
+    Space, Var,
 };
 use std::collections::BTreeMap;
 
@@ -230,8 +231,9 @@ fn notes(plan: &Plan, family: &Family) -> Vec<String> {
 
 fn leaf(leaf: &Leaf) -> String {
     match leaf {
-        Leaf::MmaTile { block: [m, n, k], stages, .. } => {
-            format!("{} {m}×{n}×{k}, {stages} stages", leaf.name())
+        Leaf::MmaTile { block: [m, n, k], stages, consumers, .. } => {
+            let turns = if *consumers == Consumers::PingPong { ", ping-pong" } else { "" };
+            format!("{} {m}×{n}×{k}, {stages} stages{turns}", leaf.name())
         }
         Leaf::CopyTile { stages, .. } | Leaf::AttendTile { stages, .. } => {
             format!("{}, {stages} stages", leaf.name())

@@ -2,8 +2,8 @@
 
 use super::{EmitError, context::Emitter};
 use crate::ir::{
-    ALayout, Access, Agent, BLayout, BufId, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Mode,
-    Operand, Point, Space, Store, Var, mma_panel_columns,
+    ALayout, Access, Agent, BLayout, BufId, Consumers, Entity, EpilogueOp, Expr, FamId, Family,
+    Leaf, Mode, Operand, Point, Space, Store, Var, mma_panel_columns,
 };
 use minijinja::{Value, context};
 use mk_abi::DType;
@@ -73,7 +73,8 @@ impl<'p> Emitter<'p> {
     /// What `decode`, the waits, the posts and the epilogue of one matrix-product family are made of.
     pub fn mma(&mut self, s: Slice) -> Result<Value, EmitError> {
         let f = &self.plan.families[s.id];
-        let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, .. } = &f.leaf else {
+        let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, .. } = &f.leaf
+        else {
             return Err(EmitError::unsupported(f.name.clone(), "is not a matrix product"));
         };
         let (a, b) = (self.access(f, Operand::A)?, self.access(f, Operand::B)?);
@@ -84,6 +85,11 @@ impl<'p> Emitter<'p> {
         let rows = [128, 256].contains(&block[0]) || block[0] == 64 && halves && !gated;
         if block[2] != 64 || !rows || gated && !halves {
             let what = "tiles have 128 or 256 rows, or 64 in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        let most = if epilogue.contains(&EpilogueOp::Carry) { 128 } else { 160 };
+        if *consumers == Consumers::PingPong && (block[0] != 128 || block[1] > most) {
+            let what = "one warpgroup multiplies tiles of 128 rows and at most 160 columns by itself, or 128 where they go on with a sum";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
         let flat = targets.iter().any(|c| c.region.len() < 2);

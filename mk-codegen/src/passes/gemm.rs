@@ -460,13 +460,15 @@ impl<'k> Tiler<'k> {
         };
         let columns = leaf.out_columns() as i32;
         let k = self.depth(n);
+        // More than there are is all of them.
+        let group = self.config.group_rows.clamp(1, rows.blocks.max(8) as u32) as i32;
         Product {
             own: Some(rows.own()),
             g,
             name: if self.kernel.gemms.len() > 1 { format!("gemm{n}") } else { "gemm".into() },
             leaf,
             rows,
-            group: self.config.group_rows.max(1) as i32,
+            group,
             k,
             n: self.draft.local(&g.out, 1, Var::RANK),
             col_blocks: (widest(&g.out, 1, world) + columns - 1) / columns,

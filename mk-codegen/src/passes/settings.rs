@@ -66,8 +66,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
     let most = target::by_name(&config.target).map_or(u32::MAX, |t| stages(config.block, t));
     if !(2..=most).contains(&config.gemm_stages) && !kernel.gemms.is_empty() {
         let what = format!("{} stages of tiles of {bm} x {bn} x {bk}", config.gemm_stages);
-        let help =
-            format!("shared memory has room for 2 to {most}; `Config::set_block` takes them");
+        let help = format!("use 2 to {most}, for which shared memory has room");
         return Err(LowerError::Config { what, help });
     }
     if config.consumers == Consumers::PingPong && (bm != 128 || bn > 160) {

@@ -99,6 +99,7 @@ def compile(
     split_k: int | None = None,
     fold: Literal["rank", "owner"] | None = None,
     consumers: Literal["cooperative", "ping-pong"] | None = None,
+    group_rows: int | None = None,
     tail: str | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
@@ -123,5 +124,6 @@ def plan(
     split_k: int | None = None,
     fold: Literal["rank", "owner"] | None = None,
     consumers: Literal["cooperative", "ping-pong"] | None = None,
+    group_rows: int | None = None,
     tail: str | None = None,
 ) -> Plan: ...

@@ -7,7 +7,7 @@ constexpr u32 kMmaStages = 4, kMmaGroups = 2, kMmaRows = 64, kMmaColumns = 256, 
 constexpr u32 kMmaLineBytes = kMmaK * kElemBytes;
 constexpr u32 kMmaStageLines = kMmaGroups * kMmaRows + kMmaColumns;
 constexpr u32 kMmaStageBytes = kMmaStageLines * kMmaLineBytes;
-constexpr u32 kMmaSmemBytes = kMmaStages * kMmaStageBytes + kSwizzleAtomBytes;
+constexpr u32 kMmaSmemBytes = kMmaStages * kMmaStageBytes + sm90_atom_bytes(kMmaLineBytes);
 static_assert(kMmaSmemBytes == 197632, "host and device disagree on shared memory");
 // Accumulators begin anew after so many rounds over all stages; `MMA_STEPS` in kernels.rs is `kMmaPass` times the stages.
 constexpr u32 kMmaPass = 4;
@@ -37,7 +37,7 @@ MK_DEVICE u32 mma_column(u32 thread, u32 d) { return d / 4 * 8 + thread % 4 * 2 
 // `steps` stages in turn, a multiple of `MMA_STEPS`; with 0 it does everything but products.
 extern "C" __global__ void __launch_bounds__(kMmaThreads, 1) probe_mma(float* kept, u32 steps) {
   extern __shared__ __align__(128) unsigned char smem[];
-  const u32 base = round_up(smem_address(smem), kSwizzleAtomBytes);
+  const u32 base = round_up(smem_address(smem), sm90_atom_bytes(kMmaLineBytes));
   for (u32 i = threadIdx.x; i < kMmaStages * kMmaStageBytes / 4; i += kMmaThreads) {
     const u32 at = 4 * i, line = at / kMmaLineBytes % kMmaStageLines, stage = at / kMmaStageBytes;
     // Where 16 bytes lie in a line depends on the line's number among the 8 of an atom.
