@@ -127,6 +127,9 @@ class Plans(Case):
         # As many stages as fit.
         self.assertIn("block=128x160x64 stages=5", plan(block=block))
         self.assertIn("consumers=ping_pong", plan(block=block, consumers="ping-pong"))
+        self.assertNotEqual(plan(), plan(group_rows=1))
+        with self.raises(mk.ArgumentError, "group_rows is 0"):
+            plan(group_rows=0)
         with self.raises(mk.ArgumentError, "no warpgroup multiplies a tile of 128 x 256"):
             plan(consumers="ping-pong")
         with self.raises(mk.ArgumentError, '"cooperative" or "ping-pong"', '"alone"'):
