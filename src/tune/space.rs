@@ -5,6 +5,7 @@
 
 use crate::{Bound, Program};
 use mk_codegen::{
+    ir::one_warpgroup_takes,
     passes::{AllReduce, Config, Consumers, Fold, Gather, Sums},
     target,
 };
@@ -389,7 +390,7 @@ pub fn candidates(
 /// whole products, what has no parts or no owner is folded by its rank; and a tail's tiles are not wider than the others.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     let [height, width, _] = config.block;
-    if height != 128 || width > 160 {
+    if !one_warpgroup_takes([height, width], false) {
         config.consumers = Consumers::Cooperative;
     }
     config.tail = config

@@ -3,7 +3,7 @@
 use super::{EmitError, context::Emitter};
 use crate::ir::{
     ALayout, Access, Agent, BLayout, BufId, Consumers, Entity, EpilogueOp, Expr, FamId, Family,
-    Leaf, Mode, Operand, Point, Space, Store, Var, mma_panel_columns,
+    Leaf, Mode, Operand, Point, Space, Store, Var, mma_panel_columns, one_warpgroup_takes,
 };
 use minijinja::{Value, context};
 use mk_abi::DType;
@@ -87,8 +87,9 @@ impl<'p> Emitter<'p> {
             let what = "tiles have 128 or 256 rows, or 64 in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        let most = if epilogue.contains(&EpilogueOp::Carry) { 128 } else { 160 };
-        if *consumers == Consumers::PingPong && (block[0] != 128 || block[1] > most) {
+        let carries = epilogue.contains(&EpilogueOp::Carry);
+        let alone = *consumers == Consumers::PingPong;
+        if alone && !one_warpgroup_takes([block[0], block[1]], carries) {
             let what = "one warpgroup multiplies tiles of 128 rows and at most 160 columns by itself, or 128 where they go on with a sum";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
@@ -120,7 +121,7 @@ impl<'p> Emitter<'p> {
         let rows = |x: &Access| x.region[x.region.len() - 2].clone();
         let say = |e: &Expr| self.c(f, None, e);
         let wide = if self.plan.buffers[c.buffer].dtype == DType::F32 { 32 } else { 64 };
-        let panel_cols = if block[1] % 64 == 0 { wide } else { 32 };
+        let panel_cols = mma_panel_columns(block[1]).min(wide);
         let right = self.across(b, *b_layout, gated);
         let extras = self.extras(s.id, epilogue, c)?;
         let carry = match epilogue.contains(&EpilogueOp::Carry) {

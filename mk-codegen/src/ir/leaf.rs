@@ -302,6 +302,11 @@ pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
     m.saturating_add(n).saturating_mul(k).saturating_mul(2)
 }
 
+/// Whether one warpgroup has registers for a tile of so many rows and columns; for one that goes on with a sum, for fewer.
+pub fn one_warpgroup_takes([m, n]: [u32; 2], carries: bool) -> bool {
+    m == 128 && n <= if carries { 128 } else { 160 }
+}
+
 /// Columns of a panel in which a right operand that lies row by row, or a result of 16 bits, is in shared memory: what a swizzle of
 /// 128 bytes spans, or half of it, where tiles are no multiple of that.
 pub fn mma_panel_columns(n: u32) -> u32 {

@@ -6,7 +6,7 @@ use super::{
     select::{Gemm, Kernel, Made, Reduce},
 };
 use crate::{
-    ir::{mma_stage_bytes, mma_staging_bytes},
+    ir::{mma_stage_bytes, mma_staging_bytes, one_warpgroup_takes},
     target::{self, Target},
 };
 
@@ -69,7 +69,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         let help = format!("use 2 to {most}, for which shared memory has room");
         return Err(LowerError::Config { what, help });
     }
-    if config.consumers == Consumers::PingPong && (bm != 128 || bn > 160) {
+    if config.consumers == Consumers::PingPong && !one_warpgroup_takes([bm, bn], false) {
         let what = format!("no warpgroup multiplies a tile of {bm} x {bn} by itself");
         let help =
             "use 128 rows and at most 160 columns for ping-pong, or leave `consumers` cooperative";
@@ -150,8 +150,11 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         if splits {
             return error(what(), "products in parts of k add up `beside` or `after`");
         }
-        let each = if config.consumers == Consumers::PingPong { 1 } else { 2 };
-        if bm * bn > each * 128 * 128 {
+        let fits = match config.consumers {
+            Consumers::PingPong => one_warpgroup_takes([bm, bn], true),
+            Consumers::Cooperative => bm * bn <= 128 * 256,
+        };
+        if !fits {
             let help = "what is carried takes registers: use tiles of 256 rows and at most 128 columns, or of 128 rows (and at most 128 columns for ping-pong)";
             return error(what(), help);
         }
