@@ -7,7 +7,10 @@ import contestant
 import mk
 
 # What a config file may set, by mk.compile's keyword.
-OPTIONS = ("sms", "block", "chunk_bytes", "k_slices", "gather", "all_reduce", "sums", "split_k", "fold", "tail")
+OPTIONS = (
+    *("sms", "block", "consumers", "group_rows", "chunk_bytes", "k_slices", "gather", "all_reduce", "sums", "split_k", "fold"),
+    "tail",
+)
 
 
 def options(config, key):

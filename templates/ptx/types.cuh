@@ -36,3 +36,10 @@ MK_DEVICE u32 smem_address(const void* p) { return static_cast<u32>(__cvta_gener
 
 MK_DEVICE u32 lane_index() { return threadIdx.x % 32; }
 MK_DEVICE u32 warp_index() { return threadIdx.x / 32; }
+// Whether this lane is the one that acts for its warp; by a whole warp, always the same lane (PTX ISA, "elect.sync"). Unlike after a
+// comparison of lanes, the compiler knows that one thread is left, and puts no loop over lanes around each TMA instruction.
+MK_DEVICE bool elect_one() {
+  u32 chosen;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(chosen));
+  return chosen != 0;
+}

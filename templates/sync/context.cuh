@@ -13,7 +13,7 @@ constexpr u64 kNoEntry = ~0ull;
 struct Context {
   const LaunchHeader& header;
   u32 state;  // shared address of the CtaState
-  u32 epoch;  // this launch's, the first is 1
+  u32 past;  // launches before this one, for agents that have read it
   u64 entered;  // kNoEntry, or the first of `world` signal words: word r counts the launches that rank r has entered
   mutable u64 seen = 0;  // bit r: this thread has seen rank r in this launch, with the same plan
 
@@ -24,6 +24,11 @@ struct Context {
   MK_DEVICE u64 sym(u32 rank) const { return header.sym_base + rank * header.sym_stride_bytes; }
   MK_DEVICE SymHeader* sym_header(u32 rank) const { return reinterpret_cast<SymHeader*>(sym(rank)); }
   MK_DEVICE ControlBlock* control() const { return reinterpret_cast<ControlBlock*>(header.control); }
+  // Read once, when an agent begins that waits, posts or may give up; not by a loader that only loads, since the answer comes from
+  // memory, and a CTA's first tile would stand behind it.
+  MK_DEVICE u32 read_past() const { return ld_u32(&control()->epoch[blockIdx.x]); }
+  // This launch's epoch, the first is 1.
+  MK_DEVICE u32 epoch() const { return past + 1; }
   // A signal word: `word` counts u32s from the start of the rank's symmetric memory.
   MK_DEVICE u32* signal(u32 rank, u64 word) const { return reinterpret_cast<u32*>(sym(rank)) + word; }
 };

@@ -25,7 +25,7 @@ MK_DEVICE void record_fault(const Context& ctx, const Fault& fault) {
   out->rank = ctx.header.rank;
   out->cta = blockIdx.x;
   out->edge = fault.edge;
-  out->epoch = ctx.epoch;
+  out->epoch = ctx.epoch();
   out->expected = fault.expected;
   out->seen = fault.seen;
   out->tile = fault.tile;

@@ -1,11 +1,8 @@
 // Entering and leaving a launch: the epoch, the in-flight count, the hand-shake with peers.
-// First thing in the kernel, by every thread. `state` is this CTA's CtaState; `entered` is the signal array of entries,
-// see Context. Initialise mbarriers between this and
-// `launch_begin_sync`. The load of the epoch is not waited for here: a CTA's first tile must not pay for it.
-MK_DEVICE Context launch_begin(const LaunchHeader& header, u32 state, u64 entered) {
-  const ControlBlock* control = reinterpret_cast<const ControlBlock*>(header.control);
-  if (threadIdx.x == 0) st_shared(state, 0);
-  return Context{header, state, ld_u32(&control->epoch[blockIdx.x]) + 1, entered};
+// First thing in the kernel, by the first warpgroup. Initialise mbarriers between this and `launch_begin_sync`.
+MK_DEVICE void launch_begin(const Context& ctx) {
+  if (threadIdx.x == 0) st_shared(ctx.state, 0);
+  if (threadIdx.x == 64) prefetch_l2(&ctx.control()->epoch[blockIdx.x]);
 }
 
 // Counts this CTA in. One lane that has nothing better to do, after `launch_begin_sync`: the answer takes a round trip.
@@ -24,13 +21,13 @@ MK_DEVICE void launch_count_in(const Context& ctx) {
 }
 
 // Orders the initialisation above before any agent.
-MK_DEVICE void launch_begin_sync() { __syncthreads(); }
+MK_DEVICE void launch_begin_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
 
 // Last thing in the kernel, by every thread.
 MK_DEVICE void launch_end(const Context& ctx) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    ctx.control()->epoch[blockIdx.x] = ctx.epoch;
+    red_add_gpu(&ctx.control()->epoch[blockIdx.x], 1);
     red_add_gpu(&ctx.control()->active, 0xffffffffu);
   }
 }
@@ -55,7 +52,7 @@ MK_DEVICE void launch_gate_begin(const Context& ctx) {
 MK_DEVICE void launch_gate_end(const Context& ctx) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    if (!ctx.aborted()) ctx.control()->launch = ctx.epoch;
+    if (!ctx.aborted()) ctx.control()->launch = ctx.epoch();
     red_add_gpu(&ctx.control()->active, 0xffffffffu);
   }
 }
@@ -64,7 +61,7 @@ MK_DEVICE void launch_gate_end(const Context& ctx) {
 // `lane` of `lanes`, of one CTA of the grid: a release by each takes no longer than one, in turn they hold up the launch.
 template <u32 kEdge>
 MK_DEVICE void post_entered(const Context& ctx, u32 lane, u32 lanes) {
-  const u32 slot = (ctx.epoch & 1) * MAX_RANKS + ctx.header.rank;
+  const u32 slot = (ctx.epoch() & 1) * MAX_RANKS + ctx.header.rank;
 #pragma unroll 1
   for (u32 p = lane; p < ctx.header.world; p += lanes) {
     st_relaxed_sys(&ctx.sym_header(p)->launch_hash[slot], ctx.header.launch_hash);
@@ -92,12 +89,12 @@ MK_DEVICE bool wait_entered(const Context& ctx, u32 peer, u32 tile, u32 lag = 0)
     return !ctx.aborted();
   }
   const u32* word = ctx.signal(ctx.header.rank, ctx.entered + peer);
-  const u32 expected = ctx.epoch - lag;
+  const u32 expected = ctx.epoch() - lag;
   const bool ok = wait_word<kEdge, Scope::Sys, true>(ctx, word, expected, WaitSite{tile, peer});
   if constexpr (kReader == Reader::Async) fence_proxy_async_global();
   if (!ok) return false;
   if (lag != 0) return true;
-  const u32 slot = (ctx.epoch & 1) * MAX_RANKS + peer;
+  const u32 slot = (ctx.epoch() & 1) * MAX_RANKS + peer;
   const u32 theirs = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->launch_hash[slot]);
   if (theirs == ctx.header.launch_hash) {
     ctx.seen |= u64{1} << peer;

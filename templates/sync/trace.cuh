@@ -128,7 +128,7 @@ MK_DEVICE void trace_end(const Context& ctx) {
 #pragma unroll 1
   for (u32 a = 0; a < kTraceAgents; ++a) {
     const u64 head = trace_part(header, a);
-    st_vec16(reinterpret_cast<void*>(head), Vec16{{trace_agents[a].count, ctx.epoch, blockIdx.x, a}});
+    st_vec16(reinterpret_cast<void*>(head), Vec16{{trace_agents[a].count, ctx.epoch(), blockIdx.x, a}});
     st_vec16(reinterpret_cast<void*>(head + 16), Vec16{{kTraceRecords, sm, 0, 0}});
   }
 }

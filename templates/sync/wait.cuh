@@ -34,7 +34,7 @@ MK_DEVICE bool wait_word(const Context& ctx, const u32* word, u32 expected, Wait
     if (polls % kPollsPerCheck != 0) continue;
     const u64 now = globaltimer_ns();
     while (!kEntry && entered < ctx.header.world &&
-           reached(ld_relaxed_sys(ctx.signal(rank, ctx.entered + entered)), ctx.epoch)) {
+           reached(ld_relaxed_sys(ctx.signal(rank, ctx.entered + entered)), ctx.epoch())) {
       ++entered;
       armed = now;
     }

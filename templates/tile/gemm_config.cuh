@@ -140,12 +140,15 @@ struct GemmSmem {
   MK_DEVICE u32 turn(u32 consumer) const { return base + kTurn + consumer * kMbarrierBytes; }
   MK_DEVICE u32 state() const { return base + kState; }
 
-  // One thread, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
+  // One thread each, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
   MK_DEVICE void init_barriers() const {
     for (u32 s = 0; s < Config::kStages; ++s) {
       mbarrier_init(full(s), 1);
       mbarrier_init(empty(s), Config::kConsumersPerTile * kWarpgroupWarps);
     }
+    fence_mbarrier_init();
+  }
+  MK_DEVICE void init_staging_barriers() const {
     for (u32 c = 0; c < Config::kConsumers; ++c) {
       mbarrier_init(turn(c), kWarpgroupWarps);
       for (u32 p = 0; p < Config::kPanels; ++p) {

@@ -10,7 +10,7 @@ use super::{
     signal::several,
     trace,
 };
-use crate::ir::{Agent, EdgeId, Entity, Leaf, Plan, Proxy, RoleKind, Scope};
+use crate::ir::{Agent, EdgeId, Entity, Leaf, Plan, Proxy, RoleId, RoleKind, Scope};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -119,14 +119,24 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
     let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
     let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
+    // Of loaders, those read the epoch that wait for something; one of copies waits for peers at the least.
+    let waits = |role: RoleId| {
+        let mine = plan.families.values().filter(|f| f.role == role);
+        let mut products = mine.filter(|f| matches!(f.leaf, Leaf::MmaTile { .. }));
+        products.any(|f| f.waits.iter().any(|w| w.by == Agent::Loader))
+    };
+    let with_ctas = plan.roles.iter().filter(|(_, r)| r.ctas > 0);
+    let loaders = with_ctas.filter(|(id, _)| waits(*id)).count() + rings("copy_bulk");
     let mut out = vec![
-        ("= launch_begin(", roles + gate),
-        ("launch_begin_sync();", roles + gate),
+        ("launch_begin(ctx);", roles + gate),
+        ("launch_begin_sync();", 2 * roles + gate),
+        ("ctx.past = ctx.read_past();", 2 * roles + loaders + gate),
         ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
         ("launch_count_in(ctx);", roles),
         ("launch_end(ctx);", roles),
         ("smem.init_barriers();", rings("mma_tile") + rings("copy_bulk")),
+        ("smem.init_staging_barriers();", rings("mma_tile")),
         ("staging_full = staged, staging_free = drained, turn = kWithinAgent;", rings("mma_tile")),
         ("sm90_gemm_loader<", mma),
         ("sm90_gemm_storer<", mma),

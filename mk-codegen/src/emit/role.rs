@@ -6,8 +6,8 @@ use super::{
     tasks::{Slice, dtype_name},
 };
 use crate::ir::{
-    ALayout, BLayout, Consumers, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan, RoleId,
-    Store, Var, mma_staging_bytes,
+    ALayout, Agent, BLayout, Consumers, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan,
+    RoleId, Store, Var, mma_staging_bytes,
 };
 use crate::target;
 use minijinja::{Environment, Value, context};
@@ -170,6 +170,8 @@ fn group(
         return Err(EmitError::unsupported(name, "sums of one group have as many destinations"));
     }
     let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
+    let loader_waits =
+        g.slices.iter().any(|s| e.plan.families[s.id].waits.iter().any(|w| w.by == Agent::Loader));
     let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);
     let tile = match &g.leaf {
         Leaf::MmaTile { .. } => Some(tile(e, g, first.id)?),
@@ -192,7 +194,7 @@ fn group(
         first => first.first,
         end => last.first + last.tasks,
     })?;
-    Ok(context! { name, template, hooks, dtype, dtype_to, tile, teams })
+    Ok(context! { name, template, hooks, dtype, dtype_to, tile, teams, loader_waits })
 }
 
 /// What the tiles of a matrix-product group are, beyond the ring.

@@ -81,7 +81,7 @@ impl Emitter<'_> {
         } else {
             let word = self.word(f, each, w.signal, &w.index);
             let epoch =
-                if w.lag > 0 { format!("(ctx.epoch - {})", w.lag) } else { "ctx.epoch".into() };
+                if w.lag > 0 { format!("(ctx.epoch() - {})", w.lag) } else { "ctx.epoch()".into() };
             let count = match CPrinter::new(self.plan, Some(f)).with_each(each).print(&w.count) {
                 one if one == "1" => String::new(),
                 n => format!(" * ({n})"),
