@@ -103,8 +103,12 @@ pub(super) fn adders(
             RoleKind::Compute
         }
     };
-    let together = if sums == Sums::Beside { together } else { 1 };
-    Adders { kind, tile, across, per_block: block[0] / tile[0], together }
+    let per_block = block[0] / tile[0];
+    let together = match sums {
+        Sums::Beside | Sums::After => together * per_block,
+        Sums::Ring | Sums::OnWrite => 1,
+    };
+    Adders { kind, tile, across, per_block, together }
 }
 
 /// Tiles of so many columns in a row of tiles.
