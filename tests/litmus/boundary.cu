@@ -61,11 +61,13 @@ template <Boundary kCase>
 MK_DEVICE void kernel_boundary(const Params& p) {
   extern __shared__ __align__(1024) u8 shared[];
   const Smem smem{smem_address(shared)};
-  const Context ctx = launch_begin(p.header, smem.state(), kEnteredWord);
+  Context ctx{p.header, smem.state(), 0, kEnteredWord};
+  launch_begin(ctx);
   if (threadIdx.x == 0) smem.init_barriers(1, 1);
   launch_begin_sync();
-  const u32 turn = (ctx.epoch + 1) / 2;
-  if (ctx.epoch % 2 == 1) {
+  ctx.past = ctx.read_past();
+  const u32 turn = (ctx.epoch() + 1) / 2;
+  if (ctx.epoch() % 2 == 1) {
     write_and_exit<kCase>(ctx, p, smem, turn);
   } else {
     read_back<kCase>(ctx, p, smem, turn);

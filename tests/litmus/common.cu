@@ -38,7 +38,7 @@ struct Rng {
   u32 s;
 
   MK_DEVICE static Rng seeded(const Context& ctx) {
-    u32 h = ctx.header.rank * 0x9e3779b9u ^ blockIdx.x * 0x85ebca6bu ^ threadIdx.x / 32 * 0xc2b2ae35u ^ ctx.epoch;
+    u32 h = ctx.header.rank * 0x9e3779b9u ^ blockIdx.x * 0x85ebca6bu ^ threadIdx.x / 32 * 0xc2b2ae35u ^ ctx.epoch();
     h = (h ^ (h >> 15)) * 0x2c1b3c6du;
     h = (h ^ (h >> 12)) * 0x297a2d39u;
     return Rng{(h ^ (h >> 15)) | 1};

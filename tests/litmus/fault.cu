@@ -18,7 +18,7 @@ MK_DEVICE void record_broken(const Context& ctx, const Fault& fault, Rng& rng) {
   out->rank = ctx.header.rank;
   out->cta = blockIdx.x;
   out->edge = fault.edge;
-  out->epoch = ctx.epoch;
+  out->epoch = ctx.epoch();
   out->expected = fault.expected;
   out->seen = fault.seen;
   out->tile = fault.tile;
@@ -33,7 +33,7 @@ MK_DEVICE void write_records(const Params& p, u32 state, u32 first_turn) {
   LaunchHeader header = p.header;
   header.fault = p.tensors[1] + blockIdx.x * sizeof(FaultRecord);
   const u32* record_state = &reinterpret_cast<const FaultRecord*>(header.fault)->state;
-  Rng rng = Rng::seeded(Context{p.header, state, first_turn, 0});
+  Rng rng = Rng::seeded(Context{p.header, state, first_turn - 1, 0});
 #pragma unroll 1
   for (u32 i = 0; i < kRecords; ++i) {
     const u64 begin = globaltimer_ns();
@@ -46,7 +46,7 @@ MK_DEVICE void write_records(const Params& p, u32 state, u32 first_turn) {
 #pragma unroll
     for (u32 j = 0; j < 10; ++j) x[j] = pattern(blockIdx.x, turn, j);
     header.rank = x[0];
-    const Context ctx{header, state, x[1], 0};
+    const Context ctx{header, state, x[1] - 1, 0};
     const Fault fault{static_cast<FaultKind>(x[2]), x[3], x[4], x[5], x[6], x[7], x[8] | static_cast<u64>(x[8]) << 32,
                       x[9]};
     if constexpr (kCase.state_first || kCase.relaxed_state) {
@@ -60,9 +60,11 @@ MK_DEVICE void write_records(const Params& p, u32 state, u32 first_turn) {
 template <Recording kCase>
 MK_DEVICE void fault_records(const Params& p) {
   __shared__ CtaState state;
-  const Context ctx = launch_begin(p.header, smem_address(&state), kEnteredWord);
+  Context ctx{p.header, smem_address(&state), 0, kEnteredWord};
+  launch_begin(ctx);
   launch_begin_sync();
+  ctx.past = ctx.read_past();
   if (threadIdx.x == 32) launch_count_in(ctx);
-  if (threadIdx.x == 0) write_records<kCase>(p, ctx.state, (ctx.epoch - 1) * kRecords);
+  if (threadIdx.x == 0) write_records<kCase>(p, ctx.state, (ctx.epoch() - 1) * kRecords);
   launch_end(ctx);
 }

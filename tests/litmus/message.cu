@@ -51,7 +51,7 @@ MK_DEVICE Pair pair_of(const Context& ctx, u32 index, bool writer) {
   const u32 rank = ctx.header.rank, world = ctx.header.world, next = (rank + 1) % world;
   const u32 from = writer ? rank : (rank + world - 1) % world, to = writer ? next : rank;
   const u32 size_class = kCase.writer == Writer::Panel ? kPanelClass : index % kClasses;
-  return Pair{index, to, from * kPairs + index, size_class, class_bytes(size_class), (ctx.epoch - 1) * kTurns,
+  return Pair{index, to, from * kPairs + index, size_class, class_bytes(size_class), (ctx.epoch() - 1) * kTurns,
               ctx.sym(to) + kPayloadAt + static_cast<u64>(index) * kSlots * kSlotBytes,
               ctx.signal(to, kFullWord + index * kWordStride), ctx.signal(from, kFreeWord + index * kWordStride)};
 }

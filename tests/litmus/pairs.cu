@@ -9,7 +9,7 @@ MK_DEVICE void make_noise(const Context& ctx, const Smem& smem, u32 index) {
   Rng rng = Rng::seeded(ctx);
 #pragma unroll 1
   for (;;) {
-    const bool over = reached(ld_relaxed_sys(done), ctx.epoch * kPairs) ||
+    const bool over = reached(ld_relaxed_sys(done), ctx.epoch() * kPairs) ||
                       ld_relaxed_sys(&ctx.sym_header(rank)->abort) != 0 ||
                       globaltimer_ns() - begin > 2 * ctx.header.wait_limit_ns;
     if (__syncthreads_or(over)) return;
@@ -34,7 +34,8 @@ template <Case kCase>
 MK_DEVICE void message_passing(const Params& p) {
   extern __shared__ __align__(1024) u8 shared[];
   const Smem smem{smem_address(shared)};
-  const Context ctx = launch_begin(p.header, smem.state(), kEnteredWord);
+  Context ctx{p.header, smem.state(), 0, kEnteredWord};
+  launch_begin(ctx);
   const bool writer = blockIdx.x < kPairs, reader = !writer && blockIdx.x < 2 * kPairs;
   constexpr bool kForward = kCase.writer == Writer::Forward;
   if (threadIdx.x == 0) {
@@ -42,6 +43,7 @@ MK_DEVICE void message_passing(const Params& p) {
     smem.init_barriers(writer && !kForward ? kWorkerWarps : 1, writer ? 1 : kWorkerWarps);
   }
   launch_begin_sync();
+  ctx.past = ctx.read_past();
   if (threadIdx.x == kThreads - 1) launch_count_in(ctx);
   if (blockIdx.x == 0 && threadIdx.x == 0) post_entered<kEntryEdge>(ctx, 0, 1);
   if (writer) {
