@@ -112,6 +112,7 @@ const SYNCHRONISATION: &[&str] = &[
     "init_barriers",
     "init_staging_barriers",
     "read_past",
+    "elect_one",
     "red_release",
     "ld_acquire",
     "sm90_wgmma_fence",

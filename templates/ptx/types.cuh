@@ -1,4 +1,4 @@
-// Scalar names, element types, tensor maps. First file of the library: everything else uses it.
+// Scalar names, element types, tensor maps, which thread this is. First file of the library: everything else uses it.
 // The generated head declares the same names for the host/device structs; C++ allows the repetition.
 typedef unsigned char u8;
 typedef unsigned short u16;

@@ -1,4 +1,4 @@
-// What every agent of a CTA shares: the launch header, this launch's epoch, and the abort flag.
+// What every agent of a CTA shares: the launch header, the abort flag, and this launch's epoch where an agent has read it.
 // One CTA's mutable state, in shared memory. An agent that gives up sets `aborted` before the mbarrier arrival that
 // lets the next agent go on, so that whoever works on the tile after it sees the flag.
 struct CtaState {
@@ -9,11 +9,14 @@ struct CtaState {
 // In place of the first word of the entries: no rank touches another's memory, and none announces itself.
 constexpr u64 kNoEntry = ~0ull;
 
+// In place of what has not been read: a wait for such an epoch, times any count below 512, is one that is given up.
+constexpr u32 kNotRead = (1u << 22) - 1;
+
 // Cheap to copy; `header` stays in the kernel's parameter bank.
 struct Context {
   const LaunchHeader& header;
   u32 state;  // shared address of the CtaState
-  u32 past;  // launches before this one, for agents that have read it
+  u32 past;  // launches before this one, or kNotRead
   u64 entered;  // kNoEntry, or the first of `world` signal words: word r counts the launches that rank r has entered
   mutable u64 seen = 0;  // bit r: this thread has seen rank r in this launch, with the same plan
 

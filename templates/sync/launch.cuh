@@ -1,5 +1,5 @@
 // Entering and leaving a launch: the epoch, the in-flight count, the hand-shake with peers.
-// First thing in the kernel, by the first warpgroup. Initialise mbarriers between this and `launch_begin_sync`.
+// First thing in the kernel, by the first warpgroup (the gate has half of one, and asks for nothing ahead). Initialise mbarriers between this and `launch_begin_sync`.
 MK_DEVICE void launch_begin(const Context& ctx) {
   if (threadIdx.x == 0) st_shared(ctx.state, 0);
   if (threadIdx.x == 64) prefetch_l2(&ctx.control()->epoch[blockIdx.x]);

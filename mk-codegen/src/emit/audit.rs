@@ -119,14 +119,13 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
     let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
     let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
-    // Of loaders, those read the epoch that wait for something; one of copies waits for peers at the least.
+    // Of loaders, those read the epoch that wait for something.
     let waits = |role: RoleId| {
-        let mine = plan.families.values().filter(|f| f.role == role);
-        let mut products = mine.filter(|f| matches!(f.leaf, Leaf::MmaTile { .. }));
-        products.any(|f| f.waits.iter().any(|w| w.by == Agent::Loader))
+        let mut mine = plan.families.values().filter(|f| f.role == role);
+        mine.any(|f| f.waits.iter().any(|w| w.by == Agent::Loader))
     };
-    let with_ctas = plan.roles.iter().filter(|(_, r)| r.ctas > 0);
-    let loaders = with_ctas.filter(|(id, _)| waits(*id)).count() + rings("copy_bulk");
+    let loaders = plan.roles.iter().filter(|(id, r)| r.ctas > 0 && waits(*id)).count();
+    let staged = rings("mma_tile") + rings("copy_bulk");
     let mut out = vec![
         ("launch_begin(ctx);", roles + gate),
         ("launch_begin_sync();", 2 * roles + gate),
@@ -135,7 +134,9 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
         ("launch_gate_end(ctx);", gate),
         ("launch_count_in(ctx);", roles),
         ("launch_end(ctx);", roles),
-        ("smem.init_barriers();", rings("mma_tile") + rings("copy_bulk")),
+        ("smem.init_barriers();", staged),
+        ("if (warp_index() == 0 && elect_one()) {", staged),
+        ("if (warp_index() == 1 && elect_one()) {", staged),
         ("smem.init_staging_barriers();", rings("mma_tile")),
         ("staging_full = staged, staging_free = drained, turn = kWithinAgent;", rings("mma_tile")),
         ("sm90_gemm_loader<", mma),

@@ -63,7 +63,7 @@ pub(super) struct Adders {
     pub across: i32,
     /// Tiles in a block of rows of those who write the summands.
     pub per_block: i32,
-    /// Blocks of a shard that are added up side by side, column by column, as their summands come.
+    /// Rows of tiles of a shard that are added up side by side, column by column, as their summands come.
     pub together: i32,
 }
 
