@@ -33,7 +33,6 @@ MK_DEVICE u32 trace_clock() {
 // Warps of the first warpgroup are agents each, the other warpgroups as a whole.
 MK_DEVICE u32 trace_agent() { return warp_index() < 4 ? warp_index() : 3 + warp_index() / 4; }
 // Of the first warpgroup, lanes that are 0: which is the lane that `elect_one` takes, although PTX promises only that it is always the same.
-// Traces on GPUs are tested for tasks of loaders and storers.
 MK_DEVICE bool trace_recorder() { return threadIdx.x % (threadIdx.x < 128 ? 32 : 128) == 0; }
 
 MK_DEVICE u64 trace_part(const LaunchHeader& header, u32 agent) {

@@ -151,6 +151,11 @@ fn a_call_is_traced() -> Res<()> {
             let is = |s: &&mk::trace::Span, want| s.what == want;
             let ctas = trace.spans.iter().filter(|s| is(s, mk::trace::What::Cta)).count();
             assert_eq!(ctas, n * source.grid as usize);
+            // Of agents that are one lane of a warp, too, whichever lane that is.
+            for agent in [mk::trace::Agent::Loader, mk::trace::Agent::Storer] {
+                let tasks = |s: &&mk::trace::Span| matches!(s.what, mk::trace::What::Task { .. });
+                assert!(trace.spans.iter().filter(tasks).any(|s| s.agent == agent), "{agent:?}");
+            }
             assert!(
                 trace.clocks.iter().all(|c| c.lost == 0 && c.disordered == 0),
                 "{:?}",
