@@ -2,8 +2,12 @@
 
 mod common;
 
-use common::{CASES, VARIANTS, plan};
-use mk_codegen::emit::{audit, emit, library};
+use common::{CASES, VARIANTS, Variant, plan};
+use mk_codegen::{
+    emit::{audit, emit, library},
+    ir::Consumers,
+    passes::Config,
+};
 
 /// The part after the device library.
 fn generated(cuda: &str) -> &str {
@@ -79,6 +83,59 @@ fn what_passes_through_the_cache_leaves_it_first() {
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{e}"));
         let says = generated(&kernel.cuda).contains(".b_once = true");
         assert_eq!(says, once, "{source} {a:?} {b:?}");
+    }
+}
+
+/// A stage is lent where there are more results than staging takes, and the next tile does not end without it.
+#[test]
+fn the_last_stage_takes_what_staging_does_not() {
+    const DEEP: &[(&str, &[u64])] = &[("a", &[1000, 512]), ("b", &[512, 1024])];
+    let plain = "gemm(a, b)";
+    let f32 = "gemm(a, b) -> cast(f32)";
+    let gated = "fn f(a: bf16[M, K], b: bf16[K, 2, N]) { gemm(a, b) -> swiglu }";
+    let dynamic = "fn f<M: dyn <= 700>(a: bf16[M, K], b: bf16[K, N]) { gemm(a, b) }";
+    type Row = (&'static str, &'static [(&'static str, &'static [u64])], fn(&mut Config), bool);
+    let table: [Row; 12] = [
+        (plain, &[("a", &[1000, 256]), ("b", &[256, 1024])], |c| c.set_block([128, 256, 64]), true),
+        (plain, &[("a", &[1000, 200]), ("b", &[200, 1024])], |c| c.set_block([128, 256, 64]), true),
+        // Three steps, and four stages.
+        (
+            plain,
+            &[("a", &[1000, 192]), ("b", &[192, 1024])],
+            |c| c.set_block([128, 256, 64]),
+            false,
+        ),
+        (plain, DEEP, |c| c.set_block([128, 192, 64]), true),
+        (plain, DEEP, |c| c.set_block([128, 160, 64]), true),
+        (plain, DEEP, |c| c.set_block([256, 160, 64]), true),
+        // All of it fits.
+        (plain, DEEP, |c| c.set_block([128, 128, 64]), false),
+        (f32, DEEP, |c| c.set_block([128, 128, 64]), true),
+        (f32, DEEP, |c| c.set_block([64, 256, 64]), false),
+        (
+            gated,
+            &[("a", &[1000, 512]), ("b", &[512, 2, 1024])],
+            |c| c.set_block([128, 256, 64]),
+            false,
+        ),
+        // The other consumer multiplies meanwhile.
+        (
+            plain,
+            DEEP,
+            |c| {
+                c.set_block([128, 160, 64]);
+                c.consumers = Consumers::PingPong;
+            },
+            false,
+        ),
+        // In a launch with few rows some tiles have one step.
+        (dynamic, &[("b", &[512, 1024])], |c| c.set_block([128, 256, 64]), false),
+    ];
+    for (n, (source, shapes, set, lends)) in table.into_iter().enumerate() {
+        let plan = Variant { case: ("lent", source, 1, shapes), set }.plan(1);
+        let plan = plan.unwrap_or_else(|e| panic!("{n}: {e}"));
+        let kernel = emit(&plan).unwrap_or_else(|e| panic!("{n}: {e}"));
+        assert_eq!(generated(&kernel.cuda).contains(".lends = true"), lends, "{n}: {source}");
     }
 }
 

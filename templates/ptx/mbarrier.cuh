@@ -13,6 +13,12 @@ MK_DEVICE void mbarrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
+// As so many arrivals.
+template <u32 kEdge>
+MK_DEVICE void mbarrier_arrive_many(u32 bar, u32 arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+
 // Arrives, and holds the phase open until `bytes` more have been delivered by TMA.
 template <u32 kEdge>
 MK_DEVICE void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {

@@ -131,23 +131,43 @@ MK_DEVICE void stage_f32_panel(u32 panel, const float* acc) {
   }
 }
 
-// Registers to staging panels, for the storer. Panels are small and few: where a tile fills more, the second half waits until the
-// first has been read, so that the ring can keep its stages.
-template <class Config, class Edges, class Hooks>
-MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
-                          RingCursor<Config::kPanels>& staging, const Carried<Config>& carried,
-                          float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-  constexpr u32 kPairs = Config::kPanelCols / 16;      // stmatrix per panel
+// 64 rows of 16-bit results, four words of each thread for every 16 columns, to a panel.
+template <class Config, u32 kPairs>
+MK_DEVICE void stage_panel(u32 panel, const u32 (&packed)[kPairs][4]) {
   constexpr u32 kRowBytes = Config::kPanelRowBytes;    // also the swizzle's span
   // stmatrix row addresses: lanes 0-15 the 16 rows of the left 8 columns, lanes 16-31 those of the right.
   const u32 panel_row = warp_index() % kWarpgroupWarps * 16 + lane_index() % 16;
   // The swizzle XORs the 16-byte chunk with the 128-byte line (PTX ISA, "Swizzling modes"): of 8 lines, or of 4.
   const u32 swizzle = kRowBytes == 128 ? panel_row % 8 : panel_row / 2 % 4;
 #pragma unroll
+  for (u32 j = 0; j < kPairs; ++j) {
+    const u32 chunk = (j * 2 + lane_index() / 16) ^ swizzle;
+    stmatrix_x4(panel + panel_row * kRowBytes + chunk * 16, packed[j][0], packed[j][1], packed[j][2], packed[j][3]);
+  }
+}
+
+// What was staged is there for the storer; one arrival of each warp.
+template <class Edges>
+MK_DEVICE void hand_over_panels(u32 bar) {
+  fence_proxy_async_shared();
+  __syncwarp();
+  if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(bar);
+}
+
+// Registers to panels, for the storer. Staging is small, so that the ring can keep its stages: what fills more begins with the
+// lent ones; where those do not suffice, it waits until panels have been read.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                          const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging,
+                          const Carried<Config>& carried, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  constexpr u32 kPairs = Config::kPanelCols / 16;  // stmatrix per panel
+  constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
+  RingCursor<Config::kPanels>& mine = staging.mine;
+#pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
     const u32 row = fragment_row<Config>(consumer, m);
 #pragma unroll
-    for (u32 n = 0; n < Config::kOutColsPerConsumer / Config::kPanelCols; ++n) {
+    for (u32 n = 0; n < kAcross; ++n) {
       u32 packed[kPairs][4];
       float* const first = &acc[m][n * Config::kPanelCols / 2];
 #pragma unroll
@@ -155,21 +175,21 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
         const u32 g = n * kPairs + j;
         finish_16_columns<Config>(hooks, tile, carried, m, g, row, Config::first_col(consumer) + g * 16, first + j * 8, packed[j]);
       }
-      mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
-      const u32 panel = smem.panel(consumer, staging.stage);
+      const u32 p = m * kAcross + n;
+      const bool lent = p + 1 <= Config::kLentPanels;
+      if (!lent) mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
+      const u32 panel = lent ? smem.lent_panel(ring, consumer, p) : smem.panel(consumer, mine.stage);
       if constexpr (Config::kOut == Dtype::F32) {
         stage_f32_panel(panel, first);
       } else {
-#pragma unroll
-        for (u32 j = 0; j < kPairs; ++j) {
-          const u32 chunk = (j * 2 + lane_index() / 16) ^ swizzle;
-          stmatrix_x4(panel + panel_row * kRowBytes + chunk * 16, packed[j][0], packed[j][1], packed[j][2], packed[j][3]);
-        }
+        stage_panel<Config>(panel, packed);
       }
-      fence_proxy_async_shared();
-      __syncwarp();
-      if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(smem.staging_full(consumer, staging.stage));
-      staging.advance();
+      if (!lent) {
+        hand_over_panels<Edges>(smem.staging_full(consumer, mine.stage));
+        mine.advance();
+      } else if (p + 1 == Config::kLentPanels) {
+        hand_over_panels<Edges>(smem.lent_full(consumer));
+      }
     }
   }
 }

@@ -25,6 +25,7 @@ struct GemmOptions {
   bool carried = false;  // a tile adds itself to what has been summed so far
   bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
   bool b_once = false;   // no other tile reads what a tile reads of B
+  bool lends = false;    // the tile's last stage takes panels that there is no staging for; every tile has as many steps as there are stages, or more
   StorePath store = StorePath::Tma;
   Consumers consumers = Consumers::Cooperative;
 };
@@ -82,6 +83,11 @@ struct GemmConfig {
   static constexpr u32 kStageBytes = kABytes + kBBytes;
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
   static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
+  // A tile begins with panels for which there is no staging: in its last stage, where the consumer's own rows of A were. The storer
+  // hands that stage back, without which the next tile does not end.
+  static constexpr u32 kStagePanels = kRowsPerConsumer * kBlockK * kElemBytes / kPanelBytes;
+  static constexpr u32 kUnstaged = kOptions.lends ? kPanelsPerTile - kPanels : 0;
+  static constexpr u32 kLentPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
   // This consumer's first row and column of the tile.
   MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns || kPingPong ? 0 : consumer * kRowsPerConsumer; }
@@ -96,8 +102,9 @@ struct GemmConfig {
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kMmasPerStep * kAccumulators <= 128), "what is carried takes half as many registers again");
   static_assert(!kAdds || (kStore == StorePath::Tma && kOut != Dtype::F32), "memory adds 16-bit elements that TMA brings");
+  static_assert(!kOptions.lends || (!kPingPong && !kSplitColumns && kStore == StorePath::Tma && kPanelsPerTile > kPanels), "rows that nobody else reads, and panels for them");
   static_assert(kOut != Dtype::F32 || kStore == StorePath::Direct || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
-  static_assert(kStages >= 2 && kPanels >= 1, "a ring and a panel");
+  static_assert(kStages >= 2 && kPanels >= 2, "a ring, and a panel to fill while one is read");
   static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");
 };
 
@@ -110,7 +117,8 @@ struct GemmSmem {
   static constexpr u32 kStagingFull = kEmpty + Config::kStages * kMbarrierBytes;
   static constexpr u32 kStagingFree = kStagingFull + Config::kConsumers * Config::kPanels * kMbarrierBytes;
   static constexpr u32 kTurn = kStagingFree + Config::kConsumers * Config::kPanels * kMbarrierBytes;
-  static constexpr u32 kState = kTurn + Config::kConsumers * kMbarrierBytes;
+  static constexpr u32 kLentFull = kTurn + Config::kConsumers * kMbarrierBytes;
+  static constexpr u32 kState = kLentFull + Config::kConsumers * kMbarrierBytes;
   static constexpr u32 kBytes = kState + sizeof(CtaState);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
@@ -128,6 +136,10 @@ struct GemmSmem {
   MK_DEVICE u32 panel(u32 consumer, u32 slot) const {
     return base + kStaging + (consumer * Config::kPanels + slot) * Config::kPanelBytes;
   }
+  // A consumer's lent panel, when `ring` has left the tile behind.
+  MK_DEVICE u32 lent_panel(const RingCursor<Config::kStages>& ring, u32 consumer, u32 slot) const {
+    return a(ring.previous_stage()) + Config::first_row(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
+  }
   MK_DEVICE u32 full(u32 stage) const { return base + kFull + stage * kMbarrierBytes; }
   MK_DEVICE u32 empty(u32 stage) const { return base + kEmpty + stage * kMbarrierBytes; }
   MK_DEVICE u32 staging_full(u32 consumer, u32 slot) const {
@@ -136,6 +148,8 @@ struct GemmSmem {
   MK_DEVICE u32 staging_free(u32 consumer, u32 slot) const {
     return base + kStagingFree + (consumer * Config::kPanels + slot) * kMbarrierBytes;
   }
+  // A consumer's lent panels.
+  MK_DEVICE u32 lent_full(u32 consumer) const { return base + kLentFull + consumer * kMbarrierBytes; }
   // Ping-pong: this consumer may multiply.
   MK_DEVICE u32 turn(u32 consumer) const { return base + kTurn + consumer * kMbarrierBytes; }
   MK_DEVICE u32 state() const { return base + kState; }
@@ -151,6 +165,7 @@ struct GemmSmem {
   MK_DEVICE void init_staging_barriers() const {
     for (u32 c = 0; c < Config::kConsumers; ++c) {
       mbarrier_init(turn(c), kWarpgroupWarps);
+      mbarrier_init(lent_full(c), kWarpgroupWarps);
       for (u32 p = 0; p < Config::kPanels; ++p) {
         mbarrier_init(staging_full(c, p), kWarpgroupWarps);
         mbarrier_init(staging_free(c, p), 1);
@@ -160,13 +175,14 @@ struct GemmSmem {
   }
 };
 
-// Which panels of staging a consumer fills next, as it and the storer count them; and, ping-pong, how many of the CTA's tiles
+// Which panels a consumer fills next, as it and the storer count them; and, ping-pong, how many of the CTA's tiles
 // came before, of which every other is the second consumer's.
 template <u32 kPanels>
 struct GemmStaging {
   RingCursor<kPanels> mine;
   RingCursor<kPanels> others;
   u32 tile = 0;
+  u32 lent = 0;  // parity of this use of the lent panels
 
   // Whose tile comes next.
   MK_DEVICE u32 consumer() const { return tile % 2; }

@@ -71,7 +71,7 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const GemmTile& tile,
   sm90_wgmma_wait<0>();
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
-  sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+  if constexpr (Config::kLentPanels == 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
 }
 
 // Whether the next tile is this consumer's. Another's is skipped; its own waits until the other has issued all of the tile before. So
@@ -105,7 +105,7 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
     Carried<Config> carried;
     sm90_mma_tile<Config, Edges>(smem, tile, consumer, ring, carried, acc);
     if constexpr (Config::kStore == StorePath::Tma) {
-      stage_tile<Config, Edges>(smem, hooks, tile, consumer, staging.mine, carried, acc);
+      stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, carried, acc);
     } else {
       store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, carried, acc);
     }

@@ -29,80 +29,106 @@ MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
   send_box<Config>(tile, tile.c, panel, tile.c_col + col, tile.c_row + row);
 }
 
+// A consumer's `p`th panel of a tile.
+template <class Config>
+MK_DEVICE void send_panel_of(const GemmTile& tile, u32 consumer, u32 p, u32 panel) {
+  constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
+  send_panel<Config>(tile, panel, static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
+                     static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
+}
+
+// Sends the lent panels of both consumers, as one group.
+template <class Config, class Edges>
+MK_DEVICE void send_lent_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile,
+                                const RingCursor<Config::kStages>& ring, u32 parity) {
+#pragma unroll 1
+  for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
+    mbarrier_wait<Edges::staging_full>(smem.lent_full(consumer), parity);
+#pragma unroll 1
+    for (u32 p = 0; p + 1 <= Config::kLentPanels && !ctx.aborted(); ++p) {
+      send_panel_of<Config>(tile, consumer, p, smem.lent_panel(ring, consumer, p));
+    }
+  }
+  bulk_commit();
+}
+
 // Sends the panels that consumers `from` to `to` have of a tile, as they fill; of several, panel by panel in turn. A panel goes back
-// one store later, when its own store has read it.
+// one store later, when its own store has read it; and so does the stage of the lent ones.
 template <class Config, class Edges>
 MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 from, u32 to,
-                           RingCursor<Config::kPanels>& staging) {
-  constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
+                           const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
+  RingCursor<Config::kPanels>& mine = staging.mine;
   u32 reading = 0;  // barrier of the panel whose store was issued last
+  bool lent = Config::kLentPanels > 0;  // or that was of the lent ones
+  const auto give_back = [&] {
+    if (lent) {
+      mbarrier_arrive_many<Edges::empty>(smem.empty(ring.previous_stage()), Config::kConsumers * kWarpgroupWarps);
+    } else if (reading != 0) {
+      mbarrier_arrive<Edges::staging_free>(reading);
+    }
+  };
+  if constexpr (Config::kLentPanels > 0) {
+    send_lent_panels<Config, Edges>(ctx, smem, tile, ring, staging.lent);
+    staging.lent ^= 1;
+  }
 #pragma unroll 1
-  for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
+  for (u32 p = Config::kLentPanels; p < Config::kPanelsPerTile; ++p) {
 #pragma unroll 1
     for (u32 consumer = from; consumer < to; ++consumer) {
-      mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
-      if (!ctx.aborted()) {
-        send_panel<Config>(tile, smem.panel(consumer, staging.stage),
-                           static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
-                           static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
-      }
+      mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, mine.stage), mine.phase);
+      if (!ctx.aborted()) send_panel_of<Config>(tile, consumer, p, smem.panel(consumer, mine.stage));
       bulk_commit();
-      if constexpr (Config::kPanels > 1) {
-        bulk_wait_read<1>();
-        if (reading != 0) mbarrier_arrive<Edges::staging_free>(reading);
-        reading = smem.staging_free(consumer, staging.stage);
-      } else {
-        bulk_wait_read<0>();
-        mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, staging.stage));
-      }
+      bulk_wait_read<1>();
+      give_back();
+      lent = false;
+      reading = smem.staging_free(consumer, mine.stage);
     }
-    staging.advance();
+    mine.advance();
   }
-  if constexpr (Config::kPanels > 1) {
-    bulk_wait_read<0>();
-    mbarrier_arrive<Edges::staging_free>(reading);
-  }
+  bulk_wait_read<0>();
+  give_back();
 }
 
 // Sends what these consumers have of a tile.
 template <class Config, class Edges>
 MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 from, u32 to,
-                          RingCursor<Config::kPanels>& staging) {
+                          const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
   if constexpr (Config::kStore == StorePath::Tma) {
-    send_panels<Config, Edges>(ctx, smem, tile, from, to, staging);
+    send_panels<Config, Edges>(ctx, smem, tile, from, to, ring, staging);
   } else {
     // They have stored by themselves.
+    RingCursor<Config::kPanels>& mine = staging.mine;
     for (u32 consumer = from; consumer < to; ++consumer) {
-      mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, staging.stage), staging.phase);
-      mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, staging.stage));
+      mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, mine.stage), mine.phase);
+      mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, mine.stage));
     }
-    staging.advance();
+    mine.advance();
   }
 }
 
-// Run by one lane. Where both consumers work on each tile, it serves one after the other, which makes the second run a little behind
-// the first, so that one's epilogue overlaps the other's last steps; of a last tile, behind which nothing is multiplied, both at
-// once. Hooks: see README.md. `Hooks::kPostsStores` says that a
-// signal follows each tile: then the tile's writes are waited for, otherwise only the reads of the staging panels.
+// Run by one lane. Where both consumers work on each tile and wait for panels, it serves one after the other, but of a last tile,
+// behind which nothing is multiplied, and where panels are lent, both at once. Hooks: see README.md. `Hooks::kPostsStores` says that
+// a signal follows each tile: then the tile's writes are waited for, otherwise only the reads of the panels.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
-                                GemmStaging<Config::kPanels>& staging) {
+                                RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
     const GemmTile tile = hooks.decode(t);
     chaos_delay(ctx, Agent::Storer, t);
     hooks.before_store(ctx, tile);
+    ring.skip(tile.k_blocks);
     if constexpr (Config::kPingPong) {
-      send_parts<Config, Edges>(ctx, smem, tile, staging.consumer(), staging.consumer() + 1, staging.mine);
+      send_parts<Config, Edges>(ctx, smem, tile, staging.consumer(), staging.consumer() + 1, ring, staging);
       staging.pass();
     } else {
       // They use their panels in step.
       const RingCursor<Config::kPanels> start = staging.mine;
-      const u32 together = t + hooks.stride() < hooks.end() ? 1 : Config::kConsumers;
+      const u32 together = Config::kLentPanels == 0 && t + hooks.stride() < hooks.end() ? 1 : Config::kConsumers;
 #pragma unroll 1
       for (u32 consumer = 0; consumer < Config::kConsumers; consumer += together) {
         staging.mine = start;
-        send_parts<Config, Edges>(ctx, smem, tile, consumer, consumer + together, staging.mine);
+        send_parts<Config, Edges>(ctx, smem, tile, consumer, consumer + together, ring, staging);
       }
     }
     if constexpr (Config::kStore == StorePath::Tma && Hooks::kPostsStores) bulk_wait_written<0>();

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::ir::{
     ALayout, Agent, BLayout, Consumers, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan,
-    RoleId, Store, Var, mma_staging_bytes,
+    RoleId, Store, Var, mma_panels, mma_staging_bytes, mma_staging_panels,
 };
 use crate::target;
 use minijinja::{Environment, Value, context};
@@ -156,9 +156,15 @@ fn group(
 ) -> Result<Value, EmitError> {
     let template = template_of(&g.leaf);
     let mut families = Vec::new();
+    // Along k, of the shallowest tile.
+    let mut steps = i64::MAX;
     for s in &g.slices {
         families.push(match template {
-            "mma_tile" => e.mma(*s)?,
+            "mma_tile" => {
+                let (value, least) = e.mma(*s)?;
+                steps = steps.min(least);
+                value
+            }
             "reduce_rows" => e.reduce(*s)?,
             _ => e.copy(*s, template == "copy_bulk")?,
         });
@@ -174,7 +180,7 @@ fn group(
         g.slices.iter().any(|s| e.plan.families[s.id].waits.iter().any(|w| w.by == Agent::Loader));
     let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);
     let tile = match &g.leaf {
-        Leaf::MmaTile { .. } => Some(tile(e, g, first.id)?),
+        Leaf::MmaTile { .. } => Some(tile(e, g, first.id, steps)?),
         _ => None,
     };
     let (dtype, dtype_to) = match template {
@@ -197,8 +203,8 @@ fn group(
     Ok(context! { name, template, hooks, dtype, dtype_to, tile, teams, loader_waits })
 }
 
-/// What the tiles of a matrix-product group are, beyond the ring.
-fn tile(e: &Emitter<'_>, g: &Group, id: FamId) -> Result<Value, EmitError> {
+/// What the tiles of a matrix-product group are, beyond the ring; `steps` is how many along k each has at least.
+fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, EmitError> {
     let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue } = &g.leaf
     else {
         return Err(EmitError::unsupported(id.to_string(), "is not a matrix product"));
@@ -215,9 +221,15 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId) -> Result<Value, EmitError> {
     for s in &g.slices {
         once &= e.points.streams(s.id, Operand::B, cache)?;
     }
+    // Results that more panels than those of the staging take leave from the last stage, where a launch gives no tile fewer steps than
+    // there are stages: then a consumer that has a tile behind it knows that the storer is through with the one before.
+    let panels = mma_panels(*block, g.leaf.out_columns(), out == "F32");
+    let shared = *consumers == Consumers::Cooperative && *store == Store::Tma;
+    let lends = shared && panels > mma_staging_panels(block[0]) && steps >= i64::from(*stages);
     Ok(context! {
         block_m => block[0],
         block_n => block[1],
+        lends,
         stages,
         dtype,
         out,

@@ -70,8 +70,9 @@ impl<'p> Emitter<'p> {
         }
     }
 
-    /// What `decode`, the waits, the posts and the epilogue of one matrix-product family are made of.
-    pub fn mma(&mut self, s: Slice) -> Result<Value, EmitError> {
+    /// What `decode`, the waits, the posts and the epilogue of one matrix-product family are made of; and the least number of steps
+    /// along k that a tile of it has.
+    pub fn mma(&mut self, s: Slice) -> Result<(Value, i64), EmitError> {
         let f = &self.plan.families[s.id];
         let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, .. } = &f.leaf
         else {
@@ -98,7 +99,7 @@ impl<'p> Emitter<'p> {
             return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
         }
         let along = self.along(a, *a_layout == ALayout::Km);
-        self.check_depth(s.id, &along.depth)?;
+        let steps = self.least_steps(s.id, &along.depth)?;
         self.check_starts(s.id, a)?;
         self.check_starts(s.id, b)?;
         let own = Expr::Var(Var::RANK);
@@ -128,12 +129,12 @@ impl<'p> Emitter<'p> {
             true => Some(self.carry(f, c, &along.depth)?),
             false => None,
         };
-        let steps = along.depth.clone().ceil_div(block[2] as i32);
+        let each = along.depth.clone().ceil_div(block[2] as i32);
         let (all_steps, inner) = match &f.inner {
-            None => (steps, None),
+            None => (each, None),
             Some((name, extent)) => {
                 let inner = self.inner(s.id, name, [a, b], &along, &right)?;
-                (extent.clone() * steps, Some(inner))
+                (extent.clone() * each, Some(inner))
             }
         };
         let value = context! {
@@ -205,7 +206,7 @@ impl<'p> Emitter<'p> {
             (BLayout::Nk, true) => self.maps.index(self.plan, b, block[1] / 2, 64),
         };
         let maps = context! { a_map, b_map, c_map, line_map };
-        Ok(context! { ..value, ..maps })
+        Ok((context! { ..value, ..maps }, steps))
     }
 
     /// What changes from one iteration of a product's inner loop to the next: where both operands come from. Each iteration has
@@ -289,17 +290,21 @@ impl<'p> Emitter<'p> {
         }
     }
 
-    /// Every tile has at least one step along k: consumers hand back the stage of the last one.
-    fn check_depth(&self, id: FamId, depth: &Expr) -> Result<(), EmitError> {
+    /// How many steps of 64 along k every tile has, one at least: consumers hand back the stage of the last one.
+    fn least_steps(&self, id: FamId, depth: &Expr) -> Result<i64, EmitError> {
+        // A launch may leave a tile without rows.
+        let mut least = if self.runtime() { 1 } else { i64::MAX };
         for rank in 0..self.plan.mesh.size() as usize {
             for task in self.points.tasks(id, rank, 1)? {
-                if self.points.eval(&task, depth)? < 1 || self.points.inner(&task)? < 1 {
+                let (depth, times) = (self.points.eval(&task, depth)?, self.points.inner(&task)?);
+                least = least.min((depth + 63) / 64 * times);
+                if depth < 1 || times < 1 {
                     let what = format!("task {:?} of rank {rank} has no depth", task.domain());
                     return Err(EmitError::unsupported(id.to_string(), what));
                 }
             }
         }
-        Ok(())
+        Ok(least)
     }
 
     /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal instruction.

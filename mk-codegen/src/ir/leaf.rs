@@ -313,11 +313,20 @@ pub fn mma_panel_columns(n: u32) -> u32 {
     if n.is_multiple_of(64) { 64 } else { 32 }
 }
 
-/// Bytes that a tile's results leave through: panels of 64 rows, two for each of two consumer warpgroups, or four where those share
-/// 64 rows.
+/// Panels of 64 rows that each of two consumer warpgroups has for its results: two, or four where they share 64 rows.
+pub fn mma_staging_panels(m: u32) -> u32 {
+    if m == 64 { 4 } else { 2 }
+}
+
+/// Bytes of those panels.
 pub fn mma_staging_bytes([m, n]: [u32; 2]) -> u32 {
-    let panels = if m == 64 { 4 } else { 2 };
-    2 * panels * 64 * mma_panel_columns(n) * 2
+    2 * mma_staging_panels(m) * 64 * mma_panel_columns(n) * 2
+}
+
+/// Panels that each of two warpgroups that share a tile fills with its part of so many columns of results.
+pub fn mma_panels([m, n, _]: [u32; 3], columns: u32, f32: bool) -> u32 {
+    let wide = if f32 { 32 } else { mma_panel_columns(n) };
+    m.div_ceil(64) * columns / wide / 2
 }
 const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
@@ -416,7 +425,9 @@ impl Leaf {
                 let (agent, proxy) =
                     if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
                 operands.push(op(Operand::C, write, agent, proxy, Arity::Many));
-                // Without TMA the consumers store by themselves, and tell the storer when they have.
+                // Without TMA the consumers store by themselves, and tell the storer when they have. The stage of a tile's last
+                // step may go back by way of the storer, when it has taken the panels there: later than `empty` says, and before
+                // what `drained` waits for.
                 let edges = vec![
                     flow("full", Loader, Consumers),
                     back("empty", Consumers, Loader, *stages),

@@ -409,6 +409,18 @@ pub const VARIANTS: &[Variant] = &[
         c.block = [64, 256, 64];
         c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
     }),
+    // Several tiles a CTA, each with as many steps as there are stages.
+    variant(
+        ("lent_least_steps", "gemm(a, b)", 1, &[("a", &[3000, 256]), ("b", &[256, 6152])]),
+        |c| c.set_block([128, 256, 64]),
+    ),
+    variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
+        c.set_block([256, 128, 64]);
+    }),
+    variant(("lent_narrow_panels", "gemm(a, b)", 1, RAGGED), |c| {
+        c.set_block([256, 160, 64]);
+    }),
+    variant(("lent_f32", "gemm(a, b) -> cast(f32)", 1, RAGGED), |c| c.set_block([128, 192, 64])),
     variant(("rows64_alone", "gemm(a, b)", 1, FEW_ROWS), |c| {
         c.block = [64, 128, 64];
         c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
