@@ -19,9 +19,9 @@ struct ReduceStep {
   static constexpr u32 kElements = 16 / (element_bytes(kFrom) < element_bytes(kTo) ? element_bytes(kFrom) : element_bytes(kTo));
   static constexpr u32 kLoads = kElements * element_bytes(kFrom) / 16;
   static constexpr u32 kStores = kElements * element_bytes(kTo) / 16;
-  // Rows that one warp has in flight; times the sources, so that the loads cover the latency of HBM.
-  static constexpr u32 kRows = 4 / kLoads;
-  static constexpr u32 kRowsOfFew = 6 / kLoads;
+  // Places that a thread loads together; times the sources, so that the loads cover the latency of HBM.
+  static constexpr u32 kSteps = 4 / kLoads;
+  static constexpr u32 kStepsOfFew = 8 / kLoads;
 };
 
 // Where a task's sums go: looked up once, because the hooks decode the task for it.
@@ -88,26 +88,28 @@ MK_DEVICE void store_element(u64 address, float x) {
   else st_u16(p, narrow<kDtype>(x));
 }
 
-// Loads `kRows` rows, `kWarps` apart, of sources `s0` to `s0 + kReduceSources`, all in flight together; past the end nothing.
-template <Dtype kFrom, u32 kRows, u32 kWarps, u32 kLoads>
-MK_DEVICE void load_rows(Vec16 (&v)[kRows][kReduceSources][kLoads], const ReduceTask& task, u64 first, u32 row, u32 s0) {
+// Loads `kSteps` vectors of a thread, of sources `s0` to `s0 + kReduceSources`, all in flight together; past the end nothing.
+template <Dtype kFrom, u32 kSteps, u32 kLoads>
+MK_DEVICE void load_vectors(Vec16 (&v)[kSteps][kReduceSources][kLoads], const ReduceTask& task, u64 source, RowWalk at, u32 s0) {
 #pragma unroll
-  for (u32 i = 0; i < kRows; ++i) {
+  for (u32 i = 0; i < kSteps; ++i) {
+    const u64 first = source + at.row * task.source_pitch_bytes + u64{at.vector} * (kLoads * 16);
 #pragma unroll
     for (u32 s = 0; s < kReduceSources; ++s) {
-      const u32 r = row + i * kWarps;
-      if (r < task.rows && s0 + s < task.sources) {
-        const u64 from = first + (s0 + s) * task.source_stride_bytes + r * task.source_pitch_bytes;
+      if (at.row < task.rows && s0 + s < task.sources) {
 #pragma unroll
-        for (u32 l = 0; l < kLoads; ++l) v[i][s][l] = ld_vec16(reinterpret_cast<const void*>(from + l * 16));
+        for (u32 l = 0; l < kLoads; ++l) {
+          v[i][s][l] = ld_vec16(reinterpret_cast<const void*>(first + (s0 + s) * task.source_stride_bytes + l * 16));
+        }
       }
     }
+    at.advance();
   }
 }
 
-// Adds one row of them.
+// Adds those of one place.
 template <Dtype kFrom, u32 kLoads>
-MK_DEVICE void add_row(float* sum, const Vec16 (&v)[kReduceSources][kLoads], const ReduceTask& task, u32 s0) {
+MK_DEVICE void add_sources(float* sum, const Vec16 (&v)[kReduceSources][kLoads], const ReduceTask& task, u32 s0) {
 #pragma unroll
   for (u32 s = 0; s < kReduceSources; ++s) {
     if (s0 + s < task.sources) {
@@ -118,51 +120,49 @@ MK_DEVICE void add_row(float* sum, const Vec16 (&v)[kReduceSources][kLoads], con
 }
 
 template <Dtype kTo, u32 kStores, u32 kCount>
-MK_DEVICE void store_sums(const ReduceTargets<kCount>& targets, const float* sum, u32 row, u64 to) {
+MK_DEVICE void store_sums(const ReduceTargets<kCount>& targets, const float* sum, const RowWalk& at) {
+  const u64 to = u64{at.vector} * (kStores * 16);
 #pragma unroll
   for (u32 l = 0; l < kStores; ++l) {
     const Vec16 rounded = round_vector<kTo>(sum + l * kVectorElements<kTo>);
 #pragma unroll
-    for (u32 d = 0; d < kCount; ++d) st_vec16(reinterpret_cast<void*>(targets.at(d, row, to + l * 16)), rounded);
+    for (u32 d = 0; d < kCount; ++d) st_vec16(reinterpret_cast<void*>(targets.at(d, at.row, to + l * 16)), rounded);
   }
 }
 
 // The first `whole` columns of all rows, whose addresses and pitches are multiples of 16 bytes. Few sources: no sum has to be
-// kept while others are loaded, so that registers are left for more rows.
+// kept while others are loaded, so that registers are left for more vectors.
 template <Dtype kFrom, Dtype kTo, u32 kThreads, bool kFew, class Hooks>
 MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
                                  u32 thread, u32 whole) {
   typedef ReduceStep<kFrom, kTo> Step;
-  constexpr u32 kWarps = kThreads / 32, kRows = kFew ? Step::kRowsOfFew : Step::kRows, kLoads = Step::kLoads;
+  constexpr u32 kSteps = kFew ? Step::kStepsOfFew : Step::kSteps, kLoads = Step::kLoads;
+  RowWalk at = RowWalk::of<16>(thread, kThreads, task.rows, whole / Step::kElements);
 #pragma unroll 1
-  for (u32 row = thread / 32; row < task.rows; row += kWarps * kRows) {
+  while (at.row < task.rows) {
+    Vec16 v[kSteps][kReduceSources][kLoads];
+    if constexpr (kFew) {
+      load_vectors<kFrom, kSteps, kLoads>(v, task, source, at, 0);
+      at.forget();
+#pragma unroll
+      for (u32 i = 0; i < kSteps; ++i) {
+        float sum[Step::kElements] = {};
+        add_sources<kFrom, kLoads>(sum, v[i], task, 0);
+        if (at.row < task.rows) store_sums<kTo, Step::kStores>(targets, sum, at);
+        at.advance();
+      }
+    } else {
+      float sum[kSteps][Step::kElements] = {};
 #pragma unroll 1
-    for (u32 column = thread % 32 * Step::kElements; column < whole; column += 32 * Step::kElements) {
-      const u64 first = source + static_cast<u64>(column) * element_bytes(kFrom), to = static_cast<u64>(column) * element_bytes(kTo);
-      Vec16 v[kRows][kReduceSources][kLoads];
-      if constexpr (kFew) {
-        load_rows<kFrom, kRows, kWarps, kLoads>(v, task, first, row, 0);
+      for (u32 s0 = 0; s0 < task.sources; s0 += kReduceSources) {
+        load_vectors<kFrom, kSteps, kLoads>(v, task, source, at, s0);
 #pragma unroll
-        for (u32 i = 0; i < kRows; ++i) {
-          if (row + i * kWarps >= task.rows) continue;
-          float sum[Step::kElements] = {};
-          add_row<kFrom, kLoads>(sum, v[i], task, 0);
-          store_sums<kTo, Step::kStores>(targets, sum, row + i * kWarps, to);
-        }
-      } else {
-        float sum[kRows][Step::kElements] = {};
-#pragma unroll 1
-        for (u32 s0 = 0; s0 < task.sources; s0 += kReduceSources) {
-          load_rows<kFrom, kRows, kWarps, kLoads>(v, task, first, row, s0);
+        for (u32 i = 0; i < kSteps; ++i) add_sources<kFrom, kLoads>(sum[i], v[i], task, s0);
+      }
 #pragma unroll
-          for (u32 i = 0; i < kRows; ++i) {
-            if (row + i * kWarps < task.rows) add_row<kFrom, kLoads>(sum[i], v[i], task, s0);
-          }
-        }
-#pragma unroll
-        for (u32 i = 0; i < kRows; ++i) {
-          if (row + i * kWarps < task.rows) store_sums<kTo, Step::kStores>(targets, sum[i], row + i * kWarps, to);
-        }
+      for (u32 i = 0; i < kSteps; ++i) {
+        if (at.row < task.rows) store_sums<kTo, Step::kStores>(targets, sum[i], at);
+        at.advance();
       }
     }
   }

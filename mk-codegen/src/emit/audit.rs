@@ -132,6 +132,8 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
         ("ctx.past = ctx.read_past();", 2 * roles + loaders + gate),
         ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
+        ("sm90_regs_release<", roles),
+        ("sm90_regs_claim<", roles),
         ("launch_count_in(ctx);", roles),
         ("launch_end(ctx);", roles),
         ("smem.init_barriers();", staged),
