@@ -12,7 +12,11 @@ use pyo3::{
     sync::PyOnceLock,
     types::{PyDict, PyTuple},
 };
-use std::ffi::c_void;
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    sync::{Mutex, MutexGuard},
+};
 
 /// What is used of torch.
 pub struct Torch {
@@ -20,6 +24,10 @@ pub struct Torch {
     empty: Py<PyAny>,
     is_grad_enabled: Py<PyAny>,
     current_stream: Py<PyAny>,
+    /// The current stream's handle, without an object for it: what compilers of torch's own use.
+    raw_stream: Option<Py<PyAny>>,
+    /// Streams' objects by device and handle. torch keeps its streams for the life of the process, and a foreign one is its handle.
+    streams: Mutex<HashMap<(i32, usize), Py<PyAny>>>,
     is_capturing: Py<PyAny>,
 }
 
@@ -32,6 +40,8 @@ impl Torch {
             let torch = py.import("torch")?;
             let cuda = torch.getattr("cuda")?;
             let of = |name: &str| torch.getattr(name).map(Bound::unbind);
+            let raw_stream =
+                torch.getattr("_C").and_then(|c| c.getattr("_cuda_getCurrentRawStream"));
             Ok(Torch {
                 dtypes: [
                     (DType::Bf16, of("bfloat16")?),
@@ -41,6 +51,8 @@ impl Torch {
                 empty: of("empty")?,
                 is_grad_enabled: of("is_grad_enabled")?,
                 current_stream: cuda.getattr("current_stream")?.unbind(),
+                raw_stream: raw_stream.ok().map(Bound::unbind),
+                streams: Mutex::default(),
                 is_capturing: cuda.getattr("is_current_stream_capturing")?.unbind(),
             })
         })
@@ -62,12 +74,30 @@ impl Torch {
         py: Python<'py>,
         device: i32,
     ) -> PyResult<(Bound<'py, PyAny>, StreamRef)> {
-        let stream = self.current_stream.bind(py).call1((device,))?;
-        let raw: usize = stream.getattr(intern!(py, "cuda_stream"))?.extract()?;
+        let known = match &self.raw_stream {
+            Some(raw_stream) => {
+                let raw: usize = raw_stream.bind(py).call1((device,))?.extract()?;
+                self.streams().get(&(device, raw)).map(|stream| (stream.bind(py).clone(), raw))
+            }
+            None => None,
+        };
+        let (stream, raw) = match known {
+            Some(known) => known,
+            None => {
+                let stream = self.current_stream.bind(py).call1((device,))?;
+                let raw: usize = stream.getattr(intern!(py, "cuda_stream"))?.extract()?;
+                self.streams().insert((device, raw), stream.clone().unbind());
+                (stream, raw)
+            }
+        };
         // SAFETY: torch works in primary contexts, `device` is the rank's, and torch keeps its streams for the life of the
         // process; a foreign stream (torch.cuda.ExternalStream) is kept by whoever made it current.
         let handle = unsafe { StreamRef::from_raw(raw as *mut c_void) };
         Ok((stream, handle))
+    }
+
+    fn streams(&self) -> MutexGuard<'_, HashMap<(i32, usize), Py<PyAny>>> {
+        self.streams.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// A new tensor, contents undefined.
