@@ -24,9 +24,10 @@ pub struct Torch {
     empty: Py<PyAny>,
     is_grad_enabled: Py<PyAny>,
     current_stream: Py<PyAny>,
-    /// The current stream's handle, without an object for it: what compilers of torch's own use.
+    /// The current stream's handle, without an object for it, as torch's Inductor asks for it; not in every torch.
     raw_stream: Option<Py<PyAny>>,
-    /// Streams' objects by device and handle. torch keeps its streams for the life of the process, and a foreign one is its handle.
+    /// Streams' objects by device and handle, where handles are asked for. torch has some dozens for the life of the process, and a
+    /// foreign one is nothing but its handle.
     streams: Mutex<HashMap<(i32, usize), Py<PyAny>>>,
     is_capturing: Py<PyAny>,
 }
@@ -86,7 +87,9 @@ impl Torch {
             None => {
                 let stream = self.current_stream.bind(py).call1((device,))?;
                 let raw: usize = stream.getattr(intern!(py, "cuda_stream"))?.extract()?;
-                self.streams().insert((device, raw), stream.clone().unbind());
+                if self.raw_stream.is_some() {
+                    self.streams().insert((device, raw), stream.clone().unbind());
+                }
                 (stream, raw)
             }
         };

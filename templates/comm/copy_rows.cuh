@@ -14,9 +14,9 @@ struct RowsTask {
 // Loads in flight per thread before the first store.
 constexpr u32 kRowsUnroll = 8;
 
-// A thread's way through rows that several threads share. Neighbours take neighbouring vectors of a row: 32 of them, or, of 16 bytes
-// each, 16 or 8 where rows are no multiple of more. So rows of some hundred bytes keep all lanes busy, whole 128-byte lines are moved,
-// and no thread divides by a row's length.
+// A thread's way through rows that several threads share, without dividing by a row's length. A warp takes neighbouring vectors of a
+// row; of short rows of 16-byte vectors it takes 2 or 4 side by side, 16 or 8 vectors of each at a time, so that no lane idles at 128
+// bytes and their multiples.
 struct RowWalk {
   u32 row, vector;  // past the last row at the end
   u32 begin, end;   // of the vectors
@@ -25,7 +25,7 @@ struct RowWalk {
   // Thread `thread` of `threads`; rows of `vectors` of `kBytes`.
   template <u32 kBytes>
   MK_DEVICE static RowWalk of(u32 thread, u32 threads, u32 rows, u32 vectors) {
-    const u32 bits = kBytes < 16 || vectors % 32 == 0 ? 5 : vectors % 16 == 0 ? 4 : 3;
+    const u32 bits = kBytes < 16 || vectors >= 128 || vectors % 32 == 0 ? 5 : vectors % 16 == 0 ? 4 : 3;
     const u32 stride = 1u << bits, begin = thread % stride;
     return RowWalk{begin < vectors ? thread >> bits : rows, begin, begin, vectors, stride, threads >> bits};
   }

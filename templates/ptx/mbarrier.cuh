@@ -13,7 +13,7 @@ MK_DEVICE void mbarrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-// As so many arrivals.
+// Arrives `arrivals` times.
 template <u32 kEdge>
 MK_DEVICE void mbarrier_arrive_many(u32 bar, u32 arrivals) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");

@@ -176,7 +176,7 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
         finish_16_columns<Config>(hooks, tile, carried, m, g, row, Config::first_col(consumer) + g * 16, first + j * 8, packed[j]);
       }
       const u32 p = m * kAcross + n;
-      const bool lent = p + 1 <= Config::kLentPanels;
+      const bool lent = p + 1 <= Config::kLentPanels;  // not `<`: there may be none, and nothing is below that
       if (!lent) mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
       const u32 panel = lent ? smem.lent_panel(ring, consumer, p) : smem.panel(consumer, mine.stage);
       if constexpr (Config::kOut == Dtype::F32) {

@@ -25,7 +25,7 @@ struct GemmOptions {
   bool carried = false;  // a tile adds itself to what has been summed so far
   bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
   bool b_once = false;   // no other tile reads what a tile reads of B
-  bool lends = false;    // the tile's last stage takes panels that there is no staging for; every tile has as many steps as there are stages, or more
+  bool lends = false;    // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
   StorePath store = StorePath::Tma;
   Consumers consumers = Consumers::Cooperative;
 };
@@ -83,9 +83,9 @@ struct GemmConfig {
   static constexpr u32 kStageBytes = kABytes + kBBytes;
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
   static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
-  // A tile begins with panels for which there is no staging: in its last stage, where the consumer's own rows of A were. The storer
-  // hands that stage back, without which the next tile does not end.
-  static constexpr u32 kStagePanels = kRowsPerConsumer * kBlockK * kElemBytes / kPanelBytes;
+  // A tile that lends begins with panels in its last stage, where the consumer's own rows of A were: a warp's rows of a panel are those
+  // of A that only its own part of the wgmmas reads. The storer hands that stage back, without which the loop's next tile does not end.
+  static constexpr u32 kStagePanels = kRowsPerConsumer / 64;
   static constexpr u32 kUnstaged = kOptions.lends ? kPanelsPerTile - kPanels : 0;
   static constexpr u32 kLentPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
@@ -102,7 +102,9 @@ struct GemmConfig {
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kMmasPerStep * kAccumulators <= 128), "what is carried takes half as many registers again");
   static_assert(!kAdds || (kStore == StorePath::Tma && kOut != Dtype::F32), "memory adds 16-bit elements that TMA brings");
-  static_assert(!kOptions.lends || (!kPingPong && !kSplitColumns && kStore == StorePath::Tma && kPanelsPerTile > kPanels), "rows that nobody else reads, and panels for them");
+  static_assert(!kOptions.lends || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
+  static_assert(!kOptions.lends || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
+  static_assert(!kOptions.lends || kPanelsPerTile > kPanels, "panels that there is no staging for");
   static_assert(kOut != Dtype::F32 || kStore == StorePath::Direct || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
   static_assert(kStages >= 2 && kPanels >= 2, "a ring, and a panel to fill while one is read");
   static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");

@@ -59,7 +59,7 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
                            const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
   RingCursor<Config::kPanels>& mine = staging.mine;
   u32 reading = 0;  // barrier of the panel whose store was issued last
-  bool lent = Config::kLentPanels > 0;  // or that was of the lent ones
+  bool lent = Config::kLentPanels > 0;  // the stores issued last were those of the lent panels
   const auto give_back = [&] {
     if (lent) {
       mbarrier_arrive_many<Edges::empty>(smem.empty(ring.previous_stage()), Config::kConsumers * kWarpgroupWarps);
@@ -106,8 +106,8 @@ MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, cons
   }
 }
 
-// Run by one lane. Where both consumers work on each tile and wait for panels, it serves one after the other, but of a last tile,
-// behind which nothing is multiplied, and where panels are lent, both at once. Hooks: see README.md. `Hooks::kPostsStores` says that
+// Run by one lane. Where both consumers work on each tile and no panels are lent, it serves one after the other, but of a last tile,
+// behind which nothing is multiplied, both at once, as where panels are lent. Hooks: see README.md. `Hooks::kPostsStores` says that
 // a signal follows each tile: then the tile's writes are waited for, otherwise only the reads of the panels.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,

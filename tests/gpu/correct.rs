@@ -2,7 +2,7 @@
 
 use crate::{
     scenario::{Case, Scenario, good},
-    worlds,
+    worlds, worlds_of_several,
 };
 use mk::{
     passes::Config,
@@ -133,7 +133,7 @@ fn sums_and_chains() {
 
 #[test]
 fn sums_and_chains_repeatedly_and_delayed() {
-    for world in worlds("sums_and_chains_repeatedly").into_iter().skip(1) {
+    for world in worlds_of_several("sums_and_chains_repeatedly") {
         for (seed, pipeline) in SUMS.iter().enumerate() {
             check(&case(pipeline, 1500, 256, 512), &world, 50, &poisoned());
             let chaos = InstanceOptions {
@@ -182,7 +182,7 @@ fn delays_before_every_task() {
 /// Each rank reaches each launch up to 2 ms after the others, in another order every time.
 #[test]
 fn ranks_that_enter_apart() {
-    for world in worlds("ranks_that_enter_apart").into_iter().skip(1) {
+    for world in worlds_of_several("ranks_that_enter_apart") {
         let delay = Delay::new(&world, &JitOptions::default()).expect("loads");
         for pipeline in [PIPELINES[0], PIPELINES[3], SUMS[0], SUMS[1]] {
             let case = case(pipeline, 2000, 520, 1000);

@@ -15,26 +15,36 @@ use mk::runtime::World;
 
 /// Worlds of 1 to 4 GPUs, as many as there are; says so when there is none. `MK_GPU_WORLDS=2,4` takes some of them.
 pub fn worlds(test: &str) -> Vec<World> {
-    let mut out = Vec::new();
-    let some = std::env::var("MK_GPU_WORLDS").ok();
-    let left_out = |n: &usize| {
-        let some = some.as_ref()?;
-        let named = some.split(',').any(|x| x.trim() == n.to_string());
-        (!named).then(|| println!("SKIPPED {test} on {n} GPUs: MK_GPU_WORLDS={some}"))
-    };
-    for n in (1..=4).filter(|n| left_out(n).is_none()) {
+    let (wanted, mut out) = (wanted(), Vec::new());
+    for n in 1..=4 {
+        if !wanted.contains(&n) {
+            println!("SKIPPED {test} on {n} GPUs: MK_GPU_WORLDS is {wanted:?}");
+            continue;
+        }
         match World::local(n) {
             Ok(world) => out.push(world),
-            Err(e) if e.is_no_device() => break,
+            Err(e) if e.is_no_device() => {
+                println!("SKIPPED {test}: no CUDA device");
+                break;
+            }
             Err(e) => {
-                assert!(n > 1 || some.is_some(), "{test}: {e}");
-                println!("{test}: {n} GPUs: {e}");
+                assert!(n > 1, "{test}: {e}");
+                println!("SKIPPED {test} on {n} GPUs: {e}");
                 break;
             }
         }
     }
-    if out.is_empty() {
-        println!("SKIPPED {test}: no CUDA device");
-    }
     out
+}
+
+/// Worlds of several GPUs.
+pub fn worlds_of_several(test: &str) -> Vec<World> {
+    worlds(test).into_iter().filter(|w| w.size() > 1).collect()
+}
+
+fn wanted() -> Vec<usize> {
+    let Ok(named) = std::env::var("MK_GPU_WORLDS") else { return (1..=4).collect() };
+    let number = |x: &str| x.trim().parse().ok().filter(|n| (1..=4).contains(n));
+    let numbers: Option<Vec<usize>> = named.split(',').map(number).collect();
+    numbers.unwrap_or_else(|| panic!("MK_GPU_WORLDS={named}: numbers from 1 to 4, as in 2,4"))
 }

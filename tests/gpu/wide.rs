@@ -4,7 +4,7 @@
 use crate::{
     common::{VARIANTS, Variant},
     pipelines::{PIPELINES, Wide},
-    worlds,
+    worlds, worlds_of_several,
 };
 use mk::{
     Bound, Program,
@@ -199,7 +199,7 @@ fn wide_pipelines() {
 
 #[test]
 fn wide_pipelines_delayed_and_repeated() {
-    for world in worlds("wide_pipelines_delayed").into_iter().skip(1) {
+    for world in worlds_of_several("wide_pipelines_delayed") {
         for (seed, wide) in PIPELINES.iter().enumerate() {
             let chaos = InstanceOptions {
                 chaos_seed: seed as u32 + 1,

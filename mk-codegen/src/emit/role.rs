@@ -7,7 +7,7 @@ use super::{
 };
 use crate::ir::{
     ALayout, Agent, BLayout, Consumers, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan,
-    RoleId, Store, Var, mma_panels, mma_staging_bytes, mma_staging_panels,
+    RoleId, Store, Var, mma_panel_columns, mma_panels, mma_staging_bytes, mma_staging_panels,
 };
 use crate::target;
 use minijinja::{Environment, Value, context};
@@ -221,11 +221,14 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, Emit
     for s in &g.slices {
         once &= e.points.streams(s.id, Operand::B, cache)?;
     }
-    // Results that more panels than those of the staging take leave from the last stage, where a launch gives no tile fewer steps than
-    // there are stages: then a consumer that has a tile behind it knows that the storer is through with the one before.
+    // Of the panels that there is no staging for, the last stage takes some: where a warp overwrites rows of A that its own part of
+    // the wgmmas has read, 128 bytes each; and where no tile has fewer steps than there are stages, so that a consumer that has a tile
+    // behind it knows that the storer is through with the one before.
     let panels = mma_panels(*block, g.leaf.out_columns(), out == "F32");
-    let shared = *consumers == Consumers::Cooperative && *store == Store::Tma;
-    let lends = shared && panels > mma_staging_panels(block[0]) && steps >= i64::from(*stages);
+    let own_rows = *consumers == Consumers::Cooperative && *a_layout == ALayout::Mk;
+    let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
+    let enough = panels > mma_staging_panels(block[0]) && steps >= i64::from(*stages);
+    let lends = own_rows && whole && enough;
     Ok(context! {
         block_m => block[0],
         block_n => block[1],

@@ -290,7 +290,7 @@ impl<'p> Emitter<'p> {
         }
     }
 
-    /// How many steps of 64 along k every tile has, one at least: consumers hand back the stage of the last one.
+    /// The least number of steps along k of any tile. Each has one: consumers hand back the stage of the last.
     fn least_steps(&self, id: FamId, depth: &Expr) -> Result<i64, EmitError> {
         // A launch may leave a tile without rows.
         let mut least = if self.runtime() { 1 } else { i64::MAX };

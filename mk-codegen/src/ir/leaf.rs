@@ -426,8 +426,8 @@ impl Leaf {
                     if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
                 operands.push(op(Operand::C, write, agent, proxy, Arity::Many));
                 // Without TMA the consumers store by themselves, and tell the storer when they have. The stage of a tile's last
-                // step may go back by way of the storer, when it has taken the panels there: later than `empty` says, and before
-                // what `drained` waits for.
+                // step may go back by way of the storer, when it has sent the panels there: later than `empty` says, and before
+                // any staging panel of the tile goes back.
                 let edges = vec![
                     flow("full", Loader, Consumers),
                     back("empty", Consumers, Loader, *stages),

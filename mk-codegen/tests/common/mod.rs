@@ -181,6 +181,9 @@ const RAGGED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1032])];
 /// Columns that are rows of a multiple of 16 bytes, also a quarter of them.
 const RAGGED_ALIGNED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1056])];
 
+/// Several tiles a CTA.
+const SEVERAL_WAVES: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 3080])];
+
 fn ping_pong(c: &mut Config, columns: u32) {
     c.set_block([128, columns, 64]);
     c.consumers = Consumers::PingPong;
@@ -414,13 +417,20 @@ pub const VARIANTS: &[Variant] = &[
         ("lent_least_steps", "gemm(a, b)", 1, &[("a", &[3000, 256]), ("b", &[256, 6152])]),
         |c| c.set_block([128, 256, 64]),
     ),
-    variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
+    variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
         c.set_block([256, 128, 64]);
     }),
-    variant(("lent_narrow_panels", "gemm(a, b)", 1, RAGGED), |c| {
-        c.set_block([256, 160, 64]);
+    variant(("lent_f32", "gemm(a, b) -> cast(f32)", 1, SEVERAL_WAVES), |c| {
+        c.set_block([128, 192, 64]);
     }),
-    variant(("lent_f32", "gemm(a, b) -> cast(f32)", 1, RAGGED), |c| c.set_block([128, 192, 64])),
+    // Behind them tiles of two steps, which lend nothing.
+    variant(
+        ("lent_then_parts", "gemm(a, b)", 1, &[("a", &[3000, 512]), ("b", &[512, 6152])]),
+        |c| {
+            c.set_block([128, 256, 64]);
+            c.tail = Some(Tail { blocks: 8, columns: 256, parts: 4 });
+        },
+    ),
     variant(("rows64_alone", "gemm(a, b)", 1, FEW_ROWS), |c| {
         c.block = [64, 128, 64];
         c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
