@@ -89,54 +89,44 @@ fn what_passes_through_the_cache_leaves_it_first() {
 /// A stage is lent where there are more results than staging takes, and the next tile does not end without it.
 #[test]
 fn the_last_stage_takes_what_staging_does_not() {
-    const DEEP: &[(&str, &[u64])] = &[("a", &[1000, 512]), ("b", &[512, 1024])];
-    let plain = "gemm(a, b)";
-    let f32 = "gemm(a, b) -> cast(f32)";
+    type Shapes = &'static [(&'static str, &'static [u64])];
+    type Row = (&'static str, Shapes, fn(&mut Config), bool);
+    const DEEP: Shapes = &[("a", &[1000, 512]), ("b", &[512, 1024])];
+    const FOUR_STEPS: Shapes = &[("a", &[1000, 200]), ("b", &[200, 1024])];
+    const THREE_STEPS: Shapes = &[("a", &[1000, 192]), ("b", &[192, 1024])];
+    const ODD: Shapes = &[("a", &[1000, 512]), ("b", &[512, 1003])];
+    const ACROSS: Shapes = &[("a", &[512, 1000]), ("b", &[512, 1024])];
+    const GATED: Shapes = &[("a", &[1000, 512]), ("b", &[512, 2, 1024])];
+    fn wide(c: &mut Config) {
+        c.set_block([128, 256, 64]);
+    }
+    fn in_turn(c: &mut Config) {
+        c.set_block([128, 128, 64]);
+        c.consumers = Consumers::PingPong;
+    }
+    let (plain, f32) = ("gemm(a, b)", "gemm(a, b) -> cast(f32)");
     let gated = "fn f(a: bf16[M, K], b: bf16[K, 2, N]) { gemm(a, b) -> swiglu }";
     let dynamic = "fn f<M: dyn <= 700>(a: bf16[M, K], b: bf16[K, N]) { gemm(a, b) }";
-    type Row = (&'static str, &'static [(&'static str, &'static [u64])], fn(&mut Config), bool);
     let table: [Row; 13] = [
-        (plain, &[("a", &[1000, 256]), ("b", &[256, 1024])], |c| c.set_block([128, 256, 64]), true),
-        (plain, &[("a", &[1000, 200]), ("b", &[200, 1024])], |c| c.set_block([128, 256, 64]), true),
-        // Three steps, and four stages.
-        (
-            plain,
-            &[("a", &[1000, 192]), ("b", &[192, 1024])],
-            |c| c.set_block([128, 256, 64]),
-            false,
-        ),
+        (plain, FOUR_STEPS, wide, true),
+        // And four stages.
+        (plain, THREE_STEPS, wide, false),
         (plain, DEEP, |c| c.set_block([128, 192, 64]), true),
         (plain, DEEP, |c| c.set_block([256, 128, 64]), true),
         // Warps would overwrite what others read: panels of 64 bytes, and rows of A that lie across.
         (plain, DEEP, |c| c.set_block([128, 160, 64]), false),
-        (
-            "gemm(a.t, b)",
-            &[("a", &[512, 1000]), ("b", &[512, 1024])],
-            |c| c.set_block([128, 256, 64]),
-            false,
-        ),
+        ("gemm(a.t, b)", ACROSS, wide, false),
         // All of it fits.
         (plain, DEEP, |c| c.set_block([128, 128, 64]), false),
-        (f32, DEEP, |c| c.set_block([128, 128, 64]), true),
         (f32, DEEP, |c| c.set_block([64, 256, 64]), false),
-        (
-            gated,
-            &[("a", &[1000, 512]), ("b", &[512, 2, 1024])],
-            |c| c.set_block([128, 256, 64]),
-            false,
-        ),
+        (gated, GATED, wide, false),
+        (f32, DEEP, |c| c.set_block([128, 128, 64]), true),
         // The other consumer multiplies meanwhile.
-        (
-            plain,
-            DEEP,
-            |c| {
-                c.set_block([128, 160, 64]);
-                c.consumers = Consumers::PingPong;
-            },
-            false,
-        ),
+        (f32, DEEP, in_turn, false),
+        // Nothing is staged.
+        (plain, ODD, wide, false),
         // In a launch with few rows some tiles have one step.
-        (dynamic, &[("b", &[512, 1024])], |c| c.set_block([128, 256, 64]), false),
+        (dynamic, &[("b", &[512, 1024])], wide, false),
     ];
     for (n, (source, shapes, set, lends)) in table.into_iter().enumerate() {
         let plan = Variant { case: ("lent", source, 1, shapes), set }.plan(1);

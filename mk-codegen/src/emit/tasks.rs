@@ -99,7 +99,8 @@ impl<'p> Emitter<'p> {
             return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
         }
         let along = self.along(a, *a_layout == ALayout::Km);
-        let steps = self.least_steps(s.id, &along.depth)?;
+        let each = along.depth.clone().ceil_div(block[2] as i32);
+        let least = self.least_steps(s.id, &each)?;
         self.check_starts(s.id, a)?;
         self.check_starts(s.id, b)?;
         let own = Expr::Var(Var::RANK);
@@ -129,7 +130,6 @@ impl<'p> Emitter<'p> {
             true => Some(self.carry(f, c, &along.depth)?),
             false => None,
         };
-        let each = along.depth.clone().ceil_div(block[2] as i32);
         let (all_steps, inner) = match &f.inner {
             None => (each, None),
             Some((name, extent)) => {
@@ -206,7 +206,7 @@ impl<'p> Emitter<'p> {
             (BLayout::Nk, true) => self.maps.index(self.plan, b, block[1] / 2, 64),
         };
         let maps = context! { a_map, b_map, c_map, line_map };
-        Ok((context! { ..value, ..maps }, steps))
+        Ok((context! { ..value, ..maps }, least))
     }
 
     /// What changes from one iteration of a product's inner loop to the next: where both operands come from. Each iteration has
@@ -290,15 +290,16 @@ impl<'p> Emitter<'p> {
         }
     }
 
-    /// The least number of steps along k of any tile. Each has one: consumers hand back the stage of the last.
-    fn least_steps(&self, id: FamId, depth: &Expr) -> Result<i64, EmitError> {
+    /// The least number of steps along k of any tile, `each` in every iteration. Each tile has one: consumers hand back the stage of the
+    /// last.
+    fn least_steps(&self, id: FamId, each: &Expr) -> Result<i64, EmitError> {
         // A launch may leave a tile without rows.
         let mut least = if self.runtime() { 1 } else { i64::MAX };
         for rank in 0..self.plan.mesh.size() as usize {
             for task in self.points.tasks(id, rank, 1)? {
-                let (depth, times) = (self.points.eval(&task, depth)?, self.points.inner(&task)?);
-                least = least.min((depth + 63) / 64 * times);
-                if depth < 1 || times < 1 {
+                let (each, times) = (self.points.eval(&task, each)?, self.points.inner(&task)?);
+                least = least.min(each * times);
+                if each < 1 || times < 1 {
                     let what = format!("task {:?} of rank {rank} has no depth", task.domain());
                     return Err(EmitError::unsupported(id.to_string(), what));
                 }
