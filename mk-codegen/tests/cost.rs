@@ -75,7 +75,7 @@ fn a_cta_does_one_thing_at_a_time() {
     assert!(compared > 500);
 }
 
-/// But for bulk copies, which other warps make: sums are spread while the CTA adds up the next ones.
+/// But for bulk copies, which other warps make: sums are copied while the CTA adds up the next ones.
 #[test]
 fn bulk_copies_run_beside_sums() {
     let plan =
@@ -88,7 +88,7 @@ fn bulk_copies_run_beside_sums() {
             .filter(move |s| s.family == family)
             .map(|s| (s.rank, s.cta, s.begin_s, s.end_s))
     };
-    let beside = of("spread").filter(|(rank, cta, begin, _)| {
+    let beside = of("collect").filter(|(rank, cta, begin, _)| {
         of("reduce").any(|(r, c, b, e)| (r, c) == (*rank, *cta) && b < *begin && *begin < e)
     });
     assert!(beside.count() > 10);
@@ -204,7 +204,7 @@ fn a_better_machine_is_not_slower() {
     // Lists that are scheduled greedily may lose a little by a faster part, never much.
     assert!(changed(|m| m.link_bytes_per_s *= 2.0) < 1.01 * base);
     assert!(changed(|m| m.tiles.iter_mut().for_each(|t| t.step_s /= 2.0)) < 1.01 * base);
-    assert!(changed(|m| m.movers.sum_local.bytes_per_s /= 4.0) > 1.2 * base);
+    assert!(changed(|m| m.movers.sum_push.bytes_per_s /= 4.0) > 1.2 * base);
     assert!(changed(|m| m.launch_s += 1e-3) > base + 0.9e-3);
 }
 

@@ -24,21 +24,37 @@ struct ReduceStep {
   static constexpr u32 kStepsOfFew = 8 / kLoads;
 };
 
-// Where a task's sums go: looked up once, because the hooks decode the task for it.
-template <u32 kCount>
-struct ReduceTargets {
-  u64 base[kCount];
-  u64 pitch_bytes[kCount];
+// Destinations that registers hold.
+constexpr u32 kHeldTargets = 16;
 
-  template <class Hooks>
+// Where a task's sums go: looked up once, because the hooks decode the task for it.
+template <class Hooks, bool kHeld = (Hooks::kDestinations <= kHeldTargets)>
+struct ReduceTargets {
+  static constexpr u32 kUnroll = Hooks::kDestinations;
+  u64 base[Hooks::kDestinations];
+  u64 pitch_bytes[Hooks::kDestinations];
+
   MK_DEVICE ReduceTargets(const Hooks& hooks, const ReduceTask& task) {
 #pragma unroll
-    for (u32 d = 0; d < kCount; ++d) {
+    for (u32 d = 0; d < Hooks::kDestinations; ++d) {
       base[d] = hooks.destination(task, d);
       pitch_bytes[d] = hooks.destination_pitch(task, d);
     }
   }
+  MK_DEVICE u64 pitch(u32 d) const { return pitch_bytes[d]; }
   MK_DEVICE u64 at(u32 d, u32 row, u64 byte) const { return base[d] + row * pitch_bytes[d] + byte; }
+};
+
+// Of more, each time anew.
+template <class Hooks>
+struct ReduceTargets<Hooks, false> {
+  static constexpr u32 kUnroll = 1;
+  const Hooks& hooks;
+  const ReduceTask& task;
+
+  MK_DEVICE ReduceTargets(const Hooks& hooks, const ReduceTask& task) : hooks(hooks), task(task) {}
+  MK_DEVICE u64 pitch(u32 d) const { return hooks.destination_pitch(task, d); }
+  MK_DEVICE u64 at(u32 d, u32 row, u64 byte) const { return hooks.destination(task, d) + row * pitch(d) + byte; }
 };
 
 // Elements of 16 bytes.
@@ -119,21 +135,21 @@ MK_DEVICE void add_sources(float* sum, const Vec16 (&v)[kReduceSources][kLoads],
   }
 }
 
-template <Dtype kTo, u32 kStores, u32 kCount>
-MK_DEVICE void store_sums(const ReduceTargets<kCount>& targets, const float* sum, const RowWalk& at) {
+template <Dtype kTo, u32 kStores, class Hooks>
+MK_DEVICE void store_sums(const ReduceTargets<Hooks>& targets, const float* sum, const RowWalk& at) {
   const u64 to = u64{at.vector} * (kStores * 16);
 #pragma unroll
   for (u32 l = 0; l < kStores; ++l) {
     const Vec16 rounded = round_vector<kTo>(sum + l * kVectorElements<kTo>);
-#pragma unroll
-    for (u32 d = 0; d < kCount; ++d) st_vec16(reinterpret_cast<void*>(targets.at(d, at.row, to + l * 16)), rounded);
+#pragma unroll ReduceTargets<Hooks>::kUnroll
+    for (u32 d = 0; d < Hooks::kDestinations; ++d) st_vec16(reinterpret_cast<void*>(targets.at(d, at.row, to + l * 16)), rounded);
   }
 }
 
 // The first `whole` columns of all rows, whose addresses and pitches are multiples of 16 bytes. Few sources: no sum has to be
 // kept while others are loaded, so that registers are left for more vectors.
 template <Dtype kFrom, Dtype kTo, u32 kThreads, bool kFew, class Hooks>
-MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
+MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const ReduceTargets<Hooks>& targets,
                                  u32 thread, u32 whole) {
   typedef ReduceStep<kFrom, kTo> Step;
   constexpr u32 kSteps = kFew ? Step::kStepsOfFew : Step::kSteps, kLoads = Step::kLoads;
@@ -170,7 +186,7 @@ MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const Reduc
 
 // Columns `first` and on of every row, one by one.
 template <Dtype kFrom, Dtype kTo, u32 kThreads, class Hooks>
-MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceTargets<Hooks::kDestinations>& targets,
+MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceTargets<Hooks>& targets,
                                u32 thread, u32 first) {
   constexpr u32 kWarps = kThreads / 32;
 #pragma unroll 1
@@ -183,7 +199,7 @@ MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceT
       for (u32 s = 0; s < task.sources; ++s) {
         sum += load_element<kFrom>(source + s * task.source_stride_bytes + row * task.source_pitch_bytes + at);
       }
-#pragma unroll
+#pragma unroll ReduceTargets<Hooks>::kUnroll
       for (u32 d = 0; d < Hooks::kDestinations; ++d) store_element<kTo>(targets.at(d, row, to), sum);
     }
   }
@@ -219,10 +235,10 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
     team_sync<Edges::start, kBarrier, kTeams, kThreads>(team);
     if (!ctx.aborted()) {
       const u64 source = hooks.source(task);
-      const ReduceTargets<Hooks::kDestinations> targets(hooks, task);
+      const ReduceTargets<Hooks> targets(hooks, task);
       u64 alignment = source | task.source_stride_bytes | task.source_pitch_bytes;
-#pragma unroll
-      for (u32 d = 0; d < Hooks::kDestinations; ++d) alignment |= targets.base[d] | targets.pitch_bytes[d];
+#pragma unroll ReduceTargets<Hooks>::kUnroll
+      for (u32 d = 0; d < Hooks::kDestinations; ++d) alignment |= targets.at(d, 0, 0) | targets.pitch(d);
       u32 done = 0;
       if (alignment % 16 == 0) {
         done = task.columns - task.columns % ReduceStep<kFrom, kTo>::kElements;

@@ -9,6 +9,7 @@ use crate::ir::{
     Access, Agent, COPY_STAGE_BYTES, Entity, Expr, FamId, Family, Operand, Point, Var,
 };
 use minijinja::{Value, context};
+use mk_abi::device::MAX_RANKS;
 
 impl Emitter<'_> {
     /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
@@ -124,27 +125,38 @@ impl Emitter<'_> {
         let ((_, rows), (col, cols)) = (&src.region[1], &src.region[2]);
         let size = self.plan.buffers[src.buffer].dtype.size_bytes();
         let pitch = self.own_pitch_bytes(src.buffer);
-        let mut destinations = Vec::new();
+        let (mut destinations, mut n_destinations) = (Vec::new(), 0);
         for dst in f.accesses.iter().filter(|a| a.operand == Operand::Dst) {
             let n = dst.region.len();
             let same = dst.region[n - 1].1 == *cols && n >= 2 && dst.region[n - 2].1 == *rows;
-            if !leads || !same || dst.each.is_some() || dst.when.is_some() {
+            if !leads || !same || dst.when.is_some() {
                 let what = "source and destination of a sum differ in shape";
                 return Err(EmitError::unsupported(f.name.clone(), what));
             }
+            let each = dst.each.as_ref();
+            let end = match each.map(|e| &e.extent) {
+                None => n_destinations + 1,
+                Some(Expr::Const(n)) if (1..=MAX_RANKS as i32).contains(n) => n_destinations + n,
+                Some(_) => {
+                    let what = format!("a sum goes to 1 to {MAX_RANKS} places at once");
+                    return Err(EmitError::unsupported(f.name.clone(), what));
+                }
+            };
             // Rows of another rank must be as long as the own ones; the own ones may be what they are.
             let (pitch, base) = if dst.rank == own {
                 (self.own_pitch_bytes(dst.buffer), self.base(dst.buffer, "params.header.rank"))
             } else {
                 let pitch = self.pitch_bytes(&f.name, dst.buffer)?.to_string();
-                (pitch, self.base(dst.buffer, &self.c(f, None, &dst.rank)))
+                (pitch, self.base(dst.buffer, &self.c(f, each, &dst.rank)))
             };
             let size = self.plan.buffers[dst.buffer].dtype.size_bytes();
             let (row, col) =
-                (self.c(f, None, &self.row(dst)), self.c(f, None, &dst.region[n - 1].0));
+                (self.c(f, each, &self.row(dst)), self.c(f, each, &dst.region[n - 1].0));
             let address =
                 format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})");
-            destinations.push(context! { address, pitch });
+            let each = each.map(|e| e.var.clone());
+            destinations.push(context! { address, pitch, each, first => n_destinations, end });
+            n_destinations = end;
         }
         let (base, row, stride) = if everywhere {
             let stride = "params.header.sym_stride_bytes".to_string();
@@ -167,6 +179,7 @@ impl Emitter<'_> {
             source_stride => stride,
             source_pitch => pitch,
             destinations,
+            n_destinations,
             load_waits => self.waits(f, Agent::Copier, Point::Start)?,
             posts => self.posts(f)?,
         })

@@ -169,10 +169,8 @@ fn group(
             _ => e.copy(*s, template == "copy_bulk")?,
         });
     }
-    let targets = |s: &Slice| {
-        e.plan.families[s.id].accesses.iter().filter(|a| a.operand == Operand::Dst).count()
-    };
-    if template == "reduce_rows" && g.slices.iter().any(|s| targets(s) != targets(&g.slices[0])) {
+    let targets = |v: &Value| v.get_attr("n_destinations").ok();
+    if template == "reduce_rows" && families.iter().any(|f| targets(f) != targets(&families[0])) {
         return Err(EmitError::unsupported(name, "sums of one group have as many destinations"));
     }
     let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());

@@ -1,23 +1,23 @@
 //! An all-reduce whose columns have owners: every rank writes its summands of a block of columns into the owner's slot, the owner
-//! adds the slots in the order of ranks, and every rank pulls the sums of the others. As [`reduce`](super::reduce), which cuts rows;
+//! adds the slots in the order of ranks, and pushes the sums to every other rank. As [`reduce`](super::reduce), which cuts rows;
 //! but the product's rows stay whole, so that few of them are not cut into many blocks that read the right operand again each.
 //!
 //! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[slots, rows of all shards, n]` of one slot per source
-//! rank, or per part of its product, of which the owner uses its own columns; `sums`, as large as one slot; the ordered sum; and the
-//! pull.
+//! rank, or per part of its product, of which the owner uses its own columns; `sums`, as large as one slot, which the other owners
+//! write; the ordered sum; and the copy from `sums` to the caller's tensor.
 
 use super::{
     Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{block_rows, peer_at},
-    reduce::{Adders, Summands, adders, pitch, tiles_across},
+    reduce::{Adders, Summands, adders, pitch, tiles_across, to_peers},
     rows::{RowBlock, Rows},
     select::Tensor,
 };
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
 use crate::target;
 
-/// Rows that are pulled at once, at most: where more are left, CTAs have several pulls.
+/// Rows that are copied at once, at most: where more are left, CTAs have several copies.
 const MOST_ROWS: i32 = 256;
 
 /// Column block `j` of a result belongs to rank `j % world`, as its block `j / world`.
@@ -66,7 +66,7 @@ impl Columns {
         Access { rank: rows.column() % self.world, ..write(operand, self.slots, here) }
     }
 
-    /// Adds the sum of the slots to `result`, and what brings every rank the others' sums.
+    /// Adds the sum of the slots to `result`, and what brings it the others' sums.
     pub fn sum(&self, draft: &mut Draft, sums: Sums, out: &Tensor, result: BufId, from: Summands) {
         let Summands { rows, block, by, operand, .. } = from;
         debug_assert_eq!(block[1], self.width, "a block of columns is a tile's");
@@ -90,7 +90,7 @@ impl Columns {
         let accesses = vec![
             src,
             write(Operand::Dst, result, region),
-            write(Operand::Dst, finished, vec![here, columns]),
+            to_peers(write(Operand::Dst, finished, vec![here, columns]), self.world),
         ];
         let family = draft.family(
             "reduce",
@@ -130,12 +130,12 @@ impl Columns {
                 when: self.exists(&j),
             }],
         });
-        self.spread(draft, out, result, (finished, family), &rows, kind);
+        self.collect(draft, out, result, (finished, family), &rows, kind);
     }
 
-    /// Every rank pulls the sums of its peers, after the products in tiles as flat as they are summed in, or as one wave of CTAs takes;
+    /// Every rank copies the sums of its peers, after the products in tiles as flat as they are summed in, or as one wave of CTAs takes;
     /// beside them in tall ones.
-    fn spread(
+    fn collect(
         &self,
         draft: &mut Draft,
         out: &Tensor,
@@ -152,12 +152,12 @@ impl Columns {
             _ => 1,
         };
         let side_by_side = i64::from(summed.count * (self.world - 1)) * i64::from(self.mine());
-        let pulls = |height| i64::from(summed.in_blocks(height).walked) * side_by_side;
+        let copies = |height| i64::from(summed.in_blocks(height).walked) * side_by_side;
         let mut height = summed.height;
-        while pulls(height) > sms && height < summed.capacity.min(MOST_ROWS) {
+        while copies(height) > sms && height < summed.capacity.min(MOST_ROWS) {
             height *= 2;
         }
-        let per_pull = height / summed.height;
+        let per_copy = height / summed.height;
         let rows = summed.in_blocks(height);
         let r = rows.block(draft);
         let n = draft.dim(&out.shape[1]);
@@ -166,16 +166,16 @@ impl Columns {
         let j = c.clone() * self.world + peer.clone();
         let columns = (j.clone() * self.width, block_rows(n, j.clone(), self.width));
         let here = vec![(rows.in_covered(&r), r.len.clone()), columns.clone()];
-        let src = Access { rank: peer.clone(), ..read(Operand::Src, finished, here) };
+        let src = read(Operand::Src, finished, here);
         let to = vec![(rows.global(&r), r.len.clone()), columns];
         let mut domain = rows.domain(self.mine());
         domain.insert(r.loops, ("p", (self.world - 1).into()));
         let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
         let accesses = vec![src, write(Operand::Dst, result, to)];
-        let family = draft.family("spread", kind, leaf, domain, vec![], accesses);
+        let family = draft.family("collect", kind, leaf, domain, vec![], accesses);
         let own = summed.block(draft);
         let mine = summed.column();
-        let tiles = match per_pull {
+        let tiles = match per_copy {
             1 => 1.into(),
             n => Expr::Const(n).min(Expr::Const(summed.walked) - r.block.clone() * n),
         };
@@ -190,7 +190,7 @@ impl Columns {
             from: vec![Writer {
                 family: reduce,
                 operand: Operand::Dst,
-                word: vec![Var::RANK.into(), own.shard, own.block / per_pull, mine.clone()],
+                word: vec![Var::RANK.into(), own.shard, own.block / per_copy, mine.clone()],
                 rank: peer_at(Expr::from(Var::EACH) + 1, self.world),
                 each: Some(Each { var: "p".into(), extent: (self.world - 1).into() }),
                 when: self.exists(&(mine * self.world + Var::RANK)),

@@ -350,7 +350,7 @@ fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
         corners.extend([8, 16, 32, 64].map(|height| height * world));
     }
     if config.all_reduce != AllReduce::TwoPhase {
-        // Rows that are not cut by owner, and tiles in which sums are pulled.
+        // Rows that are not cut by owner, and tiles in which sums are copied.
         corners.extend([8, 16, 32, 64, 128, 256]);
     }
     if let Some(tail) = config.tail {

@@ -3,7 +3,8 @@
 //!
 //! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[slots, rows, n]` of one slot per source rank, or per part of its
 //! product, a flow
-//! per tile, the ordered sum; for an all-reduce also `sums`, from which peers pull finished rows.
+//! per tile, the ordered sum; for an all-reduce also `sums`, a symmetric buffer `[world, rows, n]` into which owners push finished rows,
+//! and the copy from there to the caller's tensor.
 //!
 //! Deterministic: the sum is in f32, in rank order, rounded once. Parts are rounded to the slot's dtype on the way.
 
@@ -169,11 +170,12 @@ pub(super) fn sum(
     let mut accesses = vec![src, write(Operand::Dst, result, region)];
     let all = how == Reduce::All && world > 1;
     let sums = all.then(|| {
-        let shape = vec![rows.capacity.into(), n.clone()];
+        let shape = vec![world.into(), rows.capacity.into(), n.clone()];
         draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out))
     });
     if let Some(sums) = sums {
-        accesses.push(write(Operand::Dst, sums, vec![here, columns]));
+        let theirs = vec![(Var::RANK.into(), 1.into()), here, columns];
+        accesses.push(to_peers(write(Operand::Dst, sums, theirs), world));
     }
     let (domain, order) = (own.domain(across), adders.order(&own, across));
     let family = draft.family("reduce", kind, Leaf::ReduceTile, domain, order, accesses);
@@ -203,8 +205,14 @@ pub(super) fn sum(
         }],
     });
     if let Some(sums) = sums {
-        spread(draft, sums, result, family, out, &rows, adders);
+        collect(draft, sums, result, family, out, &rows, adders);
     }
+}
+
+/// A write of the own memory, as one of every peer's.
+pub(super) fn to_peers(access: Access, world: i32) -> Access {
+    let each = Some(Each { var: "p".into(), extent: (world - 1).into() });
+    Access { rank: peer_at(Expr::from(Var::EACH) + 1, world), each, ..access }
 }
 
 /// What the tiles of some rows of a product leave whose inner dimension is cut: `[split, rows of all shards, n]`, in f32.
@@ -333,13 +341,16 @@ pub(super) fn pull(
     });
 }
 
-/// Bytes of a row that are pulled at once, at most: shorter pieces would not keep the lane that sends them ahead of the link, longer
-/// ones would leave more to be pulled behind the last sum.
-const PULLED_ROW_BYTES: i32 = 8 * 1024;
+/// Bytes of a row that are copied at once, at most: shorter pieces would not keep the lane that copies them ahead, longer ones would
+/// leave more to be copied behind the last sum.
+const COPIED_ROW_BYTES: i32 = 8 * 1024;
 
-/// Every rank pulls the peers' finished rows, in the order in which they are summed: beside the products some tiles' columns at
-/// once in bulk, after them tile by tile.
-fn spread(
+/// Rows that are copied at once beside the products, at most: several CTAs share those of a sum.
+const COPIED_ROWS: i32 = 32;
+
+/// Every rank copies what its peers have pushed to where the caller wants it, in the order in which it is summed: beside the products
+/// some tiles' columns at once in bulk, after them tile by tile.
+fn collect(
     draft: &mut Draft,
     sums: BufId,
     result: BufId,
@@ -350,41 +361,42 @@ fn spread(
 ) {
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let Adders { kind, tile, across, .. } = adders;
+    let Adders { kind, tile, across, together, .. } = adders;
     let by_tile = kind == RoleKind::Compute;
     // Rows without gaps, or through registers.
     let bulk = !by_tile && pitch(out).is_none();
-    // Tiles of a row of tiles that are pulled at once.
+    // Tiles of a row of tiles that are copied at once.
     let tile_bytes = tile[1] * out.dtype.size_bytes() as i32;
     let tiles = match (by_tile, bulk) {
         (true, _) => 1,
-        (false, true) => (PULLED_ROW_BYTES / tile_bytes).clamp(1, across),
+        (false, true) => (COPIED_ROW_BYTES / tile_bytes).clamp(1, across),
         (false, false) => across,
     };
-    let pulls = (across + tiles - 1) / tiles;
-    let theirs = rows.in_blocks(tile[0]).peers();
+    let copies = (across + tiles - 1) / tiles;
+    let height = if by_tile { tile[0] } else { tile[0].min(COPIED_ROWS) };
+    let per_sum = tile[0] / height;
+    let blocks = rows.in_blocks(tile[0]).blocks;
+    let theirs = rows.in_blocks(height).peers();
     let r = theirs.block(draft);
     let c = theirs.column();
     let width = tiles * tile[1];
-    let cols = match pulls {
+    let cols = match copies {
         1 => (Expr::Const(0), n),
         _ => (c.clone() * width, block_rows(n, c.clone(), width)),
     };
-    let src = Access {
-        rank: r.shard.clone(),
-        ..read(Operand::Src, sums, vec![(r.at.clone(), r.len.clone()), cols.clone()])
-    };
+    let here = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), cols.clone()];
+    let src = read(Operand::Src, sums, here);
     let to = (theirs.global(&r), r.len.clone());
     let dst = write(Operand::Dst, result, vec![to, cols]);
-    let order = adders.order(&theirs, pulls);
+    let order = Adders { together: together * per_sum, ..adders }.order(&theirs, copies);
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
     let leaf = Leaf::CopyTile { via, stages: draft.copy_stages };
-    let pull = draft.family("spread", kind, leaf, theirs.domain(pulls), order, vec![src, dst]);
+    let copy = draft.family("collect", kind, leaf, theirs.domain(copies), order, vec![src, dst]);
     let peers = Each { var: "p".into(), extent: (world - 1).into() };
-    // A word for each thing that is pulled.
+    // A word for each thing that is copied, or some blocks of rows of it.
     draft.flows.push(Flow {
         name: "summed",
-        shape: vec![world.into(), theirs.blocks.into(), pulls.into()],
+        shape: vec![world.into(), blocks.into(), copies.into()],
         from: vec![Writer {
             family: reduce,
             operand: Operand::Dst,
@@ -395,9 +407,9 @@ fn spread(
         }],
         count: Expr::Const(tiles).min(Expr::Const(across) - c.clone() * tiles),
         to: vec![Reader {
-            family: pull,
+            family: copy,
             operand: Operand::Src,
-            word: vec![r.shard, r.block, c],
+            word: vec![r.shard, r.block / per_sum, c],
             each: None,
             when: None,
         }],
