@@ -20,6 +20,16 @@ fn traced_kernels_compile_to_cubin() {
     compile(Options { trace: true });
 }
 
+/// Up to 16 places are held in registers; more would spill.
+#[test]
+fn sums_go_to_every_rank() {
+    let shapes: &[(&str, &[u64])] = &[("a", &[1024, 256]), ("b", &[256, 512])];
+    for ranks in [15, 16, 64] {
+        let plan = plan("gemm(a, b) -> all_reduce", ranks, shapes).expect("compiles");
+        judge(&format!("{ranks} ranks"), &plan, Options::default());
+    }
+}
+
 /// What decides how tracing hooks into a family's tasks: who does what, and who waits and posts where.
 fn kind(family: &Family) -> String {
     let leaf = match &family.leaf {

@@ -5,7 +5,7 @@ mod common;
 use common::{CASES, VARIANTS, Variant, plan};
 use mk_codegen::{
     emit::{audit, emit, library},
-    ir::Consumers,
+    ir::{Consumers, Plan},
     passes::Config,
 };
 
@@ -133,6 +133,28 @@ fn the_last_stage_takes_what_staging_does_not() {
         let plan = plan.unwrap_or_else(|e| panic!("{n}: {e}"));
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{n}: {e}"));
         assert_eq!(generated(&kernel.cuda).contains(".lends = true"), lends, "{n}: {source}");
+    }
+}
+
+#[test]
+fn a_sum_goes_to_a_number_of_places_that_is_known() {
+    let shapes: &[(&str, &[u64])] = &[("a", &[512, 256]), ("b", &[256, 512])];
+    let plan = plan("gemm(a, b) -> all_reduce", 4, shapes).expect("compiles").to_string();
+    let to_peers = |times: &str| {
+        let lines = plan.lines().map(|line| match line.strip_suffix("at end each p in 3") {
+            Some(access) if access.contains("dst: write") => {
+                format!("{access}at end each p in {times}")
+            }
+            _ => line.to_string(),
+        });
+        let text = lines.collect::<Vec<_>>().join("\n");
+        assert!(times == "3" || text != plan, "no sum goes to peers");
+        emit(&text.parse::<Plan>().expect("parses"))
+    };
+    assert!(to_peers("3").is_ok());
+    for times in ["0", "65", "3 + i"] {
+        let error = to_peers(times).expect_err(times).to_string();
+        assert!(error.contains("1 to 64 places"), "{times}: {error}");
     }
 }
 

@@ -4,7 +4,7 @@ mod common;
 
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
-    ir::Plan,
+    ir::{Expr, Plan},
     passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
@@ -56,6 +56,34 @@ fn slices_fit_a_stage_or_rows_travel_whole() {
             assert!(plan.to_string().contains(&format!("inner q in {n}\n")), "{k} in {most}");
         }
     }
+}
+
+/// Sums behind products share CTAs where that leaves them rows enough; those of an all-reduce, whose rows go on over the links, do not.
+/// Finished rows are copied by more CTAs than added them up.
+#[test]
+fn sums_are_as_flat_as_their_place_allows() {
+    let tasks = |source: &str, m: u64, sums, family: &str| {
+        let config = Config { sums, ..four() };
+        let shapes = &[("a", vec![m, 512]), ("b", vec![512, 8192])];
+        let plan = with_config(source, shapes, &config).expect("lowers");
+        let family = plan.families.values().find(|f| f.name == family).expect(family);
+        let extents = family.domain.iter().map(|(_, extent)| match extent {
+            Expr::Const(n) => *n,
+            other => panic!("{other:?}"),
+        });
+        extents.product::<i32>()
+    };
+    let (scatter, all) = ("gemm(a, b) -> reduce_scatter", "gemm(a, b) -> all_reduce");
+    // Tiles of 256 columns, 32 in a row; rows of a rank over rows of a tile.
+    assert_eq!(tasks(scatter, 8192, Sums::After, "reduce"), 2048 / 128 * 32);
+    assert_eq!(tasks(scatter, 2048, Sums::After, "reduce"), 512 / 32 * 32);
+    assert_eq!(tasks(scatter, 512, Sums::After, "reduce"), 128 / 32 * 32);
+    assert_eq!(tasks(scatter, 128, Sums::After, "reduce"), 32 / 8 * 32);
+    assert_eq!(tasks(all, 2048, Sums::After, "reduce"), 512 / 128 * 32);
+    assert_eq!(tasks(all, 2048, Sums::After, "collect"), 3 * 512 / 128 * 32);
+    assert_eq!(tasks(all, 2048, Sums::Beside, "reduce"), 512 / 128 * 32);
+    // 8 KiB of 32 rows.
+    assert_eq!(tasks(all, 2048, Sums::Beside, "collect"), 3 * 512 / 32 * 2);
 }
 
 #[test]

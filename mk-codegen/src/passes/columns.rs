@@ -10,7 +10,7 @@ use super::{
     Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{block_rows, peer_at},
-    reduce::{Adders, Summands, adders, pitch, tiles_across, to_peers},
+    reduce::{Adders, Share, Summands, adders, pitch, tiles_across, to_peers},
     rows::{RowBlock, Rows},
     select::Tensor,
 };
@@ -71,7 +71,7 @@ impl Columns {
         let Summands { rows, block, by, operand, .. } = from;
         debug_assert_eq!(block[1], self.width, "a block of columns is a tile's");
         let Adders { kind, tile, per_block, .. } =
-            adders(draft, sums, self.mine(), &rows, block, 1);
+            adders(draft, sums, Share::One, self.mine(), &rows, block, 1);
         let blocks = rows.blocks;
         let rows = rows.in_blocks(tile[0]);
         let r = rows.block(draft);

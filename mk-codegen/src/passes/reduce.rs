@@ -26,6 +26,9 @@ use mk_abi::DType;
 /// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
 const LEAST_ROWS: i32 = 8;
 
+/// Rows of the flattest tile of a sum that shares a CTA with others: a task of fewer would mostly wait.
+const SHARED_ROWS: i32 = 32;
+
 /// The slots of a result's rows, `parts` for each rank.
 pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows, parts: i32) -> BufId {
     let world = draft.world();
@@ -78,11 +81,21 @@ impl Adders {
     }
 }
 
+/// How many sums a CTA that has multiplied should have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Share {
+    /// One: what follows, or comes over a link, is best in large pieces.
+    One,
+    /// Two for each of its two teams, which are then done at about the same time: in tiles of [`SHARED_ROWS`] or more.
+    Several,
+}
+
 /// Sums over tiles of `block`, `across` in a row: beside the products as they are; after them in flatter ones, until every CTA has
-/// one.
+/// its share.
 pub(super) fn adders(
     draft: &Draft,
     sums: Sums,
+    share: Share,
     across: i32,
     rows: &Rows,
     block: [i32; 2],
@@ -94,11 +107,16 @@ pub(super) fn adders(
         // Of the last two, nothing is left to be added up.
         Sums::After | Sums::Ring | Sums::OnWrite => {
             let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
+            // Three quarters of them will do.
+            let wanted = |height| match share {
+                Share::Several if height > SHARED_ROWS => sms * 3,
+                _ => sms * 3 / 4,
+            };
             let tiles = |height| {
                 let blocks = i64::from(rows.in_blocks(height).walked);
                 blocks * i64::from(rows.count) * i64::from(across)
             };
-            while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < sms * 3 / 4 {
+            while tile[0] > LEAST_ROWS && tile[0] % 2 == 0 && tiles(tile[0]) < wanted(tile[0]) {
                 tile[0] /= 2;
             }
             RoleKind::Compute
@@ -147,7 +165,8 @@ pub(super) fn sum(
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
-    let adders = adders(draft, config.sums, across, &rows.own(), block, together);
+    let share = if how == Reduce::All { Share::One } else { Share::Several };
+    let adders = adders(draft, config.sums, share, across, &rows.own(), block, together);
     let Adders { kind, tile, per_block, .. } = adders;
     let own = rows.in_blocks(tile[0]).own();
     let Place { r, j, columns } = place(draft, out, &own, tile[1]);
@@ -239,7 +258,8 @@ pub(super) fn fold(
     let Summands { rows, block, by, operand, .. } = from;
     let split = Expr::from(parts);
     let across = tiles_across(draft, out, block[1]);
-    let Adders { kind, tile, per_block, .. } = adders(draft, sums, across, &rows, block, 1);
+    let Adders { kind, tile, per_block, .. } =
+        adders(draft, sums, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
     let row = (rows.in_covered(&r), r.len.clone());
@@ -301,7 +321,8 @@ pub(super) fn pull(
     let Summands { rows, block, by, operand, .. } = from;
     let world = draft.world();
     let across = tiles_across(draft, out, block[1]);
-    let Adders { kind, tile, per_block, .. } = adders(draft, config.sums, across, &rows, block, 1);
+    let Adders { kind, tile, per_block, .. } =
+        adders(draft, config.sums, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
     let each = Each { var: "q".into(), extent: world.into() };
