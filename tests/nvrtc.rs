@@ -3,9 +3,10 @@
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
 
-use common::{CASES, VARIANTS, plan};
+use common::{CASES, VARIANTS, Variant, plan};
 use mk::emit::Options;
 use mk::ir::{EpilogueOp, Family, Leaf, Plan};
+use mk::passes::{AllReduce, Config, Sums};
 use mk::runtime::jit::{self, JitOptions};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,13 +21,24 @@ fn traced_kernels_compile_to_cubin() {
     compile(Options { trace: true });
 }
 
-/// Up to 16 places are held in registers; more would spill.
+/// The places that a sum is stored to are held in registers, 16 at most: with as many, with one more, and with all that there can be, by
+/// roles that only add (which have 200 registers) and by those that multiply as well.
 #[test]
 fn sums_go_to_every_rank() {
-    let shapes: &[(&str, &[u64])] = &[("a", &[1024, 256]), ("b", &[256, 512])];
-    for ranks in [15, 16, 64] {
-        let plan = plan("gemm(a, b) -> all_reduce", ranks, shapes).expect("compiles");
-        judge(&format!("{ranks} ranks"), &plan, Options::default());
+    const SHAPES: &[(&str, &[u64])] = &[("a", &[1088, 1088]), ("b", &[1088, 512])];
+    const SUMMED: &str = "gemm(a, b) -> all_reduce";
+    type Way = (&'static str, fn(&mut Config));
+    let ways: [Way; 3] = [
+        ("beside", |_| {}),
+        ("after", |c| c.sums = Sums::After),
+        ("by columns", |c| (c.sums, c.all_reduce) = (Sums::After, AllReduce::ByColumns)),
+    ];
+    for (name, set) in ways {
+        for ranks in [16, 17, 64] {
+            let variant = Variant { case: (name, SUMMED, ranks, SHAPES), set };
+            let plan = variant.plan(ranks).unwrap_or_else(|e| panic!("{name}, {ranks}: {e}"));
+            judge(&format!("{name}, {ranks} ranks"), &plan, Options::default());
+        }
     }
 }
 

@@ -59,7 +59,7 @@ fn slices_fit_a_stage_or_rows_travel_whole() {
 }
 
 /// Sums behind products share CTAs where that leaves them rows enough; those of an all-reduce, whose rows go on over the links, do not.
-/// Finished rows are copied by more CTAs than added them up.
+/// Copies beside products are of 32 rows and 8 KiB.
 #[test]
 fn sums_are_as_flat_as_their_place_allows() {
     let tasks = |source: &str, m: u64, sums, family: &str| {
@@ -76,13 +76,13 @@ fn sums_are_as_flat_as_their_place_allows() {
     let (scatter, all) = ("gemm(a, b) -> reduce_scatter", "gemm(a, b) -> all_reduce");
     // Tiles of 256 columns, 32 in a row; rows of a rank over rows of a tile.
     assert_eq!(tasks(scatter, 8192, Sums::After, "reduce"), 2048 / 128 * 32);
+    assert_eq!(tasks(scatter, 4096, Sums::After, "reduce"), 1024 / 64 * 32);
     assert_eq!(tasks(scatter, 2048, Sums::After, "reduce"), 512 / 32 * 32);
     assert_eq!(tasks(scatter, 512, Sums::After, "reduce"), 128 / 32 * 32);
     assert_eq!(tasks(scatter, 128, Sums::After, "reduce"), 32 / 8 * 32);
     assert_eq!(tasks(all, 2048, Sums::After, "reduce"), 512 / 128 * 32);
     assert_eq!(tasks(all, 2048, Sums::After, "collect"), 3 * 512 / 128 * 32);
     assert_eq!(tasks(all, 2048, Sums::Beside, "reduce"), 512 / 128 * 32);
-    // 8 KiB of 32 rows.
     assert_eq!(tasks(all, 2048, Sums::Beside, "collect"), 3 * 512 / 32 * 2);
 }
 

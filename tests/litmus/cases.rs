@@ -116,6 +116,7 @@ pub const CASES: &[Litmus] = &[
     // Posts to several ranks: one fence before all of them.
     message!(tensor_tensor_fenced, Tensor, Tensor, Clean, Both, fenced_post = true),
     message!(bulk_tensor_fenced, Bulk, Tensor, Clean, Both, fenced_post = true),
+    message!(rows_bulk_fenced, Rows, Bulk, Clean, Both, fenced_post = true),
     message!(rows_rows_fenced, Rows, Generic, Clean, Both, fenced_post = true),
     case("entered", Entered, "", Clean, Both),
     case("fault_record", Fault, "", Clean, Within),

@@ -79,7 +79,7 @@ pub struct Movers {
     pub ldst_pull: Mover,
     /// Sums of what lies on the GPU.
     pub sum_local: Mover,
-    /// Sums whose result goes to a peer.
+    /// Sums whose result goes to peers.
     pub sum_push: Mover,
     /// Sums of what lies on peers.
     pub sum_pull: Mover,

@@ -101,8 +101,8 @@ impl Emitter<'_> {
         behind().all(whole).then(|| (extents().fold(rows, |n, e| n * e), Expr::Const(1)))
     }
 
-    /// One reduction family: the sum over `each` of its source, written to every destination.
-    pub fn reduce(&self, s: Slice) -> Result<Value, EmitError> {
+    /// One reduction family: the sum over `each` of its source, written to every destination; and how many these are.
+    pub fn reduce(&self, s: Slice) -> Result<(Value, i32), EmitError> {
         let f = &self.plan.families[s.id];
         let src = self.access(f, Operand::Src)?;
         let own = Expr::Var(Var::RANK);
@@ -167,7 +167,7 @@ impl Emitter<'_> {
             (self.base(src.buffer, "params.header.rank"), src.region[1].0.clone(), stride)
         };
         let (row, col) = (self.c(f, None, &row), self.c(f, None, col));
-        Ok(context! {
+        let value = context! {
             id => s.id.index(),
             first => s.first,
             end => s.first + s.tasks,
@@ -182,7 +182,8 @@ impl Emitter<'_> {
             n_destinations,
             load_waits => self.waits(f, Agent::Copier, Point::Start)?,
             posts => self.posts(f)?,
-        })
+        };
+        Ok((value, n_destinations))
     }
 
     /// A bulk copy moves whole rows without gaps, in multiples of 16 bytes, on every rank; or parts of rows, each of which fits a

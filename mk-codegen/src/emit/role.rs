@@ -158,6 +158,8 @@ fn group(
     let mut families = Vec::new();
     // Along k, of the shallowest tile.
     let mut steps = i64::MAX;
+    // Of each sum.
+    let mut destinations = None;
     for s in &g.slices {
         families.push(match template {
             "mma_tile" => {
@@ -165,13 +167,16 @@ fn group(
                 steps = steps.min(least);
                 value
             }
-            "reduce_rows" => e.reduce(*s)?,
+            "reduce_rows" => {
+                let (value, places) = e.reduce(*s)?;
+                if *destinations.get_or_insert(places) != places {
+                    let what = "sums of one group have as many destinations";
+                    return Err(EmitError::unsupported(name, what));
+                }
+                value
+            }
             _ => e.copy(*s, template == "copy_bulk")?,
         });
-    }
-    let targets = |v: &Value| v.get_attr("n_destinations").ok();
-    if template == "reduce_rows" && families.iter().any(|f| targets(f) != targets(&families[0])) {
-        return Err(EmitError::unsupported(name, "sums of one group have as many destinations"));
     }
     let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
     let loader_waits =

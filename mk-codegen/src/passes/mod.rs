@@ -344,10 +344,12 @@ fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
     let (world, block) = (config.ranks as i32, config.block[0] as i32);
     let mut out = vec![max / 2 + 1];
     let mut corners = vec![1, world, block, block * world, max / block * block];
+    // Finished rows of an all-reduce.
+    corners.push(reduce::COPIED_ROWS * world);
     if config.sums == Sums::After || config.split_k > 1 || config.tail.is_some_and(|t| t.parts > 1)
     {
         // Sums in flatter tiles.
-        corners.extend([8, 16, 32, 64].map(|height| height * world));
+        corners.extend([8, 16, 32, 64, 128].map(|height| height * world));
     }
     if config.all_reduce != AllReduce::TwoPhase {
         // Rows that are not cut by owner, and tiles in which sums are copied.

@@ -2,9 +2,8 @@
 //! in the order of ranks; or, for an all-reduce in one shot, every rank reads the parts of all and adds them itself.
 //!
 //! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[slots, rows, n]` of one slot per source rank, or per part of its
-//! product, a flow
-//! per tile, the ordered sum; for an all-reduce also `sums`, a symmetric buffer `[world, rows, n]` into which owners push finished rows,
-//! and the copy from there to the caller's tensor.
+//! product, a flow per tile, the ordered sum; for an all-reduce also `sums`, a symmetric buffer `[world, rows, n]` into which owners
+//! push finished rows, and the copy from there to the caller's tensor.
 //!
 //! Deterministic: the sum is in f32, in rank order, rounded once. Parts are rounded to the slot's dtype on the way.
 
@@ -86,8 +85,8 @@ impl Adders {
 pub(super) enum Share {
     /// One: what follows, or comes over a link, is best in large pieces.
     One,
-    /// Two for each of its two teams, which are then done at about the same time: in tiles of [`SHARED_ROWS`] or more.
-    Several,
+    /// Four, two for each of its teams, which are then done at about the same time: in tiles of [`SHARED_ROWS`] or more.
+    Four,
 }
 
 /// Sums over tiles of `block`, `across` in a row: beside the products as they are; after them in flatter ones, until every CTA has
@@ -107,9 +106,9 @@ pub(super) fn adders(
         // Of the last two, nothing is left to be added up.
         Sums::After | Sums::Ring | Sums::OnWrite => {
             let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
-            // Three quarters of them will do.
+            // Three quarters of its share will do.
             let wanted = |height| match share {
-                Share::Several if height > SHARED_ROWS => sms * 3,
+                Share::Four if height > SHARED_ROWS => 4 * sms * 3 / 4,
                 _ => sms * 3 / 4,
             };
             let tiles = |height| {
@@ -165,7 +164,7 @@ pub(super) fn sum(
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
-    let share = if how == Reduce::All { Share::One } else { Share::Several };
+    let share = if how == Reduce::All { Share::One } else { Share::Four };
     let adders = adders(draft, config.sums, share, across, &rows.own(), block, together);
     let Adders { kind, tile, per_block, .. } = adders;
     let own = rows.in_blocks(tile[0]).own();
@@ -367,7 +366,7 @@ pub(super) fn pull(
 const COPIED_ROW_BYTES: i32 = 8 * 1024;
 
 /// Rows that are copied at once beside the products, at most: several CTAs share those of a sum.
-const COPIED_ROWS: i32 = 32;
+pub(super) const COPIED_ROWS: i32 = 32;
 
 /// Every rank copies what its peers have pushed to where the caller wants it, in the order in which it is summed: beside the products
 /// some tiles' columns at once in bulk, after them tile by tile.

@@ -181,6 +181,9 @@ const RAGGED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1032])];
 /// Columns that are rows of a multiple of 16 bytes, also a quarter of them.
 const RAGGED_ALIGNED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1056])];
 
+/// Rows of more than the 8 KiB that are copied at once.
+const LONG_ROWS: &[(&str, &[u64])] = &[("a", &[1301, 192]), ("b", &[192, 4872])];
+
 /// Several tiles a CTA.
 const SEVERAL_WAVES: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 3080])];
 
@@ -386,6 +389,13 @@ pub const VARIANTS: &[Variant] = &[
     }),
     variant(("rows64_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
         c.block = [64, 128, 64];
+    }),
+    // Copies of 32 rows, two and eight for each sum, of two parts of a row.
+    variant(("rows64_all_beside", "gemm(a, b) -> all_reduce", 3, LONG_ROWS), |c| {
+        c.set_block([64, 256, 64]);
+    }),
+    variant(("tall_all_beside", "gemm(a, b) -> all_reduce", 3, LONG_ROWS), |c| {
+        c.set_block([256, 128, 64]);
     }),
     variant(
         (
