@@ -208,6 +208,23 @@ fn a_better_machine_is_not_slower() {
     assert!(changed(|m| m.launch_s += 1e-3) > base + 0.9e-3);
 }
 
+/// A tile in a ring takes up what the rank before has summed; one that begins anew does not.
+#[test]
+fn what_a_tile_goes_on_with_costs_time() {
+    let time = |sums, carry: f64| {
+        let shapes: &[(&str, &[u64])] = &[("a", &[8192, 8192]), ("b", &[8192, 8192])];
+        let plan = with("gemm(a, b) -> reduce_scatter", shapes, |c| c.sums = sums);
+        let mut model = DeviceModel::h200().clone();
+        model.carry_bytes_per_s = carry;
+        predict(&plan, &model).unwrap().total_s
+    };
+    // Of 15 or 16 tiles of a CTA three quarters go on with 64 KiB, some of them while they would wait for a neighbour's anyway.
+    let (slow, fast) = (time(Sums::Ring, 10e9), time(Sums::Ring, 1e15));
+    let of_a_tile = 65536.0 / 10e9;
+    assert!(slow - fast > 5.0 * of_a_tile && slow - fast < 12.0 * of_a_tile, "{slow} {fast}");
+    assert_eq!(time(Sums::After, 10e9), time(Sums::After, 1e15));
+}
+
 #[test]
 fn settings_that_differ_in_nothing_else_rank_as_measured() {
     // 2026-11-21, 4 H200s: .1189 ms with 24 CTAs that add, .1608 with 8; sums after the products are faster than 8 beside.

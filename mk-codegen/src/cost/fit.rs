@@ -33,6 +33,7 @@ fn figures(model: &DeviceModel) -> Vec<Figure> {
     add(|m| &mut m.launch_s);
     add(|m| &mut m.gate_s);
     add(|m| &mut m.link_bytes_per_s);
+    add(|m| &mut m.carry_bytes_per_s);
     add(|m| &mut m.hbm_bytes_per_s);
     add(|m| &mut m.hbm_slices_bytes_per_s);
     add(|m| &mut m.hbm_once_bytes_per_s);

@@ -40,6 +40,9 @@ pub struct DeviceModel {
     pub l2_bytes: f64,
     /// What a GPU sends over its links, all ranks sending at once.
     pub link_bytes_per_s: f64,
+    /// What a product's tile on one SM takes up of what it goes on with, while its tensor cores wait.
+    #[serde(default = "carry_bytes_per_s")]
+    pub carry_bytes_per_s: f64,
     /// Matrix products, by tile shape.
     pub tiles: Vec<TileRate>,
     /// What one SM moves.
@@ -103,6 +106,11 @@ pub struct Mover {
 /// On an H200, where nobody measured another.
 fn gate_s() -> f64 {
     9.5e-6
+}
+
+/// The same: 4 us for 128 x 256 elements of 16 bits.
+fn carry_bytes_per_s() -> f64 {
+    16.4e9
 }
 
 impl Mover {
@@ -173,6 +181,7 @@ impl DeviceModel {
             ("hbm_slices_bytes_per_s", self.hbm_slices_bytes_per_s),
             ("hbm_once_bytes_per_s", self.hbm_once_bytes_per_s),
             ("link_bytes_per_s", self.link_bytes_per_s),
+            ("carry_bytes_per_s", self.carry_bytes_per_s),
             ("l2_bytes", self.l2_bytes),
         ];
         let of_movers = movers.iter().map(|(name, m)| (*name, m.bytes_per_s));

@@ -312,6 +312,9 @@ impl Unroller<'_> {
                 if let Some(region) = carried.map_or(Ok(None), |a| self.points.region(task, a))? {
                     let bytes = self.bytes(&region);
                     self.work.flows.push(Flow { resource: memory(region.rank), bytes });
+                    if let Kind::Tile(tile) = &mut kind {
+                        tile.rate.tile_s += bytes / self.model.carry_bytes_per_s;
+                    }
                 }
             } else if let Kind::Tile(tile) = &mut kind {
                 (tile.rate.tile_s, tile.out) = (0.0, None);
