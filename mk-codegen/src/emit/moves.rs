@@ -179,7 +179,6 @@ impl Emitter<'_> {
             source_stride => stride,
             source_pitch => pitch,
             destinations,
-            n_destinations,
             load_waits => self.waits(f, Agent::Copier, Point::Start)?,
             posts => self.posts(f)?,
         };

@@ -196,7 +196,7 @@ fn group(
     // With one sum for each CTA, all of its threads work on that.
     let teams = if last.first + last.tasks - first.first > ctas { 2 } else { 1 };
     let hooks = env.get_template(template)?.render(context! {
-        name, families, posts, first_cta, ctas, teams,
+        name, families, destinations, posts, first_cta, ctas, teams,
         ping_pong => matches!(g.leaf, Leaf::MmaTile { consumers: Consumers::PingPong, .. }),
         trace => e.options.trace,
         locals => e.locals(),

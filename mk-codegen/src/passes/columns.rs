@@ -9,7 +9,7 @@
 use super::{
     Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
-    gather::{block_rows, peer_at},
+    gather::{block_rows, every_peer, peer_at},
     reduce::{Adders, Share, Summands, adders, pitch, tiles_across, to_peers},
     rows::{RowBlock, Rows},
     select::Tensor,
@@ -179,6 +179,7 @@ impl Columns {
             1 => 1.into(),
             n => Expr::Const(n).min(Expr::Const(summed.walked) - r.block.clone() * n),
         };
+        let (rank, peers) = every_peer(self.world);
         draft.flows.push(Flow {
             name: "summed",
             shape: vec![
@@ -191,8 +192,8 @@ impl Columns {
                 family: reduce,
                 operand: Operand::Dst,
                 word: vec![Var::RANK.into(), own.shard, own.block / per_copy, mine.clone()],
-                rank: peer_at(Expr::from(Var::EACH) + 1, self.world),
-                each: Some(Each { var: "p".into(), extent: (self.world - 1).into() }),
+                rank,
+                each: Some(peers),
                 when: self.exists(&(mine * self.world + Var::RANK)),
             }],
             count: tiles,

@@ -84,6 +84,11 @@ pub(super) fn peer(s: Expr, world: i32) -> Expr {
     peer_at(s + 1, world)
 }
 
+/// Every rank but this one: which, and how many.
+pub(super) fn every_peer(world: i32) -> (Expr, Each) {
+    (peer(Var::EACH.into(), world), Each { var: "p".into(), extent: (world - 1).into() })
+}
+
 /// The rank `places` after this one.
 pub(super) fn peer_at(places: Expr, world: i32) -> Expr {
     (Expr::from(Var::RANK) + places) % world

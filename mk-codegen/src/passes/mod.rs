@@ -389,3 +389,25 @@ fn rename_loops(plan: &mut Plan) {
 pub fn settable_roles() -> [&'static str; 2] {
     [RoleKind::Compute.name(), RoleKind::IntraComm.name()]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both sides of every place where a block of rows becomes empty.
+    #[test]
+    fn run_time_rows_are_sampled_around_whole_blocks() {
+        let around = |config: &Config, rows: i32| {
+            let samples = runtime_samples(5000, config);
+            (rows - 1..=rows + 1).all(|n| samples.contains(&n))
+        };
+        let config = Config { ranks: 3, ..Config::default() };
+        // Tiles of products, and copies of finished rows.
+        assert!(around(&config, 128) && around(&config, 3 * 128) && around(&config, 3 * 32));
+        assert!(!around(&config, 3 * 64));
+        let after = Config { sums: Sums::After, ..config };
+        for height in [8, 16, 32, 64, 128] {
+            assert!(around(&after, 3 * height), "{height}");
+        }
+    }
+}

@@ -10,7 +10,7 @@
 use super::{
     Config, Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
-    gather::{aligned, block_rows, peer_at},
+    gather::{aligned, block_rows, every_peer, peer_at},
     gemm::{even, widest},
     product::{Ring, Target, between},
     rows::{RowBlock, Rows},
@@ -109,7 +109,7 @@ pub(super) fn adders(
             // Three quarters of its share will do.
             let wanted = |height| match share {
                 Share::Four if height > SHARED_ROWS => 4 * sms * 3 / 4,
-                _ => sms * 3 / 4,
+                Share::Four | Share::One => sms * 3 / 4,
             };
             let tiles = |height| {
                 let blocks = i64::from(rows.in_blocks(height).walked);
@@ -229,8 +229,8 @@ pub(super) fn sum(
 
 /// A write of the own memory, as one of every peer's.
 pub(super) fn to_peers(access: Access, world: i32) -> Access {
-    let each = Some(Each { var: "p".into(), extent: (world - 1).into() });
-    Access { rank: peer_at(Expr::from(Var::EACH) + 1, world), each, ..access }
+    let (rank, each) = every_peer(world);
+    Access { rank, each: Some(each), ..access }
 }
 
 /// What the tiles of some rows of a product leave whose inner dimension is cut: `[split, rows of all shards, n]`, in f32.
@@ -412,7 +412,7 @@ fn collect(
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
     let leaf = Leaf::CopyTile { via, stages: draft.copy_stages };
     let copy = draft.family("collect", kind, leaf, theirs.domain(copies), order, vec![src, dst]);
-    let peers = Each { var: "p".into(), extent: (world - 1).into() };
+    let (rank, peers) = every_peer(world);
     // A word for each thing that is copied, or some blocks of rows of it.
     draft.flows.push(Flow {
         name: "summed",
@@ -421,7 +421,7 @@ fn collect(
             family: reduce,
             operand: Operand::Dst,
             word: vec![Var::RANK.into(), Var::domain(0).into(), Expr::from(Var::domain(1)) / tiles],
-            rank: peer_at(Expr::from(Var::EACH) + 1, world),
+            rank,
             each: Some(peers),
             when: None,
         }],

@@ -84,11 +84,12 @@ fn entry(draft: &mut Draft) {
             g.each = Some(Each { var: "p".into(), extent: (peers + 1).into() });
         }
     }
+    let (peer, each) = super::gather::every_peer(peers + 1);
     guarded.extend(accesses().filter(|(_, a)| lent(a)).map(|(id, a)| Guarded {
         family: id,
         operand: a.operand,
-        peer: super::gather::peer(Var::EACH.into(), peers + 1),
-        each: Some(Each { var: "p".into(), extent: peers.into() }),
+        peer: peer.clone(),
+        each: Some(each.clone()),
         when: a.when.clone(),
     }));
     if guarded.is_empty() {
