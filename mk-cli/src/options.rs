@@ -93,6 +93,8 @@ pub enum Sums {
     Ring,
     /// The memory of the owner, to which tiles are sent one after the other
     OnWrite,
+    /// The owner, at the end of each of its own tiles
+    Epilogue,
 }
 
 /// [`mk::passes::AllReduce`] as an option.

@@ -211,6 +211,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
             Some(Sums::After) => passes::Sums::After,
             Some(Sums::Ring) => passes::Sums::Ring,
             Some(Sums::OnWrite) => passes::Sums::OnWrite,
+            Some(Sums::Epilogue) => passes::Sums::Epilogue,
             Some(Sums::Beside) | None => passes::Sums::Beside,
         },
         chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),

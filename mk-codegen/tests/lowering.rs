@@ -145,12 +145,7 @@ fn settings_that_fit_nothing_are_refused() {
         ),
         (
             "gemm(a, b) -> reduce_scatter",
-            Config {
-                block: [128, 160, 64],
-                consumers: Consumers::PingPong,
-                sums: Sums::Ring,
-                ..four()
-            },
+            Config { sums: Sums::Epilogue, split_k: 2, ..four() },
             "cannot be added tile by tile",
         ),
         ("gather(a)", Config { consumers: Consumers::PingPong, ..four() }, "there are none"),

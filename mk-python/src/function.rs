@@ -66,7 +66,7 @@ struct Offline {
 /// global shape then follows from the tensors. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the
 /// rows, columns and depth of a matrix product's tile, ``k_slices`` in how many slices of its columns a gathered operand travels, ``gather`` who pushes it ("sms", or the copy engine: "engine", in parts "engine/4"), ``chunk_bytes`` what one communication task moves to each peer at
 /// most, ``all_reduce`` how summands move ("two-phase", or "one-shot" or "by-columns" for few rows), ``sums`` whether CTAs of their own add
-/// ("beside") or those that multiply, when they are done ("after") or tile by tile ("ring", or in the owner's memory, "on-write"), ``split_k`` into how many parts the inner dimension of a
+/// ("beside") or those that multiply, when they are done ("after") or tile by tile ("ring", or in the owner's memory, "on-write", or in the epilogue of the owner's own tiles, "epilogue"), ``split_k`` into how many parts the inner dimension of a
 /// product before a sum is cut at most, ``fold`` who adds those ("rank", or the "owner" of the sum), ``consumers`` how the two warpgroups that multiply share tiles ("cooperative", or with tiles of 128 rows and at most 160 columns each in turn, "ping-pong"), ``group_rows`` how many blocks of rows are walked together before the next columns' tiles, ``tail`` how many blocks of rows at the end have smaller tiles: of how many columns, and in how many parts (``"1x64"``, ``"2x256/4"``); all ranks must say
 /// the same.
 /// ``wait_limit_s`` bounds each wait inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.

@@ -81,6 +81,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         ("after", Sums::After),
         ("ring", Sums::Ring),
         ("on-write", Sums::OnWrite),
+        ("epilogue", Sums::Epilogue),
     ];
     Ok(Config {
         ranks,

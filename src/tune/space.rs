@@ -194,6 +194,9 @@ pub const KNOBS: &[Knob] = &[
                 if (2..=8).contains(&facts.ranks) && !facts.all_reduces {
                     ways.push("ring");
                 }
+                if (2..=16).contains(&facts.ranks) && !facts.all_reduces {
+                    ways.push("epilogue");
+                }
                 ways.into_iter().map(String::from).collect()
             }
             false => Vec::new(),
@@ -274,6 +277,7 @@ const SUMS: &[(&str, Sums)] = &[
     ("after", Sums::After),
     ("ring", Sums::Ring),
     ("on_write", Sums::OnWrite),
+    ("epilogue", Sums::Epilogue),
 ];
 const FOLD: &[(&str, Fold)] = &[("rank", Fold::Rank), ("owner", Fold::Owner)];
 
@@ -390,7 +394,7 @@ pub fn candidates(
 /// whole products, what has no parts or no owner is folded by its rank; and a tail's tiles are not wider than the others.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     let [height, width, _] = config.block;
-    if !one_warpgroup_takes([height, width], false) {
+    if !one_warpgroup_takes([height, width]) {
         config.consumers = Consumers::Cooperative;
     }
     config.tail = config
@@ -399,7 +403,7 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     if let Some(tail) = &mut config.tail {
         tail.columns = tail.columns.min(width);
     }
-    if matches!(config.sums, Sums::Ring | Sums::OnWrite) {
+    if config.sums.in_tiles() {
         config.split_k = 1;
     }
     if config.split_k == 1 || facts.all_reduces && config.all_reduce == AllReduce::OneShot {

@@ -102,6 +102,9 @@ MK_DEVICE void st_shared(u32 address, u32 v) {
 }
 
 // For the async proxy to read: not volatile, a proxy fence and an mbarrier follow.
+MK_DEVICE void ld_shared_f32x2(u32 address, float& x, float& y) {
+  asm volatile("ld.shared::cta.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
+}
 MK_DEVICE void st_shared_f32x2(u32 address, float x, float y) {
   asm volatile("st.shared::cta.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }

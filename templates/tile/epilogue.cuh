@@ -55,94 +55,100 @@ MK_DEVICE void apply_gate(float* acc) {
   if constexpr (Config::kGated) acc[0] = silu(acc[0]) * acc[Config::kAccumulators / 2];
 }
 
-// What has been summed so far, for this thread's accumulators: one word for two of them. Results of 32 bits are loaded where
-// they are added, since there are no registers to keep as many.
-template <class Config>
-struct Carried {
-  static constexpr bool kAhead = Config::kCarried && Config::kOut != Dtype::F32;
-  u32 words[kAhead ? Config::kMmasPerStep : 1][kAhead ? Config::kAccumulators / 2 : 1];
-};
-
-// Loads it, while the last steps of the main loop run: a word is one aligned pair, there or not.
-template <class Config>
-MK_DEVICE void load_carried(const GemmTile& tile, u32 consumer, Carried<Config>& carried) {
-  if constexpr (Carried<Config>::kAhead) {
+// All accumulators of a tile through the plan's elementwise chain, before anything is added to them.
+template <class Config, class Hooks>
+MK_DEVICE void apply_epilogue(const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                              float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
 #pragma unroll
-    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
 #pragma unroll
-      for (u32 half = 0; half < 2; ++half) {
-        const u32 row = fragment_row<Config>(consumer, m) + half * 8;
-        const u64 line = tile.carry + row * tile.carry_pitch_bytes;
-        const i32 cols = static_cast<i32>(row) < tile.carry_rows ? tile.valid_cols : 0;
-#pragma unroll
-        for (u32 j = 0; j < Config::kAccumulators / 4; ++j) {
-          const u32 col = Config::first_col(consumer) + j * 8 + lane_index() % 4 * 2;
-          carried.words[m][2 * j + half] =
-              static_cast<i32>(col) < cols ? ld_u32(reinterpret_cast<const void*>(line + col * kElemBytes)) : 0;
-        }
-      }
+    for (u32 i = 0; i < Config::kAccumulators / 2; ++i) {
+      const u32 row = fragment_row<Config>(consumer, m) + i % 2 * 8;
+      const u32 col = Config::first_col(consumer) + i / 2 * 8 + lane_index() % 4 * 2;
+      hooks.epilogue(tile, row, col, acc[m][2 * i], acc[m][2 * i + 1]);
     }
   }
 }
 
-// Adds it to accumulators 2 * i and 2 * i + 1 of 64-row block `m`, at `row` and `col` of the tile.
-template <class Config>
-MK_DEVICE void add_carried(const GemmTile& tile, const Carried<Config>& carried, u32 m, u32 i, u32 row, u32 col, float& x0,
-                           float& x1) {
-  if constexpr (Carried<Config>::kAhead) {
-    x0 += unpack_lo<Config::kOut>(carried.words[m][i]);
-    x1 += unpack_hi<Config::kOut>(carried.words[m][i]);
-  } else if constexpr (Config::kCarried) {
-    const i32 left = static_cast<i32>(row) < tile.carry_rows ? tile.valid_cols - static_cast<i32>(col) : 0;
-    const u64 line = tile.carry + row * tile.carry_pitch_bytes;
-    const Pair y = load_pair<Config::kOut, true>(line + col * element_bytes(Config::kOut), left);
-    x0 += y.x0;
-    x1 += y.x1;
-  }
-}
-
-// Packs accumulators 8 * g to 8 * g + 7 of 64-row block `m`, the 16 columns from `col` on, for one stmatrix, through the plan's
-// elementwise chain.
+// Packs eight accumulators, the 16 columns from `col` on, for one stmatrix, through the plan's elementwise chain.
 template <class Config, class Hooks>
-MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, const Carried<Config>& carried, u32 m, u32 g, u32 row,
-                                 u32 col, float* acc, u32 (&out)[4]) {
+MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, u32 row, u32 col, float* acc, u32 (&out)[4]) {
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
     apply_gate<Config>(acc + 2 * i);
     apply_gate<Config>(acc + 2 * i + 1);
     const u32 r = row + i % 2 * 8, c = col + i / 2 * 8 + lane_index() % 4 * 2;
-    hooks.epilogue(tile, r, c, acc[2 * i], acc[2 * i + 1]);
-    add_carried<Config>(tile, carried, m, g * 4 + i, r, c, acc[2 * i], acc[2 * i + 1]);
+    // What goes on with a sum has been through it.
+    if constexpr (!Config::kCarried) hooks.epilogue(tile, r, c, acc[2 * i], acc[2 * i + 1]);
     if constexpr (Config::kOut != Dtype::F32) out[i] = pack2<Config::kOut>(acc[2 * i], acc[2 * i + 1]);
   }
 }
 
-// 64 rows of 32 fp32 results, 16 accumulators of each thread, to a panel under the 128-byte swizzle.
+// Where a panel under the 128-byte swizzle, 64 rows of 32 fp32 results, has a pair of this thread's: of its upper or lower row, the
+// `j`th.
+MK_DEVICE u32 f32_panel_pair(u32 panel, u32 half, u32 j) {
+  const u32 row = warp_index() % kWarpgroupWarps * 16 + lane_index() / 4 + half * 8;
+  const u32 chunk = (j * 2 + lane_index() % 4 / 2) ^ (row % 8);
+  return panel + row * 128 + lane_index() % 2 * 8 + chunk * 16;
+}
+
+// 64 rows of 32 fp32 results, 16 accumulators of each thread, to a panel.
 MK_DEVICE void stage_f32_panel(u32 panel, const float* acc) {
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
-    const u32 row = warp_index() % kWarpgroupWarps * 16 + lane_index() / 4 + half * 8;
-    const u32 line = panel + row * 128 + lane_index() % 2 * 8;
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) {
-      const u32 chunk = (j * 2 + lane_index() % 4 / 2) ^ (row % 8);
-      st_shared_f32x2(line + chunk * 16, acc[j * 4 + half * 2], acc[j * 4 + half * 2 + 1]);
+      st_shared_f32x2(f32_panel_pair(panel, half, j), acc[j * 4 + half * 2], acc[j * 4 + half * 2 + 1]);
     }
   }
+}
+
+// Where a panel, 64 rows of 16-bit results, has this lane's row of a warp's `j`th 16 columns, as stmatrix and ldmatrix take it:
+// lanes 0-15 name the 16 rows of the left 8 columns, lanes 16-31 those of the right.
+template <class Config>
+MK_DEVICE u32 panel_block(u32 panel, u32 j) {
+  constexpr u32 kRowBytes = Config::kPanelRowBytes;  // also the swizzle's span
+  const u32 row = warp_index() % kWarpgroupWarps * 16 + lane_index() % 16;
+  // The swizzle XORs the 16-byte chunk with the 128-byte line (PTX ISA, "Swizzling modes"): of 8 lines, or of 4.
+  const u32 swizzle = kRowBytes == 128 ? row % 8 : row / 2 % 4;
+  const u32 chunk = (j * 2 + lane_index() / 16) ^ swizzle;
+  return panel + row * kRowBytes + chunk * 16;
 }
 
 // 64 rows of 16-bit results, four words of each thread for every 16 columns, to a panel.
 template <class Config, u32 kPairs>
 MK_DEVICE void stage_panel(u32 panel, const u32 (&packed)[kPairs][4]) {
-  constexpr u32 kRowBytes = Config::kPanelRowBytes;    // also the swizzle's span
-  // stmatrix row addresses: lanes 0-15 the 16 rows of the left 8 columns, lanes 16-31 those of the right.
-  const u32 panel_row = warp_index() % kWarpgroupWarps * 16 + lane_index() % 16;
-  // The swizzle XORs the 16-byte chunk with the 128-byte line (PTX ISA, "Swizzling modes"): of 8 lines, or of 4.
-  const u32 swizzle = kRowBytes == 128 ? panel_row % 8 : panel_row / 2 % 4;
 #pragma unroll
   for (u32 j = 0; j < kPairs; ++j) {
-    const u32 chunk = (j * 2 + lane_index() / 16) ^ swizzle;
-    stmatrix_x4(panel + panel_row * kRowBytes + chunk * 16, packed[j][0], packed[j][1], packed[j][2], packed[j][3]);
+    stmatrix_x4(panel_block<Config>(panel, j), packed[j][0], packed[j][1], packed[j][2], packed[j][3]);
+  }
+}
+
+// Adds 64 rows of results that lie in a panel, as it would be staged, to this thread's accumulators of those columns.
+template <class Config>
+MK_DEVICE void add_panel(u32 panel, float* acc) {
+  if constexpr (Config::kOut == Dtype::F32) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+      for (u32 j = 0; j < 4; ++j) {
+        float x0, x1;
+        ld_shared_f32x2(f32_panel_pair(panel, half, j), x0, x1);
+        acc[j * 4 + half * 2] += x0;
+        acc[j * 4 + half * 2 + 1] += x1;
+      }
+    }
+  } else {
+#pragma unroll
+    for (u32 j = 0; j < Config::kPanelCols / 16; ++j) {
+      u32 packed[4];
+      ldmatrix_x4(panel_block<Config>(panel, j), packed);
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {
+        acc[j * 8 + 2 * i] += unpack_lo<Config::kOut>(packed[i]);
+        acc[j * 8 + 2 * i + 1] += unpack_hi<Config::kOut>(packed[i]);
+      }
+    }
   }
 }
 
@@ -159,7 +165,7 @@ MK_DEVICE void hand_over_panels(u32 bar) {
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
                           const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging,
-                          const Carried<Config>& carried, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+                          float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr u32 kPairs = Config::kPanelCols / 16;  // stmatrix per panel
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
   RingCursor<Config::kPanels>& mine = staging.mine;
@@ -173,7 +179,7 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
 #pragma unroll
       for (u32 j = 0; j < kPairs; ++j) {
         const u32 g = n * kPairs + j;
-        finish_16_columns<Config>(hooks, tile, carried, m, g, row, Config::first_col(consumer) + g * 16, first + j * 8, packed[j]);
+        finish_16_columns<Config>(hooks, tile, row, Config::first_col(consumer) + g * 16, first + j * 8, packed[j]);
       }
       const u32 p = m * kAcross + n;
       const bool lent = p + 1 <= Config::kLentPanels;  // not `<`: there may be none, and nothing is below that
@@ -221,7 +227,6 @@ MK_DEVICE void store_pair(u64 address, float x0, float x1, bool pairs, i32 left)
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                  const GemmTile& tile, u32 consumer, RingCursor<Config::kPanels>& staging,
-                                 const Carried<Config>& carried,
                                  float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   // Nothing is staged: the edges carry the news to the storer, and its leave to bring the next.
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
@@ -246,7 +251,6 @@ MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& sme
         apply_gate<Config>(&x0);
         apply_gate<Config>(&x1);
         hooks.epilogue(tile, row, col, x0, x1);
-        add_carried<Config>(tile, carried, m, j * 2 + half, row, col, x0, x1);
         store_pair<Config::kOut>(line + col * kBytes, x0, x1, pairs, left);
       }
     }

@@ -22,7 +22,7 @@ struct GemmOptions {
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
-  bool carried = false;  // a tile adds itself to what has been summed so far
+  bool carried = false;  // a tile goes on with sums that the loader brings
   bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
   bool b_once = false;   // no other tile reads what a tile reads of B
   bool lends = false;    // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
@@ -89,6 +89,12 @@ struct GemmConfig {
   static constexpr u32 kUnstaged = kOptions.lends ? kPanelsPerTile - kPanels : 0;
   static constexpr u32 kLentPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
+  // A sum that a tile goes on with comes behind its last step along k, in as many stages as its panels take: so many of each consumer
+  // in one.
+  static constexpr u32 kMostCarryPanels = kStageBytes / (kConsumersPerTile * kStagePanels * kPanelBytes) * kStagePanels;
+  static constexpr u32 kCarrySteps = kCarried ? (kPanelsPerTile + kMostCarryPanels - 1) / kMostCarryPanels : 0;
+  static constexpr u32 kCarryPanels = kCarried ? (kPanelsPerTile + kCarrySteps - 1) / kCarrySteps : 0;
+
   // This consumer's first row and column of the tile.
   MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns || kPingPong ? 0 : consumer * kRowsPerConsumer; }
   MK_DEVICE static u32 first_col(u32 consumer) { return kSplitColumns ? consumer * kColsPerConsumer : 0; }
@@ -100,7 +106,7 @@ struct GemmConfig {
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
-  static_assert(!kCarried || (!kGated && kMmasPerStep * kAccumulators <= 128), "what is carried takes half as many registers again");
+  static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
   static_assert(!kAdds || (kStore == StorePath::Tma && kOut != Dtype::F32), "memory adds 16-bit elements that TMA brings");
   static_assert(!kOptions.lends || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
   static_assert(!kOptions.lends || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
@@ -141,6 +147,12 @@ struct GemmSmem {
   // A consumer's lent panel, when `ring` has left the tile behind.
   MK_DEVICE u32 lent_panel(const RingCursor<Config::kStages>& ring, u32 consumer, u32 slot) const {
     return a(ring.previous_stage()) + Config::first_row(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
+  }
+  // Panel `i` that a stage has of what consumer `c` goes on with: its first ones lie where it may lend them again.
+  MK_DEVICE u32 carry_panel(u32 stage, u32 c, u32 i) const {
+    constexpr u32 kTogether = Config::kStagePanels;
+    const u32 slot = (i / kTogether * Config::kConsumersPerTile + c) * kTogether + i % kTogether;
+    return a(stage) + slot * Config::kPanelBytes;
   }
   MK_DEVICE u32 full(u32 stage) const { return base + kFull + stage * kMbarrierBytes; }
   MK_DEVICE u32 empty(u32 stage) const { return base + kEmpty + stage * kMbarrierBytes; }
@@ -217,11 +229,15 @@ struct GemmTile {
   u64 c_data;              // direct path: address of C[0, 0]
   u64 c_pitch_bytes;       // direct path
   bool adds;               // C is added to what lies there
-  u64 carry;               // address of what is carried to C[0, 0], in C's type
-  u64 carry_pitch_bytes;   // a multiple of 16
-  i32 carry_rows;          // rows that anything is carried to
-  u32 carry_step;          // the step before which the loader has waited for it
+  const TensorMap* carry;  // what the tile goes on with: [rows, N], in C's boxes
+  u32 carried;             // how many sums that is
 
+  // Stages that the tile takes, in turn.
+  template <class Config>
+  MK_DEVICE u32 steps() const {
+    if constexpr (Config::kCarried) return k_blocks + carried * Config::kCarrySteps;
+    return k_blocks;
+  }
   // Whether any element of it exists.
   MK_DEVICE bool stores() const { return valid_rows > 0 && valid_cols > 0; }
 };

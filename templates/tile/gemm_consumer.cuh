@@ -30,12 +30,12 @@ MK_DEVICE void sm90_mma_step(const GemmSmem<Config>& smem, u32 consumer, u32 sta
   }
 }
 
-// Steps `from` to `to` of a tile. One step stays in flight: a stage goes back when the step after it has been issued.
+// The steps of a tile. One stays in flight: a stage goes back when the step after it has been issued.
 template <class Config, class Edges>
-MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
+MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 k_blocks, RingCursor<Config::kStages>& ring,
                               float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
 #pragma unroll 1
-  for (u32 k = from; k < to; ++k) {
+  for (u32 k = 0; k < k_blocks; ++k) {
     mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
     sm90_wgmma_fence();
     sm90_mma_step<Config>(smem, consumer, ring.stage, k == 0, acc);
@@ -46,32 +46,61 @@ MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 fr
   }
 }
 
-// What a tile carries is loaded this many steps before its last: some two microseconds, for what memory takes to answer.
-constexpr u32 kCarryLead = 3;
-
-// The main loop of one tile.
+// The next consumer's first step queues up behind this one's last.
 template <class Config, class Edges>
-MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer,
-                             RingCursor<Config::kStages>& ring, Carried<Config>& carried,
-                             float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-#pragma unroll
-  for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
-  u32 done = 0;
-  if constexpr (Carried<Config>::kAhead) {
-    // Not before the loader has brought that step.
-    done = max(tile.carry_step + 1, tile.k_blocks > kCarryLead ? tile.k_blocks - kCarryLead : 0);
-    sm90_mma_steps<Config, Edges>(smem, consumer, 0, done, ring, acc);
-    load_carried<Config>(tile, consumer, carried);
-  }
-  sm90_mma_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, ring, acc);
+MK_DEVICE void sm90_pass_turn(const GemmSmem<Config>& smem, u32 consumer) {
   if constexpr (Config::kPingPong) {
-    // The other's first step queues up behind this one's last.
     if (lane_index() == 0) mbarrier_arrive<Edges::turn>(smem.turn(consumer ^ 1));
   }
+}
+
+// Adds the sums that a tile goes on with, which come stage by stage behind its last step along k. A lent stage goes back by way of
+// the storer.
+template <class Config, class Edges>
+MK_DEVICE void sm90_add_carried(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer, RingCursor<Config::kStages>& ring,
+                                float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
+  const u32 mine = Config::kPingPong ? 0 : consumer;
+#pragma unroll 1
+  for (u32 source = 0; source < tile.carried; ++source) {
+#pragma unroll
+    for (u32 step = 0; step < Config::kCarrySteps; ++step) {
+      mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+#pragma unroll
+      for (u32 i = 0; i < Config::kCarryPanels; ++i) {
+        const u32 p = step * Config::kCarryPanels + i;
+        if (p < Config::kPanelsPerTile) {
+          add_panel<Config>(smem.carry_panel(ring.stage, mine, i), &acc[p / kAcross][p % kAcross * Config::kPanelCols / 2]);
+        }
+      }
+      const bool lent = Config::kLentPanels > 0 && step + 1 == Config::kCarrySteps && source + 1 == tile.carried;
+      if (!lent) sm90_release_stage<Config, Edges>(smem, ring.stage);
+      ring.advance();
+    }
+  }
+}
+
+// The main loop of one tile.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                             RingCursor<Config::kStages>& ring, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
+  sm90_mma_steps<Config, Edges>(smem, consumer, tile.k_blocks, ring, acc);
+  const bool goes_on = Config::kCarried && tile.carried > 0;
+  // Not before the stages have come that this one still looks at.
+  if (!goes_on) sm90_pass_turn<Config, Edges>(smem, consumer);
   sm90_wgmma_wait<0>();
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
-  if constexpr (Config::kLentPanels == 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+  if (Config::kLentPanels == 0 || goes_on) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+  if constexpr (Config::kCarried) {
+    apply_epilogue<Config>(hooks, tile, consumer, acc);
+    if (goes_on) {
+      sm90_add_carried<Config, Edges>(smem, tile, consumer, ring, acc);
+      sm90_pass_turn<Config, Edges>(smem, consumer);
+    }
+  }
 }
 
 // Whether the next tile is this consumer's. Another's is skipped; its own waits until the other has issued all of the tile before. So
@@ -84,7 +113,7 @@ MK_DEVICE bool sm90_take_turn(const GemmSmem<Config>& smem, const Hooks& hooks, 
     // The first tile of all waits for nobody: the phase before a barrier's first counts as complete.
     mbarrier_wait<Edges::turn>(smem.turn(consumer), (staging.tile / Config::kConsumers + 1 + consumer) % 2);
   } else {
-    ring.skip(hooks.steps(t));
+    ring.skip(hooks.steps(t, Config::kCarrySteps));
   }
   ++staging.tile;
   return mine;
@@ -102,12 +131,11 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
     }
     const GemmTile tile = hooks.decode(t);
     chaos_delay(ctx, Agent::Consumer, t);
-    Carried<Config> carried;
-    sm90_mma_tile<Config, Edges>(smem, tile, consumer, ring, carried, acc);
+    sm90_mma_tile<Config, Edges>(smem, hooks, tile, consumer, ring, acc);
     if constexpr (Config::kStore == StorePath::Tma) {
-      stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, carried, acc);
+      stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else {
-      store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, carried, acc);
+      store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, acc);
     }
   }
 }

@@ -117,7 +117,7 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
     const GemmTile tile = hooks.decode(t);
     chaos_delay(ctx, Agent::Storer, t);
     hooks.before_store(ctx, tile);
-    ring.skip(tile.k_blocks);
+    ring.skip(tile.steps<Config>());
     if constexpr (Config::kPingPong) {
       send_parts<Config, Edges>(ctx, smem, tile, staging.consumer(), staging.consumer() + 1, ring, staging);
       staging.pass();

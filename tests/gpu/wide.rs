@@ -149,10 +149,16 @@ fn ways_of_lowering_few_rows() {
     ways("ways_of_lowering_few_rows", few_rows);
 }
 
-/// Other than the default ways of lowering: plainly, replayed, and with agents that sleep.
+/// Other than the default ways of lowering: plainly, replayed, and with agents that sleep. Those whose names begin as `MK_GPU_WAYS`
+/// says, as in `ring,lent`, if it is set.
 fn ways(test: &str, of: fn(&&Variant) -> bool) {
+    let named = std::env::var("MK_GPU_WAYS").unwrap_or_default();
+    let wanted = |v: &&Variant| named.split(',').any(|start| v.case.0.starts_with(start));
+    if !named.is_empty() {
+        println!("SKIPPED {test} but for {named}");
+    }
     for world in worlds(test) {
-        for v in VARIANTS.iter().filter(of) {
+        for v in VARIANTS.iter().filter(of).filter(wanted) {
             let (name, text, _, shapes) = v.case;
             let program = Program::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
             let runtime = text.contains("dyn").then(|| ("M".to_string(), 403));

@@ -307,11 +307,9 @@ impl Unroller<'_> {
             let mut posts = none;
             if i + 1 == iterations {
                 posts = self.posts(task, x)?;
-                // What the tile goes on with.
-                let carried = x.accesses.iter().find(|a| a.operand == Operand::AccIn);
-                if let Some(region) = carried.map_or(Ok(None), |a| self.points.region(task, a))? {
-                    let bytes = self.bytes(&region);
-                    self.work.flows.push(Flow { resource: memory(region.rank), bytes });
+                let bytes = self.carried(task, x)?;
+                if bytes > 0.0 {
+                    self.work.flows.push(Flow { resource: memory(task.rank()), bytes });
                     if let Kind::Tile(tile) = &mut kind {
                         tile.rate.tile_s += bytes / self.model.carry_bytes_per_s;
                     }
@@ -322,6 +320,18 @@ impl Unroller<'_> {
             self.push(task, kind, main_s, from, waits, posts);
         }
         Ok(())
+    }
+
+    /// Bytes of the sums that a tile goes on with.
+    fn carried(&self, task: &Task, x: &Family) -> Result<f64, CostError> {
+        let mut bytes = 0.0;
+        for a in x.accesses.iter().filter(|a| a.operand == Operand::AccIn) {
+            self.points.for_each::<CostError>(task, 0, a.each.as_ref(), None, |at| {
+                bytes += self.points.region(at, a)?.map_or(0.0, |r| self.bytes(&r));
+                Ok(())
+            })?;
+        }
+        Ok(bytes)
     }
 
     fn push(

@@ -88,10 +88,10 @@ impl<'p> Emitter<'p> {
             let what = "tiles have 128 or 256 rows, or 64 in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        let carries = epilogue.contains(&EpilogueOp::Carry);
         let alone = *consumers == Consumers::PingPong;
-        if alone && !one_warpgroup_takes([block[0], block[1]], carries) {
-            let what = "one warpgroup multiplies tiles of 128 rows and at most 160 columns by itself, or 128 where they go on with a sum";
+        if alone && !one_warpgroup_takes([block[0], block[1]]) {
+            let what =
+                "one warpgroup multiplies tiles of 128 rows and at most 160 columns by itself";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
         let flat = targets.iter().any(|c| c.region.len() < 2);
@@ -126,10 +126,8 @@ impl<'p> Emitter<'p> {
         let panel_cols = mma_panel_columns(block[1]).min(wide);
         let right = self.across(b, *b_layout, gated);
         let extras = self.extras(s.id, epilogue, c)?;
-        let carry = match epilogue.contains(&EpilogueOp::Carry) {
-            true => Some(self.carry(f, c, &along.depth)?),
-            false => None,
-        };
+        let carries = epilogue.contains(&EpilogueOp::Carry);
+        let carry = if carries { Some(self.carry(s.id, c)?) } else { None };
         let (all_steps, inner) = match &f.inner {
             None => (each, None),
             Some((name, extent)) => {
@@ -205,7 +203,9 @@ impl<'p> Emitter<'p> {
             (BLayout::Nk, false) => self.maps.index(self.plan, b, block[1], 64),
             (BLayout::Nk, true) => self.maps.index(self.plan, b, block[1] / 2, 64),
         };
-        let maps = context! { a_map, b_map, c_map, line_map };
+        let carried = f.accesses.iter().find(|x| carries && x.operand == Operand::AccIn);
+        let carry_map = carried.map(|x| self.maps.index(self.plan, x.buffer, 64, panel_cols));
+        let maps = context! { a_map, b_map, c_map, line_map, carry_map };
         Ok((context! { ..value, ..maps }, least))
     }
 
@@ -479,36 +479,29 @@ impl<'p> Emitter<'p> {
         a.when.as_ref().map_or("true".into(), |w| self.c(f, a.each.as_ref(), w))
     }
 
-    /// Where what a tile goes on with lies: the same columns as C's, in a buffer of C's type whose rows begin at multiples of 16
-    /// bytes.
-    /// The last of the loader's waits stands before the last iteration of the inner loop.
-    fn carry(&self, f: &Family, c: &Access, depth: &Expr) -> Result<Value, EmitError> {
-        let step = match (&f.inner, depth) {
-            (Some((_, Expr::Const(n))), Expr::Const(depth)) => (n - 1) * depth / 64,
-            (Some(_), _) => {
-                let what = "what a tile goes on with comes in an inner loop of a fixed length";
-                return Err(EmitError::unsupported(f.name.clone(), what));
-            }
-            (None, _) => 0,
-        };
+    /// What a tile goes on with: the same columns as C's, in a buffer of C's type whose rows begin at multiples of 16 bytes; of
+    /// several, each in as many rows. The loader brings it behind the last step along k.
+    fn carry(&self, id: FamId, c: &Access) -> Result<Value, EmitError> {
+        let f = &self.plan.families[id];
         let x = self.access(f, Operand::AccIn)?;
         let last = |a: &Access| a.region[a.region.len() - 1].clone();
         let dtype = |a: &Access| self.plan.buffers[a.buffer].dtype;
         let pitches = &self.layout.buffers[x.buffer].pitch;
         let spaced = pitches.iter().all(|n| n * dtype(x).size_bytes() as i64 % 16 == 0);
-        let here = x.rank == Expr::Var(Var::RANK) && x.each.is_none() && x.region.len() > 1;
-        if !here || !spaced || last(x) != last(c) || dtype(x) != dtype(c) {
+        let here = x.rank == Expr::Var(Var::RANK) && x.region.len() > 1;
+        let rows = &x.region[x.region.len() - 2].1;
+        let alike = !rows.mentions(Var::EACH) && !last(x).0.mentions(Var::EACH);
+        if !here || !spaced || !alike || last(x) != last(c) || dtype(x) != dtype(c) {
             let what = "what a tile goes on with does not lie as C does";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
+        self.check_starts(id, x)?;
+        let each = x.each.as_ref();
         Ok(context! {
-            data => self.base(x.buffer, "params.header.rank"),
-            row => self.c(f, None, &self.row(x)),
-            col => self.c(f, None, &last(x).0),
-            rows => self.c(f, None, &x.region[x.region.len() - 2].1),
-            pitch => self.own_pitch_bytes(x.buffer),
-            size => dtype(x).size_bytes(),
-            step,
+            each => each.map(|e| e.var.clone()),
+            count => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
+            row => self.c(f, each, &self.row(x)),
+            rows => self.c(f, None, rows),
         })
     }
 

@@ -302,9 +302,9 @@ pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
     m.saturating_add(n).saturating_mul(k).saturating_mul(2)
 }
 
-/// Whether one warpgroup has registers for a tile of so many rows and columns; for one that goes on with a sum, for fewer.
-pub fn one_warpgroup_takes([m, n]: [u32; 2], carries: bool) -> bool {
-    m == 128 && n <= if carries { 128 } else { 160 }
+/// Whether one warpgroup has registers for a tile of so many rows and columns.
+pub fn one_warpgroup_takes([m, n]: [u32; 2]) -> bool {
+    m == 128 && n <= 160
 }
 
 /// Columns of a panel in which a right operand that lies row by row, or a result of 16 bits, is in shared memory: what a swizzle of
@@ -420,7 +420,7 @@ impl Leaf {
                     operands.push(op(e, read, Consumers, Proxy::Generic, Arity::One));
                 }
                 if epilogue.contains(&EpilogueOp::Carry) {
-                    operands.push(op(Operand::AccIn, read, Consumers, Proxy::Generic, Arity::One));
+                    operands.push(op(Operand::AccIn, read, Loader, Proxy::Async, Arity::One));
                 }
                 let (agent, proxy) =
                     if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };

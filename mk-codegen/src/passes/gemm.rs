@@ -190,7 +190,7 @@ impl<'k> Tiler<'k> {
         let readers = kernel.readers(n);
         let world = self.draft.world();
         let own_b = self.right(g.b);
-        let in_tiles = matches!(self.config.sums, Sums::Ring | Sums::OnWrite);
+        let in_tiles = self.config.sums.in_tiles();
         if let (Some((r, _)), true, true) = (reduce, in_tiles, world > 1) {
             self.ring(n, r, &rows, own_b);
             self.hidden.push(None);

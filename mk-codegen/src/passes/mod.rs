@@ -144,6 +144,19 @@ pub enum Sums {
     /// As [`Sums::Ring`], but a sum stays with the owner of its rows: the first rank writes its product there, the others have that
     /// memory add theirs to it over the link (reduce-on-write), one after the other, and the owner is the last.
     OnWrite,
+    /// As [`Sums::Ring`], but every rank sends its tiles straight to the owner of their rows, which multiplies its own last and adds
+    /// all of them, in a fixed order, when its tile is done. Each rank's part is rounded once on its way.
+    Epilogue,
+}
+
+impl Sums {
+    /// Whether tiles add to sums, so that no task is left that adds them up.
+    pub fn in_tiles(self) -> bool {
+        match self {
+            Sums::Beside | Sums::After => false,
+            Sums::Ring | Sums::OnWrite | Sums::Epilogue => true,
+        }
+    }
 }
 
 /// Tiles of the last rows are smaller: narrower, or cut along k, or both. So a last wave that does not fill the GPU is short, and

@@ -8,8 +8,10 @@ use super::{
     select::Gemm,
 };
 use crate::ir::{
-    Access, BLayout, BinOp, BufId, EpilogueOp, Expr, Leaf, Mode, Operand, Point, RoleKind, Var,
+    Access, BLayout, BinOp, BufId, Each, EpilogueOp, Expr, Leaf, Mode, Operand, Point, RoleKind,
+    Var,
 };
+use crate::target;
 
 const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
@@ -56,7 +58,7 @@ impl Target {
             Target::Ring(ring) => {
                 let (hop, world) = (rows.hop(), rows.shards);
                 let mut all = Vec::new();
-                if ring.on_write {
+                if ring.how == Adding::OnWrite {
                     let there = Access {
                         rank: r.shard.clone(),
                         ..write(operand, ring.passed, vec![here.clone(), columns.clone()])
@@ -74,7 +76,7 @@ impl Target {
                 } else {
                     let slot = (hop.clone(), 1.into());
                     all.push(Access {
-                        rank: peer_at((world - 1).into(), world),
+                        rank: ring.next(r, world),
                         when: Some(hop.clone().lt(world - 1)),
                         ..write(operand, ring.passed, vec![slot, here.clone(), columns.clone()])
                     });
@@ -89,15 +91,41 @@ impl Target {
     }
 }
 
-/// Sums that go from rank to rank, or stay with their owner, see [`Sums`](super::Sums).
+/// Who adds to sums that tiles go on with, see [`Sums`](super::Sums).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Adding {
+    /// Each rank, and passes them on.
+    InTurn,
+    /// Each rank, over the link.
+    OnWrite,
+    /// The owner, everything at its end.
+    Owner,
+}
+
+/// Sums that tiles go on with.
 #[derive(Clone, Copy)]
 pub(super) struct Ring {
-    /// Whether they stay, and ranks add to them over the link, one after the other.
-    pub on_write: bool,
-    /// `[hops, rows, n]`: what the rank before, whose turn is next, goes on with; or `[rows, n]`: what the owner does.
+    pub how: Adding,
+    /// `[hops, rows, n]`: what the rank before, whose turn is next, goes on with, or what the owner adds up; or `[rows, n]`: what the
+    /// owner goes on with.
     pub passed: BufId,
     /// `[rows, n]` of the own rank: the finished sums, the caller's.
     pub last: BufId,
+}
+
+impl Ring {
+    /// Where a tile of block `r` goes that is not its owner's.
+    pub fn next(&self, r: &RowBlock, world: i32) -> Expr {
+        match self.how {
+            Adding::InTurn => peer_at((world - 1).into(), world),
+            Adding::OnWrite | Adding::Owner => r.shard.clone(),
+        }
+    }
+
+    /// The ranks whose tiles an owner adds to its own, by their hops.
+    pub fn others(&self, world: i32) -> Each {
+        Each { var: "h".into(), extent: (world - 1).into() }
+    }
 }
 
 /// Whether a hop is neither the first nor the last.
@@ -167,6 +195,30 @@ impl Product<'_> {
         }
     }
 
+    /// What a tile goes on with.
+    fn carried(&self, rows: &Rows, r: &RowBlock, ring: Ring, cols: (Expr, Expr)) -> Access {
+        let (hop, world) = (rows.hop(), rows.shards);
+        let at_last = hop.clone().equals(world - 1).select(r.len.clone(), 0);
+        let slot =
+            |slot: Expr, len: Expr| vec![(slot, 1.into()), (r.at.clone(), len), cols.clone()];
+        let access =
+            |region| Access { at: Point::End, ..read(Operand::AccIn, ring.passed, region) };
+        match ring.how {
+            Adding::InTurn => {
+                // Nothing at the first hop.
+                let len = hop.clone().equals(0).select(0, r.len.clone());
+                access(slot((hop - 1).max(0), len))
+            }
+            Adding::OnWrite => Access {
+                version: (world - 2).into(),
+                ..access(vec![(r.at.clone(), at_last), cols.clone()])
+            },
+            Adding::Owner => {
+                Access { each: Some(ring.others(world)), ..access(slot(Var::EACH.into(), at_last)) }
+            }
+        }
+    }
+
     /// Iterations of that loop.
     fn iterations(&self, r: &RowBlock, slices: Slices) -> Expr {
         match self.cut {
@@ -232,19 +284,8 @@ impl Product<'_> {
             // Read by the consumers once the tile is computed.
             accesses.push(Access { at: Point::End, ..read(operand, *buffer, region) });
         }
-        if let Target::Ring(Ring { passed, on_write, .. }) = self.target {
-            let (hop, world) = (rows.hop(), rows.shards);
-            let mut carried = if on_write {
-                let len = hop.equals(world - 1).select(r.len.clone(), 0);
-                read(Operand::AccIn, passed, vec![(r.at.clone(), len), cols.clone()])
-            } else {
-                // Nothing at the first hop.
-                let len = hop.clone().equals(0).select(0, r.len.clone());
-                let slot = ((hop - 1).max(0), 1.into());
-                read(Operand::AccIn, passed, vec![slot, (r.at.clone(), len), cols.clone()])
-            };
-            carried.version = if on_write { world - 2 } else { 0 }.into();
-            accesses.push(Access { at: Point::End, ..carried });
+        if let Target::Ring(ring) = self.target {
+            accesses.push(self.carried(rows, &r, ring, cols.clone()));
         }
         let k = Expr::from(Var::domain(r.loops + 1));
         accesses.extend(match self.cut {
@@ -261,10 +302,21 @@ impl Product<'_> {
         let parts = self.cut.map_or(1, |c| c.parts);
         let group = slices.map_or(self.group, |s| s.together * rows.count);
         let mut order = match self.target {
+            Target::Ring(Ring { how: Adding::Owner, .. }) => {
+                // The last wave of tiles is the owner's alone.
+                let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
+                rows.order_by_owner(sms, group, self.col_blocks)
+            }
             Target::Ring(_) => rows.order_by_hop(group, self.col_blocks),
             _ if self.by_shard => rows.order_by_shard(group, self.col_blocks, parts),
             _ => rows.order(group, self.col_blocks, parts),
         };
+        if let (Target::Slots(_), [_, hop, column]) = (self.target, order.as_mut_slice())
+            && rows.count == rows.shards
+        {
+            // Not always the same owner's, as many CTAs are a multiple of ranks: own tiles take less.
+            *hop = (hop.clone() + column.clone()) % rows.count;
+        }
         if self.cut.is_some() {
             domain.push(("k", parts.into()));
             order.push(Expr::from(Var::LINEAR) % parts);

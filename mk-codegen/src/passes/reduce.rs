@@ -12,7 +12,7 @@ use super::{
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, every_peer, peer_at},
     gemm::{even, widest},
-    product::{Ring, Target, between},
+    product::{Adding, Ring, Target, between},
     rows::{RowBlock, Rows},
     select::{Kernel, Reduce, Tensor},
 };
@@ -104,7 +104,7 @@ pub(super) fn adders(
     let kind = match sums {
         Sums::Beside => RoleKind::IntraComm,
         // Of the last two, nothing is left to be added up.
-        Sums::After | Sums::Ring | Sums::OnWrite => {
+        Sums::After | Sums::Ring | Sums::OnWrite | Sums::Epilogue => {
             let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
             // Three quarters of its share will do.
             let wanted = |height| match share {
@@ -124,7 +124,7 @@ pub(super) fn adders(
     let per_block = block[0] / tile[0];
     let together = match sums {
         Sums::Beside | Sums::After => together * per_block,
-        Sums::Ring | Sums::OnWrite => 1,
+        Sums::Ring | Sums::OnWrite | Sums::Epilogue => 1,
     };
     Adders { kind, tile, across, per_block, together }
 }
@@ -444,14 +444,17 @@ pub(super) fn ring(
     rows: &Rows,
     result: BufId,
 ) -> Ring {
-    let on_write = sums == Sums::OnWrite;
+    let (how, name) = match sums {
+        Sums::OnWrite => (Adding::OnWrite, "sums"),
+        Sums::Epilogue => (Adding::Owner, "slots"),
+        Sums::Ring | Sums::Beside | Sums::After => (Adding::InTurn, "passed"),
+    };
     let mut shape = vec![rows.capacity.into(), draft.dim(&out.shape[1])];
-    if !on_write {
+    if how != Adding::OnWrite {
         shape.insert(0, (draft.world() - 1).into());
     }
-    let name = if on_write { "sums" } else { "passed" };
     let passed = draft.buffer(name, Space::Workspace, out.dtype, shape, pitch(out));
-    Ring { on_write, passed, last: result }
+    Ring { how, passed, last: result }
 }
 
 /// `when`, and before iteration `late` of an inner loop, if there is one.
@@ -483,15 +486,24 @@ pub(super) fn hand_on(
         each: None,
         when: Some(when),
     };
-    let to = match ring.on_write {
-        false => vec![reader(Operand::AccIn, before(Expr::Const(0).lt(hop.clone()), late))],
-        true => {
-            let last = before(hop.clone().equals(world - 1), late);
+    let last = before(hop.clone().equals(world - 1), late);
+    let (rank, to) = match ring.how {
+        Adding::InTurn => {
+            let passed = before(Expr::Const(0).lt(hop.clone()), late);
+            (peer_at((world - 1).into(), world), vec![reader(Operand::AccIn, passed)])
+        }
+        Adding::OnWrite => {
             let mut to = vec![reader(Operand::AccIn, last)];
             if world > 2 {
                 to.push(reader(Operand::C, between(&hop, world)));
             }
-            to
+            (peer_at((world - 1).into(), world), to)
+        }
+        Adding::Owner => {
+            let each = Some(ring.others(world));
+            let read = reader(Operand::AccIn, last);
+            let all = Reader { word: word(Var::EACH.into()), each, ..read };
+            (adding.shard.clone(), vec![all])
         }
     };
     draft.flows.push(Flow {
@@ -501,7 +513,7 @@ pub(super) fn hand_on(
             family: adding.family,
             operand: Operand::C,
             word: word(hop.clone()),
-            rank: peer_at((world - 1).into(), world),
+            rank,
             each: None,
             when: Some(hop.clone().lt(world - 1)),
         }],

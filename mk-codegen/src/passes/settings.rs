@@ -69,7 +69,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         let help = format!("use 2 to {most}, for which shared memory has room");
         return Err(LowerError::Config { what, help });
     }
-    if config.consumers == Consumers::PingPong && !one_warpgroup_takes([bm, bn], false) {
+    if config.consumers == Consumers::PingPong && !one_warpgroup_takes([bm, bn]) {
         let what = format!("no warpgroup multiplies a tile of {bm} x {bn} by itself");
         let help =
             "use 128 rows and at most 160 columns for ping-pong, or leave `consumers` cooperative";
@@ -116,7 +116,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         let what = "nothing here is summed after a product".into();
         return error(what, "leave `sums` as it is by default");
     }
-    if matches!(config.sums, Sums::Ring | Sums::OnWrite) && config.ranks > 1 {
+    if config.sums.in_tiles() && config.ranks > 1 {
         let what = || "products cannot be added tile by tile here".to_string();
         for (n, g) in kernel.gemms.iter().enumerate() {
             let Some((r, how)) = kernel.reduce_of(n) else { continue };
@@ -149,14 +149,6 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         }
         if splits {
             return error(what(), "products in parts of k add up `beside` or `after`");
-        }
-        let fits = match config.consumers {
-            Consumers::PingPong => one_warpgroup_takes([bm, bn], true),
-            Consumers::Cooperative => bm * bn <= 128 * 256,
-        };
-        if !fits {
-            let help = "what is carried takes registers: use tiles of 256 rows and at most 128 columns, or of 128 rows (and at most 128 columns for ping-pong)";
-            return error(what(), help);
         }
     }
     if let Some(Tail { blocks, columns, parts }) = config.tail {

@@ -247,18 +247,18 @@ fn product(
     };
     let mut tails = TAILS.iter();
     for op in epilogue {
-        let mut operand = None;
         if *op == EpilogueOp::Carry {
             // To the first tiles of a sum nothing is carried.
-            match context.latest(Operand::AccIn, phase).filter(|t| !t.data.is_empty()) {
-                Some(t) if t.data.len() == tile.data.len() => operand = Some(t),
-                None => continue,
-                Some(t) => {
-                    let (n, of) = (t.data.len(), tile.data.len());
+            for t in context.all(Operand::AccIn).filter(|t| !t.data.is_empty()) {
+                let (n, of) = (t.data.len(), tile.data.len());
+                if n != of {
                     return Err(misfit(format!("{n} elements are carried to a tile of {of}")));
                 }
+                apply(*op, &mut tile, Some(t));
             }
+            continue;
         }
+        let mut operand = None;
         if op.has_operand() {
             let want = match op {
                 EpilogueOp::Bias => tile.cols,

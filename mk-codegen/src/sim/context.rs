@@ -65,6 +65,13 @@ impl Context {
         of.max_by_key(|p| p.phase).map(|p| &p.tile)
     }
 
+    /// All pieces of an operand, in the order of repetitions.
+    pub fn all(&self, operand: Operand) -> impl Iterator<Item = &Tile> {
+        let mut list: Vec<_> = self.pieces.iter().filter(|p| p.operand == operand).collect();
+        list.sort_by_key(|p| p.each);
+        list.into_iter().map(|p| &p.tile)
+    }
+
     /// Sources of a copy or reduction that is stored in `phase`, in the order of steps, repetitions and lines: at the end
     /// of the task all of them, in a step those of the step, or of the start if the step has none.
     pub fn sources(&self, phase: Phase, last: Phase) -> Vec<&Piece> {

@@ -271,6 +271,35 @@ pub const VARIANTS: &[Variant] = &[
         ),
         |c| c.sums = Sums::Ring,
     ),
+    variant(("epilogue", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.sums, c.group_rows) = (Sums::Epilogue, 3);
+    }),
+    // More sums than there are stages.
+    variant(("epilogue_of_eight", "gemm(a, b) -> reduce_scatter", 8, RAGGED_ALIGNED), |c| {
+        c.sums = Sums::Epilogue;
+    }),
+    variant(
+        ("epilogue_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
+        |c| c.sums = Sums::Epilogue,
+    ),
+    variant(
+        (
+            "epilogue_dyn",
+            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> reduce_scatter }",
+            3,
+            &[("w", &[264, 352])],
+        ),
+        |c| c.sums = Sums::Epilogue,
+    ),
+    variant(
+        (
+            "epilogue_mlp_f32",
+            "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> cast(f32) -> reduce_scatter }",
+            3,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.sums = Sums::Epilogue,
+    ),
     variant(("split_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
         (c.sums, c.split_k, c.all_reduce) = (Sums::After, 4, AllReduce::OneShot);
     }),
@@ -409,6 +438,9 @@ pub const VARIANTS: &[Variant] = &[
     variant(("rows64_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
         (c.block, c.sums) = ([64, 256, 64], Sums::Ring);
     }),
+    variant(("rows64_epilogue", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.block, c.sums) = ([64, 256, 64], Sums::Epilogue);
+    }),
     variant(
         (
             "rows64_dyn_f32",
@@ -429,6 +461,15 @@ pub const VARIANTS: &[Variant] = &[
     ),
     variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
         c.set_block([256, 128, 64]);
+    }),
+    // What is lent again is a stage of what a tile goes on with, or of its last step.
+    variant(("lent_epilogue", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
+        c.set_block([128, 256, 64]);
+        c.sums = Sums::Epilogue;
+    }),
+    variant(("lent_epilogue_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
+        c.set_block([256, 128, 64]);
+        c.sums = Sums::Epilogue;
     }),
     variant(("lent_f32", "gemm(a, b) -> cast(f32)", 1, SEVERAL_WAVES), |c| {
         c.set_block([128, 192, 64]);
@@ -462,6 +503,13 @@ pub const VARIANTS: &[Variant] = &[
         ping_pong(c, 128);
         (c.sums, c.group_rows) = (Sums::Ring, 3);
     }),
+    variant(
+        ("ping_pong_epilogue", "gemm(a, b) -> cast(f32) -> reduce_scatter", 4, RAGGED_ALIGNED),
+        |c| {
+            ping_pong(c, 128);
+            c.sums = Sums::Epilogue;
+        },
+    ),
     variant(("ping_pong_slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         ping_pong(c, 128);
         c.k_slices = 8;

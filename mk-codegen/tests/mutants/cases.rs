@@ -78,6 +78,7 @@ const ONE_SHOT: Way = ("one shot", |c| c.all_reduce = AllReduce::OneShot);
 const AFTER: Way = ("sums after", |c| c.sums = Sums::After);
 const RING: Way = ("ring", |c| (c.sums, c.group_rows) = (Sums::Ring, 1));
 const ON_WRITE: Way = ("on write", |c| (c.sums, c.group_rows) = (Sums::OnWrite, 1));
+const EPILOGUE: Way = ("epilogue", |c| (c.sums, c.group_rows) = (Sums::Epilogue, 1));
 const SPLIT: Way = ("split", |c| (c.sums, c.split_k) = (Sums::After, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.sums, c.split_k, c.all_reduce) = (Sums::After, 2, AllReduce::OneShot);
@@ -120,6 +121,8 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> reduce_scatter", ALIGNED), RING),
     (("gemm(a, b) -> reduce_scatter", HALVES), ON_WRITE),
     (("gemm(a, b) -> reduce_scatter", ALIGNED), ON_WRITE),
+    (("gemm(a, b) -> reduce_scatter", HALVES), EPILOGUE),
+    (("gemm(a, b) -> reduce_scatter", ALIGNED), EPILOGUE),
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce", MLP), BY_COLUMNS),
