@@ -172,22 +172,29 @@ impl Rows {
     }
 
     /// Order of tiles of sums that their owner ends: as [`Rows::order`], but the own tiles come `lead` tiles behind those of the same
-    /// place that leave. So peers' are there when the owner wants them, and a link has as much to do in every wave but the last.
+    /// place that leave. So peers' are there when the owner wants them.
     pub fn order_by_owner(&self, lead: i32, group: i32, col_blocks: i32) -> Vec<Expr> {
         let t = Expr::from(Var::LINEAR);
         let (places, leaving) = (self.walked * col_blocks, self.count - 1);
         let lead = lead.min(places);
         let (first, mixed) = (lead * leaving, (places - lead) * self.count);
-        let behind = (t.clone() - first).max(0);
-        let round = behind.clone() / self.count;
-        // From wave to wave a CTA has tiles of another owner: own ones take longer.
-        let turn = (behind.clone() + round.clone() / (lead / self.count).max(1)) % self.count;
-        let is_first = t.clone().lt(first);
-        let is_mixed = t.clone().lt(first + mixed);
-        let ahead = turn.clone().lt(leaving).select(lead, 0);
-        let later = is_mixed.clone().select(round + ahead, behind - mixed + (places - lead));
-        let place = is_first.clone().select(t.clone() / leaving, later);
-        let hop = is_first.select(t % leaving, is_mixed.select(turn, leaving));
+        let starts = t.clone().lt(first);
+        let (place, hop);
+        if mixed == 0 {
+            place = starts.clone().select(t.clone() / leaving, t.clone() - first);
+            hop = starts.select(t % leaving, leaving);
+        } else {
+            let behind = (t.clone() - first).max(0);
+            let round = behind.clone() / self.count;
+            // From wave to wave a CTA has tiles of another owner: own ones take longer.
+            let turn = (behind + round.clone() / (lead / self.count).max(1)) % self.count;
+            let ends = Expr::Const(first + mixed).le(t.clone());
+            let ahead = turn.clone().lt(leaving).select(lead, 0);
+            let last = t.clone() - (leaving * places);
+            let later = ends.clone().select(last, round + ahead);
+            place = starts.clone().select(t.clone() / leaving, later);
+            hop = starts.select(t % leaving, ends.select(leaving, turn));
+        }
         let group = (group / self.count).max(1);
         let (block, column) = in_groups(place, self.walked, group, col_blocks);
         vec![block, hop, column]
@@ -224,7 +231,10 @@ impl Rows {
 /// Row and column of tile `t` of `rows` rows of tiles, `across` in each: groups of `group` rows, column by column.
 fn in_groups(t: Expr, rows: i32, group: i32, across: i32) -> (Expr, Expr) {
     let first = t.clone() / (group * across) * group;
-    let height = Expr::Const(group).min(Expr::Const(rows) - first.clone());
+    let height = match rows % group {
+        0 => Expr::Const(group),
+        _ => Expr::Const(group).min(Expr::Const(rows) - first.clone()),
+    };
     let within = t % (group * across);
     (first + within.clone() % height.clone(), within / height)
 }

@@ -278,13 +278,13 @@ impl Machine<'_> {
                 }
                 continue;
             }
-            self.ranks[rank].program.units[unit].tasks[t]
-                .context
-                .get_or_insert_default()
-                .begin_load(agent, phase);
-            let load = Delivery::Load { rank, unit, task: t, agent, line: *line, phase };
-            self.issue(rank, load);
+            let ahead = &mut self.ranks[rank].program.agents[id].ahead;
+            match ahead.iter().position(|load| *load == (*line, phase)) {
+                Some(i) => drop(ahead.swap_remove(i)),
+                None => self.issue_load(rank, id, t, *line, phase),
+            }
         }
+        self.load_ahead(rank, id, t)?;
         let mut context =
             self.ranks[rank].program.units[unit].tasks[t].context.take().unwrap_or_default();
         let held = context.held();
@@ -324,6 +324,51 @@ impl Machine<'_> {
             self.ranks[rank].program.agents[id].stores.push(store);
         }
         Ok(!mine.is_empty())
+    }
+
+    fn issue_load(&mut self, rank: usize, id: usize, t: usize, line: usize, phase: Phase) {
+        let agent = &self.ranks[rank].program.agents[id];
+        let (unit, agent) = (agent.unit, agent.agent);
+        let context = &mut self.ranks[rank].program.units[unit].tasks[t].context;
+        context.get_or_insert_default().begin_load(agent, phase);
+        self.issue(rank, Delivery::Load { rank, unit, task: t, agent, line, phase });
+    }
+
+    /// Issues the bulk loads of later phases that a wait without a fence does not hold back, up to the next wait.
+    fn load_ahead(&mut self, rank: usize, id: usize, t: usize) -> Result<(), SimError> {
+        let a = &self.ranks[rank].program.agents[id];
+        if a.deferred.is_empty() {
+            return Ok(());
+        }
+        let (unit, now, agent) = (a.unit, a.phase, a.agent);
+        let r = &self.ranks[rank];
+        let task = &r.program.units[unit].tasks[t];
+        let points = Points::new(self.plan, &r.tables);
+        let accesses = &self.plan.families[task.task.family].accesses;
+        let contract = self.contract(&task.task);
+        let bulk = |a: &Access| {
+            let spec = contract.operand(a.operand);
+            let mine = spec.is_some_and(|o| o.agent == agent && o.proxy == Proxy::Async);
+            mine && a.mode == Mode::Read
+        };
+        let mut loads = Vec::new();
+        for phase in now + 1..=task.last() {
+            let at = (point_of(task, phase), inner_of(phase));
+            if !self.waits(&points, &task.task, agent, Some(at))?.is_empty() {
+                break;
+            }
+            let lines = accesses.iter().enumerate();
+            let due = lines.filter(|(_, a)| a.at == at.0 && bulk(a));
+            loads.extend(due.map(|(line, _)| (line, phase)));
+        }
+        for (line, phase) in loads {
+            let ahead = &mut self.ranks[rank].program.agents[id].ahead;
+            if !ahead.contains(&(line, phase)) {
+                ahead.push((line, phase));
+                self.issue_load(rank, id, t, line, phase);
+            }
+        }
+        Ok(())
     }
 
     fn named(&self, error: SimError, rank: usize, unit: usize, t: usize) -> SimError {

@@ -94,6 +94,8 @@ pub(super) struct AgentRun {
     pub deaf: Vec<Pending>,
     /// Whether the ordinary reads of this phase are over.
     pub early: bool,
+    /// Loads of later phases of this task that have been issued: accesses, and their phases.
+    pub ahead: Vec<(usize, Phase)>,
     pub blocked: Option<Blocking>,
 }
 
@@ -264,6 +266,7 @@ impl Program {
                 deferred: Vec::new(),
                 deaf: Vec::new(),
                 early: false,
+                ahead: Vec::new(),
                 blocked: None,
             });
         }
