@@ -22,7 +22,8 @@ struct GemmOptions {
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
-  bool carried = false;  // a tile goes on with sums that the loader brings
+  bool carried = false;     // a tile goes on with sums that the loader brings
+  bool carry_last = false;  // and not before its own product has been through the elementwise chain
   bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
   bool copies = false;   // some tiles go to other ranks as well
   bool b_once = false;   // no other tile reads what a tile reads of B
@@ -42,6 +43,7 @@ struct GemmConfig {
   static constexpr BLayout kB = kOptions.b;
   static constexpr bool kGated = kOptions.gated;
   static constexpr bool kCarried = kOptions.carried;
+  static constexpr bool kCarryLast = kOptions.carry_last;
   static constexpr bool kAdds = kOptions.adds;
   static constexpr bool kCopies = kOptions.copies;
   static constexpr bool kBOnce = kOptions.b_once;
@@ -91,8 +93,7 @@ struct GemmConfig {
   static constexpr u32 kUnstaged = kOptions.lends ? kPanelsPerTile - kPanels : 0;
   static constexpr u32 kLentPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
-  // A sum that a tile goes on with comes behind its last step along k, in as many stages as its panels take: so many of each consumer
-  // in one.
+  // A sum that a tile goes on with comes in as many stages as its panels take: so many of each consumer in one.
   static constexpr u32 kMostCarryPanels = kStageBytes / (kConsumersPerTile * kStagePanels * kPanelBytes) * kStagePanels;
   static constexpr u32 kCarrySteps = kCarried ? (kPanelsPerTile + kMostCarryPanels - 1) / kMostCarryPanels : 0;
   static constexpr u32 kCarryPanels = kCarried ? (kPanelsPerTile + kCarrySteps - 1) / kCarrySteps : 0;
@@ -241,6 +242,14 @@ struct GemmTile {
   u32 copies;              // other ranks that it goes to as well
   const TensorMap* carry;  // what the tile goes on with: [rows, N], in C's boxes
   u32 carried;             // how many sums that is
+
+  // The step along k before which sum `source` comes: in the second half, since the loader waits for it in the middle; or behind all.
+  template <class Config>
+  MK_DEVICE u32 carry_step(u32 source) const {
+    if constexpr (Config::kCarryLast) return k_blocks;
+    const u32 from = k_blocks / 2;
+    return max(1u, from + (source + 1) * (k_blocks - from) / (carried + 1));
+  }
 
   // Stages that the tile takes, in turn.
   template <class Config>

@@ -30,23 +30,13 @@ MK_DEVICE void sm90_mma_step(const GemmSmem<Config>& smem, u32 consumer, u32 sta
   }
 }
 
-// The steps of a tile. One stays in flight: a stage goes back when the step after it has been issued.
-template <class Config, class Edges>
-MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 k_blocks, RingCursor<Config::kStages>& ring,
-                              float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-#pragma unroll 1
-  for (u32 k = 0; k < k_blocks; ++k) {
-    mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
-    sm90_wgmma_fence();
-    sm90_mma_step<Config>(smem, consumer, ring.stage, k == 0, acc);
-    sm90_wgmma_commit();
-    sm90_wgmma_wait<1>();
-    if (k > 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
-    ring.advance();
-  }
+template <class Config>
+MK_DEVICE void sm90_pin_all(float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
 }
 
-// The next consumer's first step queues up behind this one's last.
+// Ping-pong: the other consumer's first step queues up behind this one's last.
 template <class Config, class Edges>
 MK_DEVICE void sm90_pass_turn(const GemmSmem<Config>& smem, u32 consumer) {
   if constexpr (Config::kPingPong) {
@@ -54,52 +44,85 @@ MK_DEVICE void sm90_pass_turn(const GemmSmem<Config>& smem, u32 consumer) {
   }
 }
 
-// Adds the sums that a tile goes on with, which come stage by stage behind its last step along k. A lent stage goes back by way of
-// the storer.
+// Until all steps have been made.
+template <class Config>
+MK_DEVICE void sm90_mma_end(float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  sm90_wgmma_wait<0>();
+  sm90_pin_all<Config>(acc);
+}
+
+// Adds a sum that a tile goes on with, stage by stage. `lent`: the last one goes back by way of the storer.
 template <class Config, class Edges>
-MK_DEVICE void sm90_add_carried(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer, RingCursor<Config::kStages>& ring,
+MK_DEVICE void sm90_add_carried(const GemmSmem<Config>& smem, u32 consumer, bool lent, RingCursor<Config::kStages>& ring,
                                 float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
   const u32 mine = Config::kPingPong ? 0 : consumer;
-#pragma unroll 1
-  for (u32 source = 0; source < tile.carried; ++source) {
 #pragma unroll
-    for (u32 step = 0; step < Config::kCarrySteps; ++step) {
-      mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+  for (u32 step = 0; step < Config::kCarrySteps; ++step) {
+    mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
 #pragma unroll
-      for (u32 i = 0; i < Config::kCarryPanels; ++i) {
-        const u32 p = step * Config::kCarryPanels + i;
-        if (p < Config::kPanelsPerTile) {
-          add_panel<Config>(smem.carry_panel(ring.stage, mine, i), &acc[p / kAcross][p % kAcross * Config::kPanelCols / 2]);
-        }
+    for (u32 i = 0; i < Config::kCarryPanels; ++i) {
+      const u32 p = step * Config::kCarryPanels + i;
+      if (p < Config::kPanelsPerTile) {
+        add_panel<Config>(smem.carry_panel(ring.stage, mine, i), &acc[p / kAcross][p % kAcross * Config::kPanelCols / 2]);
       }
-      const bool lent = Config::kLentPanels > 0 && step + 1 == Config::kCarrySteps && source + 1 == tile.carried;
-      if (!lent) sm90_release_stage<Config, Edges>(smem, ring.stage);
-      ring.advance();
     }
+    if (!lent || step + 1 < Config::kCarrySteps) sm90_release_stage<Config, Edges>(smem, ring.stage);
+    ring.advance();
+  }
+  sm90_pin_all<Config>(acc);
+}
+
+// Steps `from` to `to` of a tile. One stays in flight: a stage goes back when the step after it has been issued.
+template <class Config, class Edges>
+MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
+                              float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+#pragma unroll 1
+  for (u32 k = from; k < to; ++k) {
+    mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+    sm90_wgmma_fence();
+    sm90_mma_step<Config>(smem, consumer, ring.stage, k == 0, acc);
+    sm90_wgmma_commit();
+    sm90_wgmma_wait<1>();
+    if (k > from) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+    ring.advance();
   }
 }
 
-// The main loop of one tile.
+// The main loop of one tile, and the sums that it goes on with, between its steps or behind them.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
                              RingCursor<Config::kStages>& ring, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-#pragma unroll
-  for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
-  sm90_mma_steps<Config, Edges>(smem, consumer, tile.k_blocks, ring, acc);
-  const bool goes_on = Config::kCarried && tile.carried > 0;
-  // Not before the stages have come that this one still looks at.
-  if (!goes_on) sm90_pass_turn<Config, Edges>(smem, consumer);
-  sm90_wgmma_wait<0>();
-#pragma unroll
-  for (u32 m = 0; m < Config::kMmasPerStep; ++m) sm90_pin_registers(acc[m]);
-  if (Config::kLentPanels == 0 || goes_on) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
-  if constexpr (Config::kCarried) {
-    apply_epilogue<Config>(hooks, tile, consumer, acc);
-    if (goes_on) {
-      sm90_add_carried<Config, Edges>(smem, tile, consumer, ring, acc);
-      sm90_pass_turn<Config, Edges>(smem, consumer);
+  sm90_pin_all<Config>(acc);
+  [[maybe_unused]] u32 source = 0;
+  u32 done = 0;
+  if constexpr (Config::kCarried && !Config::kCarryLast) {
+#pragma unroll 1
+    for (; source < tile.carried; ++source) {
+      const u32 step = tile.carry_step<Config>(source);
+      if (step >= tile.k_blocks) break;
+      sm90_mma_steps<Config, Edges>(smem, consumer, done, step, ring, acc);
+      // Also where there was no step: ptxas wants to see it.
+      sm90_mma_end<Config>(acc);
+      if (step > done) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+      sm90_add_carried<Config, Edges>(smem, consumer, false, ring, acc);
+      done = step;
     }
+  }
+  sm90_mma_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, ring, acc);
+  const u32 left = Config::kCarried ? tile.carried - source : 0;
+  // Not before the stages have come that this one still looks at.
+  if (left == 0) sm90_pass_turn<Config, Edges>(smem, consumer);
+  sm90_mma_end<Config>(acc);
+  if (Config::kLentPanels == 0 || left > 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+  if constexpr (Config::kCarryLast) apply_epilogue<Config>(hooks, tile, consumer, acc);
+  if constexpr (Config::kCarried) {
+#pragma unroll 1
+    for (; source < tile.carried; ++source) {
+      const bool lent = Config::kLentPanels > 0 && source + 1 == tile.carried;
+      sm90_add_carried<Config, Edges>(smem, consumer, lent, ring, acc);
+    }
+    if (left > 0) sm90_pass_turn<Config, Edges>(smem, consumer);
   }
 }
 

@@ -32,36 +32,33 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
   }
 }
 
-// Brings the sums that a tile goes on with, which have been waited for, in panels as its results leave.
+// Brings a sum that a tile goes on with, which has been waited for, in panels as its results leave.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_load_carried(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile,
-                                 RingCursor<Config::kStages>& ring) {
+                                 u32 source, RingCursor<Config::kStages>& ring) {
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
+  const i32 row = hooks.carry_row(tile, static_cast<int>(source));
 #pragma unroll 1
-  for (u32 source = 0; source < tile.carried; ++source) {
-    const i32 row = hooks.carry_row(tile, static_cast<int>(source));
+  for (u32 from = 0; from < Config::kPanelsPerTile; from += Config::kCarryPanels) {
+    const u32 panels = min(Config::kCarryPanels, Config::kPanelsPerTile - from);
+    const u32 bar = smem.full(ring.stage);
+    mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
+    if (ctx.aborted() || !tile.stores()) {
+      mbarrier_arrive<Edges::full>(bar);
+    } else {
+      mbarrier_arrive_expect_tx<Edges::full>(bar, Config::kConsumersPerTile * panels * Config::kPanelBytes);
 #pragma unroll 1
-    for (u32 from = 0; from < Config::kPanelsPerTile; from += Config::kCarryPanels) {
-      const u32 panels = min(Config::kCarryPanels, Config::kPanelsPerTile - from);
-      mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
-      if (ctx.aborted() || !tile.stores()) {
-        mbarrier_arrive<Edges::full>(smem.full(ring.stage));
-      } else {
-        const u32 bar = smem.full(ring.stage);
-        mbarrier_arrive_expect_tx<Edges::full>(bar, Config::kConsumersPerTile * panels * Config::kPanelBytes);
-#pragma unroll 1
-        for (u32 i = 0; i < panels; ++i) {
-          const u32 p = from + i;
+      for (u32 i = 0; i < panels; ++i) {
+        const u32 p = from + i;
 #pragma unroll
-          for (u32 c = 0; c < Config::kConsumersPerTile; ++c) {
-            tma_load_2d(smem.carry_panel(ring.stage, c, i), tile.carry, bar,
-                        tile.c_col + static_cast<i32>(Config::first_col(c) + p % kAcross * Config::kPanelCols),
-                        row + static_cast<i32>(Config::first_row(c) + p / kAcross * 64));
-          }
+        for (u32 c = 0; c < Config::kConsumersPerTile; ++c) {
+          tma_load_2d(smem.carry_panel(ring.stage, c, i), tile.carry, bar,
+                      tile.c_col + static_cast<i32>(Config::first_col(c) + p % kAcross * Config::kPanelCols),
+                      row + static_cast<i32>(Config::first_row(c) + p / kAcross * 64));
         }
       }
-      ring.advance();
     }
+    ring.advance();
   }
 }
 
@@ -77,9 +74,18 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
     GemmTile tile = hooks.decode(t);
     chaos_delay(ctx, Agent::Loader, t);
     hooks.before_load(ctx, tile);
+    [[maybe_unused]] u32 source = 0;
+    const auto load_carried = [&]([[maybe_unused]] u32 step) {
+      if constexpr (Config::kCarried) {
+        for (; source < tile.carried && tile.carry_step<Config>(source) == step; ++source) {
+          sm90_load_carried<Config, Edges>(ctx, smem, hooks, tile, source, ring);
+        }
+      }
+    };
 #pragma unroll 1
     for (u32 k = 0; k < tile.k_blocks; ++k) {
       hooks.before_step(ctx, tile, static_cast<int>(k));
+      load_carried(k);
       mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
       if (ctx.aborted() || !tile.stores()) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
@@ -91,6 +97,6 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
       }
       ring.advance();
     }
-    if constexpr (Config::kCarried) sm90_load_carried<Config, Edges>(ctx, smem, hooks, tile, ring);
+    load_carried(tile.k_blocks);
   }
 }

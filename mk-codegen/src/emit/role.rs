@@ -7,7 +7,8 @@ use super::{
 };
 use crate::ir::{
     ALayout, Agent, BLayout, Consumers, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan,
-    RoleId, Store, Var, mma_panel_columns, mma_panels, mma_staging_bytes, mma_staging_panels,
+    RoleId, Store, Var, carry_last, mma_panel_columns, mma_panels, mma_staging_bytes,
+    mma_staging_panels,
 };
 use crate::target;
 use minijinja::{Environment, Value, context};
@@ -245,6 +246,7 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, Emit
         copies => e.plan.families[id].accesses.iter().any(|a| a.operand == Operand::C && a.each.is_some()),
         adds => e.plan.families[id].accesses.iter().any(|a| a.mode == Mode::Accumulate),
         carried => epilogue.contains(&EpilogueOp::Carry),
+        carry_last => carry_last(epilogue),
         b_once => once,
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
         ping_pong => *consumers == Consumers::PingPong,

@@ -3,7 +3,8 @@
 use super::{EmitError, context::Emitter};
 use crate::ir::{
     ALayout, Access, Agent, BLayout, BufId, Consumers, Entity, EpilogueOp, Expr, FamId, Family,
-    Leaf, Mode, Operand, Point, Space, Store, Var, mma_panel_columns, one_warpgroup_takes,
+    Leaf, Mode, Operand, Point, Space, Store, Var, carry_last, mma_panel_columns,
+    one_warpgroup_takes,
 };
 use minijinja::{Value, context};
 use mk_abi::DType;
@@ -131,7 +132,7 @@ impl<'p> Emitter<'p> {
         let right = self.across(b, *b_layout, gated);
         let extras = self.extras(s.id, epilogue, c)?;
         let carries = epilogue.contains(&EpilogueOp::Carry);
-        let carry = if carries { Some(self.carry(s.id, c)?) } else { None };
+        let carry = if carries { Some(self.carry(s.id, c, epilogue)?) } else { None };
         let (all_steps, inner) = match &f.inner {
             None => (each, None),
             Some((name, extent)) => {
@@ -514,10 +515,27 @@ impl<'p> Emitter<'p> {
     }
 
     /// What a tile goes on with: the same columns as C's, in a buffer of C's type whose rows begin at multiples of 16 bytes; of
-    /// several, each in as many rows. The loader brings it behind the last step along k.
-    fn carry(&self, id: FamId, c: &Access) -> Result<Value, EmitError> {
+    /// several, each in as many rows. The loader brings it in the second half of the steps along k, which is in the last iteration of an inner
+    /// loop, or behind them.
+    fn carry(&self, id: FamId, c: &Access, epilogue: &[EpilogueOp]) -> Result<Value, EmitError> {
         let f = &self.plan.families[id];
-        let x = self.access(f, Operand::AccIn)?;
+        let mut all = f.accesses.iter().filter(|a| a.operand == Operand::AccIn);
+        let (Some(x), None) = (all.next(), all.next()) else {
+            let what = "a tile goes on with what one access says";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        };
+        let late = Expr::from(Var::INNER).equals(1);
+        let in_time = match (&f.inner, carry_last(epilogue)) {
+            (_, true) => x.at == Point::End && x.when.is_none(),
+            (None, false) => x.at == Point::Start && x.when.is_none(),
+            (Some((_, n)), false) => {
+                *n == Expr::Const(2) && x.at == Point::Inner && x.when.as_ref() == Some(&late)
+            }
+        };
+        if !in_time {
+            let what = "what a tile goes on with comes in the second of two iterations, at the start without an inner loop, or at the end behind elementwise operations";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
         let last = |a: &Access| a.region[a.region.len() - 1].clone();
         let dtype = |a: &Access| self.plan.buffers[a.buffer].dtype;
         let pitches = &self.layout.buffers[x.buffer].pitch;

@@ -297,6 +297,12 @@ pub struct Contract {
 /// Bytes of one stage of a bulk copy.
 pub const COPY_STAGE_BYTES: u32 = 16 * 1024;
 
+/// Whether sums that a tile goes on with are added behind its last step: an elementwise operation of its own comes before.
+pub fn carry_last(epilogue: &[EpilogueOp]) -> bool {
+    let carries = epilogue.contains(&EpilogueOp::Carry);
+    carries && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Carry | EpilogueOp::Widen))
+}
+
 /// Bytes of one stage of a matrix product's tile of so many rows, columns and steps along k.
 pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
     m.saturating_add(n).saturating_mul(k).saturating_mul(2)

@@ -12,7 +12,7 @@ use crate::ir::{
     Access, BLayout, BinOp, BufId, Each, EpilogueOp, Expr, Leaf, Mode, Operand, Point, RoleKind,
     Var,
 };
-use crate::target;
+use crate::{ir::carry_last, target};
 
 const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
@@ -203,14 +203,26 @@ impl Product<'_> {
         }
     }
 
-    /// What a tile goes on with.
-    fn carried(&self, rows: &Rows, r: &RowBlock, ring: Ring, cols: (Expr, Expr)) -> Access {
+    /// What a tile goes on with, which comes between the steps that follow the wait for it, or `last`, behind them.
+    fn carried(
+        &self,
+        rows: &Rows,
+        r: &RowBlock,
+        ring: Ring,
+        cols: (Expr, Expr),
+        last: bool,
+    ) -> Access {
         let (hop, world) = (rows.hop(), rows.shards);
         let at_last = hop.clone().equals(world - 1).select(r.len.clone(), 0);
         let slot =
             |slot: Expr, len: Expr| vec![(slot, 1.into()), (r.at.clone(), len), cols.clone()];
+        let (at, when) = match self.half {
+            _ if last => (Point::End, None),
+            Some(_) => (Point::Inner, Some(Expr::from(Var::INNER).equals(1))),
+            None => (Point::Start, None),
+        };
         let access =
-            |region| Access { at: Point::End, ..read(Operand::AccIn, ring.passed, region) };
+            |region| Access { at, when: when.clone(), ..read(Operand::AccIn, ring.passed, region) };
         match ring.how {
             Adding::InTurn => {
                 // Nothing at the first hop.
@@ -293,7 +305,7 @@ impl Product<'_> {
             accesses.push(Access { at: Point::End, ..read(operand, *buffer, region) });
         }
         if let Target::Ring(ring) = self.target {
-            accesses.push(self.carried(rows, &r, ring, cols.clone()));
+            accesses.push(self.carried(rows, &r, ring, cols.clone(), carry_last(epilogue)));
         }
         let k = Expr::from(Var::domain(r.loops + 1));
         accesses.extend(match self.cut {
@@ -311,18 +323,9 @@ impl Product<'_> {
         let group = slices.map_or(self.group, |s| s.together * rows.count);
         let mut order = match self.target {
             Target::Ring(ring @ Ring { how: Adding::Owner, .. }) => {
-                // The last wave of tiles is the owner's alone; a part of it where each goes to all peers, over a link.
+                // The last wave of tiles is the owner's alone; where each goes to all peers over a link, a part of it.
                 let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
-                let lead = match std::env::var("MK_LEAD").ok().and_then(|x| x.parse::<i32>().ok()) {
-                    Some(part) => sms / part,
-                    None => {
-                        if ring.sums.is_some() {
-                            sms / rows.count
-                        } else {
-                            sms
-                        }
-                    }
-                };
+                let lead = if ring.sums.is_some() { sms / rows.count } else { sms };
                 rows.order_by_owner(lead.max(1), group, self.col_blocks)
             }
             Target::Ring(_) => rows.order_by_hop(group, self.col_blocks),

@@ -179,18 +179,18 @@ impl Rows {
         let lead = lead.min(places);
         let (first, mixed) = (lead * leaving, (places - lead) * self.count);
         let starts = t.clone().lt(first);
+        let behind = (t.clone() - first).max(0);
         let (place, hop);
         if mixed == 0 {
-            place = starts.clone().select(t.clone() / leaving, t.clone() - first);
+            place = starts.clone().select(t.clone() / leaving, behind);
             hop = starts.select(t % leaving, leaving);
         } else {
-            let behind = (t.clone() - first).max(0);
             let round = behind.clone() / self.count;
             // From wave to wave a CTA has tiles of another owner: own ones take longer.
             let turn = (behind + round.clone() / (lead / self.count).max(1)) % self.count;
             let ends = Expr::Const(first + mixed).le(t.clone());
             let ahead = turn.clone().lt(leaving).select(lead, 0);
-            let last = t.clone() - (leaving * places);
+            let last = (t.clone() - (leaving * places)).max(0);
             let later = ends.clone().select(last, round + ahead);
             place = starts.clone().select(t.clone() / leaving, later);
             hop = starts.select(t % leaving, ends.select(leaving, turn));
