@@ -93,10 +93,11 @@ struct GemmConfig {
   static constexpr u32 kUnstaged = kOptions.lends ? kPanelsPerTile - kPanels : 0;
   static constexpr u32 kLentPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
-  // A sum that a tile goes on with comes in as many stages as its panels take: so many of each consumer in one.
-  static constexpr u32 kMostCarryPanels = kStageBytes / (kConsumersPerTile * kStagePanels * kPanelBytes) * kStagePanels;
-  static constexpr u32 kCarrySteps = kCarried ? (kPanelsPerTile + kMostCarryPanels - 1) / kMostCarryPanels : 0;
-  static constexpr u32 kCarryPanels = kCarried ? (kPanelsPerTile + kCarrySteps - 1) / kCarrySteps : 0;
+  // A sum that a tile goes on with comes in parts, one for each consumer, each in as many stages as its panels take.
+  static constexpr u32 kMostCarryPanels = kStageBytes / kPanelBytes;
+  static constexpr u32 kCarryStages = (kPanelsPerTile + kMostCarryPanels - 1) / kMostCarryPanels;
+  static constexpr u32 kCarryPanels = (kPanelsPerTile + kCarryStages - 1) / kCarryStages;
+  static constexpr u32 kCarrySteps = kCarried ? kConsumersPerTile * kCarryStages : 0;
 
   // This consumer's first row and column of the tile.
   MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns || kPingPong ? 0 : consumer * kRowsPerConsumer; }
@@ -110,6 +111,7 @@ struct GemmConfig {
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
+  static_assert(!kCarryLast || !kOptions.lends, "the last stage belongs to one consumer");
   static_assert(!kAdds || (kStore == StorePath::Tma && kOut != Dtype::F32), "memory adds 16-bit elements that TMA brings");
   static_assert(!kOptions.lends || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
   static_assert(!kOptions.lends || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
@@ -151,12 +153,8 @@ struct GemmSmem {
   MK_DEVICE u32 lent_panel(const RingCursor<Config::kStages>& ring, u32 consumer, u32 slot) const {
     return a(ring.previous_stage()) + Config::first_row(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
   }
-  // Panel `i` that a stage has of what consumer `c` goes on with: its first ones lie where it may lend them again.
-  MK_DEVICE u32 carry_panel(u32 stage, u32 c, u32 i) const {
-    constexpr u32 kTogether = Config::kStagePanels;
-    const u32 slot = (i / kTogether * Config::kConsumersPerTile + c) * kTogether + i % kTogether;
-    return a(stage) + slot * Config::kPanelBytes;
-  }
+  // Panel `i` that a stage has of what a consumer goes on with.
+  MK_DEVICE u32 carry_panel(u32 stage, u32 i) const { return a(stage) + i * Config::kPanelBytes; }
   MK_DEVICE u32 full(u32 stage) const { return base + kFull + stage * kMbarrierBytes; }
   MK_DEVICE u32 empty(u32 stage) const { return base + kEmpty + stage * kMbarrierBytes; }
   MK_DEVICE u32 staging_full(u32 consumer, u32 slot) const {
@@ -243,12 +241,19 @@ struct GemmTile {
   const TensorMap* carry;  // what the tile goes on with: [rows, N], in C's boxes
   u32 carried;             // how many sums that is
 
-  // The step along k before which sum `source` comes: in the second half, since the loader waits for it in the middle; or behind all.
+  // The step along k before which `part` comes of the sums: in the second half, since the loader waits for them in the middle, the
+  // consumers' apart, so that one adds while the other multiplies; or behind all.
   template <class Config>
-  MK_DEVICE u32 carry_step(u32 source) const {
+  MK_DEVICE u32 carry_step(u32 part) const {
     if constexpr (Config::kCarryLast) return k_blocks;
-    const u32 from = k_blocks / 2;
-    return max(1u, from + (source + 1) * (k_blocks - from) / (carried + 1));
+    const u32 from = k_blocks / 2, source = part / Config::kConsumersPerTile;
+    const u32 step = from + (source + 1) * (k_blocks - from) / (carried + 1) + part % Config::kConsumersPerTile * 2;
+    return max(1u, min(step, k_blocks - 1));
+  }
+  // How many parts.
+  template <class Config>
+  MK_DEVICE u32 carry_parts() const {
+    return carried * Config::kConsumersPerTile;
   }
 
   // Stages that the tile takes, in turn.

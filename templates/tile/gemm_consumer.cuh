@@ -51,23 +51,25 @@ MK_DEVICE void sm90_mma_end(float (&acc)[Config::kMmasPerStep][Config::kAccumula
   sm90_pin_all<Config>(acc);
 }
 
-// Adds a sum that a tile goes on with, stage by stage. `lent`: the last one goes back by way of the storer.
+// Takes a part of the sums that a tile goes on with, stage by stage: adds its own, and lets the other consumer's pass.
 template <class Config, class Edges>
-MK_DEVICE void sm90_add_carried(const GemmSmem<Config>& smem, u32 consumer, bool lent, RingCursor<Config::kStages>& ring,
-                                float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+MK_DEVICE void sm90_take_carried(const GemmSmem<Config>& smem, u32 consumer, u32 part, RingCursor<Config::kStages>& ring,
+                                 float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
-  const u32 mine = Config::kPingPong ? 0 : consumer;
+  const bool mine = Config::kPingPong || part % Config::kConsumersPerTile == consumer;
 #pragma unroll
-  for (u32 step = 0; step < Config::kCarrySteps; ++step) {
+  for (u32 from = 0; from < Config::kPanelsPerTile; from += Config::kCarryPanels) {
     mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+    if (mine) {
 #pragma unroll
-    for (u32 i = 0; i < Config::kCarryPanels; ++i) {
-      const u32 p = step * Config::kCarryPanels + i;
-      if (p < Config::kPanelsPerTile) {
-        add_panel<Config>(smem.carry_panel(ring.stage, mine, i), &acc[p / kAcross][p % kAcross * Config::kPanelCols / 2]);
+      for (u32 i = 0; i < Config::kCarryPanels; ++i) {
+        const u32 p = from + i;
+        if (p < Config::kPanelsPerTile) {
+          add_panel<Config>(smem.carry_panel(ring.stage, i), &acc[p / kAcross][p % kAcross * Config::kPanelCols / 2]);
+        }
       }
     }
-    if (!lent || step + 1 < Config::kCarrySteps) sm90_release_stage<Config, Edges>(smem, ring.stage);
+    sm90_release_stage<Config, Edges>(smem, ring.stage);
     ring.advance();
   }
   sm90_pin_all<Config>(acc);
@@ -94,35 +96,33 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
                              RingCursor<Config::kStages>& ring, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   sm90_pin_all<Config>(acc);
-  [[maybe_unused]] u32 source = 0;
-  u32 done = 0;
+  const u32 parts = Config::kCarried ? tile.carry_parts<Config>() : 0;
+  u32 part = 0, done = 0;
   if constexpr (Config::kCarried && !Config::kCarryLast) {
 #pragma unroll 1
-    for (; source < tile.carried; ++source) {
-      const u32 step = tile.carry_step<Config>(source);
+    for (; part < parts; ++part) {
+      const u32 step = tile.carry_step<Config>(part);
       if (step >= tile.k_blocks) break;
       sm90_mma_steps<Config, Edges>(smem, consumer, done, step, ring, acc);
       // Also where there was no step: ptxas wants to see it.
       sm90_mma_end<Config>(acc);
       if (step > done) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
-      sm90_add_carried<Config, Edges>(smem, consumer, false, ring, acc);
+      sm90_take_carried<Config, Edges>(smem, consumer, part, ring, acc);
       done = step;
     }
   }
   sm90_mma_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, ring, acc);
-  const u32 left = Config::kCarried ? tile.carried - source : 0;
+  const bool ends = part == parts;
   // Not before the stages have come that this one still looks at.
-  if (left == 0) sm90_pass_turn<Config, Edges>(smem, consumer);
+  if (ends) sm90_pass_turn<Config, Edges>(smem, consumer);
   sm90_mma_end<Config>(acc);
-  if (Config::kLentPanels == 0 || left > 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+  // Tiles of more steps than one, which those are that lend, have taken all by now.
+  if constexpr (Config::kLentPanels == 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
   if constexpr (Config::kCarryLast) apply_epilogue<Config>(hooks, tile, consumer, acc);
-  if constexpr (Config::kCarried) {
+  if constexpr (Config::kCarried && Config::kLentPanels == 0) {
 #pragma unroll 1
-    for (; source < tile.carried; ++source) {
-      const bool lent = Config::kLentPanels > 0 && source + 1 == tile.carried;
-      sm90_add_carried<Config, Edges>(smem, consumer, lent, ring, acc);
-    }
-    if (left > 0) sm90_pass_turn<Config, Edges>(smem, consumer);
+    for (; part < parts; ++part) sm90_take_carried<Config, Edges>(smem, consumer, part, ring, acc);
+    if (!ends) sm90_pass_turn<Config, Edges>(smem, consumer);
   }
 }
 

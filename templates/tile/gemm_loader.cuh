@@ -32,12 +32,13 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
   }
 }
 
-// Brings a sum that a tile goes on with, which has been waited for, in panels as its results leave.
+// Brings a part of the sums that a tile goes on with, which have been waited for, in panels as its results leave.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_load_carried(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile,
-                                 u32 source, RingCursor<Config::kStages>& ring) {
+                                 u32 part, RingCursor<Config::kStages>& ring) {
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
-  const i32 row = hooks.carry_row(tile, static_cast<int>(source));
+  const u32 consumer = part % Config::kConsumersPerTile;
+  const i32 first_row = hooks.carry_row(tile, static_cast<int>(part / Config::kConsumersPerTile));
 #pragma unroll 1
   for (u32 from = 0; from < Config::kPanelsPerTile; from += Config::kCarryPanels) {
     const u32 panels = min(Config::kCarryPanels, Config::kPanelsPerTile - from);
@@ -46,16 +47,14 @@ MK_DEVICE void sm90_load_carried(const Context& ctx, const GemmSmem<Config>& sme
     if (ctx.aborted() || !tile.stores()) {
       mbarrier_arrive<Edges::full>(bar);
     } else {
-      mbarrier_arrive_expect_tx<Edges::full>(bar, Config::kConsumersPerTile * panels * Config::kPanelBytes);
+      mbarrier_arrive_expect_tx<Edges::full>(bar, panels * Config::kPanelBytes);
 #pragma unroll 1
       for (u32 i = 0; i < panels; ++i) {
         const u32 p = from + i;
-#pragma unroll
-        for (u32 c = 0; c < Config::kConsumersPerTile; ++c) {
-          tma_load_2d(smem.carry_panel(ring.stage, c, i), tile.carry, bar,
-                      tile.c_col + static_cast<i32>(Config::first_col(c) + p % kAcross * Config::kPanelCols),
-                      row + static_cast<i32>(Config::first_row(c) + p / kAcross * 64));
-        }
+        const u32 col = Config::first_col(consumer) + p % kAcross * Config::kPanelCols;
+        const u32 row = Config::first_row(consumer) + p / kAcross * 64;
+        tma_load_2d(smem.carry_panel(ring.stage, i), tile.carry, bar, tile.c_col + static_cast<i32>(col),
+                    first_row + static_cast<i32>(row));
       }
     }
     ring.advance();
@@ -74,11 +73,11 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
     GemmTile tile = hooks.decode(t);
     chaos_delay(ctx, Agent::Loader, t);
     hooks.before_load(ctx, tile);
-    [[maybe_unused]] u32 source = 0;
+    [[maybe_unused]] u32 part = 0;
     const auto load_carried = [&]([[maybe_unused]] u32 step) {
       if constexpr (Config::kCarried) {
-        for (; source < tile.carried && tile.carry_step<Config>(source) == step; ++source) {
-          sm90_load_carried<Config, Edges>(ctx, smem, hooks, tile, source, ring);
+        for (; part < tile.carry_parts<Config>() && tile.carry_step<Config>(part) == step; ++part) {
+          sm90_load_carried<Config, Edges>(ctx, smem, hooks, tile, part, ring);
         }
       }
     };

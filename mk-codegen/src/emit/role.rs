@@ -232,7 +232,7 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, Emit
     let own_rows = *consumers == Consumers::Cooperative && *a_layout == ALayout::Mk;
     let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
     let enough = panels > mma_staging_panels(block[0]) && steps >= i64::from(*stages);
-    let lends = own_rows && whole && enough;
+    let lends = own_rows && whole && enough && !carry_last(epilogue);
     Ok(context! {
         block_m => block[0],
         block_n => block[1],
