@@ -194,7 +194,7 @@ pub const KNOBS: &[Knob] = &[
                 if (2..=8).contains(&facts.ranks) && !facts.all_reduces {
                     ways.push("ring");
                 }
-                if (2..=16).contains(&facts.ranks) {
+                if (2..=16).contains(&facts.ranks) && !facts.all_reduces {
                     ways.push("epilogue");
                 }
                 ways.into_iter().map(String::from).collect()
@@ -414,16 +414,8 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
         let default = Config::default();
         (config.chunk_bytes, config.k_slices) = (default.chunk_bytes, default.k_slices);
     }
-    if config.sums == Sums::Epilogue && config.all_reduce != AllReduce::TwoPhase {
-        config.sums = Sums::After;
-    }
-    // Sums, or copies of those that peers have finished.
-    let beside = match config.sums {
-        Sums::Beside => true,
-        Sums::Epilogue => facts.all_reduces,
-        Sums::After | Sums::Ring | Sums::OnWrite => false,
-    };
-    if facts.products && !(facts.sums && beside) && (engine || !facts.gathers) {
+    let adds = facts.sums && config.sums == Sums::Beside;
+    if facts.products && !adds && (engine || !facts.gathers) {
         config.sms.remove("intra_comm");
     }
     config

@@ -25,7 +25,6 @@ struct GemmOptions {
   bool carried = false;     // a tile goes on with sums that the loader brings
   bool carry_last = false;  // and not before its own product has been through the elementwise chain
   bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
-  bool copies = false;   // some tiles go to other ranks as well
   bool b_once = false;   // no other tile reads what a tile reads of B
   bool lends = false;    // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
   StorePath store = StorePath::Tma;
@@ -45,7 +44,6 @@ struct GemmConfig {
   static constexpr bool kCarried = kOptions.carried;
   static constexpr bool kCarryLast = kOptions.carry_last;
   static constexpr bool kAdds = kOptions.adds;
-  static constexpr bool kCopies = kOptions.copies;
   static constexpr bool kBOnce = kOptions.b_once;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
@@ -210,13 +208,6 @@ struct GemmStaging {
   }
 };
 
-// Where a tile goes as well: the maps of another rank, with boxes as C's and of one row, and the first row there.
-struct TileCopy {
-  const TensorMap* map;
-  const TensorMap* line;
-  i32 row;
-};
-
 // One tile of C = A * B, as the plan's index expressions give it to every agent. Coordinates are in elements of the
 // tensor that the map describes.
 struct GemmTile {
@@ -237,7 +228,6 @@ struct GemmTile {
   u64 c_data;              // direct path: address of C[0, 0]
   u64 c_pitch_bytes;       // direct path
   bool adds;               // C is added to what lies there
-  u32 copies;              // other ranks that it goes to as well
   const TensorMap* carry;  // what the tile goes on with: [rows, N], in C's boxes
   u32 carried;             // how many sums that is
 

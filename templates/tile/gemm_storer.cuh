@@ -13,50 +13,40 @@ MK_DEVICE void send_box(const GemmTile& tile, const TensorMap* map, u32 panel, i
 // Sends one panel: whole, or row by row where the tile's own rows end inside it, since the box would write on into rows
 // that belong to another task. A row of 128 bytes lies in the swizzle wherever it starts; a shorter one could not be
 // addressed.
-template <class Config, class Hooks>
-MK_DEVICE void send_panel(const Hooks& hooks, const GemmTile& tile, u32 panel, i32 col, i32 row) {
+template <class Config>
+MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
   const i32 rows = tile.valid_rows - row;
   if (rows <= 0 || tile.valid_cols <= col) return;
-  const auto send = [&](const TensorMap* whole, const TensorMap* line, i32 first) {
-    if constexpr (Config::kPanelRowBytes == 128) {
-      if (rows < 64) {
+  if constexpr (Config::kPanelRowBytes == 128) {
+    if (rows < 64) {
 #pragma unroll 1
-        for (i32 r = 0; r < rows; ++r) {
-          send_box<Config>(tile, line, panel + r * Config::kPanelRowBytes, tile.c_col + col, first + row + r);
-        }
-        return;
+      for (i32 r = 0; r < rows; ++r) {
+        send_box<Config>(tile, tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
       }
-    }
-    send_box<Config>(tile, whole, panel, tile.c_col + col, first + row);
-  };
-  send(tile.c, tile.c_line, tile.c_row);
-  if constexpr (Config::kCopies) {
-#pragma unroll 1
-    for (u32 copy = 0; copy < tile.copies; ++copy) {
-      const TileCopy to = hooks.copy_of(tile, static_cast<int>(copy));
-      send(to.map, to.line, to.row);
+      return;
     }
   }
+  send_box<Config>(tile, tile.c, panel, tile.c_col + col, tile.c_row + row);
 }
 
 // A consumer's `p`th panel of a tile.
-template <class Config, class Hooks>
-MK_DEVICE void send_panel_of(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 p, u32 panel) {
+template <class Config>
+MK_DEVICE void send_panel_of(const GemmTile& tile, u32 consumer, u32 p, u32 panel) {
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
-  send_panel<Config>(hooks, tile, panel, static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
+  send_panel<Config>(tile, panel, static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
                      static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
 }
 
 // Sends the lent panels of both consumers, as one group.
-template <class Config, class Edges, class Hooks>
-MK_DEVICE void send_lent_panels(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile,
+template <class Config, class Edges>
+MK_DEVICE void send_lent_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile,
                                 const RingCursor<Config::kStages>& ring, u32 parity) {
 #pragma unroll 1
   for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
     mbarrier_wait<Edges::staging_full>(smem.lent_full(consumer), parity);
 #pragma unroll 1
     for (u32 p = 0; p + 1 <= Config::kLentPanels && !ctx.aborted(); ++p) {
-      send_panel_of<Config>(hooks, tile, consumer, p, smem.lent_panel(ring, consumer, p));
+      send_panel_of<Config>(tile, consumer, p, smem.lent_panel(ring, consumer, p));
     }
   }
   bulk_commit();
@@ -64,8 +54,8 @@ MK_DEVICE void send_lent_panels(const Context& ctx, const GemmSmem<Config>& smem
 
 // Sends the panels that consumers `from` to `to` have of a tile, as they fill; of several, panel by panel in turn. A panel goes back
 // one store later, when its own store has read it; and so does the stage of the lent ones.
-template <class Config, class Edges, class Hooks>
-MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 from, u32 to,
+template <class Config, class Edges>
+MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 from, u32 to,
                            const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
   RingCursor<Config::kPanels>& mine = staging.mine;
   u32 reading = 0;  // barrier of the panel whose store was issued last
@@ -78,7 +68,7 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
     }
   };
   if constexpr (Config::kLentPanels > 0) {
-    send_lent_panels<Config, Edges>(ctx, smem, hooks, tile, ring, staging.lent);
+    send_lent_panels<Config, Edges>(ctx, smem, tile, ring, staging.lent);
     staging.lent ^= 1;
   }
 #pragma unroll 1
@@ -86,7 +76,7 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
 #pragma unroll 1
     for (u32 consumer = from; consumer < to; ++consumer) {
       mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, mine.stage), mine.phase);
-      if (!ctx.aborted()) send_panel_of<Config>(hooks, tile, consumer, p, smem.panel(consumer, mine.stage));
+      if (!ctx.aborted()) send_panel_of<Config>(tile, consumer, p, smem.panel(consumer, mine.stage));
       bulk_commit();
       bulk_wait_read<1>();
       give_back();
@@ -100,11 +90,11 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
 }
 
 // Sends what these consumers have of a tile.
-template <class Config, class Edges, class Hooks>
-MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 from, u32 to,
+template <class Config, class Edges>
+MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 from, u32 to,
                           const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
   if constexpr (Config::kStore == StorePath::Tma) {
-    send_panels<Config, Edges>(ctx, smem, hooks, tile, from, to, ring, staging);
+    send_panels<Config, Edges>(ctx, smem, tile, from, to, ring, staging);
   } else {
     // They have stored by themselves.
     RingCursor<Config::kPanels>& mine = staging.mine;
@@ -129,7 +119,7 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
     hooks.before_store(ctx, tile);
     ring.skip(tile.steps<Config>());
     if constexpr (Config::kPingPong) {
-      send_parts<Config, Edges>(ctx, smem, hooks, tile, staging.consumer(), staging.consumer() + 1, ring, staging);
+      send_parts<Config, Edges>(ctx, smem, tile, staging.consumer(), staging.consumer() + 1, ring, staging);
       staging.pass();
     } else {
       // They use their panels in step.
@@ -138,7 +128,7 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
 #pragma unroll 1
       for (u32 consumer = 0; consumer < Config::kConsumers; consumer += together) {
         staging.mine = start;
-        send_parts<Config, Edges>(ctx, smem, hooks, tile, consumer, consumer + together, ring, staging);
+        send_parts<Config, Edges>(ctx, smem, tile, consumer, consumer + together, ring, staging);
       }
     }
     if constexpr (Config::kStore == StorePath::Tma && Hooks::kPostsStores) bulk_wait_written<0>();

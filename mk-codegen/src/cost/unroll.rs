@@ -372,21 +372,17 @@ impl Unroller<'_> {
         let c = self.written(task, x)?;
         let rate = self.model.tile([*m, *n]);
         // A block of rows that this rank does not have costs nothing.
-        let steps = match c.is_empty() {
-            false => (depth.map_or(0, |d| d.1) + i64::from(*k) - 1) / i64::from((*k).max(1)),
-            true => 0,
+        let steps = match c {
+            Some(_) => (depth.map_or(0, |d| d.1) + i64::from(*k) - 1) / i64::from((*k).max(1)),
+            None => 0,
         };
-        // Copies for peers take longer than the tile's own place.
-        let own = task.rank();
-        let sent: f64 = c.iter().filter(|c| c.rank != own).map(|c| self.bytes(c)).sum();
-        let out = c.first().map(|c| match sent > 0.0 {
-            false => {
-                let bytes = self.bytes(c);
-                Out { flow: Flow { resource: memory(own), bytes }, alone_s: 0.0 }
-            }
-            true => {
-                let alone_s = self.model.movers.tile_push.seconds(sent);
-                Out { flow: Flow { resource: link(own), bytes: sent }, alone_s }
+        let out = c.map(|c| {
+            let bytes = self.bytes(&c);
+            if c.rank == task.rank() {
+                Out { flow: Flow { resource: memory(c.rank), bytes }, alone_s: 0.0 }
+            } else {
+                let alone_s = self.model.movers.tile_push.seconds(bytes);
+                Out { flow: Flow { resource: link(task.rank()), bytes }, alone_s }
             }
         });
         let main_s = steps as f64 * rate.step_s;
@@ -396,12 +392,12 @@ impl Unroller<'_> {
         Ok((Kind::Tile(Tile { rate, ahead_s, overlaps, out }), main_s))
     }
 
-    /// Where a tile goes: of several places, those that this task writes.
-    fn written(&self, task: &Task, x: &Family) -> Result<Vec<Region>, CostError> {
-        let mut to = Vec::new();
+    /// Where a tile goes: of several places, the one that this task writes.
+    fn written(&self, task: &Task, x: &Family) -> Result<Option<Region>, CostError> {
+        let mut to = None;
         for c in x.accesses.iter().filter(|a| a.operand == Operand::C) {
             self.points.for_each(task, 0, c.each.as_ref(), c.when.as_ref(), |at| {
-                to.extend(self.points.region(at, c)?);
+                to = self.points.region(at, c)?;
                 Ok::<(), CostError>(())
             })?;
         }

@@ -243,7 +243,6 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, Emit
         a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
         gated => if epilogue.first() == Some(&EpilogueOp::Swiglu) { "true" } else { "false" },
-        copies => e.plan.families[id].accesses.iter().any(|a| a.operand == Operand::C && a.each.is_some()),
         adds => e.plan.families[id].accesses.iter().any(|a| a.mode == Mode::Accumulate),
         carried => epilogue.contains(&EpilogueOp::Carry),
         carry_last => carry_last(epilogue),

@@ -80,7 +80,7 @@ impl<'p> Emitter<'p> {
             return Err(EmitError::unsupported(f.name.clone(), "is not a matrix product"));
         };
         let (a, b) = (self.access(f, Operand::A)?, self.access(f, Operand::B)?);
-        let (targets, copies) = self.targets(s.id)?;
+        let targets = self.targets(s.id)?;
         let c = targets[0];
         let gated = epilogue.first() == Some(&EpilogueOp::Swiglu);
         let halves = block[1].is_multiple_of(128);
@@ -116,11 +116,7 @@ impl<'p> Emitter<'p> {
             let what = "only TMA stores tiles to peers, or to several places";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        if *store == Store::Direct && copies.is_some() {
-            let what = "only TMA stores tiles to several places";
-            return Err(EmitError::unsupported(f.name.clone(), what));
-        }
-        for c in targets.iter().chain(&copies).filter(|_| *store == Store::Tma) {
+        for c in targets.iter().filter(|_| *store == Store::Tma) {
             self.check_starts(s.id, c)?;
             self.check_clipped(s.id, c, [block[0], f.leaf.out_columns()])?;
         }
@@ -210,8 +206,7 @@ impl<'p> Emitter<'p> {
         };
         let carried = f.accesses.iter().find(|x| carries && x.operand == Operand::AccIn);
         let carry_map = carried.map(|x| self.maps.index(self.plan, x.buffer, 64, panel_cols));
-        let copies = copies.map(|x| self.copies(s.id, x, panel_cols));
-        let maps = context! { a_map, b_map, c_map, line_map, carry_map, copies };
+        let maps = context! { a_map, b_map, c_map, line_map, carry_map };
         Ok((context! { ..value, ..maps }, least))
     }
 
@@ -418,31 +413,10 @@ impl<'p> Emitter<'p> {
         Ok(out)
     }
 
-    /// Copies of a tile on other ranks.
-    fn copies(&mut self, id: FamId, x: &Access, panel_cols: u32) -> Value {
+    /// Where the tiles of a family go: always to one place, or each to one of several, with the same columns and rows.
+    fn targets(&self, id: FamId) -> Result<Vec<&'p Access>, EmitError> {
         let f = &self.plan.families[id];
-        let map = self.maps.index_of_ranks(self.plan, x.buffer, 64, panel_cols);
-        let line_map = self.maps.index_of_ranks(self.plan, x.buffer, 1, panel_cols);
-        let each = x.each.as_ref();
-        context! {
-            map,
-            line_map,
-            each => each.map(|e| e.var.clone()),
-            count => each.map_or("1".into(), |e| self.c(f, None, &e.extent)),
-            rank => self.c(f, each, &x.rank),
-            row => self.c(f, each, &self.row(x)),
-            when => self.condition(f, x),
-        }
-    }
-
-    /// Where the tiles of a family go: always to one place, or each to one of several, with the same columns and rows; and to which
-    /// other ranks those of one of these places go as well.
-    fn targets(&self, id: FamId) -> Result<(Vec<&'p Access>, Option<&'p Access>), EmitError> {
-        let f = &self.plan.families[id];
-        let all = || f.accesses.iter().filter(|a| a.operand == Operand::C);
-        let mut copies = all().filter(|a| a.each.is_some());
-        let (copied, more) = (copies.next(), copies.next());
-        let all: Vec<_> = all().filter(|a| a.each.is_none()).collect();
+        let all: Vec<_> = f.accesses.iter().filter(|a| a.operand == Operand::C).collect();
         let of = |a: &Access, back: usize| a.region.get(a.region.len().wrapping_sub(back)).cloned();
         let rows = |a: &Access| of(a, 2).map(|r| r.1);
         let fits = match all.as_slice() {
@@ -457,19 +431,11 @@ impl<'p> Emitter<'p> {
             }
             [] => false,
         };
-        // A tile goes to a place of its own whenever it is copied.
-        let copied_too = |x: &Access| {
-            let alike =
-                |a: &&Access| a.when == x.when && of(a, 1) == of(x, 1) && rows(a) == rows(x);
-            let fixed = x.when.as_ref().is_none_or(|w| !w.mentions(Var::EACH));
-            let dtype = |a: &Access| self.plan.buffers[a.buffer].dtype;
-            let plain = x.mode == Mode::Write && x.rank.mentions(Var::EACH);
-            fixed && plain && all.iter().any(|a| alike(a) && dtype(a) == dtype(x))
-        };
-        if fits && more.is_none() && copied.is_none_or(copied_too) {
-            return Ok((all, copied));
+        if fits {
+            return Ok(all);
         }
-        let what = "a tile goes to one place, or under conditions of which one holds to one of several, and from one of them to other ranks";
+        let what =
+            "a tile goes to one place, or under conditions of which one holds to one of several";
         Err(EmitError::unsupported(f.name.clone(), what))
     }
 

@@ -191,8 +191,8 @@ impl<'k> Tiler<'k> {
         let world = self.draft.world();
         let own_b = self.right(g.b);
         let in_tiles = self.config.sums.in_tiles();
-        if let (Some(reduced), true, true) = (reduce, in_tiles, world > 1) {
-            self.ring(n, reduced, &rows, own_b);
+        if let (Some((r, _)), true, true) = (reduce, in_tiles, world > 1) {
+            self.ring(n, r, &rows, own_b);
             self.hidden.push(None);
             return;
         }
@@ -290,9 +290,9 @@ impl<'k> Tiler<'k> {
     }
 
     /// A product whose tiles add to sums that go from rank to rank, or stay with their owner.
-    fn ring(&mut self, n: usize, (r, how): (usize, Reduce), rows: &Rows, b: BufId) {
-        let (out, sums) = (&self.kernel.results[r].out, self.config.sums);
-        let ring = reduce::ring(&mut self.draft, (sums, how), out, rows, self.results[r]);
+    fn ring(&mut self, n: usize, r: usize, rows: &Rows, b: BufId) {
+        let out = &self.kernel.results[r].out;
+        let ring = reduce::ring(&mut self.draft, self.config.sums, out, rows, self.results[r]);
         let mut product = self.product(n, rows.clone(), Target::Ring(ring), b);
         if let Leaf::MmaTile { epilogue, .. } = &mut product.leaf {
             epilogue.push(EpilogueOp::Carry);
@@ -307,9 +307,6 @@ impl<'k> Tiler<'k> {
         let (across, late) = (product.col_blocks, product.half.map(|_| 1));
         for adding in by {
             reduce::hand_on(&mut self.draft, ring, rows, &adding, across, late);
-            let tiles = (across, product.leaf.out_columns() as i32);
-            let together = (product.group / rows.count).max(1);
-            reduce::collect_tiles(&mut self.draft, ring, out, rows, &adding, tiles, together);
         }
     }
 

@@ -4,7 +4,6 @@ use super::{
     columns::Columns,
     draft::{Covers, Draft, read, write},
     gather::{Slices, block_rows, peer_at},
-    reduce::to_peers,
     rows::{RowBlock, Rows},
     select::Gemm,
 };
@@ -82,15 +81,10 @@ impl Target {
                         ..write(operand, ring.passed, vec![slot, here.clone(), columns.clone()])
                     });
                 }
-                let when = Some(hop.equals(world - 1));
-                let first = if ring.sums.is_some() { rows.global(r) } else { r.at.clone() };
-                let region = vec![(first, r.len.clone()), columns.clone()];
-                all.push(Access { when: when.clone(), ..write(operand, ring.last, region) });
-                if let Some(sums) = ring.sums {
-                    let theirs = vec![(Var::RANK.into(), 1.into()), here, columns];
-                    let copy = to_peers(write(operand, sums, theirs), world);
-                    all.push(Access { when, ..copy });
-                }
+                all.push(Access {
+                    when: Some(hop.equals(world - 1)),
+                    ..write(operand, ring.last, vec![here, columns])
+                });
                 all
             }
         }
@@ -115,10 +109,8 @@ pub(super) struct Ring {
     /// `[hops, rows, n]`: what the rank before, whose turn is next, goes on with, or what the owner adds up; or `[rows, n]`: what the
     /// owner goes on with.
     pub passed: BufId,
-    /// `[rows, n]` of the own rank: the finished sums, the caller's; for an all-reduce its rows of all ranks.
+    /// `[rows, n]` of the own rank: the finished sums, the caller's.
     pub last: BufId,
-    /// For an all-reduce: `[world, rows, n]`, where owners leave finished sums for their peers.
-    pub sums: Option<BufId>,
 }
 
 impl Ring {
@@ -322,11 +314,10 @@ impl Product<'_> {
         let parts = self.cut.map_or(1, |c| c.parts);
         let group = slices.map_or(self.group, |s| s.together * rows.count);
         let mut order = match self.target {
-            Target::Ring(ring @ Ring { how: Adding::Owner, .. }) => {
-                // The last wave of tiles is the owner's alone; where each goes to all peers over a link, a part of it.
+            Target::Ring(Ring { how: Adding::Owner, .. }) => {
+                // The last wave of tiles is the owner's alone.
                 let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
-                let lead = if ring.sums.is_some() { sms / rows.count } else { sms };
-                rows.order_by_owner(lead.max(1), group, self.col_blocks)
+                rows.order_by_owner(sms, group, self.col_blocks)
             }
             Target::Ring(_) => rows.order_by_hop(group, self.col_blocks),
             _ if self.by_shard => rows.order_by_shard(group, self.col_blocks, parts),

@@ -162,6 +162,7 @@ pub(super) fn sum(
 ) {
     let Summands { rows, block, together, by, operand, parts } = from;
     let world = draft.world();
+    let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
     let share = if how == Reduce::All { Share::One } else { Share::Four };
     let adders = adders(draft, config.sums, share, across, &rows.own(), block, together);
@@ -186,7 +187,10 @@ pub(super) fn sum(
     let region = vec![(first + r.at.clone(), r.len.clone()), columns.clone()];
     let mut accesses = vec![src, write(Operand::Dst, result, region)];
     let all = how == Reduce::All && world > 1;
-    let sums = all.then(|| finished(draft, out, &rows));
+    let sums = all.then(|| {
+        let shape = vec![world.into(), rows.capacity.into(), n.clone()];
+        draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out))
+    });
     if let Some(sums) = sums {
         let theirs = vec![(Var::RANK.into(), 1.into()), here, columns];
         accesses.push(to_peers(write(Operand::Dst, sums, theirs), world));
@@ -219,19 +223,8 @@ pub(super) fn sum(
         }],
     });
     if let Some(sums) = sums {
-        let (block, column) = (Var::domain(0).into(), Var::domain(1).into());
-        let from = Finished { family, operand: Operand::Dst, block, column, when: None };
-        collect(draft, sums, result, from, out, &rows, adders);
+        collect(draft, sums, result, family, out, &rows, adders);
     }
-}
-
-/// Who leaves finished sums for peers: the tile of a task, and which tasks do.
-struct Finished {
-    family: FamId,
-    operand: Operand,
-    block: Expr,
-    column: Expr,
-    when: Option<Expr>,
 }
 
 /// A write of the own memory, as one of every peer's.
@@ -381,7 +374,7 @@ fn collect(
     draft: &mut Draft,
     sums: BufId,
     result: BufId,
-    from: Finished,
+    reduce: FamId,
     out: &Tensor,
     rows: &Rows,
     adders: Adders,
@@ -425,12 +418,12 @@ fn collect(
         name: "summed",
         shape: vec![world.into(), blocks.into(), copies.into()],
         from: vec![Writer {
-            family: from.family,
-            operand: from.operand,
-            word: vec![Var::RANK.into(), from.block, from.column / tiles],
+            family: reduce,
+            operand: Operand::Dst,
+            word: vec![Var::RANK.into(), Var::domain(0).into(), Expr::from(Var::domain(1)) / tiles],
             rank,
             each: Some(peers),
-            when: from.when,
+            when: None,
         }],
         count: Expr::Const(tiles).min(Expr::Const(across) - c.clone() * tiles),
         to: vec![Reader {
@@ -446,12 +439,11 @@ fn collect(
 /// Where sums are on their way from rank to rank, or until their owner ends them.
 pub(super) fn ring(
     draft: &mut Draft,
-    (sums, how): (Sums, Reduce),
+    sums: Sums,
     out: &Tensor,
     rows: &Rows,
     result: BufId,
 ) -> Ring {
-    let all = how == Reduce::All;
     let (how, name) = match sums {
         Sums::OnWrite => (Adding::OnWrite, "sums"),
         Sums::Epilogue => (Adding::Owner, "slots"),
@@ -462,41 +454,7 @@ pub(super) fn ring(
         shape.insert(0, (draft.world() - 1).into());
     }
     let passed = draft.buffer(name, Space::Workspace, out.dtype, shape, pitch(out));
-    let sums = all.then(|| finished(draft, out, rows));
-    Ring { how, passed, last: result, sums }
-}
-
-/// Where owners leave finished sums for their peers: `[world, rows, n]`.
-fn finished(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
-    let n = draft.dim(&out.shape[1]);
-    let shape = vec![draft.world().into(), rows.capacity.into(), n];
-    draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out))
-}
-
-/// Every rank copies the sums that its peers' tiles have left it, while it multiplies. The last loop variable of `adding` is the
-/// column block, of which there are `across`, `width` columns each.
-pub(super) fn collect_tiles(
-    draft: &mut Draft,
-    ring: Ring,
-    out: &Tensor,
-    rows: &Rows,
-    adding: &Covers,
-    (across, width): (i32, i32),
-    together: i32,
-) {
-    let Some(sums) = ring.sums else { return };
-    let tile = [rows.height, width];
-    let kind = RoleKind::IntraComm;
-    let adders = Adders { kind, tile, across, per_block: 1, together };
-    let last = Some(rows.hop().equals(draft.world() - 1));
-    let from = Finished {
-        family: adding.family,
-        operand: Operand::C,
-        block: adding.block.clone(),
-        column: rows.column(),
-        when: last,
-    };
-    collect(draft, sums, ring.last, from, out, rows, adders);
+    Ring { how, passed, last: result }
 }
 
 /// `when`, and before iteration `late` of an inner loop, if there is one.

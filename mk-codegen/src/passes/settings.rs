@@ -120,11 +120,10 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         let what = || "products cannot be added tile by tile here".to_string();
         for (n, g) in kernel.gemms.iter().enumerate() {
             let Some((r, how)) = kernel.reduce_of(n) else { continue };
-            let two_phase = config.all_reduce == AllReduce::TwoPhase;
-            if how == Reduce::All && (config.sums != Sums::Epilogue || !two_phase) {
+            if how == Reduce::All {
                 return error(
                     what(),
-                    "that is for a `reduce_scatter`: an `all_reduce` adds up `beside` or `after` the product or, in `two_phase`, in the owner's `epilogue`",
+                    "that is for a `reduce_scatter`: an `all_reduce` adds up `beside` or `after` the product",
                 );
             }
             if matches!(g.left, Made::Source(s) if kernel.sources[s].gathered) {

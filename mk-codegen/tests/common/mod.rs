@@ -300,18 +300,6 @@ pub const VARIANTS: &[Variant] = &[
         ),
         |c| c.sums = Sums::Epilogue,
     ),
-    variant(("epilogue_all", "gemm(a, b) -> all_reduce", 4, RAGGED_ALIGNED), |c| {
-        (c.sums, c.group_rows) = (Sums::Epilogue, 3);
-    }),
-    variant(
-        (
-            "epilogue_all_dyn_f32",
-            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> cast(f32) -> all_reduce }",
-            3,
-            &[("w", &[264, 352])],
-        ),
-        |c| c.sums = Sums::Epilogue,
-    ),
     variant(("split_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
         (c.sums, c.split_k, c.all_reduce) = (Sums::After, 4, AllReduce::OneShot);
     }),
@@ -476,10 +464,6 @@ pub const VARIANTS: &[Variant] = &[
     }),
     // What is lent again is a stage of what a tile goes on with, or of its last step.
     variant(("lent_epilogue", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
-        c.set_block([128, 256, 64]);
-        c.sums = Sums::Epilogue;
-    }),
-    variant(("lent_epilogue_all", "gemm(a, b) -> all_reduce", 4, SEVERAL_WAVES), |c| {
         c.set_block([128, 256, 64]);
         c.sums = Sums::Epilogue;
     }),
