@@ -6,7 +6,7 @@ use mk::{
     cost::DeviceModel,
     emit::Options,
     ir::{Entity, Leaf},
-    passes::{self, AllReduce, Config, Consumers, Gather, LowerError},
+    passes::{self, AllReduce, Config, Consumers, Gather, LowerError, Sums},
     runtime::jit::JitOptions,
     trace::{Agent, Span, What},
     tune::{self, Cache, Facts, KNOBS, Key, Origin, Sources, Subject, Whole, Winner, candidates},
@@ -127,6 +127,31 @@ fn a_choice_for_few_rows_has_flat_tiles_in_parts() {
     );
     // 2026-11-21, one H200: .0402 ms.
     assert!((0.85..1.3).contains(&(p.ms() / 0.0402)), "{}", p.ms());
+}
+
+#[test]
+fn of_every_way_the_best_is_measured() {
+    let config = |sums, group_rows| Config { sums, group_rows, ..Config::default() };
+    let candidates = [
+        (config(Sums::Beside, 8), 2.0),
+        (config(Sums::Ring, 8), 1.0),
+        (config(Sums::Ring, 16), 1.01),
+        (config(Sums::Ring, 4), 1.02),
+        (config(Sums::After, 16), 1.25),
+        (config(Sums::After, 8), 1.2),
+    ];
+    // The second way before more of the first; not one that is far behind.
+    assert_eq!(tune::worth_measuring(&candidates, 3), [1, 5, 2]);
+    assert_eq!(tune::worth_measuring(&candidates, 9), [1, 5, 2, 3, 4, 0]);
+    assert_eq!(tune::worth_measuring(&[], 3), [] as [usize; 0]);
+}
+
+#[test]
+fn the_largest_plans_are_lowered_in_some_way_that_was_chosen() {
+    let program = Program::parse("gemm(a, b) -> reduce_scatter").expect("parses");
+    let bound = bound(&program, &[("a", &[32768, 32768]), ("b", &[32768, 32768])]);
+    let (config, _) = tune::choose(&program, &bound, 4, DeviceModel::h200()).expect("there is one");
+    assert_ne!(config.sums, Sums::Beside);
 }
 
 #[test]

@@ -78,6 +78,9 @@ pub(crate) fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + S
     done.into_iter().map(|(_, made)| made).collect()
 }
 
+/// Settings that say how something is done, rather than how much of it at a time.
+const WAYS: [&str; 3] = ["sums", "all_reduce", "gather"];
+
 /// Most tasks that a choice simulates: about a second.
 const BUDGET_TASKS: usize = 600_000;
 
@@ -93,7 +96,9 @@ pub fn choose(
     model: &DeviceModel,
 ) -> Option<(Config, Prediction)> {
     let facts = Facts::new(program, bound, ranks);
-    let choices = space::choices(&facts, &BTreeMap::new());
+    let mut choices = space::choices(&facts, &BTreeMap::new());
+    // Ways first: of the largest plans there are predictions for no more.
+    choices.sort_by_key(|(knob, _)| !WAYS.contains(&knob.name));
     let default = Config { ranks, ..Config::default() };
     let descend = |mut config: Config, budget: usize| {
         let mut best = predict(program, bound, &config, model).ok();
@@ -136,6 +141,29 @@ pub fn choose(
         Some((config, p)) if shorter(&p, found.as_ref().map(|f| &f.1)) => Some((config, p)),
         _ => found,
     }
+}
+
+/// Predictions of the best of one way that are so many times that of the best of all say that it is not worth a measurement.
+const FAR: f64 = 1.3;
+
+/// The places of the `top` candidates that are worth measuring, by the milliseconds that the model predicts of each: those that it takes
+/// for the best, but of every way of adding up, reducing and gathering the best one first. The model judges ways against each other
+/// worse than settings of one.
+pub fn worth_measuring(candidates: &[(Config, f64)], top: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_by(|a, b| candidates[*a].1.total_cmp(&candidates[*b].1));
+    let Some(best) = order.first().map(|i| candidates[*i].1) else { return order };
+    let way = |i: &usize| {
+        let c = &candidates[*i].0;
+        (c.sums, c.all_reduce, c.gather)
+    };
+    let mut seen = Vec::new();
+    let (first, others): (Vec<usize>, Vec<usize>) = order.into_iter().partition(|i| {
+        let new = !seen.contains(&way(i)) && candidates[*i].1 <= best * FAR;
+        seen.push(way(i));
+        new
+    });
+    first.into_iter().chain(others).take(top).collect()
 }
 
 /// Whether a prediction is below another, not a little: the first of equals is taken, so that a setting which changes nothing stays at

@@ -23,7 +23,9 @@ mod unfused;
 
 pub use cache::{Cache, Damaged, Key, Winner};
 pub(crate) use choose::in_parallel;
-pub use choose::{Decision, Origin, Unpredicted, choose, decide, model_of, predict, predict_all};
+pub use choose::{
+    Decision, Origin, Unpredicted, choose, decide, model_of, predict, predict_all, worth_measuring,
+};
 pub use explain::{Apart, CHAIN, Explanation, Sources, Subject, explain, explain_made};
 pub use fusing::{CLEARLY, Choice, Fuse, Made, Terms, Times, Verdict, Why, settle, verdict};
 pub use measure::{Limits, Refused, Timed, Trial, measure};

@@ -62,9 +62,9 @@ fn best(
     if let Some(top) = args.top {
         let predicted = tune::predict_all(program, bound, &configs, model);
         let ms = predicted.into_iter().map(|p| p.map_or(f64::INFINITY, |p| p.ms()));
-        let mut all: Vec<_> = ms.zip(configs).collect();
-        all.sort_by(|a, b| a.0.total_cmp(&b.0));
-        configs = all.into_iter().take(top).map(|(_, config)| config).collect();
+        let all: Vec<_> = configs.into_iter().zip(ms).collect();
+        let places = tune::worth_measuring(&all, top);
+        configs = places.into_iter().map(|i| all[i].0.clone()).collect();
     }
     let _progress =
         Progress::new(format!("measuring {} candidates of {}", configs.len(), part.name));

@@ -227,9 +227,9 @@ fn one(
     }
     let mut to_measure: Vec<usize> = (0..entries.len()).collect();
     if let Some(top) = args.top {
-        let ms = |i: &usize| entries[*i].predicted_ms.unwrap_or(f64::INFINITY);
-        to_measure.sort_by(|a, b| ms(a).total_cmp(&ms(b)));
-        to_measure.truncate(top);
+        let ms = entries.iter().map(|e| e.predicted_ms.unwrap_or(f64::INFINITY));
+        let all: Vec<_> = configs.iter().cloned().zip(ms).collect();
+        to_measure = tune::worth_measuring(&all, top);
         let known = configs.iter().position(|c| so_far.as_ref() == Some(c));
         to_measure.extend(known.filter(|i| !to_measure.contains(i)));
     }
