@@ -147,6 +147,24 @@ fn of_every_way_the_best_is_measured() {
 }
 
 #[test]
+fn a_winner_has_neighbours() {
+    let program = Program::parse("gemm(a, b) -> all_reduce").expect("parses");
+    let bound = bound(&program, &[("a", &[8192, 8192]), ("b", &[8192, 8192])]);
+    let mut winner = Config { ranks: 4, group_rows: 3, ..Config::default() };
+    winner.sms.insert("intra_comm".into(), 32);
+    let near = tune::neighbours(&winner, &program, &bound);
+    let groups: Vec<u32> = near.iter().map(|c| c.group_rows).filter(|n| *n != 3).collect();
+    assert_eq!(groups, [1, 2, 4, 6], "not 0, a quarter of 3");
+    let sms: Vec<u32> = near.iter().map(|c| c.sms["intra_comm"]).filter(|n| *n != 32).collect();
+    assert_eq!(sms, [24, 40, 48]);
+    assert_eq!(near.len(), groups.len() + sms.len());
+    // Where no CTAs only communicate, there are none to have more of.
+    let after = Config { sums: Sums::After, sms: BTreeMap::new(), ..winner };
+    let near = tune::neighbours(&after, &program, &bound);
+    assert!(near.iter().all(|c| c.sms.is_empty() && c.sums == Sums::After), "{near:?}");
+}
+
+#[test]
 fn the_largest_plans_are_lowered_in_some_way_that_was_chosen() {
     let program = Program::parse("gemm(a, b) -> reduce_scatter").expect("parses");
     let bound = bound(&program, &[("a", &[32768, 32768]), ("b", &[32768, 32768])]);

@@ -61,6 +61,21 @@ fn a_tile_that_one_warpgroup_cannot_multiply_is_refused() {
 }
 
 #[test]
+fn tiles_that_cannot_go_on_with_sums_are_refused() {
+    let v = VARIANTS.iter().find(|v| v.case.0 == "epilogue").expect("there is one");
+    let text = v.plan(2).expect("lowers").to_string();
+    for (from, to, says) in [
+        ("store=tma", "store=direct", "only"),
+        ("epilogue=carry", "epilogue=carry,relu", "behind their elementwise operations"),
+        (" at inner each h in 1 when q == 1", " at end each h in 1", "in the second of two iterations"),
+    ] {
+        assert!(text.contains(from), "{from}: {text}");
+        let error = emit(&text.replacen(from, to, 1).parse().expect(to)).expect_err(to);
+        assert!(error.to_string().contains(says), "{to}: {error}");
+    }
+}
+
+#[test]
 fn what_passes_through_the_cache_leaves_it_first() {
     let wide = 50 << 20 >> 11;
     for (source, a, b, once) in [

@@ -4,7 +4,7 @@ mod common;
 
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
-    ir::{Expr, Plan},
+    ir::{Expr, Plan, Points, TableSet, Task},
     passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
@@ -181,6 +181,36 @@ fn groups_of_more_rows_than_there_are_hold_all() {
         assert_eq!(plan(group_rows), all, "{group_rows}");
     }
     assert_eq!(plan(0), plan(1));
+}
+
+/// Own tiles, which stay, take less of a CTA's time than those that leave, or more where they end a sum.
+#[test]
+fn every_cta_multiplies_for_every_owner() {
+    const CTAS: usize = 132;
+    let shapes = &[("a", vec![8192, 8192]), ("b", vec![8192, 8192])];
+    for sums in [Sums::After, Sums::Epilogue] {
+        let config = Config { ranks: 4, sums, ..Config::default() };
+        let plan = with_config("gemm(a, b) -> reduce_scatter", shapes, &config).expect("lowers");
+        let (id, _) = plan.families.iter().find(|(_, f)| f.name == "gemm").expect("there is one");
+        let tables = TableSet::new(&plan, |_, _| Vec::new());
+        let tasks = Points::new(&plan, &tables).tasks(id, 0, 1).expect("evaluates");
+        let place = |t: &Task| (t.domain()[0], t.domain()[2]);
+        let own = |t: &&Task| t.domain()[1] == 3;
+        for cta in 0..CTAS {
+            let mine: Vec<_> = tasks.iter().skip(cta).step_by(CTAS).collect();
+            let stay = mine.iter().filter(|t| own(t)).count();
+            assert!((2..=6).contains(&stay), "{sums:?}: {stay} of {} of CTA {cta}", mine.len());
+        }
+        if sums != Sums::Epilogue {
+            continue;
+        }
+        // A wave behind those of the same place that leave, so that these have come.
+        let left: BTreeMap<_, i64> =
+            tasks.iter().filter(|t| !own(t)).map(|t| (place(t), t.linear())).collect();
+        for t in tasks.iter().filter(own) {
+            assert!(t.linear() - left[&place(t)] > CTAS as i64 - 4, "{:?}", t.domain());
+        }
+    }
 }
 
 #[test]

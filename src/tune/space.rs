@@ -390,6 +390,26 @@ pub fn candidates(
     settled.filter(|config| seen.insert(text_of(config))).collect()
 }
 
+/// Configs that differ from one in a number, by a step up or down: what the values that are tried leave out around it.
+pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Config> {
+    let facts = Facts::new(program, bound, config.ranks);
+    let mut near = Vec::new();
+    if facts.products {
+        let n = config.group_rows;
+        let others = [n / 4, n / 2, n * 3 / 4, n * 3 / 2, n * 2];
+        near.extend(others.map(|group_rows| Config { group_rows, ..config.clone() }));
+    }
+    if let Some(n) = config.sms.get("intra_comm") {
+        near.extend([n * 3 / 4, n * 5 / 4, n * 3 / 2].map(|sms| {
+            let mut config = config.clone();
+            config.sms.insert("intra_comm".into(), sms);
+            config
+        }));
+    }
+    let settled = near.into_iter().map(|c| settle(c, &facts));
+    settled.filter(|c| c.group_rows > 0 && c.sms.values().all(|n| *n > 0)).collect()
+}
+
 /// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
 /// whole products, what has no parts or no owner is folded by its rank; and a tail's tiles are not wider than the others.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {

@@ -101,10 +101,11 @@ MK_DEVICE void st_shared(u32 address, u32 v) {
   asm volatile("st.volatile.shared::cta.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 
-// For the async proxy to read: not volatile, a proxy fence and an mbarrier follow.
+// What TMA has brought: an mbarrier came before.
 MK_DEVICE void ld_shared_f32x2(u32 address, float& x, float& y) {
   asm volatile("ld.shared::cta.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
 }
+// For the async proxy to read: not volatile, a proxy fence and an mbarrier follow.
 MK_DEVICE void st_shared_f32x2(u32 address, float x, float y) {
   asm volatile("st.shared::cta.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }

@@ -70,7 +70,8 @@ MK_DEVICE void apply_epilogue(const Hooks& hooks, const GemmTile& tile, u32 cons
   }
 }
 
-// Packs eight accumulators, the 16 columns from `col` on, for one stmatrix, through the plan's elementwise chain.
+// Packs eight accumulators, the 16 columns from `col` on, for one stmatrix, through the plan's elementwise chain; where tiles go on with
+// sums, they have been through it before, if there is one.
 template <class Config, class Hooks>
 MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, u32 row, u32 col, float* acc, u32 (&out)[4]) {
 #pragma unroll
@@ -78,7 +79,6 @@ MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, u32 r
     apply_gate<Config>(acc + 2 * i);
     apply_gate<Config>(acc + 2 * i + 1);
     const u32 r = row + i % 2 * 8, c = col + i / 2 * 8 + lane_index() % 4 * 2;
-    // What goes on with a sum has been through it, if there is one.
     if constexpr (!Config::kCarried) hooks.epilogue(tile, r, c, acc[2 * i], acc[2 * i + 1]);
     if constexpr (Config::kOut != Dtype::F32) out[i] = pack2<Config::kOut>(acc[2 * i], acc[2 * i + 1]);
   }

@@ -97,6 +97,28 @@ struct GemmConfig {
   static constexpr u32 kCarryPanels = (kPanelsPerTile + kCarryStages - 1) / kCarryStages;
   static constexpr u32 kCarrySteps = kCarried ? kConsumersPerTile * kCarryStages : 0;
 
+  // The step along k before which `part` comes of so many sums: in the second half, since the loader waits for them in the middle, the
+  // consumers' apart, so that one adds while the other multiplies; or behind all.
+  MK_DEVICE static constexpr u32 carry_step(u32 part, u32 k_blocks, u32 sums) {
+    if (kCarryLast) return k_blocks;
+    const u32 from = k_blocks / 2, source = part / kConsumersPerTile, left = k_blocks - from;
+    // No part before the one that comes first.
+    const u32 between = left / (sums + 1), apart = between < 2 ? between : 2;
+    const u32 step = from + (source + 1) * left / (sums + 1) + part % kConsumersPerTile * apart;
+    const u32 last = k_blocks > 1 ? k_blocks - 1 : 1;
+    return step < 1 ? 1 : step < last ? step : last;
+  }
+  MK_DEVICE static constexpr bool carry_steps_ascend() {
+    for (u32 k_blocks = 1; k_blocks <= 24; ++k_blocks) {
+      for (u32 sums = 1; sums <= 15; sums = 2 * sums + 1) {
+        for (u32 part = 1; part < sums * kConsumersPerTile; ++part) {
+          if (carry_step(part, k_blocks, sums) < carry_step(part - 1, k_blocks, sums)) return false;
+        }
+      }
+    }
+    return true;
+  }
+
   // This consumer's first row and column of the tile.
   MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns || kPingPong ? 0 : consumer * kRowsPerConsumer; }
   MK_DEVICE static u32 first_col(u32 consumer) { return kSplitColumns ? consumer * kColsPerConsumer : 0; }
@@ -118,6 +140,10 @@ struct GemmConfig {
   static_assert(kStages >= 2 && kPanels >= 2, "a ring, and a panel to fill while one is read");
   static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");
 };
+
+// Loader and consumers take stages in one order.
+template <class Config>
+constexpr bool kCarriesInOrder = !Config::kCarried || Config::carry_steps_ascend();
 
 // Shared memory of a CTA that runs GEMM tiles. `base` is 1024-byte aligned, as the swizzle wants.
 template <class Config>
@@ -231,14 +257,10 @@ struct GemmTile {
   const TensorMap* carry;  // what the tile goes on with: [rows, N], in C's boxes
   u32 carried;             // how many sums that is
 
-  // The step along k before which `part` comes of the sums: in the second half, since the loader waits for them in the middle, the
-  // consumers' apart, so that one adds while the other multiplies; or behind all.
+  // The step along k before which `part` comes of the sums.
   template <class Config>
   MK_DEVICE u32 carry_step(u32 part) const {
-    if constexpr (Config::kCarryLast) return k_blocks;
-    const u32 from = k_blocks / 2, source = part / Config::kConsumersPerTile;
-    const u32 step = from + (source + 1) * (k_blocks - from) / (carried + 1) + part % Config::kConsumersPerTile * 2;
-    return max(1u, min(step, k_blocks - 1));
+    return Config::carry_step(part, k_blocks, carried);
   }
   // How many parts.
   template <class Config>

@@ -69,6 +69,8 @@ MK_DEVICE void sm90_take_carried(const GemmSmem<Config>& smem, u32 consumer, u32
         }
       }
     }
+    // One lane hands the stage back for all, which have read it.
+    __syncwarp();
     sm90_release_stage<Config, Edges>(smem, ring.stage);
     ring.advance();
   }
@@ -95,6 +97,7 @@ MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 fr
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
                              RingCursor<Config::kStages>& ring, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  static_assert(kCarriesInOrder<Config>, "loader and consumers take stages in one order");
   sm90_pin_all<Config>(acc);
   const u32 parts = Config::kCarried ? tile.carry_parts<Config>() : 0;
   u32 part = 0, done = 0;

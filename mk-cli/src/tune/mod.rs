@@ -239,8 +239,30 @@ fn one(
         let _progress = Progress::new(format!("measuring {} candidates", to_measure.len()));
         let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
         let list: Vec<Config> = to_measure.iter().map(|i| configs[*i].clone()).collect();
-        let trials = tune::measure(world, case, &list, &JitOptions::default(), &limits(args))
-            .map_err(Failure::new)?;
+        let measure = |list: &[Config]| {
+            tune::measure(world, case, list, &JitOptions::default(), &limits(args))
+                .map_err(Failure::new)
+        };
+        let mut trials = measure(&list)?;
+        // The winner beside what is near it, where nothing was fixed by hand.
+        let winner = trials.iter().find(|t| t.ms().is_some()).filter(|_| free);
+        let winner = winner.map(|t| t.config.clone());
+        let near = winner.iter().flat_map(|w| tune::neighbours(w, &program, &bound));
+        let near: Vec<Config> = near.filter(|c| !list.contains(c)).collect();
+        if let (Some(winner), false) = (winner, near.is_empty()) {
+            let predicted = tune::predict_all(&program, &bound, &near, model);
+            for (config, predicted) in near.iter().zip(predicted) {
+                if !configs.contains(config) {
+                    let predicted_ms = predicted.ok().map(|p| p.ms());
+                    let config = (config.clone(), tune::write(config, &facts));
+                    configs.push(config.0);
+                    entries.push(Entry { config: config.1, predicted_ms, ..Entry::default() });
+                }
+            }
+            trials.retain(|t| t.config != winner);
+            let beside = measure(&[vec![winner], near].concat())?;
+            trials = beside.into_iter().chain(trials).collect();
+        }
         if !args.no_store {
             store(world, case, &trials)?;
         }

@@ -481,8 +481,8 @@ impl<'p> Emitter<'p> {
     }
 
     /// What a tile goes on with: the same columns as C's, in a buffer of C's type whose rows begin at multiples of 16 bytes; of
-    /// several, each in as many rows. The loader brings it in the second half of the steps along k, which is in the last iteration of an inner
-    /// loop, or behind them.
+    /// several, each in as many rows. The loader brings it in the second half of the steps along k, which is in the last iteration
+    /// of an inner loop, or behind them.
     fn carry(&self, id: FamId, c: &Access, epilogue: &[EpilogueOp]) -> Result<Value, EmitError> {
         let f = &self.plan.families[id];
         let mut all = f.accesses.iter().filter(|a| a.operand == Operand::AccIn);
@@ -490,6 +490,12 @@ impl<'p> Emitter<'p> {
             let what = "a tile goes on with what one access says";
             return Err(EmitError::unsupported(f.name.clone(), what));
         };
+        let gated = epilogue.contains(&EpilogueOp::Swiglu);
+        let tma = matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. });
+        if gated || !tma || epilogue.last() != Some(&EpilogueOp::Carry) {
+            let what = "only tiles without a gate that leave by TMA go on with sums, behind their elementwise operations";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
         let late = Expr::from(Var::INNER).equals(1);
         let in_time = match (&f.inner, carry_last(epilogue)) {
             (_, true) => x.at == Point::End && x.when.is_none(),

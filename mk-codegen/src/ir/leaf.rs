@@ -87,7 +87,7 @@ names! {
         V = "v",
         /// Attention output, `[rows, d]`.
         O = "o",
-        /// Carried accumulator read, f32 `[rows, d]`; or the sum that a matrix product goes on with, `[m, n]`.
+        /// Carried accumulator read, f32 `[rows, d]`; or the sums that a matrix product goes on with, `[m, n]` each.
         AccIn = "acc_in",
         /// Carried accumulator written, f32 `[rows, d]`.
         AccOut = "acc_out",
@@ -124,7 +124,7 @@ pub enum EpilogueOp {
     /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first: `b` is then `[k, 2, n]`, and a tile of it has half its columns
     /// from each.
     Swiglu,
-    /// Adds what has been summed so far, `[m, n]` of the result's dtype. Comes last.
+    /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes last.
     Carry,
 }
 

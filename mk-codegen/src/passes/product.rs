@@ -9,9 +9,9 @@ use super::{
 };
 use crate::ir::{
     Access, BLayout, BinOp, BufId, Each, EpilogueOp, Expr, Leaf, Mode, Operand, Point, RoleKind,
-    Var,
+    Var, carry_last,
 };
-use crate::{ir::carry_last, target};
+use crate::target;
 
 const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
@@ -60,7 +60,7 @@ impl Target {
                 let mut all = Vec::new();
                 if ring.how == Adding::OnWrite {
                     let there = Access {
-                        rank: r.shard.clone(),
+                        rank: ring.next(r, world),
                         ..write(operand, ring.passed, vec![here.clone(), columns.clone()])
                     };
                     let when = Some(between(&hop, world));

@@ -103,7 +103,7 @@ pub(super) fn adders(
     let mut tile = block;
     let kind = match sums {
         Sums::Beside => RoleKind::IntraComm,
-        // Of the last two, nothing is left to be added up.
+        // Of the last three, nothing is left to be added up.
         Sums::After | Sums::Ring | Sums::OnWrite | Sums::Epilogue => {
             let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
             // Three quarters of its share will do.
@@ -465,7 +465,7 @@ fn before(when: Expr, late: Option<i32>) -> Expr {
     }
 }
 
-/// Hands sums on to the rank whose turn is next, the one before. Who reads them waits at the start of its tile, or before iteration
+/// Hands sums on to the rank whose turn is next, the one before, or to their owner. Who reads them waits at the start of its tile, or before iteration
 /// `late` of its inner loop; who adds to them over the link, before it stores. The last loop variable of those who add is the column
 /// block, of which there are `across`.
 pub(super) fn hand_on(

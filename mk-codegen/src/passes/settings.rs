@@ -137,7 +137,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
             {
                 return error(
                     what(),
-                    "memory adds results of 16 bits here: add up in the `ring`, `beside` or `after` the product",
+                    "memory adds results of 16 bits here: add up in the `ring`, the `epilogue`, `beside` or `after` the product",
                 );
             }
             if !tma_rows(out, world) {

@@ -441,6 +441,32 @@ pub const VARIANTS: &[Variant] = &[
     variant(("rows64_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
         (c.block, c.sums) = ([64, 256, 64], Sums::Ring);
     }),
+    // Own tiles some hundred places behind those that leave.
+    variant(
+        (
+            "epilogue_waves",
+            "gemm(a, b) -> reduce_scatter",
+            4,
+            &[("a", &[1900, 128]), ("b", &[128, 3136])],
+        ),
+        |c| {
+            c.set_block([64, 128, 64]);
+            c.sums = Sums::Epilogue;
+        },
+    ),
+    // Panels of 32 columns.
+    variant(
+        (
+            "ping_pong_epilogue_160",
+            "gemm(a, b) -> reduce_scatter",
+            4,
+            &[("a", &[3072, 1536]), ("b", &[1536, 1600])],
+        ),
+        |c| {
+            ping_pong(c, 160);
+            c.sums = Sums::Epilogue;
+        },
+    ),
     variant(("rows64_epilogue", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
         (c.block, c.sums) = ([64, 256, 64], Sums::Epilogue);
     }),
@@ -465,7 +491,7 @@ pub const VARIANTS: &[Variant] = &[
     variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
         c.set_block([256, 128, 64]);
     }),
-    // What is lent again is a stage of what a tile goes on with, or of its last step.
+    // More sums than stages, which the last step's stage is lent from.
     variant(("lent_epilogue", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
         c.set_block([128, 256, 64]);
         c.sums = Sums::Epilogue;

@@ -122,6 +122,7 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> reduce_scatter", HALVES), ON_WRITE),
     (("gemm(a, b) -> reduce_scatter", ALIGNED), ON_WRITE),
     (("gemm(a, b) -> reduce_scatter", HALVES), EPILOGUE),
+    (("gemm(a, b) -> scale(0.5) -> reduce_scatter", HALVES), EPILOGUE),
     (("gemm(a, b) -> reduce_scatter", ALIGNED), EPILOGUE),
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
