@@ -67,7 +67,11 @@ fn tiles_that_cannot_go_on_with_sums_are_refused() {
     for (from, to, says) in [
         ("store=tma", "store=direct", "only"),
         ("epilogue=carry", "epilogue=carry,relu", "behind their elementwise operations"),
-        (" at inner each h in 1 when q == 1", " at end each h in 1", "in the second of two iterations"),
+        (
+            " at inner each h in 1 when q == 1",
+            " at end each h in 1",
+            "in the second of two iterations",
+        ),
     ] {
         assert!(text.contains(from), "{from}: {text}");
         let error = emit(&text.replacen(from, to, 1).parse().expect(to)).expect_err(to);
