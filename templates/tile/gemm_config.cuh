@@ -109,8 +109,8 @@ struct GemmConfig {
     return step < 1 ? 1 : step < last ? step : last;
   }
   MK_DEVICE static constexpr bool carry_steps_ascend() {
-    for (u32 k_blocks = 1; k_blocks <= 24; ++k_blocks) {
-      for (u32 sums = 1; sums <= 15; sums = 2 * sums + 1) {
+    for (u32 k_blocks = 1; k_blocks <= 12; ++k_blocks) {
+      for (u32 sums = 1; sums <= 15; ++sums) {
         for (u32 part = 1; part < sums * kConsumersPerTile; ++part) {
           if (carry_step(part, k_blocks, sums) < carry_step(part - 1, k_blocks, sums)) return false;
         }
