@@ -65,7 +65,7 @@ fn tiles_that_cannot_go_on_with_sums_are_refused() {
     let v = VARIANTS.iter().find(|v| v.case.0 == "epilogue").expect("there is one");
     let text = v.plan(2).expect("lowers").to_string();
     for (from, to, says) in [
-        ("store=tma", "store=direct", "only"),
+        ("store=tma", "store=direct", "only TMA stores tiles to peers"),
         ("epilogue=carry", "epilogue=carry,relu", "behind their elementwise operations"),
         (
             " at inner each h in 1 when q == 1",

@@ -1,0 +1,459 @@
+//! Every way of lowering that a config has beside the defaults, on shapes that have something to get wrong.
+
+use super::Case;
+use mk_codegen::{
+    ir::Plan,
+    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
+};
+use mk_syntax::{Bound, Program};
+use std::collections::BTreeMap;
+
+/// A pipeline that is lowered in another than the default way.
+pub struct Variant {
+    pub case: Case,
+    pub set: fn(&mut Config),
+}
+
+const fn variant(case: Case, set: fn(&mut Config)) -> Variant {
+    Variant { case, set }
+}
+
+const ALL_REDUCE_MLP: &str = "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce";
+const ALL_REDUCE_DYN: &str = "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }";
+const FEW_ROWS: &[(&str, &[u64])] = &[("a", &[64, 1536]), ("b", &[1536, 1032])];
+const RAGGED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1032])];
+/// Columns that are rows of a multiple of 16 bytes, also a quarter of them.
+const RAGGED_ALIGNED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 1056])];
+
+/// Rows of more than the 8 KiB that are copied at once.
+const LONG_ROWS: &[(&str, &[u64])] = &[("a", &[1301, 192]), ("b", &[192, 4872])];
+
+/// Several tiles a CTA.
+const SEVERAL_WAVES: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 3080])];
+
+/// The same with rows that TMA can store, a quarter as long as well.
+const SEVERAL_WAVES_ALIGNED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 3136])];
+
+fn ping_pong(c: &mut Config, columns: u32) {
+    c.set_block([128, columns, 64]);
+    c.consumers = Consumers::PingPong;
+}
+
+/// Every way of lowering that a [`Config`] has beside the defaults, on shapes that have something to get wrong.
+#[allow(dead_code)]
+pub const VARIANTS: &[Variant] = &[
+    variant(("one_shot_few_rows", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        c.all_reduce = AllReduce::OneShot;
+    }),
+    variant(
+        (
+            "one_shot_mlp_few_rows",
+            ALL_REDUCE_MLP,
+            3,
+            &[("x", &[200, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.all_reduce = AllReduce::OneShot,
+    ),
+    variant(("one_shot_dyn_few_rows", ALL_REDUCE_DYN, 2, &[("w", &[264, 328])]), |c| {
+        c.all_reduce = AllReduce::OneShot
+    }),
+    variant(("sums_after_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
+        c.sums = Sums::After;
+    }),
+    variant(("sums_after_all", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| c.sums = Sums::After),
+    variant(
+        (
+            "sums_after_dyn",
+            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+            2,
+            &[("w", &[264, 328])],
+        ),
+        |c| c.sums = Sums::After,
+    ),
+    variant(
+        (
+            "sums_after_mlp",
+            "gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter",
+            2,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.sums = Sums::After,
+    ),
+    variant(("ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.sums, c.group_rows) = (Sums::Ring, 3);
+    }),
+    variant(("on_write", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.sums, c.group_rows) = (Sums::OnWrite, 3);
+    }),
+    variant(
+        (
+            "on_write_mlp",
+            "fn f(x: f16[M, K] @ shard(0), w1: f16[K, F] @ shard(1), w2: f16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter }",
+            3,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.sums = Sums::OnWrite,
+    ),
+    variant(
+        ("ring_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
+        |c| {
+            c.sums = Sums::Ring;
+        },
+    ),
+    variant(
+        (
+            "ring_dyn",
+            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> reduce_scatter }",
+            3,
+            &[("w", &[264, 352])],
+        ),
+        |c| c.sums = Sums::Ring,
+    ),
+    variant(
+        (
+            "ring_mlp_f32",
+            "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> cast(f32) -> reduce_scatter }",
+            3,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.sums = Sums::Ring,
+    ),
+    variant(("epilogue", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.sums, c.group_rows) = (Sums::Epilogue, 3);
+    }),
+    // More sums than there are stages.
+    variant(("epilogue_of_eight", "gemm(a, b) -> reduce_scatter", 8, RAGGED_ALIGNED), |c| {
+        c.sums = Sums::Epilogue;
+    }),
+    variant(
+        ("epilogue_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
+        |c| c.sums = Sums::Epilogue,
+    ),
+    variant(
+        (
+            "epilogue_dyn",
+            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> reduce_scatter }",
+            3,
+            &[("w", &[264, 352])],
+        ),
+        |c| c.sums = Sums::Epilogue,
+    ),
+    variant(
+        (
+            "epilogue_mlp_f32",
+            "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> cast(f32) -> reduce_scatter }",
+            3,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.sums = Sums::Epilogue,
+    ),
+    variant(("split_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        (c.sums, c.split_k, c.all_reduce) = (Sums::After, 4, AllReduce::OneShot);
+    }),
+    variant(("split_two_phase", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| {
+        (c.sums, c.split_k) = (Sums::After, 3);
+    }),
+    variant(("split_beside", "gemm(a, b) -> reduce_scatter", 2, RAGGED), |c| c.split_k = 2),
+    variant(("tail_gathered", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+    }),
+    variant(
+        (
+            "tail_odd",
+            "gather(a) -> gemm(b) -> bias(c) -> gelu",
+            3,
+            &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
+        ),
+        |c| c.tail = Some(Tail { blocks: 2, columns: 64, parts: 1 }),
+    ),
+    variant(
+        (
+            "tail_dyn",
+            "fn f<M: dyn <= 700>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
+            2,
+            &[("b", &[264, 656])],
+        ),
+        |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }),
+    ),
+    variant(
+        (
+            "split_dyn_f32",
+            "fn f<M: dyn <= 700>(x: f16[M, K] @ shard(1), w: f16[K, N] @ shard(0)) { gemm(x, w) -> cast(f32) -> reduce_scatter }",
+            2,
+            &[("w", &[1536, 328])],
+        ),
+        |c| (c.sums, c.split_k) = (Sums::After, 2),
+    ),
+    variant(("tail_alone", "gemm(a, b)", 1, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 1 });
+    }),
+    variant(("slices", "gather(a) -> gemm(b)", 4, RAGGED), |c| c.k_slices = 4),
+    variant(
+        (
+            "slices_chain",
+            "gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter",
+            2,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.k_slices = 2,
+    ),
+    variant(("slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.k_slices = 8;
+        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.chunk_bytes = 16 << 10;
+    }),
+    variant(("slices_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
+        c.k_slices = 3;
+        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
+    }),
+    variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 3 });
+    }),
+    variant(
+        (
+            "tail_parts_odd",
+            "gather(a) -> gemm(b)",
+            3,
+            &[("a", &[1000, 1033]), ("b", &[1033, 3001])],
+        ),
+        |c| c.tail = Some(Tail { blocks: 2, columns: 128, parts: 2 }),
+    ),
+    variant(
+        (
+            "tail_parts_dyn",
+            "fn f<M: dyn <= 700>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
+            2,
+            &[("b", &[264, 656])],
+        ),
+        |c| c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 }),
+    ),
+    variant(("tail_parts_alone", "gemm(a, b) -> cast(f32)", 1, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 2, columns: 64, parts: 4 });
+    }),
+    variant(("tail_parts_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
+        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
+    }),
+    variant(("rows64_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        (c.block, c.sums, c.split_k) = ([64, 256, 64], Sums::After, 4);
+        c.all_reduce = AllReduce::OneShot;
+    }),
+    variant(("by_columns", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2);
+        c.all_reduce = AllReduce::ByColumns;
+    }),
+    variant(("by_columns_parts", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
+        (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 3);
+        (c.all_reduce, c.fold) = (AllReduce::ByColumns, Fold::Owner);
+    }),
+    variant(("parts_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
+        (c.split_k, c.fold) = (2, Fold::Owner);
+    }),
+    variant(("parts_all", "gemm(a, b) -> all_reduce", 2, RAGGED), |c| {
+        (c.sums, c.split_k, c.fold) = (Sums::After, 4, Fold::Owner);
+    }),
+    variant(
+        (
+            "by_columns_mlp",
+            ALL_REDUCE_MLP,
+            3,
+            &[("x", &[200, 256]), ("w1", &[256, 520]), ("w2", &[520, 328])],
+        ),
+        |c| c.all_reduce = AllReduce::ByColumns,
+    ),
+    variant(("by_columns_dyn", ALL_REDUCE_DYN, 2, &[("w", &[264, 328])]), |c| {
+        (c.block[0], c.all_reduce) = (128, AllReduce::ByColumns)
+    }),
+    variant(("rows64_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
+        c.block = [64, 128, 64];
+    }),
+    // Copies of 32 rows, two and eight for each sum, of two parts of a row.
+    variant(("rows64_all_beside", "gemm(a, b) -> all_reduce", 3, LONG_ROWS), |c| {
+        c.set_block([64, 256, 64]);
+    }),
+    variant(("tall_all_beside", "gemm(a, b) -> all_reduce", 3, LONG_ROWS), |c| {
+        c.set_block([256, 128, 64]);
+    }),
+    variant(
+        (
+            "rows64_odd",
+            "gather(a) -> gemm(b) -> bias(c) -> gelu",
+            3,
+            &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
+        ),
+        |c| c.block = [64, 256, 64],
+    ),
+    variant(("rows64_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.block, c.sums) = ([64, 256, 64], Sums::Ring);
+    }),
+    // Own tiles some hundred places behind those that leave.
+    variant(
+        (
+            "epilogue_waves",
+            "gemm(a, b) -> reduce_scatter",
+            4,
+            &[("a", &[1900, 128]), ("b", &[128, 3136])],
+        ),
+        |c| {
+            c.set_block([64, 128, 64]);
+            c.sums = Sums::Epilogue;
+        },
+    ),
+    // Panels of 32 columns.
+    variant(
+        (
+            "ping_pong_epilogue_160",
+            "gemm(a, b) -> reduce_scatter",
+            4,
+            &[("a", &[3072, 1536]), ("b", &[1536, 1600])],
+        ),
+        |c| {
+            ping_pong(c, 160);
+            c.sums = Sums::Epilogue;
+        },
+    ),
+    variant(("rows64_epilogue", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        (c.block, c.sums) = ([64, 256, 64], Sums::Epilogue);
+    }),
+    variant(
+        (
+            "rows64_dyn_f32",
+            "fn f<M: dyn <= 700>(x: f16[M, K] @ shard(1), w: f16[N, K] @ shard(1)) { gemm(x, w.t) -> cast(f32) -> all_reduce }",
+            2,
+            &[("w", &[328, 1536])],
+        ),
+        |c| (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2),
+    ),
+    variant(("rows64_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.block = [64, 256, 64];
+        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+    }),
+    // Several tiles a CTA, each with as many steps as there are stages.
+    variant(
+        ("lent_least_steps", "gemm(a, b)", 1, &[("a", &[3000, 256]), ("b", &[256, 6152])]),
+        |c| c.set_block([128, 256, 64]),
+    ),
+    variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
+        c.set_block([256, 128, 64]);
+    }),
+    // More sums than stages, which the last step's stage is lent from.
+    variant(("lent_epilogue", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
+        c.set_block([128, 256, 64]);
+        c.sums = Sums::Epilogue;
+    }),
+    variant(
+        ("lent_epilogue_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED),
+        |c| {
+            c.set_block([256, 128, 64]);
+            c.sums = Sums::Epilogue;
+        },
+    ),
+    variant(("lent_f32", "gemm(a, b) -> cast(f32)", 1, SEVERAL_WAVES), |c| {
+        c.set_block([128, 192, 64]);
+    }),
+    // Behind them tiles of two steps, which lend nothing.
+    variant(
+        ("lent_then_parts", "gemm(a, b)", 1, &[("a", &[3000, 512]), ("b", &[512, 6152])]),
+        |c| {
+            c.set_block([128, 256, 64]);
+            c.tail = Some(Tail { blocks: 8, columns: 256, parts: 4 });
+        },
+    ),
+    variant(("rows64_alone", "gemm(a, b)", 1, FEW_ROWS), |c| {
+        c.block = [64, 128, 64];
+        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
+    }),
+    variant(("ping_pong", "gemm(a, b)", 1, RAGGED), |c| ping_pong(c, 160)),
+    variant(("ping_pong_scatter", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
+        ping_pong(c, 128);
+    }),
+    variant(
+        (
+            "ping_pong_odd",
+            "gather(a) -> gemm(b) -> bias(c) -> gelu",
+            3,
+            &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
+        ),
+        |c| ping_pong(c, 160),
+    ),
+    variant(("ping_pong_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
+        ping_pong(c, 128);
+        (c.sums, c.group_rows) = (Sums::Ring, 3);
+    }),
+    variant(
+        ("ping_pong_epilogue", "gemm(a, b) -> cast(f32) -> reduce_scatter", 4, RAGGED_ALIGNED),
+        |c| {
+            ping_pong(c, 128);
+            c.sums = Sums::Epilogue;
+        },
+    ),
+    variant(("ping_pong_slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        ping_pong(c, 128);
+        c.k_slices = 8;
+        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+    }),
+    variant(("ping_pong_tail", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
+        ping_pong(c, 128);
+        c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+    }),
+    variant(
+        (
+            "ping_pong_swiglu",
+            "fn f(x: f16[M, K] @ shard(0), w1: f16[K, 2, F] @ shard(2), y: f16[M, F] @ shard(1), w2: f16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> swiglu -> mul(y) -> gemm(w2) -> all_reduce }",
+            3,
+            &[("x", &[700, 256]), ("w1", &[256, 2, 520]), ("y", &[700, 520]), ("w2", &[520, 256])],
+        ),
+        |c| ping_pong(c, 128),
+    ),
+    variant(
+        (
+            "ping_pong_dyn_f32",
+            "fn f<M: dyn <= 700>(x: f16[M, K] @ shard(1), w: f16[N, K] @ shard(1)) { gemm(x, w.t) -> cast(f32) -> all_reduce }",
+            2,
+            &[("w", &[328, 1536])],
+        ),
+        |c| {
+            ping_pong(c, 64);
+            (c.sums, c.split_k) = (Sums::After, 2);
+        },
+    ),
+    variant(("engine", "gather(a) -> gemm(b)", 4, RAGGED), |c| {
+        c.gather = Gather::Engine { parts: 1 };
+    }),
+    variant(("engine_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        c.gather = Gather::Engine { parts: 2 };
+        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+    }),
+    variant(
+        (
+            "engine_chain",
+            "gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter",
+            2,
+            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.gather = Gather::Engine { parts: 16 },
+    ),
+    variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
+        c.gather = Gather::Engine { parts: 2 };
+    }),
+];
+
+impl Variant {
+    /// Lowers it for so many ranks.
+    #[allow(dead_code)]
+    pub fn plan(&self, ranks: u32) -> Result<Plan, LowerError> {
+        let (_, source, _, shapes) = self.case;
+        let program = Program::parse(source).expect("parses");
+        let shapes: BTreeMap<_, _> =
+            shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
+        let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+        self.lower(&program, &bound, ranks)
+    }
+
+    /// Lowers its pipeline with these sizes.
+    #[allow(dead_code)]
+    pub fn lower(&self, program: &Program, bound: &Bound, ranks: u32) -> Result<Plan, LowerError> {
+        let mut config = Config { ranks, ..Config::default() };
+        (self.set)(&mut config);
+        lower(program, bound, &config)
+    }
+}
