@@ -62,6 +62,18 @@ pub struct PipelineArgs {
     /// How the two warpgroups that multiply share the tiles of a CTA; ping-pong takes 128 rows and at most 160 columns [default: cooperative]
     #[arg(long)]
     pub consumers: Option<Consumers>,
+    /// Which CTA runs which tile of a product, which sum and which copy through registers [default: static]
+    #[arg(long)]
+    pub tile_schedule: Option<TileSchedule>,
+}
+
+/// [`mk::passes::Schedule`] as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum TileSchedule {
+    /// Every so many each
+    Static,
+    /// In order, the next is for whoever is free
+    Dynamic,
 }
 
 /// [`mk::passes::Consumers`] as an option.
@@ -128,6 +140,7 @@ impl PipelineArgs {
             ("--fold", self.fold.is_none()),
             ("--consumers", self.consumers.is_none()),
             ("--group-rows", self.group_rows.is_none()),
+            ("--tile-schedule", self.tile_schedule.is_none()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, Consumers, DEFAULT_RANKS, Fold, PipelineArgs, Sums, once},
+    options::{AllReduce, Consumers, DEFAULT_RANKS, Fold, PipelineArgs, Sums, TileSchedule, once},
     progress::Progress,
 };
 use mk::{
@@ -227,6 +227,10 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         consumers: match args.consumers {
             Some(Consumers::PingPong) => passes::Consumers::PingPong,
             Some(Consumers::Cooperative) | None => passes::Consumers::Cooperative,
+        },
+        tile_schedule: match args.tile_schedule {
+            Some(TileSchedule::Dynamic) => passes::Schedule::Dynamic,
+            Some(TileSchedule::Static) | None => passes::Schedule::Static,
         },
         ..default
     })

@@ -1,4 +1,5 @@
-//! Parts of the device library that are plain C++, run here: how threads go through rows, and agents through a ring.
+//! Parts of the device library that are plain C++, run here: how threads go through rows, agents through a ring, and workers through tasks
+//! that are for whoever is free.
 
 use mk_codegen::emit::library;
 use std::{env, fs, process::Command};
@@ -7,6 +8,13 @@ use std::{env, fs, process::Command};
 fn definition<'a>(library: &'a str, head: &str) -> &'a str {
     let begin = library.find(head).unwrap_or_else(|| panic!("`{head}` is in the library"));
     let length = library[begin..].find("\n};\n").expect("it ends") + "\n};\n".len();
+    &library[begin..begin + length]
+}
+
+/// The text of a function of the library, with its template line.
+fn function<'a>(library: &'a str, head: &str) -> &'a str {
+    let begin = library.find(head).unwrap_or_else(|| panic!("`{head}` is in the library"));
+    let length = library[begin..].find("\n}\n").expect("it ends") + "\n}\n".len();
     &library[begin..begin + length]
 }
 
@@ -52,8 +60,157 @@ static int ring() {
   return 0;
 }
 
+// What a dynamic schedule needs of a GPU, for one thread at a time.
+static u32 counter;
+static std::map<u32, u32> shared_words;
+static u32 lane_index() { return 0; }
+static u32 atom_add_gpu(u32* p, u32 n) { u32 old = *p; *p += n; return old; }
+static void st_shared(u32 at, u32 v) { shared_words[at] = v; }
+static u32 ld_shared(u32 at) { return shared_words.at(at); }
+static u32 __shfl_sync(u32, u32 v, int) { return v; }
+static void __syncwarp() {}
+constexpr u32 kNotRead = ~0u;
+struct Context {
+  struct { u32 rank = 0; } header;
+  u32 past, launches;
+  u32 read_past() const { return launches; }
+  u32 taken(u32 worker) const { return worker; }
+  u32* signal(u32, u64) const { return &counter; }
+};
+// Tasks from 100 on, for so many CTAs of so many workers each.
+struct Queue {
+  u32 n, ctas, teams, cta;
+  static constexpr bool kDynamic = true;
+  u32 begin() const { return 100; }
+  u32 first() const { return 100 + cta; }
+  u32 end() const { return 100 + n; }
+  u32 stride() const { return ctas; }
+  u32 tasks() const { return n; }
+  u32 workers() const { return ctas * teams; }
+  u64 taken() const { return 0; }
+  u32 decode(u32 t) const { return t; }
+};
+TURNS
+
+static u32 random_state = 1;
+static u32 random_below(u32 n) {
+  random_state = random_state * 1664525u + 1013904223u;
+  return (random_state >> 8) % n;
+}
+// Each task once.
+static int all_once(const std::map<u32, u32>& seen, u32 tasks) {
+  for (u32 t = 0; t < tasks; ++t) {
+    if (!seen.count(100 + t) || seen.at(100 + t) != 1) return printf("task %u of %u is not taken once\n", t, tasks), 1;
+  }
+  return seen.size() == tasks ? 0 : (printf("%zu tasks, not %u\n", seen.size(), tasks), 1);
+}
+
+// In every launch every task is for one worker, each worker's in ascending order, and all of its threads know which.
+static int queue(u32 tasks, u32 ctas, u32 teams, u32 past) {
+  counter = past * tasks;
+  for (u32 launch = 0; launch < 5; ++launch, ++past) {
+    const Context ctx{{}, past, past};
+    std::vector<Queue> hooks;
+    for (u32 c = 0; c < ctas; ++c) hooks.push_back(Queue{tasks, ctas, teams, c});
+    std::vector<Turns<Queue>> workers;
+    for (u32 w = 0; w < ctas * teams; ++w) workers.emplace_back(ctx, hooks[w % ctas], w / ctas, teams);
+    // Every worker has a place of its own in shared memory: CTAs do not share it.
+    for (u32 w = 0; w < workers.size(); ++w) workers[w].slot = w;
+    std::vector<u32> busy, last(workers.size(), 0);
+    for (u32 w = 0; w < workers.size(); ++w) busy.push_back(w);
+    std::map<u32, u32> seen;
+    while (!busy.empty()) {
+      const u32 at = random_below(busy.size()), w = busy[at];
+      u32 first = 0, other = 0, waited = 0;
+      auto wait = [&](u32 t) { waited = t; };
+      const bool more = workers[w].begin(first, 0, wait, [] {}), same = workers[w].begin(other, 64, wait, [] {});
+      if (more != same || (more && (first != other || waited != first))) return printf("threads differ: %u and %u\n", first, other), 1;
+      if (!more) { busy.erase(busy.begin() + at); continue; }
+      if (first <= last[w]) return printf("%u comes after %u\n", first, last[w]), 1;
+      last[w] = first;
+      ++seen[first];
+    }
+    if (all_once(seen, tasks)) return 1;
+  }
+  return 0;
+}
+
+// A CTA's tiles: the loader takes them, and both readers are told of the same ones, at most so many behind.
+struct Bar { u32 arrivals, count = 0, phase = 0; };
+static std::vector<std::map<u32, Bar>> bars;
+static u32 cta;
+static bool mbarrier_test_wait(u32 bar, u32 parity) { return bars[cta].at(bar).phase % 2 != parity; }
+static bool blocked;
+template <u32 kEdge> static void mbarrier_wait(u32 bar, u32 parity) { blocked |= !mbarrier_test_wait(bar, parity); }
+template <u32 kEdge> static void mbarrier_arrive(u32 bar) {
+  Bar& b = bars[cta].at(bar);
+  if (++b.count == b.arrivals) b.count = 0, ++b.phase;
+}
+constexpr u32 kTileSlots = 4;
+typedef RingCursor<kTileSlots> TileCursor;
+struct Edges { static constexpr u32 tile_full = 1, tile_empty = 2; };
+struct Config {};
+template <class Config> struct GemmSmem {
+  u32 tile_index(u32 s) const { return 1000 * cta + s; }
+  u32 tile_full(u32 s) const { return 10 + s; }
+  u32 tile_empty(u32 s) const { return 20 + s; }
+};
+TILES
+
+static int tiles(u32 n, u32 ctas, u32 past) {
+  counter = past * n;
+  bars.assign(ctas, {});
+  std::vector<TileCursor> slots(ctas * 3);
+  for (auto& b : bars) for (u32 s = 0; s < kTileSlots; ++s) b[10 + s] = Bar{1}, b[20 + s] = Bar{2};
+  const GemmSmem<Config> smem;
+  for (u32 launch = 0; launch < 5; ++launch, ++past) {
+    std::map<u32, u32> seen;
+    std::vector<Queue> hooks;
+    for (u32 c = 0; c < ctas; ++c) hooks.push_back(Queue{n, ctas, 1, c});
+    // How far each agent is: what the loader took, and what readers were told.
+    std::vector<std::vector<u32>> told(ctas * 3);
+    std::vector<LoaderTiles<Config, Edges, Queue>*> loaders(ctas);
+    std::vector<u32> left;
+    for (u32 a = 0; a < ctas * 3; ++a) left.push_back(a);
+    for (u32 turn = 0; !left.empty(); ++turn) {
+      if (turn > 100000) return printf("%zu agents wait for ever\n", left.size()), 1;
+      const u32 at = random_below(left.size()), a = left[at];
+      cta = a / 3;
+      const Context ctx{{}, launch % 2 ? past : kNotRead, past};
+      const Queue& q = hooks[cta];
+      TileCursor& slot = slots[a];
+      if (a % 3 == 0) {
+        // It may go on if its next slot has been given back by both.
+        if (!mbarrier_test_wait(smem.tile_empty(slot.stage), slot.phase ^ 1)) continue;
+        if (!loaders[cta]) loaders[cta] = new LoaderTiles<Config, Edges, Queue>(ctx, smem, q, slot);
+        else loaders[cta]->advance();
+        told[a].push_back(loaders[cta]->t);
+        if (loaders[cta]->more()) ++seen[loaders[cta]->t], loaders[cta]->begun();
+        else delete loaders[cta], left.erase(left.begin() + at);
+      } else {
+        if (!mbarrier_test_wait(smem.tile_full(slot.stage), slot.phase)) continue;
+        ReaderTiles<Config, Edges, Queue, false> reader(smem, q, slot);
+        told[a].push_back(reader.t);
+        if (reader.last() && told[a - a % 3].back() < q.end()) return printf("a last tile that is none\n"), 1;
+        if (!reader.more()) left.erase(left.begin() + at);
+      }
+      if (blocked) return printf("an agent waits\n"), 1;
+    }
+    if (all_once(seen, n)) return 1;
+    for (u32 a = 0; a < ctas * 3; ++a) {
+      if (told[a] != told[a - a % 3]) return printf("agent %u was told of other tiles\n", a), 1;
+    }
+  }
+  return 0;
+}
+
 int main() {
-  int wrong = ring<2>() + ring<3>() + ring<4>() + ring<7>();
+  int wrong = 0;
+  for (u32 past : {0u, 2u, ~0u - 2}) {
+    wrong += queue(0, 1, 1, past) + queue(1, 5, 1, past) + queue(7, 3, 1, past) + queue(512, 132, 2, past) + queue(512, 66, 1, past);
+    wrong += tiles(0, 2, past) + tiles(1, 5, past) + tiles(7, 3, past) + tiles(200, 9, past) + tiles(9, 9, past);
+  }
+  wrong += ring<2>() + ring<3>() + ring<4>() + ring<7>();
   const u32 any = ~0u;
   for (u32 threads : {128u, 256u}) {
     for (u32 rows : {0u, 1u, 3u, 8u, 31u, 64u}) {
@@ -69,22 +226,42 @@ int main() {
 "#;
 
 #[test]
-fn rows_and_rings_are_walked_whole() {
+fn rows_rings_and_tasks_are_walked_whole() {
     let library = library::text();
     let structs = [
         definition(&library, "template <u32 kStages>\nstruct RingCursor {"),
         definition(&library, "struct RowWalk {"),
     ];
-    let head = "#include <cstdint>\n#include <cstdio>\n#include <vector>\ntypedef uint32_t u32;\n#define MK_DEVICE inline\n";
+    let head = "#include <cstdint>\n#include <cstdio>\n#include <map>\n#include <vector>\ntypedef uint32_t u32;\ntypedef uint64_t u64;\n#define MK_DEVICE inline\n";
+    let dynamic = |head: &str, name: &str| {
+        let generic = format!("{head}\nstruct {name};\n");
+        let of = definition(&library, &format!("struct {name}<"));
+        // Its own template line is that of the general form without the last parameter.
+        let own = head.replace(", bool kDynamic = Hooks::kDynamic", "");
+        [generic, format!("{own}\n{of}")].concat()
+    };
+    let take = function(&library, "template <class Hooks>\nMK_DEVICE u32 take_task(");
+    let turns = dynamic("template <class Hooks, bool kDynamic = Hooks::kDynamic>", "Turns");
+    let tiles = [
+        dynamic(
+            "template <class Config, class Edges, class Hooks, bool kDynamic = Hooks::kDynamic>",
+            "LoaderTiles",
+        ),
+        dynamic(
+            "template <class Config, class Edges, class Hooks, bool kWarps, bool kDynamic = Hooks::kDynamic>",
+            "ReaderTiles",
+        ),
+    ];
+    let main = MAIN.replace("TURNS", &[take, &turns].concat()).replace("TILES", &tiles.concat());
     let folder = env::temp_dir().join(format!("mk-device-on-host-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
     let (source, program) = (folder.join("walk.cpp"), folder.join("walk"));
-    fs::write(&source, [head, structs[0], structs[1], MAIN].concat()).expect("writable");
+    fs::write(&source, [head, structs[0], structs[1], &main].concat()).expect("writable");
     let built =
         Command::new("c++").args(["-std=c++17", "-O1", "-o"]).args([&program, &source]).output();
     let Ok(built) = built else {
         fs::remove_dir_all(&folder).expect("its folder goes");
-        println!("SKIPPED rows_and_rings_are_walked_whole: no C++ compiler");
+        println!("SKIPPED rows_rings_and_tasks_are_walked_whole: no C++ compiler");
         return;
     };
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

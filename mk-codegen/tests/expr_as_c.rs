@@ -2,7 +2,7 @@
 
 use mk_codegen::ir::{
     Arena, BinOp, C_PRELUDE, CPrinter, Dim, Entity, Env, Expr, Family, Leaf, Mesh, Plan, RoleId,
-    Table, TableSource, Var,
+    Schedule, Table, TableSource, Var,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use std::{fmt::Write as _, fs, process::Command};
@@ -35,6 +35,7 @@ fn plan() -> Plan {
         accesses: vec![],
         waits: vec![],
         posts: vec![],
+        schedule: Schedule::Static,
         edges: vec![],
     });
     Plan { mesh: Mesh::world(4), dims, tables, families, ..Plan::default() }

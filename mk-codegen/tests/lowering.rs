@@ -4,7 +4,7 @@ mod common;
 
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
-    ir::{Expr, Plan, Points, TableSet, Task},
+    ir::{Expr, Plan, Points, Schedule, TableSet, Task},
     passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
@@ -84,6 +84,30 @@ fn sums_are_as_flat_as_their_place_allows() {
     assert_eq!(tasks(all, 2048, Sums::After, "collect"), 3 * 512 / 128 * 32);
     assert_eq!(tasks(all, 2048, Sums::Beside, "reduce"), 512 / 128 * 32);
     assert_eq!(tasks(all, 2048, Sums::Beside, "collect"), 3 * 512 / 32 * 2);
+}
+
+/// With a dynamic schedule products, sums and copies through registers are for whoever is free; bulk copies are dealt out.
+#[test]
+fn tiles_for_whoever_is_free() {
+    let shapes = &[("a", vec![2048, 512]), ("b", vec![512, 8192])];
+    let lowered = |sums, tile_schedule| {
+        let config = Config { sums, tile_schedule, ..four() };
+        with_config("gemm(a, b) -> all_reduce", shapes, &config).expect("lowers")
+    };
+    let dynamic = |plan: &Plan| {
+        let families = plan.families.values().filter(|f| f.schedule == Schedule::Dynamic);
+        families.map(|f| f.name.clone()).collect::<Vec<_>>()
+    };
+    let free = lowered(Sums::After, Schedule::Dynamic);
+    assert_eq!(dynamic(&free), ["gemm", "reduce", "collect"]);
+    assert_eq!(dynamic(&lowered(Sums::Beside, Schedule::Dynamic)), ["gemm", "reduce"]);
+    assert!(dynamic(&lowered(Sums::After, Schedule::Static)).is_empty());
+
+    let mut wrong = free;
+    let enter = wrong.families.iter().find(|(_, f)| f.name == "enter").expect("there").0;
+    wrong.families[enter].schedule = Schedule::Dynamic;
+    let errors = wrong.check_structure().expect_err("an entry is not dealt out");
+    assert!(errors[0].message.contains("only products, sums and copies"), "{errors:?}");
 }
 
 #[test]

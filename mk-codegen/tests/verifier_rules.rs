@@ -302,3 +302,49 @@ fn names_of_loops_are_not_hidden() {
     let twice = says("  for s in 2\n", "  for s in 2\n  for s in 1\n");
     assert!(twice.contains("two loop variables `s`"), "{twice}");
 }
+
+/// The second copy of either family lets the first of the other begin.
+const IN_TURN: &str = r#"plan "in_turn"
+mesh world=1
+target sm_90a
+buffer buf0 "x" in bf16[128, 64]
+buffer buf1 "y" out bf16[128, 64]
+buffer buf2 "z" out bf16[128, 64]
+signal sig0 "one" [1]
+signal sig1 "other" [1]
+role role0 intra_comm ctas 2
+family fam0 "y" role0 {
+  leaf copy_tile via=ldst stages=1
+  for i in 2
+  access src: read buf0 @ rank [i * 64 : 64, 0 : 64] at start
+  access dst: write buf1 @ rank [i * 64 : 64, 0 : 64] at end
+  wait e0 sig0[0] >= 1 by copier for generic scope gpu at start when i == 0
+  post e1 sig0[0] @ rank += 1 by copier after program_order scope gpu at end when i == 1
+}
+family fam1 "z" role0 {
+  leaf copy_tile via=ldst stages=1
+  for i in 2
+  access src: read buf0 @ rank [i * 64 : 64, 0 : 64] at start
+  access dst: write buf2 @ rank [i * 64 : 64, 0 : 64] at end
+}
+"#;
+
+/// What one CTA would have to end before it can begin ends where tasks are dealt out, and not where whoever is free takes the next.
+#[test]
+fn tasks_for_whoever_is_free_end_in_their_order() {
+    accepted(IN_TURN);
+    let first = "  for i in 2\n  access src: read buf0";
+    let dynamic = "  for i in 2\n  schedule dynamic\n  access src: read buf0";
+    assert_eq!(rejected(IN_TURN, first, dynamic).0, [2]);
+    // In their order.
+    let ordered =
+        IN_TURN.replace("when i == 0", "when i == 2").replace("when i == 1", "when i == 0");
+    let ordered = ordered.replace("when i == 2", "when i == 1");
+    accepted(&ordered);
+    accepted(&ordered.replace(first, dynamic));
+    // Of a static family, in a role where another is dynamic, nothing may wait for what is behind it either.
+    let last = IN_TURN.rfind(first).expect("two families");
+    let behind = IN_TURN[..last].to_string() + &IN_TURN[last..].replacen(first, dynamic, 1);
+    assert!(verify(&behind).is_err_and(|e| e.violations.iter().all(|v| v.rule() == 2)));
+    accepted(&behind.replace("ctas 2", "ctas 1").replace("when i == 0", "when i == 2"));
+}

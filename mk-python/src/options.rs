@@ -3,7 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, Sums, Tail},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, Schedule, Sums, Tail},
     tune::Fuse,
 };
 use pyo3::{prelude::*, types::PyDict};
@@ -37,14 +37,22 @@ pub struct Choices<'a, 'py> {
     pub consumers: Option<&'a str>,
     pub group_rows: Option<u32>,
     pub tail: Option<&'a str>,
+    pub tile_schedule: Option<&'a str>,
 }
 
 impl Choices<'_, '_> {
     /// Whether there is any.
     pub fn given(&self) -> bool {
-        let words = [self.gather, self.all_reduce, self.sums, self.fold, self.consumers]
-            .iter()
-            .any(Option::is_some);
+        let words = [
+            self.gather,
+            self.all_reduce,
+            self.sums,
+            self.fold,
+            self.consumers,
+            self.tile_schedule,
+        ]
+        .iter()
+        .any(Option::is_some);
         let numbers = [self.chunk_bytes, self.k_slices, self.split_k, self.group_rows]
             .iter()
             .any(Option::is_some);
@@ -70,6 +78,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
     ];
     let fold = [("rank", Fold::Rank), ("owner", Fold::Owner)];
     let consumers = [("cooperative", Consumers::Cooperative), ("ping-pong", Consumers::PingPong)];
+    let schedule = [("static", Schedule::Static), ("dynamic", Schedule::Dynamic)];
     let tail = choices.tail.map(|text| {
         text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
     });
@@ -96,6 +105,13 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         consumers: one_of(py, "consumers", choices.consumers, consumers, default.consumers)?,
         gather: gather.transpose()?.unwrap_or_default(),
         tail: tail.transpose()?,
+        tile_schedule: one_of(
+            py,
+            "tile_schedule",
+            choices.tile_schedule,
+            schedule,
+            default.tile_schedule,
+        )?,
         ..default
     })
 }

@@ -76,12 +76,12 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// The verified plan of a pipeline, made without a GPU.
 ///
 /// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together they must say all
-/// sizes. What decides the kernel beside them (``sms`` to ``tail``) is as for ``mk.compile``.
+/// sizes. What decides the kernel beside them (``sms`` to ``tile_schedule``) is as for ``mk.compile``.
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, fold=None, consumers=None, group_rows=None, tail=None))]
+                    sums=None, split_k=None, fold=None, consumers=None, group_rows=None, tail=None, tile_schedule=None))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
     py: Python<'_>,
@@ -101,6 +101,7 @@ pub fn plan(
     consumers: Option<&str>,
     group_rows: Option<u32>,
     tail: Option<&str>,
+    tile_schedule: Option<&str>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
@@ -117,6 +118,7 @@ pub fn plan(
         consumers,
         group_rows,
         tail,
+        tile_schedule,
     };
     let config = options::config(py, ranks, &choices)?;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;

@@ -6,7 +6,7 @@
 use crate::{Bound, Program};
 use mk_codegen::{
     ir::one_warpgroup_takes,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, Sums},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, Schedule, Sums},
     target,
 };
 use mk_syntax::Op;
@@ -263,8 +263,20 @@ pub const KNOBS: &[Knob] = &[
             Some(())
         },
     },
+    Knob {
+        name: "tile_schedule",
+        // The model does not tell them apart: a winner is measured both ways.
+        values: |_| Vec::new(),
+        get: |c| name_of(SCHEDULE, c.tile_schedule),
+        set: |c, text| {
+            c.tile_schedule = value_of(SCHEDULE, text)?;
+            Some(())
+        },
+    },
 ];
 
+const SCHEDULE: &[(&str, Schedule)] =
+    &[("static", Schedule::Static), ("dynamic", Schedule::Dynamic)];
 const CONSUMERS: &[(&str, Consumers)] =
     &[("cooperative", Consumers::Cooperative), ("ping_pong", Consumers::PingPong)];
 const ALL_REDUCE: &[(&str, AllReduce)] = &[
@@ -398,6 +410,11 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
         let n = config.group_rows;
         let others = [n / 4, n / 2, n * 3 / 4, n * 3 / 2, n * 2];
         near.extend(others.map(|group_rows| Config { group_rows, ..config.clone() }));
+        let tile_schedule = match config.tile_schedule {
+            Schedule::Static => Schedule::Dynamic,
+            Schedule::Dynamic => Schedule::Static,
+        };
+        near.push(Config { tile_schedule, ..config.clone() });
     }
     if let Some(n) = config.sms.get("intra_comm") {
         near.extend([n * 3 / 4, n * 5 / 4, n * 3 / 2].map(|sms| {

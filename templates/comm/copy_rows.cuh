@@ -88,21 +88,76 @@ MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread
   }
 }
 
+// The tasks of a worker, number `worker` of `workers` in this CTA. With a static schedule every so many of the role's; with a dynamic one
+// one to begin with, and then the next that nobody has taken. `begin` decodes the next task for every thread; before its barrier the first
+// warp, by `wait`, waits for what the task needs.
+template <class Hooks, bool kDynamic = Hooks::kDynamic>
+struct Turns {
+  const Hooks& hooks;
+  u32 t, step;
+  MK_DEVICE Turns(const Context&, const Hooks& hooks, u32 worker, u32 workers)
+      : hooks(hooks), t(hooks.first() + worker * hooks.stride()), step(workers * hooks.stride()) {}
+  template <class Task, class Wait, class Sync>
+  MK_DEVICE bool begin(Task& task, u32 thread, Wait wait, Sync sync) {
+    if (t >= hooks.end()) return false;
+    task = hooks.decode(t);
+    if (thread < 32) {
+      wait(task);
+      __syncwarp();
+    }
+    sync();
+    return true;
+  }
+  MK_DEVICE void advance() { t += step; }
+};
+
+template <class Hooks>
+struct Turns<Hooks, true> {
+  const Context& ctx;
+  const Hooks& hooks;
+  u32 slot;  // shared address of what the first warp tells the others
+  u32 next;  // of the first lane
+  MK_DEVICE Turns(const Context& ctx, const Hooks& hooks, u32 worker, u32)
+      : ctx(ctx), hooks(hooks), slot(ctx.taken(worker)), next(hooks.first() + worker * hooks.stride()) {}
+  template <class Task, class Wait, class Sync>
+  MK_DEVICE bool begin(Task& task, u32 thread, Wait wait, Sync sync) {
+    if (thread < 32) {
+      const u32 t = __shfl_sync(0xffffffffu, next, 0);
+      if (lane_index() == 0) st_shared(slot, t);
+      if (t < hooks.end()) {
+        // The answer has the time of a task.
+        if (lane_index() == 0) next = take_task(ctx, hooks);
+        task = hooks.decode(t);
+        wait(task);
+      }
+      __syncwarp();
+    }
+    sync();
+    const u32 t = ld_shared(slot);
+    const bool more = t < hooks.end();
+    // Nobody overwrites what the others have not read: they meet again behind a task, and here where there is none.
+    if (!more) sync();
+    else if (thread >= 32) task = hooks.decode(t);
+    return more;
+  }
+  MK_DEVICE void advance() {}
+};
+
 // Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, each
 // lane for its share of the words, over the named barrier `kBarrier`: `Edges::start` orders its acquires before everybody's
 // loads, `Edges::done` everybody's stores before its releases.
 template <u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
-  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
-    const RowsTask task = hooks.decode(t);
-    if (thread < 32) {
-      chaos_delay(ctx, Agent::Copier, t);
-      hooks.before_load(ctx, task);
-      hooks.before_store(ctx, task);
-      __syncwarp();
+  for (Turns<Hooks> turns(ctx, hooks, 0, 1);; turns.advance()) {
+    RowsTask task;
+    if (!turns.begin(task, thread, [&](const RowsTask& next) {
+          chaos_delay(ctx, Agent::Copier, next.task);
+          hooks.before_load(ctx, next);
+          hooks.before_store(ctx, next);
+        }, [] { named_barrier_sync<Edges::start, kBarrier, kThreads>(); })) {
+      break;
     }
-    named_barrier_sync<Edges::start, kBarrier, kThreads>();
     if (!ctx.aborted()) {
       u64 alignment = task.source | task.source_pitch_bytes | task.destination_pitch_bytes | task.row_bytes;
       for (u32 d = 0; d < task.destinations; ++d) alignment |= hooks.destination(task, d);

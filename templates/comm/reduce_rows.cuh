@@ -225,14 +225,14 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
   const u32 team = thread / kThreads;  // below kTeams
   thread %= kThreads;
 #pragma unroll 1
-  for (u32 t = hooks.first() + team * hooks.stride(); t < hooks.end(); t += kTeams * hooks.stride()) {
-    const ReduceTask task = hooks.decode(t);
-    if (thread < 32) {
-      chaos_delay(ctx, Agent::Copier, t);
-      hooks.before_load(ctx, task);
-      __syncwarp();
+  for (Turns<Hooks> turns(ctx, hooks, team, kTeams);; turns.advance()) {
+    ReduceTask task;
+    if (!turns.begin(task, thread, [&](const ReduceTask& next) {
+          chaos_delay(ctx, Agent::Copier, next.task);
+          hooks.before_load(ctx, next);
+        }, [&] { team_sync<Edges::start, kBarrier, kTeams, kThreads>(team); })) {
+      break;
     }
-    team_sync<Edges::start, kBarrier, kTeams, kThreads>(team);
     if (!ctx.aborted()) {
       const u64 source = hooks.source(task);
       const ReduceTargets<Hooks> targets(hooks, task);

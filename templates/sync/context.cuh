@@ -3,7 +3,7 @@
 // lets the next agent go on, so that whoever works on the tile after it sees the flag.
 struct CtaState {
   u32 aborted;  // first: Context addresses it by the struct
-  u32 unused;
+  u32 taken[2];  // by each worker of a dynamic schedule: the task that it is at
 };
 
 // In place of the first word of the entries: no rank touches another's memory, and none announces itself.
@@ -22,6 +22,8 @@ struct Context {
 
   MK_DEVICE bool aborted() const { return ld_shared(state) != 0; }
   MK_DEVICE void set_aborted() const { st_shared(state, 1); }
+  // Shared address of `CtaState::taken`.
+  MK_DEVICE u32 taken(u32 worker) const { return state + 4 + 4 * worker; }
 
   // Symmetric memory of a rank, as mapped on this GPU.
   MK_DEVICE u64 sym(u32 rank) const { return header.sym_base + rank * header.sym_stride_bytes; }

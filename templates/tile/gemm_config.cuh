@@ -11,6 +11,11 @@ constexpr u32 kBlockK = 64;
 constexpr u32 kWarpgroupThreads = 128;
 constexpr u32 kWarpgroupWarps = 4;
 
+// Dynamic schedule: tiles that a loader is ahead of the slowest reader, the warps that multiply and the storer.
+constexpr u32 kTileSlots = 4;
+constexpr u32 kTileReaders = 2 * kWarpgroupWarps + 1;
+typedef RingCursor<kTileSlots> TileCursor;
+
 // Everything a generated kernel chooses about its GEMM tiles.
 struct GemmOptions {
   u32 block_m = 128;
@@ -155,7 +160,10 @@ struct GemmSmem {
   static constexpr u32 kStagingFree = kStagingFull + Config::kConsumers * Config::kPanels * kMbarrierBytes;
   static constexpr u32 kTurn = kStagingFree + Config::kConsumers * Config::kPanels * kMbarrierBytes;
   static constexpr u32 kLentFull = kTurn + Config::kConsumers * kMbarrierBytes;
-  static constexpr u32 kState = kLentFull + Config::kConsumers * kMbarrierBytes;
+  static constexpr u32 kTileFull = kLentFull + Config::kConsumers * kMbarrierBytes;
+  static constexpr u32 kTileEmpty = kTileFull + kTileSlots * kMbarrierBytes;
+  static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
+  static constexpr u32 kState = kTileIndex + kTileSlots * sizeof(u64);
   static constexpr u32 kBytes = kState + sizeof(CtaState);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
@@ -189,6 +197,10 @@ struct GemmSmem {
   }
   // A consumer's lent panels.
   MK_DEVICE u32 lent_full(u32 consumer) const { return base + kLentFull + consumer * kMbarrierBytes; }
+  // Dynamic schedule: which tile the loader has taken, and whether it, or everybody else, has said so.
+  MK_DEVICE u32 tile_index(u32 slot) const { return base + kTileIndex + slot * sizeof(u64); }
+  MK_DEVICE u32 tile_full(u32 slot) const { return base + kTileFull + slot * kMbarrierBytes; }
+  MK_DEVICE u32 tile_empty(u32 slot) const { return base + kTileEmpty + slot * kMbarrierBytes; }
   // Ping-pong: this consumer may multiply.
   MK_DEVICE u32 turn(u32 consumer) const { return base + kTurn + consumer * kMbarrierBytes; }
   MK_DEVICE u32 state() const { return base + kState; }
@@ -209,6 +221,10 @@ struct GemmSmem {
         mbarrier_init(staging_full(c, p), kWarpgroupWarps);
         mbarrier_init(staging_free(c, p), 1);
       }
+    }
+    for (u32 s = 0; s < kTileSlots; ++s) {
+      mbarrier_init(tile_full(s), 1);
+      mbarrier_init(tile_empty(s), kTileReaders);
     }
     fence_mbarrier_init();
   }

@@ -148,15 +148,15 @@ MK_DEVICE bool sm90_take_turn(const GemmSmem<Config>& smem, const Hooks& hooks, 
 // Run by all threads of consumer warpgroup `consumer`. `Edges` names `full`, `empty`, `staging_full`, `staging_free` and `turn`.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, u32 consumer,
-                                  RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
+                                  RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging, TileCursor& slot) {
   float acc[Config::kMmasPerStep][Config::kAccumulators];
 #pragma unroll 1
-  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+  for (ReaderTiles<Config, Edges, Hooks, true> tiles(smem, hooks, slot); tiles.more(); tiles.advance()) {
     if constexpr (Config::kPingPong) {
-      if (!sm90_take_turn<Config, Edges>(smem, hooks, t, consumer, ring, staging)) continue;
+      if (!sm90_take_turn<Config, Edges>(smem, hooks, tiles.t, consumer, ring, staging)) continue;
     }
-    const GemmTile tile = hooks.decode(t);
-    chaos_delay(ctx, Agent::Consumer, t);
+    const GemmTile tile = hooks.decode(tiles.t);
+    chaos_delay(ctx, Agent::Consumer, tiles.t);
     sm90_mma_tile<Config, Edges>(smem, hooks, tile, consumer, ring, acc);
     if constexpr (Config::kStore == StorePath::Tma) {
       stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);

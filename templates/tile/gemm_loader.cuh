@@ -67,11 +67,11 @@ MK_DEVICE void sm90_load_carried(const Context& ctx, const GemmSmem<Config>& sme
 // loads and only arrives.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
-                                RingCursor<Config::kStages>& ring) {
+                                RingCursor<Config::kStages>& ring, TileCursor& slot) {
 #pragma unroll 1
-  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
-    GemmTile tile = hooks.decode(t);
-    chaos_delay(ctx, Agent::Loader, t);
+  for (LoaderTiles<Config, Edges, Hooks> tiles(ctx, smem, hooks, slot); tiles.more(); tiles.advance()) {
+    GemmTile tile = hooks.decode(tiles.t);
+    chaos_delay(ctx, Agent::Loader, tiles.t);
     hooks.before_load(ctx, tile);
     [[maybe_unused]] u32 part = 0;
     const auto load_carried = [&]([[maybe_unused]] u32 step) {
@@ -95,6 +95,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
         sm90_issue_b<Config>(smem, tile, ring.stage, tile.b_k + depth);
       }
       ring.advance();
+      if (k == 0) tiles.begun();
     }
     load_carried(tile.k_blocks);
   }

@@ -111,11 +111,11 @@ MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, cons
 // a signal follows each tile: then the tile's writes are waited for, otherwise only the reads of the panels.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
-                                RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
+                                RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging, TileCursor& slot) {
 #pragma unroll 1
-  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
-    const GemmTile tile = hooks.decode(t);
-    chaos_delay(ctx, Agent::Storer, t);
+  for (ReaderTiles<Config, Edges, Hooks, false> tiles(smem, hooks, slot); tiles.more(); tiles.advance()) {
+    const GemmTile tile = hooks.decode(tiles.t);
+    chaos_delay(ctx, Agent::Storer, tiles.t);
     hooks.before_store(ctx, tile);
     ring.skip(tile.steps<Config>());
     if constexpr (Config::kPingPong) {
@@ -124,7 +124,7 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
     } else {
       // They use their panels in step.
       const RingCursor<Config::kPanels> start = staging.mine;
-      const u32 together = Config::kLentPanels == 0 && t + hooks.stride() < hooks.end() ? 1 : Config::kConsumers;
+      const u32 together = Config::kLentPanels == 0 && !tiles.last() ? 1 : Config::kConsumers;
 #pragma unroll 1
       for (u32 consumer = 0; consumer < Config::kConsumers; consumer += together) {
         staging.mine = start;

@@ -1,7 +1,7 @@
 //! Faults between processes, one process per GPU.
 
 use crate::children::{Children, say, world as connect};
-use crate::rig::{BESIDE, Case, DYNAMIC, ENGINE, GATHER, Rig, options};
+use crate::rig::{BESIDE, Case, DYNAMIC, ENGINE, GATHER, QUEUED, Rig, options};
 use crate::{Watchdog, alone, world};
 use mk::runtime::{Error, InstanceOptions, World, world::UnixBootstrap};
 use std::time::{Duration, Instant};
@@ -73,6 +73,10 @@ pub fn never_launches_engine(rank: u32, _size: u32) {
     awaited(rank, &ENGINE);
 }
 
+pub fn never_launches_queued(rank: u32, _size: u32) {
+    awaited(rank, &QUEUED);
+}
+
 fn awaited(rank: u32, case: &Case) {
     let world = connect();
     let mut rig = Rig::new(&world, case, &options()).expect("binds");
@@ -102,6 +106,12 @@ fn a_rank_that_never_launches() {
 fn a_rank_that_never_launches_where_copy_engines_gather() {
     let needed = &["rank 1 did not enter the launch", " at e", "engine: wait"];
     play("never_launches_engine", false, needed, |_, _| ());
+}
+
+#[test]
+fn a_rank_that_never_launches_where_tiles_are_for_whoever_is_free() {
+    let needed = &["rank 1 did not enter the launch", " at e"];
+    play("never_launches_queued", false, needed, |_, _| ());
 }
 
 /// Launches until something is wrong.
@@ -151,6 +161,10 @@ pub fn killed_at_work_engine(rank: u32, size: u32) {
     at_work(rank, size, ENGINE);
 }
 
+pub fn killed_at_work_queued(rank: u32, size: u32) {
+    at_work(rank, size, QUEUED);
+}
+
 fn at_work(rank: u32, size: u32, case: Case) {
     let world = connect();
     let large = Case { size: (4096, 2048, 4096), ..case };
@@ -179,6 +193,11 @@ fn a_rank_killed_at_work() {
 #[test]
 fn a_rank_killed_while_copy_engines_work() {
     play("killed_at_work_engine", true, &["rank 1 is gone"], kill);
+}
+
+#[test]
+fn a_rank_killed_while_whoever_is_free_works() {
+    play("killed_at_work_queued", true, &["rank 1 is gone"], kill);
 }
 
 pub fn killed_while_awaited(rank: u32, size: u32) {

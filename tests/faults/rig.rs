@@ -5,7 +5,7 @@ use mk::{
     Program,
     abi::{KernelSource, TensorDirection},
     emit,
-    passes::{self, Config, Gather},
+    passes::{self, Config, Gather, Schedule},
     runtime::{
         DeviceTensor, Error, Graph, Instance, InstanceOptions, RankTensors, Reference, Stream,
         StreamRef, TensorRef, World,
@@ -24,6 +24,7 @@ pub struct Case {
     /// CTAs by role, where the default split is not wanted.
     pub sms: &'static [(&'static str, u32)],
     pub gather: Gather,
+    pub tile_schedule: Schedule,
 }
 
 pub const GATHER: Case = Case {
@@ -31,10 +32,15 @@ pub const GATHER: Case = Case {
     size: (1024, 512, 1024),
     sms: &[],
     gather: Gather::Sms,
+    tile_schedule: Schedule::Static,
 };
 
 /// The same by copy engine.
 pub const ENGINE: Case = Case { gather: Gather::Engine { parts: 2 }, ..GATHER };
+
+/// Tiles and sums for whoever is free.
+pub const QUEUED: Case =
+    Case { pipeline: "gemm(a, b) -> reduce_scatter", tile_schedule: Schedule::Dynamic, ..GATHER };
 
 /// The number of rows comes with each launch.
 pub const DYNAMIC: Case = Case {
@@ -70,7 +76,8 @@ pub fn compile(case: &Case, ranks: u32) -> KernelSource {
         .collect();
     let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
     let sms = case.sms.iter().map(|(role, n)| (role.to_string(), *n)).collect();
-    let config = Config { ranks, sms, gather: case.gather, ..Config::default() };
+    let (gather, tile_schedule) = (case.gather, case.tile_schedule);
+    let config = Config { ranks, sms, gather, tile_schedule, ..Config::default() };
     let (plan, _proof) = passes::compile(&program, &bound, &config).expect("compiles");
     emit::emit(&plan).expect("emits")
 }
@@ -208,7 +215,7 @@ impl Rig {
 
 #[test]
 fn the_cases_compile() {
-    for case in [&GATHER, &DYNAMIC, &BESIDE[0], &BESIDE[1]] {
+    for case in [&GATHER, &QUEUED, &DYNAMIC, &BESIDE[0], &BESIDE[1]] {
         for ranks in 2..=4 {
             let source = compile(case, ranks);
             let dims: u32 = case.sms.iter().map(|(_, ctas)| ctas).sum();

@@ -140,7 +140,10 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
         ("if (warp_index() == 0 && elect_one()) {", staged),
         ("if (warp_index() == 1 && elect_one()) {", staged),
         ("smem.init_staging_barriers();", rings("mma_tile")),
-        ("staging_full = staged, staging_free = drained, turn = kWithinAgent;", rings("mma_tile")),
+        (
+            "staging_full = staged, staging_free = drained, turn = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;",
+            rings("mma_tile"),
+        ),
         ("sm90_gemm_loader<", mma),
         ("sm90_gemm_storer<", mma),
         ("sm90_gemm_consumer<", mma),

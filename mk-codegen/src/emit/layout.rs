@@ -1,8 +1,9 @@
 //! Where everything lies: signal words, workspace, scratch, caller tensors.
 
 use super::EmitError;
-use crate::ir::{Arena, BufId, Entity, Plan, Points, SigId, Space};
+use crate::ir::{Arena, BufId, Entity, FamId, Plan, Points, Schedule, SigId, Space};
 use mk_abi::{TensorArg, TensorDirection, WorkspaceLayout, device::SymHeader};
+use std::collections::HashMap;
 
 /// Alignment of a signal array: no two arrays share a cache line.
 const SIGNAL_ALIGN: u64 = 128;
@@ -13,6 +14,8 @@ const BUFFER_ALIGN: u64 = 1024;
 pub(super) struct Layout {
     /// Word offset of each signal array in symmetric memory.
     pub signals: Arena<SigId, u64>,
+    /// Of a family with a dynamic schedule: the word that counts who has taken a task.
+    pub taken: HashMap<FamId, u64>,
     /// Place of each buffer.
     pub buffers: Arena<BufId, Place>,
     pub tensors: Vec<TensorArg>,
@@ -49,6 +52,11 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
             words = words.max(points.signal_shape(id, rank)?.iter().product::<i64>().max(0));
         }
         top = (top + words as u64 * 4).next_multiple_of(SIGNAL_ALIGN);
+    }
+    let mut taken = HashMap::new();
+    for (id, _) in plan.families.iter().filter(|(_, f)| f.schedule == Schedule::Dynamic) {
+        taken.insert(id, top / 4);
+        top += SIGNAL_ALIGN;
     }
     let zeroed_bytes = top.next_multiple_of(BUFFER_ALIGN);
     let (mut symmetric, mut scratch) = (zeroed_bytes, 0u64);
@@ -87,5 +95,5 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
     }
     let workspace =
         WorkspaceLayout { symmetric_bytes: symmetric, zeroed_bytes, scratch_bytes: scratch };
-    Ok(Layout { signals, buffers, tensors, workspace })
+    Ok(Layout { signals, taken, buffers, tensors, workspace })
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::ir::{
     ALayout, Agent, BLayout, Consumers, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan,
-    RoleId, Store, Var, carry_last, mma_panel_columns, mma_panels, mma_staging_bytes,
+    RoleId, Schedule, Store, Var, carry_last, mma_panel_columns, mma_panels, mma_staging_bytes,
     mma_staging_panels,
 };
 use crate::target;
@@ -69,7 +69,9 @@ fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
         all.collect::<Vec<_>>()
     };
     let computes = matches!(plan.families[a].leaf, Leaf::MmaTile { .. } | Leaf::ReduceTile);
+    let schedule = |f: FamId| plan.families[f].schedule;
     plan.families[a].leaf == plan.families[b].leaf
+        && schedule(a) == schedule(b)
         && extras(a) == extras(b)
         && (!computes || types(a) == types(b))
 }
@@ -196,8 +198,14 @@ fn group(
     };
     // With one sum for each CTA, all of its threads work on that.
     let teams = if last.first + last.tasks - first.first > ctas { 2 } else { 1 };
+    // Of a dynamic schedule: the word that counts what has been taken, and how many have a task to begin with.
+    let taken = match e.plan.families[first.id].schedule {
+        Schedule::Dynamic => e.layout.taken.get(&first.id),
+        Schedule::Static => None,
+    };
+    let workers = if template == "reduce_rows" { teams * ctas } else { ctas };
     let hooks = env.get_template(template)?.render(context! {
-        name, families, destinations, posts, first_cta, ctas, teams,
+        name, families, destinations, taken, workers, posts, first_cta, ctas, teams,
         ping_pong => matches!(g.leaf, Leaf::MmaTile { consumers: Consumers::PingPong, .. }),
         trace => e.options.trace,
         locals => e.locals(),

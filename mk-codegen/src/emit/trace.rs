@@ -1,7 +1,7 @@
 //! What a traced kernel prints beside what every kernel prints. The device side is `templates/sync/trace.cuh`.
 
 use super::{EmitError, context::Emitter, role::template_of};
-use crate::ir::{EdgeId, Entity, Expr, Family, Leaf, Plan, Point, SigId};
+use crate::ir::{EdgeId, Entity, Expr, Family, Leaf, Plan, Point, Schedule, SigId};
 use minijinja::{Value, context};
 use mk_abi::{TraceFamily, TraceLayout};
 
@@ -105,7 +105,10 @@ fn records(e: &Emitter<'_>) -> Result<u32, EmitError> {
             });
             let posts = f.posts.iter().map(|p| times(p.each.as_ref().map(|x| &x.extent)));
             let each = waits.chain(posts).fold(1_u32, u32::saturating_add);
+            // Who is free early takes more.
+            let share = if f.schedule == Schedule::Dynamic { 4 } else { 1 };
             let tasks = e.n_tasks(family)?.div_ceil(role.ctas).saturating_add(1);
+            let tasks = tasks.saturating_mul(share);
             sum = sum.saturating_add(tasks.saturating_mul(each));
         }
         most = most.max(sum);

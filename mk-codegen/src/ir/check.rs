@@ -6,7 +6,7 @@ use super::{
     entity::{Entity, FamId},
     expr::{Expr, Var},
     leaf::Arity,
-    plan::{Each, Family, Plan, Point, RoleKind, Space, TableSource},
+    plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space, TableSource},
 };
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -179,6 +179,12 @@ impl Checker<'_> {
         }
         if !x.order.is_empty() && x.order.len() != x.domain.len() {
             self.error(&place, "needs an `order` line for every variable of its domain, or none");
+        }
+        if x.schedule == Schedule::Dynamic {
+            let owns = self.plan.roles.get(x.role).is_some_and(|r| r.ctas > 0);
+            if !x.leaf.has_dynamic_schedule() || !owns {
+                self.error(&place, "only products, sums and copies by loads and stores, in CTAs of their role, have a dynamic schedule");
+            }
         }
         for e in &x.order {
             let scope =

@@ -368,6 +368,15 @@ impl Leaf {
         }
     }
 
+    /// Whether tasks can be for whoever is free: one agent begins with them, and tells the others.
+    pub fn has_dynamic_schedule(&self) -> bool {
+        match self {
+            Leaf::MmaTile { .. } | Leaf::ReduceTile => true,
+            Leaf::CopyTile { via, .. } => *via == CopyVia::Ldst,
+            _ => false,
+        }
+    }
+
     /// Columns of `c` in one tile of a matrix product; 0 for other leaves.
     pub fn out_columns(&self) -> u32 {
         match self {

@@ -22,7 +22,8 @@ pub use leaf::{
 };
 pub use plan::{
     Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic, NicOrdering,
-    Plan, Point, Post, Proxy, Role, RoleKind, Scope, Signal, Space, Table, TableSource, Wait,
+    Plan, Point, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table, TableSource,
+    Wait,
 };
 pub use points::{PointError, Points, Region, TableSet, Task};
 pub use print::ExprText;

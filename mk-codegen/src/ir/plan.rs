@@ -229,6 +229,8 @@ pub struct Family {
     /// The order of tasks: an expression for each variable over the linear index `t`. Empty: nested loops, last variable
     /// fastest. Must name every point of the domain exactly once.
     pub order: Vec<Expr>,
+    /// Which CTA of the role runs which task.
+    pub schedule: Schedule,
     /// A loop inside each task: k blocks, or ring steps.
     pub inner: Option<(String, Expr)>,
     /// Memory that a task touches.
@@ -239,6 +241,16 @@ pub struct Family {
     pub posts: Vec<Post>,
     /// Ids of the leaf's internal edges, in the order of its contract.
     pub edges: Vec<InternalEdge>,
+}
+
+/// Which CTA of a role runs which task of a family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub enum Schedule {
+    /// Task `n` of the role's families, in their order, is for CTA `n % ctas`.
+    #[default]
+    Static,
+    /// In order, the next is for the CTA (or the part of it that works by itself) that is free; each has one to begin with.
+    Dynamic,
 }
 
 /// An edge inside a leaf: an mbarrier or a named barrier. Which agents it joins is in the leaf's contract.

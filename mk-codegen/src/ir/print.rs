@@ -206,6 +206,9 @@ impl Plan {
             let name = x.domain.get(i).map_or("?", |d| d.0.as_str());
             writeln!(f, "  order {name} = {}", e(order))?;
         }
+        if x.schedule == Schedule::Dynamic {
+            writeln!(f, "  schedule dynamic")?;
+        }
         if let Some((name, extent)) = &x.inner {
             writeln!(f, "  inner {name} in {}", e(extent))?;
         }

@@ -4,7 +4,7 @@ use super::select::Tensor;
 use crate::graph::Extent;
 use crate::ir::{
     Access, Arena, BufId, Buffer, Dim, DimId, Each, EdgeId, Entity, Expr, FamId, Family,
-    InternalEdge, Leaf, Mode, Operand, Plan, Point, RoleKind, Space, Var,
+    InternalEdge, Leaf, Mode, Operand, Plan, Point, RoleKind, Schedule, Space, Var,
 };
 use mk_abi::DType;
 use mk_syntax::Placement;
@@ -200,6 +200,7 @@ impl Draft {
             leaf,
             domain: domain.into_iter().map(|(n, e)| (n.to_string(), e)).collect(),
             order,
+            schedule: Schedule::Static,
             inner: None,
             accesses,
             waits: Vec::new(),

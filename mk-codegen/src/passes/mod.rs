@@ -23,7 +23,7 @@ use mk_syntax::{Bound, Program, ValueId};
 use std::{collections::BTreeMap, fmt, str::FromStr};
 use thiserror::Error;
 
-pub use crate::ir::Consumers;
+pub use crate::ir::{Consumers, Schedule};
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 
 /// Everything that decides a plan, apart from the pipeline and its sizes.
@@ -66,6 +66,9 @@ pub struct Config {
     pub split_k: u32,
     /// Who adds them.
     pub fold: Fold,
+    /// Which CTA runs which tile of a product, which sum, and which copy through registers: every so many each, or whoever is free takes
+    /// the next. CTAs are not equally fast where tiles leave for peers.
+    pub tile_schedule: Schedule,
 }
 
 /// Who adds the parts of a product that is cut along its inner dimension and summed over ranks.
@@ -234,6 +237,7 @@ impl Default for Config {
             sums: Sums::Beside,
             split_k: 1,
             fold: Fold::Rank,
+            tile_schedule: Schedule::Static,
         }
     }
 }
@@ -309,9 +313,10 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
         || config.all_reduce != AllReduce::TwoPhase
         || config.tail.is_some()
         || config.sums != Sums::Beside
+        || config.tile_schedule != Schedule::Static
         || config.k_slices > 1;
     if kernel.gemms.is_empty() && products_only {
-        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices`, `consumers` and `tail` are about matrix products, and there are none";
+        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices`, `consumers`, `tile_schedule` and `tail` are about matrix products, and there are none";
         let help = "leave them as they are by default".into();
         return Err(LowerError::Config { what: what.into(), help });
     }

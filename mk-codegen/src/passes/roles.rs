@@ -4,7 +4,7 @@
 //! [`Config::sms`] has exactly what was asked for, the others the default.
 
 use super::{Config, LowerError, draft::Draft};
-use crate::ir::{Arena, Entity, FamId, Leaf, Plan, Role, RoleId, RoleKind};
+use crate::ir::{Arena, Entity, FamId, Leaf, Plan, Role, RoleId, RoleKind, Schedule};
 use crate::target;
 
 /// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
@@ -78,7 +78,27 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         let role = used.iter().position(|k| k == kind).unwrap_or(0);
         plan.families[id].role = RoleId::new(role);
     }
+    if config.tile_schedule == Schedule::Dynamic {
+        whoever_is_free(&mut plan);
+    }
     Ok(plan)
+}
+
+/// Sums, copies through registers, and products, with what follows them, are for whoever is free.
+fn whoever_is_free(plan: &mut Plan) {
+    let roles: Vec<RoleId> = plan.roles.keys().filter(|r| plan.roles[*r].ctas > 0).collect();
+    for role in roles {
+        let families: Vec<FamId> =
+            plan.families.iter().filter(|(_, f)| f.role == role).map(|(id, _)| id).collect();
+        let product = |id: &FamId| matches!(plan.families[*id].leaf, Leaf::MmaTile { .. });
+        let from = families.iter().position(product).unwrap_or(0);
+        for id in families.into_iter().skip(from) {
+            let family = &mut plan.families[id];
+            if family.leaf.has_dynamic_schedule() {
+                family.schedule = Schedule::Dynamic;
+            }
+        }
+    }
 }
 
 /// Whether communication CTAs also add.

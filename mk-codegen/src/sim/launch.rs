@@ -48,7 +48,10 @@ impl Machine<'_> {
             }
         }
         let points = Points::new(self.plan, &tables);
-        let program = Program::new(self.plan, &self.contracts, &points, rank, epoch)?;
+        let program = {
+            let taker = |ctas| self.chooser.taker(ctas);
+            Program::new(self.plan, &self.contracts, &points, rank, epoch, taker)?
+        };
         let r = &mut self.ranks[rank];
         r.epoch = epoch;
         r.tables = tables.clone();

@@ -1,11 +1,12 @@
 //! What a rank runs in one launch: the task list of each unit, and the agents that walk it.
 //!
 //! A unit is a sequence of tasks that one set of agents shares: a CTA's part of its role, the prologue and the epilogue
-//! (before and after CTA 0's part), the copy engine's queue. Task n of a role, its families one after the other, goes to CTA n mod ctas.
+//! (before and after CTA 0's part), the copy engine's queue. Task n of a role, its families one after the other, goes to CTA n mod ctas, or
+//! with a dynamic schedule to any.
 
 use super::{MAX_REPEAT, MAX_TASKS, SimError, context::Context, wait::Pending};
 use crate::ir::{
-    Agent, Contract, EdgeId, Entity, FamId, Plan, PointError, Points, RoleKind, Task, Var,
+    Agent, Contract, EdgeId, Entity, FamId, Plan, PointError, Points, RoleKind, Schedule, Task, Var,
 };
 use std::fmt;
 
@@ -154,6 +155,7 @@ impl Program {
         points: &Points<'_>,
         rank: usize,
         epoch: i64,
+        mut taker: impl FnMut(usize) -> usize,
     ) -> Result<Program, SimError> {
         let mut budget = MAX_TASKS / u64::from(plan.mesh.size().max(1));
         let (mut before, mut after, mut engine) = (Vec::new(), Vec::new(), Vec::new());
@@ -173,7 +175,11 @@ impl Program {
                     let n = role.ctas.max(1) as usize;
                     ctas.resize_with(first + n, Vec::new);
                     for (i, task) in tasks.into_iter().enumerate() {
-                        ctas[first + i % n].push(task);
+                        let cta = match plan.families[task.family].schedule {
+                            Schedule::Static => i % n,
+                            Schedule::Dynamic => taker(n),
+                        };
+                        ctas[first + cta].push(task);
                     }
                 }
             }

@@ -195,6 +195,11 @@ impl Chooser {
         })
     }
 
+    /// Which of so many CTAs takes a task that is for whoever is free. Each runs what it has in order.
+    pub fn taker(&mut self, ctas: usize) -> usize {
+        self.rng.random_range(0..ctas)
+    }
+
     pub fn ready(&mut self, actor: Actor) {
         self.actors.push(actor);
     }

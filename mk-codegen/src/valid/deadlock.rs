@@ -2,9 +2,15 @@
 //!
 //! Waits are for complete sets and words only count up, so the system is monotone: one abstract run decides it for every
 //! interleaving. The unit is an agent of a CTA. Assumed of the machine: CTA `n % ctas` of a role runs task number `n` of
-//! the role's families, in their order; CTA 0 finishes the prologue before, and begins the epilogue after, everything
+//! the role's families, in their order (of a dynamic schedule, see below); CTA 0 finishes the prologue before, and begins the epilogue after, everything
 //! else that it runs; a kernel begins when the one before it on its rank has ended; copies of the copy engine run in the
 //! order of their families, in a queue of their own.
+//!
+//! A dynamic schedule: each worker has one task to begin with, and asks for the next, in order, when it begins with one. In a role that has
+//! one, CTA 0 runs all tasks here, those of a static schedule, too. If that ends, so does every other way: of the tasks that have not
+//! ended, take the one that comes first here. What it waits for is there. Every CTA runs what it has in the order of the role, so whoever
+//! has this one has ended all before it, and has begun it. If nobody has it, nobody has one behind it in its queue, and all before it have
+//! ended: somebody is free, and takes it.
 //!
 //! Back-pressure: one step of a task may take any number of stages, so an agent that fills stages is through with a step
 //! only when the agent that empties them has reached that step and made its waits (for a plan that ends under this, no
@@ -20,7 +26,7 @@ use super::{
     within::{AGENTS, passes_at, wait_line},
     world::{Class, FamInfo, World},
 };
-use crate::ir::{Agent, Entity, FamId, RoleKind};
+use crate::ir::{Agent, Entity, FamId, RoleId, RoleKind, Schedule};
 use std::collections::{HashSet, VecDeque};
 
 /// Tasks of a CTA before (0), in (1) and after (2) its own role.
@@ -380,6 +386,9 @@ fn assign(world: &World<'_>, class: &Class, per_rank: usize) -> (Vec<Lists>, Vec
         first.push(base);
         base += role.ctas as usize;
     }
+    let families = world.plan.families.values();
+    let free = families.filter(|x| x.schedule == Schedule::Dynamic);
+    let dynamic: HashSet<RoleId> = free.map(|x| x.role).collect();
     for (rank, tasks) in class.ranks.iter().enumerate() {
         let mut n = vec![0usize; first.len()];
         for t in tasks.clone() {
@@ -389,6 +398,7 @@ fn assign(world: &World<'_>, class: &Class, per_rank: usize) -> (Vec<Lists>, Vec
                 RoleKind::Prologue => (0, 0),
                 RoleKind::Epilogue => (0, 2),
                 RoleKind::CopyEngine => (per_rank - 1, 1),
+                _ if dynamic.contains(&id) => (first[id.index()], 1),
                 _ => (first[id.index()] + n[id.index()] % role.ctas.max(1) as usize, 1),
             };
             n[id.index()] += 1;

@@ -3,7 +3,7 @@
 use super::Case;
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Schedule, Sums, Tail, lower},
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -416,6 +416,56 @@ pub const VARIANTS: &[Variant] = &[
             (c.sums, c.split_k) = (Sums::After, 2);
         },
     ),
+    // Whoever is free takes the next tile, sum or copy: more tiles than CTAs, and fewer.
+    variant(("queued", "gemm(a, b) -> reduce_scatter", 3, SEVERAL_WAVES), |c| {
+        (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+    }),
+    variant(("queued_ring", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
+        (c.sums, c.tile_schedule) = (Sums::Ring, Schedule::Dynamic);
+    }),
+    variant(("queued_epilogue", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
+        ping_pong(c, 128);
+        (c.sums, c.tile_schedule) = (Sums::Epilogue, Schedule::Dynamic);
+    }),
+    variant(("queued_all", "gemm(a, b) -> all_reduce", 3, SEVERAL_WAVES), |c| {
+        c.tile_schedule = Schedule::Dynamic;
+    }),
+    variant(("queued_all_after", "gemm(a, b) -> all_reduce", 2, SEVERAL_WAVES), |c| {
+        ping_pong(c, 128);
+        (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+    }),
+    variant(("queued_tail", "gemm(a, b)", 1, FEW_ROWS), |c| {
+        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
+        c.tile_schedule = Schedule::Dynamic;
+    }),
+    variant(("queued_slices_tail", "gather(a) -> gemm(b)", 3, SEVERAL_WAVES), |c| {
+        c.k_slices = 8;
+        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.tile_schedule = Schedule::Dynamic;
+    }),
+    variant(
+        (
+            "queued_swiglu",
+            "fn f(x: f16[M, K] @ shard(0), w1: f16[K, 2, F] @ shard(2), y: f16[M, F] @ shard(1), w2: f16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> swiglu -> mul(y) -> gemm(w2) -> all_reduce }",
+            3,
+            &[("x", &[700, 256]), ("w1", &[256, 2, 520]), ("y", &[700, 520]), ("w2", &[520, 256])],
+        ),
+        |c| c.tile_schedule = Schedule::Dynamic,
+    ),
+    variant(
+        (
+            "queued_dyn_f32",
+            "fn f<M: dyn <= 700>(x: f16[M, K] @ shard(1), w: f16[N, K] @ shard(1)) { gemm(x, w.t) -> cast(f32) -> all_reduce }",
+            2,
+            &[("w", &[328, 1536])],
+        ),
+        |c| {
+            (c.sums, c.split_k, c.tile_schedule) = (Sums::After, 2, Schedule::Dynamic);
+        },
+    ),
+    variant(("queued_engine", "gather(a) -> gemm(b)", 4, SEVERAL_WAVES_ALIGNED), |c| {
+        (c.gather, c.tile_schedule) = (Gather::Engine { parts: 2 }, Schedule::Dynamic);
+    }),
     variant(("engine", "gather(a) -> gemm(b)", 4, RAGGED), |c| {
         c.gather = Gather::Engine { parts: 1 };
     }),

@@ -101,6 +101,7 @@ def compile(
     consumers: Literal["cooperative", "ping-pong"] | None = None,
     group_rows: int | None = None,
     tail: str | None = None,
+    tile_schedule: Literal["static", "dynamic"] | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
     reserve_sms: int = 0,
@@ -126,4 +127,5 @@ def plan(
     consumers: Literal["cooperative", "ping-pong"] | None = None,
     group_rows: int | None = None,
     tail: str | None = None,
+    tile_schedule: Literal["static", "dynamic"] | None = None,
 ) -> Plan: ...

@@ -12,7 +12,8 @@ use crate::ir::{
 };
 use crate::ir::{Expr, Scope as Reach, Var};
 
-const LINES: &[&str] = &["leaf", "for", "order", "inner", "edge", "access", "wait", "post"];
+const LINES: &[&str] =
+    &["leaf", "for", "order", "schedule", "inner", "edge", "access", "wait", "post"];
 
 pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     c.id::<FamId>(plan.families.len())?;
@@ -24,6 +25,7 @@ pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadErro
         leaf: Leaf::Signal,
         domain: vec![],
         order: vec![],
+        schedule: Schedule::Static,
         inner: None,
         accesses: vec![],
         waits: vec![],
@@ -69,6 +71,12 @@ fn line(
             c.keyword(name)?;
             c.sign("=")?;
             x.order.push(c.expr(plan, &Scope::family().with("t", Var::LINEAR))?);
+        }
+        "schedule" => {
+            x.schedule = match c.one_of(&["static", "dynamic"])? {
+                "dynamic" => Schedule::Dynamic,
+                _ => Schedule::Static,
+            };
         }
         "inner" => {
             let name = c.word()?.to_string();

@@ -1,0 +1,78 @@
+// Which tiles a CTA works on. With a static schedule every so many of the role's: each agent counts by itself. With a dynamic one the
+// loader takes one to begin with, and then the next that nobody has taken, and tells the others.
+
+// As the loader walks them. `Edges` names `tile_full` and `tile_empty`.
+template <class Config, class Edges, class Hooks, bool kDynamic = Hooks::kDynamic>
+struct LoaderTiles {
+  const Hooks& hooks;
+  u32 t;
+  MK_DEVICE LoaderTiles(const Context&, const GemmSmem<Config>&, const Hooks& hooks, TileCursor&) : hooks(hooks), t(hooks.first()) {}
+  MK_DEVICE bool more() const { return t < hooks.end(); }
+  // Loads of the tile are on their way.
+  MK_DEVICE void begun() {}
+  MK_DEVICE void advance() { t += hooks.stride(); }
+};
+
+template <class Config, class Edges, class Hooks>
+struct LoaderTiles<Config, Edges, Hooks, true> {
+  Context ctx;
+  const GemmSmem<Config>& smem;
+  const Hooks& hooks;
+  TileCursor& slot;
+  u32 t, next = 0;
+  MK_DEVICE LoaderTiles(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, TileCursor& slot)
+      : ctx(ctx), smem(smem), hooks(hooks), slot(slot), t(hooks.first()) {
+    tell();
+  }
+  MK_DEVICE bool more() const { return t < hooks.end(); }
+  // The answers have the time of a tile.
+  MK_DEVICE void begun() {
+    if (ctx.past == kNotRead) ctx.past = ctx.read_past();
+    next = take_task(ctx, hooks);
+  }
+  MK_DEVICE void advance() {
+    t = next;
+    tell();
+  }
+  // Also that there is none left.
+  MK_DEVICE void tell() {
+    mbarrier_wait<Edges::tile_empty>(smem.tile_empty(slot.stage), slot.phase ^ 1);
+    st_shared(smem.tile_index(slot.stage), t);
+    mbarrier_arrive<Edges::tile_full>(smem.tile_full(slot.stage));
+    slot.advance();
+  }
+};
+
+// As the others walk them: the threads of a consumer, or the storer's lane.
+template <class Config, class Edges, class Hooks, bool kWarps, bool kDynamic = Hooks::kDynamic>
+struct ReaderTiles {
+  const Hooks& hooks;
+  u32 t;
+  MK_DEVICE ReaderTiles(const GemmSmem<Config>&, const Hooks& hooks, TileCursor&) : hooks(hooks), t(hooks.first()) {}
+  MK_DEVICE bool more() const { return t < hooks.end(); }
+  // Whether it is known that none follows.
+  MK_DEVICE bool last() const { return t + hooks.stride() >= hooks.end(); }
+  MK_DEVICE void advance() { t += hooks.stride(); }
+};
+
+template <class Config, class Edges, class Hooks, bool kWarps>
+struct ReaderTiles<Config, Edges, Hooks, kWarps, true> {
+  const GemmSmem<Config>& smem;
+  const Hooks& hooks;
+  TileCursor& slot;
+  u32 t;
+  MK_DEVICE ReaderTiles(const GemmSmem<Config>& smem, const Hooks& hooks, TileCursor& slot) : smem(smem), hooks(hooks), slot(slot) {
+    advance();
+  }
+  MK_DEVICE bool more() const { return t < hooks.end(); }
+  MK_DEVICE bool last() const {
+    return mbarrier_test_wait(smem.tile_full(slot.stage), slot.phase) && ld_shared(smem.tile_index(slot.stage)) >= hooks.end();
+  }
+  MK_DEVICE void advance() {
+    mbarrier_wait<Edges::tile_full>(smem.tile_full(slot.stage), slot.phase);
+    t = ld_shared(smem.tile_index(slot.stage));
+    if constexpr (kWarps) __syncwarp();
+    if (!kWarps || lane_index() == 0) mbarrier_arrive<Edges::tile_empty>(smem.tile_empty(slot.stage));
+    slot.advance();
+  }
+};
