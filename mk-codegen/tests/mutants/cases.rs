@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Schedule, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -110,6 +110,14 @@ const PING_PONG: Way = ("ping-pong", |c| {
     c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
 });
 
+const QUEUED: Way = ("queued", |c| c.tile_schedule = Schedule::Dynamic);
+const QUEUED_AFTER: Way = ("queued, sums after", |c| {
+    (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+});
+const QUEUED_RING: Way = ("queued, ring", |c| {
+    (c.sums, c.tile_schedule) = (Sums::Ring, Schedule::Dynamic);
+});
+
 /// Pipelines lowered in other than the default ways.
 const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> all_reduce", AB), ONE_SHOT),
@@ -136,6 +144,10 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gather(a) -> gemm(b)", DEEP_ROWS), PING_PONG),
     (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE),
     (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE_PARTS),
+    (("gemm(a, b) -> reduce_scatter", AB), QUEUED_AFTER),
+    (("gemm(a, b) -> reduce_scatter", ALIGNED), QUEUED_RING),
+    (("gemm(a, b) -> all_reduce", AB), QUEUED),
+    (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter", MLP), QUEUED_AFTER),
 ];
 
 /// Extents by letter, rows for each rank.

@@ -29,7 +29,8 @@
 //! accesses (not through a wait `for host`); bulk accesses (a wait `for async` fences what its agent knew before and what it waited for);
 //! devices outside the GPU (scope sys at both ends).
 //!
-//! A run *goes wrong* (`check.rs`) if it stops before its end (`stuck.rs`: here CTAs, their order of tasks and the stages count), if it
+//! A run *goes wrong* (`check.rs`) if it stops before its end (`stuck.rs`: here CTAs, their order of tasks and the stages count; where a role has
+//! tasks for whoever is free, its first CTA has all), if it
 //! leaves memory or signal arrays, if a read finds elements that nobody wrote in its epoch and version, if two writes of one stamp
 //! meet, or if an access happens without knowing of one that should have come before it: a stale read, an overwritten
 //! value that is still to be read, a late write that hides a newer value.

@@ -2,7 +2,7 @@
 
 use mk_codegen::ir::{
     self, Agent, BufId, Completion, Contract, EdgeId, Entity, FamId, Mode, Operand, Plan, Point,
-    PointError, Points, Proxy, RoleKind, Scope, SigId, TableSet, Var,
+    PointError, Points, Proxy, RoleKind, Schedule, Scope, SigId, TableSet, Var,
 };
 use std::collections::HashMap;
 
@@ -97,12 +97,16 @@ impl<'p> Unrolled<'p> {
         let all = self.plan.roles.values().map(|r| r.ctas as usize).sum::<usize>();
         for (role, r) in self.plan.roles.iter() {
             let mut n = 0;
+            let mut mine = self.plan.families.values().filter(|x| x.role == role);
+            let queued = mine.any(|x| x.schedule == Schedule::Dynamic);
             for (family, _) in self.plan.families.iter().filter(|x| x.1.role == role) {
                 for t in points.tasks(family, rank, epoch).map_err(text)? {
                     let place = match r.kind {
                         RoleKind::Prologue => (0, 0),
                         RoleKind::Epilogue => (0, 2),
                         RoleKind::CopyEngine => (all, 1),
+                        // Whoever is free takes the next: one of them, while the others are late.
+                        _ if queued => (first, 1),
                         _ => (first + n % (r.ctas.max(1) as usize), 1),
                     };
                     n += 1;
