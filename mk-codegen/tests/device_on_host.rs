@@ -69,6 +69,7 @@ static void st_shared(u32 at, u32 v) { shared_words[at] = v; }
 static u32 ld_shared(u32 at) { return shared_words.at(at); }
 static u32 __shfl_sync(u32, u32 v, int) { return v; }
 static void __syncwarp() {}
+static u32 min(u32 a, u32 b) { return a < b ? a : b; }
 constexpr u32 kNotRead = ~0u;
 struct Context {
   struct { u32 rank = 0; } header;
@@ -121,9 +122,12 @@ static int queue(u32 tasks, u32 ctas, u32 teams, u32 past) {
     std::map<u32, u32> seen;
     while (!busy.empty()) {
       const u32 at = random_below(busy.size()), w = busy[at];
-      u32 first = 0, other = 0, waited = 0;
+      u32 first = 0, other = 0, waited = 0, met = 0;
       auto wait = [&](u32 t) { waited = t; };
-      const bool more = workers[w].begin(first, 0, wait, [] {}), same = workers[w].begin(other, 64, wait, [] {});
+      auto sync = [&] { ++met; };
+      const bool more = workers[w].begin(first, 0, wait, sync), same = workers[w].begin(other, 64, wait, sync);
+      // Behind a task they meet at its end, else here: nobody overwrites what another has not read.
+      if (met != (more ? 2 : 4)) return printf("two threads meet %u times\n", met), 1;
       if (more != same || (more && (first != other || waited != first))) return printf("threads differ: %u and %u\n", first, other), 1;
       if (!more) { busy.erase(busy.begin() + at); continue; }
       if (first <= last[w]) return printf("%u comes after %u\n", first, last[w]), 1;
@@ -146,7 +150,8 @@ template <u32 kEdge> static void mbarrier_arrive(u32 bar) {
   Bar& b = bars[cta].at(bar);
   if (++b.count == b.arrivals) b.count = 0, ++b.phase;
 }
-constexpr u32 kTileSlots = 4;
+constexpr u32 kWarpgroupWarps = 4;
+SLOTS
 typedef RingCursor<kTileSlots> TileCursor;
 struct Edges { static constexpr u32 tile_full = 1, tile_empty = 2; };
 struct Config {};
@@ -161,7 +166,7 @@ static int tiles(u32 n, u32 ctas, u32 past) {
   counter = past * n;
   bars.assign(ctas, {});
   std::vector<TileCursor> slots(ctas * 3);
-  for (auto& b : bars) for (u32 s = 0; s < kTileSlots; ++s) b[10 + s] = Bar{1}, b[20 + s] = Bar{2};
+  for (auto& b : bars) for (u32 s = 0; s < kTileSlots; ++s) b[10 + s] = Bar{1}, b[20 + s] = Bar{kTileReaders};
   const GemmSmem<Config> smem;
   for (u32 launch = 0; launch < 5; ++launch, ++past) {
     std::map<u32, u32> seen;
@@ -189,10 +194,25 @@ static int tiles(u32 n, u32 ctas, u32 past) {
         else delete loaders[cta], left.erase(left.begin() + at);
       } else {
         if (!mbarrier_test_wait(smem.tile_full(slot.stage), slot.phase)) continue;
-        ReaderTiles<Config, Edges, Queue, false> reader(smem, q, slot);
-        told[a].push_back(reader.t);
-        if (reader.last() && told[a - a % 3].back() < q.end()) return printf("a last tile that is none\n"), 1;
-        if (!reader.more()) left.erase(left.begin() + at);
+        // The storer is one lane; the warps that multiply come one after the other here.
+        const bool lane = a % 3 == 1;
+        TileCursor next = slot;
+        u32 tile = 0;
+        bool last = false;
+        for (u32 warp = 0; warp < (lane ? 1 : 2 * kWarpgroupWarps); ++warp) {
+          next = slot;
+          if (lane) {
+            ReaderTiles<Config, Edges, Queue, false> reader(smem, q, next);
+            tile = reader.t, last = reader.last();
+          } else {
+            ReaderTiles<Config, Edges, Queue, true> reader(smem, q, next);
+            tile = reader.t, last = reader.last();
+          }
+        }
+        slot = next;
+        told[a].push_back(tile);
+        if (last && told[a - a % 3].back() < q.end()) return printf("a last tile that is none\n"), 1;
+        if (tile >= q.end()) left.erase(left.begin() + at);
       }
       if (blocked) return printf("an agent waits\n"), 1;
     }
@@ -253,6 +273,10 @@ fn rows_rings_and_tasks_are_walked_whole() {
         ),
     ];
     let main = MAIN.replace("TURNS", &[take, &turns].concat()).replace("TILES", &tiles.concat());
+    let constants = ["constexpr u32 kTileSlots", "constexpr u32 kTileReaders"];
+    let line =
+        |head: &str| library.lines().find(|l| l.starts_with(head)).expect("there").to_string();
+    let main = main.replace("SLOTS", &constants.map(line).join("\n"));
     let folder = env::temp_dir().join(format!("mk-device-on-host-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
     let (source, program) = (folder.join("walk.cpp"), folder.join("walk"));

@@ -39,6 +39,8 @@ fn kernels_of_other_ways_of_lowering() {
         "ping_pong",
         "ping_pong_slices_tail",
         "engine",
+        "queued_all_after",
+        "queued_epilogue",
     ] {
         let v = VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
         let plan = v.plan(v.case.2).unwrap_or_else(|e| panic!("{name}: {e}"));

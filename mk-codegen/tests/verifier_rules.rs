@@ -346,5 +346,66 @@ fn tasks_for_whoever_is_free_end_in_their_order() {
     let last = IN_TURN.rfind(first).expect("two families");
     let behind = IN_TURN[..last].to_string() + &IN_TURN[last..].replacen(first, dynamic, 1);
     assert!(verify(&behind).is_err_and(|e| e.violations.iter().all(|v| v.rule() == 2)));
-    accepted(&behind.replace("ctas 2", "ctas 1").replace("when i == 0", "when i == 2"));
+    let last = ordered.rfind(first).expect("two families");
+    accepted(&(ordered[..last].to_string() + &ordered[last..].replacen(first, dynamic, 1)));
+}
+
+/// A product, a copy of other CTAs that waits for it, and a copy behind that by the warps that multiply.
+const SAME_WARPS: [&str; 4] = [
+    r#"plan "same_warps"
+mesh world=1
+target sm_90a
+buffer buf0 "a" in bf16[128, 64]
+buffer buf1 "b" in bf16[64, 256]
+buffer buf2 "c" out bf16[128, 256]
+buffer buf3 "y" out bf16[128, 64]
+buffer buf4 "z" out bf16[128, 64]
+signal sig0 "multiplied" [1]
+signal sig1 "copied" [1]
+role role0 compute ctas 1
+role role1 intra_comm ctas 1
+"#,
+    r#" "gemm" role0 {
+  leaf mma_tile block=128x256x64 stages=4 b=kn store=tma
+  edge e0 full
+  edge e1 empty
+  edge e2 staged
+  edge e3 drained
+  access a: read buf0 @ rank [0 : 128, 0 : 64] at start
+  access b: read buf1 @ rank [0 : 64, 0 : 256] at start
+  access c: write buf2 @ rank [0 : 128, 0 : 256] at end
+  post e4 sig0[0] @ rank += 1 by storer after global_write_done scope gpu at end
+}
+"#,
+    r#" "y" role1 {
+  leaf copy_tile via=ldst stages=1
+  access src: read buf0 @ rank [0 : 128, 0 : 64] at start
+  access dst: write buf3 @ rank [0 : 128, 0 : 64] at end
+  wait e5 sig0[0] >= 1 by copier for generic scope gpu at start
+  post e6 sig1[0] @ rank += 1 by copier after program_order scope gpu at end
+}
+"#,
+    r#" "z" role0 {
+  leaf copy_tile via=ldst stages=1
+  access src: read buf0 @ rank [0 : 128, 0 : 64] at start
+  access dst: write buf4 @ rank [0 : 128, 0 : 64] at end
+  wait e7 sig1[0] >= 1 by copier for generic scope gpu at start
+}
+"#,
+];
+
+/// Copiers and consumers of a CTA are the same warps: who waits keeps the other from what is waited for.
+#[test]
+fn warps_that_copy_and_multiply_take_their_tasks_in_order() {
+    let [head, gemm, y, z] = SAME_WARPS;
+    let plan = |families: [&str; 3]| {
+        let numbered =
+            (0..).zip(families).map(|(n, text): (u32, _)| format!("family fam{n}{text}"));
+        head.to_string() + &numbered.collect::<String>()
+    };
+    accepted(&plan([gemm, y, z]));
+    let failure =
+        verify(&plan([z, y, gemm])).expect_err("the copy waits for the product behind it");
+    assert!(failure.violations.iter().all(|v| v.rule() == 2), "{failure}");
+    assert!(failure.to_string().contains("waits for `copier`"), "{failure}");
 }

@@ -402,7 +402,8 @@ pub fn candidates(
     settled.filter(|config| seen.insert(text_of(config))).collect()
 }
 
-/// Configs that differ from one in a number, by a step up or down: what the values that are tried leave out around it.
+/// Configs that differ from one in a number, by a step up or down, or in the schedule: what the values that are tried leave out around
+/// it.
 pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Config> {
     let facts = Facts::new(program, bound, config.ranks);
     let mut near = Vec::new();

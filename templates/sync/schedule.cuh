@@ -5,5 +5,6 @@
 template <class Hooks>
 MK_DEVICE u32 take_task(const Context& ctx, const Hooks& hooks) {
   const u32 taken = atom_add_gpu(ctx.signal(ctx.header.rank, hooks.taken()), 1) - ctx.past * hooks.tasks();
-  return hooks.begin() + hooks.workers() + taken;
+  // After launches that ran side by side against the rules it may be behind; no task is taken then.
+  return hooks.begin() + hooks.workers() + min(taken, hooks.tasks());
 }

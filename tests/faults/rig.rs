@@ -39,8 +39,13 @@ pub const GATHER: Case = Case {
 pub const ENGINE: Case = Case { gather: Gather::Engine { parts: 2 }, ..GATHER };
 
 /// Tiles and sums for whoever is free.
-pub const QUEUED: Case =
-    Case { pipeline: "gemm(a, b) -> reduce_scatter", tile_schedule: Schedule::Dynamic, ..GATHER };
+pub const QUEUED: Case = Case {
+    pipeline: "gemm(a, b) -> reduce_scatter",
+    tile_schedule: Schedule::Dynamic,
+    // Several waves.
+    sms: &[("compute", 8), ("intra_comm", 4)],
+    ..GATHER
+};
 
 /// The number of rows comes with each launch.
 pub const DYNAMIC: Case = Case {

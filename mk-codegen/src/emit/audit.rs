@@ -10,7 +10,9 @@ use super::{
     signal::several,
     trace,
 };
-use crate::ir::{Agent, EdgeId, Entity, Leaf, Plan, Proxy, RoleId, RoleKind, Scope};
+use crate::ir::{
+    Agent, EdgeId, Entity, FamId, Leaf, Plan, Proxy, RoleId, RoleKind, Schedule, Scope,
+};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -117,6 +119,9 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let calls = |template| runs.iter().flatten().filter(|t| **t == template).count();
     let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();
     let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
+    let dynamic = |run: &Vec<FamId>| plan.families[run[0]].schedule == Schedule::Dynamic;
+    let queues = plan.roles.keys().flat_map(|role| super::role::runs(plan, role));
+    let queues = queues.filter(dynamic).count();
     let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
     let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
     // Of loaders, those read the epoch that wait for something.
@@ -151,6 +156,7 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
         ("bulk_copy_storer<", bulk),
         ("copy_rows<", rows),
         ("reduce_rows<", calls("reduce_rows")),
+        ("static constexpr bool kDynamic = true;", queues),
     ];
     let fences = |scope: Scope| {
         let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);

@@ -1,6 +1,6 @@
 //! Where everything lies: signal words, workspace, scratch, caller tensors.
 
-use super::EmitError;
+use super::{EmitError, role::runs};
 use crate::ir::{Arena, BufId, Entity, FamId, Plan, Points, Schedule, SigId, Space};
 use mk_abi::{TensorArg, TensorDirection, WorkspaceLayout, device::SymHeader};
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ const BUFFER_ALIGN: u64 = 1024;
 pub(super) struct Layout {
     /// Word offset of each signal array in symmetric memory.
     pub signals: Arena<SigId, u64>,
-    /// Of a family with a dynamic schedule: the word that counts who has taken a task.
+    /// Of families with a dynamic schedule that agents run on end, by the first of them: the word that counts what has been taken.
     pub taken: HashMap<FamId, u64>,
     /// Place of each buffer.
     pub buffers: Arena<BufId, Place>,
@@ -54,9 +54,11 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
         top = (top + words as u64 * 4).next_multiple_of(SIGNAL_ALIGN);
     }
     let mut taken = HashMap::new();
-    for (id, _) in plan.families.iter().filter(|(_, f)| f.schedule == Schedule::Dynamic) {
-        taken.insert(id, top / 4);
-        top += SIGNAL_ALIGN;
+    for run in plan.roles.keys().flat_map(|role| runs(plan, role)) {
+        if plan.families[run[0]].schedule == Schedule::Dynamic {
+            taken.insert(run[0], top / 4);
+            top += SIGNAL_ALIGN;
+        }
     }
     let zeroed_bytes = top.next_multiple_of(BUFFER_ALIGN);
     let (mut symmetric, mut scratch) = (zeroed_bytes, 0u64);

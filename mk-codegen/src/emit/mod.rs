@@ -16,8 +16,8 @@ mod tasks;
 mod trace;
 
 use crate::ir::{
-    DimId, EdgeId, Entity, Expr, FamId, Family, Leaf, Mode, Plan, PointError, Points, RoleKind,
-    SigId, Space, Store, TableSet, Var,
+    DimId, Entity, Expr, Family, Leaf, Mode, Plan, PointError, Points, RoleKind, Space, Store,
+    TableSet, Var,
 };
 use context::Emitter;
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig};
@@ -264,11 +264,6 @@ fn check_scope(plan: &Plan) -> Result<(), EmitError> {
         if uses_epoch(f) {
             return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
         }
-        if let Some(w) = waits_on_later(plan, id, f) {
-            let what =
-                format!("{w} waits for a later family of its role, which the same warps may run");
-            return Err(EmitError::unsupported(place, what));
-        }
         let adds = f.accesses.iter().any(|a| a.mode == Mode::Accumulate);
         if adds && !matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. }) {
             let what = "only tiles of matrix products are added in memory, by TMA";
@@ -288,22 +283,6 @@ fn uses_epoch(f: &Family) -> bool {
     let waits = f.waits.iter().flat_map(|w| w.index.iter().chain([&w.count]).chain(&w.when));
     let posts = f.posts.iter().flat_map(|p| p.index.iter().chain([&p.rank, &p.add]).chain(&p.when));
     regions.chain(waits).chain(posts).any(|e| e.mentions(Var::EPOCH))
-}
-
-/// Copiers and consumers are the same warps, which take a role's families in their order: a wait for a later one could
-/// stand in the way of what it waits for.
-fn waits_on_later(plan: &Plan, id: FamId, f: &Family) -> Option<EdgeId> {
-    let later = |signal: SigId| {
-        let after = plan.families.iter().skip(id.index() + 1).filter(|(_, g)| g.role == f.role);
-        after.flat_map(|(_, g)| &g.posts).any(|p| p.signal == signal)
-    };
-    let earlier = |signal: SigId| {
-        plan.families
-            .iter()
-            .take(id.index() + 1)
-            .any(|(_, g)| g.posts.iter().any(|p| p.signal == signal))
-    };
-    f.waits.iter().find(|w| later(w.signal) && !earlier(w.signal)).map(|w| w.edge)
 }
 
 fn role_infos(plan: &Plan) -> Vec<RoleInfo> {

@@ -200,7 +200,10 @@ fn group(
     let teams = if last.first + last.tasks - first.first > ctas { 2 } else { 1 };
     // Of a dynamic schedule: the word that counts what has been taken, and how many have a task to begin with.
     let taken = match e.plan.families[first.id].schedule {
-        Schedule::Dynamic => e.layout.taken.get(&first.id),
+        Schedule::Dynamic => match e.layout.taken.get(&first.id) {
+            None => return Err(EmitError::unsupported(name, "nothing counts what has been taken")),
+            counter => counter,
+        },
         Schedule::Static => None,
     };
     let workers = if template == "reduce_rows" { teams * ctas } else { ctas };

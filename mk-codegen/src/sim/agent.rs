@@ -37,6 +37,10 @@ impl Machine<'_> {
                 }
                 return Ok(());
             };
+            if next && self.at_work_before(rank, id, t) {
+                self.ranks[rank].program.agents[id].blocked = Some(Blocking::Warps);
+                return Ok(());
+            }
             self.step()?;
             let agent = &mut self.ranks[rank].program.agents[id];
             match std::mem::replace(&mut agent.state, State::Begin) {
@@ -135,6 +139,19 @@ impl Machine<'_> {
         let heard = self.poll(&mut deaf, actor);
         self.ranks[rank].program.agents[id].deaf = deaf;
         heard
+    }
+
+    /// Whether the warps of an agent that begins a task have an earlier one to do: a CTA's copier and its consumers are the same.
+    fn at_work_before(&self, rank: usize, id: usize, t: usize) -> bool {
+        let program = &self.ranks[rank].program;
+        let other = match program.agents[id].agent {
+            Agent::Copier => Agent::Consumers,
+            Agent::Consumers => Agent::Copier,
+            _ => return false,
+        };
+        let mut agents =
+            program.units[program.agents[id].unit].agents.iter().map(|a| &program.agents[*a]);
+        agents.any(|a| a.agent == other && a.list.get(a.at).is_some_and(|n| *n < t))
     }
 
     /// The waits that were set aside, if something follows that they do order: posts, a hand-over, the end of the task.
@@ -440,7 +457,7 @@ impl Machine<'_> {
         let program = &mut self.ranks[rank].program;
         for id in &program.units[unit].agents {
             let agent = &mut program.agents[*id];
-            if matches!(agent.blocked, Some(Blocking::Internal(..))) {
+            if matches!(agent.blocked, Some(Blocking::Internal(..) | Blocking::Warps)) {
                 agent.blocked = None;
                 self.chooser.ready(Actor::Agent { rank, agent: *id });
             }

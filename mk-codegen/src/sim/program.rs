@@ -119,6 +119,8 @@ pub(super) enum Blocking {
     Signal,
     /// By an edge of its task: id, name, and the agent at the other end.
     Internal(EdgeId, &'static str, Agent),
+    /// By an earlier task of another agent, which the same warps run.
+    Warps,
     /// By a full fifo.
     Fifo,
 }

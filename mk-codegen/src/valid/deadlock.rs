@@ -2,7 +2,7 @@
 //!
 //! Waits are for complete sets and words only count up, so the system is monotone: one abstract run decides it for every
 //! interleaving. The unit is an agent of a CTA. Assumed of the machine: CTA `n % ctas` of a role runs task number `n` of
-//! the role's families, in their order (of a dynamic schedule, see below); CTA 0 finishes the prologue before, and begins the epilogue after, everything
+//! the role's families, in their order, and its copier and consumers are the same warps (of a dynamic schedule, see below); CTA 0 finishes the prologue before, and begins the epilogue after, everything
 //! else that it runs; a kernel begins when the one before it on its rank has ended; copies of the copy engine run in the
 //! order of their families, in a queue of their own.
 //!
@@ -265,6 +265,19 @@ impl<'w, 'a> Run<'w, 'a> {
             };
             return (0..self.lanes[lane].cursors.len()).any(behind).then_some(Block::Phase);
         };
+        // The same warps, which take all of a role's families in their order.
+        let same = match self.lanes[lane].cursors[i].0 {
+            Agent::Copier => Some(Agent::Consumers),
+            Agent::Consumers => Some(Agent::Copier),
+            _ => None,
+        };
+        let other = same.and_then(|a| self.lanes[lane].cursors.iter().position(|c| c.0 == a));
+        if let (Some(j), Some(other)) = (other, same) {
+            let (d, at) = self.current(lane, j);
+            if d.phase == c.phase && at.is_some() && d.task < c.task {
+                return Some(Block::Agent(other));
+            }
+        }
         let class = self.class(epoch);
         let task = &class.tasks[t as usize];
         let info = self.world.info(task.family);

@@ -14,7 +14,7 @@ const HAPPENED: u8 = 128;
 /// States that were walked, and the first event of which the fixpoint says something else than all runs together.
 pub fn disagreement(plan: &Plan, epochs: i64, max_states: usize) -> (usize, Option<String>) {
     let sets = tables(plan);
-    let mut u = match Unrolled::new(plan, &sets[0]) {
+    let mut u = match Unrolled::new(plan, &sets[0], 0) {
         Ok(u) => u,
         Err(e) => return (0, Some(e)),
     };

@@ -128,9 +128,12 @@ impl Graph {
                 last.retain(|l| l.0.0 != 0);
             }
             let contract = u.contract(t);
+            // Copiers and consumers are the same warps.
+            let runs =
+                |a: Agent| (t.place.0, if a == Agent::Copier { Agent::Consumers } else { a });
             let from = |agent: usize| -> Vec<Event> {
                 let a = contract.agents[agent];
-                let before = last.iter().find(|l| l.0 == (t.place.0, a)).map(|l| l.1);
+                let before = last.iter().find(|l| l.0 == runs(a)).map(|l| l.1);
                 match a {
                     Agent::Engine => if split { *engine } else { None }.into_iter().collect(),
                     Agent::Sender | Agent::Receiver => vec![],
@@ -153,8 +156,8 @@ impl Graph {
                 if t.place.0 == 0 {
                     done.push(behind);
                 }
-                last.retain(|l| l.0 != (t.place.0, *a));
-                last.push(((t.place.0, *a), behind));
+                last.retain(|l| l.0 != runs(*a));
+                last.push((runs(*a), behind));
             }
             parts[i - tasks.start] = Some(p);
         }

@@ -30,7 +30,7 @@
 //! devices outside the GPU (scope sys at both ends).
 //!
 //! A run *goes wrong* (`check.rs`) if it stops before its end (`stuck.rs`: here CTAs, their order of tasks and the stages count; where a role has
-//! tasks for whoever is free, its first CTA has all), if it
+//! tasks for whoever is free, its first CTA has all, as in the verifier, and in further runs any CTA some), if it
 //! leaves memory or signal arrays, if a read finds elements that nobody wrote in its epoch and version, if two writes of one stamp
 //! meet, or if an access happens without knowing of one that should have come before it: a stale read, an overwritten
 //! value that is still to be read, a late write that hides a newer value.
@@ -57,7 +57,10 @@ pub use brute::disagreement;
 pub use check::{Late, Verdict, Wrong};
 pub use tables::tables;
 
-use mk_codegen::ir::Plan;
+use mk_codegen::ir::{Plan, Schedule};
+
+/// Ways of dealing out tasks that are for whoever is free.
+const DEALINGS: usize = 5;
 
 /// Whether some run of a plan goes wrong, for each of a few fillings of its run-time tables.
 pub fn explore(plan: &Plan) -> Verdict {
@@ -72,12 +75,21 @@ pub fn explore(plan: &Plan) -> Verdict {
 }
 
 fn explore_with(plan: &Plan, set: &[mk_codegen::ir::TableSet]) -> Verdict {
-    let unrolled = match unroll::Unrolled::new(plan, set) {
+    let unroll = |dealing| unroll::Unrolled::new(plan, set, dealing);
+    let unrolled = match unroll(0) {
         Ok(u) => u,
         Err(e) => return Verdict::Wrong(Wrong::new(e)),
     };
     if let Some(wrong) = stuck::stuck(&unrolled).or_else(|| cover::uncovered(&unrolled)) {
         return Verdict::Wrong(Wrong::new(wrong));
+    }
+    // If the first CTA comes to the end with all tasks, so do all that share them.
+    let queued = plan.families.values().any(|x| x.schedule == Schedule::Dynamic);
+    for dealing in 1..if queued { DEALINGS } else { 1 } {
+        let wrong = unroll(dealing).map_or_else(Some, |u| stuck::stuck(&u));
+        if let Some(wrong) = wrong {
+            return Verdict::Wrong(Wrong::new(format!("dealt out otherwise: {wrong}")));
+        }
     }
     check::check(&unrolled)
 }

@@ -62,11 +62,17 @@ pub struct Unrolled<'p> {
     pub tasks: Vec<Task>,
     /// Home of each word.
     pub words: Vec<usize>,
+    dealing: usize,
 }
 
 impl<'p> Unrolled<'p> {
-    /// Unrolls; `tables` are those of the epochs, and of the later ones in turn.
-    pub fn new(plan: &'p Plan, tables: &[TableSet]) -> Result<Unrolled<'p>, String> {
+    /// Unrolls; `tables` are those of the epochs, and of the later ones in turn. Of tasks for whoever is free the first CTA has all, or,
+    /// where `dealing` is not 0, any CTA each, which depends on it.
+    pub fn new(
+        plan: &'p Plan,
+        tables: &[TableSet],
+        dealing: usize,
+    ) -> Result<Unrolled<'p>, String> {
         let epochs = if mentions_epoch(plan) { 4 } else { 3 };
         let mut u = Unrolled {
             plan,
@@ -75,6 +81,7 @@ impl<'p> Unrolled<'p> {
             epochs,
             tasks: Vec::new(),
             words: Vec::new(),
+            dealing,
         };
         let mut known = HashMap::new();
         for epoch in 1..=epochs {
@@ -99,15 +106,22 @@ impl<'p> Unrolled<'p> {
             let mut n = 0;
             let mut mine = self.plan.families.values().filter(|x| x.role == role);
             let queued = mine.any(|x| x.schedule == Schedule::Dynamic);
-            for (family, _) in self.plan.families.iter().filter(|x| x.1.role == role) {
+            let ctas = r.ctas.max(1) as usize;
+            for (family, x) in self.plan.families.iter().filter(|x| x.1.role == role) {
                 for t in points.tasks(family, rank, epoch).map_err(text)? {
+                    let taker = match (self.dealing, x.schedule) {
+                        (0, _) if queued => 0,
+                        (0, _) | (_, Schedule::Static) => n % ctas,
+                        (seed, Schedule::Dynamic) => {
+                            let place = (n + 131 * rank + 17 * epoch as usize + 1) * (2 * seed + 1);
+                            place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
+                        }
+                    };
                     let place = match r.kind {
                         RoleKind::Prologue => (0, 0),
                         RoleKind::Epilogue => (0, 2),
                         RoleKind::CopyEngine => (all, 1),
-                        // Whoever is free takes the next: one of them, while the others are late.
-                        _ if queued => (first, 1),
-                        _ => (first + n % (r.ctas.max(1) as usize), 1),
+                        _ => (first + taker % ctas, 1),
                     };
                     n += 1;
                     let task = self.task(points, &t, place, known)?;
