@@ -134,6 +134,10 @@ class Plans(Case):
             plan(consumers="ping-pong")
         with self.raises(mk.ArgumentError, '"cooperative" or "ping-pong"', '"alone"'):
             plan(consumers="alone")
+        self.assertEqual(plan(), plan(tile_schedule="static"))
+        self.assertIn("schedule dynamic", plan(tile_schedule="dynamic"))
+        with self.raises(mk.ArgumentError, '"static" or "dynamic"', '"queue"'):
+            plan(tile_schedule="queue")
 
     def test_where_sums_are_made_and_how_depth_is_cut_can_be_set(self):
         shapes, scatter = {"a": (512, 4096), "b": (4096, 512)}, "gemm(a, b) -> reduce_scatter"
