@@ -303,109 +303,42 @@ fn names_of_loops_are_not_hidden() {
     assert!(twice.contains("two loop variables `s`"), "{twice}");
 }
 
-/// The second copy of either family lets the first of the other begin.
-const IN_TURN: &str = r#"plan "in_turn"
-mesh world=1
-target sm_90a
-buffer buf0 "x" in bf16[128, 64]
-buffer buf1 "y" out bf16[128, 64]
-buffer buf2 "z" out bf16[128, 64]
-signal sig0 "one" [1]
-signal sig1 "other" [1]
-role role0 intra_comm ctas 2
-family fam0 "y" role0 {
-  leaf copy_tile via=ldst stages=1
-  for i in 2
-  access src: read buf0 @ rank [i * 64 : 64, 0 : 64] at start
-  access dst: write buf1 @ rank [i * 64 : 64, 0 : 64] at end
-  wait e0 sig0[0] >= 1 by copier for generic scope gpu at start when i == 0
-  post e1 sig0[0] @ rank += 1 by copier after program_order scope gpu at end when i == 1
+/// A plan of `tests/plans/broken`.
+fn broken(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans/broken").join(name);
+    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
-family fam1 "z" role0 {
-  leaf copy_tile via=ldst stages=1
-  for i in 2
-  access src: read buf0 @ rank [i * 64 : 64, 0 : 64] at start
-  access dst: write buf2 @ rank [i * 64 : 64, 0 : 64] at end
-}
-"#;
 
 /// What one CTA would have to end before it can begin ends where tasks are dealt out, and not where whoever is free takes the next.
 #[test]
 fn tasks_for_whoever_is_free_end_in_their_order() {
-    accepted(IN_TURN);
-    let first = "  for i in 2\n  access src: read buf0";
-    let dynamic = "  for i in 2\n  schedule dynamic\n  access src: read buf0";
-    assert_eq!(rejected(IN_TURN, first, dynamic).0, [2]);
+    let dynamic = "  for i in 2\n  schedule dynamic\n";
+    let dealt = broken("rule2_first_come.plan").replace(dynamic, "  for i in 2\n");
+    accepted(&dealt);
     // In their order.
-    let ordered =
-        IN_TURN.replace("when i == 0", "when i == 2").replace("when i == 1", "when i == 0");
+    let ordered = dealt.replace("when i == 0", "when i == 2").replace("when i == 1", "when i == 0");
     let ordered = ordered.replace("when i == 2", "when i == 1");
     accepted(&ordered);
-    accepted(&ordered.replace(first, dynamic));
-    // Of a static family, in a role where another is dynamic, nothing may wait for what is behind it either.
-    let last = IN_TURN.rfind(first).expect("two families");
-    let behind = IN_TURN[..last].to_string() + &IN_TURN[last..].replacen(first, dynamic, 1);
-    assert!(verify(&behind).is_err_and(|e| e.violations.iter().all(|v| v.rule() == 2)));
-    let last = ordered.rfind(first).expect("two families");
-    accepted(&(ordered[..last].to_string() + &ordered[last..].replacen(first, dynamic, 1)));
+    accepted(&ordered.replace("  for i in 2\n", dynamic));
+    // Where another family of the role is for whoever is free, this one is taken to be run by one CTA, too.
+    let other = |text: &str| {
+        let last = text.rfind("  for i in 2\n").expect("two families");
+        text[..last].to_string() + &text[last..].replacen("  for i in 2\n", dynamic, 1)
+    };
+    assert!(verify(&other(&dealt)).is_err_and(|e| e.violations.iter().all(|v| v.rule() == 2)));
+    accepted(&other(&ordered));
 }
 
-/// A product, a copy of other CTAs that waits for it, and a copy behind that by the warps that multiply.
-const SAME_WARPS: [&str; 4] = [
-    r#"plan "same_warps"
-mesh world=1
-target sm_90a
-buffer buf0 "a" in bf16[128, 64]
-buffer buf1 "b" in bf16[64, 256]
-buffer buf2 "c" out bf16[128, 256]
-buffer buf3 "y" out bf16[128, 64]
-buffer buf4 "z" out bf16[128, 64]
-signal sig0 "multiplied" [1]
-signal sig1 "copied" [1]
-role role0 compute ctas 1
-role role1 intra_comm ctas 1
-"#,
-    r#" "gemm" role0 {
-  leaf mma_tile block=128x256x64 stages=4 b=kn store=tma
-  edge e0 full
-  edge e1 empty
-  edge e2 staged
-  edge e3 drained
-  access a: read buf0 @ rank [0 : 128, 0 : 64] at start
-  access b: read buf1 @ rank [0 : 64, 0 : 256] at start
-  access c: write buf2 @ rank [0 : 128, 0 : 256] at end
-  post e4 sig0[0] @ rank += 1 by storer after global_write_done scope gpu at end
-}
-"#,
-    r#" "y" role1 {
-  leaf copy_tile via=ldst stages=1
-  access src: read buf0 @ rank [0 : 128, 0 : 64] at start
-  access dst: write buf3 @ rank [0 : 128, 0 : 64] at end
-  wait e5 sig0[0] >= 1 by copier for generic scope gpu at start
-  post e6 sig1[0] @ rank += 1 by copier after program_order scope gpu at end
-}
-"#,
-    r#" "z" role0 {
-  leaf copy_tile via=ldst stages=1
-  access src: read buf0 @ rank [0 : 128, 0 : 64] at start
-  access dst: write buf4 @ rank [0 : 128, 0 : 64] at end
-  wait e7 sig1[0] >= 1 by copier for generic scope gpu at start
-}
-"#,
-];
-
-/// Copiers and consumers of a CTA are the same warps: who waits keeps the other from what is waited for.
+/// Copiers and consumers of a CTA are the same warps: with the product first, the copy that waits for what comes of it is no harm.
 #[test]
 fn warps_that_copy_and_multiply_take_their_tasks_in_order() {
-    let [head, gemm, y, z] = SAME_WARPS;
-    let plan = |families: [&str; 3]| {
-        let numbered =
-            (0..).zip(families).map(|(n, text): (u32, _)| format!("family fam{n}{text}"));
-        head.to_string() + &numbered.collect::<String>()
-    };
-    accepted(&plan([gemm, y, z]));
-    let failure =
-        verify(&plan([z, y, gemm])).expect_err("the copy waits for the product behind it");
-    assert!(failure.violations.iter().all(|v| v.rule() == 2), "{failure}");
-    assert!(failure.to_string().contains("waits for `copier`"), "{failure}");
+    let text = broken("rule2_same_warps.plan");
+    let mut parts = text.split("family fam");
+    let head = parts.next().unwrap_or_default();
+    // Without their numbers.
+    let mut families: Vec<&str> = parts.map(|family| &family[1..]).collect();
+    families.rotate_right(1);
+    families.swap(1, 2);
+    let families = (0..).zip(families).map(|(n, text): (u32, _)| format!("family fam{n}{text}"));
+    accepted(&(head.to_string() + &families.collect::<String>()));
 }

@@ -111,17 +111,16 @@ fn scope(scope: Scope) -> &'static str {
 /// Calls that every role and every leaf needs, and how often.
 fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let with_ctas = plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id);
-    let runs: Vec<Vec<&str>> = with_ctas
-        .map(|role| {
-            runs(plan, role).iter().map(|run| template_of(&plan.families[run[0]].leaf)).collect()
-        })
-        .collect();
+    let heads: Vec<Vec<FamId>> =
+        with_ctas.map(|role| runs(plan, role).iter().map(|run| run[0]).collect()).collect();
+    let template = |id: &FamId| template_of(&plan.families[*id].leaf);
+    let runs: Vec<Vec<&str>> =
+        heads.iter().map(|role| role.iter().map(template).collect()).collect();
+    let dynamic = |id: &&FamId| plan.families[**id].schedule == Schedule::Dynamic;
+    let queues = heads.iter().flatten().filter(dynamic).count();
     let calls = |template| runs.iter().flatten().filter(|t| **t == template).count();
     let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();
     let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
-    let dynamic = |run: &Vec<FamId>| plan.families[run[0]].schedule == Schedule::Dynamic;
-    let queues = plan.roles.keys().flat_map(|role| super::role::runs(plan, role));
-    let queues = queues.filter(dynamic).count();
     let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
     let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
     // Of loaders, those read the epoch that wait for something.

@@ -22,6 +22,22 @@ fn a_deadlock_says_who_waits_for_what() {
     assert!(text.contains("waits for e13: sig1["), "{text}");
 }
 
+/// Of tasks for whoever is free any CTA may have any; what warps have to do first is in their way under every seed.
+#[test]
+fn tasks_behind_what_waits_for_them() {
+    let deadlocks = |plan: &mk_codegen::ir::Plan| {
+        let stuck = |seed: &u64| {
+            let options = Options { seed: *seed, ..Options::default() };
+            matches!(run(plan, &no_tables, &options).0, Err(SimError::Deadlock(_)))
+        };
+        (0..20).filter(stuck).count()
+    };
+    let (free, dynamic) = ("broken/rule2_first_come", "  schedule dynamic\n");
+    assert!((1..20).contains(&deadlocks(&plan(free))));
+    assert_eq!(deadlocks(&plan_with(free, dynamic, "")), 0);
+    assert_eq!(deadlocks(&plan("broken/rule2_same_warps")), 20);
+}
+
 #[test]
 fn outside_a_buffer() {
     let plan = plan_with("gather_gemm", "workspace bf16[3, 134, K]", "workspace bf16[3, 133, K]");
