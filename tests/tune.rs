@@ -168,6 +168,26 @@ fn a_winner_has_neighbours() {
     assert!(near.iter().all(|c| c.sms.is_empty() && c.sums == Sums::After), "{near:?}");
 }
 
+/// Where peers' rows are a wave of tiles, own rows are tried in narrower ones; and beside a winner, in others.
+#[test]
+fn own_rows_in_narrower_tiles_are_tried_for_one_wave() {
+    let program = Program::parse("gather(a) -> gemm(b)").expect("parses");
+    let knob = KNOBS.iter().find(|k| k.name == "own_columns").expect("there is one");
+    let values = |m: u64, n: u64, ranks| {
+        let bound = bound(&program, &[("a", &[m, m]), ("b", &[m, n])]);
+        (knob.values)(&Facts::new(&program, &bound, ranks))
+    };
+    assert_eq!(values(4096, 4096, 4), ["none", "128"]);
+    assert_eq!(values(2048, 10240, 4), ["none", "128"], "12 by 10 tiles");
+    assert!(values(8192, 8192, 4).is_empty(), "48 by 8");
+    assert!(values(4096, 1024, 1).is_empty(), "nobody has other rows");
+    let bound = bound(&program, &[("a", &[4096, 4096]), ("b", &[4096, 4096])]);
+    let winner = Config { ranks: 4, own_columns: Some(128), ..Config::default() };
+    let near = tune::neighbours(&winner, &program, &bound);
+    let own: Vec<_> = near.iter().filter_map(|c| c.own_columns.filter(|n| *n != 128)).collect();
+    assert_eq!(own, [64, 192]);
+}
+
 #[test]
 fn the_largest_plans_are_lowered_in_some_way_that_was_chosen() {
     let program = Program::parse("gemm(a, b) -> reduce_scatter").expect("parses");

@@ -99,8 +99,10 @@ device_struct! {
         active: u32 @ 0,
         /// The launch that copy engines work for, if any do: what they raise words to.
         launch: u32 @ 4,
+        /// 1 when copy engines may begin; their stream, which waits for that, takes it back to 0.
+        engines: u32 @ 8,
         /// Unused, 0.
-        reserved: u32[510] @ 8,
+        reserved: u32[509] @ 12,
         /// Launches that each CTA has completed.
         epoch: u32[512] @ 2048,
     }

@@ -244,15 +244,11 @@ impl TraceLayout {
 
 /// What the host has a GPU's copy engine do in each launch.
 ///
-/// A launch is then three things: the kernel [`EngineProgram::gate`], of one CTA; after it, side by side, the kernel itself and the
-/// copies, in their order; and it is over when both are.
+/// The kernel lets it begin, by [`ControlBlock::engines`](crate::device::ControlBlock::engines), when every rank is in the launch, whose
+/// epoch is in [`ControlBlock::launch`](crate::device::ControlBlock::launch) then. The launch is over when the kernel is and the copies
+/// are, which come in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineProgram {
-    /// Entry point (`extern "C"`, with the kernel's parameters) that announces the launch, waits until every rank is in it, and leaves
-    /// the epoch in [`ControlBlock::launch`](crate::device::ControlBlock::launch).
-    pub gate: String,
-    /// Threads of its CTA.
-    pub gate_threads: u32,
     /// The copies of each rank.
     pub copies: Vec<Vec<EngineCopy>>,
 }

@@ -35,6 +35,9 @@ pub struct PipelineArgs {
     /// Blocks of rows at the end of each shard whose tiles have fewer columns, or are cut into parts along k, for instance 1x64 or 2x256/4 [default: none]
     #[arg(long, value_name = "BLOCKSxCOLUMNS[/PARTS]")]
     pub tail: Option<Tail>,
+    /// Columns of the tiles of a gathered operand's own rows, less than the others have, so that all CTAs share them [default: as the others]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub own_columns: Option<u32>,
     /// How an all_reduce moves its summands: one-shot and by-columns are for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
@@ -131,6 +134,7 @@ impl PipelineArgs {
             ("--sms", self.sms.is_empty()),
             ("--block", self.block.is_none()),
             ("--tail", self.tail.is_none()),
+            ("--own-columns", self.own_columns.is_none()),
             ("--all-reduce", self.all_reduce.is_none()),
             ("--sums", self.sums.is_none()),
             ("--chunk-bytes", self.chunk_bytes.is_none()),

@@ -218,6 +218,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         k_slices: args.k_slices.unwrap_or(default.k_slices),
         gather: args.gather.unwrap_or(default.gather),
         tail: args.tail,
+        own_columns: args.own_columns,
         split_k: args.split_k.unwrap_or(default.split_k),
         fold: match args.fold {
             Some(Fold::Owner) => passes::Fold::Owner,

@@ -30,6 +30,7 @@ fn kernels_of_other_ways_of_lowering() {
         "split_one_shot",
         "tail_gathered",
         "slices_tail",
+        "own_slices_tail",
         "ring",
         "on_write",
         "epilogue",

@@ -110,6 +110,36 @@ fn tiles_for_whoever_is_free() {
     assert!(errors[0].message.contains("only products, sums and copies"), "{errors:?}");
 }
 
+/// Own rows in narrower tiles: so many more of them, and the others as before.
+#[test]
+fn own_rows_may_have_narrower_tiles() {
+    let shapes = &[("a", vec![2048, 512]), ("b", vec![512, 4096])];
+    let tasks = |config: &Config| {
+        let plan = with_config("gather(a) -> gemm(b)", shapes, config).expect("lowers");
+        let tables = TableSet::default();
+        let points = Points::new(&plan, &tables);
+        let families = plan.families.iter().filter(|(_, f)| f.name.starts_with("gemm"));
+        let count = |id| points.tasks(id, 1, 1).expect("in range").len();
+        families.map(|(id, f)| (f.name.clone(), count(id))).collect::<Vec<_>>()
+    };
+    let named = |list: &[(&str, usize)]| {
+        list.iter().map(|(name, n)| (name.to_string(), *n)).collect::<Vec<_>>()
+    };
+    // Shards of 4 blocks, 4 tiles of 256 columns across.
+    assert_eq!(tasks(&four()), named(&[("gemm.own", 16), ("gemm.peers", 48)]));
+    let own = Config { own_columns: Some(64), ..four() };
+    assert_eq!(tasks(&own), named(&[("gemm.own", 64), ("gemm.peers", 48)]));
+    let tail = Some(Tail { blocks: 1, columns: 128, parts: 1 });
+    let both = named(&[("gemm.own", 64), ("gemm.peers", 36), ("gemm.tail.peers", 24)]);
+    assert_eq!(tasks(&Config { tail, ..own.clone() }), both);
+    // Also where the tail is all of a shard.
+    let all = Some(Tail { blocks: 4, columns: 128, parts: 1 });
+    assert_eq!(
+        tasks(&Config { tail: all, ..own }),
+        named(&[("gemm.own", 64), ("gemm.tail.peers", 96)])
+    );
+}
+
 #[test]
 fn settings_that_fit_nothing_are_refused() {
     let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512]), ("g", vec![512, 2, 512])];
@@ -136,6 +166,19 @@ fn settings_that_fit_nothing_are_refused() {
         ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 1), ..four() }, "a tail of 1 blocks"),
         ("gather(a) -> gemm(b) -> gelu", Config { tail: tail(1, 256, 2), ..four() }, "in 2 parts"),
         ("gemm(a, b) -> all_reduce", Config { tail: tail(1, 256, 2), ..four() }, "can have a tail"),
+        (
+            "gather(a) -> gemm(b)",
+            Config { own_columns: Some(256), ..four() },
+            "own rows in tiles of 256 columns beside others of 256",
+        ),
+        ("gather(a) -> gemm(b)", Config { own_columns: Some(96), ..four() }, "use 64, 128 or 192"),
+        ("gemm(a, b)", Config { own_columns: Some(64), ..four() }, "no product here has own rows"),
+        (
+            "gather(a) -> gemm(b) -> reduce_scatter",
+            Config { own_columns: Some(64), ..four() },
+            "no product here has own rows",
+        ),
+        ("gather(a)", Config { own_columns: Some(64), ..four() }, "there are none"),
         (
             "gemm(a, b) -> all_reduce",
             Config { fold: Fold::Owner, ..four() },

@@ -37,6 +37,7 @@ pub struct Choices<'a, 'py> {
     pub consumers: Option<&'a str>,
     pub group_rows: Option<u32>,
     pub tail: Option<&'a str>,
+    pub own_columns: Option<u32>,
     pub tile_schedule: Option<&'a str>,
 }
 
@@ -53,9 +54,10 @@ impl Choices<'_, '_> {
         ]
         .iter()
         .any(Option::is_some);
-        let numbers = [self.chunk_bytes, self.k_slices, self.split_k, self.group_rows]
-            .iter()
-            .any(Option::is_some);
+        let numbers =
+            [self.chunk_bytes, self.k_slices, self.split_k, self.group_rows, self.own_columns]
+                .iter()
+                .any(Option::is_some);
         words || numbers || self.tail.is_some() || self.sms.is_some() || self.block.is_some()
     }
 }
@@ -105,6 +107,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         consumers: one_of(py, "consumers", choices.consumers, consumers, default.consumers)?,
         gather: gather.transpose()?.unwrap_or_default(),
         tail: tail.transpose()?,
+        own_columns: choices.own_columns,
         tile_schedule: one_of(
             py,
             "tile_schedule",

@@ -240,6 +240,22 @@ pub const KNOBS: &[Knob] = &[
         },
     },
     Knob {
+        name: "own_columns",
+        // One tile of peers' rows for each CTA, which those should begin with at once.
+        values: |facts| match facts.gathers && facts.products && !facts.sums && one_wave(facts) {
+            true => vec!["none".into(), "128".into()],
+            false => Vec::new(),
+        },
+        get: |c| Some(c.own_columns.map_or("none".into(), |n| n.to_string())),
+        set: |c, text| {
+            c.own_columns = match text {
+                "none" => None,
+                text => Some(text.parse().ok()?),
+            };
+            Some(())
+        },
+    },
+    Knob {
         name: "split_k",
         values: |facts| match facts.sums && facts.products && facts.rows <= 1024 {
             true => texts(&[1, 2, 3, 4]),
@@ -310,6 +326,15 @@ const FEW_ROWS: u64 = 1024;
 
 /// Tiles of few rows, where few columns make enough of them.
 pub(super) const FLAT: &str = "64x128x64";
+
+/// Whether default tiles of peers' rows are no more than the SMs; columns are cut by rank, as those of weights are.
+fn one_wave(facts: &Facts) -> bool {
+    let [height, width, _] = Config::default().block.map(u64::from);
+    let sms = target::by_name(&Config::default().target).map_or(1, |t| u64::from(t.sms));
+    let ranks = u64::from(facts.ranks);
+    let across = (facts.columns / ranks.max(1)).div_ceil(width);
+    ranks > 1 && (facts.rows / ranks * (ranks - 1)).div_ceil(height) * across <= sms
+}
 
 /// Tails of a product alone that take in what its last wave of default tiles leaves over, where it has several waves.
 fn last_wave(facts: &Facts) -> Vec<String> {
@@ -417,6 +442,10 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
         };
         near.push(Config { tile_schedule, ..config.clone() });
     }
+    let own = |own_columns| Config { own_columns, ..config.clone() };
+    if let Some(n) = config.own_columns {
+        near.extend([64, 128, 192].into_iter().filter(|m| *m != n).map(|m| own(Some(m))));
+    }
     if let Some(n) = config.sms.get("intra_comm") {
         near.extend([n * 3 / 4, n * 5 / 4, n * 3 / 2].map(|sms| {
             let mut config = config.clone();
@@ -429,7 +458,7 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
 }
 
 /// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
-/// whole products, what has no parts or no owner is folded by its rank; and a tail's tiles are not wider than the others.
+/// whole products, what has no parts or no owner is folded by its rank; and tiles of a tail, or of own rows, are not wider than the others.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     let [height, width, _] = config.block;
     if !one_warpgroup_takes([height, width]) {
@@ -441,6 +470,7 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     if let Some(tail) = &mut config.tail {
         tail.columns = tail.columns.min(width);
     }
+    config.own_columns = config.own_columns.filter(|own| width.is_multiple_of(64) && *own < width);
     if config.sums.in_tiles() {
         config.split_k = 1;
     }

@@ -125,10 +125,10 @@ struct Turns<Hooks, true> {
       const u32 t = __shfl_sync(0xffffffffu, next, 0);
       if (lane_index() == 0) st_shared(slot, t);
       if (t < hooks.end()) {
-        // The answer has the time of a task.
-        if (lane_index() == 0) next = take_task(ctx, hooks);
         task = hooks.decode(t);
         wait(task);
+        // Behind the wait, so that a worker that stands still has no second one; the answer has the time of a task.
+        if (lane_index() == 0) next = take_task(ctx, hooks);
       }
       __syncwarp();
     }

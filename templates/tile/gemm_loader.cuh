@@ -81,6 +81,8 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
         }
       }
     };
+    // The answer takes a step or two, and a CTA that is slow should not have asked early.
+    const u32 asks = tile.k_blocks > 8 ? tile.k_blocks - 7 : 1;
 #pragma unroll 1
     for (u32 k = 0; k < tile.k_blocks; ++k) {
       hooks.before_step(ctx, tile, static_cast<int>(k));
@@ -95,7 +97,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
         sm90_issue_b<Config>(smem, tile, ring.stage, tile.b_k + depth);
       }
       ring.advance();
-      if (k == 0) tiles.begun();
+      if (k + 1 == asks) tiles.begun();
     }
     load_carried(tile.k_blocks);
   }

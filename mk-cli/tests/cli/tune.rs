@@ -68,6 +68,7 @@ fn an_option_that_says_how_to_lower_is_not_tried_otherwise() {
         ("--chunk-bytes", "65536", "chunk_bytes=65536"),
         ("--k-slices", "1", "k_slices=1"),
         ("--tail", "1x64", "tail=1x64"),
+        ("--own-columns", "64", "own_columns=64"),
     ];
     let json = dir.file("tried.json");
     let options = given.iter().flat_map(|(flag, value, _)| [*flag, *value]);

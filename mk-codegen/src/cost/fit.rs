@@ -31,7 +31,7 @@ fn figures(model: &DeviceModel) -> Vec<Figure> {
         all.push(Figure(Box::new(move |m| Some(f(m)))));
     };
     add(|m| &mut m.launch_s);
-    add(|m| &mut m.gate_s);
+    add(|m| &mut m.engine_begin_s);
     add(|m| &mut m.link_bytes_per_s);
     add(|m| &mut m.carry_bytes_per_s);
     add(|m| &mut m.hbm_bytes_per_s);

@@ -16,9 +16,9 @@ pub struct DeviceModel {
     pub measured: String,
     /// From the release of all ranks to the first task, and from the last task to the end of the kernel, together.
     pub launch_s: f64,
-    /// What the kernel before one that copy engines work beside adds to that, and the first copy's begin.
-    #[serde(default = "gate_s")]
-    pub gate_s: f64,
+    /// From the first task to the begin of a copy engine's first copy, beside what it waits for.
+    #[serde(default = "engine_begin_s", alias = "gate_s")]
+    pub engine_begin_s: f64,
     /// From the request of a first operand to its arrival, where nothing was loaded ahead.
     pub fill_s: f64,
     /// From a post to the end of a wait on the same GPU.
@@ -104,7 +104,7 @@ pub struct Mover {
 }
 
 /// On an H200, where nobody measured another.
-fn gate_s() -> f64 {
+fn engine_begin_s() -> f64 {
     9.5e-6
 }
 
@@ -192,7 +192,7 @@ impl DeviceModel {
         }
         let times = [
             ("launch_s", self.launch_s),
-            ("gate_s", self.gate_s),
+            ("engine_begin_s", self.engine_begin_s),
             ("fill_s", self.fill_s),
             ("flag_local_s", self.flag_local_s),
             ("flag_peer_s", self.flag_peer_s),

@@ -147,7 +147,6 @@ pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError
         words = words.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
         signal_shape.push(shape);
     }
-    let gated = plan.families.values().any(|f| f.leaf == Leaf::HostCopy);
     let work = Work {
         jobs: Vec::new(),
         lanes: Vec::new(),
@@ -156,7 +155,7 @@ pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError
         flows: Vec::new(),
         words: words as usize * ranks,
         ranks,
-        begin_s: model.launch_s + if gated { model.gate_s } else { 0.0 },
+        begin_s: model.launch_s,
     };
     let mut u =
         Unroller { plan, model, points, first_word, signal_shape, words_per_rank: words, work };
@@ -442,7 +441,8 @@ impl Unroller<'_> {
             // One engine moves what the link does, and more of it than SMs, for which the link's rate stands. What it reads is little
             // of what memory gives, and not a part of it like that of each SM.
             flows.retain(|f| is_link(f.resource));
-            let seconds = self.model.movers.engine.seconds(written);
+            let begins = if task.linear() == 0 { self.model.engine_begin_s } else { 0.0 };
+            let seconds = begins + self.model.movers.engine.seconds(written);
             flows.iter_mut().for_each(|f| f.bytes = seconds * self.model.link_bytes_per_s);
         }
         self.work.flows.extend(flows);

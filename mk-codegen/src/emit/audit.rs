@@ -122,7 +122,7 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();
     let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
     let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
-    let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
+    let engines = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
     // Of loaders, those read the epoch that wait for something.
     let waits = |role: RoleId| {
         let mut mine = plan.families.values().filter(|f| f.role == role);
@@ -131,11 +131,10 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let loaders = plan.roles.iter().filter(|(id, r)| r.ctas > 0 && waits(*id)).count();
     let staged = rings("mma_tile") + rings("copy_bulk");
     let mut out = vec![
-        ("launch_begin(ctx);", roles + gate),
-        ("launch_begin_sync();", 2 * roles + gate),
-        ("ctx.past = ctx.read_past();", 2 * roles + loaders + gate),
-        ("launch_gate_begin(ctx);", gate),
-        ("launch_gate_end(ctx);", gate),
+        ("launch_begin(ctx);", roles),
+        ("launch_begin_sync();", 2 * roles),
+        ("ctx.past = ctx.read_past();", 2 * roles + loaders),
+        ("launch_engines(ctx);", engines),
         ("sm90_regs_release<", roles),
         ("sm90_regs_claim<", roles),
         ("launch_count_in(ctx);", roles),

@@ -1,11 +1,11 @@
-//! What the host has copy engines do, and the kernel before them.
+//! What the host has copy engines do beside the kernel.
 //!
 //! A copy engine has neither signals that it could wait for nor counters that it could raise, in a graph least of all, whose
 //! operations hold the values that they were captured with. So its waits and posts become three things that streams do have:
 //!
-//! - Its waits, which may only be for the ranks' entries, are made by a kernel of one CTA that runs before the kernel and before the
-//!   copies, the *gate*. It also announces the launch, and leaves the epoch in a word.
-//! - A post to a peer is a copy of that word behind the data: a word that one task raises once in a launch counts launches.
+//! - Its waits, which may only be for the ranks' entries, are made by a warp of the kernel, which leaves the epoch in a word and then sets
+//!   another to 1. The engine's stream waits for the 1, and takes it back: the same values in every launch.
+//! - A post to a peer is a copy of the epoch behind the data: a word that one task raises once in a launch counts launches.
 //! - A post that only the plan's epilogue waits for is the end of the engine's stream, for which the caller's waits.
 
 use super::{EmitError, context::Emitter, layout::At};
@@ -13,14 +13,8 @@ use crate::ir::{
     Access, Agent, BufId, Expr, FamId, Family, Leaf, Operand, Point, Post, Region, RoleKind, SigId,
     Task, Var,
 };
-use minijinja::{Value, context};
 use mk_abi::{EngineCopy, EngineProgram};
 use std::collections::HashMap;
-
-/// Entry point of the gate.
-const GATE: &str = "mk_gate";
-/// Its threads: a warp announces, another waits.
-const GATE_THREADS: u32 = 64;
 
 /// Whether a plan has copy engines work.
 pub(super) fn used(e: &Emitter<'_>) -> bool {
@@ -38,14 +32,11 @@ fn ends_launch(e: &Emitter<'_>, signal: SigId) -> bool {
     readers.peek().is_some() && readers.all(|f| e.plan.roles[f.role].kind == RoleKind::Epilogue)
 }
 
-/// What the gate is rendered with.
+/// The edges of its waits, which a warp of the kernel makes for it.
 ///
 /// # Errors
 /// For waits of an engine that are not for all entries.
-pub(super) fn gate(e: &Emitter<'_>) -> Result<Option<Value>, EmitError> {
-    if !used(e) {
-        return Ok(None);
-    }
+pub(super) fn waits(e: &Emitter<'_>) -> Result<Vec<String>, EmitError> {
     let mut waits = Vec::new();
     for (_, f) in copies(e) {
         for w in &f.waits {
@@ -60,7 +51,7 @@ pub(super) fn gate(e: &Emitter<'_>) -> Result<Option<Value>, EmitError> {
             waits.push(w.edge.to_string());
         }
     }
-    Ok(Some(context! { name => GATE, threads => GATE_THREADS, waits }))
+    Ok(waits)
 }
 
 /// The copies of every rank, in their order.
@@ -93,7 +84,7 @@ pub(super) fn program(e: &Emitter<'_>) -> Result<Option<EngineProgram>, EmitErro
         );
         return Err(EmitError::unsupported("copy_engine", what));
     }
-    Ok(Some(EngineProgram { gate: GATE.into(), gate_threads: GATE_THREADS, copies: ranks }))
+    Ok(Some(EngineProgram { copies: ranks }))
 }
 
 /// Families of the epilogue wait for engines, and do nothing else.

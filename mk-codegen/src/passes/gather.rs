@@ -114,10 +114,15 @@ pub(super) fn push(
     }
 }
 
+/// Whether bulk copies take rows: they have no gaps.
+pub(super) fn in_bulk(x: &Tensor) -> bool {
+    let k = x.shape[1].value;
+    aligned(k, x.dtype.size_bytes()) == k
+}
+
 /// Whether the copy engine can push rows: they have no gaps, and a launch does not decide how many there are.
 pub(super) fn engine_takes(x: &Tensor) -> bool {
-    let k = x.shape[1].value;
-    aligned(k, x.dtype.size_bytes()) == k && x.shape.iter().all(|e| e.runtime_max.is_none())
+    in_bulk(x) && x.shape.iter().all(|e| e.runtime_max.is_none())
 }
 
 fn by_engine(draft: &mut Draft, x: &Tensor, shard: BufId, rows: &Rows, parts: u32) -> Gathered {

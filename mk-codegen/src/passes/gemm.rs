@@ -223,10 +223,14 @@ impl<'k> Tiler<'k> {
         };
         let mut product = self.product(n, rows.clone(), target, own_b);
         product.cut = cut;
-        let by = match (self.config.tail, result) {
+        let mut by = Vec::new();
+        if let (Some(columns), Some(_), false) = (self.config.own_columns, result, readers) {
+            by.extend(self.own_tiles(n, &mut product, columns));
+        }
+        by.extend(match (self.config.tail, result) {
             (Some(tail), Some(r)) if !readers => self.with_tail(n, r, &mut product, tail),
             _ => self.tiles(&product),
-        };
+        });
         self.unpack(n, &by);
         // Shard by shard, a group is of one.
         let together = match self.gathered(n) {
@@ -361,6 +365,16 @@ impl<'k> Tiler<'k> {
         }
     }
 
+    /// The tiles of a gathered operand's own rows, of so many columns; `product` keeps the others.
+    fn own_tiles(&mut self, n: usize, product: &mut Product<'k>, columns: u32) -> Option<Covers> {
+        let world = self.draft.world();
+        let shard = self.gathered(n).filter(|g| !g.own_rows)?.shard;
+        let own = product.own.take()?;
+        let mut narrow = Product { cut: None, ..product.clone() };
+        narrow.set_columns(columns, world);
+        Some(narrow.own_family(&mut self.draft, &own, shard))
+    }
+
     /// The tiles of a product that is result `r`, those of the last rows smaller and last.
     fn with_tail(
         &mut self,
@@ -375,17 +389,12 @@ impl<'k> Tiler<'k> {
         let last = Rows { from: head, walked, ..all.clone() };
         product.rows = Rows { walked: head, ..all };
         let mut by = if head > 0 { self.tiles(product) } else { Vec::new() };
-        if let Leaf::MmaTile { block, .. } = &mut product.leaf {
-            block[1] = tail.columns;
-        }
-        let columns = product.leaf.out_columns() as i32;
-        let width = widest(&product.g.out, 1, self.draft.world());
-        product.col_blocks = (width + columns - 1) / columns;
+        let columns = product.set_columns(tail.columns, self.draft.world());
         product.name += ".tail";
         product.rows = last.clone();
         // The owner has multiplied all of its own.
         let mut rows = last;
-        if head > 0 {
+        if head > 0 || product.own.is_none() {
             product.own = None;
             if self.gathered(n).is_some_and(|g| !g.own_rows) {
                 rows = rows.peers();
@@ -497,11 +506,7 @@ impl<'k> Tiler<'k> {
                 Left::Gathered(x) => {
                     let mut out = Vec::new();
                     if let Some(own) = p.own.as_ref().filter(|_| !x.own_rows) {
-                        let name = format!("{}.own", p.name);
-                        out.push(p.family(draft, &name, own, None, |r| {
-                            let row = (r.at.clone(), r.len.clone());
-                            (x.shard, vec![row, p.depth(r)])
-                        }));
+                        out.push(p.own_family(draft, own, x.shard));
                     }
                     let name =
                         if x.own_rows { p.name.clone() } else { format!("{}.peers", p.name) };

@@ -42,6 +42,9 @@ pub struct Config {
     pub consumers: Consumers,
     /// Where the last tiles of a product are cut narrower.
     pub tail: Option<Tail>,
+    /// Columns of the tiles of a gathered operand's own rows, a multiple of 64, where they are less than those of the others: so many
+    /// CTAs share what is there at once that none begins late with a tile of peers' rows. For products that are results as they are.
+    pub own_columns: Option<u32>,
     /// Shared-memory stages of a matrix product; see [`Config::set_block`].
     pub gemm_stages: u32,
     /// Shared-memory stages of a bulk copy.
@@ -227,6 +230,7 @@ impl Default for Config {
             block: [128, 256, 64],
             consumers: Consumers::Cooperative,
             tail: None,
+            own_columns: None,
             gemm_stages: 4,
             copy_stages: 12,
             group_rows: 8,
@@ -312,11 +316,12 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
         || config.consumers != Consumers::Cooperative
         || config.all_reduce != AllReduce::TwoPhase
         || config.tail.is_some()
+        || config.own_columns.is_some()
         || config.sums != Sums::Beside
         || config.tile_schedule != Schedule::Static
         || config.k_slices > 1;
     if kernel.gemms.is_empty() && products_only {
-        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices`, `consumers`, `tile_schedule` and `tail` are about matrix products, and there are none";
+        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices`, `consumers`, `tile_schedule`, `own_columns` and `tail` are about matrix products, and there are none";
         let help = "leave them as they are by default".into();
         return Err(LowerError::Config { what: what.into(), help });
     }

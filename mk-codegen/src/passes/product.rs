@@ -4,6 +4,7 @@ use super::{
     columns::Columns,
     draft::{Covers, Draft, read, write},
     gather::{Slices, block_rows, peer_at},
+    gemm::widest,
     rows::{RowBlock, Rows},
     select::Gemm,
 };
@@ -150,6 +151,7 @@ pub(super) struct Cut {
 }
 
 /// What the tiles of one product share.
+#[derive(Clone)]
 pub(super) struct Product<'a> {
     pub g: &'a Gemm,
     pub name: String,
@@ -250,6 +252,23 @@ impl Product<'_> {
         let Some(Cut { depth, .. }) = self.cut else { return (0.into(), self.k.clone()) };
         let k = Expr::from(Var::domain(r.loops + 1));
         (k.clone() * depth, block_rows(self.k.clone(), k, depth))
+    }
+
+    /// Takes tiles of so many columns, and says how many of the result they make.
+    pub fn set_columns(&mut self, columns: u32, world: i32) -> i32 {
+        if let Leaf::MmaTile { block, .. } = &mut self.leaf {
+            block[1] = columns;
+        }
+        let columns = self.leaf.out_columns() as i32;
+        self.col_blocks = (widest(&self.g.out, 1, world) + columns - 1) / columns;
+        columns
+    }
+
+    /// The tiles of a gathered operand's own rows, which the caller gives in `shard`.
+    pub fn own_family(&self, draft: &mut Draft, own: &Rows, shard: BufId) -> Covers {
+        self.family(draft, &format!("{}.own", self.name), own, None, |r| {
+            (shard, vec![(r.at.clone(), r.len.clone()), self.depth(r)])
+        })
     }
 
     /// The tiles of some rows, as a family; `a` says where a block of the left operand's rows is, and in which slices of k it

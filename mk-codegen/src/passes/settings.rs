@@ -151,10 +151,30 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
             return error(what(), "products in parts of k add up `beside` or `after`");
         }
     }
+    let gated = kernel.gemms.iter().any(Gemm::gated);
+    let step = if gated || bm == 64 { 128 } else { 64 };
+    let result = |n| kernel.result_of(Made::Gemm(n)).is_some() && !kernel.readers(n);
+    if let Some(columns) = config.own_columns {
+        let own = |n: usize| match kernel.gemms[n].left {
+            Made::Source(s) => {
+                let source = kernel.sources[s];
+                source.gathered && gather::in_bulk(&kernel.params[source.param])
+            }
+            Made::Gemm(_) => false,
+        };
+        if !(0..kernel.gemms.len()).any(|n| result(n) && own(n)) {
+            let what = format!("no product here has own rows for tiles of {columns} columns");
+            let help = "only one of gathered rows can, whose length is a multiple of 16 bytes, that is a result as it is";
+            return error(what, help);
+        }
+        if bn % 64 != 0 || columns % step != 0 || !(1..bn).contains(&columns) {
+            let what = format!("own rows in tiles of {columns} columns beside others of {bn}");
+            let help = "use 64, 128 or 192 columns (with `swiglu`, or tiles of 64 rows, 128), less than the other tiles have; those a multiple of 64";
+            return error(what, help);
+        }
+    }
     if let Some(Tail { blocks, columns, parts }) = config.tail {
-        let gated = kernel.gemms.iter().any(Gemm::gated);
         let most = if parts > 1 { bn } else { bn - 1 };
-        let step = if gated || bm == 64 { 128 } else { 64 };
         let fits = columns % step == 0 && (1..=most).contains(&columns);
         if bn % 64 != 0 {
             let what =
@@ -168,7 +188,6 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
             let help = "use at least one block, and 64, 128, 192 or 256 columns (with `swiglu`, or tiles of 64 rows, 128 or 256); in one part, less columns than the other tiles have, else at most as many";
             return error(what, help);
         }
-        let result = |n| kernel.result_of(Made::Gemm(n)).is_some() && !kernel.readers(n);
         if !(0..kernel.gemms.len()).any(|n| result(n) && (parts == 1 || kernel.can_cut(n, world))) {
             let what = format!("no product here can have a tail in {parts} parts");
             let help = "only one that is a result as it is can; and, in parts, one without an elementwise operation that is as deep on every rank";

@@ -206,6 +206,28 @@ pub const VARIANTS: &[Variant] = &[
         c.k_slices = 3;
         c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
     }),
+    variant(("own_narrow", "gather(a) -> gemm(b)", 3, RAGGED), |c| c.own_columns = Some(64)),
+    variant(("own_slices_tail", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
+        (c.k_slices, c.own_columns) = (8, Some(64));
+        c.tail = Some(Tail { blocks: 20, columns: 128, parts: 2 });
+        c.chunk_bytes = 16 << 10;
+    }),
+    variant(
+        (
+            "own_dyn",
+            "fn f<M: dyn <= 700>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
+            2,
+            &[("b", &[256, 656])],
+        ),
+        |c| {
+            (c.block, c.own_columns) = ([128, 192, 64], Some(64));
+            c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+        },
+    ),
+    variant(("own_queued_engine", "gather(a) -> gemm(b) -> gelu", 4, RAGGED), |c| {
+        (c.gather, c.tile_schedule) = (Gather::Engine { parts: 2 }, Schedule::Dynamic);
+        c.own_columns = Some(64);
+    }),
     variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 1, columns: 128, parts: 3 });
     }),

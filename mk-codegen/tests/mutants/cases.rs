@@ -93,6 +93,8 @@ const PARTS: Way = ("parts to their owners", |c| {
 });
 const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }));
 
+const OWN: Way = ("own rows in narrow tiles", |c| c.own_columns = Some(64));
+
 const TAIL_PARTS: Way =
     ("tail in parts", |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }));
 
@@ -138,6 +140,7 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> all_reduce", DEEP), PARTS_BY_COLUMNS),
     (("gemm(a, b) -> reduce_scatter", DEEP), PARTS),
     (("gather(a) -> gemm(b)", AB), TAIL),
+    (("gather(a) -> gemm(b)", AB), OWN),
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),

@@ -85,12 +85,7 @@ impl Rank {
         check_param(source, &kernel, &params)?;
         let sym = |p: u32| symmetric.base() + u64::from(p) * symmetric.stride_bytes();
         let engine = match &source.engine {
-            Some(program) => {
-                let control = control.ptr();
-                let engine = Engine::new(world, rank, source, program, &module, control, sym)?;
-                check_param(source, engine.gate(), &params)?;
-                Some(engine)
-            }
+            Some(program) => Some(Engine::new(world, rank, source, program, control.ptr(), sym)?),
             None => None,
         };
         let mut this = Rank {
@@ -225,7 +220,7 @@ impl Rank {
         copied.and(marked)
     }
 
-    /// Enqueues the kernel, behind what lets it begin; [`Rank::finish`] follows. The context is current.
+    /// Enqueues the kernel; [`Rank::finish`] follows. The context is current.
     pub(super) fn enqueue(
         &mut self,
         source: &KernelSource,
@@ -237,8 +232,7 @@ impl Rank {
         let config = attributes.config(source, stream.raw());
         let mut params = [self.params.as_param()];
         if let Some(engine) = &self.engine {
-            // SAFETY: the block has the size that the gate declares (checked at bind), and the driver copies it.
-            unsafe { engine.open(stream, eager, params[0]) }?;
+            engine.fork(stream, eager)?;
         }
         // SAFETY: the block has the size that the kernel declares (checked at bind) and the driver copies it; the
         // configuration points to attributes that outlive the call; the stream belongs to the current context.
