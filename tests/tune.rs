@@ -144,6 +144,23 @@ fn of_every_way_the_best_is_measured() {
     assert_eq!(tune::worth_measuring(&candidates, 3), [1, 5, 2]);
     assert_eq!(tune::worth_measuring(&candidates, 9), [1, 5, 2, 3, 4, 0]);
     assert_eq!(tune::worth_measuring(&[], 3), [] as [usize; 0]);
+    // Then each way with every tile; where nothing is added up, tiles are settings as others.
+    let tile = |sums, width| {
+        let mut config = config(sums, 8);
+        config.set_block([128, width, 64]);
+        config
+    };
+    let adding = [
+        (tile(Sums::Ring, 256), 1.0),
+        (Config { group_rows: 4, ..tile(Sums::Ring, 256) }, 1.01),
+        (tile(Sums::After, 256), 1.05),
+        (tile(Sums::Ring, 128), 1.2),
+        (tile(Sums::After, 192), 1.1),
+        (tile(Sums::After, 128), 1.4),
+    ];
+    assert_eq!(tune::worth_measuring(&adding, 9), [0, 2, 4, 3, 1, 5]);
+    let alone = adding.map(|(c, ms)| (Config { sums: Sums::Beside, ..c }, ms));
+    assert_eq!(tune::worth_measuring(&alone, 9), [0, 1, 2, 4, 3, 5]);
 }
 
 #[test]
@@ -186,6 +203,23 @@ fn own_rows_in_narrower_tiles_are_tried_for_one_wave() {
     let near = tune::neighbours(&winner, &program, &bound);
     let own: Vec<_> = near.iter().filter_map(|c| c.own_columns.filter(|n| *n != 128)).collect();
     assert_eq!(own, [64, 192]);
+}
+
+/// Where tiles leave, those behind a winner may be ahead of it with the other schedule.
+#[test]
+fn runners_up_are_measured_in_the_other_schedule() {
+    let program = Program::parse("gemm(a, b) -> reduce_scatter").expect("parses");
+    let bound = bound(&program, &[("a", &[4096, 4096]), ("b", &[4096, 4096])]);
+    let of = |group_rows| Config { ranks: 4, group_rows, ..Config::default() };
+    let behind: Vec<_> = (1..=9).map(of).collect();
+    let other = tune::runners_up(behind.iter(), &program, &bound);
+    let expected =
+        behind[..6].iter().map(|c| Config { tile_schedule: Schedule::Dynamic, ..c.clone() });
+    assert_eq!(other, expected.collect::<Vec<_>>());
+    let back = tune::runners_up(other.iter(), &program, &bound);
+    assert_eq!(back, behind[..6]);
+    let gather = Program::parse("gather(a) -> gemm(b)").expect("parses");
+    assert!(tune::runners_up(behind.iter(), &gather, &bound).is_empty(), "nothing leaves");
 }
 
 #[test]

@@ -117,17 +117,22 @@ def operation(op, rows, derived):
         for row in rows:
             names += [r["name"] for r in row["results"] if r["kind"] == kind and r["name"] not in names]
     head = [table.COLUMNS.get(op, table.PER_RANK), "mk", *names, "best peer ÷ mk", "the same, idle queue", "bound", "bound ÷ mk"]
-    lines = []
+    lines, loops = [], any("loop_us" in r for row in rows for r in row["results"])
     for row in rows:
         by, d = {r["name"]: r for r in row["results"]}, derived[row["key"]]
         bound = "–" if d["bound"] is None else f"{digits(d['bound'])} {d['bound_by']}"
-        host = ", ".join(f"{by[n]['host_us']:.0f}" if n in by else "–" for n in ("mk", d["best_peer"]))
+        hosts = [micros(by, d, "host_us"), *([micros(by, d, "loop_us")] if loops else [])]
         times = [time(by.get("mk"), bold=True), *(time(by.get(name)) for name in names)]
         ratios = [ratio(d["speedup"]), ratio(d["idle_speedup"]), bound, ratio(d["of_bound"])]
-        lines.append(cells([f"{row['m']} × {row['k']} × {row['n']}", *times, *ratios, host]))
-    head.append("host µs: mk, best peer")
+        lines.append(cells([f"{row['m']} × {row['k']} × {row['n']}", *times, *ratios, *hosts]))
+    head += ["host µs: mk, best peer", *(["the same, in a loop"] if loops else [])]
     top = [f"{table.TITLES[op]}:", "", cells(head), cells(["---"] * len(head))]
     return [*top, *lines, "", means("Geometric means", [derived[row["key"]] for row in rows])]
+
+
+def micros(by, d, name):
+    """Of mk and of the best peer."""
+    return ", ".join(f"{by[n][name]:.0f}" if name in by.get(n, {}) else "–" for n in ("mk", d["best_peer"]))
 
 
 def middles(derived):

@@ -215,6 +215,20 @@ class Report(unittest.TestCase):
         kept = report.load(root / "docs/peers/peers.json")
         self.assertIn(report.summary(kept), (root / "README.md").read_text())
 
+    def test_calls_in_a_loop_have_a_column_where_they_were_timed(self):
+        plain = result()
+        self.assertNotIn("in a loop", report.markdown(plain))
+        looped = copy.deepcopy(plain)
+        for name, us in (("mk", 9.6), ("NCCL, cuBLAS", 20.2)):
+            next(r for r in looped["rows"][0]["results"] if r["name"] == name)["loop_us"] = us
+        lines = report.markdown(looped).splitlines()
+        head = next(line for line in lines if "in a loop" in line)
+        self.assertTrue(head.endswith("| host µs: mk, best peer | the same, in a loop |"), head)
+        rows = [line for line in lines if line.startswith(("| 4096", "| 8192"))]
+        self.assertTrue(rows[0].endswith("| 10, 10 | 10, 20 |"), rows[0])
+        self.assertTrue(rows[1].endswith("| 10, 10 | –, – |"), rows[1])
+        self.assertTrue(all(line.count("|") == head.count("|") for line in rows), rows)
+
     def test_figures_are_rounded_before_they_are_used(self):
         self.assertEqual(report.rounded({"a": [0.12345678, 3, None], "b": "x"}), {"a": [0.123457, 3, None], "b": "x"})
 

@@ -4,7 +4,8 @@ Before a launch its result is filled with NaN and the caches are overwritten; th
 delay in which the host enqueues the launch. A launch that was not enqueued entirely by then is dropped on all ranks and
 made up for. A round's time is the slowest rank's, from events on its stream.
 
-Rows with a short launch are timed again into an idle queue: enqueued only once all ranks have met, so that host time shows.
+Rows with a short launch are timed again into an idle queue: enqueued only once all ranks have met, so that host time shows. And
+calls of theirs are timed on the host in a loop, one behind the other, as in a training step that does nothing else.
 """
 
 import math
@@ -18,6 +19,8 @@ import torch.distributed as dist
 FLUSH_BYTES = 256 << 20
 WARM = 3
 DELAY_US = 60
+LOOP = 12  # calls of which the host's time is taken, but of the first; the queue has room for them
+LOOPS = 4
 IDLE_BELOW_MS = 2.0  # where everybody takes longer, host time is not worth a second measurement
 
 
@@ -46,12 +49,29 @@ class Timer:
                 break
         if min(result.middle for result in slowest) < IDLE_BELOW_MS:
             self._rounds(contestants, judges, samples, everybody, rounds, idle=True)
+            self._loops(contestants, samples)
             slowest = [s.reduce() for s in samples]
         return slowest
 
     def _rounds(self, contestants, judges, samples, turn, rounds, idle=False):
         for r in range(rounds):
             self._round(contestants, judges, samples, _turned(turn, r), r, idle=idle)
+
+    def _loops(self, contestants, samples):
+        for r in range(LOOPS):
+            for j in _turned(list(range(len(contestants))), r):
+                torch.cuda.synchronize()
+                dist.barrier()
+                torch.cuda.synchronize()
+                for i in range(LOOP):
+                    begin = time.perf_counter()
+                    contestants[j].run(0)
+                    if i > 0:
+                        samples[j].loop_us.append(1e6 * (time.perf_counter() - begin))
+        torch.cuda.synchronize()
+        for one in contestants:
+            if one.after:
+                one.after()
 
     def _round(self, contestants, judges, samples, turn, at, keep=True, idle=False):
         i, launches = at % len(judges), []
@@ -92,6 +112,7 @@ class _Samples:
     def __init__(self):
         self.delay_us = 4 * DELAY_US
         self._ms, self._idle_ms, self._host_us, self._worst = [], [], [], None
+        self.loop_us = []
 
     def add(self, ms, host_us, keep, idle):
         if idle:
@@ -112,23 +133,25 @@ class _Samples:
         judged = self._worst is not None
         worst = self._worst.tolist() if judged else [0.0, 0.0]
         host = statistics.median(self._host_us)
-        numbers = torch.tensor([*self._ms, *self._idle_ms, host, *worst], dtype=torch.float64, device="cuda")
+        loop = statistics.median(self.loop_us) if self.loop_us else 0.0
+        numbers = torch.tensor([*self._ms, *self._idle_ms, host, loop, *worst], dtype=torch.float64, device="cuda")
         dist.all_reduce(numbers, dist.ReduceOp.MAX)
-        *ms, host, whole, tile = numbers.tolist()
+        *ms, host, loop, whole, tile = numbers.tolist()
         ms, idle = ms[: len(self._ms)], ms[len(self._ms) :]
         there = [t for t in ms if math.isfinite(t)]
-        return Result(there, len(ms) - len(there), idle, host, (whole, tile) if judged else None)
+        return Result(there, len(ms) - len(there), idle, host, loop, (whole, tile) if judged else None)
 
 
 @dataclass
 class Result:
-    """Times in ms of the launches that count and how many do not, of launches into an idle queue, the host's time in us,
-    and the worst errors over the whole and over a tile."""
+    """Times in ms of the launches that count and how many do not, of launches into an idle queue, the host's time in us, and that in
+    a loop (0 where there was none), and the worst errors over the whole and over a tile."""
 
     ms: list
     dropped: int
     idle_ms: list
     host_us: float
+    loop_us: float
     errors: tuple | None
 
     @property
@@ -142,6 +165,8 @@ class Result:
         out |= {"launches": len(self.ms), "dropped": self.dropped, "host_us": self.host_us}
         if self.idle_ms:
             out["idle_ms"] = statistics.median(self.idle_ms)
+        if self.loop_us:
+            out["loop_us"] = self.loop_us
         if self.errors:
             out |= {"error": self.errors[0], "tile_error": self.errors[1]}
         return out

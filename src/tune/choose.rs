@@ -147,23 +147,32 @@ pub fn choose(
 const FAR: f64 = 1.3;
 
 /// The places of the `top` candidates that are worth measuring, by the milliseconds that the model predicts of each: those that it takes
-/// for the best, but of every way of adding up, reducing and gathering the best one first. The model judges ways against each other
-/// worse than settings of one.
+/// for the best, but of every way of adding up, reducing and gathering the best one first, and then, where there are ways of adding up, of
+/// each with every tile. The model judges ways against each other worse than settings of one, and tiles that leave for peers worse than
+/// those that do not.
 pub fn worth_measuring(candidates: &[(Config, f64)], top: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by(|a, b| candidates[*a].1.total_cmp(&candidates[*b].1));
     let Some(best) = order.first().map(|i| candidates[*i].1) else { return order };
-    let way = |i: &usize| {
-        let c = &candidates[*i].0;
-        (c.sums, c.all_reduce, c.gather)
-    };
-    let mut seen = Vec::new();
-    let (first, others): (Vec<usize>, Vec<usize>) = order.into_iter().partition(|i| {
-        let new = !seen.contains(&way(i)) && candidates[*i].1 <= best * FAR;
-        seen.push(way(i));
-        new
-    });
-    first.into_iter().chain(others).take(top).collect()
+    let adds = candidates.iter().any(|(c, _)| c.sums != candidates[0].0.sums);
+    let way = |c: &Config| (c.sums, c.all_reduce, c.gather);
+    let (mut ways, mut tiles) = (Vec::new(), Vec::new());
+    // The order stays within each of the three.
+    let mut kinds = [Vec::new(), Vec::new(), Vec::new()];
+    for i in order {
+        let (c, ms) = &candidates[i];
+        let (of_way, of_tile) = (way(c), (way(c), c.block));
+        let near = *ms <= best * FAR;
+        let kind = match (ways.contains(&of_way), tiles.contains(&of_tile)) {
+            (false, _) if near => 0,
+            (_, false) if near && adds => 1,
+            _ => 2,
+        };
+        ways.push(of_way);
+        tiles.push(of_tile);
+        kinds[kind].push(i);
+    }
+    kinds.concat().into_iter().take(top).collect()
 }
 
 /// Whether a prediction is below another, not a little: the first of equals is taken, so that a setting which changes nothing stays at

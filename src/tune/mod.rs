@@ -31,6 +31,6 @@ pub use fusing::{CLEARLY, Choice, Fuse, Made, Terms, Times, Verdict, Why, settle
 pub use measure::{Limits, Refused, Timed, Trial, measure};
 pub use probe::probe_list;
 pub use raw::measure_raw;
-pub use space::{Facts, KNOBS, Knob, candidates, choices, neighbours, read, write};
+pub use space::{Facts, KNOBS, Knob, candidates, choices, neighbours, read, runners_up, write};
 pub use timeline::timeline;
 pub use unfused::{Part, Whole, parts};

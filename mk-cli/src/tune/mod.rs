@@ -244,11 +244,16 @@ fn one(
                 .map_err(Failure::new)
         };
         let mut trials = measure(&list)?;
-        // The winner beside what is near it, where nothing was fixed by hand.
-        let winner = trials.iter().find(|t| t.ms().is_some()).filter(|_| free);
-        let winner = winner.map(|t| t.config.clone());
+        // The winner beside what is near it, and those behind it in the other schedule, where nothing was fixed by hand.
+        let mut timed = trials.iter().filter(|t| free && t.ms().is_some()).map(|t| &t.config);
+        let winner = timed.next().cloned();
         let near = winner.iter().flat_map(|w| tune::neighbours(w, &program, &bound));
-        let near: Vec<Config> = near.filter(|c| !list.contains(c)).collect();
+        let mut near: Vec<Config> = near.filter(|c| !list.contains(c)).collect();
+        for config in tune::runners_up(timed, &program, &bound) {
+            if !list.contains(&config) && !near.contains(&config) {
+                near.push(config);
+            }
+        }
         if let (Some(winner), false) = (winner, near.is_empty()) {
             let predicted = tune::predict_all(&program, &bound, &near, model);
             for (config, predicted) in near.iter().zip(predicted) {

@@ -101,6 +101,7 @@ def compile(
     consumers: Literal["cooperative", "ping-pong"] | None = None,
     group_rows: int | None = None,
     tail: str | None = None,
+    own_columns: int | None = None,
     tile_schedule: Literal["static", "dynamic"] | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
@@ -127,5 +128,6 @@ def plan(
     consumers: Literal["cooperative", "ping-pong"] | None = None,
     group_rows: int | None = None,
     tail: str | None = None,
+    own_columns: int | None = None,
     tile_schedule: Literal["static", "dynamic"] | None = None,
 ) -> Plan: ...
