@@ -174,7 +174,6 @@ fn a_winner_has_neighbours() {
     assert_eq!(groups, [1, 2, 4, 6], "not 0, a quarter of 3");
     let sms: Vec<u32> = near.iter().map(|c| c.sms["intra_comm"]).filter(|n| *n != 32).collect();
     assert_eq!(sms, [24, 40, 48]);
-    // The model does not know who is free.
     let queued = near.iter().filter(|c| c.tile_schedule == Schedule::Dynamic).count();
     assert_eq!((queued, near.len()), (1, groups.len() + sms.len() + 1));
     let back = Config { tile_schedule: Schedule::Dynamic, ..winner.clone() };
@@ -228,6 +227,7 @@ fn the_largest_plans_are_lowered_in_some_way_that_was_chosen() {
     let bound = bound(&program, &[("a", &[32768, 32768]), ("b", &[32768, 32768])]);
     let (config, _) = tune::choose(&program, &bound, 4, DeviceModel::h200()).expect("there is one");
     assert_ne!(config.sums, Sums::Beside);
+    assert_eq!(config.tile_schedule, Schedule::Dynamic, "many tiles leave each CTA");
 }
 
 #[test]

@@ -19,8 +19,8 @@ import torch.distributed as dist
 FLUSH_BYTES = 256 << 20
 WARM = 3
 DELAY_US = 60
-LOOP = 12  # calls of which the host's time is taken, but of the first; the queue has room for them
-LOOPS = 4
+LOOP = 8  # calls of which the host's time is taken, but of the first; the queue has room for them
+LOOPS = 2
 IDLE_BELOW_MS = 2.0  # where everybody takes longer, host time is not worth a second measurement
 
 

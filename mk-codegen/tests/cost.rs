@@ -6,7 +6,7 @@ use common::{CASES, plan};
 use mk_codegen::{
     cost::{Bound, DeviceModel, Prediction, Sample, error, fit, predict},
     ir::{Leaf, Plan},
-    passes::{Config, Consumers, Gather, Sums, lower},
+    passes::{Config, Consumers, Gather, Schedule, Sums, lower},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -189,6 +189,29 @@ fn a_copy_engine_has_the_link_to_itself_and_pays_for_words() {
     let chain = by_engine(4096, 256, 1).chain;
     assert!(chain.iter().any(|c| c.family == "gather" && c.cta.is_none()), "{chain:?}");
     assert!(chain.iter().all(|c| c.family != "gemm.peers" || c.cta.is_some()), "{chain:?}");
+}
+
+/// Tiles that leave for peers and are dealt out, three and more to a CTA: the slowest CTA counts. Not where they stay, or are two.
+#[test]
+fn tiles_that_leave_take_longer_where_they_are_dealt_out() {
+    let total = |text, m: u64, tile_schedule| {
+        let shapes = [("a", [m, 16384]), ("b", [16384, 4096])];
+        let shapes: Vec<(&str, &[u64])> = shapes.iter().map(|(n, s)| (*n, &s[..])).collect();
+        on_h200(&with(text, &shapes, |c| {
+            (c.tile_schedule, c.sums) = (tile_schedule, Sums::After);
+        }))
+        .total_s
+    };
+    let both = |text, m| [Schedule::Static, Schedule::Dynamic].map(|s| total(text, m, s));
+    let [dealt, free] = both("gemm(a, b) -> reduce_scatter", 16384);
+    let share = dealt / free - 1.0;
+    assert!(
+        (0.5 * DeviceModel::h200().uneven..=DeviceModel::h200().uneven).contains(&share),
+        "{share}"
+    );
+    // 2 tiles to a CTA.
+    let [dealt, free] = both("gemm(a, b) -> reduce_scatter", 2048);
+    assert_eq!(dealt, free);
 }
 
 #[test]

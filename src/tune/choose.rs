@@ -79,7 +79,7 @@ pub(crate) fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + S
 }
 
 /// Settings that say how something is done, rather than how much of it at a time.
-const WAYS: [&str; 3] = ["sums", "all_reduce", "gather"];
+const WAYS: [&str; 4] = ["sums", "all_reduce", "gather", "tile_schedule"];
 
 /// Most tasks that a choice simulates: about a second.
 const BUDGET_TASKS: usize = 600_000;

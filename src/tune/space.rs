@@ -281,8 +281,11 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "tile_schedule",
-        // The model does not tell them apart: a winner is measured both ways.
-        values: |_| Vec::new(),
+        // Where tiles leave for peers. The model knows little of it: those that were measured are measured in the other one, too.
+        values: |facts| match facts.products && facts.sums && facts.ranks > 1 {
+            true => vec!["static".into(), "dynamic".into()],
+            false => Vec::new(),
+        },
         get: |c| name_of(SCHEDULE, c.tile_schedule),
         set: |c, text| {
             c.tile_schedule = value_of(SCHEDULE, text)?;

@@ -65,6 +65,8 @@ pub struct Children {
     all: Vec<(u32, Child)>,
     lines: Receiver<(u32, String)>,
     heard: Vec<(u32, String)>,
+    /// Ranks that were killed, whether or not they have gone yet.
+    killed: Vec<u32>,
 }
 
 impl Children {
@@ -113,7 +115,7 @@ impl Children {
             (rank, child)
         };
         let all = ranks.into_iter().map(begin).collect();
-        Children { case, all, lines, heard: Vec::new() }
+        Children { case, all, lines, heard: Vec::new(), killed: Vec::new() }
     }
 
     /// Waits until `count` processes have said `what`.
@@ -138,6 +140,7 @@ impl Children {
     pub fn kill(&mut self, rank: u32) {
         let found = self.all.iter_mut().find(|(r, _)| *r == rank).expect("a rank");
         found.1.kill().expect("kills");
+        self.killed.push(rank);
     }
 
     /// Waits for the end of all (but those that were killed), and gives what they said after `prefix`, by rank.
@@ -145,6 +148,7 @@ impl Children {
         let living = self
             .all
             .iter_mut()
+            .filter(|(rank, _)| !self.killed.contains(rank))
             .filter_map(|(_, c)| c.try_wait().ok()?.is_none().then_some(()))
             .count();
         let already = self.heard.iter().filter(|(_, l)| l == "DONE").count();

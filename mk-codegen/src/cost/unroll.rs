@@ -5,8 +5,8 @@ use super::{
     model::{DeviceModel, Mover, TileRate},
 };
 use crate::ir::{
-    Access, Agent, BLayout, Consumers, CopyVia, Entity, FamId, Family, Leaf, Mode, Operand, Plan,
-    Point, Points, Region, RoleKind, TableSet, Task, Wait,
+    Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf, Mode, Operand,
+    Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TableSet, Task, Var, Wait,
 };
 use std::collections::HashMap;
 
@@ -118,6 +118,9 @@ pub(super) fn is_link(resource: u32) -> bool {
     resource & 1 == 1
 }
 
+/// With fewer tiles than that CTAs have no time to come apart.
+const SEVERAL: usize = 3;
+
 /// A box of a buffer on a rank.
 type Place = (usize, usize, Vec<(i64, i64)>);
 
@@ -129,6 +132,8 @@ struct Unroller<'a> {
     first_word: Vec<u32>,
     signal_shape: Vec<Vec<i64>>,
     words_per_rank: u32,
+    /// Families of the rank's role whose tiles take longer by [`DeviceModel::uneven`].
+    uneven: Vec<FamId>,
     work: Work,
 }
 
@@ -157,8 +162,9 @@ pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError
         ranks,
         begin_s: model.launch_s,
     };
+    let (words_per_rank, uneven) = (words, Vec::new());
     let mut u =
-        Unroller { plan, model, points, first_word, signal_shape, words_per_rank: words, work };
+        Unroller { plan, model, points, first_word, signal_shape, words_per_rank, uneven, work };
     for rank in 0..ranks {
         u.rank(rank)?;
     }
@@ -182,6 +188,7 @@ impl Unroller<'_> {
             let own = role.kind.owns_ctas();
             let lanes = if own { role.ctas.max(1) as usize } else { 1 };
             let misses = self.misses(&tasks, lanes)?;
+            self.uneven = self.uneven(role_id, &tasks, lanes);
             // Bulk copies are made by two lanes of a warpgroup that does nothing else, beside what the other warps of the CTA do.
             let bulk = |task: &Task| {
                 let leaf = &self.plan.families[task.family].leaf;
@@ -210,6 +217,18 @@ impl Unroller<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Families of a role whose tiles leave for peers and are dealt out, [`SEVERAL`] and more to a CTA.
+    fn uneven(&self, role: RoleId, tasks: &[Task], lanes: usize) -> Vec<FamId> {
+        let leaves = |a: &Access| a.operand == Operand::C && a.rank != Expr::Var(Var::RANK);
+        let dealt =
+            |x: &Family| matches!(x.leaf, Leaf::MmaTile { .. }) && x.schedule == Schedule::Static;
+        let of_role = self.plan.families.iter().filter(|(_, x)| x.role == role && dealt(x));
+        let leaving = of_role.filter(|(_, x)| x.accesses.iter().any(leaves)).map(|(id, _)| id);
+        let several =
+            |id: &FamId| tasks.iter().filter(|t| t.family == *id).count() >= SEVERAL * lanes;
+        leaving.filter(several).collect()
     }
 
     /// Bytes of a tile's operands that come from memory and not from the cache: those that none of the tasks touched, or
@@ -369,7 +388,11 @@ impl Unroller<'_> {
             BLayout::Nk => b.dims.last().copied(),
         });
         let c = self.written(task, x)?;
-        let rate = self.model.tile([*m, *n]);
+        let mut rate = self.model.tile([*m, *n]);
+        if self.uneven.contains(&task.family) {
+            rate.step_s *= 1.0 + self.model.uneven;
+            rate.tile_s *= 1.0 + self.model.uneven;
+        }
         // A block of rows that this rank does not have costs nothing.
         let steps = match c {
             Some(_) => (depth.map_or(0, |d| d.1) + i64::from(*k) - 1) / i64::from((*k).max(1)),
