@@ -140,7 +140,7 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> all_reduce", DEEP), PARTS_BY_COLUMNS),
     (("gemm(a, b) -> reduce_scatter", DEEP), PARTS),
     (("gather(a) -> gemm(b)", AB), TAIL),
-    (("gather(a) -> gemm(b)", AB), OWN),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), OWN),
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),
