@@ -159,7 +159,20 @@ fn of_every_way_the_best_is_measured() {
         (tile(Sums::After, 128), 1.4),
     ];
     assert_eq!(tune::worth_measuring(&adding, 9), [0, 2, 4, 3, 1, 5]);
-    let alone = adding.map(|(c, ms)| (Config { sums: Sums::Beside, ..c }, ms));
+    // Of two that differ in the schedule, the one that the model takes for the better.
+    let free = |c: &Config| Config { tile_schedule: Schedule::Dynamic, ..c.clone() };
+    let twins = [
+        adding[0].clone(),
+        (free(&adding[0].0), 0.98),
+        adding[2].clone(),
+        (free(&adding[2].0), 1.05),
+    ];
+    assert_eq!(tune::worth_measuring(&twins, 9), [1, 2]);
+    let mut groups = 0;
+    let alone = adding.map(|(c, ms)| {
+        groups += 1;
+        (Config { sums: Sums::Beside, group_rows: groups, ..c }, ms)
+    });
     assert_eq!(tune::worth_measuring(&alone, 9), [0, 1, 2, 4, 3, 5]);
 }
 
@@ -178,6 +191,11 @@ fn a_winner_has_neighbours() {
     assert_eq!((queued, near.len()), (1, groups.len() + sms.len() + 1));
     let back = Config { tile_schedule: Schedule::Dynamic, ..winner.clone() };
     assert!(tune::neighbours(&back, &program, &bound).contains(&winner));
+    // Each once: a half and three quarters of 2 are both 1.
+    let two = Config { group_rows: 2, ..winner.clone() };
+    let near = tune::neighbours(&two, &program, &bound);
+    let groups: Vec<u32> = near.iter().map(|c| c.group_rows).filter(|n| *n != 2).collect();
+    assert_eq!(groups, [1, 3, 4]);
     // Where no CTAs only communicate, there are none to have more of.
     let after = Config { sums: Sums::After, sms: BTreeMap::new(), ..winner };
     let near = tune::neighbours(&after, &program, &bound);
@@ -385,6 +403,10 @@ fn a_last_wave_has_tails_of_its_size() {
 fn what_is_measured_for_the_model_are_pipelines() {
     let list = tune::probe_list(4);
     assert!(list.len() > 10 && list.iter().all(|l| l.contains("--ranks")), "{list:?}");
+    // What a line is not about is as it is by default.
+    let products = list.iter().filter(|l| l.contains("gemm") && l.contains("tail=none"));
+    let plain = products.filter(|l| !l.contains("tile_schedule=static"));
+    assert_eq!(plain.count(), 0, "{list:?}");
 }
 
 #[test]

@@ -43,7 +43,8 @@ macro_rules! device_struct {
 }
 
 device_struct! {
-    /// What every launch is told. Constant across launches of an instance, so that a captured graph can replay it.
+    /// What every launch is told. Constant across launches of an instance, so that a captured graph can replay it; but for `gated`,
+    /// which is so for all captured ones.
     LaunchHeader, 128 {
         /// Where rank 0's symmetric memory is mapped on this GPU; rank p's is at `sym_base + p * sym_stride_bytes`.
         sym_base: u64 @ 0,
@@ -73,8 +74,10 @@ device_struct! {
         chaos_max_ns: u32 @ 80,
         /// Values of [`KernelSource::runtime_dims`](crate::KernelSource::runtime_dims) in this launch, in their order.
         dims: u32[4] @ 84,
+        /// 1 if a gate comes before the kernel, which has announced the launch then.
+        gated: u32 @ 100,
         /// Unused, 0.
-        reserved: u32[7] @ 100,
+        reserved: u32[6] @ 104,
     }
 }
 
@@ -99,7 +102,7 @@ device_struct! {
         active: u32 @ 0,
         /// The launch that copy engines work for, if any do: what they raise words to.
         launch: u32 @ 4,
-        /// 1 when copy engines may begin; their stream, which waits for that, takes it back to 0.
+        /// 1 when copy engines may begin that no gate has let begin; their stream, which waits for that, takes it back to 0.
         engines: u32 @ 8,
         /// Unused, 0.
         reserved: u32[509] @ 12,

@@ -244,11 +244,16 @@ impl TraceLayout {
 
 /// What the host has a GPU's copy engine do in each launch.
 ///
-/// The kernel lets it begin, by [`ControlBlock::engines`](crate::device::ControlBlock::engines), when every rank is in the launch, whose
-/// epoch is in [`ControlBlock::launch`](crate::device::ControlBlock::launch) then. The launch is over when the kernel is and the copies
-/// are, which come in their order.
+/// They may begin when every rank is in the launch, whose epoch is in [`ControlBlock::launch`](crate::device::ControlBlock::launch) then. The
+/// kernel lets them, by [`ControlBlock::engines`](crate::device::ControlBlock::engines); or, where
+/// [`LaunchHeader::gated`](crate::device::LaunchHeader::gated) says so, the end of the gate, a kernel of one CTA before it. The launch is
+/// over when the kernel is and the copies are, which come in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineProgram {
+    /// Entry point (`extern "C"`, with the kernel's parameters) of the gate, which announces the launch, and waits until every rank is in it.
+    pub gate: String,
+    /// Threads of its CTA.
+    pub gate_threads: u32,
     /// The copies of each rank.
     pub copies: Vec<Vec<EngineCopy>>,
 }

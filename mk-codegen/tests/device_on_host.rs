@@ -190,7 +190,7 @@ static int tiles(u32 n, u32 ctas, u32 past) {
         if (!loaders[cta]) loaders[cta] = new LoaderTiles<Config, Edges, Queue>(ctx, smem, q, slot);
         else loaders[cta]->advance();
         told[a].push_back(loaders[cta]->t);
-        if (loaders[cta]->more()) ++seen[loaders[cta]->t], loaders[cta]->begun();
+        if (loaders[cta]->more()) ++seen[loaders[cta]->t], loaders[cta]->ask();
         else delete loaders[cta], left.erase(left.begin() + at);
       } else {
         if (!mbarrier_test_wait(smem.tile_full(slot.stage), slot.phase)) continue;

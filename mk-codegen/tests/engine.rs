@@ -53,22 +53,46 @@ fn copies_are_those_of_the_plan() {
     assert!(words.iter().all(|(rank, w)| *rank < 3 && w * 4 < source.workspace.zeroed_bytes));
 }
 
+/// Of the gate, and of what stands for it in a launch that is not captured.
 #[test]
 fn a_line_less_of_what_lets_engines_begin_fails_the_audit() {
     let (plan, source) = variant("engine");
     audit(&plan, &source.cuda).expect("the kernel as emitted");
     let lines: Vec<_> = source.cuda.lines().collect();
-    let role = lines.iter().position(|l| l.contains("void role_compute(")).expect("a role");
-    let calls = ["post_entered<", "Reader::Generic>(ctx, p, 0)", "launch_engines(ctx);"];
-    let mut tried = 0;
-    for i in role..lines.len() {
-        if calls.iter().any(|call| lines[i].contains(call)) {
-            let without: Vec<_> = lines[..i].iter().chain(&lines[i + 1..]).copied().collect();
-            assert!(audit(&plan, &without.join("\n")).is_err(), "nobody misses: {}", lines[i]);
-            tried += 1;
-        }
+    let at = |what: &str| lines.iter().position(|l| l.contains(what)).expect("is there");
+    let (role, gate) = (at("void role_compute("), at("mk_gate("));
+    let end = gate + lines[gate..].iter().position(|l| *l == "}").expect("which ends");
+    let in_role = ["post_entered<", "Reader::Generic>(ctx, p, 0)", "launch_engines(ctx);"];
+    let in_gate = [
+        "launch_begin",
+        "read_past",
+        "launch_gate_",
+        "post_entered<",
+        "Reader::Generic>(ctx, p, 0)",
+    ];
+    let mut tried = Vec::new();
+    for (part, calls) in [(role..gate, &in_role[..]), (gate..end, &in_gate[..])] {
+        let found = part.filter(|i| calls.iter().any(|call| lines[*i].contains(call)));
+        tried.push(
+            found
+                .map(|i| {
+                    let without = [&lines[..i], &lines[i + 1..]].concat().join("\n");
+                    assert!(audit(&plan, &without).is_err(), "nobody misses: {}", lines[i]);
+                })
+                .count(),
+        );
     }
-    assert_eq!(tried, 3, "the post, the wait, and the word");
+    assert_eq!(tried, [3, 7]);
+    // The word comes behind the waits, and the gate's announcement before its own.
+    let before = |first: &str, then: &str, from: usize| {
+        let place =
+            |what: &str| lines[from..].iter().position(|l| l.contains(what)).expect("there");
+        assert!(place(first) < place(then), "{first}, {then}");
+    };
+    for (from, last) in [(role, "launch_engines(ctx);"), (gate, "launch_gate_end(ctx);")] {
+        before("post_entered<", "Reader::Generic>(ctx, p, 0)", from);
+        before("Reader::Generic>(ctx, p, 0)", last, from);
+    }
 }
 
 #[track_caller]

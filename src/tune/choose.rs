@@ -7,10 +7,10 @@ use super::{
 use crate::{Bound, Program};
 use mk_codegen::{
     cost::{self, CostError, DeviceModel, Prediction},
-    passes::{self, Config, LowerError},
+    passes::{self, Config, LowerError, Schedule},
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -157,10 +157,17 @@ pub fn worth_measuring(candidates: &[(Config, f64)], top: usize) -> Vec<usize> {
     let adds = candidates.iter().any(|(c, _)| c.sums != candidates[0].0.sums);
     let way = |c: &Config| (c.sums, c.all_reduce, c.gather);
     let (mut ways, mut tiles) = (Vec::new(), Vec::new());
+    // Of what differs in the schedule only, the better one, or the first: the other is measured where that one is good.
+    let mut seen = HashSet::new();
+    let dealt =
+        |c: &Config| space::text_of(&Config { tile_schedule: Schedule::Static, ..c.clone() });
     // The order stays within each of the three.
     let mut kinds = [Vec::new(), Vec::new(), Vec::new()];
     for i in order {
         let (c, ms) = &candidates[i];
+        if !seen.insert(dealt(c)) {
+            continue;
+        }
         let (of_way, of_tile) = (way(c), (way(c), c.block));
         let near = *ms <= best * FAR;
         let kind = match (ways.contains(&of_way), tiles.contains(&of_tile)) {

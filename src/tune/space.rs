@@ -452,8 +452,10 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
             config
         }));
     }
+    let mut seen = HashSet::from([text_of(config)]);
     let settled = near.into_iter().map(|c| settle(c, &facts));
-    settled.filter(|c| c.group_rows > 0 && c.sms.values().all(|n| *n > 0)).collect()
+    let there = settled.filter(|c| c.group_rows > 0 && c.sms.values().all(|n| *n > 0));
+    there.filter(|c| seen.insert(text_of(c))).collect()
 }
 
 /// The same with tiles dealt out, or for whoever is free.
@@ -477,7 +479,7 @@ pub fn runners_up<'c>(
 ) -> Vec<Config> {
     let first = behind.take(RUNNERS_UP).map(|config| {
         let facts = Facts::new(program, bound, config.ranks);
-        (facts.products && facts.sums).then(|| other_schedule(config))
+        (facts.products && facts.sums && facts.ranks > 1).then(|| other_schedule(config))
     });
     first.flatten().collect()
 }
@@ -514,7 +516,7 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     config
 }
 
-fn text_of(config: &Config) -> String {
+pub(super) fn text_of(config: &Config) -> String {
     KNOBS.iter().map(|knob| (knob.get)(config).unwrap_or_default() + " ").collect()
 }
 

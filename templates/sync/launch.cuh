@@ -1,5 +1,5 @@
 // Entering and leaving a launch: the epoch, the in-flight count, the hand-shake with peers.
-// First thing in the kernel, by the first warpgroup. Initialise mbarriers between this and `launch_begin_sync`.
+// First thing in the kernel, by the first warpgroup (the gate has half of one, and asks for nothing ahead). Initialise mbarriers between this and `launch_begin_sync`.
 MK_DEVICE void launch_begin(const Context& ctx) {
   if (threadIdx.x == 0) st_shared(ctx.state, 0);
   if (threadIdx.x == 64) prefetch_l2(&ctx.control()->epoch[blockIdx.x]);
@@ -32,13 +32,38 @@ MK_DEVICE void launch_end(const Context& ctx) {
   }
 }
 
-// Lets the copies begin that engines make beside the kernel. By the warp that has waited for all entries; also where that has been given
-// up, since their stream waits for it without a limit. Such a launch leaves them the epoch before, which raises no word.
+// Lets the copies begin that engines make beside the kernel, where no gate has. By the warp that has waited for all entries; also where it
+// has given that up, since their stream waits for this without a limit. Then it leaves them the epoch before, which raises no word.
 MK_DEVICE void launch_engines(const Context& ctx) {
   __syncwarp();
   if (lane_index() == 0) {
     if (!ctx.aborted()) ctx.control()->launch = ctx.epoch();
     st_release_sys(&ctx.control()->engines, 1);
+  }
+}
+
+// First thing in the gate behind `launch_begin_sync`, by every thread: nobody may be inside, neither a kernel of the launch before nor
+// another gate, which would announce the same epoch twice. Until `launch_gate_end` the gate is.
+MK_DEVICE void launch_gate_begin(const Context& ctx) {
+  if (threadIdx.x == 0) {
+    const u32 abort = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort);
+    const u32 inside = atom_add_gpu(&ctx.control()->active, 1);
+    if (inside != 0) {
+      give_up(ctx, Fault{FaultKind::ConcurrentUse, 0, 1, inside + 1, 0, kNoPeer, 0, 0});
+    } else if (abort != 0) {
+      give_up(ctx, Fault{FaultKind::PeerAborted, 0, 0, 0, 0, abort - 1, 0, 0});
+    }
+  }
+  __syncthreads();
+}
+
+// Last thing in the gate, by every thread: leaves the epoch to the copies behind it. A launch that was given up leaves the one
+// before, which raises no word.
+MK_DEVICE void launch_gate_end(const Context& ctx) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (!ctx.aborted()) ctx.control()->launch = ctx.epoch();
+    red_add_gpu(&ctx.control()->active, 0xffffffffu);
   }
 }
 

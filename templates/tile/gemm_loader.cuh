@@ -97,7 +97,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
         sm90_issue_b<Config>(smem, tile, ring.stage, tile.b_k + depth);
       }
       ring.advance();
-      if (k + 1 == asks) tiles.begun();
+      if (k + 1 == asks) tiles.ask();
     }
     load_carried(tile.k_blocks);
   }

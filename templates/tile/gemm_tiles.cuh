@@ -8,8 +8,8 @@ struct LoaderTiles {
   u32 t;
   MK_DEVICE LoaderTiles(const Context&, const GemmSmem<Config>&, const Hooks& hooks, TileCursor&) : hooks(hooks), t(hooks.first()) {}
   MK_DEVICE bool more() const { return t < hooks.end(); }
-  // Loads of the tile are on their way.
-  MK_DEVICE void begun() {}
+  // The tile is nearly loaded.
+  MK_DEVICE void ask() {}
   MK_DEVICE void advance() { t += hooks.stride(); }
 };
 
@@ -25,8 +25,8 @@ struct LoaderTiles<Config, Edges, Hooks, true> {
     tell();
   }
   MK_DEVICE bool more() const { return t < hooks.end(); }
-  // The answers have the time of a tile.
-  MK_DEVICE void begun() {
+  // The answers have the time of some steps.
+  MK_DEVICE void ask() {
     if (ctx.past == kNotRead) ctx.past = ctx.read_past();
     next = take_task(ctx, hooks);
   }

@@ -464,7 +464,10 @@ impl Unroller<'_> {
             // One engine moves what the link does, and more of it than SMs, for which the link's rate stands. What it reads is little
             // of what memory gives, and not a part of it like that of each SM.
             flows.retain(|f| is_link(f.resource));
-            let begins = if task.linear() == 0 { self.model.engine_begin_s } else { 0.0 };
+            // What is waited for before the first copy is no copy's; the link is the engine's own for as long.
+            let first = self.plan.families.iter().find(|(_, f)| f.leaf == Leaf::HostCopy);
+            let is_first = first.is_some_and(|(id, _)| id == task.family) && task.linear() == 0;
+            let begins = if is_first { self.model.engine_begin_s } else { 0.0 };
             let seconds = begins + self.model.movers.engine.seconds(written);
             flows.iter_mut().for_each(|f| f.bytes = seconds * self.model.link_bytes_per_s);
         }

@@ -29,7 +29,7 @@ pub enum AuditError {
         text: String,
     },
     /// An edge of the plan is not there as often as it should be.
-    #[error("edge {edge} ({what}) appears {found} times in the kernel instead of once")]
+    #[error("edge {edge} ({what}) appears {found} times in the kernel instead of {want}")]
     Edge {
         /// The edge.
         edge: EdgeId,
@@ -37,6 +37,8 @@ pub enum AuditError {
         what: String,
         /// How often its primitive appears.
         found: usize,
+        /// How often it should: once, or also in the gate of captured launches.
+        want: usize,
     },
     /// What surrounds the edges (entry, exit, barriers, agents) is not there as often as it should be.
     #[error("`{text}` appears {found} times in the kernel instead of {want}")]
@@ -60,6 +62,14 @@ pub enum AuditError {
         /// The line.
         text: String,
     },
+}
+
+/// Edges that a gate has, too: announcements, and the waits of copy engines.
+fn in_gate(plan: &Plan) -> Vec<EdgeId> {
+    let engines = || plan.families.values().filter(|f| f.leaf == Leaf::HostCopy);
+    let enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+    let posts = enter.flat_map(|f| &f.posts).filter(|_| engines().next().is_some());
+    posts.map(|p| p.edge).chain(engines().flat_map(|f| &f.waits).map(|w| w.edge)).collect()
 }
 
 /// The call or member that an edge must appear in.
@@ -122,7 +132,7 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();
     let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
     let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
-    let engines = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
+    let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
     // Of loaders, those read the epoch that wait for something.
     let waits = |role: RoleId| {
         let mut mine = plan.families.values().filter(|f| f.role == role);
@@ -131,10 +141,12 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
     let loaders = plan.roles.iter().filter(|(id, r)| r.ctas > 0 && waits(*id)).count();
     let staged = rings("mma_tile") + rings("copy_bulk");
     let mut out = vec![
-        ("launch_begin(ctx);", roles),
-        ("launch_begin_sync();", 2 * roles),
-        ("ctx.past = ctx.read_past();", 2 * roles + loaders),
-        ("launch_engines(ctx);", engines),
+        ("launch_begin(ctx);", roles + gate),
+        ("launch_begin_sync();", 2 * roles + gate),
+        ("ctx.past = ctx.read_past();", 2 * roles + loaders + gate),
+        ("launch_engines(ctx);", gate),
+        ("launch_gate_begin(ctx);", gate),
+        ("launch_gate_end(ctx);", gate),
         ("sm90_regs_release<", roles),
         ("sm90_regs_claim<", roles),
         ("launch_count_in(ctx);", roles),
@@ -201,11 +213,12 @@ pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), Audit
         }
     }
     let generated = &lines[(begin + library_lines.len()).min(lines.len())..];
-    let wanted = primitives(plan);
+    let (wanted, in_gate) = (primitives(plan), in_gate(plan));
     for (edge, (text, what)) in &wanted {
         let found = generated.iter().map(|l| code(l).matches(text.as_str()).count()).sum();
-        if found != 1 {
-            return Err(AuditError::Edge { edge: *edge, what: what.clone(), found });
+        let want = if in_gate.contains(edge) { 2 } else { 1 };
+        if found != want {
+            return Err(AuditError::Edge { edge: *edge, what: what.clone(), found, want });
         }
     }
     for (text, want) in frame(plan, options) {

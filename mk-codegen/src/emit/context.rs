@@ -129,7 +129,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// What the kernel template is rendered with.
-    pub fn kernel(&self, roles: Vec<Value>, smem_bytes: u32, engine_waits: Vec<String>) -> Value {
+    pub fn kernel(&self, roles: Vec<Value>, smem_bytes: u32, gate: Option<Value>) -> Value {
         let dims: Vec<_> = self
             .plan
             .dims
@@ -187,7 +187,7 @@ impl<'a> Emitter<'a> {
             smem_bytes,
             block => super::BLOCK_THREADS,
             trace => self.options.trace,
-            engine_waits,
+            gate,
             entered => self.entered(), dims, signals, buffers, edges, enter, roles, stalls,
         }
     }

@@ -4,7 +4,8 @@
 //! operations hold the values that they were captured with. So its waits and posts become three things that streams do have:
 //!
 //! - Its waits, which may only be for the ranks' entries, are made by a warp of the kernel, which leaves the epoch in a word and then sets
-//!   another to 1. The engine's stream waits for the 1, and takes it back: the same values in every launch.
+//!   another to 1, for which the engine's stream waits. Nothing but the order in which they are enqueued puts the kernel before that wait, and
+//!   a graph does not keep it. So in a captured launch they are made by a kernel of one CTA before the kernel and the copies, the *gate*.
 //! - A post to a peer is a copy of the epoch behind the data: a word that one task raises once in a launch counts launches.
 //! - A post that only the plan's epilogue waits for is the end of the engine's stream, for which the caller's waits.
 
@@ -13,8 +14,14 @@ use crate::ir::{
     Access, Agent, BufId, Expr, FamId, Family, Leaf, Operand, Point, Post, Region, RoleKind, SigId,
     Task, Var,
 };
+use minijinja::{Value, context};
 use mk_abi::{EngineCopy, EngineProgram};
 use std::collections::HashMap;
+
+/// Entry point of the gate.
+const GATE: &str = "mk_gate";
+/// Its threads: a warp announces, another waits.
+const GATE_THREADS: u32 = 64;
 
 /// Whether a plan has copy engines work.
 pub(super) fn used(e: &Emitter<'_>) -> bool {
@@ -32,11 +39,14 @@ fn ends_launch(e: &Emitter<'_>, signal: SigId) -> bool {
     readers.peek().is_some() && readers.all(|f| e.plan.roles[f.role].kind == RoleKind::Epilogue)
 }
 
-/// The edges of its waits, which a warp of the kernel makes for it.
+/// What the gate is rendered with.
 ///
 /// # Errors
 /// For waits of an engine that are not for all entries.
-pub(super) fn waits(e: &Emitter<'_>) -> Result<Vec<String>, EmitError> {
+pub(super) fn gate(e: &Emitter<'_>) -> Result<Option<Value>, EmitError> {
+    if !used(e) {
+        return Ok(None);
+    }
     let mut waits = Vec::new();
     for (_, f) in copies(e) {
         for w in &f.waits {
@@ -51,7 +61,7 @@ pub(super) fn waits(e: &Emitter<'_>) -> Result<Vec<String>, EmitError> {
             waits.push(w.edge.to_string());
         }
     }
-    Ok(waits)
+    Ok(Some(context! { name => GATE, threads => GATE_THREADS, waits }))
 }
 
 /// The copies of every rank, in their order.
@@ -84,7 +94,7 @@ pub(super) fn program(e: &Emitter<'_>) -> Result<Option<EngineProgram>, EmitErro
         );
         return Err(EmitError::unsupported("copy_engine", what));
     }
-    Ok(Some(EngineProgram { copies: ranks }))
+    Ok(Some(EngineProgram { gate: GATE.into(), gate_threads: GATE_THREADS, copies: ranks }))
 }
 
 /// Families of the epilogue wait for engines, and do nothing else.

@@ -130,7 +130,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     };
     let roles = role::roles(&mut e, &env)?;
     let smem_bytes = e.smem_bytes();
-    let kernel = e.kernel(roles, smem_bytes, engine::waits(&e)?);
+    let kernel = e.kernel(roles, smem_bytes, engine::gate(&e)?);
     let generated = env.get_template("kernel")?.render(kernel)?;
     let header: String = plan.to_string().lines().map(|l| format!("// {l}\n")).collect();
     let header = header.replace("// \n", "//\n");

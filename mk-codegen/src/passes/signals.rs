@@ -78,7 +78,7 @@ fn entry(draft: &mut Draft) {
             g.peer = super::gather::peer(Var::EACH.into(), peers + 1);
             each.extent = peers.into();
         }
-        // A copy engine does not even know that the own kernel has begun.
+        // Nor does a copy engine know of the own rank, by the plan: it is ordered by signals alone.
         if let Some((Agent::Engine, _)) = performer(draft, g.family, g.operand) {
             g.peer = Var::EACH.into();
             g.each = Some(Each { var: "p".into(), extent: (peers + 1).into() });

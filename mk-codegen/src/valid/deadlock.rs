@@ -6,7 +6,7 @@
 //! else that it runs; a kernel begins when the one before it on its rank has ended; copies of the copy engine run in the
 //! order of their families, in a queue of their own.
 //!
-//! A dynamic schedule: each worker has one task to begin with, and asks for the next, in order, when it begins with one. In a role that has
+//! A dynamic schedule: each worker has one task to begin with, and asks for the next, in order, while it is at one (or has made its waits). In a role that has
 //! one, CTA 0 runs all tasks here, those of a static schedule, too. If that ends, so does every other way: of the tasks that have not
 //! ended, take the one that comes first here. What it waits for is there. Every CTA runs what it has in the order of the role, so whoever
 //! has this one has ended all before it, and has begun it. If nobody has it, nobody has one behind it in its queue, and all before it have

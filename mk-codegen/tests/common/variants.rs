@@ -206,7 +206,10 @@ pub const VARIANTS: &[Variant] = &[
         c.k_slices = 3;
         c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
     }),
-    variant(("own_narrow", "gather(a) -> gemm(b)", 3, RAGGED), |c| c.own_columns = Some(64)),
+    variant(("own_narrow", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
+        ping_pong(c, 128);
+        c.own_columns = Some(64);
+    }),
     variant(("own_slices_tail", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
         (c.k_slices, c.own_columns) = (8, Some(64));
         c.tail = Some(Tail { blocks: 20, columns: 128, parts: 2 });

@@ -258,12 +258,14 @@ pub(super) mod tests {
                 bytes: 128,
                 raises: vec![(0, 511)],
             };
-            let mut program = EngineProgram { copies: vec![vec![copy]] };
+            let (gate, copies) = ("mk_gate".into(), vec![vec![copy]]);
+            let mut program = EngineProgram { gate, gate_threads: 64, copies };
             change(&mut program);
             refused(|s| s.engine = Some(program))
         };
         assert_eq!(with(&|_| {}), "accepted");
         assert!(with(&|p| p.copies.clear()).contains("copies for 0 ranks"));
+        assert!(with(&|p| p.gate_threads = 0).contains("threads of its gate"));
         let outside: [fn(&mut EngineCopy); 8] = [
             |c| c.tensor = 1,
             |c| c.from_bytes = 129,

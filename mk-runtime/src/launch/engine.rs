@@ -1,18 +1,20 @@
 //! What a launch has copy engines do beside the kernel, on a stream of their own.
 //!
 //! ```text
-//! caller's stream   ──┬── kernel ─────────────────────┬──
-//! engine's stream     └── until the kernel says ── copies ──┘
+//! caller's stream   ──┬── kernel ─────────────────────┬──        captured:   gate ──┬── kernel ──┬──
+//! engine's stream     └── until the kernel says ── copies ──┘                       └── copies ──┘
 //! ```
 //!
-//! The kernel says so when every rank has entered the launch, so that the copies may write to peers' memory, by a word in which the
-//! stream waits for 1 and puts back 0. A copy of the epoch behind the data raises a word of the peer that waits. All of it can be captured:
-//! no operation holds a value that changes from launch to launch.
+//! The copies may write to peers' memory when every rank has entered the launch. The kernel says so by a word in which the stream waits for
+//! 1 and puts back 0. It is enqueued before that wait, so that it begins before, whatever queues they share; nothing else tells the driver
+//! of this order, and a graph need not keep it. In a captured launch the gate, a kernel of one CTA before both, ends when every rank has
+//! entered. A copy of the epoch behind the data raises a word of the peer that waits: no operation holds a value that changes from launch
+//! to launch.
 
 use super::dims;
-use crate::driver::{Context, cu};
+use crate::driver::cu;
 use crate::error::Error;
-use crate::gpu::{Event, Stream, StreamRef};
+use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
 use crate::world::World;
 use cudarc::driver::sys;
 use mk_abi::device::ControlBlock;
@@ -25,16 +27,18 @@ const WORD: usize = 4;
 
 /// A rank's copy engine in the launches of one instance.
 pub(super) struct Engine {
-    context: Arc<Context>,
+    gate: Kernel,
+    threads: u32,
     copies: Vec<Placed>,
-    /// The word that the kernel leaves the epoch in.
+    /// The word that the kernel, or the gate, leaves the epoch in.
     epoch: u64,
-    /// The word by which it lets the copies begin.
+    /// The word by which the kernel lets the copies begin.
     begins: u64,
     /// A stream that is part of a capture takes nothing else.
     captured: Stream,
     eager: Stream,
-    forked: Event,
+    /// The caller's stream has come to the launch, and the gate has ended.
+    begun: Event,
     done: Event,
 }
 
@@ -53,6 +57,7 @@ impl Engine {
         rank: u32,
         source: &KernelSource,
         program: &EngineProgram,
+        module: &Arc<Module>,
         control: u64,
         sym: impl Fn(u32) -> u64,
     ) -> Result<Engine, Error> {
@@ -69,15 +74,20 @@ impl Engine {
             return Err(Error::EngineOnSharedGpu { kernel, device });
         }
         Ok(Engine {
-            context: world.context(rank)?.clone(),
+            gate: Kernel::new(module, &program.gate, &source.name)?,
+            threads: program.gate_threads,
             copies: program.copies[rank as usize].iter().map(copy).collect(),
             epoch: control + offset_of!(ControlBlock, launch) as u64,
             begins: control + offset_of!(ControlBlock, engines) as u64,
             captured: Stream::new(world, rank)?,
             eager: Stream::new(world, rank)?,
-            forked: Event::untimed(world, rank)?,
+            begun: Event::untimed(world, rank)?,
             done: Event::untimed(world, rank)?,
         })
+    }
+
+    pub(super) fn gate(&self) -> &Kernel {
+        &self.gate
     }
 
     fn stream(&self, eager: bool) -> StreamRef {
@@ -87,19 +97,33 @@ impl Engine {
     /// Whether a launch may be captured: the engine's stream belongs to no capture, or to the one that the caller's does. The context
     /// is current.
     pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool, Error> {
-        let device = self.context.ordinal();
+        let device = self.gate.context().ordinal();
         let own = self.captured.as_ref().capture(device)?;
         Ok(own.is_none() || own == stream.capture(device)?)
     }
 
-    /// Has the engine's stream follow the caller's: before the kernel is enqueued. The context is current.
-    pub(super) fn fork(&self, stream: StreamRef, eager: bool) -> Result<(), Error> {
-        self.forked.record_entered(stream)?;
-        self.forked.hold_entered(self.stream(eager))
+    /// Has the engine's stream follow the caller's, behind the gate if the launch is captured: before the kernel is enqueued. The context
+    /// is current.
+    ///
+    /// # Safety
+    /// `params` points to the parameter that the kernel declares.
+    pub(super) unsafe fn open(
+        &self,
+        stream: StreamRef,
+        eager: bool,
+        params: *mut std::ffi::c_void,
+    ) -> Result<(), Error> {
+        if !eager {
+            let block = [self.threads, 1, 1];
+            // SAFETY: the gate takes the kernel's parameter (checked at bind); the rest by the caller.
+            unsafe { self.gate.launch([1; 3], block, 0, stream.raw(), &mut [params]) }?;
+        }
+        self.begun.record_entered(stream)?;
+        self.begun.hold_entered(self.stream(eager))
     }
 
-    /// Enqueues the copies from these tensors behind the kernel's word, and has the caller's stream wait for them. The kernel is
-    /// enqueued; the context is current.
+    /// Enqueues the copies from these tensors, behind the kernel's word if there was no gate, and has the caller's stream wait for them.
+    /// The kernel is enqueued; the context is current.
     pub(super) fn copy(
         &self,
         stream: StreamRef,
@@ -107,11 +131,14 @@ impl Engine {
         tensors: &[u64],
     ) -> Result<(), Error> {
         let own = self.stream(eager);
-        let copied = self.hold(own).and_then(|()| {
-            // The word goes back behind the copies: before them it would keep them waiting.
-            let copied = self.copy_all(own, tensors);
-            copied.and(self.take_back(own))
-        });
+        let copied = match eager {
+            true => self.hold(own).and_then(|()| {
+                // The word goes back behind the copies: before them it would keep them waiting.
+                let copied = self.copy_all(own, tensors);
+                copied.and(self.take_back(own))
+            }),
+            false => self.copy_all(own, tensors),
+        };
         // Also behind copies that failed: those before them still read the caller's tensors.
         let joined = self.done.record_entered(own).and_then(|()| self.done.hold_entered(stream));
         copied.and(joined)
@@ -119,15 +146,17 @@ impl Engine {
 
     /// Has the engine's stream wait for the kernel's word.
     fn hold(&self, own: StreamRef) -> Result<(), Error> {
-        let (device, when) =
-            (Some(self.context.ordinal()), sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ);
+        let (device, when) = (
+            Some(self.gate.context().ordinal()),
+            sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ,
+        );
         // SAFETY: a word of the control block, which lives as long as the instance, and that until its streams are through.
         unsafe { cu!(device, cuStreamWaitValue32_v2(own.raw(), self.begins, 1, when as u32)) }
     }
 
     /// For the next launch, whose kernel is behind this stream's end.
     fn take_back(&self, own: StreamRef) -> Result<(), Error> {
-        let device = Some(self.context.ordinal());
+        let device = Some(self.gate.context().ordinal());
         let how = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT;
         // SAFETY: as in `hold`.
         unsafe { cu!(device, cuStreamWriteValue32_v2(own.raw(), self.begins, 0, how as u32)) }
@@ -137,7 +166,7 @@ impl Engine {
         self.copies.iter().try_for_each(|c| {
             if c.bytes > 0 {
                 let from = tensors[c.tensor] + c.from_bytes;
-                let device = Some(self.context.ordinal());
+                let device = Some(self.gate.context().ordinal());
                 // SAFETY: as in `raise`; a caller's tensor may also be pinned memory of the host.
                 unsafe { cu!(device, cuMemcpyAsync(c.to, from, c.bytes, own.raw())) }?;
             }
@@ -147,7 +176,7 @@ impl Engine {
 
     /// Copies the epoch to a word.
     fn raise(&self, stream: StreamRef, word: u64) -> Result<(), Error> {
-        let device = Some(self.context.ordinal());
+        let device = Some(self.gate.context().ordinal());
         // SAFETY: both ranges were checked against their memory (the source at bind, the tensors at this launch); peers' memory is
         // mapped for as long as the instance lives, which ends behind its streams.
         unsafe { cu!(device, cuMemcpyDtoDAsync_v2(word, self.epoch, WORD, stream.raw())) }
@@ -159,6 +188,9 @@ pub(super) fn check(source: &KernelSource, program: &EngineProgram) -> Result<()
     if program.copies.len() != source.world_size as usize {
         let (n, world) = (program.copies.len(), source.world_size);
         return Err(format!("it has copies for {n} ranks, and there are {world}"));
+    }
+    if !(1..=1024).contains(&program.gate_threads) {
+        return Err(format!("{} threads of its gate are not 1 to 1024", program.gate_threads));
     }
     let space = &source.workspace;
     for (rank, list) in program.copies.iter().enumerate() {

@@ -103,7 +103,8 @@ pub(super) const fn zero_header() -> LaunchHeader {
         chaos_seed: 0,
         chaos_max_ns: 0,
         dims: [0; 4],
-        reserved: [0; 7],
+        gated: 0,
+        reserved: [0; 6],
     }
 }
 

@@ -85,7 +85,12 @@ impl Rank {
         check_param(source, &kernel, &params)?;
         let sym = |p: u32| symmetric.base() + u64::from(p) * symmetric.stride_bytes();
         let engine = match &source.engine {
-            Some(program) => Some(Engine::new(world, rank, source, program, control.ptr(), sym)?),
+            Some(program) => {
+                let control = control.ptr();
+                let engine = Engine::new(world, rank, source, program, &module, control, sym)?;
+                check_param(source, engine.gate(), &params)?;
+                Some(engine)
+            }
             None => None,
         };
         let mut this = Rank {
@@ -220,7 +225,7 @@ impl Rank {
         copied.and(marked)
     }
 
-    /// Enqueues the kernel; [`Rank::finish`] follows. The context is current.
+    /// Enqueues the kernel, behind its gate if it has one; [`Rank::finish`] follows. The context is current.
     pub(super) fn enqueue(
         &mut self,
         source: &KernelSource,
@@ -230,9 +235,13 @@ impl Rank {
     ) -> Result<(), Error> {
         let device = Some(self.kernel.context().ordinal());
         let config = attributes.config(source, stream.raw());
+        if self.engine.is_some() {
+            self.params.update_header(|header| header.gated = u32::from(!eager));
+        }
         let mut params = [self.params.as_param()];
         if let Some(engine) = &self.engine {
-            engine.fork(stream, eager)?;
+            // SAFETY: the block has the size that the gate declares (checked at bind), and the driver copies it.
+            unsafe { engine.open(stream, eager, params[0]) }?;
         }
         // SAFETY: the block has the size that the kernel declares (checked at bind) and the driver copies it; the
         // configuration points to attributes that outlive the call; the stream belongs to the current context.
