@@ -1,7 +1,7 @@
 //! What a launch has copy engines do beside the kernel, on a stream of their own.
 //!
 //! ```text
-//! caller's stream   ──┬── kernel ─────────────────────┬──        captured:   gate ──┬── kernel ──┬──
+//! caller's stream   ──┬── kernel ───────────────────────────┬──  captured:   gate ──┬── kernel ──┬──
 //! engine's stream     └── until the kernel says ── copies ──┘                       └── copies ──┘
 //! ```
 //!
