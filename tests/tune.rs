@@ -196,6 +196,10 @@ fn a_winner_has_neighbours() {
     let near = tune::neighbours(&two, &program, &bound);
     let groups: Vec<u32> = near.iter().map(|c| c.group_rows).filter(|n| *n != 2).collect();
     assert_eq!(groups, [1, 3, 4]);
+    // Of what a file may say of a winner, too.
+    let mut most = Config { group_rows: u32::MAX, ..winner.clone() };
+    most.sms.insert("intra_comm".into(), u32::MAX);
+    assert!(!tune::neighbours(&most, &program, &bound).is_empty());
     // Where no CTAs only communicate, there are none to have more of.
     let after = Config { sums: Sums::After, sms: BTreeMap::new(), ..winner };
     let near = tune::neighbours(&after, &program, &bound);

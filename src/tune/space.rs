@@ -336,7 +336,7 @@ fn one_wave(facts: &Facts) -> bool {
     let sms = target::by_name(&Config::default().target).map_or(1, |t| u64::from(t.sms));
     let ranks = u64::from(facts.ranks);
     let across = (facts.columns / ranks.max(1)).div_ceil(width);
-    ranks > 1 && (facts.rows / ranks * (ranks - 1)).div_ceil(height) * across <= sms
+    ranks > 1 && (facts.rows / ranks * (ranks - 1)).div_ceil(height).saturating_mul(across) <= sms
 }
 
 /// Tails of a product alone that take in what its last wave of default tiles leaves over, where it has several waves.
@@ -437,7 +437,8 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
     let mut near = Vec::new();
     if facts.products {
         let n = config.group_rows;
-        let others = [n / 4, n / 2, n * 3 / 4, n * 3 / 2, n * 2];
+        let three = n.saturating_mul(3);
+        let others = [n / 4, n / 2, three / 4, three / 2, n.saturating_mul(2)];
         near.extend(others.map(|group_rows| Config { group_rows, ..config.clone() }));
         near.push(other_schedule(config));
     }
@@ -446,7 +447,8 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
         near.extend([64, 128, 192].into_iter().filter(|m| *m != n).map(|m| own(Some(m))));
     }
     if let Some(n) = config.sms.get("intra_comm") {
-        near.extend([n * 3 / 4, n * 5 / 4, n * 3 / 2].map(|sms| {
+        let times = |by| n.saturating_mul(by);
+        near.extend([times(3) / 4, times(5) / 4, times(3) / 2].map(|sms| {
             let mut config = config.clone();
             config.sms.insert("intra_comm".into(), sms);
             config
@@ -477,11 +479,9 @@ pub fn runners_up<'c>(
     program: &Program,
     bound: &Bound,
 ) -> Vec<Config> {
-    let first = behind.take(RUNNERS_UP).map(|config| {
-        let facts = Facts::new(program, bound, config.ranks);
-        (facts.products && facts.sums && facts.ranks > 1).then(|| other_schedule(config))
-    });
-    first.flatten().collect()
+    let facts = Facts::new(program, bound, 1);
+    let leave = |config: &&Config| facts.products && facts.sums && config.ranks > 1;
+    behind.take(RUNNERS_UP).filter(leave).map(other_schedule).collect()
 }
 
 /// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
