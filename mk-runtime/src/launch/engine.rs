@@ -1,8 +1,8 @@
 //! What a launch has copy engines do beside the kernel, on a stream of their own.
 //!
 //! ```text
-//! caller's stream   ──┬── kernel ───────────────────────────┬──  captured:   gate ──┬── kernel ──┬──
-//! engine's stream     └── until the kernel says ── copies ──┘                       └── copies ──┘
+//! caller's stream   ───── kernel ───────────────────────────┬──  captured:   gate ──┬── kernel ──┬──
+//! engine's stream         until the kernel says ── copies ──┘                       └── copies ──┘
 //! ```
 //!
 //! The copies may write to peers' memory when every rank has entered the launch. The kernel says so by a word in which the stream waits for
@@ -37,7 +37,7 @@ pub(super) struct Engine {
     /// A stream that is part of a capture takes nothing else.
     captured: Stream,
     eager: Stream,
-    /// The caller's stream has come to the launch, and the gate has ended.
+    /// The gate has ended.
     begun: Event,
     done: Event,
 }
@@ -90,10 +90,6 @@ impl Engine {
         &self.gate
     }
 
-    fn stream(&self, eager: bool) -> StreamRef {
-        if eager { self.eager.as_ref() } else { self.captured.as_ref() }
-    }
-
     /// Whether a launch may be captured: the engine's stream belongs to no capture, or to the one that the caller's does. The context
     /// is current.
     pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool, Error> {
@@ -102,24 +98,21 @@ impl Engine {
         Ok(own.is_none() || own == stream.capture(device)?)
     }
 
-    /// Has the engine's stream follow the caller's, behind the gate if the launch is captured: before the kernel is enqueued. The context
-    /// is current.
+    /// Puts the gate before a captured launch's kernel, and the engine's stream behind it: before the kernel is enqueued. In any other
+    /// launch that stream follows the kernel's word alone. The context is current.
     ///
     /// # Safety
     /// `params` points to the parameter that the kernel declares.
     pub(super) unsafe fn open(
         &self,
         stream: StreamRef,
-        eager: bool,
         params: *mut std::ffi::c_void,
     ) -> Result<(), Error> {
-        if !eager {
-            let block = [self.threads, 1, 1];
-            // SAFETY: the gate takes the kernel's parameter (checked at bind); the rest by the caller.
-            unsafe { self.gate.launch([1; 3], block, 0, stream.raw(), &mut [params]) }?;
-        }
+        let block = [self.threads, 1, 1];
+        // SAFETY: the gate takes the kernel's parameter (checked at bind); the rest by the caller.
+        unsafe { self.gate.launch([1; 3], block, 0, stream.raw(), &mut [params]) }?;
         self.begun.record_entered(stream)?;
-        self.begun.hold_entered(self.stream(eager))
+        self.begun.hold_entered(self.captured.as_ref())
     }
 
     /// Enqueues the copies from these tensors, behind the kernel's word if there was no gate, and has the caller's stream wait for them.
@@ -130,7 +123,7 @@ impl Engine {
         eager: bool,
         tensors: &[u64],
     ) -> Result<(), Error> {
-        let own = self.stream(eager);
+        let own = if eager { self.eager.as_ref() } else { self.captured.as_ref() };
         let copied = match eager {
             true => self.hold(own).and_then(|()| {
                 // The word goes back behind the copies: before them it would keep them waiting.

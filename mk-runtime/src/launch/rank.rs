@@ -239,9 +239,9 @@ impl Rank {
             self.params.update_header(|header| header.gated = u32::from(!eager));
         }
         let mut params = [self.params.as_param()];
-        if let Some(engine) = &self.engine {
+        if let (Some(engine), false) = (&self.engine, eager) {
             // SAFETY: the block has the size that the gate declares (checked at bind), and the driver copies it.
-            unsafe { engine.open(stream, eager, params[0]) }?;
+            unsafe { engine.open(stream, params[0]) }?;
         }
         // SAFETY: the block has the size that the kernel declares (checked at bind) and the driver copies it; the
         // configuration points to attributes that outlive the call; the stream belongs to the current context.
