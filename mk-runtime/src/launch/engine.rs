@@ -8,9 +8,10 @@
 //! The copies may write to peers' memory when every rank has entered the launch. The kernel says so by a word in which the stream waits for
 //! 1 and puts back 0. The kernel is enqueued before that wait, so that it begins before, whatever queues they share. Nothing else tells the
 //! driver of this order, nor that the copies are behind what the caller's stream did before the kernel: CUDA asks for events beside such
-//! waits, so that work that shares a queue comes in order, and here the order of enqueueing is that already. A graph need not keep it. In a captured launch the gate, a kernel of one CTA before both, ends when every rank has
-//! entered. A copy of the epoch behind the data raises a word of the peer that waits: no operation holds a value that changes from launch
-//! to launch.
+//! waits, so that work that shares a queue comes in order, and here the order of enqueueing is that already. A graph need not keep it. In a
+//! captured launch the gate, a kernel of one CTA before both, ends when every rank has entered.
+//!
+//! A copy of the epoch behind the data raises a word of the peer that waits: no operation holds a value that changes from launch to launch.
 
 use super::dims;
 use crate::driver::cu;
