@@ -226,6 +226,47 @@ fn own_rows_in_narrower_tiles_are_tried_for_one_wave() {
     assert_eq!(own, [64, 192]);
 }
 
+/// Where a sum waits for few waves of tiles, those of the first rows are tried in narrower ones; and beside a winner, in others.
+#[test]
+fn first_rows_in_narrower_tiles_are_tried_for_few_waves() {
+    let knob = KNOBS.iter().find(|k| k.name == "head").expect("there is one");
+    let values = |text: &str, names: &[&'static str], m: u64, ranks| {
+        let program = Program::parse(text).expect("parses");
+        let square = [m, m];
+        let shapes: Vec<_> = names.iter().map(|name| (*name, &square[..])).collect();
+        (knob.values)(&Facts::new(&program, &bound(&program, &shapes), ranks))
+    };
+    const AB: &[&str] = &["a", "b"];
+    let scatter = "gemm(a, b) -> reduce_scatter";
+    assert_eq!(values(scatter, AB, 4096, 4), ["none", "1x128", "1x64"], "32 by 16 tiles");
+    assert!(values(scatter, AB, 8192, 4).is_empty(), "64 by 32");
+    assert!(values(scatter, AB, 4096, 1).is_empty(), "nothing leaves");
+    assert!(values("gather(a) -> gemm(b)", AB, 4096, 4).is_empty(), "nothing is summed");
+    let chain = "gather(x) -> gemm(v) -> gemm(w) -> all_reduce";
+    assert_eq!(values(chain, &["x", "v", "w"], 4096, 4).len(), 3);
+    let gathered = "gather(a) -> gemm(b) -> reduce_scatter";
+    assert!(values(gathered, AB, 4096, 4).is_empty(), "those rows come later than the own ones");
+
+    let program = Program::parse("gemm(a, b) -> all_reduce").expect("parses");
+    let heads = |m: u64, set: fn(&mut Config)| {
+        let bound = bound(&program, &[("a", &[m, 4096]), ("b", &[4096, 4096])]);
+        let mut winner = Config { ranks: 4, ..Config::default() };
+        set(&mut winner);
+        let near = tune::neighbours(&winner, &program, &bound);
+        let heads = near.iter().filter(|c| c.head != winner.head).map(|c| c.head);
+        heads.map(|h| h.map_or("none".into(), |h| h.to_string())).collect::<Vec<_>>()
+    };
+    assert_eq!(heads(4096, |_| ()), ["1x128", "1x64", "2x128"]);
+    assert_eq!(
+        heads(4096, |c| c.head = "1x64".parse().ok()),
+        ["none", "1x128", "2x128"],
+        "also without"
+    );
+    assert_eq!(heads(4096, |c| c.set_block([128, 192, 64])), ["1x64"], "a part of the others");
+    assert!(heads(4096, |c| c.all_reduce = AllReduce::OneShot).is_empty(), "no owners");
+    assert!(heads(512, |_| ()).is_empty(), "one block of rows");
+}
+
 /// Where tiles leave, those behind a winner may be ahead of it with the other schedule.
 #[test]
 fn runners_up_are_measured_in_the_other_schedule() {

@@ -1,7 +1,7 @@
 //! The options that say which plan is meant.
 
 use clap::Args;
-use mk::passes::{Gather, Tail};
+use mk::passes::{Gather, Head, Tail};
 use std::collections::BTreeMap;
 
 /// Ranks of a pipeline for which nothing else is said.
@@ -38,6 +38,9 @@ pub struct PipelineArgs {
     /// Columns of the tiles of a gathered operand's own rows, less than the others have, so that all CTAs share them [default: as the others]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub own_columns: Option<u32>,
+    /// Blocks of rows at the beginning of each shard whose tiles have fewer columns, so that links have something to carry sooner, for instance 1x128 [default: none]
+    #[arg(long, value_name = "BLOCKSxCOLUMNS")]
+    pub head: Option<Head>,
     /// How an all_reduce moves its summands: one-shot and by-columns are for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
@@ -135,6 +138,7 @@ impl PipelineArgs {
             ("--block", self.block.is_none()),
             ("--tail", self.tail.is_none()),
             ("--own-columns", self.own_columns.is_none()),
+            ("--head", self.head.is_none()),
             ("--all-reduce", self.all_reduce.is_none()),
             ("--sums", self.sums.is_none()),
             ("--chunk-bytes", self.chunk_bytes.is_none()),

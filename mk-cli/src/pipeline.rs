@@ -219,6 +219,7 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         gather: args.gather.unwrap_or(default.gather),
         tail: args.tail,
         own_columns: args.own_columns,
+        head: args.head,
         split_k: args.split_k.unwrap_or(default.split_k),
         fold: match args.fold {
             Some(Fold::Owner) => passes::Fold::Owner,

@@ -31,6 +31,7 @@ fn kernels_of_other_ways_of_lowering() {
         "tail_gathered",
         "slices_tail",
         "own_slices_tail",
+        "head_dyn",
         "ring",
         "on_write",
         "epilogue",

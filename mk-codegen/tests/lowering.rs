@@ -5,7 +5,7 @@ mod common;
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
     ir::{Expr, Plan, Points, Schedule, TableSet, Task},
-    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, lower},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -140,10 +140,42 @@ fn own_rows_may_have_narrower_tiles() {
     );
 }
 
+/// First rows in narrower tiles: so many more of them, each a summand's word raised so often; the others as before.
+#[test]
+fn first_rows_may_have_narrower_tiles() {
+    // Shards of 4 blocks, 5 tiles of 256 columns across: the last one of 24.
+    let shapes = &[("a", vec![2048, 512]), ("b", vec![512, 1048])];
+    let lowered = |head: Option<&str>| {
+        let head = head.map(|text| text.parse().expect(text));
+        with_config("gemm(a, b) -> all_reduce", shapes, &Config { head, ..four() }).expect("lowers")
+    };
+    let products = |plan: &Plan| {
+        let tables = TableSet::default();
+        let points = Points::new(plan, &tables);
+        let families = plan.families.iter().filter(|(_, f)| f.name.starts_with("gemm"));
+        let tasks = |id| points.tasks(id, 1, 1).expect("in range");
+        families.map(|(id, f)| (f.name.clone(), tasks(id).len())).collect::<Vec<_>>()
+    };
+    let named = |list: &[(&str, usize)]| {
+        list.iter().map(|(name, n)| (name.to_string(), *n)).collect::<Vec<_>>()
+    };
+    assert_eq!(products(&lowered(None)), named(&[("gemm", 80)]));
+    assert_eq!(products(&lowered(Some("1x128"))), named(&[("gemm.head", 36), ("gemm", 60)]));
+    assert_eq!(products(&lowered(Some("2x64"))), named(&[("gemm.head", 136), ("gemm", 40)]));
+    // One block keeps its tiles.
+    assert_eq!(products(&lowered(Some("9x128"))), named(&[("gemm.head", 108), ("gemm", 20)]));
+    let few = &[("a", vec![512, 512]), ("b", vec![512, 1048])];
+    let one = |head| {
+        with_config("gemm(a, b) -> all_reduce", few, &Config { head, ..four() }).expect("lowers")
+    };
+    assert_eq!(one(Some(Head { blocks: 1, columns: 128 })), one(None), "a shard of one block");
+}
+
 #[test]
 fn settings_that_fit_nothing_are_refused() {
     let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512]), ("g", vec![512, 2, 512])];
     let tail = |blocks, columns, parts| Some(Tail { blocks, columns, parts });
+    let head = |blocks, columns| Some(Head { blocks, columns });
     let engine = |parts| Gather::Engine { parts };
     let cases: &[(&str, Config, &str)] = &[
         ("gather(a) -> gemm(b)", Config { k_slices: 0, ..four() }, "rows in 0 slices"),
@@ -179,6 +211,41 @@ fn settings_that_fit_nothing_are_refused() {
             "no product here has own rows",
         ),
         ("gather(a)", Config { own_columns: Some(64), ..four() }, "there are none"),
+        ("gather(a)", Config { head: head(1, 128), ..four() }, "there are none"),
+        ("gemm(a, b)", Config { head: head(1, 128), ..four() }, "no product here has first tiles"),
+        (
+            "gather(a) -> gemm(b) -> reduce_scatter",
+            Config { head: head(1, 128), ..four() },
+            "no product here has first tiles",
+        ),
+        (
+            "gemm(a, b) -> all_reduce",
+            Config { head: head(1, 128), all_reduce: AllReduce::OneShot, ..four() },
+            "no product here has first tiles",
+        ),
+        (
+            "gemm(a, b) -> reduce_scatter",
+            Config { head: head(1, 128), sums: Sums::Ring, ..four() },
+            "no product here has first tiles",
+        ),
+        (
+            "gemm(a, b) -> reduce_scatter",
+            Config { head: head(1, 128), split_k: 2, ..four() },
+            "no product here has first tiles",
+        ),
+        (
+            "gemm(a, b) -> reduce_scatter",
+            Config { head: head(0, 128), ..four() },
+            "0 first blocks of rows",
+        ),
+        ("gemm(a, b) -> reduce_scatter", Config { head: head(1, 192), ..four() }, "beside others"),
+        ("gemm(a, b) -> reduce_scatter", Config { head: head(1, 256), ..four() }, "beside others"),
+        ("gemm(a, b) -> reduce_scatter", Config { head: head(1, 32), ..four() }, "beside others"),
+        (
+            "gemm(a, b) -> reduce_scatter",
+            Config { head: head(1, 0), ..four() },
+            "1 first blocks of rows in tiles of 0 columns beside others of 256",
+        ),
         (
             "gemm(a, b) -> all_reduce",
             Config { fold: Fold::Owner, ..four() },
@@ -277,6 +344,18 @@ fn every_cta_multiplies_for_every_owner() {
         for t in tasks.iter().filter(own) {
             assert!(t.linear() - left[&place(t)] > CTAS as i64 - 4, "{:?}", t.domain());
         }
+    }
+}
+
+#[test]
+fn heads_read_what_they_write() {
+    for text in ["1x64", "20x128"] {
+        let head: Head = text.parse().expect(text);
+        assert_eq!(head.to_string(), text);
+    }
+    for text in ["", "1", "x", "1x", "x64", "1x64/2", "-1x64", "1x64x2", "axb"] {
+        let error = text.parse::<Head>().expect_err(text).to_string();
+        assert!(error.contains(&format!("`{text}` is not BLOCKSxCOLUMNS")), "{error}");
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, Schedule, Sums, Tail},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, Head, Schedule, Sums, Tail},
     tune::Fuse,
 };
 use pyo3::{prelude::*, types::PyDict};
@@ -38,6 +38,7 @@ pub struct Choices<'a, 'py> {
     pub group_rows: Option<u32>,
     pub tail: Option<&'a str>,
     pub own_columns: Option<u32>,
+    pub head: Option<&'a str>,
     pub tile_schedule: Option<&'a str>,
 }
 
@@ -45,6 +46,8 @@ impl Choices<'_, '_> {
     /// Whether there is any.
     pub fn given(&self) -> bool {
         let words = [
+            self.tail,
+            self.head,
             self.gather,
             self.all_reduce,
             self.sums,
@@ -58,7 +61,7 @@ impl Choices<'_, '_> {
             [self.chunk_bytes, self.k_slices, self.split_k, self.group_rows, self.own_columns]
                 .iter()
                 .any(Option::is_some);
-        words || numbers || self.tail.is_some() || self.sms.is_some() || self.block.is_some()
+        words || numbers || self.sms.is_some() || self.block.is_some()
     }
 }
 
@@ -84,6 +87,9 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
     let tail = choices.tail.map(|text| {
         text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
     });
+    let head = choices.head.map(|text| {
+        text.parse::<Head>().map_err(|e| Class::Argument.error(py, format!("head: {e}")))
+    });
     let gather = choices.gather.map(|text| {
         text.parse::<Gather>().map_err(|e| Class::Argument.error(py, format!("gather: {e}")))
     });
@@ -108,6 +114,7 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         gather: gather.transpose()?.unwrap_or_default(),
         tail: tail.transpose()?,
         own_columns: choices.own_columns,
+        head: head.transpose()?,
         tile_schedule: one_of(
             py,
             "tile_schedule",

@@ -81,7 +81,7 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, fold=None, consumers=None, group_rows=None, tail=None, own_columns=None, tile_schedule=None))]
+                    sums=None, split_k=None, fold=None, consumers=None, group_rows=None, tail=None, own_columns=None, head=None, tile_schedule=None))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
     py: Python<'_>,
@@ -102,6 +102,7 @@ pub fn plan(
     group_rows: Option<u32>,
     tail: Option<&str>,
     own_columns: Option<u32>,
+    head: Option<&str>,
     tile_schedule: Option<&str>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
@@ -120,6 +121,7 @@ pub fn plan(
         group_rows,
         tail,
         own_columns,
+        head,
         tile_schedule,
     };
     let config = options::config(py, ranks, &choices)?;

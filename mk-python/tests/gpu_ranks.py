@@ -96,6 +96,30 @@ def replays(f):
     f.close()
 
 
+def filled_just_before(world):
+    """Copy engines send what the caller's streams fill behind a delay right before the calls, on two streams in turn, and clear behind them."""
+    f = mk.compile(LINEAR, world, gather="engine/2")
+    whole = [random(512 * SIZE, 1024, seed=seed) for seed in range(12)]
+    b = chunk(random(1024, 256 * SIZE, seed=99), 1)
+    parts = [chunk(a, 0) for a in whole]
+    rows = [torch.full_like(part, float("nan")) for part in parts]
+    results = [torch.full((512 * SIZE, 256), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in whole]
+    f.bind(shapes={"a": tuple(whole[0].shape), "b": (1024, 256 * SIZE)})
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    for i, (part, row, y) in enumerate(zip(parts, rows, results)):
+        with torch.cuda.stream(streams[i % 2]):
+            torch.cuda._sleep(200_000)
+            row.copy_(part)
+            f(row, b, out=y)
+            row.fill_(float("nan"))
+    f.synchronize()
+    torch.cuda.synchronize()
+    for a, y in zip(whole, results):
+        right(y, a.float() @ b.float())
+
+
 def fault(world):
     """The last rank does not come: the others are told who."""
     for fuse in ("always", "never"):
@@ -226,7 +250,7 @@ def main():
     dist.init_process_group("nccl", device_id=gpu, timeout=datetime.timedelta(seconds=60))
     world = mk.World.from_torch()
     assert (world.size, world.ranks, world.devices) == (SIZE, [RANK], [torch.cuda.current_device()])
-    cases = [shapes, ragged, reduction, apart, graph, explained, environment] + ([side_by_side, disagreement, fault, missing] if SIZE > 1 else [])
+    cases = [shapes, ragged, reduction, apart, graph, explained, environment] + ([filled_just_before, side_by_side, disagreement, fault, missing] if SIZE > 1 else [])
     for case in cases:
         case(world)
         gc.collect()

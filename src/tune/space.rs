@@ -6,7 +6,7 @@
 use crate::{Bound, Program};
 use mk_codegen::{
     ir::one_warpgroup_takes,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, Schedule, Sums},
+    passes::{AllReduce, Config, Consumers, Fold, Gather, Head, Schedule, Sums},
     target,
 };
 use mk_syntax::Op;
@@ -21,6 +21,8 @@ pub struct Facts {
     pub gathers: bool,
     /// Whether there are matrix products.
     pub products: bool,
+    /// Whether there are several.
+    pub chained: bool,
     /// Whether a product has a gated epilogue (`swiglu`).
     pub gated: bool,
     /// Whether nothing elementwise is done to what is multiplied.
@@ -50,7 +52,7 @@ impl Facts {
         for node in program.nodes() {
             match node.op {
                 Op::Gather { .. } => facts.gathers = true,
-                Op::Gemm { .. } => facts.products = true,
+                Op::Gemm { .. } => (facts.chained, facts.products) = (facts.products, true),
                 Op::Swiglu => (facts.gated, facts.plain) = (true, false),
                 Op::Bias | Op::Gelu | Op::Silu | Op::Relu | Op::Mul | Op::Add | Op::Scale(_) => {
                     facts.plain = false;
@@ -256,6 +258,21 @@ pub const KNOBS: &[Knob] = &[
         },
     },
     Knob {
+        name: "head",
+        values: |facts| match sends_at_once(facts) {
+            true => ["none", "1x128", "1x64"].map(String::from).to_vec(),
+            false => Vec::new(),
+        },
+        get: |c| Some(c.head.map_or("none".into(), |head| head.to_string())),
+        set: |c, text| {
+            c.head = match text {
+                "none" => None,
+                text => Some(text.parse().ok()?),
+            };
+            Some(())
+        },
+    },
+    Knob {
         name: "split_k",
         values: |facts| match facts.sums && facts.products && facts.rows <= 1024 {
             true => texts(&[1, 2, 3, 4]),
@@ -337,6 +354,17 @@ fn one_wave(facts: &Facts) -> bool {
     let ranks = u64::from(facts.ranks);
     let across = (facts.columns / ranks.max(1)).div_ceil(width);
     ranks > 1 && (facts.rows / ranks * (ranks - 1)).div_ceil(height).saturating_mul(across) <= sms
+}
+
+/// Whether a sum waits for what a product sends, which has four waves of default tiles at most and no gathered rows.
+fn sends_at_once(facts: &Facts) -> bool {
+    if !facts.products || !facts.sums || facts.gathers && !facts.chained {
+        return false;
+    }
+    let [height, width, _] = Config::default().block.map(u64::from);
+    let sms = target::by_name(&Config::default().target).map_or(1, |t| u64::from(t.sms));
+    let tiles = facts.rows.div_ceil(height).saturating_mul(facts.columns.div_ceil(width));
+    facts.ranks > 1 && tiles <= 4 * sms
 }
 
 /// Tails of a product alone that take in what its last wave of default tiles leaves over, where it has several waves.
@@ -430,7 +458,7 @@ pub fn candidates(
     settled.filter(|config| seen.insert(text_of(config))).collect()
 }
 
-/// Configs that differ from one in a number, by a step up or down, or in the schedule: what the values that are tried leave out around
+/// Configs that differ from one in a number, by a step up or down, in the schedule, or in the first tiles: what the values that are tried leave out around
 /// it.
 pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Config> {
     let facts = Facts::new(program, bound, config.ranks);
@@ -445,6 +473,11 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
     let own = |own_columns| Config { own_columns, ..config.clone() };
     if let Some(n) = config.own_columns {
         near.extend([64, 128, 192].into_iter().filter(|m| *m != n).map(|m| own(Some(m))));
+    }
+    if sends_at_once(&facts) {
+        let heads = [None, Some((1, 128)), Some((1, 64)), Some((2, 128))];
+        let heads = heads.map(|h| h.map(|(blocks, columns)| Head { blocks, columns }));
+        near.extend(heads.map(|head| Config { head, ..config.clone() }));
     }
     if let Some(n) = config.sms.get("intra_comm") {
         let times = |by| n.saturating_mul(by);
@@ -485,7 +518,8 @@ pub fn runners_up<'c>(
 }
 
 /// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
-/// whole products, what has no parts or no owner is folded by its rank; and tiles of a tail, or of own rows, are not wider than the others.
+/// whole products, what has no parts or no owner is folded by its rank; tiles of a tail, or of own rows, are not wider than the others; and
+/// those of a head are a part of the others, which go to owners whole.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     let [height, width, _] = config.block;
     if !one_warpgroup_takes([height, width]) {
@@ -501,6 +535,11 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     if config.sums.in_tiles() {
         config.split_k = 1;
     }
+    let whole = config.split_k == 1 && !config.sums.in_tiles();
+    let owned = whole && config.all_reduce == AllReduce::TwoPhase;
+    let several = shard_rows(facts) > u64::from(height);
+    let fits = |head: &Head| several && head.columns < width && width.is_multiple_of(head.columns);
+    config.head = config.head.filter(|head| owned && fits(head));
     if config.split_k == 1 || facts.all_reduces && config.all_reduce == AllReduce::OneShot {
         config.fold = Fold::Rank;
     }

@@ -21,6 +21,7 @@ const CASES: &[(&str, Case)] = &[
     ("never_launches_engine", processes::never_launches_engine),
     ("never_launches_queued", processes::never_launches_queued),
     ("aborted", processes::aborted),
+    ("aborted_engine", processes::aborted_engine),
     ("killed_at_work", processes::killed_at_work),
     ("killed_at_work_engine", processes::killed_at_work_engine),
     ("killed_at_work_queued", processes::killed_at_work_queued),

@@ -228,11 +228,19 @@ fn a_rank_killed_while_others_wait_for_it() {
 }
 
 pub fn aborted(rank: u32, _size: u32) {
+    gives_up(rank, &GATHER);
+}
+
+pub fn aborted_engine(rank: u32, _size: u32) {
+    gives_up(rank, &ENGINE);
+}
+
+fn gives_up(rank: u32, case: &Case) {
     let world = connect();
     // The bounds alone would take a minute.
     let minute = Duration::from_secs(60);
     let patient = InstanceOptions { wait_limit: minute, entry_limit: minute, ..options() };
-    let mut rig = Rig::new(&world, &GATHER, &patient).expect("binds");
+    let mut rig = Rig::new(&world, case, &patient).expect("binds");
     rig.step(1).expect("a first launch");
     if rank != VICTIM {
         // The victim never launches: all others wait for it.
@@ -258,6 +266,12 @@ pub fn aborted(rank: u32, _size: u32) {
 #[test]
 fn an_abort_reaches_the_other_processes() {
     play("aborted", false, &["rank 0 raised the abort word", " at e"], |_, _| ());
+}
+
+#[test]
+fn an_abort_reaches_the_other_processes_where_copy_engines_gather() {
+    let needed = &["rank 0 raised the abort word", " at e"];
+    play("aborted_engine", false, needed, |_, _| ());
 }
 
 pub fn corrupted_word(rank: u32, _size: u32) {

@@ -70,16 +70,22 @@ fn an_option_that_says_how_to_lower_is_not_tried_otherwise() {
         ("--tail", "1x64", "tail=1x64"),
         ("--own-columns", "64", "own_columns=64"),
     ];
-    let json = dir.file("tried.json");
-    let options = given.iter().flat_map(|(flag, value, _)| [*flag, *value]);
-    let fixed = ["tune"].into_iter().chain(GATHER_GEMM.iter().copied()).chain(options);
-    let args: Vec<_> = fixed.chain(["--device", "model", "--json", &json]).collect();
-    mk(&args, &dir).ok();
-    let text = std::fs::read_to_string(&json).expect("reads");
-    let tried: Vec<_> = text.matches("\"config\": \"").collect();
-    assert!(!tried.is_empty(), "{text}");
-    for (.., word) in given {
-        assert_eq!(text.matches(word).count(), tried.len(), "{word}: {text}");
+    let sum = ["gemm(a, b) -> reduce_scatter", "--shape", "a=4096x512", "--shape", "b=512x1024"];
+    let sum = [&sum[..], &["--ranks", "2"]].concat();
+    let of_sums = [given[0], ("--sums", "after", "sums=after"), ("--head", "1x64", "head=1x64")];
+    for (pipeline, given) in [(&GATHER_GEMM[..], &given[..]), (&sum[..], &of_sums[..])] {
+        let json = dir.file("tried.json");
+        let options = given.iter().flat_map(|(flag, value, _)| [*flag, *value]);
+        let fixed = ["tune"].into_iter().chain(pipeline.iter().copied()).chain(options);
+        let args: Vec<_> = fixed.chain(["--device", "model", "--json", &json]).collect();
+        let said = mk(&args, &dir).ok();
+        assert!(!said.contains("refused"), "{said}");
+        let text = std::fs::read_to_string(&json).expect("reads");
+        let tried: Vec<_> = text.matches("\"config\": \"").collect();
+        assert!(!tried.is_empty(), "{text}");
+        for (.., word) in given {
+            assert_eq!(text.matches(word).count(), tried.len(), "{word}: {text}");
+        }
     }
 }
 

@@ -6,13 +6,13 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 use super::{
-    AllReduce, Config, DEFAULT_COPY_SMS, Fold, LowerError, Sums, Tail,
+    AllReduce, Config, DEFAULT_COPY_SMS, Fold, Head, LowerError, Sums, Tail,
     columns::Columns,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     gather::{self, Gathered, Slices, aligned},
     pack::{self, Packed},
     product::{Cut, Product, Target},
-    reduce::{self, Summands},
+    reduce::{self, Narrow, Summands},
     rows::Rows,
     select::{Gemm, Kernel, Made, Reduce, Tensor},
     settings,
@@ -227,11 +227,18 @@ impl<'k> Tiler<'k> {
         if let (Some(columns), Some(_), false) = (self.config.own_columns, result, readers) {
             by.extend(self.own_tiles(n, &mut product, columns));
         }
+        let head = match (self.config.head, target) {
+            (Some(head), Target::Slots(_)) if self.gathered(n).is_none() => {
+                self.head_tiles(&mut product, head)
+            }
+            _ => None,
+        };
         by.extend(match (self.config.tail, result) {
             (Some(tail), Some(r)) if !readers => self.with_tail(n, r, &mut product, tail),
             _ => self.tiles(&product),
         });
-        self.unpack(n, &by);
+        let narrow = head.iter().flat_map(|h| &h.by);
+        self.unpack(n, &by.iter().chain(narrow).cloned().collect::<Vec<_>>());
         // Shard by shard, a group is of one.
         let together = match self.gathered(n) {
             Some(Gathered { slices: Some(s), .. }) => s.together,
@@ -244,6 +251,7 @@ impl<'k> Tiler<'k> {
             block: [self.config.block[0] as i32, leaf.out_columns() as i32],
             together,
             by: by.clone(),
+            narrow: head,
             operand: Operand::C,
             parts,
         };
@@ -375,6 +383,21 @@ impl<'k> Tiler<'k> {
         Some(narrow.own_family(&mut self.draft, &own, shard))
     }
 
+    /// The tiles of the first rows of every shard; `product` keeps the others, of one block at least.
+    fn head_tiles(&mut self, product: &mut Product<'k>, head: Head) -> Option<Narrow> {
+        let all = product.rows.clone();
+        let blocks = i32::try_from(head.blocks).unwrap_or(i32::MAX).min(all.walked - 1);
+        if blocks < 1 {
+            return None;
+        }
+        let mut first = Product { rows: Rows { walked: blocks, ..all.clone() }, ..product.clone() };
+        first.name += ".head";
+        let columns = first.set_columns(head.columns, self.draft.world());
+        product.rows = Rows { from: all.from + blocks, walked: all.walked - blocks, ..all };
+        let parts = product.leaf.out_columns() as i32 / columns;
+        Some(Narrow { by: self.tiles(&first), blocks, across: first.col_blocks, parts })
+    }
+
     /// The tiles of a product that is result `r`, those of the last rows smaller and last.
     fn with_tail(
         &mut self,
@@ -410,7 +433,8 @@ impl<'k> Tiler<'k> {
         if let Some(Cut { into: Some(into), parts, .. }) = product.cut {
             let block = [rows.height, columns];
             let (by, operand) = (tiles, Operand::C);
-            let tiles = Summands { rows, block, together: 1, by, operand, parts: 1 };
+            let narrow = None;
+            let tiles = Summands { rows, block, together: 1, by, narrow, operand, parts: 1 };
             reduce::fold(&mut self.draft, Sums::After, out, (parts, into), product.target, tiles);
         }
         by

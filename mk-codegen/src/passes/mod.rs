@@ -45,6 +45,8 @@ pub struct Config {
     /// Columns of the tiles of a gathered operand's own rows, a multiple of 64, where they are less than those of the others: so many
     /// CTAs share what is there at once that none begins late with a tile of peers' rows. For products that are results as they are.
     pub own_columns: Option<u32>,
+    /// Where the first tiles that leave for owners of a sum are cut narrower.
+    pub head: Option<Head>,
     /// Shared-memory stages of a matrix product; see [`Config::set_block`].
     pub gemm_stages: u32,
     /// Shared-memory stages of a bulk copy.
@@ -207,6 +209,41 @@ impl FromStr for Tail {
     }
 }
 
+/// Tiles of the first rows of every shard are narrower, so that links carry them while other first tiles are still multiplied. For products that a
+/// `reduce_scatter`, or an `all_reduce` in two phases, sums beside or after them; not for rows that are gathered, or in parts of k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Blocks of rows at the beginning of each shard; where a shard has no more, all but its last.
+    pub blocks: u32,
+    /// Columns of their tiles: a multiple of 64, and a part of the columns that the others have.
+    pub columns: u32,
+}
+
+impl fmt::Display for Head {
+    /// `1x128`: blocks and columns.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.blocks, self.columns)
+    }
+}
+
+/// A text that is no [`Head`].
+#[derive(Clone, Debug, Error)]
+#[error("`{0}` is not BLOCKSxCOLUMNS, for instance 1x128")]
+pub struct NoHead(String);
+
+impl FromStr for Head {
+    type Err = NoHead;
+
+    /// Reads what `Display` writes.
+    fn from_str(text: &str) -> Result<Head, NoHead> {
+        let read = || {
+            let (blocks, columns) = text.split_once('x')?;
+            Some(Head { blocks: blocks.parse().ok()?, columns: columns.parse().ok()? })
+        };
+        read().ok_or_else(|| NoHead(text.into()))
+    }
+}
+
 /// How an `all_reduce` moves its summands. All add in the order of ranks, in f32, and round once: the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllReduce {
@@ -231,6 +268,7 @@ impl Default for Config {
             consumers: Consumers::Cooperative,
             tail: None,
             own_columns: None,
+            head: None,
             gemm_stages: 4,
             copy_stages: 12,
             group_rows: 8,
@@ -317,11 +355,12 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
         || config.all_reduce != AllReduce::TwoPhase
         || config.tail.is_some()
         || config.own_columns.is_some()
+        || config.head.is_some()
         || config.sums != Sums::Beside
         || config.tile_schedule != Schedule::Static
         || config.k_slices > 1;
     if kernel.gemms.is_empty() && products_only {
-        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices`, `consumers`, `tile_schedule`, `own_columns` and `tail` are about matrix products, and there are none";
+        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices`, `consumers`, `tile_schedule`, `own_columns`, `head` and `tail` are about matrix products, and there are none";
         let help = "leave them as they are by default".into();
         return Err(LowerError::Config { what: what.into(), help });
     }

@@ -50,9 +50,22 @@ pub(super) struct Summands {
     /// Blocks of a shard that are written side by side, column by column.
     pub together: i32,
     pub by: Vec<Covers>,
+    /// Those of the first rows, where they are narrower.
+    pub narrow: Option<Narrow>,
     /// What they are written through.
     pub operand: Operand,
     /// Summands of a rank, each with a slot: more than one of a product that is cut along k.
+    pub parts: i32,
+}
+
+/// Tiles of the first blocks of rows of every shard that have fewer columns than the others.
+pub(super) struct Narrow {
+    pub by: Vec<Covers>,
+    /// Blocks of rows.
+    pub blocks: i32,
+    /// Tiles in a row of them.
+    pub across: i32,
+    /// How many of them have the columns of one of the others.
     pub parts: i32,
 }
 
@@ -160,7 +173,7 @@ pub(super) fn sum(
     result: BufId,
     from: Summands,
 ) {
-    let Summands { rows, block, together, by, operand, parts } = from;
+    let Summands { rows, block, together, by, narrow, operand, parts } = from;
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
@@ -197,8 +210,9 @@ pub(super) fn sum(
     }
     let (domain, order) = (own.domain(across), adders.order(&own, across));
     let family = draft.family("reduce", kind, Leaf::ReduceTile, domain, order, accesses);
-    let post = |c: Covers| {
+    let post = |c: Covers, narrower: i32| {
         let (column, slot) = c.column_and_slot(draft, parts);
+        let column = if narrower > 1 { column / narrower } else { column };
         Writer {
             family: c.family,
             operand,
@@ -208,16 +222,24 @@ pub(super) fn sum(
             when: None,
         }
     };
-    let from = by.into_iter().map(post).collect();
+    let block = r.block / per_block;
+    let mut count = Expr::Const(1);
+    let mut from: Vec<_> = by.into_iter().map(|c| post(c, 1)).collect();
+    if let Some(Narrow { by, blocks, across, parts }) = narrow {
+        from.extend(by.into_iter().map(|c| post(c, parts)));
+        // Of the last columns there may be fewer.
+        let of_head = Expr::Const(parts).min(Expr::Const(across) - j.clone() * parts);
+        count = block.clone().lt(blocks).select(of_head, 1);
+    }
     draft.flows.push(Flow {
         name: "partial",
         shape: vec![world.saturating_mul(parts).into(), rows.blocks.into(), across.into()],
         from,
-        count: 1.into(),
+        count,
         to: vec![Reader {
             family,
             operand: Operand::Src,
-            word: vec![Var::EACH.into(), r.block / per_block, j],
+            word: vec![Var::EACH.into(), block, j],
             each: Some(each),
             when: None,
         }],
@@ -297,7 +319,8 @@ pub(super) fn fold(
         }],
     });
     let by = vec![Covers { family, shard: r.shard, block: r.block }];
-    Summands { rows, block: tile, together: 1, by, operand: Operand::Dst, parts: 1 }
+    let (narrow, operand) = (None, Operand::Dst);
+    Summands { rows, block: tile, together: 1, by, narrow, operand, parts: 1 }
 }
 
 /// The own summands of a result, where every rank can read them.
@@ -550,8 +573,8 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
     let from = vec![Covers { family: push, shard: r.shard, block: r.block }];
-    let from =
-        Summands { rows, block: BLOCK, together: 1, by: from, operand: Operand::Dst, parts: 1 };
+    let (narrow, operand) = (None, Operand::Dst);
+    let from = Summands { rows, block: BLOCK, together: 1, by: from, narrow, operand, parts: 1 };
     let beside = Config { sums: Sums::Beside, ..config.clone() };
     sum(&mut draft, &beside, how, out, to, result, from);
     draft

@@ -1,7 +1,7 @@
 //! Settings that fit no matrix product, or not those of a kernel.
 
 use super::{
-    AllReduce, Config, Consumers, Fold, Gather, LowerError, Sums, Tail, gather,
+    AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Sums, Tail, gather,
     gemm::tma_rows,
     select::{Gemm, Kernel, Made, Reduce},
 };
@@ -170,6 +170,24 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         if bn % 64 != 0 || columns % step != 0 || !(1..bn).contains(&columns) {
             let what = format!("own rows in tiles of {columns} columns beside others of {bn}");
             let help = "use 64, 128 or 192 columns (with `swiglu`, or tiles of 64 rows, 128), less than the other tiles have; those a multiple of 64";
+            return error(what, help);
+        }
+    }
+    if let Some(Head { blocks, columns }) = config.head {
+        let gathered = |n: usize| matches!(kernel.gemms[n].left, Made::Source(s) if kernel.sources[s].gathered);
+        let slots = |how| how != Reduce::All || config.all_reduce == AllReduce::TwoPhase;
+        let summed = |n| kernel.reduce_of(n).is_some_and(|(_, how)| slots(how)) && !gathered(n);
+        if !(0..kernel.gemms.len()).any(summed) || config.sums.in_tiles() || splits {
+            let what = format!("no product here has first tiles of {columns} columns to send");
+            let help = "only one that a `reduce_scatter`, or an `all_reduce` in two phases, sums `beside` or `after` it can, whose left operand is not gathered, and which is not in parts of k";
+            return error(what, help);
+        }
+        let part = columns % step == 0 && (1..bn).contains(&columns) && bn % columns == 0;
+        if blocks == 0 || bn % 64 != 0 || !part {
+            let what = format!(
+                "{blocks} first blocks of rows in tiles of {columns} columns beside others of {bn}"
+            );
+            let help = "use at least one block, and 64 or 128 columns (with `swiglu`, or tiles of 64 rows, 128) of which the other tiles have a multiple";
             return error(what, help);
         }
     }

@@ -3,7 +3,9 @@
 use super::Case;
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Schedule, Sums, Tail, lower},
+    passes::{
+        AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Schedule, Sums, Tail, lower,
+    },
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -231,6 +233,41 @@ pub const VARIANTS: &[Variant] = &[
         (c.gather, c.tile_schedule) = (Gather::Engine { parts: 2 }, Schedule::Dynamic);
         c.own_columns = Some(64);
     }),
+    // Of the last columns there is one narrow tile; rows in 4 blocks, the last of them ragged.
+    variant(("head_scatter", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
+        c.head = Some(Head { blocks: 1, columns: 64 });
+    }),
+    variant(("head_queued_all", "gemm(a, b) -> all_reduce", 3, SEVERAL_WAVES), |c| {
+        c.set_block([128, 256, 64]);
+        (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+        c.head = Some(Head { blocks: 2, columns: 128 });
+    }),
+    // All blocks but the last one; narrow tiles of half a warpgroup's.
+    variant(("head_ping_pong", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
+        ping_pong(c, 128);
+        (c.sums, c.head) = (Sums::After, Some(Head { blocks: 20, columns: 64 }));
+    }),
+    variant(
+        (
+            "head_gated_f32",
+            "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w) -> swiglu -> gemm(v) -> cast(f32) -> reduce_scatter }",
+            2,
+            &[("x", &[700, 584]), ("w", &[584, 2, 520]), ("v", &[520, 584])],
+        ),
+        |c| {
+            c.set_block([128, 256, 64]);
+            c.head = Some(Head { blocks: 1, columns: 128 });
+        },
+    ),
+    variant(
+        (
+            "head_dyn",
+            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+            2,
+            &[("w", &[264, 584])],
+        ),
+        |c| (c.block, c.head) = ([128, 192, 64], Some(Head { blocks: 2, columns: 64 })),
+    ),
     variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 1, columns: 128, parts: 3 });
     }),

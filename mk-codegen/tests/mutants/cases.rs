@@ -2,7 +2,9 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, LowerError, Schedule, Sums, Tail, lower},
+    passes::{
+        AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Schedule, Sums, Tail, lower,
+    },
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -95,6 +97,13 @@ const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64, part
 
 const OWN: Way = ("own rows in narrow tiles", |c| c.own_columns = Some(64));
 
+const HEAD: Way =
+    ("first rows in narrow tiles", |c| c.head = Some(Head { blocks: 1, columns: 64 }));
+const HEAD_QUEUED_AFTER: Way = ("first rows in narrow tiles, queued, sums after", |c| {
+    (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+    c.head = Some(Head { blocks: 1, columns: 128 });
+});
+
 const TAIL_PARTS: Way =
     ("tail in parts", |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }));
 
@@ -139,6 +148,8 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce", MLP), BY_COLUMNS),
     (("gemm(a, b) -> all_reduce", DEEP), PARTS_BY_COLUMNS),
     (("gemm(a, b) -> reduce_scatter", DEEP), PARTS),
+    (("gemm(a, b) -> reduce_scatter", AB), HEAD),
+    (("gemm(a, b) -> all_reduce", AB), HEAD_QUEUED_AFTER),
     (("gather(a) -> gemm(b)", AB), TAIL),
     (("gather(a) -> gemm(b)", DEEP_ROWS), OWN),
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),

@@ -102,6 +102,7 @@ def compile(
     group_rows: int | None = None,
     tail: str | None = None,
     own_columns: int | None = None,
+    head: str | None = None,
     tile_schedule: Literal["static", "dynamic"] | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
@@ -129,5 +130,6 @@ def plan(
     group_rows: int | None = None,
     tail: str | None = None,
     own_columns: int | None = None,
+    head: str | None = None,
     tile_schedule: Literal["static", "dynamic"] | None = None,
 ) -> Plan: ...
