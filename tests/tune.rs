@@ -188,7 +188,8 @@ fn a_winner_has_neighbours() {
     let sms: Vec<u32> = near.iter().map(|c| c.sms["intra_comm"]).filter(|n| *n != 32).collect();
     assert_eq!(sms, [24, 40, 48]);
     let queued = near.iter().filter(|c| c.tile_schedule == Schedule::Dynamic).count();
-    assert_eq!((queued, near.len()), (1, groups.len() + sms.len() + 1));
+    let heads = near.iter().filter(|c| c.head.is_some()).count();
+    assert_eq!((queued, heads, near.len()), (1, 2, groups.len() + sms.len() + 3));
     let back = Config { tile_schedule: Schedule::Dynamic, ..winner.clone() };
     assert!(tune::neighbours(&back, &program, &bound).contains(&winner));
     // Each once: a half and three quarters of 2 are both 1.
@@ -226,9 +227,9 @@ fn own_rows_in_narrower_tiles_are_tried_for_one_wave() {
     assert_eq!(own, [64, 192]);
 }
 
-/// Where a sum waits for few waves of tiles, those of the first rows are tried in narrower ones; and beside a winner, in others.
+/// Where a sum waits for few waves of tiles, narrower first ones are tried; beside a winner, where there are some more waves, too.
 #[test]
-fn first_rows_in_narrower_tiles_are_tried_for_few_waves() {
+fn narrower_first_tiles_are_tried_for_few_waves() {
     let knob = KNOBS.iter().find(|k| k.name == "head").expect("there is one");
     let values = |text: &str, names: &[&'static str], m: u64, ranks| {
         let program = Program::parse(text).expect("parses");
@@ -238,7 +239,7 @@ fn first_rows_in_narrower_tiles_are_tried_for_few_waves() {
     };
     const AB: &[&str] = &["a", "b"];
     let scatter = "gemm(a, b) -> reduce_scatter";
-    assert_eq!(values(scatter, AB, 4096, 4), ["none", "1x128", "1x64"], "32 by 16 tiles");
+    assert_eq!(values(scatter, AB, 4096, 4), ["none", "64x128", "64x64"], "32 by 16 tiles");
     assert!(values(scatter, AB, 8192, 4).is_empty(), "64 by 32");
     assert!(values(scatter, AB, 4096, 1).is_empty(), "nothing leaves");
     assert!(values("gather(a) -> gemm(b)", AB, 4096, 4).is_empty(), "nothing is summed");
@@ -256,15 +257,15 @@ fn first_rows_in_narrower_tiles_are_tried_for_few_waves() {
         let heads = near.iter().filter(|c| c.head != winner.head).map(|c| c.head);
         heads.map(|h| h.map_or("none".into(), |h| h.to_string())).collect::<Vec<_>>()
     };
-    assert_eq!(heads(4096, |_| ()), ["1x128", "1x64", "2x128"]);
-    assert_eq!(
-        heads(4096, |c| c.head = "1x64".parse().ok()),
-        ["none", "1x128", "2x128"],
-        "also without"
-    );
-    assert_eq!(heads(4096, |c| c.set_block([128, 192, 64])), ["1x64"], "a part of the others");
+    for m in [4096, 8192, 16896] {
+        assert_eq!(heads(m, |_| ()), ["32x128", "64x128"], "132 by 16 tiles at most");
+    }
+    assert!(heads(16897, |_| ()).is_empty(), "more than 16 waves");
+    assert_eq!(heads(4096, |c| c.head = "64x128".parse().ok()), ["none", "32x128"]);
+    assert_eq!(heads(4096, |c| c.set_block([128, 192, 64])), ["32x64", "64x64"]);
+    assert!(heads(4096, |c| c.set_block([128, 64, 64])).is_empty(), "no narrower ones");
     assert!(heads(4096, |c| c.all_reduce = AllReduce::OneShot).is_empty(), "no owners");
-    assert!(heads(512, |_| ()).is_empty(), "one block of rows");
+    assert!(heads(4096, |c| c.split_k = 2).is_empty(), "in parts");
 }
 
 /// Where tiles leave, those behind a winner may be ahead of it with the other schedule.

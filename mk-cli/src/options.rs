@@ -38,8 +38,8 @@ pub struct PipelineArgs {
     /// Columns of the tiles of a gathered operand's own rows, less than the others have, so that all CTAs share them [default: as the others]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub own_columns: Option<u32>,
-    /// Blocks of rows at the beginning of each shard whose tiles have fewer columns, so that links have something to carry sooner, for instance 1x128 [default: none]
-    #[arg(long, value_name = "BLOCKSxCOLUMNS")]
+    /// First tiles with fewer columns, and how many, so that not all leave at once and links have something to carry sooner, for instance 64x128 [default: none]
+    #[arg(long, value_name = "TILESxCOLUMNS")]
     pub head: Option<Head>,
     /// How an all_reduce moves its summands: one-shot and by-columns are for few rows
     #[arg(long, value_enum)]

@@ -140,42 +140,42 @@ fn own_rows_may_have_narrower_tiles() {
     );
 }
 
-/// First rows in narrower tiles: so many more of them, each a summand's word raised so often; the others as before.
+/// Narrower first tiles: so many columns of the first group of rows, each a summand's word raised so often; the others as before.
 #[test]
-fn first_rows_may_have_narrower_tiles() {
+fn first_tiles_may_be_narrower() {
     // Shards of 4 blocks, 5 tiles of 256 columns across: the last one of 24.
-    let shapes = &[("a", vec![2048, 512]), ("b", vec![512, 1048])];
-    let lowered = |head: Option<&str>| {
+    let of_ranks = |ranks, head: Option<&str>, group_rows| {
+        let shapes = &[("a", vec![512 * u64::from(ranks), 512]), ("b", vec![512, 1048])];
         let head = head.map(|text| text.parse().expect(text));
-        with_config("gemm(a, b) -> all_reduce", shapes, &Config { head, ..four() }).expect("lowers")
-    };
-    let products = |plan: &Plan| {
+        let config = Config { ranks, head, group_rows, ..Config::default() };
+        let plan = with_config("gemm(a, b) -> all_reduce", shapes, &config).expect("lowers");
         let tables = TableSet::default();
-        let points = Points::new(plan, &tables);
+        let points = Points::new(&plan, &tables);
         let families = plan.families.iter().filter(|(_, f)| f.name.starts_with("gemm"));
         let tasks = |id| points.tasks(id, 1, 1).expect("in range");
-        families.map(|(id, f)| (f.name.clone(), tasks(id).len())).collect::<Vec<_>>()
+        let all = families.map(|(id, f)| format!("{} {}", f.name, tasks(id).len()));
+        all.collect::<Vec<_>>().join(", ")
     };
-    let named = |list: &[(&str, usize)]| {
-        list.iter().map(|(name, n)| (name.to_string(), *n)).collect::<Vec<_>>()
-    };
-    assert_eq!(products(&lowered(None)), named(&[("gemm", 80)]));
-    assert_eq!(products(&lowered(Some("1x128"))), named(&[("gemm.head", 36), ("gemm", 60)]));
-    assert_eq!(products(&lowered(Some("2x64"))), named(&[("gemm.head", 136), ("gemm", 40)]));
-    // One block keeps its tiles.
-    assert_eq!(products(&lowered(Some("9x128"))), named(&[("gemm.head", 108), ("gemm", 20)]));
-    let few = &[("a", vec![512, 512]), ("b", vec![512, 1048])];
-    let one = |head| {
-        with_config("gemm(a, b) -> all_reduce", few, &Config { head, ..four() }).expect("lowers")
-    };
-    assert_eq!(one(Some(Head { blocks: 1, columns: 128 })), one(None), "a shard of one block");
+    let products = |head, group_rows| of_ranks(4, head, group_rows);
+    assert_eq!(products(None, 8), "gemm 80");
+    // Two blocks of each shard: 8 rows of tiles.
+    assert_eq!(products(Some("16x128"), 8), "gemm.head 16, gemm.first 32, gemm 40");
+    assert_eq!(products(Some("17x128"), 8), "gemm.head 32, gemm.first 24, gemm 40");
+    assert_eq!(products(Some("1x64"), 8), "gemm.head 32, gemm.first 32, gemm 40");
+    // Of the last columns there is one.
+    assert_eq!(products(Some("65x128"), 8), "gemm.head 72, gemm 40");
+    assert_eq!(products(Some("4000000000x64"), 8), "gemm.head 136, gemm 40");
+    // One block, and all.
+    assert_eq!(products(Some("1x128"), 1), "gemm.head 8, gemm.first 16, gemm 60");
+    assert_eq!(of_ranks(2, Some("1x128"), 8), "gemm.head 16, gemm.first 32");
+    assert_eq!(of_ranks(2, Some("200x128"), 8), "gemm.head 72");
 }
 
 #[test]
 fn settings_that_fit_nothing_are_refused() {
     let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512]), ("g", vec![512, 2, 512])];
     let tail = |blocks, columns, parts| Some(Tail { blocks, columns, parts });
-    let head = |blocks, columns| Some(Head { blocks, columns });
+    let head = |tiles, columns| Some(Head { tiles, columns });
     let engine = |parts| Gather::Engine { parts };
     let cases: &[(&str, Config, &str)] = &[
         ("gather(a) -> gemm(b)", Config { k_slices: 0, ..four() }, "rows in 0 slices"),
@@ -233,18 +233,14 @@ fn settings_that_fit_nothing_are_refused() {
             Config { head: head(1, 128), split_k: 2, ..four() },
             "no product here has first tiles",
         ),
-        (
-            "gemm(a, b) -> reduce_scatter",
-            Config { head: head(0, 128), ..four() },
-            "0 first blocks of rows",
-        ),
+        ("gemm(a, b) -> reduce_scatter", Config { head: head(0, 128), ..four() }, "0 first tiles"),
         ("gemm(a, b) -> reduce_scatter", Config { head: head(1, 192), ..four() }, "beside others"),
         ("gemm(a, b) -> reduce_scatter", Config { head: head(1, 256), ..four() }, "beside others"),
         ("gemm(a, b) -> reduce_scatter", Config { head: head(1, 32), ..four() }, "beside others"),
         (
             "gemm(a, b) -> reduce_scatter",
             Config { head: head(1, 0), ..four() },
-            "1 first blocks of rows in tiles of 0 columns beside others of 256",
+            "1 first tiles of 0 columns beside others of 256",
         ),
         (
             "gemm(a, b) -> all_reduce",
@@ -349,13 +345,13 @@ fn every_cta_multiplies_for_every_owner() {
 
 #[test]
 fn heads_read_what_they_write() {
-    for text in ["1x64", "20x128"] {
+    for text in ["1x64", "64x128"] {
         let head: Head = text.parse().expect(text);
         assert_eq!(head.to_string(), text);
     }
     for text in ["", "1", "x", "1x", "x64", "1x64/2", "-1x64", "1x64x2", "axb"] {
         let error = text.parse::<Head>().expect_err(text).to_string();
-        assert!(error.contains(&format!("`{text}` is not BLOCKSxCOLUMNS")), "{error}");
+        assert!(error.contains(&format!("`{text}` is not TILESxCOLUMNS")), "{error}");
     }
 }
 

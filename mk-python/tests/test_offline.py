@@ -158,10 +158,10 @@ class Plans(Case):
             mk.plan(LINEAR, ranks=4, shapes=linear, own_columns=100)
         several = {"a": (1024, 256), "b": (256, 512)}
         plain = str(mk.plan(scatter, ranks=4, shapes=several))
-        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=several, head="1x128")))
-        with self.raises(mk.ArgumentError, "1 first blocks of rows in tiles of 96 columns"):
-            mk.plan(scatter, ranks=4, shapes=shapes, head="1x96")
-        with self.raises(mk.ArgumentError, "head: `1x` is not BLOCKSxCOLUMNS, for instance 1x128"):
+        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=several, head="16x128")))
+        with self.raises(mk.ArgumentError, "16 first tiles of 96 columns"):
+            mk.plan(scatter, ranks=4, shapes=shapes, head="16x96")
+        with self.raises(mk.ArgumentError, "head: `1x` is not TILESxCOLUMNS, for instance 64x128"):
             mk.plan(scatter, ranks=4, shapes=shapes, head="1x")
         with self.raises(mk.ArgumentError, "a tail of 1 blocks"):
             mk.plan(LINEAR, ranks=4, shapes=linear, tail="1x256")

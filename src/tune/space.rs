@@ -259,8 +259,8 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "head",
-        values: |facts| match sends_at_once(facts) {
-            true => ["none", "1x128", "1x64"].map(String::from).to_vec(),
+        values: |facts| match sends(facts, FEW_WAVES) {
+            true => ["none", "64x128", "64x64"].map(String::from).to_vec(),
             false => Vec::new(),
         },
         get: |c| Some(c.head.map_or("none".into(), |head| head.to_string())),
@@ -356,16 +356,22 @@ fn one_wave(facts: &Facts) -> bool {
     ranks > 1 && (facts.rows / ranks * (ranks - 1)).div_ceil(height).saturating_mul(across) <= sms
 }
 
-/// Whether a sum waits for what a product sends, which has four waves of default tiles at most and no gathered rows.
-fn sends_at_once(facts: &Facts) -> bool {
+/// Whether a sum waits for what a product sends, which has so many waves of default tiles at most and no gathered rows.
+fn sends(facts: &Facts, waves: u64) -> bool {
     if !facts.products || !facts.sums || facts.gathers && !facts.chained {
         return false;
     }
     let [height, width, _] = Config::default().block.map(u64::from);
     let sms = target::by_name(&Config::default().target).map_or(1, |t| u64::from(t.sms));
     let tiles = facts.rows.div_ceil(height).saturating_mul(facts.columns.div_ceil(width));
-    facts.ranks > 1 && tiles <= 4 * sms
+    facts.ranks > 1 && tiles <= waves * sms
 }
+
+/// Waves up to which heads are among the values that are tried.
+const FEW_WAVES: u64 = 4;
+
+/// Waves up to which they are tried beside a winner: of more, the first one is too small a part.
+const SOME_WAVES: u64 = 16;
 
 /// Tails of a product alone that take in what its last wave of default tiles leaves over, where it has several waves.
 fn last_wave(facts: &Facts) -> Vec<String> {
@@ -474,9 +480,10 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
     if let Some(n) = config.own_columns {
         near.extend([64, 128, 192].into_iter().filter(|m| *m != n).map(|m| own(Some(m))));
     }
-    if sends_at_once(&facts) {
-        let heads = [None, Some((1, 128)), Some((1, 64)), Some((2, 128))];
-        let heads = heads.map(|h| h.map(|(blocks, columns)| Head { blocks, columns }));
+    if sends(&facts, SOME_WAVES) {
+        // The widest part.
+        let columns = if config.block[1] == 256 { 128 } else { 64 };
+        let heads = [0, 32, 64].map(|tiles| (tiles > 0).then_some(Head { tiles, columns }));
         near.extend(heads.map(|head| Config { head, ..config.clone() }));
     }
     if let Some(n) = config.sms.get("intra_comm") {
@@ -537,8 +544,7 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     }
     let whole = config.split_k == 1 && !config.sums.in_tiles();
     let owned = whole && config.all_reduce == AllReduce::TwoPhase;
-    let several = shard_rows(facts) > u64::from(height);
-    let fits = |head: &Head| several && head.columns < width && width.is_multiple_of(head.columns);
+    let fits = |head: &Head| head.columns < width && width.is_multiple_of(head.columns);
     config.head = config.head.filter(|head| owned && fits(head));
     if config.split_k == 1 || facts.all_reduces && config.all_reduce == AllReduce::OneShot {
         config.fold = Fold::Rank;

@@ -72,7 +72,7 @@ fn an_option_that_says_how_to_lower_is_not_tried_otherwise() {
     ];
     let sum = ["gemm(a, b) -> reduce_scatter", "--shape", "a=4096x512", "--shape", "b=512x1024"];
     let sum = [&sum[..], &["--ranks", "2"]].concat();
-    let of_sums = [given[0], ("--sums", "after", "sums=after"), ("--head", "1x64", "head=1x64")];
+    let of_sums = [given[0], ("--sums", "after", "sums=after"), ("--head", "64x64", "head=64x64")];
     for (pipeline, given) in [(&GATHER_GEMM[..], &given[..]), (&sum[..], &of_sums[..])] {
         let json = dir.file("tried.json");
         let options = given.iter().flat_map(|(flag, value, _)| [*flag, *value]);

@@ -49,6 +49,8 @@ pub(super) struct Covers {
     pub family: FamId,
     pub shard: Expr,
     pub block: Expr,
+    /// The first column block of tasks of column blocks.
+    pub first_column: i32,
 }
 
 impl Covers {
@@ -56,10 +58,14 @@ impl Covers {
     /// loop variable is.
     pub fn column_and_slot(&self, draft: &Draft, parts: i32) -> (Expr, Expr) {
         let last = draft.plan.families[self.family].domain.len() - 1;
+        let column = |at| match self.first_column {
+            0 => Expr::from(Var::domain(at)),
+            first => Expr::from(Var::domain(at)) + first,
+        };
         if parts == 1 {
-            return (Var::domain(last).into(), Var::RANK.into());
+            return (column(last), Var::RANK.into());
         }
-        (Var::domain(last - 1).into(), super::product::slot(parts, Var::domain(last).into()))
+        (column(last - 1), super::product::slot(parts, Var::domain(last).into()))
     }
 }
 

@@ -229,12 +229,13 @@ impl<'k> Tiler<'k> {
         }
         let head = match (self.config.head, target) {
             (Some(head), Target::Slots(_)) if self.gathered(n).is_none() => {
-                self.head_tiles(&mut product, head)
+                self.head_tiles(&mut product, head, &mut by)
             }
             _ => None,
         };
         by.extend(match (self.config.tail, result) {
             (Some(tail), Some(r)) if !readers => self.with_tail(n, r, &mut product, tail),
+            _ if product.rows.walked == 0 => Vec::new(),
             _ => self.tiles(&product),
         });
         let narrow = head.iter().flat_map(|h| &h.by);
@@ -383,19 +384,35 @@ impl<'k> Tiler<'k> {
         Some(narrow.own_family(&mut self.draft, &own, shard))
     }
 
-    /// The tiles of the first rows of every shard; `product` keeps the others, of one block at least.
-    fn head_tiles(&mut self, product: &mut Product<'k>, head: Head) -> Option<Narrow> {
-        let all = product.rows.clone();
-        let blocks = i32::try_from(head.blocks).unwrap_or(i32::MAX).min(all.walked - 1);
-        if blocks < 1 {
-            return None;
-        }
-        let mut first = Product { rows: Rows { walked: blocks, ..all.clone() }, ..product.clone() };
+    /// The first tiles of the first group, narrower, and into `by` the others of these rows; `product` keeps the other rows.
+    fn head_tiles(
+        &mut self,
+        product: &mut Product<'k>,
+        head: Head,
+        by: &mut Vec<Covers>,
+    ) -> Option<Narrow> {
+        let (all, world) = (product.rows.clone(), self.draft.world());
+        let whole = product.leaf.out_columns() as i32;
+        let mut first = product.clone();
         first.name += ".head";
-        let columns = first.set_columns(head.columns, self.draft.world());
+        let parts = whole / first.set_columns(head.columns, world);
+        let (across, blocks) = (first.col_blocks, (product.group / all.count).clamp(1, all.walked));
+        let of_column = all.count * blocks * parts;
+        let tiles = i32::try_from(head.tiles).unwrap_or(i32::MAX);
+        let columns =
+            (tiles / of_column + i32::from(tiles % of_column > 0)).min(product.col_blocks);
+        first.rows = Rows { walked: blocks, ..all.clone() };
+        first.col_blocks = (columns * parts).min(across);
+        let narrow = Narrow { by: self.tiles(&first), blocks, columns, across, parts };
+        if columns < product.col_blocks {
+            let mut rest = product.clone();
+            rest.name += ".first";
+            rest.rows = first.rows;
+            (rest.first_column, rest.col_blocks) = (columns, product.col_blocks - columns);
+            by.extend(self.tiles(&rest));
+        }
         product.rows = Rows { from: all.from + blocks, walked: all.walked - blocks, ..all };
-        let parts = product.leaf.out_columns() as i32 / columns;
-        Some(Narrow { by: self.tiles(&first), blocks, across: first.col_blocks, parts })
+        Some(narrow)
     }
 
     /// The tiles of a product that is result `r`, those of the last rows smaller and last.
@@ -504,6 +521,7 @@ impl<'k> Tiler<'k> {
             group,
             k,
             n: self.draft.local(&g.out, 1, Var::RANK),
+            first_column: 0,
             col_blocks: (widest(&g.out, 1, world) + columns - 1) / columns,
             b,
             extras: g.extras.iter().map(|x| self.params[*x]).collect(),
@@ -576,7 +594,7 @@ impl<'k> Tiler<'k> {
         let name = format!("save.{}", out.name);
         let copy =
             self.draft.family(&name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
-        let covers = Covers { family: copy, shard: r.shard, block: r.block };
+        let covers = Covers { family: copy, shard: r.shard, block: r.block, first_column: 0 };
         hand_over(&mut self.draft, h, rows, Operand::Src, covers);
     }
 

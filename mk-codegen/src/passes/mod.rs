@@ -45,7 +45,7 @@ pub struct Config {
     /// Columns of the tiles of a gathered operand's own rows, a multiple of 64, where they are less than those of the others: so many
     /// CTAs share what is there at once that none begins late with a tile of peers' rows. For products that are results as they are.
     pub own_columns: Option<u32>,
-    /// Where the first tiles that leave for owners of a sum are cut narrower.
+    /// Where the first tiles that leave for owners of a sum are narrower.
     pub head: Option<Head>,
     /// Shared-memory stages of a matrix product; see [`Config::set_block`].
     pub gemm_stages: u32,
@@ -209,26 +209,27 @@ impl FromStr for Tail {
     }
 }
 
-/// Tiles of the first rows of every shard are narrower, so that links carry them while other first tiles are still multiplied. For products that a
-/// `reduce_scatter`, or an `all_reduce` in two phases, sums beside or after them; not for rows that are gathered, or in parts of k.
+/// The first tiles are narrower, fewer than there are SMs: so not all CTAs have their first tile done at once, and links, which then stand
+/// in the way of every load, have something to carry sooner. For products that a `reduce_scatter`, or an `all_reduce` in two phases, sums
+/// beside or after them; not for rows that are gathered, or in parts of k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Blocks of rows at the beginning of each shard; where a shard has no more, all but its last.
-    pub blocks: u32,
-    /// Columns of their tiles: a multiple of 64, and a part of the columns that the others have.
+    /// How many, at least: as many columns of the first group of rows as make so many.
+    pub tiles: u32,
+    /// Columns of each: a multiple of 64, and a part of the columns that the others have.
     pub columns: u32,
 }
 
 impl fmt::Display for Head {
-    /// `1x128`: blocks and columns.
+    /// `64x128`: tiles and columns.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}", self.blocks, self.columns)
+        write!(f, "{}x{}", self.tiles, self.columns)
     }
 }
 
 /// A text that is no [`Head`].
 #[derive(Clone, Debug, Error)]
-#[error("`{0}` is not BLOCKSxCOLUMNS, for instance 1x128")]
+#[error("`{0}` is not TILESxCOLUMNS, for instance 64x128")]
 pub struct NoHead(String);
 
 impl FromStr for Head {
@@ -237,8 +238,8 @@ impl FromStr for Head {
     /// Reads what `Display` writes.
     fn from_str(text: &str) -> Result<Head, NoHead> {
         let read = || {
-            let (blocks, columns) = text.split_once('x')?;
-            Some(Head { blocks: blocks.parse().ok()?, columns: columns.parse().ok()? })
+            let (tiles, columns) = text.split_once('x')?;
+            Some(Head { tiles: tiles.parse().ok()?, columns: columns.parse().ok()? })
         };
         read().ok_or_else(|| NoHead(text.into()))
     }

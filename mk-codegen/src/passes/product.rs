@@ -160,6 +160,8 @@ pub(super) struct Product<'a> {
     pub group: i32,
     pub k: Expr,
     pub n: Expr,
+    /// The first column block, and how many are covered.
+    pub first_column: i32,
     pub col_blocks: i32,
     pub b: BufId,
     pub extras: Vec<BufId>,
@@ -282,12 +284,16 @@ impl Product<'_> {
         a: impl Fn(&RowBlock) -> (BufId, Vec<(Expr, Expr)>),
     ) -> Covers {
         let Leaf::MmaTile { b_layout, epilogue, .. } = &self.leaf else {
-            return Covers { family: crate::ir::Entity::new(0), shard: 0.into(), block: 0.into() };
+            let family = crate::ir::Entity::new(0);
+            return Covers { family, shard: 0.into(), block: 0.into(), first_column: 0 };
         };
         let width = self.leaf.out_columns() as i32;
         let r = rows.block(draft);
         let (buffer, region) = a(&r);
-        let j = rows.column();
+        let mut j = rows.column();
+        if self.first_column > 0 {
+            j = j + self.first_column;
+        }
         let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
         let (depth, at) = match slices {
             None if self.half.is_some() => (self.depth(&r), Point::Inner),
@@ -357,6 +363,7 @@ impl Product<'_> {
         let halves = self.half.map(|_| 2.into());
         let iterations = slices.map(|s| self.iterations(&r, s)).or(halves);
         draft.plan.families[family].inner = iterations.map(|n| ("q".to_string(), n));
-        Covers { family, shard: r.shard, block: r.block }
+        let first_column = self.first_column;
+        Covers { family, shard: r.shard, block: r.block, first_column }
     }
 }

@@ -50,7 +50,7 @@ pub(super) struct Summands {
     /// Blocks of a shard that are written side by side, column by column.
     pub together: i32,
     pub by: Vec<Covers>,
-    /// Those of the first rows, where they are narrower.
+    /// The first ones, where they are narrower.
     pub narrow: Option<Narrow>,
     /// What they are written through.
     pub operand: Operand,
@@ -58,15 +58,16 @@ pub(super) struct Summands {
     pub parts: i32,
 }
 
-/// Tiles of the first blocks of rows of every shard that have fewer columns than the others.
+/// Tiles in the first columns of the first blocks of rows of every shard that have fewer columns than the others.
 pub(super) struct Narrow {
     pub by: Vec<Covers>,
-    /// Blocks of rows.
+    /// Blocks of rows, and columns of the others' tiles.
     pub blocks: i32,
-    /// Tiles in a row of them.
-    pub across: i32,
+    pub columns: i32,
     /// How many of them have the columns of one of the others.
     pub parts: i32,
+    /// Tiles in a row of the result if all were as these.
+    pub across: i32,
 }
 
 /// Who adds up, and in which tiles.
@@ -225,11 +226,12 @@ pub(super) fn sum(
     let block = r.block / per_block;
     let mut count = Expr::Const(1);
     let mut from: Vec<_> = by.into_iter().map(|c| post(c, 1)).collect();
-    if let Some(Narrow { by, blocks, across, parts }) = narrow {
+    if let Some(Narrow { by, blocks, columns, across, parts }) = narrow {
         from.extend(by.into_iter().map(|c| post(c, parts)));
         // Of the last columns there may be fewer.
         let of_head = Expr::Const(parts).min(Expr::Const(across) - j.clone() * parts);
-        count = block.clone().lt(blocks).select(of_head, 1);
+        let first = Expr::bin(BinOp::And, block.clone().lt(blocks), j.clone().lt(columns));
+        count = first.select(of_head, 1);
     }
     draft.flows.push(Flow {
         name: "partial",
@@ -318,7 +320,7 @@ pub(super) fn fold(
             when: None,
         }],
     });
-    let by = vec![Covers { family, shard: r.shard, block: r.block }];
+    let by = vec![Covers { family, shard: r.shard, block: r.block, first_column: 0 }];
     let (narrow, operand) = (None, Operand::Dst);
     Summands { rows, block: tile, together: 1, by, narrow, operand, parts: 1 }
 }
@@ -572,7 +574,7 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
-    let from = vec![Covers { family: push, shard: r.shard, block: r.block }];
+    let from = vec![Covers { family: push, shard: r.shard, block: r.block, first_column: 0 }];
     let (narrow, operand) = (None, Operand::Dst);
     let from = Summands { rows, block: BLOCK, together: 1, by: from, narrow, operand, parts: 1 };
     let beside = Config { sums: Sums::Beside, ..config.clone() };

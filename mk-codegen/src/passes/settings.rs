@@ -173,7 +173,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
             return error(what, help);
         }
     }
-    if let Some(Head { blocks, columns }) = config.head {
+    if let Some(Head { tiles, columns }) = config.head {
         let gathered = |n: usize| matches!(kernel.gemms[n].left, Made::Source(s) if kernel.sources[s].gathered);
         let slots = |how| how != Reduce::All || config.all_reduce == AllReduce::TwoPhase;
         let summed = |n| kernel.reduce_of(n).is_some_and(|(_, how)| slots(how)) && !gathered(n);
@@ -183,11 +183,9 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
             return error(what, help);
         }
         let part = columns % step == 0 && (1..bn).contains(&columns) && bn % columns == 0;
-        if blocks == 0 || bn % 64 != 0 || !part {
-            let what = format!(
-                "{blocks} first blocks of rows in tiles of {columns} columns beside others of {bn}"
-            );
-            let help = "use at least one block, and 64 or 128 columns (with `swiglu`, or tiles of 64 rows, 128) of which the other tiles have a multiple";
+        if tiles == 0 || bn % 64 != 0 || !part {
+            let what = format!("{tiles} first tiles of {columns} columns beside others of {bn}");
+            let help = "use at least one, and 64 or 128 columns (with `swiglu`, or tiles of 64 rows, 128) of which the other tiles have a multiple";
             return error(what, help);
         }
     }

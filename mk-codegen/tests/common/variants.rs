@@ -233,20 +233,28 @@ pub const VARIANTS: &[Variant] = &[
         (c.gather, c.tile_schedule) = (Gather::Engine { parts: 2 }, Schedule::Dynamic);
         c.own_columns = Some(64);
     }),
-    // Of the last columns there is one narrow tile; rows in 4 blocks, the last of them ragged.
+    // Rows of two blocks, and all columns of them: of the last there is one narrow tile.
     variant(("head_scatter", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
-        c.head = Some(Head { blocks: 1, columns: 64 });
+        c.head = Some(Head { tiles: 100, columns: 64 });
     }),
     variant(("head_queued_all", "gemm(a, b) -> all_reduce", 3, SEVERAL_WAVES), |c| {
         c.set_block([128, 256, 64]);
         (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
-        c.head = Some(Head { blocks: 2, columns: 128 });
+        c.head = Some(Head { tiles: 60, columns: 128 });
     }),
-    // All blocks but the last one; narrow tiles of half a warpgroup's.
-    variant(("head_ping_pong", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
-        ping_pong(c, 128);
-        (c.sums, c.head) = (Sums::After, Some(Head { blocks: 20, columns: 64 }));
-    }),
+    // All rows, and the first columns of them.
+    variant(
+        (
+            "head_ping_pong",
+            "gemm(a, b) -> reduce_scatter",
+            3,
+            &[("a", &[700, 1536]), ("b", &[1536, 1032])],
+        ),
+        |c| {
+            ping_pong(c, 128);
+            (c.sums, c.head) = (Sums::After, Some(Head { tiles: 16, columns: 64 }));
+        },
+    ),
     variant(
         (
             "head_gated_f32",
@@ -256,7 +264,7 @@ pub const VARIANTS: &[Variant] = &[
         ),
         |c| {
             c.set_block([128, 256, 64]);
-            c.head = Some(Head { blocks: 1, columns: 128 });
+            c.head = Some(Head { tiles: 1, columns: 128 });
         },
     ),
     variant(
@@ -266,7 +274,7 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("w", &[264, 584])],
         ),
-        |c| (c.block, c.head) = ([128, 192, 64], Some(Head { blocks: 2, columns: 64 })),
+        |c| (c.block, c.head) = ([128, 192, 64], Some(Head { tiles: 20, columns: 64 })),
     ),
     variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 1, columns: 128, parts: 3 });

@@ -97,11 +97,10 @@ const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64, part
 
 const OWN: Way = ("own rows in narrow tiles", |c| c.own_columns = Some(64));
 
-const HEAD: Way =
-    ("first rows in narrow tiles", |c| c.head = Some(Head { blocks: 1, columns: 64 }));
-const HEAD_QUEUED_AFTER: Way = ("first rows in narrow tiles, queued, sums after", |c| {
+const HEAD: Way = ("narrow first tiles", |c| c.head = Some(Head { tiles: 1, columns: 64 }));
+const HEAD_QUEUED_AFTER: Way = ("narrow first tiles, queued, sums after", |c| {
     (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
-    c.head = Some(Head { blocks: 1, columns: 128 });
+    c.head = Some(Head { tiles: 1000, columns: 128 });
 });
 
 const TAIL_PARTS: Way =
