@@ -5,6 +5,7 @@ use crate::{
     options::PipelineArgs,
     output::{print, say, write_file},
     pipeline::{self, Pipeline},
+    progress::Progress,
     tune::model,
 };
 use mk::{
@@ -37,9 +38,21 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let model = model(args.model.as_deref())?;
     let Pipeline { program, bound } = &pipeline::bind(&args.pipeline)?;
     let given = pipeline::config(&args.pipeline)?;
+    let subject = match args.pipeline.lowering().first() {
+        Some(flag) if args.pipeline.tuned => {
+            return Err(Failure::with_help(
+                format!("`--tuned` leaves it to mk how to lower, and `{flag}` says it"),
+                "leave either out",
+            ));
+        }
+        Some(_) => Subject::Options(&given),
+        None => Subject::Searched,
+    };
     let cache = Cache::new(&JitOptions::default());
     let sources = Sources { model: &model, cache: cache.as_ref(), chain: args.chain };
-    let explained = tune::explain(program, bound, given.ranks, Subject::Options(&given), &sources);
+    let progress = Progress::new("predicting");
+    let explained = tune::explain(program, bound, given.ranks, subject, &sources);
+    drop(progress);
     let explained = explained.map_err(Failure::new)?;
     explained.notes.iter().for_each(pipeline::note_on_stderr);
     print(format_args!("{explained}"))?;

@@ -32,7 +32,7 @@ pub struct PipelineArgs {
     /// Rows, columns and depth of a matrix product's tile [default: 128x256x64]
     #[arg(long, value_name = "MxNxK", value_parser = block)]
     pub block: Option<[u32; 3]>,
-    /// Blocks of rows at the end of each shard whose tiles have fewer columns, or are cut into parts along k, for instance 1x64 or 2x256/4 [default: none]
+    /// Blocks of rows at the end of each shard, at most, whose tiles have fewer columns, or are cut into parts along k, at most so many, for instance 1x64 or 2x256/4 [default: none]
     #[arg(long, value_name = "BLOCKSxCOLUMNS[/PARTS]")]
     pub tail: Option<Tail>,
     /// Columns of the tiles of a gathered operand's own rows, less than the others have, so that all CTAs share them [default: as the others]
@@ -53,10 +53,10 @@ pub struct PipelineArgs {
     /// Slices of the inner dimension in which gathered rows travel, at most; whole where no such number fits [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub k_slices: Option<u32>,
-    /// Who pushes gathered rows to the peers: `sms`, or `engine`, the copy engine, which announces a shard as a whole or in parts, `engine/4` [default: sms]
+    /// Who pushes gathered rows to the peers: `sms`, or `engine`, the copy engine, which announces a shard as a whole or in parts, at most so many, `engine/4` [default: sms]
     #[arg(long, value_name = "WHO")]
     pub gather: Option<Gather>,
-    /// Parts of the inner dimension that are multiplied at the same time, where sums follow [default: 1]
+    /// Parts of the inner dimension that are multiplied at the same time, at most, where sums follow [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub split_k: Option<u32>,
     /// Who adds those parts [default: rank]
@@ -127,6 +127,12 @@ pub enum AllReduce {
 }
 
 impl PipelineArgs {
+    /// The options that say how to lower, as they were written.
+    pub fn lowering(&self) -> Vec<&'static str> {
+        let others = ["--dim", "--shape", "--ranks", "--tuned"];
+        self.given().into_iter().filter(|flag| !others.contains(flag)).collect()
+    }
+
     /// The options that a plan has no use for, as they were written.
     pub fn given(&self) -> Vec<&'static str> {
         let all = [

@@ -127,15 +127,12 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
         true => mistakes.in_file(&args.pipeline),
         false => mistakes,
     };
-    let program = Program::parse(&text).map_err(|mistakes| {
-        let hint = match !is_file && Path::new(&args.pipeline).is_file() {
-            true => {
-                "\n\nnote: there is a file of that name; a pipeline is read from files x.mk only"
-            }
-            false => "",
-        };
-        Failure::rendered(format!("{}{hint}", place(mistakes)))
-    })?;
+    let hint = match !is_file && Path::new(&args.pipeline).is_file() {
+        true => "\n\nnote: there is a file of that name; a pipeline is read from files x.mk only",
+        false => "",
+    };
+    let program = Program::parse(&text)
+        .map_err(|mistakes| Failure::rendered(format!("{}{hint}", place(mistakes))))?;
     let shapes = once("shape", &args.shapes).map_err(Failure::new)?;
     let mut dims = if is_file {
         file::defaults(&text).map_err(|mistakes| Failure::rendered(place(mistakes)))?
@@ -151,7 +148,9 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
         }
     }
     dims.extend(once("dim", &args.dims).map_err(Failure::new)?);
-    let bound = program.bind(&dims, &shapes).map_err(Failure::rendered)?;
+    let bound = program
+        .bind(&dims, &shapes)
+        .map_err(|mistakes| Failure::rendered(format!("{mistakes}{hint}")))?;
     Ok(Pipeline { program, bound })
 }
 
@@ -167,9 +166,9 @@ pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failur
     if !args.tuned {
         return Ok(given);
     }
-    if given != (Config { ranks: given.ranks, ..Config::default() }) {
+    if let Some(flag) = args.lowering().first() {
         return Err(Failure::with_help(
-            "`--tuned` leaves it to mk how to lower, and other options say it",
+            format!("`--tuned` leaves it to mk how to lower, and `{flag}` says it"),
             "leave either out",
         ));
     }

@@ -1,5 +1,5 @@
-//! Parts of the device library that are plain C++, run here: how threads go through rows, agents through a ring, and workers through tasks
-//! that are for whoever is free.
+//! Parts of the device library that are plain C++, run here: how threads go through rows, agents through a ring, workers through tasks
+//! that are for whoever is free, and what is done to results.
 
 use mk_codegen::emit::library;
 use std::{env, fs, process::Command};
@@ -277,19 +277,61 @@ fn rows_rings_and_tasks_are_walked_whole() {
     let line =
         |head: &str| library.lines().find(|l| l.starts_with(head)).expect("there").to_string();
     let main = main.replace("SLOTS", &constants.map(line).join("\n"));
-    let folder = env::temp_dir().join(format!("mk-device-on-host-{}", std::process::id()));
+    let text = [head, structs[0], structs[1], &main].concat();
+    run("rows_rings_and_tasks_are_walked_whole", &text);
+}
+
+/// Compiles a program and runs it, which must end with 0.
+fn run(test: &str, text: &str) {
+    let folder = env::temp_dir().join(format!("mk-{test}-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
-    let (source, program) = (folder.join("walk.cpp"), folder.join("walk"));
-    fs::write(&source, [head, structs[0], structs[1], &main].concat()).expect("writable");
+    let (source, program) = (folder.join("main.cpp"), folder.join("main"));
+    fs::write(&source, text).expect("writable");
     let built =
         Command::new("c++").args(["-std=c++17", "-O1", "-o"]).args([&program, &source]).output();
     let Ok(built) = built else {
         fs::remove_dir_all(&folder).expect("its folder goes");
-        println!("SKIPPED rows_rings_and_tasks_are_walked_whole: no C++ compiler");
+        println!("SKIPPED {test}: no C++ compiler");
         return;
     };
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let ran = Command::new(&program).output().expect("runs");
     fs::remove_dir_all(&folder).expect("its folder goes");
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+}
+
+const ELEMENTWISE: &str = r#"
+#include <cmath>
+#include <initializer_list>
+#include <cstdio>
+#define MK_DEVICE inline
+#define __fdividef(a, b) ((a) / (b))
+#define __expf expf
+OPERATIONS
+static int wrong = 0;
+static void near(const char* op, float x, float got, double want) {
+  if (!(std::fabs(got - want) <= 2e-7 + 1e-5 * std::fabs(want))) printf("%s(%g) is %g, not %g\n", op, x, got, want), wrong = 1;
+}
+int main() {
+  for (float x = -9.0f; x <= 9.0f; x += 0.01f) {
+    const double d = x;
+    near("relu", x, relu(x), d < 0 ? 0 : d);
+    near("silu", x, silu(x), d / (1 + exp(-d)));
+    near("gelu_erf", x, gelu_erf(x), d * 0.5 * erfc(-d * M_SQRT1_2));
+    near("gelu_tanh", x, gelu_tanh(x), 0.5 * d * (1 + tanh(sqrt(2 / M_PI) * (d + 0.044715 * d * d * d))));
+  }
+  // What is no number stays so.
+  for (float y : {relu(NAN), silu(NAN), gelu_erf(NAN), gelu_tanh(NAN)}) if (!std::isnan(y)) printf("a NaN is now %g\n", y), wrong = 1;
+  if (relu(INFINITY) != INFINITY || relu(-INFINITY) != 0 || gelu_erf(INFINITY) != INFINITY) printf("infinity is not\n"), wrong = 1;
+  return wrong;
+}
+"#;
+
+#[test]
+fn elementwise_operations() {
+    let library = library::text();
+    let begin = library.find("MK_DEVICE float relu(").expect("it is in the library");
+    let length = library[begin..].find("// A pair of neighbouring").expect("what follows");
+    let text = ELEMENTWISE.replace("OPERATIONS", &library[begin..begin + length]);
+    run("elementwise_operations", &text);
 }

@@ -56,6 +56,18 @@ class Local(unittest.TestCase):
         with self.assertRaisesRegex(mk.Error, "closed"):
             f(one(a), one(b))
 
+    def test_what_is_no_number_stays_so(self):
+        for op in ("relu", "gelu", "silu"):
+            f = mk.compile(f"{LINEAR} -> {op}", self.world)
+            a, b = shards(256, 512, 512)
+            a[0][3, 5] = float("nan")
+            whole = torch.cat([x.cpu() for x in a])
+            for b_r, y_r in zip(b, many(f(one(a), one(b)))):
+                want = getattr(torch.nn.functional, op)(whole.to(b_r.device).float() @ b_r.float())
+                self.assertTrue(torch.equal(y_r.isnan(), want.isnan()), op)
+                self.assertEqual(y_r.isnan().sum().item(), 512)
+            f.close()
+
     def test_arguments_are_checked(self):
         f = mk.compile(LINEAR, self.world)
         a, b = shards(256, 512, 512)

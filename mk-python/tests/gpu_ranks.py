@@ -230,6 +230,20 @@ def disagreement(world):
         assert "every rank must pass the same" in str(error), error
 
 
+def uncompiled(world):
+    """The last rank has no kernel: all are told so at once, and the world is as good as before."""
+    f = mk.compile(LINEAR, world, sms={"intra_comm": 8 if RANK < SIZE - 1 else 4000})
+    begin = time.monotonic()
+    try:
+        f.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
+        raise AssertionError("a kernel without its last rank was bound")
+    except mk.Error as error:
+        assert "do not fit 132 SMs" in str(error), error
+        assert RANK == SIZE - 1 or f"compiling: rank {SIZE - 1} failed" in str(error), error
+    assert time.monotonic() - begin < 20.0
+    linear(mk.compile(LINEAR, world), 256 * SIZE, 512, 256 * SIZE, 3)
+
+
 def missing(world):
     """The last rank does not come to a new world: the others are told who, within the limit."""
     if RANK < SIZE - 1:
@@ -250,7 +264,7 @@ def main():
     dist.init_process_group("nccl", device_id=gpu, timeout=datetime.timedelta(seconds=60))
     world = mk.World.from_torch()
     assert (world.size, world.ranks, world.devices) == (SIZE, [RANK], [torch.cuda.current_device()])
-    cases = [shapes, ragged, reduction, apart, graph, explained, environment] + ([filled_just_before, side_by_side, disagreement, fault, missing] if SIZE > 1 else [])
+    cases = [shapes, ragged, reduction, apart, graph, explained, environment] + ([filled_just_before, side_by_side, disagreement, uncompiled, fault, missing] if SIZE > 1 else [])
     for case in cases:
         case(world)
         gc.collect()

@@ -219,9 +219,11 @@ impl Function {
         }
         let choice = self.choose(sizes)?;
         let (world, program) = (&self.world, self.signature.program());
-        let made = Composition::new(program, sizes, &choice, self.options.emission)?;
-        let compiled = made.compile(&self.options.jit)?;
+        let mine = Composition::new(program, sizes, &choice, self.options.emission)
+            .and_then(|made| Ok((made.compile(&self.options.jit)?, made)));
         let options = &self.options.instance;
+        // The others would wait for a rank that has no kernel.
+        let (compiled, made) = world.agree("compiling", mine, options.entry_limit.max(PATIENCE))?;
         let run = match (made.kernels.as_slice(), compiled.as_slice()) {
             ([planned], [compiled]) if made.parts.is_empty() => {
                 Run::One(Kernel::bind(world, program, &planned.source, compiled, options)?)

@@ -177,7 +177,7 @@ impl<'a> Dense<'a> {
             (Op::Gelu, [x]) => x.map(|_, x| math::gelu(x)),
             (Op::Silu, [x]) => x.map(|_, x| math::silu(x)),
             (Op::Swiglu, [x]) => x.swiglu(),
-            (Op::Relu, [x]) => x.map(|_, x| x.max(0.0)),
+            (Op::Relu, [x]) => x.map(|_, x| math::relu(x)),
             (Op::Mul, [x, y]) => x.zip(y, |x, y| x * y),
             (Op::Add, [x, y]) => x.zip(y, |x, y| x + y),
             (Op::Scale(factor), [x]) => x.map(|_, x| x * factor),

@@ -32,6 +32,11 @@ pub(super) fn gelu(x: f64) -> f64 {
     x * 0.5 * erfc(-x * FRAC_1_SQRT_2)
 }
 
+/// max(x, 0), and not `f64::max`, which would make 0 of a NaN.
+pub(super) fn relu(x: f64) -> f64 {
+    if x < 0.0 { 0.0 } else { x }
+}
+
 /// x * sigmoid(x).
 pub(super) fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
@@ -101,6 +106,14 @@ fn matmul_alone(c: &mut [f64], a: &[f64], b: &[f64], k: usize, n: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_number_stays_so() {
+        for of in [relu, gelu, silu] {
+            assert!(of(f64::NAN).is_nan());
+        }
+        assert_eq!([relu(f64::INFINITY), relu(f64::NEG_INFINITY)], [f64::INFINITY, 0.0]);
+    }
 
     #[test]
     fn erfc_at_known_points() {

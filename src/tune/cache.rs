@@ -29,13 +29,18 @@ pub struct Winner {
 
 /// Why a cache file is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the tuning cache's file {} is not used: {what}; `mk tune` writes it again", path.display())]
+#[error("the tuning cache's file {} is not used: {what}; `{by}` writes it again", path.display())]
 pub struct Damaged {
     /// The file.
     pub path: PathBuf,
     /// What is wrong with it.
     pub what: String,
+    /// The command that writes it.
+    pub by: &'static str,
 }
+
+/// The command that writes winners.
+const TUNE: &str = "mk tune";
 
 impl Key {
     /// Of a pipeline on `ranks` GPUs of that name.
@@ -76,7 +81,8 @@ pub struct Cache {
     dir: PathBuf,
 }
 
-const HEAD: &str = "mk tune 1";
+/// One more with every change of what a setting's text means.
+const HEAD: &str = "mk tune 2";
 
 impl Cache {
     /// Beside the kernel cache of these options; `None` where that is off or has no place.
@@ -94,9 +100,9 @@ impl Cache {
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(Damaged { path, what: e.to_string() }),
+            Err(e) => return Err(Damaged { path, what: e.to_string(), by: TUNE }),
         };
-        decode(&text, key).map(Some).map_err(|what| Damaged { path, what })
+        decode(&text, key).map(Some).map_err(|what| Damaged { path, what, by: TUNE })
     }
 
     /// Stores a winner.
@@ -115,7 +121,8 @@ impl Cache {
     /// [`Damaged`].
     pub fn model(&self, gpu: &str) -> Result<Option<DeviceModel>, Damaged> {
         let path = self.model_path();
-        let failed = |what: String| Damaged { path: path.clone(), what };
+        let by = "mk probe --install";
+        let failed = |what: String| Damaged { path: path.clone(), what, by };
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),

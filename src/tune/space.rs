@@ -333,7 +333,9 @@ fn name_of<T: PartialEq>(names: &[(&str, T)], value: T) -> Option<String> {
     names.iter().find(|(_, v)| *v == value).map(|(name, _)| name.to_string())
 }
 
+/// The value that a word stands for, also as options spell it: `ping-pong` is `ping_pong`.
 fn value_of<T: Copy>(names: &[(&str, T)], text: &str) -> Option<T> {
+    let text = text.replace('-', "_");
     names.iter().find(|(name, _)| *name == text).map(|(_, v)| *v)
 }
 

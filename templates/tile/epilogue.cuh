@@ -2,7 +2,8 @@
 //
 // wgmma leaves a 64-row block like this (PTX ISA, "Register Fragments", matrix D): warp w of the warpgroup holds rows
 // 16w..16w+15; lane l holds rows l / 4 and l / 4 + 8, and of every 8 columns the pair starting at (l % 4) * 2.
-MK_DEVICE float relu(float x) { return fmaxf(x, 0.0f); }
+// Not fmaxf, which would make 0 of a NaN.
+MK_DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
 MK_DEVICE float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 // The exact form, which frameworks use by default: x * Phi(x) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt 2), where nothing
 // cancels. erfc by Abramowitz and Stegun 7.1.26 (absolute error 1.5e-7): half the instructions of erff, and the

@@ -85,6 +85,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             samples.push(Sample { plan, seconds: ms / 1e3 });
         }
     }
+    if samples.is_empty() {
+        return Err(Failure::with_help(
+            "there is no measured plan to fit figures to",
+            "measure some: `mk tune --json FILE`, without `--device model`",
+        ));
+    }
     let before = cost::error(&start, &samples);
     let progress = Progress::new(format!("fitting to {} plans", samples.len()));
     let mut fitted = cost::fit(&start, &samples, args.rounds.into());

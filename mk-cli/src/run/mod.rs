@@ -96,10 +96,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         Choice::Cpu(why) => {
             if let Some(option) = args.gpu.given() {
-                let what = match why {
-                    Some(why) => format!("`{option}` needs GPUs, and {why}"),
-                    None => format!("`{option}` needs GPUs, and the device is cpu"),
+                let why = match why.as_deref() {
+                    None => "the device is cpu",
+                    Some(A_PLAN) => "a plan runs on the CPU executor",
+                    Some(ITS_STEPS) => "`--schedule` orders the steps of the CPU executor",
+                    Some(other) => other,
                 };
+                let what = format!("`{option}` needs GPUs, and {why}");
                 return Err(Failure::with_help(what, "leave the option out"));
             }
             let why = why.map_or_else(String::new, |why| format!(": {why}"));
@@ -108,6 +111,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
     }
 }
+
+/// Why the CPU executor runs it, after its name.
+const A_PLAN: &str = "a plan runs there";
+const ITS_STEPS: &str = "`--schedule` orders its steps";
 
 enum Choice {
     Cuda(World),
@@ -137,10 +144,10 @@ fn choose(args: &Args, loaded: &Loaded) -> Result<Choice, Failure> {
         }
         Device::Auto => {
             if loaded.pipeline.is_none() {
-                return Ok(Choice::Cpu(Some("a plan runs there".into())));
+                return Ok(Choice::Cpu(Some(A_PLAN.into())));
             }
             if args.schedule.is_some() {
-                return Ok(Choice::Cpu(Some("`--schedule` orders its steps".into())));
+                return Ok(Choice::Cpu(Some(ITS_STEPS.into())));
             }
         }
     }

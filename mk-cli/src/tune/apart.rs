@@ -63,7 +63,7 @@ fn best(
         let predicted = tune::predict_all(program, bound, &configs, model);
         let ms = predicted.into_iter().map(|p| p.map_or(f64::INFINITY, |p| p.ms()));
         let all: Vec<_> = configs.into_iter().zip(ms).collect();
-        let places = tune::worth_measuring(&all, top);
+        let places = tune::worth_measuring(&all, top as usize);
         configs = places.into_iter().map(|i| all[i].0.clone()).collect();
     }
     let _progress =

@@ -6,7 +6,7 @@ mod report;
 
 use crate::{
     failure::Failure,
-    options::{PipelineArgs, once},
+    options::{DEFAULT_RANKS, PipelineArgs, once},
     output::{say, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
@@ -43,8 +43,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Device::Cuda)]
     device: Device,
     /// Measure only as many candidates as this, those that the model takes for the best
-    #[arg(long, value_name = "N")]
-    top: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    top: Option<u32>,
     /// Figures of the machine, as `mk probe` writes them [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
@@ -101,7 +101,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Err(Failure::ClosedPipe) => return Err(Failure::ClosedPipe),
             Err(failure) if rows.len() == 1 => return Err(failure),
             Err(failure) => {
-                say!("{}\n", failure.text())?;
+                let line =
+                    describe(&row.line.pipeline, row.line.pipeline.ranks.unwrap_or(DEFAULT_RANKS));
+                pipeline::say_on_stderr(format_args!("{line}\n{}", failure.text()));
                 failed += 1;
             }
         }
@@ -139,7 +141,13 @@ fn rows(args: &Args) -> Result<Vec<Row>, Failure> {
         return known(path);
     }
     match (&args.list, &args.pipeline) {
-        (Some(path), _) => Ok(list::read(path)?.into_iter().map(new).collect()),
+        (Some(path), _) => {
+            let lines = list::read(path)?;
+            if lines.is_empty() {
+                return Err(Failure::new(format!("{} names no pipeline", path.display())));
+            }
+            Ok(lines.into_iter().map(new).collect())
+        }
         (None, Some(pipeline)) => {
             Ok(vec![new(Line { pipeline: pipeline.clone(), tries: Vec::new() })])
         }
@@ -157,7 +165,7 @@ pub fn measured(path: &std::path::Path) -> Result<Vec<(PipelineArgs, Config, f64
         for entry in row.known.iter().flatten() {
             let Some((ms, ..)) = entry.measured else { continue };
             let config = tune::read(&entry.config, ranks)
-                .map_err(|w| Failure::new(format!("`{w}` is no setting")))?;
+                .map_err(|w| Failure::new(format!("{}: `{w}` is no setting", path.display())))?;
             out.push((row.line.pipeline.clone(), config, ms));
         }
     }
@@ -194,13 +202,10 @@ fn one(
     let free = only.is_empty() && row.known.is_none();
     let mut configs = match &row.known {
         Some(known) => {
-            let read = |e: &Entry| {
-                let failed = |w| Failure::new(format!("`{w}` is no setting"));
-                tune::read(&e.config, ranks).map_err(failed)
-            };
+            let read = |e: &Entry| tune::read(&e.config, ranks).map_err(no_setting);
             known.iter().map(read).collect::<Result<Vec<_>, _>>()?
         }
-        None => tune::candidates(&program, &bound, ranks, &only),
+        None => fixed(tune::candidates(&program, &bound, ranks, &only), &row.line, &config)?,
     };
     let measured = row.known.is_none() && args.device == Device::Cuda;
     if measured && let btree_map::Entry::Vacant(place) = worlds.entry(ranks) {
@@ -220,7 +225,7 @@ fn one(
         entry.config = tune::write(config, &facts);
         match predicted {
             Ok(p) => entry.predicted_ms = Some(p.ms()),
-            Err(why) if args.device == Device::Model => entry.refused = Some(why.to_string()),
+            Err(why) if !measured => entry.refused = Some(why.to_string()),
             Err(_) => {}
         }
         entries.push(entry);
@@ -229,7 +234,7 @@ fn one(
     if let Some(top) = args.top {
         let ms = entries.iter().map(|e| e.predicted_ms.unwrap_or(f64::INFINITY));
         let all: Vec<_> = configs.iter().cloned().zip(ms).collect();
-        to_measure = tune::worth_measuring(&all, top);
+        to_measure = tune::worth_measuring(&all, top as usize);
         let known = configs.iter().position(|c| so_far.as_ref() == Some(c));
         to_measure.extend(known.filter(|i| !to_measure.contains(i)));
     }
@@ -291,6 +296,14 @@ fn one(
         let ms = |e: &Entry| e.ms().unwrap_or(f64::INFINITY);
         entries.sort_by(|a, b| ms(a).total_cmp(&ms(b)));
     }
+    if entries.iter().all(|e| e.ms().is_none()) {
+        let why = entries.iter().find_map(|e| e.refused.clone());
+        let why = why.unwrap_or_else(|| "there is no candidate".into());
+        return Err(Failure::new(format!(
+            "none of {} candidates has a time: {why}",
+            entries.len()
+        )));
+    }
     errors.add(&entries);
     let name = describe(&row.line.pipeline, ranks);
     say!("{name}")?;
@@ -346,9 +359,15 @@ fn limits(args: &Args) -> Limits {
     }
 }
 
+/// Of a word that no setting reads.
+fn no_setting(word: String) -> Failure {
+    Failure::new(format!("`{word}` is no setting"))
+}
+
 /// The line as it could be given again.
 fn describe(row: &PipelineArgs, ranks: u32) -> String {
-    let mut text = format!("{:?}", row.pipeline);
+    // As a shell would have it: in its quotes everything is as it is but they.
+    let mut text = format!("'{}'", row.pipeline.replace('\'', "'\"'\"'"));
     for (name, value) in &row.dims {
         text += &format!(" --dim {name}={value}");
     }
@@ -367,25 +386,63 @@ fn only(
 ) -> Result<BTreeMap<String, Vec<String>>, Failure> {
     let mut only = once("try", &args.tries).map_err(Failure::new)?;
     only.extend(once("try", &line.tries).map_err(Failure::new)?);
-    let given = line.pipeline.given();
-    for knob in tune::KNOBS {
-        // The option has the setting's name, but for the CTAs of a role.
-        let flag = match knob.name {
-            "intra_comm" => "--sms".to_string(),
-            name => format!("--{}", name.replace('_', "-")),
-        };
-        if given.contains(&flag.as_str()) {
-            only.insert(knob.name.into(), (knob.get)(config).into_iter().collect());
-        }
-    }
-    for name in only.keys() {
-        if !tune::KNOBS.iter().any(|k| k.name == name) {
+    for (name, values) in &only {
+        let Some(knob) = tune::KNOBS.iter().find(|k| k.name == name) else {
             let known: Vec<_> = tune::KNOBS.iter().map(|k| k.name).collect();
             let help = format!("settings are {}", known.join(", "));
             return Err(Failure::with_help(format!("there is no setting `{name}` to try"), help));
+        };
+        let reads = |value: &&String| (knob.set)(&mut config.clone(), value).is_none();
+        if let Some(value) = values.iter().find(reads) {
+            let what = format!("`{value}` is no value of {name}");
+            return Err(match (knob.get)(&Config::default()) {
+                Some(usual) => Failure::with_help(what, format!("write it as in {name}={usual}")),
+                None => Failure::new(what),
+            });
+        }
+    }
+    for knob in fixed_knobs(&line.pipeline) {
+        let value = (knob.get)(config).into_iter().collect();
+        if only.insert(knob.name.into(), value).is_some() {
+            let what = format!("`{}` is fixed by an option, and to be tried", knob.name);
+            return Err(Failure::with_help(what, "leave either out"));
         }
     }
     Ok(only)
+}
+
+/// Settings that an option fixes. The option has the setting's name, but for the CTAs of a role.
+fn fixed_knobs(line: &PipelineArgs) -> impl Iterator<Item = &'static tune::Knob> {
+    let given = line.lowering();
+    let copies = line.sms.iter().any(|(role, _)| role == "intra_comm");
+    tune::KNOBS.iter().filter(move |knob| match knob.name {
+        "intra_comm" => copies,
+        name => given.contains(&format!("--{}", name.replace('_', "-")).as_str()),
+    })
+}
+
+/// The candidates that are as the options say, with the CTAs of other roles that they name.
+fn fixed(
+    mut candidates: Vec<Config>,
+    line: &Line,
+    config: &Config,
+) -> Result<Vec<Config>, Failure> {
+    if line.pipeline.tuned {
+        let what = "`--tuned` takes what was measured, and this measures";
+        return Err(Failure::with_help(what, "leave it out"));
+    }
+    let knobs: Vec<_> = fixed_knobs(&line.pipeline).collect();
+    candidates.retain(|c| knobs.iter().all(|k| (k.get)(c) == (k.get)(config)));
+    if candidates.is_empty() {
+        let names: Vec<_> = knobs.iter().map(|k| k.name).collect();
+        let what = format!("no candidate can have {} as the options say", names.join(", "));
+        return Err(Failure::with_help(what, "`mk check` with these options says why"));
+    }
+    for candidate in &mut candidates {
+        let others = config.sms.iter().filter(|(role, _)| *role != "intra_comm");
+        candidate.sms.extend(others.map(|(role, n)| (role.clone(), *n)));
+    }
+    Ok(candidates)
 }
 
 fn values(text: &str) -> Result<(String, Vec<String>), String> {

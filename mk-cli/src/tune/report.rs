@@ -47,6 +47,10 @@ impl Entry {
     /// Reads what [`Entry::to_json`] made.
     pub fn from_json(value: &Value) -> Option<Entry> {
         let number = |name: &str| value.get(name).and_then(Value::as_f64);
+        let times = ["predicted_ms", "median_ms", "least_ms"].map(number);
+        if times.into_iter().flatten().any(|ms| !(ms > 0.0 && ms.is_finite())) {
+            return None;
+        }
         Some(Entry {
             config: value.get("config")?.as_str()?.to_string(),
             predicted_ms: number("predicted_ms"),

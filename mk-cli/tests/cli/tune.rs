@@ -50,6 +50,11 @@ fn candidates_are_ranked_by_prediction() {
     let text = mk(&args, &dir).ok();
     assert!(text.contains("predicted in") && text.contains("intra_comm=8"), "{text}");
     assert!(text.contains("refused: ") && text.contains("do not fit 132 SMs"), "{text}");
+    // Also what has lines.
+    let lines = dir.file("lines.json");
+    let text = "fn f(a: bf16[64, 64] @ shard(0)) {\n  // it's one\n  gather(a)\n}";
+    mk(&["tune", text, "--device", "model", "--json", &lines], &dir).ok();
+    mk(&["tune", "--from", &lines], &dir).ok();
     // What was written reads back; there is nothing measured in it to compare with.
     let again = mk(&["tune", "--from", &json, "--model", MACHINE], &dir).ok();
     assert!(again.contains("/best") && !again.contains("prediction error"), "{again}");
@@ -89,6 +94,58 @@ fn an_option_that_says_how_to_lower_is_not_tried_otherwise() {
     }
 }
 
+/// What is tried is what was said, or nothing is.
+#[test]
+fn what_cannot_be_tried_is_said() {
+    let dir = TempDir::new();
+    let tune = |more: &[&str]| {
+        mk(&[&["tune"], &GATHER_GEMM[..], &["--device", "model"], more].concat(), &dir)
+    };
+    tune(&["--try", "intra_comm=8,x"]).fails(1, &["`x` is no value of intra_comm"]);
+    let help = "write it as in consumers=cooperative";
+    tune(&["--try", "consumers=foo"]).fails(1, &["`foo` is no value of consumers", help]);
+    let spelled = tune(&["--try", "consumers=ping-pong", "--try", "block=128x128x64"]).ok();
+    assert!(spelled.contains("consumers=ping_pong"), "{spelled}");
+    let fixed = "`block` is fixed by an option, and to be tried";
+    tune(&["--block", "128x256x64", "--try", "block=128x128x64"]).fails(1, &[fixed]);
+    tune(&["--sms", "foo=8", "--try", "block=128x128x64"])
+        .fails(1, &["none of", "candidates has a time", "no role `foo`"]);
+    tune(&["--head", "64x64"]).fails(1, &["no product here has first tiles"]);
+    tune(&["--tuned"]).fails(1, &["`--tuned` takes what was measured"]);
+    tune(&["--top", "0"]).fails(2, &["--top"]);
+    // CTAs of a role that is no setting are those of every candidate.
+    let few = ["--sms", "compute=3", "--try", "intra_comm=8,128,130", "--try", "gather=sms"];
+    let few = tune(&[&few[..], &["--try", "block=128x128x64", "--all"]].concat()).ok();
+    assert!(few.contains("compute = 3 and intra_comm = 130 CTAs do not fit"), "{few}");
+    // What cannot have a setting that an option fixes is left out.
+    let sum = ["tune", "gemm(a, b) -> reduce_scatter", "--shape", "a=4096x512", "--shape"];
+    let head = ["b=512x1024", "--ranks", "2", "--head", "64x64", "--device", "model", "--all"];
+    let text = mk(&[&sum[..], &head].concat(), &dir).ok();
+    assert!(text.contains("sums=after") && !text.contains("sums=ring"), "{text}");
+}
+
+/// Large sizes are refused before they are predicted; options that say what is so by default count as given.
+#[test]
+fn settings_are_looked_for_where_none_is_given_and_sizes_allow() {
+    let dir = TempDir::new();
+    let huge = ["gather(a) -> gemm(b)", "--shape", "a=1073741824x8", "--shape", "b=8x8"];
+    let begin = std::time::Instant::now();
+    mk(&[&["explain"], &huge[..]].concat(), &dir).fails(1, &["more than 1048576 tasks"]);
+    mk(&[&["check"], &huge[..], &["--tuned"]].concat(), &dir).fails(1, &["rule 6"]);
+    mk(&[&["tune"], &huge[..], &["--device", "model", "--try", "block=128x128x64"]].concat(), &dir)
+        .fails(1, &["candidates has a time: the plan has more than 1048576 tasks"]);
+    assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
+    let with =
+        |command: &str, more: &[&str]| mk(&[&[command], &GATHER_GEMM[..], more].concat(), &dir);
+    let given = with("explain", &["--block", "128x256x64"]).ok();
+    assert!(given.contains("block=128x256x64") && given.contains("as the options say"), "{given}");
+    let both = &["`--tuned` leaves it to mk how to lower, and `--chunk-bytes` says it"];
+    with("check", &["--tuned", "--chunk-bytes", "524288"]).fails(1, both);
+    with("explain", &["--tuned", "--chunk-bytes", "524288"]).fails(1, both);
+    let sms = ["--sms", "compute=132", "--sms", "intra_comm=4294967295"];
+    with("check", &sms).fails(1, &["do not fit 132 SMs"]);
+}
+
 #[test]
 fn lists_name_their_mistakes() {
     let dir = TempDir::new();
@@ -102,6 +159,8 @@ fn lists_name_their_mistakes() {
     with("gemm(a, b) --ranks").fails(1, &["line 1: "]);
     with(&format!("{good}'open")).fails(1, &["line 3: a ' is not closed"]);
     with(&format!("{good}'gemm(a, b)'")).fails(1, &["1 of 2 pipelines could not be tuned"]);
+    with("# nothing").fails(1, &["rows.txt names no pipeline"]);
+    with(&format!("{good}'gather(a)' --shape a=8x8 --sms foo=1")).fails(1, &["no role `foo`"]);
     mk(&["tune"], &dir).fails(2, &["PIPELINE"]);
     mk(&["explain", "tests/plans/gather_gemm.plan"], &dir).fails(1, &["is a plan"]);
     mk(&["tune", "--from", "Cargo.toml"], &dir).fails(1, &["Cargo.toml"]);
@@ -136,4 +195,21 @@ fn figures_that_cannot_be_are_refused() {
     let args = [&["explain"], &GATHER_GEMM[..], &["--model", &path]].concat();
     mk(&args, &dir).fails(1, &["model.json: not a device model"]);
     mk(&["probe", "--from", MACHINE], &dir).fails(1, &["not what `mk tune --json` writes"]);
+    let file = dir.file("times.json");
+    let probe = |text: &str| {
+        std::fs::write(&file, text).expect("writes");
+        mk(&["probe", "--from", &file, "--install"], &dir)
+    };
+    probe("[]").fails(1, &["no measured plan to fit"]);
+    for ms in ["0", "-1", "1e999"] {
+        let trial = format!("{{\"config\": \"\", \"median_ms\": {ms}, \"least_ms\": 1}}");
+        let line = "'gemm(a, b)' --shape a=64x64 --shape b=64x64 --ranks 1";
+        probe(&format!("[{{\"pipeline\": \"{line}\", \"trials\": [{trial}]}}]")).fails(1, &[&file]);
+    }
+    assert!(!std::path::Path::new(&dir.file("cache/tune/model.json")).exists());
+    std::fs::create_dir_all(dir.file("cache/tune")).expect("a folder");
+    std::fs::write(dir.file("cache/tune/model.json"), "junk").expect("writes");
+    let args = [&["explain"], &GATHER_GEMM[..]].concat();
+    let done = mk(&args, &dir);
+    assert!(done.err.contains("`mk probe --install` writes it again"), "{}", done.err);
 }

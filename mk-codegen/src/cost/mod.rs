@@ -44,7 +44,7 @@ pub enum CostError {
         family: String,
     },
     /// More tasks than a prediction takes on.
-    #[error("the plan has more than {limit} tasks")]
+    #[error("the plan has more than {limit} tasks: use smaller sizes")]
     TooLarge {
         /// The most.
         limit: usize,

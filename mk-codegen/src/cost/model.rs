@@ -167,7 +167,7 @@ impl DeviceModel {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`ModelError`] for what is no JSON of a model, and for rates that are not positive.
+    /// [`ModelError`] for what is no JSON of a model, and for figures that no machine has.
     pub fn parse(text: &str) -> Result<DeviceModel, ModelError> {
         let mut model: DeviceModel = serde_json::from_str(text)?;
         if model.hbm_once_bytes_per_s == 0.0 {
@@ -195,9 +195,9 @@ impl DeviceModel {
         ];
         let of_movers = movers.iter().map(|(name, m)| (*name, m.bytes_per_s));
         if let Some((name, v)) =
-            rates.into_iter().chain(of_movers).find(|r| !(r.1 > 0.0 && r.1.is_finite()))
+            rates.into_iter().chain(of_movers).find(|r| !(1e3..=1e18).contains(&r.1))
         {
-            return refuse(format!("{name} is {v}, and must be positive"));
+            return refuse(format!("{name} is {v}, and must be 1e3 to 1e18"));
         }
         let times = [
             ("launch_s", self.launch_s),
@@ -211,8 +211,8 @@ impl DeviceModel {
         let of_tiles = self.tiles.iter().flat_map(|t| [("step_s", t.step_s), ("tile_s", t.tile_s)]);
         let of_movers = movers.iter().map(|(name, m)| (*name, m.task_s));
         let all = times.into_iter().chain(of_tiles).chain(of_movers);
-        if let Some((name, v)) = all.into_iter().find(|t| !(t.1 >= 0.0 && t.1.is_finite())) {
-            return refuse(format!("{name} is {v}, and must not be negative"));
+        if let Some((name, v)) = all.into_iter().find(|t| !(0.0..=1.0).contains(&t.1)) {
+            return refuse(format!("{name} is {v}, and must be 0 to 1"));
         }
         if self.tiles.is_empty() || self.tiles.iter().any(|t| t.step_s <= 0.0) {
             return refuse("it needs a tile shape, with a time for each step".into());

@@ -8,9 +8,10 @@ use crate::ir::{
     Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf, Mode, Operand,
     Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TableSet, Task, Var, Wait,
 };
+use crate::valid::MAX_TASKS;
 use std::collections::HashMap;
 
-/// Most tasks of all ranks.
+/// Most tasks of all ranks, those of inner loops one by one.
 const MAX_JOBS: usize = 4_000_000;
 
 /// Everything that a run needs.
@@ -165,6 +166,16 @@ pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError
     let (words_per_rank, uneven) = (words, Vec::new());
     let mut u =
         Unroller { plan, model, points, first_word, signal_shape, words_per_rank, uneven, work };
+    // What the verifier would refuse for its size is not looked at, either.
+    let mut tasks = 0;
+    for rank in 0..ranks {
+        for family in plan.families.keys() {
+            tasks += u.points.count(family, rank, 1, MAX_TASKS - tasks)?;
+            if tasks > MAX_TASKS {
+                return Err(CostError::TooLarge { limit: MAX_TASKS as usize });
+            }
+        }
+    }
     for rank in 0..ranks {
         u.rank(rank)?;
     }

@@ -56,7 +56,7 @@ pub(super) fn template_of(leaf: &Leaf) -> &'static str {
     }
 }
 
-/// Whether two families can be one group: the same leaf on the same types, and an epilogue that reads the same tensors.
+/// Whether two families can be one group: the same leaf on the same types, used alike, and an epilogue that reads the same tensors.
 fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
     const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
     let extras = |f: FamId| {
@@ -64,8 +64,10 @@ fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
         reads.map(|x| x.buffer).collect::<Vec<_>>()
     };
     let types = |f: FamId| {
-        let all =
-            plan.families[f].accesses.iter().map(|x| (x.operand, plan.buffers[x.buffer].dtype));
+        let all = plan.families[f]
+            .accesses
+            .iter()
+            .map(|x| (x.operand, x.mode, plan.buffers[x.buffer].dtype));
         all.collect::<Vec<_>>()
     };
     let computes = matches!(plan.families[a].leaf, Leaf::MmaTile { .. } | Leaf::ReduceTile);

@@ -277,6 +277,49 @@ impl<'a> Points<'a> {
         Ok(points)
     }
 
+    /// How many tasks [`Points::tasks`] would make, and a loop of none counts as one, so that loops of empty loops are bounded, too. Stops
+    /// counting above `limit`.
+    ///
+    /// # Errors
+    /// Where an extent has no value.
+    pub fn count(
+        &self,
+        family: FamId,
+        rank: usize,
+        epoch: i64,
+        limit: u64,
+    ) -> Result<u64, PointError> {
+        let domain = &self.plan.families[family].domain;
+        let mut vars = vec![0; Var::DOMAIN as usize + domain.len()];
+        vars[Var::RANK.0 as usize] = rank as i64;
+        vars[Var::EPOCH.0 as usize] = epoch;
+        self.below(&mut Task { family, vars }, domain, limit)
+    }
+
+    fn below(
+        &self,
+        task: &mut Task,
+        rest: &[(String, Expr)],
+        limit: u64,
+    ) -> Result<u64, PointError> {
+        let depth = task.vars.len() - Var::DOMAIN as usize - rest.len();
+        let Some(((_, extent), inner)) = rest.split_first() else { return Ok(1) };
+        let n = self.eval(task, extent)?.max(0);
+        if inner.is_empty() {
+            return Ok((n as u64).max(1));
+        }
+        let mut total = 0;
+        for i in 0..n {
+            task.vars[Var::domain(depth).0 as usize] = i;
+            total += self.below(task, inner, limit)?.max(1);
+            if total > limit {
+                break;
+            }
+        }
+        task.vars[Var::domain(depth).0 as usize] = 0;
+        Ok(total)
+    }
+
     fn nest(
         &self,
         task: &mut Task,

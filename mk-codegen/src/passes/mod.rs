@@ -350,20 +350,23 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     let kernel = select::kernel(&graph, config)?;
-    let products_only = config.split_k > 1
-        || config.fold != Fold::Rank
-        || config.consumers != Consumers::Cooperative
-        || config.all_reduce != AllReduce::TwoPhase
-        || config.tail.is_some()
-        || config.own_columns.is_some()
-        || config.head.is_some()
-        || config.sums != Sums::Beside
-        || config.tile_schedule != Schedule::Static
-        || config.k_slices > 1;
-    if kernel.gemms.is_empty() && products_only {
-        let what = "`sums`, `split_k`, `fold`, `all_reduce`, `k_slices`, `consumers`, `tile_schedule`, `own_columns`, `head` and `tail` are about matrix products, and there are none";
-        let help = "leave them as they are by default".into();
-        return Err(LowerError::Config { what: what.into(), help });
+    let products_only = [
+        ("sums", config.sums != Sums::Beside),
+        ("split_k", config.split_k > 1),
+        ("fold", config.fold != Fold::Rank),
+        ("all_reduce", config.all_reduce != AllReduce::TwoPhase),
+        ("k_slices", config.k_slices > 1),
+        ("consumers", config.consumers != Consumers::Cooperative),
+        ("tile_schedule", config.tile_schedule != Schedule::Static),
+        ("own_columns", config.own_columns.is_some()),
+        ("head", config.head.is_some()),
+        ("tail", config.tail.is_some()),
+    ];
+    let set = products_only.iter().find(|(_, set)| *set);
+    if let (true, Some((name, _))) = (kernel.gemms.is_empty(), set) {
+        let what = format!("`{name}` is about matrix products, and there are none");
+        let help = "leave it as it is by default".into();
+        return Err(LowerError::Config { what, help });
     }
     settings::check_gather(&kernel, config)?;
     let mut draft = match (kernel.gemms.is_empty(), kernel.results[0].reduce) {

@@ -56,7 +56,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         (true, Some(n)) => n,
         (true, None) => target.sms.saturating_sub(comm),
     };
-    if compute + comm > target.sms
+    if compute.saturating_add(comm) > target.sms
         || (has(RoleKind::Compute) && compute == 0)
         || (has(RoleKind::IntraComm) && comm == 0)
     {

@@ -90,14 +90,9 @@ impl Unroller<'_, '_> {
 
     /// Counts tasks before they are made.
     fn count(&mut self, family: FamId, rank: usize) -> Result<(), Violation> {
-        let domain = &self.world.plan.families[family].domain;
-        let mut vars = vec![0; usize::from(Var::DOMAIN) + domain.len()];
-        vars[usize::from(Var::RANK.0)] = rank as i64;
-        vars[usize::from(Var::EPOCH.0)] = self.epoch;
-        let mut task = Task { family, vars };
-        // Every extent that is evaluated counts, so that loops of empty loops are bounded, too.
-        self.tasks += nest(self.points, &mut task, domain, MAX_TASKS.saturating_sub(self.tasks))
-            .map_err(Violation::Point)?;
+        let left = MAX_TASKS.saturating_sub(self.tasks);
+        let count = self.points.count(family, rank, self.epoch, left);
+        self.tasks += count.map_err(Violation::Point)?;
         if self.tasks > MAX_TASKS {
             return Err(Violation::Limit {
                 what: format!("tasks, with {family}"),
@@ -324,29 +319,4 @@ impl Unroller<'_, '_> {
         let version = region.version;
         Ok(Some((self.world.boxes.intern(region), version)))
     }
-}
-
-/// Number of tasks below a point of a domain; stops counting above `limit`.
-fn nest(
-    points: &Points<'_>,
-    task: &mut Task,
-    rest: &[(String, Expr)],
-    limit: u64,
-) -> Result<u64, PointError> {
-    let depth = task.vars.len() - usize::from(Var::DOMAIN) - rest.len();
-    let Some(((_, extent), inner)) = rest.split_first() else { return Ok(1) };
-    let n = points.eval(task, extent)?.max(0);
-    if inner.is_empty() {
-        return Ok((n as u64).max(1));
-    }
-    let mut total = 0;
-    for i in 0..n {
-        task.vars[usize::from(Var::domain(depth).0)] = i;
-        total += nest(points, task, inner, limit)?.max(1);
-        if total > limit {
-            break;
-        }
-    }
-    task.vars[usize::from(Var::domain(depth).0)] = 0;
-    Ok(total)
 }

@@ -147,7 +147,7 @@ fn resident_ctas(
             cu!(device, cuOccupancyMaxActiveClusters(&mut clusters, kernel.function(), &config))
         }?;
         let clustered = clusters.max(0) as u32 * source.cluster;
-        ctas = ctas.min(clustered.saturating_sub(reserve_sms * per_sm));
+        ctas = ctas.min(clustered.saturating_sub(reserve_sms.saturating_mul(per_sm)));
     }
     Ok((ctas / sharing.max(1) / source.cluster * source.cluster, per_sm))
 }

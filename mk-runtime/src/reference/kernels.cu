@@ -105,7 +105,7 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
     const u64 at = op == SWIGLU ? i / inner * 2 * inner + i % inner : i;
     const float x = load(a, a_dtype, at);
     float y = x;
-    if (op == RELU) y = fmaxf(x, 0.f);
+    if (op == RELU) y = x < 0.f ? 0.f : x;  // not fmaxf, which would make 0 of a NaN
     if (op == SILU) y = silu(x);
     if (op == GELU_ERF) y = 0.5f * x * (1.f + erff(x * 0.70710678f));
     if (op == GELU_TANH) y = 0.5f * x * (1.f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));

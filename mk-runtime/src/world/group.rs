@@ -10,6 +10,7 @@ use super::watch::{Abort, Watch};
 use super::wire::{self, Broken, Deadline};
 use super::{Bootstrap, Error};
 use crate::mem::SharedPages;
+use std::fmt::Display;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -176,24 +177,24 @@ impl Group {
     ///
     /// # Errors
     /// Its own error; [`Error::PeerFailed`] with that of the lowest rank that has one; as [`Group::all_gather`].
-    pub(crate) fn agree<T>(
+    pub(crate) fn agree<T, E: From<Error> + Display>(
         &self,
         call: &str,
-        mine: Result<T, Error>,
+        mine: Result<T, E>,
         deadline: Deadline,
-    ) -> Result<T, Error> {
-        let word = mine.as_ref().err().map(Error::to_string).unwrap_or_default();
+    ) -> Result<T, E> {
+        let word = mine.as_ref().err().map(E::to_string).unwrap_or_default();
         let said =
             self.all_gather(call, word.as_bytes().get(..4096).unwrap_or(word.as_bytes()), deadline);
         // What went wrong here says more than that the others could not be told.
         let mine = mine?;
         match said?.iter().enumerate().find(|(_, w)| !w.is_empty()) {
             None => Ok(mine),
-            Some((rank, what)) => Err(Error::PeerFailed {
+            Some((rank, what)) => Err(E::from(Error::PeerFailed {
                 rank: rank as u32,
                 during: call.into(),
                 what: String::from_utf8_lossy(what).into_owned(),
-            }),
+            })),
         }
     }
 

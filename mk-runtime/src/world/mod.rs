@@ -19,6 +19,7 @@ use crate::Error;
 use crate::driver::{self, Context};
 use crate::env::launcher as env_launcher;
 use cudarc::driver::sys::CUdevice_attribute as Attr;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -174,12 +175,12 @@ impl World {
     ///
     /// # Errors
     /// Its own; [`Error::PeerFailed`] with that of the lowest rank that has one; as [`World::barrier`].
-    pub fn agree<T>(
+    pub fn agree<T, E: From<Error> + Display>(
         &self,
         call: &str,
-        mine: Result<T, Error>,
+        mine: Result<T, E>,
         limit: Duration,
-    ) -> Result<T, Error> {
+    ) -> Result<T, E> {
         let Some(group) = &self.inner.group else { return mine };
         group.agree(call, mine, Deadline::within(limit))
     }

@@ -147,7 +147,8 @@ impl UnixBootstrap {
         loop {
             let met = UnixStream::connect_addr(&name).map_err(|_| Broken::Gone).and_then(|s| {
                 wire::send(&s, &hello, deadline)?;
-                let answer = wire::receive(&s, Deadline::within(deadline.left() + SLACK))?;
+                let answer =
+                    wire::receive(&s, Deadline::within(deadline.left().saturating_add(SLACK)))?;
                 Ok((s, answer))
             });
             match met {
@@ -226,7 +227,7 @@ impl Bootstrap for UnixBootstrap {
         if self.rank == 0 {
             return self.gather_at_zero(mine, deadline);
         }
-        let patient = Deadline::within(self.limit + SLACK);
+        let patient = Deadline::within(self.limit.saturating_add(SLACK));
         let answer = wire::send(&self.streams[0], mine, deadline)
             .and_then(|()| wire::receive(&self.streams[0], patient))
             .map_err(|b| self.broken(vec![0], &b, deadline))?;

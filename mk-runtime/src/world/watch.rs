@@ -36,8 +36,10 @@ impl Shared {
     }
 }
 
-/// The watching thread. Dropping it says farewell to the other processes.
+/// The watching thread. Dropping it says farewell to the other processes; not in a fork of the process, which has neither.
 pub(super) struct Watch {
+    /// The process that is watched for.
+    process: u32,
     shared: Arc<Shared>,
     farewell: SharedPages,
     stop: Option<UnixStream>,
@@ -72,7 +74,8 @@ impl Watch {
             .name("mk-watch".into())
             .spawn(move || watch(&theirs, peers, &stopped))
             .map_err(system("the start of a thread"))?;
-        Ok(Watch { shared, farewell, stop: Some(stop), thread: Some(thread) })
+        let process = std::process::id();
+        Ok(Watch { process, shared, farewell, stop: Some(stop), thread: Some(thread) })
     }
 
     pub(super) fn dead(&self) -> Option<u32> {
@@ -91,6 +94,11 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A handle that is dropped would be that of a thread which is not here.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         word(&self.farewell).store(1, Ordering::Release);
         // The thread holds copies of the sockets: they close, and the peers see it, when it has ended.
         self.stop = None;

@@ -17,7 +17,9 @@ use mk_codegen::{
 /// What is explained.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject<'a> {
-    /// What a function with these options would be. The defaults mean that settings are looked for, as functions do.
+    /// What a function is that looks for its settings.
+    Searched,
+    /// What it is with these.
     Options(&'a Config),
     /// What was made.
     Made(&'a Composition),
@@ -103,7 +105,8 @@ pub fn explain(
     let default = Config { ranks, ..Config::default() };
     let mut notes = Vec::new();
     let (target, searched, fixed) = match subject {
-        Subject::Options(given) => (&given.target, *given == default, Some(given)),
+        Subject::Searched => (&default.target, true, None),
+        Subject::Options(given) => (&given.target, false, Some(given)),
         Subject::Made(made) => (&default.target, true, made.configs.first()),
     };
     let mut winner = |program: &Program, bound: &Bound| {
@@ -117,7 +120,7 @@ pub fn explain(
     let chosen = || choose(program, bound, ranks, model).map(|(config, _)| config);
     let same = |a: &Config, b: &Config| write(a, &facts) == write(b, &facts);
     let (config, origin) = match (subject, fixed, &best) {
-        (Subject::Options(given), ..) if *given != default => (given.clone(), Origin::Given),
+        (Subject::Options(given), ..) => (given.clone(), Origin::Given),
         (Subject::Made(made), Some(config), best) if made.parts.is_empty() => {
             let origin = match best {
                 Some(w) if same(&w.config, config) => Origin::Measured,
@@ -170,11 +173,11 @@ pub fn explain(
         measured_ms,
         apart,
         made: match subject {
-            Subject::Options(_) => None,
+            Subject::Searched | Subject::Options(_) => None,
             Subject::Made(made) => Some(made.verdict),
         },
         kernels: match subject {
-            Subject::Options(_) => Vec::new(),
+            Subject::Searched | Subject::Options(_) => Vec::new(),
             Subject::Made(made) => kernels(made, ranks),
         },
         searched,

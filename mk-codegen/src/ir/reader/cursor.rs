@@ -156,15 +156,13 @@ impl<'a> Cursor<'a> {
             Some(hex) => u32::from_str_radix(hex, 16),
             None => u32::from_str(text),
         };
-        match value
-            .ok()
-            .filter(|_| self.peek().kind == Kind::Number)
-            .and_then(|v| T::try_from(v).ok())
-        {
-            Some(v) => {
+        let read = value.ok().filter(|_| self.peek().kind == Kind::Number);
+        match read.map(T::try_from) {
+            Some(Ok(v)) => {
                 self.bump();
                 Ok(v)
             }
+            Some(Err(_)) => Err(self.expected("a smaller number")),
             None => Err(self.expected("a number of at most 32 bits")),
         }
     }

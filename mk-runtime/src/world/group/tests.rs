@@ -64,7 +64,7 @@ fn one_failure_is_everybodys() {
         };
         let error = group.agree("bind", mine, soon()).unwrap_err().to_string();
         // And the group goes on.
-        group.agree("again", Ok(()), soon()).unwrap();
+        group.agree("again", Ok::<_, Error>(()), soon()).unwrap();
         error
     });
     assert_eq!(errors, ["bind: rank 1 failed: no room", "no room", "bind: rank 1 failed: no room"]);
@@ -132,6 +132,40 @@ fn a_death_is_noticed_and_raised_after_the_grace() {
         assert!(matches!(error, Error::PeerGone { rank: 1, .. }), "{error}");
         // The survivors leave together, or one would see the other's death too.
         std::thread::sleep(Duration::from_millis(300));
+    });
+}
+
+/// A fork of a process (a worker that loads data) has the page, and not the thread: its end is no farewell of the process.
+#[test]
+fn a_fork_does_not_leave_for_its_process() {
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+    ranks("forks", 2, |group, rank| {
+        if rank == 0 {
+            let begin = Instant::now();
+            while group.dead().is_none() && begin.elapsed() < Duration::from_secs(5) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(group.dead(), Some(1));
+            return;
+        }
+        let Group { links, watch, .. } = group;
+        // SAFETY: the child drops the watch, which allocates nothing and takes no lock, and ends.
+        match unsafe { fork() }.expect("forks") {
+            ForkResult::Child => {
+                drop(watch);
+                // SAFETY: ends the process.
+                unsafe { nix::libc::_exit(7) }
+            }
+            ForkResult::Parent { child } => {
+                assert_eq!(waitpid(child, None).expect("waits"), WaitStatus::Exited(child, 7));
+            }
+        }
+        for stream in links.into_inner().unwrap().streams.iter().flatten() {
+            stream.shutdown(std::net::Shutdown::Both).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(1500));
+        drop(watch);
     });
 }
 
