@@ -546,7 +546,12 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     }
     let whole = config.split_k == 1 && !config.sums.in_tiles();
     let owned = whole && config.all_reduce == AllReduce::TwoPhase;
-    let fits = |head: &Head| head.columns < width && width.is_multiple_of(head.columns);
+    let step = if facts.gated || height == 64 { 128 } else { 64 };
+    let fits = |head: &Head| {
+        head.columns.is_multiple_of(step)
+            && head.columns < width
+            && width.is_multiple_of(head.columns)
+    };
     config.head = config.head.filter(|head| owned && fits(head));
     if config.split_k == 1 || facts.all_reduces && config.all_reduce == AllReduce::OneShot {
         config.fold = Fold::Rank;

@@ -80,7 +80,7 @@ impl FaultRecords {
         let call = "sharing fault records";
         let made = SharedPages::create(size_of::<FaultRecord>());
         let (page, fd) = group.agree(call, made, deadline)?;
-        let mut theirs = group.all_fds(call, fd, deadline)?;
+        let theirs = group.all_fds(call, fd, deadline);
         let own = world.local_ranks();
         let mut page = Some(page);
         let mut open = |fd: &mut Option<std::os::fd::OwnedFd>| match fd.take() {
@@ -90,7 +90,8 @@ impl FaultRecords {
                 .ok_or_else(|| Error::System { call: "mmap", what: "a peer gave no file".into() }),
         };
         let context = world.first_context()?.clone();
-        let registered = theirs.iter_mut().map(&mut open).collect::<Result<Vec<_>, _>>();
+        let registered = theirs
+            .and_then(|mut theirs| theirs.iter_mut().map(&mut open).collect::<Result<Vec<_>, _>>());
         let registered = registered.and_then(|pages| {
             let mine = &pages[own.start as usize];
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;

@@ -135,7 +135,7 @@ impl Group {
         let mut links = Links { streams, calls: 0, broken: None };
         // Where each process says that it leaves of its own will; see `watch`.
         let (farewell, fd) = SharedPages::create(size_of::<u32>())?;
-        let theirs = links.all_fds(rank, "connecting", fd, deadline)?;
+        let theirs = links.all_fds(rank, "connecting", fd, deadline)??;
         let farewells = theirs
             .iter()
             .map(|fd| fd.as_ref().map(|fd| SharedPages::open(fd, size_of::<u32>())).transpose())
@@ -170,7 +170,8 @@ impl Group {
         mine: OwnedFd,
         deadline: Deadline,
     ) -> Result<Vec<Option<OwnedFd>>, Error> {
-        self.links().checked(|links| links.all_fds(self.rank, call, mine, deadline))
+        // A descriptor that this process may not have is its own failure, and not one of the group.
+        self.links().checked(|links| links.all_fds(self.rank, call, mine, deadline))?
     }
 
     /// Tells the others how this process fares, and hears how they do: an error of one is an error of all.
@@ -290,19 +291,23 @@ impl Links {
         call: &str,
         mine: OwnedFd,
         deadline: Deadline,
-    ) -> Result<Vec<Option<OwnedFd>>, Error> {
+    ) -> Result<Result<Vec<Option<OwnedFd>>, Error>, Error> {
         // So that all are in this call before anybody takes a byte for a descriptor.
         self.all_gather(rank, call, &[], deadline)?;
         for (peer, stream) in self.peers() {
             wire::send_fd(stream, mine.as_fd(), deadline)
                 .map_err(|b| failure(&b, peer, call, deadline))?;
         }
-        let mut all: Vec<Option<OwnedFd>> = self.streams.iter().map(|_| None).collect();
+        let mut all = self.streams.iter().map(|_| None).collect::<Vec<Option<OwnedFd>>>();
+        let mut refused = None;
         for (peer, stream) in self.peers() {
-            let fd = wire::receive_fd(stream, deadline);
-            all[peer as usize] = Some(fd.map_err(|b| failure(&b, peer, call, deadline))?);
+            match wire::receive_fd(stream, deadline) {
+                Ok(fd) => all[peer as usize] = Some(fd),
+                Err(b @ Broken::NoRoom) => refused = Some(failure(&b, peer, call, deadline)),
+                Err(b) => return Err(failure(&b, peer, call, deadline)),
+            }
         }
-        Ok(all)
+        Ok(refused.map_or(Ok(all), Err))
     }
 }
 
@@ -312,6 +317,7 @@ fn failure(broken: &Broken, peer: u32, call: &str, deadline: Deadline) -> Error 
         Broken::Gone => Error::PeerGone { rank: peer, during },
         Broken::Late => Error::PeerSilent { ranks: vec![peer], during, waited: deadline.limit() },
         Broken::Bad(what) => Error::PeerFailed { rank: peer, during, what: what.clone() },
+        Broken::NoRoom => Error::System { call: "recvmsg", what: wire::NO_ROOM.into() },
     }
 }
 

@@ -180,6 +180,7 @@ impl UnixBootstrap {
             Broken::Gone => "a process went away or was never there".to_string(),
             Broken::Late => "a process did not answer in time".to_string(),
             Broken::Bad(what) => what.clone(),
+            Broken::NoRoom => wire::NO_ROOM.to_string(),
         };
         Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.limit() }
     }

@@ -37,6 +37,9 @@ impl Deadline {
     }
 }
 
+/// What is said of [`Broken::NoRoom`].
+pub(super) const NO_ROOM: &str = "this process may not open another file (`ulimit -n`)";
+
 /// Why a message did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Broken {
@@ -46,6 +49,8 @@ pub(super) enum Broken {
     Late,
     /// It came and makes no sense, or the system refused.
     Bad(String),
+    /// It came, and the system did not let this process have its descriptor; what follows can be read.
+    NoRoom,
 }
 
 impl Broken {
@@ -157,6 +162,10 @@ pub(super) fn receive_fd(stream: &UnixStream, deadline: Deadline) -> Result<Owne
                 Err(Errno::EINTR) if !deadline.over() => continue,
                 Err(errno) => return Err(Broken::of(errno)),
             };
+        // With one descriptor there is nothing that the kernel could have let in and cut the rest.
+        if message.flags.contains(MsgFlags::MSG_CTRUNC) {
+            return Err(Broken::NoRoom);
+        }
         let mut fds = Vec::new();
         for control in message.cmsgs().map_err(Broken::of)? {
             if let ControlMessageOwned::ScmRights(raw) = control {

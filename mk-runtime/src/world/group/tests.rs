@@ -135,6 +135,38 @@ fn a_death_is_noticed_and_raised_after_the_grace() {
     });
 }
 
+/// A process that may open no more files says so, of itself, and the group goes on.
+#[test]
+fn a_descriptor_that_does_not_fit_is_an_error_of_its_process() {
+    use nix::libc;
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+    let (mine, theirs) = UnixStream::pair().unwrap();
+    let mut links = Links { streams: vec![None, Some(mine)], calls: 0, broken: None };
+    let mut peer = Links { streams: vec![Some(theirs), None], calls: 0, broken: None };
+    // SAFETY: both processes have what they need, and the child ends here. The limit is the child's alone.
+    match unsafe { fork() }.expect("forks") {
+        ForkResult::Child => {
+            let fd = SharedPages::create(8).map(|(_, fd)| fd);
+            let none = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
+            // SAFETY: reads a struct.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) };
+            let said = fd.and_then(|fd| links.all_fds(0, "files", fd, soon())?);
+            let refused =
+                matches!(&said, Err(Error::System { what, .. }) if what.contains("ulimit"));
+            let goes_on = links.all_gather(0, "next", &[], soon()).is_ok();
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(i32::from(refused) + 2 * i32::from(goes_on)) }
+        }
+        ForkResult::Parent { child } => {
+            let (_, fd) = SharedPages::create(8).unwrap();
+            peer.all_fds(1, "files", fd, soon()).unwrap().unwrap();
+            peer.all_gather(1, "next", &[], soon()).unwrap();
+            assert_eq!(waitpid(child, None).expect("waits"), WaitStatus::Exited(child, 3));
+        }
+    }
+}
+
 /// A fork of a process (a worker that loads data) has the page, and not the thread: its end is no farewell of the process.
 #[test]
 fn a_fork_does_not_leave_for_its_process() {
