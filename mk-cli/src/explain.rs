@@ -38,15 +38,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let model = model(args.model.as_deref())?;
     let Pipeline { program, bound } = &pipeline::bind(&args.pipeline)?;
     let given = pipeline::config(&args.pipeline)?;
-    let subject = match args.pipeline.lowering().first() {
-        Some(flag) if args.pipeline.tuned => {
-            return Err(Failure::with_help(
-                format!("`--tuned` leaves it to mk how to lower, and `{flag}` says it"),
-                "leave either out",
-            ));
-        }
-        Some(_) => Subject::Options(&given),
-        None => Subject::Searched,
+    let subject = match pipeline::searched(&args.pipeline)? {
+        true => Subject::Searched,
+        false => Subject::Options(&given),
     };
     let cache = Cache::new(&JitOptions::default());
     let sources = Sources { model: &model, cache: cache.as_ref(), chain: args.chain };

@@ -160,18 +160,24 @@ pub fn gpu_name() -> String {
     found.unwrap_or_else(|_| DeviceModel::h200().gpu.clone())
 }
 
+/// Whether it is left to mk how to lower, as it is where no option says it.
+pub fn searched(args: &PipelineArgs) -> Result<bool, Failure> {
+    match args.lowering().first() {
+        Some(flag) if args.tuned => Err(Failure::with_help(
+            format!("`--tuned` leaves it to mk how to lower, and `{flag}` says it"),
+            "leave either out",
+        )),
+        first => Ok(first.is_none()),
+    }
+}
+
 /// How the options say to lower, or how tuning does.
 pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failure> {
     let given = config(args)?;
     if !args.tuned {
         return Ok(given);
     }
-    if let Some(flag) = args.lowering().first() {
-        return Err(Failure::with_help(
-            format!("`--tuned` leaves it to mk how to lower, and `{flag}` says it"),
-            "leave either out",
-        ));
-    }
+    searched(args)?;
     let (program, bound) = (&pipeline.program, &pipeline.bound);
     let cache = tune::Cache::new(&JitOptions::default());
     let decision = tune::decide(program, bound, given.ranks, &gpu_name(), cache.as_ref());
