@@ -5,10 +5,9 @@ use super::{
     model::{DeviceModel, Mover, TileRate},
 };
 use crate::ir::{
-    Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf, Mode, Operand,
-    Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TableSet, Task, Var, Wait,
+    Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf, MAX_TASKS, Mode,
+    Operand, Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TableSet, Task, Var, Wait,
 };
-use crate::valid::MAX_TASKS;
 use std::collections::HashMap;
 
 /// Most tasks of all ranks, those of inner loops one by one.

@@ -25,7 +25,7 @@ pub use plan::{
     Plan, Point, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table, TableSource,
     Wait,
 };
-pub use points::{PointError, Points, Region, TableSet, Task};
+pub use points::{MAX_TASKS, PointError, Points, Region, TableSet, Task};
 pub use print::ExprText;
 pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};

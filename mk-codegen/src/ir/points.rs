@@ -10,6 +10,9 @@ use super::{
 };
 use thiserror::Error;
 
+/// Most tasks of one epoch, over all ranks, of a plan that anybody unrolls.
+pub const MAX_TASKS: u64 = 1 << 20;
+
 /// An expression of a plan that has no value at a point that the plan reaches.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("rank {rank}: {place}: `{text}`: {source}")]

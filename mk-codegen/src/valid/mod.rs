@@ -51,13 +51,14 @@ mod unroll;
 mod within;
 mod world;
 
+pub use crate::ir::MAX_TASKS;
 pub use actor::{Actor, Site, Touch};
 pub use epochs::MAX_PERIOD;
 pub use ragged::MAX_WORK;
 pub use report::{Failure, Proof, Violation};
 pub use sample::{TableKind, sample_tables};
 pub use timeline::timeline;
-pub use unroll::{MAX_ELEMENTS, MAX_EVENTS, MAX_TASKS, MAX_WORDS};
+pub use unroll::{MAX_ELEMENTS, MAX_EVENTS, MAX_WORDS};
 
 use crate::ir::{EdgeId, Plan, TableSet, TableSource};
 use std::collections::BTreeSet;

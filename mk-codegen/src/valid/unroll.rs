@@ -10,12 +10,11 @@ use super::{
     world::{AccRec, Class, PostRec, TaskRec, WaitRec, World},
 };
 use crate::ir::{
-    Access, BufId, Each, EdgeId, Entity, Expr, FamId, Point, PointError, Points, SigId, Task, Var,
+    Access, BufId, Each, EdgeId, Entity, Expr, FamId, MAX_TASKS, Point, PointError, Points, SigId,
+    Task, Var,
 };
 use std::collections::HashSet;
 
-/// Most tasks of one epoch, over all ranks.
-pub const MAX_TASKS: u64 = 1 << 20;
 /// Most accesses, waits and posts of one epoch, over all ranks, repetitions by `each` and `inner` included.
 pub const MAX_EVENTS: u64 = 1 << 23;
 /// Most signal words, over all ranks.
