@@ -11,6 +11,7 @@ use mk_codegen::{
 };
 use mk_syntax::Op;
 use std::collections::{BTreeMap, HashSet};
+use std::str::FromStr;
 
 /// What decides which settings make sense for a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -234,10 +235,7 @@ pub const KNOBS: &[Knob] = &[
             })
         },
         set: |c, text| {
-            c.tail = match text {
-                "none" => None,
-                text => Some(text.parse().ok()?),
-            };
+            c.tail = or_none(text)?;
             Some(())
         },
     },
@@ -250,10 +248,7 @@ pub const KNOBS: &[Knob] = &[
         },
         get: |c| Some(c.own_columns.map_or("none".into(), |n| n.to_string())),
         set: |c, text| {
-            c.own_columns = match text {
-                "none" => None,
-                text => Some(text.parse().ok()?),
-            };
+            c.own_columns = or_none(text)?;
             Some(())
         },
     },
@@ -265,10 +260,7 @@ pub const KNOBS: &[Knob] = &[
         },
         get: |c| Some(c.head.map_or("none".into(), |head| head.to_string())),
         set: |c, text| {
-            c.head = match text {
-                "none" => None,
-                text => Some(text.parse().ok()?),
-            };
+            c.head = or_none(text)?;
             Some(())
         },
     },
@@ -310,6 +302,14 @@ pub const KNOBS: &[Knob] = &[
         },
     },
 ];
+
+/// A value, or `none`.
+fn or_none<T: FromStr>(text: &str) -> Option<Option<T>> {
+    match text {
+        "none" => Some(None),
+        text => text.parse().ok().map(Some),
+    }
+}
 
 const SCHEDULE: &[(&str, Schedule)] =
     &[("static", Schedule::Static), ("dynamic", Schedule::Dynamic)];
