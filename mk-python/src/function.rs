@@ -22,10 +22,7 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
-use std::sync::{
-    Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A pipeline as a function of torch tensors. Made by ``mk.compile``.
 ///
@@ -50,7 +47,6 @@ pub struct Function {
     /// Nothing offline, and after `close`. Never locked while attached to the interpreter: who binds holds it and waits
     /// for other ranks.
     core: Mutex<Option<core::Function>>,
-    captured: AtomicBool,
 }
 
 /// What decides a plan that is made without GPUs.
@@ -157,8 +153,7 @@ pub fn compile(
         ),
         Place::Offline { .. } => None,
     };
-    let captured = AtomicBool::new(false);
-    Ok(Function { signature, world, offline, core: Mutex::new(core), captured })
+    Ok(Function { signature, world, offline, core: Mutex::new(core) })
 }
 
 /// NVRTC of the packages that this interpreter sees (torch brings them), where nothing else has one.
@@ -271,22 +266,26 @@ impl Function {
             // Says what does not fit before it says that nothing runs here.
             self.signature.infer(local.start, &shapes).map_err(|e| errors::argument(py, &e))?;
         }
-        let captures = torch.is_capturing(py)?;
-        let (which, results) = self.with(py, |function| {
-            let which = match captures {
-                true => function.find(&shapes)?,
-                false => Some(function.specialise(&shapes)?),
-            };
-            let all = which.into_iter().flat_map(|which| local.clone().map(move |r| (which, r)));
-            let results: Vec<_> = all.map(|(which, r)| function.results(which, r)).collect();
-            Ok((which, results))
-        })?;
-        drop(shapes);
-        let Some(which) = which else {
-            let what = "a first call with these shapes cannot be captured, because it allocates\n  help: call the function \
-                        once, or bind it, before torch.cuda.graph";
-            return Err(Class::Error.error(py, what));
+        let results = |function: &core::Function, which| {
+            local.clone().map(|rank| function.results(which, rank)).collect::<Vec<_>>()
         };
+        let found = self.with(py, |function| {
+            let which = function.find(&shapes)?;
+            Ok(which.map(|which| (which, results(function, which))))
+        })?;
+        let (which, results) = match found {
+            Some(found) => found,
+            None if torch.is_capturing(py)? => {
+                let what = "a first call with these shapes cannot be captured, because it allocates\n  help: call the function \
+                            once, or bind it, before torch.cuda.graph";
+                return Err(Class::Error.error(py, what));
+            }
+            None => self.with(py, |function| {
+                let which = function.specialise(&shapes)?;
+                Ok((which, results(function, which)))
+            })?,
+        };
+        drop(shapes);
         let outputs = self.outputs(py, torch, out.as_ref(), &results)?;
         let mut streams = Vec::with_capacity(calls.len());
         for ((rank, call), (outputs, results)) in
@@ -299,12 +298,10 @@ impl Function {
             streams.push(torch.stream(py, device.unwrap_or_default())?);
         }
         let handles: Vec<StreamRef> = streams.iter().map(|(_, handle)| *handle).collect();
-        if captures {
-            self.captured.store(true, Ordering::Relaxed);
-        }
         self.with(py, |function| function.launch(which, &handles, &calls))?;
-        // The kernel runs later: torch must not give this memory to another stream before. Free for tensors of this stream.
+        // The kernel runs later, and not on the default stream: torch must not give the memory away before.
         for ((stream, _), (inputs, outputs)) in streams.iter().zip(given.iter().zip(&outputs)) {
+            let Some(stream) = stream else { continue };
             for object in inputs.iter().chain(outputs) {
                 object.call_method1(pyo3::intern!(py, "record_stream"), (stream,))?;
             }
@@ -427,7 +424,7 @@ impl Drop for Function {
     fn drop(&mut self) {
         let core = self.core.get_mut().unwrap_or_else(|e| e.into_inner()).take();
         let Some(core) = core else { return };
-        if self.captured.load(Ordering::Relaxed) {
+        if core.captured() {
             KEPT.lock().unwrap_or_else(|e| e.into_inner()).push(core);
         } else {
             release(core);

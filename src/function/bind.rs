@@ -38,6 +38,14 @@ impl Run {
         }
     }
 
+    pub(super) fn instances(&self) -> impl Iterator<Item = &Instance> {
+        let kernels = match self {
+            Run::One(kernel) => slice::from_ref(kernel),
+            Run::Apart(sequence) => &sequence.kernels,
+        };
+        kernels.iter().map(Kernel::bound)
+    }
+
     /// Looks at every kernel, in order.
     pub(super) fn each(
         &mut self,

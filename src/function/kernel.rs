@@ -89,6 +89,10 @@ impl Kernel {
         &mut self.instance
     }
 
+    pub(super) fn bound(&self) -> &Instance {
+        &self.instance
+    }
+
     /// Where parameter `i` of the pipeline is among the kernel's tensors.
     pub fn input(&self, i: usize) -> Option<usize> {
         self.inputs.get(i).copied()

@@ -398,6 +398,11 @@ impl Function {
         Ok(which)
     }
 
+    /// Whether a launch was captured: graphs may hold addresses of its workspace.
+    pub fn captured(&self) -> bool {
+        self.bound.iter().any(|b| b.run.instances().any(Instance::captured))
+    }
+
     /// What this process's ranks did in the last launch of each kernel of a specialisation, in their order. Waits for them;
     /// needs [`FunctionOptions::emission`] to ask for it.
     ///

@@ -36,6 +36,7 @@ pub struct Instance {
     attributes: Attributes,
     generation: u64,
     overlap: bool,
+    captured: bool,
     place: Place,
 }
 
@@ -120,6 +121,7 @@ impl Instance {
             switch,
             generation,
             overlap: options.overlap,
+            captured: false,
             place: place.unwrap_or_else(|| Place(order::new_launcher())),
         })
     }
@@ -174,9 +176,8 @@ impl Instance {
             return Err(Error::MixedCapture { kernel: self.source.name.clone(), captured, eager });
         }
         if captured.is_some() {
+            self.captured = true;
             note_capture(&self.health);
-        }
-        if captured.is_some() {
             for (rank, stream) in self.ranks.iter().zip(streams) {
                 rank.kernel.context().switch_to(&keep)?;
                 if !rank.may_capture(*stream)? {
@@ -342,6 +343,11 @@ impl Instance {
     /// Counts the binds of a world, from 1.
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// Whether a launch was captured: a graph may hold addresses of the workspace.
+    pub fn captured(&self) -> bool {
+        self.captured
     }
 
     fn count(&self, what: &'static str, given: usize) -> Result<(), Error> {
