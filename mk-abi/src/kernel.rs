@@ -307,6 +307,8 @@ pub struct KernelSource {
     pub ranks: Vec<RankBinding>,
     /// Dimensions that each launch gives a value; at most [`MAX_RUNTIME_DIMS`](crate::device::MAX_RUNTIME_DIMS).
     pub runtime_dims: Vec<RuntimeDim>,
+    /// Whether ranks meet in a launch: it waits until others have entered it.
+    pub meets: bool,
     /// Roles, for messages and traces.
     pub roles: Vec<RoleInfo>,
     /// Every wait of the kernel, for messages.

@@ -1,9 +1,13 @@
 //! Faults between processes, one process per GPU.
 
 use crate::children::{Children, say, world as connect};
-use crate::rig::{BESIDE, Case, DYNAMIC, ENGINE, GATHER, QUEUED, Rig, options};
+use crate::rig::{BESIDE, Case, DYNAMIC, ENGINE, GATHER, QUEUED, Rig, compile, options};
 use crate::{Watchdog, alone, world};
-use mk::runtime::{Error, InstanceOptions, World, world::UnixBootstrap};
+use mk::runtime::{
+    Error, Instance, InstanceOptions, World,
+    jit::{self, JitOptions},
+    world::UnixBootstrap,
+};
 use std::time::{Duration, Instant};
 
 /// The rank that fails.
@@ -227,15 +231,83 @@ fn a_rank_killed_while_others_wait_for_it() {
     play("killed_while_awaited", true, &["the process of rank 1 is gone", " at e"], kill);
 }
 
+/// Rank 1 ends as a process does whose work has failed: with a farewell, and without the launch that the others wait for.
+pub fn left(rank: u32, size: u32) {
+    let world = connect();
+    let minute = Duration::from_secs(60);
+    let patient = InstanceOptions { wait_limit: minute, entry_limit: minute, ..options() };
+    let mut rig = Rig::new(&world, &GATHER, &patient).expect("binds");
+    rig.step(1).expect("a first launch");
+    world.barrier(SOON).expect("all are here");
+    if rank == VICTIM {
+        return;
+    }
+    rig.launch().expect("launches");
+    let begin = Instant::now();
+    failed(begin, &rig.instance.synchronize().expect_err("a rank has left"));
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    survive(rig, world, rank, size);
+}
+
+#[test]
+fn a_rank_that_leaves_while_others_wait_for_it() {
+    play("left", true, &["the process of rank 1 is gone", " at e"], |_, _| ());
+}
+
+/// All bind one kernel while another waits for rank 1, which launches it behind that.
+pub fn bound_meanwhile(rank: u32, _size: u32) {
+    let world = connect();
+    let minute = Duration::from_secs(60);
+    let patient = InstanceOptions { wait_limit: minute, entry_limit: minute, ..options() };
+    for case in [&BESIDE[0], &GATHER] {
+        let mut rig = Rig::new(&world, case, &patient).expect("binds");
+        let hashes = rig.step(1).expect("a first launch");
+        rig.refill(1).expect("fills");
+        world.barrier(SOON).expect("all are here");
+        let begin = Instant::now();
+        if rank != VICTIM {
+            rig.launch().expect("launches");
+        }
+        let other = compile(&Case { size: (512, 512, 512), ..GATHER }, world.size());
+        let compiled = jit::compile(&other, &JitOptions::default()).expect("compiles");
+        let bound = Instance::bind(&world, &other, &compiled, &patient).expect("binds meanwhile");
+        say(format!("BOUND after {:.3} s", begin.elapsed().as_secs_f64()));
+        if rank == VICTIM {
+            rig.launch().expect("launches");
+        }
+        rig.instance.synchronize().expect("all have launched");
+        assert_eq!(rig.hashes().expect("downloads"), hashes);
+        drop(bound);
+    }
+}
+
+#[test]
+fn a_kernel_is_bound_while_another_waits() {
+    let case = "bound_meanwhile";
+    let _alone = alone();
+    let Some(world) = world(case) else { return };
+    let _watchdog = Watchdog::new(case, Duration::from_secs(120));
+    let size = world.size();
+    drop(world);
+    let said = Children::start(case, 0..size, size).finish("BOUND", Duration::from_secs(90));
+    assert_eq!(said.len(), 2 * size as usize, "{said:?}");
+    println!("ok {case}: {said:?}");
+}
+
 pub fn aborted(rank: u32, _size: u32) {
-    gives_up(rank, &GATHER);
+    gives_up(rank, &GATHER, 1);
 }
 
 pub fn aborted_engine(rank: u32, _size: u32) {
-    gives_up(rank, &ENGINE);
+    gives_up(rank, &ENGINE, 1);
 }
 
-fn gives_up(rank: u32, case: &Case) {
+/// More launches than there are hardware queues, each on a stream of its own.
+pub fn aborted_behind(rank: u32, _size: u32) {
+    gives_up(rank, &GATHER, 40);
+}
+
+fn gives_up(rank: u32, case: &Case, launches: u32) {
     let world = connect();
     // The bounds alone would take a minute.
     let minute = Duration::from_secs(60);
@@ -244,7 +316,10 @@ fn gives_up(rank: u32, case: &Case) {
     rig.step(1).expect("a first launch");
     if rank != VICTIM {
         // The victim never launches: all others wait for it.
-        rig.launch().expect("launches");
+        for _ in 0..launches {
+            rig.launch().expect("launches");
+            rig.more_streams(&world).expect("streams");
+        }
     }
     world.barrier(SOON).expect("all are here");
     let begin = Instant::now();
@@ -266,6 +341,12 @@ fn gives_up(rank: u32, case: &Case) {
 #[test]
 fn an_abort_reaches_the_other_processes() {
     play("aborted", false, &["rank 0 raised the abort word", " at e"], |_, _| ());
+}
+
+#[test]
+fn an_abort_reaches_the_other_processes_past_what_is_queued() {
+    let needed = &["rank 0 raised the abort word", " at e"];
+    play("aborted_behind", false, needed, |_, _| ());
 }
 
 #[test]

@@ -100,6 +100,7 @@ pub fn compile_wide((text, dims): &Wide, ranks: u32) -> KernelSource {
 pub struct Rig {
     pub instance: Instance,
     pub streams: Vec<Stream>,
+    used: Vec<Stream>,
     pub source: KernelSource,
     world: World,
     /// Of this process's ranks, then in argument order.
@@ -130,7 +131,8 @@ impl Rig {
         }
         let streams = Stream::per_rank(world)?;
         let reference = Reference::new(world, &JitOptions::default())?;
-        Ok(Rig { instance, streams, source, world: world.clone(), tensors, reference })
+        let used = Vec::new();
+        Ok(Rig { instance, streams, used, source, world: world.clone(), tensors, reference })
     }
 
     /// Fresh inputs, poisoned outputs.
@@ -149,6 +151,12 @@ impl Rig {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Later launches go to new streams; the old ones live on.
+    pub fn more_streams(&mut self, world: &World) -> Result<(), Error> {
+        self.used.append(&mut std::mem::replace(&mut self.streams, Stream::per_rank(world)?));
         Ok(())
     }
 

@@ -231,6 +231,7 @@ pub fn source(litmus: &Litmus, world_size: u32) -> KernelSource {
         trace: None,
         engine: None,
         runtime_dims: vec![],
+        meets: true,
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::ir::{
     Access, BinOp, BufId, C_PRELUDE, CPrinter, Each, Entity, Expr, FamId, Family, Leaf, Plan,
-    Points,
+    Points, SigId,
 };
 use minijinja::{Value, context};
 
@@ -121,11 +121,10 @@ impl<'a> Emitter<'a> {
         Ok(first.unwrap_or(0))
     }
 
-    /// First word of the signal by which ranks announce themselves; 0 where none do.
-    fn entered(&self) -> String {
+    /// The signal by which ranks announce themselves, where they do.
+    pub fn entered(&self) -> Option<SigId> {
         let enter = self.plan.families.values().filter(|f| f.leaf == Leaf::Enter);
-        let signal = enter.flat_map(|f| &f.posts).map(|p| p.signal).next();
-        signal.map_or("kNoEntry".into(), |s| format!("kSig{}", s.index()))
+        enter.flat_map(|f| &f.posts).map(|p| p.signal).next()
     }
 
     /// What the kernel template is rendered with.
@@ -188,7 +187,8 @@ impl<'a> Emitter<'a> {
             block => super::BLOCK_THREADS,
             trace => self.options.trace,
             gate,
-            entered => self.entered(), dims, signals, buffers, edges, enter, roles, stalls,
+            entered => self.entered().map_or("kNoEntry".into(), |s| format!("kSig{}", s.index())),
+            dims, signals, buffers, edges, enter, roles, stalls,
         }
     }
 }

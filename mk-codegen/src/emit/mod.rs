@@ -158,6 +158,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
         workspace: e.layout.workspace.clone(),
         tensors: e.layout.tensors.clone(),
         runtime_dims: runtime_dims(plan)?,
+        meets: e.entered().is_some(),
         ranks,
         roles: role_infos(plan),
         edges: edge_infos(plan),

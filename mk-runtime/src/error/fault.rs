@@ -219,6 +219,7 @@ mod tests {
             trace: None,
             engine: None,
             runtime_dims: vec![],
+            meets: true,
         }
     }
 

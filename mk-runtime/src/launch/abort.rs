@@ -30,7 +30,7 @@ impl AbortSwitch {
         let wire = |rank: u32| {
             let peers = (0..world.size()).filter(|p| !own.contains(p)).map(at);
             let words = std::iter::once(at(rank)).chain(peers).collect();
-            Ok(Wire { stream: Stream::new(world, rank)?, words })
+            Ok(Wire { stream: Stream::urgent(world, rank)?, words })
         };
         let wires = own.clone().map(wire).collect::<Result<_, Error>>()?;
         Ok(AbortSwitch { wires: Mutex::new(wires) })

@@ -226,6 +226,7 @@ pub(super) mod tests {
             trace: None,
             engine: None,
             runtime_dims: vec![],
+            meets: true,
         }
     }
 

@@ -8,7 +8,7 @@ use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
 use super::rank::Rank;
 use super::residency::Attributes;
-use crate::driver::{Entered, keep_current};
+use crate::driver::{self, Entered, keep_current};
 use crate::env;
 use crate::error::Error;
 use crate::gpu::{StreamRef, Usable, note_capture};
@@ -45,7 +45,9 @@ struct Place(Launcher);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        order::book().release(self.0);
+        if !order::forked() {
+            order::book().release(self.0);
+        }
     }
 }
 
@@ -80,24 +82,24 @@ impl Instance {
         }
         let mut place = None;
         // What follows may wait for a GPU, and the GPU for a rank that another thread is about to launch. In a world of
-        // processes the book is not held while this one waits for others, who may be waiting for a launch.
+        // processes that may be a rank of another one, which needs this one's launches: the book stays closed.
         let held = world.group().is_none().then(order::book);
         let space = &source.workspace;
         let symmetric = SymmetricMemory::within(world, space.symmetric_bytes, deadline)?;
         let faults = FaultRecords::new(world, deadline)?;
-        let mut book = held.unwrap_or_else(order::book);
-        let bound = symmetric.fill(0, space.zeroed_bytes, 0).and_then(|()| {
+        let bound = symmetric.fill_unused(0, space.zeroed_bytes, 0).and_then(|()| {
             let poison = options.poison.unwrap_or(0);
-            symmetric.fill(space.zeroed_bytes, space.symmetric_bytes, poison)?;
+            symmetric.fill_unused(space.zeroed_bytes, space.symmetric_bytes, poison)?;
             let bind = |r| Rank::bind(world, r, source, compiled, options, &symmetric, &faults);
             let ranks = world.local_ranks().map(bind).collect::<Result<Vec<_>, _>>()?;
             let place = place.insert(Place(order::new_launcher()));
+            let switch = AbortSwitch::new(world, &symmetric)?;
             if options.overlap {
+                let mut book = held.unwrap_or_else(order::book);
                 claim(&mut book, place.0, world, source, &ranks, options.reserve_sms)?;
             }
-            Ok((ranks, AbortSwitch::new(world, &symmetric)?))
+            Ok((ranks, switch))
         });
-        drop(book);
         // No rank launches before the words of all ranks are zero.
         let (ranks, switch) = match world.group() {
             None => bound?,
@@ -186,6 +188,9 @@ impl Instance {
                 }
             }
         }
+        if let (true, Some(_), Some(group)) = (self.source.meets, eager, self.world.group()) {
+            group.launching()?;
+        }
         let (mut enqueued, mut touched) = (0, 0);
         let mut outcome = Ok(());
         if eager.is_some() {
@@ -218,7 +223,8 @@ impl Instance {
         }
         if let Err(error) = &outcome {
             // Also for the first rank: its kernel may be running, and what followed it have failed.
-            let by = self.ranks.get(enqueued).map_or(0, |r| r.rank);
+            let first = self.world.local_ranks().start;
+            let by = self.ranks.get(enqueued).map_or(first, |r| r.rank);
             self.switch.raise(by);
             self.health.poison(error);
         }
@@ -350,6 +356,13 @@ impl Instance {
         self.captured
     }
 
+    /// Leaves kernels and memory as they are, for as long as the process lives.
+    fn leave(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.ranks));
+        self.symmetric.leave();
+        std::mem::forget((self.world.clone(), self.health.clone(), self.switch.clone()));
+    }
+
     fn count(&self, what: &'static str, given: usize) -> Result<(), Error> {
         let expected = self.ranks.len();
         if given == expected {
@@ -361,6 +374,9 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
+        if order::forked() {
+            return self.leave();
+        }
         // For graphs that should have been dropped before.
         self.health.poison(&Error::Aborted);
         // Kernels bound their waits, so this ends. Without the book: another thread's launch may be what they
@@ -368,6 +384,12 @@ impl Drop for Instance {
         let mut done = Ok(());
         for context in self.world.distinct_contexts() {
             done = done.and(context.synchronize());
+        }
+        if let Err(error) = &done
+            && driver::forbidden_by_capture(error)
+        {
+            tracing::warn!(%error, "an instance was dropped during a capture: its memory stays until the process ends");
+            return self.leave();
         }
         // Not while another thread has launched some ranks and not others: freeing may wait for a GPU.
         let book = order::book();

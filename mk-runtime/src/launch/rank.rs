@@ -55,8 +55,8 @@ impl Rank {
         let module = Module::load(world.context(rank)?, &compiled.cubin)?;
         let kernel = Kernel::new(&module, &source.entry, &source.name)?;
         let sms = prepare(world, rank, source, &kernel, options.reserve_sms)?;
-        let scratch = DeviceBuffer::new(world, rank, source.workspace.scratch_bytes)?;
-        scratch.fill(options.poison.unwrap_or(0))?;
+        let poison = options.poison.unwrap_or(0);
+        let scratch = DeviceBuffer::filled(world, rank, source.workspace.scratch_bytes, poison)?;
         let control = DeviceBuffer::zeroed(world, rank, size_of::<ControlBlock>() as u64)?;
         let layout = source.trace.as_ref().map_or(0, |t| t.bytes(source.grid));
         let trace = match options.trace_bytes.max(layout) {

@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::driver::{Context, cu};
+use crate::gpu::Stream;
 use crate::world::World;
 use crate::world::order::between_launches;
 use std::sync::Arc;
@@ -34,13 +35,23 @@ impl DeviceBuffer {
         Ok(DeviceBuffer { context, ptr, bytes })
     }
 
-    /// Allocates and zeroes.
+    /// Allocates and zeroes. Waits for nothing else that the GPU does.
     ///
     /// # Errors
     /// As [`DeviceBuffer::new`].
     pub fn zeroed(world: &World, rank: u32, bytes: u64) -> Result<DeviceBuffer, Error> {
+        DeviceBuffer::filled(world, rank, bytes, 0)
+    }
+
+    /// Like [`DeviceBuffer::zeroed`], with another byte.
+    pub(crate) fn filled(
+        world: &World,
+        rank: u32,
+        bytes: u64,
+        byte: u8,
+    ) -> Result<DeviceBuffer, Error> {
         let buffer = DeviceBuffer::new(world, rank, bytes)?;
-        buffer.fill(0)?;
+        memset(&buffer.context, buffer.ptr, byte, bytes)?;
         Ok(buffer)
     }
 
@@ -64,6 +75,7 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn fill(&self, byte: u8) -> Result<(), Error> {
+        self.wait()?;
         memset(&self.context, self.ptr, byte, self.bytes)
     }
 
@@ -185,14 +197,17 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Fills device memory with a byte, after all earlier work of the GPU, and waits.
-pub(super) fn memset(context: &Context, ptr: u64, byte: u8, bytes: u64) -> Result<(), Error> {
+/// Fills device memory that nothing uses at present with a byte, and waits for that alone: the GPU may be at work on what only ends when
+/// a peer does something, who may be waiting for this process.
+pub(super) fn memset(context: &Arc<Context>, ptr: u64, byte: u8, bytes: u64) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
     }
-    let _in = context.enter()?;
-    context.synchronize()?;
-    // SAFETY: the callers pass ranges that they own.
-    unsafe { cu!(Some(context.ordinal()), cuMemsetD8_v2(ptr, byte, bytes as usize)) }?;
-    context.synchronize()
+    let stream = Stream::in_context(context.clone(), 0)?;
+    let entered = context.enter()?;
+    let raw = stream.as_ref().raw();
+    // SAFETY: the callers pass ranges that they own, and the stream is of the current context.
+    unsafe { cu!(Some(context.ordinal()), cuMemsetD8Async(ptr, byte, bytes as usize, raw)) }?;
+    drop(entered);
+    stream.synchronize()
 }

@@ -153,11 +153,19 @@ impl SymmetricMemory {
         self.base + u64::from(rank) * self.stride_bytes
     }
 
-    /// Fills `[from, to)` of the memory of this process's ranks with a byte, and waits.
+    /// Fills `[from, to)` of the memory of this process's ranks with a byte, after all earlier work of their GPUs, and waits.
     ///
     /// # Errors
     /// [`Error::Shape`] when the range does not fit; [`Error::Cuda`].
     pub fn fill(&self, from: u64, to: u64, byte: u8) -> Result<(), Error> {
+        for context in &self.contexts {
+            context.synchronize()?;
+        }
+        self.fill_unused(from, to, byte)
+    }
+
+    /// Like [`SymmetricMemory::fill`] where no work uses that memory: waits for no other.
+    pub(crate) fn fill_unused(&self, from: u64, to: u64, byte: u8) -> Result<(), Error> {
         if from > to || to > self.size_bytes {
             return Err(Error::Shape {
                 what: format!(
@@ -202,6 +210,12 @@ impl SymmetricMemory {
             )
         }?;
         Ok(out)
+    }
+
+    /// Leaves it as it is: nothing is unmapped or freed.
+    pub(crate) fn leave(&mut self) {
+        self.mapped.clear();
+        self.base = 0;
     }
 
     /// What dropping does; nothing is left for the drop then.

@@ -48,8 +48,8 @@ impl Door {
         &self.name
     }
 
-    /// Takes one peer in; its rank is checked by the caller.
-    fn admit(&self, deadline: Deadline) -> Result<(u64, UnixStream), Error> {
+    /// Takes one peer in, whose rank is checked by the caller; none if none comes in time.
+    fn admit(&self, deadline: Deadline) -> Result<Option<(u64, UnixStream)>, Error> {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
@@ -62,7 +62,7 @@ impl Door {
                     if fields.text().as_ref() == Some(&self.name)
                         && let Some(rank) = fields.u64()
                     {
-                        return Ok((rank, stream));
+                        return Ok(Some((rank, stream)));
                     }
                 }
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
@@ -72,7 +72,7 @@ impl Door {
                 Err(e) => return Err(os("accept", &e)),
             }
             if deadline.over() {
-                return Err(Error::System { call: "accept", what: "nobody came in time".into() });
+                return Ok(None);
             }
         }
     }
@@ -111,16 +111,26 @@ impl Group {
                 .and_then(|a| UnixStream::connect_addr(&a))
                 .map_err(|e| Error::SeveralHosts {
                     what: format!(
-                        "rank {peer} is on this machine and cannot be reached through a Unix-domain socket ({e}): another network namespace"
+                        "rank {peer} is on this machine and cannot be reached through a Unix-domain socket ({e}): it is in another network namespace, or has \
+                         ended meanwhile"
                     ),
                 })?;
+            if !wire::same_user(&stream) {
+                let what = format!("rank {peer} is a process of another user");
+                return Err(Error::System { call: "connect", what });
+            }
             let hello = Pack::default().text(name).u64(rank.into()).done();
             wire::send(&stream, &hello, deadline)
                 .map_err(|b| failure(&b, peer as u32, "connecting", deadline))?;
             streams[peer] = Some(stream);
         }
         for _ in rank as usize + 1..names.len() {
-            let (peer, stream) = door.admit(deadline)?;
+            let (peer, stream) = door.admit(deadline)?.ok_or_else(|| {
+                let later = (0..).zip(&streams).skip(rank as usize + 1);
+                let ranks = later.filter(|(_, s)| s.is_none()).map(|(r, _)| r).collect();
+                let (during, waited) = ("connecting".into(), deadline.limit());
+                Error::PeerSilent { ranks, during, waited }
+            })?;
             let place = usize::try_from(peer).ok().filter(|p| *p > rank as usize);
             match place.and_then(|p| streams.get_mut(p)) {
                 Some(place @ None) => *place = Some(stream),
@@ -134,11 +144,11 @@ impl Group {
         }
         let mut links = Links { streams, calls: 0, broken: None };
         // Where each process says that it leaves of its own will; see `watch`.
-        let (farewell, fd) = SharedPages::create(size_of::<u32>())?;
+        let (farewell, fd) = SharedPages::create(size_of::<u64>())?;
         let theirs = links.all_fds(rank, "connecting", fd, deadline)??;
         let farewells = theirs
             .iter()
-            .map(|fd| fd.as_ref().map(|fd| SharedPages::open(fd, size_of::<u32>())).transpose())
+            .map(|fd| fd.as_ref().map(|fd| SharedPages::open(fd, size_of::<u64>())).transpose())
             .collect::<Result<Vec<_>, _>>()?;
         let watch = Watch::start(&links.streams, farewell, farewells)?;
         let group = Group { rank, links: Mutex::new(links), watch };
@@ -184,22 +194,35 @@ impl Group {
         mine: Result<T, E>,
         deadline: Deadline,
     ) -> Result<T, E> {
-        let word = mine.as_ref().err().map(E::to_string).unwrap_or_default();
-        let said =
-            self.all_gather(call, word.as_bytes().get(..4096).unwrap_or(word.as_bytes()), deadline);
+        let word = match &mine {
+            Ok(_) => Pack::default().u64(0),
+            Err(error) => {
+                let text: String = error.to_string().chars().take(1024).collect();
+                Pack::default().u64(1).text(&text)
+            }
+        };
+        let said = self.all_gather(call, &word.done(), deadline);
         // What went wrong here says more than that the others could not be told.
         let mine = mine?;
-        match said?.iter().enumerate().find(|(_, w)| !w.is_empty()) {
-            None => Ok(mine),
-            Some((rank, what)) => Err(E::from(Error::PeerFailed {
-                rank: rank as u32,
-                during: call.into(),
-                what: String::from_utf8_lossy(what).into_owned(),
-            })),
+        for (rank, word) in (0..).zip(&said?) {
+            let mut fields = Unpack::new(word);
+            if fields.u64() != Some(0) {
+                let what = fields.text().unwrap_or_else(|| "it sent what makes no sense".into());
+                return Err(E::from(Error::PeerFailed { rank, during: call.into(), what }));
+            }
         }
+        Ok(mine)
     }
 
-    /// A process that has died, if one has.
+    /// Counts a launch in which ranks meet, before it is made.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`] with a rank that has left, and made none of these.
+    pub(crate) fn launching(&self) -> Result<(), Error> {
+        self.watch.launching()
+    }
+
+    /// A process that has died, if one has, or has left before a launch that this one has made.
     pub(crate) fn dead(&self) -> Option<u32> {
         self.watch.dead()
     }
@@ -239,9 +262,19 @@ impl Links {
         deadline: Deadline,
     ) -> Result<Vec<Vec<u8>>, Error> {
         self.calls += 1;
-        let message = Pack::default().u64(self.calls).text(call).bytes(mine).done();
+        // Those whose own time was over before have been told that nothing came; who is so late must not go on without them.
+        if deadline.over() {
+            let (during, waited) = (call.into(), deadline.limit());
+            return Err(Error::PeerSilent { ranks: vec![rank], during, waited });
+        }
+        let frame = |what: &[u8]| Pack::default().u64(self.calls).text(call).bytes(what).done();
+        let message = Some(frame(mine)).filter(|m| m.len() <= wire::MAX_FRAME);
+        let long = message.is_none();
+        // Without a part of its own it is in the call all the same, or the others would wait for it.
+        let message = message.unwrap_or_else(|| Pack::default().u64(self.calls).text(call).done());
         let mut all: Vec<Vec<u8>> = self.streams.iter().map(|_| mine.to_vec()).collect();
         let (mut gone, mut silent, mut astray) = (None, Vec::new(), Vec::new());
+        let mut too_long = long.then_some(rank);
         for (peer, stream) in self.peers() {
             // To all before anything is believed: a peer that waits for this rank must not wait for another's fault.
             match wire::send(stream, &message, deadline) {
@@ -268,6 +301,9 @@ impl Links {
                 (Some(n), Some(name), Some(theirs)) if n == self.calls && name == call => {
                     all[peer as usize] = theirs.to_vec();
                 }
+                (Some(n), Some(name), None) if n == self.calls && name == call => {
+                    too_long.get_or_insert(peer);
+                }
                 _ => astray.push(peer),
             }
         }
@@ -281,6 +317,10 @@ impl Links {
         if !silent.is_empty() {
             let (during, waited) = (call.into(), deadline.limit());
             return Err(Error::PeerSilent { ranks: silent, during, waited });
+        }
+        if let Some(rank) = too_long {
+            let what = format!("its message is longer than {} bytes", wire::MAX_FRAME);
+            return Err(Error::PeerFailed { rank, during: call.into(), what });
         }
         Ok(all)
     }

@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// Names an instance within this process.
 pub(crate) type Launcher = u64;
@@ -41,13 +41,24 @@ thread_local! {
     static OPEN: Cell<bool> = const { Cell::new(false) };
 }
 
+/// The process whose book it is.
+static HOME: OnceLock<u32> = OnceLock::new();
+
+/// Whether this process is a fork of one that has a book: its copy may be open for ever, because another thread had it open, and what it
+/// has of the GPUs is not its own.
+pub(crate) fn forked() -> bool {
+    let here = std::process::id();
+    *HOME.get_or_init(|| here) != here
+}
+
 /// The book, until it is dropped.
 pub(crate) struct OpenBook {
     book: MutexGuard<'static, Book>,
 }
 
-/// Opens the book. Once at a time in a thread.
+/// Opens the book. Once at a time in a thread, and not in a fork.
 pub(crate) fn book() -> OpenBook {
+    HOME.get_or_init(std::process::id);
     // A panic elsewhere leaves lists that are still true.
     let book = BOOK.lock().unwrap_or_else(|e| e.into_inner());
     OPEN.set(true);
@@ -56,9 +67,9 @@ pub(crate) fn book() -> OpenBook {
 
 /// For a driver call that may wait for a GPU (an allocation, a module, a graph): while another thread has launched some
 /// ranks and not others, such a call can keep the driver from launching the rest, for which that GPU waits. Nothing
-/// where this thread has the book open already.
+/// where this thread has the book open already, and in a fork.
 pub(crate) fn between_launches() -> Option<OpenBook> {
-    (!OPEN.get()).then(book)
+    (!OPEN.get() && !forked()).then(book)
 }
 
 impl Drop for OpenBook {
@@ -183,6 +194,30 @@ mod tests {
         book.release(1);
         assert!(claim(&mut book, 3, 60, 33).is_err());
         claim(&mut book, 3, 60, 0).unwrap();
+    }
+
+    /// Its parent had the book open when it was forked.
+    #[test]
+    fn a_fork_opens_no_book() {
+        use nix::sys::wait::{WaitStatus, waitpid};
+        use nix::unistd::{ForkResult, fork};
+        let open = super::book();
+        // SAFETY: the child takes no lock but the one that it is about, and ends.
+        match unsafe { fork() }.expect("forks") {
+            ForkResult::Child => {
+                // SAFETY: a signal that ends the process, should it wait.
+                unsafe { nix::libc::alarm(10) };
+                OPEN.set(false);
+                let opened = between_launches().is_some();
+                // SAFETY: ends the process.
+                unsafe { nix::libc::_exit(if forked() && !opened { 7 } else { 1 }) }
+            }
+            ForkResult::Parent { child } => {
+                assert_eq!(waitpid(child, None).expect("waits"), WaitStatus::Exited(child, 7));
+            }
+        }
+        drop(open);
+        assert!(!forked() && between_launches().is_some());
     }
 
     #[test]

@@ -51,12 +51,7 @@ impl UnixBootstrap {
             });
         }
         let mut this = UnixBootstrap { rank, world_size, limit, streams: Vec::new() };
-        let token: [u8; 32] = Sha256::new()
-            .chain_update(b"mk rendezvous 1/")
-            .chain_update(world_size.to_le_bytes())
-            .chain_update(run.as_bytes())
-            .finalize()
-            .into();
+        let token = token(run, world_size);
         match (world_size, rank) {
             (1, _) => {}
             (_, 0) => this.listen(&token)?,
@@ -112,8 +107,7 @@ impl UnixBootstrap {
         // Nobody may find the old listener once the first rank has its answer: it could be for the next world.
         drop(listener);
         self.streams = came.into_iter().flatten().collect();
-        let answers: Vec<Vec<u8>> = vec![verdict(&Ok(Vec::new())); self.streams.len()];
-        self.tell(&answers, deadline)
+        self.tell(&verdict(&Ok(Vec::new())), deadline)
     }
 
     /// Tells those who came why there will be no world.
@@ -132,12 +126,25 @@ impl UnixBootstrap {
         Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.limit() }
     }
 
-    fn tell(&self, answers: &[Vec<u8>], deadline: Deadline) -> Result<(), Error> {
-        for (i, (stream, answer)) in self.streams.iter().zip(answers).enumerate() {
-            let sent = wire::send(stream, answer, deadline);
-            sent.map_err(|b| self.broken(vec![i as u32 + 1], &b, deadline))?;
+    /// Answers all. Behind one who has gone away those that have no answer yet are told so.
+    fn tell(&mut self, answer: &[u8], deadline: Deadline) -> Result<(), Error> {
+        let mut failed = None;
+        for (rank, stream) in (1..).zip(&self.streams) {
+            match &failed {
+                None => {
+                    let sent = wire::send(stream, answer, deadline);
+                    failed = sent.err().map(|b| self.broken(vec![rank], &b, deadline));
+                }
+                Some(error) => {
+                    let refusal = verdict(&Err((vec![], error.to_string())));
+                    let _ = wire::send(stream, &refusal, Deadline::within(HELLO));
+                }
+            }
         }
-        Ok(())
+        failed.map_or(Ok(()), |error| {
+            self.streams.clear();
+            Err(error)
+        })
     }
 
     fn join(&mut self, token: &[u8; 32]) -> Result<(), Error> {
@@ -146,6 +153,9 @@ impl UnixBootstrap {
         let name = address(token)?;
         loop {
             let met = UnixStream::connect_addr(&name).map_err(|_| Broken::Gone).and_then(|s| {
+                if !wire::same_user(&s) {
+                    return Err(Broken::Bad("rank 0's place is taken by another user".into()));
+                }
                 wire::send(&s, &hello, deadline)?;
                 let answer =
                     wire::receive(&s, Deadline::within(deadline.left().saturating_add(SLACK)))?;
@@ -206,7 +216,7 @@ impl UnixBootstrap {
             return Err(error);
         }
         let answer = verdict(&Ok(all.clone()));
-        self.tell(&vec![answer; self.streams.len()], deadline)?;
+        self.tell(&answer, deadline)?;
         Ok(all)
     }
 }
@@ -266,6 +276,16 @@ fn welcome(stream: UnixStream, token: &[u8; 32]) -> Option<(u64, UnixStream)> {
 /// Whether the process at the other end is still there: it has nothing to say before it is answered.
 fn alive(stream: &UnixStream) -> bool {
     wire::receive(stream, Deadline::within(Duration::ZERO)) == Err(Broken::Late)
+}
+
+/// What processes of a run know.
+fn token(run: &str, world_size: u32) -> [u8; 32] {
+    Sha256::new()
+        .chain_update(b"mk rendezvous 1/")
+        .chain_update(world_size.to_le_bytes())
+        .chain_update(run.as_bytes())
+        .finalize()
+        .into()
 }
 
 fn address(token: &[u8; 32]) -> Result<SocketAddr, Error> {

@@ -1,21 +1,22 @@
 //! Notices that a process of the world has died, and tells kernels that wait for it.
 //!
 //! A socket closes when its process ends, however it ends. A process that leaves of its own will says so in shared
-//! memory first: its part is done, and a kernel of ours that is still at work on what it sent must not be disturbed.
+//! memory first, and how many launches it has made: its part of those is done, and a kernel of ours that is still at work on
+//! what it sent must not be disturbed. Of a launch behind them it will be no part, so that for those it is as good as dead.
 
 use crate::Error;
 use crate::mem::SharedPages;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Between a death and the abort of what is running. A process that ends without a farewell may have done its part of
 /// the launches that are in flight, and those end by themselves.
-const GRACE: Duration = Duration::from_secs(1);
+pub(super) const GRACE: Duration = Duration::from_secs(1);
 
 /// Something that is running and can be told to give up.
 pub(crate) trait Abort: Send + Sync {
@@ -24,12 +25,36 @@ pub(crate) trait Abort: Send + Sync {
 }
 
 struct Shared {
-    /// Bit r: the process of rank r has died.
+    /// Bit r: the process of rank r has died, or has left and is missed.
     dead: AtomicU64,
+    count: Mutex<Count>,
     aborts: Mutex<Vec<Weak<dyn Abort>>>,
 }
 
+/// Launches in which ranks meet, of all kernels. Captured ones do not count: nobody knows of their replays.
+#[derive(Default)]
+struct Count {
+    /// Of this process.
+    made: u64,
+    /// Of the process that made the fewest of those that have left, and its rank.
+    last: Option<(u64, u32)>,
+}
+
 impl Shared {
+    fn count(&self) -> MutexGuard<'_, Count> {
+        // Two numbers, each true after any panic.
+        self.count.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Notes that a rank has left after so many launches. Whether this process has made more.
+    fn left(&self, rank: u32, made: u64) -> bool {
+        let mut count = self.count();
+        if count.last.is_none_or(|(fewest, _)| made < fewest) {
+            count.last = Some((made, rank));
+        }
+        count.made > made
+    }
+
     fn aborts(&self) -> MutexGuard<'_, Vec<Weak<dyn Abort>>> {
         // A list of weak pointers is true after any panic.
         self.aborts.lock().unwrap_or_else(|e| e.into_inner())
@@ -68,7 +93,11 @@ impl Watch {
             }
         }
         let (stop, stopped) = UnixStream::pair().map_err(system("socketpair"))?;
-        let shared = Arc::new(Shared { dead: AtomicU64::new(0), aborts: Mutex::default() });
+        let shared = Arc::new(Shared {
+            dead: AtomicU64::new(0),
+            count: Mutex::default(),
+            aborts: Mutex::default(),
+        });
         let theirs = shared.clone();
         let thread = std::thread::Builder::new()
             .name("mk-watch".into())
@@ -82,6 +111,29 @@ impl Watch {
         match self.shared.dead.load(Ordering::Acquire) {
             0 => None,
             mask => Some(mask.trailing_zeros()),
+        }
+    }
+
+    /// A process that has left of its own will.
+    #[cfg(test)]
+    pub(super) fn left(&self) -> Option<u32> {
+        self.shared.count().last.map(|(_, rank)| rank)
+    }
+
+    /// Counts a launch that is about to be made.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`] with a rank that has left before it: it is not counted then.
+    pub(super) fn launching(&self) -> Result<(), Error> {
+        let mut count = self.shared.count();
+        match count.last {
+            Some((made, rank)) if count.made >= made => {
+                Err(Error::PeerGone { rank, during: "launching".into() })
+            }
+            _ => {
+                count.made += 1;
+                Ok(())
+            }
         }
     }
 
@@ -99,7 +151,7 @@ impl Drop for Watch {
             std::mem::forget(self.thread.take());
             return;
         }
-        word(&self.farewell).store(1, Ordering::Release);
+        word(&self.farewell).store(1 + self.shared.count().made, Ordering::Release);
         // The thread holds copies of the sockets: they close, and the peers see it, when it has ended.
         self.stop = None;
         if self.thread.take().is_some_and(|t| t.join().is_err()) {
@@ -141,13 +193,17 @@ fn watch(shared: &Shared, mut peers: Vec<Peer>, stopped: &UnixStream) {
         let gone: Vec<usize> =
             waiting.iter().zip(&fds[1..]).filter(|(_, fd)| hung(fd)).map(|(i, _)| *i).collect();
         for i in gone.into_iter().rev() {
-            if word(&peers[i].page).load(Ordering::Acquire) != 0 {
-                peers.remove(i);
-                continue;
+            let rank = peers[i].rank;
+            match word(&peers[i].page).load(Ordering::Acquire).checked_sub(1) {
+                Some(made) if !shared.left(rank, made) => {
+                    peers.remove(i);
+                    continue;
+                }
+                Some(made) => tracing::warn!(rank, made, "a process left before others' launches"),
+                None => tracing::warn!(rank, "a process of this world is gone"),
             }
             peers[i].died = Some(Instant::now());
-            shared.dead.fetch_or(1 << peers[i].rank, Ordering::AcqRel);
-            tracing::warn!(rank = peers[i].rank, "a process of this world is gone");
+            shared.dead.fetch_or(1 << rank, Ordering::AcqRel);
         }
         peers.retain(|peer| {
             let raise = peer.died.is_some_and(|at| at.elapsed() >= GRACE);
@@ -160,8 +216,8 @@ fn watch(shared: &Shared, mut peers: Vec<Peer>, stopped: &UnixStream) {
     }
 }
 
-/// The first word of a page.
-fn word(page: &SharedPages) -> &AtomicU32 {
+/// The first word of a page: 0, or 1 and the launches that its process made before it left.
+fn word(page: &SharedPages) -> &AtomicU64 {
     // SAFETY: mapped for as long as the page lives, aligned, and used as an atomic by every process.
-    unsafe { AtomicU32::from_ptr(page.start().cast()) }
+    unsafe { AtomicU64::from_ptr(page.start().cast()) }
 }

@@ -70,5 +70,6 @@ pub fn kernel(name: &str, cuda: &str, world_size: u32) -> KernelSource {
         trace: None,
         engine: None,
         runtime_dims: vec![],
+        meets: true,
     }
 }

@@ -1,4 +1,4 @@
-use super::super::UnixBootstrap;
+use super::super::{UnixBootstrap, watch::GRACE};
 use super::*;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -199,6 +199,129 @@ fn a_fork_does_not_leave_for_its_process() {
         std::thread::sleep(Duration::from_millis(1500));
         drop(watch);
     });
+}
+
+/// Who has made as many launches may leave; who is missed in one is as good as dead.
+#[test]
+fn who_leaves_before_a_launch_is_missed() {
+    for (theirs, mine) in [(2, 2), (1, 2)] {
+        ranks(&format!("missed/{theirs}"), 2, |group, rank| {
+            let launches = if rank == 1 { theirs } else { mine };
+            (0..launches).for_each(|_| group.launching().unwrap());
+            group.all_gather("launched", &[], soon()).unwrap();
+            if rank == 1 {
+                return;
+            }
+            let raised = Arc::new(Raised(AtomicU32::new(0)));
+            let weak: Weak<dyn Abort> = Arc::downgrade(&raised) as Weak<dyn Abort>;
+            group.on_death(weak);
+            let begin = Instant::now();
+            while raised.0.load(Ordering::Acquire) == 0 && begin.elapsed() < GRACE + GRACE / 2 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let missed = theirs < mine;
+            assert_eq!(raised.0.load(Ordering::Acquire), if missed { 2 } else { 0 });
+            assert_eq!(group.dead(), missed.then_some(1));
+            let error = group.launching().unwrap_err();
+            assert!(matches!(error, Error::PeerGone { rank: 1, .. }), "{error}");
+        });
+    }
+}
+
+/// One that is behind when another leaves catches up.
+#[test]
+fn launches_that_a_leaver_has_made_are_still_made() {
+    ranks("behind", 2, |group, rank| {
+        if rank == 1 {
+            (0..3).for_each(|_| group.launching().unwrap());
+            return;
+        }
+        while group.watch.left().is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        (0..3).for_each(|_| group.launching().unwrap());
+        assert!(group.launching().is_err());
+        assert_eq!(group.dead(), None);
+    });
+}
+
+/// The others were told that it is silent, so it must not hear them.
+#[test]
+fn who_comes_after_its_own_deadline_fails_too() {
+    let errors = ranks("late", 2, |group, rank| {
+        let deadline = Deadline::within(Duration::from_millis(100));
+        if rank == 1 {
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        let error = group.all_gather("bind", &[], deadline).unwrap_err();
+        std::thread::sleep(Duration::from_millis(400));
+        error
+    });
+    for error in &errors {
+        assert!(matches!(error, Error::PeerSilent { ranks, .. } if ranks == &[1]), "{error}");
+    }
+}
+
+#[test]
+fn a_message_that_is_too_long_is_its_ranks_error_on_all() {
+    let errors = ranks("long", 3, |group, rank| {
+        let mine = vec![7; if rank == 1 { wire::MAX_FRAME } else { 1 }];
+        group.all_gather("say", &mine, soon()).unwrap_err().to_string()
+    });
+    let expected = format!("say: rank 1 failed: its message is longer than {} bytes", 64 << 10);
+    assert_eq!(errors, [expected.as_str(); 3]);
+}
+
+#[test]
+fn an_error_without_a_text_is_one() {
+    #[derive(Debug)]
+    struct Silent;
+    impl std::fmt::Display for Silent {
+        fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            Ok(())
+        }
+    }
+    impl From<Error> for Silent {
+        fn from(_: Error) -> Silent {
+            Silent
+        }
+    }
+    let outcomes = ranks("textless", 2, |group, rank| {
+        group.agree("bind", if rank == 1 { Err(Silent) } else { Ok(()) }, soon()).is_err()
+    });
+    assert_eq!(outcomes, [true, true]);
+}
+
+/// As where a process ends between the gather of names and the mesh.
+#[test]
+fn who_has_ended_before_the_mesh_is_named() {
+    let run = format!("group/ended/{}", std::process::id());
+    let errors: Vec<Error> = std::thread::scope(|scope| {
+        let start = |rank| {
+            let run = &run;
+            scope.spawn(move || {
+                let mut b = UnixBootstrap::meet(run, rank, 2, Duration::from_secs(10)).unwrap();
+                let door = Door::open().unwrap();
+                let names = b.all_gather(door.name().as_bytes()).unwrap();
+                let names: Vec<_> =
+                    names.into_iter().map(|n| String::from_utf8(n).unwrap()).collect();
+                b.barrier().unwrap();
+                if rank == 0 {
+                    drop(door);
+                    b.barrier().unwrap();
+                    return None;
+                }
+                b.barrier().unwrap();
+                Group::connect(&b, &door, &names).err()
+            })
+        };
+        let all: Vec<_> = (0..2).map(start).collect();
+        all.into_iter().filter_map(|t| t.join().unwrap()).collect()
+    });
+    assert!(
+        matches!(&errors[..], [Error::SeveralHosts { what }] if what.contains("rank 0") && what.contains("has ended")),
+        "{errors:?}"
+    );
 }
 
 #[test]

@@ -71,12 +71,7 @@ fn another_run_does_not_get_in() {
 #[test]
 fn a_stranger_with_the_name_and_without_the_token_is_ignored() {
     let run = format!("stranger/{}", std::process::id());
-    let token: [u8; 32] = Sha256::new()
-        .chain_update(b"mk rendezvous 1/")
-        .chain_update(2u32.to_le_bytes())
-        .chain_update(run.as_bytes())
-        .finalize()
-        .into();
+    let token = token(&run, 2);
     let answers = ranks(&[0, 1, 9], |rank| {
         if rank != 9 {
             let mut b = UnixBootstrap::meet(&run, rank, 2, Duration::from_secs(10)).ok()?;
@@ -99,6 +94,34 @@ fn two_of_one_rank_are_refused() {
     let said = errors.iter().filter(|e| e.to_string().contains("two processes say")).count();
     // The newcomer's own connection closes, and it tries again until its time is up.
     assert!(said >= 2, "{errors:?}");
+}
+
+/// One that is answered behind it must not take rank 0 for one that may come back.
+#[test]
+fn a_rank_that_goes_away_before_its_answer_ends_the_meeting_on_all() {
+    let run = format!("goes/{}", std::process::id());
+    let token = token(&run, 3);
+    let begin = Instant::now();
+    let errors = ranks(&[0, 1, 2], |rank| {
+        if rank != 1 {
+            // The last one comes when the first has gone.
+            std::thread::sleep(Duration::from_millis(u64::from(rank) * 200));
+            return UnixBootstrap::meet(&run, rank, 3, Duration::from_secs(8)).err();
+        }
+        loop {
+            if let Ok(s) = UnixStream::connect_addr(&address(&token).unwrap()) {
+                let hello = Pack::default().bytes(&token).u64(1).done();
+                wire::send(&s, &hello, Deadline::within(HELLO)).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+                return None;
+            }
+        }
+    });
+    assert_eq!(errors.iter().flatten().count(), 2, "{errors:?}");
+    for error in errors.iter().flatten() {
+        assert!(error.to_string().contains("went away"), "{error}");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
 }
 
 #[test]
