@@ -8,7 +8,11 @@ use super::space::{self, Facts};
 use crate::{Bound, Program};
 use mk_codegen::{cost::DeviceModel, passes::Config};
 use mk_runtime::jit::JitOptions;
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    path::PathBuf,
+    time::{SystemTime, UNIX_EPOCH},
+};
 use thiserror::Error;
 
 /// What a measurement holds for.
@@ -105,6 +109,11 @@ impl Cache {
         decode(&text, key).map(Some).map_err(|what| Damaged { path, what, by: TUNE })
     }
 
+    /// What is said of a winner that is not used for what it says.
+    pub(super) fn outdated(&self, key: &Key, what: String) -> Damaged {
+        Damaged { path: self.dir.join(key.name()), what, by: TUNE }
+    }
+
     /// Stores a winner.
     ///
     /// # Errors
@@ -120,7 +129,7 @@ impl Cache {
     /// # Errors
     /// [`Damaged`].
     pub fn model(&self, gpu: &str) -> Result<Option<DeviceModel>, Damaged> {
-        let path = self.model_path();
+        let path = self.model_path(gpu);
         let by = "mk probe --install";
         let failed = |what: String| Damaged { path: path.clone(), what, by };
         let text = match fs::read_to_string(&path) {
@@ -137,18 +146,22 @@ impl Cache {
     /// # Errors
     /// Where the directory or the file cannot be written.
     pub fn store_model(&self, model: &DeviceModel) -> io::Result<PathBuf> {
-        let path = self.model_path();
+        let path = self.model_path(&model.gpu);
         self.publish(&path, &model.to_json())?;
         Ok(path)
     }
 
-    fn model_path(&self) -> PathBuf {
-        self.dir.join("model.json")
+    /// `NVIDIA-H200.model.json`. What is in the file says of which GPU it is.
+    fn model_path(&self, gpu: &str) -> PathBuf {
+        let name = gpu.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+        self.dir.join(format!("{name}.model.json"))
     }
 
     fn publish(&self, path: &std::path::Path, text: &str) -> io::Result<()> {
         fs::create_dir_all(&self.dir)?;
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        // Machines that share the directory have processes of the same number.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+        let temporary = path.with_extension(format!("{}-{now:x}.tmp", std::process::id()));
         let done = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path));
         if done.is_err() {
             // What is left of a failed write is of no use.

@@ -7,6 +7,7 @@ use super::{
 use crate::{Bound, Program};
 use mk_codegen::{
     cost::{self, CostError, DeviceModel, Prediction},
+    emit,
     passes::{self, Config, LowerError, Schedule},
 };
 use std::{
@@ -214,7 +215,7 @@ pub struct Decision {
     pub notes: Vec<Damaged>,
 }
 
-/// The config for a pipeline on GPUs of a name: a measured winner, else what the model chooses, else the defaults.
+/// The config for a pipeline on GPUs of a name: a measured winner that has a kernel, else what the model chooses, else the defaults.
 pub fn decide(
     program: &Program,
     bound: &Bound,
@@ -231,14 +232,20 @@ pub fn decide(
     let target = decision.config.target.clone();
     let key = Key::new(program, bound, ranks, &target, gpu);
     match cache.map(|c| c.recall(&key)) {
-        Some(Ok(Some(winner))) => {
-            return Decision {
-                config: winner.config,
-                origin: Origin::Measured,
-                ms: Some(winner.ms),
-                ..decision
-            };
-        }
+        Some(Ok(Some(winner))) => match has_kernel(program, bound, &winner.config) {
+            Ok(()) => {
+                return Decision {
+                    config: winner.config,
+                    origin: Origin::Measured,
+                    ms: Some(winner.ms),
+                    ..decision
+                };
+            }
+            Err(what) => {
+                let what = format!("its settings have no kernel ({what})");
+                decision.notes.extend(cache.map(|c| c.outdated(&key, what)));
+            }
+        },
         Some(Err(damaged)) => decision.notes.push(damaged),
         Some(Ok(None)) | None => {}
     }
@@ -248,6 +255,12 @@ pub fn decide(
         decision = Decision { config, origin: Origin::Predicted, ms: Some(p.ms()), ..decision };
     }
     decision
+}
+
+/// Whether there is a kernel of a config, and why not.
+pub(super) fn has_kernel(program: &Program, bound: &Bound, config: &Config) -> Result<(), String> {
+    let plan = passes::lower(program, bound, config).map_err(|e| e.to_string())?;
+    emit::emit(&plan).map(|_| ()).map_err(|e| e.to_string())
 }
 
 /// The figures for GPUs of a name: installed ones, else those that ship with mk.

@@ -10,15 +10,12 @@
 
 use super::{
     cache::Cache,
-    choose::{Origin, decide, model_of, predict},
+    choose::{Origin, decide, has_kernel, model_of, predict},
     space::{self, Facts},
     unfused::{Part, Whole, parts},
 };
 use crate::{Bound, Program};
-use mk_codegen::{
-    emit,
-    passes::{self, Config},
-};
+use mk_codegen::passes::Config;
 use std::{fmt, str::FromStr};
 
 /// By how much parts must be predicted to be faster: the median error of the cost model (docs/performance.md).
@@ -261,9 +258,7 @@ struct Piece {
 }
 
 fn piece(program: &Program, bound: &Bound, terms: &Terms<'_>) -> Option<Piece> {
-    let sound = |config: &Config| {
-        passes::lower(program, bound, config).is_ok_and(|plan| emit::emit(&plan).is_ok())
-    };
+    let sound = |config: &Config| has_kernel(program, bound, config).is_ok();
     let given = terms.config;
     let Some((gpu, cache)) = terms.search else {
         // Settings that do not fit are the caller's mistake, and not a reason for something else.
@@ -272,8 +267,8 @@ fn piece(program: &Program, bound: &Bound, terms: &Terms<'_>) -> Option<Piece> {
         return there.then(|| Piece { config: given.clone(), times: Times::default() });
     };
     let decision = decide(program, bound, given.ranks, gpu, cache);
-    // What is chosen must have a kernel: a config of the cache may be of no plan any more.
-    if !sound(&decision.config) {
+    // A measured one has a kernel; of others the plan alone was looked at, or nothing.
+    if decision.origin != Origin::Measured && !sound(&decision.config) {
         let config = given.clone();
         return sound(given).then(|| Piece { config, times: Times::default() });
     }

@@ -34,10 +34,10 @@ pub struct Args {
     #[command(flatten)]
     pipeline: Option<PipelineArgs>,
     /// File of which each line holds the arguments of one pipeline, as on this command line; # begins a comment
-    #[arg(long, value_name = "FILE", conflicts_with = "pipeline")]
+    #[arg(long, value_name = "FILE", conflicts_with = "PipelineArgs")]
     list: Option<PathBuf>,
     /// Compare predictions with what an earlier run wrote by --json, and measure nothing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "list"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["PipelineArgs", "list"])]
     from: Option<PathBuf>,
     /// Where times come from
     #[arg(long, value_enum, default_value_t = Device::Cuda)]

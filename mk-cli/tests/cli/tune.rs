@@ -162,6 +162,10 @@ fn lists_name_their_mistakes() {
     with("# nothing").fails(1, &["rows.txt names no pipeline"]);
     with(&format!("{good}'gather(a)' --shape a=8x8 --sms foo=1")).fails(1, &["no role `foo`"]);
     mk(&["tune"], &dir).fails(2, &["PIPELINE"]);
+    for file in ["--list", "--from"] {
+        let refused = [&format!("'{file} <FILE>' cannot be used with"), "--ranks"];
+        mk(&["tune", file, &list, "--ranks", "2"], &dir).fails(2, &refused);
+    }
     mk(&["explain", "tests/plans/gather_gemm.plan"], &dir).fails(1, &["is a plan"]);
     mk(&["tune", "--from", "Cargo.toml"], &dir).fails(1, &["Cargo.toml"]);
     let args = [&["tune"], &GATHER_GEMM[..], &["--device", "model", "--try", "speed=1"]].concat();
@@ -206,9 +210,9 @@ fn figures_that_cannot_be_are_refused() {
         let line = "'gemm(a, b)' --shape a=64x64 --shape b=64x64 --ranks 1";
         probe(&format!("[{{\"pipeline\": \"{line}\", \"trials\": [{trial}]}}]")).fails(1, &[&file]);
     }
-    assert!(!std::path::Path::new(&dir.file("cache/tune/model.json")).exists());
+    assert!(!std::path::Path::new(&dir.file("cache/tune")).exists());
     std::fs::create_dir_all(dir.file("cache/tune")).expect("a folder");
-    std::fs::write(dir.file("cache/tune/model.json"), "junk").expect("writes");
+    std::fs::write(dir.file("cache/tune/NVIDIA-H200.model.json"), "junk").expect("writes");
     let args = [&["explain"], &GATHER_GEMM[..]].concat();
     let done = mk(&args, &dir);
     assert!(done.err.contains("`mk probe --install` writes it again"), "{}", done.err);
