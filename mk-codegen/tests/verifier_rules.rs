@@ -137,8 +137,8 @@ fn reduce_on_write() {
     );
     assert_eq!(rejected(ACCUMULATE, "each q in 2", "each q in 1").0, [1]);
     // Half of what is added to was left by an earlier epoch.
-    let (rules, text) =
-        rejected(ACCUMULATE, "write buf2 @ rank [0 : 64]", "write buf2 @ rank [0 : 32]");
+    let half = ACCUMULATE.replace("read buf1 @ rank [0 : 64]", "read buf1 @ rank [0 : 32]");
+    let (rules, text) = rejected(&half, "write buf2 @ rank [0 : 64]", "write buf2 @ rank [0 : 32]");
     assert!(rules.contains(&5) && text.contains("[32 : 32]"), "{text}");
     // Zeroing and adding in one version: either may come first.
     assert!(rejected(ACCUMULATE, "[0 : 64] version 1 at end", "[0 : 64] at end").0.contains(&5));

@@ -1,7 +1,7 @@
 //! Rule 5: what is read was written in the same epoch and version, and every output is written exactly once.
 //!
-//! Assumes bounds (rule 6). Writes of one stamp are disjoint (the race rule reports those that are not), so that areas
-//! add up. An accumulation needs something to add to: writes of a smaller version that cover it. Inputs are written by
+//! Assumes bounds (rule 6). Plain writes of one stamp are disjoint (the race rule reports those that are not), so that their areas
+//! add up; those of several stamps, and accumulations, may lie over each other. An accumulation needs something to add to: writes of a smaller version that cover it. Inputs are written by
 //! the caller and need no cover.
 //!
 //! An output whose regions depend on run-time tables is *ragged*: how much of it is written is the tables' business.
@@ -47,6 +47,7 @@ pub(super) fn check(
         for (id, b) in world.plan.buffers.iter().filter(|b| b.1.space == Space::Out) {
             let ragged = ragged_dims(world.plan, id);
             for rank in 0..world.ranks {
+                let (mut version, mut disjoint) = (None, true);
                 let boxes = world
                     .boxes
                     .all
@@ -56,14 +57,20 @@ pub(super) fn check(
                 let writes: Vec<(Dims, usize)> = boxes
                     .map(|(i, x)| {
                         let g = &groups[c][i];
-                        let plain = |a: &&u32| class.accs[**a as usize].mode == Mode::Write;
-                        (x.dims.clone(), g.accs[..g.writers].iter().filter(plain).count())
+                        let mut n = 0;
+                        for w in g.accs[..g.writers].iter().map(|a| &class.accs[*a as usize]) {
+                            if w.mode == Mode::Write {
+                                n += 1;
+                                disjoint &= *version.get_or_insert(w.version) == w.version;
+                            }
+                        }
+                        (x.dims.clone(), n)
                     })
                     .filter(|w| w.1 > 0)
                     .collect();
                 let shape = &world.shapes[id.index()][rank];
                 let message = match &ragged {
-                    None => whole(shape, &writes),
+                    None => whole(shape, &writes, disjoint),
                     Some(dims) => {
                         rows(shape, &writes, dims, tables.get(c).copied(), rank, world.plan)
                     }
@@ -107,10 +114,18 @@ fn reads(
             _ => w.mode != Mode::Read && w.version == a.version,
         };
         let (mut parts, mut sum) = (Vec::new(), 0i128);
+        // Only plain writes of one version are known to be disjoint.
+        let (mut version, mut disjoint) = (None, true);
         for &other in &overlaps[id as usize] {
             let g = &groups[other as usize];
-            let n =
-                g.accs[..g.writers].iter().filter(|w| counts(&class.accs[**w as usize])).count();
+            let mut n = 0;
+            for w in g.accs[..g.writers].iter().map(|w| &class.accs[*w as usize]) {
+                if counts(w) {
+                    n += 1;
+                    disjoint &=
+                        w.mode == Mode::Write && *version.get_or_insert(w.version) == w.version;
+                }
+            }
             if n > 0
                 && let Some(common) = intersect(&boxed.dims, &world.boxes.all[other as usize].dims)
             {
@@ -118,7 +133,7 @@ fn reads(
                 parts.push(&world.boxes.all[other as usize].dims[..]);
             }
         }
-        if sum == i128::from(area(&boxed.dims)) {
+        if disjoint && sum == i128::from(area(&boxed.dims)) {
             continue;
         }
         let task = &class.tasks[a.task as usize];
@@ -137,15 +152,17 @@ fn full(shape: &[i64]) -> Dims {
     shape.iter().map(|n| (0, *n)).collect()
 }
 
-/// Why an output is not written exactly once.
-fn whole(shape: &[i64], writes: &[(Dims, usize)]) -> Option<String> {
+/// Why an output is not written exactly once. Unless its writes are known to be disjoint, as many elements as there are may be some of
+/// them twice.
+fn whole(shape: &[i64], writes: &[(Dims, usize)], disjoint: bool) -> Option<String> {
     let want = i128::from(area(&full(shape)));
     let sum: i128 = writes.iter().map(|(d, n)| i128::from(area(d)) * *n as i128).sum();
-    if sum == want {
+    if sum == want && disjoint {
         return None;
     }
     match uncovered(&full(shape), writes.iter().map(|w| &w.0[..])) {
         Some(missing) if want > 0 => Some(format!("{} is never written", text(&missing))),
+        _ if sum == want => None,
         _ => Some(format!("{sum} elements are written, of {want}: some of them more than once")),
     }
 }

@@ -25,7 +25,7 @@
 //! 4. Where a path orders two accesses, its completions, scopes and proxies suffice for both ends.
 //! 5. What is read was written in its own epoch and version; every output is written exactly once; with run-time tables
 //!    this holds for every table.
-//! 6. Everything fits: bounds, signal indexes, `order`, shared memory, fifo, queue pairs, 32-bit arithmetic.
+//! 6. Everything fits: bounds, a leaf's operands each other, signal indexes, `order`, shared memory, fifo, queue pairs, 32-bit arithmetic.
 //!
 //! Rule 3 is checked before 2 and 2 before 1 and 4, which take them for granted; a report holds what was found up to the
 //! first of them that fails. Work is bounded by the `MAX_` constants; a larger plan is refused (rule 6), not guessed at.
@@ -43,6 +43,7 @@ mod races;
 mod ragged;
 mod report;
 mod sample;
+mod shapes;
 mod signals;
 mod site;
 mod stuck;

@@ -95,7 +95,9 @@ pub(super) struct Paths<'w, 'a> {
 impl<'w, 'a> Paths<'w, 'a> {
     /// `order`: words in the order in which they became complete, with their epochs.
     pub fn new(world: &'w World<'a>, order: &[(u32, u32)]) -> Paths<'w, 'a> {
-        let classes: Vec<_> = world.classes.iter().map(|c| class_paths(world, c)).collect();
+        let words = within::all_posts(world);
+        let classes: Vec<_> =
+            world.classes.iter().zip(words).map(|(c, w)| class_paths(world, c, w)).collect();
         let n = world.ranks;
         let epochs = world.epochs() as usize;
         let prune =
@@ -306,9 +308,7 @@ fn successors(preds: &[Pred], epoch: u32, anchor: Option<u32>) -> Vec<(Node, Opt
     out
 }
 
-fn class_paths(world: &World<'_>, class: &Class) -> ClassPaths {
-    let words: Vec<_> =
-        (0..world.words.total as u32).map(|w| within::word_posts(world, class, w)).collect();
+fn class_paths(world: &World<'_>, class: &Class, words: Vec<Option<WordPosts>>) -> ClassPaths {
     let mut out = ClassPaths { words, of_end: vec![Vec::new(); world.ranks], ..Default::default() };
     let mut ids: HashMap<Seen, SigKey> = HashMap::new();
     let mut of_word = vec![Vec::new(); world.words.total];

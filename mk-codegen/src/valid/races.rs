@@ -295,6 +295,10 @@ impl Races<'_, '_, '_> {
         if a.agent == b.agent && a.step == b.step {
             return generic && a.mode == Mode::Read && a.boxed == b.boxed;
         }
+        // A template goes over a region piece by piece, in its own order: only what is the same piece at both ends is ordered.
+        if a.boxed != b.boxed {
+            return false;
+        }
         let r = within::before(class, info, task, b);
         if a.agent == b.agent {
             return generic && r.after_access(a);

@@ -20,9 +20,10 @@ use super::{
     world::World,
 };
 use crate::ir::{
-    BinOp, Entity, Expr, FamId, Family, Plan, PointError, Points, TabId, TableSet, TableSource,
+    BinOp, EdgeId, Entity, Expr, FamId, Family, Plan, Point, PointError, Points, TabId, TableSet,
+    TableSource, Task, Var,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 /// Most visits of tasks, over all counts.
 pub const MAX_WORK: u64 = 1 << 21;
@@ -104,7 +105,12 @@ pub(super) fn check(plan: &Plan, period: u32) -> Shown {
             let (_, min, max) = range(t);
             if ids.contains(&t) { (c as i32).clamp(min, max) } else { min }
         });
-        match one(plan, period, &set) {
+        // Once, behind what bounds the work.
+        let apart = |visits| match shown.counts {
+            0 => words(plan, &tables, &set).map(|()| visits),
+            _ => Ok(visits),
+        };
+        match one(plan, period, &set).and_then(apart) {
             Ok(visits) => work = work.max(visits.max(1)),
             Err(v) => {
                 shown.violations = v;
@@ -235,6 +241,77 @@ fn groups(plan: &Plan, counts: &BTreeSet<usize>) -> Vec<Violation> {
         }
     }
     out
+}
+
+/// Rank, signal and index.
+type Word = (i64, usize, Vec<i64>);
+
+/// What is posted to a word, and awaited there, follows from the count of one group, whatever lines say it.
+fn words(plan: &Plan, counts: &BTreeSet<usize>, set: &TableSet) -> Result<(), Vec<Violation>> {
+    let group = |list: &mut dyn Iterator<Item = &Expr>| {
+        let mut index: Option<Vec<Expr>> = None;
+        for e in list {
+            e.visit(&mut |e| {
+                if let Expr::Table(t, i) = e
+                    && (counts.contains(&t.index()) || prefix_of(plan, e).is_some())
+                {
+                    index.get_or_insert_with(|| i.clone());
+                }
+            });
+        }
+        index
+    };
+    let points = Points::new(plan, set);
+    let mut known: HashMap<Word, (Vec<i64>, EdgeId)> = HashMap::new();
+    let own = Expr::Var(Var::RANK);
+    for (id, x) in plan.families.iter() {
+        // Whether somebody waits is nothing to the word.
+        let waits = x.waits.iter().map(|w| {
+            (w.edge, w.signal, &w.index, &own, w.each.as_ref(), group(&mut [&w.count].into_iter()))
+        });
+        let posts = x.posts.iter().map(|p| {
+            let inner = x.inner.iter().filter(|_| p.at == Point::Inner);
+            let loops = x.domain.iter().chain(inner).map(|d| &d.1);
+            let extent = p.each.as_ref().map(|e| &e.extent);
+            let list = &mut loops.chain(extent).chain([&p.add]).chain(&p.when);
+            (p.edge, p.signal, &p.index, &p.rank, p.each.as_ref(), group(list))
+        });
+        for (edge, signal, index, rank, each, group) in waits.chain(posts) {
+            let Some(group) = group else { continue };
+            for on in 0..plan.mesh.size() as usize {
+                for task in points.tasks(id, on, 1).map_err(|e| vec![Violation::Point(e)])? {
+                    let mut mixed = None;
+                    // Also where the condition does not hold: with other counts it may. What has no value there is nobody's word.
+                    let look = |here: &Task| -> Result<(), PointError> {
+                        let eval = |list: &[Expr]| {
+                            list.iter().map(|e| points.eval(here, e)).collect::<Result<Vec<_>, _>>()
+                        };
+                        if let (Ok(word), Ok(to), Ok(of)) =
+                            (eval(index), points.eval(here, rank), eval(&group))
+                        {
+                            let first = known
+                                .entry((to, signal.index(), word))
+                                .or_insert_with(|| (of.clone(), edge));
+                            if first.0 != of {
+                                mixed = Some(first.1);
+                            }
+                        }
+                        Ok(())
+                    };
+                    let _ = points.for_each(&task, 0, each, None, look);
+                    if let Some(other) = mixed {
+                        return Err(vec![Violation::Ragged {
+                            place: format!("{id} {:?}: {edge}", x.name),
+                            message: format!(
+                                "its word follows from the counts of two groups, here and at {other}; a proof for every table takes one group at a time"
+                            ),
+                        }]);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Prefix sums that are terms of a sum; `None` if one stands elsewhere.

@@ -5,6 +5,7 @@
 //!   early, by an incomplete set or by a mixture of epochs);
 //! - one rank's tasks make all those posts, so that kernel boundaries (and for hosts the order of the fifo and the epoch
 //!   bits of immediates) order them by epoch: with several, a rank one launch ahead stands in for a late one;
+//! - GPUs make them all, or one kind of host agent does: what a host posts for one kernel may come behind what the next one posts;
 //! - every post adds: the word counts up only.
 //!
 //! Words that nobody waits for are free.
@@ -13,10 +14,13 @@ use super::{
     report::Violation,
     site,
     within::{post_line, wait_line},
-    world::{Class, World},
+    world::{Class, World, is_host},
 };
 use crate::ir::{Agent, EdgeId};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+/// Most that one epoch may post to a word: words are compared modulo 2^32, and a rank may be thousands of launches ahead of another.
+const MAX_COUNT: i64 = 1 << 16;
 
 /// Checks all words that some wait reads.
 pub(super) fn check(world: &World<'_>) -> Vec<Violation> {
@@ -28,6 +32,15 @@ pub(super) fn check(world: &World<'_>) -> Vec<Violation> {
         for w in &class.waits {
             let line = wait_line(world.plan, class, w);
             waited[w.word as usize] = true;
+            if w.count > MAX_COUNT && told.insert(line.edge) {
+                out.push(Violation::Signalling {
+                    place: line.edge.to_string(),
+                    message: format!(
+                        "waits for {} an epoch: words wrap around, and take at most {MAX_COUNT}",
+                        w.count
+                    ),
+                });
+            }
             let wrong = sums.iter().position(|s| s[w.word as usize] != w.count);
             if let Some(other) = wrong
                 && told.insert(line.edge)
@@ -100,10 +113,13 @@ fn producers(
 ) {
     let mut by: BTreeMap<u32, BTreeSet<EdgeId>> = BTreeMap::new();
     let mut negative = None;
+    let mut kinds = BTreeSet::new();
     for c in &world.classes {
         for p in c.posts_of(word) {
             let p = &c.posts[*p as usize];
-            let edge = post_line(world.plan, c, p).edge;
+            let line = post_line(world.plan, c, p);
+            let edge = line.edge;
+            kinds.insert(is_host(line.by).then_some(line.by));
             by.entry(c.tasks[p.task as usize].rank).or_default().insert(edge);
             if p.add < 0 {
                 negative = Some(edge);
@@ -118,6 +134,17 @@ fn producers(
         out.push(Violation::Signalling {
             place: edge.to_string(),
             message: format!("takes away from {}: words only count up", site::word(world, word)),
+        });
+    }
+    if kinds.len() > 1 && told.insert(edges.clone()) {
+        let by = |kind: &Option<Agent>| kind.map_or("GPUs".into(), |a| format!("`{a}`"));
+        let kinds: Vec<_> = kinds.iter().map(by).collect();
+        out.push(Violation::Signalling {
+            place: site::word(world, word),
+            message: format!(
+                "is posted to by {}: posts of hosts come later than kernels end, so that those of two epochs may stand for one",
+                kinds.join(" and ")
+            ),
         });
     }
     if by.len() > 1 && told.insert(edges) {

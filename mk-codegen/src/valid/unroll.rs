@@ -7,11 +7,12 @@ use super::{
     actor::Actor,
     boxes::BoxId,
     report::Violation,
+    shapes::{self, Touched},
     world::{AccRec, Class, PostRec, TaskRec, WaitRec, World},
 };
 use crate::ir::{
-    Access, BufId, Each, EdgeId, Entity, Expr, FamId, MAX_TASKS, Point, PointError, Points, SigId,
-    Task, Var,
+    Access, BufId, Each, EdgeId, Entity, Expr, FamId, MAX_TASKS, Operand, Point, PointError,
+    Points, SigId, Task, Var,
 };
 use std::collections::HashSet;
 
@@ -21,6 +22,9 @@ pub const MAX_EVENTS: u64 = 1 << 23;
 pub const MAX_WORDS: u64 = 1 << 20;
 /// Most elements of a buffer.
 pub const MAX_ELEMENTS: i64 = 1 << 48;
+
+/// What an access of a task touches: the operand, at which step, for which value of `each`, and where; nowhere if the region is empty.
+type Operated = (Operand, u32, Option<i64>, Option<BoxId>);
 
 /// Fills one class.
 pub(super) struct Unroller<'w, 'a> {
@@ -33,6 +37,8 @@ pub(super) struct Unroller<'w, 'a> {
     told: HashSet<(FamId, String)>,
     tasks: u64,
     events: u64,
+    /// Some region lies outside its buffer, and was left out.
+    outside: bool,
 }
 
 impl Unroller<'_, '_> {
@@ -51,6 +57,7 @@ impl Unroller<'_, '_> {
             told: HashSet::new(),
             tasks: 0,
             events: 0,
+            outside: false,
         };
         for rank in 0..ranks {
             let first = u.class.tasks.len() as u32;
@@ -151,13 +158,17 @@ impl Unroller<'_, '_> {
         let id = self.class.tasks.len() as u32;
         let start = (self.class.accs.len(), self.class.waits.len(), self.class.posts.len());
         let agent = |world: &World<'_>, a| world.info(family).index(a);
+        let mut touched = Vec::new();
         for (line, a) in x.accesses.iter().enumerate() {
             let Some(spec) = self.world.info(family).contract.operand(a.operand).copied() else {
                 continue;
             };
             let by = agent(self.world, spec.agent);
             self.each(family, task, a.at, inner, &a.each, &a.when, |u, at, step| {
-                if let Some((boxed, version)) = u.region(family, line, at, a)? {
+                let found = u.region(family, line, at, a)?;
+                let each = a.each.is_some().then(|| at.vars[usize::from(Var::EACH.0)]);
+                touched.push((a.operand, step, each, found.map(|f| f.0)));
+                if let Some((boxed, version)) = found {
                     u.class.accs.push(AccRec {
                         task: id,
                         line: line as u32,
@@ -171,6 +182,9 @@ impl Unroller<'_, '_> {
                 }
                 Ok(())
             })?;
+        }
+        if !self.outside {
+            self.fit(family, task, &touched);
         }
         for (line, w) in x.waits.iter().enumerate() {
             let by = agent(self.world, w.by);
@@ -223,6 +237,31 @@ impl Unroller<'_, '_> {
             posts: start.2 as u32..c.posts.len() as u32,
         });
         Ok(())
+    }
+
+    /// The operands of a task fit each other.
+    fn fit(&mut self, family: FamId, task: &Task, touched: &[Operated]) {
+        let boxes = &self.world.boxes;
+        let regions: Vec<_> = touched
+            .iter()
+            .map(|(operand, step, each, boxed)| Touched {
+                operand: *operand,
+                step: *step,
+                each: *each,
+                extents: boxed.map(|b| &*boxes.all[b as usize].dims),
+            })
+            .collect();
+        let x = &self.world.plan.families[family];
+        if let Some(what) = shapes::misfit(x, &regions) {
+            let (tile, rank) = (task.domain(), task.rank());
+            let v = Violation::Capacity {
+                place: format!("{family} {:?}", x.name),
+                message: format!(
+                    "its operands do not fit each other: {what} (tile {tile:?} of rank {rank})"
+                ),
+            };
+            self.tell(family, "operands", v);
+        }
     }
 
     /// Runs `f` for every repetition of a line, with its step.
@@ -299,6 +338,7 @@ impl Unroller<'_, '_> {
         let inside =
             region.dims.iter().zip(shape).all(|((base, len), n)| *base >= 0 && base + len <= *n);
         if !inside {
+            self.outside = true;
             let shape = shape.clone();
             let access = Actor::Task(super::site::outside(
                 self.world,

@@ -142,6 +142,27 @@ pub(super) struct WordPosts {
     pub anchored: bool,
 }
 
+/// The posts to each word in each class of epochs. A wait joins those of earlier epochs, too, so that an edge is worth what the weakest
+/// class makes of it.
+pub(super) fn all_posts(world: &World<'_>) -> Vec<Vec<Option<WordPosts>>> {
+    let words = 0..world.words.total as u32;
+    let of = |class| words.clone().map(|w| word_posts(world, class, w)).collect();
+    let mut all: Vec<Vec<Option<WordPosts>>> = world.classes.iter().map(of).collect();
+    for word in words.clone().map(|w| w as usize) {
+        let each = all.iter().filter_map(|class| class[word]);
+        let weakest = each.reduce(|a, b| WordPosts {
+            rank: a.rank,
+            scope: a.scope.min(b.scope),
+            host: a.host || b.host,
+            anchored: a.anchored && b.anchored,
+        });
+        all.iter_mut()
+            .filter(|class| class[word].is_some())
+            .for_each(|class| class[word] = weakest);
+    }
+    all
+}
+
 /// Summarises the posts to a word, or `None` if there are none.
 pub(super) fn word_posts(world: &World<'_>, class: &Class, word: u32) -> Option<WordPosts> {
     let mut out: Option<WordPosts> = None;

@@ -268,6 +268,18 @@ fn shapes(plan: &Plan, points: &Points<'_>) -> Result<Vec<Vec<Vec<i64>>>, Vec<Vi
                     ),
                 }]);
             }
+            let (row, pitch) =
+                (shape.last().copied().unwrap_or(0), points.pitch(id, rank).map_err(one)?);
+            let rows = shape.iter().rev().skip(1).try_fold(1i64, |n, x| n.checked_mul(*x));
+            let spread = rows.and_then(|n| n.checked_mul(pitch));
+            if pitch < row || spread.is_none_or(|n| n > MAX_ELEMENTS) {
+                return Err(vec![Violation::Capacity {
+                    place: format!("{id} {:?}", plan.buffers[id].name),
+                    message: format!(
+                        "rows of {row} elements on rank {rank} are {pitch} apart: a pitch is at least a row, and all rows at most {MAX_ELEMENTS}"
+                    ),
+                }]);
+            }
             per_rank.push(shape);
         }
         out.push(per_rank);

@@ -1,0 +1,241 @@
+//! Rule 6, what a leaf takes for granted of its operands: one product's depth in both factors, a copy's size at both ends.
+//!
+//! A template reads the size of a task off one of its operands; here, all of them say the same. Extents of 1 in front of an operand's
+//! own dimensions only choose where it lies.
+
+use crate::ir::{ALayout, BLayout, EpilogueOp, Family, Leaf, Operand};
+use std::collections::BTreeMap;
+
+/// One region that a task touches: which operand, at which step, for which value of `each`, and its extents; none where it is empty.
+pub(super) struct Touched<'a> {
+    pub operand: Operand,
+    pub step: u32,
+    pub each: Option<i64>,
+    pub extents: Option<&'a [(i64, i64)]>,
+}
+
+/// Why the operands of a task do not fit each other.
+pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String> {
+    match &family.leaf {
+        Leaf::Signal | Leaf::Enter => None,
+        Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
+        Leaf::ReduceTile => sum(touched),
+        Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
+            product(*a_layout, *b_layout, epilogue, touched)
+        }
+        Leaf::AttendTile { .. } => attend(touched),
+    }
+}
+
+/// The last three extents, if those before are 1; empty regions are nothing.
+fn last_three(t: &Touched<'_>) -> Result<Option<[i64; 3]>, String> {
+    let Some(dims) = t.extents else { return Ok(None) };
+    match dims {
+        [front @ .., x, y, z] if front.iter().all(|d| d.1 == 1) => Ok(Some([x.1, y.1, z.1])),
+        _ => Err(format!("`{}` is {}: a tile of it has 3 dimensions", t.operand, text(dims))),
+    }
+}
+
+/// Rows and columns; dimensions before or between the two only say where a row lies (on a rank, of a head).
+fn matrix(t: &Touched<'_>) -> Result<Option<[i64; 2]>, String> {
+    let Some((columns, rows)) = t.extents.and_then(|d| d.split_last()) else { return Ok(None) };
+    let mut rows = rows.iter().map(|d| d.1).filter(|n| *n != 1);
+    match (rows.next(), rows.next()) {
+        (n, None) => Ok(Some([n.unwrap_or(1), columns.1])),
+        _ => Err(format!(
+            "`{}` is {}: a tile has 2 dimensions",
+            t.operand,
+            text(t.extents.unwrap_or_default())
+        )),
+    }
+}
+
+/// `128 x 64`, without the ones in front.
+fn text(dims: &[(i64, i64)]) -> String {
+    let lens: Vec<_> = dims.iter().map(|d| d.1.to_string()).collect();
+    let ones = dims.iter().take_while(|d| d.1 == 1).count().min(lens.len().saturating_sub(2));
+    lens[ones..].join(" x ")
+}
+
+fn of<'t, 'a>(
+    touched: &'t [Touched<'a>],
+    operand: Operand,
+) -> impl Iterator<Item = &'t Touched<'a>> {
+    touched.iter().filter(move |t| t.operand == operand)
+}
+
+/// What lies in a region apart from where: its extents without ones.
+fn plain(t: &Touched<'_>) -> Vec<i64> {
+    t.extents.unwrap_or_default().iter().map(|d| d.1).filter(|n| *n != 1).collect()
+}
+
+fn area(t: &Touched<'_>) -> i64 {
+    t.extents.map_or(0, super::boxes::area)
+}
+
+/// Sources and destinations that both repeat are pairs by the value of `each`; otherwise all sources, one after the other, go to every
+/// destination. A single source has the extents of its destination, and not only as many elements.
+fn copy(touched: &[Touched<'_>]) -> Option<String> {
+    let paired = of(touched, Operand::Src).any(|s| s.each.is_some());
+    of(touched, Operand::Dst).find_map(|dst| {
+        let mine = |s: &&Touched<'_>| !(paired && dst.each.is_some()) || s.each == dst.each;
+        let sources: Vec<_> = of(touched, Operand::Src).filter(mine).collect();
+        let same = match sources[..] {
+            [src] if src.extents.is_some() && dst.extents.is_some() => plain(src) == plain(dst),
+            _ => sources.iter().map(|s| area(s)).sum::<i64>() == area(dst),
+        };
+        let from: Vec<_> = sources.iter().map(|s| text(s.extents.unwrap_or(&[(0, 0)]))).collect();
+        let to = text(dst.extents.unwrap_or(&[(0, 0)]));
+        (!same).then(|| format!("`src` is {}, and `dst` {to}", from.join(" and ")))
+    })
+}
+
+fn sum(touched: &[Touched<'_>]) -> Option<String> {
+    let mut all = of(touched, Operand::Src).chain(of(touched, Operand::Dst));
+    let first = all.next()?;
+    let other =
+        all.find(|t| t.extents.is_some() != first.extents.is_some() || plain(t) != plain(first))?;
+    let [a, b] = [first, other].map(|t| text(t.extents.unwrap_or(&[(0, 0)])));
+    Some(format!("a summand is {a}, and `{}` {b}", other.operand))
+}
+
+fn product(
+    a_layout: ALayout,
+    b_layout: BLayout,
+    epilogue: &[EpilogueOp],
+    touched: &[Touched<'_>],
+) -> Option<String> {
+    // Ranks without rows or columns load what they have, and multiply nothing.
+    if of(touched, Operand::C).all(|c| c.extents.is_none()) {
+        return None;
+    }
+    let gated = epilogue.first() == Some(&EpilogueOp::Swiglu);
+    let halves = if gated { 2 } else { 1 };
+    let check = || -> Result<(), String> {
+        let left = |a: &Touched<'_>| -> Result<Option<[i64; 2]>, String> {
+            let found = matrix(a)?;
+            Ok(found.map(|[x, y]| if a_layout == ALayout::Km { [x, y] } else { [y, x] }))
+        };
+        let right = |b: &Touched<'_>| factor(b_layout, gated, b);
+        // Rows, and columns (gates and ups).
+        let (mut rows, mut columns) = (None, None);
+        let same = |known: &mut Option<i64>, n: i64, what: &str, t: &Touched<'_>| {
+            let found = *known.get_or_insert(n);
+            if found == n {
+                return Ok(());
+            }
+            Err(format!("`{}` has {n} {what}, and others {found}", t.operand))
+        };
+        for a in of(touched, Operand::A) {
+            let Some([depth, m]) = left(a)? else { continue };
+            same(&mut rows, m, "rows", a)?;
+            meets(depth, a, touched, Operand::B, |b| right(b).map(|f| f.map_or(0, |f| f[0])))?;
+        }
+        for b in of(touched, Operand::B) {
+            let Some([depth, n]) = right(b)? else { continue };
+            same(&mut columns, n, "columns", b)?;
+            meets(depth, b, touched, Operand::A, |a| left(a).map(|f| f.map_or(0, |f| f[0])))?;
+        }
+        for t in touched {
+            match t.operand {
+                Operand::A | Operand::B => {}
+                Operand::C | Operand::AccIn => {
+                    let Some([m, n]) = matrix(t)? else { continue };
+                    same(&mut rows, m, "rows", t)?;
+                    same(&mut columns, n * halves, "columns", t)?;
+                }
+                e => {
+                    let which = of_epilogue(epilogue, e);
+                    let Some([m, n]) = matrix(t)? else { continue };
+                    same(&mut columns, n * halves, "columns", t)?;
+                    if which == Some(EpilogueOp::Bias) {
+                        if m != 1 {
+                            return Err(format!("`{e}` has {m} rows: a bias has one"));
+                        }
+                    } else {
+                        same(&mut rows, m, "rows", t)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    };
+    check().err()
+}
+
+/// A factor meets the latest part of the other one, as deep as it is. One that comes first meets it later.
+fn meets(
+    depth: i64,
+    t: &Touched<'_>,
+    touched: &[Touched<'_>],
+    other: Operand,
+    depth_of: impl Fn(&Touched<'_>) -> Result<i64, String>,
+) -> Result<(), String> {
+    let theirs = match of(touched, other).filter(|o| o.step <= t.step).last() {
+        Some(o) => depth_of(o)?,
+        None if of(touched, other).next().is_some() => return Ok(()),
+        None => 0,
+    };
+    if theirs == depth {
+        return Ok(());
+    }
+    Err(format!("`{}` has a depth of {depth}, and `{other}` of {theirs}", t.operand))
+}
+
+/// Depth and columns (gates and ups) of a right operand.
+fn factor(layout: BLayout, gated: bool, b: &Touched<'_>) -> Result<Option<[i64; 2]>, String> {
+    if !gated {
+        let found = matrix(b)?;
+        return Ok(found.map(|[x, y]| if layout == BLayout::Nk { [y, x] } else { [x, y] }));
+    }
+    let Some([x, y, z]) = last_three(b)? else { return Ok(None) };
+    let (depth, two, n) = if layout == BLayout::Nk { (z, x, y) } else { (x, y, z) };
+    if two != 2 {
+        return Err(format!("`b` has {two} of gates and ups, which are 2"));
+    }
+    Ok(Some([depth, 2 * n]))
+}
+
+/// The operation whose operand this is.
+fn of_epilogue(epilogue: &[EpilogueOp], operand: Operand) -> Option<EpilogueOp> {
+    let place =
+        [Operand::E0, Operand::E1, Operand::E2, Operand::E3].iter().position(|e| *e == operand)?;
+    epilogue.iter().filter(|op| op.has_operand()).nth(place).copied()
+}
+
+fn attend(touched: &[Touched<'_>]) -> Option<String> {
+    let check = || -> Result<(), String> {
+        let (mut rows, mut keys, mut width) = (None, BTreeMap::new(), BTreeMap::new());
+        for t in touched {
+            let Some([x, y]) = matrix(t)? else { continue };
+            let wrong = |what: &str, n: i64, other: i64| {
+                Err(format!("`{}` has {n} {what}, and others {other}", t.operand))
+            };
+            // Keys and values of one step are as many; queries are as wide as keys, results as values.
+            let (of_rows, of_width) = match t.operand {
+                Operand::K => (keys.entry(t.step).or_insert(x), width.entry(false).or_insert(y)),
+                Operand::V => (keys.entry(t.step).or_insert(x), width.entry(true).or_insert(y)),
+                Operand::Q => (rows.get_or_insert(x), width.entry(false).or_insert(y)),
+                Operand::StatIn | Operand::StatOut => {
+                    if y != 2 {
+                        return wrong("columns", y, 2);
+                    }
+                    let of_rows = rows.get_or_insert(x);
+                    if *of_rows != x {
+                        return wrong("rows", x, *of_rows);
+                    }
+                    continue;
+                }
+                _ => (rows.get_or_insert(x), width.entry(true).or_insert(y)),
+            };
+            if *of_rows != x {
+                return wrong("rows", x, *of_rows);
+            }
+            if *of_width != y {
+                return wrong("columns", y, *of_width);
+            }
+        }
+        Ok(())
+    };
+    check().err()
+}
