@@ -25,6 +25,8 @@ pub struct Loaded {
     pub plan: Plan,
     /// What it was made from; nothing for a plan that was read.
     pub pipeline: Option<Pipeline>,
+    /// Values of its run-time dimension at which it is verified, beside the bound.
+    samples: Vec<i32>,
     /// How long lowering, or reading, took.
     pub time: Duration,
 }
@@ -45,12 +47,15 @@ pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
     let begin = Instant::now();
     if has_extension(&args.pipeline, "plan") {
         let plan = read_plan(args)?;
-        return Ok(Loaded { plan, pipeline: None, time: begin.elapsed() });
+        let samples = valid::sample_values(&plan);
+        return Ok(Loaded { plan, pipeline: None, samples, time: begin.elapsed() });
     }
     let pipeline = bind(args)?;
     let config = chosen(args, &pipeline)?;
     let plan = passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
-    Ok(Loaded { plan, pipeline: Some(pipeline), time: begin.elapsed() })
+    let runtime = plan.runtime_dim();
+    let samples = runtime.map_or_else(Vec::new, |(_, max)| passes::runtime_samples(max, &config));
+    Ok(Loaded { plan, pipeline: Some(pipeline), samples, time: begin.elapsed() })
 }
 
 /// [`load`], then the verifier.
@@ -60,14 +65,40 @@ pub fn load_verified(args: &PipelineArgs) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
+/// A plan that is wrong, perhaps with one value of its run-time dimension only.
+pub struct Broken {
+    /// `with M = 3: `, or nothing.
+    at: String,
+    /// With that value.
+    pub plan: Plan,
+    /// What is wrong with it.
+    pub failure: valid::Failure,
+}
+
 impl Loaded {
+    /// Verifies it at the bound of its run-time dimension, and then at the samples.
+    pub fn judge(&self) -> Result<Proof, Box<Broken>> {
+        let judge = |at: String, plan: &Plan| {
+            let broken = |failure| Box::new(Broken { at, plan: plan.clone(), failure });
+            valid::verify(plan).map_err(broken)
+        };
+        let proof = judge(String::new(), &self.plan)?;
+        if let Some((dim, _)) = self.plan.runtime_dim() {
+            for value in &self.samples {
+                let at = format!("with {} = {value}: ", self.plan.dims[dim].name);
+                judge(at, &self.plan.at(dim, *value))?;
+            }
+        }
+        Ok(proof)
+    }
+
     /// Proves the plan right, and says how long that took.
     pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
         let _progress = Progress::new("verifying");
         let begin = Instant::now();
-        let failure = match valid::verify(&self.plan) {
+        let Broken { at, failure, .. } = match self.judge() {
             Ok(proof) => return Ok((proof, begin.elapsed())),
-            Err(failure) => failure,
+            Err(broken) => *broken,
         };
         let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
         Err(if failure.violations.iter().all(too_large) {
@@ -76,9 +107,9 @@ impl Loaded {
                 "use smaller numbers (`--dim`, `--shape`)",
             )
         } else if self.pipeline.is_some() {
-            Failure::new(format!("internal error, a pass is wrong: {failure}"))
+            Failure::new(format!("internal error, a pass is wrong: {at}{failure}"))
         } else {
-            Failure::new(failure)
+            Failure::new(format!("{at}{failure}"))
         })
     }
 }

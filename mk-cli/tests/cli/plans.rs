@@ -42,6 +42,44 @@ fn a_plan_that_is_broken_does_not_run_or_emit() {
     mk(&["emit", path]).fails(1, &["rule 1: race"]);
 }
 
+/// Right at its bound, and wrong for fewer rows.
+const ROWS: &str = r#"plan "dyn"
+mesh world=1
+target sm_90a
+dim dim0 M = 256 runtime <= 256
+dim dim1 N = 64
+buffer buf0 "x" in bf16[M, N]
+buffer buf1 "y" out bf16[M, N]
+buffer buf2 "w" scratch bf16[256, N]
+signal sig0 "s" [2]
+role role0 intra_comm ctas 2
+family fam0 "a" role0 {
+  leaf copy_tile via=ldst stages=1
+  for i in 2
+  access src: read buf0 @ rank [i * 128 : min(128, M - i * 128), 0 : N] at start
+  access dst: write buf2 @ rank [i * 128 : min(128, M - i * 128), 0 : N] at end
+  post e0 sig0[i] @ rank += 1 by copier after program_order scope gpu at end
+}
+family fam1 "b" role0 {
+  leaf copy_tile via=ldst stages=1
+  for i in 2
+  access src: read buf2 @ rank [i * 128 : 128, 0 : N] at start
+  access dst: write buf1 @ rank [i * 128 : 128, 0 : N] at end
+  wait e1 sig0[i] >= 1 by copier for generic scope gpu at start
+}
+"#;
+
+#[test]
+fn a_plan_is_verified_below_its_bound_too() {
+    let dir = TempDir::new();
+    let (path, picture) = (dir.file("rows.plan"), dir.file("rows.svg"));
+    std::fs::write(&path, ROWS).expect("written");
+    let says = ["with M = 1: plan \"dyn\" is refused", "outside its buffer"];
+    mk(&["check", &path, "--svg", &picture]).fails(1, &says);
+    assert!(std::fs::read_to_string(&picture).expect("drawn").contains("<svg"));
+    mk(&["emit", &path]).fails(1, &says);
+}
+
 #[test]
 fn text_makes_the_round_trip() {
     let dir = TempDir::new();

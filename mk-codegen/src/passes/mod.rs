@@ -406,7 +406,7 @@ pub fn compile(
 /// A plan has the same tasks, waits and posts for every value; the value decides how many rows each task covers. Which
 /// accesses overlap changes only where a block of rows becomes empty or a shard comes short, so these are values on both
 /// sides of such places. Any other can be verified with [`Plan::at`].
-fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
+pub fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
     let (world, block) = (config.ranks as i32, config.block[0] as i32);
     let mut out = vec![max / 2 + 1];
     let mut corners = vec![1, world, block, block * world, max / block * block];

@@ -57,7 +57,7 @@ pub use actor::{Actor, Site, Touch};
 pub use epochs::MAX_PERIOD;
 pub use ragged::MAX_WORK;
 pub use report::{Failure, Proof, Violation};
-pub use sample::{TableKind, sample_tables};
+pub use sample::{TableKind, sample_tables, sample_values};
 pub use timeline::timeline;
 pub use unroll::{MAX_ELEMENTS, MAX_EVENTS, MAX_WORDS};
 
