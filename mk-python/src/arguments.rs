@@ -41,6 +41,14 @@ impl Function {
             self.spread(&tensor.name, given, &mut by_rank)?;
         }
         let extra = kwargs.map_or(0, |k| k.len()) - named;
+        let unknown = kwargs.filter(|_| extra > 0).and_then(|kwargs| {
+            let known = |k: &String| tensors.iter().any(|t| t.name == *k);
+            kwargs.keys().iter().filter_map(|k| k.extract::<String>().ok()).find(|k| !known(k))
+        });
+        if let Some(name) = unknown {
+            let all = self.signature.parameters();
+            return Err(wrong(format!("there is no tensor `{name}`; the tensors are {all}")));
+        }
         if args.len() > tensors.len() || extra > 0 {
             let all = self.signature.parameters();
             return Err(wrong(format!("there are more arguments than tensors, which are {all}")));

@@ -22,7 +22,10 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
 
 /// A pipeline as a function of torch tensors. Made by ``mk.compile``.
 ///
@@ -47,6 +50,8 @@ pub struct Function {
     /// Nothing offline, and after `close`. Never locked while attached to the interpreter: who binds holds it and waits
     /// for other ranks.
     core: Mutex<Option<core::Function>>,
+    /// Whether a caller has heard of a failure.
+    told: AtomicBool,
 }
 
 /// What decides a plan that is made without GPUs.
@@ -143,7 +148,7 @@ pub fn compile(
     let signature = Signature::new(program.clone(), place.size(), options.sizes.clone());
     let signature = signature.map_err(|e| errors::argument(py, &e))?;
     let offline = Offline {
-        config: options.config.clone(),
+        config: Config { reserved_sms: reserve_sms, ..options.config.clone() },
         fuse: options.fuse,
         overlap: options.instance.overlap,
     };
@@ -153,7 +158,7 @@ pub fn compile(
         ),
         Place::Offline { .. } => None,
     };
-    Ok(Function { signature, world, offline, core: Mutex::new(core) })
+    Ok(Function { signature, world, offline, core: Mutex::new(core), told: AtomicBool::new(false) })
 }
 
 /// NVRTC of the packages that this interpreter sees (torch brings them), where nothing else has one.
@@ -195,7 +200,10 @@ impl Function {
     ) -> PyResult<T> {
         let result = py.detach(|| self.lock().as_mut().map(work));
         match result {
-            Some(result) => result.map_err(|e| errors::function(py, e)),
+            Some(result) => result.map_err(|e| {
+                self.told.store(true, Ordering::Relaxed);
+                errors::function(py, e)
+            }),
             None => Err(match self.place() {
                 Place::Gpus(_) => Class::Error.error(py, "the function was closed"),
                 Place::Offline { .. } => Class::Device.error(
@@ -203,6 +211,18 @@ impl Function {
                     "the world is offline: make it by World.from_torch(), World.from_env() or World.local(n)",
                 ),
             }),
+        }
+    }
+
+    /// Frees it, detached, and says what nobody has heard.
+    fn end(&self, py: Python<'_>, core: Option<core::Function>) -> PyResult<()> {
+        let outcome = py.detach(|| {
+            let outcome = core.map_or(Ok(()), |mut core| core.synchronize());
+            outcome.map_err(|e| (!self.told.swap(true, Ordering::Relaxed)).then_some(e))
+        });
+        match outcome {
+            Err(Some(error)) => Err(errors::function(py, error)),
+            _ => Ok(()),
         }
     }
 
@@ -260,6 +280,9 @@ impl Function {
         let given = self.arguments(py, args, kwargs)?;
         let torch = Torch::get(py)?;
         let mut calls = self.read(py, torch, &given)?;
+        if let Some(out) = &out {
+            torch.refuse_gradient(out)?;
+        }
         let local = self.place().local();
         let shapes = shapes(&calls);
         if let Place::Offline { .. } = self.place() {
@@ -307,7 +330,10 @@ impl Function {
             }
         }
         match out {
-            Some(out) => Ok(out),
+            Some(out) => {
+                outputs.iter().flatten().try_for_each(|one| torch.written(one))?;
+                Ok(out)
+            }
             None => self.gathered(py, outputs),
         }
     }
@@ -385,8 +411,12 @@ impl Function {
     }
 
     /// Waits for the GPUs and frees kernels and workspaces. Graphs that captured it must not be replayed afterwards.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.lock().take()));
+    ///
+    /// Raises FaultError, behind that, if a kernel gave up and nobody has heard of it: what was computed with its results is
+    /// undefined.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let core = py.detach(|| self.lock().take());
+        self.end(py, core)
     }
 
     /// What was bound so far, in that order: a plan for each set of sizes. ``Plan.verdict`` says whether it is one kernel.
@@ -426,9 +456,15 @@ impl Drop for Function {
         let Some(core) = core else { return };
         if core.captured() {
             KEPT.lock().unwrap_or_else(|e| e.into_inner()).push(core);
-        } else {
-            release(core);
+            return;
         }
+        let mut core = Some(core);
+        Python::try_attach(|py| {
+            if let Err(error) = self.end(py, core.take()) {
+                // Nobody is left to raise it to.
+                error.write_unraisable(py, None);
+            }
+        });
     }
 }
 
@@ -436,7 +472,9 @@ impl Drop for Function {
 #[pyfunction]
 #[pyo3(name = "_close_kept")]
 pub fn close_kept() {
-    release(std::mem::take(&mut *KEPT.lock().unwrap_or_else(|e| e.into_inner())));
+    // Who drops another one meanwhile, attached, must not wait for the lock while this waits to be attached.
+    let kept = std::mem::take(&mut *KEPT.lock().unwrap_or_else(|e| e.into_inner()));
+    release(kept);
 }
 
 /// Drops what waits for GPUs or ranks, detached: other threads go on.

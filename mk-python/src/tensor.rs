@@ -7,10 +7,11 @@ use mk::{
     runtime::{StreamRef, TensorRef},
 };
 use pyo3::{
+    exceptions::PyException,
     intern,
     prelude::*,
     sync::PyOnceLock,
-    types::{PyDict, PyTuple},
+    types::{PyDict, PyList, PyTuple},
 };
 use std::{
     collections::HashMap,
@@ -31,6 +32,8 @@ pub struct Torch {
     /// foreign one is nothing but its handle.
     streams: Mutex<HashMap<(i32, usize), Py<PyAny>>>,
     is_capturing: Py<PyAny>,
+    /// Tells autograd that a tensor was written in place; not in every torch.
+    increment_version: Option<Py<PyAny>>,
 }
 
 /// How torch's Inductor has memory made, which takes a third of the time of `torch.empty`; not in every torch.
@@ -76,6 +79,11 @@ impl Torch {
                 raw_stream: raw_stream.ok().map(Bound::unbind),
                 streams: Mutex::default(),
                 is_capturing: cuda.getattr("is_current_stream_capturing")?.unbind(),
+                increment_version: torch
+                    .getattr("autograd")
+                    .and_then(|a| a.getattr("graph")?.getattr("increment_version"))
+                    .ok()
+                    .map(Bound::unbind),
             })
         })
     }
@@ -88,6 +96,31 @@ impl Torch {
     /// Whether operations are recorded for a backward pass.
     pub fn is_grad_enabled(&self, py: Python<'_>) -> PyResult<bool> {
         self.is_grad_enabled.bind(py).call0()?.is_truthy()
+    }
+
+    /// A result that is to have a gradient would have none of what is written to it. Of a list, each.
+    pub fn refuse_gradient(&self, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = out.py();
+        if let Ok(list) = out.cast::<PyList>() {
+            return list.iter().try_for_each(|one| self.refuse_gradient(&one));
+        }
+        if let Ok(list) = out.cast::<PyTuple>() {
+            return list.iter().try_for_each(|one| self.refuse_gradient(&one));
+        }
+        let wants = out.getattr_opt(intern!(py, "requires_grad"))?;
+        if wants.is_some_and(|w| w.is_truthy().unwrap_or(false)) && self.is_grad_enabled(py)? {
+            let what = "`out` requires a gradient, and none is recorded here\n  help: pass a tensor without, or call under torch.no_grad()";
+            return Err(Class::Argument.error(py, what));
+        }
+        Ok(())
+    }
+
+    /// Tells autograd that a result was written in place: who has saved it for a backward pass is told so there.
+    pub fn written(&self, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        match &self.increment_version {
+            Some(increment) => increment.bind(tensor.py()).call1((tensor,)).map(|_| ()),
+            None => Ok(()),
+        }
     }
 
     /// The current stream of a GPU for a launch, and, unless it is the default one, as torch's object, for `record_stream`.
@@ -166,9 +199,20 @@ impl Torch {
     ) -> PyResult<Argument> {
         let py = tensor.py();
         let wrong = |what: String| Class::Argument.error(py, format!("`{name}` {what}"));
-        let Ok(pointer) = tensor.call_method0(intern!(py, "data_ptr")) else {
-            let class = tensor.get_type().fully_qualified_name()?;
-            return Err(wrong(format!("is a {class}, and must be a torch.Tensor")));
+        let class = || tensor.get_type().fully_qualified_name();
+        let Some(pointer) = tensor.getattr_opt(intern!(py, "data_ptr"))? else {
+            return Err(wrong(format!("is a {}, and must be a torch.Tensor", class()?)));
+        };
+        let pointer = match pointer.call0() {
+            Ok(pointer) => pointer,
+            // An interrupt is not the tensor's.
+            Err(cause) if !cause.is_instance_of::<PyException>(py) => return Err(cause),
+            Err(cause) => {
+                let error =
+                    wrong(format!("is a {} whose memory cannot be read: {cause}", class()?));
+                error.set_cause(py, Some(cause));
+                return Err(error);
+            }
         };
         let shape = tensor.getattr(intern!(py, "shape"))?;
         let shape: Vec<u64> = match shape.cast::<PyTuple>() {

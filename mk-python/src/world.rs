@@ -7,13 +7,19 @@ use crate::{
 };
 use mk::runtime;
 use pyo3::{exceptions::PyKeyboardInterrupt, prelude::*};
-use std::{
-    ops::Range,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::{collections::BTreeMap, ops::Range, sync::Mutex};
 
-/// Worlds that this process made from a store: part of their keys, so that two worlds of one store do not meet.
-static WORLDS: AtomicU64 = AtomicU64::new(0);
+/// Worlds that this process made from a store, by the global ranks in them (of a group): part of their keys, so that two worlds of
+/// one store do not meet, whatever other groups do.
+static WORLDS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
+
+/// What the keys of the next world of these ranks begin with.
+fn prefix(ranks: &str) -> String {
+    let mut worlds = WORLDS.lock().unwrap_or_else(|e| e.into_inner());
+    let made = worlds.entry(ranks.into()).or_default();
+    *made += 1;
+    format!("mk/{ranks}/{}", *made - 1)
+}
 
 /// The ranks that work together, and the GPUs that they own.
 ///
@@ -90,10 +96,10 @@ pub fn blame(py: Python<'_>, cause: &Cause, error: &runtime::Error) -> PyErr {
 
 #[pymethods]
 impl World {
-    /// One process per GPU, found through ``torch.distributed``. Collective: every rank of the default process group
-    /// calls it, in the same order if it is called several times.
+    /// One process per GPU, found through ``torch.distributed``. Collective: every rank of ``group``, by default of all, calls it, in
+    /// the same order if it is called several times.
     ///
-    /// Ranks and world size are those of the default process group, whose store carries the rendezvous; its backend is not
+    /// Ranks and world size are those of the process group; the default group's store carries the rendezvous, and no backend is
     /// used. Afterwards the processes talk by sockets of their own. ``store`` takes its place if given. The rank's GPU is
     /// ``device``, by default ``torch.cuda.current_device()``: set it before. ``timeout_s`` bounds the wait for the other
     /// ranks.
@@ -101,10 +107,11 @@ impl World {
     /// Raises RendezvousError if torch.distributed is not initialised or a rank does not come in time, DeviceError for
     /// GPUs that cannot work together.
     #[staticmethod]
-    #[pyo3(signature = (store=None, *, device=None, timeout_s=600.0))]
+    #[pyo3(signature = (store=None, *, group=None, device=None, timeout_s=600.0))]
     fn from_torch(
         py: Python<'_>,
         store: Option<Py<PyAny>>,
+        group: Option<Py<PyAny>>,
         device: Option<i32>,
         timeout_s: f64,
     ) -> PyResult<World> {
@@ -117,8 +124,20 @@ impl World {
                         World.from_env() or World.local(n)";
             return Err(Class::Rendezvous.error(py, what));
         }
-        let rank: u32 = dist.call_method0("get_rank")?.extract()?;
-        let world_size: u32 = dist.call_method0("get_world_size")?.extract()?;
+        let rank: i64 = dist.call_method1("get_rank", (&group,))?.extract()?;
+        let Ok(rank) = u32::try_from(rank) else {
+            let what = "this process is not in `group`\n  help: every rank of a group, and no other, makes its world";
+            return Err(Class::Argument.error(py, what));
+        };
+        let world_size: u32 = dist.call_method1("get_world_size", (&group,))?.extract()?;
+        let ranks = match &group {
+            Some(group) => {
+                let all: Vec<u64> =
+                    dist.call_method1("get_process_group_ranks", (group,))?.extract()?;
+                all.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+            }
+            None => "all".into(),
+        };
         let store = match store {
             Some(store) => store,
             // Private by its name; torch's own symmetric memory meets there, too.
@@ -131,8 +150,7 @@ impl World {
             Some(device) => device,
             None => py.import("torch.cuda")?.call_method0("current_device")?.extract()?,
         };
-        let prefix = format!("mk/{}", WORLDS.fetch_add(1, Ordering::Relaxed));
-        let bootstrap = StoreBootstrap::new(store, rank, world_size, prefix, timeout);
+        let bootstrap = StoreBootstrap::new(store, rank, world_size, prefix(&ranks), timeout);
         let cause = bootstrap.cause();
         let world = py.detach(|| runtime::World::connect(Box::new(bootstrap), device));
         let world = world.map_err(|e| blame(py, &cause, &e))?;

@@ -258,15 +258,32 @@ class Calls(Case):
         self.refused(2, tensor(16, 64, contiguous=False), "`v` is not contiguous", "v.contiguous()")
         self.refused(2, tensor(16, 64, pointer=0), "without memory of its own", "v.to_local()")
         self.refused(2, [1, 2], "`v` is a list, and must be a torch.Tensor")
+        fake = tensor(16, 64)
+        fake.data_ptr = lambda: 1 // 0
+        with self.raises(mk.ArgumentError, "`v` is a fake_torch.Tensor whose memory cannot be read", "division") as c:
+            self.f(*self.good[:2], fake)
+        self.assertIsInstance(c.error.__cause__, ZeroDivisionError)
+        fake.data_ptr = lambda: signal.raise_signal(signal.SIGINT)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+        with self.assertRaises(KeyboardInterrupt):
+            self.f(*self.good[:2], fake)
         torch.grad = True
         self.refused(2, tensor(16, 64, requires_grad=True), "`v` requires a gradient", "torch.no_grad()")
+        out = tensor(32, 64, requires_grad=True)
+        for given in (out, [out], (tensor(32, 64), out)):
+            with self.raises(mk.ArgumentError, "`out` requires a gradient"):
+                self.f(*self.good, out=given)
+        torch.grad = False
+        with self.raises(mk.DeviceError, "offline"):
+            self.f(*self.good, out=out)
 
     def test_numbers_of_arguments(self):
         with self.raises(mk.ArgumentError, "`v` is not given", "`x`, `w`, `v`"):
             self.f(*self.good[:2])
         with self.raises(mk.ArgumentError, "more arguments than tensors"):
             self.f(*self.good, self.good[0])
-        with self.raises(mk.ArgumentError, "more arguments than tensors"):
+        with self.raises(mk.ArgumentError, "there is no tensor `y`", "`x`, `w`, `v`"):
             self.f(*self.good, y=self.good[0])
         with self.raises(mk.ArgumentError, "`x` is given twice"):
             self.f(*self.good, x=self.good[0])
@@ -283,6 +300,14 @@ class Calls(Case):
         self.assertEqual(plan.local_shapes(1)[0], {"x": (32, 64), "w": (64, 16), "v": (16, 64)})
         with self.raises(mk.ArgumentError, "`F` has no value", 'dims={"F": <number>}'):
             self.f.bind(dims={"M": 128, "K": 64})
+
+    def test_sms_that_are_kept_free_are_nobodys(self):
+        for n, ctas in ((0, 132), (16, 116)):
+            roles = mk.compile(MLP, mk.World.offline(4), reserve_sms=n).bind(dims={"M": 128, "K": 64, "F": 64}).roles
+            self.assertEqual(sum(roles.values()), ctas)
+        f = mk.compile(MLP, mk.World.offline(4), reserve_sms=116, sms={"compute": 30})
+        with self.raises(mk.ArgumentError, "do not fit 16 SMs, beside those that are reserved"):
+            f.bind(dims={"M": 128, "K": 64, "F": 64})
 
     def test_options(self):
         world = mk.World.offline(2)
@@ -345,6 +370,29 @@ class Rendezvous(Case):
     def test_torch_must_be_initialised(self):
         with self.raises(mk.RendezvousError, "init_process_group"):
             mk.World.from_torch()
+
+    def test_groups_of_one_store_do_not_meet(self):
+        dist, store = torch.distributed, fake_torch.Store()
+        groups = {"tp": (0, 2, [4, 5]), "dp": (0, 1, [4]), "other": (-1, 2, [6, 7])}
+        dist.get_rank = lambda group=None: groups[group][0] if group else 4
+        dist.get_world_size = lambda group=None: groups[group][1] if group else 8
+        dist.get_process_group_ranks = lambda group: groups[group][2]
+        dist.is_initialized = lambda: True
+
+        def gone():
+            dist.is_initialized = lambda: False
+            del dist.get_rank, dist.get_world_size, dist.get_process_group_ranks
+
+        self.addCleanup(gone)
+        for group in ("dp", "dp"):
+            # There is no GPU, which is told to all ranks before it is an error.
+            with self.assertRaises(mk.Error):
+                mk.World.from_torch(store, group=group, device=0, timeout_s=0.2)
+        with self.raises(mk.RendezvousError, "missing: rank 1"):
+            mk.World.from_torch(store, group="tp", device=0, timeout_s=0.2)
+        self.assertEqual(sorted(store.values), ["mk/4,5/0/0/0", "mk/4/0/0/0", "mk/4/1/0/0"])
+        with self.raises(mk.ArgumentError, "not in `group`"):
+            mk.World.from_torch(store, group="other", device=0)
 
     def test_every_rank_gets_every_message(self):
         store, ranks = fake_torch.Store(), 3

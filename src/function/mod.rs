@@ -65,7 +65,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct FunctionOptions {
     /// Sizes that do not follow from the tensors of a call: global shapes of ragged shards. Default: none.
     pub sizes: Sizes,
-    /// How to lower. `ranks` is the world's.
+    /// How to lower. `ranks` is the world's, and `reserved_sms` what `instance` keeps free.
     pub config: Config,
     /// What kernels do beside their plan: record what their agents do, for [`Function::trace`]. The same in every
     /// process of the world. Default: nothing.
@@ -137,6 +137,7 @@ impl Function {
         mut options: FunctionOptions,
     ) -> Result<Function, FunctionError> {
         options.config.ranks = world.size();
+        options.config.reserved_sms = options.instance.reserve_sms;
         let signature = Signature::new(program, world.size(), options.sizes.clone())?;
         Ok(Function {
             world: world.clone(),
@@ -243,7 +244,8 @@ impl Function {
     /// How to make it for these sizes. Collective where there is something to look for.
     fn choose(&self, sizes: &Bound) -> Result<Choice, FunctionError> {
         let given = &self.options.config;
-        let default = Config { ranks: given.ranks, ..Config::default() };
+        let (ranks, reserved_sms) = (given.ranks, given.reserved_sms);
+        let default = Config { ranks, reserved_sms, ..Config::default() };
         let searched = self.options.tuning == Tuning::Auto && *given == default;
         let (world, program) = (&self.world, self.signature.program());
         let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);
@@ -266,9 +268,11 @@ impl Function {
         let limit = self.options.instance.entry_limit.max(PATIENCE);
         let said = world.from_rank_0("choosing how to lower", said, limit)?;
         let text = String::from_utf8_lossy(&said);
-        Choice::read(&text, world.size()).map_err(|word| {
+        let mut choice = Choice::read(&text, world.size()).map_err(|word| {
             FunctionError::mismatch(format!("rank 0 says `{word}`, which is no setting"))
-        })
+        })?;
+        choice.configs.iter_mut().for_each(|c| c.reserved_sms = reserved_sms);
+        Ok(choice)
     }
 
     /// The kernel that serves these sizes, if there is one: fixed symbols are equal, run-time ones within their bounds.

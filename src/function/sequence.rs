@@ -196,6 +196,9 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
+        if mk_runtime::world::forked() {
+            return;
+        }
         // Who drops it has heard of a failure, or does not want to.
         let _ = self.each(Instance::synchronize);
     }

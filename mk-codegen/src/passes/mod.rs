@@ -35,6 +35,8 @@ pub struct Config {
     pub target: String,
     /// CTAs of a role, where the default split is not wanted.
     pub sms: BTreeMap<String, u32>,
+    /// SMs that none of its CTAs is for.
+    pub reserved_sms: u32,
     /// Rows, columns and depth of a matrix product's tile.
     pub block: [u32; 3],
     /// How the warpgroups that multiply share a CTA's tiles. Ping-pong is for tiles of 128 rows and at most 160 columns, of which each
@@ -265,6 +267,7 @@ impl Default for Config {
             ranks: 1,
             target: target::SM_90A.name.to_string(),
             sms: BTreeMap::new(),
+            reserved_sms: 0,
             block: [128, 256, 64],
             consumers: Consumers::Cooperative,
             tail: None,

@@ -40,6 +40,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
             return Err(error(format!("this plan has no role `{name}` to give CTAs to"), help));
         }
     }
+    let sms = target.sms.saturating_sub(config.reserved_sms);
     let asked = |k: RoleKind| config.sms.get(k.name()).copied();
     let has = |k: RoleKind| used.contains(&k);
     let default = if reduces(&plan, &kinds) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
@@ -47,22 +48,22 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         match (has(RoleKind::IntraComm), asked(RoleKind::IntraComm), asked(RoleKind::Compute)) {
             (false, ..) => 0,
             (true, Some(n), _) => n,
-            (true, None, Some(compute)) => default.min(target.sms.saturating_sub(compute)),
+            (true, None, Some(compute)) => default.min(sms.saturating_sub(compute)),
             (true, None, None) if has(RoleKind::Compute) => default,
-            (true, None, None) => target.sms,
+            (true, None, None) => sms,
         };
     let compute = match (has(RoleKind::Compute), asked(RoleKind::Compute)) {
         (false, _) => 0,
         (true, Some(n)) => n,
-        (true, None) => target.sms.saturating_sub(comm),
+        (true, None) => sms.saturating_sub(comm),
     };
-    if compute.saturating_add(comm) > target.sms
+    if compute.saturating_add(comm) > sms
         || (has(RoleKind::Compute) && compute == 0)
         || (has(RoleKind::IntraComm) && comm == 0)
     {
         let what = format!(
-            "compute = {compute} and intra_comm = {comm} CTAs do not fit {} SMs",
-            target.sms
+            "compute = {compute} and intra_comm = {comm} CTAs do not fit {sms} SMs{}",
+            if config.reserved_sms > 0 { ", beside those that are reserved" } else { "" }
         );
         return Err(error(what, "give every role at least one CTA, one per SM".into()));
     }

@@ -4,7 +4,7 @@
     linear = mk.compile("gather(a) -> gemm(b)", world)
     y = linear(x, w)  # x: [M / ranks, K], w: [K, N / ranks], y: [M, N / ranks], all bfloat16
 
-``mk.plan`` shows what would run, and needs neither GPU nor torch. docs/python.md has the rest.
+``mk.plan`` shows what would run with given settings, or the defaults, and needs neither GPU nor torch. docs/python.md has the rest.
 """
 
 from ._errors import (

@@ -17,7 +17,11 @@ _Argument = Union[Tensor, Sequence[Tensor]]
 class World:
     @staticmethod
     def from_torch(
-        store: Any | None = None, *, device: int | None = None, timeout_s: float = 600.0
+        store: Any | None = None,
+        *,
+        group: Any | None = None,
+        device: int | None = None,
+        timeout_s: float = 600.0,
     ) -> World: ...
     @staticmethod
     def from_env() -> World: ...

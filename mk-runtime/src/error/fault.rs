@@ -139,7 +139,8 @@ impl fmt::Display for Fault {
                 self.waited_at(f)?;
                 write!(
                     f,
-                    ": {} did not enter the launch within {} (expected {}, saw {})",
+                    ": {} did not enter the launch within {} (expected {}, saw {}): it launched nothing, or another kernel, of other shapes or in \
+                     another order",
                     self.peer_name(),
                     duration(self.waited_ns),
                     self.expected,

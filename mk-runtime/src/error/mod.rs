@@ -27,7 +27,7 @@ pub enum Error {
         need: i32,
     },
     /// A driver call failed.
-    #[error("{call} failed{}: {name} ({code})", on(device))]
+    #[error("{call} failed{}: {name} ({code}){}", on(device), remedy(*code))]
     Cuda {
         /// The call.
         call: &'static str,
@@ -168,7 +168,8 @@ pub enum Error {
     },
     /// The grid does not fit on the device at once.
     #[error(
-        "kernel {kernel} needs {grid} CTAs (clusters of {cluster}) resident at once, and GPU {device} can hold {fits}{}",
+        "kernel {kernel} needs {grid} CTAs (clusters of {cluster}) resident at once, and GPU {device} can hold {fits}{}{}",
+        if *reserved > 0 { format!(" beside {reserved} SMs that are kept free") } else { String::new() },
         if *sharing > 1 { format!(" for each of the {sharing} ranks that share it") } else { String::new() }
     )]
     NotCoResident {
@@ -184,6 +185,8 @@ pub enum Error {
         fits: u32,
         /// Ranks of this world on the device.
         sharing: u32,
+        /// SMs that are kept free ([`InstanceOptions::reserve_sms`](crate::InstanceOptions::reserve_sms)).
+        reserved: u32,
     },
     /// Copy engines between ranks of one GPU: such a copy may need an SM, and the ranks' kernels may hold them all.
     #[error(
@@ -383,6 +386,17 @@ impl Error {
             Error::Cuda { code, .. } => matches!(code, 34 | 100),
             _ => false,
         }
+    }
+}
+
+/// What to do about what a driver says.
+fn remedy(code: u32) -> &'static str {
+    match code {
+        // CUDA_ERROR_OUT_OF_MEMORY
+        2 => {
+            "\n  help: the GPU's memory is taken, by a framework's cache perhaps (torch.cuda.empty_cache() gives it back); bind before it fills"
+        }
+        _ => "",
     }
 }
 

@@ -161,7 +161,10 @@ pub(super) fn check_tensors(
         } else if tensor.ptr == 0 && *expected > 0 {
             "is a null pointer".into()
         } else if !tensor.ptr.is_multiple_of(16) {
-            format!("is at {:#x}, which is not a multiple of 16 bytes", tensor.ptr)
+            format!(
+                "is at {:#x}, which is not a multiple of 16 bytes; a part of another tensor may begin anywhere, a copy of it does not",
+                tensor.ptr
+            )
         } else if let Some(other) = overlapping(source, given, i) {
             format!("overlaps `{other}`: a result needs memory of its own")
         } else {

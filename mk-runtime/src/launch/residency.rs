@@ -108,6 +108,7 @@ pub(super) fn prepare(
             cluster: source.cluster,
             fits,
             sharing,
+            reserved: reserve_sms,
         });
     }
     Ok(source.grid.div_ceil(per_sm.max(1)))

@@ -11,6 +11,7 @@ mod wire;
 
 pub use bootstrap::Bootstrap;
 pub(crate) use group::{Group, SharedGroup};
+pub use order::forked;
 pub use rendezvous::UnixBootstrap;
 pub(crate) use watch::Abort;
 pub(crate) use wire::Deadline;

@@ -46,7 +46,7 @@ static HOME: OnceLock<u32> = OnceLock::new();
 
 /// Whether this process is a fork of one that has a book: its copy may be open for ever, because another thread had it open, and what it
 /// has of the GPUs is not its own.
-pub(crate) fn forked() -> bool {
+pub fn forked() -> bool {
     let here = std::process::id();
     *HOME.get_or_init(|| here) != here
 }
