@@ -102,10 +102,13 @@ impl Loaded {
         };
         let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
         Err(if failure.violations.iter().all(too_large) {
-            Failure::with_help(
-                failure.to_string().trim_end(),
-                "use smaller numbers (`--dim`, `--shape`)",
-            )
+            let help = match &self.pipeline {
+                Some(_) => "use smaller numbers (`--dim`, `--shape`)",
+                None => {
+                    "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones"
+                }
+            };
+            Failure::with_help(failure.to_string().trim_end(), help)
         } else if self.pipeline.is_some() {
             Failure::new(format!("internal error, a pass is wrong: {at}{failure}"))
         } else {

@@ -1,10 +1,17 @@
 //! No text makes the plan reader, the structure check or the verifier panic, overflow the stack, or work for long.
 
-use mk_codegen::{ir::Plan, valid};
+#[path = "common/memory.rs"]
+mod memory;
+
+use mk_codegen::{
+    ir::{Expr, Plan},
+    valid,
+};
 use proptest::prelude::*;
 use std::{
     fs,
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -71,6 +78,180 @@ fn loops_without_end_are_refused() {
         assert!(valid::verify(&plan).is_err(), "{loops}");
         assert_eq!(read(&task(loops)), Ok(()));
     }
+}
+
+/// A plan whose one family posts, with tables and lines of its own.
+fn poster(tables: &str, loops: &str, tail: &str) -> Plan {
+    let text = format!(
+        "plan \"p\"\nmesh world=1\ntarget sm_90a\n{tables}signal sig0 \"s\" [1]\nrole role0 compute ctas 1\nfamily fam0 \"f\" role0 {{\n  leaf signal\n{loops}  post e0 sig0[0] @ rank += 1 by lead after program_order scope gpu at start{tail}\n}}\n"
+    );
+    text.parse().expect("a plan")
+}
+
+#[test]
+fn a_text_is_read_in_time_that_grows_with_it() {
+    let names = format!("{HEAD}signal sig0 \"s\" [{}]\n", vec!["rank"; 400_000].join(", "));
+    assert_eq!(read(&names), Ok(()));
+    let dims: String = (0..100_000).map(|i| format!("dim dim{i} d{i} = 1\n")).collect();
+    let last = vec!["d99999"; 300_000].join(", ");
+    assert_eq!(read(&format!("{HEAD}{dims}signal sig0 \"s\" [{last}]\n")), Ok(()));
+    let family = |lines: &str| format!("{HEAD}family fam0 \"f\" role0 {{\n{lines}}}\n");
+    // Lines whose words are looked up, and that have limits of their own.
+    for line in [
+        "leaf copy_tile via=ldst stages=1\n",
+        "leaf mma_tile block=64x64x64 stages=2 b=kn store=tma\n",
+        "access src: read buf0 @ rank [0 : 1] at start\n",
+    ] {
+        assert_eq!(read(&family(&line.repeat((4 << 20) / line.len()))), Ok(()), "{line}");
+    }
+    let families: String = (0..20_000)
+        .map(|i| format!("family fam{i} \"f\" role0 {{\nfor x{i} in 1\ninner y{i} in 1\n}}\n"))
+        .collect();
+    assert_eq!(read(&format!("{HEAD}{dims}{families}")), Ok(()));
+}
+
+#[test]
+fn what_lines_repeat_is_short() {
+    let family = |lines: &str| format!("{HEAD}family fam0 \"f\" role0 {{\n{lines}}}\n");
+    assert_eq!(read(&family("inner a in 1\n")), Ok(()));
+    let error = read(&family("inner a in 1\ninner b in 1\n")).expect_err("two loops");
+    assert!(error.contains("line 6, column 7: a family has one inner loop"), "{error}");
+    for (n, fine) in [(4096, true), (4097, false)] {
+        let name = "x".repeat(n);
+        assert_eq!(read(&format!("{HEAD}dim dim0 {name} = 1\n")).is_ok(), fine);
+        // Quotes count.
+        assert_eq!(read(&format!("{HEAD}signal sig0 \"{}\" [1]\n", &name[2..])).is_ok(), fine);
+    }
+}
+
+#[test]
+fn deep_expressions_fit_a_small_stack() {
+    let nested = |n: usize| {
+        let sums = (0..n).fold("1".to_string(), |e, _| format!("({e}{})", " + 0".repeat(50)));
+        format!("{HEAD}signal sig0 \"s\" [{sums}]\n")
+    };
+    let calls = |open: &str| {
+        let expr = format!("{}1{}", open.repeat(100), ")".repeat(100));
+        format!("{HEAD}signal sig0 \"s\" [{expr}]\n")
+    };
+    let chain = format!("{HEAD}signal sig0 \"s\" [1{}]\n", " * 1".repeat(200));
+    let deepest =
+        [nested(4), calls("select(1, 1, "), calls("min(1, "), calls("max(0, 1 + "), chain];
+    let walk = move || {
+        for text in deepest {
+            assert_eq!(read(&text), Ok(()), "{text}");
+            let plan: Plan = text.parse().expect("a plan");
+            let e = &plan.signals.values().next().expect("a signal").shape[0];
+            assert!(!e.mentions(mk_codegen::ir::Var::EPOCH) && e.clone() == *e);
+            assert!(!mk_codegen::ir::CPrinter::new(&plan, None).print(e).is_empty());
+            assert_ne!(format!("{e:?}"), format!("{:?}", Expr::Const(0)));
+        }
+    };
+    // Half of what a thread has, which suffices without optimisation, too.
+    thread::Builder::new().stack_size(1 << 20).spawn(walk).expect("a thread").join().expect("ok");
+    for text in [nested(5), nested(100), nested(4).replacen("1", "1 * 1", 1)] {
+        let error = read(&text).expect_err("too deep");
+        assert!(error.contains("too deep: at most 200 operations"), "{error}");
+    }
+}
+
+#[test]
+fn tables_are_bounded_before_they_are_filled() {
+    let table = |ranks: u32, shape: &str| {
+        format!(
+            "plan \"p\"\nmesh world={ranks}\ntarget sm_90a\ntable tab0 \"a\" [{shape}] runtime 0..=1\nrole role0 compute ctas 1\n"
+        )
+    };
+    let errors = |text: &str| {
+        let plan: Plan = text.parse().expect("a plan");
+        let errors = plan.check_structure().err().unwrap_or_default();
+        assert_eq!(valid::verify(&plan).is_err(), !errors.is_empty());
+        errors.iter().map(|e| e.to_string()).collect::<String>()
+    };
+    assert_eq!(errors(&table(2, "1024")), "");
+    for text in [
+        table(2, "8388609"),
+        table(64, "16777216"),
+        table(1, "16777216").replace("role role0", "table tab1 \"b\" [1] const 0\nrole role0"),
+    ] {
+        let (said, bytes) = memory::peak_bytes(|| errors(&text));
+        assert!(said.contains("on all ranks together, more than 16777216 entries"), "{said}");
+        assert!(bytes < 1 << 20, "{bytes}");
+    }
+    // The length of the counts, and one, is no number of 32 bits.
+    let text = table(1, "4294967295")
+        .replace("role role0", "table tab1 \"b\" [1] prefix tab0 align 1\nrole role0");
+    assert!(errors(&text).contains("tab1 \"b\": must have one more entry"), "{text}");
+}
+
+#[test]
+fn counts_are_as_many_as_their_tables_allow() {
+    // Two thousand fillings of a large table.
+    let table = |n: u64| format!("table tab0 \"n\" [{n}] runtime 0..=2000\n");
+    let proof = |plan| valid::verify(&plan).expect("a proof");
+    let entries = 1 << 20;
+    let large = proof(poster(&table(entries), "", " when tab0[0] < 5"));
+    assert!(!large.exhaustive && large.counts * entries < 1 << 27, "{large}");
+    let small = proof(poster(&table(64), "", " when tab0[0] < 5"));
+    assert!(small.exhaustive && small.counts == 2001, "{small}");
+    // One task at the greatest count, and many at all others.
+    let table = "table tab0 \"n\" [1] runtime 0..=100\n";
+    let late = proof(poster(table, "  for i in select(tab0[0] < 100, 200000, 1)\n", ""));
+    assert!(!late.exhaustive && late.counts < 20, "{late}");
+}
+
+const COPIES: &str = "plan \"p\"\nmesh world=2\ntarget sm_90a\nbuffer buf0 \"x\" in bf16[8]\nbuffer buf1 \"w\" workspace bf16[2, 8]\nbuffer buf2 \"y\" scratch bf16[6000]\nsignal sig0 \"s\" [1]\nrole role0 compute ctas 1\nrole role1 intra_comm ctas 1
+family fam0 \"f\" role1 {
+  leaf copy_tile via=ldst stages=1
+  access src: read buf0 @ rank [0 : 8] at start
+  access dst: write buf1 @ 1 - rank [epoch % 2 : 1, 0 : 8] at end
+  wait e2 sig0[0] >= 1 lag 1 by copier for generic scope gpu at start
+  post e3 sig0[0] @ rank += 1 by copier after program_order scope gpu at end
+}
+family fam1 \"g\" role0 {
+  leaf copy_tile via=ldst stages=1
+  for i in 6000
+  access src: read buf0 @ rank [0 : 1] at start
+  access dst: write buf2 @ rank [i : 1] at end
+}
+family fam2 \"h\" role0 {
+  leaf copy_tile via=ldst stages=1
+  access src: read buf0 @ rank [0 : 8] at start
+  access dst: write buf1 @ rank [epoch % 2 : 1, 0 : 8] version 1 at end
+}
+";
+
+#[test]
+fn a_counterexample_visits_a_kernel_once() {
+    let plan: Plan = COPIES.parse().expect("a plan");
+    let (failure, bytes) = memory::peak_bytes(|| valid::verify(&plan).expect_err("races"));
+    assert!(failure.to_string().contains("rule 1: race"), "{failure}");
+    assert!(bytes < 64 << 20, "{bytes}");
+}
+
+#[test]
+fn posts_after_an_access_are_looked_at_once() {
+    let n = 40_000;
+    let text = format!(
+        "plan \"p\"\nmesh world=1\ntarget sm_90a\nbuffer buf0 \"x\" in bf16[{n}]\nbuffer buf1 \"w\" scratch bf16[{n}]\nbuffer buf2 \"y\" scratch bf16[{n}]\nsignal sig0 \"s\" [{n}]\nrole role0 compute ctas 1\nrole role1 intra_comm ctas 1
+family fam0 \"f\" role1 {{
+  leaf copy_tile via=ldst stages=1
+  access src: read buf0 @ rank [0 : {n}] at start
+  access dst: write buf1 @ rank [0 : {n}] at end
+  post e0 sig0[i] @ rank += 1 by copier after program_order scope gpu at end each i in {n}
+}}
+family fam1 \"g\" role0 {{
+  leaf copy_tile via=ldst stages=1
+  for i in {n}
+  access src: read buf1 @ rank [i : 1] at start
+  access dst: write buf2 @ rank [i : 1] at end
+  wait e1 sig0[i] >= 1 by copier for generic scope gpu at start
+}}
+"
+    );
+    let plan: Plan = text.parse().expect("a plan");
+    assert_eq!(valid::verify(&plan).map(|p| p.searched), Ok(n));
+    assert_eq!(read(&text), Ok(()));
 }
 
 /// A fixture with a few pieces cut out, doubled, or replaced by pieces of another place.

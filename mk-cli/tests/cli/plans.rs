@@ -104,6 +104,17 @@ fn a_plan_has_its_numbers_already() {
 }
 
 #[test]
+fn a_plan_that_is_too_large_says_where_its_numbers_are() {
+    let dir = TempDir::new();
+    let path = dir.file("large.plan");
+    let text = "plan \"p\"\nmesh world=1\ntarget sm_90a\nsignal sig0 \"s\" [2000000]\nrole role0 compute ctas 1\n";
+    std::fs::write(&path, text).expect("written");
+    let done = mk(&["check", &path]);
+    assert!(!done.err.contains("--"), "{}", done.err);
+    done.fails(1, &["decides no larger plan", "= help: the numbers stand in the plan"]);
+}
+
+#[test]
 fn text_that_is_no_plan() {
     let dir = TempDir::new();
     let path = dir.file("bad.plan");

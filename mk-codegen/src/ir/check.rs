@@ -8,7 +8,7 @@ use super::{
     leaf::Arity,
     plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space, TableSource},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use thiserror::Error;
 
 /// A plan that is not well formed: where, and what is wrong.
@@ -24,8 +24,14 @@ pub struct StructureError {
 /// Names of one scope, for reuse in messages and look-ups.
 const RESERVED: &[&str] = &["rank", "epoch", "t", "min", "max", "select", "and"];
 
+/// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
+/// verifier holds several fillings.
+pub const MAX_ENTRIES: u64 = 1 << 24;
+
 struct Checker<'a> {
     plan: &'a Plan,
+    /// Names of dimensions.
+    dims: HashSet<&'a str>,
     errors: Vec<StructureError>,
 }
 
@@ -35,7 +41,8 @@ impl Plan {
     /// # Errors
     /// All mistakes, in the order of the text.
     pub fn check_structure(&self) -> Result<(), Vec<StructureError>> {
-        let mut c = Checker { plan: self, errors: Vec::new() };
+        let dims = self.dims.values().map(|d| d.name.as_str()).collect();
+        let mut c = Checker { plan: self, dims, errors: Vec::new() };
         c.plan_level();
         for id in self.families.keys() {
             c.family(id);
@@ -60,7 +67,7 @@ impl Checker<'_> {
     }
 
     fn not_a_dim(&mut self, place: &str, name: &str) {
-        if self.plan.dims.values().any(|d| d.name == name) {
+        if self.dims.contains(name) {
             self.error(place, format!("`{name}` is a dimension: loops need other names"));
         }
     }
@@ -80,6 +87,8 @@ impl Checker<'_> {
                 );
             }
         }
+        let ranks = u64::from(world).clamp(1, mk_abi::device::MAX_RANKS as u64);
+        let mut entries = 0u64;
         for (id, t) in plan.tables.iter() {
             let len = t
                 .shape
@@ -91,6 +100,14 @@ impl Checker<'_> {
                 self.error(&place, "is larger than 2^24 entries");
                 continue;
             }
+            let before = entries;
+            entries = entries.saturating_add(len as u64 * ranks);
+            if before <= MAX_ENTRIES && entries > MAX_ENTRIES {
+                self.error(
+                    &place,
+                    format!("has, with the tables before it and on all ranks together, more than {MAX_ENTRIES} entries: make tables smaller, or ranks fewer"),
+                );
+            }
             match &t.source {
                 TableSource::Const(v) if v.len() != len => {
                     self.error(&place, format!("has {} values for {len} entries", v.len()));
@@ -101,7 +118,9 @@ impl Checker<'_> {
                 TableSource::Prefix { of, align } => {
                     let counts = (of.index() < id.index()).then(|| plan.tables.get(*of)).flatten();
                     if counts.is_none_or(|c| {
-                        c.shape.len() != 1 || t.shape.len() != 1 || c.shape[0] + 1 != t.shape[0]
+                        c.shape.len() != 1
+                            || t.shape.len() != 1
+                            || c.shape[0].checked_add(1) != Some(t.shape[0])
                     }) {
                         self.error(&place, "must have one more entry than the one-dimensional table before it that it sums");
                     }

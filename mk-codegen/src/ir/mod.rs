@@ -12,7 +12,7 @@ mod print_c;
 mod range;
 mod reader;
 
-pub use check::StructureError;
+pub use check::{MAX_ENTRIES, StructureError};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use leaf::{

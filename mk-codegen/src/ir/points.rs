@@ -64,7 +64,8 @@ impl TableSet {
 fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
     let align = align.max(1);
     let mut sum = 0i32;
-    let mut out = vec![0];
+    let mut out = Vec::with_capacity(counts.len() + 1);
+    out.push(0);
     for c in counts {
         sum = sum.saturating_add(
             c.div_euclid(align)

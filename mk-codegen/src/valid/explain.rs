@@ -64,6 +64,8 @@ pub(super) fn violation(world: &World<'_>, from: &From, to: &To) -> Violation {
 fn path(world: &World<'_>, from: &From, to: &To) -> Option<Vec<Hop>> {
     let mut tasks = HashSet::new();
     let mut words = HashSet::new();
+    // Kernels all of whose tasks are in the queue: rank and epoch.
+    let mut kernels = HashSet::new();
     let mut hops: Vec<(Hop, Option<usize>)> = Vec::new();
     // Tasks that come before, with the last step that does, and the hop that leads on from them.
     let mut queue: Vec<(u32, u32, u32, Option<usize>)> = Vec::new();
@@ -96,7 +98,7 @@ fn path(world: &World<'_>, from: &From, to: &To) -> Option<Vec<Hop>> {
         if kernel == Some(task.rank) && next.is_some() {
             return Some(unwind(&hops, next));
         }
-        if e > floor && e > 1 {
+        if e > floor && e > 1 && kernels.insert((task.rank, e - 1)) {
             let before = world.class(e - 1).ranks[task.rank as usize].clone();
             queue.extend(before.map(|t| (e - 1, t, u32::MAX, next)));
         }

@@ -22,7 +22,10 @@ use super::{
     world::{AccRec, Class, World, is_host},
 };
 use crate::ir::{Mode, Proxy, Space};
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    rc::Rc,
+};
 
 /// Accesses of one box in one class, writers first.
 #[derive(Default)]
@@ -81,7 +84,14 @@ pub(super) struct Races<'p, 'w, 'a> {
     told: HashSet<Lines>,
     /// Lines for which the waits between epochs have been marked as used.
     marked: HashSet<Lines>,
+    /// What a search for a path from an access looks for: by epoch, access, and whether a GPU makes the later one.
+    goals: HashMap<(u32, u32, bool), Rc<Goal>>,
+    /// What `goals` take, in words.
+    goal_words: usize,
 }
+
+/// Most words that goals may take: they begin anew when there are more.
+const MAX_GOAL_WORDS: usize = 1 << 22;
 
 /// Checks all pairs.
 pub(super) fn check<'p, 'w, 'a>(
@@ -100,6 +110,8 @@ pub(super) fn check<'p, 'w, 'a>(
         known: HashMap::new(),
         told: HashSet::new(),
         marked: HashSet::new(),
+        goals: HashMap::new(),
+        goal_words: 0,
     };
     let world = r.paths.world;
     let last = world.epochs();
@@ -188,7 +200,7 @@ impl Races<'_, '_, '_> {
                     self.mark(xs[0], xe, ys[0], ye);
                     continue;
                 }
-                if !self.afford(xs, ys) {
+                if !self.afford(xs.len() * ys.len()) {
                     return;
                 }
                 for &x in xs {
@@ -200,9 +212,9 @@ impl Races<'_, '_, '_> {
         }
     }
 
-    /// Bounds the work: pairs that are looked at one by one, and nodes that searches visit.
-    fn afford(&mut self, xs: &[u32], ys: &[u32]) -> bool {
-        self.work = self.work.saturating_add(xs.len() as u64 * ys.len() as u64);
+    /// Bounds the work: pairs and posts that are looked at one by one, and nodes that searches visit.
+    fn afford(&mut self, more: usize) -> bool {
+        self.work = self.work.saturating_add(more as u64);
         let work = self.work.max(self.paths.visits);
         if work > super::MAX_PAIRS && !self.exhausted {
             self.exhausted = true;
@@ -239,7 +251,7 @@ impl Races<'_, '_, '_> {
             return;
         }
         let (xs, ys, wi) = (gi.accs.clone(), gj.accs.clone(), gi.writers);
-        if !self.afford(&xs, &ys) {
+        if !self.afford(xs.len() * ys.len()) {
             return;
         }
         for (n, &x) in xs.iter().enumerate() {
@@ -319,7 +331,7 @@ impl Races<'_, '_, '_> {
             return;
         }
         self.searched += 1;
-        let goal = self.goal(xe, &a, b.proxy != Proxy::Host);
+        let Some(goal) = self.goal(xe, x, b.proxy != Proxy::Host) else { return };
         let starts = self.paths.starts(ye, key);
         let found = self.paths.search(starts, &goal);
         self.known.insert((x, xe, key, ye), found);
@@ -330,17 +342,33 @@ impl Races<'_, '_, '_> {
         }
     }
 
-    fn goal(&self, xe: u32, x: &AccRec, to_gpu: bool) -> Goal {
-        let gpu = !self.host(xe, x);
-        Goal {
-            rank: self.rank(xe, x),
+    /// Looks at every post of the access's task, once for all pairs of the access. `None` if that is more than can be afforded.
+    fn goal(&mut self, xe: u32, id: u32, to_gpu: bool) -> Option<Rc<Goal>> {
+        if let Some(goal) = self.goals.get(&(xe, id, to_gpu)) {
+            return Some(goal.clone());
+        }
+        let x = self.acc(xe, id);
+        let (world, gpu) = (self.paths.world, !self.host(xe, &x));
+        let class = world.class(xe);
+        if !self.afford(class.tasks[x.task as usize].posts.len()) {
+            return None;
+        }
+        let goal = Rc::new(Goal {
+            rank: self.rank(xe, &x),
             floor: xe,
-            words: self
-                .paths
-                .follow(xe, posts_after(self.world(), self.world().class(xe), x, to_gpu)),
+            words: self.paths.follow(xe, posts_after(world, class, &x, to_gpu)),
             kernel: gpu.then_some(xe + 1),
             end: gpu.then_some(xe),
+        });
+        // One without words takes room, too.
+        let words = goal.words.len() + 32;
+        self.goal_words += words;
+        if self.goal_words > MAX_GOAL_WORDS {
+            self.goals.clear();
+            self.goal_words = words;
         }
+        self.goals.insert((xe, id, to_gpu), goal.clone());
+        Some(goal)
     }
 
     /// The caller's tensors: written before the kernel of an epoch begins on their rank, read after it has ended.
@@ -380,12 +408,13 @@ impl Races<'_, '_, '_> {
                 let starts = self.paths.starts(e, key);
                 self.paths.search(starts, &goal);
             }
-            self.before_end(*a, e, home, caller(if space == Space::In { e + 1 } else { e }));
+            self.before_end(id as u32, e, home, caller(if space == Space::In { e + 1 } else { e }));
         }
     }
 
     /// An access to a caller's tensor is over when the kernel of the tensor's rank ends.
-    fn before_end(&mut self, a: AccRec, e: u32, home: u32, caller: Actor) {
+    fn before_end(&mut self, id: u32, e: u32, home: u32, caller: Actor) {
+        let a = self.acc(e, id);
         if self.rank(e, &a) == home && !self.host(e, &a) {
             return;
         }
@@ -394,7 +423,7 @@ impl Races<'_, '_, '_> {
             return;
         }
         self.searched += 1;
-        let goal = self.goal(e, &a, true);
+        let Some(goal) = self.goal(e, id, true) else { return };
         if !self.paths.ends_after(home, e, &goal.words)
             && !self.paths.search(vec![(Node::End(home, e), None)], &goal)
         {

@@ -8,7 +8,8 @@
 //! *Within a group* disjointness, cover, and the sums of rule 3 depend on that group's count alone. They are checked for
 //! every count: tables in which all groups have count c check all groups at c at once.
 //!
-//! Counts are enumerated up to [`MAX_WORK`] task visits; beyond that a spread of counts is taken, and the proof says so.
+//! Counts are enumerated up to [`MAX_WORK`] task visits, or as much work on tables, words and repetitions; beyond that a
+//! spread of counts is taken, and the proof says so.
 //! Tables that only choose *which* memory is read (a source rank, a row) are not counts. They are sampled.
 
 use super::{
@@ -27,6 +28,8 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Most visits of tasks, over all counts.
 pub const MAX_WORK: u64 = 1 << 21;
+/// Entries of tables, signal words and repetitions of lines that take as long as one visit, at most.
+const PER_VISIT: u64 = 32;
 
 /// What was shown.
 #[derive(Default)]
@@ -96,32 +99,34 @@ pub(super) fn check(plan: &Plan, period: u32) -> Shown {
     let low = ids.iter().map(|t| range(*t).1).min().unwrap_or(0);
     let high = ids.iter().map(|t| range(*t).2).max().unwrap_or(0);
     let wanted = (i64::from(high) - i64::from(low) + 1) as u64;
-    let mut work = 0u64;
+    let mut afforded_at = 0u64;
     let mut step = 1i64;
     let mut c = i64::from(high);
-    // From the greatest count down, which costs most: the first one decides how many can be afforded.
+    // From the greatest count down, which costs most: the first one decides how many can be afforded, unless a later one
+    // costs twice as much.
     while c >= i64::from(low) {
         let set = sample::uniform(plan, |t| {
             let (_, min, max) = range(t);
             if ids.contains(&t) { (c as i32).clamp(min, max) } else { min }
         });
         // Once, behind what bounds the work.
-        let apart = |visits| match shown.counts {
-            0 => words(plan, &tables, &set).map(|()| visits),
-            _ => Ok(visits),
+        let apart = |work| match shown.counts {
+            0 => words(plan, &tables, &set).map(|()| work),
+            _ => Ok(work),
         };
         match one(plan, period, &set).and_then(apart) {
-            Ok(visits) => work = work.max(visits.max(1)),
+            Ok(work) if work >= 2 * afforded_at => {
+                afforded_at = work.max(1);
+                let afforded = (MAX_WORK / afforded_at).max(4);
+                step = i64::try_from(wanted.div_ceil(afforded)).unwrap_or(i64::MAX).max(1);
+            }
+            Ok(_) => {}
             Err(v) => {
                 shown.violations = v;
                 return shown;
             }
         }
         shown.counts += 1;
-        if shown.counts == 1 {
-            let afforded = (MAX_WORK / work).max(4);
-            step = i64::try_from(wanted.div_ceil(afforded)).unwrap_or(i64::MAX).max(1);
-        }
         // An odd step meets every remainder of a block size.
         c = if step > 1 && c > i64::from(low) {
             (c - (step | 1)).max(i64::from(low))
@@ -133,7 +138,7 @@ pub(super) fn check(plan: &Plan, period: u32) -> Shown {
     shown
 }
 
-/// One uniform count: containment, cover, and sums. Returns how many accesses were looked at.
+/// One uniform count: containment, cover, and sums. Returns the work, in visits of tasks and accesses.
 fn one(plan: &Plan, period: u32, set: &TableSet) -> Result<u64, Vec<Violation>> {
     let sets = [set.clone()];
     let epochs = vec![0; period as usize];
@@ -150,7 +155,41 @@ fn one(plan: &Plan, period: u32, set: &TableSet) -> Result<u64, Vec<Violation>> 
     out.extend(coverage::check(&world, &groups, &overlaps, &tables));
     out.extend(twice(&world, &groups, &overlaps));
     let visits = world.classes.iter().map(|c| c.tasks.len() + c.accs.len()).sum::<usize>() as u64;
-    if out.is_empty() { Ok(contained + visits) } else { Err(out) }
+    if !out.is_empty() {
+        return Err(out);
+    }
+    let entries: usize = plan.tables.keys().map(|t| sample::bounds(plan, t).0).sum();
+    let flat = entries * world.ranks + world.words.total * world.classes.len();
+    let looked_at = repetitions(&Points::new(plan, set), period)
+        .map_err(|e| vec![Violation::Point(e)])?
+        .saturating_add(flat as u64);
+    Ok((contained + visits).max(looked_at / PER_VISIT))
+}
+
+/// Repetitions of all lines, of those that come to nothing, too.
+fn repetitions(points: &Points<'_>, period: u32) -> Result<u64, PointError> {
+    let mut total = 0u64;
+    for (id, x) in points.plan.families.iter() {
+        let accesses = x.accesses.iter().map(|a| (a.at, &a.each));
+        let waits = x.waits.iter().map(|w| (w.at, &w.each));
+        let lines: Vec<_> =
+            accesses.chain(waits).chain(x.posts.iter().map(|p| (p.at, &p.each))).collect();
+        for (rank, epoch) in
+            (0..points.plan.mesh.size() as usize).flat_map(|r| (1..=period).map(move |e| (r, e)))
+        {
+            for mut task in points.tasks(id, rank, i64::from(epoch))? {
+                let inner = points.inner(&task)?;
+                for (at, each) in &lines {
+                    for i in 0..if *at == Point::Inner { inner } else { 1 } {
+                        task.vars[usize::from(Var::INNER.0)] = i;
+                        let n = each.as_ref().map_or(Ok(1), |e| points.eval(&task, &e.extent))?;
+                        total = total.saturating_add(n.max(1) as u64);
+                    }
+                }
+            }
+        }
+    }
+    Ok(total)
 }
 
 /// Overlapping writes of one stamp.
@@ -342,7 +381,7 @@ fn contained(plan: &Plan, set: &TableSet) -> Result<u64, Vec<Violation>> {
             for task in points.tasks(id, rank, 1).map_err(|e| vec![Violation::Point(e)])? {
                 for a in &ragged {
                     visits += 1;
-                    let inner = if a.at == crate::ir::Point::Inner {
+                    let inner = if a.at == Point::Inner {
                         points.inner(&task).map_err(|e| vec![Violation::Point(e)])?
                     } else {
                         1
@@ -406,4 +445,21 @@ fn inside(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_to_nothing_is_work() {
+        let text = "plan \"p\"\nmesh world=2\ntarget sm_90a\ntable tab0 \"n\" [1] runtime 0..=9\nsignal sig0 \"s\" [1]\nrole role0 compute ctas 1\nfamily fam0 \"f\" role0 {\n  leaf signal\n  inner k in 3\n  post e0 sig0[0] @ rank += 1 by lead after program_order scope gpu at inner each i in 1000 + k when tab0[0] < 0\n  post e1 sig0[0] @ rank += tab0[0] by lead after program_order scope gpu at end\n}\n";
+        let plan: Plan = text.parse().expect("a plan");
+        let set = sample::uniform(&plan, |_| 0);
+        let lines = 2 * (3 * 1000 + 3 + 1);
+        assert_eq!(repetitions(&Points::new(&plan, &set), 1), Ok(lines));
+        assert_eq!(repetitions(&Points::new(&plan, &set), 2), Ok(2 * lines));
+        // Two entries, and two words.
+        assert_eq!(one(&plan, 1, &set), Ok((lines + 4) / PER_VISIT));
+    }
 }

@@ -4,33 +4,37 @@ use super::{
     ReadError,
     lexer::{Kind, Token},
 };
-use crate::ir::plan::Plan;
-use crate::ir::{Expr, Var};
-use std::str::FromStr;
+use crate::ir::{DimId, Expr, Var};
+use std::{collections::HashMap, str::FromStr};
+
+/// Longest name that is read, in bytes: messages and printed plans repeat names.
+const MAX_NAME: usize = 4096;
 
 pub(super) struct Cursor<'a> {
     source: &'a str,
     tokens: &'a [Token<'a>],
     at: usize,
+    /// Dimensions by name, the first of each.
+    dims: HashMap<&'a str, DimId>,
 }
 
 /// Names that an expression may use.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scope {
-    names: Vec<(String, Var)>,
+pub(super) struct Scope<'a> {
+    names: Vec<(&'a str, Var)>,
 }
 
-impl Scope {
-    pub fn plan() -> Scope {
-        Scope { names: vec![("rank".into(), Var::RANK)] }
+impl<'a> Scope<'a> {
+    pub fn plan() -> Self {
+        Scope { names: vec![("rank", Var::RANK)] }
     }
-    pub fn family() -> Scope {
-        Scope { names: vec![("rank".into(), Var::RANK), ("epoch".into(), Var::EPOCH)] }
+    pub fn family() -> Self {
+        Scope { names: vec![("rank", Var::RANK), ("epoch", Var::EPOCH)] }
     }
-    pub fn bind(&mut self, name: &str, var: Var) {
-        self.names.push((name.into(), var));
+    pub fn bind(&mut self, name: &'a str, var: Var) {
+        self.names.push((name, var));
     }
-    pub fn with(&self, name: &str, var: Var) -> Scope {
+    pub fn with(&self, name: &'a str, var: Var) -> Self {
         let mut scope = self.clone();
         scope.bind(name, var);
         scope
@@ -40,13 +44,13 @@ impl Scope {
         self.names.iter().rev().find(|n| n.0 == name).map(|n| n.1)
     }
     pub fn known(&self) -> String {
-        self.names.iter().map(|n| n.0.as_str()).collect::<Vec<_>>().join(", ")
+        self.names.iter().map(|n| n.0).collect::<Vec<_>>().join(", ")
     }
 }
 
 impl<'a> Cursor<'a> {
     pub fn new(source: &'a str, tokens: &'a [Token<'a>]) -> Self {
-        Cursor { source, tokens, at: 0 }
+        Cursor { source, tokens, at: 0, dims: HashMap::new() }
     }
     /// The lexer ends every text with an `End`, which is never passed.
     pub fn peek(&self) -> &'a Token<'a> {
@@ -68,16 +72,30 @@ impl<'a> Cursor<'a> {
             self.bump();
         }
     }
-    pub fn error_here(&self, message: impl Into<String>) -> ReadError {
-        ReadError::new(self.source, self.peek().at, message)
+    /// An error looks for its line in the whole text: make none before something is wrong.
+    pub fn error_at(&self, token: &Token<'_>, message: impl Into<String>) -> ReadError {
+        ReadError::new(self.source, token.at, message)
     }
-    pub fn expected(&self, what: &str) -> ReadError {
-        let found = match self.peek().kind {
+    pub fn error_here(&self, message: impl Into<String>) -> ReadError {
+        self.error_at(self.peek(), message)
+    }
+    pub fn expected_at(&self, token: &Token<'_>, what: &str) -> ReadError {
+        let found = match token.kind {
             Kind::End => "the end of the text".into(),
             Kind::Newline => "the end of the line".into(),
-            _ => format!("`{}`", self.peek().text.chars().take(40).collect::<String>()),
+            _ => format!("`{}`", token.text.chars().take(40).collect::<String>()),
         };
-        self.error_here(format!("expected {what}, found {found}"))
+        self.error_at(token, format!("expected {what}, found {found}"))
+    }
+    pub fn expected(&self, what: &str) -> ReadError {
+        self.expected_at(self.peek(), what)
+    }
+    /// A dimension that was declared before.
+    pub fn dim(&self, name: &str) -> Option<DimId> {
+        self.dims.get(name).copied()
+    }
+    pub fn declare_dim(&mut self, name: &'a str, id: DimId) {
+        self.dims.entry(name).or_insert(id);
     }
     /// The name that a later `each name in …` on this line binds.
     pub fn each_on_line(&self) -> Option<&'a str> {
@@ -110,13 +128,23 @@ impl<'a> Cursor<'a> {
     }
     pub fn word(&mut self) -> Result<&'a str, ReadError> {
         match self.peek().kind {
-            Kind::Word => Ok(self.bump().text),
+            Kind::Word => {
+                self.short()?;
+                Ok(self.bump().text)
+            }
             _ => Err(self.expected("a name")),
         }
+    }
+    fn short(&self) -> Result<(), ReadError> {
+        if self.peek().text.len() <= MAX_NAME {
+            return Ok(());
+        }
+        Err(self.expected(&format!("a name of at most {MAX_NAME} bytes")))
     }
     pub fn text(&mut self) -> Result<String, ReadError> {
         match self.peek().kind {
             Kind::Text => {
+                self.short()?;
                 let text = self.peek().text;
                 let name = &text[1..text.len() - 1];
                 // The printer would write it otherwise, and it could not be read back.
@@ -145,9 +173,10 @@ impl<'a> Cursor<'a> {
         names: &[&'static str],
         read: impl Fn(&str) -> Option<T>,
     ) -> Result<T, ReadError> {
-        let error = self.expected(&format!("one of `{}`", names.join("`, `")));
+        let token = self.peek();
         let word = self.one_of(names)?;
-        read(word).ok_or(error)
+        read(word)
+            .ok_or_else(|| self.expected_at(token, &format!("one of `{}`", names.join("`, `"))))
     }
     /// A number without sign, decimal or hexadecimal.
     pub fn number<T: TryFrom<u32>>(&mut self) -> Result<T, ReadError> {
@@ -181,14 +210,14 @@ impl<'a> Cursor<'a> {
         self.number()
     }
     /// Expressions in brackets.
-    pub fn bracketed(&mut self, plan: &Plan, scope: &Scope) -> Result<Vec<Expr>, ReadError> {
+    pub fn bracketed(&mut self, scope: &Scope<'_>) -> Result<Vec<Expr>, ReadError> {
         self.sign("[")?;
         let mut list = Vec::new();
         if self.eat_sign("]") {
             return Ok(list);
         }
         loop {
-            list.push(self.expr(plan, scope)?);
+            list.push(self.expr(scope)?);
             if !self.eat_sign(",") {
                 self.sign("]")?;
                 return Ok(list);

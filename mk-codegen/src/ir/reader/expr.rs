@@ -3,33 +3,61 @@
 use super::{
     ReadError,
     cursor::{Cursor, Scope},
-    lexer::Kind,
+    lexer::{Kind, Token},
 };
-use crate::ir::{BinOp, DimId, Entity, Expr, TabId, plan::Plan};
+use crate::ir::{BinOp, DimId, Entity, Expr, TabId};
 
-/// Nesting depth that is read.
-const MAX_DEPTH: usize = 100;
+/// Brackets in brackets that are read.
+const MAX_BRACKETS: usize = 100;
+/// Most operations between the root of an expression and a leaf: everything that walks one is recursive, and has to do
+/// with the 2 MiB of a thread's stack. A sum of products of 100 terms each has room.
+const MAX_DEPTH: usize = 200;
 
 const COMPARE: &[(&str, BinOp)] = &[("<", BinOp::Lt), ("<=", BinOp::Le), ("==", BinOp::Eq)];
 const SUM: &[(&str, BinOp)] = &[("+", BinOp::Add), ("-", BinOp::Sub)];
 const PRODUCT: &[(&str, BinOp)] = &[("*", BinOp::Mul), ("/", BinOp::Div), ("%", BinOp::Mod)];
 
-fn bin(op: BinOp, a: Expr, b: Expr) -> Expr {
-    Expr::Bin(op, Box::new(a), Box::new(b))
+/// An expression, and how many operations deep it is.
+struct Deep {
+    expr: Expr,
+    depth: usize,
+}
+
+impl From<Expr> for Deep {
+    fn from(expr: Expr) -> Deep {
+        Deep { expr, depth: 0 }
+    }
 }
 
 impl Cursor<'_> {
-    pub fn expr(&mut self, plan: &Plan, scope: &Scope) -> Result<Expr, ReadError> {
-        self.comparison(plan, scope, 0)
+    pub fn expr(&mut self, scope: &Scope<'_>) -> Result<Expr, ReadError> {
+        Ok(self.comparison(scope, 0)?.expr)
     }
 
-    fn comparison(&mut self, plan: &Plan, scope: &Scope, depth: usize) -> Result<Expr, ReadError> {
-        if depth > MAX_DEPTH {
+    /// One operation on top of what is `depth` deep.
+    fn over(&self, depth: usize, expr: Expr) -> Result<Deep, ReadError> {
+        if depth < MAX_DEPTH {
+            return Ok(Deep { expr, depth: depth + 1 });
+        }
+        Err(self.error_here(format!(
+            "the expression is too deep: at most {MAX_DEPTH} operations on each other's results, each term of a sum or product being one"
+        )))
+    }
+
+    fn bin(&self, op: BinOp, a: Deep, b: Deep) -> Result<Deep, ReadError> {
+        self.over(a.depth.max(b.depth), Expr::Bin(op, Box::new(a.expr), Box::new(b.expr)))
+    }
+
+    fn comparison(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep, ReadError> {
+        if brackets > MAX_BRACKETS {
             return Err(self.error_here("the expression is nested too deeply"));
         }
-        let a = self.chain(SUM, plan, scope, depth)?;
+        let a = self.chain(SUM, scope, brackets)?;
         match COMPARE.iter().find(|(sign, _)| self.eat_sign(sign)) {
-            Some((_, op)) => Ok(bin(*op, a, self.chain(SUM, plan, scope, depth)?)),
+            Some((_, op)) => {
+                let b = self.chain(SUM, scope, brackets)?;
+                self.bin(*op, a, b)
+            }
             None => Ok(a),
         }
     }
@@ -37,94 +65,99 @@ impl Cursor<'_> {
     fn chain(
         &mut self,
         level: &[(&str, BinOp)],
-        plan: &Plan,
-        scope: &Scope,
-        depth: usize,
-    ) -> Result<Expr, ReadError> {
+        scope: &Scope<'_>,
+        brackets: usize,
+    ) -> Result<Deep, ReadError> {
         let is_sum = level[0].1 == BinOp::Add;
         let next = |c: &mut Self| {
-            if is_sum { c.chain(PRODUCT, plan, scope, depth) } else { c.atom(plan, scope, depth) }
+            if is_sum { c.chain(PRODUCT, scope, brackets) } else { c.atom(scope, brackets) }
         };
         let mut e = next(self)?;
-        // A long chain builds a deep tree, which evaluation and dropping walk recursively.
-        for _ in 0..MAX_DEPTH {
-            match level.iter().find(|(sign, _)| self.eat_sign(sign)) {
-                Some((_, op)) => e = bin(*op, e, next(self)?),
-                None => return Ok(e),
-            }
+        while let Some((_, op)) = level.iter().find(|(sign, _)| self.eat_sign(sign)) {
+            let term = next(self)?;
+            e = self.bin(*op, e, term)?;
         }
-        Err(self.error_here("the expression is too long"))
+        Ok(e)
     }
 
-    fn atom(&mut self, plan: &Plan, scope: &Scope, depth: usize) -> Result<Expr, ReadError> {
+    fn atom(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep, ReadError> {
         if self.eat_sign("(") {
-            let e = self.comparison(plan, scope, depth + 1)?;
+            let e = self.comparison(scope, brackets + 1)?;
             self.sign(")")?;
             return Ok(e);
         }
         match self.peek().kind {
-            Kind::Number => Ok(Expr::Const(self.number()?)),
-            Kind::Sign if self.peek().text == "-" => Ok(Expr::Const(self.signed()?)),
-            Kind::Word => self.name(plan, scope, depth),
+            Kind::Number => Ok(Expr::Const(self.number()?).into()),
+            Kind::Sign if self.peek().text == "-" => Ok(Expr::Const(self.signed()?).into()),
+            Kind::Word => self.name(scope, brackets),
             _ => Err(self.expected("an expression")),
         }
     }
 
-    fn name(&mut self, plan: &Plan, scope: &Scope, depth: usize) -> Result<Expr, ReadError> {
-        let error = self
-            .expected(&format!("a name in scope ({}), a dimension or a function", scope.known()));
+    fn name(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep, ReadError> {
+        let token = self.peek();
         let name = self.word()?;
         if let Some(var) = scope.get(name) {
-            return Ok(Expr::Var(var));
+            return Ok(Expr::Var(var).into());
         }
-        if let Some((id, _)) = plan.dims.iter().find(|(_, d)| d.name == name) {
-            return Ok(Expr::Dim(id));
+        if let Some(id) = self.dim(name) {
+            return Ok(Expr::Dim(id).into());
         }
-        let mut args = |n: usize| -> Result<Vec<Expr>, ReadError> {
-            self.sign("(")?;
-            let mut list = Vec::with_capacity(n);
-            for i in 0..n {
-                list.push(self.comparison(plan, scope, depth + 1)?);
-                self.sign(if i + 1 < n { "," } else { ")" })?;
-            }
-            Ok(list)
-        };
         let op = match name {
             "min" => BinOp::Min,
             "max" => BinOp::Max,
             "and" => BinOp::And,
             "select" => {
-                let [c, a, b]: [Expr; 3] = args(3)?.try_into().map_err(|_| error)?;
-                return Ok(Expr::Select(Box::new([c, a, b])));
+                let c = self.argument("(", scope, brackets)?;
+                let a = self.argument(",", scope, brackets)?;
+                let b = self.argument(",", scope, brackets)?;
+                self.sign(")")?;
+                let depth = c.depth.max(a.depth).max(b.depth);
+                return self.over(depth, Expr::Select(Box::new([c.expr, a.expr, b.expr])));
             }
-            _ => return self.table(name, error, plan, scope, depth),
+            _ => return self.table(token, scope, brackets),
         };
-        let [a, b]: [Expr; 2] = args(2)?.try_into().map_err(|_| error)?;
-        Ok(bin(op, a, b))
+        let a = self.argument("(", scope, brackets)?;
+        let b = self.argument(",", scope, brackets)?;
+        self.sign(")")?;
+        self.bin(op, a, b)
+    }
+
+    /// An argument of a function, and the sign before it.
+    fn argument(
+        &mut self,
+        sign: &str,
+        scope: &Scope<'_>,
+        brackets: usize,
+    ) -> Result<Deep, ReadError> {
+        self.sign(sign)?;
+        self.comparison(scope, brackets + 1)
     }
 
     fn table(
         &mut self,
-        name: &str,
-        error: ReadError,
-        plan: &Plan,
-        scope: &Scope,
-        depth: usize,
-    ) -> Result<Expr, ReadError> {
-        let id = |prefix: &str| name.strip_prefix(prefix).and_then(|d| d.parse::<u32>().ok());
+        name: &Token<'_>,
+        scope: &Scope<'_>,
+        brackets: usize,
+    ) -> Result<Deep, ReadError> {
+        let id = |prefix| name.text.strip_prefix(prefix).and_then(|d| d.parse::<u32>().ok());
         if let Some(n) = id(DimId::PREFIX) {
-            return Ok(Expr::Dim(DimId::new(n as usize)));
+            return Ok(Expr::Dim(DimId::new(n as usize)).into());
         }
         let Some(n) = id(TabId::PREFIX) else {
-            return Err(error);
+            let known = scope.known();
+            let what = format!("a name in scope ({known}), a dimension or a function");
+            return Err(self.expected_at(name, &what));
         };
         self.sign("[")?;
-        let mut index = Vec::new();
+        let (mut index, mut depth) = (Vec::new(), 0);
         loop {
-            index.push(self.comparison(plan, scope, depth + 1)?);
+            let e = self.comparison(scope, brackets + 1)?;
+            depth = e.depth.max(depth);
+            index.push(e.expr);
             if !self.eat_sign(",") {
                 self.sign("]")?;
-                return Ok(Expr::Table(TabId::new(n as usize), index));
+                return self.over(depth, Expr::Table(TabId::new(n as usize), index));
             }
         }
     }

@@ -40,29 +40,24 @@ pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadErro
         if c.eat_sign("}") {
             break;
         }
-        line(c, plan, &mut x, &mut scope)?;
+        line(c, &mut x, &mut scope)?;
         c.newline()?;
     }
     plan.families.push(x);
     c.newline()
 }
 
-fn line(
-    c: &mut Cursor<'_>,
-    plan: &Plan,
-    x: &mut Family,
-    scope: &mut Scope,
-) -> Result<(), ReadError> {
+fn line<'a>(c: &mut Cursor<'a>, x: &mut Family, scope: &mut Scope<'a>) -> Result<(), ReadError> {
     match c.one_of(LINES)? {
         "leaf" => x.leaf = leaf(c)?,
         "for" => {
-            let name = c.word()?.to_string();
+            let name = c.word()?;
             c.keyword("in")?;
-            x.domain.push((name.clone(), c.expr(plan, scope)?));
+            x.domain.push((name.to_string(), c.expr(scope)?));
             if x.domain.len() > 16 {
                 return Err(c.error_here("a family has at most 16 loop variables"));
             }
-            scope.bind(&name, Var::domain(x.domain.len() - 1));
+            scope.bind(name, Var::domain(x.domain.len() - 1));
         }
         "order" => {
             let Some((name, _)) = x.domain.get(x.order.len()) else {
@@ -70,7 +65,7 @@ fn line(
             };
             c.keyword(name)?;
             c.sign("=")?;
-            x.order.push(c.expr(plan, &Scope::family().with("t", Var::LINEAR))?);
+            x.order.push(c.expr(&Scope::family().with("t", Var::LINEAR))?);
         }
         "schedule" => {
             x.schedule = match c.one_of(&["static", "dynamic"])? {
@@ -79,18 +74,21 @@ fn line(
             };
         }
         "inner" => {
-            let name = c.word()?.to_string();
+            if x.inner.is_some() {
+                return Err(c.error_here("a family has one inner loop"));
+            }
+            let name = c.word()?;
             c.keyword("in")?;
-            x.inner = Some((name.clone(), c.expr(plan, scope)?));
-            scope.bind(&name, Var::INNER);
+            x.inner = Some((name.to_string(), c.expr(scope)?));
+            scope.bind(name, Var::INNER);
         }
         "edge" => {
             let edge = c.reference::<EdgeId>()?;
             x.edges.push(InternalEdge { edge, name: c.word()?.to_string() });
         }
-        "access" => x.accesses.push(access(c, plan, scope)?),
-        "wait" => x.waits.push(wait(c, plan, scope)?),
-        _ => x.posts.push(post(c, plan, scope)?),
+        "access" => x.accesses.push(access(c, scope)?),
+        "wait" => x.waits.push(wait(c, scope)?),
+        _ => x.posts.push(post(c, scope)?),
     }
     Ok(())
 }
@@ -133,13 +131,13 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
 fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
     c.keyword("block")?;
     c.sign("=")?;
-    let error = c.expected("a tile such as `128x256x64`, each side from 1 to 1024");
     // `128x256x64` is one word to the lexer.
-    let sides: Vec<u32> = c.bump().text.split('x').filter_map(|s| s.parse().ok()).collect();
-    let block: [u32; 3] = sides.try_into().map_err(|_| error.clone())?;
-    if block.iter().any(|s| !(1..=1024).contains(s)) {
-        return Err(error);
-    }
+    let sides = c.peek().text.split('x').filter_map(|s| s.parse().ok());
+    let block = <[u32; 3]>::try_from(sides.collect::<Vec<u32>>()).ok();
+    let Some(block) = block.filter(|b| b.iter().all(|s| (1..=1024).contains(s))) else {
+        return Err(c.expected("a tile such as `128x256x64`, each side from 1 to 1024"));
+    };
+    c.bump();
     let stages = stages(c)?;
     let mut a_layout = ALayout::Mk;
     if c.eat_word("a") {
@@ -211,17 +209,19 @@ fn choice(
 }
 
 fn stages(c: &mut Cursor<'_>) -> Result<u32, ReadError> {
-    let error = c.error_here("`stages` is a number from 1 to 64");
+    let token = c.peek();
     let n = c.setting("stages")?;
-    if (1..=64).contains(&n) { Ok(n) } else { Err(error) }
+    if (1..=64).contains(&n) {
+        return Ok(n);
+    }
+    Err(c.error_at(token, "`stages` is a number from 1 to 64"))
 }
 
 /// `at … each … when …`; the variable of `each` was bound by [`look_ahead`].
 fn tail(
     c: &mut Cursor<'_>,
-    plan: &Plan,
-    outer: &Scope,
-    inner: &Scope,
+    outer: &Scope<'_>,
+    inner: &Scope<'_>,
 ) -> Result<(Point, Option<Each>, Option<Expr>), ReadError> {
     c.keyword("at")?;
     let at = c.named(Point::NAMES, Point::from_name)?;
@@ -229,21 +229,21 @@ fn tail(
     if c.eat_word("each") {
         let var = c.word()?.to_string();
         c.keyword("in")?;
-        each = Some(Each { var, extent: c.expr(plan, outer)? });
+        each = Some(Each { var, extent: c.expr(outer)? });
     }
-    let when = if c.eat_word("when") { Some(c.expr(plan, inner)?) } else { None };
+    let when = if c.eat_word("when") { Some(c.expr(inner)?) } else { None };
     Ok((at, each, when))
 }
 
 /// The scope of a line that may end in `each p in …`: the variable is used before it is named.
-fn look_ahead(c: &Cursor<'_>, scope: &Scope) -> Scope {
+fn look_ahead<'a>(c: &Cursor<'a>, scope: &Scope<'a>) -> Scope<'a> {
     match c.each_on_line() {
         Some(name) => scope.with(name, Var::EACH),
         None => scope.clone(),
     }
 }
 
-fn access(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Access, ReadError> {
+fn access(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Access, ReadError> {
     let scope = &look_ahead(c, outer);
     let operands: Vec<_> = Operand::ALL.iter().map(|o| o.name()).collect();
     let operand = c.named(&operands, Operand::from_name)?;
@@ -251,20 +251,20 @@ fn access(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Access, Read
     let mode = c.named(Mode::NAMES, Mode::from_name)?;
     let buffer = c.reference::<BufId>()?;
     c.sign("@")?;
-    let rank = c.expr(plan, scope)?;
+    let rank = c.expr(scope)?;
     c.sign("[")?;
     let mut region = Vec::new();
     loop {
-        let base = c.expr(plan, scope)?;
+        let base = c.expr(scope)?;
         c.sign(":")?;
-        region.push((base, c.expr(plan, scope)?));
+        region.push((base, c.expr(scope)?));
         if !c.eat_sign(",") {
             break;
         }
     }
     c.sign("]")?;
-    let version = if c.eat_word("version") { c.expr(plan, scope)? } else { Expr::Const(0) };
-    let (at, each, when) = tail(c, plan, outer, scope)?;
+    let version = if c.eat_word("version") { c.expr(scope)? } else { Expr::Const(0) };
+    let (at, each, when) = tail(c, outer, scope)?;
     Ok(Access { operand, mode, buffer, rank, region, version, at, each, when })
 }
 
@@ -274,37 +274,37 @@ fn agent(c: &mut Cursor<'_>) -> Result<Agent, ReadError> {
     c.named(&agents, Agent::from_name)
 }
 
-fn wait(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Wait, ReadError> {
+fn wait(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Wait, ReadError> {
     let scope = &look_ahead(c, outer);
     let edge = c.reference::<EdgeId>()?;
     let signal = c.reference::<SigId>()?;
-    let index = c.bracketed(plan, scope)?;
+    let index = c.bracketed(scope)?;
     c.sign(">=")?;
-    let count = c.expr(plan, scope)?;
+    let count = c.expr(scope)?;
     let lag = if c.eat_word("lag") { c.number()? } else { 0 };
     let by = agent(c)?;
     c.keyword("for")?;
     let proxy = c.named(Proxy::NAMES, Proxy::from_name)?;
     c.keyword("scope")?;
     let reach = c.named(Reach::NAMES, Reach::from_name)?;
-    let (at, each, when) = tail(c, plan, outer, scope)?;
+    let (at, each, when) = tail(c, outer, scope)?;
     Ok(Wait { edge, signal, index, count, lag, by, proxy, scope: reach, at, each, when })
 }
 
-fn post(c: &mut Cursor<'_>, plan: &Plan, outer: &Scope) -> Result<Post, ReadError> {
+fn post(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Post, ReadError> {
     let scope = &look_ahead(c, outer);
     let edge = c.reference::<EdgeId>()?;
     let signal = c.reference::<SigId>()?;
-    let index = c.bracketed(plan, scope)?;
+    let index = c.bracketed(scope)?;
     c.sign("@")?;
-    let rank = c.expr(plan, scope)?;
+    let rank = c.expr(scope)?;
     c.sign("+=")?;
-    let add = c.expr(plan, scope)?;
+    let add = c.expr(scope)?;
     let by = agent(c)?;
     c.keyword("after")?;
     let after = c.named(Completion::NAMES, Completion::from_name)?;
     c.keyword("scope")?;
     let reach = c.named(Reach::NAMES, Reach::from_name)?;
-    let (at, each, when) = tail(c, plan, outer, scope)?;
+    let (at, each, when) = tail(c, outer, scope)?;
     Ok(Post { edge, signal, index, rank, add, by, after, scope: reach, at, each, when })
 }

@@ -106,7 +106,7 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
         }
         "dim" => {
             c.id::<DimId>(plan.dims.len())?;
-            let name = c.word()?.to_string();
+            let name = c.word()?;
             c.sign("=")?;
             let value = c.number()?;
             let mut runtime_max = None;
@@ -114,7 +114,8 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
                 c.sign("<=")?;
                 runtime_max = Some(c.number()?);
             }
-            plan.dims.push(Dim { name, value, runtime_max });
+            let id = plan.dims.push(Dim { name: name.to_string(), value, runtime_max });
+            c.declare_dim(name, id);
         }
         "table" => table(c, plan)?,
         "buffer" => {
@@ -123,15 +124,14 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             let space = c.named(Space::NAMES, Space::from_name)?;
             let shared = c.eat_word("shared");
             let dtype = c.named(&["bf16", "f16", "f32", "i32"], DType::from_name)?;
-            let shape = c.bracketed(plan, &Scope::plan())?;
-            let pitch =
-                if c.eat_word("pitch") { Some(c.expr(plan, &Scope::plan())?) } else { None };
+            let shape = c.bracketed(&Scope::plan())?;
+            let pitch = if c.eat_word("pitch") { Some(c.expr(&Scope::plan())?) } else { None };
             plan.buffers.push(Buffer { name, space, shared, dtype, shape, pitch });
         }
         "signal" => {
             c.id::<SigId>(plan.signals.len())?;
             let name = c.text()?;
-            let shape = c.bracketed(plan, &Scope::plan())?;
+            let shape = c.bracketed(&Scope::plan())?;
             plan.signals.push(Signal { name, shape });
         }
         "role" => {
