@@ -1,0 +1,117 @@
+//! Plans that say what no template carries out are refused, and not emitted as something else.
+
+use mk_codegen::{emit::emit, ir::Plan};
+
+/// Every rank pushes its rows to all, and copies what arrived.
+const PUSH: &str = r#"plan "push"
+mesh world=3
+target sm_90a
+dim dim0 N = 64
+dim dim1 R = 4
+buffer buf0 "x" in bf16[R, N]
+buffer buf1 "y" out bf16[12, N]
+buffer buf2 "w" workspace bf16[12, N]
+signal sig0 "entered" [3]
+signal sig1 "arrived" [3]
+role role0 prologue ctas 0
+role role1 intra_comm ctas 2
+family fam0 "enter" role0 {
+  leaf enter
+  post e0 sig0[rank] @ p += 1 by lead after program_order scope sys at start each p in 3
+}
+family fam1 "push" role1 {
+  leaf copy_tile via=ldst stages=1
+  for d in 3
+  access src: read buf0 @ rank [0 : 4, 0 : N] at start
+  access dst: write buf2 @ d [rank * 4 : 4, 0 : N] at end
+  wait e1 sig0[d] >= 1 by copier for generic scope sys at start
+  post e2 sig1[rank] @ d += 1 by copier after program_order scope sys at end
+}
+family fam2 "out" role1 {
+  leaf copy_tile via=ldst stages=1
+  for s in 3
+  access src: read buf2 @ rank [s * 4 : 4, 0 : N] at start
+  access dst: write buf1 @ rank [s * 4 : 4, 0 : N] at end
+  wait e3 sig1[s] >= 1 by copier for generic scope sys at start
+}
+"#;
+
+/// What is said of a plan with some lines changed.
+#[track_caller]
+fn refused_of(text: &str, edits: &[(&str, &str)], says: &str) {
+    emit(&text.parse().expect("reads")).expect("without the edits");
+    let text = edits.iter().fold(text.to_string(), |text, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replace(from, to)
+    });
+    let plan: Plan = text.parse().unwrap_or_else(|e| panic!("{e}"));
+    let error = emit(&plan).expect_err(says).to_string();
+    assert!(error.contains(says), "{error}");
+}
+
+#[track_caller]
+fn refused(edits: &[(&str, &str)], says: &str) {
+    refused_of(PUSH, edits, says);
+}
+
+#[test]
+fn tensors_of_peers() {
+    let says = "is the caller's: a kernel reaches it only `@ rank`";
+    refused(&[("in bf16", "in shared bf16"), ("buf0 @ rank", "buf0 @ d")], says);
+    refused(&[("out bf16", "out shared bf16"), ("buf1 @ rank", "buf1 @ (rank + s) % 3")], says);
+}
+
+#[test]
+fn ranks_that_enter_in_another_way() {
+    for (from, to) in [
+        ("sig0[rank] @ p", "sig0[(rank + 1) % 3] @ p"),
+        ("sig0[rank] @ p", "sig0[rank] @ 2 - p"),
+        ("sig0[rank] @ p += 1", "sig0[rank] @ p += 2"),
+        ("at start each p in 3", "at start each p in 2"),
+        ("at start each p in 3", "at start each p in 3 when p < 3"),
+        ("scope sys at start each p in 3", "scope gpu at start each p in 3"),
+        ("leaf enter", "leaf enter\n  for i in 2"),
+        ("leaf enter", "leaf enter\n  wait e9 sig1[0] >= 1 by lead for generic scope sys at start"),
+        ("post e2 sig1[rank]", "post e2 sig0[rank]"),
+    ] {
+        refused(&[(from, to)], "ranks enter by one family with one post");
+    }
+    let again = "family fam3 \"again\" role0 {\n  leaf enter\n  post e9 sig1[rank] @ p += 1 by lead \
+                 after program_order scope sys at start each p in 3\n}\n";
+    let last = "  wait e3 sig1[s] >= 1 by copier for generic scope sys at start\n}\n";
+    refused(&[(last, &(last.to_string() + again))], "fam3 \"again\": ranks enter by one family");
+    refused(&[("wait e1 sig0[d] >= 1", "wait e1 sig0[d] >= 2")], "entry is signalled once");
+}
+
+#[test]
+fn memory_of_peers_that_has_other_extents() {
+    refused(
+        &[
+            ("\"arrived\" [3]", "\"arrived\" [3, rank + 1]"),
+            ("sig1[rank]", "sig1[rank, 0]"),
+            ("sig1[s]", "sig1[s, 0]"),
+        ],
+        "e2 posts sig1 to another rank, and only the first extent",
+    );
+    let says = "buf2 \"w\", of operand `dst`, is another rank's, and only its first extent";
+    refused(
+        &[
+            ("workspace bf16[12, N]", "workspace bf16[3, 4 + rank, N]"),
+            ("[rank * 4 : 4, 0 : N]", "[rank : 1, 0 : 4, 0 : N]"),
+            ("buf2 @ rank [s * 4 : 4, 0 : N]", "buf2 @ rank [s : 1, 0 : 4, 0 : N]"),
+        ],
+        says,
+    );
+    refused(&[("workspace bf16[12, N]", "workspace bf16[12, N + rank]")], says);
+}
+
+#[test]
+fn names_that_would_hide_those_of_the_kernel() {
+    let says = "would hide a name of the kernel";
+    for name in ["kDim_N", "kSig0", "kBuf2", "step", "source", "destination_"] {
+        let (loops, word, place) =
+            (format!("for {name} in"), format!("sig1[{name}]"), format!("[{name} * 4"));
+        refused(&[("for s in", &loops), ("sig1[s]", &word), ("[s * 4", &place)], says);
+        refused(&[("@ p", &format!("@ {name}")), ("each p", &format!("each {name}"))], says);
+    }
+}
