@@ -36,6 +36,29 @@ family fam2 "out" role1 {
 }
 "#;
 
+/// One tile.
+const TILE: &str = r#"plan "tile"
+mesh world=1
+target sm_90a
+dim dim0 M = 128
+dim dim1 K = 144
+dim dim2 N = 256
+buffer buf0 "a" in bf16[M, K]
+buffer buf1 "b" in bf16[K, N]
+buffer buf2 "c" out bf16[M, N]
+role role0 compute ctas 1
+family fam0 "gemm" role0 {
+  leaf mma_tile block=128x256x64 stages=3 b=kn store=tma
+  edge e1 full
+  edge e2 empty
+  edge e3 staged
+  edge e4 drained
+  access a: read buf0 @ rank [0 : M, 0 : K] at start
+  access b: read buf1 @ rank [0 : K, 0 : N] at start
+  access c: write buf2 @ rank [0 : M, 0 : N] at end
+}
+"#;
+
 /// What is said of a plan with some lines changed.
 #[track_caller]
 fn refused_of(text: &str, edits: &[(&str, &str)], says: &str) {
@@ -106,6 +129,15 @@ fn memory_of_peers_that_has_other_extents() {
 }
 
 #[test]
+fn places_that_a_launch_decides() {
+    let rows =
+        [("R = 4", "R = 4 runtime <= 4"), ("bf16[12, N]\nsignal", "bf16[12, 16 * R]\nsignal")];
+    refused(&rows, "buf2 \"w\": its rows are as long in every launch: give them the bound");
+    let deep = [("K = 144", "K = 144 runtime <= 144")];
+    refused_of(TILE, &deep, "no launch decides how deep `a` is");
+}
+
+#[test]
 fn names_that_would_hide_those_of_the_kernel() {
     let says = "would hide a name of the kernel";
     for name in ["kDim_N", "kSig0", "kBuf2", "step", "source", "destination_"] {
@@ -114,4 +146,29 @@ fn names_that_would_hide_those_of_the_kernel() {
         refused(&[("for s in", &loops), ("sig1[s]", &word), ("[s * 4", &place)], says);
         refused(&[("@ p", &format!("@ {name}")), ("each p", &format!("each {name}"))], says);
     }
+}
+
+#[test]
+fn parts_of_steps_that_end_inside_a_tensor() {
+    let half = [("[0 : M, 0 : K]", "[0 : M, 0 : 72]"), ("[0 : K, 0 : N]", "[0 : 72, 0 : N]")];
+    refused_of(TILE, &half, "reads 72 of `a` along k, which are no multiple of 64");
+    let deep = [("buf1 \"b\" in bf16[K, N]", "buf1 \"b\" in bf16[K + 8, N]")];
+    refused_of(TILE, &deep, "reads 144 of `b` along k, which are no multiple of 64");
+}
+
+/// Where the last of several conditions holds, a tile is added, too.
+#[test]
+fn several_places_that_tiles_are_added_to() {
+    let write = "  access c: write buf2 @ rank [0 : M, 0 : N] at end\n";
+    let to = |mode: &str, n: u32, i: u32| {
+        format!("  access c: {mode} buf{n} @ rank [0 : M, 0 : N] at end when i == {i}\n")
+    };
+    let places =
+        [to("write", 2, 0), to("write", 3, 1), to("accumulate", 2, 2), to("accumulate", 3, 3)];
+    let text = TILE
+        .replace(write, &places.concat())
+        .replace("store=tma\n", "store=tma\n  for i in 4\n")
+        .replace("role role0", "buffer buf3 \"d\" out bf16[M, N]\nrole role0");
+    let cuda = emit(&text.parse().expect("reads")).expect("emits").cuda;
+    assert!(cuda.contains("work.adds = (i == 2) || (i == 3);"), "{cuda}");
 }

@@ -4,6 +4,7 @@
 //! expressions, hooks for each leaf, one function per role, and the kernel. Deterministic; no IO; no GPU.
 
 mod audit;
+mod boxes;
 mod check;
 mod context;
 mod engine;
