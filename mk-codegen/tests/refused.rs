@@ -78,6 +78,29 @@ fn refused(edits: &[(&str, &str)], says: &str) {
 }
 
 #[test]
+fn an_epilogue_that_waits_for_what_no_engine_posts() {
+    let wait = "\
+family fam3 \"wait\" role2 {
+  leaf signal
+  wait e4 sig2[0] >= 3 by lead for generic scope sys at start
+}
+";
+    let last = "  wait e3 sig1[s] >= 1 by copier for generic scope sys at start\n}\n";
+    let posts = last.replace(
+        '}',
+        "  post e5 sig2[0] @ rank += 1 by copier after program_order scope sys at end\n}",
+    );
+    refused(
+        &[
+            ("intra_comm ctas 2\n", "intra_comm ctas 2\nrole role2 epilogue ctas 0\n"),
+            ("\"arrived\" [3]\n", "\"arrived\" [3]\nsignal sig2 \"done\" [1]\n"),
+            (last, &(posts + wait)),
+        ],
+        "the end of a launch can only wait for its copy engines",
+    );
+}
+
+#[test]
 fn tensors_of_peers() {
     let says = "is the caller's: a kernel reaches it only `@ rank`";
     refused(&[("in bf16", "in shared bf16"), ("buf0 @ rank", "buf0 @ d")], says);
@@ -129,12 +152,47 @@ fn memory_of_peers_that_has_other_extents() {
 }
 
 #[test]
+fn numbers_of_rows_and_words_that_an_int_does_not_hold() {
+    let wide =
+        [("bf16[R, N]", "bf16[65536, 65536, 1]"), ("[0 : 4, 0 : N]", "[0 : 4, 0 : N, 0 : 1]")];
+    refused(&wide, "buf0 \"x\": has more than 2147483647 rows");
+    let words =
+        [("\"arrived\" [3]", "\"arrived\" [65536, 65536]"), ("sig1[rank]", "sig1[rank, 0]")];
+    let all = [words[0], words[1], ("sig1[s]", "sig1[s, 0]")];
+    refused(&all, "sig1 \"arrived\": has more than 2147483647 words");
+    let large = [("workspace bf16[12, N]", "workspace bf16[2000000000, 2000000000]")];
+    refused(&large, "larger than the memory of any GPU");
+}
+
+#[test]
 fn places_that_a_launch_decides() {
     let rows =
         [("R = 4", "R = 4 runtime <= 4"), ("bf16[12, N]\nsignal", "bf16[12, 16 * R]\nsignal")];
     refused(&rows, "buf2 \"w\": its rows are as long in every launch: give them the bound");
     let deep = [("K = 144", "K = 144 runtime <= 144")];
     refused_of(TILE, &deep, "no launch decides how deep `a` is");
+}
+
+#[test]
+fn copies_that_convert() {
+    refused(&[("out bf16[12, N]", "out f32[12, N]")], "a copy converts nothing, bf16 to f32");
+    let other = ("in bf16[R, N]", "in f16[R, N]");
+    let says = "a copy converts nothing, f16 to bf16";
+    refused(&[other], says);
+    let by_engine = [
+        ("intra_comm ctas 2\n", "intra_comm ctas 2\nrole role2 copy_engine ctas 0\n"),
+        (
+            "\"push\" role1 {\n  leaf copy_tile via=ldst stages=1",
+            "\"push\" role2 {\n  leaf host_copy",
+        ),
+        (
+            "wait e1 sig0[d] >= 1 by copier for generic scope sys at start",
+            "wait e1 sig0[p] >= 1 by engine for host scope sys at start each p in 3",
+        ),
+        ("@ d += 1 by copier", "@ d += 1 by engine"),
+    ];
+    let text = by_engine.iter().fold(PUSH.to_string(), |text, (from, to)| text.replace(from, to));
+    refused_of(&text, &[other], says);
 }
 
 #[test]
