@@ -1,6 +1,7 @@
 //! Plans that say what no template carries out are refused, and not emitted as something else.
 
 use mk_codegen::{emit::emit, ir::Plan};
+use std::{fs, path::Path};
 
 /// Every rank pushes its rows to all, and copies what arrived.
 const PUSH: &str = r#"plan "push"
@@ -207,6 +208,14 @@ fn names_that_would_hide_those_of_the_kernel() {
 }
 
 #[test]
+fn two_dimensions_of_one_name() {
+    let plan: Plan =
+        PUSH.replace("dim1 R =", "dim1 N =").replace("bf16[R,", "bf16[4,").parse().expect("reads");
+    let errors = plan.check_structure().expect_err("two dimensions N");
+    assert_eq!(errors[0].to_string(), "dim1: `N` is already a dimension: use another name");
+}
+
+#[test]
 fn parts_of_steps_that_end_inside_a_tensor() {
     let half = [("[0 : M, 0 : K]", "[0 : M, 0 : 72]"), ("[0 : K, 0 : N]", "[0 : 72, 0 : N]")];
     refused_of(TILE, &half, "reads 72 of `a` along k, which are no multiple of 64");
@@ -229,4 +238,19 @@ fn several_places_that_tiles_are_added_to() {
         .replace("role role0", "buffer buf3 \"d\" out bf16[M, N]\nrole role0");
     let cuda = emit(&text.parse().expect("reads")).expect("emits").cuda;
     assert!(cuda.contains("work.adds = (i == 2) || (i == 3);"), "{cuda}");
+}
+
+/// The barriers of a role's tiles are one set, by one set of ids.
+#[test]
+fn tiles_of_one_role_with_edges_of_their_own() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans/gather_gemm.plan");
+    let text = fs::read_to_string(path).expect("the fixture");
+    let error = emit(&text.parse().expect("reads")).expect_err("two sets of ids").to_string();
+    let says = "fam3 \"gemm.peers\": its tiles share the barriers of \"gemm.own\", and need its internal edges: e5 full, e6 empty, e7 staged, e8 drained";
+    assert_eq!(error, says);
+    let names = ["full", "empty", "staged", "drained"];
+    let one = names.iter().enumerate().fold(text, |text, (i, name)| {
+        text.replace(&format!("edge e{} {name}", i + 9), &format!("edge e{} {name}", i + 5))
+    });
+    emit(&one.parse().expect("reads")).expect("one set of ids");
 }
