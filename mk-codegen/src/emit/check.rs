@@ -102,7 +102,7 @@ fn names(f: &Family, place: &str) -> Result<(), EmitError> {
     Err(EmitError::unsupported(place, what))
 }
 
-/// Whether a list of extents is another one on another rank, apart from the first: that is all that flattening does not use.
+/// Whether extents depend on the rank, apart from the first, which flattening does not use.
 fn differs<'e>(extents: impl IntoIterator<Item = &'e Expr>) -> bool {
     extents.into_iter().skip(1).any(|e| e.mentions(Var::RANK))
 }
