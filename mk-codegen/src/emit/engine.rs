@@ -69,10 +69,10 @@ pub(super) fn gate(e: &Emitter<'_>) -> Result<Option<Value>, EmitError> {
 /// # Errors
 /// For copies and posts that streams cannot make.
 pub(super) fn program(e: &Emitter<'_>) -> Result<Option<EngineProgram>, EmitError> {
+    check_ends(e)?;
     if !used(e) {
         return Ok(None);
     }
-    check_ends(e)?;
     let mut ranks = Vec::new();
     let mut raised = HashMap::new();
     for rank in 0..e.plan.mesh.size() as usize {
@@ -118,6 +118,7 @@ fn check_ends(e: &Emitter<'_>) -> Result<(), EmitError> {
 
 fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<EngineCopy, EmitError> {
     let (src, dst) = (e.access(f, Operand::Src)?, e.access(f, Operand::Dst)?);
+    e.check_dtypes(f, src, dst)?;
     let extents = |a: &Access| {
         let b = &e.plan.buffers[a.buffer];
         let region = a.region.iter().flat_map(|(from, len)| [from, len]);

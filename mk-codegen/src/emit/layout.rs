@@ -9,6 +9,8 @@ use std::collections::HashMap;
 const SIGNAL_ALIGN: u64 = 128;
 /// Alignment of a buffer.
 const BUFFER_ALIGN: u64 = 1024;
+/// Most bytes of a buffer on a rank: more than any GPU has.
+const MAX_BYTES: u64 = 1 << 40;
 
 /// Memory layout of a plan.
 pub(super) struct Layout {
@@ -41,17 +43,27 @@ pub(super) enum At {
     Scratch(u64),
 }
 
+/// How many words or rows some extents make: kernels number them with an `int`.
+fn flat(place: impl Fn() -> String, extents: &[i64], of: &str) -> Result<u64, EmitError> {
+    let n = extents.iter().try_fold(1i64, |n, e| n.checked_mul((*e).max(0)));
+    n.filter(|n| *n <= i64::from(i32::MAX)).map(|n| n as u64).ok_or_else(|| {
+        let what = format!("has more than {} {of} on a rank", i32::MAX);
+        EmitError::unsupported(place(), what)
+    })
+}
+
 pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitError> {
     let ranks = 0..plan.mesh.size() as usize;
     let mut signals = Arena::new();
     let mut top = size_of::<SymHeader>() as u64;
-    for id in plan.signals.keys() {
+    for (id, s) in plan.signals.iter() {
         signals.push(top / 4);
         let mut words = 0;
         for rank in ranks.clone() {
-            words = words.max(points.signal_shape(id, rank)?.iter().product::<i64>().max(0));
+            let shape = points.signal_shape(id, rank)?;
+            words = words.max(flat(|| format!("{id} {:?}", s.name), &shape, "words")?);
         }
-        top = (top + words as u64 * 4).next_multiple_of(SIGNAL_ALIGN);
+        top = (top + words * 4).next_multiple_of(SIGNAL_ALIGN);
     }
     let mut taken = HashMap::new();
     for run in plan.roles.keys().flat_map(|role| runs(plan, role)) {
@@ -70,8 +82,12 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
         for rank in ranks.clone() {
             let shape = points.shape(id, rank)?;
             let pitch = points.pitch(id, rank)?;
-            let rows: i64 = shape[..shape.len() - 1].iter().product();
-            bytes = bytes.max(rows.max(0) as u64 * pitch.max(0) as u64 * b.dtype.size_bytes());
+            let name = || format!("{id} {:?}", b.name);
+            let rows = flat(name, &shape[..shape.len() - 1], "rows")?;
+            let all = rows.checked_mul(pitch.max(0) as u64 * b.dtype.size_bytes());
+            bytes = bytes.max(all.filter(|n| *n <= MAX_BYTES).ok_or_else(|| {
+                EmitError::unsupported(name(), "is larger than the memory of any GPU")
+            })?);
             place.shape.push(shape);
             place.pitch.push(pitch);
         }

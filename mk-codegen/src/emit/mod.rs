@@ -4,6 +4,8 @@
 //! expressions, hooks for each leaf, one function per role, and the kernel. Deterministic; no IO; no GPU.
 
 mod audit;
+mod boxes;
+mod check;
 mod context;
 mod engine;
 mod layout;
@@ -15,16 +17,10 @@ mod signal;
 mod tasks;
 mod trace;
 
-use crate::ir::{
-    DimId, Entity, Expr, Family, Leaf, Mode, Plan, PointError, Points, RoleKind, Space, Store,
-    TableSet, Var,
-};
+use crate::ir::{DimId, Entity, Expr, Leaf, Plan, PointError, Points, Space, TableSet, Var};
 use context::Emitter;
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig};
-use mk_abi::{
-    EdgeInfo, KernelSource, RankBinding, RoleInfo, RuntimeDim, RuntimeRows,
-    device::MAX_RUNTIME_DIMS,
-};
+use mk_abi::{EdgeInfo, KernelSource, RankBinding, RoleInfo, RuntimeDim, RuntimeRows};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
@@ -121,7 +117,7 @@ pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
 pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitError> {
     let tables = TableSet::new(plan, |_, _| Vec::new());
     let points = Points::new(plan, &tables);
-    check_scope(plan)?;
+    check::check(plan)?;
     let env = environment()?;
     let mut e = Emitter::new(plan, &points, options)?;
     let trace = match options.trace {
@@ -224,66 +220,6 @@ fn spill_bytes(plan: &Plan, options: Options) -> u32 {
         (false, true) => CHAIN_SPILL_BYTES,
         (false, false) => 0,
     }
-}
-
-fn check_scope(plan: &Plan) -> Result<(), EmitError> {
-    if plan.nic.is_some() {
-        return Err(EmitError::unsupported("nic", "no template sends over the network"));
-    }
-    let runtime = || plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
-    if let Some((id, d)) = runtime().find(|(_, d)| d.runtime_max != Some(d.value)) {
-        let what =
-            format!("{} must be at its bound: the kernel is the same for every value", d.name);
-        return Err(EmitError::unsupported(id.to_string(), what));
-    }
-    if let Some((id, d)) = runtime().nth(MAX_RUNTIME_DIMS) {
-        let what = format!("{} is one run-time dimension more than {MAX_RUNTIME_DIMS}", d.name);
-        return Err(EmitError::unsupported(id.to_string(), what));
-    }
-    if let Some(id) = plan.tables.keys().next() {
-        return Err(EmitError::unsupported(
-            id.to_string(),
-            "tables have no place in a kernel so far",
-        ));
-    }
-    for (id, f) in plan.families.iter() {
-        let place = format!("{id} {:?}", f.name);
-        let kind = plan.roles[f.role].kind;
-        let known = match f.leaf {
-            Leaf::Enter => kind == RoleKind::Prologue,
-            Leaf::HostCopy => kind == RoleKind::CopyEngine,
-            Leaf::Signal => kind == RoleKind::Epilogue,
-            Leaf::MmaTile { .. } | Leaf::CopyTile { .. } | Leaf::ReduceTile => {
-                matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
-            }
-            _ => false,
-        };
-        if !known {
-            let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
-            return Err(EmitError::unsupported(place, what));
-        }
-        if uses_epoch(f) {
-            return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
-        }
-        let adds = f.accesses.iter().any(|a| a.mode == Mode::Accumulate);
-        if adds && !matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. }) {
-            let what = "only tiles of matrix products are added in memory, by TMA";
-            return Err(EmitError::unsupported(place, what));
-        }
-        if f.inner.is_some() && !matches!(f.leaf, Leaf::MmaTile { .. }) {
-            let what = "only a matrix product has an inner loop in a kernel";
-            return Err(EmitError::unsupported(place, what));
-        }
-    }
-    Ok(())
-}
-
-fn uses_epoch(f: &Family) -> bool {
-    let regions =
-        f.accesses.iter().flat_map(|a| a.region.iter().flat_map(|(b, l)| [b, l]).chain([&a.rank]));
-    let waits = f.waits.iter().flat_map(|w| w.index.iter().chain([&w.count]).chain(&w.when));
-    let posts = f.posts.iter().flat_map(|p| p.index.iter().chain([&p.rank, &p.add]).chain(&p.when));
-    regions.chain(waits).chain(posts).any(|e| e.mentions(Var::EPOCH))
 }
 
 fn role_infos(plan: &Plan) -> Vec<RoleInfo> {

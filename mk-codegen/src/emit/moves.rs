@@ -31,6 +31,7 @@ impl Emitter<'_> {
                 "source and destination differ in shape",
             ));
         }
+        self.check_dtypes(f, src, dst)?;
         let size = self.plan.buffers[src.buffer].dtype.size_bytes();
         let place = f.name.as_str();
         let from = self.own_pitch_bytes(src.buffer);
@@ -72,6 +73,21 @@ impl Emitter<'_> {
             store_signals => f.waits.iter().any(|w| w.by == Agent::Storer && !self.is_entry(w.signal)),
             posts => self.posts(f)?,
         })
+    }
+
+    /// A copy moves bytes.
+    pub(super) fn check_dtypes(
+        &self,
+        f: &Family,
+        src: &Access,
+        dst: &Access,
+    ) -> Result<(), EmitError> {
+        let dtype = |a: &Access| self.plan.buffers[a.buffer].dtype;
+        if dtype(src) == dtype(dst) {
+            return Ok(());
+        }
+        let what = format!("a copy converts nothing, {} to {}", dtype(src), dtype(dst));
+        Err(EmitError::unsupported(f.name.clone(), what))
     }
 
     /// Bytes of so many columns: none, where a task's columns lie past the end.

@@ -115,15 +115,24 @@ fn groups(e: &Emitter<'_>, role: RoleId) -> Result<Vec<Group>, EmitError> {
 
 /// The ring of shared-memory stages that a role's groups use one after the other.
 fn ring(e: &Emitter<'_>, kind: &str, groups: &[Group]) -> Result<Option<Value>, EmitError> {
-    let mut staged =
-        groups.iter().filter(|g| matches!(template_of(&g.leaf), "mma_tile" | "copy_bulk"));
-    let Some(first) = staged.next() else { return Ok(None) };
+    let staged =
+        || groups.iter().filter(|g| matches!(template_of(&g.leaf), "mma_tile" | "copy_bulk"));
+    let Some(first) = staged().next() else { return Ok(None) };
     let head = &e.plan.families[first.slices[0].id];
-    for g in staged {
-        let other = &e.plan.families[g.slices[0].id];
-        if !first.leaf.shares_ring(&g.leaf) || other.edges != head.edges {
+    for (g, s) in staged().flat_map(|g| g.slices.iter().map(move |s| (g, s))) {
+        let other = &e.plan.families[s.id];
+        if !first.leaf.shares_ring(&g.leaf) {
             let what = "two kinds of tiles would share one shared memory";
             return Err(EmitError::unsupported(other.name.clone(), what));
+        }
+        if other.edges != head.edges {
+            let ids: Vec<_> = head.edges.iter().map(|x| format!("{} {}", x.edge, x.name)).collect();
+            let what = format!(
+                "its tiles share the barriers of {:?}, and need its internal edges: {}",
+                head.name,
+                ids.join(", ")
+            );
+            return Err(EmitError::unsupported(format!("{} {:?}", s.id, other.name), what));
         }
     }
     let edges: Vec<_> = head

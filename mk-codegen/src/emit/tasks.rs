@@ -104,6 +104,15 @@ impl<'p> Emitter<'p> {
         let least = self.least_steps(s.id, &each)?;
         self.check_starts(s.id, a)?;
         self.check_starts(s.id, b)?;
+        let a_k = match (a_layout, a.region.len()) {
+            (ALayout::Mk, n) => n - 1,
+            (ALayout::Km, 3) => 0,
+            (ALayout::Km, n) => n - 2,
+        };
+        let b_k =
+            b.region.len() - if *b_layout == BLayout::Nk { 1 } else { 2 + usize::from(gated) };
+        self.check_depth(s.id, a, a_k, block[2])?;
+        self.check_depth(s.id, b, b_k, block[2])?;
         let own = Expr::Var(Var::RANK);
         let mut all = [a, b].into_iter().chain(targets.iter().copied());
         if all.any(|x| x.each.is_some()) || a.rank != own || b.rank != own {
@@ -151,7 +160,7 @@ impl<'p> Emitter<'p> {
             c_row => self.of_targets(f, &targets, |c| say(&self.row(c))),
             e_row => say(&self.extras_row(f)?),
             c_col => say(&last(c).0),
-            adds => targets.iter().find(|c| c.mode == Mode::Accumulate).map(|c| self.condition(f, c)),
+            adds => self.adds(f, &targets),
             rows => say(&rows(c).1),
             cols => say(&last(c).1),
             c_data => self.base(c.buffer, "params.header.rank"),
@@ -253,7 +262,7 @@ impl<'p> Emitter<'p> {
     }
 
     /// Whether some dimension comes with each launch.
-    fn runtime(&self) -> bool {
+    pub(super) fn runtime(&self) -> bool {
         self.plan.dims.values().any(|d| d.runtime_max.is_some())
     }
 
@@ -307,60 +316,6 @@ impl<'p> Emitter<'p> {
             }
         }
         Ok(least)
-    }
-
-    /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal instruction.
-    fn check_starts(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
-        let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
-        for rank in 0..self.plan.mesh.size() as usize {
-            for task in self.points.tasks(id, rank, 1)? {
-                let iterations = if a.at == Point::Inner { self.points.inner(&task)? } else { 1 };
-                for i in 0..iterations {
-                    let mut start = 0;
-                    self.points.for_each::<EmitError>(&task, i, None, None, |at| {
-                        start = self.points.eval(at, &a.region[a.region.len() - 1].0)?;
-                        Ok(())
-                    })?;
-                    if start * size % 16 != 0 {
-                        let what = format!(
-                            "task {:?} of rank {rank} begins {} at element {start} of a row, which is not a multiple of 16 bytes",
-                            task.domain(),
-                            a.operand
-                        );
-                        return Err(EmitError::unsupported(id.to_string(), what));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// TMA stores whole boxes. Rows that end inside the tensor are sent one by one, which takes rows of 128 bytes; columns
-    /// must end where the tensor does, or the box would spill into what another task owns.
-    fn check_clipped(&self, id: FamId, c: &Access, block: [u32; 2]) -> Result<(), EmitError> {
-        let row_by_row = block[1].is_multiple_of(64);
-        for rank in 0..self.plan.mesh.size() as usize {
-            let shape = self.points.shape(c.buffer, rank)?;
-            for task in self.points.tasks(id, rank, 1)? {
-                let Some(region) = self.points.region(&task, c)? else { continue };
-                let n = region.dims.len();
-                let ends = |d: usize, side: u32| {
-                    let (base, len) = region.dims[d];
-                    len >= i64::from(side) || base + len == shape[d]
-                };
-                let rows_end = !self.runtime()
-                    && ends(n - 2, block[0])
-                    && (n == 2 || region.dims[n - 2].1 == i64::from(block[0]));
-                if !ends(n - 1, block[1]) || !(row_by_row || rows_end) {
-                    let what = format!(
-                        "task {:?} ends inside the tensor: use store=direct",
-                        task.domain()
-                    );
-                    return Err(EmitError::unsupported(id.to_string(), what));
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Epilogue operands: columns as C's, rows from `e_row` on.
@@ -473,6 +428,17 @@ impl<'p> Emitter<'p> {
         let chosen = others.iter().zip(targets);
         chosen.map(|(text, c)| format!("{} ? {text} : ", self.condition(f, c))).collect::<String>()
             + last
+    }
+
+    /// When a tile is added to what is there, if ever.
+    fn adds(&self, f: &Family, targets: &[&Access]) -> Option<String> {
+        let adding = targets.iter().filter(|c| c.mode == Mode::Accumulate);
+        let when: Vec<_> = adding.map(|c| self.condition(f, c)).collect();
+        match when.as_slice() {
+            [] => None,
+            [one] => Some(one.clone()),
+            all => Some(format!("({})", all.join(") || ("))),
+        }
     }
 
     /// When an access is made.

@@ -8,7 +8,7 @@ use super::{
     leaf::Arity,
     plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space, TableSource},
 };
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use thiserror::Error;
 
 /// A plan that is not well formed: where, and what is wrong.
@@ -78,8 +78,15 @@ impl Checker<'_> {
         if world == 0 || world as usize > mk_abi::device::MAX_RANKS {
             self.error("mesh", format!("needs 1 to {} ranks", mk_abi::device::MAX_RANKS));
         }
+        let mut dims = BTreeSet::new();
         for (id, d) in plan.dims.iter() {
             self.name(&id.to_string(), &d.name);
+            if !dims.insert(&d.name) {
+                self.error(
+                    id.to_string(),
+                    format!("`{}` is already a dimension: use another name", d.name),
+                );
+            }
             if d.value < 0 || d.runtime_max.is_some_and(|max| d.value > max) {
                 self.error(
                     id.to_string(),

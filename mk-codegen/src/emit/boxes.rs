@@ -1,0 +1,100 @@
+//! Where the boxes that TMA moves may begin and end.
+
+use super::{EmitError, context::Emitter};
+use crate::ir::{Access, FamId, Point};
+
+impl Emitter<'_> {
+    /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal instruction.
+    pub(super) fn check_starts(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
+        let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
+        for rank in 0..self.plan.mesh.size() as usize {
+            for task in self.points.tasks(id, rank, 1)? {
+                let iterations = if a.at == Point::Inner { self.points.inner(&task)? } else { 1 };
+                for i in 0..iterations {
+                    let mut start = 0;
+                    self.points.for_each::<EmitError>(&task, i, None, None, |at| {
+                        start = self.points.eval(at, &a.region[a.region.len() - 1].0)?;
+                        Ok(())
+                    })?;
+                    if start * size % 16 != 0 {
+                        let what = format!(
+                            "task {:?} of rank {rank} begins {} at element {start} of a row, which is not a multiple of 16 bytes",
+                            task.domain(),
+                            a.operand
+                        );
+                        return Err(EmitError::unsupported(id.to_string(), what));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// TMA stores whole boxes. Rows that end inside the tensor are sent one by one, which takes rows of 128 bytes; columns
+    /// must end where the tensor does, or the box would spill into what another task owns.
+    pub(super) fn check_clipped(
+        &self,
+        id: FamId,
+        c: &Access,
+        block: [u32; 2],
+    ) -> Result<(), EmitError> {
+        let row_by_row = block[1].is_multiple_of(64);
+        for rank in 0..self.plan.mesh.size() as usize {
+            let shape = self.points.shape(c.buffer, rank)?;
+            for task in self.points.tasks(id, rank, 1)? {
+                let Some(region) = self.points.region(&task, c)? else { continue };
+                let n = region.dims.len();
+                let ends = |d: usize, side: u32| {
+                    let (base, len) = region.dims[d];
+                    len >= i64::from(side) || base + len == shape[d]
+                };
+                let rows_end = !self.runtime()
+                    && ends(n - 2, block[0])
+                    && (n == 2 || region.dims[n - 2].1 == i64::from(block[0]));
+                if !ends(n - 1, block[1]) || !(row_by_row || rows_end) {
+                    let what = format!(
+                        "task {:?} ends inside the tensor: use store=direct",
+                        task.domain()
+                    );
+                    return Err(EmitError::unsupported(id.to_string(), what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Operands are multiplied in whole boxes of `step` along dimension `k`. A part of one must end where the tensor does, behind
+    /// which TMA reads zeros: it would multiply what lies there.
+    pub(super) fn check_depth(
+        &self,
+        id: FamId,
+        a: &Access,
+        k: usize,
+        step: u32,
+    ) -> Result<(), EmitError> {
+        let mut runtime = self.plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
+        if runtime.any(|(dim, _)| a.region[k].1.names_dim(dim)) {
+            let what = format!("no launch decides how deep `{}` is", a.operand);
+            return Err(EmitError::unsupported(id.to_string(), what));
+        }
+        for rank in 0..self.plan.mesh.size() as usize {
+            let shape = self.points.shape(a.buffer, rank)?;
+            for task in self.points.tasks(id, rank, 1)? {
+                let Some(region) = self.points.region(&task, a)? else { continue };
+                let ends = |d: usize| region.dims[d].0 + region.dims[d].1 == shape[d];
+                // Rows of several matrices lie one behind the other.
+                let last = ends(k) && (k == shape.len() - 1 || (0..k).all(ends));
+                if region.dims[k].1 % i64::from(step) != 0 && !last {
+                    let what = format!(
+                        "task {:?} of rank {rank} reads {} of `{}` along k, which are no multiple of {step} and end inside the tensor",
+                        task.domain(),
+                        region.dims[k].1,
+                        a.operand
+                    );
+                    return Err(EmitError::unsupported(id.to_string(), what));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! What a plan may say and no template carries out: the emitter would drop it, or print something else.
+
+use super::EmitError;
+use crate::ir::{Expr, FamId, Family, Leaf, Mode, Plan, RoleKind, Scope, Space, Store, Var};
+use mk_abi::device::MAX_RUNTIME_DIMS;
+
+/// Names that the templates give to their own variables, around expressions of the plan.
+const TAKEN: &[&str] = &["step", "source", "destination_", "begin_"];
+
+/// Checks everything that is said above.
+///
+/// # Errors
+/// [`EmitError::Unsupported`] for the first line that no template carries out.
+pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
+    if plan.nic.is_some() {
+        return Err(EmitError::unsupported("nic", "no template sends over the network"));
+    }
+    let runtime = || plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
+    if let Some((id, d)) = runtime().find(|(_, d)| d.runtime_max != Some(d.value)) {
+        let what =
+            format!("{} must be at its bound: the kernel is the same for every value", d.name);
+        return Err(EmitError::unsupported(id.to_string(), what));
+    }
+    if let Some((id, d)) = runtime().nth(MAX_RUNTIME_DIMS) {
+        let what = format!("{} is one run-time dimension more than {MAX_RUNTIME_DIMS}", d.name);
+        return Err(EmitError::unsupported(id.to_string(), what));
+    }
+    if let Some(id) = plan.tables.keys().next() {
+        return Err(EmitError::unsupported(
+            id.to_string(),
+            "tables have no place in a kernel so far",
+        ));
+    }
+    // What the host encodes of the workspace, it encodes once.
+    let memory = plan.buffers.iter().filter(|(_, b)| !matches!(b.space, Space::In | Space::Out));
+    for (id, b) in memory {
+        let mut row = b.pitch.iter().chain(b.shape.last()).filter(|_| b.shape.len() > 1);
+        if row.any(|e| runtime().any(|(dim, _)| e.names_dim(dim))) {
+            let what = "its rows are as long in every launch: give them the bound";
+            return Err(EmitError::unsupported(format!("{id} {:?}", b.name), what));
+        }
+    }
+    for (id, f) in plan.families.iter() {
+        let place = format!("{id} {:?}", f.name);
+        let kind = plan.roles[f.role].kind;
+        let known = match f.leaf {
+            Leaf::Enter => kind == RoleKind::Prologue,
+            Leaf::HostCopy => kind == RoleKind::CopyEngine,
+            Leaf::Signal => kind == RoleKind::Epilogue,
+            Leaf::MmaTile { .. } | Leaf::CopyTile { .. } | Leaf::ReduceTile => {
+                matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
+            }
+            _ => false,
+        };
+        if !known {
+            let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
+            return Err(EmitError::unsupported(place, what));
+        }
+        if uses_epoch(f) {
+            return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
+        }
+        let adds = f.accesses.iter().any(|a| a.mode == Mode::Accumulate);
+        if adds && !matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. }) {
+            let what = "only tiles of matrix products are added in memory, by TMA";
+            return Err(EmitError::unsupported(place, what));
+        }
+        if f.inner.is_some() && !matches!(f.leaf, Leaf::MmaTile { .. }) {
+            let what = "only a matrix product has an inner loop in a kernel";
+            return Err(EmitError::unsupported(place, what));
+        }
+        names(f, &place)?;
+        // The host evaluates what its copy engines do, for every rank.
+        if f.leaf != Leaf::HostCopy {
+            accesses(plan, f, &place)?;
+            posts(plan, f, &place)?;
+        }
+    }
+    entry(plan)
+}
+
+fn uses_epoch(f: &Family) -> bool {
+    let regions =
+        f.accesses.iter().flat_map(|a| a.region.iter().flat_map(|(b, l)| [b, l]).chain([&a.rank]));
+    let waits = f.waits.iter().flat_map(|w| w.index.iter().chain([&w.count]).chain(&w.when));
+    let posts = f.posts.iter().flat_map(|p| p.index.iter().chain([&p.rank, &p.add]).chain(&p.when));
+    regions.chain(waits).chain(posts).any(|e| e.mentions(Var::EPOCH))
+}
+
+/// A loop variable must not stand in front of a constant of the kernel (`kDim_M`, `kSig0`), or of a template's variable.
+fn names(f: &Family, place: &str) -> Result<(), EmitError> {
+    let loops = f.domain.iter().chain(&f.inner).map(|(name, _)| name);
+    let each = f.accesses.iter().map(|a| &a.each).chain(f.waits.iter().map(|w| &w.each));
+    let each = each.chain(f.posts.iter().map(|p| &p.each)).flatten().map(|e| &e.var);
+    let taken = |name: &&String| {
+        let constant = name.strip_prefix('k').is_some_and(|n| n.starts_with(char::is_uppercase));
+        constant || TAKEN.contains(&name.as_str())
+    };
+    let Some(name) = loops.chain(each).find(taken) else { return Ok(()) };
+    let what = format!(
+        "the loop variable `{name}` would hide a name of the kernel: use none of {TAKEN:?}, and none that begins with `k` and a capital letter"
+    );
+    Err(EmitError::unsupported(place, what))
+}
+
+/// Whether extents depend on the rank, apart from the first, which flattening does not use.
+fn differs<'e>(extents: impl IntoIterator<Item = &'e Expr>) -> bool {
+    extents.into_iter().skip(1).any(|e| e.mentions(Var::RANK))
+}
+
+/// A kernel has the addresses of its own rank's tensors, and flattens with its own rank's extents.
+fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
+    for a in f.accesses.iter().filter(|a| a.rank != Expr::Var(Var::RANK)) {
+        let b = &plan.buffers[a.buffer];
+        let what = if b.space != Space::Workspace {
+            "is the caller's: a kernel reaches it only `@ rank`, and peers' memory is workspace"
+        } else if differs(b.shape.iter().chain(&b.pitch)) {
+            "is another rank's, and only its first extent may depend on the rank"
+        } else {
+            continue;
+        };
+        let what = format!("{} {:?}, of operand `{}`, {what}", a.buffer, b.name, a.operand);
+        return Err(EmitError::unsupported(place, what));
+    }
+    Ok(())
+}
+
+/// A post to another rank finds its word by the extents of the own one.
+fn posts(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
+    let own = Expr::Var(Var::RANK);
+    let wrong = f.posts.iter().find(|p| p.rank != own && differs(&plan.signals[p.signal].shape));
+    let Some(p) = wrong else { return Ok(()) };
+    let what = format!(
+        "{} posts {} to another rank, and only the first extent of that may depend on the rank",
+        p.edge, p.signal
+    );
+    Err(EmitError::unsupported(place, what))
+}
+
+/// Ranks announce themselves in one way only: each raises its own word on every rank by one, and nobody else raises these.
+fn entry(plan: &Plan) -> Result<(), EmitError> {
+    let world = Expr::from(plan.mesh.size() as i32);
+    let mut enter = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::Enter);
+    let Some((id, f)) = enter.next() else { return Ok(()) };
+    let refuse = |id: FamId| {
+        let what = format!(
+            "ranks enter by one family with one post, `sig[rank] @ p += 1` at scope sys for each p in {world}, of a signal that nobody else posts, and without waits or loops",
+            world = plan.mesh.size()
+        );
+        Err(EmitError::unsupported(format!("{id} {:?}", plan.families[id].name), what))
+    };
+    if let Some((other, _)) = enter.next() {
+        return refuse(other);
+    }
+    let ([p], true, true) = (f.posts.as_slice(), f.waits.is_empty(), f.domain.is_empty()) else {
+        return refuse(id);
+    };
+    let each = p.each.as_ref().is_some_and(|each| each.extent == world) && p.when.is_none();
+    let word = p.index == [Expr::Var(Var::RANK)] && p.rank == Expr::Var(Var::EACH);
+    if !each || !word || p.add != Expr::Const(1) || p.scope != Scope::Sys {
+        return refuse(id);
+    }
+    let posts = |f: &Family| f.posts.iter().any(|q| q.signal == p.signal);
+    match plan.families.iter().find(|(other, f)| *other != id && posts(f)) {
+        Some((other, _)) => refuse(other),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,256 @@
+//! Plans that say what no template carries out are refused, and not emitted as something else.
+
+use mk_codegen::{emit::emit, ir::Plan};
+use std::{fs, path::Path};
+
+/// Every rank pushes its rows to all, and copies what arrived.
+const PUSH: &str = r#"plan "push"
+mesh world=3
+target sm_90a
+dim dim0 N = 64
+dim dim1 R = 4
+buffer buf0 "x" in bf16[R, N]
+buffer buf1 "y" out bf16[12, N]
+buffer buf2 "w" workspace bf16[12, N]
+signal sig0 "entered" [3]
+signal sig1 "arrived" [3]
+role role0 prologue ctas 0
+role role1 intra_comm ctas 2
+family fam0 "enter" role0 {
+  leaf enter
+  post e0 sig0[rank] @ p += 1 by lead after program_order scope sys at start each p in 3
+}
+family fam1 "push" role1 {
+  leaf copy_tile via=ldst stages=1
+  for d in 3
+  access src: read buf0 @ rank [0 : 4, 0 : N] at start
+  access dst: write buf2 @ d [rank * 4 : 4, 0 : N] at end
+  wait e1 sig0[d] >= 1 by copier for generic scope sys at start
+  post e2 sig1[rank] @ d += 1 by copier after program_order scope sys at end
+}
+family fam2 "out" role1 {
+  leaf copy_tile via=ldst stages=1
+  for s in 3
+  access src: read buf2 @ rank [s * 4 : 4, 0 : N] at start
+  access dst: write buf1 @ rank [s * 4 : 4, 0 : N] at end
+  wait e3 sig1[s] >= 1 by copier for generic scope sys at start
+}
+"#;
+
+/// One tile.
+const TILE: &str = r#"plan "tile"
+mesh world=1
+target sm_90a
+dim dim0 M = 128
+dim dim1 K = 144
+dim dim2 N = 256
+buffer buf0 "a" in bf16[M, K]
+buffer buf1 "b" in bf16[K, N]
+buffer buf2 "c" out bf16[M, N]
+role role0 compute ctas 1
+family fam0 "gemm" role0 {
+  leaf mma_tile block=128x256x64 stages=3 b=kn store=tma
+  edge e1 full
+  edge e2 empty
+  edge e3 staged
+  edge e4 drained
+  access a: read buf0 @ rank [0 : M, 0 : K] at start
+  access b: read buf1 @ rank [0 : K, 0 : N] at start
+  access c: write buf2 @ rank [0 : M, 0 : N] at end
+}
+"#;
+
+/// What is said of a plan with some lines changed.
+#[track_caller]
+fn refused_of(text: &str, edits: &[(&str, &str)], says: &str) {
+    emit(&text.parse().expect("reads")).expect("without the edits");
+    let text = edits.iter().fold(text.to_string(), |text, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replace(from, to)
+    });
+    let plan: Plan = text.parse().unwrap_or_else(|e| panic!("{e}"));
+    let error = emit(&plan).expect_err(says).to_string();
+    assert!(error.contains(says), "{error}");
+}
+
+#[track_caller]
+fn refused(edits: &[(&str, &str)], says: &str) {
+    refused_of(PUSH, edits, says);
+}
+
+#[test]
+fn an_epilogue_that_waits_for_what_no_engine_posts() {
+    let wait = "\
+family fam3 \"wait\" role2 {
+  leaf signal
+  wait e4 sig2[0] >= 3 by lead for generic scope sys at start
+}
+";
+    let last = "  wait e3 sig1[s] >= 1 by copier for generic scope sys at start\n}\n";
+    let posts = last.replace(
+        '}',
+        "  post e5 sig2[0] @ rank += 1 by copier after program_order scope sys at end\n}",
+    );
+    refused(
+        &[
+            ("intra_comm ctas 2\n", "intra_comm ctas 2\nrole role2 epilogue ctas 0\n"),
+            ("\"arrived\" [3]\n", "\"arrived\" [3]\nsignal sig2 \"done\" [1]\n"),
+            (last, &(posts + wait)),
+        ],
+        "the end of a launch can only wait for its copy engines",
+    );
+}
+
+#[test]
+fn tensors_of_peers() {
+    let says = "is the caller's: a kernel reaches it only `@ rank`";
+    refused(&[("in bf16", "in shared bf16"), ("buf0 @ rank", "buf0 @ d")], says);
+    refused(&[("out bf16", "out shared bf16"), ("buf1 @ rank", "buf1 @ (rank + s) % 3")], says);
+}
+
+#[test]
+fn ranks_that_enter_in_another_way() {
+    for (from, to) in [
+        ("sig0[rank] @ p", "sig0[(rank + 1) % 3] @ p"),
+        ("sig0[rank] @ p", "sig0[rank] @ 2 - p"),
+        ("sig0[rank] @ p += 1", "sig0[rank] @ p += 2"),
+        ("at start each p in 3", "at start each p in 2"),
+        ("at start each p in 3", "at start each p in 3 when p < 3"),
+        ("scope sys at start each p in 3", "scope gpu at start each p in 3"),
+        ("leaf enter", "leaf enter\n  for i in 2"),
+        ("leaf enter", "leaf enter\n  wait e9 sig1[0] >= 1 by lead for generic scope sys at start"),
+        ("post e2 sig1[rank]", "post e2 sig0[rank]"),
+    ] {
+        refused(&[(from, to)], "ranks enter by one family with one post");
+    }
+    let again = "family fam3 \"again\" role0 {\n  leaf enter\n  post e9 sig1[rank] @ p += 1 by lead \
+                 after program_order scope sys at start each p in 3\n}\n";
+    let last = "  wait e3 sig1[s] >= 1 by copier for generic scope sys at start\n}\n";
+    refused(&[(last, &(last.to_string() + again))], "fam3 \"again\": ranks enter by one family");
+    refused(&[("wait e1 sig0[d] >= 1", "wait e1 sig0[d] >= 2")], "entry is signalled once");
+}
+
+#[test]
+fn memory_of_peers_that_has_other_extents() {
+    refused(
+        &[
+            ("\"arrived\" [3]", "\"arrived\" [3, rank + 1]"),
+            ("sig1[rank]", "sig1[rank, 0]"),
+            ("sig1[s]", "sig1[s, 0]"),
+        ],
+        "e2 posts sig1 to another rank, and only the first extent",
+    );
+    let says = "buf2 \"w\", of operand `dst`, is another rank's, and only its first extent";
+    refused(
+        &[
+            ("workspace bf16[12, N]", "workspace bf16[3, 4 + rank, N]"),
+            ("[rank * 4 : 4, 0 : N]", "[rank : 1, 0 : 4, 0 : N]"),
+            ("buf2 @ rank [s * 4 : 4, 0 : N]", "buf2 @ rank [s : 1, 0 : 4, 0 : N]"),
+        ],
+        says,
+    );
+    refused(&[("workspace bf16[12, N]", "workspace bf16[12, N + rank]")], says);
+}
+
+#[test]
+fn numbers_of_rows_and_words_that_an_int_does_not_hold() {
+    let wide =
+        [("bf16[R, N]", "bf16[65536, 65536, 1]"), ("[0 : 4, 0 : N]", "[0 : 4, 0 : N, 0 : 1]")];
+    refused(&wide, "buf0 \"x\": has more than 2147483647 rows");
+    let words =
+        [("\"arrived\" [3]", "\"arrived\" [65536, 65536]"), ("sig1[rank]", "sig1[rank, 0]")];
+    let all = [words[0], words[1], ("sig1[s]", "sig1[s, 0]")];
+    refused(&all, "sig1 \"arrived\": has more than 2147483647 words");
+    let large = [("workspace bf16[12, N]", "workspace bf16[2000000000, 2000000000]")];
+    refused(&large, "larger than the memory of any GPU");
+}
+
+#[test]
+fn places_that_a_launch_decides() {
+    let rows =
+        [("R = 4", "R = 4 runtime <= 4"), ("bf16[12, N]\nsignal", "bf16[12, 16 * R]\nsignal")];
+    refused(&rows, "buf2 \"w\": its rows are as long in every launch: give them the bound");
+    let deep = [("K = 144", "K = 144 runtime <= 144")];
+    refused_of(TILE, &deep, "no launch decides how deep `a` is");
+}
+
+#[test]
+fn copies_that_convert() {
+    refused(&[("out bf16[12, N]", "out f32[12, N]")], "a copy converts nothing, bf16 to f32");
+    let other = ("in bf16[R, N]", "in f16[R, N]");
+    let says = "a copy converts nothing, f16 to bf16";
+    refused(&[other], says);
+    let by_engine = [
+        ("intra_comm ctas 2\n", "intra_comm ctas 2\nrole role2 copy_engine ctas 0\n"),
+        (
+            "\"push\" role1 {\n  leaf copy_tile via=ldst stages=1",
+            "\"push\" role2 {\n  leaf host_copy",
+        ),
+        (
+            "wait e1 sig0[d] >= 1 by copier for generic scope sys at start",
+            "wait e1 sig0[p] >= 1 by engine for host scope sys at start each p in 3",
+        ),
+        ("@ d += 1 by copier", "@ d += 1 by engine"),
+    ];
+    let text = by_engine.iter().fold(PUSH.to_string(), |text, (from, to)| text.replace(from, to));
+    refused_of(&text, &[other], says);
+}
+
+#[test]
+fn names_that_would_hide_those_of_the_kernel() {
+    let says = "would hide a name of the kernel";
+    for name in ["kDim_N", "kSig0", "kBuf2", "step", "source", "destination_"] {
+        let (loops, word, place) =
+            (format!("for {name} in"), format!("sig1[{name}]"), format!("[{name} * 4"));
+        refused(&[("for s in", &loops), ("sig1[s]", &word), ("[s * 4", &place)], says);
+        refused(&[("@ p", &format!("@ {name}")), ("each p", &format!("each {name}"))], says);
+    }
+}
+
+#[test]
+fn two_dimensions_of_one_name() {
+    let plan: Plan =
+        PUSH.replace("dim1 R =", "dim1 N =").replace("bf16[R,", "bf16[4,").parse().expect("reads");
+    let errors = plan.check_structure().expect_err("two dimensions N");
+    assert_eq!(errors[0].to_string(), "dim1: `N` is already a dimension: use another name");
+}
+
+#[test]
+fn parts_of_steps_that_end_inside_a_tensor() {
+    let half = [("[0 : M, 0 : K]", "[0 : M, 0 : 72]"), ("[0 : K, 0 : N]", "[0 : 72, 0 : N]")];
+    refused_of(TILE, &half, "reads 72 of `a` along k, which are no multiple of 64");
+    let deep = [("buf1 \"b\" in bf16[K, N]", "buf1 \"b\" in bf16[K + 8, N]")];
+    refused_of(TILE, &deep, "reads 144 of `b` along k, which are no multiple of 64");
+}
+
+/// Where the last of several conditions holds, a tile is added, too.
+#[test]
+fn several_places_that_tiles_are_added_to() {
+    let write = "  access c: write buf2 @ rank [0 : M, 0 : N] at end\n";
+    let to = |mode: &str, n: u32, i: u32| {
+        format!("  access c: {mode} buf{n} @ rank [0 : M, 0 : N] at end when i == {i}\n")
+    };
+    let places =
+        [to("write", 2, 0), to("write", 3, 1), to("accumulate", 2, 2), to("accumulate", 3, 3)];
+    let text = TILE
+        .replace(write, &places.concat())
+        .replace("store=tma\n", "store=tma\n  for i in 4\n")
+        .replace("role role0", "buffer buf3 \"d\" out bf16[M, N]\nrole role0");
+    let cuda = emit(&text.parse().expect("reads")).expect("emits").cuda;
+    assert!(cuda.contains("work.adds = (i == 2) || (i == 3);"), "{cuda}");
+}
+
+/// The barriers of a role's tiles are one set, by one set of ids.
+#[test]
+fn tiles_of_one_role_with_edges_of_their_own() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans/gather_gemm.plan");
+    let text = fs::read_to_string(path).expect("the fixture");
+    let error = emit(&text.parse().expect("reads")).expect_err("two sets of ids").to_string();
+    let says = "fam3 \"gemm.peers\": its tiles share the barriers of \"gemm.own\", and need its internal edges: e5 full, e6 empty, e7 staged, e8 drained";
+    assert_eq!(error, says);
+    let names = ["full", "empty", "staged", "drained"];
+    let one = names.iter().enumerate().fold(text, |text, (i, name)| {
+        text.replace(&format!("edge e{} {name}", i + 9), &format!("edge e{} {name}", i + 5))
+    });
+    emit(&one.parse().expect("reads")).expect("one set of ids");
+}
