@@ -82,6 +82,11 @@ pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
     }
 }
 
+/// Whether something failed, and not only was asked for in a way that cannot be.
+pub fn is_failure(error: &FunctionError) -> bool {
+    matches!(error, FunctionError::Runtime(e) if class(e) != Class::Argument)
+}
+
 /// A run on the CPU executor that could not be made.
 pub fn harness(py: Python<'_>, error: HarnessError) -> PyErr {
     match error {

@@ -201,7 +201,9 @@ impl Function {
         let result = py.detach(|| self.lock().as_mut().map(work));
         match result {
             Some(result) => result.map_err(|e| {
-                self.told.store(true, Ordering::Relaxed);
+                if errors::is_failure(&e) {
+                    self.told.store(true, Ordering::Relaxed);
+                }
                 errors::function(py, e)
             }),
             None => Err(match self.place() {

@@ -124,8 +124,28 @@ def fault(world):
     """The last rank does not come: the others are told who."""
     for fuse in ("always", "never"):
         absence(mk.compile(LINEAR, world, entry_limit_s=1.0, fuse=fuse))
+    unheard(mk.compile(LINEAR, world, entry_limit_s=1.0))
     # A new one works.
     linear(mk.compile(LINEAR, world), 256 * SIZE, 512, 256 * SIZE, 3)
+
+
+def unheard(f):
+    """`close` raises what nobody has heard of; that a bad argument was refused is not to hear of it."""
+    f.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
+    if RANK < SIZE - 1:
+        f(random(256, 512, seed=1), random(512, 256, seed=2))
+        time.sleep(2.0)
+        try:
+            f.bind(shapes={"a": (7, 512), "b": (3, 256)})
+            raise AssertionError("bound shapes that do not fit")
+        except mk.ArgumentError:
+            pass
+        try:
+            f.close()
+            raise AssertionError("nobody heard of the fault")
+        except mk.FaultError:
+            pass
+    dist.barrier()
 
 
 def absence(f):

@@ -458,6 +458,8 @@ class Refusals(unittest.TestCase):
         with self.assertRaisesRegex(mk.ArgumentError, "`b` is not given"):
             f.explain(a)
         with self.assertRaisesRegex(mk.ArgumentError, "more arguments than tensors"):
+            f.explain(a, b, a)
+        with self.assertRaisesRegex(mk.ArgumentError, "there is no tensor `round`"):
             f.explain(a, b, round=3)
         with self.assertRaisesRegex(mk.DeviceError, "offline"):
             f.explain(a, b=b)
