@@ -84,7 +84,7 @@ device_struct! {
 device_struct! {
     /// Head of each rank's symmetric memory; peers write here.
     SymHeader, 1024 {
-        /// 0, or 1 + the rank that raised the abort.
+        /// 0, or 1 + the rank that raised the abort. Written by kernels; a host writes [`FaultRecord::abort`].
         abort: u32 @ 0,
         /// Unused, 0.
         reserved: u32[63] @ 4,
@@ -112,7 +112,7 @@ device_struct! {
 }
 
 device_struct! {
-    /// The first fault of a rank. Written once, by one lane, `state` last.
+    /// The first fault of a rank, in memory of the host. Written once, by one lane, `state` last; `abort` is the host's.
     FaultRecord, 128 {
         /// 0 none, 1 being written, 2 complete.
         state: u32 @ 0,
@@ -138,8 +138,10 @@ device_struct! {
         waited_ns: u64 @ 40,
         /// Index of the signal word, in words from the start of this rank's symmetric memory.
         word: u32 @ 48,
+        /// What a host tells the rank's kernels: 0, or 1 + the rank for which they are to give up.
+        abort: u32 @ 52,
         /// Unused, 0.
-        reserved: u32[19] @ 52,
+        reserved: u32[18] @ 56,
     }
 }
 

@@ -40,6 +40,15 @@ MK_DEVICE void raise_abort(const Context& ctx) {
   for (u32 p = 0; p < ctx.header.world; ++p) st_relaxed_sys(&ctx.sym_header(p)->abort, 1 + ctx.header.rank);
 }
 
+// What the host tells this rank's kernels: 0, or 1 + the rank for which they are to give up. It lies in memory of the host, so that no
+// stream has to get past what is queued, and a look takes a trip there. The abort word says it from then on: to other CTAs, and to
+// launches behind this one.
+MK_DEVICE u32 heed_host(const Context& ctx) {
+  const u32 abort = ld_relaxed_sys(&reinterpret_cast<FaultRecord*>(ctx.header.fault)->abort);
+  if (abort != 0) st_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort, abort);
+  return abort;
+}
+
 // Record, tell the others, mark this CTA. The record precedes the abort word, so that no CTA of this rank can
 // claim the record with "a peer aborted" first.
 MK_DEVICE void give_up(const Context& ctx, const Fault& fault) {

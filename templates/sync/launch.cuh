@@ -9,9 +9,11 @@ MK_DEVICE void launch_begin(const Context& ctx) {
 // The host's limit on the grid makes a count past the grid impossible for one launch.
 //
 // An abort word that is raised already is that of an earlier launch: the host refuses to launch such an instance, but a
-// captured graph may be replayed by somebody who does not ask. Its words no longer say what the epoch says.
+// captured graph may be replayed by somebody who does not ask. Its words no longer say what the epoch says. What no kernel has heard from
+// the host yet, CTA 0 hears.
 MK_DEVICE void launch_count_in(const Context& ctx) {
-  const u32 abort = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort);
+  u32 abort = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort);
+  if (abort == 0 && blockIdx.x == 0) abort = heed_host(ctx);
   const u32 inside = atom_add_gpu(&ctx.control()->active, 1);
   if (inside >= gridDim.x) {
     give_up(ctx, Fault{FaultKind::ConcurrentUse, 0, gridDim.x, inside + 1, 0, kNoPeer, 0, 0});

@@ -4,6 +4,8 @@ enum class Reader : u32 { Generic, Async };
 
 // Polls between two looks at the abort word and the clock: a poll costs about as much as either.
 constexpr u32 kPollsPerCheck = 64;
+// Such looks between two at what the host says, each of which is a trip over PCIe.
+constexpr u32 kChecksPerHostCheck = 16;
 
 // Where a wait stands in the plan, for the fault record.
 struct WaitSite {
@@ -39,7 +41,8 @@ MK_DEVICE bool wait_word(const Context& ctx, const u32* word, u32 expected, Wait
       armed = now;
     }
     const bool entry = kEntry || entered < ctx.header.world;
-    const u32 abort = ld_relaxed_sys(&ctx.sym_header(rank)->abort);
+    u32 abort = ld_relaxed_sys(&ctx.sym_header(rank)->abort);
+    if (abort == 0 && polls / kPollsPerCheck % kChecksPerHostCheck == 0) abort = heed_host(ctx);
     const u64 waited_ns = now - (entry ? begin : armed);
     if (abort == 0 && waited_ns < (entry ? ctx.header.entry_limit_ns : ctx.header.wait_limit_ns)) continue;
     const u64 offset = reinterpret_cast<u64>(word) - ctx.sym(rank);

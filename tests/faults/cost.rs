@@ -1,24 +1,30 @@
-//! What it costs that waits look at the clock and at the abort word.
+//! What it costs that waits look at the clock, at the abort word and at what the host says.
 
 use crate::rig::{Case, GATHER, Rig, compile, options};
-use crate::{Watchdog, alone, world};
+use crate::{Watchdog, alone, world_or_shared};
 use mk::runtime::{
     bench::{Gate, median},
     jit::JitOptions,
 };
 use std::time::Duration;
 
-/// Polls between two looks, in the kernels as they are; and so many that a wait ends before the first look.
-const BOUNDED: &str = "kPollsPerCheck = 64;";
-const UNBOUNDED: &str = "kPollsPerCheck = 1u << 30;";
+/// Lines of the kernels as they are, and instead of them: what never asks the host, at its begin or in a wait; and so many polls between
+/// two looks that a wait ends before the first.
+const UNTOLD: [[&str; 2]; 2] = [
+    ["if (abort == 0 && blockIdx.x == 0) abort = heed_host(ctx);", ""],
+    ["kChecksPerHostCheck = 16;", "kChecksPerHostCheck = 1u << 25;"],
+];
+const UNBOUNDED: [[&str; 2]; 1] = [["kPollsPerCheck = 64;", "kPollsPerCheck = 1u << 30;"]];
 
-/// The same kernel with bounded waits and without, by turns.
+/// The same kernel with bounded waits, without a word from the host, and without either, by turns. Where there is one GPU, on two ranks
+/// that share it.
 #[test]
 fn what_bounded_waits_cost() {
     let _alone = alone();
-    let Some(world) = world("what_bounded_waits_cost") else { return };
+    let Some(world) = world_or_shared("what_bounded_waits_cost") else { return };
     let _watchdog = Watchdog::new("what_bounded_waits_cost", Duration::from_secs(90));
     let gate = Gate::new(&world, &JitOptions::default()).expect("allocates");
+    let sms: &[_] = if world.shares_gpus() { &[("compute", 50), ("intra_comm", 8)] } else { &[] };
     let scatter = "gemm(a, b) -> reduce_scatter";
     for (pipeline, size) in [
         (GATHER.pipeline, (512, 1024, 1024)),
@@ -26,15 +32,19 @@ fn what_bounded_waits_cost() {
         (scatter, (512, 1024, 1024)),
         (scatter, (8192, 8192, 2048)),
     ] {
-        let source = compile(&Case { pipeline, size, ..GATHER }, world.size());
-        let mut changed = source.clone();
-        changed.cuda = source.cuda.replace(BOUNDED, UNBOUNDED);
-        assert_ne!(changed.cuda, source.cuda, "the library says {BOUNDED}");
-        let mut rigs = [source, changed].map(|s| Rig::with(&world, s, &options()).expect("binds"));
+        let source = compile(&Case { pipeline, size, sms, ..GATHER }, world.size());
+        let mut variants = [source.clone(), source.clone(), source];
+        for (variant, lines) in variants[1..].iter_mut().zip([&UNTOLD[..], &UNBOUNDED]) {
+            for [line, instead] in lines {
+                assert!(variant.cuda.contains(line), "the library says {line}");
+                variant.cuda = variant.cuda.replace(line, instead);
+            }
+        }
+        let mut rigs = variants.map(|s| Rig::with(&world, s, &options()).expect("binds"));
         let results = rigs.each_mut().map(|rig| rig.step(1).expect("runs"));
-        assert_eq!(results[0], results[1]);
+        assert!(results.iter().all(|r| *r == results[0]));
         let refs: Vec<_> = gate.streams().iter().map(|s| s.as_ref()).collect();
-        let mut times = [Vec::new(), Vec::new()];
+        let mut times = [Vec::new(), Vec::new(), Vec::new()];
         for _ in 0..40 {
             for (rig, times) in rigs.iter_mut().zip(&mut times) {
                 let args = rig.args();
@@ -42,9 +52,10 @@ fn what_bounded_waits_cost() {
                 times.push(gate.time_ms(launch).expect("runs") * 1e3);
             }
         }
-        let [bounded, unbounded] = times.each_mut().map(|t| median(t));
+        let [bounded, untold, unbounded] = times.each_mut().map(|t| median(t));
         println!(
-            "  {pipeline} {size:?}: {bounded:.1} us bounded, {unbounded:.1} us without, ratio {:.4}",
+            "  {pipeline} {size:?}: {bounded:.1} us bounded, {untold:.1} us without the host's word, {unbounded:.1} us without both, ratios {:.4} and {:.4}",
+            bounded / untold,
             bounded / unbounded
         );
     }

@@ -1,10 +1,10 @@
 //! Faults and refusals within one process.
 
-use crate::rig::{Case, GATHER, Rig, options};
-use crate::{Watchdog, alone, world};
+use crate::rig::{BESIDE, Case, GATHER, Rig, options};
+use crate::{Watchdog, alone, world, world_or_shared};
 use mk::abi::device::FaultKind;
 use mk::runtime::{
-    Error, FaultCause, Graph, InstanceOptions, RankTensors, TensorRef, World, bench::Delay,
+    Error, FaultCause, Graph, InstanceOptions, RankTensors, Stream, TensorRef, World, bench::Delay,
     jit::JitOptions,
 };
 use std::time::{Duration, Instant};
@@ -49,9 +49,9 @@ fn a_bound_of_a_millisecond() {
 #[test]
 fn an_aborted_instance_does_not_run_again() {
     let _alone = alone();
-    let Some(world) = begin("an_aborted_instance") else { return };
+    let Some(world) = world_or_shared("an_aborted_instance") else { return };
     let _watchdog = Watchdog::new("an_aborted_instance", Duration::from_secs(60));
-    let mut rig = Rig::new(&world, &GATHER, &options()).expect("binds");
+    let mut rig = Rig::new(&world, &BESIDE[0], &options()).expect("binds");
     rig.step(1).expect("runs");
     let mut known = rig.capture().expect("captures");
     // As somebody else's capture: this thread's does not hear of the launch.
@@ -91,8 +91,52 @@ fn an_aborted_instance_does_not_run_again() {
     assert_eq!(fault.cause, FaultCause::Known(FaultKind::PeerAborted));
     drop((known, foreign));
     drop(rig);
-    Rig::new(&world, &GATHER, &options()).expect("binds").step(3).expect("runs");
+    Rig::new(&world, &BESIDE[0], &options()).expect("binds").step(3).expect("runs");
     println!("ok an aborted instance");
+}
+
+/// One rank's kernel waits for a rank that does not come, and forty launches of another instance, each on streams of its own, wait for
+/// that: nothing that is enqueued on any stream gets past them. They run when it has given up.
+#[test]
+fn an_abort_gets_past_what_is_queued() {
+    let _alone = alone();
+    let Some(world) = world_or_shared("an_abort_past_what_is_queued") else { return };
+    let _watchdog = Watchdog::new("an_abort_past_what_is_queued", Duration::from_secs(60));
+    let patient = InstanceOptions {
+        wait_limit: Duration::from_secs(30),
+        entry_limit: Duration::from_secs(30),
+        ..options()
+    };
+    let mut rig = Rig::new(&world, &BESIDE[0], &patient).expect("binds");
+    let mut behind = Rig::new(&world, &BESIDE[1], &patient).expect("binds");
+    rig.step(1).expect("runs");
+    let fine = behind.step(2).expect("runs");
+    behind.refill(2).expect("fills");
+    let streams: Vec<_> = (0..40).map(|_| Stream::per_rank(&world).expect("streams")).collect();
+    let mut alone = rig.capture().expect("captures");
+    let refs = rig.refs();
+    alone[0].launch(refs[0]).expect("replays");
+    let args = behind.args();
+    behind.instance.launch(&refs, &args).expect("launches");
+    for streams in streams {
+        behind.change_streams(streams);
+        behind.launch().expect("launches");
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    rig.instance.check().expect("waits");
+    let start = Instant::now();
+    rig.instance.abort();
+    rig.streams[0].synchronize().expect("ends");
+    let took = start.elapsed();
+    let error = rig.instance.check().expect_err("the kernel gave up");
+    let Error::Fault(fault) = &error else { panic!("{error}") };
+    println!("  after {:.3} s: {error}", took.as_secs_f64());
+    assert_eq!(fault.cause, FaultCause::Known(FaultKind::PeerAborted));
+    assert!(fault.waited_ns >= 100_000_000, "{fault:?}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    behind.instance.synchronize().expect("its turn has come");
+    assert_eq!(behind.hashes().expect("downloads"), fine);
+    println!("ok an abort past what is queued");
 }
 
 #[test]

@@ -69,6 +69,14 @@ pub fn world(test: &str) -> Option<World> {
     worlds(test).pop()
 }
 
+/// The largest of [`worlds`]; where there is one GPU, two ranks that share it.
+pub fn world_or_shared(test: &str) -> Option<World> {
+    match World::local(2) {
+        Err(_) if World::local(1).is_ok() => World::on_devices(&[0, 0]).ok(),
+        _ => world(test),
+    }
+}
+
 /// Where a process that [`children`] starts begins. In an ordinary run there is nothing to do.
 #[test]
 fn child() {

@@ -154,10 +154,9 @@ impl Rig {
         Ok(())
     }
 
-    /// Later launches go to new streams; the old ones live on.
-    pub fn more_streams(&mut self, world: &World) -> Result<(), Error> {
-        self.used.append(&mut std::mem::replace(&mut self.streams, Stream::per_rank(world)?));
-        Ok(())
+    /// Later launches go to these streams; the old ones live on.
+    pub fn change_streams(&mut self, streams: Vec<Stream>) {
+        self.used.append(&mut std::mem::replace(&mut self.streams, streams));
     }
 
     pub fn refs(&self) -> Vec<StreamRef> {

@@ -238,7 +238,8 @@ mod tests {
             peer: u32::MAX,
             waited_ns: 30_000_000_000,
             word: 300,
-            reserved: [0; 19],
+            abort: 0,
+            reserved: [0; 18],
         }
     }
 

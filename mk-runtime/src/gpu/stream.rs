@@ -51,34 +51,15 @@ impl Stream {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn new(world: &World, rank: u32) -> Result<Stream, Error> {
-        Stream::in_context(world.context(rank)?.clone(), 0)
+        Stream::in_context(world.context(rank)?.clone())
     }
 
-    /// Like [`Stream::new`], of the highest priority: CUDA lets streams share hardware queues, in which work waits for what was enqueued
-    /// before it, but not those of different priorities.
-    pub(crate) fn urgent(world: &World, rank: u32) -> Result<Stream, Error> {
-        let context = world.context(rank)?.clone();
-        let mut greatest = 0;
-        let entered = context.enter()?;
-        // SAFETY: a valid out-pointer, and none where nothing is asked for; the context is current.
-        unsafe {
-            cu!(
-                Some(context.ordinal()),
-                cuCtxGetStreamPriorityRange(std::ptr::null_mut(), &mut greatest)
-            )
-        }?;
-        drop(entered);
-        Stream::in_context(context, greatest)
-    }
-
-    pub(crate) fn in_context(context: Arc<Context>, priority: i32) -> Result<Stream, Error> {
+    pub(crate) fn in_context(context: Arc<Context>) -> Result<Stream, Error> {
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let entered = context.enter()?;
         // SAFETY: a valid out-pointer; the context is current.
-        unsafe {
-            cu!(Some(context.ordinal()), cuStreamCreateWithPriority(&mut raw, flags, priority))
-        }?;
+        unsafe { cu!(Some(context.ordinal()), cuStreamCreate(&mut raw, flags)) }?;
         drop(entered);
         Ok(Stream { context, raw: StreamRef { raw } })
     }

@@ -5,7 +5,7 @@
 use crate::error::{Error, Fault, FaultCause};
 use crate::gpu::Usable;
 use crate::mem::FaultRecords;
-use crate::world::SharedGroup;
+use crate::world::{Abort, SharedGroup};
 use mk_abi::KernelSource;
 use mk_abi::device::FaultKind;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -73,6 +73,12 @@ impl Health {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing here is ever half done when it panics.
         self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Abort for Health {
+    fn raise(&self, by: u32) {
+        self.state().faults.abort(by);
     }
 }
 

@@ -1,6 +1,5 @@
 //! One kernel bound to a world: loaded modules, workspace, parameter blocks, fault records.
 
-use super::abort::AbortSwitch;
 use super::agree;
 use super::contract::{check_source, check_tensors};
 use super::dims::check_dims;
@@ -32,7 +31,6 @@ pub struct Instance {
     ranks: Vec<Rank>,
     symmetric: SymmetricMemory,
     health: Arc<Health>,
-    switch: Arc<AbortSwitch>,
     attributes: Attributes,
     generation: u64,
     overlap: bool,
@@ -60,6 +58,9 @@ impl Instance {
     /// In a world of processes this is collective, and waits for the others for `entry_limit` (at least a minute).
     /// All must pass the same kernel and options; what differs is an error on every rank, before memory is made.
     ///
+    /// The driver loads code between kernels only: this waits for what the GPU runs, and so do launches of other threads
+    /// on it meanwhile. Where that needs another rank's launch, all ranks must launch and bind in the same order.
+    ///
     /// # Errors
     /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::WrongArch`], [`Error::NotCoResident`],
     /// [`Error::SmBudget`], [`Error::LaunchBlocking`], [`Error::Cuda`] (out of memory among others). With other
@@ -82,7 +83,7 @@ impl Instance {
         }
         let mut place = None;
         // What follows may wait for a GPU, and the GPU for a rank that another thread is about to launch. In a world of
-        // processes that may be a rank of another one, which needs this one's launches: the book stays closed.
+        // processes that may be a rank of another one, which needs this one's launches: the book is not held.
         let held = world.group().is_none().then(order::book);
         let space = &source.workspace;
         let symmetric = SymmetricMemory::within(world, space.symmetric_bytes, deadline)?;
@@ -93,34 +94,32 @@ impl Instance {
             let bind = |r| Rank::bind(world, r, source, compiled, options, &symmetric, &faults);
             let ranks = world.local_ranks().map(bind).collect::<Result<Vec<_>, _>>()?;
             let place = place.insert(Place(order::new_launcher()));
-            let switch = AbortSwitch::new(world, &symmetric)?;
             if options.overlap {
                 let mut book = held.unwrap_or_else(order::book);
                 claim(&mut book, place.0, world, source, &ranks, options.reserve_sms)?;
             }
-            Ok((ranks, switch))
+            Ok(ranks)
         });
         // No rank launches before the words of all ranks are zero.
-        let (ranks, switch) = match world.group() {
+        let ranks = match world.group() {
             None => bound?,
             Some(group) => group.agree(agree::CALL, bound, deadline)?,
         };
-        let switch = Arc::new(switch);
+        let source = Arc::new(source.clone());
+        let health = Arc::new(Health::new(source.clone(), world.group().cloned(), faults));
         if let Some(group) = world.group() {
-            let weak: Weak<AbortSwitch> = Arc::downgrade(&switch);
+            let weak: Weak<Health> = Arc::downgrade(&health);
             group.on_death(weak);
         }
         // Two ranks on one GPU cannot both be cooperative: each would claim to have it alone.
         let alone = world.local_ranks().all(|r| world.sharing(r) == 1);
-        let source = Arc::new(source.clone());
         Ok(Instance {
             world: world.clone(),
             attributes: Attributes::new(&source, alone),
-            health: Arc::new(Health::new(source.clone(), world.group().cloned(), faults)),
             source,
             ranks,
             symmetric,
-            switch,
+            health,
             generation,
             overlap: options.overlap,
             captured: false,
@@ -225,7 +224,7 @@ impl Instance {
             // Also for the first rank: its kernel may be running, and what followed it have failed.
             let first = self.world.local_ranks().start;
             let by = self.ranks.get(enqueued).map_or(first, |r| r.rank);
-            self.switch.raise(by);
+            self.health.raise(by);
             self.health.poison(error);
         }
         outcome
@@ -302,7 +301,7 @@ impl Instance {
     /// Tells running kernels of all ranks to give up, as a peer's abort does, and poisons the instance.
     pub fn abort(&mut self) {
         self.health.poison(&Error::Aborted);
-        self.switch.raise(self.world.local_ranks().start);
+        self.health.raise(self.world.local_ranks().start);
     }
 
     /// Fills the workspace of this process's ranks with a byte, except for the part that must start as zero. A test
@@ -360,7 +359,7 @@ impl Instance {
     fn leave(&mut self) {
         std::mem::forget(std::mem::take(&mut self.ranks));
         self.symmetric.leave();
-        std::mem::forget((self.world.clone(), self.health.clone(), self.switch.clone()));
+        std::mem::forget((self.world.clone(), self.health.clone()));
     }
 
     fn count(&self, what: &'static str, given: usize) -> Result<(), Error> {
@@ -393,7 +392,6 @@ impl Drop for Instance {
         }
         // Not while another thread has launched some ranks and not others: freeing may wait for a GPU.
         let book = order::book();
-        self.switch.cut();
         self.ranks.clear();
         done = done.and(self.health.release()).and(self.symmetric.release());
         drop(book);

@@ -1,6 +1,5 @@
 //! Binding a kernel to a world, and launching it.
 
-mod abort;
 mod agree;
 mod contract;
 mod dims;

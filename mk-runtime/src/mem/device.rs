@@ -198,12 +198,12 @@ impl Drop for DeviceBuffer {
 }
 
 /// Fills device memory that nothing uses at present with a byte, and waits for that alone: the GPU may be at work on what only ends when
-/// a peer does something, who may be waiting for this process.
+/// a peer does something, who may be waiting for this process. (The driver waits all the same for one stream of some 75.)
 pub(super) fn memset(context: &Arc<Context>, ptr: u64, byte: u8, bytes: u64) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
     }
-    let stream = Stream::in_context(context.clone(), 0)?;
+    let stream = Stream::in_context(context.clone())?;
     let entered = context.enter()?;
     let raw = stream.as_ref().raw();
     // SAFETY: the callers pass ranges that they own, and the stream is of the current context.

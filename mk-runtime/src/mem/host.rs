@@ -1,4 +1,4 @@
-//! Fault records: pinned host memory that kernels write and the host reads while they run.
+//! Fault records: pinned host memory that kernels write and the host reads while they run, with one word the other way round.
 //!
 //! In a world of processes each has a page with its own record, registered for its GPU, and maps those of the others,
 //! so that every rank can say what went wrong on the rank where it did.
@@ -38,7 +38,7 @@ enum Memory {
     Released,
 }
 
-// SAFETY: the memory is read through atomics and volatile reads only.
+// SAFETY: the memory is accessed through atomics and volatile reads only.
 unsafe impl Send for FaultRecords {}
 // SAFETY: as above.
 unsafe impl Sync for FaultRecords {}
@@ -145,6 +145,16 @@ impl FaultRecords {
             .collect()
     }
 
+    /// Tells the kernels of all ranks to give up, on behalf of rank `by`, unless they have been told before. A store: no driver call, and
+    /// no stream, of which none gets past what is queued on many others.
+    pub(crate) fn abort(&self, by: u32) {
+        for record in &self.host {
+            let told = word(*record, offset_of!(FaultRecord, abort));
+            // What was said first stays.
+            let _ = told.compare_exchange(0, by + 1, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
     /// What dropping does; nothing is left for the drop then.
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         let memory = std::mem::replace(&mut self.memory, Memory::Released);
@@ -166,12 +176,13 @@ impl FaultRecords {
 }
 
 fn state(record: *mut FaultRecord) -> u32 {
-    const { assert!(offset_of!(FaultRecord, state) % align_of::<AtomicU32>() == 0) };
-    // SAFETY: a live record, aligned, and its state accessed as an atomic word by hosts alone.
-    unsafe {
-        let word = record.byte_add(offset_of!(FaultRecord, state)).cast::<u32>();
-        AtomicU32::from_ptr(word).load(Ordering::Acquire)
-    }
+    word(record, offset_of!(FaultRecord, state)).load(Ordering::Acquire)
+}
+
+/// A word of a live record.
+fn word<'a>(record: *mut FaultRecord, offset: usize) -> &'a AtomicU32 {
+    // SAFETY: inside the record, aligned as all its words are, and accessed by hosts as an atomic alone.
+    unsafe { AtomicU32::from_ptr(record.byte_add(offset).cast()) }
 }
 
 impl Drop for FaultRecords {

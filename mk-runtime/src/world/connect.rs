@@ -13,7 +13,7 @@ use std::time::Duration;
 const RENDEZVOUS: Duration = Duration::from_secs(300);
 
 /// Changes with anything that the processes of a world say to each other.
-const PROTOCOL: u64 = 2;
+const PROTOCOL: u64 = 3;
 
 /// What a process tells the others of itself.
 struct Card {

@@ -115,3 +115,26 @@ fn the_host_can_abort() {
     }
     assert!(start.elapsed() < Duration::from_secs(10), "the limit is 30 s");
 }
+
+/// Each launch waits for the one before, on a stream of its own. With eight of them nothing that is enqueued on another stream gets through.
+#[test]
+fn the_host_can_abort_what_others_are_queued_behind() {
+    let _alone = alone();
+    let Some(world) = world_on(&[0]) else { return };
+    let mut instance = bind(&world, &kernels::stuck(1), &InstanceOptions::default());
+    let streams: Vec<_> = (0..40).map(|_| Stream::per_rank(&world).unwrap()).collect();
+    let never = expected(&world, |_| 8);
+    for streams in &streams {
+        instance.launch(&refs(streams), &args(&never)).unwrap();
+    }
+    let start = Instant::now();
+    instance.abort();
+    match instance.synchronize() {
+        Err(Error::Fault(fault)) => {
+            assert_eq!(fault.cause, FaultCause::Known(FaultKind::PeerAborted));
+        }
+        other => panic!("{other:?}"),
+    }
+    println!("ended {:.3} s behind the abort", start.elapsed().as_secs_f64());
+    assert!(start.elapsed() < Duration::from_secs(2), "the limit is 30 s, for each");
+}

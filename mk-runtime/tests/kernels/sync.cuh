@@ -21,10 +21,12 @@ __device__ __forceinline__ char* symmetric(const LaunchHeader& h, u32 rank) {
 __device__ __forceinline__ bool wait_signal(const LaunchHeader& h, u32 word, u32 expected, u32 edge, u32 epoch, u32 tile) {
   const u32* p = (const u32*)symmetric(h, h.rank) + word;
   const u32* abort = &((const SymHeader*)symmetric(h, h.rank))->abort;
+  const u32* told = &((const FaultRecord*)h.fault)->abort;
   const u64 start = now_ns();
   u32 seen;
   while ((int)((seen = load_acquire(p)) - expected) < 0) {
-    const u32 aborted = load_acquire(abort);
+    u32 aborted = load_acquire(abort);
+    if (!aborted) aborted = load_acquire(told);
     if (!aborted && now_ns() - start < h.wait_limit_ns) continue;
     FaultRecord* f = (FaultRecord*)h.fault;
     f->kind = aborted ? 4 : 1;
