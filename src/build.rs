@@ -11,7 +11,10 @@ use mk_codegen::{
     passes::{self, Config},
     valid::Proof,
 };
-use mk_runtime::jit::{self, Compiled, JitOptions};
+use mk_runtime::{
+    Error,
+    jit::{self, Compiled, JitOptions},
+};
 use mk_syntax::{Bound, Program};
 
 /// A plan that was proved right, and its kernel as CUDA text.
@@ -101,6 +104,39 @@ impl Composition {
         };
         let kernels = in_parallel(&list, one).into_iter().collect::<Result<_, _>>()?;
         Ok(Composition { verdict, parts, kernels, configs: choice.configs.clone() })
+    }
+
+    /// [`Composition::new`] and [`Composition::compile`]. Settings that nobody asked for give way to those of `instead` where a kernel takes
+    /// more registers than there are: that only the compiler finds out.
+    ///
+    /// # Errors
+    /// As [`Composition::new`] and [`Composition::compile`].
+    pub fn make(
+        program: &Program,
+        bound: &Bound,
+        choice: &Choice,
+        emission: emit::Options,
+        options: &JitOptions,
+        instead: Option<&Config>,
+    ) -> Result<(Composition, Vec<Compiled>), FunctionError> {
+        let make = |choice: &Choice| {
+            let made = Composition::new(program, bound, choice, emission)?;
+            let compiled = made.compile(options)?;
+            Ok((made, compiled))
+        };
+        match (make(choice), instead) {
+            (
+                Err(FunctionError::Runtime(
+                    error @ (Error::Spill { .. } | Error::Serialised { .. }),
+                )),
+                Some(config),
+            ) => {
+                tracing::warn!(%error, "other settings are taken than those that were chosen");
+                let configs = vec![config.clone(); choice.configs.len()];
+                make(&Choice { configs, ..choice.clone() })
+            }
+            (made, _) => made,
+        }
     }
 
     /// Compiles all kernels, or reads them from the disk cache.

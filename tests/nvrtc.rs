@@ -4,11 +4,16 @@
 mod common;
 
 use common::{CASES, VARIANTS, Variant, plan};
+use mk::Program;
+use mk::build::Composition;
 use mk::emit::Options;
+use mk::function::FunctionError;
 use mk::ir::{EpilogueOp, Family, Leaf, Plan};
-use mk::passes::{AllReduce, Config, Sums};
+use mk::passes::{AllReduce, Config, Consumers, Sums};
+use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
-use std::collections::BTreeSet;
+use mk::tune::{Choice, Made, Verdict, Why};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[test]
@@ -40,6 +45,38 @@ fn sums_go_to_every_rank() {
             judge(&format!("{name}, {ranks} ranks"), &plan, Options::default());
         }
     }
+}
+
+/// Seen of rows that three ranks share unevenly, with settings that the model had chosen.
+#[test]
+fn chosen_settings_that_take_too_many_registers_give_way() {
+    const BLOCK: &str = "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, N] @ shard(1), w2: bf16[K, N] @ shard(1), c: bf16[N] @ shard(0)) {
+        gather(x) -> gemm(w1) -> bias(c) -> gelu -> gemm(w2.t) -> reduce_scatter
+    }";
+    let program = Program::parse(BLOCK).expect("parses");
+    let dims = [("M", 8192), ("N", 1000), ("K", 520)].map(|(name, n)| (name.to_string(), n));
+    let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
+    let default = Config { ranks: 3, ..Config::default() };
+    let mut config = Config {
+        consumers: Consumers::PingPong,
+        sums: Sums::Epilogue,
+        sms: [("intra_comm".to_string(), 12)].into(),
+        ..default.clone()
+    };
+    config.set_block([128, 128, 64]);
+    let verdict = Verdict::new(Made::Fused, Why::Predicted);
+    let choice = Choice { verdict, configs: vec![config.clone()] };
+    let options = JitOptions { use_cache: false, ..JitOptions::default() };
+    let make = |instead| {
+        Composition::make(&program, &bound, &choice, Options::default(), &options, instead)
+    };
+    let refused = make(None).map(|(made, _)| made.configs).expect_err("find another example");
+    assert!(matches!(refused, FunctionError::Runtime(Error::Spill { .. })), "{refused}");
+    // Nor with others that are no better.
+    assert!(make(Some(&config)).is_err());
+    let (made, compiled) = make(Some(&default)).expect("has a kernel");
+    assert_eq!((made.configs, made.verdict), (vec![default], verdict));
+    assert_eq!((made.kernels.len(), compiled.len()), (1, 1));
 }
 
 /// What decides how tracing hooks into a family's tasks: who does what, and who waits and posts where.

@@ -299,6 +299,25 @@ fn settings_that_fit_nothing_are_refused() {
 }
 
 #[test]
+fn rows_that_end_inside_a_tile_take_whole_panels() {
+    const SUMMED: &str = "gemm(a, b) -> reduce_scatter";
+    const LAUNCHED: &str = "fn rows<M: dyn <= 1024>(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) { gemm(a, b) -> reduce_scatter }";
+    let tiles = |columns| Config { block: [128, columns, 64], ..four() };
+    let lower = |source, rows, columns| {
+        let shapes: &[_] = &[("a", vec![rows, 512]), ("b", vec![512, 1024])];
+        with_config(source, shapes, &tiles(columns))
+    };
+    lower(SUMMED, 1024, 160).expect("256 rows each");
+    lower(SUMMED, 1000, 192).expect("whole panels");
+    lower(LAUNCHED, 1024, 192).expect("whole panels");
+    for (source, rows) in [(SUMMED, 1000), (LAUNCHED, 1024)] {
+        let error = lower(source, rows, 160).expect_err("half a panel").to_string();
+        assert!(error.contains("rows end inside tiles of 128 x 160"), "{source}: {error}");
+        assert!(error.contains("help: use a multiple of 64 columns"), "{error}");
+    }
+}
+
+#[test]
 fn groups_of_more_rows_than_there_are_hold_all() {
     let shapes = &[("a", vec![4096, 512]), ("b", vec![512, 512])];
     let plan = |group_rows| {

@@ -147,6 +147,7 @@ fn class(error: &RuntimeError) -> Class {
         | RuntimeError::PeerGone { .. }
         | RuntimeError::PeerSilent { .. }
         | RuntimeError::PeerFailed { .. }
+        | RuntimeError::OutOfStep { .. }
         | RuntimeError::Disagree { .. } => Class::Rendezvous,
         RuntimeError::Fault(_) | RuntimeError::Poisoned { .. } | RuntimeError::Aborted => {
             Class::Fault

@@ -218,13 +218,14 @@ impl Function {
         if let Some(known) = self.known(sizes) {
             return Ok(known);
         }
-        let choice = self.choose(sizes)?;
+        let (choice, searched) = self.choose(sizes)?;
         let (world, program) = (&self.world, self.signature.program());
-        let mine = Composition::new(program, sizes, &choice, self.options.emission)
-            .and_then(|made| Ok((made.compile(&self.options.jit)?, made)));
+        let (emission, jit) = (self.options.emission, &self.options.jit);
+        let default = searched.then_some(&self.options.config);
+        let mine = Composition::make(program, sizes, &choice, emission, jit, default);
         let options = &self.options.instance;
         // The others would wait for a rank that has no kernel.
-        let (compiled, made) = world.agree("compiling", mine, options.entry_limit.max(PATIENCE))?;
+        let (made, compiled) = world.agree("compiling", mine, options.entry_limit.max(PATIENCE))?;
         let run = match (made.kernels.as_slice(), compiled.as_slice()) {
             ([planned], [compiled]) if made.parts.is_empty() => {
                 Run::One(Kernel::bind(world, program, &planned.source, compiled, options)?)
@@ -241,8 +242,8 @@ impl Function {
         Ok(made)
     }
 
-    /// How to make it for these sizes. Collective where there is something to look for.
-    fn choose(&self, sizes: &Bound) -> Result<Choice, FunctionError> {
+    /// How to make it for these sizes, and whether that was looked for, which is collective; it was not where settings are given.
+    fn choose(&self, sizes: &Bound) -> Result<(Choice, bool), FunctionError> {
         let given = &self.options.config;
         let (ranks, reserved_sms) = (given.ranks, given.reserved_sms);
         let default = Config { ranks, reserved_sms, ..Config::default() };
@@ -251,7 +252,7 @@ impl Function {
         let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);
         let terms = tune::Terms { config: given, fuse, overlap, search: None };
         if !searched {
-            return Ok(tune::settle(program, sizes, &terms));
+            return Ok((tune::settle(program, sizes, &terms), false));
         }
         let mut said = Vec::new();
         if world.local_ranks().start == 0 {
@@ -272,7 +273,7 @@ impl Function {
             FunctionError::mismatch(format!("rank 0 says `{word}`, which is no setting"))
         })?;
         choice.configs.iter_mut().for_each(|c| c.reserved_sms = reserved_sms);
-        Ok(choice)
+        Ok((choice, true))
     }
 
     /// The kernel that serves these sizes, if there is one: fixed symbols are equal, run-time ones within their bounds.

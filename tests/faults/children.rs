@@ -32,6 +32,7 @@ const CASES: &[(&str, Case)] = &[
     ("corrupted_word", processes::corrupted_word),
     ("other_values", processes::other_values),
     ("other_plans", processes::other_plans),
+    ("other_kernel", processes::other_kernel),
     ("out_of_order", processes::out_of_order),
     ("overlapping", processes::overlapping),
     ("absent", start::absent),

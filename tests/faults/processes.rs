@@ -452,6 +452,33 @@ fn a_rank_with_other_launch_values() {
     play("other_values", false, &needed, |_, _| ());
 }
 
+pub fn other_kernel(rank: u32, _size: u32) {
+    let world = connect();
+    let minute = Duration::from_secs(60);
+    let patient = InstanceOptions { wait_limit: minute, entry_limit: minute, ..options() };
+    let other = Case { size: (512, 512, 512), ..GATHER };
+    let mut rigs = [&GATHER, &other].map(|c| Rig::new(&world, c, &patient).expect("binds"));
+    for rig in &mut rigs {
+        rig.step(1).expect("a first launch");
+    }
+    world.barrier(SOON).expect("all are here");
+    let begin = Instant::now();
+    let rig = &mut rigs[usize::from(rank == VICTIM)];
+    let outcome = rig.launch().and_then(|()| rig.instance.synchronize());
+    failed(begin, &outcome.expect_err("each waits for the other"));
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    world.barrier(SOON).expect("all are here");
+    drop(rigs);
+    again(&world);
+}
+
+#[test]
+fn a_rank_that_launches_another_kernel() {
+    let needed =
+        ["every rank must launch the same kernels in the same order", "gather_gemm of a ["];
+    play("other_kernel", false, &needed, |_, _| ());
+}
+
 pub fn out_of_order(rank: u32, _size: u32) {
     let world = connect();
     let other = Case { size: (512, 512, 512), ..GATHER };

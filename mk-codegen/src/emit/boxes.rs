@@ -30,37 +30,16 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// TMA stores whole boxes. Rows that end inside the tensor are sent one by one, which takes rows of 128 bytes; columns
-    /// must end where the tensor does, or the box would spill into what another task owns.
+    /// TMA stores whole boxes.
     pub(super) fn check_clipped(
         &self,
         id: FamId,
         c: &Access,
         block: [u32; 2],
     ) -> Result<(), EmitError> {
-        let row_by_row = block[1].is_multiple_of(64);
-        for rank in 0..self.plan.mesh.size() as usize {
-            let shape = self.points.shape(c.buffer, rank)?;
-            for task in self.points.tasks(id, rank, 1)? {
-                let Some(region) = self.points.region(&task, c)? else { continue };
-                let n = region.dims.len();
-                let ends = |d: usize, side: u32| {
-                    let (base, len) = region.dims[d];
-                    len >= i64::from(side) || base + len == shape[d]
-                };
-                let rows_end = !self.runtime()
-                    && ends(n - 2, block[0])
-                    && (n == 2 || region.dims[n - 2].1 == i64::from(block[0]));
-                if !ends(n - 1, block[1]) || !(row_by_row || rows_end) {
-                    let what = format!(
-                        "task {:?} ends inside the tensor: use store=direct",
-                        task.domain()
-                    );
-                    return Err(EmitError::unsupported(id.to_string(), what));
-                }
-            }
-        }
-        Ok(())
+        let Some(task) = self.points.clipped(id, c, block)? else { return Ok(()) };
+        let what = format!("task {:?} ends inside the tensor: use store=direct", task.domain());
+        Err(EmitError::unsupported(id.to_string(), what))
     }
 
     /// Operands are multiplied in whole boxes of `step` along dimension `k`. A part of one must end where the tensor does, behind

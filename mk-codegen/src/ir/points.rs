@@ -220,6 +220,40 @@ impl<'a> Points<'a> {
         Ok(bytes > cache_bytes)
     }
 
+    /// The first task whose tile of `block` rows and columns TMA cannot store to the region of `c`. It stores whole boxes: rows that end
+    /// inside the tensor are sent one by one, which takes rows of 128 bytes; columns must end where the tensor does, or the box would
+    /// spill into what another task owns.
+    ///
+    /// # Errors
+    /// Where a task or a region has no value.
+    pub fn clipped(
+        &self,
+        family: FamId,
+        c: &Access,
+        block: [u32; 2],
+    ) -> Result<Option<Task>, PointError> {
+        let row_by_row = block[1].is_multiple_of(64);
+        let runtime = self.plan.runtime_dim().is_some();
+        for rank in 0..self.plan.mesh.size() as usize {
+            let shape = self.shape(c.buffer, rank)?;
+            for task in self.tasks(family, rank, 1)? {
+                let Some(region) = self.region(&task, c)? else { continue };
+                let n = region.dims.len();
+                let ends = |d: usize, side: u32| {
+                    let (base, len) = region.dims[d];
+                    len >= i64::from(side) || base + len == shape[d]
+                };
+                let rows_end = !runtime
+                    && ends(n - 2, block[0])
+                    && (n == 2 || region.dims[n - 2].1 == i64::from(block[0]));
+                if !ends(n - 1, block[1]) || !(row_by_row || rows_end) {
+                    return Ok(Some(task));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// Elements from one row of a buffer to the next on a rank.
     ///
     /// # Errors

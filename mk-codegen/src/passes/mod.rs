@@ -381,6 +381,7 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let mut plan = roles::assign(draft, config)?;
     rename_loops(&mut plan);
     plan.check_structure().map_err(|mut e| LowerError::Structure(e.swap_remove(0)))?;
+    settings::check_ends(&plan)?;
     Ok(plan)
 }
 

@@ -6,7 +6,10 @@ use super::{
     select::{Gemm, Kernel, Made, Reduce},
 };
 use crate::{
-    ir::{mma_stage_bytes, mma_staging_bytes, one_warpgroup_takes},
+    ir::{
+        Leaf, Operand, Plan, Points, Store, TableSet, mma_stage_bytes, mma_staging_bytes,
+        one_warpgroup_takes,
+    },
     target::{self, Target},
 };
 
@@ -216,6 +219,31 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
     if f32 && bn % 64 != 0 {
         let what = format!("f32 results have no tiles of {bn} columns");
         return error(what, "use a multiple of 64 columns");
+    }
+    Ok(())
+}
+
+/// Whether tiles of odd widths end where their rows do: rows that end elsewhere leave one by one, in whole panels of 64 columns.
+///
+/// # Errors
+/// [`LowerError::Config`] with what would fit.
+pub(super) fn check_ends(plan: &Plan) -> Result<(), LowerError> {
+    let tables = TableSet::new(plan, |_, _| Vec::new());
+    let points = Points::new(plan, &tables);
+    for (id, f) in plan.families.iter() {
+        let columns = f.leaf.out_columns();
+        let Leaf::MmaTile { block, store: Store::Tma, .. } = f.leaf else { continue };
+        if columns.is_multiple_of(64) {
+            continue;
+        }
+        for c in f.accesses.iter().filter(|a| a.operand == Operand::C) {
+            // Without a value there, the plan is refused elsewhere, with the place.
+            if let Ok(Some(_)) = points.clipped(id, c, [block[0], columns]) {
+                let what = format!("rows end inside tiles of {} x {}", block[0], block[1]);
+                let help = "use a multiple of 64 columns where ranks have rows that are no multiple of a tile's, or rows come with each launch".into();
+                return Err(LowerError::Config { what, help });
+            }
+        }
     }
     Ok(())
 }

@@ -11,6 +11,8 @@ pub enum FaultCause {
     Known(FaultKind),
     /// The process of the rank that the kernel waited for is dead.
     PeerGone,
+    /// The rank that the kernel waited for launched another one in its place: [`Fault::instead`].
+    OtherLaunch,
     /// A number that this version does not know.
     Unknown(u32),
 }
@@ -46,6 +48,8 @@ pub struct Fault {
     pub word: u32,
     /// The other rank, where there is one.
     pub peer: Option<u32>,
+    /// What that rank launched in place of this kernel.
+    pub instead: Option<String>,
     /// The records of other ranks.
     pub others: Vec<Fault>,
 }
@@ -73,6 +77,7 @@ impl Fault {
             waited_ns: record.waited_ns,
             word: record.word,
             peer: (record.peer != u32::MAX).then_some(record.peer),
+            instead: None,
             others: Vec::new(),
         }
     }
@@ -164,6 +169,15 @@ impl fmt::Display for Fault {
             FaultCause::PeerGone => {
                 self.where_it_stood(f)?;
                 write!(f, "the process of {} is gone", self.peer_name())?;
+            }
+            FaultCause::OtherLaunch => {
+                self.where_it_stood(f)?;
+                let instead = self.instead.as_deref().unwrap_or("another kernel");
+                write!(
+                    f,
+                    "{} launched {instead} in its place; every rank must launch the same kernels in the same order",
+                    self.peer_name()
+                )?;
             }
             FaultCause::Known(FaultKind::ConcurrentUse) => write!(
                 f,

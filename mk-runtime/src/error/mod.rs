@@ -320,6 +320,22 @@ pub enum Error {
         /// The ranks that differ from it.
         ranks: Vec<u32>,
     },
+    /// Another rank launched something else in the place of this launch, which was not made.
+    #[error(
+        "launch {launch} in this world: rank {rank} launches {ours}, and rank {peer} launched {theirs}; every rank must launch the same kernels in the same order"
+    )]
+    OutOfStep {
+        /// Which, counted from 1: of kernels in which ranks meet, and that do not overlap others.
+        launch: u64,
+        /// This rank.
+        rank: u32,
+        /// What it launches.
+        ours: String,
+        /// The other rank.
+        peer: u32,
+        /// What that launched.
+        theirs: String,
+    },
     /// A call of the operating system failed.
     #[error("{call} failed: {what}")]
     System {

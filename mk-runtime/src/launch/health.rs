@@ -5,14 +5,16 @@
 use crate::error::{Error, Fault, FaultCause};
 use crate::gpu::Usable;
 use crate::mem::FaultRecords;
-use crate::world::{Abort, SharedGroup};
-use mk_abi::KernelSource;
+use crate::world::{Member, SharedGroup};
 use mk_abi::device::FaultKind;
+use mk_abi::{KernelSource, TensorDirection};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 pub(super) struct Health {
     source: Arc<KernelSource>,
     group: Option<SharedGroup>,
+    /// The number that all ranks give the instance.
+    number: u32,
     state: Mutex<State>,
 }
 
@@ -25,14 +27,27 @@ impl Health {
     pub(super) fn new(
         source: Arc<KernelSource>,
         group: Option<SharedGroup>,
+        number: u32,
         faults: FaultRecords,
     ) -> Health {
-        Health { source, group, state: Mutex::new(State { faults, poisoned: None }) }
+        Health { source, group, number, state: Mutex::new(State { faults, poisoned: None }) }
     }
 
     /// Remembers the first failure.
     pub(super) fn poison(&self, error: &Error) {
-        self.state().poisoned.get_or_insert_with(|| Arc::new(error.clone()));
+        self.fail(&mut self.state(), error);
+    }
+
+    /// Nothing is launched any more, and nothing has failed.
+    pub(super) fn retire(&self) {
+        self.state().poisoned.get_or_insert_with(|| Arc::new(Error::Aborted));
+    }
+
+    fn fail(&self, state: &mut State, error: &Error) {
+        if let Some(group) = &self.group {
+            group.lose_count();
+        }
+        state.poisoned.get_or_insert_with(|| Arc::new(error.clone()));
     }
 
     /// What kernels wrote; with `finished`, those of this process are done. Poisons.
@@ -42,25 +57,28 @@ impl Health {
             return Ok(());
         }
         let records = state.faults.read(finished);
-        let faults = records.iter().map(|r| self.gone(Fault::from_record(&self.source, r)));
+        let faults = records.iter().map(|r| self.known(Fault::from_record(&self.source, r)));
         match Fault::merge(faults.collect()) {
             None => Ok(()),
             Some(fault) => {
                 let error = Error::Fault(Box::new(fault));
-                state.poisoned.get_or_insert_with(|| Arc::new(error.clone()));
+                self.fail(&mut state, &error);
                 Err(error)
             }
         }
     }
 
-    /// A rank whose process has died did not raise the abort word itself.
-    fn gone(&self, mut fault: Fault) -> Fault {
-        let dead = self.group.as_ref().and_then(|g| g.dead());
-        if fault.cause == FaultCause::Known(FaultKind::PeerAborted)
-            && dead.is_some()
-            && fault.peer == dead
-        {
+    /// A rank whose process has died did not raise the abort word itself; one that launched something else had a reason to.
+    fn known(&self, mut fault: Fault) -> Fault {
+        let Some(group) = &self.group else { return fault };
+        let (FaultCause::Known(FaultKind::PeerAborted), Some(peer)) = (fault.cause, fault.peer)
+        else {
+            return fault;
+        };
+        if group.dead() == Some(peer) {
             fault.cause = FaultCause::PeerGone;
+        } else if let Some(other) = group.other_launch(self.number, fault.rank, peer) {
+            (fault.cause, fault.instead) = (FaultCause::OtherLaunch, Some(other));
         }
         fault
     }
@@ -76,9 +94,19 @@ impl Health {
     }
 }
 
-impl Abort for Health {
+impl Member for Health {
     fn raise(&self, by: u32) {
         self.state().faults.abort(by);
+    }
+
+    fn text(&self, rank: u32) -> String {
+        let shapes = self.source.ranks.get(rank as usize).map(|r| &r.tensor_shapes);
+        let inputs = self.source.tensors.iter().zip(shapes.into_iter().flatten());
+        let inputs: Vec<String> = inputs
+            .filter(|(arg, _)| arg.direction == TensorDirection::In)
+            .map(|(arg, shape)| format!("{} {shape:?}", arg.name))
+            .collect();
+        format!("{} of {}", self.source.name, inputs.join(", "))
     }
 }
 

@@ -14,7 +14,7 @@ use crate::gpu::{StreamRef, Usable, note_capture};
 use crate::jit::Compiled;
 use crate::mem::{FaultRecords, SymmetricMemory};
 use crate::world::order::{self, Book, Launcher};
-use crate::world::{Abort, Deadline, World};
+use crate::world::{Deadline, Member, World};
 use mk_abi::KernelSource;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -106,10 +106,11 @@ impl Instance {
             Some(group) => group.agree(agree::CALL, bound, deadline)?,
         };
         let source = Arc::new(source.clone());
-        let health = Arc::new(Health::new(source.clone(), world.group().cloned(), faults));
-        if let Some(group) = world.group() {
+        let (group, number) = (world.group(), generation as u32);
+        let health = Arc::new(Health::new(source.clone(), group.cloned(), number, faults));
+        if let Some(group) = group {
             let weak: Weak<Health> = Arc::downgrade(&health);
-            group.on_death(weak);
+            group.join(number, weak);
         }
         // Two ranks on one GPU cannot both be cooperative: each would claim to have it alone.
         let alone = world.local_ranks().all(|r| world.sharing(r) == 1);
@@ -138,7 +139,7 @@ impl Instance {
     /// # Errors
     /// [`Error::Count`] and [`Error::Tensor`] for arguments that do not fit, and [`Error::MixedCapture`], with nothing
     /// launched; [`Error::Poisoned`] after an earlier failure; [`Error::PeerGone`] when the process of another rank
-    /// is dead; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and poisons the
+    /// is dead; [`Error::OutOfStep`] when another rank launched something else in its place; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and poisons the
     /// instance.
     pub fn launch(&mut self, streams: &[StreamRef], tensors: &[RankTensors]) -> Result<(), Error> {
         self.launch_with(streams, tensors, &[])
@@ -187,8 +188,13 @@ impl Instance {
                 }
             }
         }
-        if let (true, Some(_), Some(group)) = (self.source.meets, eager, self.world.group()) {
-            group.launching()?;
+        if let (true, Some(group)) = (self.source.meets, self.world.group()) {
+            match eager {
+                Some(_) => {
+                    group.launching((!self.overlap).then_some(self.generation as u32))?;
+                }
+                None => group.lose_count(),
+            }
         }
         let (mut enqueued, mut touched) = (0, 0);
         let mut outcome = Ok(());
@@ -377,7 +383,7 @@ impl Drop for Instance {
             return self.leave();
         }
         // For graphs that should have been dropped before.
-        self.health.poison(&Error::Aborted);
+        self.health.retire();
         // Kernels bound their waits, so this ends. Without the book: another thread's launch may be what they
         // need.
         let mut done = Ok(());

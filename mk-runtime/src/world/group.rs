@@ -5,11 +5,11 @@
 //! error and not a confusion.
 
 use super::pack::{Pack, Unpack};
+use super::page::Page;
 use super::rendezvous::os;
-use super::watch::{Abort, Watch};
+use super::watch::{Astray, Member, Watch};
 use super::wire::{self, Broken, Deadline};
 use super::{Bootstrap, Error};
-use crate::mem::SharedPages;
 use std::fmt::Display;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -143,14 +143,14 @@ impl Group {
             }
         }
         let mut links = Links { streams, calls: 0, broken: None };
-        // Where each process says that it leaves of its own will; see `watch`.
-        let (farewell, fd) = SharedPages::create(size_of::<u64>())?;
+        // What each process says without a call; see `watch`.
+        let (mine, fd) = Page::create()?;
         let theirs = links.all_fds(rank, "connecting", fd, deadline)??;
-        let farewells = theirs
+        let theirs = theirs
             .iter()
-            .map(|fd| fd.as_ref().map(|fd| SharedPages::open(fd, size_of::<u64>())).transpose())
+            .map(|fd| fd.as_ref().map(Page::open).transpose())
             .collect::<Result<Vec<_>, _>>()?;
-        let watch = Watch::start(&links.streams, farewell, farewells)?;
+        let watch = Watch::start(&links.streams, mine, theirs)?;
         let group = Group { rank, links: Mutex::new(links), watch };
         group.all_gather("connecting", &[], deadline)?;
         Ok(group)
@@ -214,12 +214,37 @@ impl Group {
         Ok(mine)
     }
 
-    /// Counts a launch in which ranks meet, before it is made.
+    /// Counts a launch in which ranks meet, before it is made: of an `instance` (the number that all ranks give it) that all ranks launch
+    /// in the same order, or of one for which that does not matter. Where another rank has launched something else in its place, those
+    /// that wait in that are told to give up.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] with a rank that has left, and made none of these.
-    pub(crate) fn launching(&self) -> Result<(), Error> {
-        self.watch.launching()
+    /// [`Error::PeerGone`] with a rank that has left, and made none of these; [`Error::OutOfStep`].
+    pub(crate) fn launching(&self, instance: Option<u32>) -> Result<(), Error> {
+        let (Some(astray), Some(instance)) = (self.watch.launching(instance)?, instance) else {
+            return Ok(());
+        };
+        if let Some(other) = self.watch.member(astray.theirs) {
+            other.raise(self.rank);
+        }
+        let Astray { launch, peer, theirs } = astray;
+        let (ours, theirs) = (self.text(instance, self.rank), self.text(theirs, peer));
+        Err(Error::OutOfStep { launch, rank: self.rank, ours, peer, theirs })
+    }
+
+    /// What `peer` launched in the place of a launch of `instance` by `rank`, if it has, in words.
+    pub(crate) fn other_launch(&self, instance: u32, rank: u32, peer: u32) -> Option<String> {
+        Some(self.text(self.watch.other_launch(instance, rank, peer)?, peer))
+    }
+
+    /// From here on launches are not compared: replays are nobody's to count, and after a failure ranks may have made different ones.
+    pub(crate) fn lose_count(&self) {
+        self.watch.lose_count();
+    }
+
+    fn text(&self, instance: u32, rank: u32) -> String {
+        let member = self.watch.member(instance);
+        member.map_or_else(|| format!("a kernel (bind {instance})"), |m| m.text(rank))
     }
 
     /// A process that has died, if one has, or has left before a launch that this one has made.
@@ -227,9 +252,9 @@ impl Group {
         self.watch.dead()
     }
 
-    /// Raises this when a process dies, for as long as somebody holds it.
-    pub(crate) fn on_death(&self, what: Weak<dyn Abort>) {
-        self.watch.on_death(what);
+    /// Tells this instance when a process dies, and what others say of it, for as long as somebody holds it.
+    pub(crate) fn join(&self, instance: u32, member: Weak<dyn Member>) {
+        self.watch.join(instance, member);
     }
 
     fn links(&self) -> MutexGuard<'_, Links> {

@@ -5,6 +5,7 @@ mod connect;
 mod group;
 pub(crate) mod order;
 mod pack;
+mod page;
 mod rendezvous;
 mod watch;
 mod wire;
@@ -13,7 +14,7 @@ pub use bootstrap::Bootstrap;
 pub(crate) use group::{Group, SharedGroup};
 pub use order::forked;
 pub use rendezvous::UnixBootstrap;
-pub(crate) use watch::Abort;
+pub(crate) use watch::Member;
 pub(crate) use wire::Deadline;
 
 use crate::Error;

@@ -1,11 +1,14 @@
-//! Notices that a process of the world has died, and tells kernels that wait for it.
+//! Notices that a process of the world has died, or makes other launches than this one, and tells kernels that wait for it.
 //!
 //! A socket closes when its process ends, however it ends. A process that leaves of its own will says so in shared
 //! memory first, and how many launches it has made: its part of those is done, and a kernel of ours that is still at work on
 //! what it sent must not be disturbed. Of a launch behind them it will be no part, so that for those it is as good as dead.
+//!
+//! Ranks meet in the kernels that they launch, one after the other. Where the n-th is another one on another rank, each waits for what
+//! stands behind the other, and whoever comes second sees it.
 
+use super::page::Page;
 use crate::Error;
-use crate::mem::SharedPages;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -18,17 +21,30 @@ use std::time::{Duration, Instant};
 /// the launches that are in flight, and those end by themselves.
 pub(super) const GRACE: Duration = Duration::from_secs(1);
 
-/// Something that is running and can be told to give up.
-pub(crate) trait Abort: Send + Sync {
-    /// Tells it, on behalf of rank `by`.
+/// An instance, as the other processes are concerned with it.
+pub(crate) trait Member: Send + Sync {
+    /// Tells its kernels to give up, on behalf of rank `by`.
     fn raise(&self, by: u32);
+    /// What a rank launches with it, in words.
+    fn text(&self, rank: u32) -> String;
+}
+
+/// A launch that another rank did not make, or another in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Astray {
+    /// Which, from 1.
+    pub(super) launch: u64,
+    pub(super) peer: u32,
+    /// The instance that the peer launched.
+    pub(super) theirs: u32,
 }
 
 struct Shared {
     /// Bit r: the process of rank r has died, or has left and is missed.
     dead: AtomicU64,
     count: Mutex<Count>,
-    aborts: Mutex<Vec<Weak<dyn Abort>>>,
+    /// Instances, by the number that all ranks give them.
+    members: Mutex<Vec<(u32, Weak<dyn Member>)>>,
 }
 
 /// Launches in which ranks meet, of all kernels. Captured ones do not count: nobody knows of their replays.
@@ -36,6 +52,8 @@ struct Shared {
 struct Count {
     /// Of this process.
     made: u64,
+    /// Those of them that all ranks make in the same order.
+    ordered: u64,
     /// Of the process that made the fewest of those that have left, and its rank.
     last: Option<(u64, u32)>,
 }
@@ -55,9 +73,9 @@ impl Shared {
         count.made > made
     }
 
-    fn aborts(&self) -> MutexGuard<'_, Vec<Weak<dyn Abort>>> {
+    fn members(&self) -> MutexGuard<'_, Vec<(u32, Weak<dyn Member>)>> {
         // A list of weak pointers is true after any panic.
-        self.aborts.lock().unwrap_or_else(|e| e.into_inner())
+        self.members.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -66,7 +84,9 @@ pub(super) struct Watch {
     /// The process that is watched for.
     process: u32,
     shared: Arc<Shared>,
-    farewell: SharedPages,
+    mine: Page,
+    /// By rank; none for this one.
+    theirs: Vec<Option<Arc<Page>>>,
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -78,33 +98,35 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// Watches the other ends of `streams`; `farewells` are the pages of their processes.
+    /// Watches the other ends of `streams`; `theirs` are the pages of their processes.
     pub(super) fn start(
         streams: &[Option<UnixStream>],
-        farewell: SharedPages,
-        farewells: Vec<Option<SharedPages>>,
+        mine: Page,
+        theirs: Vec<Option<Page>>,
     ) -> Result<Watch, Error> {
+        let pages: Vec<_> = theirs.into_iter().map(|p| p.map(Arc::new)).collect();
         let system = |call| move |e: std::io::Error| Error::System { call, what: e.to_string() };
         let mut peers = Vec::new();
-        for ((rank, stream), page) in (0..).zip(streams).zip(farewells) {
+        for ((rank, stream), page) in (0..).zip(streams).zip(&pages) {
             if let (Some(stream), Some(page)) = (stream, page) {
                 let stream = stream.try_clone().map_err(system("dup"))?;
-                peers.push(Peer { rank, stream, page, died: None });
+                peers.push(Peer { rank, stream, page: page.clone(), died: None });
             }
         }
         let (stop, stopped) = UnixStream::pair().map_err(system("socketpair"))?;
         let shared = Arc::new(Shared {
             dead: AtomicU64::new(0),
             count: Mutex::default(),
-            aborts: Mutex::default(),
+            members: Mutex::default(),
         });
-        let theirs = shared.clone();
+        let known = shared.clone();
         let thread = std::thread::Builder::new()
             .name("mk-watch".into())
-            .spawn(move || watch(&theirs, peers, &stopped))
+            .spawn(move || watch(&known, peers, &stopped))
             .map_err(system("the start of a thread"))?;
         let process = std::process::id();
-        Ok(Watch { process, shared, farewell, stop: Some(stop), thread: Some(thread) })
+        let (stop, thread) = (Some(stop), Some(thread));
+        Ok(Watch { process, shared, mine, theirs: pages, stop, thread })
     }
 
     pub(super) fn dead(&self) -> Option<u32> {
@@ -120,27 +142,57 @@ impl Watch {
         self.shared.count().last.map(|(_, rank)| rank)
     }
 
-    /// Counts a launch that is about to be made.
+    /// Counts a launch that is about to be made, and says what others have launched in its place, if it is of an `instance` that all
+    /// ranks launch in the same order.
     ///
     /// # Errors
     /// [`Error::PeerGone`] with a rank that has left before it: it is not counted then.
-    pub(super) fn launching(&self) -> Result<(), Error> {
+    pub(super) fn launching(&self, instance: Option<u32>) -> Result<Option<Astray>, Error> {
         let mut count = self.shared.count();
-        match count.last {
-            Some((made, rank)) if count.made >= made => {
-                Err(Error::PeerGone { rank, during: "launching".into() })
-            }
-            _ => {
-                count.made += 1;
-                Ok(())
-            }
+        if let Some((made, rank)) = count.last
+            && count.made >= made
+        {
+            return Err(Error::PeerGone { rank, during: "launching".into() });
         }
+        count.made += 1;
+        let Some(instance) = instance else { return Ok(None) };
+        count.ordered += 1;
+        self.mine.note(count.ordered, instance);
+        Ok(self.astray(count.ordered, instance))
     }
 
-    pub(super) fn on_death(&self, what: Weak<dyn Abort>) {
-        let mut aborts = self.shared.aborts();
-        aborts.retain(|a| a.strong_count() > 0);
-        aborts.push(what);
+    /// The instance that `peer` launched in the place of a launch of `instance` by `rank`, if it has.
+    pub(super) fn other_launch(&self, instance: u32, rank: u32, peer: u32) -> Option<u32> {
+        let (page, other) = (self.page(rank)?, self.page(peer)?);
+        page.launches_of(instance).find_map(|n| differing(n, instance, page, other))
+    }
+
+    fn astray(&self, launch: u64, instance: u32) -> Option<Astray> {
+        let peers = (0..).zip(&self.theirs).filter_map(|(r, p)| Some((r, p.as_deref()?)));
+        peers.into_iter().find_map(|(peer, page)| {
+            let theirs = differing(launch, instance, &self.mine, page)?;
+            Some(Astray { launch, peer, theirs })
+        })
+    }
+
+    fn page(&self, rank: u32) -> Option<&Page> {
+        Some(self.theirs.get(rank as usize)?.as_deref().unwrap_or(&self.mine))
+    }
+
+    /// This process's further launches need not be those of others.
+    pub(super) fn lose_count(&self) {
+        self.mine.lose_count(self.shared.count().ordered);
+    }
+
+    pub(super) fn join(&self, instance: u32, member: Weak<dyn Member>) {
+        let mut members = self.shared.members();
+        members.retain(|(_, m)| m.strong_count() > 0);
+        members.push((instance, member));
+    }
+
+    pub(super) fn member(&self, instance: u32) -> Option<Arc<dyn Member>> {
+        let members = self.shared.members();
+        members.iter().find(|(i, _)| *i == instance).and_then(|(_, m)| m.upgrade())
     }
 }
 
@@ -151,7 +203,7 @@ impl Drop for Watch {
             std::mem::forget(self.thread.take());
             return;
         }
-        word(&self.farewell).store(1 + self.shared.count().made, Ordering::Release);
+        self.mine.leave(self.shared.count().made);
         // The thread holds copies of the sockets: they close, and the peers see it, when it has ended.
         self.stop = None;
         if self.thread.take().is_some_and(|t| t.join().is_err()) {
@@ -160,10 +212,16 @@ impl Drop for Watch {
     }
 }
 
+/// What another process launched in the place of launch `n`, of `instance`, if it has.
+fn differing(n: u64, instance: u32, page: &Page, other: &Page) -> Option<u32> {
+    let counted = page.counts(n) && other.counts(n);
+    other.noted(n).filter(|theirs| counted && *theirs != instance)
+}
+
 struct Peer {
     rank: u32,
     stream: UnixStream,
-    page: SharedPages,
+    page: Arc<Page>,
     died: Option<Instant>,
 }
 
@@ -194,7 +252,7 @@ fn watch(shared: &Shared, mut peers: Vec<Peer>, stopped: &UnixStream) {
             waiting.iter().zip(&fds[1..]).filter(|(_, fd)| hung(fd)).map(|(i, _)| *i).collect();
         for i in gone.into_iter().rev() {
             let rank = peers[i].rank;
-            match word(&peers[i].page).load(Ordering::Acquire).checked_sub(1) {
+            match peers[i].page.left() {
                 Some(made) if !shared.left(rank, made) => {
                     peers.remove(i);
                     continue;
@@ -208,16 +266,11 @@ fn watch(shared: &Shared, mut peers: Vec<Peer>, stopped: &UnixStream) {
         peers.retain(|peer| {
             let raise = peer.died.is_some_and(|at| at.elapsed() >= GRACE);
             if raise {
-                let aborts: Vec<_> = shared.aborts().iter().filter_map(Weak::upgrade).collect();
-                aborts.iter().for_each(|a| a.raise(peer.rank));
+                let members: Vec<_> =
+                    shared.members().iter().filter_map(|(_, m)| m.upgrade()).collect();
+                members.iter().for_each(|m| m.raise(peer.rank));
             }
             !raise
         });
     }
-}
-
-/// The first word of a page: 0, or 1 and the launches that its process made before it left.
-fn word(page: &SharedPages) -> &AtomicU64 {
-    // SAFETY: mapped for as long as the page lives, aligned, and used as an atomic by every process.
-    unsafe { AtomicU64::from_ptr(page.start().cast()) }
 }

@@ -1,5 +1,6 @@
 use super::super::{UnixBootstrap, watch::GRACE};
 use super::*;
+use crate::mem::SharedPages;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -99,9 +100,17 @@ fn silence_ends_and_names_the_rank() {
 
 struct Raised(AtomicU32);
 
-impl Abort for Raised {
+fn weak(raised: &Arc<Raised>) -> Weak<dyn Member> {
+    Arc::downgrade(raised) as Weak<dyn Member>
+}
+
+impl Member for Raised {
     fn raise(&self, by: u32) {
         self.0.store(by + 1, Ordering::Release);
+    }
+
+    fn text(&self, rank: u32) -> String {
+        format!("what rank {rank} launches")
     }
 }
 
@@ -119,8 +128,7 @@ fn a_death_is_noticed_and_raised_after_the_grace() {
             return;
         }
         let raised = Arc::new(Raised(AtomicU32::new(0)));
-        let weak: Weak<dyn Abort> = Arc::downgrade(&raised) as Weak<dyn Abort>;
-        group.on_death(weak);
+        group.join(1, weak(&raised));
         let begin = Instant::now();
         while raised.0.load(Ordering::Acquire) == 0 && begin.elapsed() < Duration::from_secs(5) {
             std::thread::sleep(Duration::from_millis(5));
@@ -207,14 +215,13 @@ fn who_leaves_before_a_launch_is_missed() {
     for (theirs, mine) in [(2, 2), (1, 2)] {
         ranks(&format!("missed/{theirs}"), 2, |group, rank| {
             let launches = if rank == 1 { theirs } else { mine };
-            (0..launches).for_each(|_| group.launching().unwrap());
+            (0..launches).for_each(|_| group.launching(Some(1)).unwrap());
             group.all_gather("launched", &[], soon()).unwrap();
             if rank == 1 {
                 return;
             }
             let raised = Arc::new(Raised(AtomicU32::new(0)));
-            let weak: Weak<dyn Abort> = Arc::downgrade(&raised) as Weak<dyn Abort>;
-            group.on_death(weak);
+            group.join(1, weak(&raised));
             let begin = Instant::now();
             while raised.0.load(Ordering::Acquire) == 0 && begin.elapsed() < GRACE + GRACE / 2 {
                 std::thread::sleep(Duration::from_millis(5));
@@ -222,7 +229,7 @@ fn who_leaves_before_a_launch_is_missed() {
             let missed = theirs < mine;
             assert_eq!(raised.0.load(Ordering::Acquire), if missed { 2 } else { 0 });
             assert_eq!(group.dead(), missed.then_some(1));
-            let error = group.launching().unwrap_err();
+            let error = group.launching(Some(1)).unwrap_err();
             assert!(matches!(error, Error::PeerGone { rank: 1, .. }), "{error}");
         });
     }
@@ -233,14 +240,14 @@ fn who_leaves_before_a_launch_is_missed() {
 fn launches_that_a_leaver_has_made_are_still_made() {
     ranks("behind", 2, |group, rank| {
         if rank == 1 {
-            (0..3).for_each(|_| group.launching().unwrap());
+            (0..3).for_each(|_| group.launching(Some(1)).unwrap());
             return;
         }
         while group.watch.left().is_none() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        (0..3).for_each(|_| group.launching().unwrap());
-        assert!(group.launching().is_err());
+        (0..3).for_each(|_| group.launching(Some(1)).unwrap());
+        assert!(group.launching(Some(1)).is_err());
         assert_eq!(group.dead(), None);
     });
 }
@@ -334,5 +341,81 @@ fn leaving_is_not_dying() {
         assert_eq!(group.dead(), None);
         let error = group.all_gather("bind", &[], soon()).unwrap_err();
         assert!(matches!(error, Error::PeerGone { rank: 1, .. }), "{error}");
+    });
+}
+
+/// The second to come sees it; the first is told, and by whom and why.
+#[test]
+fn who_launches_something_else_is_told() {
+    ranks("astray", 3, |group, rank| {
+        let members = [1, 2].map(|i| {
+            let member = Arc::new(Raised(AtomicU32::new(0)));
+            group.join(i, weak(&member));
+            member
+        });
+        let round = || group.all_gather("round", &[], soon()).unwrap();
+        group.launching(Some(2)).unwrap();
+        // Those that overlap others come in any order, and are none of these.
+        (0..rank).for_each(|_| group.launching(None).unwrap());
+        round();
+        if rank != 1 {
+            group.launching(Some(1)).unwrap();
+        }
+        round();
+        if rank == 1 {
+            let error = group.launching(Some(2)).unwrap_err();
+            let Error::OutOfStep { launch: 2, rank: 1, peer: 0, ours, theirs } = &error else {
+                panic!("{error}")
+            };
+            assert_eq!((&**ours, &**theirs), ("what rank 1 launches", "what rank 0 launches"));
+        }
+        round();
+        let told = members.each_ref().map(|m| m.0.load(Ordering::Acquire));
+        for told in [0, 2] {
+            let other = group.other_launch(1, told, 1);
+            assert_eq!(other.as_deref(), Some("what rank 1 launches"));
+        }
+        assert_eq!(group.other_launch(1, 0, 2), None);
+        assert_eq!(group.other_launch(2, 0, 1), None);
+        assert_eq!(told, [if rank == 1 { 2 } else { 0 }, 0]);
+        // What comes next is in step again.
+        group.launching(Some(2)).unwrap();
+        round();
+    });
+}
+
+/// However close together they come: not both miss it.
+#[test]
+fn one_of_two_sees_that_they_differ() {
+    const ROUNDS: u32 = 300;
+    let seen = ranks("close", 2, |group, rank| {
+        let launch = |i| {
+            group.all_gather("round", &[], soon()).unwrap();
+            group.launching(Some(2 * i + rank)).is_err()
+        };
+        (0..ROUNDS).map(launch).collect::<Vec<_>>()
+    });
+    assert!(seen[0].iter().zip(&seen[1]).all(|(a, b)| *a || *b));
+}
+
+/// After a capture or a failure on one rank further launches need not fit; what was made before is still known.
+#[test]
+fn further_launches_are_not_compared_when_the_count_is_lost() {
+    ranks("lost", 2, |group, rank| {
+        let round = || group.all_gather("round", &[], soon()).unwrap();
+        if rank == 0 {
+            group.launching(Some(7)).unwrap();
+            group.lose_count();
+        }
+        round();
+        if rank == 1 {
+            group.launching(Some(8)).unwrap_err();
+        }
+        round();
+        group.launching(Some(rank)).unwrap();
+        round();
+        assert_eq!(group.other_launch(rank, rank, 1 - rank), None);
+        assert!(group.other_launch(7 + rank, rank, 1 - rank).is_some());
+        round();
     });
 }
