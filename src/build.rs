@@ -107,7 +107,7 @@ impl Composition {
     }
 
     /// [`Composition::new`] and [`Composition::compile`]. Settings that nobody asked for give way to those of `instead` where a kernel takes
-    /// more registers than there are: that only the compiler finds out.
+    /// more registers than there are, which only the compiler finds out; and where it does with those, too, some are spilled.
     ///
     /// # Errors
     /// As [`Composition::new`] and [`Composition::compile`].
@@ -119,24 +119,28 @@ impl Composition {
         options: &JitOptions,
         instead: Option<&Config>,
     ) -> Result<(Composition, Vec<Compiled>), FunctionError> {
-        let make = |choice: &Choice| {
-            let made = Composition::new(program, bound, choice, emission)?;
-            let compiled = made.compile(options)?;
-            Ok((made, compiled))
+        let made = Composition::new(program, bound, choice, emission)?;
+        let refused = match made.compile(options) {
+            Ok(compiled) => return Ok((made, compiled)),
+            Err(error) => error,
         };
-        match (make(choice), instead) {
-            (
-                Err(FunctionError::Runtime(
-                    error @ (Error::Spill { .. } | Error::Serialised { .. }),
-                )),
-                Some(config),
-            ) => {
-                tracing::warn!(%error, "other settings are taken than those that were chosen");
-                let configs = vec![config.clone(); choice.configs.len()];
-                make(&Choice { configs, ..choice.clone() })
+        let (Some(config), FunctionError::Runtime(Error::Spill { .. } | Error::Serialised { .. })) =
+            (instead, &refused)
+        else {
+            return Err(refused);
+        };
+        tracing::warn!(error = %refused, "other settings are taken than those that were chosen");
+        let configs = vec![config.clone(); choice.configs.len()];
+        let choice = Choice { configs, ..choice.clone() };
+        let made = Composition::new(program, bound, &choice, emission)?;
+        let compiled = match made.compile(options) {
+            Err(FunctionError::Runtime(error @ Error::Spill { .. })) => {
+                tracing::warn!(%error, "it will be slower for it");
+                made.compile(&JitOptions { allow_spills: true, ..options.clone() })
             }
-            (made, _) => made,
-        }
+            compiled => compiled,
+        }?;
+        Ok((made, compiled))
     }
 
     /// Compiles all kernels, or reads them from the disk cache.
