@@ -133,6 +133,37 @@ class Local(unittest.TestCase):
         torch.cuda.synchronize()
         self.right(a, b, y)
 
+    def test_captures_are_left_alone(self):
+        """Functions are made, called, closed and dropped while torch captures, which forbids most calls to all threads."""
+        if N > 1:
+            self.skipTest("torch captures one stream")
+        a, b = shards(256, 512, 512)
+        dropped, closed = mk.compile(LINEAR, self.world), mk.compile(LINEAR, self.world)
+        for f in dropped, closed:
+            self.right(a, b, f(one(a), one(b)))
+        results, x = [], torch.ones(1024, device="cuda:0")
+
+        def meanwhile():
+            f = mk.compile(LINEAR, self.world)
+            results.append(f(one(a), one(b)))
+            f.synchronize()
+            f.close()
+
+        graph, thread = torch.cuda.CUDAGraph(), threading.Thread(target=meanwhile)
+        with torch.cuda.graph(graph):
+            y = x * 2
+            thread.start()
+            thread.join()
+            closed.close()
+            del dropped, f
+            gc.collect()
+            y += x
+        self.assertEqual(len(results), 1, "the other thread failed")
+        self.right(a, b, results[0])
+        x.fill_(5)
+        graph.replay()
+        self.assertEqual(y.sum().item(), 15 * 1024)
+
     def test_explanations(self):
         if N > 1:
             a, b = shards(256, 512, 512)

@@ -3,6 +3,8 @@
 use super::{cu, device};
 use crate::Error;
 use cudarc::driver::sys;
+use std::sync::Mutex;
+use sys::CUstreamCaptureMode as CaptureMode;
 
 /// A retained primary context.
 #[derive(Debug)]
@@ -10,6 +12,8 @@ pub(crate) struct Context {
     ordinal: i32,
     device: sys::CUdevice,
     raw: sys::CUcontext,
+    /// Null until it is needed.
+    copies: Mutex<sys::CUstream>,
 }
 
 // SAFETY: a CUcontext may be used from any thread.
@@ -24,7 +28,7 @@ impl Context {
         let mut raw = std::ptr::null_mut();
         // SAFETY: a valid out-pointer; released in Drop.
         unsafe { cu!(Some(ordinal), cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
-        Ok(Context { ordinal, device, raw })
+        Ok(Context { ordinal, device, raw, copies: Mutex::new(std::ptr::null_mut()) })
     }
 
     /// Device ordinal.
@@ -32,17 +36,20 @@ impl Context {
         self.ordinal
     }
 
-    /// Makes this the thread's context until the guard drops, which restores the caller's.
+    /// Makes this the thread's context until the guard drops, which restores the caller's. Until then no call of this thread spoils
+    /// a capture, of whatever mode, that it or another thread has open, but for `cuCtxSynchronize`, and what is put into the captured stream.
     pub(crate) fn enter(&self) -> Result<Entered, Error> {
         let mut previous = std::ptr::null_mut();
         // SAFETY: a valid out-pointer; the driver is initialised because a context exists.
         unsafe { cu!(Some(self.ordinal), cuCtxGetCurrent(&mut previous)) }?;
-        if previous == self.raw {
-            return Ok(Entered { restore: None });
+        let mut entered = Entered { restore: None, mode: None };
+        if previous != self.raw {
+            // SAFETY: `raw` is retained for as long as `self` lives.
+            unsafe { cu!(Some(self.ordinal), cuCtxSetCurrent(self.raw)) }?;
+            entered.restore = Some(previous);
         }
-        // SAFETY: `raw` is retained for as long as `self` lives.
-        unsafe { cu!(Some(self.ordinal), cuCtxSetCurrent(self.raw)) }?;
-        Ok(Entered { restore: Some(previous) })
+        entered.mode = Some(exchange_mode(CaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?);
+        Ok(entered)
     }
 
     pub(crate) fn raw(&self) -> sys::CUcontext {
@@ -55,16 +62,43 @@ impl Context {
         unsafe { cu!(Some(self.ordinal), cuCtxSetCurrent(self.raw)) }
     }
 
-    /// Blocks until all work in the context is done.
-    pub(crate) fn synchronize(&self) -> Result<(), Error> {
+    /// Enqueues copies, memsets or plain kernels in a stream that has nothing else, and waits for them. (Not in the default stream: that waits
+    /// for other blocking ones, of which one may be captured.)
+    pub(crate) fn run(
+        &self,
+        enqueue: impl FnOnce(sys::CUstream) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let _in = self.enter()?;
-        // SAFETY: no pointers; the context is current.
-        unsafe { cu!(Some(self.ordinal), cuCtxSynchronize()) }
+        let stream = self.copies()?;
+        let enqueued = enqueue(stream);
+        // SAFETY: our stream; the context is current.
+        enqueued.and(unsafe { cu!(Some(self.ordinal), cuStreamSynchronize(stream)) })
+    }
+
+    /// The context is current. One stream for as long as this lives: its creation may wait for the GPU.
+    fn copies(&self) -> Result<sys::CUstream, Error> {
+        let mut stream = self.copies.lock().unwrap_or_else(|e| e.into_inner());
+        if stream.is_null() {
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: a valid out-pointer; the context is current.
+            unsafe { cu!(Some(self.ordinal), cuStreamCreate(&mut *stream, flags)) }?;
+        }
+        Ok(*stream)
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
+        let copies = *self.copies.get_mut().unwrap_or_else(|e| e.into_inner());
+        if !copies.is_null() {
+            // SAFETY: our stream, which nobody uses any more.
+            let destroyed = self
+                .enter()
+                .and_then(|_in| unsafe { cu!(Some(self.ordinal), cuStreamDestroy_v2(copies)) });
+            if let Err(error) = destroyed {
+                tracing::warn!(%error, "a stream was not destroyed");
+            }
+        }
         // SAFETY: balances the retain.
         let released =
             unsafe { cu!(Some(self.ordinal), cuDevicePrimaryCtxRelease_v2(self.device)) };
@@ -79,17 +113,28 @@ pub(crate) fn keep_current() -> Result<Entered, Error> {
     let mut previous = std::ptr::null_mut();
     // SAFETY: a valid out-pointer; callers hold a context, so the driver is initialised.
     unsafe { cu!(None, cuCtxGetCurrent(&mut previous)) }?;
-    Ok(Entered { restore: Some(previous) })
+    Ok(Entered { restore: Some(previous), mode: None })
 }
 
-/// Restores the thread's context when dropped.
+/// Restores the thread's context, and what its calls mean for captures, when dropped.
 #[must_use]
 pub(crate) struct Entered {
     restore: Option<sys::CUcontext>,
+    mode: Option<CaptureMode>,
+}
+
+/// Sets what calls of this thread that a capture cannot record mean for captures; returns what it was.
+fn exchange_mode(mut mode: CaptureMode) -> Result<CaptureMode, Error> {
+    // SAFETY: a valid pointer to a mode, where the driver leaves another.
+    unsafe { cu!(None, cuThreadExchangeStreamCaptureMode(&mut mode)) }?;
+    Ok(mode)
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        if let Some(Err(error)) = self.mode.map(exchange_mode) {
+            tracing::warn!(%error, "the caller's capture mode was not restored");
+        }
         if let Some(previous) = self.restore {
             // SAFETY: the context was current on this thread, or is null, which means none.
             let status = unsafe { cu!(None, cuCtxSetCurrent(previous)) };

@@ -43,12 +43,6 @@ pub(crate) fn check(
     Err(Error::Cuda { call, device, code: status as u32, name })
 }
 
-/// Whether a call was refused because a stream is being captured (`CUDA_ERROR_STREAM_CAPTURE_*`, `CUDA_ERROR_CAPTURED_EVENT`): nothing
-/// was waited for.
-pub(crate) fn forbidden_by_capture(error: &Error) -> bool {
-    matches!(error, Error::Cuda { code: 900..=908, .. })
-}
-
 /// Loads and initialises the driver once per process.
 pub(crate) fn init() -> Result<(), Error> {
     static INIT: OnceLock<Result<(), Error>> = OnceLock::new();

@@ -7,19 +7,19 @@ use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
 use super::rank::Rank;
 use super::residency::Attributes;
-use crate::driver::{self, Entered, keep_current};
+use crate::driver::{Context, Entered, keep_current};
 use crate::env;
 use crate::error::Error;
 use crate::gpu::{StreamRef, Usable, note_capture};
 use crate::jit::Compiled;
-use crate::mem::{FaultRecords, SymmetricMemory};
+use crate::mem::{FaultRecords, SymmetricMemory, drain};
 use crate::world::order::{self, Book, Launcher};
 use crate::world::{Deadline, Member, World};
 use mk_abi::KernelSource;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A kernel bound to a world. Dropping it waits for this process's GPUs; drop graphs that captured it first.
+/// A kernel bound to a world. Dropping it waits for this process's GPUs, and spoils no capture; drop graphs that captured it first.
 ///
 /// A launch needs no host synchronisation and no reset of memory: epochs are counted on the device.
 ///
@@ -316,9 +316,6 @@ impl Instance {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn poison_workspace(&self, byte: u8) -> Result<(), Error> {
-        for context in self.world.distinct_contexts() {
-            context.synchronize()?;
-        }
         let space = &self.source.workspace;
         self.symmetric.fill(space.zeroed_bytes, space.symmetric_bytes, byte)?;
         for rank in &self.ranks {
@@ -327,7 +324,7 @@ impl Instance {
         Ok(())
     }
 
-    /// A rank's trace buffer as its last launch left it, after all the rank's earlier work; empty when tracing is off.
+    /// A rank's trace buffer as its last launch left it, which this waits for; empty when tracing is off.
     /// What is in it: [`TraceHead`](mk_abi::device::TraceHead).
     ///
     /// # Errors
@@ -387,16 +384,21 @@ impl Drop for Instance {
         // Kernels bound their waits, so this ends. Without the book: another thread's launch may be what they
         // need.
         let mut done = Ok(());
-        for context in self.world.distinct_contexts() {
-            done = done.and(context.synchronize());
+        for rank in &self.ranks {
+            done = done.and(rank.done.synchronize());
         }
-        if let Err(error) = &done
-            && driver::forbidden_by_capture(error)
-        {
-            tracing::warn!(%error, "an instance was dropped during a capture: its memory stays until the process ends");
+        for context in self.world.distinct_contexts() {
+            done = done.and(order::wait_for_launches(context.ordinal()));
+        }
+        // Replays may be anybody's, on any stream.
+        let replayed = |context: &Arc<Context>| !self.captured || drain(context).is_ok();
+        if !self.world.distinct_contexts().iter().all(replayed) {
+            tracing::warn!(
+                "a captured instance was dropped whose replays cannot be waited for: its memory stays until the process ends"
+            );
             return self.leave();
         }
-        // Not while another thread has launched some ranks and not others: freeing may wait for a GPU.
+        // Not while another thread has launched some ranks and not others: freeing waits for the GPU.
         let book = order::book();
         self.ranks.clear();
         done = done.and(self.health.release()).and(self.symmetric.release());

@@ -2,12 +2,12 @@
 
 use crate::Error;
 use crate::driver::{Context, cu};
-use crate::gpu::Stream;
 use crate::world::World;
-use crate::world::order::between_launches;
+use crate::world::order::{between_launches, wait_for_launches};
 use std::sync::Arc;
 
-/// Device memory, freed on drop. Freeing waits for the device.
+/// Device memory, freed on drop. Freeing waits for the GPU, other methods for the launches of instances on it and for nothing else: replays
+/// of graphs, and what the caller enqueued, are the caller's to wait for.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Arc<Context>,
@@ -70,16 +70,16 @@ impl DeviceBuffer {
         self.context.ordinal()
     }
 
-    /// Writes one byte value everywhere, after all earlier work of the GPU, and waits.
+    /// Writes one byte value everywhere, after the GPU's launches, and waits.
     ///
     /// # Errors
     /// [`Error::Cuda`].
     pub fn fill(&self, byte: u8) -> Result<(), Error> {
-        self.wait()?;
+        wait_for_launches(self.device())?;
         memset(&self.context, self.ptr, byte, self.bytes)
     }
 
-    /// Copies from host memory, after all earlier work of the GPU, and waits.
+    /// Copies from host memory, after the GPU's launches, and waits.
     ///
     /// # Errors
     /// [`Error::Shape`] when the lengths differ; [`Error::Cuda`].
@@ -88,17 +88,15 @@ impl DeviceBuffer {
         if bytes.is_empty() {
             return Ok(());
         }
-        let _in = self.context.enter()?;
-        self.wait()?;
+        wait_for_launches(self.device())?;
+        let (device, from) = (Some(self.device()), bytes.as_ptr().cast());
         // SAFETY: both ranges are `self.bytes` long and live.
-        unsafe {
-            cu!(Some(self.device()), cuMemcpyHtoD_v2(self.ptr, bytes.as_ptr().cast(), bytes.len()))
-        }?;
-        // The copy from pageable memory may return before the device has it.
-        self.wait()
+        self.context.run(|stream| unsafe {
+            cu!(device, cuMemcpyHtoDAsync_v2(self.ptr, from, bytes.len(), stream))
+        })
     }
 
-    /// Copies to host memory after all earlier work of the GPU.
+    /// Copies to host memory, after the GPU's launches.
     ///
     /// # Errors
     /// [`Error::Cuda`], also that of an earlier kernel.
@@ -107,16 +105,12 @@ impl DeviceBuffer {
         if out.is_empty() {
             return Ok(out);
         }
-        let _in = self.context.enter()?;
-        self.wait()?;
-        // SAFETY: both ranges are `self.bytes` long and live.
-        unsafe {
-            cu!(Some(self.device()), cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), self.ptr, out.len()))
-        }?;
+        wait_for_launches(self.device())?;
+        download(&self.context, self.ptr, &mut out)?;
         Ok(out)
     }
 
-    /// Copies all of another buffer, which may be on another GPU, after all earlier work of both GPUs, and waits.
+    /// Copies all of another buffer, which may be on another GPU, after both GPUs' launches, and waits.
     ///
     /// # Errors
     /// [`Error::Shape`] when the sizes differ; [`Error::Cuda`].
@@ -150,23 +144,15 @@ impl DeviceBuffer {
         if bytes == 0 {
             return Ok(());
         }
-        from.context.synchronize()?;
-        let _in = self.context.enter()?;
-        self.wait()?;
+        wait_for_launches(from.device())?;
+        wait_for_launches(self.device())?;
+        let (to, here) = (self.ptr + at, self.context.raw());
+        let (source, there) = (from.ptr + from_at, from.context.raw());
+        let device = Some(self.device());
         // SAFETY: both ranges were checked, and each is in its context.
-        unsafe {
-            cu!(
-                Some(self.device()),
-                cuMemcpyPeer(
-                    self.ptr + at,
-                    self.context.raw(),
-                    from.ptr + from_at,
-                    from.context.raw(),
-                    bytes as usize
-                )
-            )
-        }?;
-        self.wait()
+        self.context.run(|stream| unsafe {
+            cu!(device, cuMemcpyPeerAsync(to, here, source, there, bytes as usize, stream))
+        })
     }
 
     fn same_size(&self, bytes: u64) -> Result<(), Error> {
@@ -174,10 +160,6 @@ impl DeviceBuffer {
             return Ok(());
         }
         Err(Error::Shape { what: format!("{bytes} bytes do not fill a buffer of {}", self.bytes) })
-    }
-
-    fn wait(&self) -> Result<(), Error> {
-        self.context.synchronize()
     }
 }
 
@@ -199,15 +181,30 @@ impl Drop for DeviceBuffer {
 
 /// Fills device memory that nothing uses at present with a byte, and waits for that alone: the GPU may be at work on what only ends when
 /// a peer does something, who may be waiting for this process. (The driver waits all the same for one stream of some 75.)
-pub(super) fn memset(context: &Arc<Context>, ptr: u64, byte: u8, bytes: u64) -> Result<(), Error> {
+pub(super) fn memset(context: &Context, ptr: u64, byte: u8, bytes: u64) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
     }
-    let stream = Stream::in_context(context.clone())?;
-    let entered = context.enter()?;
-    let raw = stream.as_ref().raw();
-    // SAFETY: the callers pass ranges that they own, and the stream is of the current context.
-    unsafe { cu!(Some(context.ordinal()), cuMemsetD8Async(ptr, byte, bytes as usize, raw)) }?;
-    drop(entered);
-    stream.synchronize()
+    let device = Some(context.ordinal());
+    // SAFETY: the callers pass ranges that they own.
+    context.run(|stream| unsafe { cu!(device, cuMemsetD8Async(ptr, byte, bytes as usize, stream)) })
+}
+
+/// Fills host memory from device memory that nothing writes at present.
+pub(super) fn download(context: &Context, ptr: u64, to: &mut [u8]) -> Result<(), Error> {
+    let (device, host) = (Some(context.ordinal()), to.as_mut_ptr().cast());
+    // SAFETY: the callers pass ranges of that length.
+    context.run(|stream| unsafe { cu!(device, cuMemcpyDtoHAsync_v2(host, ptr, to.len(), stream)) })
+}
+
+/// Waits for everything that a GPU does, whoever enqueued it; launches of other threads on it wait, too. Of the calls that do that,
+/// those that free memory leave captures alone, and of those, this needs no memory of the GPU's.
+pub(crate) fn drain(context: &Context) -> Result<(), Error> {
+    let _quiet = between_launches();
+    let _in = context.enter()?;
+    let (device, mut page) = (Some(context.ordinal()), std::ptr::null_mut());
+    // SAFETY: a valid out-pointer; the context is current.
+    unsafe { cu!(device, cuMemHostAlloc(&mut page, 4096, 0)) }?;
+    // SAFETY: just allocated, and never used.
+    unsafe { cu!(device, cuMemFreeHost(page)) }
 }

@@ -9,6 +9,7 @@ mod symmetric;
 mod vmm;
 
 pub use device::DeviceBuffer;
+pub(crate) use device::drain;
 pub(crate) use host::FaultRecords;
 pub(crate) use shared::SharedPages;
 pub use symmetric::SymmetricMemory;

@@ -8,10 +8,11 @@
 //! Physical memory lives until its last mapping goes, in whichever process that is: a rank may let go of its part
 //! while a peer's kernel still reads there. `docs/reliability.md` says what was seen when the owner was killed.
 
-use super::device::memset;
+use super::device::{download, drain, memset};
 use super::vmm::{self, Physical};
 use crate::Error;
 use crate::driver::{Context, cu};
+use crate::world::order::wait_for_launches;
 use crate::world::{Deadline, Group, World};
 use std::sync::Arc;
 
@@ -153,13 +154,13 @@ impl SymmetricMemory {
         self.base + u64::from(rank) * self.stride_bytes
     }
 
-    /// Fills `[from, to)` of the memory of this process's ranks with a byte, after all earlier work of their GPUs, and waits.
+    /// Fills `[from, to)` of the memory of this process's ranks with a byte, after their GPUs' launches, and waits.
     ///
     /// # Errors
     /// [`Error::Shape`] when the range does not fit; [`Error::Cuda`].
     pub fn fill(&self, from: u64, to: u64, byte: u8) -> Result<(), Error> {
         for context in &self.contexts {
-            context.synchronize()?;
+            wait_for_launches(context.ordinal())?;
         }
         self.fill_unused(from, to, byte)
     }
@@ -180,8 +181,7 @@ impl SymmetricMemory {
         Ok(())
     }
 
-    /// Reads a rank's memory from `from`, after all earlier work of its GPU (for a rank of another process: of this
-    /// process's GPU).
+    /// Reads a rank's memory from `from`, after its GPU's launches (for a rank of another process: after those of this process's GPU).
     ///
     /// # Errors
     /// [`Error::Shape`] when the range does not fit; [`Error::Cuda`].
@@ -200,15 +200,8 @@ impl SymmetricMemory {
         if out.is_empty() {
             return Ok(out);
         }
-        context.synchronize()?;
-        let _in = context.enter()?;
-        // SAFETY: both ranges are `bytes` long and live.
-        unsafe {
-            cu!(
-                Some(context.ordinal()),
-                cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), self.rank_ptr(rank) + from, out.len())
-            )
-        }?;
+        wait_for_launches(context.ordinal())?;
+        download(context, self.rank_ptr(rank) + from, &mut out)?;
         Ok(out)
     }
 
@@ -220,10 +213,11 @@ impl SymmetricMemory {
 
     /// What dropping does; nothing is left for the drop then.
     pub(crate) fn release(&mut self) -> Result<(), Error> {
-        let mut first = Ok(());
-        for context in &self.contexts {
-            first = first.and(context.synchronize());
+        if let Some(error) = self.contexts.iter().find_map(|context| drain(context).err()) {
+            self.leave();
+            return Err(error);
         }
+        let mut first = Ok(());
         let stride = self.stride_bytes as usize;
         for p in std::mem::take(&mut self.mapped) {
             // SAFETY: mapped by us in one piece; no kernel of this process runs any more.

@@ -236,6 +236,9 @@ impl Probe {
 
     /// What kernels have left on every rank, when they are done.
     fn reports(&self, what: &str) -> Result<Vec<Report>, Error> {
+        for stream in self.gate.streams() {
+            stream.synchronize()?;
+        }
         let mut reports = Vec::new();
         for rank in &self.ranks {
             reports.push(Report::read(&rank.report.download()?));

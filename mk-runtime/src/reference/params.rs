@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::driver::Context;
 use crate::gpu::Kernel;
+use crate::world::order::wait_for_launches;
 use std::ffi::c_void;
 
 /// Kernel parameters by value: each in a word of its own, of which the driver reads as much as the kernel declares.
@@ -24,7 +25,7 @@ impl Params {
         self.word(u64::from(v))
     }
 
-    /// Runs after everything that the GPU does now, and waits.
+    /// Runs after the GPU's launches, and waits.
     pub(super) fn run(
         mut self,
         kernel: &Kernel,
@@ -34,15 +35,12 @@ impl Params {
         if grid.contains(&0) {
             return Ok(());
         }
-        context.synchronize()?;
+        wait_for_launches(context.ordinal())?;
         let mut pointers: Vec<*mut c_void> =
             self.0.iter_mut().map(|w| std::ptr::from_mut(w).cast()).collect();
+        let grid = [grid[0], grid[1], 1];
         // SAFETY: each caller passes what its kernel in kernels.cu declares, with shapes checked against the tensors,
         // which outlive the call because it waits.
-        unsafe {
-            let grid = [grid[0], grid[1], 1];
-            kernel.launch(grid, [256, 1, 1], 0, std::ptr::null_mut(), &mut pointers)
-        }?;
-        context.synchronize()
+        context.run(|stream| unsafe { kernel.launch(grid, [256, 1, 1], 0, stream, &mut pointers) })
     }
 }

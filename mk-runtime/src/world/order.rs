@@ -91,6 +91,18 @@ impl DerefMut for OpenBook {
     }
 }
 
+/// Waits for what was launched on a GPU, but for captured launches. Not with the book open: another thread's launch may be what is missing.
+pub(crate) fn wait_for_launches(device: i32) -> Result<(), Error> {
+    let book = between_launches();
+    let all = book.as_ref().map(|book| book.before(device, 0, false)).unwrap_or_default();
+    drop(book);
+    let mut waited = Ok(());
+    for event in all {
+        waited = waited.and(event.synchronize());
+    }
+    waited
+}
+
 /// A name that no other instance of this process has.
 pub(crate) fn new_launcher() -> Launcher {
     static NEXT: AtomicU64 = AtomicU64::new(1);

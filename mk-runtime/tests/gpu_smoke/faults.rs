@@ -10,7 +10,7 @@ use mk_runtime::{Error, FaultCause};
 use std::time::{Duration, Instant};
 
 /// The argument of the `stuck` kernel: what each rank's word must reach.
-fn expected(world: &World, value: impl Fn(u32) -> i32) -> Vec<DeviceTensor> {
+pub fn expected(world: &World, value: impl Fn(u32) -> i32) -> Vec<DeviceTensor> {
     world
         .local_ranks()
         .map(|r| {

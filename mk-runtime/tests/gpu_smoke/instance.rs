@@ -9,18 +9,18 @@ use mk_runtime::mem::SymmetricMemory;
 use mk_runtime::world::World;
 use std::time::{Duration, Instant};
 
-fn outputs(world: &World) -> Vec<DeviceTensor> {
+pub fn outputs(world: &World) -> Vec<DeviceTensor> {
     world
         .local_ranks()
         .map(|r| DeviceTensor::zeros(world, r, DType::I32, &[world.size().into()]).unwrap())
         .collect()
 }
 
-fn args(tensors: &[DeviceTensor]) -> Vec<RankTensors> {
+pub fn args(tensors: &[DeviceTensor]) -> Vec<RankTensors> {
     tensors.iter().map(|t| RankTensors::new([t])).collect()
 }
 
-fn check_exchange(world: &World, out: &[DeviceTensor], epoch: i32) {
+pub fn check_exchange(world: &World, out: &[DeviceTensor], epoch: i32) {
     for (p, tensor) in out.iter().enumerate() {
         let expected: Vec<i32> =
             (0..world.size() as i32).map(|s| 1000 * epoch + 10 * s + p as i32).collect();

@@ -3,6 +3,7 @@
 //! Runs on any machine: without a GPU or NVRTC each test prints SKIPPED and why. With one GPU, worlds of two ranks
 //! share it; with several, there is a world of all of them too.
 
+mod captures;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
