@@ -175,6 +175,29 @@ fn places_that_a_launch_decides() {
 }
 
 #[test]
+fn places_that_an_epoch_decides() {
+    let says = "expressions over `epoch` are not emitted";
+    for (from, to) in [
+        ("write buf2 @ d [rank * 4 : 4", "write buf2 @ d [rank * 4 : 4 - epoch % 2"),
+        (
+            "read buf0 @ rank [0 : 4, 0 : N] at start",
+            "read buf0 @ rank [0 : 4, 0 : N] at start when epoch % 2 < 1",
+        ),
+        (
+            "sig1[rank] @ d += 1 by copier after program_order scope sys at end",
+            "sig1[rank] @ d += 1 by copier after program_order scope sys at end each i in 1 + epoch % 2",
+        ),
+        (
+            "sig1[s] >= 1 by copier for generic scope sys at start",
+            "sig1[s] >= 1 by copier for generic scope sys at start each i in 1 + epoch % 2",
+        ),
+        ("  for d in 3\n", "  for d in 3\n  order d = (t + epoch) % 3\n"),
+    ] {
+        refused(&[(from, to)], says);
+    }
+}
+
+#[test]
 fn copies_that_convert() {
     refused(&[("out bf16[12, N]", "out f32[12, N]")], "a copy converts nothing, bf16 to f32");
     let other = ("in bf16[R, N]", "in f16[R, N]");

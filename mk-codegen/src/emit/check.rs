@@ -56,7 +56,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
             let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
             return Err(EmitError::unsupported(place, what));
         }
-        if uses_epoch(f) {
+        if f.emitted().iter().any(|e| e.mentions(Var::EPOCH)) {
             return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
         }
         let adds = f.accesses.iter().any(|a| a.mode == Mode::Accumulate);
@@ -76,14 +76,6 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         }
     }
     entry(plan)
-}
-
-fn uses_epoch(f: &Family) -> bool {
-    let regions =
-        f.accesses.iter().flat_map(|a| a.region.iter().flat_map(|(b, l)| [b, l]).chain([&a.rank]));
-    let waits = f.waits.iter().flat_map(|w| w.index.iter().chain([&w.count]).chain(&w.when));
-    let posts = f.posts.iter().flat_map(|p| p.index.iter().chain([&p.rank, &p.add]).chain(&p.when));
-    regions.chain(waits).chain(posts).any(|e| e.mentions(Var::EPOCH))
 }
 
 /// A loop variable must not stand in front of a constant of the kernel (`kDim_M`, `kSig0`), or of a template's variable.

@@ -456,4 +456,31 @@ impl Family {
         let internal = self.edges.iter().map(|e| e.edge);
         internal.chain(self.waits.iter().map(|w| w.edge)).chain(self.posts.iter().map(|p| p.edge))
     }
+
+    /// Every expression of the family.
+    pub(crate) fn expressions(&self) -> Vec<&Expr> {
+        let mut list = self.emitted();
+        list.extend(self.accesses.iter().map(|a| &a.version));
+        list
+    }
+
+    /// The expressions that a kernel computes: all but the versions of accesses.
+    pub(crate) fn emitted(&self) -> Vec<&Expr> {
+        let mut list: Vec<&Expr> = self.domain.iter().chain(&self.inner).map(|d| &d.1).collect();
+        list.extend(&self.order);
+        for a in &self.accesses {
+            list.push(&a.rank);
+            list.extend(a.region.iter().flat_map(|(b, l)| [b, l]));
+            list.extend(a.each.iter().map(|e| &e.extent).chain(&a.when));
+        }
+        for w in &self.waits {
+            list.extend(w.index.iter().chain([&w.count]).chain(&w.when));
+            list.extend(w.each.iter().map(|e| &e.extent));
+        }
+        for p in &self.posts {
+            list.extend(p.index.iter().chain([&p.rank, &p.add]).chain(&p.when));
+            list.extend(p.each.iter().map(|e| &e.extent));
+        }
+        list
+    }
 }

@@ -6,7 +6,7 @@
 //! all. Any other mention is a violation of rule 6.
 
 use super::report::Violation;
-use crate::ir::{BinOp, Expr, Family, Plan, Var};
+use crate::ir::{BinOp, Expr, Plan, Var};
 
 /// Longest period that is unrolled.
 pub const MAX_PERIOD: u32 = 16;
@@ -16,7 +16,7 @@ pub(super) fn period(plan: &Plan) -> Result<u32, Vec<Violation>> {
     let mut period = 1u64;
     let mut errors = Vec::new();
     for (id, x) in plan.families.iter() {
-        for e in expressions(x) {
+        for e in x.expressions() {
             if !e.mentions(Var::EPOCH) {
                 continue;
             }
@@ -33,27 +33,6 @@ pub(super) fn period(plan: &Plan) -> Result<u32, Vec<Violation>> {
         }
     }
     if errors.is_empty() { Ok(period as u32) } else { Err(errors) }
-}
-
-/// Every expression of a family.
-pub(super) fn expressions(x: &Family) -> Vec<&Expr> {
-    let mut list: Vec<&Expr> =
-        x.domain.iter().chain(&x.inner).map(|d| &d.1).chain(&x.order).collect();
-    for a in &x.accesses {
-        list.extend([&a.rank, &a.version]);
-        list.extend(a.region.iter().flat_map(|(b, l)| [b, l]));
-        list.extend(a.each.iter().map(|e| &e.extent).chain(&a.when));
-    }
-    for w in &x.waits {
-        list.extend(
-            w.index.iter().chain([&w.count]).chain(&w.when).chain(w.each.iter().map(|e| &e.extent)),
-        );
-    }
-    for p in &x.posts {
-        list.extend(p.index.iter().chain([&p.rank, &p.add]).chain(&p.when));
-        list.extend(p.each.iter().map(|e| &e.extent));
-    }
-    list
 }
 
 /// Whether every mention is under a remainder; multiplies the periods up.

@@ -1,7 +1,6 @@
 //! Contents for run-time tables: the cases on which proofs about all tables are tested.
 
-use super::epochs;
-use crate::ir::{Entity, Expr, Plan, TabId, TableSet, TableSource};
+use crate::ir::{Entity, Expr, Family, Plan, TabId, TableSet, TableSource};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// A way to fill the run-time tables of a plan. Entries stay within their declared ranges.
@@ -41,7 +40,7 @@ pub fn sample_values(plan: &Plan) -> Vec<i32> {
     let Some((_, max)) = plan.runtime_dim() else { return Vec::new() };
     let world = plan.mesh.size() as i32;
     let mut out = vec![1, world, max / 2 + 1];
-    for e in plan.families.values().flat_map(epochs::expressions) {
+    for e in plan.families.values().flat_map(Family::expressions) {
         e.visit(&mut |e| match e {
             Expr::Const(c) if (2..=max).contains(c) => out.extend([*c, c.saturating_mul(world)]),
             _ => {}
