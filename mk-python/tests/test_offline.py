@@ -366,6 +366,21 @@ class Apart(Case):
         self.assertEqual(mk.compile(MLP, mk.World.offline(3)).plans, [])
 
 
+class Training(Case):
+    def test_what_the_example_trains_with_is_one_kernel_each(self):
+        example = pathlib.Path(__file__).parents[2] / "examples" / "tp_train.py"
+        tree = ast.parse(example.read_text())
+        assigned = [x for x in tree.body if isinstance(x, ast.Assign) and isinstance(x.targets[0], ast.Name)]
+        kernels = ast.literal_eval(next(x.value for x in assigned if x.targets[0].id == "KERNELS"))
+        self.assertEqual(len(kernels), 5)
+        for name, text in kernels.items():
+            for ranks in 1, 2, 3, 4:
+                plan = mk.compile(text, mk.World.offline(ranks)).bind(dims={"M": 144, "K": 96, "N": 120})
+                self.assertTrue(plan.fused, f"{name}: {plan.verdict}")
+                errors = sum(plan.simulate(launches=1), [])
+                self.assertLess(max(errors), 1e-2, f"{name} on {ranks} ranks")
+
+
 class Rendezvous(Case):
     def test_torch_must_be_initialised(self):
         with self.raises(mk.RendezvousError, "init_process_group"):

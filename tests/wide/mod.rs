@@ -82,4 +82,17 @@ pub const PIPELINES: &[Wide] = &[
          }",
         &[("M", 1500), ("K", 520), ("N", 2048), ("G", 300)],
     ),
+    (
+        "fn column_backward(dy: bf16[M, N] @ shard(1), w: bf16[K, N] @ shard(1), x: bf16[M, K]) {
+             (gemm(dy, w.t) -> reduce_scatter, gemm(x.t, dy))
+         }",
+        &[("M", 1500), ("K", 520), ("N", 2056)],
+    ),
+    (
+        "fn row_backward(dy: bf16[M, N] @ shard(0), w: bf16[K, N] @ shard(0)) {
+             let whole = gather(dy);
+             (whole -> gemm(w.t), whole)
+         }",
+        &[("M", 1500), ("K", 2056), ("N", 520)],
+    ),
 ];
