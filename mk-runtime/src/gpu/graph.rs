@@ -69,8 +69,7 @@ impl Graph {
         CAPTURED.set(Some(Vec::new()));
         let result = result.and_then(|()| enqueue());
         let captured = CAPTURED.take().unwrap_or_default();
-        // End every capture that began, also after a failure: a stream left capturing is unusable. All end before the
-        // first is instantiated, which the driver refuses while this thread captures.
+        // End every capture that began, also after a failure: a stream left capturing is unusable.
         let ended: Vec<_> = streams[..begun].iter().map(end).collect();
         let ready: Vec<_> =
             ended.into_iter().zip(streams).map(|(g, s)| instantiate(g?, s, &captured)).collect();
