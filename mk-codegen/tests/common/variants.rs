@@ -374,7 +374,7 @@ pub const VARIANTS: &[Variant] = &[
             "ping_pong_epilogue_160",
             "gemm(a, b) -> reduce_scatter",
             4,
-            &[("a", &[3072, 1536]), ("b", &[1536, 1600])],
+            &[("a", &[6144, 1536]), ("b", &[1536, 1600])],
         ),
         |c| {
             ping_pong(c, 160);
