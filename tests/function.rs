@@ -83,7 +83,7 @@ fn mistakes_name_the_tensor_and_a_way_out() {
         found(&[&[32, 64, 1], &[64, 16], &[16, 64]]),
         "`x` has 2 dimensions in the pipeline, and [32, 64, 1] has 3"
     );
-    assert!(found(&[&[0, 64], &[64, 16], &[16, 64]]).contains("outside 1..="));
+    assert!(found(&[&[0, 64], &[64, 16], &[16, 64]]).contains("`M` is 0 by dimension 0 of"));
     assert!(found(&[&[u64::MAX, 64], &[64, 16], &[16, 64]]).contains("outside 1..="));
     let unknown = |sizes| signature(MLP, 4, sizes).unwrap_err().to_string();
     assert_eq!(

@@ -74,9 +74,9 @@ pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
         FunctionError::Lower(mk::passes::LowerError::Unsupported { .. }) => {
             Class::Unsupported.error(py, error.to_string())
         }
-        FunctionError::Lower(mk::passes::LowerError::Config { .. }) => {
-            Class::Argument.error(py, error.to_string())
-        }
+        FunctionError::Lower(
+            mk::passes::LowerError::Config { .. } | mk::passes::LowerError::TooLarge { .. },
+        ) => Class::Argument.error(py, error.to_string()),
         FunctionError::Runtime(e) => runtime(py, &e),
         other => Class::Error.error(py, other.to_string()),
     }

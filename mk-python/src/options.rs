@@ -152,7 +152,9 @@ pub fn seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
         Ok(time) if !time.is_zero() => Ok(time),
         _ => Err(Class::Argument.error(
             py,
-            format!("{name} is {value}, and must be a number of seconds greater than 0"),
+            format!(
+                "{name} is {value}, and must be a number of seconds greater than 0 and below 2e19"
+            ),
         )),
     }
 }

@@ -10,6 +10,7 @@ use mk::{
     function::{Signature, Wiring},
     harness::{Case, CpuOptions, Tolerance, run_made_on_cpu},
     runtime::jit::JitOptions,
+    sim::Schedule,
     syntax::Dim,
     tune::{self, Cache, Choice, Made, Verdict, Why},
 };
@@ -290,8 +291,15 @@ impl Plan {
         let schedule = schedule
             .parse()
             .map_err(|what| Class::Argument.error(py, format!("schedule: {what}")))?;
-        let options = CpuOptions { schedule, seed, launches };
         let ranks = self.ranks() as usize;
+        if let Schedule::Starve(rank) = schedule
+            && rank >= ranks
+        {
+            let what =
+                format!("schedule: there is no rank {rank}; the ranks are 0 to {}", ranks - 1);
+            return Err(Class::Argument.error(py, what));
+        }
+        let options = CpuOptions { schedule, seed, launches };
         let run = py.detach(|| {
             let case = Case { program: self.program(), bound: &self.sizes, ranks };
             run_made_on_cpu(case, &self.made, &options)

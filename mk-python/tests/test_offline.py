@@ -76,6 +76,8 @@ class Plans(Case):
             self.assertLess(error, 1e-2)
         with self.raises(mk.ArgumentError, "schedule"):
             plan.simulate(schedule="sometimes")
+        with self.raises(mk.ArgumentError, "no rank 2", "0 to 1"):
+            plan.simulate(schedule="starve:2")
         with self.raises(mk.ArgumentError, "at least 1"):
             plan.simulate(launches=0)
 
@@ -203,8 +205,12 @@ class Mistakes(Case):
             mk.plan(LINEAR, ranks=2, shapes={"c": (512, 256)})
         with self.raises(mk.ArgumentError, "shapes maps a name to a tuple of positive integers", "-1"):
             mk.plan(LINEAR, ranks=2, shapes={"a": (512, -1)})
-        with self.raises(mk.ArgumentError, "`K` is 64", "and 32"):
+        with self.raises(mk.ArgumentError, "`K` is 64", "and 32", "given shapes are global"):
             mk.plan(MLP, ranks=2, dims={"M": 64, "K": 64, "F": 64}, shapes={"x": (64, 32)})
+        with self.raises(mk.ArgumentError, "`a_0` is 0 by the given shape of `a`, [0, 256]"):
+            mk.plan(LINEAR, ranks=2, shapes={"a": (0, 256), "b": (256, 64)})
+        with self.raises(mk.ArgumentError, "[1073741825, 64]", "use at most 1073741824"):
+            mk.plan(LINEAR, ranks=2, shapes={"a": (2**30 + 1, 64), "b": (64, 64)})
 
     def test_numbers_of_ranks(self):
         for ranks in (0, 65):
@@ -248,7 +254,7 @@ class Calls(Case):
     def test_shapes(self):
         self.refused(0, tensor(32, 64, 1), "`x` has 2 dimensions", "[32, 64, 1] has 3")
         self.refused(1, tensor(63, 16), "`K` is 64 by dimension 1 of `x`", "63 by dimension 0 of `w`")
-        self.refused(0, tensor(0, 64), "outside 1..=")
+        self.refused(0, tensor(0, 64), "`M` is 0 by dimension 0 of `x`")
 
     def test_dtypes(self):
         self.refused(1, tensor(64, 16, dtype=torch.float16), "`w` is f16", "says bf16", "w: f16[..] @ shard(1)")

@@ -124,6 +124,16 @@ pub enum ArgumentError {
         /// What to do.
         help: String,
     },
+    /// An extent of nothing.
+    #[error(
+        "`{symbol}` is 0 by {from}\n  help: give it at least 1; a call without rows need not be made"
+    )]
+    Empty {
+        /// The symbol.
+        symbol: String,
+        /// Where the 0 comes from.
+        from: String,
+    },
     /// A tensor that is not what its rank holds of the global one.
     #[error("`{tensor}` has shape {given:?} on rank {rank}, and {expected:?} is that rank's part of {global}\n  help: {}",
         part_help(tensor, *sharded))]

@@ -23,6 +23,12 @@ pub struct Signature {
     given: Sizes,
 }
 
+/// What to do where sizes that were given contradict each other.
+const GLOBAL: &str = "give it one number: given shapes are global, of all ranks together";
+
+/// What to do where a rank's tensors contradict each other, or what was given.
+const LOCAL: &str = "the shapes are those of one rank's tensors; if shards are uneven, give the global shape when compiling";
+
 /// A number of a symbol, and where it comes from.
 type Found = Option<(u64, String)>;
 
@@ -114,7 +120,7 @@ impl Signature {
                         (*local, format!("dimension {d} of `{}`, which is {shape:?}", tensor.name))
                     }
                 };
-                self.set(&mut found, symbol, size, from)?;
+                self.set(&mut found, symbol, size, from, LOCAL)?;
             }
         }
         let bound = self.finish(&found)?;
@@ -181,7 +187,7 @@ impl Signature {
                 let all = program.symbols().iter().map(|s| s.name.as_str());
                 return Err(unknown("symbol", name, all));
             };
-            self.set(&mut found, symbol, *size, "its given size".into())?;
+            self.set(&mut found, symbol, *size, "its given size".into(), GLOBAL)?;
         }
         for (name, shape) in &self.given.shapes {
             let Some(tensor) = program.tensor(name) else {
@@ -192,7 +198,7 @@ impl Signature {
             for (dim, size) in tensor.ty.dims.iter().zip(shape) {
                 if let Dim::Sym(symbol) = *dim {
                     let from = format!("the given shape of `{name}`, {shape:?}");
-                    self.set(&mut found, symbol, *size, from)?;
+                    self.set(&mut found, symbol, *size, from, GLOBAL)?;
                 }
             }
         }
@@ -205,6 +211,7 @@ impl Signature {
         symbol: SymbolId,
         size: u64,
         from: String,
+        help: &str,
     ) -> Result<(), ArgumentError> {
         let Some(slot) = found.get_mut(symbol.index()) else { return Ok(()) };
         match slot {
@@ -218,9 +225,7 @@ impl Signature {
                     first_from: first_from.clone(),
                     second: size,
                     second_from: from,
-                    help: "the shapes are those of one rank's tensors; if shards are uneven, give the global shape when \
-                           compiling"
-                        .into(),
+                    help: help.into(),
                 });
             }
         }
@@ -229,6 +234,12 @@ impl Signature {
 
     fn finish(&self, found: &[Found]) -> Result<Bound, ArgumentError> {
         let symbols = self.program.symbols().iter().zip(found);
+        for (symbol, found) in symbols.clone() {
+            if let Some((0, from)) = found {
+                let (symbol, from) = (symbol.name.clone(), from.clone());
+                return Err(ArgumentError::Empty { symbol, from });
+            }
+        }
         let dims = symbols.filter_map(|(s, f)| Some((s.name.clone(), f.as_ref()?.0))).collect();
         self.program.bind(&dims, &BTreeMap::new()).map_err(ArgumentError::Bind)
     }

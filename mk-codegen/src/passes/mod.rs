@@ -16,8 +16,9 @@ mod signals;
 
 use crate::{
     graph::OpGraph,
-    ir::{Plan, RoleKind, StructureError},
-    target, valid,
+    ir::{Plan, StructureError},
+    target,
+    valid::{self, Violation},
 };
 use mk_syntax::{Bound, Program, ValueId};
 use std::{collections::BTreeMap, fmt, str::FromStr};
@@ -326,6 +327,14 @@ pub enum LowerError {
         /// What would fit.
         help: String,
     },
+    /// More than the verifier decides.
+    #[error(
+        "the plan is too large to be verified: {what}\n  help: use smaller sizes, or several launches of less each"
+    )]
+    TooLarge {
+        /// What there is too much of, and the limit.
+        what: String,
+    },
     /// A pass produced a plan that is not well formed.
     #[error("internal error: the lowered plan is not well formed: {0}")]
     Structure(StructureError),
@@ -340,10 +349,10 @@ pub enum LowerError {
 /// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Config`] for settings that do
 /// not fit the target.
 pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
-    let shapes = (0..program.n_values()).filter_map(|i| bound.shape(ValueId::new(i)));
-    if let Some(size) = shapes.flatten().find(|n| **n > MAX_EXTENT) {
-        let help = format!("use at most {MAX_EXTENT}");
-        return Err(LowerError::Config { what: format!("an extent of {size} is too large"), help });
+    let mut shapes = (0..program.n_values()).filter_map(|i| bound.shape(ValueId::new(i)));
+    if let Some(shape) = shapes.find(|shape| shape.iter().any(|n| *n > MAX_EXTENT)) {
+        let what = format!("a tensor of shape {shape:?} has too large an extent");
+        return Err(LowerError::Config { what, help: format!("use at most {MAX_EXTENT}") });
     }
     if !(1..=mk_abi::device::MAX_RANKS as u32).contains(&config.ranks) {
         let what = format!("a world of {} ranks", config.ranks);
@@ -389,20 +398,30 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
 /// bound, at 1, and at the values around whole blocks and equal shards.
 ///
 /// # Errors
-/// As [`lower`]; a plan that does not verify is an error of the compiler itself.
+/// As [`lower`]; also [`LowerError::TooLarge`]. A plan that does not verify is an error of the compiler itself.
 pub fn compile(
     program: &Program,
     bound: &Bound,
     config: &Config,
 ) -> Result<(Plan, valid::Proof), LowerError> {
     let plan = lower(program, bound, config)?;
-    let proof = valid::verify(&plan).map_err(LowerError::Verify)?;
+    let proof = valid::verify(&plan).map_err(not_verified)?;
     if let Some((dim, max)) = plan.runtime_dim() {
         for value in runtime_samples(max, config) {
-            valid::verify(&plan.at(dim, value)).map_err(LowerError::Verify)?;
+            valid::verify(&plan.at(dim, value)).map_err(not_verified)?;
         }
     }
     Ok((plan, proof))
+}
+
+fn not_verified(failure: valid::Failure) -> LowerError {
+    let large = |v: &Violation| matches!(v, Violation::Limit { .. });
+    match failure.violations.first() {
+        Some(first) if failure.violations.iter().all(large) => {
+            LowerError::TooLarge { what: first.to_string() }
+        }
+        _ => LowerError::Verify(failure),
+    }
 }
 
 /// Values of a run-time dimension at which a plan is verified, beside its bound.
@@ -455,14 +474,22 @@ fn rename_loops(plan: &mut Plan) {
     }
 }
 
-/// Names of the roles that [`Config::sms`] can set.
-pub fn settable_roles() -> [&'static str; 2] {
-    [RoleKind::Compute.name(), RoleKind::IntraComm.name()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_too_large_is_no_error_of_the_compiler() {
+        let limit = || Violation::Limit { what: "words".into(), limit: 7 };
+        let wrong = Violation::Capacity { place: "p".into(), message: "m".into() };
+        let failure = |violations| valid::Failure { plan: "p".into(), violations };
+        let error = not_verified(failure(vec![limit()]));
+        assert!(
+            matches!(&error, LowerError::TooLarge { what } if what.contains("words: more than 7"))
+        );
+        assert!(error.to_string().contains("help: use smaller sizes"));
+        assert!(matches!(not_verified(failure(vec![limit(), wrong])), LowerError::Verify(_)));
+    }
 
     /// Both sides of every place where a block of rows becomes empty.
     #[test]
