@@ -4,7 +4,7 @@ use crate::{
     failure::Failure,
     options::PipelineArgs,
     output::say,
-    pipeline::{Loaded, load},
+    pipeline::{Loaded, load, note_on_stderr, say_on_stderr},
 };
 use mk::valid;
 use std::path::{Path, PathBuf};
@@ -25,8 +25,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let (proof, time) = match loaded.verify() {
         Ok(verified) => verified,
         Err(failure) => {
-            if let Some(path) = &args.svg {
-                draw(&loaded, path)?;
+            // What was found is said in any case.
+            match args.svg.as_deref().map(|path| (path, draw(&loaded, path))) {
+                Some((path, Ok(()))) => note_on_stderr(format!("drew it into {}", path.display())),
+                Some((_, Err(not_drawn))) => say_on_stderr(not_drawn.text()),
+                None => {}
             }
             return Err(failure);
         }

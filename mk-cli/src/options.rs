@@ -3,6 +3,8 @@
 use clap::Args;
 use mk::passes::{Gather, Head, Tail};
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::str::FromStr;
 
 /// Ranks of a pipeline for which nothing else is said.
 pub const DEFAULT_RANKS: u32 = 4;
@@ -10,7 +12,7 @@ pub const DEFAULT_RANKS: u32 = 4;
 /// A pipeline, its sizes and how it is compiled.
 #[derive(Args, Clone, Debug)]
 pub struct PipelineArgs {
-    /// A pipeline such as "gather(a) -> gemm(b)", a file x.mk that holds one, or a plan x.plan
+    /// A pipeline such as "gather(a) -> gemm(b)", a file x.mk that holds one, or (where no settings are searched) a plan x.plan
     #[arg(value_name = "PIPELINE")]
     pub pipeline: String,
     /// Number for a symbol; overrides the header of an .mk file (repeatable)
@@ -34,20 +36,20 @@ pub struct PipelineArgs {
     pub block: Option<[u32; 3]>,
     /// Blocks of rows at the end of each shard, at most, whose tiles have fewer columns, or are cut into parts along k, at most so many, for instance 1x64 or 2x256/4 [default: none]
     #[arg(long, value_name = "BLOCKSxCOLUMNS[/PARTS]")]
-    pub tail: Option<Tail>,
+    pub tail: Option<OrNone<Tail>>,
     /// Columns of the tiles of a gathered operand's own rows, less than the others have, so that all CTAs share them [default: as the others]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub own_columns: Option<u32>,
+    #[arg(long, value_name = "N")]
+    pub own_columns: Option<OrNone<NonZeroU32>>,
     /// First tiles with fewer columns, and how many, so that not all leave at once and links have something to carry sooner, for instance 64x128 [default: none]
     #[arg(long, value_name = "TILESxCOLUMNS")]
-    pub head: Option<Head>,
+    pub head: Option<OrNone<Head>>,
     /// How an all_reduce moves its summands: one-shot and by-columns are for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
     /// Which CTAs add up what products leave [default: beside]
     #[arg(long, value_enum)]
     pub sums: Option<Sums>,
-    /// Bytes that one communication task moves to each peer, at most [default: 524288]
+    /// Bytes that one communication task moves to each peer, at most, but at least eight rows [default: 524288]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk_bytes: Option<u32>,
     /// Slices of the inner dimension in which gathered rows travel, at most; whole where no such number fits [default: 1]
@@ -88,6 +90,7 @@ pub enum Consumers {
     /// Each has its part of every tile
     Cooperative,
     /// Tiles of their own, in turn: one multiplies while the other brings its results out
+    #[value(alias = "ping_pong")]
     PingPong,
 }
 
@@ -110,6 +113,7 @@ pub enum Sums {
     /// Those that multiply, tile by tile: sums go from rank to rank
     Ring,
     /// The memory of the owner, to which tiles are sent one after the other
+    #[value(alias = "on_write")]
     OnWrite,
     /// The owner, at the end of each of its own tiles
     Epilogue,
@@ -119,11 +123,29 @@ pub enum Sums {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum AllReduce {
     /// To the owners of the rows, and from them to everybody
+    #[value(alias = "two_phase")]
     TwoPhase,
     /// Every rank reads what all ranks have
+    #[value(alias = "one_shot")]
     OneShot,
     /// To the owners of the columns, and from them to everybody: where rows are too few to be cut
+    #[value(alias = "by_columns")]
     ByColumns,
+}
+
+/// A setting that may be said not to be there: `none`, as it is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrNone<T>(pub Option<T>);
+
+impl<T: FromStr> FromStr for OrNone<T> {
+    type Err = T::Err;
+
+    fn from_str(text: &str) -> Result<OrNone<T>, T::Err> {
+        match text {
+            "none" => Ok(OrNone(None)),
+            text => text.parse().map(|value| OrNone(Some(value))),
+        }
+    }
 }
 
 impl PipelineArgs {

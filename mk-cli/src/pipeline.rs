@@ -16,6 +16,7 @@ use mk::{
     valid::{self, Proof, Violation},
 };
 use std::io::Write as _;
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,7 @@ pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
     }
     let pipeline = bind(args)?;
     let config = chosen(args, &pipeline)?;
+    let begin = Instant::now();
     let plan = passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
     let runtime = plan.runtime_dim();
     let samples = runtime.map_or_else(Vec::new, |(_, max)| passes::runtime_samples(max, &config));
@@ -214,6 +216,7 @@ pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failur
     searched(args)?;
     let (program, bound) = (&pipeline.program, &pipeline.bound);
     let cache = tune::Cache::new(&JitOptions::default());
+    let _progress = Progress::new("choosing settings");
     let decision = tune::decide(program, bound, given.ranks, &gpu_name(), cache.as_ref());
     for note in &decision.notes {
         note_on_stderr(note);
@@ -256,9 +259,9 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
         k_slices: args.k_slices.unwrap_or(default.k_slices),
         gather: args.gather.unwrap_or(default.gather),
-        tail: args.tail,
-        own_columns: args.own_columns,
-        head: args.head,
+        tail: args.tail.and_then(|tail| tail.0),
+        own_columns: args.own_columns.and_then(|columns| columns.0).map(NonZeroU32::get),
+        head: args.head.and_then(|head| head.0),
         split_k: args.split_k.unwrap_or(default.split_k),
         fold: match args.fold {
             Some(Fold::Owner) => passes::Fold::Owner,

@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         ));
     };
     let ranks = loaded.plan.mesh.size();
-    let world = gpus(ranks)?;
+    let world = gpus(ranks, "`mk explain --svg FILE` draws what is predicted, without a GPU")?;
     loaded.verify()?;
     say!("device    cuda: {}", describe(&world))?;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };

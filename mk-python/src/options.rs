@@ -135,7 +135,9 @@ fn one_of<T: Copy, const N: usize>(
     default: T,
 ) -> PyResult<T> {
     let Some(given) = given else { return Ok(default) };
-    words.iter().find(|(word, _)| *word == given).map(|(_, value)| *value).ok_or_else(|| {
+    // Also as plans print it: `ping_pong` is `ping-pong`.
+    let spelt = given.replace('_', "-");
+    words.iter().find(|(word, _)| *word == spelt).map(|(_, value)| *value).ok_or_else(|| {
         let all = words.map(|(word, _)| format!("\"{word}\"")).join(" or ");
         Class::Argument.error(py, format!("{name} is {given:?}, and must be {all}"))
     })

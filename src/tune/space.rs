@@ -444,7 +444,7 @@ pub fn choices(
 /// Every combination of values of the knobs that apply; the first is of each knob's first value. Some may have no plan:
 /// that is for the passes to say.
 ///
-/// `only` replaces a knob's values by others; what is no value of it is left out.
+/// `only` replaces a knob's values by others; what is no value of it is left out, and so are combinations with another value.
 pub fn candidates(
     program: &Program,
     bound: &Bound,
@@ -460,10 +460,28 @@ pub fn candidates(
         };
         all = all.iter().flat_map(|c| values.iter().filter_map(move |v| with(c, v))).collect();
     }
+    let asked: Vec<_> =
+        KNOBS.iter().filter_map(|k| Some((k, as_written(k, only.get(k.name)?)))).collect();
     // Every setting is in its text.
     let mut seen = HashSet::new();
     let settled = all.into_iter().map(|config| settle(config, &facts));
-    settled.filter(|config| seen.insert(text_of(config))).collect()
+    let asked = |config: &Config| {
+        asked.iter().all(|(knob, values)| {
+            let value = (knob.get)(config);
+            // Without a value it is about something else, as the CTAs that copy are where the copy engine does.
+            value.is_none() || values.is_empty() || values.contains(&value)
+        })
+    };
+    settled.filter(|config| asked(config) && seen.insert(text_of(config))).collect()
+}
+
+/// Values of a knob as it writes them.
+fn as_written(knob: &Knob, values: &[String]) -> Vec<Option<String>> {
+    let written = |value: &String| {
+        let mut config = Config::default();
+        (knob.set)(&mut config, value).map(|()| (knob.get)(&config))
+    };
+    values.iter().filter_map(written).collect()
 }
 
 /// Configs that differ from one in a number, by a step up or down, in the schedule, or in the first tiles: what the values that are tried leave out around

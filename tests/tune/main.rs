@@ -103,6 +103,9 @@ fn settings_can_be_narrowed() {
     assert_eq!(of(&few, engine), of(&all, engine));
     assert!(of(&all, engine).iter().all(|c| c.sms.is_empty() && c.k_slices == 1));
     assert!(KNOBS.iter().all(|k| (k.set)(&mut Config::default(), "no").is_none()));
+    // Tiles that no warpgroup takes by itself would be made with both, which is not what was asked for.
+    let turns = candidates(&program, &bound, 4, &only("consumers", &["ping-pong"]));
+    assert!(!turns.is_empty() && turns.iter().all(|c| c.consumers == Consumers::PingPong));
 }
 
 #[test]
@@ -468,7 +471,7 @@ fn an_explanation_says_where_settings_come_from() {
         for (config, origin, ms, words) in [
             (&given, Origin::Given, None, "as the options say"),
             (&best, Origin::Measured, Some(0.0625), "62.5 us measured"),
-            (&chosen, Origin::Predicted, None, "the best by prediction"),
+            (&chosen, Origin::Predicted, None, "the best that a search of predictions found"),
         ] {
             let made = made(config);
             let explained = explain(Subject::Made(&made));

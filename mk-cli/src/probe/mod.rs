@@ -129,15 +129,19 @@ fn raw_only(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// What to do without a GPU.
+const WITHOUT: &str =
+    "`mk doctor` says what is missing; predictions need no figures of this machine";
+
 fn measure_raw(args: &Args) -> Result<RawFigures, Failure> {
-    let world = gpus(args.ranks)?;
+    let world = gpus(args.ranks, WITHOUT)?;
     let _progress = Progress::new("measuring links, memory, flags, launches and tensor cores");
     tune::measure_raw(&world, &JitOptions::default(), args.raw_rounds).map_err(Failure::new)
 }
 
 fn measure(args: &Args) -> Result<Vec<Sample>, Failure> {
     let mut samples = Vec::new();
-    let (alone, all) = (gpus(1)?, gpus(args.ranks)?);
+    let (alone, all) = (gpus(1, WITHOUT)?, gpus(args.ranks, WITHOUT)?);
     let limits = Limits { finalists: 1, final_rounds: 5, ..Limits::default() };
     for text in tune::probe_list(args.ranks) {
         let line =

@@ -169,10 +169,15 @@ struct Unusable {
     absent: bool,
 }
 
-/// A world of that many GPUs of this machine.
-pub fn gpus(ranks: u32) -> Result<World, Failure> {
-    let help = "give `--ranks` a number of GPUs; `mk doctor` says what there is";
-    find(ranks, &[]).map_err(|unusable| Failure::with_help(unusable.why, help))
+/// A world of that many GPUs of this machine. `without` says what can be done without any.
+pub fn gpus(ranks: u32, without: &str) -> Result<World, Failure> {
+    find(ranks, &[]).map_err(|unusable| {
+        let help = match World::local(1) {
+            Ok(_) => "give `--ranks` a number of GPUs; `mk doctor` says what there is",
+            Err(_) => without,
+        };
+        Failure::with_help(unusable.why, help)
+    })
 }
 
 /// On the GPUs named, or on the first ones.

@@ -60,7 +60,10 @@ fn best(
     let (program, bound, ranks) = (&part.program, &part.bound, world.size());
     let mut configs = tune::candidates(program, bound, ranks, &BTreeMap::new());
     if let Some(top) = args.top {
+        let what = format!("predicting {} candidates of {}", configs.len(), part.name);
+        let progress = Progress::new(what);
         let predicted = tune::predict_all(program, bound, &configs, model);
+        drop(progress);
         let ms = predicted.into_iter().map(|p| p.map_or(f64::INFINITY, |p| p.ms()));
         let all: Vec<_> = configs.into_iter().zip(ms).collect();
         let places = tune::worth_measuring(&all, top as usize);

@@ -42,7 +42,7 @@ pub struct Args {
     /// Where times come from
     #[arg(long, value_enum, default_value_t = Device::Cuda)]
     device: Device,
-    /// Measure only as many candidates as this, those that the model takes for the best
+    /// Measure only as many candidates as this, those that the model takes for the best; with `--device model`, print so many
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     top: Option<u32>,
     /// Figures of the machine, as `mk probe` writes them [default: those of this GPU, or of an H200]
@@ -205,11 +205,11 @@ fn one(
             let read = |e: &Entry| tune::read(&e.config, ranks).map_err(no_setting);
             known.iter().map(read).collect::<Result<Vec<_>, _>>()?
         }
-        None => fixed(tune::candidates(&program, &bound, ranks, &only), &row.line, &config)?,
+        None => fixed(tune::candidates(&program, &bound, ranks, &only), &only, &row.line, &config)?,
     };
     let measured = row.known.is_none() && args.device == Device::Cuda;
     if measured && let btree_map::Entry::Vacant(place) = worlds.entry(ranks) {
-        place.insert(gpus(ranks)?);
+        place.insert(gpus(ranks, "`--device model` predicts, without a GPU")?);
     }
     // The winner so far takes part: what is kept is never slower, side by side.
     let so_far = match worlds.get(&ranks) {
@@ -217,7 +217,9 @@ fn one(
         _ => None,
     };
     configs.extend(so_far.iter().filter(|w| !configs.contains(w)).cloned().collect::<Vec<_>>());
+    let progress = Progress::new(format!("predicting {} candidates", configs.len()));
     let predicted = tune::predict_all(&program, &bound, &configs, model);
+    drop(progress);
     let mut entries: Vec<Entry> = Vec::new();
     for (i, (config, predicted)) in configs.iter().zip(predicted).enumerate() {
         let known = row.known.as_ref().and_then(|k| k.get(i)).cloned();
@@ -296,6 +298,10 @@ fn one(
         let ms = |e: &Entry| e.ms().unwrap_or(f64::INFINITY);
         entries.sort_by(|a, b| ms(a).total_cmp(&ms(b)));
     }
+    let timed = entries.iter().filter(|e| e.ms().is_some()).count();
+    if let (Device::Model, None, Some(top)) = (args.device, &row.known, args.top) {
+        entries.truncate(top as usize);
+    }
     if entries.iter().all(|e| e.ms().is_none()) {
         let why = entries.iter().find_map(|e| e.refused.clone());
         let why = why.unwrap_or_else(|| "there is no candidate".into());
@@ -309,7 +315,6 @@ fn one(
     say!("{name}")?;
     let seconds = begin.elapsed().as_secs_f32();
     report::table(&entries, args.all)?;
-    let timed = entries.iter().filter(|e| e.ms().is_some()).count();
     let what =
         if args.device == Device::Model || row.known.is_some() { "predicted" } else { "timed" };
     say!("  {timed} of {} candidates {what} in {seconds:.1} s\n", configs.len())?;
@@ -424,6 +429,7 @@ fn fixed_knobs(line: &PipelineArgs) -> impl Iterator<Item = &'static tune::Knob>
 /// The candidates that are as the options say, with the CTAs of other roles that they name.
 fn fixed(
     mut candidates: Vec<Config>,
+    only: &BTreeMap<String, Vec<String>>,
     line: &Line,
     config: &Config,
 ) -> Result<Vec<Config>, Failure> {
@@ -434,9 +440,9 @@ fn fixed(
     let knobs: Vec<_> = fixed_knobs(&line.pipeline).collect();
     candidates.retain(|c| knobs.iter().all(|k| (k.get)(c) == (k.get)(config)));
     if candidates.is_empty() {
-        let names: Vec<_> = knobs.iter().map(|k| k.name).collect();
+        let names: Vec<_> = only.keys().map(String::as_str).collect();
         let what = format!("no candidate can have {} as the options say", names.join(", "));
-        return Err(Failure::with_help(what, "`mk check` with these options says why"));
+        return Err(Failure::with_help(what, "`mk check` with these settings as options says why"));
     }
     for candidate in &mut candidates {
         let others = config.sms.iter().filter(|(role, _)| *role != "intra_comm");

@@ -56,7 +56,8 @@ fn the_text_of_a_plan_has_a_line_for_each_wait_post_and_access() {
 
 #[test]
 fn a_block_has_as_many_stages_as_fit_and_warpgroups_may_take_turns() {
-    let plan = |more: &[&str]| mk(&with("plan", GATHER_GEMM, more)).ok();
+    let fits = ["gemm(a, b)", "--shape", "a=512x256", "--shape", "b=256x640", "--ranks", "1"];
+    let plan = |more: &[&str]| mk(&with("plan", &fits, more)).ok();
     let turns = plan(&["--block", "128x160x64", "--consumers", "ping-pong"]);
     assert!(
         turns.contains("block=128x160x64 stages=5 b=kn store=tma consumers=ping_pong"),
@@ -68,6 +69,20 @@ fn a_block_has_as_many_stages_as_fit_and_warpgroups_may_take_turns() {
         1,
         &["no warpgroup multiplies a tile of 128 x 256 by itself", "at most 160 columns"],
     );
+}
+
+/// What `mk tune` and `mk explain` print can be given as it is.
+#[test]
+fn settings_may_be_spelt_as_they_are_printed() {
+    let plan = |more: &[&str]| mk(&with("plan", GATHER_GEMM, more)).ok();
+    let none = ["--tail", "none", "--head", "none", "--own-columns", "none"];
+    assert_eq!(plan(&none), plan(&[]));
+    let block = ["--block", "128x128x64", "--consumers"];
+    assert_eq!(
+        plan(&[&block[..], &["ping_pong"]].concat()),
+        plan(&[&block[..], &["ping-pong"]].concat())
+    );
+    mk(&with("plan", GATHER_GEMM, &["--own-columns", "0"])).fails(2, &["invalid value '0'"]);
 }
 
 #[test]

@@ -50,6 +50,8 @@ fn candidates_are_ranked_by_prediction() {
     let text = mk(&args, &dir).ok();
     assert!(text.contains("predicted in") && text.contains("intra_comm=8"), "{text}");
     assert!(text.contains("refused: ") && text.contains("do not fit 132 SMs"), "{text}");
+    let best = mk(&[&args[..args.len() - 2], &["--top", "3"]].concat(), &dir).ok();
+    assert_eq!(best.matches("block=").count(), 3, "{best}");
     // Also what has lines.
     let lines = dir.file("lines.json");
     let text = "fn f(a: bf16[64, 64] @ shard(0)) {\n  // it's one\n  gather(a)\n}";

@@ -56,7 +56,7 @@ pub struct Config {
     pub copy_stages: u32,
     /// Row blocks that are walked together before the next columns' tiles: keeps both operands in L2.
     pub group_rows: u32,
-    /// Bytes that one communication task moves to each peer, at most (at least one row).
+    /// Bytes that one communication task moves to each peer, at most (at least eight rows, or as many as there are).
     pub chunk_bytes: u32,
     /// Slices of the inner dimension in which gathered rows travel, at most: those of many rows leave slice by slice, so that a
     /// product begins with the first slice and is never far behind the last. Each slice has whole steps of a product and rows that

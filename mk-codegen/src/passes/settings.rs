@@ -112,7 +112,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         }
         if config.all_reduce == AllReduce::OneShot {
             let what = "in one shot nobody owns a sum".into();
-            return error(what, "fold by `rank`, or reduce `by_columns` or in `two_phase`");
+            return error(what, "fold by `rank`, or reduce in two phases or by columns");
         }
     }
     if config.sums != Sums::Beside && kernel.results.iter().all(|r| r.reduce.is_none()) {

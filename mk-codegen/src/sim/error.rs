@@ -104,7 +104,7 @@ pub enum SimError {
     #[error(transparent)]
     Deadlock(#[from] Box<Deadlock>),
     /// The bound on steps was reached.
-    #[error("not finished after {limit} steps")]
+    #[error("not finished after {limit} steps: run fewer launches, or smaller sizes")]
     Steps {
         /// The bound.
         limit: u64,

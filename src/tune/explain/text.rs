@@ -11,7 +11,9 @@ impl fmt::Display for Explanation {
         let why = match self.origin {
             Origin::Given => "as the options say",
             Origin::Measured => "measured by `mk tune` to be the best",
-            Origin::Predicted => "the best by prediction; `mk tune` would measure",
+            Origin::Predicted => {
+                "the best that a search of predictions found; `mk tune` would measure"
+            }
             Origin::Default => "the default",
         };
         let whole = if self.kernels.is_empty() { "" } else { "as one kernel: " };
