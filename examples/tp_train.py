@@ -19,31 +19,29 @@ import torch.nn.functional as F
 import mk
 
 KERNELS = {
-    # A column-parallel layer: x W. The backward pass needs all of x again.
-    "column_forward": """
-        fn column_forward(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) -> (bf16[M, N] @ shard(1), bf16[M, K]) {
+    # The whole block, with all that the backward pass wants again.
+    "forward": """
+        fn forward(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0))
+            -> (bf16[M, K] @ shard(0), bf16[M, K], bf16[M, F] @ shard(1), bf16[M, F] @ shard(1)) {
             let whole = gather(x);
-            (whole -> gemm(w), whole)
+            let before = whole -> gemm(w1);
+            let h = before -> gelu;
+            (h -> gemm(w2) -> reduce_scatter, whole, before, h)
         }""",
-    # The weight's gradient is computed while the other one's parts are on their way.
-    "column_backward": """
-        fn column_backward(dy: bf16[M, N] @ shard(1), w: bf16[K, N] @ shard(1), x: bf16[M, K])
-            -> (bf16[M, K] @ shard(0), bf16[K, N] @ shard(1)) {
-            (gemm(dy, w.t) -> reduce_scatter, gemm(x.t, dy))
-        }""",
-    # A row-parallel layer: h W.
-    "row_forward": """
-        fn row_forward(h: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) -> bf16[M, N] @ shard(0) {
-            gemm(h, w) -> reduce_scatter
-        }""",
-    "row_backward": """
-        fn row_backward(dy: bf16[M, N] @ shard(0), w: bf16[K, N] @ shard(0)) -> (bf16[M, K] @ shard(1), bf16[M, N]) {
+    "down_backward": """
+        fn down_backward(dy: bf16[M, N] @ shard(0), w: bf16[K, N] @ shard(0)) -> (bf16[M, K] @ shard(1), bf16[M, N]) {
             let whole = gather(dy);
             (whole -> gemm(w.t), whole)
         }""",
-    "row_gradient": """
-        fn row_gradient(h: bf16[M, K] @ shard(1), dy: bf16[M, N]) -> bf16[K, N] @ shard(0) {
+    "down_gradient": """
+        fn down_gradient(h: bf16[M, K] @ shard(1), dy: bf16[M, N]) -> bf16[K, N] @ shard(0) {
             gemm(h.t, dy)
+        }""",
+    # The weight's gradient is computed while the other one's parts are on their way.
+    "up_backward": """
+        fn up_backward(dy: bf16[M, N] @ shard(1), w: bf16[K, N] @ shard(1), x: bf16[M, K])
+            -> (bf16[M, K] @ shard(0), bf16[K, N] @ shard(1)) {
+            (gemm(dy, w.t) -> reduce_scatter, gemm(x.t, dy))
         }""",
 }
 # Relative Frobenius differences that bfloat16 explains; a tile of garbage has 1.
@@ -62,7 +60,7 @@ class Fused:
 
 
 class Apart:
-    """The same operations by NCCL and cuBLAS. Only `column_backward` can overlap the two without cutting them to pieces."""
+    """The same operations by NCCL and cuBLAS. Only `up_backward` can overlap the two without cutting them to pieces."""
 
     def __init__(self, ranks):
         self.ranks = ranks
@@ -76,55 +74,43 @@ class Apart:
         y = part.new_empty(part.shape[0] // self.ranks, part.shape[1])
         return y, dist.reduce_scatter_tensor(y, part, async_op=True)
 
-    def column_forward(self, x, w):
+    def forward(self, x, w1, w2):
         whole = self.gather(x)
-        return whole @ w, whole
+        before = whole @ w1
+        h = F.gelu(before)
+        y, scattered = self.scatter(h @ w2)
+        scattered.wait()
+        return y, whole, before, h
 
-    def column_backward(self, dy, w, x):
+    def down_backward(self, dy, w):
+        whole = self.gather(dy)
+        return whole @ w.t(), whole
+
+    def down_gradient(self, h, dy):
+        return h.t() @ dy
+
+    def up_backward(self, dy, w, x):
         dx, scattered = self.scatter(dy @ w.t())
         dw = x.t() @ dy
         scattered.wait()
         return dx, dw
 
-    def row_forward(self, h, w):
-        y, scattered = self.scatter(h @ w)
-        scattered.wait()
-        return y
 
-    def row_backward(self, dy, w):
-        whole = self.gather(dy)
-        return whole @ w.t(), whole
-
-    def row_gradient(self, h, dy):
-        return h.t() @ dy
-
-
-class Column(torch.autograd.Function):
+class Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w, ops):
-        y, whole = ops.column_forward(x, w)
-        ctx.save_for_backward(whole, w)
+    def forward(ctx, x, w1, w2, ops):
+        y, *saved = ops.forward(x, w1, w2)
+        ctx.save_for_backward(w1, w2, *saved)
         ctx.ops = ops
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        whole, w = ctx.saved_tensors
-        return *ctx.ops.column_backward(dy, w, whole), None
-
-
-class Row(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, h, w, ops):
-        ctx.save_for_backward(h, w)
-        ctx.ops = ops
-        return ops.row_forward(h, w)
-
-    @staticmethod
-    def backward(ctx, dy):
-        h, w = ctx.saved_tensors
-        dh, whole = ctx.ops.row_backward(dy, w)
-        return dh, ctx.ops.row_gradient(h, whole), None
+        w1, w2, x, before, h = ctx.saved_tensors
+        dh, dy = ctx.ops.down_backward(dy, w2)
+        dw2 = ctx.ops.down_gradient(h, dy)
+        dx, dw1 = ctx.ops.up_backward(torch.ops.aten.gelu_backward(dh, before), w1, x)
+        return dx, dw1, dw2, None
 
 
 class Mlp(torch.nn.Module):
@@ -134,7 +120,7 @@ class Mlp(torch.nn.Module):
         self.w1, self.w2 = w1, w2
 
     def forward(self, x):
-        return Row.apply(F.gelu(Column.apply(x, self.w1, self.ops)), self.w2, self.ops)
+        return Block.apply(x, self.w1, self.w2, self.ops)
 
     def step(self, x, want):
         """The loss of this rank's rows, and the gradients of x and of both weights."""

@@ -20,12 +20,28 @@ fn plans() {
 
 #[test]
 fn refusals_say_what_works() {
-    let cases: &[common::Case] = &[(
-        "epilogue_after_reduce",
-        "gemm(a, b) -> reduce_scatter -> gelu",
-        4,
-        &[("a", &[64, 64]), ("b", &[64, 64])],
-    )];
+    const SHAPES: &[(&str, &[u64])] = &[("a", &[64, 64]), ("b", &[64, 64])];
+    let cases: &[common::Case] = &[
+        ("epilogue_after_reduce", "gemm(a, b) -> reduce_scatter -> gelu", 4, SHAPES),
+        (
+            "saved_for_two",
+            "fn f(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) {
+                 let h = gather(a) -> gemm(b);
+                 (h -> gelu, h -> silu, h)
+             }",
+            4,
+            SHAPES,
+        ),
+        (
+            "saved_summand",
+            "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) {
+                 let h = gemm(a, b);
+                 (h -> scale(0.5) -> reduce_scatter, h)
+             }",
+            4,
+            SHAPES,
+        ),
+    ];
     for (name, source, ranks, shapes) in cases {
         let error = plan(source, *ranks, shapes).expect_err(name).to_string();
         assert!(error.contains("help:"), "{name}: {error}");

@@ -277,3 +277,31 @@ fn tiles_of_one_role_with_edges_of_their_own() {
     });
     emit(&one.parse().expect("reads")).expect("one set of ids");
 }
+
+#[test]
+fn places_that_an_epilogue_saves_to() {
+    let saves = [
+        ("store=tma\n", "store=tma epilogue=save,gelu\n"),
+        ("out bf16[M, N]\n", "out bf16[M, N]\nbuffer buf3 \"h\" out bf16[M, N]\n"),
+        ("  access c:", "  access e0: write buf3 @ rank [0 : M, 0 : N] at end\n  access c:"),
+    ];
+    let text = saves.iter().fold(TILE.to_string(), |text, (from, to)| text.replace(from, to));
+    let says = "operand `e0` does not lie as C does";
+    refused_of(&text, &[("buf3 \"h\" out", "buf3 \"h\" scratch")], says);
+    refused_of(&text, &[("e0: write", "e0: accumulate")], says);
+    let cut = ("e0: write buf3 @ rank [0 : M, 0 : N]", "e0: write buf3 @ rank [0 : M, 0 : 128]");
+    refused_of(&text, &[cut], says);
+    let gated = [
+        ("in bf16[K, N]", "in bf16[K, 2, N]"),
+        (
+            "bf16[M, N]\nbuffer buf3 \"h\" out bf16[M, N]",
+            "bf16[M, N]\nbuffer buf3 \"h\" out bf16[M, 2, N]",
+        ),
+        ("save,gelu", "save,swiglu"),
+        ("256\nbuffer", "128\nbuffer"),
+        ("[0 : K, 0 : N]", "[0 : K, 0 : 2, 0 : N]"),
+        ("buf3 @ rank [0 : M, 0 : N]", "buf3 @ rank [0 : M, 0 : 2, 0 : N]"),
+    ];
+    let text = gated.iter().fold(text, |text, (from, to)| text.replace(from, to));
+    refused_of(&text, &[("out bf16[M, 2, N]", "out bf16[M, 3, N]")], says);
+}

@@ -342,3 +342,42 @@ fn warps_that_copy_and_multiply_take_their_tasks_in_order() {
     let families = (0..).zip(families).map(|(n, text): (u32, _)| format!("family fam{n}{text}"));
     accepted(&(head.to_string() + &families.collect::<String>()));
 }
+
+/// Two tiles whose epilogue saves their gates and ups.
+const SAVES: &str = r#"plan "saves"
+mesh world=1
+target sm_90a
+buffer buf0 "a" in bf16[256, 64]
+buffer buf1 "b" in bf16[64, 2, 128]
+buffer buf2 "c" out bf16[256, 128]
+buffer buf3 "h" out bf16[256, 2, 128]
+role role0 compute ctas 2
+family fam0 "gemm" role0 {
+  leaf mma_tile block=128x256x64 stages=3 b=kn store=tma epilogue=save,swiglu
+  for i in 2
+  edge e1 full
+  edge e2 empty
+  edge e3 staged
+  edge e4 drained
+  access a: read buf0 @ rank [i * 128 : 128, 0 : 64] at start
+  access b: read buf1 @ rank [0 : 64, 0 : 2, 0 : 128] at start
+  access e0: write buf3 @ rank [i * 128 : 128, 0 : 2, 0 : 128] at end
+  access c: write buf2 @ rank [i * 128 : 128, 0 : 128] at end
+}
+"#;
+
+#[test]
+fn what_an_epilogue_saves_is_whole_and_written_once() {
+    accepted(SAVES);
+    let of = |from: &str, to: &str| rejected(SAVES, from, to);
+    let save = "e0: write buf3 @ rank [i * 128 : 128, 0 : 2, 0 : 128]";
+    let (rules, why) = of(save, "e0: write buf3 @ rank [i * 128 : 64, 0 : 2, 0 : 128]");
+    assert!(rules.contains(&6) && why.contains("`e0` has 64 rows, and others 128"), "{why}");
+    let (rules, why) = of(save, "e0: write buf3 @ rank [i * 128 : 128, 0 : 1, 0 : 128]");
+    assert!(rules.contains(&6) && why.contains("`e0` has 1 of gates and ups"), "{why}");
+    let (_, why) = of(save, "e0: write buf3 @ rank [0 : 128, 0 : 2, 0 : 128]");
+    assert!(why.contains("\"h\""), "{why}");
+    let text = SAVES.replace("epilogue=save,swiglu", "epilogue=save,gelu,swiglu");
+    let error = verify(&text).expect_err("a gate comes first").to_string();
+    assert!(error.contains("`swiglu` comes first"), "{error}");
+}

@@ -81,9 +81,6 @@ MK_DEVICE u32 ld_u32(const void* p) {
 }
 MK_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 MK_DEVICE void st_u32(void* p, u32 v) { asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
-MK_DEVICE void st_u32x2(void* p, u32 x, u32 y) {
-  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x), "r"(y) : "memory");
-}
 MK_DEVICE u16 ld_u16(const void* p) {
   u16 v;
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
@@ -104,6 +101,13 @@ MK_DEVICE void st_shared(u32 address, u32 v) {
 // What TMA has brought: an mbarrier came before.
 MK_DEVICE void ld_shared_f32x2(u32 address, float& x, float& y) {
   asm volatile("ld.shared::cta.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
+}
+// What this warp has put there.
+MK_DEVICE Vec16 ld_shared_vec16(u32 address) {
+  Vec16 v;
+  asm volatile("ld.shared::cta.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x[0]), "=r"(v.x[1]), "=r"(v.x[2]), "=r"(v.x[3]) : "r"(address) : "memory");
+  return v;
 }
 // For the async proxy to read: not volatile, a proxy fence and an mbarrier follow.
 MK_DEVICE void st_shared_f32x2(u32 address, float x, float y) {

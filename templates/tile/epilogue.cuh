@@ -56,16 +56,20 @@ MK_DEVICE void apply_gate(float* acc) {
   if constexpr (Config::kGated) acc[0] = silu(acc[0]) * acc[Config::kAccumulators / 2];
 }
 
-// All accumulators of a tile through the plan's elementwise chain, before anything is added to them.
+// All results of a tile through the plan's elementwise chain, before anything is added to them, or where what follows needs registers.
 template <class Config, class Hooks>
 MK_DEVICE void apply_epilogue(const Hooks& hooks, const GemmTile& tile, u32 consumer,
                               float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
 #pragma unroll
-    for (u32 i = 0; i < Config::kAccumulators / 2; ++i) {
+    for (u32 i = 0; i < Config::kOutColsPerConsumer / 4; ++i) {
       const u32 row = fragment_row<Config>(consumer, m) + i % 2 * 8;
       const u32 col = Config::first_col(consumer) + i / 2 * 8 + lane_index() % 4 * 2;
+      if constexpr (Config::kSaves == 0) {
+        apply_gate<Config>(&acc[m][2 * i]);
+        apply_gate<Config>(&acc[m][2 * i + 1]);
+      }
       hooks.epilogue(tile, row, col, acc[m][2 * i], acc[m][2 * i + 1]);
     }
   }
@@ -77,8 +81,10 @@ template <class Config, class Hooks>
 MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, u32 row, u32 col, float* acc, u32 (&out)[4]) {
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
-    apply_gate<Config>(acc + 2 * i);
-    apply_gate<Config>(acc + 2 * i + 1);
+    if constexpr (Config::kSaves == 0) {
+      apply_gate<Config>(acc + 2 * i);
+      apply_gate<Config>(acc + 2 * i + 1);
+    }
     const u32 r = row + i % 2 * 8, c = col + i / 2 * 8 + lane_index() % 4 * 2;
     if constexpr (!Config::kCarried) hooks.epilogue(tile, r, c, acc[2 * i], acc[2 * i + 1]);
     if constexpr (Config::kOut != Dtype::F32) out[i] = pack2<Config::kOut>(acc[2 * i], acc[2 * i + 1]);
@@ -104,16 +110,20 @@ MK_DEVICE void stage_f32_panel(u32 panel, const float* acc) {
   }
 }
 
+// Where a panel of 64 rows has 16 bytes of a row.
+template <class Config>
+MK_DEVICE u32 panel_chunk(u32 panel, u32 row, u32 chunk) {
+  constexpr u32 kRowBytes = Config::kPanelRowBytes;  // also the swizzle's span
+  // The swizzle XORs the 16-byte chunk with the 128-byte line (PTX ISA, "Swizzling modes"): of 8 lines, or of 4.
+  return panel + row * kRowBytes + (chunk ^ (kRowBytes == 128 ? row % 8 : row / 2 % 4)) * 16;
+}
+
 // Where a panel, 64 rows of 16-bit results, has this lane's row of a warp's `j`th 16 columns, as stmatrix and ldmatrix take it:
 // lanes 0-15 name the 16 rows of the left 8 columns, lanes 16-31 those of the right.
 template <class Config>
 MK_DEVICE u32 panel_block(u32 panel, u32 j) {
-  constexpr u32 kRowBytes = Config::kPanelRowBytes;  // also the swizzle's span
   const u32 row = warp_index() % kWarpgroupWarps * 16 + lane_index() % 16;
-  // The swizzle XORs the 16-byte chunk with the 128-byte line (PTX ISA, "Swizzling modes"): of 8 lines, or of 4.
-  const u32 swizzle = kRowBytes == 128 ? row % 8 : row / 2 % 4;
-  const u32 chunk = (j * 2 + lane_index() / 16) ^ swizzle;
-  return panel + row * kRowBytes + chunk * 16;
+  return panel_chunk<Config>(panel, row, j * 2 + lane_index() / 16);
 }
 
 // 64 rows of 16-bit results, four words of each thread for every 16 columns, to a panel.
@@ -201,59 +211,130 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
   }
 }
 
-// Two neighbouring results, or one where `left` is 1. `pairs`: the address is a multiple of both.
-template <Dtype kOut>
-MK_DEVICE void store_pair(u64 address, float x0, float x1, bool pairs, i32 left) {
-  if constexpr (kOut == Dtype::F32) {
-    float* out = reinterpret_cast<float*>(address);
-    if (pairs && left >= 2) {
-      st_u32x2(out, __float_as_uint(x0), __float_as_uint(x1));
+// A matrix of the caller's, from the tile's first row and column on.
+struct Lines {
+  u64 data;
+  u64 pitch_bytes;
+};
+// What an epilogue saves, and whether its rows are multiples of 16 bytes, or of two elements.
+struct SavedAs {
+  Dtype dtype;
+  bool wide;
+  bool even;
+};
+
+// This warp's 16 rows of a panel to global memory, from `row` and `col` of the tile on: lanes side by side take what lies side by side
+// in a row, so that lines leave as wholes. `kWide`: rows are multiples of 16 bytes; `even`: of four.
+template <class Config, Dtype kDtype, bool kWide>
+MK_DEVICE void store_panel_rows(u32 panel, const Lines& to, i32 row, i32 col, i32 valid_rows, i32 valid_cols, bool even) {
+  constexpr u32 kBytes = kWide ? 16 : 4, kLanes = Config::kPanelRowBytes / kBytes, kRows = 32 / kLanes;
+  const u32 at = lane_index() % kLanes * kBytes;
+  const i32 left = valid_cols - col - static_cast<i32>(at / element_bytes(kDtype));
+#pragma unroll(kWide ? 16 / kRows : 1)
+  for (u32 i = 0; i < 16 / kRows; ++i) {
+    const u32 r = i * kRows + lane_index() / kLanes;
+    const u32 source = panel_chunk<Config>(panel, warp_index() % kWarpgroupWarps * 16 + r, at / 16) + at % 16;
+    if (row + static_cast<i32>(r) >= valid_rows || left <= 0) continue;
+    const u64 target = to.data + static_cast<u64>(row + r) * to.pitch_bytes + static_cast<u64>(col) * element_bytes(kDtype) + at;
+    u16* const out = reinterpret_cast<u16*>(target);
+    if constexpr (kWide) {
+      st_vec16(out, ld_shared_vec16(source));
+    } else if (kDtype == Dtype::F32 || even) {
+      st_u32(out, ld_shared(source));
     } else {
-      st_u32(out, __float_as_uint(x0));
-      if (left >= 2) st_u32(out + 1, __float_as_uint(x1));
-    }
-  } else {
-    u16* out = reinterpret_cast<u16*>(address);
-    if (pairs && left >= 2) {
-      st_u32(out, pack2<kOut>(x0, x1));
-    } else {
-      st_u16(out, narrow<kOut>(x0));
-      if (left >= 2) st_u16(out + 1, narrow<kOut>(x1));
+      const u32 two = ld_shared(source);
+      st_u16(out, static_cast<u16>(two));
+      if (left >= 2) st_u16(out + 1, static_cast<u16>(two >> 16));
     }
   }
 }
 
-// Registers to global memory, for pitches and columns that TMA cannot address. Every store is predicated on the tile's
-// bounds, and on the abort flag: the loader set it before the arrival that this warp's last wait observed.
+// 64 rows of as many columns as a panel takes, from `col` on, to global memory through that panel.
+template <class Config, Dtype kDtype, bool kWide>
+MK_DEVICE void store_panel(u32 panel, const float* acc, const Lines& to, u32 consumer, u32 m, u32 col, i32 valid_rows, i32 valid_cols,
+                           bool even) {
+  if constexpr (kDtype == Dtype::F32) {
+    stage_f32_panel(panel, acc);
+  } else {
+    constexpr u32 kPairs = Config::kPanelRowBytes / 32;
+    u32 packed[kPairs][4];
+#pragma unroll
+    for (u32 i = 0; i < kPairs * 4; ++i) packed[i / 4][i % 4] = pack2<kDtype>(acc[2 * i], acc[2 * i + 1]);
+    stage_panel<Config>(panel, packed);
+  }
+  __syncwarp();
+  const i32 row = static_cast<i32>(Config::first_row(consumer) + m * 64 + warp_index() % kWarpgroupWarps * 16);
+  store_panel_rows<Config, kDtype, kWide>(panel, to, row, static_cast<i32>(col), valid_rows, valid_cols, even);
+  __syncwarp();
+}
+
+// Saves what accumulators hold, after what comes before, of all of a tile at once: what is needed for it is in registers for nothing
+// else, and those are scarce in what follows. It goes through the panel that the consumer fills next.
+template <u32 kSave, class Config, class Edges, class Hooks>
+MK_DEVICE void save_matrix(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                           const RingCursor<Config::kPanels>& staging, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  constexpr SavedAs kAs = Hooks::template saved_as<kSave>();
+  static_assert(kAs.dtype != Dtype::F32 || Config::kPanelRowBytes == 128, "f32 panels are 32 columns wide");
+  // Gates, and ups.
+  constexpr u32 kFirst = Config::kSavesGates && kSave == 1 ? Config::kAccumulators / 2 : 0;
+  constexpr u32 kCols = Config::kPanelRowBytes / element_bytes(kAs.dtype);
+  const Lines to = hooks.template saved<kSave>(tile);
+  mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+    const u32 row = fragment_row<Config>(consumer, m);
+#pragma unroll
+    for (u32 n = 0; n < Config::kOutColsPerConsumer / kCols; ++n) {
+      const u32 col = Config::first_col(consumer) + n * kCols;
+      float* const first = &acc[m][kFirst + n * kCols / 2];
+#pragma unroll
+      for (u32 i = 0; i < kCols / 4; ++i) {
+        const u32 r = row + i % 2 * 8, c = col + i / 2 * 8 + lane_index() % 4 * 2;
+        hooks.template before_save<kSave>(tile, r, c, first[2 * i], first[2 * i + 1]);
+      }
+      store_panel<Config, kAs.dtype, kAs.wide>(smem.panel(consumer, staging.stage), first, to, consumer, m, col, tile.valid_rows,
+                                               tile.valid_cols, kAs.even);
+    }
+  }
+}
+
+// All that the plan saves of a tile. Leaves accumulators as they are behind the last of it.
+template <u32 kSave, class Config, class Edges, class Hooks>
+MK_DEVICE void save_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                         const RingCursor<Config::kPanels>& staging, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  if constexpr (Config::kGated && kSave == (Config::kSavesGates ? 2 : 0)) {
+#pragma unroll
+    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+#pragma unroll
+      for (u32 i = 0; i < Config::kAccumulators / 2; ++i) apply_gate<Config>(&acc[m][i]);
+    }
+  }
+  if constexpr (kSave < Config::kSaves) {
+    save_matrix<kSave, Config, Edges>(smem, hooks, tile, consumer, staging, acc);
+    save_tile<kSave + 1, Config, Edges>(smem, hooks, tile, consumer, staging, acc);
+  }
+}
+
+// Results to global memory by ordinary stores, through a panel, for pitches and columns that TMA cannot address. Every store is
+// predicated on the tile's bounds, and on the abort flag: the loader set it before the arrival that this warp's last wait observed.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                  const GemmTile& tile, u32 consumer, RingCursor<Config::kPanels>& staging,
                                  float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-  // Nothing is staged: the edges carry the news to the storer, and its leave to bring the next.
+  // The storer sends nothing: the edges carry the news to it, and its leave to bring the next.
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
-  constexpr u32 kBytes = element_bytes(Config::kOut);
-  const bool pairs = (tile.c_data | tile.c_pitch_bytes) % (2 * kBytes) == 0 && tile.c_col % 2 == 0;
+  const u64 column = static_cast<u64>(tile.c_col) * element_bytes(Config::kOut);
+  const Lines to{tile.c_data + static_cast<u64>(tile.c_row) * tile.c_pitch_bytes + column, tile.c_pitch_bytes};
+  const bool even = (to.data | to.pitch_bytes) % 4 == 0;
   const i32 rows = ctx.aborted() ? 0 : tile.valid_rows;
+  apply_epilogue<Config>(hooks, tile, consumer, acc);
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
 #pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-      const u32 row = fragment_row<Config>(consumer, m) + half * 8;
-      if (static_cast<i32>(row) >= rows) continue;
-      const u64 line = tile.c_data + static_cast<u64>(tile.c_row + row) * tile.c_pitch_bytes +
-                       static_cast<u64>(tile.c_col) * kBytes;
-#pragma unroll
-      for (u32 j = 0; j < Config::kOutColsPerConsumer / 8; ++j) {
-        const u32 col = Config::first_col(consumer) + j * 8 + lane_index() % 4 * 2;
-        const i32 left = tile.valid_cols - static_cast<i32>(col);
-        if (left <= 0) continue;
-        float& x0 = acc[m][j * 4 + half * 2];
-        float& x1 = acc[m][j * 4 + half * 2 + 1];
-        apply_gate<Config>(&x0);
-        apply_gate<Config>(&x1);
-        hooks.epilogue(tile, row, col, x0, x1);
-        store_pair<Config::kOut>(line + col * kBytes, x0, x1, pairs, left);
-      }
+    for (u32 n = 0; n < Config::kOutColsPerConsumer / Config::kPanelCols; ++n) {
+      const u32 col = Config::first_col(consumer) + n * Config::kPanelCols;
+      const float* first = &acc[m][n * Config::kPanelCols / 2];
+      store_panel<Config, Config::kOut, false>(smem.panel(consumer, staging.stage), first, to, consumer, m, col, rows, tile.valid_cols, even);
     }
   }
   __syncwarp();

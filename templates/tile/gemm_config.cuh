@@ -3,7 +3,7 @@
 // tiles of their own in turn, so that one multiplies while the other brings its results out.
 enum class Consumers : u32 { Cooperative, PingPong };
 
-// How C leaves: a TMA store from a staging panel, or ordinary stores from registers (any pitch, any alignment).
+// How C leaves: a TMA store from a staging panel, or ordinary stores of what lies there (any pitch, any alignment).
 enum class StorePath : u32 { Tma, Direct };
 
 // The k step: one 128-byte swizzle row of 16-bit elements.
@@ -27,6 +27,8 @@ struct GemmOptions {
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
+  u32 saves = 0;            // matrices that the elementwise chain writes on the way
+  bool saves_gates = false; // the first two are gates and ups
   bool carried = false;     // a tile goes on with sums that the loader brings
   bool carry_last = false;  // and not before its own product has been through the elementwise chain
   bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
@@ -46,6 +48,8 @@ struct GemmConfig {
   static constexpr ALayout kA = kOptions.a;
   static constexpr BLayout kB = kOptions.b;
   static constexpr bool kGated = kOptions.gated;
+  static constexpr u32 kSaves = kOptions.saves;
+  static constexpr bool kSavesGates = kOptions.saves_gates;
   static constexpr bool kCarried = kOptions.carried;
   static constexpr bool kCarryLast = kOptions.carry_last;
   static constexpr bool kAdds = kOptions.adds;
@@ -141,7 +145,7 @@ struct GemmConfig {
   static_assert(!kOptions.lends || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
   static_assert(!kOptions.lends || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
   static_assert(!kOptions.lends || kPanelsPerTile > kPanels, "panels that there is no staging for");
-  static_assert(kOut != Dtype::F32 || kStore == StorePath::Direct || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
+  static_assert(kOut != Dtype::F32 || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
   static_assert(kStages >= 2 && kPanels >= 2, "a ring, and a panel to fill while one is read");
   static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");
 };

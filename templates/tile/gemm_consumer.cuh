@@ -158,6 +158,9 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
     const GemmTile tile = hooks.decode(tiles.t);
     chaos_delay(ctx, Agent::Consumer, tiles.t);
     sm90_mma_tile<Config, Edges>(smem, hooks, tile, consumer, ring, acc);
+    if constexpr (Config::kSaves > 0) {
+      if (!ctx.aborted()) save_tile<0, Config, Edges>(smem, hooks, tile, consumer, staging.mine, acc);
+    }
     if constexpr (Config::kStore == StorePath::Tma) {
       stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else {

@@ -76,6 +76,36 @@ pub const PIPELINES: &[Wide] = &[
         &[("M", 700), ("K", 264), ("F", 1001)],
     ),
     (
+        "fn pre_activation(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), c: bf16[F] @ shard(0), w2: bf16[F, K] @ shard(0)) {
+             let h = gather(x) -> gemm(w1) -> bias(c);
+             let g = h -> gelu;
+             (g -> gemm(w2) -> reduce_scatter, g, h)
+         }",
+        &[("M", 1500), ("K", 512), ("F", 2048)],
+    ),
+    (
+        "fn pre_activation_odd(x: f16[M, K] @ shard(0), w1: f16[F, K] @ shard(0)) {
+             let h = gather(x) -> gemm(w1.t) -> cast(f32);
+             (h -> silu, h)
+         }",
+        &[("M", 701), ("K", 264), ("F", 1001)],
+    ),
+    (
+        "fn gates(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), w2: bf16[F, K] @ shard(0)) {
+             let h = gather(x) -> gemm(w1);
+             (h -> swiglu -> gemm(w2) -> all_reduce, h)
+         }",
+        &[("M", 1500), ("K", 512), ("F", 2048)],
+    ),
+    (
+        "fn gates_odd(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), y: bf16[M, F] @ shard(1)) {
+             let h = gather(x) -> gemm(w);
+             let g = h -> swiglu;
+             (g -> mul(y), h, g)
+         }",
+        &[("M", 777), ("K", 136), ("F", 1001)],
+    ),
+    (
         "fn qk(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, G] @ shard(1)) {
              let whole = gather(x);
              (whole -> gemm(wq), whole -> gemm(wk) -> scale(0.125))

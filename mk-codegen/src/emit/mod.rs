@@ -77,6 +77,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("kernel", include_str!("../../../templates/kernel.cu.j2")),
     ("mma_tile", include_str!("../../../templates/leaf/mma_tile.cu.j2")),
     ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
+    ("chain", include_str!("../../../templates/leaf/chain.cu.j2")),
     ("copy_bulk", include_str!("../../../templates/leaf/copy_bulk.cu.j2")),
     ("copy_rows", include_str!("../../../templates/leaf/copy_rows.cu.j2")),
     ("reduce_rows", include_str!("../../../templates/leaf/reduce_rows.cu.j2")),

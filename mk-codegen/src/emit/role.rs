@@ -7,8 +7,8 @@ use super::{
 };
 use crate::ir::{
     ALayout, Agent, BLayout, Consumers, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan,
-    RoleId, Schedule, Store, Var, carry_last, mma_panel_columns, mma_panels, mma_staging_bytes,
-    mma_staging_panels,
+    RoleId, Schedule, Store, Var, carry_last, gated, mma_panel_columns, mma_panels,
+    mma_staging_bytes, mma_staging_panels, saves_gates,
 };
 use crate::target;
 use minijinja::{Environment, Value, context};
@@ -264,8 +264,10 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, Emit
         out,
         a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
-        gated => if epilogue.first() == Some(&EpilogueOp::Swiglu) { "true" } else { "false" },
+        gated => if gated(epilogue) { "true" } else { "false" },
         adds => e.plan.families[id].accesses.iter().any(|a| a.mode == Mode::Accumulate),
+        saves => saves(epilogue),
+        saves_gates => saves_gates(epilogue),
         carried => epilogue.contains(&EpilogueOp::Carry),
         carry_last => carry_last(epilogue),
         b_once => once,
@@ -299,4 +301,10 @@ fn camel(name: &str) -> String {
         c.next().map(|f| f.to_ascii_uppercase().to_string() + c.as_str()).unwrap_or_default()
     };
     name.split('_').map(word).collect()
+}
+
+/// Matrices that an epilogue saves: gates and ups are two.
+fn saves(epilogue: &[EpilogueOp]) -> usize {
+    let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
+    saves + usize::from(saves_gates(epilogue))
 }

@@ -3,8 +3,8 @@
 use super::{EmitError, context::Emitter};
 use crate::ir::{
     ALayout, Access, Agent, BLayout, BufId, Consumers, Entity, EpilogueOp, Expr, FamId, Family,
-    Leaf, Mode, Operand, Point, Space, Store, Var, carry_last, mma_panel_columns,
-    one_warpgroup_takes,
+    Leaf, Mode, Operand, Point, Space, Store, Var, carry_last, gated, mma_panel_columns,
+    one_warpgroup_takes, saves_gates,
 };
 use minijinja::{Value, context};
 use mk_abi::DType;
@@ -82,7 +82,7 @@ impl<'p> Emitter<'p> {
         let (a, b) = (self.access(f, Operand::A)?, self.access(f, Operand::B)?);
         let targets = self.targets(s.id)?;
         let c = targets[0];
-        let gated = epilogue.first() == Some(&EpilogueOp::Swiglu);
+        let gated = gated(epilogue);
         let halves = block[1].is_multiple_of(128);
         let rows = [128, 256].contains(&block[0]) || block[0] == 64 && halves && !gated;
         if block[2] != 64 || !rows || gated && !halves {
@@ -135,7 +135,7 @@ impl<'p> Emitter<'p> {
         let wide = if self.plan.buffers[c.buffer].dtype == DType::F32 { 32 } else { 64 };
         let panel_cols = mma_panel_columns(block[1]).min(wide);
         let right = self.across(b, *b_layout, gated);
-        let extras = self.extras(s.id, epilogue, c)?;
+        let (saved, extras) = self.chain(s.id, epilogue, c)?;
         let carries = epilogue.contains(&EpilogueOp::Carry);
         let carry = if carries { Some(self.carry(s.id, c, epilogue)?) } else { None };
         let (all_steps, inner) = match &f.inner {
@@ -159,6 +159,8 @@ impl<'p> Emitter<'p> {
             inner,
             c_row => self.of_targets(f, &targets, |c| say(&self.row(c))),
             e_row => say(&self.extras_row(f)?),
+            gated,
+            saved,
             c_col => say(&last(c).0),
             adds => self.adds(f, &targets),
             rows => say(&rows(c).1),
@@ -318,17 +320,19 @@ impl<'p> Emitter<'p> {
         Ok(least)
     }
 
-    /// Epilogue operands: columns as C's, rows from `e_row` on.
-    fn extras(
+    /// What the epilogue does, with its operands (columns as C's, rows from `e_row` on): what it saves, each with what comes before, and
+    /// what it does then.
+    fn chain(
         &self,
         id: FamId,
         epilogue: &[EpilogueOp],
         c: &Access,
-    ) -> Result<Vec<Value>, EmitError> {
+    ) -> Result<(Vec<Value>, Vec<Value>), EmitError> {
         let f = &self.plan.families[id];
         let mut operands = EXTRAS.into_iter();
-        let mut out = Vec::new();
+        let (mut saved, mut chain) = (Vec::<Value>::new(), Vec::new());
         for op in epilogue {
+            let gates = saves_gates(epilogue) && saved.is_empty();
             let mut value = match op {
                 EpilogueOp::Scale(bits) => {
                     context! { op => "scale", factor => format!("__uint_as_float(0x{bits:08x}u)") }
@@ -343,29 +347,67 @@ impl<'p> Emitter<'p> {
                 EpilogueOp::Bias => context! { op => "bias" },
                 EpilogueOp::Mul => context! { op => "mul" },
                 EpilogueOp::Add => context! { op => "add" },
+                EpilogueOp::Save => context! { op => "save" },
             };
-            if op.has_operand() {
+            if op.operand().is_some() {
                 let operand = operands.next().unwrap_or(Operand::E3);
-                let x = self.access(f, operand)?;
-                let caller = self.plan.buffers[x.buffer].space == Space::In;
-                // The library asks for elements by their place in the tile.
-                let dims = if *op == EpilogueOp::Bias { 1 } else { 2 };
-                let last = |a: &Access| a.region[a.region.len() - 1].clone();
-                if x.each.is_some() || !caller || x.region.len() != dims || last(x) != last(c) {
-                    let what = format!("operand `{operand}` does not lie as C does");
-                    return Err(EmitError::unsupported(f.name.clone(), what));
-                }
-                let pitch =
-                    if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
-                let even = self.even(x.buffer).to_string();
-                let data = self.base(x.buffer, "params.header.rank");
-                let dtype = dtype_name(self.plan.buffers[x.buffer].dtype);
-                let size = self.plan.buffers[x.buffer].dtype.size_bytes();
-                value = context! { data, pitch, even, dtype, size, ..value };
+                value = context! { ..self.extra(f, operand, *op, gates, c)?, ..value };
             }
-            out.push(value);
+            if *op != EpilogueOp::Save {
+                chain.push(value);
+                continue;
+            }
+            let mut save = |value: Value, before: Vec<Value>| {
+                saved.push(context! { place => saved.len(), chain => before, ..value });
+            };
+            if gates {
+                let (data, pitch) = (value.get_attr("data"), value.get_attr("pitch"));
+                let [data, pitch] =
+                    [data, pitch].map(|v| v.map(|v| v.to_string()).unwrap_or_default());
+                let both = context! { pitch => format!("2 * {pitch}"), ..value };
+                save(both.clone(), Vec::new());
+                save(context! { data => format!("{data} + {pitch}"), ..both }, Vec::new());
+            } else {
+                save(value, std::mem::take(&mut chain));
+            }
         }
-        Ok(out)
+        Ok((saved, chain))
+    }
+
+    /// Where an epilogue's operand lies; `gates`: those of the tile and their ups, `[m, 2, n]`.
+    fn extra(
+        &self,
+        f: &Family,
+        operand: Operand,
+        op: EpilogueOp,
+        gates: bool,
+        c: &Access,
+    ) -> Result<Value, EmitError> {
+        let x = self.access(f, operand)?;
+        let buffer = &self.plan.buffers[x.buffer];
+        let mode = op.operand().unwrap_or(Mode::Read);
+        let space = if mode == Mode::Write { Space::Out } else { Space::In };
+        // The library asks for elements by their place in the tile.
+        let dims = match op {
+            EpilogueOp::Bias => x.region.len() == 1,
+            _ if gates => x.region.len() == 3 && buffer.shape[1] == Expr::Const(2),
+            _ => x.region.len() == 2,
+        };
+        let last = |a: &Access| a.region[a.region.len() - 1].clone();
+        let placed = dims && buffer.space == space && x.mode == mode && last(x) == last(c);
+        if x.each.is_some() || !placed {
+            let what = format!("operand `{operand}` does not lie as C does");
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        let pitch = if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
+        Ok(context! {
+            data => self.base(x.buffer, "params.header.rank"),
+            pitch,
+            even => self.rows_of(x.buffer, 2).to_string(),
+            wide => self.rows_of(x.buffer, 16 / buffer.dtype.size_bytes() as i64).to_string(),
+            dtype => dtype_name(buffer.dtype),
+            size => buffer.dtype.size_bytes(),
+        })
     }
 
     /// Where the tiles of a family go: always to one place, or each to one of several, with the same columns and rows.
@@ -456,7 +498,7 @@ impl<'p> Emitter<'p> {
             let what = "a tile goes on with what one access says";
             return Err(EmitError::unsupported(f.name.clone(), what));
         };
-        let gated = epilogue.contains(&EpilogueOp::Swiglu);
+        let gated = gated(epilogue);
         let tma = matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. });
         if gated || !tma || epilogue.last() != Some(&EpilogueOp::Carry) {
             let what = "only tiles without a gate that leave by TMA go on with sums, behind their elementwise operations";
@@ -495,18 +537,22 @@ impl<'p> Emitter<'p> {
         })
     }
 
-    /// Whether every row holds an even number of elements and begins at a multiple of two of them, on every rank.
-    fn even(&self, buffer: BufId) -> bool {
+    /// Whether every row holds a multiple of so many elements, and begins at one, on every rank.
+    fn rows_of(&self, buffer: BufId, elements: i64) -> bool {
         let place = &self.layout.buffers[buffer];
         let cols = place.shape.iter().filter_map(|s| s.last());
-        cols.chain(&place.pitch).all(|n| n % 2 == 0)
+        cols.chain(&place.pitch).all(|n| n % elements == 0)
     }
 
     /// First row of an epilogue's matrix operands; all have the same.
     fn extras_row(&self, f: &Family) -> Result<Expr, EmitError> {
         let matrices =
             f.accesses.iter().filter(|a| EXTRAS.contains(&a.operand) && a.region.len() > 1);
-        let mut rows = matrices.map(|a| self.row(a));
+        // Of what gates and ups are saved to, rows of both.
+        let mut rows = matrices.map(|a| match a.region.as_slice() {
+            [rows, _, _] => rows.0.clone(),
+            _ => self.row(a),
+        });
         let first = rows.next().unwrap_or(Expr::Const(0));
         if rows.any(|row| row != first) {
             let what = "operands of the epilogue begin in several rows";

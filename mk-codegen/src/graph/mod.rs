@@ -53,7 +53,7 @@ pub enum Kind {
         dim: usize,
     },
     /// A matrix product, and the elementwise operations that were fused into it. Operands: a, b, then one for each
-    /// epilogue operation that reads one.
+    /// epilogue operation that has one.
     Gemm {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
@@ -64,6 +64,8 @@ pub enum Kind {
     },
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
+    /// What the epilogue of the product that it is an operand of saves on the way: a result.
+    Saved,
     /// Partial sums become shards of dimension `dim`.
     ReduceScatter {
         /// The dimension that is scattered.

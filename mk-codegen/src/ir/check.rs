@@ -5,7 +5,7 @@
 use super::{
     entity::{Entity, FamId},
     expr::{Expr, Var},
-    leaf::Arity,
+    leaf::{Arity, EpilogueOp, Leaf, gated},
     plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space, TableSource},
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -365,6 +365,12 @@ impl Checker<'_> {
                     place,
                     format!("operand `{}` of {} appears {n} times", o.operand, x.leaf.name()),
                 );
+            }
+        }
+        if let Leaf::MmaTile { epilogue, .. } = &x.leaf {
+            let gates = epilogue.iter().filter(|op| **op == EpilogueOp::Swiglu).count();
+            if gates != usize::from(gated(epilogue)) {
+                self.error(place, "`swiglu` comes first in an epilogue, or behind one `save`");
             }
         }
         let want: Vec<_> = contract.edges.iter().map(|e| e.name).collect();

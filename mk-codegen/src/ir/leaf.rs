@@ -67,13 +67,13 @@ names! {
         B = "b",
         /// Result, `[m, n]`.
         C = "c",
-        /// Operand of the first epilogue operation that needs one.
+        /// Operand of the first epilogue operation that has one.
         E0 = "e0",
-        /// Operand of the second epilogue operation that needs one.
+        /// Operand of the second epilogue operation that has one.
         E1 = "e1",
-        /// Operand of the third epilogue operation that needs one.
+        /// Operand of the third epilogue operation that has one.
         E2 = "e2",
-        /// Operand of the fourth epilogue operation that needs one.
+        /// Operand of the fourth epilogue operation that has one.
         E3 = "e3",
         /// Source of a copy or a reduction.
         Src = "src",
@@ -121,18 +121,29 @@ pub enum EpilogueOp {
     RoundF16,
     /// Nothing: a `cast` to f32, the accumulator's own type.
     Widen,
-    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first: `b` is then `[k, 2, n]`, and a tile of it has half its columns
-    /// from each.
+    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for a `Save`: `b` is then `[k, 2, n]`, and a tile of it has
+    /// half its columns from each.
     Swiglu,
+    /// Nothing; writes what there is to the matrix `[m, n]` (before `Swiglu` to `[m, 2, n]`), rounded to its dtype.
+    Save,
     /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes last.
     Carry,
 }
 
 impl EpilogueOp {
-    /// Whether the operation reads an operand of its own.
-    pub fn has_operand(self) -> bool {
-        matches!(self, EpilogueOp::Bias | EpilogueOp::Mul | EpilogueOp::Add)
+    /// How the operation touches an operand of its own, if it has one.
+    pub fn operand(self) -> Option<Mode> {
+        match self {
+            EpilogueOp::Bias | EpilogueOp::Mul | EpilogueOp::Add => Some(Mode::Read),
+            EpilogueOp::Save => Some(Mode::Write),
+            _ => None,
+        }
     }
+}
+
+/// Whether columns of a product's right operand come in pairs of gate and up.
+pub fn gated(epilogue: &[EpilogueOp]) -> bool {
+    matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
 }
 
 /// How a tile is written back.
@@ -140,7 +151,7 @@ impl EpilogueOp {
 pub enum Store {
     /// Through shared memory and TMA: the pitch is a multiple of 16 bytes.
     Tma,
-    /// From registers, by ordinary stores: any pitch.
+    /// By ordinary stores: any pitch.
     Direct,
 }
 
@@ -294,6 +305,11 @@ pub struct Contract {
     pub smem_bytes: u32,
 }
 
+/// Whether the first operand of the epilogue takes gates and ups as the product has them.
+pub fn saves_gates(epilogue: &[EpilogueOp]) -> bool {
+    matches!(epilogue, [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
+}
+
 /// Bytes of one stage of a bulk copy.
 pub const COPY_STAGE_BYTES: u32 = 16 * 1024;
 
@@ -380,9 +396,7 @@ impl Leaf {
     /// Columns of `c` in one tile of a matrix product; 0 for other leaves.
     pub fn out_columns(&self) -> u32 {
         match self {
-            Leaf::MmaTile { block, epilogue, .. } => {
-                block[1] / if epilogue.contains(&EpilogueOp::Swiglu) { 2 } else { 1 }
-            }
+            Leaf::MmaTile { block, epilogue, .. } => block[1] / if gated(epilogue) { 2 } else { 1 },
             _ => 0,
         }
     }
@@ -430,9 +444,9 @@ impl Leaf {
                     op(Operand::A, read, Loader, Proxy::Async, Arity::One),
                     op(Operand::B, read, Loader, Proxy::Async, Arity::One),
                 ];
-                let tails = epilogue.iter().filter(|e| e.has_operand()).count();
-                for e in EPILOGUE_OPERANDS.into_iter().take(tails) {
-                    operands.push(op(e, read, Consumers, Proxy::Generic, Arity::One));
+                let tails = epilogue.iter().filter_map(|e| e.operand());
+                for (e, mode) in EPILOGUE_OPERANDS.into_iter().zip(tails) {
+                    operands.push(op(e, mode, Consumers, Proxy::Generic, Arity::One));
                 }
                 if epilogue.contains(&EpilogueOp::Carry) {
                     operands.push(op(Operand::AccIn, read, Loader, Proxy::Async, Arity::One));

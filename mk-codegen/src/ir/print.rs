@@ -338,6 +338,7 @@ pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
         EpilogueOp::RoundF16 => "round_f16".into(),
         EpilogueOp::Widen => "widen".into(),
         EpilogueOp::Swiglu => "swiglu".into(),
+        EpilogueOp::Save => "save".into(),
         EpilogueOp::Carry => "carry".into(),
     }
 }

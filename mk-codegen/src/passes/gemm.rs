@@ -16,7 +16,7 @@ use super::{
     product::{Cut, Product, Target},
     reduce::{self, Summands},
     rows::Rows,
-    select::{Gemm, Kernel, Made, Reduce, Tensor},
+    select::{Extra, Gemm, Kernel, Made, Reduce, Tensor},
     settings,
 };
 use crate::ir::{
@@ -368,6 +368,13 @@ impl<'k> Tiler<'k> {
         }
     }
 
+    fn extra(&self, x: Extra) -> BufId {
+        match x {
+            Extra::Param(p) => self.params[p],
+            Extra::Result(r) => self.results[r],
+        }
+    }
+
     /// Extent of a product's inner dimension, on the own rank.
     fn depth(&self, n: usize) -> Expr {
         match self.kernel.gemms[n].left {
@@ -443,7 +450,7 @@ impl<'k> Tiler<'k> {
             first_column: 0,
             col_blocks: (widest(&g.out, 1, world) + columns - 1) / columns,
             b,
-            extras: g.extras.iter().map(|x| self.params[*x]).collect(),
+            extras: g.extras.iter().map(|x| self.extra(*x)).collect(),
             target,
             cut: None,
             half: None,

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::ir::{
     Access, BLayout, BinOp, BufId, Each, EpilogueOp, Expr, Leaf, Mode, Operand, Point, RoleKind,
-    Var, carry_last,
+    Var, carry_last, saves_gates,
 };
 use crate::target;
 
@@ -312,14 +312,20 @@ impl Product<'_> {
             Access { at, ..read(Operand::B, self.b, b) },
         ];
         let row = rows.global(&r);
-        let reading = epilogue.iter().filter(|e| e.has_operand());
-        for ((op, buffer), operand) in reading.zip(&self.extras).zip(EXTRAS) {
+        let touching = epilogue.iter().filter(|e| e.operand().is_some());
+        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EXTRAS) {
             let mut region = vec![cols.clone()];
             if *op != EpilogueOp::Bias {
                 region.insert(0, (row.clone(), r.len.clone()));
             }
-            // Read by the consumers once the tile is computed.
-            accesses.push(Access { at: Point::End, ..read(operand, *buffer, region) });
+            if operand == Operand::E0 && saves_gates(epilogue) {
+                region.insert(1, (0.into(), 2.into()));
+            }
+            // Touched by the consumers once the tile is computed.
+            accesses.push(match op {
+                EpilogueOp::Save => write(operand, *buffer, region),
+                _ => Access { at: Point::End, ..read(operand, *buffer, region) },
+            });
         }
         if let Target::Ring(ring) = self.target {
             accesses.push(self.carried(rows, &r, ring, cols.clone(), carry_last(epilogue)));

@@ -6,7 +6,7 @@
 
 use super::{Config, LowerError, gemm::even};
 use crate::graph::{Extent, Kind, OpGraph, Value};
-use crate::ir::EpilogueOp;
+use crate::ir::{self, EpilogueOp};
 use mk_abi::DType;
 use mk_syntax::Placement;
 use petgraph::stable_graph::NodeIndex;
@@ -63,6 +63,14 @@ pub(super) enum Made {
     Gemm(usize),
 }
 
+/// A matrix, or vector, of a product's epilogue.
+#[derive(Clone, Copy)]
+pub(super) enum Extra {
+    Param(Param),
+    /// An index into [`Kernel::results`].
+    Result(usize),
+}
+
 /// One product with its elementwise tail.
 pub(super) struct Gemm {
     pub left: Made,
@@ -72,19 +80,20 @@ pub(super) struct Gemm {
     pub out: Tensor,
     pub epilogue: Vec<EpilogueOp>,
     /// Operands of the epilogue, in order.
-    pub extras: Vec<Param>,
+    pub extras: Vec<Extra>,
 }
 
 impl Gemm {
     /// Whether columns of `b` come in pairs of gate and up.
     pub fn gated(&self) -> bool {
-        self.epilogue.first() == Some(&EpilogueOp::Swiglu)
+        ir::gated(&self.epilogue)
     }
 }
 
 /// One result.
 pub(super) struct Outcome {
-    pub of: Made,
+    /// None for what an epilogue saves, which names it as an [`Extra`].
+    pub of: Option<Made>,
     pub reduce: Option<Reduce>,
     pub out: Tensor,
 }
@@ -103,13 +112,13 @@ impl Kernel {
     /// The sum over ranks that a product ends in.
     pub fn reduce_of(&self, gemm: usize) -> Option<(usize, Reduce)> {
         let found =
-            self.results.iter().position(|r| r.of == Made::Gemm(gemm) && r.reduce.is_some());
+            self.results.iter().position(|r| r.of == Some(Made::Gemm(gemm)) && r.reduce.is_some());
         found.and_then(|i| self.results[i].reduce.map(|how| (i, how)))
     }
 
     /// The result that a value is, unsummed.
     pub fn result_of(&self, value: Made) -> Option<usize> {
-        self.results.iter().position(|r| r.of == value && r.reduce.is_none())
+        self.results.iter().position(|r| r.of == Some(value) && r.reduce.is_none())
     }
 
     /// Whether a product's inner dimension may be cut and the parts be added up: nothing else is done to the whole, and all
@@ -155,7 +164,8 @@ pub(super) fn kernel(g: &OpGraph, config: &Config) -> Result<Kernel, LowerError>
     let mut results: Vec<Outcome> = Vec::new();
     for (node, name) in g.results.iter().zip(&g.result_names) {
         let (reduce, of) = reduction(g, *node)?;
-        let of = builder.made(of)?;
+        let saved = g.graph[*node].kind == Kind::Saved;
+        let of = if saved { None } else { Some(builder.made(of)?) };
         let out = Tensor { name: name.clone(), ..tensor(&g.graph[*node]) };
         results.push(Outcome { of, reduce, out });
     }
@@ -238,8 +248,7 @@ impl Builder<'_> {
             }
             Kind::Param => Source { param: self.param(node, "gemm")?, gathered: false, transposed },
             Kind::Elementwise(_) => {
-                let why = "no matrix product that only it reads precedes it";
-                return Err(unsupported(&value.name, why, CATALOGUE));
+                return Err(unsupported(&value.name, self.why_alone(node), CATALOGUE));
             }
             _ => {
                 let why = "it is not the first or last operation";
@@ -250,6 +259,22 @@ impl Builder<'_> {
             self.sources.push(source);
             self.sources.len() - 1
         }))
+    }
+
+    /// Why no product has taken over an elementwise operation.
+    fn why_alone(&self, node: NodeIndex) -> &'static str {
+        let g = self.g;
+        let product = |n: &NodeIndex| matches!(g.graph[*n].kind, Kind::Gemm { .. });
+        match g.operands(node).into_iter().find(product) {
+            None => "no matrix product comes right before it",
+            Some(x) if g.graph.neighbors(x).count() > 1 => {
+                "another operation reads the matrix product before it, too"
+            }
+            Some(x) if g.graph[x].placement.contains(&Placement::Partial) => {
+                "the caller gets the partial sums before it, too"
+            }
+            Some(_) => "the caller gets the matrix product before it twice",
+        }
     }
 
     fn param(&self, node: NodeIndex, by: &str) -> Result<Param, LowerError> {
@@ -272,13 +297,16 @@ impl Builder<'_> {
             return Err(unsupported("gemm", why, CATALOGUE));
         }
         let b = self.param(*b, "gemm")?;
-        let list =
-            extras.iter().map(|x| self.param(*x, &value.name)).collect::<Result<Vec<_>, _>>()?;
+        let extra = |x: &NodeIndex| match self.g.results.iter().position(|r| r == x) {
+            Some(r) if self.g.graph[*x].kind == Kind::Saved => Ok(Extra::Result(r)),
+            _ => self.param(*x, &value.name).map(Extra::Param),
+        };
+        let list = extras.iter().map(extra).collect::<Result<Vec<_>, _>>()?;
         if list.len() > 4 {
             let why = "more than four epilogue operands follow it";
             return Err(unsupported("gemm", why, "fuse fewer operations"));
         }
-        if epilogue.iter().skip(1).any(|e| *e == EpilogueOp::Swiglu) {
+        if epilogue.contains(&EpilogueOp::Swiglu) && !ir::gated(epilogue) {
             let why = "something stands between it and its matrix product";
             return Err(unsupported("swiglu", why, "put `swiglu` directly behind `gemm`"));
         }
@@ -341,10 +369,11 @@ fn check(k: &Kernel, g: &OpGraph, config: &Config) -> Result<(), LowerError> {
         return alone(k);
     }
     for (i, r) in k.results.iter().enumerate() {
+        let Some(of) = r.of else { continue };
         if k.results[..i].iter().any(|other| other.of == r.of && other.reduce == r.reduce) {
             return Err(unsupported("pipeline", "it returns one value twice", "return it once"));
         }
-        match r.of {
+        match of {
             Made::Source(s) if !k.sources[s].gathered || r.reduce.is_some() => {
                 let name = &k.params[k.sources[s].param].name;
                 return Err(unsupported(

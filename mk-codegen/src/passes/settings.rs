@@ -3,7 +3,7 @@
 use super::{
     AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Sums, Tail, gather,
     gemm::tma_rows,
-    select::{Gemm, Kernel, Made, Reduce},
+    select::{Extra, Gemm, Kernel, Made, Reduce},
 };
 use crate::{
     ir::{
@@ -12,6 +12,7 @@ use crate::{
     },
     target::{self, Target},
 };
+use mk_abi::DType;
 
 /// Whether its gathered rows can travel as the settings say.
 ///
@@ -134,10 +135,7 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
                 return error(what(), help);
             }
             let out = &kernel.results[r].out;
-            if config.sums == Sums::OnWrite
-                && out.dtype != mk_abi::DType::Bf16
-                && out.dtype != mk_abi::DType::F16
-            {
+            if config.sums == Sums::OnWrite && out.dtype != DType::Bf16 && out.dtype != DType::F16 {
                 return error(
                     what(),
                     "memory adds results of 16 bits here: add up in the `ring`, the `epilogue`, `beside` or `after` the product",
@@ -213,9 +211,14 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
             return error(what, help);
         }
     }
-    let f32 = splits
-        || config.tail.is_some()
-        || kernel.gemms.iter().any(|g| g.out.dtype == mk_abi::DType::F32);
+    let of_f32 = |g: &Gemm| {
+        let mut saved = g.extras.iter().filter_map(|x| match x {
+            Extra::Result(r) => Some(&kernel.results[*r].out),
+            Extra::Param(_) => None,
+        });
+        g.out.dtype == DType::F32 || saved.any(|t| t.dtype == DType::F32)
+    };
+    let f32 = splits || config.tail.is_some() || kernel.gemms.iter().any(of_f32);
     if f32 && bn % 64 != 0 {
         let what = format!("f32 results have no tiles of {bn} columns");
         return error(what, "use a multiple of 64 columns");

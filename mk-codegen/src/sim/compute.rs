@@ -7,7 +7,9 @@ use super::{
     memory::within,
     program::Phase,
 };
-use crate::ir::{ALayout, BLayout, EpilogueOp, Family, Leaf, Operand, Point, Region};
+use crate::ir::{
+    ALayout, BLayout, EpilogueOp, Family, Leaf, Operand, Point, Region, gated, saves_gates,
+};
 
 const TAILS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
@@ -30,8 +32,7 @@ pub(super) fn consume(
     }
     match &family.leaf {
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
-            let gated = epilogue.first() == Some(&EpilogueOp::Swiglu);
-            multiply(context, *a_layout, *b_layout, gated, phase)?;
+            multiply(context, *a_layout, *b_layout, gated(epilogue), phase)?;
         }
         Leaf::AttendTile { scale, .. } => attend(context, f32::from_bits(*scale), phase)?,
         _ => {}
@@ -142,7 +143,7 @@ pub(super) fn values(
             broadcast(regions, |_| Ok(sum.clone()))
         }
         Leaf::MmaTile { epilogue, .. } => {
-            broadcast(regions, |r| product(context, epilogue, r, phase))
+            broadcast(regions, |r| product(context, epilogue, operand, r, phase))
         }
         Leaf::AttendTile { .. } => {
             let state = carried(context, phase)?;
@@ -230,10 +231,12 @@ fn reduce(sources: &[&Piece]) -> Result<Vec<f32>, SimError> {
     Ok(sum)
 }
 
-/// The finished tile of a matrix product. With nothing to add up it is 0 before the epilogue.
+/// The tile of a matrix product that `operand` takes: the finished one, or as it is where the epilogue saves it. With nothing to
+/// add up it is 0 before the epilogue.
 fn product(
     context: &Context,
     epilogue: &[EpilogueOp],
+    operand: Operand,
     region: &Region,
     phase: Phase,
 ) -> Result<Vec<f32>, SimError> {
@@ -241,8 +244,10 @@ fn product(
         Some(sum) => sum.clone(),
         None => {
             let (rows, cols) = matrix(region);
-            let halves = if epilogue.first() == Some(&EpilogueOp::Swiglu) { 2 } else { 1 };
-            Tile::zeros(rows, cols * halves)
+            match (gated(epilogue), operand == Operand::E0 && saves_gates(epilogue)) {
+                (true, true) => Tile::zeros(rows / 2, cols * 2),
+                (gated, _) => Tile::zeros(rows, if gated { cols * 2 } else { cols }),
+            }
         }
     };
     let mut tails = TAILS.iter();
@@ -258,22 +263,28 @@ fn product(
             }
             continue;
         }
-        let mut operand = None;
-        if op.has_operand() {
+        if *op == EpilogueOp::Save {
+            if tails.next() == Some(&operand) {
+                return Ok(tile.data);
+            }
+            continue;
+        }
+        let mut other = None;
+        if op.operand().is_some() {
             let want = match op {
                 EpilogueOp::Bias => tile.cols,
                 _ => tile.data.len(),
             };
             let found = tails.next().and_then(|o| context.latest(*o, phase));
-            operand = found.filter(|t| t.data.len() == want);
-            if operand.is_none() {
+            other = found.filter(|t| t.data.len() == want);
+            if other.is_none() {
                 return Err(misfit(format!(
                     "the operand of {op:?} must have {want} elements, and has {:?}",
                     found.map(|t| t.data.len())
                 )));
             }
         }
-        apply(*op, &mut tile, operand);
+        apply(*op, &mut tile, other);
     }
     Ok(tile.data)
 }

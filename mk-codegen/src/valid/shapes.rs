@@ -3,7 +3,7 @@
 //! A template reads the size of a task off one of its operands; here, all of them say the same. Extents of 1 in front of an operand's
 //! own dimensions only choose where it lies.
 
-use crate::ir::{ALayout, BLayout, EpilogueOp, Family, Leaf, Operand};
+use crate::ir::{ALayout, BLayout, EpilogueOp, Family, Leaf, Operand, gated, saves_gates};
 use std::collections::BTreeMap;
 
 /// One region that a task touches: which operand, at which step, for which value of `each`, and its extents; none where it is empty.
@@ -109,7 +109,7 @@ fn product(
     if of(touched, Operand::C).all(|c| c.extents.is_none()) {
         return None;
     }
-    let gated = epilogue.first() == Some(&EpilogueOp::Swiglu);
+    let gated = gated(epilogue);
     let halves = if gated { 2 } else { 1 };
     let check = || -> Result<(), String> {
         let left = |a: &Touched<'_>| -> Result<Option<[i64; 2]>, String> {
@@ -141,6 +141,12 @@ fn product(
                 Operand::A | Operand::B => {}
                 Operand::C | Operand::AccIn => {
                     let Some([m, n]) = matrix(t)? else { continue };
+                    same(&mut rows, m, "rows", t)?;
+                    same(&mut columns, n * halves, "columns", t)?;
+                }
+                Operand::E0 if saves_gates(epilogue) => {
+                    let Some([m, two, n]) = last_three(t)? else { continue };
+                    gates_and_ups(t.operand, two)?;
                     same(&mut rows, m, "rows", t)?;
                     same(&mut columns, n * halves, "columns", t)?;
                 }
@@ -190,17 +196,22 @@ fn factor(layout: BLayout, gated: bool, b: &Touched<'_>) -> Result<Option<[i64; 
     }
     let Some([x, y, z]) = last_three(b)? else { return Ok(None) };
     let (depth, two, n) = if layout == BLayout::Nk { (z, x, y) } else { (x, y, z) };
-    if two != 2 {
-        return Err(format!("`b` has {two} of gates and ups, which are 2"));
-    }
+    gates_and_ups(b.operand, two)?;
     Ok(Some([depth, 2 * n]))
+}
+
+fn gates_and_ups(operand: Operand, n: i64) -> Result<(), String> {
+    if n == 2 {
+        return Ok(());
+    }
+    Err(format!("`{operand}` has {n} of gates and ups, which are 2"))
 }
 
 /// The operation whose operand this is.
 fn of_epilogue(epilogue: &[EpilogueOp], operand: Operand) -> Option<EpilogueOp> {
     let place =
         [Operand::E0, Operand::E1, Operand::E2, Operand::E3].iter().position(|e| *e == operand)?;
-    epilogue.iter().filter(|op| op.has_operand()).nth(place).copied()
+    epilogue.iter().filter(|op| op.operand().is_some()).nth(place).copied()
 }
 
 fn attend(touched: &[Touched<'_>]) -> Option<String> {

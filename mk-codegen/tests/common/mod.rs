@@ -134,6 +134,25 @@ pub const CASES: &[Case] = &[
         &[("x", &[1000, 512]), ("w1", &[512, 2048]), ("w2", &[2048, 512])],
     ),
     (
+        "pre_activation",
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), c: bf16[F] @ shard(0), w2: bf16[F, K] @ shard(0)) {
+             let h = gather(x) -> gemm(w1) -> bias(c);
+             let g = h -> gelu;
+             (g -> gemm(w2) -> reduce_scatter, g, h)
+         }",
+        4,
+        &[("x", &[1000, 512]), ("w1", &[512, 2048]), ("w2", &[2048, 512])],
+    ),
+    (
+        "gates_and_ups",
+        "fn f<M: dyn <= 800>(x: f16[M, K] @ shard(0), w: f16[K, 2, F] @ shard(2), y: f16[M, F] @ shard(1)) {
+             let h = gather(x) -> gemm(w);
+             (h -> swiglu -> mul(y), h)
+         }",
+        3,
+        &[("w", &[136, 2, 1001])],
+    ),
+    (
         "queries_and_keys",
         "fn f(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, G] @ shard(1)) {
              let whole = gather(x);

@@ -171,6 +171,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 "round_f16",
                 "widen",
                 "swiglu",
+                "save",
                 "carry",
             ];
             epilogue.push(match c.one_of(OPS)? {
@@ -184,6 +185,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 "round_f16" => EpilogueOp::RoundF16,
                 "widen" => EpilogueOp::Widen,
                 "swiglu" => EpilogueOp::Swiglu,
+                "save" => EpilogueOp::Save,
                 "carry" => EpilogueOp::Carry,
                 _ => {
                     c.sign(":")?;

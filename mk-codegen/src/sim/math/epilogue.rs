@@ -29,7 +29,7 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
         EpilogueOp::Scale(bits) => each(acc, &|x| x * f32::from_bits(bits)),
         EpilogueOp::RoundBf16 => each(acc, &|x| round(DType::Bf16, x)),
         EpilogueOp::RoundF16 => each(acc, &|x| round(DType::F16, x)),
-        EpilogueOp::Widen => {}
+        EpilogueOp::Widen | EpilogueOp::Save => {}
         EpilogueOp::Swiglu => {
             let half = acc.cols / 2;
             let rows = acc.data.chunks(cols);
