@@ -82,9 +82,9 @@ pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
     }
 }
 
-/// Whether something failed, and not only was asked for in a way that cannot be.
-pub fn is_failure(error: &FunctionError) -> bool {
-    matches!(error, FunctionError::Runtime(e) if class(e) != Class::Argument)
+/// Whether it tells of a kernel that gave up.
+pub fn is_fault(error: &FunctionError) -> bool {
+    matches!(error, FunctionError::Runtime(e) if class(e) == Class::Fault)
 }
 
 /// A run on the CPU executor that could not be made.

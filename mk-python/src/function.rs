@@ -201,7 +201,7 @@ impl Function {
         let result = py.detach(|| self.lock().as_mut().map(work));
         match result {
             Some(result) => result.map_err(|e| {
-                if errors::is_failure(&e) {
+                if errors::is_fault(&e) {
                     self.told.store(true, Ordering::Relaxed);
                 }
                 errors::function(py, e)
@@ -218,6 +218,11 @@ impl Function {
 
     /// Frees it, detached, and says what nobody has heard.
     fn end(&self, py: Python<'_>, core: Option<core::Function>) -> PyResult<()> {
+        if mk::runtime::world::forked() {
+            // What it has of the GPU is its parent's.
+            std::mem::forget(core);
+            return Ok(());
+        }
         let outcome = py.detach(|| {
             let outcome = core.map_or(Ok(()), |mut core| core.synchronize());
             outcome.map_err(|e| (!self.told.swap(true, Ordering::Relaxed)).then_some(e))
@@ -323,14 +328,15 @@ impl Function {
             streams.push(torch.stream(py, device.unwrap_or_default())?);
         }
         let handles: Vec<StreamRef> = streams.iter().map(|(_, handle)| *handle).collect();
-        self.with(py, |function| function.launch(which, &handles, &calls))?;
-        // The kernel runs later, and not on the default stream: torch must not give the memory away before.
+        // The kernel runs later, and not on the default stream: torch must not give the memory away before. Also if the launch fails, which
+        // it may behind some of its kernels.
         for ((stream, _), (inputs, outputs)) in streams.iter().zip(given.iter().zip(&outputs)) {
             let Some(stream) = stream else { continue };
             for object in inputs.iter().chain(outputs) {
                 object.call_method1(pyo3::intern!(py, "record_stream"), (stream,))?;
             }
         }
+        self.with(py, |function| function.launch(which, &handles, &calls))?;
         match out {
             Some(out) => {
                 outputs.iter().flatten().try_for_each(|one| torch.written(one))?;

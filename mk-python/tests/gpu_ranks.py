@@ -172,6 +172,27 @@ def absence(f):
     dist.barrier()
 
 
+def forked(world):
+    """What a fork does with a function, and with its end, is not told to its parent and to other ranks."""
+    f = mk.compile(LINEAR, world)
+    linear(f, 256 * SIZE, 512, 256 * SIZE, 3)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            f.close()
+            del f
+            gc.collect()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    dist.barrier()
+    linear(f, 256 * SIZE, 512, 256 * SIZE, 5)
+    f.check()
+    f.synchronize()
+
+
 def explained(world):
     """What `explain` says and measures: both times, results that agree, the operations one by one."""
     rows, depth = 512 * SIZE, 256 * SIZE
@@ -284,7 +305,7 @@ def main():
     dist.init_process_group("nccl", device_id=gpu, timeout=datetime.timedelta(seconds=60))
     world = mk.World.from_torch()
     assert (world.size, world.ranks, world.devices) == (SIZE, [RANK], [torch.cuda.current_device()])
-    cases = [shapes, ragged, reduction, apart, graph, explained, environment] + ([filled_just_before, side_by_side, disagreement, uncompiled, fault, missing] if SIZE > 1 else [])
+    cases = [shapes, ragged, reduction, apart, graph, forked, explained, environment] + ([filled_just_before, side_by_side, disagreement, uncompiled, fault, missing] if SIZE > 1 else [])
     for case in cases:
         case(world)
         gc.collect()

@@ -2,6 +2,7 @@
 
 use super::{cu, device};
 use crate::Error;
+use crate::world::order::between_launches;
 use cudarc::driver::sys;
 use std::sync::Mutex;
 use sys::CUstreamCaptureMode as CaptureMode;
@@ -77,7 +78,14 @@ impl Context {
 
     /// The context is current. One stream for as long as this lives: its creation may wait for the GPU.
     fn copies(&self) -> Result<sys::CUstream, Error> {
-        let mut stream = self.copies.lock().unwrap_or_else(|e| e.into_inner());
+        let copies = || self.copies.lock().unwrap_or_else(|e| e.into_inner());
+        let there = *copies();
+        if !there.is_null() {
+            return Ok(there);
+        }
+        // Before the lock: who has the book open may want the stream.
+        let _quiet = between_launches();
+        let mut stream = copies();
         if stream.is_null() {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             // SAFETY: a valid out-pointer; the context is current.

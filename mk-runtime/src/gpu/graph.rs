@@ -66,9 +66,9 @@ impl Graph {
             }
             begun += 1;
         }
-        CAPTURED.set(Some(Vec::new()));
+        let outer = CAPTURED.replace(Some(Vec::new()));
         let result = result.and_then(|()| enqueue());
-        let captured = CAPTURED.take().unwrap_or_default();
+        let captured = CAPTURED.replace(outer).unwrap_or_default();
         // End every capture that began, also after a failure: a stream left capturing is unusable.
         let ended: Vec<_> = streams[..begun].iter().map(end).collect();
         let ready: Vec<_> =

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::driver::{Context, cu};
-use crate::world::World;
+use crate::world::{World, order::between_launches};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -57,6 +57,8 @@ impl Stream {
     pub(crate) fn in_context(context: Arc<Context>) -> Result<Stream, Error> {
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // It may wait for the GPU.
+        let _quiet = between_launches();
         let entered = context.enter()?;
         // SAFETY: a valid out-pointer; the context is current.
         unsafe { cu!(Some(context.ordinal()), cuStreamCreate(&mut raw, flags)) }?;

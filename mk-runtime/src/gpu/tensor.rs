@@ -142,7 +142,7 @@ impl DeviceTensor {
         self.buffer.upload(&bytes)
     }
 
-    /// Waits for the GPU, copies, and widens to f32 (exact).
+    /// Copies behind the GPU's launches, and widens to f32 (exact).
     ///
     /// # Errors
     /// [`Error::Shape`] when the type is not a float; [`Error::Cuda`], also that of an earlier kernel.
@@ -167,7 +167,7 @@ impl DeviceTensor {
         self.buffer.upload(&pack(values, i32::to_le_bytes))
     }
 
-    /// Waits for the GPU and copies integers.
+    /// Copies integers, behind the GPU's launches.
     ///
     /// # Errors
     /// [`Error::Shape`] when the type does not fit; [`Error::Cuda`], also that of an earlier kernel.

@@ -5,7 +5,7 @@
 use crate::error::{Error, Fault, FaultCause};
 use crate::gpu::Usable;
 use crate::mem::FaultRecords;
-use crate::world::{Member, SharedGroup};
+use crate::world::{Member, SharedGroup, order};
 use mk_abi::device::FaultKind;
 use mk_abi::{KernelSource, TensorDirection};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -33,9 +33,11 @@ impl Health {
         Health { source, group, number, state: Mutex::new(State { faults, poisoned: None }) }
     }
 
-    /// Remembers the first failure.
+    /// Remembers the first failure. Not in a fork, which shares pages with its parent and peers.
     pub(super) fn poison(&self, error: &Error) {
-        self.fail(&mut self.state(), error);
+        if !order::forked() {
+            self.fail(&mut self.state(), error);
+        }
     }
 
     /// Nothing is launched any more, and nothing has failed.
@@ -75,7 +77,7 @@ impl Health {
         else {
             return fault;
         };
-        if group.dead() == Some(peer) {
+        if group.is_dead(peer) {
             fault.cause = FaultCause::PeerGone;
         } else if let Some(other) = group.other_launch(self.number, fault.rank, peer) {
             (fault.cause, fault.instead) = (FaultCause::OtherLaunch, Some(other));
@@ -96,7 +98,10 @@ impl Health {
 
 impl Member for Health {
     fn raise(&self, by: u32) {
-        self.state().faults.abort(by);
+        // The pages of a fork are its parent's.
+        if !order::forked() {
+            self.state().faults.abort(by);
+        }
     }
 
     fn text(&self, rank: u32) -> String {

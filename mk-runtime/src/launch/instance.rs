@@ -230,8 +230,13 @@ impl Instance {
             // Also for the first rank: its kernel may be running, and what followed it have failed.
             let first = self.world.local_ranks().start;
             let by = self.ranks.get(enqueued).map_or(first, |r| r.rank);
-            self.health.raise(by);
-            self.health.poison(error);
+            // What was captured has not run: others' launches go on. Of several ranks it may be a part, which must not be replayed.
+            if eager.is_some() {
+                self.health.raise(by);
+            }
+            if eager.is_some() || enqueued > 0 {
+                self.health.poison(error);
+            }
         }
         outcome
     }
@@ -297,7 +302,8 @@ impl Instance {
             waited = waited.and(rank.done.synchronize());
         }
         // A fault record says more than the driver's status.
-        self.health.absorb(true)?;
+        // Replays, which were not waited for, may just be writing one.
+        self.health.absorb(!self.captured)?;
         if let Err(error) = &waited {
             self.health.poison(error);
         }

@@ -1,5 +1,5 @@
 //! Slow, plain kernels on the GPU that fused kernels are compared with: random inputs, an fp32 GEMM without tensor
-//! cores, elementwise operations, and error norms. For tests and `mk run`: every call waits for the GPU.
+//! cores, elementwise operations, and error norms. For tests and `mk run`: every call waits for the GPU's launches, and for itself.
 
 mod norm;
 mod params;

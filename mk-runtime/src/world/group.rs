@@ -252,6 +252,11 @@ impl Group {
         self.watch.dead()
     }
 
+    /// Whether this process has.
+    pub(crate) fn is_dead(&self, rank: u32) -> bool {
+        self.watch.is_dead(rank)
+    }
+
     /// Tells this instance when a process dies, and what others say of it, for as long as somebody holds it.
     pub(crate) fn join(&self, instance: u32, member: Weak<dyn Member>) {
         self.watch.join(instance, member);

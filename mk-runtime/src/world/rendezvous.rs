@@ -123,7 +123,7 @@ impl UnixBootstrap {
             // One who has given up meanwhile needs no answer.
             let _ = wire::send(&stream, &answer, Deadline::within(HELLO));
         }
-        Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.limit() }
+        Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.waited() }
     }
 
     /// Answers all. Behind one who has gone away those that have no answer yet are told so.
@@ -182,7 +182,7 @@ impl UnixBootstrap {
         }
         let what = fields.text().unwrap_or_else(|| "rank 0 sent what makes no sense".into());
         let missing = std::iter::from_fn(|| fields.u64()).map(|r| r as u32).collect();
-        Err(Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.limit() })
+        Err(Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.waited() })
     }
 
     fn broken(&self, missing: Vec<u32>, broken: &Broken, deadline: Deadline) -> Error {
@@ -192,7 +192,7 @@ impl UnixBootstrap {
             Broken::Bad(what) => what.clone(),
             Broken::NoRoom => wire::NO_ROOM.to_string(),
         };
-        Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.limit() }
+        Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.waited() }
     }
 
     fn gather_at_zero(&mut self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, Error> {

@@ -136,6 +136,11 @@ impl Watch {
         }
     }
 
+    /// Whether this one has, or left so.
+    pub(super) fn is_dead(&self, rank: u32) -> bool {
+        self.shared.dead.load(Ordering::Acquire) >> rank & 1 == 1
+    }
+
     /// A process that has left of its own will.
     #[cfg(test)]
     pub(super) fn left(&self) -> Option<u32> {
@@ -158,7 +163,10 @@ impl Watch {
         let Some(instance) = instance else { return Ok(None) };
         count.ordered += 1;
         self.mine.note(count.ordered, instance);
-        Ok(self.astray(count.ordered, instance))
+        let astray = self.astray(count.ordered, instance);
+        // It is not made then, and a farewell must not say so; its place stays taken.
+        count.made -= u64::from(astray.is_some());
+        Ok(astray)
     }
 
     /// The instance that `peer` launched in the place of a launch of `instance` by `rank`, if it has.
@@ -206,6 +214,10 @@ impl Drop for Watch {
         self.mine.leave(self.shared.count().made);
         // The thread holds copies of the sockets: they close, and the peers see it, when it has ended.
         self.stop = None;
+        // It may be the one that drops this: instances that it was telling of a death were the last to know the group.
+        if self.thread.as_ref().is_some_and(|t| t.thread().id() == std::thread::current().id()) {
+            self.thread = None;
+        }
         if self.thread.take().is_some_and(|t| t.join().is_err()) {
             tracing::warn!("the thread that watches for dead processes has panicked");
         }

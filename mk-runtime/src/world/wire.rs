@@ -32,6 +32,11 @@ impl Deadline {
         self.begin.elapsed() >= self.limit
     }
 
+    /// Time since its begin.
+    pub(super) fn waited(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }

@@ -384,6 +384,63 @@ fn who_launches_something_else_is_told() {
     });
 }
 
+/// Who was refused a launch and leaves is missed in what the others launched, also if nothing here knows that instance any more.
+#[test]
+fn a_refused_launch_is_not_made() {
+    ranks("refused", 2, |group, rank| {
+        let raised = Arc::new(Raised(AtomicU32::new(0)));
+        if rank == 0 {
+            group.join(1, weak(&raised));
+            group.launching(Some(1)).unwrap();
+        }
+        group.all_gather("launched", &[], soon()).unwrap();
+        if rank == 1 {
+            group.launching(Some(2)).unwrap_err();
+            return;
+        }
+        let begin = Instant::now();
+        while raised.0.load(Ordering::Acquire) == 0 && begin.elapsed() < 2 * GRACE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!((raised.0.load(Ordering::Acquire), group.dead()), (2, Some(1)));
+    });
+}
+
+/// The thread that tells an instance of a death may be the last that knows the group, and ends it.
+#[test]
+fn a_group_may_end_while_a_death_is_told() {
+    struct Last(Mutex<Option<Arc<Group>>>, Arc<AtomicU32>);
+    impl Member for Last {
+        fn raise(&self, _: u32) {
+            drop(self.0.lock().unwrap().take());
+            self.1.store(1, Ordering::Release);
+        }
+        fn text(&self, _: u32) -> String {
+            String::new()
+        }
+    }
+    ranks("last", 2, |group, rank| {
+        if rank == 1 {
+            let Group { links, watch, .. } = group;
+            for stream in links.into_inner().unwrap().streams.iter().flatten() {
+                stream.shutdown(std::net::Shutdown::Both).unwrap();
+            }
+            std::thread::sleep(2 * GRACE);
+            drop(watch);
+            return;
+        }
+        let (group, ended) = (Arc::new(group), Arc::new(AtomicU32::new(0)));
+        let member = Arc::new(Last(Mutex::new(None), ended.clone()));
+        group.join(1, Arc::downgrade(&member) as Weak<dyn Member>);
+        *member.0.lock().unwrap() = Some(group);
+        let begin = Instant::now();
+        while ended.load(Ordering::Acquire) == 0 && begin.elapsed() < 3 * GRACE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(ended.load(Ordering::Acquire), 1, "the thread has not come back");
+    });
+}
+
 /// However close together they come: not both miss it.
 #[test]
 fn one_of_two_sees_that_they_differ() {
