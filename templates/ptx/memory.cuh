@@ -81,6 +81,9 @@ MK_DEVICE u32 ld_u32(const void* p) {
 }
 MK_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 MK_DEVICE void st_u32(void* p, u32 v) { asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+MK_DEVICE void st_u32x2(void* p, u32 x, u32 y) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x), "r"(y) : "memory");
+}
 MK_DEVICE u16 ld_u16(const void* p) {
   u16 v;
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");

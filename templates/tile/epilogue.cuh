@@ -56,20 +56,16 @@ MK_DEVICE void apply_gate(float* acc) {
   if constexpr (Config::kGated) acc[0] = silu(acc[0]) * acc[Config::kAccumulators / 2];
 }
 
-// All results of a tile through the plan's elementwise chain, before anything is added to them, or where what follows needs registers.
+// All accumulators of a tile through the plan's elementwise chain, before anything is added to them.
 template <class Config, class Hooks>
 MK_DEVICE void apply_epilogue(const Hooks& hooks, const GemmTile& tile, u32 consumer,
                               float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
 #pragma unroll
-    for (u32 i = 0; i < Config::kOutColsPerConsumer / 4; ++i) {
+    for (u32 i = 0; i < Config::kAccumulators / 2; ++i) {
       const u32 row = fragment_row<Config>(consumer, m) + i % 2 * 8;
       const u32 col = Config::first_col(consumer) + i / 2 * 8 + lane_index() % 4 * 2;
-      if constexpr (Config::kSaves == 0) {
-        apply_gate<Config>(&acc[m][2 * i]);
-        apply_gate<Config>(&acc[m][2 * i + 1]);
-      }
       hooks.epilogue(tile, row, col, acc[m][2 * i], acc[m][2 * i + 1]);
     }
   }
@@ -126,13 +122,17 @@ MK_DEVICE u32 panel_block(u32 panel, u32 j) {
   return panel_chunk<Config>(panel, row, j * 2 + lane_index() / 16);
 }
 
-// 64 rows of 16-bit results, four words of each thread for every 16 columns, to a panel.
+// 64 rows of a panel's `j`th 16 columns, 16-bit results, four words of each thread.
+template <class Config>
+MK_DEVICE void stage_16_columns(u32 panel, u32 j, const u32 (&packed)[4]) {
+  stmatrix_x4(panel_block<Config>(panel, j), packed[0], packed[1], packed[2], packed[3]);
+}
+
+// 64 rows of 16-bit results to a panel.
 template <class Config, u32 kPairs>
 MK_DEVICE void stage_panel(u32 panel, const u32 (&packed)[kPairs][4]) {
 #pragma unroll
-  for (u32 j = 0; j < kPairs; ++j) {
-    stmatrix_x4(panel_block<Config>(panel, j), packed[j][0], packed[j][1], packed[j][2], packed[j][3]);
-  }
+  for (u32 j = 0; j < kPairs; ++j) stage_16_columns<Config>(panel, j, packed[j]);
 }
 
 // Adds 64 rows of results that lie in a panel, as it would be staged, to this thread's accumulators of those columns.
@@ -249,19 +249,9 @@ MK_DEVICE void store_panel_rows(u32 panel, const Lines& to, i32 row, i32 col, i3
   }
 }
 
-// 64 rows of as many columns as a panel takes, from `col` on, to global memory through that panel.
+// A panel that this warp has filled with its rows, as above; afterwards it may be filled again.
 template <class Config, Dtype kDtype, bool kWide>
-MK_DEVICE void store_panel(u32 panel, const float* acc, const Lines& to, u32 consumer, u32 m, u32 col, i32 valid_rows, i32 valid_cols,
-                           bool even) {
-  if constexpr (kDtype == Dtype::F32) {
-    stage_f32_panel(panel, acc);
-  } else {
-    constexpr u32 kPairs = Config::kPanelRowBytes / 32;
-    u32 packed[kPairs][4];
-#pragma unroll
-    for (u32 i = 0; i < kPairs * 4; ++i) packed[i / 4][i % 4] = pack2<kDtype>(acc[2 * i], acc[2 * i + 1]);
-    stage_panel<Config>(panel, packed);
-  }
+MK_DEVICE void store_panel(u32 panel, const Lines& to, u32 consumer, u32 m, u32 col, i32 valid_rows, i32 valid_cols, bool even) {
   __syncwarp();
   const i32 row = static_cast<i32>(Config::first_row(consumer) + m * 64 + warp_index() % kWarpgroupWarps * 16);
   store_panel_rows<Config, kDtype, kWide>(panel, to, row, static_cast<i32>(col), valid_rows, valid_cols, even);
@@ -280,6 +270,7 @@ MK_DEVICE void save_matrix(const GemmSmem<Config>& smem, const Hooks& hooks, con
   constexpr u32 kCols = Config::kPanelRowBytes / element_bytes(kAs.dtype);
   const Lines to = hooks.template saved<kSave>(tile);
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
+  const u32 panel = smem.panel(consumer, staging.stage);
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
     const u32 row = fragment_row<Config>(consumer, m);
@@ -288,12 +279,18 @@ MK_DEVICE void save_matrix(const GemmSmem<Config>& smem, const Hooks& hooks, con
       const u32 col = Config::first_col(consumer) + n * kCols;
       float* const first = &acc[m][kFirst + n * kCols / 2];
 #pragma unroll
-      for (u32 i = 0; i < kCols / 4; ++i) {
-        const u32 r = row + i % 2 * 8, c = col + i / 2 * 8 + lane_index() % 4 * 2;
-        hooks.template before_save<kSave>(tile, r, c, first[2 * i], first[2 * i + 1]);
+      for (u32 j = 0; j < kCols / 16; ++j) {
+        u32 packed[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+          float* const pair = first + j * 8 + 2 * i;
+          hooks.template before_save<kSave>(tile, row + i % 2 * 8, col + j * 16 + i / 2 * 8 + lane_index() % 4 * 2, pair[0], pair[1]);
+          if constexpr (kAs.dtype != Dtype::F32) packed[i] = pack2<kAs.dtype>(pair[0], pair[1]);
+        }
+        if constexpr (kAs.dtype != Dtype::F32) stage_16_columns<Config>(panel, j, packed);
       }
-      store_panel<Config, kAs.dtype, kAs.wide>(smem.panel(consumer, staging.stage), first, to, consumer, m, col, tile.valid_rows,
-                                               tile.valid_cols, kAs.even);
+      if constexpr (kAs.dtype == Dtype::F32) stage_f32_panel(panel, first);
+      store_panel<Config, kAs.dtype, kAs.wide>(panel, to, consumer, m, col, tile.valid_rows, tile.valid_cols, kAs.even);
     }
   }
 }
@@ -315,26 +312,79 @@ MK_DEVICE void save_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const
   }
 }
 
-// Results to global memory by ordinary stores, through a panel, for pitches and columns that TMA cannot address. Every store is
-// predicated on the tile's bounds, and on the abort flag: the loader set it before the arrival that this warp's last wait observed.
+// Two neighbouring results, or one where `left` is 1. `pairs`: the address is a multiple of both.
+template <Dtype kOut>
+MK_DEVICE void store_pair(u64 address, float x0, float x1, bool pairs, i32 left) {
+  if constexpr (kOut == Dtype::F32) {
+    float* out = reinterpret_cast<float*>(address);
+    if (pairs && left >= 2) {
+      st_u32x2(out, __float_as_uint(x0), __float_as_uint(x1));
+    } else {
+      st_u32(out, __float_as_uint(x0));
+      if (left >= 2) st_u32(out + 1, __float_as_uint(x1));
+    }
+  } else {
+    u16* out = reinterpret_cast<u16*>(address);
+    if (pairs && left >= 2) {
+      st_u32(out, pack2<kOut>(x0, x1));
+    } else {
+      st_u16(out, narrow<kOut>(x0));
+      if (left >= 2) st_u16(out + 1, narrow<kOut>(x1));
+    }
+  }
+}
+
+// Results to global memory by ordinary stores, for pitches and columns that TMA cannot address: through a panel, or pair by pair where
+// the elementwise chain reads operands, whose addresses leave no registers for that. Every store is predicated on the tile's bounds, and
+// on the abort flag: the loader set it before the arrival that this warp's last wait observed.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                  const GemmTile& tile, u32 consumer, RingCursor<Config::kPanels>& staging,
                                  float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   // The storer sends nothing: the edges carry the news to it, and its leave to bring the next.
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
-  const u64 column = static_cast<u64>(tile.c_col) * element_bytes(Config::kOut);
-  const Lines to{tile.c_data + static_cast<u64>(tile.c_row) * tile.c_pitch_bytes + column, tile.c_pitch_bytes};
-  const bool even = (to.data | to.pitch_bytes) % 4 == 0;
+  constexpr u32 kBytes = element_bytes(Config::kOut), kCols = Config::kPanelCols;
+  const Lines to{tile.c_data + static_cast<u64>(tile.c_row) * tile.c_pitch_bytes + static_cast<u64>(tile.c_col) * kBytes, tile.c_pitch_bytes};
+  const bool even = (to.data | to.pitch_bytes) % (Config::kReads ? 2 * kBytes : 4) == 0;
   const i32 rows = ctx.aborted() ? 0 : tile.valid_rows;
-  apply_epilogue<Config>(hooks, tile, consumer, acc);
+  const u32 panel = smem.panel(consumer, staging.stage);
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+    const u32 row = fragment_row<Config>(consumer, m);
+    if constexpr (Config::kReads) {
 #pragma unroll
-    for (u32 n = 0; n < Config::kOutColsPerConsumer / Config::kPanelCols; ++n) {
-      const u32 col = Config::first_col(consumer) + n * Config::kPanelCols;
-      const float* first = &acc[m][n * Config::kPanelCols / 2];
-      store_panel<Config, Config::kOut, false>(smem.panel(consumer, staging.stage), first, to, consumer, m, col, rows, tile.valid_cols, even);
+      for (u32 half = 0; half < 2; ++half) {
+        if (static_cast<i32>(row + half * 8) >= rows) continue;
+        const u64 line = to.data + static_cast<u64>(row + half * 8) * to.pitch_bytes;
+#pragma unroll
+        for (u32 j = 0; j < Config::kOutColsPerConsumer / 8; ++j) {
+          const u32 col = Config::first_col(consumer) + j * 8 + lane_index() % 4 * 2;
+          const i32 left = tile.valid_cols - static_cast<i32>(col);
+          if (left <= 0) continue;
+          float& x0 = acc[m][j * 4 + half * 2];
+          float& x1 = acc[m][j * 4 + half * 2 + 1];
+          if constexpr (Config::kSaves == 0) {
+            apply_gate<Config>(&x0);
+            apply_gate<Config>(&x1);
+          }
+          hooks.epilogue(tile, row + half * 8, col, x0, x1);
+          store_pair<Config::kOut>(line + col * kBytes, x0, x1, even, left);
+        }
+      }
+    } else {
+#pragma unroll
+      for (u32 n = 0; n < Config::kOutColsPerConsumer / kCols; ++n) {
+        const u32 col = Config::first_col(consumer) + n * kCols;
+        float* const first = &acc[m][n * kCols / 2];
+#pragma unroll
+        for (u32 j = 0; j < kCols / 16; ++j) {
+          u32 packed[4];
+          finish_16_columns<Config>(hooks, tile, row, col + j * 16, first + j * 8, packed);
+          if constexpr (Config::kOut != Dtype::F32) stage_16_columns<Config>(panel, j, packed);
+        }
+        if constexpr (Config::kOut == Dtype::F32) stage_f32_panel(panel, first);
+        store_panel<Config, Config::kOut, false>(panel, to, consumer, m, col, rows, tile.valid_cols, even);
+      }
     }
   }
   __syncwarp();

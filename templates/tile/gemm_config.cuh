@@ -27,6 +27,7 @@ struct GemmOptions {
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
+  bool reads = false;       // Direct: the elementwise chain reads operands
   u32 saves = 0;            // matrices that the elementwise chain writes on the way
   bool saves_gates = false; // the first two are gates and ups
   bool carried = false;     // a tile goes on with sums that the loader brings
@@ -48,6 +49,7 @@ struct GemmConfig {
   static constexpr ALayout kA = kOptions.a;
   static constexpr BLayout kB = kOptions.b;
   static constexpr bool kGated = kOptions.gated;
+  static constexpr bool kReads = kOptions.reads;
   static constexpr u32 kSaves = kOptions.saves;
   static constexpr bool kSavesGates = kOptions.saves_gates;
   static constexpr bool kCarried = kOptions.carried;

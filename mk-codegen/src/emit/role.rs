@@ -266,6 +266,7 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, Emit
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
         gated => if gated(epilogue) { "true" } else { "false" },
         adds => e.plan.families[id].accesses.iter().any(|a| a.mode == Mode::Accumulate),
+        reads => *store == Store::Direct && epilogue.iter().any(|op| op.operand() == Some(Mode::Read)),
         saves => saves(epilogue),
         saves_gates => saves_gates(epilogue),
         carried => epilogue.contains(&EpilogueOp::Carry),
