@@ -18,7 +18,8 @@ pub struct InstanceOptions {
     /// the ranks start them. Such an instance holds the SMs of its grid from bind to drop; bind refuses one that does
     /// not fit beside the others and the largest `reserve_sms` of them ([`Error::SmBudget`]). Give plans that shall
     /// overlap fewer CTAs each. Without it, launches run one after the other and each may use the whole GPU.
-    /// Dropping one waits for its GPU, and then for memory to be freed, so that it counts as a launch in that order.
+    /// Dropping one waits for the GPU and keeps this process's launches waiting: ranks drop them in the same order, as
+    /// they bind them.
     /// Default: false.
     pub overlap: bool,
     /// Least bytes of trace buffer per rank, for kernels written by hand: one that was emitted with tracing says itself
