@@ -22,7 +22,15 @@ fn plans() {
 fn refusals_say_what_works() {
     const SHAPES: &[(&str, &[u64])] = &[("a", &[64, 64]), ("b", &[64, 64])];
     let cases: &[common::Case] = &[
-        ("epilogue_after_reduce", "gemm(a, b) -> reduce_scatter -> gelu", 4, SHAPES),
+        (
+            "sum_for_two",
+            "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) {
+                 let h = gemm(a, b) -> reduce_scatter;
+                 (h -> gelu, h)
+             }",
+            4,
+            SHAPES,
+        ),
         (
             "saved_for_two",
             "fn f(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) {

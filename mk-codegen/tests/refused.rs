@@ -279,6 +279,101 @@ fn tiles_of_one_role_with_edges_of_their_own() {
 }
 
 #[test]
+fn parts_of_rows_that_leave_in_vectors() {
+    let direct = [("store=tma\n", "store=direct\n")];
+    let text = direct.iter().fold(TILE.to_string(), |text, (from, to)| text.replace(from, to));
+    let columns = "N] at start\n  access c: write buf2 @ rank [0 : M, 0 : N]";
+    let fewer = |n: u32| columns.replace("0 : N", &format!("0 : {n}"));
+    let says =
+        "writes elements 0 to 57 of rows of 256 to `c`: parts of rows are multiples of 16 bytes";
+    refused_of(&text, &[(columns, &fewer(57))], says);
+    refused_of(&text, &[("0 : N] at end", "4 : 252] at end")], "writes elements 4 to 256");
+    let odd = [("dim2 N = 256", "dim2 N = 255"), ("in bf16[K, N]", "in bf16[K, N] pitch 256")];
+    let text = odd.iter().fold(text, |text, (from, to)| text.replace(from, to));
+    let gap = ("out bf16[M, N]", "out bf16[M, N] pitch 256");
+    refused_of(&text, &[gap], "rows of an odd number lie side by side");
+    let saves = [
+        ("store=tma\n", "store=tma epilogue=save,gelu\n"),
+        ("out bf16[M, N]\n", "out bf16[M, N]\nbuffer buf3 \"h\" out bf16[M, N]\n"),
+        ("  access c:", "  access e0: write buf3 @ rank [0 : M, 0 : N] at end\n  access c:"),
+    ];
+    let text = saves.iter().fold(TILE.to_string(), |text, (from, to)| text.replace(from, to));
+    let wider = (
+        "out bf16[M, N]\nbuffer buf3 \"h\" out bf16[M, N]",
+        "out bf16[M, N]\nbuffer buf3 \"h\" out bf16[M, 264]",
+    );
+    let cut = ("dim2 N = 256", "dim2 N = 250");
+    let pitch = ("buf1 \"b\" in bf16[K, N]", "buf1 \"b\" in bf16[K, N] pitch 256");
+    let out = ("out bf16[M, N]\n", "out bf16[M, N] pitch 256\n");
+    refused_of(&text, &[wider, cut, pitch, out], "writes elements 0 to 250 of rows of 264 to `e0`");
+    let narrow = ("block=128x256x64", "block=128x96x64");
+    let f32 = ("\"h\" out bf16[M, N]", "\"h\" out f32[M, N]");
+    refused_of(&text, &[narrow, f32], "store f32 in whole panels of 64 columns");
+}
+
+#[test]
+fn what_goes_on_with_sums_saves_nothing() {
+    let carries = [
+        ("store=tma\n", "store=tma epilogue=carry\n"),
+        (
+            "out bf16[M, N]\n",
+            "out bf16[M, N]\nbuffer buf3 \"passed\" scratch bf16[M, N]\nbuffer buf4 \"h\" out bf16[M, N]\n",
+        ),
+        ("  access c:", "  access acc_in: read buf3 @ rank [0 : M, 0 : N] at start\n  access c:"),
+    ];
+    let text = carries.iter().fold(TILE.to_string(), |text, (from, to)| text.replace(from, to));
+    let save = (
+        "  access acc_in",
+        "  access e0: write buf4 @ rank [0 : M, 0 : N] at end\n  access acc_in",
+    );
+    refused_of(&text, &[("epilogue=carry", "epilogue=save,carry"), save], "saves nothing");
+}
+
+#[test]
+fn waits_at_the_end() {
+    let signal = [
+        ("role role0", "signal sig0 \"there\" [1]\nrole role0"),
+        (
+            "  access a:",
+            "  wait e5 sig0[0] >= 1 by loader for async scope sys at start\n  access a:",
+        ),
+    ];
+    let text = signal.iter().fold(TILE.to_string(), |text, (from, to)| text.replace(from, to));
+    let late = ("scope sys at start", "scope sys at end");
+    refused_of(&text, &[late], "e5 waits at end: waits stand at the start of a task");
+}
+
+#[test]
+fn places_that_a_sum_s_operands_have() {
+    let text = r#"plan "finished"
+mesh world=2
+target sm_90a
+dim dim0 M = 256
+dim dim1 N = 64
+buffer buf0 "slots" in bf16[2, M, N]
+buffer buf1 "c" in bf16[N]
+buffer buf2 "y" in bf16[M, N]
+buffer buf3 "out" out bf16[M, N]
+buffer buf4 "temporary" scratch bf16[M, N]
+role role0 compute ctas 1
+family fam0 "reduce" role0 {
+  leaf reduce_tile epilogue=bias,add
+  access src: read buf0 @ rank [s : 1, 0 : M, 0 : N] at start each s in 2
+  access e0: read buf1 @ rank [0 : N] at start
+  access e1: read buf2 @ rank [0 : M, 0 : N] at start
+  access dst: write buf3 @ rank [0 : M, 0 : N] at end
+}
+"#;
+    let says = "operand `e1` does not lie as the sums do";
+    refused_of(text, &[("e1: read buf2", "e1: read buf4")], says);
+    refused_of(text, &[("buf2 @ rank [0 : M, 0 : N]", "buf2 @ rank [0 : 128, 0 : N]")], says);
+    let bias = ("buf1 @ rank [0 : N]", "buf1 @ rank [0 : 32]");
+    refused_of(text, &[bias], "operand `e0` does not lie as the sums do");
+    let never = ("0 : N] at start\n  access dst", "0 : N] at start when 0\n  access dst");
+    refused_of(text, &[never], "operand `e1` must be one unconditional access");
+}
+
+#[test]
 fn places_that_an_epilogue_saves_to() {
     let saves = [
         ("store=tma\n", "store=tma epilogue=save,gelu\n"),

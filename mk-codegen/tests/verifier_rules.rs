@@ -343,6 +343,50 @@ fn warps_that_copy_and_multiply_take_their_tasks_in_order() {
     accepted(&(head.to_string() + &families.collect::<String>()));
 }
 
+/// Sums of two slots, with a bias and a matrix added.
+const FINISHED: &str = r#"plan "finished"
+mesh world=1
+target sm_90a
+buffer buf0 "slots" in bf16[2, 256, 64]
+buffer buf1 "c" in bf16[64]
+buffer buf2 "y" in bf16[256, 64]
+buffer buf3 "out" out bf16[256, 64]
+role role0 compute ctas 2
+family fam0 "reduce" role0 {
+  leaf reduce_tile epilogue=bias,gelu,add
+  for i in 2
+  access src: read buf0 @ rank [s : 1, i * 128 : 128, 0 : 64] at start each s in 2
+  access e0: read buf1 @ rank [0 : 64] at start
+  access e1: read buf2 @ rank [i * 128 : 128, 0 : 64] at start
+  access dst: write buf3 @ rank [i * 128 : 128, 0 : 64] at end
+}
+"#;
+
+#[test]
+fn what_is_done_to_a_sum_has_operands_of_its_size() {
+    accepted(FINISHED);
+    let of = |from: &str, to: &str| rejected(FINISHED, from, to);
+    let (rules, why) =
+        of("buf2 @ rank [i * 128 : 128, 0 : 64]", "buf2 @ rank [i * 128 : 64, 0 : 64]");
+    assert!(rules.contains(&6) && why.contains("a summand is 128 x 64, and `e1` 64 x 64"), "{why}");
+    let (rules, why) = of("buf1 @ rank [0 : 64]", "buf1 @ rank [0 : 32]");
+    assert!(rules.contains(&6) && why.contains("`e0` 32"), "{why}");
+    let malformed = |epilogue: &str| {
+        let text = FINISHED.replace("bias,gelu,add", epilogue);
+        verify(&text).expect_err(epilogue).to_string()
+    };
+    for (epilogue, why) in [
+        ("bias,add,swiglu", "a sum has no `swiglu` behind it"),
+        ("bias,add,carry", "a sum has no `carry` behind it"),
+        ("bias", "no operand `e1`"),
+        ("bias,gelu,add,add", "operand `e2` of reduce_tile appears 0 times"),
+        ("bias,add,add,add,add", "at most four operands, and this one 5"),
+    ] {
+        let error = malformed(epilogue);
+        assert!(error.contains(why), "{error}");
+    }
+}
+
 /// Two tiles whose epilogue saves their gates and ups.
 const SAVES: &str = r#"plan "saves"
 mesh world=1

@@ -4,7 +4,7 @@
 //! used only where they are equal. It is written to a temporary name and renamed, as kernels in the cache are. A file that
 //! does not read is a note, not an error: it costs time only.
 
-use super::space::{self, Facts};
+use super::{facts::Facts, space};
 use crate::{Bound, Program};
 use mk_codegen::{cost::DeviceModel, passes::Config};
 use mk_runtime::jit::JitOptions;

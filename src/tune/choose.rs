@@ -2,7 +2,8 @@
 
 use super::{
     cache::{Cache, Damaged, Key},
-    space::{self, FLAT, Facts},
+    facts::Facts,
+    space::{self, FLAT},
 };
 use crate::{Bound, Program};
 use mk_codegen::{

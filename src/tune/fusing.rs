@@ -11,7 +11,8 @@
 use super::{
     cache::Cache,
     choose::{Origin, decide, has_kernel, model_of, predict},
-    space::{self, Facts},
+    facts::Facts,
+    space,
     unfused::{Part, Whole, parts},
 };
 use crate::{Bound, Program};

@@ -4,10 +4,7 @@
 //! the other, in batches that fit memory; the best of all batches stay bound and are timed for more rounds, interleaved.
 //! Inputs and reference are made once.
 
-use super::{
-    choose::in_parallel,
-    space::{self, Facts},
-};
+use super::{choose::in_parallel, facts::Facts, space};
 use crate::{
     build,
     function::{FunctionError, Kernel},

@@ -13,6 +13,7 @@
 mod cache;
 mod choose;
 mod explain;
+mod facts;
 mod fusing;
 mod measure;
 mod probe;
@@ -27,10 +28,11 @@ pub use choose::{
     Decision, Origin, Unpredicted, choose, decide, model_of, predict, predict_all, worth_measuring,
 };
 pub use explain::{Apart, CHAIN, Explanation, Sources, Subject, explain, explain_made};
+pub use facts::Facts;
 pub use fusing::{CLEARLY, Choice, Fuse, Made, Terms, Times, Verdict, Why, settle, verdict};
 pub use measure::{Limits, Refused, Timed, Trial, measure};
 pub use probe::probe_list;
 pub use raw::measure_raw;
-pub use space::{Facts, KNOBS, Knob, candidates, choices, neighbours, read, runners_up, write};
+pub use space::{KNOBS, Knob, candidates, choices, neighbours, read, runners_up, write};
 pub use timeline::timeline;
 pub use unfused::{Part, Whole, parts};

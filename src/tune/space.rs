@@ -3,76 +3,15 @@
 //! A [`Knob`] reads and writes one setting of a [`Config`] as text, and says which values are worth trying for a pipeline.
 //! Candidates, cache entries, the command line and reports are made of knobs, so that a new setting is one more line.
 
+use super::facts::Facts;
 use crate::{Bound, Program};
 use mk_codegen::{
     ir::one_warpgroup_takes,
     passes::{AllReduce, Config, Consumers, Fold, Gather, Head, Schedule, Sums},
     target,
 };
-use mk_syntax::Op;
 use std::collections::{BTreeMap, HashSet};
 use std::str::FromStr;
-
-/// What decides which settings make sense for a pipeline.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// Ranks.
-    pub ranks: u32,
-    /// Whether rows are gathered.
-    pub gathers: bool,
-    /// Whether there are matrix products.
-    pub products: bool,
-    /// Whether there are several.
-    pub chained: bool,
-    /// Whether a product has a gated epilogue (`swiglu`).
-    pub gated: bool,
-    /// Whether nothing elementwise is done to what is multiplied.
-    pub plain: bool,
-    /// Whether partial results are summed.
-    pub sums: bool,
-    /// Whether everybody gets the sum.
-    pub all_reduces: bool,
-    /// Global rows of the first result.
-    pub rows: u64,
-    /// Its columns; 1 where it has none.
-    pub columns: u64,
-}
-
-impl Facts {
-    /// Of a pipeline with its sizes.
-    pub fn new(program: &Program, bound: &Bound, ranks: u32) -> Facts {
-        let shape = program.results().first().and_then(|id| bound.shape(*id)).unwrap_or_default();
-        let (rows, columns) = (shape.first(), shape.get(1));
-        let mut facts = Facts {
-            ranks,
-            plain: true,
-            rows: rows.copied().unwrap_or(0),
-            columns: columns.copied().unwrap_or(1),
-            ..Facts::default()
-        };
-        for node in program.nodes() {
-            match node.op {
-                Op::Gather { .. } => facts.gathers = true,
-                Op::Gemm { .. } => (facts.chained, facts.products) = (facts.products, true),
-                Op::Swiglu => (facts.gated, facts.plain) = (true, false),
-                Op::Bias | Op::Gelu | Op::Silu | Op::Relu | Op::Mul | Op::Add | Op::Scale(_) => {
-                    facts.plain = false;
-                }
-                Op::ReduceScatter { .. } => facts.sums = true,
-                Op::AllReduce { .. } => {
-                    facts.sums = true;
-                    facts.all_reduces = true;
-                }
-                _ => {}
-            }
-        }
-        facts
-    }
-
-    fn communicates(&self) -> bool {
-        self.ranks > 1 && (self.gathers || self.sums)
-    }
-}
 
 /// One setting.
 pub struct Knob {
@@ -193,11 +132,12 @@ pub const KNOBS: &[Knob] = &[
         values: |facts| match facts.sums && facts.products {
             true => {
                 let mut ways = vec!["beside", "after"];
+                let in_tiles = !facts.all_reduces && !facts.finishes;
                 // Every hop rounds: on many ranks that adds up.
-                if (2..=8).contains(&facts.ranks) && !facts.all_reduces {
+                if (2..=8).contains(&facts.ranks) && in_tiles {
                     ways.push("ring");
                 }
-                if (2..=16).contains(&facts.ranks) && !facts.all_reduces {
+                if (2..=16).contains(&facts.ranks) && in_tiles {
                     ways.push("epilogue");
                 }
                 ways.into_iter().map(String::from).collect()

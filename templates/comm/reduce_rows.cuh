@@ -1,4 +1,5 @@
-// Adds rows of several sources, in a fixed order, in fp32, and writes the rounded sums to one or several places. Ordinary
+// Adds rows of several sources, in a fixed order, in fp32, does to the sums what the plan says, and writes them, rounded, to one or
+// several places. Ordinary
 // loads and stores by a part of the CTA; what a source's rows were written by does not matter after the acquire.
 struct ReduceTask {
   u32 task;               // linear index in the role
@@ -57,6 +58,82 @@ struct ReduceTargets<Hooks, false> {
   MK_DEVICE u64 pitch(u32 d) const { return hooks.destination_pitch(task, d); }
   MK_DEVICE u64 at(u32 d, u32 row, u64 byte) const { return hooks.destination(task, d) + row * pitch(d) + byte; }
 };
+
+// Where operands of what is done to a task's sums begin, looked up once.
+template <u32 kOperands>
+struct ReduceOperands {
+  u64 base[kOperands];
+  u64 pitch_bytes[kOperands];
+
+  template <class Hooks>
+  MK_DEVICE ReduceOperands(const Hooks& hooks, const ReduceTask& task) {
+#pragma unroll
+    for (u32 i = 0; i < kOperands; ++i) {
+      base[i] = hooks.operand(task, i);
+      pitch_bytes[i] = hooks.operand_pitch(i);
+    }
+  }
+  MK_DEVICE u64 at(u32 i, u32 row, u64 byte) const { return base[i] + row * pitch_bytes[i] + byte; }
+  // A multiple of 16 where every row begins at a multiple of 16 bytes, or of as many as `kElements` have.
+  template <Dtype kDtype, u32 kElements>
+  MK_DEVICE u64 alignment(u32 i) const {
+    constexpr u32 kBytes = kElements * element_bytes(kDtype);
+    return (base[i] | pitch_bytes[i]) * (kBytes < 16 ? 16 / kBytes : 1);
+  }
+};
+template <>
+struct ReduceOperands<0> {
+  template <class Hooks>
+  MK_DEVICE ReduceOperands(const Hooks&, const ReduceTask&) {}
+};
+
+// Elements of each of them at one place, as they lie in memory.
+template <u32 kOperands, u32 kElements>
+struct OperandColumns {
+  u32 words[kOperands > 0 ? kOperands : 1][kElements];
+
+  template <Dtype kDtype, u32 kOperand>
+  MK_DEVICE void load(u64 address) {
+    constexpr u32 kBytes = kElements * element_bytes(kDtype);
+    if constexpr (kBytes >= 16) {
+#pragma unroll
+      for (u32 l = 0; l < kBytes / 16; ++l) {
+        const Vec16 v = ld_vec16(reinterpret_cast<const void*>(address + l * 16));
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) words[kOperand][l * 4 + i] = v.x[i];
+      }
+    } else if constexpr (kBytes >= 4) {
+#pragma unroll
+      for (u32 l = 0; l < kBytes / 4; ++l) words[kOperand][l] = ld_u32(reinterpret_cast<const void*>(address + l * 4));
+    } else {
+      words[kOperand][0] = ld_u16(reinterpret_cast<const void*>(address));
+    }
+  }
+  template <Dtype kDtype, u32 kOperand>
+  MK_DEVICE float at(u32 i) const {
+    if constexpr (kDtype == Dtype::F32) return __uint_as_float(words[kOperand][i]);
+    else return i % 2 == 0 ? unpack_lo<kDtype>(words[kOperand][i / 2]) : unpack_hi<kDtype>(words[kOperand][i / 2]);
+  }
+};
+
+// Those of a thread's next `kSteps` places, all in flight together; past the end nothing.
+template <u32 kSteps, u32 kElements, class Hooks>
+MK_DEVICE void load_operands(OperandColumns<Hooks::kOperands, kElements> (&y)[kSteps], const ReduceOperands<Hooks::kOperands>& from,
+                             const ReduceTask& task, RowWalk at) {
+  if constexpr (Hooks::kOperands > 0) {
+#pragma unroll
+    for (u32 i = 0; i < kSteps; ++i) {
+      if (at.row < task.rows) Hooks::load(from, at.row, at.vector * kElements, y[i]);
+      at.advance();
+    }
+  }
+}
+
+// What the plan does to sums at one place before they are rounded.
+template <u32 kElements, class Hooks>
+MK_DEVICE void finish_sums(float* sum, const OperandColumns<Hooks::kOperands, kElements>& y) {
+  if constexpr (Hooks::kFinishes) Hooks::finish(sum, y);
+}
 
 // Elements of 16 bytes.
 template <Dtype kDtype>
@@ -147,24 +224,32 @@ MK_DEVICE void store_sums(const ReduceTargets<Hooks>& targets, const float* sum,
   }
 }
 
-// The first `whole` columns of all rows, whose addresses and pitches are multiples of 16 bytes. Few sources: no sum has to be
-// kept while others are loaded, so that registers are left for more vectors.
+// The first `whole` columns of all rows, whose addresses and pitches are multiples of 16 bytes. Few sources: no sum has to be kept
+// while others are loaded, so that registers are left for more vectors.
 template <Dtype kFrom, Dtype kTo, u32 kThreads, bool kFew, class Hooks>
 MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const ReduceTargets<Hooks>& targets,
-                                 u32 thread, u32 whole) {
+                                 const ReduceOperands<Hooks::kOperands>& operands, u32 thread, u32 whole) {
   typedef ReduceStep<kFrom, kTo> Step;
-  constexpr u32 kSteps = kFew ? Step::kStepsOfFew : Step::kSteps, kLoads = Step::kLoads;
+  constexpr u32 kOperands = Hooks::kOperands, kLoads = Step::kLoads;
+  // Operands and many destinations take registers, too.
+  constexpr u32 kOthers = kOperands == 0 ? 0 : kOperands + (Hooks::kDestinations > 1);
+  constexpr bool kRoom = kOperands == 0 || kOperands + Hooks::kDestinations <= 5;
+  constexpr u32 kSteps = kFew ? Step::kStepsOfFew * kReduceSources / (kReduceSources + kOthers)
+                              : kRoom ? Step::kSteps : Step::kSteps / 2;
   RowWalk at = RowWalk::of<16>(thread, kThreads, task.rows, whole / Step::kElements);
 #pragma unroll 1
   while (at.row < task.rows) {
     Vec16 v[kSteps][kReduceSources][kLoads];
+    OperandColumns<kOperands, Step::kElements> y[kSteps];
     if constexpr (kFew) {
       load_vectors<kFrom, kSteps, kLoads>(v, task, source, at, 0);
+      load_operands<kSteps, Step::kElements, Hooks>(y, operands, task, at);
       at.forget();
 #pragma unroll
       for (u32 i = 0; i < kSteps; ++i) {
         float sum[Step::kElements] = {};
         add_sources<kFrom, kLoads>(sum, v[i], task, 0);
+        finish_sums<Step::kElements, Hooks>(sum, y[i]);
         if (at.row < task.rows) store_sums<kTo, Step::kStores>(targets, sum, at);
         at.advance();
       }
@@ -176,8 +261,10 @@ MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const Reduc
 #pragma unroll
         for (u32 i = 0; i < kSteps; ++i) add_sources<kFrom, kLoads>(sum[i], v[i], task, s0);
       }
+      load_operands<kSteps, Step::kElements, Hooks>(y, operands, task, at);
 #pragma unroll
       for (u32 i = 0; i < kSteps; ++i) {
+        finish_sums<Step::kElements, Hooks>(sum[i], y[i]);
         if (at.row < task.rows) store_sums<kTo, Step::kStores>(targets, sum[i], at);
         at.advance();
       }
@@ -188,18 +275,21 @@ MK_DEVICE void reduce_rows_by_16(const ReduceTask& task, u64 source, const Reduc
 // Columns `first` and on of every row, one by one.
 template <Dtype kFrom, Dtype kTo, u32 kThreads, class Hooks>
 MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceTargets<Hooks>& targets,
-                               u32 thread, u32 first) {
+                               const ReduceOperands<Hooks::kOperands>& operands, u32 thread, u32 first) {
   constexpr u32 kWarps = kThreads / 32;
 #pragma unroll 1
   for (u32 row = thread / 32; row < task.rows; row += kWarps) {
 #pragma unroll 1
     for (u32 column = first + thread % 32; column < task.columns; column += 32) {
       const u64 at = static_cast<u64>(column) * element_bytes(kFrom), to = static_cast<u64>(column) * element_bytes(kTo);
+      OperandColumns<Hooks::kOperands, 1> y;
+      if constexpr (Hooks::kOperands > 0) Hooks::load(operands, row, column, y);
       float sum = 0.0f;
 #pragma unroll 1
       for (u32 s = 0; s < task.sources; ++s) {
         sum += load_element<kFrom>(source + s * task.source_stride_bytes + row * task.source_pitch_bytes + at);
       }
+      finish_sums<1, Hooks>(&sum, y);
 #pragma unroll ReduceTargets<Hooks>::kUnroll
       for (u32 d = 0; d < Hooks::kDestinations; ++d) store_element<kTo>(targets.at(d, row, to), sum);
     }
@@ -237,19 +327,21 @@ MK_DEVICE void reduce_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
     if (!ctx.aborted()) {
       const u64 source = hooks.source(task);
       const ReduceTargets<Hooks> targets(hooks, task);
+      const ReduceOperands<Hooks::kOperands> operands(hooks, task);
       u64 alignment = source | task.source_stride_bytes | task.source_pitch_bytes;
 #pragma unroll ReduceTargets<Hooks>::kUnroll
       for (u32 d = 0; d < Hooks::kDestinations; ++d) alignment |= targets.at(d, 0, 0) | targets.pitch(d);
+      if constexpr (Hooks::kOperands > 0) alignment |= Hooks::template alignment<ReduceStep<kFrom, kTo>::kElements>(operands);
       u32 done = 0;
       if (alignment % 16 == 0) {
         done = task.columns - task.columns % ReduceStep<kFrom, kTo>::kElements;
         if (task.sources <= kReduceSources) {
-          reduce_rows_by_16<kFrom, kTo, kThreads, true, Hooks>(task, source, targets, thread, done);
+          reduce_rows_by_16<kFrom, kTo, kThreads, true, Hooks>(task, source, targets, operands, thread, done);
         } else {
-          reduce_rows_by_16<kFrom, kTo, kThreads, false, Hooks>(task, source, targets, thread, done);
+          reduce_rows_by_16<kFrom, kTo, kThreads, false, Hooks>(task, source, targets, operands, thread, done);
         }
       }
-      if (done < task.columns) reduce_elements<kFrom, kTo, kThreads, Hooks>(task, source, targets, thread, done);
+      if (done < task.columns) reduce_elements<kFrom, kTo, kThreads, Hooks>(task, source, targets, operands, thread, done);
     }
     team_sync<Edges::done, kBarrier, kTeams, kThreads>(team);
     if (thread < 32) {

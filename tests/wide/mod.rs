@@ -106,6 +106,34 @@ pub const PIPELINES: &[Wide] = &[
         &[("M", 777), ("K", 136), ("F", 1001)],
     ),
     (
+        "fn residual(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0), c: bf16[K]) {
+             gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter -> bias(c) -> add(x)
+         }",
+        &[("M", 1500), ("K", 512), ("F", 2048)],
+    ),
+    (
+        "fn residual_odd(a: f16[M, K] @ shard(1), b: f16[K, N] @ shard(0), c: f16[N], y: f16[M, N] @ shard(0)) {
+             gemm(a, b) -> cast(f32) -> reduce_scatter -> bias(c) -> mul(y) -> silu -> cast(f16)
+         }",
+        &[("M", 701), ("K", 1056), ("N", 515)],
+    ),
+    (
+        "fn residual_everywhere(x: bf16[M, K], w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
+             gemm(x, w1) -> silu -> gemm(w2) -> all_reduce -> add(x)
+         }",
+        &[("M", 1000), ("K", 520), ("F", 1024)],
+    ),
+    (
+        "fn residual_wider(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0), y: bf16[M, N]) {
+             gemm(a, b) -> all_reduce -> scale(0.5) -> add(y) -> cast(f32)
+         }",
+        &[("M", 60), ("K", 2048), ("N", 1028)],
+    ),
+    (
+        "fn residual_alone(x: bf16[M, N] @ partial, y: bf16[M, N] @ shard(0)) { reduce_scatter(x) -> add(y) -> relu }",
+        &[("M", 1500), ("N", 1032)],
+    ),
+    (
         "fn qk(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, G] @ shard(1)) {
              let whole = gather(x);
              (whole -> gemm(wq), whole -> gemm(wk) -> scale(0.125))

@@ -307,7 +307,7 @@ impl Unroller<'_> {
         let from = self.work.flows.len();
         let (kind, main_s) = match &x.leaf {
             Leaf::Signal | Leaf::Enter => (Kind::Signal, 0.0),
-            Leaf::CopyTile { .. } | Leaf::ReduceTile | Leaf::HostCopy => {
+            Leaf::CopyTile { .. } | Leaf::ReduceTile { .. } | Leaf::HostCopy => {
                 (Kind::Move, self.moved(task, x)?)
             }
             leaf => {

@@ -195,9 +195,8 @@ fn in_order_of_signals(plan: &Plan) -> Vec<FamId> {
 
 fn notes(plan: &Plan, family: &Family) -> Vec<String> {
     let mut lines = vec![leaf(&family.leaf)];
-    if let Leaf::MmaTile { epilogue, .. } = &family.leaf
-        && !epilogue.is_empty()
-    {
+    let epilogue = family.leaf.epilogue();
+    if !epilogue.is_empty() {
         let ops: Vec<_> = epilogue.iter().map(|op| format!("{op:?}").to_lowercase()).collect();
         lines.push(format!("then {}", ops.join(", ")));
     }

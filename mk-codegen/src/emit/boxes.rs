@@ -42,6 +42,31 @@ impl Emitter<'_> {
         Err(EmitError::unsupported(id.to_string(), what))
     }
 
+    /// Rows that leave through registers do so in up to 16 bytes at once: a part of one begins at a multiple of that, and ends at one, or
+    /// where the row does, behind which nothing may be that a pair of elements would take in.
+    pub(super) fn check_lines(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
+        let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
+        for rank in 0..self.plan.mesh.size() as usize {
+            let columns = self.points.shape(a.buffer, rank)?.last().copied().unwrap_or(1);
+            let gap = self.points.pitch(a.buffer, rank)? != columns && columns % 2 != 0;
+            for task in self.points.tasks(id, rank, 1)? {
+                let Some(region) = self.points.region(&task, a)? else { continue };
+                let (start, len) = region.dims[region.dims.len() - 1];
+                let end = start + len;
+                let whole = start * size % 16 == 0 && (end == columns || end * size % 16 == 0);
+                if gap || !whole {
+                    let what = format!(
+                        "task {:?} of rank {rank} writes elements {start} to {end} of rows of {columns} to `{}`: parts of rows are multiples of 16 bytes, and rows of an odd number lie side by side",
+                        task.domain(),
+                        a.operand
+                    );
+                    return Err(EmitError::unsupported(id.to_string(), what));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Operands are multiplied in whole boxes of `step` along dimension `k`. A part of one must end where the tensor does, behind
     /// which TMA reads zeros: it would multiply what lies there.
     pub(super) fn check_depth(

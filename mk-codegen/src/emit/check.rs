@@ -1,7 +1,9 @@
 //! What a plan may say and no template carries out: the emitter would drop it, or print something else.
 
 use super::EmitError;
-use crate::ir::{Expr, FamId, Family, Leaf, Mode, Plan, RoleKind, Scope, Space, Store, Var};
+use crate::ir::{
+    Agent, Expr, FamId, Family, Leaf, Mode, Plan, Point, RoleKind, Scope, Space, Store, Var, Wait,
+};
 use mk_abi::device::MAX_RUNTIME_DIMS;
 
 /// Names that the templates give to their own variables, around expressions of the plan.
@@ -47,7 +49,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
             Leaf::Enter => kind == RoleKind::Prologue,
             Leaf::HostCopy => kind == RoleKind::CopyEngine,
             Leaf::Signal => kind == RoleKind::Epilogue,
-            Leaf::MmaTile { .. } | Leaf::CopyTile { .. } | Leaf::ReduceTile => {
+            Leaf::MmaTile { .. } | Leaf::CopyTile { .. } | Leaf::ReduceTile { .. } => {
                 matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
             }
             _ => false,
@@ -72,6 +74,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         // The host evaluates what its copy engines do, for every rank.
         if f.leaf != Leaf::HostCopy {
             accesses(plan, f, &place)?;
+            waits(f, &place)?;
             posts(plan, f, &place)?;
         }
     }
@@ -114,6 +117,18 @@ fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
         return Err(EmitError::unsupported(place, what));
     }
     Ok(())
+}
+
+/// Agents wait before they begin, and the loader also on its way along k.
+fn waits(f: &Family, place: &str) -> Result<(), EmitError> {
+    let late = |w: &&Wait| w.at == Point::End || w.at == Point::Inner && w.by != Agent::Loader;
+    let Some(w) = f.waits.iter().find(late) else { return Ok(()) };
+    let what = format!(
+        "{} waits at {}: waits stand at the start of a task, or are the loader's in the inner loop",
+        w.edge,
+        w.at.name()
+    );
+    Err(EmitError::unsupported(place, what))
 }
 
 /// A post to another rank finds its word by the extents of the own one.

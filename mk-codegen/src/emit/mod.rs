@@ -5,6 +5,7 @@
 
 mod audit;
 mod boxes;
+mod chain;
 mod check;
 mod context;
 mod engine;

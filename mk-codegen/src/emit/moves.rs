@@ -182,12 +182,14 @@ impl Emitter<'_> {
             let stride = format!("static_cast<u64>({rows}) * {pitch}");
             (self.base(src.buffer, "params.header.rank"), src.region[1].0.clone(), stride)
         };
+        let operands = self.sum_operands(s, (rows, cols))?;
         let (row, col) = (self.c(f, None, &row), self.c(f, None, col));
         let value = context! {
             id => s.id.index(),
             first => s.first,
             end => s.first + s.tasks,
             names => names(f),
+            operands,
             rows => self.c(f, None, rows),
             columns => self.c(f, None, cols),
             sources => self.c(f, None, &each.extent),

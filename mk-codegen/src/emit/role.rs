@@ -2,6 +2,7 @@
 
 use super::{
     EmitError,
+    chain::EXTRAS,
     context::Emitter,
     tasks::{Slice, dtype_name},
 };
@@ -51,14 +52,13 @@ pub(super) fn template_of(leaf: &Leaf) -> &'static str {
     match leaf {
         Leaf::MmaTile { .. } => "mma_tile",
         Leaf::CopyTile { via: CopyVia::Bulk, .. } => "copy_bulk",
-        Leaf::ReduceTile => "reduce_rows",
+        Leaf::ReduceTile { .. } => "reduce_rows",
         _ => "copy_rows",
     }
 }
 
 /// Whether two families can be one group: the same leaf on the same types, used alike, and an epilogue that reads the same tensors.
 fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
-    const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
     let extras = |f: FamId| {
         let reads = plan.families[f].accesses.iter().filter(|x| EXTRAS.contains(&x.operand));
         reads.map(|x| x.buffer).collect::<Vec<_>>()
@@ -70,7 +70,7 @@ fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
             .map(|x| (x.operand, x.mode, plan.buffers[x.buffer].dtype));
         all.collect::<Vec<_>>()
     };
-    let computes = matches!(plan.families[a].leaf, Leaf::MmaTile { .. } | Leaf::ReduceTile);
+    let computes = matches!(plan.families[a].leaf, Leaf::MmaTile { .. } | Leaf::ReduceTile { .. });
     let schedule = |f: FamId| plan.families[f].schedule;
     plan.families[a].leaf == plan.families[b].leaf
         && schedule(a) == schedule(b)
@@ -192,6 +192,10 @@ fn group(
             _ => e.copy(*s, template == "copy_bulk")?,
         });
     }
+    let (chain, operands) = match template {
+        "reduce_rows" => e.sum_chain(g.slices[0].id)?,
+        _ => (Vec::new(), 0),
+    };
     let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
     let loader_waits =
         g.slices.iter().any(|s| e.plan.families[s.id].waits.iter().any(|w| w.by == Agent::Loader));
@@ -219,7 +223,7 @@ fn group(
     };
     let workers = if template == "reduce_rows" { teams * ctas } else { ctas };
     let hooks = env.get_template(template)?.render(context! {
-        name, families, destinations, taken, workers, posts, first_cta, ctas, teams,
+        name, families, chain, operands, destinations, taken, workers, posts, first_cta, ctas, teams,
         ping_pong => matches!(g.leaf, Leaf::MmaTile { consumers: Consumers::PingPong, .. }),
         trace => e.options.trace,
         locals => e.locals(),
@@ -237,9 +241,13 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, Emit
     };
     let dtype = one_dtype(e, id, |o| matches!(o, Operand::A | Operand::B))?;
     let out = one_dtype(e, id, |o| o == Operand::C)?;
-    if dtype == "F32" || out == "F32" && *store == Store::Tma && block[1] % 64 != 0 {
-        let what =
-            "tiles multiply 16-bit elements, and store f32 by TMA in whole panels of 64 columns";
+    let saves_f32 = e.plan.families[id].accesses.iter().any(|a| {
+        EXTRAS.contains(&a.operand)
+            && a.mode == Mode::Write
+            && e.plan.buffers[a.buffer].dtype == DType::F32
+    });
+    if dtype == "F32" || (out == "F32" || saves_f32) && block[1] % 64 != 0 {
+        let what = "tiles multiply 16-bit elements, and store f32 in whole panels of 64 columns";
         return Err(EmitError::unsupported(e.plan.families[id].name.clone(), what));
     }
     let cache = target::by_name(&e.plan.target).map_or(0.0, |t| f64::from(t.l2_bytes));

@@ -62,10 +62,6 @@ impl Emitter<'_> {
                 return Err(EmitError::unsupported(f.name.clone(), "no host agent is emitted"));
             }
         };
-        if w.at == Point::End || (w.at == Point::Inner && w.by != Agent::Loader) {
-            let what = "waits stand at the start of a task, or are the loader's in the inner loop";
-            return Err(EmitError::unsupported(f.name.clone(), what));
-        }
         let mut at =
             format!("ctx.signal(params.header.rank, {})", self.word(f, each, w.signal, &w.index));
         let call = if self.is_entry(w.signal) {

@@ -1,10 +1,9 @@
 //! Task families as CUDA: how a task's number becomes coordinates, and what its leaf is told.
 
-use super::{EmitError, context::Emitter};
+use super::{EmitError, chain::EXTRAS, context::Emitter};
 use crate::ir::{
-    ALayout, Access, Agent, BLayout, BufId, Consumers, Entity, EpilogueOp, Expr, FamId, Family,
-    Leaf, Mode, Operand, Point, Space, Store, Var, carry_last, gated, mma_panel_columns,
-    one_warpgroup_takes, saves_gates,
+    ALayout, Access, Agent, BLayout, Consumers, Entity, EpilogueOp, Expr, FamId, Family, Leaf,
+    Mode, Operand, Point, Store, Var, carry_last, gated, mma_panel_columns, one_warpgroup_takes,
 };
 use minijinja::{Value, context};
 use mk_abi::DType;
@@ -16,8 +15,6 @@ pub(super) struct Slice {
     pub first: u32,
     pub tasks: u32,
 }
-
-const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
 /// A tile of the left operand: first row, first k, extent along k.
 struct Along {
@@ -125,9 +122,18 @@ impl<'p> Emitter<'p> {
             let what = "only TMA stores tiles to peers, or to several places";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        for c in targets.iter().filter(|_| *store == Store::Tma) {
-            self.check_starts(s.id, c)?;
-            self.check_clipped(s.id, c, [block[0], f.leaf.out_columns()])?;
+        for c in &targets {
+            match store {
+                Store::Tma => {
+                    self.check_starts(s.id, c)?;
+                    self.check_clipped(s.id, c, [block[0], f.leaf.out_columns()])?;
+                }
+                Store::Direct => self.check_lines(s.id, c)?,
+            }
+        }
+        for x in f.accesses.iter().filter(|x| EXTRAS.contains(&x.operand) && x.mode == Mode::Write)
+        {
+            self.check_lines(s.id, x)?;
         }
         let last = |x: &Access| x.region[x.region.len() - 1].clone();
         let rows = |x: &Access| x.region[x.region.len() - 2].clone();
@@ -320,96 +326,6 @@ impl<'p> Emitter<'p> {
         Ok(least)
     }
 
-    /// What the epilogue does, with its operands (columns as C's, rows from `e_row` on): what it saves, each with what comes before, and
-    /// what it does then.
-    fn chain(
-        &self,
-        id: FamId,
-        epilogue: &[EpilogueOp],
-        c: &Access,
-    ) -> Result<(Vec<Value>, Vec<Value>), EmitError> {
-        let f = &self.plan.families[id];
-        let mut operands = EXTRAS.into_iter();
-        let (mut saved, mut chain) = (Vec::<Value>::new(), Vec::new());
-        for op in epilogue {
-            let gates = saves_gates(epilogue) && saved.is_empty();
-            let mut value = match op {
-                EpilogueOp::Scale(bits) => {
-                    context! { op => "scale", factor => format!("__uint_as_float(0x{bits:08x}u)") }
-                }
-                EpilogueOp::RoundBf16 => context! { op => "round_bf16" },
-                EpilogueOp::RoundF16 => context! { op => "round_f16" },
-                // The gate is the tile's own, and what is carried has a place of its own.
-                EpilogueOp::Widen | EpilogueOp::Swiglu | EpilogueOp::Carry => continue,
-                EpilogueOp::Gelu => context! { op => "gelu_erf" },
-                EpilogueOp::Silu => context! { op => "silu" },
-                EpilogueOp::Relu => context! { op => "relu" },
-                EpilogueOp::Bias => context! { op => "bias" },
-                EpilogueOp::Mul => context! { op => "mul" },
-                EpilogueOp::Add => context! { op => "add" },
-                EpilogueOp::Save => context! { op => "save" },
-            };
-            if op.operand().is_some() {
-                let operand = operands.next().unwrap_or(Operand::E3);
-                value = context! { ..self.extra(f, operand, *op, gates, c)?, ..value };
-            }
-            if *op != EpilogueOp::Save {
-                chain.push(value);
-                continue;
-            }
-            let mut save = |value: Value, before: Vec<Value>| {
-                saved.push(context! { place => saved.len(), chain => before, ..value });
-            };
-            if gates {
-                let (data, pitch) = (value.get_attr("data"), value.get_attr("pitch"));
-                let [data, pitch] =
-                    [data, pitch].map(|v| v.map(|v| v.to_string()).unwrap_or_default());
-                let both = context! { pitch => format!("2 * {pitch}"), ..value };
-                save(both.clone(), Vec::new());
-                save(context! { data => format!("{data} + {pitch}"), ..both }, Vec::new());
-            } else {
-                save(value, std::mem::take(&mut chain));
-            }
-        }
-        Ok((saved, chain))
-    }
-
-    /// Where an epilogue's operand lies; `gates`: those of the tile and their ups, `[m, 2, n]`.
-    fn extra(
-        &self,
-        f: &Family,
-        operand: Operand,
-        op: EpilogueOp,
-        gates: bool,
-        c: &Access,
-    ) -> Result<Value, EmitError> {
-        let x = self.access(f, operand)?;
-        let buffer = &self.plan.buffers[x.buffer];
-        let mode = op.operand().unwrap_or(Mode::Read);
-        let space = if mode == Mode::Write { Space::Out } else { Space::In };
-        // The library asks for elements by their place in the tile.
-        let dims = match op {
-            EpilogueOp::Bias => x.region.len() == 1,
-            _ if gates => x.region.len() == 3 && buffer.shape[1] == Expr::Const(2),
-            _ => x.region.len() == 2,
-        };
-        let last = |a: &Access| a.region[a.region.len() - 1].clone();
-        let placed = dims && buffer.space == space && x.mode == mode && last(x) == last(c);
-        if x.each.is_some() || !placed {
-            let what = format!("operand `{operand}` does not lie as C does");
-            return Err(EmitError::unsupported(f.name.clone(), what));
-        }
-        let pitch = if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
-        Ok(context! {
-            data => self.base(x.buffer, "params.header.rank"),
-            pitch,
-            even => self.rows_of(x.buffer, 2).to_string(),
-            wide => self.rows_of(x.buffer, 16 / buffer.dtype.size_bytes() as i64).to_string(),
-            dtype => dtype_name(buffer.dtype),
-            size => buffer.dtype.size_bytes(),
-        })
-    }
-
     /// Where the tiles of a family go: always to one place, or each to one of several, with the same columns and rows.
     fn targets(&self, id: FamId) -> Result<Vec<&'p Access>, EmitError> {
         let f = &self.plan.families[id];
@@ -504,6 +420,10 @@ impl<'p> Emitter<'p> {
             let what = "only tiles without a gate that leave by TMA go on with sums, behind their elementwise operations";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
+        if epilogue.contains(&EpilogueOp::Save) {
+            let what = "a tile that goes on with sums saves nothing";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
         let late = Expr::from(Var::INNER).equals(1);
         let in_time = match (&f.inner, carry_last(epilogue)) {
             (_, true) => x.at == Point::End && x.when.is_none(),
@@ -535,30 +455,6 @@ impl<'p> Emitter<'p> {
             row => self.c(f, each, &self.row(x)),
             rows => self.c(f, None, rows),
         })
-    }
-
-    /// Whether every row holds a multiple of so many elements, and begins at one, on every rank.
-    fn rows_of(&self, buffer: BufId, elements: i64) -> bool {
-        let place = &self.layout.buffers[buffer];
-        let cols = place.shape.iter().filter_map(|s| s.last());
-        cols.chain(&place.pitch).all(|n| n % elements == 0)
-    }
-
-    /// First row of an epilogue's matrix operands; all have the same.
-    fn extras_row(&self, f: &Family) -> Result<Expr, EmitError> {
-        let matrices =
-            f.accesses.iter().filter(|a| EXTRAS.contains(&a.operand) && a.region.len() > 1);
-        // Of what gates and ups are saved to, rows of both.
-        let mut rows = matrices.map(|a| match a.region.as_slice() {
-            [rows, _, _] => rows.0.clone(),
-            _ => self.row(a),
-        });
-        let first = rows.next().unwrap_or(Expr::Const(0));
-        if rows.any(|row| row != first) {
-            let what = "operands of the epilogue begin in several rows";
-            return Err(EmitError::unsupported(f.name.clone(), what));
-        }
-        Ok(first)
     }
 }
 

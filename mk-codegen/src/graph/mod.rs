@@ -66,13 +66,41 @@ pub enum Kind {
     Elementwise(EpilogueOp),
     /// What the epilogue of the product that it is an operand of saves on the way: a result.
     Saved,
-    /// Partial sums become shards of dimension `dim`.
+    /// Partial sums become shards of dimension `dim`, and the elementwise operations behind it that were fused into it. Operands:
+    /// what is summed, then one for each of those that has one.
     ReduceScatter {
         /// The dimension that is scattered.
         dim: usize,
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
     },
-    /// Partial sums become their sum everywhere.
-    AllReduce,
+    /// Partial sums become their sum everywhere; otherwise as [`Kind::ReduceScatter`].
+    AllReduce {
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
+    },
+}
+
+impl Kind {
+    /// The elementwise operations that were fused into it, if it takes any.
+    pub fn epilogue(&self) -> Option<&[EpilogueOp]> {
+        match self {
+            Kind::Gemm { epilogue, .. }
+            | Kind::ReduceScatter { epilogue, .. }
+            | Kind::AllReduce { epilogue } => Some(epilogue),
+            _ => None,
+        }
+    }
+
+    /// [`Kind::epilogue`], to add to.
+    pub fn epilogue_mut(&mut self) -> Option<&mut Vec<EpilogueOp>> {
+        match self {
+            Kind::Gemm { epilogue, .. }
+            | Kind::ReduceScatter { epilogue, .. }
+            | Kind::AllReduce { epilogue } => Some(epilogue),
+            _ => None,
+        }
+    }
 }
 
 /// The pipeline. Edges point from operand to user and carry the operand's position.
@@ -165,8 +193,8 @@ fn kind_of(op: Op) -> Kind {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
         Op::Swiglu => EpilogueOp::Swiglu,
-        Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim },
-        Op::AllReduce { .. } => return Kind::AllReduce,
+        Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim, epilogue: Vec::new() },
+        Op::AllReduce { .. } => return Kind::AllReduce { epilogue: Vec::new() },
         Op::Bias => EpilogueOp::Bias,
         Op::Gelu => EpilogueOp::Gelu,
         Op::Silu => EpilogueOp::Silu,

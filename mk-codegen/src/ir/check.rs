@@ -367,6 +367,22 @@ impl Checker<'_> {
                 );
             }
         }
+        let epilogue = x.leaf.epilogue();
+        let operands = epilogue.iter().filter(|op| op.operand().is_some()).count();
+        if operands > 4 {
+            self.error(
+                place,
+                format!("an epilogue has at most four operands, and this one {operands}"),
+            );
+        }
+        if let Leaf::ReduceTile { epilogue } = &x.leaf {
+            use EpilogueOp::{Carry, Save, Swiglu};
+            let other = epilogue.iter().find(|op| matches!(op, Swiglu | Save | Carry));
+            if let Some(op) = other {
+                let op = super::print::epilogue_text(op);
+                self.error(place, format!("a sum has no `{op}` behind it"));
+            }
+        }
         if let Leaf::MmaTile { epilogue, .. } = &x.leaf {
             let gates = epilogue.iter().filter(|op| **op == EpilogueOp::Swiglu).count();
             if gates != usize::from(gated(epilogue)) {

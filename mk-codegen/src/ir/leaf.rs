@@ -98,7 +98,7 @@ names! {
     }
 }
 
-/// An elementwise operation on the accumulator, in f32.
+/// An elementwise operation on the accumulator of a product, or on a sum, in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum EpilogueOp {
     /// Adds a row vector `[n]`.
@@ -232,8 +232,11 @@ pub enum Leaf {
         /// Elementwise tail.
         epilogue: Vec<EpilogueOp>,
     },
-    /// `dst = sum of src`, in f32, in the order of `each`, then rounded once.
-    ReduceTile,
+    /// `dst = epilogue(sum of src)`, in f32, in the order of `each`, then rounded once.
+    ReduceTile {
+        /// Elementwise tail: nothing that needs a product, or saves.
+        epilogue: Vec<EpilogueOp>,
+    },
     /// One block of queries against blocks of keys and values, with a running maximum and sum.
     AttendTile {
         /// Where the state is between steps.
@@ -360,7 +363,7 @@ impl Leaf {
             Leaf::Enter => "enter",
             Leaf::CopyTile { .. } => "copy_tile",
             Leaf::MmaTile { .. } => "mma_tile",
-            Leaf::ReduceTile => "reduce_tile",
+            Leaf::ReduceTile { .. } => "reduce_tile",
             Leaf::AttendTile { .. } => "attend_tile",
             Leaf::NicSend => "nic_send",
             Leaf::HostCopy => "host_copy",
@@ -387,7 +390,7 @@ impl Leaf {
     /// Whether tasks can be for whoever is free: one agent begins with them, and tells the others.
     pub fn has_dynamic_schedule(&self) -> bool {
         match self {
-            Leaf::MmaTile { .. } | Leaf::ReduceTile => true,
+            Leaf::MmaTile { .. } | Leaf::ReduceTile { .. } => true,
             Leaf::CopyTile { via, .. } => *via == CopyVia::Ldst,
             _ => false,
         }
@@ -398,6 +401,14 @@ impl Leaf {
         match self {
             Leaf::MmaTile { block, epilogue, .. } => block[1] / if gated(epilogue) { 2 } else { 1 },
             _ => 0,
+        }
+    }
+
+    /// What is done to each element of its results before they are rounded.
+    pub fn epilogue(&self) -> &[EpilogueOp] {
+        match self {
+            Leaf::MmaTile { epilogue, .. } | Leaf::ReduceTile { epilogue } => epilogue,
+            _ => &[],
         }
     }
 
@@ -472,15 +483,16 @@ impl Leaf {
                         + mma_staging_bytes([*m, *n]),
                 }
             }
-            Leaf::ReduceTile => Contract {
-                agents: vec![Copier],
-                operands: vec![
-                    op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many),
-                    op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many),
-                ],
-                edges: vec![],
-                smem_bytes: 0,
-            },
+            Leaf::ReduceTile { epilogue } => {
+                let mut operands =
+                    vec![op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many)];
+                let tails = epilogue.iter().filter_map(|e| e.operand());
+                for (e, mode) in EPILOGUE_OPERANDS.into_iter().zip(tails) {
+                    operands.push(op(e, mode, Copier, Proxy::Generic, Arity::One));
+                }
+                operands.push(op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many));
+                Contract { agents: vec![Copier], operands, edges: vec![], smem_bytes: 0 }
+            }
             Leaf::AttendTile { carry, stages, .. } => {
                 let mut operands = vec![
                     op(Operand::Q, read, Loader, Proxy::Async, Arity::One),

@@ -285,9 +285,8 @@ impl Display for LeafText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())?;
         match self.0 {
-            Leaf::Signal | Leaf::Enter | Leaf::ReduceTile | Leaf::NicSend | Leaf::HostCopy => {
-                Ok(())
-            }
+            Leaf::Signal | Leaf::Enter | Leaf::NicSend | Leaf::HostCopy => Ok(()),
+            Leaf::ReduceTile { epilogue } => write_epilogue(f, epilogue),
             Leaf::CopyTile { via, stages } => {
                 write!(
                     f,
@@ -311,11 +310,7 @@ impl Display for LeafText<'_> {
                 if *consumers == Consumers::PingPong {
                     f.write_str(" consumers=ping_pong")?;
                 }
-                if !epilogue.is_empty() {
-                    let ops: Vec<_> = epilogue.iter().map(epilogue_text).collect();
-                    write!(f, " epilogue={}", ops.join(","))?;
-                }
-                Ok(())
+                write_epilogue(f, epilogue)
             }
             Leaf::AttendTile { carry, scale, stages } => {
                 let carry = if *carry == Carry::Registers { "registers" } else { "scratch" };
@@ -323,6 +318,14 @@ impl Display for LeafText<'_> {
             }
         }
     }
+}
+
+fn write_epilogue(f: &mut Formatter<'_>, epilogue: &[EpilogueOp]) -> fmt::Result {
+    if epilogue.is_empty() {
+        return Ok(());
+    }
+    let ops: Vec<_> = epilogue.iter().map(epilogue_text).collect();
+    write!(f, " epilogue={}", ops.join(","))
 }
 
 pub(super) fn epilogue_text(op: &EpilogueOp) -> String {

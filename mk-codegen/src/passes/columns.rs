@@ -10,7 +10,7 @@ use super::{
     Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{block_rows, every_peer, peer_at},
-    reduce::{Adders, Share, Summands, adders, pitch, tiles_across, to_peers},
+    reduce::{Adders, Share, Sum, Summands, adders, pitch, tiles_across, to_peers},
     rows::{RowBlock, Rows},
     select::Tensor,
 };
@@ -66,8 +66,9 @@ impl Columns {
         Access { rank: rows.column() % self.world, ..write(operand, self.slots, here) }
     }
 
-    /// Adds the sum of the slots to `result`, and what brings it the others' sums.
-    pub fn sum(&self, draft: &mut Draft, sums: Sums, out: &Tensor, result: BufId, from: Summands) {
+    /// Adds up the slots, and brings every rank the others' sums.
+    pub fn sum(&self, draft: &mut Draft, sums: Sums, of: &Sum<'_>, from: Summands) {
+        let (out, result) = (of.out, of.result);
         let Summands { rows, block, by, operand, .. } = from;
         debug_assert_eq!(block[1], self.width, "a block of columns is a tile's");
         let Adders { kind, tile, per_block, .. } =
@@ -87,19 +88,11 @@ impl Columns {
         let region = vec![(rows.global(&r), r.len.clone()), columns.clone()];
         let shape = vec![all(&rows), n];
         let finished = draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out));
-        let accesses = vec![
-            src,
-            write(Operand::Dst, result, region),
-            to_peers(write(Operand::Dst, finished, vec![here, columns]), self.world),
-        ];
-        let family = draft.family(
-            "reduce",
-            kind,
-            Leaf::ReduceTile,
-            rows.domain(self.mine()),
-            vec![],
-            accesses,
-        );
+        let mut accesses = vec![src];
+        accesses.extend(of.makes(region));
+        accesses.push(to_peers(write(Operand::Dst, finished, vec![here, columns]), self.world));
+        let domain = rows.domain(self.mine());
+        let family = draft.family("reduce", kind, of.leaf(), domain, vec![], accesses);
         let post = |x: Covers| {
             let (j, slot) = x.column_and_slot(draft, self.parts);
             Writer {

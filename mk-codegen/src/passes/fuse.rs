@@ -1,7 +1,7 @@
-//! Fuses elementwise operations into the matrix product before them.
+//! Fuses elementwise operations into the matrix product, or the sum over ranks, before them.
 //!
-//! Assumes nothing. Leaves: a product whose result is read by one elementwise operation alone has taken it over, also where the
-//! caller gets that result, too: then the product saves it on the way. The whole chain is computed in f32 and rounded once, where
+//! Assumes nothing. Leaves: a product, or a sum, whose result is read by one elementwise operation alone has taken it over; a product also
+//! where the caller gets that result, too, which it then saves on the way. The whole chain is computed in f32 and rounded once, where
 //! the operations one by one would round after each.
 
 use crate::graph::{Kind, OpGraph, Value};
@@ -11,28 +11,33 @@ use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
 
 /// Runs the pass.
 pub(super) fn epilogues(g: &mut OpGraph) {
-    let gemms: Vec<_> =
-        g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. })).collect();
-    for gemm in gemms {
-        while let Some((user, op)) = only_user(g, gemm) {
-            if g.results.contains(&gemm) {
-                save(g, gemm);
+    let takers: Vec<_> =
+        g.graph.node_indices().filter(|n| g.graph[*n].kind.epilogue().is_some()).collect();
+    for taker in takers {
+        while let Some((user, op)) = only_user(g, taker) {
+            if g.results.contains(&taker) {
+                save(g, taker);
             }
-            absorb(g, gemm, user, op);
+            absorb(g, taker, user, op);
         }
     }
 }
 
-/// The elementwise operation that alone reads `gemm`, if it can be taken over. A sum is finished for nobody before all ranks have
-/// added theirs, so none is saved.
-fn only_user(g: &OpGraph, gemm: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
-    let mut edges = g.graph.edges_directed(gemm, Direction::Outgoing);
+/// The elementwise operation that alone reads `taker`, if it can be taken over. A sum is finished for nobody before all ranks have
+/// added theirs, and who adds them saves nothing.
+fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
+    let mut edges = g.graph.edges_directed(taker, Direction::Outgoing);
     let (edge, None) = (edges.next()?, edges.next()) else { return None };
-    let partial = g.graph[gemm].placement.contains(&Placement::Partial);
-    if g.uses(gemm) > if partial { 1 } else { 2 } {
+    let value = &g.graph[taker];
+    let product = matches!(value.kind, Kind::Gemm { .. });
+    let saves = product && !value.placement.contains(&Placement::Partial);
+    if g.uses(taker) > if saves { 2 } else { 1 } {
         return None;
     }
     let Kind::Elementwise(op) = g.graph[edge.target()].kind else { return None };
+    if op == EpilogueOp::Swiglu && !product {
+        return None;
+    }
     let commutes = matches!(op, EpilogueOp::Mul | EpilogueOp::Add);
     (commutes || *edge.weight() == 0).then_some((edge.target(), op))
 }
@@ -41,7 +46,7 @@ fn only_user(g: &OpGraph, gemm: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
 fn save(g: &mut OpGraph, gemm: NodeIndex) {
     let n = g.operands(gemm).len();
     let value = &mut g.graph[gemm];
-    if let Kind::Gemm { epilogue, .. } = &mut value.kind {
+    if let Some(epilogue) = value.kind.epilogue_mut() {
         epilogue.push(EpilogueOp::Save);
     }
     let saved = Value { kind: Kind::Saved, ..value.clone() };
@@ -50,11 +55,11 @@ fn save(g: &mut OpGraph, gemm: NodeIndex) {
     g.results.iter_mut().filter(|r| **r == gemm).for_each(|r| *r = saved);
 }
 
-fn absorb(g: &mut OpGraph, gemm: NodeIndex, user: NodeIndex, op: EpilogueOp) {
-    let n = g.operands(gemm).len();
-    let extra: Vec<_> = g.operands(user).into_iter().filter(|x| *x != gemm).collect();
+fn absorb(g: &mut OpGraph, taker: NodeIndex, user: NodeIndex, op: EpilogueOp) {
+    let n = g.operands(taker).len();
+    let extra: Vec<_> = g.operands(user).into_iter().filter(|x| *x != taker).collect();
     for (i, x) in extra.into_iter().enumerate() {
-        g.graph.add_edge(x, gemm, n + i);
+        g.graph.add_edge(x, taker, n + i);
     }
     let readers: Vec<_> = g
         .graph
@@ -62,21 +67,21 @@ fn absorb(g: &mut OpGraph, gemm: NodeIndex, user: NodeIndex, op: EpilogueOp) {
         .map(|e| (e.target(), *e.weight()))
         .collect();
     for (reader, position) in readers {
-        g.graph.add_edge(gemm, reader, position);
+        g.graph.add_edge(taker, reader, position);
     }
     if let Some(value) = g.graph.remove_node(user) {
-        let gemm = &mut g.graph[gemm];
-        gemm.dtype = value.dtype;
-        gemm.shape = value.shape;
-        gemm.placement = value.placement;
-        gemm.name = format!("{}_{}", gemm.name, value.name);
-        if let Kind::Gemm { epilogue, .. } = &mut gemm.kind {
+        let taker = &mut g.graph[taker];
+        taker.dtype = value.dtype;
+        taker.shape = value.shape;
+        taker.placement = value.placement;
+        taker.name = format!("{}_{}", taker.name, value.name);
+        if let Some(epilogue) = taker.kind.epilogue_mut() {
             epilogue.push(op);
         }
     }
     for r in &mut g.results {
         if *r == user {
-            *r = gemm;
+            *r = taker;
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{
     gather::{self, Gathered, Slices, aligned},
     pack::{self, Packed},
     product::{Cut, Product, Target},
-    reduce::{self, Summands},
+    reduce::{self, Sum, Summands},
     rows::Rows,
     select::{Extra, Gemm, Kernel, Made, Reduce, Tensor},
     settings,
@@ -206,7 +206,7 @@ impl<'k> Tiler<'k> {
         let parts = cut.filter(|c| c.into.is_none()).map_or(1, |c| c.parts);
         let target = match (reduce, result) {
             (Some((r, how)), _) => {
-                let (draft, out) = (&mut self.draft, &kernel.results[r].out);
+                let (draft, out) = (&mut self.draft, &kernel.summand(r));
                 match (how, self.config.all_reduce) {
                     _ if in_tiles => Target::Out(self.results[r]),
                     (Reduce::All, AllReduce::OneShot) if world > 1 => {
@@ -258,6 +258,7 @@ impl<'k> Tiler<'k> {
             operand: Operand::C,
             parts,
         };
+        let sum = |r| Sum::new(kernel, r, &self.params, &self.results);
         let draft = &mut self.draft;
         if let (Some(Cut { into: Some(into), parts, .. }), Some((r, _))) = (cut, reduce) {
             let out = &kernel.results[r].out;
@@ -265,16 +266,13 @@ impl<'k> Tiler<'k> {
         }
         match (target, reduce) {
             (Target::Slots(slots), Some((r, how))) => {
-                let (out, result) = (&kernel.results[r].out, self.results[r]);
-                reduce::sum(draft, self.config, how, out, slots, result, tiles);
+                reduce::sum(draft, self.config, how, &sum(r), slots, tiles);
             }
             (Target::Parts(parts), Some((r, _))) => {
-                let (out, result) = (&kernel.results[r].out, self.results[r]);
-                reduce::pull(draft, self.config, out, parts, result, tiles);
+                reduce::pull(draft, self.config, &sum(r), parts, tiles);
             }
             (Target::Columns(columns), Some((r, _))) => {
-                let (out, result) = (&kernel.results[r].out, self.results[r]);
-                columns.sum(draft, self.config.sums, out, result, tiles);
+                columns.sum(draft, self.config.sums, &sum(r), tiles);
             }
             (Target::Hidden(buffer), _) | (Target::Out(buffer), _) if readers => {
                 let in_shards = matches!(target, Target::Hidden(_));

@@ -14,7 +14,8 @@ use crate::ir::{
 };
 use crate::target;
 
-const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+/// Operands of an epilogue, in order.
+pub(super) const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
 /// Where a product goes.
 #[derive(Clone, Copy)]

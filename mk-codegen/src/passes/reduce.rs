@@ -12,12 +12,13 @@ use super::{
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, every_peer, peer_at},
     gemm::{even, widest},
-    product::{Adding, Ring, Target, between},
+    product::{Adding, EXTRAS, Ring, Target, between},
     rows::{RowBlock, Rows},
-    select::{Kernel, Reduce, Tensor},
+    select::{Kernel, Outcome, Reduce, Tensor},
 };
 use crate::ir::{
-    Access, BinOp, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var,
+    Access, BinOp, BufId, CopyVia, Each, EpilogueOp, Expr, FamId, Leaf, Operand, RoleKind, Space,
+    Var,
 };
 use crate::target;
 use mk_abi::DType;
@@ -40,6 +41,43 @@ pub(super) fn pitch(out: &Tensor) -> Option<Expr> {
     let n = out.shape[1].value;
     let padded = aligned(n, out.dtype.size_bytes());
     (padded != n).then_some(Expr::Const(padded))
+}
+
+/// A result that is summed: what it is before and after, and what is done in between.
+pub(super) struct Sum<'a> {
+    /// Of one rank.
+    pub summand: Tensor,
+    pub out: &'a Tensor,
+    pub result: BufId,
+    /// Before sums are rounded.
+    pub epilogue: &'a [EpilogueOp],
+    /// Operands of that, which lie as the result does.
+    pub extras: Vec<BufId>,
+}
+
+impl<'a> Sum<'a> {
+    /// Result `r` of a kernel whose parameters and results are these.
+    pub fn new(kernel: &'a Kernel, r: usize, params: &[BufId], results: &[BufId]) -> Sum<'a> {
+        let Outcome { epilogue, extras, out, .. } = &kernel.results[r];
+        let extras = extras.iter().map(|p| params[*p]).collect();
+        Sum { summand: kernel.summand(r), out, result: results[r], epilogue, extras }
+    }
+
+    pub fn leaf(&self) -> Leaf {
+        Leaf::ReduceTile { epilogue: self.epilogue.to_vec() }
+    }
+
+    /// What a task reads and writes that makes these rows and columns of the result.
+    pub fn makes(&self, region: Vec<(Expr, Expr)>) -> Vec<Access> {
+        let touching = self.epilogue.iter().filter(|op| op.operand().is_some());
+        let mut all = Vec::new();
+        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EXTRAS) {
+            let of = if *op == EpilogueOp::Bias { &region[1..] } else { &region[..] };
+            all.push(read(operand, *buffer, of.to_vec()));
+        }
+        all.push(write(Operand::Dst, self.result, region));
+        all
+    }
 }
 
 /// Tiles of summands, and who writes them.
@@ -163,17 +201,16 @@ fn place(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Place {
     Place { r, j, columns }
 }
 
-/// Adds the sum of `slots` to `result`. Tasks of `from` write the slots; their last loop variable is the column block, or the part
-/// behind it.
+/// Adds up `slots`. Tasks of `from` write them; their last loop variable is the column block, or the part behind it.
 pub(super) fn sum(
     draft: &mut Draft,
     config: &Config,
     how: Reduce,
-    out: &Tensor,
+    of: &Sum<'_>,
     slots: BufId,
-    result: BufId,
     from: Summands,
 ) {
+    let out = of.out;
     let Summands { rows, block, together, by, narrow, operand, parts } = from;
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
@@ -199,7 +236,8 @@ pub(super) fn sum(
         Expr::Const(0)
     };
     let region = vec![(first + r.at.clone(), r.len.clone()), columns.clone()];
-    let mut accesses = vec![src, write(Operand::Dst, result, region)];
+    let mut accesses = vec![src];
+    accesses.extend(of.makes(region));
     let all = how == Reduce::All && world > 1;
     let sums = all.then(|| {
         let shape = vec![world.into(), rows.capacity.into(), n.clone()];
@@ -210,7 +248,7 @@ pub(super) fn sum(
         accesses.push(to_peers(write(Operand::Dst, sums, theirs), world));
     }
     let (domain, order) = (own.domain(across), adders.order(&own, across));
-    let family = draft.family("reduce", kind, Leaf::ReduceTile, domain, order, accesses);
+    let family = draft.family("reduce", kind, of.leaf(), domain, order, accesses);
     let post = |c: Covers, narrower: i32| {
         let (column, slot) = c.column_and_slot(draft, parts);
         let column = if narrower > 1 { column / narrower } else { column };
@@ -247,7 +285,7 @@ pub(super) fn sum(
         }],
     });
     if let Some(sums) = sums {
-        collect(draft, sums, result, family, out, &rows, adders);
+        collect(draft, sums, of.result, family, out, &rows, adders);
     }
 }
 
@@ -294,7 +332,8 @@ pub(super) fn fold(
     let mut accesses = vec![src];
     accesses.extend(target.writes(Operand::Dst, &rows, &r, columns, Var::RANK.into()));
     let domain = rows.domain(across);
-    let family = draft.family("fold", kind, Leaf::ReduceTile, domain, vec![], accesses);
+    let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+    let family = draft.family("fold", kind, leaf, domain, vec![], accesses);
     let post = |c: Covers| {
         let column = draft.plan.families[c.family].domain.len() - 2;
         Writer {
@@ -334,21 +373,14 @@ pub(super) fn parts(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
 
 /// Adds the sums that every rank makes for itself, from the `parts` of all ranks. Tasks of `from` write those; their last
 /// loop variable is the column block.
-pub(super) fn pull(
-    draft: &mut Draft,
-    config: &Config,
-    out: &Tensor,
-    parts: BufId,
-    result: BufId,
-    from: Summands,
-) {
+pub(super) fn pull(draft: &mut Draft, config: &Config, of: &Sum<'_>, parts: BufId, from: Summands) {
     let Summands { rows, block, by, operand, .. } = from;
     let world = draft.world();
-    let across = tiles_across(draft, out, block[1]);
+    let across = tiles_across(draft, of.out, block[1]);
     let Adders { kind, tile, per_block, .. } =
         adders(draft, config.sums, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
-    let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
+    let Place { r, j, columns } = place(draft, of.out, &rows, tile[1]);
     let each = Each { var: "q".into(), extent: world.into() };
     let here = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), columns.clone()];
     let src = Access {
@@ -356,9 +388,10 @@ pub(super) fn pull(
         each: Some(each.clone()),
         ..read(Operand::Src, parts, here)
     };
-    let dst = write(Operand::Dst, result, vec![(rows.global(&r), r.len.clone()), columns]);
+    let mut accesses = vec![src];
+    accesses.extend(of.makes(vec![(rows.global(&r), r.len.clone()), columns]));
     let domain = rows.domain(across);
-    let family = draft.family("pull", kind, Leaf::ReduceTile, domain, vec![], vec![src, dst]);
+    let family = draft.family("pull", kind, of.leaf(), domain, vec![], accesses);
     let post = |c: Covers| {
         let last = draft.plan.families[c.family].domain.len() - 1;
         Writer {
@@ -552,12 +585,14 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     const BLOCK: [i32; 2] = [128, 256];
     let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
     let world = draft.world();
-    let (x, out) = (&kernel.params[kernel.sources[0].param], &kernel.results[0].out);
-    let from = draft.tensor(x, Space::In);
-    let result = draft.tensor(out, Space::Out);
+    let params: Vec<_> = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
+    let result = draft.tensor(&kernel.results[0].out, Space::Out);
+    let of = Sum::new(kernel, 0, &params, &[result]);
+    let source = kernel.sources[0].param;
+    let (x, from) = (&kernel.params[source], params[source]);
     let rows = Rows::new(&mut draft, x, true, BLOCK[0]).peers_first();
     let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
-    let to = slots(&mut draft, out, &rows, 1);
+    let to = slots(&mut draft, &of.summand, &rows, 1);
     let n = draft.dim(&x.shape[1]);
     let r = rows.block(&mut draft);
     let j = rows.column();
@@ -578,6 +613,6 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let (narrow, operand) = (None, Operand::Dst);
     let from = Summands { rows, block: BLOCK, together: 1, by: from, narrow, operand, parts: 1 };
     let beside = Config { sums: Sums::Beside, ..config.clone() };
-    sum(&mut draft, &beside, how, out, to, result, from);
+    sum(&mut draft, &beside, how, &of, to, from);
     draft
 }

@@ -104,7 +104,7 @@ fn whoever_is_free(plan: &mut Plan) {
 
 /// Whether communication CTAs also add.
 fn reduces(plan: &Plan, kinds: &Arena<FamId, RoleKind>) -> bool {
-    let mut sums = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::ReduceTile);
+    let mut sums = plan.families.iter().filter(|(_, f)| matches!(f.leaf, Leaf::ReduceTile { .. }));
     sums.any(|(id, _)| kinds[id] == RoleKind::IntraComm)
 }
 

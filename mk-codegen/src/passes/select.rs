@@ -95,6 +95,10 @@ pub(super) struct Outcome {
     /// None for what an epilogue saves, which names it as an [`Extra`].
     pub of: Option<Made>,
     pub reduce: Option<Reduce>,
+    /// What is done to the sums, if it is one, before they are rounded.
+    pub epilogue: Vec<EpilogueOp>,
+    /// Operands of that, in order.
+    pub extras: Vec<Param>,
     pub out: Tensor,
 }
 
@@ -114,6 +118,17 @@ impl Kernel {
         let found =
             self.results.iter().position(|r| r.of == Some(Made::Gemm(gemm)) && r.reduce.is_some());
         found.and_then(|i| self.results[i].reduce.map(|how| (i, how)))
+    }
+
+    /// What every rank has of a result before it is summed.
+    pub fn summand(&self, result: usize) -> Tensor {
+        let r = &self.results[result];
+        let dtype = match r.of {
+            Some(Made::Gemm(g)) => self.gemms[g].out.dtype,
+            Some(Made::Source(s)) => self.params[self.sources[s].param].dtype,
+            None => r.out.dtype,
+        };
+        Tensor { dtype, ..r.out.clone() }
     }
 
     /// The result that a value is, unsummed.
@@ -148,7 +163,7 @@ pub(super) fn unsupported(op: &str, why: impl Into<String>, help: &str) -> Lower
 }
 
 const CATALOGUE: &str = "one kernel holds gathers of parameters, matrix products with elementwise operations after each, \
-                         and `reduce_scatter` or `all_reduce` of products as results";
+                         and `reduce_scatter` or `all_reduce` of products, with elementwise operations after them, as results";
 
 /// Runs the pass.
 ///
@@ -164,10 +179,18 @@ pub(super) fn kernel(g: &OpGraph, config: &Config) -> Result<Kernel, LowerError>
     let mut results: Vec<Outcome> = Vec::new();
     for (node, name) in g.results.iter().zip(&g.result_names) {
         let (reduce, of) = reduction(g, *node)?;
-        let saved = g.graph[*node].kind == Kind::Saved;
+        let value = &g.graph[*node];
+        let saved = value.kind == Kind::Saved;
         let of = if saved { None } else { Some(builder.made(of)?) };
-        let out = Tensor { name: name.clone(), ..tensor(&g.graph[*node]) };
-        results.push(Outcome { of, reduce, out });
+        let (mut epilogue, mut extras) = (Vec::new(), Vec::new());
+        if reduce.is_some() {
+            epilogue.extend_from_slice(value.kind.epilogue().unwrap_or_default());
+            let operands = g.operands(*node);
+            let list = operands.iter().skip(1).map(|x| builder.param(*x, &value.name));
+            extras = few(&value.name, list.collect::<Result<_, _>>()?)?;
+        }
+        let out = Tensor { name: name.clone(), ..tensor(value) };
+        results.push(Outcome { of, reduce, epilogue, extras, out });
     }
     let Builder { params, sources, gemms, .. } = builder;
     let gemms = gemms.into_iter().map(|(_, gemm)| gemm).collect();
@@ -264,9 +287,12 @@ impl Builder<'_> {
     /// Why no product has taken over an elementwise operation.
     fn why_alone(&self, node: NodeIndex) -> &'static str {
         let g = self.g;
-        let product = |n: &NodeIndex| matches!(g.graph[*n].kind, Kind::Gemm { .. });
-        match g.operands(node).into_iter().find(product) {
-            None => "no matrix product comes right before it",
+        let takes = |n: &NodeIndex| g.graph[*n].kind.epilogue().is_some();
+        match g.operands(node).into_iter().find(takes) {
+            None => "no matrix product, or sum, comes right before it",
+            Some(x) if !matches!(g.graph[x].kind, Kind::Gemm { .. }) => {
+                "the caller, or another operation, gets the sum before it, too"
+            }
             Some(x) if g.graph.neighbors(x).count() > 1 => {
                 "another operation reads the matrix product before it, too"
             }
@@ -301,11 +327,7 @@ impl Builder<'_> {
             Some(r) if self.g.graph[*x].kind == Kind::Saved => Ok(Extra::Result(r)),
             _ => self.param(*x, &value.name).map(Extra::Param),
         };
-        let list = extras.iter().map(extra).collect::<Result<Vec<_>, _>>()?;
-        if list.len() > 4 {
-            let why = "more than four epilogue operands follow it";
-            return Err(unsupported("gemm", why, "fuse fewer operations"));
-        }
+        let list = few("gemm", extras.iter().map(extra).collect::<Result<Vec<_>, _>>()?)?;
         if epilogue.contains(&EpilogueOp::Swiglu) && !ir::gated(epilogue) {
             let why = "something stands between it and its matrix product";
             return Err(unsupported("swiglu", why, "put `swiglu` directly behind `gemm`"));
@@ -325,19 +347,28 @@ impl Builder<'_> {
     }
 }
 
+/// Operands of elementwise operations: not more than a leaf has.
+fn few<T>(of: &str, extras: Vec<T>) -> Result<Vec<T>, LowerError> {
+    if extras.len() > 4 {
+        let why = "more than four epilogue operands follow it";
+        return Err(unsupported(of, why, "fuse fewer operations"));
+    }
+    Ok(extras)
+}
+
 /// The reduction that makes a result, and the value that it reduces.
 fn reduction(g: &OpGraph, result: NodeIndex) -> Result<(Option<Reduce>, NodeIndex), LowerError> {
     let reduce = match &g.graph[result].kind {
-        Kind::ReduceScatter { dim: 0 } => Reduce::Scatter,
+        Kind::ReduceScatter { dim: 0, .. } => Reduce::Scatter,
         Kind::ReduceScatter { .. } => {
             return Err(unsupported("reduce_scatter", "it does not scatter rows", "use `dim = 0`"));
         }
-        Kind::AllReduce => Reduce::All,
+        Kind::AllReduce { .. } => Reduce::All,
         _ => return Ok((None, result)),
     };
     let operands = g.operands(result);
     match operands.as_slice() {
-        [x] if g.uses(*x) == 1 && g.graph[*x].shape.len() == 2 && g.uses(result) == 1 => {
+        [x, ..] if g.uses(*x) == 1 && g.graph[*x].shape.len() == 2 && g.uses(result) == 1 => {
             Ok((Some(reduce), *x))
         }
         _ => Err(unsupported(

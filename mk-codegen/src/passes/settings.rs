@@ -120,6 +120,10 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         let what = "nothing here is summed after a product".into();
         return error(what, "leave `sums` as it is by default");
     }
+    if config.sums.in_tiles() && kernel.results.iter().any(|r| !r.epilogue.is_empty()) {
+        let what = "what follows the sum is done by who adds up, not tile by tile".into();
+        return error(what, "add up `beside` or `after` the product");
+    }
     if config.sums.in_tiles() && config.ranks > 1 {
         let what = || "products cannot be added tile by tile here".to_string();
         for (n, g) in kernel.gemms.iter().enumerate() {

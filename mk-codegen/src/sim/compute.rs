@@ -138,9 +138,9 @@ pub(super) fn values(
 ) -> Result<Vec<(Region, Vec<f32>)>, SimError> {
     match &family.leaf {
         Leaf::CopyTile { .. } | Leaf::HostCopy => copy(&context.sources(phase, last), regions),
-        Leaf::ReduceTile => {
+        Leaf::ReduceTile { epilogue } => {
             let sum = reduce(&context.sources(phase, last))?;
-            broadcast(regions, |_| Ok(sum.clone()))
+            broadcast(regions, |r| finished(context, epilogue, sum.clone(), r, phase))
         }
         Leaf::MmaTile { epilogue, .. } => {
             broadcast(regions, |r| product(context, epilogue, operand, r, phase))
@@ -231,6 +231,51 @@ fn reduce(sources: &[&Piece]) -> Result<Vec<f32>, SimError> {
     Ok(sum)
 }
 
+/// A sum with what is done to it before it is rounded.
+fn finished(
+    context: &Context,
+    epilogue: &[EpilogueOp],
+    sum: Vec<f32>,
+    region: &Region,
+    phase: Phase,
+) -> Result<Vec<f32>, SimError> {
+    let (rows, cols) = matrix(region);
+    fits(region, sum.len())?;
+    let mut tile = Tile { rows, cols, data: sum };
+    let mut tails = TAILS.iter();
+    for op in epilogue {
+        apply_to(&mut tile, *op, &mut tails, context, phase)?;
+    }
+    Ok(tile.data)
+}
+
+/// Applies an operation, with the next operand if it has one.
+fn apply_to<'o>(
+    tile: &mut Tile,
+    op: EpilogueOp,
+    tails: &mut impl Iterator<Item = &'o Operand>,
+    context: &Context,
+    phase: Phase,
+) -> Result<(), SimError> {
+    let mut other = None;
+    if op.operand().is_some() {
+        let want = match op {
+            EpilogueOp::Bias => tile.cols,
+            _ => tile.data.len(),
+        };
+        let found = tails.next().and_then(|o| context.latest(*o, phase));
+        other = found.filter(|t| t.data.len() == want);
+        if other.is_none() {
+            return Err(misfit(format!(
+                "the operand of {op:?} must have {want} elements, and has {:?}",
+                found.map(|t| t.data.len())
+            )));
+        }
+    }
+    apply(op, tile, other);
+    Ok(())
+}
+
 /// The tile of a matrix product that `operand` takes: the finished one, or as it is where the epilogue saves it. With nothing to
 /// add up it is 0 before the epilogue.
 fn product(
@@ -269,22 +314,7 @@ fn product(
             }
             continue;
         }
-        let mut other = None;
-        if op.operand().is_some() {
-            let want = match op {
-                EpilogueOp::Bias => tile.cols,
-                _ => tile.data.len(),
-            };
-            let found = tails.next().and_then(|o| context.latest(*o, phase));
-            other = found.filter(|t| t.data.len() == want);
-            if other.is_none() {
-                return Err(misfit(format!(
-                    "the operand of {op:?} must have {want} elements, and has {:?}",
-                    found.map(|t| t.data.len())
-                )));
-            }
-        }
-        apply(*op, &mut tile, other);
+        apply_to(&mut tile, *op, &mut tails, context, phase)?;
     }
     Ok(tile.data)
 }

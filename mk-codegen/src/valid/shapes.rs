@@ -19,7 +19,7 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
     match &family.leaf {
         Leaf::Signal | Leaf::Enter => None,
         Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
-        Leaf::ReduceTile => sum(touched),
+        Leaf::ReduceTile { epilogue } => sum(epilogue, touched),
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
             product(*a_layout, *b_layout, epilogue, touched)
         }
@@ -90,11 +90,18 @@ fn copy(touched: &[Touched<'_>]) -> Option<String> {
     })
 }
 
-fn sum(touched: &[Touched<'_>]) -> Option<String> {
-    let mut all = of(touched, Operand::Src).chain(of(touched, Operand::Dst));
+/// Summands, sums and matrices of the epilogue have the same extents; a bias has one row of as many columns.
+fn sum(epilogue: &[EpilogueOp], touched: &[Touched<'_>]) -> Option<String> {
+    let mut all = touched.iter().filter(|t| matches!(t.operand, Operand::Src | Operand::Dst));
     let first = all.next()?;
-    let other =
-        all.find(|t| t.extents.is_some() != first.extents.is_some() || plain(t) != plain(first))?;
+    let columns = |t: &Touched<'_>| t.extents.and_then(|d| d.last()).map(|d| d.1);
+    let other = touched.iter().find(|t| {
+        if of_epilogue(epilogue, t.operand) == Some(EpilogueOp::Bias) {
+            let row = columns(t).is_none_or(|n| area(t) == n);
+            return !row || first.extents.is_some() && columns(t) != columns(first);
+        }
+        t.extents.is_some() != first.extents.is_some() || plain(t) != plain(first)
+    })?;
     let [a, b] = [first, other].map(|t| text(t.extents.unwrap_or(&[(0, 0)])));
     Some(format!("a summand is {a}, and `{}` {b}", other.operand))
 }

@@ -153,6 +153,28 @@ pub const CASES: &[Case] = &[
         &[("w", &[136, 2, 1001])],
     ),
     (
+        "residual_block",
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0), c: bf16[K]) {
+             gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter -> bias(c) -> add(x)
+         }",
+        4,
+        &[("x", &[1000, 512]), ("w1", &[512, 2048])],
+    ),
+    (
+        "residual_everywhere",
+        "fn f<M: dyn <= 300>(a: f16[M, K] @ shard(1), b: f16[K, N] @ shard(0), y: f16[M, N]) {
+             gemm(a, b) -> all_reduce -> scale(0.5) -> silu -> mul(y) -> cast(f32)
+         }",
+        3,
+        &[("b", &[136, 1001])],
+    ),
+    (
+        "residual_alone",
+        "fn f(x: bf16[M, N] @ partial, y: bf16[M, N] @ shard(0)) { reduce_scatter(x) -> add(y) -> relu }",
+        4,
+        &[("x", &[1000, 512])],
+    ),
+    (
         "queries_and_keys",
         "fn f(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, G] @ shard(1)) {
              let whole = gather(x);

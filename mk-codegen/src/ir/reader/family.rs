@@ -107,7 +107,7 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
     Ok(match c.one_of(NAMES)? {
         "signal" => Leaf::Signal,
         "enter" => Leaf::Enter,
-        "reduce_tile" => Leaf::ReduceTile,
+        "reduce_tile" => Leaf::ReduceTile { epilogue: epilogue(c)? },
         "nic_send" => Leaf::NicSend,
         "host_copy" => Leaf::HostCopy,
         "copy_tile" => {
@@ -155,6 +155,12 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         c.keyword("ping_pong")?;
         consumers = Consumers::PingPong;
     }
+    let epilogue = epilogue(c)?;
+    Ok(Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue })
+}
+
+/// `epilogue=bias,gelu`, if it is there.
+fn epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadError> {
     let mut epilogue = Vec::new();
     if c.eat_word("epilogue") {
         c.sign("=")?;
@@ -197,7 +203,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
             }
         }
     }
-    Ok(Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue })
+    Ok(epilogue)
 }
 
 fn choice(
