@@ -15,7 +15,7 @@ use mk::{
     tune,
     valid::{self, Proof, Violation},
 };
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -123,13 +123,16 @@ fn has_extension(path: &str, extension: &str) -> bool {
     Path::new(path).extension().is_some_and(|e| e == extension)
 }
 
-fn read(path: &str) -> Result<String, Failure> {
-    let failed = |what: String| Failure::new(format!("cannot read {path}: {what}"));
-    let length = std::fs::metadata(path).map_err(|e| failed(e.to_string()))?.len();
+/// The text of a file that a person or mk has written; of one that does not end, a device say, no more than such a file may have.
+pub fn read(path: &Path) -> Result<String, Failure> {
+    let failed = |what: String| Failure::new(format!("cannot read {}: {what}", path.display()));
+    let file = std::fs::File::open(path).map_err(|e| failed(e.to_string()))?;
+    let mut bytes = Vec::new();
+    let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);
+    let length = read.map_err(|e| failed(e.to_string()))? as u64;
     if length > MAX_FILE_BYTES {
         return Err(failed(format!("it is longer than {} MiB", MAX_FILE_BYTES >> 20)));
     }
-    let bytes = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
     String::from_utf8(bytes).map_err(|_| failed("it is not UTF-8 text".into()))
 }
 
@@ -141,7 +144,8 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
             "give the pipeline that it was made from, or leave the option out",
         ));
     }
-    let plan: Plan = read(path)?.parse().map_err(|e| Failure::new(format!("{path}: {e}")))?;
+    let plan: Plan =
+        read(Path::new(path))?.parse().map_err(|e| Failure::new(format!("{path}: {e}")))?;
     plan.check_structure().map_err(|errors| {
         let list: Vec<String> = errors.iter().map(|e| format!("\n  {e}")).collect();
         Failure::new(format!("{path} is not a well-formed plan:{}", list.concat()))
@@ -158,7 +162,7 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
         ));
     }
     let is_file = has_extension(&args.pipeline, "mk");
-    let text = if is_file { read(&args.pipeline)? } else { args.pipeline.clone() };
+    let text = if is_file { read(Path::new(&args.pipeline))? } else { args.pipeline.clone() };
     let place = |mistakes: mk::Diagnostics| match is_file {
         true => mistakes.in_file(&args.pipeline),
         false => mistakes,

@@ -4,7 +4,7 @@ mod common;
 
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
-    ir::{Expr, Plan, Points, Schedule, TableSet, Task},
+    ir::{Expr, Operand, Plan, Points, Schedule, TableSet, Task},
     passes::{AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
@@ -54,6 +54,23 @@ fn refusals_say_what_works() {
         let error = plan(source, *ranks, shapes).expect_err(name).to_string();
         assert!(error.contains("help:"), "{name}: {error}");
         insta::assert_snapshot!(format!("refused_{name}"), error);
+    }
+}
+
+#[test]
+fn what_is_summed_is_multiplied_first() {
+    for results in ["(dx, dw)", "(dw, dx)"] {
+        let text = format!(
+            "fn f(x: bf16[M, K], dy: bf16[M, N] @ shard(1), w: bf16[K, N] @ shard(1)) {{
+                 let dx = gemm(dy, w.t) -> reduce_scatter;
+                 let dw = gemm(x.t, dy);
+                 {results}
+             }}"
+        );
+        let plan = plan(&text, 2, &[("x", &[512, 256]), ("dy", &[512, 512])]).expect(results);
+        let first = plan.families.values().find(|f| f.name == "gemm0").expect("a product");
+        let c = first.accesses.iter().find(|a| a.operand == Operand::C).expect("a result");
+        assert_eq!(plan.buffers[c.buffer].name, "slots", "{results}");
     }
 }
 

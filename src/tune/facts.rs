@@ -2,7 +2,8 @@
 
 use crate::{Bound, Program};
 use mk_syntax::{Op, ValueId};
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
 
 /// What decides which settings make sense for a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,50 +26,73 @@ pub struct Facts {
     pub all_reduces: bool,
     /// Whether something elementwise is done to a sum.
     pub finishes: bool,
-    /// Global rows of the first result.
+    /// Global rows of the products that no other product reads: the fewest. Without products, of the first result.
     pub rows: u64,
-    /// Its columns; 1 where it has none.
+    /// Columns of that one; 1 where it has none.
     pub columns: u64,
+    /// The most rows of these products.
+    pub most_rows: u64,
+    /// Global rows of what is summed, the fewest.
+    pub sum_rows: u64,
+    /// Columns of that.
+    pub sum_columns: u64,
 }
 
 impl Facts {
     /// Of a pipeline with its sizes.
     pub fn new(program: &Program, bound: &Bound, ranks: u32) -> Facts {
-        let shape = program.results().first().and_then(|id| bound.shape(*id)).unwrap_or_default();
-        let (rows, columns) = (shape.first(), shape.get(1));
-        let mut facts = Facts {
-            ranks,
-            plain: true,
-            rows: rows.copied().unwrap_or(0),
-            columns: columns.copied().unwrap_or(1),
-            ..Facts::default()
+        let size = |id: ValueId| -> [u64; 2] {
+            let shape = bound.shape(id).unwrap_or_default();
+            let columns = if shape.len() > 1 { shape.last() } else { None };
+            [shape.first().copied().unwrap_or(0), columns.copied().unwrap_or(1)]
         };
-        // Sums, and what is made of them element by element.
+        let mut facts = Facts { ranks, plain: true, ..Facts::default() };
+        // Products, those that others read apart, and what is made of them element by element; sums.
+        let mut products: Vec<(ValueId, bool)> = Vec::new();
+        let mut made: HashMap<ValueId, usize> = HashMap::new();
+        let mut sums: Vec<[u64; 2]> = Vec::new();
         let mut summed: HashSet<ValueId> = HashSet::new();
         for node in program.nodes() {
-            if node.op.is_elementwise() && node.inputs.iter().any(|x| summed.contains(x)) {
-                facts.finishes = true;
-                summed.insert(node.result);
-                continue;
-            }
-            if matches!(node.op, Op::ReduceScatter { .. } | Op::AllReduce { .. }) {
-                summed.insert(node.result);
-            }
+            let of = node.inputs.iter().find_map(|x| made.get(x).copied());
+            let behind_sum = node.inputs.iter().any(|x| summed.contains(x));
             match node.op {
                 Op::Gather { .. } => facts.gathers = true,
-                Op::Gemm { .. } => (facts.chained, facts.products) = (facts.products, true),
+                Op::Gemm { .. } => {
+                    (facts.chained, facts.products) = (facts.products, true);
+                    if let Some(read) = of.and_then(|i| products.get_mut(i)) {
+                        read.1 = true;
+                    }
+                    made.insert(node.result, products.len());
+                    products.push((node.result, false));
+                    continue;
+                }
+                Op::ReduceScatter { .. } | Op::AllReduce { .. } => {
+                    facts.sums = true;
+                    facts.all_reduces |= matches!(node.op, Op::AllReduce { .. });
+                    sums.extend(node.inputs.first().map(|x| size(*x)));
+                    summed.insert(node.result);
+                }
+                _ if behind_sum => {
+                    facts.finishes = true;
+                    summed.insert(node.result);
+                }
                 Op::Swiglu => (facts.gated, facts.plain) = (true, false),
                 Op::Bias | Op::Gelu | Op::Silu | Op::Relu | Op::Mul | Op::Add | Op::Scale(_) => {
                     facts.plain = false;
                 }
-                Op::ReduceScatter { .. } => facts.sums = true,
-                Op::AllReduce { .. } => {
-                    facts.sums = true;
-                    facts.all_reduces = true;
-                }
                 _ => {}
             }
+            made.extend(of.map(|product| (node.result, product)));
         }
+        // The order of results says nothing.
+        let last = products.iter().filter(|(_, read)| !read).map(|(id, _)| size(*id));
+        let sizes: Vec<_> = last.collect();
+        let fewest =
+            |sizes: &[[u64; 2]]| sizes.iter().min_by_key(|s| (s[0], Reverse(s[1]))).copied();
+        let first = program.results().first().map_or([0, 1], |id| size(*id));
+        [facts.rows, facts.columns] = fewest(&sizes).unwrap_or(first);
+        facts.most_rows = sizes.iter().map(|s| s[0]).max().unwrap_or(first[0]);
+        [facts.sum_rows, facts.sum_columns] = fewest(&sums).unwrap_or(first);
         facts
     }
 

@@ -54,7 +54,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "group_rows",
-        values: |facts| match facts.products && shard_rows(facts) >= MANY_ROWS {
+        values: |facts| match facts.products && shard_rows(facts, facts.most_rows) >= MANY_ROWS {
             true => texts(&[8, 16]),
             false => Vec::new(),
         },
@@ -117,7 +117,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "all_reduce",
         values: |facts| match facts.all_reduces && facts.products && facts.ranks > 1 {
-            true if facts.rows > FEW_ROWS => vec!["two_phase".into(), "one_shot".into()],
+            true if facts.sum_rows > FEW_ROWS => vec!["two_phase".into(), "one_shot".into()],
             true => vec!["two_phase".into(), "one_shot".into(), "by_columns".into()],
             false => Vec::new(),
         },
@@ -206,7 +206,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "split_k",
-        values: |facts| match facts.sums && facts.products && facts.rows <= 1024 {
+        values: |facts| match facts.sums && facts.products && facts.sum_rows <= 1024 {
             true => texts(&[1, 2, 3, 4]),
             false => Vec::new(),
         },
@@ -218,7 +218,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "fold",
-        values: |facts| match facts.sums && facts.products && facts.rows <= 1024 {
+        values: |facts| match facts.sums && facts.products && facts.sum_rows <= 1024 {
             true => vec!["rank".into(), "owner".into()],
             false => Vec::new(),
         },
@@ -305,7 +305,7 @@ fn sends(facts: &Facts, waves: u64) -> bool {
     }
     let [height, width, _] = Config::default().block.map(u64::from);
     let sms = target::by_name(&Config::default().target).map_or(1, |t| u64::from(t.sms));
-    let tiles = facts.rows.div_ceil(height).saturating_mul(facts.columns.div_ceil(width));
+    let tiles = facts.sum_rows.div_ceil(height).saturating_mul(facts.sum_columns.div_ceil(width));
     facts.ranks > 1 && tiles <= waves * sms
 }
 
@@ -340,21 +340,17 @@ fn last_wave(facts: &Facts) -> Vec<String> {
 const MANY_ROWS: u64 = 2048;
 
 /// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner.
-fn shard_rows(facts: &Facts) -> u64 {
-    if facts.sums || facts.gathers {
-        facts.rows / u64::from(facts.ranks.max(1))
-    } else {
-        facts.rows
-    }
+fn shard_rows(facts: &Facts, rows: u64) -> u64 {
+    if facts.sums || facts.gathers { rows / u64::from(facts.ranks.max(1)) } else { rows }
 }
 
 fn blocks(facts: &Facts) -> Vec<String> {
-    let rows = shard_rows(facts);
+    let [rows, most] = [facts.rows, facts.most_rows].map(|rows| shard_rows(facts, rows));
     let mut blocks = vec!["128x256x64", "128x128x64"];
     if !facts.gated {
         blocks.insert(1, "128x192x64");
         blocks.push("128x160x64");
-        if rows >= 256 {
+        if most >= 256 {
             blocks.extend(["256x128x64", "256x160x64"]);
         }
         // Rows that are not there take TMA longer than others.
@@ -363,7 +359,7 @@ fn blocks(facts: &Facts) -> Vec<String> {
         } else if rows <= 512 {
             blocks.push("128x64x64");
         }
-    } else if rows >= 256 {
+    } else if most >= 256 {
         blocks.push("256x128x64");
     }
     blocks.into_iter().map(String::from).collect()

@@ -13,7 +13,7 @@ use mk::{
     trace::{Agent, Span, What},
     tune::{self, Facts, KNOBS, Key, Origin, Sources, Subject, Whole, Winner, candidates},
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 fn bound(program: &Program, shapes: &[(&str, &[u64])]) -> Bound {
     let shapes = shapes.iter().map(|(name, s)| (name.to_string(), s.to_vec())).collect();
@@ -106,6 +106,43 @@ fn settings_can_be_narrowed() {
     // Tiles that no warpgroup takes by itself would be made with both, which is not what was asked for.
     let turns = candidates(&program, &bound, 4, &only("consumers", &["ping-pong"]));
     assert!(!turns.is_empty() && turns.iter().all(|c| c.consumers == Consumers::PingPong));
+}
+
+#[test]
+fn the_order_of_results_says_nothing() {
+    let offered = |results: &str| {
+        let text = format!(
+            "fn f(x: bf16[M, K], dy: bf16[M, N] @ shard(1), w: bf16[K, N] @ shard(1)) {{
+                 let dx = gemm(dy, w.t) -> all_reduce;
+                 let dw = gemm(x.t, dy);
+                 {results}
+             }}"
+        );
+        let program = Program::parse(&text).unwrap();
+        let shapes = [("M", 64), ("K", 4096), ("N", 14336)].map(|(n, v)| (n.to_string(), v));
+        let sizes = program.bind(&BTreeMap::from(shapes), &BTreeMap::new()).unwrap();
+        let all = candidates(&program, &sizes, 2, &BTreeMap::new());
+        all.iter().map(|c| format!("{c:?}")).collect::<HashSet<_>>()
+    };
+    let one = offered("(dx, dw)");
+    assert!(
+        one.iter().any(|c| c.contains("split_k: 4")) && one.iter().any(|c| c.contains("ByColumns"))
+    );
+    assert_eq!(one, offered("(dw, dx)"));
+}
+
+#[test]
+fn tiles_do_not_add_up_what_something_follows() {
+    let ways = |text: &str| {
+        let program = Program::parse(text).unwrap();
+        let bound = bound(&program, CASES[0].1);
+        let all = candidates(&program, &bound, 4, &BTreeMap::new());
+        all.iter().map(|c| format!("{:?}", c.sums)).collect::<HashSet<_>>()
+    };
+    let plain = ways("gemm(a, b) -> scale(0.5) -> reduce_scatter");
+    assert!(plain.contains("Ring") && plain.contains("Epilogue"), "{plain:?}");
+    let followed = ways("gemm(a, b) -> reduce_scatter -> scale(0.5)");
+    assert_eq!(followed, HashSet::from(["Beside", "After"].map(String::from)));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Lists of pipelines: a file with a command line on each line.
 
 use super::values;
-use crate::{failure::Failure, options::PipelineArgs};
+use crate::{failure::Failure, options::PipelineArgs, pipeline};
 use clap::Parser;
 use std::path::Path;
 
@@ -18,8 +18,7 @@ pub struct Line {
 
 /// Reads a list.
 pub fn read(path: &Path) -> Result<Vec<Line>, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Failure::new(format!("cannot read {}: {e}", path.display())))?;
+    let text = pipeline::read(path)?;
     let mut lines = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let failed =

@@ -119,6 +119,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// Most combinations of settings, before those are left out that others make void: all are held in memory.
+const MAX_COMBINATIONS: u64 = 1 << 23;
+
 /// The figures of a file; else those installed for this machine's GPU, or those that ship with mk.
 pub fn model(path: Option<&std::path::Path>) -> Result<DeviceModel, Failure> {
     let Some(path) = path else {
@@ -129,8 +132,7 @@ pub fn model(path: Option<&std::path::Path>) -> Result<DeviceModel, Failure> {
         }
         return Ok(model.unwrap_or_else(|| DeviceModel::h200().clone()));
     };
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Failure::new(format!("cannot read {}: {e}", path.display())))?;
+    let text = pipeline::read(path)?;
     DeviceModel::parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
 }
 
@@ -175,7 +177,7 @@ pub fn measured(path: &std::path::Path) -> Result<Vec<(PipelineArgs, Config, f64
 /// The pipelines of a file that `--json` wrote.
 fn known(path: &std::path::Path) -> Result<Vec<Row>, Failure> {
     let failed = |what: String| Failure::new(format!("{}: {what}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
+    let text = pipeline::read(path)?;
     let value: Value = serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
     let row = |value: &Value| {
         let line = list::parse(value.get("pipeline")?.as_str()?).ok()??;
@@ -200,6 +202,14 @@ fn one(
     let begin = Instant::now();
     let only = only(args, &row.line, &config)?;
     let free = only.is_empty() && row.known.is_none();
+    let values = tune::choices(&facts, &only).into_iter().map(|(_, values)| values.len() as u64);
+    let combinations = values.fold(1u64, u64::saturating_mul);
+    if combinations > MAX_COMBINATIONS && row.known.is_none() {
+        return Err(Failure::with_help(
+            format!("{combinations} combinations of settings are more than {MAX_COMBINATIONS}"),
+            "give fewer values to `--try`",
+        ));
+    }
     let mut configs = match &row.known {
         Some(known) => {
             let read = |e: &Entry| tune::read(&e.config, ranks).map_err(no_setting);

@@ -67,6 +67,19 @@ fn files_that_are_not_there() {
     mk(&["check", "Cargo.toml"]).fails(1, &["there is a file of that name"]);
 }
 
+#[cfg(unix)]
+#[test]
+fn files_that_do_not_end() {
+    let dir = TempDir::new();
+    for name in ["endless.mk", "endless.plan"] {
+        let path = dir.file(name);
+        std::os::unix::fs::symlink("/dev/zero", &path).expect("a link");
+        mk(&["check", &path]).fails(1, &["endless", "it is longer than 16 MiB"]);
+    }
+    let list = ["tune", "--list", "/dev/zero", "--device", "model"];
+    mk(&list).fails(1, &["cannot read /dev/zero: it is longer than 16 MiB"]);
+}
+
 #[test]
 fn unknown_options() {
     mk(&["check", MK, "--rank", "3"]).fails(2, &["unexpected argument '--rank'"]);

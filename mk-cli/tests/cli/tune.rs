@@ -108,6 +108,10 @@ fn what_cannot_be_tried_is_said() {
     tune(&["--try", "consumers=foo"]).fails(1, &["`foo` is no value of consumers", help]);
     let spelled = tune(&["--try", "consumers=ping-pong", "--try", "block=128x128x64"]).ok();
     assert!(spelled.contains("consumers=ping_pong"), "{spelled}");
+    let many: Vec<String> = (1..=3000).map(|n| n.to_string()).collect();
+    let says = "combinations of settings are more than 8388608";
+    tune(&["--try", &format!("chunk_bytes={}", many.join(","))])
+        .fails(1, &[says, "give fewer values to `--try`"]);
     let fixed = "`block` is fixed by an option, and to be tried";
     tune(&["--block", "128x256x64", "--try", "block=128x128x64"]).fails(1, &[fixed]);
     tune(&["--sms", "foo=8", "--try", "block=128x128x64"])

@@ -11,6 +11,7 @@ use super::{
     AllReduce, Config, DEFAULT_COPY_SMS, Fold, LowerError,
     columns::Columns,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
+    fold,
     gather::{self, Gathered, Slices, aligned},
     pack::{self, Packed},
     product::{Cut, Product, Target},
@@ -262,7 +263,7 @@ impl<'k> Tiler<'k> {
         let draft = &mut self.draft;
         if let (Some(Cut { into: Some(into), parts, .. }), Some((r, _))) = (cut, reduce) {
             let out = &kernel.results[r].out;
-            tiles = reduce::fold(draft, self.config.sums, out, (parts, into), target, tiles);
+            tiles = fold::fold(draft, self.config.sums, out, (parts, into), target, tiles);
         }
         match (target, reduce) {
             (Target::Slots(slots), Some((r, how))) => {
@@ -349,7 +350,7 @@ impl<'k> Tiler<'k> {
         (parts > 1).then(|| Cut {
             parts,
             depth: each * step,
-            into: folded.then(|| reduce::splits(&mut self.draft, out, rows, parts)),
+            into: folded.then(|| fold::splits(&mut self.draft, out, rows, parts)),
         })
     }
 

@@ -2,6 +2,7 @@
 
 mod columns;
 mod draft;
+mod fold;
 mod fuse;
 mod gather;
 mod gemm;

@@ -176,8 +176,14 @@ pub(super) fn kernel(g: &OpGraph, config: &Config) -> Result<Kernel, LowerError>
     };
     let mut builder = Builder { g, params: Vec::new(), sources: Vec::new(), gemms: Vec::new() };
     builder.params = g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::Param).collect();
-    let mut results: Vec<Outcome> = Vec::new();
-    for (node, name) in g.results.iter().zip(&g.result_names) {
+    // What is summed is multiplied first, so that it is under way beside the other products.
+    let mut order: Vec<_> = g.results.iter().zip(&g.result_names).enumerate().collect();
+    let is_sum = |node: NodeIndex| {
+        matches!(g.graph[node].kind, Kind::ReduceScatter { .. } | Kind::AllReduce { .. })
+    };
+    order.sort_by_key(|(_, (node, _))| !is_sum(**node));
+    let mut results: Vec<(usize, Outcome)> = Vec::new();
+    for (place, (node, name)) in order {
         let (reduce, of) = reduction(g, *node)?;
         let value = &g.graph[*node];
         let saved = value.kind == Kind::Saved;
@@ -190,8 +196,9 @@ pub(super) fn kernel(g: &OpGraph, config: &Config) -> Result<Kernel, LowerError>
             extras = few(&value.name, list.collect::<Result<_, _>>()?)?;
         }
         let out = Tensor { name: name.clone(), ..tensor(value) };
-        results.push(Outcome { of, reduce, epilogue, extras, out });
+        results.push((place, Outcome { of, reduce, epilogue, extras, out }));
     }
+    results.sort_by_key(|(place, _)| *place);
     let Builder { params, sources, gemms, .. } = builder;
     let gemms = gemms.into_iter().map(|(_, gemm)| gemm).collect();
     let kernel = Kernel {
@@ -200,7 +207,7 @@ pub(super) fn kernel(g: &OpGraph, config: &Config) -> Result<Kernel, LowerError>
         params: params.iter().map(|n| tensor(&g.graph[*n])).collect(),
         sources,
         gemms,
-        results,
+        results: results.into_iter().map(|(_, result)| result).collect(),
     };
     check(&kernel, g, config)?;
     Ok(kernel)
@@ -371,11 +378,13 @@ fn reduction(g: &OpGraph, result: NodeIndex) -> Result<(Option<Reduce>, NodeInde
         [x, ..] if g.uses(*x) == 1 && g.graph[*x].shape.len() == 2 && g.uses(result) == 1 => {
             Ok((Some(reduce), *x))
         }
-        _ => Err(unsupported(
-            &g.graph[result].name,
-            "it does not reduce a matrix of its own, for the caller alone",
-            CATALOGUE,
-        )),
+        _ => {
+            let why = match g.uses(result) {
+                1 => "it does not reduce a matrix of its own",
+                _ => "another operation reads the sum that the caller gets",
+            };
+            Err(unsupported(&g.graph[result].name, why, CATALOGUE))
+        }
     }
 }
 

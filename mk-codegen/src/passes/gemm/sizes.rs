@@ -5,8 +5,9 @@ use crate::ir::{Leaf, Operand, Store};
 use crate::passes::{
     Head, Sums, Tail,
     draft::Covers,
+    fold,
     product::{Cut, Product},
-    reduce::{self, Narrow, Summands},
+    reduce::{Narrow, Summands},
     rows::Rows,
 };
 
@@ -94,7 +95,7 @@ impl<'k> Tiler<'k> {
             let (by, operand) = (tiles, Operand::C);
             let narrow = None;
             let tiles = Summands { rows, block, together: 1, by, narrow, operand, parts: 1 };
-            reduce::fold(&mut self.draft, Sums::After, out, (parts, into), product.target, tiles);
+            fold::fold(&mut self.draft, Sums::After, out, (parts, into), product.target, tiles);
         }
         by
     }

@@ -1,0 +1,86 @@
+//! Adds the parts of products whose inner dimension is cut, on the rank that multiplied them.
+//!
+//! Assumes tiles of each part in `splits`, a scratch buffer `[parts, rows of all shards, n]` in f32. Leaves the sums, in the order of the
+//! inner dimension, rounded once, where the product goes: as tiles of it to whoever reads them.
+
+use super::{
+    Sums,
+    draft::{Covers, Draft, Flow, Reader, Writer, read},
+    gather::aligned,
+    gemm::{even, widest},
+    product::Target,
+    reduce::{Adders, Place, Share, Summands, adders, place, tiles_across},
+    rows::Rows,
+    select::Tensor,
+};
+use crate::ir::{Access, BufId, Each, Expr, Leaf, Operand, Space, Var};
+use mk_abi::DType;
+
+/// What the tiles of some rows of a product leave whose inner dimension is cut: `[split, rows of all shards, n]`, in f32.
+pub(super) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -> BufId {
+    let world = draft.world();
+    let n = draft.local(out, 1, Var::RANK);
+    let width = widest(out, 1, world);
+    let padded = aligned(width, 4);
+    let pitch = (padded != width || !even(out, 1, world)).then_some(Expr::Const(padded));
+    let shape = vec![split.into(), (rows.shards * rows.covered()).into(), n];
+    draft.buffer("splits", Space::Scratch, DType::F32, shape, pitch)
+}
+
+/// Adds the parts of each tile, in the order of the inner dimension, and writes the rounded sums to where the product goes. The
+/// last loop variable of those who write is the part, the one before it the column block.
+pub(super) fn fold(
+    draft: &mut Draft,
+    sums: Sums,
+    out: &Tensor,
+    (parts, splits): (i32, BufId),
+    target: Target,
+    from: Summands,
+) -> Summands {
+    let Summands { rows, block, by, operand, .. } = from;
+    let split = Expr::from(parts);
+    let across = tiles_across(draft, out, block[1]);
+    let Adders { kind, tile, per_block, .. } =
+        adders(draft, sums, Share::One, across, &rows, block, 1);
+    let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
+    let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
+    let row = (rows.in_covered(&r), r.len.clone());
+    let each = Each { var: "k".into(), extent: split.clone() };
+    let src = Access {
+        each: Some(each),
+        ..read(Operand::Src, splits, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
+    };
+    let mut accesses = vec![src];
+    accesses.extend(target.writes(Operand::Dst, &rows, &r, columns, Var::RANK.into()));
+    let domain = rows.domain(across);
+    let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+    let family = draft.family("fold", kind, leaf, domain, vec![], accesses);
+    let post = |c: Covers| {
+        let column = draft.plan.families[c.family].domain.len() - 2;
+        Writer {
+            family: c.family,
+            operand,
+            word: vec![c.shard, c.block, Var::domain(column).into()],
+            rank: Var::RANK.into(),
+            each: None,
+            when: None,
+        }
+    };
+    let from = by.into_iter().map(post).collect();
+    draft.flows.push(Flow {
+        name: "split",
+        shape: vec![rows.shards.into(), blocks.into(), across.into()],
+        from,
+        count: split,
+        to: vec![Reader {
+            family,
+            operand: Operand::Src,
+            word: vec![r.shard.clone(), r.block.clone() / per_block, j],
+            each: None,
+            when: None,
+        }],
+    });
+    let by = vec![Covers { family, shard: r.shard, block: r.block, first_column: 0 }];
+    let (narrow, operand) = (None, Operand::Dst);
+    Summands { rows, block: tile, together: 1, by, narrow, operand, parts: 1 }
+}
