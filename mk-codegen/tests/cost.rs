@@ -251,6 +251,27 @@ fn what_a_tile_goes_on_with_costs_time() {
     assert_eq!(time(Sums::After, 10e9), time(Sums::After, 1e15));
 }
 
+/// One H200, products alone, microseconds (decision 164).
+#[test]
+fn what_an_epilogue_reads_and_saves_costs_time() {
+    let chains = [
+        "gemm(a, b)",
+        "gemm(a, b) -> mul(y)",
+        "gemm(a, b) -> mul(y) -> add(z)",
+        "fn f(a: bf16[M, K], b: bf16[K, N]) { let h = gemm(a, b); (h -> relu, h) }",
+    ];
+    for ([m, k, n], measured) in [
+        ([8192, 4096, 3584], [305.0, 331.0, 366.0, 316.0]),
+        ([4096, 2048, 2048], [48.0, 57.0, 67.0, 51.0]),
+    ] {
+        for (chain, measured) in chains.iter().zip(measured) {
+            let plan = with(chain, &[("a", &[m, k]), ("b", &[k, n])], |c| c.ranks = 1);
+            let us = on_h200(&plan).total_s * 1e6;
+            assert!((us / measured - 1.0).abs() < 0.1, "{chain}, {m} x {k} x {n}: {us:.0}");
+        }
+    }
+}
+
 #[test]
 fn settings_that_differ_in_nothing_else_rank_as_measured() {
     // 2026-11-21, 4 H200s: .1189 ms with 24 CTAs that add, .1608 with 8; sums after the products are faster than 8 beside.

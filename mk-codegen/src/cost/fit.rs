@@ -34,6 +34,8 @@ fn figures(model: &DeviceModel) -> Vec<Figure> {
     add(|m| &mut m.engine_begin_s);
     add(|m| &mut m.link_bytes_per_s);
     add(|m| &mut m.carry_bytes_per_s);
+    add(|m| &mut m.operand_bytes_per_s);
+    add(|m| &mut m.save_bytes_per_s);
     add(|m| &mut m.hbm_bytes_per_s);
     add(|m| &mut m.hbm_slices_bytes_per_s);
     add(|m| &mut m.hbm_once_bytes_per_s);

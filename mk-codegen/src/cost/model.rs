@@ -43,6 +43,12 @@ pub struct DeviceModel {
     /// What a product's tile on one SM takes up of what it goes on with, while its tensor cores wait.
     #[serde(default = "carry_bytes_per_s")]
     pub carry_bytes_per_s: f64,
+    /// What a product's tile on one SM reads of a matrix that its epilogue has for an operand, while its tensor cores wait.
+    #[serde(default = "operand_bytes_per_s")]
+    pub operand_bytes_per_s: f64,
+    /// The same of what its epilogue saves.
+    #[serde(default = "save_bytes_per_s")]
+    pub save_bytes_per_s: f64,
     /// How much longer tiles take, as a share of their time, that leave for peers from CTAs which have several dealt out to them: some
     /// CTAs are slower than others, and the last one counts.
     #[serde(default = "uneven")]
@@ -115,6 +121,16 @@ fn engine_begin_s() -> f64 {
 /// On an H200, where nobody measured another: 1 us for 128 x 256 elements of 16 bits.
 fn carry_bytes_per_s() -> f64 {
     65.5e9
+}
+
+/// On an H200, where nobody measured another: 13 to 18 by products alone with `mul` (decision 164).
+fn operand_bytes_per_s() -> f64 {
+    16e9
+}
+
+/// The same of results from before: 34 to 44.
+fn save_bytes_per_s() -> f64 {
+    38e9
 }
 
 /// On an H200, where nobody measured another: in the middle of what whoever is free gains on four (decision 131).
@@ -191,6 +207,8 @@ impl DeviceModel {
             ("hbm_once_bytes_per_s", self.hbm_once_bytes_per_s),
             ("link_bytes_per_s", self.link_bytes_per_s),
             ("carry_bytes_per_s", self.carry_bytes_per_s),
+            ("operand_bytes_per_s", self.operand_bytes_per_s),
+            ("save_bytes_per_s", self.save_bytes_per_s),
             ("l2_bytes", self.l2_bytes),
         ];
         let of_movers = movers.iter().map(|(name, m)| (*name, m.bytes_per_s));

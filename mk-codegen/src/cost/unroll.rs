@@ -335,11 +335,11 @@ impl Unroller<'_> {
             let mut posts = none;
             if i + 1 == iterations {
                 posts = self.posts(task, x)?;
-                let bytes = self.carried(task, x)?;
+                let (bytes, held_s) = self.beside(task, x)?;
                 if bytes > 0.0 {
                     self.work.flows.push(Flow { resource: memory(task.rank()), bytes });
                     if let Kind::Tile(tile) = &mut kind {
-                        tile.rate.tile_s += bytes / self.model.carry_bytes_per_s;
+                        tile.rate.tile_s += held_s;
                     }
                 }
             } else if let Kind::Tile(tile) = &mut kind {
@@ -350,16 +350,28 @@ impl Unroller<'_> {
         Ok(())
     }
 
-    /// Bytes of the sums that a tile goes on with.
-    fn carried(&self, task: &Task, x: &Family) -> Result<f64, CostError> {
-        let mut bytes = 0.0;
-        for a in x.accesses.iter().filter(|a| a.operand == Operand::AccIn) {
+    /// Bytes that a tile moves beside its factors and its result, and for how long that holds it up: sums that it goes on with, matrices
+    /// that its epilogue reads or saves.
+    fn beside(&self, task: &Task, x: &Family) -> Result<(f64, f64), CostError> {
+        let (mut bytes, mut held_s) = (0.0, 0.0);
+        for a in &x.accesses {
+            let rate = match (a.operand, a.mode) {
+                (Operand::A | Operand::B | Operand::C, _) => continue,
+                (Operand::AccIn, _) => self.model.carry_bytes_per_s,
+                (_, Mode::Read) => self.model.operand_bytes_per_s,
+                _ => self.model.save_bytes_per_s,
+            };
+            // A vector is the same for all rows.
+            if a.region.len() < 2 {
+                continue;
+            }
             self.points.for_each::<CostError>(task, 0, a.each.as_ref(), None, |at| {
-                bytes += self.points.region(at, a)?.map_or(0.0, |r| self.bytes(&r));
+                let moved = self.points.region(at, a)?.map_or(0.0, |r| self.bytes(&r));
+                (bytes, held_s) = (bytes + moved, held_s + moved / rate);
                 Ok(())
             })?;
         }
-        Ok(bytes)
+        Ok((bytes, held_s))
     }
 
     fn push(
