@@ -6,12 +6,10 @@ use super::{
     tasks::{Slice, dtype_name},
 };
 use crate::ir::{
-    Access, BufId, EpilogueOp, Expr, FamId, Family, Mode, Operand, Space, Var, saves_gates,
+    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Space, Var,
+    saves_gates,
 };
 use minijinja::{Value, context};
-
-/// Operands of a chain, in the order of its operations.
-pub(super) const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
 /// An operation by the name that the library, or a template, has for it; none for what is done elsewhere.
 fn operation(op: EpilogueOp) -> Option<Value> {
@@ -46,7 +44,7 @@ impl Emitter<'_> {
         c: &Access,
     ) -> Result<(Vec<Value>, Vec<Value>), EmitError> {
         let f = &self.plan.families[id];
-        let mut operands = EXTRAS.into_iter();
+        let mut operands = EPILOGUE_OPERANDS.into_iter();
         let (mut saved, mut chain) = (Vec::<Value>::new(), Vec::new());
         for op in epilogue {
             let gates = saves_gates(epilogue) && saved.is_empty();
@@ -101,15 +99,19 @@ impl Emitter<'_> {
             let what = format!("operand `{operand}` does not lie as C does");
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        let pitch = if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
         Ok(context! {
             data => self.base(x.buffer, "params.header.rank"),
-            pitch,
             even => self.rows_of(x.buffer, 2).to_string(),
             wide => self.rows_of(x.buffer, 16 / buffer.dtype.size_bytes() as i64).to_string(),
-            dtype => dtype_name(buffer.dtype),
-            size => buffer.dtype.size_bytes(),
+            ..self.elements(x)
         })
+    }
+
+    /// What the elements of an operand are, and how far apart its rows; a vector has one.
+    fn elements(&self, x: &Access) -> Value {
+        let dtype = self.plan.buffers[x.buffer].dtype;
+        let pitch = if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
+        context! { pitch, dtype => dtype_name(dtype), size => dtype.size_bytes() }
     }
 
     /// What is done to sums, operation by operation, and how many operands that has.
@@ -119,19 +121,9 @@ impl Emitter<'_> {
         for op in f.leaf.epilogue() {
             let Some(mut value) = operation(*op) else { continue };
             if op.operand().is_some() {
-                let x = self.access(f, EXTRAS[operands.min(3)])?;
-                let buffer = &self.plan.buffers[x.buffer];
-                let pitch = match *op {
-                    EpilogueOp::Bias => "0".into(),
-                    _ => self.own_pitch_bytes(x.buffer),
-                };
-                value = context! {
-                    place => operands,
-                    pitch,
-                    dtype => dtype_name(buffer.dtype),
-                    size => buffer.dtype.size_bytes(),
-                    ..value
-                };
+                let x = self.access(f, EPILOGUE_OPERANDS[operands.min(3)])?;
+                let place = context! { place => operands };
+                value = context! { ..place, ..self.elements(x), ..value };
                 operands += 1;
             }
             chain.push(value);
@@ -148,7 +140,7 @@ impl Emitter<'_> {
         let f = &self.plan.families[s.id];
         let touching = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
         let mut addresses = Vec::new();
-        for (op, operand) in touching.zip(EXTRAS) {
+        for (op, operand) in touching.zip(EPILOGUE_OPERANDS) {
             let x = self.access(f, operand)?;
             let buffer = &self.plan.buffers[x.buffer];
             let fits = match x.region.as_slice() {
@@ -183,8 +175,10 @@ impl Emitter<'_> {
 
     /// First row of an epilogue's matrix operands; all have the same.
     pub(super) fn extras_row(&self, f: &Family) -> Result<Expr, EmitError> {
-        let matrices =
-            f.accesses.iter().filter(|a| EXTRAS.contains(&a.operand) && a.region.len() > 1);
+        let matrices = f
+            .accesses
+            .iter()
+            .filter(|a| EPILOGUE_OPERANDS.contains(&a.operand) && a.region.len() > 1);
         // Of what gates and ups are saved to, rows of both.
         let mut rows = matrices.map(|a| match a.region.as_slice() {
             [rows, _, _] => rows.0.clone(),

@@ -2,13 +2,12 @@
 
 use super::{
     EmitError,
-    chain::EXTRAS,
     context::Emitter,
     tasks::{Slice, dtype_name},
 };
 use crate::ir::{
-    ALayout, Agent, BLayout, Consumers, CopyVia, EpilogueOp, FamId, Leaf, Mode, Operand, Plan,
-    RoleId, Schedule, Store, Var, carry_last, gated, mma_panel_columns, mma_panels,
+    ALayout, Agent, BLayout, Consumers, CopyVia, EPILOGUE_OPERANDS, EpilogueOp, FamId, Leaf, Mode,
+    Operand, Plan, RoleId, Schedule, Store, Var, carry_last, gated, mma_panel_columns, mma_panels,
     mma_staging_bytes, mma_staging_panels, saves_gates,
 };
 use crate::target;
@@ -60,7 +59,8 @@ pub(super) fn template_of(leaf: &Leaf) -> &'static str {
 /// Whether two families can be one group: the same leaf on the same types, used alike, and an epilogue that reads the same tensors.
 fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
     let extras = |f: FamId| {
-        let reads = plan.families[f].accesses.iter().filter(|x| EXTRAS.contains(&x.operand));
+        let reads =
+            plan.families[f].accesses.iter().filter(|x| EPILOGUE_OPERANDS.contains(&x.operand));
         reads.map(|x| x.buffer).collect::<Vec<_>>()
     };
     let types = |f: FamId| {
@@ -242,7 +242,7 @@ fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, Emit
     let dtype = one_dtype(e, id, |o| matches!(o, Operand::A | Operand::B))?;
     let out = one_dtype(e, id, |o| o == Operand::C)?;
     let saves_f32 = e.plan.families[id].accesses.iter().any(|a| {
-        EXTRAS.contains(&a.operand)
+        EPILOGUE_OPERANDS.contains(&a.operand)
             && a.mode == Mode::Write
             && e.plan.buffers[a.buffer].dtype == DType::F32
     });

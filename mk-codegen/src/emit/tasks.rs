@@ -1,9 +1,10 @@
 //! Task families as CUDA: how a task's number becomes coordinates, and what its leaf is told.
 
-use super::{EmitError, chain::EXTRAS, context::Emitter};
+use super::{EmitError, context::Emitter};
 use crate::ir::{
-    ALayout, Access, Agent, BLayout, Consumers, Entity, EpilogueOp, Expr, FamId, Family, Leaf,
-    Mode, Operand, Point, Store, Var, carry_last, gated, mma_panel_columns, one_warpgroup_takes,
+    ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, Entity, EpilogueOp, Expr, FamId,
+    Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_panel_columns,
+    one_warpgroup_takes,
 };
 use minijinja::{Value, context};
 use mk_abi::DType;
@@ -131,7 +132,10 @@ impl<'p> Emitter<'p> {
                 Store::Direct => self.check_lines(s.id, c)?,
             }
         }
-        for x in f.accesses.iter().filter(|x| EXTRAS.contains(&x.operand) && x.mode == Mode::Write)
+        for x in f
+            .accesses
+            .iter()
+            .filter(|x| EPILOGUE_OPERANDS.contains(&x.operand) && x.mode == Mode::Write)
         {
             self.check_lines(s.id, x)?;
         }

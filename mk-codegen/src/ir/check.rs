@@ -5,7 +5,7 @@
 use super::{
     entity::{Entity, FamId},
     expr::{Expr, Var},
-    leaf::{Arity, EpilogueOp, Leaf, gated},
+    leaf::{Arity, EPILOGUE_OPERANDS, EpilogueOp, Leaf, gated},
     plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space, TableSource},
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -369,7 +369,7 @@ impl Checker<'_> {
         }
         let epilogue = x.leaf.epilogue();
         let operands = epilogue.iter().filter(|op| op.operand().is_some()).count();
-        if operands > 4 {
+        if operands > EPILOGUE_OPERANDS.len() {
             self.error(
                 place,
                 format!("an epilogue has at most four operands, and this one {operands}"),

@@ -353,7 +353,9 @@ pub fn mma_panels([m, n, _]: [u32; 3], columns: u32, f32: bool) -> u32 {
     let wide = if f32 { 32 } else { mma_panel_columns(n) };
     m.div_ceil(64) * columns / wide / 2
 }
-const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+
+/// Operands of an epilogue, in the order of its operations that have one.
+pub const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
 impl Leaf {
     /// The name in the text format.

@@ -17,9 +17,9 @@ pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabI
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use leaf::{
     ALayout, Agent, Arity, BLayout, COPY_STAGE_BYTES, Carry, Consumers, Contract, CopyVia,
-    EdgeSpec, EpilogueOp, Leaf, Operand, OperandSpec, Store, carry_last, gated, mma_panel_columns,
-    mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, one_warpgroup_takes,
-    saves_gates,
+    EPILOGUE_OPERANDS, EdgeSpec, EpilogueOp, Leaf, Operand, OperandSpec, Store, carry_last, gated,
+    mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels,
+    one_warpgroup_takes, saves_gates,
 };
 pub use plan::{
     Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic, NicOrdering,

@@ -9,13 +9,10 @@ use super::{
     select::Gemm,
 };
 use crate::ir::{
-    Access, BLayout, BinOp, BufId, Each, EpilogueOp, Expr, Leaf, Mode, Operand, Point, RoleKind,
-    Var, carry_last, saves_gates,
+    Access, BLayout, BinOp, BufId, EPILOGUE_OPERANDS, Each, EpilogueOp, Expr, Leaf, Mode, Operand,
+    Point, RoleKind, Var, carry_last, saves_gates,
 };
 use crate::target;
-
-/// Operands of an epilogue, in order.
-pub(super) const EXTRAS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
 /// Where a product goes.
 #[derive(Clone, Copy)]
@@ -314,7 +311,7 @@ impl Product<'_> {
         ];
         let row = rows.global(&r);
         let touching = epilogue.iter().filter(|e| e.operand().is_some());
-        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EXTRAS) {
+        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
             let mut region = vec![cols.clone()];
             if *op != EpilogueOp::Bias {
                 region.insert(0, (row.clone(), r.len.clone()));

@@ -12,13 +12,13 @@ use super::{
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, every_peer, peer_at},
     gemm::widest,
-    product::{Adding, EXTRAS, Ring, between},
+    product::{Adding, Ring, between},
     rows::{RowBlock, Rows},
     select::{Kernel, Outcome, Reduce, Tensor},
 };
 use crate::ir::{
-    Access, BinOp, BufId, CopyVia, Each, EpilogueOp, Expr, FamId, Leaf, Operand, RoleKind, Space,
-    Var,
+    Access, BinOp, BufId, CopyVia, EPILOGUE_OPERANDS, Each, EpilogueOp, Expr, FamId, Leaf, Operand,
+    RoleKind, Space, Var,
 };
 use crate::target;
 
@@ -70,7 +70,7 @@ impl<'a> Sum<'a> {
     pub fn makes(&self, region: Vec<(Expr, Expr)>) -> Vec<Access> {
         let touching = self.epilogue.iter().filter(|op| op.operand().is_some());
         let mut all = Vec::new();
-        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EXTRAS) {
+        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
             let of = if *op == EpilogueOp::Bias { &region[1..] } else { &region[..] };
             all.push(read(operand, *buffer, of.to_vec()));
         }

@@ -6,7 +6,7 @@
 
 use super::{Config, LowerError, gemm::even};
 use crate::graph::{Extent, Kind, OpGraph, Value};
-use crate::ir::{self, EpilogueOp};
+use crate::ir::{self, EPILOGUE_OPERANDS, EpilogueOp};
 use mk_abi::DType;
 use mk_syntax::Placement;
 use petgraph::stable_graph::NodeIndex;
@@ -356,7 +356,7 @@ impl Builder<'_> {
 
 /// Operands of elementwise operations: not more than a leaf has.
 fn few<T>(of: &str, extras: Vec<T>) -> Result<Vec<T>, LowerError> {
-    if extras.len() > 4 {
+    if extras.len() > EPILOGUE_OPERANDS.len() {
         let why = "more than four epilogue operands follow it";
         return Err(unsupported(of, why, "fuse fewer operations"));
     }

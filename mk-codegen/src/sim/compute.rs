@@ -8,10 +8,9 @@ use super::{
     program::Phase,
 };
 use crate::ir::{
-    ALayout, BLayout, EpilogueOp, Family, Leaf, Operand, Point, Region, gated, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, Point, Region, gated,
+    saves_gates,
 };
-
-const TAILS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
 /// The arithmetic of a task's consumers in one phase.
 pub(super) fn consume(
@@ -242,7 +241,7 @@ fn finished(
     let (rows, cols) = matrix(region);
     fits(region, sum.len())?;
     let mut tile = Tile { rows, cols, data: sum };
-    let mut tails = TAILS.iter();
+    let mut tails = EPILOGUE_OPERANDS.iter();
     for op in epilogue {
         apply_to(&mut tile, *op, &mut tails, context, phase)?;
     }
@@ -295,7 +294,7 @@ fn product(
             }
         }
     };
-    let mut tails = TAILS.iter();
+    let mut tails = EPILOGUE_OPERANDS.iter();
     for op in epilogue {
         if *op == EpilogueOp::Carry {
             // To the first tiles of a sum nothing is carried.

@@ -3,7 +3,9 @@
 //! A template reads the size of a task off one of its operands; here, all of them say the same. Extents of 1 in front of an operand's
 //! own dimensions only choose where it lies.
 
-use crate::ir::{ALayout, BLayout, EpilogueOp, Family, Leaf, Operand, gated, saves_gates};
+use crate::ir::{
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, gated, saves_gates,
+};
 use std::collections::BTreeMap;
 
 /// One region that a task touches: which operand, at which step, for which value of `each`, and its extents; none where it is empty.
@@ -216,8 +218,7 @@ fn gates_and_ups(operand: Operand, n: i64) -> Result<(), String> {
 
 /// The operation whose operand this is.
 fn of_epilogue(epilogue: &[EpilogueOp], operand: Operand) -> Option<EpilogueOp> {
-    let place =
-        [Operand::E0, Operand::E1, Operand::E2, Operand::E3].iter().position(|e| *e == operand)?;
+    let place = EPILOGUE_OPERANDS.iter().position(|e| *e == operand)?;
     epilogue.iter().filter(|op| op.operand().is_some()).nth(place).copied()
 }
 
