@@ -7,7 +7,7 @@ use super::facts::Facts;
 use crate::{Bound, Program};
 use mk_codegen::{
     ir::one_warpgroup_takes,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, Head, Schedule, Sums},
+    passes::{AllReduce, Config, Consumers, Gather, Schedule, Sums},
     target,
 };
 use std::collections::{BTreeMap, HashSet};
@@ -137,9 +137,6 @@ pub const KNOBS: &[Knob] = &[
                 if (2..=8).contains(&facts.ranks) && in_tiles {
                     ways.push("ring");
                 }
-                if (2..=16).contains(&facts.ranks) && in_tiles {
-                    ways.push("epilogue");
-                }
                 ways.into_iter().map(String::from).collect()
             }
             false => Vec::new(),
@@ -180,31 +177,6 @@ pub const KNOBS: &[Knob] = &[
         },
     },
     Knob {
-        name: "own_columns",
-        // One tile of peers' rows for each CTA, which those should begin with at once.
-        values: |facts| match facts.gathers && facts.products && !facts.sums && one_wave(facts) {
-            true => vec!["none".into(), "128".into()],
-            false => Vec::new(),
-        },
-        get: |c| Some(c.own_columns.map_or("none".into(), |n| n.to_string())),
-        set: |c, text| {
-            c.own_columns = or_none(text)?;
-            Some(())
-        },
-    },
-    Knob {
-        name: "head",
-        values: |facts| match sends(facts, FEW_WAVES) {
-            true => ["none", "64x128", "64x64"].map(String::from).to_vec(),
-            false => Vec::new(),
-        },
-        get: |c| Some(c.head.map_or("none".into(), |head| head.to_string())),
-        set: |c, text| {
-            c.head = or_none(text)?;
-            Some(())
-        },
-    },
-    Knob {
         name: "split_k",
         values: |facts| match facts.sums && facts.products && facts.sum_rows <= 1024 {
             true => texts(&[1, 2, 3, 4]),
@@ -213,18 +185,6 @@ pub const KNOBS: &[Knob] = &[
         get: |c| Some(c.split_k.to_string()),
         set: |c, text| {
             c.split_k = text.parse().ok().filter(|n| *n > 0)?;
-            Some(())
-        },
-    },
-    Knob {
-        name: "fold",
-        values: |facts| match facts.sums && facts.products && facts.sum_rows <= 1024 {
-            true => vec!["rank".into(), "owner".into()],
-            false => Vec::new(),
-        },
-        get: |c| name_of(FOLD, c.fold),
-        set: |c, text| {
-            c.fold = value_of(FOLD, text)?;
             Some(())
         },
     },
@@ -260,14 +220,8 @@ const ALL_REDUCE: &[(&str, AllReduce)] = &[
     ("one_shot", AllReduce::OneShot),
     ("by_columns", AllReduce::ByColumns),
 ];
-const SUMS: &[(&str, Sums)] = &[
-    ("beside", Sums::Beside),
-    ("after", Sums::After),
-    ("ring", Sums::Ring),
-    ("on_write", Sums::OnWrite),
-    ("epilogue", Sums::Epilogue),
-];
-const FOLD: &[(&str, Fold)] = &[("rank", Fold::Rank), ("owner", Fold::Owner)];
+const SUMS: &[(&str, Sums)] =
+    &[("beside", Sums::Beside), ("after", Sums::After), ("ring", Sums::Ring)];
 
 fn name_of<T: PartialEq>(names: &[(&str, T)], value: T) -> Option<String> {
     names.iter().find(|(_, v)| *v == value).map(|(name, _)| name.to_string())
@@ -288,32 +242,6 @@ const FEW_ROWS: u64 = 1024;
 
 /// Tiles of few rows, where few columns make enough of them.
 pub(super) const FLAT: &str = "64x128x64";
-
-/// Whether default tiles of peers' rows are no more than the SMs; columns are cut by rank, as those of weights are.
-fn one_wave(facts: &Facts) -> bool {
-    let [height, width, _] = Config::default().block.map(u64::from);
-    let sms = target::by_name(&Config::default().target).map_or(1, |t| u64::from(t.sms));
-    let ranks = u64::from(facts.ranks);
-    let across = (facts.columns / ranks.max(1)).div_ceil(width);
-    ranks > 1 && (facts.rows / ranks * (ranks - 1)).div_ceil(height).saturating_mul(across) <= sms
-}
-
-/// Whether a sum waits for what a product sends, which has so many waves of default tiles at most and no gathered rows.
-fn sends(facts: &Facts, waves: u64) -> bool {
-    if !facts.products || !facts.sums || facts.gathers && !facts.chained {
-        return false;
-    }
-    let [height, width, _] = Config::default().block.map(u64::from);
-    let sms = target::by_name(&Config::default().target).map_or(1, |t| u64::from(t.sms));
-    let tiles = facts.sum_rows.div_ceil(height).saturating_mul(facts.sum_columns.div_ceil(width));
-    facts.ranks > 1 && tiles <= waves * sms
-}
-
-/// Waves up to which heads are among the values that are tried.
-const FEW_WAVES: u64 = 4;
-
-/// Waves up to which they are tried beside a winner: of more, the first one is too small a part.
-const SOME_WAVES: u64 = 16;
 
 /// Tails of a product alone that take in what its last wave of default tiles leaves over, where it has several waves.
 fn last_wave(facts: &Facts) -> Vec<String> {
@@ -420,8 +348,7 @@ fn as_written(knob: &Knob, values: &[String]) -> Vec<Option<String>> {
     values.iter().filter_map(written).collect()
 }
 
-/// Configs that differ from one in a number, by a step up or down, in the schedule, or in the first tiles: what the values that are tried leave out around
-/// it.
+/// Configs that differ from one in a number, by a step up or down, or in the schedule: what the values that are tried leave out around it.
 pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Config> {
     let facts = Facts::new(program, bound, config.ranks);
     let mut near = Vec::new();
@@ -431,16 +358,6 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
         let others = [n / 4, n / 2, three / 4, three / 2, n.saturating_mul(2)];
         near.extend(others.map(|group_rows| Config { group_rows, ..config.clone() }));
         near.push(other_schedule(config));
-    }
-    let own = |own_columns| Config { own_columns, ..config.clone() };
-    if let Some(n) = config.own_columns {
-        near.extend([64, 128, 192].into_iter().filter(|m| *m != n).map(|m| own(Some(m))));
-    }
-    if sends(&facts, SOME_WAVES) {
-        // The widest part.
-        let columns = if config.block[1] == 256 { 128 } else { 64 };
-        let heads = [0, 32, 64].map(|tiles| (tiles > 0).then_some(Head { tiles, columns }));
-        near.extend(heads.map(|head| Config { head, ..config.clone() }));
     }
     if let Some(n) = config.sms.get("intra_comm") {
         let times = |by| n.saturating_mul(by);
@@ -481,8 +398,7 @@ pub fn runners_up<'c>(
 }
 
 /// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
-/// whole products, what has no parts or no owner is folded by its rank; tiles of a tail, or of own rows, are not wider than the others; and
-/// those of a head are a part of the others, which go to owners whole.
+/// whole products; tiles of a tail are not wider than the others.
 pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     let [height, width, _] = config.block;
     if !one_warpgroup_takes([height, width]) {
@@ -494,21 +410,8 @@ pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
     if let Some(tail) = &mut config.tail {
         tail.columns = tail.columns.min(width);
     }
-    config.own_columns = config.own_columns.filter(|own| width.is_multiple_of(64) && *own < width);
-    if config.sums.in_tiles() {
+    if config.sums == Sums::Ring {
         config.split_k = 1;
-    }
-    let whole = config.split_k == 1 && !config.sums.in_tiles();
-    let owned = whole && config.all_reduce == AllReduce::TwoPhase;
-    let step = if facts.gated || height == 64 { 128 } else { 64 };
-    let fits = |head: &Head| {
-        head.columns.is_multiple_of(step)
-            && head.columns < width
-            && width.is_multiple_of(head.columns)
-    };
-    config.head = config.head.filter(|head| owned && fits(head));
-    if config.split_k == 1 || facts.all_reduces && config.all_reduce == AllReduce::OneShot {
-        config.fold = Fold::Rank;
     }
     let engine = config.gather != Gather::Sms;
     if engine {
