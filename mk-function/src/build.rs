@@ -1,8 +1,9 @@
 //! From a pipeline with sizes to a loadable kernel: plan, proof, CUDA, CUBIN. Needs no GPU.
 
 use crate::{
-    function::FunctionError,
-    tune::{Choice, Made, Part, Verdict, in_parallel, parts},
+    choice::{Choice, Made, Part, Verdict, parts},
+    error::FunctionError,
+    parallel::in_parallel,
 };
 use mk_abi::KernelSource;
 use mk_codegen::{

@@ -1,11 +1,11 @@
 //! Plans on the CPU executor.
 
 use super::{Case, Dense, HarnessError, Inputs, Norms, check_work, compare};
-use crate::build::Composition;
 use mk_codegen::{
     ir::{BufId, Entity, Plan, Space, TabId, TableSource},
     sim::{self, Caller, Options, RunReport, Schedule},
 };
+use mk_function::build::Composition;
 use mk_runtime::reference::random_value;
 use mk_syntax::ValueId;
 use std::collections::BTreeMap;
@@ -295,11 +295,9 @@ fn record(plan: &Plan, seed: u64, options: &Options) -> Result<(RunReport, Outpu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Program,
-        harness::Tolerance,
-        passes::{Config, lower},
-    };
+    use crate::Tolerance;
+    use mk_codegen::passes::{Config, lower};
+    use mk_syntax::Program;
 
     /// The worst of all errors, of `run`'s plan against `reference`.
     fn worst(run: &str, reference: &str) -> Norms {

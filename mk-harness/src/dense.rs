@@ -236,7 +236,8 @@ fn needs(node: &Node, set: Set) -> impl Iterator<Item = (usize, Set)> + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bound, Program, harness::Case};
+    use crate::Case;
+    use mk_syntax::{Bound, Program};
     use std::collections::BTreeMap;
 
     fn bind(source: &str, dims: &[(&str, u64)]) -> (Program, Bound) {

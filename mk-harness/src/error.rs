@@ -1,7 +1,7 @@
 //! Why a run could not be made or judged.
 
-use crate::function::FunctionError;
 use mk_codegen::sim::SimError;
+use mk_function::FunctionError;
 use thiserror::Error;
 
 /// A failure of the harness; a wrong result is not one, but a [`Norms`](super::Norms) that no tolerance accepts.

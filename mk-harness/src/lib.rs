@@ -15,7 +15,6 @@ mod dense;
 mod error;
 pub mod gpu;
 mod inputs;
-mod layout;
 mod math;
 mod value;
 mod work;
@@ -25,11 +24,11 @@ pub use cpu::{CpuOptions, CpuRun, repeat_on_cpu, run_made_on_cpu, run_on_cpu};
 pub use dense::Dense;
 pub use error::HarnessError;
 pub use inputs::Inputs;
-pub use layout::Layout;
+pub use mk_function::Layout;
 pub use value::{Matrix, Value};
 pub use work::{MAX_ELEMENTS, MAX_MACS, check_work, macs};
 
-use crate::{Bound, Program};
+use mk_syntax::{Bound, Program};
 
 /// A pipeline with its sizes, on a number of ranks.
 #[derive(Clone, Copy, Debug)]

@@ -2,20 +2,21 @@
 //!
 //! Planning, proving and compiling run in parallel. Kernels are then bound, judged and timed for a few rounds, one beside
 //! the other, in batches that fit memory; the best of all batches stay bound and are timed for more rounds, interleaved.
-//! Inputs and reference are made once.
+//! The rig on which all of them run is made once.
 
-use super::{choose::in_parallel, facts::Facts, space};
-use crate::{
-    build,
-    function::{FunctionError, Kernel},
-    harness::{Case, HarnessError, Norms, Tolerance, gpu::Bench, gpu::middle},
-};
 use mk_abi::KernelSource;
 use mk_codegen::passes::Config;
+use mk_function::{
+    FunctionError, Kernel, build,
+    choice::{self, Facts},
+    in_parallel,
+};
 use mk_runtime::{
-    InstanceOptions, World,
+    ErrorNorm, InstanceOptions, World,
+    bench::median,
     jit::{Compiled, JitOptions},
 };
+use mk_syntax::{Bound, Program};
 use std::{collections::HashMap, time::Duration};
 use thiserror::Error;
 
@@ -32,8 +33,6 @@ pub struct Limits {
     pub batch_bytes: u64,
     /// Bound on every wait inside a kernel. Default: 5 s.
     pub wait_limit: Duration,
-    /// Seed of the inputs. Default: 0.
-    pub seed: u64,
 }
 
 impl Default for Limits {
@@ -44,7 +43,6 @@ impl Default for Limits {
             final_rounds: 20,
             batch_bytes: 24 << 30,
             wait_limit: Duration::from_secs(5),
-            seed: 0,
         }
     }
 }
@@ -75,7 +73,35 @@ pub struct Timed {
     /// Rounds that the median is of.
     pub rounds: usize,
     /// Error against the reference.
-    pub norms: Norms,
+    pub norms: ErrorNorm,
+}
+
+/// Whether results are right.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// Their error against a reference, the worst of all results and ranks.
+    pub norms: ErrorNorm,
+    /// What is wrong with them; nothing where they are right.
+    pub wrong: Option<String>,
+}
+
+/// What the candidates of one pipeline are launched on, the same tensors for each, and a reference for what they leave there.
+pub trait Rig {
+    /// Why a launch failed, or could not be judged.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Launches a kernel on outputs that hold nothing of an earlier launch, and judges every result of every rank.
+    ///
+    /// # Errors
+    /// What keeps this kernel from being launched or judged; others may be.
+    fn judge(&self, kernel: &mut Kernel) -> Result<Judged, Self::Error>;
+
+    /// Milliseconds of one launch on the slowest rank, from the moment all ranks are released, with inputs that no cache holds: those
+    /// that are due in this `round`.
+    ///
+    /// # Errors
+    /// As [`Rig::judge`].
+    fn time_ms(&self, kernel: &mut Kernel, round: usize) -> Result<f32, Self::Error>;
 }
 
 /// Why a config has no time.
@@ -85,35 +111,43 @@ pub enum Refused {
     /// It has no plan, no kernel, or cannot be compiled or bound.
     #[error(transparent)]
     Build(#[from] FunctionError),
-    /// It could not be launched, or gave up.
+    /// It could not be launched or judged, or gave up.
     #[error(transparent)]
-    Run(#[from] HarnessError),
+    Run(Box<dyn std::error::Error + Send + Sync>),
     /// Its result is wrong.
-    #[error("the result is wrong: error {:.2e}, worst tile {:.2e}, {} elements not finite", .0.global, .0.worst_tile, .0.nonfinite)]
-    Wrong(Norms),
+    #[error("the result is wrong: {0}")]
+    Wrong(String),
     /// It makes the same kernel as another config.
     #[error("the same kernel as {0}")]
     Same(String),
 }
 
-/// Times configs of one pipeline on the GPUs of a world, best first; those without a time come last.
+/// Times configs of one pipeline on the GPUs of a world, best first; those without a time come last. `rig` makes what they run on, for
+/// the first kernel that can be bound; all kernels of a pipeline take the same tensors.
 ///
 /// # Errors
-/// [`HarnessError`] where not even inputs or reference can be made. What goes wrong with one config is its
-/// [`Trial::outcome`].
-pub fn measure(
+/// What `rig` says. What goes wrong with one config is its [`Trial::outcome`].
+pub fn measure<R: Rig>(
     world: &World,
-    case: Case<'_>,
+    (program, bound): (&Program, &Bound),
     configs: &[Config],
     jit: &JitOptions,
     limits: &Limits,
-) -> Result<Vec<Trial>, HarnessError> {
-    let facts = Facts::new(case.program, case.bound, world.size());
-    let mut built: Vec<Result<Built, Refused>> =
-        in_parallel(configs, |config| build_one(case, config, jit).map_err(Refused::from));
+    rig: impl FnOnce(&Kernel) -> Result<R, R::Error>,
+) -> Result<Vec<Trial>, R::Error> {
+    let facts = Facts::new(program, bound, world.size());
+    let build = |config: &Config| build_one(program, bound, config, jit).map_err(Refused::from);
+    let mut built: Vec<Result<Built, Refused>> = in_parallel(configs, build);
     only_once(&mut built, configs, &facts);
-    let mut race =
-        Race { world, case, jit, limits, bench: None, trials: Vec::new(), leaders: Vec::new() };
+    let mut race = Race {
+        world,
+        program,
+        limits,
+        rig: None,
+        make_rig: Some(rig),
+        trials: Vec::new(),
+        leaders: Vec::new(),
+    };
     let mut batch = Vec::new();
     let mut bytes = 0;
     for (config, built) in configs.iter().zip(built) {
@@ -132,7 +166,7 @@ pub fn measure(
         }
     }
     race.heat(batch)?;
-    race.finish()
+    Ok(race.finish())
 }
 
 struct Built {
@@ -140,8 +174,13 @@ struct Built {
     compiled: Compiled,
 }
 
-fn build_one(case: Case<'_>, config: &Config, jit: &JitOptions) -> Result<Built, FunctionError> {
-    let planned = build::plan(case.program, case.bound, config)?;
+fn build_one(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    jit: &JitOptions,
+) -> Result<Built, FunctionError> {
+    let planned = build::plan(program, bound, config)?;
     let compiled = planned.compile(jit)?;
     Ok(Built { source: planned.source, compiled })
 }
@@ -153,7 +192,7 @@ fn only_once(built: &mut [Result<Built, Refused>], configs: &[Config], facts: &F
         let Ok(b) = made else { continue };
         match seen.get(&b.source.cuda) {
             Some(first) => {
-                let first = configs.get(*first).map(|c| space::write(c, facts));
+                let first = configs.get(*first).map(|c| choice::write(c, facts));
                 *made = Err(Refused::Same(first.unwrap_or_default()));
             }
             None => {
@@ -167,45 +206,48 @@ fn only_once(built: &mut [Result<Built, Refused>], configs: &[Config], facts: &F
 struct Runner {
     config: Config,
     kernel: Kernel,
-    norms: Norms,
+    norms: ErrorNorm,
     times: Vec<f32>,
 }
 
-struct Race<'a> {
+struct Race<'a, R, F> {
     world: &'a World,
-    case: Case<'a>,
-    jit: &'a JitOptions,
+    program: &'a Program,
     limits: &'a Limits,
-    /// Made with the first kernel that can be bound.
-    bench: Option<Bench<'a>>,
+    /// Made for the first kernel that can be bound.
+    rig: Option<R>,
+    make_rig: Option<F>,
     trials: Vec<Trial>,
     /// The best so far, still bound.
     leaders: Vec<Runner>,
 }
 
-impl Race<'_> {
+impl<R: Rig, F: FnOnce(&Kernel) -> Result<R, R::Error>> Race<'_, R, F> {
     fn refuse(&mut self, config: Config, why: impl Into<Refused>) {
         self.trials.push(Trial { config, outcome: Err(why.into()) });
     }
 
+    /// The error of a kernel's results, where they are right. Without a rig nothing is.
+    fn judge(&self, kernel: &mut Kernel) -> Result<ErrorNorm, Refused> {
+        let Some(rig) = &self.rig else {
+            return Err(Refused::Wrong("nothing was made that could judge it".into()));
+        };
+        let judged = rig.judge(kernel).map_err(|e| Refused::Run(Box::new(e)))?;
+        judged.wrong.map_or(Ok(judged.norms), |what| Err(Refused::Wrong(what)))
+    }
+
     /// Binds, judges and times a batch; what is not among the best so far is let go.
-    fn heat(&mut self, batch: Vec<(Config, Built)>) -> Result<(), HarnessError> {
+    fn heat(&mut self, batch: Vec<(Config, Built)>) -> Result<(), R::Error> {
         let mut runners = Vec::new();
         for (config, built) in batch {
             match self.bind(&built) {
                 Err(why) => self.refuse(config, why),
                 Ok(mut kernel) => {
-                    if self.bench.is_none() {
-                        let seed = self.limits.seed;
-                        self.bench =
-                            Some(Bench::new(self.world, self.case, &kernel, self.jit, seed)?);
+                    if let Some(make) = self.make_rig.take() {
+                        self.rig = Some(make(&kernel)?);
                     }
-                    let Some(bench) = &self.bench else { continue };
-                    match bench.judge(&mut kernel) {
+                    match self.judge(&mut kernel) {
                         Err(why) => self.refuse(config, why),
-                        Ok(norms) if !Tolerance::default().accepts(&norms) => {
-                            self.refuse(config, Refused::Wrong(norms));
-                        }
                         Ok(norms) => {
                             runners.push(Runner { config, kernel, norms, times: Vec::new() });
                         }
@@ -227,12 +269,12 @@ impl Race<'_> {
             entry_limit: self.limits.wait_limit,
             ..InstanceOptions::default()
         };
-        Kernel::bind(self.world, self.case.program, &built.source, &built.compiled, &options)
+        Kernel::bind(self.world, self.program, &built.source, &built.compiled, &options)
     }
 
     /// Times each for some rounds, after one to warm up. Each round begins with another one.
     fn rounds(&mut self, mut runners: Vec<Runner>, rounds: usize) -> Vec<Runner> {
-        let Some(bench) = &self.bench else { return runners };
+        let Some(rig) = &self.rig else { return runners };
         runners.iter_mut().for_each(|r| r.times.clear());
         let mut failed = Vec::new();
         for round in 0..=rounds {
@@ -242,14 +284,14 @@ impl Race<'_> {
             }
             let mut going = Vec::with_capacity(runners.len());
             for mut runner in runners {
-                match bench.time_ms(&mut runner.kernel, round) {
+                match rig.time_ms(&mut runner.kernel, round) {
                     Ok(ms) => {
                         if round > 0 {
                             runner.times.push(ms);
                         }
                         going.push(runner);
                     }
-                    Err(why) => failed.push((runner.config, why)),
+                    Err(why) => failed.push((runner.config, Refused::Run(Box::new(why)))),
                 }
             }
             runners = going;
@@ -259,16 +301,12 @@ impl Race<'_> {
     }
 
     /// Times the best again, and judges them again: what is reported was right after the last launch, too.
-    fn finish(mut self) -> Result<Vec<Trial>, HarnessError> {
+    fn finish(mut self) -> Vec<Trial> {
         let leaders = std::mem::take(&mut self.leaders);
         let leaders = self.rounds(leaders, self.limits.final_rounds);
         for mut runner in leaders {
-            let Some(bench) = &self.bench else { continue };
-            match bench.judge(&mut runner.kernel) {
+            match self.judge(&mut runner.kernel) {
                 Err(why) => self.refuse(runner.config, why),
-                Ok(norms) if !Tolerance::default().accepts(&norms) => {
-                    self.refuse(runner.config, Refused::Wrong(norms));
-                }
                 Ok(_) => self.trials.push(runner.done()),
             }
         }
@@ -277,7 +315,7 @@ impl Race<'_> {
             (Ok(a), Ok(b)) => b.rounds.cmp(&a.rounds).then(a.median_ms.total_cmp(&b.median_ms)),
             (a, b) => a.is_err().cmp(&b.is_err()),
         });
-        Ok(self.trials)
+        self.trials
     }
 }
 
@@ -287,4 +325,10 @@ impl Runner {
         let timed = Timed { median_ms, least_ms, rounds: self.times.len(), norms: self.norms };
         Trial { config: self.config, outcome: Ok(timed) }
     }
+}
+
+/// The median of times in milliseconds, and the least.
+fn middle(times: &[f32]) -> (f32, f32) {
+    let least = times.iter().copied().fold(f32::INFINITY, f32::min);
+    (median(&mut times.to_vec()), least)
 }

@@ -5,9 +5,9 @@
 //! does not read is a note, not an error: it costs time only.
 
 use super::{facts::Facts, space};
-use crate::{Bound, Program};
 use mk_codegen::{cost::DeviceModel, passes::Config};
 use mk_runtime::jit::JitOptions;
+use mk_syntax::{Bound, Program};
 use std::{
     fs, io,
     path::PathBuf,

@@ -5,19 +5,14 @@ use super::{
     facts::Facts,
     space::{self, FLAT},
 };
-use crate::{Bound, Program};
+use crate::parallel::in_parallel;
 use mk_codegen::{
     cost::{self, CostError, DeviceModel, Prediction},
     emit,
     passes::{self, Config, LowerError, Schedule},
 };
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use mk_syntax::{Bound, Program};
+use std::collections::{BTreeMap, HashSet};
 use thiserror::Error;
 
 /// Why a config has no prediction.
@@ -54,30 +49,6 @@ pub fn predict_all(
     model: &DeviceModel,
 ) -> Vec<Result<Prediction, Unpredicted>> {
     in_parallel(configs, |config| predict(program, bound, config, model))
-}
-
-/// Applies `f` to every item, on as many threads as there are cores; results in the order of the items.
-pub(crate) fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::with_capacity(items.len()));
-    let work = || {
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(i) else { break };
-            let made = f(item);
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((i, made));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(items.len()) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(i, _)| *i);
-    done.into_iter().map(|(_, made)| made).collect()
 }
 
 /// Settings that say how something is done, rather than how much of it at a time.

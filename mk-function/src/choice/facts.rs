@@ -1,7 +1,6 @@
 //! What a pipeline is, as far as settings depend on it.
 
-use crate::{Bound, Program};
-use mk_syntax::{Op, ValueId};
+use mk_syntax::{Bound, Op, Program, ValueId};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 

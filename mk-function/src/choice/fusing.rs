@@ -15,8 +15,8 @@ use super::{
     space,
     unfused::{Part, Whole, parts},
 };
-use crate::{Bound, Program};
 use mk_codegen::passes::Config;
+use mk_syntax::{Bound, Program};
 use std::{fmt, str::FromStr};
 
 /// By how much parts must be predicted to be faster: the median error of the cost model (docs/performance.md).

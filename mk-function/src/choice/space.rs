@@ -4,12 +4,12 @@
 //! Candidates, cache entries, the command line and reports are made of knobs, so that a new setting is one more line.
 
 use super::facts::Facts;
-use crate::{Bound, Program};
 use mk_codegen::{
     ir::one_warpgroup_takes,
     passes::{AllReduce, Config, Consumers, Fold, Gather, Head, Schedule, Sums},
     target,
 };
+use mk_syntax::{Bound, Program};
 use std::collections::{BTreeMap, HashSet};
 use std::str::FromStr;
 
@@ -483,7 +483,7 @@ pub fn runners_up<'c>(
 /// Without settings that others make void: where the CTAs that multiply add up, too, none communicate only; sums in a ring are of
 /// whole products, what has no parts or no owner is folded by its rank; tiles of a tail, or of own rows, are not wider than the others; and
 /// those of a head are a part of the others, which go to owners whole.
-pub(super) fn settle(mut config: Config, facts: &Facts) -> Config {
+pub(crate) fn settle(mut config: Config, facts: &Facts) -> Config {
     let [height, width, _] = config.block;
     if !one_warpgroup_takes([height, width]) {
         config.consumers = Consumers::Cooperative;

@@ -1,8 +1,7 @@
 //! A pipeline taken apart: one operation each, as separate kernels would run it. Elementwise operations stay with the
 //! product before them.
 
-use crate::{Bound, Program};
-use mk_syntax::{Node, Op, Placement, ValueId};
+use mk_syntax::{Bound, Node, Op, Placement, Program, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 

@@ -3,16 +3,16 @@
 
 mod text;
 
-use super::space::settle;
-use super::{
-    Cache, Damaged, Facts, Key, Made, Origin, Part, Times, Unpredicted, Verdict, Whole, choices,
-    choose, model_of, parts, predict, predict_all, verdict, write,
+use crate::build::Composition;
+use crate::choice::{
+    Cache, Damaged, Facts, Key, Origin, Part, Times, Unpredicted, Verdict, Whole, choices, choose,
+    model_of, parts, predict, predict_all, settled, verdict, write,
 };
-use crate::{Bound, Program, build::Composition};
 use mk_codegen::{
     cost::{DeviceModel, Prediction},
     passes::Config,
 };
+use mk_syntax::{Bound, Program};
 
 /// What is explained.
 #[derive(Clone, Copy, Debug)]
@@ -235,7 +235,7 @@ fn others(
             if (knob.set)(&mut other, &value).is_none() {
                 continue;
             }
-            let other = settle(other, facts);
+            let other = settled(other, facts);
             if other != *config && !configs.contains(&other) {
                 configs.push(other);
             }

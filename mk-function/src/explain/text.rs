@@ -1,7 +1,7 @@
 //! An explanation in words.
 
-use super::{Apart, Explanation, Made, Origin, Times, Verdict, Whole};
-use crate::tune::Why;
+use super::{Apart, Explanation};
+use crate::choice::{Made, Origin, Times, Verdict, Whole, Why};
 use std::fmt::{self, Formatter, Result};
 
 impl fmt::Display for Explanation {

@@ -1,6 +1,6 @@
 //! A compiled pipeline on the GPUs of a world, ready to launch.
 
-use super::error::{ArgumentError, FunctionError};
+use crate::error::{ArgumentError, FunctionError};
 use mk_abi::{DType, KernelSource, TensorDirection};
 use mk_codegen::trace::{self, RankBuffer, Trace};
 use mk_runtime::{

@@ -10,40 +10,22 @@
 //!
 //! This is what a training job links against, and what the Python module is made of. [`Kernel`] is the lower layer: one
 //! set of sizes, compiled by the caller.
-//!
-//! ```no_run
-//! use mk::{Program, function::{Argument, Call, Function, FunctionOptions}, runtime::{Stream, World}};
-//! # fn tensors(_: u32) -> Call { Call::default() }
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let world = World::local(4)?;
-//! let program = Program::parse("gather(a) -> gemm(b)")?;
-//! let mut linear = Function::new(&world, program, FunctionOptions::default())?;
-//! let streams = Stream::per_rank(&world)?;
-//! let streams: Vec<_> = streams.iter().map(Stream::as_ref).collect();
-//! for _step in 0..1000 {
-//!     let calls: Vec<Call> = world.local_ranks().map(tensors).collect();
-//!     linear.call(&streams, &calls)?; // compiles and binds at the first call
-//! }
-//! linear.synchronize()?;
-//! # Ok(())
-//! # }
-//! ```
 
 mod bind;
-mod error;
 mod kernel;
 mod sequence;
 mod sizes;
 mod wiring;
 
-pub use error::{ArgumentError, FunctionError};
+pub use crate::error::{ArgumentError, FunctionError};
 pub use kernel::{Argument, Call, Kernel};
 pub use sizes::{Signature, Sizes};
 pub use wiring::{Place, Wires, Wiring};
 
 use crate::{
     build::{Composition, Planned},
-    tune::{self, Choice, Fuse, Verdict},
+    choice::{self, Cache, Choice, Fuse, Terms, Verdict},
+    explain::explain_made,
 };
 use bind::{Bind, Run};
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
@@ -73,7 +55,7 @@ pub struct FunctionOptions {
     /// Whether settings are looked for where `config` is the default one.
     pub tuning: Tuning,
     /// Whether the pipeline becomes one kernel, or one for each of its operations with the elementwise ones that follow
-    /// it ([`tune::parts`]). Default: the faster one, as far as is known; one kernel where `config` is not the
+    /// it ([`choice::parts`]). Default: the faster one, as far as is known; one kernel where `config` is not the
     /// default one or `tuning` is off, and with [`InstanceOptions::overlap`]. What came of it: [`Function::verdict`].
     pub fuse: Fuse,
     /// How to compile.
@@ -85,7 +67,7 @@ pub struct FunctionOptions {
 /// Who chooses how a function is lowered. In a world of several processes rank 0 chooses, and all take its choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tuning {
-    /// A config that is not the default one is taken as it is. Else what [`tune::decide`] says: a
+    /// A config that is not the default one is taken as it is. Else what [`choice::decide`] says: a
     /// measured winner (`mk tune`), what the cost model takes for the best, the default.
     #[default]
     Auto,
@@ -250,17 +232,17 @@ impl Function {
         let searched = self.options.tuning == Tuning::Auto && *given == default;
         let (world, program) = (&self.world, self.signature.program());
         let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);
-        let terms = tune::Terms { config: given, fuse, overlap, search: None };
+        let terms = Terms { config: given, fuse, overlap, search: None };
         if !searched {
-            return Ok((tune::settle(program, sizes, &terms), false));
+            return Ok((choice::settle(program, sizes, &terms), false));
         }
         let mut said = Vec::new();
         if world.local_ranks().start == 0 {
-            let cache = tune::Cache::new(&self.options.jit);
+            let cache = Cache::new(&self.options.jit);
             // Without a name there is neither a measurement nor a model: the default.
             let gpu = world.gpu_name(0).unwrap_or_default();
-            let terms = tune::Terms { search: Some((&gpu, cache.as_ref())), ..terms };
-            let mut choice = tune::settle(program, sizes, &terms);
+            let terms = Terms { search: Some((&gpu, cache.as_ref())), ..terms };
+            let mut choice = choice::settle(program, sizes, &terms);
             if world.shares_gpus() {
                 choice.configs.iter_mut().for_each(|c| c.gather = Gather::Sms);
             }
@@ -325,10 +307,10 @@ impl Function {
         let world = &self.world;
         let mut said = String::new();
         if world.local_ranks().start == 0 {
-            let cache = tune::Cache::new(&self.options.jit);
+            let cache = Cache::new(&self.options.jit);
             let gpu = world.gpu_name(0).unwrap_or_else(|e| format!("a GPU without a name ({e})"));
             let by = (gpu.as_str(), cache.as_ref());
-            said = tune::explain_made(self.signature.program(), sizes, world.size(), made, by);
+            said = explain_made(self.signature.program(), sizes, world.size(), made, by);
         }
         let limit = self.options.instance.entry_limit.max(PATIENCE);
         let said = world.from_rank_0("explaining", said.into_bytes(), limit)?;

@@ -6,12 +6,14 @@
 //! call of the same function would mix the tensors between kernels, unseen (of one kernel it is a fault).
 
 use super::{
-    error::{ArgumentError, FunctionError},
     kernel::{Argument, Call, Kernel},
     sizes::Signature,
     wiring::{Place, Wiring},
 };
-use crate::build::Composition;
+use crate::{
+    build::Composition,
+    error::{ArgumentError, FunctionError},
+};
 use mk_abi::DType;
 use mk_runtime::{DeviceTensor, Error, Instance, InstanceOptions, StreamRef, World, jit::Compiled};
 use mk_syntax::Bound;

@@ -1,7 +1,6 @@
 //! Global sizes from the shapes of the tensors that a rank holds.
 
-use super::error::ArgumentError;
-use crate::harness::Layout;
+use crate::{error::ArgumentError, layout::Layout};
 use mk_abi::DType;
 use mk_syntax::{Bound, Dim, Placement, Program, SymbolId, Tensor, ValueId};
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Which tensor of which part is which of a call's, and which lie between parts.
 
 use super::{Signature, abi_dtype};
-use crate::tune::Part;
+use crate::choice::Part;
 use mk_abi::DType;
 use mk_syntax::{Bound, Program, ValueId};
 
@@ -35,7 +35,7 @@ pub struct Wiring {
 }
 
 impl Wiring {
-    /// Of the [`parts`](crate::tune::parts) of a pipeline; `None` for parts of another one.
+    /// Of the [`parts`](crate::choice::parts) of a pipeline; `None` for parts of another one.
     pub fn new(program: &Program, parts: &[Part]) -> Option<Wiring> {
         let mut wiring = Wiring::default();
         for part in parts {

@@ -1,16 +1,12 @@
 //! Many kernels of one pipeline on the same inputs: made once, judged by one reference, timed one beside the other.
 
 use super::{Arguments, allocate, dims, fill, inputs, ranks, reference};
-use crate::{
-    function::Kernel,
-    harness::{Case, HarnessError, Inputs, Norms, cpu::worse},
-};
+use crate::{Case, HarnessError, Inputs, Norms, Tolerance, cpu::worse};
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
-use mk_runtime::{
-    DeviceTensor, Reference, Stream, World,
-    bench::{Gate, median},
-    jit::JitOptions,
-};
+use mk_codegen::passes::Config;
+use mk_function::Kernel;
+use mk_runtime::{DeviceTensor, Reference, Stream, World, bench::Gate, jit::JitOptions};
+use mk_tune::{Judged, Limits, Rig, Trial};
 
 /// Sets of tensors that launches take in turn, so that none finds its inputs in a cache.
 const SETS: u64 = 3;
@@ -61,12 +57,30 @@ impl<'a> Bench<'a> {
         Ok(Bench { case, tensors: source.tensors.clone(), dims, sets, expected, reference, gate })
     }
 
-    /// Launches on the first set with outputs of NaN, and returns the worst error of all ranks and results.
+    /// The pipeline and its sizes.
+    pub fn case(&self) -> Case<'a> {
+        self.case
+    }
+
+    fn takes(&self, source: &KernelSource) -> Result<(), HarnessError> {
+        match source.tensors == self.tensors {
+            true => Ok(()),
+            false => {
+                Err(HarnessError::mismatch("the kernel takes other tensors than those before"))
+            }
+        }
+    }
+}
+
+impl Rig for Bench<'_> {
+    type Error = HarnessError;
+
+    /// Launches on the first set, with outputs of NaN.
     ///
     /// # Errors
     /// [`HarnessError::Mismatch`] for a kernel that takes other tensors; [`HarnessError::Runtime`], where a fault names
     /// the wait that did not end.
-    pub fn judge(&self, kernel: &mut Kernel) -> Result<Norms, HarnessError> {
+    fn judge(&self, kernel: &mut Kernel) -> Result<Judged, HarnessError> {
         self.takes(kernel.source())?;
         let Some(set) = self.sets.first() else {
             return Err(HarnessError::mismatch("a bench without tensors"));
@@ -91,15 +105,12 @@ impl<'a> Bench<'a> {
                 }
             }
         }
-        Ok(all)
+        let wrong = !Tolerance::default().accepts(&all);
+        Ok(Judged { norms: all, wrong: wrong.then(|| format!("{all:?}")) })
     }
 
-    /// Milliseconds of one launch on the slowest rank, from the moment all ranks are released, on the set of inputs that
-    /// is due in this `round`; caches are flushed before.
-    ///
-    /// # Errors
-    /// As [`Bench::judge`].
-    pub fn time_ms(&self, kernel: &mut Kernel, round: usize) -> Result<f32, HarnessError> {
+    /// Sets of inputs take turns, and caches are flushed before.
+    fn time_ms(&self, kernel: &mut Kernel, round: usize) -> Result<f32, HarnessError> {
         self.takes(kernel.source())?;
         let Some(set) = self.sets.get(round % self.sets.len().max(1)) else {
             return Err(HarnessError::mismatch("a bench without tensors"));
@@ -112,24 +123,20 @@ impl<'a> Bench<'a> {
         kernel.instance().check()?;
         Ok(ms)
     }
-
-    /// The pipeline and its sizes.
-    pub fn case(&self) -> Case<'a> {
-        self.case
-    }
-
-    fn takes(&self, source: &KernelSource) -> Result<(), HarnessError> {
-        match source.tensors == self.tensors {
-            true => Ok(()),
-            false => {
-                Err(HarnessError::mismatch("the kernel takes other tensors than those before"))
-            }
-        }
-    }
 }
 
-/// The median of times in milliseconds, and the least.
-pub(crate) fn middle(times: &[f32]) -> (f32, f32) {
-    let least = times.iter().copied().fold(f32::INFINITY, f32::min);
-    (median(&mut times.to_vec()), least)
+/// [`mk_tune::measure`] on a bench with inputs of this seed.
+///
+/// # Errors
+/// As [`Bench::new`].
+pub fn measure(
+    world: &World,
+    case: Case<'_>,
+    configs: &[Config],
+    jit: &JitOptions,
+    limits: &Limits,
+    seed: u64,
+) -> Result<Vec<Trial>, HarnessError> {
+    let rig = |kernel: &Kernel| Bench::new(world, case, kernel, jit, seed);
+    mk_tune::measure(world, (case.program, case.bound), configs, jit, limits, rig)
 }

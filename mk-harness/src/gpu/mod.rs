@@ -5,14 +5,13 @@ mod reference;
 mod sample;
 mod timing;
 
-pub use bench::Bench;
-pub(crate) use bench::middle;
+pub use bench::{Bench, measure};
 pub use timing::Timing;
 
-use super::{Case, HarnessError, Inputs, Norms, cpu::worse};
-use crate::function::Kernel;
+use crate::{Case, HarnessError, Inputs, Norms, cpu::worse};
 use mk_abi::{KernelSource, TensorDirection};
 use mk_codegen::trace::Trace;
+use mk_function::Kernel;
 use mk_runtime::{
     DeviceTensor, Graph, InstanceOptions, RankTensors, Reference, Stream, World,
     jit::{Compiled, JitOptions},

@@ -1,7 +1,7 @@
 //! The fp32 reference: every rank evaluates the pipeline on what it holds, by the plain kernels of
 //! [`mk_runtime::reference`]; collectives are copies and sums. Intermediate values are f32.
 
-use crate::harness::{
+use crate::{
     Case, HarnessError, Layout,
     inputs::{dtype, placement},
 };

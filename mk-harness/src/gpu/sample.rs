@@ -1,7 +1,7 @@
 //! Some rows of a result, in f64 on the host: a check of the fp32 reference, too.
 
 use super::Session;
-use crate::harness::{Dense, HarnessError, Value, inputs::placement};
+use crate::{Dense, HarnessError, Layout, Value, inputs::placement};
 use mk_runtime::{DeviceTensor, reference::random_value};
 use mk_syntax::ValueId;
 
@@ -46,7 +46,7 @@ fn of_rank(
 ) -> Result<f64, HarnessError> {
     let placements = s.case.program.ty(result).map_or(&[][..], |t| &t.placement);
     let shape = s.case.bound.shape(result).unwrap_or(&[]);
-    let layout = super::super::Layout::new(shape, placement(placements)?, s.case.ranks, rank);
+    let layout = Layout::new(shape, placement(placements)?, s.case.ranks, rank);
     let (columns, held) = (layout.columns(), layout.rows());
     let width = match value {
         Value::Whole(m) => m.cols,

@@ -1,7 +1,7 @@
 //! How long a launch takes.
 
 use super::{Session, allocate, ranks};
-use crate::harness::HarnessError;
+use crate::HarnessError;
 use mk_runtime::{
     Graph, Stream,
     bench::{Gate, median},
