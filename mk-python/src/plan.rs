@@ -8,12 +8,12 @@ use mk::{
     cost::DeviceModel,
     emit,
     function::{Signature, Wiring},
-    harness::{Case, CpuOptions, Tolerance, run_made_on_cpu},
     runtime::jit::JitOptions,
     sim::Schedule,
     syntax::Dim,
     tune::{self, Cache, Choice, Made, Verdict, Why},
 };
+use mk_harness::{Case, CpuOptions, Tolerance, run_made_on_cpu};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
