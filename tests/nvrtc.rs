@@ -9,9 +9,9 @@ use mk::build::Composition;
 use mk::emit::Options;
 use mk::function::FunctionError;
 use mk::ir::{EpilogueOp, Family, Leaf, Plan};
-use mk::passes::{AllReduce, Config, Sums};
 use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
+use mk::settings::{AllReduce, Config, Reduction};
 use mk::tune::{Choice, Made, Verdict, Why};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,8 +35,10 @@ fn sums_go_to_every_rank() {
     type Way = (&'static str, fn(&mut Config));
     let ways: [Way; 3] = [
         ("beside", |_| {}),
-        ("after", |c| c.sums = Sums::After),
-        ("by columns", |c| (c.sums, c.all_reduce) = (Sums::After, AllReduce::ByColumns)),
+        ("after", |c| c.reduction = Reduction::AfterLastWave),
+        ("by columns", |c| {
+            (c.reduction, c.all_reduce) = (Reduction::AfterLastWave, AllReduce::ByColumns)
+        }),
     ];
     for (name, set) in ways {
         for ranks in [16, 17, 64] {
@@ -58,7 +60,7 @@ fn chosen_settings_that_take_too_many_registers_give_way() {
     let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
     let config = Config { ranks: 5, ..Config::default() };
     let mut default = config.clone();
-    default.set_block([128, 128, 64]);
+    default.block = [128, 128, 64];
     let verdict = Verdict::new(Made::Fused, Why::Predicted);
     let choice = Choice { verdict, configs: vec![config.clone()] };
     let options = JitOptions { use_cache: false, ..JitOptions::default() };

@@ -5,7 +5,8 @@ mod common;
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
     ir::{Expr, Operand, Plan, Points, Schedule, TableSet},
-    passes::{AllReduce, Config, Consumers, Gather, LowerError, Sums, Tail, lower},
+    passes::{LowerError, lower},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -99,12 +100,12 @@ fn slices_fit_a_stage_or_rows_travel_whole() {
     }
 }
 
-/// Sums behind products share CTAs where that leaves them rows enough; those of an all-reduce, whose rows go on over the links, do not.
+/// Reduction behind products share CTAs where that leaves them rows enough; those of an all-reduce, whose rows go on over the links, do not.
 /// Copies beside products are of 32 rows and 8 KiB.
 #[test]
 fn sums_are_as_flat_as_their_place_allows() {
     let tasks = |source: &str, m: u64, sums, family: &str| {
-        let config = Config { sums, ..four() };
+        let config = Config { reduction: sums, ..four() };
         let shapes = &[("a", vec![m, 512]), ("b", vec![512, 8192])];
         let plan = with_config(source, shapes, &config).expect("lowers");
         let family = plan.families.values().find(|f| f.name == family).expect(family);
@@ -116,33 +117,33 @@ fn sums_are_as_flat_as_their_place_allows() {
     };
     let (scatter, all) = ("gemm(a, b) -> reduce_scatter", "gemm(a, b) -> all_reduce");
     // Tiles of 256 columns, 32 in a row; rows of a rank over rows of a tile.
-    assert_eq!(tasks(scatter, 8192, Sums::After, "reduce"), 2048 / 128 * 32);
-    assert_eq!(tasks(scatter, 4096, Sums::After, "reduce"), 1024 / 64 * 32);
-    assert_eq!(tasks(scatter, 2048, Sums::After, "reduce"), 512 / 32 * 32);
-    assert_eq!(tasks(scatter, 512, Sums::After, "reduce"), 128 / 32 * 32);
-    assert_eq!(tasks(scatter, 128, Sums::After, "reduce"), 32 / 8 * 32);
-    assert_eq!(tasks(all, 2048, Sums::After, "reduce"), 512 / 128 * 32);
-    assert_eq!(tasks(all, 2048, Sums::After, "collect"), 3 * 512 / 128 * 32);
-    assert_eq!(tasks(all, 2048, Sums::Beside, "reduce"), 512 / 128 * 32);
-    assert_eq!(tasks(all, 2048, Sums::Beside, "collect"), 3 * 512 / 32 * 2);
+    assert_eq!(tasks(scatter, 8192, Reduction::AfterLastWave, "reduce"), 2048 / 128 * 32);
+    assert_eq!(tasks(scatter, 4096, Reduction::AfterLastWave, "reduce"), 1024 / 64 * 32);
+    assert_eq!(tasks(scatter, 2048, Reduction::AfterLastWave, "reduce"), 512 / 32 * 32);
+    assert_eq!(tasks(scatter, 512, Reduction::AfterLastWave, "reduce"), 128 / 32 * 32);
+    assert_eq!(tasks(scatter, 128, Reduction::AfterLastWave, "reduce"), 32 / 8 * 32);
+    assert_eq!(tasks(all, 2048, Reduction::AfterLastWave, "reduce"), 512 / 128 * 32);
+    assert_eq!(tasks(all, 2048, Reduction::AfterLastWave, "collect"), 3 * 512 / 128 * 32);
+    assert_eq!(tasks(all, 2048, Reduction::DedicatedSms, "reduce"), 512 / 128 * 32);
+    assert_eq!(tasks(all, 2048, Reduction::DedicatedSms, "collect"), 3 * 512 / 32 * 2);
 }
 
 /// With a dynamic schedule products, sums and copies through registers are for whoever is free; bulk copies are dealt out.
 #[test]
 fn tiles_for_whoever_is_free() {
     let shapes = &[("a", vec![2048, 512]), ("b", vec![512, 8192])];
-    let lowered = |sums, tile_schedule| {
-        let config = Config { sums, tile_schedule, ..four() };
+    let lowered = |sums, tile_scheduler| {
+        let config = Config { reduction: sums, tile_scheduler, ..four() };
         with_config("gemm(a, b) -> all_reduce", shapes, &config).expect("lowers")
     };
     let dynamic = |plan: &Plan| {
         let families = plan.families.values().filter(|f| f.schedule == Schedule::Dynamic);
         families.map(|f| f.name.clone()).collect::<Vec<_>>()
     };
-    let free = lowered(Sums::After, Schedule::Dynamic);
+    let free = lowered(Reduction::AfterLastWave, Schedule::Dynamic);
     assert_eq!(dynamic(&free), ["gemm", "reduce", "collect"]);
-    assert_eq!(dynamic(&lowered(Sums::Beside, Schedule::Dynamic)), ["gemm", "reduce"]);
-    assert!(dynamic(&lowered(Sums::After, Schedule::Static)).is_empty());
+    assert_eq!(dynamic(&lowered(Reduction::DedicatedSms, Schedule::Dynamic)), ["gemm", "reduce"]);
+    assert!(dynamic(&lowered(Reduction::AfterLastWave, Schedule::Static)).is_empty());
 
     let mut wrong = free;
     let enter = wrong.families.iter().find(|(_, f)| f.name == "enter").expect("there").0;
@@ -154,38 +155,62 @@ fn tiles_for_whoever_is_free() {
 #[test]
 fn settings_that_fit_nothing_are_refused() {
     let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512]), ("g", vec![512, 2, 512])];
-    let tail = |blocks, columns, parts| Some(Tail { blocks, columns, parts });
-    let engine = |parts| Gather::Engine { parts };
+    let tail = |blocks, columns, parts| Some(LastWave { blocks, columns, parts });
+    let engine = |parts| Gather::CopyEngine { parts };
     let cases: &[(&str, Config, &str)] = &[
         ("gather(a) -> gemm(b)", Config { k_slices: 0, ..four() }, "rows in 0 slices"),
         ("gemm(a, b) -> all_reduce", Config { k_slices: 2, ..four() }, "nothing here is gathered"),
         ("gather(a)", Config { k_slices: 2, ..four() }, "there are none"),
         ("gather(a) -> gemm(b)", Config { gather: engine(0), ..four() }, "shards in 0 parts"),
-        ("gemm(a, b) -> all_reduce", Config { gather: engine(1), ..four() }, "by a copy engine"),
+        (
+            "gemm(a, b) -> all_reduce",
+            Config { gather: engine(1), ..four() },
+            "nothing here is gathered",
+        ),
+        ("gemm(a, b)", Config { group_m: 0, ..four() }, "`group_m=0`: 0 row blocks"),
+        ("gather(a)", Config { block: [128, 128, 64], ..four() }, "there are none"),
+        ("gemm(a, b)", Config { intra_comm_sms: Some(4), ..four() }, "no role `intra_comm`"),
+        ("gemm(a, b)", Config { compute_sms: Some(133), ..four() }, "do not fit 132 SMs"),
         (
             "gather(a) -> gemm(b)",
             Config { gather: engine(1), k_slices: 2, ..four() },
             "cannot send rows in 2 slices",
         ),
-        ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 0), ..four() }, "and 0 parts"),
+        ("gather(a) -> gemm(b)", Config { last_wave: tail(1, 256, 0), ..four() }, "and 0 parts"),
         (
             "gather(a) -> gemm(b)",
-            Config { block: [128, 96, 64], tail: tail(1, 64, 1), ..four() },
+            Config { block: [128, 96, 64], last_wave: tail(1, 64, 1), ..four() },
             "tiles of 96 columns cannot share",
         ),
-        ("gather(a) -> gemm(b)", Config { tail: tail(0, 256, 2), ..four() }, "a tail of 0 blocks"),
-        ("gather(a) -> gemm(b)", Config { tail: tail(1, 256, 1), ..four() }, "a tail of 1 blocks"),
-        ("gather(a) -> gemm(b) -> gelu", Config { tail: tail(1, 256, 2), ..four() }, "in 2 parts"),
-        ("gemm(a, b) -> all_reduce", Config { tail: tail(1, 256, 2), ..four() }, "can have a tail"),
+        (
+            "gather(a) -> gemm(b)",
+            Config { last_wave: tail(0, 256, 2), ..four() },
+            "0 blocks of last rows",
+        ),
+        (
+            "gather(a) -> gemm(b)",
+            Config { last_wave: tail(1, 256, 1), ..four() },
+            "1 blocks of last rows",
+        ),
+        (
+            "gather(a) -> gemm(b) -> gelu",
+            Config { last_wave: tail(1, 256, 2), ..four() },
+            "in 2 parts",
+        ),
+        (
+            "gemm(a, b) -> all_reduce",
+            Config { last_wave: tail(1, 256, 2), ..four() },
+            "can have a last wave",
+        ),
         (
             "gemm(a, b) -> reduce_scatter",
             Config { all_reduce: AllReduce::ByColumns, ..four() },
-            "nothing here is summed by an `all_reduce`",
+            "is summed by an `all_reduce`",
         ),
         (
             "gather(a) -> gemm(b)",
             Config { all_reduce: AllReduce::OneShot, ..four() },
-            "nothing here is summed by an `all_reduce`",
+            "is summed by an `all_reduce`",
         ),
         (
             "gemm(a, b)",
@@ -199,12 +224,12 @@ fn settings_that_fit_nothing_are_refused() {
         ),
         (
             "gemm(a, b) -> reduce_scatter",
-            Config { sums: Sums::Ring, split_k: 2, ..four() },
+            Config { reduction: Reduction::Ring, split_k: 2, ..four() },
             "cannot be added tile by tile",
         ),
         ("gather(a)", Config { consumers: Consumers::PingPong, ..four() }, "there are none"),
-        ("gemm(a, b)", Config { gemm_stages: 5, ..four() }, "use 2 to 4"),
-        ("gemm(a, b)", Config { gemm_stages: 1, ..four() }, "1 stages of tiles of 128 x 256 x 64"),
+        ("gemm(a, b)", Config { stages: Some(5), ..four() }, "use 2 to 4"),
+        ("gemm(a, b)", Config { stages: Some(1), ..four() }, "1 stages of tiles of 128 x 256 x 64"),
         ("gemm(a, b)", Config { block: [64, 192, 64], ..four() }, "tiles of 64 x 192"),
         ("gemm(a, b)", Config { block: [256, 192, 64], ..four() }, "tiles of 256 x 192"),
         ("gemm(a, b)", Config { block: [32, 128, 64], ..four() }, "tiles of 32 x 128"),
@@ -212,7 +237,7 @@ fn settings_that_fit_nothing_are_refused() {
         ("gemm(a, g) -> swiglu", Config { block: [64, 256, 64], ..four() }, "no tiles of 64 x 256"),
         (
             "gather(a) -> gemm(b)",
-            Config { block: [64, 256, 64], tail: tail(1, 64, 1), ..four() },
+            Config { block: [64, 256, 64], last_wave: tail(1, 64, 1), ..four() },
             "in tiles of 64 columns",
         ),
     ];
@@ -244,16 +269,15 @@ fn rows_that_end_inside_a_tile_take_whole_panels() {
 #[test]
 fn groups_of_more_rows_than_there_are_hold_all() {
     let shapes = &[("a", vec![4096, 512]), ("b", vec![512, 512])];
-    let plan = |group_rows| {
-        let config = Config { ranks: 1, group_rows, ..Config::default() };
+    let plan = |group_m| {
+        let config = Config { ranks: 1, group_m, ..Config::default() };
         with_config("gemm(a, b)", shapes, &config).expect("lowers")
     };
     let all = plan(32);
     assert_ne!(all, plan(8));
-    for group_rows in [33, 1 << 20, i32::MAX as u32, u32::MAX] {
-        assert_eq!(plan(group_rows), all, "{group_rows}");
+    for group_m in [33, 1 << 20, i32::MAX as u32, u32::MAX] {
+        assert_eq!(plan(group_m), all, "{group_m}");
     }
-    assert_eq!(plan(0), plan(1));
 }
 
 /// Own tiles, which stay, take less of a CTA's time than those that leave.
@@ -261,7 +285,7 @@ fn groups_of_more_rows_than_there_are_hold_all() {
 fn every_cta_multiplies_for_every_owner() {
     const CTAS: usize = 132;
     let shapes = &[("a", vec![8192, 8192]), ("b", vec![8192, 8192])];
-    let config = Config { ranks: 4, sums: Sums::After, ..Config::default() };
+    let config = Config { ranks: 4, reduction: Reduction::AfterLastWave, ..Config::default() };
     let plan = with_config("gemm(a, b) -> reduce_scatter", shapes, &config).expect("lowers");
     let (id, _) = plan.families.iter().find(|(_, f)| f.name == "gemm").expect("there is one");
     let tables = TableSet::new(&plan, |_, _| Vec::new());
@@ -274,34 +298,26 @@ fn every_cta_multiplies_for_every_owner() {
 }
 
 #[test]
-fn tails_read_what_they_write() {
-    for text in ["1x64", "2x256/4", "20x192/2"] {
-        let tail: Tail = text.parse().expect(text);
-        assert_eq!(tail.to_string(), text);
-    }
-    for text in ["", "1", "x", "1x", "1x64/", "1x64/2/3", "-1x64", "1x64x2", "axb"] {
-        let error = text.parse::<Tail>().expect_err(text).to_string();
-        assert!(error.contains("2x256/4"), "{error}");
-    }
-}
-
-#[test]
 fn extents_and_numbers_of_any_size_are_refused_or_lowered() {
     let huge = 1 << 30;
-    let sms = |n| BTreeMap::from([("intra_comm".to_string(), n)]);
     for (m, k, n) in [(huge, huge, huge), (huge, 64, 1), (1, huge, huge), (4, 64, huge)] {
         for slices in [2, 1 << 31, u32::MAX] {
             for copying in [1, 131, 1 << 31, u32::MAX] {
-                let tail = Some(Tail { blocks: u32::MAX, columns: 64, parts: u32::MAX });
-                let config = Config { k_slices: slices, sms: sms(copying), tail, ..four() };
+                let tail = Some(LastWave { blocks: u32::MAX, columns: 64, parts: u32::MAX });
+                let config = Config {
+                    k_slices: slices,
+                    intra_comm_sms: Some(copying),
+                    last_wave: tail,
+                    ..four()
+                };
                 let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];
                 let _ = with_config("gather(a) -> gemm(b)", shapes, &config);
             }
         }
         for (ranks, split_k) in [(1, 2), (4, u32::MAX), (64, u32::MAX)] {
-            for all_reduce in [AllReduce::TwoPhase, AllReduce::OneShot, AllReduce::ByColumns] {
-                let (block, sums) = ([64, 128, 64], Sums::After);
-                let way = Config { ranks, split_k, all_reduce, block, sums, ..four() };
+            for all_reduce in [AllReduce::TwoShot, AllReduce::OneShot, AllReduce::ByColumns] {
+                let (block, sums) = ([64, 128, 64], Reduction::AfterLastWave);
+                let way = Config { ranks, split_k, all_reduce, block, reduction: sums, ..four() };
                 let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];
                 let _ = with_config("gemm(a, b) -> all_reduce", shapes, &way);
             }
@@ -386,11 +402,14 @@ fn symbols_with_the_names_of_loops() {
         ),
     ] {
         let [m, k, n] = shapes;
-        for (sums, split_k, all_reduce) in
-            [(Sums::Beside, 1, AllReduce::TwoPhase), (Sums::After, 2, AllReduce::ByColumns)]
-        {
+        for (sums, split_k, all_reduce) in [
+            (Reduction::DedicatedSms, 1, AllReduce::TwoShot),
+            (Reduction::AfterLastWave, 2, AllReduce::ByColumns),
+        ] {
             let config = match source.contains("reduce") {
-                true => Config { ranks: 2, sums, split_k, all_reduce, ..Config::default() },
+                true => {
+                    Config { ranks: 2, reduction: sums, split_k, all_reduce, ..Config::default() }
+                }
                 false => Config { ranks: 2, ..Config::default() },
             };
             let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];

@@ -30,7 +30,7 @@ impl Tolerance {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Sums {
+struct Reduction {
     error: f64,
     reference: f64,
     nonfinite: u64,
@@ -45,7 +45,7 @@ pub fn compare(got: &[f32], reference: &[f64], cols: usize) -> Norms {
     let cols = cols.max(1);
     let across = cols.div_ceil(TILE);
     let down = (got.len() / cols).div_ceil(TILE);
-    let mut tiles = vec![Sums::default(); across * down];
+    let mut tiles = vec![Reduction::default(); across * down];
     for (row, (got, reference)) in got.chunks(cols).zip(reference.chunks(cols)).enumerate() {
         for (col, (x, y)) in got.iter().zip(reference).enumerate() {
             let tile = &mut tiles[row / TILE * across + col / TILE];
@@ -55,7 +55,7 @@ pub fn compare(got: &[f32], reference: &[f64], cols: usize) -> Norms {
             tile.count += 1.0;
         }
     }
-    let all = tiles.iter().fold(Sums::default(), |a, t| Sums {
+    let all = tiles.iter().fold(Reduction::default(), |a, t| Reduction {
         error: a.error + t.error,
         reference: a.reference + t.reference,
         nonfinite: a.nonfinite + t.nonfinite,
@@ -77,7 +77,7 @@ pub fn compare(got: &[f32], reference: &[f64], cols: usize) -> Norms {
     norms
 }
 
-fn relative(sums: &Sums, least: f64) -> f64 {
+fn relative(sums: &Reduction, least: f64) -> f64 {
     if sums.nonfinite > 0 || !sums.error.is_finite() {
         f64::INFINITY
     } else if sums.error == 0.0 {

@@ -296,7 +296,8 @@ fn record(plan: &Plan, seed: u64, options: &Options) -> Result<(RunReport, Outpu
 mod tests {
     use super::*;
     use crate::Tolerance;
-    use mk_codegen::passes::{Config, lower};
+    use mk_codegen::passes::lower;
+    use mk_codegen::settings::Config;
     use mk_syntax::Program;
 
     /// The worst of all errors, of `run`'s plan against `reference`.

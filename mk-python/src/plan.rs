@@ -77,12 +77,12 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// The verified plan of a pipeline, made without a GPU.
 ///
 /// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together they must say all
-/// sizes. What decides the kernel beside them (``sms`` to ``tile_schedule``) is as for ``mk.compile``.
+/// sizes. What decides the kernel beside them (``sms`` to ``tile_scheduler``) is as for ``mk.compile``.
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, consumers=None, group_rows=None, tail=None, tile_schedule=None))]
+                    sums=None, split_k=None, consumers=None, group_m=None, tail=None, tile_scheduler=None))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
     py: Python<'_>,
@@ -99,9 +99,9 @@ pub fn plan(
     sums: Option<&str>,
     split_k: Option<u32>,
     consumers: Option<&str>,
-    group_rows: Option<u32>,
+    group_m: Option<u32>,
     tail: Option<&str>,
-    tile_schedule: Option<&str>,
+    tile_scheduler: Option<&str>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
@@ -115,9 +115,9 @@ pub fn plan(
         sums,
         split_k,
         consumers,
-        group_rows,
+        group_m,
         tail,
-        tile_schedule,
+        tile_scheduler,
     };
     let config = options::config(py, ranks, &choices)?;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;

@@ -70,7 +70,7 @@ fn an_option_that_says_how_to_lower_is_not_tried_otherwise() {
     let given = [
         ("--block", "128x128x64", "block=128x128x64"),
         ("--consumers", "ping-pong", "consumers=ping_pong"),
-        ("--group-rows", "4", "group_rows=4"),
+        ("--group-rows", "4", "group_m=4"),
         ("--gather", "sms", "gather=sms"),
         ("--chunk-bytes", "65536", "chunk_bytes=65536"),
         ("--k-slices", "1", "k_slices=1"),

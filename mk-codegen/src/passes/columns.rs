@@ -7,7 +7,6 @@
 //! write; the ordered sum; and the copy from `sums` to the caller's tensor.
 
 use super::{
-    Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{block_rows, every_peer, peer_at},
     reduce::{Adders, Share, Sum, Summands, adders, pitch, tiles_across, to_peers},
@@ -15,7 +14,7 @@ use super::{
     select::Tensor,
 };
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
-use crate::target;
+use crate::settings::Reduction;
 
 /// Rows that are copied at once, at most: where more are left, CTAs have several copies.
 const MOST_ROWS: i32 = 256;
@@ -64,12 +63,12 @@ impl Columns {
     }
 
     /// Adds up the slots, and brings every rank the others' sums.
-    pub fn sum(&self, draft: &mut Draft, sums: Sums, of: &Sum<'_>, from: Summands) {
+    pub fn sum(&self, draft: &mut Draft, reduction: Reduction, of: &Sum<'_>, from: Summands) {
         let (out, result) = (of.out, of.result);
         let Summands { rows, block, by, operand, .. } = from;
         debug_assert_eq!(block[1], self.width, "a block of columns is a tile's");
         let Adders { kind, tile, per_block, .. } =
-            adders(draft, sums, Share::One, self.mine(), &rows, block, 1);
+            adders(draft, reduction, Share::One, self.mine(), &rows, block, 1);
         let blocks = rows.blocks;
         let rows = rows.in_blocks(tile[0]);
         let r = rows.block(draft);
@@ -131,9 +130,7 @@ impl Columns {
     ) {
         // CTAs that do nothing else are few.
         let sms = match kind {
-            RoleKind::Compute => {
-                target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms))
-            }
+            RoleKind::Compute => draft.sms(),
             _ => 1,
         };
         let side_by_side = i64::from(summed.count * (self.world - 1)) * i64::from(self.mine());

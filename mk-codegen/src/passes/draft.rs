@@ -6,6 +6,8 @@ use crate::ir::{
     Access, Arena, BufId, Buffer, Dim, DimId, Each, EdgeId, Entity, Expr, FamId, Family,
     InternalEdge, Leaf, Mode, Operand, Plan, Point, RoleKind, Schedule, Space, Var,
 };
+use crate::settings::Config;
+use crate::target::Target;
 use mk_abi::DType;
 use mk_syntax::Placement;
 
@@ -56,13 +58,14 @@ pub(super) struct Draft {
     pub plan: Plan,
     pub kinds: Arena<FamId, RoleKind>,
     pub flows: Vec<Flow>,
+    pub target: &'static Target,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
     edges: usize,
 }
 
 impl Draft {
-    pub fn new(name: &str, axis: &str, config: &super::Config) -> Draft {
+    pub fn new(name: &str, axis: &str, config: &Config, target: &'static Target) -> Draft {
         let plan = Plan {
             name: name.into(),
             mesh: crate::ir::Mesh { axes: vec![(axis.into(), config.ranks)] },
@@ -73,9 +76,15 @@ impl Draft {
             plan,
             kinds: Arena::new(),
             flows: Vec::new(),
+            target,
             copy_stages: config.copy_stages,
             edges: 0,
         }
+    }
+
+    /// SMs of the target, one CTA each.
+    pub fn sms(&self) -> i64 {
+        i64::from(self.target.sms)
     }
 
     pub fn world(&self) -> i32 {

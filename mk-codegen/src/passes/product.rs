@@ -15,7 +15,7 @@ use crate::ir::{
 
 /// Where a product goes.
 #[derive(Clone, Copy)]
-pub(super) enum Target {
+pub(super) enum Destination {
     /// `[rows, n]` of the caller.
     Out(BufId),
     /// `[shards, rows, n]` in scratch, for the next product.
@@ -30,7 +30,7 @@ pub(super) enum Target {
     Ring(Ring),
 }
 
-impl Target {
+impl Destination {
     /// The writes of some columns of a block of rows, to the own rank's slot where there are slots; of several, one happens.
     pub fn writes(
         self,
@@ -41,18 +41,18 @@ impl Target {
     ) -> Vec<Access> {
         let here = (r.at.clone(), r.len.clone());
         match self {
-            Target::Out(out) => {
+            Destination::Out(out) => {
                 vec![write(operand, out, vec![(rows.global(r), r.len.clone()), columns])]
             }
-            Target::Hidden(b) | Target::Parts(b) => {
+            Destination::Hidden(b) | Destination::Parts(b) => {
                 vec![write(operand, b, vec![(r.shard.clone(), 1.into()), here, columns])]
             }
-            Target::Slots(slots) => vec![Access {
+            Destination::Slots(slots) => vec![Access {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
                 ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
             }],
-            Target::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
-            Target::Ring(ring) => {
+            Destination::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
+            Destination::Ring(ring) => {
                 let (hop, world) = (rows.hop(), rows.shards);
                 let passed = Access {
                     rank: ring.next(world),
@@ -113,7 +113,7 @@ pub(super) struct Product<'a> {
     pub col_blocks: i32,
     pub b: BufId,
     pub extras: Vec<BufId>,
-    pub target: Target,
+    pub target: Destination,
     pub cut: Option<Cut>,
     /// The extent of half of the inner dimension, where the loader stops on the way to wait for what a tile goes on with: its stages
     /// are full by then, so that the wait costs nothing.
@@ -257,7 +257,7 @@ impl Product<'_> {
                 _ => Access { at: Point::End, ..read(operand, *buffer, region) },
             });
         }
-        if let Target::Ring(ring) = self.target {
+        if let Destination::Ring(ring) = self.target {
             accesses.push(self.carried(rows, &r, ring, cols.clone(), carry_last(epilogue)));
         }
         let k = Expr::from(Var::domain(r.loops + 1));
@@ -272,11 +272,11 @@ impl Product<'_> {
         let parts = self.cut.map_or(1, |c| c.parts);
         let group = slices.map_or(self.group, |s| s.together * rows.count);
         let mut order = match self.target {
-            Target::Ring(_) => rows.order_by_hop(group, self.col_blocks),
+            Destination::Ring(_) => rows.order_by_hop(group, self.col_blocks),
             _ if self.by_shard => rows.order_by_shard(group, self.col_blocks, parts),
             _ => rows.order(group, self.col_blocks, parts),
         };
-        if let (Target::Slots(_), [_, hop, column]) = (self.target, order.as_mut_slice())
+        if let (Destination::Slots(_), [_, hop, column]) = (self.target, order.as_mut_slice())
             && rows.count == rows.shards
         {
             // Not always the same owner's, as many CTAs are a multiple of ranks: own tiles take less.

@@ -8,7 +8,6 @@
 //! Deterministic: the sum is in f32, in rank order, rounded once. Parts are rounded to the slot's dtype on the way.
 
 use super::{
-    Config, Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{aligned, block_rows, every_peer},
     gemm::widest,
@@ -20,7 +19,8 @@ use crate::ir::{
     Access, BinOp, BufId, CopyVia, EPILOGUE_OPERANDS, Each, EpilogueOp, Expr, FamId, Leaf, Operand,
     RoleKind, Space, Var,
 };
-use crate::target;
+use crate::settings::{Config, Reduction};
+use crate::target::Target;
 
 /// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
 const LEAST_ROWS: i32 = 8;
@@ -128,7 +128,7 @@ pub(super) enum Share {
 /// its share.
 pub(super) fn adders(
     draft: &Draft,
-    sums: Sums,
+    reduction: Reduction,
     share: Share,
     across: i32,
     rows: &Rows,
@@ -136,11 +136,11 @@ pub(super) fn adders(
     together: i32,
 ) -> Adders {
     let mut tile = block;
-    let kind = match sums {
-        Sums::Beside => RoleKind::IntraComm,
+    let kind = match reduction {
+        Reduction::DedicatedSms => RoleKind::IntraComm,
         // A ring needs no separate reduction.
-        Sums::After | Sums::Ring => {
-            let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
+        Reduction::AfterLastWave | Reduction::Ring => {
+            let sms = draft.sms();
             // Three quarters of its share will do.
             let wanted = |height| match share {
                 Share::Four if height > SHARED_ROWS => 4 * sms * 3 / 4,
@@ -157,9 +157,9 @@ pub(super) fn adders(
         }
     };
     let per_block = block[0] / tile[0];
-    let together = match sums {
-        Sums::Beside | Sums::After => together * per_block,
-        Sums::Ring => 1,
+    let together = match reduction {
+        Reduction::DedicatedSms | Reduction::AfterLastWave => together * per_block,
+        Reduction::Ring => 1,
     };
     Adders { kind, tile, across, per_block, together }
 }
@@ -199,7 +199,7 @@ pub(super) fn sum(
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
     let share = if how == Reduce::All { Share::One } else { Share::Four };
-    let adders = adders(draft, config.sums, share, across, &rows.own(), block, together);
+    let adders = adders(draft, config.reduction, share, across, &rows.own(), block, together);
     let Adders { kind, tile, per_block, .. } = adders;
     let own = rows.in_blocks(tile[0]).own();
     let Place { r, j, columns } = place(draft, out, &own, tile[1]);
@@ -282,7 +282,7 @@ pub(super) fn pull(draft: &mut Draft, config: &Config, of: &Sum<'_>, parts: BufI
     let world = draft.world();
     let across = tiles_across(draft, of.out, block[1]);
     let Adders { kind, tile, per_block, .. } =
-        adders(draft, config.sums, Share::One, across, &rows, block, 1);
+        adders(draft, config.reduction, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, of.out, &rows, tile[1]);
     let each = Each { var: "q".into(), extent: world.into() };
@@ -447,9 +447,14 @@ pub(super) fn hand_on(
 }
 
 /// A reduction that is the whole pipeline: each rank copies its summands to their owners.
-pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
+pub(super) fn alone(
+    kernel: &Kernel,
+    how: Reduce,
+    config: &Config,
+    target: &'static Target,
+) -> Draft {
     const BLOCK: [i32; 2] = [128, 256];
-    let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
+    let mut draft = Draft::new(&kernel.name, &kernel.axis, config, target);
     let world = draft.world();
     let params: Vec<_> = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
     let result = draft.tensor(&kernel.results[0].out, Space::Out);
@@ -477,7 +482,7 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
     let by = vec![Covers { family: push, shard: r.shard, block: r.block }];
     let from = Summands { rows, block: BLOCK, together: 1, by, operand: Operand::Dst };
-    let beside = Config { sums: Sums::Beside, ..config.clone() };
+    let beside = Config { reduction: Reduction::DedicatedSms, ..config.clone() };
     sum(&mut draft, &beside, how, &of, to, from);
     draft
 }

@@ -3,7 +3,8 @@
 use super::Case;
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Consumers, Gather, LowerError, Schedule, Sums, Tail, lower},
+    passes::{LowerError, lower},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction, Schedule},
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -35,7 +36,7 @@ const SEVERAL_WAVES: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 3
 const SEVERAL_WAVES_ALIGNED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 3136])];
 
 fn ping_pong(c: &mut Config, columns: u32) {
-    c.set_block([128, columns, 64]);
+    c.block = [128, columns, 64];
     c.consumers = Consumers::PingPong;
 }
 
@@ -58,9 +59,11 @@ pub const VARIANTS: &[Variant] = &[
         c.all_reduce = AllReduce::OneShot
     }),
     variant(("sums_after_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
-        c.sums = Sums::After;
+        c.reduction = Reduction::AfterLastWave;
     }),
-    variant(("sums_after_all", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| c.sums = Sums::After),
+    variant(("sums_after_all", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| {
+        c.reduction = Reduction::AfterLastWave
+    }),
     variant(
         (
             "sums_after_dyn",
@@ -68,7 +71,7 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("w", &[264, 328])],
         ),
-        |c| c.sums = Sums::After,
+        |c| c.reduction = Reduction::AfterLastWave,
     ),
     variant(
         (
@@ -77,15 +80,15 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
-        |c| c.sums = Sums::After,
+        |c| c.reduction = Reduction::AfterLastWave,
     ),
     variant(("ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.sums, c.group_rows) = (Sums::Ring, 3);
+        (c.reduction, c.group_m) = (Reduction::Ring, 3);
     }),
     variant(
         ("ring_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
         |c| {
-            c.sums = Sums::Ring;
+            c.reduction = Reduction::Ring;
         },
     ),
     variant(
@@ -95,7 +98,7 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("w", &[264, 352])],
         ),
-        |c| c.sums = Sums::Ring,
+        |c| c.reduction = Reduction::Ring,
     ),
     variant(
         (
@@ -104,17 +107,17 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
-        |c| c.sums = Sums::Ring,
+        |c| c.reduction = Reduction::Ring,
     ),
     variant(("split_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
-        (c.sums, c.split_k, c.all_reduce) = (Sums::After, 4, AllReduce::OneShot);
+        (c.reduction, c.split_k, c.all_reduce) = (Reduction::AfterLastWave, 4, AllReduce::OneShot);
     }),
     variant(("split_two_phase", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| {
-        (c.sums, c.split_k) = (Sums::After, 3);
+        (c.reduction, c.split_k) = (Reduction::AfterLastWave, 3);
     }),
     variant(("split_beside", "gemm(a, b) -> reduce_scatter", 2, RAGGED), |c| c.split_k = 2),
     variant(("tail_gathered", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+        c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 });
     }),
     variant(
         (
@@ -123,7 +126,7 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
         ),
-        |c| c.tail = Some(Tail { blocks: 2, columns: 64, parts: 1 }),
+        |c| c.last_wave = Some(LastWave { blocks: 2, columns: 64, parts: 1 }),
     ),
     variant(
         (
@@ -132,7 +135,7 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("b", &[264, 656])],
         ),
-        |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }),
+        |c| c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 }),
     ),
     variant(
         (
@@ -141,10 +144,10 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("w", &[1536, 328])],
         ),
-        |c| (c.sums, c.split_k) = (Sums::After, 2),
+        |c| (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2),
     ),
     variant(("tail_alone", "gemm(a, b)", 1, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 1 });
+        c.last_wave = Some(LastWave { blocks: 20, columns: 64, parts: 1 });
     }),
     variant(("slices", "gather(a) -> gemm(b)", 4, RAGGED), |c| c.k_slices = 4),
     variant(
@@ -158,15 +161,15 @@ pub const VARIANTS: &[Variant] = &[
     ),
     variant(("slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.k_slices = 8;
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
         c.chunk_bytes = 16 << 10;
     }),
     variant(("slices_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
         c.k_slices = 3;
-        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
+        c.last_wave = Some(LastWave { blocks: 20, columns: 64, parts: 2 });
     }),
     variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 3 });
+        c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 3 });
     }),
     variant(
         (
@@ -175,7 +178,7 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("a", &[1000, 1033]), ("b", &[1033, 3001])],
         ),
-        |c| c.tail = Some(Tail { blocks: 2, columns: 128, parts: 2 }),
+        |c| c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 2 }),
     ),
     variant(
         (
@@ -184,20 +187,22 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("b", &[264, 656])],
         ),
-        |c| c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 }),
+        |c| c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 }),
     ),
     variant(("tail_parts_alone", "gemm(a, b) -> cast(f32)", 1, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 2, columns: 64, parts: 4 });
+        c.last_wave = Some(LastWave { blocks: 2, columns: 64, parts: 4 });
     }),
     variant(("tail_parts_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
+        c.last_wave = Some(LastWave { blocks: 20, columns: 64, parts: 2 });
     }),
     variant(("rows64_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
-        (c.block, c.sums, c.split_k) = ([64, 256, 64], Sums::After, 4);
+        (c.block, c.reduction, c.split_k) = ([64, 256, 64], Reduction::AfterLastWave, 4);
+        c.stages = Some(4);
         c.all_reduce = AllReduce::OneShot;
     }),
     variant(("by_columns", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
-        (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2);
+        (c.block, c.reduction, c.split_k) = ([64, 128, 64], Reduction::AfterLastWave, 2);
+        c.stages = Some(4);
         c.all_reduce = AllReduce::ByColumns;
     }),
     variant(
@@ -214,13 +219,14 @@ pub const VARIANTS: &[Variant] = &[
     }),
     variant(("rows64_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
         c.block = [64, 128, 64];
+        c.stages = Some(4);
     }),
     // Copies of 32 rows, two and eight for each sum, of two parts of a row.
     variant(("rows64_all_beside", "gemm(a, b) -> all_reduce", 3, LONG_ROWS), |c| {
-        c.set_block([64, 256, 64]);
+        c.block = [64, 256, 64];
     }),
     variant(("tall_all_beside", "gemm(a, b) -> all_reduce", 3, LONG_ROWS), |c| {
-        c.set_block([256, 128, 64]);
+        c.block = [256, 128, 64];
     }),
     variant(
         (
@@ -229,10 +235,14 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
         ),
-        |c| c.block = [64, 256, 64],
+        |c| {
+            c.block = [64, 256, 64];
+            c.stages = Some(4);
+        },
     ),
     variant(("rows64_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.block, c.sums) = ([64, 256, 64], Sums::Ring);
+        (c.block, c.reduction) = ([64, 256, 64], Reduction::Ring);
+        c.stages = Some(4);
     }),
     variant(
         (
@@ -241,34 +251,39 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("w", &[328, 1536])],
         ),
-        |c| (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2),
+        |c| {
+            (c.block, c.reduction, c.split_k) = ([64, 128, 64], Reduction::AfterLastWave, 2);
+            c.stages = Some(4);
+        },
     ),
     variant(("rows64_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.block = [64, 256, 64];
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.stages = Some(4);
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
     }),
     // Several tiles a CTA, each with as many steps as there are stages.
     variant(
         ("lent_least_steps", "gemm(a, b)", 1, &[("a", &[3000, 256]), ("b", &[256, 6152])]),
-        |c| c.set_block([128, 256, 64]),
+        |c| c.block = [128, 256, 64],
     ),
     variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
-        c.set_block([256, 128, 64]);
+        c.block = [256, 128, 64];
     }),
     variant(("lent_f32", "gemm(a, b) -> cast(f32)", 1, SEVERAL_WAVES), |c| {
-        c.set_block([128, 192, 64]);
+        c.block = [128, 192, 64];
     }),
     // Behind them tiles of two steps, which lend nothing.
     variant(
         ("lent_then_parts", "gemm(a, b)", 1, &[("a", &[3000, 512]), ("b", &[512, 6152])]),
         |c| {
-            c.set_block([128, 256, 64]);
-            c.tail = Some(Tail { blocks: 8, columns: 256, parts: 4 });
+            c.block = [128, 256, 64];
+            c.last_wave = Some(LastWave { blocks: 8, columns: 256, parts: 4 });
         },
     ),
     variant(("rows64_alone", "gemm(a, b)", 1, FEW_ROWS), |c| {
         c.block = [64, 128, 64];
-        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
+        c.stages = Some(4);
+        c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 });
     }),
     variant(("ping_pong", "gemm(a, b)", 1, RAGGED), |c| ping_pong(c, 160)),
     variant(("ping_pong_scatter", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
@@ -285,16 +300,16 @@ pub const VARIANTS: &[Variant] = &[
     ),
     variant(("ping_pong_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
         ping_pong(c, 128);
-        (c.sums, c.group_rows) = (Sums::Ring, 3);
+        (c.reduction, c.group_m) = (Reduction::Ring, 3);
     }),
     variant(("ping_pong_slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         ping_pong(c, 128);
         c.k_slices = 8;
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
     }),
     variant(("ping_pong_tail", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
         ping_pong(c, 128);
-        c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+        c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 });
     }),
     variant(
         (
@@ -314,31 +329,31 @@ pub const VARIANTS: &[Variant] = &[
         ),
         |c| {
             ping_pong(c, 64);
-            (c.sums, c.split_k) = (Sums::After, 2);
+            (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2);
         },
     ),
     // Whoever is free takes the next tile, sum or copy: more tiles than CTAs, and fewer.
     variant(("queued", "gemm(a, b) -> reduce_scatter", 3, SEVERAL_WAVES), |c| {
-        (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+        (c.reduction, c.tile_scheduler) = (Reduction::AfterLastWave, Schedule::Dynamic);
     }),
     variant(("queued_ring", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
-        (c.sums, c.tile_schedule) = (Sums::Ring, Schedule::Dynamic);
+        (c.reduction, c.tile_scheduler) = (Reduction::Ring, Schedule::Dynamic);
     }),
     variant(("queued_all", "gemm(a, b) -> all_reduce", 3, SEVERAL_WAVES), |c| {
-        c.tile_schedule = Schedule::Dynamic;
+        c.tile_scheduler = Schedule::Dynamic;
     }),
     variant(("queued_all_after", "gemm(a, b) -> all_reduce", 2, SEVERAL_WAVES), |c| {
         ping_pong(c, 128);
-        (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+        (c.reduction, c.tile_scheduler) = (Reduction::AfterLastWave, Schedule::Dynamic);
     }),
     variant(("queued_tail", "gemm(a, b)", 1, FEW_ROWS), |c| {
-        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
-        c.tile_schedule = Schedule::Dynamic;
+        c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 });
+        c.tile_scheduler = Schedule::Dynamic;
     }),
     variant(("queued_slices_tail", "gather(a) -> gemm(b)", 3, SEVERAL_WAVES), |c| {
         c.k_slices = 8;
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
-        c.tile_schedule = Schedule::Dynamic;
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
+        c.tile_scheduler = Schedule::Dynamic;
     }),
     variant(
         (
@@ -347,7 +362,7 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("x", &[700, 256]), ("w1", &[256, 2, 520]), ("y", &[700, 520]), ("w2", &[520, 256])],
         ),
-        |c| c.tile_schedule = Schedule::Dynamic,
+        |c| c.tile_scheduler = Schedule::Dynamic,
     ),
     variant(
         (
@@ -357,18 +372,19 @@ pub const VARIANTS: &[Variant] = &[
             &[("w", &[328, 1536])],
         ),
         |c| {
-            (c.sums, c.split_k, c.tile_schedule) = (Sums::After, 2, Schedule::Dynamic);
+            (c.reduction, c.split_k, c.tile_scheduler) =
+                (Reduction::AfterLastWave, 2, Schedule::Dynamic);
         },
     ),
     variant(("queued_engine", "gather(a) -> gemm(b)", 4, SEVERAL_WAVES_ALIGNED), |c| {
-        (c.gather, c.tile_schedule) = (Gather::Engine { parts: 2 }, Schedule::Dynamic);
+        (c.gather, c.tile_scheduler) = (Gather::CopyEngine { parts: 2 }, Schedule::Dynamic);
     }),
     variant(("engine", "gather(a) -> gemm(b)", 4, RAGGED), |c| {
-        c.gather = Gather::Engine { parts: 1 };
+        c.gather = Gather::CopyEngine { parts: 1 };
     }),
     variant(("engine_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        c.gather = Gather::Engine { parts: 2 };
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.gather = Gather::CopyEngine { parts: 2 };
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
     }),
     variant(
         (
@@ -377,10 +393,10 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
-        |c| c.gather = Gather::Engine { parts: 16 },
+        |c| c.gather = Gather::CopyEngine { parts: 16 },
     ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
-        c.gather = Gather::Engine { parts: 2 };
+        c.gather = Gather::CopyEngine { parts: 2 };
     }),
 ];
 

@@ -2,7 +2,8 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{AllReduce, Config, Consumers, Gather, LowerError, Schedule, Sums, Tail, lower},
+    passes::{LowerError, lower},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction, Schedule},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -75,38 +76,38 @@ type Way = (&'static str, fn(&mut Config));
 
 const DEFAULT: Way = ("by default", |_| ());
 const ONE_SHOT: Way = ("one shot", |c| c.all_reduce = AllReduce::OneShot);
-const AFTER: Way = ("sums after", |c| c.sums = Sums::After);
-const RING: Way = ("ring", |c| (c.sums, c.group_rows) = (Sums::Ring, 1));
-const SPLIT: Way = ("split", |c| (c.sums, c.split_k) = (Sums::After, 2));
+const AFTER: Way = ("sums after", |c| c.reduction = Reduction::AfterLastWave);
+const RING: Way = ("ring", |c| (c.reduction, c.group_m) = (Reduction::Ring, 1));
+const SPLIT: Way = ("split", |c| (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
-    (c.sums, c.split_k, c.all_reduce) = (Sums::After, 2, AllReduce::OneShot);
+    (c.reduction, c.split_k, c.all_reduce) = (Reduction::AfterLastWave, 2, AllReduce::OneShot);
 });
 const BY_COLUMNS: Way = ("by columns", |c| c.all_reduce = AllReduce::ByColumns);
-const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }));
+const TAIL: Way = ("tail", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 }));
 
 const TAIL_PARTS: Way =
-    ("tail in parts", |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }));
+    ("tail in parts", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 256, parts: 2 }));
 
 const SLICES: Way = ("slices", |c| c.k_slices = 2);
-const ENGINE: Way = ("engine", |c| c.gather = Gather::Engine { parts: 1 });
-const ENGINE_PARTS: Way = ("engine, in parts", |c| c.gather = Gather::Engine { parts: 2 });
+const ENGINE: Way = ("engine", |c| c.gather = Gather::CopyEngine { parts: 1 });
+const ENGINE_PARTS: Way = ("engine, in parts", |c| c.gather = Gather::CopyEngine { parts: 2 });
 const SLICES_TAIL: Way = ("slices and a tail in parts", |c| {
     c.k_slices = 2;
-    c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
+    c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 });
 });
 
 const PING_PONG: Way = ("ping-pong", |c| {
-    c.set_block([128, 128, 64]);
+    c.block = [128, 128, 64];
     (c.consumers, c.k_slices) = (Consumers::PingPong, 2);
-    c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+    c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 });
 });
 
-const QUEUED: Way = ("queued", |c| c.tile_schedule = Schedule::Dynamic);
+const QUEUED: Way = ("queued", |c| c.tile_scheduler = Schedule::Dynamic);
 const QUEUED_AFTER: Way = ("queued, sums after", |c| {
-    (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+    (c.reduction, c.tile_scheduler) = (Reduction::AfterLastWave, Schedule::Dynamic);
 });
 const QUEUED_RING: Way = ("queued, ring", |c| {
-    (c.sums, c.tile_schedule) = (Sums::Ring, Schedule::Dynamic);
+    (c.reduction, c.tile_scheduler) = (Reduction::Ring, Schedule::Dynamic);
 });
 
 /// Pipelines lowered in other than the default ways.

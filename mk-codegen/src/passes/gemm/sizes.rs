@@ -3,13 +3,13 @@
 use super::Tiler;
 use crate::ir::{Leaf, Operand, Store};
 use crate::passes::{
-    Sums, Tail,
     draft::Covers,
     fold,
     product::{Cut, Product},
     reduce::Summands,
     rows::Rows,
 };
+use crate::settings::{LastWave, Reduction};
 
 impl<'k> Tiler<'k> {
     /// The tiles of a product that is result `r`, those of the last rows smaller and last.
@@ -18,7 +18,7 @@ impl<'k> Tiler<'k> {
         n: usize,
         r: usize,
         product: &mut Product<'k>,
-        tail: Tail,
+        tail: LastWave,
     ) -> Vec<Covers> {
         let all = product.rows.clone();
         let walked = i32::try_from(tail.blocks).unwrap_or(i32::MAX).min(all.blocks);
@@ -48,7 +48,14 @@ impl<'k> Tiler<'k> {
             let block = [rows.height, columns];
             let (by, operand) = (tiles, Operand::C);
             let tiles = Summands { rows, block, together: 1, by, operand };
-            fold::fold(&mut self.draft, Sums::After, out, (parts, into), product.target, tiles);
+            fold::fold(
+                &mut self.draft,
+                Reduction::AfterLastWave,
+                out,
+                (parts, into),
+                product.target,
+                tiles,
+            );
         }
         by
     }
