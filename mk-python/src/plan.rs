@@ -11,7 +11,7 @@ use mk::{
     runtime::jit::JitOptions,
     sim::Schedule,
     syntax::Dim,
-    tune::{self, Cache, Choice, Made, Verdict, Why},
+    tune::{self, Cache, Choice, Facts, Made, Verdict, Why},
 };
 use mk_harness::{Case, CpuOptions, Tolerance, run_made_on_cpu};
 use pyo3::{
@@ -219,6 +219,25 @@ impl Plan {
             }
         }
         Ok(dict)
+    }
+
+    /// The settings of each kernel, in the order of launches: names to text, as ``mk explain`` prints them.
+    #[getter]
+    fn settings<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let mut kernels = Vec::new();
+        for (i, config) in self.made.configs.iter().enumerate() {
+            let facts = match self.made.parts.get(i) {
+                Some(part) => Facts::new(&part.program, &part.bound, self.ranks()),
+                None => Facts::new(self.program(), &self.sizes, self.ranks()),
+            };
+            let dict = PyDict::new(py);
+            let text = tune::write(config, &facts);
+            for (name, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
+                dict.set_item(name, value)?;
+            }
+            kernels.push(dict);
+        }
+        Ok(kernels)
     }
 
     /// The global shape of each parameter.

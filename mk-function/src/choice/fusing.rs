@@ -18,7 +18,7 @@ use mk_codegen::settings::{self, Config};
 use mk_syntax::{Bound, Program};
 use std::{fmt, str::FromStr};
 
-/// By how much parts must be predicted to be faster: the median error of the cost model (docs/performance.md).
+/// By how much parts must be predicted to be faster: the median error of the cost model (docs/cost-model.md).
 pub const CLEARLY: f64 = 0.05;
 
 /// Whether a pipeline becomes one kernel.
