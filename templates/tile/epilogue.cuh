@@ -56,23 +56,8 @@ MK_DEVICE void apply_gate(float* acc) {
   if constexpr (Config::kGated) acc[0] = silu(acc[0]) * acc[Config::kAccumulators / 2];
 }
 
-// All accumulators of a tile through the plan's elementwise chain, before anything is added to them.
-template <class Config, class Hooks>
-MK_DEVICE void apply_epilogue(const Hooks& hooks, const GemmTile& tile, u32 consumer,
-                              float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-#pragma unroll
-  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
-#pragma unroll
-    for (u32 i = 0; i < Config::kAccumulators / 2; ++i) {
-      const u32 row = fragment_row<Config>(consumer, m) + i % 2 * 8;
-      const u32 col = Config::first_col(consumer) + i / 2 * 8 + lane_index() % 4 * 2;
-      hooks.epilogue(tile, row, col, acc[m][2 * i], acc[m][2 * i + 1]);
-    }
-  }
-}
-
-// Packs eight accumulators, the 16 columns from `col` on, for one stmatrix, through the plan's elementwise chain; where tiles go on with
-// sums, they have been through it before, if there is one.
+// Packs eight accumulators, the 16 columns from `col` on, for one stmatrix, through the plan's elementwise chain; tiles that go on with
+// sums have none.
 template <class Config, class Hooks>
 MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, u32 row, u32 col, float* acc, u32 (&out)[4]) {
 #pragma unroll
@@ -172,7 +157,7 @@ MK_DEVICE void hand_over_panels(u32 bar) {
 }
 
 // Registers to panels, for the storer. Staging is small, so that the ring can keep its stages: what fills more begins with the
-// lent ones; where those do not suffice, it waits until panels have been read.
+// borrowed ones; where those do not suffice, it waits until panels have been read.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
                           const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging,
@@ -193,19 +178,19 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
         finish_16_columns<Config>(hooks, tile, row, Config::first_col(consumer) + g * 16, first + j * 8, packed[j]);
       }
       const u32 p = m * kAcross + n;
-      const bool lent = p + 1 <= Config::kLentPanels;  // not `<`: there may be none, and nothing is below that
-      if (!lent) mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
-      const u32 panel = lent ? smem.lent_panel(ring, consumer, p) : smem.panel(consumer, mine.stage);
+      const bool borrowed = p + 1 <= Config::kBorrowedPanels;  // not `<`: there may be none, and nothing is below that
+      if (!borrowed) mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
+      const u32 panel = borrowed ? smem.borrowed_panel(ring, consumer, p) : smem.panel(consumer, mine.stage);
       if constexpr (Config::kOut == Dtype::F32) {
         stage_f32_panel(panel, first);
       } else {
         stage_panel<Config>(panel, packed);
       }
-      if (!lent) {
+      if (!borrowed) {
         hand_over_panels<Edges>(smem.staging_full(consumer, mine.stage));
         mine.advance();
-      } else if (p + 1 == Config::kLentPanels) {
-        hand_over_panels<Edges>(smem.lent_full(consumer));
+      } else if (p + 1 == Config::kBorrowedPanels) {
+        hand_over_panels<Edges>(smem.borrowed_full(consumer));
       }
     }
   }
