@@ -6,7 +6,6 @@ use mk::{
     build::Composition,
     emit,
     function::{Place, Signature, Sizes, Wiring},
-    harness::{Case, CpuOptions, Tolerance, run_made_on_cpu},
     passes::{Config, Tail},
     runtime::jit::JitOptions,
     tune::{
@@ -14,6 +13,7 @@ use mk::{
         Winner,
     },
 };
+use mk_harness::{Case, CpuOptions, Tolerance, run_made_on_cpu};
 use std::collections::BTreeMap;
 
 const MLP: &str = "

@@ -5,10 +5,10 @@ mod common;
 
 use mk::{
     Program,
-    harness::{Case, CpuOptions, Tolerance, run_on_cpu},
     passes::{Config, lower},
     sim::Schedule,
 };
+use mk_harness::{Case, CpuOptions, Tolerance, run_on_cpu};
 use std::collections::BTreeMap;
 
 /// Small tiles, so that small shapes have several of each kind.

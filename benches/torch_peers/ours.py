@@ -7,7 +7,7 @@ import contestant
 import mk
 
 # What a config file may set, by mk.compile's keyword.
-OPTIONS = "sms block consumers group_rows chunk_bytes k_slices gather all_reduce sums split_k fold tail own_columns head tile_schedule".split()
+OPTIONS = "sms block consumers group_rows chunk_bytes k_slices gather all_reduce sums split_k tail tile_schedule".split()
 
 
 def options(config, key):

@@ -1,9 +1,8 @@
 //! The options that say which plan is meant.
 
 use clap::Args;
-use mk::passes::{Gather, Head, Tail};
+use mk::passes::{Gather, Tail};
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::str::FromStr;
 
 /// Ranks of a pipeline for which nothing else is said.
@@ -37,12 +36,6 @@ pub struct PipelineArgs {
     /// Blocks of rows at the end of each shard, at most, whose tiles have fewer columns, or are cut into parts along k, at most so many, for instance 1x64 or 2x256/4 [default: none]
     #[arg(long, value_name = "BLOCKSxCOLUMNS[/PARTS]")]
     pub tail: Option<OrNone<Tail>>,
-    /// Columns of the tiles of a gathered operand's own rows, less than the others have, so that all CTAs share them [default: as the others]
-    #[arg(long, value_name = "N")]
-    pub own_columns: Option<OrNone<NonZeroU32>>,
-    /// First tiles with fewer columns, and how many, so that not all leave at once and links have something to carry sooner, for instance 64x128 [default: none]
-    #[arg(long, value_name = "TILESxCOLUMNS")]
-    pub head: Option<OrNone<Head>>,
     /// How an all_reduce moves its summands: one-shot and by-columns are for few rows
     #[arg(long, value_enum)]
     pub all_reduce: Option<AllReduce>,
@@ -61,9 +54,6 @@ pub struct PipelineArgs {
     /// Parts of the inner dimension that are multiplied at the same time, at most, where sums follow [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub split_k: Option<u32>,
-    /// Who adds those parts [default: rank]
-    #[arg(long)]
-    pub fold: Option<Fold>,
     /// Row blocks that are walked together before the next columns' tiles [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub group_rows: Option<u32>,
@@ -94,15 +84,6 @@ pub enum Consumers {
     PingPong,
 }
 
-/// [`mk::passes::Fold`] as an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Fold {
-    /// The rank that made them, before anything leaves it
-    Rank,
-    /// The owner of the sum, with those of the other ranks
-    Owner,
-}
-
 /// [`mk::passes::Sums`] as an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sums {
@@ -112,11 +93,6 @@ pub enum Sums {
     After,
     /// Those that multiply, tile by tile: sums go from rank to rank
     Ring,
-    /// The memory of the owner, to which tiles are sent one after the other
-    #[value(alias = "on_write")]
-    OnWrite,
-    /// The owner, at the end of each of its own tiles
-    Epilogue,
 }
 
 /// [`mk::passes::AllReduce`] as an option.
@@ -165,15 +141,12 @@ impl PipelineArgs {
             ("--sms", self.sms.is_empty()),
             ("--block", self.block.is_none()),
             ("--tail", self.tail.is_none()),
-            ("--own-columns", self.own_columns.is_none()),
-            ("--head", self.head.is_none()),
             ("--all-reduce", self.all_reduce.is_none()),
             ("--sums", self.sums.is_none()),
             ("--chunk-bytes", self.chunk_bytes.is_none()),
             ("--k-slices", self.k_slices.is_none()),
             ("--gather", self.gather.is_none()),
             ("--split-k", self.split_k.is_none()),
-            ("--fold", self.fold.is_none()),
             ("--consumers", self.consumers.is_none()),
             ("--group-rows", self.group_rows.is_none()),
             ("--tile-schedule", self.tile_schedule.is_none()),

@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, Consumers, DEFAULT_RANKS, Fold, PipelineArgs, Sums, TileSchedule, once},
+    options::{AllReduce, Consumers, DEFAULT_RANKS, PipelineArgs, Sums, TileSchedule, once},
     progress::Progress,
 };
 use mk::{
@@ -16,7 +16,6 @@ use mk::{
     valid::{self, Proof, Violation},
 };
 use std::io::{Read as _, Write as _};
-use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -256,21 +255,13 @@ pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
         sums: match args.sums {
             Some(Sums::After) => passes::Sums::After,
             Some(Sums::Ring) => passes::Sums::Ring,
-            Some(Sums::OnWrite) => passes::Sums::OnWrite,
-            Some(Sums::Epilogue) => passes::Sums::Epilogue,
             Some(Sums::Beside) | None => passes::Sums::Beside,
         },
         chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
         k_slices: args.k_slices.unwrap_or(default.k_slices),
         gather: args.gather.unwrap_or(default.gather),
         tail: args.tail.and_then(|tail| tail.0),
-        own_columns: args.own_columns.and_then(|columns| columns.0).map(NonZeroU32::get),
-        head: args.head.and_then(|head| head.0),
         split_k: args.split_k.unwrap_or(default.split_k),
-        fold: match args.fold {
-            Some(Fold::Owner) => passes::Fold::Owner,
-            Some(Fold::Rank) | None => passes::Fold::Rank,
-        },
         group_rows: args.group_rows.unwrap_or(default.group_rows),
         consumers: match args.consumers {
             Some(Consumers::PingPong) => passes::Consumers::PingPong,

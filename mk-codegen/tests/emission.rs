@@ -32,7 +32,6 @@ fn kernels_of_other_ways_of_lowering() {
         "slices_tail",
         "ring",
         "rows64_one_shot",
-        "by_columns_parts",
         "by_columns_mlp",
         "ping_pong",
         "ping_pong_slices_tail",
@@ -70,9 +69,8 @@ fn partial_sums_that_a_loader_cannot_bring_are_refused() {
     let read = " at inner when q == 1\n";
     for (from, to, says) in [
         ("store=tma", "store=direct", "only TMA stores tiles to peers"),
-        ("epilogue=carry", "epilogue=carry,relu", "`carry` is the only operation"),
-        ("epilogue=carry", "epilogue=relu,carry", "`carry` is the only operation"),
-        (read, " at end\n", "mma_tile does not touch `acc_in` at end"),
+        ("epilogue=carry", "epilogue=carry,relu", "`carry` is the last operation"),
+        (read, " at end\n", "of `carry` at end, in iterations [0] of 2"),
         (read, " at inner\n", "in iterations [0, 1] of 2"),
         (read, " at inner when q == 2\n", "in iterations [] of 2"),
         (read, " at inner each h in 1 when q == 1\n", "one partial sum, without `each`"),

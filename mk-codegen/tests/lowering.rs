@@ -4,8 +4,8 @@ mod common;
 
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
-    ir::{Expr, Operand, Plan, Points, Schedule, TableSet, Task},
-    passes::{AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Sums, Tail, lower},
+    ir::{Expr, Operand, Plan, Points, Schedule, TableSet},
+    passes::{AllReduce, Config, Consumers, Gather, LowerError, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -151,72 +151,10 @@ fn tiles_for_whoever_is_free() {
     assert!(errors[0].message.contains("only products, sums and copies"), "{errors:?}");
 }
 
-/// Own rows in narrower tiles: so many more of them, and the others as before.
-#[test]
-fn own_rows_may_have_narrower_tiles() {
-    let shapes = &[("a", vec![2048, 512]), ("b", vec![512, 4096])];
-    let tasks = |config: &Config| {
-        let plan = with_config("gather(a) -> gemm(b)", shapes, config).expect("lowers");
-        let tables = TableSet::default();
-        let points = Points::new(&plan, &tables);
-        let families = plan.families.iter().filter(|(_, f)| f.name.starts_with("gemm"));
-        let count = |id| points.tasks(id, 1, 1).expect("in range").len();
-        families.map(|(id, f)| (f.name.clone(), count(id))).collect::<Vec<_>>()
-    };
-    let named = |list: &[(&str, usize)]| {
-        list.iter().map(|(name, n)| (name.to_string(), *n)).collect::<Vec<_>>()
-    };
-    // Shards of 4 blocks, 4 tiles of 256 columns across.
-    assert_eq!(tasks(&four()), named(&[("gemm.own", 16), ("gemm.peers", 48)]));
-    let own = Config { own_columns: Some(64), ..four() };
-    assert_eq!(tasks(&own), named(&[("gemm.own", 64), ("gemm.peers", 48)]));
-    let tail = Some(Tail { blocks: 1, columns: 128, parts: 1 });
-    let both = named(&[("gemm.own", 64), ("gemm.peers", 36), ("gemm.tail.peers", 24)]);
-    assert_eq!(tasks(&Config { tail, ..own.clone() }), both);
-    // Also where the tail is all of a shard.
-    let all = Some(Tail { blocks: 4, columns: 128, parts: 1 });
-    assert_eq!(
-        tasks(&Config { tail: all, ..own }),
-        named(&[("gemm.own", 64), ("gemm.tail.peers", 96)])
-    );
-}
-
-/// Narrower first tiles: so many columns of the first group of rows, each a summand's word raised so often; the others as before.
-#[test]
-fn first_tiles_may_be_narrower() {
-    // Shards of 4 blocks, 5 tiles of 256 columns across: the last one of 24.
-    let of_ranks = |ranks, head: Option<&str>, group_rows| {
-        let shapes = &[("a", vec![512 * u64::from(ranks), 512]), ("b", vec![512, 1048])];
-        let head = head.map(|text| text.parse().expect(text));
-        let config = Config { ranks, head, group_rows, ..Config::default() };
-        let plan = with_config("gemm(a, b) -> all_reduce", shapes, &config).expect("lowers");
-        let tables = TableSet::default();
-        let points = Points::new(&plan, &tables);
-        let families = plan.families.iter().filter(|(_, f)| f.name.starts_with("gemm"));
-        let tasks = |id| points.tasks(id, 1, 1).expect("in range");
-        let all = families.map(|(id, f)| format!("{} {}", f.name, tasks(id).len()));
-        all.collect::<Vec<_>>().join(", ")
-    };
-    let products = |head, group_rows| of_ranks(4, head, group_rows);
-    assert_eq!(products(None, 8), "gemm 80");
-    // Two blocks of each shard: 8 rows of tiles.
-    assert_eq!(products(Some("16x128"), 8), "gemm.head 16, gemm.first 32, gemm 40");
-    assert_eq!(products(Some("17x128"), 8), "gemm.head 32, gemm.first 24, gemm 40");
-    assert_eq!(products(Some("1x64"), 8), "gemm.head 32, gemm.first 32, gemm 40");
-    // Of the last columns there is one.
-    assert_eq!(products(Some("65x128"), 8), "gemm.head 72, gemm 40");
-    assert_eq!(products(Some("4000000000x64"), 8), "gemm.head 136, gemm 40");
-    // One block, and all.
-    assert_eq!(products(Some("1x128"), 1), "gemm.head 8, gemm.first 16, gemm 60");
-    assert_eq!(of_ranks(2, Some("1x128"), 8), "gemm.head 16, gemm.first 32");
-    assert_eq!(of_ranks(2, Some("200x128"), 8), "gemm.head 72");
-}
-
 #[test]
 fn settings_that_fit_nothing_are_refused() {
     let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512]), ("g", vec![512, 2, 512])];
     let tail = |blocks, columns, parts| Some(Tail { blocks, columns, parts });
-    let head = |tiles, columns| Some(Head { tiles, columns });
     let engine = |parts| Gather::Engine { parts };
     let cases: &[(&str, Config, &str)] = &[
         ("gather(a) -> gemm(b)", Config { k_slices: 0, ..four() }, "rows in 0 slices"),
@@ -240,61 +178,6 @@ fn settings_that_fit_nothing_are_refused() {
         ("gather(a) -> gemm(b) -> gelu", Config { tail: tail(1, 256, 2), ..four() }, "in 2 parts"),
         ("gemm(a, b) -> all_reduce", Config { tail: tail(1, 256, 2), ..four() }, "can have a tail"),
         (
-            "gather(a) -> gemm(b)",
-            Config { own_columns: Some(256), ..four() },
-            "own rows in tiles of 256 columns beside others of 256",
-        ),
-        ("gather(a) -> gemm(b)", Config { own_columns: Some(96), ..four() }, "use 64, 128 or 192"),
-        ("gemm(a, b)", Config { own_columns: Some(64), ..four() }, "no product here has own rows"),
-        (
-            "gather(a) -> gemm(b) -> reduce_scatter",
-            Config { own_columns: Some(64), ..four() },
-            "no product here has own rows",
-        ),
-        ("gather(a)", Config { own_columns: Some(64), ..four() }, "there are none"),
-        ("gather(a)", Config { head: head(1, 128), ..four() }, "there are none"),
-        ("gemm(a, b)", Config { head: head(1, 128), ..four() }, "no product here has first tiles"),
-        (
-            "gather(a) -> gemm(b) -> reduce_scatter",
-            Config { head: head(1, 128), ..four() },
-            "no product here has first tiles",
-        ),
-        (
-            "gemm(a, b) -> all_reduce",
-            Config { head: head(1, 128), all_reduce: AllReduce::OneShot, ..four() },
-            "no product here has first tiles",
-        ),
-        (
-            "gemm(a, b) -> reduce_scatter",
-            Config { head: head(1, 128), sums: Sums::Ring, ..four() },
-            "no product here has first tiles",
-        ),
-        (
-            "gemm(a, b) -> reduce_scatter",
-            Config { head: head(1, 128), split_k: 2, ..four() },
-            "no product here has first tiles",
-        ),
-        ("gemm(a, b) -> reduce_scatter", Config { head: head(0, 128), ..four() }, "0 first tiles"),
-        ("gemm(a, b) -> reduce_scatter", Config { head: head(1, 192), ..four() }, "beside others"),
-        ("gemm(a, b) -> reduce_scatter", Config { head: head(1, 256), ..four() }, "beside others"),
-        ("gemm(a, b) -> reduce_scatter", Config { head: head(1, 32), ..four() }, "beside others"),
-        (
-            "gemm(a, b) -> reduce_scatter",
-            Config { head: head(1, 0), ..four() },
-            "1 first tiles of 0 columns beside others of 256",
-        ),
-        (
-            "gemm(a, b) -> all_reduce",
-            Config { fold: Fold::Owner, ..four() },
-            "one part has nothing to fold",
-        ),
-        (
-            "gemm(a, b) -> all_reduce",
-            Config { split_k: 2, fold: Fold::Owner, all_reduce: AllReduce::OneShot, ..four() },
-            "nobody owns a sum",
-        ),
-        ("gather(a)", Config { fold: Fold::Owner, ..four() }, "there are none"),
-        (
             "gemm(a, b) -> reduce_scatter",
             Config { all_reduce: AllReduce::ByColumns, ..four() },
             "nothing here is summed by an `all_reduce`",
@@ -316,7 +199,7 @@ fn settings_that_fit_nothing_are_refused() {
         ),
         (
             "gemm(a, b) -> reduce_scatter",
-            Config { sums: Sums::Epilogue, split_k: 2, ..four() },
+            Config { sums: Sums::Ring, split_k: 2, ..four() },
             "cannot be added tile by tile",
         ),
         ("gather(a)", Config { consumers: Consumers::PingPong, ..four() }, "there are none"),
@@ -373,45 +256,20 @@ fn groups_of_more_rows_than_there_are_hold_all() {
     assert_eq!(plan(0), plan(1));
 }
 
-/// Own tiles, which stay, take less of a CTA's time than those that leave, or more where they end a sum.
+/// Own tiles, which stay, take less of a CTA's time than those that leave.
 #[test]
 fn every_cta_multiplies_for_every_owner() {
     const CTAS: usize = 132;
     let shapes = &[("a", vec![8192, 8192]), ("b", vec![8192, 8192])];
-    for sums in [Sums::After, Sums::Epilogue] {
-        let config = Config { ranks: 4, sums, ..Config::default() };
-        let plan = with_config("gemm(a, b) -> reduce_scatter", shapes, &config).expect("lowers");
-        let (id, _) = plan.families.iter().find(|(_, f)| f.name == "gemm").expect("there is one");
-        let tables = TableSet::new(&plan, |_, _| Vec::new());
-        let tasks = Points::new(&plan, &tables).tasks(id, 0, 1).expect("evaluates");
-        let place = |t: &Task| (t.domain()[0], t.domain()[2]);
-        let own = |t: &&Task| t.domain()[1] == 3;
-        for cta in 0..CTAS {
-            let mine: Vec<_> = tasks.iter().skip(cta).step_by(CTAS).collect();
-            let stay = mine.iter().filter(|t| own(t)).count();
-            assert!((2..=6).contains(&stay), "{sums:?}: {stay} of {} of CTA {cta}", mine.len());
-        }
-        if sums != Sums::Epilogue {
-            continue;
-        }
-        // A wave behind those of the same place that leave, so that these have come.
-        let left: BTreeMap<_, i64> =
-            tasks.iter().filter(|t| !own(t)).map(|t| (place(t), t.linear())).collect();
-        for t in tasks.iter().filter(own) {
-            assert!(t.linear() - left[&place(t)] > CTAS as i64 - 4, "{:?}", t.domain());
-        }
-    }
-}
-
-#[test]
-fn heads_read_what_they_write() {
-    for text in ["1x64", "64x128"] {
-        let head: Head = text.parse().expect(text);
-        assert_eq!(head.to_string(), text);
-    }
-    for text in ["", "1", "x", "1x", "x64", "1x64/2", "-1x64", "1x64x2", "axb"] {
-        let error = text.parse::<Head>().expect_err(text).to_string();
-        assert!(error.contains(&format!("`{text}` is not TILESxCOLUMNS")), "{error}");
+    let config = Config { ranks: 4, sums: Sums::After, ..Config::default() };
+    let plan = with_config("gemm(a, b) -> reduce_scatter", shapes, &config).expect("lowers");
+    let (id, _) = plan.families.iter().find(|(_, f)| f.name == "gemm").expect("there is one");
+    let tables = TableSet::new(&plan, |_, _| Vec::new());
+    let tasks = Points::new(&plan, &tables).tasks(id, 0, 1).expect("evaluates");
+    for cta in 0..CTAS {
+        let mine: Vec<_> = tasks.iter().skip(cta).step_by(CTAS).collect();
+        let stay = mine.iter().filter(|t| t.domain()[1] == 3).count();
+        assert!((2..=6).contains(&stay), "{stay} of {} of CTA {cta}", mine.len());
     }
 }
 
@@ -442,13 +300,10 @@ fn extents_and_numbers_of_any_size_are_refused_or_lowered() {
         }
         for (ranks, split_k) in [(1, 2), (4, u32::MAX), (64, u32::MAX)] {
             for all_reduce in [AllReduce::TwoPhase, AllReduce::OneShot, AllReduce::ByColumns] {
-                for fold in [Fold::Rank, Fold::Owner] {
-                    let block = [64, 128, 64];
-                    let sums = Sums::After;
-                    let way = Config { ranks, split_k, all_reduce, fold, block, sums, ..four() };
-                    let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];
-                    let _ = with_config("gemm(a, b) -> all_reduce", shapes, &way);
-                }
+                let (block, sums) = ([64, 128, 64], Sums::After);
+                let way = Config { ranks, split_k, all_reduce, block, sums, ..four() };
+                let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];
+                let _ = with_config("gemm(a, b) -> all_reduce", shapes, &way);
             }
         }
     }

@@ -88,7 +88,7 @@ fn eight_ranks_of_4096_tiles() {
         .iter()
         .map(|text| text.parse().unwrap_or_else(|e| panic!("{e}")))
         .collect();
-    plans.extend([Sums::Ring, Sums::OnWrite].map(in_tiles));
+    plans.push(in_tiles(Sums::Ring));
     for plan in plans {
         let begin = Instant::now();
         let proof = valid::verify(&plan).unwrap_or_else(|e| panic!("{e}"));

@@ -8,12 +8,12 @@ use mk::{
     cost::DeviceModel,
     emit,
     function::{Signature, Wiring},
-    harness::{Case, CpuOptions, Tolerance, run_made_on_cpu},
     runtime::jit::JitOptions,
     sim::Schedule,
     syntax::Dim,
     tune::{self, Cache, Choice, Made, Verdict, Why},
 };
+use mk_harness::{Case, CpuOptions, Tolerance, run_made_on_cpu};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
@@ -82,7 +82,7 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, fold=None, consumers=None, group_rows=None, tail=None, own_columns=None, head=None, tile_schedule=None))]
+                    sums=None, split_k=None, consumers=None, group_rows=None, tail=None, tile_schedule=None))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
     py: Python<'_>,
@@ -98,12 +98,9 @@ pub fn plan(
     all_reduce: Option<&str>,
     sums: Option<&str>,
     split_k: Option<u32>,
-    fold: Option<&str>,
     consumers: Option<&str>,
     group_rows: Option<u32>,
     tail: Option<&str>,
-    own_columns: Option<u32>,
-    head: Option<&str>,
     tile_schedule: Option<&str>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
@@ -117,12 +114,9 @@ pub fn plan(
         all_reduce,
         sums,
         split_k,
-        fold,
         consumers,
         group_rows,
         tail,
-        own_columns,
-        head,
         tile_schedule,
     };
     let config = options::config(py, ranks, &choices)?;

@@ -56,8 +56,23 @@ MK_DEVICE void apply_gate(float* acc) {
   if constexpr (Config::kGated) acc[0] = silu(acc[0]) * acc[Config::kAccumulators / 2];
 }
 
-// Packs eight accumulators, the 16 columns from `col` on, for one stmatrix, through the plan's elementwise chain; tiles that go on with
-// sums have none.
+// All accumulators of a tile through the plan's elementwise chain, before anything is added to them.
+template <class Config, class Hooks>
+MK_DEVICE void apply_epilogue(const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                              float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+#pragma unroll
+    for (u32 i = 0; i < Config::kAccumulators / 2; ++i) {
+      const u32 row = fragment_row<Config>(consumer, m) + i % 2 * 8;
+      const u32 col = Config::first_col(consumer) + i / 2 * 8 + lane_index() % 4 * 2;
+      hooks.epilogue(tile, row, col, acc[m][2 * i], acc[m][2 * i + 1]);
+    }
+  }
+}
+
+// Packs eight accumulators, the 16 columns from `col` on, for one stmatrix, through the plan's elementwise chain; where tiles go on with
+// sums, they have been through it before, if there is one.
 template <class Config, class Hooks>
 MK_DEVICE void finish_16_columns(const Hooks& hooks, const GemmTile& tile, u32 row, u32 col, float* acc, u32 (&out)[4]) {
 #pragma unroll

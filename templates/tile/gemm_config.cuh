@@ -32,6 +32,7 @@ struct GemmOptions {
   u32 saves = 0;            // matrices that the elementwise chain writes on the way
   bool saves_gates = false; // the first two are gates and ups
   bool carried = false;     // a tile goes on with sums that the loader brings
+  bool carry_last = false;  // and not before its own product has been through the elementwise chain
   bool b_evict_first = false;   // no other tile reads what a tile reads of B
   bool borrowed_stage = false;  // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
   StorePath store = StorePath::Tma;
@@ -52,6 +53,7 @@ struct GemmConfig {
   static constexpr u32 kSaves = kOptions.saves;
   static constexpr bool kSavesGates = kOptions.saves_gates;
   static constexpr bool kCarried = kOptions.carried;
+  static constexpr bool kCarryLast = kOptions.carry_last;
   static constexpr u32 kBRank = kOptions.b_rank;
   static constexpr bool kBEvictFirst = kOptions.b_evict_first;
   static constexpr StorePath kStore = kOptions.store;
@@ -107,8 +109,9 @@ struct GemmConfig {
   static constexpr u32 kCarrySteps = kCarried ? kConsumersPerTile * kCarryStages : 0;
 
   // The step along k before which `part` comes of so many sums: in the second half, since the loader waits for them in the middle, the
-  // consumers' apart, so that one adds while the other multiplies.
+  // consumers' apart, so that one adds while the other multiplies; or behind all.
   MK_DEVICE static constexpr u32 carry_step(u32 part, u32 k_blocks, u32 sums) {
+    if (kCarryLast) return k_blocks;
     const u32 from = k_blocks / 2, source = part / kConsumersPerTile, left = k_blocks - from;
     // No part before the one that comes first.
     const u32 between = left / (sums + 1), apart = between < 2 ? between : 2;
@@ -139,6 +142,7 @@ struct GemmConfig {
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
+  static_assert(!kCarryLast || !kOptions.borrowed_stage, "the last stage belongs to one consumer");
   static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
   static_assert(!kOptions.borrowed_stage || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
   static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");

@@ -101,7 +101,7 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
   sm90_pin_all<Config>(acc);
   const u32 parts = Config::kCarried ? tile.carry_parts<Config>() : 0;
   u32 part = 0, done = 0;
-  if constexpr (Config::kCarried) {
+  if constexpr (Config::kCarried && !Config::kCarryLast) {
 #pragma unroll 1
     for (; part < parts; ++part) {
       const u32 step = tile.carry_step<Config>(part);
@@ -121,6 +121,7 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
   sm90_mma_end<Config>(acc);
   // Tiles of more steps than one, which those with a borrowed stage are, have taken all by now.
   if constexpr (Config::kBorrowedPanels == 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+  if constexpr (Config::kCarryLast) apply_epilogue<Config>(hooks, tile, consumer, acc);
   if constexpr (Config::kCarried && Config::kBorrowedPanels == 0) {
 #pragma unroll 1
     for (; part < parts; ++part) sm90_take_carried<Config, Edges>(smem, consumer, part, ring, acc);

@@ -10,13 +10,13 @@ use mk::{
     Bound, Program,
     abi::KernelSource,
     emit,
-    harness::{Case, Tolerance, gpu::Session},
     passes::{self, Config},
     runtime::{
         InstanceOptions, World,
         jit::{self, JitOptions},
     },
 };
+use mk_harness::{Case, Tolerance, gpu::Session};
 use std::{collections::BTreeMap, time::Duration};
 
 fn options() -> InstanceOptions {

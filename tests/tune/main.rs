@@ -234,8 +234,7 @@ fn a_winner_has_neighbours() {
     let sms: Vec<u32> = near.iter().map(|c| c.sms["intra_comm"]).filter(|n| *n != 32).collect();
     assert_eq!(sms, [24, 40, 48]);
     let queued = near.iter().filter(|c| c.tile_schedule == Schedule::Dynamic).count();
-    let heads = near.iter().filter(|c| c.head.is_some()).count();
-    assert_eq!((queued, heads, near.len()), (1, 2, groups.len() + sms.len() + 3));
+    assert_eq!((queued, near.len()), (1, groups.len() + sms.len() + 1));
     let back = Config { tile_schedule: Schedule::Dynamic, ..winner.clone() };
     assert!(tune::neighbours(&back, &program, &bound).contains(&winner));
     // Each once: a half and three quarters of 2 are both 1.
@@ -251,67 +250,6 @@ fn a_winner_has_neighbours() {
     let after = Config { sums: Sums::After, sms: BTreeMap::new(), ..winner };
     let near = tune::neighbours(&after, &program, &bound);
     assert!(near.iter().all(|c| c.sms.is_empty() && c.sums == Sums::After), "{near:?}");
-}
-
-/// Where peers' rows are a wave of tiles, own rows are tried in narrower ones; and beside a winner, in others.
-#[test]
-fn own_rows_in_narrower_tiles_are_tried_for_one_wave() {
-    let program = Program::parse("gather(a) -> gemm(b)").expect("parses");
-    let knob = KNOBS.iter().find(|k| k.name == "own_columns").expect("there is one");
-    let values = |m: u64, n: u64, ranks| {
-        let bound = bound(&program, &[("a", &[m, m]), ("b", &[m, n])]);
-        (knob.values)(&Facts::new(&program, &bound, ranks))
-    };
-    assert_eq!(values(4096, 4096, 4), ["none", "128"]);
-    assert_eq!(values(2048, 10240, 4), ["none", "128"], "12 by 10 tiles");
-    assert!(values(8192, 8192, 4).is_empty(), "48 by 8");
-    assert!(values(4096, 1024, 1).is_empty(), "nobody has other rows");
-    let bound = bound(&program, &[("a", &[4096, 4096]), ("b", &[4096, 4096])]);
-    let winner = Config { ranks: 4, own_columns: Some(128), ..Config::default() };
-    let near = tune::neighbours(&winner, &program, &bound);
-    let own: Vec<_> = near.iter().filter_map(|c| c.own_columns.filter(|n| *n != 128)).collect();
-    assert_eq!(own, [64, 192]);
-}
-
-/// Where a sum waits for few waves of tiles, narrower first ones are tried; beside a winner, where there are some more waves, too.
-#[test]
-fn narrower_first_tiles_are_tried_for_few_waves() {
-    let knob = KNOBS.iter().find(|k| k.name == "head").expect("there is one");
-    let values = |text: &str, names: &[&'static str], m: u64, ranks| {
-        let program = Program::parse(text).expect("parses");
-        let square = [m, m];
-        let shapes: Vec<_> = names.iter().map(|name| (*name, &square[..])).collect();
-        (knob.values)(&Facts::new(&program, &bound(&program, &shapes), ranks))
-    };
-    const AB: &[&str] = &["a", "b"];
-    let scatter = "gemm(a, b) -> reduce_scatter";
-    assert_eq!(values(scatter, AB, 4096, 4), ["none", "64x128", "64x64"], "32 by 16 tiles");
-    assert!(values(scatter, AB, 8192, 4).is_empty(), "64 by 32");
-    assert!(values(scatter, AB, 4096, 1).is_empty(), "nothing leaves");
-    assert!(values("gather(a) -> gemm(b)", AB, 4096, 4).is_empty(), "nothing is summed");
-    let chain = "gather(x) -> gemm(v) -> gemm(w) -> all_reduce";
-    assert_eq!(values(chain, &["x", "v", "w"], 4096, 4).len(), 3);
-    let gathered = "gather(a) -> gemm(b) -> reduce_scatter";
-    assert!(values(gathered, AB, 4096, 4).is_empty(), "those rows come later than the own ones");
-
-    let program = Program::parse("gemm(a, b) -> all_reduce").expect("parses");
-    let heads = |m: u64, set: fn(&mut Config)| {
-        let bound = bound(&program, &[("a", &[m, 4096]), ("b", &[4096, 4096])]);
-        let mut winner = Config { ranks: 4, ..Config::default() };
-        set(&mut winner);
-        let near = tune::neighbours(&winner, &program, &bound);
-        let heads = near.iter().filter(|c| c.head != winner.head).map(|c| c.head);
-        heads.map(|h| h.map_or("none".into(), |h| h.to_string())).collect::<Vec<_>>()
-    };
-    for m in [4096, 8192, 16896] {
-        assert_eq!(heads(m, |_| ()), ["32x128", "64x128"], "132 by 16 tiles at most");
-    }
-    assert!(heads(16897, |_| ()).is_empty(), "more than 16 waves");
-    assert_eq!(heads(4096, |c| c.head = "64x128".parse().ok()), ["none", "32x128"]);
-    assert_eq!(heads(4096, |c| c.set_block([128, 192, 64])), ["32x64", "64x64"]);
-    assert!(heads(4096, |c| c.set_block([128, 64, 64])).is_empty(), "no narrower ones");
-    assert!(heads(4096, |c| c.all_reduce = AllReduce::OneShot).is_empty(), "no owners");
-    assert!(heads(4096, |c| c.split_k = 2).is_empty(), "in parts");
 }
 
 /// Where tiles leave, those behind a winner may be ahead of it with the other schedule.

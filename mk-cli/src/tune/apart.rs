@@ -5,10 +5,10 @@ use crate::{failure::Failure, output::say, pipeline::note_on_stderr, progress::P
 use mk::{
     Bound, Program,
     cost::DeviceModel,
-    harness::Case,
     runtime::{World, jit::JitOptions},
     tune::{self, Facts, Part, Times, Trial, Whole},
 };
+use mk_harness::{Case, gpu};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -72,14 +72,16 @@ fn best(
     let _progress =
         Progress::new(format!("measuring {} candidates of {}", configs.len(), part.name));
     let case = Case { program, bound, ranks: ranks as usize };
-    let trials = match tune::measure(world, case, &configs, &JitOptions::default(), &limits(args)) {
-        Ok(trials) => trials,
-        // The pipeline itself has been measured.
-        Err(error) => {
-            note_on_stderr(format!("{}: {error}", part.name));
-            return Ok(None);
-        }
-    };
+    let trials =
+        match gpu::measure(world, case, &configs, &JitOptions::default(), &limits(args), args.seed)
+        {
+            Ok(trials) => trials,
+            // The pipeline itself has been measured.
+            Err(error) => {
+                note_on_stderr(format!("{}: {error}", part.name));
+                return Ok(None);
+            }
+        };
     if !args.no_store {
         store(world, case, &trials)?;
     }

@@ -17,11 +17,11 @@ use list::Line;
 use mk::{
     Bound, Program,
     cost::DeviceModel,
-    harness::Case,
     passes::Config,
     runtime::{World, jit::JitOptions},
     tune::{self, Cache, Facts, Key, Limits, Trial, Winner},
 };
+use mk_harness::{Case, gpu};
 use report::{Entry, Errors};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, btree_map};
@@ -257,7 +257,7 @@ fn one(
         let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
         let list: Vec<Config> = to_measure.iter().map(|i| configs[*i].clone()).collect();
         let measure = |list: &[Config]| {
-            tune::measure(world, case, list, &JitOptions::default(), &limits(args))
+            gpu::measure(world, case, list, &JitOptions::default(), &limits(args), args.seed)
                 .map_err(Failure::new)
         };
         let mut trials = measure(&list)?;
@@ -369,7 +369,6 @@ fn limits(args: &Args) -> Limits {
         rounds: args.rounds.into(),
         finalists: args.finalists.into(),
         final_rounds: args.final_rounds.into(),
-        seed: args.seed,
         ..Limits::default()
     }
 }

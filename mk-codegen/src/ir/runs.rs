@@ -7,8 +7,8 @@ use super::{
     entity::{FamId, RoleId},
     expr::Expr,
     leaf::{
-        ALayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, mma_panel_columns, mma_panels,
-        mma_staging_panels,
+        ALayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last, mma_panel_columns,
+        mma_panels, mma_staging_panels,
     },
     plan::{Access, Plan},
     points::{PointError, Points, Task},
@@ -121,7 +121,7 @@ impl Points<'_> {
     ///
     /// Only where a warp then overwrites nothing but rows of A that its own part of the wgmmas has read, 128 bytes each; and where no
     /// tile has fewer steps than there are stages, so that a consumer that is through with a tile knows that the storer is through
-    /// with the one before. The storer hands such a stage back, later than the `empty` edge says and before any staging panel.
+    /// with the one before; and not where a partial sum comes through the ring behind the last step. The storer hands such a stage back, later than the `empty` edge says and before any staging panel.
     ///
     /// # Errors
     /// As [`Self::steps`].
@@ -135,9 +135,10 @@ impl Points<'_> {
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
         let own_rows = *consumers == Consumers::Cooperative && *a_layout == ALayout::Mk;
+        let behind = carry_last(leaf.epilogue());
         let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
         let more = panels > mma_staging_panels(block[0]);
-        Ok(own_rows && whole && more && self.least_steps(run)? >= i64::from(*stages))
+        Ok(own_rows && whole && more && !behind && self.least_steps(run)? >= i64::from(*stages))
     }
 
     /// Whether the tiles of a [run](Plan::runs) load B with an evict-first hint: nobody reads again what a tile reads of it, and a cache of

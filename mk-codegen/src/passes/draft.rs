@@ -49,24 +49,6 @@ pub(super) struct Covers {
     pub family: FamId,
     pub shard: Expr,
     pub block: Expr,
-    /// The first column block of tasks of column blocks.
-    pub first_column: i32,
-}
-
-impl Covers {
-    /// The column block of a task, and its slot at the owner: that of the rank, or, with more than one part, of the part that its last
-    /// loop variable is.
-    pub fn column_and_slot(&self, draft: &Draft, parts: i32) -> (Expr, Expr) {
-        let last = draft.plan.families[self.family].domain.len() - 1;
-        let column = |at| match self.first_column {
-            0 => Expr::from(Var::domain(at)),
-            first => Expr::from(Var::domain(at)) + first,
-        };
-        if parts == 1 {
-            return (column(last), Var::RANK.into());
-        }
-        (column(last - 1), super::product::slot(parts, Var::domain(last).into()))
-    }
 }
 
 /// The plan so far. Roles and signals are empty; [`Draft::kinds`] says where each family belongs.

@@ -51,7 +51,7 @@ pub(super) fn fold(
         ..read(Operand::Src, splits, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
     };
     let mut accesses = vec![src];
-    accesses.extend(target.writes(Operand::Dst, &rows, &r, columns, Var::RANK.into()));
+    accesses.extend(target.writes(Operand::Dst, &rows, &r, columns));
     let domain = rows.domain(across);
     let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
     let family = draft.family("fold", kind, leaf, domain, vec![], accesses);
@@ -80,7 +80,6 @@ pub(super) fn fold(
             when: None,
         }],
     });
-    let by = vec![Covers { family, shard: r.shard, block: r.block, first_column: 0 }];
-    let (narrow, operand) = (None, Operand::Dst);
-    Summands { rows, block: tile, together: 1, by, narrow, operand, parts: 1 }
+    let by = vec![Covers { family, shard: r.shard, block: r.block }];
+    Summands { rows, block: tile, together: 1, by, operand: Operand::Dst }
 }

@@ -343,13 +343,7 @@ pub(super) fn collect(
     let domain = vec![("i", rows.blocks.into()), ("s", (world - 1).into())];
     let copy =
         draft.family("copy.peers", RoleKind::Compute, leaf.clone(), domain, vec![], vec![src, dst]);
-    flow(
-        draft,
-        g,
-        Operand::Src,
-        Covers { family: copy, shard: q, block: i, first_column: 0 },
-        None,
-    );
+    flow(draft, g, Operand::Src, Covers { family: copy, shard: q, block: i }, None);
 }
 
 /// A gather that is the whole pipeline: what arrives is copied on to the caller's tensor.

@@ -8,7 +8,7 @@
 mod sizes;
 
 use super::{
-    AllReduce, Config, DEFAULT_COPY_SMS, Fold, LowerError,
+    AllReduce, Config, DEFAULT_COPY_SMS, LowerError, Sums,
     columns::Columns,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     fold,
@@ -193,31 +193,27 @@ impl<'k> Tiler<'k> {
         let readers = kernel.readers(n);
         let world = self.draft.world();
         let own_b = self.right(g.b);
-        let in_tiles = self.config.sums.in_tiles();
-        if let (Some((r, _)), true, true) = (reduce, in_tiles, world > 1) {
+        let ring = self.config.sums == Sums::Ring;
+        if let (Some((r, _)), true, true) = (reduce, ring, world > 1) {
             self.ring(n, r, &rows, own_b);
             self.hidden.push(None);
             return;
         }
-        let cut = reduce.and_then(|(r, _)| {
-            let folded = self.config.fold == Fold::Rank || in_tiles;
-            self.cut(n, &kernel.results[r].out, &rows, self.config.split_k, folded)
-        });
-        // Parts that are not folded have slots.
-        let parts = cut.filter(|c| c.into.is_none()).map_or(1, |c| c.parts);
+        let cut = reduce
+            .and_then(|(r, _)| self.cut(n, &kernel.results[r].out, &rows, self.config.split_k));
         let target = match (reduce, result) {
             (Some((r, how)), _) => {
                 let (draft, out) = (&mut self.draft, &kernel.summand(r));
                 match (how, self.config.all_reduce) {
-                    _ if in_tiles => Target::Out(self.results[r]),
+                    _ if ring => Target::Out(self.results[r]),
                     (Reduce::All, AllReduce::OneShot) if world > 1 => {
                         Target::Parts(reduce::parts(draft, out, &rows))
                     }
                     (Reduce::All, AllReduce::ByColumns) if world > 1 => {
                         let width = self.config.block[1] as i32;
-                        Target::Columns(Columns::new(draft, out, &rows, width, parts))
+                        Target::Columns(Columns::new(draft, out, &rows, width))
                     }
-                    _ => Target::Slots(reduce::slots(draft, out, &rows, parts)),
+                    _ => Target::Slots(reduce::slots(draft, out, &rows)),
                 }
             }
             // The next product reads the caller's rows, if TMA can.
@@ -227,22 +223,12 @@ impl<'k> Tiler<'k> {
         let mut product = self.product(n, rows.clone(), target, own_b);
         product.cut = cut;
         let mut by = Vec::new();
-        if let (Some(columns), Some(_), false) = (self.config.own_columns, result, readers) {
-            by.extend(self.own_tiles(n, &mut product, columns));
-        }
-        let head = match (self.config.head, target) {
-            (Some(head), Target::Slots(_)) if self.gathered(n).is_none() => {
-                self.head_tiles(&mut product, head, &mut by)
-            }
-            _ => None,
-        };
         by.extend(match (self.config.tail, result) {
             (Some(tail), Some(r)) if !readers => self.with_tail(n, r, &mut product, tail),
             _ if product.rows.walked == 0 => Vec::new(),
             _ => self.tiles(&product),
         });
-        let narrow = head.iter().flat_map(|h| &h.by);
-        self.unpack(n, &by.iter().chain(narrow).cloned().collect::<Vec<_>>());
+        self.unpack(n, &by);
         // Shard by shard, a group is of one.
         let together = match self.gathered(n) {
             Some(Gathered { slices: Some(s), .. }) => s.together,
@@ -255,13 +241,11 @@ impl<'k> Tiler<'k> {
             block: [self.config.block[0] as i32, leaf.out_columns() as i32],
             together,
             by: by.clone(),
-            narrow: head,
             operand: Operand::C,
-            parts,
         };
         let sum = |r| Sum::new(kernel, r, &self.params, &self.results);
         let draft = &mut self.draft;
-        if let (Some(Cut { into: Some(into), parts, .. }), Some((r, _))) = (cut, reduce) {
+        if let (Some(Cut { into, parts, .. }), Some((r, _))) = (cut, reduce) {
             let out = &kernel.results[r].out;
             tiles = fold::fold(draft, self.config.sums, out, (parts, into), target, tiles);
         }
@@ -306,7 +290,7 @@ impl<'k> Tiler<'k> {
     /// A product whose tiles add to sums that go from rank to rank, or stay with their owner.
     fn ring(&mut self, n: usize, r: usize, rows: &Rows, b: BufId) {
         let out = &self.kernel.results[r].out;
-        let ring = reduce::ring(&mut self.draft, self.config.sums, out, rows, self.results[r]);
+        let ring = reduce::ring(&mut self.draft, out, rows, self.results[r]);
         let mut product = self.product(n, rows.clone(), Target::Ring(ring), b);
         if let Leaf::MmaTile { epilogue, .. } = &mut product.leaf {
             epilogue.push(EpilogueOp::Carry);
@@ -324,16 +308,9 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// Cuts a product's inner dimension for some of its rows, into so many parts at most, with memory for them if they are folded.
+    /// Cuts a product's inner dimension for some of its rows, into so many parts at most, with memory for them.
     /// Each part has whole steps, on every rank.
-    fn cut(
-        &mut self,
-        n: usize,
-        out: &Tensor,
-        rows: &Rows,
-        parts: u32,
-        folded: bool,
-    ) -> Option<Cut> {
+    fn cut(&mut self, n: usize, out: &Tensor, rows: &Rows, parts: u32) -> Option<Cut> {
         if !self.kernel.can_cut(n, self.draft.world()) {
             return None;
         }
@@ -350,7 +327,7 @@ impl<'k> Tiler<'k> {
         (parts > 1).then(|| Cut {
             parts,
             depth: each * step,
-            into: folded.then(|| fold::splits(&mut self.draft, out, rows, parts)),
+            into: fold::splits(&mut self.draft, out, rows, parts),
         })
     }
 
@@ -446,7 +423,6 @@ impl<'k> Tiler<'k> {
             group,
             k,
             n: self.draft.local(&g.out, 1, Var::RANK),
-            first_column: 0,
             col_blocks: (widest(&g.out, 1, world) + columns - 1) / columns,
             b,
             extras: g.extras.iter().map(|x| self.extra(*x)).collect(),
@@ -519,7 +495,7 @@ impl<'k> Tiler<'k> {
         let name = format!("save.{}", out.name);
         let copy =
             self.draft.family(&name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
-        let covers = Covers { family: copy, shard: r.shard, block: r.block, first_column: 0 };
+        let covers = Covers { family: copy, shard: r.shard, block: r.block };
         hand_over(&mut self.draft, h, rows, Operand::Src, covers);
     }
 

@@ -46,11 +46,6 @@ pub struct Config {
     pub consumers: Consumers,
     /// Where the last tiles of a product are cut narrower.
     pub tail: Option<Tail>,
-    /// Columns of the tiles of a gathered operand's own rows, a multiple of 64, where they are less than those of the others: so many
-    /// CTAs share what is there at once that none begins late with a tile of peers' rows. For products that are results as they are.
-    pub own_columns: Option<u32>,
-    /// Where the first tiles that leave for owners of a sum are narrower.
-    pub head: Option<Head>,
     /// Shared-memory stages of a matrix product; see [`Config::set_block`].
     pub gemm_stages: u32,
     /// Shared-memory stages of a bulk copy.
@@ -73,22 +68,9 @@ pub struct Config {
     /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs:
     /// For products that end in a `reduce_scatter` or `all_reduce` without an elementwise operation between.
     pub split_k: u32,
-    /// Who adds them.
-    pub fold: Fold,
     /// Which CTA runs which tile of a product, which sum, and which copy through registers: every so many each, or whoever is free takes
     /// the next. CTAs are not equally fast where tiles leave for peers.
     pub tile_schedule: Schedule,
-}
-
-/// Who adds the parts of a product that is cut along its inner dimension and summed over ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fold {
-    /// The rank that made them, in f32, before anything leaves it.
-    #[default]
-    Rank,
-    /// The owner of the sum, together with those of the other ranks: a hop through memory less, for as many times the bytes over
-    /// the links. Parts are rounded to the dtype of the result on the way, each of them.
-    Owner,
 }
 
 /// Who pushes gathered rows to the peers.
@@ -153,22 +135,6 @@ pub enum Sums {
     /// has the dtype of the result, so that a sum is rounded on every rank; the order of ranks is fixed, and so are the bits. For a
     /// `reduce_scatter` of a product whose left operand is not gathered.
     Ring,
-    /// As [`Sums::Ring`], but a sum stays with the owner of its rows: the first rank writes its product there, the others have that
-    /// memory add theirs to it over the link (reduce-on-write), one after the other, and the owner is the last.
-    OnWrite,
-    /// As [`Sums::Ring`], but every rank sends its tiles straight to the owner of their rows, which multiplies its own last and adds
-    /// all of them, in a fixed order, when its tile is done. Each rank's part is rounded once on its way.
-    Epilogue,
-}
-
-impl Sums {
-    /// Whether tiles add to sums, so that no task is left that adds them up.
-    pub fn in_tiles(self) -> bool {
-        match self {
-            Sums::Beside | Sums::After => false,
-            Sums::Ring | Sums::OnWrite | Sums::Epilogue => true,
-        }
-    }
 }
 
 /// Tiles of the last rows are smaller: narrower, or cut along k, or both. So a last wave that does not fill the GPU is short, and
@@ -213,42 +179,6 @@ impl FromStr for Tail {
     }
 }
 
-/// The first tiles are narrower, fewer than there are SMs: so not all CTAs have their first tile done at once, and links, which then stand
-/// in the way of every load, have something to carry sooner. For products that a `reduce_scatter`, or an `all_reduce` in two phases, sums
-/// beside or after them; not for rows that are gathered, or in parts of k.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
-    /// How many, at least: as many columns of the first group of rows as make so many.
-    pub tiles: u32,
-    /// Columns of each: a multiple of 64, and a part of the columns that the others have.
-    pub columns: u32,
-}
-
-impl fmt::Display for Head {
-    /// `64x128`: tiles and columns.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}", self.tiles, self.columns)
-    }
-}
-
-/// A text that is no [`Head`].
-#[derive(Clone, Debug, Error)]
-#[error("`{0}` is not TILESxCOLUMNS, for instance 64x128")]
-pub struct NoHead(String);
-
-impl FromStr for Head {
-    type Err = NoHead;
-
-    /// Reads what `Display` writes.
-    fn from_str(text: &str) -> Result<Head, NoHead> {
-        let read = || {
-            let (tiles, columns) = text.split_once('x')?;
-            Some(Head { tiles: tiles.parse().ok()?, columns: columns.parse().ok()? })
-        };
-        read().ok_or_else(|| NoHead(text.into()))
-    }
-}
-
 /// How an `all_reduce` moves its summands. All add in the order of ranks, in f32, and round once: the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllReduce {
@@ -273,8 +203,6 @@ impl Default for Config {
             block: [128, 256, 64],
             consumers: Consumers::Cooperative,
             tail: None,
-            own_columns: None,
-            head: None,
             gemm_stages: 4,
             copy_stages: 12,
             group_rows: 8,
@@ -284,7 +212,6 @@ impl Default for Config {
             all_reduce: AllReduce::TwoPhase,
             sums: Sums::Beside,
             split_k: 1,
-            fold: Fold::Rank,
             tile_schedule: Schedule::Static,
         }
     }
@@ -366,13 +293,10 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let products_only = [
         ("sums", config.sums != Sums::Beside),
         ("split_k", config.split_k > 1),
-        ("fold", config.fold != Fold::Rank),
         ("all_reduce", config.all_reduce != AllReduce::TwoPhase),
         ("k_slices", config.k_slices > 1),
         ("consumers", config.consumers != Consumers::Cooperative),
         ("tile_schedule", config.tile_schedule != Schedule::Static),
-        ("own_columns", config.own_columns.is_some()),
-        ("head", config.head.is_some()),
         ("tail", config.tail.is_some()),
     ];
     let set = products_only.iter().find(|(_, set)| *set);

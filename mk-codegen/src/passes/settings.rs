@@ -1,7 +1,7 @@
 //! Settings that fit no matrix product, or not those of a kernel.
 
 use super::{
-    AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Sums, Tail, gather,
+    AllReduce, Config, Consumers, Gather, LowerError, Sums, Tail, gather,
     gemm::tma_rows,
     select::{Extra, Gemm, Kernel, Made, Reduce},
 };
@@ -106,25 +106,15 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
         let what = "nothing here is summed by an `all_reduce` after a product".into();
         return error(what, "leave `all_reduce` as it is by default");
     }
-    if config.fold == Fold::Owner {
-        if !splits {
-            let what = "a product in one part has nothing to fold".into();
-            return error(what, "leave `fold` as it is by default, or set `split_k`");
-        }
-        if config.all_reduce == AllReduce::OneShot {
-            let what = "in one shot nobody owns a sum".into();
-            return error(what, "fold by `rank`, or reduce in two phases or by columns");
-        }
-    }
     if config.sums != Sums::Beside && kernel.results.iter().all(|r| r.reduce.is_none()) {
         let what = "nothing here is summed after a product".into();
         return error(what, "leave `sums` as it is by default");
     }
-    if config.sums.in_tiles() && kernel.results.iter().any(|r| !r.epilogue.is_empty()) {
+    if config.sums == Sums::Ring && kernel.results.iter().any(|r| !r.epilogue.is_empty()) {
         let what = "what follows the sum is done by who adds up, not tile by tile".into();
         return error(what, "add up `beside` or `after` the product");
     }
-    if config.sums.in_tiles() && config.ranks > 1 {
+    if config.sums == Sums::Ring && config.ranks > 1 {
         let what = || "products cannot be added tile by tile here".to_string();
         for (n, g) in kernel.gemms.iter().enumerate() {
             let Some((r, how)) = kernel.reduce_of(n) else { continue };
@@ -139,12 +129,6 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
                 return error(what(), help);
             }
             let out = &kernel.results[r].out;
-            if config.sums == Sums::OnWrite && out.dtype != DType::Bf16 && out.dtype != DType::F16 {
-                return error(
-                    what(),
-                    "memory adds results of 16 bits here: add up in the `ring`, the `epilogue`, `beside` or `after` the product",
-                );
-            }
             if !tma_rows(out, world) {
                 return error(
                     what(),
@@ -159,41 +143,6 @@ pub(super) fn check(kernel: &Kernel, config: &Config) -> Result<(), LowerError> 
     let gated = kernel.gemms.iter().any(Gemm::gated);
     let step = if gated || bm == 64 { 128 } else { 64 };
     let result = |n| kernel.result_of(Made::Gemm(n)).is_some() && !kernel.readers(n);
-    if let Some(columns) = config.own_columns {
-        let own = |n: usize| match kernel.gemms[n].left {
-            Made::Source(s) => {
-                let source = kernel.sources[s];
-                source.gathered && gather::in_bulk(&kernel.params[source.param])
-            }
-            Made::Gemm(_) => false,
-        };
-        if !(0..kernel.gemms.len()).any(|n| result(n) && own(n)) {
-            let what = format!("no product here has own rows for tiles of {columns} columns");
-            let help = "only one of gathered rows can, whose length is a multiple of 16 bytes, that is a result as it is";
-            return error(what, help);
-        }
-        if bn % 64 != 0 || columns % step != 0 || !(1..bn).contains(&columns) {
-            let what = format!("own rows in tiles of {columns} columns beside others of {bn}");
-            let help = "use 64, 128 or 192 columns (with `swiglu`, or tiles of 64 rows, 128), less than the other tiles have; those a multiple of 64";
-            return error(what, help);
-        }
-    }
-    if let Some(Head { tiles, columns }) = config.head {
-        let gathered = |n: usize| matches!(kernel.gemms[n].left, Made::Source(s) if kernel.sources[s].gathered);
-        let slots = |how| how != Reduce::All || config.all_reduce == AllReduce::TwoPhase;
-        let summed = |n| kernel.reduce_of(n).is_some_and(|(_, how)| slots(how)) && !gathered(n);
-        if !(0..kernel.gemms.len()).any(summed) || config.sums.in_tiles() || splits {
-            let what = format!("no product here has first tiles of {columns} columns to send");
-            let help = "only one that a `reduce_scatter`, or an `all_reduce` in two phases, sums `beside` or `after` it can, whose left operand is not gathered, and which is not in parts of k";
-            return error(what, help);
-        }
-        let part = columns % step == 0 && (1..bn).contains(&columns) && bn % columns == 0;
-        if tiles == 0 || bn % 64 != 0 || !part {
-            let what = format!("{tiles} first tiles of {columns} columns beside others of {bn}");
-            let help = "use at least one, and 64 or 128 columns (with `swiglu`, or tiles of 64 rows, 128) of which the other tiles have a multiple";
-            return error(what, help);
-        }
-    }
     if let Some(Tail { blocks, columns, parts }) = config.tail {
         let most = if parts > 1 { bn } else { bn - 1 };
         let fits = columns % step == 0 && (1..=most).contains(&columns);

@@ -3,9 +3,7 @@
 use super::Case;
 use mk_codegen::{
     ir::Plan,
-    passes::{
-        AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Schedule, Sums, Tail, lower,
-    },
+    passes::{AllReduce, Config, Consumers, Gather, LowerError, Schedule, Sums, Tail, lower},
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -84,18 +82,6 @@ pub const VARIANTS: &[Variant] = &[
     variant(("ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
         (c.sums, c.group_rows) = (Sums::Ring, 3);
     }),
-    variant(("on_write", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.sums, c.group_rows) = (Sums::OnWrite, 3);
-    }),
-    variant(
-        (
-            "on_write_mlp",
-            "fn f(x: f16[M, K] @ shard(0), w1: f16[K, F] @ shard(1), w2: f16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter }",
-            3,
-            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
-        ),
-        |c| c.sums = Sums::OnWrite,
-    ),
     variant(
         ("ring_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
         |c| {
@@ -119,35 +105,6 @@ pub const VARIANTS: &[Variant] = &[
             &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
         |c| c.sums = Sums::Ring,
-    ),
-    variant(("epilogue", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.sums, c.group_rows) = (Sums::Epilogue, 3);
-    }),
-    // More sums than there are stages.
-    variant(("epilogue_of_eight", "gemm(a, b) -> reduce_scatter", 8, RAGGED_ALIGNED), |c| {
-        c.sums = Sums::Epilogue;
-    }),
-    variant(
-        ("epilogue_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
-        |c| c.sums = Sums::Epilogue,
-    ),
-    variant(
-        (
-            "epilogue_dyn",
-            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> reduce_scatter }",
-            3,
-            &[("w", &[264, 352])],
-        ),
-        |c| c.sums = Sums::Epilogue,
-    ),
-    variant(
-        (
-            "epilogue_mlp_f32",
-            "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> cast(f32) -> reduce_scatter }",
-            3,
-            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
-        ),
-        |c| c.sums = Sums::Epilogue,
     ),
     variant(("split_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
         (c.sums, c.split_k, c.all_reduce) = (Sums::After, 4, AllReduce::OneShot);
@@ -208,74 +165,6 @@ pub const VARIANTS: &[Variant] = &[
         c.k_slices = 3;
         c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
     }),
-    variant(("own_narrow", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        ping_pong(c, 128);
-        c.own_columns = Some(64);
-    }),
-    variant(("own_slices_tail", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
-        (c.k_slices, c.own_columns) = (8, Some(64));
-        c.tail = Some(Tail { blocks: 20, columns: 128, parts: 2 });
-        c.chunk_bytes = 16 << 10;
-    }),
-    variant(
-        (
-            "own_dyn",
-            "fn f<M: dyn <= 700>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
-            2,
-            &[("b", &[256, 656])],
-        ),
-        |c| {
-            (c.block, c.own_columns) = ([128, 192, 64], Some(64));
-            c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
-        },
-    ),
-    variant(("own_queued_engine", "gather(a) -> gemm(b) -> gelu", 4, RAGGED), |c| {
-        (c.gather, c.tile_schedule) = (Gather::Engine { parts: 2 }, Schedule::Dynamic);
-        c.own_columns = Some(64);
-    }),
-    // Rows of two blocks, and all columns of them: of the last there is one narrow tile.
-    variant(("head_scatter", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
-        c.head = Some(Head { tiles: 100, columns: 64 });
-    }),
-    variant(("head_queued_all", "gemm(a, b) -> all_reduce", 3, SEVERAL_WAVES), |c| {
-        c.set_block([128, 256, 64]);
-        (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
-        c.head = Some(Head { tiles: 60, columns: 128 });
-    }),
-    // All rows, and the first columns of them.
-    variant(
-        (
-            "head_ping_pong",
-            "gemm(a, b) -> reduce_scatter",
-            3,
-            &[("a", &[700, 1536]), ("b", &[1536, 1032])],
-        ),
-        |c| {
-            ping_pong(c, 128);
-            (c.sums, c.head) = (Sums::After, Some(Head { tiles: 16, columns: 64 }));
-        },
-    ),
-    variant(
-        (
-            "head_gated_f32",
-            "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w) -> swiglu -> gemm(v) -> cast(f32) -> reduce_scatter }",
-            2,
-            &[("x", &[700, 584]), ("w", &[584, 2, 520]), ("v", &[520, 584])],
-        ),
-        |c| {
-            c.set_block([128, 256, 64]);
-            c.head = Some(Head { tiles: 1, columns: 128 });
-        },
-    ),
-    variant(
-        (
-            "head_dyn",
-            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
-            2,
-            &[("w", &[264, 584])],
-        ),
-        |c| (c.block, c.head) = ([128, 192, 64], Some(Head { tiles: 20, columns: 64 })),
-    ),
     variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.tail = Some(Tail { blocks: 1, columns: 128, parts: 3 });
     }),
@@ -311,16 +200,6 @@ pub const VARIANTS: &[Variant] = &[
         (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2);
         c.all_reduce = AllReduce::ByColumns;
     }),
-    variant(("by_columns_parts", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
-        (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 3);
-        (c.all_reduce, c.fold) = (AllReduce::ByColumns, Fold::Owner);
-    }),
-    variant(("parts_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
-        (c.split_k, c.fold) = (2, Fold::Owner);
-    }),
-    variant(("parts_all", "gemm(a, b) -> all_reduce", 2, RAGGED), |c| {
-        (c.sums, c.split_k, c.fold) = (Sums::After, 4, Fold::Owner);
-    }),
     variant(
         (
             "by_columns_mlp",
@@ -355,35 +234,6 @@ pub const VARIANTS: &[Variant] = &[
     variant(("rows64_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
         (c.block, c.sums) = ([64, 256, 64], Sums::Ring);
     }),
-    // Own tiles some hundred places behind those that leave.
-    variant(
-        (
-            "epilogue_waves",
-            "gemm(a, b) -> reduce_scatter",
-            4,
-            &[("a", &[1900, 128]), ("b", &[128, 3136])],
-        ),
-        |c| {
-            c.set_block([64, 128, 64]);
-            c.sums = Sums::Epilogue;
-        },
-    ),
-    // Panels of 32 columns.
-    variant(
-        (
-            "ping_pong_epilogue_160",
-            "gemm(a, b) -> reduce_scatter",
-            4,
-            &[("a", &[6144, 1536]), ("b", &[1536, 1600])],
-        ),
-        |c| {
-            ping_pong(c, 160);
-            c.sums = Sums::Epilogue;
-        },
-    ),
-    variant(("rows64_epilogue", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.block, c.sums) = ([64, 256, 64], Sums::Epilogue);
-    }),
     variant(
         (
             "rows64_dyn_f32",
@@ -405,18 +255,6 @@ pub const VARIANTS: &[Variant] = &[
     variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
         c.set_block([256, 128, 64]);
     }),
-    // More sums than stages, which the last step's stage is lent from.
-    variant(("lent_epilogue", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
-        c.set_block([128, 256, 64]);
-        c.sums = Sums::Epilogue;
-    }),
-    variant(
-        ("lent_epilogue_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED),
-        |c| {
-            c.set_block([256, 128, 64]);
-            c.sums = Sums::Epilogue;
-        },
-    ),
     variant(("lent_f32", "gemm(a, b) -> cast(f32)", 1, SEVERAL_WAVES), |c| {
         c.set_block([128, 192, 64]);
     }),
@@ -449,13 +287,6 @@ pub const VARIANTS: &[Variant] = &[
         ping_pong(c, 128);
         (c.sums, c.group_rows) = (Sums::Ring, 3);
     }),
-    variant(
-        ("ping_pong_epilogue", "gemm(a, b) -> cast(f32) -> reduce_scatter", 4, RAGGED_ALIGNED),
-        |c| {
-            ping_pong(c, 128);
-            c.sums = Sums::Epilogue;
-        },
-    ),
     variant(("ping_pong_slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         ping_pong(c, 128);
         c.k_slices = 8;
@@ -492,10 +323,6 @@ pub const VARIANTS: &[Variant] = &[
     }),
     variant(("queued_ring", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
         (c.sums, c.tile_schedule) = (Sums::Ring, Schedule::Dynamic);
-    }),
-    variant(("queued_epilogue", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
-        ping_pong(c, 128);
-        (c.sums, c.tile_schedule) = (Sums::Epilogue, Schedule::Dynamic);
     }),
     variant(("queued_all", "gemm(a, b) -> all_reduce", 3, SEVERAL_WAVES), |c| {
         c.tile_schedule = Schedule::Dynamic;

@@ -2,9 +2,7 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{
-        AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Schedule, Sums, Tail, lower,
-    },
+    passes::{AllReduce, Config, Consumers, Gather, LowerError, Schedule, Sums, Tail, lower},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -79,29 +77,12 @@ const DEFAULT: Way = ("by default", |_| ());
 const ONE_SHOT: Way = ("one shot", |c| c.all_reduce = AllReduce::OneShot);
 const AFTER: Way = ("sums after", |c| c.sums = Sums::After);
 const RING: Way = ("ring", |c| (c.sums, c.group_rows) = (Sums::Ring, 1));
-const ON_WRITE: Way = ("on write", |c| (c.sums, c.group_rows) = (Sums::OnWrite, 1));
-const EPILOGUE: Way = ("epilogue", |c| (c.sums, c.group_rows) = (Sums::Epilogue, 1));
 const SPLIT: Way = ("split", |c| (c.sums, c.split_k) = (Sums::After, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.sums, c.split_k, c.all_reduce) = (Sums::After, 2, AllReduce::OneShot);
 });
 const BY_COLUMNS: Way = ("by columns", |c| c.all_reduce = AllReduce::ByColumns);
-const PARTS_BY_COLUMNS: Way = ("by columns, parts to their owners", |c| {
-    (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2);
-    (c.all_reduce, c.fold) = (AllReduce::ByColumns, Fold::Owner);
-});
-const PARTS: Way = ("parts to their owners", |c| {
-    (c.split_k, c.fold) = (2, Fold::Owner);
-});
 const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }));
-
-const OWN: Way = ("own rows in narrow tiles", |c| c.own_columns = Some(64));
-
-const HEAD: Way = ("narrow first tiles", |c| c.head = Some(Head { tiles: 1, columns: 64 }));
-const HEAD_QUEUED_AFTER: Way = ("narrow first tiles, queued, sums after", |c| {
-    (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
-    c.head = Some(Head { tiles: 1000, columns: 128 });
-});
 
 const TAIL_PARTS: Way =
     ("tail in parts", |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }));
@@ -137,20 +118,10 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter", MLP), AFTER),
     (("gemm(a, b) -> reduce_scatter", HALVES), RING),
     (("gemm(a, b) -> reduce_scatter", ALIGNED), RING),
-    (("gemm(a, b) -> reduce_scatter", HALVES), ON_WRITE),
-    (("gemm(a, b) -> reduce_scatter", ALIGNED), ON_WRITE),
-    (("gemm(a, b) -> reduce_scatter", HALVES), EPILOGUE),
-    (("gemm(a, b) -> scale(0.5) -> reduce_scatter", HALVES), EPILOGUE),
-    (("gemm(a, b) -> reduce_scatter", ALIGNED), EPILOGUE),
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce", MLP), BY_COLUMNS),
-    (("gemm(a, b) -> all_reduce", DEEP), PARTS_BY_COLUMNS),
-    (("gemm(a, b) -> reduce_scatter", DEEP), PARTS),
-    (("gemm(a, b) -> reduce_scatter", AB), HEAD),
-    (("gemm(a, b) -> all_reduce", AB), HEAD_QUEUED_AFTER),
     (("gather(a) -> gemm(b)", AB), TAIL),
-    (("gather(a) -> gemm(b)", DEEP_ROWS), OWN),
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),

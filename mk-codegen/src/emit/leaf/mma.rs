@@ -11,7 +11,7 @@ use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use crate::{
     ir::{
         ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId,
-        Family, Leaf, Mode, Operand, Point, Store, Var, gated, mma_panel_columns,
+        Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_panel_columns,
         mma_staging_bytes, one_warpgroup_takes, saves_gates,
     },
     target,
@@ -69,7 +69,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         operands: &[
             (Operand::A, &[Point::Start, Point::Inner]),
             (Operand::B, &[Point::Start, Point::Inner]),
-            (Operand::AccIn, &[Point::Start, Point::Inner]),
+            (Operand::AccIn, &[Point::Start, Point::Inner, Point::End]),
             (Operand::E0, &[Point::Start, Point::End]),
             (Operand::E1, &[Point::Start, Point::End]),
             (Operand::E2, &[Point::Start, Point::End]),
@@ -173,6 +173,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         saves => saves + usize::from(saves_gates(epilogue)),
         saves_gates => saves_gates(epilogue),
         carried => epilogue.contains(&EpilogueOp::Carry),
+        carry_last => carry_last(epilogue),
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
         ping_pong => *consumers == Consumers::PingPong,
     })

@@ -1,11 +1,14 @@
 //! The partial sum that a tile of a product goes on with.
 //!
 //! It has C's columns, in a buffer of C's type whose rows begin at multiples of 16 bytes. The loader brings it in the second half of the
-//! tile's steps along k, so that the sum has had the time of the first half to arrive.
+//! tile's steps along k, so that the sum has had the time of the first half to arrive; or behind all of them, where the product goes
+//! through an elementwise chain first.
 
 use super::operands::rows_of;
 use crate::emit::{context::Emitter, error::EmitError, maps::View};
-use crate::ir::{Access, EpilogueOp, Expr, FamId, Leaf, Operand, Point, Store, Var};
+use crate::ir::{
+    Access, EpilogueOp, Expr, FamId, Leaf, Operand, Point, Store, Var, carry_last, gated,
+};
 use minijinja::{Value, context};
 
 /// What the templates are told of it, for a product whose epilogue carries.
@@ -26,17 +29,18 @@ pub(in crate::emit) fn carry(
     };
     let epilogue = f.leaf.epilogue();
     let tma = matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. });
-    let alone = |op: &EpilogueOp| matches!(op, EpilogueOp::Carry | EpilogueOp::Widen);
     if epilogue.contains(&EpilogueOp::Save) {
         return refuse("a product with `carry` saves nothing");
     }
-    if !tma || epilogue.last() != Some(&EpilogueOp::Carry) || !epilogue.iter().all(alone) {
-        return refuse("`carry` is the only operation of an epilogue, and its tiles leave by TMA");
+    if gated(epilogue) || !tma || epilogue.last() != Some(&EpilogueOp::Carry) {
+        return refuse(
+            "`carry` is the last operation of an epilogue without a gate, and its tiles leave by TMA",
+        );
     }
     if x.each.is_some() {
         return refuse("`carry` reads one partial sum, without `each`");
     }
-    in_time(e, id, x)?;
+    in_time(e, id, x, carry_last(epilogue))?;
     let last = |a: &Access| a.region[a.region.len() - 1].clone();
     let dtype = |a: &Access| e.plan.buffers[a.buffer].dtype;
     let pitches = &e.layout.buffers[x.buffer].pitch;
@@ -56,8 +60,8 @@ pub(in crate::emit) fn carry(
 }
 
 /// Every task reads the sum exactly once, in an iteration that has begun when half of the steps along k are made: then the loader, which
-/// brings it in the second half, is behind the waits that protect it.
-fn in_time(e: &Emitter<'_>, id: FamId, x: &Access) -> Result<(), EmitError> {
+/// brings it in the second half, is behind the waits that protect it. If it comes `last`, any iteration will do, and the task's end.
+fn in_time(e: &Emitter<'_>, id: FamId, x: &Access, last: bool) -> Result<(), EmitError> {
     for rank in 0..e.plan.mesh.size() as usize {
         for task in e.points.tasks(id, rank, 1)? {
             let iterations = e.points.inner(&task)?;
@@ -71,10 +75,12 @@ fn in_time(e: &Emitter<'_>, id: FamId, x: &Access) -> Result<(), EmitError> {
                     break;
                 }
             }
-            if !matches!(reads.as_slice(), [i] if 2 * i <= iterations) {
+            let early = last || x.at != Point::End;
+            if !matches!(reads.as_slice(), [i] if early && (last || 2 * i <= iterations)) {
                 let what = format!(
-                    "task {:?} of rank {rank} reads the partial sum of `carry` in iterations {reads:?} of {iterations}: it is read once, in an iteration that begins in the first half of the steps along k, or with the second",
-                    task.domain()
+                    "task {:?} of rank {rank} reads the partial sum of `carry` at {}, in iterations {reads:?} of {iterations}: it is read once, in an iteration that begins in the first half of the steps along k, or with the second; or at any point behind elementwise operations",
+                    task.domain(),
+                    x.at.name()
                 );
                 return Err(EmitError::unsupported(e.plan.families[id].name.clone(), what));
             }
