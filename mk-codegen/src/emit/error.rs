@@ -1,4 +1,4 @@
-//! What goes wrong between a plan and its kernel.
+//! Errors between a plan and its kernel.
 
 use crate::ir::{EdgeId, PointError};
 use thiserror::Error;

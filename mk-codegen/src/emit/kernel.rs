@@ -1,10 +1,10 @@
-//! What the kernel template is rendered with, beside its roles.
+//! The values of the kernel template.
 
 use super::{context::Emitter, error::EmitError, layout::At, spans, trace};
 use crate::ir::{C_PRELUDE, Entity, Family, Leaf};
 use minijinja::{Value, context};
 
-/// What the kernel template is rendered with.
+/// The values of the kernel template, with those of its roles.
 ///
 /// # Errors
 /// [`EmitError::Internal`] where records and plan contradict each other.

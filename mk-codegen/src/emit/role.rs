@@ -6,10 +6,13 @@ use super::{
     leaf::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups, emission},
     types::Slice,
 };
-use crate::ir::{Agent, Expr, FamId, Leaf, Plan, RoleId, Schedule, Var};
+use crate::{
+    ir::{Agent, Expr, FamId, Leaf, Plan, RoleId, Schedule, Var},
+    target,
+};
 use minijinja::{Environment, Value, context};
 
-/// A loop of a role, with its leaf's record and what its templates are told.
+/// A loop of a role, with its leaf's record and the values of its templates.
 struct Loop {
     group: Group,
     emission: &'static LeafEmission,
@@ -37,7 +40,7 @@ struct Ring<'e> {
     value: Value,
 }
 
-/// Renders every role that has CTAs; and says, loop by loop, what follows from the plan and is not written in it.
+/// Renders every role that has CTAs; and lists, loop by loop, the choices that follow from the plan without being written in it.
 ///
 /// # Errors
 /// If a role's families do not fit its agents.
@@ -64,7 +67,8 @@ pub(super) fn roles(
         for l in &loops {
             hooks.push(hooks_of(e, env, l, ring.as_ref())?);
         }
-        let ring_name = ring.as_ref().map(|r| r.name.clone()).unwrap_or_default();
+        // Undefined, a template that names it is an error.
+        let ring_name = ring.as_ref().map_or(Value::UNDEFINED, |r| r.name.clone().into());
         let warpgroups = warpgroups(kind, &loops)?;
         choices.extend(loops.iter().map(|l| l.choices(plan, id)));
         let mut lanes = Vec::new();
@@ -103,7 +107,14 @@ pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
             }
         }
     }
-    Ok(threads.unwrap_or(Warpgroups::MOVING.threads()))
+    let threads = threads.unwrap_or(Warpgroups::MOVING.threads());
+    match target::by_name(&plan.target).map(|t| t.block_threads) {
+        Some(promised) if promised == threads => Ok(threads),
+        promised => {
+            let what = format!("CTAs of {threads} threads, where the target says {promised:?}");
+            Err(EmitError::unsupported(format!("target {}", plan.target), what))
+        }
+    }
 }
 
 fn groups(
@@ -173,7 +184,7 @@ fn ring<'e>(plan: &'e Plan, name: &str, groups: &[Group]) -> Result<Option<Ring<
 }
 
 impl Ring<'_> {
-    /// What the kernel template prints of it.
+    /// Its values in the kernel template.
     fn print(&self, env: &Environment<'_>) -> Result<Value, EmitError> {
         let r = self.emission;
         let config = env.render_str(r.config, &self.value)?;
@@ -242,13 +253,13 @@ fn seats(loops: &[Loop]) -> Vec<(Seat, u32)> {
     lanes
 }
 
-/// What the threads of a seat do: their state, whether they read the epoch by themselves, their calls, loop by loop.
+/// The values of a seat: state, whether its threads read the epoch by themselves, calls, loop by loop.
 fn seated(
     env: &Environment<'_>,
     plan: &Plan,
     loops: &[Loop],
     seat: Seat,
-    ring: &str,
+    ring: &Value,
 ) -> Result<Value, EmitError> {
     let (mut state, mut calls, mut agents) = (Vec::<String>::new(), Vec::new(), Vec::new());
     for l in loops {

@@ -15,7 +15,9 @@ pub(super) fn runtime_dims(plan: &Plan) -> Result<Vec<RuntimeDim>, EmitError> {
     let mut out = Vec::new();
     for (dim, d) in plan.dims.iter() {
         let Some(max) = d.runtime_max else { continue };
-        let max = u32::try_from(max).unwrap_or(0);
+        let max = u32::try_from(max).map_err(|_| {
+            EmitError::unsupported(dim.to_string(), format!("{} is at most {max}", d.name))
+        })?;
         let mut found = RuntimeDim { name: d.name.clone(), max, tensors: Vec::new() };
         let caller = plan.buffers.iter().filter(|(_, b)| matches!(b.space, Space::In | Space::Out));
         for (i, (id, b)) in caller.enumerate() {

@@ -1,4 +1,4 @@
-//! How much a kernel's threads may spill, by the records of its leaves.
+//! The spill budget of a kernel, from the records of its leaves.
 
 use super::{
     leaf::{Carrier, carrier},

@@ -1,4 +1,4 @@
-//! What follows from a plan for the agents that carry it out: which families they run on end, and how.
+//! Properties that follow from a plan for the agents that carry it out: the families they run on end, and how.
 //!
 //! Nothing here is written in a plan, and nothing here is the emitter's own choice: verifier, cost model and emitter ask the same
 //! functions. `emit` prints the answers at the head of each kernel.

@@ -140,7 +140,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices })
 }
 
-/// What the tiles of a loop are, beyond the ring.
+/// The options of a loop's tiles, beyond the ring's.
 fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue } = &f.leaf
@@ -179,7 +179,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     })
 }
 
-/// What `decode`, the waits, the posts and the epilogue of one family are made of; and how many dimensions B's map has.
+/// Template values of one family: its `decode`, waits, posts and epilogue; and the number of dimensions of B's map.
 fn family(e: &mut Emitter<'_>, s: Slice) -> Result<(Value, usize), EmitError> {
     let f = &e.plan.families[s.id];
     let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, .. } = &f.leaf
@@ -291,7 +291,7 @@ fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Factors lie on the own rank; what leaves goes where its way out can reach.
+/// Factors lie on the own rank, results where their way of storing reaches.
 fn check_places(
     e: &Emitter<'_>,
     id: FamId,
@@ -351,7 +351,7 @@ fn steps_along_k(f: &Family, a: &Access, layout: ALayout, step: u32) -> Result<E
     Ok(a.region[depth].1.clone().ceil_div(step as i32))
 }
 
-/// What changes from one iteration of the inner loop to the next: where both factors come from. Each iteration has the same whole steps
+/// The coordinates of both factors, which change from one iteration of the inner loop to the next. Each iteration has the same whole steps
 /// along k.
 fn inner(
     e: &Emitter<'_>,

@@ -1,4 +1,4 @@
-//! What both leaves that copy are told: one source, read once, and its destinations, as evenly spaced rows.
+//! The template values of both leaves that copy: one source, read once, and its destinations, as evenly spaced rows.
 
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use crate::ir::{Access, Agent, COPY_STAGE_BYTES, Expr, FamId, Family, Operand, Point, Var};

@@ -1,4 +1,4 @@
-//! The record by which a leaf becomes CUDA. What it is for is said in `leaf/mod.rs`.
+//! The record by which a leaf becomes CUDA. `leaf/mod.rs` says how it is used.
 
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use crate::ir::{Agent, FamId, Family, InternalEdge, Leaf, Operand, Point};
@@ -16,11 +16,11 @@ pub(in crate::emit) struct LeafEmission {
     pub ring: Option<&'static RingEmission>,
     /// Its agents, in the contract's order.
     pub agents: &'static [AgentEmission],
-    /// What a plan may say at which point of a task.
+    /// The points of a task at which a plan may touch, wait and post.
     pub allowed: Allowed,
     /// Registers that the compiler may keep in memory.
     pub spills: Spills,
-    /// Checks the families of one loop, and says what the templates are told of them.
+    /// Checks the families of one loop, and gives the values of the templates.
     pub prepare: fn(&mut Emitter<'_>, &Group) -> Result<Prepared, EmitError>,
 }
 
@@ -87,11 +87,11 @@ pub(in crate::emit) struct AgentEmission {
     pub agent: Agent,
     /// Which threads run it.
     pub seat: Seat,
-    /// What it keeps from one loop of its role to the next: declarations, templates over `ring`, the name of the ring.
+    /// Its state from one loop of its role to the next: declarations, templates over `ring`, the name of the ring.
     pub state: &'static [&'static str],
     /// The device function.
     pub function: &'static str,
-    /// What follows its name in the call: a template over `name` (of the loop), `ring` and [`Prepared::call`].
+    /// The rest of the call, behind the name: a template over `name` (of the loop), `ring` and [`Prepared::call`].
     pub arguments: &'static str,
 }
 
@@ -104,7 +104,7 @@ pub(in crate::emit) enum Seat {
     Computing,
 }
 
-/// The points of a task at which a leaf's templates carry out what a plan says.
+/// The points of a task that a leaf's templates have a place for.
 pub(in crate::emit) struct Allowed {
     /// Accesses.
     pub operands: &'static [(Operand, &'static [Point])],
@@ -116,7 +116,7 @@ pub(in crate::emit) struct Allowed {
     pub inner: bool,
 }
 
-/// Bytes of registers that a thread of a kernel may spill, by what else is in it.
+/// Bytes of registers that a thread of a kernel may spill, by the rest of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::emit) struct Spills {
     /// Where a role has several loops of this leaf.
@@ -154,7 +154,7 @@ impl Group {
     }
 }
 
-/// What a leaf's templates are told.
+/// The values of a leaf's templates for one loop.
 pub(in crate::emit) struct Prepared {
     /// Of each family.
     pub families: Vec<Value>,
@@ -164,6 +164,6 @@ pub(in crate::emit) struct Prepared {
     pub call: Value,
     /// Workers that take tasks of a dynamic schedule.
     pub workers: u32,
-    /// What follows from the plan for the loop and is not written in it, for the comment at the kernel's head.
+    /// Choices that follow from the plan without being written in it, for the comment at the kernel's head.
     pub choices: Vec<String>,
 }

@@ -11,7 +11,7 @@ use crate::ir::{
 };
 use minijinja::{Value, context};
 
-/// What the templates are told of it, for a product whose epilogue carries.
+/// Its template values, for a product whose epilogue carries.
 ///
 /// # Errors
 /// [`EmitError::Unsupported`] for sums that the loader cannot bring.

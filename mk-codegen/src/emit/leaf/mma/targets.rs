@@ -67,7 +67,7 @@ fn one_of(e: &Emitter<'_>, id: FamId, all: &[&Access]) -> Result<bool, EmitError
     Ok(true)
 }
 
-/// What depends on where a tile goes, as C; `texts` are those of each place.
+/// An expression that depends on the place a tile goes to, as C; `texts` has one for each place.
 pub(in crate::emit) fn choose(
     e: &Emitter<'_>,
     f: &Family,
