@@ -30,7 +30,7 @@ fn traced_kernels_compile_to_cubin() {
 #[test]
 fn stacks_of_weights_compile() {
     for (layout, gated) in [("kn", false), ("kn", true), ("nk", false), ("nk", true)] {
-        let plan = experts(layout, gated).parse().unwrap_or_else(|e| panic!("{layout}: {e}"));
+        let plan = experts(layout, gated, 72).parse().unwrap_or_else(|e| panic!("{layout}: {e}"));
         judge(&format!("experts, {layout}, gated: {gated}"), &plan, Options::default());
     }
 }

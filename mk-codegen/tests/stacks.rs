@@ -42,59 +42,33 @@ fn names(text: &str, variable: &str) -> bool {
 /// Every expert's tasks load that expert's weights, in each layout, gated or not.
 #[test]
 fn experts_have_weights_of_their_own() {
-    struct Case {
-        layout: &'static str,
-        gated: bool,
-        dims: [u64; 3],
-        strides: [u64; 2],
-        boxes: [u32; 3],
-    }
-    let cases = [
-        Case {
-            layout: "kn",
-            gated: true,
-            dims: [512, 72, 3],
-            strides: [1024, 72 * 1024],
-            boxes: [64, 64, 1],
-        },
-        Case {
-            layout: "nk",
-            gated: true,
-            dims: [72, 512, 3],
-            strides: [144, 512 * 144],
-            boxes: [64, 128, 1],
-        },
-        Case {
-            layout: "kn",
-            gated: false,
-            dims: [256, 72, 3],
-            strides: [512, 72 * 512],
-            boxes: [64, 64, 1],
-        },
-        Case {
-            layout: "nk",
-            gated: false,
-            dims: [72, 256, 3],
-            strides: [144, 256 * 144],
-            boxes: [64, 256, 1],
-        },
+    // Of the map: extents and box, innermost first, of one matrix.
+    type Case = (&'static str, bool, fn(u64) -> [u64; 2], [u32; 2]);
+    let cases: [Case; 4] = [
+        ("kn", true, |k| [512, k], [64, 64]),
+        ("nk", true, |k| [k, 512], [64, 128]),
+        ("kn", false, |k| [256, k], [64, 64]),
+        ("nk", false, |k| [k, 256], [64, 256]),
     ];
-    for case in cases {
-        let text = experts(case.layout, case.gated);
-        let kernel = emitted(&text);
-        let place = format!("{}, gated: {}", case.layout, case.gated);
+    // Whole steps, and a last one that ends inside the stack.
+    let depths = [128, 72];
+    for (depth, (layout, gated, extents, boxes)) in
+        depths.into_iter().flat_map(|depth| cases.map(|case| (depth, case)))
+    {
+        let kernel = emitted(&experts(layout, gated, depth));
+        let place = format!("{layout}, gated: {gated}, {depth} deep");
         let coordinates = ["b_k", "b_col", "b_outer"].map(|m| member(&kernel, m).unwrap_or(""));
         assert!(coordinates.iter().any(|c| names(c, "e")), "{place}: {coordinates:?}");
         // A map of three dimensions: each matrix ends where its own k does, behind which TMA reads zeros.
         let [k, col, outer] = coordinates;
         assert_eq!((k, outer), ("0", "e"), "{place}");
         assert!(names(col, "j"), "{place}: {col}");
-        let up = if case.layout == "kn" { "kDim_F" } else { "256" };
-        let up = if case.gated { up } else { "0" };
-        assert!([up, "kDim_F"].contains(&member(&kernel, "b_up").expect("b_up")), "{place}");
-        let map = map(&kernel, "b");
-        let found = (&map.dims[..], &map.strides_bytes[..], &map.box_dims[..]);
-        assert_eq!(found, (&case.dims[..], &case.strides[..], &case.boxes[..]), "{place}");
+        let up = if gated { "kDim_F" } else { "0" };
+        assert_eq!(member(&kernel, "b_up"), Some(up), "{place}");
+        let (map, [columns, rows]) = (map(&kernel, "b"), extents(u64::from(depth)));
+        assert_eq!(map.dims, [columns, rows, 3], "{place}");
+        assert_eq!(map.strides_bytes, [2 * columns, 2 * columns * rows], "{place}");
+        assert_eq!(map.box_dims, [boxes[0], boxes[1], 1], "{place}");
         assert!(kernel.cuda.contains(".b_rank = 3, "), "{place}");
         // Rows of A and C lie one behind the other.
         for row in ["a_row", "c_row"].map(|m| member(&kernel, m).expect("a row")) {

@@ -1,12 +1,11 @@
 //! A plan over a stack of weights, one matrix for each of three experts.
 
-/// 72 deep, which is no multiple of a step.
 #[allow(dead_code)]
 const EXPERTS: &str = r#"plan "experts"
 mesh world=1
 target sm_90a
 dim dim0 M = 128
-dim dim1 K = 72
+dim dim1 K = DEPTH
 dim dim2 F = 256
 buffer buf0 "x" in bf16[3, M, K]
 buffer buf1 "w" in bf16[WEIGHTS]
@@ -26,9 +25,9 @@ family fam0 "gemm" role0 {
 }
 "#;
 
-/// The plan's text, with weights `[3, K, F]` (layout `kn`) or `[3, F, K]` (`nk`); gated, of gates and ups.
+/// The plan's text, with weights of depth K `[3, K, F]` (layout `kn`) or `[3, F, K]` (`nk`); gated, of gates and ups.
 #[allow(dead_code)]
-pub fn experts(layout: &str, gated: bool) -> String {
+pub fn experts(layout: &str, gated: bool, depth: u32) -> String {
     let (weights, region) = match (layout == "kn", gated) {
         (true, true) => ("3, K, 2, F", "0 : K, 0 : 2, j * 128 : 128"),
         (false, true) => ("3, 2, F, K", "0 : 2, j * 128 : 128, 0 : K"),
@@ -37,6 +36,7 @@ pub fn experts(layout: &str, gated: bool) -> String {
     };
     EXPERTS
         .replace("WEIGHTS", weights)
+        .replace("DEPTH", &depth.to_string())
         .replace("REGION", region)
         .replace("LAYOUT", layout)
         .replace("EPILOGUE", if gated { " epilogue=swiglu" } else { "" })
