@@ -1,85 +1,38 @@
 //! From the op graph to a tile plan: the passes, in the order in which they run.
 
-mod columns;
+mod check;
 mod draft;
-mod ends;
+mod error;
 mod facts;
-mod fold;
 mod fuse;
-mod gather;
-mod gemm;
-mod pack;
-mod product;
-mod reduce;
 mod roles;
-mod rows;
 mod select;
+mod shape;
 mod signals;
+mod tile;
+mod ways;
 
 use crate::{
     graph::OpGraph,
-    ir::{Plan, StructureError},
-    settings::{self, AllReduce, Config, Facts, Reduction, Refusal},
+    ir::Plan,
+    settings::{self, AllReduce, Config, Facts, Reduction},
     target,
     valid::{self, Violation},
 };
 use mk_syntax::{Bound, Program, ValueId};
-use thiserror::Error;
 
+pub use error::LowerError;
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 
 /// Largest extent of a dimension: indexes are 32-bit, and extents are rounded up to whole blocks.
 pub const MAX_EXTENT: u64 = 1 << 30;
 
-/// Why a checked pipeline has no plan.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum LowerError {
-    /// The pipeline is sound, but no pass lowers it.
-    #[error("`{op}` cannot be lowered here: {why}\n  help: {help}")]
-    Unsupported {
-        /// The operation.
-        op: String,
-        /// What stands in the way.
-        why: String,
-        /// What works.
-        help: String,
-    },
-    /// A setting that this pipeline, or its other settings, cannot have.
-    #[error(transparent)]
-    Setting(#[from] Refusal),
-    /// A world, a target or a tensor outside what one kernel can have.
-    #[error("{what}\n  help: {help}")]
-    OutOfRange {
-        /// The value.
-        what: String,
-        /// What would be accepted.
-        help: String,
-    },
-    /// More than the verifier decides.
-    #[error(
-        "the plan is too large to be verified: {what}\n  help: use smaller sizes, or several launches of less each"
-    )]
-    TooLarge {
-        /// What there is too much of, and the limit.
-        what: String,
-    },
-    /// A pass met something that the passes before it do not leave.
-    #[error("internal error: {what}")]
-    Internal {
-        /// The thing, and its place.
-        what: String,
-    },
-    /// A pass produced a plan that is not well formed.
-    #[error("internal error: the lowered plan is not well formed: {0}")]
-    Structure(StructureError),
-    /// A pass produced a plan that does not verify.
-    #[error("internal error: the lowered plan does not verify:\n{0}")]
-    Verify(valid::Failure),
-}
-
 /// The kernel of a pipeline: what settings and plans are made for.
-fn select(program: &Program, bound: &Bound, ranks: u32) -> Result<select::Kernel, LowerError> {
+fn select(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+) -> Result<shape::kernel::Kernel, LowerError> {
     let mut shapes = (0..program.n_values()).filter_map(|i| bound.shape(ValueId::new(i)));
     if let Some(shape) = shapes.find(|shape| shape.iter().any(|n| *n > MAX_EXTENT)) {
         let what = format!("a tensor of shape {shape:?} has too large an extent");
@@ -116,16 +69,12 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     })?;
     let kernel = select(program, bound, config.ranks)?;
     let config = &settings::normalise(config, &facts::of(&kernel, config.ranks), target)?;
-    let mut draft = match (kernel.gemms.is_empty(), kernel.results[0].reduce) {
-        (false, _) => gemm::tile(&kernel, config, target),
-        (true, Some(how)) => reduce::alone(&kernel, how, config, target),
-        (true, None) => gather::alone(&kernel, config, target),
-    };
-    signals::insert(&mut draft);
+    let mut draft = tile::families(&kernel, config, target)?;
+    signals::insert(&mut draft)?;
     let mut plan = roles::assign(draft, config)?;
     rename_loops(&mut plan);
     plan.check_structure().map_err(|mut e| LowerError::Structure(e.swap_remove(0)))?;
-    ends::check(&plan, config)?;
+    tile::check_ends(&plan, config)?;
     Ok(plan)
 }
 
@@ -169,7 +118,7 @@ pub fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
     let mut out = vec![max / 2 + 1];
     let mut corners = vec![1, world, block, block * world, max / block * block];
     // Finished rows of an all-reduce.
-    corners.push(reduce::COPIED_ROWS * world);
+    corners.push(ways::COPIED_ROWS * world);
     if config.reduction == Reduction::AfterLastWave
         || config.split_k > 1
         || config.last_wave.is_some_and(|t| t.parts > 1)
