@@ -106,7 +106,9 @@ pub enum Error {
         load_bytes: u32,
     },
     /// The assembler could not keep the kernel's asynchronous MMAs or its register allocation as written.
-    #[error("kernel {kernel}: ptxas {code}: {text}; a plan must allow it explicitly")]
+    #[error(
+        "kernel {kernel}: ptxas {code}: {text}; such a kernel would run its products one after the other, and is never taken"
+    )]
     Serialised {
         /// Kernel.
         kernel: String,
@@ -114,6 +116,17 @@ pub enum Error {
         code: String,
         /// The message.
         text: String,
+    },
+    /// Compiled kernels and tuning results cannot be kept on disk.
+    #[error(
+        "the kernel cache{} cannot be used: {what}; set MK_CACHE_DIR to a directory that can be written and has room, or every start compiles every kernel anew",
+        dir.as_ref().map_or_else(String::new, |d| format!(" {}", d.display()))
+    )]
+    CacheUnusable {
+        /// Its directory, where the environment names one.
+        dir: Option<PathBuf>,
+        /// What is wrong with it.
+        what: String,
     },
     /// A tool that is needed for the request is not installed.
     #[error("{tool} was not found; get it with {get}")]
