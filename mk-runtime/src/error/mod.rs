@@ -56,6 +56,16 @@ pub enum Error {
         /// The GPU that owns the memory.
         to: i32,
     },
+    /// A rank's memory is not mapped on another one.
+    #[error(
+        "rank {from} cannot map the memory of rank {to}: they are on different nodes, and no transport joins them"
+    )]
+    Unreachable {
+        /// The rank that would access it.
+        from: u32,
+        /// The rank that owns the memory.
+        to: u32,
+    },
     /// No NVRTC library was found.
     #[error(
         "NVRTC (libnvrtc.so.13) was not found; get it with `cargo xtask setup`, or `pip install nvidia-cuda-nvrtc==13.0.88`, or set MK_NVRTC_DIR to the directory that holds it; searched: {}",
@@ -165,6 +175,14 @@ pub enum Error {
         /// Kernel.
         kernel: String,
         /// What is wrong.
+        what: String,
+    },
+    /// The kernel needs something that this version, or this world, does not have.
+    #[error("unsupported: kernel {kernel}: {what}")]
+    Unsupported {
+        /// Kernel.
+        kernel: String,
+        /// What it needs, and what to do.
         what: String,
     },
     /// The kernel was compiled for another architecture.

@@ -5,6 +5,7 @@ use super::contract::{check_source, check_tensors};
 use super::dims::check_dims;
 use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
+use super::program::check_transport;
 use super::rank::Rank;
 use super::residency::Attributes;
 use crate::driver::{Context, Entered, keep_current};
@@ -62,7 +63,7 @@ impl Instance {
     /// on it meanwhile. Where that needs another rank's launch, all ranks must launch and bind in the same order.
     ///
     /// # Errors
-    /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::WrongArch`], [`Error::NotCoResident`],
+    /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::Unsupported`], [`Error::WrongArch`], [`Error::NotCoResident`],
     /// [`Error::SmBudget`], [`Error::LaunchBlocking`], [`Error::Cuda`] (out of memory among others). With other
     /// processes also [`Error::Disagree`], [`Error::PeerFailed`], [`Error::PeerGone`], [`Error::PeerSilent`].
     pub fn bind(
@@ -421,6 +422,7 @@ fn check(world: &World, source: &KernelSource, options: &InstanceOptions) -> Res
         return Err(Error::LaunchBlocking);
     }
     check_source(source)?;
+    check_transport(source)?;
     options.nanoseconds(source)?;
     if source.world_size == world.size() {
         return Ok(());
