@@ -17,6 +17,7 @@ use super::program::no_transport;
 use crate::driver::cu;
 use crate::error::Error;
 use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
+use crate::mem::Layout;
 use crate::world::World;
 use cudarc::driver::sys;
 use mk_abi::device::ControlBlock;
@@ -59,7 +60,7 @@ impl Engine {
         program: &HostProgram,
         module: &Arc<Module>,
         control: u64,
-        sym: impl Fn(u32) -> u64,
+        symmetric: &Layout,
     ) -> Result<Engine, Error> {
         let place = |op: &HostOp| {
             Ok(match *op {
@@ -67,11 +68,11 @@ impl Engine {
                 HostOp::Copy { tensor, from_bytes, to_rank, to_bytes, bytes } => Placed::Copy {
                     tensor: tensor as usize,
                     from_bytes,
-                    to: sym(to_rank) + to_bytes,
+                    to: symmetric.address(to_rank)? + to_bytes,
                     bytes: bytes as usize,
                 },
                 HostOp::Raise { rank: p, word } => {
-                    Placed::Raise { word: sym(p) + word * WORD as u64 }
+                    Placed::Raise { word: symmetric.address(p)? + word * WORD as u64 }
                 }
                 HostOp::Send { to_rank, .. } => return Err(no_transport(source, rank, to_rank)),
             })

@@ -5,7 +5,7 @@ use super::contract::{check_source, check_tensors};
 use super::dims::check_dims;
 use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
-use super::program::check_transport;
+use super::program::check_reach;
 use super::rank::Rank;
 use super::residency::Attributes;
 use crate::driver::{Context, Entered, keep_current};
@@ -63,7 +63,7 @@ impl Instance {
     /// on it meanwhile. Where that needs another rank's launch, all ranks must launch and bind in the same order.
     ///
     /// # Errors
-    /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::Unsupported`], [`Error::WrongArch`], [`Error::NotCoResident`],
+    /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::Unsupported`], [`Error::Unreachable`], [`Error::WrongArch`], [`Error::NotCoResident`],
     /// [`Error::SmBudget`], [`Error::LaunchBlocking`], [`Error::Cuda`] (out of memory among others). With other
     /// processes also [`Error::Disagree`], [`Error::PeerFailed`], [`Error::PeerGone`], [`Error::PeerSilent`].
     pub fn bind(
@@ -422,10 +422,9 @@ fn check(world: &World, source: &KernelSource, options: &InstanceOptions) -> Res
         return Err(Error::LaunchBlocking);
     }
     check_source(source)?;
-    check_transport(source)?;
     options.nanoseconds(source)?;
     if source.world_size == world.size() {
-        return Ok(());
+        return check_reach(source, world.topology());
     }
     let (kernel, plan) = (source.name.clone(), source.world_size);
     Err(Error::WorldSize { kernel, plan, world: world.size() })

@@ -1,9 +1,10 @@
-//! What a host program must satisfy before anything is allocated for its kernel.
+//! What a host program must satisfy, and which peers' memory a kernel may name, before anything is allocated for it.
 
 use super::dims;
 use super::engine::WORD;
 use crate::Error;
-use mk_abi::{HostOp, HostProgram, KernelSource};
+use crate::world::Topology;
+use mk_abi::{HostOp, HostProgram, KernelSource, MapBase};
 
 /// Whether the operations are in an order that the runtime keeps, and stay inside the memory that they are for.
 pub(super) fn check(source: &KernelSource, program: &HostProgram) -> Result<(), String> {
@@ -68,16 +69,28 @@ fn inside(source: &KernelSource, rank: usize, op: &HostOp) -> bool {
     }
 }
 
-/// Whether there is something that carries out the operations.
+/// Whether all ranks reach the memory that their tensor maps and host operations name. The source has those of every
+/// rank, so that all processes find the same.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a send.
-pub(super) fn check_transport(source: &KernelSource) -> Result<(), Error> {
-    let Some(program) = &source.host else { return Ok(()) };
-    for (rank, ops) in (0..).zip(&program.ranks) {
+/// [`Error::Unreachable`] for a peer of another node; [`Error::Unsupported`] for a send.
+pub(super) fn check_reach(source: &KernelSource, topology: &Topology) -> Result<(), Error> {
+    for (rank, binding) in (0..).zip(&source.ranks) {
+        for map in &binding.maps {
+            if let MapBase::Peer(peer, _) = map.base {
+                topology.check(rank, peer)?;
+            }
+        }
+    }
+    let programs = source.host.iter().flat_map(|program| (0..).zip(&program.ranks));
+    for (rank, ops) in programs {
         for op in ops {
-            if let HostOp::Send { to_rank, .. } = op {
-                return Err(no_transport(source, rank, *to_rank));
+            match *op {
+                HostOp::AwaitEntry => {}
+                HostOp::Copy { to_rank: peer, .. } | HostOp::Raise { rank: peer, .. } => {
+                    topology.check(rank, peer)?;
+                }
+                HostOp::Send { to_rank, .. } => return Err(no_transport(source, rank, to_rank)),
             }
         }
     }
@@ -98,6 +111,7 @@ pub(super) fn no_transport(source: &KernelSource, rank: u32, to: u32) -> Error {
 mod tests {
     use super::super::contract::{check_source, tests::source};
     use super::*;
+    use mk_abi::TensorMapSpec;
 
     /// One rank: copies 128 bytes, and raises the last word.
     fn program() -> HostProgram {
@@ -167,14 +181,70 @@ mod tests {
 
     #[test]
     fn a_send_needs_a_transport() {
-        let mut source = source();
-        check_transport(&source).unwrap();
+        let (mut source, one) = (source(), Topology::one_node(1));
+        check_reach(&source, &one).unwrap();
         source.host = Some(program());
-        check_transport(&source).unwrap();
+        check_reach(&source, &one).unwrap();
         let send = HostOp::Send { from_bytes: 0, to_rank: 0, to_bytes: 0, bytes: 0, word: 1 };
         source.host.as_mut().unwrap().ranks[0].push(send);
-        let refused = check_transport(&source).unwrap_err();
+        let refused = check_reach(&source, &one).unwrap_err();
         assert!(matches!(&refused, Error::Unsupported { .. }));
         assert!(refused.to_string().starts_with("unsupported: kernel k: rank 0 sends to rank 0"));
+    }
+
+    /// Four ranks of which each maps, writes and raises memory of the next one of its pair.
+    fn in_pairs() -> KernelSource {
+        let mut source = source();
+        source.world_size = 4;
+        let binding = source.ranks[0].clone();
+        let peer = |rank: u32| rank ^ 1;
+        let bind = |rank: u32| {
+            let mut binding = binding.clone();
+            let base = MapBase::Peer(peer(rank), 2048);
+            binding.maps.push(TensorMapSpec { base, ..binding.maps[0].clone() });
+            binding
+        };
+        source.ranks = (0..4).map(bind).collect();
+        let ops = |rank: u32| {
+            let to_rank = peer(rank);
+            vec![
+                HostOp::AwaitEntry,
+                HostOp::Copy { tensor: 0, from_bytes: 0, to_rank, to_bytes: 2048, bytes: 64 },
+                HostOp::Raise { rank: to_rank, word: 300 },
+            ]
+        };
+        source.host = Some(HostProgram { ranks: (0..4).map(ops).collect(), ..program() });
+        check_source(&source).unwrap();
+        source
+    }
+
+    #[test]
+    fn only_ranks_of_the_node_are_named() {
+        let two = Topology::nodes_of(4, 2).unwrap();
+        let judged = |change: &dyn Fn(&mut KernelSource), topology: &Topology| {
+            let mut source = in_pairs();
+            change(&mut source);
+            match check_reach(&source, topology) {
+                Ok(()) => None,
+                Err(Error::Unreachable { from, to }) => Some((from, to)),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert_eq!(judged(&|_| {}, &two), None);
+        let map = |s: &mut KernelSource| s.ranks[3].maps[1].base = MapBase::Peer(0, 2048);
+        let raise = |s: &mut KernelSource| {
+            s.host.as_mut().unwrap().ranks[1][2] = HostOp::Raise { rank: 2, word: 300 };
+        };
+        let copy = |s: &mut KernelSource| {
+            s.host.as_mut().unwrap().ranks[2][1] =
+                HostOp::Copy { tensor: 0, from_bytes: 0, to_rank: 1, to_bytes: 2048, bytes: 64 };
+        };
+        assert_eq!(judged(&map, &two), Some((3, 0)));
+        assert_eq!(judged(&raise, &two), Some((1, 2)));
+        assert_eq!(judged(&copy, &two), Some((2, 1)));
+        let one = Topology::one_node(4);
+        for change in [&map as &dyn Fn(&mut KernelSource), &raise, &copy] {
+            assert_eq!(judged(change, &one), None);
+        }
     }
 }

@@ -83,11 +83,12 @@ impl Rank {
         let dims: Vec<_> = source.runtime_dims.iter().map(|d| d.max).collect();
         let params = ParamBlock::new(binding.maps.len(), source.tensors.len(), header);
         check_param(source, &kernel, &params)?;
-        let sym = |p: u32| symmetric.base() + u64::from(p) * symmetric.stride_bytes();
         let engine = match &source.host {
             Some(program) => {
                 let control = control.ptr();
-                let engine = Engine::new(world, rank, source, program, &module, control, sym)?;
+                let symmetric = symmetric.layout();
+                let engine =
+                    Engine::new(world, rank, source, program, &module, control, symmetric)?;
                 check_param(source, engine.gate(), &params)?;
                 Some(engine)
             }
@@ -100,8 +101,7 @@ impl Rank {
             params,
             bases: Bases {
                 rank,
-                sym_base: symmetric.base(),
-                sym_stride_bytes: symmetric.stride_bytes(),
+                symmetric: symmetric.layout().clone(),
                 scratch: scratch.ptr(),
                 somewhere: control.ptr(),
             },
@@ -118,8 +118,7 @@ impl Rank {
         let context = this.kernel.context().clone();
         let _in = context.enter()?;
         for (i, map) in binding.maps.iter().enumerate() {
-            if !matches!(map.base, MapBase::Tensor(_)) {
-                let address = this.bases.resolve(map.base, &[]);
+            if let Some(address) = this.bases.resolve(map.base)? {
                 encode(source, i, map, address, &this.bases, this.params.map_mut(i))?;
             }
         }

@@ -3,7 +3,7 @@
 use super::group::{Door, Group};
 use super::pack::{Pack, Unpack};
 use super::rendezvous::os;
-use super::{Bootstrap, DeviceLimits, UnixBootstrap, World, env_launcher, limits};
+use super::{Bootstrap, DeviceLimits, Topology, UnixBootstrap, World, env_launcher, limits};
 use crate::Error;
 use crate::driver::{self, Context};
 use std::sync::Arc;
@@ -70,10 +70,12 @@ impl World {
         let (card, limits, door) = mine?;
         let cards = read_cards(&all, size)?;
         check_cards(&cards, &card)?;
+        // All of them are on this host.
+        let topology = Topology::one_node(size);
         if size == 1 {
             return World::assemble(
                 0,
-                1,
+                topology,
                 vec![Arc::new(Context::retain(device)?)],
                 vec![limits],
                 None,
@@ -81,10 +83,18 @@ impl World {
         }
         let doors: Vec<String> = cards.iter().map(|c| c.door.clone()).collect();
         let group = Group::connect(bootstrap.as_ref(), &door, &doors)?;
-        let local = reach(device, &cards).and_then(|()| Context::retain(device));
+        let node = topology.reach(rank);
+        let local = reach(device, &cards[node.start as usize..node.end as usize])
+            .and_then(|()| Context::retain(device));
         let deadline = super::Deadline::within(RENDEZVOUS);
         let context = group.agree("connecting a world", local, deadline)?;
-        World::assemble(rank, size, vec![Arc::new(context)], vec![limits], Some(Arc::new(group)))
+        World::assemble(
+            rank,
+            topology,
+            vec![Arc::new(context)],
+            vec![limits],
+            Some(Arc::new(group)),
+        )
     }
 }
 
@@ -141,7 +151,7 @@ fn check_cards(cards: &[Card], mine: &Card) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether this GPU can access those of the others. One that this process does not see cannot be asked about; mapping
+/// Whether this GPU can access those of the others on its node. One that this process does not see cannot be asked about; mapping
 /// its memory will tell.
 fn reach(device: i32, cards: &[Card]) -> Result<(), Error> {
     for other in 0..driver::device_count()? {

@@ -1,4 +1,8 @@
 //! The ranks that work together and the GPUs they own: all of them in one process, or one process per GPU.
+//!
+//! A world has three parts. A [`Bootstrap`] carries the first messages between its processes, and is dropped when they have
+//! met. The control channel (`group.rs`) stays: small gathers, file descriptors, deaths. The [`Topology`] says which ranks
+//! map each other's memory.
 
 mod bootstrap;
 mod connect;
@@ -7,6 +11,7 @@ pub(crate) mod order;
 mod pack;
 mod page;
 mod rendezvous;
+mod topology;
 mod watch;
 mod wire;
 
@@ -14,6 +19,7 @@ pub use bootstrap::Bootstrap;
 pub(crate) use group::{Group, SharedGroup};
 pub use order::forked;
 pub use rendezvous::UnixBootstrap;
+pub use topology::Topology;
 pub(crate) use watch::Member;
 pub(crate) use wire::Deadline;
 
@@ -41,14 +47,14 @@ pub struct DeviceLimits {
 
 #[derive(Debug)]
 struct Inner {
-    /// The lowest rank of this process, and how many ranks there are in all.
+    /// The lowest rank of this process.
     first: u32,
-    size: u32,
+    topology: Topology,
     /// Of this process's ranks.
     contexts: Vec<Arc<Context>>,
     limits: Vec<DeviceLimits>,
     generation: AtomicU64,
-    /// The other processes, where there are some.
+    /// The control channel to the other processes, where there are some.
     group: Option<SharedGroup>,
 }
 
@@ -89,10 +95,12 @@ impl World {
             });
         }
         let limits = devices.iter().map(|d| limits(*d)).collect::<Result<Vec<_>, _>>()?;
-        for from in devices {
-            for to in devices {
-                if from != to && !driver::can_access_peer(*from, *to)? {
-                    return Err(Error::NoPeerAccess { from: *from, to: *to });
+        let topology = Topology::one_node(devices.len() as u32);
+        for (rank, from) in (0..).zip(devices) {
+            for peer in topology.reach(rank) {
+                let to = devices[peer as usize];
+                if *from != to && !driver::can_access_peer(*from, to)? {
+                    return Err(Error::NoPeerAccess { from: *from, to });
                 }
             }
         }
@@ -104,23 +112,30 @@ impl World {
                 None => Arc::new(Context::retain(*device)?),
             });
         }
-        World::assemble(0, devices.len() as u32, contexts, limits, None)
+        World::assemble(0, topology, contexts, limits, None)
     }
 
     fn assemble(
         first: u32,
-        size: u32,
+        topology: Topology,
         contexts: Vec<Arc<Context>>,
         limits: Vec<DeviceLimits>,
         group: Option<SharedGroup>,
     ) -> Result<World, Error> {
         let generation = AtomicU64::new(1);
-        Ok(World { inner: Arc::new(Inner { first, size, contexts, limits, generation, group }) })
+        Ok(World {
+            inner: Arc::new(Inner { first, topology, contexts, limits, generation, group }),
+        })
     }
 
     /// Number of ranks.
     pub fn size(&self) -> u32 {
-        self.inner.size
+        self.inner.topology.ranks()
+    }
+
+    /// Its nodes, and which ranks map each other's memory.
+    pub fn topology(&self) -> &Topology {
+        &self.inner.topology
     }
 
     /// The ranks of this process: all of them in a local world, one in a world of processes.
