@@ -13,6 +13,9 @@ pub const DEFAULT_COPY_SMS: u32 = 8;
 /// The same where they also add up what peers sent, through registers.
 pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
+/// Of few SMs, where ranks share a GPU or most are reserved, communication gets one in so many by default.
+const LEAST_COMPUTE_PART: u32 = 4;
+
 const ORDER: [RoleKind; 5] = [
     RoleKind::Prologue,
     RoleKind::Compute,
@@ -44,6 +47,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     let asked = |k: RoleKind| config.sms.get(k.name()).copied();
     let has = |k: RoleKind| used.contains(&k);
     let default = if reduces(&plan, &kinds) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
+    let default = default.min(sms / LEAST_COMPUTE_PART).max(1);
     let comm =
         match (has(RoleKind::IntraComm), asked(RoleKind::IntraComm), asked(RoleKind::Compute)) {
             (false, ..) => 0,
@@ -65,7 +69,10 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
             "compute = {compute} and intra_comm = {comm} CTAs do not fit {sms} SMs{}",
             if config.reserved_sms > 0 { ", beside those that are reserved" } else { "" }
         );
-        return Err(error(what, "give every role at least one CTA, one per SM".into()));
+        let help = format!(
+            "give every role of `sms` at least one CTA, one per SM, and all of them at most {sms}"
+        );
+        return Err(error(what, help));
     }
     for kind in &used {
         let ctas = match kind {

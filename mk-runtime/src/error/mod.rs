@@ -239,6 +239,17 @@ pub enum Error {
         /// Rank.
         rank: u32,
     },
+    /// Two ranks of one GPU launch in one stream.
+    #[error(
+        "kernel {kernel}: ranks {} and {} share a GPU and were given the same stream, in which the first one's kernel would wait for the second's for ever; give every rank a stream of its own",
+        ranks.0, ranks.1
+    )]
+    SameStream {
+        /// Kernel.
+        kernel: String,
+        /// The ranks.
+        ranks: (u32, u32),
+    },
     /// A launch with the wrong number of something.
     #[error("kernel {kernel}: {given} {what} were given, and {expected} are needed")]
     Count {
