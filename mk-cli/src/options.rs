@@ -4,6 +4,7 @@ use clap::Args;
 use mk::passes::{Gather, Head, Tail};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::path::Path;
 use std::str::FromStr;
 
 /// Ranks of a pipeline for which nothing else is said.
@@ -149,6 +150,11 @@ impl<T: FromStr> FromStr for OrNone<T> {
 }
 
 impl PipelineArgs {
+    /// Whether it names a plan.
+    pub fn is_plan(&self) -> bool {
+        has_extension(&self.pipeline, "plan")
+    }
+
     /// The options that say how to lower, as they were written.
     pub fn lowering(&self) -> Vec<&'static str> {
         let others = ["--dim", "--shape", "--ranks", "--tuned"];
@@ -180,6 +186,11 @@ impl PipelineArgs {
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
     }
+}
+
+/// Whether a path ends so.
+pub fn has_extension(path: &str, extension: &str) -> bool {
+    Path::new(path).extension().is_some_and(|e| e == extension)
 }
 
 /// A repeated option as a map; a name that is given twice is an error.
