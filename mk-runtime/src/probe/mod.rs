@@ -238,7 +238,8 @@ impl Probe {
         }
         let mut reports = Vec::new();
         for rank in &self.ranks {
-            reports.push(Report::read(&rank.report.download()?));
+            let report = Report::read(&rank.report.download()?);
+            reports.push(report.ok_or_else(|| unmeasured(what, "a report is cut short".into()))?);
         }
         match reports.iter().position(|r| r.gave_up) {
             None => Ok(reports),
