@@ -4,14 +4,15 @@
 
 use mk::{
     Program,
-    harness::{self, Case, CpuOptions, HarnessError, Norms, Tolerance, gpu::Session},
     ir::Plan,
-    passes::{self, Config},
+    passes::{self},
     runtime::{
         InstanceOptions, World,
         jit::{self, JitOptions},
     },
+    settings::Config,
 };
+use mk_harness::{Case, CpuOptions, HarnessError, Norms, Tolerance, gpu::Session};
 use std::{collections::BTreeMap, error::Error};
 
 mk::pipeline! {
@@ -42,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Err(error) if error.is_no_device() => {
             println!("on the CPU executor: {error}");
-            harness::run_on_cpu(case, &plan, &CpuOptions::default())?.norms
+            mk_harness::run_on_cpu(case, &plan, &CpuOptions::default())?.norms
         }
         Err(error) => return Err(error.into()),
     };

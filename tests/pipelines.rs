@@ -3,12 +3,8 @@
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
 
-use mk::{
-    Program,
-    harness::{Case, CpuOptions, Tolerance, run_on_cpu},
-    passes::{Config, lower},
-    sim::Schedule,
-};
+use mk::{Program, passes::lower, settings::Config, sim::Schedule};
+use mk_harness::{Case, CpuOptions, Tolerance, run_on_cpu};
 use std::collections::BTreeMap;
 
 /// Small tiles, so that small shapes have several of each kind.

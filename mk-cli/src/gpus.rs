@@ -4,8 +4,8 @@ use crate::{failure::Failure, options::PipelineArgs};
 use mk::{
     abi::device::MAX_RANKS,
     function::reserved_sms,
-    passes::Config,
     runtime::{Error, World},
+    settings::Config,
 };
 
 /// The option.
@@ -140,24 +140,25 @@ pub fn fit(config: &mut Config, world: &World, args: &PipelineArgs) -> Result<()
     config.reserved_sms = reserved_sms(world, &config.target, 0);
     match config.reserved_sms {
         0 => Ok(()),
-        _ => check_split(&args.sms, world.sm_budget(0)),
+        _ => check_split([config.compute_sms, config.intra_comm_sms], world.sm_budget(0)),
     }
 }
 
 /// Refuses CTAs, one per SM, that a rank has no SMs for.
-fn check_split(sms: &[(String, u32)], budget: u32) -> Result<(), Failure> {
-    let asked: u64 = sms.iter().map(|(_, n)| u64::from(*n)).sum();
+fn check_split([compute, intra_comm]: [Option<u32>; 2], budget: u32) -> Result<(), Failure> {
+    let given = [("compute_sms", compute), ("intra_comm_sms", intra_comm)];
+    let given: Vec<_> = given.into_iter().filter_map(|(name, n)| Some((name, n?))).collect();
+    let asked: u64 = given.iter().map(|(_, n)| u64::from(*n)).sum();
     if asked <= budget.into() {
         return Ok(());
     }
-    let list: Vec<_> = sms.iter().map(|(role, n)| format!("`--sms {role}={n}`")).collect();
+    let list: Vec<_> = given.iter().map(|(name, n)| format!("{name}={n}")).collect();
     let what = format!(
-        "{} {} {asked} CTAs on each rank, and a rank has {budget} SMs of its GPU",
-        list.join(" and "),
-        if list.len() == 1 { "asks for" } else { "ask for" }
+        "`--set {}` asks for {asked} CTAs on each rank, and a rank has {budget} SMs of its GPU",
+        list.join(" ")
     );
     let help =
-        format!("give the roles at most {budget} in all, or leave `--sms` out: the default fits");
+        format!("give the roles at most {budget} in all, or leave them out: the default fits");
     Err(Failure::with_help(what, help))
 }
 
@@ -196,18 +197,17 @@ mod tests {
 
     #[test]
     fn splits_that_do_not_fit_name_the_flag() {
-        let split = |list: &[(&str, u32)]| {
-            let list: Vec<_> = list.iter().map(|(role, n)| (role.to_string(), *n)).collect();
-            check_split(&list, 44).map_err(|f| f.text().to_string())
-        };
-        assert_eq!(split(&[]), Ok(()));
-        assert_eq!(split(&[("compute", 33), ("intra_comm", 11)]), Ok(()));
-        let text = split(&[("compute", 33), ("intra_comm", 12)]).unwrap_err();
+        let split = |asked| check_split(asked, 44).map_err(|f| f.text().to_string());
+        assert_eq!(split([None, None]), Ok(()));
+        assert_eq!(split([Some(33), Some(11)]), Ok(()));
+        let text = split([Some(33), Some(12)]).unwrap_err();
         assert_eq!(
             text,
-            "error: `--sms compute=33` and `--sms intra_comm=12` ask for 45 CTAs on each rank, and a rank has 44 SMs of its GPU\n  \
-             = help: give the roles at most 44 in all, or leave `--sms` out: the default fits"
+            "error: `--set compute_sms=33 intra_comm_sms=12` asks for 45 CTAs on each rank, and a rank has 44 SMs of its GPU\n  \
+             = help: give the roles at most 44 in all, or leave them out: the default fits"
         );
-        assert!(split(&[("compute", u32::MAX), ("intra_comm", u32::MAX)]).is_err());
+        let text = split([None, Some(45)]).unwrap_err();
+        assert!(text.contains("`--set intra_comm_sms=45` asks for 45 CTAs"), "{text}");
+        assert!(split([Some(u32::MAX), Some(u32::MAX)]).is_err());
     }
 }

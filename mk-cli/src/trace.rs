@@ -15,13 +15,13 @@ use crate::{
 use mk::{
     abi::KernelSource,
     emit::Options,
-    harness::{
-        Case,
-        gpu::{Session, Timing},
-    },
     runtime::{InstanceOptions, World},
     trace,
     tune::timeline,
+};
+use mk_harness::{
+    Case,
+    gpu::{Session, Timing},
 };
 use std::path::PathBuf;
 use std::time::Duration;

@@ -3,9 +3,9 @@
 use mk::{
     Diagnostics,
     function::{ArgumentError, FunctionError},
-    harness::HarnessError,
     runtime::{Error as RuntimeError, Fault},
 };
+use mk_harness::HarnessError;
 use pyo3::prelude::*;
 
 /// Classes of `mk._errors`.

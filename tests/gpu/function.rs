@@ -5,10 +5,10 @@ use mk::{
     Bound, Function, Program,
     abi::DType,
     function::{Argument, Call, FunctionError, FunctionOptions, Sizes, Specialisation},
-    harness::{Case, Dense, Inputs, Tolerance, compare},
     runtime::{DeviceTensor, Graph, Operand, Reference, Stream, StreamRef, World, jit::JitOptions},
     tune::{Fuse, Made, Why},
 };
+use mk_harness::{Case, Dense, Inputs, Tolerance, compare};
 
 /// Tensors of one rank: its rows of `a`, its columns of `b`, and what it shall hold of the result.
 struct Rank {

@@ -8,11 +8,11 @@ use mk::{
     Function, Program,
     abi::DType,
     function::{Argument, Call, FunctionError, FunctionOptions, reserved_sms},
-    passes::Config,
     runtime::{
         DeviceTensor, Error, Graph, InstanceOptions, Operand, Reference, Stream, StreamRef, World,
         jit::JitOptions,
     },
+    settings::Config,
 };
 use std::time::Duration;
 

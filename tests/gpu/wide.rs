@@ -10,13 +10,14 @@ use mk::{
     Bound, Program,
     abi::KernelSource,
     emit,
-    harness::{Case, Tolerance, gpu::Session},
-    passes::{self, Config},
+    passes::{self},
     runtime::{
         InstanceOptions, World,
         jit::{self, JitOptions},
     },
+    settings::Config,
 };
+use mk_harness::{Case, Tolerance, gpu::Session};
 use std::{collections::BTreeMap, time::Duration};
 
 fn options() -> InstanceOptions {

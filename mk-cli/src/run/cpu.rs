@@ -3,10 +3,10 @@
 use super::{Args, verdict::Verdict};
 use crate::{failure::Failure, output::say, pipeline::Loaded, progress::Progress};
 use mk::{
-    harness::{Case, CpuOptions, HarnessError, check_work, repeat_on_cpu, run_on_cpu},
     ir::Plan,
     sim::{RunReport, Schedule},
 };
+use mk_harness::{Case, CpuOptions, HarnessError, check_work, repeat_on_cpu, run_on_cpu};
 
 pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     let schedule = args.schedule.unwrap_or(Schedule::Random);

@@ -4,10 +4,8 @@ use super::{Args, verdict::Verdict};
 use crate::{
     build::compile, emit::emit, failure::Failure, output::say, pipeline::Loaded, progress::Progress,
 };
-use mk::{
-    harness::{Case, gpu::Session},
-    runtime::{InstanceOptions, World},
-};
+use mk::runtime::{InstanceOptions, World};
+use mk_harness::{Case, gpu::Session};
 use std::time::Duration;
 
 /// Rows of each result that are compared with f64.

@@ -1,7 +1,7 @@
 //! Error norms in words, and what they come to.
 
 use crate::{failure::Failure, output::say};
-use mk::harness::{Case, Layout, Norms, Tolerance};
+use mk_harness::{Case, Layout, Norms, Tolerance};
 
 /// Prints each launch, and remembers the worst.
 pub struct Verdict<'a> {
