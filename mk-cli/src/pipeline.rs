@@ -2,7 +2,8 @@
 
 use crate::{
     failure::Failure,
-    options::{PipelineArgs, once},
+    gpus,
+    options::{DEFAULT_RANKS, PipelineArgs, has_extension, once},
     progress::Progress,
 };
 use mk::{
@@ -43,21 +44,64 @@ pub struct Pipeline {
 /// Longest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
+/// What the PIPELINE argument says, before it is lowered.
+pub enum Opened {
+    /// A plan, and how long reading took.
+    Plan(Box<Plan>, Duration),
+    /// A pipeline.
+    Pipeline(Box<Pipeline>),
+}
+
+/// Reads the PIPELINE argument.
+pub fn open(args: &PipelineArgs) -> Result<Opened, Failure> {
+    let begin = Instant::now();
+    match args.is_plan() {
+        true => Ok(Opened::Plan(Box::new(read_plan(args)?), begin.elapsed())),
+        false => Ok(Opened::Pipeline(Box::new(bind(args)?))),
+    }
+}
+
+impl Opened {
+    /// Whether it is a plan.
+    pub fn is_plan(&self) -> bool {
+        matches!(self, Opened::Plan(..))
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self, args: &PipelineArgs) -> u32 {
+        match self {
+            Opened::Plan(plan, _) => plan.mesh.size(),
+            Opened::Pipeline(_) => args.ranks.unwrap_or(DEFAULT_RANKS),
+        }
+    }
+
+    /// Lowers it with the settings of the options, for the GPUs of a world where there is one.
+    pub fn lower(self, args: &PipelineArgs, world: Option<&World>) -> Result<Loaded, Failure> {
+        let pipeline = match self {
+            Opened::Pipeline(pipeline) => pipeline,
+            Opened::Plan(plan, time) => {
+                let samples = valid::sample_values(&plan);
+                return Ok(Loaded { plan: *plan, pipeline: None, samples, time });
+            }
+        };
+        let mut config = chosen(args, &pipeline)?;
+        if let Some(world) = world {
+            gpus::fit(&mut config, world, args)?;
+        }
+        let begin = Instant::now();
+        let plan =
+            passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
+        let samples = match plan.runtime_dim() {
+            Some((_, max)) => passes::runtime_samples(max, &config),
+            None => Vec::new(),
+        };
+        Ok(Loaded { plan, pipeline: Some(*pipeline), samples, time: begin.elapsed() })
+    }
+}
+
 /// Makes or reads the plan.
 pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
-    let begin = Instant::now();
-    if has_extension(&args.pipeline, "plan") {
-        let plan = read_plan(args)?;
-        let samples = valid::sample_values(&plan);
-        return Ok(Loaded { plan, pipeline: None, samples, time: begin.elapsed() });
-    }
-    let pipeline = bind(args)?;
-    let config = chosen(args, &pipeline)?;
-    let begin = Instant::now();
-    let plan = passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
-    let runtime = plan.runtime_dim();
-    let samples = runtime.map_or_else(Vec::new, |(_, max)| passes::runtime_samples(max, &config));
-    Ok(Loaded { plan, pipeline: Some(pipeline), samples, time: begin.elapsed() })
+    open(args)?.lower(args, None)
 }
 
 /// [`load`], then the verifier.
@@ -119,10 +163,6 @@ impl Loaded {
     }
 }
 
-fn has_extension(path: &str, extension: &str) -> bool {
-    Path::new(path).extension().is_some_and(|e| e == extension)
-}
-
 /// The text of a file that a person or mk has written; of one that does not end, a device say, no more than such a file may have.
 pub fn read(path: &Path) -> Result<String, Failure> {
     let failed = |what: String| Failure::new(format!("cannot read {}: {what}", path.display()));
@@ -155,7 +195,7 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
 
 /// Reads and checks the pipeline, and gives its symbols numbers.
 pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
-    if has_extension(&args.pipeline, "plan") {
+    if args.is_plan() {
         return Err(Failure::with_help(
             format!("{} is a plan, which has its settings already", args.pipeline),
             "give the pipeline that it was made from",

@@ -46,13 +46,18 @@ impl Plan {
     }
 
     /// Values of a kernel's run-time dimensions.
-    fn dims(&self, planned: &Planned) -> Vec<u32> {
+    fn dims(&self, py: Python<'_>, planned: &Planned) -> PyResult<Vec<u32>> {
         let value = |dim: &mk::abi::RuntimeDim| {
             let symbol = self.program().symbol(&dim.name)?;
             u32::try_from(self.sizes.dim(Dim::Sym(symbol))?).ok()
         };
-        let all = planned.source.runtime_dims.iter();
-        all.map(|dim| value(dim).unwrap_or(dim.max)).collect()
+        let known = |dim| {
+            value(dim).ok_or_else(|| {
+                let what = format!("internal error: dimension `{}` has no value", dim.name);
+                Class::Error.error(py, what)
+            })
+        };
+        planned.source.runtime_dims.iter().map(known).collect()
     }
 
     /// Something of each kernel, a line each.
@@ -62,10 +67,12 @@ impl Plan {
     }
 
     /// Bytes that the tensors between parts take on a rank; the first has the most.
-    fn between_bytes(&self) -> u64 {
-        let wiring = Wiring::new(self.program(), &self.made.parts).unwrap_or_default();
+    fn between_bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        let wiring = Wiring::new(self.program(), &self.made.parts).ok_or_else(|| {
+            Class::Error.error(py, "internal error: the kernels are not of this pipeline's parts")
+        })?;
         let all = wiring.tensors(&self.signature, &self.sizes, 0).into_iter();
-        all.map(|(dtype, shape)| dtype.size_bytes() * shape.iter().product::<u64>()).sum()
+        Ok(all.map(|(dtype, shape)| dtype.size_bytes() * shape.iter().product::<u64>()).sum())
     }
 }
 
@@ -199,9 +206,9 @@ impl Plan {
 
     /// Bytes of workspace that a rank allocates for itself, with what lies between kernels.
     #[getter]
-    fn scratch_bytes(&self) -> u64 {
+    fn scratch_bytes(&self, py: Python<'_>) -> PyResult<u64> {
         let kernels = self.made.kernels.iter().map(|k| k.source.workspace.scratch_bytes);
-        kernels.sum::<u64>() + self.between_bytes()
+        Ok(kernels.sum::<u64>() + self.between_bytes(py)?)
     }
 
     /// CTAs of each role; of several kernels, as ``"NAME.ROLE"``.
@@ -245,7 +252,7 @@ impl Plan {
     fn shapes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         for tensor in self.program().tensors() {
-            let shape = self.sizes.shape(tensor.id).unwrap_or(&[]);
+            let shape = program::shape(py, &self.sizes, tensor.id)?;
             dict.set_item(&tensor.name, PyTuple::new(py, shape)?)?;
         }
         Ok(dict)
@@ -263,7 +270,7 @@ impl Plan {
         }
         let (inputs, outputs) = (PyDict::new(py), PyDict::new(py));
         if let ([], [planned]) = (self.made.parts.as_slice(), self.made.kernels.as_slice()) {
-            let shapes = planned.source.shapes(rank, &self.dims(planned));
+            let shapes = planned.source.shapes(rank, &self.dims(py, planned)?);
             for (arg, shape) in planned.source.tensors.iter().zip(shapes) {
                 let dict = match arg.direction {
                     TensorDirection::In => &inputs,

@@ -299,6 +299,9 @@ class Calls(Case):
         for n, ctas in ((0, 132), (16, 116)):
             roles = mk.compile(MLP, mk.World.offline(4), reserve_sms=n).bind(dims={"M": 128, "K": 64, "F": 64}).roles
             self.assertEqual(sum(roles.values()), ctas)
+        # Of few SMs communication has a quarter by default.
+        few = mk.compile(MLP, mk.World.offline(4), reserve_sms=116).bind(dims={"M": 128, "K": 64, "F": 64}).roles
+        self.assertEqual((few["compute"], few["intra_comm"]), (12, 4))
         f = mk.compile(MLP, mk.World.offline(4), reserve_sms=116, sms={"compute": 30})
         with self.raises(mk.ArgumentError, "do not fit 16 SMs, beside those that are reserved"):
             f.bind(dims={"M": 128, "K": 64, "F": 64})
@@ -311,6 +314,12 @@ class Calls(Case):
         with self.raises(mk.ArgumentError, "rank 2 of 2"):
             mk.World.offline(2, rank=2)
         self.assertEqual(repr(world), "<mk.World of 2 ranks: [0], offline>")
+        self.assertIsNone(world.sm_budget)
+        for n in (0, 65):
+            with self.raises(mk.ArgumentError, f"a world has 1 to 64 ranks, not {n}"):
+                mk.World.local(n, gpu=0)
+        with self.assertRaises(TypeError):
+            mk.World.local(2, 0)
         self.assertEqual(repr(self.f), "<mk.Function mlp(x, w, v) on 4 ranks>")
         self.assertEqual((world.size, world.ranks, world.devices), (2, [0], []))
 

@@ -22,7 +22,7 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     say!("plan      {:?}, verified; {from} in {:.1?}", kernel.name, compiled.compile_time)?;
     let ranks = world.size() as usize;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks };
-    let progress = Progress::new(format!("running on {ranks} GPUs"));
+    let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
     let mut session =
         Session::bind(world, case, &kernel, &compiled, &instance_options(args), args.seed)
             .map_err(Failure::new)?;

@@ -16,6 +16,9 @@ pub const DEFAULT_COPY_SMS: u32 = 8;
 /// The same where they also add up what peers sent, through registers.
 pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
+/// Of few SMs, where ranks share a GPU or most are reserved, communication gets one in so many by default.
+const LEAST_COMPUTE_PART: u32 = 4;
+
 const ORDER: [RoleKind; 5] = [
     RoleKind::Prologue,
     RoleKind::Compute,
@@ -45,6 +48,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     let sms = target.sms.saturating_sub(config.reserved_sms);
     let default = if reduces(&plan, &kinds) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
+    let default = default.min(sms / LEAST_COMPUTE_PART).max(1);
     let comm = match (has(RoleKind::IntraComm), config.intra_comm_sms, config.compute_sms) {
         (false, ..) => 0,
         (true, Some(n), _) => n,
