@@ -8,7 +8,7 @@ use mk::{
     passes::{Config, lower},
     sim::Schedule,
 };
-use mk_harness::{Case, CpuOptions, Tolerance, run_on_cpu};
+use mk_harness::{Case, CpuOptions, run_on_cpu};
 use std::collections::BTreeMap;
 
 /// Small tiles, so that small shapes have several of each kind.
@@ -51,9 +51,8 @@ fn check((name, source, ranks, shapes): &common::Case, set: fn(&mut Config)) {
             let options = CpuOptions { schedule, seed: 5, launches: 2 };
             let run = run_on_cpu(case, &plan, &options)
                 .unwrap_or_else(|e| panic!("{name} at {m:?}, {schedule}: {e}"));
-            for norms in run.norms.iter().flatten() {
-                let good = Tolerance::default().accepts(norms);
-                assert!(good, "{name} at {m:?}, {schedule}: {norms:?}");
+            for judged in run.judged.iter().flatten() {
+                assert!(judged.passes(), "{name} at {m:?}, {schedule}: {judged}");
             }
         }
     }

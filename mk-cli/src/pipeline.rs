@@ -24,8 +24,10 @@ use std::time::{Duration, Instant};
 pub struct Loaded {
     /// The plan.
     pub plan: Plan,
-    /// What it was made from; nothing for a plan that was read.
+    /// What it was made from, or what it is said to compute; nothing for a plan that was read, and of which that is not known.
     pub pipeline: Option<Pipeline>,
+    /// Whether it was read, and not made here.
+    is_read: bool,
     /// Values of its run-time dimension at which it is verified, beside the bound.
     samples: Vec<i32>,
     /// How long lowering, or reading, took.
@@ -49,7 +51,7 @@ pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
     if has_extension(&args.pipeline, "plan") {
         let plan = read_plan(args)?;
         let samples = valid::sample_values(&plan);
-        return Ok(Loaded { plan, pipeline: None, samples, time: begin.elapsed() });
+        return Ok(Loaded { plan, pipeline: None, is_read: true, samples, time: begin.elapsed() });
     }
     let pipeline = bind(args)?;
     let config = chosen(args, &pipeline)?;
@@ -57,7 +59,20 @@ pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
     let plan = passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
     let runtime = plan.runtime_dim();
     let samples = runtime.map_or_else(Vec::new, |(_, max)| passes::runtime_samples(max, &config));
-    Ok(Loaded { plan, pipeline: Some(pipeline), samples, time: begin.elapsed() })
+    Ok(Loaded { plan, pipeline: Some(pipeline), is_read: false, samples, time: begin.elapsed() })
+}
+
+/// Reads a plan that is said to compute what a pipeline does. Options for sizes are the pipeline's.
+pub fn load_with_reference(args: &PipelineArgs, reference: &str) -> Result<Loaded, Failure> {
+    if !has_extension(&args.pipeline, "plan") {
+        return Err(Failure::with_help(
+            "`--reference` says what a plan computes, and a pipeline is its own reference",
+            "leave the option out",
+        ));
+    }
+    let pipeline = bind(&PipelineArgs { pipeline: reference.into(), ..args.clone() })?;
+    let loaded = load(&PipelineArgs { shapes: Vec::new(), dims: Vec::new(), ..args.clone() })?;
+    Ok(Loaded { pipeline: Some(pipeline), ..loaded })
 }
 
 /// [`load`], then the verifier.
@@ -104,14 +119,14 @@ impl Loaded {
         };
         let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
         Err(if failure.violations.iter().all(too_large) {
-            let help = match &self.pipeline {
-                Some(_) => "use smaller numbers (`--dim`, `--shape`)",
-                None => {
+            let help = match self.is_read {
+                false => "use smaller numbers (`--dim`, `--shape`)",
+                true => {
                     "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones"
                 }
             };
             Failure::with_help(failure.to_string().trim_end(), help)
-        } else if self.pipeline.is_some() {
+        } else if !self.is_read {
             Failure::new(format!("internal error, a pass is wrong: {at}{failure}"))
         } else {
             Failure::new(format!("{at}{failure}"))

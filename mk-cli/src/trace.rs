@@ -80,10 +80,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut traced = bind(args, &world, case, &kernel)?;
     let progress = Progress::new(format!("running on {ranks} GPUs"));
     let mut verdict = Verdict::new(case);
+    let tolerance = traced.tolerance().map_err(Failure::new)?;
     for launch in 1..=JUDGED {
         traced.fill(launch).map_err(Failure::new)?;
         traced.launch().map_err(Failure::new)?;
-        verdict.launch(&traced.norms().map_err(Failure::new)?)?;
+        verdict.norms(&traced.norms().map_err(Failure::new)?, &tolerance)?;
     }
     match args.cost {
         None => {

@@ -13,7 +13,7 @@ use mk::{
     syntax::Dim,
     tune::{self, Cache, Choice, Made, Verdict, Why},
 };
-use mk_harness::{Case, CpuOptions, Tolerance, run_made_on_cpu};
+use mk_harness::{Case, CpuOptions, run_made_on_cpu};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
@@ -305,18 +305,17 @@ impl Plan {
             run_made_on_cpu(case, &self.made, &options)
         });
         let (_, run) = run.map_err(|e| errors::harness(py, e))?;
-        let tolerance = Tolerance::default();
-        for (launch, norms) in run.iter().enumerate() {
-            if let Some(rank) = norms.iter().position(|n| !tolerance.accepts(n)) {
+        for (launch, judged) in run.iter().enumerate() {
+            if let Some(rank) = judged.iter().position(|j| !j.passes()) {
                 let what = format!(
-                    "the plan computes something else than the pipeline: launch {}, rank {rank}: {:?}",
+                    "the plan computes something else than the pipeline: launch {}, rank {rank}: {}",
                     launch + 1,
-                    norms[rank]
+                    judged[rank]
                 );
                 return Err(Class::Error.error(py, what));
             }
         }
-        Ok(run.iter().map(|ranks| ranks.iter().map(|n| n.global).collect()).collect())
+        Ok(run.iter().map(|ranks| ranks.iter().map(|j| j.norms.global).collect()).collect())
     }
 
     /// What `mk explain` prints for it: where its settings come from, how long it should take and what bounds it, other settings,

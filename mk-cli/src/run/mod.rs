@@ -10,7 +10,7 @@ use crate::{
     failure::Failure,
     options::PipelineArgs,
     output::say,
-    pipeline::{Loaded, load},
+    pipeline::{Loaded, load, load_with_reference},
 };
 use clap::ValueEnum;
 use mk::{
@@ -27,6 +27,9 @@ pub struct Args {
     /// Where to run: auto takes the GPUs if there are enough of them, else the CPU executor
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     device: Device,
+    /// Pipeline that a plan shall compute: without one nothing says whether its results are right. Its sizes are given by --dim and --shape
+    #[arg(long, value_name = "PIPELINE")]
+    reference: Option<String>,
     /// Seed of the inputs, and of what the schedule leaves to chance
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -87,7 +90,10 @@ enum Device {
 
 /// Runs and judges.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = load(&args.pipeline)?;
+    let loaded = match &args.reference {
+        None => load(&args.pipeline)?,
+        Some(reference) => load_with_reference(&args.pipeline, reference)?,
+    };
     let ranks = loaded.plan.mesh.size();
     match choose(args, &loaded)? {
         Choice::Cuda(world) => {
@@ -130,7 +136,7 @@ fn choose(args: &Args, loaded: &Loaded) -> Result<Choice, Failure> {
             if loaded.pipeline.is_none() {
                 return Err(Failure::with_help(
                     "a plan does not say what it computes, so that results of GPUs cannot be judged",
-                    "give the pipeline that it was made from, or `--device cpu`",
+                    "say what it computes by `--reference PIPELINE`, or use `--device cpu`",
                 ));
             }
             if let Some(schedule) = args.schedule {
