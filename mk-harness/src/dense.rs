@@ -257,21 +257,17 @@ impl<'a> Dense<'a> {
         let right = node.inputs.get(1).copied().unwrap_or(node.result);
         let depth_dim = usize::from(b_transposed);
         let (k, n) = (self.extent(right, depth_dim), self.width(node.result));
-        let on = |value: &Value, rank| {
-            let found = value.on(rank).cloned();
-            found.ok_or_else(|| HarnessError::mismatch("a product without an operand"))
-        };
         let rows = |a: &Matrix| a.len().checked_div(k).unwrap_or(0);
         if placement(&node.ty.placement)? != Placement::Partial {
             let (a, b) = (on(a, 0)?, on(b, 0)?);
-            return Ok(Value::Whole(a.product(&b, rows(&a), k)));
+            return Ok(Value::Whole(a.product(b, rows(a), k)));
         }
         let summands = (0..self.inputs.case().ranks).map(|rank| {
             let depth = self.layout(right, rank)?.range(depth_dim);
             let (a, b) = (on(a, rank)?, on(b, rank)?);
-            let m = rows(&a);
+            let m = rows(a);
             if depth == (0..k) {
-                return Ok(a.product(&b, m, k));
+                return Ok(a.product(b, m, k));
             }
             let columns = (0..m).flat_map(|row| depth.clone().map(move |i| row * k + i));
             let part = a.pick(depth.len(), columns);
@@ -279,6 +275,11 @@ impl<'a> Dense<'a> {
         });
         Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
     }
+}
+
+/// What a rank holds of an operand.
+fn on(value: &Value, rank: usize) -> Result<&Matrix, HarnessError> {
+    value.on(rank).ok_or_else(|| HarnessError::mismatch("a product without an operand"))
 }
 
 /// Which rows of its operands a node needs for some rows of its result.

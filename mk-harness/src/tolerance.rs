@@ -47,6 +47,20 @@ impl Tolerance {
         })
     }
 
+    /// Norms in words, and what passes.
+    pub fn beside(&self, norms: &Norms) -> String {
+        format!(
+            "error {:.2e} (at most {:.1e}), worst tile {:.2e} ({:.1e}), worst element {:.2e} ({:.1e}), {} elements not finite",
+            norms.global,
+            self.global,
+            norms.worst_tile,
+            self.tile,
+            norms.worst_element,
+            self.element,
+            norms.nonfinite
+        )
+    }
+
     /// Whether a result passes. One with elements that are not finite where the reference is never does.
     pub fn accepts(&self, norms: &Norms) -> bool {
         norms.nonfinite == 0

@@ -116,8 +116,7 @@ impl Rig for Bench<'_> {
             }
         }
         let wrong = !self.tolerance.accepts(&all);
-        let why = || format!("{all:?}, where {:?} is right", self.tolerance);
-        Ok(Judged { norms: all, wrong: wrong.then(why) })
+        Ok(Judged { norms: all, wrong: wrong.then(|| self.tolerance.beside(&all)) })
     }
 
     /// Sets of inputs take turns, and caches are flushed before.
