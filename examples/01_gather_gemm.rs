@@ -5,11 +5,12 @@
 use mk::{
     Program,
     ir::Plan,
-    passes::{self, Config},
+    passes::{self},
     runtime::{
         InstanceOptions, World,
         jit::{self, JitOptions},
     },
+    settings::Config,
 };
 use mk_harness::{Case, CpuOptions, gpu::Session};
 use std::{collections::BTreeMap, error::Error};

@@ -6,8 +6,8 @@ use mk::{
     build::Composition,
     emit,
     function::{Place, Signature, Sizes, Wiring},
-    passes::{Config, Tail},
     runtime::jit::JitOptions,
+    settings::{Config, LastWave},
     tune::{
         self, CLEARLY, Cache, Choice, Fuse, Key, Made, Part, Terms, Times, Verdict, Whole, Why,
         Winner,
@@ -101,7 +101,11 @@ fn what_is_asked_for_is_made() {
     assert_eq!(of(&plain, Fuse::Always), (Made::Fused, Why::Asked, 1));
     assert_eq!(of(&plain, Fuse::Never), (Made::Apart, Why::Asked, 4));
     // Settings without a plan are a mistake, and no reason to do something else.
-    let wrong = Config { tail: "9x64".parse::<Tail>().ok(), block: [128, 136, 64], ..default(2) };
+    let wrong = Config {
+        last_wave: Some(LastWave { blocks: 9, columns: 64, parts: 1 }),
+        block: [128, 136, 64],
+        ..default(2)
+    };
     assert_eq!(of(&wrong, Fuse::Auto), (Made::Fused, Why::Given, 1));
     let choice = settle(&program, &bound, &wrong, Fuse::Auto);
     assert!(Composition::new(&program, &bound, &choice, emit::Options::default()).is_err());

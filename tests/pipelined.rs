@@ -2,8 +2,9 @@
 
 use mk::{
     emit,
-    passes::{self, Config},
+    passes::{self},
     runtime::TensorRef,
+    settings::Config,
 };
 use mk_harness::{Case, CpuOptions};
 use std::collections::BTreeMap;

@@ -3,11 +3,7 @@
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
 
-use mk::{
-    Program,
-    passes::{Config, lower},
-    sim::Schedule,
-};
+use mk::{Program, passes::lower, settings::Config, sim::Schedule};
 use mk_harness::{Case, CpuOptions, run_on_cpu};
 use std::collections::BTreeMap;
 

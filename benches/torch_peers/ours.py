@@ -1,4 +1,7 @@
-"""mk as a contestant: the whole row as one kernel, and, for chains, as several."""
+"""mk as a contestant: the whole row as one kernel, and, for chains, as several.
+
+Settings of a kernel are a dict of names to text, as `Plan.settings` has them; keyword arguments are those of `mk.compile`.
+"""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -6,8 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import contestant
 import mk
 
+# Names of the two contestants.
+FUSED, SEPARATE = "mk", "mk, two kernels"
+
 # What a config file may set, by mk.compile's keyword.
-OPTIONS = "sms block consumers group_rows chunk_bytes k_slices gather all_reduce sums split_k fold tail own_columns head tile_schedule".split()
+OPTIONS = "sms block consumers group_rows chunk_bytes k_slices gather all_reduce sums split_k tail tile_schedule".split()
 
 
 def options(config, key):
@@ -19,40 +25,71 @@ def options(config, key):
     return {name: tuple(value) if name == "block" else value for name, value in given.items()}
 
 
-def compile_ahead(rows, rank, world, config):
-    """Compiles this rank's share of all kernels into the disk cache, several at a time; binding then finds them there."""
+def keywords(settings):
+    """Keyword arguments that fix the settings of a kernel. ValueError for a setting that is none."""
+    out = {}
+    for name, text in settings.items():
+        if name == "intra_comm":
+            out["sms"] = {name: int(text)}
+        elif name not in OPTIONS:
+            raise ValueError(f"no setting {name}; there are intra_comm, {', '.join(OPTIONS)}")
+        elif name == "block":
+            out[name] = tuple(int(n) for n in text.split("x"))
+        elif text != "none":
+            out[name] = int(text) if text.isdigit() else text
+    return out
 
-    def one(kernel, given):
+
+def given(row, name, world, config, stored=None):
+    """Keyword arguments for each kernel of a contestant: those ``stored`` with a row of a result, else those of a config file,
+    which are the fused kernel's. ValueError for settings that are none, or of another number of kernels."""
+    kernels = 1 if name == FUSED else len(row.separate(world))
+    if stored is None:
+        return [options(config, row.key)] if name == FUSED else [{}] * kernels
+    found = next((r["settings"] for r in stored["results"] if r["name"] == name), None)
+    if found is None:  # it was missing in that run
+        return [{}] * kernels
+    if len(found) != kernels:
+        raise ValueError(f"{row.key}: {name} was made of {len(found)} kernels, and settings are given to {kernels}")
+    return [keywords(settings) for settings in found]
+
+
+def compile_ahead(rows, rank, world, given):
+    """Compiles this rank's share of all kernels into the disk cache, several at a time; binding then finds them there.
+    ``given(row, contestant)`` has keyword arguments for each kernel of a contestant."""
+
+    def one(kernel, keywords):
         try:
-            plan = mk.compile(kernel.pipeline, mk.World.offline(world), **given).bind(shapes=kernel.shapes)
+            plan = mk.compile(kernel.pipeline, mk.World.offline(world), **keywords).bind(shapes=kernel.shapes)
             plan.compile()
         except mk.Error:
             pass  # the row itself says what is wrong
 
     work = []
     for row in rows:
-        work += [(kernel, {}) for kernel in row.separate(world)] + [(row.kernel(world), options(config, row.key))]
+        work += list(zip([row.kernel(world)], given(row, FUSED)))
+        work += list(zip(row.separate(world), given(row, SEPARATE)))
     with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // world))) as pool:
         list(pool.map(lambda item: one(*item), work[rank::world]))
     return len(work)
 
 
-def fused(row, inputs, world, result, config):
-    """The row as one kernel. Collective."""
-    f = mk.compile(row.kernel(world.size).pipeline, world, fuse="always", **options(config, row.key))
+def fused(row, inputs, world, result, given):
+    """The row as one kernel, with keyword arguments for it. Collective."""
+    f = mk.compile(row.kernel(world.size).pipeline, world, fuse="always", **given[0])
     plan = f.bind(shapes=row.kernel(world.size).shapes)
     out = result()
 
     def run(i):
         return f(*inputs.sets[i], out=out)
 
-    return contestant.Contestant("mk", contestant.OURS, run, [out], f.check, roles(plan)), [f]
+    return contestant.Contestant(FUSED, contestant.OURS, run, [out], f.check, roles(plan), settings([plan])), [f]
 
 
-def separate(row, inputs, world, result):
-    """A chain as two kernels. Collective."""
+def separate(row, inputs, world, result, given):
+    """A chain as two kernels, with keyword arguments for each. Collective."""
     first, second = row.separate(world.size)
-    f, g = (mk.compile(kernel.pipeline, world) for kernel in (first, second))
+    f, g = (mk.compile(kernel.pipeline, world, **more) for kernel, more in zip((first, second), given))
     plans = [f.bind(shapes=first.shapes), g.bind(shapes=second.shapes)]
     out = result()
     # The first kernel's result: all rows, and the columns that the second one's weight has rows.
@@ -67,7 +104,12 @@ def separate(row, inputs, world, result):
         g.check()
 
     note = "; ".join(roles(p) for p in plans)
-    return contestant.Contestant("mk, two kernels", contestant.SEPARATE, run, [out, hidden], after, note), [f, g]
+    return contestant.Contestant(SEPARATE, contestant.SEPARATE, run, [out, hidden], after, note, settings(plans)), [f, g]
+
+
+def settings(plans):
+    """Those of each kernel, in the order of launches."""
+    return [kernel for plan in plans for kernel in plan.settings]
 
 
 def roles(plan):

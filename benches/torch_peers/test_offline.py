@@ -128,6 +128,36 @@ class Options(unittest.TestCase):
         self.assertEqual(ours.options(given, "another row"), {})
         self.assertIn("intra_comm 20", ours.roles(plan))
 
+    def test_settings_of_a_plan_make_the_same_plan(self):
+        row = table.Row("gather-gemm", 4096, 4096, 1024)
+        kernel = row.kernel(4)
+        given = {"sms": {"intra_comm": 20}, "block": (128, 128, 64), "chunk_bytes": 131072, "k_slices": 4, "tail": "1x64"}
+        plan = mk.plan(kernel.pipeline, ranks=4, shapes=kernel.shapes, **given)
+        [settings] = ours.settings([plan])
+        self.assertEqual((settings["block"], settings["intra_comm"], settings["tail"]), ("128x128x64", "20", "1x64"))
+        stored = {"results": [{"name": ours.FUSED, "settings": [settings]}]}
+        [again] = ours.given(row, ours.FUSED, 4, {}, stored)
+        self.assertEqual(str(mk.plan(kernel.pipeline, ranks=4, shapes=kernel.shapes, **again)), str(plan))
+
+    def test_settings_as_keywords(self):
+        settings = {"block": "128x256x64", "intra_comm": "16", "tail": "none", "gather": "engine/2", "k_slices": "8"}
+        words = {"block": (128, 256, 64), "sms": {"intra_comm": 16}, "gather": "engine/2", "k_slices": 8}
+        self.assertEqual(ours.keywords(settings), words)
+        with self.assertRaisesRegex(ValueError, "no setting stages"):
+            ours.keywords({"stages": "4"})
+
+    def test_keywords_of_each_contestant(self):
+        row = table.Row("mlp-gelu", 2048, 4096, 16384)
+        config = {row.key: {"group_rows": 16}}
+        self.assertEqual(ours.given(row, ours.FUSED, 4, config), [{"group_rows": 16}])
+        self.assertEqual(ours.given(row, ours.SEPARATE, 4, config), [{}, {}])
+        stored = {"results": [{"name": ours.FUSED, "settings": [{"group_rows": "8"}]}]}
+        self.assertEqual(ours.given(row, ours.FUSED, 4, {}, stored), [{"group_rows": 8}])
+        self.assertEqual(ours.given(row, ours.SEPARATE, 4, {}, stored), [{}, {}])
+        stored["results"].append({"name": ours.SEPARATE, "settings": [{}]})
+        with self.assertRaisesRegex(ValueError, "made of 1 kernels"):
+            ours.given(row, ours.SEPARATE, 4, {}, stored)
+
     def test_unknown_options_are_refused(self):
         with self.assertRaisesRegex(ValueError, "no option stages"):
             ours.options({self.KEY: {"stages": 4}}, self.KEY)
@@ -160,6 +190,23 @@ class Report(unittest.TestCase):
         self.assertIn("- async-TP, native: RuntimeError: no such <path> (gather-gemm 4096x4096x1024)", text)
         columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
         self.assertEqual(len(columns), 1)
+
+    def test_settings_are_listed_and_found_again(self):
+        one = result()
+        self.assertIn("Settings of mk:\n\n- not recorded: all rows\n", report.markdown(one))
+        first, second = one["rows"]
+        first["results"][0]["settings"] = [{"block": "128x256x64", "k_slices": "8"}]
+        text = report.markdown(one)
+        self.assertIn(f"- {first['key']}: `block=128x256x64 k_slices=8`\n- not recorded: {second['key']}\n", text)
+        self.assertIs(report.stored(one, first["key"]), first)
+        with self.assertRaisesRegex(report.FormatError, "not recorded; --rows 'gather-gemm 8192x8192x2048'"):
+            report.stored(one, second["key"])
+        with self.assertRaisesRegex(report.FormatError, "no row 'gemm'"):
+            report.stored(one, "gemm")
+        later = copy.deepcopy(one)
+        later["rows"] = later["rows"][:1]
+        later["rows"][0]["results"][0]["ms"] = 0.13
+        self.assertEqual(report.again(first, later), ["gather-gemm 4096x4096x1024: mk .1300 ms, stored .1280 ms"])
 
     def test_wrong_results_fail_and_show(self):
         bad = result()

@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, Consumers, DEFAULT_RANKS, Fold, PipelineArgs, Sums, TileSchedule, once},
+    options::{PipelineArgs, once},
     progress::Progress,
 };
 use mk::{
@@ -10,13 +10,13 @@ use mk::{
     cost::DeviceModel,
     file,
     ir::Plan,
-    passes::{self, Config},
+    passes::{self},
     runtime::{World, jit::JitOptions},
+    settings::Config,
     tune,
     valid::{self, Proof, Violation},
 };
 use std::io::{Read as _, Write as _};
-use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -215,18 +215,21 @@ pub fn gpu_name() -> String {
     found.unwrap_or_else(|_| DeviceModel::h200().gpu.clone())
 }
 
-/// Whether it is left to mk how to lower, as it is where no option says it.
+/// Whether the settings are left to mk.
 pub fn searched(args: &PipelineArgs) -> Result<bool, Failure> {
-    match args.lowering().first() {
-        Some(flag) if args.tuned => Err(Failure::with_help(
-            format!("`--tuned` leaves it to mk how to lower, and `{flag}` says it"),
+    match args.settings().next() {
+        Some((setting, value)) if args.tuned => Err(Failure::with_help(
+            format!(
+                "`--tuned` leaves settings to mk, and `--set {}={value}` sets one",
+                setting.name
+            ),
             "leave either out",
         )),
         first => Ok(first.is_none()),
     }
 }
 
-/// How the options say to lower, or how tuning does.
+/// The settings of the options, or those that `--tuned` finds.
 pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failure> {
     let given = config(args)?;
     if !args.tuned {
@@ -254,47 +257,7 @@ pub fn say_on_stderr(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// How the options say to lower.
+/// The world and the settings that the options say.
 pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
-    let mut default = Config::default();
-    if let Some(block) = args.block {
-        default.set_block(block);
-    }
-    Ok(Config {
-        ranks: args.ranks.unwrap_or(DEFAULT_RANKS),
-        sms: once("sms", &args.sms).map_err(Failure::new)?,
-        all_reduce: match args.all_reduce {
-            Some(AllReduce::OneShot) => passes::AllReduce::OneShot,
-            Some(AllReduce::ByColumns) => passes::AllReduce::ByColumns,
-            Some(AllReduce::TwoPhase) | None => passes::AllReduce::TwoPhase,
-        },
-        sums: match args.sums {
-            Some(Sums::After) => passes::Sums::After,
-            Some(Sums::Ring) => passes::Sums::Ring,
-            Some(Sums::OnWrite) => passes::Sums::OnWrite,
-            Some(Sums::Epilogue) => passes::Sums::Epilogue,
-            Some(Sums::Beside) | None => passes::Sums::Beside,
-        },
-        chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
-        k_slices: args.k_slices.unwrap_or(default.k_slices),
-        gather: args.gather.unwrap_or(default.gather),
-        tail: args.tail.and_then(|tail| tail.0),
-        own_columns: args.own_columns.and_then(|columns| columns.0).map(NonZeroU32::get),
-        head: args.head.and_then(|head| head.0),
-        split_k: args.split_k.unwrap_or(default.split_k),
-        fold: match args.fold {
-            Some(Fold::Owner) => passes::Fold::Owner,
-            Some(Fold::Rank) | None => passes::Fold::Rank,
-        },
-        group_rows: args.group_rows.unwrap_or(default.group_rows),
-        consumers: match args.consumers {
-            Some(Consumers::PingPong) => passes::Consumers::PingPong,
-            Some(Consumers::Cooperative) | None => passes::Consumers::Cooperative,
-        },
-        tile_schedule: match args.tile_schedule {
-            Some(TileSchedule::Dynamic) => passes::Schedule::Dynamic,
-            Some(TileSchedule::Static) | None => passes::Schedule::Static,
-        },
-        ..default
-    })
+    args.config().map_err(Failure::new)
 }

@@ -246,21 +246,23 @@ fn parts_of_steps_that_end_inside_a_tensor() {
     refused_of(TILE, &deep, "reads 144 of `b` along k, which are no multiple of 64");
 }
 
-/// Where the last of several conditions holds, a tile is added, too.
 #[test]
-fn several_places_that_tiles_are_added_to() {
-    let write = "  access c: write buf2 @ rank [0 : M, 0 : N] at end\n";
-    let to = |mode: &str, n: u32, i: u32| {
-        format!("  access c: {mode} buf{n} @ rank [0 : M, 0 : N] at end when i == {i}\n")
-    };
-    let places =
-        [to("write", 2, 0), to("write", 3, 1), to("accumulate", 2, 2), to("accumulate", 3, 3)];
-    let text = TILE
-        .replace(write, &places.concat())
-        .replace("store=tma\n", "store=tma\n  for i in 4\n")
-        .replace("role role0", "buffer buf3 \"d\" out bf16[M, N]\nrole role0");
-    let cuda = emit(&text.parse().expect("reads")).expect("emits").cuda;
-    assert!(cuda.contains("work.adds = (i == 2) || (i == 3);"), "{cuda}");
+fn tiles_that_are_added_to_what_memory_holds() {
+    let adds = [("access c: write", "access c: accumulate")];
+    refused_of(TILE, &adds, "no template adds tiles to what buf2 holds");
+}
+
+#[test]
+fn rows_that_lie_along_several_dimensions() {
+    let says = "rows of a tile lie one behind the other in buf2";
+    let c = ("0 : M, 0 : N] at end", "0 : M, 0 : 1, 0 : N] at end");
+    refused_of(TILE, &[("out bf16[M, N]", "out bf16[M, 1, N]"), c], says);
+    let says = "rows of `a` lie along several dimensions of buf0";
+    let a = ("[0 : M, 0 : K]", "[0 : 2, 0 : 64, 0 : K]");
+    refused_of(TILE, &[("\"a\" in bf16[M, K]", "\"a\" in bf16[2, 64, K]"), a], says);
+    let says = "rows of the right operand lie one behind the other";
+    let b = ("[0 : K, 0 : N] at", "[0 : K, 0 : 1, 0 : N] at");
+    refused_of(TILE, &[("\"b\" in bf16[K, N]", "\"b\" in bf16[K, 1, N]"), b], says);
 }
 
 /// The barriers of a role's tiles are one set, by one set of ids.
@@ -340,7 +342,7 @@ fn waits_at_the_end() {
     ];
     let text = signal.iter().fold(TILE.to_string(), |text, (from, to)| text.replace(from, to));
     let late = ("scope sys at start", "scope sys at end");
-    refused_of(&text, &[late], "e5 waits at end: waits stand at the start of a task");
+    refused_of(&text, &[late], "e5 waits at end, by loader: mma_tile waits by loader at start");
 }
 
 #[test]

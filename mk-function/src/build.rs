@@ -9,7 +9,8 @@ use mk_abi::KernelSource;
 use mk_codegen::{
     emit::{self, emit_with},
     ir::Plan,
-    passes::{self, Config},
+    passes::{self},
+    settings::Config,
     valid::Proof,
 };
 use mk_runtime::{

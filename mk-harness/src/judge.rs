@@ -147,7 +147,7 @@ impl fmt::Display for Judgement {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Sums {
+struct Squares {
     error: f64,
     largest: f64,
     reference: f64,
@@ -156,9 +156,9 @@ struct Sums {
     count: f64,
 }
 
-impl Sums {
-    fn and(self, t: &Sums) -> Sums {
-        Sums {
+impl Squares {
+    fn and(self, t: &Squares) -> Squares {
+        Squares {
             error: self.error + t.error,
             largest: self.largest.max(t.largest),
             reference: self.reference + t.reference,
@@ -197,7 +197,7 @@ pub fn judge(got: &[f32], expected: &Expected) -> Judgement {
     let cols = matrix.cols.max(1);
     let across = cols.div_ceil(TILE);
     let down = (got.len() / cols).div_ceil(TILE);
-    let mut tiles = vec![Sums::default(); across * down];
+    let mut tiles = vec![Squares::default(); across * down];
     let (mut all, mut largest) = (Judgement::default(), 0.0f64);
     for (i, &x) in got.iter().enumerate() {
         let (at, near) = ((i / cols, i % cols), matrix.at(i));
@@ -230,7 +230,7 @@ pub fn judge(got: &[f32], expected: &Expected) -> Judgement {
             false => tile.nonfinite += u64::from(!x.is_finite()),
         }
     }
-    let whole = tiles.iter().fold(Sums::default(), |a, t| a.and(t));
+    let whole = tiles.iter().fold(Squares::default(), |a, t| a.and(t));
     let mean = whole.reference / whole.count.max(1.0);
     all.norms.global = whole.relative(whole.error, 0.0);
     all.norms.nonfinite = whole.nonfinite;

@@ -1,6 +1,9 @@
 //! What the harness takes for right, and what it does not.
 
-use mk_codegen::passes::{Config, Sums, lower};
+use mk_codegen::{
+    passes::lower,
+    settings::{Config, Reduction},
+};
 use mk_function::Layout;
 use mk_harness::{
     Case, CpuOptions, Dense, Expected, Inputs, Judgement, Matrix, Tolerance, judge, run_on_cpu,
@@ -56,7 +59,7 @@ fn products_that_cancel_pass() {
 fn rings_of_many_ranks_pass() {
     let shapes: &[(&str, &[u64])] = &[("a", &[256, 64]), ("b", &[64, 48])];
     let ring = bind_shapes("gemm(a, b) -> reduce_scatter", shapes);
-    let config = Config { sums: Sums::Ring, ..on(16) };
+    let config = Config { reduction: Reduction::Ring, ..on(16) };
     passes(&ring, &config, 0..2);
 }
 

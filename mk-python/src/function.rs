@@ -11,7 +11,7 @@ use mk::{
     build::Composition,
     emit,
     function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning, abi_dtype},
-    passes::Config,
+    settings::Config,
     runtime::{
         InstanceOptions, StreamRef,
         jit::{JitOptions, find_nvrtc},
@@ -67,8 +67,8 @@ struct Offline {
 /// global shape then follows from the tensors. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the
 /// rows, columns and depth of a matrix product's tile, ``k_slices`` in how many slices of its columns a gathered operand travels, ``gather`` who pushes it ("sms", or the copy engine: "engine", in parts "engine/4"), ``chunk_bytes`` what one communication task moves to each peer at
 /// most, ``all_reduce`` how summands move ("two-phase", or "one-shot" or "by-columns" for few rows), ``sums`` whether CTAs of their own add
-/// ("beside") or those that multiply, when they are done ("after") or tile by tile ("ring", or in the owner's memory, "on-write", or in the epilogue of the owner's own tiles, "epilogue"), ``split_k`` into how many parts the inner dimension of a
-/// product before a sum is cut at most, ``fold`` who adds those ("rank", or the "owner" of the sum), ``consumers`` how the two warpgroups that multiply share tiles ("cooperative", or with tiles of 128 rows and at most 160 columns each in turn, "ping-pong"), ``group_rows`` how many blocks of rows are walked together before the next columns' tiles, ``tail`` how many blocks of rows at the end have smaller tiles: of how many columns, and in how many parts (``"1x64"``, ``"2x256/4"``), ``own_columns`` how many columns the tiles of a rank's own rows have where rows are gathered, fewer than the others, ``head`` how many tiles at the beginning have fewer columns, and how many columns, where a sum sends them (``"64x128"``), ``tile_schedule`` whether each CTA has every so many tiles and sums ("static") or whoever is free takes the next ("dynamic"); all ranks must say
+/// ("beside") or those that multiply, when they are done ("after") or tile by tile ("ring"), ``split_k`` into how many parts the inner dimension of a
+/// product before a sum is cut at most, ``consumers`` how the two warpgroups that multiply share tiles ("cooperative", or with tiles of 128 rows and at most 160 columns each in turn, "ping-pong"), ``group_m`` how many blocks of rows are walked together before the next columns' tiles, ``tail`` how many blocks of rows at the end have smaller tiles: of how many columns, and in how many parts (``"1x64"``, ``"2x256/4"``), ``tile_scheduler`` whether each CTA has every so many tiles and sums ("static") or whoever is free takes the next ("dynamic"); all ranks must say
 /// the same.
 /// ``wait_limit_s`` bounds each wait inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
 /// With ``tuning``, and none of these settings given, they are those that `mk tune` measured to be the best, else those that
@@ -81,7 +81,7 @@ struct Offline {
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, fold=None, consumers=None, group_rows=None, tail=None, own_columns=None, head=None, tile_schedule=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false, tuning=true, fuse="auto"))]
+                    sums=None, split_k=None, consumers=None, group_m=None, tail=None, tile_scheduler=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false, tuning=true, fuse="auto"))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn compile(
     py: Python<'_>,
@@ -97,13 +97,10 @@ pub fn compile(
     all_reduce: Option<&str>,
     sums: Option<&str>,
     split_k: Option<u32>,
-    fold: Option<&str>,
     consumers: Option<&str>,
-    group_rows: Option<u32>,
+    group_m: Option<u32>,
     tail: Option<&str>,
-    own_columns: Option<u32>,
-    head: Option<&str>,
-    tile_schedule: Option<&str>,
+    tile_scheduler: Option<&str>,
     wait_limit_s: f64,
     entry_limit_s: f64,
     reserve_sms: u32,
@@ -122,13 +119,10 @@ pub fn compile(
         all_reduce,
         sums,
         split_k,
-        fold,
         consumers,
-        group_rows,
+        group_m,
         tail,
-        own_columns,
-        head,
-        tile_schedule,
+        tile_scheduler,
     };
     let options = FunctionOptions {
         sizes: options::sizes(py, shapes, dims)?,

@@ -3,7 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, Head, Schedule, Sums, Tail},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction, Schedule},
     tune::Fuse,
 };
 use pyo3::{prelude::*, types::PyDict};
@@ -33,13 +33,10 @@ pub struct Choices<'a, 'py> {
     pub all_reduce: Option<&'a str>,
     pub sums: Option<&'a str>,
     pub split_k: Option<u32>,
-    pub fold: Option<&'a str>,
     pub consumers: Option<&'a str>,
-    pub group_rows: Option<u32>,
+    pub group_m: Option<u32>,
     pub tail: Option<&'a str>,
-    pub own_columns: Option<u32>,
-    pub head: Option<&'a str>,
-    pub tile_schedule: Option<&'a str>,
+    pub tile_scheduler: Option<&'a str>,
 }
 
 impl Choices<'_, '_> {
@@ -47,20 +44,17 @@ impl Choices<'_, '_> {
     pub fn given(&self) -> bool {
         let words = [
             self.tail,
-            self.head,
             self.gather,
             self.all_reduce,
             self.sums,
-            self.fold,
             self.consumers,
-            self.tile_schedule,
+            self.tile_scheduler,
         ]
         .iter()
         .any(Option::is_some);
-        let numbers =
-            [self.chunk_bytes, self.k_slices, self.split_k, self.group_rows, self.own_columns]
-                .iter()
-                .any(Option::is_some);
+        let numbers = [self.chunk_bytes, self.k_slices, self.split_k, self.group_m]
+            .iter()
+            .any(Option::is_some);
         words || numbers || self.sms.is_some() || self.block.is_some()
     }
 }
@@ -77,50 +71,37 @@ pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult
         given => Ok(given.unwrap_or(default)),
     };
     let all_reduce = [
-        ("two-phase", AllReduce::TwoPhase),
+        ("two-phase", AllReduce::TwoShot),
         ("one-shot", AllReduce::OneShot),
         ("by-columns", AllReduce::ByColumns),
     ];
-    let fold = [("rank", Fold::Rank), ("owner", Fold::Owner)];
     let consumers = [("cooperative", Consumers::Cooperative), ("ping-pong", Consumers::PingPong)];
     let schedule = [("static", Schedule::Static), ("dynamic", Schedule::Dynamic)];
     let tail = choices.tail.map(|text| {
         text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
     });
-    let head = choices.head.map(|text| {
-        text.parse::<Head>().map_err(|e| Class::Argument.error(py, format!("head: {e}")))
-    });
     let gather = choices.gather.map(|text| {
         text.parse::<Gather>().map_err(|e| Class::Argument.error(py, format!("gather: {e}")))
     });
-    let which = [
-        ("beside", Sums::Beside),
-        ("after", Sums::After),
-        ("ring", Sums::Ring),
-        ("on-write", Sums::OnWrite),
-        ("epilogue", Sums::Epilogue),
-    ];
+    let which = [("beside", Reduction::DedicatedSms), ("after", Reduction::AfterLastWave), ("ring", Reduction::Ring)];
     Ok(Config {
         ranks,
         sms: sms.transpose()?.unwrap_or_default(),
         chunk_bytes: number("chunk_bytes", choices.chunk_bytes, default.chunk_bytes)?,
         k_slices: number("k_slices", choices.k_slices, default.k_slices)?,
         all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
-        sums: one_of(py, "sums", choices.sums, which, default.sums)?,
+        sums: one_of(py, "sums", choices.reduction: sums, which, default.reduction)?,
         split_k: number("split_k", choices.split_k, default.split_k)?,
-        fold: one_of(py, "fold", choices.fold, fold, default.fold)?,
-        group_rows: number("group_rows", choices.group_rows, default.group_rows)?,
+        group_m: number("group_m", choices.group_m, default.group_m)?,
         consumers: one_of(py, "consumers", choices.consumers, consumers, default.consumers)?,
         gather: gather.transpose()?.unwrap_or_default(),
-        tail: tail.transpose()?,
-        own_columns: choices.own_columns,
-        head: head.transpose()?,
-        tile_schedule: one_of(
+        last_wave: tail.transpose()?,
+        tile_scheduler: one_of(
             py,
-            "tile_schedule",
-            choices.tile_schedule,
+            "tile_scheduler",
+            choices.tile_scheduler,
             schedule,
-            default.tile_schedule,
+            default.tile_scheduler,
         )?,
         ..default
     })

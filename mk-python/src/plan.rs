@@ -12,7 +12,7 @@ use mk::{
     sim::{Options, Schedule},
     simulate,
     syntax::Dim,
-    tune::{self, Cache, Choice, Made, Verdict, Why},
+    tune::{self, Cache, Choice, Facts, Made, Verdict, Why},
 };
 use pyo3::{
     prelude::*,
@@ -77,12 +77,12 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// The verified plan of a pipeline, made without a GPU.
 ///
 /// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together they must say all
-/// sizes. What decides the kernel beside them (``sms`` to ``tile_schedule``) is as for ``mk.compile``.
+/// sizes. What decides the kernel beside them (``sms`` to ``tile_scheduler``) is as for ``mk.compile``.
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, fold=None, consumers=None, group_rows=None, tail=None, own_columns=None, head=None, tile_schedule=None))]
+                    sums=None, split_k=None, consumers=None, group_m=None, tail=None, tile_scheduler=None))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan(
     py: Python<'_>,
@@ -98,13 +98,10 @@ pub fn plan(
     all_reduce: Option<&str>,
     sums: Option<&str>,
     split_k: Option<u32>,
-    fold: Option<&str>,
     consumers: Option<&str>,
-    group_rows: Option<u32>,
+    group_m: Option<u32>,
     tail: Option<&str>,
-    own_columns: Option<u32>,
-    head: Option<&str>,
-    tile_schedule: Option<&str>,
+    tile_scheduler: Option<&str>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
@@ -117,13 +114,10 @@ pub fn plan(
         all_reduce,
         sums,
         split_k,
-        fold,
         consumers,
-        group_rows,
+        group_m,
         tail,
-        own_columns,
-        head,
-        tile_schedule,
+        tile_scheduler,
     };
     let config = options::config(py, ranks, &choices)?;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
@@ -225,6 +219,25 @@ impl Plan {
             }
         }
         Ok(dict)
+    }
+
+    /// The settings of each kernel, in the order of launches: names to text, as ``mk explain`` prints them.
+    #[getter]
+    fn settings<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let mut kernels = Vec::new();
+        for (i, config) in self.made.configs.iter().enumerate() {
+            let facts = match self.made.parts.get(i) {
+                Some(part) => Facts::new(&part.program, &part.bound, self.ranks()),
+                None => Facts::new(self.program(), &self.sizes, self.ranks()),
+            };
+            let dict = PyDict::new(py);
+            let text = tune::write(config, &facts);
+            for (name, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
+                dict.set_item(name, value)?;
+            }
+            kernels.push(dict);
+        }
+        Ok(kernels)
     }
 
     /// The global shape of each parameter.

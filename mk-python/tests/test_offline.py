@@ -157,23 +157,11 @@ class Plans(Case):
         self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, sums="after")))
         split = str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2))
         self.assertNotEqual(plain, split)
-        self.assertEqual(split, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2, fold="rank")))
-        self.assertNotEqual(split, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2, fold="owner")))
         with self.raises(mk.ArgumentError, '"beside" or "after"', '"never"'):
             mk.plan(scatter, ranks=4, shapes=shapes, sums="never")
         linear = {"a": (1024, 256), "b": (256, 1024)}
         plain = str(mk.plan(LINEAR, ranks=4, shapes=linear))
         self.assertNotEqual(plain, str(mk.plan(LINEAR, ranks=4, shapes=linear, tail="1x64")))
-        self.assertNotEqual(plain, str(mk.plan(LINEAR, ranks=4, shapes=linear, own_columns=64)))
-        with self.raises(mk.ArgumentError, "own rows in tiles of 100 columns"):
-            mk.plan(LINEAR, ranks=4, shapes=linear, own_columns=100)
-        several = {"a": (1024, 256), "b": (256, 512)}
-        plain = str(mk.plan(scatter, ranks=4, shapes=several))
-        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=several, head="16x128")))
-        with self.raises(mk.ArgumentError, "16 first tiles of 96 columns"):
-            mk.plan(scatter, ranks=4, shapes=shapes, head="16x96")
-        with self.raises(mk.ArgumentError, "head: `1x` is not TILESxCOLUMNS, for instance 64x128"):
-            mk.plan(scatter, ranks=4, shapes=shapes, head="1x")
         with self.raises(mk.ArgumentError, "a tail of 1 blocks"):
             mk.plan(LINEAR, ranks=4, shapes=linear, tail="1x256")
         with self.raises(mk.ArgumentError, "is not BLOCKSxCOLUMNS"):

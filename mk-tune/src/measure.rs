@@ -5,12 +5,8 @@
 //! The rig on which all of them run is made once.
 
 use mk_abi::KernelSource;
-use mk_codegen::passes::Config;
-use mk_function::{
-    FunctionError, Kernel, build,
-    choice::{self, Facts},
-    in_parallel,
-};
+use mk_codegen::settings::{self, Config, Facts};
+use mk_function::{FunctionError, Kernel, build, choice, in_parallel};
 use mk_runtime::{
     ErrorNorm, InstanceOptions, World,
     bench::median,
@@ -135,7 +131,7 @@ pub fn measure<R: Rig>(
     limits: &Limits,
     rig: impl FnOnce(&Kernel) -> Result<R, R::Error>,
 ) -> Result<Vec<Trial>, R::Error> {
-    let facts = Facts::new(program, bound, world.size());
+    let facts = choice::facts(program, bound, world.size());
     let build = |config: &Config| build_one(program, bound, config, jit).map_err(Refused::from);
     let mut built: Vec<Result<Built, Refused>> = in_parallel(configs, build);
     only_once(&mut built, configs, &facts);
@@ -192,7 +188,7 @@ fn only_once(built: &mut [Result<Built, Refused>], configs: &[Config], facts: &F
         let Ok(b) = made else { continue };
         match seen.get(&b.source.cuda) {
             Some(first) => {
-                let first = configs.get(*first).map(|c| choice::write(c, facts));
+                let first = configs.get(*first).map(|c| settings::write(c, facts));
                 *made = Err(Refused::Same(first.unwrap_or_default()));
             }
             None => {

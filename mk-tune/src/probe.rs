@@ -1,7 +1,7 @@
 //! The plans by which a machine is measured: what is modelled is what is run.
 
 /// Ways of lowering that are not what a line is about.
-const PLAIN: &str = "--try tail=none --try group_rows=8 --try own_columns=none --try head=none --try tile_schedule=static";
+const PLAIN: &str = "--try tail=none --try group_m=8 --try tile_scheduler=static";
 
 /// Lines as `mk tune --list` takes them: products alone on one GPU, by depth and number of waves; collectives alone, by
 /// number of SMs and size of a copy; and fused pipelines of middle size, in which all of it happens at once.
@@ -44,7 +44,7 @@ pub fn probe_list(ranks: u32) -> Vec<String> {
         4096 * n
     ));
     list.push(format!(
-        "'gemm(a, b) -> all_reduce' --shape a=64x{} --shape b={}x8192 --ranks {n} --try block=64x256x64,64x128x64 --try consumers=cooperative --try split_k=2,4 --try sums=after --try all_reduce=one_shot,by_columns --try fold=rank",
+        "'gemm(a, b) -> all_reduce' --shape a=64x{} --shape b={}x8192 --ranks {n} --try block=64x256x64,64x128x64 --try consumers=cooperative --try split_k=2,4 --try sums=after --try all_reduce=one_shot,by_columns",
         7168 * n,
         7168 * n
     ));

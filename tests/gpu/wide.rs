@@ -10,11 +10,12 @@ use mk::{
     Bound, Program,
     abi::KernelSource,
     emit,
-    passes::{self, Config},
+    passes::{self},
     runtime::{
         InstanceOptions, World,
         jit::{self, JitOptions},
     },
+    settings::Config,
 };
 use mk_harness::{Case, gpu::Session};
 use std::{collections::BTreeMap, time::Duration};

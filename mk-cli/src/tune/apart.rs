@@ -6,7 +6,7 @@ use mk::{
     Bound, Program,
     cost::DeviceModel,
     runtime::{World, jit::JitOptions},
-    tune::{self, Facts, Part, Times, Trial, Whole},
+    tune::{self, Part, Times, Trial, Whole},
 };
 use mk_harness::{Case, gpu};
 use serde_json::{Value, json};
@@ -37,8 +37,8 @@ pub fn measure(
             return Ok(None);
         };
         let measured_ms = trial.ms().map(f64::from);
-        let facts = Facts::new(&part.program, &part.bound, world.size());
-        let config = tune::write(&trial.config, &facts);
+        let facts = tune::facts(&part.program, &part.bound, world.size());
+        let config = mk::settings::write(&trial.config, &facts);
         let ms = measured_ms.unwrap_or(f64::NAN);
         say!("  {ms:>9.4}  {:<24}  {config}", part.name)?;
         list.push(json!({ "part": part.name, "config": config, "median_ms": ms }));

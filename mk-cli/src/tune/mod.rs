@@ -17,9 +17,9 @@ use list::Line;
 use mk::{
     Bound, Program,
     cost::DeviceModel,
-    passes::Config,
     runtime::{World, jit::JitOptions},
-    tune::{self, Cache, Facts, Key, Limits, Trial, Winner},
+    settings::{self, Config},
+    tune::{self, Cache, Key, Limits, Trial, Winner},
 };
 use mk_harness::{Case, gpu};
 use report::{Entry, Errors};
@@ -48,7 +48,7 @@ pub struct Args {
     /// Figures of the machine, as `mk probe` writes them [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Values of a setting to try instead of the usual ones, for instance intra_comm=8,16 (repeatable)
+    /// Values of a setting to try instead of the usual ones, for instance intra_comm_sms=8,16 (repeatable)
     #[arg(long = "try", value_name = "SETTING=A,B", value_parser = values)]
     tries: Vec<(String, Vec<String>)>,
     /// Print every candidate, also those that were refused, with the reason
@@ -198,7 +198,7 @@ fn one(
     let Pipeline { program, bound } = pipeline::bind(&row.line.pipeline)?;
     let config = pipeline::config(&row.line.pipeline)?;
     let ranks = config.ranks;
-    let facts = Facts::new(&program, &bound, ranks);
+    let facts = tune::facts(&program, &bound, ranks);
     let begin = Instant::now();
     let only = only(args, &row.line, &config)?;
     let free = only.is_empty() && row.known.is_none();
@@ -212,7 +212,7 @@ fn one(
     }
     let mut configs = match &row.known {
         Some(known) => {
-            let read = |e: &Entry| tune::read(&e.config, ranks).map_err(no_setting);
+            let read = |e: &Entry| tune::read(&e.config, ranks).map_err(Failure::new);
             known.iter().map(read).collect::<Result<Vec<_>, _>>()?
         }
         None => fixed(tune::candidates(&program, &bound, ranks, &only), &only, &row.line, &config)?,
@@ -234,7 +234,7 @@ fn one(
     for (i, (config, predicted)) in configs.iter().zip(predicted).enumerate() {
         let known = row.known.as_ref().and_then(|k| k.get(i)).cloned();
         let mut entry = known.unwrap_or_default();
-        entry.config = tune::write(config, &facts);
+        entry.config = settings::write(config, &facts);
         match predicted {
             Ok(p) => entry.predicted_ms = Some(p.ms()),
             Err(why) if !measured => entry.refused = Some(why.to_string()),
@@ -276,7 +276,7 @@ fn one(
             for (config, predicted) in near.iter().zip(predicted) {
                 if !configs.contains(config) {
                     let predicted_ms = predicted.ok().map(|p| p.ms());
-                    let config = (config.clone(), tune::write(config, &facts));
+                    let config = (config.clone(), settings::write(config, &facts));
                     configs.push(config.0);
                     entries.push(Entry { config: config.1, predicted_ms, ..Entry::default() });
                 }
@@ -373,11 +373,6 @@ fn limits(args: &Args) -> Limits {
     }
 }
 
-/// Of a word that no setting reads.
-fn no_setting(word: String) -> Failure {
-    Failure::new(format!("`{word}` is no setting"))
-}
-
 /// The line as it could be given again.
 fn describe(row: &PipelineArgs, ranks: u32) -> String {
     // As a shell would have it: in its quotes everything is as it is but they.
@@ -392,7 +387,7 @@ fn describe(row: &PipelineArgs, ranks: u32) -> String {
     format!("{text} --ranks {ranks}")
 }
 
-/// What is fixed: by `--try`, or by an option that says how to lower.
+/// The values of settings that are fixed: by `--try`, or by `--set`.
 fn only(
     args: &Args,
     line: &Line,
@@ -401,41 +396,19 @@ fn only(
     let mut only = once("try", &args.tries).map_err(Failure::new)?;
     only.extend(once("try", &line.tries).map_err(Failure::new)?);
     for (name, values) in &only {
-        let Some(knob) = tune::KNOBS.iter().find(|k| k.name == name) else {
-            let known: Vec<_> = tune::KNOBS.iter().map(|k| k.name).collect();
-            let help = format!("settings are {}", known.join(", "));
-            return Err(Failure::with_help(format!("there is no setting `{name}` to try"), help));
-        };
-        let reads = |value: &&String| (knob.set)(&mut config.clone(), value).is_none();
-        if let Some(value) = values.iter().find(reads) {
-            let what = format!("`{value}` is no value of {name}");
-            return Err(match (knob.get)(&Config::default()) {
-                Some(usual) => Failure::with_help(what, format!("write it as in {name}={usual}")),
-                None => Failure::new(what),
-            });
-        }
+        let set = |value: &String| settings::set(&mut config.clone(), name, value);
+        values.iter().try_for_each(set).map_err(Failure::new)?;
     }
-    for knob in fixed_knobs(&line.pipeline) {
-        let value = (knob.get)(config).into_iter().collect();
-        if only.insert(knob.name.into(), value).is_some() {
-            let what = format!("`{}` is fixed by an option, and to be tried", knob.name);
+    for (setting, _) in line.pipeline.settings() {
+        if only.insert(setting.name.into(), vec![(setting.get)(config)]).is_some() {
+            let what = format!("`{}` is fixed by `--set`, and to be tried", setting.name);
             return Err(Failure::with_help(what, "leave either out"));
         }
     }
     Ok(only)
 }
 
-/// Settings that an option fixes. The option has the setting's name, but for the CTAs of a role.
-fn fixed_knobs(line: &PipelineArgs) -> impl Iterator<Item = &'static tune::Knob> {
-    let given = line.lowering();
-    let copies = line.sms.iter().any(|(role, _)| role == "intra_comm");
-    tune::KNOBS.iter().filter(move |knob| match knob.name {
-        "intra_comm" => copies,
-        name => given.contains(&format!("--{}", name.replace('_', "-")).as_str()),
-    })
-}
-
-/// The candidates that are as the options say, with the CTAs of other roles that they name.
+/// The candidates that have the settings of the options.
 fn fixed(
     mut candidates: Vec<Config>,
     only: &BTreeMap<String, Vec<String>>,
@@ -446,25 +419,21 @@ fn fixed(
         let what = "`--tuned` takes what was measured, and this measures";
         return Err(Failure::with_help(what, "leave it out"));
     }
-    let knobs: Vec<_> = fixed_knobs(&line.pipeline).collect();
-    candidates.retain(|c| knobs.iter().all(|k| (k.get)(c) == (k.get)(config)));
+    let given: Vec<_> = line.pipeline.settings().map(|(setting, _)| setting).collect();
+    candidates.retain(|c| given.iter().all(|s| (s.get)(c) == (s.get)(config)));
     if candidates.is_empty() {
         let names: Vec<_> = only.keys().map(String::as_str).collect();
         let what = format!("no candidate can have {} as the options say", names.join(", "));
-        return Err(Failure::with_help(what, "`mk check` with these settings as options says why"));
-    }
-    for candidate in &mut candidates {
-        let others = config.sms.iter().filter(|(role, _)| *role != "intra_comm");
-        candidate.sms.extend(others.map(|(role, n)| (role.clone(), *n)));
+        return Err(Failure::with_help(what, "`mk check` with these settings says why"));
     }
     Ok(candidates)
 }
 
 fn values(text: &str) -> Result<(String, Vec<String>), String> {
-    let (name, list) = text.split_once('=').ok_or("write it as intra_comm=8,16")?;
+    let (name, list) = text.split_once('=').ok_or("write it as intra_comm_sms=8,16")?;
     let values: Vec<String> = list.split(',').map(|v| v.trim().to_string()).collect();
     match name.trim() {
-        "" => Err("write it as intra_comm=8,16".into()),
+        "" => Err("write it as intra_comm_sms=8,16".into()),
         name if values.iter().all(|v| !v.is_empty()) => Ok((name.into(), values)),
         name => Err(format!("`{name}` has an empty value")),
     }

@@ -9,7 +9,7 @@
 //! - A post to a peer is a copy of the epoch behind the data: a word that one task raises once in a launch counts launches.
 //! - A post that only the plan's epilogue waits for is the end of the engine's stream, for which the caller's waits.
 
-use super::{EmitError, context::Emitter, layout::At};
+use super::{context::Emitter, error::EmitError, layout::At};
 use crate::ir::{
     Access, Agent, BufId, Expr, FamId, Family, Leaf, Operand, Point, Post, Region, RoleKind, SigId,
     Task, Var,

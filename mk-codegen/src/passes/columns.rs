@@ -2,12 +2,11 @@
 //! adds the slots in the order of ranks, and pushes the sums to every other rank. As [`reduce`](super::reduce), which cuts rows;
 //! but the product's rows stay whole, so that few of them are not cut into many blocks that read the right operand again each.
 //!
-//! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[slots, rows of all shards, n]` of one slot per source
-//! rank, or per part of its product, of which the owner uses its own columns; `sums`, as large as one slot, which the other owners
+//! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[world, rows of all shards, n]` of one slot per source
+//! rank, of which the owner uses its own columns; `sums`, as large as one slot, which the other owners
 //! write; the ordered sum; and the copy from `sums` to the caller's tensor.
 
 use super::{
-    Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     gather::{block_rows, every_peer, peer_at},
     reduce::{Adders, Share, Sum, Summands, adders, pitch, tiles_across, to_peers},
@@ -15,7 +14,7 @@ use super::{
     select::Tensor,
 };
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
-use crate::target;
+use crate::settings::Reduction;
 
 /// Rows that are copied at once, at most: where more are left, CTAs have several copies.
 const MOST_ROWS: i32 = 256;
@@ -25,8 +24,6 @@ const MOST_ROWS: i32 = 256;
 pub(super) struct Columns {
     slots: BufId,
     world: i32,
-    /// Slots of a rank.
-    parts: i32,
     /// Columns of a block.
     width: i32,
     /// Blocks.
@@ -36,11 +33,11 @@ pub(super) struct Columns {
 impl Columns {
     /// Shares out the columns of a result, in blocks of `width`. Slots are as wide as the result: rows are few, and the last block
     /// ends where the buffer does, as a tile that TMA clips must.
-    pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32, parts: i32) -> Columns {
+    pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Columns {
         let (world, across) = (draft.world(), tiles_across(draft, out, width));
-        let shape = vec![world.saturating_mul(parts).into(), all(rows), draft.dim(&out.shape[1])];
+        let shape = vec![world.into(), all(rows), draft.dim(&out.shape[1])];
         let slots = draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out));
-        Columns { slots, world, parts, width, across }
+        Columns { slots, world, width, across }
     }
 
     /// Blocks that a rank has, at most.
@@ -60,19 +57,18 @@ impl Columns {
         rows: &Rows,
         r: &RowBlock,
         columns: (Expr, Expr),
-        slot: Expr,
     ) -> Access {
-        let here = vec![(slot, 1.into()), (rows.in_covered(r), r.len.clone()), columns];
+        let here = vec![(Var::RANK.into(), 1.into()), (rows.in_covered(r), r.len.clone()), columns];
         Access { rank: rows.column() % self.world, ..write(operand, self.slots, here) }
     }
 
     /// Adds up the slots, and brings every rank the others' sums.
-    pub fn sum(&self, draft: &mut Draft, sums: Sums, of: &Sum<'_>, from: Summands) {
+    pub fn sum(&self, draft: &mut Draft, reduction: Reduction, of: &Sum<'_>, from: Summands) {
         let (out, result) = (of.out, of.result);
         let Summands { rows, block, by, operand, .. } = from;
         debug_assert_eq!(block[1], self.width, "a block of columns is a tile's");
         let Adders { kind, tile, per_block, .. } =
-            adders(draft, sums, Share::One, self.mine(), &rows, block, 1);
+            adders(draft, reduction, Share::One, self.mine(), &rows, block, 1);
         let blocks = rows.blocks;
         let rows = rows.in_blocks(tile[0]);
         let r = rows.block(draft);
@@ -82,7 +78,7 @@ impl Columns {
         let j = c.clone() * self.world + Var::RANK;
         let columns = (j.clone() * self.width, block_rows(n.clone(), j.clone(), self.width));
         let here = (rows.in_covered(&r), r.len.clone());
-        let each = Each { var: "q".into(), extent: self.world.saturating_mul(self.parts).into() };
+        let each = Each { var: "q".into(), extent: self.world.into() };
         let source = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
         let src = Access { each: Some(each.clone()), ..read(Operand::Src, self.slots, source) };
         let region = vec![(rows.global(&r), r.len.clone()), columns.clone()];
@@ -94,11 +90,11 @@ impl Columns {
         let domain = rows.domain(self.mine());
         let family = draft.family("reduce", kind, of.leaf(), domain, vec![], accesses);
         let post = |x: Covers| {
-            let (j, slot) = x.column_and_slot(draft, self.parts);
+            let j = Expr::from(Var::domain(draft.plan.families[x.family].domain.len() - 1));
             Writer {
                 family: x.family,
                 operand,
-                word: vec![slot, x.shard, x.block, j.clone() / self.world],
+                word: vec![Var::RANK.into(), x.shard, x.block, j.clone() / self.world],
                 rank: j % self.world,
                 each: None,
                 when: None,
@@ -107,12 +103,7 @@ impl Columns {
         let from = by.into_iter().map(post).collect();
         draft.flows.push(Flow {
             name: "partial",
-            shape: vec![
-                self.world.saturating_mul(self.parts).into(),
-                rows.shards.into(),
-                blocks.into(),
-                self.mine().into(),
-            ],
+            shape: vec![self.world.into(), rows.shards.into(), blocks.into(), self.mine().into()],
             from,
             count: 1.into(),
             to: vec![Reader {
@@ -139,9 +130,7 @@ impl Columns {
     ) {
         // CTAs that do nothing else are few.
         let sms = match kind {
-            RoleKind::Compute => {
-                target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms))
-            }
+            RoleKind::Compute => draft.sms(),
             _ => 1,
         };
         let side_by_side = i64::from(summed.count * (self.world - 1)) * i64::from(self.mine());

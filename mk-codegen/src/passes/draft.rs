@@ -6,6 +6,8 @@ use crate::ir::{
     Access, Arena, BufId, Buffer, Dim, DimId, Each, EdgeId, Entity, Expr, FamId, Family,
     InternalEdge, Leaf, Mode, Operand, Plan, Point, RoleKind, Schedule, Space, Var,
 };
+use crate::settings::Config;
+use crate::target::Target;
 use mk_abi::DType;
 use mk_syntax::Placement;
 
@@ -49,24 +51,6 @@ pub(super) struct Covers {
     pub family: FamId,
     pub shard: Expr,
     pub block: Expr,
-    /// The first column block of tasks of column blocks.
-    pub first_column: i32,
-}
-
-impl Covers {
-    /// The column block of a task, and its slot at the owner: that of the rank, or, with more than one part, of the part that its last
-    /// loop variable is.
-    pub fn column_and_slot(&self, draft: &Draft, parts: i32) -> (Expr, Expr) {
-        let last = draft.plan.families[self.family].domain.len() - 1;
-        let column = |at| match self.first_column {
-            0 => Expr::from(Var::domain(at)),
-            first => Expr::from(Var::domain(at)) + first,
-        };
-        if parts == 1 {
-            return (column(last), Var::RANK.into());
-        }
-        (column(last - 1), super::product::slot(parts, Var::domain(last).into()))
-    }
 }
 
 /// The plan so far. Roles and signals are empty; [`Draft::kinds`] says where each family belongs.
@@ -74,13 +58,14 @@ pub(super) struct Draft {
     pub plan: Plan,
     pub kinds: Arena<FamId, RoleKind>,
     pub flows: Vec<Flow>,
+    pub target: &'static Target,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
     edges: usize,
 }
 
 impl Draft {
-    pub fn new(name: &str, axis: &str, config: &super::Config) -> Draft {
+    pub fn new(name: &str, axis: &str, config: &Config, target: &'static Target) -> Draft {
         let plan = Plan {
             name: name.into(),
             mesh: crate::ir::Mesh { axes: vec![(axis.into(), config.ranks)] },
@@ -91,9 +76,15 @@ impl Draft {
             plan,
             kinds: Arena::new(),
             flows: Vec::new(),
+            target,
             copy_stages: config.copy_stages,
             edges: 0,
         }
+    }
+
+    /// SMs of the target, one CTA each.
+    pub fn sms(&self) -> i64 {
+        i64::from(self.target.sms)
     }
 
     pub fn world(&self) -> i32 {

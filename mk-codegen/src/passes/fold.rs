@@ -4,16 +4,16 @@
 //! inner dimension, rounded once, where the product goes: as tiles of it to whoever reads them.
 
 use super::{
-    Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read},
     gather::aligned,
     gemm::{even, widest},
-    product::Target,
+    product::Destination,
     reduce::{Adders, Place, Share, Summands, adders, place, tiles_across},
     rows::Rows,
     select::Tensor,
 };
 use crate::ir::{Access, BufId, Each, Expr, Leaf, Operand, Space, Var};
+use crate::settings::Reduction;
 use mk_abi::DType;
 
 /// What the tiles of some rows of a product leave whose inner dimension is cut: `[split, rows of all shards, n]`, in f32.
@@ -31,17 +31,17 @@ pub(super) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -
 /// last loop variable of those who write is the part, the one before it the column block.
 pub(super) fn fold(
     draft: &mut Draft,
-    sums: Sums,
+    reduction: Reduction,
     out: &Tensor,
     (parts, splits): (i32, BufId),
-    target: Target,
+    target: Destination,
     from: Summands,
 ) -> Summands {
     let Summands { rows, block, by, operand, .. } = from;
     let split = Expr::from(parts);
     let across = tiles_across(draft, out, block[1]);
     let Adders { kind, tile, per_block, .. } =
-        adders(draft, sums, Share::One, across, &rows, block, 1);
+        adders(draft, reduction, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
     let row = (rows.in_covered(&r), r.len.clone());
@@ -51,7 +51,7 @@ pub(super) fn fold(
         ..read(Operand::Src, splits, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
     };
     let mut accesses = vec![src];
-    accesses.extend(target.writes(Operand::Dst, &rows, &r, columns, Var::RANK.into()));
+    accesses.extend(target.writes(Operand::Dst, &rows, &r, columns));
     let domain = rows.domain(across);
     let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
     let family = draft.family("fold", kind, leaf, domain, vec![], accesses);
@@ -80,7 +80,6 @@ pub(super) fn fold(
             when: None,
         }],
     });
-    let by = vec![Covers { family, shard: r.shard, block: r.block, first_column: 0 }];
-    let (narrow, operand) = (None, Operand::Dst);
-    Summands { rows, block: tile, together: 1, by, narrow, operand, parts: 1 }
+    let by = vec![Covers { family, shard: r.shard, block: r.block }];
+    Summands { rows, block: tile, together: 1, by, operand: Operand::Dst }
 }

@@ -11,7 +11,6 @@
 //! kernel: it waits for every rank's entry, the own one too, and a launch is not over before it is through.
 
 use super::{
-    Config, Gather,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
     rows::Rows,
     select::{Kernel, Tensor},
@@ -20,6 +19,8 @@ use crate::ir::{
     Access, BufId, COPY_STAGE_BYTES, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space,
     Var,
 };
+use crate::settings::{Config, Gather};
+use crate::target::Target;
 
 /// What a gather leaves for its readers.
 pub(super) struct Gathered {
@@ -110,7 +111,7 @@ pub(super) fn push(
 ) -> Gathered {
     match config.gather {
         Gather::Sms => by_sms(draft, x, shard, rows, slices, config),
-        Gather::Engine { parts } => by_engine(draft, x, shard, rows, parts),
+        Gather::CopyEngine { parts } => by_engine(draft, x, shard, rows, parts),
     }
 }
 
@@ -118,11 +119,6 @@ pub(super) fn push(
 pub(super) fn in_bulk(x: &Tensor) -> bool {
     let k = x.shape[1].value;
     aligned(k, x.dtype.size_bytes()) == k
-}
-
-/// Whether the copy engine can push rows: they have no gaps, and a launch does not decide how many there are.
-pub(super) fn engine_takes(x: &Tensor) -> bool {
-    in_bulk(x) && x.shape.iter().all(|e| e.runtime_max.is_none())
 }
 
 fn by_engine(draft: &mut Draft, x: &Tensor, shard: BufId, rows: &Rows, parts: u32) -> Gathered {
@@ -343,18 +339,12 @@ pub(super) fn collect(
     let domain = vec![("i", rows.blocks.into()), ("s", (world - 1).into())];
     let copy =
         draft.family("copy.peers", RoleKind::Compute, leaf.clone(), domain, vec![], vec![src, dst]);
-    flow(
-        draft,
-        g,
-        Operand::Src,
-        Covers { family: copy, shard: q, block: i, first_column: 0 },
-        None,
-    );
+    flow(draft, g, Operand::Src, Covers { family: copy, shard: q, block: i }, None);
 }
 
 /// A gather that is the whole pipeline: what arrives is copied on to the caller's tensor.
-pub(super) fn alone(kernel: &Kernel, config: &Config) -> Draft {
-    let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
+pub(super) fn alone(kernel: &Kernel, config: &Config, target: &'static Target) -> Draft {
+    let mut draft = Draft::new(&kernel.name, &kernel.axis, config, target);
     let x = &kernel.params[kernel.sources[0].param];
     let world = draft.world();
     let shard = draft.tensor(x, Space::In);

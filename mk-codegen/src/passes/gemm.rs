@@ -8,23 +8,23 @@
 mod sizes;
 
 use super::{
-    AllReduce, Config, DEFAULT_COPY_SMS, Fold, LowerError,
     columns::Columns,
     draft::{Covers, Draft, Flow, Reader, Writer, read, shard_extent, write},
     fold,
     gather::{self, Gathered, Slices, aligned},
     pack::{self, Packed},
-    product::{Cut, Product, Target},
+    product::{Cut, Destination, Product},
     reduce::{self, Sum, Summands},
+    roles::DEFAULT_COPY_SMS,
     rows::Rows,
     select::{Extra, Gemm, Kernel, Made, Reduce, Tensor},
-    settings,
 };
 use crate::ir::{
     ALayout, BLayout, BufId, CopyVia, Dim, EpilogueOp, Expr, Leaf, Operand, RoleKind, Space, Store,
     Var,
 };
-use crate::target;
+use crate::settings::{AllReduce, Config, Reduction};
+use crate::target::Target;
 use mk_syntax::Placement;
 
 /// A left operand from the caller, ready to be read.
@@ -72,12 +72,8 @@ struct Tiler<'k> {
 }
 
 /// Runs the pass.
-///
-/// # Errors
-/// If the tile shape is not one that the leaf has.
-pub(super) fn tile(kernel: &Kernel, config: &Config) -> Result<Draft, LowerError> {
-    settings::check(kernel, config)?;
-    let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
+pub(super) fn tile(kernel: &Kernel, config: &Config, target: &'static Target) -> Draft {
+    let mut draft = Draft::new(&kernel.name, &kernel.axis, config, target);
     // Arguments come in the order of the program: parameters, then results.
     let params = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
     let results = kernel.results.iter().map(|r| draft.tensor(&r.out, Space::Out)).collect();
@@ -87,7 +83,7 @@ pub(super) fn tile(kernel: &Kernel, config: &Config) -> Result<Draft, LowerError
     (0..kernel.sources.len()).for_each(|s| t.source(s));
     (0..kernel.gemms.len()).for_each(|g| t.gemm(g));
     (0..kernel.sources.len()).for_each(|s| t.collect(s));
-    Ok(t.draft)
+    t.draft
 }
 
 /// The most elements of a dimension that any rank has.
@@ -118,7 +114,7 @@ impl<'k> Tiler<'k> {
         let world = draft.world();
         let height = self.config.block[0] as i32;
         let mine = (0..kernel.gemms.len()).filter(|g| kernel.root(*g) == s);
-        let scattered = |how| how != Reduce::All || self.config.all_reduce == AllReduce::TwoPhase;
+        let scattered = |how| how != Reduce::All || self.config.all_reduce == AllReduce::TwoShot;
         let reduced =
             mine.clone().any(|g| kernel.reduce_of(g).is_some_and(|(_, how)| scattered(how)));
         let gathered = source.gathered && world > 1;
@@ -170,9 +166,8 @@ impl<'k> Tiler<'k> {
         let out = &self.kernel.gemms[g].out;
         let width = i64::from(self.config.block[1]);
         let across = (i64::from(widest(out, 1, self.draft.world())) + width - 1) / width;
-        let sms = target::by_name(&self.draft.plan.target).map_or(1, |t| i64::from(t.sms));
-        let copying = self.config.sms.get(RoleKind::IntraComm.name()).unwrap_or(&DEFAULT_COPY_SMS);
-        let (free, blocks) = (sms - i64::from(*copying), i64::from(rows.blocks));
+        let copying = self.config.intra_comm_sms.unwrap_or(DEFAULT_COPY_SMS);
+        let (free, blocks) = (self.draft.sms() - i64::from(copying), i64::from(rows.blocks));
         let own = blocks * across;
         let free = if own < free { free - own } else { free };
         let together = free / (across * i64::from(rows.shards - 1)).max(1);
@@ -193,56 +188,44 @@ impl<'k> Tiler<'k> {
         let readers = kernel.readers(n);
         let world = self.draft.world();
         let own_b = self.right(g.b);
-        let in_tiles = self.config.sums.in_tiles();
-        if let (Some((r, _)), true, true) = (reduce, in_tiles, world > 1) {
+        let ring = self.config.reduction == Reduction::Ring;
+        if let (Some((r, _)), true, true) = (reduce, ring, world > 1) {
             self.ring(n, r, &rows, own_b);
             self.hidden.push(None);
             return;
         }
-        let cut = reduce.and_then(|(r, _)| {
-            let folded = self.config.fold == Fold::Rank || in_tiles;
-            self.cut(n, &kernel.results[r].out, &rows, self.config.split_k, folded)
-        });
-        // Parts that are not folded have slots.
-        let parts = cut.filter(|c| c.into.is_none()).map_or(1, |c| c.parts);
+        let cut = reduce
+            .and_then(|(r, _)| self.cut(n, &kernel.results[r].out, &rows, self.config.split_k));
         let target = match (reduce, result) {
             (Some((r, how)), _) => {
                 let (draft, out) = (&mut self.draft, &kernel.summand(r));
                 match (how, self.config.all_reduce) {
-                    _ if in_tiles => Target::Out(self.results[r]),
+                    _ if ring => Destination::Out(self.results[r]),
                     (Reduce::All, AllReduce::OneShot) if world > 1 => {
-                        Target::Parts(reduce::parts(draft, out, &rows))
+                        Destination::Parts(reduce::parts(draft, out, &rows))
                     }
                     (Reduce::All, AllReduce::ByColumns) if world > 1 => {
                         let width = self.config.block[1] as i32;
-                        Target::Columns(Columns::new(draft, out, &rows, width, parts))
+                        Destination::Columns(Columns::new(draft, out, &rows, width))
                     }
-                    _ => Target::Slots(reduce::slots(draft, out, &rows, parts)),
+                    _ => Destination::Slots(reduce::slots(draft, out, &rows)),
                 }
             }
             // The next product reads the caller's rows, if TMA can.
-            (None, Some(r)) if !readers || tma_rows(&g.out, world) => Target::Out(self.results[r]),
-            (None, _) => Target::Hidden(self.scratch(g, &rows, n)),
+            (None, Some(r)) if !readers || tma_rows(&g.out, world) => {
+                Destination::Out(self.results[r])
+            }
+            (None, _) => Destination::Hidden(self.scratch(g, &rows, n)),
         };
         let mut product = self.product(n, rows.clone(), target, own_b);
         product.cut = cut;
         let mut by = Vec::new();
-        if let (Some(columns), Some(_), false) = (self.config.own_columns, result, readers) {
-            by.extend(self.own_tiles(n, &mut product, columns));
-        }
-        let head = match (self.config.head, target) {
-            (Some(head), Target::Slots(_)) if self.gathered(n).is_none() => {
-                self.head_tiles(&mut product, head, &mut by)
-            }
-            _ => None,
-        };
-        by.extend(match (self.config.tail, result) {
+        by.extend(match (self.config.last_wave, result) {
             (Some(tail), Some(r)) if !readers => self.with_tail(n, r, &mut product, tail),
             _ if product.rows.walked == 0 => Vec::new(),
             _ => self.tiles(&product),
         });
-        let narrow = head.iter().flat_map(|h| &h.by);
-        self.unpack(n, &by.iter().chain(narrow).cloned().collect::<Vec<_>>());
+        self.unpack(n, &by);
         // Shard by shard, a group is of one.
         let together = match self.gathered(n) {
             Some(Gathered { slices: Some(s), .. }) => s.together,
@@ -255,28 +238,26 @@ impl<'k> Tiler<'k> {
             block: [self.config.block[0] as i32, leaf.out_columns() as i32],
             together,
             by: by.clone(),
-            narrow: head,
             operand: Operand::C,
-            parts,
         };
         let sum = |r| Sum::new(kernel, r, &self.params, &self.results);
         let draft = &mut self.draft;
-        if let (Some(Cut { into: Some(into), parts, .. }), Some((r, _))) = (cut, reduce) {
+        if let (Some(Cut { into, parts, .. }), Some((r, _))) = (cut, reduce) {
             let out = &kernel.results[r].out;
-            tiles = fold::fold(draft, self.config.sums, out, (parts, into), target, tiles);
+            tiles = fold::fold(draft, self.config.reduction, out, (parts, into), target, tiles);
         }
         match (target, reduce) {
-            (Target::Slots(slots), Some((r, how))) => {
+            (Destination::Slots(slots), Some((r, how))) => {
                 reduce::sum(draft, self.config, how, &sum(r), slots, tiles);
             }
-            (Target::Parts(parts), Some((r, _))) => {
+            (Destination::Parts(parts), Some((r, _))) => {
                 reduce::pull(draft, self.config, &sum(r), parts, tiles);
             }
-            (Target::Columns(columns), Some((r, _))) => {
-                columns.sum(draft, self.config.sums, &sum(r), tiles);
+            (Destination::Columns(columns), Some((r, _))) => {
+                columns.sum(draft, self.config.reduction, &sum(r), tiles);
             }
-            (Target::Hidden(buffer), _) | (Target::Out(buffer), _) if readers => {
-                let in_shards = matches!(target, Target::Hidden(_));
+            (Destination::Hidden(buffer), _) | (Destination::Out(buffer), _) if readers => {
+                let in_shards = matches!(target, Destination::Hidden(_));
                 let hidden = Hidden { buffer, in_shards, by, tiles: col_blocks, depth };
                 if let (true, Some(r)) = (in_shards, result) {
                     self.copy_out(&hidden, &g.out, self.results[r], &rows);
@@ -306,8 +287,8 @@ impl<'k> Tiler<'k> {
     /// A product whose tiles add to sums that go from rank to rank, or stay with their owner.
     fn ring(&mut self, n: usize, r: usize, rows: &Rows, b: BufId) {
         let out = &self.kernel.results[r].out;
-        let ring = reduce::ring(&mut self.draft, self.config.sums, out, rows, self.results[r]);
-        let mut product = self.product(n, rows.clone(), Target::Ring(ring), b);
+        let ring = reduce::ring(&mut self.draft, out, rows, self.results[r]);
+        let mut product = self.product(n, rows.clone(), Destination::Ring(ring), b);
         if let Leaf::MmaTile { epilogue, .. } = &mut product.leaf {
             epilogue.push(EpilogueOp::Carry);
         }
@@ -324,16 +305,9 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// Cuts a product's inner dimension for some of its rows, into so many parts at most, with memory for them if they are folded.
+    /// Cuts a product's inner dimension for some of its rows, into so many parts at most, with memory for them.
     /// Each part has whole steps, on every rank.
-    fn cut(
-        &mut self,
-        n: usize,
-        out: &Tensor,
-        rows: &Rows,
-        parts: u32,
-        folded: bool,
-    ) -> Option<Cut> {
+    fn cut(&mut self, n: usize, out: &Tensor, rows: &Rows, parts: u32) -> Option<Cut> {
         if !self.kernel.can_cut(n, self.draft.world()) {
             return None;
         }
@@ -350,7 +324,7 @@ impl<'k> Tiler<'k> {
         (parts > 1).then(|| Cut {
             parts,
             depth: each * step,
-            into: folded.then(|| fold::splits(&mut self.draft, out, rows, parts)),
+            into: fold::splits(&mut self.draft, out, rows, parts),
         })
     }
 
@@ -411,7 +385,7 @@ impl<'k> Tiler<'k> {
         self.draft.buffer(&format!("hidden{n}"), Space::Scratch, g.out.dtype, shape, pitch)
     }
 
-    fn product(&mut self, n: usize, rows: Rows, target: Target, b: BufId) -> Product<'k> {
+    fn product(&mut self, n: usize, rows: Rows, target: Destination, b: BufId) -> Product<'k> {
         let g = &self.kernel.gemms[n];
         let world = self.draft.world();
         let a_layout = match g.left {
@@ -423,10 +397,10 @@ impl<'k> Tiler<'k> {
             Made::Gemm(_) => ALayout::Mk,
         };
         // Scratch and slots are padded; the caller's rows are as they are.
-        let direct = matches!(target, Target::Out(_)) && !tma_rows(&g.out, world);
+        let direct = matches!(target, Destination::Out(_)) && !tma_rows(&g.out, world);
         let leaf = Leaf::MmaTile {
             block: self.config.block,
-            stages: self.config.gemm_stages,
+            stages: self.config.stages_on(self.draft.target),
             a_layout,
             b_layout: if g.b_transposed { BLayout::Nk } else { BLayout::Kn },
             store: if direct { Store::Direct } else { Store::Tma },
@@ -436,7 +410,7 @@ impl<'k> Tiler<'k> {
         let columns = leaf.out_columns() as i32;
         let k = self.depth(n);
         // More than there are is all of them.
-        let group = self.config.group_rows.clamp(1, rows.blocks.max(8) as u32) as i32;
+        let group = self.config.group_m.clamp(1, rows.blocks.max(8) as u32) as i32;
         Product {
             own: Some(rows.own()),
             g,
@@ -446,7 +420,6 @@ impl<'k> Tiler<'k> {
             group,
             k,
             n: self.draft.local(&g.out, 1, Var::RANK),
-            first_column: 0,
             col_blocks: (widest(&g.out, 1, world) + columns - 1) / columns,
             b,
             extras: g.extras.iter().map(|x| self.extra(*x)).collect(),
@@ -519,7 +492,7 @@ impl<'k> Tiler<'k> {
         let name = format!("save.{}", out.name);
         let copy =
             self.draft.family(&name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
-        let covers = Covers { family: copy, shard: r.shard, block: r.block, first_column: 0 };
+        let covers = Covers { family: copy, shard: r.shard, block: r.block };
         hand_over(&mut self.draft, h, rows, Operand::Src, covers);
     }
 

@@ -9,14 +9,13 @@ use super::{
     select::Gemm,
 };
 use crate::ir::{
-    Access, BLayout, BinOp, BufId, EPILOGUE_OPERANDS, Each, EpilogueOp, Expr, Leaf, Mode, Operand,
-    Point, RoleKind, Var, carry_last, saves_gates,
+    Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Operand, Point, RoleKind,
+    Var, carry_last, saves_gates,
 };
-use crate::target;
 
 /// Where a product goes.
 #[derive(Clone, Copy)]
-pub(super) enum Target {
+pub(super) enum Destination {
     /// `[rows, n]` of the caller.
     Out(BufId),
     /// `[shards, rows, n]` in scratch, for the next product.
@@ -31,110 +30,63 @@ pub(super) enum Target {
     Ring(Ring),
 }
 
-impl Target {
-    /// The writes of some columns of a block of rows, to slot `slot` where there are slots; of several, one happens.
+impl Destination {
+    /// The writes of some columns of a block of rows, to the own rank's slot where there are slots; of several, one happens.
     pub fn writes(
         self,
         operand: Operand,
         rows: &Rows,
         r: &RowBlock,
         columns: (Expr, Expr),
-        slot: Expr,
     ) -> Vec<Access> {
         let here = (r.at.clone(), r.len.clone());
         match self {
-            Target::Out(out) => {
+            Destination::Out(out) => {
                 vec![write(operand, out, vec![(rows.global(r), r.len.clone()), columns])]
             }
-            Target::Hidden(b) | Target::Parts(b) => {
+            Destination::Hidden(b) | Destination::Parts(b) => {
                 vec![write(operand, b, vec![(r.shard.clone(), 1.into()), here, columns])]
             }
-            Target::Slots(slots) => vec![Access {
+            Destination::Slots(slots) => vec![Access {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
-                ..write(operand, slots, vec![(slot, 1.into()), here, columns])
+                ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
             }],
-            Target::Columns(owned) => vec![owned.write(operand, rows, r, columns, slot)],
-            Target::Ring(ring) => {
+            Destination::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
+            Destination::Ring(ring) => {
                 let (hop, world) = (rows.hop(), rows.shards);
-                let mut all = Vec::new();
-                if ring.how == Adding::OnWrite {
-                    let there = Access {
-                        rank: ring.next(r, world),
-                        ..write(operand, ring.passed, vec![here.clone(), columns.clone()])
-                    };
-                    let when = Some(between(&hop, world));
-                    all.push(Access { when: Some(hop.clone().equals(0)), ..there.clone() });
-                    if world > 2 {
-                        all.push(Access {
-                            mode: Mode::Accumulate,
-                            version: hop.clone(),
-                            when,
-                            ..there
-                        });
-                    }
-                } else {
-                    let slot = (hop.clone(), 1.into());
-                    all.push(Access {
-                        rank: ring.next(r, world),
-                        when: Some(hop.clone().lt(world - 1)),
-                        ..write(operand, ring.passed, vec![slot, here.clone(), columns.clone()])
-                    });
-                }
-                all.push(Access {
+                let passed = Access {
+                    rank: ring.next(world),
+                    when: Some(hop.clone().lt(world - 1)),
+                    ..write(
+                        operand,
+                        ring.passed,
+                        vec![(hop.clone(), 1.into()), here.clone(), columns.clone()],
+                    )
+                };
+                let last = Access {
                     when: Some(hop.equals(world - 1)),
                     ..write(operand, ring.last, vec![here, columns])
-                });
-                all
+                };
+                vec![passed, last]
             }
         }
     }
 }
 
-/// Who adds to sums that tiles go on with, see [`Sums`](super::Sums).
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Adding {
-    /// Each rank, and passes them on.
-    InTurn,
-    /// Each rank, over the link.
-    OnWrite,
-    /// The owner, everything at its end.
-    Owner,
-}
-
 /// Sums that tiles go on with.
 #[derive(Clone, Copy)]
 pub(super) struct Ring {
-    pub how: Adding,
-    /// `[hops, rows, n]`: what the rank before, whose turn is next, goes on with, or what the owner adds up; or `[rows, n]`: what the
-    /// owner goes on with.
+    /// `[hops, rows, n]`: the sums so far, with which the rank before goes on.
     pub passed: BufId,
     /// `[rows, n]` of the own rank: the finished sums, the caller's.
     pub last: BufId,
 }
 
 impl Ring {
-    /// Where a tile of block `r` goes that is not its owner's.
-    pub fn next(&self, r: &RowBlock, world: i32) -> Expr {
-        match self.how {
-            Adding::InTurn => peer_at((world - 1).into(), world),
-            Adding::OnWrite | Adding::Owner => r.shard.clone(),
-        }
+    /// The rank that adds next to a tile.
+    pub fn next(&self, world: i32) -> Expr {
+        peer_at((world - 1).into(), world)
     }
-
-    /// The ranks whose tiles an owner adds to its own, by their hops.
-    pub fn others(&self, world: i32) -> Each {
-        Each { var: "h".into(), extent: (world - 1).into() }
-    }
-}
-
-/// Whether a hop is neither the first nor the last.
-pub(super) fn between(hop: &Expr, world: i32) -> Expr {
-    Expr::bin(BinOp::And, Expr::Const(0).lt(hop.clone()), hop.clone().lt(world - 1))
-}
-
-/// The slot of a rank's part `k` of `parts`.
-pub(super) fn slot(parts: i32, k: Expr) -> Expr {
-    Expr::from(Var::RANK) * parts + k
 }
 
 /// How a product's inner dimension is cut.
@@ -144,8 +96,8 @@ pub(super) struct Cut {
     pub parts: i32,
     /// Extent of one.
     pub depth: i32,
-    /// `[parts, rows of all shards, n]` in scratch, to be added up; where the product goes, a slot for each part, if there is none.
-    pub into: Option<BufId>,
+    /// `[parts, rows of all shards, n]` in scratch, to be added up.
+    pub into: BufId,
 }
 
 /// What the tiles of one product share.
@@ -158,12 +110,10 @@ pub(super) struct Product<'a> {
     pub group: i32,
     pub k: Expr,
     pub n: Expr,
-    /// The first column block, and how many are covered.
-    pub first_column: i32,
     pub col_blocks: i32,
     pub b: BufId,
     pub extras: Vec<BufId>,
-    pub target: Target,
+    pub target: Destination,
     pub cut: Option<Cut>,
     /// The extent of half of the inner dimension, where the loader stops on the way to wait for what a tile goes on with: its stages
     /// are full by then, so that the wait costs nothing.
@@ -197,7 +147,8 @@ impl Product<'_> {
         }
     }
 
-    /// What a tile goes on with, which comes between the steps that follow the wait for it, or `last`, behind them.
+    /// The sum so far with which a tile goes on: none at the first hop. It comes at the start, between the two halves of the inner
+    /// dimension, or `last`: behind elementwise operations.
     fn carried(
         &self,
         rows: &Rows,
@@ -206,31 +157,15 @@ impl Product<'_> {
         cols: (Expr, Expr),
         last: bool,
     ) -> Access {
-        let (hop, world) = (rows.hop(), rows.shards);
-        let at_last = hop.clone().equals(world - 1).select(r.len.clone(), 0);
-        let slot =
-            |slot: Expr, len: Expr| vec![(slot, 1.into()), (r.at.clone(), len), cols.clone()];
+        let hop = rows.hop();
         let (at, when) = match self.half {
             _ if last => (Point::End, None),
             Some(_) => (Point::Inner, Some(Expr::from(Var::INNER).equals(1))),
             None => (Point::Start, None),
         };
-        let access =
-            |region| Access { at, when: when.clone(), ..read(Operand::AccIn, ring.passed, region) };
-        match ring.how {
-            Adding::InTurn => {
-                // Nothing at the first hop.
-                let len = hop.clone().equals(0).select(0, r.len.clone());
-                access(slot((hop - 1).max(0), len))
-            }
-            Adding::OnWrite => Access {
-                version: (world - 2).into(),
-                ..access(vec![(r.at.clone(), at_last), cols.clone()])
-            },
-            Adding::Owner => {
-                Access { each: Some(ring.others(world)), ..access(slot(Var::EACH.into(), at_last)) }
-            }
-        }
+        let len = hop.clone().equals(0).select(0, r.len.clone());
+        let region = vec![((hop - 1).max(0), 1.into()), (r.at.clone(), len), cols];
+        Access { at, when, ..read(Operand::AccIn, ring.passed, region) }
     }
 
     /// Iterations of that loop.
@@ -283,15 +218,12 @@ impl Product<'_> {
     ) -> Covers {
         let Leaf::MmaTile { b_layout, epilogue, .. } = &self.leaf else {
             let family = crate::ir::Entity::new(0);
-            return Covers { family, shard: 0.into(), block: 0.into(), first_column: 0 };
+            return Covers { family, shard: 0.into(), block: 0.into() };
         };
         let width = self.leaf.out_columns() as i32;
         let r = rows.block(draft);
         let (buffer, region) = a(&r);
-        let mut j = rows.column();
-        if self.first_column > 0 {
-            j = j + self.first_column;
-        }
+        let j = rows.column();
         let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
         let (depth, at) = match slices {
             None if self.half.is_some() => (self.depth(&r), Point::Inner),
@@ -325,34 +257,26 @@ impl Product<'_> {
                 _ => Access { at: Point::End, ..read(operand, *buffer, region) },
             });
         }
-        if let Target::Ring(ring) = self.target {
+        if let Destination::Ring(ring) = self.target {
             accesses.push(self.carried(rows, &r, ring, cols.clone(), carry_last(epilogue)));
         }
         let k = Expr::from(Var::domain(r.loops + 1));
         accesses.extend(match self.cut {
-            Some(Cut { into: Some(into), .. }) => {
+            Some(Cut { into, .. }) => {
                 let row = (rows.in_covered(&r), r.len.clone());
                 vec![write(Operand::C, into, vec![(k, 1.into()), row, cols])]
             }
-            Some(Cut { into: None, parts, .. }) => {
-                self.target.writes(Operand::C, rows, &r, cols, slot(parts, k))
-            }
-            None => self.target.writes(Operand::C, rows, &r, cols, Var::RANK.into()),
+            None => self.target.writes(Operand::C, rows, &r, cols),
         });
         let mut domain = rows.domain(self.col_blocks);
         let parts = self.cut.map_or(1, |c| c.parts);
         let group = slices.map_or(self.group, |s| s.together * rows.count);
         let mut order = match self.target {
-            Target::Ring(Ring { how: Adding::Owner, .. }) => {
-                // The last wave of tiles is the owner's alone.
-                let sms = target::by_name(&draft.plan.target).map_or(1, |t| t.sms as i32);
-                rows.order_by_owner(sms, group, self.col_blocks)
-            }
-            Target::Ring(_) => rows.order_by_hop(group, self.col_blocks),
+            Destination::Ring(_) => rows.order_by_hop(group, self.col_blocks),
             _ if self.by_shard => rows.order_by_shard(group, self.col_blocks, parts),
             _ => rows.order(group, self.col_blocks, parts),
         };
-        if let (Target::Slots(_), [_, hop, column]) = (self.target, order.as_mut_slice())
+        if let (Destination::Slots(_), [_, hop, column]) = (self.target, order.as_mut_slice())
             && rows.count == rows.shards
         {
             // Not always the same owner's, as many CTAs are a multiple of ranks: own tiles take less.
@@ -367,7 +291,6 @@ impl Product<'_> {
         let halves = self.half.map(|_| 2.into());
         let iterations = slices.map(|s| self.iterations(&r, s)).or(halves);
         draft.plan.families[family].inner = iterations.map(|n| ("q".to_string(), n));
-        let first_column = self.first_column;
-        Covers { family, shard: r.shard, block: r.block, first_column }
+        Covers { family, shard: r.shard, block: r.block }
     }
 }

@@ -1,18 +1,17 @@
 //! Sums partial results: every rank writes its part of a block of rows into the owner's slot, and the owner adds the slots
 //! in the order of ranks; or, for an all-reduce in one shot, every rank reads the parts of all and adds them itself.
 //!
-//! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[slots, rows, n]` of one slot per source rank, or per part of its
-//! product, a flow per tile, the ordered sum; for an all-reduce also `sums`, a symmetric buffer `[world, rows, n]` into which owners
+//! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[world, rows, n]` of one slot per source rank, a flow
+//! per tile, the ordered sum; for an all-reduce also `sums`, a symmetric buffer `[world, rows, n]` into which owners
 //! push finished rows, and the copy from there to the caller's tensor.
 //!
 //! Deterministic: the sum is in f32, in rank order, rounded once. Parts are rounded to the slot's dtype on the way.
 
 use super::{
-    Config, Sums,
     draft::{Covers, Draft, Flow, Reader, Writer, read, write},
-    gather::{aligned, block_rows, every_peer, peer_at},
+    gather::{aligned, block_rows, every_peer},
     gemm::widest,
-    product::{Adding, Ring, between},
+    product::Ring,
     rows::{RowBlock, Rows},
     select::{Kernel, Outcome, Reduce, Tensor},
 };
@@ -20,7 +19,8 @@ use crate::ir::{
     Access, BinOp, BufId, CopyVia, EPILOGUE_OPERANDS, Each, EpilogueOp, Expr, FamId, Leaf, Operand,
     RoleKind, Space, Var,
 };
-use crate::target;
+use crate::settings::{Config, Reduction};
+use crate::target::Target;
 
 /// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
 const LEAST_ROWS: i32 = 8;
@@ -28,11 +28,11 @@ const LEAST_ROWS: i32 = 8;
 /// Rows of the flattest tile of a sum that shares a CTA with others: a task of fewer would mostly wait.
 const SHARED_ROWS: i32 = 32;
 
-/// The slots of a result's rows, `parts` for each rank.
-pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows, parts: i32) -> BufId {
+/// The slots of a result's rows, one for each rank.
+pub(super) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let shape = vec![world.saturating_mul(parts).into(), rows.capacity.into(), n];
+    let shape = vec![world.into(), rows.capacity.into(), n];
     draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out))
 }
 
@@ -87,24 +87,8 @@ pub(super) struct Summands {
     /// Blocks of a shard that are written side by side, column by column.
     pub together: i32,
     pub by: Vec<Covers>,
-    /// The first ones, where they are narrower.
-    pub narrow: Option<Narrow>,
     /// What they are written through.
     pub operand: Operand,
-    /// Summands of a rank, each with a slot: more than one of a product that is cut along k.
-    pub parts: i32,
-}
-
-/// Tiles in the first columns of the first blocks of rows of every shard that have fewer columns than the others.
-pub(super) struct Narrow {
-    pub by: Vec<Covers>,
-    /// Blocks of rows, and columns of the others' tiles.
-    pub blocks: i32,
-    pub columns: i32,
-    /// How many of them have the columns of one of the others.
-    pub parts: i32,
-    /// Tiles in a row of the result if all were as these.
-    pub across: i32,
 }
 
 /// Who adds up, and in which tiles.
@@ -144,7 +128,7 @@ pub(super) enum Share {
 /// its share.
 pub(super) fn adders(
     draft: &Draft,
-    sums: Sums,
+    reduction: Reduction,
     share: Share,
     across: i32,
     rows: &Rows,
@@ -152,11 +136,11 @@ pub(super) fn adders(
     together: i32,
 ) -> Adders {
     let mut tile = block;
-    let kind = match sums {
-        Sums::Beside => RoleKind::IntraComm,
-        // Of the last three, nothing is left to be added up.
-        Sums::After | Sums::Ring | Sums::OnWrite | Sums::Epilogue => {
-            let sms = target::by_name(&draft.plan.target).map_or(1, |t| i64::from(t.sms));
+    let kind = match reduction {
+        Reduction::DedicatedSms => RoleKind::IntraComm,
+        // A ring needs no separate reduction.
+        Reduction::AfterLastWave | Reduction::Ring => {
+            let sms = draft.sms();
             // Three quarters of its share will do.
             let wanted = |height| match share {
                 Share::Four if height > SHARED_ROWS => 4 * sms * 3 / 4,
@@ -173,9 +157,9 @@ pub(super) fn adders(
         }
     };
     let per_block = block[0] / tile[0];
-    let together = match sums {
-        Sums::Beside | Sums::After => together * per_block,
-        Sums::Ring | Sums::OnWrite | Sums::Epilogue => 1,
+    let together = match reduction {
+        Reduction::DedicatedSms | Reduction::AfterLastWave => together * per_block,
+        Reduction::Ring => 1,
     };
     Adders { kind, tile, across, per_block, together }
 }
@@ -200,7 +184,7 @@ pub(super) fn place(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) ->
     Place { r, j, columns }
 }
 
-/// Adds up `slots`. Tasks of `from` write them; their last loop variable is the column block, or the part behind it.
+/// Adds up `slots`. Tasks of `from` write them; their last loop variable is the column block.
 pub(super) fn sum(
     draft: &mut Draft,
     config: &Config,
@@ -210,17 +194,17 @@ pub(super) fn sum(
     from: Summands,
 ) {
     let out = of.out;
-    let Summands { rows, block, together, by, narrow, operand, parts } = from;
+    let Summands { rows, block, together, by, operand } = from;
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
     let share = if how == Reduce::All { Share::One } else { Share::Four };
-    let adders = adders(draft, config.sums, share, across, &rows.own(), block, together);
+    let adders = adders(draft, config.reduction, share, across, &rows.own(), block, together);
     let Adders { kind, tile, per_block, .. } = adders;
     let own = rows.in_blocks(tile[0]).own();
     let Place { r, j, columns } = place(draft, out, &own, tile[1]);
     let here = (r.at.clone(), r.len.clone());
-    let each = Each { var: "s".into(), extent: world.saturating_mul(parts).into() };
+    let each = Each { var: "s".into(), extent: world.into() };
     let src = Access {
         each: Some(each.clone()),
         ..read(
@@ -248,33 +232,23 @@ pub(super) fn sum(
     }
     let (domain, order) = (own.domain(across), adders.order(&own, across));
     let family = draft.family("reduce", kind, of.leaf(), domain, order, accesses);
-    let post = |c: Covers, narrower: i32| {
-        let (column, slot) = c.column_and_slot(draft, parts);
-        let column = if narrower > 1 { column / narrower } else { column };
+    let post = |c: Covers| {
+        let column = draft.plan.families[c.family].domain.len() - 1;
         Writer {
             family: c.family,
             operand,
-            word: vec![slot, c.block, column],
+            word: vec![Var::RANK.into(), c.block, Var::domain(column).into()],
             rank: if world > 1 { c.shard } else { Var::RANK.into() },
             each: None,
             when: None,
         }
     };
     let block = r.block / per_block;
-    let mut count = Expr::Const(1);
-    let mut from: Vec<_> = by.into_iter().map(|c| post(c, 1)).collect();
-    if let Some(Narrow { by, blocks, columns, across, parts }) = narrow {
-        from.extend(by.into_iter().map(|c| post(c, parts)));
-        // Of the last columns there may be fewer.
-        let of_head = Expr::Const(parts).min(Expr::Const(across) - j.clone() * parts);
-        let first = Expr::bin(BinOp::And, block.clone().lt(blocks), j.clone().lt(columns));
-        count = first.select(of_head, 1);
-    }
     draft.flows.push(Flow {
         name: "partial",
-        shape: vec![world.saturating_mul(parts).into(), rows.blocks.into(), across.into()],
-        from,
-        count,
+        shape: vec![world.into(), rows.blocks.into(), across.into()],
+        from: by.into_iter().map(post).collect(),
+        count: 1.into(),
         to: vec![Reader {
             family,
             operand: Operand::Src,
@@ -308,7 +282,7 @@ pub(super) fn pull(draft: &mut Draft, config: &Config, of: &Sum<'_>, parts: BufI
     let world = draft.world();
     let across = tiles_across(draft, of.out, block[1]);
     let Adders { kind, tile, per_block, .. } =
-        adders(draft, config.sums, Share::One, across, &rows, block, 1);
+        adders(draft, config.reduction, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, of.out, &rows, tile[1]);
     let each = Each { var: "q".into(), extent: world.into() };
@@ -424,38 +398,16 @@ fn collect(
     });
 }
 
-/// Where sums are on their way from rank to rank, or until their owner ends them.
-pub(super) fn ring(
-    draft: &mut Draft,
-    sums: Sums,
-    out: &Tensor,
-    rows: &Rows,
-    result: BufId,
-) -> Ring {
-    let (how, name) = match sums {
-        Sums::OnWrite => (Adding::OnWrite, "sums"),
-        Sums::Epilogue => (Adding::Owner, "slots"),
-        Sums::Ring | Sums::Beside | Sums::After => (Adding::InTurn, "passed"),
-    };
-    let mut shape = vec![rows.capacity.into(), draft.dim(&out.shape[1])];
-    if how != Adding::OnWrite {
-        shape.insert(0, (draft.world() - 1).into());
-    }
-    let passed = draft.buffer(name, Space::Workspace, out.dtype, shape, pitch(out));
-    Ring { how, passed, last: result }
+/// Where sums are on their way from rank to rank.
+pub(super) fn ring(draft: &mut Draft, out: &Tensor, rows: &Rows, result: BufId) -> Ring {
+    let hops = draft.world() - 1;
+    let shape = vec![hops.into(), rows.capacity.into(), draft.dim(&out.shape[1])];
+    let passed = draft.buffer("passed", Space::Workspace, out.dtype, shape, pitch(out));
+    Ring { passed, last: result }
 }
 
-/// `when`, and before iteration `late` of an inner loop, if there is one.
-fn before(when: Expr, late: Option<i32>) -> Expr {
-    match late {
-        Some(q) => Expr::bin(BinOp::And, when, Expr::from(Var::INNER).equals(q)),
-        None => when,
-    }
-}
-
-/// Hands sums on to the rank whose turn is next, the one before, or to their owner. Who reads them waits at the start of its tile, or before iteration
-/// `late` of its inner loop; who adds to them over the link, before it stores. The last loop variable of those who add is the column
-/// block, of which there are `across`.
+/// Hands sums on to the rank before. A tile waits for the sum so far at its start, or before iteration `late` of its inner loop. The last
+/// loop variable of the family `adding` is the column block, of which there are `across`.
 pub(super) fn hand_on(
     draft: &mut Draft,
     ring: Ring,
@@ -467,32 +419,10 @@ pub(super) fn hand_on(
     let world = draft.world();
     let (hop, j) = (rows.hop(), rows.column());
     let word = |hop: Expr| vec![hop, adding.block.clone(), j.clone()];
-    let reader = |operand, when| Reader {
-        family: adding.family,
-        operand,
-        word: word((hop.clone() - 1).max(0)),
-        each: None,
-        when: Some(when),
-    };
-    let last = before(hop.clone().equals(world - 1), late);
-    let (rank, to) = match ring.how {
-        Adding::InTurn => {
-            let passed = before(Expr::Const(0).lt(hop.clone()), late);
-            (peer_at((world - 1).into(), world), vec![reader(Operand::AccIn, passed)])
-        }
-        Adding::OnWrite => {
-            let mut to = vec![reader(Operand::AccIn, last)];
-            if world > 2 {
-                to.push(reader(Operand::C, between(&hop, world)));
-            }
-            (peer_at((world - 1).into(), world), to)
-        }
-        Adding::Owner => {
-            let each = Some(ring.others(world));
-            let read = reader(Operand::AccIn, last);
-            let all = Reader { word: word(Var::EACH.into()), each, ..read };
-            (adding.shard.clone(), vec![all])
-        }
+    let passed = Expr::Const(0).lt(hop.clone());
+    let when = match late {
+        Some(q) => Expr::bin(BinOp::And, passed, Expr::from(Var::INNER).equals(q)),
+        None => passed,
     };
     draft.flows.push(Flow {
         name: "passed",
@@ -501,19 +431,30 @@ pub(super) fn hand_on(
             family: adding.family,
             operand: Operand::C,
             word: word(hop.clone()),
-            rank,
+            rank: ring.next(world),
             each: None,
             when: Some(hop.clone().lt(world - 1)),
         }],
         count: 1.into(),
-        to,
+        to: vec![Reader {
+            family: adding.family,
+            operand: Operand::AccIn,
+            word: word((hop - 1).max(0)),
+            each: None,
+            when: Some(when),
+        }],
     });
 }
 
 /// A reduction that is the whole pipeline: each rank copies its summands to their owners.
-pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
+pub(super) fn alone(
+    kernel: &Kernel,
+    how: Reduce,
+    config: &Config,
+    target: &'static Target,
+) -> Draft {
     const BLOCK: [i32; 2] = [128, 256];
-    let mut draft = Draft::new(&kernel.name, &kernel.axis, config);
+    let mut draft = Draft::new(&kernel.name, &kernel.axis, config, target);
     let world = draft.world();
     let params: Vec<_> = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
     let result = draft.tensor(&kernel.results[0].out, Space::Out);
@@ -522,7 +463,7 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let (x, from) = (&kernel.params[source], params[source]);
     let rows = Rows::new(&mut draft, x, true, BLOCK[0]).peers_first();
     let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
-    let to = slots(&mut draft, &of.summand, &rows, 1);
+    let to = slots(&mut draft, &of.summand, &rows);
     let n = draft.dim(&x.shape[1]);
     let r = rows.block(&mut draft);
     let j = rows.column();
@@ -539,10 +480,9 @@ pub(super) fn alone(kernel: &Kernel, how: Reduce, config: &Config) -> Draft {
     let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
-    let from = vec![Covers { family: push, shard: r.shard, block: r.block, first_column: 0 }];
-    let (narrow, operand) = (None, Operand::Dst);
-    let from = Summands { rows, block: BLOCK, together: 1, by: from, narrow, operand, parts: 1 };
-    let beside = Config { sums: Sums::Beside, ..config.clone() };
+    let by = vec![Covers { family: push, shard: r.shard, block: r.block }];
+    let from = Summands { rows, block: BLOCK, together: 1, by, operand: Operand::Dst };
+    let beside = Config { reduction: Reduction::DedicatedSms, ..config.clone() };
     sum(&mut draft, &beside, how, &of, to, from);
     draft
 }

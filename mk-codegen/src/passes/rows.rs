@@ -171,35 +171,6 @@ impl Rows {
         vec![first + at.clone() % height.clone(), within / of_hop, at / height]
     }
 
-    /// Order of tiles of sums that their owner ends: as [`Rows::order`], but the own tiles come `lead` tiles behind those of the same
-    /// place that leave. So peers' are there when the owner wants them.
-    pub fn order_by_owner(&self, lead: i32, group: i32, col_blocks: i32) -> Vec<Expr> {
-        let t = Expr::from(Var::LINEAR);
-        let (places, leaving) = (self.walked * col_blocks, self.count - 1);
-        let lead = lead.min(places);
-        let (first, mixed) = (lead * leaving, (places - lead) * self.count);
-        let starts = t.clone().lt(first);
-        let behind = (t.clone() - first).max(0);
-        let (place, hop);
-        if mixed == 0 {
-            place = starts.clone().select(t.clone() / leaving, behind);
-            hop = starts.select(t % leaving, leaving);
-        } else {
-            let round = behind.clone() / self.count;
-            // From wave to wave a CTA has tiles of another owner: own ones take longer.
-            let turn = (behind + round.clone() / (lead / self.count).max(1)) % self.count;
-            let ends = Expr::Const(first + mixed).le(t.clone());
-            let ahead = turn.clone().lt(leaving).select(lead, 0);
-            let last = (t.clone() - (leaving * places)).max(0);
-            let later = ends.clone().select(last, round + ahead);
-            place = starts.clone().select(t.clone() / leaving, later);
-            hop = starts.select(t % leaving, ends.select(leaving, turn));
-        }
-        let group = (group / self.count).max(1);
-        let (block, column) = in_groups(place, self.walked, group, col_blocks);
-        vec![block, hop, column]
-    }
-
     /// As [`Rows::order`], but all blocks of one shard before those of the next: they arrive so.
     pub fn order_by_shard(&self, group: i32, col_blocks: i32, times: i32) -> Vec<Expr> {
         let t = Expr::from(Var::LINEAR) / times;

@@ -4,7 +4,7 @@
 //! a left operand or of a product before it; results, each a product (summed over ranks or not) or a gathered operand; or
 //! one collective alone. Everything else is refused by name, with what works instead.
 
-use super::{Config, LowerError, gemm::even};
+use super::{LowerError, gemm::even};
 use crate::graph::{Extent, Kind, OpGraph, Value};
 use crate::ir::{self, EPILOGUE_OPERANDS, EpilogueOp};
 use mk_abi::DType;
@@ -169,7 +169,7 @@ const CATALOGUE: &str = "one kernel holds gathers of parameters, matrix products
 ///
 /// # Errors
 /// For every pipeline that is not in the catalogue.
-pub(super) fn kernel(g: &OpGraph, config: &Config) -> Result<Kernel, LowerError> {
+pub(super) fn kernel(g: &OpGraph, ranks: u32) -> Result<Kernel, LowerError> {
     let [axis] = g.axes.as_slice() else {
         let why = format!("the mesh has the axes {}", g.axes.join(", "));
         return Err(unsupported("mesh", why, "use one axis"));
@@ -209,7 +209,7 @@ pub(super) fn kernel(g: &OpGraph, config: &Config) -> Result<Kernel, LowerError>
         gemms,
         results: results.into_iter().map(|(_, result)| result).collect(),
     };
-    check(&kernel, g, config)?;
+    check(&kernel, g, ranks)?;
     Ok(kernel)
 }
 
@@ -394,7 +394,7 @@ fn tensor(v: &Value) -> Tensor {
     Tensor { name: v.name.clone(), dtype: v.dtype, shape: v.shape.clone(), placement }
 }
 
-fn check(k: &Kernel, g: &OpGraph, config: &Config) -> Result<(), LowerError> {
+fn check(k: &Kernel, g: &OpGraph, ranks: u32) -> Result<(), LowerError> {
     if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
         let why = "a run-time dimension is not the first of its tensor";
         return Err(unsupported("dyn", why, "let it count rows of left operands and results"));
@@ -425,7 +425,7 @@ fn check(k: &Kernel, g: &OpGraph, config: &Config) -> Result<(), LowerError> {
             Made::Source(_) | Made::Gemm(_) => {}
         }
     }
-    k.gemms.iter().try_for_each(|gemm| product(k, gemm, config))
+    k.gemms.iter().try_for_each(|gemm| product(k, gemm, ranks))
 }
 
 /// One collective, on one matrix.
@@ -456,8 +456,8 @@ fn alone(k: &Kernel) -> Result<(), LowerError> {
     Ok(())
 }
 
-fn product(k: &Kernel, g: &Gemm, config: &Config) -> Result<(), LowerError> {
-    let ranks = config.ranks as i32;
+fn product(k: &Kernel, g: &Gemm, ranks: u32) -> Result<(), LowerError> {
+    let ranks = ranks as i32;
     let b = &k.params[g.b];
     let (dtype, depth) = match g.left {
         Made::Source(s) => {

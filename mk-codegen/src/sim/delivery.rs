@@ -11,14 +11,14 @@ use super::{
     schedule::Due,
 };
 use crate::ir::{Access, Agent, Mode, Points, Region, Task};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 #[derive(Default)]
 pub(super) struct Deliveries {
     due: HashMap<u64, Delivery>,
     next: u64,
     /// Commands that the network has taken, by number.
-    pub nic: HashMap<u64, NicOp>,
+    pub nic: BTreeMap<u64, NicOp>,
 }
 
 pub(super) enum Delivery {

@@ -1,8 +1,11 @@
 //! The network: a bounded fifo to the host, its sending thread, and what a command does on the way.
 //!
-//! A command's source is read when the data is delivered, so that a source that is reused too early shows. What was delivered
-//! is not in memory before it is flushed. On an unordered network the commands of one pair of ranks are delivered in any
-//! order; on an ordered one each is visible before the next.
+//! A command's source is read when the data is delivered, so that a source that is reused too early shows. Delivered data is
+//! not in memory before it is flushed; only network cards see it earlier. On an unordered network the commands of one pair of
+//! ranks are delivered in any order. On an ordered one each pair of ranks has a lane: the data of a command, then the words
+//! that its sender raises at the receiver (flags), then the next command; whoever sees a flag sees the data.
+//!
+//! A host raises the words of one epoch before those of the next, whatever order the network's completions have.
 
 use super::{
     SimError, delivery::Delivery, machine::Machine, place_of, post::Ready, program::Blocking,
@@ -45,16 +48,28 @@ pub(super) struct NicOp {
     destinations: Vec<Region>,
     /// What was read, between delivery and flush.
     data: Option<Vec<f32>>,
-    sender_posts: Vec<Ready>,
-    receiver_posts: Vec<Ready>,
+    /// Written into the receiver's memory behind the data, by an ordered network.
+    flags: Vec<Ready>,
+    /// Of the sending and of the receiving host, when each has learned of the delivery.
+    host_posts: [HostPosts; 2],
     /// Steps that have not happened.
     left: u32,
+}
+
+/// Posts of one host for one command.
+#[derive(Default)]
+struct HostPosts {
+    posts: Vec<Ready>,
+    /// Whether the host has learned of the delivery.
+    told: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NicStep {
     /// The data is read and reaches the other node.
     Deliver,
+    /// Flags behind the data become visible there.
+    Flags,
     /// It becomes visible to the GPU there.
     Flush,
     /// The sending host learns of the delivery.
@@ -122,20 +137,27 @@ impl Machine<'_> {
         self.wake_issuers(rank);
         self.chooser.ready(Actor::Sender { rank });
         let posts: Vec<Ready> = self.posts(&points, &task, Agent::Sender, None)?;
+        let to = self.destination(&points, &task)?;
         let late = |p: &Ready| p.after >= Completion::NicDelivered;
-        let (sender_posts, now): (Vec<_>, Vec<_>) = posts.into_iter().partition(late);
+        let (told, early): (Vec<_>, Vec<_>) = posts.into_iter().partition(late);
+        // A word of the receiver's travels, behind the data where the network keeps order. Any other word the host raises
+        // when the card has taken the command, and an unordered network may be as quick with the receiver's.
+        let ordered = self.ordered();
+        let behind = |p: &Ready| ordered && p.after == Completion::NicPosted && p.word.rank == to;
+        let (flags, now): (Vec<_>, Vec<_>) = early.into_iter().partition(behind);
+        let host = |posts| HostPosts { posts, told: false };
         let op = NicOp {
             task: task.clone(),
             from: rank,
-            to: self.destination(&points, &task)?,
+            to,
             sources: self.of(&points, &task, Operand::Src)?,
             destinations: self.of(&points, &task, Operand::Dst)?,
             data: None,
-            sender_posts,
-            receiver_posts: self.posts(&points, &task, Agent::Receiver, None)?,
-            left: 4,
+            left: if flags.is_empty() { 4 } else { 5 },
+            flags,
+            host_posts: [host(told), host(self.posts(&points, &task, Agent::Receiver, None)?)],
         };
-        if let Some(post) = op.receiver_posts.iter().find(|p| p.word.rank != op.to) {
+        if let Some(post) = op.host_posts[1].posts.iter().find(|p| p.word.rank != op.to) {
             return Err(SimError::Unsupported {
                 place: place_of(self.plan, &task),
                 message: format!(
@@ -218,66 +240,114 @@ impl Machine<'_> {
         let Some(op) = self.deliveries.nic.get_mut(&id) else {
             return Ok(());
         };
-        let (from, to) = (op.from, op.to);
         op.left -= 1;
-        let done = op.left == 0;
         match step {
-            NicStep::Deliver => {
-                let data: Vec<f32> =
-                    op.sources.iter().flat_map(|r| self.memory.read(r).data).collect();
-                let n = data.len() as u64;
-                op.data = Some(data);
-                let (task, sources) = (op.task.clone(), op.sources.clone());
-                self.hold(n)?;
-                for region in &sources {
-                    self.check_read(region, task.epoch())?;
-                }
-                for step in [NicStep::Flush, NicStep::Sender, NicStep::Receiver] {
-                    let by = match step {
-                        NicStep::Receiver => Agent::Receiver,
-                        _ => Agent::Sender,
-                    };
-                    self.acting_held = self.chooser.schedule().holds(&task, by);
-                    self.issue(from, Delivery::Network { op: id, step });
-                }
+            NicStep::Deliver => self.delivered(id)?,
+            NicStep::Flags => {
+                let (from, to, flags) = (op.from, op.to, std::mem::take(&mut op.flags));
+                self.flush(id)?;
+                flags.into_iter().for_each(|post| self.raise(post));
                 self.next_in_order(from, to)?;
             }
             NicStep::Flush => self.flush(id)?,
-            NicStep::Sender => {
-                // On an unordered network the sender knows nothing of the flush.
-                let ordered = self.ordered();
-                let posts =
-                    self.deliveries.nic.get_mut(&id).map(|op| std::mem::take(&mut op.sender_posts));
-                for post in posts.unwrap_or_default() {
-                    if ordered {
-                        self.raise_after(id, post)?;
-                    } else {
-                        self.raise(post);
-                    }
-                }
-            }
-            NicStep::Receiver => {
-                for post in std::mem::take(&mut op.receiver_posts) {
-                    self.raise_after(id, post)?;
-                }
-            }
+            NicStep::Sender => self.told(id, 0)?,
+            NicStep::Receiver => self.told(id, 1)?,
         }
-        if done {
-            self.deliveries.nic.remove(&id);
+        self.deliveries
+            .nic
+            .retain(|_, op| op.left > 0 || op.host_posts.iter().any(|host| !host.posts.is_empty()));
+        Ok(())
+    }
+
+    /// The data of a command reaches the other node.
+    fn delivered(&mut self, id: u64) -> Result<(), SimError> {
+        let Some(op) = self.deliveries.nic.get(&id) else { return Ok(()) };
+        let (from, to, behind) = (op.from, op.to, !op.flags.is_empty());
+        let (task, sources) = (op.task.clone(), op.sources.clone());
+        self.seen_by_card(&sources)?;
+        let data: Vec<f32> = sources.iter().flat_map(|r| self.memory.read(r).data).collect();
+        self.hold(data.len() as u64)?;
+        if let Some(op) = self.deliveries.nic.get_mut(&id) {
+            op.data = Some(data);
+        }
+        for region in &sources {
+            self.check_read(region, task.epoch())?;
+        }
+        let flags = behind.then_some(NicStep::Flags);
+        for step in [NicStep::Flush, NicStep::Sender, NicStep::Receiver].into_iter().chain(flags) {
+            let by = match step {
+                NicStep::Receiver => Agent::Receiver,
+                _ => Agent::Sender,
+            };
+            self.acting_held = self.chooser.schedule().holds(&task, by);
+            self.issue(from, Delivery::Network { op: id, step });
+        }
+        // With flags, the lane goes on behind them.
+        if behind { Ok(()) } else { self.next_in_order(from, to) }
+    }
+
+    /// A card sees what was delivered to its rank before anybody has flushed it.
+    fn seen_by_card(&mut self, sources: &[Region]) -> Result<(), SimError> {
+        let held = |op: &NicOp| {
+            op.data.is_some()
+                && op.destinations.iter().any(|d| sources.iter().any(|s| s.overlap(d) > 0))
+        };
+        let list: Vec<u64> =
+            self.deliveries.nic.iter().filter(|(_, op)| held(op)).map(|(id, _)| *id).collect();
+        list.into_iter().try_for_each(|id| self.flush(id))
+    }
+
+    /// A host (0: the sender's, 1: the receiver's) has learned of a delivery, and raises what it may: not before what it is to
+    /// raise for earlier epochs at the same words.
+    fn told(&mut self, id: u64, host: usize) -> Result<(), SimError> {
+        if let Some(op) = self.deliveries.nic.get_mut(&id) {
+            op.host_posts[host].told = true;
+        }
+        while let Some((id, post)) = self.may_raise(host) {
+            let Some(op) = self.deliveries.nic.get_mut(&id) else { return Ok(()) };
+            let (to, post) = (op.to, op.host_posts[host].posts.remove(post));
+            let ordered = self.ordered();
+            // On an ordered network the sender's words follow the data there; on an unordered one it knows nothing of the flush.
+            let behind = host == 0 && ordered && post.word.rank == to;
+            let flushed = post.after == Completion::NicFlushed && (host == 1 || ordered);
+            if behind || flushed {
+                self.flush(id)?;
+            }
+            self.raise(post);
         }
         Ok(())
     }
 
-    fn raise_after(&mut self, id: u64, post: Ready) -> Result<(), SimError> {
-        if post.after == Completion::NicFlushed {
-            self.flush(id)?;
+    /// The first post that a host may make: command and place in its list. Commands of a rank are taken in the order of epochs.
+    fn may_raise(&self, host: usize) -> Option<(u64, usize)> {
+        let mut first = HashMap::new();
+        for (id, op) in &self.deliveries.nic {
+            let (epoch, mine) = (op.task.epoch(), &op.host_posts[host]);
+            for (i, post) in mine.posts.iter().enumerate() {
+                if *first.entry(post.word).or_insert(epoch) == epoch && mine.told {
+                    return Some((*id, i));
+                }
+            }
         }
-        self.raise(post);
-        Ok(())
+        None
     }
 
-    /// Makes delivered data visible, if it is not yet.
+    /// Makes delivered data visible, if it is not yet; on an ordered network behind that of earlier commands of the pair.
     fn flush(&mut self, id: u64) -> Result<(), SimError> {
+        let Some(op) = self.deliveries.nic.get(&id) else {
+            return Ok(());
+        };
+        if self.ordered() {
+            let pair = (op.from, op.to);
+            let before = self.deliveries.nic.range(..id);
+            let open = before.filter(|(_, op)| (op.from, op.to) == pair && op.data.is_some());
+            let open: Vec<u64> = open.map(|(id, _)| *id).collect();
+            open.into_iter().try_for_each(|id| self.write_delivered(id))?;
+        }
+        self.write_delivered(id)
+    }
+
+    fn write_delivered(&mut self, id: u64) -> Result<(), SimError> {
         let Some(op) = self.deliveries.nic.get_mut(&id) else {
             return Ok(());
         };
@@ -293,20 +363,15 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// On an ordered network: what was delivered is visible, and the next command of the pair may follow.
+    /// On an ordered network the next command of the pair may follow.
     fn next_in_order(&mut self, from: usize, to: usize) -> Result<(), SimError> {
         if !self.ordered() {
             return Ok(());
         }
         let queue = self.ranks[from].host.queues.entry(to).or_default();
-        let delivered = queue.pop_front();
-        let next = queue.front().copied();
-        if let Some(op) = next {
-            if let Some(before) = delivered {
-                self.flush(before)?;
-            }
-            let step = NicStep::Deliver;
-            self.issue(from, Delivery::Network { op, step });
+        queue.pop_front();
+        if let Some(op) = queue.front().copied() {
+            self.issue(from, Delivery::Network { op, step: NicStep::Deliver });
         }
         Ok(())
     }

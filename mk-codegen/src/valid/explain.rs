@@ -167,7 +167,7 @@ fn fault(world: &World<'_>, from: &From, to: &To, hops: &[Hop]) -> Option<Fault>
             );
             return Some(Fault { edge: post.edge, why, weak: false });
         }
-        let to_gpu = !matches!(to, To::Access(y, _) if y.proxy == crate::ir::Proxy::Host);
+        let to_gpu = !matches!(to, To::Access(y, ye) if within::by_card(world, *ye, y));
         let (data, word) = (world.boxes.all[a.boxed as usize].rank, world.words.name(p.word).0);
         if let Err(why) = within::completes(plan, a, by, post, to_gpu, data, word) {
             return Some(Fault { edge: post.edge, why, weak: true });

@@ -331,7 +331,8 @@ impl Races<'_, '_, '_> {
             return;
         }
         self.searched += 1;
-        let Some(goal) = self.goal(xe, x, b.proxy != Proxy::Host) else { return };
+        let to_gpu = !within::by_card(self.paths.world, ye, &b);
+        let Some(goal) = self.goal(xe, x, to_gpu) else { return };
         let starts = self.paths.starts(ye, key);
         let found = self.paths.search(starts, &goal);
         self.known.insert((x, xe, key, ye), found);

@@ -212,6 +212,13 @@ pub(super) fn wait_protects(wait: &Wait, posts: &WordPosts, y: Proxy) -> Result<
     }
 }
 
+/// Whether a network card makes the access: it sees what was delivered to its rank before anybody has flushed it. A copy
+/// engine is a part of the GPU.
+pub(super) fn by_card(world: &World<'_>, epoch: u32, y: &AccRec) -> bool {
+    let family = world.class(epoch).tasks[y.task as usize].family;
+    y.proxy == Proxy::Host && world.info(family).agent(y.agent) != Agent::Engine
+}
+
 /// Why a post, which `poster` makes after the access `x` of the same task, does not follow its completion, if so.
 /// `to_gpu`: a GPU makes the later access. `data` is the rank of the memory, `word` that of the signal word.
 pub(super) fn completes(

@@ -4,7 +4,8 @@ mod variants;
 
 use mk_codegen::{
     ir::Plan,
-    passes::{Config, LowerError, lower},
+    passes::{LowerError, lower},
+    settings::Config,
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;

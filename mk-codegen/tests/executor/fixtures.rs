@@ -3,11 +3,12 @@
 use crate::{
     compare::{self, Reference},
     dense,
-    harness::{Data, MakeTable, no_tables, plan, run},
+    harness::{Data, MakeTable, no_tables, plan, plan_text, run},
 };
 use mk_codegen::{
     ir::Plan,
     sim::{Options, RunReport, Schedule},
+    valid,
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 
@@ -178,6 +179,101 @@ fn ring_attention_scratch() {
 fn two_nodes_nic() {
     right_under_every_schedule("two_nodes_nic", &no_tables, 5);
 }
+
+/// On a network that keeps order a word of the receiver's may travel behind its data: the sender posts it.
+#[test]
+fn two_nodes_with_flags_behind_the_data() {
+    let text = plan_text("two_nodes_nic").replace("nic unordered", "nic in_order");
+    for after in ["nic_posted", "nic_delivered", "nic_flushed"] {
+        let by = format!("by sender after {after} scope sys at end");
+        let flags = text.replace("by receiver after nic_flushed scope sys at end", &by);
+        assert_ne!(flags, text);
+        let plan: Plan = flags.parse().expect("a plan");
+        valid::verify(&plan).expect("it verifies");
+        let case = case("two_nodes_nic");
+        for schedule in schedules(&plan) {
+            for seed in 0..5 {
+                let options = Options { schedule, seed, ..Options::default() };
+                outcome(&case, &plan, &no_tables, &options)
+                    .unwrap_or_else(|e| panic!("after {after}, {schedule}, seed {seed}: {e}"));
+            }
+        }
+    }
+}
+
+/// Hosts raise the words of one epoch before those of the next: the sender, which waits for nobody, is launches ahead, and the
+/// network brings the later command first.
+#[test]
+fn a_word_of_a_later_epoch_stands_for_no_earlier_one() {
+    let plan: Plan = SLOTS.parse().expect("a plan");
+    let mut drift = 0;
+    for schedule in schedules(&plan) {
+        for seed in 0..20 {
+            let options =
+                Options { schedule, seed, launches: 6, check: true, ..Options::default() };
+            let report = run(&plan, &no_tables, &options).0;
+            let report = report.unwrap_or_else(|e| panic!("{schedule}, seed {seed}: {e}"));
+            drift = drift.max(report.max_drift);
+        }
+    }
+    assert!(drift >= 1, "the sender runs ahead");
+}
+
+/// Rank 0 sends four rows to rank 1, each epoch into a slot of its own, as long as there are any: it waits for no hand-back.
+const SLOTS: &str = r#"
+plan "slots"
+mesh world=2
+target sm_90a
+nic unordered fifo=4
+buffer buf0 "a" in bf16[4, 8]
+buffer buf1 "slots" workspace bf16[8, 4, 8]
+buffer buf2 "out" out bf16[4, 8]
+buffer buf3 "send" workspace bf16[8, 4, 8]
+signal sig0 "arrived" [1]
+signal sig1 "staged" [1]
+role role0 intra_comm ctas 1
+role role1 inter_send ctas 1
+
+family fam0 "stage" role0 {
+  leaf copy_tile via=bulk stages=2
+  for i in 1
+  edge e0 full
+  edge e1 empty
+  access src: read buf0 @ rank [0 : 4, 0 : 8] at start
+  access dst: write buf3 @ rank [epoch % 8 : 1, 0 : 4, 0 : 8] at end
+  post e3 sig1[0] @ rank += 1 by storer after global_write_done scope sys at end
+}
+
+family fam1 "send" role1 {
+  leaf nic_send
+  for i in 1 - rank
+  edge e4 fifo
+  edge e5 immediate
+  access src: read buf3 @ rank [epoch % 8 : 1, 0 : 4, 0 : 8] at start
+  access dst: write buf1 @ 1 [epoch % 8 : 1, 0 : 4, 0 : 8] at end
+  wait e6 sig1[0] >= 1 by issuer for host scope sys at start
+  post e9 sig0[0] @ 1 += 1 by receiver after nic_flushed scope sys at end
+}
+
+family fam2 "take" role0 {
+  leaf copy_tile via=bulk stages=2
+  for i in rank
+  edge e10 full
+  edge e11 empty
+  access src: read buf1 @ rank [epoch % 8 : 1, 0 : 4, 0 : 8] at start
+  access dst: write buf2 @ rank [0 : 4, 0 : 8] at end
+  wait e12 sig0[0] >= 1 by loader for async scope sys at start
+}
+
+family fam3 "own" role0 {
+  leaf copy_tile via=bulk stages=2
+  for i in 1 - rank
+  edge e14 full
+  edge e15 empty
+  access src: read buf0 @ rank [0 : 4, 0 : 8] at start
+  access dst: write buf2 @ rank [0 : 4, 0 : 8] at end
+}
+"#;
 
 #[test]
 fn one_seed_is_one_run() {

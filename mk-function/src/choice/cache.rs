@@ -4,8 +4,11 @@
 //! used only where they are equal. It is written to a temporary name and renamed, as kernels in the cache are. A file that
 //! does not read is a note, not an error: it costs time only.
 
-use super::{facts::Facts, space};
-use mk_codegen::{cost::DeviceModel, passes::Config};
+use super::space;
+use mk_codegen::{
+    cost::DeviceModel,
+    settings::{self, Config, Facts},
+};
 use mk_runtime::jit::JitOptions;
 use mk_syntax::{Bound, Program};
 use std::{
@@ -65,7 +68,7 @@ impl Key {
             ("sizes", format!("{bound:?}")),
             ("program", text),
         ];
-        Key { fields, facts: Facts::new(program, bound, ranks) }
+        Key { fields, facts: space::facts(program, bound, ranks) }
     }
 
     fn name(&self) -> String {
@@ -86,7 +89,7 @@ pub struct Cache {
 }
 
 /// One more with every change of what a setting's text means.
-const HEAD: &str = "mk tune 2";
+const HEAD: &str = "mk tune 3";
 
 impl Cache {
     /// Beside the kernel cache of these options; `None` where that is off or has no place.
@@ -177,7 +180,7 @@ fn encode(key: &Key, winner: &Winner) -> String {
         // One line each, whatever the value.
         text += &format!("{name} {}\n", value.escape_debug());
     }
-    text += &format!("config {}\n", space::write(&winner.config, &key.facts));
+    text += &format!("config {}\n", settings::write(&winner.config, &key.facts));
     text + &format!("ms {}\nend\n", winner.ms)
 }
 
@@ -197,8 +200,8 @@ fn decode(text: &str, key: &Key) -> Result<Winner, String> {
         }
     }
     let config = field("config")?;
-    let config = space::read(config, key.facts.ranks)
-        .map_err(|word| format!("`{word}` is no setting of this version"))?;
+    let config =
+        space::read(config, key.facts.ranks).map_err(|e| format!("{e} (of this version)"))?;
     let ms = field("ms")?.parse::<f64>().ok().filter(|ms| *ms > 0.0 && ms.is_finite());
     let ms = ms.ok_or("its time is no time")?;
     match lines.next() {

@@ -2,14 +2,14 @@
 
 use super::{
     cache::{Cache, Damaged, Key},
-    facts::Facts,
-    space::{self, FLAT},
+    space,
 };
 use crate::parallel::in_parallel;
 use mk_codegen::{
     cost::{self, CostError, DeviceModel, Prediction},
     emit,
-    passes::{self, Config, LowerError, Schedule},
+    passes::{self, LowerError},
+    settings::{self, Config, FLAT, Schedule},
 };
 use mk_syntax::{Bound, Program};
 use std::collections::{BTreeMap, HashSet};
@@ -51,9 +51,6 @@ pub fn predict_all(
     in_parallel(configs, |config| predict(program, bound, config, model))
 }
 
-/// Settings that say how something is done, rather than how much of it at a time.
-const WAYS: [&str; 4] = ["sums", "all_reduce", "gather", "tile_schedule"];
-
 /// Most tasks that a choice simulates: about a second.
 const BUDGET_TASKS: usize = 600_000;
 
@@ -68,20 +65,20 @@ pub fn choose(
     ranks: u32,
     model: &DeviceModel,
 ) -> Option<(Config, Prediction)> {
-    let facts = Facts::new(program, bound, ranks);
+    let facts = space::facts(program, bound, ranks);
     let mut choices = space::choices(&facts, &BTreeMap::new());
-    // Ways first: of the largest plans there are predictions for no more.
-    choices.sort_by_key(|(knob, _)| !WAYS.contains(&knob.name));
+    // Strategies first: of the largest plans there are predictions for no more.
+    choices.sort_by_key(|(setting, _)| !setting.strategy);
     let default = Config { ranks, ..Config::default() };
     let descend = |mut config: Config, budget: usize| {
         let mut best = predict(program, bound, &config, model).ok();
         let mut tasks = best.as_ref().map_or(0, |p| p.spans.len());
         for _ in 0..2 {
             let before = config.clone();
-            for (knob, values) in &choices {
+            for (setting, values) in &choices {
                 let with = |value: &String| {
                     let mut config = config.clone();
-                    (knob.set)(&mut config, value).map(|()| space::settle(config, &facts))
+                    (setting.set)(&mut config, value).map(|()| settings::settle(config, &facts))
                 };
                 let tried: Vec<Config> =
                     values.iter().filter_map(with).filter(|c| *c != config).collect();
@@ -103,9 +100,9 @@ pub fn choose(
         best.map(|p| (config, p))
     };
     let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
-    let flat = offered.and_then(|(knob, _)| {
+    let flat = offered.and_then(|(setting, _)| {
         let mut config = default.clone();
-        (knob.set)(&mut config, FLAT).map(|()| space::settle(config, &facts))
+        (setting.set)(&mut config, FLAT).map(|()| settings::settle(config, &facts))
     });
     // Half of it each, so that the second is not what is left of the first.
     let budget = BUDGET_TASKS / if flat.is_some() { 2 } else { 1 };
@@ -127,13 +124,13 @@ pub fn worth_measuring(candidates: &[(Config, f64)], top: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by(|a, b| candidates[*a].1.total_cmp(&candidates[*b].1));
     let Some(best) = order.first().map(|i| candidates[*i].1) else { return order };
-    let adds = candidates.iter().any(|(c, _)| c.sums != candidates[0].0.sums);
-    let way = |c: &Config| (c.sums, c.all_reduce, c.gather);
+    let adds = candidates.iter().any(|(c, _)| c.reduction != candidates[0].0.reduction);
+    let way = |c: &Config| (c.reduction, c.all_reduce, c.gather);
     let (mut ways, mut tiles) = (Vec::new(), Vec::new());
     // Of what differs in the schedule only, the better one, or the first: the other is measured where that one is good.
     let mut seen = HashSet::new();
     let dealt =
-        |c: &Config| space::text_of(&Config { tile_schedule: Schedule::Static, ..c.clone() });
+        |c: &Config| settings::write_all(&Config { tile_scheduler: Schedule::Static, ..c.clone() });
     // The order stays within each of the three.
     let mut kinds = [Vec::new(), Vec::new(), Vec::new()];
     for i in order {

@@ -11,15 +11,14 @@
 use super::{
     cache::Cache,
     choose::{Origin, decide, has_kernel, model_of, predict},
-    facts::Facts,
     space,
     unfused::{Part, Whole, parts},
 };
-use mk_codegen::passes::Config;
+use mk_codegen::settings::{self, Config};
 use mk_syntax::{Bound, Program};
 use std::{fmt, str::FromStr};
 
-/// By how much parts must be predicted to be faster: the median error of the cost model (docs/performance.md).
+/// By how much parts must be predicted to be faster: the median error of the cost model (docs/cost-model.md).
 pub const CLEARLY: f64 = 0.05;
 
 /// Whether a pipeline becomes one kernel.
@@ -320,8 +319,8 @@ impl Choice {
         for (i, config) in self.configs.iter().enumerate() {
             let (program, bound) =
                 parts.get(i).map_or((program, bound), |p| (&p.program, &p.bound));
-            let facts = Facts::new(program, bound, config.ranks);
-            text += &format!("\nconfig {}", space::write(config, &facts));
+            let facts = space::facts(program, bound, config.ranks);
+            text += &format!("\nconfig {}", settings::write(config, &facts));
         }
         text
     }
@@ -347,7 +346,7 @@ impl Choice {
         let verdict = verdict().ok_or_else(|| head.to_string())?;
         let config = |line: &str| {
             let settings = line.strip_prefix("config ").ok_or_else(|| line.to_string())?;
-            space::read(settings, ranks)
+            space::read(settings, ranks).map_err(|e| e.to_string())
         };
         let configs = lines.map(config).collect::<Result<Vec<_>, _>>()?;
         Ok(Choice { verdict, configs })

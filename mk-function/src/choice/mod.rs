@@ -6,11 +6,10 @@
 //! fusing::settle: one kernel, or that of each part (unfused.rs), with the config that `decide` says for each
 //! ```
 //!
-//! A setting that can be tried is one line of the table in `space.rs`; everything else here goes through that table.
+//! Settings are those of the table in `mk_codegen::settings`; everything here goes through that table.
 
 mod cache;
 mod choose;
-mod facts;
 mod fusing;
 mod space;
 mod unfused;
@@ -19,8 +18,6 @@ pub use cache::{Cache, Damaged, Key, Winner};
 pub use choose::{
     Decision, Origin, Unpredicted, choose, decide, model_of, predict, predict_all, worth_measuring,
 };
-pub use facts::Facts;
 pub use fusing::{CLEARLY, Choice, Fuse, Made, Terms, Times, Verdict, Why, settle, verdict};
-pub(crate) use space::settle as settled;
-pub use space::{KNOBS, Knob, candidates, choices, neighbours, read, runners_up, write};
+pub use space::{candidates, choices, facts, neighbours, read, runners_up};
 pub use unfused::{Part, Whole, parts};

@@ -5,12 +5,12 @@ mod text;
 
 use crate::build::Composition;
 use crate::choice::{
-    Cache, Damaged, Facts, Key, Origin, Part, Times, Unpredicted, Verdict, Whole, choices, choose,
-    model_of, parts, predict, predict_all, settled, verdict, write,
+    Cache, Damaged, Key, Origin, Part, Times, Unpredicted, Verdict, Whole, choices, choose, facts,
+    model_of, parts, predict, predict_all, verdict,
 };
 use mk_codegen::{
     cost::{DeviceModel, Prediction},
-    passes::Config,
+    settings::{self, Config, Facts},
 };
 use mk_syntax::{Bound, Program};
 
@@ -101,7 +101,7 @@ pub fn explain(
     sources: &Sources<'_>,
 ) -> Result<Explanation, Unpredicted> {
     let Sources { model, cache, chain } = *sources;
-    let facts = Facts::new(program, bound, ranks);
+    let facts = facts(program, bound, ranks);
     let default = Config { ranks, ..Config::default() };
     let mut notes = Vec::new();
     let (target, searched, fixed) = match subject {
@@ -118,7 +118,7 @@ pub fn explain(
     };
     let best = winner(program, bound);
     let chosen = || choose(program, bound, ranks, model).map(|(config, _)| config);
-    let same = |a: &Config, b: &Config| write(a, &facts) == write(b, &facts);
+    let same = |a: &Config, b: &Config| settings::write(a, &facts) == settings::write(b, &facts);
     let (config, origin) = match (subject, fixed, &best) {
         (Subject::Options(given), ..) => (given.clone(), Origin::Given),
         (Subject::Made(made), Some(config), best) if made.parts.is_empty() => {
@@ -165,7 +165,7 @@ pub fn explain(
     Ok(Explanation {
         ranks,
         machine: format!("{} ({})", model.gpu, model.measured),
-        settings: write(&config, &facts),
+        settings: settings::write(&config, &facts),
         others: others(program, bound, &config, &facts, model),
         config,
         origin,
@@ -189,7 +189,7 @@ pub fn explain(
 /// Operations and settings of each kernel of what was made apart.
 fn kernels(made: &Composition, ranks: u32) -> Vec<(String, String)> {
     let settings = |(part, config): (&Part, &Config)| {
-        (part.name.clone(), write(config, &Facts::new(&part.program, &part.bound, ranks)))
+        (part.name.clone(), settings::write(config, &facts(&part.program, &part.bound, ranks)))
     };
     made.parts.iter().zip(&made.configs).map(settings).collect()
 }
@@ -229,13 +229,13 @@ fn others(
     model: &DeviceModel,
 ) -> Vec<(f64, String)> {
     let mut configs = Vec::new();
-    for (knob, values) in choices(facts, &Default::default()) {
+    for (setting, values) in choices(facts, &Default::default()) {
         for value in values {
             let mut other = config.clone();
-            if (knob.set)(&mut other, &value).is_none() {
+            if (setting.set)(&mut other, &value).is_none() {
                 continue;
             }
-            let other = settled(other, facts);
+            let other = settings::settle(other, facts);
             if other != *config && !configs.contains(&other) {
                 configs.push(other);
             }
@@ -245,5 +245,5 @@ fn others(
     let mut list: Vec<_> =
         configs.iter().zip(predicted).filter_map(|(c, p)| Some((p.ok()?.ms(), c))).collect();
     list.sort_by(|a, b| a.0.total_cmp(&b.0));
-    list.into_iter().take(OTHERS).map(|(ms, c)| (ms, write(c, facts))).collect()
+    list.into_iter().take(OTHERS).map(|(ms, c)| (ms, settings::write(c, facts))).collect()
 }

@@ -31,7 +31,7 @@ use bind::{Bind, Run};
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
 use mk_codegen::{
     emit,
-    passes::{Config, Gather},
+    settings::{Config, Gather},
     trace::Trace,
 };
 use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions};

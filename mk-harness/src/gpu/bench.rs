@@ -3,7 +3,7 @@
 use super::{Arguments, allocate, dims, fill, inputs, ranks, reference};
 use crate::{Case, HarnessError, Inputs, Norms, Tolerance, judge::worse};
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
-use mk_codegen::passes::Config;
+use mk_codegen::settings::Config;
 use mk_function::Kernel;
 use mk_runtime::{DeviceTensor, Reference, Stream, World, bench::Gate, jit::JitOptions};
 use mk_tune::{Judged, Limits, Rig, Trial};

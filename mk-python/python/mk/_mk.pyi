@@ -83,6 +83,8 @@ class Plan:
     @property
     def roles(self) -> dict[str, int]: ...
     @property
+    def settings(self) -> list[dict[str, str]]: ...
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
     @property
     def program(self) -> dict[str, list[Any]]: ...
@@ -99,14 +101,11 @@ def compile(
     k_slices: int | None = None,
     gather: str | None = None,
     all_reduce: Literal["two-phase", "one-shot", "by-columns"] | None = None,
-    sums: Literal["beside", "after", "ring", "on-write", "epilogue"] | None = None,
+    sums: Literal["beside", "after", "ring"] | None = None,
     split_k: int | None = None,
-    fold: Literal["rank", "owner"] | None = None,
     consumers: Literal["cooperative", "ping-pong"] | None = None,
     group_rows: int | None = None,
     tail: str | None = None,
-    own_columns: int | None = None,
-    head: str | None = None,
     tile_schedule: Literal["static", "dynamic"] | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
@@ -127,13 +126,10 @@ def plan(
     k_slices: int | None = None,
     gather: str | None = None,
     all_reduce: Literal["two-phase", "one-shot", "by-columns"] | None = None,
-    sums: Literal["beside", "after", "ring", "on-write", "epilogue"] | None = None,
+    sums: Literal["beside", "after", "ring"] | None = None,
     split_k: int | None = None,
-    fold: Literal["rank", "owner"] | None = None,
     consumers: Literal["cooperative", "ping-pong"] | None = None,
     group_rows: int | None = None,
     tail: str | None = None,
-    own_columns: int | None = None,
-    head: str | None = None,
     tile_schedule: Literal["static", "dynamic"] | None = None,
 ) -> Plan: ...
