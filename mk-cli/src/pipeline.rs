@@ -25,8 +25,10 @@ use std::time::{Duration, Instant};
 pub struct Loaded {
     /// The plan.
     pub plan: Plan,
-    /// What it was made from; nothing for a plan that was read.
+    /// What it was made from, or what it is said to compute; nothing for a plan that was read, and of which that is not known.
     pub pipeline: Option<Pipeline>,
+    /// Whether it was read, and not made here.
+    is_read: bool,
     /// Values of its run-time dimension at which it is verified, beside the bound.
     samples: Vec<i32>,
     /// How long lowering, or reading, took.
@@ -46,31 +48,41 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// What the PIPELINE argument says, before it is lowered.
 pub enum Opened {
-    /// A plan, and how long reading took.
-    Plan(Box<Plan>, Duration),
+    /// A plan, how long reading took, and the pipeline that it is said to compute.
+    Plan(Box<Plan>, Duration, Option<Box<Pipeline>>),
     /// A pipeline.
     Pipeline(Box<Pipeline>),
 }
 
-/// Reads the PIPELINE argument.
-pub fn open(args: &PipelineArgs) -> Result<Opened, Failure> {
+/// Reads the PIPELINE argument; of a plan, also the pipeline that it is said to compute. Options for sizes are then the pipeline's.
+pub fn open(args: &PipelineArgs, reference: Option<&str>) -> Result<Opened, Failure> {
     let begin = Instant::now();
-    match args.is_plan() {
-        true => Ok(Opened::Plan(Box::new(read_plan(args)?), begin.elapsed())),
-        false => Ok(Opened::Pipeline(Box::new(bind(args)?))),
+    match (args.is_plan(), reference) {
+        (true, None) => Ok(Opened::Plan(Box::new(read_plan(args)?), begin.elapsed(), None)),
+        (true, Some(reference)) => {
+            let pipeline = bind(&PipelineArgs { pipeline: reference.into(), ..args.clone() })?;
+            let sizes = PipelineArgs { shapes: Vec::new(), dims: Vec::new(), ..args.clone() };
+            let plan = read_plan(&sizes)?;
+            Ok(Opened::Plan(Box::new(plan), begin.elapsed(), Some(Box::new(pipeline))))
+        }
+        (false, None) => Ok(Opened::Pipeline(Box::new(bind(args)?))),
+        (false, Some(_)) => Err(Failure::with_help(
+            "`--reference` says what a plan computes, and a pipeline is its own reference",
+            "leave the option out",
+        )),
     }
 }
 
 impl Opened {
-    /// Whether it is a plan.
-    pub fn is_plan(&self) -> bool {
-        matches!(self, Opened::Plan(..))
+    /// Whether nothing says what it computes.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Opened::Plan(_, _, None))
     }
 
     /// Number of ranks.
     pub fn ranks(&self, args: &PipelineArgs) -> u32 {
         match self {
-            Opened::Plan(plan, _) => plan.mesh.size(),
+            Opened::Plan(plan, ..) => plan.mesh.size(),
             Opened::Pipeline(_) => args.ranks.unwrap_or(DEFAULT_RANKS),
         }
     }
@@ -79,9 +91,10 @@ impl Opened {
     pub fn lower(self, args: &PipelineArgs, world: Option<&World>) -> Result<Loaded, Failure> {
         let pipeline = match self {
             Opened::Pipeline(pipeline) => pipeline,
-            Opened::Plan(plan, time) => {
+            Opened::Plan(plan, time, reference) => {
                 let samples = valid::sample_values(&plan);
-                return Ok(Loaded { plan: *plan, pipeline: None, samples, time });
+                let pipeline = reference.map(|pipeline| *pipeline);
+                return Ok(Loaded { plan: *plan, pipeline, is_read: true, samples, time });
             }
         };
         let mut config = chosen(args, &pipeline)?;
@@ -95,13 +108,14 @@ impl Opened {
             Some((_, max)) => passes::runtime_samples(max, &config),
             None => Vec::new(),
         };
-        Ok(Loaded { plan, pipeline: Some(*pipeline), samples, time: begin.elapsed() })
+        let time = begin.elapsed();
+        Ok(Loaded { plan, pipeline: Some(*pipeline), is_read: false, samples, time })
     }
 }
 
 /// Makes or reads the plan.
 pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
-    open(args)?.lower(args, None)
+    open(args, None)?.lower(args, None)
 }
 
 /// [`load`], then the verifier.
@@ -148,14 +162,14 @@ impl Loaded {
         };
         let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
         Err(if failure.violations.iter().all(too_large) {
-            let help = match &self.pipeline {
-                Some(_) => "use smaller numbers (`--dim`, `--shape`)",
-                None => {
+            let help = match self.is_read {
+                false => "use smaller numbers (`--dim`, `--shape`)",
+                true => {
                     "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones"
                 }
             };
             Failure::with_help(failure.to_string().trim_end(), help)
-        } else if self.pipeline.is_some() {
+        } else if !self.is_read {
             Failure::new(format!("internal error, a pass is wrong: {at}{failure}"))
         } else {
             Failure::new(format!("{at}{failure}"))

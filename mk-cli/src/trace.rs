@@ -67,9 +67,9 @@ const JUDGED: u64 = 2;
 /// Runs, judges, times, and shows the last launch that was timed.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let options = args.gpus.ranked(&args.pipeline)?;
-    let opened = open(&options)?;
+    let opened = open(&options, None)?;
     let Device::Cuda = args.device;
-    if opened.is_plan() {
+    if opened.is_unknown() {
         return Err(Failure::with_help(
             "a plan does not say what it computes, so that results of GPUs cannot be judged",
             "give the pipeline that it was made from",
@@ -89,10 +89,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut traced = bind(args, &world, case, &kernel)?;
     let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
     let mut verdict = Verdict::new(case);
+    let tolerance = traced.tolerance().map_err(Failure::new)?;
     for launch in 1..=JUDGED {
         traced.fill(launch).map_err(Failure::new)?;
         traced.launch().map_err(Failure::new)?;
-        verdict.launch(&traced.norms().map_err(Failure::new)?)?;
+        verdict.norms(&traced.norms().map_err(Failure::new)?, &tolerance)?;
     }
     match args.cost {
         None => {

@@ -25,6 +25,9 @@ pub struct Args {
     /// Where to run: auto takes the GPUs if there are enough of them, else the CPU executor
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     device: Device,
+    /// Pipeline that a plan shall compute: without one nothing says whether its results are right. Its sizes are given by --dim and --shape
+    #[arg(long, value_name = "PIPELINE")]
+    reference: Option<String>,
     /// Seed of the inputs, and of what the schedule leaves to chance
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -85,7 +88,7 @@ enum Device {
 /// Runs and judges.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let pipeline = args.gpu.gpus.ranked(&args.pipeline)?;
-    let opened = open(&pipeline)?;
+    let opened = open(&pipeline, args.reference.as_deref())?;
     let ranks = opened.ranks(&pipeline);
     match choose(args, &opened, ranks)? {
         Choice::Cuda(world) => {
@@ -126,10 +129,10 @@ fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
     match args.device {
         Device::Cpu => return Ok(Choice::Cpu(None)),
         Device::Cuda => {
-            if opened.is_plan() {
+            if opened.is_unknown() {
                 return Err(Failure::with_help(
                     "a plan does not say what it computes, so that results of GPUs cannot be judged",
-                    "give the pipeline that it was made from, or `--device cpu`",
+                    "say what it computes by `--reference PIPELINE`, or use `--device cpu`",
                 ));
             }
             if let Some(schedule) = args.schedule {
@@ -142,7 +145,7 @@ fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
             }
         }
         Device::Auto => {
-            if opened.is_plan() {
+            if opened.is_unknown() {
                 return Ok(Choice::Cpu(Some(A_PLAN.into())));
             }
             if args.schedule.is_some() {

@@ -1,6 +1,6 @@
 """Types of the native module. What the arguments mean is in the docstrings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, final
 
 from torch import Tensor
@@ -57,8 +57,8 @@ class Function:
 @final
 class Plan:
     def simulate(
-        self, launches: int = 1, seed: int = 0, schedule: str = "random"
-    ) -> list[list[float]]: ...
+        self, inputs: Sequence[Mapping[str, Sequence[float]]], *, seed: int = 0, schedule: str = "random"
+    ) -> list[dict[str, list[float]]]: ...
     def compile(self) -> None: ...
     def explain(self) -> str: ...
     def local_shapes(
