@@ -26,8 +26,6 @@ pub struct Loaded {
     pub plan: Plan,
     /// What it was made from; nothing for a plan that was read.
     pub pipeline: Option<Pipeline>,
-    /// Values of its run-time dimension at which it is verified, beside the bound.
-    samples: Vec<i32>,
     /// How long lowering, or reading, took.
     pub time: Duration,
 }
@@ -48,16 +46,13 @@ pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
     let begin = Instant::now();
     if has_extension(&args.pipeline, "plan") {
         let plan = read_plan(args)?;
-        let samples = valid::sample_values(&plan);
-        return Ok(Loaded { plan, pipeline: None, samples, time: begin.elapsed() });
+        return Ok(Loaded { plan, pipeline: None, time: begin.elapsed() });
     }
     let pipeline = bind(args)?;
     let config = chosen(args, &pipeline)?;
     let begin = Instant::now();
     let plan = passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
-    let runtime = plan.runtime_dim();
-    let samples = runtime.map_or_else(Vec::new, |(_, max)| passes::runtime_samples(max, &config));
-    Ok(Loaded { plan, pipeline: Some(pipeline), samples, time: begin.elapsed() })
+    Ok(Loaded { plan, pipeline: Some(pipeline), time: begin.elapsed() })
 }
 
 /// [`load`], then the verifier.
@@ -67,40 +62,14 @@ pub fn load_verified(args: &PipelineArgs) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
-/// A plan that is wrong, perhaps with one value of its run-time dimension only.
-pub struct Broken {
-    /// `with M = 3: `, or nothing.
-    at: String,
-    /// With that value.
-    pub plan: Plan,
-    /// What is wrong with it.
-    pub failure: valid::Failure,
-}
-
 impl Loaded {
-    /// Verifies it at the bound of its run-time dimension, and then at the samples.
-    pub fn judge(&self) -> Result<Proof, Box<Broken>> {
-        let judge = |at: String, plan: &Plan| {
-            let broken = |failure| Box::new(Broken { at, plan: plan.clone(), failure });
-            valid::verify(plan).map_err(broken)
-        };
-        let proof = judge(String::new(), &self.plan)?;
-        if let Some((dim, _)) = self.plan.runtime_dim() {
-            for value in &self.samples {
-                let at = format!("with {} = {value}: ", self.plan.dims[dim].name);
-                judge(at, &self.plan.at(dim, *value))?;
-            }
-        }
-        Ok(proof)
-    }
-
     /// Proves the plan right, and says how long that took.
     pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
         let _progress = Progress::new("verifying");
         let begin = Instant::now();
-        let Broken { at, failure, .. } = match self.judge() {
+        let failure = match valid::verify(&self.plan) {
             Ok(proof) => return Ok((proof, begin.elapsed())),
-            Err(broken) => *broken,
+            Err(failure) => failure,
         };
         let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
         Err(if failure.violations.iter().all(too_large) {
@@ -112,9 +81,9 @@ impl Loaded {
             };
             Failure::with_help(failure.to_string().trim_end(), help)
         } else if self.pipeline.is_some() {
-            Failure::new(format!("internal error, a pass is wrong: {at}{failure}"))
+            Failure::new(format!("internal error, a pass is wrong: {failure}"))
         } else {
-            Failure::new(format!("{at}{failure}"))
+            Failure::new(failure.to_string())
         })
     }
 }
