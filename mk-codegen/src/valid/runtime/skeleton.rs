@@ -4,7 +4,7 @@
 //!
 //! Where something of it does, the values are divided into cells for which it does not.
 
-use super::{Cell, Halt, domain::Places, spans::AtPlaces};
+use super::{Cell, Halt, Places};
 use crate::{
     ir::{Each, Expr, FamId, Family, MAX_TASKS, Plan, Point, Task, Var},
     valid::report::Violation,
@@ -151,8 +151,10 @@ impl Look<'_> {
                     line.each.map_or(Ok(1), |each| self.constant(&at, line.each, &each.extent))?;
                 for i in 0..n {
                     at.vars[usize::from(Var::EACH.0)] = i;
-                    if let Some(when) = line.when
-                        && self.constant(&at, line.each, when)? == 0
+                    // Whether it holds, and not its value, must be the same.
+                    let holds = line.when.map(|when| when.clone().select(1, 0));
+                    if let Some(when) = holds
+                        && self.constant(&at, line.each, &when)? == 0
                     {
                         continue;
                     }
@@ -184,10 +186,17 @@ impl Look<'_> {
         }
         let mut forms: BTreeMap<i64, Vec<Places>> = BTreeMap::new();
         for p in &pieces {
-            if p.line.slope != 0 && p.lo != p.hi {
+            let steady = p.line.slope == 0;
+            if !steady && p.hi - p.lo >= MAX_FORMS as i64 {
                 return Err(Halt::Split { parts: Vec::new(), place: place(), text: text() });
             }
-            forms.entry(p.line.at(p.lo)).or_default().push(p.places());
+            let mut add = |lo, hi| {
+                forms.entry(p.line.at(lo)).or_default().push(Places { run: p.run, lo, hi });
+            };
+            match steady {
+                true => add(p.lo, p.hi),
+                false => (p.lo..=p.hi).for_each(|k| add(k, k)),
+            }
         }
         let parts =
             if forms.len() > MAX_FORMS { Vec::new() } else { forms.into_values().collect() };
