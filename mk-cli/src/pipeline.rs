@@ -29,8 +29,6 @@ pub struct Loaded {
     pub pipeline: Option<Pipeline>,
     /// Whether it was read, and not made here.
     is_read: bool,
-    /// Values of its run-time dimension at which it is verified, beside the bound.
-    samples: Vec<i32>,
     /// How long lowering, or reading, took.
     pub time: Duration,
 }
@@ -92,9 +90,8 @@ impl Opened {
         let pipeline = match self {
             Opened::Pipeline(pipeline) => pipeline,
             Opened::Plan(plan, time, reference) => {
-                let samples = valid::sample_values(&plan);
                 let pipeline = reference.map(|pipeline| *pipeline);
-                return Ok(Loaded { plan: *plan, pipeline, is_read: true, samples, time });
+                return Ok(Loaded { plan: *plan, pipeline, is_read: true, time });
             }
         };
         let mut config = chosen(args, &pipeline)?;
@@ -104,12 +101,8 @@ impl Opened {
         let begin = Instant::now();
         let plan =
             passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
-        let samples = match plan.runtime_dim() {
-            Some((_, max)) => passes::runtime_samples(max, &config),
-            None => Vec::new(),
-        };
         let time = begin.elapsed();
-        Ok(Loaded { plan, pipeline: Some(*pipeline), is_read: false, samples, time })
+        Ok(Loaded { plan, pipeline: Some(*pipeline), is_read: false, time })
     }
 }
 
@@ -125,40 +118,14 @@ pub fn load_verified(args: &PipelineArgs) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
-/// A plan that is wrong, perhaps with one value of its run-time dimension only.
-pub struct Broken {
-    /// `with M = 3: `, or nothing.
-    at: String,
-    /// With that value.
-    pub plan: Plan,
-    /// What is wrong with it.
-    pub failure: valid::Failure,
-}
-
 impl Loaded {
-    /// Verifies it at the bound of its run-time dimension, and then at the samples.
-    pub fn judge(&self) -> Result<Proof, Box<Broken>> {
-        let judge = |at: String, plan: &Plan| {
-            let broken = |failure| Box::new(Broken { at, plan: plan.clone(), failure });
-            valid::verify(plan).map_err(broken)
-        };
-        let proof = judge(String::new(), &self.plan)?;
-        if let Some((dim, _)) = self.plan.runtime_dim() {
-            for value in &self.samples {
-                let at = format!("with {} = {value}: ", self.plan.dims[dim].name);
-                judge(at, &self.plan.at(dim, *value))?;
-            }
-        }
-        Ok(proof)
-    }
-
     /// Proves the plan right, and says how long that took.
     pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
         let _progress = Progress::new("verifying");
         let begin = Instant::now();
-        let Broken { at, failure, .. } = match self.judge() {
+        let failure = match valid::verify(&self.plan) {
             Ok(proof) => return Ok((proof, begin.elapsed())),
-            Err(broken) => *broken,
+            Err(failure) => failure,
         };
         let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
         Err(if failure.violations.iter().all(too_large) {
@@ -170,9 +137,9 @@ impl Loaded {
             };
             Failure::with_help(failure.to_string().trim_end(), help)
         } else if !self.is_read {
-            Failure::new(format!("internal error, a pass is wrong: {at}{failure}"))
+            Failure::new(format!("internal error, a pass is wrong: {failure}"))
         } else {
-            Failure::new(format!("{at}{failure}"))
+            Failure::new(failure.to_string())
         })
     }
 }

@@ -15,7 +15,7 @@ mod ways;
 use crate::{
     graph::OpGraph,
     ir::Plan,
-    settings::{self, AllReduce, Config, Facts, Reduction},
+    settings::{self, Config, Facts},
     target,
     valid::{self, Violation},
 };
@@ -78,8 +78,7 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     Ok(plan)
 }
 
-/// [`lower`], then [`valid::verify`]: what a kernel may be made from. A plan with a run-time dimension is verified at its
-/// bound, at 1, and at the values around whole blocks and equal shards.
+/// [`lower`], then [`valid::verify`]: what a kernel may be made from.
 ///
 /// # Errors
 /// As [`lower`]; also [`LowerError::TooLarge`]. A plan that does not verify is an error of the compiler itself.
@@ -90,11 +89,6 @@ pub fn compile(
 ) -> Result<(Plan, valid::Proof), LowerError> {
     let plan = lower(program, bound, config)?;
     let proof = valid::verify(&plan).map_err(not_verified)?;
-    if let Some((dim, max)) = plan.runtime_dim() {
-        for value in runtime_samples(max, config) {
-            valid::verify(&plan.at(dim, value)).map_err(not_verified)?;
-        }
-    }
     Ok((plan, proof))
 }
 
@@ -106,41 +100,6 @@ fn not_verified(failure: valid::Failure) -> LowerError {
         }
         _ => LowerError::Verify(failure),
     }
-}
-
-/// Values of a run-time dimension at which a plan is verified, beside its bound.
-///
-/// A plan has the same tasks, waits and posts for every value; the value decides how many rows each task covers. Which
-/// accesses overlap changes only where a block of rows becomes empty or a shard comes short, so these are values on both
-/// sides of such places. Any other can be verified with [`Plan::at`].
-pub fn runtime_samples(max: i32, config: &Config) -> Vec<i32> {
-    let (world, block) = (config.ranks as i32, config.block[0] as i32);
-    let mut out = vec![max / 2 + 1];
-    let mut corners = vec![1, world, block, block * world, max / block * block];
-    // Finished rows of an all-reduce.
-    corners.push(ways::COPIED_ROWS * world);
-    if config.reduction == Reduction::AfterLastWave
-        || config.split_k > 1
-        || config.last_wave.is_some_and(|t| t.parts > 1)
-    {
-        // Sums in flatter tiles.
-        corners.extend([8, 16, 32, 64, 128].map(|height| height * world));
-    }
-    if config.all_reduce != AllReduce::TwoShot {
-        // Rows that are not cut by owner, and tiles in which sums are copied.
-        corners.extend([8, 16, 32, 64, 128, 256]);
-    }
-    if let Some(tail) = config.last_wave {
-        let tail = i32::try_from(tail.blocks).unwrap_or(i32::MAX).saturating_mul(block);
-        corners.push((max / world / block * block).saturating_sub(tail).saturating_mul(world));
-    }
-    for corner in corners {
-        out.extend([corner.saturating_sub(1), corner, corner.saturating_add(1)]);
-    }
-    out.retain(|v| (1..max).contains(v));
-    out.sort_unstable();
-    out.dedup();
-    out
 }
 
 /// Loops do not have the names of the program's dimensions: text is read by name.
@@ -168,29 +127,12 @@ mod tests {
     fn what_is_too_large_is_no_error_of_the_compiler() {
         let limit = || Violation::Limit { what: "words".into(), limit: 7 };
         let wrong = Violation::Capacity { place: "p".into(), message: "m".into() };
-        let failure = |violations| valid::Failure { plan: "p".into(), violations };
+        let failure = |violations| valid::Failure { plan: "p".into(), at: None, violations };
         let error = not_verified(failure(vec![limit()]));
         assert!(
             matches!(&error, LowerError::TooLarge { what } if what.contains("words: more than 7"))
         );
         assert!(error.to_string().contains("help: use smaller sizes"));
         assert!(matches!(not_verified(failure(vec![limit(), wrong])), LowerError::Verify(_)));
-    }
-
-    /// Both sides of every place where a block of rows becomes empty.
-    #[test]
-    fn run_time_rows_are_sampled_around_whole_blocks() {
-        let around = |config: &Config, rows: i32| {
-            let samples = runtime_samples(5000, config);
-            (rows - 1..=rows + 1).all(|n| samples.contains(&n))
-        };
-        let config = Config { ranks: 3, ..Config::default() };
-        // Tiles of products, and copies of finished rows.
-        assert!(around(&config, 128) && around(&config, 3 * 128) && around(&config, 3 * 32));
-        assert!(!around(&config, 3 * 64));
-        let after = Config { reduction: Reduction::AfterLastWave, ..config };
-        for height in [8, 16, 32, 64, 128] {
-            assert!(around(&after, 3 * height), "{height}");
-        }
     }
 }

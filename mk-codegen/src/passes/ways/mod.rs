@@ -15,4 +15,3 @@ pub(in crate::passes) mod split_k;
 pub(in crate::passes) mod sum;
 pub(in crate::passes) mod two_shot;
 
-pub(in crate::passes) use two_shot::COPIED_ROWS;
