@@ -75,7 +75,9 @@ pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
             Class::Unsupported.error(py, error.to_string())
         }
         FunctionError::Lower(
-            mk::passes::LowerError::Config { .. } | mk::passes::LowerError::TooLarge { .. },
+            mk::passes::LowerError::Setting(_)
+            | mk::passes::LowerError::OutOfRange { .. }
+            | mk::passes::LowerError::TooLarge { .. },
         ) => Class::Argument.error(py, error.to_string()),
         FunctionError::Runtime(e) => runtime(py, &e),
         FunctionError::Sim(e @ SimError::TooLarge { .. }) => {

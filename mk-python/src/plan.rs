@@ -9,10 +9,11 @@ use mk::{
     emit,
     function::{Signature, Wiring},
     runtime::jit::JitOptions,
+    settings,
     sim::{Options, Schedule},
     simulate,
     syntax::Dim,
-    tune::{self, Cache, Choice, Facts, Made, Verdict, Why},
+    tune::{self, Cache, Choice, Made, Verdict, Why},
 };
 use pyo3::{
     prelude::*,
@@ -84,49 +85,22 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// The verified plan of a pipeline, made without a GPU.
 ///
 /// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together they must say all
-/// sizes. What decides the kernel beside them (``sms`` to ``tile_scheduler``) is as for ``mk.compile``.
+/// sizes. ``settings`` are as for ``mk.compile``, and the defaults where they are not given.
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
-#[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, consumers=None, group_m=None, tail=None, tile_scheduler=None))]
-#[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+#[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, settings=None))]
 pub fn plan(
     py: Python<'_>,
     pipeline: &str,
     ranks: u32,
     shapes: Option<&Bound<'_, PyDict>>,
     dims: Option<&Bound<'_, PyDict>>,
-    sms: Option<&Bound<'_, PyDict>>,
-    block: Option<[u32; 3]>,
-    chunk_bytes: Option<u32>,
-    k_slices: Option<u32>,
-    gather: Option<&str>,
-    all_reduce: Option<&str>,
-    sums: Option<&str>,
-    split_k: Option<u32>,
-    consumers: Option<&str>,
-    group_m: Option<u32>,
-    tail: Option<&str>,
-    tile_scheduler: Option<&str>,
+    settings: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
-    let choices = options::Choices {
-        sms,
-        block,
-        chunk_bytes,
-        k_slices,
-        gather,
-        all_reduce,
-        sums,
-        split_k,
-        consumers,
-        group_m,
-        tail,
-        tile_scheduler,
-    };
-    let config = options::config(py, ranks, &choices)?;
+    let config = options::Given::new(py, ranks, settings)?.config;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;
     let verdict = Verdict::new(Made::Fused, Why::Asked);
@@ -228,17 +202,17 @@ impl Plan {
         Ok(dict)
     }
 
-    /// The settings of each kernel, in the order of launches: names to text, as ``mk explain`` prints them.
+    /// The settings of each kernel, in the order of launches: names to text, as ``mk.compile`` takes them.
     #[getter]
     fn settings<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let mut kernels = Vec::new();
         for (i, config) in self.made.configs.iter().enumerate() {
             let facts = match self.made.parts.get(i) {
-                Some(part) => Facts::new(&part.program, &part.bound, self.ranks()),
-                None => Facts::new(self.program(), &self.sizes, self.ranks()),
+                Some(part) => tune::facts(&part.program, &part.bound, self.ranks()),
+                None => tune::facts(self.program(), &self.sizes, self.ranks()),
             };
             let dict = PyDict::new(py);
-            let text = tune::write(config, &facts);
+            let text = settings::write(config, &facts);
             for (name, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
                 dict.set_item(name, value)?;
             }

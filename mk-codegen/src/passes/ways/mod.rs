@@ -14,4 +14,3 @@ pub(in crate::passes) mod ring;
 pub(in crate::passes) mod split_k;
 pub(in crate::passes) mod sum;
 pub(in crate::passes) mod two_shot;
-
