@@ -32,7 +32,7 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="a few small rows and 5 rounds: a look, which does not count")
     parser.add_argument("--row", metavar="NAME", help="run one row again with the settings that are stored with it")
     parser.add_argument("--stored", type=pathlib.Path, help="the result that --row reads [docs/peers, by number of ranks]")
-    parser.add_argument("--config", type=pathlib.Path, help='JSON with options of mk.compile by row: {"ROW": {"sms": {…}}}')
+    parser.add_argument("--config", type=pathlib.Path, help='JSON with settings of mk by row: {"ROW": {"block": "128x128x64"}}')
     parser.add_argument("--json", type=pathlib.Path, help="where the result goes")
     report.outputs(parser)
     parser.add_argument("--seed", type=int, default=1, help="of the inputs [1]")
@@ -51,7 +51,7 @@ def arguments():
         parser.error("--rounds must be at least 1")
     if args.stored and not args.row:
         parser.error("--stored is for --row")
-    args.options = json.loads(args.config.read_text()) if args.config else {}
+    args.settings = json.loads(args.config.read_text()) if args.config else {}
     return args
 
 

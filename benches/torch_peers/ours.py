@@ -1,6 +1,6 @@
 """mk as a contestant: the whole row as one kernel, and, for chains, as several.
 
-Settings of a kernel are a dict of names to text, as `Plan.settings` has them; keyword arguments are those of `mk.compile`.
+Settings of a kernel are a dict of names to text, as `Plan.settings` has them and `mk.compile` takes them; none leaves them to mk.
 """
 
 import os
@@ -12,55 +12,42 @@ import mk
 # Names of the two contestants.
 FUSED, SEPARATE = "mk", "mk, two kernels"
 
-# What a config file may set, by mk.compile's keyword.
-OPTIONS = "sms block consumers group_rows chunk_bytes k_slices gather all_reduce sums split_k tail tile_schedule".split()
+
+def settings_of(config, key):
+    """Settings of a row's fused kernel, from a parsed config file: ``{"ROW": {"block": "128x128x64", …}}``. ValueError for others."""
+    return checked(config.get(key, {}), key)
 
 
-def options(config, key):
-    """Keyword arguments for a row, from a parsed config file: ``{"ROW": {"sms": {…}, …}}``. ValueError for others."""
-    given = config.get(key, {})
-    unknown = set(given) - set(OPTIONS)
+def checked(settings, key):
+    """The same settings. ValueError for names that are none: mk.compile says it of values."""
+    known = [s.name for s in mk.SETTINGS]
+    unknown = sorted(set(settings) - set(known))
     if unknown:
-        raise ValueError(f"{key}: no option {', '.join(sorted(unknown))}; there are {', '.join(OPTIONS)}")
-    return {name: tuple(value) if name == "block" else value for name, value in given.items()}
-
-
-def keywords(settings):
-    """Keyword arguments that fix the settings of a kernel. ValueError for a setting that is none."""
-    out = {}
-    for name, text in settings.items():
-        if name == "intra_comm":
-            out["sms"] = {name: int(text)}
-        elif name not in OPTIONS:
-            raise ValueError(f"no setting {name}; there are intra_comm, {', '.join(OPTIONS)}")
-        elif name == "block":
-            out[name] = tuple(int(n) for n in text.split("x"))
-        elif text != "none":
-            out[name] = int(text) if text.isdigit() else text
-    return out
+        raise ValueError(f"{key}: there is no setting {', '.join(unknown)}; the settings are {', '.join(known)}")
+    return settings
 
 
 def given(row, name, world, config, stored=None):
-    """Keyword arguments for each kernel of a contestant: those ``stored`` with a row of a result, else those of a config file,
+    """Settings of each kernel of a contestant: those ``stored`` with a row of a result, else those of a config file,
     which are the fused kernel's. ValueError for settings that are none, or of another number of kernels."""
     kernels = 1 if name == FUSED else len(row.separate(world))
     if stored is None:
-        return [options(config, row.key)] if name == FUSED else [{}] * kernels
+        return [settings_of(config, row.key)] if name == FUSED else [{}] * kernels
     found = next((r["settings"] for r in stored["results"] if r["name"] == name), None)
     if found is None:  # it was missing in that run
         return [{}] * kernels
     if len(found) != kernels:
         raise ValueError(f"{row.key}: {name} was made of {len(found)} kernels, and settings are given to {kernels}")
-    return [keywords(settings) for settings in found]
+    return [checked(settings, row.key) for settings in found]
 
 
 def compile_ahead(rows, rank, world, given):
     """Compiles this rank's share of all kernels into the disk cache, several at a time; binding then finds them there.
-    ``given(row, contestant)`` has keyword arguments for each kernel of a contestant."""
+    ``given(row, contestant)`` has the settings of each kernel of a contestant."""
 
-    def one(kernel, keywords):
+    def one(kernel, settings):
         try:
-            plan = mk.compile(kernel.pipeline, mk.World.offline(world), **keywords).bind(shapes=kernel.shapes)
+            plan = mk.compile(kernel.pipeline, mk.World.offline(world), settings=settings).bind(shapes=kernel.shapes)
             plan.compile()
         except mk.Error:
             pass  # the row itself says what is wrong
@@ -75,8 +62,8 @@ def compile_ahead(rows, rank, world, given):
 
 
 def fused(row, inputs, world, result, given):
-    """The row as one kernel, with keyword arguments for it. Collective."""
-    f = mk.compile(row.kernel(world.size).pipeline, world, fuse="always", **given[0])
+    """The row as one kernel, with its settings. Collective."""
+    f = mk.compile(row.kernel(world.size).pipeline, world, fuse="always", settings=given[0])
     plan = f.bind(shapes=row.kernel(world.size).shapes)
     out = result()
 
@@ -87,9 +74,9 @@ def fused(row, inputs, world, result, given):
 
 
 def separate(row, inputs, world, result, given):
-    """A chain as two kernels, with keyword arguments for each. Collective."""
+    """A chain as two kernels, with the settings of each. Collective."""
     first, second = row.separate(world.size)
-    f, g = (mk.compile(kernel.pipeline, world, **more) for kernel, more in zip((first, second), given))
+    f, g = (mk.compile(kernel.pipeline, world, settings=one) for kernel, one in zip((first, second), given))
     plans = [f.bind(shapes=first.shapes), g.bind(shapes=second.shapes)]
     out = result()
     # The first kernel's result: all rows, and the columns that the second one's weight has rows.

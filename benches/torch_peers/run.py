@@ -129,8 +129,8 @@ class Bench:
         return out
 
     def given(self, row, name):
-        """Keyword arguments of `mk.compile` for each kernel of a contestant of ours."""
-        return ours.given(row, name, self.size, self.args.options, self.args.stored_row)
+        """Settings of each kernel of a contestant of ours."""
+        return ours.given(row, name, self.size, self.args.settings, self.args.stored_row)
 
     def attempt(self, make, judge):
         """A contestant that was made and has run once on every rank, or why not."""

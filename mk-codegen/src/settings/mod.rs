@@ -62,6 +62,12 @@ pub enum NotASetting {
         /// The text.
         word: String,
     },
+    /// Two words name the same setting.
+    #[error("`{name}` is given twice")]
+    Twice {
+        /// Its name.
+        name: String,
+    },
 }
 
 /// The names of all settings.
@@ -105,12 +111,20 @@ pub fn set(config: &mut Config, name: &str, value: &str) -> Result<(), NotASetti
 /// Sets everything that a text of `name=value` words says, as [`write`] makes it.
 ///
 /// # Errors
-/// [`NotASetting`] for the first word that is none.
+/// [`NotASetting`] for the first word that is none, or names a setting again.
 pub fn read(config: &mut Config, text: &str) -> Result<(), NotASetting> {
-    text.split_whitespace().try_for_each(|word| match word.split_once('=') {
-        Some((name, value)) => set(config, name, value),
-        None => Err(NotASetting::Word { word: word.into() }),
-    })
+    let mut seen = Vec::new();
+    for word in text.split_whitespace() {
+        let Some((name, value)) = word.split_once('=') else {
+            return Err(NotASetting::Word { word: word.into() });
+        };
+        if seen.contains(&name) {
+            return Err(NotASetting::Twice { name: name.into() });
+        }
+        set(config, name, value)?;
+        seen.push(name);
+    }
+    Ok(())
 }
 
 /// The settings that a search tries for a kernel, and others that are not at their default, as `name=value` words.
