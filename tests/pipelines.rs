@@ -7,9 +7,16 @@ use mk::{Program, passes::lower, settings::Config, sim::Schedule};
 use mk_harness::{Case, CpuOptions, run_on_cpu};
 use std::collections::BTreeMap;
 
-/// Small tiles, so that small shapes have several of each kind.
-fn config(ranks: u32) -> Config {
-    Config { ranks, block: [128, 128, 64], chunk_bytes: 16 * 1024, ..Config::default() }
+/// Small tiles and chunks, so that small shapes have several of each kind, where the pipeline has any.
+fn config(ranks: u32, source: &str) -> Config {
+    let mut config = Config { ranks, ..Config::default() };
+    if source.contains("gemm") {
+        config.block = [128, 128, 64];
+    }
+    if source.contains("gather") {
+        config.chunk_bytes = 16 * 1024;
+    }
+    config
 }
 
 /// Sizes that are small enough for a reference in f64: a quarter of the case's, ragged as they were.
@@ -39,7 +46,7 @@ fn check((name, source, ranks, shapes): &common::Case, set: fn(&mut Config)) {
             None => BTreeMap::new(),
         };
         let bound = program.bind(&dims, &shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let mut config = config(*ranks);
+        let mut config = config(*ranks, source);
         set(&mut config);
         let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
         let case = Case { program: &program, bound: &bound, ranks: *ranks as usize };
