@@ -69,8 +69,10 @@ impl<'a> Verdict<'a> {
     pub fn finish(self) -> Result<(), Failure> {
         let Tolerance { global, tile } = self.tolerance;
         let figures = format!(
-            "{} launches on {} ranks, worst error {:.2e} (below {global:.0e}), worst tile {:.2e} (below {tile:.0e})",
-            self.launches, self.case.ranks, self.global, self.tile
+            "{}, worst error {:.2e} (below {global:.0e}), worst tile {:.2e} (below {tile:.0e})",
+            launches(self.launches, self.case.ranks),
+            self.global,
+            self.tile
         );
         match self.wrong {
             None => say!("PASS: {figures}"),
@@ -95,4 +97,10 @@ impl<'a> Verdict<'a> {
 /// The greater one; a NaN wins.
 fn nan_max(a: f64, b: f64) -> f64 {
     if a.is_nan() || b <= a { a } else { b }
+}
+
+/// `3 launches on 4 ranks`.
+pub fn launches(launches: usize, ranks: usize) -> String {
+    let of = |n: usize, one: &str, many: &str| format!("{n} {}", if n == 1 { one } else { many });
+    format!("{} on {}", of(launches, "launch", "launches"), of(ranks, "rank", "ranks"))
 }

@@ -17,12 +17,16 @@ mod signals;
 
 use crate::{
     graph::OpGraph,
-    ir::{Plan, StructureError},
+    ir::{Buffer, Plan, Space, StructureError},
     target,
     valid::{self, Violation},
 };
 use mk_syntax::{Bound, Program, ValueId};
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    str::FromStr,
+};
 use thiserror::Error;
 
 pub use crate::ir::{Consumers, Schedule};
@@ -303,8 +307,8 @@ impl Config {
     }
 }
 
-/// Largest extent of a dimension: indexes are 32-bit, and extents are rounded up to whole blocks.
-pub const MAX_EXTENT: u64 = 1 << 30;
+/// Largest extent of a dimension: what binding allows.
+pub const MAX_EXTENT: u64 = mk_syntax::MAX_DIM;
 
 /// Why a checked pipeline has no plan.
 #[derive(Debug, Error)]
@@ -389,7 +393,7 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     };
     signals::insert(&mut draft);
     let mut plan = roles::assign(draft, config)?;
-    rename_loops(&mut plan);
+    rename(&mut plan);
     plan.check_structure().map_err(|mut e| LowerError::Structure(e.swap_remove(0)))?;
     settings::check_ends(&plan)?;
     Ok(plan)
@@ -419,8 +423,16 @@ fn not_verified(failure: valid::Failure) -> LowerError {
     }
 }
 
-/// Loops do not have the names of the program's dimensions: text is read by name.
-fn rename_loops(plan: &mut Plan) {
+/// Text is read by name: loops do not have the names of the program's dimensions, and what kernels keep for themselves does not
+/// have the names of the program's tensors.
+fn rename(plan: &mut Plan) {
+    let mut taken: BTreeSet<String> =
+        plan.buffers.values().filter(|b| caller(b)).map(|b| b.name.clone()).collect();
+    for (_, b) in plan.buffers.iter_mut().filter(|(_, b)| !caller(b)) {
+        while !taken.insert(b.name.clone()) {
+            b.name.push('_');
+        }
+    }
     let dims: Vec<String> = plan.dims.values().map(|d| d.name.clone()).collect();
     let rename = |name: &mut String| {
         while dims.contains(name) {
@@ -434,6 +446,11 @@ fn rename_loops(plan: &mut Plan) {
         let posts = f.posts.iter_mut().filter_map(|p| p.each.as_mut());
         accesses.chain(waits).chain(posts).for_each(|each| rename(&mut each.var));
     }
+}
+
+/// Whether a buffer is a tensor of the program.
+fn caller(b: &Buffer) -> bool {
+    matches!(b.space, Space::In | Space::Out)
 }
 
 #[cfg(test)]
