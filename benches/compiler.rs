@@ -42,7 +42,7 @@ fn main() -> Res<()> {
 }
 
 fn stages(criterion: &mut Criterion, (name, text, shapes): &Case) -> Res<()> {
-    let config = passes::Config { ranks: RANKS, ..passes::Config::default() };
+    let config = mk::settings::Config { ranks: RANKS, ..mk::settings::Config::default() };
     let shapes = shapes.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
     let (program, bound) = read(text, &shapes)?;
     let plan = passes::lower(&program, &bound, &config)?;

@@ -4,11 +4,12 @@
 
 use mk::{
     Program,
-    passes::{self, Config},
+    passes::{self},
     runtime::{
         Error as RuntimeError,
         jit::{self, JitOptions},
     },
+    settings::Config,
 };
 use std::{collections::BTreeMap, error::Error};
 

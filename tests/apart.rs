@@ -6,14 +6,14 @@ use mk::{
     build::Composition,
     emit,
     function::{Place, Signature, Sizes, Wiring},
-    harness::{Case, CpuOptions, Tolerance, run_made_on_cpu},
-    passes::{Config, Tail},
     runtime::jit::JitOptions,
+    settings::{Config, LastWave},
     tune::{
         self, CLEARLY, Cache, Choice, Fuse, Key, Made, Part, Terms, Times, Verdict, Whole, Why,
         Winner,
     },
 };
+use mk_harness::{Case, CpuOptions, run_made_on_cpu};
 use std::collections::BTreeMap;
 
 const MLP: &str = "
@@ -101,7 +101,11 @@ fn what_is_asked_for_is_made() {
     assert_eq!(of(&plain, Fuse::Always), (Made::Fused, Why::Asked, 1));
     assert_eq!(of(&plain, Fuse::Never), (Made::Apart, Why::Asked, 4));
     // Settings without a plan are a mistake, and no reason to do something else.
-    let wrong = Config { tail: "9x64".parse::<Tail>().ok(), block: [128, 136, 64], ..default(2) };
+    let wrong = Config {
+        last_wave: Some(LastWave { blocks: 9, columns: 64, parts: 1 }),
+        block: [128, 136, 64],
+        ..default(2)
+    };
     assert_eq!(of(&wrong, Fuse::Auto), (Made::Fused, Why::Given, 1));
     let choice = settle(&program, &bound, &wrong, Fuse::Auto);
     assert!(Composition::new(&program, &bound, &choice, emit::Options::default()).is_err());
@@ -258,11 +262,11 @@ fn a_sequence_computes_what_the_pipeline_does() {
             let made = made.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
             let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
             let run = run_made_on_cpu(case, &made, &CpuOptions::default());
-            let (reports, norms) = run.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
-            assert_eq!((reports.len(), norms.len()), (made.parts.len(), 3));
-            for norm in norms.iter().flatten() {
-                assert!(Tolerance::default().accepts(norm), "{text} on {ranks}: {norm:?}");
-                assert!(norm.global > 0.0, "{text}: nothing was compared");
+            let (reports, judged) = run.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
+            assert_eq!((reports.len(), judged.len()), (made.parts.len(), 3));
+            for judged in judged.iter().flatten() {
+                assert!(judged.passes(), "{text} on {ranks}: {judged}");
+                assert!(judged.norms.global > 0.0, "{text}: nothing was compared");
             }
         }
     }

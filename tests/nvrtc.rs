@@ -3,15 +3,15 @@
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
 
-use common::{CASES, VARIANTS, Variant, plan};
+use common::{CASES, VARIANTS, Variant, experts, plan};
 use mk::Program;
 use mk::build::Composition;
 use mk::emit::Options;
 use mk::function::FunctionError;
 use mk::ir::{EpilogueOp, Family, Leaf, Plan};
-use mk::passes::{AllReduce, Config, Consumers, Sums};
 use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
+use mk::settings::{AllReduce, Config, Reduction};
 use mk::tune::{Choice, Made, Verdict, Why};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,6 +26,15 @@ fn traced_kernels_compile_to_cubin() {
     compile(Options { trace: true });
 }
 
+/// Weights of each expert come through a tensor map of three dimensions.
+#[test]
+fn stacks_of_weights_compile() {
+    for (layout, gated) in [("kn", false), ("kn", true), ("nk", false), ("nk", true)] {
+        let plan = experts(layout, gated).parse().unwrap_or_else(|e| panic!("{layout}: {e}"));
+        judge(&format!("experts, {layout}, gated: {gated}"), &plan, Options::default());
+    }
+}
+
 /// The places that a sum is stored to are held in registers, 16 at most: with as many, with one more, and with all that there can be, by
 /// roles that only add (which have 200 registers) and by those that multiply as well.
 #[test]
@@ -35,8 +44,10 @@ fn sums_go_to_every_rank() {
     type Way = (&'static str, fn(&mut Config));
     let ways: [Way; 3] = [
         ("beside", |_| {}),
-        ("after", |c| c.sums = Sums::After),
-        ("by columns", |c| (c.sums, c.all_reduce) = (Sums::After, AllReduce::ByColumns)),
+        ("after", |c| c.reduction = Reduction::AfterLastWave),
+        ("by columns", |c| {
+            (c.reduction, c.all_reduce) = (Reduction::AfterLastWave, AllReduce::ByColumns)
+        }),
     ];
     for (name, set) in ways {
         for ranks in [16, 17, 64] {
@@ -47,23 +58,18 @@ fn sums_go_to_every_rank() {
     }
 }
 
-/// Seen of rows that three ranks share unevenly, with settings that the model had chosen.
+/// Seen of a chain whose hidden values are results, with the default tiles.
 #[test]
 fn chosen_settings_that_take_too_many_registers_give_way() {
-    const BLOCK: &str = "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, N] @ shard(1), w2: bf16[K, N] @ shard(1), c: bf16[N] @ shard(0)) {
-        gather(x) -> gemm(w1) -> bias(c) -> gelu -> gemm(w2.t) -> reduce_scatter
-    }";
+    const BLOCK: &str =
+        "let h = gather(x) -> gemm(w); let g = h -> gelu; (g -> gemm(v) -> reduce_scatter, h, g)";
     let program = Program::parse(BLOCK).expect("parses");
-    let dims = [("M", 8192), ("N", 1000), ("K", 520)].map(|(name, n)| (name.to_string(), n));
-    let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
-    let default = Config { ranks: 3, ..Config::default() };
-    let mut config = Config {
-        consumers: Consumers::PingPong,
-        sums: Sums::Epilogue,
-        sms: [("intra_comm".to_string(), 12)].into(),
-        ..default.clone()
-    };
-    config.set_block([128, 128, 64]);
+    let shapes = [("x", [129, 64]), ("w", [64, 192]), ("v", [192, 3])];
+    let shapes = shapes.map(|(name, shape)| (name.to_string(), shape.to_vec())).into();
+    let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+    let config = Config { ranks: 5, ..Config::default() };
+    let mut default = config.clone();
+    default.block = [128, 128, 64];
     let verdict = Verdict::new(Made::Fused, Why::Predicted);
     let choice = Choice { verdict, configs: vec![config.clone()] };
     let options = JitOptions { use_cache: false, ..JitOptions::default() };

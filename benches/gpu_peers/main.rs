@@ -11,16 +11,16 @@ mod scenario;
 
 use mk::{
     abi::DType,
-    passes::Config,
     runtime::{
         DeviceTensor, InstanceOptions, RankTensors, World,
         bench::{Gate, median},
         jit::JitOptions,
     },
+    settings::Config,
 };
 use peers::Peers;
 use scenario::{Case, Res, Scenario, good};
-use std::{collections::BTreeMap, ffi::c_void, time::Instant};
+use std::{ffi::c_void, time::Instant};
 
 const SETS: usize = 3;
 const ROUNDS: usize = 20;
@@ -112,9 +112,8 @@ fn case(op: Op, [m, k, cols]: [u64; 3], n: u64, (comm, chunk_kib): (u32, u32)) -
         }
     };
     let alone = n == 1 && op == Op::Gather;
-    let sms =
-        if alone { BTreeMap::new() } else { BTreeMap::from([("intra_comm".to_string(), comm)]) };
-    let config = Config { sms, chunk_bytes: chunk_kib << 10, ..Config::default() };
+    let intra_comm_sms = if alone { None } else { Some(comm) };
+    let config = Config { intra_comm_sms, chunk_bytes: chunk_kib << 10, ..Config::default() };
     Case { pipeline, shapes, config }
 }
 

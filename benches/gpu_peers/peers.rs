@@ -141,7 +141,7 @@ impl Peers {
         }
     }
 
-    /// Sums over ranks: `elements` of the result on each rank; of all of them if `all`.
+    /// Reduction over ranks: `elements` of the result on each rank; of all of them if `all`.
     pub fn reduce(
         &self,
         streams: &[Handle],

@@ -15,6 +15,7 @@ import argparse  # noqa: E402
 import datetime  # noqa: E402
 import json  # noqa: E402
 import pathlib  # noqa: E402
+import re  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
@@ -29,7 +30,9 @@ def arguments():
     parser.add_argument("--rows", help="rows whose name has this regular expression, as in 'gather-gemm 4096x' [all]")
     parser.add_argument("--rounds", type=int, default=20, help="launches that count, of everybody, per row [20]")
     parser.add_argument("--quick", action="store_true", help="a few small rows and 5 rounds: a look, which does not count")
-    parser.add_argument("--config", type=pathlib.Path, help='JSON with options of mk.compile by row: {"ROW": {"sms": {…}}}')
+    parser.add_argument("--row", metavar="NAME", help="run one row again with the settings that are stored with it")
+    parser.add_argument("--stored", type=pathlib.Path, help="the result that --row reads [docs/peers, by number of ranks]")
+    parser.add_argument("--config", type=pathlib.Path, help='JSON with settings of mk by row: {"ROW": {"block": "128x128x64"}}')
     parser.add_argument("--json", type=pathlib.Path, help="where the result goes")
     report.outputs(parser)
     parser.add_argument("--seed", type=int, default=1, help="of the inputs [1]")
@@ -37,15 +40,33 @@ def arguments():
     args = parser.parse_args()
     world = args.tune_list or int(os.environ.get("WORLD_SIZE", "4"))
     try:
-        args.selected = table.select(args.ops.split(",") if args.ops else None, args.rows, args.quick, world)
-    except ValueError as error:
+        args.stored_row = again(parser, args, world) if args.row else None
+        pattern = f"^{re.escape(args.row)}$" if args.row else args.rows
+        args.selected = table.select(args.ops.split(",") if args.ops else None, pattern, args.quick, world)
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     if args.quick:
         args.rounds = min(args.rounds, 5)
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
-    args.options = json.loads(args.config.read_text()) if args.config else {}
+    if args.stored and not args.row:
+        parser.error("--stored is for --row")
+    args.settings = json.loads(args.config.read_text()) if args.config else {}
     return args
+
+
+def again(parser, args, world):
+    """The stored row that ``--row`` names. ValueError (a FormatError) where it cannot be run again."""
+    if args.rows or args.ops or args.quick or args.config or args.tune_list:
+        parser.error("--row takes its settings from --stored: leave out --rows, --ops, --quick, --config and --tune-list")
+    peers = pathlib.Path(__file__).parents[2] / "docs/peers"
+    folder = {1: peers / "one", 2: peers / "two", 4: peers}.get(world)
+    if not args.stored and not folder:
+        parser.error(f"no result of {world} ranks is kept: name one with --stored")
+    result = report.load(args.stored or folder / "peers.json")
+    if result["ranks"] != world:
+        raise ValueError(f"the stored result is of {result['ranks']} ranks, and this run has {world}")
+    return report.stored(result, args.row)
 
 
 def main():
@@ -76,6 +97,8 @@ def main():
         "seconds": round(time.perf_counter() - begin, 1),
     }
     report.publish(result, args)
+    if args.stored_row:
+        print("\n".join(report.again(args.stored_row, result)), flush=True)
     wrong = report.wrong(result)
     print("\n".join(wrong) if wrong else f"every result of mk is right; {result['seconds']} s", flush=True)
     sys.exit(1 if wrong else 0)
@@ -84,7 +107,7 @@ def main():
 def command(args):
     """What decides the figures of the command line; where files go does not."""
     parts = ["benches/torch_peers", *(["--quick"] if args.quick else []), f"--rounds {args.rounds}", f"--seed {args.seed}"]
-    given = {"--ops": args.ops, "--rows": args.rows, "--config": args.config and args.config.name}
+    given = {"--ops": args.ops, "--rows": args.rows, "--row": args.row, "--config": args.config and args.config.name}
     return " ".join(parts + [f"{name} {value!r}" for name, value in given.items() if value])
 
 

@@ -19,6 +19,7 @@ class Contestant:
     poison: list = field(default_factory=list)  # results to fill with NaN before each launch
     after: Callable[[], None] | None = None  # raises if a launch that has ended went wrong
     note: str = ""
+    settings: list | None = None  # of mk: names to text, for each kernel
 
 
 @dataclass

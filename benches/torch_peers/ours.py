@@ -1,4 +1,7 @@
-"""mk as a contestant: the whole row as one kernel, and, for chains, as several."""
+"""mk as a contestant: the whole row as one kernel, and, for chains, as several.
+
+Settings of a kernel are a dict of names to text, as `Plan.settings` has them and `mk.compile` takes them; none leaves them to mk.
+"""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -6,53 +9,74 @@ from concurrent.futures import ThreadPoolExecutor
 import contestant
 import mk
 
-# What a config file may set, by mk.compile's keyword.
-OPTIONS = "sms block consumers group_rows chunk_bytes k_slices gather all_reduce sums split_k fold tail own_columns head tile_schedule".split()
+# Names of the two contestants.
+FUSED, SEPARATE = "mk", "mk, two kernels"
 
 
-def options(config, key):
-    """Keyword arguments for a row, from a parsed config file: ``{"ROW": {"sms": {…}, …}}``. ValueError for others."""
-    given = config.get(key, {})
-    unknown = set(given) - set(OPTIONS)
+def settings_of(config, key):
+    """Settings of a row's fused kernel, from a parsed config file: ``{"ROW": {"block": "128x128x64", …}}``. ValueError for others."""
+    return checked(config.get(key, {}), key)
+
+
+def checked(settings, key):
+    """The same settings. ValueError for names that are none: mk.compile says it of values."""
+    known = [s.name for s in mk.SETTINGS]
+    unknown = sorted(set(settings) - set(known))
     if unknown:
-        raise ValueError(f"{key}: no option {', '.join(sorted(unknown))}; there are {', '.join(OPTIONS)}")
-    return {name: tuple(value) if name == "block" else value for name, value in given.items()}
+        raise ValueError(f"{key}: there is no setting {', '.join(unknown)}; the settings are {', '.join(known)}")
+    return settings
 
 
-def compile_ahead(rows, rank, world, config):
-    """Compiles this rank's share of all kernels into the disk cache, several at a time; binding then finds them there."""
+def given(row, name, world, config, stored=None):
+    """Settings of each kernel of a contestant: those ``stored`` with a row of a result, else those of a config file,
+    which are the fused kernel's. ValueError for settings that are none, or of another number of kernels."""
+    kernels = 1 if name == FUSED else len(row.separate(world))
+    if stored is None:
+        return [settings_of(config, row.key)] if name == FUSED else [{}] * kernels
+    found = next((r["settings"] for r in stored["results"] if r["name"] == name), None)
+    if found is None:  # it was missing in that run
+        return [{}] * kernels
+    if len(found) != kernels:
+        raise ValueError(f"{row.key}: {name} was made of {len(found)} kernels, and settings are given to {kernels}")
+    return [checked(settings, row.key) for settings in found]
 
-    def one(kernel, given):
+
+def compile_ahead(rows, rank, world, given):
+    """Compiles this rank's share of all kernels into the disk cache, several at a time; binding then finds them there.
+    ``given(row, contestant)`` has the settings of each kernel of a contestant."""
+
+    def one(kernel, settings):
         try:
-            plan = mk.compile(kernel.pipeline, mk.World.offline(world), **given).bind(shapes=kernel.shapes)
+            plan = mk.compile(kernel.pipeline, mk.World.offline(world), settings=settings).bind(shapes=kernel.shapes)
             plan.compile()
         except mk.Error:
             pass  # the row itself says what is wrong
 
     work = []
     for row in rows:
-        work += [(kernel, {}) for kernel in row.separate(world)] + [(row.kernel(world), options(config, row.key))]
+        work += list(zip([row.kernel(world)], given(row, FUSED)))
+        work += list(zip(row.separate(world), given(row, SEPARATE)))
     with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // world))) as pool:
         list(pool.map(lambda item: one(*item), work[rank::world]))
     return len(work)
 
 
-def fused(row, inputs, world, result, config):
-    """The row as one kernel. Collective."""
-    f = mk.compile(row.kernel(world.size).pipeline, world, fuse="always", **options(config, row.key))
+def fused(row, inputs, world, result, given):
+    """The row as one kernel, with its settings. Collective."""
+    f = mk.compile(row.kernel(world.size).pipeline, world, fuse="always", settings=given[0])
     plan = f.bind(shapes=row.kernel(world.size).shapes)
     out = result()
 
     def run(i):
         return f(*inputs.sets[i], out=out)
 
-    return contestant.Contestant("mk", contestant.OURS, run, [out], f.check, roles(plan)), [f]
+    return contestant.Contestant(FUSED, contestant.OURS, run, [out], f.check, roles(plan), settings([plan])), [f]
 
 
-def separate(row, inputs, world, result):
-    """A chain as two kernels. Collective."""
+def separate(row, inputs, world, result, given):
+    """A chain as two kernels, with the settings of each. Collective."""
     first, second = row.separate(world.size)
-    f, g = (mk.compile(kernel.pipeline, world) for kernel in (first, second))
+    f, g = (mk.compile(kernel.pipeline, world, settings=one) for kernel, one in zip((first, second), given))
     plans = [f.bind(shapes=first.shapes), g.bind(shapes=second.shapes)]
     out = result()
     # The first kernel's result: all rows, and the columns that the second one's weight has rows.
@@ -67,7 +91,12 @@ def separate(row, inputs, world, result):
         g.check()
 
     note = "; ".join(roles(p) for p in plans)
-    return contestant.Contestant("mk, two kernels", contestant.SEPARATE, run, [out, hidden], after, note), [f, g]
+    return contestant.Contestant(SEPARATE, contestant.SEPARATE, run, [out, hidden], after, note, settings(plans)), [f, g]
+
+
+def settings(plans):
+    """Those of each kernel, in the order of launches."""
+    return [kernel for plan in plans for kernel in plan.settings]
 
 
 def roles(plan):

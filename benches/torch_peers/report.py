@@ -83,7 +83,7 @@ def markdown(result):
         if mine:
             lines += operation(op, mine, derived) + [""]
     lines.append(means(f"All {len(derived)} rows, geometric means", derived.values()))
-    lines += missing(result)
+    lines += settings(result) + missing(result)
     return "\n".join(lines) + "\n"
 
 
@@ -160,6 +160,45 @@ def summary(result):
     lines.append(cells(["all", str(len(every)), *middles(every.values()), str(slower)]))
     machine = f"{result['ranks']}× {result['machine']['gpu']}, driver {result['machine']['driver'] or 'unknown'}"
     return "\n".join([*lines, "", f"{result['date']}, {machine}, torch {result['versions']['torch']}; geometric means."]) + "\n"
+
+
+def settings(result):
+    """Settings of mk's kernels, by row; `--row` runs one again with them."""
+    lines, unknown = [], []
+    for row in result["rows"]:
+        for one in row["results"]:
+            if not one["kind"].startswith("ours"):
+                continue
+            name = row["key"] if one["kind"] == "ours" else f"{row['key']}, {one['name']}"
+            if one.get("settings") is None:
+                unknown.append(name)
+            else:
+                lines.append(f"- {name}: " + "; ".join(f"`{words(kernel)}`" for kernel in one["settings"]))
+    if unknown:
+        lines.append(f"- not recorded: {', '.join(unknown) if lines else 'all rows'}")
+    return ["", "Settings of mk:", "", *lines] if lines else []
+
+
+def words(kernel):
+    """``block=128x256x64 intra_comm=16`` for one kernel."""
+    return " ".join(f"{name}={text}" for name, text in kernel.items()) or "nothing to set"
+
+
+def stored(result, key):
+    """A row of a result, to be run again. FormatError where it is not there, or has no settings."""
+    row = next((row for row in result["rows"] if row["key"] == key), None)
+    if row is None:
+        raise FormatError(f"no row {key!r}; there are {', '.join(row['key'] for row in result['rows'])}")
+    if any(r["kind"].startswith("ours") and r.get("settings") is None for r in row["results"]):
+        raise FormatError(f"{key}: settings are not recorded; --rows {key!r} measures it with those that functions find")
+    return row
+
+
+def again(before, result):
+    """How the times of a row that ran again compare, a line for each contestant of mk."""
+    old = {r["name"]: r["ms"] for r in before["results"]}
+    mine = [r for row in result["rows"] for r in row["results"] if r["kind"].startswith("ours") and r["name"] in old]
+    return [f"{before['key']}: {r['name']} {digits(r['ms'])} ms, stored {digits(old[r['name']])} ms" for r in mine]
 
 
 def missing(result):

@@ -46,7 +46,7 @@ class Bench:
     def run(self):
         """Everything but when and how it was called, as it goes into the file."""
         args, begin = self.args, time.perf_counter()
-        n = ours.compile_ahead(args.selected, self.rank, self.size, args.options)
+        n = ours.compile_ahead(args.selected, self.rank, self.size, self.given)
         dist.barrier()
         self.say(f"{n} kernels compiled in {time.perf_counter() - begin:.1f} s")
         skew = self.alignment.skew()
@@ -98,9 +98,9 @@ class Bench:
 
             return made
 
-        candidates = [("mk", mine(ours.fused, self.args.options))]
+        candidates = [(ours.FUSED, mine(ours.fused, self.given(row, ours.FUSED)))]
         if row.separate(self.size):
-            candidates.append(("mk, two kernels", mine(ours.separate)))
+            candidates.append((ours.SEPARATE, mine(ours.separate, self.given(row, ours.SEPARATE))))
         candidates += peers.contestants(row, inputs, self.group, gemms, result)
         present, out["missing"] = [], []
         for name, make in candidates:
@@ -115,6 +115,8 @@ class Bench:
                 out["missing"].append({"name": one.name, "reason": "TooLate: the host was late for every launch"})
                 continue
             figures = {"name": one.name, "kind": one.kind, "note": one.note} | times.json()
+            if one.settings is not None:
+                figures["settings"] = one.settings
             if times.errors:
                 figures["good"] = good(*times.errors)
             out["results"].append(figures)
@@ -125,6 +127,10 @@ class Bench:
         if torch.cuda.memory_reserved() > KEEP_BYTES:
             torch.cuda.empty_cache()
         return out
+
+    def given(self, row, name):
+        """Settings of each kernel of a contestant of ours."""
+        return ours.given(row, name, self.size, self.args.settings, self.args.stored_row)
 
     def attempt(self, make, judge):
         """A contestant that was made and has run once on every rank, or why not."""

@@ -106,7 +106,7 @@ class Rows(unittest.TestCase):
             self.assertEqual(len(outputs), 1)
 
 
-class Options(unittest.TestCase):
+class Settings(unittest.TestCase):
     KEY = "gather-gemm 4096x4096x1024"
 
     def test_every_kernel_can_be_tuned(self):
@@ -119,18 +119,42 @@ class Options(unittest.TestCase):
         self.assertTrue(any("swiglu -> gemm(v) -> reduce_scatter }' --shape x=8192x8192" in line for line in lines))
 
     def test_a_config_reaches_the_plan(self):
-        given = {self.KEY: {"sms": {"intra_comm": 20}, "block": [128, 128, 64], "chunk_bytes": 131072, "k_slices": 4}}
-        kernel = table.Row("gather-gemm", 4096, 4096, 1024).kernel(4)
-        plan = mk.plan(kernel.pipeline, ranks=4, shapes=kernel.shapes, **ours.options(given, self.KEY))
+        given = {self.KEY: {"intra_comm_sms": 20, "block": "128x128x64", "chunk_bytes": 131072, "k_slices": 4}}
+        row = table.Row("gather-gemm", 4096, 4096, 1024)
+        [settings] = ours.given(row, ours.FUSED, 4, given)
+        plan = mk.plan(row.kernel(4).pipeline, ranks=4, shapes=row.kernel(4).shapes, settings=settings)
         self.assertEqual(plan.roles["intra_comm"], 20)
         self.assertIn("block=128x128x64", str(plan))
         self.assertIn("inner q in 4", str(plan))
-        self.assertEqual(ours.options(given, "another row"), {})
+        self.assertEqual(ours.settings_of(given, "another row"), {})
         self.assertIn("intra_comm 20", ours.roles(plan))
 
-    def test_unknown_options_are_refused(self):
-        with self.assertRaisesRegex(ValueError, "no option stages"):
-            ours.options({self.KEY: {"stages": 4}}, self.KEY)
+    def test_settings_of_a_plan_make_the_same_plan(self):
+        row = table.Row("gather-gemm", 4096, 4096, 1024)
+        kernel = row.kernel(4)
+        given = {"intra_comm_sms": 20, "block": "128x128x64", "chunk_bytes": 131072, "k_slices": 4, "last_wave": "1x64"}
+        plan = mk.plan(kernel.pipeline, ranks=4, shapes=kernel.shapes, settings=given)
+        [settings] = ours.settings([plan])
+        self.assertEqual({name: settings[name] for name in given}, {name: str(value) for name, value in given.items()})
+        stored = {"results": [{"name": ours.FUSED, "settings": [settings]}]}
+        [again] = ours.given(row, ours.FUSED, 4, {}, stored)
+        self.assertEqual(str(mk.plan(kernel.pipeline, ranks=4, shapes=kernel.shapes, settings=again)), str(plan))
+
+    def test_settings_of_each_contestant(self):
+        row = table.Row("mlp-gelu", 2048, 4096, 16384)
+        config = {row.key: {"group_m": 16}}
+        self.assertEqual(ours.given(row, ours.FUSED, 4, config), [{"group_m": 16}])
+        self.assertEqual(ours.given(row, ours.SEPARATE, 4, config), [{}, {}])
+        stored = {"results": [{"name": ours.FUSED, "settings": [{"group_m": "8"}]}]}
+        self.assertEqual(ours.given(row, ours.FUSED, 4, {}, stored), [{"group_m": "8"}])
+        self.assertEqual(ours.given(row, ours.SEPARATE, 4, {}, stored), [{}, {}])
+        stored["results"].append({"name": ours.SEPARATE, "settings": [{}]})
+        with self.assertRaisesRegex(ValueError, "made of 1 kernels"):
+            ours.given(row, ours.SEPARATE, 4, {}, stored)
+
+    def test_unknown_settings_are_refused(self):
+        with self.assertRaisesRegex(ValueError, f"{self.KEY}: there is no setting tail; the settings are block, "):
+            ours.settings_of({self.KEY: {"tail": "1x64"}}, self.KEY)
 
 
 class Report(unittest.TestCase):
@@ -160,6 +184,23 @@ class Report(unittest.TestCase):
         self.assertIn("- async-TP, native: RuntimeError: no such <path> (gather-gemm 4096x4096x1024)", text)
         columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
         self.assertEqual(len(columns), 1)
+
+    def test_settings_are_listed_and_found_again(self):
+        one = result()
+        self.assertIn("Settings of mk:\n\n- not recorded: all rows\n", report.markdown(one))
+        first, second = one["rows"]
+        first["results"][0]["settings"] = [{"block": "128x256x64", "k_slices": "8"}]
+        text = report.markdown(one)
+        self.assertIn(f"- {first['key']}: `block=128x256x64 k_slices=8`\n- not recorded: {second['key']}\n", text)
+        self.assertIs(report.stored(one, first["key"]), first)
+        with self.assertRaisesRegex(report.FormatError, "not recorded; --rows 'gather-gemm 8192x8192x2048'"):
+            report.stored(one, second["key"])
+        with self.assertRaisesRegex(report.FormatError, "no row 'gemm'"):
+            report.stored(one, "gemm")
+        later = copy.deepcopy(one)
+        later["rows"] = later["rows"][:1]
+        later["rows"][0]["results"][0]["ms"] = 0.13
+        self.assertEqual(report.again(first, later), ["gather-gemm 4096x4096x1024: mk .1300 ms, stored .1280 ms"])
 
     def test_wrong_results_fail_and_show(self):
         bad = result()

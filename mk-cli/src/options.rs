@@ -1,10 +1,9 @@
 //! The options that say which plan is meant.
 
 use clap::Args;
-use mk::passes::{Gather, Head, Tail};
+use mk::settings::{self, Config, Setting};
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
-use std::str::FromStr;
+use std::path::Path;
 
 /// Ranks of a pipeline for which nothing else is said.
 pub const DEFAULT_RANKS: u32 = 4;
@@ -24,135 +23,27 @@ pub struct PipelineArgs {
     /// Number of ranks [default: 4; a plan has its own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=mk::abi::device::MAX_RANKS as i64))]
     pub ranks: Option<u32>,
-    /// Take what `mk tune` measured to be the best, or else what the cost model takes for it; not with options that say how
-    /// to lower
+    /// Take what `mk tune` measured to be the best, or else what the cost model takes for it; not with `--set`
     #[arg(long)]
     pub tuned: bool,
-    /// CTAs of a role, for instance intra_comm=8 (repeatable)
-    #[arg(long = "sms", value_name = "ROLE=N", value_parser = sms)]
-    pub sms: Vec<(String, u32)>,
-    /// Rows, columns and depth of a matrix product's tile [default: 128x256x64]
-    #[arg(long, value_name = "MxNxK", value_parser = block)]
-    pub block: Option<[u32; 3]>,
-    /// Blocks of rows at the end of each shard, at most, whose tiles have fewer columns, or are cut into parts along k, at most so many, for instance 1x64 or 2x256/4 [default: none]
-    #[arg(long, value_name = "BLOCKSxCOLUMNS[/PARTS]")]
-    pub tail: Option<OrNone<Tail>>,
-    /// Columns of the tiles of a gathered operand's own rows, less than the others have, so that all CTAs share them [default: as the others]
-    #[arg(long, value_name = "N")]
-    pub own_columns: Option<OrNone<NonZeroU32>>,
-    /// First tiles with fewer columns, and how many, so that not all leave at once and links have something to carry sooner, for instance 64x128 [default: none]
-    #[arg(long, value_name = "TILESxCOLUMNS")]
-    pub head: Option<OrNone<Head>>,
-    /// How an all_reduce moves its summands: one-shot and by-columns are for few rows
-    #[arg(long, value_enum)]
-    pub all_reduce: Option<AllReduce>,
-    /// Which CTAs add up what products leave [default: beside]
-    #[arg(long, value_enum)]
-    pub sums: Option<Sums>,
-    /// Bytes that one communication task moves to each peer, at most, but at least eight rows [default: 524288]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub chunk_bytes: Option<u32>,
-    /// Slices of the inner dimension in which gathered rows travel, at most; whole where no such number fits [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub k_slices: Option<u32>,
-    /// Who pushes gathered rows to the peers: `sms`, or `engine`, the copy engine, which announces a shard as a whole or in parts, at most so many, `engine/4` [default: sms]
-    #[arg(long, value_name = "WHO")]
-    pub gather: Option<Gather>,
-    /// Parts of the inner dimension that are multiplied at the same time, at most, where sums follow [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub split_k: Option<u32>,
-    /// Who adds those parts [default: rank]
-    #[arg(long)]
-    pub fold: Option<Fold>,
-    /// Row blocks that are walked together before the next columns' tiles [default: 8]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub group_rows: Option<u32>,
-    /// How the two warpgroups that multiply share the tiles of a CTA; ping-pong takes 128 rows and at most 160 columns [default: cooperative]
-    #[arg(long)]
-    pub consumers: Option<Consumers>,
-    /// Which CTA runs which tile of a product, which sum and which copy through registers [default: static]
-    #[arg(long)]
-    pub tile_schedule: Option<TileSchedule>,
+    /// Settings, as `mk explain` prints them: `block=128x128x64 split_k=2` (repeatable); docs/tuning.md lists them
+    #[arg(long = "set", value_name = "NAME=VALUE ...", value_parser = words)]
+    pub set: Vec<Words>,
 }
 
-/// [`mk::passes::Schedule`] as an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum TileSchedule {
-    /// Every so many each
-    Static,
-    /// In order, the next is for whoever is free
-    Dynamic,
-}
-
-/// [`mk::passes::Consumers`] as an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Consumers {
-    /// Each has its part of every tile
-    Cooperative,
-    /// Tiles of their own, in turn: one multiplies while the other brings its results out
-    #[value(alias = "ping_pong")]
-    PingPong,
-}
-
-/// [`mk::passes::Fold`] as an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Fold {
-    /// The rank that made them, before anything leaves it
-    Rank,
-    /// The owner of the sum, with those of the other ranks
-    Owner,
-}
-
-/// [`mk::passes::Sums`] as an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Sums {
-    /// CTAs of their own, meanwhile
-    Beside,
-    /// Those that multiply, when they are done
-    After,
-    /// Those that multiply, tile by tile: sums go from rank to rank
-    Ring,
-    /// The memory of the owner, to which tiles are sent one after the other
-    #[value(alias = "on_write")]
-    OnWrite,
-    /// The owner, at the end of each of its own tiles
-    Epilogue,
-}
-
-/// [`mk::passes::AllReduce`] as an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum AllReduce {
-    /// To the owners of the rows, and from them to everybody
-    #[value(alias = "two_phase")]
-    TwoPhase,
-    /// Every rank reads what all ranks have
-    #[value(alias = "one_shot")]
-    OneShot,
-    /// To the owners of the columns, and from them to everybody: where rows are too few to be cut
-    #[value(alias = "by_columns")]
-    ByColumns,
-}
-
-/// A setting that may be said not to be there: `none`, as it is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OrNone<T>(pub Option<T>);
-
-impl<T: FromStr> FromStr for OrNone<T> {
-    type Err = T::Err;
-
-    fn from_str(text: &str) -> Result<OrNone<T>, T::Err> {
-        match text {
-            "none" => Ok(OrNone(None)),
-            text => text.parse().map(|value| OrNone(Some(value))),
-        }
-    }
-}
+/// Settings as they were written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Words(Vec<(&'static Setting, String)>);
 
 impl PipelineArgs {
-    /// The options that say how to lower, as they were written.
-    pub fn lowering(&self) -> Vec<&'static str> {
-        let others = ["--dim", "--shape", "--ranks", "--tuned"];
-        self.given().into_iter().filter(|flag| !others.contains(flag)).collect()
+    /// Whether it names a plan, as text or as JSON.
+    pub fn is_plan(&self) -> bool {
+        has_extension(&self.pipeline, "plan") || has_extension(&self.pipeline, "json")
+    }
+
+    /// The settings that are given, in the order of the command line.
+    pub fn settings(&self) -> impl Iterator<Item = &(&'static Setting, String)> {
+        self.set.iter().flat_map(|words| &words.0)
     }
 
     /// The options that a plan has no use for, as they were written.
@@ -162,24 +53,44 @@ impl PipelineArgs {
             ("--shape", self.shapes.is_empty()),
             ("--ranks", self.ranks.is_none()),
             ("--tuned", !self.tuned),
-            ("--sms", self.sms.is_empty()),
-            ("--block", self.block.is_none()),
-            ("--tail", self.tail.is_none()),
-            ("--own-columns", self.own_columns.is_none()),
-            ("--head", self.head.is_none()),
-            ("--all-reduce", self.all_reduce.is_none()),
-            ("--sums", self.sums.is_none()),
-            ("--chunk-bytes", self.chunk_bytes.is_none()),
-            ("--k-slices", self.k_slices.is_none()),
-            ("--gather", self.gather.is_none()),
-            ("--split-k", self.split_k.is_none()),
-            ("--fold", self.fold.is_none()),
-            ("--consumers", self.consumers.is_none()),
-            ("--group-rows", self.group_rows.is_none()),
-            ("--tile-schedule", self.tile_schedule.is_none()),
+            ("--set", self.set.is_empty()),
         ];
         all.into_iter().filter(|(_, absent)| !absent).map(|(name, _)| name).collect()
     }
+
+    /// The world and the settings that the options say.
+    ///
+    /// # Errors
+    /// If a setting is given twice.
+    pub fn config(&self) -> Result<Config, String> {
+        let mut config = Config { ranks: self.ranks.unwrap_or(DEFAULT_RANKS), ..Config::default() };
+        let mut seen: Vec<&str> = Vec::new();
+        for (setting, value) in self.settings() {
+            if seen.contains(&setting.name) {
+                return Err(format!("`--set {}=` is given twice", setting.name));
+            }
+            seen.push(setting.name);
+            settings::set(&mut config, setting.name, value).map_err(|e| e.to_string())?;
+        }
+        Ok(config)
+    }
+}
+
+/// Words of NAME=VALUE, each a setting with one of its values.
+fn words(text: &str) -> Result<Words, String> {
+    let mut config = Config::default();
+    let mut words = Vec::new();
+    for word in text.split_whitespace() {
+        settings::read(&mut config, word).map_err(|e| e.to_string())?;
+        let named = word.split_once('=').and_then(|(name, v)| Some((settings::by_name(name)?, v)));
+        words.extend(named.map(|(setting, value)| (setting, value.to_string())));
+    }
+    if words.is_empty() { Err("write NAME=VALUE".into()) } else { Ok(Words(words)) }
+}
+
+/// Whether a path ends so.
+pub fn has_extension(path: &str, extension: &str) -> bool {
+    Path::new(path).extension().is_some_and(|e| e == extension)
 }
 
 /// A repeated option as a map; a name that is given twice is an error.
@@ -225,37 +136,31 @@ fn shape(text: &str) -> Result<(String, Vec<u64>), String> {
     Ok((name, extents(value)?))
 }
 
-fn small(n: u64) -> Result<u32, String> {
-    u32::try_from(n).map_err(|_| format!("{n} is too large"))
-}
-
-fn sms(text: &str) -> Result<(String, u32), String> {
-    let (name, value) = pair(text, "intra_comm=8")?;
-    Ok((name, small(number(value)?)?))
-}
-
-fn block(text: &str) -> Result<[u32; 3], String> {
-    match extents(text)?.as_slice() {
-        [m, n, k] => Ok([small(*m)?, small(*n)?, small(*k)?]),
-        _ => Err("give rows, columns and depth, for instance 128x256x64".into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn settings_are_words_of_the_table() {
+        let Words(read) = words("block=128x128x64  consumers=ping-pong").expect("reads");
+        assert_eq!(read.iter().map(|(s, _)| s.name).collect::<Vec<_>>(), ["block", "consumers"]);
+        let error = |text: &str| words(text).expect_err(text);
+        assert!(error("blok=1x1x1").contains("the settings are block, stages"));
+        assert!(error("consumers=both").contains("takes cooperative | ping_pong"));
+        assert!(
+            error("split_k=-1").contains("no value") && error("split_k").contains("NAME=VALUE")
+        );
+        assert!(error("").contains("NAME=VALUE"));
+    }
+
+    #[test]
     fn what_can_be_read() {
         assert_eq!(dim("M=8_192"), Ok(("M".into(), 8192)));
         assert_eq!(shape("a=8192x64"), Ok(("a".into(), vec![8192, 64])));
-        assert_eq!(block("128x256x64"), Ok([128, 256, 64]));
         for bad in ["M", "M=", "=3", "M=-3", "M=_3", "M=99999999999999999999"] {
             assert!(dim(bad).is_err(), "{bad}");
         }
-        assert!(
-            shape("a=8x").is_err() && block("128x256").is_err() && sms("x=5000000000").is_err()
-        );
+        assert!(shape("a=8x").is_err());
         assert!(once("dim", &[("M".into(), 1), ("M".into(), 1)]).is_err());
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::{
     failure::Failure,
-    options::{AllReduce, Consumers, DEFAULT_RANKS, Fold, PipelineArgs, Sums, TileSchedule, once},
+    gpus,
+    options::{DEFAULT_RANKS, PipelineArgs, has_extension, once},
     progress::Progress,
 };
 use mk::{
@@ -10,13 +11,13 @@ use mk::{
     cost::DeviceModel,
     file,
     ir::Plan,
-    passes::{self, Config},
+    passes::{self},
     runtime::{World, jit::JitOptions},
+    settings::Config,
     tune,
     valid::{self, Proof, Violation},
 };
 use std::io::{Read as _, Write as _};
-use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -24,8 +25,10 @@ use std::time::{Duration, Instant};
 pub struct Loaded {
     /// The plan.
     pub plan: Plan,
-    /// What it was made from; nothing for a plan that was read.
+    /// What it was made from, or what it is said to compute; nothing for a plan that was read, and of which that is not known.
     pub pipeline: Option<Pipeline>,
+    /// Whether it was read, and not made here.
+    is_read: bool,
     /// How long lowering, or reading, took.
     pub time: Duration,
 }
@@ -41,18 +44,71 @@ pub struct Pipeline {
 /// Longest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
+/// What the PIPELINE argument says, before it is lowered.
+pub enum Opened {
+    /// A plan, how long reading took, and the pipeline that it is said to compute.
+    Plan(Box<Plan>, Duration, Option<Box<Pipeline>>),
+    /// A pipeline.
+    Pipeline(Box<Pipeline>),
+}
+
+/// Reads the PIPELINE argument; of a plan, also the pipeline that it is said to compute. Options for sizes are then the pipeline's.
+pub fn open(args: &PipelineArgs, reference: Option<&str>) -> Result<Opened, Failure> {
+    let begin = Instant::now();
+    match (args.is_plan(), reference) {
+        (true, None) => Ok(Opened::Plan(Box::new(read_plan(args)?), begin.elapsed(), None)),
+        (true, Some(reference)) => {
+            let pipeline = bind(&PipelineArgs { pipeline: reference.into(), ..args.clone() })?;
+            let sizes = PipelineArgs { shapes: Vec::new(), dims: Vec::new(), ..args.clone() };
+            let plan = read_plan(&sizes)?;
+            Ok(Opened::Plan(Box::new(plan), begin.elapsed(), Some(Box::new(pipeline))))
+        }
+        (false, None) => Ok(Opened::Pipeline(Box::new(bind(args)?))),
+        (false, Some(_)) => Err(Failure::with_help(
+            "`--reference` says what a plan computes, and a pipeline is its own reference",
+            "leave the option out",
+        )),
+    }
+}
+
+impl Opened {
+    /// Whether nothing says what it computes.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Opened::Plan(_, _, None))
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self, args: &PipelineArgs) -> u32 {
+        match self {
+            Opened::Plan(plan, ..) => plan.mesh.size(),
+            Opened::Pipeline(_) => args.ranks.unwrap_or(DEFAULT_RANKS),
+        }
+    }
+
+    /// Lowers it with the settings of the options, for the GPUs of a world where there is one.
+    pub fn lower(self, args: &PipelineArgs, world: Option<&World>) -> Result<Loaded, Failure> {
+        let pipeline = match self {
+            Opened::Pipeline(pipeline) => pipeline,
+            Opened::Plan(plan, time, reference) => {
+                let pipeline = reference.map(|pipeline| *pipeline);
+                return Ok(Loaded { plan: *plan, pipeline, is_read: true, time });
+            }
+        };
+        let mut config = chosen(args, &pipeline)?;
+        if let Some(world) = world {
+            gpus::fit(&mut config, world, args)?;
+        }
+        let begin = Instant::now();
+        let plan =
+            passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
+        let time = begin.elapsed();
+        Ok(Loaded { plan, pipeline: Some(*pipeline), is_read: false, time })
+    }
+}
+
 /// Makes or reads the plan.
 pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
-    let begin = Instant::now();
-    if is_plan(&args.pipeline) {
-        let plan = read_plan(args)?;
-        return Ok(Loaded { plan, pipeline: None, time: begin.elapsed() });
-    }
-    let pipeline = bind(args)?;
-    let config = chosen(args, &pipeline)?;
-    let begin = Instant::now();
-    let plan = passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
-    Ok(Loaded { plan, pipeline: Some(pipeline), time: begin.elapsed() })
+    open(args, None)?.lower(args, None)
 }
 
 /// [`load`], then the verifier.
@@ -73,28 +129,19 @@ impl Loaded {
         };
         let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
         Err(if failure.violations.iter().all(too_large) {
-            let help = match &self.pipeline {
-                Some(_) => "use smaller numbers (`--dim`, `--shape`)",
-                None => {
+            let help = match self.is_read {
+                false => "use smaller numbers (`--dim`, `--shape`)",
+                true => {
                     "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones"
                 }
             };
             Failure::with_help(failure.to_string().trim_end(), help)
-        } else if self.pipeline.is_some() {
+        } else if !self.is_read {
             Failure::new(format!("internal error, a pass is wrong: {failure}"))
         } else {
             Failure::new(failure.to_string())
         })
     }
-}
-
-/// Whether the argument is a plan's file: text or JSON.
-fn is_plan(path: &str) -> bool {
-    has_extension(path, "plan") || has_extension(path, "json")
-}
-
-fn has_extension(path: &str, extension: &str) -> bool {
-    Path::new(path).extension().is_some_and(|e| e == extension)
 }
 
 /// The text of a file that a person or mk has written; of one that does not end, a device say, no more than such a file may have.
@@ -143,7 +190,7 @@ fn looks_like_a_file(text: &str) -> bool {
 
 /// Reads and checks the pipeline, and gives its symbols numbers.
 pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
-    if is_plan(&args.pipeline) {
+    if args.is_plan() {
         return Err(Failure::with_help(
             format!("{} is a plan, which has its settings already", args.pipeline),
             "give the pipeline that it was made from",
@@ -196,18 +243,21 @@ pub fn gpu_name() -> String {
     found.unwrap_or_else(|_| DeviceModel::h200().gpu.clone())
 }
 
-/// Whether it is left to mk how to lower, as it is where no option says it.
+/// Whether the settings are left to mk.
 pub fn searched(args: &PipelineArgs) -> Result<bool, Failure> {
-    match args.lowering().first() {
-        Some(flag) if args.tuned => Err(Failure::with_help(
-            format!("`--tuned` leaves it to mk how to lower, and `{flag}` says it"),
+    match args.settings().next() {
+        Some((setting, value)) if args.tuned => Err(Failure::with_help(
+            format!(
+                "`--tuned` leaves settings to mk, and `--set {}={value}` sets one",
+                setting.name
+            ),
             "leave either out",
         )),
         first => Ok(first.is_none()),
     }
 }
 
-/// How the options say to lower, or how tuning does.
+/// The settings of the options, or those that `--tuned` finds.
 pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failure> {
     let given = config(args)?;
     if !args.tuned {
@@ -235,47 +285,7 @@ pub fn say_on_stderr(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// How the options say to lower.
+/// The world and the settings that the options say.
 pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
-    let mut default = Config::default();
-    if let Some(block) = args.block {
-        default.set_block(block);
-    }
-    Ok(Config {
-        ranks: args.ranks.unwrap_or(DEFAULT_RANKS),
-        sms: once("sms", &args.sms).map_err(Failure::new)?,
-        all_reduce: match args.all_reduce {
-            Some(AllReduce::OneShot) => passes::AllReduce::OneShot,
-            Some(AllReduce::ByColumns) => passes::AllReduce::ByColumns,
-            Some(AllReduce::TwoPhase) | None => passes::AllReduce::TwoPhase,
-        },
-        sums: match args.sums {
-            Some(Sums::After) => passes::Sums::After,
-            Some(Sums::Ring) => passes::Sums::Ring,
-            Some(Sums::OnWrite) => passes::Sums::OnWrite,
-            Some(Sums::Epilogue) => passes::Sums::Epilogue,
-            Some(Sums::Beside) | None => passes::Sums::Beside,
-        },
-        chunk_bytes: args.chunk_bytes.unwrap_or(default.chunk_bytes),
-        k_slices: args.k_slices.unwrap_or(default.k_slices),
-        gather: args.gather.unwrap_or(default.gather),
-        tail: args.tail.and_then(|tail| tail.0),
-        own_columns: args.own_columns.and_then(|columns| columns.0).map(NonZeroU32::get),
-        head: args.head.and_then(|head| head.0),
-        split_k: args.split_k.unwrap_or(default.split_k),
-        fold: match args.fold {
-            Some(Fold::Owner) => passes::Fold::Owner,
-            Some(Fold::Rank) | None => passes::Fold::Rank,
-        },
-        group_rows: args.group_rows.unwrap_or(default.group_rows),
-        consumers: match args.consumers {
-            Some(Consumers::PingPong) => passes::Consumers::PingPong,
-            Some(Consumers::Cooperative) | None => passes::Consumers::Cooperative,
-        },
-        tile_schedule: match args.tile_schedule {
-            Some(TileSchedule::Dynamic) => passes::Schedule::Dynamic,
-            Some(TileSchedule::Static) | None => passes::Schedule::Static,
-        },
-        ..default
-    })
+    args.config().map_err(Failure::new)
 }

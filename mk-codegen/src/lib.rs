@@ -6,6 +6,7 @@ pub mod emit;
 pub mod graph;
 pub mod ir;
 pub mod passes;
+pub mod settings;
 pub mod sim;
 pub mod target;
 pub mod trace;

@@ -6,7 +6,8 @@ use common::{CASES, plan};
 use mk_codegen::{
     cost::{Bound, DeviceModel, Prediction, Sample, error, fit, predict},
     ir::{Leaf, Plan},
-    passes::{Config, Consumers, Gather, Schedule, Sums, lower},
+    passes::lower,
+    settings::{Config, Consumers, Gather, Reduction, Schedule},
 };
 use mk_syntax::Program;
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ fn on_h200(plan: &Plan) -> Prediction {
 
 fn gather_gemm(m: u64, k: u64, n: u64, comm: u32) -> Prediction {
     on_h200(&with("gather(a) -> gemm(b)", &[("a", &[m, k]), ("b", &[k, n])], |c| {
-        c.sms.insert("intra_comm".into(), comm);
+        c.intra_comm_sms = Some(comm);
     }))
 }
 
@@ -119,7 +120,7 @@ fn ping_pong_hides_what_follows_the_steps() {
         let shapes: &[(&str, &[u64])] = &[("a", &[rows, 256]), ("b", &[256, 128])];
         let plan = with("gemm(a, b)", shapes, |c| {
             c.ranks = 1;
-            c.set_block([128, 128, 64]);
+            c.block = [128, 128, 64];
             c.consumers = consumers;
         });
         predict(&plan, &model).unwrap().total_s
@@ -164,7 +165,7 @@ fn what_bounds_it_is_named() {
 fn a_copy_engine_has_the_link_to_itself_and_pays_for_words() {
     let by_engine = |m: u64, n: u64, parts| {
         on_h200(&with("gather(a) -> gemm(b)", &[("a", &[m, m]), ("b", &[m, n])], |c| {
-            c.gather = Gather::Engine { parts };
+            c.gather = Gather::CopyEngine { parts };
         }))
     };
     let model = DeviceModel::h200();
@@ -180,7 +181,7 @@ fn a_copy_engine_has_the_link_to_itself_and_pays_for_words() {
     }
     // It begins late, where everything else waits for it.
     let plan = with("gather(a) -> gemm(b)", &[("a", &[4096, 4096]), ("b", &[4096, 4096])], |c| {
-        c.gather = Gather::Engine { parts: 1 };
+        c.gather = Gather::CopyEngine { parts: 1 };
     });
     let at_once = DeviceModel { engine_begin_s: 0.0, ..model.clone() };
     let late = on_h200(&plan).total_s - predict(&plan, &at_once).unwrap().total_s;
@@ -194,11 +195,11 @@ fn a_copy_engine_has_the_link_to_itself_and_pays_for_words() {
 /// Tiles that leave for peers and are dealt out, three and more to a CTA: the slowest CTA counts. Not where they stay, or are two.
 #[test]
 fn tiles_that_leave_take_longer_where_they_are_dealt_out() {
-    let total = |text, m: u64, tile_schedule| {
+    let total = |text, m: u64, tile_scheduler| {
         let shapes = [("a", [m, 16384]), ("b", [16384, 4096])];
         let shapes: Vec<(&str, &[u64])> = shapes.iter().map(|(n, s)| (*n, &s[..])).collect();
         on_h200(&with(text, &shapes, |c| {
-            (c.tile_schedule, c.sums) = (tile_schedule, Sums::After);
+            (c.tile_scheduler, c.reduction) = (tile_scheduler, Reduction::AfterLastWave);
         }))
         .total_s
     };
@@ -236,19 +237,16 @@ fn a_better_machine_is_not_slower() {
 fn what_a_tile_goes_on_with_costs_time() {
     let time = |sums, carry: f64| {
         let shapes: &[(&str, &[u64])] = &[("a", &[8192, 8192]), ("b", &[8192, 8192])];
-        let plan = with("gemm(a, b) -> reduce_scatter", shapes, |c| c.sums = sums);
+        let plan = with("gemm(a, b) -> reduce_scatter", shapes, |c| c.reduction = sums);
         let mut model = DeviceModel::h200().clone();
         model.carry_bytes_per_s = carry;
         predict(&plan, &model).unwrap().total_s
     };
     // Of 15 or 16 tiles of a CTA three quarters go on with 64 KiB, some of them while they would wait for a neighbour's anyway.
-    let (slow, fast) = (time(Sums::Ring, 10e9), time(Sums::Ring, 1e15));
+    let (slow, fast) = (time(Reduction::Ring, 10e9), time(Reduction::Ring, 1e15));
     let of_a_tile = 65536.0 / 10e9;
     assert!(slow - fast > 5.0 * of_a_tile && slow - fast < 12.0 * of_a_tile, "{slow} {fast}");
-    // A quarter of them end three sums each.
-    let (slow, fast) = (time(Sums::Epilogue, 10e9), time(Sums::Epilogue, 1e15));
-    assert!(slow - fast > 6.0 * of_a_tile && slow - fast < 15.0 * of_a_tile, "{slow} {fast}");
-    assert_eq!(time(Sums::After, 10e9), time(Sums::After, 1e15));
+    assert_eq!(time(Reduction::AfterLastWave, 10e9), time(Reduction::AfterLastWave, 1e15));
 }
 
 /// One H200, products alone, microseconds (decision 164).
@@ -283,10 +281,10 @@ fn settings_that_differ_in_nothing_else_rank_as_measured() {
         ))
         .total_s
     };
-    let eight = plan(|c| _ = c.sms.insert("intra_comm".into(), 8));
-    let many = plan(|c| _ = c.sms.insert("intra_comm".into(), 24));
+    let eight = plan(|c| c.intra_comm_sms = Some(8));
+    let many = plan(|c| c.intra_comm_sms = Some(24));
     assert!(many < eight);
-    assert!(plan(|c| c.sums = Sums::After) < eight);
+    assert!(plan(|c| c.reduction = Reduction::AfterLastWave) < eight);
 }
 
 #[test]
@@ -295,7 +293,7 @@ fn a_fit_finds_figures_again() {
     let mut samples = Vec::new();
     for (m, n, comm) in [(1024, 1024, 8), (2048, 1024, 16), (1024, 2048, 24)] {
         let plan = with("gather(a) -> gemm(b)", &[("a", &[m, 1024]), ("b", &[1024, n])], |c| {
-            c.sms.insert("intra_comm".into(), comm);
+            c.intra_comm_sms = Some(comm);
         });
         let seconds = predict(&plan, truth).unwrap().total_s;
         samples.push(Sample { plan, seconds });

@@ -6,7 +6,7 @@ use common::{CASES, VARIANTS, Variant, plan};
 use mk_codegen::{
     emit::{audit, emit, library},
     ir::{Consumers, Plan},
-    passes::Config,
+    settings::Config,
 };
 
 /// The part after the device library.
@@ -30,19 +30,13 @@ fn kernels_of_other_ways_of_lowering() {
         "split_one_shot",
         "tail_gathered",
         "slices_tail",
-        "own_slices_tail",
-        "head_dyn",
         "ring",
-        "on_write",
-        "epilogue",
         "rows64_one_shot",
-        "by_columns_parts",
         "by_columns_mlp",
         "ping_pong",
         "ping_pong_slices_tail",
         "engine",
         "queued_all_after",
-        "queued_epilogue",
     ] {
         let v = VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
         let plan = v.plan(v.case.2).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -65,22 +59,29 @@ fn a_tile_that_one_warpgroup_cannot_multiply_is_refused() {
 }
 
 #[test]
-fn tiles_that_cannot_go_on_with_sums_are_refused() {
-    let v = VARIANTS.iter().find(|v| v.case.0 == "epilogue").expect("there is one");
-    let text = v.plan(2).expect("lowers").to_string();
+fn partial_sums_that_a_loader_cannot_bring_are_refused() {
+    let v = VARIANTS.iter().find(|v| v.case.0 == "ring").expect("there is one");
+    let text = v.plan(4).expect("lowers").to_string();
+    let emits = |(from, to): (&str, &str)| {
+        assert!(text.contains(from), "{from}: {text}");
+        emit(&text.replacen(from, to, 1).parse().expect(to))
+    };
+    let read = " at inner when q == 1\n";
     for (from, to, says) in [
         ("store=tma", "store=direct", "only TMA stores tiles to peers"),
-        ("epilogue=carry", "epilogue=carry,relu", "behind their elementwise operations"),
-        (
-            " at inner each h in 1 when q == 1",
-            " at end each h in 1",
-            "in the second of two iterations",
-        ),
+        ("epilogue=carry", "epilogue=carry,relu", "`carry` is the last operation"),
+        (read, " at end\n", "of `carry` at end, in iterations [0] of 2"),
+        (read, " at inner\n", "in iterations [0, 1] of 2"),
+        (read, " at inner when q == 2\n", "in iterations [] of 2"),
+        (read, " at inner each h in 1 when q == 1\n", "one partial sum, without `each`"),
     ] {
-        assert!(text.contains(from), "{from}: {text}");
-        let error = emit(&text.replacen(from, to, 1).parse().expect(to)).expect_err(to);
-        assert!(error.to_string().contains(says), "{to}: {error}");
+        let error = emits((from, to)).expect_err(to).to_string();
+        assert!(error.contains(says), "{to}: {error}");
     }
+    // What counts is when it is read, and not how a plan says so.
+    let kernel = emits((read, " at inner when 1 < 2 * q\n")).expect("the second of two iterations");
+    let plain = emits((read, read)).expect("as lowered");
+    assert_eq!(generated(&kernel.cuda), generated(&plain.cuda));
 }
 
 #[test]
@@ -103,12 +104,12 @@ fn what_passes_through_the_cache_leaves_it_first() {
         let w = if source.contains("w.t") { "w" } else { "b" };
         let plan = plan(source, 1, &[("a", &a), (w, &b)]).unwrap_or_else(|e| panic!("{e}"));
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{e}"));
-        let says = generated(&kernel.cuda).contains(".b_once = true");
+        let says = generated(&kernel.cuda).contains(".b_evict_first = true");
         assert_eq!(says, once, "{source} {a:?} {b:?}");
     }
 }
 
-/// A stage is lent where there are more results than staging takes, and the next tile does not end without it.
+/// A stage is borrowed where there are more results than staging takes, and the next tile does not end without it.
 #[test]
 fn the_last_stage_takes_what_staging_does_not() {
     type Shapes = &'static [(&'static str, &'static [u64])];
@@ -120,10 +121,10 @@ fn the_last_stage_takes_what_staging_does_not() {
     const ACROSS: Shapes = &[("a", &[512, 1000]), ("b", &[512, 1024])];
     const GATED: Shapes = &[("a", &[1000, 512]), ("b", &[512, 2, 1024])];
     fn wide(c: &mut Config) {
-        c.set_block([128, 256, 64]);
+        c.block = [128, 256, 64];
     }
     fn in_turn(c: &mut Config) {
-        c.set_block([128, 128, 64]);
+        c.block = [128, 128, 64];
         c.consumers = Consumers::PingPong;
     }
     let (plain, f32) = ("gemm(a, b)", "gemm(a, b) -> cast(f32)");
@@ -133,16 +134,16 @@ fn the_last_stage_takes_what_staging_does_not() {
         (plain, FOUR_STEPS, wide, true),
         // And four stages.
         (plain, THREE_STEPS, wide, false),
-        (plain, DEEP, |c| c.set_block([128, 192, 64]), true),
-        (plain, DEEP, |c| c.set_block([256, 128, 64]), true),
+        (plain, DEEP, |c| c.block = [128, 192, 64], true),
+        (plain, DEEP, |c| c.block = [256, 128, 64], true),
         // Warps would overwrite what others read: panels of 64 bytes, and rows of A that lie across.
-        (plain, DEEP, |c| c.set_block([128, 160, 64]), false),
+        (plain, DEEP, |c| c.block = [128, 160, 64], false),
         ("gemm(a.t, b)", ACROSS, wide, false),
         // All of it fits.
-        (plain, DEEP, |c| c.set_block([128, 128, 64]), false),
-        (f32, DEEP, |c| c.set_block([64, 256, 64]), false),
+        (plain, DEEP, |c| c.block = [128, 128, 64], false),
+        (f32, DEEP, |c| c.block = [64, 256, 64], false),
         (gated, GATED, wide, false),
-        (f32, DEEP, |c| c.set_block([128, 128, 64]), true),
+        (f32, DEEP, |c| c.block = [128, 128, 64], true),
         // The other consumer multiplies meanwhile.
         (f32, DEEP, in_turn, false),
         // Nothing is staged.
@@ -150,11 +151,15 @@ fn the_last_stage_takes_what_staging_does_not() {
         // In a launch with few rows some tiles have one step.
         (dynamic, &[("b", &[512, 1024])], wide, false),
     ];
-    for (n, (source, shapes, set, lends)) in table.into_iter().enumerate() {
-        let plan = Variant { case: ("lent", source, 1, shapes), set }.plan(1);
+    for (n, (source, shapes, set, borrows)) in table.into_iter().enumerate() {
+        let plan = Variant { case: ("borrowed", source, 1, shapes), set }.plan(1);
         let plan = plan.unwrap_or_else(|e| panic!("{n}: {e}"));
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{n}: {e}"));
-        assert_eq!(generated(&kernel.cuda).contains(".lends = true"), lends, "{n}: {source}");
+        assert_eq!(
+            generated(&kernel.cuda).contains(".borrowed_stage = true"),
+            borrows,
+            "{n}: {source}"
+        );
     }
 }
 

@@ -2,7 +2,8 @@
 
 use mk_codegen::{
     ir::{Access, Expr, Plan},
-    passes::{self, Config},
+    passes,
+    settings::Config,
     valid::{self, Failure, Violation},
 };
 use mk_syntax::Program;

@@ -246,21 +246,23 @@ fn parts_of_steps_that_end_inside_a_tensor() {
     refused_of(TILE, &deep, "reads 144 of `b` along k, which are no multiple of 64");
 }
 
-/// Where the last of several conditions holds, a tile is added, too.
 #[test]
-fn several_places_that_tiles_are_added_to() {
-    let write = "  access c: write buf2 @ rank [0 : M, 0 : N] at end\n";
-    let to = |mode: &str, n: u32, i: u32| {
-        format!("  access c: {mode} buf{n} @ rank [0 : M, 0 : N] at end when i == {i}\n")
-    };
-    let places =
-        [to("write", 2, 0), to("write", 3, 1), to("accumulate", 2, 2), to("accumulate", 3, 3)];
-    let text = TILE
-        .replace(write, &places.concat())
-        .replace("store=tma\n", "store=tma\n  for i in 4\n")
-        .replace("role role0", "buffer buf3 \"d\" out bf16[M, N]\nrole role0");
-    let cuda = emit(&text.parse().expect("reads")).expect("emits").cuda;
-    assert!(cuda.contains("work.adds = (i == 2) || (i == 3);"), "{cuda}");
+fn tiles_that_are_added_to_what_memory_holds() {
+    let adds = [("access c: write", "access c: accumulate")];
+    refused_of(TILE, &adds, "no template adds tiles to what buf2 holds");
+}
+
+#[test]
+fn rows_that_lie_along_several_dimensions() {
+    let says = "rows of a tile lie one behind the other in buf2";
+    let c = ("0 : M, 0 : N] at end", "0 : M, 0 : 1, 0 : N] at end");
+    refused_of(TILE, &[("out bf16[M, N]", "out bf16[M, 1, N]"), c], says);
+    let says = "rows of `a` lie along several dimensions of buf0";
+    let a = ("[0 : M, 0 : K]", "[0 : 2, 0 : 64, 0 : K]");
+    refused_of(TILE, &[("\"a\" in bf16[M, K]", "\"a\" in bf16[2, 64, K]"), a], says);
+    let says = "rows of the right operand lie one behind the other";
+    let b = ("[0 : K, 0 : N] at", "[0 : K, 0 : 1, 0 : N] at");
+    refused_of(TILE, &[("\"b\" in bf16[K, N]", "\"b\" in bf16[K, 1, N]"), b], says);
 }
 
 /// The barriers of a role's tiles are one set, by one set of ids.
@@ -340,7 +342,7 @@ fn waits_at_the_end() {
     ];
     let text = signal.iter().fold(TILE.to_string(), |text, (from, to)| text.replace(from, to));
     let late = ("scope sys at start", "scope sys at end");
-    refused_of(&text, &[late], "e5 waits at end: waits stand at the start of a task");
+    refused_of(&text, &[late], "e5 waits at end, by loader: mma_tile waits by loader at start");
 }
 
 #[test]
@@ -399,4 +401,54 @@ fn places_that_an_epilogue_saves_to() {
     ];
     let text = gated.iter().fold(text, |text, (from, to)| text.replace(from, to));
     refused_of(&text, &[("out bf16[M, 2, N]", "out bf16[M, 3, N]")], says);
+}
+
+/// A leaf that no file of the emitter describes is named with its family, and not taken for another.
+#[test]
+fn leaves_without_emission() {
+    for (name, says) in [
+        ("ring_attention_registers", "no template runs attend_tile in role compute"),
+        ("two_nodes_nic", "no template sends over the network"),
+    ] {
+        let path = format!("{}/../tests/plans/{name}.plan", env!("CARGO_MANIFEST_DIR"));
+        let text = fs::read_to_string(path).expect("the fixture");
+        let error = emit(&text.parse().expect("reads")).expect_err(name).to_string();
+        assert!(error.contains(says), "{name}: {error}");
+    }
+}
+
+/// Rows that come with each launch, by value: however a plan writes them.
+#[test]
+fn rows_that_a_launch_decides() {
+    let copy = r#"plan "rows"
+mesh world=3
+target sm_90a
+dim dim0 M = 5000 runtime <= 5000
+buffer buf0 "x" in bf16[ROWS, 8]
+buffer buf1 "y" out bf16[ROWS, 8]
+role role0 compute ctas 1
+family fam0 "copy" role0 {
+  leaf copy_tile via=ldst stages=1
+  access src: read buf0 @ rank [0 : ROWS, 0 : 8] at start
+  access dst: write buf1 @ rank [0 : ROWS, 0 : 8] at end
+}
+"#;
+    let emits = |rows: &str| {
+        let plan: Plan = copy.replace("ROWS", rows).parse().unwrap_or_else(|e| panic!("{e}"));
+        emit(&plan).map(|k| k.runtime_dims[0].tensors.iter().map(|t| t.part).collect::<Vec<_>>())
+    };
+    for (rows, part) in [
+        ("M", false),
+        ("M + 1 - 1", false),
+        ("max(0, min((M + 2) / 3, M - rank * ((M + 2) / 3)))", true),
+        ("min(max(M - (M + 2) / 3 * rank, 0), (M + 2) / 3)", true),
+    ] {
+        assert_eq!(emits(rows).unwrap_or_else(|e| panic!("{rows}: {e}")), [part, part], "{rows}");
+    }
+    for rows in
+        ["M / 3", "M + 1", "min(M, 4999)", "max(0, min((M + 3) / 4, M - rank * ((M + 3) / 4)))"]
+    {
+        let error = emits(rows).expect_err(rows).to_string();
+        assert!(error.contains("more than its rows, or their part on each rank"), "{error}");
+    }
 }

@@ -343,7 +343,7 @@ fn warps_that_copy_and_multiply_take_their_tasks_in_order() {
     accepted(&(head.to_string() + &families.collect::<String>()));
 }
 
-/// Sums of two slots, with a bias and a matrix added.
+/// Reduction of two slots, with a bias and a matrix added.
 const FINISHED: &str = r#"plan "finished"
 mesh world=1
 target sm_90a

@@ -3,8 +3,8 @@
 use mk::{
     Diagnostics,
     function::{ArgumentError, FunctionError},
-    harness::HarnessError,
     runtime::{Error as RuntimeError, Fault},
+    sim::SimError,
 };
 use pyo3::prelude::*;
 
@@ -75,9 +75,14 @@ pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
             Class::Unsupported.error(py, error.to_string())
         }
         FunctionError::Lower(
-            mk::passes::LowerError::Config { .. } | mk::passes::LowerError::TooLarge { .. },
+            mk::passes::LowerError::Setting(_)
+            | mk::passes::LowerError::OutOfRange { .. }
+            | mk::passes::LowerError::TooLarge { .. },
         ) => Class::Argument.error(py, error.to_string()),
         FunctionError::Runtime(e) => runtime(py, &e),
+        FunctionError::Sim(e @ SimError::TooLarge { .. }) => {
+            Class::Argument.error(py, e.to_string())
+        }
         other => Class::Error.error(py, other.to_string()),
     }
 }
@@ -85,16 +90,6 @@ pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
 /// Whether it tells of a kernel that gave up.
 pub fn is_fault(error: &FunctionError) -> bool {
     matches!(error, FunctionError::Runtime(e) if class(e) == Class::Fault)
-}
-
-/// A run on the CPU executor that could not be made.
-pub fn harness(py: Python<'_>, error: HarnessError) -> PyErr {
-    match error {
-        HarnessError::TooLarge { .. } => Class::Argument.error(py, error.to_string()),
-        HarnessError::Unsupported { .. } => Class::Unsupported.error(py, error.to_string()),
-        HarnessError::Runtime(e) => runtime(py, &e),
-        other => Class::Error.error(py, other.to_string()),
-    }
 }
 
 /// A failure of the runtime.

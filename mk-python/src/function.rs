@@ -11,11 +11,11 @@ use mk::{
     build::Composition,
     emit,
     function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning, abi_dtype},
-    passes::Config,
     runtime::{
         InstanceOptions, StreamRef,
         jit::{JitOptions, find_nvrtc},
     },
+    settings::Config,
     tune::{self, Fuse},
 };
 use pyo3::{
@@ -39,7 +39,7 @@ use std::sync::{
 /// Inside ``torch.cuda.graph`` it must be bound before. Keep it while the graph is used; its workspace is then kept until
 /// ``close()`` or the end of the process.
 ///
-/// In a world of several GPUs in one process each argument is a list with one tensor per rank, and so is the result.
+/// In a world of several ranks in one process each argument is a list with one tensor per rank, and so is the result.
 ///
 /// A kernel that gave up (a peer that never came, say) raises FaultError at the next call, ``check`` or ``synchronize``.
 #[pyclass(frozen, module = "mk")]
@@ -64,15 +64,14 @@ struct Offline {
 /// A function of torch tensors from the text of a pipeline. Nothing is compiled yet: see ``Function``.
 ///
 /// ``shapes`` maps tensors to global shapes and ``dims`` symbols to extents. Neither is needed while shards are even: the
-/// global shape then follows from the tensors. ``sms`` sets the CTAs of a role (``{"intra_comm": 16}``), ``block`` the
-/// rows, columns and depth of a matrix product's tile, ``k_slices`` in how many slices of its columns a gathered operand travels, ``gather`` who pushes it ("sms", or the copy engine: "engine", in parts "engine/4"), ``chunk_bytes`` what one communication task moves to each peer at
-/// most, ``all_reduce`` how summands move ("two-phase", or "one-shot" or "by-columns" for few rows), ``sums`` whether CTAs of their own add
-/// ("beside") or those that multiply, when they are done ("after") or tile by tile ("ring", or in the owner's memory, "on-write", or in the epilogue of the owner's own tiles, "epilogue"), ``split_k`` into how many parts the inner dimension of a
-/// product before a sum is cut at most, ``fold`` who adds those ("rank", or the "owner" of the sum), ``consumers`` how the two warpgroups that multiply share tiles ("cooperative", or with tiles of 128 rows and at most 160 columns each in turn, "ping-pong"), ``group_rows`` how many blocks of rows are walked together before the next columns' tiles, ``tail`` how many blocks of rows at the end have smaller tiles: of how many columns, and in how many parts (``"1x64"``, ``"2x256/4"``), ``own_columns`` how many columns the tiles of a rank's own rows have where rows are gathered, fewer than the others, ``head`` how many tiles at the beginning have fewer columns, and how many columns, where a sum sends them (``"64x128"``), ``tile_schedule`` whether each CTA has every so many tiles and sums ("static") or whoever is free takes the next ("dynamic"); all ranks must say
-/// the same.
+/// global shape then follows from the tensors.
+///
+/// ``settings`` says how the kernel is made: a dict of names to ``str`` or ``int`` (``{"block": "128x128x64", "split_k": 2}``),
+/// or the text that `mk explain` prints (``"block=128x128x64 split_k=2"``). ``mk.SETTINGS`` lists them; all ranks must pass the same.
+/// With ``tuning``, and no settings given, they are those that `mk tune` measured to be the best, else those that the cost model takes for
+/// the best; rank 0 chooses for all.
+///
 /// ``wait_limit_s`` bounds each wait inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
-/// With ``tuning``, and none of these settings given, they are those that `mk tune` measured to be the best, else those that
-/// the cost model takes for the best; rank 0 chooses for all.
 /// With ``overlap`` launches of different functions do not wait for each other, if their CTAs fit the GPU together.
 /// ``fuse`` says whether the pipeline becomes one kernel: ``"always"``; ``"never"``, as a kernel for each operation with the
 /// elementwise ones that follow it, where it comes apart; or ``"auto"``, as the faster of the two by what was measured or
@@ -80,8 +79,8 @@ struct Offline {
 ///
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
-#[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, sms=None, block=None, chunk_bytes=None, k_slices=None, gather=None, all_reduce=None,
-                    sums=None, split_k=None, fold=None, consumers=None, group_rows=None, tail=None, own_columns=None, head=None, tile_schedule=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0, overlap=false, tuning=true, fuse="auto"))]
+#[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, settings=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0,
+                    overlap=false, tuning=true, fuse="auto"))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn compile(
     py: Python<'_>,
@@ -89,21 +88,7 @@ pub fn compile(
     world: Py<World>,
     shapes: Option<&Bound<'_, PyDict>>,
     dims: Option<&Bound<'_, PyDict>>,
-    sms: Option<&Bound<'_, PyDict>>,
-    block: Option<[u32; 3]>,
-    chunk_bytes: Option<u32>,
-    k_slices: Option<u32>,
-    gather: Option<&str>,
-    all_reduce: Option<&str>,
-    sums: Option<&str>,
-    split_k: Option<u32>,
-    fold: Option<&str>,
-    consumers: Option<&str>,
-    group_rows: Option<u32>,
-    tail: Option<&str>,
-    own_columns: Option<u32>,
-    head: Option<&str>,
-    tile_schedule: Option<&str>,
+    settings: Option<&Bound<'_, PyAny>>,
     wait_limit_s: f64,
     entry_limit_s: f64,
     reserve_sms: u32,
@@ -113,28 +98,13 @@ pub fn compile(
 ) -> PyResult<Function> {
     let program = parse(py, pipeline)?;
     let place = world.get().place();
-    let choices = options::Choices {
-        sms,
-        block,
-        chunk_bytes,
-        k_slices,
-        gather,
-        all_reduce,
-        sums,
-        split_k,
-        fold,
-        consumers,
-        group_rows,
-        tail,
-        own_columns,
-        head,
-        tile_schedule,
-    };
+    let given = options::Given::new(py, place.size(), settings)?;
+    let reserve_sms = given.reserve_sms(py, reserve_sms)?;
     let options = FunctionOptions {
         sizes: options::sizes(py, shapes, dims)?,
-        config: options::config(py, place.size(), &choices)?,
         fuse: options::fuse(py, fuse)?,
-        tuning: if tuning && !choices.given() { Tuning::Auto } else { Tuning::Off },
+        tuning: if tuning && !given.any() { Tuning::Auto } else { Tuning::Off },
+        config: given.config,
         jit: jit(py),
         instance: InstanceOptions {
             wait_limit: options::seconds(py, "wait_limit_s", wait_limit_s)?,
@@ -321,11 +291,11 @@ impl Function {
         for ((rank, call), (outputs, results)) in
             local.zip(&mut calls).zip(outputs.iter().zip(&results))
         {
-            let device = self.place().device(rank);
+            let device = self.place().gpu(py, rank)?;
             for (object, (dtype, _)) in outputs.iter().zip(results) {
-                call.outputs.push(torch.read("out", *dtype, device, object)?);
+                call.outputs.push(torch.read("out", *dtype, Some(device), object)?);
             }
-            streams.push(torch.stream(py, device.unwrap_or_default())?);
+            streams.push(torch.stream(py, device)?);
         }
         let handles: Vec<StreamRef> = streams.iter().map(|(_, handle)| *handle).collect();
         // The kernel runs later, and not on the default stream: torch must not give the memory away before. Also if the launch fails, which

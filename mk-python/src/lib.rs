@@ -29,6 +29,8 @@ mod _mk {
     #[pymodule_export]
     use super::function::{Function, close_kept, compile};
     #[pymodule_export]
+    use super::options::Setting;
+    #[pymodule_export]
     use super::plan::{Plan, plan};
     #[pymodule_export]
     use super::store::all_gather;
@@ -39,6 +41,7 @@ mod _mk {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let at_exit = module.py().import("atexit")?;
         at_exit.call_method1("register", (module.getattr("_close_kept")?,))?;
+        module.add("SETTINGS", options::table(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

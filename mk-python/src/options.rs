@@ -3,10 +3,13 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
-    passes::{AllReduce, Config, Consumers, Fold, Gather, Head, Schedule, Sums, Tail},
+    settings::{self, Config, SETTINGS},
     tune::Fuse,
 };
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{
+    prelude::*,
+    types::{PyBool, PyDict, PyInt, PyString, PyTuple},
+};
 use std::{collections::BTreeMap, time::Duration};
 
 /// `shapes` and `dims`.
@@ -23,124 +26,110 @@ pub fn sizes(
     })
 }
 
-/// What decides a plan beside its sizes, as it was passed.
-pub struct Choices<'a, 'py> {
-    pub sms: Option<&'a Bound<'py, PyDict>>,
-    pub block: Option<[u32; 3]>,
-    pub chunk_bytes: Option<u32>,
-    pub k_slices: Option<u32>,
-    pub gather: Option<&'a str>,
-    pub all_reduce: Option<&'a str>,
-    pub sums: Option<&'a str>,
-    pub split_k: Option<u32>,
-    pub fold: Option<&'a str>,
-    pub consumers: Option<&'a str>,
-    pub group_rows: Option<u32>,
-    pub tail: Option<&'a str>,
-    pub own_columns: Option<u32>,
-    pub head: Option<&'a str>,
-    pub tile_schedule: Option<&'a str>,
+/// One setting, as ``mk.SETTINGS`` lists it: a row of the table that the command line and searches use.
+#[pyclass(frozen, get_all, module = "mk")]
+pub struct Setting {
+    /// Its name.
+    name: &'static str,
+    /// One line about it.
+    doc: &'static str,
+    /// The texts that it takes.
+    form: String,
+    /// Its text where nothing is said.
+    default: String,
 }
 
-impl Choices<'_, '_> {
-    /// Whether there is any.
-    pub fn given(&self) -> bool {
-        let words = [
-            self.tail,
-            self.head,
-            self.gather,
-            self.all_reduce,
-            self.sums,
-            self.fold,
-            self.consumers,
-            self.tile_schedule,
-        ]
-        .iter()
-        .any(Option::is_some);
-        let numbers =
-            [self.chunk_bytes, self.k_slices, self.split_k, self.group_rows, self.own_columns]
-                .iter()
-                .any(Option::is_some);
-        words || numbers || self.sms.is_some() || self.block.is_some()
+#[pymethods]
+impl Setting {
+    fn __repr__(&self) -> String {
+        let Setting { name, form, default, .. } = self;
+        format!("<mk.Setting {name}={default}, of {form}>")
     }
 }
 
-/// These choices, over the defaults.
-pub fn config(py: Python<'_>, ranks: u32, choices: &Choices<'_, '_>) -> PyResult<Config> {
-    let mut default = Config::default();
-    if let Some(block) = choices.block {
-        default.set_block(block);
-    }
-    let sms = choices.sms.map(|d| map(py, d, "sms", "the name of a role to a number of CTAs"));
-    let number = |name, given: Option<u32>, default| match given {
-        Some(0) => Err(Class::Argument.error(py, format!("{name} is 0, and must be at least 1"))),
-        given => Ok(given.unwrap_or(default)),
+/// All of them, in the order in which they are printed.
+pub fn table(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+    let default = Config::default();
+    let row = |s: &'static settings::Setting| Setting {
+        name: s.name,
+        doc: s.doc,
+        form: settings::accepted(s),
+        default: (s.get)(&default),
     };
-    let all_reduce = [
-        ("two-phase", AllReduce::TwoPhase),
-        ("one-shot", AllReduce::OneShot),
-        ("by-columns", AllReduce::ByColumns),
-    ];
-    let fold = [("rank", Fold::Rank), ("owner", Fold::Owner)];
-    let consumers = [("cooperative", Consumers::Cooperative), ("ping-pong", Consumers::PingPong)];
-    let schedule = [("static", Schedule::Static), ("dynamic", Schedule::Dynamic)];
-    let tail = choices.tail.map(|text| {
-        text.parse::<Tail>().map_err(|e| Class::Argument.error(py, format!("tail: {e}")))
-    });
-    let head = choices.head.map(|text| {
-        text.parse::<Head>().map_err(|e| Class::Argument.error(py, format!("head: {e}")))
-    });
-    let gather = choices.gather.map(|text| {
-        text.parse::<Gather>().map_err(|e| Class::Argument.error(py, format!("gather: {e}")))
-    });
-    let which = [
-        ("beside", Sums::Beside),
-        ("after", Sums::After),
-        ("ring", Sums::Ring),
-        ("on-write", Sums::OnWrite),
-        ("epilogue", Sums::Epilogue),
-    ];
-    Ok(Config {
-        ranks,
-        sms: sms.transpose()?.unwrap_or_default(),
-        chunk_bytes: number("chunk_bytes", choices.chunk_bytes, default.chunk_bytes)?,
-        k_slices: number("k_slices", choices.k_slices, default.k_slices)?,
-        all_reduce: one_of(py, "all_reduce", choices.all_reduce, all_reduce, default.all_reduce)?,
-        sums: one_of(py, "sums", choices.sums, which, default.sums)?,
-        split_k: number("split_k", choices.split_k, default.split_k)?,
-        fold: one_of(py, "fold", choices.fold, fold, default.fold)?,
-        group_rows: number("group_rows", choices.group_rows, default.group_rows)?,
-        consumers: one_of(py, "consumers", choices.consumers, consumers, default.consumers)?,
-        gather: gather.transpose()?.unwrap_or_default(),
-        tail: tail.transpose()?,
-        own_columns: choices.own_columns,
-        head: head.transpose()?,
-        tile_schedule: one_of(
-            py,
-            "tile_schedule",
-            choices.tile_schedule,
-            schedule,
-            default.tile_schedule,
-        )?,
-        ..default
-    })
+    let rows: Vec<_> = SETTINGS.iter().map(|s| Py::new(py, row(s))).collect::<PyResult<_>>()?;
+    PyTuple::new(py, rows)
 }
 
-/// The value that a word stands for.
-fn one_of<T: Copy, const N: usize>(
-    py: Python<'_>,
-    name: &str,
-    given: Option<&str>,
-    words: [(&str, T); N],
-    default: T,
-) -> PyResult<T> {
-    let Some(given) = given else { return Ok(default) };
-    // Also as plans print it: `ping_pong` is `ping-pong`.
-    let spelt = given.replace('_', "-");
-    words.iter().find(|(word, _)| *word == spelt).map(|(_, value)| *value).ok_or_else(|| {
-        let all = words.map(|(word, _)| format!("\"{word}\"")).join(" or ");
-        Class::Argument.error(py, format!("{name} is {given:?}, and must be {all}"))
-    })
+/// The keyword argument ``settings``: a dict of names to ``str`` or ``int``, or the text that ``mk explain`` prints.
+pub struct Given {
+    /// The defaults, with the given settings in their place.
+    pub config: Config,
+    /// The names that are given.
+    names: Vec<String>,
+}
+
+impl Given {
+    pub fn new(py: Python<'_>, ranks: u32, given: Option<&Bound<'_, PyAny>>) -> PyResult<Given> {
+        let mut this = Given { config: Config { ranks, ..Config::default() }, names: Vec::new() };
+        let Some(given) = given else { return Ok(this) };
+        let words = match given.cast::<PyDict>() {
+            Ok(dict) => dict.iter().map(|(name, value)| word(py, &name, &value)).collect(),
+            Err(_) => given.extract::<String>().map_err(|_| not_settings(py, given)),
+        };
+        let words: String = words?;
+        settings::read(&mut this.config, &words)
+            .map_err(|e| Class::Argument.error(py, e.to_string()))?;
+        let names = words.split_whitespace().filter_map(|word| word.split_once('='));
+        this.names = names.map(|(name, _)| name.to_string()).collect();
+        Ok(this)
+    }
+
+    /// Whether there is any.
+    pub fn any(&self) -> bool {
+        !self.names.is_empty()
+    }
+
+    /// SMs that the function keeps free: given by the keyword, or by the setting.
+    pub fn reserve_sms(&self, py: Python<'_>, keyword: u32) -> PyResult<u32> {
+        let setting = self.config.reserved_sms;
+        match self.names.iter().any(|name| name == "reserved_sms") {
+            false => Ok(keyword),
+            true if keyword == 0 || keyword == setting => Ok(setting),
+            true => Err(Class::Argument.error(
+                py,
+                format!("reserve_sms is {keyword}, and the setting reserved_sms is {setting}\n  help: give one of them"),
+            )),
+        }
+    }
+}
+
+/// A setting as text, with a space behind it.
+fn word(py: Python<'_>, name: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let whole = value.is_instance_of::<PyInt>() && !value.is_instance_of::<PyBool>();
+    let text = match whole || value.is_instance_of::<PyString>() {
+        true => value.str()?.extract::<String>().ok(),
+        false => None,
+    };
+    // A blank would begin another setting.
+    let plain = |text: &String| !text.contains(char::is_whitespace);
+    match (name.extract::<String>().ok().filter(plain), text.filter(plain)) {
+        (Some(name), Some(text)) => Ok(format!("{name}={text} ")),
+        _ => {
+            let item = format!("{}: {}", name.repr()?, value.repr()?);
+            Err(Class::Argument.error(
+                py,
+                format!("settings maps a name to a str or an int, and has {{{item}}}\n  help: for instance settings={{\"block\": \"128x128x64\", \"split_k\": 2}}; mk.SETTINGS lists them"),
+            ))
+        }
+    }
+}
+
+fn not_settings(py: Python<'_>, given: &Bound<'_, PyAny>) -> PyErr {
+    let kind = given.get_type().name().map(|n| n.to_string()).unwrap_or_default();
+    Class::Argument.error(
+        py,
+        format!("settings is a {kind}, and must be a dict of names to str or int, or a text such as \"block=128x128x64 split_k=2\""),
+    )
 }
 
 /// Whether to fuse.

@@ -98,7 +98,7 @@ def replays(f):
 
 def filled_just_before(world):
     """Copy engines send what the caller's streams fill behind a delay right before the calls, on two streams in turn, and clear behind them."""
-    f = mk.compile(LINEAR, world, gather="engine/2")
+    f = mk.compile(LINEAR, world, settings={"gather": "copy_engine/2"})
     whole = [random(512 * SIZE, 1024, seed=seed) for seed in range(12)]
     b = chunk(random(1024, 256 * SIZE, seed=99), 1)
     parts = [chunk(a, 0) for a in whole]
@@ -263,7 +263,7 @@ def side_by_side(world):
 
 def disagreement(world):
     """Ranks that compile different kernels are told so when they bind."""
-    f = mk.compile(LINEAR, world, sms={"intra_comm": 8 + 4 * (RANK % 2)})
+    f = mk.compile(LINEAR, world, settings={"intra_comm_sms": 8 + 4 * (RANK % 2)})
     try:
         f.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
         raise AssertionError("different kernels were bound")
@@ -273,7 +273,7 @@ def disagreement(world):
 
 def uncompiled(world):
     """The last rank has no kernel: all are told so at once, and the world is as good as before."""
-    f = mk.compile(LINEAR, world, sms={"intra_comm": 8 if RANK < SIZE - 1 else 4000})
+    f = mk.compile(LINEAR, world, settings={"intra_comm_sms": 8 if RANK < SIZE - 1 else 4000})
     begin = time.monotonic()
     try:
         f.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})

@@ -467,9 +467,9 @@ class Refusals(unittest.TestCase):
 
 class Plans(unittest.TestCase):
     def test_what_the_command_prints(self):
-        plan = mk.plan("gather(a) -> gemm(b)", ranks=4, shapes={"a": (512, 256), "b": (256, 1024)}, sms={"intra_comm": 20})
+        plan = mk.plan("gather(a) -> gemm(b)", ranks=4, shapes={"a": (512, 256), "b": (256, 1024)}, settings={"intra_comm_sms": 20})
         text = plan.explain()
-        for words in ("machine    4 ranks of NVIDIA H200", "intra_comm=20", "as the options say", "bound by", "roles", "other settings"):
+        for words in ("machine    4 ranks of NVIDIA H200", "intra_comm_sms=20", "as the options say", "bound by", "roles", "other settings"):
             self.assertIn(words, text)
         self.assertIn("apart      gather", text)
         self.assertTrue(text.endswith("made       one kernel: as the options say\n"), text)

@@ -14,6 +14,7 @@ import time
 import unittest
 
 import fake_torch
+from dense import Dense
 
 torch = fake_torch.install()
 
@@ -69,17 +70,30 @@ class Plans(Case):
 
     def test_simulation_agrees_with_the_reference(self):
         plan = mk.plan(MLP, ranks=2, dims={"M": 128, "K": 64, "F": 256})
-        errors = plan.simulate(launches=2, seed=3, schedule="reversed")
-        self.assertEqual([len(ranks) for ranks in errors], [2, 2])
-        for error in sum(errors, []):
+        case = Dense(plan, seed=3)
+        errors = case.errors(schedule="reversed", seed=3)
+        self.assertEqual(len(errors), 2)
+        for error in errors:
             self.assertGreater(error, 0.0)  # bfloat16 rounds
             self.assertLess(error, 1e-2)
+        # Another order gives the same bits.
+        self.assertEqual(plan.simulate(case.inputs), plan.simulate(case.inputs, schedule="reversed"))
         with self.raises(mk.ArgumentError, "schedule"):
-            plan.simulate(schedule="sometimes")
+            plan.simulate(case.inputs, schedule="sometimes")
         with self.raises(mk.ArgumentError, "no rank 2", "0 to 1"):
-            plan.simulate(schedule="starve:2")
-        with self.raises(mk.ArgumentError, "at least 1"):
-            plan.simulate(launches=0)
+            plan.simulate(case.inputs, schedule="starve:2")
+
+    def test_simulations_take_what_fits(self):
+        plan = mk.plan(LINEAR, ranks=2, shapes={"a": (4, 8), "b": (8, 16)})
+        good = Dense(plan).inputs
+        with self.raises(mk.ArgumentError, "1 lists of tensors", "2 are needed"):
+            plan.simulate(good[:1])
+        with self.raises(mk.ArgumentError, "rank 1", "no parameter `c`"):
+            plan.simulate([good[0], {**good[1], "c": []}])
+        with self.raises(mk.ArgumentError, "1 tensors were given", "2 are needed"):
+            plan.simulate([good[0], {"a": good[1]["a"]}])
+        with self.raises(mk.ArgumentError, "`b`", "rank 1"):
+            plan.simulate([good[0], {**good[1], "b": [1.0]}])
 
     def test_rows_that_come_with_a_launch(self):
         text = """pub fn f<M: dyn <= 1024>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) -> bf16[M, N] @ shard(1) {
@@ -89,88 +103,7 @@ class Plans(Case):
         inputs, outputs = plan.local_shapes(1)
         self.assertEqual(inputs, {"a": (150, 64), "b": (64, 64)})
         self.assertEqual(list(outputs.values()), [(300, 64)])
-        self.assertLess(max(sum(plan.simulate(), [])), 1e-2)
-
-    def test_large_simulations_are_refused(self):
-        plan = mk.plan(LINEAR, ranks=2, shapes={"a": (8192, 8192), "b": (8192, 8192)})
-        with self.raises(mk.ArgumentError, "multiply-adds"):
-            plan.simulate()
-
-    def test_the_split_can_be_set(self):
-        shapes = {"a": (512, 256), "b": (256, 1024)}
-        plan = mk.plan(LINEAR, ranks=4, shapes=shapes, sms={"intra_comm": 20}, block=(128, 128, 64))
-        self.assertEqual(plan.roles["intra_comm"], 20)
-        with self.raises(mk.ArgumentError, "sms maps the name of a role", "'intra_comm': 'all'"):
-            mk.plan(LINEAR, ranks=4, shapes=shapes, sms={"intra_comm": "all"})
-
-    def test_chunks_and_the_way_to_reduce_can_be_set(self):
-        shapes = {"a": (512, 256), "b": (256, 1024)}
-        small, large = (mk.plan(LINEAR, ranks=4, shapes=shapes, chunk_bytes=n) for n in (8192, 1 << 20))
-        self.assertNotEqual(str(small), str(large))
-        with self.raises(mk.ArgumentError, "chunk_bytes is 0"):
-            mk.plan(LINEAR, ranks=4, shapes=shapes, chunk_bytes=0)
-        reduce = "gemm(a, b) -> all_reduce"
-        ways = [mk.plan(reduce, ranks=4, shapes=shapes, all_reduce=w) for w in (None, "two-phase", "one-shot", "by-columns")]
-        self.assertEqual(str(ways[0]), str(ways[1]))
-        self.assertEqual(len({str(way) for way in ways}), 3)
-        with self.raises(mk.ArgumentError, "one-shot", '"ring"'):
-            mk.plan(reduce, ranks=4, shapes=shapes, all_reduce="ring")
-        with self.raises(mk.ArgumentError, "one-shot"):
-            mk.compile(reduce, mk.World.offline(4), all_reduce="ring")
-
-    def test_how_warpgroups_share_tiles_can_be_set(self):
-        shapes = {"a": (1024, 256), "b": (256, 1024)}
-
-        def plan(**choices):
-            return str(mk.plan(LINEAR, ranks=4, shapes=shapes, **choices))
-
-        block = (128, 160, 64)
-        self.assertEqual(plan(block=block), plan(block=block, consumers="cooperative"))
-        # As many stages as fit.
-        self.assertIn("block=128x160x64 stages=5", plan(block=block))
-        self.assertIn("consumers=ping_pong", plan(block=block, consumers="ping-pong"))
-        self.assertNotEqual(plan(), plan(group_rows=1))
-        with self.raises(mk.ArgumentError, "group_rows is 0"):
-            plan(group_rows=0)
-        with self.raises(mk.ArgumentError, "no warpgroup multiplies a tile of 128 x 256"):
-            plan(consumers="ping-pong")
-        with self.raises(mk.ArgumentError, '"cooperative" or "ping-pong"', '"alone"'):
-            plan(consumers="alone")
-        self.assertEqual(plan(), plan(tile_schedule="static"))
-        self.assertIn("schedule dynamic", plan(tile_schedule="dynamic"))
-        with self.raises(mk.ArgumentError, '"static" or "dynamic"', '"queue"'):
-            plan(tile_schedule="queue")
-
-    def test_where_sums_are_made_and_how_depth_is_cut_can_be_set(self):
-        shapes, scatter = {"a": (512, 4096), "b": (4096, 512)}, "gemm(a, b) -> reduce_scatter"
-        plain = str(mk.plan(scatter, ranks=4, shapes=shapes))
-        self.assertEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, sums="beside", split_k=1)))
-        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=shapes, sums="after")))
-        split = str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2))
-        self.assertNotEqual(plain, split)
-        self.assertEqual(split, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2, fold="rank")))
-        self.assertNotEqual(split, str(mk.plan(scatter, ranks=4, shapes=shapes, split_k=2, fold="owner")))
-        with self.raises(mk.ArgumentError, '"beside" or "after"', '"never"'):
-            mk.plan(scatter, ranks=4, shapes=shapes, sums="never")
-        linear = {"a": (1024, 256), "b": (256, 1024)}
-        plain = str(mk.plan(LINEAR, ranks=4, shapes=linear))
-        self.assertNotEqual(plain, str(mk.plan(LINEAR, ranks=4, shapes=linear, tail="1x64")))
-        self.assertNotEqual(plain, str(mk.plan(LINEAR, ranks=4, shapes=linear, own_columns=64)))
-        with self.raises(mk.ArgumentError, "own rows in tiles of 100 columns"):
-            mk.plan(LINEAR, ranks=4, shapes=linear, own_columns=100)
-        several = {"a": (1024, 256), "b": (256, 512)}
-        plain = str(mk.plan(scatter, ranks=4, shapes=several))
-        self.assertNotEqual(plain, str(mk.plan(scatter, ranks=4, shapes=several, head="16x128")))
-        with self.raises(mk.ArgumentError, "16 first tiles of 96 columns"):
-            mk.plan(scatter, ranks=4, shapes=shapes, head="16x96")
-        with self.raises(mk.ArgumentError, "head: `1x` is not TILESxCOLUMNS, for instance 64x128"):
-            mk.plan(scatter, ranks=4, shapes=shapes, head="1x")
-        with self.raises(mk.ArgumentError, "a tail of 1 blocks"):
-            mk.plan(LINEAR, ranks=4, shapes=linear, tail="1x256")
-        with self.raises(mk.ArgumentError, "is not BLOCKSxCOLUMNS"):
-            mk.plan(LINEAR, ranks=4, shapes=linear, tail="1")
-        with self.raises(mk.ArgumentError, "split_k is 0"):
-            mk.plan(scatter, ranks=4, shapes=shapes, split_k=0)
+        self.assertLess(max(Dense(plan).errors()), 1e-2)
 
     def test_kernels_are_compiled_ahead(self):
         plan = mk.plan(LINEAR, ranks=4, shapes={"a": (512, 256), "b": (256, 1024)})
@@ -188,6 +121,74 @@ class Plans(Case):
                 self.assertIn("nvrtc", run.stderr.lower())
                 return
             self.assertTrue(list(pathlib.Path(folder).rglob("*")), plan.name)
+
+
+class Settings(Case):
+    SHAPES = {"a": (512, 256), "b": (256, 1024)}
+
+    def plan(self, settings=None, text=LINEAR):
+        return mk.plan(text, ranks=4, shapes=self.SHAPES, settings=settings)
+
+    def test_a_dict_or_a_text(self):
+        given = {"intra_comm_sms": 20, "block": "128x128x64", "chunk_bytes": "8192"}
+        plan = self.plan(given)
+        self.assertEqual(plan.roles["intra_comm"], 20)
+        self.assertEqual(str(plan), str(self.plan("block=128x128x64 chunk_bytes=8192  intra_comm_sms=20")))
+        self.assertNotEqual(str(plan), str(self.plan()))
+        for nothing in ({}, ""):
+            self.assertEqual(str(self.plan()), str(self.plan(nothing)))
+        offline = mk.compile(LINEAR, mk.World.offline(4), settings=given).bind(shapes=self.SHAPES)
+        self.assertEqual(str(plan), str(offline))
+
+    def test_settings_of_a_plan_make_it_again(self):
+        plan = self.plan("block=128x128x64 k_slices=4 last_wave=1x64 tile_scheduler=dynamic")
+        [settings] = plan.settings
+        self.assertEqual((settings["block"], settings["k_slices"]), ("128x128x64", "4"))
+        self.assertEqual(str(plan), str(self.plan(settings)))
+
+    def test_every_setting_is_listed_with_a_default_that_changes_nothing(self):
+        names = [s.name for s in mk.SETTINGS]
+        self.assertEqual(len(names), len(set(names)))
+        plain = str(self.plan())
+        for setting in mk.SETTINGS:
+            self.assertTrue(setting.doc and setting.form)
+            self.assertEqual(plain, str(self.plan({setting.name: setting.default})), setting)
+        block = mk.SETTINGS[names.index("block")]
+        self.assertEqual((block.form, block.default), ("ROWSxCOLUMNSxDEPTH", "128x256x64"))
+        self.assertEqual(repr(block), "<mk.Setting block=128x256x64, of ROWSxCOLUMNSxDEPTH>")
+
+    def test_values_that_do_not_fit(self):
+        for settings, words in (
+            ({"blok": "1x1x1"}, ("there is no setting `blok`", "block, stages")),
+            ({"consumers": "both"}, ("`both` is no value of `consumers`", "cooperative | ping_pong")),
+            ({"consumers": "ping_pong"}, ("no warpgroup multiplies a tile of 128 x 256",)),
+            ({"split_k": -1}, ("`-1` is no value of `split_k`",)),
+            ({"split_k": 2**40}, ("is no value of `split_k`",)),
+            ({"group_m": 0}, ("`group_m=0`", "use 1 or more")),
+            ({"last_wave": "1x256"}, ("`last_wave=1x256`", "fewer columns than the other tiles have")),
+            ({"split_k": True}, ("a name to a str or an int", "{'split_k': True}")),
+            ({"block": (128, 128, 64)}, ("a name to a str or an int", "(128, 128, 64)", "mk.SETTINGS")),
+            ({"split_k": 2.0}, ("a name to a str or an int",)),
+            ({"split_k": "2 stages=4"}, ("a name to a str or an int",)),
+            ({2: 2}, ("a name to a str or an int",)),
+            ("split_k", ("`split_k` is no setting", "NAME=VALUE")),
+            ("split_k=1 split_k=2", ("`split_k` is given twice",)),
+            (["split_k=1"], ("settings is a list", "a dict of names to str or int")),
+        ):
+            with self.subTest(settings=settings), self.raises(mk.ArgumentError, *words):
+                self.plan(settings)
+        with self.raises(mk.ArgumentError, "`ring` is no value of `all_reduce`", "one_shot"):
+            mk.compile("gemm(a, b) -> all_reduce", mk.World.offline(4), settings={"all_reduce": "ring"})
+
+    def test_reserved_sms_are_one_thing(self):
+        world = mk.World.offline(4)
+        bound = [
+            mk.compile(LINEAR, world, **given).bind(shapes=self.SHAPES)
+            for given in ({"reserve_sms": 16}, {"settings": {"reserved_sms": 16}}, {"reserve_sms": 16, "settings": "reserved_sms=16"})
+        ]
+        self.assertEqual([sum(plan.roles.values()) for plan in bound], [116] * 3)
+        with self.raises(mk.ArgumentError, "reserve_sms is 8, and the setting reserved_sms is 16"):
+            mk.compile(LINEAR, world, reserve_sms=8, settings={"reserved_sms": 16})
 
 
 class Mistakes(Case):
@@ -311,8 +312,11 @@ class Calls(Case):
         for n, ctas in ((0, 132), (16, 116)):
             roles = mk.compile(MLP, mk.World.offline(4), reserve_sms=n).bind(dims={"M": 128, "K": 64, "F": 64}).roles
             self.assertEqual(sum(roles.values()), ctas)
-        f = mk.compile(MLP, mk.World.offline(4), reserve_sms=116, sms={"compute": 30})
-        with self.raises(mk.ArgumentError, "do not fit 16 SMs, beside those that are reserved"):
+        # Of few SMs communication has a quarter by default.
+        few = mk.compile(MLP, mk.World.offline(4), reserve_sms=116).bind(dims={"M": 128, "K": 64, "F": 64}).roles
+        self.assertEqual((few["compute"], few["intra_comm"]), (12, 4))
+        f = mk.compile(MLP, mk.World.offline(4), reserve_sms=116, settings={"compute_sms": 30})
+        with self.raises(mk.ArgumentError, "do not fit 16 SMs beside the 116 that are reserved"):
             f.bind(dims={"M": 128, "K": 64, "F": 64})
 
     def test_options(self):
@@ -323,6 +327,12 @@ class Calls(Case):
         with self.raises(mk.ArgumentError, "rank 2 of 2"):
             mk.World.offline(2, rank=2)
         self.assertEqual(repr(world), "<mk.World of 2 ranks: [0], offline>")
+        self.assertIsNone(world.sm_budget)
+        for n in (0, 65):
+            with self.raises(mk.ArgumentError, f"a world has 1 to 64 ranks, not {n}"):
+                mk.World.local(n, gpu=0)
+        with self.assertRaises(TypeError):
+            mk.World.local(2, 0)
         self.assertEqual(repr(self.f), "<mk.Function mlp(x, w, v) on 4 ranks>")
         self.assertEqual((world.size, world.ranks, world.devices), (2, [0], []))
 
@@ -354,9 +364,9 @@ class Apart(Case):
             self.bind("sometimes")
 
     def test_parts_compute_what_the_pipeline_does(self):
-        errors = self.bind("never").simulate(launches=2)
-        self.assertEqual([len(ranks) for ranks in errors], [3, 3])
-        self.assertTrue(all(0.0 < error < 1e-2 for error in sum(errors, [])), errors)
+        errors = Dense(self.bind("never")).errors()
+        self.assertEqual(len(errors), 3)
+        self.assertTrue(all(0.0 < error < 1e-2 for error in errors), errors)
 
     def test_what_has_no_kernel_as_a_whole_comes_apart(self):
         text = "pub fn last(x: bf16[M, K] @ shard(0), w: bf16[K, F]) -> bf16[M, F] { gemm(x, w) -> gelu -> gather }"
@@ -385,8 +395,7 @@ class Training(Case):
             for ranks in 1, 2, 3, 4:
                 plan = mk.compile(text, mk.World.offline(ranks)).bind(dims=dims)
                 self.assertTrue(plan.fused, f"{name}: {plan.verdict}")
-                errors = sum(plan.simulate(launches=1), [])
-                self.assertLess(max(errors), 1e-2, f"{name} on {ranks} ranks")
+                self.assertLess(max(Dense(plan).errors()), 1e-2, f"{name} on {ranks} ranks")
 
 
 class Rendezvous(Case):

@@ -172,7 +172,7 @@ MK_DEVICE void hand_over_panels(u32 bar) {
 }
 
 // Registers to panels, for the storer. Staging is small, so that the ring can keep its stages: what fills more begins with the
-// lent ones; where those do not suffice, it waits until panels have been read.
+// borrowed ones; where those do not suffice, it waits until panels have been read.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
                           const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging,
@@ -193,19 +193,19 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
         finish_16_columns<Config>(hooks, tile, row, Config::first_col(consumer) + g * 16, first + j * 8, packed[j]);
       }
       const u32 p = m * kAcross + n;
-      const bool lent = p + 1 <= Config::kLentPanels;  // not `<`: there may be none, and nothing is below that
-      if (!lent) mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
-      const u32 panel = lent ? smem.lent_panel(ring, consumer, p) : smem.panel(consumer, mine.stage);
+      const bool borrowed = p + 1 <= Config::kBorrowedPanels;  // not `<`: there may be none, and nothing is below that
+      if (!borrowed) mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
+      const u32 panel = borrowed ? smem.borrowed_panel(ring, consumer, p) : smem.panel(consumer, mine.stage);
       if constexpr (Config::kOut == Dtype::F32) {
         stage_f32_panel(panel, first);
       } else {
         stage_panel<Config>(panel, packed);
       }
-      if (!lent) {
+      if (!borrowed) {
         hand_over_panels<Edges>(smem.staging_full(consumer, mine.stage));
         mine.advance();
-      } else if (p + 1 == Config::kLentPanels) {
-        hand_over_panels<Edges>(smem.lent_full(consumer));
+      } else if (p + 1 == Config::kBorrowedPanels) {
+        hand_over_panels<Edges>(smem.borrowed_full(consumer));
       }
     }
   }

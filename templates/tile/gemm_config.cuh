@@ -26,15 +26,15 @@ struct GemmOptions {
   Dtype out = Dtype::Bf16;
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
+  u32 b_rank = 2;      // dimensions of B's map: with 3, the outermost chooses a matrix of a stack
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
   bool reads = false;       // Direct: the elementwise chain reads operands
   u32 saves = 0;            // matrices that the elementwise chain writes on the way
   bool saves_gates = false; // the first two are gates and ups
   bool carried = false;     // a tile goes on with sums that the loader brings
   bool carry_last = false;  // and not before its own product has been through the elementwise chain
-  bool adds = false;     // some tiles are added to what lies in memory (reduce-on-write)
-  bool b_once = false;   // no other tile reads what a tile reads of B
-  bool lends = false;    // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
+  bool b_evict_first = false;   // no other tile reads what a tile reads of B
+  bool borrowed_stage = false;  // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
   StorePath store = StorePath::Tma;
   Consumers consumers = Consumers::Cooperative;
 };
@@ -54,8 +54,8 @@ struct GemmConfig {
   static constexpr bool kSavesGates = kOptions.saves_gates;
   static constexpr bool kCarried = kOptions.carried;
   static constexpr bool kCarryLast = kOptions.carry_last;
-  static constexpr bool kAdds = kOptions.adds;
-  static constexpr bool kBOnce = kOptions.b_once;
+  static constexpr u32 kBRank = kOptions.b_rank;
+  static constexpr bool kBEvictFirst = kOptions.b_evict_first;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
 
@@ -96,11 +96,11 @@ struct GemmConfig {
   static constexpr u32 kStageBytes = kABytes + kBBytes;
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
   static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
-  // A tile that lends begins with panels in its last stage, where the consumer's own rows of A were: a warp's rows of a panel are those
+  // A tile with a borrowed stage begins with panels in its last stage, where the consumer's own rows of A were: a warp's rows of a panel are those
   // of A that only its own part of the wgmmas reads. The storer hands that stage back, without which the loop's next tile does not end.
   static constexpr u32 kStagePanels = kRowsPerConsumer / 64;
-  static constexpr u32 kUnstaged = kOptions.lends ? kPanelsPerTile - kPanels : 0;
-  static constexpr u32 kLentPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
+  static constexpr u32 kUnstaged = kOptions.borrowed_stage ? kPanelsPerTile - kPanels : 0;
+  static constexpr u32 kBorrowedPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
   // A sum that a tile goes on with comes in parts, one for each consumer, each in as many stages as its panels take.
   static constexpr u32 kMostCarryPanels = kStageBytes / kPanelBytes;
@@ -142,11 +142,11 @@ struct GemmConfig {
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
-  static_assert(!kCarryLast || !kOptions.lends, "the last stage belongs to one consumer");
-  static_assert(!kAdds || (kStore == StorePath::Tma && kOut != Dtype::F32), "memory adds 16-bit elements that TMA brings");
-  static_assert(!kOptions.lends || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
-  static_assert(!kOptions.lends || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
-  static_assert(!kOptions.lends || kPanelsPerTile > kPanels, "panels that there is no staging for");
+  static_assert(!kCarryLast || !kOptions.borrowed_stage, "the last stage belongs to one consumer");
+  static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
+  static_assert(!kOptions.borrowed_stage || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
+  static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
+  static_assert(!kOptions.borrowed_stage || kPanelsPerTile > kPanels, "panels that there is no staging for");
   static_assert(kOut != Dtype::F32 || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
   static_assert(kStages >= 2 && kPanels >= 2, "a ring, and a panel to fill while one is read");
   static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");
@@ -165,8 +165,8 @@ struct GemmSmem {
   static constexpr u32 kStagingFull = kEmpty + Config::kStages * kMbarrierBytes;
   static constexpr u32 kStagingFree = kStagingFull + Config::kConsumers * Config::kPanels * kMbarrierBytes;
   static constexpr u32 kTurn = kStagingFree + Config::kConsumers * Config::kPanels * kMbarrierBytes;
-  static constexpr u32 kLentFull = kTurn + Config::kConsumers * kMbarrierBytes;
-  static constexpr u32 kTileFull = kLentFull + Config::kConsumers * kMbarrierBytes;
+  static constexpr u32 kBorrowedFull = kTurn + Config::kConsumers * kMbarrierBytes;
+  static constexpr u32 kTileFull = kBorrowedFull + Config::kConsumers * kMbarrierBytes;
   static constexpr u32 kTileEmpty = kTileFull + kTileSlots * kMbarrierBytes;
   static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
   static constexpr u32 kState = kTileIndex + kTileSlots * sizeof(u64);
@@ -187,8 +187,8 @@ struct GemmSmem {
   MK_DEVICE u32 panel(u32 consumer, u32 slot) const {
     return base + kStaging + (consumer * Config::kPanels + slot) * Config::kPanelBytes;
   }
-  // A consumer's lent panel, when `ring` has left the tile behind.
-  MK_DEVICE u32 lent_panel(const RingCursor<Config::kStages>& ring, u32 consumer, u32 slot) const {
+  // A consumer's borrowed panel, when `ring` has left the tile behind.
+  MK_DEVICE u32 borrowed_panel(const RingCursor<Config::kStages>& ring, u32 consumer, u32 slot) const {
     return a(ring.previous_stage()) + Config::first_row(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
   }
   // Panel `i` that a stage has of what a consumer goes on with.
@@ -201,8 +201,8 @@ struct GemmSmem {
   MK_DEVICE u32 staging_free(u32 consumer, u32 slot) const {
     return base + kStagingFree + (consumer * Config::kPanels + slot) * kMbarrierBytes;
   }
-  // A consumer's lent panels.
-  MK_DEVICE u32 lent_full(u32 consumer) const { return base + kLentFull + consumer * kMbarrierBytes; }
+  // A consumer's borrowed panels.
+  MK_DEVICE u32 borrowed_full(u32 consumer) const { return base + kBorrowedFull + consumer * kMbarrierBytes; }
   // Dynamic schedule: which tile the loader has taken, and whether it, or everybody else, has said so.
   MK_DEVICE u32 tile_index(u32 slot) const { return base + kTileIndex + slot * sizeof(u64); }
   MK_DEVICE u32 tile_full(u32 slot) const { return base + kTileFull + slot * kMbarrierBytes; }
@@ -222,7 +222,7 @@ struct GemmSmem {
   MK_DEVICE void init_staging_barriers() const {
     for (u32 c = 0; c < Config::kConsumers; ++c) {
       mbarrier_init(turn(c), kWarpgroupWarps);
-      mbarrier_init(lent_full(c), kWarpgroupWarps);
+      mbarrier_init(borrowed_full(c), kWarpgroupWarps);
       for (u32 p = 0; p < Config::kPanels; ++p) {
         mbarrier_init(staging_full(c, p), kWarpgroupWarps);
         mbarrier_init(staging_free(c, p), 1);
@@ -243,7 +243,7 @@ struct GemmStaging {
   RingCursor<kPanels> mine;
   RingCursor<kPanels> others;
   u32 tile = 0;
-  u32 lent = 0;  // parity of this use of the lent panels
+  u32 borrowed = 0;  // parity of this use of the borrowed panels
 
   // Whose tile comes next.
   MK_DEVICE u32 consumer() const { return tile % 2; }
@@ -268,6 +268,7 @@ struct GemmTile {
   i32 a_row, a_k;          // A's first M and K coordinate
   i32 b_col, b_k;          // B's first N and K coordinate
   i32 b_up;                // gated: from a gate's column of B to that of its up
+  i32 b_outer;             // with b_rank 3, the matrix of the stack
   i32 c_row, c_col;        // C's first row and column
   i32 e_row;               // first row of the epilogue's matrix operands
   u32 k_blocks;            // steps of kBlockK, at least 1
@@ -275,7 +276,6 @@ struct GemmTile {
   i32 valid_cols;
   u64 c_data;              // direct path: address of C[0, 0]
   u64 c_pitch_bytes;       // direct path
-  bool adds;               // C is added to what lies there
   const TensorMap* carry;  // what the tile goes on with: [rows, N], in C's boxes
   u32 carried;             // how many sums that is
 

@@ -119,10 +119,10 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
   // Not before the stages have come that this one still looks at.
   if (ends) sm90_pass_turn<Config, Edges>(smem, consumer);
   sm90_mma_end<Config>(acc);
-  // Tiles of more steps than one, which those are that lend, have taken all by now.
-  if constexpr (Config::kLentPanels == 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+  // Tiles of more steps than one, which those with a borrowed stage are, have taken all by now.
+  if constexpr (Config::kBorrowedPanels == 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
   if constexpr (Config::kCarryLast) apply_epilogue<Config>(hooks, tile, consumer, acc);
-  if constexpr (Config::kCarried && Config::kLentPanels == 0) {
+  if constexpr (Config::kCarried && Config::kBorrowedPanels == 0) {
 #pragma unroll 1
     for (; part < parts; ++part) sm90_take_carried<Config, Edges>(smem, consumer, part, ring, acc);
     if (!ends) sm90_pass_turn<Config, Edges>(smem, consumer);

@@ -28,7 +28,12 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
     const i32 up = Config::kGated && box >= kBoxes / 2 ? tile.b_up - static_cast<i32>(Config::kOutCols) : 0;
     const i32 col = tile.b_col + static_cast<i32>(box * kBoxCols) + up;
     // As many columns take as many bytes in either layout.
-    tma_load_2d<Config::kBOnce>(smem.b(stage) + box * mn_panel_bytes(kBoxCols), tile.b, bar, kAcross ? col : k, kAcross ? k : col);
+    const u32 dst = smem.b(stage) + box * mn_panel_bytes(kBoxCols);
+    if constexpr (Config::kBRank == 3) {
+      tma_load_3d<Config::kBEvictFirst>(dst, tile.b, bar, kAcross ? col : k, kAcross ? k : col, tile.b_outer);
+    } else {
+      tma_load_2d<Config::kBEvictFirst>(dst, tile.b, bar, kAcross ? col : k, kAcross ? k : col);
+    }
   }
 }
 

@@ -1,15 +1,5 @@
 // The agent that sends finished panels: one lane, overlapping the next tile's main loop; it makes the posts.
 
-// Sends a box, or has memory add it to what lies there.
-template <class Config>
-MK_DEVICE void send_box(const GemmTile& tile, const TensorMap* map, u32 panel, i32 col, i32 row) {
-  if (Config::kAdds && tile.adds) {
-    tma_reduce_add_2d(map, panel, col, row);
-  } else {
-    tma_store_2d(map, panel, col, row);
-  }
-}
-
 // Sends one panel: whole, or row by row where the tile's own rows end inside it, since the box would write on into rows
 // that belong to another task. A row of 128 bytes lies in the swizzle wherever it starts; a shorter one could not be
 // addressed.
@@ -21,12 +11,12 @@ MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
     if (rows < 64) {
 #pragma unroll 1
       for (i32 r = 0; r < rows; ++r) {
-        send_box<Config>(tile, tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
+        tma_store_2d(tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
       }
       return;
     }
   }
-  send_box<Config>(tile, tile.c, panel, tile.c_col + col, tile.c_row + row);
+  tma_store_2d(tile.c, panel, tile.c_col + col, tile.c_row + row);
 }
 
 // A consumer's `p`th panel of a tile.
@@ -37,42 +27,42 @@ MK_DEVICE void send_panel_of(const GemmTile& tile, u32 consumer, u32 p, u32 pane
                      static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
 }
 
-// Sends the lent panels of both consumers, as one group.
+// Sends the borrowed panels of both consumers, as one group.
 template <class Config, class Edges>
-MK_DEVICE void send_lent_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile,
+MK_DEVICE void send_borrowed_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile,
                                 const RingCursor<Config::kStages>& ring, u32 parity) {
 #pragma unroll 1
   for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
-    mbarrier_wait<Edges::staging_full>(smem.lent_full(consumer), parity);
+    mbarrier_wait<Edges::staging_full>(smem.borrowed_full(consumer), parity);
 #pragma unroll 1
-    for (u32 p = 0; p + 1 <= Config::kLentPanels && !ctx.aborted(); ++p) {
-      send_panel_of<Config>(tile, consumer, p, smem.lent_panel(ring, consumer, p));
+    for (u32 p = 0; p + 1 <= Config::kBorrowedPanels && !ctx.aborted(); ++p) {
+      send_panel_of<Config>(tile, consumer, p, smem.borrowed_panel(ring, consumer, p));
     }
   }
   bulk_commit();
 }
 
 // Sends the panels that consumers `from` to `to` have of a tile, as they fill; of several, panel by panel in turn. A panel goes back
-// one store later, when its own store has read it; and so does the stage of the lent ones.
+// one store later, when its own store has read it; and so does the stage of the borrowed ones.
 template <class Config, class Edges>
 MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 from, u32 to,
                            const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
   RingCursor<Config::kPanels>& mine = staging.mine;
   u32 reading = 0;  // barrier of the panel whose store was issued last
-  bool lent = Config::kLentPanels > 0;  // the stores issued last were those of the lent panels
+  bool borrowed = Config::kBorrowedPanels > 0;  // the stores issued last were those of the borrowed panels
   const auto give_back = [&] {
-    if (lent) {
+    if (borrowed) {
       mbarrier_arrive_many<Edges::empty>(smem.empty(ring.previous_stage()), Config::kConsumers * kWarpgroupWarps);
     } else if (reading != 0) {
       mbarrier_arrive<Edges::staging_free>(reading);
     }
   };
-  if constexpr (Config::kLentPanels > 0) {
-    send_lent_panels<Config, Edges>(ctx, smem, tile, ring, staging.lent);
-    staging.lent ^= 1;
+  if constexpr (Config::kBorrowedPanels > 0) {
+    send_borrowed_panels<Config, Edges>(ctx, smem, tile, ring, staging.borrowed);
+    staging.borrowed ^= 1;
   }
 #pragma unroll 1
-  for (u32 p = Config::kLentPanels; p < Config::kPanelsPerTile; ++p) {
+  for (u32 p = Config::kBorrowedPanels; p < Config::kPanelsPerTile; ++p) {
 #pragma unroll 1
     for (u32 consumer = from; consumer < to; ++consumer) {
       mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, mine.stage), mine.phase);
@@ -80,7 +70,7 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
       bulk_commit();
       bulk_wait_read<1>();
       give_back();
-      lent = false;
+      borrowed = false;
       reading = smem.staging_free(consumer, mine.stage);
     }
     mine.advance();
@@ -106,8 +96,8 @@ MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, cons
   }
 }
 
-// Run by one lane. Where both consumers work on each tile and no panels are lent, it serves one after the other, but of a last tile,
-// behind which nothing is multiplied, both at once, as where panels are lent. Hooks: see README.md. `Hooks::kPostsStores` says that
+// Run by one lane. Where both consumers work on each tile and no panels are borrowed, it serves one after the other, but of a last tile,
+// behind which nothing is multiplied, both at once, as where panels are borrowed. Hooks: see README.md. `Hooks::kPostsStores` says that
 // a signal follows each tile: then the tile's writes are waited for, otherwise only the reads of the panels.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
@@ -124,7 +114,7 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
     } else {
       // They use their panels in step.
       const RingCursor<Config::kPanels> start = staging.mine;
-      const u32 together = Config::kLentPanels == 0 && !tiles.last() ? 1 : Config::kConsumers;
+      const u32 together = Config::kBorrowedPanels == 0 && !tiles.last() ? 1 : Config::kConsumers;
 #pragma unroll 1
       for (u32 consumer = 0; consumer < Config::kConsumers; consumer += together) {
         staging.mine = start;

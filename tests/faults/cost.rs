@@ -24,7 +24,7 @@ fn what_bounded_waits_cost() {
     let Some(world) = world_or_shared("what_bounded_waits_cost") else { return };
     let _watchdog = Watchdog::new("what_bounded_waits_cost", Duration::from_secs(90));
     let gate = Gate::new(&world, &JitOptions::default()).expect("allocates");
-    let sms: &[_] = if world.shares_gpus() { &[("compute", 50), ("intra_comm", 8)] } else { &[] };
+    let sms = world.shares_gpus().then_some([50, 8]);
     let scatter = "gemm(a, b) -> reduce_scatter";
     for (pipeline, size) in [
         (GATHER.pipeline, (512, 1024, 1024)),

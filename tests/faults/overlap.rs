@@ -5,7 +5,7 @@ use crate::{Watchdog, alone, world};
 use mk::runtime::{Error, InstanceOptions, World};
 use std::time::Duration;
 
-const HALF: Case = Case { sms: &[("compute", 58), ("intra_comm", 8)], ..GATHER };
+const HALF: Case = Case { sms: Some([58, 8]), ..GATHER };
 
 #[test]
 fn plans_over_the_budget_are_refused_at_bind() {

@@ -5,12 +5,13 @@ use mk::{
     Program,
     abi::{KernelSource, TensorDirection},
     emit,
-    passes::{self, Config, Gather, Schedule},
+    passes::{self},
     runtime::{
         DeviceTensor, Error, Graph, Instance, InstanceOptions, RankTensors, Reference, Stream,
         StreamRef, TensorRef, World,
         jit::{self, JitOptions},
     },
+    settings::{Config, Gather, Schedule},
 };
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,28 +23,29 @@ pub struct Case {
     pub pipeline: &'static str,
     pub size: (u64, u64, u64),
     /// CTAs by role, where the default split is not wanted.
-    pub sms: &'static [(&'static str, u32)],
+    /// CTAs that multiply, and that communicate.
+    pub sms: Option<[u32; 2]>,
     pub gather: Gather,
-    pub tile_schedule: Schedule,
+    pub tile_scheduler: Schedule,
 }
 
 pub const GATHER: Case = Case {
     pipeline: "gather(a) -> gemm(b)",
     size: (1024, 512, 1024),
-    sms: &[],
+    sms: None,
     gather: Gather::Sms,
-    tile_schedule: Schedule::Static,
+    tile_scheduler: Schedule::Static,
 };
 
 /// The same by copy engine.
-pub const ENGINE: Case = Case { gather: Gather::Engine { parts: 2 }, ..GATHER };
+pub const ENGINE: Case = Case { gather: Gather::CopyEngine { parts: 2 }, ..GATHER };
 
 /// Tiles and sums for whoever is free.
 pub const QUEUED: Case = Case {
     pipeline: "gemm(a, b) -> reduce_scatter",
-    tile_schedule: Schedule::Dynamic,
+    tile_scheduler: Schedule::Dynamic,
     // Several waves.
-    sms: &[("compute", 8), ("intra_comm", 4)],
+    sms: Some([8, 4]),
     ..GATHER
 };
 
@@ -56,8 +58,8 @@ pub const DYNAMIC: Case = Case {
 
 /// Half of the GPU each, and the ranks start them in opposite orders.
 pub const BESIDE: [Case; 2] = [
-    Case { sms: &[("compute", 50), ("intra_comm", 8)], ..GATHER },
-    Case { size: (1536, 512, 768), sms: &[("compute", 50), ("intra_comm", 8)], ..GATHER },
+    Case { sms: Some([50, 8]), ..GATHER },
+    Case { size: (1536, 512, 768), sms: Some([50, 8]), ..GATHER },
 ];
 
 /// Bounds that end within seconds.
@@ -80,9 +82,10 @@ pub fn compile(case: &Case, ranks: u32) -> KernelSource {
         .map(|(_, name, shape)| (name.to_string(), shape.to_vec()))
         .collect();
     let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
-    let sms = case.sms.iter().map(|(role, n)| (role.to_string(), *n)).collect();
-    let (gather, tile_schedule) = (case.gather, case.tile_schedule);
-    let config = Config { ranks, sms, gather, tile_schedule, ..Config::default() };
+    let [compute_sms, intra_comm_sms] = [0, 1].map(|i| case.sms.map(|sms| sms[i]));
+    let (gather, tile_scheduler) = (case.gather, case.tile_scheduler);
+    let config =
+        Config { ranks, compute_sms, intra_comm_sms, gather, tile_scheduler, ..Config::default() };
     let (plan, _proof) = passes::compile(&program, &bound, &config).expect("compiles");
     emit::emit(&plan).expect("emits")
 }
@@ -230,7 +233,7 @@ fn the_cases_compile() {
     for case in [&GATHER, &QUEUED, &DYNAMIC, &BESIDE[0], &BESIDE[1]] {
         for ranks in 2..=4 {
             let source = compile(case, ranks);
-            let dims: u32 = case.sms.iter().map(|(_, ctas)| ctas).sum();
+            let dims: u32 = case.sms.iter().flatten().sum();
             assert!(dims == 0 || source.grid == dims, "{case:?}: a grid of {}", source.grid);
         }
     }

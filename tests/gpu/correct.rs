@@ -5,10 +5,10 @@ use crate::{
     worlds, worlds_of_several,
 };
 use mk::{
-    passes::Config,
     runtime::{Graph, InstanceOptions, World, bench::Delay, jit::JitOptions},
+    settings::Config,
 };
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 /// With every byte of workspace poisoned, so that nothing is right by luck.
 fn poisoned() -> InstanceOptions {
@@ -214,7 +214,7 @@ fn every_split_gives_the_same_bits() {
     for comm in [1, 4, 16, 40] {
         let mut c = case(PIPELINES[1], 2048, 1024, 2048);
         if world.size() > 1 {
-            c.config.sms = BTreeMap::from([("intra_comm".to_string(), comm)]);
+            c.config.intra_comm_sms = Some(comm);
         }
         let mut s = Scenario::new(&c, &world, &poisoned()).expect("binds");
         let norm = s.step(7).expect("runs");

@@ -6,8 +6,8 @@ use crate::{
 };
 use mk::{
     abi::device::FaultKind,
-    passes::Config,
     runtime::{Error, FaultCause, InstanceOptions},
+    settings::Config,
 };
 use std::time::{Duration, Instant};
 

@@ -21,7 +21,7 @@ pub type Res<T> = Result<T, Box<dyn Error>>;
 pub struct Case {
     pub pipeline: &'static str,
     pub shapes: Vec<(&'static str, Vec<u64>)>,
-    pub config: passes::Config,
+    pub config: mk::settings::Config,
 }
 
 pub struct Scenario {
@@ -40,7 +40,7 @@ pub fn compile(case: &Case, ranks: u32) -> Res<KernelSource> {
     let shapes: BTreeMap<_, _> =
         case.shapes.iter().map(|(n, s)| (n.to_string(), s.clone())).collect();
     let bound = program.bind(&BTreeMap::new(), &shapes)?;
-    let config = passes::Config { ranks, ..case.config.clone() };
+    let config = mk::settings::Config { ranks, ..case.config.clone() };
     let (plan, _proof) = passes::compile(&program, &bound, &config)?;
     Ok(emit::emit(&plan)?)
 }
@@ -239,7 +239,7 @@ impl Scenario {
 
     /// The worst error of any rank.
     pub fn worst(&self, epoch: u64) -> Res<ErrorNorm> {
-        let mut worst = ErrorNorm { global: 0.0, worst_tile: 0.0, worst_at: (0, 0), nonfinite: 0 };
+        let mut worst = ErrorNorm::NONE;
         for rank in 0..self.tensors.len() {
             let out = self.named(rank, "out").ok_or("the kernel has no result")?;
             if out.elements() == 0 {

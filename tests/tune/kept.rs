@@ -4,8 +4,9 @@ use super::{CASES, bound};
 use mk::{
     Program,
     cost::DeviceModel,
-    passes::{self, Config},
+    passes::{self},
     runtime::jit::JitOptions,
+    settings::Config,
     tune::{self, Cache, Key, Origin, Winner, candidates},
 };
 use std::collections::BTreeMap;

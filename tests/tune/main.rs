@@ -9,9 +9,10 @@ use mk::{
     cost::DeviceModel,
     emit::{self, Options},
     ir::{Entity, Leaf},
-    passes::{self, AllReduce, Config, Consumers, Gather, LowerError, Schedule, Sums},
+    passes::{self, LowerError},
+    settings::{self, AllReduce, Config, Consumers, Gather, Reduction, SETTINGS, Schedule},
     trace::{Agent, Span, What},
-    tune::{self, Facts, KNOBS, Key, Origin, Sources, Subject, Whole, Winner, candidates},
+    tune::{self, Key, Origin, Sources, Subject, Whole, Winner, candidates},
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -47,7 +48,7 @@ fn every_candidate_lowers_or_says_why_not() {
         for (i, config) in all.iter().enumerate() {
             match passes::lower(&program, &bound, config) {
                 Ok(_) => lowered += 1,
-                Err(LowerError::Config { .. } | LowerError::Unsupported { .. }) if i > 0 => {}
+                Err(LowerError::Setting(_) | LowerError::Unsupported { .. }) if i > 0 => {}
                 Err(other) => panic!("{text}: {config:?}: {other}"),
             }
         }
@@ -62,14 +63,21 @@ fn a_config_is_read_as_it_was_written() {
     for (text, shapes) in CASES {
         let program = Program::parse(text).unwrap();
         let bound = bound(&program, shapes);
-        let facts = Facts::new(&program, &bound, 4);
+        let facts = tune::facts(&program, &bound, 4);
         for config in candidates(&program, &bound, 4, &BTreeMap::new()) {
-            let written = tune::write(&config, &facts);
+            let written = settings::write(&config, &facts);
             assert_eq!(tune::read(&written, 4).as_ref(), Ok(&config), "{written}");
         }
     }
-    for bad in ["block=128x256", "intra_comm=0", "all_reduce=maybe", "blok=1", "chunk_bytes"] {
-        assert_eq!(tune::read(bad, 4), Err(bad.to_string()));
+    for (bad, says) in [
+        ("block=128x256", "`128x256` is no value of `block`, which takes ROWSxCOLUMNSxDEPTH"),
+        ("intra_comm_sms=-1", "which takes N | auto"),
+        ("all_reduce=maybe", "two_shot | one_shot | by_columns"),
+        ("blok=1", "there is no setting `blok`"),
+        ("chunk_bytes", "write NAME=VALUE"),
+    ] {
+        let error = tune::read(bad, 4).expect_err(bad).to_string();
+        assert!(error.contains(says) && error.contains("help:"), "{error}");
     }
 }
 
@@ -78,8 +86,8 @@ fn one_rank_has_nothing_to_communicate() {
     let program = Program::parse("gather(a) -> gemm(b)").unwrap();
     let bound = bound(&program, CASES[0].1);
     let all = candidates(&program, &bound, 1, &BTreeMap::new());
-    assert!(all.iter().all(|c| c.sms.is_empty() && c.ranks == 1));
-    let first = tune::write(&all[0], &Facts::new(&program, &bound, 1));
+    assert!(all.iter().all(|c| c.intra_comm_sms.is_none() && c.ranks == 1));
+    let first = settings::write(&all[0], &tune::facts(&program, &bound, 1));
     assert!(first.starts_with("block=128x256x64") && !first.contains("intra_comm"), "{first}");
 }
 
@@ -91,18 +99,18 @@ fn settings_can_be_narrowed() {
         let values = values.iter().map(|v| v.to_string()).collect();
         BTreeMap::from([(name.to_string(), values)])
     };
-    let few = candidates(&program, &bound, 4, &only("intra_comm", &["6", "no"]));
+    let few = candidates(&program, &bound, 4, &only("intra_comm_sms", &["6", "no"]));
     // Where the copy engine gathers, no CTA does.
     let of = |list: &[Config], gather: Gather| {
         list.iter().filter(|c| c.gather == gather).cloned().collect::<Vec<_>>()
     };
-    assert!(of(&few, Gather::Sms).iter().all(|c| c.sms["intra_comm"] == 6));
+    assert!(of(&few, Gather::Sms).iter().all(|c| c.intra_comm_sms == Some(6)));
     let all = candidates(&program, &bound, 4, &BTreeMap::new());
     assert_eq!(of(&few, Gather::Sms).len() * 8, of(&all, Gather::Sms).len());
-    let engine = Gather::Engine { parts: 2 };
+    let engine = Gather::CopyEngine { parts: 2 };
     assert_eq!(of(&few, engine), of(&all, engine));
-    assert!(of(&all, engine).iter().all(|c| c.sms.is_empty() && c.k_slices == 1));
-    assert!(KNOBS.iter().all(|k| (k.set)(&mut Config::default(), "no").is_none()));
+    assert!(of(&all, engine).iter().all(|c| c.intra_comm_sms.is_none() && c.k_slices == 1));
+    assert!(SETTINGS.iter().all(|k| (k.set)(&mut Config::default(), "no").is_none()));
     // Tiles that no warpgroup takes by itself would be made with both, which is not what was asked for.
     let turns = candidates(&program, &bound, 4, &only("consumers", &["ping-pong"]));
     assert!(!turns.is_empty() && turns.iter().all(|c| c.consumers == Consumers::PingPong));
@@ -132,17 +140,17 @@ fn the_order_of_results_says_nothing() {
 }
 
 #[test]
-fn tiles_do_not_add_up_what_something_follows() {
+fn sums_with_an_epilogue_have_no_ring() {
     let ways = |text: &str| {
         let program = Program::parse(text).unwrap();
         let bound = bound(&program, CASES[0].1);
         let all = candidates(&program, &bound, 4, &BTreeMap::new());
-        all.iter().map(|c| format!("{:?}", c.sums)).collect::<HashSet<_>>()
+        all.iter().map(|c| format!("{:?}", c.reduction)).collect::<HashSet<_>>()
     };
     let plain = ways("gemm(a, b) -> scale(0.5) -> reduce_scatter");
-    assert!(plain.contains("Ring") && plain.contains("Epilogue"), "{plain:?}");
+    assert!(plain.contains("Ring"), "{plain:?}");
     let followed = ways("gemm(a, b) -> reduce_scatter -> scale(0.5)");
-    assert_eq!(followed, HashSet::from(["Beside", "After"].map(String::from)));
+    assert_eq!(followed, HashSet::from(["DedicatedSms", "AfterLastWave"].map(String::from)));
 }
 
 #[test]
@@ -168,7 +176,7 @@ fn a_choice_for_few_rows_has_flat_tiles_in_parts() {
     let bound = bound(&program, &[("a", &[64, 7168]), ("b", &[7168, 8192])]);
     let (config, p) = tune::choose(&program, &bound, 1, DeviceModel::h200()).unwrap();
     assert!(
-        config.block == [64, 128, 64] && config.tail.is_some_and(|t| t.parts == 2),
+        config.block == [64, 128, 64] && config.last_wave.is_some_and(|t| t.parts == 2),
         "{config:?}"
     );
     // 2026-11-21, one H200: .0402 ms.
@@ -177,14 +185,14 @@ fn a_choice_for_few_rows_has_flat_tiles_in_parts() {
 
 #[test]
 fn of_every_way_the_best_is_measured() {
-    let config = |sums, group_rows| Config { sums, group_rows, ..Config::default() };
+    let config = |sums, group_m| Config { reduction: sums, group_m, ..Config::default() };
     let candidates = [
-        (config(Sums::Beside, 8), 2.0),
-        (config(Sums::Ring, 8), 1.0),
-        (config(Sums::Ring, 16), 1.01),
-        (config(Sums::Ring, 4), 1.02),
-        (config(Sums::After, 16), 1.25),
-        (config(Sums::After, 8), 1.2),
+        (config(Reduction::DedicatedSms, 8), 2.0),
+        (config(Reduction::Ring, 8), 1.0),
+        (config(Reduction::Ring, 16), 1.01),
+        (config(Reduction::Ring, 4), 1.02),
+        (config(Reduction::AfterLastWave, 16), 1.25),
+        (config(Reduction::AfterLastWave, 8), 1.2),
     ];
     // The second way before more of the first; not one that is far behind.
     assert_eq!(tune::worth_measuring(&candidates, 3), [1, 5, 2]);
@@ -193,20 +201,20 @@ fn of_every_way_the_best_is_measured() {
     // Then each way with every tile; where nothing is added up, tiles are settings as others.
     let tile = |sums, width| {
         let mut config = config(sums, 8);
-        config.set_block([128, width, 64]);
+        config.block = [128, width, 64];
         config
     };
     let adding = [
-        (tile(Sums::Ring, 256), 1.0),
-        (Config { group_rows: 4, ..tile(Sums::Ring, 256) }, 1.01),
-        (tile(Sums::After, 256), 1.05),
-        (tile(Sums::Ring, 128), 1.2),
-        (tile(Sums::After, 192), 1.1),
-        (tile(Sums::After, 128), 1.4),
+        (tile(Reduction::Ring, 256), 1.0),
+        (Config { group_m: 4, ..tile(Reduction::Ring, 256) }, 1.01),
+        (tile(Reduction::AfterLastWave, 256), 1.05),
+        (tile(Reduction::Ring, 128), 1.2),
+        (tile(Reduction::AfterLastWave, 192), 1.1),
+        (tile(Reduction::AfterLastWave, 128), 1.4),
     ];
     assert_eq!(tune::worth_measuring(&adding, 9), [0, 2, 4, 3, 1, 5]);
     // Of two that differ in the schedule, the one that the model takes for the better.
-    let free = |c: &Config| Config { tile_schedule: Schedule::Dynamic, ..c.clone() };
+    let free = |c: &Config| Config { tile_scheduler: Schedule::Dynamic, ..c.clone() };
     let twins = [
         adding[0].clone(),
         (free(&adding[0].0), 0.98),
@@ -217,7 +225,7 @@ fn of_every_way_the_best_is_measured() {
     let mut groups = 0;
     let alone = adding.map(|(c, ms)| {
         groups += 1;
-        (Config { sums: Sums::Beside, group_rows: groups, ..c }, ms)
+        (Config { reduction: Reduction::DedicatedSms, group_m: groups, ..c }, ms)
     });
     assert_eq!(tune::worth_measuring(&alone, 9), [0, 1, 2, 4, 3, 5]);
 }
@@ -226,92 +234,33 @@ fn of_every_way_the_best_is_measured() {
 fn a_winner_has_neighbours() {
     let program = Program::parse("gemm(a, b) -> all_reduce").expect("parses");
     let bound = bound(&program, &[("a", &[8192, 8192]), ("b", &[8192, 8192])]);
-    let mut winner = Config { ranks: 4, group_rows: 3, ..Config::default() };
-    winner.sms.insert("intra_comm".into(), 32);
+    let mut winner = Config { ranks: 4, group_m: 3, ..Config::default() };
+    winner.intra_comm_sms = Some(32);
     let near = tune::neighbours(&winner, &program, &bound);
-    let groups: Vec<u32> = near.iter().map(|c| c.group_rows).filter(|n| *n != 3).collect();
+    let groups: Vec<u32> = near.iter().map(|c| c.group_m).filter(|n| *n != 3).collect();
     assert_eq!(groups, [1, 2, 4, 6], "not 0, a quarter of 3");
-    let sms: Vec<u32> = near.iter().map(|c| c.sms["intra_comm"]).filter(|n| *n != 32).collect();
+    let sms: Vec<u32> = near.iter().filter_map(|c| c.intra_comm_sms).filter(|n| *n != 32).collect();
     assert_eq!(sms, [24, 40, 48]);
-    let queued = near.iter().filter(|c| c.tile_schedule == Schedule::Dynamic).count();
-    let heads = near.iter().filter(|c| c.head.is_some()).count();
-    assert_eq!((queued, heads, near.len()), (1, 2, groups.len() + sms.len() + 3));
-    let back = Config { tile_schedule: Schedule::Dynamic, ..winner.clone() };
+    let queued = near.iter().filter(|c| c.tile_scheduler == Schedule::Dynamic).count();
+    assert_eq!((queued, near.len()), (1, groups.len() + sms.len() + 1));
+    let back = Config { tile_scheduler: Schedule::Dynamic, ..winner.clone() };
     assert!(tune::neighbours(&back, &program, &bound).contains(&winner));
     // Each once: a half and three quarters of 2 are both 1.
-    let two = Config { group_rows: 2, ..winner.clone() };
+    let two = Config { group_m: 2, ..winner.clone() };
     let near = tune::neighbours(&two, &program, &bound);
-    let groups: Vec<u32> = near.iter().map(|c| c.group_rows).filter(|n| *n != 2).collect();
+    let groups: Vec<u32> = near.iter().map(|c| c.group_m).filter(|n| *n != 2).collect();
     assert_eq!(groups, [1, 3, 4]);
     // Of what a file may say of a winner, too.
-    let mut most = Config { group_rows: u32::MAX, ..winner.clone() };
-    most.sms.insert("intra_comm".into(), u32::MAX);
+    let mut most = Config { group_m: u32::MAX, ..winner.clone() };
+    most.intra_comm_sms = Some(u32::MAX);
     assert!(!tune::neighbours(&most, &program, &bound).is_empty());
     // Where no CTAs only communicate, there are none to have more of.
-    let after = Config { sums: Sums::After, sms: BTreeMap::new(), ..winner };
+    let after = Config { reduction: Reduction::AfterLastWave, intra_comm_sms: None, ..winner };
     let near = tune::neighbours(&after, &program, &bound);
-    assert!(near.iter().all(|c| c.sms.is_empty() && c.sums == Sums::After), "{near:?}");
-}
-
-/// Where peers' rows are a wave of tiles, own rows are tried in narrower ones; and beside a winner, in others.
-#[test]
-fn own_rows_in_narrower_tiles_are_tried_for_one_wave() {
-    let program = Program::parse("gather(a) -> gemm(b)").expect("parses");
-    let knob = KNOBS.iter().find(|k| k.name == "own_columns").expect("there is one");
-    let values = |m: u64, n: u64, ranks| {
-        let bound = bound(&program, &[("a", &[m, m]), ("b", &[m, n])]);
-        (knob.values)(&Facts::new(&program, &bound, ranks))
-    };
-    assert_eq!(values(4096, 4096, 4), ["none", "128"]);
-    assert_eq!(values(2048, 10240, 4), ["none", "128"], "12 by 10 tiles");
-    assert!(values(8192, 8192, 4).is_empty(), "48 by 8");
-    assert!(values(4096, 1024, 1).is_empty(), "nobody has other rows");
-    let bound = bound(&program, &[("a", &[4096, 4096]), ("b", &[4096, 4096])]);
-    let winner = Config { ranks: 4, own_columns: Some(128), ..Config::default() };
-    let near = tune::neighbours(&winner, &program, &bound);
-    let own: Vec<_> = near.iter().filter_map(|c| c.own_columns.filter(|n| *n != 128)).collect();
-    assert_eq!(own, [64, 192]);
-}
-
-/// Where a sum waits for few waves of tiles, narrower first ones are tried; beside a winner, where there are some more waves, too.
-#[test]
-fn narrower_first_tiles_are_tried_for_few_waves() {
-    let knob = KNOBS.iter().find(|k| k.name == "head").expect("there is one");
-    let values = |text: &str, names: &[&'static str], m: u64, ranks| {
-        let program = Program::parse(text).expect("parses");
-        let square = [m, m];
-        let shapes: Vec<_> = names.iter().map(|name| (*name, &square[..])).collect();
-        (knob.values)(&Facts::new(&program, &bound(&program, &shapes), ranks))
-    };
-    const AB: &[&str] = &["a", "b"];
-    let scatter = "gemm(a, b) -> reduce_scatter";
-    assert_eq!(values(scatter, AB, 4096, 4), ["none", "64x128", "64x64"], "32 by 16 tiles");
-    assert!(values(scatter, AB, 8192, 4).is_empty(), "64 by 32");
-    assert!(values(scatter, AB, 4096, 1).is_empty(), "nothing leaves");
-    assert!(values("gather(a) -> gemm(b)", AB, 4096, 4).is_empty(), "nothing is summed");
-    let chain = "gather(x) -> gemm(v) -> gemm(w) -> all_reduce";
-    assert_eq!(values(chain, &["x", "v", "w"], 4096, 4).len(), 3);
-    let gathered = "gather(a) -> gemm(b) -> reduce_scatter";
-    assert!(values(gathered, AB, 4096, 4).is_empty(), "those rows come later than the own ones");
-
-    let program = Program::parse("gemm(a, b) -> all_reduce").expect("parses");
-    let heads = |m: u64, set: fn(&mut Config)| {
-        let bound = bound(&program, &[("a", &[m, 4096]), ("b", &[4096, 4096])]);
-        let mut winner = Config { ranks: 4, ..Config::default() };
-        set(&mut winner);
-        let near = tune::neighbours(&winner, &program, &bound);
-        let heads = near.iter().filter(|c| c.head != winner.head).map(|c| c.head);
-        heads.map(|h| h.map_or("none".into(), |h| h.to_string())).collect::<Vec<_>>()
-    };
-    for m in [4096, 8192, 16896] {
-        assert_eq!(heads(m, |_| ()), ["32x128", "64x128"], "132 by 16 tiles at most");
-    }
-    assert!(heads(16897, |_| ()).is_empty(), "more than 16 waves");
-    assert_eq!(heads(4096, |c| c.head = "64x128".parse().ok()), ["none", "32x128"]);
-    assert_eq!(heads(4096, |c| c.set_block([128, 192, 64])), ["32x64", "64x64"]);
-    assert!(heads(4096, |c| c.set_block([128, 64, 64])).is_empty(), "no narrower ones");
-    assert!(heads(4096, |c| c.all_reduce = AllReduce::OneShot).is_empty(), "no owners");
-    assert!(heads(4096, |c| c.split_k = 2).is_empty(), "in parts");
+    assert!(
+        near.iter().all(|c| c.intra_comm_sms.is_none() && c.reduction == Reduction::AfterLastWave),
+        "{near:?}"
+    );
 }
 
 /// Where tiles leave, those behind a winner may be ahead of it with the other schedule.
@@ -319,11 +268,11 @@ fn narrower_first_tiles_are_tried_for_few_waves() {
 fn runners_up_are_measured_in_the_other_schedule() {
     let program = Program::parse("gemm(a, b) -> reduce_scatter").expect("parses");
     let bound = bound(&program, &[("a", &[4096, 4096]), ("b", &[4096, 4096])]);
-    let of = |group_rows| Config { ranks: 4, group_rows, ..Config::default() };
+    let of = |group_m| Config { ranks: 4, group_m, ..Config::default() };
     let behind: Vec<_> = (1..=9).map(of).collect();
     let other = tune::runners_up(behind.iter(), &program, &bound);
     let expected =
-        behind[..6].iter().map(|c| Config { tile_schedule: Schedule::Dynamic, ..c.clone() });
+        behind[..6].iter().map(|c| Config { tile_scheduler: Schedule::Dynamic, ..c.clone() });
     assert_eq!(other, expected.collect::<Vec<_>>());
     let back = tune::runners_up(other.iter(), &program, &bound);
     assert_eq!(back, behind[..6]);
@@ -336,8 +285,8 @@ fn the_largest_plans_are_lowered_in_some_way_that_was_chosen() {
     let program = Program::parse("gemm(a, b) -> reduce_scatter").expect("parses");
     let bound = bound(&program, &[("a", &[32768, 32768]), ("b", &[32768, 32768])]);
     let (config, _) = tune::choose(&program, &bound, 4, DeviceModel::h200()).expect("there is one");
-    assert_ne!(config.sums, Sums::Beside);
-    assert_eq!(config.tile_schedule, Schedule::Dynamic, "many tiles leave each CTA");
+    assert_ne!(config.reduction, Reduction::DedicatedSms);
+    assert_eq!(config.tile_scheduler, Schedule::Dynamic, "many tiles leave each CTA");
 }
 
 #[test]
@@ -390,8 +339,8 @@ fn pipelines_come_apart() {
 fn a_last_wave_has_tails_of_its_size() {
     let program = Program::parse("gemm(a, b)").unwrap();
     let tails = |shapes: &[(&str, &[u64])], ranks| {
-        let facts = Facts::new(&program, &bound(&program, shapes), ranks);
-        let knob = KNOBS.iter().find(|k| k.name == "tail").unwrap();
+        let facts = tune::facts(&program, &bound(&program, shapes), ranks);
+        let knob = SETTINGS.iter().find(|k| k.name == "last_wave").unwrap();
         (knob.values)(&facts)
     };
     let wide: &[(&str, &[u64])] = &[("a", &[16384, 512]), ("b", &[512, 4096])];
@@ -411,7 +360,7 @@ fn what_is_measured_for_the_model_are_pipelines() {
     assert!(list.len() > 10 && list.iter().all(|l| l.contains("--ranks")), "{list:?}");
     // What a line is not about is as it is by default.
     let products = list.iter().filter(|l| l.contains("gemm") && l.contains("tail=none"));
-    let plain = products.filter(|l| !l.contains("tile_schedule=static"));
+    let plain = products.filter(|l| !l.contains("tile_scheduler=static"));
     assert_eq!(plain.count(), 0, "{list:?}");
 }
 
@@ -419,12 +368,12 @@ fn what_is_measured_for_the_model_are_pipelines() {
 fn a_prediction_is_drawn_like_a_launch() {
     let program = Program::parse("gather(a) -> gemm(b)").unwrap();
     let bound = bound(&program, &[("a", &[2048, 512]), ("b", &[512, 2048])]);
-    for gather in [Gather::Engine { parts: 2 }, Gather::Sms] {
+    for gather in [Gather::CopyEngine { parts: 2 }, Gather::Sms] {
         drawn(&program, &bound, &Config { ranks: 4, gather, ..Config::default() });
     }
     let mut config = Config { ranks: 4, consumers: Consumers::PingPong, ..Config::default() };
-    config.set_block([128, 128, 64]);
-    config.sms.insert("intra_comm".into(), 130);
+    config.block = [128, 128, 64];
+    config.intra_comm_sms = Some(130);
     // Of warpgroups that take turns, several tiles on each CTA, each has every other one.
     let works = drawn(&program, &bound, &config);
     for cta in 0..2 {
@@ -491,7 +440,7 @@ fn an_explanation_says_where_settings_come_from() {
         Composition::new(&program, &sizes, &choice, Options::default()).unwrap()
     };
     let (chosen, _) = tune::choose(&program, &sizes, 4, DeviceModel::h200()).unwrap();
-    let facts = Facts::new(&program, &sizes, 4);
+    let facts = tune::facts(&program, &sizes, 4);
     let all = candidates(&program, &sizes, 4, &BTreeMap::new());
     let default = Config { ranks: 4, ..Config::default() };
     let mut others = all
@@ -515,7 +464,10 @@ fn an_explanation_says_where_settings_come_from() {
             assert_eq!((&explained.config, explained.origin), (config, origin));
             assert_eq!((explained.measured_ms, explained.made), (ms, Some(made.verdict)));
             let text = explained.to_string();
-            assert!(text.contains(words) && text.contains(&tune::write(config, &facts)), "{text}");
+            assert!(
+                text.contains(words) && text.contains(&settings::write(config, &facts)),
+                "{text}"
+            );
             assert!(text.ends_with("made       one kernel: as the options say\n"), "{text}");
         }
         // Options that say nothing mean the winner, and the text ends with what a function would do.

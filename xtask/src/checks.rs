@@ -25,6 +25,12 @@ const CRATES: &[(&str, &[&str])] = &[
     ("mk-dsl", &["mk-syntax"]),
     ("mk-codegen", &["mk-abi", "mk-syntax"]),
     ("mk-runtime", &["mk-abi"]),
+    ("mk-function", &["mk-abi", "mk-syntax", "mk-codegen", "mk-runtime"]),
+    ("mk-tune", &["mk-abi", "mk-syntax", "mk-codegen", "mk-runtime", "mk-function"]),
+    ("mk-harness", &["mk-abi", "mk-syntax", "mk-codegen", "mk-runtime", "mk-function", "mk-tune"]),
+    (".", &["mk-abi", "mk-syntax", "mk-dsl", "mk-codegen", "mk-runtime", "mk-function", "mk-tune"]),
+    ("mk-cli", &["mk", "mk-harness"]),
+    ("mk-python", &["mk"]),
 ];
 
 /// Which modules of `mk-codegen` a module may use.

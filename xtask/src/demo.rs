@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: the README's pipeline from source to a verified kernel and its result.
 
 use crate::{
-    run::{Result, cargo, root, step},
+    run::{Result, cargo, root, step, target},
     setup::setup,
 };
 use std::{
@@ -71,8 +71,7 @@ fn gpus() -> Result<usize> {
 
 /// Where the demo leaves its files.
 fn folder() -> Result<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let folder = root().join(target).join("demo");
+    let folder = target().join("demo");
     fs::create_dir_all(&folder).map_err(|e| format!("cannot create {}: {e}", folder.display()))?;
     Ok(folder)
 }

@@ -1,10 +1,11 @@
-//! Developer commands: `cargo xtask setup | demo | test | wheel | mutants | bless`.
+//! Developer commands: `cargo xtask setup | demo | test | wheel | mutants | bless | sass`.
 
 mod checks;
 mod demo;
 mod imports;
 mod python;
 mod run;
+mod sass;
 mod setup;
 
 use clap::{Parser, Subcommand};
@@ -31,6 +32,8 @@ enum Command {
     Mutants,
     /// Takes the present output of snapshot and ui tests as right.
     Bless,
+    /// Compares the machine code of two revisions' kernels, without a GPU.
+    Sass(sass::SassArgs),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Wheel => python::wheel(),
         Command::Mutants => checks::mutants(),
         Command::Bless => checks::bless(),
+        Command::Sass(args) => sass::sass(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,6 @@
 //! The Python module: built, laid out as a package, tested; as a wheel.
 
-use crate::run::{Result, cargo, root, step};
+use crate::run::{Result, cargo, root, step, target};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -68,12 +68,6 @@ fn tests(python: &Path, folder: &str) -> Command {
     command.arg(root().join(folder)).env("PYTHONDONTWRITEBYTECODE", "1");
     command.current_dir(root());
     command
-}
-
-/// Where cargo leaves its files.
-fn target() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    root().join(target)
 }
 
 /// An empty folder.

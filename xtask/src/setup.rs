@@ -9,6 +9,12 @@ const WHEELS: &[(&str, &str, &str)] = &[
     ("nvidia-cuda-nvdisasm", "13.5.37", "nvidia/cu13/bin/nvdisasm"),
 ];
 
+/// The versions, as one word.
+pub fn versions() -> String {
+    let versions: Vec<_> = WHEELS.iter().map(|(_, version, _)| *version).collect();
+    versions.join("-")
+}
+
 /// Installs what is missing into `.nvrtc`.
 pub fn setup() -> Result<()> {
     let target = root().join(".nvrtc");

@@ -4,19 +4,19 @@ mod table;
 
 use crate::{
     failure::Failure,
+    gpus::gpus,
     output::{print, say, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
-    run::gpus,
     tune::{list, measured, model},
 };
 use mk::{
     cost::{self, RawFigures, Sample},
-    harness::Case,
     passes,
     runtime::{jit::JitOptions, probe},
     tune::{self, Limits},
 };
+use mk_harness::{Case, gpu};
 use std::path::PathBuf;
 use table::Tables;
 
@@ -153,7 +153,7 @@ fn measure(args: &Args) -> Result<Vec<Sample>, Failure> {
         let _progress = Progress::new(format!("measuring {text}"));
         let world = if ranks == 1 { &alone } else { &all };
         let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
-        let trials = tune::measure(world, case, &configs, &JitOptions::default(), &limits)
+        let trials = gpu::measure(world, case, &configs, &JitOptions::default(), &limits, 0)
             .map_err(Failure::new)?;
         for trial in trials {
             let Some(ms) = trial.ms() else { continue };

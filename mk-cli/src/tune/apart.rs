@@ -1,14 +1,14 @@
 //! The parts of a pipeline, measured as pipelines of their own.
 
-use super::{Args, limits, store};
+use super::{Args, fit, keeps, limits, store};
 use crate::{failure::Failure, output::say, pipeline::note_on_stderr, progress::Progress};
 use mk::{
     Bound, Program,
     cost::DeviceModel,
-    harness::Case,
     runtime::{World, jit::JitOptions},
-    tune::{self, Facts, Part, Times, Trial, Whole},
+    tune::{self, Part, Times, Trial, Whole},
 };
+use mk_harness::{Case, gpu};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -37,8 +37,8 @@ pub fn measure(
             return Ok(None);
         };
         let measured_ms = trial.ms().map(f64::from);
-        let facts = Facts::new(&part.program, &part.bound, world.size());
-        let config = tune::write(&trial.config, &facts);
+        let facts = tune::facts(&part.program, &part.bound, world.size());
+        let config = mk::settings::write(&trial.config, &facts);
         let ms = measured_ms.unwrap_or(f64::NAN);
         say!("  {ms:>9.4}  {:<24}  {config}", part.name)?;
         list.push(json!({ "part": part.name, "config": config, "median_ms": ms }));
@@ -59,6 +59,7 @@ fn best(
 ) -> Result<Option<Trial>, Failure> {
     let (program, bound, ranks) = (&part.program, &part.bound, world.size());
     let mut configs = tune::candidates(program, bound, ranks, &BTreeMap::new());
+    fit(&mut configs, world);
     if let Some(top) = args.top {
         let what = format!("predicting {} candidates of {}", configs.len(), part.name);
         let progress = Progress::new(what);
@@ -72,15 +73,17 @@ fn best(
     let _progress =
         Progress::new(format!("measuring {} candidates of {}", configs.len(), part.name));
     let case = Case { program, bound, ranks: ranks as usize };
-    let trials = match tune::measure(world, case, &configs, &JitOptions::default(), &limits(args)) {
-        Ok(trials) => trials,
-        // The pipeline itself has been measured.
-        Err(error) => {
-            note_on_stderr(format!("{}: {error}", part.name));
-            return Ok(None);
-        }
-    };
-    if !args.no_store {
+    let trials =
+        match gpu::measure(world, case, &configs, &JitOptions::default(), &limits(args), args.seed)
+        {
+            Ok(trials) => trials,
+            // The pipeline itself has been measured.
+            Err(error) => {
+                note_on_stderr(format!("{}: {error}", part.name));
+                return Ok(None);
+            }
+        };
+    if keeps(args, world) {
         store(world, case, &trials)?;
     }
     Ok(trials.into_iter().find(|t| t.ms().is_some()))

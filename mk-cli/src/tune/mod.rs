@@ -6,22 +6,23 @@ mod report;
 
 use crate::{
     failure::Failure,
+    gpus::GpuList,
     options::{DEFAULT_RANKS, PipelineArgs, once},
     output::{say, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
-    run::gpus,
 };
 use clap::ValueEnum;
 use list::Line;
 use mk::{
     Bound, Program,
     cost::DeviceModel,
-    harness::Case,
-    passes::Config,
+    function::reserved_sms,
     runtime::{World, jit::JitOptions},
-    tune::{self, Cache, Facts, Key, Limits, Trial, Winner},
+    settings::{self, Config},
+    tune::{self, Cache, Key, Limits, Trial, Winner},
 };
+use mk_harness::{Case, gpu};
 use report::{Entry, Errors};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, btree_map};
@@ -42,13 +43,15 @@ pub struct Args {
     /// Where times come from
     #[arg(long, value_enum, default_value_t = Device::Cuda)]
     device: Device,
+    #[command(flatten)]
+    gpus: GpuList,
     /// Measure only as many candidates as this, those that the model takes for the best; with `--device model`, print so many
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     top: Option<u32>,
     /// Figures of the machine, as `mk probe` writes them [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Values of a setting to try instead of the usual ones, for instance intra_comm=8,16 (repeatable)
+    /// Values of a setting to try instead of the usual ones, for instance intra_comm_sms=8,16 (repeatable)
     #[arg(long = "try", value_name = "SETTING=A,B", value_parser = values)]
     tries: Vec<(String, Vec<String>)>,
     /// Print every candidate, also those that were refused, with the reason
@@ -93,6 +96,10 @@ struct Row {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let model = model(args.model.as_deref())?;
     let rows = rows(args)?;
+    if args.gpus.given() && (args.from.is_some() || args.device == Device::Model) {
+        let what = "`--gpus` says where times are measured, and here they are predicted";
+        return Err(Failure::with_help(what, "leave the option out"));
+    }
     let mut worlds: BTreeMap<u32, World> = BTreeMap::new();
     let (mut failed, mut report, mut errors) = (0, Vec::new(), Errors::default());
     for row in &rows {
@@ -195,10 +202,11 @@ fn one(
     worlds: &mut BTreeMap<u32, World>,
     errors: &mut Errors,
 ) -> Result<Value, Failure> {
-    let Pipeline { program, bound } = pipeline::bind(&row.line.pipeline)?;
-    let config = pipeline::config(&row.line.pipeline)?;
+    let line = args.gpus.ranked(&row.line.pipeline)?;
+    let Pipeline { program, bound } = pipeline::bind(&line)?;
+    let config = pipeline::config(&line)?;
     let ranks = config.ranks;
-    let facts = Facts::new(&program, &bound, ranks);
+    let facts = tune::facts(&program, &bound, ranks);
     let begin = Instant::now();
     let only = only(args, &row.line, &config)?;
     let free = only.is_empty() && row.known.is_none();
@@ -212,18 +220,21 @@ fn one(
     }
     let mut configs = match &row.known {
         Some(known) => {
-            let read = |e: &Entry| tune::read(&e.config, ranks).map_err(no_setting);
+            let read = |e: &Entry| tune::read(&e.config, ranks).map_err(Failure::new);
             known.iter().map(read).collect::<Result<Vec<_>, _>>()?
         }
         None => fixed(tune::candidates(&program, &bound, ranks, &only), &only, &row.line, &config)?,
     };
     let measured = row.known.is_none() && args.device == Device::Cuda;
     if measured && let btree_map::Entry::Vacant(place) = worlds.entry(ranks) {
-        place.insert(gpus(ranks, "`--device model` predicts, without a GPU")?);
+        place.insert(args.gpus.world(ranks, "`--device model` predicts, without a GPU")?);
+    }
+    if let Some(world) = worlds.get(&ranks) {
+        fit(&mut configs, world);
     }
     // The winner so far takes part: what is kept is never slower, side by side.
     let so_far = match worlds.get(&ranks) {
-        Some(world) if measured && !args.no_store => winner(world, &program, &bound, &config),
+        Some(world) if measured && keeps(args, world) => winner(world, &program, &bound, &config),
         _ => None,
     };
     configs.extend(so_far.iter().filter(|w| !configs.contains(w)).cloned().collect::<Vec<_>>());
@@ -234,7 +245,7 @@ fn one(
     for (i, (config, predicted)) in configs.iter().zip(predicted).enumerate() {
         let known = row.known.as_ref().and_then(|k| k.get(i)).cloned();
         let mut entry = known.unwrap_or_default();
-        entry.config = tune::write(config, &facts);
+        entry.config = settings::write(config, &facts);
         match predicted {
             Ok(p) => entry.predicted_ms = Some(p.ms()),
             Err(why) if !measured => entry.refused = Some(why.to_string()),
@@ -257,7 +268,7 @@ fn one(
         let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
         let list: Vec<Config> = to_measure.iter().map(|i| configs[*i].clone()).collect();
         let measure = |list: &[Config]| {
-            tune::measure(world, case, list, &JitOptions::default(), &limits(args))
+            gpu::measure(world, case, list, &JitOptions::default(), &limits(args), args.seed)
                 .map_err(Failure::new)
         };
         let mut trials = measure(&list)?;
@@ -276,7 +287,7 @@ fn one(
             for (config, predicted) in near.iter().zip(predicted) {
                 if !configs.contains(config) {
                     let predicted_ms = predicted.ok().map(|p| p.ms());
-                    let config = (config.clone(), tune::write(config, &facts));
+                    let config = (config.clone(), settings::write(config, &facts));
                     configs.push(config.0);
                     entries.push(Entry { config: config.1, predicted_ms, ..Entry::default() });
                 }
@@ -285,7 +296,7 @@ fn one(
             let beside = measure(&[vec![winner], near].concat())?;
             trials = beside.into_iter().chain(trials).collect();
         }
-        if !args.no_store {
+        if keeps(args, world) {
             store(world, case, &trials)?;
         }
         best_ms = trials.iter().find_map(Trial::ms).map(f64::from);
@@ -340,6 +351,16 @@ fn one(
     Ok(value)
 }
 
+/// Leaves SMs to the other ranks of a GPU.
+fn fit(configs: &mut [Config], world: &World) {
+    configs.iter_mut().for_each(|c| c.reserved_sms = reserved_sms(world, &c.target, 0));
+}
+
+/// Whether the best is kept: that of ranks which share a GPU says nothing of ranks with GPUs of their own.
+fn keeps(args: &Args, world: &World) -> bool {
+    !args.no_store && !world.shares_gpus()
+}
+
 /// Keeps the best.
 fn store(world: &World, case: Case<'_>, trials: &[Trial]) -> Result<(), Failure> {
     let best = trials.iter().find_map(|t| Some((t, t.ms()?)));
@@ -361,7 +382,9 @@ fn winner(world: &World, program: &Program, bound: &Bound, config: &Config) -> O
     let (cache, gpu) = (Cache::new(&JitOptions::default())?, world.gpu_name(0).ok()?);
     let key = Key::new(program, bound, config.ranks, &config.target, &gpu);
     // A damaged file is written anew.
-    cache.recall(&key).ok()?.map(|w| w.config)
+    let mut config = cache.recall(&key).ok()??.config;
+    fit(std::slice::from_mut(&mut config), world);
+    Some(config)
 }
 
 fn limits(args: &Args) -> Limits {
@@ -369,14 +392,8 @@ fn limits(args: &Args) -> Limits {
         rounds: args.rounds.into(),
         finalists: args.finalists.into(),
         final_rounds: args.final_rounds.into(),
-        seed: args.seed,
         ..Limits::default()
     }
-}
-
-/// Of a word that no setting reads.
-fn no_setting(word: String) -> Failure {
-    Failure::new(format!("`{word}` is no setting"))
 }
 
 /// The line as it could be given again.
@@ -393,7 +410,7 @@ fn describe(row: &PipelineArgs, ranks: u32) -> String {
     format!("{text} --ranks {ranks}")
 }
 
-/// What is fixed: by `--try`, or by an option that says how to lower.
+/// The values of settings that are fixed: by `--try`, or by `--set`.
 fn only(
     args: &Args,
     line: &Line,
@@ -402,41 +419,19 @@ fn only(
     let mut only = once("try", &args.tries).map_err(Failure::new)?;
     only.extend(once("try", &line.tries).map_err(Failure::new)?);
     for (name, values) in &only {
-        let Some(knob) = tune::KNOBS.iter().find(|k| k.name == name) else {
-            let known: Vec<_> = tune::KNOBS.iter().map(|k| k.name).collect();
-            let help = format!("settings are {}", known.join(", "));
-            return Err(Failure::with_help(format!("there is no setting `{name}` to try"), help));
-        };
-        let reads = |value: &&String| (knob.set)(&mut config.clone(), value).is_none();
-        if let Some(value) = values.iter().find(reads) {
-            let what = format!("`{value}` is no value of {name}");
-            return Err(match (knob.get)(&Config::default()) {
-                Some(usual) => Failure::with_help(what, format!("write it as in {name}={usual}")),
-                None => Failure::new(what),
-            });
-        }
+        let set = |value: &String| settings::set(&mut config.clone(), name, value);
+        values.iter().try_for_each(set).map_err(Failure::new)?;
     }
-    for knob in fixed_knobs(&line.pipeline) {
-        let value = (knob.get)(config).into_iter().collect();
-        if only.insert(knob.name.into(), value).is_some() {
-            let what = format!("`{}` is fixed by an option, and to be tried", knob.name);
+    for (setting, _) in line.pipeline.settings() {
+        if only.insert(setting.name.into(), vec![(setting.get)(config)]).is_some() {
+            let what = format!("`{}` is fixed by `--set`, and to be tried", setting.name);
             return Err(Failure::with_help(what, "leave either out"));
         }
     }
     Ok(only)
 }
 
-/// Settings that an option fixes. The option has the setting's name, but for the CTAs of a role.
-fn fixed_knobs(line: &PipelineArgs) -> impl Iterator<Item = &'static tune::Knob> {
-    let given = line.lowering();
-    let copies = line.sms.iter().any(|(role, _)| role == "intra_comm");
-    tune::KNOBS.iter().filter(move |knob| match knob.name {
-        "intra_comm" => copies,
-        name => given.contains(&format!("--{}", name.replace('_', "-")).as_str()),
-    })
-}
-
-/// The candidates that are as the options say, with the CTAs of other roles that they name.
+/// The candidates that have the settings of the options.
 fn fixed(
     mut candidates: Vec<Config>,
     only: &BTreeMap<String, Vec<String>>,
@@ -447,25 +442,21 @@ fn fixed(
         let what = "`--tuned` takes what was measured, and this measures";
         return Err(Failure::with_help(what, "leave it out"));
     }
-    let knobs: Vec<_> = fixed_knobs(&line.pipeline).collect();
-    candidates.retain(|c| knobs.iter().all(|k| (k.get)(c) == (k.get)(config)));
+    let given: Vec<_> = line.pipeline.settings().map(|(setting, _)| setting).collect();
+    candidates.retain(|c| given.iter().all(|s| (s.get)(c) == (s.get)(config)));
     if candidates.is_empty() {
         let names: Vec<_> = only.keys().map(String::as_str).collect();
         let what = format!("no candidate can have {} as the options say", names.join(", "));
-        return Err(Failure::with_help(what, "`mk check` with these settings as options says why"));
-    }
-    for candidate in &mut candidates {
-        let others = config.sms.iter().filter(|(role, _)| *role != "intra_comm");
-        candidate.sms.extend(others.map(|(role, n)| (role.clone(), *n)));
+        return Err(Failure::with_help(what, "`mk check` with these settings says why"));
     }
     Ok(candidates)
 }
 
 fn values(text: &str) -> Result<(String, Vec<String>), String> {
-    let (name, list) = text.split_once('=').ok_or("write it as intra_comm=8,16")?;
+    let (name, list) = text.split_once('=').ok_or("write it as intra_comm_sms=8,16")?;
     let values: Vec<String> = list.split(',').map(|v| v.trim().to_string()).collect();
     match name.trim() {
-        "" => Err("write it as intra_comm=8,16".into()),
+        "" => Err("write it as intra_comm_sms=8,16".into()),
         name if values.iter().all(|v| !v.is_empty()) => Ok((name.into(), values)),
         name => Err(format!("`{name}` has an empty value")),
     }

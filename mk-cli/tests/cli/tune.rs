@@ -70,16 +70,15 @@ fn an_option_that_says_how_to_lower_is_not_tried_otherwise() {
     let given = [
         ("--block", "128x128x64", "block=128x128x64"),
         ("--consumers", "ping-pong", "consumers=ping_pong"),
-        ("--group-rows", "4", "group_rows=4"),
+        ("--group-rows", "4", "group_m=4"),
         ("--gather", "sms", "gather=sms"),
         ("--chunk-bytes", "65536", "chunk_bytes=65536"),
         ("--k-slices", "1", "k_slices=1"),
         ("--tail", "1x64", "tail=1x64"),
-        ("--own-columns", "64", "own_columns=64"),
     ];
     let sum = ["gemm(a, b) -> reduce_scatter", "--shape", "a=4096x512", "--shape", "b=512x1024"];
     let sum = [&sum[..], &["--ranks", "2"]].concat();
-    let of_sums = [given[0], ("--sums", "after", "sums=after"), ("--head", "64x64", "head=64x64")];
+    let of_sums = [given[0], ("--sums", "after", "sums=after")];
     for (pipeline, given) in [(&GATHER_GEMM[..], &given[..]), (&sum[..], &of_sums[..])] {
         let json = dir.file("tried.json");
         let options = given.iter().flat_map(|(flag, value, _)| [*flag, *value]);
@@ -116,7 +115,7 @@ fn what_cannot_be_tried_is_said() {
     tune(&["--block", "128x256x64", "--try", "block=128x128x64"]).fails(1, &[fixed]);
     tune(&["--sms", "foo=8", "--try", "block=128x128x64"])
         .fails(1, &["none of", "candidates has a time", "no role `foo`"]);
-    tune(&["--head", "64x64"]).fails(1, &["no product here has first tiles"]);
+    tune(&["--all-reduce", "one-shot"]).fails(1, &["nothing here is summed by an `all_reduce`"]);
     tune(&["--tuned"]).fails(1, &["`--tuned` takes what was measured"]);
     tune(&["--top", "0"]).fails(2, &["--top"]);
     // CTAs of a role that is no setting are those of every candidate.
@@ -125,8 +124,8 @@ fn what_cannot_be_tried_is_said() {
     assert!(few.contains("compute = 3 and intra_comm = 130 CTAs do not fit"), "{few}");
     // What cannot have a setting that an option fixes is left out.
     let sum = ["tune", "gemm(a, b) -> reduce_scatter", "--shape", "a=4096x512", "--shape"];
-    let head = ["b=512x1024", "--ranks", "2", "--head", "64x64", "--device", "model", "--all"];
-    let text = mk(&[&sum[..], &head].concat(), &dir).ok();
+    let parts = ["b=512x1024", "--ranks", "2", "--split-k", "2", "--device", "model", "--all"];
+    let text = mk(&[&sum[..], &parts].concat(), &dir).ok();
     assert!(text.contains("sums=after") && !text.contains("sums=ring"), "{text}");
 }
 

@@ -18,7 +18,7 @@ use std::{
 };
 
 /// Two bounds that are near each other are not reached both: `(a^p + b^p)^(1/p)`. Copies to peers by 1 to 64 SMs follow
-/// `p = 3` within a few percent (docs/performance.md).
+/// `p = 3` within a few percent (docs/cost-model.md).
 pub(super) fn soft_max(a: f64, b: f64) -> f64 {
     let (low, high) = if a < b { (a, b) } else { (b, a) };
     if low <= 0.0 || high > 8.0 * low {

@@ -5,64 +5,16 @@
 //! synchronisation line that is missing, doubled or foreign is found by reading, before anything runs.
 
 use super::{
-    Options, library,
-    role::{runs, template_of},
+    error::AuditError,
+    leaf::{self, Carrier, LeafEmission, Seat, carrier},
+    library,
     signal::several,
-    trace,
+    types::Options,
 };
 use crate::ir::{
-    Agent, EdgeId, Entity, FamId, Leaf, Plan, Proxy, RoleId, RoleKind, Schedule, Scope,
+    Agent, EdgeId, Entity, Family, Leaf, Plan, Proxy, RoleId, RoleKind, Schedule, Scope,
 };
 use std::collections::BTreeMap;
-use thiserror::Error;
-
-/// A kernel that does not synchronise as its plan says.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum AuditError {
-    /// The device library was changed.
-    #[error("line {line} of the kernel differs from the device library: `{text}`")]
-    Library {
-        /// Line in the kernel, from 1.
-        line: usize,
-        /// The line.
-        text: String,
-    },
-    /// An edge of the plan is not there as often as it should be.
-    #[error("edge {edge} ({what}) appears {found} times in the kernel instead of {want}")]
-    Edge {
-        /// The edge.
-        edge: EdgeId,
-        /// What it is in the plan.
-        what: String,
-        /// How often its primitive appears.
-        found: usize,
-        /// How often it should: once, or also in the gate of captured launches.
-        want: usize,
-    },
-    /// What surrounds the edges (entry, exit, barriers, agents) is not there as often as it should be.
-    #[error("`{text}` appears {found} times in the kernel instead of {want}")]
-    Frame {
-        /// The call.
-        text: &'static str,
-        /// How often it appears.
-        found: usize,
-        /// How often the plan's roles and leaves need it.
-        want: usize,
-    },
-    /// The kernel names an edge that the plan does not have.
-    #[error(
-        "line {line} of the kernel synchronises on {edge}, which the plan does not have there: `{text}`"
-    )]
-    Foreign {
-        /// The edge.
-        edge: String,
-        /// Line in the kernel, from 1.
-        line: usize,
-        /// The line.
-        text: String,
-    },
-}
 
 /// Edges that a gate has, too: announcements, and the waits of copy engines.
 fn in_gate(plan: &Plan) -> Vec<EdgeId> {
@@ -118,32 +70,100 @@ fn scope(scope: Scope) -> &'static str {
     if scope == Scope::Gpu { "Gpu" } else { "Sys" }
 }
 
-/// Calls that every role and every leaf needs, and how often.
-fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
-    let with_ctas = plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id);
-    let heads: Vec<Vec<FamId>> =
-        with_ctas.map(|role| runs(plan, role).iter().map(|run| run[0]).collect()).collect();
-    let template = |id: &FamId| template_of(&plan.families[*id].leaf);
-    let runs: Vec<Vec<&str>> =
-        heads.iter().map(|role| role.iter().map(template).collect()).collect();
-    let dynamic = |id: &&FamId| plan.families[**id].schedule == Schedule::Dynamic;
-    let queues = heads.iter().flatten().filter(dynamic).count();
-    let calls = |template| runs.iter().flatten().filter(|t| **t == template).count();
-    let rings = |template| runs.iter().filter(|r| r.contains(&template)).count();
-    let (mma, bulk, rows) = (calls("mma_tile"), calls("copy_bulk"), calls("copy_rows"));
-    let roles = plan.roles.values().filter(|r| r.ctas > 0).count();
-    let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
-    // Of loaders, those read the epoch that wait for something.
-    let waits = |role: RoleId| {
-        let mut mine = plan.families.values().filter(|f| f.role == role);
-        mine.any(|f| f.waits.iter().any(|w| w.by == Agent::Loader))
+/// The first family of each loop of a role, with its record.
+fn loops(plan: &Plan, role: RoleId) -> Result<Vec<(&Family, &'static LeafEmission)>, AuditError> {
+    let record = |run: Vec<_>| {
+        let f = &plan.families[run[0]];
+        match carrier(&f.leaf) {
+            Carrier::Agents(emission) => Ok((f, emission)),
+            Carrier::Frame | Carrier::Host | Carrier::Nobody => {
+                Err(AuditError::Leaf { family: f.name.clone(), leaf: f.leaf.name() })
+            }
+        }
     };
-    let loaders = plan.roles.iter().filter(|(id, r)| r.ctas > 0 && waits(*id)).count();
-    let staged = rings("mma_tile") + rings("copy_bulk");
-    let mut out = vec![
+    plan.runs(role).into_iter().map(record).collect()
+}
+
+fn lane(warp: u32) -> String {
+    format!("if (warp_index() == {warp} && elect_one()) {{")
+}
+
+/// Calls that the leaves need, by their records: those of the ring and of single lanes once for each role, those of agents for each loop.
+fn leaf_calls(plan: &Plan) -> Result<BTreeMap<String, usize>, AuditError> {
+    let mut calls = BTreeMap::new();
+    let inits = |l: &LeafEmission| l.ring.map_or(&[][..], |r| r.inits);
+    // Calls that no loop needs must not be there.
+    for l in leaf::ALL {
+        calls.extend(inits(l).iter().map(|(_, init)| (init.to_string(), 0)));
+        calls.extend(l.ring.and_then(|r| r.inner_edges).map(|edges| (edges.to_string(), 0)));
+        for a in l.agents {
+            calls.insert(format!("{}<", a.function), 0);
+            if let Seat::Lane(warp) = a.seat {
+                calls.insert(lane(warp), 0);
+            }
+        }
+    }
+    for (id, _) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
+        let mut of_role = Vec::new();
+        for (_, l) in loops(plan, id)? {
+            of_role.extend(inits(l).iter().map(|(_, init)| init.to_string()));
+            of_role.extend(l.ring.and_then(|r| r.inner_edges).map(str::to_string));
+            for a in l.agents {
+                *calls.entry(format!("{}<", a.function)).or_default() += 1;
+                if let Seat::Lane(warp) = a.seat {
+                    of_role.push(lane(warp));
+                }
+            }
+        }
+        of_role.sort_unstable();
+        of_role.dedup();
+        for call in of_role {
+            *calls.entry(call).or_default() += 1;
+        }
+    }
+    Ok(calls)
+}
+
+/// Edges whose barriers are specialised in a traced kernel.
+fn stalls(plan: &Plan) -> usize {
+    let rings = |f: &&Family| matches!(carrier(&f.leaf), Carrier::Agents(l) if l.ring.is_some());
+    let mut edges: Vec<_> =
+        plan.families.values().filter(rings).flat_map(|f| &f.edges).map(|e| e.edge).collect();
+    edges.sort_unstable();
+    edges.dedup();
+    edges.len()
+}
+
+/// Calls that every role and every leaf needs, and how often.
+fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditError> {
+    let mut queues = 0;
+    let with_ctas = || plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id);
+    for role in with_ctas() {
+        let dynamic = |(f, _): &&(&Family, _)| f.schedule == Schedule::Dynamic;
+        queues += loops(plan, role)?.iter().filter(dynamic).count();
+    }
+    let roles = with_ctas().count();
+    let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
+    // Of agents of warp 0, those read the epoch that wait for something.
+    let mut first_lanes = 0;
+    for role in with_ctas() {
+        let waits = |(f, l): &(&Family, &LeafEmission)| {
+            let mine = plan.families.values().filter(|x| x.role == role && x.leaf == f.leaf);
+            let seated = |by| l.agents.iter().any(|a| a.seat == Seat::Lane(0) && a.agent == by);
+            mine.flat_map(|x| &x.waits).any(|w| seated(w.by))
+        };
+        first_lanes += usize::from(loops(plan, role)?.iter().any(waits));
+    }
+    let mut out: Vec<_> = leaf_calls(plan)?.into_iter().collect();
+    let fences = |scope: Scope| {
+        let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
+        posts.filter(|p| several(p) && p.scope == scope && p.by != Agent::Engine).count()
+    };
+    let mut add = |text: &str, want: usize| out.push((text.to_string(), want));
+    for (text, want) in [
         ("launch_begin(ctx);", roles + gate),
         ("launch_begin_sync();", 2 * roles + gate),
-        ("ctx.past = ctx.read_past();", 2 * roles + loaders + gate),
+        ("ctx.past = ctx.read_past();", 2 * roles + first_lanes + gate),
         ("launch_engines(ctx);", gate),
         ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
@@ -151,40 +171,19 @@ fn frame(plan: &Plan, options: Options) -> Vec<(&'static str, usize)> {
         ("sm90_regs_claim<", roles),
         ("launch_count_in(ctx);", roles),
         ("launch_end(ctx);", roles),
-        ("smem.init_barriers();", staged),
-        ("if (warp_index() == 0 && elect_one()) {", staged),
-        ("if (warp_index() == 1 && elect_one()) {", staged),
-        ("smem.init_staging_barriers();", rings("mma_tile")),
-        (
-            "staging_full = staged, staging_free = drained, turn = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;",
-            rings("mma_tile"),
-        ),
-        ("sm90_gemm_loader<", mma),
-        ("sm90_gemm_storer<", mma),
-        ("sm90_gemm_consumer<", mma),
-        ("bulk_copy_loader<", bulk),
-        ("bulk_copy_storer<", bulk),
-        ("copy_rows<", rows),
-        ("reduce_rows<", calls("reduce_rows")),
         ("static constexpr bool kDynamic = true;", queues),
-    ];
-    let fences = |scope: Scope| {
-        let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
-        posts.filter(|p| several(p) && p.scope == scope && p.by != Agent::Engine).count()
-    };
-    out.extend([
         ("fence_acq_rel<Scope::Sys>(); for (", fences(Scope::Sys)),
         ("fence_acq_rel<Scope::Gpu>(); for (", fences(Scope::Gpu)),
-    ]);
-    if options.trace {
-        out.extend([
-            ("trace_begin();", roles),
-            ("trace_mark(params.header);", roles),
-            ("trace_end(ctx);", roles),
-            (") { trace_mbarrier_wait<", trace::stalls(plan).len()),
-        ]);
+    ] {
+        add(text, want);
     }
-    out
+    if options.trace {
+        add("trace_begin();", roles);
+        add("trace_mark(params.header);", roles);
+        add("trace_end(ctx);", roles);
+        add(") { trace_mbarrier_wait<", stalls(plan));
+    }
+    Ok(out)
 }
 
 /// Checks a kernel that was emitted without options against its plan.
@@ -221,8 +220,8 @@ pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), Audit
             return Err(AuditError::Edge { edge: *edge, what: what.clone(), found, want });
         }
     }
-    for (text, want) in frame(plan, options) {
-        let found = generated.iter().map(|l| code(l).matches(text).count()).sum::<usize>();
+    for (text, want) in frame(plan, options)? {
+        let found = generated.iter().map(|l| code(l).matches(text.as_str()).count()).sum::<usize>();
         if found != want {
             return Err(AuditError::Frame { text, found, want });
         }

@@ -1,9 +1,24 @@
 //! Where the boxes that TMA moves may begin and end.
 
-use super::{EmitError, context::Emitter};
-use crate::ir::{Access, FamId, Point};
+use super::{context::Emitter, error::EmitError, maps::View};
+use crate::ir::{Access, FamId, Family, Point};
 
 impl Emitter<'_> {
+    /// A copy moves bytes.
+    pub(super) fn check_dtypes(
+        &self,
+        f: &Family,
+        src: &Access,
+        dst: &Access,
+    ) -> Result<(), EmitError> {
+        let dtype = |a: &Access| self.plan.buffers[a.buffer].dtype;
+        if dtype(src) == dtype(dst) {
+            return Ok(());
+        }
+        let what = format!("a copy converts nothing, {} to {}", dtype(src), dtype(dst));
+        Err(EmitError::unsupported(f.name.clone(), what))
+    }
+
     /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal instruction.
     pub(super) fn check_starts(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
         let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
@@ -47,7 +62,11 @@ impl Emitter<'_> {
     pub(super) fn check_lines(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
         let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
         for rank in 0..self.plan.mesh.size() as usize {
-            let columns = self.points.shape(a.buffer, rank)?.last().copied().unwrap_or(1);
+            let shape = self.points.shape(a.buffer, rank)?;
+            let Some(columns) = shape.last().copied() else {
+                let what = format!("{} has no dimensions", a.buffer);
+                return Err(EmitError::internal("emit/boxes.rs", what));
+            };
             let gap = self.points.pitch(a.buffer, rank)? != columns && columns % 2 != 0;
             for task in self.points.tasks(id, rank, 1)? {
                 let Some(region) = self.points.region(&task, a)? else { continue };
@@ -67,13 +86,14 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Operands are multiplied in whole boxes of `step` along dimension `k`. A part of one must end where the tensor does, behind
-    /// which TMA reads zeros: it would multiply what lies there.
+    /// Operands are multiplied in whole boxes of `step` along dimension `k`. A part of one must end where that dimension of `view` does,
+    /// behind which TMA reads zeros: it would multiply what lies there.
     pub(super) fn check_depth(
         &self,
         id: FamId,
         a: &Access,
         k: usize,
+        view: &View,
         step: u32,
     ) -> Result<(), EmitError> {
         let mut runtime = self.plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
@@ -86,8 +106,8 @@ impl Emitter<'_> {
             for task in self.points.tasks(id, rank, 1)? {
                 let Some(region) = self.points.region(&task, a)? else { continue };
                 let ends = |d: usize| region.dims[d].0 + region.dims[d].1 == shape[d];
-                // Rows of several matrices lie one behind the other.
-                let last = ends(k) && (k == shape.len() - 1 || (0..k).all(ends));
+                // Where the map merges dimensions, what they hold lies one behind the other.
+                let last = view.merged(shape.len(), k).all(ends);
                 if region.dims[k].1 % i64::from(step) != 0 && !last {
                     let what = format!(
                         "task {:?} of rank {rank} reads {} of `{}` along k, which are no multiple of {step} and end inside the tensor",

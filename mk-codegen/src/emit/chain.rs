@@ -1,9 +1,9 @@
 //! Elementwise chains as CUDA: what is done to a tile's accumulators, or to sums, before they are rounded.
 
 use super::{
-    EmitError,
     context::Emitter,
-    tasks::{Slice, dtype_name},
+    error::EmitError,
+    types::{Slice, dtype_name},
 };
 use crate::ir::{
     Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Space, Var,
@@ -49,9 +49,11 @@ impl Emitter<'_> {
         for op in epilogue {
             let gates = saves_gates(epilogue) && saved.is_empty();
             let Some(mut value) = operation(*op) else { continue };
-            if op.operand().is_some() {
-                let operand = operands.next().unwrap_or(Operand::E3);
-                value = context! { ..self.extra(f, operand, *op, gates, c)?, ..value };
+            if let Some(mode) = op.operand() {
+                let operand = operands.next().ok_or_else(|| {
+                    EmitError::internal("emit/chain.rs", "more operands than an epilogue has")
+                })?;
+                value = context! { ..self.extra(f, operand, (*op, mode), gates, c)?, ..value };
             }
             if *op != EpilogueOp::Save {
                 chain.push(value);
@@ -61,9 +63,7 @@ impl Emitter<'_> {
                 saved.push(context! { place => saved.len(), chain => before, ..value });
             };
             if gates {
-                let (data, pitch) = (value.get_attr("data"), value.get_attr("pitch"));
-                let [data, pitch] =
-                    [data, pitch].map(|v| v.map(|v| v.to_string()).unwrap_or_default());
+                let (data, pitch) = (value.get_attr("data")?, value.get_attr("pitch")?);
                 let both = context! { pitch => format!("2 * {pitch}"), ..value };
                 save(both.clone(), Vec::new());
                 save(context! { data => format!("{data} + {pitch}"), ..both }, Vec::new());
@@ -79,13 +79,12 @@ impl Emitter<'_> {
         &self,
         f: &Family,
         operand: Operand,
-        op: EpilogueOp,
+        (op, mode): (EpilogueOp, Mode),
         gates: bool,
         c: &Access,
     ) -> Result<Value, EmitError> {
         let x = self.access(f, operand)?;
         let buffer = &self.plan.buffers[x.buffer];
-        let mode = op.operand().unwrap_or(Mode::Read);
         let space = if mode == Mode::Write { Space::Out } else { Space::In };
         // The library asks for elements by their place in the tile.
         let dims = match op {
@@ -103,15 +102,15 @@ impl Emitter<'_> {
             data => self.base(x.buffer, "params.header.rank"),
             even => self.rows_of(x.buffer, 2).to_string(),
             wide => self.rows_of(x.buffer, 16 / buffer.dtype.size_bytes() as i64).to_string(),
-            ..self.elements(x)
+            ..self.elements(f, x)?
         })
     }
 
     /// What the elements of an operand are, and how far apart its rows; a vector has one.
-    fn elements(&self, x: &Access) -> Value {
+    fn elements(&self, f: &Family, x: &Access) -> Result<Value, EmitError> {
         let dtype = self.plan.buffers[x.buffer].dtype;
         let pitch = if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
-        context! { pitch, dtype => dtype_name(dtype), size => dtype.size_bytes() }
+        Ok(context! { pitch, dtype => dtype_name(&f.name, dtype)?, size => dtype.size_bytes() })
     }
 
     /// What is done to sums, operation by operation, and how many operands that has.
@@ -121,9 +120,12 @@ impl Emitter<'_> {
         for op in f.leaf.epilogue() {
             let Some(mut value) = operation(*op) else { continue };
             if op.operand().is_some() {
-                let x = self.access(f, EPILOGUE_OPERANDS[operands.min(3)])?;
+                let operand = EPILOGUE_OPERANDS.get(operands).ok_or_else(|| {
+                    EmitError::internal("emit/chain.rs", "more operands than an epilogue has")
+                })?;
+                let x = self.access(f, *operand)?;
                 let place = context! { place => operands };
-                value = context! { ..place, ..self.elements(x), ..value };
+                value = context! { ..place, ..self.elements(f, x)?, ..value };
                 operands += 1;
             }
             chain.push(value);

@@ -1,9 +1,10 @@
 //! What a plan may say and no template carries out: the emitter would drop it, or print something else.
 
-use super::EmitError;
-use crate::ir::{
-    Agent, Expr, FamId, Family, Leaf, Mode, Plan, Point, RoleKind, Scope, Space, Store, Var, Wait,
+use super::{
+    error::EmitError,
+    leaf::{Carrier, LeafEmission, carrier},
 };
+use crate::ir::{Agent, Expr, FamId, Family, Leaf, Plan, Point, RoleKind, Scope, Space, Var};
 use mk_abi::device::MAX_RUNTIME_DIMS;
 
 /// Names that the templates give to their own variables, around expressions of the plan.
@@ -45,14 +46,12 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
     for (id, f) in plan.families.iter() {
         let place = format!("{id} {:?}", f.name);
         let kind = plan.roles[f.role].kind;
-        let known = match f.leaf {
-            Leaf::Enter => kind == RoleKind::Prologue,
-            Leaf::HostCopy => kind == RoleKind::CopyEngine,
-            Leaf::Signal => kind == RoleKind::Epilogue,
-            Leaf::MmaTile { .. } | Leaf::CopyTile { .. } | Leaf::ReduceTile { .. } => {
-                matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
-            }
-            _ => false,
+        let known = match carrier(&f.leaf) {
+            Carrier::Agents(_) => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
+            Carrier::Frame if f.leaf == Leaf::Enter => kind == RoleKind::Prologue,
+            Carrier::Frame => kind == RoleKind::Epilogue,
+            Carrier::Host => kind == RoleKind::CopyEngine,
+            Carrier::Nobody => false,
         };
         if !known {
             let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
@@ -61,20 +60,13 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         if f.emitted().iter().any(|e| e.mentions(Var::EPOCH)) {
             return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
         }
-        let adds = f.accesses.iter().any(|a| a.mode == Mode::Accumulate);
-        if adds && !matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. }) {
-            let what = "only tiles of matrix products are added in memory, by TMA";
-            return Err(EmitError::unsupported(place, what));
-        }
-        if f.inner.is_some() && !matches!(f.leaf, Leaf::MmaTile { .. }) {
-            let what = "only a matrix product has an inner loop in a kernel";
-            return Err(EmitError::unsupported(place, what));
+        if let Carrier::Agents(emission) = carrier(&f.leaf) {
+            allowed(f, emission, &place)?;
         }
         names(f, &place)?;
         // The host evaluates what its copy engines do, for every rank.
         if f.leaf != Leaf::HostCopy {
             accesses(plan, f, &place)?;
-            waits(f, &place)?;
             posts(plan, f, &place)?;
         }
     }
@@ -119,16 +111,42 @@ fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Agents wait before they begin, and the loader also on its way along k.
-fn waits(f: &Family, place: &str) -> Result<(), EmitError> {
-    let late = |w: &&Wait| w.at == Point::End || w.at == Point::Inner && w.by != Agent::Loader;
-    let Some(w) = f.waits.iter().find(late) else { return Ok(()) };
-    let what = format!(
-        "{} waits at {}: waits stand at the start of a task, or are the loader's in the inner loop",
-        w.edge,
-        w.at.name()
-    );
-    Err(EmitError::unsupported(place, what))
+/// Accesses, waits and posts stand where the leaf's templates carry them out.
+fn allowed(f: &Family, emission: &LeafEmission, place: &str) -> Result<(), EmitError> {
+    let (allowed, leaf) = (&emission.allowed, f.leaf.name());
+    let refuse = |what| Err(EmitError::unsupported(place, what));
+    if f.inner.is_some() && !allowed.inner {
+        return refuse(format!("{leaf} has no inner loop in a kernel"));
+    }
+    for a in &f.accesses {
+        let points = allowed.operands.iter().find(|(operand, _)| *operand == a.operand);
+        if !points.is_some_and(|(_, points)| points.contains(&a.at)) {
+            let what = format!("{leaf} does not touch `{}` at {}", a.operand, a.at.name());
+            return refuse(what);
+        }
+    }
+    if let Some(w) = f.waits.iter().find(|w| !allowed.waits.contains(&(w.by, w.at))) {
+        let say = |(by, at): &(Agent, Point)| format!("{by} at {}", at.name());
+        let points: Vec<_> = allowed.waits.iter().map(say).collect();
+        return refuse(format!(
+            "{} waits at {}, by {}: {leaf} waits by {}",
+            w.edge,
+            w.at.name(),
+            w.by,
+            points.join(", by ")
+        ));
+    }
+    let (by, at) = allowed.posts;
+    if let Some(p) = f.posts.iter().find(|p| (p.by, p.at) != (by, at)) {
+        return refuse(format!(
+            "{} posts at {}, by {}: {leaf} posts by {by} at {}",
+            p.edge,
+            p.at.name(),
+            p.by,
+            at.name()
+        ));
+    }
+    Ok(())
 }
 
 /// A post to another rank finds its word by the extents of the own one.

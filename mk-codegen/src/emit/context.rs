@@ -1,16 +1,18 @@
 //! What every part of the emitter needs: the plan, its layout, and how to say an address.
 
 use super::{
-    BARRIER_BYTES, EmitError, Options,
+    error::EmitError,
     layout::{At, Layout, layout},
     maps::Maps,
-    trace,
+    types::{Options, dtype_name},
 };
 use crate::ir::{
-    Access, BinOp, BufId, C_PRELUDE, CPrinter, Each, Entity, Expr, FamId, Family, Leaf, Plan,
-    Points, SigId,
+    Access, BinOp, BufId, CPrinter, Each, Entity, Expr, FamId, Family, Leaf, Operand, Plan, Points,
+    SigId,
 };
-use minijinja::{Value, context};
+
+/// Shared memory beside a leaf's contract: mbarriers, at most.
+const BARRIER_BYTES: u32 = 1024;
 
 pub(super) struct Emitter<'a> {
     pub plan: &'a Plan,
@@ -48,9 +50,13 @@ impl<'a> Emitter<'a> {
     /// All dimensions but the last, flattened to a row number. Leading extents must not depend on the rank, because the
     /// buffer may be another rank's.
     pub fn row(&self, a: &Access) -> Expr {
-        let last = a.region.len() - 1;
+        self.flat(a, 0, a.region.len() - 1)
+    }
+
+    /// Dimensions `from` to `to` of an access, flattened.
+    pub fn flat(&self, a: &Access, from: usize, to: usize) -> Expr {
         let mut row = Expr::Const(0);
-        for (d, (base, _)) in a.region[..last].iter().enumerate() {
+        for (d, (base, _)) in a.region[..to].iter().enumerate().skip(from) {
             row = Expr::bin(
                 BinOp::Add,
                 Expr::bin(BinOp::Mul, row, self.extent(a.buffer, d)),
@@ -121,74 +127,51 @@ impl<'a> Emitter<'a> {
         Ok(first.unwrap_or(0))
     }
 
+    /// The one access that names an operand, which is made unconditionally.
+    ///
+    /// # Errors
+    /// [`EmitError::Unsupported`] where there are several, or it has a condition.
+    pub fn access<'f>(&self, f: &'f Family, operand: Operand) -> Result<&'f Access, EmitError> {
+        let mut found = f.accesses.iter().filter(|a| a.operand == operand);
+        match (found.next(), found.next()) {
+            (Some(a), None) if a.when.is_none() => Ok(a),
+            _ => {
+                let what = format!("operand `{operand}` must be one unconditional access");
+                Err(EmitError::unsupported(f.name.clone(), what))
+            }
+        }
+    }
+
+    /// The element type that some operands of a family have in common, as the library names it.
+    ///
+    /// # Errors
+    /// [`EmitError::Unsupported`] where they have several, or one that no tile computes with.
+    pub fn one_dtype(
+        &self,
+        id: FamId,
+        of: impl Fn(Operand) -> bool,
+    ) -> Result<&'static str, EmitError> {
+        let f = &self.plan.families[id];
+        let mut types =
+            f.accesses.iter().filter(|a| of(a.operand)).map(|a| self.plan.buffers[a.buffer].dtype);
+        let Some(first) = types.next() else {
+            let what = format!("{id} has none of the operands that are asked for");
+            return Err(EmitError::internal("emit/context.rs", what));
+        };
+        if types.any(|t| t != first) {
+            return Err(EmitError::unsupported(f.name.clone(), "operands have several dtypes"));
+        }
+        dtype_name(&f.name, first)
+    }
+
+    /// Whether some dimension comes with each launch.
+    pub fn runtime(&self) -> bool {
+        self.plan.runtime_dim().is_some()
+    }
+
     /// The signal by which ranks announce themselves, where they do.
     pub fn entered(&self) -> Option<SigId> {
         let enter = self.plan.families.values().filter(|f| f.leaf == Leaf::Enter);
         enter.flat_map(|f| &f.posts).map(|p| p.signal).next()
-    }
-
-    /// What the kernel template is rendered with.
-    pub fn kernel(&self, roles: Vec<Value>, smem_bytes: u32, gate: Option<Value>) -> Value {
-        let dims: Vec<_> = self
-            .plan
-            .dims
-            .values()
-            .map(|d| {
-                let (name, runtime) = (d.name.clone(), d.runtime_max.is_some());
-                context! { name, value => d.value, runtime }
-            })
-            .collect();
-        let signals: Vec<_> = self
-            .plan
-            .signals
-            .iter()
-            .map(|(id, s)| context! { id => id.index(), name => s.name.clone(), word => self.layout.signals[id] })
-            .collect();
-        let buffers: Vec<_> = self
-            .plan
-            .buffers
-            .iter()
-            .map(|(id, b)| {
-                let (kind, offset) = match self.layout.buffers[id].at {
-                    At::Tensor(i) => ("tensor", u64::from(i)),
-                    At::Symmetric(o) => ("symmetric", o),
-                    At::Scratch(o) => ("scratch", o),
-                };
-                context! { id => id.index(), name => b.name.clone(), kind, offset }
-            })
-            .collect();
-        let mut edges: Vec<_> = self.plan.families.values().flat_map(Family::edge_ids).collect();
-        edges.sort_unstable();
-        edges.dedup();
-        let edges: Vec<_> = edges.iter().map(|e| e.index()).collect();
-        let enter = self
-            .plan
-            .families
-            .values()
-            .filter(|f| f.leaf == Leaf::Enter)
-            .flat_map(|f| &f.posts)
-            .map(|p| {
-                let traced = self.options.trace.then(|| trace::enter(self.plan, p.edge));
-                context! { edge => p.edge.to_string(), signal => p.signal.index(), traced }
-            })
-            .collect::<Vec<_>>();
-        let stalls = match self.options.trace {
-            true => trace::stalls(self.plan),
-            false => Vec::new(),
-        };
-        context! {
-            name => self.plan.name.clone(),
-            prelude => C_PRELUDE,
-            world => self.plan.mesh.size(),
-            n_maps => self.maps.len(),
-            n_tensors => self.layout.tensors.len(),
-            maps => self.maps.comments(),
-            smem_bytes,
-            block => super::BLOCK_THREADS,
-            trace => self.options.trace,
-            gate,
-            entered => self.entered().map_or("kNoEntry".into(), |s| format!("kSig{}", s.index())),
-            dims, signals, buffers, edges, enter, roles, stalls,
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Where everything lies: signal words, workspace, scratch, caller tensors.
 
-use super::{EmitError, role::runs};
+use super::error::EmitError;
 use crate::ir::{Arena, BufId, Entity, FamId, Plan, Points, Schedule, SigId, Space};
 use mk_abi::{TensorArg, TensorDirection, WorkspaceLayout, device::SymHeader};
 use std::collections::HashMap;
@@ -66,7 +66,7 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
         top = (top + words * 4).next_multiple_of(SIGNAL_ALIGN);
     }
     let mut taken = HashMap::new();
-    for run in plan.roles.keys().flat_map(|role| runs(plan, role)) {
+    for run in plan.roles.keys().flat_map(|role| plan.runs(role)) {
         if plan.families[run[0]].schedule == Schedule::Dynamic {
             taken.insert(run[0], top / 4);
             top += SIGNAL_ALIGN;

@@ -1,9 +1,69 @@
-//! Tensor maps: one per buffer, box and swizzle that some leaf needs.
+//! Tensor maps: one per buffer, view, box and swizzle that some leaf needs (PTX ISA, "Tensors").
+//!
+//! A map has one to five dimensions. A [`View`] says how the dimensions of a buffer become those of a map: neighbours are merged where
+//! the hardware needs not tell them apart, and kept apart where what lies past the end of one must read as zeros.
 
-use super::layout::{At, Layout};
+use super::{
+    error::EmitError,
+    layout::{At, Layout},
+};
 use crate::ir::{BufId, Plan};
 use minijinja::{Value, context};
 use mk_abi::{DType, MapBase, Swizzle, TensorMapSpec};
+
+/// Most dimensions of a map.
+const MAX_RANK: usize = 5;
+
+/// The dimensions of a buffer `[d0, .., dn]`, cut into those of a map: `cuts` says where each but the first begins. `[e, k, 2, n]` cut
+/// at `[1, 2]` is `[e, k, 2 n]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct View {
+    cuts: Vec<usize>,
+}
+
+impl View {
+    /// Rows of the last dimension, all that come before being one.
+    pub fn rows(dims: usize) -> View {
+        View { cuts: vec![dims.saturating_sub(1)] }
+    }
+
+    /// Cut at these dimensions, which ascend.
+    pub fn cut(cuts: impl IntoIterator<Item = usize>) -> View {
+        View { cuts: cuts.into_iter().collect() }
+    }
+
+    /// How many dimensions the map has.
+    pub fn rank(&self) -> usize {
+        self.cuts.len() + 1
+    }
+
+    /// The buffer's dimensions in each of the map's, outermost first.
+    fn groups(&self, dims: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let ends = self.cuts.iter().copied().chain([dims]);
+        [0].into_iter().chain(self.cuts.iter().copied()).zip(ends)
+    }
+
+    /// The buffer's dimensions that all have to end for the map's to end along `d`: itself, and those before it that are merged with it.
+    pub fn merged(&self, dims: usize, d: usize) -> impl Iterator<Item = usize> + '_ {
+        let group = self.groups(dims).find(|(from, to)| (*from..*to).contains(&d));
+        group.map_or(d, |(from, _)| from)..=d
+    }
+
+    /// Extents and strides of the map in elements, outermost first. Only the buffer's last dimension has a pitch.
+    fn extents(&self, shape: &[i64], pitch: i64) -> Vec<(i64, i64)> {
+        let last = shape.len() - 1;
+        let below = |d: usize| -> i64 { shape[d..last].iter().product::<i64>() * pitch };
+        let group = |(from, to): (usize, usize)| {
+            if to <= last {
+                return (shape[from..to].iter().product(), below(to));
+            }
+            // Rows that are one: what lies between them counts, but behind the last of them.
+            let rows: i64 = shape[from..last].iter().product();
+            (if rows > 0 { (rows - 1) * pitch + shape[last] } else { 0 }, 1)
+        };
+        self.groups(shape.len()).map(group).collect()
+    }
+}
 
 /// A map to encode on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,10 +71,10 @@ struct Map {
     buffer: BufId,
     name: String,
     dtype: DType,
-    box_dims: [u32; 2],
+    view: View,
+    /// Outermost first.
+    box_dims: Vec<u32>,
     swizzle: Swizzle,
-    /// Rows of the buffer that make one row of the map.
-    rows_in_one: i64,
     /// The rank whose memory it is; the own rank's if `None`.
     peer: Option<u32>,
 }
@@ -26,44 +86,59 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    /// Index of the map of the own rank's buffer, seen as rows of its last dimension, with boxes of `[rows, cols]`.
-    pub fn index(&mut self, plan: &Plan, buffer: BufId, rows: u32, cols: u32) -> usize {
-        self.insert(plan, buffer, rows, cols, 1, None)
-    }
-
-    /// The same with `rows_in_one` rows, one behind the other, as one row: `[k, 2, n]` as `[k, 2 n]`.
-    pub fn index_of_wide(
+    /// Index of the map of the own rank's buffer with boxes of `box_dims`, outermost first.
+    ///
+    /// # Errors
+    /// [`EmitError::Unsupported`] for more dimensions than a map has, [`EmitError::Internal`] for a box of another rank than the view.
+    pub fn index(
         &mut self,
         plan: &Plan,
         buffer: BufId,
-        [rows, cols]: [u32; 2],
-        rows_in_one: i64,
-    ) -> usize {
-        self.insert(plan, buffer, rows, cols, rows_in_one, None)
+        view: &View,
+        box_dims: &[u32],
+    ) -> Result<usize, EmitError> {
+        self.insert(plan, buffer, view, box_dims, None)
     }
 
     /// Index of the first of `world` maps, one for each rank's copy of a symmetric buffer.
-    pub fn index_of_ranks(&mut self, plan: &Plan, buffer: BufId, rows: u32, cols: u32) -> usize {
-        let world = plan.mesh.size();
-        let first = self.insert(plan, buffer, rows, cols, 1, Some(0));
-        (1..world).for_each(|q| {
-            self.insert(plan, buffer, rows, cols, 1, Some(q));
-        });
-        first
+    ///
+    /// # Errors
+    /// As [`Self::index`].
+    pub fn index_of_ranks(
+        &mut self,
+        plan: &Plan,
+        buffer: BufId,
+        view: &View,
+        box_dims: &[u32],
+    ) -> Result<usize, EmitError> {
+        let first = self.insert(plan, buffer, view, box_dims, Some(0))?;
+        for q in 1..plan.mesh.size() {
+            self.insert(plan, buffer, view, box_dims, Some(q))?;
+        }
+        Ok(first)
     }
 
     fn insert(
         &mut self,
         plan: &Plan,
         buffer: BufId,
-        rows: u32,
-        cols: u32,
-        rows_in_one: i64,
+        view: &View,
+        box_dims: &[u32],
         peer: Option<u32>,
-    ) -> usize {
+    ) -> Result<usize, EmitError> {
         let b = &plan.buffers[buffer];
+        let (rank, dims) = (view.rank(), b.shape.len());
+        if rank > MAX_RANK {
+            let what = format!("a tensor map has at most {MAX_RANK} dimensions, not {rank}");
+            return Err(EmitError::unsupported(format!("{buffer} {:?}", b.name), what));
+        }
+        let ascend = view.groups(dims).all(|(from, to)| from < to);
+        let (true, true, Some(row)) = (ascend, box_dims.len() == rank, box_dims.last()) else {
+            let what = format!("{buffer}, {dims} dimensions, as {view:?} in boxes {box_dims:?}");
+            return Err(EmitError::internal("emit/maps.rs", what));
+        };
         // The swizzle spans the box's row.
-        let swizzle = match u64::from(cols) * b.dtype.size_bytes() {
+        let swizzle = match u64::from(*row) * b.dtype.size_bytes() {
             128 => Swizzle::B128,
             64 => Swizzle::B64,
             32 => Swizzle::B32,
@@ -73,18 +148,18 @@ impl Maps {
             buffer,
             name: b.name.clone(),
             dtype: b.dtype,
-            box_dims: [cols, rows],
+            view: view.clone(),
+            box_dims: box_dims.to_vec(),
             swizzle,
-            rows_in_one,
             peer,
         };
-        match self.list.iter().position(|m| *m == map) {
+        Ok(match self.list.iter().position(|m| *m == map) {
             Some(i) => i,
             None => {
                 self.list.push(map);
                 self.list.len() - 1
             }
-        }
+        })
     }
 
     pub fn len(&self) -> usize {
@@ -94,7 +169,8 @@ impl Maps {
     /// For the comment beside each map.
     pub fn comments(&self) -> Vec<Value> {
         let say = |(i, m): (usize, &Map)| {
-            context! { index => i, name => m.name.clone(), rows => m.box_dims[1], cols => m.box_dims[0] }
+            let boxes: Vec<_> = m.box_dims.iter().map(u32::to_string).collect();
+            context! { index => i, name => m.name.clone(), boxes => boxes.join(" x ") }
         };
         self.list.iter().enumerate().map(say).collect()
     }
@@ -103,11 +179,9 @@ impl Maps {
         let spec = |m: &Map| {
             let place = &layout.buffers[m.buffer];
             let owner = m.peer.map_or(rank, |p| p as usize);
-            let shape = &place.shape[owner];
-            let (leading, last) = shape.split_at(shape.len() - 1);
-            let rows = leading.iter().product::<i64>() / m.rows_in_one;
-            let pitch = place.pitch[owner];
-            let cols = (m.rows_in_one - 1) * pitch + last[0];
+            let size = m.dtype.size_bytes();
+            let extents = m.view.extents(&place.shape[owner], place.pitch[owner]);
+            let inner = || extents.iter().rev();
             TensorMapSpec {
                 base: match place.at {
                     At::Symmetric(o) if m.peer.is_some_and(|p| p as usize != rank) => {
@@ -118,12 +192,29 @@ impl Maps {
                     At::Scratch(o) => MapBase::Scratch(o),
                 },
                 dtype: m.dtype,
-                dims: vec![cols.max(0) as u64, rows.max(0) as u64],
-                strides_bytes: vec![(m.rows_in_one * pitch).max(0) as u64 * m.dtype.size_bytes()],
-                box_dims: m.box_dims.to_vec(),
+                dims: inner().map(|(n, _)| (*n).max(0) as u64).collect(),
+                strides_bytes: inner().skip(1).map(|(_, s)| (*s).max(0) as u64 * size).collect(),
+                box_dims: m.box_dims.iter().rev().copied().collect(),
                 swizzle: m.swizzle,
             }
         };
         self.list.iter().map(spec).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::View;
+
+    #[test]
+    fn views() {
+        // [3 experts, 40, 2, 24], rows of 32: extents and strides, outermost first.
+        let shape = [3, 40, 2, 24];
+        assert_eq!(View::rows(4).extents(&shape, 32), [(240, 32), (24, 1)]);
+        assert_eq!(View::cut([1, 2]).extents(&shape, 32), [(3, 2560), (40, 64), (56, 1)]);
+        let apart = [(3, 2560), (40, 64), (2, 32), (24, 1)];
+        assert_eq!(View::cut([1, 2, 3]).extents(&shape, 32), apart);
+        assert_eq!(View::cut([2]).extents(&[40, 0, 24], 32), [(0, 32), (24, 1)]);
+        assert_eq!(View::cut([1]).extents(&[40, 2, 24], 24), [(40, 48), (48, 1)]);
     }
 }

@@ -1,319 +1,291 @@
-//! Roles as CUDA functions: which agents run which families, on which warps.
+//! Roles as CUDA functions: which agents run which loops, on which threads.
 
 use super::{
-    EmitError,
     context::Emitter,
-    tasks::{Slice, dtype_name},
+    error::EmitError,
+    leaf::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups, emission},
+    types::Slice,
 };
-use crate::ir::{
-    ALayout, Agent, BLayout, Consumers, CopyVia, EPILOGUE_OPERANDS, EpilogueOp, FamId, Leaf, Mode,
-    Operand, Plan, RoleId, Schedule, Store, Var, carry_last, gated, mma_panel_columns, mma_panels,
-    mma_staging_bytes, mma_staging_panels, saves_gates,
-};
-use crate::target;
+use crate::ir::{Agent, Expr, FamId, Leaf, Plan, RoleId, Schedule, Var};
 use minijinja::{Environment, Value, context};
-use mk_abi::DType;
 
-/// Families of a role that one set of agents runs on end: same leaf, consecutive tasks.
-struct Group {
-    leaf: Leaf,
-    slices: Vec<Slice>,
+/// A loop of a role, with its leaf's record and what its templates are told.
+struct Loop {
+    group: Group,
+    emission: &'static LeafEmission,
+    prepared: Prepared,
 }
 
-/// Renders every role that has CTAs.
+impl Loop {
+    fn choices(&self, plan: &Plan, role: RoleId) -> String {
+        let families: Vec<_> = self.group.slices.iter().map(|s| s.id.to_string()).collect();
+        let w = self.emission.warpgroups;
+        let leaf = plan.families[self.group.slices[0].id].leaf.name();
+        let (issuing, computing) = (w.issuing_registers, w.computing_registers);
+        let registers = format!("registers {issuing} + {} x {computing}", w.computing);
+        let mut parts = vec![leaf.to_string(), registers];
+        parts.extend(self.prepared.choices.iter().cloned());
+        format!("{role}, {}: {}", families.join(", "), parts.join(", "))
+    }
+}
+
+/// The ring of a role, with the name of its types.
+struct Ring<'e> {
+    name: String,
+    emission: &'static RingEmission,
+    leaves: Vec<&'e Leaf>,
+    value: Value,
+}
+
+/// Renders every role that has CTAs; and says, loop by loop, what follows from the plan and is not written in it.
 ///
 /// # Errors
 /// If a role's families do not fit its agents.
-pub(super) fn roles(e: &mut Emitter<'_>, env: &Environment<'_>) -> Result<Vec<Value>, EmitError> {
-    let mut out = Vec::new();
+pub(super) fn roles(
+    e: &mut Emitter<'_>,
+    env: &Environment<'_>,
+) -> Result<(Vec<Value>, Vec<String>), EmitError> {
+    let (mut out, mut choices) = (Vec::new(), Vec::new());
     let mut first_cta = 0;
-    for (id, role) in e.plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
+    let plan = e.plan;
+    for (id, role) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
         let kind = role.kind.name();
-        let groups = groups(e, id)?;
+        let groups = groups(e, id, &camel(kind), first_cta)?;
         let families: Vec<_> =
             groups.iter().flat_map(|g| &g.slices).map(|s| e.family(*s)).collect();
-        let mut rendered = Vec::new();
-        for (n, g) in groups.iter().enumerate() {
-            let name = format!("{}{n}", camel(kind));
-            rendered.push(group(e, env, &name, g, first_cta, role.ctas)?);
+        let mut ring = ring(plan, &format!("{}Ring", camel(kind)), &groups)?;
+        let mut loops = Vec::new();
+        for group in groups {
+            let emission = emission(plan, group.slices[0].id)?;
+            let prepared = (emission.prepare)(e, &group)?;
+            loops.push(Loop { group, emission, prepared });
         }
-        let rings: Vec<_> = ring(e, kind, &groups)?.into_iter().collect();
-        out.push(
-            context! { kind, first_cta, ctas => role.ctas, families, groups => rendered, rings },
-        );
+        let mut hooks = Vec::new();
+        for l in &loops {
+            hooks.push(hooks_of(e, env, l, ring.as_ref())?);
+        }
+        let ring_name = ring.as_ref().map(|r| r.name.clone()).unwrap_or_default();
+        let warpgroups = warpgroups(kind, &loops)?;
+        choices.extend(loops.iter().map(|l| l.choices(plan, id)));
+        let mut lanes = Vec::new();
+        for (seat, number) in seats(&loops) {
+            let seated = seated(env, plan, &loops, seat, &ring_name)?;
+            lanes.push(context! { warp => number, ..seated });
+        }
+        let computing = seated(env, plan, &loops, Seat::Computing, &ring_name)?;
+        let ring = match ring.as_mut() {
+            Some(ring) => Some(ring.print(env)?),
+            None => None,
+        };
+        out.push(context! {
+            kind, first_cta, ctas => role.ctas, families, hooks, ring, lanes, computing,
+            issuing_registers => warpgroups.issuing_registers,
+            computing_registers => warpgroups.computing_registers,
+            computing_warpgroups => warpgroups.computing,
+        });
         first_cta += role.ctas;
     }
-    Ok(out)
+    Ok((out, choices))
 }
 
-/// Template of a leaf's hooks.
-pub(super) fn template_of(leaf: &Leaf) -> &'static str {
-    match leaf {
-        Leaf::MmaTile { .. } => "mma_tile",
-        Leaf::CopyTile { via: CopyVia::Bulk, .. } => "copy_bulk",
-        Leaf::ReduceTile { .. } => "reduce_rows",
-        _ => "copy_rows",
-    }
-}
-
-/// Whether two families can be one group: the same leaf on the same types, used alike, and an epilogue that reads the same tensors.
-fn same_body(plan: &Plan, a: FamId, b: FamId) -> bool {
-    let extras = |f: FamId| {
-        let reads =
-            plan.families[f].accesses.iter().filter(|x| EPILOGUE_OPERANDS.contains(&x.operand));
-        reads.map(|x| x.buffer).collect::<Vec<_>>()
-    };
-    let types = |f: FamId| {
-        let all = plan.families[f]
-            .accesses
-            .iter()
-            .map(|x| (x.operand, x.mode, plan.buffers[x.buffer].dtype));
-        all.collect::<Vec<_>>()
-    };
-    let computes = matches!(plan.families[a].leaf, Leaf::MmaTile { .. } | Leaf::ReduceTile { .. });
-    let schedule = |f: FamId| plan.families[f].schedule;
-    plan.families[a].leaf == plan.families[b].leaf
-        && schedule(a) == schedule(b)
-        && extras(a) == extras(b)
-        && (!computes || types(a) == types(b))
-}
-
-/// A role's families, cut where the leaf or what its epilogue reads changes.
-pub(super) fn runs(plan: &Plan, role: RoleId) -> Vec<Vec<FamId>> {
-    let mut out: Vec<Vec<FamId>> = Vec::new();
-    for (id, _) in plan.families.iter().filter(|(_, f)| f.role == role) {
-        match out.last_mut() {
-            Some(run) if same_body(plan, run[0], id) => run.push(id),
-            _ => out.push(vec![id]),
+/// Threads of every CTA.
+///
+/// # Errors
+/// [`EmitError::Unsupported`] where leaves of one kernel need different numbers.
+pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
+    let mut threads = None;
+    for (id, _) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
+        for run in plan.runs(id) {
+            let mine = emission(plan, run[0])?.warpgroups.threads();
+            if *threads.get_or_insert(mine) != mine {
+                let what = "leaves of one kernel have CTAs of as many threads";
+                return Err(EmitError::unsupported(plan.families[run[0]].name.clone(), what));
+            }
         }
     }
-    out
+    Ok(threads.unwrap_or(Warpgroups::MOVING.threads()))
 }
 
-fn groups(e: &Emitter<'_>, role: RoleId) -> Result<Vec<Group>, EmitError> {
+fn groups(
+    e: &Emitter<'_>,
+    role: RoleId,
+    prefix: &str,
+    first_cta: u32,
+) -> Result<Vec<Group>, EmitError> {
     let mut out = Vec::new();
     let mut first = 0;
-    for run in runs(e.plan, role) {
+    for (n, run) in e.plan.runs(role).into_iter().enumerate() {
         let mut slices = Vec::new();
-        for id in &run {
-            let domain = &e.plan.families[*id].domain;
+        for id in run {
+            let domain = &e.plan.families[id].domain;
             let nested = |(_, n): &(String, _)| {
-                let n: &crate::ir::Expr = n;
+                let n: &Expr = n;
                 (0..domain.len()).any(|v| n.mentions(Var::domain(v)))
             };
             if domain.iter().any(nested) {
                 return Err(EmitError::unsupported(id.to_string(), "loops depend on each other"));
             }
-            let slice = Slice { id: *id, first, tasks: e.n_tasks(*id)? };
+            let slice = Slice { id, first, tasks: e.n_tasks(id)? };
             first += slice.tasks;
             slices.push(slice);
         }
-        out.push(Group { leaf: e.plan.families[run[0]].leaf.clone(), slices });
+        let ctas = e.plan.roles[role].ctas;
+        out.push(Group { name: format!("{prefix}{n}"), slices, first_cta, ctas });
     }
     Ok(out)
 }
 
-/// The ring of shared-memory stages that a role's groups use one after the other.
-fn ring(e: &Emitter<'_>, kind: &str, groups: &[Group]) -> Result<Option<Value>, EmitError> {
-    let staged =
-        || groups.iter().filter(|g| matches!(template_of(&g.leaf), "mma_tile" | "copy_bulk"));
-    let Some(first) = staged().next() else { return Ok(None) };
-    let head = &e.plan.families[first.slices[0].id];
-    for (g, s) in staged().flat_map(|g| g.slices.iter().map(move |s| (g, s))) {
-        let other = &e.plan.families[s.id];
-        if !first.leaf.shares_ring(&g.leaf) {
+/// The ring of shared-memory stages that a role's loops use one after the other.
+fn ring<'e>(plan: &'e Plan, name: &str, groups: &[Group]) -> Result<Option<Ring<'e>>, EmitError> {
+    let mut found: Option<(Ring<'e>, FamId)> = None;
+    for s in groups.iter().flat_map(|g| &g.slices) {
+        let f = &plan.families[s.id];
+        let Some(emission) = emission(plan, s.id)?.ring else { continue };
+        let (ring, head) = found.get_or_insert_with(|| {
+            let (name, leaves, value) = (name.to_string(), Vec::new(), Value::UNDEFINED);
+            (Ring { name, emission, leaves, value }, s.id)
+        });
+        let head = &plan.families[*head];
+        if !head.leaf.shares_ring(&f.leaf) {
             let what = "two kinds of tiles would share one shared memory";
-            return Err(EmitError::unsupported(other.name.clone(), what));
+            return Err(EmitError::unsupported(f.name.clone(), what));
         }
-        if other.edges != head.edges {
+        if f.edges != head.edges {
             let ids: Vec<_> = head.edges.iter().map(|x| format!("{} {}", x.edge, x.name)).collect();
             let what = format!(
                 "its tiles share the barriers of {:?}, and need its internal edges: {}",
                 head.name,
                 ids.join(", ")
             );
-            return Err(EmitError::unsupported(format!("{} {:?}", s.id, other.name), what));
+            return Err(EmitError::unsupported(format!("{} {:?}", s.id, f.name), what));
         }
+        ring.leaves.push(&f.leaf);
     }
-    let edges: Vec<_> = head
+    let Some((mut ring, head)) = found else { return Ok(None) };
+    let edges: Vec<_> = plan.families[head]
         .edges
         .iter()
         .map(|x| context! { name => x.name.clone(), edge => x.edge.to_string() })
         .collect();
-    let name = format!("{}Ring", camel(kind));
-    // A stage has room for the widest tiles.
-    let columns = |g: &Group| match g.leaf {
-        Leaf::MmaTile { block, .. } => block[1],
-        _ => 0,
-    };
-    Ok(Some(match &first.leaf {
-        Leaf::MmaTile { block, stages, consumers, .. } => context! {
-            kind => "mma",
-            name, edges, stages,
-            ping_pong => *consumers == Consumers::PingPong,
-            block_m => block[0],
-            block_n => groups.iter().map(columns).max(),
-            staging => mma_staging_bytes([block[0], block[1]]),
-        },
-        Leaf::CopyTile { stages, .. } => context! { kind => "bulk", name, edges, stages },
-        _ => return Ok(None),
-    }))
+    let values = (ring.emission.values)(&ring.leaves)?;
+    ring.value = context! { name => ring.name.clone(), edges, ..values };
+    Ok(Some(ring))
 }
 
-fn group(
-    e: &mut Emitter<'_>,
-    env: &Environment<'_>,
-    name: &str,
-    g: &Group,
-    first_cta: u32,
-    ctas: u32,
-) -> Result<Value, EmitError> {
-    let template = template_of(&g.leaf);
-    let mut families = Vec::new();
-    // Along k, of the shallowest tile.
-    let mut steps = i64::MAX;
-    // Of each sum.
-    let mut destinations = None;
-    for s in &g.slices {
-        families.push(match template {
-            "mma_tile" => {
-                let (value, least) = e.mma(*s)?;
-                steps = steps.min(least);
-                value
-            }
-            "reduce_rows" => {
-                let (value, places) = e.reduce(*s)?;
-                if *destinations.get_or_insert(places) != places {
-                    let what = "sums of one group have as many destinations";
-                    return Err(EmitError::unsupported(name, what));
-                }
-                value
-            }
-            _ => e.copy(*s, template == "copy_bulk")?,
-        });
+impl Ring<'_> {
+    /// What the kernel template prints of it.
+    fn print(&self, env: &Environment<'_>) -> Result<Value, EmitError> {
+        let r = self.emission;
+        let config = env.render_str(r.config, &self.value)?;
+        let asserts = r.asserts.iter().map(|a| env.render_str(a, &self.value));
+        let asserts = asserts.collect::<Result<Vec<_>, _>>()?;
+        let inits: Vec<_> = r
+            .inits
+            .iter()
+            .map(|(thread, call)| context! { thread => *thread, call => *call })
+            .collect();
+        Ok(context! {
+            comment => r.comment, smem => r.smem, inner_edges => r.inner_edges, config, asserts, inits,
+            ..self.value.clone()
+        })
     }
-    let (chain, operands) = match template {
-        "reduce_rows" => e.sum_chain(g.slices[0].id)?,
-        _ => (Vec::new(), 0),
-    };
-    let posts = g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty());
-    let loader_waits =
-        g.slices.iter().any(|s| e.plan.families[s.id].waits.iter().any(|w| w.by == Agent::Loader));
+}
+
+/// The hooks of one loop.
+fn hooks_of(
+    e: &Emitter<'_>,
+    env: &Environment<'_>,
+    l: &Loop,
+    ring: Option<&Ring<'_>>,
+) -> Result<String, EmitError> {
+    let (g, p) = (&l.group, &l.prepared);
     let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);
-    let tile = match &g.leaf {
-        Leaf::MmaTile { .. } => Some(tile(e, g, first.id, steps)?),
-        _ => None,
-    };
-    let (dtype, dtype_to) = match template {
-        "reduce_rows" => {
-            let of = |operand| one_dtype(e, first.id, |o| o == operand);
-            (of(Operand::Src)?, of(Operand::Dst)?)
-        }
-        _ => ("Bf16", "Bf16"),
-    };
-    // With one sum for each CTA, all of its threads work on that.
-    let teams = if last.first + last.tasks - first.first > ctas { 2 } else { 1 };
-    // Of a dynamic schedule: the word that counts what has been taken, and how many have a task to begin with.
+    // Of a dynamic schedule: the word that counts what has been taken.
     let taken = match e.plan.families[first.id].schedule {
         Schedule::Dynamic => match e.layout.taken.get(&first.id) {
-            None => return Err(EmitError::unsupported(name, "nothing counts what has been taken")),
+            None => {
+                let what = format!("nothing counts what has been taken of {}", g.name);
+                return Err(EmitError::internal("emit/role.rs", what));
+            }
             counter => counter,
         },
         Schedule::Static => None,
     };
-    let workers = if template == "reduce_rows" { teams * ctas } else { ctas };
-    let hooks = env.get_template(template)?.render(context! {
-        name, families, chain, operands, destinations, taken, workers, posts, first_cta, ctas, teams,
-        ping_pong => matches!(g.leaf, Leaf::MmaTile { consumers: Consumers::PingPong, .. }),
+    Ok(env.get_template(l.emission.template)?.render(context! {
+        name => g.name.clone(),
+        families => p.families.clone(),
+        taken,
+        workers => p.workers,
+        first_cta => g.first_cta,
+        ctas => g.ctas,
+        ring => ring.map(|r| r.value.clone()),
+        posts => g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty()),
         trace => e.options.trace,
         locals => e.locals(),
         first => first.first,
         end => last.first + last.tasks,
-    })?;
-    Ok(context! { name, template, hooks, dtype, dtype_to, tile, teams, loader_waits })
+        ..p.hooks.clone()
+    })?)
 }
 
-/// What the tiles of a matrix-product group are, beyond the ring; `steps` is how many along k each has at least.
-fn tile(e: &Emitter<'_>, g: &Group, id: FamId, steps: i64) -> Result<Value, EmitError> {
-    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue } = &g.leaf
-    else {
-        return Err(EmitError::unsupported(id.to_string(), "is not a matrix product"));
-    };
-    let dtype = one_dtype(e, id, |o| matches!(o, Operand::A | Operand::B))?;
-    let out = one_dtype(e, id, |o| o == Operand::C)?;
-    let saves_f32 = e.plan.families[id].accesses.iter().any(|a| {
-        EPILOGUE_OPERANDS.contains(&a.operand)
-            && a.mode == Mode::Write
-            && e.plan.buffers[a.buffer].dtype == DType::F32
-    });
-    if dtype == "F32" || (out == "F32" || saves_f32) && block[1] % 64 != 0 {
-        let what = "tiles multiply 16-bit elements, and store f32 in whole panels of 64 columns";
-        return Err(EmitError::unsupported(e.plan.families[id].name.clone(), what));
-    }
-    let cache = target::by_name(&e.plan.target).map_or(0.0, |t| f64::from(t.l2_bytes));
-    let mut once = true;
-    for s in &g.slices {
-        once &= e.points.streams(s.id, Operand::B, cache)?;
-    }
-    // Of the panels that there is no staging for, the last stage takes some: where a warp overwrites rows of A that its own part of
-    // the wgmmas has read, 128 bytes each; and where no tile has fewer steps than there are stages, so that a consumer that has a tile
-    // behind it knows that the storer is through with the one before.
-    let panels = mma_panels(*block, g.leaf.out_columns(), out == "F32");
-    let own_rows = *consumers == Consumers::Cooperative && *a_layout == ALayout::Mk;
-    let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
-    let enough = panels > mma_staging_panels(block[0]) && steps >= i64::from(*stages);
-    let lends = own_rows && whole && enough && !carry_last(epilogue);
-    Ok(context! {
-        block_m => block[0],
-        block_n => block[1],
-        lends,
-        stages,
-        dtype,
-        out,
-        a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
-        b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
-        gated => if gated(epilogue) { "true" } else { "false" },
-        adds => e.plan.families[id].accesses.iter().any(|a| a.mode == Mode::Accumulate),
-        reads => *store == Store::Direct && epilogue.iter().any(|op| op.operand() == Some(Mode::Read)),
-        saves => saves(epilogue),
-        saves_gates => saves_gates(epilogue),
-        carried => epilogue.contains(&EpilogueOp::Carry),
-        carry_last => carry_last(epilogue),
-        b_once => once,
-        store => if *store == Store::Tma { "Tma" } else { "Direct" },
-        ping_pong => *consumers == Consumers::PingPong,
-    })
+/// Lanes of the first warpgroup that some loop has an agent on, in order, with the number of the warp.
+fn seats(loops: &[Loop]) -> Vec<(Seat, u32)> {
+    let agents = loops.iter().flat_map(|l| l.emission.agents);
+    let mut lanes: Vec<_> = agents
+        .filter_map(|a| match a.seat {
+            Seat::Lane(warp) => Some((a.seat, warp)),
+            Seat::Computing => None,
+        })
+        .collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    lanes
 }
 
-/// The element type that some operands of a family have in common.
-fn one_dtype(
-    e: &Emitter<'_>,
-    id: FamId,
-    of: impl Fn(Operand) -> bool,
-) -> Result<&'static str, EmitError> {
-    let f = &e.plan.families[id];
-    let mut types =
-        f.accesses.iter().filter(|a| of(a.operand)).map(|a| e.plan.buffers[a.buffer].dtype);
-    let first = types.next().unwrap_or(DType::Bf16);
-    if types.any(|t| t != first) {
-        return Err(EmitError::unsupported(f.name.clone(), "operands have several dtypes"));
+/// What the threads of a seat do: their state, whether they read the epoch by themselves, their calls, loop by loop.
+fn seated(
+    env: &Environment<'_>,
+    plan: &Plan,
+    loops: &[Loop],
+    seat: Seat,
+    ring: &str,
+) -> Result<Value, EmitError> {
+    let (mut state, mut calls, mut agents) = (Vec::<String>::new(), Vec::new(), Vec::new());
+    for l in loops {
+        for a in l.emission.agents.iter().filter(|a| a.seat == seat) {
+            for line in a.state {
+                let line = env.render_str(line, context! { ring })?;
+                if !state.contains(&line) {
+                    state.push(line);
+                }
+            }
+            let name = &l.group.name;
+            let call = context! { name, ring, ..l.prepared.call.clone() };
+            calls.push(format!("{}{}", a.function, env.render_str(a.arguments, call)?));
+            agents.extend(l.group.slices.iter().map(|s| (s.id, a.agent)));
+        }
     }
-    match first {
-        DType::Bf16 | DType::F16 | DType::F32 => Ok(dtype_name(first)),
-        other => Err(EmitError::unsupported(f.name.clone(), format!("no tile computes {other}"))),
+    // What warp 0 loads first would stand behind the answer: it reads the epoch only if it waits for something.
+    let waits = |(id, by): &(_, Agent)| plan.families[*id].waits.iter().any(|w| w.by == *by);
+    let reads_epoch = seat == Seat::Lane(0) && agents.iter().any(waits);
+    Ok(context! { state, calls, reads_epoch })
+}
+
+/// Registers of a role's threads: as the loop wants that computes with the most.
+fn warpgroups(role: &str, loops: &[Loop]) -> Result<Warpgroups, EmitError> {
+    let all = || loops.iter().map(|l| l.emission.warpgroups);
+    let most = all().max_by_key(|w| w.computing_registers).unwrap_or(Warpgroups::MOVING);
+    if all().any(|w| w.computing != most.computing) {
+        let what = "leaves of one role have as many computing warpgroups";
+        return Err(EmitError::unsupported(role, what));
     }
+    Ok(most)
 }
 
 fn camel(name: &str) -> String {
     let word = |w: &str| {
-        let mut c = w.chars();
-        c.next().map(|f| f.to_ascii_uppercase().to_string() + c.as_str()).unwrap_or_default()
+        let (first, rest) = w.split_at(w.chars().next().map_or(0, char::len_utf8));
+        first.to_ascii_uppercase() + rest
     };
     name.split('_').map(word).collect()
-}
-
-/// Matrices that an epilogue saves: gates and ups are two.
-fn saves(epilogue: &[EpilogueOp]) -> usize {
-    let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
-    saves + usize::from(saves_gates(epilogue))
 }

@@ -1,6 +1,6 @@
 //! Waits and posts of a family, as lines of CUDA.
 
-use super::{EmitError, context::Emitter, trace};
+use super::{context::Emitter, error::EmitError, spans};
 use crate::ir::{
     Agent, CPrinter, Each, Entity, Expr, Family, Leaf, Point, Post, Proxy, Scope, SigId, Wait,
 };
@@ -92,7 +92,7 @@ impl Emitter<'_> {
         // All lanes of a copier's warp wait for a word that they do not share out.
         let all = w.by == Agent::Copier && each.is_none();
         let call = match self.options.trace {
-            true => trace::around(&call, kind, edge, &at, all),
+            true => spans::around(&call, kind, edge, &at, all),
             false => call,
         };
         let wait = self.wrap(f, w.by, each, w.when.as_ref(), call);
@@ -102,11 +102,7 @@ impl Emitter<'_> {
         Ok(if shared { format!("{wait} share_seen(ctx);") } else { wait })
     }
 
-    fn post(&self, f: &Family, p: &Post) -> Result<String, EmitError> {
-        if p.at != Point::End || f.leaf.contract().agents.last() != Some(&p.by) {
-            let what = "posts are made by the last agent at the end of a task";
-            return Err(EmitError::unsupported(f.name.clone(), what));
-        }
+    fn post(&self, f: &Family, p: &Post) -> String {
         let each = p.each.as_ref();
         let rank = self.c(f, each, &p.rank);
         let word = self.word(f, each, p.signal, &p.index);
@@ -117,7 +113,7 @@ impl Emitter<'_> {
             format!("{post}<edge::{edge}, {scope}>(ctx, ctx.signal({rank}, {word}), {add});");
         let call = match self.options.trace {
             true => {
-                trace::around(&call, "Post", edge, &format!("ctx.signal({rank}, {word})"), false)
+                spans::around(&call, "Post", edge, &format!("ctx.signal({rank}, {word})"), false)
             }
             false => call,
         };
@@ -125,7 +121,7 @@ impl Emitter<'_> {
         let once = p.by == Agent::Copier && each.is_none();
         let call = if once { format!("if (lane_index() == 0) {call}") } else { call };
         let posts = self.wrap(f, p.by, each, p.when.as_ref(), call);
-        Ok(if several(p) { format!("fence_acq_rel<{scope}>(); {posts}") } else { posts })
+        if several(p) { format!("fence_acq_rel<{scope}>(); {posts}") } else { posts }
     }
 
     /// The waits of one agent at the start of a task, or in its inner loop, in order.
@@ -137,10 +133,7 @@ impl Emitter<'_> {
     }
 
     /// The posts of a family.
-    ///
-    /// # Errors
-    /// For posts that no template makes.
-    pub fn posts(&self, f: &Family) -> Result<Vec<String>, EmitError> {
+    pub fn posts(&self, f: &Family) -> Vec<String> {
         f.posts.iter().map(|p| self.post(f, p)).collect()
     }
 }

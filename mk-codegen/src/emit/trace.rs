@@ -1,6 +1,11 @@
-//! What a traced kernel prints beside what every kernel prints. The device side is `templates/sync/trace.cuh`.
+//! What a traced kernel has beside what every kernel has: where stalls are added up, and what the host must know. The device side is
+//! `templates/sync/trace.cuh`.
 
-use super::{EmitError, context::Emitter, role::template_of};
+use super::{
+    context::Emitter,
+    error::EmitError,
+    leaf::{Carrier, LeafEmission, carrier},
+};
 use crate::ir::{EdgeId, Entity, Expr, Family, Leaf, Plan, Point, Schedule, SigId};
 use minijinja::{Value, context};
 use mk_abi::{TraceFamily, TraceLayout};
@@ -11,44 +16,23 @@ const RECORDS: (u32, u32) = (64, 8192);
 const MAX_IDS: usize = 1 << 12;
 
 /// The internal edges that are mbarriers, and in which of its two slots an agent adds up its cycles there.
-pub(super) fn stalls(plan: &Plan) -> Vec<Value> {
-    let mut edges: Vec<_> = plan
-        .families
-        .values()
-        .filter(|f| has_ring(&f.leaf))
-        .flat_map(|f| &f.edges)
-        .map(|e| (e.edge, u32::from(e.name == "drained")))
-        .collect();
+///
+/// # Errors
+/// [`EmitError::Internal`] for an edge that its leaf's record does not have.
+pub(super) fn stalls(plan: &Plan) -> Result<Vec<Value>, EmitError> {
+    let mut edges = Vec::new();
+    for f in plan.families.values() {
+        let Carrier::Agents(LeafEmission { ring: Some(ring), .. }) = carrier(&f.leaf) else {
+            continue;
+        };
+        for e in &f.edges {
+            edges.push((e.edge, ring.slot(e)?));
+        }
+    }
     edges.sort_unstable();
     edges.dedup();
-    edges.into_iter().map(|(edge, slot)| context! { edge => edge.to_string(), slot }).collect()
-}
-
-fn has_ring(leaf: &Leaf) -> bool {
-    matches!(template_of(leaf), "mma_tile" | "copy_bulk")
-}
-
-/// A wait or a post with a record of it. One statement, as the call is. With `all`, every lane of a warp makes the call, and
-/// the first one speaks for them.
-pub(super) fn around(call: &str, kind: &str, edge: EdgeId, word: &str, all: bool) -> String {
-    let id = edge.index();
-    let who = if all { "if (lane_index() == 0) " } else { "" };
-    format!(
-        "{{ const u32 begin_ = trace_clock(); {call} \
-         {who}trace_signal(params.header, TraceKind::{kind}, work.family, {id}, work.task, {word}, begin_); }}"
-    )
-}
-
-/// The entry's posts with a record of them.
-pub(super) fn enter(plan: &Plan, edge: EdgeId) -> String {
-    let makes = |f: &Family| f.leaf == Leaf::Enter && f.posts.iter().any(|p| p.edge == edge);
-    let family = plan.families.iter().find(|(_, f)| makes(f)).map_or(0, |(id, _)| id.index());
-    let id = edge.index();
-    format!(
-        "{{ const u32 begin_ = trace_clock(); post_entered<edge::{edge}>(ctx, lane_index(), 32); \
-         if (lane_index() == 0) trace_signal(params.header, TraceKind::Enter, {family}, {id}, 0, \
-         ctx.signal(0, ctx.entered + params.header.rank), begin_); }}"
-    )
+    let say = |(edge, slot): (EdgeId, u32)| context! { edge => edge.to_string(), slot };
+    Ok(edges.into_iter().map(say).collect())
 }
 
 /// What the host must know of a traced kernel.

@@ -12,6 +12,7 @@ mod print;
 mod print_c;
 mod range;
 mod reader;
+mod runs;
 
 pub use check::{MAX_ENTRIES, StructureError};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
@@ -33,3 +34,4 @@ pub use print::ExprText;
 pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
+pub use runs::{depth_dim, row_dim};

@@ -1,17 +1,23 @@
 //! Gives every family a role, and every role its CTAs.
 //!
 //! Assumes signals. Leaves: roles in CTA order (compute first), one CTA per SM, all co-resident; a role of
-//! [`Config::sms`] has exactly what was asked for, the others the default.
+//! the settings has exactly what was asked for, the others the default.
 
-use super::{Config, LowerError, draft::Draft};
+use super::{
+    draft::Draft,
+    error::{LowerError, internal},
+};
 use crate::ir::{Arena, Entity, FamId, Leaf, Plan, Role, RoleId, RoleKind, Schedule};
-use crate::target;
+use crate::settings::{Config, Refusal};
 
 /// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
 /// the best or within 6 % of the best split for every shape measured (docs/performance.md).
 pub const DEFAULT_COPY_SMS: u32 = 8;
 /// The same where they also add up what peers sent, through registers.
 pub const DEFAULT_REDUCE_SMS: u32 = 16;
+
+/// Of few SMs, where ranks share a GPU or most are reserved, communication gets one in so many by default.
+const LEAST_COMPUTE_PART: u32 = 4;
 
 const ORDER: [RoleKind; 5] = [
     RoleKind::Prologue,
@@ -24,35 +30,33 @@ const ORDER: [RoleKind; 5] = [
 /// Runs the pass.
 ///
 /// # Errors
-/// If the settings name no role of this plan, or do not fit the target.
+/// If the settings give CTAs to no role of this plan, or do not fit the target.
 pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> {
-    let Draft { mut plan, kinds, .. } = draft;
-    let error = |what: String, help: String| LowerError::Config { what, help };
-    let Some(target) = target::by_name(&plan.target) else {
-        let known: Vec<_> = target::TARGETS.iter().map(|t| t.name).collect();
-        return Err(error(format!("target `{}` is not known", plan.target), known.join(", ")));
-    };
+    let Draft { mut plan, extents, kinds, target, .. } = draft;
+    plan.dims = extents.into_dims();
     let used: Vec<_> = ORDER.into_iter().filter(|k| kinds.values().any(|v| v == k)).collect();
-    for name in config.sms.keys() {
-        if !used.iter().any(|k| k.name() == name && owns_ctas(*k)) {
-            let names: Vec<_> = used.iter().filter(|k| owns_ctas(**k)).map(|k| k.name()).collect();
-            let help = format!("the roles of this plan are {}", names.join(", "));
-            return Err(error(format!("this plan has no role `{name}` to give CTAs to"), help));
+    let has = |k: RoleKind| used.contains(&k);
+    let asked = [
+        ("compute_sms", RoleKind::Compute, config.compute_sms),
+        ("intra_comm_sms", RoleKind::IntraComm, config.intra_comm_sms),
+    ];
+    for (setting, kind, value) in asked {
+        if let (Some(n), false) = (value, has(kind)) {
+            let why = format!("this plan has no role `{}` to give CTAs to", kind.name());
+            return Err(refusal(setting, n, why, "leave it as it is by default"));
         }
     }
     let sms = target.sms.saturating_sub(config.reserved_sms);
-    let asked = |k: RoleKind| config.sms.get(k.name()).copied();
-    let has = |k: RoleKind| used.contains(&k);
     let default = if reduces(&plan, &kinds) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
-    let comm =
-        match (has(RoleKind::IntraComm), asked(RoleKind::IntraComm), asked(RoleKind::Compute)) {
-            (false, ..) => 0,
-            (true, Some(n), _) => n,
-            (true, None, Some(compute)) => default.min(sms.saturating_sub(compute)),
-            (true, None, None) if has(RoleKind::Compute) => default,
-            (true, None, None) => sms,
-        };
-    let compute = match (has(RoleKind::Compute), asked(RoleKind::Compute)) {
+    let default = default.min(sms / LEAST_COMPUTE_PART).max(1);
+    let comm = match (has(RoleKind::IntraComm), config.intra_comm_sms, config.compute_sms) {
+        (false, ..) => 0,
+        (true, Some(n), _) => n,
+        (true, None, Some(compute)) => default.min(sms.saturating_sub(compute)),
+        (true, None, None) if has(RoleKind::Compute) => default,
+        (true, None, None) => sms,
+    };
+    let compute = match (has(RoleKind::Compute), config.compute_sms) {
         (false, _) => 0,
         (true, Some(n)) => n,
         (true, None) => sms.saturating_sub(comm),
@@ -61,11 +65,19 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         || (has(RoleKind::Compute) && compute == 0)
         || (has(RoleKind::IntraComm) && comm == 0)
     {
-        let what = format!(
-            "compute = {compute} and intra_comm = {comm} CTAs do not fit {sms} SMs{}",
-            if config.reserved_sms > 0 { ", beside those that are reserved" } else { "" }
+        let beside = match config.reserved_sms {
+            0 => String::new(),
+            n => format!(" beside the {n} that are reserved"),
+        };
+        let why = format!(
+            "compute = {compute} and intra_comm = {comm} CTAs do not fit {sms} SMs{beside}"
         );
-        return Err(error(what, "give every role at least one CTA, one per SM".into()));
+        let (setting, value) = match (config.compute_sms, config.intra_comm_sms) {
+            (Some(n), _) => ("compute_sms", n),
+            (None, Some(n)) => ("intra_comm_sms", n),
+            (None, None) => ("reserved_sms", config.reserved_sms),
+        };
+        return Err(refusal(setting, value, why, "give every role at least one CTA, one per SM"));
     }
     for kind in &used {
         let ctas = match kind {
@@ -76,17 +88,19 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         plan.roles.push(Role { kind: *kind, ctas });
     }
     for (id, kind) in kinds.iter() {
-        let role = used.iter().position(|k| k == kind).unwrap_or(0);
+        let role = used.iter().position(|k| k == kind).ok_or_else(|| {
+            internal(format!("{id} is of a role `{}` that is not among the plan's", kind.name()))
+        })?;
         plan.families[id].role = RoleId::new(role);
     }
-    if config.tile_schedule == Schedule::Dynamic {
-        whoever_is_free(&mut plan);
+    if config.tile_scheduler == Schedule::Dynamic {
+        next_free_cta(&mut plan);
     }
     Ok(plan)
 }
 
-/// Sums, copies through registers, and products, with what follows them, are for whoever is free.
-fn whoever_is_free(plan: &mut Plan) {
+/// Products, sums and copies through registers go to the next free CTA, from the first product of a role on.
+fn next_free_cta(plan: &mut Plan) {
     let roles: Vec<RoleId> = plan.roles.keys().filter(|r| plan.roles[*r].ctas > 0).collect();
     for role in roles {
         let families: Vec<FamId> =
@@ -108,6 +122,6 @@ fn reduces(plan: &Plan, kinds: &Arena<FamId, RoleKind>) -> bool {
     sums.any(|(id, _)| kinds[id] == RoleKind::IntraComm)
 }
 
-fn owns_ctas(kind: RoleKind) -> bool {
-    matches!(kind, RoleKind::Compute | RoleKind::IntraComm)
+fn refusal(setting: &'static str, value: u32, why: String, help: &str) -> LowerError {
+    Refusal { setting, value: value.to_string(), why, help: help.into() }.into()
 }

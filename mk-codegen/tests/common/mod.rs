@@ -1,12 +1,16 @@
 //! Pipelines that several tests compile.
 
+mod stacks;
 mod variants;
 
 use mk_codegen::{
     ir::Plan,
-    passes::{Config, LowerError, lower},
+    passes::{LowerError, lower},
+    settings::Config,
 };
 use mk_syntax::Program;
+#[allow(unused_imports)]
+pub use stacks::experts;
 use std::collections::BTreeMap;
 #[allow(unused_imports)]
 pub use variants::{VARIANTS, Variant};

@@ -3,9 +3,8 @@
 use super::Case;
 use mk_codegen::{
     ir::Plan,
-    passes::{
-        AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Schedule, Sums, Tail, lower,
-    },
+    passes::{LowerError, lower},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction, Schedule},
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -37,7 +36,7 @@ const SEVERAL_WAVES: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 3
 const SEVERAL_WAVES_ALIGNED: &[(&str, &[u64])] = &[("a", &[1900, 1536]), ("b", &[1536, 3136])];
 
 fn ping_pong(c: &mut Config, columns: u32) {
-    c.set_block([128, columns, 64]);
+    c.block = [128, columns, 64];
     c.consumers = Consumers::PingPong;
 }
 
@@ -60,9 +59,11 @@ pub const VARIANTS: &[Variant] = &[
         c.all_reduce = AllReduce::OneShot
     }),
     variant(("sums_after_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
-        c.sums = Sums::After;
+        c.reduction = Reduction::AfterLastWave;
     }),
-    variant(("sums_after_all", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| c.sums = Sums::After),
+    variant(("sums_after_all", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| {
+        c.reduction = Reduction::AfterLastWave
+    }),
     variant(
         (
             "sums_after_dyn",
@@ -70,7 +71,7 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("w", &[264, 328])],
         ),
-        |c| c.sums = Sums::After,
+        |c| c.reduction = Reduction::AfterLastWave,
     ),
     variant(
         (
@@ -79,27 +80,15 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
-        |c| c.sums = Sums::After,
+        |c| c.reduction = Reduction::AfterLastWave,
     ),
     variant(("ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.sums, c.group_rows) = (Sums::Ring, 3);
+        (c.reduction, c.group_m) = (Reduction::Ring, 3);
     }),
-    variant(("on_write", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.sums, c.group_rows) = (Sums::OnWrite, 3);
-    }),
-    variant(
-        (
-            "on_write_mlp",
-            "fn f(x: f16[M, K] @ shard(0), w1: f16[K, F] @ shard(1), w2: f16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter }",
-            3,
-            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
-        ),
-        |c| c.sums = Sums::OnWrite,
-    ),
     variant(
         ("ring_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
         |c| {
-            c.sums = Sums::Ring;
+            c.reduction = Reduction::Ring;
         },
     ),
     variant(
@@ -109,7 +98,7 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("w", &[264, 352])],
         ),
-        |c| c.sums = Sums::Ring,
+        |c| c.reduction = Reduction::Ring,
     ),
     variant(
         (
@@ -118,46 +107,17 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
-        |c| c.sums = Sums::Ring,
-    ),
-    variant(("epilogue", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.sums, c.group_rows) = (Sums::Epilogue, 3);
-    }),
-    // More sums than there are stages.
-    variant(("epilogue_of_eight", "gemm(a, b) -> reduce_scatter", 8, RAGGED_ALIGNED), |c| {
-        c.sums = Sums::Epilogue;
-    }),
-    variant(
-        ("epilogue_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
-        |c| c.sums = Sums::Epilogue,
-    ),
-    variant(
-        (
-            "epilogue_dyn",
-            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> reduce_scatter }",
-            3,
-            &[("w", &[264, 352])],
-        ),
-        |c| c.sums = Sums::Epilogue,
-    ),
-    variant(
-        (
-            "epilogue_mlp_f32",
-            "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> silu -> gemm(w2) -> cast(f32) -> reduce_scatter }",
-            3,
-            &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
-        ),
-        |c| c.sums = Sums::Epilogue,
+        |c| c.reduction = Reduction::Ring,
     ),
     variant(("split_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
-        (c.sums, c.split_k, c.all_reduce) = (Sums::After, 4, AllReduce::OneShot);
+        (c.reduction, c.split_k, c.all_reduce) = (Reduction::AfterLastWave, 4, AllReduce::OneShot);
     }),
     variant(("split_two_phase", "gemm(a, b) -> all_reduce", 3, RAGGED), |c| {
-        (c.sums, c.split_k) = (Sums::After, 3);
+        (c.reduction, c.split_k) = (Reduction::AfterLastWave, 3);
     }),
     variant(("split_beside", "gemm(a, b) -> reduce_scatter", 2, RAGGED), |c| c.split_k = 2),
     variant(("tail_gathered", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+        c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 });
     }),
     variant(
         (
@@ -166,7 +126,7 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
         ),
-        |c| c.tail = Some(Tail { blocks: 2, columns: 64, parts: 1 }),
+        |c| c.last_wave = Some(LastWave { blocks: 2, columns: 64, parts: 1 }),
     ),
     variant(
         (
@@ -175,7 +135,7 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("b", &[264, 656])],
         ),
-        |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }),
+        |c| c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 }),
     ),
     variant(
         (
@@ -184,10 +144,10 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("w", &[1536, 328])],
         ),
-        |c| (c.sums, c.split_k) = (Sums::After, 2),
+        |c| (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2),
     ),
     variant(("tail_alone", "gemm(a, b)", 1, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 1 });
+        c.last_wave = Some(LastWave { blocks: 20, columns: 64, parts: 1 });
     }),
     variant(("slices", "gather(a) -> gemm(b)", 4, RAGGED), |c| c.k_slices = 4),
     variant(
@@ -201,83 +161,15 @@ pub const VARIANTS: &[Variant] = &[
     ),
     variant(("slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.k_slices = 8;
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
         c.chunk_bytes = 16 << 10;
     }),
     variant(("slices_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
         c.k_slices = 3;
-        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
+        c.last_wave = Some(LastWave { blocks: 20, columns: 64, parts: 2 });
     }),
-    variant(("own_narrow", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        ping_pong(c, 128);
-        c.own_columns = Some(64);
-    }),
-    variant(("own_slices_tail", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
-        (c.k_slices, c.own_columns) = (8, Some(64));
-        c.tail = Some(Tail { blocks: 20, columns: 128, parts: 2 });
-        c.chunk_bytes = 16 << 10;
-    }),
-    variant(
-        (
-            "own_dyn",
-            "fn f<M: dyn <= 700>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
-            2,
-            &[("b", &[256, 656])],
-        ),
-        |c| {
-            (c.block, c.own_columns) = ([128, 192, 64], Some(64));
-            c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
-        },
-    ),
-    variant(("own_queued_engine", "gather(a) -> gemm(b) -> gelu", 4, RAGGED), |c| {
-        (c.gather, c.tile_schedule) = (Gather::Engine { parts: 2 }, Schedule::Dynamic);
-        c.own_columns = Some(64);
-    }),
-    // Rows of two blocks, and all columns of them: of the last there is one narrow tile.
-    variant(("head_scatter", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
-        c.head = Some(Head { tiles: 100, columns: 64 });
-    }),
-    variant(("head_queued_all", "gemm(a, b) -> all_reduce", 3, SEVERAL_WAVES), |c| {
-        c.set_block([128, 256, 64]);
-        (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
-        c.head = Some(Head { tiles: 60, columns: 128 });
-    }),
-    // All rows, and the first columns of them.
-    variant(
-        (
-            "head_ping_pong",
-            "gemm(a, b) -> reduce_scatter",
-            3,
-            &[("a", &[700, 1536]), ("b", &[1536, 1032])],
-        ),
-        |c| {
-            ping_pong(c, 128);
-            (c.sums, c.head) = (Sums::After, Some(Head { tiles: 16, columns: 64 }));
-        },
-    ),
-    variant(
-        (
-            "head_gated_f32",
-            "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w) -> swiglu -> gemm(v) -> cast(f32) -> reduce_scatter }",
-            2,
-            &[("x", &[700, 584]), ("w", &[584, 2, 520]), ("v", &[520, 584])],
-        ),
-        |c| {
-            c.set_block([128, 256, 64]);
-            c.head = Some(Head { tiles: 1, columns: 128 });
-        },
-    ),
-    variant(
-        (
-            "head_dyn",
-            "fn f<M: dyn <= 700>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
-            2,
-            &[("w", &[264, 584])],
-        ),
-        |c| (c.block, c.head) = ([128, 192, 64], Some(Head { tiles: 20, columns: 64 })),
-    ),
     variant(("tail_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 3 });
+        c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 3 });
     }),
     variant(
         (
@@ -286,7 +178,7 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("a", &[1000, 1033]), ("b", &[1033, 3001])],
         ),
-        |c| c.tail = Some(Tail { blocks: 2, columns: 128, parts: 2 }),
+        |c| c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 2 }),
     ),
     variant(
         (
@@ -295,31 +187,23 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("b", &[264, 656])],
         ),
-        |c| c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 }),
+        |c| c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 }),
     ),
     variant(("tail_parts_alone", "gemm(a, b) -> cast(f32)", 1, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 2, columns: 64, parts: 4 });
+        c.last_wave = Some(LastWave { blocks: 2, columns: 64, parts: 4 });
     }),
     variant(("tail_parts_all", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
-        c.tail = Some(Tail { blocks: 20, columns: 64, parts: 2 });
+        c.last_wave = Some(LastWave { blocks: 20, columns: 64, parts: 2 });
     }),
     variant(("rows64_one_shot", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
-        (c.block, c.sums, c.split_k) = ([64, 256, 64], Sums::After, 4);
+        (c.block, c.reduction, c.split_k) = ([64, 256, 64], Reduction::AfterLastWave, 4);
+        c.stages = Some(4);
         c.all_reduce = AllReduce::OneShot;
     }),
     variant(("by_columns", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
-        (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2);
+        (c.block, c.reduction, c.split_k) = ([64, 128, 64], Reduction::AfterLastWave, 2);
+        c.stages = Some(4);
         c.all_reduce = AllReduce::ByColumns;
-    }),
-    variant(("by_columns_parts", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
-        (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 3);
-        (c.all_reduce, c.fold) = (AllReduce::ByColumns, Fold::Owner);
-    }),
-    variant(("parts_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
-        (c.split_k, c.fold) = (2, Fold::Owner);
-    }),
-    variant(("parts_all", "gemm(a, b) -> all_reduce", 2, RAGGED), |c| {
-        (c.sums, c.split_k, c.fold) = (Sums::After, 4, Fold::Owner);
     }),
     variant(
         (
@@ -335,13 +219,14 @@ pub const VARIANTS: &[Variant] = &[
     }),
     variant(("rows64_scatter", "gemm(a, b) -> reduce_scatter", 3, RAGGED), |c| {
         c.block = [64, 128, 64];
+        c.stages = Some(4);
     }),
     // Copies of 32 rows, two and eight for each sum, of two parts of a row.
     variant(("rows64_all_beside", "gemm(a, b) -> all_reduce", 3, LONG_ROWS), |c| {
-        c.set_block([64, 256, 64]);
+        c.block = [64, 256, 64];
     }),
     variant(("tall_all_beside", "gemm(a, b) -> all_reduce", 3, LONG_ROWS), |c| {
-        c.set_block([256, 128, 64]);
+        c.block = [256, 128, 64];
     }),
     variant(
         (
@@ -350,39 +235,14 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
         ),
-        |c| c.block = [64, 256, 64],
+        |c| {
+            c.block = [64, 256, 64];
+            c.stages = Some(4);
+        },
     ),
     variant(("rows64_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.block, c.sums) = ([64, 256, 64], Sums::Ring);
-    }),
-    // Own tiles some hundred places behind those that leave.
-    variant(
-        (
-            "epilogue_waves",
-            "gemm(a, b) -> reduce_scatter",
-            4,
-            &[("a", &[1900, 128]), ("b", &[128, 3136])],
-        ),
-        |c| {
-            c.set_block([64, 128, 64]);
-            c.sums = Sums::Epilogue;
-        },
-    ),
-    // Panels of 32 columns.
-    variant(
-        (
-            "ping_pong_epilogue_160",
-            "gemm(a, b) -> reduce_scatter",
-            4,
-            &[("a", &[6144, 1536]), ("b", &[1536, 1600])],
-        ),
-        |c| {
-            ping_pong(c, 160);
-            c.sums = Sums::Epilogue;
-        },
-    ),
-    variant(("rows64_epilogue", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.block, c.sums) = ([64, 256, 64], Sums::Epilogue);
+        (c.block, c.reduction) = ([64, 256, 64], Reduction::Ring);
+        c.stages = Some(4);
     }),
     variant(
         (
@@ -391,46 +251,39 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("w", &[328, 1536])],
         ),
-        |c| (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2),
+        |c| {
+            (c.block, c.reduction, c.split_k) = ([64, 128, 64], Reduction::AfterLastWave, 2);
+            c.stages = Some(4);
+        },
     ),
     variant(("rows64_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         c.block = [64, 256, 64];
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.stages = Some(4);
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
     }),
     // Several tiles a CTA, each with as many steps as there are stages.
     variant(
         ("lent_least_steps", "gemm(a, b)", 1, &[("a", &[3000, 256]), ("b", &[256, 6152])]),
-        |c| c.set_block([128, 256, 64]),
+        |c| c.block = [128, 256, 64],
     ),
     variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
-        c.set_block([256, 128, 64]);
+        c.block = [256, 128, 64];
     }),
-    // More sums than stages, which the last step's stage is lent from.
-    variant(("lent_epilogue", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
-        c.set_block([128, 256, 64]);
-        c.sums = Sums::Epilogue;
-    }),
-    variant(
-        ("lent_epilogue_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED),
-        |c| {
-            c.set_block([256, 128, 64]);
-            c.sums = Sums::Epilogue;
-        },
-    ),
     variant(("lent_f32", "gemm(a, b) -> cast(f32)", 1, SEVERAL_WAVES), |c| {
-        c.set_block([128, 192, 64]);
+        c.block = [128, 192, 64];
     }),
     // Behind them tiles of two steps, which lend nothing.
     variant(
         ("lent_then_parts", "gemm(a, b)", 1, &[("a", &[3000, 512]), ("b", &[512, 6152])]),
         |c| {
-            c.set_block([128, 256, 64]);
-            c.tail = Some(Tail { blocks: 8, columns: 256, parts: 4 });
+            c.block = [128, 256, 64];
+            c.last_wave = Some(LastWave { blocks: 8, columns: 256, parts: 4 });
         },
     ),
     variant(("rows64_alone", "gemm(a, b)", 1, FEW_ROWS), |c| {
         c.block = [64, 128, 64];
-        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
+        c.stages = Some(4);
+        c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 });
     }),
     variant(("ping_pong", "gemm(a, b)", 1, RAGGED), |c| ping_pong(c, 160)),
     variant(("ping_pong_scatter", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
@@ -447,23 +300,16 @@ pub const VARIANTS: &[Variant] = &[
     ),
     variant(("ping_pong_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
         ping_pong(c, 128);
-        (c.sums, c.group_rows) = (Sums::Ring, 3);
+        (c.reduction, c.group_m) = (Reduction::Ring, 3);
     }),
-    variant(
-        ("ping_pong_epilogue", "gemm(a, b) -> cast(f32) -> reduce_scatter", 4, RAGGED_ALIGNED),
-        |c| {
-            ping_pong(c, 128);
-            c.sums = Sums::Epilogue;
-        },
-    ),
     variant(("ping_pong_slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         ping_pong(c, 128);
         c.k_slices = 8;
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
     }),
     variant(("ping_pong_tail", "gather(a) -> gemm(b)", 2, RAGGED), |c| {
         ping_pong(c, 128);
-        c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+        c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 });
     }),
     variant(
         (
@@ -483,35 +329,31 @@ pub const VARIANTS: &[Variant] = &[
         ),
         |c| {
             ping_pong(c, 64);
-            (c.sums, c.split_k) = (Sums::After, 2);
+            (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2);
         },
     ),
     // Whoever is free takes the next tile, sum or copy: more tiles than CTAs, and fewer.
     variant(("queued", "gemm(a, b) -> reduce_scatter", 3, SEVERAL_WAVES), |c| {
-        (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+        (c.reduction, c.tile_scheduler) = (Reduction::AfterLastWave, Schedule::Dynamic);
     }),
     variant(("queued_ring", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
-        (c.sums, c.tile_schedule) = (Sums::Ring, Schedule::Dynamic);
-    }),
-    variant(("queued_epilogue", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES_ALIGNED), |c| {
-        ping_pong(c, 128);
-        (c.sums, c.tile_schedule) = (Sums::Epilogue, Schedule::Dynamic);
+        (c.reduction, c.tile_scheduler) = (Reduction::Ring, Schedule::Dynamic);
     }),
     variant(("queued_all", "gemm(a, b) -> all_reduce", 3, SEVERAL_WAVES), |c| {
-        c.tile_schedule = Schedule::Dynamic;
+        c.tile_scheduler = Schedule::Dynamic;
     }),
     variant(("queued_all_after", "gemm(a, b) -> all_reduce", 2, SEVERAL_WAVES), |c| {
         ping_pong(c, 128);
-        (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+        (c.reduction, c.tile_scheduler) = (Reduction::AfterLastWave, Schedule::Dynamic);
     }),
     variant(("queued_tail", "gemm(a, b)", 1, FEW_ROWS), |c| {
-        c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
-        c.tile_schedule = Schedule::Dynamic;
+        c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 });
+        c.tile_scheduler = Schedule::Dynamic;
     }),
     variant(("queued_slices_tail", "gather(a) -> gemm(b)", 3, SEVERAL_WAVES), |c| {
         c.k_slices = 8;
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
-        c.tile_schedule = Schedule::Dynamic;
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
+        c.tile_scheduler = Schedule::Dynamic;
     }),
     variant(
         (
@@ -520,7 +362,7 @@ pub const VARIANTS: &[Variant] = &[
             3,
             &[("x", &[700, 256]), ("w1", &[256, 2, 520]), ("y", &[700, 520]), ("w2", &[520, 256])],
         ),
-        |c| c.tile_schedule = Schedule::Dynamic,
+        |c| c.tile_scheduler = Schedule::Dynamic,
     ),
     variant(
         (
@@ -530,18 +372,19 @@ pub const VARIANTS: &[Variant] = &[
             &[("w", &[328, 1536])],
         ),
         |c| {
-            (c.sums, c.split_k, c.tile_schedule) = (Sums::After, 2, Schedule::Dynamic);
+            (c.reduction, c.split_k, c.tile_scheduler) =
+                (Reduction::AfterLastWave, 2, Schedule::Dynamic);
         },
     ),
     variant(("queued_engine", "gather(a) -> gemm(b)", 4, SEVERAL_WAVES_ALIGNED), |c| {
-        (c.gather, c.tile_schedule) = (Gather::Engine { parts: 2 }, Schedule::Dynamic);
+        (c.gather, c.tile_scheduler) = (Gather::CopyEngine { parts: 2 }, Schedule::Dynamic);
     }),
     variant(("engine", "gather(a) -> gemm(b)", 4, RAGGED), |c| {
-        c.gather = Gather::Engine { parts: 1 };
+        c.gather = Gather::CopyEngine { parts: 1 };
     }),
     variant(("engine_parts", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
-        c.gather = Gather::Engine { parts: 2 };
-        c.tail = Some(Tail { blocks: 2, columns: 128, parts: 3 });
+        c.gather = Gather::CopyEngine { parts: 2 };
+        c.last_wave = Some(LastWave { blocks: 2, columns: 128, parts: 3 });
     }),
     variant(
         (
@@ -550,10 +393,10 @@ pub const VARIANTS: &[Variant] = &[
             2,
             &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
-        |c| c.gather = Gather::Engine { parts: 16 },
+        |c| c.gather = Gather::CopyEngine { parts: 16 },
     ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
-        c.gather = Gather::Engine { parts: 2 };
+        c.gather = Gather::CopyEngine { parts: 2 };
     }),
 ];
 

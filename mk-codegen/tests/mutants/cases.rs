@@ -2,9 +2,8 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{
-        AllReduce, Config, Consumers, Fold, Gather, Head, LowerError, Schedule, Sums, Tail, lower,
-    },
+    passes::{LowerError, lower},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction, Schedule},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -77,55 +76,38 @@ type Way = (&'static str, fn(&mut Config));
 
 const DEFAULT: Way = ("by default", |_| ());
 const ONE_SHOT: Way = ("one shot", |c| c.all_reduce = AllReduce::OneShot);
-const AFTER: Way = ("sums after", |c| c.sums = Sums::After);
-const RING: Way = ("ring", |c| (c.sums, c.group_rows) = (Sums::Ring, 1));
-const ON_WRITE: Way = ("on write", |c| (c.sums, c.group_rows) = (Sums::OnWrite, 1));
-const EPILOGUE: Way = ("epilogue", |c| (c.sums, c.group_rows) = (Sums::Epilogue, 1));
-const SPLIT: Way = ("split", |c| (c.sums, c.split_k) = (Sums::After, 2));
+const AFTER: Way = ("sums after", |c| c.reduction = Reduction::AfterLastWave);
+const RING: Way = ("ring", |c| (c.reduction, c.group_m) = (Reduction::Ring, 1));
+const SPLIT: Way = ("split", |c| (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
-    (c.sums, c.split_k, c.all_reduce) = (Sums::After, 2, AllReduce::OneShot);
+    (c.reduction, c.split_k, c.all_reduce) = (Reduction::AfterLastWave, 2, AllReduce::OneShot);
 });
 const BY_COLUMNS: Way = ("by columns", |c| c.all_reduce = AllReduce::ByColumns);
-const PARTS_BY_COLUMNS: Way = ("by columns, parts to their owners", |c| {
-    (c.block, c.sums, c.split_k) = ([64, 128, 64], Sums::After, 2);
-    (c.all_reduce, c.fold) = (AllReduce::ByColumns, Fold::Owner);
-});
-const PARTS: Way = ("parts to their owners", |c| {
-    (c.split_k, c.fold) = (2, Fold::Owner);
-});
-const TAIL: Way = ("tail", |c| c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 }));
-
-const OWN: Way = ("own rows in narrow tiles", |c| c.own_columns = Some(64));
-
-const HEAD: Way = ("narrow first tiles", |c| c.head = Some(Head { tiles: 1, columns: 64 }));
-const HEAD_QUEUED_AFTER: Way = ("narrow first tiles, queued, sums after", |c| {
-    (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
-    c.head = Some(Head { tiles: 1000, columns: 128 });
-});
+const TAIL: Way = ("tail", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 }));
 
 const TAIL_PARTS: Way =
-    ("tail in parts", |c| c.tail = Some(Tail { blocks: 1, columns: 256, parts: 2 }));
+    ("tail in parts", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 256, parts: 2 }));
 
 const SLICES: Way = ("slices", |c| c.k_slices = 2);
-const ENGINE: Way = ("engine", |c| c.gather = Gather::Engine { parts: 1 });
-const ENGINE_PARTS: Way = ("engine, in parts", |c| c.gather = Gather::Engine { parts: 2 });
+const ENGINE: Way = ("engine", |c| c.gather = Gather::CopyEngine { parts: 1 });
+const ENGINE_PARTS: Way = ("engine, in parts", |c| c.gather = Gather::CopyEngine { parts: 2 });
 const SLICES_TAIL: Way = ("slices and a tail in parts", |c| {
     c.k_slices = 2;
-    c.tail = Some(Tail { blocks: 1, columns: 128, parts: 2 });
+    c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 });
 });
 
 const PING_PONG: Way = ("ping-pong", |c| {
-    c.set_block([128, 128, 64]);
+    c.block = [128, 128, 64];
     (c.consumers, c.k_slices) = (Consumers::PingPong, 2);
-    c.tail = Some(Tail { blocks: 1, columns: 64, parts: 1 });
+    c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 });
 });
 
-const QUEUED: Way = ("queued", |c| c.tile_schedule = Schedule::Dynamic);
+const QUEUED: Way = ("queued", |c| c.tile_scheduler = Schedule::Dynamic);
 const QUEUED_AFTER: Way = ("queued, sums after", |c| {
-    (c.sums, c.tile_schedule) = (Sums::After, Schedule::Dynamic);
+    (c.reduction, c.tile_scheduler) = (Reduction::AfterLastWave, Schedule::Dynamic);
 });
 const QUEUED_RING: Way = ("queued, ring", |c| {
-    (c.sums, c.tile_schedule) = (Sums::Ring, Schedule::Dynamic);
+    (c.reduction, c.tile_scheduler) = (Reduction::Ring, Schedule::Dynamic);
 });
 
 /// Pipelines lowered in other than the default ways.
@@ -137,20 +119,10 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter", MLP), AFTER),
     (("gemm(a, b) -> reduce_scatter", HALVES), RING),
     (("gemm(a, b) -> reduce_scatter", ALIGNED), RING),
-    (("gemm(a, b) -> reduce_scatter", HALVES), ON_WRITE),
-    (("gemm(a, b) -> reduce_scatter", ALIGNED), ON_WRITE),
-    (("gemm(a, b) -> reduce_scatter", HALVES), EPILOGUE),
-    (("gemm(a, b) -> scale(0.5) -> reduce_scatter", HALVES), EPILOGUE),
-    (("gemm(a, b) -> reduce_scatter", ALIGNED), EPILOGUE),
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce", MLP), BY_COLUMNS),
-    (("gemm(a, b) -> all_reduce", DEEP), PARTS_BY_COLUMNS),
-    (("gemm(a, b) -> reduce_scatter", DEEP), PARTS),
-    (("gemm(a, b) -> reduce_scatter", AB), HEAD),
-    (("gemm(a, b) -> all_reduce", AB), HEAD_QUEUED_AFTER),
     (("gather(a) -> gemm(b)", AB), TAIL),
-    (("gather(a) -> gemm(b)", DEEP_ROWS), OWN),
     (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),

@@ -18,7 +18,7 @@ from ._errors import (
     UnsupportedError,
 )
 from ._explain import Explanation
-from ._mk import Function, Plan, World, __version__, compile, plan
+from ._mk import SETTINGS, Function, Plan, Setting, World, __version__, compile, plan
 
 __all__ = [
     "ArgumentError",
@@ -31,6 +31,8 @@ __all__ = [
     "PipelineError",
     "Plan",
     "RendezvousError",
+    "SETTINGS",
+    "Setting",
     "UnsupportedError",
     "World",
     "__version__",

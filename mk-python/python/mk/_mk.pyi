@@ -1,6 +1,6 @@
 """Types of the native module. What the arguments mean is in the docstrings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, final
 
 from torch import Tensor
@@ -10,8 +10,23 @@ from ._explain import Explanation
 __version__: str
 
 _Shapes = dict[str, Sequence[int]]
+# By name; or the text that `mk explain` prints, such as "block=128x128x64 split_k=2".
+_Settings = Union[dict[str, Union[str, int]], str]
 # One tensor; in a world of several GPUs in this process, one per rank.
 _Argument = Union[Tensor, Sequence[Tensor]]
+
+@final
+class Setting:
+    @property
+    def name(self) -> str: ...
+    @property
+    def doc(self) -> str: ...
+    @property
+    def form(self) -> str: ...
+    @property
+    def default(self) -> str: ...
+
+SETTINGS: tuple[Setting, ...]
 
 @final
 class World:
@@ -26,7 +41,7 @@ class World:
     @staticmethod
     def from_env() -> World: ...
     @staticmethod
-    def local(n: int) -> World: ...
+    def local(n: int, *, gpu: int | None = None) -> World: ...
     @staticmethod
     def offline(ranks: int, rank: int = 0) -> World: ...
     @property
@@ -35,6 +50,8 @@ class World:
     def ranks(self) -> list[int]: ...
     @property
     def devices(self) -> list[int]: ...
+    @property
+    def sm_budget(self) -> int | None: ...
 
 @final
 class Function:
@@ -55,8 +72,8 @@ class Function:
 @final
 class Plan:
     def simulate(
-        self, launches: int = 1, seed: int = 0, schedule: str = "random"
-    ) -> list[list[float]]: ...
+        self, inputs: Sequence[Mapping[str, Sequence[float]]], *, seed: int = 0, schedule: str = "random"
+    ) -> list[dict[str, list[float]]]: ...
     def compile(self) -> None: ...
     def explain(self) -> str: ...
     def local_shapes(
@@ -83,6 +100,8 @@ class Plan:
     @property
     def roles(self) -> dict[str, int]: ...
     @property
+    def settings(self) -> list[dict[str, str]]: ...
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
     @property
     def program(self) -> dict[str, list[Any]]: ...
@@ -93,21 +112,7 @@ def compile(
     *,
     shapes: _Shapes | None = None,
     dims: dict[str, int] | None = None,
-    sms: dict[str, int] | None = None,
-    block: tuple[int, int, int] | None = None,
-    chunk_bytes: int | None = None,
-    k_slices: int | None = None,
-    gather: str | None = None,
-    all_reduce: Literal["two-phase", "one-shot", "by-columns"] | None = None,
-    sums: Literal["beside", "after", "ring", "on-write", "epilogue"] | None = None,
-    split_k: int | None = None,
-    fold: Literal["rank", "owner"] | None = None,
-    consumers: Literal["cooperative", "ping-pong"] | None = None,
-    group_rows: int | None = None,
-    tail: str | None = None,
-    own_columns: int | None = None,
-    head: str | None = None,
-    tile_schedule: Literal["static", "dynamic"] | None = None,
+    settings: _Settings | None = None,
     wait_limit_s: float = 30.0,
     entry_limit_s: float = 600.0,
     reserve_sms: int = 0,
@@ -121,19 +126,5 @@ def plan(
     ranks: int,
     shapes: _Shapes | None = None,
     dims: dict[str, int] | None = None,
-    sms: dict[str, int] | None = None,
-    block: tuple[int, int, int] | None = None,
-    chunk_bytes: int | None = None,
-    k_slices: int | None = None,
-    gather: str | None = None,
-    all_reduce: Literal["two-phase", "one-shot", "by-columns"] | None = None,
-    sums: Literal["beside", "after", "ring", "on-write", "epilogue"] | None = None,
-    split_k: int | None = None,
-    fold: Literal["rank", "owner"] | None = None,
-    consumers: Literal["cooperative", "ping-pong"] | None = None,
-    group_rows: int | None = None,
-    tail: str | None = None,
-    own_columns: int | None = None,
-    head: str | None = None,
-    tile_schedule: Literal["static", "dynamic"] | None = None,
+    settings: _Settings | None = None,
 ) -> Plan: ...

@@ -1,0 +1,40 @@
+//! Copies through registers: rows of any length and pitch, by all computing threads.
+
+use super::{
+    moves,
+    record::{AgentEmission, Allowed, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
+};
+use crate::emit::{context::Emitter, error::EmitError};
+use crate::ir::{Agent, Operand, Point};
+use minijinja::context;
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "copy_rows",
+    texts: &[
+        ("copy_rows", include_str!("../../../../templates/leaf/copy_rows.cu.j2")),
+        ("schedule", include_str!("../../../../templates/leaf/schedule.cu.j2")),
+    ],
+    warpgroups: Warpgroups::MOVING,
+    ring: None,
+    agents: &[AgentEmission {
+        agent: Agent::Copier,
+        seat: Seat::Computing,
+        state: &[],
+        function: "copy_rows",
+        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+    }],
+    allowed: Allowed {
+        operands: &[(Operand::Src, &[Point::Start]), (Operand::Dst, &[Point::Start, Point::End])],
+        waits: &[(Agent::Copier, Point::Start)],
+        posts: (Agent::Copier, Point::End),
+        inner: false,
+    },
+    spills: Spills::NONE,
+    prepare,
+};
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let families = g.slices.iter().map(|s| moves::copy(e, *s, false)).collect::<Result<_, _>>()?;
+    let (hooks, call, choices) = (context! {}, context! {}, Vec::new());
+    Ok(Prepared { families, hooks, call, workers: g.ctas, choices })
+}

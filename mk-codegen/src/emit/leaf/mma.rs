@@ -1,0 +1,387 @@
+//! Tiles of matrix products: a lane loads, two warpgroups multiply, a lane sends the results.
+
+mod carry;
+mod operands;
+mod targets;
+
+use super::record::{
+    AgentEmission, Allowed, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+};
+use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
+use crate::{
+    ir::{
+        ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId,
+        Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_panel_columns,
+        mma_staging_bytes, one_warpgroup_takes, saves_gates,
+    },
+    target,
+};
+use minijinja::{Value, context};
+use mk_abi::DType;
+use operands::Factor;
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "mma_tile",
+    texts: &[
+        ("mma_tile", include_str!("../../../../templates/leaf/mma_tile.cu.j2")),
+        ("schedule", include_str!("../../../../templates/leaf/schedule.cu.j2")),
+        ("chain", include_str!("../../../../templates/leaf/chain.cu.j2")),
+    ],
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
+    ring: Some(&RingEmission {
+        comment: "The ring of stages that the role's matrix products share.",
+        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
+        smem: "GemmSmem",
+        asserts: &[
+            "static_assert(@{ name }@Config::kStagingBytes == @{ staging }@, \"the leaf's contract promises other panels\");",
+        ],
+        inner_edges: Some(
+            "staging_full = staged, staging_free = drained, turn = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;",
+        ),
+        inits: &[(0, "smem.init_barriers();"), (64, "smem.init_staging_barriers();")],
+        stalls: &[("full", 0), ("empty", 0), ("staged", 0), ("drained", 1)],
+        values: ring,
+    }),
+    agents: &[
+        AgentEmission {
+            agent: Agent::Loader,
+            seat: Seat::Lane(0),
+            state: &[RING, TILES],
+            function: "sm90_gemm_loader",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, ring, tiles);",
+        },
+        AgentEmission {
+            agent: Agent::Consumers,
+            seat: Seat::Computing,
+            state: &[RING, STAGING, TILES],
+            function: "sm90_gemm_consumer",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, warpgroup - 1, ring, staging, tiles);",
+        },
+        AgentEmission {
+            agent: Agent::Storer,
+            seat: Seat::Lane(1),
+            state: &[RING, STAGING, TILES],
+            function: "sm90_gemm_storer",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, ring, staging, tiles);",
+        },
+    ],
+    allowed: Allowed {
+        operands: &[
+            (Operand::A, &[Point::Start, Point::Inner]),
+            (Operand::B, &[Point::Start, Point::Inner]),
+            (Operand::AccIn, &[Point::Start, Point::Inner, Point::End]),
+            (Operand::E0, &[Point::Start, Point::End]),
+            (Operand::E1, &[Point::Start, Point::End]),
+            (Operand::E2, &[Point::Start, Point::End]),
+            (Operand::E3, &[Point::Start, Point::End]),
+            (Operand::C, &[Point::End]),
+        ],
+        waits: &[
+            (Agent::Loader, Point::Start),
+            (Agent::Loader, Point::Inner),
+            (Agent::Storer, Point::Start),
+        ],
+        posts: (Agent::Storer, Point::End),
+        inner: true,
+    },
+    // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue. Traced, where rows come in slices: 4 to 84, none of it in
+    // the loop of wgmmas.
+    spills: Spills { several_loops: 32, traced_inner_loop: 128 },
+    prepare,
+};
+
+const RING: &str = "RingCursor<@{ ring }@Config::kStages> ring;";
+const STAGING: &str = "GemmStaging<@{ ring }@Config::kPanels> staging;";
+const TILES: &str = "TileCursor tiles;";
+
+/// A stage has room for the widest tiles.
+fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
+    let columns = leaves.iter().map(|leaf| match leaf {
+        Leaf::MmaTile { block, .. } => Some(block[1]),
+        _ => None,
+    });
+    let widest = columns.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
+    let (Some(block_n), Some(Leaf::MmaTile { block, stages, consumers, .. })) =
+        (widest, leaves.first())
+    else {
+        return Err(EmitError::internal("emit/leaf/mma.rs", "the ring of another leaf"));
+    };
+    Ok(context! {
+        stages,
+        ping_pong => *consumers == Consumers::PingPong,
+        block_m => block[0],
+        block_n,
+        staging => mma_staging_bytes([block[0], block[1]]),
+    })
+}
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let (mut families, mut ranks) = (Vec::new(), Vec::new());
+    for s in &g.slices {
+        let (value, rank) = family(e, *s)?;
+        families.push(value);
+        ranks.push(rank);
+    }
+    let b_rank = ranks[0];
+    if ranks.iter().any(|r| *r != b_rank) {
+        let what = "tiles of one loop come through maps of as many dimensions";
+        return Err(EmitError::unsupported(g.name.clone(), what));
+    }
+    let target = target::by_name(&e.plan.target).ok_or_else(|| {
+        EmitError::unsupported("target", format!("{} is no machine that is known", e.plan.target))
+    })?;
+    let run = g.families();
+    let borrowed_stage = e.points.borrowed_stage(&run)?;
+    let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
+    let choices = [(borrowed_stage, "borrowed stage"), (b_evict_first, "b evict-first")];
+    let choices = choices.iter().filter(|(on, _)| *on).map(|(_, text)| text.to_string()).collect();
+    let tile = context! { b_rank, borrowed_stage, b_evict_first, ..tile(e, g)? };
+    let (hooks, call) = (context! { tile }, context! {});
+    Ok(Prepared { families, hooks, call, workers: g.ctas, choices })
+}
+
+/// What the tiles of a loop are, beyond the ring.
+fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
+    let (id, f) = (g.slices[0].id, g.head(e));
+    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue } = &f.leaf
+    else {
+        return Err(EmitError::internal("emit/leaf/mma.rs", format!("{id} is no product")));
+    };
+    let dtype = e.one_dtype(id, |o| matches!(o, Operand::A | Operand::B))?;
+    let out = e.one_dtype(id, |o| o == Operand::C)?;
+    let saves_f32 = f.accesses.iter().any(|a| {
+        EPILOGUE_OPERANDS.contains(&a.operand)
+            && a.mode == Mode::Write
+            && e.plan.buffers[a.buffer].dtype == DType::F32
+    });
+    if dtype == "F32" || (out == "F32" || saves_f32) && block[1] % 64 != 0 {
+        let what = "tiles multiply 16-bit elements, and store f32 in whole panels of 64 columns";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
+    Ok(context! {
+        block_m => block[0],
+        block_n => block[1],
+        stages,
+        dtype,
+        out,
+        a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
+        b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
+        gated => if gated(epilogue) { "true" } else { "false" },
+        reads => *store == Store::Direct && epilogue.iter().any(|op| op.operand() == Some(Mode::Read)),
+        // Gates and ups are two.
+        saves => saves + usize::from(saves_gates(epilogue)),
+        saves_gates => saves_gates(epilogue),
+        carried => epilogue.contains(&EpilogueOp::Carry),
+        carry_last => carry_last(epilogue),
+        store => if *store == Store::Tma { "Tma" } else { "Direct" },
+        ping_pong => *consumers == Consumers::PingPong,
+    })
+}
+
+/// What `decode`, the waits, the posts and the epilogue of one family are made of; and how many dimensions B's map has.
+fn family(e: &mut Emitter<'_>, s: Slice) -> Result<(Value, usize), EmitError> {
+    let f = &e.plan.families[s.id];
+    let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, .. } = &f.leaf
+    else {
+        return Err(EmitError::internal("emit/leaf/mma.rs", format!("{} is no product", s.id)));
+    };
+    let (a, b) = (e.access(f, Operand::A)?, e.access(f, Operand::B)?);
+    let gated = gated(epilogue);
+    shape(f, *block, gated, *consumers)?;
+    if b.region.len() < if gated { 3 } else { 2 } || a.region.len() < 2 {
+        return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
+    }
+    let targets = targets::targets(e, s.id)?;
+    let c = targets[0];
+    depth(e, s.id)?;
+    e.check_starts(s.id, a)?;
+    e.check_starts(s.id, b)?;
+    let left = operands::left(e, s.id, *a_layout, *block)?;
+    let right = operands::right(e, s.id, *b_layout, gated, *block)?;
+    check_places(e, s.id, [a, b], &targets)?;
+    let last = |x: &Access| x.region[x.region.len() - 1].clone();
+    let rows = |x: &Access| x.region[x.region.len() - 2].clone();
+    let say = |x: &Expr| e.c(f, None, x);
+    let (saved, extras) = e.chain(s.id, epilogue, c)?;
+    let steps = steps_along_k(f, a, *a_layout, block[2])?;
+    let (all_steps, inner) = match &f.inner {
+        None => (steps, None),
+        Some((name, extent)) => {
+            let inner = inner(e, f, name, [a, b], &left, &right)?;
+            (extent.clone() * steps, Some(inner))
+        }
+    };
+    let say_all = |of: &dyn Fn(&Access) -> String| {
+        targets::choose(e, f, &targets, targets.iter().map(|c| of(c)).collect())
+    };
+    // Where a launch decides how many rows there are, tiles without any make one step, over nothing.
+    let k_blocks = match e.runtime() {
+        true => format!("({}) > 0 ? {} : 1", say(&rows(c).1), say(&all_steps)),
+        false => say(&all_steps),
+    };
+    let value = context! {
+        a_row => say(&left.across),
+        a_k => say(&left.k),
+        b_k => say(&right.k),
+        b_col => say(&right.across),
+        b_up => say(&right.up),
+        scalars => e.scalars(f, right.outer.iter().map(|x| ("b_outer", x))),
+        k_blocks,
+        inner,
+        c_row => say_all(&|c| say(&e.row(c)))?,
+        e_row => say(&e.extras_row(f)?),
+        gated,
+        saved,
+        c_col => say(&last(c).0),
+        rows => say(&rows(c).1),
+        cols => say(&last(c).1),
+        c_data => e.base(c.buffer, "params.header.rank"),
+        c_pitch => e.own_pitch_bytes(c.buffer),
+        direct => *store == Store::Direct,
+        load_waits => e.waits(f, Agent::Loader, Point::Start)?,
+        store_waits => e.waits(f, Agent::Storer, Point::Start)?,
+        posts => e.posts(f),
+        extras,
+        ..e.slice(s)
+    };
+    let wide = if e.plan.buffers[c.buffer].dtype == DType::F32 { 32 } else { 64 };
+    let panel_cols = mma_panel_columns(block[1]).min(wide);
+    let (c_map, line_map) = match store {
+        Store::Tma => {
+            (c_maps(e, f, &targets, [64, panel_cols])?, c_maps(e, f, &targets, [1, panel_cols])?)
+        }
+        Store::Direct => ("&params.maps[0]".into(), "&params.maps[0]".into()),
+    };
+    let a_map = e.maps.index(e.plan, a.buffer, &left.view, &left.box_dims)?;
+    let b_map = e.maps.index(e.plan, b.buffer, &right.view, &right.box_dims)?;
+    let carry = match epilogue.contains(&EpilogueOp::Carry) {
+        true => Some(carry::carry(e, s.id, c, &[64, panel_cols])?),
+        false => None,
+    };
+    let maps = context! { a_map, b_map, c_map, line_map, carry };
+    Ok((context! { ..value, ..maps }, right.view.rank()))
+}
+
+/// Blocks that the agents multiply.
+fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Result<(), EmitError> {
+    let halves = block[1].is_multiple_of(128);
+    let rows = [128, 256].contains(&block[0]) || block[0] == 64 && halves && !gated;
+    if block[2] != 64 || !rows || gated && !halves {
+        let what = "tiles have 128 or 256 rows, or 64 in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    if consumers == Consumers::PingPong && !one_warpgroup_takes([block[0], block[1]]) {
+        let what = "one warpgroup multiplies tiles of 128 rows and at most 160 columns by itself";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    Ok(())
+}
+
+/// Each tile has a step: consumers hand back the stage of the last.
+fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
+    for rank in 0..e.plan.mesh.size() as usize {
+        for task in e.points.tasks(id, rank, 1)? {
+            if !e.points.steps(&task)?.is_some_and(|(each, times)| each >= 1 && times >= 1) {
+                let what = format!("task {:?} of rank {rank} has no depth", task.domain());
+                return Err(EmitError::unsupported(id.to_string(), what));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Factors lie on the own rank; what leaves goes where its way out can reach.
+fn check_places(
+    e: &Emitter<'_>,
+    id: FamId,
+    factors: [&Access; 2],
+    targets: &[&Access],
+) -> Result<(), EmitError> {
+    let f = &e.plan.families[id];
+    let Leaf::MmaTile { block, store, .. } = &f.leaf else { return Ok(()) };
+    let own = Expr::Var(Var::RANK);
+    let mut all = factors.into_iter().chain(targets.iter().copied());
+    if all.any(|x| x.each.is_some()) || factors.iter().any(|x| x.rank != own) {
+        return Err(EmitError::unsupported(f.name.clone(), "operands must lie on the own rank"));
+    }
+    if *store == Store::Direct && (targets.len() > 1 || targets[0].rank != own) {
+        let what = "only TMA stores tiles to peers, or to several places";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    for c in targets {
+        match store {
+            Store::Tma => {
+                e.check_starts(id, c)?;
+                e.check_clipped(id, c, [block[0], f.leaf.out_columns()])?;
+            }
+            Store::Direct => e.check_lines(id, c)?,
+        }
+    }
+    let saves = |x: &&Access| EPILOGUE_OPERANDS.contains(&x.operand) && x.mode == Mode::Write;
+    f.accesses.iter().filter(saves).try_for_each(|x| e.check_lines(id, x))
+}
+
+/// The maps that boxes of results leave by, as C.
+fn c_maps(
+    e: &mut Emitter<'_>,
+    f: &Family,
+    targets: &[&Access],
+    box_dims: [u32; 2],
+) -> Result<String, EmitError> {
+    let mut texts = Vec::new();
+    for c in targets {
+        let view = View::rows(c.region.len());
+        texts.push(if c.rank == Expr::Var(Var::RANK) {
+            format!("&params.maps[kMap{}]", e.maps.index(e.plan, c.buffer, &view, &box_dims)?)
+        } else {
+            let rank = e.c(f, None, &c.rank);
+            let map = e.maps.index_of_ranks(e.plan, c.buffer, &view, &box_dims)?;
+            format!("&params.maps[kMap{map} + {rank}]")
+        });
+    }
+    targets::choose(e, f, targets, texts)
+}
+
+/// Steps along k of one iteration.
+fn steps_along_k(f: &Family, a: &Access, layout: ALayout, step: u32) -> Result<Expr, EmitError> {
+    let depth = crate::ir::depth_dim(a, layout).ok_or_else(|| {
+        EmitError::internal("emit/leaf/mma.rs", format!("{:?} has no dimension along k", f.name))
+    })?;
+    Ok(a.region[depth].1.clone().ceil_div(step as i32))
+}
+
+/// What changes from one iteration of the inner loop to the next: where both factors come from. Each iteration has the same whole steps
+/// along k.
+fn inner(
+    e: &Emitter<'_>,
+    f: &Family,
+    name: &str,
+    factors: [&Access; 2],
+    left: &Factor,
+    right: &Factor,
+) -> Result<Value, EmitError> {
+    let Leaf::MmaTile { a_layout, .. } = &f.leaf else {
+        return Err(EmitError::internal("emit/leaf/mma.rs", "an inner loop of no product"));
+    };
+    let depth = crate::ir::depth_dim(factors[0], *a_layout).map(|d| &factors[0].region[d].1);
+    let steps = match depth {
+        Some(Expr::Const(depth)) if *depth > 0 && depth % 64 == 0 => depth / 64,
+        _ => 0,
+    };
+    let both = factors.iter().all(|a| a.at == Point::Inner);
+    let moves = [&right.across, &right.up].iter().any(|x| x.mentions(Var::INNER));
+    if steps == 0 || !both || moves || e.runtime() {
+        let what = "an inner loop walks both operands along k, in equal parts of whole steps, and needs dimensions that no launch decides";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let say = |x: &Expr| e.c(f, None, x);
+    Ok(context! {
+        name,
+        steps,
+        a_row => say(&left.across),
+        a_k => say(&left.k),
+        b_k => say(&right.k),
+        waits => e.waits(f, Agent::Loader, Point::Inner)?,
+    })
+}

@@ -1,0 +1,172 @@
+//! What follows from a plan for the agents that carry it out: which families they run on end, and how.
+//!
+//! Nothing here is written in a plan, and nothing here is the emitter's own choice: verifier, cost model and emitter ask the same
+//! functions. `emit` prints the answers at the head of each kernel.
+
+use super::{
+    entity::{FamId, RoleId},
+    expr::Expr,
+    leaf::{
+        ALayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last, mma_panel_columns,
+        mma_panels, mma_staging_panels,
+    },
+    plan::{Access, Plan},
+    points::{PointError, Points, Task},
+};
+use mk_abi::DType;
+
+impl Plan {
+    /// A role's families in order, cut where the leaf, the schedule, the types or what an epilogue reads changes: one set of agents
+    /// runs each piece on end.
+    pub fn runs(&self, role: RoleId) -> Vec<Vec<FamId>> {
+        let mut out: Vec<Vec<FamId>> = Vec::new();
+        for (id, _) in self.families.iter().filter(|(_, f)| f.role == role) {
+            match out.last_mut() {
+                Some(run) if self.same_body(run[0], id) => run.push(id),
+                _ => out.push(vec![id]),
+            }
+        }
+        out
+    }
+
+    fn same_body(&self, a: FamId, b: FamId) -> bool {
+        let extras = |f: FamId| {
+            let reads = self.families[f].accesses.iter();
+            let reads = reads.filter(|x| EPILOGUE_OPERANDS.contains(&x.operand));
+            reads.map(|x| x.buffer).collect::<Vec<_>>()
+        };
+        let types = |f: FamId| {
+            let all = self.families[f].accesses.iter();
+            let all = all.map(|x| (x.operand, x.mode, self.buffers[x.buffer].dtype));
+            all.collect::<Vec<_>>()
+        };
+        // Tiles of a stack of matrices come through another tensor map.
+        let dims = |f: FamId| self.operand(f, Operand::B).map(|b| b.region.len());
+        let (one, other) = (&self.families[a], &self.families[b]);
+        let computes = match one.leaf {
+            Leaf::MmaTile { .. } | Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } => true,
+            Leaf::Signal | Leaf::Enter | Leaf::CopyTile { .. } | Leaf::NicSend | Leaf::HostCopy => {
+                false
+            }
+        };
+        one.leaf == other.leaf
+            && one.schedule == other.schedule
+            && extras(a) == extras(b)
+            && (!computes || types(a) == types(b) && dims(a) == dims(b))
+    }
+
+    /// The first access of a family that names an operand.
+    pub fn operand(&self, family: FamId, operand: Operand) -> Option<&Access> {
+        self.families[family].accesses.iter().find(|a| a.operand == operand)
+    }
+}
+
+/// The dimension of a left operand that lies along k; `None` where several could.
+pub fn depth_dim(a: &Access, layout: ALayout) -> Option<usize> {
+    let last = a.region.len().checked_sub(1)?;
+    match layout {
+        ALayout::Mk => Some(last),
+        ALayout::Km => row_dim(a),
+    }
+}
+
+/// The dimension, of those before the last, that a matrix's rows lie along: the only one of which more than one index is taken. `None`
+/// where there are several.
+pub fn row_dim(a: &Access) -> Option<usize> {
+    let leading = &a.region[..a.region.len().checked_sub(1)?];
+    let mut wide = leading.iter().enumerate().filter(|(_, (_, len))| *len != Expr::Const(1));
+    match (wide.next(), wide.next()) {
+        (Some((d, _)), None) => Some(d),
+        (None, _) => leading.len().checked_sub(1),
+        (Some(_), Some(_)) => None,
+    }
+}
+
+impl Points<'_> {
+    /// Steps along k of one iteration of a product's task, and its iterations; `None` for other leaves, and where no dimension is k.
+    ///
+    /// # Errors
+    /// Where an extent has no value.
+    pub fn steps(&self, task: &Task) -> Result<Option<(i64, i64)>, PointError> {
+        let f = &self.plan.families[task.family];
+        let Leaf::MmaTile { block, a_layout, .. } = &f.leaf else { return Ok(None) };
+        let a = self.plan.operand(task.family, Operand::A);
+        let Some((a, d)) = a.and_then(|a| Some((a, depth_dim(a, *a_layout)?))) else {
+            return Ok(None);
+        };
+        let depth = self.eval(task, &a.region[d].1)?;
+        let step = i64::from(block[2].max(1));
+        Ok(Some(((depth + step - 1).div_euclid(step), self.inner(task)?)))
+    }
+
+    /// The least number of steps along k that a tile of some families has.
+    ///
+    /// # Errors
+    /// As [`Self::steps`].
+    fn least_steps(&self, run: &[FamId]) -> Result<i64, PointError> {
+        // A launch may leave a tile without rows, which makes one step.
+        let mut least = if self.plan.runtime_dim().is_some() { 1 } else { i64::MAX };
+        for id in run {
+            for rank in 0..self.plan.mesh.size() as usize {
+                for task in self.tasks(*id, rank, 1)? {
+                    let (each, times) = self.steps(&task)?.unwrap_or((0, 0));
+                    least = least.min(each * times);
+                }
+            }
+        }
+        Ok(least)
+    }
+
+    /// Whether the tiles of a [run](Plan::runs) borrow the stage of their last step for results that staging has no room for.
+    ///
+    /// Only where a warp then overwrites nothing but rows of A that its own part of the wgmmas has read, 128 bytes each; and where no
+    /// tile has fewer steps than there are stages, so that a consumer that is through with a tile knows that the storer is through
+    /// with the one before; and not where a partial sum comes through the ring behind the last step. The storer hands such a stage back, later than the `empty` edge says and before any staging panel.
+    ///
+    /// # Errors
+    /// As [`Self::steps`].
+    pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool, PointError> {
+        let Some(first) = run.first() else { return Ok(false) };
+        let leaf = &self.plan.families[*first].leaf;
+        let Leaf::MmaTile { block, stages, a_layout, store, consumers, .. } = leaf else {
+            return Ok(false);
+        };
+        let c = self.plan.operand(*first, Operand::C);
+        let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
+        let panels = mma_panels(*block, leaf.out_columns(), f32);
+        let own_rows = *consumers == Consumers::Cooperative && *a_layout == ALayout::Mk;
+        let behind = carry_last(leaf.epilogue());
+        let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
+        let more = panels > mma_staging_panels(block[0]);
+        Ok(own_rows && whole && more && !behind && self.least_steps(run)? >= i64::from(*stages))
+    }
+
+    /// Whether the tiles of a [run](Plan::runs) load B with an evict-first hint: nobody reads again what a tile reads of it, and a cache of
+    /// `cache_bytes` does not keep it until the next launch.
+    ///
+    /// # Errors
+    /// As [`Self::streams`].
+    pub fn evict_first(&self, run: &[FamId], cache_bytes: f64) -> Result<bool, PointError> {
+        for id in run {
+            if !self.streams(*id, Operand::B, cache_bytes)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Teams that take turns at the sums of a [run](Plan::runs): two, each half of a CTA's computing threads, where some CTA of the role
+    /// has several.
+    ///
+    /// # Errors
+    /// Where an extent has no value.
+    pub fn teams(&self, run: &[FamId]) -> Result<u32, PointError> {
+        let Some(first) = run.first() else { return Ok(1) };
+        let ctas = self.plan.roles[self.plan.families[*first].role].ctas;
+        let mut tasks = 0;
+        for id in run {
+            tasks += self.tasks(*id, 0, 1)?.len();
+        }
+        Ok(if tasks > ctas as usize { 2 } else { 1 })
+    }
+}

@@ -1,0 +1,187 @@
+//! A plan in the making: families with their accesses, and the flows of data between them. Signals come later.
+
+mod flow;
+
+pub(in crate::passes) use flow::{Flow, Reader, Writer};
+
+use super::shape::{extents::Extents, tensor::Tensor};
+use crate::graph::Extent;
+use crate::ir::{
+    Access, Arena, BufId, Buffer, EdgeId, Entity, Expr, FamId, Family, InternalEdge, Leaf, Mode,
+    Operand, Plan, Point, RoleKind, Schedule, Space, Var,
+};
+use crate::settings::Config;
+use crate::target::Target;
+use mk_abi::DType;
+
+/// The rows of tiles that a family's tasks cover: the shard, and the block in the shard.
+#[derive(Clone)]
+pub(in crate::passes) struct TileRows {
+    pub family: FamId,
+    pub shard: Expr,
+    pub block: Expr,
+}
+
+/// The plan so far. Roles and signals are empty; [`Draft::kinds`] says where each family belongs.
+pub(in crate::passes) struct Draft {
+    pub plan: Plan,
+    /// Its dimensions.
+    pub extents: Extents,
+    pub kinds: Arena<FamId, RoleKind>,
+    pub flows: Vec<Flow>,
+    pub target: &'static Target,
+    /// Shared-memory stages of a bulk copy.
+    pub copy_stages: u32,
+    edges: usize,
+}
+
+impl Draft {
+    pub fn new(name: &str, axis: &str, config: &Config, target: &'static Target) -> Draft {
+        let plan = Plan {
+            name: name.into(),
+            mesh: crate::ir::Mesh { axes: vec![(axis.into(), config.ranks)] },
+            target: config.target.clone(),
+            ..Plan::default()
+        };
+        Draft {
+            plan,
+            extents: Extents::new(config.ranks),
+            kinds: Arena::new(),
+            flows: Vec::new(),
+            target,
+            copy_stages: config.copy_stages,
+            edges: 0,
+        }
+    }
+
+    /// SMs of the target, one CTA each.
+    pub fn sms(&self) -> i64 {
+        i64::from(self.target.sms)
+    }
+
+    pub fn world(&self) -> i32 {
+        self.extents.world()
+    }
+
+    /// The next edge id.
+    pub fn edge(&mut self) -> EdgeId {
+        self.edges += 1;
+        EdgeId::new(self.edges - 1)
+    }
+
+    /// An extent under its own name.
+    pub fn dim(&mut self, e: &Extent) -> Expr {
+        self.extents.dim(e)
+    }
+
+    /// A dimension of a tensor on rank `q`.
+    pub fn local(&mut self, t: &Tensor, dim: usize, q: impl Into<Expr>) -> Expr {
+        self.extents.local(t, dim, q)
+    }
+
+    /// A caller's tensor, in its local shape.
+    pub fn tensor(&mut self, t: &Tensor, space: Space) -> BufId {
+        let shape = self.extents.local_shape(t);
+        self.buffer(&t.name, space, t.dtype, shape, None)
+    }
+
+    pub fn buffer(
+        &mut self,
+        name: &str,
+        space: Space,
+        dtype: DType,
+        shape: Vec<Expr>,
+        pitch: Option<Expr>,
+    ) -> BufId {
+        let buffer = Buffer { name: name.into(), space, shared: false, dtype, shape, pitch };
+        self.plan.buffers.push(buffer)
+    }
+
+    /// Adds a flow. Readers of one thing share its words.
+    pub fn hand_over(&mut self, flow: Flow) {
+        let families = |f: &Flow| f.from.iter().map(|w| w.family).collect::<Vec<_>>();
+        let same = |f: &&mut Flow| f.name == flow.name && families(f) == families(&flow);
+        match self.flows.iter_mut().find(same) {
+            Some(known) => known.to.extend(flow.to),
+            None => self.flows.push(flow),
+        }
+    }
+
+    /// Adds a family without signals; internal edges get their ids here.
+    pub fn family(
+        &mut self,
+        name: &str,
+        kind: RoleKind,
+        leaf: Leaf,
+        domain: Vec<(&str, Expr)>,
+        order: Vec<Expr>,
+        accesses: Vec<Access>,
+    ) -> FamId {
+        // Families of one role that share a ring have the same barriers.
+        let same = self
+            .plan
+            .families
+            .iter()
+            .find(|(id, f)| f.leaf.shares_ring(&leaf) && self.kinds[*id] == kind)
+            .map(|(_, f)| f.edges.clone());
+        let edges = match same {
+            Some(edges) => edges,
+            None => {
+                let names = leaf.contract().edges.into_iter().map(|e| e.name);
+                names.map(|name| InternalEdge { edge: self.edge(), name: name.into() }).collect()
+            }
+        };
+        self.kinds.push(kind);
+        self.plan.families.push(Family {
+            name: name.into(),
+            role: crate::ir::RoleId::new(0),
+            leaf,
+            domain: domain.into_iter().map(|(n, e)| (n.to_string(), e)).collect(),
+            order,
+            schedule: Schedule::Static,
+            inner: None,
+            accesses,
+            waits: Vec::new(),
+            posts: Vec::new(),
+            edges,
+        })
+    }
+}
+
+/// A read of the own rank's memory at the start of a task.
+pub(in crate::passes) fn read(
+    operand: Operand,
+    buffer: BufId,
+    region: Vec<(Expr, Expr)>,
+) -> Access {
+    access(operand, Mode::Read, buffer, region, Point::Start)
+}
+
+/// A write to the own rank's memory at the end of a task.
+pub(in crate::passes) fn write(
+    operand: Operand,
+    buffer: BufId,
+    region: Vec<(Expr, Expr)>,
+) -> Access {
+    access(operand, Mode::Write, buffer, region, Point::End)
+}
+
+fn access(
+    operand: Operand,
+    mode: Mode,
+    buffer: BufId,
+    region: Vec<(Expr, Expr)>,
+    at: Point,
+) -> Access {
+    Access {
+        operand,
+        mode,
+        buffer,
+        rank: Var::RANK.into(),
+        region,
+        version: Expr::Const(0),
+        at,
+        each: None,
+        when: None,
+    }
+}

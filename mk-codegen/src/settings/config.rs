@@ -1,0 +1,93 @@
+//! The settings of one plan.
+
+use super::values::{AllReduce, Block, Gather, LastWave, Reduction};
+use crate::ir::{Consumers, Schedule, mma_stage_bytes, mma_staging_bytes};
+use crate::target::{self, Target};
+
+/// Everything that decides a plan, apart from the pipeline and its sizes: the world, the GPU, and the settings of [`SETTINGS`](super::SETTINGS).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Target GPU, see [`crate::target`].
+    pub target: String,
+    /// Rows, columns and depth of a matrix product's tile.
+    pub block: Block,
+    /// Shared-memory stages of a matrix product; as many as fit, six at most, where it is not set.
+    pub stages: Option<u32>,
+    /// How the two consumer warpgroups share a CTA's tiles. Ping-pong is for tiles of 128 rows and at most 160 columns, of which each
+    /// warpgroup has room for one.
+    pub consumers: Consumers,
+    /// Rasterisation: row blocks that are walked together before the next columns' tiles, so that both operands stay in L2.
+    pub group_m: u32,
+    /// Whether tiles, sums and copies through registers are dealt out before the launch, or taken by the next free CTA (an atomic tile
+    /// scheduler).
+    pub tile_scheduler: Schedule,
+    /// Smaller tiles for the last rows.
+    pub last_wave: Option<LastWave>,
+    /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs and
+    /// which end in a `reduce_scatter` or `all_reduce` without an elementwise operation between.
+    pub split_k: u32,
+    /// Which agents push gathered rows.
+    pub gather: Gather,
+    /// Slices of the inner dimension in which gathered rows travel, at most, so that a product begins with the first slice. Each slice
+    /// has whole steps of a product and rows that fit a copy's stage; where there is no such number, where the rows are a result
+    /// themselves, or where a launch decides a dimension, rows travel whole.
+    pub k_slices: u32,
+    /// Bytes that one communication task moves to each peer, at most (at least eight rows, or as many as there are).
+    pub chunk_bytes: u32,
+    /// Shared-memory stages of a bulk copy.
+    pub copy_stages: u32,
+    /// Where summands are added.
+    pub reduction: Reduction,
+    /// How an `all_reduce` behind a product moves its summands.
+    pub all_reduce: AllReduce,
+    /// CTAs that multiply; the SMs that no other role has, where it is not set.
+    pub compute_sms: Option<u32>,
+    /// CTAs that communicate inside the node.
+    pub intra_comm_sms: Option<u32>,
+    /// SMs that this kernel leaves to others.
+    pub reserved_sms: u32,
+}
+
+impl Default for Config {
+    /// One rank on `sm_90a`.
+    fn default() -> Config {
+        Config {
+            ranks: 1,
+            target: target::SM_90A.name.to_string(),
+            block: [128, 256, 64],
+            stages: None,
+            consumers: Consumers::Cooperative,
+            group_m: 8,
+            tile_scheduler: Schedule::Static,
+            last_wave: None,
+            split_k: 1,
+            gather: Gather::Sms,
+            k_slices: 1,
+            chunk_bytes: 512 * 1024,
+            copy_stages: 12,
+            reduction: Reduction::DedicatedSms,
+            all_reduce: AllReduce::TwoShot,
+            compute_sms: None,
+            intra_comm_sms: None,
+            reserved_sms: 0,
+        }
+    }
+}
+
+/// Most stages that a product gets unasked: more of them bring nothing sooner.
+const MOST_STAGES: u32 = 6;
+
+impl Config {
+    /// Shared-memory stages of a matrix product on `target`.
+    pub fn stages_on(&self, target: &Target) -> u32 {
+        self.stages.unwrap_or_else(|| stages_that_fit(self.block, target).clamp(2, MOST_STAGES))
+    }
+}
+
+/// Stages of a tile that fit shared memory beside the staging of its results.
+pub(super) fn stages_that_fit([m, n, k]: Block, target: &Target) -> u32 {
+    let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes);
+    room.saturating_sub(mma_staging_bytes([m, n])) / mma_stage_bytes([m, n, k]).max(1)
+}

@@ -1,0 +1,141 @@
+//! What settings depend on: a selected kernel, as far as they need to know it.
+
+use std::cmp::Reverse;
+
+/// What decides which settings a kernel can have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Ranks.
+    pub ranks: u32,
+    /// Gathered operands, and gathered results.
+    pub gathers: Vec<GatheredRows>,
+    /// Matrix products.
+    pub products: Vec<Product>,
+    /// Sums over ranks, behind products or of the caller's tensors.
+    pub sums: Vec<Sum>,
+    /// Global rows and columns of the first result.
+    pub first: [u64; 2],
+}
+
+/// Rows that are gathered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatheredRows {
+    /// The tensor.
+    pub name: String,
+    /// Whether bulk copies take its rows: multiples of 16 bytes, without gaps.
+    pub bulk: bool,
+    /// Whether every launch has as many.
+    pub fixed: bool,
+}
+
+/// A matrix product with its elementwise epilogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Global rows and columns of its result.
+    pub extents: [u64; 2],
+    /// Whether its left operand is gathered.
+    pub gathered: bool,
+    /// Whether another product reads it.
+    pub read: bool,
+    /// Whether the caller gets it as it is.
+    pub result: bool,
+    /// Whether its epilogue is gated (`swiglu`).
+    pub gated: bool,
+    /// Whether an elementwise operation follows it, other than a cast.
+    pub plain: bool,
+    /// Whether its inner dimension can be cut: it is plain, and as deep on every rank.
+    pub divisible: bool,
+    /// Whether it stores, or saves, f32.
+    pub f32: bool,
+}
+
+/// A sum over ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sum {
+    /// The product that it adds; none for a caller's tensor.
+    pub product: Option<usize>,
+    /// Whether every rank gets all of it (`all_reduce`).
+    pub all: bool,
+    /// Whether elementwise operations follow it.
+    pub epilogue: bool,
+    /// Whether TMA can store its rows, on every rank.
+    pub tma_rows: bool,
+    /// Global rows and columns.
+    pub extents: [u64; 2],
+}
+
+/// The fewest rows, and of those the most columns: the order of results says nothing.
+fn fewest(extents: impl Iterator<Item = [u64; 2]>) -> Option<[u64; 2]> {
+    extents.min_by_key(|[rows, columns]| (*rows, Reverse(*columns)))
+}
+
+impl Facts {
+    /// Whether there are matrix products.
+    pub fn multiplies(&self) -> bool {
+        !self.products.is_empty()
+    }
+
+    /// Whether rows are gathered.
+    pub fn gathers(&self) -> bool {
+        !self.gathers.is_empty()
+    }
+
+    /// Whether something is summed over ranks.
+    pub fn sums(&self) -> bool {
+        !self.sums.is_empty()
+    }
+
+    /// Whether some sum goes to every rank.
+    pub fn all_reduces(&self) -> bool {
+        self.sums.iter().any(|s| s.all)
+    }
+
+    /// Whether elementwise operations follow some sum.
+    pub fn finishes_sums(&self) -> bool {
+        self.sums.iter().any(|s| s.epilogue)
+    }
+
+    /// Whether some product is gated.
+    pub fn gated(&self) -> bool {
+        self.products.iter().any(|p| p.gated)
+    }
+
+    /// Whether no product has an elementwise epilogue.
+    pub fn plain(&self) -> bool {
+        self.products.iter().all(|p| p.plain)
+    }
+
+    /// Whether ranks exchange anything.
+    pub fn communicates(&self) -> bool {
+        self.ranks > 1 && (self.gathers() || self.sums())
+    }
+
+    /// Global rows and columns of the products that no other reads: the fewest. Without products, of the first result.
+    pub fn extents(&self) -> [u64; 2] {
+        fewest(self.last_products()).unwrap_or(self.first)
+    }
+
+    /// The most rows of these products.
+    pub fn most_rows(&self) -> u64 {
+        self.last_products().map(|[rows, _]| rows).max().unwrap_or(self.first[0])
+    }
+
+    /// Global rows and columns of the sums: the fewest.
+    pub fn sum_extents(&self) -> [u64; 2] {
+        fewest(self.sums.iter().map(|s| s.extents)).unwrap_or(self.first)
+    }
+
+    fn last_products(&self) -> impl Iterator<Item = [u64; 2]> {
+        self.products.iter().filter(|p| !p.read).map(|p| p.extents)
+    }
+
+    /// The sums of products.
+    pub(super) fn product_sums(&self) -> impl Iterator<Item = (&Sum, &Product)> {
+        self.sums.iter().filter_map(|s| Some((s, self.products.get(s.product?)?)))
+    }
+
+    /// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner.
+    pub(super) fn shard_rows(&self, rows: u64) -> u64 {
+        if self.sums() || self.gathers() { rows / u64::from(self.ranks.max(1)) } else { rows }
+    }
+}

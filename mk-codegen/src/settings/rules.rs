@@ -1,0 +1,249 @@
+//! What each setting needs of a kernel, and of the other settings.
+
+use super::{
+    config::{Config, stages_that_fit},
+    facts::Facts,
+    table::Misfit,
+    values::{Gather, LastWave, Reduction},
+};
+use crate::ir::{Consumers, one_warpgroup_takes};
+use crate::target;
+
+type Fit = Result<(), Misfit>;
+
+fn misfit(why: impl Into<String>, help: impl Into<String>) -> Fit {
+    Err(Misfit { why: why.into(), help: help.into() })
+}
+
+/// What leaves a setting alone.
+const DEFAULT: &str = "leave it as it is by default";
+
+pub(super) fn products(facts: &Facts) -> Fit {
+    if facts.multiplies() {
+        return Ok(());
+    }
+    misfit("it is about matrix products, and there are none", DEFAULT)
+}
+
+pub(super) fn gathers(facts: &Facts) -> Fit {
+    if facts.gathers() { Ok(()) } else { misfit("nothing here is gathered", DEFAULT) }
+}
+
+pub(super) fn all_reduces(facts: &Facts) -> Fit {
+    products(facts)?;
+    if facts.product_sums().any(|(sum, _)| sum.all) {
+        return Ok(());
+    }
+    misfit("no product here is summed by an `all_reduce`", DEFAULT)
+}
+
+pub(super) fn sums_products(facts: &Facts) -> Fit {
+    products(facts)?;
+    if facts.product_sums().next().is_some() {
+        return Ok(());
+    }
+    misfit("no product here is summed", DEFAULT)
+}
+
+pub(super) fn at_least_one(of: &str, n: u32) -> Fit {
+    if n > 0 { Ok(()) } else { misfit(format!("0 {of}"), "use 1 or more") }
+}
+
+pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
+    if !facts.multiplies() {
+        return Ok(());
+    }
+    let [bm, bn, bk] = c.block;
+    let known = match bm {
+        64 => [128, 256].contains(&bn),
+        128 => [32, 64, 96, 128, 160, 192, 256].contains(&bn),
+        256 => [32, 64, 96, 128, 160].contains(&bn),
+        _ => false,
+    };
+    if !known || bk != 64 {
+        return misfit(
+            format!("no matrix product has tiles of {bm} x {bn} x {bk}"),
+            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64",
+        );
+    }
+    if facts.gated() && (bn % 128 != 0 || bm == 64) {
+        let why = format!("`swiglu` has no tiles of {bm} x {bn}, half gates and half ups");
+        return misfit(why, "use 128 or 256 columns, and 128 rows or more");
+    }
+    // Partial sums are f32, too.
+    let f32 = c.split_k > 1 || c.last_wave.is_some() || facts.products.iter().any(|p| p.f32);
+    if f32 && bn % 64 != 0 && c.last_wave.is_none() {
+        let why = format!("f32 results have no tiles of {bn} columns");
+        return misfit(why, "use a multiple of 64 columns");
+    }
+    Ok(())
+}
+
+pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
+    let (true, Some(n), Some(target)) = (facts.multiplies(), c.stages, target::by_name(&c.target))
+    else {
+        return Ok(());
+    };
+    let most = stages_that_fit(c.block, target);
+    if (2..=most).contains(&n) {
+        return Ok(());
+    }
+    let [bm, bn, bk] = c.block;
+    misfit(
+        format!("{n} stages of tiles of {bm} x {bn} x {bk}"),
+        format!("use 2 to {most}, for which shared memory has room"),
+    )
+}
+
+pub(super) fn consumers(c: &Config, _: &Facts) -> Fit {
+    let [bm, bn, _] = c.block;
+    if c.consumers == Consumers::Cooperative || one_warpgroup_takes([bm, bn]) {
+        return Ok(());
+    }
+    misfit(
+        format!("no warpgroup multiplies a tile of {bm} x {bn} by itself"),
+        "use `block` of 128 rows and at most 160 columns for ping_pong, or cooperative",
+    )
+}
+
+pub(super) fn settle_consumers(c: &mut Config, _: &Facts) {
+    if !one_warpgroup_takes([c.block[0], c.block[1]]) {
+        c.consumers = Consumers::Cooperative;
+    }
+}
+
+pub(super) fn k_slices(c: &Config, facts: &Facts) -> Fit {
+    match c.k_slices {
+        0 => misfit("rows in 0 slices", "use 1 or more"),
+        n if n > 1 && !facts.gathers() => {
+            misfit(format!("nothing here is gathered in {n} slices"), DEFAULT)
+        }
+        n if n > 1 && c.gather != Gather::Sms => misfit(
+            format!("a copy engine cannot send rows in {n} slices"),
+            format!("{DEFAULT}, or set `gather=sms`"),
+        ),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn settle_k_slices(c: &mut Config, _: &Facts) {
+    if c.gather != Gather::Sms {
+        c.k_slices = Config::default().k_slices;
+    }
+}
+
+pub(super) fn settle_chunk_bytes(c: &mut Config, _: &Facts) {
+    if c.gather != Gather::Sms {
+        c.chunk_bytes = Config::default().chunk_bytes;
+    }
+}
+
+pub(super) fn gather(c: &Config, facts: &Facts) -> Fit {
+    let Gather::CopyEngine { parts } = c.gather else { return Ok(()) };
+    if parts == 0 {
+        return misfit("shards in 0 parts", "use 1 or more");
+    }
+    match facts.gathers.iter().find(|g| !g.bulk || !g.fixed) {
+        None => Ok(()),
+        Some(g) => misfit(
+            format!("a copy engine cannot send the rows of `{}`", g.name),
+            "it takes rows of a multiple of 16 bytes, and as many in every launch: set `gather=sms`",
+        ),
+    }
+}
+
+pub(super) fn reduction(c: &Config, facts: &Facts) -> Fit {
+    if c.reduction != Reduction::Ring {
+        return Ok(());
+    }
+    const WHY: &str = "products cannot be added tile by tile here";
+    const OTHERS: &str = "set `reduction=dedicated_sms` or `reduction=after_last_wave`";
+    let because = |what: &str| misfit(WHY, format!("{what}: {OTHERS}"));
+    if facts.finishes_sums() {
+        return because("the owner of a reduction does the elementwise operations that follow it");
+    }
+    if facts.ranks == 1 {
+        return Ok(());
+    }
+    for (sum, product) in facts.product_sums() {
+        if sum.all {
+            return because("a ring is for a `reduce_scatter`, and this is an `all_reduce`");
+        }
+        if product.gathered {
+            return because(
+                "the local shard's rows, which a gather has first, would have to come last",
+            );
+        }
+        if !sum.tma_rows {
+            return because(
+                "tiles go to the result by TMA, which takes rows of a multiple of 16 bytes",
+            );
+        }
+    }
+    if c.split_k > 1 { because("split-K parts are not added in a ring") } else { Ok(()) }
+}
+
+pub(super) fn last_wave(c: &Config, facts: &Facts) -> Fit {
+    let Some(LastWave { blocks, columns, parts }) = c.last_wave else { return Ok(()) };
+    let [bm, bn, _] = c.block;
+    let step = if facts.gated() || bm == 64 { 128 } else { 64 };
+    let most = if parts > 1 { bn } else { bn - 1 };
+    if bn % 64 != 0 {
+        return misfit(
+            format!("tiles of {bn} columns cannot share their stages with those of the last wave"),
+            "use `block` of 128, 192 or 256 columns",
+        );
+    }
+    let fits = columns % step == 0 && (1..=most).contains(&columns);
+    if blocks == 0 || parts == 0 || !fits {
+        return misfit(
+            format!("{blocks} blocks of last rows in tiles of {columns} columns and {parts} parts"),
+            "use at least one block, and 64, 128, 192 or 256 columns (with `swiglu`, or tiles of 64 rows, 128 or 256); in one part, fewer columns than the other tiles have, else at most as many",
+        );
+    }
+    if !facts.products.iter().any(|p| p.result && !p.read && (parts == 1 || p.divisible)) {
+        return misfit(
+            format!("no product here can have a last wave in {parts} parts"),
+            "only one that is a result as it is can; and, in parts, one without an elementwise operation that is as deep on every rank",
+        );
+    }
+    Ok(())
+}
+
+/// Of other tiles than the last rows had: no wider ones.
+pub(super) fn settle_last_wave(c: &mut Config, _: &Facts) {
+    let width = c.block[1];
+    c.last_wave =
+        c.last_wave.filter(|w| width.is_multiple_of(64) && (w.parts > 1 || w.columns < width));
+    if let Some(last) = &mut c.last_wave {
+        last.columns = last.columns.min(width);
+    }
+}
+
+pub(super) fn split_k(c: &Config, facts: &Facts) -> Fit {
+    if c.split_k == 0 {
+        return misfit("0 parts of the inner dimension", "use 1 or more");
+    }
+    if c.split_k > 1 && !facts.product_sums().any(|(_, product)| product.divisible) {
+        return misfit(
+            format!("no product here can be cut into {} parts", c.split_k),
+            "only one that is reduced, with no elementwise operation between, and as deep on every rank, can",
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn settle_split_k(c: &mut Config, _: &Facts) {
+    if c.reduction == Reduction::Ring {
+        c.split_k = 1;
+    }
+}
+
+/// Where the CTAs that multiply add up, too, or copy engines gather, no CTAs only communicate.
+pub(super) fn settle_intra_comm_sms(c: &mut Config, facts: &Facts) {
+    let adds = facts.sums() && c.reduction == Reduction::DedicatedSms;
+    let copies = facts.gathers() && c.gather == Gather::Sms;
+    if facts.multiplies() && !adds && !copies {
+        c.intra_comm_sms = None;
+    }
+}

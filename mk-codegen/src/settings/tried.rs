@@ -1,0 +1,149 @@
+//! The values of settings that a search tries for a kernel.
+
+use super::{config::Config, facts::Facts};
+use crate::target;
+
+/// Tiles of few rows, where few columns make enough of them.
+pub const FLAT: &str = "64x128x64";
+
+/// Rows of a shard from which on groups of 16 row blocks are worth trying: two of 8.
+const MANY_ROWS: u64 = 2048;
+/// Rows up to which an `all_reduce` whose rows are not cut is worth its slots, which are as large as the result for each rank.
+const FEW_ROWS: u64 = 1024;
+
+fn texts<T: ToString>(values: &[T]) -> Vec<String> {
+    values.iter().map(T::to_string).collect()
+}
+
+pub(super) fn blocks(facts: &Facts) -> Vec<String> {
+    if !facts.multiplies() {
+        return Vec::new();
+    }
+    let [rows, most] = [facts.extents()[0], facts.most_rows()].map(|rows| facts.shard_rows(rows));
+    let mut blocks = vec!["128x256x64", "128x128x64"];
+    if !facts.gated() {
+        blocks.insert(1, "128x192x64");
+        blocks.push("128x160x64");
+        if most >= 256 {
+            blocks.extend(["256x128x64", "256x160x64"]);
+        }
+        // Rows that are not there take TMA longer than others.
+        if rows <= 64 {
+            blocks.extend(["64x256x64", FLAT]);
+        } else if rows <= 512 {
+            blocks.push("128x64x64");
+        }
+    } else if most >= 256 {
+        blocks.push("256x128x64");
+    }
+    texts(&blocks)
+}
+
+pub(super) fn consumers(facts: &Facts) -> Vec<String> {
+    if facts.multiplies() { texts(&["cooperative", "ping_pong"]) } else { Vec::new() }
+}
+
+pub(super) fn group_m(facts: &Facts) -> Vec<String> {
+    let many = facts.shard_rows(facts.most_rows()) >= MANY_ROWS;
+    if facts.multiplies() && many { texts(&[8, 16]) } else { Vec::new() }
+}
+
+pub(super) fn intra_comm_sms(facts: &Facts) -> Vec<String> {
+    match (facts.communicates(), facts.multiplies()) {
+        (true, true) => texts(&[4, 8, 10, 12, 16, 20, 24, 32]),
+        // The others only copy: what is received, or what is sent.
+        (true, false) => texts(&[8, 16, 32, 64]),
+        (false, _) => Vec::new(),
+    }
+}
+
+pub(super) fn chunk_bytes(facts: &Facts) -> Vec<String> {
+    let some = facts.gathers() && facts.ranks > 1;
+    if some { texts(&[128 << 10, 256 << 10, 512 << 10]) } else { Vec::new() }
+}
+
+fn gathers_for_products(facts: &Facts) -> bool {
+    facts.gathers() && facts.multiplies() && facts.ranks > 1
+}
+
+pub(super) fn k_slices(facts: &Facts) -> Vec<String> {
+    if gathers_for_products(facts) { texts(&[1, 4, 8]) } else { Vec::new() }
+}
+
+pub(super) fn gather(facts: &Facts) -> Vec<String> {
+    match gathers_for_products(facts) {
+        true => texts(&["sms", "copy_engine", "copy_engine/2", "copy_engine/4"]),
+        false => Vec::new(),
+    }
+}
+
+pub(super) fn all_reduce(facts: &Facts) -> Vec<String> {
+    match facts.all_reduces() && facts.multiplies() && facts.ranks > 1 {
+        true if facts.sum_extents()[0] > FEW_ROWS => texts(&["two_shot", "one_shot"]),
+        true => texts(&["two_shot", "one_shot", "by_columns"]),
+        false => Vec::new(),
+    }
+}
+
+pub(super) fn reduction(facts: &Facts) -> Vec<String> {
+    if !facts.sums() || !facts.multiplies() {
+        return Vec::new();
+    }
+    let mut all = vec!["dedicated_sms", "after_last_wave"];
+    // Every hop rounds: on many ranks that adds up.
+    if (2..=8).contains(&facts.ranks) && !facts.all_reduces() && !facts.finishes_sums() {
+        all.push("ring");
+    }
+    texts(&all)
+}
+
+pub(super) fn last_wave(facts: &Facts) -> Vec<String> {
+    if !facts.multiplies() || facts.sums() {
+        return Vec::new();
+    }
+    let mut all = texts(&["none", "1x64", "1x128", "2x64", "2x128"]);
+    if facts.plain() {
+        all.extend(texts(&["1x256/4", "1x256/8", "2x256/2", "2x256/4", "3x256/4"]));
+        if facts.extents()[0] <= 128 {
+            all.push("1x128/2".into());
+        }
+    }
+    let more: Vec<_> = partial_wave(facts).into_iter().filter(|t| !all.contains(t)).collect();
+    all.extend(more);
+    all
+}
+
+/// Last waves of a product alone that take in what is left of whole waves of default tiles, where it has several.
+fn partial_wave(facts: &Facts) -> Vec<String> {
+    let default = Config::default();
+    let [height, width, _] = default.block.map(u64::from);
+    let Some(sms) = target::by_name(&default.target).map(|t| u64::from(t.sms)) else {
+        return Vec::new();
+    };
+    let [rows, columns] = facts.extents();
+    let across = columns.div_ceil(width).max(1);
+    let tiles = rows.div_ceil(height) * across;
+    let (waves, left) = (tiles / sms, tiles % sms);
+    if facts.ranks > 1 || waves == 0 || left == 0 {
+        return Vec::new();
+    }
+    let (fewer, more) = (left / across, left.div_ceil(across));
+    let mut all: Vec<_> =
+        [fewer, more].iter().filter(|n| **n > 0).map(|n| format!("{n}x{}", width / 2)).collect();
+    if facts.plain() {
+        all.extend([2, 3, 4].map(|parts| format!("{more}x{width}/{parts}")));
+    }
+    all.dedup();
+    all
+}
+
+pub(super) fn split_k(facts: &Facts) -> Vec<String> {
+    let few = facts.sum_extents()[0] <= FEW_ROWS;
+    if facts.sums() && facts.multiplies() && few { texts(&[1, 2, 3, 4]) } else { Vec::new() }
+}
+
+/// Where tiles leave for peers. The model knows little of it: those that were measured are measured in the other one, too.
+pub(super) fn tile_scheduler(facts: &Facts) -> Vec<String> {
+    let leave = facts.multiplies() && facts.sums() && facts.ranks > 1;
+    if leave { texts(&["static", "dynamic"]) } else { Vec::new() }
+}

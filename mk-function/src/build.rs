@@ -1,0 +1,155 @@
+//! From a pipeline with sizes to a loadable kernel: plan, proof, CUDA, CUBIN. Needs no GPU.
+
+use crate::{
+    choice::{Choice, Made, Part, Verdict, parts},
+    error::FunctionError,
+    parallel::in_parallel,
+};
+use mk_abi::KernelSource;
+use mk_codegen::{
+    emit::{self, emit_with},
+    ir::Plan,
+    passes::{self},
+    settings::Config,
+    valid::Proof,
+};
+use mk_runtime::{
+    Error,
+    jit::{self, Compiled, JitOptions},
+};
+use mk_syntax::{Bound, Program};
+
+/// A plan that was proved right, and its kernel as CUDA text.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The tile plan.
+    pub plan: Plan,
+    /// What the verifier proved of it.
+    pub proof: Proof,
+    /// The CUDA text, and what the runtime must allocate and encode for it.
+    pub source: KernelSource,
+}
+
+/// Lowers, verifies and emits. A function of its arguments: every rank that calls it with the same gets the same.
+///
+/// # Errors
+/// [`FunctionError::Lower`] for what the passes do not cover, [`FunctionError::Emit`] for what the emitter does not.
+pub fn plan(program: &Program, bound: &Bound, config: &Config) -> Result<Planned, FunctionError> {
+    plan_with(program, bound, config, emit::Options::default())
+}
+
+/// [`plan`], with options for the kernel.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_with(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    emission: emit::Options,
+) -> Result<Planned, FunctionError> {
+    let (plan, proof) = passes::compile(program, bound, config)?;
+    let source = emit_with(&plan, emission)?;
+    Ok(Planned { plan, proof, source })
+}
+
+impl Planned {
+    /// Compiles the kernel, or reads it from the disk cache.
+    ///
+    /// # Errors
+    /// [`FunctionError::Runtime`]: see [`jit::compile`].
+    pub fn compile(&self, options: &JitOptions) -> Result<Compiled, FunctionError> {
+        Ok(jit::compile(&self.source, options)?)
+    }
+}
+
+/// A pipeline as it is made: its kernel, or those of its parts in the order in which they are launched.
+#[derive(Clone, Debug)]
+pub struct Composition {
+    /// As one kernel or apart, and why.
+    pub verdict: Verdict,
+    /// What the kernels are of; nothing for one kernel of the whole.
+    pub parts: Vec<Part>,
+    /// The kernels.
+    pub kernels: Vec<Planned>,
+    /// How each was lowered.
+    pub configs: Vec<Config>,
+}
+
+impl Composition {
+    /// Lowers, verifies and emits what was chosen.
+    ///
+    /// # Errors
+    /// As [`plan`]; [`FunctionError::Mismatch`] for a choice of another pipeline.
+    pub fn new(
+        program: &Program,
+        bound: &Bound,
+        choice: &Choice,
+        emission: emit::Options,
+    ) -> Result<Composition, FunctionError> {
+        let verdict = choice.verdict;
+        let parts = match verdict.made {
+            Made::Fused => Vec::new(),
+            Made::Apart => parts(program, bound)
+                .map_err(|why| FunctionError::mismatch(format!("it does not come apart: {why}")))?,
+        };
+        let list = parts.iter().map(|p| (&p.program, &p.bound));
+        let whole = parts.is_empty().then_some((program, bound));
+        let list: Vec<_> = list.chain(whole).zip(&choice.configs).collect();
+        let (n, wanted) = (choice.configs.len(), parts.len().max(1));
+        if n != wanted {
+            let what = format!("{n} settings were chosen for {wanted} kernels");
+            return Err(FunctionError::mismatch(what));
+        }
+        let one = |((program, bound), config): &((&Program, &Bound), &_)| {
+            plan_with(program, bound, config, emission)
+        };
+        let kernels = in_parallel(&list, one).into_iter().collect::<Result<_, _>>()?;
+        Ok(Composition { verdict, parts, kernels, configs: choice.configs.clone() })
+    }
+
+    /// [`Composition::new`] and [`Composition::compile`]. Settings that nobody asked for give way to those of `instead` where a kernel takes
+    /// more registers than there are, which only the compiler finds out; and where it does with those, too, some are spilled.
+    ///
+    /// # Errors
+    /// As [`Composition::new`] and [`Composition::compile`].
+    pub fn make(
+        program: &Program,
+        bound: &Bound,
+        choice: &Choice,
+        emission: emit::Options,
+        options: &JitOptions,
+        instead: Option<&Config>,
+    ) -> Result<(Composition, Vec<Compiled>), FunctionError> {
+        let made = Composition::new(program, bound, choice, emission)?;
+        let refused = match made.compile(options) {
+            Ok(compiled) => return Ok((made, compiled)),
+            Err(error) => error,
+        };
+        let (Some(config), FunctionError::Runtime(Error::Spill { .. } | Error::Serialised { .. })) =
+            (instead, &refused)
+        else {
+            return Err(refused);
+        };
+        tracing::warn!(error = %refused, "other settings are taken than those that were chosen");
+        let configs = vec![config.clone(); choice.configs.len()];
+        let choice = Choice { configs, ..choice.clone() };
+        let made = Composition::new(program, bound, &choice, emission)?;
+        let compiled = match made.compile(options) {
+            Err(FunctionError::Runtime(error @ Error::Spill { .. })) => {
+                tracing::warn!(%error, "it will be slower for it");
+                made.compile(&JitOptions { allow_spills: true, ..options.clone() })
+            }
+            compiled => compiled,
+        }?;
+        Ok((made, compiled))
+    }
+
+    /// Compiles all kernels, or reads them from the disk cache.
+    ///
+    /// # Errors
+    /// As [`Planned::compile`].
+    pub fn compile(&self, options: &JitOptions) -> Result<Vec<Compiled>, FunctionError> {
+        in_parallel(&self.kernels, |k| k.compile(options)).into_iter().collect()
+    }
+}

@@ -1,0 +1,242 @@
+//! What the cost model says of configs, and which is taken: a measured one, a predicted one, or the default.
+
+use super::{
+    cache::{Cache, Damaged, Key},
+    space,
+};
+use crate::parallel::in_parallel;
+use mk_codegen::{
+    cost::{self, CostError, DeviceModel, Prediction},
+    emit,
+    passes::{self, LowerError},
+    settings::{self, Config, FLAT, Schedule},
+};
+use mk_syntax::{Bound, Program};
+use std::collections::{BTreeMap, HashSet};
+use thiserror::Error;
+
+/// Why a config has no prediction.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Unpredicted {
+    /// It has no plan.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// The model does not know its plan.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+}
+
+/// How long a launch takes with this config, as the model has it. The plan is lowered, not verified.
+///
+/// # Errors
+/// [`Unpredicted`].
+pub fn predict(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    model: &DeviceModel,
+) -> Result<Prediction, Unpredicted> {
+    let plan = passes::lower(program, bound, config)?;
+    Ok(cost::predict(&plan, model)?)
+}
+
+/// [`predict`] for many configs, side by side.
+pub fn predict_all(
+    program: &Program,
+    bound: &Bound,
+    configs: &[Config],
+    model: &DeviceModel,
+) -> Vec<Result<Prediction, Unpredicted>> {
+    in_parallel(configs, |config| predict(program, bound, config, model))
+}
+
+/// Most tasks that a choice simulates: about a second.
+const BUDGET_TASKS: usize = 600_000;
+
+/// The config that the model takes for the best. A function of its arguments: it searches one setting after the other from
+/// the defaults (and from the flattest tiles, where those are worth trying: they pay together with parts along k), twice, and stops
+/// where the plans are so large that more predictions would take long.
+///
+/// Nothing where no config of the space has a plan and a prediction.
+pub fn choose(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    model: &DeviceModel,
+) -> Option<(Config, Prediction)> {
+    let facts = space::facts(program, bound, ranks);
+    let mut choices = space::choices(&facts, &BTreeMap::new());
+    // Strategies first: of the largest plans there are predictions for no more.
+    choices.sort_by_key(|(setting, _)| !setting.strategy);
+    let default = Config { ranks, ..Config::default() };
+    let descend = |mut config: Config, budget: usize| {
+        let mut best = predict(program, bound, &config, model).ok();
+        let mut tasks = best.as_ref().map_or(0, |p| p.spans.len());
+        for _ in 0..2 {
+            let before = config.clone();
+            for (setting, values) in &choices {
+                let with = |value: &String| {
+                    let mut config = config.clone();
+                    (setting.set)(&mut config, value).map(|()| settings::settle(config, &facts))
+                };
+                let tried: Vec<Config> =
+                    values.iter().filter_map(with).filter(|c| *c != config).collect();
+                for (tried, p) in tried.iter().zip(predict_all(program, bound, &tried, model)) {
+                    let Ok(p) = p else { continue };
+                    tasks += p.spans.len();
+                    if shorter(&p, best.as_ref()) {
+                        (config, best) = (tried.clone(), Some(p));
+                    }
+                }
+                if tasks > budget {
+                    return best.map(|p| (config, p));
+                }
+            }
+            if config == before {
+                break;
+            }
+        }
+        best.map(|p| (config, p))
+    };
+    let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
+    let flat = offered.and_then(|(setting, _)| {
+        let mut config = default.clone();
+        (setting.set)(&mut config, FLAT).map(|()| settings::settle(config, &facts))
+    });
+    // Half of it each, so that the second is not what is left of the first.
+    let budget = BUDGET_TASKS / if flat.is_some() { 2 } else { 1 };
+    let found = descend(default, budget);
+    match flat.and_then(|config| descend(config, budget)) {
+        Some((config, p)) if shorter(&p, found.as_ref().map(|f| &f.1)) => Some((config, p)),
+        _ => found,
+    }
+}
+
+/// Predictions of the best of one way that are so many times that of the best of all say that it is not worth a measurement.
+const FAR: f64 = 1.3;
+
+/// The places of the `top` candidates that are worth measuring, by the milliseconds that the model predicts of each: those that it takes
+/// for the best, but of every way of adding up, reducing and gathering the best one first, and then, where there are ways of adding up, of
+/// each with every tile. The model judges ways against each other worse than settings of one, and tiles that leave for peers worse than
+/// those that do not.
+pub fn worth_measuring(candidates: &[(Config, f64)], top: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_by(|a, b| candidates[*a].1.total_cmp(&candidates[*b].1));
+    let Some(best) = order.first().map(|i| candidates[*i].1) else { return order };
+    let adds = candidates.iter().any(|(c, _)| c.reduction != candidates[0].0.reduction);
+    let way = |c: &Config| (c.reduction, c.all_reduce, c.gather);
+    let (mut ways, mut tiles) = (Vec::new(), Vec::new());
+    // Of what differs in the schedule only, the better one, or the first: the other is measured where that one is good.
+    let mut seen = HashSet::new();
+    let dealt =
+        |c: &Config| settings::write_all(&Config { tile_scheduler: Schedule::Static, ..c.clone() });
+    // The order stays within each of the three.
+    let mut kinds = [Vec::new(), Vec::new(), Vec::new()];
+    for i in order {
+        let (c, ms) = &candidates[i];
+        if !seen.insert(dealt(c)) {
+            continue;
+        }
+        let (of_way, of_tile) = (way(c), (way(c), c.block));
+        let near = *ms <= best * FAR;
+        let kind = match (ways.contains(&of_way), tiles.contains(&of_tile)) {
+            (false, _) if near => 0,
+            (_, false) if near && adds => 1,
+            _ => 2,
+        };
+        ways.push(of_way);
+        tiles.push(of_tile);
+        kinds[kind].push(i);
+    }
+    kinds.concat().into_iter().take(top).collect()
+}
+
+/// Whether a prediction is below another, not a little: the first of equals is taken, so that a setting which changes nothing stays at
+/// its default.
+fn shorter(p: &Prediction, than: Option<&Prediction>) -> bool {
+    than.is_none_or(|b| p.total_s < b.total_s * (1.0 - 1e-3))
+}
+
+/// Where a config comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The caller gave it.
+    Given,
+    /// It was measured to be the best.
+    Measured,
+    /// The cost model takes it for the best.
+    Predicted,
+    /// There is neither a measurement nor a model of this GPU.
+    Default,
+}
+
+/// A config, and why it was taken.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The config.
+    pub config: Config,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Its time in milliseconds, measured or predicted.
+    pub ms: Option<f64>,
+    /// Cache files that were not used.
+    pub notes: Vec<Damaged>,
+}
+
+/// The config for a pipeline on GPUs of a name: a measured winner that has a kernel, else what the model chooses, else the defaults.
+pub fn decide(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    gpu: &str,
+    cache: Option<&Cache>,
+) -> Decision {
+    let mut decision = Decision {
+        config: Config { ranks, ..Config::default() },
+        origin: Origin::Default,
+        ms: None,
+        notes: Vec::new(),
+    };
+    let target = decision.config.target.clone();
+    let key = Key::new(program, bound, ranks, &target, gpu);
+    match cache.map(|c| c.recall(&key)) {
+        Some(Ok(Some(winner))) => match has_kernel(program, bound, &winner.config) {
+            Ok(()) => {
+                return Decision {
+                    config: winner.config,
+                    origin: Origin::Measured,
+                    ms: Some(winner.ms),
+                    ..decision
+                };
+            }
+            Err(what) => {
+                let what = format!("its settings have no kernel ({what})");
+                decision.notes.extend(cache.map(|c| c.outdated(&key, what)));
+            }
+        },
+        Some(Err(damaged)) => decision.notes.push(damaged),
+        Some(Ok(None)) | None => {}
+    }
+    let (model, note) = model_of(gpu, cache);
+    decision.notes.extend(note);
+    if let Some((config, p)) = model.and_then(|m| choose(program, bound, ranks, &m)) {
+        decision = Decision { config, origin: Origin::Predicted, ms: Some(p.ms()), ..decision };
+    }
+    decision
+}
+
+/// Whether there is a kernel of a config, and why not.
+pub(super) fn has_kernel(program: &Program, bound: &Bound, config: &Config) -> Result<(), String> {
+    let plan = passes::lower(program, bound, config).map_err(|e| e.to_string())?;
+    emit::emit(&plan).map(|_| ()).map_err(|e| e.to_string())
+}
+
+/// The figures for GPUs of a name: installed ones, else those that ship with mk.
+pub fn model_of(gpu: &str, cache: Option<&Cache>) -> (Option<DeviceModel>, Option<Damaged>) {
+    match cache.map(|c| c.model(gpu)) {
+        Some(Ok(Some(model))) => (Some(model), None),
+        Some(Err(damaged)) => (DeviceModel::shipped(gpu).cloned(), Some(damaged)),
+        Some(Ok(None)) | None => (DeviceModel::shipped(gpu).cloned(), None),
+    }
+}

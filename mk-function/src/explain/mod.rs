@@ -1,0 +1,249 @@
+//! Why a pipeline takes as long as it does: how it is lowered and why so, what that should take, what bounds it, and what
+//! else there is: other settings, and a kernel for each operation. `mk explain` and Python print the same [`Explanation`].
+
+mod text;
+
+use crate::build::Composition;
+use crate::choice::{
+    Cache, Damaged, Key, Origin, Part, Times, Unpredicted, Verdict, Whole, choices, choose, facts,
+    model_of, parts, predict, predict_all, verdict,
+};
+use mk_codegen::{
+    cost::{DeviceModel, Prediction},
+    settings::{self, Config, Facts},
+};
+use mk_syntax::{Bound, Program};
+
+/// What is explained.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject<'a> {
+    /// What a function is that looks for its settings.
+    Searched,
+    /// What it is with these.
+    Options(&'a Config),
+    /// What was made.
+    Made(&'a Composition),
+}
+
+/// By what it is explained.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources<'a> {
+    /// Figures of the machine.
+    pub model: &'a DeviceModel,
+    /// Where measured winners are; `None`: nowhere.
+    pub cache: Option<&'a Cache>,
+    /// Tasks of the critical chain that are said.
+    pub chain: usize,
+}
+
+/// Tasks of the critical chain that are said where nobody asks for another number.
+pub const CHAIN: usize = 8;
+/// How many other settings are said.
+const OTHERS: usize = 5;
+
+/// Why a pipeline takes as long as it does. `Display` is the text.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// The GPU of the figures, and where they come from.
+    pub machine: String,
+    /// How the whole pipeline is lowered as one kernel.
+    pub config: Config,
+    /// The same as text.
+    pub settings: String,
+    /// Where the settings come from.
+    pub origin: Origin,
+    /// What the cost model says of that kernel.
+    pub prediction: Prediction,
+    /// Its time by `mk tune`, in milliseconds, if it was measured.
+    pub measured_ms: Option<f64>,
+    /// The best of the settings that differ in one value: time in milliseconds, and settings.
+    pub others: Vec<(f64, String)>,
+    /// The same as separate kernels.
+    pub apart: Apart,
+    /// What was made, where something was: as one kernel or apart, and why.
+    pub made: Option<Verdict>,
+    /// Operations and settings of each kernel, where it was made apart.
+    pub kernels: Vec<(String, String)>,
+    /// Whether functions look for settings, so that they take the faster of one kernel and several.
+    pub searched: bool,
+    /// Cache files that were not used.
+    pub notes: Vec<Damaged>,
+    chain: usize,
+}
+
+/// A pipeline as a kernel for each of its operations.
+#[derive(Clone, Debug)]
+pub enum Apart {
+    /// It does not come apart.
+    Whole(Whole),
+    /// This part has no kernel by itself.
+    NoPart(String),
+    /// It does.
+    Parts {
+        /// Operations of each part, and what is known of its time.
+        parts: Vec<(String, Times)>,
+        /// Which of the two is faster by these times.
+        verdict: Verdict,
+    },
+}
+
+/// Explains a pipeline with its sizes on `ranks` ranks.
+///
+/// # Errors
+/// [`Unpredicted`] where the pipeline has no kernel as a whole, or none that the model knows.
+pub fn explain(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    subject: Subject<'_>,
+    sources: &Sources<'_>,
+) -> Result<Explanation, Unpredicted> {
+    let Sources { model, cache, chain } = *sources;
+    let facts = facts(program, bound, ranks);
+    let default = Config { ranks, ..Config::default() };
+    let mut notes = Vec::new();
+    let (target, searched, fixed) = match subject {
+        Subject::Searched => (&default.target, true, None),
+        Subject::Options(given) => (&given.target, false, Some(given)),
+        Subject::Made(made) => (&default.target, true, made.configs.first()),
+    };
+    let mut winner = |program: &Program, bound: &Bound| {
+        let key = Key::new(program, bound, ranks, target, &model.gpu);
+        cache?.recall(&key).unwrap_or_else(|damaged| {
+            notes.push(damaged);
+            None
+        })
+    };
+    let best = winner(program, bound);
+    let chosen = || choose(program, bound, ranks, model).map(|(config, _)| config);
+    let same = |a: &Config, b: &Config| settings::write(a, &facts) == settings::write(b, &facts);
+    let (config, origin) = match (subject, fixed, &best) {
+        (Subject::Options(given), ..) => (given.clone(), Origin::Given),
+        (Subject::Made(made), Some(config), best) if made.parts.is_empty() => {
+            let origin = match best {
+                Some(w) if same(&w.config, config) => Origin::Measured,
+                _ if chosen().is_some_and(|c| same(&c, config)) => Origin::Predicted,
+                _ if *config == default => Origin::Default,
+                _ => Origin::Given,
+            };
+            (config.clone(), origin)
+        }
+        (_, _, Some(w)) => (w.config.clone(), Origin::Measured),
+        (_, _, None) => match chosen() {
+            Some(config) => (config, Origin::Predicted),
+            None => (default.clone(), Origin::Default),
+        },
+    };
+    let prediction = predict(program, bound, &config, model)?;
+    let measured_ms = best.filter(|w| same(&w.config, &config)).map(|w| w.ms);
+    let times = Times { measured_ms, predicted_ms: Some(prediction.ms()) };
+    let apart = match parts(program, bound) {
+        Err(why) => Apart::Whole(why),
+        Ok(list) => {
+            let mut known = Vec::with_capacity(list.len());
+            let mut without = None;
+            for part in list {
+                let (program, bound) = (&part.program, &part.bound);
+                let Some((_, p)) = choose(program, bound, ranks, model) else {
+                    without = Some(part.name);
+                    break;
+                };
+                let measured_ms = winner(program, bound).map(|w| w.ms);
+                known.push((part.name, Times { measured_ms, predicted_ms: Some(p.ms()) }));
+            }
+            match without {
+                Some(name) => Apart::NoPart(name),
+                None => {
+                    let list: Vec<Times> = known.iter().map(|(_, times)| *times).collect();
+                    Apart::Parts { parts: known, verdict: verdict(Some(times), Some(&list)) }
+                }
+            }
+        }
+    };
+    Ok(Explanation {
+        ranks,
+        machine: format!("{} ({})", model.gpu, model.measured),
+        settings: settings::write(&config, &facts),
+        others: others(program, bound, &config, &facts, model),
+        config,
+        origin,
+        prediction,
+        measured_ms,
+        apart,
+        made: match subject {
+            Subject::Searched | Subject::Options(_) => None,
+            Subject::Made(made) => Some(made.verdict),
+        },
+        kernels: match subject {
+            Subject::Searched | Subject::Options(_) => Vec::new(),
+            Subject::Made(made) => kernels(made, ranks),
+        },
+        searched,
+        notes,
+        chain,
+    })
+}
+
+/// Operations and settings of each kernel of what was made apart.
+fn kernels(made: &Composition, ranks: u32) -> Vec<(String, String)> {
+    let settings = |(part, config): (&Part, &Config)| {
+        (part.name.clone(), settings::write(config, &facts(&part.program, &part.bound, ranks)))
+    };
+    made.parts.iter().zip(&made.configs).map(settings).collect()
+}
+
+/// What can be said of what was made, for GPUs of a name, as text: an [`Explanation`], or why there is none.
+pub fn explain_made(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    made: &Composition,
+    (gpu, cache): (&str, Option<&Cache>),
+) -> String {
+    let (model, note) = model_of(gpu, cache);
+    let explained = match &model {
+        None => Err(format!("there are no figures of {gpu}, which `mk probe --install` measures")),
+        Some(model) => {
+            let sources = Sources { model, cache, chain: CHAIN };
+            explain(program, bound, ranks, Subject::Made(made), &sources).map_err(|e| e.to_string())
+        }
+    };
+    let (mut text, notes) = match explained {
+        Ok(explained) => (explained.to_string(), explained.notes),
+        Err(why) => (format!("prediction none: {why}\nmade       {}\n", made.verdict), Vec::new()),
+    };
+    for note in note.iter().chain(&notes) {
+        text += &format!("note       {note}\n");
+    }
+    text
+}
+
+/// Neighbours of the config, what one setting changes: the fastest, with their times.
+fn others(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    facts: &Facts,
+    model: &DeviceModel,
+) -> Vec<(f64, String)> {
+    let mut configs = Vec::new();
+    for (setting, values) in choices(facts, &Default::default()) {
+        for value in values {
+            let mut other = config.clone();
+            if (setting.set)(&mut other, &value).is_none() {
+                continue;
+            }
+            let other = settings::settle(other, facts);
+            if other != *config && !configs.contains(&other) {
+                configs.push(other);
+            }
+        }
+    }
+    let predicted = predict_all(program, bound, &configs, model);
+    let mut list: Vec<_> =
+        configs.iter().zip(predicted).filter_map(|(c, p)| Some((p.ok()?.ms(), c))).collect();
+    list.sort_by(|a, b| a.0.total_cmp(&b.0));
+    list.into_iter().take(OTHERS).map(|(ms, c)| (ms, settings::write(c, facts))).collect()
+}

@@ -1,0 +1,461 @@
+//! Pipelines as functions of tensors: compiled for the shapes that they are called with, once for each set of shapes.
+//!
+//! ```text
+//! text ──> Program ──> Signature ──┬─ shapes of a call ──> Bound ──> build::plan ──> jit ──> Kernel::bind ──┐
+//!                                  └─ the same shapes again ───────────────────────────────────────> Kernel::launch
+//! ```
+//!
+//! Where one kernel would be slower than one for each operation, a function is a sequence of those, behind the same calls:
+//! [`FunctionOptions::fuse`] and [`Function::verdict`].
+//!
+//! This is what a training job links against, and what the Python module is made of. [`Kernel`] is the lower layer: one
+//! set of sizes, compiled by the caller.
+
+mod bind;
+mod kernel;
+mod sequence;
+mod share;
+mod sizes;
+mod wiring;
+
+pub use crate::error::{ArgumentError, FunctionError};
+pub use kernel::{Argument, Call, Kernel};
+pub use share::reserved_sms;
+pub use sizes::{Signature, Sizes};
+pub use wiring::{Place, Wires, Wiring};
+
+use crate::{
+    build::{Composition, Planned},
+    choice::{self, Cache, Choice, Fuse, Terms, Verdict},
+    explain::explain_made,
+};
+use bind::{Bind, Run};
+use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
+use mk_codegen::{emit, settings::Config, trace::Trace};
+use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions};
+use mk_syntax::{Bound, Dim, Program, SymbolId};
+use sequence::Sequence;
+use share::Fork;
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+/// What waiting for rank 0's choice takes at least: it may be simulating.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What decides a function, apart from its pipeline and its world.
+#[derive(Clone, Debug, Default)]
+pub struct FunctionOptions {
+    /// Sizes that do not follow from the tensors of a call: global shapes of ragged shards. Default: none.
+    pub sizes: Sizes,
+    /// How to lower. `ranks` is the world's, and `reserved_sms` follows from it and from what `instance` keeps free
+    /// ([`reserved_sms`]).
+    pub config: Config,
+    /// What kernels do beside their plan: record what their agents do, for [`Function::trace`]. The same in every
+    /// process of the world. Default: nothing.
+    pub emission: emit::Options,
+    /// Whether settings are looked for where `config` is the default one.
+    pub tuning: Tuning,
+    /// Whether the pipeline becomes one kernel, or one for each of its operations with the elementwise ones that follow
+    /// it ([`choice::parts`]). Default: the faster one, as far as is known; one kernel where `config` is not the
+    /// default one or `tuning` is off, with [`InstanceOptions::overlap`], and where ranks share a GPU. What came of it: [`Function::verdict`].
+    pub fuse: Fuse,
+    /// How to compile.
+    pub jit: JitOptions,
+    /// How kernels behave.
+    pub instance: InstanceOptions,
+}
+
+/// Who chooses how a function is lowered. In a world of several processes rank 0 chooses, and all take its choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tuning {
+    /// A config that is not the default one is taken as it is, and any in a world whose ranks share a GPU. Else what [`choice::decide`] says: a
+    /// measured winner (`mk tune`), what the cost model takes for the best, the default.
+    #[default]
+    Auto,
+    /// The config is taken as it is.
+    Off,
+}
+
+/// One set of sizes of a [`Function`], bound to its world: a kernel, and the values of its run-time dimensions; or several
+/// kernels, without such.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Specialisation {
+    kernel: usize,
+    dims: [u32; MAX_RUNTIME_DIMS],
+    n_dims: usize,
+}
+
+impl Specialisation {
+    /// Values of the kernel's run-time dimensions, in its order.
+    pub fn dims(&self) -> &[u32] {
+        self.dims.get(..self.n_dims).unwrap_or_default()
+    }
+}
+
+/// A pipeline on the GPUs of a world. Holds a kernel, with a workspace, for each set of sizes that it was called with,
+/// or several kernels and the tensors between them, until it is dropped; drop graphs that captured it first.
+///
+/// In a world of several processes every process must make the same calls in the same order: a first call with new sizes
+/// binds, which all processes do together.
+///
+/// Replays of a captured call must not run beside other calls or replays of the same function: one kernel finds that out, several
+/// ([`Function::verdict`]) would mix the tensors between them.
+pub struct Function {
+    world: World,
+    signature: Signature,
+    options: FunctionOptions,
+    bound: Vec<Bind>,
+    /// Local shapes of a call, flattened, and what was bound for them.
+    by_shapes: HashMap<Vec<u64>, Specialisation>,
+    /// Where ranks share a GPU.
+    fork: Option<Fork>,
+}
+
+impl Function {
+    /// A function that has nothing compiled yet.
+    ///
+    /// # Errors
+    /// [`FunctionError::Argument`] for given sizes that do not fit the pipeline; [`FunctionError::Runtime`].
+    pub fn new(
+        world: &World,
+        program: Program,
+        mut options: FunctionOptions,
+    ) -> Result<Function, FunctionError> {
+        options.config.ranks = world.size();
+        let (target, reserve_sms) = (&options.config.target, options.instance.reserve_sms);
+        options.config.reserved_sms = reserved_sms(world, target, reserve_sms);
+        let fork = world.shares_gpus().then(|| Fork::new(world)).transpose()?;
+        let signature = Signature::new(program, world.size(), options.sizes.clone())?;
+        Ok(Function {
+            world: world.clone(),
+            signature,
+            options,
+            bound: Vec::new(),
+            by_shapes: HashMap::new(),
+            fork,
+        })
+    }
+
+    /// The pipeline and what it takes.
+    pub fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    /// The world.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// What is bound for the local shapes of a call, by rank of this process and parameter; `None` if nothing is yet.
+    /// Compiles and allocates nothing.
+    ///
+    /// # Errors
+    /// [`FunctionError::Argument`] for shapes that do not fit.
+    pub fn find<S: AsRef<[u64]>>(
+        &mut self,
+        shapes: &[Vec<S>],
+    ) -> Result<Option<Specialisation>, FunctionError> {
+        let key = key(shapes);
+        if let Some(known) = self.by_shapes.get(&key) {
+            return Ok(Some(*known));
+        }
+        let sizes = self.infer(shapes)?;
+        let bound = self.known(&sizes);
+        if let Some(bound) = bound {
+            self.by_shapes.insert(key, bound);
+        }
+        Ok(bound)
+    }
+
+    /// What is bound for the local shapes of a call. Compiles and binds the first time, which is collective.
+    ///
+    /// # Errors
+    /// Any of [`FunctionError`]: shapes that do not fit, no plan, no compiler, no memory.
+    pub fn specialise<S: AsRef<[u64]>>(
+        &mut self,
+        shapes: &[Vec<S>],
+    ) -> Result<Specialisation, FunctionError> {
+        if let Some(known) = self.find(shapes)? {
+            return Ok(known);
+        }
+        let sizes = self.infer(shapes)?;
+        let made = self.bind(&sizes)?;
+        self.by_shapes.insert(key(shapes), made);
+        Ok(made)
+    }
+
+    fn infer<S: AsRef<[u64]>>(&self, shapes: &[Vec<S>]) -> Result<Bound, FunctionError> {
+        let local = self.world.local_ranks();
+        if shapes.len() != local.len() {
+            return Err(ArgumentError::Count {
+                what: "lists of tensors",
+                given: shapes.len(),
+                expected: local.len(),
+                names: format!("one for each rank of this process ({local:?})"),
+            }
+            .into());
+        }
+        Ok(self.signature.infer(local.start, shapes)?)
+    }
+
+    /// Compiles and binds for these sizes, unless that was done. Collective.
+    ///
+    /// # Errors
+    /// As [`Function::specialise`].
+    pub fn bind(&mut self, sizes: &Bound) -> Result<Specialisation, FunctionError> {
+        if let Some(known) = self.known(sizes) {
+            return Ok(known);
+        }
+        let (choice, searched) = self.choose(sizes)?;
+        let (world, program) = (&self.world, self.signature.program());
+        let (emission, jit) = (self.options.emission, &self.options.jit);
+        let default = searched.then_some(&self.options.config);
+        let mine = Composition::make(program, sizes, &choice, emission, jit, default);
+        let options = &self.options.instance;
+        // The others would wait for a rank that has no kernel.
+        let (made, compiled) = world.agree("compiling", mine, options.entry_limit.max(PATIENCE))?;
+        let run = match (made.kernels.as_slice(), compiled.as_slice()) {
+            ([planned], [compiled]) if made.parts.is_empty() => {
+                Run::One(Kernel::bind(world, program, &planned.source, compiled, options)?)
+            }
+            _ => {
+                let signature = &self.signature;
+                let bound = Sequence::bind(world, signature, sizes, &made, &compiled, options);
+                Run::Apart(bound?)
+            }
+        };
+        let bind = Bind { sizes: sizes.clone(), made: Arc::new(made), run };
+        let made = specialisation(program, self.bound.len(), bind.runtime_dims(), sizes);
+        self.bound.push(bind);
+        Ok(made)
+    }
+
+    /// How to make it for these sizes, and whether that was looked for, which is collective; it was not where settings are given.
+    fn choose(&self, sizes: &Bound) -> Result<(Choice, bool), FunctionError> {
+        let given = &self.options.config;
+        let (ranks, reserved_sms) = (given.ranks, given.reserved_sms);
+        let default = Config { ranks, reserved_sms, ..Config::default() };
+        // Of GPUs that ranks share there are neither measurements nor a model.
+        let searched =
+            self.options.tuning == Tuning::Auto && *given == default && !self.world.shares_gpus();
+        let (world, program) = (&self.world, self.signature.program());
+        let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);
+        let terms = Terms { config: given, fuse, overlap, search: None };
+        if !searched {
+            return Ok((choice::settle(program, sizes, &terms), false));
+        }
+        let mut said = Vec::new();
+        if world.local_ranks().start == 0 {
+            let cache = Cache::new(&self.options.jit);
+            // Without a name there is neither a measurement nor a model: the default.
+            let gpu = world.gpu_name(0).unwrap_or_default();
+            let terms = Terms { search: Some((&gpu, cache.as_ref())), ..terms };
+            let choice = choice::settle(program, sizes, &terms);
+            said = choice.write(program, sizes).into_bytes();
+        }
+        let limit = self.options.instance.entry_limit.max(PATIENCE);
+        let said = world.from_rank_0("choosing how to lower", said, limit)?;
+        let text = String::from_utf8_lossy(&said);
+        let mut choice = Choice::read(&text, world.size()).map_err(|word| {
+            FunctionError::mismatch(format!("rank 0 says `{word}`, which is no setting"))
+        })?;
+        choice.configs.iter_mut().for_each(|c| c.reserved_sms = reserved_sms);
+        Ok((choice, true))
+    }
+
+    /// The kernel that serves these sizes, if there is one: fixed symbols are equal, run-time ones within their bounds.
+    fn known(&self, sizes: &Bound) -> Option<Specialisation> {
+        let program = self.signature.program();
+        let serves = |b: &Bind| {
+            let mut all = b.sizes.sizes().iter().zip(sizes.sizes()).zip(b.sizes.max_sizes());
+            let mut symbols = 0..program.symbols().len();
+            all.all(|((bound, wanted), max)| {
+                let symbol = symbols.next().map(SymbolId::new);
+                match symbol.is_some_and(|s| sizes.is_runtime(Dim::Sym(s))) {
+                    true => wanted <= max,
+                    false => bound == wanted,
+                }
+            })
+        };
+        let i = self.bound.iter().position(serves)?;
+        let dims = self.bound.get(i)?.runtime_dims();
+        Some(specialisation(program, i, dims, sizes))
+    }
+
+    /// Everything that is bound, in the order in which it was.
+    pub fn specialisations(&self) -> impl Iterator<Item = Specialisation> + use<> {
+        let each = |(i, b): (usize, &Bind)| {
+            specialisation(self.signature.program(), i, b.runtime_dims(), &b.sizes)
+        };
+        self.bound.iter().enumerate().map(each).collect::<Vec<_>>().into_iter()
+    }
+
+    /// The plan of a specialisation of this function, or those of its parts in the order of their launches; none for a
+    /// specialisation of another function.
+    pub fn planned(&self, which: Specialisation) -> &[Planned] {
+        self.composition(which).map_or(&[], |made| &made.kernels)
+    }
+
+    /// Whether a specialisation of this function is one kernel or several, and why; `None` for one of another function.
+    pub fn verdict(&self, which: Specialisation) -> Option<Verdict> {
+        self.composition(which).map(|made| made.verdict)
+    }
+
+    /// Why a specialisation of this function takes as long as it does for these sizes, as text: what was made, how long that
+    /// should take, what bounds it, and what else there is. By the figures and measurements of rank 0. Collective.
+    ///
+    /// # Errors
+    /// [`FunctionError::Mismatch`] for a specialisation of another function; [`FunctionError::Runtime`].
+    pub fn explain(&self, which: Specialisation, sizes: &Bound) -> Result<String, FunctionError> {
+        let made = self.composition(which);
+        let made = made.ok_or_else(|| FunctionError::mismatch("no such specialisation"))?;
+        let world = &self.world;
+        let mut said = String::new();
+        if world.local_ranks().start == 0 {
+            let cache = Cache::new(&self.options.jit);
+            let gpu = world.gpu_name(0).unwrap_or_else(|e| format!("a GPU without a name ({e})"));
+            let by = (gpu.as_str(), cache.as_ref());
+            said = explain_made(self.signature.program(), sizes, world.size(), made, by);
+        }
+        let limit = self.options.instance.entry_limit.max(PATIENCE);
+        let said = world.from_rank_0("explaining", said.into_bytes(), limit)?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// Everything that a specialisation of this function is made of; `None` for one of another function.
+    pub fn composition(&self, which: Specialisation) -> Option<&Arc<Composition>> {
+        self.bound.get(which.kernel).map(|b| &b.made)
+    }
+
+    /// The sizes for which a specialisation of this function was bound first; `None` for one of another function.
+    pub fn sizes(&self, which: Specialisation) -> Option<&Bound> {
+        self.bound.get(which.kernel).map(|b| &b.sizes)
+    }
+
+    /// The kernels of a specialisation of this function, in the order of their launches; none for one of another function.
+    pub fn kernels(&mut self, which: Specialisation) -> &mut [Kernel] {
+        self.bound.get_mut(which.kernel).map_or(&mut [], |b| b.run.kernels())
+    }
+
+    /// Element type and local shape of each result on a rank of this process.
+    pub fn results(&self, which: Specialisation, rank: u32) -> Vec<(DType, Vec<u64>)> {
+        match self.bound.get(which.kernel).map(|b| &b.run) {
+            Some(Run::One(kernel)) => kernel.results(rank, which.dims()),
+            Some(Run::Apart(sequence)) => sequence.results(rank),
+            None => Vec::new(),
+        }
+    }
+
+    /// Launches a specialisation of this function: `streams[i]` and `calls[i]` are those of the i-th rank of this process.
+    /// Returns when everything is enqueued. Ranks that share a GPU may share a stream.
+    ///
+    /// # Errors
+    /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::launch`].
+    pub fn launch(
+        &mut self,
+        which: Specialisation,
+        streams: &[StreamRef],
+        calls: &[Call],
+    ) -> Result<(), FunctionError> {
+        let run = &mut find_bind(&mut self.bound, which)?.run;
+        let mut launch = |streams: &[StreamRef]| match run {
+            Run::One(kernel) => kernel.launch(streams, calls, which.dims()),
+            Run::Apart(sequence) => sequence.launch(streams, calls),
+        };
+        match &self.fork {
+            Some(fork) => fork.launch(streams, launch),
+            None => launch(streams),
+        }
+    }
+
+    /// Launches for the shapes of `calls`, one for each rank of this process; compiles and binds the first time.
+    /// Returns when everything is enqueued.
+    ///
+    /// # Errors
+    /// As [`Function::specialise`] and [`Kernel::launch`].
+    pub fn call(
+        &mut self,
+        streams: &[StreamRef],
+        calls: &[Call],
+    ) -> Result<Specialisation, FunctionError> {
+        for call in calls {
+            for (i, input) in call.inputs.iter().enumerate() {
+                self.signature.check_dtype(i, input.dtype)?;
+            }
+        }
+        let shapes: Vec<Vec<&[u64]>> =
+            calls.iter().map(|c| c.inputs.iter().map(|a| &*a.shape).collect()).collect();
+        let which = self.specialise(&shapes)?;
+        self.launch(which, streams, calls)?;
+        Ok(which)
+    }
+
+    /// Whether a launch was captured: graphs may hold addresses of its workspace.
+    pub fn captured(&self) -> bool {
+        self.bound.iter().any(|b| b.run.instances().any(Instance::captured))
+    }
+
+    /// What this process's ranks did in the last launch of each kernel of a specialisation, in their order. Waits for them;
+    /// needs [`FunctionOptions::emission`] to ask for it.
+    ///
+    /// # Errors
+    /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::trace`].
+    pub fn trace(&mut self, which: Specialisation) -> Result<Vec<Trace>, FunctionError> {
+        let run = &mut find_bind(&mut self.bound, which)?.run;
+        run.kernels().iter_mut().map(Kernel::trace).collect()
+    }
+
+    /// Looks for failures of earlier launches without waiting.
+    ///
+    /// # Errors
+    /// [`FunctionError::Runtime`] when a kernel gave up.
+    pub fn check(&mut self) -> Result<(), FunctionError> {
+        self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::check)?))
+    }
+
+    /// Waits for the last launch of every specialisation. Replays of captured graphs are waited for on their own streams.
+    ///
+    /// # Errors
+    /// [`FunctionError::Runtime`] when a kernel gave up.
+    pub fn synchronize(&mut self) -> Result<(), FunctionError> {
+        self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::synchronize)?))
+    }
+}
+
+fn find_bind(bound: &mut [Bind], which: Specialisation) -> Result<&mut Bind, FunctionError> {
+    let bind = bound.get_mut(which.kernel);
+    bind.ok_or_else(|| FunctionError::mismatch("no such specialisation"))
+}
+
+/// The element type as the ABI calls it.
+pub fn abi_dtype(dtype: mk_syntax::DType) -> mk_abi::DType {
+    match dtype {
+        mk_syntax::DType::Bf16 => mk_abi::DType::Bf16,
+        mk_syntax::DType::F16 => mk_abi::DType::F16,
+        mk_syntax::DType::F32 => mk_abi::DType::F32,
+    }
+}
+
+fn specialisation(
+    program: &Program,
+    kernel: usize,
+    runtime: &[RuntimeDim],
+    sizes: &Bound,
+) -> Specialisation {
+    let mut dims = [0; MAX_RUNTIME_DIMS];
+    for (to, dim) in dims.iter_mut().zip(runtime) {
+        let value = program.symbol(&dim.name).and_then(|s| sizes.dim(Dim::Sym(s)));
+        // Binding refuses what is above a bound, and bounds are 32-bit.
+        *to = value.and_then(|v| u32::try_from(v).ok()).unwrap_or(dim.max);
+    }
+    Specialisation { kernel, dims, n_dims: runtime.len().min(MAX_RUNTIME_DIMS) }
+}
+
+/// Shapes as one list. Lengths go in, so that no two lists of shapes meet.
+fn key<S: AsRef<[u64]>>(shapes: &[Vec<S>]) -> Vec<u64> {
+    let mut key = Vec::with_capacity(3 * shapes.iter().map(Vec::len).sum::<usize>());
+    for shape in shapes.iter().flatten() {
+        key.push(shape.as_ref().len() as u64);
+        key.extend_from_slice(shape.as_ref());
+    }
+    key
+}

@@ -1,0 +1,297 @@
+//! Global sizes from the shapes of the tensors that a rank holds.
+
+use crate::{error::ArgumentError, layout::Layout};
+use mk_abi::DType;
+use mk_syntax::{Bound, Dim, Placement, Program, SymbolId, Tensor, ValueId};
+use std::collections::BTreeMap;
+
+/// Global sizes, in elements. What is not given follows from the tensors of a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Extents of symbols.
+    pub dims: BTreeMap<String, u64>,
+    /// Global shapes of tensors, row-major.
+    pub shapes: BTreeMap<String, Vec<u64>>,
+}
+
+/// A pipeline on a number of ranks: says which tensors a rank must bring, and which global sizes follow from them.
+#[derive(Clone, Debug)]
+pub struct Signature {
+    program: Program,
+    ranks: u32,
+    given: Sizes,
+}
+
+/// What to do where sizes that were given contradict each other.
+const GLOBAL: &str = "give it one number: given shapes are global, of all ranks together";
+
+/// What to do where a rank's tensors contradict each other, or what was given.
+const LOCAL: &str = "the shapes are those of one rank's tensors; if shards are uneven, give the global shape when compiling";
+
+/// A number of a symbol, and where it comes from.
+type Found = Option<(u64, String)>;
+
+impl Signature {
+    /// A pipeline on `ranks` ranks, with the sizes that are known already.
+    ///
+    /// # Errors
+    /// [`ArgumentError`] for no or too many ranks, a mesh of several axes, unknown names, and sizes that contradict each
+    /// other.
+    pub fn new(program: Program, ranks: u32, given: Sizes) -> Result<Signature, ArgumentError> {
+        let most = mk_abi::device::MAX_RANKS as u32;
+        if !(1..=most).contains(&ranks) {
+            return Err(ArgumentError::Ranks { ranks, most });
+        }
+        let axes = program.mesh_axes().len();
+        if axes != 1 {
+            return Err(ArgumentError::Axes { axes });
+        }
+        let this = Signature { program, ranks, given };
+        this.known()?;
+        Ok(this)
+    }
+
+    /// The pipeline.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// The names of the parameters, for messages.
+    pub fn parameters(&self) -> String {
+        let names = self.program.tensors().iter().map(|t| format!("`{}`", t.name));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The sizes, from those given and `more`, without tensors.
+    ///
+    /// # Errors
+    /// [`ArgumentError`] for names and numbers that do not fit; [`ArgumentError::Bind`] when some are missing.
+    pub fn bind(&self, more: &Sizes) -> Result<Bound, ArgumentError> {
+        let mut given = self.given.clone();
+        given.dims.extend(more.dims.clone());
+        given.shapes.extend(more.shapes.clone());
+        let whole = Signature { given, ..self.clone() };
+        let found = whole.known()?;
+        self.finish(&found)
+    }
+
+    /// The sizes, from those given and the shapes of tensors: `shapes[i]` are the local shapes of rank `first + i`, in
+    /// the order of the parameters. A sharded dimension without a given size is `ranks` times the local one.
+    ///
+    /// # Errors
+    /// [`ArgumentError`] names the tensor, and what would fit.
+    pub fn infer<S: AsRef<[u64]>>(
+        &self,
+        first: u32,
+        shapes: &[Vec<S>],
+    ) -> Result<Bound, ArgumentError> {
+        let tensors = self.program.tensors();
+        for local in shapes {
+            self.count(local.len())?;
+            for (tensor, shape) in tensors.iter().zip(local) {
+                dimensions(tensor, shape.as_ref())?;
+            }
+        }
+        let mut found = self.known()?;
+        let given: Vec<bool> = found.iter().map(Option::is_some).collect();
+        for (tensor, shape) in tensors.iter().zip(shapes.first().into_iter().flatten()) {
+            for (d, (dim, local)) in tensor.ty.dims.iter().zip(shape.as_ref()).enumerate() {
+                let Dim::Sym(symbol) = *dim else { continue };
+                // What was said beats what can be guessed; `fits` compares.
+                if given.get(symbol.index()).copied().unwrap_or(true) {
+                    continue;
+                }
+                let shape = shape.as_ref();
+                let (size, from) = match tensor.ty.placement.first() {
+                    Some(Placement::Shard(cut)) if *cut == d => (
+                        local.saturating_mul(self.ranks.into()),
+                        format!(
+                            "dimension {d} of `{}`, {} times that of {shape:?}",
+                            tensor.name, self.ranks
+                        ),
+                    ),
+                    _ => {
+                        (*local, format!("dimension {d} of `{}`, which is {shape:?}", tensor.name))
+                    }
+                };
+                self.set(&mut found, symbol, size, from, LOCAL)?;
+            }
+        }
+        let bound = self.finish(&found)?;
+        for (rank, local) in (first..).zip(shapes) {
+            for (tensor, shape) in tensors.iter().zip(local) {
+                self.fits(&bound, tensor, rank, shape.as_ref())?;
+            }
+        }
+        Ok(bound)
+    }
+
+    /// The local shape of a value.
+    pub fn local_shape(&self, bound: &Bound, value: ValueId, rank: u32) -> Vec<u64> {
+        let placements = self.program.ty(value).map_or(&[][..], |ty| &ty.placement);
+        let placement = placements.first().copied().unwrap_or(Placement::Replicate);
+        let global = bound.shape(value).unwrap_or(&[]);
+        Layout::new(global, placement, self.ranks as usize, rank as usize).shape()
+    }
+
+    /// Element type and local shape of each result on a rank.
+    pub fn results(&self, bound: &Bound, rank: u32) -> Vec<(DType, Vec<u64>)> {
+        let all = self.program.results().iter();
+        let typed = all.filter_map(|id| Some((*id, self.program.ty(*id)?.dtype)));
+        let local = |(id, dtype)| (super::abi_dtype(dtype), self.local_shape(bound, id, rank));
+        typed.map(local).collect()
+    }
+
+    /// Checks the number of tensors of a rank.
+    ///
+    /// # Errors
+    /// [`ArgumentError::Count`].
+    pub fn count(&self, given: usize) -> Result<(), ArgumentError> {
+        let expected = self.program.tensors().len();
+        if given == expected {
+            return Ok(());
+        }
+        Err(ArgumentError::Count { what: "tensors", given, expected, names: self.parameters() })
+    }
+
+    /// Checks the element type of parameter `i`.
+    ///
+    /// # Errors
+    /// [`ArgumentError::DType`].
+    pub fn check_dtype(&self, i: usize, given: DType) -> Result<(), ArgumentError> {
+        let Some(tensor) = self.program.tensors().get(i) else { return Ok(()) };
+        let expected = super::abi_dtype(tensor.ty.dtype);
+        if expected == given {
+            return Ok(());
+        }
+        let place = placed(tensor);
+        let help = format!(
+            "convert it, or write the pipeline as an item that says `{}: {given}[..] @ {place}`",
+            tensor.name
+        );
+        Err(ArgumentError::DType { tensor: tensor.name.clone(), expected, given, help })
+    }
+
+    /// What the given sizes say of each symbol.
+    fn known(&self) -> Result<Vec<Found>, ArgumentError> {
+        let program = &self.program;
+        let mut found = vec![None; program.symbols().len()];
+        for (name, size) in &self.given.dims {
+            let Some(symbol) = program.symbol(name) else {
+                let all = program.symbols().iter().map(|s| s.name.as_str());
+                return Err(unknown("symbol", name, all));
+            };
+            self.set(&mut found, symbol, *size, "its given size".into(), GLOBAL)?;
+        }
+        for (name, shape) in &self.given.shapes {
+            let Some(tensor) = program.tensor(name) else {
+                let all = program.tensors().iter().map(|t| t.name.as_str());
+                return Err(unknown("tensor", name, all));
+            };
+            dimensions(tensor, shape)?;
+            for (dim, size) in tensor.ty.dims.iter().zip(shape) {
+                if let Dim::Sym(symbol) = *dim {
+                    let from = format!("the given shape of `{name}`, {shape:?}");
+                    self.set(&mut found, symbol, *size, from, GLOBAL)?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn set(
+        &self,
+        found: &mut [Found],
+        symbol: SymbolId,
+        size: u64,
+        from: String,
+        help: &str,
+    ) -> Result<(), ArgumentError> {
+        let Some(slot) = found.get_mut(symbol.index()) else { return Ok(()) };
+        match slot {
+            None => *slot = Some((size, from)),
+            Some((first, _)) if *first == size => {}
+            Some((first, first_from)) => {
+                let name = self.program.symbols().get(symbol.index());
+                return Err(ArgumentError::Conflict {
+                    symbol: name.map(|s| s.name.clone()).unwrap_or_default(),
+                    first: *first,
+                    first_from: first_from.clone(),
+                    second: size,
+                    second_from: from,
+                    help: help.into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&self, found: &[Found]) -> Result<Bound, ArgumentError> {
+        let symbols = self.program.symbols().iter().zip(found);
+        for (symbol, found) in symbols.clone() {
+            if let Some((0, from)) = found {
+                let (symbol, from) = (symbol.name.clone(), from.clone());
+                return Err(ArgumentError::Empty { symbol, from });
+            }
+        }
+        let dims = symbols.filter_map(|(s, f)| Some((s.name.clone(), f.as_ref()?.0))).collect();
+        self.program.bind(&dims, &BTreeMap::new()).map_err(ArgumentError::Bind)
+    }
+
+    fn fits(
+        &self,
+        bound: &Bound,
+        tensor: &Tensor,
+        rank: u32,
+        given: &[u64],
+    ) -> Result<(), ArgumentError> {
+        let expected = self.local_shape(bound, tensor.id, rank);
+        if expected == given {
+            return Ok(());
+        }
+        let shape = bound.shape(tensor.id).unwrap_or(&[]);
+        Err(ArgumentError::Shape {
+            tensor: tensor.name.clone(),
+            rank,
+            given: given.to_vec(),
+            expected,
+            global: format!("{shape:?} @ {} over {} ranks", placed(tensor), self.ranks),
+            sharded: matches!(tensor.ty.placement.first(), Some(Placement::Shard(_))),
+        })
+    }
+}
+
+/// The placement, as pipelines write it.
+pub(super) fn placed(tensor: &Tensor) -> String {
+    match tensor.ty.placement.first() {
+        Some(Placement::Shard(dim)) => format!("shard({dim})"),
+        Some(Placement::Partial) => "partial".into(),
+        Some(Placement::Replicate) | None => "replicate".into(),
+    }
+}
+
+fn dimensions(tensor: &Tensor, shape: &[u64]) -> Result<(), ArgumentError> {
+    let expected = tensor.ty.dims.len();
+    if expected == shape.len() {
+        return Ok(());
+    }
+    Err(ArgumentError::Dimensions { tensor: tensor.name.clone(), expected, given: shape.to_vec() })
+}
+
+fn unknown<'a>(
+    what: &'static str,
+    name: &str,
+    known: impl Iterator<Item = &'a str>,
+) -> ArgumentError {
+    let known: Vec<String> = known.map(|n| format!("`{n}`")).collect();
+    let help = match known.is_empty() {
+        true => format!("it has no {what}s"),
+        false => format!("its {what}s are {}", known.join(", ")),
+    };
+    ArgumentError::Unknown { what, name: name.into(), help }
+}

@@ -1,0 +1,72 @@
+//! Which tensor of which part is which of a call's, and which lie between parts.
+
+use super::{Signature, abi_dtype};
+use crate::choice::Part;
+use mk_abi::DType;
+use mk_syntax::{Bound, Program, ValueId};
+
+/// Where a tensor of a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A parameter of the pipeline, by position.
+    Input(usize),
+    /// A result of the pipeline, by position.
+    Output(usize),
+    /// The part's result for later parts, by position in [`Wiring::between`].
+    Between(usize),
+}
+
+/// The tensors of one part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wires {
+    /// Of each parameter.
+    pub inputs: Vec<Place>,
+    /// Of its result.
+    pub output: Place,
+}
+
+/// The tensors of all parts of a pipeline.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wiring {
+    /// By part.
+    pub parts: Vec<Wires>,
+    /// The values that are neither parameters nor results of the pipeline: whoever launches the parts has memory for them.
+    pub between: Vec<ValueId>,
+}
+
+impl Wiring {
+    /// Of the [`parts`](crate::choice::parts) of a pipeline; `None` for parts of another one.
+    pub fn new(program: &Program, parts: &[Part]) -> Option<Wiring> {
+        let mut wiring = Wiring::default();
+        for part in parts {
+            let inputs = part.inputs.iter().map(|id| wiring.place(program, *id));
+            let inputs = inputs.collect::<Option<Vec<_>>>()?;
+            if wiring.place(program, part.result).is_none() {
+                wiring.between.push(part.result);
+            }
+            let output = wiring.place(program, part.result)?;
+            wiring.parts.push(Wires { inputs, output });
+        }
+        Some(wiring)
+    }
+
+    fn place(&self, program: &Program, id: ValueId) -> Option<Place> {
+        if id.index() < program.tensors().len() {
+            return Some(Place::Input(id.index()));
+        }
+        let output = program.results().iter().position(|r| *r == id).map(Place::Output);
+        output.or_else(|| self.between.iter().position(|b| *b == id).map(Place::Between))
+    }
+
+    /// Element type and local shape of each value between parts, on a rank.
+    pub fn tensors(
+        &self,
+        signature: &Signature,
+        bound: &Bound,
+        rank: u32,
+    ) -> Vec<(DType, Vec<u64>)> {
+        let program = signature.program();
+        let all = self.between.iter().filter_map(|id| Some((id, program.ty(*id)?)));
+        all.map(|(id, ty)| (abi_dtype(ty.dtype), signature.local_shape(bound, *id, rank))).collect()
+    }
+}

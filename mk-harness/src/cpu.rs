@@ -1,0 +1,287 @@
+//! Plans on the CPU executor.
+
+use super::{Case, Dense, Expected, HarnessError, Inputs, Judgement, check_work, judge};
+use mk_codegen::{
+    ir::{BufId, Entity, Plan, Space, TabId, TableSource},
+    sim::{self, Caller, Options, RunReport, Schedule},
+};
+use mk_function::build::Composition;
+use mk_runtime::reference::random_value;
+use mk_syntax::ValueId;
+use std::collections::BTreeMap;
+
+/// How to run.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    /// The order of steps.
+    pub schedule: Schedule,
+    /// Seed of inputs and schedule.
+    pub seed: u64,
+    /// Launches in a row, each with other inputs.
+    pub launches: u32,
+}
+
+impl Default for CpuOptions {
+    /// Random order, seed 0, 3 launches.
+    fn default() -> CpuOptions {
+        CpuOptions { schedule: Schedule::Random, seed: 0, launches: 3 }
+    }
+}
+
+impl CpuOptions {
+    fn executor(&self) -> Options {
+        Options {
+            schedule: self.schedule,
+            seed: self.seed,
+            launches: self.launches,
+            ..Options::default()
+        }
+    }
+}
+
+/// A run that came to its end.
+#[derive(Clone, Debug)]
+pub struct CpuRun {
+    /// What the executor did.
+    pub report: RunReport,
+    /// What each rank left, all results together, by launch (from 0) and rank.
+    pub judged: Vec<Vec<Judgement>>,
+}
+
+/// Runs a plan and compares every rank of every launch with the dense reference.
+///
+/// # Errors
+/// [`HarnessError::TooLarge`] before anything runs; [`HarnessError::Mismatch`] for a plan of another pipeline;
+/// [`HarnessError::Sim`].
+pub fn run_on_cpu(
+    case: Case<'_>,
+    plan: &Plan,
+    options: &CpuOptions,
+) -> Result<CpuRun, HarnessError> {
+    check_work(case, options.launches)?;
+    let plan = &at(plan, case);
+    let mut user = User::new(case, options);
+    let values = case.program.tensors().iter().map(|t| (t.name.as_str(), t.id)).collect();
+    user.meet(plan, &values, case.program.results())?;
+    let report = sim::run(plan, &mut user, &options.executor())?;
+    match user.failure {
+        Some(error) => Err(error),
+        None => Ok(CpuRun { report, judged: user.judged }),
+    }
+}
+
+/// [`run_on_cpu`] of a pipeline as it is made: of one kernel, or of its parts, each of which gets what those before it left.
+/// The reference is that of the whole. Returns the report of each kernel.
+///
+/// # Errors
+/// As [`run_on_cpu`].
+pub fn run_made_on_cpu(
+    case: Case<'_>,
+    made: &Composition,
+    options: &CpuOptions,
+) -> Result<(Vec<RunReport>, Vec<Vec<Judgement>>), HarnessError> {
+    if let ([], [planned]) = (made.parts.as_slice(), made.kernels.as_slice()) {
+        let run = run_on_cpu(case, &planned.plan, options)?;
+        return Ok((vec![run.report], run.judged));
+    }
+    check_work(case, options.launches)?;
+    let mut user = User::new(case, options);
+    let mut reports = Vec::new();
+    for (part, planned) in made.parts.iter().zip(&made.kernels) {
+        let names = part.program.tensors().iter().map(|t| t.name.as_str());
+        let values = names.zip(part.inputs.iter().copied()).collect();
+        user.meet(&planned.plan, &values, &[part.result])?;
+        reports.push(sim::run(&planned.plan, &mut user, &options.executor())?);
+    }
+    match user.failure {
+        Some(error) => Err(error),
+        None => Ok((reports, user.judged)),
+    }
+}
+
+/// The plan as a launch with the case's sizes runs it.
+fn at(plan: &Plan, case: Case<'_>) -> Plan {
+    let Some((dim, _)) = plan.runtime_dim() else { return plan.clone() };
+    let name = plan.dims.get(dim).map(|d| d.name.as_str()).unwrap_or_default();
+    let symbol = case.program.symbol(name).map(mk_syntax::Dim::Sym);
+    let value = symbol.and_then(|s| case.bound.dim(s)).and_then(|v| i32::try_from(v).ok());
+    value.map_or_else(|| plan.clone(), |value| plan.at(dim, value))
+}
+
+/// What ranks should hold of a result, and how many ranks have not been judged.
+struct Awaited {
+    left: usize,
+    of_ranks: Vec<Option<Expected>>,
+}
+
+/// The caller of a run: makes inputs, judges outputs.
+struct User<'a> {
+    inputs: Inputs<'a>,
+    /// What the plan's tensors are in the pipeline.
+    tensors: BTreeMap<BufId, ValueId>,
+    results: BTreeMap<BufId, ValueId>,
+    /// What ranks hold of values that a plan left for another one, by launch.
+    between: BTreeMap<(i64, usize, ValueId), Vec<f32>>,
+    /// What each rank should hold, of the launches that some rank is still in.
+    expected: BTreeMap<(i64, ValueId), Awaited>,
+    judged: Vec<Vec<Judgement>>,
+    failure: Option<HarnessError>,
+}
+
+impl<'a> User<'a> {
+    fn new(case: Case<'a>, options: &CpuOptions) -> User<'a> {
+        User {
+            inputs: Inputs::new(case, options.seed),
+            tensors: BTreeMap::new(),
+            results: BTreeMap::new(),
+            between: BTreeMap::new(),
+            expected: BTreeMap::new(),
+            judged: vec![vec![Judgement::default(); case.ranks]; options.launches as usize],
+            failure: None,
+        }
+    }
+
+    /// The next run is of this plan, whose inputs and results are these values of the pipeline.
+    fn meet(
+        &mut self,
+        plan: &Plan,
+        values: &BTreeMap<&str, ValueId>,
+        results: &[ValueId],
+    ) -> Result<(), HarnessError> {
+        let ranks = self.inputs.case().ranks;
+        if plan.mesh.size() as usize != ranks {
+            let what = format!("the plan is for {} ranks, not {ranks}", plan.mesh.size());
+            return Err(HarnessError::mismatch(what));
+        }
+        self.tensors.clear();
+        for (id, buffer) in plan.buffers.iter().filter(|(_, b)| b.space == Space::In) {
+            let value = values.get(buffer.name.as_str()).ok_or_else(|| {
+                HarnessError::mismatch(format!("the pipeline has no tensor `{}`", buffer.name))
+            })?;
+            self.tensors.insert(id, *value);
+        }
+        let outputs = plan.buffers.iter().filter(|(_, b)| b.space == Space::Out);
+        self.results = outputs.map(|o| o.0).zip(results.iter().copied()).collect();
+        if self.results.len() != results.len() {
+            return Err(HarnessError::mismatch("the plan and the pipeline have other results"));
+        }
+        Ok(())
+    }
+
+    fn judge(
+        &mut self,
+        launch: i64,
+        rank: usize,
+        result: ValueId,
+        shape: &[usize],
+        values: &[f32],
+    ) -> Result<(), HarnessError> {
+        let ranks = self.inputs.case().ranks;
+        let key = (launch, result);
+        if !self.expected.contains_key(&key) {
+            let dense = Dense::new(self.inputs, launch as u64);
+            let of_ranks = dense.expected(result)?.into_iter().map(Some).collect();
+            self.expected.insert(key, Awaited { left: ranks, of_ranks });
+        }
+        let Some(awaited) = self.expected.get_mut(&key) else { return Ok(()) };
+        let want = awaited.of_ranks.get_mut(rank).and_then(Option::take);
+        awaited.left -= 1;
+        if awaited.left == 0 {
+            self.expected.remove(&key);
+        }
+        let want = want.ok_or_else(|| HarnessError::mismatch("a result that comes twice"))?;
+        let n = want.matrix.data.len();
+        if n != values.len() {
+            let what = format!(
+                "rank {rank} holds {shape:?} of the result, {} elements, where the pipeline gives {n}",
+                values.len(),
+            );
+            return Err(HarnessError::mismatch(what));
+        }
+        let judged = judge(values, &want);
+        let of_launch = self.judged.get_mut(launch as usize - 1);
+        if let Some(all) = of_launch.and_then(|ranks| ranks.get_mut(rank)) {
+            *all = std::mem::take(all).and(judged);
+        }
+        Ok(())
+    }
+}
+
+impl Caller for User<'_> {
+    fn input(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize]) -> Vec<f32> {
+        let Some(value) = self.tensors.get(&buffer) else { return Vec::new() };
+        let Some(tensor) = self.inputs.case().program.tensors().get(value.index()) else {
+            // The executor refuses what is not there.
+            return self.between.get(&(epoch, rank, *value)).cloned().unwrap_or_default();
+        };
+        let values = self.inputs.values(epoch as u64, tensor, rank, 0);
+        values.take(shape.iter().product()).map(|x| x as f32).collect()
+    }
+
+    fn table(&mut self, _: i64, _: usize, _: TabId) -> Vec<i32> {
+        // A pipeline has no tables; the executor refuses an empty one.
+        Vec::new()
+    }
+
+    fn output(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize], values: &[f32]) {
+        let Some(result) = self.results.get(&buffer).copied() else { return };
+        let program = self.inputs.case().program;
+        if program.nodes().iter().any(|n| n.inputs.contains(&result)) {
+            self.between.insert((epoch, rank, result), values.to_vec());
+        }
+        if !program.results().contains(&result) {
+            return;
+        }
+        if let Err(error) = self.judge(epoch, rank, result, shape, values) {
+            self.failure.get_or_insert(error);
+        }
+    }
+}
+
+/// Runs a plan of which the pipeline is not known, once under the schedule and once under another one, with other random
+/// choices. Returns how many elements of the results are not finite, and how many differ in a bit.
+///
+/// # Errors
+/// [`HarnessError::Unsupported`] for a plan with run-time tables; [`HarnessError::Sim`].
+pub fn repeat_on_cpu(
+    plan: &Plan,
+    options: &CpuOptions,
+) -> Result<(RunReport, usize, usize), HarnessError> {
+    if plan.tables.values().any(|t| matches!(t.source, TableSource::Runtime { .. })) {
+        return Err(HarnessError::unsupported(
+            "a plan with run-time tables, which its caller makes",
+        ));
+    }
+    let (report, first) = record(plan, options.seed, &options.executor())?;
+    let schedule = match options.schedule {
+        Schedule::Reversed => Schedule::Random,
+        _ => Schedule::Reversed,
+    };
+    let other = Options { schedule, seed: options.seed.wrapping_add(1), ..options.executor() };
+    let (_, second) = record(plan, options.seed, &other)?;
+    let nonfinite = first.values().flatten().filter(|x| !x.is_finite()).count();
+    let pairs = first.values().flatten().zip(second.values().flatten());
+    let differ = pairs.filter(|(x, y)| x.to_bits() != y.to_bits()).count();
+    Ok((report, nonfinite, differ))
+}
+
+type Outputs = BTreeMap<(i64, usize, BufId), Vec<f32>>;
+
+/// Runs with inputs that follow from `seed`, and keeps all outputs.
+fn record(plan: &Plan, seed: u64, options: &Options) -> Result<(RunReport, Outputs), HarnessError> {
+    let mut outputs = Outputs::new();
+    let mut caller = sim::Callbacks {
+        input: |epoch: i64, rank: usize, buffer: BufId, shape: &[usize]| {
+            let place = (epoch as u64) << 32 | (rank as u64) << 16 | buffer.index() as u64;
+            let seed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(place);
+            let n: usize = shape.iter().product();
+            (0..n as u64).map(|i| random_value(seed, i, 1.0)).collect()
+        },
+        table: |_: i64, _: usize, _: TabId| Vec::new(),
+        output: |epoch: i64, rank: usize, buffer: BufId, _: &[usize], values: &[f32]| {
+            outputs.insert((epoch, rank, buffer), values.to_vec());
+        },
+    };
+    let report = sim::run(plan, &mut caller, options)?;
+    Ok((report, outputs))
+}

@@ -1,0 +1,427 @@
+//! The dense reference: a pipeline evaluated in f64 on global tensors, for some rows of a result or for all.
+//!
+//! Most operations of the language make a row of their result from the same row of their first operand and from the whole of
+//! the second, so a few rows of a large result are cheap; a product with a transposed left operand needs all of both. A value that is `partial` is kept as its summands, one for each
+//! rank. Nothing is rounded but inputs and casts of them; what rounding costs a right result is kept beside each element ([`Near`]).
+
+use super::{
+    HarnessError, Inputs, Layout,
+    inputs::{dtype, placement},
+    near::Near,
+    value::{Matrix, Value},
+};
+use mk_abi::DType;
+use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
+use std::collections::BTreeMap;
+
+/// Whether all rows of a value are wanted, or the chosen ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Set {
+    All,
+    Chosen,
+}
+
+/// What a rank should hold of a result, or of some rows of it.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    /// Its elements, in rows of what the rank holds of one.
+    pub matrix: Matrix,
+    /// Their type.
+    pub dtype: DType,
+}
+
+/// The reference for one launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Dense<'a> {
+    inputs: Inputs<'a>,
+    launch: u64,
+}
+
+impl<'a> Dense<'a> {
+    /// The reference for a launch with these inputs.
+    pub fn new(inputs: Inputs<'a>, launch: u64) -> Dense<'a> {
+        Dense { inputs, launch }
+    }
+
+    /// What each rank should hold of a result, row-major.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn local(&self, result: ValueId) -> Result<Vec<Vec<f64>>, HarnessError> {
+        Ok(self.expected(result)?.into_iter().map(|e| e.matrix.data).collect())
+    }
+
+    /// What each rank should hold of a result, and how far a right one may be from it.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn expected(&self, result: ValueId) -> Result<Vec<Expected>, HarnessError> {
+        let rows: Vec<usize> = (0..self.extent(result, 0)).collect();
+        Ok(self.expected_rows(result, &rows)?.into_iter().map(|(_, expected)| expected).collect())
+    }
+
+    /// The same of those of some global rows that each rank holds, and which these are. `rows` ascend.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn expected_rows(
+        &self,
+        result: ValueId,
+        rows: &[usize],
+    ) -> Result<Vec<(Vec<usize>, Expected)>, HarnessError> {
+        let value = self.rows(result, rows)?;
+        let (width, dtype) = (self.width(result), self.dtype(result));
+        let of_rank = |rank| {
+            let layout = self.layout(result, rank)?;
+            let columns = layout.columns();
+            let held = rows.iter().enumerate().filter(|(_, row)| layout.rows().contains(row));
+            let (places, held): (Vec<usize>, Vec<usize>) = held.map(|(i, row)| (i, *row)).unzip();
+            let places = places.iter().flat_map(|i| columns.iter().map(move |c| i * width + c));
+            let matrix = value.on(rank).map(|m| m.pick(columns.len(), places));
+            let matrix = matrix.ok_or_else(|| HarnessError::mismatch("a rank without summands"))?;
+            Ok((held, Expected { matrix, dtype }))
+        };
+        (0..self.inputs.case().ranks).map(of_rank).collect()
+    }
+
+    /// The global rows `rows` of a value.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn rows(&self, value: ValueId, rows: &[usize]) -> Result<Value, HarnessError> {
+        let program = self.inputs.case().program;
+        let every = rows.iter().copied().eq(0..self.extent(value, 0));
+        let first = if every { Set::All } else { Set::Chosen };
+        // Who needs what, from the result back: nodes are in topological order.
+        let mut wanted = BTreeMap::from([((value.index(), first), ())]);
+        for node in program.nodes().iter().rev() {
+            for set in [Set::All, Set::Chosen] {
+                if wanted.contains_key(&(node.result.index(), set)) {
+                    wanted.extend(needs(node, set).map(|key| (key, ())));
+                }
+            }
+        }
+        let mut values = BTreeMap::new();
+        for (index, set) in wanted.into_keys() {
+            let id = ValueId::new(index);
+            let made = match program.def(id) {
+                Some(Def::Param(tensor)) => self.input(tensor, set, rows)?,
+                Some(Def::Node(node)) => self.node(node, set, rows, &values)?,
+                None => return Err(HarnessError::mismatch("a value of another program")),
+            };
+            let kept = id != value && self.is_stored(id);
+            let made = if kept { made.stored(self.dtype(id)) } else { made };
+            values.insert((index, set), made);
+        }
+        values
+            .remove(&(value.index(), first))
+            .ok_or_else(|| HarnessError::mismatch("a value of another program"))
+    }
+
+    /// The type of a value.
+    fn dtype(&self, value: ValueId) -> DType {
+        self.inputs.case().program.ty(value).map_or(DType::F32, |t| dtype(t.dtype))
+    }
+
+    /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something else than the
+    /// elementwise operation that follows its product. Sums over ranks store their summands themselves.
+    fn is_stored(&self, value: ValueId) -> bool {
+        let program = self.inputs.case().program;
+        let Some(Def::Node(node)) = program.def(value) else { return false };
+        let collective = |op: &Op| {
+            matches!(op, Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. })
+        };
+        let read = |node: &Node| {
+            let fused = node.op.is_elementwise() || matches!(node.op, Op::Swiglu);
+            let from = usize::from(fused);
+            let sums = matches!(node.op, Op::ReduceScatter { .. } | Op::AllReduce { .. });
+            !sums && node.inputs.iter().skip(from).any(|i| *i == value)
+        };
+        collective(&node.op)
+            || program.results().contains(&value)
+            || program.nodes().iter().any(read)
+    }
+
+    fn extent(&self, value: ValueId, dim: usize) -> usize {
+        let shape = self.inputs.case().bound.shape(value);
+        shape.and_then(|s| s.get(dim)).map_or(0, |n| *n as usize)
+    }
+
+    /// Elements of a row.
+    fn width(&self, value: ValueId) -> usize {
+        let shape = self.inputs.case().bound.shape(value).unwrap_or(&[]);
+        shape.iter().skip(1).map(|n| *n as usize).product()
+    }
+
+    fn layout(&self, value: ValueId, rank: usize) -> Result<Layout, HarnessError> {
+        let case = self.inputs.case();
+        let ty = case.program.ty(value);
+        let placement = placement(ty.map_or(&[], |t| &t.placement))?;
+        Ok(Layout::new(case.bound.shape(value).unwrap_or(&[]), placement, case.ranks, rank))
+    }
+
+    /// A parameter, put together from what the ranks hold.
+    fn input(&self, tensor: &Tensor, set: Set, chosen: &[usize]) -> Result<Value, HarnessError> {
+        let ranks = self.inputs.case().ranks;
+        let all: Vec<usize>;
+        let rows = match set {
+            Set::Chosen => chosen,
+            Set::All => {
+                all = (0..self.extent(tensor.id, 0)).collect();
+                &all
+            }
+        };
+        let cols = self.width(tensor.id);
+        let mut parts = Vec::new();
+        for rank in 0..ranks {
+            if rank == 0 || placement(&tensor.ty.placement)? == Placement::Partial {
+                parts.push(Matrix::exact(cols, vec![0.0; rows.len() * cols]));
+            }
+            let layout = self.inputs.layout(tensor, rank)?;
+            let columns = layout.columns();
+            let Some(part) = parts.last_mut() else { continue };
+            for (row, to) in rows.iter().zip(part.data.chunks_mut(cols.max(1))) {
+                if layout.rows().contains(row) {
+                    let from = (row - layout.rows().start) * columns.len();
+                    let values = self.inputs.values(self.launch, tensor, rank, from);
+                    columns.iter().zip(values).for_each(|(c, x)| to[*c] = x);
+                }
+            }
+        }
+        Ok(match (parts.pop(), placement(&tensor.ty.placement)?) {
+            (Some(last), Placement::Partial) => {
+                parts.push(last);
+                Value::Summands(parts)
+            }
+            (Some(whole), _) => Value::Whole(whole),
+            (None, _) => Value::Whole(Matrix::default()),
+        })
+    }
+
+    fn node(
+        &self,
+        node: &Node,
+        set: Set,
+        chosen: &[usize],
+        values: &BTreeMap<(usize, Set), Value>,
+    ) -> Result<Value, HarnessError> {
+        let operands: Option<Vec<&Value>> = needs(node, set).map(|key| values.get(&key)).collect();
+        let operands = operands.unwrap_or_default();
+        let width = self.width(node.result);
+        Ok(match (node.op, operands.as_slice()) {
+            (Op::Gather { .. }, [x]) => (*x).clone(),
+            (Op::ReduceScatter { .. } | Op::AllReduce { .. }, [x]) => {
+                let summand = node.inputs.first().copied().unwrap_or(node.result);
+                Value::Whole(x.sum(self.dtype(summand)))
+            }
+            (Op::Gemm { a_transposed, b_transposed }, [a, b]) => {
+                let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
+                let rows = if set == Set::All { &all[..] } else { chosen };
+                let depth = node.inputs.get(1).map_or(0, |b| self.extent(*b, 1));
+                let depth: Vec<usize> = (0..depth).collect();
+                let a = if a_transposed { &a.transposed(rows) } else { *a };
+                let b = if b_transposed { &b.transposed(&depth) } else { *b };
+                self.gemm(node, a, b, b_transposed)?
+            }
+            (Op::Bias, [x, c]) => {
+                let Value::Whole(c) = c else {
+                    return Err(HarnessError::unsupported("a bias of summands"));
+                };
+                // The last dimension; of a vector that is dimension 0, of which rows are chosen.
+                let at = |i: usize| match set {
+                    Set::Chosen if width == 1 => chosen[i] % c.len(),
+                    _ => i % c.len(),
+                };
+                x.map(|i, x| x.add(c.at(at(i))))
+            }
+            (Op::Gelu, [x]) => x.map(|_, x| x.gelu()),
+            (Op::Silu, [x]) => x.map(|_, x| x.silu()),
+            (Op::Swiglu, [x]) => x.swiglu(),
+            (Op::Relu, [x]) => x.map(|_, x| x.relu()),
+            (Op::Mul, [x, y]) => x.zip(y, Near::mul),
+            (Op::Add, [x, y]) => x.zip(y, Near::add),
+            (Op::Scale(factor), [x]) => x.map(|_, x| x.scale(factor)),
+            (Op::Cast(to), [x]) => x.map(|_, x| x.cast(dtype(to))),
+            _ => return Err(HarnessError::unsupported(format!("`{}`", node.op.name()))),
+        })
+    }
+
+    /// Rank `r`'s summand of a product over a sharded depth is the product over its part of the depth.
+    fn gemm(
+        &self,
+        node: &Node,
+        a: &Value,
+        b: &Value,
+        b_transposed: bool,
+    ) -> Result<Value, HarnessError> {
+        let right = node.inputs.get(1).copied().unwrap_or(node.result);
+        let depth_dim = usize::from(b_transposed);
+        let (k, n) = (self.extent(right, depth_dim), self.width(node.result));
+        let rows = |a: &Matrix| a.len().checked_div(k).unwrap_or(0);
+        if placement(&node.ty.placement)? != Placement::Partial {
+            let (a, b) = (on(a, 0)?, on(b, 0)?);
+            return Ok(Value::Whole(a.product(b, rows(a), k)));
+        }
+        let summands = (0..self.inputs.case().ranks).map(|rank| {
+            let depth = self.layout(right, rank)?.range(depth_dim);
+            let (a, b) = (on(a, rank)?, on(b, rank)?);
+            let m = rows(a);
+            if depth == (0..k) {
+                return Ok(a.product(b, m, k));
+            }
+            let columns = (0..m).flat_map(|row| depth.clone().map(move |i| row * k + i));
+            let part = a.pick(depth.len(), columns);
+            Ok(part.product(&b.pick(n, depth.start * n..depth.end * n), m, depth.len()))
+        });
+        Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
+    }
+}
+
+/// What a rank holds of an operand.
+fn on(value: &Value, rank: usize) -> Result<&Matrix, HarnessError> {
+    value.on(rank).ok_or_else(|| HarnessError::mismatch("a product without an operand"))
+}
+
+/// Which rows of its operands a node needs for some rows of its result.
+fn needs(node: &Node, set: Set) -> impl Iterator<Item = (usize, Set)> + '_ {
+    node.inputs.iter().enumerate().map(move |(i, input)| {
+        let whole = match node.op {
+            Op::Gemm { a_transposed, .. } => i == 1 || a_transposed,
+            Op::Bias => i == 1,
+            _ => false,
+        };
+        (input.index(), if whole { Set::All } else { set })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Case;
+    use crate::math;
+    use mk_syntax::{Bound, Program};
+    use std::collections::BTreeMap;
+
+    fn bind(source: &str, dims: &[(&str, u64)]) -> (Program, Bound) {
+        let program = Program::parse(source).expect("parses");
+        let dims = dims.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+        (program, bound)
+    }
+
+    fn dense<'a>(program: &'a Program, bound: &'a Bound, ranks: usize) -> Dense<'a> {
+        Dense::new(Inputs::new(Case { program, bound, ranks }, 3), 1)
+    }
+
+    #[test]
+    fn the_sum_over_a_sharded_depth_is_the_product() {
+        let (program, bound) = bind(
+            "fn f(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+            &[("M", 5), ("K", 7), ("N", 3)],
+        );
+        let d = dense(&program, &bound, 4);
+        let whole = |id| match d.rows(id, &(0..d.extent(id, 0)).collect::<Vec<_>>()) {
+            Ok(Value::Whole(m)) => m.data,
+            other => panic!("{other:?}"),
+        };
+        let (a, b) = (whole(program.tensors()[0].id), whole(program.tensors()[1].id));
+        let mut want = vec![0.0; 15];
+        math::matmul(&mut want, &a, &b, 7, 3);
+        for rank in d.local(program.results()[0]).expect("evaluates") {
+            assert!(rank.iter().zip(&want).all(|(x, y)| (x - y).abs() < 1e-12));
+        }
+    }
+
+    #[test]
+    fn chosen_rows_are_the_rows_of_the_whole() {
+        let (program, bound) = bind(
+            "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1), c: bf16[N] @ shard(0),
+                  y: bf16[M, N] @ shard(1), v: bf16[N, K] @ shard(0)) {
+                 gather(x) -> gemm(w) -> bias(c) -> gelu -> mul(y) -> cast(bf16) -> gemm(v) -> reduce_scatter
+             }",
+            &[("M", 10), ("K", 6), ("N", 9)],
+        );
+        let d = dense(&program, &bound, 3);
+        let result = program.results()[0];
+        let local = d.local(result).expect("evaluates");
+        assert_eq!(local.iter().map(Vec::len).collect::<Vec<_>>(), [24, 24, 12]);
+        let Value::Whole(rows) = d.rows(result, &[1, 4, 9]).expect("evaluates") else {
+            panic!("reduced")
+        };
+        assert_eq!(rows.data[0..6], local[0][6..12]);
+        assert_eq!(rows.data[6..12], local[1][0..6]);
+        assert_eq!(rows.data[12..18], local[2][6..12]);
+    }
+
+    #[test]
+    fn gate_is_index_0_and_up_is_1() {
+        let (program, bound) = bind(
+            "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2)) { gather(x) -> gemm(w) -> swiglu }",
+            &[("M", 5), ("K", 4), ("F", 3)],
+        );
+        let d = dense(&program, &bound, 2);
+        let whole = |i: usize, rows: usize| {
+            let rows: Vec<usize> = (0..rows).collect();
+            d.rows(ValueId::new(i), &rows).expect("evaluates").on(0).expect("is there").data.clone()
+        };
+        let (x, w, y) = (whole(0, 5), whole(1, 4), whole(4, 5));
+        for (m, f) in (0..5).flat_map(|m| (0..3).map(move |f| (m, f))) {
+            let dot =
+                |which: usize| (0..4).map(|k| x[m * 4 + k] * w[k * 6 + which * 3 + f]).sum::<f64>();
+            let (gate, up) = (dot(0), dot(1));
+            let want = gate / (1.0 + (-gate).exp()) * up;
+            assert!((y[m * 3 + f] - want).abs() < 1e-12);
+        }
+        // Of three columns, rank 0 has two.
+        let local = d.local(program.results()[0]).expect("evaluates");
+        assert_eq!(local[0][..2], y[..2]);
+        assert_eq!(local[1][..2], [y[2], y[5]]);
+    }
+
+    #[test]
+    fn transposed_operands_are_read_the_other_way_round() {
+        let (program, bound) = bind(
+            "fn f(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0), w: bf16[K, N] @ shard(0),
+                  dz: bf16[M, N] @ shard(1), v: bf16[K, N] @ shard(1)) {
+                 let dx = gather(dy) -> gemm(w.t);
+                 let dw = gemm(x.t, dy) -> all_reduce;
+                 let du = gemm(dz, v.t) -> reduce_scatter;
+                 (dx, dw, du)
+             }",
+            &[("M", 5), ("K", 7), ("N", 4)],
+        );
+        let d = dense(&program, &bound, 3);
+        let [x, dy, w, dz, v] = [(0, 5), (1, 5), (2, 7), (3, 5), (4, 7)].map(|(i, rows)| {
+            let rows: Vec<usize> = (0..rows).collect();
+            d.rows(ValueId::new(i), &rows).expect("evaluates").on(0).expect("is there").data.clone()
+        });
+        let check = |result: usize, want: &dyn Fn(usize, usize) -> f64, cols: usize| {
+            let id = program.results()[result];
+            let Ok(Value::Whole(m)) = d.rows(id, &[3, 1]) else { panic!("whole") };
+            for (row, values) in [3, 1].iter().zip(m.data.chunks_exact(cols)) {
+                for (col, value) in values.iter().enumerate() {
+                    assert!((value - want(*row, col)).abs() < 1e-12, "{result}: {row}, {col}");
+                }
+            }
+        };
+        let dot = |n: usize, term: &dyn Fn(usize) -> f64| (0..n).map(term).sum::<f64>();
+        check(0, &|m, k| dot(4, &|n| dy[m * 4 + n] * w[k * 4 + n]), 7);
+        check(1, &|k, n| dot(5, &|m| x[m * 7 + k] * dy[m * 4 + n]), 4);
+        check(2, &|m, k| dot(4, &|n| dz[m * 4 + n] * v[k * 4 + n]), 7);
+        let local = |i: usize| d.local(program.results()[i]).expect("evaluates");
+        let lengths = |i: usize| local(i).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!([lengths(0), lengths(1), lengths(2)], [[15, 15, 5], [28; 3], [14, 14, 7]]);
+    }
+
+    #[test]
+    fn replicas_agree_and_summands_differ() {
+        let (program, bound) = bind(
+            "fn f(x: bf16[M, K] @ partial, y: bf16[M, K] @ replicate) { (x -> mul(y), y -> relu) }",
+            &[("M", 3), ("K", 4)],
+        );
+        let d = dense(&program, &bound, 2);
+        let local = |i: usize| d.local(program.results()[i]).expect("evaluates");
+        assert_ne!(local(0)[0], local(0)[1]);
+        assert_eq!(local(1)[0], local(1)[1]);
+    }
+}

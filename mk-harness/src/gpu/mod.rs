@@ -1,0 +1,258 @@
+//! Kernels on the GPUs of this process, with inputs made and results judged on the GPUs.
+
+mod bench;
+mod reference;
+mod sample;
+mod timing;
+
+pub use bench::{Bench, measure};
+pub use timing::Timing;
+
+use crate::{Case, HarnessError, Inputs, Judgement, Norms, Tolerance, judge::worse};
+use mk_abi::{KernelSource, TensorDirection};
+use mk_codegen::trace::Trace;
+use mk_function::Kernel;
+use mk_runtime::{
+    DeviceTensor, Graph, InstanceOptions, RankTensors, Reference, Stream, World,
+    jit::{Compiled, JitOptions},
+};
+use mk_syntax::{Bound, Tensor, ValueId};
+
+/// Where a launch's tensors are: by rank, in argument order.
+type Arguments = Vec<Vec<DeviceTensor>>;
+
+/// A kernel bound to a world, and everything that it takes to launch it and to judge what it leaves behind.
+pub struct Session<'a> {
+    // Before the kernel, which must outlive what captured it.
+    graphs: Vec<Graph>,
+    kernel: Kernel,
+    streams: Vec<Stream>,
+    world: World,
+    source: &'a KernelSource,
+    case: Case<'a>,
+    seed: u64,
+    /// Values of the kernel's run-time dimensions.
+    dims: Vec<u32>,
+    arguments: Arguments,
+    reference: Reference,
+    jit: JitOptions,
+}
+
+impl<'a> Session<'a> {
+    /// Binds a kernel and allocates its tensors.
+    ///
+    /// # Errors
+    /// [`HarnessError::Function`], for a kernel of another pipeline among others; [`HarnessError::Mismatch`] for a
+    /// world of several processes; [`HarnessError::Runtime`].
+    pub fn bind(
+        world: &World,
+        case: Case<'a>,
+        source: &'a KernelSource,
+        compiled: &Compiled,
+        options: &InstanceOptions,
+        seed: u64,
+    ) -> Result<Session<'a>, HarnessError> {
+        if world.local_ranks() != (0..world.size()) {
+            return Err(HarnessError::mismatch("a session needs all ranks in this process"));
+        }
+        let jit = JitOptions::default();
+        let dims = dims(case, source)?;
+        Ok(Session {
+            graphs: Vec::new(),
+            kernel: Kernel::bind(world, case.program, source, compiled, options)?,
+            streams: Stream::per_rank(world)?,
+            world: world.clone(),
+            source,
+            case,
+            seed,
+            arguments: allocate(world, source, &dims)?,
+            dims,
+            reference: Reference::new(world, &jit)?,
+            jit,
+        })
+    }
+
+    /// Goes on with other values for the kernel's run-time dimensions, in tensors of their sizes; drops captured launches.
+    ///
+    /// # Errors
+    /// [`HarnessError::Runtime`].
+    pub fn rebind(&mut self, bound: &'a Bound) -> Result<(), HarnessError> {
+        self.graphs.clear();
+        self.case.bound = bound;
+        self.dims = dims(self.case, self.source)?;
+        self.arguments = allocate(&self.world, self.source, &self.dims)?;
+        Ok(())
+    }
+
+    /// Fills the inputs for a launch, which counts from 1, and the outputs with NaN.
+    ///
+    /// # Errors
+    /// [`HarnessError::Runtime`].
+    pub fn fill(&self, launch: u64) -> Result<(), HarnessError> {
+        self.fill_arguments(&self.arguments, launch)
+    }
+
+    fn fill_arguments(&self, arguments: &Arguments, launch: u64) -> Result<(), HarnessError> {
+        fill(&self.reference, self.inputs(), self.source, arguments, launch)
+    }
+
+    /// Launches on every rank and waits.
+    ///
+    /// # Errors
+    /// [`HarnessError::Runtime`]: a fault names the wait that did not end.
+    pub fn launch(&mut self) -> Result<(), HarnessError> {
+        let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
+        if self.graphs.is_empty() {
+            let dims = &self.dims;
+            self.kernel.instance().launch_with(&streams, &ranks(&self.arguments), dims)?;
+        }
+        for (graph, stream) in self.graphs.iter_mut().zip(&streams) {
+            graph.launch(*stream)?;
+        }
+        let mut finished = Ok(());
+        for stream in &self.streams {
+            finished = finished.and(stream.synchronize());
+        }
+        // A fault record says more than the driver's status.
+        self.kernel.instance().synchronize()?;
+        Ok(finished?)
+    }
+
+    /// What every rank did in the last launch, also in one that was timed.
+    ///
+    /// # Errors
+    /// [`HarnessError::Function`], for a kernel without tracing among others.
+    pub fn trace(&mut self) -> Result<Trace, HarnessError> {
+        Ok(self.kernel.trace()?)
+    }
+
+    /// Captures a launch: later ones replay it.
+    ///
+    /// # Errors
+    /// [`HarnessError::Runtime`].
+    pub fn capture(&mut self) -> Result<(), HarnessError> {
+        let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
+        let instance = self.kernel.instance();
+        let arguments = ranks(&self.arguments);
+        let dims = &self.dims;
+        self.graphs =
+            Graph::capture(&self.streams, || instance.launch_with(&streams, &arguments, dims))?;
+        Ok(())
+    }
+
+    /// The error of each rank against an fp32 reference on the same GPU, over all elements; the worst of all results. A right one
+    /// is within [`Session::tolerance`].
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for pipelines that the reference does not compute; [`HarnessError::Runtime`].
+    pub fn norms(&self) -> Result<Vec<Norms>, HarnessError> {
+        let mut norms = vec![Norms::NONE; self.case.ranks];
+        let expected = reference::evaluate(&self.setting()?)?;
+        for (result, by_rank) in self.outputs().zip(&expected) {
+            for ((rank, want), worst) in by_rank.iter().enumerate().zip(&mut norms) {
+                let got = result.1.get(rank).copied();
+                if let Some(got) = got.filter(|t| t.elements() > 0) {
+                    *worst = worse(*worst, self.reference.error(got, want)?);
+                }
+            }
+        }
+        Ok(norms)
+    }
+
+    /// What errors of the inputs' pipeline pass as [`Session::norms`].
+    ///
+    /// # Errors
+    /// As [`Tolerance::new`].
+    pub fn tolerance(&self) -> Result<Tolerance, HarnessError> {
+        Tolerance::new(self.case, self.seed)
+    }
+
+    /// Some rows of each result, every element judged by its bound from f64 on the host, by rank; nothing of a rank that owns none
+    /// of them.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes; [`HarnessError::Runtime`].
+    pub fn sampled_rows(&self, launch: u64, count: usize) -> Result<Vec<Judgement>, HarnessError> {
+        sample::rows(self, launch, count)
+    }
+
+    fn inputs(&self) -> Inputs<'a> {
+        Inputs::new(self.case, self.seed)
+    }
+
+    /// Each result, and the tensor that holds it, by rank.
+    fn outputs(&self) -> impl Iterator<Item = (ValueId, Vec<&DeviceTensor>)> {
+        let places = self.kernel.outputs().iter().copied();
+        let held = |i: usize| self.arguments.iter().filter_map(|t| t.get(i)).collect();
+        self.case.program.results().iter().copied().zip(places.map(held))
+    }
+
+    fn setting(&self) -> Result<reference::Setting<'_>, HarnessError> {
+        let (case, kernel) = (self.case, &self.kernel);
+        let inputs =
+            self.arguments.iter().map(|t| inputs(case, kernel, t)).collect::<Result<_, _>>()?;
+        Ok(reference::Setting { world: &self.world, case, reference: &self.reference, inputs })
+    }
+}
+
+/// A rank's tensors in the order of the pipeline's parameters.
+fn inputs<'t>(
+    case: Case<'_>,
+    kernel: &Kernel,
+    tensors: &'t [DeviceTensor],
+) -> Result<Vec<&'t DeviceTensor>, HarnessError> {
+    let held = |param: &Tensor| {
+        let tensor = kernel.input(param.id.index()).and_then(|i| tensors.get(i));
+        let what = || HarnessError::mismatch(format!("the kernel does not take `{}`", param.name));
+        tensor.ok_or_else(what)
+    };
+    case.program.tensors().iter().map(held).collect()
+}
+
+/// Values of a kernel's run-time dimensions in a case.
+fn dims(case: Case<'_>, source: &KernelSource) -> Result<Vec<u32>, HarnessError> {
+    let value = |dim: &mk_abi::RuntimeDim| {
+        let symbol = case.program.symbol(&dim.name).map(mk_syntax::Dim::Sym);
+        let value = symbol.and_then(|s| case.bound.dim(s)).and_then(|v| u32::try_from(v).ok());
+        value.ok_or_else(|| HarnessError::mismatch(format!("the pipeline has no `{}`", dim.name)))
+    };
+    source.runtime_dims.iter().map(value).collect()
+}
+
+fn allocate(world: &World, source: &KernelSource, dims: &[u32]) -> Result<Arguments, HarnessError> {
+    let mut all = Vec::new();
+    for rank in world.local_ranks() {
+        let shapes = source.shapes(rank, dims);
+        let args = source.tensors.iter().zip(&shapes);
+        let tensors = args.map(|(arg, shape)| DeviceTensor::new(world, rank, arg.dtype, shape));
+        all.push(tensors.collect::<Result<Vec<_>, _>>()?);
+    }
+    Ok(all)
+}
+
+/// Inputs of a launch, and outputs of NaN.
+fn fill(
+    reference: &Reference,
+    inputs: Inputs<'_>,
+    source: &KernelSource,
+    arguments: &Arguments,
+    launch: u64,
+) -> Result<(), HarnessError> {
+    for (rank, tensors) in arguments.iter().enumerate() {
+        for (tensor, arg) in tensors.iter().zip(&source.tensors) {
+            match inputs.case().program.tensor(&arg.name) {
+                _ if tensor.elements() == 0 => {}
+                Some(param) if arg.direction == TensorDirection::In => {
+                    let seed = inputs.seed(launch, param, rank);
+                    reference.fill_random(tensor, seed, 1.0)?;
+                }
+                _ => tensor.poison()?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn ranks(arguments: &Arguments) -> Vec<RankTensors> {
+    arguments.iter().map(RankTensors::new).collect()
+}

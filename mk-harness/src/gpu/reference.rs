@@ -1,0 +1,205 @@
+//! The fp32 reference: every rank evaluates the pipeline on what it holds, by the plain kernels of
+//! [`mk_runtime::reference`]; collectives are copies and sums. Intermediate values are f32.
+
+use crate::{
+    Case, HarnessError, Layout,
+    inputs::{dtype, placement},
+};
+use mk_abi::DType;
+use mk_runtime::{DeviceTensor, MapOp, Operand, Reference, World};
+use mk_syntax::{Def, Node, Op, Tensor, ValueId};
+
+/// What the reference is computed from.
+pub(super) struct Setting<'s> {
+    pub world: &'s World,
+    pub case: Case<'s>,
+    pub reference: &'s Reference,
+    /// The caller's tensors by rank, in the order of the pipeline's parameters.
+    pub inputs: Vec<Vec<&'s DeviceTensor>>,
+}
+
+impl<'s> Setting<'s> {
+    fn held(&self, rank: usize, param: &Tensor) -> Option<&'s DeviceTensor> {
+        self.inputs.get(rank)?.get(param.id.index()).copied()
+    }
+}
+
+/// A value on one rank.
+enum Local<'s> {
+    /// What the caller gave.
+    Input(&'s DeviceTensor),
+    Made(DeviceTensor),
+}
+
+impl Local<'_> {
+    fn tensor(&self) -> &DeviceTensor {
+        match self {
+            Local::Input(t) => t,
+            Local::Made(t) => t,
+        }
+    }
+}
+
+type Values<'s> = Vec<Vec<Local<'s>>>;
+
+/// What each rank should hold of each result, by result and rank.
+pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, HarnessError> {
+    let program = s.case.program;
+    // The last node that reads a value; results are kept.
+    let mut last = vec![0; program.n_values()];
+    for node in program.nodes() {
+        node.inputs.iter().for_each(|i| last[i.index()] = node.result.index());
+    }
+    program.results().iter().for_each(|r| last[r.index()] = usize::MAX);
+    let mut values: Values<'_> = Vec::new();
+    for index in 0..program.n_values() {
+        let id = ValueId::new(index);
+        let of_rank = |rank| match program.def(id) {
+            Some(Def::Param(p)) => s.held(rank, p).map(Local::Input).ok_or_else(|| {
+                HarnessError::mismatch(format!("the kernel does not take `{}`", p.name))
+            }),
+            Some(Def::Node(node)) => {
+                Evaluator { s, values: &values, rank }.node(node).map(Local::Made)
+            }
+            None => Err(HarnessError::mismatch("a value of another program")),
+        };
+        let made = (0..s.case.ranks).map(of_rank).collect::<Result<Vec<_>, _>>()?;
+        values.push(made);
+        for (i, value) in values.iter_mut().enumerate() {
+            if last[i] <= index && index >= program.tensors().len() {
+                value.clear();
+            }
+        }
+    }
+    let result = |id: &ValueId| {
+        let locals = values.get(id.index()).map_or(&[][..], Vec::as_slice);
+        locals.iter().enumerate().map(|(rank, t)| widened(s, rank, t.tensor())).collect()
+    };
+    program.results().iter().map(result).collect()
+}
+
+fn widened(s: &Setting<'_>, rank: usize, t: &DeviceTensor) -> Result<DeviceTensor, HarnessError> {
+    let out = DeviceTensor::new(s.world, rank as u32, DType::F32, t.shape())?;
+    if out.elements() > 0 {
+        s.reference.map(MapOp::Cast, &out, t, None)?;
+    }
+    Ok(out)
+}
+
+struct Evaluator<'e, 's> {
+    s: &'e Setting<'s>,
+    values: &'e Values<'e>,
+    rank: usize,
+}
+
+impl Evaluator<'_, '_> {
+    fn layout(&self, id: ValueId, rank: usize) -> Result<Layout, HarnessError> {
+        let case = self.s.case;
+        let placements = case.program.ty(id).map_or(&[][..], |t| &t.placement);
+        let shape = case.bound.shape(id).unwrap_or(&[]);
+        Ok(Layout::new(shape, placement(placements)?, case.ranks, rank))
+    }
+
+    fn on(&self, id: ValueId, rank: usize) -> Result<&DeviceTensor, HarnessError> {
+        let local = self.values.get(id.index()).and_then(|v| v.get(rank));
+        local.map(Local::tensor).ok_or_else(|| HarnessError::mismatch("a value before its use"))
+    }
+
+    fn make(&self, dtype: DType, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+        Ok(DeviceTensor::new(self.s.world, self.rank as u32, dtype, shape)?)
+    }
+
+    fn node(&self, node: &Node) -> Result<DeviceTensor, HarnessError> {
+        let shape = self.layout(node.result, self.rank)?.shape();
+        let operand = |i: usize| {
+            let id = node.inputs.get(i).copied().unwrap_or(node.result);
+            self.on(id, self.rank)
+        };
+        let map = match node.op {
+            Op::Gather { dim, .. } => return self.gather(node, dim, &shape),
+            Op::ReduceScatter { dim: 0, .. } | Op::AllReduce { .. } => {
+                return self.sum(node, &shape);
+            }
+            Op::ReduceScatter { .. } => {
+                return Err(HarnessError::unsupported("a scatter of columns on a GPU"));
+            }
+            Op::Gemm { a_transposed, b_transposed } => {
+                let view =
+                    |t, is_transposed| if is_transposed { Operand::t(t) } else { Operand::new(t) };
+                // `[K, G, N]` is a matrix of `G * N` columns.
+                let weight = operand(1)?;
+                let (depth, width) = weight.shape().split_first().unwrap_or((&1, &[]));
+                let flat = self.reshaped(weight, &[*depth, width.iter().product()])?;
+                let (a, b) = (view(operand(0)?, a_transposed), view(&flat, b_transposed));
+                let (rows, columns) = shape.split_first().unwrap_or((&1, &[]));
+                let c = self.make(DType::F32, &[*rows, columns.iter().product()])?;
+                if c.elements() > 0 {
+                    self.s.reference.gemm(&c, a, b, false)?;
+                }
+                return self.reshaped(&c, &shape);
+            }
+            Op::Swiglu => MapOp::Swiglu,
+            Op::Bias => MapOp::Bias,
+            Op::Gelu => MapOp::GeluErf,
+            Op::Silu => MapOp::Silu,
+            Op::Relu => MapOp::Relu,
+            Op::Mul => MapOp::Mul,
+            Op::Add => MapOp::Add,
+            Op::Scale(factor) => MapOp::Scale(factor as f32),
+            Op::Cast(_) => MapOp::Cast,
+        };
+        let to = if let Op::Cast(to) = node.op { dtype(to) } else { DType::F32 };
+        let out = self.make(to, &shape)?;
+        if out.elements() > 0 {
+            let second = if node.inputs.len() > 1 { Some(operand(1)?) } else { None };
+            self.s.reference.map(map, &out, operand(0)?, second)?;
+        }
+        Ok(out)
+    }
+
+    /// The same elements in another shape.
+    fn reshaped(&self, t: &DeviceTensor, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+        let to = self.make(t.dtype(), shape)?;
+        to.buffer().copy_range(0, t.buffer(), 0, t.buffer().size_bytes())?;
+        Ok(to)
+    }
+
+    /// All shards, one after the other.
+    fn gather(&self, node: &Node, dim: usize, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+        if dim != 0 {
+            return Err(HarnessError::unsupported("a gather of columns on a GPU"));
+        }
+        let input = node.inputs.first().copied().unwrap_or(node.result);
+        let all = self.make(self.on(input, self.rank)?.dtype(), shape)?;
+        let mut at = 0;
+        for rank in 0..self.s.case.ranks {
+            let part = self.on(input, rank)?.buffer();
+            all.buffer().copy_range(at, part, 0, part.size_bytes())?;
+            at += part.size_bytes();
+        }
+        Ok(all)
+    }
+
+    /// The sum over the ranks, of the rows that this rank gets, in order of ranks.
+    fn sum(&self, node: &Node, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+        let input = node.inputs.first().copied().unwrap_or(node.result);
+        let sum = self.make(DType::F32, shape)?;
+        if sum.elements() == 0 {
+            return Ok(sum);
+        }
+        let first_row = self.layout(node.result, self.rank)?.rows().start as u64;
+        let width: u64 = shape.iter().skip(1).product();
+        for rank in 0..self.s.case.ranks {
+            let whole = self.on(input, rank)?;
+            let part = self.make(whole.dtype(), shape)?;
+            let bytes = part.buffer().size_bytes();
+            let from = first_row * width * whole.dtype().size_bytes();
+            part.buffer().copy_range(0, whole.buffer(), from, bytes)?;
+            match rank {
+                0 => self.s.reference.map(MapOp::Cast, &sum, &part, None)?,
+                _ => self.s.reference.map(MapOp::Add, &sum, &sum, Some(&part))?,
+            }
+        }
+        Ok(sum)
+    }
+}

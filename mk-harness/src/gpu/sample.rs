@@ -1,0 +1,63 @@
+//! Some rows of a result, judged by the bounds of the host's reference: a check of the fp32 reference, too.
+
+use super::Session;
+use crate::{Dense, HarnessError, Judgement, Layout, inputs::placement, judge};
+use mk_runtime::{DeviceTensor, reference::random_value};
+use mk_syntax::ValueId;
+
+/// `count` rows of each result, by rank.
+pub(super) fn rows(
+    s: &Session<'_>,
+    launch: u64,
+    count: usize,
+) -> Result<Vec<Judgement>, HarnessError> {
+    let mut judged = vec![Judgement::default(); s.case.ranks];
+    for (result, held) in s.outputs() {
+        let rows = choose(s, result, launch, count);
+        let expected = Dense::new(s.inputs(), launch).expected_rows(result, &rows)?;
+        for (rank, (out, (rows, expected))) in held.into_iter().zip(expected).enumerate() {
+            let got = download(s, result, &rows, rank, out)?;
+            if let Some(all) = judged.get_mut(rank) {
+                *all = std::mem::take(all).and(judge(&got, &expected));
+            }
+        }
+    }
+    Ok(judged)
+}
+
+/// Rows spread over the result, the first and the last among them.
+fn choose(s: &Session<'_>, result: ValueId, launch: u64, count: usize) -> Vec<usize> {
+    let shape = s.case.bound.shape(result).unwrap_or(&[]);
+    let n = shape.first().map_or(0, |n| *n as usize);
+    let mut rows = vec![0, n.saturating_sub(1)];
+    for i in 2..count as u64 {
+        let unit = f64::from(random_value(s.seed ^ launch, i, 0.5)) + 0.5;
+        rows.push((unit * n as f64) as usize);
+    }
+    rows.retain(|row| *row < n);
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// Global rows of a result from the rank that holds them.
+fn download(
+    s: &Session<'_>,
+    result: ValueId,
+    rows: &[usize],
+    rank: usize,
+    out: &DeviceTensor,
+) -> Result<Vec<f32>, HarnessError> {
+    let placements = s.case.program.ty(result).map_or(&[][..], |t| &t.placement);
+    let shape = s.case.bound.shape(result).unwrap_or(&[]);
+    let layout = Layout::new(shape, placement(placements)?, s.case.ranks, rank);
+    let (columns, first) = (layout.columns().len() as u64, layout.rows().start);
+    let bytes = columns * out.dtype().size_bytes();
+    let row_of = DeviceTensor::new(&s.world, rank as u32, out.dtype(), &[columns])?;
+    let mut all = Vec::new();
+    for row in rows {
+        row_of.buffer().copy_range(0, out.buffer(), (row - first) as u64 * bytes, bytes)?;
+        all.extend(row_of.download_f32()?);
+    }
+    Ok(all)
+}
