@@ -36,9 +36,9 @@ pub struct PipelineArgs {
 pub struct Words(Vec<(&'static Setting, String)>);
 
 impl PipelineArgs {
-    /// Whether it names a plan.
+    /// Whether it names a plan, as text or as JSON.
     pub fn is_plan(&self) -> bool {
-        has_extension(&self.pipeline, "plan")
+        has_extension(&self.pipeline, "plan") || has_extension(&self.pipeline, "json")
     }
 
     /// The settings that are given, in the order of the command line.

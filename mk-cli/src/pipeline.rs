@@ -154,7 +154,12 @@ pub fn read(path: &Path) -> Result<String, Failure> {
     if length > MAX_FILE_BYTES {
         return Err(failed(format!("it is longer than {} MiB", MAX_FILE_BYTES >> 20)));
     }
-    String::from_utf8(bytes).map_err(|_| failed("it is not UTF-8 text".into()))
+    let text = String::from_utf8(bytes).map_err(|_| failed("it is not UTF-8 text".into()))?;
+    // Editors of some systems write a byte order mark.
+    Ok(match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_string(),
+        None => text,
+    })
 }
 
 fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
@@ -165,13 +170,22 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
             "give the pipeline that it was made from, or leave the option out",
         ));
     }
-    let plan: Plan =
-        read(Path::new(path))?.parse().map_err(|e| Failure::new(format!("{path}: {e}")))?;
+    let text = read(Path::new(path))?;
+    let plan: Plan = match has_extension(path, "json") {
+        true => Plan::from_json(&text).map_err(|e| Failure::new(format!("{path}: {e}")))?,
+        false => text.parse().map_err(|e| Failure::new(format!("{path}: {e}")))?,
+    };
     plan.check_structure().map_err(|errors| {
         let list: Vec<String> = errors.iter().map(|e| format!("\n  {e}")).collect();
         Failure::new(format!("{path} is not a well-formed plan:{}", list.concat()))
     })?;
     Ok(plan)
+}
+
+/// Whether an argument is a path and no pipeline: those have brackets.
+fn looks_like_a_file(text: &str) -> bool {
+    let path = Path::new(text);
+    !text.contains(['(', ' ', '\n']) && (path.extension().is_some() || text.contains('/'))
 }
 
 /// Reads and checks the pipeline, and gives its symbols numbers.
@@ -188,6 +202,14 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
         true => mistakes.in_file(&args.pipeline),
         false => mistakes,
     };
+    let nothing =
+        !is_file && looks_like_a_file(&args.pipeline) && !Path::new(&args.pipeline).exists();
+    if nothing {
+        return Err(Failure::with_help(
+            format!("there is no file `{}`", args.pipeline),
+            "give a pipeline, such as 'gather(a) -> gemm(b)', or a file: x.mk is a pipeline, x.plan or x.json a plan",
+        ));
+    }
     let hint = match !is_file && Path::new(&args.pipeline).is_file() {
         true => "\n\nnote: there is a file of that name; a pipeline is read from files x.mk only",
         false => "",

@@ -18,7 +18,7 @@ pub struct Args {
 enum Format {
     /// The text format, which `mk check x.plan` reads
     Text,
-    /// The same as JSON
+    /// The same as JSON, which `mk check x.json` reads
     Json,
     /// A graph for Graphviz
     Dot,
@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     match args.format {
         Format::Text => say!("{}", plan.to_string().trim_end()),
         Format::Json => {
-            let json = serde_json::to_string_pretty(&plan).map_err(Failure::new)?;
+            let json = plan.to_json().map_err(Failure::new)?;
             say!("{json}")
         }
         Format::Dot => say!("{}", draw::dot(&plan).trim_end()),

@@ -1,7 +1,8 @@
 //! The text format prints and reads back identically; expressions mean in C what they mean here.
 
-use mk_codegen::ir::Plan;
-use std::{fs, path::Path};
+use mk_codegen::{emit, ir::Plan, passes::lower, settings::Config, valid};
+use mk_syntax::Program;
+use std::{collections::BTreeMap, fs, path::Path};
 
 #[test]
 fn every_fixture_prints_and_reads_back_identically() {
@@ -47,4 +48,154 @@ fn names_print_as_they_were_read() {
     for name in ["a\u{1}b", "a\\b", "a\tb", "\u{200b}"] {
         assert!(read(name).is_err(), "{name:?}");
     }
+}
+
+/// Lowers a pipeline whose symbols and tensors have hostile names.
+fn with_names(m: &str, k: &str, n: &str, tensors: [&str; 2]) -> Plan {
+    let [x, w] = tensors;
+    let text = format!(
+        "fn f<{m}: dyn <= 300>({x}: bf16[{m}, {k}] @ shard(0), {w}: bf16[{k}, {n}] @ shard(1)) {{ gather({x}) -> gemm({w}) }}"
+    );
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let dims = BTreeMap::from([(k.to_string(), 64), (n.to_string(), 72)]);
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("sizes");
+    let config = Config { ranks: 2, ..Config::default() };
+    lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{text}: {e}"))
+}
+
+/// Names that mean something in plans or kernels, or that passes give.
+const HOSTILE: &[&str] = &[
+    "t", "rank", "epoch", "min", "max", "select", "and", "each", "when", "at", "by", "lag",
+    "version", "runtime", "in", "i", "j", "s", "p", "c", "kDim_M", "int", "dim0", "dim1", "dim7",
+    "tab0", "buf0", "M_", "pitch", "family", "x_all", "slots", "out", "w_packed", "hidden",
+];
+
+#[test]
+fn any_name_of_a_pipeline_prints_and_reads_back() {
+    let mut tried = 0;
+    for (i, name) in HOSTILE.iter().enumerate() {
+        let other = HOSTILE[(i + 1) % HOSTILE.len()];
+        let third = HOSTILE[(i + 2) % HOSTILE.len()];
+        for (dims, tensors) in
+            [([*name, other, third], ["x", "w"]), (["M", "K", "N"], [*name, other])]
+        {
+            // The language has words of its own.
+            let [m, k, n] = dims;
+            let word = |w: &&str| ["in", "fn", "let", "dyn"].contains(w);
+            if dims.iter().chain(&tensors).any(word) {
+                continue;
+            }
+            let plan = with_names(m, k, n, tensors);
+            let text = plan.to_string();
+            let again: Plan = text.parse().unwrap_or_else(|e| panic!("{name}: {e}\n{text}"));
+            assert_eq!(again, plan, "{name}");
+            assert_eq!(again.to_string(), text, "{name}");
+            let json = plan.to_json().expect("JSON");
+            assert_eq!(Plan::from_json(&json).expect(name), plan);
+            valid::verify(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let source = emit::emit(&plan);
+            let source = source.unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert!(!plan.dims.is_empty());
+            for dim in plan.dims.values().map(|d| &d.name) {
+                assert!(source.cuda.contains(&format!("int kDim_{dim} = ")), "{name}: {dim}");
+            }
+            tried += 1;
+        }
+    }
+    assert!(tried > 50, "{tried}");
+}
+
+#[test]
+fn a_dollar_marks_the_name_of_a_dimension() {
+    let plan = with_names("t", "rank", "each", ["x", "w"]);
+    let text = plan.to_string();
+    assert!(text.contains("dim dim0 $t = 300 runtime <= 300"), "{text}");
+    assert!(text.contains("order i = t / 8"), "{text}");
+    assert!(text.contains("$rank]"), "{text}");
+    // It may stand before any dimension, and before nothing else.
+    let plain = with_names("M", "K", "N", ["x", "w"]);
+    assert_eq!(plain.to_string().replace("[M, ", "[$M, ").parse(), Ok(plain.clone()));
+    for (from, to) in
+        [("@ rank ", "@ $rank "), ("for i in", "for $i in"), ("leaf", "$leaf"), ("[M, ", "[$, ")]
+    {
+        let wrong = plain.to_string().replacen(from, to, 1);
+        assert_ne!(wrong, plain.to_string());
+        assert!(wrong.parse::<Plan>().is_err(), "{to}");
+    }
+}
+
+#[test]
+fn what_is_said_twice_or_not_at_all_is_refused_with_its_line() {
+    let text = with_names("M", "K", "N", ["x", "w"]).to_string();
+    let line = |needle: &str| text.lines().position(|l| l.contains(needle)).expect("a line") + 1;
+    let leaf = text.lines().find(|l| l.contains("leaf copy_tile")).expect("a leaf");
+    for (edited, at, said) in [
+        (
+            text.replacen(leaf, &format!("{leaf}\n{leaf}"), 1),
+            line("leaf copy_tile") + 1,
+            "no second `leaf` line",
+        ),
+        (
+            text.replacen(leaf, &format!("{leaf}\n  schedule static\n  schedule static"), 1),
+            line("leaf copy_tile") + 2,
+            "no second `schedule` line",
+        ),
+        (
+            text.replacen(&format!("{leaf}\n"), "", 1),
+            text.lines().position(|l| l == "}").expect("an end"),
+            "a family needs a `leaf` line",
+        ),
+        (
+            text.replacen("buf1 \"w\"", "buf1 \"x\"", 1),
+            line("buf1 \"w\""),
+            "another buffer is named \"x\" already",
+        ),
+    ] {
+        assert_ne!(edited, text);
+        let error = edited.parse::<Plan>().expect_err(said);
+        assert!(error.message.contains(said), "{error}");
+        assert_eq!(error.line, at, "{error}");
+    }
+}
+
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let plan = with_names("M", "K", "N", ["x", "w"]);
+    assert_eq!(format!("\u{feff}{plan}").parse(), Ok(plan));
+}
+
+#[test]
+fn every_fixture_is_the_same_from_json() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans");
+    for entry in fs::read_dir(&dir).expect("tests/plans") {
+        let path = entry.expect("entry").path();
+        if path.extension().is_some_and(|e| e == "plan") {
+            let plan: Plan = fs::read_to_string(&path).expect("readable").parse().expect("a plan");
+            let json = plan.to_json().expect("JSON");
+            assert_eq!(Plan::from_json(&json).expect("the plan"), plan, "{}", path.display());
+            assert!(json.contains("\"Var\": \"rank\"") && json.contains("\"schema\": 1"));
+        }
+    }
+}
+
+#[test]
+fn json_that_is_no_plan_is_refused() {
+    let json = with_names("M", "K", "N", ["x", "w"]).to_json().expect("JSON");
+    for (from, to, said) in [
+        ("\"schema\": 1", "\"schema\": 7", "`\"schema\": 7`"),
+        ("\"schema\": 1,", "", "no `schema`"),
+        ("\"Var\": \"rank\"", "\"Var\": \"bank\"", "loop0"),
+        ("\"Var\": \"rank\"", "\"Var\": \"loop251\"", "loop0"),
+        ("\"role0\"", "\"buf0\"", "role0"),
+        ("\"mesh\"", "\"mash\"", "mash"),
+        ("\"name\": \"x\"", "\"name\": \"w\"", "another buffer is named"),
+        ("\"name\": \"x\"", "\"name\": \"a\\\\b\"", "backslashes"),
+    ] {
+        let wrong = json.replacen(from, to, 1);
+        assert_ne!(wrong, json, "{from}");
+        let error = Plan::from_json(&wrong).expect_err(to).to_string();
+        assert!(error.contains(said), "{to}: {error}");
+    }
+    let deep = format!("{{\"schema\": 1, \"name\": {}{}", "[".repeat(5000), "]".repeat(5000));
+    assert!(Plan::from_json(&deep).is_err());
 }

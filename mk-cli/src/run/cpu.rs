@@ -1,6 +1,9 @@
 //! `mk run` on the CPU executor.
 
-use super::{Args, verdict::Verdict};
+use super::{
+    Args,
+    verdict::{Verdict, launches},
+};
 use crate::{failure::Failure, output::say, pipeline::Loaded, progress::Progress};
 use mk::{
     ir::Plan,
@@ -40,11 +43,10 @@ fn without_reference(plan: &Plan, options: &CpuOptions) -> Result<(), Failure> {
         let _progress = Progress::new("running the plan twice on the CPU");
         repeat_on_cpu(plan, options).map_err(failure)?
     };
-    let ranks = plan.mesh.size();
     say!("plan      {:?}, verified", plan.name)?;
     say!("schedule  {}, seed {}: {}", options.schedule, options.seed, figures(&report))?;
     say!("no reference is known (`--reference PIPELINE` names one): run again in another order")?;
-    let figures = format!("{} launches on {ranks} ranks", options.launches);
+    let figures = launches(options.launches as usize, plan.mesh.size() as usize);
     if nonfinite == 0 && differ == 0 {
         return say!(
             "RAN (no reference): {figures}, all results finite, the same bits in both orders; \

@@ -95,9 +95,8 @@ impl<'a> Verdict<'a> {
             self.tolerance.map_or(String::new(), |t| format!(" (at most {:.0e})", of(&t)))
         };
         let mut figures = format!(
-            "{} launches on {} ranks, worst error {:.2e}{}, worst tile {:.2e}{}",
-            self.launches,
-            self.case.ranks,
+            "{}, worst error {:.2e}{}, worst tile {:.2e}{}",
+            launches(self.launches, self.case.ranks),
             self.global,
             below(|t| t.global),
             self.tile,
@@ -125,4 +124,10 @@ impl<'a> Verdict<'a> {
             _ => true,
         })
     }
+}
+
+/// `3 launches on 4 ranks`.
+pub fn launches(launches: usize, ranks: usize) -> String {
+    let of = |n: usize, one: &str, many: &str| format!("{n} {}", if n == 1 { one } else { many });
+    format!("{} on {}", of(launches, "launch", "launches"), of(ranks, "rank", "ranks"))
 }

@@ -20,6 +20,20 @@ fn a_pipeline_that_does_not_parse() {
 }
 
 #[test]
+fn a_file_that_does_not_exist() {
+    for name in ["nosuch.txt", "no/such", "nosuch.yaml"] {
+        mk(&["check", name]).fails(
+            1,
+            &[&format!("there is no file `{name}`"), "x.mk is a pipeline, x.plan or x.json"],
+        );
+    }
+    mk(&["check", "nosuch.plan"]).fails(1, &["cannot read nosuch.plan"]);
+    // A pipeline without brackets, and one with a number.
+    mk(&["check", "gather"]).fails(1, &["error: "]);
+    mk(&["check", "gather(a) -> scale(0.5)"]).fails(1, &["`a_0` has no value"]);
+}
+
+#[test]
 fn a_counterexample_is_drawn() {
     let dir = TempDir::new();
     let path = dir.file("race.svg");

@@ -113,6 +113,33 @@ fn json_parses_and_names_the_same_entities() {
     let plan = mk(&with("plan", GATHER_GEMM, &[])).ok();
     assert_eq!(families.len(), plan.lines().filter(|l| l.starts_with("family")).count());
     assert!(families.iter().all(|f| f["name"].is_string() && f["accesses"].is_array()));
+    assert_eq!(json["schema"], 1);
+}
+
+#[test]
+fn a_plan_as_json_is_checked_as_text_is() {
+    let dir = TempDir::new();
+    let path = dir.file("x.json");
+    let text = mk(&with("plan", GATHER_GEMM, &["--format", "json"])).ok();
+    std::fs::write(&path, &text).expect("written");
+    let said = mk(&["check", &path]).ok();
+    assert!(said.contains("pairs ordered") && said.ends_with("OK\n"), "{said}");
+    assert_eq!(mk(&["plan", &path]).ok(), mk(&with("plan", GATHER_GEMM, &[])).ok());
+    std::fs::write(&path, text.replace("\"schema\": 1", "\"schema\": 2")).expect("written");
+    mk(&["check", &path]).fails(1, &["x.json", "`\"schema\": 2`", "--format json"]);
+}
+
+#[test]
+fn files_may_begin_with_a_byte_order_mark() {
+    let dir = TempDir::new();
+    let pipeline = dir.file("x.mk");
+    let text = std::fs::read_to_string(crate::command::root().join("examples/gather_gemm.mk"));
+    std::fs::write(&pipeline, format!("\u{feff}{}", text.expect("an example"))).expect("written");
+    mk(&["check", &pipeline]).ok();
+    let plan = dir.file("x.plan");
+    let text = mk(&["plan", &pipeline]).ok();
+    std::fs::write(&plan, format!("\u{feff}{text}")).expect("written");
+    assert_eq!(mk(&["plan", &plan]).ok(), text);
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn a_plan_is_verified_below_its_bound_too() {
     let dir = TempDir::new();
     let (path, picture) = (dir.file("rows.plan"), dir.file("rows.svg"));
     std::fs::write(&path, ROWS).expect("written");
-    let says = ["with M = 1: plan \"dyn\" is refused", "outside its buffer"];
+    let says = ["plan \"dyn\" is refused with M = 1 (", "outside its buffer"];
     mk(&["check", &path, "--svg", &picture]).fails(1, &says);
     assert!(std::fs::read_to_string(&picture).expect("drawn").contains("<svg"));
     mk(&["emit", &path]).fails(1, &says);

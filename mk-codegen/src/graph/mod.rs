@@ -172,7 +172,7 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
         Dim::Sym(id) => program.symbols().get(id.index()).map(|s| s.name.clone()),
         Dim::Lit(_) => None,
     };
-    // Binding refuses extents above i32::MAX.
+    // Binding refuses extents above 2^30.
     // The kernel is the same for every value of a run-time dimension, so it is made at the largest.
     let value = bound.max_dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0);
     Extent { value, symbol, runtime_max: bound.is_runtime(dim).then_some(value) }

@@ -21,8 +21,90 @@ pub struct StructureError {
     pub message: String,
 }
 
-/// Names of one scope, for reuse in messages and look-ups.
-const RESERVED: &[&str] = &["rank", "epoch", "t", "min", "max", "select", "and"];
+/// What loops are not called: words of expressions, and keywords of the kernel's language, in which they are variables.
+const RESERVED: &[&str] = &[
+    "rank",
+    "epoch",
+    "t",
+    "min",
+    "max",
+    "select",
+    "and",
+    "each",
+    "alignas",
+    "alignof",
+    "asm",
+    "auto",
+    "bitand",
+    "bitor",
+    "bool",
+    "break",
+    "case",
+    "catch",
+    "char",
+    "class",
+    "compl",
+    "const",
+    "consteval",
+    "constexpr",
+    "constinit",
+    "continue",
+    "decltype",
+    "default",
+    "delete",
+    "do",
+    "double",
+    "else",
+    "enum",
+    "explicit",
+    "export",
+    "extern",
+    "false",
+    "float",
+    "for",
+    "friend",
+    "goto",
+    "if",
+    "inline",
+    "int",
+    "long",
+    "mutable",
+    "namespace",
+    "new",
+    "noexcept",
+    "not",
+    "nullptr",
+    "operator",
+    "or",
+    "private",
+    "protected",
+    "public",
+    "register",
+    "requires",
+    "return",
+    "short",
+    "signed",
+    "sizeof",
+    "static",
+    "struct",
+    "switch",
+    "template",
+    "this",
+    "throw",
+    "true",
+    "try",
+    "typedef",
+    "typeid",
+    "typename",
+    "union",
+    "unsigned",
+    "using",
+    "virtual",
+    "void",
+    "volatile",
+    "while",
+    "xor",
+];
 
 /// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
 /// verifier holds several fillings.
@@ -61,9 +143,22 @@ impl Checker<'_> {
         let mut chars = name.chars();
         let ok = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
             && chars.all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !ok || RESERVED.contains(&name) {
-            self.error(place, format!("`{name}` cannot be a name: use letters, digits and `_`, and none of {RESERVED:?}"));
+        if !ok {
+            self.error(place, format!("`{name}` cannot be a name: use letters, digits and `_`"));
         }
+    }
+
+    fn loop_name(&mut self, place: &str, name: &str) {
+        self.name(place, name);
+        if RESERVED.contains(&name) {
+            self.error(
+                place,
+                format!(
+                    "`{name}` means something else in plans or kernels: call the loop `{name}_`"
+                ),
+            );
+        }
+        self.not_a_dim(place, name);
     }
 
     fn not_a_dim(&mut self, place: &str, name: &str) {
@@ -185,11 +280,10 @@ impl Checker<'_> {
             self.error(&place, format!("{} does not exist", x.role));
         }
         for (i, (name, extent)) in x.domain.iter().enumerate() {
-            self.name(&place, name);
+            self.loop_name(&place, name);
             if x.domain[..i].iter().chain(&x.inner).any(|(other, _)| other == name) {
                 self.error(&place, format!("has two loop variables `{name}`"));
             }
-            self.not_a_dim(&place, name);
             self.expr(
                 &place,
                 extent,
@@ -218,8 +312,7 @@ impl Checker<'_> {
             self.expr(&place, e, Some(x), scope);
         }
         if let Some((name, extent)) = &x.inner {
-            self.name(&place, name);
-            self.not_a_dim(&place, name);
+            self.loop_name(&place, name);
             self.expr(&place, extent, Some(x), Scope { inner: false, ..all });
         }
         self.contract(&place, x);
@@ -242,8 +335,7 @@ impl Checker<'_> {
             self.error(place, "is `at inner`, but the family has no inner loop");
         }
         if let Some(each) = each {
-            self.name(place, &each.var);
-            self.not_a_dim(place, &each.var);
+            self.loop_name(place, &each.var);
             if x.domain.iter().chain(&x.inner).any(|(name, _)| *name == each.var) {
                 self.error(
                     place,

@@ -1,7 +1,10 @@
 //! Entity ids and the arenas that hold entities. The `Display` of an id is its name in the text format.
 
-use serde::{Serialize, Serializer};
-use std::{fmt, marker::PhantomData, ops};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error as _, Unexpected},
+};
+use std::{borrow::Cow, fmt, marker::PhantomData, ops};
 
 /// A typed index into an [`Arena`].
 pub trait Entity: Copy + Eq + fmt::Display {
@@ -46,6 +49,20 @@ macro_rules! entity {
                 s.collect_str(self)
             }
         }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let text = <Cow<'_, str>>::deserialize(d)?;
+                let digits = text.strip_prefix($prefix).and_then(|d| d.parse::<u32>().ok());
+                match digits.filter(|n| *n < u32::MAX) {
+                    Some(n) => Ok($name(n)),
+                    None => {
+                        let what = concat!("an id such as ", $prefix, "0");
+                        Err(D::Error::invalid_value(Unexpected::Str(&text), &what))
+                    }
+                }
+            }
+        }
     };
 }
 
@@ -72,7 +89,7 @@ entity!(
     EdgeId, "e");
 
 /// Entities of one kind, in order of their ids.
-#[derive(Clone, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Arena<K, V> {
     items: Vec<V>,

@@ -5,12 +5,15 @@
 //! that evaluates everywhere means the same in both worlds.
 
 use super::entity::{DimId, TabId};
-use serde::Serialize;
-use std::ops;
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error as _, Unexpected},
+};
+use std::{borrow::Cow, ops};
 use thiserror::Error;
 
 /// A binary operator. Comparisons give 1 or 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum BinOp {
     Add,
@@ -30,8 +33,7 @@ pub enum BinOp {
 }
 
 /// A variable of the scope in which an expression stands. Slots are fixed, so that evaluation is an array look-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Var(pub u8);
 
 impl Var {
@@ -54,8 +56,43 @@ impl Var {
     }
 }
 
+/// `rank`, `epoch`, `t`, `each`, `inner`, `loop0`, `loop1`, …
+impl Serialize for Var {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Var::RANK => s.serialize_str("rank"),
+            Var::EPOCH => s.serialize_str("epoch"),
+            Var::LINEAR => s.serialize_str("t"),
+            Var::EACH => s.serialize_str("each"),
+            Var::INNER => s.serialize_str("inner"),
+            Var(slot) => s.collect_str(&format_args!("loop{}", slot - Var::DOMAIN)),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Var {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Var, D::Error> {
+        let text = <Cow<'_, str>>::deserialize(d)?;
+        let domain = |n: &str| n.parse().ok().filter(|n: &u8| *n <= u8::MAX - Var::DOMAIN);
+        Ok(match &*text {
+            "rank" => Var::RANK,
+            "epoch" => Var::EPOCH,
+            "t" => Var::LINEAR,
+            "each" => Var::EACH,
+            "inner" => Var::INNER,
+            other => match other.strip_prefix("loop").and_then(domain) {
+                Some(n) => Var::domain(usize::from(n)),
+                None => {
+                    let what = "a variable: rank, epoch, t, each, inner, loop0, loop1, …";
+                    return Err(D::Error::invalid_value(Unexpected::Str(other), &what));
+                }
+            },
+        })
+    }
+}
+
 /// An integer expression over ranks, tile coordinates, dimensions and tables.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Expr {
     /// A constant.
     Const(i32),

@@ -5,13 +5,13 @@
 //! The verifier knows a leaf by its contract alone; the templates implement it.
 
 use super::plan::{Mode, Proxy};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 macro_rules! names {
     ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal,)* }) => {
         $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum $name { $($(#[$vmeta])* $variant,)* }
         impl $name {
@@ -99,7 +99,7 @@ names! {
 }
 
 /// An elementwise operation on the accumulator of a product, or on a sum, in f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EpilogueOp {
     /// Adds a row vector `[n]`.
     Bias,
@@ -147,7 +147,7 @@ pub fn gated(epilogue: &[EpilogueOp]) -> bool {
 }
 
 /// How a tile is written back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Store {
     /// Through shared memory and TMA: the pitch is a multiple of 16 bytes.
     Tma,
@@ -156,7 +156,7 @@ pub enum Store {
 }
 
 /// How a copy moves data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyVia {
     /// Bulk copies through shared memory; each row's bytes, addresses and pitch are multiples of 16.
     Bulk,
@@ -165,7 +165,7 @@ pub enum CopyVia {
 }
 
 /// Memory layout of a matrix product's left operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ALayout {
     /// `[m, k]`, k contiguous.
     Mk,
@@ -174,7 +174,7 @@ pub enum ALayout {
 }
 
 /// Memory layout of a matrix product's right operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BLayout {
     /// `[k, n]`, n contiguous.
     Kn,
@@ -183,7 +183,7 @@ pub enum BLayout {
 }
 
 /// How the two warpgroups that multiply share a CTA's tiles.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Consumers {
     /// Each has its part of every tile.
     #[default]
@@ -193,7 +193,7 @@ pub enum Consumers {
 }
 
 /// Where attention keeps its accumulator, maximum and sum between ring steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Carry {
     /// In registers: the ring is the task's inner loop.
     Registers,
@@ -202,7 +202,7 @@ pub enum Carry {
 }
 
 /// What one task does. Few and generic: a new pipeline adds none unless it needs new arithmetic.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Leaf {
     /// Only waits and posts.
     Signal,

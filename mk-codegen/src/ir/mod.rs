@@ -4,6 +4,7 @@
 mod check;
 pub mod entity;
 mod expr;
+mod json;
 mod leaf;
 mod plan;
 mod points;
@@ -16,6 +17,7 @@ mod runs;
 pub use check::{MAX_ENTRIES, StructureError};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
+pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, Agent, Arity, BLayout, COPY_STAGE_BYTES, Carry, Consumers, Contract, CopyVia,
     EPILOGUE_OPERANDS, EdgeSpec, EpilogueOp, Leaf, Operand, OperandSpec, Store, carry_last, gated,

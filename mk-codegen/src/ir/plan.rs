@@ -6,10 +6,11 @@ use super::{
     leaf::{Agent, Leaf, Operand},
 };
 use mk_abi::DType;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A tile-level dataflow program for one mesh: the same for every rank, parametric in `rank`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Plan {
     /// Name of the pipeline.
     pub name: String,
@@ -69,7 +70,8 @@ impl Plan {
 }
 
 /// Named axes of ranks; rank is row-major over them (last axis fastest).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Mesh {
     /// Axis names and sizes.
     pub axes: Vec<(String, u32)>,
@@ -87,7 +89,8 @@ impl Mesh {
 }
 
 /// What the transport promises (design: ordering class of a transport).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Nic {
     /// Whether writes of one queue pair become visible in order.
     pub ordering: NicOrdering,
@@ -96,7 +99,7 @@ pub struct Nic {
 }
 
 /// Ordering class of a transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NicOrdering {
     /// RC: a later write of the same queue pair is not visible before an earlier one.
     InOrder,
@@ -105,7 +108,8 @@ pub enum NicOrdering {
 }
 
 /// A dimension symbol and its value.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Dim {
     /// Its name in the pipeline.
     pub name: String,
@@ -116,7 +120,8 @@ pub struct Dim {
 }
 
 /// A table of integers. Its contents may differ from rank to rank, and from epoch to epoch if they come at run time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Table {
     /// A name for people.
     pub name: String,
@@ -127,7 +132,7 @@ pub struct Table {
 }
 
 /// Where a table's contents come from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TableSource {
     /// Given with the plan.
     Const(Vec<i32>),
@@ -149,7 +154,8 @@ pub enum TableSource {
 }
 
 /// Memory that tasks touch: the same name on every rank, `rank`-dependent in shape.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Buffer {
     /// A name for people; for caller tensors the name in the pipeline.
     pub name: String,
@@ -166,7 +172,7 @@ pub struct Buffer {
 }
 
 /// Whose memory a buffer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Space {
     /// A tensor that the caller writes before each launch.
     In,
@@ -179,7 +185,8 @@ pub enum Space {
 }
 
 /// An array of counters, one copy on every rank. A word only ever counts up.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Signal {
     /// A name for people.
     pub name: String,
@@ -188,7 +195,7 @@ pub struct Signal {
 }
 
 /// What the CTAs of a role do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RoleKind {
     /// Runs in CTA 0 before its own role begins.
     Prologue,
@@ -207,7 +214,8 @@ pub enum RoleKind {
 }
 
 /// A contiguous range of CTAs. Roles follow each other in CTA number.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Role {
     /// What it does.
     pub kind: RoleKind,
@@ -216,7 +224,8 @@ pub struct Role {
 }
 
 /// A parametric loop of tasks of one kind.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Family {
     /// A name for people.
     pub name: String,
@@ -244,7 +253,7 @@ pub struct Family {
 }
 
 /// Which CTA of a role runs which task of a family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Schedule {
     /// Task `n` of the role's families, in their order, is for CTA `n % ctas`.
     #[default]
@@ -254,7 +263,8 @@ pub enum Schedule {
 }
 
 /// An edge inside a leaf: an mbarrier or a named barrier. Which agents it joins is in the leaf's contract.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct InternalEdge {
     /// Its id.
     pub edge: EdgeId,
@@ -263,7 +273,7 @@ pub struct InternalEdge {
 }
 
 /// When in a task something happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Point {
     /// Before the inner loop.
     Start,
@@ -274,7 +284,7 @@ pub enum Point {
 }
 
 /// What an access does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Reads.
     Read,
@@ -285,7 +295,8 @@ pub enum Mode {
 }
 
 /// Repetition of a wait, a post or an access: `each p in 4`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Each {
     /// Name of the variable; its slot is [`Var::EACH`](super::Var::EACH).
     pub var: String,
@@ -294,7 +305,8 @@ pub struct Each {
 }
 
 /// A region of a buffer on some rank.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Access {
     /// Which operand of the leaf; the contract says which agent performs it through which proxy.
     pub operand: Operand,
@@ -318,7 +330,7 @@ pub struct Access {
 }
 
 /// Which later reads and writes a wait protects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Proxy {
     /// Ordinary loads and stores.
     Generic,
@@ -329,7 +341,7 @@ pub enum Proxy {
 }
 
 /// How far an acquire or release reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Scope {
     /// One GPU.
     Gpu,
@@ -338,7 +350,8 @@ pub enum Scope {
 }
 
 /// Waits until the word on the own rank has reached `(epoch - lag) * count`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Wait {
     /// Its id.
     pub edge: EdgeId,
@@ -365,7 +378,7 @@ pub struct Wait {
 }
 
 /// What must have happened to the agent's accesses before it posts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Completion {
     /// Nothing beyond program order: enough for reads and for generic stores, which the release covers.
     ProgramOrder,
@@ -382,7 +395,8 @@ pub enum Completion {
 }
 
 /// Adds to a word on some rank.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Post {
     /// Its id.
     pub edge: EdgeId,

@@ -41,13 +41,28 @@ fn infix(op: BinOp) -> Option<(&'static str, u8)> {
     }
 }
 
+/// Words of expressions and lines that are not read as names of dimensions.
+pub(super) const MEANT: &[&str] = &["rank", "epoch", "t", "min", "max", "select", "and", "each"];
+
+/// A dimension's name: behind a `$` where the word alone means something else.
+struct DimText<'a>(&'a str);
+
+impl Display for DimText<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if MEANT.contains(&self.0) {
+            f.write_char('$')?;
+        }
+        f.write_str(self.0)
+    }
+}
+
 impl ExprText<'_> {
     fn write(&self, f: &mut Formatter<'_>, e: &Expr, outer: u8) -> fmt::Result {
         match e {
             Expr::Const(c) if *c < 0 && outer > 0 => write!(f, "({c})"),
             Expr::Const(c) => write!(f, "{c}"),
             Expr::Dim(d) => match self.plan.dims.get(*d) {
-                Some(dim) => f.write_str(&dim.name),
+                Some(dim) => write!(f, "{}", DimText(&dim.name)),
                 None => write!(f, "{d}"),
             },
             Expr::Var(v) => self.var(f, *v),
@@ -152,7 +167,7 @@ impl Display for Plan {
             writeln!(f, "nic {ordering} fifo={}", nic.fifo)?;
         }
         for (id, d) in self.dims.iter() {
-            write!(f, "dim {id} {} = {}", d.name, d.value)?;
+            write!(f, "dim {id} {} = {}", DimText(&d.name), d.value)?;
             match d.runtime_max {
                 Some(max) => writeln!(f, " runtime <= {max}")?,
                 None => writeln!(f)?,

@@ -14,18 +14,16 @@ mod ways;
 
 use crate::{
     graph::OpGraph,
-    ir::Plan,
+    ir::{Buffer, Plan, Space},
     settings::{self, Config, Facts},
     target,
     valid::{self, Violation},
 };
-use mk_syntax::{Bound, Program, ValueId};
+use mk_syntax::{Bound, Program};
+use std::collections::BTreeSet;
 
 pub use error::LowerError;
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
-
-/// Largest extent of a dimension: indexes are 32-bit, and extents are rounded up to whole blocks.
-pub const MAX_EXTENT: u64 = 1 << 30;
 
 /// The kernel of a pipeline: what settings and plans are made for.
 fn select(
@@ -33,11 +31,6 @@ fn select(
     bound: &Bound,
     ranks: u32,
 ) -> Result<shape::kernel::Kernel, LowerError> {
-    let mut shapes = (0..program.n_values()).filter_map(|i| bound.shape(ValueId::new(i)));
-    if let Some(shape) = shapes.find(|shape| shape.iter().any(|n| *n > MAX_EXTENT)) {
-        let what = format!("a tensor of shape {shape:?} has too large an extent");
-        return Err(LowerError::OutOfRange { what, help: format!("use at most {MAX_EXTENT}") });
-    }
     if !(1..=mk_abi::device::MAX_RANKS as u32).contains(&ranks) {
         let what = format!("a world of {ranks} ranks");
         let help = format!("use 1 to {}", mk_abi::device::MAX_RANKS);
@@ -72,7 +65,7 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let mut draft = tile::families(&kernel, config, target)?;
     signals::insert(&mut draft)?;
     let mut plan = roles::assign(draft, config)?;
-    rename_loops(&mut plan);
+    rename(&mut plan);
     plan.check_structure().map_err(|mut e| LowerError::Structure(e.swap_remove(0)))?;
     tile::check_ends(&plan, config)?;
     Ok(plan)
@@ -102,8 +95,17 @@ fn not_verified(failure: valid::Failure) -> LowerError {
     }
 }
 
-/// Loops do not have the names of the program's dimensions: text is read by name.
-fn rename_loops(plan: &mut Plan) {
+/// Text is read by name: loops do not have the names of the program's dimensions, and the kernel's own buffers do not have the
+/// names of the program's tensors.
+fn rename(plan: &mut Plan) {
+    let caller = |b: &Buffer| matches!(b.space, Space::In | Space::Out);
+    let mut taken: BTreeSet<String> =
+        plan.buffers.values().filter(|b| caller(b)).map(|b| b.name.clone()).collect();
+    for (_, b) in plan.buffers.iter_mut().filter(|(_, b)| !caller(b)) {
+        while !taken.insert(b.name.clone()) {
+            b.name.push('_');
+        }
+    }
     let dims: Vec<String> = plan.dims.values().map(|d| d.name.clone()).collect();
     let rename = |name: &mut String| {
         while dims.contains(name) {

@@ -13,6 +13,9 @@ pub(super) type BoxId = u32;
 /// What an overlap costs, in looks.
 pub(super) const OVERLAP_WEIGHT: u64 = 16;
 
+/// Rank, buffer, hull and functions.
+type Key = (usize, BufId, Dims, Box<[SpanId]>);
+
 /// A distinct region of a buffer on a rank.
 #[derive(Clone, Debug)]
 pub(super) struct Boxed {
@@ -30,7 +33,7 @@ pub(super) struct Boxed {
 #[derive(Default)]
 pub(super) struct Boxes {
     pub all: Vec<Boxed>,
-    ids: HashMap<(usize, BufId, Dims, Box<[SpanId]>), BoxId>,
+    ids: HashMap<Key, BoxId>,
     /// Functions of the run-time dimension, if regions are looked at for all its values.
     pub spans: Option<Spans>,
 }

@@ -377,7 +377,11 @@ impl Races<'_, '_, '_> {
         }
         self.searched += 1;
         let to_gpu = !within::by_card(self.paths.world, ye, &b);
-        let Some(goal) = self.goal(xe, x, to_gpu) else { return };
+        let Some(mut goal) = self.goal(xe, x, to_gpu) else { return };
+        if xe < ye && self.world().mixed {
+            // The path must lie in later epochs than the access: in the place of its epoch may be many of other kinds.
+            goal = Rc::new(Goal { floor: xe + 1, ..(*goal).clone() });
+        }
         let starts = self.paths.starts(ye, key);
         let found = self.paths.search(starts, &goal);
         self.known.insert((x, xe, key, ye), found);

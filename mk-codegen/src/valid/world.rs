@@ -199,6 +199,8 @@ pub(super) struct World<'a> {
     pub shapes: Vec<Vec<Vec<i64>>>,
     /// For each class, all values of the run-time dimension that it stands for.
     pub whole: Vec<LiveId>,
+    /// Whether epochs differ in tasks, waits and posts: those before the first one may be any.
+    pub mixed: bool,
 }
 
 impl<'a> World<'a> {
@@ -234,6 +236,7 @@ impl<'a> World<'a> {
         let world = World::empty(plan, period, cells[0].points);
         let mut world = world.map_err(|v| (0, Halt::Broken(v)))?;
         world.boxes.spans = Some(super::runtime::spans_of(cells));
+        world.mixed = cells.len() > 1;
         world.unroll(epochs, |world, id, epoch| {
             let cell = &cells[id];
             Unroller::run(world, cell.points, Some(cell), epoch)
@@ -255,6 +258,7 @@ impl<'a> World<'a> {
             period,
             shapes: shapes(plan, first)?,
             whole: Vec::new(),
+            mixed: false,
         })
     }
 

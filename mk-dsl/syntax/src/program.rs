@@ -13,8 +13,8 @@
 
 use std::fmt;
 
-/// The largest extent of one dimension, in elements: `2^31 - 1`, what a TMA coordinate holds.
-pub const MAX_DIM: u64 = i32::MAX as u64;
+/// The largest extent of one dimension, in elements: `2^30`. Kernels index in 32 bits, and round extents up to whole blocks.
+pub const MAX_DIM: u64 = 1 << 30;
 
 macro_rules! entity {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {

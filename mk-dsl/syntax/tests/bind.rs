@@ -77,10 +77,10 @@ fn missing_numbers() {
 #[test]
 fn wrong_numbers() {
     assert_snapshot!(bind(LINEAR, &[("M", 0), ("K", 1 << 31), ("n", 1), ("m", 1)], &[("y", &[2])]), @r#"
-    error: `K` is 2147483648 by `--dim K=2147483648`, outside 1..=2147483647
-      = help: give `K` a number from 1 to 2147483647
-    error: `M` is 0 by `--dim M=0`, outside 1..=2147483647
-      = help: give `M` a number from 1 to 2147483647
+    error: `K` is 2147483648 by `--dim K=2147483648`, outside 1..=1073741824
+      = help: give `K` a number from 1 to 1073741824
+    error: `M` is 0 by `--dim M=0`, outside 1..=1073741824
+      = help: give `M` a number from 1 to 1073741824
     error: the pipeline has no symbol `m`
       = help: did you mean `M`?
     error: the pipeline has no symbol `n`
@@ -102,20 +102,22 @@ fn wrong_numbers() {
     error: `a_1` is 4 by `--shape a=8x4` and 5 by `--shape b=5x6`
       = help: give `a_1` once, or the same number each time
     "#);
-    let n = (1 << 31) - 1;
+    let n = 1 << 30;
     assert_snapshot!(bind("gather(a) -> gemm(b)", &[], &[("a", &[n, n]), ("b", &[n, 1])]), @r#"
-    %0: [2147483647, 2147483647]
-    %1: [2147483647, 1]
-    %2: [2147483647, 2147483647]
-    %3: [2147483647, 1]
+    %0: [1073741824, 1073741824]
+    %1: [1073741824, 1]
+    %2: [1073741824, 1073741824]
+    %3: [1073741824, 1]
     "#);
     assert_snapshot!(bind("gemm(a, b)", &[], &[("a", &[n, 1]), ("b", &[1, n])]), @r#"
-    %0: [2147483647, 1]
-    %1: [1, 2147483647]
-    %2: [2147483647, 2147483647]
+    %0: [1073741824, 1]
+    %1: [1, 1073741824]
+    %2: [1073741824, 1073741824]
     "#);
-    assert_snapshot!(bind("gemm(a, b) -> cast(f32)", &[], &[("a", &[n, 1]), ("b", &[1, n])]), @r#"
-    error: value %3 of shape 2147483647x2147483647 is larger than 2^63 - 1 bytes
+    assert_snapshot!(bind("fn f(a: bf16[A, 4, B] @ shard(0)) { gather(a) }", &[("A", n), ("B", n)], &[]), @r#"
+    error: `a` of shape 1073741824x4x1073741824 is larger than 2^63 - 1 bytes
+      = help: choose smaller dimensions
+    error: value %1 of shape 1073741824x4x1073741824 is larger than 2^63 - 1 bytes
       = help: choose smaller dimensions
     "#);
 }
@@ -158,14 +160,14 @@ fn wrong_headers() {
       |              ^^^^^
       = help: write `// M = 512, K = 256`
 
-    error: the dimension 0 is outside 1..=2147483647
+    error: the dimension 0 is outside 1..=1073741824
      --> linear.mk:3:8
       |
     3 | // P = 0, Q = 99999999999, R = -1
       |        ^
       = help: choose a number in that range
 
-    error: the dimension 99999999999 is outside 1..=2147483647
+    error: the dimension 99999999999 is outside 1..=1073741824
      --> linear.mk:3:15
       |
     3 | // P = 0, Q = 99999999999, R = -1
@@ -225,8 +227,8 @@ fn runtime_symbols_have_a_size_and_a_bound() {
     assert_snapshot!(program.rebind(&bound, &wrong).unwrap_err(), @r#"
     error: `K` is a constant of the kernel, and no launch can change it
       = help: declare it in the pipeline: `fn name<K: dyn <= 8192>(..)`
-    error: `L` is 0 by `--dim L=0`, outside 1..=2147483647
-      = help: give `L` a number from 1 to 2147483647
+    error: `L` is 0 by `--dim L=0`, outside 1..=1073741824
+      = help: give `L` a number from 1 to 1073741824
     error: the pipeline has no symbol `N`
       = help: its symbols are `M`, `K`, `L`
     error: `M` is 65 by `--dim M=65`, above its upper bound 64

@@ -5,7 +5,10 @@ use super::{
     lexer::{Kind, Token},
 };
 use crate::ir::{DimId, Expr, Var};
-use std::{collections::HashMap, str::FromStr};
+use std::{
+    collections::{HashMap, HashSet},
+    str::FromStr,
+};
 
 /// Longest name that is read, in bytes: messages and printed plans repeat names.
 const MAX_NAME: usize = 4096;
@@ -16,6 +19,7 @@ pub(super) struct Cursor<'a> {
     at: usize,
     /// Dimensions by name, the first of each.
     dims: HashMap<&'a str, DimId>,
+    buffers: HashSet<String>,
 }
 
 /// Names that an expression may use.
@@ -50,7 +54,7 @@ impl<'a> Scope<'a> {
 
 impl<'a> Cursor<'a> {
     pub fn new(source: &'a str, tokens: &'a [Token<'a>]) -> Self {
-        Cursor { source, tokens, at: 0, dims: HashMap::new() }
+        Cursor { source, tokens, at: 0, dims: HashMap::new(), buffers: HashSet::new() }
     }
     /// The lexer ends every text with an `End`, which is never passed.
     pub fn peek(&self) -> &'a Token<'a> {
@@ -97,6 +101,10 @@ impl<'a> Cursor<'a> {
     pub fn declare_dim(&mut self, name: &'a str, id: DimId) {
         self.dims.entry(name).or_insert(id);
     }
+    /// Whether no buffer before has the name.
+    pub fn declare_buffer(&mut self, name: &str) -> bool {
+        self.buffers.insert(name.to_string())
+    }
     /// The name that a later `each name in …` on this line binds.
     pub fn each_on_line(&self) -> Option<&'a str> {
         let line = self.tokens.get(self.at..)?.split(|t| t.kind == Kind::Newline).next()?;
@@ -133,6 +141,16 @@ impl<'a> Cursor<'a> {
                 Ok(self.bump().text)
             }
             _ => Err(self.expected("a name")),
+        }
+    }
+    /// The name of a dimension, with or without a `$`.
+    pub fn name(&mut self) -> Result<&'a str, ReadError> {
+        match self.peek().kind {
+            Kind::Name => {
+                self.short()?;
+                Ok(self.bump().text)
+            }
+            _ => self.word(),
         }
     }
     fn short(&self) -> Result<(), ReadError> {

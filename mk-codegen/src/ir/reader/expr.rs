@@ -5,7 +5,7 @@ use super::{
     cursor::{Cursor, Scope},
     lexer::{Kind, Token},
 };
-use crate::ir::{BinOp, DimId, Entity, Expr, TabId};
+use crate::ir::{BinOp, DimId, Entity, Expr, TabId, print::MEANT};
 
 /// Brackets in brackets that are read.
 const MAX_BRACKETS: usize = 100;
@@ -89,18 +89,24 @@ impl Cursor<'_> {
         match self.peek().kind {
             Kind::Number => Ok(Expr::Const(self.number()?).into()),
             Kind::Sign if self.peek().text == "-" => Ok(Expr::Const(self.signed()?).into()),
-            Kind::Word => self.name(scope, brackets),
+            Kind::Word => self.named_value(scope, brackets),
+            Kind::Name => {
+                let token = self.peek();
+                let name = self.name()?;
+                let dim = self.dim(name).ok_or_else(|| self.expected_at(token, "a dimension"))?;
+                Ok(Expr::Dim(dim).into())
+            }
             _ => Err(self.expected("an expression")),
         }
     }
 
-    fn name(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep, ReadError> {
+    fn named_value(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep, ReadError> {
         let token = self.peek();
         let name = self.word()?;
         if let Some(var) = scope.get(name) {
             return Ok(Expr::Var(var).into());
         }
-        if let Some(id) = self.dim(name) {
+        if let Some(id) = self.dim(name).filter(|_| !MEANT.contains(&name)) {
             return Ok(Expr::Dim(id).into());
         }
         let op = match name {

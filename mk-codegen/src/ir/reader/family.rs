@@ -33,12 +33,23 @@ pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadErro
         edges: vec![],
     };
     let mut scope = Scope::family();
+    let mut once: Vec<&str> = Vec::new();
     c.sign("{")?;
     c.newline()?;
     loop {
         c.skip_newlines();
+        let token = c.peek();
         if c.eat_sign("}") {
+            if !once.contains(&"leaf") {
+                return Err(c.error_at(token, "a family needs a `leaf` line"));
+            }
             break;
+        }
+        if let Some(head) = ["leaf", "schedule"].into_iter().find(|head| token.text == *head) {
+            if once.contains(&head) {
+                return Err(c.expected(&format!("no second `{head}` line")));
+            }
+            once.push(head);
         }
         line(c, &mut x, &mut scope)?;
         c.newline()?;

@@ -15,6 +15,8 @@ pub(super) struct Token<'s> {
 pub(super) enum Kind {
     /// Letters, digits and `_`, beginning with a letter or `_`.
     Word,
+    /// The same behind a `$`, which is not part of the text: the name of a dimension, whatever else the word means.
+    Name,
     /// Digits, or `0x` and hex digits.
     Number,
     /// A quoted string, quotes included.
@@ -31,6 +33,11 @@ const SIGNS: &[&str] = &[
     "..=", "+=", ">=", "<=", "==", "+", "-", "*", "/", "%", "<", "=", "(", ")", "[", "]", "{", "}",
     ",", ":", "@",
 ];
+
+/// Length of the word that a text begins with.
+fn word(text: &str) -> usize {
+    text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len())
+}
 
 pub(super) fn lex(source: &str) -> Result<Vec<Token<'_>>, ReadError> {
     let mut tokens = Vec::new();
@@ -63,10 +70,11 @@ pub(super) fn lex(source: &str) -> Result<Vec<Token<'_>>, ReadError> {
                 Kind::Number,
                 rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len()),
             ),
-            c if c.is_ascii_alphabetic() || c == b'_' => (
-                Kind::Word,
-                rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len()),
-            ),
+            c if c.is_ascii_alphabetic() || c == b'_' => (Kind::Word, word(rest)),
+            b'$' if word(&rest[1..]) > 0 => {
+                at += 1;
+                (Kind::Name, word(&rest[1..]))
+            }
             _ => match SIGNS.iter().find(|s| rest.starts_with(**s)) {
                 Some(sign) => (Kind::Sign, sign.len()),
                 None => {
@@ -74,7 +82,7 @@ pub(super) fn lex(source: &str) -> Result<Vec<Token<'_>>, ReadError> {
                 }
             },
         };
-        tokens.push(Token { text: &rest[..len], kind, at });
+        tokens.push(Token { text: &source[at..at + len], kind, at });
         at += len;
     }
     tokens.push(Token { text: "", kind: Kind::Newline, at: source.len() });

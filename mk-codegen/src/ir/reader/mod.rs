@@ -49,6 +49,8 @@ impl FromStr for Plan {
     type Err = ReadError;
 
     fn from_str(source: &str) -> Result<Plan, ReadError> {
+        // Editors of some systems write it.
+        let source = source.strip_prefix('\u{feff}').unwrap_or(source);
         if source.len() > MAX_BYTES {
             return Err(ReadError::new(source, 0, "the text is longer than 16 MiB"));
         }
@@ -106,7 +108,7 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
         }
         "dim" => {
             c.id::<DimId>(plan.dims.len())?;
-            let name = c.word()?;
+            let name = c.name()?;
             c.sign("=")?;
             let value = c.number()?;
             let mut runtime_max = None;
@@ -120,7 +122,12 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
         "table" => table(c, plan)?,
         "buffer" => {
             c.id::<BufId>(plan.buffers.len())?;
+            let token = c.peek();
             let name = c.text()?;
+            if !c.declare_buffer(&name) {
+                let what = format!("another buffer is named {name:?} already: use another name");
+                return Err(c.error_at(token, what));
+            }
             let space = c.named(Space::NAMES, Space::from_name)?;
             let shared = c.eat_word("shared");
             let dtype = c.named(&["bf16", "f16", "f32", "i32"], DType::from_name)?;

@@ -154,9 +154,7 @@ impl Cover<'_> {
         };
         let same: Vec<_> = same.map(|p| of(p)).collect();
         self.work += parts.len() as u64;
-        if uncovered(&of(whole), same.iter().map(|p| &p[..])).is_none() {
-            return None;
-        }
+        uncovered(&of(whole), same.iter().map(|p| &p[..]))?;
         let key = (whole.to_vec(), parts.iter().map(|p| p.to_vec()).collect::<Vec<_>>());
         if self.work > MAX_PAIRS || self.known.contains(&key) {
             return None;

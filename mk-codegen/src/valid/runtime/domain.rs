@@ -158,7 +158,7 @@ mod tests {
             for slope in -5..6 {
                 let line = Line { at_zero, slope };
                 let mut k = (-8..9).filter(|k| line.at(*k) > 0);
-                let found = k.next().map(|first| (first, k.last().unwrap_or(first)));
+                let found = k.next().map(|first| (first, k.next_back().unwrap_or(first)));
                 assert_eq!(line.positive(-8, 8), found, "{line:?}");
                 let zero = (-40..41).find(|k| line.at(*k) == 0).filter(|_| slope != 0);
                 assert_eq!(line.zero(), zero, "{line:?}");

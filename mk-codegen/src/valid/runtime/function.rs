@@ -2,6 +2,7 @@
 
 use super::domain::{Line, Places, Run, cut};
 use crate::ir::{BinOp, DimId, EvalError, Expr, Points};
+use std::cell::Cell;
 
 /// A part of a function's domain on which it is linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,11 +22,15 @@ pub(in crate::valid) enum Stop {
     Refine(i64),
     /// Its pieces are not linear.
     Curved,
+    /// Looking at it takes too long.
+    Work,
 }
 
 /// Most pieces that a quotient, a remainder or a look-up is cut into.
 const MAX_CUTS: i64 = 1 << 10;
 
+/// Most operations that are evaluated for one cell.
+pub(super) const MAX_WORK: u64 = 1 << 28;
 /// Lines that begin further off are too steep for sums of them to be sure of 64 bits.
 const MAX_AT_ZERO: i64 = 1 << 60;
 
@@ -35,6 +40,8 @@ pub(in crate::valid) struct Functions<'p> {
     pub dim: DimId,
     /// All runs; functions are asked for some of them.
     pub runs: &'p [Run],
+    /// Operations evaluated so far.
+    pub work: Cell<u64>,
 }
 
 impl Functions<'_> {
@@ -68,6 +75,10 @@ impl Functions<'_> {
         p: Places,
         out: &mut Vec<Piece>,
     ) -> Result<(), Stop> {
+        self.work.set(self.work.get() + 1);
+        if self.work.get() > MAX_WORK {
+            return Err(Stop::Work);
+        }
         let mut push = |line: Line| {
             out.push(Piece { run: p.run, lo: p.lo, hi: p.hi, line });
             Ok(())
@@ -293,4 +304,86 @@ fn join(pieces: &mut Vec<Piece>, from: usize) {
 
 fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::domain::Domain, *};
+    use crate::ir::{Entity, Env, Plan, TableSet, no_tables};
+    use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+    const MAX: i64 = 60;
+
+    fn random(rng: &mut SmallRng, depth: u32) -> Expr {
+        use BinOp::{Add, And, Div, Eq, Le, Lt, Max, Min, Mod, Mul, Sub};
+        if depth == 0 || rng.random_range(0..5) == 0 {
+            return match rng.random_range(0..2) {
+                0 => Expr::Dim(DimId::new(0)),
+                _ => Expr::Const(rng.random_range(-9..30)),
+            };
+        }
+        let mut part = || Box::new(random(rng, depth - 1));
+        let (a, b, c) = (part(), part(), part());
+        let ops = [Add, Sub, Mul, Div, Mod, Min, Max, Lt, Le, Eq, And];
+        match rng.random_range(0..ops.len() + 1) {
+            n if n == ops.len() => Expr::Select(Box::new([*a, *b, *c])),
+            // Most divisors are numbers.
+            n if matches!(ops[n], Div | Mod) && rng.random_range(0..8) > 0 => {
+                Expr::Bin(ops[n], a, Box::new(Expr::Const(rng.random_range(1..12))))
+            }
+            n => Expr::Bin(ops[n], a, b),
+        }
+    }
+
+    /// Pieces have the value of the expression at each value of the dimension; where it has none, that is said.
+    #[test]
+    fn pieces_are_the_expression() {
+        let plan: Plan = "plan \"p\"\nmesh world=1\ntarget sm_90a\ndim dim0 M = 60 runtime <= 60\n"
+            .parse()
+            .expect("a plan");
+        let tables = TableSet::default();
+        let points = Points::new(&plan, &tables);
+        let mut rng = SmallRng::seed_from_u64(7);
+        let (mut whole, mut wrong, mut curved, mut pieces_of) = (0, 0, 0, 0);
+        for _ in 0..20_000 {
+            let e = random(&mut rng, 4);
+            let value = |m: i64| e.eval(&Env { dims: &[m], vars: &[0], tables: &no_tables }).ok();
+            let mut domain = Domain::up_to(MAX);
+            let pieces = loop {
+                let dim = DimId::new(0);
+                let runs = &domain.runs;
+                let f = Functions { points: &points, dim, runs, work: Cell::new(0) };
+                let places: Vec<Places> =
+                    (0..).zip(runs).map(|(run, r)| Places { run, lo: 0, hi: r.n - 1 }).collect();
+                match f.of(0, &[0], &e, &places) {
+                    Err(Stop::Refine(factor)) => {
+                        domain = domain.refined(factor, 1 << 10).expect("few");
+                    }
+                    other => break other,
+                }
+            };
+            match pieces {
+                Ok(pieces) => {
+                    let mut seen = 0;
+                    for p in &pieces {
+                        for k in p.lo..=p.hi {
+                            let m = domain.runs[p.run as usize].value(k);
+                            assert_eq!(Some(p.line.at(k)), value(m), "M = {m}: {e:?}");
+                            seen += 1;
+                        }
+                    }
+                    assert_eq!(seen, MAX, "{e:?}");
+                    whole += 1;
+                    pieces_of += pieces.len();
+                }
+                Err(Stop::At(m)) => {
+                    assert_eq!(value(m), None, "M = {m}: {e:?}");
+                    wrong += 1;
+                }
+                Err(_) => curved += 1,
+            }
+        }
+        println!("{whole} in {pieces_of} pieces, {wrong} without a value, {curved} curved");
+        assert!(whole > 10_000 && wrong > 100 && curved > 100, "{whole}, {wrong}, {curved}");
+    }
 }

@@ -163,6 +163,10 @@ pub(super) fn verify(plan: &Plan, dim: DimId, max: i64) -> Result<Proof, Failure
                 let old = cells.remove(cell);
                 cells.extend(divide(&old, first as u32, parts));
             }
+            Trouble::Halt(_, Halt::Stop { stop: Stop::Work, place, .. }) => {
+                let what = format!("operations of expressions, with {place}");
+                return Err(refuse(vec![Violation::Limit { what, limit: function::MAX_WORK }]));
+            }
             Trouble::Halt(_, Halt::Stop { stop: Stop::At(value), place, text }) => {
                 at_values(plan, dim, [value], max)?;
                 let message = format!("`{text}` is wrong with {name} = {value}");
@@ -246,7 +250,7 @@ fn attempt(plan: &Plan, dim: DimId, period: u32, cells: &[Domain]) -> Result<Pro
         first += domain.runs.len() as u32;
         let mut cell = Cell {
             points,
-            functions: Functions { points, dim, runs: &runs },
+            functions: Functions { points, dim, runs: &runs, work: Default::default() },
             places,
             whole: i as LiveId + 1,
             shapes: Vec::new(),
@@ -355,6 +359,3 @@ fn shapes(cell: &Cell<'_>) -> Result<cover::Shapes, Halt> {
     }
     Ok(out)
 }
-
-#[cfg(test)]
-mod tests;

@@ -19,6 +19,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 /// Family, line, dimension, and the values of the variables that the expressions name.
 type Key = (u32, u32, u32, Vec<i64>);
 
+/// An operand, at which step, for which value of `each`, and the lengths of its dimensions.
+type Sized = (Operand, u32, Option<i64>, Vec<u32>);
+
 /// Makes the boxes of one class.
 pub(in crate::valid) struct Regions<'c> {
     cell: &'c Cell<'c>,
@@ -29,7 +32,7 @@ pub(in crate::valid) struct Regions<'c> {
     /// Spans that lie inside a dimension of a buffer on a rank.
     inside: HashSet<(SpanId, u32, u32, u32)>,
     /// Operands, by family, that fit each other.
-    fitted: HashSet<(FamId, Vec<(Operand, u32, Option<i64>, Vec<u32>)>)>,
+    fitted: HashSet<(FamId, Vec<Sized>)>,
     /// Why this cannot go on.
     pub halt: Option<Halt>,
 }
@@ -222,8 +225,8 @@ impl<'c> Regions<'c> {
             for range in cuts.windows(2) {
                 let (lo, hi) = (range[0], range[1] - 1);
                 let middle = lo + (hi - lo) / 2;
-                // An extent of 1 is special, and lies at an end; what is equal at four other places is equal as products are, too.
-                for k in BTreeSet::from([lo, lo + 1, middle, middle + 1, hi - 1, hi]) {
+                // An extent of 1 is special, and lies at an end; what is equal at five other places is equal as products are, too.
+                for k in BTreeSet::from([lo, lo + 1, lo + 2, middle, hi - 2, hi - 1, hi]) {
                     if k < lo || k > hi {
                         continue;
                     }

@@ -7,7 +7,7 @@
 use super::{Cell, Halt, Places};
 use crate::{
     ir::{Each, Expr, FamId, Family, MAX_TASKS, Plan, Point, Task, Var},
-    valid::report::Violation,
+    valid::{MAX_EVENTS, report::Violation},
 };
 use std::collections::BTreeMap;
 
@@ -32,6 +32,7 @@ pub(super) fn check(cell: &Cell<'_>) -> Result<(), Halt> {
             }]));
         }
     }
+    let events = std::cell::Cell::new(0u64);
     for (id, x) in plan.families.iter() {
         let loops: Vec<&Expr> = x.domain.iter().chain(&x.inner).map(|d| &d.1).collect();
         let tasks_named = loops.iter().copied().chain(&x.order).any(named);
@@ -41,14 +42,11 @@ pub(super) fn check(cell: &Cell<'_>) -> Result<(), Halt> {
         for rank in 0..plan.mesh.size() as usize {
             let broken = |v: Violation| Halt::Broken(vec![v]);
             for epoch in 1..=cell.period {
-                let look = Look { cell, id, x };
+                let look = Look { cell, id, x, events: &events };
                 let mut task = Task { family: id, vars: vec![0; usize::from(Var::DOMAIN)] };
                 task.vars[usize::from(Var::RANK.0)] = rank as i64;
                 task.vars[usize::from(Var::EPOCH.0)] = i64::from(epoch);
                 task.vars.resize(task.vars.len() + x.domain.len(), 0);
-                if tasks_named {
-                    look.loops(&mut task, 0)?;
-                }
                 let points = cell.points;
                 let count = points.count(id, rank, i64::from(epoch), MAX_TASKS);
                 if count.map_err(|e| broken(Violation::Point(e)))? > MAX_TASKS {
@@ -56,6 +54,9 @@ pub(super) fn check(cell: &Cell<'_>) -> Result<(), Halt> {
                         what: format!("tasks, with {id}"),
                         limit: MAX_TASKS,
                     }));
+                }
+                if tasks_named {
+                    look.loops(&mut task, 0)?;
                 }
                 let tasks = points.tasks(id, rank, i64::from(epoch));
                 for task in tasks.map_err(|e| broken(Violation::Point(e)))? {
@@ -107,6 +108,8 @@ struct Look<'l> {
     cell: &'l Cell<'l>,
     id: FamId,
     x: &'l Family,
+    /// Repetitions of lines so far.
+    events: &'l std::cell::Cell<u64>,
 }
 
 impl Look<'_> {
@@ -144,11 +147,13 @@ impl Look<'_> {
                 Point::Inner => 0..inner,
                 Point::End => inner..inner + 1,
             };
+            self.spend(steps.end - steps.start)?;
             for step in steps {
                 let mut at = task.clone();
                 at.vars[usize::from(Var::INNER.0)] = step;
                 let n =
                     line.each.map_or(Ok(1), |each| self.constant(&at, line.each, &each.extent))?;
+                self.spend(n.max(1))?;
                 for i in 0..n {
                     at.vars[usize::from(Var::EACH.0)] = i;
                     // Whether it holds, and not its value, must be the same.
@@ -165,6 +170,16 @@ impl Look<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Bounds the work.
+    fn spend(&self, n: i64) -> Result<(), Halt> {
+        self.events.set(self.events.get().saturating_add(n.max(0) as u64));
+        if self.events.get() <= MAX_EVENTS {
+            return Ok(());
+        }
+        let what = format!("accesses, waits and posts, with {}", self.id);
+        Err(Halt::Broken(vec![Violation::Limit { what, limit: MAX_EVENTS }]))
     }
 
     /// The value of an expression that is the same for all values of the dimension.

@@ -13,6 +13,9 @@ pub(in crate::valid) type SpanId = u32;
 pub(in crate::valid) type LiveId = u32;
 pub(in crate::valid) const ALWAYS: LiveId = 0;
 
+/// Most pairs of spans that are remembered.
+const MAX_MET: usize = 1 << 22;
+
 /// A part of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::valid) struct Part {
@@ -139,7 +142,9 @@ impl Spans {
             return *known;
         }
         let found = !self.common(a, b).is_empty();
-        self.met.insert(key, found);
+        if self.met.len() < MAX_MET {
+            self.met.insert(key, found);
+        }
         found
     }
 
