@@ -13,7 +13,7 @@ use mk::{
         Winner,
     },
 };
-use mk_harness::{Case, CpuOptions, Tolerance, run_made_on_cpu};
+use mk_harness::{Case, CpuOptions, run_made_on_cpu};
 use std::collections::BTreeMap;
 
 const MLP: &str = "
@@ -262,11 +262,11 @@ fn a_sequence_computes_what_the_pipeline_does() {
             let made = made.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
             let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
             let run = run_made_on_cpu(case, &made, &CpuOptions::default());
-            let (reports, norms) = run.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
-            assert_eq!((reports.len(), norms.len()), (made.parts.len(), 3));
-            for norm in norms.iter().flatten() {
-                assert!(Tolerance::default().accepts(norm), "{text} on {ranks}: {norm:?}");
-                assert!(norm.global > 0.0, "{text}: nothing was compared");
+            let (reports, judged) = run.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
+            assert_eq!((reports.len(), judged.len()), (made.parts.len(), 3));
+            for judged in judged.iter().flatten() {
+                assert!(judged.passes(), "{text} on {ranks}: {judged}");
+                assert!(judged.norms.global > 0.0, "{text}: nothing was compared");
             }
         }
     }

@@ -3,7 +3,7 @@
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
 
-use common::{CASES, VARIANTS, Variant, plan};
+use common::{CASES, VARIANTS, Variant, experts, plan};
 use mk::Program;
 use mk::build::Composition;
 use mk::emit::Options;
@@ -24,6 +24,15 @@ fn kernels_compile_to_cubin() {
 #[test]
 fn traced_kernels_compile_to_cubin() {
     compile(Options { trace: true });
+}
+
+/// Weights of each expert come through a tensor map of three dimensions.
+#[test]
+fn stacks_of_weights_compile() {
+    for (layout, gated) in [("kn", false), ("kn", true), ("nk", false), ("nk", true)] {
+        let plan = experts(layout, gated).parse().unwrap_or_else(|e| panic!("{layout}: {e}"));
+        judge(&format!("experts, {layout}, gated: {gated}"), &plan, Options::default());
+    }
 }
 
 /// The places that a sum is stored to are held in registers, 16 at most: with as many, with one more, and with all that there can be, by

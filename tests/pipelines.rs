@@ -4,7 +4,7 @@
 mod common;
 
 use mk::{Program, passes::lower, settings::Config, sim::Schedule};
-use mk_harness::{Case, CpuOptions, Tolerance, run_on_cpu};
+use mk_harness::{Case, CpuOptions, run_on_cpu};
 use std::collections::BTreeMap;
 
 /// Small tiles, so that small shapes have several of each kind.
@@ -47,9 +47,8 @@ fn check((name, source, ranks, shapes): &common::Case, set: fn(&mut Config)) {
             let options = CpuOptions { schedule, seed: 5, launches: 2 };
             let run = run_on_cpu(case, &plan, &options)
                 .unwrap_or_else(|e| panic!("{name} at {m:?}, {schedule}: {e}"));
-            for norms in run.norms.iter().flatten() {
-                let good = Tolerance::default().accepts(norms);
-                assert!(good, "{name} at {m:?}, {schedule}: {norms:?}");
+            for judged in run.judged.iter().flatten() {
+                assert!(judged.passes(), "{name} at {m:?}, {schedule}: {judged}");
             }
         }
     }

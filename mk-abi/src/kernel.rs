@@ -1,6 +1,7 @@
 //! The kernel, as the runtime sees it.
 
 use crate::device::{TRACE_AGENTS, TraceHead, TraceRecord};
+use crate::host::HostProgram;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -242,40 +243,6 @@ impl TraceLayout {
     }
 }
 
-/// What the host has a GPU's copy engine do in each launch.
-///
-/// They may begin when every rank is in the launch, whose epoch is in [`ControlBlock::launch`](crate::device::ControlBlock::launch) then. The
-/// kernel lets them, by [`ControlBlock::engines`](crate::device::ControlBlock::engines); or, where
-/// [`LaunchHeader::gated`](crate::device::LaunchHeader::gated) says so, the end of the gate, a kernel of one CTA before it. The launch is
-/// over when the kernel is and the copies are, which come in their order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EngineProgram {
-    /// Entry point (`extern "C"`, with the kernel's parameters) of the gate, which announces the launch, and waits until every rank is in it.
-    pub gate: String,
-    /// Threads of its CTA.
-    pub gate_threads: u32,
-    /// The copies of each rank.
-    pub copies: Vec<Vec<EngineCopy>>,
-}
-
-/// A copy from a caller's tensor to symmetric memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EngineCopy {
-    /// Index into [`KernelSource::tensors`].
-    pub tensor: u32,
-    /// First byte of it.
-    pub from_bytes: u64,
-    /// Whose symmetric memory is written.
-    pub to_rank: u32,
-    /// First byte of it.
-    pub to_bytes: u64,
-    /// How many; of 0 there is nothing to copy, but words to raise.
-    pub bytes: u64,
-    /// Words that the epoch is copied to when the bytes have arrived: whose, and which, in words from the start of that rank's
-    /// symmetric memory.
-    pub raises: Vec<(u32, u64)>,
-}
-
 /// A kernel ready for the JIT: one per plan, the same text on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelSource {
@@ -319,6 +286,6 @@ pub struct KernelSource {
     pub plan_hash: u32,
     /// What it records of each launch; nothing for a kernel that was emitted without tracing.
     pub trace: Option<TraceLayout>,
-    /// What copy engines do beside it, if they do anything.
-    pub engine: Option<EngineProgram>,
+    /// What the host does beside it, if it does anything.
+    pub host: Option<HostProgram>,
 }

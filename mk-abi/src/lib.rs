@@ -7,10 +7,11 @@
 //! declaration is printed from the same list of fields ([`device::cuda_declarations`]), and both sides assert the offsets.
 
 pub mod device;
+mod host;
 mod kernel;
 
+pub use host::{HostOp, HostProgram};
 pub use kernel::{
-    DType, EdgeInfo, EngineCopy, EngineProgram, KernelSource, MapBase, RankBinding, RoleInfo,
-    RuntimeDim, RuntimeRows, Swizzle, TensorArg, TensorDirection, TensorMapSpec, TraceFamily,
-    TraceLayout, WorkspaceLayout,
+    DType, EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, RuntimeDim, RuntimeRows,
+    Swizzle, TensorArg, TensorDirection, TensorMapSpec, TraceFamily, TraceLayout, WorkspaceLayout,
 };

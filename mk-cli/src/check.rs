@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn draw(loaded: &Loaded, path: &Path) -> Result<(), Failure> {
-    let Err(broken) = loaded.judge() else { return Ok(()) };
-    std::fs::write(path, valid::timeline(&broken.plan, &broken.failure))
+    let Err(failure) = valid::verify(&loaded.plan) else { return Ok(()) };
+    std::fs::write(path, valid::timeline(&failure.plan_at(&loaded.plan), &failure))
         .map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display())))
 }

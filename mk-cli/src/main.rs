@@ -9,6 +9,7 @@ mod doctor;
 mod emit;
 mod explain;
 mod failure;
+mod gpus;
 mod options;
 mod output;
 mod pipeline;

@@ -3,6 +3,7 @@
 use clap::Args;
 use mk::settings::{self, Config, Setting};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Ranks of a pipeline for which nothing else is said.
 pub const DEFAULT_RANKS: u32 = 4;
@@ -35,6 +36,11 @@ pub struct PipelineArgs {
 pub struct Words(Vec<(&'static Setting, String)>);
 
 impl PipelineArgs {
+    /// Whether it names a plan.
+    pub fn is_plan(&self) -> bool {
+        has_extension(&self.pipeline, "plan")
+    }
+
     /// The settings that are given, in the order of the command line.
     pub fn settings(&self) -> impl Iterator<Item = &(&'static Setting, String)> {
         self.set.iter().flat_map(|words| &words.0)
@@ -74,6 +80,11 @@ fn words(text: &str) -> Result<Words, String> {
         .filter_map(|(name, value)| Some((settings::by_name(name)?, value.to_string())))
         .collect();
     if words.is_empty() { Err("write NAME=VALUE".into()) } else { Ok(Words(words)) }
+}
+
+/// Whether a path ends so.
+pub fn has_extension(path: &str, extension: &str) -> bool {
+    Path::new(path).extension().is_some_and(|e| e == extension)
 }
 
 /// A repeated option as a map; a name that is given twice is an error.

@@ -2,7 +2,8 @@
 
 use crate::{
     failure::Failure,
-    options::{PipelineArgs, once},
+    gpus,
+    options::{DEFAULT_RANKS, PipelineArgs, has_extension, once},
     progress::Progress,
 };
 use mk::{
@@ -24,10 +25,10 @@ use std::time::{Duration, Instant};
 pub struct Loaded {
     /// The plan.
     pub plan: Plan,
-    /// What it was made from; nothing for a plan that was read.
+    /// What it was made from, or what it is said to compute; nothing for a plan that was read, and of which that is not known.
     pub pipeline: Option<Pipeline>,
-    /// Values of its run-time dimension at which it is verified, beside the bound.
-    samples: Vec<i32>,
+    /// Whether it was read, and not made here.
+    is_read: bool,
     /// How long lowering, or reading, took.
     pub time: Duration,
 }
@@ -43,21 +44,71 @@ pub struct Pipeline {
 /// Longest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
+/// What the PIPELINE argument says, before it is lowered.
+pub enum Opened {
+    /// A plan, how long reading took, and the pipeline that it is said to compute.
+    Plan(Box<Plan>, Duration, Option<Box<Pipeline>>),
+    /// A pipeline.
+    Pipeline(Box<Pipeline>),
+}
+
+/// Reads the PIPELINE argument; of a plan, also the pipeline that it is said to compute. Options for sizes are then the pipeline's.
+pub fn open(args: &PipelineArgs, reference: Option<&str>) -> Result<Opened, Failure> {
+    let begin = Instant::now();
+    match (args.is_plan(), reference) {
+        (true, None) => Ok(Opened::Plan(Box::new(read_plan(args)?), begin.elapsed(), None)),
+        (true, Some(reference)) => {
+            let pipeline = bind(&PipelineArgs { pipeline: reference.into(), ..args.clone() })?;
+            let sizes = PipelineArgs { shapes: Vec::new(), dims: Vec::new(), ..args.clone() };
+            let plan = read_plan(&sizes)?;
+            Ok(Opened::Plan(Box::new(plan), begin.elapsed(), Some(Box::new(pipeline))))
+        }
+        (false, None) => Ok(Opened::Pipeline(Box::new(bind(args)?))),
+        (false, Some(_)) => Err(Failure::with_help(
+            "`--reference` says what a plan computes, and a pipeline is its own reference",
+            "leave the option out",
+        )),
+    }
+}
+
+impl Opened {
+    /// Whether nothing says what it computes.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Opened::Plan(_, _, None))
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self, args: &PipelineArgs) -> u32 {
+        match self {
+            Opened::Plan(plan, ..) => plan.mesh.size(),
+            Opened::Pipeline(_) => args.ranks.unwrap_or(DEFAULT_RANKS),
+        }
+    }
+
+    /// Lowers it with the settings of the options, for the GPUs of a world where there is one.
+    pub fn lower(self, args: &PipelineArgs, world: Option<&World>) -> Result<Loaded, Failure> {
+        let pipeline = match self {
+            Opened::Pipeline(pipeline) => pipeline,
+            Opened::Plan(plan, time, reference) => {
+                let pipeline = reference.map(|pipeline| *pipeline);
+                return Ok(Loaded { plan: *plan, pipeline, is_read: true, time });
+            }
+        };
+        let mut config = chosen(args, &pipeline)?;
+        if let Some(world) = world {
+            gpus::fit(&mut config, world, args)?;
+        }
+        let begin = Instant::now();
+        let plan =
+            passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
+        let time = begin.elapsed();
+        Ok(Loaded { plan, pipeline: Some(*pipeline), is_read: false, time })
+    }
+}
+
 /// Makes or reads the plan.
 pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
-    let begin = Instant::now();
-    if has_extension(&args.pipeline, "plan") {
-        let plan = read_plan(args)?;
-        let samples = valid::sample_values(&plan);
-        return Ok(Loaded { plan, pipeline: None, samples, time: begin.elapsed() });
-    }
-    let pipeline = bind(args)?;
-    let config = chosen(args, &pipeline)?;
-    let begin = Instant::now();
-    let plan = passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
-    let runtime = plan.runtime_dim();
-    let samples = runtime.map_or_else(Vec::new, |(_, max)| passes::runtime_samples(max, &config));
-    Ok(Loaded { plan, pipeline: Some(pipeline), samples, time: begin.elapsed() })
+    open(args, None)?.lower(args, None)
 }
 
 /// [`load`], then the verifier.
@@ -67,60 +118,30 @@ pub fn load_verified(args: &PipelineArgs) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
-/// A plan that is wrong, perhaps with one value of its run-time dimension only.
-pub struct Broken {
-    /// `with M = 3: `, or nothing.
-    at: String,
-    /// With that value.
-    pub plan: Plan,
-    /// What is wrong with it.
-    pub failure: valid::Failure,
-}
-
 impl Loaded {
-    /// Verifies it at the bound of its run-time dimension, and then at the samples.
-    pub fn judge(&self) -> Result<Proof, Box<Broken>> {
-        let judge = |at: String, plan: &Plan| {
-            let broken = |failure| Box::new(Broken { at, plan: plan.clone(), failure });
-            valid::verify(plan).map_err(broken)
-        };
-        let proof = judge(String::new(), &self.plan)?;
-        if let Some((dim, _)) = self.plan.runtime_dim() {
-            for value in &self.samples {
-                let at = format!("with {} = {value}: ", self.plan.dims[dim].name);
-                judge(at, &self.plan.at(dim, *value))?;
-            }
-        }
-        Ok(proof)
-    }
-
     /// Proves the plan right, and says how long that took.
     pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
         let _progress = Progress::new("verifying");
         let begin = Instant::now();
-        let Broken { at, failure, .. } = match self.judge() {
+        let failure = match valid::verify(&self.plan) {
             Ok(proof) => return Ok((proof, begin.elapsed())),
-            Err(broken) => *broken,
+            Err(failure) => failure,
         };
         let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
         Err(if failure.violations.iter().all(too_large) {
-            let help = match &self.pipeline {
-                Some(_) => "use smaller numbers (`--dim`, `--shape`)",
-                None => {
+            let help = match self.is_read {
+                false => "use smaller numbers (`--dim`, `--shape`)",
+                true => {
                     "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones"
                 }
             };
             Failure::with_help(failure.to_string().trim_end(), help)
-        } else if self.pipeline.is_some() {
-            Failure::new(format!("internal error, a pass is wrong: {at}{failure}"))
+        } else if !self.is_read {
+            Failure::new(format!("internal error, a pass is wrong: {failure}"))
         } else {
-            Failure::new(format!("{at}{failure}"))
+            Failure::new(failure.to_string())
         })
     }
-}
-
-fn has_extension(path: &str, extension: &str) -> bool {
-    Path::new(path).extension().is_some_and(|e| e == extension)
 }
 
 /// The text of a file that a person or mk has written; of one that does not end, a device say, no more than such a file may have.
@@ -155,7 +176,7 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
 
 /// Reads and checks the pipeline, and gives its symbols numbers.
 pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
-    if has_extension(&args.pipeline, "plan") {
+    if args.is_plan() {
         return Err(Failure::with_help(
             format!("{} is a plan, which has its settings already", args.pipeline),
             "give the pipeline that it was made from",

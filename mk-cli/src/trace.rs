@@ -4,11 +4,12 @@ use crate::{
     build::compile,
     emit::emit_with,
     failure::Failure,
+    gpus::{GpuList, describe},
     options::PipelineArgs,
     output::{print, say, write_file},
-    pipeline::{Loaded, load},
+    pipeline::{Loaded, open},
     progress::Progress,
-    run::{Verdict, describe, gpus},
+    run::Verdict,
     tune::model,
 };
 use mk::{
@@ -33,6 +34,8 @@ pub struct Args {
     /// Where to run; the CPU executor has no time to show
     #[arg(long, value_enum, default_value_t = Device::Cuda)]
     device: Device,
+    #[command(flatten)]
+    gpus: GpuList,
     /// Where to write the timeline as JSON, for ui.perfetto.dev [default: nowhere]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -63,27 +66,34 @@ const JUDGED: u64 = 2;
 
 /// Runs, judges, times, and shows the last launch that was timed.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = load(&args.pipeline)?;
+    let options = args.gpus.ranked(&args.pipeline)?;
+    let opened = open(&options, None)?;
     let Device::Cuda = args.device;
-    let Some(pipeline) = &loaded.pipeline else {
+    if opened.is_unknown() {
         return Err(Failure::with_help(
             "a plan does not say what it computes, so that results of GPUs cannot be judged",
             "give the pipeline that it was made from",
         ));
+    }
+    let ranks = opened.ranks(&options);
+    let without = "`mk explain --svg FILE` draws what is predicted, without a GPU";
+    let world = args.gpus.world(ranks, without)?;
+    let loaded = opened.lower(&options, Some(&world))?;
+    let Some(pipeline) = &loaded.pipeline else {
+        return Err(Failure::new("internal error: a pipeline was lowered and is gone"));
     };
-    let ranks = loaded.plan.mesh.size();
-    let world = gpus(ranks, "`mk explain --svg FILE` draws what is predicted, without a GPU")?;
     loaded.verify()?;
     say!("device    cuda: {}", describe(&world))?;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };
     let kernel = emit_with(&loaded, Options { trace: true })?;
     let mut traced = bind(args, &world, case, &kernel)?;
-    let progress = Progress::new(format!("running on {ranks} GPUs"));
+    let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
     let mut verdict = Verdict::new(case);
+    let tolerance = traced.tolerance().map_err(Failure::new)?;
     for launch in 1..=JUDGED {
         traced.fill(launch).map_err(Failure::new)?;
         traced.launch().map_err(Failure::new)?;
-        verdict.launch(&traced.norms().map_err(Failure::new)?)?;
+        verdict.norms(&traced.norms().map_err(Failure::new)?, &tolerance)?;
     }
     match args.cost {
         None => {

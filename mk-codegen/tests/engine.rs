@@ -4,7 +4,7 @@
 mod common;
 
 use common::VARIANTS;
-use mk_abi::{EngineCopy, KernelSource};
+use mk_abi::{HostOp, KernelSource};
 use mk_codegen::{
     emit::{audit, emit},
     ir::{Entity, Plan},
@@ -23,13 +23,13 @@ fn variant(name: &str) -> (Plan, KernelSource) {
 fn copies_are_those_of_the_plan() {
     let (plan, source) = variant("engine_parts");
     valid::verify(&plan).expect("verifies");
-    let program = source.engine.expect("engines work");
+    let program = source.host.expect("engines work");
     let row = 1536 * 2;
     let (all, _) = plan.buffers.iter().find(|(_, b)| b.name == "a_all").expect("a workspace");
     let place = format!("constexpr u64 kBuf{} = ", all.index());
     let place = source.cuda.split(&place).last().and_then(|t| t.split(';').next());
     let base: u64 = place.and_then(|t| t.parse().ok()).expect("the kernel says where it is");
-    for (rank, copies) in (0u32..).zip(&program.copies) {
+    for (rank, ops) in (0u32..).zip(&program.ranks) {
         let held = [634, 634, 632][rank as usize];
         let mut expected = Vec::new();
         for to in [(rank + 2) % 3, (rank + 1) % 3] {
@@ -39,13 +39,26 @@ fn copies_are_those_of_the_plan() {
                 expected.push((to, from * row, to_bytes, rows * row));
             }
         }
-        let made = copies.iter().map(|c| (c.to_rank, c.from_bytes, c.to_bytes, c.bytes));
+        assert_eq!(ops[0], HostOp::AwaitEntry, "rank {rank}");
+        // Each copy is followed by the word that announces it, on the same rank.
+        let made = ops[1..].chunks(2).map(|pair| match pair {
+            [
+                HostOp::Copy { tensor, from_bytes, to_rank, to_bytes, bytes },
+                HostOp::Raise { rank, .. },
+            ] => {
+                assert_eq!((&*source.tensors[*tensor as usize].name, rank), ("a", to_rank));
+                (*to_rank, *from_bytes, *to_bytes, *bytes)
+            }
+            other => panic!("rank {rank}: {other:?}"),
+        });
         assert_eq!(made.collect::<Vec<_>>(), expected, "rank {rank}");
-        assert!(copies.iter().all(|c| source.tensors[c.tensor as usize].name == "a"));
     }
     // Every part is announced once on each peer, by a word of its own that lies among the signals.
-    let mut words: Vec<_> =
-        program.copies.iter().flatten().flat_map(|c: &EngineCopy| c.raises.clone()).collect();
+    let raised = |op: &HostOp| match op {
+        HostOp::Raise { rank, word } => Some((*rank, *word)),
+        _ => None,
+    };
+    let mut words: Vec<_> = program.ranks.iter().flatten().filter_map(raised).collect();
     words.sort_unstable();
     let n = words.len();
     words.dedup();

@@ -402,3 +402,53 @@ fn places_that_an_epilogue_saves_to() {
     let text = gated.iter().fold(text, |text, (from, to)| text.replace(from, to));
     refused_of(&text, &[("out bf16[M, 2, N]", "out bf16[M, 3, N]")], says);
 }
+
+/// A leaf that no file of the emitter describes is named with its family, and not taken for another.
+#[test]
+fn leaves_without_emission() {
+    for (name, says) in [
+        ("ring_attention_registers", "no template runs attend_tile in role compute"),
+        ("two_nodes_nic", "no template sends over the network"),
+    ] {
+        let path = format!("{}/../tests/plans/{name}.plan", env!("CARGO_MANIFEST_DIR"));
+        let text = fs::read_to_string(path).expect("the fixture");
+        let error = emit(&text.parse().expect("reads")).expect_err(name).to_string();
+        assert!(error.contains(says), "{name}: {error}");
+    }
+}
+
+/// Rows that come with each launch, by value: however a plan writes them.
+#[test]
+fn rows_that_a_launch_decides() {
+    let copy = r#"plan "rows"
+mesh world=3
+target sm_90a
+dim dim0 M = 5000 runtime <= 5000
+buffer buf0 "x" in bf16[ROWS, 8]
+buffer buf1 "y" out bf16[ROWS, 8]
+role role0 compute ctas 1
+family fam0 "copy" role0 {
+  leaf copy_tile via=ldst stages=1
+  access src: read buf0 @ rank [0 : ROWS, 0 : 8] at start
+  access dst: write buf1 @ rank [0 : ROWS, 0 : 8] at end
+}
+"#;
+    let emits = |rows: &str| {
+        let plan: Plan = copy.replace("ROWS", rows).parse().unwrap_or_else(|e| panic!("{e}"));
+        emit(&plan).map(|k| k.runtime_dims[0].tensors.iter().map(|t| t.part).collect::<Vec<_>>())
+    };
+    for (rows, part) in [
+        ("M", false),
+        ("M + 1 - 1", false),
+        ("max(0, min((M + 2) / 3, M - rank * ((M + 2) / 3)))", true),
+        ("min(max(M - (M + 2) / 3 * rank, 0), (M + 2) / 3)", true),
+    ] {
+        assert_eq!(emits(rows).unwrap_or_else(|e| panic!("{rows}: {e}")), [part, part], "{rows}");
+    }
+    for rows in
+        ["M / 3", "M + 1", "min(M, 4999)", "max(0, min((M + 3) / 4, M - rank * ((M + 3) / 4)))"]
+    {
+        let error = emits(rows).expect_err(rows).to_string();
+        assert!(error.contains("more than its rows, or their part on each rank"), "{error}");
+    }
+}

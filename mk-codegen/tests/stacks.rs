@@ -1,36 +1,14 @@
 //! Products whose operands are stacks of matrices: every coordinate of a task reaches the tensor map it is loaded by.
 
+mod common;
+
+use common::experts;
 use mk_abi::{KernelSource, TensorMapSpec};
 use mk_codegen::{
     emit::{EmitError, emit},
     ir::Plan,
     valid,
 };
-
-/// Three experts, each with a matrix of its own: 72 deep, which is no multiple of a step.
-const EXPERTS: &str = r#"plan "experts"
-mesh world=1
-target sm_90a
-dim dim0 M = 128
-dim dim1 K = 72
-dim dim2 F = 256
-buffer buf0 "x" in bf16[3, M, K]
-buffer buf1 "w" in bf16[WEIGHTS]
-buffer buf2 "y" out bf16[3, M, F]
-role role0 compute ctas 2
-family fam0 "gemm" role0 {
-  leaf mma_tile block=128x256x64 stages=3 b=LAYOUT store=tmaEPILOGUE
-  for e in 3
-  for j in TILES
-  edge e1 full
-  edge e2 empty
-  edge e3 staged
-  edge e4 drained
-  access a: read buf0 @ rank [e : 1, 0 : M, 0 : K] at start
-  access b: read buf1 @ rank [e : 1, REGION] at start
-  access c: write buf2 @ rank [e : 1, 0 : M, COLUMNS] at end
-}
-"#;
 
 fn tried(text: &str) -> Result<KernelSource, EmitError> {
     let plan: Plan = text.parse().unwrap_or_else(|e| panic!("{e}: {text}"));
@@ -67,8 +45,6 @@ fn experts_have_weights_of_their_own() {
     struct Case {
         layout: &'static str,
         gated: bool,
-        weights: &'static str,
-        region: &'static str,
         dims: [u64; 3],
         strides: [u64; 2],
         boxes: [u32; 3],
@@ -77,8 +53,6 @@ fn experts_have_weights_of_their_own() {
         Case {
             layout: "kn",
             gated: true,
-            weights: "3, K, 2, F",
-            region: "0 : K, 0 : 2, j * 128 : 128",
             dims: [512, 72, 3],
             strides: [1024, 72 * 1024],
             boxes: [64, 64, 1],
@@ -86,8 +60,6 @@ fn experts_have_weights_of_their_own() {
         Case {
             layout: "nk",
             gated: true,
-            weights: "3, 2, F, K",
-            region: "0 : 2, j * 128 : 128, 0 : K",
             dims: [72, 512, 3],
             strides: [144, 512 * 144],
             boxes: [64, 128, 1],
@@ -95,8 +67,6 @@ fn experts_have_weights_of_their_own() {
         Case {
             layout: "kn",
             gated: false,
-            weights: "3, K, F",
-            region: "0 : K, j * 256 : 256",
             dims: [256, 72, 3],
             strides: [512, 72 * 512],
             boxes: [64, 64, 1],
@@ -104,24 +74,15 @@ fn experts_have_weights_of_their_own() {
         Case {
             layout: "nk",
             gated: false,
-            weights: "3, F, K",
-            region: "j * 256 : 256, 0 : K",
             dims: [72, 256, 3],
             strides: [144, 256 * 144],
             boxes: [64, 256, 1],
         },
     ];
     for case in cases {
-        let width = if case.gated { 128 } else { 256 };
-        let text = EXPERTS
-            .replace("WEIGHTS", case.weights)
-            .replace("LAYOUT", case.layout)
-            .replace("EPILOGUE", if case.gated { " epilogue=swiglu" } else { "" })
-            .replace("TILES", if case.gated { "2" } else { "1" })
-            .replace("REGION", case.region)
-            .replace("COLUMNS", &format!("j * {width} : {width}"));
+        let text = experts(case.layout, case.gated);
         let kernel = emitted(&text);
-        let place = format!("{} {}", case.layout, case.weights);
+        let place = format!("{}, gated: {}", case.layout, case.gated);
         let coordinates = ["b_k", "b_col", "b_outer"].map(|m| member(&kernel, m).unwrap_or(""));
         assert!(coordinates.iter().any(|c| names(c, "e")), "{place}: {coordinates:?}");
         // A map of three dimensions: each matrix ends where its own k does, behind which TMA reads zeros.

@@ -1,7 +1,7 @@
 //! Why a call cannot be made.
 
 use mk_abi::DType;
-use mk_codegen::{emit::EmitError, passes::LowerError, trace::TraceError};
+use mk_codegen::{emit::EmitError, passes::LowerError, sim::SimError, trace::TraceError};
 use mk_syntax::BindErrors;
 use thiserror::Error;
 
@@ -24,6 +24,9 @@ pub enum FunctionError {
         /// What does not fit.
         what: String,
     },
+    /// The CPU executor stopped.
+    #[error(transparent)]
+    Sim(#[from] SimError),
     /// What a kernel recorded cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),

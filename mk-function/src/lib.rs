@@ -4,7 +4,7 @@
 //! layout, error, parallel <── choice <── build <── explain <── function
 //! ```
 //!
-//! `choice` takes settings from the cache or from the cost model, `build` makes kernels of them, `explain` says why they take as long as
+//! `simulate` runs what was built on the CPU executor. `choice` takes settings from the cache or from the cost model, `build` makes kernels of them, `explain` says why they take as long as
 //! they do, and `function` binds and launches them. Nothing here measures, and nothing makes inputs or judges results: that is
 //! `mk-tune`'s and `mk-harness`'s, which use this crate.
 
@@ -16,9 +16,11 @@ pub mod explain;
 pub mod function;
 mod layout;
 mod parallel;
+mod simulate;
 
 pub use arguments::AsTensor;
 pub use error::{ArgumentError, FunctionError};
 pub use function::{Argument, Call, Function, FunctionOptions, Kernel};
 pub use layout::Layout;
 pub use parallel::in_parallel;
+pub use simulate::simulate;

@@ -1,6 +1,6 @@
 //! Plans on the CPU executor.
 
-use super::{Case, Dense, HarnessError, Inputs, Norms, check_work, compare};
+use super::{Case, Dense, Expected, HarnessError, Inputs, Judgement, check_work, judge};
 use mk_codegen::{
     ir::{BufId, Entity, Plan, Space, TabId, TableSource},
     sim::{self, Caller, Options, RunReport, Schedule},
@@ -44,8 +44,8 @@ impl CpuOptions {
 pub struct CpuRun {
     /// What the executor did.
     pub report: RunReport,
-    /// The error of each rank, by launch (from 0) and rank; the worst of all results.
-    pub norms: Vec<Vec<Norms>>,
+    /// What each rank left, all results together, by launch (from 0) and rank.
+    pub judged: Vec<Vec<Judgement>>,
 }
 
 /// Runs a plan and compares every rank of every launch with the dense reference.
@@ -66,7 +66,7 @@ pub fn run_on_cpu(
     let report = sim::run(plan, &mut user, &options.executor())?;
     match user.failure {
         Some(error) => Err(error),
-        None => Ok(CpuRun { report, norms: user.norms }),
+        None => Ok(CpuRun { report, judged: user.judged }),
     }
 }
 
@@ -79,10 +79,10 @@ pub fn run_made_on_cpu(
     case: Case<'_>,
     made: &Composition,
     options: &CpuOptions,
-) -> Result<(Vec<RunReport>, Vec<Vec<Norms>>), HarnessError> {
+) -> Result<(Vec<RunReport>, Vec<Vec<Judgement>>), HarnessError> {
     if let ([], [planned]) = (made.parts.as_slice(), made.kernels.as_slice()) {
         let run = run_on_cpu(case, &planned.plan, options)?;
-        return Ok((vec![run.report], run.norms));
+        return Ok((vec![run.report], run.judged));
     }
     check_work(case, options.launches)?;
     let mut user = User::new(case, options);
@@ -95,7 +95,7 @@ pub fn run_made_on_cpu(
     }
     match user.failure {
         Some(error) => Err(error),
-        None => Ok((reports, user.norms)),
+        None => Ok((reports, user.judged)),
     }
 }
 
@@ -109,9 +109,9 @@ fn at(plan: &Plan, case: Case<'_>) -> Plan {
 }
 
 /// What ranks should hold of a result, and how many ranks have not been judged.
-struct Expected {
+struct Awaited {
     left: usize,
-    local: Vec<Vec<f64>>,
+    of_ranks: Vec<Option<Expected>>,
 }
 
 /// The caller of a run: makes inputs, judges outputs.
@@ -123,21 +123,20 @@ struct User<'a> {
     /// What ranks hold of values that a plan left for another one, by launch.
     between: BTreeMap<(i64, usize, ValueId), Vec<f32>>,
     /// What each rank should hold, of the launches that some rank is still in.
-    expected: BTreeMap<(i64, ValueId), Expected>,
-    norms: Vec<Vec<Norms>>,
+    expected: BTreeMap<(i64, ValueId), Awaited>,
+    judged: Vec<Vec<Judgement>>,
     failure: Option<HarnessError>,
 }
 
 impl<'a> User<'a> {
     fn new(case: Case<'a>, options: &CpuOptions) -> User<'a> {
-        let none = Norms { global: 0.0, worst_tile: 0.0, worst_at: (0, 0), nonfinite: 0 };
         User {
             inputs: Inputs::new(case, options.seed),
             tensors: BTreeMap::new(),
             results: BTreeMap::new(),
             between: BTreeMap::new(),
             expected: BTreeMap::new(),
-            norms: vec![vec![none; case.ranks]; options.launches as usize],
+            judged: vec![vec![Judgement::default(); case.ranks]; options.launches as usize],
             failure: None,
         }
     }
@@ -180,37 +179,32 @@ impl<'a> User<'a> {
         let ranks = self.inputs.case().ranks;
         let key = (launch, result);
         if !self.expected.contains_key(&key) {
-            let local = Dense::new(self.inputs, launch as u64).local(result)?;
-            self.expected.insert(key, Expected { left: ranks, local });
+            let dense = Dense::new(self.inputs, launch as u64);
+            let of_ranks = dense.expected(result)?.into_iter().map(Some).collect();
+            self.expected.insert(key, Awaited { left: ranks, of_ranks });
         }
-        let Some(expected) = self.expected.get_mut(&key) else { return Ok(()) };
-        let want = expected.local.get_mut(rank).map(std::mem::take).unwrap_or_default();
-        expected.left -= 1;
-        if expected.left == 0 {
+        let Some(awaited) = self.expected.get_mut(&key) else { return Ok(()) };
+        let want = awaited.of_ranks.get_mut(rank).and_then(Option::take);
+        awaited.left -= 1;
+        if awaited.left == 0 {
             self.expected.remove(&key);
         }
-        if want.len() != values.len() {
+        let want = want.ok_or_else(|| HarnessError::mismatch("a result that comes twice"))?;
+        let n = want.matrix.data.len();
+        if n != values.len() {
             let what = format!(
-                "rank {rank} holds {shape:?} of the result, {} elements, where the pipeline gives {}",
+                "rank {rank} holds {shape:?} of the result, {} elements, where the pipeline gives {n}",
                 values.len(),
-                want.len()
             );
             return Err(HarnessError::mismatch(what));
         }
-        let norms = compare(values, &want, shape.last().copied().unwrap_or(1));
-        if let Some(worst) =
-            self.norms.get_mut(launch as usize - 1).and_then(|ranks| ranks.get_mut(rank))
-        {
-            *worst = worse(*worst, norms);
+        let judged = judge(values, &want);
+        let of_launch = self.judged.get_mut(launch as usize - 1);
+        if let Some(all) = of_launch.and_then(|ranks| ranks.get_mut(rank)) {
+            *all = std::mem::take(all).and(judged);
         }
         Ok(())
     }
-}
-
-/// The worse of two errors, in each norm.
-pub(super) fn worse(a: Norms, b: Norms) -> Norms {
-    let tile = if b.worst_tile > a.worst_tile { b } else { a };
-    Norms { global: a.global.max(b.global), nonfinite: a.nonfinite + b.nonfinite, ..tile }
 }
 
 impl Caller for User<'_> {
@@ -290,37 +284,4 @@ fn record(plan: &Plan, seed: u64, options: &Options) -> Result<(RunReport, Outpu
     };
     let report = sim::run(plan, &mut caller, options)?;
     Ok((report, outputs))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Tolerance;
-    use mk_codegen::passes::lower;
-    use mk_codegen::settings::Config;
-    use mk_syntax::Program;
-
-    /// The worst of all errors, of `run`'s plan against `reference`.
-    fn worst(run: &str, reference: &str) -> Norms {
-        let shapes = BTreeMap::from([("a".into(), vec![96, 40]), ("b".into(), vec![40, 64])]);
-        let (run, reference) = (Program::parse(run), Program::parse(reference));
-        let (run, program) = (run.expect("parses"), reference.expect("parses"));
-        let bind = |p: &Program| p.bind(&BTreeMap::new(), &shapes).expect("binds");
-        let config = Config { ranks: 3, ..Config::default() };
-        let plan = lower(&run, &bind(&run), &config).expect("lowers");
-        let bound = bind(&program);
-        let case = Case { program: &program, bound: &bound, ranks: 3 };
-        let done = run_on_cpu(case, &plan, &CpuOptions::default()).expect("runs");
-        done.norms.into_iter().flatten().reduce(worse).expect("a launch")
-    }
-
-    #[test]
-    fn another_function_does_not_pass() {
-        let plain = "gather(a) -> gemm(b)";
-        assert!(Tolerance::default().accepts(&worst(plain, plain)));
-        for other in ["gather(a) -> gemm(b) -> relu", "gather(a) -> gemm(b) -> scale(1.01)"] {
-            let norms = worst(plain, other);
-            assert!(!Tolerance::default().accepts(&norms), "{other}: {norms:?}");
-        }
-    }
 }

@@ -2,14 +2,15 @@
 //!
 //! Most operations of the language make a row of their result from the same row of their first operand and from the whole of
 //! the second, so a few rows of a large result are cheap; a product with a transposed left operand needs all of both. A value that is `partial` is kept as its summands, one for each
-//! rank. Nothing is rounded but inputs and `cast`.
+//! rank. Nothing is rounded but inputs and casts of them; what rounding costs a right result is kept beside each element ([`Near`]).
 
 use super::{
     HarnessError, Inputs, Layout,
     inputs::{dtype, placement},
-    math,
+    near::Near,
     value::{Matrix, Value},
 };
+use mk_abi::DType;
 use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
 use std::collections::BTreeMap;
 
@@ -18,6 +19,15 @@ use std::collections::BTreeMap;
 enum Set {
     All,
     Chosen,
+}
+
+/// What a rank should hold of a result, or of some rows of it.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    /// Its elements, in rows of what the rank holds of one.
+    pub matrix: Matrix,
+    /// Their type.
+    pub dtype: DType,
 }
 
 /// The reference for one launch.
@@ -38,21 +48,40 @@ impl<'a> Dense<'a> {
     /// # Errors
     /// [`HarnessError::Unsupported`] for a mesh of several axes.
     pub fn local(&self, result: ValueId) -> Result<Vec<Vec<f64>>, HarnessError> {
-        let rows = self.extent(result, 0);
-        let all: Vec<usize> = (0..rows).collect();
-        let value = self.rows(result, &all)?;
-        let case = self.inputs.case();
-        (0..case.ranks)
-            .map(|rank| {
-                let layout = self.layout(result, rank)?;
-                let (columns, width) = (layout.columns(), self.width(result));
-                let held = value.on(rank);
-                Ok(layout
-                    .rows()
-                    .flat_map(|i| columns.iter().map(move |c| held[i * width + c]))
-                    .collect())
-            })
-            .collect()
+        Ok(self.expected(result)?.into_iter().map(|e| e.matrix.data).collect())
+    }
+
+    /// What each rank should hold of a result, and how far a right one may be from it.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn expected(&self, result: ValueId) -> Result<Vec<Expected>, HarnessError> {
+        let rows: Vec<usize> = (0..self.extent(result, 0)).collect();
+        Ok(self.expected_rows(result, &rows)?.into_iter().map(|(_, expected)| expected).collect())
+    }
+
+    /// The same of those of some global rows that each rank holds, and which these are. `rows` ascend.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn expected_rows(
+        &self,
+        result: ValueId,
+        rows: &[usize],
+    ) -> Result<Vec<(Vec<usize>, Expected)>, HarnessError> {
+        let value = self.rows(result, rows)?;
+        let (width, dtype) = (self.width(result), self.dtype(result));
+        let of_rank = |rank| {
+            let layout = self.layout(result, rank)?;
+            let columns = layout.columns();
+            let held = rows.iter().enumerate().filter(|(_, row)| layout.rows().contains(row));
+            let (places, held): (Vec<usize>, Vec<usize>) = held.map(|(i, row)| (i, *row)).unzip();
+            let places = places.iter().flat_map(|i| columns.iter().map(move |c| i * width + c));
+            let matrix = value.on(rank).map(|m| m.pick(columns.len(), places));
+            let matrix = matrix.ok_or_else(|| HarnessError::mismatch("a rank without summands"))?;
+            Ok((held, Expected { matrix, dtype }))
+        };
+        (0..self.inputs.case().ranks).map(of_rank).collect()
     }
 
     /// The global rows `rows` of a value.
@@ -80,11 +109,37 @@ impl<'a> Dense<'a> {
                 Some(Def::Node(node)) => self.node(node, set, rows, &values)?,
                 None => return Err(HarnessError::mismatch("a value of another program")),
             };
+            let kept = id != value && self.is_stored(id);
+            let made = if kept { made.stored(self.dtype(id)) } else { made };
             values.insert((index, set), made);
         }
         values
             .remove(&(value.index(), first))
             .ok_or_else(|| HarnessError::mismatch("a value of another program"))
+    }
+
+    /// The type of a value.
+    fn dtype(&self, value: ValueId) -> DType {
+        self.inputs.case().program.ty(value).map_or(DType::F32, |t| dtype(t.dtype))
+    }
+
+    /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something else than the
+    /// elementwise operation that follows its product. Sums over ranks store their summands themselves.
+    fn is_stored(&self, value: ValueId) -> bool {
+        let program = self.inputs.case().program;
+        let Some(Def::Node(node)) = program.def(value) else { return false };
+        let collective = |op: &Op| {
+            matches!(op, Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. })
+        };
+        let read = |node: &Node| {
+            let fused = node.op.is_elementwise() || matches!(node.op, Op::Swiglu);
+            let from = usize::from(fused);
+            let sums = matches!(node.op, Op::ReduceScatter { .. } | Op::AllReduce { .. });
+            !sums && node.inputs.iter().skip(from).any(|i| *i == value)
+        };
+        collective(&node.op)
+            || program.results().contains(&value)
+            || program.nodes().iter().any(read)
     }
 
     fn extent(&self, value: ValueId, dim: usize) -> usize {
@@ -120,7 +175,7 @@ impl<'a> Dense<'a> {
         let mut parts = Vec::new();
         for rank in 0..ranks {
             if rank == 0 || placement(&tensor.ty.placement)? == Placement::Partial {
-                parts.push(Matrix { cols, data: vec![0.0; rows.len() * cols] });
+                parts.push(Matrix::exact(cols, vec![0.0; rows.len() * cols]));
             }
             let layout = self.inputs.layout(tensor, rank)?;
             let columns = layout.columns();
@@ -155,7 +210,10 @@ impl<'a> Dense<'a> {
         let width = self.width(node.result);
         Ok(match (node.op, operands.as_slice()) {
             (Op::Gather { .. }, [x]) => (*x).clone(),
-            (Op::ReduceScatter { .. } | Op::AllReduce { .. }, [x]) => Value::Whole(x.sum()),
+            (Op::ReduceScatter { .. } | Op::AllReduce { .. }, [x]) => {
+                let summand = node.inputs.first().copied().unwrap_or(node.result);
+                Value::Whole(x.sum(self.dtype(summand)))
+            }
             (Op::Gemm { a_transposed, b_transposed }, [a, b]) => {
                 let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
                 let rows = if set == Set::All { &all[..] } else { chosen };
@@ -166,22 +224,24 @@ impl<'a> Dense<'a> {
                 self.gemm(node, a, b, b_transposed)?
             }
             (Op::Bias, [x, c]) => {
-                let c = c.sum().data;
+                let Value::Whole(c) = c else {
+                    return Err(HarnessError::unsupported("a bias of summands"));
+                };
                 // The last dimension; of a vector that is dimension 0, of which rows are chosen.
                 let at = |i: usize| match set {
                     Set::Chosen if width == 1 => chosen[i] % c.len(),
                     _ => i % c.len(),
                 };
-                x.map(|i, x| x + c[at(i)])
+                x.map(|i, x| x.add(c.at(at(i))))
             }
-            (Op::Gelu, [x]) => x.map(|_, x| math::gelu(x)),
-            (Op::Silu, [x]) => x.map(|_, x| math::silu(x)),
+            (Op::Gelu, [x]) => x.map(|_, x| x.gelu()),
+            (Op::Silu, [x]) => x.map(|_, x| x.silu()),
             (Op::Swiglu, [x]) => x.swiglu(),
-            (Op::Relu, [x]) => x.map(|_, x| math::relu(x)),
-            (Op::Mul, [x, y]) => x.zip(y, |x, y| x * y),
-            (Op::Add, [x, y]) => x.zip(y, |x, y| x + y),
-            (Op::Scale(factor), [x]) => x.map(|_, x| x * factor),
-            (Op::Cast(to), [x]) => x.map(|_, x| math::round(dtype(to), x)),
+            (Op::Relu, [x]) => x.map(|_, x| x.relu()),
+            (Op::Mul, [x, y]) => x.zip(y, Near::mul),
+            (Op::Add, [x, y]) => x.zip(y, Near::add),
+            (Op::Scale(factor), [x]) => x.map(|_, x| x.scale(factor)),
+            (Op::Cast(to), [x]) => x.map(|_, x| x.cast(dtype(to))),
             _ => return Err(HarnessError::unsupported(format!("`{}`", node.op.name()))),
         })
     }
@@ -197,28 +257,29 @@ impl<'a> Dense<'a> {
         let right = node.inputs.get(1).copied().unwrap_or(node.result);
         let depth_dim = usize::from(b_transposed);
         let (k, n) = (self.extent(right, depth_dim), self.width(node.result));
-        let product = |a: &[f64], b: &[f64], k: usize| {
-            let mut c = vec![0.0; a.len().checked_div(k).unwrap_or(0) * n];
-            math::matmul(&mut c, a, b, k, n);
-            Matrix { cols: n, data: c }
-        };
+        let rows = |a: &Matrix| a.len().checked_div(k).unwrap_or(0);
         if placement(&node.ty.placement)? != Placement::Partial {
-            return Ok(Value::Whole(product(a.on(0), b.on(0), k)));
+            let (a, b) = (on(a, 0)?, on(b, 0)?);
+            return Ok(Value::Whole(a.product(b, rows(a), k)));
         }
         let summands = (0..self.inputs.case().ranks).map(|rank| {
             let depth = self.layout(right, rank)?.range(depth_dim);
-            let (a, b) = (a.on(rank), b.on(rank));
+            let (a, b) = (on(a, rank)?, on(b, rank)?);
+            let m = rows(a);
             if depth == (0..k) {
-                return Ok(product(a, b, k));
+                return Ok(a.product(b, m, k));
             }
-            let part: Vec<f64> =
-                a.chunks_exact(k.max(1)).flat_map(|row| &row[depth.clone()]).copied().collect();
-            let mut c = Matrix { cols: n, data: vec![0.0; a.len() / k.max(1) * n] };
-            math::matmul(&mut c.data, &part, &b[depth.start * n..depth.end * n], depth.len(), n);
-            Ok(c)
+            let columns = (0..m).flat_map(|row| depth.clone().map(move |i| row * k + i));
+            let part = a.pick(depth.len(), columns);
+            Ok(part.product(&b.pick(n, depth.start * n..depth.end * n), m, depth.len()))
         });
         Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
     }
+}
+
+/// What a rank holds of an operand.
+fn on(value: &Value, rank: usize) -> Result<&Matrix, HarnessError> {
+    value.on(rank).ok_or_else(|| HarnessError::mismatch("a product without an operand"))
 }
 
 /// Which rows of its operands a node needs for some rows of its result.
@@ -237,6 +298,7 @@ fn needs(node: &Node, set: Set) -> impl Iterator<Item = (usize, Set)> + '_ {
 mod tests {
     use super::*;
     use crate::Case;
+    use crate::math;
     use mk_syntax::{Bound, Program};
     use std::collections::BTreeMap;
 
@@ -300,7 +362,7 @@ mod tests {
         let d = dense(&program, &bound, 2);
         let whole = |i: usize, rows: usize| {
             let rows: Vec<usize> = (0..rows).collect();
-            d.rows(ValueId::new(i), &rows).expect("evaluates").on(0).to_vec()
+            d.rows(ValueId::new(i), &rows).expect("evaluates").on(0).expect("is there").data.clone()
         };
         let (x, w, y) = (whole(0, 5), whole(1, 4), whole(4, 5));
         for (m, f) in (0..5).flat_map(|m| (0..3).map(move |f| (m, f))) {
@@ -331,7 +393,7 @@ mod tests {
         let d = dense(&program, &bound, 3);
         let [x, dy, w, dz, v] = [(0, 5), (1, 5), (2, 7), (3, 5), (4, 7)].map(|(i, rows)| {
             let rows: Vec<usize> = (0..rows).collect();
-            d.rows(ValueId::new(i), &rows).expect("evaluates").on(0).to_vec()
+            d.rows(ValueId::new(i), &rows).expect("evaluates").on(0).expect("is there").data.clone()
         });
         let check = |result: usize, want: &dyn Fn(usize, usize) -> f64, cols: usize| {
             let id = program.results()[result];

@@ -3,28 +3,31 @@
 //!
 //! ```text
 //! seed ──> inputs ──┬─> plan on the CPU executor, or kernel on GPUs ──> outputs by rank ─┐
-//!                   └─> Program, evaluated in f64 on global tensors ──> shards by rank ──┴─> error norms
+//!                   └─> Program, evaluated in f64 on global tensors ──> elements, bounds ──┴─> Judgement
 //! ```
 //!
 //! Architecture invariant: the references read the checked [`Program`] and nothing of the plan, so that a mistake of a
 //! pass cannot be in both. Inputs are a function of seed, launch, tensor and rank alone, the same on the host and on a GPU.
 
-mod compare;
 mod cpu;
 mod dense;
 mod error;
 pub mod gpu;
 mod inputs;
+mod judge;
 mod math;
+mod near;
+mod tolerance;
 mod value;
 mod work;
 
-pub use compare::{Norms, Tolerance, compare};
 pub use cpu::{CpuOptions, CpuRun, repeat_on_cpu, run_made_on_cpu, run_on_cpu};
-pub use dense::Dense;
+pub use dense::{Dense, Expected};
 pub use error::HarnessError;
 pub use inputs::Inputs;
+pub use judge::{Beyond, Judgement, Norms, judge};
 pub use mk_function::Layout;
+pub use tolerance::Tolerance;
 pub use value::{Matrix, Value};
 pub use work::{MAX_ELEMENTS, MAX_MACS, check_work, macs};
 

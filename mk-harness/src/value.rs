@@ -1,6 +1,17 @@
 //! Values of the dense reference.
 
-use super::math;
+use super::{
+    math,
+    near::{LAMBDA, Near, U32, end, over_ranks},
+};
+use mk_abi::DType;
+
+/// How far right results may be from the elements of a matrix: see [`Near`].
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Spread {
+    hard: Vec<f64>,
+    sd: Vec<f64>,
+}
 
 /// Rows of a global value: everything below dimension 0 is one row.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -9,6 +20,94 @@ pub struct Matrix {
     pub cols: usize,
     /// The chosen rows, one after the other.
     pub data: Vec<f64>,
+    /// Of every element; nothing where all are exact.
+    spread: Option<Spread>,
+}
+
+impl Matrix {
+    /// Of exact elements.
+    pub fn exact(cols: usize, data: Vec<f64>) -> Matrix {
+        Matrix { cols, data, spread: None }
+    }
+
+    fn collect(cols: usize, elements: impl Iterator<Item = Near>) -> Matrix {
+        let (mut data, mut spread) = (Vec::new(), Spread::default());
+        for near in elements {
+            data.push(near.x);
+            spread.hard.push(near.hard);
+            spread.sd.push(near.sd);
+        }
+        let exact = spread.hard.iter().chain(&spread.sd).all(|x| *x == 0.0);
+        Matrix { cols, data, spread: (!exact).then_some(spread) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    pub(crate) fn at(&self, i: usize) -> Near {
+        match &self.spread {
+            None => Near::exact(self.data[i]),
+            Some(s) => Near { x: self.data[i], hard: s.hard[i], sd: s.sd[i] },
+        }
+    }
+
+    fn elements(&self) -> impl Iterator<Item = Near> {
+        (0..self.len()).map(|i| self.at(i))
+    }
+
+    /// The elements at these places, as rows of `cols`.
+    pub(crate) fn pick(&self, cols: usize, places: impl Iterator<Item = usize>) -> Matrix {
+        match self.spread {
+            None => Matrix::exact(cols, places.map(|i| self.data[i]).collect()),
+            Some(_) => Matrix::collect(cols, places.map(|i| self.at(i))),
+        }
+    }
+
+    /// Mean squares of what the roundings of elements that came from without add up to; infinite where nothing is known.
+    fn variances(&self) -> Vec<f64> {
+        self.elements().map(Near::variance).collect()
+    }
+
+    /// Squares; of what is infinite nothing, because whoever reads it gets what the reference gets.
+    fn squares(&self) -> Vec<f64> {
+        self.data.iter().map(|x| if x.is_finite() { x * x } else { 0.0 }).collect()
+    }
+
+    /// `self * right`, of shapes `[rows, k]` and `[k, n]`, accumulated in f32 in whatever order.
+    pub(crate) fn product(&self, right: &Matrix, rows: usize, k: usize) -> Matrix {
+        let n = right.cols;
+        let size = rows * n;
+        let (mut data, mut sums) = (vec![0.0; size], vec![0.0; size]);
+        math::matmul(&mut data, &self.data, &right.data, k, n);
+        // The sum of |a b| is at most this times the root of the sum of (a b)^2.
+        let root_k = (k as f64).sqrt();
+        // Additions one after the other round either way, those of tensor cores are cut off, 16 terms at a time.
+        let accumulation = U32 * (4.0 * root_k + k as f64 / 4.0 + 8.0) * root_k / LAMBDA;
+        let own = accumulation * accumulation;
+        let squares = self.squares();
+        let left: Vec<f64> = match self.spread {
+            None => squares.iter().map(|s| own * s).collect(),
+            Some(_) => squares.iter().zip(self.variances()).map(|(s, v)| own * s + v).collect(),
+        };
+        math::matmul(&mut sums, &left, &right.squares(), k, n);
+        if right.spread.is_some() {
+            math::matmul(&mut sums, &squares, &right.variances(), k, n);
+        }
+        let near = |(x, variance): (&f64, &f64)| {
+            // Of infinite elements with both signs, whatever the others are.
+            if x.is_nan() && right.spread.is_none() {
+                return Near::exact(*x);
+            }
+            let sd = variance.sqrt();
+            // A partial sum may be beyond the range where the whole is not.
+            if sd.is_nan() || sd / accumulation * root_k >= end(DType::F32) {
+                return Near::unknown(*x);
+            }
+            Near { x: *x, hard: 0.0, sd }.within(DType::F32)
+        };
+        Matrix::collect(n, data.iter().zip(&sums).map(near))
+    }
 }
 
 /// A value of the pipeline.
@@ -21,10 +120,9 @@ pub enum Value {
 }
 
 impl Value {
-    pub(super) fn zip(&self, other: &Value, op: impl Fn(f64, f64) -> f64) -> Value {
-        let both = |x: &Matrix, y: &Matrix| Matrix {
-            cols: x.cols,
-            data: x.data.iter().zip(&y.data).map(|(x, y)| op(*x, *y)).collect(),
+    pub(super) fn zip(&self, other: &Value, op: impl Fn(Near, Near) -> Near) -> Value {
+        let both = |x: &Matrix, y: &Matrix| {
+            Matrix::collect(x.cols, x.elements().zip(y.elements()).map(|(x, y)| op(x, y)))
         };
         match (self, other) {
             (Value::Whole(x), Value::Whole(y)) => Value::Whole(both(x, y)),
@@ -40,24 +138,25 @@ impl Value {
         }
     }
 
-    pub(super) fn map(&self, op: impl Fn(usize, f64) -> f64) -> Value {
-        self.each(|x| Matrix {
-            cols: x.cols,
-            data: x.data.iter().enumerate().map(|(i, x)| op(i, *x)).collect(),
-        })
+    pub(super) fn map(&self, op: impl Fn(usize, Near) -> Near) -> Value {
+        let each =
+            |x: &Matrix| Matrix::collect(x.cols, x.elements().enumerate().map(|(i, x)| op(i, x)));
+        self.each(each)
     }
 
-    /// The value, with summands added up.
-    pub(super) fn sum(&self) -> Matrix {
+    /// As memory of a type holds it.
+    pub(super) fn stored(self, dtype: DType) -> Value {
+        self.map(|_, x| x.stored(dtype))
+    }
+
+    /// The value, with summands of this type added up as ranks do it.
+    pub(super) fn sum(&self, dtype: DType) -> Matrix {
         match self {
             Value::Whole(x) => x.clone(),
             Value::Summands(all) => {
-                let mut parts = all.iter();
-                let mut sum = parts.next().cloned().unwrap_or_default();
-                for part in parts {
-                    sum.data.iter_mut().zip(&part.data).for_each(|(s, x)| *s += x);
-                }
-                sum
+                let first = all.first().map_or((0, 0), |m| (m.cols, m.len()));
+                let of = |i| all.iter().map(|m| m.at(i)).collect::<Vec<_>>();
+                Matrix::collect(first.0, (0..first.1).map(|i| over_ranks(&of(i), dtype)))
             }
         }
     }
@@ -65,9 +164,9 @@ impl Value {
     /// Of a matrix of which all rows are there, the rows `chosen` of its transpose.
     pub(super) fn transposed(&self, chosen: &[usize]) -> Value {
         let one = |x: &Matrix| {
-            let column = |c: usize| x.data.iter().skip(c).step_by(x.cols.max(1)).copied();
-            let data: Vec<f64> = chosen.iter().flat_map(|&c| column(c)).collect();
-            Matrix { cols: x.data.len().checked_div(x.cols).unwrap_or(0), data }
+            let rows = x.len().checked_div(x.cols).unwrap_or(0);
+            let places = chosen.iter().flat_map(|&c| (0..rows).map(move |r| r * x.cols + c));
+            x.pick(rows, places)
         };
         self.each(one)
     }
@@ -76,11 +175,9 @@ impl Value {
     pub(super) fn swiglu(&self) -> Value {
         self.each(|x| {
             let cols = x.cols / 2;
-            let pairs = x.data.chunks_exact(x.cols.max(1)).flat_map(|row| {
-                let (gate, up) = row.split_at(cols);
-                gate.iter().zip(up).map(|(gate, up)| math::silu(*gate) * up)
-            });
-            Matrix { cols, data: pairs.collect() }
+            let rows = 0..x.len().checked_div(x.cols).unwrap_or(0);
+            let pairs = rows.flat_map(|row| (0..cols).map(move |c| row * 2 * cols + c));
+            Matrix::collect(cols, pairs.map(|i| x.at(i).silu().mul(x.at(i + cols))))
         })
     }
 
@@ -92,10 +189,10 @@ impl Value {
     }
 
     /// What `rank` holds of it.
-    pub(super) fn on(&self, rank: usize) -> &[f64] {
+    pub(crate) fn on(&self, rank: usize) -> Option<&Matrix> {
         match self {
-            Value::Whole(x) => &x.data,
-            Value::Summands(all) => all.get(rank).map_or(&[], |m| &m.data),
+            Value::Whole(x) => Some(x),
+            Value::Summands(all) => all.get(rank),
         }
     }
 }

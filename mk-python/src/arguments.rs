@@ -95,7 +95,7 @@ impl Function {
             let ranks = self.place().local().zip(results);
             return ranks
                 .map(|(rank, results)| {
-                    let device = self.place().device(rank).unwrap_or_default();
+                    let device = self.place().gpu(py, rank)?;
                     results.iter().map(|(dtype, s)| torch.empty(py, *dtype, s, device)).collect()
                 })
                 .collect();

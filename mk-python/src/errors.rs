@@ -4,8 +4,8 @@ use mk::{
     Diagnostics,
     function::{ArgumentError, FunctionError},
     runtime::{Error as RuntimeError, Fault},
+    sim::SimError,
 };
-use mk_harness::HarnessError;
 use pyo3::prelude::*;
 
 /// Classes of `mk._errors`.
@@ -80,6 +80,9 @@ pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
             | mk::passes::LowerError::TooLarge { .. },
         ) => Class::Argument.error(py, error.to_string()),
         FunctionError::Runtime(e) => runtime(py, &e),
+        FunctionError::Sim(e @ SimError::TooLarge { .. }) => {
+            Class::Argument.error(py, e.to_string())
+        }
         other => Class::Error.error(py, other.to_string()),
     }
 }
@@ -87,16 +90,6 @@ pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
 /// Whether it tells of a kernel that gave up.
 pub fn is_fault(error: &FunctionError) -> bool {
     matches!(error, FunctionError::Runtime(e) if class(e) == Class::Fault)
-}
-
-/// A run on the CPU executor that could not be made.
-pub fn harness(py: Python<'_>, error: HarnessError) -> PyErr {
-    match error {
-        HarnessError::TooLarge { .. } => Class::Argument.error(py, error.to_string()),
-        HarnessError::Unsupported { .. } => Class::Unsupported.error(py, error.to_string()),
-        HarnessError::Runtime(e) => runtime(py, &e),
-        other => Class::Error.error(py, other.to_string()),
-    }
 }
 
 /// A failure of the runtime.

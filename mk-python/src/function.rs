@@ -39,7 +39,7 @@ use std::sync::{
 /// Inside ``torch.cuda.graph`` it must be bound before. Keep it while the graph is used; its workspace is then kept until
 /// ``close()`` or the end of the process.
 ///
-/// In a world of several GPUs in one process each argument is a list with one tensor per rank, and so is the result.
+/// In a world of several ranks in one process each argument is a list with one tensor per rank, and so is the result.
 ///
 /// A kernel that gave up (a peer that never came, say) raises FaultError at the next call, ``check`` or ``synchronize``.
 #[pyclass(frozen, module = "mk")]
@@ -291,11 +291,11 @@ impl Function {
         for ((rank, call), (outputs, results)) in
             local.zip(&mut calls).zip(outputs.iter().zip(&results))
         {
-            let device = self.place().device(rank);
+            let device = self.place().gpu(py, rank)?;
             for (object, (dtype, _)) in outputs.iter().zip(results) {
-                call.outputs.push(torch.read("out", *dtype, device, object)?);
+                call.outputs.push(torch.read("out", *dtype, Some(device), object)?);
             }
-            streams.push(torch.stream(py, device.unwrap_or_default())?);
+            streams.push(torch.stream(py, device)?);
         }
         let handles: Vec<StreamRef> = streams.iter().map(|(_, handle)| *handle).collect();
         // The kernel runs later, and not on the default stream: torch must not give the memory away before. Also if the launch fails, which

@@ -10,16 +10,16 @@ use mk::{
     function::{Signature, Wiring},
     runtime::jit::JitOptions,
     settings,
-    sim::Schedule,
+    sim::{Options, Schedule},
+    simulate,
     syntax::Dim,
     tune::{self, Cache, Choice, Made, Verdict, Why},
 };
-use mk_harness::{Case, CpuOptions, Tolerance, run_made_on_cpu};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// A verified tile plan, and the kernel that is made from it; or those of a pipeline's parts, one after the other.
 /// ``str(plan)`` is the plan's text.
@@ -47,13 +47,18 @@ impl Plan {
     }
 
     /// Values of a kernel's run-time dimensions.
-    fn dims(&self, planned: &Planned) -> Vec<u32> {
+    fn dims(&self, py: Python<'_>, planned: &Planned) -> PyResult<Vec<u32>> {
         let value = |dim: &mk::abi::RuntimeDim| {
             let symbol = self.program().symbol(&dim.name)?;
             u32::try_from(self.sizes.dim(Dim::Sym(symbol))?).ok()
         };
-        let all = planned.source.runtime_dims.iter();
-        all.map(|dim| value(dim).unwrap_or(dim.max)).collect()
+        let known = |dim| {
+            value(dim).ok_or_else(|| {
+                let what = format!("internal error: dimension `{}` has no value", dim.name);
+                Class::Error.error(py, what)
+            })
+        };
+        planned.source.runtime_dims.iter().map(known).collect()
     }
 
     /// Something of each kernel, a line each.
@@ -63,10 +68,12 @@ impl Plan {
     }
 
     /// Bytes that the tensors between parts take on a rank; the first has the most.
-    fn between_bytes(&self) -> u64 {
-        let wiring = Wiring::new(self.program(), &self.made.parts).unwrap_or_default();
+    fn between_bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        let wiring = Wiring::new(self.program(), &self.made.parts).ok_or_else(|| {
+            Class::Error.error(py, "internal error: the kernels are not of this pipeline's parts")
+        })?;
         let all = wiring.tensors(&self.signature, &self.sizes, 0).into_iter();
-        all.map(|(dtype, shape)| dtype.size_bytes() * shape.iter().product::<u64>()).sum()
+        Ok(all.map(|(dtype, shape)| dtype.size_bytes() * shape.iter().product::<u64>()).sum())
     }
 }
 
@@ -173,9 +180,9 @@ impl Plan {
 
     /// Bytes of workspace that a rank allocates for itself, with what lies between kernels.
     #[getter]
-    fn scratch_bytes(&self) -> u64 {
+    fn scratch_bytes(&self, py: Python<'_>) -> PyResult<u64> {
         let kernels = self.made.kernels.iter().map(|k| k.source.workspace.scratch_bytes);
-        kernels.sum::<u64>() + self.between_bytes()
+        Ok(kernels.sum::<u64>() + self.between_bytes(py)?)
     }
 
     /// CTAs of each role; of several kernels, as ``"NAME.ROLE"``.
@@ -219,7 +226,7 @@ impl Plan {
     fn shapes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         for tensor in self.program().tensors() {
-            let shape = self.sizes.shape(tensor.id).unwrap_or(&[]);
+            let shape = program::shape(py, &self.sizes, tensor.id)?;
             dict.set_item(&tensor.name, PyTuple::new(py, shape)?)?;
         }
         Ok(dict)
@@ -237,7 +244,7 @@ impl Plan {
         }
         let (inputs, outputs) = (PyDict::new(py), PyDict::new(py));
         if let ([], [planned]) = (self.made.parts.as_slice(), self.made.kernels.as_slice()) {
-            let shapes = planned.source.shapes(rank, &self.dims(planned));
+            let shapes = planned.source.shapes(rank, &self.dims(py, planned)?);
             for (arg, shape) in planned.source.tensors.iter().zip(shapes) {
                 let dict = match arg.direction {
                     TensorDirection::In => &inputs,
@@ -258,23 +265,21 @@ impl Plan {
         Ok((inputs, outputs))
     }
 
-    /// Runs the plan, or each, on the CPU executor with random inputs, all ranks, and compares with a dense reference in f64.
+    /// Runs the plan, or each, on the CPU executor: one launch of all ranks, in this process, without a GPU. Meant for small shapes.
     ///
-    /// ``schedule`` orders the steps: ``random``, ``reversed``, ``starve:RANK``, ``epoch_apart`` or ``srd``. Returns the
-    /// relative error by launch and rank. Meant for small shapes.
+    /// ``inputs`` has a dict for each rank, from a parameter's name to what the rank holds of it: a flat list of numbers, row-major, which
+    /// are rounded to the parameter's type. ``schedule`` orders the steps: ``random``, ``reversed``, ``starve:RANK``, ``epoch_apart`` or
+    /// ``srd``; ``seed`` is that of chance. Returns a dict for each rank, from a result's name to what it holds of it.
     ///
-    /// Raises ArgumentError for shapes that take too long, Error for a plan that stops or computes something else.
-    #[pyo3(signature = (launches=1, seed=0, schedule="random"))]
+    /// Raises ArgumentError for tensors that do not fit and shapes that take too long, Error for a plan that stops.
+    #[pyo3(signature = (inputs, *, seed=0, schedule="random"))]
     fn simulate(
         &self,
         py: Python<'_>,
-        launches: u32,
+        inputs: Vec<BTreeMap<String, Vec<f32>>>,
         seed: u64,
         schedule: &str,
-    ) -> PyResult<Vec<Vec<f64>>> {
-        if launches == 0 {
-            return Err(Class::Argument.error(py, "launches is 0, and must be at least 1"));
-        }
+    ) -> PyResult<Vec<BTreeMap<String, Vec<f32>>>> {
         let schedule = schedule
             .parse()
             .map_err(|what| Class::Argument.error(py, format!("schedule: {what}")))?;
@@ -286,24 +291,25 @@ impl Plan {
                 format!("schedule: there is no rank {rank}; the ranks are 0 to {}", ranks - 1);
             return Err(Class::Argument.error(py, what));
         }
-        let options = CpuOptions { schedule, seed, launches };
-        let run = py.detach(|| {
-            let case = Case { program: self.program(), bound: &self.sizes, ranks };
-            run_made_on_cpu(case, &self.made, &options)
-        });
-        let (_, run) = run.map_err(|e| errors::harness(py, e))?;
-        let tolerance = Tolerance::default();
-        for (launch, norms) in run.iter().enumerate() {
-            if let Some(rank) = norms.iter().position(|n| !tolerance.accepts(n)) {
-                let what = format!(
-                    "the plan computes something else than the pipeline: launch {}, rank {rank}: {:?}",
-                    launch + 1,
-                    norms[rank]
-                );
-                return Err(Class::Error.error(py, what));
+        let mut ordered = Vec::with_capacity(inputs.len());
+        for (rank, mut given) in inputs.into_iter().enumerate() {
+            let names = self.program().tensors().iter();
+            let list: Vec<_> = names.filter_map(|t| given.remove(&t.name)).collect();
+            if let Some(name) = given.keys().next() {
+                let known = self.signature.parameters();
+                let what = format!("rank {rank}: there is no parameter `{name}`, but {known}");
+                return Err(Class::Argument.error(py, what));
             }
+            ordered.push(list);
         }
-        Ok(run.iter().map(|ranks| ranks.iter().map(|n| n.global).collect()).collect())
+        let options = Options { schedule, seed, ..Options::default() };
+        let run =
+            py.detach(|| simulate(&self.signature, &self.sizes, &self.made, &ordered, &options));
+        let results = run.map_err(|e| errors::function(py, e))?;
+        let named = |held: Vec<Vec<f32>>| {
+            self.program().result_names().iter().cloned().zip(held).collect::<BTreeMap<_, _>>()
+        };
+        Ok(results.into_iter().map(named).collect())
     }
 
     /// What `mk explain` prints for it: where its settings come from, how long it should take and what bounds it, other settings,

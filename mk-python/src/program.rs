@@ -1,5 +1,6 @@
 //! A checked pipeline as plain Python data.
 
+use crate::errors::Class;
 use mk::{
     Bound as Sizes, Program,
     syntax::{Def, Op, Placement, ValueId},
@@ -18,7 +19,7 @@ pub fn data<'py>(
     let values = PyList::empty(py);
     for id in (0..program.n_values()).map(ValueId::new) {
         if let Some(def) = program.def(id) {
-            values.append(value(py, def, sizes.shape(id).unwrap_or(&[]))?)?;
+            values.append(value(py, def, shape(py, sizes, id)?)?)?;
         }
     }
     let results = program.result_names().iter().zip(program.results());
@@ -27,6 +28,13 @@ pub fn data<'py>(
     dict.set_item("values", values)?;
     dict.set_item("results", results)?;
     Ok(dict)
+}
+
+/// The global shape of a value; every value of a bound pipeline has one.
+pub fn shape<'a>(py: Python<'_>, sizes: &'a Sizes, id: ValueId) -> PyResult<&'a [u64]> {
+    sizes.shape(id).ok_or_else(|| {
+        Class::Error.error(py, format!("internal error: value {} has no shape", id.index()))
+    })
 }
 
 fn value<'py>(py: Python<'py>, def: Def<'_>, shape: &[u64]) -> PyResult<Bound<'py, PyDict>> {

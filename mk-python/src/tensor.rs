@@ -108,7 +108,8 @@ impl Torch {
             return list.iter().try_for_each(|one| self.refuse_gradient(&one));
         }
         let wants = out.getattr_opt(intern!(py, "requires_grad"))?;
-        if wants.is_some_and(|w| w.is_truthy().unwrap_or(false)) && self.is_grad_enabled(py)? {
+        let wants = wants.map(|w| w.is_truthy()).transpose()?;
+        if wants == Some(true) && self.is_grad_enabled(py)? {
             let what = "`out` requires a gradient, and none is recorded here\n  help: pass a tensor without, or call under torch.no_grad()";
             return Err(Class::Argument.error(py, what));
         }

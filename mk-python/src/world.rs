@@ -23,7 +23,7 @@ fn prefix(ranks: &str) -> String {
 
 /// The ranks that work together, and the GPUs that they own.
 ///
-/// Made by ``World.from_torch()``, ``World.from_env()``, ``World.local(n)`` or ``World.offline(ranks)``.
+/// Made by ``World.from_torch()``, ``World.from_env()``, ``World.local(n)``, ``World.local(n, gpu=0)`` or ``World.offline(ranks)``.
 #[pyclass(frozen, module = "mk")]
 pub struct World {
     place: Place,
@@ -60,6 +60,14 @@ impl Place {
             Place::Gpus(world) => world.local_ranks(),
             Place::Offline { rank, .. } => *rank..*rank + 1,
         }
+    }
+
+    /// The GPU of a rank of this process, where something runs.
+    pub fn gpu(&self, py: Python<'_>, rank: u32) -> PyResult<i32> {
+        self.device(rank).ok_or_else(|| {
+            let what = format!("internal error: rank {rank} has no GPU in this process");
+            Class::Error.error(py, what)
+        })
     }
 
     /// The GPU of a rank, where there are GPUs.
@@ -167,12 +175,17 @@ impl World {
     }
 
     /// One process that owns GPUs ``0..n``, one rank each. Functions then take and return lists of ``n`` tensors, unless
-    /// ``n`` is 1.
+    /// ``n`` is 1. With ``gpu`` all ranks share that GPU, to try things on one: their kernels split its SMs.
     ///
-    /// Raises DeviceError.
+    /// Raises DeviceError, ArgumentError for a number of ranks that no world has.
     #[staticmethod]
-    fn local(py: Python<'_>, n: usize) -> PyResult<World> {
-        let world = py.detach(|| runtime::World::local(n)).map_err(|e| errors::runtime(py, &e))?;
+    #[pyo3(signature = (n, *, gpu=None))]
+    fn local(py: Python<'_>, n: usize, gpu: Option<i32>) -> PyResult<World> {
+        let make = || match gpu {
+            Some(gpu) => runtime::World::shared(gpu, n),
+            None => runtime::World::local(n),
+        };
+        let world = py.detach(make).map_err(|e| errors::runtime(py, &e))?;
         Ok(World { place: Place::Gpus(world) })
     }
 
@@ -208,6 +221,15 @@ impl World {
     #[getter]
     fn devices(&self) -> Vec<i32> {
         self.place.local().filter_map(|rank| self.place.device(rank)).collect()
+    }
+
+    /// SMs that each rank's kernel may take so that those of all ranks which share a GPU run side by side; None offline.
+    #[getter]
+    fn sm_budget(&self) -> Option<u32> {
+        match &self.place {
+            Place::Gpus(world) => Some(world.sm_budget(0)),
+            Place::Offline { .. } => None,
+        }
     }
 
     fn __repr__(&self) -> String {

@@ -204,6 +204,32 @@ class Local(unittest.TestCase):
             thread.join()
 
 
+class Shared(unittest.TestCase):
+    """Several ranks on one GPU, all of them in torch's current stream."""
+
+    def test_ranks_share_a_gpu(self):
+        torch.set_grad_enabled(False)
+        g = torch.Generator(device="cuda:0").manual_seed(3)
+        new = lambda *shape: torch.randn(*shape, generator=g, device="cuda:0").bfloat16()
+        for ranks in (2, 4):
+            world = mk.World.local(ranks, gpu=0)
+            self.assertEqual((world.size, world.devices), (ranks, [0] * ranks))
+            self.assertEqual(world.sm_budget, torch.cuda.get_device_properties(0).multi_processor_count // ranks)
+            f = mk.compile(LINEAR, world, wait_limit_s=10.0, entry_limit_s=10.0)
+            for _ in range(10):
+                a, b = [new(128, 256) for _ in range(ranks)], [new(256, 512) for _ in range(ranks)]
+                whole = torch.cat(a).float()
+                for b_r, y_r in zip(b, f(a, b)):
+                    want = whole @ b_r.float()
+                    self.assertLess(((y_r.float() - want).norm() / want.norm()).item(), 4e-3)
+            roles = f.plans[0].roles
+            self.assertLessEqual(sum(roles.values()), world.sm_budget)
+            f.synchronize()
+            f.close()
+        with self.assertRaisesRegex(mk.ArgumentError, "do not fit 33 SMs" if world.sm_budget == 33 else "do not fit"):
+            mk.compile(LINEAR, world, sms={"compute": 100})(a, b)
+
+
 class Streams:
     """All of these are current."""
 

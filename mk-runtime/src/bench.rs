@@ -46,9 +46,11 @@ impl Delay {
     /// Lets what follows on the stream of this process's `rank`-th rank begin `ns` nanoseconds later.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`Error::Shape`] for a rank that there is not; [`Error::Cuda`].
     pub fn enqueue(&self, rank: usize, stream: &Stream, mut ns: u64) -> Result<(), Error> {
-        let Some(spin) = self.spin.get(rank) else { return Ok(()) };
+        let spin = self.spin.get(rank).ok_or_else(|| Error::Shape {
+            what: format!("there is no {rank}-th rank of {} to delay", self.spin.len()),
+        })?;
         // SAFETY: one u64, which the driver copies before it returns; the stream is of the rank's context.
         unsafe {
             let params = &mut [std::ptr::from_mut(&mut ns).cast()];

@@ -68,20 +68,29 @@ pub struct Doctor {
     pub nvrtc: Result<NvrtcInfo, Error>,
     /// The disassembler, which is optional.
     pub nvdisasm: Option<PathBuf>,
-    /// Where compiled kernels are kept.
-    pub cache_dir: Option<PathBuf>,
+    /// Where compiled kernels and tuning results are kept, after a trial, or why they cannot be.
+    pub cache: Result<PathBuf, Error>,
     /// What is not here.
     pub missing: Vec<Missing>,
 }
 
 impl Doctor {
-    /// Looks.
+    /// Looks. Writes a file in the kernel cache and removes it.
     pub fn examine(options: &JitOptions) -> Doctor {
         let driver = driver::version();
         let mut missing = Vec::new();
         let mut lack = |what: String, needed_for| missing.push(Missing { what, needed_for });
         let gpus = match driver::device_count() {
-            Ok(count) => (0..count).filter_map(|d| gpu(d).ok()).collect(),
+            Ok(count) => {
+                let mut gpus = Vec::new();
+                for ordinal in 0..count {
+                    match gpu(ordinal) {
+                        Ok(gpu) => gpus.push(gpu),
+                        Err(e) => lack(format!("GPU {ordinal}: {e}"), "running kernels on it"),
+                    }
+                }
+                gpus
+            }
             Err(error) => {
                 lack(error.to_string(), "running kernels");
                 Vec::new()
@@ -98,8 +107,11 @@ impl Doctor {
             let what = "nvdisasm was not found; get it with `cargo xtask setup`, or `pip install nvidia-cuda-nvdisasm`";
             lack(what.into(), "looking at machine code");
         }
-        let cache_dir = options.cache_dir.clone().or_else(crate::env::cache_dir);
-        Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache_dir, missing }
+        let cache = jit::probe_cache(options.cache_root());
+        if let Err(error) = &cache {
+            lack(error.to_string(), "keeping compiled kernels and tuning results");
+        }
+        Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache, missing }
     }
 
     /// Whether kernels can be compiled and run here, on at least one GPU of compute capability 9.0.
@@ -196,8 +208,9 @@ impl fmt::Display for Doctor {
         if let Some(path) = &self.nvdisasm {
             writeln!(f, "nvdisasm  {}", path.display())?;
         }
-        if let Some(dir) = &self.cache_dir {
-            writeln!(f, "cache     {}", dir.display())?;
+        match &self.cache {
+            Ok(dir) => writeln!(f, "cache     {}", dir.display())?,
+            Err(_) => writeln!(f, "cache     none")?,
         }
         for m in &self.missing {
             writeln!(f, "missing   for {}: {}", m.needed_for, m.what)?;
@@ -219,5 +232,14 @@ mod tests {
         let text = doctor.to_string();
         assert!(text.contains("missing   for compiling kernels"), "{text}");
         assert!(text.contains("cargo xtask setup"), "{text}");
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_is_found() {
+        let options = JitOptions { cache_dir: Some("/proc/self".into()), ..JitOptions::default() };
+        let text = Doctor::examine(&options).to_string();
+        assert!(text.contains("cache     none"), "{text}");
+        let why = "missing   for keeping compiled kernels and tuning results: the kernel cache /proc/self cannot be used";
+        assert!(text.contains(why), "{text}");
     }
 }

@@ -8,7 +8,7 @@ use mk::{
     runtime::{DeviceTensor, Graph, Operand, Reference, Stream, StreamRef, World, jit::JitOptions},
     tune::{Fuse, Made, Why},
 };
-use mk_harness::{Case, Dense, Inputs, Tolerance, compare};
+use mk_harness::{Case, Dense, Inputs, judge};
 
 /// Tensors of one rank: its rows of `a`, its columns of `b`, and what it shall hold of the result.
 struct Rank {
@@ -242,14 +242,11 @@ impl Set {
     fn judge(&self, inputs: Inputs<'_>, what: &str) -> Res<()> {
         let program = inputs.case().program;
         for (i, result) in program.results().iter().enumerate() {
-            let want = Dense::new(inputs, self.launch).local(*result)?;
+            let want = Dense::new(inputs, self.launch).expected(*result)?;
             for (rank, (tensors, want)) in self.tensors.iter().zip(want).enumerate() {
                 let got = &tensors[self.n_params + i];
-                let norms = compare(&got.download_f32()?, &want, got.shape()[1] as usize);
-                assert!(
-                    Tolerance::default().accepts(&norms),
-                    "{what}: result {i}, rank {rank}: {norms:?}"
-                );
+                let judged = judge(&got.download_f32()?, &want);
+                assert!(judged.passes(), "{what}: result {i}, rank {rank}: {judged}");
             }
         }
         Ok(())

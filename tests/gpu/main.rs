@@ -4,6 +4,7 @@ mod correct;
 mod faults;
 mod function;
 mod scenario;
+mod shared;
 mod wide;
 
 #[path = "../../mk-codegen/tests/common/mod.rs"]
@@ -35,6 +36,18 @@ pub fn worlds(test: &str) -> Vec<World> {
         }
     }
     out
+}
+
+/// A world of `ranks` ranks on GPU 0; says so when there is none.
+pub fn shared_world(test: &str, ranks: usize) -> Option<World> {
+    match World::shared(0, ranks) {
+        Ok(world) => Some(world),
+        Err(e) if e.is_no_device() => {
+            println!("SKIPPED {test}: no CUDA device");
+            None
+        }
+        Err(e) => panic!("{test}: {e}"),
+    }
 }
 
 /// Worlds of several GPUs.

@@ -239,7 +239,7 @@ impl Scenario {
 
     /// The worst error of any rank.
     pub fn worst(&self, epoch: u64) -> Res<ErrorNorm> {
-        let mut worst = ErrorNorm { global: 0.0, worst_tile: 0.0, worst_at: (0, 0), nonfinite: 0 };
+        let mut worst = ErrorNorm::NONE;
         for rank in 0..self.tensors.len() {
             let out = self.named(rank, "out").ok_or("the kernel has no result")?;
             if out.elements() == 0 {

@@ -229,7 +229,7 @@ pub fn source(litmus: &Litmus, world_size: u32) -> KernelSource {
         spill_bytes: 0,
         plan_hash: 0x6d6b,
         trace: None,
-        engine: None,
+        host: None,
         runtime_dims: vec![],
         meets: true,
     }

@@ -30,6 +30,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("mk-harness", &["mk-abi", "mk-syntax", "mk-codegen", "mk-runtime", "mk-function", "mk-tune"]),
     (".", &["mk-abi", "mk-syntax", "mk-dsl", "mk-codegen", "mk-runtime", "mk-function", "mk-tune"]),
     ("mk-cli", &["mk", "mk-harness"]),
+    ("mk-python", &["mk"]),
 ];
 
 /// Which modules of `mk-codegen` a module may use.

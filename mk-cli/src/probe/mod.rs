@@ -4,10 +4,10 @@ mod table;
 
 use crate::{
     failure::Failure,
+    gpus::gpus,
     output::{print, say, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
-    run::gpus,
     tune::{list, measured, model},
 };
 use mk::{

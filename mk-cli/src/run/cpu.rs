@@ -27,13 +27,14 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     say!("plan      {:?}, verified", plan.name)?;
     say!("schedule  {schedule}, seed {}: {}", args.seed, figures(&run.report))?;
     let mut verdict = Verdict::new(case);
-    for norms in &run.norms {
-        verdict.launch(norms)?;
+    for judged in &run.judged {
+        verdict.launch(judged)?;
     }
     verdict.finish()
 }
 
-/// A plan by itself does not say what it computes; two runs in different orders must at least agree.
+/// A plan by itself does not say what it computes, so that nothing says whether the numbers are right; two runs in different orders must at
+/// least agree.
 fn without_reference(plan: &Plan, options: &CpuOptions) -> Result<(), Failure> {
     let (report, nonfinite, differ) = {
         let _progress = Progress::new("running the plan twice on the CPU");
@@ -42,10 +43,13 @@ fn without_reference(plan: &Plan, options: &CpuOptions) -> Result<(), Failure> {
     let ranks = plan.mesh.size();
     say!("plan      {:?}, verified", plan.name)?;
     say!("schedule  {}, seed {}: {}", options.schedule, options.seed, figures(&report))?;
-    say!("no pipeline is known to compare with: run again in another order")?;
+    say!("no reference is known (`--reference PIPELINE` names one): run again in another order")?;
     let figures = format!("{} launches on {ranks} ranks", options.launches);
     if nonfinite == 0 && differ == 0 {
-        return say!("PASS: {figures}, all results finite, the same bits in both orders");
+        return say!(
+            "RAN (no reference): {figures}, all results finite, the same bits in both orders; \
+             whether the numbers are right is not known"
+        );
     }
     say!("FAIL: {figures}, {nonfinite} elements not finite, {differ} differ between the orders")?;
     Err(Failure::new("the results are wrong, or depend on the order"))

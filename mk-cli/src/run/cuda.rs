@@ -8,13 +8,16 @@ use mk::runtime::{InstanceOptions, World};
 use mk_harness::{Case, gpu::Session};
 use std::time::Duration;
 
-/// Rows of each result that are compared with f64.
+/// Rows of each result of which every element is judged, in f64.
 const SAMPLED_ROWS: usize = 8;
 
 pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     loaded.verify()?;
     let Some(pipeline) = &loaded.pipeline else {
-        return Err(Failure::new("a plan does not say what it computes"));
+        return Err(Failure::with_help(
+            "a plan does not say what it computes",
+            "say it by `--reference PIPELINE`",
+        ));
     };
     let kernel = emit(&loaded)?;
     let compiled = compile(&kernel, true)?;
@@ -22,11 +25,12 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     say!("plan      {:?}, verified; {from} in {:.1?}", kernel.name, compiled.compile_time)?;
     let ranks = world.size() as usize;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks };
-    let progress = Progress::new(format!("running on {ranks} GPUs"));
+    let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
     let mut session =
         Session::bind(world, case, &kernel, &compiled, &instance_options(args), args.seed)
             .map_err(Failure::new)?;
     let mut verdict = Verdict::new(case);
+    let tolerance = session.tolerance().map_err(Failure::new)?;
     for launch in 1..=args.launches {
         session.fill(launch.into()).map_err(Failure::new)?;
         // The first launch is a plain one: only what is warm is captured.
@@ -34,10 +38,10 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
             session.capture().map_err(Failure::new)?;
         }
         session.launch().map_err(Failure::new)?;
-        verdict.launch(&session.norms().map_err(Failure::new)?)?;
+        verdict.norms(&session.norms().map_err(Failure::new)?, &tolerance)?;
         if launch == 1 || launch == args.launches {
-            let errors = session.sampled_rows(launch.into(), SAMPLED_ROWS);
-            verdict.rows(&errors.map_err(Failure::new)?)?;
+            let rows = session.sampled_rows(launch.into(), SAMPLED_ROWS);
+            verdict.rows(rows.map_err(Failure::new)?)?;
         }
     }
     let timing = match args.gpu.time {

@@ -8,15 +8,13 @@ pub use verdict::Verdict;
 
 use crate::{
     failure::Failure,
+    gpus::{GpuList, Unusable, describe, share_one},
     options::PipelineArgs,
     output::say,
-    pipeline::{Loaded, load},
+    pipeline::{Opened, open},
 };
 use clap::ValueEnum;
-use mk::{
-    runtime::{Error, World},
-    sim::Schedule,
-};
+use mk::{runtime::World, sim::Schedule};
 use std::time::Duration;
 
 /// Options of `mk run`.
@@ -27,6 +25,9 @@ pub struct Args {
     /// Where to run: auto takes the GPUs if there are enough of them, else the CPU executor
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     device: Device,
+    /// Pipeline that a plan shall compute: without one nothing says whether its results are right. Its sizes are given by --dim and --shape
+    #[arg(long, value_name = "PIPELINE")]
+    reference: Option<String>,
     /// Seed of the inputs, and of what the schedule leaves to chance
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -44,9 +45,8 @@ pub struct Args {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Only on GPUs")]
 struct GpuArgs {
-    /// GPU of each rank, for instance 0,1,2,3 (the default); with few CTAs a role several ranks may share one
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    gpus: Vec<i32>,
+    #[command(flatten)]
+    gpus: GpuList,
     /// Let agents sleep up to N microseconds before each task
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
     chaos_us: Option<u32>,
@@ -64,7 +64,7 @@ struct GpuArgs {
 impl GpuArgs {
     fn given(&self) -> Option<&'static str> {
         let all = [
-            ("--gpus", !self.gpus.is_empty()),
+            ("--gpus", self.gpus.given()),
             ("--chaos-us", self.chaos_us.is_some()),
             ("--wait-limit-ms", self.wait_limit_ms.is_some()),
             ("--time", self.time),
@@ -87,10 +87,12 @@ enum Device {
 
 /// Runs and judges.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = load(&args.pipeline)?;
-    let ranks = loaded.plan.mesh.size();
-    match choose(args, &loaded)? {
+    let pipeline = args.gpu.gpus.ranked(&args.pipeline)?;
+    let opened = open(&pipeline, args.reference.as_deref())?;
+    let ranks = opened.ranks(&pipeline);
+    match choose(args, &opened, ranks)? {
         Choice::Cuda(world) => {
+            let loaded = opened.lower(&pipeline, Some(&world))?;
             say!("device    cuda: {}", describe(&world))?;
             cuda::run(args, loaded, &world)
         }
@@ -105,6 +107,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 let what = format!("`{option}` needs GPUs, and {why}");
                 return Err(Failure::with_help(what, "leave the option out"));
             }
+            let loaded = opened.lower(&pipeline, None)?;
             let why = why.map_or_else(String::new, |why| format!(": {why}"));
             say!("device    cpu, {ranks} ranks on the CPU executor{why}")?;
             cpu::run(args, &loaded)
@@ -122,15 +125,14 @@ enum Choice {
     Cpu(Option<String>),
 }
 
-fn choose(args: &Args, loaded: &Loaded) -> Result<Choice, Failure> {
-    let ranks = loaded.plan.mesh.size();
+fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
     match args.device {
         Device::Cpu => return Ok(Choice::Cpu(None)),
         Device::Cuda => {
-            if loaded.pipeline.is_none() {
+            if opened.is_unknown() {
                 return Err(Failure::with_help(
                     "a plan does not say what it computes, so that results of GPUs cannot be judged",
-                    "give the pipeline that it was made from, or `--device cpu`",
+                    "say what it computes by `--reference PIPELINE`, or use `--device cpu`",
                 ));
             }
             if let Some(schedule) = args.schedule {
@@ -143,7 +145,7 @@ fn choose(args: &Args, loaded: &Loaded) -> Result<Choice, Failure> {
             }
         }
         Device::Auto => {
-            if loaded.pipeline.is_none() {
+            if opened.is_unknown() {
                 return Ok(Choice::Cpu(Some(A_PLAN.into())));
             }
             if args.schedule.is_some() {
@@ -151,77 +153,20 @@ fn choose(args: &Args, loaded: &Loaded) -> Result<Choice, Failure> {
             }
         }
     }
-    let help =
-        "use `--device cpu`, or give `--ranks` a number of GPUs; `mk doctor` says what there is";
-    match find(ranks, &args.gpu.gpus) {
+    match args.gpu.gpus.find(ranks) {
         Ok(world) => Ok(Choice::Cuda(world)),
         Err(Unusable { why, absent: true }) if args.device == Device::Auto => {
-            Ok(Choice::Cpu(Some(why)))
+            let share = World::local(1).map_or_else(|_| String::new(), |_| share_one(ranks));
+            let why = [why, share].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>();
+            Ok(Choice::Cpu(Some(why.join("; "))))
         }
-        Err(Unusable { why, .. }) => Err(Failure::with_help(why, help)),
-    }
-}
-
-/// Why GPUs cannot be used.
-struct Unusable {
-    why: String,
-    /// Whether there are none that fit, as opposed to some that fail.
-    absent: bool,
-}
-
-/// A world of that many GPUs of this machine. `without` says what can be done without any.
-pub fn gpus(ranks: u32, without: &str) -> Result<World, Failure> {
-    find(ranks, &[]).map_err(|unusable| {
-        let help = match World::local(1) {
-            Ok(_) => "give `--ranks` a number of GPUs; `mk doctor` says what there is",
-            Err(_) => without,
-        };
-        Failure::with_help(unusable.why, help)
-    })
-}
-
-/// On the GPUs named, or on the first ones.
-fn find(ranks: u32, gpus: &[i32]) -> Result<World, Unusable> {
-    if !gpus.is_empty() && gpus.len() != ranks as usize {
-        let why = format!("`--gpus` names {} GPUs for {ranks} ranks", gpus.len());
-        return Err(Unusable { why, absent: false });
-    }
-    let world =
-        if gpus.is_empty() { World::local(ranks as usize) } else { World::on_devices(gpus) };
-    let error = match world {
-        Ok(world) => match unfit(&world) {
-            None => return Ok(world),
-            Some(why) => return Err(Unusable { why, absent: true }),
-        },
-        Err(error) => error,
-    };
-    let why = match &error {
-        Error::NoSuchDevice { count, .. } if gpus.is_empty() => {
-            format!("this machine has {count} GPUs for {ranks} ranks")
+        Err(Unusable { why, .. }) => {
+            let share = match args.gpu.gpus.given() {
+                true => String::new(),
+                false => format!("; {}", share_one(ranks)),
+            };
+            let help = format!("use `--device cpu`{share}; `mk doctor` says what there is");
+            Err(Failure::with_help(why, help))
         }
-        Error::DriverMissing => "this machine has no CUDA driver".into(),
-        other => other.to_string(),
-    };
-    // Who names GPUs means them.
-    Err(Unusable { why, absent: error.is_no_device() && gpus.is_empty() })
-}
-
-/// Why a world cannot run the kernels of this version.
-fn unfit(world: &World) -> Option<String> {
-    world.local_ranks().find_map(|rank| match world.device(rank) {
-        Ok(device) if device.capability == (9, 0) => None,
-        Ok(device) => Some(format!(
-            "GPU {} has compute capability {}.{}, and kernels are made for 9.0",
-            device.ordinal, device.capability.0, device.capability.1
-        )),
-        Err(error) => Some(error.to_string()),
-    })
-}
-
-/// Its ranks and their GPUs.
-pub fn describe(world: &World) -> String {
-    let devices = world.local_ranks().filter_map(|r| Some((r, world.device(r).ok()?)));
-    let list: Vec<_> =
-        devices.map(|(rank, d)| format!("rank {rank} on GPU {}", d.ordinal)).collect();
-    list.join(", ")
+    }
 }

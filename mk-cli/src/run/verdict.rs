@@ -1,15 +1,18 @@
-//! Error norms in words, and what they come to.
+//! Errors in words, and what they come to.
 
 use crate::{failure::Failure, output::say};
-use mk_harness::{Case, Layout, Norms, Tolerance};
+use mk_harness::{Case, Judgement, Layout, Norms, Tolerance};
 
 /// Prints each launch, and remembers the worst.
 pub struct Verdict<'a> {
     case: Case<'a>,
-    tolerance: Tolerance,
     launches: usize,
     global: f64,
     tile: f64,
+    /// Elements of which nothing can be said.
+    unknown: u64,
+    /// What norms passed, where elements were not judged one by one.
+    tolerance: Option<Tolerance>,
     /// The first result that does not pass.
     wrong: Option<String>,
 }
@@ -17,64 +20,96 @@ pub struct Verdict<'a> {
 impl<'a> Verdict<'a> {
     /// Before the first launch.
     pub fn new(case: Case<'a>) -> Verdict<'a> {
-        let tolerance = Tolerance::default();
-        Verdict { case, tolerance, launches: 0, global: 0.0, tile: 0.0, wrong: None }
+        Verdict {
+            case,
+            launches: 0,
+            global: 0.0,
+            tile: 0.0,
+            unknown: 0,
+            tolerance: None,
+            wrong: None,
+        }
     }
 
-    /// Takes the errors of a launch, by rank.
-    pub fn launch(&mut self, norms: &[Norms]) -> Result<(), Failure> {
+    /// Takes what a launch left, by rank, of which every element was judged.
+    pub fn launch(&mut self, judged: &[Judgement]) -> Result<(), Failure> {
         self.launches += 1;
+        for (rank, judged) in judged.iter().enumerate() {
+            self.unknown += judged.unknown;
+            self.rank(rank, &judged.norms, &judged.to_string(), judged.passes())?;
+        }
+        Ok(())
+    }
+
+    /// Takes the errors of a launch as a whole, by rank, and what passes.
+    pub fn norms(&mut self, norms: &[Norms], tolerance: &Tolerance) -> Result<(), Failure> {
+        self.launches += 1;
+        self.tolerance = Some(*tolerance);
         for (rank, norm) in norms.iter().enumerate() {
-            let place = format!("launch {}, rank {rank}", self.launches);
-            if !self.owns(rank) {
-                say!("{place}: holds no part of the result")?;
-                continue;
-            }
             let (row, col) = norm.worst_at;
             let bad = match norm.nonfinite {
                 0 => String::new(),
                 n => format!(", {n} elements are not finite"),
             };
             let text = format!(
-                "error {:.2e}, worst tile {:.2e} (row {}, column {}){bad}",
+                "error {:.2e}, worst tile {:.2e} (row {}, column {}), worst element {:.2e}{bad}",
                 norm.global,
                 norm.worst_tile,
                 128 * row,
-                128 * col
+                128 * col,
+                norm.worst_element
             );
-            say!("{place}: {text}")?;
-            self.global = self.global.max(norm.global);
-            self.tile = self.tile.max(norm.worst_tile);
-            if !self.tolerance.accepts(norm) {
-                self.wrong.get_or_insert(format!("{place}: {text}"));
-            }
+            self.rank(rank, norm, &text, tolerance.accepts(norm))?;
         }
         Ok(())
     }
 
-    /// Takes the errors of some rows against f64, by rank.
-    pub fn rows(&mut self, errors: &[f64]) -> Result<(), Failure> {
-        let worst = errors.iter().copied().fold(0.0, nan_max);
-        say!("launch {}: sampled rows against f64: worst error {worst:.2e}", self.launches)?;
-        // Not `>=`: a NaN is wrong, too.
-        let right = worst < self.tolerance.global;
+    fn rank(&mut self, rank: usize, norms: &Norms, text: &str, right: bool) -> Result<(), Failure> {
+        let place = format!("launch {}, rank {rank}", self.launches);
+        if !self.owns(rank) {
+            return say!("{place}: holds no part of the result");
+        }
+        self.global = self.global.max(norms.global);
+        self.tile = self.tile.max(norms.worst_tile);
         if !right {
-            let place = format!("launch {}: sampled rows: error {worst:.2e}", self.launches);
-            self.wrong.get_or_insert(place);
+            self.wrong.get_or_insert(format!("{place}: {text}"));
+        }
+        say!("{place}: {text}")
+    }
+
+    /// Takes some rows of the launch, by rank, of which every element was judged.
+    pub fn rows(&mut self, judged: Vec<Judgement>) -> Result<(), Failure> {
+        let all = judged.into_iter().fold(Judgement::default(), Judgement::and);
+        let place = format!("launch {}, sampled rows against f64", self.launches);
+        self.unknown += all.unknown;
+        say!("{place}: {all}")?;
+        if !all.passes() {
+            self.wrong.get_or_insert(format!("{place}: {all}"));
         }
         Ok(())
     }
 
     /// PASS or FAIL.
     pub fn finish(self) -> Result<(), Failure> {
-        let Tolerance { global, tile } = self.tolerance;
-        let figures = format!(
-            "{} launches on {} ranks, worst error {:.2e} (below {global:.0e}), worst tile {:.2e} (below {tile:.0e})",
-            self.launches, self.case.ranks, self.global, self.tile
+        let below = |of: fn(&Tolerance) -> f64| {
+            self.tolerance.map_or(String::new(), |t| format!(" (at most {:.0e})", of(&t)))
+        };
+        let mut figures = format!(
+            "{} launches on {} ranks, worst error {:.2e}{}, worst tile {:.2e}{}",
+            self.launches,
+            self.case.ranks,
+            self.global,
+            below(|t| t.global),
+            self.tile,
+            below(|t| t.tile),
         );
-        match self.wrong {
-            None => say!("PASS: {figures}"),
-            Some(first) => {
+        if self.unknown > 0 {
+            figures += &format!(", {} elements not judged", self.unknown);
+        }
+        match (self.wrong, self.tolerance) {
+            (None, None) => say!("PASS: {figures}, every element within its bound"),
+            (None, Some(_)) => say!("PASS: {figures}, sampled rows within their bounds"),
+            (Some(first), _) => {
                 say!("FAIL: {figures}")?;
                 Err(Failure::new(format!("the result is wrong: {first}")))
             }
@@ -90,9 +125,4 @@ impl<'a> Verdict<'a> {
             _ => true,
         })
     }
-}
-
-/// The greater one; a NaN wins.
-fn nan_max(a: f64, b: f64) -> f64 {
-    if a.is_nan() || b <= a { a } else { b }
 }

@@ -1,6 +1,6 @@
 //! The parts of a pipeline, measured as pipelines of their own.
 
-use super::{Args, limits, store};
+use super::{Args, fit, keeps, limits, store};
 use crate::{failure::Failure, output::say, pipeline::note_on_stderr, progress::Progress};
 use mk::{
     Bound, Program,
@@ -59,6 +59,7 @@ fn best(
 ) -> Result<Option<Trial>, Failure> {
     let (program, bound, ranks) = (&part.program, &part.bound, world.size());
     let mut configs = tune::candidates(program, bound, ranks, &BTreeMap::new());
+    fit(&mut configs, world);
     if let Some(top) = args.top {
         let what = format!("predicting {} candidates of {}", configs.len(), part.name);
         let progress = Progress::new(what);
@@ -82,7 +83,7 @@ fn best(
                 return Ok(None);
             }
         };
-    if !args.no_store {
+    if keeps(args, world) {
         store(world, case, &trials)?;
     }
     Ok(trials.into_iter().find(|t| t.ms().is_some()))

@@ -6,17 +6,18 @@ mod report;
 
 use crate::{
     failure::Failure,
+    gpus::GpuList,
     options::{DEFAULT_RANKS, PipelineArgs, once},
     output::{say, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
-    run::gpus,
 };
 use clap::ValueEnum;
 use list::Line;
 use mk::{
     Bound, Program,
     cost::DeviceModel,
+    function::reserved_sms,
     runtime::{World, jit::JitOptions},
     settings::{self, Config},
     tune::{self, Cache, Key, Limits, Trial, Winner},
@@ -42,6 +43,8 @@ pub struct Args {
     /// Where times come from
     #[arg(long, value_enum, default_value_t = Device::Cuda)]
     device: Device,
+    #[command(flatten)]
+    gpus: GpuList,
     /// Measure only as many candidates as this, those that the model takes for the best; with `--device model`, print so many
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     top: Option<u32>,
@@ -93,6 +96,10 @@ struct Row {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let model = model(args.model.as_deref())?;
     let rows = rows(args)?;
+    if args.gpus.given() && (args.from.is_some() || args.device == Device::Model) {
+        let what = "`--gpus` says where times are measured, and here they are predicted";
+        return Err(Failure::with_help(what, "leave the option out"));
+    }
     let mut worlds: BTreeMap<u32, World> = BTreeMap::new();
     let (mut failed, mut report, mut errors) = (0, Vec::new(), Errors::default());
     for row in &rows {
@@ -195,8 +202,9 @@ fn one(
     worlds: &mut BTreeMap<u32, World>,
     errors: &mut Errors,
 ) -> Result<Value, Failure> {
-    let Pipeline { program, bound } = pipeline::bind(&row.line.pipeline)?;
-    let config = pipeline::config(&row.line.pipeline)?;
+    let line = args.gpus.ranked(&row.line.pipeline)?;
+    let Pipeline { program, bound } = pipeline::bind(&line)?;
+    let config = pipeline::config(&line)?;
     let ranks = config.ranks;
     let facts = tune::facts(&program, &bound, ranks);
     let begin = Instant::now();
@@ -219,11 +227,14 @@ fn one(
     };
     let measured = row.known.is_none() && args.device == Device::Cuda;
     if measured && let btree_map::Entry::Vacant(place) = worlds.entry(ranks) {
-        place.insert(gpus(ranks, "`--device model` predicts, without a GPU")?);
+        place.insert(args.gpus.world(ranks, "`--device model` predicts, without a GPU")?);
+    }
+    if let Some(world) = worlds.get(&ranks) {
+        fit(&mut configs, world);
     }
     // The winner so far takes part: what is kept is never slower, side by side.
     let so_far = match worlds.get(&ranks) {
-        Some(world) if measured && !args.no_store => winner(world, &program, &bound, &config),
+        Some(world) if measured && keeps(args, world) => winner(world, &program, &bound, &config),
         _ => None,
     };
     configs.extend(so_far.iter().filter(|w| !configs.contains(w)).cloned().collect::<Vec<_>>());
@@ -285,7 +296,7 @@ fn one(
             let beside = measure(&[vec![winner], near].concat())?;
             trials = beside.into_iter().chain(trials).collect();
         }
-        if !args.no_store {
+        if keeps(args, world) {
             store(world, case, &trials)?;
         }
         best_ms = trials.iter().find_map(Trial::ms).map(f64::from);
@@ -340,6 +351,16 @@ fn one(
     Ok(value)
 }
 
+/// Leaves SMs to the other ranks of a GPU.
+fn fit(configs: &mut [Config], world: &World) {
+    configs.iter_mut().for_each(|c| c.reserved_sms = reserved_sms(world, &c.target, 0));
+}
+
+/// Whether the best is kept: that of ranks which share a GPU says nothing of ranks with GPUs of their own.
+fn keeps(args: &Args, world: &World) -> bool {
+    !args.no_store && !world.shares_gpus()
+}
+
 /// Keeps the best.
 fn store(world: &World, case: Case<'_>, trials: &[Trial]) -> Result<(), Failure> {
     let best = trials.iter().find_map(|t| Some((t, t.ms()?)));
@@ -361,7 +382,9 @@ fn winner(world: &World, program: &Program, bound: &Bound, config: &Config) -> O
     let (cache, gpu) = (Cache::new(&JitOptions::default())?, world.gpu_name(0).ok()?);
     let key = Key::new(program, bound, config.ranks, &config.target, &gpu);
     // A damaged file is written anew.
-    cache.recall(&key).ok()?.map(|w| w.config)
+    let mut config = cache.recall(&key).ok()??.config;
+    fit(std::slice::from_mut(&mut config), world);
+    Some(config)
 }
 
 fn limits(args: &Args) -> Limits {

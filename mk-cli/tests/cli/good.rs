@@ -22,6 +22,27 @@ fn help_and_version() {
 fn doctor_always_answers() {
     let text = mk(&["doctor"]).ok();
     assert!(text.contains("driver") && text.contains("NVRTC"), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&mk(&["doctor", "--json"]).ok()).expect("JSON");
+    assert!(json["gpus"].is_array() && json["can_run"].is_boolean(), "{json}");
+}
+
+#[test]
+fn doctor_tries_the_cache() {
+    let dir = TempDir::new();
+    let path = dir.file("new/cache");
+    let doctor = |cache: &str| {
+        let output = command(&["doctor"]).env("MK_CACHE_DIR", cache).output().expect("starts");
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let text = doctor(&path);
+    assert!(text.contains(&format!("cache     {path}\n")), "{text}");
+    assert!(!text.contains("missing   for keeping"), "{text}");
+    let text = doctor("/proc/self");
+    let why = "the kernel cache /proc/self cannot be used: writing a file of 1 MiB failed";
+    assert!(text.contains("cache     none") && text.contains(why), "{text}");
+    assert!(text.contains("set MK_CACHE_DIR to a directory"), "{text}");
 }
 
 #[test]

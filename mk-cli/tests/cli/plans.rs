@@ -89,7 +89,26 @@ fn text_makes_the_round_trip() {
     assert_eq!(mk(&["plan", &path]).ok(), text);
     assert!(mk(&["check", &path]).ok().contains("read in"));
     assert_eq!(mk(&["emit", &path]).ok(), mk(&["emit", "examples/mlp_up.mk"]).ok());
-    assert!(mk(&["run", &path, "--device", "cpu"]).ok().contains("\nPASS: "));
+    let ran = mk(&["run", &path, "--device", "cpu"]).ok();
+    assert!(ran.contains("\nRAN (no reference): ") && !ran.contains("PASS"), "{ran}");
+}
+
+#[test]
+fn a_plan_is_judged_by_its_reference() {
+    let dir = TempDir::new();
+    let path = dir.file("gelu.plan");
+    let sizes = ["--shape", "a=96x40", "--shape", "b=40x64", "--ranks", "2"];
+    let text = mk(&[&["plan", "gather(a) -> gemm(b) -> gelu"], &sizes[..]].concat()).ok();
+    std::fs::write(&path, text).expect("written");
+    let run = |reference| {
+        let run = ["run", &path, "--device", "cpu", "--reference", reference];
+        mk(&[&run[..], &sizes[..4]].concat())
+    };
+    assert!(run("gather(a) -> gemm(b) -> gelu").ok().contains("\nPASS: "));
+    run("gather(a) -> gemm(b) -> silu").fails(1, &["the result is wrong", "beyond their bounds"]);
+    run("gather(a) -> gemm(c) -> gelu").fails(1, &["error: "]);
+    mk(&["run", "examples/gemm.mk", "--reference", "examples/gemm.mk"])
+        .fails(1, &["a pipeline is its own reference", "= help: "]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ fn examples_run_anywhere() {
     for file in ["gather_gemm", "mlp_up", "gemm", "gather"] {
         let text = passes(&[&format!("examples/{file}.mk"), "--launches", "1"]);
         assert!(text.contains("launch 1, rank 3: error"), "{text}");
+        assert!(text.contains("every element within its bound"), "{text}");
         // What is only moved arrives as it is.
         assert!(file != "gather" || text.contains("worst error 0.00e0"), "{text}");
     }
@@ -87,6 +88,23 @@ fn only_gpus_are_traced() {
     mk(&["trace", MK, "--ranks", "64"]).fails(1, &["error: ", "= help: "]);
     mk(&["trace", MK, "--device", "cpu"]).fails(2, &["invalid value 'cpu'"]);
     mk(&["trace", "tests/plans/none.plan"]).fails(1, &["cannot read"]);
+}
+
+#[test]
+fn the_list_of_gpus_sets_the_ranks() {
+    // Said before anything is looked for.
+    for command in ["run", "trace", "tune"] {
+        let args = [command, MK, "--gpus", "0,0,0", "--ranks", "4"];
+        mk(&args).fails(1, &["`--ranks 4` differs from `--gpus`, which has 3 ranks", "= help: "]);
+        mk(&[command, "gather(a) -> gemn(b)", "--gpus", "0,0"]).fails(1, &["unknown operation"]);
+        mk(&[command, MK, "--gpus", "0,x"]).fails(2, &["invalid value 'x' for '--gpus <LIST>'"]);
+    }
+    let plan = "tests/plans/gather_gemm.plan";
+    mk(&["run", plan, "--gpus", "0,0"]).fails(1, &["`--gpus` needs GPUs"]);
+    mk(&["tune", MK, "--gpus", "0,0", "--device", "model"]).fails(1, &["`--gpus` says where"]);
+    mk(&["run", MK, "--gpus", "0,0", "--device", "cpu"]).fails(1, &["`--gpus` needs GPUs"]);
+    // GPUs that are named are meant: there is no way around their absence.
+    mk(&["run", MK, "--gpus", "99,99,99"]).fails(1, &["error: ", "= help: use `--device cpu`"]);
 }
 
 #[test]

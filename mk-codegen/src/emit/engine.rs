@@ -15,7 +15,7 @@ use crate::ir::{
     Task, Var,
 };
 use minijinja::{Value, context};
-use mk_abi::{EngineCopy, EngineProgram};
+use mk_abi::{HostOp, HostProgram};
 use std::collections::HashMap;
 
 /// Entry point of the gate.
@@ -64,11 +64,11 @@ pub(super) fn gate(e: &Emitter<'_>) -> Result<Option<Value>, EmitError> {
     Ok(Some(context! { name => GATE, threads => GATE_THREADS, waits }))
 }
 
-/// The copies of every rank, in their order.
+/// What the host does for every rank: the copies of its engine in their order, each with the words that it raises.
 ///
 /// # Errors
 /// For copies and posts that streams cannot make.
-pub(super) fn program(e: &Emitter<'_>) -> Result<Option<EngineProgram>, EmitError> {
+pub(super) fn program(e: &Emitter<'_>) -> Result<Option<HostProgram>, EmitError> {
     check_ends(e)?;
     if !used(e) {
         return Ok(None);
@@ -76,14 +76,16 @@ pub(super) fn program(e: &Emitter<'_>) -> Result<Option<EngineProgram>, EmitErro
     let mut ranks = Vec::new();
     let mut raised = HashMap::new();
     for rank in 0..e.plan.mesh.size() as usize {
-        let mut list = Vec::new();
+        let mut list = vec![HostOp::AwaitEntry];
         for (id, f) in copies(e) {
             for task in e.points.tasks(id, rank, 1)? {
-                let copy = copy(e, f, &task)?;
-                for to in &copy.raises {
-                    *raised.entry(*to).or_insert(0) += 1;
+                let ops = copy(e, f, &task)?;
+                for op in &ops {
+                    if let HostOp::Raise { rank, word } = op {
+                        *raised.entry((*rank, *word)).or_insert(0) += 1;
+                    }
                 }
-                list.push(copy);
+                list.extend(ops);
             }
         }
         ranks.push(list);
@@ -94,7 +96,7 @@ pub(super) fn program(e: &Emitter<'_>) -> Result<Option<EngineProgram>, EmitErro
         );
         return Err(EmitError::unsupported("copy_engine", what));
     }
-    Ok(Some(EngineProgram { gate: GATE.into(), gate_threads: GATE_THREADS, copies: ranks }))
+    Ok(Some(HostProgram { gate: GATE.into(), gate_threads: GATE_THREADS, ranks }))
 }
 
 /// Families of the epilogue wait for engines, and do nothing else.
@@ -116,7 +118,8 @@ fn check_ends(e: &Emitter<'_>) -> Result<(), EmitError> {
     Ok(())
 }
 
-fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<EngineCopy, EmitError> {
+/// A task's copy, if there is something to copy, and behind it the words that it raises.
+fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<Vec<HostOp>, EmitError> {
     let (src, dst) = (e.access(f, Operand::Src)?, e.access(f, Operand::Dst)?);
     e.check_dtypes(f, src, dst)?;
     let extents = |a: &Access| {
@@ -143,7 +146,7 @@ fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<EngineCopy, EmitErro
         raise(e, f, p, task, &mut raises)?;
     }
     let (Some((_, from)), Some((rank, to))) = (range(src)?, range(dst)?) else {
-        return Ok(EngineCopy { raises, ..EngineCopy::default() });
+        return Ok(raises);
     };
     let own = src.rank == Expr::Var(Var::RANK);
     let (At::Tensor(tensor), At::Symmetric(at), true) =
@@ -152,14 +155,15 @@ fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<EngineCopy, EmitErro
         let what = "a copy engine copies from a caller's tensor to as much symmetric memory";
         return Err(EmitError::unsupported(f.name.clone(), what));
     };
-    Ok(EngineCopy {
+    let copied = HostOp::Copy {
         tensor,
         from_bytes: from.0,
         to_rank: rank as u32,
         to_bytes: at + to.0,
         bytes: from.1,
-        raises,
-    })
+    };
+    let copied = (from.1 > 0).then_some(copied);
+    Ok(copied.into_iter().chain(raises).collect())
 }
 
 fn at(e: &Emitter<'_>, buffer: BufId) -> At {
@@ -172,7 +176,7 @@ fn raise(
     f: &Family,
     p: &Post,
     task: &Task,
-    out: &mut Vec<(u32, u64)>,
+    out: &mut Vec<HostOp>,
 ) -> Result<(), EmitError> {
     let refuse = |what: &str| EmitError::unsupported(f.name.clone(), what);
     if p.by != Agent::Engine || p.at != Point::End {
@@ -198,7 +202,8 @@ fn raise(
         for (index, extent) in p.index.iter().zip(&shape) {
             word = word * extent + e.points.eval(at, index)?;
         }
-        out.push((rank as u32, e.layout.signals[p.signal] + word.max(0) as u64));
+        let word = e.layout.signals[p.signal] + word.max(0) as u64;
+        out.push(HostOp::Raise { rank: rank as u32, word });
         Ok(())
     })
 }

@@ -101,7 +101,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
         spill_bytes,
         plan_hash: plan_hash(plan, options),
         trace,
-        engine: engine::program(&e)?,
+        host: engine::program(&e)?,
     })
 }
 

@@ -75,7 +75,7 @@ pub enum Expr {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs)]
 pub enum EvalError {
-    #[error("{0} {1:?} {2} does not fit in 32 bits")]
+    #[error("{0} {sym} {2} does not fit in 32 bits", sym = .1.symbol())]
     Overflow(i64, BinOp, i64),
     #[error("division of {0} by {1}: the divisor must be positive")]
     Divisor(i64, i64),
@@ -214,6 +214,33 @@ impl Expr {
         let mut found = false;
         self.visit(&mut |e| found |= matches!(e, Expr::Table(..)));
         found
+    }
+}
+
+impl BinOp {
+    /// The value of the operation on two 32-bit values.
+    ///
+    /// # Errors
+    /// Where the result does not fit in 32 bits, or a divisor is not positive.
+    pub fn apply(self, a: i64, b: i64) -> Result<i64, EvalError> {
+        apply(self, a, b)
+    }
+
+    /// How it is written in the text format.
+    pub fn symbol(self) -> &'static str {
+        match self {
+            BinOp::Add => "+",
+            BinOp::Sub => "-",
+            BinOp::Mul => "*",
+            BinOp::Div => "/",
+            BinOp::Mod => "%",
+            BinOp::Min => "min",
+            BinOp::Max => "max",
+            BinOp::Lt => "<",
+            BinOp::Le => "<=",
+            BinOp::Eq => "==",
+            BinOp::And => "and",
+        }
     }
 }
 

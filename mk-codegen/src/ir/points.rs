@@ -3,7 +3,7 @@
 //! The verifier, the CPU executor and the cost model all unroll a plan through this one module.
 
 use super::{
-    entity::{Arena, BufId, Entity, FamId, TabId},
+    entity::{BufId, Entity, FamId, TabId},
     expr::{Env, EvalError, Expr, Var},
     leaf::Operand,
     plan::{Access, Each, Family, Plan, TableSource},
@@ -156,20 +156,22 @@ impl<'a> Points<'a> {
     }
 
     fn raw(&self, rank: usize, vars: &[i64], e: &Expr) -> Result<i64, EvalError> {
-        let shapes: &Arena<TabId, _> = &self.plan.tables;
-        let tables = |id: TabId, index: &[i64]| {
-            let shape = &shapes.get(id)?.shape;
-            if shape.len() != index.len() {
-                return None;
-            }
-            let mut flat = 0usize;
-            for (n, i) in shape.iter().zip(index) {
-                let i = u32::try_from(*i).ok().filter(|i| i < n)?;
-                flat = flat * *n as usize + i as usize;
-            }
-            self.tables.values(rank, id).get(flat).map(|v| i64::from(*v))
-        };
+        let tables = |id: TabId, index: &[i64]| self.look_up(rank, id, index);
         e.eval(&Env { dims: &self.dims, vars, tables: &tables })
+    }
+
+    /// An entry of a table, as a rank sees it; `None` outside the table.
+    pub fn look_up(&self, rank: usize, id: TabId, index: &[i64]) -> Option<i64> {
+        let shape = &self.plan.tables.get(id)?.shape;
+        if shape.len() != index.len() {
+            return None;
+        }
+        let mut flat = 0usize;
+        for (n, i) in shape.iter().zip(index) {
+            let i = u32::try_from(*i).ok().filter(|i| i < n)?;
+            flat = flat * *n as usize + i as usize;
+        }
+        self.tables.values(rank, id).get(flat).map(|v| i64::from(*v))
     }
 
     /// The value of one of a family's expressions in a task.

@@ -1,9 +1,8 @@
 //! A selected kernel as the facts that its settings depend on.
 
-use super::{
-    gather,
-    gemm::tma_rows,
-    select::{Extra, Kernel, Made, Reduce, Tensor},
+use super::shape::{
+    kernel::{Extra, Kernel, Op, Reduce},
+    tensor::Tensor,
 };
 use crate::ir::EpilogueOp;
 use crate::settings::{Facts, GatheredRows, Product, Sum};
@@ -19,47 +18,46 @@ fn extents(t: &Tensor) -> [u64; 2] {
 /// The facts of a kernel on so many ranks.
 pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
     let world = ranks as i32;
-    let gathers = kernel.sources.iter().filter(|s| s.gathered).map(|s| {
-        let x = &kernel.params[s.param];
+    let gathers = kernel.operands().filter(|(_, o)| o.gathered).map(|(_, operand)| {
+        let x = &kernel.params[operand.param];
         let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
-        GatheredRows { name: x.name.clone(), bulk: gather::in_bulk(x), fixed }
+        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed }
     });
-    let products = kernel.gemms.iter().enumerate().map(|(n, g)| {
-        let saved = g.extras.iter().filter_map(|x| match x {
+    let products = kernel.products().map(|(id, p)| {
+        let saved = p.extras.iter().filter_map(|x| match x {
             Extra::Result(r) => Some(&kernel.results[*r].out),
             Extra::Param(_) => None,
         });
         Product {
-            extents: extents(&g.out),
-            gathered: matches!(g.left, Made::Source(s) if kernel.sources[s].gathered),
-            read: kernel.readers(n),
-            result: kernel.result_of(Made::Gemm(n)).is_some(),
-            gated: g.gated(),
-            plain: g.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
-            divisible: kernel.can_cut(n, world),
-            f32: saved.chain([&g.out]).any(|t| t.dtype == DType::F32),
+            extents: extents(&p.out),
+            gathered: kernel.is_gathered(p.left),
+            read: kernel.is_read(id),
+            result: kernel.result_of(id).is_some(),
+            gated: p.gated(),
+            plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
+            divisible: kernel.is_divisible(p, world),
+            f32: saved.chain([&p.out]).any(|t| t.dtype == DType::F32),
         }
     });
-    let sums = kernel.results.iter().filter_map(|r| {
-        let how = r.reduce?;
-        let product = match r.of {
-            Some(Made::Gemm(n)) => Some(n),
-            Some(Made::Source(_)) | None => None,
+    let sums = kernel.sums().map(|(_, sum)| {
+        let out = &kernel.results[sum.result].out;
+        let product = match kernel.ops[sum.of] {
+            Op::Product(_) => kernel.products().position(|(id, _)| id == sum.of),
+            Op::Operand(_) | Op::Sum(_) => None,
         };
-        Some(Sum {
+        Sum {
             product,
-            all: how == Reduce::All,
-            epilogue: !r.epilogue.is_empty(),
-            tma_rows: tma_rows(&r.out, world),
-            extents: extents(&r.out),
-        })
+            all: sum.how == Reduce::All,
+            epilogue: !sum.epilogue.is_empty(),
+            tma_rows: out.tma_rows(world),
+            extents: extents(out),
+        }
     });
-    let first = kernel.results.first().map_or([0, 1], |r| extents(&r.out));
     Facts {
         ranks,
         gathers: gathers.collect(),
         products: products.collect(),
         sums: sums.collect(),
-        first,
+        first: kernel.results.first().map_or([0, 1], |r| extents(&r.out)),
     }
 }

@@ -3,7 +3,10 @@
 //! Assumes signals. Leaves: roles in CTA order (compute first), one CTA per SM, all co-resident; a role of
 //! the settings has exactly what was asked for, the others the default.
 
-use super::{LowerError, draft::Draft};
+use super::{
+    draft::Draft,
+    error::{LowerError, internal},
+};
 use crate::ir::{Arena, Entity, FamId, Leaf, Plan, Role, RoleId, RoleKind, Schedule};
 use crate::settings::{Config, Refusal};
 
@@ -12,6 +15,9 @@ use crate::settings::{Config, Refusal};
 pub const DEFAULT_COPY_SMS: u32 = 8;
 /// The same where they also add up what peers sent, through registers.
 pub const DEFAULT_REDUCE_SMS: u32 = 16;
+
+/// Of few SMs, where ranks share a GPU or most are reserved, communication gets one in so many by default.
+const LEAST_COMPUTE_PART: u32 = 4;
 
 const ORDER: [RoleKind; 5] = [
     RoleKind::Prologue,
@@ -26,7 +32,8 @@ const ORDER: [RoleKind; 5] = [
 /// # Errors
 /// If the settings give CTAs to no role of this plan, or do not fit the target.
 pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> {
-    let Draft { mut plan, kinds, target, .. } = draft;
+    let Draft { mut plan, extents, kinds, target, .. } = draft;
+    plan.dims = extents.into_dims();
     let used: Vec<_> = ORDER.into_iter().filter(|k| kinds.values().any(|v| v == k)).collect();
     let has = |k: RoleKind| used.contains(&k);
     let asked = [
@@ -41,6 +48,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     let sms = target.sms.saturating_sub(config.reserved_sms);
     let default = if reduces(&plan, &kinds) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
+    let default = default.min(sms / LEAST_COMPUTE_PART).max(1);
     let comm = match (has(RoleKind::IntraComm), config.intra_comm_sms, config.compute_sms) {
         (false, ..) => 0,
         (true, Some(n), _) => n,
@@ -80,8 +88,8 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         plan.roles.push(Role { kind: *kind, ctas });
     }
     for (id, kind) in kinds.iter() {
-        let role = used.iter().position(|k| k == kind).ok_or_else(|| LowerError::Internal {
-            what: format!("{id} is of a role `{}` that no CTA has", kind.name()),
+        let role = used.iter().position(|k| k == kind).ok_or_else(|| {
+            internal(format!("{id} is of a role `{}` that is not among the plan's", kind.name()))
         })?;
         plan.families[id].role = RoleId::new(role);
     }

@@ -5,18 +5,23 @@
 //! that reads; each access to a peer's memory waits for the peer's entry into this launch, so that the peer's readers
 //! of the launch before have ended.
 
-use super::draft::{Draft, Flow, Reader, Writer};
+use super::{
+    draft::{Draft, Flow, Writer},
+    error::{LowerError, internal},
+    shape::ranks::{every_peer, peer},
+};
 use crate::ir::{
     Access, Agent, Completion, Each, Expr, FamId, Leaf, Mode, Operand, Point, Post, Proxy,
     RoleKind, Scope, SigId, Signal, Var, Wait,
 };
 
 /// Runs the pass.
-pub(super) fn insert(draft: &mut Draft) {
-    entry(draft);
-    for flow in std::mem::take(&mut draft.flows) {
-        connect(draft, flow);
-    }
+///
+/// # Errors
+/// [`LowerError::Internal`] where a flow or an access names an operand that its leaf does not have.
+pub(super) fn insert(draft: &mut Draft) -> Result<(), LowerError> {
+    entry(draft)?;
+    std::mem::take(&mut draft.flows).into_iter().try_for_each(|flow| connect(draft, flow))
 }
 
 /// An access that needs a peer to have entered this launch.
@@ -49,17 +54,17 @@ fn poster(draft: &Draft, family: FamId) -> Option<Agent> {
     draft.plan.families[family].leaf.contract().agents.last().copied()
 }
 
-fn entry(draft: &mut Draft) {
+fn entry(draft: &mut Draft) -> Result<(), LowerError> {
     let own = Expr::from(Var::RANK);
     let accesses =
         || draft.plan.families.iter().flat_map(|(id, f)| f.accesses.iter().map(move |a| (id, a)));
     // What peers read may be overwritten once they all have entered this launch.
-    let lent = |a: &Access| {
+    let read_by_peers = |a: &Access| {
         let theirs = |b: &Access| b.buffer == a.buffer && b.rank != own && b.mode == Mode::Read;
         a.mode == Mode::Write && accesses().any(|(_, b)| theirs(b))
     };
     let mut guarded: Vec<Guarded> = accesses()
-        .filter(|(_, a)| a.rank != own && !lent(a))
+        .filter(|(_, a)| a.rank != own && !read_by_peers(a))
         .map(|(id, a)| Guarded {
             family: id,
             operand: a.operand,
@@ -75,7 +80,7 @@ fn entry(draft: &mut Draft) {
         if let (true, Some(each)) = (everybody, &mut g.each)
             && each.extent == Expr::Const(peers + 1)
         {
-            g.peer = super::gather::peer(Var::EACH.into(), peers + 1);
+            g.peer = peer(Var::EACH.into(), peers + 1);
             each.extent = peers.into();
         }
         // Nor does a copy engine know of the own rank, by the plan: it is ordered by signals alone.
@@ -84,8 +89,8 @@ fn entry(draft: &mut Draft) {
             g.each = Some(Each { var: "p".into(), extent: (peers + 1).into() });
         }
     }
-    let (peer, each) = super::gather::every_peer(peers + 1);
-    guarded.extend(accesses().filter(|(_, a)| lent(a)).map(|(id, a)| Guarded {
+    let (peer, each) = every_peer(peers + 1);
+    guarded.extend(accesses().filter(|(_, a)| read_by_peers(a)).map(|(id, a)| Guarded {
         family: id,
         operand: a.operand,
         peer: peer.clone(),
@@ -93,7 +98,7 @@ fn entry(draft: &mut Draft) {
         when: a.when.clone(),
     }));
     if guarded.is_empty() {
-        return;
+        return Ok(());
     }
     let world = Expr::Const(draft.world());
     let entered =
@@ -114,7 +119,10 @@ fn entry(draft: &mut Draft) {
         when: None,
     });
     for Guarded { family, operand, peer, each, when } in guarded {
-        let Some((by, proxy)) = performer(draft, family, operand) else { continue };
+        let (by, proxy) = performer(draft, family, operand).ok_or_else(|| {
+            let name = &draft.plan.families[family].name;
+            internal(format!("the leaf of {name:?} has no operand `{operand}`"))
+        })?;
         let edge = draft.edge();
         draft.plan.families[family].waits.push(Wait {
             edge,
@@ -130,9 +138,10 @@ fn entry(draft: &mut Draft) {
             when,
         });
     }
+    Ok(())
 }
 
-fn connect(draft: &mut Draft, flow: Flow) {
+fn connect(draft: &mut Draft, flow: Flow) -> Result<(), LowerError> {
     let Flow { name, shape, from, count, to } = flow;
     let signal: SigId = draft.plan.signals.push(Signal { name: name.into(), shape });
     let own = Expr::from(Var::RANK);
@@ -141,47 +150,57 @@ fn connect(draft: &mut Draft, flow: Flow) {
         w.rank == own && !host
     };
     let scope = if from.iter().all(here) { Scope::Gpu } else { Scope::Sys };
-    for Writer { family, operand, word, rank, each, when } in from {
-        let (Some((_, proxy)), Some(by)) =
-            (performer(draft, family, operand), poster(draft, family))
-        else {
-            continue;
+    let unknown = |draft: &Draft, family: FamId, operand: Operand| {
+        let family = &draft.plan.families[family].name;
+        internal(format!("the leaf of {family:?} has no operand `{operand}` for the flow {name:?}"))
+    };
+    for w in from {
+        let performed = performer(draft, w.family, w.operand);
+        // A leaf that only signals has no operand.
+        let proxy = match (performed, &draft.plan.families[w.family].leaf) {
+            (Some((_, proxy)), _) => proxy,
+            (None, Leaf::Signal) => Proxy::Generic,
+            (None, _) => return Err(unknown(draft, w.family, w.operand)),
         };
-        let after = match proxy {
+        let last = poster(draft, w.family).ok_or_else(|| unknown(draft, w.family, w.operand))?;
+        let after = w.after.unwrap_or(match proxy {
             Proxy::Async => Completion::GlobalWriteDone,
             Proxy::Generic | Proxy::Host => Completion::ProgramOrder,
-        };
+        });
         let edge = draft.edge();
-        draft.plan.families[family].posts.push(Post {
+        draft.plan.families[w.family].posts.push(Post {
             edge,
             signal,
-            index: word,
-            rank,
-            add: 1.into(),
-            by,
+            index: w.word,
+            rank: w.rank,
+            add: w.amount,
+            by: w.by.unwrap_or(last),
             after,
             scope,
-            at: Point::End,
-            each,
-            when,
+            at: w.at,
+            each: w.each,
+            when: w.when,
         });
     }
-    for Reader { family, operand, word, each, when } in to {
-        let Some((by, proxy)) = waiter(draft, family, operand) else { continue };
+    for r in to {
+        let (by, proxy) = waiter(draft, r.family, r.operand)
+            .ok_or_else(|| unknown(draft, r.family, r.operand))?;
         let edge = draft.edge();
-        let sliced = word.iter().chain(&when).any(|e| e.mentions(Var::INNER));
-        draft.plan.families[family].waits.push(Wait {
+        let sliced = r.word.iter().chain(&r.when).any(|e| e.mentions(Var::INNER));
+        let at = r.at.unwrap_or(if sliced { Point::Inner } else { Point::Start });
+        draft.plan.families[r.family].waits.push(Wait {
             edge,
             signal,
-            index: word,
+            index: r.word,
             count: count.clone(),
-            lag: 0,
+            lag: r.lag,
             by,
             proxy,
             scope,
-            at: if sliced { Point::Inner } else { Point::Start },
-            each,
-            when,
+            at,
+            each: r.each,
+            when: r.when,
         });
     }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 //! Every region that a plan touches becomes a [`BoxId`] of one [`Memory`] (a buffer on a rank). Tasks with equal regions
 //! share a box, so that the pairs to prove are pairs of boxes, and overlaps are found once for all epochs.
 
+use super::runtime::{ALWAYS, LiveId, SpanId, Spans};
 use crate::ir::{BufId, Region};
 use std::collections::HashMap;
 
@@ -10,47 +11,80 @@ use std::collections::HashMap;
 pub(super) type Dims = Box<[(i64, i64)]>;
 pub(super) type BoxId = u32;
 /// What an overlap costs, in looks.
-const OVERLAP_WEIGHT: u64 = 16;
+pub(super) const OVERLAP_WEIGHT: u64 = 16;
 
 /// A distinct region of a buffer on a rank.
 #[derive(Clone, Debug)]
 pub(super) struct Boxed {
     pub rank: usize,
     pub buffer: BufId,
+    /// With a run-time dimension, the hull over all its values.
     pub dims: Dims,
+    /// With a run-time dimension, what the box is for each of its values.
+    pub spans: Box<[SpanId]>,
+    /// For which of its values there is anything in it.
+    pub live: LiveId,
 }
 
 /// All distinct regions of a plan.
 #[derive(Default)]
 pub(super) struct Boxes {
     pub all: Vec<Boxed>,
-    ids: HashMap<(usize, BufId, Dims), BoxId>,
+    ids: HashMap<(usize, BufId, Dims, Box<[SpanId]>), BoxId>,
+    /// Functions of the run-time dimension, if regions are looked at for all its values.
+    pub spans: Option<Spans>,
 }
 
 impl Boxes {
     /// The box of a region, new or known.
     pub fn intern(&mut self, region: Region) -> BoxId {
-        let key = (region.rank, region.buffer, Dims::from(region.dims.as_slice()));
+        self.add(region, Box::default(), ALWAYS)
+    }
+
+    /// The box with the given hull and functions, new or known.
+    pub fn add(&mut self, hull: Region, spans: Box<[SpanId]>, live: LiveId) -> BoxId {
+        let key = (hull.rank, hull.buffer, Dims::from(hull.dims.as_slice()), spans);
         if let Some(id) = self.ids.get(&key) {
             return *id;
         }
         let id = self.all.len() as BoxId;
-        self.all.push(Boxed { rank: key.0, buffer: key.1, dims: key.2.clone() });
+        let (rank, buffer, dims, spans) = key.clone();
+        self.all.push(Boxed { rank, buffer, dims, spans, live });
         self.ids.insert(key, id);
         id
     }
 
-    /// For every box the boxes that overlap it, itself included, in ascending order. `None` if there are more than
-    /// `limit` pairs to look at.
-    pub fn overlaps(&self, limit: u64) -> Option<Vec<Vec<BoxId>>> {
+    /// Whether there is something in a box for all values for which there is in another one: `of` is that one's [`Boxed::live`].
+    pub fn covers(&self, id: BoxId, of: LiveId) -> bool {
+        let live = self.all[id as usize].live;
+        self.spans.as_ref().is_none_or(|spans| spans.covers(live, of))
+    }
+
+    /// Boxes of the same memory.
+    pub fn memories(&self) -> Vec<Vec<BoxId>> {
         let mut memories: HashMap<(usize, BufId), Vec<BoxId>> = HashMap::new();
         for (id, b) in self.all.iter().enumerate() {
             memories.entry((b.rank, b.buffer)).or_default().push(id as BoxId);
         }
+        let mut out: Vec<_> = memories.into_values().collect();
+        out.sort_unstable();
+        out
+    }
+
+    /// For every box the boxes that overlap it, itself included, in ascending order. `None` if there are more than
+    /// `limit` pairs to look at.
+    ///
+    /// With a run-time dimension: those that overlap it for some value.
+    pub fn overlaps(&mut self, limit: u64) -> Option<Vec<Vec<BoxId>>> {
         let mut out = vec![Vec::new(); self.all.len()];
         let mut looked = 0u64;
-        for ids in memories.values_mut() {
-            self.sweep(ids, &mut out, &mut looked, limit)?;
+        let memories = self.memories();
+        if let Some(spans) = &mut self.spans {
+            super::runtime::overlaps(spans, &self.all, &memories, &mut out, limit)?;
+        } else {
+            for mut ids in memories {
+                self.sweep(&mut ids, &mut out, &mut looked, limit)?;
+            }
         }
         out.iter_mut().for_each(|list| list.sort_unstable());
         Some(out)

@@ -159,7 +159,8 @@ fn fault(world: &World<'_>, from: &From, to: &To, hops: &[Hop]) -> Option<Fault>
         let task = &class.tasks[p.task as usize];
         let info = world.info(task.family);
         let by = info.agent(a.agent);
-        let r = within::reach(class, info, task, p.agent, within::post_pos(p.step));
+        let (pos, live) = (within::post_pos(p.step), within::live(world, a));
+        let r = within::reach(world, class, task, p.agent, pos, live);
         if !r.after_access(a) {
             let why = format!(
                 "{} is posted by `{}`, whom no edge of the leaf tells that `{by}` is through: post it `by {by}`",
@@ -184,7 +185,7 @@ fn fault(world: &World<'_>, from: &From, to: &To, hops: &[Hop]) -> Option<Fault>
     let wait = within::wait_line(plan, class, w);
     let task = &class.tasks[w.task as usize];
     let info = world.info(task.family);
-    let r = within::before(class, info, task, y);
+    let r = within::before(world, class, task, y);
     let by = info.agent(y.agent);
     if !r.after_wait(w) {
         let why = format!(
@@ -230,7 +231,8 @@ fn handed_on(world: &World<'_>, hop: &Hop, next: Option<&Hop>) -> Option<Fault> 
     if w.task != p.task {
         return None;
     }
-    let r = within::reach(class, world.info(task.family), task, p.agent, within::post_pos(p.step));
+    let (pos, whole) = (within::post_pos(p.step), world.whole(hop.wait.0));
+    let r = within::reach(world, class, task, p.agent, pos, whole);
     if r.after_wait(w) {
         return None;
     }

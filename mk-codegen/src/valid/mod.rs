@@ -27,6 +27,8 @@
 //!    this holds for every table.
 //! 6. Everything fits: bounds, a leaf's operands each other, signal indexes, `order`, shared memory, fifo, queue pairs, 32-bit arithmetic.
 //!
+//! With a run-time dimension all of this holds for all its values, another one in each launch: see `runtime/mod.rs`.
+//!
 //! Rule 3 is checked before 2 and 2 before 1 and 4, which take them for granted; a report holds what was found up to the
 //! first of them that fails. Work is bounded by the `MAX_` constants; a larger plan is refused (rule 6), not guessed at.
 
@@ -42,6 +44,7 @@ mod paths;
 mod races;
 mod ragged;
 mod report;
+mod runtime;
 mod sample;
 mod shapes;
 mod signals;
@@ -56,8 +59,9 @@ pub use crate::ir::MAX_TASKS;
 pub use actor::{Actor, Site, Touch};
 pub use epochs::MAX_PERIOD;
 pub use ragged::MAX_WORK;
-pub use report::{Failure, Proof, Violation};
-pub use sample::{TableKind, sample_tables, sample_values};
+pub use report::{AtValue, Failure, OverValues, Proof, Violation};
+pub use runtime::{MAX_RUNS, MAX_SEQUENCES, MAX_VALUES};
+pub use sample::{TableKind, sample_tables};
 pub use timeline::timeline;
 pub use unroll::{MAX_ELEMENTS, MAX_EVENTS, MAX_WORDS};
 
@@ -69,15 +73,31 @@ use world::World;
 /// of entries (word, rank, epoch) of the table of known kernels.
 pub const MAX_PAIRS: u64 = 1 << 28;
 
-/// Checks a plan against all six rules.
+/// Checks a plan against all six rules: with a run-time dimension for all its values, a different one in each launch.
 ///
 /// # Errors
 /// The violations, as counterexamples.
 pub fn verify(plan: &Plan) -> Result<Proof, Failure> {
-    let fail = |violations: Vec<Violation>| Failure::of(plan, violations);
-    if let Err(errors) = plan.check_structure() {
-        return Err(fail(errors.into_iter().map(Violation::Structure).collect()));
+    well_formed(plan)?;
+    match plan.runtime_dim() {
+        Some((dim, max)) => runtime::verify(plan, dim, i64::from(max)),
+        None => verify_value(plan),
     }
+}
+
+fn well_formed(plan: &Plan) -> Result<(), Failure> {
+    let structure = |errors: Vec<_>| errors.into_iter().map(Violation::Structure).collect();
+    plan.check_structure().map_err(|errors| Failure::of(plan, structure(errors)))
+}
+
+/// Checks a plan against all six rules with the value that its run-time dimension has in it, in all launches: of other values,
+/// and of launches with different ones, this says nothing. [`verify`] is for all of them.
+///
+/// # Errors
+/// The violations, as counterexamples.
+pub fn verify_value(plan: &Plan) -> Result<Proof, Failure> {
+    let fail = |violations: Vec<Violation>| Failure::of(plan, violations);
+    well_formed(plan)?;
     let fixed = capacity::check(plan);
     if !fixed.is_empty() {
         return Err(fail(fixed));
@@ -104,54 +124,69 @@ pub fn verify(plan: &Plan) -> Result<Proof, Failure> {
     for first in 0..sets.len() {
         // Each launch brings other tables.
         let epochs: Vec<_> = (0..proof.epochs as usize).map(|e| (first + e) % sets.len()).collect();
-        run(plan, &epochs, &sets, &mut proof, &mut used).map_err(&fail)?;
+        let mut world = World::new(plan, proof.period, &epochs, &sets).map_err(&fail)?;
+        let of_class = |c| sets.get(epochs[world.class_of.iter().position(|x| *x == c)?]);
+        let class_sets: Vec<&TableSet> = (0..world.classes.len()).filter_map(of_class).collect();
+        run(&mut world, &mut proof, &mut used, |world, groups, overlaps| {
+            coverage::check(world, groups, overlaps, &class_sets).into()
+        })
+        .map_err(|found| fail(found.violations))?;
         proof.tables += 1;
     }
-    let all: BTreeSet<EdgeId> =
-        plan.families.values().flat_map(|x| x.waits.iter().map(|w| w.edge)).collect();
-    proof.waits_unused = all.difference(&used).copied().collect();
-    proof.waits_used = used.into_iter().collect();
+    proof.name_waits(plan, used);
     Ok(proof)
 }
 
-/// Rules 1 to 5 for one choice of tables in every epoch.
+/// What is wrong with a plan; with a run-time dimension also values of it with which it may be.
+struct Found {
+    violations: Vec<Violation>,
+    values: Vec<i64>,
+}
+
+impl From<Vec<Violation>> for Found {
+    fn from(violations: Vec<Violation>) -> Found {
+        Found { violations, values: Vec::new() }
+    }
+}
+
+/// Rules 1 to 5 for one choice of tables, or of values of the run-time dimension, in every epoch. `cover` is rule 5.
 fn run(
-    plan: &Plan,
-    epochs: &[usize],
-    sets: &[TableSet],
+    world: &mut World<'_>,
     proof: &mut Proof,
     used: &mut BTreeSet<EdgeId>,
-) -> Result<(), Vec<Violation>> {
-    let world = World::new(plan, proof.period, epochs, sets)?;
-    let too_much = |what: &str| vec![Violation::Limit { what: what.into(), limit: MAX_PAIRS }];
+    cover: impl FnOnce(&World<'_>, &[Vec<races::Group>], &[Vec<boxes::BoxId>]) -> Found,
+) -> Result<(), Found> {
+    let too_much =
+        |what: &str| Found::from(vec![Violation::Limit { what: what.into(), limit: MAX_PAIRS }]);
     let table = (world.words.total * world.ranks) as u64 * u64::from(world.epochs());
     if table > MAX_PAIRS {
         return Err(too_much("signal words times ranks and epochs"));
     }
-    let mut found = capacity::queue_pairs(&world);
-    let groups = races::groups(&world);
     let overlaps =
         world.boxes.overlaps(MAX_PAIRS).ok_or_else(|| too_much("overlapping regions"))?;
-    let class_sets: Vec<&TableSet> = (0..world.classes.len())
-        .filter_map(|c| sets.get(epochs[world.class_of.iter().position(|x| *x == c)?]))
-        .collect();
-    found.extend(coverage::check(&world, &groups, &overlaps, &class_sets));
-    found.extend(signals::check(&world));
-    if found.iter().any(|v| v.rule() == 3) {
+    let world = &*world;
+    let mut found = Found::from(capacity::queue_pairs(world));
+    let groups = races::groups(world);
+    let uncovered = cover(world, &groups, &overlaps);
+    found.violations.extend(uncovered.violations);
+    found.values.extend(uncovered.values);
+    found.violations.extend(signals::check(world));
+    if found.violations.iter().any(|v| v.rule() == 3) {
         return Err(found);
     }
-    let order = match deadlock::run(&world) {
+    let order = match deadlock::run(world) {
         Ok(order) => order,
         Err(v) => {
-            found.extend(v);
+            found.violations.extend(v);
             return Err(found);
         }
     };
-    let mut paths = paths::Paths::new(&world, &order);
+    let mut paths = paths::Paths::new(world, &order);
     let races = races::check(&mut paths, &groups, &overlaps);
-    found.extend(races.violations);
+    found.violations.extend(races.violations);
+    found.values.extend(races.suspects.iter().flat_map(|(a, b)| runtime::meeting(world, *a, *b)));
     let (pairs, searched) = (races.pairs, races.searched);
-    if !found.is_empty() {
+    if !found.violations.is_empty() {
         return Err(found);
     }
     proof.pairs += pairs;

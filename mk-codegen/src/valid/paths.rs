@@ -96,8 +96,13 @@ impl<'w, 'a> Paths<'w, 'a> {
     /// `order`: words in the order in which they became complete, with their epochs.
     pub fn new(world: &'w World<'a>, order: &[(u32, u32)]) -> Paths<'w, 'a> {
         let words = within::all_posts(world);
-        let classes: Vec<_> =
-            world.classes.iter().zip(words).map(|(c, w)| class_paths(world, c, w)).collect();
+        let classes: Vec<_> = world
+            .classes
+            .iter()
+            .zip(words)
+            .enumerate()
+            .map(|(i, (c, w))| class_paths(world, i, c, w))
+            .collect();
         let n = world.ranks;
         let epochs = world.epochs() as usize;
         let prune =
@@ -308,7 +313,12 @@ fn successors(preds: &[Pred], epoch: u32, anchor: Option<u32>) -> Vec<(Node, Opt
     out
 }
 
-fn class_paths(world: &World<'_>, class: &Class, words: Vec<Option<WordPosts>>) -> ClassPaths {
+fn class_paths(
+    world: &World<'_>,
+    id: usize,
+    class: &Class,
+    words: Vec<Option<WordPosts>>,
+) -> ClassPaths {
     let mut out = ClassPaths { words, of_end: vec![Vec::new(); world.ranks], ..Default::default() };
     let mut ids: HashMap<Seen, SigKey> = HashMap::new();
     let mut of_word = vec![Vec::new(); world.words.total];
@@ -323,7 +333,7 @@ fn class_paths(world: &World<'_>, class: &Class, words: Vec<Option<WordPosts>>) 
             Pred { word: w.word, lag: l.lag, edge: l.edge }
         };
         for a in &class.accs[task.accs.start as usize..task.accs.end as usize] {
-            let r = within::before(class, info, task, a);
+            let r = within::before(world, class, task, a);
             let good = edges
                 .iter()
                 .filter(|(w, l, posts)| posts.is_some_and(|p| protects(&r, w, l, &p, a.proxy)));
@@ -338,7 +348,8 @@ fn class_paths(world: &World<'_>, class: &Class, words: Vec<Option<WordPosts>>) 
             out.of_access.push(key);
         }
         for p in &class.posts[task.posts.start as usize..task.posts.end as usize] {
-            let r = within::reach(class, info, task, p.agent, within::post_pos(p.step));
+            let pos = within::post_pos(p.step);
+            let r = within::reach(world, class, task, p.agent, pos, world.whole[id]);
             let good = edges.iter().filter(|(w, _, posts)| posts.is_some() && r.after_wait(w));
             of_word[p.word as usize].extend(good.map(pred));
         }
@@ -390,10 +401,11 @@ pub(super) fn posts_after(world: &World<'_>, class: &Class, x: &AccRec, to_gpu: 
     let task = &class.tasks[x.task as usize];
     let info = world.info(task.family);
     let data = world.boxes.all[x.boxed as usize].rank;
+    let live = within::live(world, x);
     let mut out = Vec::new();
     for p in &class.posts[task.posts.start as usize..task.posts.end as usize] {
         let post = within::post_line(world.plan, class, p);
-        let r = within::reach(class, info, task, p.agent, within::post_pos(p.step));
+        let r = within::reach(world, class, task, p.agent, within::post_pos(p.step), live);
         let to = world.words.name(p.word).0;
         if r.after_access(x)
             && within::completes(world.plan, x, info.agent(x.agent), post, to_gpu, data, to).is_ok()

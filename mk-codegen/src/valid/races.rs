@@ -76,6 +76,8 @@ pub(super) struct Races<'p, 'w, 'a> {
     paths: &'p mut Paths<'w, 'a>,
     groups: &'p [Vec<Group>],
     pub violations: Vec<Violation>,
+    /// The boxes of pairs that violate something.
+    pub suspects: Vec<(BoxId, BoxId)>,
     pub pairs: u64,
     pub searched: u64,
     work: u64,
@@ -103,6 +105,7 @@ pub(super) fn check<'p, 'w, 'a>(
         paths,
         groups,
         violations: Vec::new(),
+        suspects: Vec::new(),
         pairs: 0,
         searched: 0,
         work: 0,
@@ -119,6 +122,13 @@ pub(super) fn check<'p, 'w, 'a>(
         r.callers(later);
         // The nearest pairs first: they make the plainest counterexamples.
         for earlier in (1..=later).rev() {
+            if earlier < later && world.boxes.spans.is_some() {
+                r.launches(earlier, later);
+                if r.exhausted || r.violations.len() >= Failure::MAX {
+                    return r;
+                }
+                continue;
+            }
             for (i, list) in overlaps.iter().enumerate() {
                 for &j in list {
                     if earlier < later {
@@ -175,6 +185,36 @@ impl Races<'_, '_, '_> {
         }
     }
 
+    /// All pairs of an earlier and a later epoch, with any values of the run-time dimension: of accesses to the same memory.
+    fn launches(&mut self, xe: u32, ye: u32) {
+        let world = self.world();
+        for memory in world.boxes.memories() {
+            let accs = |r: &Self, e: u32, writers: Option<bool>| -> Vec<u32> {
+                let groups = memory.iter().map(|b| r.group(e, *b));
+                let part = |g: &Group| match writers {
+                    None => g.accs.clone(),
+                    Some(true) => g.accs[..g.writers].to_vec(),
+                    Some(false) => g.accs[g.writers..].to_vec(),
+                };
+                groups.flat_map(part).collect()
+            };
+            for (xs, ys) in [(Some(true), None), (Some(false), Some(true))] {
+                let (xs, ys) = (accs(self, xe, xs), accs(self, ye, ys));
+                self.pairs += xs.len() as u64 * ys.len() as u64;
+                self.settle(&xs, xe, &ys, ye);
+                if self.exhausted || self.violations.len() >= Failure::MAX {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether two boxes have anything in common, for whichever values of the run-time dimension.
+    fn touch(&self, xe: u32, x: u32, ye: u32, y: u32) -> bool {
+        let dims = |e, id| &self.world().boxes.all[self.acc(e, id).boxed as usize].dims;
+        intersect(dims(xe, x), dims(ye, y)).is_some()
+    }
+
     /// Every one of `xs` before every one of `ys`, an epoch or more later.
     fn settle(&mut self, xs: &[u32], xe: u32, ys: &[u32], ye: u32) {
         let mut ranks: Vec<(u32, bool, Vec<u32>)> = Vec::new();
@@ -187,9 +227,11 @@ impl Races<'_, '_, '_> {
             }
         }
         let mut keys: Vec<(SigKey, Vec<u32>)> = Vec::new();
+        let mut place: HashMap<SigKey, usize> = HashMap::new();
         for &y in ys {
             let key = self.paths.key(ye, y);
-            match keys.iter_mut().rev().find(|k| k.0 == key) {
+            let i = *place.entry(key).or_insert(keys.len());
+            match keys.get_mut(i) {
                 Some(k) => k.1.push(y),
                 None => keys.push((key, vec![y])),
             }
@@ -200,12 +242,15 @@ impl Races<'_, '_, '_> {
                     self.mark(xs[0], xe, ys[0], ye);
                     continue;
                 }
+                let launches = self.world().boxes.spans.is_some();
                 if !self.afford(xs.len() * ys.len()) {
                     return;
                 }
                 for &x in xs {
                     for &y in ys {
-                        self.ordered(x, xe, y, ye);
+                        if !launches || self.touch(xe, x, ye, y) {
+                            self.ordered(x, xe, y, ye);
+                        }
                     }
                 }
             }
@@ -279,6 +324,7 @@ impl Races<'_, '_, '_> {
         if !self.told.insert(self.lines(e, a, e, b)) {
             return;
         }
+        self.suspects.push((a.boxed, b.boxed));
         self.violations.extend(twice(self.paths.world, e, a, b));
     }
 
@@ -302,7 +348,6 @@ impl Races<'_, '_, '_> {
     fn in_task(&self, a: &AccRec, b: &AccRec, e: u32) -> bool {
         let class = self.world().class(e);
         let task = &class.tasks[a.task as usize];
-        let info = self.world().info(task.family);
         let generic = a.proxy == Proxy::Generic && b.proxy == Proxy::Generic;
         if a.agent == b.agent && a.step == b.step {
             return generic && a.mode == Mode::Read && a.boxed == b.boxed;
@@ -311,7 +356,7 @@ impl Races<'_, '_, '_> {
         if a.boxed != b.boxed {
             return false;
         }
-        let r = within::before(class, info, task, b);
+        let r = within::before(self.world(), class, task, b);
         if a.agent == b.agent {
             return generic && r.after_access(a);
         }
@@ -338,6 +383,7 @@ impl Races<'_, '_, '_> {
         self.known.insert((x, xe, key, ye), found);
         if !found {
             self.told.insert(lines);
+            self.suspects.push((a.boxed, b.boxed));
             let v = explain::violation(self.paths.world, &From::Access(a, xe), &To::Access(b, ye));
             self.violations.push(v);
         }
@@ -400,6 +446,7 @@ impl Races<'_, '_, '_> {
                 let earlier = if space == Space::In { e } else { e - 1 };
                 let line = self.lines(e, a, e, a);
                 if self.told.insert((u32::MAX, 0, line.0, line.1)) {
+                    self.suspects.push((a.boxed, a.boxed));
                     let from = From::Caller(caller(earlier), home, e);
                     self.violations.push(explain::violation(world, &from, &To::Access(*a, e)));
                 }
@@ -429,6 +476,7 @@ impl Races<'_, '_, '_> {
             && !self.paths.search(vec![(Node::End(home, e), None)], &goal)
         {
             self.told.insert((line.0, line.1, u32::MAX, 0));
+            self.suspects.push((a.boxed, a.boxed));
             let to = To::Caller(caller, home, e);
             self.violations.push(explain::violation(self.paths.world, &From::Access(a, e), &to));
         }

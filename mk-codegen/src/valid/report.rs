@@ -1,8 +1,8 @@
 //! What the verifier says: a [`Proof`], or a [`Failure`] made of counterexamples.
 
 use super::actor::Actor;
-use crate::ir::{BufId, EdgeId, Plan, PointError, StructureError};
-use std::fmt;
+use crate::ir::{BufId, DimId, EdgeId, Plan, PointError, StructureError};
+use std::{collections::BTreeSet, fmt};
 use thiserror::Error;
 
 /// One violation of one rule, as a counterexample.
@@ -142,6 +142,14 @@ pub enum Violation {
         /// What fails, and for which counts.
         message: String,
     },
+    /// Rule 6: something that is not proved for all values of the run-time dimension.
+    #[error("{place}: not proved for every value: {message}")]
+    RunTime {
+        /// The entity, or family and line.
+        place: String,
+        /// What depends on the dimension how, and what to do.
+        message: String,
+    },
     /// Rule 6: an expression without a value.
     #[error("{0}")]
     Point(PointError),
@@ -182,7 +190,7 @@ impl Violation {
             Threshold { .. } | Producers { .. } | Signalling { .. } => 3,
             Insufficient { .. } => 4,
             Uncovered { .. } | WrittenTwice { .. } | Output { .. } | Ragged { .. } => 5,
-            Point(_) | Bounds { .. } | Capacity { .. } | Limit { .. } => 6,
+            RunTime { .. } | Point(_) | Bounds { .. } | Capacity { .. } | Limit { .. } => 6,
         }
     }
 }
@@ -220,8 +228,21 @@ fn likewise_text(list: &[String]) -> String {
 pub struct Failure {
     /// Name of the plan.
     pub plan: String,
+    /// The value of the run-time dimension with which they are, if it is about one.
+    pub at: Option<AtValue>,
     /// The violations, by rule.
     pub violations: Vec<Violation>,
+}
+
+/// A value of a plan's run-time dimension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AtValue {
+    /// The dimension.
+    pub dim: DimId,
+    /// Its name.
+    pub name: String,
+    /// The value.
+    pub value: i32,
 }
 
 impl Failure {
@@ -238,14 +259,27 @@ impl Failure {
             }
         }
         distinct.truncate(Failure::MAX);
-        Failure { plan: plan.name.clone(), violations: distinct }
+        Failure { plan: plan.name.clone(), at: None, violations: distinct }
+    }
+
+    /// The same, of a plan with a value of its run-time dimension.
+    pub(super) fn with(self, plan: &Plan, dim: DimId, value: i32) -> Failure {
+        let name = plan.dims[dim].name.clone();
+        Failure { at: Some(AtValue { dim, name, value }), ..self }
+    }
+
+    /// The plan, of which this is a failure, with the value that it is about.
+    pub fn plan_at(&self, plan: &Plan) -> Plan {
+        self.at.as_ref().map_or_else(|| plan.clone(), |at| plan.at(at.dim, at.value))
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = self.violations.len();
-        writeln!(f, "plan {:?} is refused ({n} violation{})", self.plan, plural(n))?;
+        let at = self.at.as_ref().map(|at| format!(" with {} = {}", at.name, at.value));
+        let at = at.unwrap_or_default();
+        writeln!(f, "plan {:?} is refused{at} ({n} violation{})", self.plan, plural(n))?;
         for v in &self.violations {
             let text = format!("rule {}: {v}", v.rule()).replace('\n', "\n  ");
             writeln!(f, "{text}")?;
@@ -285,6 +319,29 @@ pub struct Proof {
     pub counts: u64,
     /// Whether those were all counts that the tables allow.
     pub exhaustive: bool,
+    /// The run-time dimension for all of whose values this holds, if there is one.
+    pub values: Option<OverValues>,
+}
+
+/// All values of a run-time dimension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverValues {
+    /// The dimension's name.
+    pub name: String,
+    /// Its bound: the values are `1..=max`.
+    pub max: i64,
+    /// Sets of values for which tasks, waits and posts are the same.
+    pub cells: usize,
+}
+
+impl Proof {
+    /// Sorts a plan's waits into those that were used, and the others.
+    pub(super) fn name_waits(&mut self, plan: &Plan, used: BTreeSet<EdgeId>) {
+        let all: BTreeSet<EdgeId> =
+            plan.families.values().flat_map(|x| x.waits.iter().map(|w| w.edge)).collect();
+        self.waits_unused = all.difference(&used).copied().collect();
+        self.waits_used = used.into_iter().collect();
+    }
 }
 
 impl fmt::Display for Proof {
@@ -309,6 +366,9 @@ impl fmt::Display for Proof {
             list(&self.waits_used),
             list(&self.waits_unused)
         )?;
+        if let Some(OverValues { name, max, .. }) = &self.values {
+            writeln!(f, "  for every {name} in 1..={max}, another one in each launch")?;
+        }
         if self.counts > 0 {
             let all = if self.exhaustive { "every" } else { "NOT every" };
             writeln!(

@@ -1,6 +1,6 @@
 //! Contents for run-time tables: the cases on which proofs about all tables are tested.
 
-use crate::ir::{Entity, Expr, Family, Plan, TabId, TableSet, TableSource};
+use crate::ir::{Entity, Plan, TabId, TableSet, TableSource};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// A way to fill the run-time tables of a plan. Entries stay within their declared ranges.
@@ -30,30 +30,6 @@ impl TableKind {
         TableKind::OneMax(1),
         TableKind::Random(3),
     ];
-}
-
-/// Values of the plan's run-time dimension at which to verify it beside its bound: around the constants of its expressions, and
-/// these times the number of ranks. Which accesses overlap changes where a block or a shard comes short, which constants say; between
-/// them nothing is proved. At most 64.
-pub fn sample_values(plan: &Plan) -> Vec<i32> {
-    const MOST: usize = 64;
-    let Some((_, max)) = plan.runtime_dim() else { return Vec::new() };
-    let world = plan.mesh.size() as i32;
-    let mut out = vec![1, world, max / 2 + 1];
-    for e in plan.families.values().flat_map(Family::expressions) {
-        e.visit(&mut |e| match e {
-            Expr::Const(c) if (2..=max).contains(c) => out.extend([*c, c.saturating_mul(world)]),
-            _ => {}
-        });
-    }
-    let corners = std::mem::take(&mut out);
-    out.extend(corners.iter().flat_map(|c| [c.saturating_sub(1), *c, c.saturating_add(1)]));
-    out.extend([max - 1]);
-    out.retain(|v| (1..max).contains(v));
-    out.sort_unstable();
-    out.dedup();
-    let step = out.len().div_ceil(MOST).max(1);
-    out.into_iter().step_by(step).collect()
 }
 
 /// Fills the run-time tables of a plan, on every rank.

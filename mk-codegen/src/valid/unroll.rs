@@ -7,6 +7,7 @@ use super::{
     actor::Actor,
     boxes::BoxId,
     report::Violation,
+    runtime::{Cell, Halt, Regions},
     shapes::{self, Touched},
     world::{AccRec, Class, PostRec, TaskRec, WaitRec, World},
 };
@@ -24,12 +25,14 @@ pub const MAX_WORDS: u64 = 1 << 20;
 pub const MAX_ELEMENTS: i64 = 1 << 48;
 
 /// What an access of a task touches: the operand, at which step, for which value of `each`, and where; nowhere if the region is empty.
-type Operated = (Operand, u32, Option<i64>, Option<BoxId>);
+pub(super) type Operated = (Operand, u32, Option<i64>, Option<BoxId>);
 
 /// Fills one class.
 pub(super) struct Unroller<'w, 'a> {
     world: &'w mut World<'a>,
     points: &'w Points<'w>,
+    /// For all values of the run-time dimension in a cell.
+    over: Option<Regions<'w>>,
     class: Class,
     epoch: i64,
     errors: Vec<Violation>,
@@ -41,16 +44,18 @@ pub(super) struct Unroller<'w, 'a> {
     outside: bool,
 }
 
-impl Unroller<'_, '_> {
+impl<'w, 'a> Unroller<'w, 'a> {
     pub fn run(
-        world: &mut World<'_>,
-        points: &Points<'_>,
+        world: &'w mut World<'a>,
+        points: &'w Points<'w>,
+        cell: Option<&'w Cell<'w>>,
         epoch: i64,
-    ) -> Result<Class, Vec<Violation>> {
+    ) -> Result<Class, Halt> {
         let (ranks, words) = (world.ranks, world.words.total);
         let mut u = Unroller {
             world,
             points,
+            over: cell.map(Regions::new),
             class: Class::default(),
             epoch,
             errors: Vec::new(),
@@ -65,14 +70,17 @@ impl Unroller<'_, '_> {
                 if let Err(v) = u.family(family, rank) {
                     u.tell(family, "", v);
                 }
+                if let Some(halt) = u.over.as_mut().and_then(|over| over.halt.take()) {
+                    return Err(halt);
+                }
                 if u.tasks > MAX_TASKS || u.events > MAX_EVENTS {
-                    return Err(u.errors);
+                    return Err(Halt::Broken(u.errors));
                 }
             }
             u.class.ranks.push(first..u.class.tasks.len() as u32);
         }
         if !u.errors.is_empty() {
-            return Err(u.errors);
+            return Err(Halt::Broken(u.errors));
         }
         u.class.index_words(words);
         Ok(u.class)
@@ -241,6 +249,10 @@ impl Unroller<'_, '_> {
 
     /// The operands of a task fit each other.
     fn fit(&mut self, family: FamId, task: &Task, touched: &[Operated]) {
+        if let Some(over) = &mut self.over {
+            over.fit(&self.world.boxes, family, touched);
+            return;
+        }
         let boxes = &self.world.boxes;
         let regions: Vec<_> = touched
             .iter()
@@ -332,6 +344,9 @@ impl Unroller<'_, '_> {
         at: &Task,
         a: &Access,
     ) -> Result<Option<(BoxId, i64)>, PointError> {
+        if let Some(over) = &mut self.over {
+            return over.region(&mut self.world.boxes, family, line, at, a);
+        }
         let Some(region) = self.points.region(at, a)? else { return Ok(None) };
         let buffer: BufId = region.buffer;
         let shape = &self.world.shapes[buffer.index()][region.rank];

@@ -11,9 +11,13 @@
 //! may read or post at `start` before it has looked at what others hand over. The command of a `nic_send` passes at
 //! `start`, its immediate at `end`, with or without data, and before they come a host does nothing.
 //!
+//! With a run-time dimension an access is there for some of its values. What passes along an edge is then asked for a set of
+//! values, and passes if it does for all of them.
+//!
 //! The proxy fence of an internal edge is about the leaf's shared memory (`fence.proxy.async.shared::cta`). What a plan
 //! accesses is global memory, for which only a wait `for async` has a fence.
 
+use super::runtime::LiveId;
 use super::world::{AccRec, Class, FamInfo, Flow, PostRec, TaskRec, WaitRec, World, is_host};
 use crate::ir::{Agent, Completion, Mode, NicOrdering, Plan, Post, Proxy, Scope, Wait};
 
@@ -52,25 +56,39 @@ impl Reach {
     }
 }
 
-/// What happens before an access.
-pub(super) fn before(class: &Class, info: &FamInfo, task: &TaskRec, a: &AccRec) -> Reach {
+/// The values of the run-time dimension for which there is an access.
+pub(super) fn live(world: &World<'_>, a: &AccRec) -> LiveId {
+    world.boxes.all[a.boxed as usize].live
+}
+
+/// What happens before an access, wherever there is one.
+pub(super) fn before(world: &World<'_>, class: &Class, task: &TaskRec, a: &AccRec) -> Reach {
     // What is read does not depend on what other agents of the task hand over at that step; what is written does.
     let early = a.mode == Mode::Read;
     let pos = access_pos(a.step);
-    let mut r = reach(class, info, task, a.agent, if early { wait_pos(a.step) } else { pos });
+    let pos_before = if early { wait_pos(a.step) } else { pos };
+    let mut r = reach(world, class, task, a.agent, pos_before, live(world, a));
     r.bounds[usize::from(a.agent)] = pos;
     r
 }
 
-/// What happens before agent number `agent` of a task reaches `pos`.
-pub(super) fn reach(class: &Class, info: &FamInfo, task: &TaskRec, agent: u8, pos: i64) -> Reach {
+/// What happens before agent number `agent` of a task reaches `pos`, for each value of `during`.
+pub(super) fn reach(
+    world: &World<'_>,
+    class: &Class,
+    task: &TaskRec,
+    agent: u8,
+    pos: i64,
+    during: LiveId,
+) -> Reach {
+    let info = world.info(task.family);
     let mut r = Reach { agent, bounds: [-1; AGENTS] };
     r.bounds[usize::from(agent)] = pos;
     for to in (0..=agent).rev() {
         let t = usize::from(to);
         for flow in info.flows.iter().filter(|f| f.to == to && f.from < to) {
             let from = usize::from(flow.from);
-            if let Some(p) = passed(class, info, task, *flow, r.bounds[t]) {
+            if let Some(p) = passed(world, class, task, *flow, r.bounds[t], during) {
                 r.bounds[from] = r.bounds[from].max(p);
             }
         }
@@ -79,7 +97,16 @@ pub(super) fn reach(class: &Class, info: &FamInfo, task: &TaskRec, agent: u8, po
 }
 
 /// The position of `flow.from` that is known at position `pos` of `flow.to`.
-fn passed(class: &Class, info: &FamInfo, task: &TaskRec, flow: Flow, pos: i64) -> Option<i64> {
+fn passed(
+    world: &World<'_>,
+    class: &Class,
+    task: &TaskRec,
+    flow: Flow,
+    pos: i64,
+    during: LiveId,
+) -> Option<i64> {
+    let info = world.info(task.family);
+    let sure = |a: &AccRec| world.boxes.covers(a.boxed, during);
     if pos < 0 {
         return None;
     }
@@ -91,34 +118,36 @@ fn passed(class: &Class, info: &FamInfo, task: &TaskRec, flow: Flow, pos: i64) -
     }
     let (step, phase) = (pos / PHASES, pos % PHASES);
     // What a task posts at its start it may post before it has touched anything, unless it touches something there.
-    let idle = || !accesses(class, task).iter().any(|a| a.agent == flow.to && a.step == 0);
+    let idle =
+        || !accesses(class, task).iter().any(|a| a.agent == flow.to && a.step == 0 && sure(a));
     let upto = if phase == 0 || (pos == post_pos(0) && idle()) { step - 1 } else { step };
     if upto < 0 {
         return None;
     }
-    last_pass(class, info, task, flow, upto as u32).map(access_pos)
+    last_pass(class, info, task, flow, upto as u32, sure).map(access_pos)
 }
 
 fn accesses<'c>(class: &'c Class, task: &TaskRec) -> &'c [AccRec] {
     &class.accs[task.accs.start as usize..task.accs.end as usize]
 }
 
-/// The last step up to `upto` at which something passes along an edge.
-pub(super) fn last_pass(
+/// The last step up to `upto` at which something passes along an edge. `counts` says which accesses are looked at.
+fn last_pass(
     class: &Class,
     info: &FamInfo,
     task: &TaskRec,
     flow: Flow,
     upto: u32,
+    counts: impl Fn(&AccRec) -> bool,
 ) -> Option<u32> {
     let accs = accesses(class, task);
     let end = accs.partition_point(|a| a.step <= upto);
     let relay = info.relay[usize::from(flow.from)];
     let passes = |a: &&AccRec| a.agent == flow.from || (relay && a.agent == flow.to);
-    accs[..end].iter().rev().find(passes).map(|a| a.step)
+    accs[..end].iter().rev().filter(passes).find(|a| counts(a)).map(|a| a.step)
 }
 
-/// Whether something passes along an edge at exactly this step.
+/// Whether something passes along an edge at exactly this step, for some value of the run-time dimension.
 pub(super) fn passes_at(
     class: &Class,
     info: &FamInfo,
@@ -126,7 +155,7 @@ pub(super) fn passes_at(
     flow: Flow,
     step: u32,
 ) -> bool {
-    last_pass(class, info, task, flow, step) == Some(step)
+    last_pass(class, info, task, flow, step, |_| true) == Some(step)
 }
 
 /// All posts to one word, as far as the worth of an edge depends on them.

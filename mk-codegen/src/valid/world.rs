@@ -7,6 +7,7 @@
 use super::{
     boxes::{BoxId, Boxes},
     report::Violation,
+    runtime::{ALWAYS, Cell, Halt, LiveId},
     unroll::{MAX_ELEMENTS, MAX_WORDS, Unroller},
 };
 use crate::ir::{
@@ -194,8 +195,10 @@ pub(super) struct World<'a> {
     pub class_of: Vec<usize>,
     /// After how many epochs the plan repeats.
     pub period: u32,
-    /// Extents of each buffer on each rank.
+    /// Extents of each buffer on each rank; with a run-time dimension for the greatest value of the first cell.
     pub shapes: Vec<Vec<Vec<i64>>>,
+    /// For each class, all values of the run-time dimension that it stands for.
+    pub whole: Vec<LiveId>,
 }
 
 impl<'a> World<'a> {
@@ -207,33 +210,72 @@ impl<'a> World<'a> {
         epochs: &[usize],
         tables: &[TableSet],
     ) -> Result<World<'a>, Vec<Violation>> {
-        let ranks = plan.mesh.size() as usize;
         let none = TableSet::default();
-        let first = Points::new(plan, tables.first().unwrap_or(&none));
-        let mut world = World {
+        let points: Vec<Points<'_>> = match tables {
+            [] => vec![Points::new(plan, &none)],
+            sets => sets.iter().map(|set| Points::new(plan, set)).collect(),
+        };
+        let mut world = World::empty(plan, period, &points[0])?;
+        let unrolled = world.unroll(epochs, |world, set, epoch| {
+            Unroller::run(world, points.get(set).unwrap_or(&points[0]), None, epoch)
+                .map(|class| (class, ALWAYS))
+        });
+        unrolled.map_err(Halt::violations)?;
+        Ok(world)
+    }
+
+    /// Unrolls for all values of the run-time dimension. `epochs[i]` is the cell of epoch `i + 1`. An error names the cell.
+    pub fn over(
+        plan: &'a Plan,
+        period: u32,
+        epochs: &[usize],
+        cells: &[Cell<'_>],
+    ) -> Result<World<'a>, (usize, Halt)> {
+        let world = World::empty(plan, period, cells[0].points);
+        let mut world = world.map_err(|v| (0, Halt::Broken(v)))?;
+        world.boxes.spans = Some(super::runtime::spans_of(cells));
+        world.unroll(epochs, |world, id, epoch| {
+            let cell = &cells[id];
+            Unroller::run(world, cell.points, Some(cell), epoch)
+                .map(|class| (class, cell.whole))
+                .map_err(|halt| (id, halt))
+        })?;
+        Ok(world)
+    }
+
+    fn empty(plan: &'a Plan, period: u32, first: &Points<'_>) -> Result<World<'a>, Vec<Violation>> {
+        Ok(World {
             plan,
             fams: plan.families.values().map(|x| FamInfo::new(x.leaf.contract())).collect(),
-            ranks,
-            words: words(plan, &first)?,
+            ranks: plan.mesh.size() as usize,
+            words: words(plan, first)?,
             boxes: Boxes::default(),
             classes: Vec::new(),
             class_of: Vec::new(),
             period,
-            shapes: shapes(plan, &first)?,
-        };
+            shapes: shapes(plan, first)?,
+            whole: Vec::new(),
+        })
+    }
+
+    fn unroll<E>(
+        &mut self,
+        epochs: &[usize],
+        mut class: impl FnMut(&mut Self, usize, i64) -> Result<(Class, LiveId), E>,
+    ) -> Result<(), E> {
         let mut known: Vec<(u32, usize)> = Vec::new();
-        for (i, set) in epochs.iter().enumerate() {
-            let key = (i as u32 % period.max(1), *set);
-            let class = known.iter().position(|k| *k == key).unwrap_or(known.len());
-            if class == known.len() {
+        for (i, source) in epochs.iter().enumerate() {
+            let key = (i as u32 % self.period.max(1), *source);
+            let id = known.iter().position(|k| *k == key).unwrap_or(known.len());
+            if id == known.len() {
                 known.push(key);
-                let points = Points::new(plan, tables.get(*set).unwrap_or(&none));
-                let class = Unroller::run(&mut world, &points, i as i64 + 1)?;
-                world.classes.push(class);
+                let (class, whole) = class(self, *source, i as i64 + 1)?;
+                self.classes.push(class);
+                self.whole.push(whole);
             }
-            world.class_of.push(class);
+            self.class_of.push(id);
         }
-        Ok(world)
+        Ok(())
     }
 
     /// Number of epochs.
@@ -243,6 +285,10 @@ impl<'a> World<'a> {
     /// The events of an epoch, counted from 1.
     pub fn class(&self, epoch: u32) -> &Class {
         &self.classes[self.class_of[epoch as usize - 1]]
+    }
+    /// All values of the run-time dimension that an epoch stands for.
+    pub fn whole(&self, epoch: u32) -> LiveId {
+        self.whole[self.class_of[epoch as usize - 1]]
     }
     pub fn info(&self, family: FamId) -> &FamInfo {
         &self.fams[family.index()]

@@ -1,5 +1,6 @@
 //! Pipelines that several tests compile.
 
+mod stacks;
 mod variants;
 
 use mk_codegen::{
@@ -8,6 +9,8 @@ use mk_codegen::{
     settings::Config,
 };
 use mk_syntax::Program;
+#[allow(unused_imports)]
+pub use stacks::experts;
 use std::collections::BTreeMap;
 #[allow(unused_imports)]
 pub use variants::{VARIANTS, Variant};

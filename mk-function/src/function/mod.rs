@@ -14,11 +14,13 @@
 mod bind;
 mod kernel;
 mod sequence;
+mod share;
 mod sizes;
 mod wiring;
 
 pub use crate::error::{ArgumentError, FunctionError};
 pub use kernel::{Argument, Call, Kernel};
+pub use share::reserved_sms;
 pub use sizes::{Signature, Sizes};
 pub use wiring::{Place, Wires, Wiring};
 
@@ -29,14 +31,11 @@ use crate::{
 };
 use bind::{Bind, Run};
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
-use mk_codegen::{
-    emit,
-    settings::{Config, Gather},
-    trace::Trace,
-};
+use mk_codegen::{emit, settings::Config, trace::Trace};
 use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
 use sequence::Sequence;
+use share::Fork;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// What waiting for rank 0's choice takes at least: it may be simulating.
@@ -47,7 +46,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct FunctionOptions {
     /// Sizes that do not follow from the tensors of a call: global shapes of ragged shards. Default: none.
     pub sizes: Sizes,
-    /// How to lower. `ranks` is the world's, and `reserved_sms` what `instance` keeps free.
+    /// How to lower. `ranks` is the world's, and `reserved_sms` follows from it and from what `instance` keeps free
+    /// ([`reserved_sms`]).
     pub config: Config,
     /// What kernels do beside their plan: record what their agents do, for [`Function::trace`]. The same in every
     /// process of the world. Default: nothing.
@@ -56,7 +56,7 @@ pub struct FunctionOptions {
     pub tuning: Tuning,
     /// Whether the pipeline becomes one kernel, or one for each of its operations with the elementwise ones that follow
     /// it ([`choice::parts`]). Default: the faster one, as far as is known; one kernel where `config` is not the
-    /// default one or `tuning` is off, and with [`InstanceOptions::overlap`]. What came of it: [`Function::verdict`].
+    /// default one or `tuning` is off, with [`InstanceOptions::overlap`], and where ranks share a GPU. What came of it: [`Function::verdict`].
     pub fuse: Fuse,
     /// How to compile.
     pub jit: JitOptions,
@@ -67,7 +67,7 @@ pub struct FunctionOptions {
 /// Who chooses how a function is lowered. In a world of several processes rank 0 chooses, and all take its choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tuning {
-    /// A config that is not the default one is taken as it is. Else what [`choice::decide`] says: a
+    /// A config that is not the default one is taken as it is, and any in a world whose ranks share a GPU. Else what [`choice::decide`] says: a
     /// measured winner (`mk tune`), what the cost model takes for the best, the default.
     #[default]
     Auto,
@@ -106,20 +106,24 @@ pub struct Function {
     bound: Vec<Bind>,
     /// Local shapes of a call, flattened, and what was bound for them.
     by_shapes: HashMap<Vec<u64>, Specialisation>,
+    /// Where ranks share a GPU.
+    fork: Option<Fork>,
 }
 
 impl Function {
     /// A function that has nothing compiled yet.
     ///
     /// # Errors
-    /// [`FunctionError::Argument`] for given sizes that do not fit the pipeline.
+    /// [`FunctionError::Argument`] for given sizes that do not fit the pipeline; [`FunctionError::Runtime`].
     pub fn new(
         world: &World,
         program: Program,
         mut options: FunctionOptions,
     ) -> Result<Function, FunctionError> {
         options.config.ranks = world.size();
-        options.config.reserved_sms = options.instance.reserve_sms;
+        let (target, reserve_sms) = (&options.config.target, options.instance.reserve_sms);
+        options.config.reserved_sms = reserved_sms(world, target, reserve_sms);
+        let fork = world.shares_gpus().then(|| Fork::new(world)).transpose()?;
         let signature = Signature::new(program, world.size(), options.sizes.clone())?;
         Ok(Function {
             world: world.clone(),
@@ -127,6 +131,7 @@ impl Function {
             options,
             bound: Vec::new(),
             by_shapes: HashMap::new(),
+            fork,
         })
     }
 
@@ -229,7 +234,9 @@ impl Function {
         let given = &self.options.config;
         let (ranks, reserved_sms) = (given.ranks, given.reserved_sms);
         let default = Config { ranks, reserved_sms, ..Config::default() };
-        let searched = self.options.tuning == Tuning::Auto && *given == default;
+        // Of GPUs that ranks share there are neither measurements nor a model.
+        let searched =
+            self.options.tuning == Tuning::Auto && *given == default && !self.world.shares_gpus();
         let (world, program) = (&self.world, self.signature.program());
         let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);
         let terms = Terms { config: given, fuse, overlap, search: None };
@@ -242,10 +249,7 @@ impl Function {
             // Without a name there is neither a measurement nor a model: the default.
             let gpu = world.gpu_name(0).unwrap_or_default();
             let terms = Terms { search: Some((&gpu, cache.as_ref())), ..terms };
-            let mut choice = choice::settle(program, sizes, &terms);
-            if world.shares_gpus() {
-                choice.configs.iter_mut().for_each(|c| c.gather = Gather::Sms);
-            }
+            let choice = choice::settle(program, sizes, &terms);
             said = choice.write(program, sizes).into_bytes();
         }
         let limit = self.options.instance.entry_limit.max(PATIENCE);
@@ -342,7 +346,7 @@ impl Function {
     }
 
     /// Launches a specialisation of this function: `streams[i]` and `calls[i]` are those of the i-th rank of this process.
-    /// Returns when everything is enqueued.
+    /// Returns when everything is enqueued. Ranks that share a GPU may share a stream.
     ///
     /// # Errors
     /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::launch`].
@@ -352,15 +356,15 @@ impl Function {
         streams: &[StreamRef],
         calls: &[Call],
     ) -> Result<(), FunctionError> {
-        match self.find_bind(which)?.run {
-            Run::One(ref mut kernel) => kernel.launch(streams, calls, which.dims()),
-            Run::Apart(ref mut sequence) => sequence.launch(streams, calls),
+        let run = &mut find_bind(&mut self.bound, which)?.run;
+        let mut launch = |streams: &[StreamRef]| match run {
+            Run::One(kernel) => kernel.launch(streams, calls, which.dims()),
+            Run::Apart(sequence) => sequence.launch(streams, calls),
+        };
+        match &self.fork {
+            Some(fork) => fork.launch(streams, launch),
+            None => launch(streams),
         }
-    }
-
-    fn find_bind(&mut self, which: Specialisation) -> Result<&mut Bind, FunctionError> {
-        let bind = self.bound.get_mut(which.kernel);
-        bind.ok_or_else(|| FunctionError::mismatch("no such specialisation"))
     }
 
     /// Launches for the shapes of `calls`, one for each rank of this process; compiles and binds the first time.
@@ -396,7 +400,8 @@ impl Function {
     /// # Errors
     /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::trace`].
     pub fn trace(&mut self, which: Specialisation) -> Result<Vec<Trace>, FunctionError> {
-        self.find_bind(which)?.run.kernels().iter_mut().map(Kernel::trace).collect()
+        let run = &mut find_bind(&mut self.bound, which)?.run;
+        run.kernels().iter_mut().map(Kernel::trace).collect()
     }
 
     /// Looks for failures of earlier launches without waiting.
@@ -414,6 +419,11 @@ impl Function {
     pub fn synchronize(&mut self) -> Result<(), FunctionError> {
         self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::synchronize)?))
     }
+}
+
+fn find_bind(bound: &mut [Bind], which: Specialisation) -> Result<&mut Bind, FunctionError> {
+    let bind = bound.get_mut(which.kernel);
+    bind.ok_or_else(|| FunctionError::mismatch("no such specialisation"))
 }
 
 /// The element type as the ABI calls it.

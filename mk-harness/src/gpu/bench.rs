@@ -1,7 +1,7 @@
 //! Many kernels of one pipeline on the same inputs: made once, judged by one reference, timed one beside the other.
 
 use super::{Arguments, allocate, dims, fill, inputs, ranks, reference};
-use crate::{Case, HarnessError, Inputs, Norms, Tolerance, cpu::worse};
+use crate::{Case, HarnessError, Inputs, Norms, Tolerance, judge::worse};
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::settings::Config;
 use mk_function::Kernel;
@@ -20,6 +20,7 @@ pub struct Bench<'a> {
     sets: Vec<Arguments>,
     /// Results of the first set, in f32, by result and rank.
     expected: Vec<Vec<DeviceTensor>>,
+    tolerance: Tolerance,
     reference: Reference,
     gate: Gate,
 }
@@ -54,7 +55,17 @@ impl<'a> Bench<'a> {
         let setting = reference::Setting { world, case, reference: &reference, inputs: given };
         let expected = reference::evaluate(&setting)?;
         let gate = Gate::new(world, jit)?;
-        Ok(Bench { case, tensors: source.tensors.clone(), dims, sets, expected, reference, gate })
+        let tolerance = Tolerance::new(case, seed)?;
+        Ok(Bench {
+            case,
+            tensors: source.tensors.clone(),
+            dims,
+            sets,
+            expected,
+            tolerance,
+            reference,
+            gate,
+        })
     }
 
     /// The pipeline and its sizes.
@@ -96,8 +107,7 @@ impl Rig for Bench<'_> {
         // A fault record says more than the driver's status.
         kernel.instance().synchronize()?;
         finished?;
-        let none = Norms { global: 0.0, worst_tile: 0.0, worst_at: (0, 0), nonfinite: 0 };
-        let mut all = none;
+        let mut all = Norms::NONE;
         for (place, by_rank) in kernel.outputs().iter().zip(&self.expected) {
             for (tensors, want) in set.iter().zip(by_rank) {
                 if let Some(got) = tensors.get(*place).filter(|t| t.elements() > 0) {
@@ -105,8 +115,8 @@ impl Rig for Bench<'_> {
                 }
             }
         }
-        let wrong = !Tolerance::default().accepts(&all);
-        Ok(Judged { norms: all, wrong: wrong.then(|| format!("{all:?}")) })
+        let wrong = !self.tolerance.accepts(&all);
+        Ok(Judged { norms: all, wrong: wrong.then(|| self.tolerance.beside(&all)) })
     }
 
     /// Sets of inputs take turns, and caches are flushed before.

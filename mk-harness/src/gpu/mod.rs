@@ -8,7 +8,7 @@ mod timing;
 pub use bench::{Bench, measure};
 pub use timing::Timing;
 
-use crate::{Case, HarnessError, Inputs, Norms, cpu::worse};
+use crate::{Case, HarnessError, Inputs, Judgement, Norms, Tolerance, judge::worse};
 use mk_abi::{KernelSource, TensorDirection};
 use mk_codegen::trace::Trace;
 use mk_function::Kernel;
@@ -140,13 +140,13 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The error of each rank against an fp32 reference on the same GPU; the worst of all results.
+    /// The error of each rank against an fp32 reference on the same GPU, over all elements; the worst of all results. A right one
+    /// is within [`Session::tolerance`].
     ///
     /// # Errors
     /// [`HarnessError::Unsupported`] for pipelines that the reference does not compute; [`HarnessError::Runtime`].
     pub fn norms(&self) -> Result<Vec<Norms>, HarnessError> {
-        let none = Norms { global: 0.0, worst_tile: 0.0, worst_at: (0, 0), nonfinite: 0 };
-        let mut norms = vec![none; self.case.ranks];
+        let mut norms = vec![Norms::NONE; self.case.ranks];
         let expected = reference::evaluate(&self.setting()?)?;
         for (result, by_rank) in self.outputs().zip(&expected) {
             for ((rank, want), worst) in by_rank.iter().enumerate().zip(&mut norms) {
@@ -159,12 +159,20 @@ impl<'a> Session<'a> {
         Ok(norms)
     }
 
-    /// The relative error of some rows of each result, against f64 on the host, by rank; 0 for a rank that owns none of
-    /// them.
+    /// What errors of the inputs' pipeline pass as [`Session::norms`].
+    ///
+    /// # Errors
+    /// As [`Tolerance::new`].
+    pub fn tolerance(&self) -> Result<Tolerance, HarnessError> {
+        Tolerance::new(self.case, self.seed)
+    }
+
+    /// Some rows of each result, every element judged by its bound from f64 on the host, by rank; nothing of a rank that owns none
+    /// of them.
     ///
     /// # Errors
     /// [`HarnessError::Unsupported`] for a mesh of several axes; [`HarnessError::Runtime`].
-    pub fn sampled_rows(&self, launch: u64, count: usize) -> Result<Vec<f64>, HarnessError> {
+    pub fn sampled_rows(&self, launch: u64, count: usize) -> Result<Vec<Judgement>, HarnessError> {
         sample::rows(self, launch, count)
     }
 

@@ -1,6 +1,6 @@
 """Types of the native module. What the arguments mean is in the docstrings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, final
 
 from torch import Tensor
@@ -41,7 +41,7 @@ class World:
     @staticmethod
     def from_env() -> World: ...
     @staticmethod
-    def local(n: int) -> World: ...
+    def local(n: int, *, gpu: int | None = None) -> World: ...
     @staticmethod
     def offline(ranks: int, rank: int = 0) -> World: ...
     @property
@@ -50,6 +50,8 @@ class World:
     def ranks(self) -> list[int]: ...
     @property
     def devices(self) -> list[int]: ...
+    @property
+    def sm_budget(self) -> int | None: ...
 
 @final
 class Function:
@@ -70,8 +72,8 @@ class Function:
 @final
 class Plan:
     def simulate(
-        self, launches: int = 1, seed: int = 0, schedule: str = "random"
-    ) -> list[list[float]]: ...
+        self, inputs: Sequence[Mapping[str, Sequence[float]]], *, seed: int = 0, schedule: str = "random"
+    ) -> list[dict[str, list[float]]]: ...
     def compile(self) -> None: ...
     def explain(self) -> str: ...
     def local_shapes(

@@ -232,7 +232,7 @@ mod tests {
             spill_bytes: 0,
             plan_hash: 1,
             trace: None,
-            engine: None,
+            host: None,
             runtime_dims: vec![],
             meets: true,
         }

@@ -56,6 +56,16 @@ pub enum Error {
         /// The GPU that owns the memory.
         to: i32,
     },
+    /// A rank's memory is not mapped on another one.
+    #[error(
+        "rank {from} cannot map the memory of rank {to}: they are on different nodes, and no transport joins them"
+    )]
+    Unreachable {
+        /// The rank that would access it.
+        from: u32,
+        /// The rank that owns the memory.
+        to: u32,
+    },
     /// No NVRTC library was found.
     #[error(
         "NVRTC (libnvrtc.so.13) was not found; get it with `cargo xtask setup`, or `pip install nvidia-cuda-nvrtc==13.0.88`, or set MK_NVRTC_DIR to the directory that holds it; searched: {}",
@@ -106,7 +116,9 @@ pub enum Error {
         load_bytes: u32,
     },
     /// The assembler could not keep the kernel's asynchronous MMAs or its register allocation as written.
-    #[error("kernel {kernel}: ptxas {code}: {text}; a plan must allow it explicitly")]
+    #[error(
+        "kernel {kernel}: ptxas {code}: {text}; such a kernel would run its products one after the other, and is never taken"
+    )]
     Serialised {
         /// Kernel.
         kernel: String,
@@ -114,6 +126,17 @@ pub enum Error {
         code: String,
         /// The message.
         text: String,
+    },
+    /// Compiled kernels and tuning results cannot be kept on disk.
+    #[error(
+        "the kernel cache{} cannot be used: {what}; set MK_CACHE_DIR to a directory that can be written and has room, or every start compiles every kernel anew",
+        dir.as_ref().map_or_else(String::new, |d| format!(" {}", d.display()))
+    )]
+    CacheUnusable {
+        /// Its directory, where the environment names one.
+        dir: Option<PathBuf>,
+        /// What is wrong with it.
+        what: String,
     },
     /// A tool that is needed for the request is not installed.
     #[error("{tool} was not found; get it with {get}")]
@@ -152,6 +175,14 @@ pub enum Error {
         /// Kernel.
         kernel: String,
         /// What is wrong.
+        what: String,
+    },
+    /// The kernel needs something that this version, or this world, does not have.
+    #[error("unsupported: kernel {kernel}: {what}")]
+    Unsupported {
+        /// Kernel.
+        kernel: String,
+        /// What it needs, and what to do.
         what: String,
     },
     /// The kernel was compiled for another architecture.
@@ -207,6 +238,17 @@ pub enum Error {
         kernel: String,
         /// Rank.
         rank: u32,
+    },
+    /// Two ranks of one GPU launch in one stream.
+    #[error(
+        "kernel {kernel}: ranks {} and {} share a GPU and were given the same stream, in which the first one's kernel would wait for the second's for ever; give every rank a stream of its own",
+        ranks.0, ranks.1
+    )]
+    SameStream {
+        /// Kernel.
+        kernel: String,
+        /// The ranks.
+        ranks: (u32, u32),
     },
     /// A launch with the wrong number of something.
     #[error("kernel {kernel}: {given} {what} were given, and {expected} are needed")]

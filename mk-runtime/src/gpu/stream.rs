@@ -153,7 +153,10 @@ impl Event {
     }
 
     /// An event that orders only, which is cheaper.
-    pub(crate) fn untimed(world: &World, rank: u32) -> Result<Event, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn untimed(world: &World, rank: u32) -> Result<Event, Error> {
         Event::with_flags(world, rank, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
@@ -182,8 +185,16 @@ impl Event {
         unsafe { cu!(Some(self.context.ordinal()), cuEventRecord(self.raw, stream.raw)) }
     }
 
-    /// Makes later work of the stream wait for the event; the context is current already. An event that was never
-    /// recorded is over.
+    /// Makes later work of the stream wait for the event. An event that was never recorded is over.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn hold(&self, stream: StreamRef) -> Result<(), Error> {
+        let _in = self.context.enter()?;
+        self.hold_entered(stream)
+    }
+
+    /// As [`Event::hold`], with the context current already.
     pub(crate) fn hold_entered(&self, stream: StreamRef) -> Result<(), Error> {
         // SAFETY: a live event and stream.
         unsafe { cu!(Some(self.context.ordinal()), cuStreamWaitEvent(stream.raw, self.raw, 0)) }

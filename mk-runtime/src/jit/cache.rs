@@ -3,13 +3,16 @@
 //! File: magic (8 bytes), SHA-256 of the rest (32), log length (u64, little-endian), CUBIN length (u64), log, CUBIN.
 //! Several processes may write the same key at once: each renames a complete file of its own into place, and any of
 //! them is right. A file that does not check is treated as absent and replaced. A cache that cannot be used at all
-//! costs time and is not an error.
+//! costs time and is not an error: the first failure of a directory is a warning in the log, and [`probe`] finds it.
 
 use super::Unit;
-use crate::env;
+use crate::{Error, env};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, io};
 
@@ -52,9 +55,12 @@ pub(super) struct Cache {
 impl Cache {
     /// The directory given, or the user's; `None` where there is none or it cannot be made.
     pub(super) fn open(dir: Option<&Path>) -> Option<Cache> {
-        let dir = dir.map(PathBuf::from).or_else(env::cache_dir)?;
+        let Some(dir) = dir.map(PathBuf::from).or_else(env::cache_dir) else {
+            warn_once(Path::new(""), &no_place());
+            return None;
+        };
         if let Err(error) = fs::create_dir_all(&dir) {
-            tracing::warn!(dir = %dir.display(), %error, "no kernel cache");
+            warn_once(&dir, &unusable(&dir, "creating it", &error));
             return None;
         }
         Some(Cache { dir })
@@ -104,19 +110,72 @@ impl Cache {
     }
 
     fn publish(&self, path: &Path, bytes: &[u8]) {
-        static SERIAL: AtomicU64 = AtomicU64::new(0);
-        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        // Host name is not known here: the time keeps two hosts on one network file system apart.
-        let now = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .map_or(0, |d| d.as_nanos());
-        let temp = self.dir.join(format!(".tmp-{}-{serial}-{now:x}", std::process::id()));
+        let temp = temporary(&self.dir);
         let done = fs::write(&temp, bytes).and_then(|()| fs::rename(&temp, path));
         if let Err(error) = done {
-            tracing::warn!(path = %path.display(), %error, "the kernel cache was not written");
+            warn_once(&self.dir, &unusable(&self.dir, "writing a file", &error));
             // Best effort: the directory may be read-only or full.
             let _ = fs::remove_file(&temp);
         }
+    }
+}
+
+/// A name that no other file of the directory has.
+fn temporary(dir: &Path) -> PathBuf {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    // Host name is not known here: the time keeps two hosts on one network file system apart.
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_nanos());
+    dir.join(format!(".tmp-{}-{serial}-{now:x}", std::process::id()))
+}
+
+/// Bytes that [`probe`] writes: more than a CUBIN with its log has.
+const PROBE_BYTES: usize = 1 << 20;
+
+/// Whether kernels can be kept: makes the directory if need be, then writes, renames, reads and removes a file as the
+/// cache does.
+///
+/// # Errors
+/// [`Error::CacheUnusable`] with the first step that fails.
+pub(crate) fn probe(dir: Option<PathBuf>) -> Result<PathBuf, Error> {
+    let dir = dir.ok_or_else(no_place)?;
+    fs::create_dir_all(&dir).map_err(|e| unusable(&dir, "creating it", &e))?;
+    let (temp, path) = (temporary(&dir), temporary(&dir).with_extension("probe"));
+    let bytes: Vec<u8> = (0..PROBE_BYTES).map(|i| (i % 251) as u8).collect();
+    // A full disk may show only when the bytes reach it.
+    let write = || fs::File::create(&temp).and_then(|mut f| f.write_all(&bytes).and(f.sync_all()));
+    let probed = write()
+        .map_err(|e| unusable(&dir, "writing a file of 1 MiB", &e))
+        .and_then(|()| fs::rename(&temp, &path).map_err(|e| unusable(&dir, "renaming a file", &e)))
+        .and_then(|()| fs::read(&path).map_err(|e| unusable(&dir, "reading a file", &e)))
+        .and_then(|read| match read == bytes {
+            true => Ok(()),
+            false => Err(unusable(&dir, "reading a file", &"it has other bytes than were written")),
+        });
+    // Whichever of them is there.
+    let removed = fs::remove_file(&path).or_else(|_| fs::remove_file(&temp));
+    probed?;
+    removed.map_err(|e| unusable(&dir, "removing a file", &e))?;
+    Ok(dir)
+}
+
+fn no_place() -> Error {
+    let what = "neither MK_CACHE_DIR nor XDG_CACHE_HOME nor HOME is set".into();
+    Error::CacheUnusable { dir: None, what }
+}
+
+fn unusable(dir: &Path, step: &str, why: &dyn std::fmt::Display) -> Error {
+    Error::CacheUnusable { dir: Some(dir.into()), what: format!("{step} failed: {why}") }
+}
+
+/// Logs the first failure of each directory as a warning, later ones for debugging: every kernel meets the same one.
+fn warn_once(dir: &Path, error: &Error) {
+    static SAID: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    match SAID.lock().unwrap_or_else(|e| e.into_inner()).insert(dir.into()) {
+        true => tracing::warn!(%error, "kernels are compiled and not kept"),
+        false => tracing::debug!(%error, "a kernel was not kept"),
     }
 }
 
@@ -183,6 +242,25 @@ mod tests {
         let mut long = file.clone();
         long.push(0);
         assert_eq!(decode(&long), None);
+    }
+
+    #[test]
+    fn a_probe_finds_what_is_wrong_and_leaves_nothing() {
+        let dir = std::env::temp_dir().join(format!("mk-probe-{}", std::process::id()));
+        assert_eq!(probe(Some(dir.clone())).unwrap(), dir);
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+        fs::remove_dir_all(&dir).unwrap();
+        let says = |dir: Option<&str>| probe(dir.map(PathBuf::from)).unwrap_err().to_string();
+        assert!(says(None).contains("neither MK_CACHE_DIR nor"));
+        let none = says(Some("/proc/no/such/place"));
+        assert!(
+            none.contains("/proc/no/such/place") && none.contains("creating it failed"),
+            "{none}"
+        );
+        // A directory in which nothing can be written, whoever asks.
+        let locked = says(Some("/proc/self"));
+        assert!(locked.contains("writing a file of 1 MiB failed"), "{locked}");
+        assert!(locked.contains("set MK_CACHE_DIR"), "{locked}");
     }
 
     #[test]

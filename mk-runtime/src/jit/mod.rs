@@ -9,6 +9,7 @@ mod log;
 mod nvrtc;
 mod sass;
 
+pub(crate) use cache::probe as probe_cache;
 pub use find::{Nvrtc, NvrtcVersion, find_nvrtc};
 pub use log::{EntryReport, Report, Warning};
 pub use sass::{SassCounts, count_sass, disassemble, find_nvdisasm};
@@ -30,8 +31,6 @@ pub struct JitOptions {
     pub use_cache: bool,
     /// Whether spilled registers are accepted. Default: false.
     pub allow_spills: bool,
-    /// Whether serialised wgmma (C7510 and its kin) and an ignored setmaxnreg (C7508) are accepted. Default: false.
-    pub allow_serialised: bool,
     /// Source lines in the CUBIN, for profilers. Default: false.
     pub line_info: bool,
     /// Threads for the assembler; helps large files only. Default: 1.
@@ -45,7 +44,6 @@ impl Default for JitOptions {
             cache_dir: None,
             use_cache: true,
             allow_spills: false,
-            allow_serialised: false,
             line_info: false,
             split_compile: 1,
         }
@@ -100,8 +98,8 @@ pub struct Unit<'a> {
 ///
 /// # Errors
 /// [`Error::NvrtcMissing`] or [`Error::NvrtcUnusable`] without a compiler; [`Error::Compile`] with NVRTC's log;
-/// [`Error::Spill`] or [`Error::Serialised`] unless `options` allows them; [`Error::BadSource`] when the entry point is
-/// not in the result. A cache that cannot be read or written is not an error.
+/// [`Error::Spill`] unless `options` or the source allow it; [`Error::Serialised`] for wgmma that ptxas serialised and for
+/// a setmaxnreg that it ignored; [`Error::BadSource`] when the entry point is not in the result. A cache that cannot be read or written is not an error.
 pub fn compile(source: &KernelSource, options: &JitOptions) -> Result<Compiled, Error> {
     let unit = Unit {
         name: &source.name,
@@ -192,9 +190,7 @@ fn refuse_spills(kernel: &str, report: &Report, allowed: u32) -> Result<(), Erro
 }
 
 fn accept(kernel: &str, report: &Report, options: &JitOptions) -> Result<(), Error> {
-    if !options.allow_serialised
-        && let Some(w) = report.warnings.iter().find(|w| w.is_serialisation())
-    {
+    if let Some(w) = report.warnings.iter().find(|w| w.is_serialisation()) {
         return Err(Error::Serialised {
             kernel: kernel.into(),
             code: w.code.clone(),

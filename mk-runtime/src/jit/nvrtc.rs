@@ -64,6 +64,8 @@ impl Library {
         if let Some(dir) = path.parent().filter(|d| d.is_absolute()) {
             preload_builtins(dir);
         }
+        // Part of the key of every cached kernel: without it two builds would share entries.
+        let size_bytes = path.metadata().map_err(|e| format!("its size is not known: {e}"))?.len();
         // SAFETY: initialisers of NVRTC have no preconditions.
         let dl = unsafe { Dl::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|e| text(&e.to_string()))?;
@@ -77,7 +79,7 @@ impl Library {
             }
             Library {
                 version: NvrtcVersion { major, minor },
-                size_bytes: path.metadata().map_or(0, |m| m.len()),
+                size_bytes,
                 create: symbol(&dl, c"nvrtcCreateProgram")?,
                 compile: symbol(&dl, c"nvrtcCompileProgram")?,
                 destroy: symbol(&dl, c"nvrtcDestroyProgram")?,

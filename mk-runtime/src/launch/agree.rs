@@ -30,6 +30,7 @@ fn parts(source: &KernelSource, options: &InstanceOptions, generation: u64) -> [
         &source.tensors,
         &source.ranks,
         &source.runtime_dims,
+        &source.host,
     );
     let text = (&source.cuda, &source.entry, &source.arch, &source.options);
     [
@@ -79,6 +80,7 @@ fn compare(rank: u32, mine: &[Hash; 5], all: &[Vec<u8>]) -> Result<(), Error> {
 mod tests {
     use super::super::contract::tests::source;
     use super::*;
+    use mk_abi::{HostOp, HostProgram};
 
     fn difference(
         change: impl FnOnce(&mut KernelSource, &mut InstanceOptions, &mut u64),
@@ -91,6 +93,10 @@ mod tests {
         compare(0, &mine, &all).map_or_else(|e| e.to_string(), |()| "the same".into())
     }
 
+    fn host() -> HostProgram {
+        HostProgram { gate: "g".into(), gate_threads: 64, ranks: vec![vec![HostOp::AwaitEntry]] }
+    }
+
     #[test]
     fn what_differs_is_named() {
         assert_eq!(difference(|_, _, _| ()), "the same");
@@ -99,6 +105,7 @@ mod tests {
             "binding a kernel: rank 0 differs from rank 1 in the plan; every rank must pass the same"
         );
         assert!(difference(|s, _, _| s.ranks[0].tensor_shapes[0][0] = 9).contains("the shapes"));
+        assert!(difference(|s, _, _| s.host = Some(host())).contains("the shapes"));
         assert!(difference(|s, _, _| s.cuda.push(' ')).contains("the generated text"));
         assert!(difference(|_, o, _| o.overlap = true).contains("the bind options"));
         assert!(difference(|_, _, g| *g = 2).contains("instances bound before"));

@@ -1,7 +1,7 @@
 //! What a kernel source must satisfy before anything is allocated for it, and a launch before anything is enqueued.
 
-use super::engine;
 use super::options::RankTensors;
+use super::program;
 use crate::Error;
 use mk_abi::device::{MAX_CTAS, MAX_RANKS, MAX_RUNTIME_DIMS, SymHeader};
 use mk_abi::{KernelSource, MapBase, TensorDirection, TensorMapSpec};
@@ -66,8 +66,8 @@ pub(super) fn check_source(source: &KernelSource) -> Result<(), Error> {
             check_map(source, map).map_err(|what| bad(format!("rank {rank}, map {i}: {what}")))?;
         }
     }
-    if let Some(program) = &source.engine {
-        engine::check(source, program).map_err(bad)?;
+    if let Some(program) = &source.host {
+        program::check(source, program).map_err(bad)?;
     }
     Ok(())
 }
@@ -184,10 +184,7 @@ pub(super) fn check_tensors(
 pub(super) mod tests {
     use super::*;
     use crate::gpu::TensorRef;
-    use mk_abi::{
-        DType, EngineCopy, EngineProgram, RankBinding, Swizzle, TensorArg, TensorDirection,
-        WorkspaceLayout,
-    };
+    use mk_abi::{DType, RankBinding, Swizzle, TensorArg, TensorDirection, WorkspaceLayout};
 
     pub(in crate::launch) fn source() -> KernelSource {
         KernelSource {
@@ -227,7 +224,7 @@ pub(super) mod tests {
             spill_bytes: 0,
             plan_hash: 0,
             trace: None,
-            engine: None,
+            host: None,
             runtime_dims: vec![],
             meets: true,
         }
@@ -249,41 +246,6 @@ pub(super) mod tests {
         assert!(refused(|s| s.ranks[0].maps[0].strides_bytes[0] = 24).contains("multiple of 16"));
         assert!(refused(|s| s.ranks[0].maps[0].base = MapBase::Scratch(0)).contains("outside"));
         assert!(refused(|s| s.ranks[0].maps[0].box_dims = vec![16]).contains("box extents"));
-    }
-
-    #[test]
-    fn copies_stay_inside_their_memory() {
-        let with = |change: &dyn Fn(&mut EngineProgram)| {
-            let copy = EngineCopy {
-                tensor: 0,
-                from_bytes: 128,
-                to_rank: 0,
-                to_bytes: 2048,
-                bytes: 128,
-                raises: vec![(0, 511)],
-            };
-            let (gate, copies) = ("mk_gate".into(), vec![vec![copy]]);
-            let mut program = EngineProgram { gate, gate_threads: 64, copies };
-            change(&mut program);
-            refused(|s| s.engine = Some(program))
-        };
-        assert_eq!(with(&|_| {}), "accepted");
-        assert!(with(&|p| p.copies.clear()).contains("copies for 0 ranks"));
-        assert!(with(&|p| p.gate_threads = 0).contains("threads of its gate"));
-        let outside: [fn(&mut EngineCopy); 8] = [
-            |c| c.tensor = 1,
-            |c| c.from_bytes = 129,
-            |c| c.to_rank = 1,
-            |c| c.to_bytes = 2047,
-            |c| c.to_bytes = 4096 - 127,
-            |c| c.bytes = u64::MAX,
-            |c| c.raises[0].0 = 1,
-            |c| c.raises[0].1 = 512,
-        ];
-        for change in outside {
-            let said = with(&|p| change(&mut p.copies[0][0]));
-            assert!(said.contains("outside the kernel's memory"), "{said}");
-        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a launch has copy engines do beside the kernel, on a stream of their own.
+//! The operations of a host program, carried out by copy engines beside the kernel on a stream of their own.
 //!
 //! ```text
 //! caller's stream   ───── kernel ───────────────────────────┬──  captured:   gate ──┬── kernel ──┬──
@@ -13,25 +13,26 @@
 //!
 //! A copy of the epoch behind the data raises a word of the peer that waits: no operation holds a value that changes from launch to launch.
 
-use super::dims;
+use super::program::no_transport;
 use crate::driver::cu;
 use crate::error::Error;
 use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
+use crate::mem::Layout;
 use crate::world::World;
 use cudarc::driver::sys;
 use mk_abi::device::ControlBlock;
-use mk_abi::{EngineCopy, EngineProgram, KernelSource};
+use mk_abi::{HostOp, HostProgram, KernelSource};
 use std::mem::offset_of;
 use std::sync::Arc;
 
 /// Bytes of a word.
-const WORD: usize = 4;
+pub(super) const WORD: usize = 4;
 
-/// A rank's copy engine in the launches of one instance.
+/// A rank's host program in the launches of one instance.
 pub(super) struct Engine {
     gate: Kernel,
     threads: u32,
-    copies: Vec<Placed>,
+    ops: Vec<Placed>,
     /// The word that the kernel, or the gate, leaves the epoch in.
     epoch: u64,
     /// The word by which the kernel lets the copies begin.
@@ -44,13 +45,11 @@ pub(super) struct Engine {
     done: Event,
 }
 
-/// A copy with addresses.
-struct Placed {
-    tensor: usize,
-    from_bytes: u64,
-    to: u64,
-    bytes: usize,
-    raises: Vec<u64>,
+/// An operation with addresses.
+enum Placed {
+    AwaitEntry,
+    Copy { tensor: usize, from_bytes: u64, to: u64, bytes: usize },
+    Raise { word: u64 },
 }
 
 impl Engine {
@@ -58,17 +57,25 @@ impl Engine {
         world: &World,
         rank: u32,
         source: &KernelSource,
-        program: &EngineProgram,
+        program: &HostProgram,
         module: &Arc<Module>,
         control: u64,
-        sym: impl Fn(u32) -> u64,
+        symmetric: &Layout,
     ) -> Result<Engine, Error> {
-        let copy = |c: &EngineCopy| Placed {
-            tensor: c.tensor as usize,
-            from_bytes: c.from_bytes,
-            to: sym(c.to_rank) + c.to_bytes,
-            bytes: c.bytes as usize,
-            raises: c.raises.iter().map(|(p, word)| sym(*p) + word * WORD as u64).collect(),
+        let place = |op: &HostOp| {
+            Ok(match *op {
+                HostOp::AwaitEntry => Placed::AwaitEntry,
+                HostOp::Copy { tensor, from_bytes, to_rank, to_bytes, bytes } => Placed::Copy {
+                    tensor: tensor as usize,
+                    from_bytes,
+                    to: symmetric.address(to_rank)? + to_bytes,
+                    bytes: bytes as usize,
+                },
+                HostOp::Raise { rank: p, word } => {
+                    Placed::Raise { word: symmetric.address(p)? + word * WORD as u64 }
+                }
+                HostOp::Send { to_rank, .. } => return Err(no_transport(source, rank, to_rank)),
+            })
         };
         let limits = world.device(rank)?;
         if world.sharing(rank) > 1 {
@@ -78,7 +85,7 @@ impl Engine {
         Ok(Engine {
             gate: Kernel::new(module, &program.gate, &source.name)?,
             threads: program.gate_threads,
-            copies: program.copies[rank as usize].iter().map(copy).collect(),
+            ops: program.ranks[rank as usize].iter().map(place).collect::<Result<_, Error>>()?,
             epoch: control + offset_of!(ControlBlock, launch) as u64,
             begins: control + offset_of!(ControlBlock, engines) as u64,
             captured: Stream::new(world, rank)?,
@@ -117,26 +124,30 @@ impl Engine {
         self.begun.hold_entered(self.captured.as_ref())
     }
 
-    /// Enqueues the copies from these tensors, behind the kernel's word if there was no gate, and has the caller's stream wait for them.
-    /// The kernel is enqueued; the context is current.
-    pub(super) fn copy(
+    /// Enqueues the operations on these tensors, and has the caller's stream wait for them. The kernel is enqueued; the context is
+    /// current.
+    pub(super) fn carry_out(
         &self,
         stream: StreamRef,
         eager: bool,
         tensors: &[u64],
     ) -> Result<(), Error> {
         let own = if eager { self.eager.as_ref() } else { self.captured.as_ref() };
-        let copied = match eager {
-            true => self.hold(own).and_then(|()| {
-                // The word goes back behind the copies: before them it would keep them waiting.
-                let copied = self.copy_all(own, tensors);
-                copied.and(self.take_back(own))
-            }),
-            false => self.copy_all(own, tensors),
-        };
-        // Also behind copies that failed: those before them still read the caller's tensors.
+        let mut held = false;
+        let made = self.ops.iter().try_for_each(|op| match op {
+            // Otherwise the gate has ended before this stream goes on.
+            Placed::AwaitEntry if eager => self.hold(own).map(|()| held = true),
+            Placed::AwaitEntry => Ok(()),
+            Placed::Copy { tensor, from_bytes, to, bytes } => {
+                self.copy(own, tensors[*tensor] + from_bytes, *to, *bytes)
+            }
+            Placed::Raise { word } => self.raise(own, *word),
+        });
+        // The word goes back behind the copies: before them it would keep them waiting.
+        let taken = if held { self.take_back(own) } else { Ok(()) };
+        // Also behind operations that failed: those before them still read the caller's tensors.
         let joined = self.done.record_entered(own).and_then(|()| self.done.hold_entered(stream));
-        copied.and(joined)
+        made.and(taken).and(joined)
     }
 
     /// Has the engine's stream wait for the kernel's word.
@@ -157,16 +168,10 @@ impl Engine {
         unsafe { cu!(device, cuStreamWriteValue32_v2(own.raw(), self.begins, 0, how as u32)) }
     }
 
-    fn copy_all(&self, own: StreamRef, tensors: &[u64]) -> Result<(), Error> {
-        self.copies.iter().try_for_each(|c| {
-            if c.bytes > 0 {
-                let from = tensors[c.tensor] + c.from_bytes;
-                let device = Some(self.gate.context().ordinal());
-                // SAFETY: as in `raise`; a caller's tensor may also be pinned memory of the host.
-                unsafe { cu!(device, cuMemcpyAsync(c.to, from, c.bytes, own.raw())) }?;
-            }
-            c.raises.iter().try_for_each(|word| self.raise(own, *word))
-        })
+    fn copy(&self, stream: StreamRef, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
+        let device = Some(self.gate.context().ordinal());
+        // SAFETY: as in `raise`; a caller's tensor may also be pinned memory of the host.
+        unsafe { cu!(device, cuMemcpyAsync(to, from, bytes, stream.raw())) }
     }
 
     /// Copies the epoch to a word.
@@ -176,39 +181,4 @@ impl Engine {
         // mapped for as long as the instance lives, which ends behind its streams.
         unsafe { cu!(device, cuMemcpyDtoDAsync_v2(word, self.epoch, WORD, stream.raw())) }
     }
-}
-
-/// Whether the copies stay inside the memory that they are for.
-pub(super) fn check(source: &KernelSource, program: &EngineProgram) -> Result<(), String> {
-    if program.copies.len() != source.world_size as usize {
-        let (n, world) = (program.copies.len(), source.world_size);
-        return Err(format!("it has copies for {n} ranks, and there are {world}"));
-    }
-    if !(1..=1024).contains(&program.gate_threads) {
-        return Err(format!("{} threads of its gate are not 1 to 1024", program.gate_threads));
-    }
-    let space = &source.workspace;
-    for (rank, list) in program.copies.iter().enumerate() {
-        for c in list {
-            let shape = source.ranks[rank].tensor_shapes.get(c.tensor as usize);
-            let arg = source.tensors.get(c.tensor as usize);
-            let size = arg.map_or(0, |a| a.dtype.size_bytes());
-            let held = shape.map_or(0, |s| s.iter().fold(size, |n, d| n.saturating_mul(*d)));
-            let end = |from: u64| from.saturating_add(c.bytes);
-            let inside = end(c.from_bytes) <= held
-                && end(c.to_bytes) <= space.symmetric_bytes
-                && (c.bytes == 0 || c.to_bytes >= space.zeroed_bytes)
-                && c.to_rank < source.world_size
-                && !dims::decides(source, c.tensor as usize);
-            let word = |(p, w): &(u32, u64)| {
-                *p < source.world_size
-                    && w.saturating_mul(WORD as u64).saturating_add(WORD as u64)
-                        <= space.zeroed_bytes
-            };
-            if !inside || !c.raises.iter().all(word) {
-                return Err(format!("a copy of rank {rank} is outside the kernel's memory: {c:?}"));
-            }
-        }
-    }
-    Ok(())
 }

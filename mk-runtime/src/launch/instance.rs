@@ -5,6 +5,7 @@ use super::contract::{check_source, check_tensors};
 use super::dims::check_dims;
 use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
+use super::program::check_reach;
 use super::rank::Rank;
 use super::residency::Attributes;
 use crate::driver::{Context, Entered, keep_current};
@@ -62,7 +63,7 @@ impl Instance {
     /// on it meanwhile. Where that needs another rank's launch, all ranks must launch and bind in the same order.
     ///
     /// # Errors
-    /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::WrongArch`], [`Error::NotCoResident`],
+    /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::Unsupported`], [`Error::Unreachable`], [`Error::WrongArch`], [`Error::NotCoResident`],
     /// [`Error::SmBudget`], [`Error::LaunchBlocking`], [`Error::Cuda`] (out of memory among others). With other
     /// processes also [`Error::Disagree`], [`Error::PeerFailed`], [`Error::PeerGone`], [`Error::PeerSilent`].
     pub fn bind(
@@ -137,7 +138,7 @@ impl Instance {
     /// the order in which different processes make their calls.
     ///
     /// # Errors
-    /// [`Error::Count`] and [`Error::Tensor`] for arguments that do not fit, and [`Error::MixedCapture`], with nothing
+    /// [`Error::Count`] and [`Error::Tensor`] for arguments that do not fit, [`Error::SameStream`] and [`Error::MixedCapture`], with nothing
     /// launched; [`Error::Poisoned`] after an earlier failure; [`Error::PeerGone`] when the process of another rank
     /// is dead; [`Error::OutOfStep`] when another rank launched something else in its place; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and poisons the
     /// instance.
@@ -159,6 +160,7 @@ impl Instance {
         self.health.usable()?;
         self.count("streams", streams.len())?;
         self.count("lists of tensors", tensors.len())?;
+        self.check_streams(streams)?;
         check_dims(&self.source, dims)?;
         for (rank, given) in self.ranks.iter_mut().zip(tensors) {
             rank.set_dims(&self.source, dims)?;
@@ -252,6 +254,22 @@ impl Instance {
         check_dims(&self.source, &[])?;
         for (rank, given) in self.ranks.iter().zip(tensors) {
             check_tensors(&self.source, rank.rank, &rank.expected_bytes, &[], given)?;
+        }
+        Ok(())
+    }
+
+    /// In one stream a kernel would wait for one behind it.
+    fn check_streams(&self, streams: &[StreamRef]) -> Result<(), Error> {
+        if !self.source.meets || !self.world.shares_gpus() {
+            return Ok(());
+        }
+        let place = |rank: &Rank| rank.kernel.context().ordinal();
+        let all: Vec<_> = self.ranks.iter().map(place).zip(streams).collect();
+        for (i, stream) in all.iter().enumerate() {
+            if let Some(first) = all[..i].iter().position(|other| other == stream) {
+                let ranks = (self.ranks[first].rank, self.ranks[i].rank);
+                return Err(Error::SameStream { kernel: self.source.name.clone(), ranks });
+            }
         }
         Ok(())
     }
@@ -423,7 +441,7 @@ fn check(world: &World, source: &KernelSource, options: &InstanceOptions) -> Res
     check_source(source)?;
     options.nanoseconds(source)?;
     if source.world_size == world.size() {
-        return Ok(());
+        return check_reach(source, world.topology());
     }
     let (kernel, plan) = (source.name.clone(), source.world_size);
     Err(Error::WorldSize { kernel, plan, world: world.size() })

@@ -2,32 +2,33 @@
 
 use crate::Error;
 use crate::driver::cu;
+use crate::mem::Layout;
 use cudarc::driver::sys;
 use mk_abi::device::TENSOR_MAP_BYTES;
 use mk_abi::{DType, KernelSource, MapBase, Swizzle, TensorMapSpec};
 
 /// Addresses that a rank's maps are relative to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Bases {
     pub(super) rank: u32,
-    pub(super) sym_base: u64,
-    pub(super) sym_stride_bytes: u64,
+    pub(super) symmetric: Layout,
     pub(super) scratch: u64,
     /// Any valid device address, for maps of tensors with no elements.
     pub(super) somewhere: u64,
 }
 
 impl Bases {
-    /// Where a map begins; `tensors` are the caller's pointers.
-    pub(super) fn resolve(&self, base: MapBase, tensors: &[u64]) -> u64 {
-        match base {
-            MapBase::Tensor(t) => tensors[t as usize],
-            MapBase::Symmetric(at) => {
-                self.sym_base + u64::from(self.rank) * self.sym_stride_bytes + at
-            }
-            MapBase::Peer(p, at) => self.sym_base + u64::from(p) * self.sym_stride_bytes + at,
-            MapBase::Scratch(at) => self.scratch + at,
-        }
+    /// Where a map over memory that mk allocates begins; none for one over a caller's tensor.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] for memory of a rank of another node.
+    pub(super) fn resolve(&self, base: MapBase) -> Result<Option<u64>, Error> {
+        Ok(match base {
+            MapBase::Tensor(_) => None,
+            MapBase::Symmetric(at) => Some(self.symmetric.address(self.rank)? + at),
+            MapBase::Peer(p, at) => Some(self.symmetric.address(p)? + at),
+            MapBase::Scratch(at) => Some(self.scratch + at),
+        })
     }
 }
 
@@ -105,19 +106,20 @@ fn swizzle(swizzle: Swizzle) -> sys::CUtensorMapSwizzle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::Topology;
 
     #[test]
     fn bases_resolve_by_rank() {
-        let bases = Bases {
-            rank: 2,
-            sym_base: 0x1000,
-            sym_stride_bytes: 0x100,
-            scratch: 0x9000,
-            somewhere: 0x5000,
-        };
-        assert_eq!(bases.resolve(MapBase::Tensor(1), &[7, 8]), 8);
-        assert_eq!(bases.resolve(MapBase::Symmetric(4), &[]), 0x1204);
-        assert_eq!(bases.resolve(MapBase::Peer(0, 4), &[]), 0x1004);
-        assert_eq!(bases.resolve(MapBase::Scratch(16), &[]), 0x9010);
+        let topology = Topology::nodes_of(4, 2).unwrap();
+        let mut symmetric = Layout::new(topology, 2, 0x100, 0x100).unwrap();
+        symmetric.base = 0x1000;
+        let bases = Bases { rank: 2, symmetric, scratch: 0x9000, somewhere: 0x5000 };
+        let resolve = |base| bases.resolve(base).unwrap();
+        assert_eq!(resolve(MapBase::Tensor(1)), None);
+        assert_eq!(resolve(MapBase::Symmetric(4)), Some(0x1204));
+        assert_eq!(resolve(MapBase::Peer(3, 4)), Some(0x1304));
+        assert_eq!(resolve(MapBase::Scratch(16)), Some(0x9010));
+        let other = bases.resolve(MapBase::Peer(1, 4));
+        assert!(matches!(other, Err(Error::Unreachable { from: 2, to: 1 })));
     }
 }

@@ -9,6 +9,7 @@ mod instance;
 mod maps;
 mod options;
 mod params;
+mod program;
 mod rank;
 mod residency;
 

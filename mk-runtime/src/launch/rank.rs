@@ -83,11 +83,12 @@ impl Rank {
         let dims: Vec<_> = source.runtime_dims.iter().map(|d| d.max).collect();
         let params = ParamBlock::new(binding.maps.len(), source.tensors.len(), header);
         check_param(source, &kernel, &params)?;
-        let sym = |p: u32| symmetric.base() + u64::from(p) * symmetric.stride_bytes();
-        let engine = match &source.engine {
+        let engine = match &source.host {
             Some(program) => {
                 let control = control.ptr();
-                let engine = Engine::new(world, rank, source, program, &module, control, sym)?;
+                let symmetric = symmetric.layout();
+                let engine =
+                    Engine::new(world, rank, source, program, &module, control, symmetric)?;
                 check_param(source, engine.gate(), &params)?;
                 Some(engine)
             }
@@ -100,8 +101,7 @@ impl Rank {
             params,
             bases: Bases {
                 rank,
-                sym_base: symmetric.base(),
-                sym_stride_bytes: symmetric.stride_bytes(),
+                symmetric: symmetric.layout().clone(),
                 scratch: scratch.ptr(),
                 somewhere: control.ptr(),
             },
@@ -118,8 +118,7 @@ impl Rank {
         let context = this.kernel.context().clone();
         let _in = context.enter()?;
         for (i, map) in binding.maps.iter().enumerate() {
-            if !matches!(map.base, MapBase::Tensor(_)) {
-                let address = this.bases.resolve(map.base, &[]);
+            if let Some(address) = this.bases.resolve(map.base)? {
                 encode(source, i, map, address, &this.bases, this.params.map_mut(i))?;
             }
         }
@@ -213,12 +212,12 @@ impl Rank {
         self.engine.as_ref().map_or(Ok(true), |engine| engine.may_capture(stream))
     }
 
-    /// Enqueues the copies that go beside the kernel, if there are and all before them is enqueued (nothing else keeps them from
+    /// Enqueues the host operations that go beside the kernel, if there are and all before them is enqueued (nothing else keeps them from
     /// memory that peers still read), and marks the end of all unless it is captured: also where something failed, because the
     /// rest runs. The context is current.
     pub(super) fn finish(&self, stream: StreamRef, eager: bool, whole: bool) -> Result<(), Error> {
         let copied = match &self.engine {
-            Some(engine) if whole => engine.copy(stream, eager, &self.tensors),
+            Some(engine) if whole => engine.carry_out(stream, eager, &self.tensors),
             _ => Ok(()),
         };
         let marked = if eager { self.done.record_entered(stream) } else { Ok(()) };

@@ -1,7 +1,7 @@
 //! Fault records: pinned host memory that kernels write and the host reads while they run, with one word the other way round.
 //!
-//! In a world of processes each has a page with its own record, registered for its GPU, and maps those of the others,
-//! so that every rank can say what went wrong on the rank where it did.
+//! In a world of processes each has a page with its own record, registered for its GPU, and maps those of the others on
+//! its node, so that every rank can say what went wrong on the rank where it did.
 
 use super::SharedPages;
 use crate::Error;
@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// `FaultRecord::state`: complete.
 const COMPLETE: u32 = 2;
 
-/// One record per rank, zero at first.
+/// One record per rank of the node, zero at first.
 #[derive(Debug)]
 pub(crate) struct FaultRecords {
     context: Arc<Context>,
-    /// By rank, as the host sees them.
-    host: Vec<*mut FaultRecord>,
+    /// With their ranks, as the host sees them.
+    host: Vec<(u32, *mut FaultRecord)>,
     /// Device address of the record of this process's first rank; those of its other ranks follow.
     device: u64,
     /// The lowest rank of this process, and how many it has.
@@ -65,7 +65,7 @@ impl FaultRecords {
         let start: *mut FaultRecord = raw.cast();
         let mut records = FaultRecords {
             context: context.clone(),
-            host: (0..ranks).map(|i| start.wrapping_add(i)).collect(),
+            host: (0..).zip((0..ranks).map(|i| start.wrapping_add(i))).collect(),
             device: 0,
             own: world.local_ranks(),
             memory: Memory::Pinned,
@@ -80,8 +80,9 @@ impl FaultRecords {
         let call = "sharing fault records";
         let made = SharedPages::create(size_of::<FaultRecord>());
         let (page, fd) = group.agree(call, made, deadline)?;
-        let theirs = group.all_fds(call, fd, deadline);
         let own = world.local_ranks();
+        let node = world.topology().reach(own.start);
+        let theirs = group.all_fds(call, fd, node.clone(), deadline);
         let mut page = Some(page);
         let mut open = |fd: &mut Option<std::os::fd::OwnedFd>| match fd.take() {
             Some(fd) => SharedPages::open(&fd, size_of::<FaultRecord>()),
@@ -93,7 +94,7 @@ impl FaultRecords {
         let registered = theirs
             .and_then(|mut theirs| theirs.iter_mut().map(&mut open).collect::<Result<Vec<_>, _>>());
         let registered = registered.and_then(|pages| {
-            let mine = &pages[own.start as usize];
+            let mine = &pages[(own.start - node.start) as usize];
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
             let (raw, bytes) = (mine.start(), mine.bytes());
             let _in = context.enter()?;
@@ -101,7 +102,7 @@ impl FaultRecords {
             unsafe { cu!(Some(context.ordinal()), cuMemHostRegister_v2(raw, bytes, flags)) }?;
             let mut records = FaultRecords {
                 context: context.clone(),
-                host: pages.iter().map(|p| p.start().cast()).collect(),
+                host: node.zip(pages.iter().map(|p| p.start().cast())).collect(),
                 device: 0,
                 own: own.clone(),
                 memory: Memory::Pages(pages),
@@ -127,15 +128,15 @@ impl FaultRecords {
 
     /// Whether any kernel began a record. Two loads per rank, no driver call.
     pub(crate) fn any(&self) -> bool {
-        self.host.iter().any(|record| state(*record) != 0)
+        self.host.iter().any(|(_, record)| state(*record) != 0)
     }
 
     /// The complete records. With `finished`, the kernels of this process are done and a half-written record of
     /// theirs counts too.
     pub(crate) fn read(&self, finished: bool) -> Vec<FaultRecord> {
-        (0..)
-            .zip(&self.host)
-            .filter(|(rank, record)| match state(**record) {
+        self.host
+            .iter()
+            .filter(|(rank, record)| match state(*record) {
                 0 => false,
                 COMPLETE => true,
                 _ => finished && self.own.contains(rank),
@@ -145,10 +146,10 @@ impl FaultRecords {
             .collect()
     }
 
-    /// Tells the kernels of all ranks to give up, on behalf of rank `by`, unless they have been told before. A store: no driver call, and
+    /// Tells the kernels of the node's ranks to give up, on behalf of rank `by`, unless they have been told before. A store: no driver call, and
     /// no stream, of which none gets past what is queued on many others.
     pub(crate) fn abort(&self, by: u32) {
-        for record in &self.host {
+        for (_, record) in &self.host {
             let told = word(*record, offset_of!(FaultRecord, abort));
             // What was said first stays.
             let _ = told.compare_exchange(0, by + 1, Ordering::Release, Ordering::Relaxed);
@@ -161,13 +162,14 @@ impl FaultRecords {
         let host = std::mem::take(&mut self.host);
         let ordinal = Some(self.context.ordinal());
         let _in = self.context.enter()?;
-        match (memory, host.get(self.own.start as usize)) {
+        let own = host.iter().find(|(rank, _)| *rank == self.own.start);
+        match (memory, own) {
             // SAFETY: allocated by cuMemHostAlloc; the owner has waited for kernels that write it.
-            (Memory::Pinned, Some(start)) => unsafe {
+            (Memory::Pinned, Some((_, start))) => unsafe {
                 cu!(ordinal, cuMemFreeHost((*start).cast()))
             },
             // SAFETY: registered by us and still mapped; the owner has waited for kernels that write it.
-            (Memory::Pages(_pages), Some(start)) => unsafe {
+            (Memory::Pages(_pages), Some((_, start))) => unsafe {
                 cu!(ordinal, cuMemHostUnregister((*start).cast()))
             },
             _ => Ok(()),

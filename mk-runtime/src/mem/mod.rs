@@ -4,6 +4,7 @@
 
 mod device;
 mod host;
+mod layout;
 mod shared;
 mod symmetric;
 mod vmm;
@@ -11,5 +12,6 @@ mod vmm;
 pub use device::DeviceBuffer;
 pub(crate) use device::drain;
 pub(crate) use host::FaultRecords;
+pub(crate) use layout::Layout;
 pub(crate) use shared::SharedPages;
 pub use symmetric::SymmetricMemory;

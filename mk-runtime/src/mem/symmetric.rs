@@ -1,14 +1,15 @@
-//! Symmetric memory: the same size and offsets on every rank, all ranks mapped at a constant stride.
+//! Symmetric memory: the same size and offsets on every rank, the ranks of a node mapped at a constant stride.
 //!
 //! CUDA driver API, virtual memory management: rank p's physical memory is created on its GPU and mapped at
-//! `base + p * stride`, and every GPU of the world gets access to the whole range. In one process unified addressing
-//! makes one reservation serve all GPUs. Processes give each other file descriptors of their memory and map all of it
+//! `base + p * stride` (`layout.rs`), and every GPU of its node gets access to the node's range. In one process unified
+//! addressing makes one reservation serve all GPUs. Processes give each other file descriptors of their memory and map it
 //! at addresses of their own. Mapped memory needs no `cuCtxEnablePeerAccess`.
 //!
 //! Physical memory lives until its last mapping goes, in whichever process that is: a rank may let go of its part
 //! while a peer's kernel still reads there. `docs/reliability.md` says what was seen when the owner was killed.
 
 use super::device::{download, drain, memset};
+use super::layout::Layout;
 use super::vmm::{self, Physical};
 use crate::Error;
 use crate::driver::{Context, cu};
@@ -23,16 +24,13 @@ pub struct SymmetricMemory {
     first: u32,
     /// Of this process's ranks.
     contexts: Vec<Arc<Context>>,
-    base: u64,
-    stride_bytes: u64,
-    size_bytes: u64,
-    ranks: u32,
+    layout: Layout,
     /// Which ranks are mapped, for a constructor that fails half way.
     mapped: Vec<u32>,
 }
 
 impl SymmetricMemory {
-    /// Allocates `size_bytes` on every rank and maps all of it everywhere. The contents are undefined. Collective.
+    /// Allocates `size_bytes` on every rank and maps it on all ranks of its node. The contents are undefined. Collective.
     ///
     /// # Errors
     /// [`Error::Cuda`], out of memory among others; [`Error::Shape`] for 0 bytes or more than can be addressed; in a
@@ -49,14 +47,15 @@ impl SymmetricMemory {
         let Some(group) = world.group() else {
             let mut memory = SymmetricMemory::reserve(world, size_bytes)?;
             for (rank, context) in world.local_ranks().zip(memory.contexts.clone()) {
-                let own = Physical::create(context.ordinal(), memory.stride_bytes, false)?;
+                let own = Physical::create(context.ordinal(), memory.layout.stride_bytes, false)?;
                 memory.map(rank, own)?;
             }
             memory.give_access()?;
             return Ok(memory);
         };
         let mine = SymmetricMemory::reserve(world, size_bytes).and_then(|mut memory| {
-            let own = Physical::create(memory.contexts[0].ordinal(), memory.stride_bytes, true)?;
+            let own =
+                Physical::create(memory.contexts[0].ordinal(), memory.layout.stride_bytes, true)?;
             let fd = own.export()?;
             memory.map(memory.first, own)?;
             Ok((memory, fd))
@@ -78,37 +77,26 @@ impl SymmetricMemory {
             granularity =
                 granularity.max(vmm::granularity(context.ordinal(), world.group().is_some())?);
         }
-        let ranks = world.size();
-        let stride_bytes = round_up(size_bytes, granularity);
-        let total = stride_bytes.and_then(|s| s.checked_mul(u64::from(ranks)));
-        let (Some(stride_bytes), Some(total @ 1..)) = (stride_bytes, total) else {
-            return Err(Error::Shape {
-                what: format!("symmetric memory of {size_bytes} bytes cannot be made"),
-            });
-        };
-        let (first, mapped) = (world.local_ranks().start, Vec::new());
-        let mut memory =
-            SymmetricMemory { first, contexts, base: 0, stride_bytes, size_bytes, ranks, mapped };
+        let first = world.local_ranks().start;
+        let mut layout = Layout::new(*world.topology(), first, size_bytes, granularity)?;
+        let bytes = layout.reserved_bytes() as usize;
         // SAFETY: a valid out-pointer; the driver chooses the address.
         unsafe {
-            cu!(
-                None,
-                cuMemAddressReserve(&mut memory.base, total as usize, granularity as usize, 0, 0)
-            )
+            cu!(None, cuMemAddressReserve(&mut layout.base, bytes, granularity as usize, 0, 0))
         }?;
-        Ok(memory)
+        Ok(SymmetricMemory { first, contexts, layout, mapped: Vec::new() })
     }
 
-    /// Maps what the other processes made. A failure is this process's own and still to be told.
+    /// Maps what the other processes of the node made. A failure is this process's own and still to be told.
     fn import(
         &mut self,
         group: &Group,
         own: std::os::fd::OwnedFd,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        let size = self.stride_bytes.to_le_bytes();
+        let size = self.layout.stride_bytes.to_le_bytes();
         let sizes = group.all_gather(CALL, &size, deadline)?;
-        let fds = group.all_fds(CALL, own, deadline)?;
+        let fds = group.all_fds(CALL, own, self.layout.mapped(), deadline)?;
         for (rank, (fd, theirs)) in (0..).zip(fds.into_iter().zip(sizes)) {
             let Some(fd) = fd else { continue };
             if theirs != size {
@@ -122,7 +110,7 @@ impl SymmetricMemory {
     }
 
     fn map(&mut self, rank: u32, memory: Physical) -> Result<(), Error> {
-        memory.map(self.rank_ptr(rank), self.stride_bytes)?;
+        memory.map(self.layout.address(rank)?, self.layout.stride_bytes)?;
         self.mapped.push(rank);
         Ok(())
     }
@@ -131,27 +119,36 @@ impl SymmetricMemory {
         let mut ordinals: Vec<i32> = self.contexts.iter().map(|c| c.ordinal()).collect();
         ordinals.sort_unstable();
         ordinals.dedup();
-        vmm::give_access(&ordinals, self.base, self.stride_bytes * u64::from(self.ranks))
+        let (from, bytes) = self.layout.mapped_span();
+        vmm::give_access(&ordinals, from, bytes)
     }
 
-    /// Address of rank 0's memory, on every GPU.
+    /// Where the ranks' parts are.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Address of rank 0's memory; mapped where this process [reaches](crate::world::Topology) rank 0.
     pub fn base(&self) -> u64 {
-        self.base
+        self.layout.base
     }
 
     /// Distance between two ranks' memories, in bytes: the size rounded up to the driver's granularity.
     pub fn stride_bytes(&self) -> u64 {
-        self.stride_bytes
+        self.layout.stride_bytes
     }
 
     /// Size of each rank's memory, in bytes.
     pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.layout.size_bytes
     }
 
-    /// Address of a rank's memory, on every GPU.
-    pub fn rank_ptr(&self, rank: u32) -> u64 {
-        self.base + u64::from(rank) * self.stride_bytes
+    /// Address of a rank's memory, on every GPU of its node.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] for a rank of another node.
+    pub fn rank_ptr(&self, rank: u32) -> Result<u64, Error> {
+        self.layout.address(rank)
     }
 
     /// Fills `[from, to)` of the memory of this process's ranks with a byte, after their GPUs' launches, and waits.
@@ -167,16 +164,16 @@ impl SymmetricMemory {
 
     /// Like [`SymmetricMemory::fill`] where no work uses that memory: waits for no other.
     pub(crate) fn fill_unused(&self, from: u64, to: u64, byte: u8) -> Result<(), Error> {
-        if from > to || to > self.size_bytes {
+        if from > to || to > self.layout.size_bytes {
             return Err(Error::Shape {
                 what: format!(
                     "bytes {from} to {to} are not inside symmetric memory of {} bytes",
-                    self.size_bytes
+                    self.layout.size_bytes
                 ),
             });
         }
         for (rank, context) in (self.first..).zip(&self.contexts) {
-            memset(context, self.rank_ptr(rank) + from, byte, to - from)?;
+            memset(context, self.rank_ptr(rank)? + from, byte, to - from)?;
         }
         Ok(())
     }
@@ -184,11 +181,11 @@ impl SymmetricMemory {
     /// Reads a rank's memory from `from`, after its GPU's launches (for a rank of another process: after those of this process's GPU).
     ///
     /// # Errors
-    /// [`Error::Shape`] when the range does not fit; [`Error::Cuda`].
+    /// [`Error::Shape`] when the range does not fit; [`Error::Unreachable`] for a rank of another node; [`Error::Cuda`].
     pub fn download(&self, rank: u32, from: u64, bytes: u64) -> Result<Vec<u8>, Error> {
-        let fits = from.checked_add(bytes).is_some_and(|end| end <= self.size_bytes);
+        let fits = from.checked_add(bytes).is_some_and(|end| end <= self.layout.size_bytes);
         let own = rank.checked_sub(self.first).and_then(|i| self.contexts.get(i as usize));
-        let context = own.or(self.contexts.first()).filter(|_| fits && rank < self.ranks);
+        let context = own.or(self.contexts.first()).filter(|_| fits);
         let Some(context) = context else {
             return Err(Error::Shape {
                 what: format!(
@@ -196,19 +193,20 @@ impl SymmetricMemory {
                 ),
             });
         };
+        let at = self.rank_ptr(rank)? + from;
         let mut out = vec![0u8; bytes as usize];
         if out.is_empty() {
             return Ok(out);
         }
         wait_for_launches(context.ordinal())?;
-        download(context, self.rank_ptr(rank) + from, &mut out)?;
+        download(context, at, &mut out)?;
         Ok(out)
     }
 
     /// Leaves it as it is: nothing is unmapped or freed.
     pub(crate) fn leave(&mut self) {
         self.mapped.clear();
-        self.base = 0;
+        self.layout.base = 0;
     }
 
     /// What dropping does; nothing is left for the drop then.
@@ -218,16 +216,17 @@ impl SymmetricMemory {
             return Err(error);
         }
         let mut first = Ok(());
-        let stride = self.stride_bytes as usize;
+        let stride = self.layout.stride_bytes as usize;
         for p in std::mem::take(&mut self.mapped) {
             // SAFETY: mapped by us in one piece; no kernel of this process runs any more.
-            first = first.and(unsafe { cu!(None, cuMemUnmap(self.rank_ptr(p), stride)) });
+            let unmap = |at| unsafe { cu!(None, cuMemUnmap(at, stride)) };
+            first = first.and(self.layout.address(p).and_then(unmap));
         }
-        let base = std::mem::take(&mut self.base);
+        let bytes = self.layout.reserved_bytes() as usize;
+        let base = std::mem::take(&mut self.layout.base);
         if base != 0 {
-            let total = stride * self.ranks as usize;
             // SAFETY: reserved by us; everything in it is unmapped.
-            first = first.and(unsafe { cu!(None, cuMemAddressFree(base, total)) });
+            first = first.and(unsafe { cu!(None, cuMemAddressFree(base, bytes)) });
         }
         first
     }
@@ -235,7 +234,7 @@ impl SymmetricMemory {
 
 impl Drop for SymmetricMemory {
     fn drop(&mut self) {
-        if self.base != 0
+        if self.layout.base != 0
             && let Err(error) = self.release()
         {
             tracing::warn!(%error, "symmetric memory was not released");
@@ -247,21 +246,3 @@ impl Drop for SymmetricMemory {
 const CALL: &str = "allocating symmetric memory";
 /// Bound on the wait for the other processes where the caller gives none.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
-
-/// The next multiple of `unit`, or `None` when it does not fit in 64 bits.
-fn round_up(n: u64, unit: u64) -> Option<u64> {
-    n.checked_next_multiple_of(unit)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::round_up;
-
-    #[test]
-    fn strides_are_multiples_of_the_granularity() {
-        assert_eq!(round_up(1, 2 << 20), Some(2 << 20));
-        assert_eq!(round_up(2 << 20, 2 << 20), Some(2 << 20));
-        assert_eq!(round_up((2 << 20) + 1, 2 << 20), Some(4 << 20));
-        assert_eq!(round_up(u64::MAX, 2 << 20), None);
-    }
-}

@@ -49,14 +49,14 @@ impl Report {
     /// Size on the device.
     pub(super) const BYTES: u64 = 24;
 
-    /// Reads the device's bytes; missing ones are zeros.
-    pub(super) fn read(bytes: &[u8]) -> Report {
+    /// Reads the device's bytes; none where there are not as many.
+    pub(super) fn read(bytes: &[u8]) -> Option<Report> {
         let word = |i: usize| {
-            let four = bytes.get(4 * i..4 * i + 4).and_then(|b| b.try_into().ok());
-            u32::from_le_bytes(four.unwrap_or_default())
+            let four = bytes.get(4 * i..4 * i + 4)?.try_into().ok()?;
+            Some(u32::from_le_bytes(four))
         };
-        let ns = u64::from(word(4)) | u64::from(word(5)) << 32;
-        Report { gave_up: word(0) != 0, wrong: word(1), sum: word(2), ns }
+        let ns = u64::from(word(4)?) | u64::from(word(5)?) << 32;
+        Some(Report { gave_up: word(0)? != 0, wrong: word(1)?, sum: word(2)?, ns })
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
         }
         assert_eq!(bytes.len() as u64, Report::BYTES);
         let want = Report { gave_up: true, wrong: 2, sum: 3, ns: 5 | 6 << 32 };
-        assert_eq!(Report::read(&bytes), want);
-        assert_eq!(Report::read(&[]), Report::default());
+        assert_eq!(Report::read(&bytes), Some(want));
+        assert_eq!(Report::read(&bytes[..23]), None);
     }
 }

@@ -52,16 +52,16 @@ impl Probe {
         let time = |steps: u32| {
             // Nothing that is kept is a NaN.
             self.memory.fill(MAX_BYTES, MAX_BYTES + 4 * u64::from(kept), 0xff)?;
-            let args = [self.inbox(0), u64::from(steps)];
+            let args = [self.inbox(0)?, u64::from(steps)];
             // SAFETY: probe_mma; the inbox has `MAX_BYTES`, more than all SMs keep.
             self.time_s(|| unsafe { enqueue(&own.kernels.mma, Shape::mma(sms), stream, &args) })
         };
         self.clear_reports()?;
         let (without, with) = (time(0)?, time(steps)?);
-        let args = [self.inbox(0), u64::from(sms), own.report.ptr()];
+        let args = [self.inbox(0)?, u64::from(sms), own.report.ptr()];
         // SAFETY: probe_mma_check; as above.
         unsafe { enqueue(&own.kernels.mma_check, Shape::flat(kept), stream, &args) }?;
-        let wrong = self.reports(&what)?.first().map_or(0, |r| r.wrong);
+        let wrong = self.report(&what, 0)?.wrong;
         if wrong > 0 {
             return Err(unmeasured(&what, format!("{wrong} of {kept} sums are wrong")));
         }

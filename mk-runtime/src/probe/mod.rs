@@ -99,7 +99,7 @@ impl Probe {
         let words = (MAX_BYTES / 4) as u32;
         for rank in self.world.local_ranks() {
             let (own, stream) = self.on(rank)?;
-            let args = [self.source(rank), u64::from(words), u64::from(rank), own.report.ptr()];
+            let args = [self.source(rank)?, u64::from(words), u64::from(rank), own.report.ptr()];
             // SAFETY: probe_fill; the source is `MAX_BYTES` of the rank's memory.
             unsafe { enqueue(&own.kernels.fill, Shape::flat(words), stream, &args) }?;
         }
@@ -131,11 +131,11 @@ impl Probe {
         let (own, stream) = self.on(0)?;
         let shape = Shape::ldst(self.world.device(0)?.sms);
         self.clear_reports()?;
-        let args = [self.source(0), MAX_BYTES, own.report.ptr()];
+        let args = [self.source(0)?, MAX_BYTES, own.report.ptr()];
         // SAFETY: probe_read; the source is `MAX_BYTES` of the rank's memory.
         let seconds =
             self.time_s(|| unsafe { enqueue(&own.kernels.read, shape, stream, &args) })?;
-        let sum = self.reports(what)?.first().map_or(0, |r| r.sum);
+        let sum = self.report(what, 0)?.sum;
         let want = own.sum.wrapping_mul(self.rounds + 1);
         if sum != want {
             let why = format!("the words that were read add up to {sum:#x}, not {want:#x}");
@@ -153,8 +153,8 @@ impl Probe {
         let what = format!("flags between rank {from} and rank {to}");
         let local = from == to;
         let (second, first) = (self.on(to)?, self.on(from)?);
-        let word = |rank, i| self.memory.rank_ptr(rank) + FLAGS_AT + i * FLAG_PITCH;
-        let words = [word(from, 0), word(to, 1)];
+        let word = |rank, i| Ok(self.memory.rank_ptr(rank)? + FLAGS_AT + i * FLAG_PITCH);
+        let words: [u64; 2] = [word(from, 0)?, word(to, 1)?];
         let args = |side: u32, own: &Rank| {
             [words[0], words[1], u64::from(side), u64::from(TRIPS), own.report.ptr()]
         };
@@ -177,11 +177,9 @@ impl Probe {
             }
             first.1.synchronize()?;
             second.1.synchronize()?;
-            let reports = self.reports(&what)?;
-            times.push(reports.get(from as usize).map_or(0, |r| r.ns) as f32);
+            times.push(self.report(&what, from)?.ns as f32);
         }
-        let ns = median(times.get_mut(1..).unwrap_or_default());
-        Ok(f64::from(ns) * 1e-9 / f64::from(2 * TRIPS))
+        Ok(behind_the_first(&mut times) * 1e-9 / f64::from(2 * TRIPS))
     }
 
     /// Seconds of the host for a launch of an empty kernel on rank 0, one of many in a row.
@@ -200,8 +198,7 @@ impl Probe {
             times.push(begin.elapsed().as_secs_f32());
             stream.synchronize()?;
         }
-        let seconds = median(times.get_mut(1..).unwrap_or_default());
-        Ok(f64::from(seconds) / f64::from(LAUNCHES))
+        Ok(behind_the_first(&mut times) / f64::from(LAUNCHES))
     }
 
     /// Seconds from the begin of an empty kernel on rank 0 to the begin of the next behind it, all of them enqueued before.
@@ -227,7 +224,7 @@ impl Probe {
         for _ in 0..=self.rounds {
             times.push(self.gate.time_ms(&work)?);
         }
-        Ok(f64::from(median(times.get_mut(1..).unwrap_or_default())) * 1e-3)
+        Ok(behind_the_first(&mut times) * 1e-3)
     }
 
     fn clear_reports(&self) -> Result<(), Error> {
@@ -241,7 +238,8 @@ impl Probe {
         }
         let mut reports = Vec::new();
         for rank in &self.ranks {
-            reports.push(Report::read(&rank.report.download()?));
+            let report = Report::read(&rank.report.download()?);
+            reports.push(report.ok_or_else(|| unmeasured(what, "a report is cut short".into()))?);
         }
         match reports.iter().position(|r| r.gave_up) {
             None => Ok(reports),
@@ -251,6 +249,12 @@ impl Probe {
         }
     }
 
+    /// What a rank's kernel has left, when all are done.
+    fn report(&self, what: &str, rank: u32) -> Result<Report, Error> {
+        let reports = self.reports(what)?;
+        reports.into_iter().nth(rank as usize).ok_or_else(|| self.world.no_rank(rank))
+    }
+
     fn on(&self, rank: u32) -> Result<(&Rank, &Stream), Error> {
         let index = rank as usize;
         let found = self.ranks.get(index).zip(self.gate.streams().get(index));
@@ -258,14 +262,20 @@ impl Probe {
     }
 
     /// What a rank sends.
-    fn source(&self, rank: u32) -> u64 {
+    fn source(&self, rank: u32) -> Result<u64, Error> {
         self.memory.rank_ptr(rank)
     }
 
     /// Where a rank is sent to.
-    fn inbox(&self, rank: u32) -> u64 {
-        self.memory.rank_ptr(rank) + MAX_BYTES
+    fn inbox(&self, rank: u32) -> Result<u64, Error> {
+        Ok(self.memory.rank_ptr(rank)? + MAX_BYTES)
     }
+}
+
+/// The median of the rounds behind the first, which warms up.
+fn behind_the_first(times: &mut [f32]) -> f64 {
+    // Without rounds there is no figure, and NaN is none: `ROUNDS` begins at 1.
+    times.split_first_mut().map_or(f64::NAN, |(_, rest)| median(rest).into())
 }
 
 fn unmeasured(what: &str, why: String) -> Error {

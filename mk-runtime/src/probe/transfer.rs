@@ -95,7 +95,8 @@ impl Probe {
     pub fn transfer_s(&self, transfer: &Transfer) -> Result<f64, Error> {
         self.check_shape(transfer)?;
         let what = transfer.to_string();
-        let legs: Vec<Leg> = (0..transfer.senders).map(|rank| self.leg(transfer, rank)).collect();
+        let legs = (0..transfer.senders).map(|rank| self.leg(transfer, rank));
+        let legs = legs.collect::<Result<Vec<Leg>, Error>>()?;
         let adds = matches!(transfer.method, Method::BulkReduce(_));
         // Nothing of the pattern is 0xffff.
         let before = if adds { 0 } else { 0xff };
@@ -108,7 +109,7 @@ impl Probe {
         Ok(seconds)
     }
 
-    fn leg(&self, transfer: &Transfer, rank: u32) -> Leg {
+    fn leg(&self, transfer: &Transfer, rank: u32) -> Result<Leg, Error> {
         let next = (rank + 1) % self.world.size();
         let (of, at) = match transfer.method {
             Method::BulkLocal(_) | Method::LdstLocal => (rank, rank),
@@ -117,7 +118,7 @@ impl Probe {
                 (rank, next)
             }
         };
-        Leg { rank, from: self.source(of), to: self.inbox(at), of, at }
+        Ok(Leg { rank, from: self.source(of)?, to: self.inbox(at)?, of, at })
     }
 
     /// Enqueues the copy on the rank's stream. The transfer is in shape.

@@ -118,40 +118,52 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
   }
 }
 
-// Per 128 x 128 tile of [rows, cols]: sum of (x - ref)^2, sum of ref^2, count of elements of x that are not finite
-// (they are left out of the first sum).
-struct TileError { double error, reference; u64 nonfinite; };
+// Per 128 x 128 tile of [rows, cols]: sum of (x - ref)^2, sum of ref^2, count of elements of x that are not finite where
+// ref is within the range of x's type, and the largest |x - ref|. What is beyond the range is left out of all others.
+struct TileError { double error, reference; u64 nonfinite; double largest; };
+
+// Whether x is infinite or NaN as ref is in x's type. What is near the end of the range may be either.
+__device__ __forceinline__ bool same_beyond(float x, float ref, u32 x_dtype) {
+  if (isnan(x)) return isnan(ref);
+  const float end = x_dtype == 1 ? 65504.f : 3.3895314e38f;
+  return fabsf(ref) >= end * (1.f - 1.f / 64) && (x > 0) == (ref > 0);
+}
 
 extern "C" __global__ void __launch_bounds__(256) reference_error(TileError* tiles, const void* x, const void* ref,
                                                                   u64 rows, u64 cols, u32 x_dtype, u32 ref_dtype) {
-  __shared__ double se[256], sr[256];
+  __shared__ double se[256], sr[256], sl[256];
   __shared__ u64 sn[256];
   const u32 t = threadIdx.x;
-  double e = 0, r = 0;
+  double e = 0, r = 0, largest = 0;
   u64 bad = 0;
   for (u32 i = t; i < 128 * 128; i += 256) {
     const u64 row = (u64)blockIdx.y * 128 + i / 128, col = (u64)blockIdx.x * 128 + i % 128;
     if (row >= rows || col >= cols) continue;
     const double want = load(ref, ref_dtype, row * cols + col);
     const float got = load(x, x_dtype, row * cols + col);
-    r += want * want;
     if (isfinite(got)) {
-      e += (got - want) * (got - want);
-    } else {
+      const double off = got - want;
+      r += want * want;
+      e += off * off;
+      largest = fmax(largest, fabs(off));
+    } else if (!same_beyond(got, (float)want, x_dtype)) {
+      r += want * want;
       ++bad;
     }
   }
   se[t] = e;
   sr[t] = r;
+  sl[t] = largest;
   sn[t] = bad;
   __syncthreads();
   for (u32 half = 128; half > 0; half /= 2) {
     if (t < half) {
       se[t] += se[t + half];
       sr[t] += sr[t + half];
+      sl[t] = fmax(sl[t], sl[t + half]);
       sn[t] += sn[t + half];
     }
     __syncthreads();
   }
-  if (t == 0) tiles[(u64)blockIdx.y * gridDim.x + blockIdx.x] = {se[0], sr[0], sn[0]};
+  if (t == 0) tiles[(u64)blockIdx.y * gridDim.x + blockIdx.x] = {se[0], sr[0], sn[0], sl[0]};
 }

@@ -228,7 +228,7 @@ impl Reference {
     }
 
     /// Compares `x` with `reference`, of the same shape (seen as rows of the last dimension) on the same rank. The
-    /// sums are in f64.
+    /// sums are in f64. What is beyond the range of the type of `x` in both is left out.
     ///
     /// # Errors
     /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
@@ -260,7 +260,7 @@ impl Reference {
             .half(code(x)?)
             .half(code(reference)?);
         params.run(&kernels.error, context, grid)?;
-        Ok(ErrorNorm::from_tiles(&out.download()?, grid[0].into()))
+        Ok(ErrorNorm::from_tiles(&out.download()?, rows, cols))
     }
 
     fn on(&self, rank: u32) -> Result<(&Kernels, &Context), Error> {

@@ -1,8 +1,10 @@
-//! Error norms: relative Frobenius norms over the whole and over each tile. A single wrong tile disappears in the
-//! whole, and shows in its own norm.
+//! Error norms: relative Frobenius norms over the whole and over each tile, and the largest error of an element. A single wrong tile
+//! disappears in the whole, and shows in its own norm; a single wrong element disappears in its tile.
 
 /// Bytes of `TileError` in kernels.cu.
-pub(super) const TILE_BYTES: usize = 24;
+pub(super) const TILE_BYTES: usize = 32;
+/// Rows and columns of a tile.
+const TILE: u64 = 128;
 
 /// How far a result is from its reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,29 +15,56 @@ pub struct ErrorNorm {
     pub worst_tile: f64,
     /// That tile: (row, column), in tiles.
     pub worst_at: (u64, u64),
-    /// Elements of x that are infinite or NaN. They make both norms infinite.
+    /// The largest |x − ref| of a tile over the root of the mean square of the tile's ref, over the worst tile. A single wrong
+    /// element, which disappears in the norm of its tile, shows here.
+    pub worst_element: f64,
+    /// Elements of x that are infinite or NaN where ref is not. They make all norms infinite.
     pub nonfinite: u64,
 }
 
 impl ErrorNorm {
-    /// Sums the kernel's output: one record per tile, row-major, `tile_cols` in a row.
-    pub(super) fn from_tiles(bytes: &[u8], tile_cols: u64) -> ErrorNorm {
-        let (mut error, mut reference) = (0.0, 0.0);
-        let mut norm = ErrorNorm { global: 0.0, worst_tile: 0.0, worst_at: (0, 0), nonfinite: 0 };
-        for (i, tile) in bytes.as_chunks::<TILE_BYTES>().0.iter().enumerate() {
+    /// Of no element.
+    pub const NONE: ErrorNorm = ErrorNorm {
+        global: 0.0,
+        worst_tile: 0.0,
+        worst_at: (0, 0),
+        worst_element: 0.0,
+        nonfinite: 0,
+    };
+
+    /// Sums the kernel's output for a matrix of `rows` and `cols`: one record per tile, row-major.
+    ///
+    /// A tile whose reference is near 0 by chance (the last one of a ragged shape may be a single element) is measured
+    /// against a tenth of the mean square of the whole.
+    pub(super) fn from_tiles(bytes: &[u8], rows: u64, cols: u64) -> ErrorNorm {
+        let tile_cols = cols.div_ceil(TILE).max(1);
+        let tiles = bytes.as_chunks::<TILE_BYTES>().0.iter().map(|tile| {
             let words = tile.as_chunks::<8>().0;
-            let (e, r) = (f64::from_le_bytes(words[0]), f64::from_le_bytes(words[1]));
-            let bad = u64::from_le_bytes(words[2]);
+            let [e, r, largest] = [words[0], words[1], words[3]].map(f64::from_le_bytes);
+            (e, r, largest, u64::from_le_bytes(words[2]))
+        });
+        let (mut error, mut reference) = (0.0, 0.0);
+        let mut norm = ErrorNorm::NONE;
+        for (e, r, _, bad) in tiles.clone() {
             error += e;
             reference += r;
             norm.nonfinite += bad;
+        }
+        norm.global = relative(error, reference, norm.nonfinite);
+        let mean = reference / (rows * cols).max(1) as f64;
+        for (i, (e, r, largest, bad)) in tiles.enumerate() {
+            let at = (i as u64 / tile_cols, i as u64 % tile_cols);
+            let extent = |n: u64, i: u64| n.saturating_sub(i * TILE).min(TILE);
+            let count = (extent(rows, at.0) * extent(cols, at.1)) as f64;
+            let r = r.max(0.1 * mean * count);
             let this = relative(e, r, bad);
             if this > norm.worst_tile {
                 norm.worst_tile = this;
-                norm.worst_at = (i as u64 / tile_cols, i as u64 % tile_cols);
+                norm.worst_at = at;
             }
+            norm.worst_element =
+                norm.worst_element.max(relative(largest * largest * count, r, bad));
         }
-        norm.global = relative(error, reference, norm.nonfinite);
         norm
     }
 }
@@ -54,32 +83,47 @@ fn relative(error: f64, reference: f64, nonfinite: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn tiles(of: &[(f64, f64, u64)]) -> Vec<u8> {
-        of.iter()
-            .flat_map(|(e, r, n)| [e.to_le_bytes(), r.to_le_bytes(), n.to_le_bytes()].concat())
-            .collect()
+    /// Of tiles with these sums of squares, largest errors, and elements that are not finite.
+    fn tiles(of: &[(f64, f64, f64, u64)]) -> Vec<u8> {
+        let bytes = |(e, r, largest, n): &(f64, f64, f64, u64)| {
+            [e.to_le_bytes(), r.to_le_bytes(), n.to_le_bytes(), largest.to_le_bytes()].concat()
+        };
+        of.iter().flat_map(bytes).collect()
     }
 
     #[test]
     fn one_bad_tile_shows() {
-        let norm = ErrorNorm::from_tiles(
-            &tiles(&[(0.0, 100.0, 0), (0.0, 100.0, 0), (0.0, 100.0, 0), (4.0, 100.0, 0)]),
-            2,
-        );
-        assert_eq!((norm.global, norm.worst_tile), (0.1, 0.2));
+        let good = (0.0, 16384.0, 0.0, 0);
+        let norm =
+            ErrorNorm::from_tiles(&tiles(&[good, good, good, (655.36, 16384.0, 0.5, 0)]), 256, 256);
+        assert_eq!((norm.global, norm.worst_tile, norm.worst_element), (0.1, 0.2, 0.5));
         assert_eq!(norm.worst_at, (1, 1));
     }
 
     #[test]
+    fn one_bad_element_shows() {
+        let norm = ErrorNorm::from_tiles(&tiles(&[(1.0, 16384.0, 1.0, 0)]), 128, 128);
+        assert_eq!((norm.worst_tile, norm.worst_element), (1.0 / 128.0, 1.0));
+    }
+
+    #[test]
+    fn a_small_tile_is_measured_against_the_whole() {
+        let all = tiles(&[(0.0, 16384.0, 0.0, 0), (1e-6, 1e-9, 1e-3, 0)]);
+        let norm = ErrorNorm::from_tiles(&all, 129, 128);
+        assert!(norm.worst_tile < 1e-3, "{norm:?}");
+    }
+
+    #[test]
     fn a_nan_is_never_small() {
-        let norm = ErrorNorm::from_tiles(&tiles(&[(0.0, 1.0, 1), (0.0, 1.0, 0)]), 2);
+        let norm = ErrorNorm::from_tiles(&tiles(&[(0.0, 1.0, 0.0, 1), (0.0, 1.0, 0.0, 0)]), 1, 256);
         assert_eq!((norm.global, norm.worst_tile), (f64::INFINITY, f64::INFINITY));
         assert_eq!((norm.nonfinite, norm.worst_at), (1, (0, 0)));
     }
 
     #[test]
     fn a_zero_reference_is_met_exactly_or_not_at_all() {
-        assert_eq!(ErrorNorm::from_tiles(&tiles(&[(0.0, 0.0, 0)]), 1).global, 0.0);
-        assert_eq!(ErrorNorm::from_tiles(&tiles(&[(1.0, 0.0, 0)]), 1).global, f64::INFINITY);
+        let of = |tile| ErrorNorm::from_tiles(&tiles(&[tile]), 128, 128).global;
+        assert_eq!(of((0.0, 0.0, 0.0, 0)), 0.0);
+        assert_eq!(of((1.0, 0.0, 1.0, 0)), f64::INFINITY);
     }
 }

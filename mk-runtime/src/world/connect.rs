@@ -1,9 +1,10 @@
 //! One process per GPU: how a process joins its world.
 
+use super::budget::SmShares;
 use super::group::{Door, Group};
 use super::pack::{Pack, Unpack};
 use super::rendezvous::os;
-use super::{Bootstrap, DeviceLimits, UnixBootstrap, World, env_launcher, limits};
+use super::{Bootstrap, DeviceLimits, Topology, UnixBootstrap, World, env_launcher, limits};
 use crate::Error;
 use crate::driver::{self, Context};
 use std::sync::Arc;
@@ -13,13 +14,15 @@ use std::time::Duration;
 const RENDEZVOUS: Duration = Duration::from_secs(300);
 
 /// Changes with anything that the processes of a world say to each other.
-const PROTOCOL: u64 = 3;
+const PROTOCOL: u64 = 4;
 
 /// What a process tells the others of itself.
 struct Card {
     host: String,
     door: String,
     gpu: String,
+    /// SMs of that GPU.
+    sms: u32,
 }
 
 impl World {
@@ -63,28 +66,43 @@ impl World {
                 .text("")
                 .text(&card.host)
                 .text(&card.door)
-                .text(&card.gpu),
+                .text(&card.gpu)
+                .u64(card.sms.into()),
             Err(error) => Pack::default().u64(PROTOCOL).text(&error.to_string()),
         };
         let all = bootstrap.all_gather(&said.done())?;
         let (card, limits, door) = mine?;
         let cards = read_cards(&all, size)?;
         check_cards(&cards, &card)?;
+        // All of them are on this host.
+        let topology = Topology::one_node(size);
+        let gpus: Vec<_> = cards.iter().map(|c| (c.gpu.as_str(), c.sms)).collect();
+        let shares = SmShares::new(&gpus);
         if size == 1 {
             return World::assemble(
                 0,
-                1,
+                topology,
                 vec![Arc::new(Context::retain(device)?)],
                 vec![limits],
+                shares,
                 None,
             );
         }
         let doors: Vec<String> = cards.iter().map(|c| c.door.clone()).collect();
         let group = Group::connect(bootstrap.as_ref(), &door, &doors)?;
-        let local = reach(device, &cards).and_then(|()| Context::retain(device));
+        let node = topology.reach(rank);
+        let local = reach(device, &cards[node.start as usize..node.end as usize])
+            .and_then(|()| Context::retain(device));
         let deadline = super::Deadline::within(RENDEZVOUS);
         let context = group.agree("connecting a world", local, deadline)?;
-        World::assemble(rank, size, vec![Arc::new(context)], vec![limits], Some(Arc::new(group)))
+        World::assemble(
+            rank,
+            topology,
+            vec![Arc::new(context)],
+            vec![limits],
+            shares,
+            Some(Arc::new(group)),
+        )
     }
 }
 
@@ -94,8 +112,12 @@ fn prepare(device: i32) -> Result<(Card, DeviceLimits, Door), Error> {
     // The same in all containers of a machine, and new at each boot.
     let host = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_err(|e| os("read of boot_id", &e))?;
-    let card =
-        Card { host: host.trim().into(), door: door.name().into(), gpu: driver::uuid(device)? };
+    let card = Card {
+        host: host.trim().into(),
+        door: door.name().into(),
+        gpu: driver::uuid(device)?,
+        sms: limits.sms,
+    };
     Ok((card, limits, door))
 }
 
@@ -120,8 +142,9 @@ fn read_cards(all: &[Vec<u8>], size: u32) -> Result<Vec<Card>, Error> {
             Some(error) => return Err(nonsense(rank, &error)),
             None => return Err(nonsense(rank, "its message is cut short")),
         }
-        match (fields.text(), fields.text(), fields.text()) {
-            (Some(host), Some(door), Some(gpu)) => Ok(Card { host, door, gpu }),
+        let sms = |fields: &mut Unpack<'_>| fields.u64().and_then(|n| u32::try_from(n).ok());
+        match (fields.text(), fields.text(), fields.text(), sms(&mut fields)) {
+            (Some(host), Some(door), Some(gpu), Some(sms)) => Ok(Card { host, door, gpu, sms }),
             _ => Err(nonsense(rank, "its message is cut short")),
         }
     };
@@ -141,7 +164,7 @@ fn check_cards(cards: &[Card], mine: &Card) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether this GPU can access those of the others. One that this process does not see cannot be asked about; mapping
+/// Whether this GPU can access those of the others on its node. One that this process does not see cannot be asked about; mapping
 /// its memory will tell.
 fn reach(device: i32, cards: &[Card]) -> Result<(), Error> {
     for other in 0..driver::device_count()? {
@@ -159,7 +182,7 @@ mod tests {
     use super::*;
 
     fn card(host: &str, gpu: &str) -> Card {
-        Card { host: host.into(), door: String::new(), gpu: gpu.into() }
+        Card { host: host.into(), door: String::new(), gpu: gpu.into(), sms: 132 }
     }
 
     #[test]
@@ -174,7 +197,8 @@ mod tests {
 
     #[test]
     fn a_rank_without_a_gpu_is_everybodys_error() {
-        let good = Pack::default().u64(PROTOCOL).text("").text("h").text("d").text("g").done();
+        let good = Pack::default().u64(PROTOCOL).text("").text("h").text("d").text("g");
+        let good = good.u64(132).done();
         let bad = Pack::default().u64(PROTOCOL).text("no CUDA driver").done();
         let old = Pack::default().u64(PROTOCOL + 1).text("").done();
         let fails = |messages: &[Vec<u8>]| {

@@ -12,6 +12,7 @@ use super::wire::{self, Broken, Deadline};
 use super::{Bootstrap, Error};
 use std::fmt::Display;
 use std::io::Read;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -145,7 +146,7 @@ impl Group {
         let mut links = Links { streams, calls: 0, broken: None };
         // What each process says without a call; see `watch`.
         let (mine, fd) = Page::create()?;
-        let theirs = links.all_fds(rank, "connecting", fd, deadline)??;
+        let theirs = links.all_fds(rank, "connecting", fd, 0..names.len() as u32, deadline)??;
         let theirs = theirs
             .iter()
             .map(|fd| fd.as_ref().map(Page::open).transpose())
@@ -170,7 +171,8 @@ impl Group {
         self.links().checked(|links| links.all_gather(self.rank, call, mine, deadline))
     }
 
-    /// Gives every process a descriptor of every other's file, by rank; none for this one.
+    /// Gives every process of `among`, of which this one is, a descriptor of every other's file there: in the order of
+    /// their ranks, and none for this one. Collective for the whole group, each with the ranks that it shares memory with.
     ///
     /// # Errors
     /// As [`Group::all_gather`].
@@ -178,10 +180,11 @@ impl Group {
         &self,
         call: &str,
         mine: OwnedFd,
+        among: Range<u32>,
         deadline: Deadline,
     ) -> Result<Vec<Option<OwnedFd>>, Error> {
         // A descriptor that this process may not have is its own failure, and not one of the group.
-        self.links().checked(|links| links.all_fds(self.rank, call, mine, deadline))?
+        self.links().checked(|links| links.all_fds(self.rank, call, mine, among, deadline))?
     }
 
     /// Tells the others how this process fares, and hears how they do: an error of one is an error of all.
@@ -360,19 +363,21 @@ impl Links {
         rank: u32,
         call: &str,
         mine: OwnedFd,
+        among: Range<u32>,
         deadline: Deadline,
     ) -> Result<Result<Vec<Option<OwnedFd>>, Error>, Error> {
         // So that all are in this call before anybody takes a byte for a descriptor.
         self.all_gather(rank, call, &[], deadline)?;
-        for (peer, stream) in self.peers() {
+        let peers = || self.peers().filter(|(peer, _)| among.contains(peer));
+        for (peer, stream) in peers() {
             wire::send_fd(stream, mine.as_fd(), deadline)
                 .map_err(|b| failure(&b, peer, call, deadline))?;
         }
-        let mut all = self.streams.iter().map(|_| None).collect::<Vec<Option<OwnedFd>>>();
+        let mut all = among.clone().map(|_| None).collect::<Vec<Option<OwnedFd>>>();
         let mut refused = None;
-        for (peer, stream) in self.peers() {
+        for (peer, stream) in peers() {
             match wire::receive_fd(stream, deadline) {
-                Ok(fd) => all[peer as usize] = Some(fd),
+                Ok(fd) => all[(peer - among.start) as usize] = Some(fd),
                 Err(b @ Broken::NoRoom) => refused = Some(failure(&b, peer, call, deadline)),
                 Err(b) => return Err(failure(&b, peer, call, deadline)),
             }

@@ -1,12 +1,18 @@
 //! The ranks that work together and the GPUs they own: all of them in one process, or one process per GPU.
+//!
+//! A world has three parts. A [`Bootstrap`] carries the first messages between its processes, and is dropped when they have
+//! met. The control channel (`group.rs`) stays: small gathers, file descriptors, deaths. The [`Topology`] says which ranks
+//! map each other's memory.
 
 mod bootstrap;
+mod budget;
 mod connect;
 mod group;
 pub(crate) mod order;
 mod pack;
 mod page;
 mod rendezvous;
+mod topology;
 mod watch;
 mod wire;
 
@@ -14,12 +20,14 @@ pub use bootstrap::Bootstrap;
 pub(crate) use group::{Group, SharedGroup};
 pub use order::forked;
 pub use rendezvous::UnixBootstrap;
+pub use topology::Topology;
 pub(crate) use watch::Member;
 pub(crate) use wire::Deadline;
 
 use crate::Error;
 use crate::driver::{self, Context};
 use crate::env::launcher as env_launcher;
+use budget::SmShares;
 use cudarc::driver::sys::CUdevice_attribute as Attr;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -41,14 +49,16 @@ pub struct DeviceLimits {
 
 #[derive(Debug)]
 struct Inner {
-    /// The lowest rank of this process, and how many ranks there are in all.
+    /// The lowest rank of this process.
     first: u32,
-    size: u32,
+    topology: Topology,
     /// Of this process's ranks.
     contexts: Vec<Arc<Context>>,
     limits: Vec<DeviceLimits>,
+    /// Of all ranks.
+    shares: SmShares,
     generation: AtomicU64,
-    /// The other processes, where there are some.
+    /// The control channel to the other processes, where there are some.
     group: Option<SharedGroup>,
 }
 
@@ -72,8 +82,18 @@ impl World {
         World::on_devices(&(0..n).collect::<Vec<_>>())
     }
 
-    /// One process; rank `p` on GPU `devices[p]`. A GPU may be named several times (to test on one GPU): its ranks
-    /// then share its SMs, and grids must fit side by side.
+    /// One process; `ranks` ranks that share GPU `gpu`, to try things on one GPU. Their kernels run side by side: each
+    /// may take [`World::sm_budget`] SMs.
+    ///
+    /// # Errors
+    /// As [`World::on_devices`].
+    pub fn shared(gpu: i32, ranks: usize) -> Result<World, Error> {
+        // Of more there is no world, however many more.
+        World::on_devices(&vec![gpu; ranks.min(mk_abi::device::MAX_RANKS + 1)])
+    }
+
+    /// One process; rank `p` on GPU `devices[p]`. A GPU may be named several times: its ranks then share its SMs, and
+    /// grids must fit side by side ([`World::sm_budget`]).
     ///
     /// # Errors
     /// [`Error::DriverMissing`] and [`Error::DriverTooOld`]; [`Error::NoSuchDevice`]; [`Error::NoPeerAccess`] with
@@ -89,10 +109,12 @@ impl World {
             });
         }
         let limits = devices.iter().map(|d| limits(*d)).collect::<Result<Vec<_>, _>>()?;
-        for from in devices {
-            for to in devices {
-                if from != to && !driver::can_access_peer(*from, *to)? {
-                    return Err(Error::NoPeerAccess { from: *from, to: *to });
+        let topology = Topology::one_node(devices.len() as u32);
+        for (rank, from) in (0..).zip(devices) {
+            for peer in topology.reach(rank) {
+                let to = devices[peer as usize];
+                if *from != to && !driver::can_access_peer(*from, to)? {
+                    return Err(Error::NoPeerAccess { from: *from, to });
                 }
             }
         }
@@ -104,23 +126,31 @@ impl World {
                 None => Arc::new(Context::retain(*device)?),
             });
         }
-        World::assemble(0, devices.len() as u32, contexts, limits, None)
+        let gpus: Vec<_> = limits.iter().map(|l| (l.ordinal, l.sms)).collect();
+        World::assemble(0, topology, contexts, limits, SmShares::new(&gpus), None)
     }
 
     fn assemble(
         first: u32,
-        size: u32,
+        topology: Topology,
         contexts: Vec<Arc<Context>>,
         limits: Vec<DeviceLimits>,
+        shares: SmShares,
         group: Option<SharedGroup>,
     ) -> Result<World, Error> {
         let generation = AtomicU64::new(1);
-        Ok(World { inner: Arc::new(Inner { first, size, contexts, limits, generation, group }) })
+        let inner = Inner { first, topology, contexts, limits, shares, generation, group };
+        Ok(World { inner: Arc::new(inner) })
     }
 
     /// Number of ranks.
     pub fn size(&self) -> u32 {
-        self.inner.size
+        self.inner.topology.ranks()
+    }
+
+    /// Its nodes, and which ranks map each other's memory.
+    pub fn topology(&self) -> &Topology {
+        &self.inner.topology
     }
 
     /// The ranks of this process: all of them in a local world, one in a world of processes.
@@ -168,8 +198,12 @@ impl World {
         limit: Duration,
     ) -> Result<Vec<u8>, Error> {
         let Some(group) = &self.inner.group else { return Ok(mine) };
-        let mut all = group.all_gather(call, &mine, Deadline::within(limit))?;
-        Ok(if all.is_empty() { mine } else { all.swap_remove(0) })
+        let all = group.all_gather(call, &mine, Deadline::within(limit))?;
+        all.into_iter().next().ok_or_else(|| Error::PeerFailed {
+            rank: 0,
+            during: call.into(),
+            what: "its message is missing".into(),
+        })
     }
 
     /// Tells the other processes how this one fares, and hears how they do: an error of one is an error of all. In a local
@@ -219,9 +253,16 @@ impl World {
         contexts.iter().filter(|c| Some(c.ordinal()) == own).count() as u32
     }
 
+    /// SMs that the kernel of each rank may take so that those of all ranks are resident at once, beside `reserved` SMs of
+    /// every GPU that stay free for others: the SMs of a GPU, as the driver reports them, divided by the ranks that share
+    /// it. The smallest share of the world, since all ranks run one plan; the same in every process.
+    pub fn sm_budget(&self, reserved: u32) -> u32 {
+        self.inner.shares.budget(reserved)
+    }
+
     /// Whether some GPU has several ranks of this world.
     pub fn shares_gpus(&self) -> bool {
-        self.distinct_contexts().len() < self.inner.contexts.len()
+        self.inner.shares.any_shared()
     }
 
     /// The other processes of this world, if it has some.

@@ -68,7 +68,7 @@ pub fn kernel(name: &str, cuda: &str, world_size: u32) -> KernelSource {
         spill_bytes: 0,
         plan_hash: 0x6d6b,
         trace: None,
-        engine: None,
+        host: None,
         runtime_dims: vec![],
         meets: true,
     }

@@ -146,11 +146,21 @@ fn error_norms_find_one_bad_element() {
     println!("{norm:?}");
     assert_eq!(norm.worst_at, (2, 3));
     assert!(norm.worst_tile > 3.0 * norm.global && norm.global > 0.0);
+    // Of values in [-1, 1), whose mean square is 1/3.
+    assert!((norm.worst_element - 10.0 * 3f64.sqrt()).abs() < 2.0);
     values[0] = f32::NAN;
     y.upload_f32(&values).unwrap();
     let norm = reference.error(&y, &x).unwrap();
     assert_eq!((norm.nonfinite, norm.worst_at), (1, (0, 0)));
     assert!(norm.global.is_infinite());
+    // Beyond the range of f16 in both.
+    let want = tensor(&world, DType::F32, &[rows, cols]);
+    want.upload_f32(&vec![1e6; (rows * cols) as usize]).unwrap();
+    let half = tensor(&world, DType::F16, &[rows, cols]);
+    half.upload_f32(&vec![f32::INFINITY; (rows * cols) as usize]).unwrap();
+    assert_eq!(reference.error(&half, &want).unwrap().nonfinite, 0);
+    half.upload_f32(&vec![f32::NEG_INFINITY; (rows * cols) as usize]).unwrap();
+    assert_eq!(reference.error(&half, &want).unwrap().nonfinite, rows * cols);
 }
 
 #[test]

@@ -84,8 +84,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         posts: (Agent::Storer, Point::End),
         inner: true,
     },
-    // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue where it was looked at (docs/decisions.md, 36). Traced,
-    // where rows come in slices: 4 to 84, none of it in the loop of wgmmas.
+    // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue. Traced, where rows come in slices: 4 to 84, none of it in
+    // the loop of wgmmas.
     spills: Spills { several_loops: 32, traced_inner_loop: 128 },
     prepare,
 };

@@ -1,4 +1,4 @@
-use super::super::{UnixBootstrap, watch::GRACE};
+use super::super::{Topology, UnixBootstrap, watch::GRACE};
 use super::*;
 use crate::mem::SharedPages;
 use std::io::Write;
@@ -41,7 +41,7 @@ fn bytes_and_descriptors_reach_everybody() {
         let (_, fd) = SharedPages::create(8).unwrap();
         let mut file = std::fs::File::from(fd);
         file.write_all(&[rank as u8]).unwrap();
-        let all = group.all_fds("files", file.into(), soon()).unwrap();
+        let all = group.all_fds("files", file.into(), 0..4, soon()).unwrap();
         for (peer, fd) in all.into_iter().enumerate() {
             let Some(fd) = fd else {
                 assert_eq!(peer as u32, rank);
@@ -53,6 +53,29 @@ fn bytes_and_descriptors_reach_everybody() {
             assert_eq!(u32::from(byte[0]), peer as u32);
         }
         group.all_gather("end", &[], soon()).unwrap();
+    });
+}
+
+/// Four processes on two nodes: bytes go to all, memory to those of the node.
+#[test]
+fn descriptors_stay_on_their_node() {
+    let topology = Topology::nodes_of(4, 2).unwrap();
+    ranks("nodes", 4, |group, rank| {
+        let (_, fd) = SharedPages::create(8).unwrap();
+        let mut file = std::fs::File::from(fd);
+        file.write_all(&[rank as u8]).unwrap();
+        let node = topology.reach(rank);
+        let all = group.all_fds("files", file.into(), node.clone(), soon()).unwrap();
+        assert_eq!(all.len(), 2);
+        for (peer, fd) in node.zip(all) {
+            assert_eq!(fd.is_none(), peer == rank);
+            let Some(fd) = fd else { continue };
+            let mut byte = [99];
+            std::fs::File::from(fd).read_exact_at(&mut byte, 0).unwrap();
+            assert_eq!(u32::from(byte[0]), peer);
+        }
+        let all = group.all_gather("end", &[rank as u8], soon()).unwrap();
+        assert_eq!(all, [[0], [1], [2], [3]]);
     });
 }
 
@@ -159,7 +182,7 @@ fn a_descriptor_that_does_not_fit_is_an_error_of_its_process() {
             let none = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
             // SAFETY: reads a struct.
             unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) };
-            let said = fd.and_then(|fd| links.all_fds(0, "files", fd, soon())?);
+            let said = fd.and_then(|fd| links.all_fds(0, "files", fd, 0..2, soon())?);
             let refused =
                 matches!(&said, Err(Error::System { what, .. }) if what.contains("ulimit"));
             let goes_on = links.all_gather(0, "next", &[], soon()).is_ok();
@@ -168,7 +191,7 @@ fn a_descriptor_that_does_not_fit_is_an_error_of_its_process() {
         }
         ForkResult::Parent { child } => {
             let (_, fd) = SharedPages::create(8).unwrap();
-            peer.all_fds(1, "files", fd, soon()).unwrap().unwrap();
+            peer.all_fds(1, "files", fd, 0..2, soon()).unwrap().unwrap();
             peer.all_gather(1, "next", &[], soon()).unwrap();
             assert_eq!(waitpid(child, None).expect("waits"), WaitStatus::Exited(child, 3));
         }

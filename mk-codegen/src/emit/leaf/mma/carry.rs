@@ -4,7 +4,7 @@
 //! tile's steps along k, so that the sum has had the time of the first half to arrive; or behind all of them, where the product goes
 //! through an elementwise chain first.
 
-use super::operands::rows_of;
+use crate::emit::leaf::mma::operands::rows_of;
 use crate::emit::{context::Emitter, error::EmitError, maps::View};
 use crate::ir::{
     Access, EpilogueOp, Expr, FamId, Leaf, Operand, Point, Store, Var, carry_last, gated,

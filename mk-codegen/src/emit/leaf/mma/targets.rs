@@ -1,6 +1,6 @@
 //! Where the tiles of a product go: always to one place, or each to one of several.
 
-use super::operands::rows_of;
+use crate::emit::leaf::mma::operands::rows_of;
 use crate::emit::{context::Emitter, error::EmitError};
 use crate::ir::{Access, FamId, Family, Mode, Operand};
 

@@ -4,32 +4,34 @@
 //! inner dimension, rounded once, where the product goes: as tiles of it to whoever reads them.
 
 use super::{
-    draft::{Covers, Draft, Flow, Reader, Writer, read},
-    gather::aligned,
-    gemm::{even, widest},
-    product::Destination,
-    reduce::{Adders, Place, Share, Summands, adders, place, tiles_across},
-    rows::Rows,
-    select::Tensor,
+    destination::Destination,
+    sum::{Adders, Place, Share, Summands, adders, place, tiles_across},
 };
 use crate::ir::{Access, BufId, Each, Expr, Leaf, Operand, Space, Var};
+use crate::passes::{
+    draft::{Draft, Flow, Reader, TileRows, Writer, read},
+    shape::{
+        rows::Rows,
+        tensor::{Tensor, aligned},
+    },
+};
 use crate::settings::Reduction;
 use mk_abi::DType;
 
-/// What the tiles of some rows of a product leave whose inner dimension is cut: `[split, rows of all shards, n]`, in f32.
-pub(super) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -> BufId {
+/// The f32 parts of a product whose inner dimension is cut: `[parts, rows of all shards, n]`.
+pub(in crate::passes) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -> BufId {
     let world = draft.world();
     let n = draft.local(out, 1, Var::RANK);
-    let width = widest(out, 1, world);
+    let width = out.widest(1, world);
     let padded = aligned(width, 4);
-    let pitch = (padded != width || !even(out, 1, world)).then_some(Expr::Const(padded));
+    let pitch = (padded != width || !out.even(1, world)).then_some(Expr::Const(padded));
     let shape = vec![split.into(), (rows.shards * rows.covered()).into(), n];
     draft.buffer("splits", Space::Scratch, DType::F32, shape, pitch)
 }
 
 /// Adds the parts of each tile, in the order of the inner dimension, and writes the rounded sums to where the product goes. The
 /// last loop variable of those who write is the part, the one before it the column block.
-pub(super) fn fold(
+pub(in crate::passes) fn fold(
     draft: &mut Draft,
     reduction: Reduction,
     out: &Tensor,
@@ -55,16 +57,9 @@ pub(super) fn fold(
     let domain = rows.domain(across);
     let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
     let family = draft.family("fold", kind, leaf, domain, vec![], accesses);
-    let post = |c: Covers| {
+    let post = |c: TileRows| {
         let column = draft.plan.families[c.family].domain.len() - 2;
-        Writer {
-            family: c.family,
-            operand,
-            word: vec![c.shard, c.block, Var::domain(column).into()],
-            rank: Var::RANK.into(),
-            each: None,
-            when: None,
-        }
+        Writer::new(c.family, operand, vec![c.shard, c.block, Var::domain(column).into()])
     };
     let from = by.into_iter().map(post).collect();
     draft.flows.push(Flow {
@@ -72,14 +67,12 @@ pub(super) fn fold(
         shape: vec![rows.shards.into(), blocks.into(), across.into()],
         from,
         count: split,
-        to: vec![Reader {
+        to: vec![Reader::new(
             family,
-            operand: Operand::Src,
-            word: vec![r.shard.clone(), r.block.clone() / per_block, j],
-            each: None,
-            when: None,
-        }],
+            Operand::Src,
+            vec![r.shard.clone(), r.block.clone() / per_block, j],
+        )],
     });
-    let by = vec![Covers { family, shard: r.shard, block: r.block }];
+    let by = vec![TileRows { family, shard: r.shard, block: r.block }];
     Summands { rows, block: tile, together: 1, by, operand: Operand::Dst }
 }

@@ -1,61 +1,32 @@
 //! A plan in the making: families with their accesses, and the flows of data between them. Signals come later.
 
-use super::select::Tensor;
+mod flow;
+
+pub(in crate::passes) use flow::{Flow, Reader, Writer};
+
+use super::shape::{extents::Extents, tensor::Tensor};
 use crate::graph::Extent;
 use crate::ir::{
-    Access, Arena, BufId, Buffer, Dim, DimId, Each, EdgeId, Entity, Expr, FamId, Family,
-    InternalEdge, Leaf, Mode, Operand, Plan, Point, RoleKind, Schedule, Space, Var,
+    Access, Arena, BufId, Buffer, EdgeId, Entity, Expr, FamId, Family, InternalEdge, Leaf, Mode,
+    Operand, Plan, Point, RoleKind, Schedule, Space, Var,
 };
 use crate::settings::Config;
 use crate::target::Target;
 use mk_abi::DType;
-use mk_syntax::Placement;
 
-/// Data that families write and others read, handed over word by word.
-pub(super) struct Flow {
-    /// Name of the signal.
-    pub name: &'static str,
-    /// Extents of its array.
-    pub shape: Vec<Expr>,
-    pub from: Vec<Writer>,
-    /// Tasks that raise each word.
-    pub count: Expr,
-    pub to: Vec<Reader>,
-}
-
-/// A family that raises words of a flow.
-pub(super) struct Writer {
-    pub family: FamId,
-    /// What it writes through; decides the completion.
-    pub operand: Operand,
-    /// The word that a task raises, and on which rank.
-    pub word: Vec<Expr>,
-    pub rank: Expr,
-    pub each: Option<Each>,
-    pub when: Option<Expr>,
-}
-
-/// A family that waits for words of a flow.
-pub(super) struct Reader {
-    pub family: FamId,
-    /// What needs the data; decides who waits.
-    pub operand: Operand,
-    pub word: Vec<Expr>,
-    pub each: Option<Each>,
-    pub when: Option<Expr>,
-}
-
-/// The block of rows that a family's tasks cover: its shard, and the block in the shard.
+/// The rows of tiles that a family's tasks cover: the shard, and the block in the shard.
 #[derive(Clone)]
-pub(super) struct Covers {
+pub(in crate::passes) struct TileRows {
     pub family: FamId,
     pub shard: Expr,
     pub block: Expr,
 }
 
 /// The plan so far. Roles and signals are empty; [`Draft::kinds`] says where each family belongs.
-pub(super) struct Draft {
+pub(in crate::passes) struct Draft {
     pub plan: Plan,
+    /// Its dimensions.
+    pub extents: Extents,
     pub kinds: Arena<FamId, RoleKind>,
     pub flows: Vec<Flow>,
     pub target: &'static Target,
@@ -74,6 +45,7 @@ impl Draft {
         };
         Draft {
             plan,
+            extents: Extents::new(config.ranks),
             kinds: Arena::new(),
             flows: Vec::new(),
             target,
@@ -88,7 +60,7 @@ impl Draft {
     }
 
     pub fn world(&self) -> i32 {
-        self.plan.mesh.size() as i32
+        self.extents.world()
     }
 
     /// The next edge id.
@@ -99,48 +71,17 @@ impl Draft {
 
     /// An extent under its own name.
     pub fn dim(&mut self, e: &Extent) -> Expr {
-        let Some(name) = &e.symbol else { return Expr::Const(e.value) };
-        let known = self.plan.dims.iter().find(|(_, d)| d.name == *name).map(|(id, _)| id);
-        let id: DimId = known.unwrap_or_else(|| {
-            let runtime_max = e.runtime_max;
-            self.plan.dims.push(Dim { name: name.clone(), value: e.value, runtime_max })
-        });
-        Expr::Dim(id)
-    }
-
-    /// The part of an extent that rank `q` owns: `torch.chunk`'s, so the last ranks may own less, or nothing.
-    pub fn shard(&mut self, e: &Extent, q: impl Into<Expr>) -> Expr {
-        let world = self.world();
-        if world == 1 {
-            return self.dim(e);
-        }
-        if e.runtime_max.is_none() && shard_extent(e, world) * world == e.value {
-            return Expr::Const(shard_extent(e, world));
-        }
-        let (part, whole) = (self.part(e), self.dim(e));
-        Expr::Const(0).max(part.clone().min(whole - q.into() * part))
-    }
-
-    /// Elements of an extent that a rank owns, before the last ranks come short.
-    pub fn part(&mut self, e: &Extent) -> Expr {
-        let world = self.world();
-        match e.runtime_max {
-            Some(_) => self.dim(e).ceil_div(world),
-            None => Expr::Const(shard_extent(e, world)),
-        }
+        self.extents.dim(e)
     }
 
     /// A dimension of a tensor on rank `q`.
     pub fn local(&mut self, t: &Tensor, dim: usize, q: impl Into<Expr>) -> Expr {
-        match t.placement {
-            Placement::Shard(d) if d == dim => self.shard(&t.shape[dim], q),
-            _ => self.dim(&t.shape[dim]),
-        }
+        self.extents.local(t, dim, q)
     }
 
     /// A caller's tensor, in its local shape.
     pub fn tensor(&mut self, t: &Tensor, space: Space) -> BufId {
-        let shape = (0..t.shape.len()).map(|d| self.local(t, d, Var::RANK)).collect();
+        let shape = self.extents.local_shape(t);
         self.buffer(&t.name, space, t.dtype, shape, None)
     }
 
@@ -207,18 +148,21 @@ impl Draft {
     }
 }
 
-/// The most elements of an extent that a rank owns.
-pub(super) fn shard_extent(e: &Extent, world: i32) -> i32 {
-    (e.capacity() + world - 1) / world
-}
-
 /// A read of the own rank's memory at the start of a task.
-pub(super) fn read(operand: Operand, buffer: BufId, region: Vec<(Expr, Expr)>) -> Access {
+pub(in crate::passes) fn read(
+    operand: Operand,
+    buffer: BufId,
+    region: Vec<(Expr, Expr)>,
+) -> Access {
     access(operand, Mode::Read, buffer, region, Point::Start)
 }
 
 /// A write to the own rank's memory at the end of a task.
-pub(super) fn write(operand: Operand, buffer: BufId, region: Vec<(Expr, Expr)>) -> Access {
+pub(in crate::passes) fn write(
+    operand: Operand,
+    buffer: BufId,
+    region: Vec<(Expr, Expr)>,
+) -> Access {
     access(operand, Mode::Write, buffer, region, Point::End)
 }
 

@@ -1,16 +1,16 @@
 //! Blocks of rows: how the rows of a result are cut, and in which order they are walked.
 
 use super::{
-    draft::{Draft, shard_extent},
-    gather::{block_rows, peer_at},
-    select::Tensor,
+    extents::Extents,
+    ranks::{block_rows, peer_at},
+    tensor::{Tensor, shard_extent},
 };
 use crate::ir::{Expr, Var};
 use mk_syntax::Placement;
 
 /// The rows that a family's tiles cover.
 #[derive(Clone)]
-pub(super) struct Rows {
+pub(in crate::passes) struct Rows {
     /// The tensor whose dimension 0 is cut into shards: rows of shard `q` are its rows on rank `q`.
     pub of: Tensor,
     /// Rows of a full shard, or of the whole where there is one shard.
@@ -33,7 +33,7 @@ pub(super) struct Rows {
 }
 
 /// One block of rows, as expressions over a task's variables.
-pub(super) struct RowBlock {
+pub(in crate::passes) struct RowBlock {
     /// The shard; the own rank where rows are not cut.
     pub shard: Expr,
     /// Block in the shard.
@@ -48,15 +48,15 @@ pub(super) struct RowBlock {
 
 impl Rows {
     /// The rows of `of` in blocks of `height`, by owner or as the own rank has them.
-    pub fn new(draft: &mut Draft, of: &Tensor, by_owner: bool, height: i32) -> Rows {
-        let world = draft.world();
+    pub fn new(extents: &mut Extents, of: &Tensor, by_owner: bool, height: i32) -> Rows {
+        let world = extents.world();
         let e = &of.shape[0];
         let shards = if by_owner { world } else { 1 };
         let sharded = of.placement == Placement::Shard(0);
         let (per_shard, capacity) = if by_owner || sharded {
-            (draft.part(e), shard_extent(e, world))
+            (extents.part(e), shard_extent(e, world))
         } else {
-            (draft.dim(e), e.capacity())
+            (extents.dim(e), e.capacity())
         };
         let blocks = (capacity + height - 1) / height;
         let (of, first, count, from, walked) = (of.clone(), 0, shards, 0, blocks);
@@ -118,7 +118,7 @@ impl Rows {
     }
 
     /// The rows of a task.
-    pub fn block(&self, draft: &mut Draft) -> RowBlock {
+    pub fn block(&self, extents: &mut Extents) -> RowBlock {
         let height = self.height;
         let mut i = Expr::from(Var::domain(0));
         if self.from > 0 {
@@ -134,9 +134,9 @@ impl Rows {
             peer_at(Expr::Const(self.first), self.shards)
         };
         let rows = if self.shards == 1 {
-            draft.local(&self.of, 0, Var::RANK)
+            extents.local(&self.of, 0, Var::RANK)
         } else {
-            draft.shard(&self.of.shape[0], shard.clone())
+            extents.shard(&self.of.shape[0], shard.clone())
         };
         let len = block_rows(rows, i.clone(), height);
         let loops = if self.count > 1 { 2 } else { 1 };

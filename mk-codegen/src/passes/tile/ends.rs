@@ -1,6 +1,6 @@
 //! Checks tiles of odd widths, once the plan is made: their results leave in boxes that end where rows do.
 
-use super::LowerError;
+use crate::passes::error::LowerError;
 use crate::{
     ir::{Leaf, Operand, Plan, Points, Store, TableSet},
     settings::{Config, Refusal, by_name},
@@ -10,7 +10,7 @@ use crate::{
 ///
 /// # Errors
 /// [`LowerError::Setting`] with what would fit.
-pub(super) fn check(plan: &Plan, config: &Config) -> Result<(), LowerError> {
+pub(in crate::passes) fn check(plan: &Plan, config: &Config) -> Result<(), LowerError> {
     let tables = TableSet::new(plan, |_, _| Vec::new());
     let points = Points::new(plan, &tables);
     for (id, f) in plan.families.iter() {

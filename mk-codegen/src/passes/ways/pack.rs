@@ -2,39 +2,40 @@
 //!
 //! Leaves: a copy in scratch with padded rows, and a flow of one word to those who read it.
 
-use super::{
-    draft::{Covers, Draft, Flow, Reader, Writer, read, write},
-    gather::{aligned, block_rows},
-    gemm::{tma_rows, widest},
-    rows::Rows,
-    select::Tensor,
-};
 use crate::ir::{BufId, CopyVia, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+use crate::passes::{
+    draft::{Draft, Flow, Reader, TileRows, Writer, read, write},
+    shape::{
+        ranks::block_rows,
+        rows::Rows,
+        tensor::{Tensor, aligned},
+    },
+};
 
 /// Rows that one repacking task copies.
 const ROWS: i32 = 64;
 
 /// A repacked operand: where it is, who writes it, in how many tasks.
 #[derive(Clone)]
-pub(super) struct Packed {
+pub(in crate::passes) struct Packed {
     pub buffer: BufId,
     pub by: FamId,
     pub tasks: i32,
 }
 
 /// Copies a matrix into rows that TMA can take, if its own cannot be taken on every rank.
-pub(super) fn matrix(draft: &mut Draft, t: &Tensor, from: BufId) -> Option<Packed> {
+pub(in crate::passes) fn matrix(draft: &mut Draft, t: &Tensor, from: BufId) -> Option<Packed> {
     let world = draft.world();
-    if tma_rows(t, world) {
+    if t.tma_rows(world) {
         return None;
     }
     let last = t.shape.len() - 1;
-    let padded = aligned(widest(t, last, world), t.dtype.size_bytes());
-    let shape: Vec<_> = (0..=last).map(|d| draft.local(t, d, Var::RANK)).collect();
+    let padded = aligned(t.widest(last, world), t.dtype.size_bytes());
+    let shape = draft.extents.local_shape(t);
     let name = format!("{}_packed", t.name);
     let pitch = Some(Expr::Const(padded));
     let buffer = draft.buffer(&name, Space::Scratch, t.dtype, shape.clone(), pitch);
-    let blocks = (widest(t, 0, world) + ROWS - 1) / ROWS;
+    let blocks = (t.widest(0, world) + ROWS - 1) / ROWS;
     let i = Expr::from(Var::domain(0));
     let len = block_rows(shape[0].clone(), i.clone(), ROWS);
     let mut region = vec![(i * ROWS, len)];
@@ -52,7 +53,7 @@ pub(super) fn matrix(draft: &mut Draft, t: &Tensor, from: BufId) -> Option<Packe
 
 /// Copies a matrix whose columns are cut by owner into one where every owner's columns begin at a multiple of 16 bytes, as
 /// TMA wants: `[rows, shards, columns]`. `None` if they do as they are.
-pub(super) fn columns_by_owner(
+pub(in crate::passes) fn columns_by_owner(
     draft: &mut Draft,
     t: &Tensor,
     from: BufId,
@@ -68,10 +69,10 @@ pub(super) fn columns_by_owner(
     let name = format!("{}_packed", t.name);
     let pitch = Some(Expr::Const(padded));
     let buffer = draft.buffer(&name, Space::Scratch, t.dtype, shape, pitch);
-    let blocks = (widest(t, 0, world) + ROWS - 1) / ROWS;
+    let blocks = (t.widest(0, world) + ROWS - 1) / ROWS;
     let (i, s) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
     let down = (i.clone() * ROWS, block_rows(height, i, ROWS));
-    let cols = draft.shard(&t.shape[1], s.clone());
+    let cols = draft.extents.shard(&t.shape[1], s.clone());
     let src = vec![down.clone(), (s.clone() * rows.capacity, cols.clone())];
     let dst = vec![down, (s, 1.into()), (0.into(), cols)];
     let by = draft.family(
@@ -86,25 +87,12 @@ pub(super) fn columns_by_owner(
 }
 
 /// The flow from a repacked operand to its readers.
-pub(super) fn flow(draft: &mut Draft, p: &Packed, operand: Operand, to: &[Covers]) {
-    let reader = |c: &Covers| Reader {
-        family: c.family,
-        operand,
-        word: vec![0.into()],
-        each: None,
-        when: None,
-    };
+pub(in crate::passes) fn flow(draft: &mut Draft, p: &Packed, operand: Operand, to: &[TileRows]) {
+    let reader = |c: &TileRows| Reader::new(c.family, operand, vec![0.into()]);
     draft.hand_over(Flow {
         name: if operand == Operand::A { "packed_a" } else { "packed_b" },
         shape: vec![1.into()],
-        from: vec![Writer {
-            family: p.by,
-            operand: Operand::Dst,
-            word: vec![0.into()],
-            rank: Var::RANK.into(),
-            each: None,
-            when: None,
-        }],
+        from: vec![Writer::new(p.by, Operand::Dst, vec![0.into()])],
         count: p.tasks.into(),
         to: to.iter().map(reader).collect(),
     });

@@ -1,91 +1,41 @@
 //! The tiles of one matrix product: what a family of them reads, in which order, and where each goes.
 
-use super::{
-    columns::Columns,
-    draft::{Covers, Draft, read, write},
-    gather::{Slices, block_rows, peer_at},
-    gemm::widest,
-    rows::{RowBlock, Rows},
-    select::Gemm,
-};
 use crate::ir::{
-    Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Operand, Point, RoleKind,
-    Var, carry_last, saves_gates,
+    ALayout, Access, BLayout, BufId, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Operand,
+    Point, RoleKind, Store, Var, carry_last, saves_gates,
+};
+use crate::passes::{
+    draft::{Draft, TileRows, read, write},
+    shape::{
+        kernel,
+        ranks::block_rows,
+        rows::{RowBlock, Rows},
+    },
+    ways::{destination::Destination, gathered::Slices},
 };
 
-/// Where a product goes.
-#[derive(Clone, Copy)]
-pub(super) enum Destination {
-    /// `[rows, n]` of the caller.
-    Out(BufId),
-    /// `[shards, rows, n]` in scratch, for the next product.
-    Hidden(BufId),
-    /// `[sources, rows, n]` on the owner of the rows.
-    Slots(BufId),
-    /// `[shards, rows, n]` of the own rank, for every rank to read.
-    Parts(BufId),
-    /// See [`Columns`].
-    Columns(Columns),
-    /// See [`Ring`].
-    Ring(Ring),
+/// The leaf of a product's tiles.
+#[derive(Clone)]
+pub(super) struct MmaTile {
+    pub block: [u32; 3],
+    pub stages: u32,
+    pub a_layout: ALayout,
+    pub b_layout: BLayout,
+    pub store: Store,
+    pub consumers: Consumers,
+    pub epilogue: Vec<EpilogueOp>,
 }
 
-impl Destination {
-    /// The writes of some columns of a block of rows, to the own rank's slot where there are slots; of several, one happens.
-    pub fn writes(
-        self,
-        operand: Operand,
-        rows: &Rows,
-        r: &RowBlock,
-        columns: (Expr, Expr),
-    ) -> Vec<Access> {
-        let here = (r.at.clone(), r.len.clone());
-        match self {
-            Destination::Out(out) => {
-                vec![write(operand, out, vec![(rows.global(r), r.len.clone()), columns])]
-            }
-            Destination::Hidden(b) | Destination::Parts(b) => {
-                vec![write(operand, b, vec![(r.shard.clone(), 1.into()), here, columns])]
-            }
-            Destination::Slots(slots) => vec![Access {
-                rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
-                ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
-            }],
-            Destination::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
-            Destination::Ring(ring) => {
-                let (hop, world) = (rows.hop(), rows.shards);
-                let passed = Access {
-                    rank: ring.next(world),
-                    when: Some(hop.clone().lt(world - 1)),
-                    ..write(
-                        operand,
-                        ring.passed,
-                        vec![(hop.clone(), 1.into()), here.clone(), columns.clone()],
-                    )
-                };
-                let last = Access {
-                    when: Some(hop.equals(world - 1)),
-                    ..write(operand, ring.last, vec![here, columns])
-                };
-                vec![passed, last]
-            }
-        }
+impl MmaTile {
+    pub fn leaf(&self) -> Leaf {
+        let MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue } =
+            self.clone();
+        Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue }
     }
-}
 
-/// Sums that tiles go on with.
-#[derive(Clone, Copy)]
-pub(super) struct Ring {
-    /// `[hops, rows, n]`: the sums so far, with which the rank before goes on.
-    pub passed: BufId,
-    /// `[rows, n]` of the own rank: the finished sums, the caller's.
-    pub last: BufId,
-}
-
-impl Ring {
-    /// The rank that adds next to a tile.
-    pub fn next(&self, world: i32) -> Expr {
-        peer_at((world - 1).into(), world)
+    /// Columns of the result that a tile makes.
+    pub fn out_columns(&self) -> i32 {
+        self.leaf().out_columns() as i32
     }
 }
 
@@ -103,9 +53,9 @@ pub(super) struct Cut {
 /// What the tiles of one product share.
 #[derive(Clone)]
 pub(super) struct Product<'a> {
-    pub g: &'a Gemm,
+    pub g: &'a kernel::Product,
     pub name: String,
-    pub leaf: Leaf,
+    pub tile: MmaTile,
     pub rows: Rows,
     pub group: i32,
     pub k: Expr,
@@ -113,7 +63,7 @@ pub(super) struct Product<'a> {
     pub col_blocks: i32,
     pub b: BufId,
     pub extras: Vec<BufId>,
-    pub target: Destination,
+    pub destination: Destination,
     pub cut: Option<Cut>,
     /// The extent of half of the inner dimension, where the loader stops on the way to wait for what a tile goes on with: its stages
     /// are full by then, so that the wait costs nothing.
@@ -147,27 +97,6 @@ impl Product<'_> {
         }
     }
 
-    /// The sum so far with which a tile goes on: none at the first hop. It comes at the start, between the two halves of the inner
-    /// dimension, or `last`: behind elementwise operations.
-    fn carried(
-        &self,
-        rows: &Rows,
-        r: &RowBlock,
-        ring: Ring,
-        cols: (Expr, Expr),
-        last: bool,
-    ) -> Access {
-        let hop = rows.hop();
-        let (at, when) = match self.half {
-            _ if last => (Point::End, None),
-            Some(_) => (Point::Inner, Some(Expr::from(Var::INNER).equals(1))),
-            None => (Point::Start, None),
-        };
-        let len = hop.clone().equals(0).select(0, r.len.clone());
-        let region = vec![((hop - 1).max(0), 1.into()), (r.at.clone(), len), cols];
-        Access { at, when, ..read(Operand::AccIn, ring.passed, region) }
-    }
-
     /// Iterations of that loop.
     fn iterations(&self, r: &RowBlock, slices: Slices) -> Expr {
         match self.cut {
@@ -191,16 +120,14 @@ impl Product<'_> {
 
     /// Takes tiles of so many columns, and says how many of the result they make.
     pub fn set_columns(&mut self, columns: u32, world: i32) -> i32 {
-        if let Leaf::MmaTile { block, .. } = &mut self.leaf {
-            block[1] = columns;
-        }
-        let columns = self.leaf.out_columns() as i32;
-        self.col_blocks = (widest(&self.g.out, 1, world) + columns - 1) / columns;
+        self.tile.block[1] = columns;
+        let columns = self.tile.out_columns();
+        self.col_blocks = (self.g.out.widest(1, world) + columns - 1) / columns;
         columns
     }
 
     /// The tiles of a gathered operand's own rows, which the caller gives in `shard`.
-    pub fn own_family(&self, draft: &mut Draft, own: &Rows, shard: BufId) -> Covers {
+    pub fn own_family(&self, draft: &mut Draft, own: &Rows, shard: BufId) -> TileRows {
         self.family(draft, &format!("{}.own", self.name), own, None, |r| {
             (shard, vec![(r.at.clone(), r.len.clone()), self.depth(r)])
         })
@@ -215,13 +142,10 @@ impl Product<'_> {
         rows: &Rows,
         slices: Option<Slices>,
         a: impl Fn(&RowBlock) -> (BufId, Vec<(Expr, Expr)>),
-    ) -> Covers {
-        let Leaf::MmaTile { b_layout, epilogue, .. } = &self.leaf else {
-            let family = crate::ir::Entity::new(0);
-            return Covers { family, shard: 0.into(), block: 0.into() };
-        };
-        let width = self.leaf.out_columns() as i32;
-        let r = rows.block(draft);
+    ) -> TileRows {
+        let MmaTile { b_layout, epilogue, .. } = &self.tile;
+        let width = self.tile.out_columns();
+        let r = rows.block(&mut draft.extents);
         let (buffer, region) = a(&r);
         let j = rows.column();
         let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
@@ -257,8 +181,9 @@ impl Product<'_> {
                 _ => Access { at: Point::End, ..read(operand, *buffer, region) },
             });
         }
-        if let Destination::Ring(ring) = self.target {
-            accesses.push(self.carried(rows, &r, ring, cols.clone(), carry_last(epilogue)));
+        if let Destination::Ring(ring) = self.destination {
+            let late = self.half.map(|_| 1);
+            accesses.push(ring.carried(rows, &r, cols.clone(), late, carry_last(epilogue)));
         }
         let k = Expr::from(Var::domain(r.loops + 1));
         accesses.extend(match self.cut {
@@ -266,31 +191,24 @@ impl Product<'_> {
                 let row = (rows.in_covered(&r), r.len.clone());
                 vec![write(Operand::C, into, vec![(k, 1.into()), row, cols])]
             }
-            None => self.target.writes(Operand::C, rows, &r, cols),
+            None => self.destination.writes(Operand::C, rows, &r, cols),
         });
         let mut domain = rows.domain(self.col_blocks);
         let parts = self.cut.map_or(1, |c| c.parts);
         let group = slices.map_or(self.group, |s| s.together * rows.count);
-        let mut order = match self.target {
-            Destination::Ring(_) => rows.order_by_hop(group, self.col_blocks),
-            _ if self.by_shard => rows.order_by_shard(group, self.col_blocks, parts),
-            _ => rows.order(group, self.col_blocks, parts),
+        let mut order = match self.by_shard {
+            true => rows.order_by_shard(group, self.col_blocks, parts),
+            false => self.destination.order(rows, group, self.col_blocks, parts),
         };
-        if let (Destination::Slots(_), [_, hop, column]) = (self.target, order.as_mut_slice())
-            && rows.count == rows.shards
-        {
-            // Not always the same owner's, as many CTAs are a multiple of ranks: own tiles take less.
-            *hop = (hop.clone() + column.clone()) % rows.count;
-        }
         if self.cut.is_some() {
             domain.push(("k", parts.into()));
             order.push(Expr::from(Var::LINEAR) % parts);
         }
-        let family =
-            draft.family(name, RoleKind::Compute, self.leaf.clone(), domain, order, accesses);
+        let leaf = self.tile.leaf();
+        let family = draft.family(name, RoleKind::Compute, leaf, domain, order, accesses);
         let halves = self.half.map(|_| 2.into());
         let iterations = slices.map(|s| self.iterations(&r, s)).or(halves);
         draft.plan.families[family].inner = iterations.map(|n| ("q".to_string(), n));
-        Covers { family, shard: r.shard, block: r.block }
+        TileRows { family, shard: r.shard, block: r.block }
     }
 }

@@ -1,27 +1,29 @@
 //! An all-reduce whose columns have owners: every rank writes its summands of a block of columns into the owner's slot, the owner
-//! adds the slots in the order of ranks, and pushes the sums to every other rank. As [`reduce`](super::reduce), which cuts rows;
+//! adds the slots in the order of ranks, and pushes the sums to every other rank. As [`two_shot`](super::two_shot), which cuts rows;
 //! but the product's rows stay whole, so that few of them are not cut into many blocks that read the right operand again each.
 //!
 //! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[world, rows of all shards, n]` of one slot per source
 //! rank, of which the owner uses its own columns; `sums`, as large as one slot, which the other owners
 //! write; the ordered sum; and the copy from `sums` to the caller's tensor.
 
-use super::{
-    draft::{Covers, Draft, Flow, Reader, Writer, read, write},
-    gather::{block_rows, every_peer, peer_at},
-    reduce::{Adders, Share, Sum, Summands, adders, pitch, tiles_across, to_peers},
-    rows::{RowBlock, Rows},
-    select::Tensor,
-};
+use super::sum::{Adders, Share, Summands, Summed, adders, tiles_across, to_peers};
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
-use crate::settings::Reduction;
+use crate::passes::{
+    draft::{Draft, Flow, Reader, TileRows, Writer, read, write},
+    shape::{
+        ranks::{block_rows, every_peer, peer_at},
+        rows::{RowBlock, Rows},
+        tensor::Tensor,
+    },
+};
+use crate::settings::Config;
 
 /// Rows that are copied at once, at most: where more are left, CTAs have several copies.
 const MOST_ROWS: i32 = 256;
 
 /// Column block `j` of a result belongs to rank `j % world`, as its block `j / world`.
 #[derive(Clone, Copy)]
-pub(super) struct Columns {
+pub(in crate::passes) struct Columns {
     slots: BufId,
     world: i32,
     /// Columns of a block.
@@ -36,7 +38,7 @@ impl Columns {
     pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Columns {
         let (world, across) = (draft.world(), tiles_across(draft, out, width));
         let shape = vec![world.into(), all(rows), draft.dim(&out.shape[1])];
-        let slots = draft.buffer("slots", Space::Workspace, out.dtype, shape, pitch(out));
+        let slots = draft.buffer("slots", Space::Workspace, out.dtype, shape, out.padded_pitch());
         Columns { slots, world, width, across }
     }
 
@@ -63,15 +65,15 @@ impl Columns {
     }
 
     /// Adds up the slots, and brings every rank the others' sums.
-    pub fn sum(&self, draft: &mut Draft, reduction: Reduction, of: &Sum<'_>, from: Summands) {
+    pub fn sum(&self, draft: &mut Draft, config: &Config, of: &Summed<'_>, from: Summands) {
         let (out, result) = (of.out, of.result);
         let Summands { rows, block, by, operand, .. } = from;
         debug_assert_eq!(block[1], self.width, "a block of columns is a tile's");
         let Adders { kind, tile, per_block, .. } =
-            adders(draft, reduction, Share::One, self.mine(), &rows, block, 1);
+            adders(draft, config.reduction, Share::One, self.mine(), &rows, block, 1);
         let blocks = rows.blocks;
         let rows = rows.in_blocks(tile[0]);
-        let r = rows.block(draft);
+        let r = rows.block(&mut draft.extents);
         let n = draft.dim(&out.shape[1]);
         // Block `c` of the own ones.
         let c = rows.column();
@@ -83,22 +85,20 @@ impl Columns {
         let src = Access { each: Some(each.clone()), ..read(Operand::Src, self.slots, source) };
         let region = vec![(rows.global(&r), r.len.clone()), columns.clone()];
         let shape = vec![all(&rows), n];
-        let finished = draft.buffer("sums", Space::Workspace, out.dtype, shape, pitch(out));
+        let finished = draft.buffer("sums", Space::Workspace, out.dtype, shape, out.padded_pitch());
         let mut accesses = vec![src];
         accesses.extend(of.makes(region));
         accesses.push(to_peers(write(Operand::Dst, finished, vec![here, columns]), self.world));
         let domain = rows.domain(self.mine());
         let family = draft.family("reduce", kind, of.leaf(), domain, vec![], accesses);
-        let post = |x: Covers| {
+        let post = |x: TileRows| {
             let j = Expr::from(Var::domain(draft.plan.families[x.family].domain.len() - 1));
-            Writer {
-                family: x.family,
+            Writer::new(
+                x.family,
                 operand,
-                word: vec![Var::RANK.into(), x.shard, x.block, j.clone() / self.world],
-                rank: j % self.world,
-                each: None,
-                when: None,
-            }
+                vec![Var::RANK.into(), x.shard, x.block, j.clone() / self.world],
+            )
+            .on(j % self.world)
         };
         let from = by.into_iter().map(post).collect();
         draft.flows.push(Flow {
@@ -106,13 +106,15 @@ impl Columns {
             shape: vec![self.world.into(), rows.shards.into(), blocks.into(), self.mine().into()],
             from,
             count: 1.into(),
-            to: vec![Reader {
-                family,
-                operand: Operand::Src,
-                word: vec![Var::EACH.into(), r.shard, r.block / per_block, c],
-                each: Some(each),
-                when: self.exists(&j),
-            }],
+            to: vec![
+                Reader::new(
+                    family,
+                    Operand::Src,
+                    vec![Var::EACH.into(), r.shard, r.block / per_block, c],
+                )
+                .each(each)
+                .when(self.exists(&j)),
+            ],
         });
         self.collect(draft, out, result, (finished, family), &rows, kind);
     }
@@ -141,7 +143,7 @@ impl Columns {
         }
         let per_copy = height / summed.height;
         let rows = summed.in_blocks(height);
-        let r = rows.block(draft);
+        let r = rows.block(&mut draft.extents);
         let n = draft.dim(&out.shape[1]);
         let peer = peer_at(Expr::from(Var::domain(r.loops)) + 1, self.world);
         let c = Expr::from(Var::domain(r.loops + 1));
@@ -155,7 +157,7 @@ impl Columns {
         let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
         let accesses = vec![src, write(Operand::Dst, result, to)];
         let family = draft.family("collect", kind, leaf, domain, vec![], accesses);
-        let own = summed.block(draft);
+        let own = summed.block(&mut draft.extents);
         let mine = summed.column();
         let tiles = match per_copy {
             1 => 1.into(),
@@ -170,22 +172,20 @@ impl Columns {
                 rows.blocks.into(),
                 self.mine().into(),
             ],
-            from: vec![Writer {
-                family: reduce,
-                operand: Operand::Dst,
-                word: vec![Var::RANK.into(), own.shard, own.block / per_copy, mine.clone()],
-                rank,
-                each: Some(peers),
-                when: self.exists(&(mine * self.world + Var::RANK)),
-            }],
+            from: vec![
+                Writer::new(
+                    reduce,
+                    Operand::Dst,
+                    vec![Var::RANK.into(), own.shard, own.block / per_copy, mine.clone()],
+                )
+                .on_each(rank, peers)
+                .when(self.exists(&(mine * self.world + Var::RANK))),
+            ],
             count: tiles,
-            to: vec![Reader {
-                family,
-                operand: Operand::Src,
-                word: vec![peer, r.shard, r.block, c],
-                each: None,
-                when: self.exists(&j),
-            }],
+            to: vec![
+                Reader::new(family, Operand::Src, vec![peer, r.shard, r.block, c])
+                    .when(self.exists(&j)),
+            ],
         });
     }
 }

@@ -1,0 +1,227 @@
+//! A kernel on its way to families: its buffers, the values that are made so far, and the tiles of a product.
+
+use super::product::{Cut, Product};
+use crate::ir::{ALayout, BufId, Expr, Operand, Space};
+use crate::passes::{
+    draft::{Draft, Flow, Reader, TileRows, Writer},
+    error::{LowerError, internal},
+    shape::{
+        kernel::{self, Kernel, Op, OpId},
+        rows::Rows,
+        tensor::Tensor,
+    },
+    ways::{
+        gathered::{Gathered, flow},
+        pack::Packed,
+        split_k,
+    },
+};
+use crate::settings::Config;
+use crate::target::Target;
+
+/// A left operand from the caller, ready to be read.
+pub(super) struct Source {
+    pub rows: Rows,
+    pub left: Left,
+    pub packed: Option<Packed>,
+    /// Extent along k, on the own rank.
+    pub depth: Expr,
+}
+
+/// The left operand of a product.
+pub(super) enum Left {
+    /// On the own rank: `[rows, k]`, or `[k, rows]`.
+    Local(BufId, ALayout),
+    /// On the own rank: `[k, shards, rows]`.
+    ByOwner(BufId),
+    /// Own rows in the caller's shard, peers' rows through the gather.
+    Gathered(Gathered),
+}
+
+/// A product that others read: where it is, its families, and the tiles of a row of blocks.
+pub(super) struct Hidden {
+    pub buffer: BufId,
+    /// `[shards, rows, n]`; else `[rows, n]`, the caller's.
+    pub in_shards: bool,
+    pub by: Vec<TileRows>,
+    pub tiles: i32,
+    /// Extent along n, on the own rank.
+    pub depth: Expr,
+}
+
+/// The value of an operation, for those that read it.
+pub(super) enum Made {
+    Operand(Source),
+    /// A product that another one reads.
+    Hidden(Hidden),
+    /// A value that only the caller gets.
+    Result,
+}
+
+/// The kernel's buffers, and the values of its first operations.
+pub(super) struct Tiler<'k> {
+    pub kernel: &'k Kernel,
+    pub config: &'k Config,
+    pub draft: Draft,
+    pub params: Vec<BufId>,
+    pub results: Vec<BufId>,
+    /// By operation.
+    pub made: Vec<Made>,
+    /// Repacked right operands, by parameter.
+    pub packed: Vec<Option<Packed>>,
+}
+
+impl<'k> Tiler<'k> {
+    pub fn new(kernel: &'k Kernel, config: &'k Config, target: &'static Target) -> Tiler<'k> {
+        let mut draft = Draft::new(&kernel.name, &kernel.axis, config, target);
+        // Arguments come in the order of the program: parameters, then results.
+        let params = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
+        let results = kernel.results.iter().map(|r| draft.tensor(&r.out, Space::Out)).collect();
+        let packed = kernel.params.iter().map(|_| None).collect();
+        Tiler { kernel, config, draft, params, results, made: Vec::new(), packed }
+    }
+
+    /// The operand at the head of a chain of products.
+    ///
+    /// # Errors
+    /// [`LowerError::Internal`] if there is none.
+    pub fn source(&self, op: OpId) -> Result<&Source, LowerError> {
+        match self.made.get(self.kernel.root(op)) {
+            Some(Made::Operand(source)) => Ok(source),
+            _ => Err(internal(format!("operation {op} does not begin with an operand"))),
+        }
+    }
+
+    /// A product's left operand, if it is gathered.
+    pub fn gathered(&self, product: &kernel::Product) -> Option<&Gathered> {
+        match self.made.get(product.left) {
+            Some(Made::Operand(Source { left: Left::Gathered(g), .. })) => Some(g),
+            _ => None,
+        }
+    }
+
+    /// Extent of a product's inner dimension, on the own rank.
+    ///
+    /// # Errors
+    /// [`LowerError::Internal`] if its left operand is not made.
+    pub fn depth(&self, product: &kernel::Product) -> Result<Expr, LowerError> {
+        match self.made.get(product.left) {
+            Some(Made::Operand(source)) => Ok(source.depth.clone()),
+            Some(Made::Hidden(hidden)) => Ok(hidden.depth.clone()),
+            Some(Made::Result) | None => Err(not_made(product)),
+        }
+    }
+
+    /// Cuts a product's inner dimension for some of its rows, into so many parts at most, with memory for them.
+    /// Each part has whole steps, on every rank.
+    ///
+    /// # Errors
+    /// As [`Tiler::depth`].
+    pub fn cut(
+        &mut self,
+        op: OpId,
+        out: &Tensor,
+        rows: &Rows,
+        parts: u32,
+    ) -> Result<Option<Cut>, LowerError> {
+        let Op::Product(product) = &self.kernel.ops[op] else {
+            return Err(internal(format!("operation {op} is cut, and no product")));
+        };
+        if !self.kernel.is_divisible(product, self.draft.world()) {
+            return Ok(None);
+        }
+        let Some(depth) = self.draft.extents.fixed(&self.depth(product)?) else { return Ok(None) };
+        // A part of slices is some of them.
+        let step = match self.gathered(product).and_then(|g| g.slices) {
+            Some(slices) => slices.depth,
+            None => self.config.block[2] as i32,
+        };
+        let steps = (depth + step - 1) / step;
+        let wanted = parts.clamp(1, steps.max(1) as u32) as i32;
+        let each = (steps + wanted - 1) / wanted;
+        let parts = (steps + each - 1) / each.max(1);
+        Ok((parts > 1).then(|| Cut {
+            parts,
+            depth: each * step,
+            into: split_k::splits(&mut self.draft, out, rows, parts),
+        }))
+    }
+
+    /// All tiles: each family with the shard and block of rows that its tasks cover.
+    ///
+    /// # Errors
+    /// [`LowerError::Internal`] if the left operand is not made.
+    pub fn tiles(&mut self, p: &Product<'_>) -> Result<Vec<TileRows>, LowerError> {
+        let draft = &mut self.draft;
+        match self.made.get(p.g.left) {
+            Some(Made::Operand(source)) => Ok(of_operand(draft, p, &source.left)),
+            Some(Made::Hidden(h)) => {
+                let by = p.family(draft, &p.name, &p.rows, None, |r| {
+                    let rows = match h.in_shards {
+                        true => p.in_shards(r),
+                        false => vec![(p.rows.global(r), r.len.clone()), p.depth(r)],
+                    };
+                    (h.buffer, rows)
+                });
+                hand_over(draft, h, &p.rows, Operand::A, by.clone());
+                Ok(vec![by])
+            }
+            Some(Made::Result) | None => Err(not_made(p.g)),
+        }
+    }
+}
+
+fn not_made(product: &kernel::Product) -> LowerError {
+    internal(format!("the left operand of {:?} is not made before it", product.out.name))
+}
+
+fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> {
+    match left {
+        Left::Local(a, layout) => vec![p.family(draft, &p.name, &p.rows, None, |r| {
+            let (row, k) = ((p.rows.global(r), r.len.clone()), p.depth(r));
+            (*a, if *layout == ALayout::Mk { vec![row, k] } else { vec![k, row] })
+        })],
+        Left::ByOwner(a) => vec![p.family(draft, &p.name, &p.rows, None, |r| {
+            let k = p.depth(r);
+            (*a, vec![k, (r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone())])
+        })],
+        Left::Gathered(x) => {
+            let mut out = Vec::new();
+            if let Some(own) = p.own.as_ref().filter(|_| !x.own_rows) {
+                out.push(p.own_family(draft, own, x.shard));
+            }
+            let name = if x.own_rows { p.name.clone() } else { format!("{}.peers", p.name) };
+            let count = if x.own_rows { p.rows.shards } else { p.rows.shards - 1 };
+            let theirs = Rows { first: 1, count, ..p.rows.clone() };
+            let r = theirs.block(&mut draft.extents);
+            let slice = x.slices.map(|s| p.slice(&r, s));
+            let by = p.family(draft, &name, &theirs, x.slices, |r| match x.slices {
+                None => (x.all, p.in_shards(r)),
+                Some(s) => (x.all, p.in_slices(r, s)),
+            });
+            flow(draft, x, Operand::A, by.clone(), slice);
+            out.push(by);
+            out
+        }
+    }
+}
+
+/// Hands blocks of a product's rows to a family that reads them.
+pub(super) fn hand_over(
+    draft: &mut Draft,
+    h: &Hidden,
+    rows: &Rows,
+    operand: Operand,
+    to: TileRows,
+) {
+    let writer = |by: &TileRows| {
+        Writer::new(by.family, Operand::C, vec![by.shard.clone(), by.block.clone()])
+    };
+    draft.hand_over(Flow {
+        name: "hidden",
+        shape: vec![rows.shards.into(), rows.blocks.into()],
+        from: h.by.iter().map(writer).collect(),
+        count: h.tiles.into(),
+        to: vec![Reader::new(to.family, operand, vec![to.shard, to.block])],
+    });
+}

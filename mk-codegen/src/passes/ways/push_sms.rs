@@ -1,0 +1,109 @@
+//! CTAs push gathered rows: a chunk is read once and written to every peer.
+//!
+//! Assumes a matrix `[M, K] @ shard(0)`. Leaves: `all`, a symmetric buffer `[world, rows, K]` on every rank, written by
+//! the ranks that own the rows, with a word per block of rows.
+//!
+//! Rows may travel in slices of K: `all` is then `[slices, world, rows, K / slices]`, so that what a task writes is contiguous,
+//! with a word for each slice of a block. The first slices of as many rows as the SMs work on at a time leave before the second
+//! ones do.
+
+use super::gathered::{Gathered, Slices};
+use crate::ir::{Access, BufId, CopyVia, Each, Expr, Leaf, Operand, RoleKind, Space, Var};
+use crate::passes::{
+    draft::{Draft, read, write},
+    shape::{
+        ranks::peer,
+        rows::Rows,
+        tensor::{Tensor, aligned},
+    },
+};
+use crate::settings::Config;
+
+/// Adds the push of `x`, which the caller gives in `shard`, perhaps in slices.
+pub(in crate::passes) fn push(
+    draft: &mut Draft,
+    x: &Tensor,
+    shard: BufId,
+    rows: &Rows,
+    slices: Option<Slices>,
+    config: &Config,
+) -> Gathered {
+    let (world, block) = (draft.world(), rows.height);
+    let size_bytes = x.dtype.size_bytes();
+    let k_value = x.shape[1].value;
+    let padded = aligned(k_value, size_bytes);
+    // Rows that bulk copies cannot take go through registers, into rows that they and TMA can.
+    let bulk = padded == k_value;
+    let slices = slices.filter(|_| bulk);
+    let blocks = rows.blocks;
+    let row_bytes = (slices.map_or(k_value, |s| s.depth) as u64 * size_bytes).max(1);
+    let mut piece = block;
+    while piece > 8 && piece % 2 == 0 && piece as u64 * row_bytes > u64::from(config.chunk_bytes) {
+        piece /= 2;
+    }
+    let pieces = (block + piece - 1) / piece;
+    let k = draft.dim(&x.shape[1]);
+    let pitch = (!bulk).then_some(Expr::Const(padded));
+    let shape = match slices {
+        None => vec![world.into(), rows.capacity.into(), k.clone()],
+        Some(s) => vec![s.count.into(), world.into(), rows.capacity.into(), s.depth.into()],
+    };
+    let all = draft.buffer(&format!("{}_all", x.name), Space::Workspace, x.dtype, shape, pitch);
+
+    let last = if slices.is_some() { 2 } else { 1 };
+    let (i, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(last)));
+    let mine = draft.local(x, 0, Var::RANK);
+    let base = i.clone() * block + p * piece;
+    // Neither past the end of the shard, nor into the next block.
+    let in_block = if block % piece == 0 {
+        Expr::Const(piece)
+    } else {
+        Expr::Const(piece).min(i.clone() * block + block - base.clone())
+    };
+    let len = in_block.min(mine - base.clone());
+    let each = Each { var: "s".into(), extent: (if bulk { world - 1 } else { world }).into() };
+    let to = peer(Var::EACH.into(), world);
+    let leaf = Leaf::CopyTile {
+        via: if bulk { CopyVia::Bulk } else { CopyVia::Ldst },
+        stages: config.copy_stages,
+    };
+    let q = Expr::from(Var::domain(1));
+    let columns = match slices {
+        None => (0.into(), k.clone()),
+        Some(s) => (q.clone() * s.depth, s.depth.into()),
+    };
+    let src = read(Operand::Src, shard, vec![(base.clone(), len.clone()), columns]);
+    let mut region = vec![(Var::RANK.into(), 1.into()), (base, len), (0.into(), k)];
+    if let Some(s) = slices {
+        region[2].1 = s.depth.into();
+        region.insert(0, (q, 1.into()));
+    }
+    let each = Some(each);
+    let dst = Access { rank: to.clone(), each: each.clone(), ..write(Operand::Dst, all, region) };
+    let mut domain = vec![("i", blocks.into()), ("p", pieces.into())];
+    let mut order = Vec::new();
+    if let Some(s) = slices {
+        domain.insert(1, ("q", s.count.into()));
+        order = rows.own().order(s.together, s.count, pieces);
+        order.push(Expr::from(Var::LINEAR) % pieces);
+    }
+    let push = draft.family("gather", RoleKind::IntraComm, leaf, domain, order, vec![src, dst]);
+    let mut raised = vec![Var::RANK.into(), Var::domain(0).into()];
+    if slices.is_some() {
+        raised.push(Var::domain(1).into());
+    }
+    Gathered {
+        shard,
+        all,
+        slices,
+        own_rows: !bulk,
+        by_shard: false,
+        words: blocks,
+        per_word: 1,
+        push,
+        raised,
+        to,
+        each,
+        pieces,
+    }
+}

@@ -1,0 +1,269 @@
+//! Regions of accesses as functions of the run-time dimension, while a plan is unrolled.
+
+use super::{
+    Cell, Halt,
+    domain::Line,
+    function::Stop,
+    spans::{AtPlaces, LiveId, Part, SpanId, Spans, meet},
+};
+use crate::{
+    ir::{Access, Entity, Expr, FamId, Operand, PointError, Region, Task},
+    valid::{
+        boxes::{BoxId, Boxes},
+        shapes::{self, Touched},
+        unroll::Operated,
+    },
+};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// Family, line, dimension, and the values of the variables that the expressions name.
+type Key = (u32, u32, u32, Vec<i64>);
+
+/// Makes the boxes of one class.
+pub(in crate::valid) struct Regions<'c> {
+    cell: &'c Cell<'c>,
+    /// For each dimension of an access: the variables that it names; nothing if it does not name the run-time dimension.
+    named: HashMap<(u32, u32, u32), Option<Vec<u8>>>,
+    known: HashMap<Key, Option<SpanId>>,
+    constants: HashMap<(i64, i64), Option<SpanId>>,
+    /// Spans that lie inside a dimension of a buffer on a rank.
+    inside: HashSet<(SpanId, u32, u32, u32)>,
+    /// Operands, by family, that fit each other.
+    fitted: HashSet<(FamId, Vec<(Operand, u32, Option<i64>, Vec<u32>)>)>,
+    /// Why this cannot go on.
+    pub halt: Option<Halt>,
+}
+
+impl<'c> Regions<'c> {
+    pub fn new(cell: &'c Cell<'c>) -> Regions<'c> {
+        Regions {
+            cell,
+            named: HashMap::new(),
+            known: HashMap::new(),
+            constants: HashMap::new(),
+            inside: HashSet::new(),
+            fitted: HashSet::new(),
+            halt: None,
+        }
+    }
+
+    /// The box of one repetition of an access, and its version; `None` where it is empty for all values.
+    pub fn region(
+        &mut self,
+        boxes: &mut Boxes,
+        family: FamId,
+        line: usize,
+        at: &Task,
+        a: &Access,
+    ) -> Result<Option<(BoxId, i64)>, PointError> {
+        let points = self.cell.points;
+        let Some(spans) = &mut boxes.spans else { return Ok(None) };
+        let mut ids = Vec::with_capacity(a.region.len());
+        for d in 0..a.region.len() {
+            match self.span(spans, family, line, d, at, a)? {
+                Some(id) => ids.push(id),
+                None => return Ok(None),
+            }
+        }
+        let rank = points.rank(at, &a.rank)?;
+        let version = points.eval(at, &a.version)?;
+        let (mut live, mut dims) = (self.cell.whole, Vec::with_capacity(ids.len()));
+        for (d, id) in ids.iter().enumerate() {
+            let span = &spans.all[*id as usize];
+            dims.push((span.hull.0, span.hull.1 - span.hull.0));
+            let key = (*id, a.buffer.index() as u32, rank as u32, d as u32);
+            if !self.inside.contains(&key) {
+                if let Some(value) = self.outside(spans, *id, a.buffer.index(), rank, d) {
+                    self.stop(Stop::At(value), family, at, a, &a.region[d].0);
+                    return Ok(None);
+                }
+                self.inside.insert(key);
+            }
+            match spans.both(live, spans.all[*id as usize].live, self.cell.whole) {
+                Some(both) => live = both,
+                None => return Ok(None),
+            }
+        }
+        let hull = Region { rank, buffer: a.buffer, dims, version };
+        Ok(Some((boxes.add(hull, ids.into(), live), version)))
+    }
+
+    fn stop(&mut self, stop: Stop, family: FamId, at: &Task, a: &Access, e: &Expr) {
+        let plan = self.cell.points.plan;
+        let x = &plan.families[family];
+        self.halt.get_or_insert_with(|| Halt::Stop {
+            stop,
+            place: format!("{family} {:?} {:?}: access {}", x.name, at.domain(), a.operand),
+            text: plan.text(Some(x), a.each.as_ref(), e).to_string(),
+        });
+    }
+
+    fn span(
+        &mut self,
+        spans: &mut Spans,
+        family: FamId,
+        line: usize,
+        d: usize,
+        at: &Task,
+        a: &Access,
+    ) -> Result<Option<SpanId>, PointError> {
+        let (base, len) = &a.region[d];
+        let place = (family.index() as u32, line as u32, d as u32);
+        let dim = self.cell.functions.dim;
+        let names = self.named.entry(place).or_insert_with(|| {
+            if !base.names_dim(dim) && !len.names_dim(dim) {
+                return None;
+            }
+            let mut vars = BTreeSet::new();
+            for e in [base, len] {
+                e.visit(&mut |e| {
+                    if let Expr::Var(v) = e {
+                        vars.insert(v.0);
+                    }
+                });
+            }
+            Some(vars.into_iter().collect())
+        });
+        let Some(names) = names else {
+            let points = self.cell.points;
+            let len = points.eval(at, len)?;
+            if len < 1 {
+                return Ok(None);
+            }
+            let base = points.eval(at, base)?;
+            let (cell, make) = (self.cell, |n| Line::constant(n));
+            return Ok(*self.constants.entry((base, len)).or_insert_with(|| {
+                spans.intern(&cell.pieces(make(base)), &cell.pieces(make(len)), cell.whole)
+            }));
+        };
+        let values = names.iter().map(|v| at.vars.get(usize::from(*v)).copied().unwrap_or(0));
+        let key = (place.0, place.1, place.2, values.collect::<Vec<_>>());
+        if let Some(known) = self.known.get(&key) {
+            return Ok(*known);
+        }
+        let found = self.function(spans, at, base, len);
+        match found {
+            Ok(id) => {
+                self.known.insert(key, id);
+                Ok(id)
+            }
+            Err((stop, which)) => {
+                self.stop(stop, family, at, a, if which { len } else { base });
+                Ok(None)
+            }
+        }
+    }
+
+    /// The error says whether it is the length's.
+    fn function(
+        &self,
+        spans: &mut Spans,
+        at: &Task,
+        base: &Expr,
+        len: &Expr,
+    ) -> Result<Option<SpanId>, (Stop, bool)> {
+        let (functions, rank) = (&self.cell.functions, at.rank());
+        let len =
+            functions.of(rank, &at.vars, len, &self.cell.places).map_err(|stop| (stop, true))?;
+        let mut there = Vec::new();
+        for piece in &len {
+            let at = piece.places();
+            if let Some((lo, hi)) = piece.line.positive(at.lo, at.hi) {
+                there.push(super::domain::Places { run: at.run, lo, hi });
+            }
+        }
+        let base = functions.of(rank, &at.vars, base, &there).map_err(|stop| (stop, false))?;
+        Ok(spans.intern(&base, &len, self.cell.whole))
+    }
+
+    /// A value for which a span leaves a dimension of its buffer.
+    fn outside(
+        &self,
+        spans: &Spans,
+        id: SpanId,
+        buffer: usize,
+        rank: usize,
+        d: usize,
+    ) -> Option<i64> {
+        let mut found = None;
+        let shape = &self.cell.shapes[buffer][rank][d];
+        meet(&spans.all[id as usize].parts, shape, |at, part: &Part, extent| {
+            for k in [at.lo, at.hi] {
+                if part.base.at(k) < 0 || part.end.at(k) > extent.line.at(k) {
+                    found.get_or_insert(spans.value(at.run, k));
+                }
+            }
+        });
+        found
+    }
+
+    /// Whether the operands of a task fit each other for every value.
+    pub fn fit(&mut self, boxes: &Boxes, family: FamId, touched: &[Operated]) {
+        let Some(spans) = &boxes.spans else { return };
+        let ids = |b: &Option<BoxId>| b.map_or(&[][..], |b| &boxes.all[b as usize].spans[..]);
+        let lengths = |b: &Option<BoxId>| -> Vec<u32> {
+            ids(b).iter().map(|id| spans.all[*id as usize].length).collect()
+        };
+        let key = touched.iter().map(|t| (t.0, t.1, t.2, lengths(&t.3))).collect();
+        if !self.fitted.insert((family, key)) {
+            return;
+        }
+        let x = &self.cell.points.plan.families[family];
+        let varying = touched.iter().flat_map(|t| ids(&t.3)).map(|id| &spans.all[*id as usize]);
+        let parts: Vec<Part> =
+            varying.filter(|s| !s.constant).flat_map(|s| s.parts.iter().copied()).collect();
+        for whole in &self.cell.places {
+            // Between two of these all extents are linear and the same regions empty.
+            let mut cuts = BTreeSet::from([whole.lo, whole.hi + 1]);
+            for at in parts.iter().map(|p| p.at).filter(|at| at.run == whole.run) {
+                cuts.extend([at.lo, at.hi + 1]);
+            }
+            let cuts: Vec<i64> = cuts.into_iter().collect();
+            for range in cuts.windows(2) {
+                let (lo, hi) = (range[0], range[1] - 1);
+                let middle = lo + (hi - lo) / 2;
+                // An extent of 1 is special, and lies at an end; what is equal at four other places is equal as products are, too.
+                for k in BTreeSet::from([lo, lo + 1, middle, middle + 1, hi - 1, hi]) {
+                    if k < lo || k > hi {
+                        continue;
+                    }
+                    let extents: Vec<Option<Vec<(i64, i64)>>> = touched
+                        .iter()
+                        .map(|t| {
+                            t.3.as_ref()?;
+                            ids(&t.3).iter().map(|id| spans.at(*id, whole.run, k)).collect()
+                        })
+                        .collect();
+                    let regions: Vec<Touched<'_>> = touched
+                        .iter()
+                        .zip(&extents)
+                        .map(|(t, e)| Touched {
+                            operand: t.0,
+                            step: t.1,
+                            each: t.2,
+                            extents: e.as_deref(),
+                        })
+                        .collect();
+                    if shapes::misfit(x, &regions).is_some() {
+                        self.halt.get_or_insert_with(|| Halt::Stop {
+                            stop: Stop::At(spans.value(whole.run, k)),
+                            place: format!("{family} {:?}", x.name),
+                            text: "its operands".into(),
+                        });
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Spans for some cells; each cell's places are a set with its name.
+pub(in crate::valid) fn spans_of(cells: &[Cell<'_>]) -> Spans {
+    let mut spans = Spans::new(cells.first().map_or(Vec::new(), |c| c.functions.runs.to_vec()));
+    for (i, cell) in cells.iter().enumerate() {
+        debug_assert_eq!(cell.whole, i as LiveId + 1);
+        spans.lives.push(cell.places.clone());
+    }
+    spans
+}

@@ -1,0 +1,261 @@
+//! A number of the reference with a bound on how far a right result may be from it.
+//!
+//! A bound has two parts. `hard` holds whatever the roundings do: half a unit in the last place for each value that is stored, and what
+//! f32 arithmetic adds. `sd` is the standard deviation of what many roundings add up to in a product; they are independent, and
+//! [`LAMBDA`] deviations are never seen. (N. Higham, T. Mary: A new approach to probabilistic rounding error analysis, 2019.)
+
+use crate::math;
+use mk_abi::DType;
+
+/// Deviations that a right result never is away: 1e-12 of Gaussian ones, and no sum of up to 16 roundings at all.
+pub(crate) const LAMBDA: f64 = 7.0;
+/// Rounding to f32, relative.
+pub(crate) const U32: f64 = 1.0 / (1u64 << 24) as f64;
+/// What rounding to a subnormal f32 costs, with some to spare.
+const TINY: f64 = 1.0e-44;
+/// What the fast division and exponential of epilogues lose below the smallest normal f32.
+const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
+/// No slope of gelu or silu is greater.
+const STEEPEST: f64 = 1.13;
+
+/// A number, and how far a right result may be from it. Infinite or NaN with a bound of 0: a right result is the same. With an infinite
+/// bound: something on the way is so near the end of its type's range that a right result may be anything.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Near {
+    pub x: f64,
+    pub hard: f64,
+    pub sd: f64,
+}
+
+impl Near {
+    /// Exactly this.
+    pub fn exact(x: f64) -> Near {
+        Near { x, hard: 0.0, sd: 0.0 }
+    }
+
+    /// A number about which nothing is known but what it would be without an end of the range. It is finite, so that no other number
+    /// seems to be infinite for sure because of it.
+    pub fn unknown(x: f64) -> Near {
+        Near { x: if x.is_finite() { x } else { 0.0 }, hard: f64::INFINITY, sd: 0.0 }
+    }
+
+    /// No number, for sure.
+    pub fn is_nan(self) -> bool {
+        self.x.is_nan() && self.is_exact()
+    }
+
+    pub fn is_exact(self) -> bool {
+        self.hard == 0.0 && self.sd == 0.0
+    }
+
+    /// How far a right result may be.
+    pub fn bound(self) -> f64 {
+        self.hard + LAMBDA * self.sd
+    }
+
+    /// The mean square of the error that is to be expected: a rounding is anywhere in its interval.
+    pub fn variance(self) -> f64 {
+        self.hard * self.hard / 3.0 + self.sd * self.sd
+    }
+
+    /// Where the range of a type ends: beyond it is infinite, and what may or may not be beyond it is unknown.
+    pub fn within(self, dtype: DType) -> Near {
+        let (bound, end) = (self.bound(), end(dtype));
+        if !bound.is_finite() {
+            return Near::unknown(self.x);
+        }
+        if !self.x.is_finite() {
+            return Near::exact(self.x);
+        }
+        match self.x.abs() {
+            x if x - bound >= end => Near::exact(f64::INFINITY.copysign(self.x)),
+            x if x + bound >= end => Near::unknown(self.x),
+            _ => self,
+        }
+    }
+
+    /// As memory of a type holds it. The number stays what it was, so that roundings do not add up in the reference.
+    pub fn stored(self, dtype: DType) -> Near {
+        if self.is_exact() && (!self.x.is_finite() || math::round(dtype, self.x) == self.x) {
+            return self;
+        }
+        let hard = self.hard + half_ulp(dtype, self.x.abs() + self.bound());
+        Near { hard, ..self }.within(dtype)
+    }
+
+    /// Converted: an exact number is the converted one.
+    pub fn cast(self, to: DType) -> Near {
+        match self.is_exact() {
+            true => Near::exact(math::round(to, self.x)),
+            false => self,
+        }
+    }
+
+    /// What an operation in f32 gives, off by `own` and by what its rounding costs.
+    fn f32(x: f64, hard: f64, sd: f64, own: f64) -> Near {
+        // What is infinite is not rounded.
+        let rounding = if x.is_finite() { own + U32 * x.abs() + TINY } else { 0.0 };
+        Near { x, hard: hard + rounding, sd }.within(DType::F32)
+    }
+
+    pub fn add(self, o: Near) -> Near {
+        if self.is_nan() || o.is_nan() {
+            return Near::exact(f64::NAN);
+        }
+        Near::f32(self.x + o.x, self.hard + o.hard, self.sd + o.sd, 0.0)
+    }
+
+    pub fn mul(self, o: Near) -> Near {
+        let x = self.x * o.x;
+        if self.is_nan() || o.is_nan() {
+            return Near::exact(f64::NAN);
+        }
+        let sure = |n: Near| n.x.abs() > n.bound() || n.is_exact();
+        if !x.is_finite() && sure(self) && sure(o) {
+            return Near::exact(x);
+        }
+        let (a, b) = (self.x.abs(), o.x.abs());
+        let hard = a * o.hard + b * self.hard + self.bound() * o.bound();
+        Near::f32(x, hard, a * o.sd + b * self.sd, 0.0)
+    }
+
+    /// Times a constant, which the kernel has in f32.
+    pub fn scale(self, factor: f64) -> Near {
+        let (size, off) = (factor.abs(), (factor - f64::from(factor as f32)).abs());
+        // 0 times what is infinite in f32 is no number.
+        let own = if off == 0.0 { 0.0 } else { self.x.abs() * off };
+        Near::f32(self.x * factor, size * self.hard, size * self.sd, own)
+    }
+
+    pub fn relu(self) -> Near {
+        Near { x: math::relu(self.x), ..self }
+    }
+
+    pub fn gelu(self) -> Near {
+        self.curve(math::gelu(self.x), self.x.abs() * 8.0 * U32)
+    }
+
+    pub fn silu(self) -> Near {
+        let x = self.x.abs();
+        let y = math::silu(self.x);
+        // The exponential is off by some units for each unit of its argument.
+        self.curve(y, y.abs() * (8.0 + 2.0 * x) * 2.0 * U32 + x * SMALLEST)
+    }
+
+    fn curve(self, y: f64, own: f64) -> Near {
+        // Of what is infinite both curves are the limit, or no number.
+        if !self.x.is_finite() && self.bound() == 0.0 {
+            return Near::exact(y);
+        }
+        Near::f32(y, STEEPEST * self.hard, STEEPEST * self.sd, own)
+    }
+}
+
+/// The sum of the ranks' summands of one element, each of which is stored with this type. Rings store partial sums, too: of consecutive
+/// ranks, or of those that are left.
+pub(crate) fn over_ranks(summands: &[Near], dtype: DType) -> Near {
+    let [first, ref rest @ ..] = *summands else { return Near::exact(0.0) };
+    if rest.is_empty() {
+        return first;
+    }
+    let mut sum = Near::exact(0.0);
+    let (mut low, mut high, mut size, mut variance) = (0.0f64, 0.0f64, 0.0, 0.0);
+    for summand in summands {
+        let s = summand.stored(dtype);
+        sum.x += s.x;
+        sum.hard += s.hard;
+        variance += s.sd * s.sd;
+        (low, high, size) = (low.min(sum.x), high.max(sum.x), size + s.x.abs());
+    }
+    sum.sd = variance.sqrt();
+    // Whatever the others are.
+    if summands.iter().any(|s| s.is_nan()) {
+        return Near::exact(f64::NAN);
+    }
+    let n = summands.len() as f64;
+    // Every sum of consecutive ranks is a difference of two sums from the first one on, or the total less that.
+    let largest = high - low + sum.x.abs();
+    let hops = (n - 2.0) * half_ulp(dtype, largest + sum.bound());
+    let f32s = n * U32 * size + TINY;
+    let all = Near { hard: sum.hard + hops + f32s, ..sum };
+    // A partial sum may be beyond the range where the total is not.
+    match size.is_finite() && size + all.bound() >= end(dtype) {
+        true => Near::unknown(all.x),
+        false => all.within(DType::F32),
+    }
+}
+
+/// The least number that rounds to infinity.
+pub(crate) fn end(dtype: DType) -> f64 {
+    match dtype {
+        DType::Bf16 => (2.0 - 2f64.powi(-8)) * 2f64.powi(127),
+        DType::F16 => 65_520.0,
+        DType::F32 => (2.0 - 2f64.powi(-24)) * 2f64.powi(127),
+        DType::I32 => f64::from(i32::MAX),
+    }
+}
+
+/// Half the distance between values of a type beside `x`, which is not negative.
+pub(crate) fn half_ulp(dtype: DType, x: f64) -> f64 {
+    let (digits, least) = match dtype {
+        DType::Bf16 => (8, -126),
+        DType::F16 => (11, -14),
+        DType::F32 => (24, -126),
+        DType::I32 => return 0.5,
+    };
+    if !x.is_finite() {
+        return f64::INFINITY;
+    }
+    // The exponent as the number has it; subnormal f64 are below every type's least one.
+    let exponent = ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
+    2f64.powi(exponent.max(least) - digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_of_units_in_the_last_place() {
+        for (dtype, x, want) in [
+            (DType::Bf16, 1.0, 2f64.powi(-8)),
+            (DType::Bf16, 1.99, 2f64.powi(-8)),
+            (DType::Bf16, 0.0, 2f64.powi(-134)),
+            (DType::F16, 1024.0, 0.5),
+            (DType::F16, 1e-9, 2f64.powi(-25)),
+            (DType::F32, 1.0, 2f64.powi(-24)),
+        ] {
+            assert_eq!(half_ulp(dtype, x), want, "{dtype} {x}");
+        }
+        for dtype in [DType::Bf16, DType::F16, DType::F32] {
+            let below = end(dtype) * (1.0 - 1e-9);
+            assert!(math::round(dtype, end(dtype)).is_infinite(), "{dtype}");
+            assert!(math::round(dtype, below).is_finite(), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn ends_of_ranges() {
+        let f = |x: f64| Near { x, hard: 1e30, sd: 0.0 }.within(DType::Bf16);
+        assert_eq!(f(5e38), Near::exact(f64::INFINITY));
+        assert_eq!(f(-5e38), Near::exact(f64::NEG_INFINITY));
+        assert_eq!(f(1.0).hard, 1e30);
+        assert!(f(end(DType::Bf16)).hard.is_infinite());
+        let inf = Near::exact(f64::INFINITY);
+        assert_eq!(inf.mul(Near::exact(-2.0)), Near::exact(f64::NEG_INFINITY));
+        assert!(inf.mul(Near::exact(0.0)).x.is_nan() && inf.mul(Near::exact(0.0)).is_exact());
+        assert!(inf.mul(Near { x: 0.5, hard: 1.0, sd: 0.0 }).bound().is_infinite());
+        assert_eq!(inf.add(Near { x: 0.5, hard: 1.0, sd: 0.0 }), inf);
+        assert_eq!(inf.gelu(), inf);
+        assert!(inf.scale(0.0).x.is_nan());
+        assert_eq!(Near::exact(4.0).scale(1e38), Near::exact(f64::INFINITY));
+    }
+
+    #[test]
+    fn what_is_exact_stays_so() {
+        let x = Near::exact(1.5);
+        assert_eq!((x.relu(), x.stored(DType::Bf16), over_ranks(&[x], DType::Bf16)), (x, x, x));
+        assert_eq!(Near::exact(1.0 + 2f64.powi(-9)).cast(DType::Bf16), Near::exact(1.0));
+        assert!(!x.add(x).is_exact() && !over_ranks(&[x, x], DType::Bf16).is_exact());
+    }
+}

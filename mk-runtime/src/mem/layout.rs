@@ -1,0 +1,125 @@
+//! Where the ranks' parts of symmetric memory are.
+
+use crate::Error;
+use crate::world::Topology;
+use std::ops::Range;
+
+/// Addresses of symmetric memory as one rank's process maps it: rank `p`'s part is at `base + p * stride_bytes`, for the
+/// ranks that it reaches. Addresses are reserved for the parts of all ranks of the world, so that rank numbers need no
+/// translation on the device, and an access to a rank of another node faults instead of finding other memory there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Of rank 0's part, whether it is mapped or not; 0 before addresses are reserved.
+    pub(crate) base: u64,
+    /// From one rank's part to the next: the size rounded up to the driver's granularity.
+    pub(crate) stride_bytes: u64,
+    /// Of each rank's part.
+    pub(crate) size_bytes: u64,
+    topology: Topology,
+    /// The rank whose view this is.
+    rank: u32,
+}
+
+impl Layout {
+    /// Parts of `size_bytes`, in units of `granularity` bytes. No address is chosen yet.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for 0 bytes or more than can be addressed.
+    pub(crate) fn new(
+        topology: Topology,
+        rank: u32,
+        size_bytes: u64,
+        granularity: u64,
+    ) -> Result<Layout, Error> {
+        let stride = size_bytes.checked_next_multiple_of(granularity);
+        let total = stride.and_then(|s| s.checked_mul(topology.ranks().into()));
+        let (Some(stride_bytes), Some(1..)) = (stride, total) else {
+            let what = format!("symmetric memory of {size_bytes} bytes cannot be made");
+            return Err(Error::Shape { what });
+        };
+        Ok(Layout { base: 0, stride_bytes, size_bytes, topology, rank })
+    }
+
+    /// Bytes to reserve: for all ranks.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.stride_bytes * u64::from(self.topology.ranks())
+    }
+
+    /// The ranks whose parts are mapped.
+    pub(crate) fn mapped(&self) -> Range<u32> {
+        self.topology.reach(self.rank)
+    }
+
+    /// First address and bytes of what is mapped; parts of one node have no gaps.
+    pub(crate) fn mapped_span(&self) -> (u64, u64) {
+        let ranks = self.mapped();
+        let bytes = |ranks: u32| u64::from(ranks) * self.stride_bytes;
+        (self.base + bytes(ranks.start), bytes(ranks.end - ranks.start))
+    }
+
+    /// Address of a rank's part.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] for a rank whose part is not mapped.
+    pub(crate) fn address(&self, rank: u32) -> Result<u64, Error> {
+        self.topology.check(self.rank, rank)?;
+        Ok(self.base + u64::from(rank) * self.stride_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn layout(topology: Topology, rank: u32) -> Layout {
+        let mut layout = Layout::new(topology, rank, 3 * MIB, 2 * MIB).unwrap();
+        layout.base = 0x7000_0000_0000;
+        layout
+    }
+
+    #[test]
+    fn strides_are_multiples_of_the_granularity() {
+        let one = Topology::one_node(1);
+        let stride = |size| Layout::new(one, 0, size, 2 * MIB).map(|l| l.stride_bytes).ok();
+        assert_eq!(stride(1), Some(2 * MIB));
+        assert_eq!(stride(2 * MIB), Some(2 * MIB));
+        assert_eq!(stride(2 * MIB + 1), Some(4 * MIB));
+        assert_eq!((stride(0), stride(u64::MAX)), (None, None));
+        let many = Topology::one_node(64);
+        assert!(Layout::new(many, 0, 1 << 59, 2 * MIB).is_err(), "64 parts of 2^59 bytes");
+    }
+
+    #[test]
+    fn one_node_maps_everything() {
+        let of = layout(Topology::one_node(3), 1);
+        assert_eq!((of.mapped(), of.reserved_bytes()), (0..3, 12 * MIB));
+        assert_eq!(of.mapped_span(), (of.base, 12 * MIB));
+        assert!(matches!(of.address(3), Err(Error::Unreachable { from: 1, to: 3 })));
+    }
+
+    /// Two nodes of two ranks: rank numbers stay, and the other node's addresses are reserved and nothing more.
+    #[test]
+    fn a_node_maps_its_own_ranks() {
+        let two = Topology::nodes_of(4, 2).unwrap();
+        for rank in 0..4 {
+            let of = layout(two, rank);
+            let first = rank / 2 * 2;
+            let at = |rank: u32| of.base + u64::from(rank) * 4 * MIB;
+            assert_eq!((of.mapped(), of.reserved_bytes()), (first..first + 2, 16 * MIB));
+            assert_eq!(of.mapped_span(), (at(first), 8 * MIB));
+            for peer in 0..4 {
+                match of.address(peer) {
+                    Ok(address) => assert!(address == at(peer) && of.mapped().contains(&peer)),
+                    Err(error) => {
+                        assert!(
+                            matches!(error, Error::Unreachable { from, to } if (from, to) == (rank, peer))
+                        );
+                        assert!(!of.mapped().contains(&peer));
+                    }
+                }
+            }
+        }
+    }
+}
