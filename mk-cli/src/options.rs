@@ -64,27 +64,21 @@ impl PipelineArgs {
     /// If a setting is given twice.
     pub fn config(&self) -> Result<Config, String> {
         let mut config = Config { ranks: self.ranks.unwrap_or(DEFAULT_RANKS), ..Config::default() };
-        let mut seen: Vec<&str> = Vec::new();
-        for (setting, value) in self.settings() {
-            if seen.contains(&setting.name) {
-                return Err(format!("`--set {}=` is given twice", setting.name));
-            }
-            seen.push(setting.name);
-            settings::set(&mut config, setting.name, value).map_err(|e| e.to_string())?;
-        }
+        let words = self.settings().map(|(setting, value)| format!("{}={value}", setting.name));
+        let text = words.collect::<Vec<_>>().join(" ");
+        settings::read(&mut config, &text).map_err(|e| e.to_string())?;
         Ok(config)
     }
 }
 
 /// Words of NAME=VALUE, each a setting with one of its values.
 fn words(text: &str) -> Result<Words, String> {
-    let mut config = Config::default();
-    let mut words = Vec::new();
-    for word in text.split_whitespace() {
-        settings::read(&mut config, word).map_err(|e| e.to_string())?;
-        let named = word.split_once('=').and_then(|(name, v)| Some((settings::by_name(name)?, v)));
-        words.extend(named.map(|(setting, value)| (setting, value.to_string())));
-    }
+    settings::read(&mut Config::default(), text).map_err(|e| e.to_string())?;
+    let words: Vec<_> = text
+        .split_whitespace()
+        .filter_map(|word| word.split_once('='))
+        .filter_map(|(name, value)| Some((settings::by_name(name)?, value.to_string())))
+        .collect();
     if words.is_empty() { Err("write NAME=VALUE".into()) } else { Ok(Words(words)) }
 }
 

@@ -1,7 +1,7 @@
 //! The plans by which a machine is measured: what is modelled is what is run.
 
 /// Ways of lowering that are not what a line is about.
-const PLAIN: &str = "--try tail=none --try group_m=8 --try tile_scheduler=static";
+const PLAIN: &str = "--try last_wave=none --try group_m=8 --try tile_scheduler=static";
 
 /// Lines as `mk tune --list` takes them: products alone on one GPU, by depth and number of waves; collectives alone, by
 /// number of SMs and size of a copy; and fused pipelines of middle size, in which all of it happens at once.
@@ -17,11 +17,11 @@ pub fn probe_list(ranks: u32) -> Vec<String> {
     }
     for rows in [512 * n, 2048 * n] {
         list.push(format!(
-            "'gather(a)' --shape a={rows}x8192 --ranks {n} --try intra_comm=1,2,4,8,16,32,64 --try chunk_bytes=131072,524288"
+            "'gather(a)' --shape a={rows}x8192 --ranks {n} --try intra_comm_sms=1,2,4,8,16,32,64 --try chunk_bytes=131072,524288"
         ));
         for op in ["reduce_scatter", "all_reduce"] {
             list.push(format!(
-                "'{op}(a)' --shape a={rows}x8192 --ranks {n} --try intra_comm=8,16,32,64"
+                "'{op}(a)' --shape a={rows}x8192 --ranks {n} --try intra_comm_sms=8,16,32,64"
             ));
         }
     }
@@ -30,21 +30,21 @@ pub fn probe_list(ranks: u32) -> Vec<String> {
     for (rows, k, columns) in [(1024, 4096, 1024), (2048, 8192, 2048)] {
         let (rows, width) = (rows * n, columns * n);
         list.push(format!(
-            "'gather(a) -> gemm(b)' --shape a={rows}x{k} --shape b={k}x{width} --ranks {n} {tiles} --try intra_comm=4,8,16,24 --try chunk_bytes=131072,524288 --try k_slices=1,4 --try gather=sms,engine,engine/4"
+            "'gather(a) -> gemm(b)' --shape a={rows}x{k} --shape b={k}x{width} --ranks {n} {tiles} --try intra_comm_sms=4,8,16,24 --try chunk_bytes=131072,524288 --try k_slices=1,4 --try gather=sms,copy_engine,copy_engine/4"
         ));
         for op in ["reduce_scatter", "all_reduce"] {
             list.push(format!(
-                "'gemm(a, b) -> {op}' --shape a={rows}x{width} --shape b={width}x{k} --ranks {n} {tiles} --try intra_comm=8,16,24,32"
+                "'gemm(a, b) -> {op}' --shape a={rows}x{width} --shape b={width}x{k} --ranks {n} {tiles} --try intra_comm_sms=8,16,24,32"
             ));
         }
     }
     list.push(format!(
-        "'gemm(a, b) -> all_reduce' --shape a=128x{} --shape b={}x8192 --ranks {n} --try block=128x256x64,128x128x64,128x64x64 --try consumers=cooperative --try intra_comm=8,16,32",
+        "'gemm(a, b) -> all_reduce' --shape a=128x{} --shape b={}x8192 --ranks {n} --try block=128x256x64,128x128x64,128x64x64 --try consumers=cooperative --try intra_comm_sms=8,16,32",
         4096 * n,
         4096 * n
     ));
     list.push(format!(
-        "'gemm(a, b) -> all_reduce' --shape a=64x{} --shape b={}x8192 --ranks {n} --try block=64x256x64,64x128x64 --try consumers=cooperative --try split_k=2,4 --try sums=after --try all_reduce=one_shot,by_columns",
+        "'gemm(a, b) -> all_reduce' --shape a=64x{} --shape b={}x8192 --ranks {n} --try block=64x256x64,64x128x64 --try consumers=cooperative --try split_k=2,4 --try reduction=after_last_wave --try all_reduce=one_shot,by_columns",
         7168 * n,
         7168 * n
     ));

@@ -359,9 +359,18 @@ fn what_is_measured_for_the_model_are_pipelines() {
     let list = tune::probe_list(4);
     assert!(list.len() > 10 && list.iter().all(|l| l.contains("--ranks")), "{list:?}");
     // What a line is not about is as it is by default.
-    let products = list.iter().filter(|l| l.contains("gemm") && l.contains("tail=none"));
+    let products = list.iter().filter(|l| l.contains("gemm") && l.contains("last_wave=none"));
     let plain = products.filter(|l| !l.contains("tile_scheduler=static"));
     assert_eq!(plain.count(), 0, "{list:?}");
+    for line in &list {
+        for tried in line.split(" --try ").skip(1) {
+            let (name, values) = tried.split_once('=').expect("a setting");
+            for value in values.split(',') {
+                let set = settings::set(&mut Config::default(), name, value.trim());
+                assert_eq!(set, Ok(()), "{line}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -64,11 +64,13 @@ fn numbers_that_are_missing_or_wrong() {
 
 #[test]
 fn settings_that_fit_no_plan() {
-    mk(&["check", MK, "--sms", "comm=4"])
-        .fails(1, &["no role `comm`", "= help: the roles of this plan are compute, intra_comm"]);
-    mk(&["check", MK, "--sms", "compute=200"]).fails(1, &["do not fit 132 SMs", "= help: "]);
-    mk(&["check", MK, "--sms", "compute"]).fails(2, &["write it as intra_comm=8"]);
-    mk(&["check", MK, "--block", "100x100x100"]).fails(1, &["tiles of 100 x 100 x 100"]);
+    let set = |words: &str| mk(&["check", MK, "--set", words]);
+    set("comm=4").fails(2, &["there is no setting `comm`", "the settings are block, "]);
+    set("compute_sms=200").fails(1, &["do not fit 132 SMs", "= help: "]);
+    set("compute_sms").fails(2, &["write NAME=VALUE"]);
+    set("block=100x100x100").fails(1, &["tiles of 100 x 100 x 100"]);
+    set("group_m=4 block=128x128x64 group_m=8").fails(2, &["`group_m` is given twice"]);
+    mk(&["check", MK, "--set", "group_m=4", "--set", "group_m=4"]).fails(1, &["given twice"]);
 }
 
 #[test]

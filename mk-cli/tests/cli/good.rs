@@ -62,8 +62,8 @@ fn options_override_the_header() {
     assert!(plan(&["--dim", "M=1_024"]).contains("M = 1024"));
     assert!(plan(&["--shape", "x=1024x128"]).contains("K = 128"));
     assert!(plan(&["--ranks", "8"]).contains("mesh world=8"));
-    assert!(plan(&["--sms", "intra_comm=4"]).contains("intra_comm ctas 4"));
-    assert_ne!(plan(&["--block", "128x128x64"]), plan(&["--block", "128x64x64"]));
+    assert!(plan(&["--set", "intra_comm_sms=4"]).contains("intra_comm ctas 4"));
+    assert_ne!(plan(&["--set", "block=128x128x64"]), plan(&["--set", "block=128x64x64"]));
 }
 
 #[test]
@@ -79,30 +79,29 @@ fn the_text_of_a_plan_has_a_line_for_each_wait_post_and_access() {
 fn a_block_has_as_many_stages_as_fit_and_warpgroups_may_take_turns() {
     let fits = ["gemm(a, b)", "--shape", "a=512x256", "--shape", "b=256x640", "--ranks", "1"];
     let plan = |more: &[&str]| mk(&with("plan", &fits, more)).ok();
-    let turns = plan(&["--block", "128x160x64", "--consumers", "ping-pong"]);
+    let turns = plan(&["--set", "block=128x160x64 consumers=ping_pong"]);
     assert!(
         turns.contains("block=128x160x64 stages=5 b=kn store=tma consumers=ping_pong"),
         "{turns}"
     );
-    let together = plan(&["--block", "256x160x64", "--consumers", "cooperative"]);
+    let together = plan(&["--set", "block=256x160x64", "--set", "consumers=cooperative"]);
     assert!(together.contains("block=256x160x64 stages=4 b=kn store=tma\n"), "{together}");
-    mk(&with("plan", GATHER_GEMM, &["--consumers", "ping-pong"])).fails(
+    mk(&with("plan", GATHER_GEMM, &["--set", "consumers=ping_pong"])).fails(
         1,
         &["no warpgroup multiplies a tile of 128 x 256 by itself", "at most 160 columns"],
     );
 }
 
-/// What `mk tune` and `mk explain` print can be given as it is.
+/// The line that `mk explain` prints is one argument of `--set`.
 #[test]
-fn settings_may_be_spelt_as_they_are_printed() {
+fn settings_are_taken_as_they_are_printed() {
     let plan = |more: &[&str]| mk(&with("plan", GATHER_GEMM, more)).ok();
-    let none = ["--tail", "none"];
-    assert_eq!(plan(&none), plan(&[]));
-    let block = ["--block", "128x128x64", "--consumers"];
-    assert_eq!(
-        plan(&[&block[..], &["ping_pong"]].concat()),
-        plan(&[&block[..], &["ping-pong"]].concat())
-    );
+    let explained = mk(&with("explain", GATHER_GEMM, &[])).ok();
+    let line = explained.lines().find_map(|l| l.strip_prefix("settings")).expect("its settings");
+    assert_eq!(plan(&["--set", line.trim()]), plan(&["--tuned"]));
+    assert_eq!(plan(&["--set", "last_wave=none"]), plan(&[]));
+    let spelt = |word| plan(&["--set", &format!("block=128x128x64 consumers={word}")]);
+    assert_eq!(spelt("ping_pong"), spelt("ping-pong"));
 }
 
 #[test]

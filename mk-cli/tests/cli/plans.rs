@@ -114,7 +114,7 @@ fn a_plan_is_judged_by_its_reference() {
 #[test]
 fn a_plan_has_its_numbers_already() {
     let path = "tests/plans/gather_gemm.plan";
-    for option in [["--ranks", "2"], ["--dim", "M=3"], ["--sms", "compute=3"]] {
+    for option in [["--ranks", "2"], ["--dim", "M=3"], ["--set", "compute_sms=3"]] {
         mk(&["check", path, option[0], option[1]])
             .fails(1, &[option[0], "does not apply", "= help: "]);
     }

@@ -1,6 +1,6 @@
 //! Tuning and explanations without GPUs.
 
-use crate::command::{Done, TempDir, command};
+use crate::command::{Done, TempDir, command, root};
 
 const MACHINE: &str = "mk-cli/tests/cli/machine.json";
 const GATHER_GEMM: [&str; 5] =
@@ -44,11 +44,20 @@ fn candidates_are_ranked_by_prediction() {
     let args = [
         &["tune"],
         &GATHER_GEMM[..],
-        &["--device", "model", "--model", MACHINE, "--try", "intra_comm=8,999", "--json", &json],
+        &[
+            "--device",
+            "model",
+            "--model",
+            MACHINE,
+            "--try",
+            "intra_comm_sms=8,999",
+            "--json",
+            &json,
+        ],
     ]
     .concat();
     let text = mk(&args, &dir).ok();
-    assert!(text.contains("predicted in") && text.contains("intra_comm=8"), "{text}");
+    assert!(text.contains("predicted in") && text.contains("intra_comm_sms=8"), "{text}");
     assert!(text.contains("refused: ") && text.contains("do not fit 132 SMs"), "{text}");
     let best = mk(&[&args[..args.len() - 2], &["--top", "3"]].concat(), &dir).ok();
     assert_eq!(best.matches("block=").count(), 3, "{best}");
@@ -68,28 +77,27 @@ fn candidates_are_ranked_by_prediction() {
 fn an_option_that_says_how_to_lower_is_not_tried_otherwise() {
     let dir = TempDir::new();
     let given = [
-        ("--block", "128x128x64", "block=128x128x64"),
-        ("--consumers", "ping-pong", "consumers=ping_pong"),
-        ("--group-rows", "4", "group_m=4"),
-        ("--gather", "sms", "gather=sms"),
-        ("--chunk-bytes", "65536", "chunk_bytes=65536"),
-        ("--k-slices", "1", "k_slices=1"),
-        ("--tail", "1x64", "tail=1x64"),
+        "block=128x128x64",
+        "consumers=ping_pong",
+        "group_m=4",
+        "gather=sms",
+        "chunk_bytes=65536",
+        "k_slices=1",
+        "last_wave=1x64",
     ];
     let sum = ["gemm(a, b) -> reduce_scatter", "--shape", "a=4096x512", "--shape", "b=512x1024"];
     let sum = [&sum[..], &["--ranks", "2"]].concat();
-    let of_sums = [given[0], ("--sums", "after", "sums=after")];
+    let of_sums = [given[0], "reduction=after_last_wave"];
     for (pipeline, given) in [(&GATHER_GEMM[..], &given[..]), (&sum[..], &of_sums[..])] {
         let json = dir.file("tried.json");
-        let options = given.iter().flat_map(|(flag, value, _)| [*flag, *value]);
-        let fixed = ["tune"].into_iter().chain(pipeline.iter().copied()).chain(options);
-        let args: Vec<_> = fixed.chain(["--device", "model", "--json", &json]).collect();
-        let said = mk(&args, &dir).ok();
+        let words = given.join(" ");
+        let options = ["--set", &words, "--device", "model", "--json", &json];
+        let said = mk(&[&["tune"], pipeline, &options].concat(), &dir).ok();
         assert!(!said.contains("refused"), "{said}");
         let text = std::fs::read_to_string(&json).expect("reads");
         let tried: Vec<_> = text.matches("\"config\": \"").collect();
         assert!(!tried.is_empty(), "{text}");
-        for (.., word) in given {
+        for word in given {
             assert_eq!(text.matches(word).count(), tried.len(), "{word}: {text}");
         }
     }
@@ -102,31 +110,35 @@ fn what_cannot_be_tried_is_said() {
     let tune = |more: &[&str]| {
         mk(&[&["tune"], &GATHER_GEMM[..], &["--device", "model"], more].concat(), &dir)
     };
-    tune(&["--try", "intra_comm=8,x"]).fails(1, &["`x` is no value of intra_comm"]);
-    let help = "write it as in consumers=cooperative";
-    tune(&["--try", "consumers=foo"]).fails(1, &["`foo` is no value of consumers", help]);
+    tune(&["--try", "intra_comm_sms=8,x"]).fails(1, &["`x` is no value of `intra_comm_sms`"]);
+    let help = "= help: for instance `consumers=cooperative`";
+    tune(&["--try", "consumers=foo"]).fails(1, &["`foo` is no value of `consumers`", help]);
     let spelled = tune(&["--try", "consumers=ping-pong", "--try", "block=128x128x64"]).ok();
     assert!(spelled.contains("consumers=ping_pong"), "{spelled}");
     let many: Vec<String> = (1..=3000).map(|n| n.to_string()).collect();
     let says = "combinations of settings are more than 8388608";
     tune(&["--try", &format!("chunk_bytes={}", many.join(","))])
         .fails(1, &[says, "give fewer values to `--try`"]);
-    let fixed = "`block` is fixed by an option, and to be tried";
-    tune(&["--block", "128x256x64", "--try", "block=128x128x64"]).fails(1, &[fixed]);
-    tune(&["--sms", "foo=8", "--try", "block=128x128x64"])
-        .fails(1, &["none of", "candidates has a time", "no role `foo`"]);
-    tune(&["--all-reduce", "one-shot"]).fails(1, &["nothing here is summed by an `all_reduce`"]);
+    let fixed = "`block` is fixed by `--set`, and to be tried";
+    tune(&["--set", "block=128x256x64", "--try", "block=128x128x64"]).fails(1, &[fixed]);
+    tune(&["--set", "foo=8"]).fails(2, &["there is no setting `foo`"]);
+    tune(&["--set", "all_reduce=one_shot"])
+        .fails(1, &["no product here is summed by an `all_reduce`"]);
     tune(&["--tuned"]).fails(1, &["`--tuned` takes what was measured"]);
     tune(&["--top", "0"]).fails(2, &["--top"]);
-    // CTAs of a role that is no setting are those of every candidate.
-    let few = ["--sms", "compute=3", "--try", "intra_comm=8,128,130", "--try", "gather=sms"];
+    // A setting that is not searched is that of every candidate.
+    let few =
+        ["--set", "compute_sms=3", "--try", "intra_comm_sms=8,128,130", "--try", "gather=sms"];
     let few = tune(&[&few[..], &["--try", "block=128x128x64", "--all"]].concat()).ok();
     assert!(few.contains("compute = 3 and intra_comm = 130 CTAs do not fit"), "{few}");
     // What cannot have a setting that an option fixes is left out.
     let sum = ["tune", "gemm(a, b) -> reduce_scatter", "--shape", "a=4096x512", "--shape"];
-    let parts = ["b=512x1024", "--ranks", "2", "--split-k", "2", "--device", "model", "--all"];
+    let parts = ["b=512x1024", "--ranks", "2", "--set", "split_k=2", "--device", "model", "--all"];
     let text = mk(&[&sum[..], &parts].concat(), &dir).ok();
-    assert!(text.contains("sums=after") && !text.contains("sums=ring"), "{text}");
+    assert!(
+        text.contains("reduction=after_last_wave") && !text.contains("reduction=ring"),
+        "{text}"
+    );
 }
 
 /// Large sizes are refused before they are predicted; options that say what is so by default count as given.
@@ -137,17 +149,18 @@ fn settings_are_looked_for_where_none_is_given_and_sizes_allow() {
     let begin = std::time::Instant::now();
     mk(&[&["explain"], &huge[..]].concat(), &dir).fails(1, &["more than 1048576 tasks"]);
     mk(&[&["check"], &huge[..], &["--tuned"]].concat(), &dir).fails(1, &["rule 6"]);
-    mk(&[&["tune"], &huge[..], &["--device", "model", "--try", "block=128x128x64"]].concat(), &dir)
+    let few = ["--set", "block=128x128x64 consumers=cooperative last_wave=none gather=sms"];
+    mk(&[&["tune"], &huge[..], &["--device", "model"], &few].concat(), &dir)
         .fails(1, &["candidates has a time: the plan has more than 1048576 tasks"]);
     assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
     let with =
         |command: &str, more: &[&str]| mk(&[&[command], &GATHER_GEMM[..], more].concat(), &dir);
-    let given = with("explain", &["--block", "128x256x64"]).ok();
+    let given = with("explain", &["--set", "block=128x256x64"]).ok();
     assert!(given.contains("block=128x256x64") && given.contains("as the options say"), "{given}");
-    let both = &["`--tuned` leaves it to mk how to lower, and `--chunk-bytes` says it"];
-    with("check", &["--tuned", "--chunk-bytes", "524288"]).fails(1, both);
-    with("explain", &["--tuned", "--chunk-bytes", "524288"]).fails(1, both);
-    let sms = ["--sms", "compute=132", "--sms", "intra_comm=4294967295"];
+    let both = &["`--tuned` leaves settings to mk, and `--set chunk_bytes=524288` sets one"];
+    with("check", &["--tuned", "--set", "chunk_bytes=524288"]).fails(1, both);
+    with("explain", &["--tuned", "--set", "chunk_bytes=524288"]).fails(1, both);
+    let sms = ["--set", "compute_sms=132 intra_comm_sms=4294967295"];
     with("check", &sms).fails(1, &["do not fit 132 SMs"]);
 }
 
@@ -165,7 +178,7 @@ fn lists_name_their_mistakes() {
     with(&format!("{good}'open")).fails(1, &["line 3: a ' is not closed"]);
     with(&format!("{good}'gemm(a, b)'")).fails(1, &["1 of 2 pipelines could not be tuned"]);
     with("# nothing").fails(1, &["rows.txt names no pipeline"]);
-    with(&format!("{good}'gather(a)' --shape a=8x8 --sms foo=1")).fails(1, &["no role `foo`"]);
+    with(&format!("{good}'gather(a)' --shape a=8x8 --set foo=1")).fails(1, &["line 3: ", "`foo`"]);
     mk(&["tune"], &dir).fails(2, &["PIPELINE"]);
     for file in ["--list", "--from"] {
         let refused = [&format!("'{file} <FILE>' cannot be used with"), "--ranks"];
@@ -174,7 +187,7 @@ fn lists_name_their_mistakes() {
     mk(&["explain", "tests/plans/gather_gemm.plan"], &dir).fails(1, &["is a plan"]);
     mk(&["tune", "--from", "Cargo.toml"], &dir).fails(1, &["Cargo.toml"]);
     let args = [&["tune"], &GATHER_GEMM[..], &["--device", "model", "--try", "speed=1"]].concat();
-    mk(&args, &dir).fails(1, &["no setting `speed`", "settings are block, "]);
+    mk(&args, &dir).fails(1, &["there is no setting `speed`", "settings are block, "]);
 }
 
 #[test]
@@ -190,10 +203,10 @@ fn settings_are_tuned_on_request_only() {
     let says = match ctas {
         // The default needs no word.
         "8" => "settings",
-        n => &format!("intra_comm={n}"),
+        n => &format!("intra_comm_sms={n}"),
     };
     assert!(explained.contains(says), "{explained}");
-    plan(&["--tuned", "--sms", "intra_comm=4"]).fails(1, &["leave either out"]);
+    plan(&["--tuned", "--set", "intra_comm_sms=4"]).fails(1, &["leave either out"]);
 }
 
 #[test]
@@ -221,4 +234,23 @@ fn figures_that_cannot_be_are_refused() {
     let args = [&["explain"], &GATHER_GEMM[..]].concat();
     let done = mk(&args, &dir);
     assert!(done.err.contains("`mk probe --install` writes it again"), "{}", done.err);
+}
+
+/// The settings of the published table, by the names that they have now.
+#[test]
+fn settings_of_published_rows_are_settings() {
+    let text = std::fs::read_to_string(root().join("benches/published_rows.json")).expect("reads");
+    let file: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let mut n = 0;
+    for row in file["rows"].as_array().expect("rows") {
+        for setting in row["settings"].as_array().expect("settings") {
+            let of = |i: usize| setting[i].as_str().expect("a text");
+            let written = format!("{}={}", of(0), of(1));
+            let now = file["renamed"][&written].as_str().unwrap_or(&written);
+            let read = ::mk::settings::read(&mut ::mk::settings::Config::default(), now);
+            assert_eq!(read, Ok(()), "{}", row["name"]);
+            n += 1;
+        }
+    }
+    assert!(n > 0);
 }
