@@ -1,6 +1,6 @@
 //! Operands of products from the caller: in place, repacked, or gathered.
 
-use super::tiler::{Left, Made, Source, Tiler};
+use super::tiler::{Left, Source, Tiler, Value};
 use crate::ir::{ALayout, BufId, Var};
 use crate::passes::{
     roles::DEFAULT_COPY_SMS,
@@ -57,7 +57,7 @@ pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
             false => draft.local(x, dim, Var::RANK),
         };
     }
-    t.made.push(Made::Operand(Source { rows, left, packed, depth }));
+    t.made.push(Value::Operand(Box::new(Source { rows, left, packed, depth })));
 }
 
 /// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs that are

@@ -3,7 +3,7 @@
 use super::{
     last_wave, operands,
     product::{Cut, MmaTile, Product},
-    tiler::{Hidden, Left, Made, Source, Tiler, hand_over},
+    tiler::{Hidden, Left, Source, Tiler, Value, hand_over},
 };
 use crate::ir::{
     ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, Leaf, Operand, RoleKind, Space, Store, Var,
@@ -47,7 +47,7 @@ pub(super) fn families(
                 t.made.push(made);
             }
             // Its product goes where it is added.
-            Op::Sum(_) => t.made.push(Made::Result),
+            Op::Sum(_) => t.made.push(Value::Result),
         }
     }
     for (id, operand) in kernel.operands() {
@@ -59,7 +59,7 @@ pub(super) fn families(
 }
 
 /// All tiles of one product, and the families that read them.
-fn product<'k>(t: &mut Tiler<'k>, id: OpId, g: &'k kernel::Product) -> Result<Made, LowerError> {
+fn product<'k>(t: &mut Tiler<'k>, id: OpId, g: &'k kernel::Product) -> Result<Value, LowerError> {
     let kernel = t.kernel;
     let rows = t.source(id)?.rows.clone();
     let (sum, result, read) = (kernel.sum_of(id), kernel.result_of(id), kernel.is_read(id));
@@ -67,7 +67,7 @@ fn product<'k>(t: &mut Tiler<'k>, id: OpId, g: &'k kernel::Product) -> Result<Ma
     let b = operands::right(t, g.b);
     if let (Some(sum), Reduction::Ring, true) = (sum, t.config.reduction, world > 1) {
         in_ring(t, g, sum, &rows, b)?;
-        return Ok(Made::Result);
+        return Ok(Value::Result);
     }
     let cut = match sum {
         Some(sum) => t.cut(id, &kernel.results[sum.result].out, &rows, t.config.split_k)?,
@@ -88,7 +88,7 @@ fn product<'k>(t: &mut Tiler<'k>, id: OpId, g: &'k kernel::Product) -> Result<Ma
     unpack(t, g, &by);
     if let Some(sum) = sum {
         add_up(t, sum, &p, rows, by);
-        return Ok(Made::Result);
+        return Ok(Value::Result);
     }
     match destination {
         Destination::Hidden(buffer) | Destination::Out(buffer) if read => {
@@ -97,9 +97,9 @@ fn product<'k>(t: &mut Tiler<'k>, id: OpId, g: &'k kernel::Product) -> Result<Ma
             if let (true, Some(r)) = (in_shards, result) {
                 copy_out(t, &hidden, &g.out, r, &rows);
             }
-            Ok(Made::Hidden(hidden))
+            Ok(Value::Hidden(hidden))
         }
-        _ => Ok(Made::Result),
+        _ => Ok(Value::Result),
     }
 }
 
@@ -176,7 +176,7 @@ fn in_ring<'k>(
 /// The families `by` of a product wait for operands that are repacked.
 fn unpack(t: &mut Tiler<'_>, g: &kernel::Product, by: &[TileRows]) {
     let packed = match t.made.get(g.left) {
-        Some(Made::Operand(source)) => source.packed.clone(),
+        Some(Value::Operand(source)) => source.packed.clone(),
         _ => None,
     };
     for (p, operand) in [(packed, Operand::A), (t.packed[g.b].clone(), Operand::B)] {
@@ -213,9 +213,12 @@ fn new_product<'k>(
     let world = t.draft.world();
     let n = t.draft.local(&g.out, 1, Var::RANK);
     let a_layout = match t.made.get(g.left) {
-        Some(Made::Operand(Source { left: Left::Local(_, layout), .. })) => *layout,
-        Some(Made::Operand(Source { left: Left::ByOwner(_), .. })) => ALayout::Km,
-        _ => ALayout::Mk,
+        Some(Value::Operand(source)) => match source.left {
+            Left::Local(_, layout) => layout,
+            Left::ByOwner(_) => ALayout::Km,
+            Left::Gathered(_) => ALayout::Mk,
+        },
+        Some(Value::Hidden(_) | Value::Result) | None => ALayout::Mk,
     };
     // Scratch and slots are padded; the caller's rows are as they are.
     let direct = matches!(destination, Destination::Out(_)) && !g.out.tma_rows(world);
@@ -278,9 +281,10 @@ fn copy_out(t: &mut Tiler<'_>, h: &Hidden, out: &Tensor, r: usize, rows: &Rows) 
 
 /// A gathered operand that is result `r`.
 fn collect(t: &mut Tiler<'_>, id: OpId, param: usize, r: usize) -> Result<(), LowerError> {
-    let Some(Made::Operand(Source { rows, left, .. })) = t.made.get(id) else {
+    let Some(Value::Operand(source)) = t.made.get(id) else {
         return Err(internal(format!("operation {id} is a result, and no operand")));
     };
+    let Source { rows, left, .. } = source.as_ref();
     let gathered = match left {
         Left::Gathered(g) => Some(g),
         Left::Local(..) | Left::ByOwner(_) => None,

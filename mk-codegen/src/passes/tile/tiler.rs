@@ -50,8 +50,8 @@ pub(super) struct Hidden {
 }
 
 /// The value of an operation, for those that read it.
-pub(super) enum Made {
-    Operand(Source),
+pub(super) enum Value {
+    Operand(Box<Source>),
     /// A product that another one reads.
     Hidden(Hidden),
     /// A value that only the caller gets.
@@ -66,7 +66,7 @@ pub(super) struct Tiler<'k> {
     pub params: Vec<BufId>,
     pub results: Vec<BufId>,
     /// By operation.
-    pub made: Vec<Made>,
+    pub made: Vec<Value>,
     /// Repacked right operands, by parameter.
     pub packed: Vec<Option<Packed>>,
 }
@@ -87,7 +87,7 @@ impl<'k> Tiler<'k> {
     /// [`LowerError::Internal`] if there is none.
     pub fn source(&self, op: OpId) -> Result<&Source, LowerError> {
         match self.made.get(self.kernel.root(op)) {
-            Some(Made::Operand(source)) => Ok(source),
+            Some(Value::Operand(source)) => Ok(source),
             _ => Err(internal(format!("operation {op} does not begin with an operand"))),
         }
     }
@@ -95,8 +95,11 @@ impl<'k> Tiler<'k> {
     /// A product's left operand, if it is gathered.
     pub fn gathered(&self, product: &kernel::Product) -> Option<&Gathered> {
         match self.made.get(product.left) {
-            Some(Made::Operand(Source { left: Left::Gathered(g), .. })) => Some(g),
-            _ => None,
+            Some(Value::Operand(source)) => match &source.left {
+                Left::Gathered(g) => Some(g),
+                Left::Local(..) | Left::ByOwner(_) => None,
+            },
+            Some(Value::Hidden(_) | Value::Result) | None => None,
         }
     }
 
@@ -106,9 +109,9 @@ impl<'k> Tiler<'k> {
     /// [`LowerError::Internal`] if its left operand is not made.
     pub fn depth(&self, product: &kernel::Product) -> Result<Expr, LowerError> {
         match self.made.get(product.left) {
-            Some(Made::Operand(source)) => Ok(source.depth.clone()),
-            Some(Made::Hidden(hidden)) => Ok(hidden.depth.clone()),
-            Some(Made::Result) | None => Err(not_made(product)),
+            Some(Value::Operand(source)) => Ok(source.depth.clone()),
+            Some(Value::Hidden(hidden)) => Ok(hidden.depth.clone()),
+            Some(Value::Result) | None => Err(not_made(product)),
         }
     }
 
@@ -154,8 +157,8 @@ impl<'k> Tiler<'k> {
     pub fn tiles(&mut self, p: &Product<'_>) -> Result<Vec<TileRows>, LowerError> {
         let draft = &mut self.draft;
         match self.made.get(p.g.left) {
-            Some(Made::Operand(source)) => Ok(of_operand(draft, p, &source.left)),
-            Some(Made::Hidden(h)) => {
+            Some(Value::Operand(source)) => Ok(of_operand(draft, p, &source.left)),
+            Some(Value::Hidden(h)) => {
                 let by = p.family(draft, &p.name, &p.rows, None, |r| {
                     let rows = match h.in_shards {
                         true => p.in_shards(r),
@@ -166,7 +169,7 @@ impl<'k> Tiler<'k> {
                 hand_over(draft, h, &p.rows, Operand::A, by.clone());
                 Ok(vec![by])
             }
-            Some(Made::Result) | None => Err(not_made(p.g)),
+            Some(Value::Result) | None => Err(not_made(p.g)),
         }
     }
 }
