@@ -3,7 +3,7 @@
 //! Every region that a plan touches becomes a [`BoxId`] of one [`Memory`] (a buffer on a rank). Tasks with equal regions
 //! share a box, so that the pairs to prove are pairs of boxes, and overlaps are found once for all epochs.
 
-use super::runtime::{ALWAYS, LiveId, SpanId, Spans};
+use super::spans::{ALWAYS, LiveId, SpanId, Spans};
 use crate::ir::{BufId, Region};
 use std::collections::HashMap;
 

@@ -49,6 +49,7 @@ mod sample;
 mod shapes;
 mod signals;
 mod site;
+mod spans;
 mod stuck;
 mod timeline;
 mod unroll;

@@ -17,7 +17,7 @@
 //! The proxy fence of an internal edge is about the leaf's shared memory (`fence.proxy.async.shared::cta`). What a plan
 //! accesses is global memory, for which only a wait `for async` has a fence.
 
-use super::runtime::LiveId;
+use super::spans::LiveId;
 use super::world::{AccRec, Class, FamInfo, Flow, PostRec, TaskRec, WaitRec, World, is_host};
 use crate::ir::{Agent, Completion, Mode, NicOrdering, Plan, Post, Proxy, Scope, Wait};
 

@@ -7,7 +7,8 @@
 use super::{
     boxes::{BoxId, Boxes},
     report::Violation,
-    runtime::{ALWAYS, Cell, Halt, LiveId},
+    runtime::{Cell, Halt},
+    spans::{ALWAYS, LiveId},
     unroll::{MAX_ELEMENTS, MAX_WORDS, Unroller},
 };
 use crate::ir::{

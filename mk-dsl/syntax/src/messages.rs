@@ -3,11 +3,10 @@
 //! House rules: the message says what is wrong, in lower case, without a full stop; the help
 //! says what to write. Words of the source are in backticks.
 
-use crate::check::{MAX_AXES, MAX_DIMS};
 use crate::diag::Text;
 use crate::lex::{MAX_BYTES, MAX_DEPTH, MAX_IDENT};
 use crate::ops;
-use crate::program::{DType, MAX_DIM};
+use crate::program::{DType, MAX_AXES, MAX_DIM, MAX_DIMS};
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
     Text { message: message.into(), help: help.into() }

@@ -15,6 +15,10 @@ use std::fmt;
 
 /// The largest extent of one dimension, in elements: `2^30`. Kernels index in 32 bits, and round extents up to whole blocks.
 pub const MAX_DIM: u64 = 1 << 30;
+/// The most mesh axes: the fabrics known have fewer levels.
+pub(crate) const MAX_AXES: usize = 4;
+/// The most dimensions of a tensor: what the kernels can address, with room.
+pub(crate) const MAX_DIMS: usize = 8;
 
 macro_rules! entity {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {

@@ -1,8 +1,7 @@
 //! Primary contexts, the ones that PyTorch and the CUDA runtime use too.
 
-use super::{cu, device};
+use super::{cu, device, order::between_launches};
 use crate::Error;
-use crate::world::order::between_launches;
 use cudarc::driver::sys;
 use std::sync::Mutex;
 use sys::CUstreamCaptureMode as CaptureMode;

@@ -1,8 +1,11 @@
 //! The CUDA driver: presence, errors, contexts. Every driver call of this crate goes through [`cu`].
 
 mod context;
+pub(crate) mod order;
+mod stream;
 
 pub(crate) use context::{Context, Entered, keep_current};
+pub use stream::{Event, StreamRef};
 
 use crate::Error;
 use cudarc::driver::sys;

@@ -1,9 +1,10 @@
 //! CUDA graphs: a launch captured once and replayed.
 
-use super::stream::{Stream, StreamRef};
+use super::stream::Stream;
 use crate::Error;
+use crate::driver::StreamRef;
+use crate::driver::order::between_launches;
 use crate::driver::{Context, cu};
-use crate::world::order::between_launches;
 use cudarc::driver::sys;
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! A loaded module and one of its functions.
 
 use crate::Error;
+use crate::driver::order::between_launches;
 use crate::driver::{Context, cu};
-use crate::world::order::between_launches;
 use cudarc::driver::sys;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;

@@ -5,8 +5,9 @@ mod kernel;
 mod stream;
 mod tensor;
 
+pub use crate::driver::{Event, StreamRef};
 pub use graph::Graph;
 pub(crate) use graph::{Usable, note_capture};
 pub(crate) use kernel::{Kernel, Module};
-pub use stream::{Event, Stream, StreamRef};
+pub use stream::Stream;
 pub use tensor::{DeviceTensor, TensorRef};

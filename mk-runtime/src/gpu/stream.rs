@@ -1,42 +1,10 @@
-//! Streams and events.
+//! Streams that are owned, and events of a rank.
 
 use crate::Error;
-use crate::driver::{Context, cu};
-use crate::world::{World, order::between_launches};
+use crate::driver::{Context, Event, StreamRef, cu, order::between_launches};
+use crate::world::World;
 use cudarc::driver::sys;
-use std::ffi::c_void;
 use std::sync::Arc;
-
-/// Somebody's stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamRef {
-    raw: sys::CUstream,
-}
-
-// SAFETY: a CUstream may be used from any thread.
-unsafe impl Send for StreamRef {}
-// SAFETY: as above.
-unsafe impl Sync for StreamRef {}
-
-impl StreamRef {
-    /// Borrows a `CUstream` (or `cudaStream_t`); null is the legacy default stream of the rank's GPU.
-    ///
-    /// # Safety
-    /// It must be a stream of the primary context of the GPU of the rank that it is used for, and live for as long
-    /// as the value is used.
-    pub unsafe fn from_raw(raw: *mut c_void) -> StreamRef {
-        StreamRef { raw: raw.cast() }
-    }
-
-    /// The `CUstream`.
-    pub fn as_raw(self) -> *mut c_void {
-        self.raw.cast()
-    }
-
-    pub(crate) fn raw(self) -> sys::CUstream {
-        self.raw
-    }
-}
 
 /// A stream that this value owns (non-blocking: it does not wait for the default stream).
 #[derive(Debug)]
@@ -63,7 +31,7 @@ impl Stream {
         // SAFETY: a valid out-pointer; the context is current.
         unsafe { cu!(Some(context.ordinal()), cuStreamCreate(&mut raw, flags)) }?;
         drop(entered);
-        Ok(Stream { context, raw: StreamRef { raw } })
+        Ok(Stream { context, raw: StreamRef::borrowed(raw) })
     }
 
     /// One stream per rank.
@@ -86,7 +54,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), Error> {
         let _in = self.context.enter()?;
         // SAFETY: our stream, in its context.
-        unsafe { cu!(Some(self.context.ordinal()), cuStreamSynchronize(self.raw.raw)) }
+        unsafe { cu!(Some(self.context.ordinal()), cuStreamSynchronize(self.raw.raw())) }
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -98,7 +66,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let destroyed = self.context.enter().and_then(|_in| {
             // SAFETY: our stream; the driver finishes its work before it frees it.
-            unsafe { cu!(Some(self.context.ordinal()), cuStreamDestroy_v2(self.raw.raw)) }
+            unsafe { cu!(Some(self.context.ordinal()), cuStreamDestroy_v2(self.raw.raw())) }
         });
         if let Err(error) = destroyed {
             tracing::warn!(%error, "a stream was not destroyed");
@@ -106,50 +74,13 @@ impl Drop for Stream {
     }
 }
 
-impl StreamRef {
-    /// The capture that the stream of a GPU is part of, if it is, also where that is already spoilt. The context is current.
-    pub(crate) fn capture(self, device: i32) -> Result<Option<u64>, Error> {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        let mut id = 0;
-        // SAFETY: valid out-pointers and a live stream; what is null is not asked for.
-        unsafe {
-            cu!(
-                Some(device),
-                cuStreamGetCaptureInfo_v3(
-                    self.raw,
-                    &mut status,
-                    &mut id,
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut()
-                )
-            )
-        }?;
-        let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        Ok((status != none).then_some(id))
-    }
-}
-
-/// A point in a stream.
-#[derive(Debug)]
-pub struct Event {
-    context: Arc<Context>,
-    raw: sys::CUevent,
-}
-
-// SAFETY: a CUevent may be used from any thread.
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
-
 impl Event {
     /// An event that takes the time.
     ///
     /// # Errors
     /// [`Error::Cuda`].
     pub fn new(world: &World, rank: u32) -> Result<Event, Error> {
-        Event::with_flags(world, rank, sys::CUevent_flags::CU_EVENT_DEFAULT)
+        Event::in_context(world.context(rank)?.clone(), sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
 
     /// An event that orders only, which is cheaper.
@@ -157,82 +88,6 @@ impl Event {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn untimed(world: &World, rank: u32) -> Result<Event, Error> {
-        Event::with_flags(world, rank, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-    }
-
-    fn with_flags(world: &World, rank: u32, flags: sys::CUevent_flags) -> Result<Event, Error> {
-        let context = world.context(rank)?.clone();
-        let mut raw = std::ptr::null_mut();
-        let entered = context.enter()?;
-        // SAFETY: a valid out-pointer; the context is current.
-        unsafe { cu!(Some(context.ordinal()), cuEventCreate(&mut raw, flags as u32)) }?;
-        drop(entered);
-        Ok(Event { context, raw })
-    }
-
-    /// Marks the end of what is in the stream now.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn record(&self, stream: StreamRef) -> Result<(), Error> {
-        let _in = self.context.enter()?;
-        self.record_entered(stream)
-    }
-
-    /// As [`Event::record`], with the context current already.
-    pub(crate) fn record_entered(&self, stream: StreamRef) -> Result<(), Error> {
-        // SAFETY: a live event and stream of the same context.
-        unsafe { cu!(Some(self.context.ordinal()), cuEventRecord(self.raw, stream.raw)) }
-    }
-
-    /// Makes later work of the stream wait for the event. An event that was never recorded is over.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn hold(&self, stream: StreamRef) -> Result<(), Error> {
-        let _in = self.context.enter()?;
-        self.hold_entered(stream)
-    }
-
-    /// As [`Event::hold`], with the context current already.
-    pub(crate) fn hold_entered(&self, stream: StreamRef) -> Result<(), Error> {
-        // SAFETY: a live event and stream.
-        unsafe { cu!(Some(self.context.ordinal()), cuStreamWaitEvent(stream.raw, self.raw, 0)) }
-    }
-
-    /// Blocks until the event is over.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`], also that of an earlier kernel.
-    pub fn synchronize(&self) -> Result<(), Error> {
-        let _in = self.context.enter()?;
-        // SAFETY: a live event.
-        unsafe { cu!(Some(self.context.ordinal()), cuEventSynchronize(self.raw)) }
-    }
-
-    /// Time from this event to a later one, in milliseconds (resolution about 0.5 us). Both must be over.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    pub fn elapsed_ms(&self, later: &Event) -> Result<f32, Error> {
-        let _in = self.context.enter()?;
-        let mut ms = 0.0;
-        // SAFETY: a valid out-pointer and live events.
-        unsafe {
-            cu!(Some(self.context.ordinal()), cuEventElapsedTime_v2(&mut ms, self.raw, later.raw))
-        }?;
-        Ok(ms)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        let destroyed = self.context.enter().and_then(|_in| {
-            // SAFETY: our event; the driver keeps it until it is over.
-            unsafe { cu!(Some(self.context.ordinal()), cuEventDestroy_v2(self.raw)) }
-        });
-        if let Err(error) = destroyed {
-            tracing::warn!(%error, "an event was not destroyed");
-        }
+        Event::in_context(world.context(rank)?.clone(), sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! Shared with the graphs that captured the instance, so that a replay is refused as a launch is.
 
+use crate::driver::order;
 use crate::error::{Error, Fault, FaultCause};
 use crate::gpu::Usable;
 use crate::mem::FaultRecords;
-use crate::world::{Member, SharedGroup, order};
+use crate::world::{Member, SharedGroup};
 use mk_abi::device::FaultKind;
 use mk_abi::{KernelSource, TensorDirection};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,9 +1,9 @@
 //! Plain device memory of one rank (`cuMemAlloc`).
 
 use crate::Error;
+use crate::driver::order::{between_launches, wait_for_launches};
 use crate::driver::{Context, cu};
 use crate::world::World;
-use crate::world::order::{between_launches, wait_for_launches};
 use std::sync::Arc;
 
 /// Device memory, freed on drop. Freeing waits for the GPU, other methods for the launches of instances on it and for nothing else: replays

@@ -3,10 +3,9 @@
 //! In a world of processes each has a page with its own record, registered for its GPU, and maps those of the others on
 //! its node, so that every rank can say what went wrong on the rank where it did.
 
-use super::SharedPages;
 use crate::Error;
 use crate::driver::{Context, cu};
-use crate::world::{Deadline, Group, World};
+use crate::world::{Deadline, Group, SharedPages, World};
 use cudarc::driver::sys;
 use mk_abi::device::FaultRecord;
 use std::mem::{offset_of, size_of};

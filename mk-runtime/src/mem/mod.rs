@@ -5,7 +5,6 @@
 mod device;
 mod host;
 mod layout;
-mod shared;
 mod symmetric;
 mod vmm;
 
@@ -13,5 +12,4 @@ pub use device::DeviceBuffer;
 pub(crate) use device::drain;
 pub(crate) use host::FaultRecords;
 pub(crate) use layout::Layout;
-pub(crate) use shared::SharedPages;
 pub use symmetric::SymmetricMemory;

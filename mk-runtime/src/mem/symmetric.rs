@@ -12,8 +12,8 @@ use super::device::{download, drain, memset};
 use super::layout::Layout;
 use super::vmm::{self, Physical};
 use crate::Error;
+use crate::driver::order::wait_for_launches;
 use crate::driver::{Context, cu};
-use crate::world::order::wait_for_launches;
 use crate::world::{Deadline, Group, World};
 use std::sync::Arc;
 

@@ -13,11 +13,11 @@ pub use transfer::{Method, Piece, Transfer};
 
 use crate::Error;
 use crate::bench::{Gate, median};
+use crate::driver::order::between_launches;
 use crate::gpu::Stream;
 use crate::jit::JitOptions;
 use crate::mem::{DeviceBuffer, SymmetricMemory};
 use crate::world::World;
-use crate::world::order::between_launches;
 use kernels::{Kernels, Report, Shape, enqueue};
 use std::ops::RangeInclusive;
 use std::time::Instant;

@@ -2,8 +2,8 @@
 
 use crate::Error;
 use crate::driver::Context;
+use crate::driver::order::wait_for_launches;
 use crate::gpu::Kernel;
-use crate::world::order::wait_for_launches;
 use std::ffi::c_void;
 
 /// Kernel parameters by value: each in a word of its own, of which the driver reads as much as the kernel declares.

@@ -7,11 +7,6 @@
 //! Outputs are written exactly once if writes do not overlap (rule 1 sees to that) and their areas add up to the whole, as
 //! polynomials of the dimension between the places at which a piece begins or ends.
 
-use super::{
-    domain::{Line, Places},
-    function::Piece,
-    spans::{AtPlaces, SpanId, Spans, meet},
-};
 use crate::{
     ir::{BufId, Entity, Mode, Space},
     valid::{
@@ -20,6 +15,12 @@ use crate::{
         races::Group,
         report::Violation,
         site,
+        spans::{
+            AtPlaces, SpanId, Spans,
+            domain::{Line, Places},
+            function::Piece,
+            meet,
+        },
         world::{AccRec, World},
     },
 };

@@ -1,7 +1,7 @@
 //! Plans with a run-time dimension, proved for all its values.
 //!
 //! The dimension comes with each launch: ranks agree on it within one, and the next launch may have another value. One proof
-//! holds for all of them, with regions as exact functions of the dimension (`function.rs`, `spans.rs`):
+//! holds for all of them, with regions as exact functions of the dimension (`spans/`):
 //!
 //! - Tasks, waits and posts are the same for all values (`skeleton.rs`). So are the sums of rule 3. The run that decides
 //!   deadlock, and so do back-pressure and internal edges in it, takes an access to be there if it is for some value: that holds
@@ -21,29 +21,28 @@
 //! those. Nothing here is therefore trusted to find the cause, only to find all there are.
 
 mod cover;
-mod domain;
-mod function;
 mod overlaps;
 mod regions;
 mod skeleton;
-mod spans;
 
-pub(super) use domain::Places;
 pub(super) use overlaps::overlaps;
 pub(super) use regions::{Regions, spans_of};
-pub(super) use spans::{ALWAYS, LiveId, SpanId, Spans};
 
 use super::{
     Found,
     boxes::BoxId,
     epochs,
     report::{Failure, OverValues, Proof, Violation},
+    spans::{
+        LiveId,
+        domain::{Domain, Line, Places, Run},
+        function::{self, Functions, Piece, Stop},
+        meet,
+    },
     unroll::MAX_ELEMENTS,
     world::World,
 };
 use crate::ir::{DimId, Plan, Points, TableSet, TableSource};
-use domain::{Domain, Run};
-use function::{Functions, Piece, Stop};
 use std::collections::BTreeSet;
 
 /// Most classes of remainders, over all cells.
@@ -69,7 +68,7 @@ pub(super) struct Cell<'c> {
 
 impl Cell<'_> {
     /// A function that is one line wherever the cell has values.
-    pub fn pieces(&self, line: domain::Line) -> Vec<Piece> {
+    pub fn pieces(&self, line: Line) -> Vec<Piece> {
         let piece = |p: &Places| Piece { run: p.run, lo: p.lo, hi: p.hi, line };
         self.places.iter().map(piece).collect()
     }
@@ -337,7 +336,7 @@ fn shapes(cell: &Cell<'_>) -> Result<cover::Shapes, Halt> {
                 Some(e) => {
                     let (pitch, row) = (function(e)?, shape.last().map_or(&[][..], |r| r));
                     let mut short = None;
-                    spans::meet(&pitch, row, |at, pitch, row| {
+                    meet(&pitch, row, |at, pitch, row| {
                         let close = row.line.minus(pitch.line).positive(at.lo, at.hi);
                         short = short.or(close.map(|(k, _)| (at.run, k)));
                     });

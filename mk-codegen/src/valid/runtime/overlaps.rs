@@ -2,8 +2,10 @@
 //!
 //! Boxes of one memory are grouped by their span in one dimension after the other, so that functions are compared and not tiles.
 
-use super::spans::{SpanId, Spans};
-use crate::valid::boxes::{BoxId, Boxed, OVERLAP_WEIGHT};
+use crate::valid::{
+    boxes::{BoxId, Boxed, OVERLAP_WEIGHT},
+    spans::{SpanId, Spans},
+};
 use std::collections::HashMap;
 
 /// Fills in, for every box, those that overlap it, itself included. `None` above `limit` looks.

@@ -1,16 +1,17 @@
 //! Regions of accesses as functions of the run-time dimension, while a plan is unrolled.
 
-use super::{
-    Cell, Halt,
-    domain::Line,
-    function::Stop,
-    spans::{AtPlaces, LiveId, Part, SpanId, Spans, meet},
-};
+use super::{Cell, Halt};
 use crate::{
     ir::{Access, Entity, Expr, FamId, Operand, PointError, Region, Task},
     valid::{
         boxes::{BoxId, Boxes},
         shapes::{self, Touched},
+        spans::{
+            AtPlaces, LiveId, Part, SpanId, Spans,
+            domain::{Line, Places},
+            function::Stop,
+            meet,
+        },
         unroll::Operated,
     },
 };
@@ -172,7 +173,7 @@ impl<'c> Regions<'c> {
         for piece in &len {
             let at = piece.places();
             if let Some((lo, hi)) = piece.line.positive(at.lo, at.hi) {
-                there.push(super::domain::Places { run: at.run, lo, hi });
+                there.push(Places { run: at.run, lo, hi });
             }
         }
         let base = functions.of(rank, &at.vars, base, &there).map_err(|stop| (stop, false))?;

@@ -1,10 +1,10 @@
 //! The mesh axes that a program names.
 
-use super::MAX_AXES;
 use crate::ast::{Chain, Source, Type, Word};
 use crate::diag::Sink;
 use crate::messages;
 use crate::ops::{self, OpKind};
+use crate::program::MAX_AXES;
 use crate::program::Placement;
 use crate::suggest::nearest;
 

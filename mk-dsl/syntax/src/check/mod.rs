@@ -30,11 +30,6 @@ use dims::{Dims, Term};
 use mesh::Mesh;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most mesh axes: the fabrics known have fewer levels.
-pub(crate) const MAX_AXES: usize = 4;
-/// The most dimensions of a tensor: what the kernels can address, with room.
-pub(crate) const MAX_DIMS: usize = 8;
-
 /// Checks `source`. `None` if something has been reported.
 pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
     let mesh = Mesh::of(source, sink)?;

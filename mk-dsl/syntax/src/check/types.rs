@@ -1,9 +1,10 @@
 //! Written types: dtype, dimensions, placements.
 
-use super::{Checker, Id, MAX_DIMS, Param, State, Term, Ty};
+use super::{Checker, Id, Param, State, Term, Ty};
 use crate::ast::{DimExpr, PlacementExpr, PlacementKind, Signature, Type, Word};
 use crate::messages;
 use crate::ops;
+use crate::program::MAX_DIMS;
 use crate::program::{DType, MAX_DIM, Placement};
 use crate::span::Span;
 use crate::suggest::nearest;

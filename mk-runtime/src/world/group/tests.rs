@@ -1,6 +1,6 @@
 use super::super::{Topology, UnixBootstrap, watch::GRACE};
 use super::*;
-use crate::mem::SharedPages;
+use crate::world::SharedPages;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};

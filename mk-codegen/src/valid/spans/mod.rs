@@ -2,10 +2,11 @@
 //!
 //! Equal functions are one [`SpanId`], so that pairs of tiles are pairs of few functions.
 
-use super::{
-    domain::{Line, Places, Run},
-    function::Piece,
-};
+pub(super) mod domain;
+pub(super) mod function;
+
+use domain::{Line, Places, Run};
+use function::Piece;
 use std::collections::HashMap;
 
 pub(in crate::valid) type SpanId = u32;

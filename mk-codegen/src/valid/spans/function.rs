@@ -30,7 +30,7 @@ pub(in crate::valid) enum Stop {
 const MAX_CUTS: i64 = 1 << 10;
 
 /// Most operations that are evaluated for one cell.
-pub(super) const MAX_WORK: u64 = 1 << 28;
+pub(in crate::valid) const MAX_WORK: u64 = 1 << 28;
 /// Lines that begin further off are too steep for sums of them to be sure of 64 bits.
 const MAX_AT_ZERO: i64 = 1 << 60;
 

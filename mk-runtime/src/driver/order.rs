@@ -7,8 +7,8 @@
 //!
 //! One book for the whole process, not one per world: the SMs are the same ones.
 
+use super::Event;
 use crate::Error;
-use crate::gpu::Event;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};

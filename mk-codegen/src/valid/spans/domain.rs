@@ -32,7 +32,7 @@ pub(in crate::valid) struct Places {
 
 /// A non-empty set of values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Domain {
+pub(in crate::valid) struct Domain {
     pub runs: Vec<Run>,
 }
 
