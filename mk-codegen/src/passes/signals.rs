@@ -21,7 +21,11 @@ use crate::ir::{
 /// [`LowerError::Internal`] where a flow or an access names an operand that its leaf does not have.
 pub(super) fn insert(draft: &mut Draft) -> Result<(), LowerError> {
     entry(draft)?;
-    std::mem::take(&mut draft.flows).into_iter().try_for_each(|flow| connect(draft, flow))
+    for id in draft.flow_order.clone() {
+        let flow = draft.flows[id].clone();
+        connect(draft, flow)?;
+    }
+    Ok(())
 }
 
 /// An access that needs a peer to have entered this launch.
@@ -103,7 +107,8 @@ fn entry(draft: &mut Draft) -> Result<(), LowerError> {
     let world = Expr::Const(draft.world());
     let entered =
         draft.plan.signals.push(Signal { name: "entered".into(), shape: vec![world.clone()] });
-    let enter = draft.family("enter", RoleKind::Prologue, Leaf::Enter, vec![], vec![], vec![]);
+    let enter =
+        draft.family("enter", RoleKind::Prologue, Leaf::Enter, vec![], vec![], [] as [Access; 0]);
     let edge = draft.edge();
     draft.plan.families[enter].posts.push(Post {
         edge,
@@ -185,6 +190,7 @@ fn connect(draft: &mut Draft, flow: Flow) -> Result<(), LowerError> {
     for r in to {
         let (by, proxy) = waiter(draft, r.family, r.operand)
             .ok_or_else(|| unknown(draft, r.family, r.operand))?;
+        let by = r.by.unwrap_or(by);
         let edge = draft.edge();
         let sliced = r.word.iter().chain(&r.when).any(|e| e.mentions(Var::INNER));
         let at = r.at.unwrap_or(if sliced { Point::Inner } else { Point::Start });
