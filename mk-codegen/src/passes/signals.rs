@@ -105,8 +105,11 @@ fn entry(draft: &mut Draft) -> Result<(), LowerError> {
         return Ok(());
     }
     let world = Expr::Const(draft.world());
-    let entered =
-        draft.plan.signals.push(Signal { name: "entered".into(), shape: vec![world.clone()] });
+    let entered = draft.plan.signals.push(Signal {
+        name: "entered".into(),
+        net: false,
+        shape: vec![world.clone()],
+    });
     let enter =
         draft.family("enter", RoleKind::Prologue, Leaf::Enter, vec![], vec![], [] as [Access; 0]);
     let edge = draft.edge();
@@ -148,7 +151,7 @@ fn entry(draft: &mut Draft) -> Result<(), LowerError> {
 
 fn connect(draft: &mut Draft, flow: Flow) -> Result<(), LowerError> {
     let Flow { name, shape, from, count, to } = flow;
-    let signal: SigId = draft.plan.signals.push(Signal { name: name.into(), shape });
+    let signal: SigId = draft.plan.signals.push(Signal { name: name.into(), net: false, shape });
     let own = Expr::from(Var::RANK);
     let here = |w: &Writer| {
         let host = matches!(performer(draft, w.family, w.operand), Some((_, Proxy::Host)));
