@@ -4,7 +4,7 @@ mod flow;
 
 pub(in crate::passes) use flow::{Arrival, Flow, FlowId, Reader, Source, Writer};
 
-use super::shape::{extents::Extents, tensor::Tensor};
+use super::shape::{extents::Extents, ranks::Nodes, tensor::Tensor};
 use crate::graph::Extent;
 use crate::ir::{
     Access, Arena, BufId, Buffer, EdgeId, Entity, Expr, FamId, Family, InternalEdge, Leaf, Mode,
@@ -64,6 +64,11 @@ impl Draft {
 
     pub fn world(&self) -> i32 {
         self.extents.world()
+    }
+
+    /// Ranks by node: all of them in one, unless the plan's network says how many are.
+    pub fn nodes(&self) -> Nodes {
+        Nodes { world: self.world(), local: self.plan.local() as i32 }
     }
 
     /// The next edge id.
