@@ -39,7 +39,7 @@ const ORDER: [RoleKind; 7] = [
 /// # Errors
 /// If the settings give CTAs to no role of this plan, or do not fit the target.
 pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> {
-    let Draft { mut plan, extents, kinds, target, .. } = draft;
+    let Draft { mut plan, extents, kinds, first, target, .. } = draft;
     plan.dims = extents.into_dims();
     let used: Vec<_> = ORDER.into_iter().filter(|k| kinds.values().any(|v| v == k)).collect();
     let has = |k: RoleKind| used.contains(&k);
@@ -102,10 +102,27 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         })?;
         plan.families[id].role = RoleId::new(role);
     }
+    lead(&mut plan, &first);
     if config.tile_scheduler == Schedule::Dynamic {
         next_free_cta(&mut plan);
     }
     Ok(plan)
+}
+
+/// Puts these families before all others of their role.
+fn lead(plan: &mut Plan, first: &[FamId]) {
+    let mut order: Vec<FamId> = plan.families.keys().collect();
+    for id in first {
+        order.retain(|other| other != id);
+        let role = plan.families[*id].role;
+        let place = order.iter().position(|other| plan.families[*other].role == role);
+        order.insert(place.unwrap_or(order.len()), *id);
+    }
+    let mut families = Arena::new();
+    for id in order {
+        families.push(plan.families[id].clone());
+    }
+    plan.families = families;
 }
 
 /// CTAs of the roles between nodes; 0 for others.

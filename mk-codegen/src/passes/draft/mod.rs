@@ -31,6 +31,8 @@ pub(in crate::passes) struct Draft {
     pub flows: Arena<FlowId, Flow>,
     /// Flows that somebody reads, in the order in which they were first read: that of their signals.
     pub flow_order: Vec<FlowId>,
+    /// Families that come before all others of their role.
+    pub first: Vec<FamId>,
     pub target: &'static Target,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
@@ -51,6 +53,7 @@ impl Draft {
             kinds: Arena::new(),
             flows: Arena::new(),
             flow_order: Vec::new(),
+            first: Vec::new(),
             target,
             copy_stages: config.copy_stages,
             edges: 0,

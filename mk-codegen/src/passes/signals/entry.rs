@@ -154,6 +154,8 @@ fn enter_node(draft: &mut Draft, nodes: Nodes, entered: FlowId) -> Result<FlowId
     let domain = vec![("m", (nodes.count() - 1).into())];
     let send =
         draft.family("enter.node", RoleKind::InterSend, Leaf::NicSend, domain, vec![], [src, dst]);
+    // Sends of other ranks wait for it.
+    draft.first.push(send);
     let (rank, each) = nodes.everyone();
     let node = Reader { each: Some(each), ..Reader::new(send, Operand::Dst, vec![rank]) };
     draft.read(entered, node);

@@ -1,6 +1,6 @@
 //! Runs a draft: through the passes, the verifier, and the executor; and with each of its flows spoilt.
 
-use crate::ir::{BufId, Completion, Entity, Plan, SigId, TabId};
+use crate::ir::{BufId, Completion, Entity, Plan, TabId};
 use crate::passes::{draft::Draft, draft::FlowId, error::LowerError, finish, signals};
 use crate::{
     settings::Config,
@@ -31,7 +31,6 @@ pub fn draft(name: &str, ranks: u32) -> Draft {
 #[derive(Default)]
 pub struct Data {
     pub inputs: BTreeMap<(i64, usize, String), Vec<f32>>,
-    pub tables: BTreeMap<(i64, usize, String), Vec<i32>>,
     outputs: BTreeMap<(i64, usize, String), Vec<f32>>,
 }
 
@@ -39,13 +38,10 @@ impl Data {
     pub fn input(&self, epoch: i64, rank: usize, name: &str) -> &[f32] {
         &self.inputs[&(epoch, rank, name.to_string())]
     }
-    pub fn table(&self, epoch: i64, rank: usize, name: &str) -> &[i32] {
-        &self.tables[&(epoch, rank, name.to_string())]
-    }
 }
 
-/// A result of a rank in an epoch, from the inputs of all.
-pub type Reference<'r> = &'r dyn Fn(&Data, i64, usize) -> Vec<f64>;
+/// A result of a rank in an epoch, from the inputs of all; nothing where nobody writes.
+pub type Reference<'r> = &'r dyn Fn(&Data, i64, usize) -> Vec<Option<f64>>;
 /// A table by epoch, rank and name.
 pub type Tables<'t> = &'t dyn Fn(i64, usize, &str) -> Vec<i32>;
 
@@ -60,13 +56,21 @@ pub fn plan(mut draft: Draft) -> Result<Plan, LowerError> {
     finish(draft, &config(ranks))
 }
 
-/// The plan of a draft, which verifies, and all of whose waits some proof needs.
-pub fn verified(draft: Draft) -> (Plan, valid::Proof) {
+/// Waits that other flows make superfluous: flow and family.
+pub type Superfluous<'s> = &'s [(&'s str, &'s str)];
+
+/// The plan of a draft, which verifies, and all of whose waits but the superfluous ones some proof needs.
+pub fn verified(draft: Draft, superfluous: Superfluous<'_>) -> (Plan, valid::Proof) {
     let plan = plan(draft).unwrap_or_else(|e| panic!("{e}"));
     let again: Plan = plan.to_string().parse().unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(plan, again, "the text is read back");
     let proof = valid::verify(&plan).unwrap_or_else(|e| panic!("{plan}\n{e}"));
-    assert_eq!(proof.waits_unused, [], "{plan}\n{proof}");
+    for edge in &proof.waits_unused {
+        let mut waits = plan.families.values().flat_map(|x| x.waits.iter().map(move |w| (x, w)));
+        let (x, wait) = waits.find(|(_, w)| w.edge == *edge).expect("a wait");
+        let name = &*plan.signals[wait.signal].name;
+        assert!(superfluous.contains(&(name, &*x.name)), "{edge} is superfluous\n{plan}\n{proof}");
+    }
     (plan, proof)
 }
 
@@ -85,12 +89,7 @@ fn run(plan: &Plan, tables: Tables<'_>, options: &Options) -> Result<Data, Strin
         data.borrow_mut().inputs.insert((epoch, rank, name(b)), values.clone());
         values
     };
-    let table = |epoch: i64, rank: usize, t: TabId| {
-        let name = plan.tables[t].name.clone();
-        let values = tables(epoch, rank, &name);
-        data.borrow_mut().tables.insert((epoch, rank, name), values.clone());
-        values
-    };
+    let table = |epoch: i64, rank: usize, t: TabId| tables(epoch, rank, &plan.tables[t].name);
     let output = |epoch: i64, rank: usize, b: BufId, _: &[usize], values: &[f32]| {
         data.borrow_mut().outputs.insert((epoch, rank, name(b)), values.to_vec());
     };
@@ -123,16 +122,19 @@ fn compare(data: &Data, results: &[(&str, Reference<'_>)]) -> Result<(), String>
     Ok(())
 }
 
-fn near(got: &[f32], want: &[f64]) -> Result<(), String> {
+fn near(got: &[f32], want: &[Option<f64>]) -> Result<(), String> {
     assert_eq!(got.len(), want.len(), "the reference has as many elements");
-    if let Some(i) = got.iter().position(|x| !x.is_finite()) {
-        return Err(format!("element {i} is {}, not {}", got[i], want[i]));
+    let wrong = |(x, y): (&f32, &Option<f64>)| x.is_finite() != y.is_some();
+    if let Some(i) = got.iter().zip(want).position(wrong) {
+        return Err(format!("element {i} is {}, not {:?}", got[i], want[i]));
     }
+    let written = got.iter().zip(want).filter_map(|(x, y)| Some((*x, (*y)?)));
+    let (got, want): (Vec<f32>, Vec<f64>) = written.unzip();
     let norm = |part: &[f64]| part.iter().map(|y| y * y).sum::<f64>();
     let error = |x: &[f32], y: &[f64]| {
         x.iter().zip(y).map(|(x, y)| (f64::from(*x) - y).powi(2)).sum::<f64>()
     };
-    let all = norm(want);
+    let all = norm(&want);
     for (i, (x, y)) in got.chunks(64).zip(want.chunks(64)).enumerate() {
         // A few elements may be near 0 by chance.
         let floor = 0.1 * all * y.len() as f64 / want.len() as f64;
@@ -141,25 +143,40 @@ fn near(got: &[f32], want: &[f64]) -> Result<(), String> {
             return Err(format!("elements from {}: relative error {relative:.2e}", 64 * i));
         }
     }
-    let relative = (error(got, want) / all.max(f64::MIN_POSITIVE)).sqrt();
+    let relative = (error(&got, &want) / all.max(f64::MIN_POSITIVE)).sqrt();
     if relative > WHOLE { Err(format!("relative error {relative:.2e}")) } else { Ok(()) }
 }
 
-/// A draft with something taken away from a flow: what, and the plan.
-type Spoilt = (String, Result<Plan, LowerError>);
+/// A draft with something taken away from a flow.
+struct Spoilt {
+    /// The flow, and the family at its end, if it is one end that is spoilt.
+    flow: String,
+    family: String,
+    what: String,
+    plan: Result<Plan, LowerError>,
+}
+
+const WITHOUT_READER: &str = "without this reader";
 
 /// The verifier rejects the draft without any one of its flows, writers or readers, with any lag raised or completion weakened, those of
-/// entry included. Returns how many plans that were.
-pub fn spoilt_are_rejected(draft: &dyn Fn() -> Draft) -> usize {
+/// entry included; without superfluous waits it is accepted.
+///
+/// Returns how many plans are rejected.
+pub fn spoilt_are_rejected(draft: &dyn Fn() -> Draft, superfluous: Superfluous<'_>) -> usize {
     let all = spoilt(draft);
-    for (what, plan) in &all {
-        // A draft without the flow that a read needs may be refused by the passes.
-        let Ok(plan) = plan else { continue };
-        if let Ok(proof) = valid::verify(plan) {
-            panic!("{what}: accepted\n{plan}\n{proof}");
+    let mut rejected = 0;
+    for Spoilt { flow, family, what, plan } in &all {
+        let plan = plan.as_ref().unwrap_or_else(|e| panic!("{flow} {what}: {e}"));
+        let needed = !superfluous.contains(&(flow, family));
+        match valid::verify(plan) {
+            Ok(proof) if needed => panic!("{flow} {family} {what}: accepted\n{plan}\n{proof}"),
+            Err(e) if !needed && what == WITHOUT_READER => {
+                panic!("{flow} {family} {what}: needed\n{plan}\n{e}")
+            }
+            found => rejected += usize::from(found.is_err()),
         }
     }
-    all.len()
+    rejected
 }
 
 fn spoilt(draft: &dyn Fn() -> Draft) -> Vec<Spoilt> {
@@ -170,30 +187,33 @@ fn spoilt(draft: &dyn Fn() -> Draft) -> Vec<Spoilt> {
     };
     let lower = |mut draft: Draft| {
         signals::connect(&mut draft)?;
-        let ranks = draft.world() as u32;
-        finish(draft, &config(ranks))
+        let mut plan = crate::passes::roles::assign(draft, &config(1))?;
+        crate::passes::rename(&mut plan);
+        Ok(plan)
     };
     let whole = guarded();
     let mut out: Vec<Spoilt> = Vec::new();
     for &id in &whole.flow_order {
         let flow = &whole.flows[id];
-        let mut spoil = |what: String, change: &dyn Fn(&mut Draft)| {
+        let family = |id| whole.plan.families[id].name.clone();
+        let mut spoil = |family: String, what: &str, change: &dyn Fn(&mut Draft)| {
             let mut draft = guarded();
             change(&mut draft);
-            out.push((format!("{id} {:?}: {what}", flow.name), lower(draft)));
+            let (flow, what) = (flow.name.to_string(), what.to_string());
+            out.push(Spoilt { flow, family, what, plan: lower(draft) });
         };
-        spoil("dropped".into(), &|d| d.flow_order.retain(|f| *f != id));
-        for i in 0..flow.from.len() {
-            let name = &whole.plan.families[flow.from[i].family].name;
-            spoil(format!("without its writer {name:?}"), &|d| drop(d.flows[id].from.remove(i)));
+        spoil(String::new(), "dropped", &|d| d.flow_order.retain(|f| *f != id));
+        for (i, w) in flow.from.iter().enumerate() {
+            spoil(family(w.family), "without this writer", &|d| {
+                drop(d.flows[id].from.remove(i));
+            });
         }
-        for i in 0..flow.to.len() {
-            let name = &whole.plan.families[flow.to[i].family].name;
-            spoil(format!("without its reader {name:?}"), &|d| drop(d.flows[id].to.remove(i)));
-            spoil(format!("{name:?} a launch back"), &|d| d.flows[id].to[i].lag += 1);
+        for (i, r) in flow.to.iter().enumerate() {
+            spoil(family(r.family), WITHOUT_READER, &|d| drop(d.flows[id].to.remove(i)));
+            spoil(family(r.family), "a launch back", &|d| d.flows[id].to[i].lag += 1);
         }
     }
-    let plan = lower(whole).unwrap_or_else(|e| panic!("{e}"));
+    let plan = lower(whole).unwrap_or_else(|e: LowerError| panic!("{e}"));
     out.extend(weakened(&plan));
     out
 }
@@ -208,18 +228,13 @@ fn weakened(plan: &Plan) -> Vec<Spoilt> {
             for after in all.into_iter().filter(|after| *after < post.after) {
                 let mut weaker = plan.clone();
                 weaker.families[id].posts[i].after = after;
-                let what = format!("{:?}: {} after {}", x.name, post.edge, after.name());
-                out.push((what, Ok(weaker)));
+                let (flow, family) = (plan.signals[post.signal].name.clone(), x.name.clone());
+                let what = format!("{} after {}", post.edge, after.name());
+                out.push(Spoilt { flow, family, what, plan: Ok(weaker) });
             }
         }
     }
     out
-}
-
-/// The signal of a name.
-pub fn signal(plan: &Plan, name: &str) -> SigId {
-    let found = plan.signals.iter().find(|(_, s)| s.name == name).map(|(id, _)| id);
-    found.unwrap_or_else(|| panic!("no signal {name}"))
 }
 
 /// The flow of a name.

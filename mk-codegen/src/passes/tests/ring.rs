@@ -307,7 +307,7 @@ impl Chunks {
 }
 
 /// Softmax attention of a rank's queries over the keys and values of all ranks: results, or logarithms of sums.
-fn reference(ring: Ring, logarithms: bool) -> impl Fn(&Data, i64, usize) -> Vec<f64> {
+fn reference(ring: Ring, logarithms: bool) -> impl Fn(&Data, i64, usize) -> Vec<Option<f64>> {
     move |data, epoch, rank| {
         let [heads, groups] = ring.heads.map(|n| n as usize);
         let (batch, depth, world) = (ring.batch as usize, ring.depth as usize, ring.world as usize);
@@ -337,12 +337,13 @@ fn reference(ring: Ring, logarithms: bool) -> impl Fn(&Data, i64, usize) -> Vec<
                 o[at..at + depth].iter_mut().zip(acc).for_each(|(o, x)| *o = x / sum);
             }
         }
-        if logarithms { lse } else { o }
+        let result = if logarithms { lse } else { o };
+        result.into_iter().map(Some).collect()
     }
 }
 
 fn check(ring: Ring, seeds: u64) -> crate::ir::Plan {
-    let (plan, _) = verified(ring.draft());
+    let (plan, _) = verified(ring.draft(), &[]);
     let (o, lse) = (reference(ring, false), reference(ring, true));
     right(&plan, &no_tables, &[("o", &o), ("lse", &lse)], seeds);
     plan
@@ -386,7 +387,7 @@ fn every_flow_is_needed() {
         Ring { heads: [2, 2], ..small },
         Ring { world: 2, ..small },
     ] {
-        let n = spoilt_are_rejected(&|| ring.draft());
+        let n = spoilt_are_rejected(&|| ring.draft(), &[]);
         assert!(n >= 8, "{n}");
     }
 }
