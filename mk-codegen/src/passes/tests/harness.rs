@@ -3,6 +3,7 @@
 use crate::ir::{BufId, Completion, Entity, Plan, TabId};
 use crate::passes::{draft::Draft, draft::FlowId, error::LowerError, finish, signals};
 use crate::{
+    draw, emit,
     settings::Config,
     sim::{self, Callbacks, Options, Schedule},
     target, valid,
@@ -64,6 +65,12 @@ pub fn verified(draft: Draft, superfluous: Superfluous<'_>) -> (Plan, valid::Pro
     let plan = plan(draft).unwrap_or_else(|e| panic!("{e}"));
     let again: Plan = plan.to_string().parse().unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(plan, again, "the text is read back");
+    let json = plan.to_json().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(plan, Plan::from_json(&json).unwrap_or_else(|e| panic!("{e}")));
+    assert!(draw::svg(&plan).ends_with("</svg>\n"));
+    // No template carries it out, and the emitter says so.
+    let refused = emit::emit(&plan);
+    assert!(matches!(refused, Err(emit::EmitError::Unsupported { .. })), "{:?}", refused.err());
     let proof = valid::verify(&plan).unwrap_or_else(|e| panic!("{plan}\n{e}"));
     for edge in &proof.waits_unused {
         let mut waits = plan.families.values().flat_map(|x| x.waits.iter().map(move |w| (x, w)));

@@ -66,6 +66,16 @@ struct Memory {
     source_token: TabId,
 }
 
+/// One of the two products.
+struct Product {
+    name: &'static str,
+    /// Rows, weights, results.
+    of: [BufId; 3],
+    /// Depth and columns.
+    sizes: [i32; 2],
+    epilogue: Vec<EpilogueOp>,
+}
+
 fn at(table: TabId, index: Vec<Expr>) -> Expr {
     Expr::Table(table, index)
 }
@@ -133,22 +143,24 @@ impl Packed {
         let staged = self.stage(&mut d, &m);
         let credit = self.credit(&mut d);
         let arrived = self.pull(&mut d, &m, staged, credit);
-        let [w1, w2] = [[self.width, self.hidden], [self.hidden, self.width]];
-        let (rows, h) = (m.rows, m.h);
-        let swiglu = vec![EpilogueOp::Swiglu];
-        let first = self.product(&mut d, &m, "gemm1", (rows, m.w1, h), w1, swiglu, arrived);
+        let sizes = [self.width, self.hidden];
+        let epilogue = vec![EpilogueOp::Swiglu];
+        let first = Product { name: "gemm1", of: [m.rows, m.w1, m.h], sizes, epilogue };
+        let first = self.product(&mut d, &m, first, arrived);
         let word = vec![Var::domain(0).into()];
         let shape = vec![self.blocks().into()];
         let count = tiles(self.hidden, TILE[0]).into();
         let done = Writer::new(first, Operand::C, word);
         let hidden = d.flow(Flow::new("hidden", shape, count, vec![done]));
+        let sizes = [self.hidden, self.width];
+        let second = |c| Product { name: "gemm2", of: [m.h, m.w2, c], sizes, epilogue: vec![] };
         if !self.combined {
-            self.product(&mut d, &m, "gemm2", (h, m.w2, m.out), w2, vec![], hidden);
+            self.product(&mut d, &m, second(m.out), hidden);
             return d;
         }
         let shape = [self.blocks() * BLOCK, self.width].map(Expr::from).to_vec();
         let y = d.buffer("y", Space::Workspace, DType::Bf16, shape, None);
-        let second = self.product(&mut d, &m, "gemm2", (h, m.w2, y), w2, vec![], hidden);
+        let second = self.product(&mut d, &m, second(y), hidden);
         let word = vec![Var::RANK.into(), Var::domain(0).into()];
         let (rank, each) = d.nodes().everyone();
         let shape = vec![self.world.into(), self.blocks().into()];
@@ -213,17 +225,8 @@ impl Packed {
     }
 
     /// The rows of each block times the weights of its expert.
-    #[allow(clippy::too_many_arguments)]
-    fn product(
-        &self,
-        d: &mut Draft,
-        m: &Memory,
-        name: &str,
-        (a, b, c): (BufId, BufId, BufId),
-        [depth, columns]: [i32; 2],
-        epilogue: Vec<EpilogueOp>,
-        flow: FlowId,
-    ) -> FamId {
+    fn product(&self, d: &mut Draft, m: &Memory, product: Product, flow: FlowId) -> FamId {
+        let Product { name, of: [a, b, c], sizes: [depth, columns], epilogue } = product;
         let gated = !epilogue.is_empty();
         let width = TILE[usize::from(!gated)];
         let [block, j] = [0, 1].map(|n| Expr::from(Var::domain(n)));

@@ -290,7 +290,7 @@ impl Chunks {
         let group = heads[0] / heads[1];
         let [b, g] = [Var::domain(0).into(), Expr::from(Var::domain(1)) / group];
         let (owner, each) = every_peer(world);
-        let followed = Expr::from(g.clone()).lt(heads[1] - slots);
+        let followed = g.clone().lt(heads[1] - slots);
         let taken = Writer::new(attend, Operand::K, vec![Var::RANK.into(), b, g])
             .on_each(owner, each)
             .when(Some(followed));
