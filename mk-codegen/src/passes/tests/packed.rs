@@ -474,6 +474,11 @@ fn worlds() {
 const SMALL: Packed = Packed { world: 2, tokens: 20, experts: 1, width: 8, hidden: 8, ..LAYER };
 
 #[test]
+fn one_block_on_two_ranks() {
+    insta::assert_snapshot!("packed_small", SMALL.check(&ROUTINGS, 2));
+}
+
+#[test]
 fn every_flow_is_needed() {
     let dispatched = Packed { combined: false, ..SMALL };
     for parity in [true, false] {
