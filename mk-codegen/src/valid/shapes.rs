@@ -253,9 +253,21 @@ fn of_epilogue(epilogue: &[EpilogueOp], operand: Operand) -> Option<EpilogueOp> 
     epilogue.iter().filter(|op| op.operand().is_some()).nth(place).copied()
 }
 
+/// Keys have values at each step, and values keys.
+fn paired(touched: &[Touched<'_>]) -> Result<(), String> {
+    let steps = |operand| -> BTreeSet<u32> {
+        of(touched, operand).filter(|t| t.extents.is_some()).map(|t| t.step).collect()
+    };
+    match steps(Operand::K) == steps(Operand::V) {
+        true => Ok(()),
+        false => Err("`k` and `v` are not read at the same steps".into()),
+    }
+}
+
 fn attend(touched: &[Touched<'_>]) -> Option<String> {
     let check = || -> Result<(), String> {
         one_place(touched, &[Operand::Q, Operand::K, Operand::V])?;
+        paired(touched)?;
         let (mut rows, mut keys, mut width) = (None, BTreeMap::new(), BTreeMap::new());
         for t in touched.iter().filter(|t| t.operand != Operand::Lse) {
             let Some([x, y]) = matrix(t)? else { continue };

@@ -118,6 +118,11 @@ pub fn right(plan: &Plan, tables: Tables<'_>, results: &[(&str, Reference<'_>)],
     }
 }
 
+/// What the executor says of a plan that it does not run to the end.
+pub fn fails(plan: &Plan, tables: Tables<'_>) -> String {
+    run(plan, tables, &Options::default()).map(drop).expect_err("a run that fails")
+}
+
 fn compare(data: &Data, results: &[(&str, Reference<'_>)]) -> Result<(), String> {
     for ((epoch, rank, name), got) in &data.outputs {
         let Some((_, reference)) = results.iter().find(|r| r.0 == name) else {

@@ -11,7 +11,7 @@ use crate::ir::{
     Operand, Plan, Point, RoleKind, Space, Store, TabId, Table, TableSource, Var,
 };
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Reader, Source, Writer, read, write},
+    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::ranks::block_rows,
 };
 use mk_abi::DType;
@@ -526,13 +526,93 @@ fn the_credit_is_what_a_block_lacks() {
     assert!(failure.violations.iter().any(|v| v.rule() == 3), "{failure}");
 }
 
-/// A reader of `done` by slot, not by place, waits for another block.
+const TWO_BLOCKS: Packed = Packed { tokens: 80, ..SMALL };
+
+/// Why the verifier rejects a changed plan, by this rule.
+fn refused(rule: u8, change: impl FnOnce(&mut Plan)) -> String {
+    let mut plan = harness::plan(TWO_BLOCKS.draft()).expect("a plan");
+    change(&mut plan);
+    let failure = crate::valid::verify(&plan).expect_err("a changed plan");
+    assert!(failure.violations.iter().any(|v| v.rule() == rule), "{failure}");
+    failure.to_string()
+}
+
+fn family<'p>(plan: &'p mut Plan, name: &str) -> &'p mut crate::ir::Family {
+    plan.families.iter_mut().find(|(_, x)| x.name == name).expect("a family").1
+}
+
+/// Tables say where memory is read, and words are those of the place.
 #[test]
-fn words_are_those_of_the_place() {
-    let mut d = SMALL.draft();
-    let done = harness::flow(&d, "done");
-    let Reader { word, .. } = &mut d.flows[done].to[0];
-    word[0] = Var::RANK.into();
-    let plan = harness::plan(d).expect("a plan");
-    assert!(crate::valid::verify(&plan).is_err());
+fn tables_choose_what_is_read_and_awaited() {
+    refused(1, |p| family(p, "combine").waits[0].index[0] = Var::RANK.into());
+    refused(1, |p| family(p, "combine").waits[0].index[1] = 0.into());
+    // The row behind a place need not be there.
+    let text = refused(5, |p| {
+        let row = &mut family(p, "combine").accesses[0].region[0].0;
+        *row = (row.clone() + 1) % (2 * BLOCK);
+    });
+    assert!(text.contains("stale read"), "{text}");
+    // Nor rows behind those of a block, which nobody has pulled.
+    refused(5, |p| {
+        for name in ["gemm1", "gemm2"] {
+            family(p, name).accesses.iter_mut().filter(|a| a.operand != Operand::B).for_each(|a| {
+                a.region[0].1 = BLOCK.into();
+            });
+        }
+    });
+}
+
+/// The group of a block is no amount: nothing is shown for those.
+#[test]
+fn groups_choose_and_rows_count() {
+    let text = refused(5, |p| {
+        let table = p.tables.iter().find(|(_, t)| t.name == "blocks").expect("blocks").0;
+        let group = at(table, vec![Var::domain(0).into(), 0.into()]);
+        let when = Some(group.equals(0));
+        family(p, "pull").posts[0].when = when;
+    });
+    assert!(text.contains("a block's group, or a place, decides how much there is"), "{text}");
+}
+
+#[test]
+fn each_summand_has_a_factor() {
+    let text = refused(6, |p| {
+        let each = family(p, "combine").accesses[1].each.as_mut().expect("a repetition");
+        each.extent = 1.into();
+    });
+    assert!(text.contains("summand number 1 has no factor `w` of one element"), "{text}");
+}
+
+/// The executor refuses tables that no launch can have.
+#[test]
+fn launches_have_the_tables_that_are_proved() {
+    let plan = harness::plan(SMALL.draft()).expect("a plan");
+    let run = |name: &'static str, change: fn(&mut Vec<i32>)| {
+        let tables = |epoch, rank, of: &str| {
+            let mut values = SMALL.table(Routing::Random, epoch, rank, of);
+            if (of, rank) == (name, 1) {
+                change(&mut values);
+            }
+            values
+        };
+        harness::fails(&plan, &tables)
+    };
+    assert!(run("place", |v| v[1] = BLOCK - 1).contains("is none that tab1 fills there"));
+    assert!(run("counts", |v| v[0] = 41).contains("the entry 41 is outside 0..=40"));
+    assert!(
+        run("source_rank", |v| v.truncate(127)).contains("has 128 entries, the caller gave 127")
+    );
+}
+
+/// The tables on which proofs are run are such that a launch could have them.
+#[test]
+fn samples_are_tables_of_launches() {
+    let tight = Packed { tokens: 300, experts: 3, slots: 1, ..LAYER };
+    for packed in [LAYER, SMALL, tight] {
+        let plan = harness::plan(packed.draft()).expect("a plan");
+        for kind in crate::valid::TableKind::ALL {
+            let tables = crate::valid::sample_tables(&plan, *kind);
+            assert_eq!(tables.refused(&plan), None, "{kind:?}");
+        }
+    }
 }

@@ -7,7 +7,7 @@
 //! Two variations say more of flows: chunks that go from rank to rank, whose forwarding family reads the flow that it writes; and
 //! fewer slots than heads, each of which its readers hand back to the owner before it sends the head that takes it.
 
-use super::harness::{Data, no_tables, right, spoilt_are_rejected, verified};
+use super::harness::{self, Data, no_tables, right, spoilt_are_rejected, verified};
 use crate::graph::Extent;
 use crate::ir::{
     Access, BufId, Carry, CopyVia, Each, Expr, FamId, Leaf, Operand, Point, RoleKind, Space, Var,
@@ -19,6 +19,7 @@ use crate::passes::{
         tensor::Tensor,
     },
 };
+use crate::valid;
 use mk_abi::DType;
 use mk_syntax::Placement;
 
@@ -76,7 +77,7 @@ impl Ring {
     }
 
     fn draft(&self) -> Draft {
-        let mut d = super::harness::draft("ring_attention", self.world as u32);
+        let mut d = harness::draft("ring_attention", self.world as u32);
         let [q, k, v] = [("q", 0), ("k", 1), ("v", 1)]
             .map(|(name, of)| self.tensor(name, DType::Bf16, self.heads[of]));
         let [q_in, k_in, v_in] = [&q, &k, &v].map(|t| d.tensor(t, Space::In));
@@ -390,4 +391,22 @@ fn every_flow_is_needed() {
         let n = spoilt_are_rejected(&|| ring.draft(), &[]);
         assert!(n >= 8, "{n}");
     }
+}
+
+/// Keys come from one place at each step.
+#[test]
+fn one_source_at_a_step() {
+    let plan = harness::plan(RETAINED.draft()).expect("a plan");
+    let refused = |operand: Operand, when: Option<Expr>| {
+        let mut plan = plan.clone();
+        let attend = plan.families.iter_mut().find(|(_, x)| x.name == "attend").expect("one").1;
+        let mut sources = attend.accesses.iter_mut().filter(|a| a.operand == operand);
+        sources.next().expect("the own chunk").when = when;
+        valid::verify(&plan).expect_err("a changed plan").to_string()
+    };
+    let text = refused(Operand::K, None);
+    assert!(text.contains("`k` is read from two places at one step"), "{text}");
+    // Values without keys.
+    let text = refused(Operand::K, Some(0.into()));
+    assert!(text.contains("`k` and `v` are not read at the same steps"), "{text}");
 }
