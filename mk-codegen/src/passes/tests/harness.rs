@@ -3,7 +3,7 @@
 use crate::ir::{BufId, Completion, Entity, Plan, TabId};
 use crate::passes::{draft::Draft, draft::FlowId, error::LowerError, finish, signals};
 use crate::{
-    draw, emit,
+    cost, draw, emit,
     settings::Config,
     sim::{self, Callbacks, Options, Schedule},
     target, valid,
@@ -71,6 +71,9 @@ pub fn verified(draft: Draft, superfluous: Superfluous<'_>) -> (Plan, valid::Pro
     // No template carries it out, and the emitter says so.
     let refused = emit::emit(&plan);
     assert!(matches!(refused, Err(emit::EmitError::Unsupported { .. })), "{:?}", refused.err());
+    // Nor has the cost model figures for most of these leaves.
+    let figures = cost::predict(&plan, cost::DeviceModel::h200());
+    assert!(matches!(figures, Ok(_) | Err(cost::CostError::Unsupported { .. })), "{figures:?}");
     let proof = valid::verify(&plan).unwrap_or_else(|e| panic!("{plan}\n{e}"));
     for edge in &proof.waits_unused {
         let mut waits = plan.families.values().flat_map(|x| x.waits.iter().map(move |w| (x, w)));
