@@ -236,8 +236,8 @@ pub enum Leaf {
         /// Elementwise tail.
         epilogue: Vec<EpilogueOp>,
     },
-    /// `dst = epilogue(sum of src, each times its w)`, in f32, in the order of `each`, then rounded once. In an inner loop, a sum at each
-    /// iteration.
+    /// `dst = epilogue(sum of src, each times its w)`, in f32, in the order of `each`, then rounded once. In an inner
+    /// loop, a sum at each iteration.
     ReduceTile {
         /// Elementwise tail: nothing that needs a product, or saves.
         epilogue: Vec<EpilogueOp>,

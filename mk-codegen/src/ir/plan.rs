@@ -99,8 +99,8 @@ impl Mesh {
 pub struct Nic {
     /// Whether writes of one lane become visible in order.
     pub ordering: NicOrdering,
-    /// Ranks of a node, which follow each other; those of others are reached by network cards only. `None`: all ranks are in one node,
-    /// and cards reach all symmetric memory.
+    /// Ranks of a node, which follow each other; those of others are reached by network cards only. `None`: all ranks
+    /// are in one node, and cards reach all symmetric memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<u32>,
     /// Entries of the GPU-to-host fifo.
@@ -171,17 +171,17 @@ pub enum TableSource {
         /// Rows to which every count is rounded up.
         align: i32,
     },
-    /// The rows of groups, cut into blocks: `[blocks, 2]`, the group of each block and its rows. The blocks of a group follow each other,
-    /// those of groups, too; only the last one of a group has fewer than `rows`. Blocks that are left over have none. No launch has more
-    /// rows than fit.
+    /// The rows of groups, cut into blocks: `[blocks, 2]`, the group of each block and its rows. The blocks of a group
+    /// follow each other, those of groups, too; only the last one of a group has fewer than `rows`. Blocks that are
+    /// left over have none. No launch has more rows than fit.
     Blocks {
         /// Rows of each group: a one-dimensional table.
         of: TabId,
         /// Rows of a block.
         rows: i32,
     },
-    /// Comes with each launch: `[…, 2]`, a rank, and a row that the blocks of that rank fill. Row `i` of block `b` is number
-    /// `b * rows + i`.
+    /// Comes with each launch: `[…, 2]`, a rank, and a row that the blocks of that rank fill. Row `i` of block `b` is
+    /// number `b * rows + i`.
     Places {
         /// The blocks.
         of: TabId,

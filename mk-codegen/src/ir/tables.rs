@@ -1,4 +1,5 @@
-//! Contents of a plan's tables on every rank, in one launch: those that the caller gives, and those that follow from them.
+//! Contents of a plan's tables on every rank, in one launch: those that the caller gives, and those that follow from
+//! them.
 
 use super::{
     entity::{Entity, TabId},
@@ -147,7 +148,8 @@ fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
     out
 }
 
-/// Group and rows of each block. Blocks behind the last one are empty, and of the last group; more than there are, are left out.
+/// Group and rows of each block. Blocks behind the last one are empty, and of the last group; more than there are, are
+/// left out.
 fn blocks(counts: &[i32], rows: i32, table: &Table) -> Vec<i32> {
     let n = entries(table);
     let mut out = Vec::with_capacity(n);

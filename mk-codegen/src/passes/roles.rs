@@ -18,7 +18,8 @@ pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
 /// CTAs that hand data to the network: one lane fills the fifo, and one that stages the data awaits what was delivered.
 const INTER_SEND_SMS: u32 = 1;
-/// CTAs that await what the network brings. With the two lanes of the CTA that sends, four poll memory that hosts write.
+/// CTAs that await what the network brings. With the two lanes of the CTA that sends, four poll memory that hosts
+/// write.
 const INTER_REDUCE_SMS: u32 = 2;
 
 /// Of few SMs, where ranks share a GPU or most are reserved, communication gets one in so many by default.

@@ -1,10 +1,10 @@
 //! The network: a bounded fifo to the host, its sending thread, and what a command does on the way.
 //!
-//! A command's source is read when the data is delivered, so that a source that is reused too early shows. Delivered data is
-//! not in memory before it is flushed; only network cards see it earlier. On an unordered network the commands of one pair of
-//! ranks are delivered in any order. On an ordered one each pair of ranks has lanes: on each the data of a command, then the words
-//! that its sender raises at the receiver (flags), then the next command; whoever sees a flag sees the data. The word at the receiver
-//! decides the lane.
+//! A command's source is read when the data is delivered, so that a source that is reused too early shows. Delivered
+//! data is not in memory before it is flushed; only network cards see it earlier. On an unordered network the commands
+//! of one pair of ranks are delivered in any order. On an ordered one each pair of ranks has lanes: on each the data of
+//! a command, then the words that its sender raises at the receiver (flags), then the next command; whoever sees a flag
+//! sees the data. The word at the receiver decides the lane.
 //!
 //! A host raises the words of one epoch before those of the next, whatever order the network's completions have.
 
@@ -339,7 +339,8 @@ impl Machine<'_> {
         None
     }
 
-    /// Makes delivered data visible, if it is not yet; on an ordered network behind that of earlier commands of the lane.
+    /// Makes delivered data visible, if it is not yet; on an ordered network behind that of earlier commands of the
+    /// lane.
     fn flush(&mut self, id: u64) -> Result<(), SimError> {
         let Some(op) = self.deliveries.nic.get(&id) else {
             return Ok(());

@@ -25,8 +25,9 @@
 //! 4. Where a path orders two accesses, its completions, scopes and proxies suffice for both ends.
 //! 5. What is read was written in its own epoch and version; every output is written exactly once; with run-time tables
 //!    this holds for every table.
-//! 6. Everything fits: bounds, a leaf's operands each other, signal indexes, `order`, shared memory, fifo, queue pairs, 32-bit
-//!    arithmetic; ranks touch the memory of their own node, and network cards, hosts and GPUs each their own words.
+//! 6. Everything fits: bounds, a leaf's operands each other, signal indexes, `order`, shared memory, fifo, queue pairs,
+//!    32-bit arithmetic; ranks touch the memory of their own node, and network cards, hosts and GPUs each their own
+//!    words.
 //!
 //! With a run-time dimension all of this holds for all its values, another one in each launch: see `runtime/mod.rs`.
 //!

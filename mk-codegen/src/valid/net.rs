@@ -4,8 +4,8 @@
 //! - GPUs, copy engines and their posts stay inside their node; only a `nic_send` leaves it;
 //! - it reads *net memory* at home and writes that of a rank of another node; nobody else touches another rank's;
 //! - hosts raise *net words*, and nobody else raises them: a card writes a word, it does not add to what others do;
-//! - a send raises one word at the receiver, at most: on an ordered network the sender writes it, on the data's lane; on an unordered one
-//!   the receiver's host raises it, by an immediate, which has 20 bits for the word;
+//! - a send raises one word at the receiver, at most: on an ordered network the sender writes it, on the data's lane;
+//!   on an unordered one the receiver's host raises it, by an immediate, which has 20 bits for the word;
 //! - net words are awaited in inter roles only, whose few CTAs may poll memory that hosts write.
 
 use super::{
@@ -114,7 +114,8 @@ impl Checker<'_, '_> {
         }
     }
 
-    /// Why an access is no message: it is in one piece where every dimension behind the first of more than one index is whole.
+    /// Why an access is no message: it is in one piece where every dimension behind the first of more than one index is
+    /// whole.
     fn message(&self, a: &AccRec) -> Option<String> {
         let boxed = &self.world.boxes.all[a.boxed as usize];
         let bytes = super::boxes::area(&boxed.dims)

@@ -12,9 +12,9 @@
 //! spread of counts is taken, and the proof says so.
 //! Tables that only choose *which* memory is read (a source rank, a row) are not counts. They are sampled.
 //!
-//! *Blocks* are groups of their own: of the rows of a block nothing is used but that they are at most as many as it has room for, so that
-//! what is shown for any rows of each block holds for those that follow from the counts. The group of a block chooses memory; it
-//! decides no amount. Places choose memory, too, in rows that are there.
+//! *Blocks* are groups of their own: of the rows of a block nothing is used but that they are at most as many as it has
+//! room for, so that what is shown for any rows of each block holds for those that follow from the counts. The group of
+//! a block chooses memory; it decides no amount. Places choose memory, too, in rows that are there.
 
 use super::{
     boxes::BoxId,
@@ -115,7 +115,8 @@ fn chosen(plan: &Plan) -> Vec<Violation> {
             let mut found = false;
             list.iter().for_each(|e| e.visit(&mut |e| found |= chooses(e)));
             if found {
-                let message = "a block's group, or a place, decides how much there is; only the rows of blocks may (column 1)";
+                let message = "a block's group, or a place, decides how much there is; \
+                    only the rows of blocks may (column 1)";
                 out.push(Violation::Ragged {
                     place: format!("{id} {:?}: {what}", x.name),
                     message: message.into(),

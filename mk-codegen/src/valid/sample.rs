@@ -121,7 +121,8 @@ fn fit(plan: &Plan, counts: TabId, min: i32, values: &mut [i32]) {
     }
 }
 
-/// Tables with contents of the caller's, and of derived ones, and places that `pick(rank, table, entry, rows)` takes from the filled rows.
+/// Tables with contents of the caller's, and of derived ones, and places that `pick(rank, table, entry, rows)` takes
+/// from the filled rows.
 fn complete(
     plan: &Plan,
     given: impl Fn(usize, TabId) -> Vec<i32>,
@@ -147,8 +148,8 @@ fn complete(
     TableSet::with(plan, with, &instead)
 }
 
-/// Tables in which every group has `count` of rows, as far as its range goes: where `counts` has a table that comes with a launch, its
-/// entries; where it has one of blocks, the rows of each. Other tables have their least values.
+/// Tables in which every group has `count` of rows, as far as its range goes: where `counts` has a table that comes
+/// with a launch, its entries; where it has one of blocks, the rows of each. Other tables have their least values.
 ///
 /// Where there are places and no rows, one row is left, in another block in each set.
 pub(super) fn uniform(plan: &Plan, counts: &BTreeSet<usize>, count: i64) -> Vec<TableSet> {

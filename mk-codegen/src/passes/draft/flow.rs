@@ -1,12 +1,12 @@
 //! Flows between families: signals before there are signals.
 //!
-//! A flow is an array of words that one side raises and the other waits for. Its two ends are families by operand: a [`Writer`] raises
-//! words when what it does through its operand is done, a [`Reader`] waits before its operand is touched. Of an operand that is written
-//! this hands over data. Of one that is read it hands back memory: a *credit*, whose writer is the reader of the data and whose reader
-//! writes them again.
+//! A flow is an array of words that one side raises and the other waits for. Its two ends are families by operand: a
+//! [`Writer`] raises words when what it does through its operand is done, a [`Reader`] waits before its operand is
+//! touched. Of an operand that is written this hands over data. Of one that is read it hands back memory: a *credit*,
+//! whose writer is the reader of the data and whose reader writes them again.
 //!
-//! Agents, completions, scopes and proxies of both ends follow from the leaves' contracts and the network (`passes/signals.rs`); the
-//! optional fields are for flows that need others.
+//! Agents, completions, scopes and proxies of both ends follow from the leaves' contracts and the network
+//! (`passes/signals`); the optional fields are for flows that need others.
 
 use crate::ir::{Access, Agent, Completion, Each, Entity, Expr, FamId, Operand, Point, Var};
 use std::fmt;
@@ -84,8 +84,8 @@ pub(in crate::passes) struct Reader {
 
 /// A place from which an operand is read, with the words that announce the data there.
 ///
-/// An operand may have several, each with a condition: the own rank's memory, a peer's data, another node's. Their conditions exclude each
-/// other.
+/// An operand may have several, each with a condition: the own rank's memory, a peer's data, another node's. Their
+/// conditions exclude each other.
 pub(in crate::passes) struct Source {
     pub access: Access,
     /// None for data that lie there when the kernel begins.

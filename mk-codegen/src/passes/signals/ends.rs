@@ -67,8 +67,9 @@ pub(super) fn posting(draft: &Draft, w: &Writer, name: &str) -> Result<Posting, 
     Ok(Posting { by: w.by.unwrap_or(found.by), after: w.after.unwrap_or(found.after) })
 }
 
-/// What a network card has done: delivered, for those at home who want to write the source again; visible, for those there. On an ordered
-/// network the word travels behind the data; on an unordered one only the receiver knows that they are there.
+/// What a network card has done: delivered, for those at home who want to write the source again; visible, for those
+/// there. On an ordered network the word travels behind the data; on an unordered one only the receiver knows that they
+/// are there.
 fn sent(draft: &Draft, w: &Writer, name: &str) -> Result<Posting, LowerError> {
     let spec = operand(draft, w.family, w.operand, name)?;
     let Some(nic) = draft.plan.nic else {
@@ -87,8 +88,9 @@ fn sent(draft: &Draft, w: &Writer, name: &str) -> Result<Posting, LowerError> {
     })
 }
 
-/// The agent that brings an operand, and for which accesses it waits. The consumers of a tile have no time to: the loader waits,
-/// before it brings them anything, and for all that follows in the task. A network card is told by the agent that commands it.
+/// The agent that brings an operand, and for which accesses it waits. The consumers of a tile have no time to: the
+/// loader waits, before it brings them anything, and for all that follows in the task. A network card is told by the
+/// agent that commands it.
 ///
 /// # Errors
 /// As [`operand`].

@@ -1,7 +1,8 @@
-//! The hand-shake of entry, as flows: a rank that has entered a launch has ended the one before, with all that it read and wrote there.
+//! The hand-shake of entry, as flows: a rank that has entered a launch has ended the one before, with all that it read
+//! and wrote there.
 //!
-//! Within a node every rank tells every other one. Between nodes, whose memory only network cards reach, a rank that has seen its whole node
-//! enter tells the ranks of the same place in other nodes: one word stands for a node.
+//! Within a node every rank tells every other one. Between nodes, whose memory only network cards reach, a rank that
+//! has seen its whole node enter tells the ranks of the same place in other nodes: one word stands for a node.
 
 use super::ends::operand;
 use crate::ir::{
@@ -30,8 +31,8 @@ struct Guarded {
 /// Puts the flows of entry before all others.
 ///
 /// # Errors
-/// [`LowerError::Internal`] for an access that its leaf does not have, and for one to memory of a rank that only other data name, where no
-/// flow comes from there.
+/// [`LowerError::Internal`] for an access that its leaf does not have, and for one to memory of a rank that only other
+/// data name, where no flow comes from there.
 pub(in crate::passes) fn guard(draft: &mut Draft) -> Result<(), LowerError> {
     let (guarded, sends) = guarded(draft)?;
     if guarded.is_empty() && sends.is_empty() {
@@ -119,7 +120,8 @@ fn but_the_own(g: &mut Guarded, peers: i32) {
     }
 }
 
-/// Whether an access is to a slot that alternates between launches: a peer has left it when it has entered the launch before.
+/// Whether an access is to a slot that alternates between launches: a peer has left it when it has entered the launch
+/// before.
 fn alternates(a: &Access) -> bool {
     a.region.iter().any(|(base, _)| base.mentions(Var::EPOCH))
 }
@@ -129,7 +131,8 @@ fn is_chosen(a: &Access) -> bool {
     a.rank.has_table() || a.rank.mentions(Var::INNER)
 }
 
-/// A read of memory on a rank that tables name is behind a flow from there: that rank's kernel, which raised the word, has entered.
+/// A read of memory on a rank that tables name is behind a flow from there: that rank's kernel, which raised the word,
+/// has entered.
 fn follows_a_flow(draft: &Draft, family: FamId, a: &Access) -> Result<(), LowerError> {
     let reads = |r: &Reader| r.family == family && r.operand == a.operand;
     if draft.flow_order.iter().any(|id| draft.flows[*id].to.iter().any(reads)) {

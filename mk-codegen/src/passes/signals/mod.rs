@@ -1,9 +1,9 @@
 //! Turns flows into signals, and guards peers' memory by the hand-shake of entry.
 //!
-//! Assumes that every access between ranks or families is either in a flow or to a caller's tensor. Leaves: each flow that somebody reads
-//! has a signal, a post in each writer after the completion that its accesses need, and a wait in each reader by the agent that brings
-//! the operand; each access to a peer's memory waits for the peer's entry into this launch, so that the peer's readers of the launch before have
-//! ended.
+//! Assumes that every access between ranks or families is either in a flow or to a caller's tensor. Leaves: each flow
+//! that somebody reads has a signal, a post in each writer after the completion that its accesses need, and a wait in
+//! each reader by the agent that brings the operand; each access to a peer's memory waits for the peer's entry into
+//! this launch, so that the peer's readers of the launch before have ended.
 
 mod ends;
 mod entry;
@@ -19,7 +19,8 @@ pub(super) use entry::guard;
 /// Runs the pass.
 ///
 /// # Errors
-/// [`LowerError::Internal`] where a flow or an access names an operand that its leaf does not have, or that nothing can say to be done.
+/// [`LowerError::Internal`] where a flow or an access names an operand that its leaf does not have, or that nothing can
+/// say to be done.
 pub(super) fn insert(draft: &mut Draft) -> Result<(), LowerError> {
     guard(draft)?;
     connect(draft)

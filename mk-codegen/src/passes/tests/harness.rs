@@ -173,8 +173,8 @@ struct Spoilt {
 
 const WITHOUT_READER: &str = "without this reader";
 
-/// The verifier rejects the draft without any one of its flows, writers or readers, with any lag raised or completion weakened, those of
-/// entry included; without superfluous waits it is accepted.
+/// The verifier rejects the draft without any one of its flows, writers or readers, with any lag raised or completion
+/// weakened, those of entry included; without superfluous waits it is accepted.
 ///
 /// Returns how many plans are rejected.
 pub fn spoilt_are_rejected(draft: &dyn Fn() -> Draft, superfluous: Superfluous<'_>) -> usize {

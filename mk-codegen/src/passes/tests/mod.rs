@@ -1,7 +1,8 @@
 //! Drafts in the forms that attention, experts and nodes will have: what flows have to say.
 //!
-//! Each is built as a way of lowering would build it, and goes through the passes behind `tile`. It verifies and gives the numbers of a dense
-//! reference under every schedule of the executor; without any one of its flows, lags or completions the verifier rejects it.
+//! Each is built as a way of lowering would build it, and goes through the passes behind `tile`. It verifies and gives
+//! the numbers of a dense reference under every schedule of the executor; without any one of its flows, lags or
+//! completions the verifier rejects it.
 
 mod harness;
 mod nodes;

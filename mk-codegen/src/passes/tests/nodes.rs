@@ -1,10 +1,11 @@
-//! A gather and a product over nodes: rows go over the network once to each node, by the cards of ranks of the same place, and on from
-//! there inside it.
+//! A gather and a product over nodes: rows go over the network once to each node, by the cards of ranks of the same
+//! place, and on from there inside it.
 //!
-//! The form: a rank stages its rows in net memory and sends them to the ranks of the same place (its rail) in other nodes; a word of the
-//! network is raised behind them, and relayed to the GPU's own words by the few CTAs that may poll it. What has come is forwarded to the
-//! neighbours, as own rows are pushed to them. The product has rows from three places: its own rank's, the rail's in net memory, and all others,
-//! which a neighbour has brought. Staged rows are overwritten when the card has delivered them: a credit, a launch back.
+//! The form: a rank stages its rows in net memory and sends them to the ranks of the same place (its rail) in other
+//! nodes; a word of the network is raised behind them, and relayed to the GPU's own words by the few CTAs that may poll
+//! it. What has come is forwarded to the neighbours, as own rows are pushed to them. The product has rows from three
+//! places: its own rank's, the rail's in net memory, and all others, which a neighbour has brought. Staged rows are
+//! overwritten when the card has delivered them: a credit, a launch back.
 
 use super::harness::{self, Data, no_tables, right, spoilt_are_rejected, verified};
 use crate::graph::Extent;
@@ -298,8 +299,9 @@ impl Net {
     }
 }
 
-/// What comes over the network was sent when the whole node had entered, neighbours, too, so that either wait would do for memory. The
-/// first is there for the limits of waits: a rank that enters late is waited for as long as entry may take.
+/// What comes over the network was sent when the whole node had entered, neighbours, too, so that either wait would do
+/// for memory. The first is there for the limits of waits: a rank that enters late is waited for as long as entry may
+/// take.
 const SUPERFLUOUS: &[(&str, &str)] = &[("entered", "enter.node"), ("entered", "forward")];
 
 const UNORDERED: Net = Net { ordering: NicOrdering::Unordered, lanes: 1, ..TWO_NODES };

@@ -1,9 +1,11 @@
-//! Experts over packed blocks: tokens go to the ranks of their experts, through two products, and back as a weighted sum.
+//! Experts over packed blocks: tokens go to the ranks of their experts, through two products, and back as a weighted
+//! sum.
 //!
-//! The form: rows of an expert are padded to blocks, and blocks packed, so that every write is affine and tables decide only which memory is
-//! read. Tables come with the launch: rows of each expert, the rank and token of each packed row, the rank and packed row of each of a
-//! token's slots. A block's word counts its rows; those that it lacks are a credit, so that the threshold is a constant, for empty blocks,
-//! too. Tokens are staged in symmetric memory, in one slot or in two that alternate between launches.
+//! The form: rows of an expert are padded to blocks, and blocks packed, so that every write is affine and tables decide
+//! only which memory is read. Tables come with the launch: rows of each expert, the rank and token of each packed row,
+//! the rank and packed row of each of a token's slots. A block's word counts its rows; those that it lacks are a
+//! credit, so that the threshold is a constant, for empty blocks, too. Tokens are staged in symmetric memory, in one
+//! slot or in two that alternate between launches.
 
 use super::harness::{self, Data, right, spoilt_are_rejected, verified};
 use crate::ir::{
@@ -16,7 +18,8 @@ use crate::passes::{
 };
 use mk_abi::DType;
 
-/// Rows of a block, of a piece that is pulled at once, of one that is staged at once, and of one that is combined at once.
+/// Rows of a block, of a piece that is pulled at once, of one that is staged at once, and of one that is combined at
+/// once.
 const BLOCK: i32 = 128;
 const PULLED: i32 = 16;
 const STAGED: i32 = 16;

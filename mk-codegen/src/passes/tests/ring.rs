@@ -1,11 +1,14 @@
-//! Attention over sequences that ranks share: keys and values of every rank travel to all others, and each chunk is retained.
+//! Attention over sequences that ranks share: keys and values of every rank travel to all others, and each chunk is
+//! retained.
 //!
-//! The form: owners push their keys and values in pieces, from the caller's memory, to the peers in the order in which those want them; a
-//! tile of queries goes round the ring in its inner loop, keeps its accumulator in registers, and waits for the pieces of a chunk when it comes
-//! to it. The own chunk is read in place, so that keys and values have two sources. No slot is reused within a launch.
+//! The form: owners push their keys and values in pieces, from the caller's memory, to the peers in the order in which
+//! those want them; a tile of queries goes round the ring in its inner loop, keeps its accumulator in registers, and
+//! waits for the pieces of a chunk when it comes to it. The own chunk is read in place, so that keys and values have
+//! two sources. No slot is reused within a launch.
 //!
-//! Two variations say more of flows: chunks that go from rank to rank, whose forwarding family reads the flow that it writes; and
-//! fewer slots than heads, each of which its readers hand back to the owner before it sends the head that takes it.
+//! Two variations say more of flows: chunks that go from rank to rank, whose forwarding family reads the flow that it
+//! writes; and fewer slots than heads, each of which its readers hand back to the owner before it sends the head that
+//! takes it.
 
 use super::harness::{self, Data, no_tables, right, spoilt_are_rejected, verified};
 use crate::graph::Extent;
@@ -171,7 +174,8 @@ impl Chunks {
         Leaf::CopyTile { via: CopyVia::Bulk, stages: 4 }
     }
 
-    /// Owners push their chunks, piece by piece, keys and values, to every peer: or to the next rank only, if that passes them on.
+    /// Owners push their chunks, piece by piece, keys and values, to every peer: or to the next rank only, if that
+    /// passes them on.
     fn push(&self, d: &mut Draft) -> (FamId, FlowId) {
         let (m, world) = (Moved::new(), self.ring.world);
         let rows = self.piece(d, &m.piece, &Var::RANK.into());

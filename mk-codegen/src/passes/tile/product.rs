@@ -134,8 +134,8 @@ impl Product<'_> {
         })
     }
 
-    /// The tiles of some rows, as a family; `a` says where a block of the left operand's rows is, `slices` in which slices of k it
-    /// comes, if it does.
+    /// The tiles of some rows, as a family; `a` says where a block of the left operand's rows is, `slices` in which
+    /// slices of k it comes, if it does.
     pub fn family(
         &self,
         draft: &mut Draft,
