@@ -36,5 +36,5 @@ pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
 pub use runs::{depth_dim, row_dim};
-pub use tables::TableSet;
+pub use tables::{FilledRows, TableSet};
 pub(crate) use tables::{entries, needed};

@@ -54,19 +54,22 @@ impl TableSet {
         self.ranks.get(rank).and_then(|t| t.get(table.index())).map_or(&[], Vec::as_slice)
     }
 
-    /// Rank and row of every row that a table of blocks fills, on all ranks.
-    pub fn filled(&self, plan: &Plan, blocks: TabId) -> Vec<(i32, i32)> {
+    /// The rows that a table of blocks fills, on all ranks.
+    pub fn filled(&self, plan: &Plan, blocks: TabId) -> FilledRows {
+        let mut filled = FilledRows::default();
         let Some(TableSource::Blocks { rows, .. }) = plan.tables.get(blocks).map(|t| &t.source)
         else {
-            return Vec::new();
+            return filled;
         };
-        let of_rank = |rank: usize| {
-            let entries = self.values(rank, blocks).chunks_exact(2).zip(0..);
-            entries.flat_map(move |(entry, block)| {
-                (0..entry[1]).map(move |row| (rank as i32, block * rows + row))
-            })
-        };
-        (0..self.ranks.len()).flat_map(of_rank).collect()
+        for rank in 0..self.ranks.len() {
+            for (entry, block) in self.values(rank, blocks).chunks_exact(2).zip(0..) {
+                if entry[1] > 0 {
+                    filled.blocks.push((filled.len, rank as i32, block * rows));
+                    filled.len += entry[1] as u64;
+                }
+            }
+        }
+        filled
     }
 
     /// Why no launch can have these contents: the rank, and what is wrong with its tables.
@@ -118,6 +121,33 @@ impl TableSet {
         let height = *rows as usize;
         let entry = self.values(rank, blocks).chunks_exact(2).nth(row / height);
         entry.is_some_and(|e| row % height < e[1] as usize)
+    }
+}
+
+/// The rows that packed blocks fill, in the order of ranks and rows.
+#[derive(Clone, Debug, Default)]
+pub struct FilledRows {
+    /// Of each block: rows before it, its rank, and its first row there.
+    blocks: Vec<(u64, i32, i32)>,
+    len: u64,
+}
+
+impl FilledRows {
+    /// How many there are.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Rank and number of the `i`-th.
+    pub fn get(&self, i: u64) -> Option<(i32, i32)> {
+        let block = self.blocks.partition_point(|b| b.0 <= i).checked_sub(1)?;
+        let (before, rank, first) = self.blocks[block];
+        (i < self.len).then(|| (rank, first + (i - before) as i32))
     }
 }
 
@@ -192,7 +222,9 @@ mod tests {
         assert_eq!(tables.values(1, TabId::new(1)), [2, 0, 2, 0, 2, 0, 2, 0]);
         assert_eq!(tables.refused(&plan), None);
         let filled = tables.filled(&plan, TabId::new(1));
-        assert_eq!((filled.len(), filled[129], filled[130]), (258, (0, 129), (0, 256)));
+        let at = |i| filled.get(i);
+        assert_eq!((filled.len(), at(0), at(129)), (258, Some((0, 0)), Some((0, 129))));
+        assert_eq!((at(130), at(257), at(258)), (Some((0, 256)), Some((0, 383)), None));
     }
 
     #[test]

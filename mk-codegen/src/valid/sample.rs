@@ -51,7 +51,7 @@ pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
         fit(plan, id, min, &mut values);
         values
     };
-    let pick = |rank: usize, id: TabId, i: usize, of: usize| match kind {
+    let pick = |rank: usize, id: TabId, i: usize, of: u64| match kind {
         TableKind::Random(seed) => {
             let at = place(rank, id) ^ (i as u64) << 8;
             SmallRng::seed_from_u64(seed ^ at).random_range(0..of)
@@ -127,7 +127,7 @@ fn complete(
     plan: &Plan,
     given: impl Fn(usize, TabId) -> Vec<i32>,
     instead: impl Fn(usize, TabId) -> Option<Vec<i32>>,
-    pick: impl Fn(usize, TabId, usize, usize) -> usize,
+    pick: impl Fn(usize, TabId, usize, u64) -> u64,
 ) -> TableSet {
     let blocks = |id: TabId| match plan.tables[id].source {
         TableSource::Places { of } => Some(of),
@@ -142,7 +142,7 @@ fn complete(
         let Some(of) = blocks(id) else { return given(rank, id) };
         let rows = set.filled(plan, of);
         let n = entries(&plan.tables[id]) / 2;
-        let row = |i| rows.get(pick(rank, id, i, rows.len().max(1))).copied().unwrap_or_default();
+        let row = |i| rows.get(pick(rank, id, i, rows.len().max(1))).unwrap_or_default();
         (0..n).map(row).flat_map(|(rank, row)| [rank, row]).collect()
     };
     TableSet::with(plan, with, &instead)
@@ -173,7 +173,7 @@ pub(super) fn uniform(plan: &Plan, counts: &BTreeSet<usize>, count: i64) -> Vec<
             Some((0..n).flat_map(|block| [(block % groups) as i32, rows(block)]).collect())
         };
         let given = |_, id| vec![value(id); bounds(plan, id).0];
-        complete(plan, given, instead, |_, _, i, of| i % of)
+        complete(plan, given, instead, |_, _, i, of| i as u64 % of)
     };
     match places(plan).next() {
         Some(_) if count <= 0 => vec![set(Some(End::First)), set(Some(End::Last))],

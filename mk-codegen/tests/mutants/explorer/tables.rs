@@ -54,7 +54,8 @@ fn fill(plan: &Plan, kind: usize, epoch: u64) -> TableSet {
         let TableSource::Places { of } = table.source else { return counts(rank, id, least) };
         let rows = set.filled(plan, of);
         let n: u32 = table.shape.iter().product();
-        let row = |i: u32| rows[(hash(rank, id, u64::from(i)) % rows.len() as u64) as usize];
+        let at = |i: u32| hash(rank, id, u64::from(i)) % rows.len();
+        let row = |i: u32| rows.get(at(i)).expect("a row");
         (0..n / 2).map(row).flat_map(|(rank, row)| [rank, row]).collect()
     })
 }
