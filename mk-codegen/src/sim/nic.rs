@@ -13,7 +13,7 @@ use super::{
     schedule::Actor, wait::Pending,
 };
 use crate::ir::{
-    Agent, Completion, Leaf, Mode, NicOrdering, Operand, Points, Region, TableSet, Task,
+    Agent, Completion, Leaf, Mode, NicOrdering, Operand, Point, Points, Region, TableSet, Task,
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -138,15 +138,20 @@ impl Machine<'_> {
         self.ranks[rank].host.fifo.pop_front();
         self.wake_issuers(rank);
         self.chooser.ready(Actor::Sender { rank });
-        let posts: Vec<Ready> = self.posts(&points, &task, Agent::Sender, None)?;
+        let posts = |at| self.posts::<Vec<Ready>>(&points, &task, Agent::Sender, Some((at, 0)));
+        let (begun, posts) = (posts(Point::Start)?, posts(Point::End)?);
         let to = self.destination(&points, &task)?;
         let late = |p: &Ready| p.after >= Completion::NicDelivered;
-        let (told, early): (Vec<_>, Vec<_>) = posts.into_iter().partition(late);
+        let (mut told, early): (Vec<_>, Vec<_>) = posts.into_iter().partition(late);
         // A word of the receiver's travels, behind the data where the network keeps order. Any other word the host raises
         // when the card has taken the command, and an unordered network may be as quick with the receiver's.
         let ordered = self.ordered();
         let behind = |p: &Ready| ordered && p.after == Completion::NicPosted && p.word.rank == to;
-        let (flags, now): (Vec<_>, Vec<_>) = early.into_iter().partition(behind);
+        let (flags, mut now): (Vec<_>, Vec<_>) = early.into_iter().partition(behind);
+        // What is posted at the start is behind nothing that the command does.
+        let (begun_told, begun): (Vec<_>, Vec<_>) = begun.into_iter().partition(late);
+        told.extend(begun_told);
+        now.extend(begun);
         let host = |posts| HostPosts { posts, told: false };
         let by_receiver: Vec<Ready> = self.posts(&points, &task, Agent::Receiver, None)?;
         let there = flags.iter().chain(&told).chain(&by_receiver).find(|p| p.word.rank == to);
