@@ -8,6 +8,7 @@ mod harness;
 mod nodes;
 mod packed;
 mod ring;
+mod routing;
 mod signals;
 
 use super::*;
