@@ -36,6 +36,60 @@ fn a_plan_has_its_head_lines_exactly_once() {
     assert!(twice.contains("no second `mesh` line"), "{twice}");
 }
 
+/// What `check_structure` says of some lines behind the head of a plan of four ranks; nothing if it is well formed.
+fn structure(lines: &str) -> String {
+    let text =
+        format!("plan \"p\"\nmesh world=4\ntarget sm_90a\n{lines}\nrole role0 compute ctas 1\n");
+    let plan: Plan = text.parse().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(plan.to_string().parse(), Ok(plan.clone()), "{lines}");
+    let json = plan.to_json().expect("JSON");
+    assert_eq!(Plan::from_json(&json).expect("a plan"), plan, "{lines}");
+    let errors = plan.check_structure().err().unwrap_or_default();
+    errors.iter().map(|e| format!("{e}\n")).collect()
+}
+
+#[test]
+fn nodes_are_of_equally_many_ranks() {
+    let net = "buffer buf0 \"b\" net bf16[8]\nsignal sig0 \"s\" net [1]";
+    assert_eq!(structure(&format!("nic in_order local=2 fifo=4 lanes=4\n{net}")), "");
+    assert_eq!(structure(&format!("nic unordered local=4 fifo=1\n{net}")), "");
+    assert_eq!(structure("nic unordered fifo=1"), "");
+    assert!(structure("nic in_order local=3 fifo=4").contains("equally many of the 4 ranks"));
+    assert!(structure("nic in_order local=0 fifo=4").contains("equally many of the 4 ranks"));
+    assert!(structure("nic in_order fifo=4 lanes=0").contains("1 to 64 lanes"));
+    for head in ["", "nic in_order fifo=4\n"] {
+        let errors = structure(&format!("{head}{net}"));
+        assert_eq!(errors.matches("is for the network between nodes").count(), 2, "{errors}");
+    }
+}
+
+#[test]
+fn blocks_are_made_of_counts_and_places_of_blocks() {
+    let table = |shape: &str, source: &str| format!("\ntable tab1 \"t\" [{shape}] {source}");
+    let of = |counts: &str, shape: &str, source: &str| {
+        structure(&format!("table tab0 \"n\" {counts}{}", table(shape, source)))
+    };
+    let counts = "[3] runtime 0..=9";
+    assert_eq!(of(counts, "5, 2", "blocks tab0 rows 4"), "");
+    assert!(of(counts, "5", "blocks tab0 rows 4").contains("must be [blocks, 2]"));
+    assert!(of(counts, "0, 2", "blocks tab0 rows 4").contains("must be [blocks, 2]"));
+    assert!(of(counts, "5, 2", "blocks tab0 rows 0").contains("at least 1 row"));
+    assert!(of(counts, "5, 2", "blocks tab1 rows 4").contains("before it that comes with"));
+    let fixed = of("[3] const 1 2 3", "5, 2", "blocks tab0 rows 4");
+    assert!(fixed.contains("that comes with each launch"), "{fixed}");
+    let least = of("[3] runtime 5..=9", "5, 2", "blocks tab0 rows 4");
+    assert!(least.contains("no room for the fewest rows"), "{least}");
+    assert!(of(counts, "4, 2", "places tab0").contains("places in a table of blocks"));
+    let places = |shape: &str| {
+        let blocks = table("5, 2", "blocks tab0 rows 4");
+        structure(&format!(
+            "table tab0 \"n\" {counts}{blocks}\ntable tab2 \"p\" [{shape}] places tab1"
+        ))
+    };
+    assert_eq!(places("4, 3, 2"), "");
+    assert!(places("4, 3").contains("must be [.., 2]"));
+}
+
 #[test]
 fn names_print_as_they_were_read() {
     let read =

@@ -268,7 +268,13 @@ impl Unroller<'_> {
                 for access in
                     x.accesses.iter().filter(|a| matches!(a.operand, Operand::A | Operand::B))
                 {
-                    let Some(region) = self.points.region(task, access)? else { continue };
+                    // Of several places, a condition chooses one.
+                    let elsewhere = match &access.when {
+                        Some(when) => self.points.eval(task, when)? == 0,
+                        None => false,
+                    };
+                    let region = self.points.region(task, access)?.filter(|_| !elsewhere);
+                    let Some(region) = region else { continue };
                     // Iterations of an inner loop read as much each, of other places.
                     let size = self.bytes(&region) * self.points.inner(task)? as f64;
                     let key = (region.rank, region.buffer.index(), region.dims);
@@ -307,7 +313,9 @@ impl Unroller<'_> {
         let from = self.work.flows.len();
         let (kind, main_s) = match &x.leaf {
             Leaf::Signal | Leaf::Enter => (Kind::Signal, 0.0),
-            Leaf::CopyTile { .. } | Leaf::ReduceTile { .. } | Leaf::HostCopy => {
+            Leaf::CopyTile { .. } | Leaf::ReduceTile { .. } | Leaf::HostCopy
+                if x.inner.is_none() =>
+            {
                 (Kind::Move, self.moved(task, x)?)
             }
             leaf => {

@@ -349,6 +349,7 @@ fn memory(plan: &Plan, id: BufId, is_own: bool) -> Place {
         (true, Space::Out) => (PlaceKind::Caller, "result"),
         (true, Space::Workspace) => (PlaceKind::Own, "symmetric"),
         (true, Space::Scratch) => (PlaceKind::Own, "scratch"),
+        (true, Space::Net) => (PlaceKind::Own, "net"),
     };
     Place {
         id: if is_own { id.to_string() } else { format!("{id}.peers") },

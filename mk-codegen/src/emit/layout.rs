@@ -107,6 +107,10 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
                 scratch += bytes;
                 At::Scratch(scratch - bytes)
             }
+            Space::Net => {
+                let what = "net memory has no place in a kernel so far";
+                return Err(EmitError::unsupported(format!("{id} {:?}", b.name), what));
+            }
         };
         debug_assert_eq!(buffers.len(), id.index());
         buffers.push(place);

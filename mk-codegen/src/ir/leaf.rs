@@ -79,6 +79,8 @@ names! {
         Src = "src",
         /// Destination of a copy or a reduction.
         Dst = "dst",
+        /// Factor of each source of a reduction: one element for each repetition.
+        W = "w",
         /// Queries, `[rows, d]`.
         Q = "q",
         /// Keys, `[cols, d]`.
@@ -87,6 +89,8 @@ names! {
         V = "v",
         /// Attention output, `[rows, d]`.
         O = "o",
+        /// Logarithm of the sum of a row's exponentials, `[rows]`.
+        Lse = "lse",
         /// Carried accumulator read, f32 `[rows, d]`; or the sums that a matrix product goes on with, `[m, n]` each.
         AccIn = "acc_in",
         /// Carried accumulator written, f32 `[rows, d]`.
@@ -232,7 +236,8 @@ pub enum Leaf {
         /// Elementwise tail.
         epilogue: Vec<EpilogueOp>,
     },
-    /// `dst = epilogue(sum of src)`, in f32, in the order of `each`, then rounded once.
+    /// `dst = epilogue(sum of src, each times its w)`, in f32, in the order of `each`, then rounded once. In an inner
+    /// loop, a sum at each iteration.
     ReduceTile {
         /// Elementwise tail: nothing that needs a product, or saves.
         epilogue: Vec<EpilogueOp>,
@@ -274,7 +279,7 @@ pub enum Arity {
     One,
     /// None or one.
     Optional,
-    /// One or more.
+    /// One or more. Of an operand that is one tile at each step, conditions choose one.
     Many,
 }
 
@@ -454,7 +459,7 @@ impl Leaf {
             Leaf::MmaTile { block: [m, n, k], stages, store, epilogue, consumers, .. } => {
                 let tma = *store == Store::Tma;
                 let mut operands = vec![
-                    op(Operand::A, read, Loader, Proxy::Async, Arity::One),
+                    op(Operand::A, read, Loader, Proxy::Async, Arity::Many),
                     op(Operand::B, read, Loader, Proxy::Async, Arity::One),
                 ];
                 let tails = epilogue.iter().filter_map(|e| e.operand());
@@ -486,8 +491,10 @@ impl Leaf {
                 }
             }
             Leaf::ReduceTile { epilogue } => {
-                let mut operands =
-                    vec![op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many)];
+                let mut operands = vec![
+                    op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many),
+                    op(Operand::W, read, Copier, Proxy::Generic, Arity::Optional),
+                ];
                 let tails = epilogue.iter().filter_map(|e| e.operand());
                 for (e, mode) in EPILOGUE_OPERANDS.into_iter().zip(tails) {
                     operands.push(op(e, mode, Copier, Proxy::Generic, Arity::One));
@@ -498,8 +505,8 @@ impl Leaf {
             Leaf::AttendTile { carry, stages, .. } => {
                 let mut operands = vec![
                     op(Operand::Q, read, Loader, Proxy::Async, Arity::One),
-                    op(Operand::K, read, Loader, Proxy::Async, Arity::One),
-                    op(Operand::V, read, Loader, Proxy::Async, Arity::One),
+                    op(Operand::K, read, Loader, Proxy::Async, Arity::Many),
+                    op(Operand::V, read, Loader, Proxy::Async, Arity::Many),
                 ];
                 if *carry == Carry::Scratch {
                     for o in [Operand::AccIn, Operand::StatIn] {
@@ -509,7 +516,9 @@ impl Leaf {
                         operands.push(op(o, write, Consumers, Proxy::Generic, Arity::Optional));
                     }
                 }
-                operands.push(op(Operand::O, write, Consumers, Proxy::Generic, Arity::Optional));
+                for o in [Operand::O, Operand::Lse] {
+                    operands.push(op(o, write, Consumers, Proxy::Generic, Arity::Optional));
+                }
                 Contract {
                     agents: vec![Loader, Consumers],
                     operands,

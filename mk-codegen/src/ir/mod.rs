@@ -13,6 +13,7 @@ mod print_c;
 mod range;
 mod reader;
 mod runs;
+mod tables;
 
 pub use check::{MAX_ENTRIES, StructureError};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
@@ -29,9 +30,11 @@ pub use plan::{
     Plan, Point, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table, TableSource,
     Wait,
 };
-pub use points::{MAX_TASKS, PointError, Points, Region, TableSet, Task};
+pub use points::{MAX_TASKS, PointError, Points, Region, Task};
 pub use print::ExprText;
 pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
 pub use runs::{depth_dim, row_dim};
+pub use tables::{FilledRows, TableSet};
+pub(crate) use tables::{entries, needed};

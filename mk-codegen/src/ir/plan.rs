@@ -63,6 +63,11 @@ impl Plan {
         plan
     }
 
+    /// Ranks of a node: all, where the plan has one.
+    pub fn local(&self) -> u32 {
+        self.nic.and_then(|nic| nic.local).unwrap_or_else(|| self.mesh.size()).max(1)
+    }
+
     /// The first dimension that comes with each launch, and its bound.
     pub fn runtime_dim(&self) -> Option<(DimId, i32)> {
         self.dims.iter().find_map(|(id, d)| Some((id, d.runtime_max?)))
@@ -88,20 +93,35 @@ impl Mesh {
     }
 }
 
-/// What the transport promises (design: ordering class of a transport).
+/// The network between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nic {
-    /// Whether writes of one queue pair become visible in order.
+    /// Whether writes of one lane become visible in order.
     pub ordering: NicOrdering,
+    /// Ranks of a node, which follow each other; those of others are reached by network cards only. `None`: all ranks
+    /// are in one node, and cards reach all symmetric memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<u32>,
     /// Entries of the GPU-to-host fifo.
     pub fifo: u32,
+    /// Lanes (queue pairs) between two ranks. The word that a command raises at the receiver decides its lane.
+    #[serde(default = "one_lane", skip_serializing_if = "is_one")]
+    pub lanes: u32,
+}
+
+fn one_lane() -> u32 {
+    1
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
 }
 
 /// Ordering class of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NicOrdering {
-    /// RC: a later write of the same queue pair is not visible before an earlier one.
+    /// RC: a later write of the same lane is not visible before an earlier one.
     InOrder,
     /// SRD: writes become visible in any order.
     Unordered,
@@ -134,9 +154,9 @@ pub struct Table {
 /// Where a table's contents come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TableSource {
-    /// Given with the plan.
+    /// In the plan.
     Const(Vec<i32>),
-    /// Given with each launch; every entry lies in `min..=max`, and nothing else is known of it.
+    /// Comes with each launch; every entry lies in `min..=max`, and nothing else is known of it.
     Runtime {
         /// Least value of an entry.
         min: i32,
@@ -150,6 +170,21 @@ pub enum TableSource {
         of: TabId,
         /// Rows to which every count is rounded up.
         align: i32,
+    },
+    /// The rows of groups, cut into blocks: `[blocks, 2]`, the group of each block and its rows. The blocks of a group
+    /// follow each other, those of groups, too; only the last one of a group has fewer than `rows`. Blocks that are
+    /// left over have none. No launch has more rows than fit.
+    Blocks {
+        /// Rows of each group: a one-dimensional table.
+        of: TabId,
+        /// Rows of a block.
+        rows: i32,
+    },
+    /// Comes with each launch: `[…, 2]`, a rank, and a row that the blocks of that rank fill. Row `i` of block `b` is
+    /// number `b * rows + i`.
+    Places {
+        /// The blocks.
+        of: TabId,
     },
 }
 
@@ -182,6 +217,8 @@ pub enum Space {
     Workspace,
     /// Device memory of one rank.
     Scratch,
+    /// Memory that network cards read and write, and otherwise its own GPU alone.
+    Net,
 }
 
 /// An array of counters, one copy on every rank. A word only ever counts up.
@@ -190,6 +227,9 @@ pub enum Space {
 pub struct Signal {
     /// A name for people.
     pub name: String,
+    /// Raised by hosts, behind what network cards do, and by nobody else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub net: bool,
     /// Extents of the array.
     pub shape: Vec<Expr>,
 }

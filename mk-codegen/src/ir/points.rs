@@ -3,10 +3,11 @@
 //! The verifier, the CPU executor and the cost model all unroll a plan through this one module.
 
 use super::{
-    entity::{BufId, Entity, FamId, TabId},
+    entity::{BufId, FamId, TabId},
     expr::{Env, EvalError, Expr, Var},
     leaf::Operand,
-    plan::{Access, Each, Family, Plan, TableSource},
+    plan::{Access, Each, Family, Plan},
+    tables::TableSet,
 };
 use thiserror::Error;
 
@@ -25,56 +26,6 @@ pub struct PointError {
     pub text: String,
     /// Why.
     pub source: EvalError,
-}
-
-/// Contents of the tables on every rank for one epoch.
-#[derive(Clone, Debug, Default)]
-pub struct TableSet {
-    ranks: Vec<Vec<Vec<i32>>>,
-}
-
-impl TableSet {
-    /// Fills run-time tables by `runtime(rank, table)`, row-major, and derives the others from them.
-    /// Missing entries read as "no entry"; values are not checked against the declared bounds.
-    pub fn new(plan: &Plan, mut runtime: impl FnMut(usize, TabId) -> Vec<i32>) -> TableSet {
-        let ranks = (0..plan.mesh.size() as usize)
-            .map(|rank| {
-                let mut tables: Vec<Vec<i32>> = Vec::new();
-                for (id, table) in plan.tables.iter() {
-                    tables.push(match &table.source {
-                        TableSource::Const(values) => values.clone(),
-                        TableSource::Runtime { .. } => runtime(rank, id),
-                        TableSource::Prefix { of, align } => {
-                            prefix(tables.get(of.index()).map_or(&[], Vec::as_slice), *align)
-                        }
-                    });
-                }
-                tables
-            })
-            .collect();
-        TableSet { ranks }
-    }
-
-    /// A table's contents on a rank.
-    pub fn values(&self, rank: usize, table: TabId) -> &[i32] {
-        self.ranks.get(rank).and_then(|t| t.get(table.index())).map_or(&[], Vec::as_slice)
-    }
-}
-
-fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
-    let align = align.max(1);
-    let mut sum = 0i32;
-    let mut out = Vec::with_capacity(counts.len() + 1);
-    out.push(0);
-    for c in counts {
-        sum = sum.saturating_add(
-            c.div_euclid(align)
-                .saturating_add(i32::from(c.rem_euclid(align) != 0))
-                .saturating_mul(align),
-        );
-        out.push(sum);
-    }
-    out
 }
 
 /// One task: a point of a family's domain, on a rank, in an epoch.

@@ -164,7 +164,13 @@ impl Display for Plan {
         if let Some(nic) = self.nic {
             let ordering =
                 if nic.ordering == NicOrdering::InOrder { "in_order" } else { "unordered" };
-            writeln!(f, "nic {ordering} fifo={}", nic.fifo)?;
+            write!(f, "nic {ordering}")?;
+            nic.local.map_or(Ok(()), |local| write!(f, " local={local}"))?;
+            write!(f, " fifo={}", nic.fifo)?;
+            match nic.lanes {
+                1 => writeln!(f)?,
+                lanes => writeln!(f, " lanes={lanes}")?,
+            }
         }
         for (id, d) in self.dims.iter() {
             write!(f, "dim {id} {} = {}", DimText(&d.name), d.value)?;
@@ -184,6 +190,8 @@ impl Display for Plan {
                 }
                 TableSource::Runtime { min, max } => writeln!(f, "runtime {min}..={max}")?,
                 TableSource::Prefix { of, align } => writeln!(f, "prefix {of} align {align}")?,
+                TableSource::Blocks { of, rows } => writeln!(f, "blocks {of} rows {rows}")?,
+                TableSource::Places { of } => writeln!(f, "places {of}")?,
             }
         }
         for (id, b) in self.buffers.iter() {
@@ -196,7 +204,8 @@ impl Display for Plan {
             }
         }
         for (id, s) in self.signals.iter() {
-            writeln!(f, "signal {id} {:?} [{}]", s.name, self.exprs(None, None, &s.shape))?;
+            let net = if s.net { "net " } else { "" };
+            writeln!(f, "signal {id} {:?} {net}[{}]", s.name, self.exprs(None, None, &s.shape))?;
         }
         for (id, r) in self.roles.iter() {
             writeln!(f, "role {id} {} ctas {}", r.kind.name(), r.ctas)?;
@@ -379,7 +388,7 @@ macro_rules! text_names {
 }
 
 text_names! {
-    Space { In = "in", Out = "out", Workspace = "workspace", Scratch = "scratch", }
+    Space { In = "in", Out = "out", Workspace = "workspace", Scratch = "scratch", Net = "net", }
     RoleKind {
         Prologue = "prologue", Compute = "compute", IntraComm = "intra_comm", InterSend = "inter_send",
         InterReduce = "inter_reduce", CopyEngine = "copy_engine", Epilogue = "epilogue",

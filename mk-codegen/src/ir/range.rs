@@ -80,7 +80,9 @@ impl<'a> Ranges<'a> {
             TableSource::Runtime { min, max } => {
                 Range { min: i64::from(*min), max: i64::from(*max) }
             }
-            TableSource::Prefix { .. } => NATURAL,
+            TableSource::Prefix { .. }
+            | TableSource::Blocks { .. }
+            | TableSource::Places { .. } => NATURAL,
         }
     }
 

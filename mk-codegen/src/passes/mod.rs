@@ -9,6 +9,8 @@ mod roles;
 mod select;
 mod shape;
 mod signals;
+#[cfg(test)]
+mod tests;
 mod tile;
 mod ways;
 
@@ -64,10 +66,16 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let config = &settings::normalise(config, &facts::of(&kernel, config.ranks), target)?;
     let mut draft = tile::families(&kernel, config, target)?;
     signals::insert(&mut draft)?;
+    let plan = finish(draft, config)?;
+    tile::check_ends(&plan, config)?;
+    Ok(plan)
+}
+
+/// The plan of a draft that has its signals.
+fn finish(draft: draft::Draft, config: &Config) -> Result<Plan, LowerError> {
     let mut plan = roles::assign(draft, config)?;
     rename(&mut plan);
     plan.check_structure().map_err(|mut e| LowerError::Structure(e.swap_remove(0)))?;
-    tile::check_ends(&plan, config)?;
     Ok(plan)
 }
 
@@ -118,23 +126,5 @@ fn rename(plan: &mut Plan) {
         let waits = f.waits.iter_mut().filter_map(|w| w.each.as_mut());
         let posts = f.posts.iter_mut().filter_map(|p| p.each.as_mut());
         accesses.chain(waits).chain(posts).for_each(|each| rename(&mut each.var));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_too_large_is_no_error_of_the_compiler() {
-        let limit = || Violation::Limit { what: "words".into(), limit: 7 };
-        let wrong = Violation::Capacity { place: "p".into(), message: "m".into() };
-        let failure = |violations| valid::Failure { plan: "p".into(), at: None, violations };
-        let error = not_verified(failure(vec![limit()]));
-        assert!(
-            matches!(&error, LowerError::TooLarge { what } if what.contains("words: more than 7"))
-        );
-        assert!(error.to_string().contains("help: use smaller sizes"));
-        assert!(matches!(not_verified(failure(vec![limit(), wrong])), LowerError::Verify(_)));
     }
 }

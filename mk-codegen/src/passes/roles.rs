@@ -16,13 +16,21 @@ pub const DEFAULT_COPY_SMS: u32 = 8;
 /// The same where they also add up what peers sent, through registers.
 pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
+/// CTAs that hand data to the network: one lane fills the fifo, and one that stages the data awaits what was delivered.
+const INTER_SEND_SMS: u32 = 1;
+/// CTAs that await what the network brings. With the two lanes of the CTA that sends, four poll memory that hosts
+/// write.
+const INTER_REDUCE_SMS: u32 = 2;
+
 /// Of few SMs, where ranks share a GPU or most are reserved, communication gets one in so many by default.
 const LEAST_COMPUTE_PART: u32 = 4;
 
-const ORDER: [RoleKind; 5] = [
+const ORDER: [RoleKind; 7] = [
     RoleKind::Prologue,
     RoleKind::Compute,
     RoleKind::IntraComm,
+    RoleKind::InterSend,
+    RoleKind::InterReduce,
     RoleKind::CopyEngine,
     RoleKind::Epilogue,
 ];
@@ -32,7 +40,7 @@ const ORDER: [RoleKind; 5] = [
 /// # Errors
 /// If the settings give CTAs to no role of this plan, or do not fit the target.
 pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> {
-    let Draft { mut plan, extents, kinds, target, .. } = draft;
+    let Draft { mut plan, extents, kinds, first, target, .. } = draft;
     plan.dims = extents.into_dims();
     let used: Vec<_> = ORDER.into_iter().filter(|k| kinds.values().any(|v| v == k)).collect();
     let has = |k: RoleKind| used.contains(&k);
@@ -46,7 +54,8 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
             return Err(refusal(setting, n, why, "leave it as it is by default"));
         }
     }
-    let sms = target.sms.saturating_sub(config.reserved_sms);
+    let inter: u32 = used.iter().map(|k| inter_sms(*k)).sum();
+    let sms = target.sms.saturating_sub(config.reserved_sms).saturating_sub(inter);
     let default = if reduces(&plan, &kinds) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
     let default = default.min(sms / LEAST_COMPUTE_PART).max(1);
     let comm = match (has(RoleKind::IntraComm), config.intra_comm_sms, config.compute_sms) {
@@ -65,9 +74,10 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         || (has(RoleKind::Compute) && compute == 0)
         || (has(RoleKind::IntraComm) && comm == 0)
     {
-        let beside = match config.reserved_sms {
-            0 => String::new(),
-            n => format!(" beside the {n} that are reserved"),
+        let beside = match (config.reserved_sms, inter) {
+            (0, 0) => String::new(),
+            (n, 0) => format!(" beside the {n} that are reserved"),
+            (n, inter) => format!(" beside {n} that are reserved and {inter} for the network"),
         };
         let why = format!(
             "compute = {compute} and intra_comm = {comm} CTAs do not fit {sms} SMs{beside}"
@@ -83,7 +93,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         let ctas = match kind {
             RoleKind::Compute => compute,
             RoleKind::IntraComm => comm,
-            _ => 0,
+            other => inter_sms(*other),
         };
         plan.roles.push(Role { kind: *kind, ctas });
     }
@@ -93,10 +103,40 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         })?;
         plan.families[id].role = RoleId::new(role);
     }
+    lead(&mut plan, &first);
     if config.tile_scheduler == Schedule::Dynamic {
         next_free_cta(&mut plan);
     }
     Ok(plan)
+}
+
+/// Puts these families before all others of their role.
+fn lead(plan: &mut Plan, first: &[FamId]) {
+    let mut order: Vec<FamId> = plan.families.keys().collect();
+    for id in first {
+        order.retain(|other| other != id);
+        let role = plan.families[*id].role;
+        let place = order.iter().position(|other| plan.families[*other].role == role);
+        order.insert(place.unwrap_or(order.len()), *id);
+    }
+    let mut families = Arena::new();
+    for id in order {
+        families.push(plan.families[id].clone());
+    }
+    plan.families = families;
+}
+
+/// CTAs of the roles between nodes; 0 for others.
+fn inter_sms(kind: RoleKind) -> u32 {
+    match kind {
+        RoleKind::InterSend => INTER_SEND_SMS,
+        RoleKind::InterReduce => INTER_REDUCE_SMS,
+        RoleKind::Prologue
+        | RoleKind::Compute
+        | RoleKind::IntraComm
+        | RoleKind::CopyEngine
+        | RoleKind::Epilogue => 0,
+    }
 }
 
 /// Products, sums and copies through registers go to the next free CTA, from the first product of a role on.

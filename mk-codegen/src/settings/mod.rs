@@ -108,7 +108,7 @@ pub fn set(config: &mut Config, name: &str, value: &str) -> Result<(), NotASetti
     set.ok_or_else(|| NotASetting::Value { setting, value: value.into() })
 }
 
-/// Sets everything that a text of `name=value` words says, as [`write`] makes it.
+/// Sets everything that a text of `name=value` words says, as [`write()`] makes it.
 ///
 /// # Errors
 /// [`NotASetting`] for the first word that is none, or names a setting again.

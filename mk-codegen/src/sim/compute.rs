@@ -138,7 +138,7 @@ pub(super) fn values(
     match &family.leaf {
         Leaf::CopyTile { .. } | Leaf::HostCopy => copy(&context.sources(phase, last), regions),
         Leaf::ReduceTile { epilogue } => {
-            let sum = reduce(&context.sources(phase, last))?;
+            let sum = reduce(context, &context.sources(phase, last))?;
             broadcast(regions, |r| finished(context, epilogue, sum.clone(), r, phase))
         }
         Leaf::MmaTile { epilogue, .. } => {
@@ -149,11 +149,15 @@ pub(super) fn values(
             context.attention = state;
             broadcast(regions, |r| {
                 let (rows, cols) = matrix(r);
+                // A logarithm is one number of a row.
+                let (rows, cols) =
+                    if operand == Operand::Lse { (r.len() as usize, 1) } else { (rows, cols) };
                 let fresh = || Attention::new(rows, cols);
                 let state = context.attention.clone().unwrap_or_else(fresh);
                 Ok(match operand {
                     Operand::AccOut => state.acc.data,
                     Operand::StatOut => state.stat.data,
+                    Operand::Lse => state.logarithms(),
                     _ => state.output().data,
                 })
             })
@@ -215,19 +219,24 @@ fn copy(
     Ok(list)
 }
 
-/// Sum in f32, in order.
-fn reduce(sources: &[&Piece]) -> Result<Vec<f32>, SimError> {
-    let Some((first, rest)) = sources.split_first() else {
-        return Ok(Vec::new());
-    };
-    let mut sum = first.tile.data.clone();
-    for p in rest {
-        if p.tile.data.len() != sum.len() {
+/// Sum in f32, in order, each source times its factor where there are factors.
+fn reduce(context: &Context, sources: &[&Piece]) -> Result<Vec<f32>, SimError> {
+    let mut sum: Option<Vec<f32>> = None;
+    for p in sources {
+        let mut data = p.tile.data.clone();
+        if let Some(factor) = context.factor(p)? {
+            data.iter_mut().for_each(|x| *x *= factor);
+        }
+        let Some(sum) = &mut sum else {
+            sum = Some(data);
+            continue;
+        };
+        if data.len() != sum.len() {
             return Err(misfit("the sources of a sum differ in size"));
         }
-        sum.iter_mut().zip(&p.tile.data).for_each(|(x, y)| *x += y);
+        sum.iter_mut().zip(&data).for_each(|(x, y)| *x += y);
     }
-    Ok(sum)
+    Ok(sum.unwrap_or_default())
 }
 
 /// A sum with what is done to it before it is rounded.

@@ -1,7 +1,7 @@
 //! Kernel boundaries: stream order on each rank, nothing between ranks.
 
 use super::{SimError, machine::Machine, program::Program, schedule::Actor};
-use crate::ir::{Points, Space, TableSet, TableSource};
+use crate::ir::{Points, Space, TableSet};
 use std::rc::Rc;
 
 impl Machine<'_> {
@@ -77,28 +77,8 @@ impl Machine<'_> {
         }
         let caller = &mut *self.caller;
         let set = TableSet::new(self.plan, |rank, id| caller.table(epoch, rank, id));
-        for rank in 0..self.ranks.len() {
-            for (id, table) in self.plan.tables.iter() {
-                let TableSource::Runtime { min, max } = table.source else {
-                    continue;
-                };
-                let values = set.values(rank, id);
-                let want: usize = table.shape.iter().map(|n| *n as usize).product();
-                let refuse = |message| SimError::Caller { epoch, rank, message };
-                if values.len() != want {
-                    return Err(refuse(format!(
-                        "{id} {:?} has {want} entries, the caller gave {}",
-                        table.name,
-                        values.len()
-                    )));
-                }
-                if let Some(v) = values.iter().find(|v| !(min..=max).contains(*v)) {
-                    return Err(refuse(format!(
-                        "{id} {:?}: the entry {v} is outside {min}..={max}",
-                        table.name
-                    )));
-                }
-            }
+        if let Some((rank, message)) = set.refused(self.plan) {
+            return Err(SimError::Caller { epoch, rank, message });
         }
         let set = Rc::new(set);
         self.tables.insert(epoch, set.clone());

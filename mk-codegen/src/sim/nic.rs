@@ -1,9 +1,10 @@
 //! The network: a bounded fifo to the host, its sending thread, and what a command does on the way.
 //!
-//! A command's source is read when the data is delivered, so that a source that is reused too early shows. Delivered data is
-//! not in memory before it is flushed; only network cards see it earlier. On an unordered network the commands of one pair of
-//! ranks are delivered in any order. On an ordered one each pair of ranks has a lane: the data of a command, then the words
-//! that its sender raises at the receiver (flags), then the next command; whoever sees a flag sees the data.
+//! A command's source is read when the data is delivered, so that a source that is reused too early shows. Delivered
+//! data is not in memory before it is flushed; only network cards see it earlier. On an unordered network the commands
+//! of one pair of ranks are delivered in any order. On an ordered one each pair of ranks has lanes: on each the data of
+//! a command, then the words that its sender raises at the receiver (flags), then the next command; whoever sees a flag
+//! sees the data. The word at the receiver decides the lane.
 //!
 //! A host raises the words of one epoch before those of the next, whatever order the network's completions have.
 
@@ -12,7 +13,7 @@ use super::{
     schedule::Actor, wait::Pending,
 };
 use crate::ir::{
-    Agent, Completion, Leaf, Mode, NicOrdering, Operand, Points, Region, TableSet, Task,
+    Agent, Completion, Leaf, Mode, NicOrdering, Operand, Point, Points, Region, TableSet, Task,
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,8 +29,8 @@ pub(super) struct Host {
     pub waits: Option<Vec<Pending>>,
     /// Whether the sending thread is awake.
     awake: bool,
-    /// Commands under way to each rank, oldest first, on an ordered network.
-    queues: HashMap<usize, VecDeque<u64>>,
+    /// Commands under way to each rank, by lane, oldest first, on an ordered network.
+    queues: HashMap<(usize, usize), VecDeque<u64>>,
 }
 
 /// A task whose data the network is to carry.
@@ -44,6 +45,7 @@ pub(super) struct NicOp {
     task: Task,
     from: usize,
     to: usize,
+    lane: usize,
     sources: Vec<Region>,
     destinations: Vec<Region>,
     /// What was read, between delivery and flush.
@@ -136,26 +138,35 @@ impl Machine<'_> {
         self.ranks[rank].host.fifo.pop_front();
         self.wake_issuers(rank);
         self.chooser.ready(Actor::Sender { rank });
-        let posts: Vec<Ready> = self.posts(&points, &task, Agent::Sender, None)?;
+        let posts = |at| self.posts::<Vec<Ready>>(&points, &task, Agent::Sender, Some((at, 0)));
+        let (begun, posts) = (posts(Point::Start)?, posts(Point::End)?);
         let to = self.destination(&points, &task)?;
         let late = |p: &Ready| p.after >= Completion::NicDelivered;
-        let (told, early): (Vec<_>, Vec<_>) = posts.into_iter().partition(late);
+        let (mut told, early): (Vec<_>, Vec<_>) = posts.into_iter().partition(late);
         // A word of the receiver's travels, behind the data where the network keeps order. Any other word the host raises
         // when the card has taken the command, and an unordered network may be as quick with the receiver's.
         let ordered = self.ordered();
         let behind = |p: &Ready| ordered && p.after == Completion::NicPosted && p.word.rank == to;
-        let (flags, now): (Vec<_>, Vec<_>) = early.into_iter().partition(behind);
+        let (flags, mut now): (Vec<_>, Vec<_>) = early.into_iter().partition(behind);
+        // What is posted at the start is behind nothing that the command does.
+        let (begun_told, begun): (Vec<_>, Vec<_>) = begun.into_iter().partition(late);
+        told.extend(begun_told);
+        now.extend(begun);
         let host = |posts| HostPosts { posts, told: false };
+        let by_receiver: Vec<Ready> = self.posts(&points, &task, Agent::Receiver, None)?;
+        let there = flags.iter().chain(&told).chain(&by_receiver).find(|p| p.word.rank == to);
+        let lanes = self.plan.nic.map_or(1, |nic| nic.lanes.max(1) as usize);
         let op = NicOp {
             task: task.clone(),
             from: rank,
             to,
+            lane: there.map_or(0, |p| p.word.at % lanes),
             sources: self.of(&points, &task, Operand::Src)?,
             destinations: self.of(&points, &task, Operand::Dst)?,
             data: None,
             left: if flags.is_empty() { 4 } else { 5 },
             flags,
-            host_posts: [host(told), host(self.posts(&points, &task, Agent::Receiver, None)?)],
+            host_posts: [host(told), host(by_receiver)],
         };
         if let Some(post) = op.host_posts[1].posts.iter().find(|p| p.word.rank != op.to) {
             return Err(SimError::Unsupported {
@@ -183,12 +194,12 @@ impl Machine<'_> {
     }
 
     fn post_to_network(&mut self, op: NicOp) {
-        let (from, to) = (op.from, op.to);
+        let (from, lane) = (op.from, (op.to, op.lane));
         let deliver = |op| Delivery::Network { op, step: NicStep::Deliver };
         let id = self.deliveries.next_op();
         self.deliveries.nic.insert(id, op);
         if self.ordered() {
-            let queue = self.ranks[from].host.queues.entry(to).or_default();
+            let queue = self.ranks[from].host.queues.entry(lane).or_default();
             queue.push_back(id);
             if queue.len() > 1 {
                 return;
@@ -244,10 +255,11 @@ impl Machine<'_> {
         match step {
             NicStep::Deliver => self.delivered(id)?,
             NicStep::Flags => {
-                let (from, to, flags) = (op.from, op.to, std::mem::take(&mut op.flags));
+                let (from, lane) = (op.from, (op.to, op.lane));
+                let flags = std::mem::take(&mut op.flags);
                 self.flush(id)?;
                 flags.into_iter().for_each(|post| self.raise(post));
-                self.next_in_order(from, to)?;
+                self.next_in_order(from, lane)?;
             }
             NicStep::Flush => self.flush(id)?,
             NicStep::Sender => self.told(id, 0)?,
@@ -262,7 +274,7 @@ impl Machine<'_> {
     /// The data of a command reaches the other node.
     fn delivered(&mut self, id: u64) -> Result<(), SimError> {
         let Some(op) = self.deliveries.nic.get(&id) else { return Ok(()) };
-        let (from, to, behind) = (op.from, op.to, !op.flags.is_empty());
+        let (from, lane, behind) = (op.from, (op.to, op.lane), !op.flags.is_empty());
         let (task, sources) = (op.task.clone(), op.sources.clone());
         self.seen_by_card(&sources)?;
         let data: Vec<f32> = sources.iter().flat_map(|r| self.memory.read(r).data).collect();
@@ -283,7 +295,7 @@ impl Machine<'_> {
             self.issue(from, Delivery::Network { op: id, step });
         }
         // With flags, the lane goes on behind them.
-        if behind { Ok(()) } else { self.next_in_order(from, to) }
+        if behind { Ok(()) } else { self.next_in_order(from, lane) }
     }
 
     /// A card sees what was delivered to its rank before anybody has flushed it.
@@ -332,15 +344,17 @@ impl Machine<'_> {
         None
     }
 
-    /// Makes delivered data visible, if it is not yet; on an ordered network behind that of earlier commands of the pair.
+    /// Makes delivered data visible, if it is not yet; on an ordered network behind that of earlier commands of the
+    /// lane.
     fn flush(&mut self, id: u64) -> Result<(), SimError> {
         let Some(op) = self.deliveries.nic.get(&id) else {
             return Ok(());
         };
         if self.ordered() {
-            let pair = (op.from, op.to);
+            let lane = (op.from, op.to, op.lane);
             let before = self.deliveries.nic.range(..id);
-            let open = before.filter(|(_, op)| (op.from, op.to) == pair && op.data.is_some());
+            let open =
+                before.filter(|(_, op)| (op.from, op.to, op.lane) == lane && op.data.is_some());
             let open: Vec<u64> = open.map(|(id, _)| *id).collect();
             open.into_iter().try_for_each(|id| self.write_delivered(id))?;
         }
@@ -363,12 +377,12 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// On an ordered network the next command of the pair may follow.
-    fn next_in_order(&mut self, from: usize, to: usize) -> Result<(), SimError> {
+    /// On an ordered network the next command of the lane may follow.
+    fn next_in_order(&mut self, from: usize, lane: (usize, usize)) -> Result<(), SimError> {
         if !self.ordered() {
             return Ok(());
         }
-        let queue = self.ranks[from].host.queues.entry(to).or_default();
+        let queue = self.ranks[from].host.queues.entry(lane).or_default();
         queue.pop_front();
         if let Some(op) = queue.front().copied() {
             self.issue(from, Delivery::Network { op, step: NicStep::Deliver });

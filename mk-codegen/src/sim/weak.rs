@@ -1,9 +1,10 @@
 //! Edges that are too weak, at their weakest ([`super::Options::check`]; `docs/memory-model.md`).
 //!
-//! A wait that does not synchronise (of scope gpu, or with a post of scope gpu, across GPUs), or that has no proxy fence for
-//! what its agent touches, does not hold these accesses back: they may go first. A wait without a fence is made up for before the agent
-//! posts, hands anything over, or leaves its task; one that does not synchronise, or is for the host's accesses, only keeps the agent
-//! from the next task. Ordinary stores lie in a buffer until a release pushes them out, no further than its scope.
+//! A wait that does not synchronise (of scope gpu, or with a post of scope gpu, across GPUs), or that has no proxy fence
+//! for what its agent touches, does not hold these accesses back: they may go first. A wait without a fence is made up
+//! for before the agent posts, hands anything over, or leaves its task; one that does not synchronise, or is for the
+//! host's accesses, only keeps the agent from the next task. A task that only signals, whose wait does not synchronise,
+//! may post first. Ordinary stores lie in a buffer until a release pushes them out, no further than its scope.
 
 use super::{
     SimError,
@@ -12,7 +13,7 @@ use super::{
     program::{Phase, UnitTask, repeat},
     signals::Word,
 };
-use crate::ir::{Agent, Entity, Point, Points, Proxy, Scope, Wait};
+use crate::ir::{Agent, Entity, Leaf, Point, Points, Proxy, Scope, Wait};
 use std::collections::HashMap;
 
 /// How words are posted to, as far as launches have shown.
@@ -123,7 +124,12 @@ impl Machine<'_> {
             // What the network card does for a command, it may do before.
             return !weak.synchronises(word, wait, true);
         }
-        let accesses = self.plan.families[family].accesses.iter().filter(|a| from(a.at));
+        let x = &self.plan.families[family];
+        if x.leaf == Leaf::Signal && !x.posts.is_empty() {
+            // Whoever it tells knows no more of what it has not synchronised with.
+            return !weak.synchronises(word, wait, false);
+        }
+        let accesses = x.accesses.iter().filter(|a| from(a.at));
         let mut mine = accesses
             .filter_map(|a| contract.operand(a.operand).filter(|o| o.agent == agent))
             .peekable();

@@ -55,7 +55,10 @@ pub(super) fn check(plan: &Plan) -> Vec<Violation> {
             let max = match &plan.tables[*of].source {
                 TableSource::Runtime { max, .. } => i64::from((*max).max(0)),
                 TableSource::Const(v) => v.iter().map(|v| i64::from(*v)).max().unwrap_or(0).max(0),
-                TableSource::Prefix { .. } => i64::from(i32::MAX),
+                // Two-dimensional ones are not summed.
+                TableSource::Prefix { .. }
+                | TableSource::Blocks { .. }
+                | TableSource::Places { .. } => i64::from(i32::MAX),
             };
             let align = i64::from(*align);
             let total = ((max + align - 1) / align * align)

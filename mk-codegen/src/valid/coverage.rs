@@ -226,10 +226,14 @@ pub(super) fn run_time(plan: &Plan, e: &Expr) -> bool {
     found
 }
 
-/// The source of a table, through prefix sums.
+/// The source of a table, through tables that are derived from it.
 fn root(plan: &Plan, id: TabId) -> Option<&TableSource> {
     match &plan.tables.get(id)?.source {
-        TableSource::Prefix { of, .. } if of.index() < id.index() => root(plan, *of),
+        TableSource::Prefix { of, .. } | TableSource::Blocks { of, .. }
+            if of.index() < id.index() =>
+        {
+            root(plan, *of)
+        }
         s => Some(s),
     }
 }

@@ -25,7 +25,9 @@
 //! 4. Where a path orders two accesses, its completions, scopes and proxies suffice for both ends.
 //! 5. What is read was written in its own epoch and version; every output is written exactly once; with run-time tables
 //!    this holds for every table.
-//! 6. Everything fits: bounds, a leaf's operands each other, signal indexes, `order`, shared memory, fifo, queue pairs, 32-bit arithmetic.
+//! 6. Everything fits: bounds, a leaf's operands each other, signal indexes, `order`, shared memory, fifo, queue pairs,
+//!    32-bit arithmetic; ranks touch the memory of their own node, and network cards, hosts and GPUs each their own
+//!    words.
 //!
 //! With a run-time dimension all of this holds for all its values, another one in each launch: see `runtime/mod.rs`.
 //!
@@ -40,6 +42,7 @@ mod coverage;
 mod deadlock;
 mod epochs;
 mod explain;
+mod net;
 mod paths;
 mod races;
 mod ragged;
@@ -167,6 +170,7 @@ fn run(
         world.boxes.overlaps(MAX_PAIRS).ok_or_else(|| too_much("overlapping regions"))?;
     let world = &*world;
     let mut found = Found::from(capacity::queue_pairs(world));
+    found.violations.extend(net::check(world));
     let groups = races::groups(world);
     let uncovered = cover(world, &groups, &overlaps);
     found.violations.extend(uncovered.violations);

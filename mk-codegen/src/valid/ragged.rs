@@ -11,6 +11,10 @@
 //! Counts are enumerated up to [`MAX_WORK`] task visits, or as much work on tables, words and repetitions; beyond that a
 //! spread of counts is taken, and the proof says so.
 //! Tables that only choose *which* memory is read (a source rank, a row) are not counts. They are sampled.
+//!
+//! *Blocks* are groups of their own: of the rows of a block nothing is used but that they are at most as many as it has
+//! room for, so that what is shown for any rows of each block holds for those that follow from the counts. The group of
+//! a block chooses memory; it decides no amount. Places choose memory, too, in rows that are there.
 
 use super::{
     boxes::BoxId,
@@ -21,8 +25,8 @@ use super::{
     world::World,
 };
 use crate::ir::{
-    BinOp, EdgeId, Entity, Expr, FamId, Family, Plan, Point, PointError, Points, TabId, TableSet,
-    TableSource, Task, Var,
+    Access, BinOp, EdgeId, Entity, Expr, FamId, Family, Plan, Point, PointError, Points, TabId,
+    TableSet, TableSource, Task, Var,
 };
 use std::collections::{BTreeSet, HashMap};
 
@@ -39,7 +43,7 @@ pub(super) struct Shown {
     pub exhaustive: bool,
 }
 
-/// Run-time tables that decide how much there is.
+/// Tables that decide how much there is: those that come with a launch, and the rows of blocks.
 fn count_tables(plan: &Plan) -> BTreeSet<usize> {
     let mut out = BTreeSet::new();
     let mut add = |e: &Expr| {
@@ -49,7 +53,10 @@ fn count_tables(plan: &Plan) -> BTreeSet<usize> {
                 while let TableSource::Prefix { of, .. } = plan.tables[t].source {
                     t = of;
                 }
-                if matches!(plan.tables[t].source, TableSource::Runtime { .. }) {
+                let counts = |s: &TableSource| {
+                    matches!(s, TableSource::Runtime { .. } | TableSource::Blocks { .. })
+                };
+                if counts(&plan.tables[t].source) {
                     out.insert(t.index());
                 }
             }
@@ -57,12 +64,65 @@ fn count_tables(plan: &Plan) -> BTreeSet<usize> {
     };
     for x in plan.families.values() {
         extents(x).into_iter().for_each(&mut add);
+        amounts(x).into_iter().flat_map(|line| line.1).for_each(&mut add);
         for a in &x.accesses {
-            a.region.iter().map(|r| &r.1).chain(&a.when).for_each(&mut add);
             a.region.iter().filter(|r| prefix_of(plan, &r.0).is_some()).for_each(|r| add(&r.0));
         }
-        x.waits.iter().flat_map(|w| [&w.count].into_iter().chain(&w.when)).for_each(&mut add);
-        x.posts.iter().flat_map(|p| [&p.add].into_iter().chain(&p.when)).for_each(&mut add);
+    }
+    out
+}
+
+/// The expressions of each line that say how much of it there is, apart from [`extents`].
+fn amounts(x: &Family) -> Vec<(String, Vec<&Expr>)> {
+    let access = |a: &'_ Access| format!("access {}", a.operand);
+    let accesses = x
+        .accesses
+        .iter()
+        .map(|a| (access(a), a.region.iter().map(|r| &r.1).chain(&a.when).collect()));
+    let waits = x
+        .waits
+        .iter()
+        .map(|w| (w.edge.to_string(), [&w.count].into_iter().chain(&w.when).collect::<Vec<_>>()));
+    let posts = x
+        .posts
+        .iter()
+        .map(|p| (p.edge.to_string(), [&p.add].into_iter().chain(&p.when).collect::<Vec<_>>()));
+    accesses.chain(waits).chain(posts).collect()
+}
+
+/// Whether an expression is the look-up of a count, among these tables: of a table of blocks only rows are.
+fn is_count(counts: &BTreeSet<usize>, plan: &Plan, e: &Expr) -> bool {
+    let Expr::Table(t, index) = e else { return false };
+    let rows = index.last() == Some(&Expr::Const(1));
+    let blocks = matches!(plan.tables[*t].source, TableSource::Blocks { .. });
+    counts.contains(&t.index()) && (rows || !blocks)
+}
+
+/// Amounts follow from no group of a block, and from no place: those only choose memory.
+fn chosen(plan: &Plan) -> Vec<Violation> {
+    let chooses = |e: &Expr| match e {
+        Expr::Table(t, index) => match plan.tables[*t].source {
+            TableSource::Blocks { .. } => index.last() != Some(&Expr::Const(1)),
+            TableSource::Places { .. } => true,
+            _ => false,
+        },
+        _ => false,
+    };
+    let mut out = Vec::new();
+    for (id, x) in plan.families.iter() {
+        let loops = ("loops".to_string(), extents(x));
+        for (what, list) in amounts(x).into_iter().chain([loops]) {
+            let mut found = false;
+            list.iter().for_each(|e| e.visit(&mut |e| found |= chooses(e)));
+            if found {
+                let message = "a block's group, or a place, decides how much there is; \
+                    only the rows of blocks may (column 1)";
+                out.push(Violation::Ragged {
+                    place: format!("{id} {:?}: {what}", x.name),
+                    message: message.into(),
+                });
+            }
+        }
     }
     out
 }
@@ -90,7 +150,8 @@ fn prefix_of(plan: &Plan, e: &Expr) -> Option<(TabId, Vec<Expr>)> {
 /// Shows rule 5, and the sums of rule 3, for every count.
 pub(super) fn check(plan: &Plan, period: u32) -> Shown {
     let tables = count_tables(plan);
-    let mut shown = Shown { violations: groups(plan, &tables), ..Shown::default() };
+    let violations = groups(plan, &tables).into_iter().chain(chosen(plan)).collect();
+    let mut shown = Shown { violations, ..Shown::default() };
     if tables.is_empty() || !shown.violations.is_empty() {
         return shown;
     }
@@ -105,16 +166,14 @@ pub(super) fn check(plan: &Plan, period: u32) -> Shown {
     // From the greatest count down, which costs most: the first one decides how many can be afforded, unless a later one
     // costs twice as much.
     while c >= i64::from(low) {
-        let set = sample::uniform(plan, |t| {
-            let (_, min, max) = range(t);
-            if ids.contains(&t) { (c as i32).clamp(min, max) } else { min }
-        });
+        let sets = sample::uniform(plan, &tables, c);
         // Once, behind what bounds the work.
         let apart = |work| match shown.counts {
-            0 => words(plan, &tables, &set).map(|()| work),
+            0 => words(plan, &tables, &sets[0]).map(|()| work),
             _ => Ok(work),
         };
-        match one(plan, period, &set).and_then(apart) {
+        let work = sets.iter().try_fold(0, |work, set| Ok(work + one(plan, period, set)?));
+        match work.and_then(apart) {
             Ok(work) if work >= 2 * afforded_at => {
                 afforded_at = work.max(1);
                 let afforded = (MAX_WORK / afforded_at).max(4);
@@ -237,8 +296,8 @@ fn groups(plan: &Plan, counts: &BTreeSet<usize>) -> Vec<Violation> {
             let mut mixed = false;
             let mut look = |e: &Expr| {
                 e.visit(&mut |e| {
-                    if let Expr::Table(t, i) = e
-                        && (counts.contains(&t.index()) || prefix_of(plan, e).is_some())
+                    if let Expr::Table(_, i) = e
+                        && (is_count(counts, plan, e) || prefix_of(plan, e).is_some())
                     {
                         mixed |= index.get_or_insert_with(|| i.clone()) != i;
                     }
@@ -291,8 +350,8 @@ fn words(plan: &Plan, counts: &BTreeSet<usize>, set: &TableSet) -> Result<(), Ve
         let mut index: Option<Vec<Expr>> = None;
         for e in list {
             e.visit(&mut |e| {
-                if let Expr::Table(t, i) = e
-                    && (counts.contains(&t.index()) || prefix_of(plan, e).is_some())
+                if let Expr::Table(_, i) = e
+                    && (is_count(counts, plan, e) || prefix_of(plan, e).is_some())
                 {
                     index.get_or_insert_with(|| i.clone());
                 }
@@ -455,7 +514,8 @@ mod tests {
     fn what_comes_to_nothing_is_work() {
         let text = "plan \"p\"\nmesh world=2\ntarget sm_90a\ntable tab0 \"n\" [1] runtime 0..=9\nsignal sig0 \"s\" [1]\nrole role0 compute ctas 1\nfamily fam0 \"f\" role0 {\n  leaf signal\n  inner k in 3\n  post e0 sig0[0] @ rank += 1 by lead after program_order scope gpu at inner each i in 1000 + k when tab0[0] < 0\n  post e1 sig0[0] @ rank += tab0[0] by lead after program_order scope gpu at end\n}\n";
         let plan: Plan = text.parse().expect("a plan");
-        let set = sample::uniform(&plan, |_| 0);
+        let sets = sample::uniform(&plan, &BTreeSet::new(), 0);
+        let [set] = sets.try_into().expect("one set");
         let lines = 2 * (3 * 1000 + 3 + 1);
         assert_eq!(repetitions(&Points::new(&plan, &set), 1), Ok(lines));
         assert_eq!(repetitions(&Points::new(&plan, &set), 2), Ok(2 * lines));

@@ -6,7 +6,7 @@
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, gated, saves_gates,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One region that a task touches: which operand, at which step, for which value of `each`, and its extents; none where it is empty.
 pub(super) struct Touched<'a> {
@@ -96,8 +96,14 @@ fn copy(touched: &[Touched<'_>]) -> Option<String> {
 fn sum(epilogue: &[EpilogueOp], touched: &[Touched<'_>]) -> Option<String> {
     let mut all = touched.iter().filter(|t| matches!(t.operand, Operand::Src | Operand::Dst));
     let first = all.next()?;
+    if let Some(what) = factors(touched) {
+        return Some(what);
+    }
     let columns = |t: &Touched<'_>| t.extents.and_then(|d| d.last()).map(|d| d.1);
     let other = touched.iter().find(|t| {
+        if t.operand == Operand::W {
+            return false;
+        }
         if of_epilogue(epilogue, t.operand) == Some(EpilogueOp::Bias) {
             let row = columns(t).is_none_or(|n| area(t) == n);
             return !row || first.extents.is_some() && columns(t) != columns(first);
@@ -106,6 +112,30 @@ fn sum(epilogue: &[EpilogueOp], touched: &[Touched<'_>]) -> Option<String> {
     })?;
     let [a, b] = [first, other].map(|t| text(t.extents.unwrap_or(&[(0, 0)])));
     Some(format!("a summand is {a}, and `{}` {b}", other.operand))
+}
+
+/// Each summand has a factor of one element, or none has.
+fn factors(touched: &[Touched<'_>]) -> Option<String> {
+    of(touched, Operand::W).next()?;
+    let lacking = of(touched, Operand::Src).find(|s| {
+        let same = |w: &Touched<'_>| (w.step, w.each) == (s.step, s.each) && area(w) == 1;
+        of(touched, Operand::W).filter(|w| same(w)).count() != 1
+    })?;
+    let which = lacking.each.map_or(String::new(), |n| format!(" number {n}"));
+    Some(format!("summand{which} has no factor `w` of one element"))
+}
+
+/// Operands that are one tile at each step: conditions choose where it lies.
+fn one_place(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String> {
+    for operand in operands {
+        let mut steps = BTreeSet::new();
+        let twice =
+            of(touched, *operand).filter(|t| t.extents.is_some()).any(|t| !steps.insert(t.step));
+        if twice {
+            return Err(format!("`{operand}` is read from two places at one step"));
+        }
+    }
+    Ok(())
 }
 
 fn product(
@@ -121,6 +151,7 @@ fn product(
     let gated = gated(epilogue);
     let halves = if gated { 2 } else { 1 };
     let check = || -> Result<(), String> {
+        one_place(touched, &[Operand::A, Operand::B])?;
         let left = |a: &Touched<'_>| -> Result<Option<[i64; 2]>, String> {
             let found = matrix(a)?;
             Ok(found.map(|[x, y]| if a_layout == ALayout::Km { [x, y] } else { [y, x] }))
@@ -222,10 +253,23 @@ fn of_epilogue(epilogue: &[EpilogueOp], operand: Operand) -> Option<EpilogueOp> 
     epilogue.iter().filter(|op| op.operand().is_some()).nth(place).copied()
 }
 
+/// Keys have values at each step, and values keys.
+fn paired(touched: &[Touched<'_>]) -> Result<(), String> {
+    let steps = |operand| -> BTreeSet<u32> {
+        of(touched, operand).filter(|t| t.extents.is_some()).map(|t| t.step).collect()
+    };
+    match steps(Operand::K) == steps(Operand::V) {
+        true => Ok(()),
+        false => Err("`k` and `v` are not read at the same steps".into()),
+    }
+}
+
 fn attend(touched: &[Touched<'_>]) -> Option<String> {
     let check = || -> Result<(), String> {
+        one_place(touched, &[Operand::Q, Operand::K, Operand::V])?;
+        paired(touched)?;
         let (mut rows, mut keys, mut width) = (None, BTreeMap::new(), BTreeMap::new());
-        for t in touched {
+        for t in touched.iter().filter(|t| t.operand != Operand::Lse) {
             let Some([x, y]) = matrix(t)? else { continue };
             let wrong = |what: &str, n: i64, other: i64| {
                 Err(format!("`{}` has {n} {what}, and others {other}", t.operand))
@@ -252,6 +296,12 @@ fn attend(touched: &[Touched<'_>]) -> Option<String> {
             }
             if *of_width != y {
                 return wrong("columns", y, *of_width);
+            }
+        }
+        for lse in of(touched, Operand::Lse).filter(|t| t.extents.is_some()) {
+            let rows = rows.unwrap_or(0);
+            if area(lse) != rows {
+                return Err(format!("`lse` has {} elements, and others {rows} rows", area(lse)));
             }
         }
         Ok(())

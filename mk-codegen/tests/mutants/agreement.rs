@@ -129,6 +129,20 @@ fn the_executor_shows_what_goes_wrong_and_nothing_else() {
     cases.extend(cases::small(true));
     // The fixtures compute in earnest: a fixed part of their mutants will do for CI.
     let stride = |case: &Case| if all || case.name.contains("small") { 1 } else { 12 };
+    let counts = judged(&cases, stride);
+    let (shown, survived) = (counts.shown.values().sum::<usize>(), counts.survived);
+    assert!(shown > 300 && survived > 100, "{shown}, {survived}");
+}
+
+#[test]
+fn the_executor_agrees_on_drafts() {
+    let counts = judged(&cases::drafts(true), |_| 1);
+    let (shown, survived) = (counts.shown.values().sum::<usize>(), counts.survived);
+    assert!(shown > 300 && survived > 100, "{shown}, {survived}");
+}
+
+/// What the executor does with every so-manieth mutant of each case.
+fn judged(cases: &[Case], stride: impl Fn(&Case) -> usize) -> Counts {
     let list: Vec<_> = cases
         .iter()
         .flat_map(|c| mutants(&c.plan).into_iter().step_by(stride(c)).map(move |m| (c, m)))
@@ -148,7 +162,7 @@ fn the_executor_shows_what_goes_wrong_and_nothing_else() {
     );
     assert!(counts.silent.is_empty(), "nothing shows:\n{}", counts.silent.join("\n"));
     assert!(counts.failed.is_empty(), "fails, but is right:\n{}", counts.failed.join("\n"));
-    assert!(shown > 300 && counts.survived > 100, "{shown}, {}", counts.survived);
+    counts
 }
 
 /// A random pipeline, mesh, shape, split, schedule and seed.

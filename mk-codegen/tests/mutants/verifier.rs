@@ -79,10 +79,14 @@ fn judge_all(cases: &[Case]) -> Vec<Judged> {
 }
 
 fn cases() -> Vec<Case> {
-    let few = std::env::var_os("MK_MUTANTS").is_none_or(|v| v != "all");
     let mut all = cases::fixtures();
-    all.extend(cases::pipelines(few));
+    all.extend(cases::pipelines(few()));
     all
+}
+
+/// Whether `cargo test` takes a part of all cases.
+fn few() -> bool {
+    std::env::var_os("MK_MUTANTS").is_none_or(|v| v != "all")
 }
 
 fn table(judged: &[Judged]) -> String {
@@ -105,6 +109,17 @@ fn table(judged: &[Judged]) -> String {
     }
     line("all", &sum);
     out
+}
+
+/// Prints what is said of mutants that are not simply wrong, if asked to.
+fn say(judged: &[Judged]) {
+    if std::env::var_os("MK_MUTANTS_SAY").is_some() {
+        for j in
+            judged.iter().filter(|j| matches!(j.outcome, Outcome::Strict | Outcome::Equivalent))
+        {
+            println!("{:?}: {}, {}: {}", j.outcome, j.case, j.name, j.says.replace('\n', " "));
+        }
+    }
 }
 
 #[test]
@@ -131,13 +146,7 @@ fn every_mutant_is_rejected_or_equivalent() {
         (t[0], t[1]) = (t[0] + j.took[0], t[1] + j.took[1]);
     }
     time.iter().for_each(|(case, t)| println!("{case}: verifier {:?}, explorer {:?}", t[0], t[1]));
-    if std::env::var_os("MK_MUTANTS_SAY").is_some() {
-        for j in
-            judged.iter().filter(|j| matches!(j.outcome, Outcome::Strict | Outcome::Equivalent))
-        {
-            println!("{:?}: {}, {}: {}", j.outcome, j.case, j.name, j.says.replace('\n', " "));
-        }
-    }
+    say(&judged);
     // Without any of these rules, the verifier would miss mutants, and this test would fail.
     let caught = |rule: u8| {
         let only = judged.iter().filter(|j| j.outcome == Outcome::Caught);
@@ -152,6 +161,30 @@ fn every_mutant_is_rejected_or_equivalent() {
         .filter(|j| j.outcome == Outcome::Missed)
         .map(|j| format!("{}, {}: {}", j.case, j.name, j.says))
         .collect();
+    assert!(missed.is_empty(), "accepted, but a run goes wrong:\n{}", missed.join("\n"));
+}
+
+#[test]
+fn every_mutant_of_a_draft_is_rejected_or_equivalent() {
+    let drafts = cases::drafts(few());
+    assert!(drafts.len() >= 6, "{}", drafts.len());
+    for case in &drafts {
+        let begin = Instant::now();
+        let verdict = explore(&case.plan);
+        assert!(matches!(verdict, Verdict::Fine { .. }), "{}: {verdict:?}", case.name);
+        println!("{}: explored in {:?}", case.name, begin.elapsed());
+    }
+    let judged = judge_all(&drafts);
+    println!("{} drafts\n{}", drafts.len(), table(&judged));
+    say(&judged);
+    let mut time: BTreeMap<&str, [Duration; 2]> = BTreeMap::new();
+    for j in &judged {
+        let t = time.entry(&j.case).or_default();
+        (t[0], t[1]) = (t[0] + j.took[0], t[1] + j.took[1]);
+    }
+    time.iter().for_each(|(case, t)| println!("{case}: verifier {:?}, explorer {:?}", t[0], t[1]));
+    let missed = judged.iter().filter(|j| j.outcome == Outcome::Missed);
+    let missed: Vec<_> = missed.map(|j| format!("{}, {}: {}", j.case, j.name, j.says)).collect();
     assert!(missed.is_empty(), "accepted, but a run goes wrong:\n{}", missed.join("\n"));
 }
 

@@ -104,7 +104,10 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
                 "in_order" => NicOrdering::InOrder,
                 _ => NicOrdering::Unordered,
             };
-            plan.nic = Some(Nic { ordering, fifo: c.setting("fifo")? });
+            let local = if c.peek().text == "local" { Some(c.setting("local")?) } else { None };
+            let fifo = c.setting("fifo")?;
+            let lanes = if c.peek().text == "lanes" { c.setting("lanes")? } else { 1 };
+            plan.nic = Some(Nic { ordering, local, fifo, lanes });
         }
         "dim" => {
             c.id::<DimId>(plan.dims.len())?;
@@ -138,8 +141,9 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
         "signal" => {
             c.id::<SigId>(plan.signals.len())?;
             let name = c.text()?;
+            let net = c.eat_word("net");
             let shape = c.bracketed(&Scope::plan())?;
-            plan.signals.push(Signal { name, shape });
+            plan.signals.push(Signal { name, net, shape });
         }
         "role" => {
             c.id::<RoleId>(plan.roles.len())?;
@@ -164,7 +168,7 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             break;
         }
     }
-    let source = match c.one_of(&["const", "runtime", "prefix"])? {
+    let source = match c.one_of(&["const", "runtime", "prefix", "blocks", "places"])? {
         "const" => {
             let mut values = Vec::new();
             while !c.at_newline() {
@@ -177,11 +181,17 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             c.sign("..=")?;
             TableSource::Runtime { min, max: c.signed()? }
         }
-        _ => {
+        "prefix" => {
             let of = c.reference::<TabId>()?;
             c.keyword("align")?;
             TableSource::Prefix { of, align: c.number()? }
         }
+        "blocks" => {
+            let of = c.reference::<TabId>()?;
+            c.keyword("rows")?;
+            TableSource::Blocks { of, rows: c.number()? }
+        }
+        _ => TableSource::Places { of: c.reference::<TabId>()? },
     };
     plan.tables.push(Table { name, shape, source });
     Ok(())

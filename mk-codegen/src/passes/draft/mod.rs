@@ -2,9 +2,9 @@
 
 mod flow;
 
-pub(in crate::passes) use flow::{Flow, Reader, Writer};
+pub(in crate::passes) use flow::{Arrival, Flow, FlowId, Reader, Source, Writer};
 
-use super::shape::{extents::Extents, tensor::Tensor};
+use super::shape::{extents::Extents, ranks::Nodes, tensor::Tensor};
 use crate::graph::Extent;
 use crate::ir::{
     Access, Arena, BufId, Buffer, EdgeId, Entity, Expr, FamId, Family, InternalEdge, Leaf, Mode,
@@ -28,7 +28,11 @@ pub(in crate::passes) struct Draft {
     /// Its dimensions.
     pub extents: Extents,
     pub kinds: Arena<FamId, RoleKind>,
-    pub flows: Vec<Flow>,
+    pub flows: Arena<FlowId, Flow>,
+    /// Flows that somebody reads, in the order in which they were first read: that of their signals.
+    pub flow_order: Vec<FlowId>,
+    /// Families that come before all others of their role.
+    pub first: Vec<FamId>,
     pub target: &'static Target,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
@@ -47,7 +51,9 @@ impl Draft {
             plan,
             extents: Extents::new(config.ranks),
             kinds: Arena::new(),
-            flows: Vec::new(),
+            flows: Arena::new(),
+            flow_order: Vec::new(),
+            first: Vec::new(),
             target,
             copy_stages: config.copy_stages,
             edges: 0,
@@ -61,6 +67,11 @@ impl Draft {
 
     pub fn world(&self) -> i32 {
         self.extents.world()
+    }
+
+    /// Ranks by node: all of them in one, unless the plan's network says how many are.
+    pub fn nodes(&self) -> Nodes {
+        Nodes { world: self.world(), local: self.plan.local() as i32 }
     }
 
     /// The next edge id.
@@ -97,17 +108,20 @@ impl Draft {
         self.plan.buffers.push(buffer)
     }
 
-    /// Adds a flow. Readers of one thing share its words.
-    pub fn hand_over(&mut self, flow: Flow) {
-        let families = |f: &Flow| f.from.iter().map(|w| w.family).collect::<Vec<_>>();
-        let same = |f: &&mut Flow| f.name == flow.name && families(f) == families(&flow);
-        match self.flows.iter_mut().find(same) {
-            Some(known) => known.to.extend(flow.to),
-            None => self.flows.push(flow),
-        }
+    /// Adds a flow without readers. One that stays without has no signal.
+    pub fn flow(&mut self, flow: Flow) -> FlowId {
+        self.flows.push(flow)
     }
 
-    /// Adds a family without signals; internal edges get their ids here.
+    /// Adds a reader to a flow.
+    pub fn read(&mut self, flow: FlowId, reader: Reader) {
+        if !self.flow_order.contains(&flow) {
+            self.flow_order.push(flow);
+        }
+        self.flows[flow].to.push(reader);
+    }
+
+    /// Adds a family, which reads the flows of its sources; internal edges get their ids here.
     pub fn family(
         &mut self,
         name: &str,
@@ -115,7 +129,7 @@ impl Draft {
         leaf: Leaf,
         domain: Vec<(&str, Expr)>,
         order: Vec<Expr>,
-        accesses: Vec<Access>,
+        touched: impl IntoIterator<Item = impl Into<Source>>,
     ) -> FamId {
         // Families of one role that share a ring have the same barriers.
         let same = self
@@ -132,6 +146,16 @@ impl Draft {
             }
         };
         self.kinds.push(kind);
+        let id = self.plan.families.next_id();
+        let mut accesses = Vec::new();
+        for source in touched {
+            let Source { access, arrivals } = source.into();
+            for arrival in arrivals {
+                let (flow, reader) = arrival.reader(id, &access);
+                self.read(flow, reader);
+            }
+            accesses.push(access);
+        }
         self.plan.families.push(Family {
             name: name.into(),
             role: crate::ir::RoleId::new(0),

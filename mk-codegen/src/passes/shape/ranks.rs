@@ -21,3 +21,51 @@ pub(in crate::passes) fn every_peer(world: i32) -> (Expr, Each) {
 pub(in crate::passes) fn block_rows(rows: Expr, i: Expr, block: i32) -> Expr {
     Expr::Const(block).min(rows - i * block)
 }
+
+/// How the ranks of a world lie in nodes: rank `r` is number `r % local` of node `r / local`.
+#[derive(Clone, Copy)]
+pub(in crate::passes) struct Nodes {
+    pub world: i32,
+    /// Ranks of a node.
+    pub local: i32,
+}
+
+impl Nodes {
+    pub fn count(self) -> i32 {
+        self.world / self.local
+    }
+
+    /// The first rank of the own node.
+    fn first(self) -> Expr {
+        Expr::from(Var::RANK) / self.local * self.local
+    }
+
+    /// The rank `s + 1` places after this one in its node.
+    pub fn neighbour(self, s: Expr) -> Expr {
+        match self.local == self.world {
+            true => peer(s, self.world),
+            false => self.first() + peer(s, self.local),
+        }
+    }
+
+    /// The rank of the same place `m + 1` nodes after this one.
+    pub fn rail(self, m: Expr) -> Expr {
+        peer_at((m + 1) * self.local, self.world)
+    }
+
+    /// Every rank of the node but this one: which, and how many.
+    pub fn every_peer(self) -> (Expr, Each) {
+        let each = Each { var: "p".into(), extent: (self.local - 1).into() };
+        (self.neighbour(Var::EACH.into()), each)
+    }
+
+    /// Every rank of the node, in order: which, and how many.
+    pub fn everyone(self) -> (Expr, Each) {
+        let each = Each { var: "p".into(), extent: self.local.into() };
+        let rank = match self.local == self.world {
+            true => Var::EACH.into(),
+            false => self.first() + Var::EACH,
+        };
+        (rank, each)
+    }
+}

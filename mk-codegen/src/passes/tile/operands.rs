@@ -1,7 +1,7 @@
 //! Operands of products from the caller: in place, repacked, or gathered.
 
-use super::tiler::{Left, Source, Tiler, Value};
-use crate::ir::{ALayout, BufId, Var};
+use super::tiler::{Given, Left, Tiler, Value};
+use crate::ir::{self, ALayout, BufId, Var};
 use crate::passes::{
     roles::DEFAULT_COPY_SMS,
     shape::{
@@ -48,7 +48,8 @@ pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
             left = Left::ByOwner(p.buffer);
             packed = Some(p);
         } else {
-            packed = if first.is_some() { pack::matrix(draft, x, buffer) } else { None };
+            packed =
+                if first.is_some() { pack::matrix(draft, x, buffer, ir::Operand::A) } else { None };
             let from = packed.as_ref().map_or(buffer, |p| p.buffer);
             left = Left::Local(from, if dim == 0 { ALayout::Km } else { ALayout::Mk });
         }
@@ -57,7 +58,7 @@ pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
             false => draft.local(x, dim, Var::RANK),
         };
     }
-    t.made.push(Value::Operand(Box::new(Source { rows, left, packed, depth })));
+    t.made.push(Value::Operand(Box::new(Given { rows, left, packed, depth })));
 }
 
 /// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs that are
@@ -90,7 +91,7 @@ fn slices(
 /// A right operand, repacked once if it must be.
 pub(super) fn right(t: &mut Tiler<'_>, b: usize) -> BufId {
     if t.packed[b].is_none() {
-        t.packed[b] = pack::matrix(&mut t.draft, &t.kernel.params[b], t.params[b]);
+        t.packed[b] = pack::matrix(&mut t.draft, &t.kernel.params[b], t.params[b], ir::Operand::B);
     }
     t.packed[b].as_ref().map_or(t.params[b], |p| p.buffer)
 }

@@ -5,7 +5,7 @@ use crate::ir::{
     Point, RoleKind, Store, Var, carry_last, saves_gates,
 };
 use crate::passes::{
-    draft::{Draft, TileRows, read, write},
+    draft::{Draft, Source, TileRows, read, write},
     shape::{
         kernel,
         ranks::block_rows,
@@ -129,24 +129,25 @@ impl Product<'_> {
     /// The tiles of a gathered operand's own rows, which the caller gives in `shard`.
     pub fn own_family(&self, draft: &mut Draft, own: &Rows, shard: BufId) -> TileRows {
         self.family(draft, &format!("{}.own", self.name), own, None, |r| {
-            (shard, vec![(r.at.clone(), r.len.clone()), self.depth(r)])
+            let rows = vec![(r.at.clone(), r.len.clone()), self.depth(r)];
+            read(Operand::A, shard, rows).into()
         })
     }
 
-    /// The tiles of some rows, as a family; `a` says where a block of the left operand's rows is, and in which slices of k it
-    /// comes, if it does.
+    /// The tiles of some rows, as a family; `a` says where a block of the left operand's rows is, `slices` in which
+    /// slices of k it comes, if it does.
     pub fn family(
         &self,
         draft: &mut Draft,
         name: &str,
         rows: &Rows,
         slices: Option<Slices>,
-        a: impl Fn(&RowBlock) -> (BufId, Vec<(Expr, Expr)>),
+        a: impl Fn(&RowBlock) -> Source,
     ) -> TileRows {
         let MmaTile { b_layout, epilogue, .. } = &self.tile;
         let width = self.tile.out_columns();
         let r = rows.block(&mut draft.extents);
-        let (buffer, region) = a(&r);
+        let mut a = a(&r);
         let j = rows.column();
         let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
         let (depth, at) = match slices {
@@ -161,10 +162,8 @@ impl Product<'_> {
         if self.g.gated() {
             b.insert(1, (0.into(), 2.into()));
         }
-        let mut accesses = vec![
-            Access { at, ..read(Operand::A, buffer, region) },
-            Access { at, ..read(Operand::B, self.b, b) },
-        ];
+        a.access.at = at;
+        let mut accesses = vec![Access { at, ..read(Operand::B, self.b, b) }];
         let row = rows.global(&r);
         let touching = epilogue.iter().filter(|e| e.operand().is_some());
         for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
@@ -205,7 +204,8 @@ impl Product<'_> {
             order.push(Expr::from(Var::LINEAR) % parts);
         }
         let leaf = self.tile.leaf();
-        let family = draft.family(name, RoleKind::Compute, leaf, domain, order, accesses);
+        let touched = [a].into_iter().chain(accesses.into_iter().map(Source::from));
+        let family = draft.family(name, RoleKind::Compute, leaf, domain, order, touched);
         let halves = self.half.map(|_| 2.into());
         let iterations = slices.map(|s| self.iterations(&r, s)).or(halves);
         draft.plan.families[family].inner = iterations.map(|n| ("q".to_string(), n));

@@ -3,13 +3,13 @@
 use super::{
     last_wave, operands,
     product::{Cut, MmaTile, Product},
-    tiler::{Hidden, Left, Source, Tiler, Value, hand_over},
+    tiler::{Given, Hidden, Left, Tiler, Value},
 };
 use crate::ir::{
     ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, Leaf, Operand, RoleKind, Space, Store, Var,
 };
 use crate::passes::{
-    draft::{Draft, TileRows, read, write},
+    draft::{Draft, Flow, FlowId, Reader, Source, TileRows, Writer, read, write},
     error::{LowerError, internal},
     shape::{
         kernel::{self, Extra, Kernel, Op, OpId, Reduce, Sum},
@@ -21,7 +21,7 @@ use crate::passes::{
         destination::Destination,
         gather,
         gathered::Gathered,
-        one_shot, pack, ring, split_k,
+        one_shot, ring, split_k,
         sum::{Summands, Summed},
         two_shot,
     },
@@ -61,7 +61,7 @@ pub(super) fn families(
 /// All tiles of one product, and the families that read them.
 fn product<'k>(t: &mut Tiler<'k>, id: OpId, g: &'k kernel::Product) -> Result<Value, LowerError> {
     let kernel = t.kernel;
-    let rows = t.source(id)?.rows.clone();
+    let rows = t.given(id)?.rows.clone();
     let (sum, result, read) = (kernel.sum_of(id), kernel.result_of(id), kernel.is_read(id));
     let world = t.draft.world();
     let b = operands::right(t, g.b);
@@ -93,7 +93,8 @@ fn product<'k>(t: &mut Tiler<'k>, id: OpId, g: &'k kernel::Product) -> Result<Va
     match destination {
         Destination::Hidden(buffer) | Destination::Out(buffer) if read => {
             let in_shards = matches!(destination, Destination::Hidden(_));
-            let hidden = Hidden { buffer, in_shards, by, tiles: p.col_blocks, depth: p.n };
+            let done = done(&mut t.draft, &p, &rows, by);
+            let hidden = Hidden { buffer, in_shards, done, depth: p.n };
             if let (true, Some(r)) = (in_shards, result) {
                 copy_out(t, &hidden, &g.out, r, &rows);
             }
@@ -176,12 +177,13 @@ fn in_ring<'k>(
 /// The families `by` of a product wait for operands that are repacked.
 fn unpack(t: &mut Tiler<'_>, g: &kernel::Product, by: &[TileRows]) {
     let packed = match t.made.get(g.left) {
-        Some(Value::Operand(source)) => source.packed.clone(),
+        Some(Value::Operand(given)) => given.packed,
         _ => None,
     };
-    for (p, operand) in [(packed, Operand::A), (t.packed[g.b].clone(), Operand::B)] {
-        if let Some(p) = p {
-            pack::flow(&mut t.draft, &p, operand, by);
+    for (p, operand) in [(packed, Operand::A), (t.packed[g.b], Operand::B)] {
+        let Some(p) = p else { continue };
+        for tiles in by {
+            t.draft.read(p.done, Reader::new(tiles.family, operand, vec![0.into()]));
         }
     }
 }
@@ -213,7 +215,7 @@ fn new_product<'k>(
     let world = t.draft.world();
     let n = t.draft.local(&g.out, 1, Var::RANK);
     let a_layout = match t.made.get(g.left) {
-        Some(Value::Operand(source)) => match source.left {
+        Some(Value::Operand(given)) => match given.left {
             Left::Local(_, layout) => layout,
             Left::ByOwner(_) => ALayout::Km,
             Left::Gathered(_) => ALayout::Mk,
@@ -261,6 +263,14 @@ fn new_product<'k>(
     })
 }
 
+/// The words of a product's blocks of rows, which the tiles `by` raise.
+fn done(draft: &mut Draft, p: &Product<'_>, rows: &Rows, by: Vec<TileRows>) -> FlowId {
+    let writer = |by: TileRows| Writer::new(by.family, Operand::C, vec![by.shard, by.block]);
+    let from = by.into_iter().map(writer).collect();
+    let shape = vec![rows.shards.into(), rows.blocks.into()];
+    draft.flow(Flow::new("hidden", shape, p.col_blocks.into(), from))
+}
+
 /// A product in scratch that the caller wants, too.
 fn copy_out(t: &mut Tiler<'_>, h: &Hidden, out: &Tensor, r: usize, rows: &Rows) {
     let result = t.results[r];
@@ -274,17 +284,16 @@ fn copy_out(t: &mut Tiler<'_>, h: &Hidden, out: &Tensor, r: usize, rows: &Rows) 
     domain.pop();
     let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
     let name = format!("save.{}", out.name);
-    let copy = t.draft.family(&name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
-    let to = TileRows { family: copy, shard: block.shard, block: block.block };
-    hand_over(&mut t.draft, h, rows, Operand::Src, to);
+    let src = Source::behind(src, h.done, vec![block.shard, block.block]);
+    t.draft.family(&name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst.into()]);
 }
 
 /// A gathered operand that is result `r`.
 fn collect(t: &mut Tiler<'_>, id: OpId, param: usize, r: usize) -> Result<(), LowerError> {
-    let Some(Value::Operand(source)) = t.made.get(id) else {
+    let Some(Value::Operand(given)) = t.made.get(id) else {
         return Err(internal(format!("operation {id} is a result, and no operand")));
     };
-    let Source { rows, left, .. } = source.as_ref();
+    let Given { rows, left, .. } = given.as_ref();
     let gathered = match left {
         Left::Gathered(g) => Some(g),
         Left::Local(..) | Left::ByOwner(_) => None,

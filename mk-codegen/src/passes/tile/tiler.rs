@@ -3,24 +3,20 @@
 use super::product::{Cut, Product};
 use crate::ir::{ALayout, BufId, Expr, Operand, Space};
 use crate::passes::{
-    draft::{Draft, Flow, Reader, TileRows, Writer},
+    draft::{Draft, FlowId, Source, TileRows, read},
     error::{LowerError, internal},
     shape::{
         kernel::{self, Kernel, Op, OpId},
         rows::Rows,
         tensor::Tensor,
     },
-    ways::{
-        gathered::{Gathered, flow},
-        pack::Packed,
-        split_k,
-    },
+    ways::{gathered::Gathered, pack::Packed, split_k},
 };
 use crate::settings::Config;
 use crate::target::Target;
 
 /// A left operand from the caller, ready to be read.
-pub(super) struct Source {
+pub(super) struct Given {
     pub rows: Rows,
     pub left: Left,
     pub packed: Option<Packed>,
@@ -38,20 +34,19 @@ pub(super) enum Left {
     Gathered(Gathered),
 }
 
-/// A product that others read: where it is, its families, and the tiles of a row of blocks.
+/// A product that others read: where it is, and the words of its blocks of rows, by shard.
 pub(super) struct Hidden {
     pub buffer: BufId,
     /// `[shards, rows, n]`; else `[rows, n]`, the caller's.
     pub in_shards: bool,
-    pub by: Vec<TileRows>,
-    pub tiles: i32,
+    pub done: FlowId,
     /// Extent along n, on the own rank.
     pub depth: Expr,
 }
 
 /// The value of an operation, for those that read it.
 pub(super) enum Value {
-    Operand(Box<Source>),
+    Operand(Box<Given>),
     /// A product that another one reads.
     Hidden(Hidden),
     /// A value that only the caller gets.
@@ -85,9 +80,9 @@ impl<'k> Tiler<'k> {
     ///
     /// # Errors
     /// [`LowerError::Internal`] if there is none.
-    pub fn source(&self, op: OpId) -> Result<&Source, LowerError> {
+    pub fn given(&self, op: OpId) -> Result<&Given, LowerError> {
         match self.made.get(self.kernel.root(op)) {
-            Some(Value::Operand(source)) => Ok(source),
+            Some(Value::Operand(given)) => Ok(given),
             _ => Err(internal(format!("operation {op} does not begin with an operand"))),
         }
     }
@@ -95,7 +90,7 @@ impl<'k> Tiler<'k> {
     /// A product's left operand, if it is gathered.
     pub fn gathered(&self, product: &kernel::Product) -> Option<&Gathered> {
         match self.made.get(product.left) {
-            Some(Value::Operand(source)) => match &source.left {
+            Some(Value::Operand(given)) => match &given.left {
                 Left::Gathered(g) => Some(g),
                 Left::Local(..) | Left::ByOwner(_) => None,
             },
@@ -109,7 +104,7 @@ impl<'k> Tiler<'k> {
     /// [`LowerError::Internal`] if its left operand is not made.
     pub fn depth(&self, product: &kernel::Product) -> Result<Expr, LowerError> {
         match self.made.get(product.left) {
-            Some(Value::Operand(source)) => Ok(source.depth.clone()),
+            Some(Value::Operand(given)) => Ok(given.depth.clone()),
             Some(Value::Hidden(hidden)) => Ok(hidden.depth.clone()),
             Some(Value::Result) | None => Err(not_made(product)),
         }
@@ -157,18 +152,15 @@ impl<'k> Tiler<'k> {
     pub fn tiles(&mut self, p: &Product<'_>) -> Result<Vec<TileRows>, LowerError> {
         let draft = &mut self.draft;
         match self.made.get(p.g.left) {
-            Some(Value::Operand(source)) => Ok(of_operand(draft, p, &source.left)),
-            Some(Value::Hidden(h)) => {
-                let by = p.family(draft, &p.name, &p.rows, None, |r| {
-                    let rows = match h.in_shards {
-                        true => p.in_shards(r),
-                        false => vec![(p.rows.global(r), r.len.clone()), p.depth(r)],
-                    };
-                    (h.buffer, rows)
-                });
-                hand_over(draft, h, &p.rows, Operand::A, by.clone());
-                Ok(vec![by])
-            }
+            Some(Value::Operand(given)) => Ok(of_operand(draft, p, &given.left)),
+            Some(Value::Hidden(h)) => Ok(vec![p.family(draft, &p.name, &p.rows, None, |r| {
+                let rows = match h.in_shards {
+                    true => p.in_shards(r),
+                    false => vec![(p.rows.global(r), r.len.clone()), p.depth(r)],
+                };
+                let word = vec![r.shard.clone(), r.block.clone()];
+                Source::behind(read(Operand::A, h.buffer, rows), h.done, word)
+            })]),
             Some(Value::Result) | None => Err(not_made(p.g)),
         }
     }
@@ -182,11 +174,13 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
     match left {
         Left::Local(a, layout) => vec![p.family(draft, &p.name, &p.rows, None, |r| {
             let (row, k) = ((p.rows.global(r), r.len.clone()), p.depth(r));
-            (*a, if *layout == ALayout::Mk { vec![row, k] } else { vec![k, row] })
+            let region = if *layout == ALayout::Mk { vec![row, k] } else { vec![k, row] };
+            read(Operand::A, *a, region).into()
         })],
         Left::ByOwner(a) => vec![p.family(draft, &p.name, &p.rows, None, |r| {
             let k = p.depth(r);
-            (*a, vec![k, (r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone())])
+            let region = vec![k, (r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone())];
+            read(Operand::A, *a, region).into()
         })],
         Left::Gathered(x) => {
             let mut out = Vec::new();
@@ -196,35 +190,16 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
             let name = if x.own_rows { p.name.clone() } else { format!("{}.peers", p.name) };
             let count = if x.own_rows { p.rows.shards } else { p.rows.shards - 1 };
             let theirs = Rows { first: 1, count, ..p.rows.clone() };
-            let r = theirs.block(&mut draft.extents);
-            let slice = x.slices.map(|s| p.slice(&r, s));
-            let by = p.family(draft, &name, &theirs, x.slices, |r| match x.slices {
-                None => (x.all, p.in_shards(r)),
-                Some(s) => (x.all, p.in_slices(r, s)),
-            });
-            flow(draft, x, Operand::A, by.clone(), slice);
-            out.push(by);
+            out.push(p.family(draft, &name, &theirs, x.slices, |r| {
+                let region = match x.slices {
+                    None => p.in_shards(r),
+                    Some(s) => p.in_slices(r, s),
+                };
+                let slice = x.slices.map(|s| p.slice(r, s));
+                let rows = read(Operand::A, x.all, region);
+                x.source(rows, r.shard.clone(), r.block.clone(), slice)
+            }));
             out
         }
     }
-}
-
-/// Hands blocks of a product's rows to a family that reads them.
-pub(super) fn hand_over(
-    draft: &mut Draft,
-    h: &Hidden,
-    rows: &Rows,
-    operand: Operand,
-    to: TileRows,
-) {
-    let writer = |by: &TileRows| {
-        Writer::new(by.family, Operand::C, vec![by.shard.clone(), by.block.clone()])
-    };
-    draft.hand_over(Flow {
-        name: "hidden",
-        shape: vec![rows.shards.into(), rows.blocks.into()],
-        from: h.by.iter().map(writer).collect(),
-        count: h.tiles.into(),
-        to: vec![Reader::new(to.family, operand, vec![to.shard, to.block])],
-    });
 }

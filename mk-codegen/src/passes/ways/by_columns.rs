@@ -9,7 +9,7 @@
 use super::sum::{Adders, Share, Summands, Summed, adders, tiles_across, to_peers};
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
 use crate::passes::{
-    draft::{Draft, Flow, Reader, TileRows, Writer, read, write},
+    draft::{Arrival, Draft, Flow, FlowId, Source, TileRows, Writer, read, write},
     shape::{
         ranks::{block_rows, every_peer, peer_at},
         rows::{RowBlock, Rows},
@@ -82,15 +82,10 @@ impl Columns {
         let here = (rows.in_covered(&r), r.len.clone());
         let each = Each { var: "q".into(), extent: self.world.into() };
         let source = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
-        let src = Access { each: Some(each.clone()), ..read(Operand::Src, self.slots, source) };
+        let src = Access { each: Some(each), ..read(Operand::Src, self.slots, source) };
         let region = vec![(rows.global(&r), r.len.clone()), columns.clone()];
         let shape = vec![all(&rows), n];
         let finished = draft.buffer("sums", Space::Workspace, out.dtype, shape, out.padded_pitch());
-        let mut accesses = vec![src];
-        accesses.extend(of.makes(region));
-        accesses.push(to_peers(write(Operand::Dst, finished, vec![here, columns]), self.world));
-        let domain = rows.domain(self.mine());
-        let family = draft.family("reduce", kind, of.leaf(), domain, vec![], accesses);
         let post = |x: TileRows| {
             let j = Expr::from(Var::domain(draft.plan.families[x.family].domain.len() - 1));
             Writer::new(
@@ -101,21 +96,15 @@ impl Columns {
             .on(j % self.world)
         };
         let from = by.into_iter().map(post).collect();
-        draft.flows.push(Flow {
-            name: "partial",
-            shape: vec![self.world.into(), rows.shards.into(), blocks.into(), self.mine().into()],
-            from,
-            count: 1.into(),
-            to: vec![
-                Reader::new(
-                    family,
-                    Operand::Src,
-                    vec![Var::EACH.into(), r.shard, r.block / per_block, c],
-                )
-                .each(each)
-                .when(self.exists(&j)),
-            ],
-        });
+        let shape = vec![self.world.into(), rows.shards.into(), blocks.into(), self.mine().into()];
+        let partial = draft.flow(Flow::new("partial", shape, 1.into(), from));
+        let word = vec![Var::EACH.into(), r.shard, r.block / per_block, c];
+        let mut touched = vec![self.source(src, partial, word, &j)];
+        touched.extend(of.makes(region).into_iter().map(Source::from));
+        let sums = write(Operand::Dst, finished, vec![here, columns]);
+        touched.push(to_peers(sums, self.world).into());
+        let domain = rows.domain(self.mine());
+        let family = draft.family("reduce", kind, of.leaf(), domain, vec![], touched);
         self.collect(draft, out, result, (finished, family), &rows, kind);
     }
 
@@ -155,8 +144,6 @@ impl Columns {
         let mut domain = rows.domain(self.mine());
         domain.insert(r.loops, ("p", (self.world - 1).into()));
         let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
-        let accesses = vec![src, write(Operand::Dst, result, to)];
-        let family = draft.family("collect", kind, leaf, domain, vec![], accesses);
         let own = summed.block(&mut draft.extents);
         let mine = summed.column();
         let tiles = match per_copy {
@@ -164,29 +151,22 @@ impl Columns {
             n => Expr::Const(n).min(Expr::Const(summed.walked) - r.block.clone() * n),
         };
         let (rank, peers) = every_peer(self.world);
-        draft.flows.push(Flow {
-            name: "summed",
-            shape: vec![
-                self.world.into(),
-                rows.shards.into(),
-                rows.blocks.into(),
-                self.mine().into(),
-            ],
-            from: vec![
-                Writer::new(
-                    reduce,
-                    Operand::Dst,
-                    vec![Var::RANK.into(), own.shard, own.block / per_copy, mine.clone()],
-                )
-                .on_each(rank, peers)
-                .when(self.exists(&(mine * self.world + Var::RANK))),
-            ],
-            count: tiles,
-            to: vec![
-                Reader::new(family, Operand::Src, vec![peer, r.shard, r.block, c])
-                    .when(self.exists(&j)),
-            ],
-        });
+        let word = vec![Var::RANK.into(), own.shard, own.block / per_copy, mine.clone()];
+        let added = Writer::new(reduce, Operand::Dst, word)
+            .on_each(rank, peers)
+            .when(self.exists(&(mine * self.world + Var::RANK)));
+        let shape =
+            vec![self.world.into(), rows.shards.into(), rows.blocks.into(), self.mine().into()];
+        let summed = draft.flow(Flow::new("summed", shape, tiles, vec![added]));
+        let src = self.source(src, summed, vec![peer, r.shard, r.block, c], &j);
+        let touched = vec![src, write(Operand::Dst, result, to).into()];
+        draft.family("collect", kind, leaf, domain, vec![], touched);
+    }
+
+    /// What is read of column block `j`, if it exists.
+    fn source(&self, access: Access, flow: FlowId, word: Vec<Expr>, j: &Expr) -> Source {
+        let arrival = Arrival { when: self.exists(j), ..Arrival::new(flow, word) };
+        Source { access, arrivals: vec![arrival] }
     }
 }
 

@@ -1,12 +1,12 @@
 //! A gather of rows: who pushes them, and the copy of what arrives, where it is a result.
 
 use super::{
-    gathered::{Gathered, Slices, flow},
+    gathered::{Gathered, Slices},
     push_copy_engine, push_sms,
 };
 use crate::ir::{BufId, CopyVia, Expr, Leaf, Operand, RoleKind, Var};
 use crate::passes::{
-    draft::{Draft, TileRows, read, write},
+    draft::{Draft, read, write},
     shape::{
         ranks::{block_rows, peer},
         rows::Rows,
@@ -69,7 +69,6 @@ pub(in crate::passes) fn collect(
     let row = q.clone() * rows.per_shard.clone() + at;
     let dst = write(Operand::Dst, out, vec![(row, len), width]);
     let domain = vec![("i", rows.blocks.into()), ("s", (world - 1).into())];
-    let copy =
-        draft.family("copy.peers", RoleKind::Compute, leaf.clone(), domain, vec![], vec![src, dst]);
-    flow(draft, g, Operand::Src, TileRows { family: copy, shard: q, block: i }, None);
+    let touched = vec![g.source(src, q, i, None), dst.into()];
+    draft.family("copy.peers", RoleKind::Compute, leaf.clone(), domain, vec![], touched);
 }

@@ -1,7 +1,7 @@
 //! Gathered rows on their way: where they arrive, and the words that announce them.
 
-use crate::ir::{BufId, COPY_STAGE_BYTES, Each, Expr, FamId, Operand};
-use crate::passes::draft::{Draft, Flow, Reader, TileRows, Writer};
+use crate::ir::{Access, BufId, COPY_STAGE_BYTES, Expr};
+use crate::passes::draft::{FlowId, Source};
 
 /// A gather, for the families that read it.
 pub(in crate::passes) struct Gathered {
@@ -14,16 +14,9 @@ pub(in crate::passes) struct Gathered {
     pub own_rows: bool,
     /// Whether shards arrive one after the other.
     pub by_shard: bool,
-    /// Words of the flow for each shard, and the blocks of rows that one covers.
-    pub words: i32,
+    /// Words by shard, and by blocks of rows, of which one covers several; and by slice.
+    pub arrived: FlowId,
     pub per_word: i32,
-    /// The family that pushes, and the word that one of its tasks raises.
-    pub push: FamId,
-    pub raised: Vec<Expr>,
-    pub to: Expr,
-    pub each: Option<Each>,
-    /// Tasks that raise one.
-    pub pieces: i32,
 }
 
 /// More slices would only add signals.
@@ -52,29 +45,11 @@ impl Slices {
     }
 }
 
-/// Adds the flow from the push to a family that reads what arrives; with slices, in each iteration of its inner loop one.
-pub(in crate::passes) fn flow(
-    draft: &mut Draft,
-    g: &Gathered,
-    operand: Operand,
-    to: TileRows,
-    slice: Option<Expr>,
-) {
-    let mut shape = vec![draft.world().into(), g.words.into()];
-    let mut read = vec![to.shard, to.block / g.per_word];
-    if let Some(s) = g.slices {
-        shape.push(s.count.into());
-        read.extend(slice);
+impl Gathered {
+    /// A block of a shard's rows, which `access` reads; in slices, the one that is named.
+    pub fn source(&self, access: Access, shard: Expr, block: Expr, slice: Option<Expr>) -> Source {
+        let mut word = vec![shard, block / self.per_word];
+        word.extend(slice);
+        Source::behind(access, self.arrived, word)
     }
-    draft.hand_over(Flow {
-        name: "arrived",
-        shape,
-        from: vec![Writer {
-            rank: g.to.clone(),
-            each: g.each.clone(),
-            ..Writer::new(g.push, Operand::Dst, g.raised.clone())
-        }],
-        count: g.pieces.into(),
-        to: vec![Reader::new(to.family, operand, read)],
-    });
 }

@@ -5,7 +5,7 @@
 use super::sum::{Adders, Place, Share, Summands, Summed, adders, place, tiles_across};
 use crate::ir::{Access, BufId, Each, Operand, Space, Var};
 use crate::passes::{
-    draft::{Draft, Flow, Reader, TileRows, Writer, read},
+    draft::{Draft, Flow, Source, TileRows, Writer, read},
     shape::{rows::Rows, tensor::Tensor},
 };
 use crate::settings::Config;
@@ -35,15 +35,8 @@ pub(in crate::passes) fn pull(
     let Place { r, j, columns } = place(draft, of.out, &rows, tile[1]);
     let each = Each { var: "q".into(), extent: world.into() };
     let here = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), columns.clone()];
-    let src = Access {
-        rank: Var::EACH.into(),
-        each: Some(each.clone()),
-        ..read(Operand::Src, parts, here)
-    };
-    let mut accesses = vec![src];
-    accesses.extend(of.makes(vec![(rows.global(&r), r.len.clone()), columns]));
-    let domain = rows.domain(across);
-    let family = draft.family("pull", kind, of.leaf(), domain, vec![], accesses);
+    let src =
+        Access { rank: Var::EACH.into(), each: Some(each), ..read(Operand::Src, parts, here) };
     let post = |c: TileRows| {
         let last = draft.plan.families[c.family].domain.len() - 1;
         Writer::new(
@@ -54,18 +47,12 @@ pub(in crate::passes) fn pull(
         .on_each(Var::EACH.into(), Each { var: "p".into(), extent: world.into() })
     };
     let from = by.into_iter().map(post).collect();
-    draft.hand_over(Flow {
-        name: "part",
-        shape: vec![world.into(), rows.shards.into(), blocks.into(), across.into()],
-        from,
-        count: 1.into(),
-        to: vec![
-            Reader::new(
-                family,
-                Operand::Src,
-                vec![Var::EACH.into(), r.shard, r.block / per_block, j],
-            )
-            .each(each),
-        ],
-    });
+    let shape = vec![world.into(), rows.shards.into(), blocks.into(), across.into()];
+    let part = draft.flow(Flow::new("part", shape, 1.into(), from));
+    let region = vec![(rows.global(&r), r.len.clone()), columns];
+    let word = vec![Var::EACH.into(), r.shard, r.block / per_block, j];
+    let mut touched = vec![Source::behind(src, part, word)];
+    touched.extend(of.makes(region).into_iter().map(Source::from));
+    let domain = rows.domain(across);
+    draft.family("pull", kind, of.leaf(), domain, vec![], touched);
 }

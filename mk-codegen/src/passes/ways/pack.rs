@@ -4,7 +4,7 @@
 
 use crate::ir::{BufId, CopyVia, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
 use crate::passes::{
-    draft::{Draft, Flow, Reader, TileRows, Writer, read, write},
+    draft::{Draft, Flow, FlowId, Writer, read, write},
     shape::{
         ranks::block_rows,
         rows::Rows,
@@ -15,16 +15,20 @@ use crate::passes::{
 /// Rows that one repacking task copies.
 const ROWS: i32 = 64;
 
-/// A repacked operand: where it is, who writes it, in how many tasks.
-#[derive(Clone)]
+/// A repacked operand: where it is, and the one word that announces all of it.
+#[derive(Clone, Copy)]
 pub(in crate::passes) struct Packed {
     pub buffer: BufId,
-    pub by: FamId,
-    pub tasks: i32,
+    pub done: FlowId,
 }
 
 /// Copies a matrix into rows that TMA can take, if its own cannot be taken on every rank.
-pub(in crate::passes) fn matrix(draft: &mut Draft, t: &Tensor, from: BufId) -> Option<Packed> {
+pub(in crate::passes) fn matrix(
+    draft: &mut Draft,
+    t: &Tensor,
+    from: BufId,
+    operand: Operand,
+) -> Option<Packed> {
     let world = draft.world();
     if t.tma_rows(world) {
         return None;
@@ -48,7 +52,7 @@ pub(in crate::passes) fn matrix(draft: &mut Draft, t: &Tensor, from: BufId) -> O
         vec![],
         vec![read(Operand::Src, from, region.clone()), write(Operand::Dst, buffer, region)],
     );
-    Some(Packed { buffer, by, tasks: blocks })
+    Some(Packed { buffer, done: done(draft, operand, by, blocks) })
 }
 
 /// Copies a matrix whose columns are cut by owner into one where every owner's columns begin at a multiple of 16 bytes, as
@@ -83,17 +87,12 @@ pub(in crate::passes) fn columns_by_owner(
         vec![],
         vec![read(Operand::Src, from, src), write(Operand::Dst, buffer, dst)],
     );
-    Some(Packed { buffer, by, tasks: blocks * rows.shards })
+    Some(Packed { buffer, done: done(draft, Operand::A, by, blocks * rows.shards) })
 }
 
-/// The flow from a repacked operand to its readers.
-pub(in crate::passes) fn flow(draft: &mut Draft, p: &Packed, operand: Operand, to: &[TileRows]) {
-    let reader = |c: &TileRows| Reader::new(c.family, operand, vec![0.into()]);
-    draft.hand_over(Flow {
-        name: if operand == Operand::A { "packed_a" } else { "packed_b" },
-        shape: vec![1.into()],
-        from: vec![Writer::new(p.by, Operand::Dst, vec![0.into()])],
-        count: p.tasks.into(),
-        to: to.iter().map(reader).collect(),
-    });
+/// The flow of an operand that so many tasks repack.
+fn done(draft: &mut Draft, operand: Operand, by: FamId, tasks: i32) -> FlowId {
+    let name = if operand == Operand::A { "packed_a" } else { "packed_b" };
+    let writer = Writer::new(by, Operand::Dst, vec![0.into()]);
+    draft.flow(Flow::new(name, vec![1.into()], tasks.into(), vec![writer]))
 }

@@ -46,26 +46,14 @@ pub(in crate::passes) fn push(
     let kind = RoleKind::CopyEngine;
     let push = draft.family("gather", kind, Leaf::HostCopy, domain(), vec![], accesses);
     // Until then the caller's tensor is read.
-    let sent = draft.family("sent", RoleKind::Epilogue, Leaf::Signal, domain(), vec![], Vec::new());
-    draft.hand_over(Flow {
-        name: "sent",
-        shape: vec![(world - 1).into(), words.into()],
-        from: vec![Writer::new(push, Operand::Dst, vec![s.clone(), p.clone()])],
-        count: 1.into(),
-        to: vec![Reader::new(sent, Operand::Src, vec![s, p.clone()])],
-    });
-    Gathered {
-        shard,
-        all,
-        slices: None,
-        own_rows: false,
-        by_shard: true,
-        words,
-        per_word,
-        push,
-        raised: vec![Var::RANK.into(), p],
-        to,
-        each: None,
-        pieces: 1,
-    }
+    let nothing = [] as [Access; 0];
+    let end = draft.family("sent", RoleKind::Epilogue, Leaf::Signal, domain(), vec![], nothing);
+    let shape = vec![(world - 1).into(), words.into()];
+    let copied = Writer::new(push, Operand::Dst, vec![s.clone(), p.clone()]);
+    let sent = draft.flow(Flow::new("sent", shape, 1.into(), vec![copied]));
+    draft.read(sent, Reader::new(end, Operand::Src, vec![s, p.clone()]));
+    let shape = vec![world.into(), words.into()];
+    let pushed = Writer::new(push, Operand::Dst, vec![Var::RANK.into(), p]).on(to);
+    let arrived = draft.flow(Flow::new("arrived", shape, 1.into(), vec![pushed]));
+    Gathered { shard, all, slices: None, own_rows: false, by_shard: true, arrived, per_word }
 }

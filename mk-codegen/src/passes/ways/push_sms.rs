@@ -10,7 +10,7 @@
 use super::gathered::{Gathered, Slices};
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, Leaf, Operand, RoleKind, Space, Var};
 use crate::passes::{
-    draft::{Draft, read, write},
+    draft::{Draft, Flow, Writer, read, write},
     shape::{
         ranks::peer,
         rows::Rows,
@@ -78,8 +78,8 @@ pub(in crate::passes) fn push(
         region[2].1 = s.depth.into();
         region.insert(0, (q, 1.into()));
     }
-    let each = Some(each);
-    let dst = Access { rank: to.clone(), each: each.clone(), ..write(Operand::Dst, all, region) };
+    let dst =
+        Access { rank: to.clone(), each: Some(each.clone()), ..write(Operand::Dst, all, region) };
     let mut domain = vec![("i", blocks.into()), ("p", pieces.into())];
     let mut order = Vec::new();
     if let Some(s) = slices {
@@ -89,21 +89,12 @@ pub(in crate::passes) fn push(
     }
     let push = draft.family("gather", RoleKind::IntraComm, leaf, domain, order, vec![src, dst]);
     let mut raised = vec![Var::RANK.into(), Var::domain(0).into()];
-    if slices.is_some() {
+    let mut shape = vec![world.into(), blocks.into()];
+    if let Some(s) = slices {
         raised.push(Var::domain(1).into());
+        shape.push(s.count.into());
     }
-    Gathered {
-        shard,
-        all,
-        slices,
-        own_rows: !bulk,
-        by_shard: false,
-        words: blocks,
-        per_word: 1,
-        push,
-        raised,
-        to,
-        each,
-        pieces,
-    }
+    let pushed = Writer::new(push, Operand::Dst, raised).on_each(to, each);
+    let arrived = draft.flow(Flow::new("arrived", shape, pieces.into(), vec![pushed]));
+    Gathered { shard, all, slices, own_rows: !bulk, by_shard: false, arrived, per_word: 1 }
 }

@@ -98,17 +98,11 @@ pub(in crate::passes) fn hand_on(
         Some(q) => Expr::bin(BinOp::And, passed, Expr::from(Var::INNER).equals(q)),
         None => passed,
     };
-    draft.flows.push(Flow {
-        name: "passed",
-        shape: vec![(world - 1).into(), rows.blocks.into(), across.into()],
-        from: vec![
-            Writer::new(adding.family, Operand::C, word(hop.clone()))
-                .on(ring.next(world))
-                .when(Some(hop.clone().lt(world - 1))),
-        ],
-        count: 1.into(),
-        to: vec![
-            Reader::new(adding.family, Operand::AccIn, word((hop - 1).max(0))).when(Some(when)),
-        ],
-    });
+    let shape = vec![(world - 1).into(), rows.blocks.into(), across.into()];
+    let added = Writer::new(adding.family, Operand::C, word(hop.clone()))
+        .on(ring.next(world))
+        .when(Some(hop.clone().lt(world - 1)));
+    let passed = draft.flow(Flow::new("passed", shape, 1.into(), vec![added]));
+    let next = Reader::new(adding.family, Operand::AccIn, word((hop - 1).max(0)));
+    draft.read(passed, next.when(Some(when)));
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::ir::{Access, BufId, Each, Expr, Leaf, Operand, Space, Var};
 use crate::passes::{
-    draft::{Draft, Flow, Reader, TileRows, Writer, read},
+    draft::{Draft, Flow, Source, TileRows, Writer, read},
     shape::{
         rows::Rows,
         tensor::{Tensor, aligned},
@@ -52,27 +52,20 @@ pub(in crate::passes) fn fold(
         each: Some(each),
         ..read(Operand::Src, splits, vec![(Var::EACH.into(), 1.into()), row, columns.clone()])
     };
-    let mut accesses = vec![src];
-    accesses.extend(target.writes(Operand::Dst, &rows, &r, columns));
-    let domain = rows.domain(across);
-    let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
-    let family = draft.family("fold", kind, leaf, domain, vec![], accesses);
     let post = |c: TileRows| {
         let column = draft.plan.families[c.family].domain.len() - 2;
         Writer::new(c.family, operand, vec![c.shard, c.block, Var::domain(column).into()])
     };
     let from = by.into_iter().map(post).collect();
-    draft.flows.push(Flow {
-        name: "split",
-        shape: vec![rows.shards.into(), blocks.into(), across.into()],
-        from,
-        count: split,
-        to: vec![Reader::new(
-            family,
-            Operand::Src,
-            vec![r.shard.clone(), r.block.clone() / per_block, j],
-        )],
-    });
+    let shape = vec![rows.shards.into(), blocks.into(), across.into()];
+    let splits = draft.flow(Flow::new("split", shape, split, from));
+    let word = vec![r.shard.clone(), r.block.clone() / per_block, j];
+    let mut touched = vec![Source::behind(src, splits, word)];
+    let sums = target.writes(Operand::Dst, &rows, &r, columns);
+    touched.extend(sums.into_iter().map(Source::from));
+    let domain = rows.domain(across);
+    let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+    let family = draft.family("fold", kind, leaf, domain, vec![], touched);
     let by = vec![TileRows { family, shard: r.shard, block: r.block }];
     Summands { rows, block: tile, together: 1, by, operand: Operand::Dst }
 }

@@ -10,7 +10,7 @@
 use super::sum::{Adders, Place, Share, Summands, Summed, adders, place, tiles_across, to_peers};
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
 use crate::passes::{
-    draft::{Draft, Flow, Reader, TileRows, Writer, read, write},
+    draft::{Draft, Flow, Source, TileRows, Writer, read, write},
     shape::{
         kernel::Reduce,
         ranks::{block_rows, every_peer},
@@ -50,7 +50,7 @@ pub(in crate::passes) fn sum(
     let here = (r.at.clone(), r.len.clone());
     let each = Each { var: "s".into(), extent: world.into() };
     let src = Access {
-        each: Some(each.clone()),
+        each: Some(each),
         ..read(
             Operand::Src,
             slots,
@@ -63,8 +63,17 @@ pub(in crate::passes) fn sum(
         Expr::Const(0)
     };
     let region = vec![(first + r.at.clone(), r.len.clone()), columns.clone()];
-    let mut accesses = vec![src];
-    accesses.extend(of.makes(region));
+    let post = |c: TileRows| {
+        let column = draft.plan.families[c.family].domain.len() - 1;
+        Writer::new(c.family, operand, vec![Var::RANK.into(), c.block, Var::domain(column).into()])
+            .on(if world > 1 { c.shard } else { Var::RANK.into() })
+    };
+    let from = by.into_iter().map(post).collect();
+    let shape = vec![world.into(), rows.blocks.into(), across.into()];
+    let partial = draft.flow(Flow::new("partial", shape, 1.into(), from));
+    let word = vec![Var::EACH.into(), r.block / per_block, j];
+    let mut touched = vec![Source::behind(src, partial, word)];
+    touched.extend(of.makes(region).into_iter().map(Source::from));
     let all = how == Reduce::All && world > 1;
     let sums = all.then(|| {
         let shape = vec![world.into(), rows.capacity.into(), n.clone()];
@@ -72,23 +81,10 @@ pub(in crate::passes) fn sum(
     });
     if let Some(sums) = sums {
         let theirs = vec![(Var::RANK.into(), 1.into()), here, columns];
-        accesses.push(to_peers(write(Operand::Dst, sums, theirs), world));
+        touched.push(to_peers(write(Operand::Dst, sums, theirs), world).into());
     }
     let (domain, order) = (own.domain(across), adders.order(&own, across));
-    let family = draft.family("reduce", kind, of.leaf(), domain, order, accesses);
-    let post = |c: TileRows| {
-        let column = draft.plan.families[c.family].domain.len() - 1;
-        Writer::new(c.family, operand, vec![Var::RANK.into(), c.block, Var::domain(column).into()])
-            .on(if world > 1 { c.shard } else { Var::RANK.into() })
-    };
-    let block = r.block / per_block;
-    draft.flows.push(Flow {
-        name: "partial",
-        shape: vec![world.into(), rows.blocks.into(), across.into()],
-        from: by.into_iter().map(post).collect(),
-        count: 1.into(),
-        to: vec![Reader::new(family, Operand::Src, vec![Var::EACH.into(), block, j]).each(each)],
-    });
+    let family = draft.family("reduce", kind, of.leaf(), domain, order, touched);
     if let Some(sums) = sums {
         collect(draft, sums, of.result, family, out, &rows, adders);
     }
@@ -144,21 +140,14 @@ fn collect(
     let order = Adders { together: together * per_sum, ..adders }.order(&theirs, copies);
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
     let leaf = Leaf::CopyTile { via, stages: draft.copy_stages };
-    let copy = draft.family("collect", kind, leaf, theirs.domain(copies), order, vec![src, dst]);
     let (rank, peers) = every_peer(world);
     // A word for each thing that is copied, or some blocks of rows of it.
-    draft.flows.push(Flow {
-        name: "summed",
-        shape: vec![world.into(), blocks.into(), copies.into()],
-        from: vec![
-            Writer::new(
-                reduce,
-                Operand::Dst,
-                vec![Var::RANK.into(), Var::domain(0).into(), Expr::from(Var::domain(1)) / tiles],
-            )
-            .on_each(rank, peers),
-        ],
-        count: Expr::Const(tiles).min(Expr::Const(across) - c.clone() * tiles),
-        to: vec![Reader::new(copy, Operand::Src, vec![r.shard, r.block / per_sum, c])],
-    });
+    let word = vec![Var::RANK.into(), Var::domain(0).into(), Expr::from(Var::domain(1)) / tiles];
+    let added = Writer::new(reduce, Operand::Dst, word).on_each(rank, peers);
+    let shape = vec![world.into(), blocks.into(), copies.into()];
+    let count = Expr::Const(tiles).min(Expr::Const(across) - c.clone() * tiles);
+    let summed = draft.flow(Flow::new("summed", shape, count, vec![added]));
+    let touched =
+        vec![Source::behind(src, summed, vec![r.shard, r.block / per_sum, c]), dst.into()];
+    draft.family("collect", kind, leaf, theirs.domain(copies), order, touched);
 }

@@ -52,6 +52,11 @@ impl Attention {
         }
     }
 
+    /// Logarithms of the sums of exponentials, `[rows]`.
+    pub fn logarithms(&self) -> Vec<f32> {
+        self.stat.data.chunks(2).map(|stat| stat[0] + stat[1].ln()).collect()
+    }
+
     /// The result, `[rows, d]`.
     pub fn output(&self) -> Tile {
         let mut out = self.acc.clone();

@@ -1,6 +1,6 @@
 //! Contents of run-time tables: a few fillings that stay in the declared ranges, another for each epoch.
 
-use mk_codegen::ir::{Plan, TableSet, TableSource};
+use mk_codegen::ir::{Entity, Plan, TabId, TableSet, TableSource};
 
 /// Fillings 0 (all greatest) and 1 (least or greatest) come before the random ones.
 const RANDOM: usize = 2;
@@ -12,28 +12,65 @@ pub fn tables(plan: &Plan) -> Vec<Vec<TableSet>> {
         return vec![vec![TableSet::new(plan, |_, _| Vec::new())]];
     }
     let ranks = plan.mesh.size() as usize;
-    let fill = |kind: usize, epoch: u64| {
-        TableSet::new(plan, |rank, id| {
-            use mk_codegen::ir::Entity;
-            let table = &plan.tables[id];
-            let TableSource::Runtime { min, max } = table.source else { return Vec::new() };
-            let n: u32 = table.shape.iter().product();
-            let entry = |i: u32| {
-                let place = [kind as u64, epoch, rank as u64, id.index() as u64, u64::from(i)];
-                let h = place.into_iter().fold(0, |h, x| mix(h ^ x));
-                match kind {
-                    0 => max,
-                    1 if h % 2 == 0 => min,
-                    1 => max,
-                    // A rank that gets little runs as far ahead as the plan lets it.
-                    _ if kind == RANDOM + rank => min,
-                    _ => min + (h % (u64::from(max.abs_diff(min)) + 1)) as i32,
-                }
-            };
-            (0..n).map(entry).collect()
-        })
+    (0..=RANDOM + ranks).map(|kind| (1..=4).map(|e| fill(plan, kind, e)).collect()).collect()
+}
+
+/// One filling for one epoch, which a launch could have.
+fn fill(plan: &Plan, kind: usize, epoch: u64) -> TableSet {
+    let hash = |rank: usize, id: TabId, i: u64| {
+        let place = [kind as u64, epoch, rank as u64, id.index() as u64, i];
+        place.into_iter().fold(0, |h, x| mix(h ^ x))
     };
-    (0..=RANDOM + ranks).map(|kind| (1..=4).map(|e| fill(kind, e)).collect()).collect()
+    let counts = |rank: usize, id: TabId, least: i32| {
+        let table = &plan.tables[id];
+        let TableSource::Runtime { min, max } = table.source else { return Vec::new() };
+        let n: u32 = table.shape.iter().product();
+        let entry = |i: u32| {
+            let h = hash(rank, id, u64::from(i));
+            match kind {
+                0 => max,
+                1 if h % 2 == 0 => min,
+                1 => max,
+                // A rank that gets little runs as far ahead as the plan lets it.
+                _ if kind == RANDOM + rank => min,
+                _ => min + (h % (u64::from(max.abs_diff(min)) + 1)) as i32,
+            }
+        };
+        let mut values: Vec<i32> = (0..n).map(entry).collect();
+        values[0] = values[0].max(least.min(max));
+        into_blocks(plan, id, values)
+    };
+    // Where there are places, some rank has a row.
+    let all = |least: i32| TableSet::new(plan, |rank, id| counts(rank, id, least));
+    let places = plan.tables.values().filter_map(|t| match t.source {
+        TableSource::Places { of } => Some(of),
+        _ => None,
+    });
+    let empty = places.into_iter().any(|of| all(0).filled(plan, of).is_empty());
+    let least = i32::from(empty);
+    let set = all(least);
+    TableSet::new(plan, |rank, id| {
+        let table = &plan.tables[id];
+        let TableSource::Places { of } = table.source else { return counts(rank, id, least) };
+        let rows = set.filled(plan, of);
+        let n: u32 = table.shape.iter().product();
+        let at = |i: u32| hash(rank, id, u64::from(i)) % rows.len();
+        let row = |i: u32| rows.get(at(i)).expect("a row");
+        (0..n / 2).map(row).flat_map(|(rank, row)| [rank, row]).collect()
+    })
+}
+
+/// Counts, of which those come to nothing that the blocks made of them have no room for.
+fn into_blocks(plan: &Plan, counts: TabId, mut values: Vec<i32>) -> Vec<i32> {
+    for table in plan.tables.values() {
+        let TableSource::Blocks { of, rows } = table.source else { continue };
+        let mut free = table.shape[0] as i32;
+        for value in values.iter_mut().filter(|_| of == counts) {
+            *value = (*value).min(free * rows);
+            free -= (*value + rows - 1) / rows;
+        }
+    }
+    values
 }
 
 /// The finaliser of splitmix64.

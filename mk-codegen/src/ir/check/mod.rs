@@ -2,13 +2,18 @@
 //!
 //! A plan that passes can be unrolled without panics; whether it is *correct* is the verifier's question.
 
+mod names;
+mod tables;
+
 use super::{
-    entity::{Entity, FamId},
+    entity::FamId,
     expr::{Expr, Var},
     leaf::{Arity, EPILOGUE_OPERANDS, EpilogueOp, Leaf, gated},
-    plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space, TableSource},
+    plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space},
 };
+use names::RESERVED;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+pub use tables::MAX_ENTRIES;
 use thiserror::Error;
 
 /// A plan that is not well formed: where, and what is wrong.
@@ -20,95 +25,6 @@ pub struct StructureError {
     /// What is wrong, and what would be right.
     pub message: String,
 }
-
-/// What loops are not called: words of expressions, and keywords of the kernel's language, in which they are variables.
-const RESERVED: &[&str] = &[
-    "rank",
-    "epoch",
-    "t",
-    "min",
-    "max",
-    "select",
-    "and",
-    "each",
-    "alignas",
-    "alignof",
-    "asm",
-    "auto",
-    "bitand",
-    "bitor",
-    "bool",
-    "break",
-    "case",
-    "catch",
-    "char",
-    "class",
-    "compl",
-    "const",
-    "consteval",
-    "constexpr",
-    "constinit",
-    "continue",
-    "decltype",
-    "default",
-    "delete",
-    "do",
-    "double",
-    "else",
-    "enum",
-    "explicit",
-    "export",
-    "extern",
-    "false",
-    "float",
-    "for",
-    "friend",
-    "goto",
-    "if",
-    "inline",
-    "int",
-    "long",
-    "mutable",
-    "namespace",
-    "new",
-    "noexcept",
-    "not",
-    "nullptr",
-    "operator",
-    "or",
-    "private",
-    "protected",
-    "public",
-    "register",
-    "requires",
-    "return",
-    "short",
-    "signed",
-    "sizeof",
-    "static",
-    "struct",
-    "switch",
-    "template",
-    "this",
-    "throw",
-    "true",
-    "try",
-    "typedef",
-    "typeid",
-    "typename",
-    "union",
-    "unsigned",
-    "using",
-    "virtual",
-    "void",
-    "volatile",
-    "while",
-    "xor",
-];
-
-/// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
-/// verifier holds several fillings.
-pub const MAX_ENTRIES: u64 = 1 << 24;
 
 struct Checker<'a> {
     plan: &'a Plan,
@@ -189,50 +105,9 @@ impl Checker<'_> {
                 );
             }
         }
+        self.nodes(world);
         let ranks = u64::from(world).clamp(1, mk_abi::device::MAX_RANKS as u64);
-        let mut entries = 0u64;
-        for (id, t) in plan.tables.iter() {
-            let len = t
-                .shape
-                .iter()
-                .try_fold(1usize, |n, x| n.checked_mul(*x as usize))
-                .unwrap_or(usize::MAX);
-            let place = format!("{id} {:?}", t.name);
-            if len > 1 << 24 {
-                self.error(&place, "is larger than 2^24 entries");
-                continue;
-            }
-            let before = entries;
-            entries = entries.saturating_add(len as u64 * ranks);
-            if before <= MAX_ENTRIES && entries > MAX_ENTRIES {
-                self.error(
-                    &place,
-                    format!("has, with the tables before it and on all ranks together, more than {MAX_ENTRIES} entries: make tables smaller, or ranks fewer"),
-                );
-            }
-            match &t.source {
-                TableSource::Const(v) if v.len() != len => {
-                    self.error(&place, format!("has {} values for {len} entries", v.len()));
-                }
-                TableSource::Runtime { min, max } if min > max => {
-                    self.error(&place, "has an empty range")
-                }
-                TableSource::Prefix { of, align } => {
-                    let counts = (of.index() < id.index()).then(|| plan.tables.get(*of)).flatten();
-                    if counts.is_none_or(|c| {
-                        c.shape.len() != 1
-                            || t.shape.len() != 1
-                            || c.shape[0].checked_add(1) != Some(t.shape[0])
-                    }) {
-                        self.error(&place, "must have one more entry than the one-dimensional table before it that it sums");
-                    }
-                    if *align < 1 {
-                        self.error(&place, "must align to at least 1");
-                    }
-                }
-                _ => {}
-            }
-        }
+        self.tables(ranks);
         for (id, b) in plan.buffers.iter() {
             let place = format!("{id} {:?}", b.name);
             b.shape.iter().for_each(|e| {
@@ -264,6 +139,28 @@ impl Checker<'_> {
         let total: u64 = plan.roles.values().map(|r| u64::from(r.ctas)).sum();
         if total == 0 || total > mk_abi::device::MAX_CTAS as u64 {
             self.error("roles", format!("need 1 to {} CTAs together", mk_abi::device::MAX_CTAS));
+        }
+    }
+
+    fn nodes(&mut self, world: u32) {
+        let plan = self.plan;
+        if let Some(nic) = plan.nic {
+            if nic.local.is_some_and(|local| local == 0 || !world.is_multiple_of(local)) {
+                self.error("nic", format!("needs nodes of equally many of the {world} ranks"));
+            }
+            if !(1..=64).contains(&nic.lanes) {
+                self.error("nic", "needs 1 to 64 lanes");
+            }
+        }
+        if plan.nic.is_some_and(|nic| nic.local.is_some()) {
+            return;
+        }
+        let what = "is for the network between nodes: say in a `nic` line how many ranks are in one (`local=`)";
+        for (id, b) in plan.buffers.iter().filter(|(_, b)| b.space == Space::Net) {
+            self.error(format!("{id} {:?}", b.name), what);
+        }
+        for (id, s) in plan.signals.iter().filter(|(_, s)| s.net) {
+            self.error(format!("{id} {:?}", s.name), what);
         }
     }
 
@@ -378,7 +275,8 @@ impl Checker<'_> {
                 );
             }
             let local = a.rank == Expr::Var(Var::RANK);
-            if !local && b.space != Space::Workspace && !b.shared {
+            let sent = b.space == Space::Net && x.leaf == Leaf::NicSend;
+            if !local && b.space != Space::Workspace && !b.shared && !sent {
                 self.error(
                     &place,
                     format!(

@@ -1,0 +1,100 @@
+//! Tables: their size, and what they are derived from.
+
+use super::Checker;
+use crate::ir::{
+    entity::{Entity, TabId},
+    plan::{Table, TableSource},
+};
+
+/// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
+/// verifier holds several fillings.
+pub const MAX_ENTRIES: u64 = 1 << 24;
+
+impl Checker<'_> {
+    /// Checks all tables of a world of so many ranks.
+    pub(super) fn tables(&mut self, ranks: u64) {
+        let mut entries = 0u64;
+        for (id, t) in self.plan.tables.iter() {
+            let sizes = t.shape.iter();
+            let len = sizes.copied().try_fold(1usize, |n, x| n.checked_mul(x as usize));
+            let len = len.unwrap_or(usize::MAX);
+            let place = format!("{id} {:?}", t.name);
+            if len > 1 << 24 {
+                self.error(&place, "is larger than 2^24 entries");
+                continue;
+            }
+            let before = entries;
+            entries = entries.saturating_add(len as u64 * ranks);
+            if before <= MAX_ENTRIES && entries > MAX_ENTRIES {
+                self.error(
+                    &place,
+                    format!("has, with the tables before it and on all ranks together, more than {MAX_ENTRIES} entries: make tables smaller, or ranks fewer"),
+                );
+            }
+            self.source(&place, id, t, len);
+        }
+    }
+
+    /// The table before `id` of this number.
+    fn before(&self, id: TabId, of: TabId) -> Option<&Table> {
+        (of.index() < id.index()).then(|| self.plan.tables.get(of)).flatten()
+    }
+
+    fn source(&mut self, place: &str, id: TabId, t: &Table, len: usize) {
+        match &t.source {
+            TableSource::Const(v) if v.len() != len => {
+                self.error(place, format!("has {} values for {len} entries", v.len()));
+            }
+            TableSource::Const(_) => {}
+            TableSource::Runtime { min, max } if min > max => {
+                self.error(place, "has an empty range")
+            }
+            TableSource::Runtime { .. } => {}
+            TableSource::Prefix { of, align } => {
+                let fits = self.before(id, *of).is_some_and(|counts| {
+                    let [n] = counts.shape[..] else { return false };
+                    n.checked_add(1).is_some_and(|n| t.shape == [n])
+                });
+                if !fits {
+                    self.error(place, "must have one more entry than the one-dimensional table before it that it sums");
+                }
+                if *align < 1 {
+                    self.error(place, "must align to at least 1");
+                }
+            }
+            TableSource::Blocks { of, rows } => self.blocks(place, id, t, (*of, *rows)),
+            TableSource::Places { of } => {
+                let blocks = self.before(id, *of).map(|b| &b.source);
+                if !matches!(blocks, Some(TableSource::Blocks { .. })) {
+                    self.error(place, "must be places in a table of blocks before it");
+                }
+                if t.shape.len() < 2 || t.shape.last() != Some(&2) {
+                    self.error(place, "must be [.., 2]: ranks and rows");
+                }
+            }
+        }
+    }
+
+    fn blocks(&mut self, place: &str, id: TabId, t: &Table, (of, rows): (TabId, i32)) {
+        if !matches!(t.shape[..], [n, 2] if n > 0) {
+            self.error(place, "must be [blocks, 2]: groups and rows");
+        }
+        if rows < 1 {
+            self.error(place, "must have blocks of at least 1 row");
+        }
+        let counts = self.before(id, of).map(|c| (c.shape.len(), &c.source));
+        let Some((1, TableSource::Runtime { min, .. })) = counts else {
+            let what = "must cut the rows of a one-dimensional table before it that comes with each launch";
+            return self.error(place, what);
+        };
+        let least = i64::from((*min).max(0)) + i64::from(rows.max(1)) - 1;
+        let groups = self.before(id, of).map_or(0, |c| i64::from(c.shape[0]));
+        if least / i64::from(rows.max(1)) * groups > t.shape.first().map_or(0, |n| i64::from(*n)) {
+            self.error(place, "has no room for the fewest rows that its groups can have");
+        }
+        let last = t.shape.first().map_or(0, |n| i64::from(*n)) * i64::from(rows.max(1));
+        if last > i64::from(i32::MAX) {
+            self.error(place, "has more rows than fit in 32 bits");
+        }
+    }
+}
