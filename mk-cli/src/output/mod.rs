@@ -1,12 +1,22 @@
 //! Where results go.
 
-use crate::failure::Failure;
+mod file;
+
+pub use file::{make_folder, write_file};
+
+use crate::{failure::Failure, terminal};
+use serde_json::{Value, json};
 use std::fmt::Arguments;
 use std::io::{self, Write};
-use std::path::Path;
 
-/// Writes to stdout.
+/// The version of every object that `--json` prints: one more with each change that a reader could stumble over.
+const SCHEMA: u32 = 1;
+
+/// Writes to stdout, unless that is for an object.
 pub fn print(text: Arguments<'_>) -> Result<(), Failure> {
+    if terminal::mode().json.is_some() {
+        return Ok(());
+    }
     let mut out = io::stdout().lock();
     out.write_fmt(text)?;
     Ok(out.flush()?)
@@ -18,25 +28,45 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Writes a file, whole or not at all: it is renamed into place.
-pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let failed =
-        |error: io::Error| Failure::new(format!("cannot write {}: {error}", path.display()));
-    let name = path.file_name().ok_or_else(|| {
-        Failure::new(format!("cannot write {}: it does not name a file", path.display()))
-    })?;
-    // A pipe or a device is written to, not replaced.
-    if path.metadata().is_ok_and(|m| !m.is_file()) {
-        return std::fs::write(path, bytes).map_err(failed);
+/// [`say!`], unless only the end of it all is asked for.
+macro_rules! detail {
+    ($($part:tt)*) => {
+        match $crate::terminal::mode().quiet {
+            true => Ok(()),
+            false => $crate::output::say!($($part)*),
+        }
+    };
+}
+pub(crate) use detail;
+
+/// Says how it all ended: in colour, where there are colours.
+pub fn verdict(good: bool, text: impl std::fmt::Display) -> Result<(), Failure> {
+    if terminal::mode().json.is_some() {
+        return Ok(());
     }
-    let mut temporary = name.to_os_string();
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(temporary);
-    std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path)).map_err(
-        |error| {
-            // What is left of a failed write is of no use.
-            let _ = std::fs::remove_file(&temporary);
-            failed(error)
-        },
-    )
+    let mut out = anstream::stdout().lock();
+    writeln!(out, "{}", terminal::paint_verdict(good, &text.to_string()))?;
+    Ok(out.flush()?)
+}
+
+/// Writes the one object of a command with `--json`: success, or mistakes, and the report.
+pub fn object(command: &str, done: Result<(), Vec<Value>>, report: Value) -> Result<(), Failure> {
+    let mut value = json!({ "schema": SCHEMA, "command": command, "ok": done.is_ok() });
+    if let Err(list) = done {
+        value["errors"] = list.into();
+    }
+    if let (Some(all), Value::Object(report)) = (value.as_object_mut(), report) {
+        all.extend(report);
+    }
+    let mut out = io::stdout().lock();
+    writeln!(out, "{value:#}")?;
+    Ok(out.flush()?)
+}
+
+/// Writes the report of a command that succeeded, where it is asked for as an object.
+pub fn report(value: impl FnOnce() -> Value) -> Result<(), Failure> {
+    match terminal::mode().json {
+        Some(command) => object(command, Ok(()), value()),
+        None => Ok(()),
+    }
 }
