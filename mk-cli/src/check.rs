@@ -1,9 +1,9 @@
 //! `mk check`.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::Failure,
     options::PipelineArgs,
-    output::{self, detail},
+    output::{self, detail, write_file},
     pipeline::{Loaded, load},
     terminal::{note_on_stderr, say_on_stderr},
 };
@@ -73,6 +73,6 @@ fn report(loaded: &Loaded, proof: &Proof, time: Duration) -> Value {
 
 fn draw(loaded: &Loaded, path: &Path) -> Result<(), Failure> {
     let Err(failure) = valid::verify(&loaded.plan) else { return Ok(()) };
-    std::fs::write(path, valid::timeline(&failure.plan_at(&loaded.plan), &failure))
-        .map_err(|e| Failure::new(Kind::File, format!("cannot write {}: {e}", path.display())))
+    let picture = valid::timeline(&failure.plan_at(&loaded.plan), &failure);
+    write_file(path, picture.as_bytes())
 }

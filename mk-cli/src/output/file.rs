@@ -4,7 +4,8 @@ use crate::failure::{Failure, Kind};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Writes a file, whole or not at all: it is renamed into place. A link stays, and the file that it names is written.
+/// Writes a file, whole or not at all: it is renamed into place, with the permissions of the file that was there. A link stays, and the
+/// file that it names is written.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         Failure::new(Kind::File, format!("cannot write {}: {error}", path.display()))
@@ -14,20 +15,26 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         let what = format!("cannot write {}: it does not name a file", path.display());
         Failure::new(Kind::File, what)
     })?;
+    let before = target.metadata().ok();
     // A pipe or a device is written to, not replaced.
-    if target.metadata().is_ok_and(|m| !m.is_file()) {
+    if before.as_ref().is_some_and(|m| !m.is_file()) {
         return std::fs::write(&target, bytes).map_err(failed);
     }
     let mut temporary = name.to_os_string();
     temporary.push(format!(".{}.tmp", std::process::id()));
     let temporary = target.with_file_name(temporary);
-    std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, &target)).map_err(
-        |error| {
-            // What is left of a failed write is of no use.
-            let _ = std::fs::remove_file(&temporary);
-            failed(error)
-        },
-    )
+    let write = || {
+        std::fs::write(&temporary, bytes)?;
+        if let Some(before) = before {
+            std::fs::set_permissions(&temporary, before.permissions())?;
+        }
+        std::fs::rename(&temporary, &target)
+    };
+    write().map_err(|error| {
+        // What is left of a failed write is of no use.
+        let _ = std::fs::remove_file(&temporary);
+        failed(error)
+    })
 }
 
 /// Most links that are followed, as on Linux.

@@ -3,6 +3,7 @@
 mod command;
 mod errors;
 mod export;
+mod files;
 mod good;
 mod json;
 mod picture;
