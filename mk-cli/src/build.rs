@@ -4,17 +4,21 @@ use crate::{
     emit::emit_with,
     failure::Failure,
     options::PipelineArgs,
-    output::{say, write_file},
+    output::{self, detail, write_file},
     pipeline::load_verified,
     progress::Progress,
 };
 use mk::{
     abi::KernelSource,
     emit::Options,
-    runtime::jit::{self, Compiled, JitOptions},
+    runtime::{
+        Error,
+        jit::{self, Compiled, JitOptions, SassCounts},
+    },
 };
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Options of `mk build`.
 #[derive(clap::Args)]
@@ -30,6 +34,9 @@ pub struct Args {
     /// Compile even if the kernel cache has it
     #[arg(long)]
     no_cache: bool,
+    /// Print all of it as one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Opcodes that tell how a kernel moves and multiplies.
@@ -49,65 +56,112 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let compiled = compile(&kernel, !args.no_cache)?;
     if let Some(path) = &args.output {
         write_file(path, &compiled.cubin)?;
-        say!("{}: {} bytes for {}", path.display(), compiled.cubin.len(), kernel.arch)?;
+        detail!("{}: {} bytes for {}", path.display(), compiled.cubin.len(), kernel.arch)?;
     }
-    report(&kernel, &compiled)
+    let sass = jit::disassemble(&compiled.cubin).map(|text| jit::count_sass(&text));
+    say_all(&kernel, &compiled, &sass)?;
+    output::report(|| report(&kernel, &compiled, &sass, args.output.as_deref()))
 }
 
 /// The CUBIN of a kernel.
 pub fn compile(kernel: &KernelSource, use_cache: bool) -> Result<Compiled, Failure> {
     let _progress = Progress::new("compiling");
     let options = JitOptions { use_cache, ..JitOptions::default() };
-    jit::compile(kernel, &options).map_err(Failure::new)
+    Ok(jit::compile(kernel, &options)?)
 }
 
-fn report(kernel: &KernelSource, compiled: &Compiled) -> Result<(), Failure> {
-    say!("kernel         {} ({}), {} ranks", kernel.name, kernel.arch, kernel.world_size)?;
+fn say_all(
+    kernel: &KernelSource,
+    compiled: &Compiled,
+    sass: &Result<SassCounts, Error>,
+) -> Result<(), Failure> {
+    detail!("kernel         {} ({}), {} ranks", kernel.name, kernel.arch, kernel.world_size)?;
     let roles: Vec<_> = kernel.roles.iter().map(|r| format!("{} {}", r.ctas, r.name)).collect();
-    say!("CTAs           {} ({}) of {} threads", kernel.grid, roles.join(", "), kernel.block)?;
+    detail!("CTAs           {} ({}) of {} threads", kernel.grid, roles.join(", "), kernel.block)?;
     if let Some(entry) = compiled.report.entry(&kernel.entry) {
-        say!("registers      {} a thread at entry", entry.registers)?;
-        say!(
+        detail!("registers      {} a thread at entry", entry.registers)?;
+        detail!(
             "spills         {} bytes stored, {} bytes loaded, {} bytes of stack",
             entry.spill_store_bytes,
             entry.spill_load_bytes,
             entry.stack_bytes
         )?;
-        say!(
+        detail!(
             "shared memory  {} bytes ({} dynamic, {} static)",
             kernel.smem_bytes + entry.smem_static_bytes,
             kernel.smem_bytes,
             entry.smem_static_bytes
         )?;
     }
-    say!(
+    detail!(
         "workspace      {} bytes symmetric, {} bytes scratch a rank",
         kernel.workspace.symmetric_bytes,
         kernel.workspace.scratch_bytes
     )?;
     let from = if compiled.from_cache { " (from the cache; --no-cache compiles)" } else { "" };
-    say!("compile time   {:.1?}{from}", compiled.compile_time)?;
-    let mut warnings = BTreeMap::<_, Vec<_>>::new();
-    for warning in &compiled.report.warnings {
-        warnings.entry(&warning.code).or_default().push(&warning.text);
-    }
-    for (code, texts) in warnings {
+    detail!("compile time   {:.1?}{from}", compiled.compile_time)?;
+    for (code, texts) in warnings(compiled) {
         let more = match texts.len() {
             1 => String::new(),
             n => format!(" (and {} more)", n - 1),
         };
-        say!("warning        {code} {}{more}", texts[0])?;
+        detail!("warning        {code} {}{more}", texts[0])?;
     }
-    match jit::disassemble(&compiled.cubin) {
-        Ok(sass) => {
-            let counts = jit::count_sass(&sass);
+    match sass {
+        Ok(counts) => {
             let total: u32 = counts.iter().map(|(_, n)| n).sum();
             let list: Vec<_> = OPCODES
                 .iter()
                 .map(|(op, what)| format!("{op} {} ({what})", counts.get(op)))
                 .collect();
-            say!("SASS           {total} instructions: {}", list.join(", "))
+            detail!("SASS           {total} instructions: {}", list.join(", "))
         }
-        Err(error) => say!("SASS           not counted: {error}"),
+        Err(error) => detail!("SASS           not counted: {error}"),
     }
+}
+
+/// Texts of the compiler's warnings, by code.
+fn warnings(compiled: &Compiled) -> BTreeMap<&str, Vec<&str>> {
+    let mut warnings = BTreeMap::<_, Vec<_>>::new();
+    for warning in &compiled.report.warnings {
+        warnings.entry(&*warning.code).or_default().push(&*warning.text);
+    }
+    warnings
+}
+
+fn report(
+    kernel: &KernelSource,
+    compiled: &Compiled,
+    sass: &Result<SassCounts, Error>,
+    output: Option<&Path>,
+) -> Value {
+    let entry = compiled.report.entry(&kernel.entry);
+    let roles = kernel.roles.iter().map(|r| json!({ "name": r.name, "ctas": r.ctas }));
+    let sass = sass.as_ref().ok().map(|counts| {
+        let total: u32 = counts.iter().map(|(_, n)| n).sum();
+        let opcodes = counts.iter().map(|(op, n)| (op.to_string(), Value::from(n)));
+        json!({ "instructions": total, "opcodes": opcodes.collect::<serde_json::Map<_, _>>() })
+    });
+    json!({
+        "kernel": kernel.name,
+        "arch": kernel.arch,
+        "ranks": kernel.world_size,
+        "ctas": kernel.grid,
+        "threads": kernel.block,
+        "roles": roles.collect::<Vec<_>>(),
+        "registers": entry.map(|e| e.registers),
+        "spill_store_bytes": entry.map(|e| e.spill_store_bytes),
+        "spill_load_bytes": entry.map(|e| e.spill_load_bytes),
+        "stack_bytes": entry.map(|e| e.stack_bytes),
+        "smem_dynamic_bytes": kernel.smem_bytes,
+        "smem_static_bytes": entry.map(|e| e.smem_static_bytes),
+        "workspace_symmetric_bytes": kernel.workspace.symmetric_bytes,
+        "workspace_scratch_bytes": kernel.workspace.scratch_bytes,
+        "cubin_bytes": compiled.cubin.len(),
+        "compile_s": compiled.compile_time.as_secs_f64(),
+        "from_cache": compiled.from_cache,
+        "warnings": warnings(compiled),
+        "sass": sass,
+        "output": output,
+    })
 }

@@ -3,11 +3,14 @@
 use crate::{
     failure::Failure,
     options::PipelineArgs,
-    output::say,
-    pipeline::{Loaded, load, note_on_stderr, say_on_stderr},
+    output::{self, detail, write_file},
+    pipeline::{Loaded, load},
+    terminal::{note_on_stderr, say_on_stderr},
 };
-use mk::valid;
+use mk::valid::{self, Proof};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Options of `mk check`.
 #[derive(clap::Args)]
@@ -17,6 +20,9 @@ pub struct Args {
     /// Draw the first counterexample, if there is one, into this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Print all of it as one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Prints what was proved. A counterexample is a failure.
@@ -34,14 +40,39 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    let made = if loaded.pipeline.is_some() { "lowered" } else { "read" };
-    say!("{}", proof.to_string().trim_end())?;
-    say!("  {made} in {:.1?}, verified in {time:.1?}", loaded.time)?;
-    say!("OK")
+    detail!("{}", proof.to_string().trim_end())?;
+    detail!("  {} in {:.1?}, verified in {time:.1?}", made(&loaded), loaded.time)?;
+    output::report(|| report(&loaded, &proof, time))?;
+    output::verdict(true, "OK")
+}
+
+fn made(loaded: &Loaded) -> &'static str {
+    if loaded.pipeline.is_some() { "lowered" } else { "read" }
+}
+
+fn report(loaded: &Loaded, proof: &Proof, time: Duration) -> Value {
+    let edges = |list: &[mk::ir::EdgeId]| list.iter().map(|e| e.to_string()).collect::<Vec<_>>();
+    let values = proof.values.as_ref();
+    json!({
+        "plan": proof.plan,
+        "ranks": loaded.plan.mesh.size(),
+        "made": made(loaded),
+        "made_s": loaded.time.as_secs_f64(),
+        "verified_s": time.as_secs_f64(),
+        "tasks": proof.tasks,
+        "accesses": proof.accesses,
+        "epochs": proof.epochs,
+        "period": proof.period,
+        "pairs": proof.pairs,
+        "pairs_by_signals": proof.searched,
+        "waits_used": edges(&proof.waits_used),
+        "waits_unused": edges(&proof.waits_unused),
+        "for_every": values.map(|v| json!({ "dim": v.name, "max": v.max })),
+    })
 }
 
 fn draw(loaded: &Loaded, path: &Path) -> Result<(), Failure> {
     let Err(failure) = valid::verify(&loaded.plan) else { return Ok(()) };
-    std::fs::write(path, valid::timeline(&failure.plan_at(&loaded.plan), &failure))
-        .map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display())))
+    let picture = valid::timeline(&failure.plan_at(&loaded.plan), &failure);
+    write_file(path, picture.as_bytes())
 }

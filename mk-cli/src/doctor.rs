@@ -1,6 +1,9 @@
 //! `mk doctor`.
 
-use crate::{failure::Failure, output::say};
+use crate::{
+    failure::Failure,
+    output::{self, say},
+};
 use mk::runtime::{
     doctor::{Doctor, Gpu, Peer},
     jit::JitOptions,
@@ -12,15 +15,13 @@ use serde_json::{Value, json};
 pub struct Args {
     /// Print all of it as one JSON object
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// A machine that lacks something is no failure: saying so is the command's purpose.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run() -> Result<(), Failure> {
     let doctor = Doctor::examine(&JitOptions::default());
-    if args.json {
-        return say!("{:#}", json(&doctor));
-    }
+    output::report(|| json(&doctor))?;
     say!("{}", doctor.to_string().trim_end())?;
     say!("\n{}", verdict(&doctor))
 }

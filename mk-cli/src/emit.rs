@@ -1,7 +1,7 @@
 //! `mk emit`.
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, Kind},
     options::PipelineArgs,
     output::{print, say, write_file},
     pipeline::{Loaded, load_verified},
@@ -45,9 +45,10 @@ pub fn emit(loaded: &Loaded) -> Result<KernelSource, Failure> {
 pub fn emit_with(loaded: &Loaded, options: Options) -> Result<KernelSource, Failure> {
     mk::emit::emit_with(&loaded.plan, options).map_err(|error| match error {
         mk::emit::EmitError::Unsupported { .. } => Failure::with_help(
+            Kind::Unsupported,
             format!("no kernel can be emitted for this plan: {error}"),
             "it still runs on the CPU executor: `mk run --device cpu`",
         ),
-        other => Failure::new(other),
+        other => other.into(),
     })
 }

@@ -3,18 +3,20 @@
 use crate::{
     failure::Failure,
     options::PipelineArgs,
-    output::{print, say, write_file},
+    output::{self, print, say, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
+    terminal::note_on_stderr,
     tune::model,
 };
 use mk::{
-    build,
+    Bound, Program, build,
     emit::Options,
     runtime::jit::JitOptions,
     trace,
-    tune::{self, Cache, Sources, Subject},
+    tune::{self, Apart, Cache, Explanation, Made, Origin, Sources, Subject, Whole},
 };
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Options of `mk explain`.
@@ -31,6 +33,9 @@ pub struct Args {
     /// Tasks of the critical chain that are printed
     #[arg(long, default_value_t = tune::CHAIN, value_name = "N")]
     chain: usize,
+    /// Print all of it as one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Says what is predicted, and why.
@@ -47,14 +52,78 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let progress = Progress::new("predicting");
     let explained = tune::explain(program, bound, given.ranks, subject, &sources);
     drop(progress);
-    let explained = explained.map_err(Failure::new)?;
-    explained.notes.iter().for_each(pipeline::note_on_stderr);
+    let explained = explained?;
+    explained.notes.iter().for_each(note_on_stderr);
     print(format_args!("{explained}"))?;
-    let Some(path) = &args.svg else { return Ok(()) };
-    let planned = build::plan_with(program, bound, &explained.config, Options { trace: true })
-        .map_err(Failure::new)?;
+    if let Some(path) = &args.svg {
+        let picture = draw(program, bound, &explained)?;
+        write_file(path, picture.as_bytes())?;
+        say!("{}", path.display())?;
+    }
+    output::report(|| report(&explained, args.chain))
+}
+
+/// The predicted timeline.
+fn draw(program: &Program, bound: &Bound, explained: &Explanation) -> Result<String, Failure> {
+    let planned = build::plan_with(program, bound, &explained.config, Options { trace: true })?;
     let timeline = tune::timeline(&planned.plan, &planned.source, &explained.prediction);
-    let picture = timeline.map(|t| trace::svg(&t, None)).unwrap_or_default();
-    write_file(path, picture.as_bytes())?;
-    say!("{}", path.display())
+    Ok(timeline.map(|t| trace::svg(&t, None)).unwrap_or_default())
+}
+
+/// Times are in milliseconds, but those of the prediction, which are in seconds.
+fn report(e: &Explanation, chain: usize) -> Value {
+    let origin = match e.origin {
+        Origin::Given => "given",
+        Origin::Measured => "measured",
+        Origin::Predicted => "predicted",
+        Origin::Default => "default",
+    };
+    let others =
+        e.others.iter().map(|(ms, settings)| json!({ "predicted_ms": ms, "settings": settings }));
+    let mut prediction = serde_json::to_value(&e.prediction).unwrap_or_default();
+    if let Some(list) = prediction["chain"].as_array_mut() {
+        list.truncate(chain);
+    }
+    prediction["shares"] =
+        e.prediction.shares.iter().map(|(what, s)| (what.to_string(), json!(s))).collect();
+    json!({
+        "machine": e.machine,
+        "ranks": e.ranks,
+        "settings": e.settings,
+        "origin": origin,
+        "predicted_ms": e.prediction.ms(),
+        "measured_ms": e.measured_ms,
+        "prediction": prediction,
+        "others": others.collect::<Vec<_>>(),
+        "apart": apart(&e.apart),
+    })
+}
+
+/// The same as one kernel for each operation; null for what is one operation.
+fn apart(apart: &Apart) -> Value {
+    let (parts, verdict) = match apart {
+        Apart::Whole(Whole::Single) => return Value::Null,
+        Apart::Whole(why) => return json!({ "parts": [], "why": why.to_string() }),
+        Apart::NoPart(name) => {
+            return json!({ "parts": [], "why": format!("`{name}` has no kernel by itself") });
+        }
+        Apart::Parts { parts, verdict } => (parts, verdict),
+    };
+    let parts = parts.iter().map(|(name, times)| {
+        json!({
+            "name": name,
+            "predicted_ms": times.predicted_ms,
+            "measured_ms": times.measured_ms,
+        })
+    });
+    json!({
+        "parts": parts.collect::<Vec<_>>(),
+        "together_ms": verdict.apart_ms,
+        "one_kernel_ms": verdict.fused_ms,
+        "taken": match verdict.made {
+            Made::Fused => "one kernel",
+            Made::Apart => "separate kernels",
+        },
+        "why": verdict.why.to_string(),
+    })
 }

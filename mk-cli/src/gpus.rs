@@ -1,6 +1,9 @@
 //! `--gpus`: the GPU of each rank, and what of it a rank's kernel may take.
 
-use crate::{failure::Failure, options::PipelineArgs};
+use crate::{
+    failure::{Failure, Kind},
+    options::PipelineArgs,
+};
 use mk::{
     abi::device::MAX_RANKS,
     function::reserved_sms,
@@ -38,12 +41,20 @@ impl GpuList {
         }
         if n > MAX_RANKS {
             let what = format!("`--gpus` names {n} GPUs, one for each rank");
-            return Err(Failure::with_help(what, format!("there are 1 to {MAX_RANKS} ranks")));
+            return Err(Failure::with_help(
+                Kind::CommandLine,
+                what,
+                format!("there are 1 to {MAX_RANKS} ranks"),
+            ));
         }
         match args.ranks {
             Some(ranks) if ranks as usize != n => {
                 let what = format!("`--ranks {ranks}` differs from `--gpus`, which has {n} ranks");
-                Err(Failure::with_help(what, "leave `--ranks` out, or name a GPU for each rank"))
+                Err(Failure::with_help(
+                    Kind::CommandLine,
+                    what,
+                    "leave `--ranks` out, or name a GPU for each rank",
+                ))
             }
             _ => Ok(PipelineArgs { ranks: Some(n as u32), ..args.clone() }),
         }
@@ -88,10 +99,12 @@ impl Unusable {
     /// With what can be done where there are GPUs, and where there are none.
     fn failure(self, with: &str, without: &str) -> Failure {
         match World::local(1) {
-            Ok(_) => {
-                Failure::with_help(self.why, format!("{with}; `mk doctor` says what there is"))
-            }
-            Err(_) => Failure::with_help(self.why, without),
+            Ok(_) => Failure::with_help(
+                Kind::Machine,
+                self.why,
+                format!("{with}; `mk doctor` says what there is"),
+            ),
+            Err(_) => Failure::with_help(Kind::Machine, self.why, without),
         }
     }
 }
@@ -135,7 +148,11 @@ pub fn describe(world: &World) -> String {
 pub fn fit(config: &mut Config, world: &World, args: &PipelineArgs) -> Result<(), Failure> {
     if args.tuned && world.shares_gpus() {
         let what = "`--tuned` takes settings for ranks with GPUs of their own, and `--gpus` has several ranks on one";
-        return Err(Failure::with_help(what, "leave `--tuned` out: the default settings fit"));
+        return Err(Failure::with_help(
+            Kind::CommandLine,
+            what,
+            "leave `--tuned` out: the default settings fit",
+        ));
     }
     config.reserved_sms = reserved_sms(world, &config.target, 0);
     match config.reserved_sms {
@@ -159,7 +176,7 @@ fn check_split([compute, intra_comm]: [Option<u32>; 2], budget: u32) -> Result<(
     );
     let help =
         format!("give the roles at most {budget} in all, or leave them out: the default fits");
-    Err(Failure::with_help(what, help))
+    Err(Failure::with_help(Kind::CommandLine, what, help))
 }
 
 #[cfg(test)]

@@ -7,9 +7,12 @@ mod build;
 mod check;
 mod doctor;
 mod emit;
+mod environment;
 mod explain;
 mod failure;
 mod gpus;
+mod log;
+mod manual;
 mod options;
 mod output;
 mod pipeline;
@@ -17,18 +20,22 @@ mod plan;
 mod probe;
 mod progress;
 mod run;
+mod source;
+mod terminal;
 mod trace;
 mod tune;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// A plan compiler for fused communication + compute GPU kernels.
 #[derive(Parser)]
-#[command(name = "mk", version, arg_required_else_help = true)]
+#[command(name = "mk", version, arg_required_else_help = true, after_help = environment::help())]
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    terminal: terminal::Args,
 }
 
 #[derive(Subcommand)]
@@ -53,11 +60,49 @@ enum Command {
     Probe(probe::Args),
     /// Measure ways of lowering a pipeline on GPUs, and say which is best
     Tune(tune::Args),
+    /// Print a script that completes this command's options in a shell
+    Completions(manual::Completions),
+    /// Print the manual page, or write one for every command into a folder
+    Man(manual::Man),
+}
+
+impl Command {
+    /// Its name, where its report is to be one object.
+    fn json(&self) -> Option<&'static str> {
+        let (json, name) = match self {
+            Command::Doctor(args) => (args.json, "doctor"),
+            Command::Check(args) => (args.json, "check"),
+            Command::Build(args) => (args.json, "build"),
+            Command::Run(args) => (args.json, "run"),
+            Command::Explain(args) => (args.json, "explain"),
+            _ => return None,
+        };
+        json.then_some(name)
+    }
+}
+
+/// Commands with `--json`.
+const WITH_JSON: [&str; 5] = ["doctor", "check", "build", "run", "explain"];
+
+/// The command of words that are no command line, where its report was to be one object.
+fn asks_for_json(words: &[String]) -> Option<&'static str> {
+    let mut before = words.iter().take_while(|w| *w != "--");
+    let command = before.find_map(|w| WITH_JSON.into_iter().find(|name| w == name))?;
+    before.any(|w| w == "--json").then_some(command)
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::Doctor(args) => doctor::run(&args),
+    let words: Vec<String> =
+        std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
+    terminal::color_from(&words);
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::usage(&error, asks_for_json(&words)),
+    };
+    terminal::set(cli.terminal, cli.command.json());
+    log::begin();
+    let done = match cli.command {
+        Command::Doctor(_) => doctor::run(),
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Emit(args) => emit::run(&args),
@@ -67,6 +112,8 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Tune(args) => tune::run(&args),
+        Command::Completions(args) => manual::completions(&args, Cli::command()),
+        Command::Man(args) => manual::man(&args, Cli::command()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,6 @@
 //! The options that say which plan is meant.
 
+use crate::source::{self, Form};
 use clap::Args;
 use mk::settings::{self, Config, Setting};
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ pub const DEFAULT_RANKS: u32 = 4;
 /// A pipeline, its sizes and how it is compiled.
 #[derive(Args, Clone, Debug)]
 pub struct PipelineArgs {
-    /// A pipeline such as "gather(a) -> gemm(b)", a file x.mk that holds one, or (where no settings are searched) a plan x.plan
+    /// A pipeline such as "gather(a) -> gemm(b)", a file x.mk that holds one, or (where no settings are searched) a plan x.plan or x.json; - is any of them on stdin
     #[arg(value_name = "PIPELINE")]
     pub pipeline: String,
     /// Number for a symbol; overrides the header of an .mk file (repeatable)
@@ -38,7 +39,7 @@ pub struct Words(Vec<(&'static Setting, String)>);
 impl PipelineArgs {
     /// Whether it names a plan, as text or as JSON.
     pub fn is_plan(&self) -> bool {
-        has_extension(&self.pipeline, "plan") || has_extension(&self.pipeline, "json")
+        source::form(&self.pipeline) != Form::Pipeline
     }
 
     /// The settings that are given, in the order of the command line.

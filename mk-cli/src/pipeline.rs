@@ -1,10 +1,12 @@
 //! From the command line to a plan: reads, checks, binds, lowers, verifies.
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, Kind},
     gpus,
     options::{DEFAULT_RANKS, PipelineArgs, has_extension, once},
     progress::Progress,
+    source::{self, Form, STDIN},
+    terminal::note_on_stderr,
 };
 use mk::{
     Bound, Program,
@@ -17,7 +19,6 @@ use mk::{
     tune,
     valid::{self, Proof, Violation},
 };
-use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -41,9 +42,6 @@ pub struct Pipeline {
     pub bound: Bound,
 }
 
-/// Longest file that is read, in bytes.
-const MAX_FILE_BYTES: u64 = 16 << 20;
-
 /// What the PIPELINE argument says, before it is lowered.
 pub enum Opened {
     /// A plan, how long reading took, and the pipeline that it is said to compute.
@@ -57,6 +55,11 @@ pub fn open(args: &PipelineArgs, reference: Option<&str>) -> Result<Opened, Fail
     let begin = Instant::now();
     match (args.is_plan(), reference) {
         (true, None) => Ok(Opened::Plan(Box::new(read_plan(args)?), begin.elapsed(), None)),
+        (true, Some(STDIN)) if args.pipeline == STDIN => Err(Failure::with_help(
+            Kind::CommandLine,
+            "stdin cannot be a plan and its reference",
+            "give one of them as a file",
+        )),
         (true, Some(reference)) => {
             let pipeline = bind(&PipelineArgs { pipeline: reference.into(), ..args.clone() })?;
             let sizes = PipelineArgs { shapes: Vec::new(), dims: Vec::new(), ..args.clone() };
@@ -65,6 +68,7 @@ pub fn open(args: &PipelineArgs, reference: Option<&str>) -> Result<Opened, Fail
         }
         (false, None) => Ok(Opened::Pipeline(Box::new(bind(args)?))),
         (false, Some(_)) => Err(Failure::with_help(
+            Kind::CommandLine,
             "`--reference` says what a plan computes, and a pipeline is its own reference",
             "leave the option out",
         )),
@@ -99,9 +103,9 @@ impl Opened {
             gpus::fit(&mut config, world, args)?;
         }
         let begin = Instant::now();
-        let plan =
-            passes::lower(&pipeline.program, &pipeline.bound, &config).map_err(Failure::new)?;
+        let plan = passes::lower(&pipeline.program, &pipeline.bound, &config)?;
         let time = begin.elapsed();
+        tracing::debug!(plan = plan.name, ?time, ranks = plan.mesh.size(), "lowered");
         Ok(Loaded { plan, pipeline: Some(*pipeline), is_read: false, time })
     }
 }
@@ -124,7 +128,11 @@ impl Loaded {
         let _progress = Progress::new("verifying");
         let begin = Instant::now();
         let failure = match valid::verify(&self.plan) {
-            Ok(proof) => return Ok((proof, begin.elapsed())),
+            Ok(proof) => {
+                let time = begin.elapsed();
+                tracing::debug!(plan = self.plan.name, ?time, "verified");
+                return Ok((proof, time));
+            }
             Err(failure) => failure,
         };
         let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
@@ -135,49 +143,36 @@ impl Loaded {
                     "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones"
                 }
             };
-            Failure::with_help(failure.to_string().trim_end(), help)
+            Failure::refused(Kind::TooLarge, "", &failure, Some(help))
         } else if !self.is_read {
-            Failure::new(format!("internal error, a pass is wrong: {failure}"))
+            Failure::refused(Kind::Internal, "internal error, a pass is wrong: ", &failure, None)
         } else {
-            Failure::new(failure.to_string())
+            Failure::refused(Kind::Refused, "", &failure, None)
         })
     }
-}
-
-/// The text of a file that a person or mk has written; of one that does not end, a device say, no more than such a file may have.
-pub fn read(path: &Path) -> Result<String, Failure> {
-    let failed = |what: String| Failure::new(format!("cannot read {}: {what}", path.display()));
-    let file = std::fs::File::open(path).map_err(|e| failed(e.to_string()))?;
-    let mut bytes = Vec::new();
-    let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);
-    let length = read.map_err(|e| failed(e.to_string()))? as u64;
-    if length > MAX_FILE_BYTES {
-        return Err(failed(format!("it is longer than {} MiB", MAX_FILE_BYTES >> 20)));
-    }
-    let text = String::from_utf8(bytes).map_err(|_| failed("it is not UTF-8 text".into()))?;
-    // Editors of some systems write a byte order mark.
-    Ok(match text.strip_prefix('\u{feff}') {
-        Some(rest) => rest.to_string(),
-        None => text,
-    })
 }
 
 fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
     let path = &args.pipeline;
     if let Some(flag) = args.given().first() {
         return Err(Failure::with_help(
+            Kind::CommandLine,
             format!("{path} is a plan, which has its numbers already: `{flag}` does not apply"),
             "give the pipeline that it was made from, or leave the option out",
         ));
     }
-    let text = read(Path::new(path))?;
-    let plan: Plan = match has_extension(path, "json") {
-        true => Plan::from_json(&text).map_err(|e| Failure::new(format!("{path}: {e}")))?,
-        false => text.parse().map_err(|e| Failure::new(format!("{path}: {e}")))?,
+    let (path, text) = match path.as_str() {
+        STDIN => ("stdin", source::stdin()?.to_string()),
+        path => (path, source::read(Path::new(path))?),
+    };
+    let plan: Plan = match source::form(&args.pipeline) == Form::PlanJson {
+        true => Plan::from_json(&text)
+            .map_err(|e| Failure::new(Kind::Pipeline, format!("{path}: {e}")))?,
+        false => text.parse().map_err(|e| Failure::new(Kind::Pipeline, format!("{path}: {e}")))?,
     };
     plan.check_structure().map_err(|errors| {
         let list: Vec<String> = errors.iter().map(|e| format!("\n  {e}")).collect();
-        Failure::new(format!("{path} is not a well-formed plan:{}", list.concat()))
+        Failure::new(Kind::Pipeline, format!("{path} is not a well-formed plan:{}", list.concat()))
     })?;
     Ok(plan)
 }
@@ -192,20 +187,28 @@ fn looks_like_a_file(text: &str) -> bool {
 pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
     if args.is_plan() {
         return Err(Failure::with_help(
+            Kind::CommandLine,
             format!("{} is a plan, which has its settings already", args.pipeline),
             "give the pipeline that it was made from",
         ));
     }
-    let is_file = has_extension(&args.pipeline, "mk");
-    let text = if is_file { read(Path::new(&args.pipeline))? } else { args.pipeline.clone() };
-    let place = |mistakes: mk::Diagnostics| match is_file {
-        true => mistakes.in_file(&args.pipeline),
-        false => mistakes,
+    let is_stdin = args.pipeline == STDIN;
+    let is_file = is_stdin || has_extension(&args.pipeline, "mk");
+    let text = match is_file {
+        _ if is_stdin => source::stdin()?.to_string(),
+        true => source::read(Path::new(&args.pipeline))?,
+        false => args.pipeline.clone(),
+    };
+    let origin = if is_stdin { "stdin" } else { args.pipeline.as_str() };
+    let mistaken = |mistakes: mk::Diagnostics, more: &str| match is_file {
+        true => Failure::in_text(&mistakes.in_file(origin), origin, more),
+        false => Failure::in_text(&mistakes, "pipeline", more),
     };
     let nothing =
         !is_file && looks_like_a_file(&args.pipeline) && !Path::new(&args.pipeline).exists();
     if nothing {
         return Err(Failure::with_help(
+            Kind::File,
             format!("there is no file `{}`", args.pipeline),
             "give a pipeline, such as 'gather(a) -> gemm(b)', or a file: x.mk is a pipeline, x.plan or x.json a plan",
         ));
@@ -214,14 +217,9 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
         true => "\n\nnote: there is a file of that name; a pipeline is read from files x.mk only",
         false => "",
     };
-    let program = Program::parse(&text)
-        .map_err(|mistakes| Failure::rendered(format!("{}{hint}", place(mistakes))))?;
-    let shapes = once("shape", &args.shapes).map_err(Failure::new)?;
-    let mut dims = if is_file {
-        file::defaults(&text).map_err(|mistakes| Failure::rendered(place(mistakes)))?
-    } else {
-        Default::default()
-    };
+    let program = Program::parse(&text).map_err(|mistakes| mistaken(mistakes, hint))?;
+    let shapes = once("shape", &args.shapes).map_err(usage)?;
+    let mut dims = file::defaults(&text).map_err(|mistakes| mistaken(mistakes, ""))?;
     // A shape on the command line is worth more than a default.
     for name in shapes.keys() {
         for dim in program.tensor(name).map_or(&[][..], |t| &t.ty.dims) {
@@ -230,10 +228,9 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
             }
         }
     }
-    dims.extend(once("dim", &args.dims).map_err(Failure::new)?);
-    let bound = program
-        .bind(&dims, &shapes)
-        .map_err(|mistakes| Failure::rendered(format!("{mistakes}{hint}")))?;
+    dims.extend(once("dim", &args.dims).map_err(usage)?);
+    let bound =
+        program.bind(&dims, &shapes).map_err(|mistakes| Failure::in_numbers(&mistakes, hint))?;
     Ok(Pipeline { program, bound })
 }
 
@@ -247,6 +244,7 @@ pub fn gpu_name() -> String {
 pub fn searched(args: &PipelineArgs) -> Result<bool, Failure> {
     match args.settings().next() {
         Some((setting, value)) if args.tuned => Err(Failure::with_help(
+            Kind::CommandLine,
             format!(
                 "`--tuned` leaves settings to mk, and `--set {}={value}` sets one",
                 setting.name
@@ -274,18 +272,12 @@ pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failur
     Ok(decision.config)
 }
 
-/// Says what does not stop anything.
-pub fn note_on_stderr(note: impl std::fmt::Display) {
-    say_on_stderr(format_args!("note: {note}"));
-}
-
-/// A line, or several, on stderr.
-pub fn say_on_stderr(text: impl std::fmt::Display) {
-    // Without stderr there is nobody left to tell.
-    let _ = writeln!(std::io::stderr(), "{text}");
+/// Options that contradict themselves.
+fn usage(what: String) -> Failure {
+    Failure::new(Kind::CommandLine, what)
 }
 
 /// The world and the settings that the options say.
 pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
-    args.config().map_err(Failure::new)
+    args.config().map_err(usage)
 }

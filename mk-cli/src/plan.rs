@@ -1,6 +1,11 @@
 //! `mk plan`.
 
-use crate::{failure::Failure, options::PipelineArgs, output::say, pipeline::load};
+use crate::{
+    failure::{Failure, Kind},
+    options::PipelineArgs,
+    output::say,
+    pipeline::load,
+};
 use clap::ValueEnum;
 use mk::draw;
 
@@ -32,7 +37,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     match args.format {
         Format::Text => say!("{}", plan.to_string().trim_end()),
         Format::Json => {
-            let json = plan.to_json().map_err(Failure::new)?;
+            let json = plan.to_json().map_err(|e| Failure::new(Kind::Internal, e))?;
             say!("{json}")
         }
         Format::Dot => say!("{}", draw::dot(&plan).trim_end()),

@@ -3,10 +3,10 @@
 use crate::{
     build::compile,
     emit::emit_with,
-    failure::Failure,
+    failure::{Failure, Kind},
     gpus::{GpuList, describe},
     options::PipelineArgs,
-    output::{print, say, write_file},
+    output::{detail, print, say, write_file},
     pipeline::{Loaded, open},
     progress::Progress,
     run::Verdict,
@@ -23,6 +23,7 @@ use mk_harness::{
     Case,
     gpu::{Session, Timing},
 };
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -71,6 +72,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let Device::Cuda = args.device;
     if opened.is_unknown() {
         return Err(Failure::with_help(
+            Kind::CommandLine,
             "a plan does not say what it computes, so that results of GPUs cannot be judged",
             "give the pipeline that it was made from",
         ));
@@ -80,29 +82,32 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let world = args.gpus.world(ranks, without)?;
     let loaded = opened.lower(&options, Some(&world))?;
     let Some(pipeline) = &loaded.pipeline else {
-        return Err(Failure::new("internal error: a pipeline was lowered and is gone"));
+        return Err(Failure::new(
+            Kind::Internal,
+            "internal error: a pipeline was lowered and is gone",
+        ));
     };
     loaded.verify()?;
-    say!("device    cuda: {}", describe(&world))?;
+    detail!("device    cuda: {}", describe(&world))?;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };
     let kernel = emit_with(&loaded, Options { trace: true })?;
     let mut traced = bind(args, &world, case, &kernel)?;
     let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
     let mut verdict = Verdict::new(case);
-    let tolerance = traced.tolerance().map_err(Failure::new)?;
+    let tolerance = traced.tolerance()?;
     for launch in 1..=JUDGED {
-        traced.fill(launch).map_err(Failure::new)?;
-        traced.launch().map_err(Failure::new)?;
-        verdict.norms(&traced.norms().map_err(Failure::new)?, &tolerance)?;
+        traced.fill(launch)?;
+        traced.launch()?;
+        verdict.norms(&traced.norms()?, &tolerance)?;
     }
     match args.cost {
         None => {
-            let timing = traced.time().map_err(Failure::new)?;
+            let timing = traced.time()?;
             time("on", &timing)?;
         }
         Some(rounds) => cost(args, &world, case, &loaded, &mut traced, rounds)?,
     }
-    let trace = traced.trace().map_err(Failure::new)?;
+    let trace = traced.trace()?;
     drop(progress);
     print(format_args!("{}", trace::summary(&trace)))?;
     if let Some(path) = &args.output {
@@ -116,7 +121,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         write_file(path, trace::svg(&trace, predicted.as_ref()).as_bytes())?;
         say!("{}", path.display())?;
     }
-    verdict.finish()
+    verdict.finish(json!({}))
 }
 
 fn bind<'a>(
@@ -129,13 +134,13 @@ fn bind<'a>(
     let limit = Duration::from_millis(args.wait_limit_ms);
     let options =
         InstanceOptions { wait_limit: limit, entry_limit: limit, ..InstanceOptions::default() };
-    Session::bind(world, case, kernel, &compiled, &options, args.seed).map_err(Failure::new)
+    Ok(Session::bind(world, case, kernel, &compiled, &options, args.seed)?)
 }
 
 fn time(what: &str, timing: &Timing) -> Result<(), Failure> {
     let (median, least) = (1e3 * timing.median_ms, 1e3 * timing.least_ms);
     let n = timing.launches;
-    say!("time      tracing {what}: {median:.1} us median, {least:.1} us least of {n} launches")
+    detail!("time      tracing {what}: {median:.1} us median, {least:.1} us least of {n} launches")
 }
 
 /// Times the traced kernel and the plain one in turn. The traced one comes last.
@@ -151,15 +156,15 @@ fn cost(
     let mut plain = bind(args, world, case, &kernel)?;
     let (mut off, mut on) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let timing = plain.time().map_err(Failure::new)?;
+        let timing = plain.time()?;
         time("off", &timing)?;
         off.push(timing.median_ms);
-        let timing = traced.time().map_err(Failure::new)?;
+        let timing = traced.time()?;
         time("on", &timing)?;
         on.push(timing.median_ms);
     }
     let (off, on) = (median(&mut off), median(&mut on));
-    say!(
+    detail!(
         "cost      {:+.2}% ({:.1} us with tracing, {:.1} us without; medians of {rounds} rounds)",
         100.0 * (on / off - 1.0),
         1e3 * on,

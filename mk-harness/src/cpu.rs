@@ -1,8 +1,11 @@
 //! Plans on the CPU executor.
 
-use super::{Case, Dense, Expected, HarnessError, Inputs, Judgement, check_work, judge};
+use super::{
+    Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, check_work, judge, math::round,
+};
+use mk_abi::DType;
 use mk_codegen::{
-    ir::{BufId, Entity, Plan, Space, TabId, TableSource},
+    ir::{BufId, Buffer, Entity, Plan, Space, TabId, TableSource},
     sim::{self, Caller, Options, RunReport, Schedule},
 };
 use mk_function::build::Composition;
@@ -19,12 +22,14 @@ pub struct CpuOptions {
     pub seed: u64,
     /// Launches in a row, each with other inputs.
     pub launches: u32,
+    /// Whether to keep what ranks hold in the last launch.
+    pub keep: bool,
 }
 
 impl Default for CpuOptions {
-    /// Random order, seed 0, 3 launches.
+    /// Random order, seed 0, 3 launches; nothing is kept.
     fn default() -> CpuOptions {
-        CpuOptions { schedule: Schedule::Random, seed: 0, launches: 3 }
+        CpuOptions { schedule: Schedule::Random, seed: 0, launches: 3, keep: false }
     }
 }
 
@@ -46,6 +51,8 @@ pub struct CpuRun {
     pub report: RunReport,
     /// What each rank left, all results together, by launch (from 0) and rank.
     pub judged: Vec<Vec<Judgement>>,
+    /// What ranks held in the last launch, where that is kept: inputs and results.
+    pub held: Vec<Held>,
 }
 
 /// Runs a plan and compares every rank of every launch with the dense reference.
@@ -61,12 +68,13 @@ pub fn run_on_cpu(
     check_work(case, options.launches)?;
     let plan = &at(plan, case);
     let mut user = User::new(case, options);
+    user.keep = Keep::new(plan, options);
     let values = case.program.tensors().iter().map(|t| (t.name.as_str(), t.id)).collect();
     user.meet(plan, &values, case.program.results())?;
     let report = sim::run(plan, &mut user, &options.executor())?;
     match user.failure {
         Some(error) => Err(error),
-        None => Ok(CpuRun { report, judged: user.judged }),
+        None => Ok(CpuRun { report, judged: user.judged, held: user.keep.list }),
     }
 }
 
@@ -125,7 +133,46 @@ struct User<'a> {
     /// What each rank should hold, of the launches that some rank is still in.
     expected: BTreeMap<(i64, ValueId), Awaited>,
     judged: Vec<Vec<Judgement>>,
+    keep: Keep,
     failure: Option<HarnessError>,
+}
+
+/// What is kept of a run.
+#[derive(Default)]
+struct Keep {
+    /// The launch, from 1; none where nothing is kept.
+    launch: Option<i64>,
+    /// Names, types and directions of a plan's tensors.
+    tensors: BTreeMap<BufId, (String, DType, bool)>,
+    list: Vec<Held>,
+}
+
+impl Keep {
+    /// What `options` ask for of a plan.
+    fn new(plan: &Plan, options: &CpuOptions) -> Keep {
+        let ends = plan.buffers.iter().filter(|(_, b)| matches!(b.space, Space::In | Space::Out));
+        let of = |b: &Buffer| (b.name.clone(), b.dtype, b.space == Space::In);
+        Keep {
+            launch: options.keep.then_some(i64::from(options.launches)),
+            tensors: ends.map(|(id, b)| (id, of(b))).collect(),
+            list: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize], values: &[f32]) {
+        let Some((name, dtype, input)) = self.tensors.get(&buffer) else { return };
+        if self.launch != Some(epoch) {
+            return;
+        }
+        self.list.push(Held {
+            name: name.clone(),
+            rank,
+            input: *input,
+            shape: shape.iter().map(|n| *n as u64).collect(),
+            dtype: *dtype,
+            values: values.to_vec(),
+        });
+    }
 }
 
 impl<'a> User<'a> {
@@ -137,6 +184,7 @@ impl<'a> User<'a> {
             between: BTreeMap::new(),
             expected: BTreeMap::new(),
             judged: vec![vec![Judgement::default(); case.ranks]; options.launches as usize],
+            keep: Keep::default(),
             failure: None,
         }
     }
@@ -215,7 +263,9 @@ impl Caller for User<'_> {
             return self.between.get(&(epoch, rank, *value)).cloned().unwrap_or_default();
         };
         let values = self.inputs.values(epoch as u64, tensor, rank, 0);
-        values.take(shape.iter().product()).map(|x| x as f32).collect()
+        let values: Vec<f32> = values.take(shape.iter().product()).map(|x| x as f32).collect();
+        self.keep.take(epoch, rank, buffer, shape, &values);
+        values
     }
 
     fn table(&mut self, _: i64, _: usize, _: TabId) -> Vec<i32> {
@@ -225,6 +275,7 @@ impl Caller for User<'_> {
 
     fn output(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize], values: &[f32]) {
         let Some(result) = self.results.get(&buffer).copied() else { return };
+        self.keep.take(epoch, rank, buffer, shape, values);
         let program = self.inputs.case().program;
         if program.nodes().iter().any(|n| n.inputs.contains(&result)) {
             self.between.insert((epoch, rank, result), values.to_vec());
@@ -239,49 +290,81 @@ impl Caller for User<'_> {
 }
 
 /// Runs a plan of which the pipeline is not known, once under the schedule and once under another one, with other random
-/// choices. Returns how many elements of the results are not finite, and how many differ in a bit.
+/// choices.
 ///
 /// # Errors
 /// [`HarnessError::Unsupported`] for a plan with run-time tables; [`HarnessError::Sim`].
-pub fn repeat_on_cpu(
-    plan: &Plan,
-    options: &CpuOptions,
-) -> Result<(RunReport, usize, usize), HarnessError> {
+pub fn repeat_on_cpu(plan: &Plan, options: &CpuOptions) -> Result<Repeated, HarnessError> {
     if plan.tables.values().any(|t| matches!(t.source, TableSource::Runtime { .. })) {
         return Err(HarnessError::unsupported(
             "a plan with run-time tables, which its caller makes",
         ));
     }
-    let (report, first) = record(plan, options.seed, &options.executor())?;
+    let (report, first, held) = record(plan, options, &options.executor())?;
     let schedule = match options.schedule {
         Schedule::Reversed => Schedule::Random,
         _ => Schedule::Reversed,
     };
     let other = Options { schedule, seed: options.seed.wrapping_add(1), ..options.executor() };
-    let (_, second) = record(plan, options.seed, &other)?;
+    let (_, second, _) = record(plan, &CpuOptions { keep: false, ..*options }, &other)?;
     let nonfinite = first.values().flatten().filter(|x| !x.is_finite()).count();
     let pairs = first.values().flatten().zip(second.values().flatten());
     let differ = pairs.filter(|(x, y)| x.to_bits() != y.to_bits()).count();
-    Ok((report, nonfinite, differ))
+    Ok(Repeated { report, nonfinite, differ, held })
+}
+
+/// Two runs of a plan in different orders.
+#[derive(Clone, Debug)]
+pub struct Repeated {
+    /// What the executor did in the first.
+    pub report: RunReport,
+    /// Elements of the first one's results that are not finite.
+    pub nonfinite: usize,
+    /// Elements that differ in a bit.
+    pub differ: usize,
+    /// What ranks held in the last launch of the first, where that is kept: inputs and results.
+    pub held: Vec<Held>,
 }
 
 type Outputs = BTreeMap<(i64, usize, BufId), Vec<f32>>;
 
-/// Runs with inputs that follow from `seed`, and keeps all outputs.
-fn record(plan: &Plan, seed: u64, options: &Options) -> Result<(RunReport, Outputs), HarnessError> {
-    let mut outputs = Outputs::new();
-    let mut caller = sim::Callbacks {
-        input: |epoch: i64, rank: usize, buffer: BufId, shape: &[usize]| {
-            let place = (epoch as u64) << 32 | (rank as u64) << 16 | buffer.index() as u64;
-            let seed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(place);
-            let n: usize = shape.iter().product();
-            (0..n as u64).map(|i| random_value(seed, i, 1.0)).collect()
-        },
-        table: |_: i64, _: usize, _: TabId| Vec::new(),
-        output: |epoch: i64, rank: usize, buffer: BufId, _: &[usize], values: &[f32]| {
-            outputs.insert((epoch, rank, buffer), values.to_vec());
-        },
-    };
-    let report = sim::run(plan, &mut caller, options)?;
-    Ok((report, outputs))
+/// Runs with inputs that follow from the seed of `run`, and keeps all outputs; what is asked for in full.
+fn record(
+    plan: &Plan,
+    run: &CpuOptions,
+    options: &Options,
+) -> Result<(RunReport, Outputs, Vec<Held>), HarnessError> {
+    let mut recorder =
+        Recorder { seed: run.seed, outputs: Outputs::new(), keep: Keep::new(plan, run) };
+    let report = sim::run(plan, &mut recorder, options)?;
+    Ok((report, recorder.outputs, recorder.keep.list))
+}
+
+/// The caller of a plan of which the pipeline is not known.
+struct Recorder {
+    seed: u64,
+    outputs: Outputs,
+    keep: Keep,
+}
+
+impl Caller for Recorder {
+    fn input(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize]) -> Vec<f32> {
+        let place = (epoch as u64) << 32 | (rank as u64) << 16 | buffer.index() as u64;
+        let seed = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(place);
+        let n: usize = shape.iter().product();
+        let dtype = self.keep.tensors.get(&buffer).map_or(DType::F32, |t| t.1);
+        let values = (0..n as u64).map(|i| f64::from(random_value(seed, i, 1.0)));
+        let values: Vec<f32> = values.map(|x| round(dtype, x) as f32).collect();
+        self.keep.take(epoch, rank, buffer, shape, &values);
+        values
+    }
+
+    fn table(&mut self, _: i64, _: usize, _: TabId) -> Vec<i32> {
+        Vec::new()
+    }
+
+    fn output(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize], values: &[f32]) {
+        self.keep.take(epoch, rank, buffer, shape, values);
+        self.outputs.insert((epoch, rank, buffer), values.to_vec());
+    }
 }

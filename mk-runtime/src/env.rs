@@ -1,17 +1,25 @@
-//! Every environment variable that this crate reads.
-//!
-//! | variable | meaning |
-//! | --- | --- |
-//! | `MK_NVRTC_DIR` | directory that holds `libnvrtc.so.13` |
-//! | `MK_CACHE_DIR` | directory of the kernel cache |
-//! | `XDG_CACHE_HOME`, `HOME` | where the kernel cache goes when `MK_CACHE_DIR` is not set |
-//! | `LD_LIBRARY_PATH`, `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH` | where NVRTC is searched |
-//! | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | this process in a world of processes; set by torchrun |
-//! | `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT` | which run it belongs to; nothing connects to that port |
-//! | `CUDA_LAUNCH_BLOCKING` | refused: ranks wait for each other inside their kernels |
+//! Every environment variable that this crate reads: [`VARIABLES`].
 
 use crate::Error;
 use std::path::PathBuf;
+
+/// Every environment variable that mk reads, and its meaning: what `mk --help` lists.
+pub const VARIABLES: &[(&str, &str)] = &[
+    ("MK_NVRTC_DIR", "directory that holds libnvrtc.so.13"),
+    ("MK_CACHE_DIR", "directory of compiled kernels and tuning results"),
+    (
+        "XDG_CACHE_HOME, HOME",
+        "where they are kept if MK_CACHE_DIR is not set: in mk, or in .cache/mk",
+    ),
+    ("CUDA_HOME, CUDA_PATH", "CUDA toolkits in which NVRTC and nvdisasm are searched"),
+    ("VIRTUAL_ENV, CONDA_PREFIX", "Python environments in which they are searched"),
+    ("LD_LIBRARY_PATH, PATH", "where NVRTC, and where nvdisasm, is searched after that"),
+    ("RANK, WORLD_SIZE", "this process in a world of processes; set by torchrun"),
+    ("LOCAL_RANK, LOCAL_WORLD_SIZE", "the same on this host"),
+    ("MASTER_ADDR, MASTER_PORT", "which run it belongs to; nothing connects to that port"),
+    ("TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT", "the same"),
+    ("CUDA_LAUNCH_BLOCKING", "refused: ranks wait for each other inside their kernels"),
+];
 
 fn path(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)

@@ -21,6 +21,7 @@ pub mod probe;
 pub mod reference;
 pub mod world;
 
+pub use env::VARIABLES;
 pub use error::{Error, Fault, FaultCause};
 pub use gpu::{DeviceTensor, Event, Graph, Stream, StreamRef, TensorRef};
 pub use launch::{Instance, InstanceOptions, RankTensors};

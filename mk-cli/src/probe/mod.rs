@@ -3,11 +3,12 @@
 mod table;
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, Kind},
     gpus::gpus,
     output::{print, say, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
+    terminal::say_on_stderr,
     tune::{list, measured, model},
 };
 use mk::{
@@ -70,7 +71,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         // Figures of the model go to stdout where no file is named.
         match args.output.is_some() || args.install {
             true => say!("{}", Tables(&figures))?,
-            false => pipeline::say_on_stderr(Tables(&figures)),
+            false => say_on_stderr(Tables(&figures)),
         }
         raw = Some(figures);
         samples = measure(args)?;
@@ -81,12 +82,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let every = usize::from(args.every);
         for (line, config, ms) in measured(path)?.into_iter().step_by(every) {
             let Pipeline { program, bound } = pipeline::bind(&line)?;
-            let plan = passes::lower(&program, &bound, &config).map_err(Failure::new)?;
+            let plan = passes::lower(&program, &bound, &config)?;
             samples.push(Sample { plan, seconds: ms / 1e3 });
         }
     }
     if samples.is_empty() {
         return Err(Failure::with_help(
+            Kind::CommandLine,
             "there is no measured plan to fit figures to",
             "measure some: `mk tune --json FILE`, without `--device model`",
         ));
@@ -105,8 +107,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     );
     if args.install {
         let cache = tune::Cache::new(&JitOptions::default())
-            .ok_or_else(|| Failure::new("there is no cache directory"))?;
-        let path = cache.store_model(&fitted).map_err(Failure::new)?;
+            .ok_or_else(|| Failure::new(Kind::Machine, "there is no cache directory"))?;
+        let path = cache.store_model(&fitted).map_err(|e| Failure::new(Kind::File, e))?;
         say!("{}: {words}", path.display())?;
     }
     match &args.output {
@@ -136,7 +138,12 @@ const WITHOUT: &str =
 fn measure_raw(args: &Args) -> Result<RawFigures, Failure> {
     let world = gpus(args.ranks, WITHOUT)?;
     let _progress = Progress::new("measuring links, memory, flags, launches and tensor cores");
-    tune::measure_raw(&world, &JitOptions::default(), args.raw_rounds).map_err(Failure::new)
+    Ok(tune::measure_raw(&world, &JitOptions::default(), args.raw_rounds)?)
+}
+
+/// A line of mk's own that does not read.
+fn internal(what: String) -> Failure {
+    Failure::new(Kind::Internal, format!("internal error in the list of plans: {what}"))
 }
 
 fn measure(args: &Args) -> Result<Vec<Sample>, Failure> {
@@ -145,19 +152,18 @@ fn measure(args: &Args) -> Result<Vec<Sample>, Failure> {
     let limits = Limits { finalists: 1, final_rounds: 5, ..Limits::default() };
     for text in tune::probe_list(args.ranks) {
         let line =
-            list::parse(&text).map_err(Failure::new)?.ok_or_else(|| Failure::new("no line"))?;
+            list::parse(&text).map_err(internal)?.ok_or_else(|| internal("no line".into()))?;
         let Pipeline { program, bound } = pipeline::bind(&line.pipeline)?;
         let ranks = pipeline::config(&line.pipeline)?.ranks;
-        let only = crate::options::once("try", &line.tries).map_err(Failure::new)?;
+        let only = crate::options::once("try", &line.tries).map_err(internal)?;
         let configs = tune::candidates(&program, &bound, ranks, &only);
         let _progress = Progress::new(format!("measuring {text}"));
         let world = if ranks == 1 { &alone } else { &all };
         let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
-        let trials = gpu::measure(world, case, &configs, &JitOptions::default(), &limits, 0)
-            .map_err(Failure::new)?;
+        let trials = gpu::measure(world, case, &configs, &JitOptions::default(), &limits, 0)?;
         for trial in trials {
             let Some(ms) = trial.ms() else { continue };
-            let plan = passes::lower(&program, &bound, &trial.config).map_err(Failure::new)?;
+            let plan = passes::lower(&program, &bound, &trial.config)?;
             samples.push(Sample { plan, seconds: f64::from(ms) / 1e3 });
         }
     }

@@ -4,20 +4,27 @@ use super::{
     Args,
     verdict::{Verdict, launches},
 };
-use crate::{failure::Failure, output::say, pipeline::Loaded, progress::Progress};
+use crate::{
+    failure::{Failure, Kind},
+    output::{self, detail},
+    pipeline::Loaded,
+    progress::Progress,
+};
 use mk::{
     ir::Plan,
     sim::{RunReport, Schedule},
 };
 use mk_harness::{Case, CpuOptions, HarnessError, check_work, repeat_on_cpu, run_on_cpu};
+use serde_json::{Value, json};
 
 pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     let schedule = args.schedule.unwrap_or(Schedule::Random);
-    let options = CpuOptions { schedule, seed: args.seed, launches: args.launches };
+    let (seed, launches, keep) = (args.seed, args.launches, args.out.is_some());
+    let options = CpuOptions { schedule, seed, launches, keep };
     let plan = &loaded.plan;
     let Some(pipeline) = &loaded.pipeline else {
         loaded.verify()?;
-        return without_reference(plan, &options);
+        return without_reference(args, plan, &options);
     };
     let ranks = plan.mesh.size() as usize;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks };
@@ -27,34 +34,66 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
         let _progress = Progress::new(format!("running {ranks} ranks on the CPU"));
         run_on_cpu(case, plan, &options).map_err(failure)?
     };
-    say!("plan      {:?}, verified", plan.name)?;
-    say!("schedule  {schedule}, seed {}: {}", args.seed, figures(&run.report))?;
+    said(plan, &options, &run.report)?;
     let mut verdict = Verdict::new(case);
     for judged in &run.judged {
         verdict.launch(judged)?;
     }
-    verdict.finish()
+    let files = args.export(run.held.into_iter().map(Ok))?;
+    verdict.finish(report(plan, &options, &run.report, files))
+}
+
+fn said(plan: &Plan, options: &CpuOptions, ran: &RunReport) -> Result<(), Failure> {
+    detail!("plan      {:?}, verified", plan.name)?;
+    detail!("schedule  {}, seed {}: {}", options.schedule, options.seed, figures(ran))
+}
+
+fn report(plan: &Plan, options: &CpuOptions, ran: &RunReport, files: Vec<Value>) -> Value {
+    json!({
+        "device": "cpu",
+        "plan": plan.name,
+        "ranks": plan.mesh.size(),
+        "seed": options.seed,
+        "schedule": options.schedule.to_string(),
+        "tasks": ran.tasks,
+        "steps": ran.steps,
+        "out": files,
+    })
 }
 
 /// A plan by itself does not say what it computes, so that nothing says whether the numbers are right; two runs in different orders must at
 /// least agree.
-fn without_reference(plan: &Plan, options: &CpuOptions) -> Result<(), Failure> {
-    let (report, nonfinite, differ) = {
+fn without_reference(args: &Args, plan: &Plan, options: &CpuOptions) -> Result<(), Failure> {
+    let run = {
         let _progress = Progress::new("running the plan twice on the CPU");
         repeat_on_cpu(plan, options).map_err(failure)?
     };
-    say!("plan      {:?}, verified", plan.name)?;
-    say!("schedule  {}, seed {}: {}", options.schedule, options.seed, figures(&report))?;
-    say!("no reference is known (`--reference PIPELINE` names one): run again in another order")?;
+    said(plan, options, &run.report)?;
+    detail!(
+        "no reference is known (`--reference PIPELINE` names one): run again in another order"
+    )?;
     let figures = launches(options.launches as usize, plan.mesh.size() as usize);
-    if nonfinite == 0 && differ == 0 {
-        return say!(
-            "RAN (no reference): {figures}, all results finite, the same bits in both orders; \
-             whether the numbers are right is not known"
+    let files = args.export(run.held.into_iter().map(Ok))?;
+    let mut report = report(plan, options, &run.report, files);
+    report["not_finite"] = run.nonfinite.into();
+    report["differ"] = run.differ.into();
+    if run.nonfinite == 0 && run.differ == 0 {
+        report["verdict"] = "RAN".into();
+        output::report(|| report)?;
+        return output::verdict(
+            true,
+            format_args!(
+                "RAN (no reference): {figures}, all results finite, the same bits in both orders; \
+                 whether the numbers are right is not known"
+            ),
         );
     }
-    say!("FAIL: {figures}, {nonfinite} elements not finite, {differ} differ between the orders")?;
-    Err(Failure::new("the results are wrong, or depend on the order"))
+    report["verdict"] = "FAIL".into();
+    let (bad, differ) = (run.nonfinite, run.differ);
+    let text = format!("{bad} elements not finite, {differ} differ between the orders");
+    output::verdict(false, format_args!("FAIL: {figures}, {text}"))?;
+    let what = "the results are wrong, or depend on the order";
+    Err(Failure::new(Kind::Wrong, what).with_report(report))
 }
 
 fn figures(report: &RunReport) -> String {
@@ -68,10 +107,11 @@ fn failure(error: HarnessError) -> Failure {
     match &error {
         HarnessError::TooLarge { .. } | HarnessError::Sim(mk::sim::SimError::TooLarge { .. }) => {
             Failure::with_help(
+                Kind::TooLarge,
                 error,
                 "use smaller numbers (`--dim`, `--shape`) or fewer `--launches`, or run on GPUs",
             )
         }
-        _ => Failure::new(error),
+        _ => error.into(),
     }
 }

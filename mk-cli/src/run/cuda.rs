@@ -2,10 +2,16 @@
 
 use super::{Args, verdict::Verdict};
 use crate::{
-    build::compile, emit::emit, failure::Failure, output::say, pipeline::Loaded, progress::Progress,
+    build::compile,
+    emit::emit,
+    failure::{Failure, Kind},
+    output::detail,
+    pipeline::Loaded,
+    progress::Progress,
 };
 use mk::runtime::{InstanceOptions, World};
 use mk_harness::{Case, gpu::Session};
+use serde_json::json;
 use std::time::Duration;
 
 /// Rows of each result of which every element is judged, in f64.
@@ -15,6 +21,7 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     loaded.verify()?;
     let Some(pipeline) = &loaded.pipeline else {
         return Err(Failure::with_help(
+            Kind::CommandLine,
             "a plan does not say what it computes",
             "say it by `--reference PIPELINE`",
         ));
@@ -22,38 +29,53 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     let kernel = emit(&loaded)?;
     let compiled = compile(&kernel, true)?;
     let from = if compiled.from_cache { "from the cache" } else { "compiled" };
-    say!("plan      {:?}, verified; {from} in {:.1?}", kernel.name, compiled.compile_time)?;
+    detail!("plan      {:?}, verified; {from} in {:.1?}", kernel.name, compiled.compile_time)?;
     let ranks = world.size() as usize;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks };
     let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
     let mut session =
-        Session::bind(world, case, &kernel, &compiled, &instance_options(args), args.seed)
-            .map_err(Failure::new)?;
+        Session::bind(world, case, &kernel, &compiled, &instance_options(args), args.seed)?;
     let mut verdict = Verdict::new(case);
-    let tolerance = session.tolerance().map_err(Failure::new)?;
+    let tolerance = session.tolerance()?;
     for launch in 1..=args.launches {
-        session.fill(launch.into()).map_err(Failure::new)?;
+        session.fill(launch.into())?;
         // The first launch is a plain one: only what is warm is captured.
         if args.gpu.graph && launch == 2 {
-            session.capture().map_err(Failure::new)?;
+            session.capture()?;
         }
-        session.launch().map_err(Failure::new)?;
-        verdict.norms(&session.norms().map_err(Failure::new)?, &tolerance)?;
+        session.launch()?;
+        verdict.norms(&session.norms()?, &tolerance)?;
         if launch == 1 || launch == args.launches {
             let rows = session.sampled_rows(launch.into(), SAMPLED_ROWS);
-            verdict.rows(rows.map_err(Failure::new)?)?;
+            verdict.rows(rows?)?;
         }
     }
+    let files = match &args.out {
+        None => Vec::new(),
+        Some(_) => args.export(session.held().map(|held| Ok(held?)))?,
+    };
     let timing = match args.gpu.time {
-        true => Some(session.time().map_err(Failure::new)?),
+        true => Some(session.time()?),
         false => None,
     };
     drop(progress);
-    if let Some(t) = timing {
+    if let Some(t) = &timing {
         let (median, least) = (1e3 * t.median_ms, 1e3 * t.least_ms);
-        say!("time      {median:.1} us median, {least:.1} us least of {} launches", t.launches)?;
+        detail!("time      {median:.1} us median, {least:.1} us least of {} launches", t.launches)?;
     }
-    verdict.finish()
+    verdict.finish(json!({
+        "device": "cuda",
+        "plan": kernel.name,
+        "ranks": ranks,
+        "seed": args.seed,
+        "from_cache": compiled.from_cache,
+        "time": timing.map(|t| json!({
+            "median_ms": t.median_ms,
+            "least_ms": t.least_ms,
+            "launches": t.launches,
+        })),
+        "out": files,
+    }))
 }
 
 fn instance_options(args: &Args) -> InstanceOptions {

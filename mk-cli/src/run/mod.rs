@@ -2,19 +2,23 @@
 
 mod cpu;
 mod cuda;
+mod npy;
 mod verdict;
 
 pub use verdict::Verdict;
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, Kind},
     gpus::{GpuList, Unusable, describe, share_one},
     options::PipelineArgs,
-    output::say,
+    output::detail,
     pipeline::{Opened, open},
 };
 use clap::ValueEnum;
 use mk::{runtime::World, sim::Schedule};
+use mk_harness::Held;
+use serde_json::Value;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Options of `mk run`.
@@ -37,8 +41,33 @@ pub struct Args {
     /// Launches in a row, each with other inputs
     #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     launches: u32,
+    /// Write what every rank holds after the last launch into this folder, as NAME.rankR.npy, and its inputs into `inputs`;
+    /// bf16 as float32, which holds it exactly
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print all of it as one JSON object
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     gpu: GpuArgs,
+}
+
+impl Args {
+    /// Writes tensors where `--out` says, and lists them for `--json`.
+    fn export(
+        &self,
+        tensors: impl Iterator<Item = Result<Held, Failure>>,
+    ) -> Result<Vec<Value>, Failure> {
+        let Some(dir) = &self.out else { return Ok(Vec::new()) };
+        let files = npy::write(dir, tensors)?;
+        let results = files.iter().filter(|f| f["input"] == false).count();
+        detail!(
+            "out       {}: {results} results, {} inputs",
+            dir.display(),
+            files.len() - results
+        )?;
+        Ok(files)
+    }
 }
 
 /// What only GPUs have.
@@ -93,7 +122,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     match choose(args, &opened, ranks)? {
         Choice::Cuda(world) => {
             let loaded = opened.lower(&pipeline, Some(&world))?;
-            say!("device    cuda: {}", describe(&world))?;
+            detail!("device    cuda: {}", describe(&world))?;
             cuda::run(args, loaded, &world)
         }
         Choice::Cpu(why) => {
@@ -105,11 +134,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                     Some(other) => other,
                 };
                 let what = format!("`{option}` needs GPUs, and {why}");
-                return Err(Failure::with_help(what, "leave the option out"));
+                return Err(Failure::with_help(Kind::CommandLine, what, "leave the option out"));
             }
             let loaded = opened.lower(&pipeline, None)?;
             let why = why.map_or_else(String::new, |why| format!(": {why}"));
-            say!("device    cpu, {ranks} ranks on the CPU executor{why}")?;
+            detail!("device    cpu, {ranks} ranks on the CPU executor{why}")?;
             cpu::run(args, &loaded)
         }
     }
@@ -131,12 +160,14 @@ fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
         Device::Cuda => {
             if opened.is_unknown() {
                 return Err(Failure::with_help(
+                    Kind::CommandLine,
                     "a plan does not say what it computes, so that results of GPUs cannot be judged",
                     "say what it computes by `--reference PIPELINE`, or use `--device cpu`",
                 ));
             }
             if let Some(schedule) = args.schedule {
                 return Err(Failure::with_help(
+                    Kind::CommandLine,
                     format!(
                         "`--schedule {schedule}` orders the steps of the CPU executor; GPUs order theirs"
                     ),
@@ -166,7 +197,7 @@ fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
                 false => format!("; {}", share_one(ranks)),
             };
             let help = format!("use `--device cpu`{share}; `mk doctor` says what there is");
-            Err(Failure::with_help(why, help))
+            Err(Failure::with_help(Kind::Machine, why, help))
         }
     }
 }

@@ -1,7 +1,11 @@
 //! Errors in words, and what they come to.
 
-use crate::{failure::Failure, output::say};
+use crate::{
+    failure::{Failure, Kind},
+    output::{self, detail},
+};
 use mk_harness::{Case, Judgement, Layout, Norms, Tolerance};
+use serde_json::{Value, json};
 
 /// Prints each launch, and remembers the worst.
 pub struct Verdict<'a> {
@@ -15,6 +19,8 @@ pub struct Verdict<'a> {
     tolerance: Option<Tolerance>,
     /// The first result that does not pass.
     wrong: Option<String>,
+    /// Each launch on each rank, for `--json`.
+    rows: Vec<Value>,
 }
 
 impl<'a> Verdict<'a> {
@@ -28,6 +34,7 @@ impl<'a> Verdict<'a> {
             unknown: 0,
             tolerance: None,
             wrong: None,
+            rows: Vec::new(),
         }
     }
 
@@ -67,14 +74,21 @@ impl<'a> Verdict<'a> {
     fn rank(&mut self, rank: usize, norms: &Norms, text: &str, right: bool) -> Result<(), Failure> {
         let place = format!("launch {}, rank {rank}", self.launches);
         if !self.owns(rank) {
-            return say!("{place}: holds no part of the result");
+            return detail!("{place}: holds no part of the result");
         }
+        self.rows.push(json!({
+            "launch": self.launches,
+            "rank": rank,
+            "error": norms.global,
+            "worst_tile": norms.worst_tile,
+            "passes": right,
+        }));
         self.global = self.global.max(norms.global);
         self.tile = self.tile.max(norms.worst_tile);
         if !right {
             self.wrong.get_or_insert(format!("{place}: {text}"));
         }
-        say!("{place}: {text}")
+        detail!("{place}: {text}")
     }
 
     /// Takes some rows of the launch, by rank, of which every element was judged.
@@ -82,15 +96,15 @@ impl<'a> Verdict<'a> {
         let all = judged.into_iter().fold(Judgement::default(), Judgement::and);
         let place = format!("launch {}, sampled rows against f64", self.launches);
         self.unknown += all.unknown;
-        say!("{place}: {all}")?;
+        detail!("{place}: {all}")?;
         if !all.passes() {
             self.wrong.get_or_insert(format!("{place}: {all}"));
         }
         Ok(())
     }
 
-    /// PASS or FAIL.
-    pub fn finish(self) -> Result<(), Failure> {
+    /// PASS or FAIL, with a report of what ran.
+    pub fn finish(self, mut report: Value) -> Result<(), Failure> {
         let below = |of: fn(&Tolerance) -> f64| {
             self.tolerance.map_or(String::new(), |t| format!(" (at most {:.0e})", of(&t)))
         };
@@ -105,12 +119,24 @@ impl<'a> Verdict<'a> {
         if self.unknown > 0 {
             figures += &format!(", {} elements not judged", self.unknown);
         }
-        match (self.wrong, self.tolerance) {
-            (None, None) => say!("PASS: {figures}, every element within its bound"),
-            (None, Some(_)) => say!("PASS: {figures}, sampled rows within their bounds"),
-            (Some(first), _) => {
-                say!("FAIL: {figures}")?;
-                Err(Failure::new(format!("the result is wrong: {first}")))
+        report["verdict"] = if self.wrong.is_none() { "PASS" } else { "FAIL" }.into();
+        report["worst_error"] = self.global.into();
+        report["worst_tile"] = self.tile.into();
+        report["not_judged"] = self.unknown.into();
+        report["launches"] = self.rows.into();
+        let within = match self.tolerance {
+            None => "every element within its bound",
+            Some(_) => "sampled rows within their bounds",
+        };
+        match self.wrong {
+            None => {
+                output::report(|| report)?;
+                output::verdict(true, format_args!("PASS: {figures}, {within}"))
+            }
+            Some(first) => {
+                output::verdict(false, format_args!("FAIL: {figures}"))?;
+                let what = format!("the result is wrong: {first}");
+                Err(Failure::new(Kind::Wrong, what).with_report(report))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The parts of a pipeline, measured as pipelines of their own.
 
 use super::{Args, fit, keeps, limits, store};
-use crate::{failure::Failure, output::say, pipeline::note_on_stderr, progress::Progress};
+use crate::{failure::Failure, output::say, progress::Progress, terminal::note_on_stderr};
 use mk::{
     Bound, Program,
     cost::DeviceModel,
@@ -61,9 +61,9 @@ fn best(
     let mut configs = tune::candidates(program, bound, ranks, &BTreeMap::new());
     fit(&mut configs, world);
     if let Some(top) = args.top {
-        let what = format!("predicting {} candidates of {}", configs.len(), part.name);
-        let progress = Progress::new(what);
-        let predicted = tune::predict_all(program, bound, &configs, model);
+        let progress =
+            Progress::of(format!("predicting candidates of {}", part.name), configs.len());
+        let predicted = tune::predict_each(program, bound, &configs, model, &|| progress.tick());
         drop(progress);
         let ms = predicted.into_iter().map(|p| p.map_or(f64::INFINITY, |p| p.ms()));
         let all: Vec<_> = configs.into_iter().zip(ms).collect();

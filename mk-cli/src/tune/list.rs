@@ -1,7 +1,11 @@
 //! Lists of pipelines: a file with a command line on each line.
 
 use super::values;
-use crate::{failure::Failure, options::PipelineArgs, pipeline};
+use crate::{
+    failure::{Failure, Kind},
+    options::PipelineArgs,
+    source,
+};
 use clap::Parser;
 use std::path::Path;
 
@@ -18,11 +22,13 @@ pub struct Line {
 
 /// Reads a list.
 pub fn read(path: &Path) -> Result<Vec<Line>, Failure> {
-    let text = pipeline::read(path)?;
+    let text = source::read(path)?;
     let mut lines = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let failed =
-            |e: String| Failure::new(format!("{}, line {}: {e}", path.display(), number + 1));
+        let failed = |e: String| {
+            let what = format!("{}, line {}: {e}", path.display(), number + 1);
+            Failure::new(Kind::CommandLine, what)
+        };
         lines.extend(parse(line).map_err(failed)?);
     }
     Ok(lines)

@@ -5,12 +5,14 @@ pub mod list;
 mod report;
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, Kind},
     gpus::GpuList,
     options::{DEFAULT_RANKS, PipelineArgs, once},
     output::{say, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
+    source::{self, STDIN},
+    terminal::{note_on_stderr, say_on_stderr},
 };
 use clap::ValueEnum;
 use list::Line;
@@ -98,7 +100,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let rows = rows(args)?;
     if args.gpus.given() && (args.from.is_some() || args.device == Device::Model) {
         let what = "`--gpus` says where times are measured, and here they are predicted";
-        return Err(Failure::with_help(what, "leave the option out"));
+        return Err(Failure::with_help(Kind::CommandLine, what, "leave the option out"));
     }
     let mut worlds: BTreeMap<u32, World> = BTreeMap::new();
     let (mut failed, mut report, mut errors) = (0, Vec::new(), Errors::default());
@@ -110,19 +112,23 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Err(failure) => {
                 let line =
                     describe(&row.line.pipeline, row.line.pipeline.ranks.unwrap_or(DEFAULT_RANKS));
-                pipeline::say_on_stderr(format_args!("{line}\n{}", failure.text()));
+                say_on_stderr(format_args!("{line}\n{}", failure.text()));
                 failed += 1;
             }
         }
     }
     errors.say()?;
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&Value::Array(report)).map_err(Failure::new)?;
+        let text = serde_json::to_string_pretty(&Value::Array(report))
+            .map_err(|e| Failure::new(Kind::Internal, e))?;
         write_file(path, text.as_bytes())?;
     }
     match failed {
         0 => Ok(()),
-        n => Err(Failure::new(format!("{n} of {} pipelines could not be tuned", rows.len()))),
+        n => Err(Failure::new(
+            Kind::Run,
+            format!("{n} of {} pipelines could not be tuned", rows.len()),
+        )),
     }
 }
 
@@ -135,12 +141,13 @@ pub fn model(path: Option<&std::path::Path>) -> Result<DeviceModel, Failure> {
         let cache = Cache::new(&JitOptions::default());
         let (model, note) = tune::model_of(&pipeline::gpu_name(), cache.as_ref());
         if let Some(note) = note {
-            pipeline::note_on_stderr(note);
+            note_on_stderr(note);
         }
         return Ok(model.unwrap_or_else(|| DeviceModel::h200().clone()));
     };
-    let text = pipeline::read(path)?;
-    DeviceModel::parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+    let text = source::read(path)?;
+    DeviceModel::parse(&text)
+        .map_err(|e| Failure::new(Kind::File, format!("{}: {e}", path.display())))
 }
 
 /// The pipelines asked for.
@@ -153,16 +160,21 @@ fn rows(args: &Args) -> Result<Vec<Row>, Failure> {
         (Some(path), _) => {
             let lines = list::read(path)?;
             if lines.is_empty() {
-                return Err(Failure::new(format!("{} names no pipeline", path.display())));
+                return Err(Failure::new(
+                    Kind::CommandLine,
+                    format!("{} names no pipeline", path.display()),
+                ));
             }
             Ok(lines.into_iter().map(new).collect())
         }
         (None, Some(pipeline)) => {
             Ok(vec![new(Line { pipeline: pipeline.clone(), tries: Vec::new() })])
         }
-        (None, None) => {
-            Err(Failure::with_help("there is no pipeline to tune", "give one, or --list FILE"))
-        }
+        (None, None) => Err(Failure::with_help(
+            Kind::CommandLine,
+            "there is no pipeline to tune",
+            "give one, or --list FILE",
+        )),
     }
 }
 
@@ -173,8 +185,9 @@ pub fn measured(path: &std::path::Path) -> Result<Vec<(PipelineArgs, Config, f64
         let ranks = pipeline::config(&row.line.pipeline)?.ranks;
         for entry in row.known.iter().flatten() {
             let Some((ms, ..)) = entry.measured else { continue };
-            let config = tune::read(&entry.config, ranks)
-                .map_err(|w| Failure::new(format!("{}: `{w}` is no setting", path.display())))?;
+            let config = tune::read(&entry.config, ranks).map_err(|w| {
+                Failure::new(Kind::File, format!("{}: `{w}` is no setting", path.display()))
+            })?;
             out.push((row.line.pipeline.clone(), config, ms));
         }
     }
@@ -183,8 +196,8 @@ pub fn measured(path: &std::path::Path) -> Result<Vec<(PipelineArgs, Config, f64
 
 /// The pipelines of a file that `--json` wrote.
 fn known(path: &std::path::Path) -> Result<Vec<Row>, Failure> {
-    let failed = |what: String| Failure::new(format!("{}: {what}", path.display()));
-    let text = pipeline::read(path)?;
+    let failed = |what: String| Failure::new(Kind::File, format!("{}: {what}", path.display()));
+    let text = source::read(path)?;
     let value: Value = serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
     let row = |value: &Value| {
         let line = list::parse(value.get("pipeline")?.as_str()?).ok()??;
@@ -214,14 +227,15 @@ fn one(
     let combinations = values.fold(1u64, u64::saturating_mul);
     if combinations > MAX_COMBINATIONS && row.known.is_none() {
         return Err(Failure::with_help(
+            Kind::TooLarge,
             format!("{combinations} combinations of settings are more than {MAX_COMBINATIONS}"),
             "give fewer values to `--try`",
         ));
     }
     let mut configs = match &row.known {
         Some(known) => {
-            let read = |e: &Entry| tune::read(&e.config, ranks).map_err(Failure::new);
-            known.iter().map(read).collect::<Result<Vec<_>, _>>()?
+            let read = |e: &Entry| Ok(tune::read(&e.config, ranks)?);
+            known.iter().map(read).collect::<Result<Vec<_>, Failure>>()?
         }
         None => fixed(tune::candidates(&program, &bound, ranks, &only), &only, &row.line, &config)?,
     };
@@ -238,8 +252,8 @@ fn one(
         _ => None,
     };
     configs.extend(so_far.iter().filter(|w| !configs.contains(w)).cloned().collect::<Vec<_>>());
-    let progress = Progress::new(format!("predicting {} candidates", configs.len()));
-    let predicted = tune::predict_all(&program, &bound, &configs, model);
+    let progress = Progress::of("predicting candidates", configs.len());
+    let predicted = tune::predict_each(&program, &bound, &configs, model, &|| progress.tick());
     drop(progress);
     let mut entries: Vec<Entry> = Vec::new();
     for (i, (config, predicted)) in configs.iter().zip(predicted).enumerate() {
@@ -263,13 +277,14 @@ fn one(
     }
     let mut best_ms = None;
     if measured {
-        let world = worlds.get(&ranks).ok_or_else(|| Failure::new("no world"))?;
+        let world = worlds
+            .get(&ranks)
+            .ok_or_else(|| Failure::new(Kind::Internal, "internal error: no world"))?;
         let _progress = Progress::new(format!("measuring {} candidates", to_measure.len()));
         let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
         let list: Vec<Config> = to_measure.iter().map(|i| configs[*i].clone()).collect();
         let measure = |list: &[Config]| {
             gpu::measure(world, case, list, &JitOptions::default(), &limits(args), args.seed)
-                .map_err(Failure::new)
         };
         let mut trials = measure(&list)?;
         // The winner beside what is near it, and those behind it in the other schedule, where nothing was fixed by hand.
@@ -326,10 +341,10 @@ fn one(
     if entries.iter().all(|e| e.ms().is_none()) {
         let why = entries.iter().find_map(|e| e.refused.clone());
         let why = why.unwrap_or_else(|| "there is no candidate".into());
-        return Err(Failure::new(format!(
-            "none of {} candidates has a time: {why}",
-            entries.len()
-        )));
+        return Err(Failure::new(
+            Kind::Unsupported,
+            format!("none of {} candidates has a time: {why}", entries.len()),
+        ));
     }
     errors.add(&entries);
     let name = describe(&row.line.pipeline, ranks);
@@ -367,12 +382,12 @@ fn store(world: &World, case: Case<'_>, trials: &[Trial]) -> Result<(), Failure>
     let (Some((best, ms)), Some(cache)) = (best, Cache::new(&JitOptions::default())) else {
         return Ok(());
     };
-    let gpu = world.gpu_name(0).map_err(Failure::new)?;
+    let gpu = world.gpu_name(0)?;
     let (ranks, target) = (best.config.ranks, &best.config.target);
     let key = Key::new(case.program, case.bound, ranks, target, &gpu);
     let winner = Winner { config: best.config.clone(), ms: ms.into() };
     if let Err(error) = cache.store(&key, &winner) {
-        pipeline::note_on_stderr(format!("the best was not kept: {error}"));
+        note_on_stderr(format!("the best was not kept: {error}"));
     }
     Ok(())
 }
@@ -399,7 +414,12 @@ fn limits(args: &Args) -> Limits {
 /// The line as it could be given again.
 fn describe(row: &PipelineArgs, ranks: u32) -> String {
     // As a shell would have it: in its quotes everything is as it is but they.
-    let mut text = format!("'{}'", row.pipeline.replace('\'', "'\"'\"'"));
+    let source = match row.pipeline.as_str() {
+        // What cannot be read was refused before.
+        STDIN => source::stdin().unwrap_or(STDIN),
+        pipeline => pipeline,
+    };
+    let mut text = format!("'{}'", source.replace('\'', "'\"'\"'"));
     for (name, value) in &row.dims {
         text += &format!(" --dim {name}={value}");
     }
@@ -410,22 +430,26 @@ fn describe(row: &PipelineArgs, ranks: u32) -> String {
     format!("{text} --ranks {ranks}")
 }
 
+fn usage(what: String) -> Failure {
+    Failure::new(Kind::CommandLine, what)
+}
+
 /// The values of settings that are fixed: by `--try`, or by `--set`.
 fn only(
     args: &Args,
     line: &Line,
     config: &Config,
 ) -> Result<BTreeMap<String, Vec<String>>, Failure> {
-    let mut only = once("try", &args.tries).map_err(Failure::new)?;
-    only.extend(once("try", &line.tries).map_err(Failure::new)?);
+    let mut only = once("try", &args.tries).map_err(usage)?;
+    only.extend(once("try", &line.tries).map_err(usage)?);
     for (name, values) in &only {
         let set = |value: &String| settings::set(&mut config.clone(), name, value);
-        values.iter().try_for_each(set).map_err(Failure::new)?;
+        values.iter().try_for_each(set)?;
     }
     for (setting, _) in line.pipeline.settings() {
         if only.insert(setting.name.into(), vec![(setting.get)(config)]).is_some() {
             let what = format!("`{}` is fixed by `--set`, and to be tried", setting.name);
-            return Err(Failure::with_help(what, "leave either out"));
+            return Err(Failure::with_help(Kind::CommandLine, what, "leave either out"));
         }
     }
     Ok(only)
@@ -440,14 +464,18 @@ fn fixed(
 ) -> Result<Vec<Config>, Failure> {
     if line.pipeline.tuned {
         let what = "`--tuned` takes what was measured, and this measures";
-        return Err(Failure::with_help(what, "leave it out"));
+        return Err(Failure::with_help(Kind::CommandLine, what, "leave it out"));
     }
     let given: Vec<_> = line.pipeline.settings().map(|(setting, _)| setting).collect();
     candidates.retain(|c| given.iter().all(|s| (s.get)(c) == (s.get)(config)));
     if candidates.is_empty() {
         let names: Vec<_> = only.keys().map(String::as_str).collect();
         let what = format!("no candidate can have {} as the options say", names.join(", "));
-        return Err(Failure::with_help(what, "`mk check` with these settings says why"));
+        return Err(Failure::with_help(
+            Kind::CommandLine,
+            what,
+            "`mk check` with these settings says why",
+        ));
     }
     Ok(candidates)
 }

@@ -1,7 +1,8 @@
 //! Runs the command.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What the command did.
@@ -15,6 +16,14 @@ pub struct Done {
 }
 
 impl Done {
+    fn of(output: Output) -> Done {
+        Done {
+            status: output.status.code().unwrap_or(-1),
+            out: String::from_utf8(output.stdout).expect("UTF-8"),
+            err: String::from_utf8(output.stderr).expect("UTF-8"),
+        }
+    }
+
     /// Asserts success with nothing but progress on stderr.
     #[track_caller]
     pub fn ok(self) -> String {
@@ -43,12 +52,34 @@ pub fn command(args: &[&str]) -> Command {
 
 /// Runs the command to its end.
 pub fn mk(args: &[&str]) -> Done {
-    let output = command(args).output().expect("the command starts");
-    Done {
-        status: output.status.code().unwrap_or(-1),
-        out: String::from_utf8(output.stdout).expect("UTF-8"),
-        err: String::from_utf8(output.stderr).expect("UTF-8"),
-    }
+    done(command(args))
+}
+
+/// Runs it as it is.
+pub fn done(mut command: Command) -> Done {
+    Done::of(command.output().expect("the command starts"))
+}
+
+/// Runs the command with this text on stdin.
+pub fn mk_reads(args: &[&str], stdin: &[u8]) -> Done {
+    let mut command = command(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the command starts");
+    let mut pipe = child.stdin.take().expect("piped");
+    // A command that reads nothing may have ended.
+    let _ = pipe.write_all(stdin);
+    drop(pipe);
+    Done::of(child.wait_with_output().expect("the command ends"))
+}
+
+/// One JSON object on stdout, whether the command succeeds or fails with this exit status.
+#[track_caller]
+pub fn mk_json(args: &[&str], status: i32) -> serde_json::Value {
+    let done = mk(args);
+    assert_eq!(done.status, status, "{}{}", done.out, done.err);
+    let json: serde_json::Value = serde_json::from_str(&done.out).expect(&done.out);
+    assert_eq!((&json["schema"], &json["ok"]), (&1.into(), &(status == 0).into()), "{json}");
+    json
 }
 
 /// The root of the workspace.

@@ -15,7 +15,7 @@ fn with<'a>(command: &'a str, rest: &[&'a str], more: &[&'a str]) -> Vec<&'a str
 fn help_and_version() {
     assert!(mk(&["--version"]).ok().starts_with("mk 0."));
     assert!(mk(&["run", "--help"]).ok().contains("--schedule"));
-    mk(&[]).fails(2, &["Usage: mk <COMMAND>"]);
+    mk(&[]).fails(2, &["Usage: mk [OPTIONS] <COMMAND>"]);
 }
 
 #[test]

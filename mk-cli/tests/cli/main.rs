@@ -2,9 +2,14 @@
 
 mod command;
 mod errors;
+mod export;
+mod files;
 mod good;
+mod json;
 mod picture;
 mod plans;
 mod probe;
 mod run;
+mod stdin;
+mod terminal;
 mod tune;

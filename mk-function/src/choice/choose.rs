@@ -48,7 +48,22 @@ pub fn predict_all(
     configs: &[Config],
     model: &DeviceModel,
 ) -> Vec<Result<Prediction, Unpredicted>> {
-    in_parallel(configs, |config| predict(program, bound, config, model))
+    predict_each(program, bound, configs, model, &|| ())
+}
+
+/// [`predict_all`], which calls `done` after each.
+pub fn predict_each(
+    program: &Program,
+    bound: &Bound,
+    configs: &[Config],
+    model: &DeviceModel,
+    done: &(dyn Fn() + Sync),
+) -> Vec<Result<Prediction, Unpredicted>> {
+    in_parallel(configs, |config| {
+        let predicted = predict(program, bound, config, model);
+        done();
+        predicted
+    })
 }
 
 /// Most tasks that a choice simulates: about a second.

@@ -8,8 +8,8 @@ mod timing;
 pub use bench::{Bench, measure};
 pub use timing::Timing;
 
-use crate::{Case, HarnessError, Inputs, Judgement, Norms, Tolerance, judge::worse};
-use mk_abi::{KernelSource, TensorDirection};
+use crate::{Case, HarnessError, Held, Inputs, Judgement, Norms, Tolerance, judge::worse};
+use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::trace::Trace;
 use mk_function::Kernel;
 use mk_runtime::{
@@ -176,6 +176,18 @@ impl<'a> Session<'a> {
         sample::rows(self, launch, count)
     }
 
+    /// What ranks hold after the last launch, one after the other: inputs and results.
+    ///
+    /// # Errors
+    /// [`HarnessError::Runtime`], of each by itself.
+    pub fn held(&self) -> impl Iterator<Item = Result<Held, HarnessError>> {
+        let ranks = self.arguments.iter().enumerate();
+        ranks.flat_map(|(rank, tensors)| {
+            let named = self.source.tensors.iter().zip(tensors);
+            named.map(move |(arg, tensor)| held(rank, arg, tensor))
+        })
+    }
+
     fn inputs(&self) -> Inputs<'a> {
         Inputs::new(self.case, self.seed)
     }
@@ -193,6 +205,22 @@ impl<'a> Session<'a> {
             self.arguments.iter().map(|t| inputs(case, kernel, t)).collect::<Result<_, _>>()?;
         Ok(reference::Setting { world: &self.world, case, reference: &self.reference, inputs })
     }
+}
+
+/// What a rank holds of one of a kernel's arguments.
+fn held(rank: usize, arg: &TensorArg, tensor: &DeviceTensor) -> Result<Held, HarnessError> {
+    let values = match tensor.elements() {
+        0 => Vec::new(),
+        _ => tensor.download_f32()?,
+    };
+    Ok(Held {
+        name: arg.name.clone(),
+        rank,
+        input: arg.direction == TensorDirection::In,
+        shape: tensor.shape().to_vec(),
+        dtype: arg.dtype,
+        values,
+    })
 }
 
 /// A rank's tensors in the order of the pipeline's parameters.

@@ -1,0 +1,146 @@
+//! Kinds of failures, and which errors of the libraries are of which.
+
+use super::Failure;
+use mk::{
+    emit::EmitError, function::FunctionError, passes::LowerError, runtime, settings::NotASetting,
+    sim::SimError, tune::Unpredicted,
+};
+use mk_harness::HarnessError;
+
+/// What a failure is about: `"kind"` in JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The command line cannot be read, or its options exclude each other.
+    CommandLine,
+    /// The text of a pipeline or plan.
+    Pipeline,
+    /// Numbers for dimensions.
+    Sizes,
+    /// Settings.
+    Settings,
+    /// A pipeline or plan that mk has no way to carry out.
+    Unsupported,
+    /// More than mk takes on.
+    TooLarge,
+    /// A plan that the verifier refuses.
+    Refused,
+    /// Something that this machine lacks.
+    Machine,
+    /// NVRTC, and kernels that it compiles badly.
+    Compile,
+    /// A run that came to no end.
+    Run,
+    /// A run with wrong results.
+    Wrong,
+    /// A file, or stdout.
+    File,
+    /// A mistake in mk.
+    Internal,
+}
+
+impl Kind {
+    /// Its name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::CommandLine => "command_line",
+            Kind::Pipeline => "pipeline",
+            Kind::Sizes => "sizes",
+            Kind::Settings => "settings",
+            Kind::Unsupported => "unsupported",
+            Kind::TooLarge => "too_large",
+            Kind::Refused => "refused",
+            Kind::Machine => "machine",
+            Kind::Compile => "compile",
+            Kind::Run => "run",
+            Kind::Wrong => "wrong",
+            Kind::File => "file",
+            Kind::Internal => "internal",
+        }
+    }
+}
+
+fn of_lowering(error: &LowerError) -> Kind {
+    match error {
+        LowerError::Unsupported { .. } | LowerError::OutOfRange { .. } => Kind::Unsupported,
+        LowerError::Setting(_) => Kind::Settings,
+        LowerError::TooLarge { .. } => Kind::TooLarge,
+        _ => Kind::Internal,
+    }
+}
+
+fn of_runtime(error: &runtime::Error) -> Kind {
+    use runtime::Error::*;
+    match error {
+        DriverMissing | DriverTooOld { .. } | NoSuchDevice { .. } | NoPeerAccess { .. } => {
+            Kind::Machine
+        }
+        Unreachable { .. } | NvrtcMissing { .. } | NvrtcUnusable { .. } => Kind::Machine,
+        Compile { .. } | Spill { .. } | Serialised { .. } | BadSource { .. } => Kind::Compile,
+        _ => Kind::Run,
+    }
+}
+
+fn of_emission(error: &EmitError) -> Kind {
+    match error {
+        EmitError::Unsupported { .. } | EmitError::Point(_) => Kind::Unsupported,
+        _ => Kind::Internal,
+    }
+}
+
+fn of_executor(error: &SimError) -> Kind {
+    match error {
+        SimError::TooLarge { .. } => Kind::TooLarge,
+        _ => Kind::Run,
+    }
+}
+
+fn of_function(error: &FunctionError) -> Kind {
+    match error {
+        FunctionError::Argument(_) | FunctionError::Mismatch { .. } => Kind::Sizes,
+        FunctionError::Lower(error) => of_lowering(error),
+        FunctionError::Emit(error) => of_emission(error),
+        FunctionError::Sim(error) => of_executor(error),
+        FunctionError::Runtime(error) => of_runtime(error),
+        _ => Kind::Run,
+    }
+}
+
+fn of_harness(error: &HarnessError) -> Kind {
+    match error {
+        HarnessError::TooLarge { .. } => Kind::TooLarge,
+        HarnessError::Unsupported { .. } => Kind::Unsupported,
+        HarnessError::Mismatch { .. } => Kind::Sizes,
+        HarnessError::Sim(error) => of_executor(error),
+        HarnessError::Function(error) => of_function(error),
+        HarnessError::Runtime(error) => of_runtime(error),
+        _ => Kind::Run,
+    }
+}
+
+fn of_prediction(error: &Unpredicted) -> Kind {
+    match error {
+        Unpredicted::Lower(error) => of_lowering(error),
+        _ => Kind::Unsupported,
+    }
+}
+
+/// Errors that are said as they are.
+macro_rules! said {
+    ($($error:ty => $kind:expr),+ $(,)?) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Failure {
+                Failure::new($kind(&error), error)
+            }
+        })+
+    };
+}
+
+said! {
+    LowerError => of_lowering,
+    runtime::Error => of_runtime,
+    EmitError => of_emission,
+    FunctionError => of_function,
+    HarnessError => of_harness,
+    Unpredicted => of_prediction,
+    NotASetting => |_: &NotASetting| Kind::Settings,
+}

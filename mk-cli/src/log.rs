@@ -1,0 +1,73 @@
+//! Warnings of the libraries on stderr; with `-v` what they do, too, and when.
+
+use crate::terminal;
+use std::fmt::{Debug, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+/// Says events on stderr; spans are nothing to it.
+struct Log {
+    begin: Instant,
+    most: Level,
+    spans: AtomicU64,
+}
+
+/// Begins. Before it, and where something else listens already, events are lost.
+pub fn begin() {
+    let mode = terminal::mode();
+    let most = match (mode.quiet, mode.verbose) {
+        (true, _) => Level::ERROR,
+        (_, true) => Level::DEBUG,
+        _ => Level::WARN,
+    };
+    let log = Log { begin: Instant::now(), most, spans: AtomicU64::new(1) };
+    // Only `main` sets it.
+    let _ = tracing::subscriber::set_global_default(log);
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.most && metadata.target().starts_with("mk")
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        let Text { message, fields } = text;
+        if *event.metadata().level() <= Level::WARN {
+            terminal::say_on_stderr(format_args!("warning: {message}{fields}"));
+        } else {
+            let seconds = self.begin.elapsed().as_secs_f32();
+            terminal::say_on_stderr(format_args!("{seconds:8.3} s  {message}{fields}"));
+        }
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(self.spans.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// An event as text: its message, then its fields.
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        // Writing to a String cannot fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            "error" => write!(self.fields, ": {value:?}"),
+            name => write!(self.fields, ", {name} {value:?}"),
+        };
+    }
+}
