@@ -7,6 +7,7 @@ mod build;
 mod check;
 mod doctor;
 mod emit;
+mod end;
 mod environment;
 mod explain;
 mod failure;
@@ -97,7 +98,7 @@ fn main() -> ExitCode {
     terminal::color_from(&words);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return failure::usage(&error, asks_for_json(&words)),
+        Err(error) => return end::usage(&error, asks_for_json(&words)),
     };
     terminal::set(cli.terminal, cli.command.json());
     log::begin();
@@ -117,6 +118,6 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => end::failed(failure),
     }
 }

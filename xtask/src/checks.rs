@@ -1,10 +1,10 @@
 //! `cargo xtask test`: formatting, lints, tests, documentation, and what reviewers would otherwise repeat.
 
 use crate::{
-    imports::{siblings, without_comments},
     python,
     run::{Result, cargo, root, step},
     setup::setup,
+    strata,
 };
 use std::{
     fs,
@@ -17,36 +17,6 @@ const MAX_LINES: usize = 1000;
 const MANY_LINES: usize = 600;
 /// Words that unfinished code has.
 const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "#[ignore"];
-
-/// Which crates of ours a crate may use.
-const CRATES: &[(&str, &[&str])] = &[
-    ("mk-abi", &[]),
-    ("mk-dsl/syntax", &[]),
-    ("mk-dsl", &["mk-syntax"]),
-    ("mk-codegen", &["mk-abi", "mk-syntax"]),
-    ("mk-runtime", &["mk-abi"]),
-    ("mk-function", &["mk-abi", "mk-syntax", "mk-codegen", "mk-runtime"]),
-    ("mk-tune", &["mk-abi", "mk-syntax", "mk-codegen", "mk-runtime", "mk-function"]),
-    ("mk-harness", &["mk-abi", "mk-syntax", "mk-codegen", "mk-runtime", "mk-function", "mk-tune"]),
-    (".", &["mk-abi", "mk-syntax", "mk-dsl", "mk-codegen", "mk-runtime", "mk-function", "mk-tune"]),
-    ("mk-cli", &["mk", "mk-harness"]),
-    ("mk-python", &["mk"]),
-];
-
-/// Which modules of `mk-codegen` a module may use.
-const MODULES: &[(&str, &[&str])] = &[
-    ("ir", &[]),
-    ("target", &[]),
-    ("graph", &["ir"]),
-    ("valid", &["ir", "target"]),
-    ("sim", &["ir"]),
-    ("draw", &["ir"]),
-    ("settings", &["ir", "target"]),
-    ("passes", &["graph", "ir", "settings", "target", "valid"]),
-    ("emit", &["ir", "target"]),
-    ("trace", &[]),
-    ("cost", &["ir"]),
-];
 
 /// Runs everything.
 pub fn test() -> Result<()> {
@@ -83,8 +53,7 @@ pub fn bless() -> Result<()> {
 
 fn source_rules() -> Result<()> {
     let mut wrong = Vec::new();
-    crates(&mut wrong)?;
-    modules(&mut wrong)?;
+    strata::check(&mut wrong)?;
     for file in files(&root())? {
         let text = read(&file)?;
         let name = file.strip_prefix(root()).unwrap_or(&file).display().to_string();
@@ -102,48 +71,6 @@ fn source_rules() -> Result<()> {
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n       ")) }
-}
-
-fn crates(wrong: &mut Vec<String>) -> Result<()> {
-    for (folder, allowed) in CRATES {
-        let text = read(&root().join(folder).join("Cargo.toml"))?;
-        let dependencies = text.split("\n[dependencies]").nth(1).unwrap_or("");
-        let own = dependencies.split("\n[").next().unwrap_or("").lines();
-        for line in own.filter(|l| l.starts_with("mk")) {
-            let name = line.split(['.', ' ', '=']).next().unwrap_or(line);
-            if !allowed.contains(&name) {
-                wrong.push(format!("{folder} may use {allowed:?} of ours, and uses {name}"));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn modules(wrong: &mut Vec<String>) -> Result<()> {
-    let source = root().join("mk-codegen/src");
-    for file in files(&source)? {
-        let inner = file.strip_prefix(&source).unwrap_or(&file).to_string_lossy().into_owned();
-        // Tests take what they test from end to end.
-        if inner.contains("/tests/") {
-            continue;
-        }
-        let module = inner.split(['/', '.']).next().unwrap_or(&inner);
-        let name = format!("mk-codegen/src/{inner}");
-        let Some((_, allowed)) = MODULES.iter().find(|(m, _)| *m == module) else {
-            if module != "lib" {
-                wrong.push(format!("{name}: module `{module}` is not in xtask's list"));
-            }
-            continue;
-        };
-        for (line, other) in siblings(&read(&file)?) {
-            if other != module && !allowed.contains(&other.as_str()) {
-                wrong.push(format!(
-                    "{name}:{line}: `{module}` may use {allowed:?}, and uses `{other}`"
-                ));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Rust, CUDA and template files below a folder, without build output.
@@ -167,4 +94,11 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// The text with line comments blanked; lines keep their numbers. A `//` in a string ends its line, too, which hides
+/// nothing that is looked for.
+fn without_comments(text: &str) -> String {
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or(""));
+    code.collect::<Vec<_>>().join("\n")
 }

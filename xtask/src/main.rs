@@ -7,6 +7,7 @@ mod python;
 mod run;
 mod sass;
 mod setup;
+mod strata;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

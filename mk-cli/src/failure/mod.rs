@@ -4,7 +4,6 @@ mod kind;
 
 pub use kind::Kind;
 
-use crate::{output, terminal};
 use mk::{
     Diagnostics,
     syntax::BindErrors,
@@ -13,7 +12,6 @@ use mk::{
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
-use std::process::ExitCode;
 
 /// Why the command ends without success.
 #[derive(Debug)]
@@ -28,17 +26,12 @@ pub enum Failure {
 #[derive(Debug)]
 pub struct Mistakes {
     /// All of it, as it stands on stderr.
-    text: String,
+    pub text: String,
     /// The same one by one, for `--json`; never empty.
-    list: Vec<Value>,
+    pub list: Vec<Value>,
     /// What is known all the same, for `--json`.
-    report: Option<Value>,
+    pub report: Option<Value>,
 }
-
-/// What a shell reports of a program that SIGPIPE ended.
-const CLOSED_PIPE: u8 = 128 + 13;
-/// Exit status of a command line that cannot be read.
-const COMMAND_LINE: u8 = 2;
 
 impl Failure {
     /// `error: <what>`. A help line that a library put into its message is aligned with the others.
@@ -111,48 +104,10 @@ impl Failure {
             Failure::ClosedPipe => "",
         }
     }
-
-    /// Says it.
-    pub fn report(self) -> ExitCode {
-        let mistakes = match self {
-            Failure::Mistakes(mistakes) => *mistakes,
-            Failure::ClosedPipe => return ExitCode::from(CLOSED_PIPE),
-        };
-        match terminal::mode().json {
-            None => terminal::say_on_stderr(&mistakes.text),
-            Some(command) => {
-                let report = mistakes.report.unwrap_or_else(|| json!({}));
-                // Without stdout there is nobody left to tell.
-                let _ = output::object(command, Err(mistakes.list), report);
-            }
-        }
-        ExitCode::FAILURE
-    }
 }
 
-/// Reports a command line that cannot be read, or prints the help that it asks for.
-pub fn usage(error: &clap::Error, json: Option<&'static str>) -> ExitCode {
-    match json {
-        Some(command) if error.use_stderr() => {
-            let text = error.to_string();
-            let text = text.trim_start_matches("error: ");
-            let message = text.split("\n\n").next().unwrap_or(text);
-            let message = message.trim_end().replace("\n  help: ", "\n  = help: ");
-            let (message, help) = match message.split_once("\n  = help: ") {
-                Some((message, help)) => (message, help),
-                None => (message.as_str(), "`--help` lists the options"),
-            };
-            let list = vec![mistake(Kind::CommandLine, message, Some(help))];
-            // Without stdout there is nobody left to tell.
-            let _ = output::object(command, Err(list), json!({}));
-        }
-        // Without stdout, or stderr, there is nobody left to tell.
-        _ => _ = error.print(),
-    }
-    if error.use_stderr() { ExitCode::from(COMMAND_LINE) } else { ExitCode::SUCCESS }
-}
-
-fn mistake(kind: Kind, message: impl Display, help: Option<&str>) -> Value {
+/// One mistake, for `--json`.
+pub fn mistake(kind: Kind, message: impl Display, help: Option<&str>) -> Value {
     json!({ "kind": kind.name(), "message": message.to_string(), "help": help })
 }
 
