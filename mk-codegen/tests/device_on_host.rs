@@ -2,6 +2,7 @@
 //! that are for whoever is free, and what is done to results.
 
 use mk_codegen::emit::library;
+use mk_skip::{Need, skip};
 use std::{env, fs, process::Command};
 
 /// The definition of a struct of the library, with its template line.
@@ -291,8 +292,7 @@ fn run(test: &str, text: &str) {
         Command::new("c++").args(["-std=c++17", "-O1", "-o"]).args([&program, &source]).output();
     let Ok(built) = built else {
         fs::remove_dir_all(&folder).expect("its folder goes");
-        println!("SKIPPED {test}: no C++ compiler");
-        return;
+        return skip(Need::Program("c++"), "no C++ compiler");
     };
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let ran = Command::new(&program).output().expect("runs");

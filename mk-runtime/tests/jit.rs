@@ -5,6 +5,7 @@ mod common;
 use common::{TempDir, has_nvrtc, kernel};
 use mk_runtime::Error;
 use mk_runtime::jit::{self, JitOptions};
+use mk_skip::{Need, skip};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ fn a_wgmma_kernel_becomes_a_cubin() {
             assert_eq!(counts.get("HGMMA"), 4, "{counts:?}");
             assert_eq!(counts.get("UTMALDG"), 2, "{counts:?}");
         }
-        Err(Error::ToolMissing { .. }) => println!("SKIPPED: no nvdisasm"),
+        Err(Error::ToolMissing { .. }) => skip(Need::Program("nvdisasm"), ""),
         Err(error) => panic!("{error}"),
     }
 }

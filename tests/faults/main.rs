@@ -18,6 +18,7 @@ mod start;
 mod pipelines;
 
 use mk::runtime::World;
+use mk_skip::{Need, skip};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ pub fn worlds(test: &str) -> Vec<World> {
         }
     }
     if out.is_empty() {
-        println!("SKIPPED {test}: needs two GPUs");
+        skip(Need::Gpus(2), test);
     }
     out
 }

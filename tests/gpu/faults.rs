@@ -9,6 +9,7 @@ use mk::{
     runtime::{Error, FaultCause, InstanceOptions},
     settings::Config,
 };
+use mk_skip::{Need, skip};
 use std::time::{Duration, Instant};
 
 fn gather_gemm() -> Case {
@@ -23,8 +24,7 @@ fn gather_gemm() -> Case {
 #[test]
 fn a_stalled_wait_is_a_typed_error() {
     let Some(world) = worlds("a_stalled_wait").pop().filter(|w| w.size() > 1) else {
-        println!("SKIPPED a_stalled_wait: needs two GPUs");
-        return;
+        return skip(Need::Gpus(2), "");
     };
     let options = InstanceOptions {
         wait_limit: Duration::from_millis(200),

@@ -1,4 +1,5 @@
-//! Whole pipelines on GPUs. Without one, every test says `SKIPPED` and passes.
+//! Whole pipelines on GPUs: worlds of 1 to 4 ranks, which share a GPU where there are fewer GPUs. Without a GPU every test
+//! is skipped.
 
 mod correct;
 mod faults;
@@ -13,29 +14,14 @@ mod common;
 mod pipelines;
 
 use mk::runtime::World;
+use mk_skip::{Need, skip};
 
-/// Worlds of 1 to 4 GPUs, as many as there are; says so when there is none. `MK_GPU_WORLDS=2,4` takes some of them.
+/// Worlds of 1 to 4 ranks, each on a GPU of its own, or all on GPU 0 where there are fewer GPUs; says so when there is
+/// none. `MK_GPU_WORLDS=2,4` takes some of them.
 pub fn worlds(test: &str) -> Vec<World> {
-    let (wanted, mut out) = (wanted(), Vec::new());
-    for n in 1..=4 {
-        if !wanted.contains(&n) {
-            println!("SKIPPED {test} on {n} GPUs: MK_GPU_WORLDS is {wanted:?}");
-            continue;
-        }
-        match World::local(n) {
-            Ok(world) => out.push(world),
-            Err(e) if n == 1 && e.is_no_device() => {
-                println!("SKIPPED {test}: no CUDA device");
-                break;
-            }
-            Err(e) => {
-                assert!(n > 1, "{test}: {e}");
-                println!("SKIPPED {test} on {n} GPUs: {e}");
-                break;
-            }
-        }
-    }
-    out
+    let wanted = wanted();
+    let sizes = (1..=4).filter(|n| wanted.contains(n));
+    sizes.map_while(|n| World::local(n).ok().or_else(|| shared_world(test, n))).collect()
 }
 
 /// A world of `ranks` ranks on GPU 0; says so when there is none.
@@ -43,14 +29,14 @@ pub fn shared_world(test: &str, ranks: usize) -> Option<World> {
     match World::shared(0, ranks) {
         Ok(world) => Some(world),
         Err(e) if e.is_no_device() => {
-            println!("SKIPPED {test}: no CUDA device");
+            skip(Need::Gpus(1), e);
             None
         }
         Err(e) => panic!("{test}: {e}"),
     }
 }
 
-/// Worlds of several GPUs.
+/// [`worlds`] of several ranks.
 pub fn worlds_of_several(test: &str) -> Vec<World> {
     worlds(test).into_iter().filter(|w| w.size() > 1).collect()
 }

@@ -3,15 +3,25 @@
 use mk::{
     Program,
     abi::{DType, KernelSource, TensorDirection},
-    emit, passes,
+    emit,
+    function::reserved_sms,
+    passes,
     runtime::{
         DeviceTensor, ErrorNorm, Instance, InstanceOptions, MapOp, Operand, RankTensors, Reference,
         Stream, StreamRef, World,
         jit::{self, JitOptions},
         reference::random_value,
     },
+    settings::Config,
 };
 use std::{collections::BTreeMap, error::Error};
+
+/// Settings for a world: all SMs of a GPU, or a rank's share of them.
+pub fn config_for(world: &World, config: &Config) -> Config {
+    let reserved = reserved_sms(world, &config.target, 0);
+    let reserved_sms = reserved.max(config.reserved_sms);
+    Config { ranks: world.size(), reserved_sms, ..config.clone() }
+}
 
 /// Any failure, with its text.
 pub type Res<T> = Result<T, Box<dyn Error>>;
@@ -21,7 +31,7 @@ pub type Res<T> = Result<T, Box<dyn Error>>;
 pub struct Case {
     pub pipeline: &'static str,
     pub shapes: Vec<(&'static str, Vec<u64>)>,
-    pub config: mk::settings::Config,
+    pub config: Config,
 }
 
 pub struct Scenario {
@@ -35,19 +45,28 @@ pub struct Scenario {
     pipeline: &'static str,
 }
 
-pub fn compile(case: &Case, ranks: u32) -> Res<KernelSource> {
+pub fn compile(case: &Case, config: &Config) -> Res<KernelSource> {
     let program = Program::parse(case.pipeline)?;
     let shapes: BTreeMap<_, _> =
         case.shapes.iter().map(|(n, s)| (n.to_string(), s.clone())).collect();
     let bound = program.bind(&BTreeMap::new(), &shapes)?;
-    let config = mk::settings::Config { ranks, ..case.config.clone() };
-    let (plan, _proof) = passes::compile(&program, &bound, &config)?;
+    let (plan, _proof) = passes::compile(&program, &bound, config)?;
     Ok(emit::emit(&plan)?)
 }
 
 impl Scenario {
+    /// With the SMs that a rank of this world has.
     pub fn new(case: &Case, world: &World, options: &InstanceOptions) -> Res<Scenario> {
-        let source = compile(case, world.size())?;
+        Scenario::with(case, &config_for(world, &case.config), world, options)
+    }
+
+    pub fn with(
+        case: &Case,
+        config: &Config,
+        world: &World,
+        options: &InstanceOptions,
+    ) -> Res<Scenario> {
+        let source = compile(case, config)?;
         let compiled = jit::compile(&source, &JitOptions::default())?;
         let instance = Instance::bind(world, &source, &compiled, options)?;
         let mut tensors = Vec::new();

@@ -7,7 +7,7 @@ use crate::{
 use mk::{
     Function, Program,
     abi::DType,
-    function::{Argument, Call, FunctionError, FunctionOptions, reserved_sms},
+    function::{Argument, Call, FunctionError, FunctionOptions},
     runtime::{
         DeviceTensor, Error, Graph, InstanceOptions, Operand, Reference, Stream, StreamRef, World,
         jit::JitOptions,
@@ -22,12 +22,6 @@ const PIPELINES: [&str; 4] = [
     "gemm(a, b) -> all_reduce",
     "gather(a) -> gemm(b) -> reduce_scatter",
 ];
-
-/// A config whose CTAs are the world's budget.
-fn config(world: &World) -> Config {
-    let target = Config::default().target;
-    Config { reserved_sms: reserved_sms(world, &target, 0), ..Config::default() }
-}
 
 fn options() -> InstanceOptions {
     let limit = Duration::from_secs(10);
@@ -49,7 +43,7 @@ fn default_splits_fit_side_by_side() -> Res<()> {
         assert_eq!(budget, sms / ranks as u32);
         for pipeline in PIPELINES {
             let shapes = vec![("a", vec![1024, 512]), ("b", vec![512, 768])];
-            let case = Case { pipeline, shapes, config: config(&world) };
+            let case = Case { pipeline, shapes, config: Config::default() };
             let mut s = Scenario::new(&case, &world, &options())?;
             assert!(s.source.grid <= budget, "{pipeline}: {} CTAs of {budget}", s.source.grid);
             for epoch in 1..=5 {
@@ -67,7 +61,8 @@ fn a_grid_without_a_share_is_refused() -> Res<()> {
     let Some(world) = shared_world("a_grid_without_a_share_is_refused", 3) else { return Ok(()) };
     let shapes = vec![("a", vec![1024, 512]), ("b", vec![512, 768])];
     let case = Case { pipeline: PIPELINES[0], shapes, config: Config::default() };
-    let refused = Scenario::new(&case, &world, &options()).err().ok_or("it was bound")?;
+    let whole = Config { ranks: 3, ..Config::default() };
+    let refused = Scenario::with(&case, &whole, &world, &options()).err().ok_or("it was bound")?;
     let refused = refused.downcast::<Error>()?;
     assert!(matches!(*refused, Error::NotCoResident { sharing: 3, .. }), "{refused}");
     Ok(())
@@ -190,7 +185,7 @@ fn one_stream_for_two_kernels_is_refused() -> Res<()> {
         return Ok(());
     };
     let shapes = vec![("a", vec![256, 128]), ("b", vec![128, 256])];
-    let case = Case { pipeline: PIPELINES[0], shapes, config: config(&world) };
+    let case = Case { pipeline: PIPELINES[0], shapes, config: Config::default() };
     let mut s = Scenario::new(&case, &world, &options())?;
     let stream = s.stream_refs()[0];
     let args = s.args();

@@ -4,6 +4,7 @@
 use crate::{
     common::{VARIANTS, Variant},
     pipelines::{PIPELINES, Wide},
+    scenario::config_for,
     worlds, worlds_of_several,
 };
 use mk::{
@@ -33,9 +34,8 @@ fn bind(program: &Program, dims: &[(&str, u64)]) -> Bound {
     program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{}: {e}", program.name()))
 }
 
-fn compile(program: &Program, bound: &Bound, ranks: u32) -> KernelSource {
-    let config = Config { ranks, ..Config::default() };
-    let (plan, _) = passes::compile(program, bound, &config)
+fn compile(program: &Program, bound: &Bound, config: &Config) -> KernelSource {
+    let (plan, _) = passes::compile(program, bound, config)
         .unwrap_or_else(|e| panic!("{}: {e}", program.name()));
     emit::emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", program.name()))
 }
@@ -66,7 +66,7 @@ fn check(wide: &Wide, world: &World, count: u64, options: &InstanceOptions, repl
     let program = Program::parse(wide.0).unwrap_or_else(|e| panic!("{e}"));
     let bound = bind(&program, wide.1);
     let what = format!("{} {:?} on {} ranks", program.name(), wide.1, world.size());
-    let source = compile(&program, &bound, world.size());
+    let source = compile(&program, &bound, &config_for(world, &Config::default()));
     judge(&what, &program, &bound, &source, world, count, options, replays);
 }
 
@@ -157,7 +157,7 @@ fn ways(test: &str, of: fn(&&Variant) -> bool) {
     let named = std::env::var("MK_GPU_WAYS").unwrap_or_default();
     let wanted = |v: &&Variant| named.split(',').any(|start| v.case.0.starts_with(start));
     if !named.is_empty() {
-        println!("SKIPPED {test} but for {named}");
+        println!("{test}: only {named} (MK_GPU_WAYS)");
     }
     for world in worlds(test) {
         for v in VARIANTS.iter().filter(of).filter(wanted) {
@@ -169,10 +169,9 @@ fn ways(test: &str, of: fn(&&Variant) -> bool) {
             let bound = program
                 .bind(&runtime.into_iter().collect(), &shapes)
                 .unwrap_or_else(|e| panic!("{name}: {e}"));
-            let plan =
-                v.lower(&program, &bound, world.size()).unwrap_or_else(|e| panic!("{name}: {e}"));
-            mk::valid::verify(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let source = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let mut config = config_for(&world, &Config::default());
+            (v.set)(&mut config);
+            let source = compile(&program, &bound, &config);
             let what = format!("{name} on {} ranks", world.size());
             judge(&what, &program, &bound, &source, &world, 20, &options(), 100);
             let sleepy = InstanceOptions {
@@ -191,7 +190,7 @@ fn wide_pipelines_have_kernels_for_every_world() {
     for ranks in [1, 2, 3, 4, 8] {
         for (text, dims) in PIPELINES.iter().chain(SMALL) {
             let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
-            compile(&program, &bind(&program, dims), ranks);
+            compile(&program, &bind(&program, dims), &Config { ranks, ..Config::default() });
         }
     }
 }
@@ -252,7 +251,7 @@ fn rows_that_come_with_each_launch() {
             let at = |m: u64| bind(&program, &[fixed, &[("M", m)][..]].concat());
             let sizes = [1000, 1, 999, 3, 128, 513, 64, 1000, 257, 2, 640];
             let bounds: Vec<_> = sizes.iter().map(|m| at(*m)).collect();
-            let source = compile(&program, &bounds[0], world.size());
+            let source = compile(&program, &bounds[0], &config_for(&world, &Config::default()));
             let compiled = jit::compile(&source, &JitOptions::default()).expect("compiles");
             let case = Case { program: &program, bound: &bounds[0], ranks: world.size() as usize };
             let mut session = Session::bind(&world, case, &source, &compiled, &options(), 3)

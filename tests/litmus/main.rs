@@ -15,6 +15,7 @@ mod table;
 use cases::{CASES, Expect, Place};
 use layout::UNITS;
 use mk::runtime::{Error, World, jit::Compiled};
+use mk_skip::{Need, skip};
 use std::collections::BTreeSet;
 use table::Row;
 
@@ -23,7 +24,7 @@ fn units(test: &str) -> Option<&'static [Compiled]> {
     match layout::compiled() {
         Ok(compiled) => Some(compiled),
         Err(Error::NvrtcMissing { .. }) => {
-            println!("SKIPPED {test}: no NVRTC");
+            skip(Need::Nvrtc, test);
             None
         }
         Err(error) => panic!("{error}"),
@@ -86,8 +87,7 @@ fn hardware_keeps_what_the_model_promises() {
     let worlds = match worlds() {
         Ok(worlds) => worlds,
         Err(error) if error.is_no_device() => {
-            println!("SKIPPED {NAME}: no CUDA device ({error})");
-            return;
+            return skip(Need::Gpus(1), error);
         }
         Err(error) => panic!("{error}"),
     };

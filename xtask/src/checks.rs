@@ -1,6 +1,7 @@
 //! `cargo xtask test`: formatting, lints, tests, documentation, and what reviewers would otherwise repeat.
 
 use crate::{
+    counts::Counts,
     python,
     run::{Result, cargo, root, step},
     setup::setup,
@@ -28,10 +29,12 @@ pub fn test() -> Result<()> {
         "lints",
         &mut cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     )?;
-    step("tests", &mut cargo(&["test", "--workspace"]))?;
-    python::test()?;
+    let mut counts = Counts::default();
+    counts.run("tests", &mut cargo(&["test", "--workspace", "--no-fail-fast"]))?;
+    python::test(&mut counts)?;
     let mut doc = cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
-    step("documentation", doc.env("RUSTDOCFLAGS", "-D warnings"))
+    step("documentation", doc.env("RUSTDOCFLAGS", "-D warnings"))?;
+    counts.finish()
 }
 
 /// What `cargo test` takes a part of: see `docs/verification.md`.

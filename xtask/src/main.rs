@@ -1,6 +1,7 @@
 //! Developer commands: `cargo xtask setup | demo | test | wheel | mutants | bless | sass`.
 
 mod checks;
+mod counts;
 mod demo;
 mod imports;
 mod python;

@@ -1,5 +1,6 @@
 //! The Python module: built, laid out as a package, tested; as a wheel.
 
+use crate::counts::Counts;
 use crate::run::{Result, cargo, root, step, target};
 use std::{
     fs,
@@ -15,7 +16,7 @@ const MODULE_TESTS: &str = "mk-python/tests";
 const BENCH_TESTS: &str = "benches/torch_peers";
 
 /// Builds the module and runs its tests and those of what uses it, without torch and without a GPU.
-pub fn test() -> Result<()> {
+pub fn test(counts: &mut Counts) -> Result<()> {
     step(
         "building the Python module",
         &mut cargo(&["build", "--quiet", "--package", "mk-python"]),
@@ -29,7 +30,7 @@ pub fn test() -> Result<()> {
     let path = target().join("python");
     for (name, folder) in [("Python tests", MODULE_TESTS), ("tests of the comparison", BENCH_TESTS)]
     {
-        step(name, tests(Path::new("python3"), folder).env("PYTHONPATH", &path))?;
+        counts.run_python(name, tests(Path::new("python3"), folder).env("PYTHONPATH", &path))?;
     }
     Ok(())
 }

@@ -30,6 +30,7 @@ const CRATES: &[May] = &[
     (".", &["mk-abi", "mk-syntax", "mk-dsl", "mk-codegen", "mk-runtime", "mk-function", "mk-tune"]),
     ("mk-cli", &["mk", "mk-harness"]),
     ("mk-python", &["mk"]),
+    ("tests/skip", &[]),
     ("xtask", &[]),
 ];
 

@@ -2,6 +2,7 @@
 #![cfg(unix)]
 
 use crate::command::{TempDir, command, done, mk};
+use mk_skip::{Need, skip};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 const EMIT: [&str; 3] = ["emit", "examples/gemm.mk", "-o"];
@@ -67,8 +68,7 @@ fn a_cache_that_cannot_be_used_is_said_once() {
         command.env("MK_CACHE_DIR", cache);
         let done = done(command);
         if done.err.contains("NVRTC") {
-            println!("SKIPPED a_cache_that_cannot_be_used_is_said_once: no NVRTC");
-            return;
+            return skip(Need::Nvrtc, "");
         }
         let says = format!("warning: kernels are compiled and not kept: the kernel cache {cache}");
         assert!(done.err.contains(&says) && done.err.contains(why), "{}", done.err);

@@ -1,6 +1,7 @@
 //! `--json`: one object, on success and on failure, as docs/command-line.md shows it.
 
 use crate::command::{TempDir, mk, mk_json, root};
+use mk_skip::{Need, skip};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -95,7 +96,7 @@ fn the_document_has_an_example_of_each() {
         commands.insert(shown["command"].as_str().expect("a command").to_string());
         let printed: Value = serde_json::from_str(&done.out).expect(&done.out);
         if line.starts_with("build") && done.out.contains("NVRTC") {
-            println!("SKIPPED the example of `mk build`: no NVRTC");
+            skip(Need::Nvrtc, "the example of `mk build`");
             continue;
         }
         let of = |value| {

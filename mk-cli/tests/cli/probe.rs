@@ -1,8 +1,9 @@
 //! Raw figures of a machine.
 
 use crate::command::{TempDir, mk};
+use mk_skip::{Need, skip};
 
-/// On two GPUs; without them it says `SKIPPED` and passes.
+/// On two GPUs.
 #[test]
 fn raw_figures() {
     let dir = TempDir::new();
@@ -10,7 +11,7 @@ fn raw_figures() {
     let done = mk(&["probe", "--raw", "--ranks", "2", "--raw-rounds", "1", "-o", &json]);
     let absent = ["no CUDA driver", "GPUs for 2 ranks", "NVRTC (libnvrtc.so.13) was not found"];
     if let Some(why) = absent.into_iter().find(|why| done.err.contains(why)) {
-        println!("SKIPPED raw_figures: {why}");
+        skip(Need::Gpus(2), why);
         assert_eq!(done.status, 1, "{}", done.err);
         return;
     }

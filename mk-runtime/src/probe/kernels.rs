@@ -184,20 +184,21 @@ pub(super) unsafe fn enqueue(
 mod tests {
     use super::*;
     use crate::jit::disassemble;
+    use mk_skip::{Need, skip};
 
     #[test]
     fn the_kernels_compile_without_spills() {
         let options = JitOptions { use_cache: false, ..JitOptions::default() };
         let compiled = match compile_unit(unit(), &options) {
             Ok(compiled) => compiled,
-            Err(Error::NvrtcMissing { .. }) => return println!("SKIPPED: no NVRTC"),
+            Err(Error::NvrtcMissing { .. }) => return skip(Need::Nvrtc, ""),
             Err(error) => panic!("{error}"),
         };
         assert_eq!(compiled.report.entries.len(), 17, "{:?}", compiled.report);
         // One stage is four products of the largest shape; they are the only ones, so that none is serialised or doubled.
         match disassemble(&compiled.cubin) {
             Ok(sass) => assert_eq!(sass.matches("HGMMA.64x256x16.F32.BF16").count(), 4),
-            Err(Error::ToolMissing { .. }) => println!("SKIPPED: no nvdisasm"),
+            Err(Error::ToolMissing { .. }) => skip(Need::Program("nvdisasm"), ""),
             Err(error) => panic!("{error}"),
         }
     }

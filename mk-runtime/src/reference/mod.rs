@@ -347,6 +347,7 @@ fn mismatch(what: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mk_skip::{Need, skip};
 
     #[test]
     fn the_kernels_compile_without_spills() {
@@ -354,7 +355,7 @@ mod tests {
         let options = JitOptions { use_cache: false, ..JitOptions::default() };
         match compile_unit(unit, &options) {
             Ok(compiled) => assert_eq!(compiled.report.entries.len(), 4, "{:?}", compiled.report),
-            Err(Error::NvrtcMissing { .. }) => println!("SKIPPED: no NVRTC"),
+            Err(Error::NvrtcMissing { .. }) => skip(Need::Nvrtc, ""),
             Err(error) => panic!("{error}"),
         }
     }

@@ -4,6 +4,7 @@
 use mk_abi::{KernelSource, RankBinding, WorkspaceLayout};
 use mk_runtime::Error;
 use mk_runtime::jit::{JitOptions, find_nvrtc};
+use mk_skip::{Need, skip};
 use std::path::PathBuf;
 
 /// A directory of this test's own, removed on drop.
@@ -40,7 +41,7 @@ pub fn has_nvrtc() -> bool {
     match find_nvrtc(&JitOptions::default()) {
         Ok(_) => true,
         Err(Error::NvrtcMissing { .. }) => {
-            println!("SKIPPED: no NVRTC");
+            skip(Need::Nvrtc, "");
             false
         }
         Err(error) => panic!("{error}"),

@@ -18,6 +18,7 @@ use mk_runtime::gpu::Stream;
 use mk_runtime::jit::{self, Compiled, JitOptions};
 use mk_runtime::launch::{Instance, InstanceOptions};
 use mk_runtime::world::World;
+use mk_skip::{Need, skip};
 use std::sync::{Mutex, MutexGuard};
 
 /// One test at a time: grids must be resident as a whole.
@@ -34,7 +35,7 @@ pub fn world_on(devices: &[i32]) -> Option<World> {
     match World::on_devices(devices) {
         Ok(world) => Some(world),
         Err(error) if error.is_no_device() => {
-            println!("SKIPPED: no CUDA device ({error})");
+            skip(Need::Gpus(1), error);
             None
         }
         Err(error) => panic!("{error}"),

@@ -1,0 +1,164 @@
+//! Tests that passed, failed and were skipped, and why.
+
+use crate::run::{Result, target};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+/// What test runs say in the end.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    passed: usize,
+    failed: usize,
+    /// By reason, the tests that were skipped.
+    skipped: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Counts {
+    /// Runs tests, shows what they print, and counts. That some fail is no error yet: [`Counts::finish`].
+    pub fn run(&mut self, title: &str, command: &mut Command) -> Result<()> {
+        eprintln!("==> {title}");
+        let begin = Instant::now();
+        let list = skip_list();
+        match fs::remove_file(&list) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(format!("{}: {e}", list.display()));
+            }
+            _ => {}
+        }
+        let failed = |e: std::io::Error| format!("{title}: cannot run {command:?}: {e}");
+        let mut child = Command::new(command.get_program());
+        child.args(command.get_args()).envs(command.get_envs().filter_map(|(k, v)| Some((k, v?))));
+        if let Some(folder) = command.get_current_dir() {
+            child.current_dir(folder);
+        }
+        child.env("MK_SKIPPED", &list).stdout(Stdio::piped());
+        let mut child = child.spawn().map_err(failed)?;
+        let (mut results, before) = (0, self.failed);
+        if let Some(out) = child.stdout.take() {
+            for line in BufReader::new(out).lines() {
+                let line = line.map_err(failed)?;
+                println!("{line}");
+                results += usize::from(self.read_result(&line));
+            }
+        }
+        let status = child.wait().map_err(failed)?;
+        if !status.success() && (results == 0 || self.failed == before) {
+            return Err(format!("{title} failed ({status})"));
+        }
+        if let Ok(text) = fs::read_to_string(&list) {
+            text.lines().for_each(|line| self.read_skip(line));
+        }
+        eprintln!("    {title}: {:.1} s", begin.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// `test result: ok. 3 passed; 1 failed; …`, as libtest has it.
+    fn read_result(&mut self, line: &str) -> bool {
+        let Some((_, rest)) = line.split_once("test result: ") else { return false };
+        let number = |what: &str| {
+            let part = rest.split([';', '.']).map(str::trim).find(|p| p.ends_with(what))?;
+            part.split(' ').next()?.parse::<usize>().ok()
+        };
+        self.passed += number("passed").unwrap_or(0);
+        self.failed += number("failed").unwrap_or(0);
+        true
+    }
+
+    /// `SKIPPED <test>: <reason>`, as `mk-skip` has it.
+    fn read_skip(&mut self, line: &str) {
+        let Some((test, why)) = line.strip_prefix("SKIPPED ").and_then(|l| l.split_once(": "))
+        else {
+            return;
+        };
+        self.skipped.entry(why.into()).or_default().insert(test.into());
+    }
+
+    /// Runs Python's unittest, whose report stands on stderr.
+    pub fn run_python(&mut self, title: &str, command: &mut Command) -> Result<()> {
+        eprintln!("==> {title}");
+        let begin = Instant::now();
+        let out = command.output().map_err(|e| format!("{title}: cannot run {command:?}: {e}"))?;
+        let text = String::from_utf8_lossy(&out.stderr);
+        eprint!("{text}");
+        print!("{}", String::from_utf8_lossy(&out.stdout));
+        if !self.read_unittest(&text) || (!out.status.success() && self.failed == 0) {
+            return Err(format!("{title} failed ({})", out.status));
+        }
+        eprintln!("    {title}: {:.1} s", begin.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// `Ran 7 tests in …`, then `OK` or `FAILED (failures=1, errors=2)`.
+    fn read_unittest(&mut self, text: &str) -> bool {
+        let ran =
+            text.lines().find_map(|l| l.strip_prefix("Ran ")?.split(' ').next()?.parse().ok());
+        let Some(ran): Option<usize> = ran else { return false };
+        let last = text.lines().rev().find(|l| l.starts_with("FAILED")).unwrap_or_default();
+        let numbers = last.split(['(', ',', ')']).filter_map(|p| p.trim().split_once('='));
+        let failed = numbers.filter(|(what, _)| ["failures", "errors"].contains(what));
+        let failed = failed.filter_map(|(_, n)| n.parse::<usize>().ok()).sum::<usize>();
+        self.passed += ran.saturating_sub(failed);
+        self.failed += failed;
+        true
+    }
+
+    /// Says what was skipped and why; the last line has the numbers.
+    ///
+    /// # Errors
+    /// Where a test failed.
+    pub fn finish(&self) -> Result<()> {
+        for (why, tests) in &self.skipped {
+            println!("skipped, {why}:");
+            tests.iter().for_each(|test| println!("    {test}"));
+        }
+        println!("{}", self.line());
+        if self.failed == 0 { Ok(()) } else { Err("tests failed".into()) }
+    }
+
+    /// `N passed, F failed, K skipped`. To libtest, a test that is skipped has passed.
+    fn line(&self) -> String {
+        let skipped: BTreeSet<_> = self.skipped.values().flatten().collect();
+        let passed = self.passed.saturating_sub(skipped.len());
+        format!("{passed} passed, {} failed, {} skipped", self.failed, skipped.len())
+    }
+}
+
+/// Where tests say that they are skipped.
+fn skip_list() -> PathBuf {
+    target().join("skipped.txt")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_and_skips_are_counted() {
+        let mut counts = Counts::default();
+        for line in [
+            "running 4 tests",
+            "test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 3 filtered out; finished in 1.20s",
+        ] {
+            counts.read_result(line);
+        }
+        // A test that lacks two things is one test.
+        counts.read_skip("SKIPPED gpu::a: needs a GPU: no driver");
+        counts.read_skip("SKIPPED gpu::a: needs a GPU: no driver");
+        counts.read_skip("SKIPPED gpu::a: needs `c++`");
+        counts.read_skip("SKIPPED gpu::b: needs a GPU: no driver");
+        assert!(counts.read_unittest("Ran 5 tests in 0.1s\n\nOK\n"));
+        assert_eq!(counts.line(), "9 passed, 1 failed, 2 skipped");
+        assert!(counts.read_unittest("Ran 5 tests in 0.1s\n\nFAILED (failures=1, errors=2)\n"));
+        assert_eq!(counts.line(), "11 passed, 4 failed, 2 skipped");
+        assert!(!counts.read_unittest("Traceback"));
+        assert_eq!(counts.skipped["needs a GPU: no driver"].len(), 2);
+        assert!(counts.finish().is_err());
+    }
+}
