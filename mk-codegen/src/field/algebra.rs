@@ -1,6 +1,9 @@
 //! What a plan and a program are evaluated in: numbers of the fields, or sets of inputs for messages.
 
-use super::number::{Pair, random};
+use super::{
+    hash::Map,
+    number::{Pair, random},
+};
 use crate::ir::EpilogueOp;
 use std::collections::{BTreeSet, HashMap};
 
@@ -128,7 +131,7 @@ impl Algebra for Numbers {
 pub(super) struct Contributions {
     sets: Vec<BTreeSet<u32>>,
     ids: HashMap<BTreeSet<u32>, u32>,
-    unions: HashMap<(u32, u32), u32>,
+    unions: Map<(u32, u32), u32>,
     blocks: Vec<Block>,
     block_ids: HashMap<Block, u32>,
 }

@@ -5,8 +5,8 @@
 //! between cells, and what cuts one side of a link cuts the other. So a task maps cells to cells, in order, and a launch in which each
 //! cell has fewer elements goes through the same steps.
 
-use super::error::FieldError;
-use std::collections::{BTreeSet, HashSet};
+use super::{error::FieldError, hash::Set};
+use std::collections::BTreeSet;
 
 /// Most cells that lines are cut into, all together.
 const MAX_CELLS: usize = 1 << 22;
@@ -20,8 +20,8 @@ pub(super) type Stretch = (u32, i32, i32);
 #[derive(Default)]
 pub(super) struct Lines {
     cuts: Vec<BTreeSet<i32>>,
-    links: HashSet<(u32, i32, u32, i32, i32)>,
-    seen: HashSet<Stretch>,
+    links: Set<(u32, i32, u32, i32, i32)>,
+    seen: Set<Stretch>,
 }
 
 impl Lines {
@@ -47,7 +47,8 @@ impl Lines {
         self.stretch((a, at, len));
         self.stretch((b, other, len));
         if len > 1 && (a, at) != (b, other) {
-            let (x, y) = if (a, at) < (b, other) { ((a, at), (b, other)) } else { ((b, other), (a, at)) };
+            let (x, y) =
+                if (a, at) < (b, other) { ((a, at), (b, other)) } else { ((b, other), (a, at)) };
             self.links.insert((x.0, x.1, y.0, y.1, len));
         }
     }
@@ -59,7 +60,11 @@ impl Lines {
         while changed.contains(&true) {
             let before = std::mem::replace(&mut changed, vec![false; self.cuts.len()]);
             for &(a, at, b, other, len) in &links {
-                if !before[a as usize] && !before[b as usize] && !changed[a as usize] && !changed[b as usize] {
+                if !before[a as usize]
+                    && !before[b as usize]
+                    && !changed[a as usize]
+                    && !changed[b as usize]
+                {
                     continue;
                 }
                 for (from, base, to, onto) in [(a, at, b, other), (b, other, a, at)] {

@@ -60,9 +60,8 @@ impl<'c, 'a> Case<'c, 'a> {
         let interface = |what: String| FieldError::Interface { what };
         for (id, b) in plan.buffers.iter().filter(|(_, b)| b.space == Space::In) {
             let tensor = case.dims.program.tensor(&b.name);
-            let tensor = tensor.ok_or_else(|| {
-                interface(format!("the pipeline has no tensor `{}`", b.name))
-            })?;
+            let tensor = tensor
+                .ok_or_else(|| interface(format!("the pipeline has no tensor `{}`", b.name)))?;
             case.values.insert(id, tensor.id);
         }
         let outputs: Vec<BufId> =

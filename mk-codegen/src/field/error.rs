@@ -42,7 +42,9 @@ pub enum FieldError {
         help: String,
     },
     /// More than is evaluated.
-    #[error("the plan has too many {what} to be evaluated\n  help: use smaller sizes, or a smaller world")]
+    #[error(
+        "the plan has too many {what} to be evaluated\n  help: use smaller sizes, or a smaller world"
+    )]
     TooLarge {
         /// Of what there are too many.
         what: String,

@@ -4,11 +4,12 @@ use super::{
     algebra::Algebra,
     cells::Cells,
     error::FieldError,
+    hash::Map,
     leaf::{Context, Piece, Tile},
     unroll::{Touch, Unrolled},
 };
 use crate::ir::Point;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Most elements of all memory, scaled.
 const MAX_ELEMENTS: usize = 1 << 25;
@@ -64,9 +65,7 @@ pub(super) fn run<A: Algebra>(
         }
         memory.push(match given(algebra, i as u32) {
             Some(given) => given,
-            None => {
-                Scaled { shape, data: vec![A::ZERO; len], writers: vec![NOBODY; len] }
-            }
+            None => Scaled { shape, data: vec![A::ZERO; len], writers: vec![NOBODY; len] },
         });
     }
     let mut launch = Launch {
@@ -74,8 +73,8 @@ pub(super) fn run<A: Algebra>(
         cells,
         line_of,
         memory,
-        waiting: HashMap::new(),
-        begun: HashMap::new(),
+        waiting: Map::default(),
+        begun: Map::default(),
         work: 0,
     };
     let mut queue: VecDeque<usize> = (0..unrolled.tasks.len()).collect();
@@ -110,9 +109,9 @@ struct Launch<'l, 'a, E, F> {
     line_of: F,
     memory: Vec<Scaled<E>>,
     /// Tasks that wait for an element.
-    waiting: HashMap<(u32, usize), Vec<usize>>,
+    waiting: Map<(u32, usize), Vec<usize>>,
     /// Tasks that have begun: how many touches are done, and what they have.
-    begun: HashMap<usize, (usize, Context<E>)>,
+    begun: Map<usize, (usize, Context<E>)>,
     work: u64,
 }
 
@@ -151,8 +150,7 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
                     p if p == run.last => Point::End,
                     _ => Point::Inner,
                 };
-                self.work +=
-                    context.consume(algebra, family, point, t.phase).map_err(misfit)?;
+                self.work += context.consume(algebra, family, point, t.phase).map_err(misfit)?;
                 if self.work > MAX_WORK {
                     return Err(FieldError::TooLarge { what: "multiplications".into() });
                 }
@@ -162,7 +160,8 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
                 let size = [rows.starts.len(), rows.cols];
                 let data = context.stored(algebra, family, t, size, run.last).map_err(misfit)?;
                 if data.len() != len {
-                    let what = format!("`{}` takes {len} elements, and gets {}", t.operand, data.len());
+                    let what =
+                        format!("`{}` takes {len} elements, and gets {}", t.operand, data.len());
                     return Err(misfit(what));
                 }
                 self.write(task, t, &rows, &data, queue)?;
@@ -180,7 +179,9 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
             (at, self.cells.at(line + d as u32, base + len) - at)
         };
         let region = self.unrolled.region(t);
-        let Some((last, outer)) = region.split_last() else { return Rows { starts: vec![0], cols: 1 } };
+        let Some((last, outer)) = region.split_last() else {
+            return Rows { starts: vec![0], cols: 1 };
+        };
         let (base, cols) = scaled((outer.len(), last));
         let mut starts = vec![0];
         for (d, dim) in outer.iter().enumerate() {

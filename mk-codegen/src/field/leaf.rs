@@ -127,7 +127,9 @@ impl<E: Copy + PartialEq> Context<E> {
         let b = match (b_layout, gated) {
             (BLayout::Nk, _) => b.transposed(),
             // `[k, 2, n]`: gates and ups side by side.
-            (BLayout::Kn, true) => Tile { rows: b.rows / 2, cols: b.cols * 2, data: b.data.clone() },
+            (BLayout::Kn, true) => {
+                Tile { rows: b.rows / 2, cols: b.cols * 2, data: b.data.clone() }
+            }
             (BLayout::Kn, false) => b.clone(),
         };
         if a.cols != b.rows {
@@ -151,11 +153,7 @@ impl<E: Copy + PartialEq> Context<E> {
         Ok(work)
     }
 
-    fn attend<A: Algebra<Elem = E>>(
-        &mut self,
-        algebra: &mut A,
-        scale: f32,
-    ) -> Result<u64, Misfit> {
+    fn attend<A: Algebra<Elem = E>>(&mut self, algebra: &mut A, scale: f32) -> Result<u64, Misfit> {
         let state = self.carried()?;
         let found = [Operand::Q, Operand::K, Operand::V].map(|o| self.latest(o));
         let [Some(q), Some(k), Some(v)] = found else {
@@ -216,9 +214,14 @@ impl<E: Copy + PartialEq> Context<E> {
                 let tile = match &self.sum {
                     Some(sum) => sum.clone(),
                     // Nothing is added up.
-                    None => match (gated(epilogue), write.operand == Operand::E0 && saves_gates(epilogue)) {
+                    None => match (
+                        gated(epilogue),
+                        write.operand == Operand::E0 && saves_gates(epilogue),
+                    ) {
                         (true, true) => Tile::filled(rows / 2, cols * 2, A::ZERO),
-                        (gated, _) => Tile::filled(rows, if gated { cols * 2 } else { cols }, A::ZERO),
+                        (gated, _) => {
+                            Tile::filled(rows, if gated { cols * 2 } else { cols }, A::ZERO)
+                        }
                     },
                 };
                 self.finished(algebra, epilogue, Some(write.operand), tile)
@@ -226,7 +229,11 @@ impl<E: Copy + PartialEq> Context<E> {
             Leaf::AttendTile { .. } => {
                 let state = match self.carried()? {
                     Some(state) => state,
-                    None => Attention::new(algebra, if write.operand == Operand::Lse { rows * cols } else { rows }, cols),
+                    None => Attention::new(
+                        algebra,
+                        if write.operand == Operand::Lse { rows * cols } else { rows },
+                        cols,
+                    ),
                 };
                 let values = match write.operand {
                     Operand::AccOut => state.acc.data.clone(),
@@ -310,7 +317,9 @@ impl<E: Copy + PartialEq> Context<E> {
                     let other = tails.next().and_then(|o| self.latest(*o));
                     let n = if *op == EpilogueOp::Bias { tile.cols } else { tile.data.len() };
                     let Some(other) = other.filter(|o| o.data.len() == n) else {
-                        return Err(format!("the operand of {op:?} has another size than the tile"));
+                        return Err(format!(
+                            "the operand of {op:?} has another size than the tile"
+                        ));
                     };
                     for (x, y) in tile.data.iter_mut().zip(other.data.iter().cycle()) {
                         *x = match op {

@@ -143,7 +143,8 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
             for (i, j) in from[from.len() - behind..].iter().zip(&to[to.len() - behind..]) {
                 self.link((t, Some(*i)), (w, Some(*j)))?;
             }
-            let (Some(d), true) = (to.first(), from.len() <= behind + 1 && behind + 1 == to.len()) else {
+            let (Some(d), true) = (to.first(), from.len() <= behind + 1 && behind + 1 == to.len())
+            else {
                 return Err("`src` are not put together along the first dimension of `dst`".into());
             };
             let (line, base, len) = self.stretch(w, *d);
@@ -265,7 +266,8 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
                         let columns = self.matrix(q)?.columns;
                         self.link((t, m.columns), (q, columns))?;
                     }
-                    let values = touches.iter().find(|v| v.operand == Operand::V && v.phase == t.phase);
+                    let values =
+                        touches.iter().find(|v| v.operand == Operand::V && v.phase == t.phase);
                     if let Some(v) = values {
                         let rows = self.matrix(v)?.rows;
                         self.link((t, m.rows), (v, rows))?;

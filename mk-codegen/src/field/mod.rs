@@ -18,6 +18,7 @@ mod attend;
 mod cells;
 mod compare;
 mod error;
+mod hash;
 mod launch;
 mod leaf;
 mod links;
@@ -75,9 +76,8 @@ pub fn evaluate(
     bound: &Bound,
     options: &Options,
 ) -> Result<Evaluation, FieldError> {
-    let run_time = |t: &TableSource| {
-        matches!(t, TableSource::Runtime { .. } | TableSource::Places { .. })
-    };
+    let run_time =
+        |t: &TableSource| matches!(t, TableSource::Runtime { .. } | TableSource::Places { .. });
     if plan.tables.values().any(|t| run_time(&t.source)) {
         let help = "no pipeline has tables yet; `mk check` without `--against` proves the rest";
         return Err(FieldError::unsupported("a plan with tables that come with a launch", help));
@@ -91,9 +91,9 @@ pub fn evaluate(
     all.values = values(plan, max, options.values);
     for value in all.values.clone() {
         let sizes = BTreeMap::from([(name.clone(), value as u64)]);
-        let bound = program.rebind(bound, &sizes).map_err(|e| FieldError::Interface {
-            what: format!("{name} = {value}: {e}"),
-        })?;
+        let bound = program
+            .rebind(bound, &sizes)
+            .map_err(|e| FieldError::Interface { what: format!("{name} = {value}: {e}") })?;
         let with = format!("{name} = {value}");
         launches(&plan.at(dim, value), program, &bound, options, &with, &mut all)?;
     }
@@ -118,7 +118,7 @@ fn values(plan: &Plan, max: i32, most: usize) -> Vec<i32> {
     let near = |n: i32| [n, n - 1, n + 1];
     let wanted = [max, 1, world + 1, max - 1]
         .into_iter()
-        .chain(steps.iter().rev().flat_map(|n| near(n.saturating_mul(world.min(2)) )))
+        .chain(steps.iter().rev().flat_map(|n| near(n.saturating_mul(world.min(2)))))
         .chain([max / 2 + 1, max / 3])
         .chain(steps.iter().flat_map(|n| near(*n)));
     let mut list = Vec::new();

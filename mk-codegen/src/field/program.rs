@@ -160,9 +160,7 @@ pub(super) fn evaluate<A: Algebra>(
     for i in 0..dims.program.n_values() {
         let value = ValueId::new(i);
         let made = match dims.program.def(value) {
-            Some(Def::Node(node)) => {
-                Evaluator { algebra, dims, cells, values: &values }.node(node)
-            }
+            Some(Def::Node(node)) => Evaluator { algebra, dims, cells, values: &values }.node(node),
             _ => match dims.placement(value) {
                 Some(Placement::Partial) => Value::Summands(
                     (0..dims.ranks).map(|r| input(algebra, dims, cells, value, Some(r))).collect(),
@@ -216,9 +214,7 @@ impl<A: Algebra> Evaluator<'_, A> {
         let x = &values[node.inputs[0].index()];
         let y = node.inputs.get(1).map(|y| &values[y.index()]);
         match (node.op, y) {
-            (Op::Gather { .. }, _) | (Op::Cast(DType::F32), _) => {
-                self.each(x, |_, t| t.clone())
-            }
+            (Op::Gather { .. }, _) | (Op::Cast(DType::F32), _) => self.each(x, |_, t| t.clone()),
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
             (Op::ReduceScatter { .. } | Op::AllReduce { .. }, _) => match x {
                 Value::Whole(t) => Value::Whole(t.clone()),
@@ -234,7 +230,9 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Cast(DType::F16), _) => self.map(x, |a, e| a.apply(Function::RoundF16, e)),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
             // The checker gives these operations two operands.
-            (Op::Gemm { .. } | Op::Bias | Op::Add | Op::Mul, None) => self.each(x, |_, t| t.clone()),
+            (Op::Gemm { .. } | Op::Bias | Op::Add | Op::Mul, None) => {
+                self.each(x, |_, t| t.clone())
+            }
         }
     }
 
@@ -328,7 +326,11 @@ impl<A: Algebra> Evaluator<'_, A> {
             let columns = if b_transposed { &b.shape[..1] } else { &b.shape[1..] };
             Tensor { shape: [&[m], columns].concat(), data }
         };
-        if is_whole && !cut { Value::Whole(of(0)) } else { Value::Summands((0..dims.ranks).map(of).collect()) }
+        if is_whole && !cut {
+            Value::Whole(of(0))
+        } else {
+            Value::Summands((0..dims.ranks).map(of).collect())
+        }
     }
 }
 

@@ -3,12 +3,11 @@
 //! Waits and posts are left out. In a plan that verifies, a read sees the writes of its own version (rules 1 and 5), so that
 //! what is written where decides what is read.
 
-use super::error::FieldError;
+use super::{error::FieldError, hash::Map};
 use crate::ir::{
     Access, BufId, Entity, Env, EvalError, Expr, FamId, Family, Mode, Operand, Plan, Point,
     PointError, Points, TabId, Task, Var,
 };
-use std::collections::HashMap;
 
 /// Most regions that a launch touches, of a plan that is evaluated.
 const MAX_TOUCHES: usize = 1 << 24;
@@ -85,10 +84,7 @@ impl Unrolled<'_> {
 }
 
 /// Unrolls a launch.
-pub(super) fn unroll<'a>(
-    points: &Points<'a>,
-    epoch: i64,
-) -> Result<Unrolled<'a>, FieldError> {
+pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64) -> Result<Unrolled<'a>, FieldError> {
     let plan = points.plan;
     let ranks = plan.mesh.size() as usize;
     let mut shapes = Vec::new();
@@ -106,7 +102,7 @@ pub(super) fn unroll<'a>(
             dims: Vec::new(),
             domains: Vec::new(),
         },
-        slabs: HashMap::new(),
+        slabs: Map::default(),
     };
     for (id, family) in plan.families.iter().filter(|(_, f)| !f.accesses.is_empty()) {
         for rank in 0..ranks {
@@ -130,7 +126,7 @@ struct Known<'a> {
 struct Walk<'p, 'a> {
     points: &'p Points<'a>,
     out: Unrolled<'a>,
-    slabs: HashMap<Slab, u32>,
+    slabs: Map<Slab, u32>,
 }
 
 impl<'a> Walk<'_, 'a> {

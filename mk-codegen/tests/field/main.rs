@@ -1,6 +1,10 @@
 //! Plans against their pipelines, over finite fields.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod judges;
+mod mutate;
+mod speed;
 
 use common::{CASES, VARIANTS};
 use mk_codegen::{
