@@ -102,7 +102,7 @@ mod tests {
         for w in cuts.windows(2) {
             let (k, v) = (rows(&k, w[0], w[1]), rows(&v, w[0], w[1]));
             let before = state.acc.clone();
-            let masked = |i: usize, j: usize| causal && w[0] + j > 2 * i;
+            let masked = |i: usize, j: usize| causal && w[0] + j > 2 * i + 1;
             state.step(&mut numbers, [&q, &k, &v], 0.5, masked);
             if forget {
                 // Another maximum for the sums of the step before.

@@ -98,7 +98,7 @@ impl Cells {
         let mut total = 0;
         for line in &cuts {
             first.push(total);
-            total += line.len() - 1;
+            total += line.len().saturating_sub(1);
         }
         // Cells that links join have equally many elements.
         let mut joined = Joined::new(total);
@@ -114,7 +114,7 @@ impl Cells {
         }
         let mut two = vec![false; total];
         for (line, first) in cuts.iter().zip(&first) {
-            let n = line.len() - 1;
+            let n = line.len().saturating_sub(1);
             for i in (0..n).filter(|i| n <= FEW || *i == 0 || *i + 1 == n) {
                 two[joined.root(first + i)] = true;
             }

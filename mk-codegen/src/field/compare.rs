@@ -22,6 +22,8 @@ pub(super) struct Case<'c, 'a> {
     values: BTreeMap<BufId, ValueId>,
     /// The first line of each buffer on each rank.
     lines: Vec<Vec<u32>>,
+    /// The line of places in a sequence.
+    sequence: u32,
 }
 
 /// The first wrong element: a result, a rank, and places in what the rank has and in the whole.
@@ -56,7 +58,8 @@ impl<'c, 'a> Case<'c, 'a> {
             }
             first.push(of_buffer);
         }
-        let mut case = Case { unrolled, dims, values: BTreeMap::new(), lines: first };
+        let sequence = lines.line(0);
+        let mut case = Case { unrolled, dims, values: BTreeMap::new(), lines: first, sequence };
         let interface = |what: String| FieldError::Interface { what };
         for (id, b) in plan.buffers.iter().filter(|(_, b)| b.space == Space::In) {
             let tensor = case.dims.program.tensor(&b.name);
@@ -82,7 +85,7 @@ impl<'c, 'a> Case<'c, 'a> {
                 None => {}
             }
         }
-        links::tasks(lines, unrolled, |slab| case.line(slab))?;
+        links::tasks(lines, unrolled, |slab| case.line(slab), sequence)?;
         Ok(case)
     }
 
@@ -143,7 +146,8 @@ impl<'c, 'a> Case<'c, 'a> {
             let whole = values[value.index()].on(slab.rank);
             Some(Scaled::given(shape, places.into_iter().map(|i| whole.data[i]).collect()))
         };
-        let memory = launch::run(algebra, self.unrolled, cells, |slab| self.line(slab), given)?;
+        let line_of = |slab| self.line(slab);
+        let memory = launch::run(algebra, self.unrolled, cells, line_of, self.sequence, given)?;
         Ok((values, memory))
     }
 

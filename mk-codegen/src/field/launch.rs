@@ -12,9 +12,9 @@ use crate::ir::Point;
 use std::collections::VecDeque;
 
 /// Most elements of all memory, scaled.
-const MAX_ELEMENTS: usize = 1 << 25;
+const MAX_ELEMENTS: usize = 1 << 24;
 /// Most multiplications, scaled.
-const MAX_WORK: u64 = 1 << 32;
+const MAX_WORK: u64 = 1 << 31;
 
 /// Nobody has written an element.
 const NOBODY: u32 = 0;
@@ -44,12 +44,14 @@ impl<E: Copy> Scaled<E> {
     }
 }
 
-/// Runs all tasks on memory of which inputs are given; `line_of` gives the first line of a slab.
+/// Runs all tasks on memory of which inputs are given; `line_of` gives the first line of a slab, `sequence` is the line of places in
+/// a sequence.
 pub(super) fn run<A: Algebra>(
     algebra: &mut A,
     unrolled: &Unrolled<'_>,
     cells: &Cells,
     line_of: impl Fn(u32) -> u32,
+    sequence: u32,
     given: impl Fn(&mut A, u32) -> Option<Scaled<A::Elem>>,
 ) -> Result<Vec<Scaled<A::Elem>>, FieldError> {
     let mut memory = Vec::new();
@@ -72,6 +74,7 @@ pub(super) fn run<A: Algebra>(
         unrolled,
         cells,
         line_of,
+        sequence,
         memory,
         waiting: Map::default(),
         begun: Map::default(),
@@ -107,6 +110,7 @@ struct Launch<'l, 'a, E, F> {
     unrolled: &'l Unrolled<'a>,
     cells: &'l Cells,
     line_of: F,
+    sequence: u32,
     memory: Vec<Scaled<E>>,
     /// Tasks that wait for an element.
     waiting: Map<(u32, usize), Vec<usize>>,
@@ -150,7 +154,10 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
                     p if p == run.last => Point::End,
                     _ => Point::Inner,
                 };
-                self.work += context.consume(algebra, family, point, t.phase).map_err(misfit)?;
+                let places = unrolled.positions.get(&(task as u32, t.phase));
+                let places = places.map(|at| at.map(|x| self.cells.at(self.sequence, x)));
+                self.work +=
+                    context.consume(algebra, family, point, t.phase, places).map_err(misfit)?;
                 if self.work > MAX_WORK {
                     return Err(FieldError::TooLarge { what: "multiplications".into() });
                 }

@@ -78,13 +78,15 @@ impl<E: Copy + PartialEq> Context<E> {
         of.max_by_key(|p| p.touch.phase).map(|p| &p.tile)
     }
 
-    /// Arithmetic when all that a phase reads is there. Returns how many products it took.
+    /// Arithmetic when all that a phase reads is there, `places` being those of the first query and key in the scaled sequence, where
+    /// they mask. Returns how many products it took.
     pub fn consume<A: Algebra<Elem = E>>(
         &mut self,
         algebra: &mut A,
         family: &Family,
         point: Point,
         phase: u32,
+        places: Option<[usize; 2]>,
     ) -> Result<u64, Misfit> {
         let pair = match &family.leaf {
             Leaf::MmaTile { .. } => [Operand::A, Operand::B],
@@ -100,7 +102,9 @@ impl<E: Copy + PartialEq> Context<E> {
             Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
                 self.multiply(algebra, *a_layout, *b_layout, gated(epilogue))?
             }
-            Leaf::AttendTile { scale, .. } => self.attend(algebra, f32::from_bits(*scale))?,
+            Leaf::AttendTile { scale, .. } => {
+                self.attend(algebra, f32::from_bits(*scale), places)?
+            }
             _ => 0,
         };
         self.pieces.retain(|p| p.touch.phase != phase || !pair.contains(&p.touch.operand));
@@ -153,7 +157,12 @@ impl<E: Copy + PartialEq> Context<E> {
         Ok(work)
     }
 
-    fn attend<A: Algebra<Elem = E>>(&mut self, algebra: &mut A, scale: f32) -> Result<u64, Misfit> {
+    fn attend<A: Algebra<Elem = E>>(
+        &mut self,
+        algebra: &mut A,
+        scale: f32,
+        places: Option<[usize; 2]>,
+    ) -> Result<u64, Misfit> {
         let state = self.carried()?;
         let found = [Operand::Q, Operand::K, Operand::V].map(|o| self.latest(o));
         let [Some(q), Some(k), Some(v)] = found else {
@@ -169,7 +178,8 @@ impl<E: Copy + PartialEq> Context<E> {
             return Err("queries, keys, values and accumulator do not fit each other".into());
         }
         let work = q.rows * k.rows * (q.cols + v.cols);
-        state.step(algebra, [q, k, v], scale, |_, _| false);
+        let masked = |i: usize, j: usize| places.is_some_and(|[q, k]| q + i < k + j);
+        state.step(algebra, [q, k, v], scale, masked);
         self.attention = Some(state);
         Ok(work as u64)
     }

@@ -10,15 +10,16 @@ use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Leaf, Operand, gated, saves_gates,
 };
 
-/// Adds the links of all tasks. `line_of` gives the first line of a slab.
+/// Adds the links of all tasks. `line_of` gives the first line of a slab, `sequence` is the line of places in a sequence.
 pub(super) fn tasks(
     lines: &mut Lines,
     unrolled: &Unrolled<'_>,
     line_of: impl Fn(u32) -> u32,
+    sequence: u32,
 ) -> Result<(), FieldError> {
     for (i, task) in unrolled.tasks.iter().enumerate() {
         let touches = &unrolled.touches[task.touches.start as usize..task.touches.end as usize];
-        let mut linker = Linker { lines, unrolled, line_of: &line_of };
+        let mut linker = Linker { lines, unrolled, line_of: &line_of, sequence };
         for t in touches {
             for d in 0..unrolled.region(t).len() {
                 let stretch = linker.stretch(t, d);
@@ -26,7 +27,7 @@ pub(super) fn tasks(
             }
         }
         linker
-            .task(task, touches)
+            .task(i as u32, task, touches)
             .map_err(|message| FieldError::misfit(unrolled.place(i), message))?;
     }
     Ok(())
@@ -36,6 +37,7 @@ struct Linker<'l, 'a, F> {
     lines: &'l mut Lines,
     unrolled: &'l Unrolled<'a>,
     line_of: &'l F,
+    sequence: u32,
 }
 
 /// Rows and columns of a tile: which dimensions they are. Of one row, none is.
@@ -51,14 +53,14 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
         ((self.line_of)(t.slab) + d as u32, base, len)
     }
 
-    fn task(&mut self, task: &TaskRun, touches: &[Touch]) -> Result<(), String> {
+    fn task(&mut self, number: u32, task: &TaskRun, touches: &[Touch]) -> Result<(), String> {
         match &self.unrolled.plan.families[task.family].leaf {
             Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => self.copy(task, touches),
             Leaf::ReduceTile { epilogue } => self.sum(epilogue, touches),
             Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
                 self.product(*a_layout, *b_layout, epilogue, touches)
             }
-            Leaf::AttendTile { .. } => self.attend(touches),
+            Leaf::AttendTile { .. } => self.attend(number, touches),
             Leaf::Signal | Leaf::Enter => Ok(()),
         }
     }
@@ -254,7 +256,7 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
         Ok(Matrix { rows: Some(rows), columns: Some(front + 2) })
     }
 
-    fn attend(&mut self, touches: &[Touch]) -> Result<(), String> {
+    fn attend(&mut self, number: u32, touches: &[Touch]) -> Result<(), String> {
         let find = |o| touches.iter().find(|t| t.operand == o);
         let (q, v) = (find(Operand::Q), find(Operand::V));
         for t in touches {
@@ -262,6 +264,25 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
             match t.operand {
                 Operand::Q => {}
                 Operand::K => {
+                    // Who is masked follows from places in the sequence, which are one index for queries and keys.
+                    if let (Some(at), Some(q)) =
+                        (self.unrolled.positions.get(&(number, t.phase)), q)
+                    {
+                        let queries = self.matrix(q)?.rows;
+                        for (t, rows, at) in [(q, queries, at[0]), (t, m.rows, at[1])] {
+                            if at < 0 {
+                                return Err(format!("`{}` is at {at} of its sequence", t.operand));
+                            }
+                            let place = (self.sequence, at, self.len(t, rows));
+                            match rows {
+                                Some(d) => {
+                                    let own = self.stretch(t, d);
+                                    self.lines.link(own, place);
+                                }
+                                None => self.lines.stretch(place),
+                            }
+                        }
+                    }
                     if let Some(q) = q {
                         let columns = self.matrix(q)?.columns;
                         self.link((t, m.columns), (q, columns))?;

@@ -24,6 +24,8 @@ mod leaf;
 mod links;
 mod number;
 mod program;
+#[cfg(test)]
+mod tests;
 mod unroll;
 
 pub use error::{FieldError, Wrong};
@@ -48,9 +50,9 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Seed 0, plans of which all launches are alike, 6 values.
+    /// Seed 0, plans of which all launches are alike, 4 values.
     fn default() -> Options {
-        Options { seed: 0, period: 1, values: 6 }
+        Options { seed: 0, period: 1, values: 4 }
     }
 }
 
@@ -116,10 +118,11 @@ fn values(plan: &Plan, max: i32, most: usize) -> Vec<i32> {
         }
     }
     let near = |n: i32| [n, n - 1, n + 1];
-    let wanted = [max, 1, world + 1, max - 1]
+    let of_ranks = steps.iter().rev().flat_map(|n| near(n.saturating_mul(world.min(2))));
+    let wanted = [max, 1, world + 1]
         .into_iter()
-        .chain(steps.iter().rev().flat_map(|n| near(n.saturating_mul(world.min(2)))))
-        .chain([max / 2 + 1, max / 3])
+        .chain(of_ranks)
+        .chain([max - 1, max / 2 + 1, max / 3])
         .chain(steps.iter().flat_map(|n| near(*n)));
     let mut list = Vec::new();
     for value in wanted.filter(|v| (1..=max).contains(v)) {

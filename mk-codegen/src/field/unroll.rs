@@ -54,6 +54,8 @@ pub(super) struct Unrolled<'a> {
     pub tasks: Vec<TaskRun>,
     pub touches: Vec<Touch>,
     pub slabs: Vec<Slab>,
+    /// Places in the sequence of the first query and the first key, by task and phase, of attention that masks by them.
+    pub positions: Map<(u32, u32), [i32; 2]>,
     /// Extents by buffer and rank.
     pub shapes: Vec<Vec<Vec<i64>>>,
     dims: Vec<(i32, i32)>,
@@ -98,6 +100,7 @@ pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64) -> Result<Unrolled<'a>
             tasks: Vec::new(),
             touches: Vec::new(),
             slabs: Vec::new(),
+            positions: Map::default(),
             shapes,
             dims: Vec::new(),
             domains: Vec::new(),
@@ -121,6 +124,13 @@ struct Known<'a> {
     version: Expr,
     each: Option<Expr>,
     when: Option<Expr>,
+}
+
+/// What tasks of a family do on a rank.
+struct Body<'a> {
+    inner: Option<Expr>,
+    positions: Option<[Expr; 2]>,
+    accesses: Vec<Known<'a>>,
 }
 
 struct Walk<'p, 'a> {
@@ -151,11 +161,13 @@ impl<'a> Walk<'_, 'a> {
         accesses.sort_by_key(|a| a.access.mode != Mode::Read);
         let extents: Vec<_> = family.domain.iter().map(|(_, e)| known(e)).collect();
         let inner = family.inner.as_ref().map(|(_, e)| known(e));
+        let positions = family.positions.as_ref().map(|p| [known(&p.q), known(&p.k)]);
         let mut vars = vec![0; Var::DOMAIN as usize + extents.len()];
         vars[Var::RANK.0 as usize] = rank as i64;
         vars[Var::EPOCH.0 as usize] = epoch;
         let mut task = Task { family: id, vars };
-        self.nest(&mut task, &extents, &inner, &accesses)
+        let body = Body { inner, positions, accesses };
+        self.nest(&mut task, &extents, &body)
     }
 
     fn value(&self, task: &Task, e: &Expr) -> Result<i64, FieldError> {
@@ -179,32 +191,21 @@ impl<'a> Walk<'_, 'a> {
         })
     }
 
-    fn nest(
-        &mut self,
-        task: &mut Task,
-        rest: &[Expr],
-        inner: &Option<Expr>,
-        accesses: &[Known<'a>],
-    ) -> Result<(), FieldError> {
+    fn nest(&mut self, task: &mut Task, rest: &[Expr], body: &Body<'a>) -> Result<(), FieldError> {
         let Some((extent, rest)) = rest.split_first() else {
-            return self.task(task, inner, accesses);
+            return self.task(task, body);
         };
         let depth = task.vars.len() - rest.len() - 1;
         for i in 0..self.value(task, extent)?.max(0) {
             task.vars[depth] = i;
-            self.nest(task, rest, inner, accesses)?;
+            self.nest(task, rest, body)?;
         }
         task.vars[depth] = 0;
         Ok(())
     }
 
-    fn task(
-        &mut self,
-        task: &mut Task,
-        inner: &Option<Expr>,
-        accesses: &[Known<'a>],
-    ) -> Result<(), FieldError> {
-        let n = match inner {
+    fn task(&mut self, task: &mut Task, body: &Body<'a>) -> Result<(), FieldError> {
+        let n = match &body.inner {
             Some(e) => self.value(task, e)?.max(0),
             None => 0,
         };
@@ -216,8 +217,14 @@ impl<'a> Walk<'_, 'a> {
                 _ => Point::Inner,
             };
             task.vars[Var::INNER.0 as usize] = if point == Point::Inner { phase - 1 } else { 0 };
-            for a in accesses.iter().filter(|a| a.access.at == point) {
+            let before = self.out.touches.len();
+            for a in body.accesses.iter().filter(|a| a.access.at == point) {
                 self.access(task, a, phase as u32)?;
+            }
+            let keys = self.out.touches[before..].iter().any(|t| t.operand == Operand::K);
+            if let (Some([q, k]), true) = (&body.positions, keys) {
+                let at = [self.value(task, q)? as i32, self.value(task, k)? as i32];
+                self.out.positions.insert((self.out.tasks.len() as u32, phase as u32), at);
             }
         }
         task.vars[Var::INNER.0 as usize] = 0;
