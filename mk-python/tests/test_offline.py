@@ -5,6 +5,7 @@ import inspect
 import os
 import pathlib
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -156,6 +157,13 @@ class Settings(Case):
         block = mk.SETTINGS[names.index("block")]
         self.assertEqual((block.form, block.default), ("ROWSxCOLUMNSxDEPTH", "128x256x64"))
         self.assertEqual(repr(block), "<mk.Setting block=128x256x64, of ROWSxCOLUMNSxDEPTH>")
+
+    def test_the_document_has_every_setting(self):
+        text = (pathlib.Path(__file__).parents[2] / "docs/tuning.md").read_text()
+        table = text.split("<!-- settings: begin -->")[1].split("<!-- settings: end -->")[0]
+        rows = [[c.strip(" `") for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.strip().splitlines()[2:]]
+        listed = [(s.name, s.doc, s.form, s.default) for s in mk.SETTINGS]
+        self.assertEqual(listed, [(name, doc, form.replace("\\|", "|"), default) for name, doc, form, default, _ in rows])
 
     def test_values_that_do_not_fit(self):
         for settings, words in (
