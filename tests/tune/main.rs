@@ -466,7 +466,12 @@ fn an_explanation_says_where_settings_come_from() {
         for (config, origin, ms, words) in [
             (&given, Origin::Given, None, "as the options say"),
             (&best, Origin::Measured, Some(0.0625), "62.5 us measured"),
-            (&chosen, Origin::Predicted, None, "the best that a search of predictions found"),
+            (
+                &chosen,
+                Origin::Predicted,
+                None,
+                "the best of those that were predicted, a part of all",
+            ),
         ] {
             let made = made(config);
             let explained = explain(Subject::Made(&made));

@@ -12,7 +12,7 @@ impl fmt::Display for Explanation {
             Origin::Given => "as the options say",
             Origin::Measured => "measured by `mk tune` to be the best",
             Origin::Predicted => {
-                "the best that a search of predictions found; `mk tune` would measure"
+                "the best of those that were predicted, a part of all; `mk tune` would measure"
             }
             Origin::Default => "the default",
         };
