@@ -453,7 +453,7 @@ class Rendezvous(Case):
         # Only the last exchange is still in the store.
         self.assertEqual(len(store.values), ranks)
 
-    def test_who_is_missing_is_named(self):
+    def test_a_missing_rank_is_named(self):
         store = fake_torch.Store()
         store.set("test/0/2", b"m")
         with self.raises(mk.RendezvousError, "missing: ranks 1, 3", "waited 0.2 s", "same order"):

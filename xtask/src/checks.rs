@@ -5,7 +5,7 @@ use crate::{
     documents, python,
     run::{Result, cargo, root, step},
     setup::setup,
-    strata,
+    strata, words,
 };
 use std::{
     fs,
@@ -66,6 +66,10 @@ fn source_rules() -> Result<()> {
     for file in files(&root())? {
         let text = read(&file)?;
         let name = file.strip_prefix(root()).unwrap_or(&file).display().to_string();
+        words::check(&file, &text, &mut wrong);
+        if name.ends_with(".py") || name.ends_with(".pyi") {
+            continue;
+        }
         let lines = text.lines().count();
         if lines > MAX_LINES {
             wrong.push(format!("{name} has {lines} lines: split it"));
@@ -82,7 +86,7 @@ fn source_rules() -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n       ")) }
 }
 
-/// Rust, CUDA and template files below a folder, without build output.
+/// Rust, CUDA, template and Python files below a folder, without build output.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut out = Vec::new();
     let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -93,7 +97,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
             if !name.starts_with('.') && !name.starts_with("target") {
                 out.extend(files(&path)?);
             }
-        } else if [".rs", ".cuh", ".cu", ".j2"].iter().any(|e| name.ends_with(e)) {
+        } else if words::has_names(&name) {
             out.push(path);
         }
     }

@@ -10,6 +10,7 @@ mod run;
 mod sass;
 mod setup;
 mod strata;
+mod words;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
