@@ -12,7 +12,7 @@ use mk::ir::{EpilogueOp, Family, Leaf, Plan};
 use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
 use mk::settings::{AllReduce, Config, Reduction};
-use mk::tune::{Choice, Made, Verdict, Why};
+use mk::tune::{Choice, Fusion, Reason, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -69,7 +69,7 @@ fn chosen_settings_that_take_too_many_registers_give_way() {
     let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
     let config = Config { ranks: 5, ..Config::default() };
     let narrow = Config { block: [128, 128, 64], ..config.clone() };
-    let verdict = Verdict::new(Made::Fused, Why::Predicted);
+    let verdict = Verdict::new(Fusion::Fused, Reason::Predicted);
     let choice = Choice { verdict, configs: vec![config.clone()] };
     let options = JitOptions { use_cache: false, ..JitOptions::default() };
     let make = |instead| {

@@ -1,7 +1,7 @@
 //! From a pipeline with sizes to a loadable kernel: plan, proof, CUDA, CUBIN. Needs no GPU.
 
 use crate::{
-    choice::{Choice, Made, Part, Verdict, parts},
+    choice::{Choice, Fusion, Part, Verdict, parts},
     error::FunctionError,
     parallel::in_parallel,
 };
@@ -96,8 +96,8 @@ impl Composition {
     ) -> Result<Composition, FunctionError> {
         let verdict = choice.verdict;
         let parts = match verdict.made {
-            Made::Fused => Vec::new(),
-            Made::Apart => parts(program, bound)
+            Fusion::Fused => Vec::new(),
+            Fusion::Apart => parts(program, bound)
                 .map_err(|why| FunctionError::mismatch(format!("it does not come apart: {why}")))?,
         };
         let list = parts.iter().map(|p| (&p.program, &p.bound));

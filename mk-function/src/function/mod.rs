@@ -26,7 +26,7 @@ pub use wiring::{Place, Wires, Wiring};
 
 use crate::{
     build::{Composition, Planned},
-    choice::{self, Cache, Choice, Fuse, Terms, Verdict},
+    choice::{self, Cache, Choice, Conditions, Fuse, Verdict},
     explain::explain_made,
 };
 use bind::{Bind, Run};
@@ -246,7 +246,7 @@ impl Function {
             && !self.world.shares_gpus();
         let (world, program) = (&self.world, self.signature.program());
         let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);
-        let terms = Terms { config: given, fuse, overlap, search: None };
+        let terms = Conditions { config: given, fuse, overlap, search: None };
         if !searched {
             return Ok(choice::settle(program, sizes, &terms));
         }
@@ -255,7 +255,7 @@ impl Function {
             let cache = Cache::new(&self.options.jit);
             // Without a name there is neither a measurement nor a model: the default.
             let gpu = world.gpu_name(0).unwrap_or_default();
-            let terms = Terms { search: Some((&gpu, cache.as_ref())), ..terms };
+            let terms = Conditions { search: Some((&gpu, cache.as_ref())), ..terms };
             let choice = choice::settle(program, sizes, &terms);
             said = choice.write(program, sizes).into_bytes();
         }
