@@ -266,11 +266,10 @@ impl Failure {
         violations.dedup();
         let mut distinct: Vec<Violation> = Vec::new();
         for v in violations {
-            if !distinct.iter_mut().any(|d| d.absorb(&v)) {
+            if !distinct.iter_mut().any(|d| d.absorb(&v)) && distinct.len() < Failure::MAX {
                 distinct.push(v);
             }
         }
-        distinct.truncate(Failure::MAX);
         Failure { plan: plan.name.clone(), at: None, violations: distinct }
     }
 
