@@ -1,6 +1,6 @@
 //! A pipeline as a function: compiled for the shapes that it is called with.
 
-use crate::{scenario::Res, worlds};
+use crate::{rig::alone, scenario::Res, worlds};
 use mk::{
     Bound, Function, Program,
     abi::DType,
@@ -61,6 +61,7 @@ fn calls(ranks: &[Rank]) -> Vec<Call> {
 
 #[test]
 fn shapes_are_bound_as_they_come() -> Res<()> {
+    let _alone = alone();
     for world in worlds("shapes_are_bound_as_they_come") {
         let n = u64::from(world.size());
         let reference = Reference::new(&world, &JitOptions::default())?;
@@ -103,6 +104,7 @@ fn shapes_are_bound_as_they_come() -> Res<()> {
 
 #[test]
 fn one_kernel_serves_every_number_of_rows() -> Res<()> {
+    let _alone = alone();
     for world in worlds("one_kernel_serves_every_number_of_rows") {
         let n = world.size() as usize;
         let reference = Reference::new(&world, &JitOptions::default())?;
@@ -132,6 +134,7 @@ fn one_kernel_serves_every_number_of_rows() -> Res<()> {
 
 #[test]
 fn a_call_is_traced() -> Res<()> {
+    let _alone = alone();
     for world in worlds("a_call_is_traced") {
         let n = world.size() as usize;
         let reference = Reference::new(&world, &JitOptions::default())?;
@@ -255,6 +258,7 @@ impl Set {
 
 #[test]
 fn parts_are_launched_one_after_the_other() -> Res<()> {
+    let _alone = alone();
     for world in worlds("parts_are_launched_one_after_the_other") {
         let n = world.size() as usize;
         let reference = Reference::new(&world, &JitOptions::default())?;
@@ -324,6 +328,7 @@ fn parts_are_launched_one_after_the_other() -> Res<()> {
 
 #[test]
 fn what_has_no_kernel_as_a_whole_is_called_all_the_same() -> Res<()> {
+    let _alone = alone();
     for world in worlds("what_has_no_kernel_as_a_whole_is_called_all_the_same") {
         if world.size() == 1 {
             continue;

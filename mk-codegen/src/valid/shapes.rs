@@ -26,7 +26,7 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
             product(*a_layout, *b_layout, epilogue, touched)
         }
-        Leaf::AttendTile { .. } => attend(touched),
+        Leaf::AttendTile { block, .. } => attend(*block, touched),
     }
 }
 
@@ -290,7 +290,7 @@ fn paired(touched: &[Touched<'_>]) -> Result<(), String> {
     }
 }
 
-fn attend(touched: &[Touched<'_>]) -> Option<String> {
+fn attend([tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Option<String> {
     let check = || -> Result<(), String> {
         one_place(touched, &[Operand::Q, Operand::K, Operand::V])?;
         let result = |t: &Touched<'_>| matches!(t.operand, Operand::O | Operand::AccOut);
@@ -301,6 +301,9 @@ fn attend(touched: &[Touched<'_>]) -> Option<String> {
         let (mut rows, mut keys, mut width) = (None, BTreeMap::new(), BTreeMap::new());
         for t in touched.iter().filter(|t| t.operand != Operand::Lse) {
             let Some([x, y]) = matrix(t)? else { continue };
+            if t.operand == Operand::Q && (x > i64::from(tile) || y != i64::from(depth)) {
+                return Err(format!("`q` is {x} x {y}, and a tile {tile} x {depth}"));
+            }
             let wrong = |what: &str, n: i64, other: i64| {
                 Err(format!("`{}` has {n} {what}, and others {other}", t.operand))
             };

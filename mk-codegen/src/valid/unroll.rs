@@ -13,8 +13,8 @@ use super::{
     world::{AccRec, Class, PostRec, TaskRec, WaitRec, World},
 };
 use crate::ir::{
-    Access, BufId, Each, EdgeId, Entity, Expr, FamId, MAX_TASKS, Operand, Point, PointError,
-    Points, SigId, Task, Var,
+    Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, MAX_TASKS, Operand, Point,
+    PointError, Points, SigId, Task, Var,
 };
 use std::collections::HashSet;
 
@@ -166,12 +166,21 @@ impl<'w, 'a> Unroller<'w, 'a> {
         Ok(())
     }
 
+    /// Places of queries and keys have values wherever a kernel asks for them.
+    fn positions(&self, x: &Family, task: &Task, inner: u32) -> Result<(), PointError> {
+        for step in 0..x.positions.as_ref().map_or(0, |_| inner.max(1)) {
+            self.points.positions(task, i64::from(step))?;
+        }
+        Ok(())
+    }
+
     fn task(&mut self, family: FamId, task: &Task) -> Result<(), Violation> {
         let plan = self.world.plan;
         let x = &plan.families[family];
         let inner = self.points.inner(task).map_err(Violation::Point)?;
         self.spend(family, inner)?;
         let inner = if x.inner.is_some() { inner as u32 } else { 0 };
+        self.positions(x, task, inner).map_err(Violation::Point)?;
         let id = self.class.tasks.len() as u32;
         let start = (self.class.accs.len(), self.class.waits.len(), self.class.posts.len());
         let agent = |world: &World<'_>, a| world.info(family).index(a);
