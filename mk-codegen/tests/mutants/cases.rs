@@ -239,6 +239,32 @@ pub fn random(pipeline: usize, ranks: u32, rows: u64, width: u64) -> Option<Plan
     try_compile(source, ranks, tensors, rows, &extents, set).ok()
 }
 
+/// Pipelines with a number of rows that comes with each launch.
+const DYNAMIC: &[&str] = &[
+    "fn f<M: dyn <= ROWS>(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) { gather(x) -> gemm(w) }",
+    "fn f<M: dyn <= ROWS>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> reduce_scatter }",
+    "fn f<M: dyn <= ROWS>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+    "fn f<M: dyn <= ROWS>(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
+         gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter
+     }",
+];
+
+/// How many there are.
+pub const RUN_TIME: usize = DYNAMIC.len();
+
+/// One of them with any extents, if it lowers.
+pub fn random_run_time(pipeline: usize, ranks: u32, rows: u64, width: u64) -> Option<Plan> {
+    let rows = rows * u64::from(ranks);
+    let source = DYNAMIC.get(pipeline)?.replace("ROWS", &rows.to_string());
+    let program = Program::parse(&source).unwrap_or_else(|e| panic!("{source}: {e:?}"));
+    let dims = [("K", 1 + width % 9), ("N", width), ("F", 1 + width % 13)];
+    let used = |(name, _): &(&str, u64)| program.symbols().iter().any(|s| s.name == *name);
+    let dims = dims.into_iter().filter(used).map(|(n, v)| (n.to_string(), v)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new());
+    let bound = bound.unwrap_or_else(|e| panic!("{source}: {e:?}"));
+    lower(&program, &bound, &Config { ranks, ..Config::default() }).ok()
+}
+
 fn compile(
     source: &str,
     ranks: u32,
