@@ -68,7 +68,7 @@ const JUDGED: u64 = 2;
 /// Runs, judges, times, and shows the last launch that was timed.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let options = args.gpus.ranked(&args.pipeline)?;
-    let opened = open(&options, None)?;
+    let opened = open(&options, "", None)?;
     let Device::Cuda = args.device;
     if opened.is_unknown() {
         return Err(Failure::with_help(

@@ -118,7 +118,7 @@ enum Device {
 /// Runs and judges.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let pipeline = args.gpu.gpus.ranked(&args.pipeline)?;
-    let opened = open(&pipeline, args.reference.as_deref())?;
+    let opened = open(&pipeline, "--reference", args.reference.as_deref())?;
     let ranks = opened.ranks(&pipeline);
     match choose(args, &opened, ranks)? {
         Choice::Cuda(world) => {
