@@ -1,8 +1,11 @@
 //! Every generated kernel through the real compiler: no spills, no serialised wgmma, the instructions that were meant.
 
+#[path = "../mk-codegen/tests/common/attention.rs"]
+mod attention;
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
 
+use attention::ATTENTION;
 use common::{CASES, VARIANTS, Variant, experts, plan};
 use mk::Program;
 use mk::build::Composition;
@@ -24,6 +27,16 @@ fn kernels_compile_to_cubin() {
 #[test]
 fn traced_kernels_compile_to_cubin() {
     compile(Options { trace: true });
+}
+
+#[test]
+fn attention_compiles() {
+    for (name, a) in ATTENTION {
+        let plan: Plan = a.text().parse().unwrap_or_else(|e| panic!("{name}: {e}"));
+        judge(&format!("attention_{name}"), &plan, Options::default());
+    }
+    let plan = ATTENTION[ATTENTION.len() - 1].1.text().parse().expect("reads");
+    judge("attention_traced", &plan, Options { trace: true });
 }
 
 /// Weights of each expert come through a tensor map of three dimensions.
