@@ -130,7 +130,7 @@ fn bind<'a>(
     case: Case<'a>,
     kernel: &'a KernelSource,
 ) -> Result<Session<'a>, Failure> {
-    let compiled = compile(kernel, true)?;
+    let compiled = compile(kernel, &args.pipeline, true)?;
     let limit = Duration::from_millis(args.wait_limit_ms);
     let options =
         InstanceOptions { wait_limit: limit, entry_limit: limit, ..InstanceOptions::default() };

@@ -6,6 +6,7 @@ mod npy;
 mod verdict;
 
 pub use verdict::Verdict;
+use verdict::count;
 
 use crate::{
     failure::{Failure, Kind},
@@ -138,7 +139,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             }
             let loaded = opened.lower(&pipeline, None)?;
             let why = why.map_or_else(String::new, |why| format!(": {why}"));
-            detail!("device    cpu, {ranks} ranks on the CPU executor{why}")?;
+            let ranks = count(ranks as usize, "rank", "ranks");
+            detail!("device    cpu, {ranks} on the CPU executor{why}")?;
             cpu::run(args, &loaded)
         }
     }
