@@ -1,7 +1,7 @@
 //! Tiles of attention: a lane brings queries, keys and values, two warpgroups attend and store, a lane makes the posts.
 
 use super::record::{
-    AgentEmission, Allowed, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+    AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
 };
 use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use crate::ir::{
@@ -59,18 +59,6 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
             arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);",
         },
     ],
-    allowed: Allowed {
-        operands: &[
-            (Operand::Q, &[Point::Start]),
-            (Operand::K, &[Point::Start, Point::Inner]),
-            (Operand::V, &[Point::Start, Point::Inner]),
-            (Operand::O, &[Point::End]),
-            (Operand::Lse, &[Point::End]),
-        ],
-        waits: &[(Agent::Loader, Point::Start), (Agent::Loader, Point::Inner)],
-        posts: (Agent::Storer, Point::End),
-        inner: true,
-    },
     spills: Spills::NONE,
     prepare,
 };
@@ -135,6 +123,11 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let Leaf::AttendTile { block: [queries, keys, dim], .. } = f.leaf else {
         return Err(EmitError::internal("emit/leaf/attend.rs", format!("{} attends", s.id)));
     };
+    let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
+    if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
+        let what = "in attention the loader waits and the storer posts";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
     let q = e.access(f, Operand::Q)?;
     let count = |e: &Emitter<'_>, a: &Access, row: usize| e.c(f, None, &a.region[row].1);
     let rows = rows_of(f, q)?;
