@@ -2,7 +2,7 @@
 //!
 //! The contract in `ir/leaf.rs` says what a leaf promises to the verifier; the record says how agents keep the promise. Everything that
 //! differs from leaf to leaf is in it: [`crate::emit::emit_with`] prints roles from records, the audit counts a record's calls, the
-//! trace layer asks it for slots, `check.rs` for the points at which waits, posts and accesses may stand. Nothing else in `emit/`, and
+//! trace layer asks it for slots. The points at which waits, posts and accesses may stand are in `ir/allowed.rs`. Nothing else in `emit/`, and
 //! nothing in `kernel.cu.j2`, names a leaf.
 //!
 //! A new leaf supplies
@@ -14,7 +14,6 @@
 //!   leaves share a role, the one with the most registers for computing threads decides;
 //! - `ring`: types, barriers and trace slots of the shared memory that its agents hand data through, if they do. One role has one ring;
 //!   `Leaf::shares_ring` says which leaves take turns on it;
-//! - `allowed`: points of accesses, waits and posts, and whether it has an inner loop. What is not listed is refused, not dropped;
 //! - `spills`: bytes that ptxas may spill;
 //! - `prepare`: checks of its families, and the values of the templates. Numbers that a task needs beside its regions (an expert, a
 //!   query's position) are expressions of its coordinates: `Emitter::scalars` prints them as members of the task that `decode` returns
