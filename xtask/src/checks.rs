@@ -2,7 +2,7 @@
 
 use crate::{
     counts::Counts,
-    python,
+    fabric, python,
     run::{Result, cargo, root, step},
     setup::setup,
     strata,
@@ -22,6 +22,7 @@ const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "#[ignore"];
 /// Runs everything.
 pub fn test() -> Result<()> {
     setup()?;
+    fabric::setup()?;
     eprintln!("==> source rules");
     source_rules()?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
