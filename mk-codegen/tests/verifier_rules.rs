@@ -311,7 +311,7 @@ fn broken(name: &str) -> String {
 
 /// What one CTA would have to end before it can begin ends where tasks are dealt out, and not where whoever is free takes the next.
 #[test]
-fn tasks_for_whoever_is_free_end_in_their_order() {
+fn dynamically_scheduled_tasks_end_in_their_order() {
     let dynamic = "  for i in 2\n  schedule dynamic\n";
     let dealt = broken("rule2_first_come.plan").replace(dynamic, "  for i in 2\n");
     accepted(&dealt);

@@ -102,12 +102,7 @@ impl Leaf {
                 operands.extend([Operand::AccOut, Operand::StatOut].map(|o| (o, &[End][..])));
                 Allowed {
                     operands,
-                    waits: vec![
-                        (Loader, Start),
-                        (Loader, Inner),
-                        (Consumers, Start),
-                        (Storer, Start),
-                    ],
+                    waits: vec![(Loader, Start), (Loader, Inner), (Consumers, Start)],
                     posts: vec![(Consumers, Inner), (Consumers, End), (Storer, End)],
                     inner: *carry == Carry::Registers,
                 }

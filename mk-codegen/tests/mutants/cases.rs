@@ -83,15 +83,16 @@ const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.reduction, c.split_k, c.all_reduce) = (Reduction::AfterLastWave, 2, AllReduce::OneShot);
 });
 const BY_COLUMNS: Way = ("by columns", |c| c.all_reduce = AllReduce::ByColumns);
-const TAIL: Way = ("tail", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 }));
+const LAST_WAVE: Way =
+    ("tail", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 }));
 
-const TAIL_PARTS: Way =
+const LAST_WAVE_PARTS: Way =
     ("tail in parts", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 256, parts: 2 }));
 
 const SLICES: Way = ("slices", |c| c.k_slices = 2);
 const ENGINE: Way = ("engine", |c| c.gather = Gather::CopyEngine { parts: 1 });
 const ENGINE_PARTS: Way = ("engine, in parts", |c| c.gather = Gather::CopyEngine { parts: 2 });
-const SLICES_TAIL: Way = ("slices and a tail in parts", |c| {
+const SLICES_LAST_WAVE: Way = ("slices and a tail in parts", |c| {
     c.k_slices = 2;
     c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 });
 });
@@ -122,10 +123,10 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce", MLP), BY_COLUMNS),
-    (("gather(a) -> gemm(b)", AB), TAIL),
-    (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
+    (("gather(a) -> gemm(b)", AB), LAST_WAVE),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), LAST_WAVE_PARTS),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
-    (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_LAST_WAVE),
     (("gather(a) -> gemm(b)", DEEP_ROWS), PING_PONG),
     (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE),
     (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE_PARTS),

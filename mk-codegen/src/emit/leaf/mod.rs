@@ -24,6 +24,7 @@
 //! decodes a task behind its waits, and hands the result to the others through the ring; it takes a seat of its own
 //! ([`Seat::Lane`]), and the loader's `decode` moves into it.
 
+mod attend;
 mod copy_bulk;
 mod copy_rows;
 mod mma;
@@ -32,13 +33,18 @@ mod record;
 mod reduce;
 
 use super::error::EmitError;
-use crate::ir::{CopyVia, FamId, Leaf, Plan};
+use crate::ir::{Carry, CopyVia, FamId, Leaf, Plan};
 
 pub(super) use record::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups};
 
 /// Every leaf that agents of a CTA carry out.
-pub(super) const ALL: &[&LeafEmission] =
-    &[&mma::EMISSION, &copy_bulk::EMISSION, &copy_rows::EMISSION, &reduce::EMISSION];
+pub(super) const ALL: &[&LeafEmission] = &[
+    &mma::EMISSION,
+    &attend::EMISSION,
+    &copy_bulk::EMISSION,
+    &copy_rows::EMISSION,
+    &reduce::EMISSION,
+];
 
 /// Who carries a leaf out.
 pub(super) enum Carrier {
@@ -59,6 +65,9 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         Leaf::CopyTile { via: CopyVia::Bulk, .. } => Carrier::Agents(&copy_bulk::EMISSION),
         Leaf::CopyTile { via: CopyVia::Ldst, .. } => Carrier::Agents(&copy_rows::EMISSION),
         Leaf::ReduceTile { .. } => Carrier::Agents(&reduce::EMISSION),
+        Leaf::AttendTile { carry: Carry::Registers, block, .. } => {
+            Carrier::Agents(attend::emission(*block))
+        }
         Leaf::Signal | Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
         Leaf::AttendTile { .. } | Leaf::NicSend => Carrier::Nobody,
