@@ -60,6 +60,7 @@ fn through_tma(x: &Family) -> Vec<Operand> {
             vec![Operand::A, Operand::B, Operand::AccIn, Operand::C]
         }
         Leaf::MmaTile { .. } => vec![Operand::A, Operand::B, Operand::AccIn],
+        Leaf::AttendTile { .. } => vec![Operand::Q, Operand::K, Operand::V],
         _ => vec![],
     }
 }

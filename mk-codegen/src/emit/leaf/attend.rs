@@ -1,7 +1,7 @@
 //! Tiles of attention: a lane brings queries, keys and values, two warpgroups attend and store, a lane makes the posts.
 
 use super::record::{
-    AgentEmission, Allowed, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+    AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
 };
 use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use crate::ir::{
@@ -59,18 +59,6 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
             arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);",
         },
     ],
-    allowed: Allowed {
-        operands: &[
-            (Operand::Q, &[Point::Start]),
-            (Operand::K, &[Point::Start, Point::Inner]),
-            (Operand::V, &[Point::Start, Point::Inner]),
-            (Operand::O, &[Point::End]),
-            (Operand::Lse, &[Point::End]),
-        ],
-        waits: &[(Agent::Loader, Point::Start), (Agent::Loader, Point::Inner)],
-        posts: (Agent::Storer, Point::End),
-        inner: true,
-    },
     spills: Spills::NONE,
     prepare,
 };
@@ -153,6 +141,11 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let Leaf::AttendTile { block: [queries, keys, dim], .. } = f.leaf else {
         return Err(EmitError::internal("emit/leaf/attend.rs", format!("{} attends", s.id)));
     };
+    let waits = f.waits.iter().all(|w| w.by == Agent::Loader);
+    if !waits || f.posts.iter().any(|p| (p.by, p.at) != (Agent::Storer, Point::End)) {
+        let what = "a kernel's attention waits by its loader, and posts by its storer at the end";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
     let q = e.access(f, Operand::Q)?;
     let count = |e: &Emitter<'_>, a: &Access, row: usize| e.c(f, None, &a.region[row].1);
     let rows = rows_of(f, q)?;
