@@ -141,9 +141,9 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let Leaf::AttendTile { block: [queries, keys, dim], .. } = f.leaf else {
         return Err(EmitError::internal("emit/leaf/attend.rs", format!("{} attends", s.id)));
     };
-    let waits = f.waits.iter().all(|w| w.by == Agent::Loader);
-    if !waits || f.posts.iter().any(|p| (p.by, p.at) != (Agent::Storer, Point::End)) {
-        let what = "a kernel's attention waits by its loader, and posts by its storer at the end";
+    let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
+    if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
+        let what = "in attention the loader waits and the storer posts";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     let q = e.access(f, Operand::Q)?;
