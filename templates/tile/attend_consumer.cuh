@@ -35,13 +35,13 @@ MK_DEVICE void attend_scores(const AttendSmem<Config>& smem, u32 consumer, u32 s
 
 // Behind a chunk's last value is whatever memory holds, and a weight of zero makes NaN of a NaN. Each consumer clears it for itself.
 template <class Config, class Edges>
-MK_DEVICE void attend_clear_tail(const AttendSmem<Config>& smem, u32 consumer, u32 stage, i32 rows) {
+MK_DEVICE void attend_clear_rest(const AttendSmem<Config>& smem, u32 consumer, u32 stage, i32 rows) {
   const u32 words = (Config::kBlockN - static_cast<u32>(rows)) * (Config::kPanelRowBytes / 8);
 #pragma unroll 1
   for (u32 p = 0; p < Config::kPanels; ++p) {
-    const u32 tail = smem.v(stage) + p * Config::kKvPanelBytes + static_cast<u32>(rows) * Config::kPanelRowBytes;
+    const u32 rest = smem.v(stage) + p * Config::kKvPanelBytes + static_cast<u32>(rows) * Config::kPanelRowBytes;
 #pragma unroll 1
-    for (u32 i = threadIdx.x % kWarpgroupThreads; i < words; i += kWarpgroupThreads) st_shared_f32x2(tail + i * 8, 0.0f, 0.0f);
+    for (u32 i = threadIdx.x % kWarpgroupThreads; i < words; i += kWarpgroupThreads) st_shared_f32x2(rest + i * 8, 0.0f, 0.0f);
   }
   fence_proxy_async_shared();
   attend_sync_consumer<Config, Edges>(consumer);
@@ -189,7 +189,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
         // Beside the scores.
         attend_shrink<Config>(o, shrink);
         mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
-        if (values < static_cast<i32>(Config::kBlockN)) attend_clear_tail<Config, Edges>(smem, consumer, at.v.stage, values);
+        if (values < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem, consumer, at.v.stage, values);
         attend_results<Config>(smem, at.v.stage, p, o);
         sm90_wgmma_wait<1>();
         sm90_pin_registers(s);
@@ -201,7 +201,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
       attend_arrive<Edges::q_empty>(smem.q_empty());
       attend_shrink<Config>(o, shrink);
       mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
-      if (walk.rows < static_cast<i32>(Config::kBlockN)) attend_clear_tail<Config, Edges>(smem, consumer, at.v.stage, walk.rows);
+      if (walk.rows < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem, consumer, at.v.stage, walk.rows);
       attend_results<Config>(smem, at.v.stage, p, o);
       sm90_wgmma_wait<0>();
       sm90_pin_registers(o);
