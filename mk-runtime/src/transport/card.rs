@@ -98,10 +98,10 @@ impl Card {
 }
 
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], TransportError> {
-    let Some((first, tail)) = rest.split_first_chunk::<N>() else {
+    let Some((first, behind)) = rest.split_first_chunk::<N>() else {
         return Err(bad(format!("it ends {} bytes early", N - rest.len())));
     };
-    *rest = tail;
+    *rest = behind;
     Ok(*first)
 }
 

@@ -83,15 +83,15 @@ impl HostMemory {
     pub fn write(&self, at: u64, bytes: &[u8]) {
         self.check(at, bytes.len() as u64);
         let (mut at, mut rest) = (at as usize, bytes);
-        while let Some((first, tail)) = rest.split_first() {
+        while let Some((first, behind)) = rest.split_first() {
             match rest.split_first_chunk::<8>().filter(|_| at.is_multiple_of(8)) {
-                Some((eight, tail)) => {
+                Some((eight, behind)) => {
                     self.eight(at).store(u64::from_ne_bytes(*eight), Ordering::Relaxed);
-                    (rest, at) = (tail, at + 8);
+                    (rest, at) = (behind, at + 8);
                 }
                 None => {
                     self.byte(at).store(*first, Ordering::Relaxed);
-                    (rest, at) = (tail, at + 1);
+                    (rest, at) = (behind, at + 1);
                 }
             }
         }

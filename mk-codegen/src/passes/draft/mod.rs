@@ -165,6 +165,7 @@ impl Draft {
             order,
             schedule: Schedule::Static,
             inner: None,
+            positions: None,
             accesses,
             waits: Vec::new(),
             posts: Vec::new(),
