@@ -269,8 +269,20 @@ pub fn gpu_name() -> String {
     found.unwrap_or_else(|_| DeviceModel::h200().gpu.clone())
 }
 
+/// Refuses nodes where settings are searched.
+pub fn unsearched_nodes(args: &PipelineArgs) -> Result<(), Failure> {
+    if !args.over_nodes() {
+        return Ok(());
+    }
+    let what =
+        "settings are not searched for several nodes: the cost model has no figures of a network";
+    let help = "leave out `--nodes`; `mk run`, `mk plan` and `mk check` take it";
+    Err(Failure::with_help(Kind::CommandLine, what, help))
+}
+
 /// Whether the settings are left to mk.
 pub fn searched(args: &PipelineArgs) -> Result<bool, Failure> {
+    unsearched_nodes(args)?;
     match args.settings().next() {
         Some((setting, value)) if args.tuned => Err(Failure::with_help(
             Kind::CommandLine,

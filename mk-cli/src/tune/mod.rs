@@ -218,6 +218,7 @@ fn one(
     errors: &mut Errors,
 ) -> Result<Value, Failure> {
     let line = args.gpus.ranked(&row.line.pipeline)?;
+    pipeline::unsearched_nodes(&line)?;
     let Pipeline { program, bound } = pipeline::bind(&line)?;
     let config = pipeline::config(&line)?;
     let ranks = config.ranks;

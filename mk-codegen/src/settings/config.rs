@@ -1,7 +1,7 @@
 //! The settings of one plan.
 
 use super::values::{AllReduce, Block, Gather, LastWave, Reduction};
-use crate::ir::{Consumers, Schedule, mma_stage_bytes, mma_staging_bytes};
+use crate::ir::{Consumers, NicOrdering, Schedule, mma_stage_bytes, mma_staging_bytes};
 use crate::target::{self, Target};
 
 /// Everything that decides a plan, apart from the pipeline and its sizes: the world, the GPU, and the settings of [`SETTINGS`](super::SETTINGS).
@@ -9,6 +9,11 @@ use crate::target::{self, Target};
 pub struct Config {
     /// Number of ranks.
     pub ranks: u32,
+    /// Nodes, which have as many ranks each: rank `r` is number `r % (ranks / nodes)` of its node. Between nodes only network cards
+    /// carry data.
+    pub nodes: u32,
+    /// The order in which they do.
+    pub net: NicOrdering,
     /// Target GPU, see [`crate::target`].
     pub target: String,
     /// Rows, columns and depth of a matrix product's tile.
@@ -55,6 +60,8 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             ranks: 1,
+            nodes: 1,
+            net: NicOrdering::InOrder,
             target: target::SM_90A.name.to_string(),
             block: [128, 256, 64],
             stages: None,
