@@ -138,6 +138,9 @@ impl Evaluator<'_, '_> {
                 }
                 return self.reshaped(&c, &shape);
             }
+            Op::Attention { .. } | Op::Lse => {
+                return Err(HarnessError::unsupported("attention on a GPU"));
+            }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
             Op::Gelu => MapOp::GeluErf,
