@@ -45,6 +45,14 @@ impl Layout {
         }
     }
 
+    /// The parts of dimension `dim` that the rank holds, one behind the other; the second is empty but in zigzag.
+    pub fn parts(&self, dim: usize) -> [Range<usize>; 2] {
+        match &self.cut {
+            Some((cut, parts)) if *cut == dim => parts.clone(),
+            _ => [self.range(dim), 0..0],
+        }
+    }
+
     /// The indices of dimension `dim` that the rank holds, in the order in which they lie there.
     pub fn places(&self, dim: usize) -> impl Iterator<Item = usize> + Clone + use<> {
         let second = match &self.cut {

@@ -1,8 +1,8 @@
 //! Attention: tiles of queries, each against the chunks of the sequence in turn, in its inner loop.
 //!
 //! Own chunks come first and are read in place; those of peers in the order in which their owners push them. A tile that masks by
-//! position goes through the chunks up to its own, of which it takes the keys up to its last query. Of a head, the tile with the most
-//! keys comes first.
+//! position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads
+//! follow each other, so that their keys stay in the cache; see below for the tiles of one.
 
 use crate::ir::{
     Access, BufId, Carry, Expr, Leaf, Mask, Operand, Point, Positions, RoleKind, Space, Store, Var,
@@ -109,21 +109,22 @@ impl Tile<'_> {
         let [q, k, _] = a.operands.map(|i| &a.params[i]);
         let [b, h] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let (halves, causal) = (self.queries.per_rank, a.causal);
-        // The last rows of a chunk, and the second chunk, have the most keys.
-        let back = |i: Expr, n: i32| if causal { Expr::Const(n - 1) - i } else { i };
-        let mut domain = vec![
+        let tiles = halves * self.tiles;
+        let domain = vec![
             ("b", draft.local(q, 0, Var::RANK)),
             ("h", draft.local(q, 2, Var::RANK)),
-            ("i", self.tiles.into()),
+            ("i", tiles.into()),
         ];
-        let mut half = Expr::Const(0);
+        // The last rows of a chunk, and the second chunk, have the most keys. CTAs get tiles in turn: in every other head the most
+        // come last, or some CTA could get the longest of each.
         let mut i = Expr::from(Var::domain(2));
-        if halves > 1 {
-            domain.insert(2, ("u", halves.into()));
-            half = back(Var::domain(2).into(), halves);
-            i = Var::domain(3).into();
+        if causal && tiles > 1 {
+            i = (h.clone() % 2).select(i.clone(), Expr::Const(tiles - 1) - i);
         }
-        let i = back(i, self.tiles);
+        let mut half = Expr::Const(0);
+        if halves > 1 {
+            (half, i) = (i.clone() / self.tiles, i % self.tiles);
+        }
         let own = self.queries.own(&half);
         let len = self.queries.len(&mut draft.extents, &own);
         let at = i.clone() * BLOCK[0];
@@ -184,15 +185,13 @@ impl Tile<'_> {
             touched.push(write(Operand::Lse, outputs[lse], region).into());
         }
         let scale = a.scale.unwrap_or_else(|| (1.0 / (depth as f32).sqrt()).to_bits());
-        // A tile whose rows end inside the tensor would take the box of a TMA store into those of another.
-        let whole = halves == 1 || self.queries.rows % BLOCK[0] == 0;
         let leaf = Leaf::AttendTile {
             block: [BLOCK[0] as u32, BLOCK[1] as u32, depth as u32],
             carry: Carry::Registers,
             scale,
             stages: STAGES,
             mask: if causal { Mask::Causal } else { Mask::Full },
-            store: if whole { Store::Tma } else { Store::Direct },
+            store: Store::Direct,
         };
         let attend = draft.family("attend", RoleKind::Compute, leaf, domain, vec![], touched);
         let family = &mut draft.plan.families[attend];
