@@ -6,7 +6,7 @@ use mk::{
     abi::DType,
     function::{Argument, Call, FunctionError, FunctionOptions, Sizes, Specialisation},
     runtime::{DeviceTensor, Graph, Operand, Reference, Stream, StreamRef, World, jit::JitOptions},
-    tune::{Fuse, Made, Why},
+    tune::{Fuse, Fusion, Reason},
 };
 use mk_harness::{Case, Dense, Inputs, judge};
 
@@ -275,7 +275,7 @@ fn parts_are_launched_one_after_the_other() -> Res<()> {
             let mut f = Function::new(&world, program.clone(), options)?;
             let which = f.bind(&bound)?;
             let verdict = f.verdict(which).ok_or("nothing bound")?;
-            assert_eq!((verdict.made, verdict.why), (Made::Apart, Why::Asked));
+            assert_eq!((verdict.made, verdict.why), (Fusion::Apart, Reason::Asked));
             assert_eq!(
                 f.planned(which).len(),
                 mk::tune::parts(&program, &bound).map_or(0, |p| p.len())
@@ -339,7 +339,7 @@ fn what_has_no_kernel_as_a_whole_is_called_all_the_same() -> Res<()> {
         let mut f = Function::new(&world, program.clone(), FunctionOptions::default())?;
         let which = f.bind(&bound)?;
         let verdict = f.verdict(which).ok_or("nothing bound")?;
-        assert_eq!((verdict.made, verdict.why), (Made::Apart, Why::NoKernel));
+        assert_eq!((verdict.made, verdict.why), (Fusion::Apart, Reason::NoKernel));
         let options = FunctionOptions { fuse: Fuse::Always, ..FunctionOptions::default() };
         let refused = Function::new(&world, program, options)?.bind(&bound);
         assert!(matches!(refused, Err(FunctionError::Lower(_))), "{refused:?}");

@@ -424,7 +424,7 @@ impl Leaf {
     /// Whether tasks can be for whoever is free: one agent begins with them, and tells the others.
     pub fn has_dynamic_schedule(&self) -> bool {
         match self {
-            Leaf::MmaTile { .. } | Leaf::ReduceTile { .. } => true,
+            Leaf::MmaTile { .. } | Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } => true,
             Leaf::CopyTile { via, .. } => *via == CopyVia::Ldst,
             _ => false,
         }

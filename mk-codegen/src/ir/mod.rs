@@ -1,6 +1,7 @@
 //! The tile plan and its text format: the one data structure that the verifier, the CPU executor, the cost model, the
 //! emitter and the printer share.
 
+mod allowed;
 mod check;
 pub mod entity;
 mod expr;
@@ -14,7 +15,9 @@ mod range;
 mod reader;
 mod runs;
 mod tables;
+mod tma;
 
+pub use allowed::Allowed;
 pub use check::{MAX_ENTRIES, StructureError};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};

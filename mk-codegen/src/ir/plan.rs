@@ -188,6 +188,13 @@ pub enum TableSource {
     },
 }
 
+impl TableSource {
+    /// Whether the contents come with each launch, or follow from such.
+    pub fn comes(&self) -> bool {
+        !matches!(self, TableSource::Const(_))
+    }
+}
+
 /// Memory that tasks touch: the same name on every rank, `rank`-dependent in shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

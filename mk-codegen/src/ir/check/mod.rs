@@ -108,8 +108,12 @@ impl Checker<'_> {
         self.nodes(world);
         let ranks = u64::from(world).clamp(1, mk_abi::device::MAX_RANKS as u64);
         self.tables(ranks);
+        let mut buffers = BTreeSet::new();
         for (id, b) in plan.buffers.iter() {
             let place = format!("{id} {:?}", b.name);
+            if !buffers.insert(&b.name) {
+                self.error(&place, "another buffer has this name already: use another name");
+            }
             b.shape.iter().for_each(|e| {
                 self.expr(&place, e, None, Scope { vars: 1, each: false, inner: false, t: false })
             });

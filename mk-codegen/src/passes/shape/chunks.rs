@@ -71,6 +71,11 @@ impl Chunks {
         Expr::Const(0).max(Expr::Const(self.rows).min(whole - self.first(chunk)))
     }
 
+    /// Whether the last chunks are empty.
+    pub fn runs_out(&self) -> bool {
+        self.rows * (self.count - 1) >= self.whole.value
+    }
+
     /// Where the own rank's chunk `half` begins in its part of the sequence.
     pub fn at(&self, extents: &mut Extents, half: &Expr) -> Expr {
         match self.per_rank {

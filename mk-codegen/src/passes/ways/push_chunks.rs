@@ -72,7 +72,21 @@ pub(in crate::passes) fn push(
     let own = chunks.own(&half);
     let len = chunks.len(&mut draft.extents, &own);
     let at = p.clone() * height;
-    let len = block_rows(len, p, height);
+    let mut len = block_rows(len, p, height);
+    if chunks.runs_out() {
+        // A rank without queries that see the chunk does not get it.
+        let first = chunks.len(&mut draft.extents, &to);
+        let queries = match (causal, chunks.per_rank) {
+            (true, 2) => {
+                let mirror = chunks.mirror(to.clone());
+                let second = chunks.len(&mut draft.extents, &mirror);
+                let of_first = rank.clone().le(to.clone()).select(first, second.clone());
+                half.clone().select(second, of_first)
+            }
+            _ => first,
+        };
+        len = Expr::Const(0).lt(queries).select(len, 0);
+    }
     let start = chunks.at(&mut draft.extents, &half);
     let one = |e: &Expr| (e.clone(), Expr::Const(1));
     let of = |buffer: BufId, values: i32| {
