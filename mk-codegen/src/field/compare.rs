@@ -3,7 +3,7 @@
 use super::{
     algebra::{Algebra, Block, Contributions, Numbers},
     cells::{Cells, Lines},
-    error::{FieldError, Wrong},
+    error::{FieldError, WrongElement},
     launch::{self, Scaled},
     links,
     program::{self, Dims, Value},
@@ -27,7 +27,7 @@ pub(super) struct Case<'c, 'a> {
 }
 
 /// The first wrong element: a result, a rank, and places in what the rank has and in the whole.
-pub(super) struct First {
+pub(super) struct FirstWrong {
     result: BufId,
     rank: usize,
     at: Vec<usize>,
@@ -35,8 +35,8 @@ pub(super) struct First {
 }
 
 /// The outcome of a comparison.
-pub(super) struct Found {
-    pub wrong: Option<First>,
+pub(super) struct Comparison {
+    pub wrong: Option<FirstWrong>,
     pub elements: u64,
     pub of: u64,
 }
@@ -196,9 +196,9 @@ impl<'c, 'a> Case<'c, 'a> {
     }
 
     /// Compares all results on all ranks.
-    pub fn compare(&self, numbers: &mut Numbers, cells: &Cells) -> Result<Found, FieldError> {
+    pub fn compare(&self, numbers: &mut Numbers, cells: &Cells) -> Result<Comparison, FieldError> {
         let (values, memory) = self.both(numbers, cells)?;
-        let mut found = Found { wrong: None, elements: 0, of: 0 };
+        let mut found = Comparison { wrong: None, elements: 0, of: 0 };
         for (result, value) in self.results() {
             for rank in 0..self.dims.ranks {
                 let (shape, places) = self.places(value, rank, cells);
@@ -219,7 +219,7 @@ impl<'c, 'a> Case<'c, 'a> {
                 if let (Some(i), None) = (first, &found.wrong) {
                     let at = unflattened(i, &shape);
                     let wrong = (wrong, places.len());
-                    found.wrong = Some(First { result, rank, at, wrong });
+                    found.wrong = Some(FirstWrong { result, rank, at, wrong });
                 }
             }
         }
@@ -231,10 +231,10 @@ impl<'c, 'a> Case<'c, 'a> {
         &self,
         sets: &mut Contributions,
         cells: &Cells,
-        first: First,
+        first: FirstWrong,
         launch: String,
-    ) -> Result<Wrong, FieldError> {
-        let First { result, rank, at, wrong } = first;
+    ) -> Result<WrongElement, FieldError> {
+        let FirstWrong { result, rank, at, wrong } = first;
         let (values, memory) = self.both(sets, cells)?;
         let value = self.values[&result];
         let (shape, places) = self.places(value, rank, cells);
@@ -245,7 +245,7 @@ impl<'c, 'a> Case<'c, 'a> {
         let line = self.lines[result.index()][rank];
         let element = at.iter().zip(line..).map(|(i, line)| cells.original(line, *i)).collect();
         let of = |blocks: &mut dyn Iterator<Item = &Block>| self.described(cells, blocks);
-        Ok(Wrong {
+        Ok(WrongElement {
             launch,
             result: self.unrolled.plan.buffers[result].name.clone(),
             rank,

@@ -29,7 +29,7 @@ mod softmax;
 mod tests;
 mod unroll;
 
-pub use error::{FieldError, Wrong};
+pub use error::{FieldError, WrongElement};
 
 use crate::ir::{Plan, Points, TableSet, TableSource};
 use algebra::{Contributions, Numbers};
