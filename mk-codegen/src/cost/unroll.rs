@@ -309,6 +309,9 @@ impl Unroller<'_> {
         if matches!(x.leaf, Leaf::MmaTile { .. }) {
             return self.product(task, x, missed);
         }
+        if matches!(x.leaf, Leaf::AttendTile { .. }) && x.inner.is_some() {
+            return self.attention(task, x);
+        }
         let waits = self.waits(task, x, 0)?;
         let from = self.work.flows.len();
         let (kind, main_s) = match &x.leaf {
@@ -353,6 +356,49 @@ impl Unroller<'_> {
             } else if let Kind::Tile(tile) = &mut kind {
                 (tile.rate.tile_s, tile.out) = (0.0, None);
             }
+            self.push(task, kind, main_s, from, waits, posts);
+        }
+        Ok(())
+    }
+
+    /// A tile of attention: a job for each chunk, with waits of its own. A block of keys is as long as the two products in it are in
+    /// tiles of products, which is the least that it can be: the exponentials are taken to be under them.
+    fn attention(&mut self, task: &Task, x: &Family) -> Result<(), CostError> {
+        let Leaf::AttendTile { block: [rows, keys, depth], stages, .. } = &x.leaf else {
+            return Ok(());
+        };
+        let iterations = self.points.inner(task)?.max(1);
+        let known = self.model.tile([*rows, *keys]);
+        // A step is 64 deep: scores are `depth` deep, results `keys`, and as wide as a head.
+        let scores = f64::from(*depth) / 64.0;
+        let results = f64::from(*keys) / 64.0 * f64::from(*depth) / f64::from((*keys).max(1));
+        let block_s = (scores + results) * known.step_s;
+        let mut out = 0.0;
+        for a in x.accesses.iter().filter(|a| a.mode != Mode::Read || a.operand == Operand::Q) {
+            out += self.points.region(task, a)?.map_or(0.0, |r| self.bytes(&r));
+        }
+        for i in 0..iterations {
+            let waits = self.waits(task, x, i)?;
+            let from = self.work.flows.len();
+            let mut blocks = 0;
+            for a in x.accesses.iter().filter(|a| a.operand == Operand::K) {
+                self.points.for_each::<CostError>(task, i, None, a.when.as_ref(), |at| {
+                    let len = self.points.region(at, a)?.map_or(0, |r| r.len());
+                    let block = i64::from(*keys) * i64::from((*depth).max(1));
+                    blocks += (len + block - 1) / block.max(1);
+                    Ok(())
+                })?;
+            }
+            let last = i + 1 == iterations;
+            let flow = Flow { resource: memory(task.rank()), bytes: out };
+            let out = (last && out > 0.0).then_some(Out { flow, alone_s: 0.0 });
+            let main_s = blocks as f64 * block_s;
+            let tile_s = if last { known.tile_s } else { 0.0 };
+            let rate = TileRate { tile_s, ..known };
+            let ahead_s = f64::from(*stages) * block_s;
+            let none = self.work.posts.len()..self.work.posts.len();
+            let posts = if last { self.posts(task, x)? } else { none };
+            let kind = Kind::Tile(Tile { rate, ahead_s, overlaps: false, out });
             self.push(task, kind, main_s, from, waits, posts);
         }
         Ok(())

@@ -24,6 +24,7 @@ mod leaf;
 mod links;
 mod number;
 mod program;
+mod softmax;
 #[cfg(test)]
 mod tests;
 mod unroll;

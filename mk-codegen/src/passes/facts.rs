@@ -1,6 +1,7 @@
 //! A selected kernel as the facts that its settings depend on.
 
 use super::shape::{
+    attention::Attention,
     kernel::{Extra, Kernel, Op, Reduce},
     tensor::Tensor,
 };
@@ -13,6 +14,11 @@ fn extents(t: &Tensor) -> [u64; 2] {
     let value = |i: usize| t.shape.get(i).map(|e| e.value.max(0) as u64);
     let columns = if t.shape.len() > 1 { value(t.shape.len() - 1) } else { None };
     [value(0).unwrap_or(0), columns.unwrap_or(1)]
+}
+
+/// The facts of an attention on so many ranks: no setting of products, gathers or sums has a use for it.
+pub(super) fn of_attention(a: &Attention, ranks: u32) -> Facts {
+    Facts { ranks, first: a.results.first().map_or([0, 1], extents), ..Facts::default() }
 }
 
 /// The facts of a kernel on so many ranks.
