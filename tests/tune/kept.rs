@@ -3,7 +3,7 @@
 use super::{CASES, bound};
 use mk::{
     Program,
-    cost::DeviceModel,
+    cost::{DeviceModel, Gpu},
     passes::{self},
     runtime::jit::JitOptions,
     settings::Config,
@@ -40,7 +40,10 @@ fn a_winner_is_kept_for_what_it_was_measured_on() {
         let other = Key::new(&program, &other, 4, "sm_90a", "NVIDIA H200");
         assert_eq!(cache.recall(&other), Ok(None));
 
-        let decide = |gpu| tune::decide(&program, &sizes, 4, gpu, Some(cache));
+        let decide = |gpu| {
+            let base = Config { ranks: 4, ..Config::default() };
+            tune::decide(&program, &sizes, &base, &Gpu::from(gpu), Some(cache))
+        };
         let measured = decide("NVIDIA H200");
         assert_eq!((measured.config, measured.origin), (config, Origin::Measured));
         assert_eq!(measured.ms, Some(0.125));

@@ -14,7 +14,10 @@ use super::{
     space,
     unfused::{Part, Whole, parts},
 };
-use mk_codegen::settings::{self, Config};
+use mk_codegen::{
+    cost::Gpu,
+    settings::{self, Config},
+};
 use mk_syntax::{Bound, Program};
 use std::{fmt, str::FromStr};
 
@@ -194,8 +197,8 @@ pub struct Terms<'a> {
     pub fuse: Fuse,
     /// Whether launches shall run beside those of others.
     pub overlap: bool,
-    /// Where settings and times are looked for: the GPU's name, and the cache. `None`: nowhere.
-    pub search: Option<(&'a str, Option<&'a Cache>)>,
+    /// Where settings and times are looked for: the GPU, and the cache. `None`: nowhere.
+    pub search: Option<(&'a Gpu, Option<&'a Cache>)>,
 }
 
 /// How a pipeline is made.
@@ -266,7 +269,7 @@ fn piece(program: &Program, bound: &Bound, terms: &Terms<'_>) -> Option<Piece> {
         let there = sound(given) || sound(&default);
         return there.then(|| Piece { config: given.clone(), times: Times::default() });
     };
-    let decision = decide(program, bound, given.ranks, gpu, cache);
+    let decision = decide(program, bound, given, gpu, cache);
     // A measured one has a kernel; of others the plan alone was looked at, or nothing.
     if decision.origin != Origin::Measured && !sound(&decision.config) {
         let config = given.clone();
@@ -286,7 +289,7 @@ fn predicted<'a>(
     bound: &'a Bound,
     parts: impl Iterator<Item = (&'a Part, &'a mut Piece)>,
     one: &'a mut Piece,
-    gpu: &str,
+    gpu: &Gpu,
     cache: Option<&Cache>,
 ) {
     let parts = parts.map(|(part, piece)| (&part.program, &part.bound, piece));
