@@ -74,6 +74,7 @@ pub(super) fn kernel(
         smem_bytes => e.smem_bytes(),
         block => threads,
         trace => e.options.trace,
+        counts => e.options.counts(e.plan),
         gate,
         entered => e.entered().map_or("kNoEntry".into(), |s| format!("kSig{}", s.index())),
         dims, signals, buffers, edges, enter, roles, stalls,
