@@ -75,7 +75,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
                                 RingCursor<Config::kStages>& ring, TileCursor& slot) {
   [[maybe_unused]] u32 shared_tiles = 0;
 #pragma unroll 1
-  for (LoaderTiles<Config, Edges, Hooks> tiles(ctx, smem, hooks, slot); tiles.more(); tiles.advance()) {
+  for (LoaderTiles<GemmSmem<Config>, Edges, Hooks> tiles(ctx, smem, hooks, slot); tiles.more(); tiles.advance()) {
     GemmTile tile = hooks.decode(tiles.t);
     take_part_of_depth<Config>(tile);
     chaos_delay(ctx, Agent::Loader, tiles.t);

@@ -1,14 +1,17 @@
-//! Developer commands: `cargo xtask setup | demo | test | wheel | mutants | bless | sass`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | mutants | bless | sass`.
 
 mod checks;
 mod counts;
 mod demo;
+mod documents;
+mod fabric;
 mod imports;
 mod python;
 mod run;
 mod sass;
 mod setup;
 mod strata;
+mod words;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -22,12 +25,14 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Installs the CUDA compiler (NVRTC) and disassembler into .nvrtc, unless they are there.
+    /// Installs the CUDA compiler (NVRTC) and disassembler into .nvrtc, and libfabric into .fabric, unless they are there.
     Setup,
     /// Compiles a pipeline, shows plan, verification and kernel, and runs it: on GPUs if there are some, else on the CPU.
     Demo,
     /// Everything that a machine without a GPU can test.
     Test,
+    /// The part of `test` that reads sources and documents: directions of imports, words, links, paths, lengths.
+    Tidy,
     /// Builds the Python wheel into target/wheels, installs it into an environment of its own, and tests it there.
     Wheel,
     /// All mutants of all plans, and 10,000 random cases, before the verifier, the explorer and the executor.
@@ -40,9 +45,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Args::parse().command {
-        Command::Setup => setup::setup(),
+        Command::Setup => setup::setup().and_then(|()| fabric::setup()),
         Command::Demo => demo::demo(),
         Command::Test => checks::test(),
+        Command::Tidy => checks::tidy(),
         Command::Wheel => python::wheel(),
         Command::Mutants => checks::mutants(),
         Command::Bless => checks::bless(),

@@ -10,6 +10,7 @@ use mk_codegen::{
     emit,
     passes::{self, LowerError},
     settings::{self, Config, FLAT, Schedule},
+    target,
 };
 use mk_runtime::World;
 use mk_syntax::{Bound, Program};
@@ -260,13 +261,16 @@ const HOPPER: (u32, u32) = (9, 0);
 pub fn decide(
     program: &Program,
     bound: &Bound,
-    base: &Config,
+    ranks: u32,
     gpu: &Gpu,
     cache: Option<&Cache>,
 ) -> Decision {
-    let ranks = base.ranks;
+    let default = Config { ranks, ..Config::default() };
+    // Those that the GPU does not have.
+    let sms = target::by_name(&default.target).map_or(0, |t| t.sms);
+    let reserved_sms = gpu.chip.map_or(0, |chip| sms.saturating_sub(chip.sms));
     let mut decision = Decision {
-        config: Config { ranks, reserved_sms: base.reserved_sms, ..Config::default() },
+        config: Config { reserved_sms, ..default },
         origin: Origin::Default,
         ms: None,
         notes: Vec::new(),

@@ -1,7 +1,7 @@
 //! The record by which a leaf becomes CUDA. `leaf/mod.rs` says how it is used.
 
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
-use crate::ir::{Agent, FamId, Family, InternalEdge, Leaf, Operand, Point};
+use crate::ir::{Agent, FamId, Family, InternalEdge, Leaf};
 use minijinja::Value;
 
 /// Everything that the emitter, the audit and the trace layer know of a leaf.
@@ -16,12 +16,17 @@ pub(in crate::emit) struct LeafEmission {
     pub ring: Option<&'static RingEmission>,
     /// Its agents, in the contract's order.
     pub agents: &'static [AgentEmission],
-    /// The points of a task at which a plan may touch, wait and post.
-    pub allowed: Allowed,
     /// Registers that the compiler may keep in memory.
     pub spills: Spills,
     /// Checks the families of one loop, and gives the values of the templates.
     pub prepare: fn(&mut Emitter<'_>, &Group) -> Result<Prepared, EmitError>,
+}
+
+impl LeafEmission {
+    /// Whether some agent is all of the computing warpgroups.
+    pub fn computes(&self) -> bool {
+        self.agents.iter().any(|a| a.seat == Seat::Computing)
+    }
 }
 
 /// Warpgroups of a CTA: the first issues, by single lanes or warps; the others compute.
@@ -39,6 +44,14 @@ impl Warpgroups {
     /// Of roles that only move rows, or do nothing.
     pub const MOVING: Warpgroups =
         Warpgroups { issuing_registers: 104, computing_registers: 200, computing: 2 };
+
+    /// [`Self::MOVING`], where other roles ask for so many threads.
+    pub fn moving(threads: u32) -> Warpgroups {
+        let computing = (threads / 128).saturating_sub(1).max(Self::MOVING.computing);
+        let file = 65_536 / 128 - Self::MOVING.issuing_registers;
+        let computing_registers = (file / computing / 8 * 8).min(Self::MOVING.computing_registers);
+        Warpgroups { computing_registers, computing, ..Self::MOVING }
+    }
 
     /// Threads of the CTA.
     pub fn threads(&self) -> u32 {
@@ -102,18 +115,6 @@ pub(in crate::emit) enum Seat {
     Lane(u32),
     /// All threads of the computing warpgroups.
     Computing,
-}
-
-/// The points of a task that a leaf's templates have a place for.
-pub(in crate::emit) struct Allowed {
-    /// Accesses.
-    pub operands: &'static [(Operand, &'static [Point])],
-    /// Waits.
-    pub waits: &'static [(Agent, Point)],
-    /// Posts.
-    pub posts: (Agent, Point),
-    /// Whether a task may have an inner loop.
-    pub inner: bool,
 }
 
 /// Bytes of registers that a thread of a kernel may spill, by the rest of the kernel.
