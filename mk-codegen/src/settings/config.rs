@@ -33,6 +33,9 @@ pub struct Config {
     /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs and
     /// which end in a `reduce_scatter` or `all_reduce` without an elementwise operation between.
     pub split_k: u32,
+    /// CTAs of a cluster that share each tile of a product alone, at most eight: each multiplies a part of the inner dimension, and they add
+    /// their sums through shared memory, in order. For products whose tiles are fewer than SMs.
+    pub cluster: u32,
     /// Which agents push gathered rows.
     pub gather: Gather,
     /// Slices of the inner dimension in which gathered rows travel, at most, so that a product begins with the first slice. Each slice
@@ -70,6 +73,7 @@ impl Default for Config {
             tile_scheduler: Schedule::Static,
             last_wave: None,
             split_k: 1,
+            cluster: 1,
             gather: Gather::Sms,
             k_slices: 1,
             chunk_bytes: 512 * 1024,

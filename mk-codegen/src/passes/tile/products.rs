@@ -235,8 +235,9 @@ fn new_product<'k>(
         stages: t.config.stages_on(t.draft.target),
         a_layout,
         b_layout: if g.b_transposed { BLayout::Nk } else { BLayout::Kn },
-        store: if direct { Store::Direct } else { Store::Tma },
+        store: if direct || t.config.cluster > 1 { Store::Direct } else { Store::Tma },
         consumers: t.config.consumers,
+        cluster: t.config.cluster,
         epilogue: g.epilogue.clone(),
     };
     let columns = tile.out_columns();
