@@ -209,6 +209,7 @@ pub fn source(litmus: &Litmus, world_size: u32) -> KernelSource {
             Family::Fault => RECORDS,
         },
         cluster: 1,
+        cooperative: true,
         block: THREADS,
         smem_bytes: match litmus.family {
             Family::Message | Family::Boundary => STAGES * SLOT_BYTES + 256,

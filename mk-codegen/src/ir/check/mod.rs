@@ -395,7 +395,7 @@ impl Checker<'_> {
             }
         }
         if let Leaf::MmaTile { cluster, store, consumers, .. } = &x.leaf {
-            self.cluster(&place, x, (*cluster, *store, *consumers));
+            self.cluster(place, x, (*cluster, *store, *consumers));
         }
         if let Leaf::MmaTile { epilogue, .. } = &x.leaf {
             let gates = epilogue.iter().filter(|op| **op == EpilogueOp::Swiglu).count();
