@@ -58,6 +58,11 @@ fn value<'py>(py: Python<'py>, def: Def<'_>, shape: &[u64]) -> PyResult<Bound<'p
                     dict.set_item("a_transposed", a_transposed)?;
                     dict.set_item("b_transposed", b_transposed)?;
                 }
+                Op::Attention { causal, scale, ring } => {
+                    dict.set_item("causal", causal)?;
+                    dict.set_item("scale", scale)?;
+                    dict.set_item("ring", ring.is_some())?;
+                }
                 Op::Scale(factor) => dict.set_item("factor", factor)?,
                 _ => {}
             }
@@ -71,6 +76,7 @@ fn value<'py>(py: Python<'py>, def: Def<'_>, shape: &[u64]) -> PyResult<Bound<'p
         "placement",
         match ty.placement.first() {
             Some(Placement::Shard(dim)) => ("shard", Some(*dim)),
+            Some(Placement::Zigzag(dim)) => ("zigzag", Some(*dim)),
             Some(Placement::Partial) => ("partial", None),
             Some(Placement::Replicate) | None => ("replicate", None),
         },
