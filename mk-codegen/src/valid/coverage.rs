@@ -168,13 +168,14 @@ pub(super) fn takes(w: &AccRec, r: &AccRec) -> bool {
     }
 }
 
-/// Memory of mk's own that sums read: summands, and sums that go on.
+/// Memory of mk's own that sums read: summands, sums that go on, and the state of attention between steps.
 pub(super) fn summed(plan: &Plan) -> BTreeSet<BufId> {
     let mut out = BTreeSet::new();
     for x in plan.families.values() {
         let summand = |a: &Access| match x.leaf {
             Leaf::ReduceTile { .. } => a.operand == Operand::Src,
             Leaf::MmaTile { .. } => a.operand == Operand::AccIn,
+            Leaf::AttendTile { .. } => matches!(a.operand, Operand::AccIn | Operand::StatIn),
             _ => false,
         };
         out.extend(x.accesses.iter().filter(|a| summand(a)).map(|a| a.buffer));
