@@ -4,8 +4,8 @@
 //! add up; those of several stamps, and accumulations, may lie over each other. An accumulation needs something to add to: writes of a smaller version that cover it. Inputs are written by
 //! the caller and need no cover.
 //!
-//! The other way round, what a task writes to memory of mk's own is read in its epoch and version, or added to: a sum that leaves a
-//! summand out leaves a write that nobody reads. Where regions depend on run-time tables this is not asked for.
+//! The other way round, what a task writes to memory that sums are made of is read in its epoch and version, or added to: a sum that
+//! leaves a summand out leaves a write that nobody reads. Where regions depend on run-time tables this is not asked for.
 //!
 //! An output whose regions depend on run-time tables is *ragged*: how much of it is written is the tables' business.
 //! There, every row that is touched must be complete in the dimensions that do not depend on tables, and where rows
@@ -19,7 +19,8 @@ use super::{
     world::{AccRec, Class, World},
 };
 use crate::ir::{
-    Access, BufId, Entity, Expr, Family, Mode, Plan, Space, TabId, TableSet, TableSource,
+    Access, BufId, Entity, Expr, Family, Leaf, Mode, Operand, Plan, Space, TabId, TableSet,
+    TableSource,
 };
 use std::collections::{BTreeSet, HashSet};
 
@@ -33,6 +34,7 @@ pub(super) fn check(
     let mut out = Vec::new();
     let mut told = HashSet::new();
     let tables_come = world.plan.tables.values().any(|t| t.source.comes());
+    let summed = summed(world.plan);
     for (c, class) in world.classes.iter().enumerate() {
         let epoch = world.class_of.iter().position(|x| *x == c).unwrap_or(0) as u32 + 1;
         for (id, group) in groups[c].iter().enumerate() {
@@ -49,7 +51,8 @@ pub(super) fn check(
             );
         }
         if !tables_come {
-            for (id, group) in groups[c].iter().enumerate() {
+            let of_sums = |id: usize| summed.contains(&world.boxes.all[id].buffer);
+            for (id, group) in groups[c].iter().enumerate().filter(|g| of_sums(g.0)) {
                 lost(world, c, epoch, id as BoxId, group, groups, overlaps, &mut told, &mut out);
             }
         }
@@ -165,6 +168,22 @@ pub(super) fn takes(w: &AccRec, r: &AccRec) -> bool {
     }
 }
 
+/// Memory of mk's own that sums read: summands, sums that go on, and the state of attention between steps.
+pub(super) fn summed(plan: &Plan) -> BTreeSet<BufId> {
+    let mut out = BTreeSet::new();
+    for x in plan.families.values() {
+        let summand = |a: &Access| match x.leaf {
+            Leaf::ReduceTile { .. } => a.operand == Operand::Src,
+            Leaf::MmaTile { .. } => a.operand == Operand::AccIn,
+            Leaf::AttendTile { .. } => matches!(a.operand, Operand::AccIn | Operand::StatIn),
+            _ => false,
+        };
+        out.extend(x.accesses.iter().filter(|a| summand(a)).map(|a| a.buffer));
+    }
+    out.retain(|b| !matches!(plan.buffers[*b].space, Space::In | Space::Out));
+    out
+}
+
 /// Writes of one box that nobody reads.
 #[allow(clippy::too_many_arguments)]
 fn lost(
@@ -179,9 +198,6 @@ fn lost(
     out: &mut Vec<Violation>,
 ) {
     let (class, boxed) = (&world.classes[c], &world.boxes.all[id as usize]);
-    if matches!(world.plan.buffers[boxed.buffer].space, Space::In | Space::Out) {
-        return;
-    }
     let mut seen: Vec<i64> = Vec::new();
     for w in group.accs[..group.writers].iter().map(|a| &class.accs[*a as usize]) {
         if seen.contains(&w.version) {

@@ -12,7 +12,7 @@ use crate::{
     valid::{
         MAX_PAIRS,
         boxes::{BoxId, Boxed, text, uncovered},
-        coverage::takes,
+        coverage::{summed, takes},
         hash::{FastMap, FastSet},
         races::Group,
         report::Violation,
@@ -54,6 +54,7 @@ pub(super) fn check(
         spans,
         groups,
         overlaps,
+        summed: summed(world.plan),
         known: FastSet::default(),
         told: FastSet::default(),
         work: 0,
@@ -93,6 +94,7 @@ struct Cover<'c> {
     spans: &'c Spans,
     groups: &'c [Vec<Group>],
     overlaps: &'c [Vec<BoxId>],
+    summed: BTreeSet<BufId>,
     /// Boxes that are known to be covered by others; see [`Cover::relative`].
     known: FastSet<Vec<Vec<i64>>>,
     told: FastSet<(u32, u32)>,
@@ -147,7 +149,7 @@ impl Cover<'_> {
     /// Writes of one box that nobody reads.
     fn lost(&mut self, class: usize, id: BoxId) {
         let (world, boxed) = (self.world, self.boxed(id));
-        if matches!(world.plan.buffers[boxed.buffer].space, Space::In | Space::Out) {
+        if !self.summed.contains(&boxed.buffer) {
             return;
         }
         let spans = boxed.spans.to_vec();
