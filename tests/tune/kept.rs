@@ -41,7 +41,6 @@ fn a_winner_is_kept_for_what_it_was_measured_on() {
         assert_eq!(cache.recall(&other), Ok(None));
 
         let decide = |gpu| {
-            let base = Config { ranks: 4, ..Config::default() };
             tune::decide(&program, &sizes, 4, &Gpu::from(gpu), Some(cache))
         };
         let measured = decide("NVIDIA H200");
