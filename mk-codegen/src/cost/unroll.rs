@@ -5,8 +5,9 @@ use super::{
     model::{DeviceModel, Mover, TileRate},
 };
 use crate::ir::{
-    Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf, MAX_TASKS, Mode,
-    Operand, Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TableSet, Task, Var, Wait,
+    ALayout, Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf,
+    MAX_TASKS, Mode, Operand, Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TableSet,
+    Task, Var, Wait,
 };
 use std::collections::HashMap;
 
@@ -196,7 +197,8 @@ impl Unroller<'_> {
                 }
             }
             let own = role.kind.owns_ctas();
-            let lanes = if own { role.ctas.max(1) as usize } else { 1 };
+            let cluster = self.plan.cluster(role_id);
+            let lanes = if own { (role.ctas / cluster).max(1) as usize } else { 1 };
             let misses = self.misses(&tasks, lanes)?;
             self.uneven = self.uneven(role_id, &tasks, lanes);
             // Bulk copies are made by two lanes of a warpgroup that does nothing else, beside what the other warps of the CTA do.
@@ -218,7 +220,7 @@ impl Unroller<'_> {
                         self.job(&tasks[i], misses[i])?;
                     }
                     let jobs = from..self.work.jobs.len();
-                    let cta = if own { first_cta + n as u32 } else { 0 };
+                    let cta = if own { first_cta + n as u32 * cluster } else { 0 };
                     self.work.lanes.push(Lane { rank, cta, role: role_id.index(), jobs });
                 }
             }
@@ -474,6 +476,14 @@ impl Unroller<'_> {
             Some(_) => (depth.map_or(0, |d| d.1) + i64::from(*k) - 1) / i64::from((*k).max(1)),
             None => 0,
         };
+        // Of the CTAs of a cluster, the one with the most.
+        let cluster = i64::from(x.leaf.cluster());
+        let steps = (steps + cluster - 1) / cluster;
+        rate.step_s = rate.step_s.max(self.lines(task, x)? * self.model.line_s);
+        if let (Some(c), true) = (&c, cluster > 1) {
+            let bytes = c.len() as f64 * 4.0;
+            rate.tile_s += self.model.exchange_s + bytes / self.model.exchange_bytes_per_s;
+        }
         let out = c.map(|c| {
             let bytes = self.bytes(&c);
             if c.rank == task.rank() {
@@ -488,6 +498,35 @@ impl Unroller<'_> {
         let rate = if steps == 0 { TileRate { tile_s: 0.0, ..rate } } else { rate };
         let overlaps = *consumers == Consumers::PingPong;
         Ok((Kind::Tile(Tile { rate, ahead_s, overlaps, out }), main_s))
+    }
+
+    /// Lines of 128 bytes that a step along k touches: one for each row of a box, and the next one where rows do not begin at lines.
+    fn lines(&self, task: &Task, x: &Family) -> Result<f64, CostError> {
+        const LINE: i64 = 128;
+        let Leaf::MmaTile { block: [m, n, k], a_layout, b_layout, .. } = &x.leaf else {
+            return Ok(0.0);
+        };
+        let mut lines = 0.0;
+        for access in x.accesses.iter().filter(|a| matches!(a.operand, Operand::A | Operand::B)) {
+            let (across, along_k) = match access.operand {
+                Operand::A => (*m, *a_layout == ALayout::Mk),
+                _ => (*n, *b_layout == BLayout::Nk),
+            };
+            let size = self.plan.buffers[access.buffer].dtype.size_bytes() as i64;
+            let (rows, columns) = if along_k { (across, *k) } else { (*k, across) };
+            let row_bytes = f64::from(columns) * size as f64;
+            let pitch = self.points.pitch(access.buffer, task.rank())? * size;
+            let aligned = gcd(pitch.max(1), LINE) as f64 / LINE as f64;
+            // Boxes are a line wide, or half of one.
+            let box_bytes = if columns.is_multiple_of(64) { 128.0 } else { 64.0 };
+            let each = box_bytes / LINE as f64 + 1.0 - aligned;
+            lines += f64::from(rows) * row_bytes / box_bytes * each;
+            // Of several places, a condition chooses one.
+            if access.operand == Operand::A && access.when.is_some() {
+                return Ok(0.0);
+            }
+        }
+        Ok(lines)
     }
 
     /// Where a tile goes: of several places, the one that this task writes.
@@ -620,6 +659,10 @@ impl Unroller<'_> {
     fn index(&self, at: &Task, list: &[crate::ir::Expr]) -> Result<Vec<i64>, CostError> {
         list.iter().map(|e| Ok(self.points.eval(at, e)?)).collect()
     }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl RoleKind {
