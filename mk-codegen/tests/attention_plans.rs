@@ -2,6 +2,7 @@
 
 use mk_codegen::{
     cost::{self, DeviceModel},
+    emit,
     ir::Plan,
     passes::lower,
     settings::Config,
@@ -38,6 +39,8 @@ fn texts() {
         let json = plan.to_json().expect("JSON");
         assert_eq!(Plan::from_json(&json).expect("a plan"), plan, "{name}");
         valid::verify(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(kernel.cuda.contains("sm90_attend_consumer"), "{name}");
         insta::assert_snapshot!(name, text);
     }
 }

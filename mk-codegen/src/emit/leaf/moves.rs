@@ -7,7 +7,8 @@ use minijinja::{Value, context};
 /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
 pub(super) fn copy(e: &Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
-    let (src, dst) = (e.access(f, Operand::Src)?, e.access(f, Operand::Dst)?);
+    let (sources, targets) = (choice(e, s.id, Operand::Src)?, choice(e, s.id, Operand::Dst)?);
+    let (src, dst) = (sources[0], targets[0]);
     if src.each.is_some() {
         return Err(EmitError::unsupported(f.name.clone(), "a copy reads one place"));
     }
@@ -45,11 +46,20 @@ pub(super) fn copy(e: &Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitE
             e.c(f, each, col)
         )
     };
-    let target = e.base(dst.buffer, &e.c(f, each, &dst.rank));
+    // Of several places, all alike, a condition chooses one.
+    let base = |list: &[&Access]| {
+        let of = |a: &Access| e.base(a.buffer, &e.c(f, a.each.as_ref(), &a.rank));
+        let (last, others) = list.split_last().unwrap_or((&src, &[]));
+        others
+            .iter()
+            .rev()
+            .fold(of(last), |rest, a| format!("({} ? {} : {rest})", e.condition(f, a), of(a)))
+    };
+    let (source, target) = (base(&sources), base(&targets));
     Ok(context! {
         rows => e.c(f, None, &rows),
         row_bytes => row_bytes(e, f, cols, size),
-        source => at(src, e.base(src.buffer, &e.c(f, None, &src.rank)), &from, col),
+        source => at(src, source, &from, col),
         strided => bulk && !(close && whole_rows(e, s.id, src)? && whole_rows(e, s.id, dst)?),
         source_pitch => spaced(from, &e.c(f, None, &s_step)),
         destination => at(dst, target, &to, d_col),
@@ -62,6 +72,40 @@ pub(super) fn copy(e: &Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitE
         posts => e.posts(f),
         ..e.slice(s)
     })
+}
+
+/// The places of an operand: one, or several that differ in the buffer alone, of which each task's conditions choose one.
+fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Access>, EmitError> {
+    let f = &e.plan.families[id];
+    let all: Vec<&Access> = f.accesses.iter().filter(|a| a.operand == operand).collect();
+    let [first, others @ ..] = &all[..] else { return e.access(f, operand).map(|a| vec![a]) };
+    if others.is_empty() {
+        return e.access(f, operand).map(|a| vec![a]);
+    }
+    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    for a in others {
+        let (x, y) = (&e.plan.buffers[first.buffer], &e.plan.buffers[a.buffer]);
+        let alike = (&a.region, &a.rank, &a.each) == (&first.region, &first.rank, &first.each)
+            && (&x.shape, &x.pitch, x.dtype, x.space) == (&y.shape, &y.pitch, y.dtype, y.space);
+        if !alike || a.each.is_some() {
+            return refuse("places that a condition chooses from differ in the buffer alone");
+        }
+    }
+    for rank in 0..e.plan.mesh.size() as usize {
+        for task in e.points.tasks(id, rank, 1)? {
+            let mut chosen = 0;
+            for a in &all {
+                let Some(when) = &a.when else {
+                    return refuse("one of several places has no condition");
+                };
+                chosen += i32::from(e.points.eval(&task, when)? != 0);
+            }
+            if chosen != 1 {
+                return refuse("conditions choose one place for each task");
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// Bytes of so many columns: none, where a task's columns lie past the end.

@@ -38,7 +38,8 @@ pub(in crate::passes) fn families(
         // Heads of keys that one wave of tiles attends to.
         let per_head = tiles * queries.per_rank * (q.shape[2].value / k.shape[2].value);
         let together = (draft.sms() as i32 + per_head - 1) / per_head.max(1);
-        let together = together.clamp(1, k.shape[2].value);
+        let heads = k.shape[2].value;
+        let together = (together.clamp(1, heads)..=heads).find(|n| heads % n == 0).unwrap_or(heads);
         let from = [inputs[a.operands[1]], inputs[a.operands[2]]];
         push_chunks::push(&mut draft, [k, v], from, &keys, a.causal, together, config)
     });

@@ -26,8 +26,34 @@ pub(in crate::passes) struct Pushed {
 /// Rows of a piece: a multiple of this, where there are as many.
 const PIECE: i32 = 64;
 
+/// Whether rank `to` has queries that see the own chunk `half`; `None` where all have.
+fn seen(draft: &mut Draft, chunks: &Chunks, causal: bool, half: &Expr, to: &Expr) -> Option<Expr> {
+    let rank = Expr::from(Var::RANK);
+    let ends = chunks.runs_out();
+    let mut some = |chunk: &Expr| {
+        let len = ends.then(|| chunks.len(&mut draft.extents, chunk));
+        len.map_or(Expr::Const(1), |len| Expr::Const(0).lt(len))
+    };
+    match (causal, chunks.per_rank) {
+        (false, _) => ends.then(|| some(to)),
+        // A shard is seen by the ranks behind it.
+        (true, 1) => Some(rank.lt(to.clone()).select(some(to), 0)),
+        // The second chunk of a rank in zigzag is seen by the second ones of the ranks before it, the first by all second ones, and
+        // by the first ones behind it.
+        (true, _) => {
+            let second = some(&chunks.mirror(to.clone()));
+            let by_second = to.clone().lt(rank.clone()).select(second.clone(), 0);
+            if !ends {
+                return Some(half.clone().select(by_second, 1));
+            }
+            let first = rank.lt(to.clone()).select(some(to), second);
+            Some(half.clone().select(by_second, first))
+        }
+    }
+}
+
 /// Adds the push of `k` and `v`, which the caller gives in `from`. Of a causal mask, chunks go only to ranks that see them. `together`:
-/// heads that tiles attend to at the same time.
+/// heads that tiles attend to at the same time, a divisor of all.
 pub(in crate::passes) fn push(
     draft: &mut Draft,
     [k, v]: [&Tensor; 2],
@@ -55,38 +81,17 @@ pub(in crate::passes) fn push(
 
     // Batch, window of heads, own chunk, step to a peer, head of the window, keys or values, piece.
     let [b, w, half, s, g, c, p] = [0, 1, 2, 3, 4, 5, 6].map(|i| Expr::from(Var::domain(i)));
-    let windows = (k.shape[2].value + together - 1) / together;
-    let rank = Expr::from(Var::RANK);
-    // The second chunk of a rank in zigzag is seen by the ranks before it, the first by all; a shard by the ranks behind it.
-    let all_peers = Expr::Const(world - 1);
-    let (steps, to) = match (causal, chunks.per_rank) {
-        (false, _) => (all_peers, peer(s, world)),
-        (true, 1) => (all_peers - rank.clone(), rank.clone() + s + 1),
-        (true, _) => (
-            half.clone().select(rank.clone(), all_peers),
-            half.clone().select(rank.clone() - s.clone() - 1, peer(s, world)),
-        ),
-    };
+    let windows = k.shape[2].value / together;
+    let to = peer(s, world);
     let head = w.clone() * together + g;
-    let left = heads.clone() - w * together;
     let own = chunks.own(&half);
     let len = chunks.len(&mut draft.extents, &own);
     let at = p.clone() * height;
-    let mut len = block_rows(len, p, height);
-    if chunks.runs_out() {
-        // A rank without queries that see the chunk does not get it.
-        let first = chunks.len(&mut draft.extents, &to);
-        let queries = match (causal, chunks.per_rank) {
-            (true, 2) => {
-                let mirror = chunks.mirror(to.clone());
-                let second = chunks.len(&mut draft.extents, &mirror);
-                let of_first = rank.clone().le(to.clone()).select(first, second.clone());
-                half.clone().select(second, of_first)
-            }
-            _ => first,
-        };
-        len = Expr::Const(0).lt(queries).select(len, 0);
-    }
+    let len = block_rows(len, p, height);
+    let len = match seen(draft, chunks, causal, &half, &to) {
+        Some(seen) => seen.select(len, 0),
+        None => len,
+    };
     let start = chunks.at(&mut draft.extents, &half);
     let one = |e: &Expr| (e.clone(), Expr::Const(1));
     let of = |buffer: BufId, values: i32| {
@@ -108,8 +113,8 @@ pub(in crate::passes) fn push(
         ("b", batch.clone()),
         ("w", windows.into()),
         ("half", chunks.per_rank.into()),
-        ("s", steps),
-        ("g", Expr::Const(together).min(left)),
+        ("s", (world - 1).into()),
+        ("g", together.into()),
         ("c", 2.into()),
         ("p", pieces.into()),
     ];
