@@ -14,6 +14,7 @@ const MATURIN: &str = "maturin==1.16.0";
 /// Tests that need neither torch nor a GPU.
 const MODULE_TESTS: &str = "mk-python/tests";
 const BENCH_TESTS: &str = "benches/torch_peers";
+const SHAPES_TESTS: &str = "benches/random_shapes";
 
 /// Builds the module and runs its tests and those of what uses it, without torch and without a GPU.
 pub fn test(counts: &mut Counts) -> Result<()> {
@@ -28,7 +29,11 @@ pub fn test(counts: &mut Counts) -> Result<()> {
     fs::copy(&library, package.join("_mk.abi3.so"))
         .map_err(|e| format!("{}: {e}", library.display()))?;
     let path = target().join("python");
-    for (name, folder) in [("Python tests", MODULE_TESTS), ("tests of the comparison", BENCH_TESTS)]
+    for (name, folder) in [
+        ("Python tests", MODULE_TESTS),
+        ("tests of the comparison", BENCH_TESTS),
+        ("tests of random shapes", SHAPES_TESTS),
+    ]
     {
         counts.run_python(name, tests(Path::new("python3"), folder).env("PYTHONPATH", &path))?;
     }

@@ -1,0 +1,57 @@
+"""Shapes and figures, without torch and without a GPU."""
+
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import shapes as table  # noqa: E402
+import summary  # noqa: E402
+
+
+def row(m, torch_ms, mk_ms, good=True):
+    def timed(name, ms):
+        return {"name": name, "ms": ms, "good": good, "error": 1e-3, "tile_error": 2e-3}
+
+    return {"shape": f"{m}x64x64", "m": m, "results": [timed("torch", torch_ms), timed("mk", mk_ms)], "missing": []}
+
+
+class Shapes(unittest.TestCase):
+    def test_a_seed_gives_the_same_shapes_within_bounds(self):
+        drawn = table.draw(7, 200)
+        self.assertEqual(drawn, table.draw(7, 200))
+        self.assertNotEqual(drawn, table.draw(8, 200))
+        for s in drawn:
+            self.assertTrue(1 <= s.m <= 16384 and 512 <= s.k <= 16384 and 512 <= s.n <= 16384, s)
+            self.assertTrue(s.k % 8 == 0 and s.n % 8 == 0, s)
+        self.assertTrue(any(s.n % 64 for s in drawn) and any(s.m <= 8 for s in drawn))
+        self.assertTrue(any(s.n % 8 for s in table.draw(7, 50, odd=True)))
+
+    def test_a_shape_reads_as_it_is_written(self):
+        self.assertEqual(table.parse("3x64x128"), table.Shape(3, 64, 128))
+        for text in ("3x64", "0x1x1", "axbxc"):
+            with self.assertRaises(ValueError):
+                table.parse(text)
+
+    def test_every_pipeline_is_one(self):
+        import mk
+
+        for op in table.OPS.values():
+            mk.plan(op.pipeline, ranks=1, shapes=op.shapes(table.Shape(64, 256, 128)))
+
+
+class Figures(unittest.TestCase):
+    def test_ratios_are_of_what_is_right(self):
+        rows = [row(16, 2.0, 1.0), row(512, 1.0, 2.0), row(4096, 1.0, 1.0), row(8, 9.0, 1.0, good=False)]
+        f = summary.figures(rows)
+        self.assertEqual((f["rows"], f["compared"]), (4, 3))
+        self.assertAlmostEqual(f["mean"], 1.0)
+        self.assertEqual((f["few"], f["middle"], f["many"]), (2.0, 0.5, 1.0))
+        self.assertEqual((f["worst"], f["worst_shape"]), (0.5, "512x64x64"))
+        self.assertAlmostEqual(f["p5"], 0.55)
+        self.assertTrue(any("WRONG" in line for line in summary.wrong({"rows": rows})[:1]))
+
+
+if __name__ == "__main__":
+    unittest.main()
