@@ -31,8 +31,8 @@ mod suggest;
 pub use bind::{BindError, BindErrors, Bound};
 pub use diag::{Diagnostic, Diagnostics};
 pub use program::{
-    AxisId, DType, Def, Dim, MAX_DIM, Node, Op, Placement, Program, Symbol, SymbolId, SymbolKind,
-    Tensor, TensorType, ValueId,
+    AxisId, Curve, DType, Def, Dim, MAX_DIM, Node, Op, Placement, Program, Symbol, SymbolId,
+    SymbolKind, Tensor, TensorType, ValueId,
 };
 pub use span::Span;
 

@@ -84,7 +84,16 @@ impl Program {
                     }
                 }
             }
-            Op::Bias | Op::Gelu | Op::Silu | Op::Relu | Op::Swiglu | Op::Mul | Op::Add => {}
+            Op::Bias
+            | Op::Gelu
+            | Op::GeluTanh
+            | Op::Silu
+            | Op::Relu
+            | Op::Slope(_)
+            | Op::Swiglu
+            | Op::SwigluGrad
+            | Op::Mul
+            | Op::Add => {}
         }
         format!("{}({})", node.op.name(), args.join(", "))
     }

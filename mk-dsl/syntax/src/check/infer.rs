@@ -56,7 +56,10 @@ fn columns(n_dims: usize) -> usize {
 
 /// Whether an operation has the shape of its input.
 fn keeps_shape(kind: Option<OpKind>) -> bool {
-    !matches!(kind, None | Some(OpKind::Gemm | OpKind::Swiglu | OpKind::Unsupported))
+    !matches!(
+        kind,
+        None | Some(OpKind::Gemm | OpKind::Swiglu | OpKind::SwigluGrad | OpKind::Unsupported)
+    )
 }
 
 impl<'a> Checker<'a, '_> {
