@@ -9,8 +9,8 @@ use mk::{
     runtime::jit::JitOptions,
     settings::{Config, LastWave},
     tune::{
-        self, CLEARLY, Cache, Choice, Fuse, Key, Made, Part, Terms, Times, Verdict, Whole, Why,
-        Winner,
+        self, CLEARLY, Cache, Choice, Conditions, Fuse, Fusion, Indivisible, Key, Part, Reason,
+        Times, Verdict, Winner,
     },
 };
 use mk_harness::{Case, CpuOptions, run_made_on_cpu};
@@ -48,7 +48,7 @@ fn default(ranks: u32) -> Config {
 
 /// What is made without looking for settings.
 fn settle(program: &Program, bound: &Bound, config: &Config, fuse: Fuse) -> Choice {
-    let terms = Terms { config, fuse, overlap: false, search: None };
+    let terms = Conditions { config, fuse, overlap: false, search: None };
     tune::settle(program, bound, &terms)
 }
 
@@ -62,7 +62,7 @@ fn the_faster_one_is_taken() {
         let v = tune::verdict(fused, apart);
         (v.made, v.why)
     };
-    use {Made::*, Why::*};
+    use {Fusion::*, Reason::*};
     // Measured times are taken at their word.
     assert_eq!(of(Some(measured(1.0)), Some(&[measured(0.5), measured(0.499)])), (Apart, Measured));
     assert_eq!(of(Some(measured(1.0)), Some(&[measured(0.5), measured(0.5)])), (Fused, Measured));
@@ -85,7 +85,7 @@ fn the_faster_one_is_taken() {
 
     let verdict = tune::verdict(Some(measured(0.2)), Some(&[measured(0.05), measured(0.06)]));
     assert_eq!(verdict.to_string(), "apart: 110.0 us, as one kernel 200.0 us, measured");
-    let verdict = Verdict::new(Made::Fused, Why::Whole(tune::Whole::Runtime));
+    let verdict = Verdict::new(Fusion::Fused, Reason::Indivisible(tune::Indivisible::Runtime));
     assert_eq!(verdict.to_string(), "one kernel: some of its sizes come with each launch");
 }
 
@@ -97,21 +97,21 @@ fn what_is_asked_for_is_made() {
         (choice.verdict.made, choice.verdict.why, choice.configs.len())
     };
     let plain = default(2);
-    assert_eq!(of(&plain, Fuse::Auto), (Made::Fused, Why::Given, 1));
-    assert_eq!(of(&plain, Fuse::Always), (Made::Fused, Why::Asked, 1));
-    assert_eq!(of(&plain, Fuse::Never), (Made::Apart, Why::Asked, 4));
+    assert_eq!(of(&plain, Fuse::Auto), (Fusion::Fused, Reason::Given, 1));
+    assert_eq!(of(&plain, Fuse::Always), (Fusion::Fused, Reason::Asked, 1));
+    assert_eq!(of(&plain, Fuse::Never), (Fusion::Apart, Reason::Asked, 4));
     // Settings without a plan are a mistake, and no reason to do something else.
     let wrong = Config {
         last_wave: Some(LastWave { blocks: 9, columns: 64, parts: 1 }),
         block: [128, 136, 64],
         ..default(2)
     };
-    assert_eq!(of(&wrong, Fuse::Auto), (Made::Fused, Why::Given, 1));
+    assert_eq!(of(&wrong, Fuse::Auto), (Fusion::Fused, Reason::Given, 1));
     let choice = settle(&program, &bound, &wrong, Fuse::Auto);
     assert!(Composition::new(&program, &bound, &choice, emit::Options::default()).is_err());
     // Beside others, parts would write what the call before still reads.
-    let terms = Terms { config: &plain, fuse: Fuse::Auto, overlap: true, search: None };
-    assert_eq!(tune::settle(&program, &bound, &terms).verdict.why, Why::Overlap);
+    let terms = Conditions { config: &plain, fuse: Fuse::Auto, overlap: true, search: None };
+    assert_eq!(tune::settle(&program, &bound, &terms).verdict.why, Reason::Overlap);
     for (fuse, word) in [(Fuse::Auto, "auto"), (Fuse::Always, "always"), (Fuse::Never, "never")] {
         assert_eq!((word.parse(), fuse.to_string()), (Ok(fuse), word.to_string()));
     }
@@ -122,9 +122,9 @@ fn what_is_asked_for_is_made() {
 fn a_pipeline_without_a_kernel_is_made_of_those_of_its_parts() {
     let (program, bound) = bind(GATHER_LAST, &[("M", 256), ("K", 128), ("F", 256)]);
     assert!(mk::build::plan(&program, &bound, &default(2)).is_err(), "find another example");
-    for (fuse, why) in [(Fuse::Auto, Why::NoKernel), (Fuse::Never, Why::Asked)] {
+    for (fuse, why) in [(Fuse::Auto, Reason::NoKernel), (Fuse::Never, Reason::Asked)] {
         let choice = settle(&program, &bound, &default(2), fuse);
-        assert_eq!((choice.verdict.made, choice.verdict.why), (Made::Apart, why));
+        assert_eq!((choice.verdict.made, choice.verdict.why), (Fusion::Apart, why));
     }
     let choice = settle(&program, &bound, &default(2), Fuse::Always);
     assert!(Composition::new(&program, &bound, &choice, emit::Options::default()).is_err());
@@ -136,32 +136,32 @@ fn what_stays_in_one_piece_says_why() {
         let (program, bound) = bind(text, dims);
         let verdict = settle(&program, &bound, &default(2), Fuse::Never).verdict;
         let why = tune::parts(&program, &bound).map(|p| p.len());
-        assert_eq!(why.err().map(Why::Whole), Some(verdict.why), "{text}");
-        assert_eq!(verdict.made, Made::Fused);
+        assert_eq!(why.err().map(Reason::Indivisible), Some(verdict.why), "{text}");
+        assert_eq!(verdict.made, Fusion::Fused);
         verdict.why
     };
     let sizes = [("M", 256), ("K", 128), ("F", 256)];
-    let is = |found, why| assert_eq!(found, Why::Whole(why));
-    is(whole("fn f(x: bf16[M, K] @ shard(0)) { gather(x) }", &sizes[..2]), Whole::Single);
+    let is = |found, why| assert_eq!(found, Reason::Indivisible(why));
+    is(whole("fn f(x: bf16[M, K] @ shard(0)) { gather(x) }", &sizes[..2]), Indivisible::Single);
     let text = "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) { gather(x) -> gemm(w) }";
-    is(whole(text, &sizes), Whole::Runtime);
+    is(whole(text, &sizes), Indivisible::Runtime);
     let saved = "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) -> (bf16[M, F] @ shard(1), bf16[M, F] @ shard(1)) {
         let h = gather(x) -> gemm(w);
         let y = h -> gelu;
         (h, y)
     }";
-    is(whole(saved, &sizes), Whole::Shared);
+    is(whole(saved, &sizes), Indivisible::Shared);
     let late = "fn f(x: bf16[M, K], w: bf16[K, F], v: bf16[K, F]) -> bf16[M, F] {
         let a = gemm(x, w);
         let b = gemm(x, v);
         a -> mul(b)
     }";
-    is(whole(late, &sizes), Whole::Elementwise);
+    is(whole(late, &sizes), Indivisible::Elementwise);
     let twice = "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) -> (bf16[M, F] @ shard(1), bf16[M, F] @ shard(1)) {
         let y = gather(x) -> gemm(w);
         (y, y)
     }";
-    is(whole(twice, &sizes), Whole::Results);
+    is(whole(twice, &sizes), Indivisible::Results);
 }
 
 fn wiring(text: &str, dims: &[(&str, u64)]) -> (Program, Bound, Vec<Part>, Wiring) {
@@ -257,7 +257,7 @@ fn a_sequence_computes_what_the_pipeline_does() {
         for ranks in [1, 2, 3] {
             let (program, bound) = bind(text, &[("M", 70), ("K", 40), ("F", 72)]);
             let choice = settle(&program, &bound, &default(ranks), Fuse::Never);
-            assert_eq!(choice.verdict.made, Made::Apart, "{text}");
+            assert_eq!(choice.verdict.made, Fusion::Apart, "{text}");
             let made = Composition::new(&program, &bound, &choice, emit::Options::default());
             let made = made.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
             let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
@@ -288,7 +288,7 @@ fn measured_winners_decide() {
     let settle = |fuse| {
         let config = default(4);
         let search = Some((gpu, Some(&cache)));
-        let terms = Terms { config: &config, fuse, overlap: false, search };
+        let terms = Conditions { config: &config, fuse, overlap: false, search };
         let choice = tune::settle(&program, &bound, &terms);
         // The other processes read what rank 0 found.
         let said = choice.write(&program, &bound);
@@ -297,19 +297,19 @@ fn measured_winners_decide() {
     };
     // Nothing is measured: the model knows both.
     let predicted = settle(Fuse::Auto).verdict;
-    assert_eq!(predicted.why, Why::Predicted);
+    assert_eq!(predicted.why, Reason::Predicted);
     assert!(predicted.fused_ms.is_some() && predicted.apart_ms.is_some());
     // The parts alone are no comparison.
     parts.iter().for_each(|p| keep(&p.program, &p.bound, 0.001));
-    assert_eq!(settle(Fuse::Auto).verdict.why, Why::Predicted);
+    assert_eq!(settle(Fuse::Auto).verdict.why, Reason::Predicted);
     keep(&program, &bound, 1.0);
     let choice = settle(Fuse::Auto);
-    assert_eq!((choice.verdict.made, choice.verdict.why), (Made::Apart, Why::Measured));
+    assert_eq!((choice.verdict.made, choice.verdict.why), (Fusion::Apart, Reason::Measured));
     assert_eq!((choice.configs.len(), choice.verdict.fused_ms), (4, Some(1.0)));
     assert_eq!(settle(Fuse::Always).configs, [default(4)]);
     keep(&program, &bound, 0.003);
-    assert_eq!(settle(Fuse::Auto).verdict.made, Made::Fused);
-    assert_eq!(settle(Fuse::Never).verdict.made, Made::Apart);
+    assert_eq!(settle(Fuse::Auto).verdict.made, Fusion::Fused);
+    assert_eq!(settle(Fuse::Never).verdict.made, Fusion::Apart);
     std::fs::remove_dir_all(&dir).expect("is removed");
     for bad in ["", "apart", "apart measured 1 x", "half measured - -", "fused asked - -\nblok=1"] {
         assert!(Choice::read(bad, 4).is_err(), "{bad}");

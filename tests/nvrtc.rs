@@ -1,8 +1,11 @@
 //! Every generated kernel through the real compiler: no spills, no serialised wgmma, the instructions that were meant.
 
+#[path = "../mk-codegen/tests/common/attention.rs"]
+mod attention;
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
 
+use attention::ATTENTION;
 use common::{CASES, VARIANTS, Variant, experts, plan};
 use mk::Program;
 use mk::build::Composition;
@@ -12,7 +15,7 @@ use mk::ir::{EpilogueOp, Family, Leaf, Plan};
 use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
 use mk::settings::{AllReduce, Config, Reduction};
-use mk::tune::{Choice, Made, Verdict, Why};
+use mk::tune::{Choice, Fusion, Reason, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -24,6 +27,16 @@ fn kernels_compile_to_cubin() {
 #[test]
 fn traced_kernels_compile_to_cubin() {
     compile(Options { trace: true });
+}
+
+#[test]
+fn attention_compiles() {
+    for (name, a) in ATTENTION {
+        let plan: Plan = a.text().parse().unwrap_or_else(|e| panic!("{name}: {e}"));
+        judge(&format!("attention_{name}"), &plan, Options::default());
+    }
+    let plan = ATTENTION[ATTENTION.len() - 1].1.text().parse().expect("reads");
+    judge("attention_traced", &plan, Options { trace: true });
 }
 
 /// Weights of each expert come through a tensor map of three dimensions.
@@ -68,9 +81,8 @@ fn chosen_settings_that_take_too_many_registers_give_way() {
     let shapes = shapes.map(|(name, shape)| (name.to_string(), shape.to_vec())).into();
     let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
     let config = Config { ranks: 5, ..Config::default() };
-    let mut default = config.clone();
-    default.block = [128, 128, 64];
-    let verdict = Verdict::new(Made::Fused, Why::Predicted);
+    let narrow = Config { block: [128, 128, 64], ..config.clone() };
+    let verdict = Verdict::new(Fusion::Fused, Reason::Predicted);
     let choice = Choice { verdict, configs: vec![config.clone()] };
     let options = JitOptions { use_cache: false, ..JitOptions::default() };
     let make = |instead| {
@@ -78,12 +90,13 @@ fn chosen_settings_that_take_too_many_registers_give_way() {
     };
     let refused = make(None).map(|(made, _)| made.configs).expect_err("find another example");
     assert!(matches!(refused, FunctionError::Runtime(Error::Spill { .. })), "{refused}");
-    let (_, spilling) = make(Some(&config)).expect("better than nothing");
-    assert!(spilling[0].report.all().any(|e| e.spills()));
-    let (made, compiled) = make(Some(&default)).expect("has a kernel");
-    assert_eq!((made.configs, made.verdict), (vec![default], verdict));
-    assert_eq!((made.kernels.len(), compiled.len()), (1, 1));
-    assert!(!compiled[0].report.all().any(|e| e.spills()));
+    // The default spills, too: narrower tiles.
+    for instead in [&config, &narrow] {
+        let (made, compiled) = make(Some(instead)).expect("has a kernel");
+        assert_eq!((made.configs, made.verdict), (vec![narrow.clone()], verdict));
+        assert_eq!((made.kernels.len(), compiled.len()), (1, 1));
+        assert!(!compiled[0].report.all().any(|e| e.spills()));
+    }
 }
 
 /// What decides how tracing hooks into a family's tasks: who does what, and who waits and posts where.

@@ -1,6 +1,6 @@
 """From a result to a table, a file and plots. Needs neither torch nor a GPU:
 
-    python3 benches/torch_peers/report.py peers.json --write docs/performance.md --summary README.md --plots docs/peers
+    python3 benches/torch_peers/report.py peers.json --write docs/performance.md --summary docs/performance.md --plots docs/peers
 """
 
 import argparse

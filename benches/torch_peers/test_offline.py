@@ -241,7 +241,7 @@ class Report(unittest.TestCase):
             ("docs/performance.md", "torch_peers 4"),
             ("docs/performance.md", "torch_peers 2"),
             ("docs/performance.md", "torch_peers 1"),
-            ("README.md", report.SUMMARY),
+            ("docs/performance.md", report.SUMMARY),
         ):
             self.assertIn("new", report.replace_block((root / document).read_text(), "new", name))
 
@@ -254,7 +254,17 @@ class Report(unittest.TestCase):
             for picture in folder.glob("*.svg"):
                 self.assertEqual(picture.read_text(), plot.svg(kept, picture.stem, report.derive))
         kept = report.load(root / "docs/peers/peers.json")
-        self.assertIn(report.summary(kept), (root / "README.md").read_text())
+        self.assertIn(report.summary(kept), (root / "docs/performance.md").read_text())
+
+    def test_the_readme_has_the_means_of_the_file(self):
+        root = pathlib.Path(__file__).parents[2]
+        kept = report.load(root / "docs/peers/peers.json")
+        derived = [report.derive(row) for row in kept["rows"]]
+        readme = " ".join((root / "README.md").read_text().split())
+        self.assertIn(f"{len(derived)} rows beside cuBLAS", readme)
+        self.assertIn(f"takes {report.middles(derived)[0]} times as long as mk", readme)
+        self.assertEqual("is faster in no row" in readme, all(d["speedup"] >= 1 for d in derived))
+        self.assertIn(f"({kept['date']})", readme)
 
     def test_calls_in_a_loop_have_a_column_where_they_were_timed(self):
         plain = result()

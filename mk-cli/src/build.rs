@@ -7,6 +7,7 @@ use crate::{
     output::{self, detail, write_file},
     pipeline::load_verified,
     progress::Progress,
+    terminal::note_on_stderr,
 };
 use mk::{
     abi::KernelSource,
@@ -53,7 +54,7 @@ const OPCODES: &[(&str, &str)] = &[
 pub fn run(args: &Args) -> Result<(), Failure> {
     let options = Options { trace: args.trace };
     let kernel = emit_with(&load_verified(&args.pipeline)?, options)?;
-    let compiled = compile(&kernel, !args.no_cache)?;
+    let compiled = compile(&kernel, &args.pipeline, !args.no_cache)?;
     if let Some(path) = &args.output {
         write_file(path, &compiled.cubin)?;
         detail!("{}: {} bytes for {}", path.display(), compiled.cubin.len(), kernel.arch)?;
@@ -63,11 +64,31 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     output::report(|| report(&kernel, &compiled, &sass, args.output.as_deref()))
 }
 
-/// The CUBIN of a kernel.
-pub fn compile(kernel: &KernelSource, use_cache: bool) -> Result<Compiled, Failure> {
-    let _progress = Progress::new("compiling");
+/// The CUBIN of a kernel. Where its settings are nobody's, it may spill registers: a default must build. Given settings that spill are
+/// refused, and so are plans.
+pub fn compile(
+    kernel: &KernelSource,
+    args: &PipelineArgs,
+    use_cache: bool,
+) -> Result<Compiled, Failure> {
     let options = JitOptions { use_cache, ..JitOptions::default() };
-    Ok(jit::compile(kernel, &options)?)
+    let jit = |options| {
+        let _progress = Progress::new("compiling");
+        jit::compile(kernel, &options)
+    };
+    match jit(options.clone()) {
+        Err(Error::Spill { store_bytes, load_bytes, .. })
+            if !args.is_plan() && args.settings().next().is_none() =>
+        {
+            note_on_stderr(format_args!(
+                "with these settings, which are not given, {} spills registers ({store_bytes} bytes of stores, {load_bytes} bytes of \
+                 loads) and is slower for it: `mk tune` looks for others",
+                kernel.name
+            ));
+            Ok(jit(JitOptions { allow_spills: true, ..options })?)
+        }
+        compiled => Ok(compiled?),
+    }
 }
 
 fn say_all(

@@ -4,10 +4,13 @@ use crate::{
     failure::Failure,
     options::PipelineArgs,
     output::{self, detail, write_file},
-    pipeline::{Loaded, load},
+    pipeline::{Loaded, open},
     terminal::{note_on_stderr, say_on_stderr},
 };
-use mk::valid::{self, Proof};
+use mk::{
+    field::Evaluation,
+    valid::{self, Proof},
+};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,6 +20,9 @@ use std::time::Duration;
 pub struct Args {
     #[command(flatten)]
     pipeline: PipelineArgs,
+    /// Pipeline that a plan shall compute: the two are evaluated over finite fields. Its sizes are given by --dim and --shape
+    #[arg(long, value_name = "PIPELINE")]
+    against: Option<String>,
     /// Draw the first counterexample, if there is one, into this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -27,7 +33,8 @@ pub struct Args {
 
 /// Prints what was proved. A counterexample is a failure.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = load(&args.pipeline)?;
+    let opened = open(&args.pipeline, "--against", args.against.as_deref())?;
+    let loaded = opened.lower(&args.pipeline, None)?;
     let (proof, time) = match loaded.verify() {
         Ok(verified) => verified,
         Err(failure) => {
@@ -40,17 +47,41 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             return Err(failure);
         }
     };
+    let evaluated = loaded.evaluate(&proof)?;
     detail!("{}", proof.to_string().trim_end())?;
-    detail!("  {} in {:.1?}, verified in {time:.1?}", made(&loaded), loaded.time)?;
-    output::report(|| report(&loaded, &proof, time))?;
+    if let Some((found, _)) = &evaluated {
+        detail!("  {}", said(found))?;
+    }
+    let times = match &evaluated {
+        Some((_, evaluated)) => format!("verified in {time:.1?}, evaluated in {evaluated:.1?}"),
+        None => format!("verified in {time:.1?}"),
+    };
+    detail!("  {} in {:.1?}, {times}", made(&loaded), loaded.time)?;
+    output::report(|| report(&loaded, &proof, time, evaluated))?;
     output::verdict(true, "OK")
+}
+
+/// What was compared, in words.
+fn said(found: &Evaluation) -> String {
+    let Evaluation { elements, of, values } = found;
+    let values: Vec<_> = values.iter().map(i32::to_string).collect();
+    let with = match values.is_empty() {
+        true => String::new(),
+        false => format!(" at the values {}", values.join(", ")),
+    };
+    format!("computes its pipeline{with}: {elements} elements compared, which stand for {of}")
 }
 
 fn made(loaded: &Loaded) -> &'static str {
     if loaded.pipeline.is_some() { "lowered" } else { "read" }
 }
 
-fn report(loaded: &Loaded, proof: &Proof, time: Duration) -> Value {
+fn report(
+    loaded: &Loaded,
+    proof: &Proof,
+    time: Duration,
+    evaluated: Option<(Evaluation, Duration)>,
+) -> Value {
     let edges = |list: &[mk::ir::EdgeId]| list.iter().map(|e| e.to_string()).collect::<Vec<_>>();
     let values = proof.values.as_ref();
     json!({
@@ -67,6 +98,12 @@ fn report(loaded: &Loaded, proof: &Proof, time: Duration) -> Value {
         "pairs_by_signals": proof.searched,
         "waits_used": edges(&proof.waits_used),
         "waits_unused": edges(&proof.waits_unused),
+        "computes": evaluated.map(|(found, time)| json!({
+            "elements": found.elements,
+            "of": found.of,
+            "values": found.values,
+            "evaluated_s": time.as_secs_f64(),
+        })),
         "for_every": values.map(|v| json!({ "dim": v.name, "max": v.max })),
     })
 }

@@ -14,7 +14,7 @@ use mk::{
     emit::Options,
     runtime::jit::JitOptions,
     trace,
-    tune::{self, Apart, Cache, Explanation, Made, Origin, Sources, Subject, Whole},
+    tune::{self, Apart, Cache, Explanation, Fusion, Indivisible, Origin, Sources, Subject},
 };
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -102,8 +102,8 @@ fn report(e: &Explanation, chain: usize) -> Value {
 /// The same as one kernel for each operation; null for what is one operation.
 fn apart(apart: &Apart) -> Value {
     let (parts, verdict) = match apart {
-        Apart::Whole(Whole::Single) => return Value::Null,
-        Apart::Whole(why) => return json!({ "parts": [], "why": why.to_string() }),
+        Apart::Indivisible(Indivisible::Single) => return Value::Null,
+        Apart::Indivisible(why) => return json!({ "parts": [], "why": why.to_string() }),
         Apart::NoPart(name) => {
             return json!({ "parts": [], "why": format!("`{name}` has no kernel by itself") });
         }
@@ -121,8 +121,8 @@ fn apart(apart: &Apart) -> Value {
         "together_ms": verdict.apart_ms,
         "one_kernel_ms": verdict.fused_ms,
         "taken": match verdict.made {
-            Made::Fused => "one kernel",
-            Made::Apart => "separate kernels",
+            Fusion::Fused => "one kernel",
+            Fusion::Apart => "separate kernels",
         },
         "why": verdict.why.to_string(),
     })

@@ -110,11 +110,11 @@ fn pair<'a>(text: &'a str, example: &str) -> Result<(String, &'a str), String> {
 
 /// Digits, perhaps with `_` between them.
 fn number(text: &str) -> Result<u64, String> {
-    let digits = text.starts_with(|c: char| c.is_ascii_digit());
-    match text.replace('_', "").parse() {
-        Ok(number) if digits => Ok(number),
-        _ => Err(format!("`{text}` is not a number")),
+    let plain = text.chars().all(|c| c.is_ascii_digit() || c == '_');
+    if !plain || !text.starts_with(|c: char| c.is_ascii_digit()) {
+        return Err(format!("`{text}` is not a whole number from 0 up"));
     }
+    text.replace('_', "").parse().map_err(|_| format!("`{text}` is too large a number"))
 }
 
 fn dim(text: &str) -> Result<(String, u64), String> {

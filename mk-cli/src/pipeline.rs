@@ -11,6 +11,7 @@ use crate::{
 use mk::{
     Bound, Program,
     cost::DeviceModel,
+    field::{self, Evaluation, FieldError},
     file,
     ir::Plan,
     passes::{self},
@@ -50,14 +51,15 @@ pub enum Opened {
     Pipeline(Box<Pipeline>),
 }
 
-/// Reads the PIPELINE argument; of a plan, also the pipeline that it is said to compute. Options for sizes are then the pipeline's.
-pub fn open(args: &PipelineArgs, reference: Option<&str>) -> Result<Opened, Failure> {
+/// Reads the PIPELINE argument; of a plan, also the pipeline that the option `flag` says it computes. Options for sizes are then the
+/// pipeline's.
+pub fn open(args: &PipelineArgs, flag: &str, reference: Option<&str>) -> Result<Opened, Failure> {
     let begin = Instant::now();
     match (args.is_plan(), reference) {
         (true, None) => Ok(Opened::Plan(Box::new(read_plan(args)?), begin.elapsed(), None)),
         (true, Some(STDIN)) if args.pipeline == STDIN => Err(Failure::with_help(
             Kind::CommandLine,
-            "stdin cannot be a plan and its reference",
+            format!("stdin cannot be a plan and the pipeline of `{flag}`"),
             "give one of them as a file",
         )),
         (true, Some(reference)) => {
@@ -69,7 +71,7 @@ pub fn open(args: &PipelineArgs, reference: Option<&str>) -> Result<Opened, Fail
         (false, None) => Ok(Opened::Pipeline(Box::new(bind(args)?))),
         (false, Some(_)) => Err(Failure::with_help(
             Kind::CommandLine,
-            "`--reference` says what a plan computes, and a pipeline is its own reference",
+            format!("`{flag}` says what a plan computes, and a pipeline says so itself"),
             "leave the option out",
         )),
     }
@@ -112,17 +114,44 @@ impl Opened {
 
 /// Makes or reads the plan.
 pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
-    open(args, None)?.lower(args, None)
+    open(args, "", None)?.lower(args, None)
 }
 
-/// [`load`], then the verifier.
+/// [`load`], then the verifier, and for a pipeline the evaluation.
 pub fn load_verified(args: &PipelineArgs) -> Result<Loaded, Failure> {
     let loaded = load(args)?;
-    loaded.verify()?;
+    let (proof, _) = loaded.verify()?;
+    loaded.evaluate(&proof)?;
     Ok(loaded)
 }
 
 impl Loaded {
+    /// Evaluates the plan and what it shall compute, if that is known, and says how long that took.
+    pub fn evaluate(&self, proof: &Proof) -> Result<Option<(Evaluation, Duration)>, Failure> {
+        let Some(Pipeline { program, bound }) = &self.pipeline else { return Ok(None) };
+        let _progress = Progress::new("evaluating");
+        let begin = Instant::now();
+        // Somebody else's plan is looked at more closely than our own.
+        let values = if self.is_read { 24 } else { field::Options::default().values };
+        let options = field::Options { period: proof.period, values, ..field::Options::default() };
+        let error = match field::evaluate(&self.plan, program, bound, &options) {
+            Ok(found) => {
+                let time = begin.elapsed();
+                tracing::debug!(plan = self.plan.name, ?time, "evaluated");
+                return Ok(Some((found, time)));
+            }
+            Err(error) => error,
+        };
+        Err(match (&error, self.is_read) {
+            (FieldError::TooLarge { .. }, _) => Failure::new(Kind::TooLarge, error),
+            (FieldError::Unsupported { .. }, _) => Failure::new(Kind::Unsupported, error),
+            (_, false) => {
+                Failure::new(Kind::Internal, format!("internal error, a pass is wrong: {error}"))
+            }
+            (_, true) => Failure::new(Kind::Refused, error),
+        })
+    }
+
     /// Proves the plan right, and says how long that took.
     pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
         let _progress = Progress::new("verifying");

@@ -68,7 +68,7 @@ const JUDGED: u64 = 2;
 /// Runs, judges, times, and shows the last launch that was timed.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let options = args.gpus.ranked(&args.pipeline)?;
-    let opened = open(&options, None)?;
+    let opened = open(&options, "", None)?;
     let Device::Cuda = args.device;
     if opened.is_unknown() {
         return Err(Failure::with_help(
@@ -130,7 +130,7 @@ fn bind<'a>(
     case: Case<'a>,
     kernel: &'a KernelSource,
 ) -> Result<Session<'a>, Failure> {
-    let compiled = compile(kernel, true)?;
+    let compiled = compile(kernel, &args.pipeline, true)?;
     let limit = Duration::from_millis(args.wait_limit_ms);
     let options =
         InstanceOptions { wait_limit: limit, entry_limit: limit, ..InstanceOptions::default() };

@@ -3,6 +3,7 @@
 pub mod cost;
 pub mod draw;
 pub mod emit;
+pub mod field;
 pub mod graph;
 pub mod ir;
 pub mod passes;

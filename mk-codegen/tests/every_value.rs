@@ -176,13 +176,53 @@ fn a_wait_that_is_missing_with_one_value_is_found() {
 /// Each launch is right, and so are launches with one value; launches with different ones are not.
 #[test]
 fn launches_with_different_values_are_proved_too() {
-    let text = "plan \"f\"\nmesh world=2\ntarget sm_90a\ndim dim0 M = 8 runtime <= 8\n\
-        buffer buf0 \"a\" in bf16[16, 8]\nbuffer buf1 \"w\" workspace bf16[16, 8]\n\
-        role role0 intra_comm ctas 1\n\
-        family fam0 \"to peer\" role0 {\n  leaf copy_tile via=bulk stages=2\n  for i in 1 - rank\n  edge e0 full\n  edge e1 empty\n  \
-        access src: read buf0 @ rank [0 : M, 0 : 8] at start\n  access dst: write buf1 @ 1 [0 : M, 0 : 8] at end\n}\n\
-        family fam1 \"own\" role0 {\n  leaf copy_tile via=bulk stages=2\n  for i in rank\n  edge e2 full\n  edge e3 empty\n  \
-        access src: read buf0 @ rank [M : 16 - M, 0 : 8] at start\n  access dst: write buf1 @ 1 [M : 16 - M, 0 : 8] at end\n}\n";
+    // Rank 0 waits until its own rows have been read; those of rank 1 it does not know of.
+    let text = r#"plan "f"
+mesh world=2
+target sm_90a
+dim dim0 M = 8 runtime <= 8
+buffer buf0 "a" in bf16[16, 8]
+buffer buf1 "w" workspace bf16[16, 8]
+buffer buf2 "y" out bf16[16 * rank, 8]
+signal sig0 "arrived" [1]
+signal sig1 "own" [1]
+signal sig2 "taken" [1]
+role role0 intra_comm ctas 1
+family fam0 "to peer" role0 {
+  leaf copy_tile via=bulk stages=2
+  for i in 1 - rank
+  edge e0 full
+  edge e1 empty
+  access src: read buf0 @ rank [0 : M, 0 : 8] at start
+  access dst: write buf1 @ 1 [0 : M, 0 : 8] at end
+  wait e2 sig2[0] >= 1 lag 1 by storer for async scope sys at start
+  post e3 sig0[0] @ 1 += 1 by storer after global_write_done scope sys at end
+}
+family fam1 "own" role0 {
+  leaf copy_tile via=bulk stages=2
+  for i in rank
+  edge e4 full
+  edge e5 empty
+  access src: read buf0 @ rank [M : 16 - M, 0 : 8] at start
+  access dst: write buf1 @ 1 [M : 16 - M, 0 : 8] at end
+  post e6 sig1[0] @ rank += 1 by storer after global_write_done scope gpu at end
+}
+family fam2 "take" role0 {
+  leaf copy_tile via=ldst stages=1
+  for i in rank
+  access src: read buf1 @ rank [0 : M, 0 : 8] at start
+  access dst: write buf2 @ rank [0 : M, 0 : 8] at end
+  wait e7 sig0[0] >= 1 by copier for generic scope sys at start
+  post e8 sig2[0] @ 0 += 1 by copier after program_order scope sys at end
+}
+family fam3 "take.own" role0 {
+  leaf copy_tile via=ldst stages=1
+  for i in rank
+  access src: read buf1 @ rank [M : 16 - M, 0 : 8] at start
+  access dst: write buf2 @ rank [M : 16 - M, 0 : 8] at end
+  wait e9 sig1[0] >= 1 by copier for generic scope gpu at start
+}
+"#;
     let plan: Plan = text.parse().expect("a plan");
     assert!(first_wrong(&plan).is_none());
     let failure = valid::verify(&plan).expect_err("two launches");

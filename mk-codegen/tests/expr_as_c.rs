@@ -32,6 +32,7 @@ fn plan() -> Plan {
         domain: domain.to_vec(),
         order: vec![],
         inner: None,
+        positions: None,
         accesses: vec![],
         waits: vec![],
         posts: vec![],

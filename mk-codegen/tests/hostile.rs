@@ -253,7 +253,7 @@ fn a_counterexample_visits_a_kernel_once() {
 fn posts_after_an_access_are_looked_at_once() {
     let n = 40_000;
     let text = format!(
-        "plan \"p\"\nmesh world=1\ntarget sm_90a\nbuffer buf0 \"x\" in bf16[{n}]\nbuffer buf1 \"w\" scratch bf16[{n}]\nbuffer buf2 \"y\" scratch bf16[{n}]\nsignal sig0 \"s\" [{n}]\nrole role0 compute ctas 1\nrole role1 intra_comm ctas 1
+        "plan \"p\"\nmesh world=1\ntarget sm_90a\nbuffer buf0 \"x\" in bf16[{n}]\nbuffer buf1 \"w\" scratch bf16[{n}]\nbuffer buf2 \"y\" out bf16[{n}]\nsignal sig0 \"s\" [{n}]\nrole role0 compute ctas 1\nrole role1 intra_comm ctas 1
 family fam0 \"f\" role1 {{
   leaf copy_tile via=ldst stages=1
   access src: read buf0 @ rank [0 : {n}] at start

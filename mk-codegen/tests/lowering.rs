@@ -130,7 +130,7 @@ fn sums_are_as_flat_as_their_place_allows() {
 
 /// With a dynamic schedule products, sums and copies through registers are for whoever is free; bulk copies are dealt out.
 #[test]
-fn tiles_for_whoever_is_free() {
+fn a_dynamic_tile_scheduler() {
     let shapes = &[("a", vec![2048, 512]), ("b", vec![512, 8192])];
     let lowered = |sums, tile_scheduler| {
         let config = Config { reduction: sums, tile_scheduler, ..four() };
@@ -155,7 +155,7 @@ fn tiles_for_whoever_is_free() {
 #[test]
 fn settings_that_fit_nothing_are_refused() {
     let shapes = &[("a", vec![512, 512]), ("b", vec![512, 512]), ("g", vec![512, 2, 512])];
-    let tail = |blocks, columns, parts| Some(LastWave { blocks, columns, parts });
+    let last_wave = |blocks, columns, parts| Some(LastWave { blocks, columns, parts });
     let engine = |parts| Gather::CopyEngine { parts };
     let cases: &[(&str, Config, &str)] = &[
         ("gather(a) -> gemm(b)", Config { k_slices: 0, ..four() }, "rows in 0 slices"),
@@ -176,30 +176,34 @@ fn settings_that_fit_nothing_are_refused() {
             Config { gather: engine(1), k_slices: 2, ..four() },
             "cannot send rows in 2 slices",
         ),
-        ("gather(a) -> gemm(b)", Config { last_wave: tail(1, 256, 0), ..four() }, "and 0 parts"),
         (
             "gather(a) -> gemm(b)",
-            Config { block: [128, 96, 64], last_wave: tail(1, 64, 1), ..four() },
+            Config { last_wave: last_wave(1, 256, 0), ..four() },
+            "and 0 parts",
+        ),
+        (
+            "gather(a) -> gemm(b)",
+            Config { block: [128, 96, 64], last_wave: last_wave(1, 64, 1), ..four() },
             "tiles of 96 columns cannot share",
         ),
         (
             "gather(a) -> gemm(b)",
-            Config { last_wave: tail(0, 256, 2), ..four() },
+            Config { last_wave: last_wave(0, 256, 2), ..four() },
             "0 blocks of last rows",
         ),
         (
             "gather(a) -> gemm(b)",
-            Config { last_wave: tail(1, 256, 1), ..four() },
+            Config { last_wave: last_wave(1, 256, 1), ..four() },
             "1 blocks of last rows",
         ),
         (
             "gather(a) -> gemm(b) -> gelu",
-            Config { last_wave: tail(1, 256, 2), ..four() },
+            Config { last_wave: last_wave(1, 256, 2), ..four() },
             "in 2 parts",
         ),
         (
             "gemm(a, b) -> all_reduce",
-            Config { last_wave: tail(1, 256, 2), ..four() },
+            Config { last_wave: last_wave(1, 256, 2), ..four() },
             "can have a last wave",
         ),
         (
@@ -237,7 +241,7 @@ fn settings_that_fit_nothing_are_refused() {
         ("gemm(a, g) -> swiglu", Config { block: [64, 256, 64], ..four() }, "no tiles of 64 x 256"),
         (
             "gather(a) -> gemm(b)",
-            Config { block: [64, 256, 64], last_wave: tail(1, 64, 1), ..four() },
+            Config { block: [64, 256, 64], last_wave: last_wave(1, 64, 1), ..four() },
             "in tiles of 64 columns",
         ),
     ];
@@ -303,13 +307,9 @@ fn extents_and_numbers_of_any_size_are_refused_or_lowered() {
     for (m, k, n) in [(huge, huge, huge), (huge, 64, 1), (1, huge, huge), (4, 64, huge)] {
         for slices in [2, 1 << 31, u32::MAX] {
             for copying in [1, 131, 1 << 31, u32::MAX] {
-                let tail = Some(LastWave { blocks: u32::MAX, columns: 64, parts: u32::MAX });
-                let config = Config {
-                    k_slices: slices,
-                    intra_comm_sms: Some(copying),
-                    last_wave: tail,
-                    ..four()
-                };
+                let last_wave = Some(LastWave { blocks: u32::MAX, columns: 64, parts: u32::MAX });
+                let config =
+                    Config { k_slices: slices, intra_comm_sms: Some(copying), last_wave, ..four() };
                 let shapes = &[("a", vec![m, k]), ("b", vec![k, n])];
                 let _ = with_config("gather(a) -> gemm(b)", shapes, &config);
             }

@@ -171,7 +171,7 @@ fn places_that_a_launch_decides() {
         [("R = 4", "R = 4 runtime <= 4"), ("bf16[12, N]\nsignal", "bf16[12, 16 * R]\nsignal")];
     refused(&rows, "buf2 \"w\": its rows are as long in every launch: give them the bound");
     let deep = [("K = 144", "K = 144 runtime <= 144")];
-    refused_of(TILE, &deep, "no launch decides how deep `a` is");
+    refused_of(TILE, &deep, "rows of buf0 \"a\" are as many elements as a launch says apart");
 }
 
 #[test]

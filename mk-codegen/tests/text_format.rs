@@ -253,3 +253,30 @@ fn json_that_is_no_plan_is_refused() {
     let deep = format!("{{\"schema\": 1, \"name\": {}{}", "[".repeat(5000), "]".repeat(5000));
     assert!(Plan::from_json(&deep).is_err());
 }
+
+/// Attention that masks by position says where queries and keys are; other families do not.
+#[test]
+fn positions() {
+    let text = std::fs::read_to_string("../tests/plans/ring_attention_registers.plan")
+        .expect("the fixture");
+    let here = "  inner s in 4\n";
+    let lines = "  position q rank * 40 + i * 16\n  position k (rank + 4 - s) % 4 * 40\n";
+    let masked = text.replace("mask=full", "mask=causal");
+    let read = |text: &str| text.parse::<Plan>().map(|plan| (plan.check_structure(), plan));
+    let (checked, plan) = read(&masked.replace(here, &format!("{here}{lines}"))).expect("a plan");
+    assert_eq!(checked, Ok(()));
+    assert!(plan.to_string().contains(lines));
+    let json = plan.to_json().expect("JSON");
+    assert_eq!(Plan::from_json(&json).expect("a plan"), plan);
+    let wrong = |text: &str| match read(text) {
+        Ok((Err(errors), _)) => errors[0].message.clone(),
+        Ok((Ok(()), _)) => panic!("is well formed"),
+        Err(e) => e.to_string(),
+    };
+    assert!(wrong(&masked).contains("needs `position` lines"));
+    assert!(wrong(&text.replace(here, &format!("{here}{lines}"))).contains("only `mask=causal`"));
+    let one = masked.replace(here, &format!("{here}  position q 0\n"));
+    assert!(wrong(&one).contains("position"));
+    let by_step = masked.replace(here, &format!("{here}  position q s\n  position k s\n"));
+    assert!(wrong(&by_step).contains("`s` is not in scope here"));
+}

@@ -76,7 +76,7 @@ fn a_tensor_that_peers_read_in_place() {
             "post e4 sig1[rank] @ s += 1 by loader"
         )
         .0,
-        [4]
+        [4, 6]
     );
     assert_eq!(
         rejected(
@@ -165,7 +165,7 @@ family fam0 "enter" role0 {
 family fam1 "copy" role2 {
   leaf host_copy
   access src: read buf0 @ rank [0 : 64] at start
-  access dst: write buf1 @ (rank + 1) % 2 [rank : 1, 0 : 64] at start
+  access dst: write buf1 @ (rank + 1) % 2 [rank : 1, 0 : 64] at end
   wait e1 sig0[p] >= 1 by engine for host scope sys at start each p in 2
   post e2 sig1[rank] @ (rank + 1) % 2 += 1 by engine after program_order scope sys at end
   post e3 sig2[0] @ rank += 1 by engine after program_order scope sys at end
@@ -311,7 +311,7 @@ fn broken(name: &str) -> String {
 
 /// What one CTA would have to end before it can begin ends where tasks are dealt out, and not where whoever is free takes the next.
 #[test]
-fn tasks_for_whoever_is_free_end_in_their_order() {
+fn dynamically_scheduled_tasks_end_in_their_order() {
     let dynamic = "  for i in 2\n  schedule dynamic\n";
     let dealt = broken("rule2_first_come.plan").replace(dynamic, "  for i in 2\n");
     accepted(&dealt);

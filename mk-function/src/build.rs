@@ -1,7 +1,7 @@
 //! From a pipeline with sizes to a loadable kernel: plan, proof, CUDA, CUBIN. Needs no GPU.
 
 use crate::{
-    choice::{Choice, Made, Part, Verdict, parts},
+    choice::{Choice, Fusion, Part, Verdict, parts},
     error::FunctionError,
     parallel::in_parallel,
 };
@@ -10,7 +10,7 @@ use mk_codegen::{
     emit::{self, emit_with},
     ir::Plan,
     passes::{self},
-    settings::Config,
+    settings::{Block, Config},
     valid::Proof,
 };
 use mk_runtime::{
@@ -63,6 +63,13 @@ impl Planned {
     }
 }
 
+/// Tiles that leave most epilogues the registers that they need.
+const NARROW: Block = [128, 128, 64];
+
+fn too_many_registers(error: &FunctionError) -> bool {
+    matches!(error, FunctionError::Runtime(Error::Spill { .. } | Error::Serialised { .. }))
+}
+
 /// A pipeline as it is made: its kernel, or those of its parts in the order in which they are launched.
 #[derive(Clone, Debug)]
 pub struct Composition {
@@ -89,8 +96,8 @@ impl Composition {
     ) -> Result<Composition, FunctionError> {
         let verdict = choice.verdict;
         let parts = match verdict.made {
-            Made::Fused => Vec::new(),
-            Made::Apart => parts(program, bound)
+            Fusion::Fused => Vec::new(),
+            Fusion::Apart => parts(program, bound)
                 .map_err(|why| FunctionError::mismatch(format!("it does not come apart: {why}")))?,
         };
         let list = parts.iter().map(|p| (&p.program, &p.bound));
@@ -109,7 +116,8 @@ impl Composition {
     }
 
     /// [`Composition::new`] and [`Composition::compile`]. Settings that nobody asked for give way to those of `instead` where a kernel takes
-    /// more registers than there are, which only the compiler finds out; and where it does with those, too, some are spilled.
+    /// more registers than there are, which only the compiler finds out; those give way to narrower tiles, and where a kernel takes too many
+    /// with them as well, some are spilled. Each step down is a warning.
     ///
     /// # Errors
     /// As [`Composition::new`] and [`Composition::compile`].
@@ -121,27 +129,33 @@ impl Composition {
         options: &JitOptions,
         instead: Option<&Config>,
     ) -> Result<(Composition, Vec<Compiled>), FunctionError> {
-        let made = Composition::new(program, bound, choice, emission)?;
-        let refused = match made.compile(options) {
+        let mut made = Composition::new(program, bound, choice, emission)?;
+        let mut refused = match made.compile(options) {
             Ok(compiled) => return Ok((made, compiled)),
             Err(error) => error,
         };
-        let (Some(config), FunctionError::Runtime(Error::Spill { .. } | Error::Serialised { .. })) =
-            (instead, &refused)
-        else {
-            return Err(refused);
-        };
-        tracing::warn!(error = %refused, "other settings are taken than those that were chosen");
-        let configs = vec![config.clone(); choice.configs.len()];
-        let choice = Choice { configs, ..choice.clone() };
-        let made = Composition::new(program, bound, &choice, emission)?;
-        let compiled = match made.compile(options) {
-            Err(FunctionError::Runtime(error @ Error::Spill { .. })) => {
-                tracing::warn!(%error, "it will be slower for it");
-                made.compile(&JitOptions { allow_spills: true, ..options.clone() })
+        let narrow = |c: &Config| Config { block: NARROW, stages: None, ..c.clone() };
+        for config in instead.into_iter().flat_map(|c| [c.clone(), narrow(c)]) {
+            if !too_many_registers(&refused) {
+                return Err(refused);
             }
-            compiled => compiled,
-        }?;
+            if made.configs.iter().all(|tried| *tried == config) {
+                continue;
+            }
+            tracing::warn!(error = %refused, "other settings are taken than those that were chosen");
+            let configs = vec![config; choice.configs.len()];
+            made =
+                Composition::new(program, bound, &Choice { configs, ..choice.clone() }, emission)?;
+            refused = match made.compile(options) {
+                Ok(compiled) => return Ok((made, compiled)),
+                Err(error) => error,
+            };
+        }
+        if instead.is_none() || !matches!(refused, FunctionError::Runtime(Error::Spill { .. })) {
+            return Err(refused);
+        }
+        tracing::warn!(error = %refused, "registers are spilled, which costs time");
+        let compiled = made.compile(&JitOptions { allow_spills: true, ..options.clone() })?;
         Ok((made, compiled))
     }
 

@@ -64,7 +64,7 @@ fn rings_of_many_ranks_pass() {
 }
 
 #[test]
-fn what_leaves_the_range_passes() {
+fn values_beyond_the_range_pass() {
     for factor in ["1e38", "1e-38", "1e-40", "3e-44", "1e-60"] {
         let text = format!("gather(a) -> gemm(b) -> scale({factor})");
         let pipeline = bind_shapes(&text, &[("a", &[40, 64]), ("b", &[64, 48])]);

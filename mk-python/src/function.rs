@@ -335,7 +335,7 @@ impl Function {
         let made = match self.place() {
             Place::Offline { .. } => {
                 let (program, own) = (self.signature.program(), &self.offline);
-                let terms = tune::Terms {
+                let terms = tune::Conditions {
                     config: &own.config,
                     fuse: own.fuse,
                     overlap: own.overlap,

@@ -13,7 +13,7 @@ use mk::{
     sim::{Options, Schedule},
     simulate,
     syntax::Dim,
-    tune::{self, Cache, Choice, Made, Verdict, Why},
+    tune::{self, Cache, Choice, Fusion, Reason, Verdict},
 };
 use pyo3::{
     prelude::*,
@@ -103,7 +103,7 @@ pub fn plan(
     let config = options::Given::new(py, ranks, settings)?.config;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;
-    let verdict = Verdict::new(Made::Fused, Why::Asked);
+    let verdict = Verdict::new(Fusion::Fused, Reason::Asked);
     let choice = Choice { verdict, configs: vec![config] };
     let program = signature.program();
     let made = py.detach(|| Composition::new(program, &sizes, &choice, emit::Options::default()));
@@ -149,7 +149,7 @@ impl Plan {
     /// Whether it is one kernel for the whole pipeline.
     #[getter]
     fn fused(&self) -> bool {
-        self.made.verdict.made == Made::Fused
+        self.made.verdict.made == Fusion::Fused
     }
 
     /// The operations of each kernel, in the order in which they are launched.

@@ -94,6 +94,36 @@ MK_WGMMA(192, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REG
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5)
 MK_WGMMA(256, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6 ", " MK_REGS_7, "%128", "%129", "%130", "%131", "%132",
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6, MK_OPS_7)
+// Half a group more.
+#define MK_REGS_5_LOW "%80, %81, %82, %83, %84, %85, %86, %87"
+#define MK_OPS_5_LOW "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+MK_WGMMA(176, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5_LOW, "%88", "%89", "%90", "%91", "%92",
+         MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5_LOW)
+#undef MK_REGS_5_LOW
+#undef MK_OPS_5_LOW
+
+// D += A * B with A in registers, four of each thread, as `pack2` makes them of a product's accumulators: pairs of 16 columns. B: [K, N].
+#define MK_WGMMA_A(N, TYPE, REGS, A0, A1, A2, A3, DB, SCALE, TRANS, ...)                                 \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " SCALE ", 0;\n"                                      \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " DB \
+               ", p, 1, 1, " TRANS ";\n}"                                                             \
+               : __VA_ARGS__                                                                           \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kB == BLayout::NMajor))
+#define MK_WGMMA_FROM_REGISTERS(N, REGS, A0, A1, A2, A3, DB, SCALE, TRANS, ...)                                 \
+  template <Dtype kDtype, BLayout kB>                                                                          \
+  MK_DEVICE void sm90_wgmma_from_registers(float (&d)[N / 2], const u32* a, u64 b, u32 accumulate) {           \
+    if constexpr (kDtype == Dtype::Bf16) {                                                                     \
+      MK_WGMMA_A(N, "bf16", REGS, A0, A1, A2, A3, DB, SCALE, TRANS, __VA_ARGS__);                              \
+    } else {                                                                                                   \
+      MK_WGMMA_A(N, "f16", REGS, A0, A1, A2, A3, DB, SCALE, TRANS, __VA_ARGS__);                               \
+    }                                                                                                          \
+  }
+
+MK_WGMMA_FROM_REGISTERS(64, MK_REGS_0 ", " MK_REGS_1, "%32", "%33", "%34", "%35", "%36", "%37", "%38", MK_OPS_0, MK_OPS_1)
+MK_WGMMA_FROM_REGISTERS(128, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3, "%64", "%65", "%66", "%67", "%68", "%69", "%70",
+                        MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3)
+#undef MK_WGMMA_FROM_REGISTERS
+#undef MK_WGMMA_A
 #undef MK_WGMMA
 #undef MK_WGMMA_ONE
 #undef MK_REGS_0

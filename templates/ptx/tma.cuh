@@ -39,6 +39,13 @@ MK_DEVICE void tma_load_3d(u32 dst, const TensorMap* map, u32 bar, i32 x, i32 y,
   }
 }
 
+// The same of a map with four.
+MK_DEVICE void tma_load_4d(u32 dst, const TensorMap* map, u32 bar, i32 x, i32 y, i32 z, i32 w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
 // Joins the issuing thread's current bulk group; see bulk.cuh.
 MK_DEVICE void tma_store_2d(const TensorMap* map, u32 src, i32 x, i32 y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"

@@ -151,7 +151,7 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
                                   RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging, TileCursor& slot) {
   float acc[Config::kMmasPerStep][Config::kAccumulators];
 #pragma unroll 1
-  for (ReaderTiles<Config, Edges, Hooks, true> tiles(smem, hooks, slot); tiles.more(); tiles.advance()) {
+  for (ReaderTiles<GemmSmem<Config>, Edges, Hooks, true> tiles(smem, hooks, slot); tiles.more(); tiles.advance()) {
     if constexpr (Config::kPingPong) {
       if (!sm90_take_turn<Config, Edges>(smem, hooks, tiles.t, consumer, ring, staging)) continue;
     }

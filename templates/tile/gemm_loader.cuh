@@ -74,7 +74,7 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                 RingCursor<Config::kStages>& ring, TileCursor& slot) {
 #pragma unroll 1
-  for (LoaderTiles<Config, Edges, Hooks> tiles(ctx, smem, hooks, slot); tiles.more(); tiles.advance()) {
+  for (LoaderTiles<GemmSmem<Config>, Edges, Hooks> tiles(ctx, smem, hooks, slot); tiles.more(); tiles.advance()) {
     GemmTile tile = hooks.decode(tiles.t);
     chaos_delay(ctx, Agent::Loader, tiles.t);
     hooks.before_load(ctx, tile);

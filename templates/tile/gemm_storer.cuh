@@ -103,7 +103,7 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                 RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging, TileCursor& slot) {
 #pragma unroll 1
-  for (ReaderTiles<Config, Edges, Hooks, false> tiles(smem, hooks, slot); tiles.more(); tiles.advance()) {
+  for (ReaderTiles<GemmSmem<Config>, Edges, Hooks, false> tiles(smem, hooks, slot); tiles.more(); tiles.advance()) {
     const GemmTile tile = hooks.decode(tiles.t);
     chaos_delay(ctx, Agent::Storer, tiles.t);
     hooks.before_store(ctx, tile);

@@ -1,26 +1,26 @@
 // Which tiles a CTA works on. With a static schedule every so many of the role's: each agent counts by itself. With a dynamic one the
 // loader takes one to begin with, and then the next that nobody has taken, and tells the others.
 
-// As the loader walks them. `Edges` names `tile_full` and `tile_empty`.
-template <class Config, class Edges, class Hooks, bool kDynamic = Hooks::kDynamic>
+// As the loader walks them. `Smem` is that of the role's ring, with slots for tiles, and `Edges` names `tile_full` and `tile_empty`.
+template <class Smem, class Edges, class Hooks, bool kDynamic = Hooks::kDynamic>
 struct LoaderTiles {
   const Hooks& hooks;
   u32 t;
-  MK_DEVICE LoaderTiles(const Context&, const GemmSmem<Config>&, const Hooks& hooks, TileCursor&) : hooks(hooks), t(hooks.first()) {}
+  MK_DEVICE LoaderTiles(const Context&, const Smem&, const Hooks& hooks, TileCursor&) : hooks(hooks), t(hooks.first()) {}
   MK_DEVICE bool more() const { return t < hooks.end(); }
   // The tile is nearly loaded.
   MK_DEVICE void ask() {}
   MK_DEVICE void advance() { t += hooks.stride(); }
 };
 
-template <class Config, class Edges, class Hooks>
-struct LoaderTiles<Config, Edges, Hooks, true> {
+template <class Smem, class Edges, class Hooks>
+struct LoaderTiles<Smem, Edges, Hooks, true> {
   Context ctx;
-  const GemmSmem<Config>& smem;
+  const Smem& smem;
   const Hooks& hooks;
   TileCursor& slot;
   u32 t, next = 0;
-  MK_DEVICE LoaderTiles(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, TileCursor& slot)
+  MK_DEVICE LoaderTiles(const Context& ctx, const Smem& smem, const Hooks& hooks, TileCursor& slot)
       : ctx(ctx), smem(smem), hooks(hooks), slot(slot), t(hooks.first()) {
     tell();
   }
@@ -44,24 +44,24 @@ struct LoaderTiles<Config, Edges, Hooks, true> {
 };
 
 // As the others walk them: the threads of a consumer, or the storer's lane.
-template <class Config, class Edges, class Hooks, bool kWarps, bool kDynamic = Hooks::kDynamic>
+template <class Smem, class Edges, class Hooks, bool kWarps, bool kDynamic = Hooks::kDynamic>
 struct ReaderTiles {
   const Hooks& hooks;
   u32 t;
-  MK_DEVICE ReaderTiles(const GemmSmem<Config>&, const Hooks& hooks, TileCursor&) : hooks(hooks), t(hooks.first()) {}
+  MK_DEVICE ReaderTiles(const Smem&, const Hooks& hooks, TileCursor&) : hooks(hooks), t(hooks.first()) {}
   MK_DEVICE bool more() const { return t < hooks.end(); }
   // Whether it is known that none follows.
   MK_DEVICE bool last() const { return t + hooks.stride() >= hooks.end(); }
   MK_DEVICE void advance() { t += hooks.stride(); }
 };
 
-template <class Config, class Edges, class Hooks, bool kWarps>
-struct ReaderTiles<Config, Edges, Hooks, kWarps, true> {
-  const GemmSmem<Config>& smem;
+template <class Smem, class Edges, class Hooks, bool kWarps>
+struct ReaderTiles<Smem, Edges, Hooks, kWarps, true> {
+  const Smem& smem;
   const Hooks& hooks;
   TileCursor& slot;
   u32 t;
-  MK_DEVICE ReaderTiles(const GemmSmem<Config>& smem, const Hooks& hooks, TileCursor& slot) : smem(smem), hooks(hooks), slot(slot) {
+  MK_DEVICE ReaderTiles(const Smem& smem, const Hooks& hooks, TileCursor& slot) : smem(smem), hooks(hooks), slot(slot) {
     advance();
   }
   MK_DEVICE bool more() const { return t < hooks.end(); }

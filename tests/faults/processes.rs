@@ -112,7 +112,7 @@ fn a_rank_that_never_launches_where_copy_engines_gather() {
 }
 
 #[test]
-fn a_rank_that_never_launches_where_tiles_are_for_whoever_is_free() {
+fn a_rank_that_never_launches_with_a_dynamic_tile_scheduler() {
     let needed = &["rank 1 did not enter the launch", " at e"];
     play("never_launches_queued", false, needed, |_, _| ());
 }
@@ -199,7 +199,7 @@ fn a_rank_killed_while_copy_engines_work() {
 }
 
 #[test]
-fn a_rank_killed_while_whoever_is_free_works() {
+fn a_rank_killed_with_a_dynamic_tile_scheduler() {
     play("killed_at_work_queued", true, &["rank 1 is gone"], kill);
 }
 

@@ -1,7 +1,8 @@
 //! The right answer: shapes, dtypes, epilogues, worlds, delays, repeated launches.
 
 use crate::{
-    scenario::{Case, Scenario, good},
+    rig::{alone, in_parallel},
+    scenario::{Case, Kernel, Scenario, good},
     worlds, worlds_of_several,
 };
 use mk::{
@@ -43,10 +44,18 @@ fn size(case: &Case, tensor: usize, dim: usize) -> u64 {
     case.shapes.get(tensor).and_then(|s| s.1.get(dim)).copied().unwrap_or(0)
 }
 
-fn check(case: &Case, world: &World, launches: u64, options: &InstanceOptions) {
-    let what = format!("{} {:?} on {} ranks", case.pipeline, case.shapes, world.size());
-    let begin = std::time::Instant::now();
-    let mut s = Scenario::new(case, world, options).unwrap_or_else(|e| panic!("{what}: {e}"));
+/// Judges every launch of every case. Their kernels are compiled side by side.
+fn check_all(cases: &[Case], world: &World, launches: u64, options: &InstanceOptions) {
+    for (case, kernel) in cases.iter().zip(in_parallel(cases, |case| Kernel::new(case, world))) {
+        let what = format!("{} {:?} on {} ranks", case.pipeline, case.shapes, world.size());
+        let kernel = kernel.unwrap_or_else(|e| panic!("{what}: {e}"));
+        check(&what, &kernel, world, launches, options);
+    }
+}
+
+fn check(what: &str, kernel: &Kernel, world: &World, launches: u64, options: &InstanceOptions) {
+    let (case, begin) = (&kernel.case, std::time::Instant::now());
+    let mut s = Scenario::bind(kernel, world, options).unwrap_or_else(|e| panic!("{what}: {e}"));
     let mut worst = (0.0f64, 0.0f64);
     for epoch in 1..=launches {
         let norm = s.step(epoch).unwrap_or_else(|e| panic!("{what}, launch {epoch}: {e}"));
@@ -72,6 +81,7 @@ const PIPELINES: &[&str] =
 
 #[test]
 fn aligned_and_ragged_shapes() {
+    let _alone = alone();
     let shapes: &[(u64, u64, u64)] = &[
         (1024, 512, 1024),
         (4000, 1032, 3000),
@@ -83,27 +93,20 @@ fn aligned_and_ragged_shapes() {
         (1, 1, 1),
     ];
     for world in worlds("aligned_and_ragged_shapes") {
-        for pipeline in PIPELINES {
-            for (m, k, n) in shapes {
-                check(&case(pipeline, *m, *k, *n), &world, 3, &poisoned());
-            }
-        }
+        let of = |pipeline| shapes.iter().map(move |(m, k, n)| case(pipeline, *m, *k, *n));
+        let cases: Vec<_> = PIPELINES.iter().copied().flat_map(of).collect();
+        check_all(&cases, &world, 3, &poisoned());
     }
 }
 
 #[test]
 fn every_epilogue() {
+    let _alone = alone();
     for world in worlds("every_epilogue") {
-        for n in [512, 333] {
-            let pipeline = "gemm(a, b) -> mul(y) -> silu -> scale(0.5) -> add(z) -> relu";
-            check(&case(pipeline, 300, 256, n), &world, 2, &poisoned());
-            check(
-                &case("gather(a) -> gemm(b) -> bias(c) -> silu", 700, 128, n),
-                &world,
-                2,
-                &poisoned(),
-            );
-        }
+        let long = "gemm(a, b) -> mul(y) -> silu -> scale(0.5) -> add(z) -> relu";
+        let short = "gather(a) -> gemm(b) -> bias(c) -> silu";
+        let cases = [512, 333].map(|n| [case(long, 300, 256, n), case(short, 700, 128, n)]);
+        check_all(cases.as_flattened(), &world, 2, &poisoned());
     }
 }
 
@@ -122,50 +125,60 @@ const SUMS: &[&str] = &[
 
 #[test]
 fn sums_and_chains() {
+    let _alone = alone();
     for world in worlds("sums_and_chains") {
-        for pipeline in SUMS {
-            for (m, k, n) in [(1024, 512, 1024), (1000, 264, 520), (777, 264, 333), (5, 64, 64)] {
-                check(&case(pipeline, m, k, n), &world, 3, &poisoned());
-            }
-        }
+        let shapes = [(1024, 512, 1024), (1000, 264, 520), (777, 264, 333), (5, 64, 64)];
+        let of = |pipeline| shapes.iter().map(move |(m, k, n)| case(pipeline, *m, *k, *n));
+        let cases: Vec<_> = SUMS.iter().copied().flat_map(of).collect();
+        check_all(&cases, &world, 3, &poisoned());
     }
 }
 
 #[test]
 fn sums_and_chains_repeatedly_and_delayed() {
+    let _alone = alone();
     for world in worlds_of_several("sums_and_chains_repeatedly") {
-        for (seed, pipeline) in SUMS.iter().enumerate() {
-            check(&case(pipeline, 1500, 256, 512), &world, 50, &poisoned());
+        let cases: Vec<_> = SUMS.iter().map(|pipeline| case(pipeline, 1500, 256, 512)).collect();
+        let kernels = in_parallel(&cases, |case| Kernel::new(case, &world));
+        for (seed, kernel) in kernels.into_iter().enumerate() {
+            let what = format!("{} on {} ranks", SUMS[seed], world.size());
+            let kernel = kernel.unwrap_or_else(|e| panic!("{what}: {e}"));
+            check(&what, &kernel, &world, 50, &poisoned());
             let chaos = InstanceOptions {
                 chaos_seed: seed as u32 + 1,
                 chaos_max: Duration::from_micros(100),
                 ..poisoned()
             };
-            check(&case(pipeline, 1500, 256, 512), &world, 10, &chaos);
+            check(&what, &kernel, &world, 10, &chaos);
         }
     }
 }
 
 #[test]
 fn large_shapes() {
+    let _alone = alone();
     let Some(world) = worlds("large_shapes").pop() else { return };
-    for (m, k, n) in [(8192, 8192, 8192), (16384, 16384, 4096 * u64::from(world.size()))] {
-        check(&case(PIPELINES[0], m, k, n), &world, 2, &poisoned());
-    }
-    check(&case(PIPELINES[1], 8192, 8192, 8192), &world, 1, &poisoned());
-    check(&case(PIPELINES[3], 16384, 16384, 0), &world, 2, &poisoned());
+    let cases = [
+        case(PIPELINES[0], 8192, 8192, 8192),
+        case(PIPELINES[0], 16384, 16384, 4096 * u64::from(world.size())),
+        case(PIPELINES[1], 8192, 8192, 8192),
+        case(PIPELINES[3], 16384, 16384, 0),
+    ];
+    check_all(&cases, &world, 2, &poisoned());
 }
 
 #[test]
 fn a_hundred_launches_with_changing_inputs() {
+    let _alone = alone();
     for world in worlds("a_hundred_launches") {
-        check(&case(PIPELINES[0], 2048, 1024, 2048), &world, 100, &poisoned());
-        check(&case(PIPELINES[0], 1000, 1032, 1000), &world, 100, &poisoned());
+        let cases = [case(PIPELINES[0], 2048, 1024, 2048), case(PIPELINES[0], 1000, 1032, 1000)];
+        check_all(&cases, &world, 100, &poisoned());
     }
 }
 
 #[test]
 fn delays_before_every_task() {
+    let _alone = alone();
     for world in worlds("delays_before_every_task") {
         for seed in 1..=4 {
             let chaos = InstanceOptions {
@@ -173,8 +186,8 @@ fn delays_before_every_task() {
                 chaos_max: Duration::from_micros(50 * u64::from(seed)),
                 ..poisoned()
             };
-            check(&case(PIPELINES[0], 2000, 520, 1000), &world, 5, &chaos);
-            check(&case(PIPELINES[3], 2000, 520, 0), &world, 5, &chaos);
+            let cases = [case(PIPELINES[0], 2000, 520, 1000), case(PIPELINES[3], 2000, 520, 0)];
+            check_all(&cases, &world, 5, &chaos);
         }
     }
 }
@@ -182,6 +195,7 @@ fn delays_before_every_task() {
 /// Each rank reaches each launch up to 2 ms after the others, in another order every time.
 #[test]
 fn ranks_that_enter_apart() {
+    let _alone = alone();
     for world in worlds_of_several("ranks_that_enter_apart") {
         let delay = Delay::new(&world, &JitOptions::default()).expect("loads");
         for pipeline in [PIPELINES[0], PIPELINES[3], SUMS[0], SUMS[1]] {
@@ -209,6 +223,7 @@ fn ranks_that_enter_apart() {
 
 #[test]
 fn every_split_gives_the_same_bits() {
+    let _alone = alone();
     let Some(world) = worlds("every_split").pop() else { return };
     let mut first: Option<Vec<Vec<f32>>> = None;
     let budget = world.sm_budget(0);
@@ -235,6 +250,7 @@ fn every_split_gives_the_same_bits() {
 
 #[test]
 fn a_captured_launch_replays() {
+    let _alone = alone();
     let Some(world) = worlds("a_captured_launch_replays").pop() else { return };
     let mut s =
         Scenario::new(&case(PIPELINES[0], 2048, 1024, 2048), &world, &poisoned()).expect("binds");

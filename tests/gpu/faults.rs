@@ -1,6 +1,7 @@
 //! What goes wrong ends as a typed error that names the edge, within its bound, and the next instance works.
 
 use crate::{
+    rig::alone,
     scenario::{Case, Scenario, good},
     worlds,
 };
@@ -23,6 +24,7 @@ fn gather_gemm() -> Case {
 /// Makes rank 1 announce itself and then never send: its kernel is replaced by the entry alone.
 #[test]
 fn a_stalled_wait_is_a_typed_error() {
+    let _alone = alone();
     let Some(world) = worlds("a_stalled_wait").pop().filter(|w| w.size() > 1) else {
         return skip(Need::Gpus(2), "");
     };

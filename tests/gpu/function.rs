@@ -1,12 +1,12 @@
 //! A pipeline as a function: compiled for the shapes that it is called with.
 
-use crate::{scenario::Res, worlds};
+use crate::{rig::alone, scenario::Res, worlds};
 use mk::{
     Bound, Function, Program,
     abi::DType,
     function::{Argument, Call, FunctionError, FunctionOptions, Sizes, Specialisation},
     runtime::{DeviceTensor, Graph, Operand, Reference, Stream, StreamRef, World, jit::JitOptions},
-    tune::{Fuse, Made, Why},
+    tune::{Fuse, Fusion, Reason},
 };
 use mk_harness::{Case, Dense, Inputs, judge};
 
@@ -61,6 +61,7 @@ fn calls(ranks: &[Rank]) -> Vec<Call> {
 
 #[test]
 fn shapes_are_bound_as_they_come() -> Res<()> {
+    let _alone = alone();
     for world in worlds("shapes_are_bound_as_they_come") {
         let n = u64::from(world.size());
         let reference = Reference::new(&world, &JitOptions::default())?;
@@ -103,6 +104,7 @@ fn shapes_are_bound_as_they_come() -> Res<()> {
 
 #[test]
 fn one_kernel_serves_every_number_of_rows() -> Res<()> {
+    let _alone = alone();
     for world in worlds("one_kernel_serves_every_number_of_rows") {
         let n = world.size() as usize;
         let reference = Reference::new(&world, &JitOptions::default())?;
@@ -132,6 +134,7 @@ fn one_kernel_serves_every_number_of_rows() -> Res<()> {
 
 #[test]
 fn a_call_is_traced() -> Res<()> {
+    let _alone = alone();
     for world in worlds("a_call_is_traced") {
         let n = world.size() as usize;
         let reference = Reference::new(&world, &JitOptions::default())?;
@@ -255,6 +258,7 @@ impl Set {
 
 #[test]
 fn parts_are_launched_one_after_the_other() -> Res<()> {
+    let _alone = alone();
     for world in worlds("parts_are_launched_one_after_the_other") {
         let n = world.size() as usize;
         let reference = Reference::new(&world, &JitOptions::default())?;
@@ -271,7 +275,7 @@ fn parts_are_launched_one_after_the_other() -> Res<()> {
             let mut f = Function::new(&world, program.clone(), options)?;
             let which = f.bind(&bound)?;
             let verdict = f.verdict(which).ok_or("nothing bound")?;
-            assert_eq!((verdict.made, verdict.why), (Made::Apart, Why::Asked));
+            assert_eq!((verdict.made, verdict.why), (Fusion::Apart, Reason::Asked));
             assert_eq!(
                 f.planned(which).len(),
                 mk::tune::parts(&program, &bound).map_or(0, |p| p.len())
@@ -324,6 +328,7 @@ fn parts_are_launched_one_after_the_other() -> Res<()> {
 
 #[test]
 fn what_has_no_kernel_as_a_whole_is_called_all_the_same() -> Res<()> {
+    let _alone = alone();
     for world in worlds("what_has_no_kernel_as_a_whole_is_called_all_the_same") {
         if world.size() == 1 {
             continue;
@@ -334,7 +339,7 @@ fn what_has_no_kernel_as_a_whole_is_called_all_the_same() -> Res<()> {
         let mut f = Function::new(&world, program.clone(), FunctionOptions::default())?;
         let which = f.bind(&bound)?;
         let verdict = f.verdict(which).ok_or("nothing bound")?;
-        assert_eq!((verdict.made, verdict.why), (Made::Apart, Why::NoKernel));
+        assert_eq!((verdict.made, verdict.why), (Fusion::Apart, Reason::NoKernel));
         let options = FunctionOptions { fuse: Fuse::Always, ..FunctionOptions::default() };
         let refused = Function::new(&world, program, options)?.bind(&bound);
         assert!(matches!(refused, Err(FunctionError::Lower(_))), "{refused:?}");

@@ -4,6 +4,7 @@
 mod correct;
 mod faults;
 mod function;
+mod rig;
 mod scenario;
 mod shared;
 mod wide;

@@ -9,7 +9,7 @@ use mk::{
     runtime::{
         DeviceTensor, ErrorNorm, Instance, InstanceOptions, MapOp, Operand, RankTensors, Reference,
         Stream, StreamRef, World,
-        jit::{self, JitOptions},
+        jit::{self, Compiled, JitOptions},
         reference::random_value,
     },
     settings::Config,
@@ -24,7 +24,7 @@ pub fn config_for(world: &World, config: &Config) -> Config {
 }
 
 /// Any failure, with its text.
-pub type Res<T> = Result<T, Box<dyn Error>>;
+pub type Res<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// A pipeline, its global shapes and how it is compiled.
 #[derive(Clone, Debug, Default)]
@@ -45,30 +45,39 @@ pub struct Scenario {
     pipeline: &'static str,
 }
 
-pub fn compile(case: &Case, config: &Config) -> Res<KernelSource> {
-    let program = Program::parse(case.pipeline)?;
-    let shapes: BTreeMap<_, _> =
-        case.shapes.iter().map(|(n, s)| (n.to_string(), s.clone())).collect();
-    let bound = program.bind(&BTreeMap::new(), &shapes)?;
-    let (plan, _proof) = passes::compile(&program, &bound, config)?;
-    Ok(emit::emit(&plan)?)
+/// A case's kernel for a world.
+pub struct Kernel {
+    pub case: Case,
+    source: KernelSource,
+    compiled: Compiled,
+}
+
+impl Kernel {
+    /// With the SMs that a rank of this world has.
+    pub fn new(case: &Case, world: &World) -> Res<Kernel> {
+        Kernel::with(case, &config_for(world, &case.config))
+    }
+
+    pub fn with(case: &Case, config: &Config) -> Res<Kernel> {
+        let program = Program::parse(case.pipeline)?;
+        let shapes: BTreeMap<_, _> =
+            case.shapes.iter().map(|(n, s)| (n.to_string(), s.clone())).collect();
+        let bound = program.bind(&BTreeMap::new(), &shapes)?;
+        let (plan, _proof) = passes::compile(&program, &bound, config)?;
+        let source = emit::emit(&plan)?;
+        let compiled = jit::compile(&source, &JitOptions::default())?;
+        Ok(Kernel { case: case.clone(), source, compiled })
+    }
 }
 
 impl Scenario {
-    /// With the SMs that a rank of this world has.
     pub fn new(case: &Case, world: &World, options: &InstanceOptions) -> Res<Scenario> {
-        Scenario::with(case, &config_for(world, &case.config), world, options)
+        Scenario::bind(&Kernel::new(case, world)?, world, options)
     }
 
-    pub fn with(
-        case: &Case,
-        config: &Config,
-        world: &World,
-        options: &InstanceOptions,
-    ) -> Res<Scenario> {
-        let source = compile(case, config)?;
-        let compiled = jit::compile(&source, &JitOptions::default())?;
-        let instance = Instance::bind(world, &source, &compiled, options)?;
+    pub fn bind(kernel: &Kernel, world: &World, options: &InstanceOptions) -> Res<Scenario> {
+        let source = kernel.source.clone();
+        let instance = Instance::bind(world, &source, &kernel.compiled, options)?;
         let mut tensors = Vec::new();
         for rank in world.local_ranks() {
             let shapes = &source.ranks[rank as usize].tensor_shapes;
@@ -84,7 +93,7 @@ impl Scenario {
             tensors,
             reference: Reference::new(world, &JitOptions::default())?,
             world: world.clone(),
-            pipeline: case.pipeline,
+            pipeline: kernel.case.pipeline,
             source,
         })
     }

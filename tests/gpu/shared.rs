@@ -1,7 +1,8 @@
 //! Ranks that share one GPU, each with its part of the SMs.
 
 use crate::{
-    scenario::{Case, Res, Scenario, good},
+    rig::alone,
+    scenario::{Case, Kernel, Res, Scenario, good},
     shared_world,
 };
 use mk::{
@@ -35,6 +36,7 @@ fn options() -> InstanceOptions {
 
 #[test]
 fn default_splits_fit_side_by_side() -> Res<()> {
+    let _alone = alone();
     for ranks in [2, 3, 4, 8] {
         let Some(world) = shared_world("default_splits_fit_side_by_side", ranks) else {
             return Ok(());
@@ -58,11 +60,14 @@ fn default_splits_fit_side_by_side() -> Res<()> {
 
 #[test]
 fn a_grid_without_a_share_is_refused() -> Res<()> {
+    let _alone = alone();
     let Some(world) = shared_world("a_grid_without_a_share_is_refused", 3) else { return Ok(()) };
     let shapes = vec![("a", vec![1024, 512]), ("b", vec![512, 768])];
     let case = Case { pipeline: PIPELINES[0], shapes, config: Config::default() };
     let whole = Config { ranks: 3, ..Config::default() };
-    let refused = Scenario::with(&case, &whole, &world, &options()).err().ok_or("it was bound")?;
+    let refused = Scenario::bind(&Kernel::with(&case, &whole)?, &world, &options())
+        .err()
+        .ok_or("it was bound")?;
     let refused = refused.downcast::<Error>()?;
     assert!(matches!(*refused, Error::NotCoResident { sharing: 3, .. }), "{refused}");
     Ok(())
@@ -83,6 +88,8 @@ struct OneStream {
     /// All rows of `a`, and the result.
     all: DeviceTensor,
     want: DeviceTensor,
+    /// A result on the reference's rank.
+    got: DeviceTensor,
 }
 
 impl OneStream {
@@ -104,6 +111,7 @@ impl OneStream {
             b,
             all: new(0, &[4 * rows, k])?,
             want: DeviceTensor::new(world, 0, DType::F32, &[4 * rows, n])?,
+            got: new(0, &[4 * rows, n])?,
         })
     }
 
@@ -135,7 +143,8 @@ impl OneStream {
         // Behind the launch of every rank.
         self.stream[0].synchronize()?;
         for c in &self.c {
-            let error = self.reference.error(c, &self.want)?;
+            self.got.buffer().copy_range(0, c.buffer(), 0, c.buffer().size_bytes())?;
+            let error = self.reference.error(&self.got, &self.want)?;
             assert!(error.global < 4e-3 && error.nonfinite == 0, "{what}: {error:?}");
         }
         Ok(())
@@ -144,6 +153,7 @@ impl OneStream {
 
 #[test]
 fn a_function_takes_one_stream_for_all_ranks() -> Res<()> {
+    let _alone = alone();
     let Some(world) = shared_world("a_function_takes_one_stream_for_all_ranks", 4) else {
         return Ok(());
     };
@@ -158,6 +168,7 @@ fn a_function_takes_one_stream_for_all_ranks() -> Res<()> {
 
 #[test]
 fn one_graph_holds_all_ranks() -> Res<()> {
+    let _alone = alone();
     let Some(world) = shared_world("one_graph_holds_all_ranks", 4) else { return Ok(()) };
     let mut s = OneStream::new(&world)?;
     let (streams, calls) = (s.streams(), s.calls());
@@ -181,6 +192,7 @@ fn one_graph_holds_all_ranks() -> Res<()> {
 /// Under a function, streams are the caller's: two ranks in one would wait for ever.
 #[test]
 fn one_stream_for_two_kernels_is_refused() -> Res<()> {
+    let _alone = alone();
     let Some(world) = shared_world("one_stream_for_two_kernels_is_refused", 2) else {
         return Ok(());
     };

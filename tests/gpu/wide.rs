@@ -4,6 +4,7 @@
 use crate::{
     common::{VARIANTS, Variant},
     pipelines::{PIPELINES, Wide},
+    rig::{alone, in_parallel},
     scenario::config_for,
     worlds, worlds_of_several,
 };
@@ -14,7 +15,7 @@ use mk::{
     passes::{self},
     runtime::{
         InstanceOptions, World,
-        jit::{self, JitOptions},
+        jit::{self, Compiled, JitOptions},
     },
     settings::Config,
 };
@@ -34,10 +35,66 @@ fn bind(program: &Program, dims: &[(&str, u64)]) -> Bound {
     program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{}: {e}", program.name()))
 }
 
-fn compile(program: &Program, bound: &Bound, config: &Config) -> KernelSource {
+/// A pipeline of certain sizes, compiled for a world.
+struct Kernel {
+    what: String,
+    program: Program,
+    bound: Bound,
+    source: KernelSource,
+    compiled: Compiled,
+}
+
+fn source(program: &Program, bound: &Bound, config: &Config) -> KernelSource {
     let (plan, _) = passes::compile(program, bound, config)
         .unwrap_or_else(|e| panic!("{}: {e}", program.name()));
     emit::emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", program.name()))
+}
+
+impl Kernel {
+    fn new(what: String, program: Program, bound: Bound, config: &Config) -> Kernel {
+        let source = source(&program, &bound, config);
+        let compiled =
+            jit::compile(&source, &JitOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
+        Kernel { what, program, bound, source, compiled }
+    }
+
+    fn wide(wide: &Wide, world: &World) -> Kernel {
+        let program = Program::parse(wide.0).unwrap_or_else(|e| panic!("{e}"));
+        let bound = bind(&program, wide.1);
+        let what = format!("{} {:?} on {} ranks", program.name(), wide.1, world.size());
+        Kernel::new(what, program, bound, &config_for(world, &Config::default()))
+    }
+
+    fn variant(v: &Variant, world: &World) -> Kernel {
+        let (name, text, _, shapes) = v.case;
+        let program = Program::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let runtime = text.contains("dyn").then(|| ("M".to_string(), 403));
+        let shapes = shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
+        let bound = program
+            .bind(&runtime.into_iter().collect(), &shapes)
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut config = config_for(world, &Config::default());
+        (v.set)(&mut config);
+        Kernel::new(format!("{name} on {} ranks", world.size()), program, bound, &config)
+    }
+
+    fn bind<'k>(&'k self, world: &World, options: &InstanceOptions, seed: u64) -> Session<'k> {
+        let ranks = world.size() as usize;
+        let case = Case { program: &self.program, bound: &self.bound, ranks };
+        Session::bind(world, case, &self.source, &self.compiled, options, seed)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.what))
+    }
+
+    fn judge(&self, world: &World, count: u64, options: &InstanceOptions, replays: u64) {
+        let what = &self.what;
+        let mut session = self.bind(world, options, 11);
+        let mut worst = launches(&mut session, what, 1..=count);
+        if replays > 0 {
+            session.capture().unwrap_or_else(|e| panic!("{what}: {e}"));
+            worst = worst.max(launches(&mut session, what, count + 1..=count + replays));
+        }
+        println!("ok {what}: {count} launches, {replays} replays, error {worst:.2e}");
+    }
 }
 
 /// Launches with fresh inputs; the first is also compared in f64.
@@ -60,38 +117,6 @@ fn launches(session: &mut Session<'_>, what: &str, range: std::ops::RangeInclusi
         }
     }
     worst
-}
-
-fn check(wide: &Wide, world: &World, count: u64, options: &InstanceOptions, replays: u64) {
-    let program = Program::parse(wide.0).unwrap_or_else(|e| panic!("{e}"));
-    let bound = bind(&program, wide.1);
-    let what = format!("{} {:?} on {} ranks", program.name(), wide.1, world.size());
-    let source = compile(&program, &bound, &config_for(world, &Config::default()));
-    judge(&what, &program, &bound, &source, world, count, options, replays);
-}
-
-#[expect(clippy::too_many_arguments, reason = "each is one independent fact")]
-fn judge(
-    what: &str,
-    program: &Program,
-    bound: &Bound,
-    source: &KernelSource,
-    world: &World,
-    count: u64,
-    options: &InstanceOptions,
-    replays: u64,
-) {
-    let compiled =
-        jit::compile(source, &JitOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
-    let case = Case { program, bound, ranks: world.size() as usize };
-    let mut session = Session::bind(world, case, source, &compiled, options, 11)
-        .unwrap_or_else(|e| panic!("{what}: {e}"));
-    let mut worst = launches(&mut session, what, 1..=count);
-    if replays > 0 {
-        session.capture().unwrap_or_else(|e| panic!("{what}: {e}"));
-        worst = worst.max(launches(&mut session, what, count + 1..=count + replays));
-    }
-    println!("ok {what}: {count} launches, {replays} replays, error {worst:.2e}");
 }
 
 /// Every leaf and every way through it, on few tiles.
@@ -143,11 +168,13 @@ fn few_rows(v: &&Variant) -> bool {
 
 #[test]
 fn ways_of_lowering() {
+    let _alone = alone();
     ways("ways_of_lowering", |v| !few_rows(v));
 }
 
 #[test]
 fn ways_of_lowering_few_rows() {
+    let _alone = alone();
     ways("ways_of_lowering_few_rows", few_rows);
 }
 
@@ -159,27 +186,16 @@ fn ways(test: &str, of: fn(&&Variant) -> bool) {
     if !named.is_empty() {
         println!("{test}: only {named} (MK_GPU_WAYS)");
     }
+    let variants: Vec<_> = VARIANTS.iter().filter(of).filter(wanted).collect();
     for world in worlds(test) {
-        for v in VARIANTS.iter().filter(of).filter(wanted) {
-            let (name, text, _, shapes) = v.case;
-            let program = Program::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let runtime = text.contains("dyn").then(|| ("M".to_string(), 403));
-            let shapes: BTreeMap<_, _> =
-                shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
-            let bound = program
-                .bind(&runtime.into_iter().collect(), &shapes)
-                .unwrap_or_else(|e| panic!("{name}: {e}"));
-            let mut config = config_for(&world, &Config::default());
-            (v.set)(&mut config);
-            let source = compile(&program, &bound, &config);
-            let what = format!("{name} on {} ranks", world.size());
-            judge(&what, &program, &bound, &source, &world, 20, &options(), 100);
+        for kernel in in_parallel(&variants, |v| Kernel::variant(v, &world)) {
+            kernel.judge(&world, 20, &options(), 100);
             let sleepy = InstanceOptions {
                 chaos_seed: 9,
                 chaos_max: Duration::from_micros(100),
                 ..options()
             };
-            judge(&what, &program, &bound, &source, &world, 5, &sleepy, 0);
+            kernel.judge(&world, 5, &sleepy, 0);
         }
     }
 }
@@ -190,41 +206,45 @@ fn wide_pipelines_have_kernels_for_every_world() {
     for ranks in [1, 2, 3, 4, 8] {
         for (text, dims) in PIPELINES.iter().chain(SMALL) {
             let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
-            compile(&program, &bind(&program, dims), &Config { ranks, ..Config::default() });
+            source(&program, &bind(&program, dims), &Config { ranks, ..Config::default() });
         }
     }
 }
 
 #[test]
 fn wide_pipelines() {
+    let _alone = alone();
     for world in worlds("wide_pipelines") {
-        for wide in PIPELINES {
-            check(wide, &world, 2, &options(), 0);
+        for kernel in in_parallel(PIPELINES, |wide| Kernel::wide(wide, &world)) {
+            kernel.judge(&world, 2, &options(), 0);
         }
     }
 }
 
 #[test]
 fn wide_pipelines_delayed_and_repeated() {
+    let _alone = alone();
     for world in worlds_of_several("wide_pipelines_delayed") {
-        for (seed, wide) in PIPELINES.iter().enumerate() {
+        let kernels = in_parallel(PIPELINES, |wide| Kernel::wide(wide, &world));
+        for (seed, kernel) in kernels.iter().enumerate() {
             let chaos = InstanceOptions {
                 chaos_seed: seed as u32 + 1,
                 chaos_max: Duration::from_micros(100),
                 ..options()
             };
-            check(wide, &world, 5, &chaos, 0);
+            kernel.judge(&world, 5, &chaos, 0);
         }
     }
     let Some(world) = worlds("wide_pipelines_repeated").pop() else { return };
-    for wide in PIPELINES {
-        check(wide, &world, 20, &options(), 100);
+    for kernel in in_parallel(PIPELINES, |wide| Kernel::wide(wide, &world)) {
+        kernel.judge(&world, 20, &options(), 100);
     }
 }
 
 /// One kernel for every number of rows, in any order of launches.
 #[test]
 fn rows_that_come_with_each_launch() {
+    let _alone = alone();
     const CASES: &[Wide] = &[
         (
             "fn dyn_mlp<M: dyn <= 2048>(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1),
@@ -251,24 +271,19 @@ fn rows_that_come_with_each_launch() {
             let at = |m: u64| bind(&program, &[fixed, &[("M", m)][..]].concat());
             let sizes = [1000, 1, 999, 3, 128, 513, 64, 1000, 257, 2, 640];
             let bounds: Vec<_> = sizes.iter().map(|m| at(*m)).collect();
-            let source = compile(&program, &bounds[0], &config_for(&world, &Config::default()));
-            let compiled = jit::compile(&source, &JitOptions::default()).expect("compiles");
-            let case = Case { program: &program, bound: &bounds[0], ranks: world.size() as usize };
-            let mut session = Session::bind(&world, case, &source, &compiled, &options(), 3)
-                .unwrap_or_else(|e| panic!("{}: {e}", program.name()));
+            let config = config_for(&world, &Config::default());
+            let name = program.name().to_string();
+            let kernel = Kernel::new(name.clone(), program, bounds[0].clone(), &config);
+            let mut session = kernel.bind(&world, &options(), 3);
             let mut worst = 0.0f64;
             for (n, (bound, m)) in bounds.iter().zip(sizes).enumerate() {
                 session.rebind(bound).expect("allocates");
-                let what = format!("{} with M = {m} on {} ranks", program.name(), world.size());
+                let what = format!("{name} with M = {m} on {} ranks", world.size());
                 let first = n as u64 * 10 + 1;
                 worst = worst.max(launches(&mut session, &what, first..=first + 2));
             }
-            println!(
-                "ok {} on {} ranks: {} sizes, error {worst:.2e}",
-                program.name(),
-                world.size(),
-                sizes.len()
-            );
+            let (ranks, sizes) = (world.size(), sizes.len());
+            println!("ok {name} on {ranks} ranks: {sizes} sizes, error {worst:.2e}");
         }
     }
 }
@@ -276,11 +291,12 @@ fn rows_that_come_with_each_launch() {
 /// What a sanitizer can run in minutes (docs/reliability.md).
 #[test]
 fn every_leaf_once() {
+    let _alone = alone();
     for world in worlds("every_leaf_once").into_iter().take(2) {
         // A sanitizer slows kernels down a thousand times.
         let patient = InstanceOptions { wait_limit: Duration::from_secs(300), ..options() };
-        for small in SMALL {
-            check(small, &world, 1, &patient, 0);
+        for kernel in in_parallel(SMALL, |small| Kernel::wide(small, &world)) {
+            kernel.judge(&world, 1, &patient, 0);
         }
     }
 }

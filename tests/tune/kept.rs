@@ -61,7 +61,7 @@ fn a_winner_without_a_kernel_leaves_the_choice_to_the_model() {
     assert!(passes::compile(&program, &sizes, &config).is_err());
     in_a_cache(|cache, _| {
         cache.store(&key, &Winner { config, ms: 0.001 }).unwrap();
-        let terms = tune::Terms {
+        let terms = tune::Conditions {
             config: &Config { ranks: 4, ..Config::default() },
             fuse: tune::Fuse::Always,
             overlap: false,

@@ -12,7 +12,7 @@ use mk::{
     passes::{self, LowerError},
     settings::{self, AllReduce, Config, Consumers, Gather, Reduction, SETTINGS, Schedule},
     trace::{Agent, Span, What},
-    tune::{self, Key, Origin, Sources, Subject, Whole, Winner, candidates},
+    tune::{self, Indivisible, Key, Origin, Sources, Subject, Winner, candidates},
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -331,7 +331,7 @@ fn pipelines_come_apart() {
     let gradient = "gemm(x.t, dy) -> reduce_scatter";
     let shapes = [("x", x), ("dy", dy)];
     assert_eq!(names(gradient, &shapes), Ok(apart.to_vec()));
-    assert_eq!(names(CASES[3].0, CASES[3].1), Err(Whole::Single));
+    assert_eq!(names(CASES[3].0, CASES[3].1), Err(Indivisible::Single));
 }
 
 /// 128 blocks of rows and 16 of columns are 15 waves of 132 tiles and 68 tiles, which are 4.25 blocks of rows.
@@ -345,8 +345,8 @@ fn a_last_wave_has_tails_of_its_size() {
     };
     let wide: &[(&str, &[u64])] = &[("a", &[16384, 512]), ("b", &[512, 4096])];
     let of_wide = tails(wide, 1);
-    for tail in ["4x128", "5x128", "5x256/2", "5x256/3", "5x256/4"] {
-        assert!(of_wide.iter().any(|t| t == tail), "{tail}: {of_wide:?}");
+    for value in ["4x128", "5x128", "5x256/2", "5x256/3", "5x256/4"] {
+        assert!(of_wide.iter().any(|t| t == value), "{value}: {of_wide:?}");
     }
     // Whole waves, less than one, and products of several ranks have none.
     let base = tails(&[("a", &[128, 512]), ("b", &[512, 256])], 1).len() - 1;
@@ -444,7 +444,7 @@ fn an_explanation_says_where_settings_come_from() {
     let program = Program::parse(text).unwrap();
     let sizes = bound(&program, shapes);
     let made = |config: &Config| {
-        let verdict = tune::Verdict::new(tune::Made::Fused, tune::Why::Asked);
+        let verdict = tune::Verdict::new(tune::Fusion::Fused, tune::Reason::Asked);
         let choice = tune::Choice { verdict, configs: vec![config.clone()] };
         Composition::new(&program, &sizes, &choice, Options::default()).unwrap()
     };
@@ -466,10 +466,15 @@ fn an_explanation_says_where_settings_come_from() {
         for (config, origin, ms, words) in [
             (&given, Origin::Given, None, "as the options say"),
             (&best, Origin::Measured, Some(0.0625), "62.5 us measured"),
-            (&chosen, Origin::Predicted, None, "the best that a search of predictions found"),
+            (
+                &chosen,
+                Origin::Predicted,
+                None,
+                "the best of those that were predicted, a part of all",
+            ),
         ] {
             let made = made(config);
-            let explained = explain(Subject::Made(&made));
+            let explained = explain(Subject::Composition(&made));
             assert_eq!((&explained.config, explained.origin), (config, origin));
             assert_eq!((explained.measured_ms, explained.made), (ms, Some(made.verdict)));
             let text = explained.to_string();

@@ -2,10 +2,10 @@
 
 use crate::{
     counts::Counts,
-    python,
+    documents, python,
     run::{Result, cargo, root, step},
     setup::setup,
-    strata,
+    strata, words,
 };
 use std::{
     fs,
@@ -22,8 +22,7 @@ const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "#[ignore"];
 /// Runs everything.
 pub fn test() -> Result<()> {
     setup()?;
-    eprintln!("==> source rules");
-    source_rules()?;
+    tidy()?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     step(
         "lints",
@@ -35,6 +34,12 @@ pub fn test() -> Result<()> {
     let mut doc = cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
     step("documentation", doc.env("RUSTDOCFLAGS", "-D warnings"))?;
     counts.finish()
+}
+
+/// What a reviewer would otherwise repeat about sources and documents, which takes a second.
+pub fn tidy() -> Result<()> {
+    eprintln!("==> source rules");
+    source_rules()
 }
 
 /// What `cargo test` takes a part of: see `docs/verification.md`.
@@ -57,9 +62,14 @@ pub fn bless() -> Result<()> {
 fn source_rules() -> Result<()> {
     let mut wrong = Vec::new();
     strata::check(&mut wrong)?;
+    documents::check(&mut wrong)?;
     for file in files(&root())? {
         let text = read(&file)?;
         let name = file.strip_prefix(root()).unwrap_or(&file).display().to_string();
+        words::check(&file, &text, &mut wrong);
+        if name.ends_with(".py") || name.ends_with(".pyi") {
+            continue;
+        }
         let lines = text.lines().count();
         if lines > MAX_LINES {
             wrong.push(format!("{name} has {lines} lines: split it"));
@@ -76,7 +86,7 @@ fn source_rules() -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n       ")) }
 }
 
-/// Rust, CUDA and template files below a folder, without build output.
+/// Rust, CUDA, template and Python files below a folder, without build output.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut out = Vec::new();
     let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -87,7 +97,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
             if !name.starts_with('.') && !name.starts_with("target") {
                 out.extend(files(&path)?);
             }
-        } else if [".rs", ".cuh", ".cu", ".j2"].iter().any(|e| name.ends_with(e)) {
+        } else if words::has_names(&name) {
             out.push(path);
         }
     }

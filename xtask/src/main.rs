@@ -1,14 +1,16 @@
-//! Developer commands: `cargo xtask setup | demo | test | wheel | mutants | bless | sass`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | mutants | bless | sass`.
 
 mod checks;
 mod counts;
 mod demo;
+mod documents;
 mod imports;
 mod python;
 mod run;
 mod sass;
 mod setup;
 mod strata;
+mod words;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -28,6 +30,8 @@ enum Command {
     Demo,
     /// Everything that a machine without a GPU can test.
     Test,
+    /// The part of `test` that reads sources and documents: directions of imports, words, links, paths, lengths.
+    Tidy,
     /// Builds the Python wheel into target/wheels, installs it into an environment of its own, and tests it there.
     Wheel,
     /// All mutants of all plans, and 10,000 random cases, before the verifier, the explorer and the executor.
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::setup(),
         Command::Demo => demo::demo(),
         Command::Test => checks::test(),
+        Command::Tidy => checks::tidy(),
         Command::Wheel => python::wheel(),
         Command::Mutants => checks::mutants(),
         Command::Bless => checks::bless(),

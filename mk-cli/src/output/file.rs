@@ -7,22 +7,14 @@ use std::path::{Path, PathBuf};
 /// Writes a file, whole or not at all: it is renamed into place, with the permissions of the file that was there. A link stays, and the
 /// file that it names is written.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let failed = |error: io::Error| {
-        Failure::new(Kind::File, format!("cannot write {}: {error}", path.display()))
-    };
-    let target = followed(path).map_err(failed)?;
-    let name = target.file_name().ok_or_else(|| {
-        let what = format!("cannot write {}: it does not name a file", path.display());
-        Failure::new(Kind::File, what)
-    })?;
+    let failed = |error| cannot_write(path, error);
+    let target = target(path)?;
     let before = target.metadata().ok();
     // A pipe or a device is written to, not replaced.
     if before.as_ref().is_some_and(|m| !m.is_file()) {
         return std::fs::write(&target, bytes).map_err(failed);
     }
-    let mut temporary = name.to_os_string();
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = target.with_file_name(temporary);
+    let temporary = temporary(&target);
     let write = || {
         std::fs::write(&temporary, bytes)?;
         if let Some(before) = before {
@@ -35,6 +27,43 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         let _ = std::fs::remove_file(&temporary);
         failed(error)
     })
+}
+
+/// Makes sure before long work that [`write_file`] will find a folder in which it may write.
+pub fn writable(path: &Path) -> Result<(), Failure> {
+    let target = target(path)?;
+    if target.metadata().is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+        return Ok(());
+    }
+    if target.is_dir() {
+        return Err(cannot_write(path, io::ErrorKind::IsADirectory.into()));
+    }
+    let temporary = temporary(&target);
+    let made = std::fs::write(&temporary, b"").and_then(|()| std::fs::remove_file(&temporary));
+    made.map_err(|error| cannot_write(path, error))
+}
+
+fn cannot_write(path: &Path, error: io::Error) -> Failure {
+    Failure::new(Kind::File, format!("cannot write {}: {error}", path.display()))
+}
+
+/// The file that is written in the end.
+fn target(path: &Path) -> Result<PathBuf, Failure> {
+    let target = followed(path).map_err(|error| cannot_write(path, error))?;
+    match target.file_name() {
+        Some(_) => Ok(target),
+        None => {
+            let what = format!("cannot write {}: it does not name a file", path.display());
+            Err(Failure::new(Kind::File, what))
+        }
+    }
+}
+
+/// Where it is written first.
+fn temporary(target: &Path) -> PathBuf {
+    let mut name = target.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.tmp", std::process::id()));
+    target.with_file_name(name)
 }
 
 /// Most links that are followed, as on Linux.

@@ -5,7 +5,7 @@ mod table;
 use crate::{
     failure::{Failure, Kind},
     gpus::gpus,
-    output::{print, say, write_file},
+    output::{print, say, writable, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
     terminal::say_on_stderr,
@@ -59,6 +59,7 @@ const RAW_ROUNDS: std::ops::RangeInclusive<i64> =
 
 /// Measures the machine raw; then measures plans, and fits the figures of the cost model to their times.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    args.output.as_deref().map_or(Ok(()), writable)?;
     if args.raw {
         return raw_only(args);
     }

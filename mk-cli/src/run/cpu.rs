@@ -2,7 +2,7 @@
 
 use super::{
     Args,
-    verdict::{Verdict, launches},
+    verdict::{Verdict, count, launches},
 };
 use crate::{
     failure::{Failure, Kind},
@@ -31,7 +31,8 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     check_work(case, args.launches).map_err(failure)?;
     loaded.verify()?;
     let run = {
-        let _progress = Progress::new(format!("running {ranks} ranks on the CPU"));
+        let ranks = count(ranks, "rank", "ranks");
+        let _progress = Progress::new(format!("running {ranks} on the CPU"));
         run_on_cpu(case, plan, &options).map_err(failure)?
     };
     said(plan, &options, &run.report)?;
@@ -97,10 +98,11 @@ fn without_reference(args: &Args, plan: &Plan, options: &CpuOptions) -> Result<(
 }
 
 fn figures(report: &RunReport) -> String {
-    format!(
-        "{} tasks in {} steps, ranks up to {} launches apart",
-        report.tasks, report.steps, report.max_drift
-    )
+    let apart = match report.max_drift {
+        0 => "ranks in the same launch".into(),
+        n => format!("ranks up to {} apart", count(n as usize, "launch", "launches")),
+    };
+    format!("{} tasks in {} steps, {apart}", report.tasks, report.steps)
 }
 
 fn failure(error: HarnessError) -> Failure {

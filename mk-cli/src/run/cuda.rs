@@ -27,7 +27,7 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
         ));
     };
     let kernel = emit(&loaded)?;
-    let compiled = compile(&kernel, true)?;
+    let compiled = compile(&kernel, &args.pipeline, true)?;
     let from = if compiled.from_cache { "from the cache" } else { "compiled" };
     detail!("plan      {:?}, verified; {from} in {:.1?}", kernel.name, compiled.compile_time)?;
     let ranks = world.size() as usize;

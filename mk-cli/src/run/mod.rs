@@ -6,6 +6,7 @@ mod npy;
 mod verdict;
 
 pub use verdict::Verdict;
+use verdict::count;
 
 use crate::{
     failure::{Failure, Kind},
@@ -117,7 +118,7 @@ enum Device {
 /// Runs and judges.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let pipeline = args.gpu.gpus.ranked(&args.pipeline)?;
-    let opened = open(&pipeline, args.reference.as_deref())?;
+    let opened = open(&pipeline, "--reference", args.reference.as_deref())?;
     let ranks = opened.ranks(&pipeline);
     match choose(args, &opened, ranks)? {
         Choice::Cuda(world) => {
@@ -138,7 +139,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             }
             let loaded = opened.lower(&pipeline, None)?;
             let why = why.map_or_else(String::new, |why| format!(": {why}"));
-            detail!("device    cpu, {ranks} ranks on the CPU executor{why}")?;
+            let ranks = count(ranks as usize, "rank", "ranks");
+            detail!("device    cpu, {ranks} on the CPU executor{why}")?;
             cpu::run(args, &loaded)
         }
     }

@@ -154,6 +154,10 @@ impl<'a> Verdict<'a> {
 
 /// `3 launches on 4 ranks`.
 pub fn launches(launches: usize, ranks: usize) -> String {
-    let of = |n: usize, one: &str, many: &str| format!("{n} {}", if n == 1 { one } else { many });
-    format!("{} on {}", of(launches, "launch", "launches"), of(ranks, "rank", "ranks"))
+    format!("{} on {}", count(launches, "launch", "launches"), count(ranks, "rank", "ranks"))
+}
+
+/// `1 rank`, `3 ranks`.
+pub fn count(n: usize, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
 }

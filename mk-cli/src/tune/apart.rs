@@ -6,7 +6,7 @@ use mk::{
     Bound, Program,
     cost::DeviceModel,
     runtime::{World, jit::JitOptions},
-    tune::{self, Part, Times, Trial, Whole},
+    tune::{self, Indivisible, Part, Times, Trial},
 };
 use mk_harness::{Case, gpu};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ pub fn measure(
 ) -> Result<Option<Value>, Failure> {
     let parts = match tune::parts(program, bound) {
         Ok(parts) => parts,
-        Err(Whole::Single) => return Ok(None),
+        Err(Indivisible::Single) => return Ok(None),
         Err(why) => {
             say!("  it does not come apart: {why}\n")?;
             return Ok(None);

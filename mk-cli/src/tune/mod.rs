@@ -8,7 +8,7 @@ use crate::{
     failure::{Failure, Kind},
     gpus::GpuList,
     options::{DEFAULT_RANKS, PipelineArgs, once},
-    output::{say, write_file},
+    output::{say, writable, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
     source::{self, STDIN},
@@ -96,6 +96,8 @@ struct Row {
 
 /// Measures candidates and says which is best, and whether the pipeline is faster apart.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    // A search takes minutes: that its result can be written is certain before.
+    args.json.as_deref().map_or(Ok(()), writable)?;
     let model = model(args.model.as_deref())?;
     let rows = rows(args)?;
     if args.gpus.given() && (args.from.is_some() || args.device == Device::Model) {

@@ -58,7 +58,10 @@ fn numbers_that_are_missing_or_wrong() {
     mk(&["check", MK, "--dim", "M=0"]).fails(1, &["`M` is 0", "= help: "]);
     mk(&["check", MK, "--dim", "M=8", "--dim", "M=9"]).fails(1, &["given twice"]);
     mk(&["check", MK, "--dim", "M"]).fails(2, &["write it as M=8192"]);
-    mk(&["check", MK, "--shape", "x=8x"]).fails(2, &["`` is not a number"]);
+    mk(&["check", MK, "--shape", "x=8x"]).fails(2, &["`` is not a whole number"]);
+    mk(&["check", MK, "--shape", "x=-1x8"]).fails(2, &["`-1` is not a whole number from 0 up"]);
+    mk(&["check", MK, "--shape", "x=18446744073709551616x8"])
+        .fails(2, &["`18446744073709551616` is too large a number"]);
     mk(&["check", MK, "--ranks", "0"]).fails(2, &["0 is not in 1..=64"]);
 }
 

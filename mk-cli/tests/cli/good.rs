@@ -191,3 +191,22 @@ fn a_reader_that_leaves_is_no_panic() {
     child.stderr.take().expect("piped").read_to_string(&mut err).expect("reads");
     assert_eq!((status.code(), err.as_str()), (Some(141), ""));
 }
+
+/// Nobody gave the settings with which this one takes more registers than there are; given ones are refused.
+#[test]
+fn a_default_builds() {
+    let text =
+        "let h = gather(x) -> gemm(w); let g = h -> gelu; (g -> gemm(v) -> reduce_scatter, h, g)";
+    let shapes = ["--shape", "x=129x64", "--shape", "w=64x192", "--shape", "v=192x3"];
+    let build = [&["build", text, "--ranks", "5"], &shapes[..]].concat();
+    let done = mk(&build);
+    if done.err.contains("NVRTC") {
+        return skip(Need::Nvrtc, "");
+    }
+    assert_eq!(done.status, 0, "{}", done.err);
+    if done.out.contains("spills         0 bytes stored") {
+        return;
+    }
+    assert!(done.err.contains("note: with these settings, which are not given"), "{}", done.err);
+    mk(&[&build[..], &["--set", "group_m=8"]].concat()).fails(1, &["spills registers"]);
+}

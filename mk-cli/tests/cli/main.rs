@@ -10,6 +10,7 @@ mod picture;
 mod plans;
 mod probe;
 mod run;
+mod settings;
 mod stdin;
 mod terminal;
 mod tune;

@@ -42,6 +42,58 @@ fn a_plan_that_is_broken_does_not_run_or_emit() {
     mk(&["emit", path]).fails(1, &["rule 1: race"]);
 }
 
+#[test]
+fn a_plan_is_held_against_its_pipeline() {
+    let sizes = ["--shape", "a=400x136", "--shape", "b=136x320"];
+    let plan = "tests/plans/gather_gemm.plan";
+    let against = |path: &str, pipeline: &str, more: &[&str]| {
+        mk(&[&["check", path, "--against", pipeline], &sizes[..], more].concat())
+    };
+    let said = against(plan, "gather(a) -> gemm(b)", &[]).ok();
+    assert!(said.contains("computes its pipeline: ") && said.ends_with("OK\n"), "{said}");
+    let said = against(plan, "gather(a) -> gemm(b)", &["--json"]).ok();
+    let report: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(report["computes"]["of"], 3 * 400 * 320, "{said}");
+    // Another function of the same tensors.
+    against(plan, "gather(a) -> gemm(b) -> gelu", &[])
+        .fails(1, &["error: the plan computes something else", "rank 0: c[0, 0], written by fam"]);
+    // No race, and the wrong rank's rows.
+    let text = std::fs::read_to_string(root().join(plan)).expect("a plan");
+    let dir = TempDir::new();
+    let path = dir.file("wrong.plan");
+    let own = "access a: read buf0 @ rank [i * 128";
+    assert!(text.contains(own));
+    std::fs::write(&path, text.replace(own, "access a: read buf0 @ rank [0 * 128"))
+        .expect("written");
+    assert!(mk(&["check", &path]).ok().ends_with("OK\n"));
+    let wrong = ["computes something else than its pipeline", "instead of a["];
+    against(&path, "gather(a) -> gemm(b)", &[]).fails(1, &wrong);
+    mk(&[
+        "check",
+        plan,
+        "--against",
+        "gather(a) -> gemm(b)",
+        "--shape",
+        "a=404x136",
+        "--shape",
+        "b=136x320",
+    ])
+    .fails(1, &["the plan is none of this pipeline: `a` is [134, 136] on rank 0"]);
+    mk(&[
+        "check",
+        plan,
+        "--against",
+        "gather(x) -> gemm(b)",
+        "--shape",
+        "x=400x136",
+        "--shape",
+        "b=136x320",
+    ])
+    .fails(1, &["the pipeline has no tensor `a`"]);
+    mk(&["check", "gather(a) -> gemm(b)", "--against", "gather(a) -> gemm(b)"])
+        .fails(1, &["`--against` says what a plan computes"]);
+}
+
 /// Right at its bound, and wrong for fewer rows.
 const ROWS: &str = r#"plan "dyn"
 mesh world=1
@@ -108,7 +160,7 @@ fn a_plan_is_judged_by_its_reference() {
     run("gather(a) -> gemm(b) -> silu").fails(1, &["the result is wrong", "beyond their bounds"]);
     run("gather(a) -> gemm(c) -> gelu").fails(1, &["error: "]);
     mk(&["run", "examples/gemm.mk", "--reference", "examples/gemm.mk"])
-        .fails(1, &["a pipeline is its own reference", "= help: "]);
+        .fails(1, &["`--reference` says what a plan computes", "= help: "]);
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn a_plan_as_text_and_as_json() {
     let judged = mk_reads(&[&run[..], &["examples/gemm.mk"]].concat(), text.as_bytes()).ok();
     assert!(judged.contains("PASS: "), "{judged}");
     mk_reads(&[&run[..], &["-"]].concat(), text.as_bytes())
-        .fails(1, &["stdin cannot be a plan and its reference"]);
+        .fails(1, &["stdin cannot be a plan and the pipeline of `--reference`"]);
 }
 
 /// The file that a search leaves names the pipeline, with its sizes, and not where it came from.

@@ -254,3 +254,15 @@ fn settings_of_published_rows_are_settings() {
     }
     assert!(n > 0);
 }
+
+/// Before the search, which takes minutes.
+#[test]
+fn a_file_that_cannot_be_written_is_an_error_at_once() {
+    let args = ["tune", "gather(a) -> gemm(b)", "--shape", "a=8192x8192", "--shape", "b=8192x8192"];
+    for file in ["/no/such.json", "tests"] {
+        let done =
+            crate::command::mk(&[&args[..], &["--device", "model", "--json", file]].concat());
+        assert!(!done.err.contains("predicting"), "{}", done.err);
+        done.fails(1, &[&format!("cannot write {file}: ")]);
+    }
+}

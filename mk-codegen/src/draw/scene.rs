@@ -234,9 +234,10 @@ fn leaf(leaf: &Leaf) -> String {
             let turns = if *consumers == Consumers::PingPong { ", ping-pong" } else { "" };
             format!("{} {m}×{n}×{k}, {stages} stages{turns}", leaf.name())
         }
-        Leaf::CopyTile { stages, .. } | Leaf::AttendTile { stages, .. } => {
-            format!("{}, {stages} stages", leaf.name())
+        Leaf::AttendTile { block: [m, n, d], stages, .. } => {
+            format!("{} {m}×{n}×{d}, {stages} stages", leaf.name())
         }
+        Leaf::CopyTile { stages, .. } => format!("{}, {stages} stages", leaf.name()),
         _ => leaf.name().to_owned(),
     }
 }

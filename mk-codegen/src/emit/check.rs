@@ -2,9 +2,11 @@
 
 use super::{
     error::EmitError,
-    leaf::{Carrier, LeafEmission, carrier},
+    leaf::{Carrier, carrier},
 };
-use crate::ir::{Agent, Expr, FamId, Family, Leaf, Plan, Point, RoleKind, Scope, Space, Var};
+use crate::ir::{
+    Expr, FamId, Family, Leaf, Plan, Points, RoleKind, Scope, Space, StructureError, TableSet, Var,
+};
 use mk_abi::device::MAX_RUNTIME_DIMS;
 
 /// Names that the templates give to their own variables, around expressions of the plan.
@@ -60,9 +62,6 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         if f.emitted().iter().any(|e| e.mentions(Var::EPOCH)) {
             return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
         }
-        if let Carrier::Agents(emission) = carrier(&f.leaf) {
-            allowed(f, emission, &place)?;
-        }
         names(f, &place)?;
         // The host evaluates what its copy engines do, for every rank.
         if f.leaf != Leaf::HostCopy {
@@ -70,7 +69,16 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
             posts(plan, f, &place)?;
         }
     }
-    entry(plan)
+    entry(plan)?;
+    // Accesses, waits and posts stand where the leaf's templates carry them out.
+    plan.check_points().or_else(|errors| errors.into_iter().try_for_each(refused))?;
+    let tables = TableSet::default();
+    Points::new(plan, &tables).rows_for_tma()?.into_iter().try_for_each(refused)?;
+    Ok(())
+}
+
+fn refused(error: StructureError) -> Result<(), EmitError> {
+    Err(EmitError::unsupported(error.place, error.message))
 }
 
 /// A loop variable must not stand in front of a constant of the kernel (`kDim_M`, `kSig0`), or of a template's variable.
@@ -107,44 +115,6 @@ fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
         };
         let what = format!("{} {:?}, of operand `{}`, {what}", a.buffer, b.name, a.operand);
         return Err(EmitError::unsupported(place, what));
-    }
-    Ok(())
-}
-
-/// Accesses, waits and posts stand where the leaf's templates carry them out.
-fn allowed(f: &Family, emission: &LeafEmission, place: &str) -> Result<(), EmitError> {
-    let (allowed, leaf) = (&emission.allowed, f.leaf.name());
-    let refuse = |what| Err(EmitError::unsupported(place, what));
-    if f.inner.is_some() && !allowed.inner {
-        return refuse(format!("{leaf} has no inner loop in a kernel"));
-    }
-    for a in &f.accesses {
-        let points = allowed.operands.iter().find(|(operand, _)| *operand == a.operand);
-        if !points.is_some_and(|(_, points)| points.contains(&a.at)) {
-            let what = format!("{leaf} does not touch `{}` at {}", a.operand, a.at.name());
-            return refuse(what);
-        }
-    }
-    if let Some(w) = f.waits.iter().find(|w| !allowed.waits.contains(&(w.by, w.at))) {
-        let say = |(by, at): &(Agent, Point)| format!("{by} at {}", at.name());
-        let points: Vec<_> = allowed.waits.iter().map(say).collect();
-        return refuse(format!(
-            "{} waits at {}, by {}: {leaf} waits by {}",
-            w.edge,
-            w.at.name(),
-            w.by,
-            points.join(", by ")
-        ));
-    }
-    let (by, at) = allowed.posts;
-    if let Some(p) = f.posts.iter().find(|p| (p.by, p.at) != (by, at)) {
-        return refuse(format!(
-            "{} posts at {}, by {}: {leaf} posts by {by} at {}",
-            p.edge,
-            p.at.name(),
-            p.by,
-            at.name()
-        ));
     }
     Ok(())
 }

@@ -221,6 +221,17 @@ pub enum Carry {
     Scratch,
 }
 
+/// Which keys a query attends to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mask {
+    /// All of them.
+    #[default]
+    Full,
+    /// Those at its own position of the sequence and before. Positions are the family's
+    /// ([`Positions`](super::plan::Positions)).
+    Causal,
+}
+
 /// What one task does. Few and generic: a new pipeline adds none unless it needs new arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Leaf {
@@ -258,14 +269,22 @@ pub enum Leaf {
         /// Elementwise tail: nothing that needs a product, or saves.
         epilogue: Vec<EpilogueOp>,
     },
-    /// One block of queries against blocks of keys and values, with a running maximum and sum.
+    /// One block of queries against keys and values, with a running maximum and sum. The keys of a step are the rows of its `k`
+    /// access; the leaf goes through them in blocks, the last of which may be short. Rows without a key have a result of 0 and a
+    /// logarithm of -inf.
     AttendTile {
+        /// Queries of a tile, keys of a block, elements of a head.
+        block: [u32; 3],
         /// Where the state is between steps.
         carry: Carry,
         /// Factor on q·k, by its f32 bits.
         scale: u32,
-        /// Shared-memory stages.
+        /// Shared-memory stages, of a block of keys and one of values each.
         stages: u32,
+        /// Which keys a query attends to.
+        mask: Mask,
+        /// How `o` is written.
+        store: Store,
     },
     /// Sends `src` to `dst` on another rank through the network.
     NicSend,
@@ -314,6 +333,8 @@ pub struct EdgeSpec {
     /// `None`: data flows from task step to the same step. `Some(depth)`: back-pressure, `from` at step n allows `to`
     /// at step n + depth.
     pub depth: Option<u32>,
+    /// Whether the steps of back-pressure are tasks, and not iterations of their inner loop.
+    pub per_task: bool,
 }
 
 /// The contract of a leaf.
@@ -346,6 +367,12 @@ pub fn carry_last(epilogue: &[EpilogueOp]) -> bool {
 /// Bytes of one stage of a matrix product's tile of so many rows, columns and steps along k.
 pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
     m.saturating_add(n).saturating_mul(k).saturating_mul(2)
+}
+
+/// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
+pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
+    let blocks = keys.saturating_mul(2).saturating_mul(stages);
+    rows.saturating_add(blocks).saturating_mul(depth).saturating_mul(2)
 }
 
 /// Whether one warpgroup has registers for a tile of so many rows and columns.
@@ -413,7 +440,7 @@ impl Leaf {
     /// Whether tasks can be for whoever is free: one agent begins with them, and tells the others.
     pub fn has_dynamic_schedule(&self) -> bool {
         match self {
-            Leaf::MmaTile { .. } | Leaf::ReduceTile { .. } => true,
+            Leaf::MmaTile { .. } | Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } => true,
             Leaf::CopyTile { via, .. } => *via == CopyVia::Ldst,
             _ => false,
         }
@@ -441,14 +468,15 @@ impl Leaf {
         use Agent::*;
         let op =
             |operand, mode, agent, proxy, arity| OperandSpec { operand, mode, agent, proxy, arity };
-        let flow = |name, from, to| EdgeSpec { name, from, to, proxy_fence: false, depth: None };
-        let back = |name, from, to, depth| EdgeSpec {
+        let flow = |name, from, to| EdgeSpec {
             name,
             from,
             to,
             proxy_fence: false,
-            depth: Some(depth),
+            depth: None,
+            per_task: false,
         };
+        let back = |name, from, to, depth| EdgeSpec { depth: Some(depth), ..flow(name, from, to) };
         let (read, write) = (Mode::Read, Mode::Write);
         match self {
             Leaf::Signal | Leaf::Enter => {
@@ -518,7 +546,8 @@ impl Leaf {
                 operands.push(op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many));
                 Contract { agents: vec![Copier], operands, edges: vec![], smem_bytes: 0 }
             }
-            Leaf::AttendTile { carry, stages, .. } => {
+            Leaf::AttendTile { block: [rows, keys, depth], carry, stages, store, .. } => {
+                let tma = *store == Store::Tma;
                 let mut operands = vec![
                     op(Operand::Q, read, Loader, Proxy::Async, Arity::One),
                     op(Operand::K, read, Loader, Proxy::Async, Arity::Many),
@@ -532,18 +561,25 @@ impl Leaf {
                         operands.push(op(o, write, Consumers, Proxy::Generic, Arity::Optional));
                     }
                 }
-                for o in [Operand::O, Operand::Lse] {
-                    operands.push(op(o, write, Consumers, Proxy::Generic, Arity::Optional));
-                }
+                let (agent, proxy) =
+                    if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
+                operands.push(op(Operand::O, write, agent, proxy, Arity::Optional));
+                operands.push(op(Operand::Lse, write, Consumers, Proxy::Generic, Arity::Optional));
+                // Queries come once a task, and `o` leaves once: from where the queries were, or past shared memory by the consumers
+                // themselves, who then tell the storer when they have.
+                let once = |name, from, to| EdgeSpec { per_task: true, ..back(name, from, to, 1) };
                 Contract {
-                    agents: vec![Loader, Consumers],
+                    agents: vec![Loader, Consumers, Storer],
                     operands,
                     edges: vec![
-                        flow("full", Loader, Consumers),
-                        back("empty", Consumers, Loader, *stages),
+                        flow("q_full", Loader, Consumers),
+                        once("q_empty", Consumers, Loader),
+                        flow("kv_full", Loader, Consumers),
+                        back("kv_empty", Consumers, Loader, *stages),
+                        EdgeSpec { proxy_fence: tma, ..flow("staged", Consumers, Storer) },
+                        once("drained", Storer, Consumers),
                     ],
-                    // One query block and `stages` key and value blocks of 128 x 128.
-                    smem_bytes: 128 * 128 * 2 * (1 + 2 * stages),
+                    smem_bytes: attend_smem_bytes([*rows, *keys, *depth], *stages),
                 }
             }
             Leaf::NicSend => Contract {

@@ -1,6 +1,7 @@
 //! The tile plan and its text format: the one data structure that the verifier, the CPU executor, the cost model, the
 //! emitter and the printer share.
 
+mod allowed;
 mod check;
 pub mod entity;
 mod expr;
@@ -14,21 +15,23 @@ mod range;
 mod reader;
 mod runs;
 mod tables;
+mod tma;
 
+pub use allowed::Allowed;
 pub use check::{MAX_ENTRIES, StructureError};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, Agent, Arity, BLayout, COPY_STAGE_BYTES, Carry, Consumers, Contract, CopyVia,
-    EPILOGUE_OPERANDS, EdgeSpec, EpilogueOp, Leaf, Operand, OperandSpec, Store, carry_last, gated,
-    mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels,
-    one_warpgroup_takes, saves_gates,
+    EPILOGUE_OPERANDS, EdgeSpec, EpilogueOp, Leaf, Mask, Operand, OperandSpec, Store,
+    attend_smem_bytes, carry_last, gated, mma_panel_columns, mma_panels, mma_stage_bytes,
+    mma_staging_bytes, mma_staging_panels, one_warpgroup_takes, saves_gates,
 };
 pub use plan::{
     Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic, NicOrdering,
-    Plan, Point, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table, TableSource,
-    Wait,
+    Plan, Point, Positions, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table,
+    TableSource, Wait,
 };
 pub use points::{MAX_TASKS, PointError, Points, Region, Task};
 pub use print::ExprText;

@@ -188,6 +188,13 @@ pub enum TableSource {
     },
 }
 
+impl TableSource {
+    /// Whether the contents come with each launch, or follow from such.
+    pub fn comes(&self) -> bool {
+        !matches!(self, TableSource::Const(_))
+    }
+}
+
 /// Memory that tasks touch: the same name on every rank, `rank`-dependent in shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -282,6 +289,9 @@ pub struct Family {
     pub schedule: Schedule,
     /// A loop inside each task: k blocks, or ring steps.
     pub inner: Option<(String, Expr)>,
+    /// Where queries and keys are in their sequence, for attention that masks by position.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub positions: Option<Positions>,
     /// Memory that a task touches.
     pub accesses: Vec<Access>,
     /// Signals that a task waits for.
@@ -290,6 +300,16 @@ pub struct Family {
     pub posts: Vec<Post>,
     /// Ids of the leaf's internal edges, in the order of its contract.
     pub edges: Vec<InternalEdge>,
+}
+
+/// Places in the sequence of the first query of a tile, and of the first key of a step. Those behind them follow one by one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Positions {
+    /// Of the first row of `q`.
+    pub q: Expr,
+    /// Of the first row of `k`; may name the inner loop.
+    pub k: Expr,
 }
 
 /// Which CTA of a role runs which task of a family.

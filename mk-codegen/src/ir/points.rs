@@ -6,7 +6,7 @@ use super::{
     entity::{BufId, FamId, TabId},
     expr::{Env, EvalError, Expr, Var},
     leaf::Operand,
-    plan::{Access, Each, Family, Plan},
+    plan::{Access, Each, Family, Plan, Positions},
     tables::TableSet,
 };
 use thiserror::Error;
@@ -338,6 +338,19 @@ impl<'a> Points<'a> {
             Some((_, extent)) => Ok(self.eval(task, extent)?.max(0)),
             None => Ok(1),
         }
+    }
+
+    /// Places in the sequence of a task's first query and of the first key of an iteration; `None` where nothing is masked by position.
+    ///
+    /// # Errors
+    /// Where a position has no value.
+    pub fn positions(&self, task: &Task, inner: i64) -> Result<Option<[i64; 2]>, PointError> {
+        let Some(Positions { q, k }) = &self.plan.families[task.family].positions else {
+            return Ok(None);
+        };
+        let mut at = task.clone();
+        at.vars[Var::INNER.0 as usize] = inner;
+        Ok(Some([self.eval(&at, q)?, self.eval(&at, k)?]))
     }
 
     /// Runs `f` for every repetition of an access, wait or post whose condition holds, with `each` and `inner` bound.

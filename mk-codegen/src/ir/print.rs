@@ -3,7 +3,7 @@
 use super::{
     entity::{Entity, FamId},
     expr::{BinOp, Expr, Var},
-    leaf::{ALayout, BLayout, Carry, Consumers, CopyVia, EpilogueOp, Leaf, Store},
+    leaf::{ALayout, BLayout, Carry, Consumers, CopyVia, EpilogueOp, Leaf, Mask, Store},
     plan::*,
 };
 use std::fmt::{self, Display, Formatter, Write};
@@ -236,6 +236,10 @@ impl Plan {
         if let Some((name, extent)) = &x.inner {
             writeln!(f, "  inner {name} in {}", e(extent))?;
         }
+        if let Some(Positions { q, k }) = &x.positions {
+            writeln!(f, "  position q {}", e(q))?;
+            writeln!(f, "  position k {}", e(k))?;
+        }
         for edge in &x.edges {
             writeln!(f, "  edge {} {}", edge.edge, edge.name)?;
         }
@@ -336,9 +340,12 @@ impl Display for LeafText<'_> {
                 }
                 write_epilogue(f, epilogue)
             }
-            Leaf::AttendTile { carry, scale, stages } => {
+            Leaf::AttendTile { block: [m, n, d], carry, scale, stages, mask, store } => {
                 let carry = if *carry == Carry::Registers { "registers" } else { "scratch" };
-                write!(f, " carry={carry} scale=0x{scale:08x} stages={stages}")
+                let mask = if *mask == Mask::Full { "full" } else { "causal" };
+                let store = if *store == Store::Tma { "tma" } else { "direct" };
+                write!(f, " block={m}x{n}x{d} carry={carry} scale=0x{scale:08x} stages={stages}")?;
+                write!(f, " mask={mask} store={store}")
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Why a pipeline has no plan.
 
-use crate::{ir::StructureError, settings::Refusal, valid};
+use crate::{field::FieldError, ir::StructureError, settings::Refusal, valid};
 use thiserror::Error;
 
 /// Why a checked pipeline has no plan.
@@ -48,6 +48,9 @@ pub enum LowerError {
     /// A pass produced a plan that does not verify.
     #[error("internal error: the lowered plan does not verify:\n{0}")]
     Verify(valid::Failure),
+    /// A pass produced a plan that computes something else than the pipeline.
+    #[error("internal error: the lowered plan is not the pipeline's: {0}")]
+    Compute(FieldError),
 }
 
 pub(super) fn unsupported(op: &str, why: impl Into<String>, help: &str) -> LowerError {

@@ -15,6 +15,7 @@ mod tile;
 mod ways;
 
 use crate::{
+    field::{self, FieldError},
     graph::OpGraph,
     ir::{Buffer, Plan, Space},
     settings::{self, Config, Facts},
@@ -79,10 +80,11 @@ fn finish(draft: draft::Draft, config: &Config) -> Result<Plan, LowerError> {
     Ok(plan)
 }
 
-/// [`lower`], then [`valid::verify`]: what a kernel may be made from.
+/// [`lower`], then [`valid::verify`] and [`field::evaluate`]: what a kernel may be made from.
 ///
 /// # Errors
-/// As [`lower`]; also [`LowerError::TooLarge`]. A plan that does not verify is an error of the compiler itself.
+/// As [`lower`]; also [`LowerError::TooLarge`]. A plan that does not verify, or computes something else than the pipeline, is an error
+/// of the compiler itself.
 pub fn compile(
     program: &Program,
     bound: &Bound,
@@ -90,7 +92,16 @@ pub fn compile(
 ) -> Result<(Plan, valid::Proof), LowerError> {
     let plan = lower(program, bound, config)?;
     let proof = valid::verify(&plan).map_err(not_verified)?;
+    let options = field::Options { period: proof.period, ..field::Options::default() };
+    field::evaluate(&plan, program, bound, &options).map_err(not_the_pipeline)?;
     Ok((plan, proof))
+}
+
+fn not_the_pipeline(error: FieldError) -> LowerError {
+    match error {
+        FieldError::TooLarge { what } => LowerError::TooLarge { what: format!("too many {what}") },
+        error => LowerError::Compute(error),
+    }
 }
 
 fn not_verified(failure: valid::Failure) -> LowerError {

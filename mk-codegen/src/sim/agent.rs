@@ -3,7 +3,7 @@
 
 use super::{
     SimError,
-    compute::{consume, values},
+    compute::{Attends, consume, values},
     delivery::{Delivery, inner_of},
     machine::Machine,
     nic::Command,
@@ -13,7 +13,9 @@ use super::{
     schedule::Actor,
     wait::Pending,
 };
-use crate::ir::{Access, Agent, Completion, Entity, Leaf, Mode, Point, Points, Proxy, Scope};
+use crate::ir::{
+    Access, Agent, Completion, Entity, Leaf, Mode, Operand, Point, Points, Proxy, Scope,
+};
 
 impl Machine<'_> {
     /// Moves an agent.
@@ -215,11 +217,11 @@ impl Machine<'_> {
                 }
             }
         }
-        let step = task.begins(agent.phase)?;
         for back in &task.back {
-            let (from, to, completed) = unit.completed[back.pair];
-            if to == agent.agent && back.base + step - back.depth >= completed {
-                return Some(Blocking::Internal(back.edge, back.name, from));
+            let Some(step) = task.begins(agent.phase, back.per_task) else { continue };
+            let pair = unit.completed[back.pair];
+            if pair.to == agent.agent && back.base + step - back.depth >= pair.steps {
+                return Some(Blocking::Internal(back.edge, back.name, pair.from));
             }
         }
         None
@@ -306,7 +308,12 @@ impl Machine<'_> {
             self.ranks[rank].program.units[unit].tasks[t].context.take().unwrap_or_default();
         let held = context.held();
         if agent == Agent::Consumers {
-            consume(family, &mut context, point, phase)
+            let r = &self.ranks[rank];
+            let points = Points::new(plan, &r.tables);
+            let iteration = inner_of(phase);
+            let at = points.positions(&r.program.units[unit].tasks[t].task, iteration)?;
+            let kind = plan.operand(family_id, Operand::Q).map(|q| plan.buffers[q.buffer].dtype);
+            consume(family, &mut context, point, phase, Attends { at, kind })
                 .map_err(|e| self.named(e, rank, unit, t))?;
         }
         let mut stores = Vec::new();
@@ -425,11 +432,9 @@ impl Machine<'_> {
         let unit = &mut program.units[agent.unit];
         let task = &mut unit.tasks[t];
         let (name, phase) = (agent.agent, agent.phase);
-        if task.completes(phase) {
-            for back in &task.back {
-                let pair = &mut unit.completed[back.pair];
-                pair.2 += i64::from(pair.0 == name);
-            }
+        for back in task.back.iter().filter(|b| task.completes(phase, b.per_task)) {
+            let pair = &mut unit.completed[back.pair];
+            pair.steps += i64::from(pair.from == name);
         }
         let last = phase == task.last();
         let context = task.context.get_or_insert_default();

@@ -3,14 +3,24 @@
 use super::{
     SimError,
     context::{Context, Piece, misfit},
-    math::{Attention, Tile, apply, multiply_add, transpose},
+    math::{Attention, AttentionStep, Tile, apply, multiply_add, transpose},
     memory::within,
     program::Phase,
 };
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, Point, Region, gated,
-    saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Mask, Operand, Point, Region,
+    gated, saves_gates,
 };
+use mk_abi::DType;
+
+/// What attention needs to know in one phase besides its operands.
+#[derive(Clone, Copy)]
+pub(super) struct Attends {
+    /// Places in the sequence of the first query and the first key, if they mask.
+    pub at: Option<[i64; 2]>,
+    /// Type of queries, and so of probabilities.
+    pub kind: Option<DType>,
+}
 
 /// The arithmetic of a task's consumers in one phase.
 pub(super) fn consume(
@@ -18,6 +28,7 @@ pub(super) fn consume(
     context: &mut Context,
     point: Point,
     phase: Phase,
+    attends: Attends,
 ) -> Result<(), SimError> {
     let pair = match &family.leaf {
         Leaf::MmaTile { .. } => [Operand::A, Operand::B],
@@ -33,7 +44,16 @@ pub(super) fn consume(
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
             multiply(context, *a_layout, *b_layout, gated(epilogue), phase)?;
         }
-        Leaf::AttendTile { scale, .. } => attend(context, f32::from_bits(*scale), phase)?,
+        Leaf::AttendTile { scale, mask, .. } => {
+            let at = attends.at.filter(|_| *mask == Mask::Causal);
+            let step = AttentionStep {
+                scale: f32::from_bits(*scale),
+                // The first query sees this many keys, and each one after it one more.
+                seen: at.map(|[q, k]| q - k + 1),
+                probabilities: attends.kind.unwrap_or(DType::Bf16),
+            };
+            attend(context, step, phase)?;
+        }
         _ => {}
     }
     context.forget(&pair, phase);
@@ -90,7 +110,7 @@ fn multiply(
     Ok(())
 }
 
-fn attend(context: &mut Context, scale: f32, phase: Phase) -> Result<(), SimError> {
+fn attend(context: &mut Context, step: AttentionStep, phase: Phase) -> Result<(), SimError> {
     let mut state = carried(context, phase)?;
     if let (Some(q), Some(k), Some(v)) = (
         context.latest(Operand::Q, phase),
@@ -106,7 +126,7 @@ fn attend(context: &mut Context, scale: f32, phase: Phase) -> Result<(), SimErro
                 q.rows, q.cols, k.rows, k.cols, v.rows, v.cols, acc.0, acc.1
             )));
         }
-        state.step(q, k, v, scale);
+        state.step(q, k, v, step);
     }
     context.attention = state;
     Ok(())

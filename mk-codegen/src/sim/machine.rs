@@ -61,6 +61,9 @@ impl<'a> Machine<'a> {
         options: &'a Options,
     ) -> Result<Machine<'a>, SimError> {
         plan.check_structure().map_err(SimError::Structure)?;
+        if !options.anywhere {
+            plan.check_points().map_err(SimError::Structure)?;
+        }
         let world = plan.mesh.size() as usize;
         let mut entries = 0u64;
         for table in plan.tables.values() {
@@ -70,6 +73,10 @@ impl<'a> Machine<'a> {
         }
         let none = Rc::new(TableSet::default());
         let points = Points::new(plan, &none);
+        let rows = points.rows_for_tma()?;
+        if !rows.is_empty() {
+            return Err(SimError::Structure(rows));
+        }
         let machine = Machine {
             memory: Memory::new(plan, &points)?,
             signals: Signals::new(plan, &points)?,

@@ -65,6 +65,9 @@ pub struct Options {
     /// Marks every element with the epoch and version that wrote it and stops at the first access that finds another one
     /// ([`SimError::Violated`]); edges that are too weak for what follows them order nothing.
     pub check: bool,
+    /// Also runs plans with accesses, waits and posts at points that their leaves do not allow ([`Plan::check_points`]), which have no
+    /// kernel: for tests of the verifier.
+    pub anywhere: bool,
 }
 
 impl Default for Options {
@@ -76,6 +79,7 @@ impl Default for Options {
             launches: 3,
             max_steps: 100_000_000,
             check: false,
+            anywhere: false,
         }
     }
 }

@@ -6,7 +6,8 @@
 
 use super::{MAX_REPEAT, MAX_TASKS, SimError, context::Context, wait::Pending};
 use crate::ir::{
-    Agent, Contract, EdgeId, Entity, FamId, Plan, PointError, Points, RoleKind, Schedule, Task, Var,
+    Agent, Contract, EdgeId, EdgeSpec, Entity, FamId, Plan, PointError, Points, RoleKind, Schedule,
+    Task, Var,
 };
 use std::fmt;
 
@@ -48,8 +49,8 @@ pub(super) struct Unit {
     pub next: Option<usize>,
     /// Whether another unit comes first.
     pub gated: bool,
-    /// Pairs of agents joined by back-pressure, and the steps that the first has completed.
-    pub completed: Vec<(Agent, Agent, i64)>,
+    /// Edges of back-pressure by agents and kind of step, and the steps that the first agent has completed.
+    pub completed: Vec<Completed>,
 }
 
 pub(super) struct UnitTask {
@@ -61,6 +62,16 @@ pub(super) struct UnitTask {
     pub context: Option<Box<Context>>,
 }
 
+/// Agents joined by back-pressure, and how far the first has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Completed {
+    pub from: Agent,
+    pub to: Agent,
+    /// Whether steps are tasks.
+    pub per_task: bool,
+    pub steps: i64,
+}
+
 /// An edge of depth d: `to` may begin its step n when `from` has completed step n - d.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BackPressure {
@@ -69,6 +80,8 @@ pub(super) struct BackPressure {
     /// Index in [`Unit::completed`].
     pub pair: usize,
     pub depth: i64,
+    /// Whether steps are tasks.
+    pub per_task: bool,
     /// Number of the task's first step.
     pub base: i64,
 }
@@ -131,21 +144,21 @@ impl UnitTask {
         self.inner.unwrap_or(0) + 1
     }
     /// Steps that count for back-pressure.
-    fn steps(&self) -> i64 {
-        self.inner.unwrap_or(1)
+    fn steps(&self, per_task: bool) -> i64 {
+        self.inner.filter(|_| !per_task).unwrap_or(1)
     }
     /// The step that begins in a phase, from the task's first.
-    pub fn begins(&self, phase: Phase) -> Option<i64> {
+    pub fn begins(&self, phase: Phase, per_task: bool) -> Option<i64> {
         match self.inner {
-            Some(n) => (1..=n).contains(&phase).then(|| phase - 1),
-            None => (phase == 0).then_some(0),
+            Some(n) if !per_task => (1..=n).contains(&phase).then(|| phase - 1),
+            _ => (phase == 0).then_some(0),
         }
     }
     /// Whether a step is completed with this phase.
-    pub fn completes(&self, phase: Phase) -> bool {
+    pub fn completes(&self, phase: Phase, per_task: bool) -> bool {
         match self.inner {
-            Some(n) => (1..=n).contains(&phase),
-            None => phase == 1,
+            Some(n) if !per_task => (1..=n).contains(&phase),
+            _ => phase == self.last(),
         }
     }
 }
@@ -234,9 +247,10 @@ impl Program {
             let edges = contracts[one.task.family.index()].edges.iter();
             for (spec, edge) in edges.zip(&family.edges) {
                 let Some(depth) = spec.depth else { continue };
-                let pair = unit.completed.iter().position(|c| (c.0, c.1) == (spec.from, spec.to));
-                let pair = pair.unwrap_or_else(|| {
-                    unit.completed.push((spec.from, spec.to, 0));
+                let EdgeSpec { from, to, per_task, .. } = *spec;
+                let same = |c: &Completed| (c.from, c.to, c.per_task) == (from, to, per_task);
+                let pair = unit.completed.iter().position(same).unwrap_or_else(|| {
+                    unit.completed.push(Completed { from, to, per_task, steps: 0 });
                     steps_before.push(0);
                     unit.completed.len() - 1
                 });
@@ -245,9 +259,10 @@ impl Program {
                     name: spec.name,
                     pair,
                     depth: i64::from(depth),
+                    per_task,
                     base: steps_before[pair],
                 });
-                steps_before[pair] += one.steps();
+                steps_before[pair] += one.steps(per_task);
             }
             unit.tasks.push(one);
         }

@@ -3,18 +3,21 @@
 //! Every region that a plan touches becomes a [`BoxId`] of one [`Memory`] (a buffer on a rank). Tasks with equal regions
 //! share a box, so that the pairs to prove are pairs of boxes, and overlaps are found once for all epochs.
 
-use super::spans::{ALWAYS, LiveId, SpanId, Spans};
-use crate::ir::{BufId, Region};
-use std::collections::HashMap;
+use super::{
+    hash::{FastMap, Mixer},
+    spans::{ALWAYS, LiveId, SpanId, Spans},
+};
+use crate::ir::{BufId, Entity, Region};
+use std::{
+    collections::hash_map::Entry,
+    hash::{Hash, Hasher},
+};
 
 /// A region: base and length in each dimension, every length at least 1.
 pub(super) type Dims = Box<[(i64, i64)]>;
 pub(super) type BoxId = u32;
 /// What an overlap costs, in looks.
 pub(super) const OVERLAP_WEIGHT: u64 = 16;
-
-/// Rank, buffer, hull and functions.
-type Key = (usize, BufId, Dims, Box<[SpanId]>);
 
 /// A distinct region of a buffer on a rank.
 #[derive(Clone, Debug)]
@@ -33,7 +36,9 @@ pub(super) struct Boxed {
 #[derive(Default)]
 pub(super) struct Boxes {
     pub all: Vec<Boxed>,
-    ids: HashMap<Key, BoxId>,
+    /// The last box with a hash, and before each box the one of the same hash before it.
+    heads: FastMap<u64, BoxId>,
+    before: Vec<Option<BoxId>>,
     /// Functions of the run-time dimension, if regions are looked at for all its values.
     pub spans: Option<Spans>,
 }
@@ -41,19 +46,35 @@ pub(super) struct Boxes {
 impl Boxes {
     /// The box of a region, new or known.
     pub fn intern(&mut self, region: Region) -> BoxId {
-        self.add(region, Box::default(), ALWAYS)
+        self.add(region, &[], ALWAYS)
     }
 
     /// The box with the given hull and functions, new or known.
-    pub fn add(&mut self, hull: Region, spans: Box<[SpanId]>, live: LiveId) -> BoxId {
-        let key = (hull.rank, hull.buffer, Dims::from(hull.dims.as_slice()), spans);
-        if let Some(id) = self.ids.get(&key) {
-            return *id;
+    pub fn add(&mut self, hull: Region, spans: &[SpanId], live: LiveId) -> BoxId {
+        let Region { rank, buffer, dims, .. } = hull;
+        let mut hash = Mixer::default();
+        (rank, buffer.index(), spans).hash(&mut hash);
+        for (base, len) in &dims {
+            hash.write_i64(*base);
+            hash.write_i64(*len);
+        }
+        let head = self.heads.entry(hash.finish());
+        let mut known = match &head {
+            Entry::Occupied(head) => Some(*head.get()),
+            Entry::Vacant(_) => None,
+        };
+        let last = known;
+        while let Some(id) = known {
+            let b = &self.all[id as usize];
+            if (b.rank, b.buffer) == (rank, buffer) && *b.dims == dims[..] && *b.spans == *spans {
+                return id;
+            }
+            known = self.before[id as usize];
         }
         let id = self.all.len() as BoxId;
-        let (rank, buffer, dims, spans) = key.clone();
-        self.all.push(Boxed { rank, buffer, dims, spans, live });
-        self.ids.insert(key, id);
+        self.all.push(Boxed { rank, buffer, dims: dims.into(), spans: spans.into(), live });
+        self.before.push(last);
+        head.insert_entry(id);
         id
     }
 
@@ -65,7 +86,7 @@ impl Boxes {
 
     /// Boxes of the same memory.
     pub fn memories(&self) -> Vec<Vec<BoxId>> {
-        let mut memories: HashMap<(usize, BufId), Vec<BoxId>> = HashMap::new();
+        let mut memories: FastMap<(usize, BufId), Vec<BoxId>> = FastMap::default();
         for (id, b) in self.all.iter().enumerate() {
             memories.entry((b.rank, b.buffer)).or_default().push(id as BoxId);
         }
@@ -91,6 +112,23 @@ impl Boxes {
         }
         out.iter_mut().for_each(|list| list.sort_unstable());
         Some(out)
+    }
+
+    /// For some boxes of one memory, pairs of which the hulls overlap, each box with itself, too: in both orders, as `out` takes them.
+    /// `None` if there are more than `limit`.
+    pub fn hulls(
+        &self,
+        ids: &[BoxId],
+        out: &mut FastMap<BoxId, Vec<BoxId>>,
+        limit: u64,
+    ) -> Option<()> {
+        let mut lists = vec![Vec::new(); self.all.len()];
+        let mut looked = 0;
+        self.sweep(&mut ids.to_vec(), &mut lists, &mut looked, limit)?;
+        for id in ids {
+            out.insert(*id, std::mem::take(&mut lists[*id as usize]));
+        }
+        Some(())
     }
 
     /// Sweeps along the dimension with the most distinct bases.
@@ -120,7 +158,7 @@ impl Boxes {
                 return None;
             }
             for &a in &active {
-                if intersect(dims(a), dims(id)).is_some() {
+                if meet(dims(a), dims(id)) {
                     // An overlap takes memory, and work later on: it weighs more than a look.
                     *looked += OVERLAP_WEIGHT;
                     out[a as usize].push(id);
@@ -132,6 +170,18 @@ impl Boxes {
         }
         Some(())
     }
+}
+
+/// Whether two boxes have an element in common.
+pub(super) fn meet(a: &[(i64, i64)], b: &[(i64, i64)]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a.0 < b.0 + b.1 && b.0 < a.0 + a.1)
+}
+
+/// Number of elements that two boxes have in common.
+pub(super) fn common_area(a: &[(i64, i64)], b: &[(i64, i64)]) -> i64 {
+    let common =
+        |(a, b): (&(i64, i64), &(i64, i64))| ((a.0 + a.1).min(b.0 + b.1) - a.0.max(b.0)).max(0);
+    a.iter().zip(b).map(common).fold(1, i64::saturating_mul)
 }
 
 /// The common part of two boxes.

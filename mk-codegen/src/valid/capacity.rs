@@ -5,7 +5,7 @@
 
 use super::{report::Violation, site, world::World};
 use crate::{
-    ir::{Agent, Leaf, Operand, Plan, RoleKind, TableSource},
+    ir::{Agent, Leaf, Operand, Plan, Points, RoleKind, TableSet, TableSource},
     target::{self, Target},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,6 +70,11 @@ pub(super) fn check(plan: &Plan) -> Vec<Violation> {
                 );
             }
         }
+    }
+    let none = TableSet::default();
+    match Points::new(plan, &none).rows_for_tma() {
+        Ok(errors) => errors.into_iter().for_each(|e| tell(e.place, e.message)),
+        Err(error) => out.push(Violation::Point(error)),
     }
     match target::by_name(&plan.target) {
         Some(target) => limits(plan, target, &mut out),

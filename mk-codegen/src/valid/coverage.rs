@@ -4,12 +4,15 @@
 //! add up; those of several stamps, and accumulations, may lie over each other. An accumulation needs something to add to: writes of a smaller version that cover it. Inputs are written by
 //! the caller and need no cover.
 //!
+//! The other way round, what a task writes to memory of mk's own is read in its epoch and version, or added to: a sum that leaves a
+//! summand out leaves a write that nobody reads. Where regions depend on run-time tables this is not asked for.
+//!
 //! An output whose regions depend on run-time tables is *ragged*: how much of it is written is the tables' business.
 //! There, every row that is touched must be complete in the dimensions that do not depend on tables, and where rows
 //! begin at a prefix sum, exactly the rows that the table counts are written.
 
 use super::{
-    boxes::{BoxId, Dims, area, intersect, text, uncovered},
+    boxes::{BoxId, Dims, area, common_area, meet, text, uncovered},
     races::Group,
     report::Violation,
     site,
@@ -29,6 +32,7 @@ pub(super) fn check(
 ) -> Vec<Violation> {
     let mut out = Vec::new();
     let mut told = HashSet::new();
+    let tables_come = world.plan.tables.values().any(|t| t.source.comes());
     for (c, class) in world.classes.iter().enumerate() {
         let epoch = world.class_of.iter().position(|x| *x == c).unwrap_or(0) as u32 + 1;
         for (id, group) in groups[c].iter().enumerate() {
@@ -43,6 +47,11 @@ pub(super) fn check(
                 &mut told,
                 &mut out,
             );
+        }
+        if !tables_come {
+            for (id, group) in groups[c].iter().enumerate() {
+                lost(world, c, epoch, id as BoxId, group, groups, overlaps, &mut told, &mut out);
+            }
         }
         for (id, b) in world.plan.buffers.iter().filter(|b| b.1.space == Space::Out) {
             let ragged = ragged_dims(world.plan, id);
@@ -126,11 +135,10 @@ fn reads(
                         w.mode == Mode::Write && *version.get_or_insert(w.version) == w.version;
                 }
             }
-            if n > 0
-                && let Some(common) = intersect(&boxed.dims, &world.boxes.all[other as usize].dims)
-            {
-                sum += i128::from(area(&common)) * n as i128;
-                parts.push(&world.boxes.all[other as usize].dims[..]);
+            if n > 0 {
+                let dims = &world.boxes.all[other as usize].dims;
+                sum += i128::from(common_area(&boxed.dims, dims)) * n as i128;
+                parts.push(&dims[..]);
             }
         }
         if disjoint && sum == i128::from(area(&boxed.dims)) {
@@ -144,6 +152,54 @@ fn reads(
                 read: site::actor(world, epoch, a),
                 missing: text(&missing),
             });
+        }
+    }
+}
+
+/// Whether an access of some version reads a write, or adds to it: one that adds takes the place of all versions before its own.
+pub(super) fn takes(w: &AccRec, r: &AccRec) -> bool {
+    match r.mode {
+        Mode::Read => r.version == w.version,
+        Mode::Accumulate => r.version > w.version,
+        Mode::Write => false,
+    }
+}
+
+/// Writes of one box that nobody reads.
+#[allow(clippy::too_many_arguments)]
+fn lost(
+    world: &World<'_>,
+    c: usize,
+    epoch: u32,
+    id: BoxId,
+    group: &Group,
+    groups: &[Vec<Group>],
+    overlaps: &[Vec<BoxId>],
+    told: &mut HashSet<(u32, u32)>,
+    out: &mut Vec<Violation>,
+) {
+    let (class, boxed) = (&world.classes[c], &world.boxes.all[id as usize]);
+    if matches!(world.plan.buffers[boxed.buffer].space, Space::In | Space::Out) {
+        return;
+    }
+    let mut seen: Vec<i64> = Vec::new();
+    for w in group.accs[..group.writers].iter().map(|a| &class.accs[*a as usize]) {
+        if seen.contains(&w.version) {
+            continue;
+        }
+        seen.push(w.version);
+        let taken = |g: &Group| g.accs.iter().any(|r| takes(w, &class.accs[*r as usize]));
+        if taken(group) {
+            continue;
+        }
+        let others = overlaps[id as usize].iter().filter(|o| taken(&groups[c][**o as usize]));
+        let parts = others.map(|o| &world.boxes.all[*o as usize].dims[..]);
+        let line = (class.tasks[w.task as usize].family.index() as u32, w.line);
+        if let Some(missing) = uncovered(&boxed.dims, parts)
+            && told.insert(line)
+        {
+            let write = site::actor(world, epoch, w);
+            out.push(Violation::Unread { write, missing: text(&missing) });
         }
     }
 }
@@ -201,7 +257,7 @@ fn rows(
         }
     }
     let missing = strips.iter().find_map(|s| {
-        let near = writes.iter().map(|w| &w.0[..]).filter(|w| intersect(w, s).is_some());
+        let near = writes.iter().map(|w| &w.0[..]).filter(|w| meet(w, s));
         uncovered(s, near)
     })?;
     Some(format!("{} is not written, but belongs to rows that are", text(&missing)))

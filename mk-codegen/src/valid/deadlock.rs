@@ -158,10 +158,10 @@ impl<'w, 'a> Run<'w, 'a> {
     fn enter(&mut self, lane: usize) {
         let class = self.class(self.lanes[lane].epoch);
         let mut agents: Vec<Agent> = Vec::new();
-        let mut families = HashSet::new();
+        let mut families = vec![false; self.world.plan.families.len()];
         for t in self.lists(lane).iter().flatten() {
             let family = class.tasks[*t as usize].family;
-            if families.insert(family) {
+            if !std::mem::replace(&mut families[family.index()], true) {
                 for a in &self.world.info(family).contract.agents {
                     if !agents.contains(a) && !matches!(a, Agent::Sender | Agent::Receiver) {
                         agents.push(*a);
@@ -233,7 +233,7 @@ impl<'w, 'a> Run<'w, 'a> {
     fn number(&self, lane: usize, task: u32, agent: Agent) -> Option<u8> {
         let class = self.class(self.lanes[lane].epoch);
         let info = self.world.info(class.tasks[task as usize].family);
-        info.contract.agents.iter().position(|a| *a == agent).map(|a| a as u8)
+        info.number(agent)
     }
 
     /// Sets a cursor, at the next task that has the agent.

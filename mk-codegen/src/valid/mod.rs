@@ -23,9 +23,9 @@
 //! 2. No deadlock, with bounded stages and fifo, and all CTAs are resident at once.
 //! 3. Every wait is for a complete and reachable set of posts that one rank makes, the same in every epoch.
 //! 4. Where a path orders two accesses, its completions, scopes and proxies suffice for both ends.
-//! 5. What is read was written in its own epoch and version; every output is written exactly once; with run-time tables
-//!    this holds for every table.
-//! 6. Everything fits: bounds, a leaf's operands each other, signal indexes, `order`, shared memory, fifo, queue pairs,
+//! 5. What is read was written in its own epoch and version, and what is written is read; every output is written exactly once; with
+//!    run-time tables this holds for every table.
+//! 6. Everything stands where its leaf allows it, and fits: bounds, a leaf's operands each other, rows that TMA takes, signal indexes, `order`, shared memory, fifo, queue pairs,
 //!    32-bit arithmetic; ranks touch the memory of their own node, and network cards, hosts and GPUs each their own
 //!    words.
 //!
@@ -42,6 +42,7 @@ mod coverage;
 mod deadlock;
 mod epochs;
 mod explain;
+mod hash;
 mod net;
 mod paths;
 mod races;
@@ -77,11 +78,37 @@ use world::World;
 /// of entries (word, rank, epoch) of the table of known kernels.
 pub const MAX_PAIRS: u64 = 1 << 28;
 
-/// Checks a plan against all six rules: with a run-time dimension for all its values, a different one in each launch.
+/// Checks a plan against all six rules: with a run-time dimension for all its values, a different one in each launch. Accesses,
+/// waits and posts stand where their leaf allows them ([`Plan::check_points`]).
 ///
 /// # Errors
 /// The violations, as counterexamples.
 pub fn verify(plan: &Plan) -> Result<Proof, Failure> {
+    let proved = verify_anywhere(plan);
+    let misplaced = match &proved {
+        Err(failure) if failure.violations.iter().any(|v| v.rule() == 0) => return proved,
+        _ => plan.check_points().err().unwrap_or_default(),
+    };
+    let misplaced = misplaced.into_iter();
+    let mut misplaced =
+        misplaced.map(|e| Violation::Capacity { place: e.place, message: e.message }).peekable();
+    match proved {
+        proved if misplaced.peek().is_none() => proved,
+        Ok(_) => Err(Failure::of(plan, misplaced.collect())),
+        Err(mut failure) => {
+            failure.violations.extend(misplaced);
+            failure.violations.truncate(Failure::MAX);
+            Err(failure)
+        }
+    }
+}
+
+/// As [`verify`], of plans that have accesses, waits and posts at points where no template has a place for them, too: the proof of
+/// what is ordered does not rest on their being elsewhere. Such a plan has no kernel.
+///
+/// # Errors
+/// The violations, as counterexamples.
+pub fn verify_anywhere(plan: &Plan) -> Result<Proof, Failure> {
     well_formed(plan)?;
     match plan.runtime_dim() {
         Some((dim, max)) => runtime::verify(plan, dim, i64::from(max)),

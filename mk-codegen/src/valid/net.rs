@@ -1,7 +1,8 @@
 //! Rule 6, the network: the messages that a card sends, and who touches which memory and which words between nodes.
 //!
-//! A message is one piece of memory at either end, and no longer than a card sends at once. With nodes (`nic … local=`)
-//! - GPUs, copy engines and their posts stay inside their node; only a `nic_send` leaves it;
+//! A message is one piece of memory at either end, and no longer than a card sends at once. GPUs, copy engines and their posts stay
+//! inside their node, where there are nodes: `nic … local=`, or an axis of the mesh named `node`. Only a `nic_send` leaves it.
+//! With `nic … local=`
 //! - it reads *net memory* at home and writes that of a rank of another node; nobody else touches another rank's;
 //! - hosts raise *net words*, and nobody else raises them: a card writes a word, it does not add to what others do;
 //! - a send raises one word at the receiver, at most: on an ordered network the sender writes it, on the data's lane;
@@ -15,7 +16,7 @@ use super::{
     world::{AccRec, Class, PostRec, TaskRec, World, is_host},
 };
 use crate::ir::{
-    Agent, BufId, EdgeId, Entity, FamId, Leaf, NicOrdering, Operand, RoleKind, Space, Wait,
+    Agent, BufId, EdgeId, Entity, FamId, Leaf, NicOrdering, Operand, Plan, RoleKind, Space, Wait,
 };
 use std::collections::HashSet;
 
@@ -27,11 +28,14 @@ const MAX_IMMEDIATES: i64 = 1 << 20;
 /// Checks what is said above.
 pub(super) fn check(world: &World<'_>) -> Vec<Violation> {
     let local = world.plan.nic.and_then(|nic| nic.local).map(|local| local.max(1) as usize);
-    let mut c = Checker { world, local, told: HashSet::new(), out: Vec::new() };
+    let reach = local.or_else(|| nodes(world.plan));
+    let mut c = Checker { world, local, reach, told: HashSet::new(), out: Vec::new() };
     for class in &world.classes {
         class.accs.iter().for_each(|a| c.access(class, a));
-        if local.is_some() {
+        if reach.is_some() {
             class.posts.iter().for_each(|p| c.post(class, p));
+        }
+        if local.is_some() {
             class.tasks.iter().for_each(|t| c.raised(class, t));
         }
     }
@@ -40,6 +44,12 @@ pub(super) fn check(world: &World<'_>) -> Vec<Violation> {
         c.immediates();
     }
     c.out
+}
+
+/// Ranks of a node where the mesh says which they are: those that differ in axes behind one named `node`.
+fn nodes(plan: &Plan) -> Option<usize> {
+    let at = plan.mesh.axes.iter().position(|(name, _)| name == "node")?;
+    Some(plan.mesh.axes[at + 1..].iter().map(|(_, n)| *n as usize).product::<usize>().max(1))
 }
 
 /// A line that a mistake is reported for once.
@@ -54,6 +64,8 @@ struct Checker<'w, 'a> {
     world: &'w World<'a>,
     /// Ranks of a node, if there are nodes.
     local: Option<usize>,
+    /// Ranks of a node, if the mesh has an axis of nodes, too.
+    reach: Option<usize>,
     told: HashSet<Line>,
     out: Vec<Violation>,
 }
@@ -86,7 +98,7 @@ impl Checker<'_, '_> {
 
     /// Whether two ranks are in one node.
     fn together(&self, a: usize, b: usize) -> bool {
-        self.local.is_none_or(|local| a / local == b / local)
+        self.reach.is_none_or(|reach| a / reach == b / reach)
     }
 
     fn reached(&self, space: Space, home: usize, rank: usize) -> Option<String> {
@@ -153,7 +165,7 @@ impl Checker<'_, '_> {
         let net = world.plan.signals[signal].net;
         let by = post.by;
         let wrong = match by {
-            Agent::Sender | Agent::Receiver if !net => {
+            Agent::Sender | Agent::Receiver if !net && self.local.is_some() => {
                 format!("hosts raise net words, and {signal} is none")
             }
             Agent::Sender | Agent::Receiver => return,

@@ -12,11 +12,12 @@
 //! Host agents are not covered by kernel ends: a NIC may still be reading when the kernel that fed it has exited.
 
 use super::{
+    hash::FastMap,
     within::{self, Reach, WordPosts},
     world::{AccRec, Class, World, is_host},
 };
 use crate::ir::{Agent, EdgeId, Proxy, Scope, Wait};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 /// A word that some wait has seen complete: `lag` epochs before the waiter's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -83,7 +84,8 @@ pub(super) struct Paths<'w, 'a> {
     k_word: Vec<Vec<u8>>,
     /// By epoch, then rank of the kernel, then rank.
     k_end: Vec<Vec<u8>>,
-    k_seen: HashMap<(u32, SigKey), Vec<u8>>,
+    /// By epoch, then key; empty until asked for.
+    k_seen: Vec<Vec<Box<[u8]>>>,
     /// Whether `K` may be used to prune: not if copy engines post outside of kernels.
     prune: bool,
     /// Nodes that searches have visited.
@@ -107,12 +109,17 @@ impl<'w, 'a> Paths<'w, 'a> {
         let epochs = world.epochs() as usize;
         let prune =
             classes.iter().all(|c: &ClassPaths| c.words.iter().flatten().all(|w| w.anchored));
+        let seen = |e: u32| {
+            let class: &ClassPaths = &classes[world.class_of[e as usize - 1]];
+            vec![Box::default(); class.seen.len()]
+        };
+        let k_seen = (1..=world.epochs()).map(seen).collect();
         let mut p = Paths {
             world,
             classes,
             k_word: vec![vec![0; world.words.total * n]; epochs],
             k_end: vec![vec![0; n * n]; epochs],
-            k_seen: HashMap::new(),
+            k_seen,
             prune,
             visits: 0,
             used: BTreeSet::new(),
@@ -182,14 +189,14 @@ impl<'w, 'a> Paths<'w, 'a> {
 
     /// Newest kernel of `rank` known to have started before an access.
     pub fn started(&mut self, epoch: u32, key: SigKey, rank: u32) -> u32 {
-        if let Some(row) = self.k_seen.get(&(epoch, key)) {
-            return u32::from(row[rank as usize]);
+        if let Some(known) = self.k_seen[epoch as usize - 1][key as usize].get(rank as usize) {
+            return u32::from(*known);
         }
         let seen = self.seen(epoch, key);
         let anchor = seen.anchored.then_some((seen.rank as usize, epoch));
         let row = self.join(anchor, epoch, &seen.preds);
         let known = u32::from(row[rank as usize]);
-        self.k_seen.insert((epoch, key), row);
+        self.k_seen[epoch as usize - 1][key as usize] = row.into();
         known
     }
 
@@ -258,7 +265,7 @@ impl<'w, 'a> Paths<'w, 'a> {
 
     /// Whether the goal happens before something that comes after all of `starts`; marks the waits on the path.
     pub fn search(&mut self, starts: Vec<(Node, Option<EdgeId>)>, goal: &Goal) -> bool {
-        let mut from: HashMap<Node, (Option<Node>, Option<EdgeId>)> = HashMap::new();
+        let mut from: FastMap<Node, (Option<Node>, Option<EdgeId>)> = FastMap::default();
         let mut queue: Vec<Node> = Vec::new();
         let mut head = 0;
         let mut next: Vec<(Option<Node>, Node, Option<EdgeId>)> =
@@ -320,7 +327,7 @@ fn class_paths(
     words: Vec<Option<WordPosts>>,
 ) -> ClassPaths {
     let mut out = ClassPaths { words, of_end: vec![Vec::new(); world.ranks], ..Default::default() };
-    let mut ids: HashMap<Seen, SigKey> = HashMap::new();
+    let mut ids: FastMap<Seen, SigKey> = FastMap::default();
     let mut of_word = vec![Vec::new(); world.words.total];
     for task in &class.tasks {
         let info = world.info(task.family);
@@ -341,8 +348,9 @@ fn class_paths(
             let anchored = info.agent(a.agent) != Agent::Engine;
             let seen = Seen { rank: task.rank, anchored, preds };
             let next = ids.len() as SigKey;
-            let key = *ids.entry(seen.clone()).or_insert_with(|| {
-                out.seen.push(seen);
+            let key = ids.get(&seen).copied().unwrap_or_else(|| {
+                out.seen.push(seen.clone());
+                ids.insert(seen, next);
                 next
             });
             out.of_access.push(key);

@@ -16,16 +16,14 @@ use super::{
     actor::Actor,
     boxes::{BoxId, intersect, text},
     explain::{self, From, To},
+    hash::{FastMap, FastSet},
     paths::{Goal, Node, Paths, SigKey, posts_after},
     report::{Failure, Violation},
     site, within,
     world::{AccRec, Class, World, is_host},
 };
 use crate::ir::{Mode, Proxy, Space};
-use std::{
-    collections::{HashMap, HashSet},
-    rc::Rc,
-};
+use std::rc::Rc;
 
 /// Accesses of one box in one class, writers first.
 #[derive(Default)]
@@ -82,14 +80,20 @@ pub(super) struct Races<'p, 'w, 'a> {
     pub searched: u64,
     work: u64,
     exhausted: bool,
-    known: HashMap<(u32, u32, SigKey, u32), bool>,
-    told: HashSet<Lines>,
+    known: FastMap<(u32, u32, SigKey, u32), bool>,
+    told: FastSet<Lines>,
     /// Lines for which the waits between epochs have been marked as used.
-    marked: HashSet<Lines>,
+    marked: FastSet<Lines>,
     /// What a search for a path from an access looks for: by epoch, access, and whether a GPU makes the later one.
-    goals: HashMap<(u32, u32, bool), Rc<Goal>>,
+    goals: FastMap<(u32, u32, bool), Rc<Goal>>,
     /// What `goals` take, in words.
     goal_words: usize,
+}
+
+/// Later accesses, and ranks (of hosts, or not) whose earlier accesses are not known to come before them.
+struct Left {
+    ys: Vec<u32>,
+    ranks: Vec<(u32, bool)>,
 }
 
 /// Most words that goals may take: they begin anew when there are more.
@@ -110,10 +114,10 @@ pub(super) fn check<'p, 'w, 'a>(
         searched: 0,
         work: 0,
         exhausted: false,
-        known: HashMap::new(),
-        told: HashSet::new(),
-        marked: HashSet::new(),
-        goals: HashMap::new(),
+        known: FastMap::default(),
+        told: FastSet::default(),
+        marked: FastSet::default(),
+        goals: FastMap::default(),
         goal_words: 0,
     };
     let world = r.paths.world;
@@ -146,11 +150,11 @@ pub(super) fn check<'p, 'w, 'a>(
     r
 }
 
-impl Races<'_, '_, '_> {
-    fn world(&self) -> &World<'_> {
+impl<'p, 'a> Races<'p, '_, 'a> {
+    fn world(&self) -> &World<'a> {
         self.paths.world
     }
-    fn group(&self, epoch: u32, b: BoxId) -> &Group {
+    fn group(&self, epoch: u32, b: BoxId) -> &'p Group {
         &self.groups[self.paths.world.class_of[epoch as usize - 1]][b as usize]
     }
     fn acc(&self, epoch: u32, id: u32) -> AccRec {
@@ -177,12 +181,35 @@ impl Races<'_, '_, '_> {
         if (gx.writers == 0 && gy.writers == 0) || gx.accs.is_empty() || gy.accs.is_empty() {
             return;
         }
-        let (xs, ys) = (gx.accs.clone(), gy.accs.clone());
+        let (xs, ys) = (&gx.accs, &gy.accs);
         let (xw, yw) = (gx.writers, gy.writers);
         for (xs, ys) in [(&xs[..xw], &ys[..]), (&xs[xw..], &ys[..yw])] {
             self.pairs += xs.len() as u64 * ys.len() as u64;
-            self.settle(xs, xe, ys, ye);
+            if !self.settled(xs, xe, ys, ye) {
+                self.settle(xs, xe, ys, ye);
+            }
         }
+    }
+
+    /// Whether all of few pairs are settled by kernel boundaries, as [`Self::settle`] finds out for many.
+    fn settled(&mut self, xs: &[u32], xe: u32, ys: &[u32], ye: u32) -> bool {
+        const FEW: usize = 64;
+        if xs.len() * ys.len() > FEW {
+            return false;
+        }
+        for &y in ys {
+            let key = self.paths.key(ye, y);
+            for &x in xs {
+                let a = self.acc(xe, x);
+                if self.host(xe, &a) || self.paths.started(ye, key, self.rank(xe, &a)) <= xe {
+                    return false;
+                }
+            }
+        }
+        for &y in ys {
+            xs.iter().for_each(|x| self.mark(*x, xe, y, ye));
+        }
+        true
     }
 
     /// All pairs of an earlier and a later epoch, with any values of the run-time dimension: of accesses to the same memory.
@@ -199,9 +226,11 @@ impl Races<'_, '_, '_> {
                 groups.flat_map(part).collect()
             };
             for (xs, ys) in [(Some(true), None), (Some(false), Some(true))] {
+                let writers = xs == Some(true);
                 let (xs, ys) = (accs(self, xe, xs), accs(self, ye, ys));
                 self.pairs += xs.len() as u64 * ys.len() as u64;
-                self.settle(&xs, xe, &ys, ye);
+                let left = self.unsettled(&xs, xe, &ys, ye);
+                self.one_by_one(&memory, xe, writers, ye, &left);
                 if self.exhausted || self.violations.len() >= Failure::MAX {
                     return;
                 }
@@ -209,25 +238,69 @@ impl Races<'_, '_, '_> {
         }
     }
 
-    /// Whether two boxes have anything in common, for whichever values of the run-time dimension.
-    fn touch(&self, xe: u32, x: u32, ye: u32, y: u32) -> bool {
-        let dims = |e, id| &self.world().boxes.all[self.acc(e, id).boxed as usize].dims;
-        intersect(dims(xe, x), dims(ye, y)).is_some()
+    /// Accesses of one memory and their ranks, of those that kernel boundaries do not settle: all that have anything in common, for
+    /// whichever values of the run-time dimension. Boxes are compared by their hulls.
+    fn one_by_one(&mut self, memory: &[BoxId], xe: u32, writers: bool, ye: u32, left: &[Left]) {
+        if left.is_empty() {
+            return;
+        }
+        let world = self.paths.world;
+        let mut near = FastMap::default();
+        if world.boxes.hulls(memory, &mut near, super::MAX_PAIRS).is_none() {
+            self.afford(super::MAX_PAIRS as usize + 1);
+            return;
+        }
+        for Left { ys, ranks } in left {
+            for &y in ys {
+                let boxed = self.acc(ye, y).boxed;
+                for &b in near.get(&boxed).map_or(&[][..], Vec::as_slice) {
+                    let group = self.group(xe, b);
+                    let xs = match writers {
+                        true => &group.accs[..group.writers],
+                        false => &group.accs[group.writers..],
+                    };
+                    if !self.afford(xs.len()) {
+                        return;
+                    }
+                    for &x in xs {
+                        let a = self.acc(xe, x);
+                        if ranks.contains(&(self.rank(xe, &a), self.host(xe, &a))) {
+                            self.ordered(x, xe, y, ye);
+                        }
+                    }
+                }
+            }
+        }
     }
 
     /// Every one of `xs` before every one of `ys`, an epoch or more later.
     fn settle(&mut self, xs: &[u32], xe: u32, ys: &[u32], ye: u32) {
-        let mut ranks: Vec<(u32, bool, Vec<u32>)> = Vec::new();
+        for Left { ys, ranks } in self.unsettled(xs, xe, ys, ye) {
+            if !self.afford(xs.len() * ys.len()) {
+                return;
+            }
+            for &x in xs {
+                let a = self.acc(xe, x);
+                if ranks.contains(&(self.rank(xe, &a), self.host(xe, &a))) {
+                    ys.iter().for_each(|y| self.ordered(x, xe, *y, ye));
+                }
+            }
+        }
+    }
+
+    /// Those of `ys`, and ranks of `xs`, that are not known to be ordered by the boundaries of kernels.
+    fn unsettled(&mut self, xs: &[u32], xe: u32, ys: &[u32], ye: u32) -> Vec<Left> {
+        // Each with its first access.
+        let mut ranks: Vec<(u32, bool, u32)> = Vec::new();
         for &x in xs {
             let a = self.acc(xe, x);
             let key = (self.rank(xe, &a), self.host(xe, &a));
-            match ranks.iter_mut().find(|r| (r.0, r.1) == key) {
-                Some(r) => r.2.push(x),
-                None => ranks.push((key.0, key.1, vec![x])),
+            if !ranks.iter().any(|r| (r.0, r.1) == key) {
+                ranks.push((key.0, key.1, x));
             }
         }
         let mut keys: Vec<(SigKey, Vec<u32>)> = Vec::new();
-        let mut place: HashMap<SigKey, usize> = HashMap::new();
+        let mut place: FastMap<SigKey, usize> = FastMap::default();
         for &y in ys {
             let key = self.paths.key(ye, y);
             let i = *place.entry(key).or_insert(keys.len());
@@ -236,25 +309,21 @@ impl Races<'_, '_, '_> {
                 None => keys.push((key, vec![y])),
             }
         }
-        for (key, ys) in &keys {
-            for (rank, host, xs) in &ranks {
-                if !host && self.paths.started(ye, *key, *rank) > xe {
-                    self.mark(xs[0], xe, ys[0], ye);
-                    continue;
-                }
-                let launches = self.world().boxes.spans.is_some();
-                if !self.afford(xs.len() * ys.len()) {
-                    return;
-                }
-                for &x in xs {
-                    for &y in ys {
-                        if !launches || self.touch(xe, x, ye, y) {
-                            self.ordered(x, xe, y, ye);
-                        }
-                    }
+        let mut left = Vec::new();
+        for (key, ys) in keys {
+            let mut open = Vec::new();
+            for (rank, host, x) in &ranks {
+                if !host && self.paths.started(ye, key, *rank) > xe {
+                    self.mark(*x, xe, ys[0], ye);
+                } else {
+                    open.push((*rank, *host));
                 }
             }
+            if !open.is_empty() {
+                left.push(Left { ys, ranks: open });
+            }
         }
+        left
     }
 
     /// Bounds the work: pairs and posts that are looked at one by one, and nodes that searches visit.
@@ -295,7 +364,7 @@ impl Races<'_, '_, '_> {
         if gi.writers == 0 && gj.writers == 0 {
             return;
         }
-        let (xs, ys, wi) = (gi.accs.clone(), gj.accs.clone(), gi.writers);
+        let (xs, ys, wi) = (&gi.accs, &gj.accs, gi.writers);
         if !self.afford(xs.len() * ys.len()) {
             return;
         }
@@ -425,7 +494,7 @@ impl Races<'_, '_, '_> {
     /// The caller's tensors: written before the kernel of an epoch begins on their rank, read after it has ended.
     fn callers(&mut self, e: u32) {
         let world = self.paths.world;
-        let mut entered: HashSet<(SigKey, u32)> = HashSet::new();
+        let mut entered: FastSet<(SigKey, u32)> = FastSet::default();
         for (id, a) in world.class(e).accs.iter().enumerate() {
             let boxed = &world.boxes.all[a.boxed as usize];
             let (home, space) = (boxed.rank as u32, world.plan.buffers[boxed.buffer].space);

@@ -110,6 +110,14 @@ pub enum Violation {
         /// A part that nobody writes.
         missing: String,
     },
+    /// Rule 5: a write that no access of its own epoch and version reads, or goes on from: a sum lacks it.
+    #[error("lost write: {write}\nof which {missing} is read by nobody in its epoch and version")]
+    Unread {
+        /// The write.
+        write: Box<Actor>,
+        /// A part that nobody reads.
+        missing: String,
+    },
     /// Rule 5: two writes of the same epoch and version overlap.
     #[error(
         "written twice:\n    {first}\nand\n    {second}\nboth write {common} in the same epoch and version"
@@ -189,7 +197,11 @@ impl Violation {
             Deadlock { .. } | NotResident { .. } | HostOrder { .. } => 2,
             Threshold { .. } | Producers { .. } | Signalling { .. } => 3,
             Insufficient { .. } => 4,
-            Uncovered { .. } | WrittenTwice { .. } | Output { .. } | Ragged { .. } => 5,
+            Uncovered { .. }
+            | Unread { .. }
+            | WrittenTwice { .. }
+            | Output { .. }
+            | Ragged { .. } => 5,
             RunTime { .. } | Point(_) | Bounds { .. } | Capacity { .. } | Limit { .. } => 6,
         }
     }
@@ -254,11 +266,10 @@ impl Failure {
         violations.dedup();
         let mut distinct: Vec<Violation> = Vec::new();
         for v in violations {
-            if !distinct.iter_mut().any(|d| d.absorb(&v)) {
+            if !distinct.iter_mut().any(|d| d.absorb(&v)) && distinct.len() < Failure::MAX {
                 distinct.push(v);
             }
         }
-        distinct.truncate(Failure::MAX);
         Failure { plan: plan.name.clone(), at: None, violations: distinct }
     }
 

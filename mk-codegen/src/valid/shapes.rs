@@ -1,7 +1,8 @@
 //! Rule 6, what a leaf takes for granted of its operands: one product's depth in both factors, a copy's size at both ends.
 //!
 //! A template reads the size of a task off one of its operands; here, all of them say the same. Extents of 1 in front of an operand's
-//! own dimensions only choose where it lies.
+//! own dimensions only choose where it lies. A result has something that it is made of: a sum at least one summand, a product both
+//! factors, though they may be empty, attention keys.
 
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, gated, saves_gates,
@@ -25,7 +26,7 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
             product(*a_layout, *b_layout, epilogue, touched)
         }
-        Leaf::AttendTile { .. } => attend(touched),
+        Leaf::AttendTile { block, .. } => attend(*block, touched),
     }
 }
 
@@ -94,9 +95,18 @@ fn copy(touched: &[Touched<'_>]) -> Option<String> {
 
 /// Summands, sums and matrices of the epilogue have the same extents; a bias has one row of as many columns.
 fn sum(epilogue: &[EpilogueOp], touched: &[Touched<'_>]) -> Option<String> {
+    let made = of(touched, Operand::Dst).filter(|t| t.extents.is_some());
+    // In an inner loop, sums of what is read in it.
+    let inner = of(touched, Operand::Dst).map(|t| t.step).collect::<BTreeSet<_>>().len() > 1;
+    let there = |d: &Touched<'_>| {
+        of(touched, Operand::Src).any(|s| if inner { s.step == d.step } else { s.step <= d.step })
+    };
+    if made.into_iter().any(|d| !there(d)) {
+        return Some("`dst` is a sum of nothing: no `src` comes before it".into());
+    }
     let mut all = touched.iter().filter(|t| matches!(t.operand, Operand::Src | Operand::Dst));
     let first = all.next()?;
-    if let Some(what) = factors(touched) {
+    if let Some(what) = factors(touched).or_else(|| tails(epilogue, touched).err()) {
         return Some(what);
     }
     let columns = |t: &Touched<'_>| t.extents.and_then(|d| d.last()).map(|d| d.1);
@@ -138,6 +148,20 @@ fn one_place(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String
     Ok(())
 }
 
+/// A result has its operands, which are empty where a rank has no part of them.
+fn made_of(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String> {
+    match operands.iter().find(|o| of(touched, **o).next().is_none()) {
+        Some(operand) => Err(format!("a result has no `{operand}`, of which it is made")),
+        None => Ok(()),
+    }
+}
+
+/// Operations of an epilogue have their operands.
+fn tails(epilogue: &[EpilogueOp], touched: &[Touched<'_>]) -> Result<(), String> {
+    let n = epilogue.iter().filter(|op| op.operand().is_some()).count();
+    made_of(touched, &EPILOGUE_OPERANDS[..n.min(EPILOGUE_OPERANDS.len())])
+}
+
 fn product(
     a_layout: ALayout,
     b_layout: BLayout,
@@ -152,6 +176,8 @@ fn product(
     let halves = if gated { 2 } else { 1 };
     let check = || -> Result<(), String> {
         one_place(touched, &[Operand::A, Operand::B])?;
+        made_of(touched, &[Operand::A, Operand::B])?;
+        tails(epilogue, touched)?;
         let left = |a: &Touched<'_>| -> Result<Option<[i64; 2]>, String> {
             let found = matrix(a)?;
             Ok(found.map(|[x, y]| if a_layout == ALayout::Km { [x, y] } else { [y, x] }))
@@ -264,13 +290,20 @@ fn paired(touched: &[Touched<'_>]) -> Result<(), String> {
     }
 }
 
-fn attend(touched: &[Touched<'_>]) -> Option<String> {
+fn attend([tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Option<String> {
     let check = || -> Result<(), String> {
         one_place(touched, &[Operand::Q, Operand::K, Operand::V])?;
+        let result = |t: &Touched<'_>| matches!(t.operand, Operand::O | Operand::AccOut);
+        if touched.iter().any(|t| result(t) && t.extents.is_some()) {
+            made_of(touched, &[Operand::Q, Operand::K, Operand::V])?;
+        }
         paired(touched)?;
         let (mut rows, mut keys, mut width) = (None, BTreeMap::new(), BTreeMap::new());
         for t in touched.iter().filter(|t| t.operand != Operand::Lse) {
             let Some([x, y]) = matrix(t)? else { continue };
+            if t.operand == Operand::Q && (x > i64::from(tile) || y != i64::from(depth)) {
+                return Err(format!("`q` is {x} x {y}, and a tile {tile} x {depth}"));
+            }
             let wrong = |what: &str, n: i64, other: i64| {
                 Err(format!("`{}` has {n} {what}, and others {other}", t.operand))
             };

@@ -6,14 +6,15 @@
 use super::{
     actor::Actor,
     boxes::BoxId,
+    hash::FastSet,
     report::Violation,
     runtime::{Cell, Halt, Regions},
     shapes::{self, Touched},
     world::{AccRec, Class, PostRec, TaskRec, WaitRec, World},
 };
 use crate::ir::{
-    Access, BufId, Each, EdgeId, Entity, Expr, FamId, MAX_TASKS, Operand, Point, PointError,
-    Points, SigId, Task, Var,
+    Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, MAX_TASKS, Operand, Point,
+    PointError, Points, SigId, Task, Var,
 };
 use std::collections::HashSet;
 
@@ -42,6 +43,11 @@ pub(super) struct Unroller<'w, 'a> {
     events: u64,
     /// Some region lies outside its buffer, and was left out.
     outside: bool,
+    /// Room for the variables of the line that is unrolled.
+    here: Task,
+    /// Operands of tasks that fit each other: the family, and for each region operand, step, repetition and extents.
+    fitted: FastSet<Vec<i64>>,
+    sizes: Vec<i64>,
 }
 
 impl<'w, 'a> Unroller<'w, 'a> {
@@ -63,6 +69,9 @@ impl<'w, 'a> Unroller<'w, 'a> {
             tasks: 0,
             events: 0,
             outside: false,
+            here: Task { family: FamId::new(0), vars: Vec::new() },
+            fitted: FastSet::default(),
+            sizes: Vec::new(),
         };
         for rank in 0..ranks {
             let first = u.class.tasks.len() as u32;
@@ -157,12 +166,21 @@ impl<'w, 'a> Unroller<'w, 'a> {
         Ok(())
     }
 
+    /// Places of queries and keys have values wherever a kernel asks for them.
+    fn positions(&self, x: &Family, task: &Task, inner: u32) -> Result<(), PointError> {
+        for step in 0..x.positions.as_ref().map_or(0, |_| inner.max(1)) {
+            self.points.positions(task, i64::from(step))?;
+        }
+        Ok(())
+    }
+
     fn task(&mut self, family: FamId, task: &Task) -> Result<(), Violation> {
         let plan = self.world.plan;
         let x = &plan.families[family];
         let inner = self.points.inner(task).map_err(Violation::Point)?;
         self.spend(family, inner)?;
         let inner = if x.inner.is_some() { inner as u32 } else { 0 };
+        self.positions(x, task, inner).map_err(Violation::Point)?;
         let id = self.class.tasks.len() as u32;
         let start = (self.class.accs.len(), self.class.waits.len(), self.class.posts.len());
         let agent = |world: &World<'_>, a| world.info(family).index(a);
@@ -254,6 +272,18 @@ impl<'w, 'a> Unroller<'w, 'a> {
             return;
         }
         let boxes = &self.world.boxes;
+        // Only extents matter: most tasks of a family are alike.
+        self.sizes.clear();
+        self.sizes.push(family.index() as i64);
+        for (operand, step, each, boxed) in touched {
+            let dims = boxed.map_or(&[][..], |b| &boxes.all[b as usize].dims);
+            let head = [*operand as i64, i64::from(*step), each.unwrap_or(-1), dims.len() as i64];
+            self.sizes.extend(head);
+            self.sizes.extend(dims.iter().map(|d| d.1));
+        }
+        if self.fitted.contains(&self.sizes) {
+            return;
+        }
         let regions: Vec<_> = touched
             .iter()
             .map(|(operand, step, each, boxed)| Touched {
@@ -273,7 +303,9 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 ),
             };
             self.tell(family, "operands", v);
+            return;
         }
+        self.fitted.insert(self.sizes.clone());
     }
 
     /// Runs `f` for every repetition of a line, with its step.
@@ -288,25 +320,37 @@ impl<'w, 'a> Unroller<'w, 'a> {
         when: &Option<Expr>,
         mut f: impl FnMut(&mut Self, &Task, u32) -> Result<(), PointError>,
     ) -> Result<(), Violation> {
+        // The same as `Points::for_each`, without a task of its own for each step.
+        let mut here = std::mem::replace(&mut self.here, Task { family, vars: Vec::new() });
+        here.family = family;
+        here.vars.clear();
+        here.vars.extend_from_slice(&task.vars);
         let steps = match at {
             Point::Start => 0..1,
             Point::Inner => 1..inner + 1,
             Point::End => inner + 1..inner + 2,
         };
         for step in steps {
-            let i = i64::from(step) - 1;
+            here.vars[usize::from(Var::INNER.0)] = (i64::from(step) - 1).max(0);
+            here.vars[usize::from(Var::EACH.0)] = task.vars[usize::from(Var::EACH.0)];
+            let mut n = 1;
             if let Some(each) = each {
-                let mut here = task.clone();
-                here.vars[usize::from(Var::INNER.0)] = i.max(0);
-                let n = self.points.eval(&here, &each.extent).map_err(Violation::Point)?;
+                n = self.points.eval(&here, &each.extent).map_err(Violation::Point)?;
                 self.spend(family, n)?;
             }
             self.spend(family, 1)?;
-            let points = self.points;
-            points
-                .for_each(task, i.max(0), each.as_ref(), when.as_ref(), |at| f(self, at, step))
-                .map_err(Violation::Point)?;
+            for i in 0..n {
+                here.vars[usize::from(Var::EACH.0)] = i;
+                let there = match when {
+                    Some(when) => self.points.eval(&here, when).map_err(Violation::Point)? != 0,
+                    None => true,
+                };
+                if there {
+                    f(self, &here, step).map_err(Violation::Point)?;
+                }
+            }
         }
+        self.here = here;
         Ok(())
     }
 

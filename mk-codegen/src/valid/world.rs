@@ -32,6 +32,8 @@ pub(super) struct FamInfo {
     pub backs: Vec<Flow>,
     /// Agents that pass on what others give them, or have no operands at all.
     pub relay: Vec<bool>,
+    /// The number of each agent that there is, by its place in [`Agent::ALL`].
+    numbers: [Option<u8>; Agent::ALL.len()],
 }
 
 impl FamInfo {
@@ -45,13 +47,20 @@ impl FamInfo {
         let relay = contract.agents.iter().map(|a| {
             flows.iter().any(|f| f.to == at(*a)) || contract.operands.iter().all(|o| o.agent != *a)
         });
-        FamInfo { relay: relay.collect(), flows, backs, contract }
+        let numbers = std::array::from_fn(|i| {
+            contract.agents.iter().position(|a| *a as usize == i).map(|n| n as u8)
+        });
+        FamInfo { relay: relay.collect(), flows, backs, numbers, contract }
     }
     pub fn agent(&self, index: u8) -> Agent {
         self.contract.agents[usize::from(index)]
     }
     pub fn index(&self, agent: Agent) -> u8 {
-        self.contract.agents.iter().position(|a| *a == agent).unwrap_or(0) as u8
+        self.number(agent).unwrap_or(0)
+    }
+    /// The number of an agent, if the leaf has it.
+    pub fn number(&self, agent: Agent) -> Option<u8> {
+        self.numbers[agent as usize]
     }
 }
 

@@ -263,18 +263,18 @@ pub const VARIANTS: &[Variant] = &[
     }),
     // Several tiles a CTA, each with as many steps as there are stages.
     variant(
-        ("lent_least_steps", "gemm(a, b)", 1, &[("a", &[3000, 256]), ("b", &[256, 6152])]),
+        ("borrowed_least_steps", "gemm(a, b)", 1, &[("a", &[3000, 256]), ("b", &[256, 6152])]),
         |c| c.block = [128, 256, 64],
     ),
-    variant(("lent_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
+    variant(("borrowed_tall", "gemm(a, b) -> reduce_scatter", 4, SEVERAL_WAVES), |c| {
         c.block = [256, 128, 64];
     }),
-    variant(("lent_f32", "gemm(a, b) -> cast(f32)", 1, SEVERAL_WAVES), |c| {
+    variant(("borrowed_f32", "gemm(a, b) -> cast(f32)", 1, SEVERAL_WAVES), |c| {
         c.block = [128, 192, 64];
     }),
     // Behind them tiles of two steps, which lend nothing.
     variant(
-        ("lent_then_parts", "gemm(a, b)", 1, &[("a", &[3000, 512]), ("b", &[512, 6152])]),
+        ("borrowed_then_parts", "gemm(a, b)", 1, &[("a", &[3000, 512]), ("b", &[512, 6152])]),
         |c| {
             c.block = [128, 256, 64];
             c.last_wave = Some(LastWave { blocks: 8, columns: 256, parts: 4 });

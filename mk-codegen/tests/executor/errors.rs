@@ -12,7 +12,7 @@ fn error(plan: &mk_codegen::ir::Plan) -> SimError {
 }
 
 #[test]
-fn a_deadlock_says_who_waits_for_what() {
+fn a_deadlock_names_the_waits() {
     let error = error(&plan_without("gather_gemm", "post e4"));
     let SimError::Deadlock(d) = &error else { panic!("{error}") };
     let loader = &d.blocked[0];

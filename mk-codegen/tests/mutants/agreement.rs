@@ -25,7 +25,8 @@ fn run(plan: &Plan, set: &[TableSet], schedule: Schedule, seed: u64) -> Result<(
         set[epoch as usize % set.len()].values(rank, id).to_vec()
     };
     let output = |_: i64, _: usize, _: BufId, _: &[usize], _: &[f32]| {};
-    let options = Options { schedule, seed, launches: 4, check: true, ..Options::default() };
+    let options =
+        Options { schedule, seed, launches: 4, check: true, anywhere: true, ..Options::default() };
     sim::run(plan, &mut Callbacks { input, table, output }, &options).map(|_| ())
 }
 
@@ -109,7 +110,7 @@ fn one(case: &Case, kind: Kind, name: &str, plan: &Plan, out: &Mutex<Counts>) {
                 false => out.silent.push(format!("{}: {}", place(), wrong.text)),
             }
         }
-        Verdict::Fine { .. } if valid::verify(plan).is_ok() => {
+        Verdict::Fine { .. } if valid::verify_anywhere(plan).is_ok() => {
             let schedules = [Schedule::Random, Schedule::Reversed, Schedule::EpochApart];
             let ran = survives(plan, &schedules, 1);
             let mut out = out.lock().expect("no thread panics with the lock");
@@ -183,7 +184,7 @@ fn random() -> impl Strategy<Value = Random> {
     let rows = prop_oneof![1..9u64, 120..140u64];
     let width = prop_oneof![1..20u64, 250..270u64];
     (
-        0..cases::CATALOGUE,
+        0..cases::CATALOGUE + cases::RUN_TIME,
         1..4u32,
         rows,
         width,
@@ -206,7 +207,11 @@ fn random() -> impl Strategy<Value = Random> {
 
 /// What verifies runs through; what goes wrong in some run shows, and does not verify.
 fn agrees(r: &Random) -> Result<&'static str, String> {
-    let Some(mut plan) = cases::random(r.pipeline, r.ranks, r.rows, r.width) else {
+    let plan = match r.pipeline.checked_sub(cases::CATALOGUE) {
+        None => cases::random(r.pipeline, r.ranks, r.rows, r.width),
+        Some(n) => cases::random_run_time(n, r.ranks, r.rows, r.width),
+    };
+    let Some(mut plan) = plan else {
         return Ok("refused by the passes");
     };
     for (_, role) in plan.roles.iter_mut().filter(|x| x.1.ctas > 0) {
@@ -221,7 +226,10 @@ fn agrees(r: &Random) -> Result<&'static str, String> {
             return Ok("no plan");
         }
     }
-    match (valid::verify(&plan), explore(&plan)) {
+    if plan.runtime_dim().is_some() {
+        return agrees_with_values(r, &plan);
+    }
+    match (valid::verify_anywhere(&plan), explore(&plan)) {
         (Ok(_), Verdict::Wrong(wrong)) => Err(format!("verifies, but {}", wrong.text)),
         (Ok(_), Verdict::Fine { .. }) => {
             let all = schedules(&plan, None);
@@ -234,6 +242,41 @@ fn agrees(r: &Random) -> Result<&'static str, String> {
             None => Err(format!("nothing shows: {}", wrong.text)),
         },
         (Err(_), Verdict::Fine { .. }) => Ok("refused, though no run goes wrong"),
+    }
+}
+
+/// The same of a plan with a run-time dimension: what is proved for all values holds for some; what is not goes wrong with the value
+/// that the verifier names.
+fn agrees_with_values(r: &Random, plan: &Plan) -> Result<&'static str, String> {
+    let (dim, max) = plan.runtime_dim().expect("a run-time dimension");
+    match valid::verify_anywhere(plan) {
+        Ok(_) => {
+            for value in [max, 1, 1 + (r.seed as i32 * 37) % max] {
+                let at = plan.at(dim, value);
+                if let Verdict::Wrong(wrong) = explore(&at) {
+                    return Err(format!(
+                        "verifies for all values, but with {value} {}",
+                        wrong.text
+                    ));
+                }
+                let all = schedules(&at, None);
+                survives(&at, &[all[r.schedule % all.len()]], r.seed)
+                    .map_err(|e| format!("with {value}: {e}"))?;
+            }
+            Ok("survives with several values")
+        }
+        Err(failure) if failure.at.is_none() => Ok("refused for launches with several values"),
+        Err(failure) => {
+            let at = failure.plan_at(plan);
+            match explore(&at) {
+                Verdict::Wrong(wrong) => match shown(&at, &wrong) {
+                    Some(_) => Ok("shown with a value"),
+                    None if wrong.beside => Ok("wrong between a copy engine and the caller"),
+                    None => Err(format!("nothing shows: {}", wrong.text)),
+                },
+                Verdict::Fine { .. } => Ok("refused with a value, though no run goes wrong"),
+            }
+        }
     }
 }
 

@@ -83,15 +83,16 @@ const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.reduction, c.split_k, c.all_reduce) = (Reduction::AfterLastWave, 2, AllReduce::OneShot);
 });
 const BY_COLUMNS: Way = ("by columns", |c| c.all_reduce = AllReduce::ByColumns);
-const TAIL: Way = ("tail", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 }));
+const LAST_WAVE: Way =
+    ("tail", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 }));
 
-const TAIL_PARTS: Way =
+const LAST_WAVE_PARTS: Way =
     ("tail in parts", |c| c.last_wave = Some(LastWave { blocks: 1, columns: 256, parts: 2 }));
 
 const SLICES: Way = ("slices", |c| c.k_slices = 2);
 const ENGINE: Way = ("engine", |c| c.gather = Gather::CopyEngine { parts: 1 });
 const ENGINE_PARTS: Way = ("engine, in parts", |c| c.gather = Gather::CopyEngine { parts: 2 });
-const SLICES_TAIL: Way = ("slices and a tail in parts", |c| {
+const SLICES_LAST_WAVE: Way = ("slices and a tail in parts", |c| {
     c.k_slices = 2;
     c.last_wave = Some(LastWave { blocks: 1, columns: 128, parts: 2 });
 });
@@ -122,10 +123,10 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> reduce_scatter", DEEP), SPLIT),
     (("gemm(a, b) -> all_reduce", DEEP), SPLIT_ONE_SHOT),
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> all_reduce", MLP), BY_COLUMNS),
-    (("gather(a) -> gemm(b)", AB), TAIL),
-    (("gather(a) -> gemm(b)", DEEP_ROWS), TAIL_PARTS),
+    (("gather(a) -> gemm(b)", AB), LAST_WAVE),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), LAST_WAVE_PARTS),
     (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES),
-    (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_TAIL),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), SLICES_LAST_WAVE),
     (("gather(a) -> gemm(b)", DEEP_ROWS), PING_PONG),
     (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE),
     (("gather(a) -> gemm(b)", DEEP_ROWS), ENGINE_PARTS),
@@ -236,6 +237,32 @@ pub fn random(pipeline: usize, ranks: u32, rows: u64, width: u64) -> Option<Plan
     let ((source, tensors), (_, set)) = all.nth(pipeline)?;
     let extents = [('K', 1 + width % 9), ('N', width), ('F', 1 + width % 13)];
     try_compile(source, ranks, tensors, rows, &extents, set).ok()
+}
+
+/// Pipelines with a number of rows that comes with each launch.
+const DYNAMIC: &[&str] = &[
+    "fn f<M: dyn <= ROWS>(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) { gather(x) -> gemm(w) }",
+    "fn f<M: dyn <= ROWS>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> reduce_scatter }",
+    "fn f<M: dyn <= ROWS>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
+    "fn f<M: dyn <= ROWS>(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) {
+         gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter
+     }",
+];
+
+/// How many there are.
+pub const RUN_TIME: usize = DYNAMIC.len();
+
+/// One of them with any extents, if it lowers.
+pub fn random_run_time(pipeline: usize, ranks: u32, rows: u64, width: u64) -> Option<Plan> {
+    let rows = rows * u64::from(ranks);
+    let source = DYNAMIC.get(pipeline)?.replace("ROWS", &rows.to_string());
+    let program = Program::parse(&source).unwrap_or_else(|e| panic!("{source}: {e:?}"));
+    let dims = [("K", 1 + width % 9), ("N", width), ("F", 1 + width % 13)];
+    let used = |(name, _): &(&str, u64)| program.symbols().iter().any(|s| s.name == *name);
+    let dims = dims.into_iter().filter(used).map(|(n, v)| (n.to_string(), v)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new());
+    let bound = bound.unwrap_or_else(|e| panic!("{source}: {e:?}"));
+    lower(&program, &bound, &Config { ranks, ..Config::default() }).ok()
 }
 
 fn compile(

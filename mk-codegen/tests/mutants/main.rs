@@ -7,6 +7,7 @@ mod agreement;
 mod cases;
 mod explorer;
 mod mutate;
+mod operands;
 mod states;
 mod verifier;
 

@@ -46,7 +46,8 @@ fn judge(case: &Case, mutant: &Mutant) -> Option<Judged> {
         return None;
     }
     let begin = Instant::now();
-    let verified = valid::verify(&mutant.plan);
+    // The proof of order rests on no list of points: these mutants wait and post at any.
+    let verified = valid::verify_anywhere(&mutant.plan);
     let middle = Instant::now();
     let explored = explore(&mutant.plan);
     let took = [middle - begin, middle.elapsed()];

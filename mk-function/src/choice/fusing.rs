@@ -12,7 +12,7 @@ use super::{
     cache::Cache,
     choose::{Origin, decide, has_kernel, model_of, predict},
     space,
-    unfused::{Part, Whole, parts},
+    unfused::{Indivisible, Part, parts},
 };
 use mk_codegen::settings::{self, Config};
 use mk_syntax::{Bound, Program};
@@ -56,7 +56,7 @@ impl FromStr for Fuse {
 
 /// What a pipeline became.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
+pub enum Fusion {
     /// One kernel.
     Fused,
     /// A kernel for each of its [`parts`], launched one after the other.
@@ -66,13 +66,13 @@ pub enum Made {
 /// Why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Why {
+pub enum Reason {
     /// The caller said so.
     Asked,
     /// The caller gave settings, which are those of one kernel, or wants none looked for.
     Given,
     /// The pipeline does not come apart.
-    Whole(Whole),
+    Indivisible(Indivisible),
     /// It shall run beside other kernels; parts, which share tensors with the next call's, run alone.
     Overlap,
     /// A part has no kernel by itself.
@@ -87,37 +87,37 @@ pub enum Why {
     Unknown,
 }
 
-impl Why {
-    const WORDS: [(Why, &'static str); 14] = [
-        (Why::Asked, "asked"),
-        (Why::Given, "given"),
-        (Why::Overlap, "overlap"),
-        (Why::NoPart, "no-part"),
-        (Why::NoKernel, "no-kernel"),
-        (Why::Measured, "measured"),
-        (Why::Predicted, "predicted"),
-        (Why::Unknown, "unknown"),
-        (Why::Whole(Whole::Single), "single"),
-        (Why::Whole(Whole::Runtime), "runtime"),
-        (Why::Whole(Whole::Elementwise), "elementwise"),
-        (Why::Whole(Whole::Shared), "shared"),
-        (Why::Whole(Whole::Results), "results"),
-        (Why::Whole(Whole::Unwritten), "unwritten"),
+impl Reason {
+    const WORDS: [(Reason, &'static str); 14] = [
+        (Reason::Asked, "asked"),
+        (Reason::Given, "given"),
+        (Reason::Overlap, "overlap"),
+        (Reason::NoPart, "no-part"),
+        (Reason::NoKernel, "no-kernel"),
+        (Reason::Measured, "measured"),
+        (Reason::Predicted, "predicted"),
+        (Reason::Unknown, "unknown"),
+        (Reason::Indivisible(Indivisible::Single), "single"),
+        (Reason::Indivisible(Indivisible::Runtime), "runtime"),
+        (Reason::Indivisible(Indivisible::Elementwise), "elementwise"),
+        (Reason::Indivisible(Indivisible::Shared), "shared"),
+        (Reason::Indivisible(Indivisible::Results), "results"),
+        (Reason::Indivisible(Indivisible::Unwritten), "unwritten"),
     ];
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Why::Asked => "as the options say",
-            Why::Given => "no times are looked for with these options",
-            Why::Whole(whole) => return whole.fmt(f),
-            Why::Overlap => "it shall run beside other kernels",
-            Why::NoPart => "a part has no kernel by itself",
-            Why::NoKernel => "it has no kernel as a whole",
-            Why::Measured => "measured",
-            Why::Predicted => "predicted",
-            Why::Unknown => "not all is measured, and there is no model of this GPU",
+            Reason::Asked => "as the options say",
+            Reason::Given => "no times are looked for with these options",
+            Reason::Indivisible(whole) => return whole.fmt(f),
+            Reason::Overlap => "it shall run beside other kernels",
+            Reason::NoPart => "a part has no kernel by itself",
+            Reason::NoKernel => "it has no kernel as a whole",
+            Reason::Measured => "measured",
+            Reason::Predicted => "predicted",
+            Reason::Unknown => "not all is measured, and there is no model of this GPU",
         })
     }
 }
@@ -126,9 +126,9 @@ impl fmt::Display for Why {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
     /// What it became.
-    pub made: Made,
+    pub made: Fusion,
     /// Why.
-    pub why: Why,
+    pub why: Reason,
     /// Time of one kernel, in milliseconds, where times decided.
     pub fused_ms: Option<f64>,
     /// Time of all parts together, in milliseconds, where times decided.
@@ -137,7 +137,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// One without times.
-    pub fn new(made: Made, why: Why) -> Verdict {
+    pub fn new(made: Fusion, why: Reason) -> Verdict {
         Verdict { made, why, fused_ms: None, apart_ms: None }
     }
 }
@@ -145,11 +145,11 @@ impl Verdict {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (made, other) = match self.made {
-            Made::Fused => ("one kernel", "apart"),
-            Made::Apart => ("apart", "as one kernel"),
+            Fusion::Fused => ("one kernel", "apart"),
+            Fusion::Apart => ("apart", "as one kernel"),
         };
         match (self.made, self.fused_ms, self.apart_ms) {
-            (Made::Fused, Some(own), Some(others)) | (Made::Apart, Some(others), Some(own)) => {
+            (Fusion::Fused, Some(own), Some(others)) | (Fusion::Apart, Some(others), Some(own)) => {
                 let (own, others) = (1e3 * own, 1e3 * others);
                 write!(f, "{made}: {own:.1} us, {other} {others:.1} us, {}", self.why)
             }
@@ -170,24 +170,24 @@ pub struct Times {
 /// Which to take: `fused` are the times of one kernel and `apart` of each part; `None` where there is no kernel.
 pub fn verdict(fused: Option<Times>, apart: Option<&[Times]>) -> Verdict {
     let (fused, apart) = match (fused, apart) {
-        (_, None) => return Verdict::new(Made::Fused, Why::NoPart),
-        (None, Some(_)) => return Verdict::new(Made::Apart, Why::NoKernel),
+        (_, None) => return Verdict::new(Fusion::Fused, Reason::NoPart),
+        (None, Some(_)) => return Verdict::new(Fusion::Apart, Reason::NoKernel),
         (Some(fused), Some(apart)) => (fused, apart),
     };
     let sum = |time: fn(&Times) -> Option<f64>| apart.iter().map(time).sum::<Option<f64>>();
     let by = |why, fused: Option<f64>, apart: Option<f64>, margin: f64| {
         let (fused_ms, apart_ms) = (fused?, apart?);
-        let made = if apart_ms * (1.0 + margin) < fused_ms { Made::Apart } else { Made::Fused };
+        let made = if apart_ms * (1.0 + margin) < fused_ms { Fusion::Apart } else { Fusion::Fused };
         Some(Verdict { made, why, fused_ms: Some(fused_ms), apart_ms: Some(apart_ms) })
     };
-    let measured = by(Why::Measured, fused.measured_ms, sum(|t| t.measured_ms), 0.0);
-    let predicted = || by(Why::Predicted, fused.predicted_ms, sum(|t| t.predicted_ms), CLEARLY);
-    measured.or_else(predicted).unwrap_or(Verdict::new(Made::Fused, Why::Unknown))
+    let measured = by(Reason::Measured, fused.measured_ms, sum(|t| t.measured_ms), 0.0);
+    let predicted = || by(Reason::Predicted, fused.predicted_ms, sum(|t| t.predicted_ms), CLEARLY);
+    measured.or_else(predicted).unwrap_or(Verdict::new(Fusion::Fused, Reason::Unknown))
 }
 
 /// What a choice follows from, beside the pipeline and its sizes.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms<'a> {
+pub struct Conditions<'a> {
     /// How to lower, unless settings are looked for.
     pub config: &'a Config,
     /// Whether to fuse.
@@ -210,82 +210,82 @@ pub struct Choice {
 /// Chooses. A function of its arguments and of what the cache holds.
 ///
 /// A config without a plan stands where there is none: lowering says why.
-pub fn settle(program: &Program, bound: &Bound, terms: &Terms<'_>) -> Choice {
+pub fn settle(program: &Program, bound: &Bound, terms: &Conditions<'_>) -> Choice {
     let whole = || piece(program, bound, terms);
     // Given settings are taken as they are.
     let searched = || terms.search.and_then(|_| whole());
-    let fused = |why, found: Option<Piece>| Choice {
-        verdict: Verdict::new(Made::Fused, why),
+    let fused = |why, found: Option<Candidate>| Choice {
+        verdict: Verdict::new(Fusion::Fused, why),
         configs: vec![found.map_or_else(|| terms.config.clone(), |p| p.config)],
     };
     let list = match (terms.fuse, parts(program, bound)) {
-        (Fuse::Always, _) => return fused(Why::Asked, searched()),
-        (_, Err(why)) => return fused(Why::Whole(why), searched()),
+        (Fuse::Always, _) => return fused(Reason::Asked, searched()),
+        (_, Err(why)) => return fused(Reason::Indivisible(why), searched()),
         (_, Ok(list)) => list,
     };
     let all = || list.iter().map(|p| piece(&p.program, &p.bound, terms)).collect();
-    let apart = |why, pieces: Vec<Piece>| Choice {
-        verdict: Verdict::new(Made::Apart, why),
+    let apart = |why, pieces: Vec<Candidate>| Choice {
+        verdict: Verdict::new(Fusion::Apart, why),
         configs: pieces.into_iter().map(|p| p.config).collect(),
     };
     if terms.fuse == Fuse::Never {
         return match all() {
-            Some(pieces) => apart(Why::Asked, pieces),
-            None => fused(Why::NoPart, searched()),
+            Some(pieces) => apart(Reason::Asked, pieces),
+            None => fused(Reason::NoPart, searched()),
         };
     }
     let one = whole();
     if one.is_some() && (terms.overlap || terms.search.is_none()) {
-        return fused(if terms.overlap { Why::Overlap } else { Why::Given }, one);
+        return fused(if terms.overlap { Reason::Overlap } else { Reason::Given }, one);
     }
-    let (mut one, mut several): (_, Option<Vec<Piece>>) = (one, all());
+    let (mut one, mut several): (_, Option<Vec<Candidate>>) = (one, all());
     if let (Some(one), Some(several), Some((gpu, cache))) = (&mut one, &mut several, terms.search) {
         predicted(program, bound, list.iter().zip(several), one, gpu, cache);
     }
     let times: Option<Vec<Times>> = several.as_ref().map(|s| s.iter().map(|p| p.times).collect());
     let verdict = verdict(one.as_ref().map(|p| p.times), times.as_deref());
     let choice = match (verdict.made, several) {
-        (Made::Apart, Some(pieces)) => apart(verdict.why, pieces),
+        (Fusion::Apart, Some(pieces)) => apart(verdict.why, pieces),
         _ => fused(verdict.why, one),
     };
     Choice { verdict, ..choice }
 }
 
 /// A kernel that there is.
-struct Piece {
+struct Candidate {
     config: Config,
     times: Times,
 }
 
-fn piece(program: &Program, bound: &Bound, terms: &Terms<'_>) -> Option<Piece> {
+fn piece(program: &Program, bound: &Bound, terms: &Conditions<'_>) -> Option<Candidate> {
     let sound = |config: &Config| has_kernel(program, bound, config).is_ok();
     let given = terms.config;
     let Some((gpu, cache)) = terms.search else {
         // Settings that do not fit are the caller's mistake, and not a reason for something else.
         let default = Config { ranks: given.ranks, ..Config::default() };
         let there = sound(given) || sound(&default);
-        return there.then(|| Piece { config: given.clone(), times: Times::default() });
+        return there.then(|| Candidate { config: given.clone(), times: Times::default() });
     };
     let decision = decide(program, bound, given.ranks, gpu, cache);
     // A measured one has a kernel; of others the plan alone was looked at, or nothing.
     if decision.origin != Origin::Measured && !sound(&decision.config) {
         let config = given.clone();
-        return sound(given).then(|| Piece { config, times: Times::default() });
+        return sound(given).then(|| Candidate { config, times: Times::default() });
     }
     let times = match decision.origin {
         Origin::Measured => Times { measured_ms: decision.ms, predicted_ms: None },
         Origin::Predicted => Times { measured_ms: None, predicted_ms: decision.ms },
         Origin::Given | Origin::Default => Times::default(),
     };
-    Some(Piece { config: decision.config, times })
+    Some(Candidate { config: decision.config, times })
 }
 
 /// Predicts also what was measured, where not everything was.
 fn predicted<'a>(
     program: &'a Program,
     bound: &'a Bound,
-    parts: impl Iterator<Item = (&'a Part, &'a mut Piece)>,
-    one: &'a mut Piece,
+    parts: impl Iterator<Item = (&'a Part, &'a mut Candidate)>,
+    one: &'a mut Candidate,
     gpu: &str,
     cache: Option<&Cache>,
 ) {
@@ -306,12 +306,12 @@ fn predicted<'a>(
 impl Choice {
     /// As text for [`Choice::read`]: what rank 0 says to the others.
     pub fn write(&self, program: &Program, bound: &Bound) -> String {
-        let (verdict, apart) = (&self.verdict, self.verdict.made == Made::Apart);
+        let (verdict, apart) = (&self.verdict, self.verdict.made == Fusion::Apart);
         let ms = |ms: Option<f64>| ms.map_or_else(|| "-".into(), |ms| ms.to_string());
         let mut text = format!(
             "{} {} {} {}",
             if apart { "apart" } else { "fused" },
-            word(&Why::WORDS, verdict.why),
+            word(&Reason::WORDS, verdict.why),
             ms(verdict.fused_ms),
             ms(verdict.apart_ms)
         );
@@ -339,8 +339,8 @@ impl Choice {
         let verdict = || {
             let words: Vec<&str> = head.split(' ').collect();
             let [made, why, fused, apart] = words[..] else { return None };
-            let made = meaning(&[(Made::Fused, "fused"), (Made::Apart, "apart")], made)?;
-            let why = meaning(&Why::WORDS, why)?;
+            let made = meaning(&[(Fusion::Fused, "fused"), (Fusion::Apart, "apart")], made)?;
+            let why = meaning(&Reason::WORDS, why)?;
             Some(Verdict { made, why, fused_ms: ms(fused)?, apart_ms: ms(apart)? })
         };
         let verdict = verdict().ok_or_else(|| head.to_string())?;

@@ -19,6 +19,8 @@ pub use choose::{
     Decision, Origin, Unpredicted, choose, decide, model_of, predict, predict_all, predict_each,
     worth_measuring,
 };
-pub use fusing::{CLEARLY, Choice, Fuse, Made, Terms, Times, Verdict, Why, settle, verdict};
+pub use fusing::{
+    CLEARLY, Choice, Conditions, Fuse, Fusion, Reason, Times, Verdict, settle, verdict,
+};
 pub use space::{candidates, choices, facts, neighbours, read, runners_up};
-pub use unfused::{Part, Whole, parts};
+pub use unfused::{Indivisible, Part, parts};

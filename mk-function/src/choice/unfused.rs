@@ -23,7 +23,7 @@ pub struct Part {
 /// Why a pipeline does not come apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Whole {
+pub enum Indivisible {
     /// It is one operation, or a product with what follows it element by element.
     Single,
     /// Some of its sizes come with each launch; those of parts are constants.
@@ -38,15 +38,15 @@ pub enum Whole {
     Unwritten,
 }
 
-impl fmt::Display for Whole {
+impl fmt::Display for Indivisible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Whole::Single => "it is one operation",
-            Whole::Runtime => "some of its sizes come with each launch",
-            Whole::Elementwise => "an elementwise operation has no kernel by itself",
-            Whole::Shared => "a value before an elementwise operation has other readers",
-            Whole::Results => "a result is a parameter, or is there twice",
-            Whole::Unwritten => "an operation is no pipeline by itself",
+            Indivisible::Single => "it is one operation",
+            Indivisible::Runtime => "some of its sizes come with each launch",
+            Indivisible::Elementwise => "an elementwise operation has no kernel by itself",
+            Indivisible::Shared => "a value before an elementwise operation has other readers",
+            Indivisible::Results => "a result is a parameter, or is there twice",
+            Indivisible::Unwritten => "an operation is no pipeline by itself",
         })
     }
 }
@@ -54,31 +54,31 @@ impl fmt::Display for Whole {
 /// The pipeline as a sequence of kernels, in an order in which they can be launched.
 ///
 /// # Errors
-/// [`Whole`], for one that stays in one piece.
-pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Whole> {
+/// [`Indivisible`], for one that stays in one piece.
+pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible> {
     let mut groups: Vec<Vec<&Node>> = Vec::new();
     for node in program.nodes() {
         let before = groups.last().and_then(|g| g.last()).map(|n| n.result);
         let follows = before.is_some() && node.inputs.first().copied() == before;
         match groups.last_mut() {
             Some(group) if fuses(&node.op) && follows => group.push(node),
-            _ if fuses(&node.op) => return Err(Whole::Elementwise),
+            _ if fuses(&node.op) => return Err(Indivisible::Elementwise),
             _ => groups.push(vec![node]),
         }
     }
     if groups.len() < 2 {
-        return Err(Whole::Single);
+        return Err(Indivisible::Single);
     }
     if !bound.runtime().is_empty() {
-        return Err(Whole::Runtime);
+        return Err(Indivisible::Runtime);
     }
     sound(program, &groups)?;
     let all = groups.iter().enumerate();
-    all.map(|(i, group)| part(program, bound, i, group).ok_or(Whole::Unwritten)).collect()
+    all.map(|(i, group)| part(program, bound, i, group).ok_or(Indivisible::Unwritten)).collect()
 }
 
 /// Whether the last values of groups, and the parameters, are all that is read by other groups and by the caller.
-fn sound(program: &Program, groups: &[Vec<&Node>]) -> Result<(), Whole> {
+fn sound(program: &Program, groups: &[Vec<&Node>]) -> Result<(), Indivisible> {
     let n_params = program.tensors().len();
     let mut made = BTreeSet::new();
     for group in groups {
@@ -88,7 +88,7 @@ fn sound(program: &Program, groups: &[Vec<&Node>]) -> Result<(), Whole> {
             // Its first operand is what the node before it made; the others come from without.
             let others = node.inputs.iter().skip(usize::from(before.is_some()));
             if !others.into_iter().all(|id| id.index() < n_params || made.contains(id)) {
-                return Err(Whole::Shared);
+                return Err(Indivisible::Shared);
             }
         }
         made.extend(inside.last().copied());
@@ -96,10 +96,10 @@ fn sound(program: &Program, groups: &[Vec<&Node>]) -> Result<(), Whole> {
     let mut seen = BTreeSet::new();
     for id in program.results() {
         if id.index() < n_params || !seen.insert(*id) {
-            return Err(Whole::Results);
+            return Err(Indivisible::Results);
         }
         if !made.contains(id) {
-            return Err(Whole::Shared);
+            return Err(Indivisible::Shared);
         }
     }
     Ok(())

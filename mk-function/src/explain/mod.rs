@@ -5,8 +5,8 @@ mod text;
 
 use crate::build::Composition;
 use crate::choice::{
-    Cache, Damaged, Key, Origin, Part, Times, Unpredicted, Verdict, Whole, choices, choose, facts,
-    model_of, parts, predict, predict_all, verdict,
+    Cache, Damaged, Indivisible, Key, Origin, Part, Times, Unpredicted, Verdict, choices, choose,
+    facts, model_of, parts, predict, predict_all, verdict,
 };
 use mk_codegen::{
     cost::{DeviceModel, Prediction},
@@ -22,7 +22,7 @@ pub enum Subject<'a> {
     /// What it is with these.
     Options(&'a Config),
     /// What was made.
-    Made(&'a Composition),
+    Composition(&'a Composition),
 }
 
 /// By what it is explained.
@@ -77,7 +77,7 @@ pub struct Explanation {
 #[derive(Clone, Debug)]
 pub enum Apart {
     /// It does not come apart.
-    Whole(Whole),
+    Indivisible(Indivisible),
     /// This part has no kernel by itself.
     NoPart(String),
     /// It does.
@@ -107,7 +107,7 @@ pub fn explain(
     let (target, searched, fixed) = match subject {
         Subject::Searched => (&default.target, true, None),
         Subject::Options(given) => (&given.target, false, Some(given)),
-        Subject::Made(made) => (&default.target, true, made.configs.first()),
+        Subject::Composition(made) => (&default.target, true, made.configs.first()),
     };
     let mut winner = |program: &Program, bound: &Bound| {
         let key = Key::new(program, bound, ranks, target, &model.gpu);
@@ -121,7 +121,7 @@ pub fn explain(
     let same = |a: &Config, b: &Config| settings::write(a, &facts) == settings::write(b, &facts);
     let (config, origin) = match (subject, fixed, &best) {
         (Subject::Options(given), ..) => (given.clone(), Origin::Given),
-        (Subject::Made(made), Some(config), best) if made.parts.is_empty() => {
+        (Subject::Composition(made), Some(config), best) if made.parts.is_empty() => {
             let origin = match best {
                 Some(w) if same(&w.config, config) => Origin::Measured,
                 _ if chosen().is_some_and(|c| same(&c, config)) => Origin::Predicted,
@@ -140,7 +140,7 @@ pub fn explain(
     let measured_ms = best.filter(|w| same(&w.config, &config)).map(|w| w.ms);
     let times = Times { measured_ms, predicted_ms: Some(prediction.ms()) };
     let apart = match parts(program, bound) {
-        Err(why) => Apart::Whole(why),
+        Err(why) => Apart::Indivisible(why),
         Ok(list) => {
             let mut known = Vec::with_capacity(list.len());
             let mut without = None;
@@ -174,11 +174,11 @@ pub fn explain(
         apart,
         made: match subject {
             Subject::Searched | Subject::Options(_) => None,
-            Subject::Made(made) => Some(made.verdict),
+            Subject::Composition(made) => Some(made.verdict),
         },
         kernels: match subject {
             Subject::Searched | Subject::Options(_) => Vec::new(),
-            Subject::Made(made) => kernels(made, ranks),
+            Subject::Composition(made) => kernels(made, ranks),
         },
         searched,
         notes,
@@ -207,7 +207,8 @@ pub fn explain_made(
         None => Err(format!("there are no figures of {gpu}, which `mk probe --install` measures")),
         Some(model) => {
             let sources = Sources { model, cache, chain: CHAIN };
-            explain(program, bound, ranks, Subject::Made(made), &sources).map_err(|e| e.to_string())
+            explain(program, bound, ranks, Subject::Composition(made), &sources)
+                .map_err(|e| e.to_string())
         }
     };
     let (mut text, notes) = match explained {

@@ -1,7 +1,7 @@
 //! An explanation in words.
 
 use super::{Apart, Explanation};
-use crate::choice::{Made, Origin, Times, Verdict, Whole, Why};
+use crate::choice::{Fusion, Indivisible, Origin, Reason, Times, Verdict};
 use std::fmt::{self, Formatter, Result};
 
 impl fmt::Display for Explanation {
@@ -12,7 +12,7 @@ impl fmt::Display for Explanation {
             Origin::Given => "as the options say",
             Origin::Measured => "measured by `mk tune` to be the best",
             Origin::Predicted => {
-                "the best that a search of predictions found; `mk tune` would measure"
+                "the best of those that were predicted, a part of all; `mk tune` would measure"
             }
             Origin::Default => "the default",
         };
@@ -33,8 +33,8 @@ impl fmt::Display for Explanation {
             writeln!(f, "           {:>8.1} us predicted  {settings}", 1e3 * ms)?;
         }
         match &self.apart {
-            Apart::Whole(Whole::Single) => {}
-            Apart::Whole(why) => writeln!(f, "apart      it does not come apart: {why}")?,
+            Apart::Indivisible(Indivisible::Single) => {}
+            Apart::Indivisible(why) => writeln!(f, "apart      it does not come apart: {why}")?,
             Apart::NoPart(name) => {
                 writeln!(f, "apart      no prediction: `{name}` has no kernel by itself")?;
             }
@@ -93,7 +93,7 @@ impl Explanation {
     /// The same as one kernel for each operation, and which of the two functions take.
     fn parts(&self, f: &mut Formatter<'_>, parts: &[(String, Times)], verdict: &Verdict) -> Result {
         let ms = |t: &Times| match verdict.why {
-            Why::Measured => t.measured_ms,
+            Reason::Measured => t.measured_ms,
             _ => t.predicted_ms,
         };
         let (Some(one), Some(sum)) = (verdict.fused_ms, verdict.apart_ms) else { return Ok(()) };
@@ -102,19 +102,19 @@ impl Explanation {
         let (list, sum_us) = (list.join(", "), 1e3 * sum);
         writeln!(f, "apart      {list}: {sum_us:.1} us together, {}", verdict.why)?;
         match verdict.made {
-            Made::Fused if sum >= one => {
+            Fusion::Fused if sum >= one => {
                 writeln!(
                     f,
                     "verdict    one kernel is {:.2} times as fast as separate ones",
                     sum / one
                 )
             }
-            Made::Fused => writeln!(
+            Fusion::Fused => writeln!(
                 f,
                 "verdict    separate kernels would be {:.2} times as fast, which is within the model's error: one kernel",
                 one / sum
             ),
-            Made::Apart => {
+            Fusion::Apart => {
                 let then = match (&self.made, self.searched) {
                     // What was made is said below.
                     (Some(_), _) => "",

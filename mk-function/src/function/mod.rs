@@ -26,7 +26,7 @@ pub use wiring::{Place, Wires, Wiring};
 
 use crate::{
     build::{Composition, Planned},
-    choice::{self, Cache, Choice, Fuse, Terms, Verdict},
+    choice::{self, Cache, Choice, Conditions, Fuse, Verdict},
     explain::explain_made,
 };
 use bind::{Bind, Run};
@@ -205,11 +205,11 @@ impl Function {
         if let Some(known) = self.known(sizes) {
             return Ok(known);
         }
-        let (choice, searched) = self.choose(sizes)?;
+        let choice = self.choose(sizes)?;
         let (world, program) = (&self.world, self.signature.program());
         let (emission, jit) = (self.options.emission, &self.options.jit);
-        let default = searched.then_some(&self.options.config);
-        let mine = Composition::make(program, sizes, &choice, emission, jit, default);
+        let instead = self.settings_are_free().then_some(&self.options.config);
+        let mine = Composition::make(program, sizes, &choice, emission, jit, instead);
         let options = &self.options.instance;
         // The others would wait for a rank that has no kernel.
         let (made, compiled) = world.agree("compiling", mine, options.entry_limit.max(PATIENCE))?;
@@ -229,26 +229,33 @@ impl Function {
         Ok(made)
     }
 
-    /// How to make it for these sizes, and whether that was looked for, which is collective; it was not where settings are given.
-    fn choose(&self, sizes: &Bound) -> Result<(Choice, bool), FunctionError> {
+    /// Whether no setting is given.
+    fn settings_are_free(&self) -> bool {
         let given = &self.options.config;
         let (ranks, reserved_sms) = (given.ranks, given.reserved_sms);
-        let default = Config { ranks, reserved_sms, ..Config::default() };
-        // Of GPUs that ranks share there are neither measurements nor a model.
-        let searched =
-            self.options.tuning == Tuning::Auto && *given == default && !self.world.shares_gpus();
+        *given == Config { ranks, reserved_sms, ..Config::default() }
+    }
+
+    /// How to make it for these sizes. Collective where it is looked for: no setting is given, and GPUs are not shared, for which there are
+    /// neither measurements nor a model.
+    fn choose(&self, sizes: &Bound) -> Result<Choice, FunctionError> {
+        let given = &self.options.config;
+        let reserved_sms = given.reserved_sms;
+        let searched = self.options.tuning == Tuning::Auto
+            && self.settings_are_free()
+            && !self.world.shares_gpus();
         let (world, program) = (&self.world, self.signature.program());
         let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);
-        let terms = Terms { config: given, fuse, overlap, search: None };
+        let terms = Conditions { config: given, fuse, overlap, search: None };
         if !searched {
-            return Ok((choice::settle(program, sizes, &terms), false));
+            return Ok(choice::settle(program, sizes, &terms));
         }
         let mut said = Vec::new();
         if world.local_ranks().start == 0 {
             let cache = Cache::new(&self.options.jit);
             // Without a name there is neither a measurement nor a model: the default.
             let gpu = world.gpu_name(0).unwrap_or_default();
-            let terms = Terms { search: Some((&gpu, cache.as_ref())), ..terms };
+            let terms = Conditions { search: Some((&gpu, cache.as_ref())), ..terms };
             let choice = choice::settle(program, sizes, &terms);
             said = choice.write(program, sizes).into_bytes();
         }
@@ -259,7 +266,7 @@ impl Function {
             FunctionError::mismatch(format!("rank 0 says `{word}`, which is no setting"))
         })?;
         choice.configs.iter_mut().for_each(|c| c.reserved_sms = reserved_sms);
-        Ok((choice, true))
+        Ok(choice)
     }
 
     /// The kernel that serves these sizes, if there is one: fixed symbols are equal, run-time ones within their bounds.

@@ -3,7 +3,7 @@
 use mk_codegen::target;
 use mk_runtime::{Error, Event, Stream, StreamRef, World};
 
-/// The [`Config::reserved_sms`](mk_codegen::passes::Config::reserved_sms) of a plan for `world`: SMs of the target that are
+/// The [`Config::reserved_sms`](mk_codegen::settings::Config::reserved_sms) of a plan for `world`: SMs of the target that are
 /// not in [`World::sm_budget`], because ranks share a GPU, the GPU has fewer SMs than the target, or `reserve_sms` of
 /// every GPU stay free.
 pub fn reserved_sms(world: &World, target: &str, reserve_sms: u32) -> u32 {

@@ -1,6 +1,8 @@
 //! The disk cache: one file per kernel, published by rename, checked on every read.
 //!
-//! File: magic (8 bytes), SHA-256 of the rest (32), log length (u64, little-endian), CUBIN length (u64), log, CUBIN.
+//! File: magic (8 bytes), key (32), SHA-256 of key and the rest (32), log length (u64, little-endian), CUBIN length (u64), log,
+//! CUBIN. The key is that of the kernel, so that a file that was copied over another one is not taken for it. What is no regular
+//! file, or larger than any kernel, is not read: a link may lead to a device without an end, or a fifo.
 //! Several processes may write the same key at once: each renames a complete file of its own into place, and any of
 //! them is right. A file that does not check is treated as absent and replaced. A cache that cannot be used at all
 //! costs time and is not an error: the first failure of a directory is a warning in the log, and [`probe`] finds it.
@@ -10,14 +12,17 @@ use crate::{Error, env};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, io};
 
-const MAGIC: &[u8; 8] = b"mkcubin2";
-const HEAD: usize = 8 + 32 + 8 + 8;
+const MAGIC: &[u8; 8] = b"mkcubin3";
+const HEAD: usize = 8 + 32 + 32 + 8 + 8;
+/// Most bytes of a file that is read.
+const MAX_BYTES: u64 = 256 << 20;
 
 /// What a compilation leaves: the binary and the log, from which the report is parsed again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +32,7 @@ pub(super) struct Output {
 }
 
 /// Hash of everything that the result depends on.
-pub(super) struct Key(String);
+pub(super) struct Key([u8; 32]);
 
 impl Key {
     pub(super) fn new(unit: Unit<'_>, flags: &[String], build: &str) -> Key {
@@ -43,7 +48,7 @@ impl Key {
         for flag in flags {
             field(flag.as_bytes());
         }
-        Key(hex(&hash.finalize()))
+        Key(hash.finalize().into())
     }
 }
 
@@ -67,12 +72,12 @@ impl Cache {
     }
 
     fn entry(&self, key: &Key) -> PathBuf {
-        self.dir.join(format!("{}.mkc", key.0))
+        self.dir.join(format!("{}.mkc", hex(&key.0)))
     }
 
     pub(super) fn read(&self, key: &Key) -> Option<Output> {
         let path = self.entry(key);
-        let bytes = match fs::read(&path) {
+        let bytes = match read_file(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
@@ -80,27 +85,29 @@ impl Cache {
                 return None;
             }
         };
-        let output = decode(&bytes);
-        if output.is_none() {
-            tracing::warn!(path = %path.display(), "a cached kernel is damaged, and is compiled again");
+        match decode(&bytes, key) {
+            Ok(output) => Some(output),
+            Err(why) => {
+                tracing::warn!(path = %path.display(), why, "a cached kernel is not used, and is compiled again");
+                None
+            }
         }
-        output
     }
 
     pub(super) fn write(&self, key: &Key, output: &Output) {
-        self.publish(&self.entry(key), &encode(output));
+        self.publish(&self.entry(key), &encode(output, key));
     }
 
     /// What [`Cache::remember`] stored under a stamp.
     pub(super) fn recall(&self, stamp: &str) -> Option<String> {
-        let text = fs::read_to_string(self.memo(stamp)).ok()?;
+        let text = String::from_utf8(read_file(&self.memo(stamp)).ok()?).ok()?;
         let (sum, value) = text.split_once('\n')?;
-        (sum == hex(&Sha256::digest(value.as_bytes()))).then(|| value.to_string())
+        (sum == memo_sum(stamp, value)).then(|| value.to_string())
     }
 
     /// Stores a short text under a stamp.
     pub(super) fn remember(&self, stamp: &str, value: &str) {
-        let text = format!("{}\n{value}", hex(&Sha256::digest(value.as_bytes())));
+        let text = format!("{}\n{value}", memo_sum(stamp, value));
         self.publish(&self.memo(stamp), text.as_bytes());
     }
 
@@ -118,6 +125,30 @@ impl Cache {
             let _ = fs::remove_file(&temp);
         }
     }
+}
+
+/// The bytes of a regular file that is no larger than a kernel may be. Opening a fifo does not wait for its other end.
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(io::Error::other("it is no regular file: remove it"));
+    }
+    let too_large = || io::Error::other(format!("it is larger than {MAX_BYTES} bytes: remove it"));
+    if meta.len() > MAX_BYTES {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::with_capacity(meta.len() as usize);
+    // Some files have more to say than their length.
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES { Err(too_large()) } else { Ok(bytes) }
+}
+
+/// Ties a text to its stamp.
+fn memo_sum(stamp: &str, value: &str) -> String {
+    let stamp = Sha256::digest(stamp.as_bytes());
+    hex(&Sha256::new().chain_update(stamp).chain_update(value.as_bytes()).finalize())
 }
 
 /// A name that no other file of the directory has.
@@ -179,7 +210,11 @@ fn warn_once(dir: &Path, error: &Error) {
     }
 }
 
-fn encode(output: &Output) -> Vec<u8> {
+fn digest(key: &Key, body: &[u8]) -> [u8; 32] {
+    Sha256::new().chain_update(key.0).chain_update(body).finalize().into()
+}
+
+fn encode(output: &Output, key: &Key) -> Vec<u8> {
     let mut body = Vec::with_capacity(16 + output.log.len() + output.cubin.len());
     body.extend((output.log.len() as u64).to_le_bytes());
     body.extend((output.cubin.len() as u64).to_le_bytes());
@@ -187,17 +222,27 @@ fn encode(output: &Output) -> Vec<u8> {
     body.extend(&output.cubin);
     let mut file = Vec::with_capacity(HEAD + body.len());
     file.extend(MAGIC);
-    file.extend(Sha256::digest(&body));
+    file.extend(key.0);
+    file.extend(digest(key, &body));
     file.extend(&body);
     file
 }
 
-fn decode(file: &[u8]) -> Option<Output> {
-    let rest = file.strip_prefix(MAGIC)?;
-    let (sum, body) = rest.split_at_checked(32)?;
-    if Sha256::digest(body).as_slice() != sum {
-        return None;
+/// What a file holds, or why it is not the kernel of a key.
+fn decode(file: &[u8], key: &Key) -> Result<Output, &'static str> {
+    let rest = file.strip_prefix(MAGIC).ok_or("it is of another version, or no cached kernel")?;
+    let (own, rest) = rest.split_at_checked(32).ok_or("it is cut short")?;
+    if own != key.0 {
+        return Err("it is the file of another kernel");
     }
+    let (sum, body) = rest.split_at_checked(32).ok_or("it is cut short")?;
+    if digest(key, body) != sum {
+        return Err("it is damaged");
+    }
+    parts(body).ok_or("it is damaged")
+}
+
+fn parts(body: &[u8]) -> Option<Output> {
     let (log_len, rest) = body.split_first_chunk::<8>()?;
     let (cubin_len, rest) = rest.split_first_chunk::<8>()?;
     let (log, cubin) = rest.split_at_checked(u64::from_le_bytes(*log_len).try_into().ok()?)?;
@@ -219,29 +264,87 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    const KEY: Key = Key([7; 32]);
+
     fn output() -> Output {
         Output { cubin: (0..=255u8).cycle().take(5000).collect(), log: "ptxas info\n".into() }
     }
 
     #[test]
     fn a_file_reads_back() {
-        assert_eq!(decode(&encode(&output())), Some(output()));
+        assert_eq!(decode(&encode(&output(), &KEY), &KEY), Ok(output()));
     }
 
     #[test]
     fn no_torn_or_flipped_file_is_accepted() {
-        let file = encode(&output());
-        for cut in [0, 7, 8, 39, 40, 55, 56, 60, file.len() - 1] {
-            assert_eq!(decode(&file[..cut]), None, "cut at {cut}");
+        let file = encode(&output(), &KEY);
+        for cut in [0, 7, 8, 39, 40, 71, 72, 87, 88, 92, file.len() - 1] {
+            assert!(decode(&file[..cut], &KEY).is_err(), "cut at {cut}");
         }
-        for at in [0, 8, 40, 48, 56, file.len() - 1] {
+        for at in [0, 8, 40, 72, 80, 88, file.len() - 1] {
             let mut bad = file.clone();
             bad[at] ^= 1;
-            assert_eq!(decode(&bad), None, "flipped at {at}");
+            assert!(decode(&bad, &KEY).is_err(), "flipped at {at}");
         }
         let mut long = file.clone();
         long.push(0);
-        assert_eq!(decode(&long), None);
+        assert!(decode(&long, &KEY).is_err());
+    }
+
+    /// A cache in a folder of its own.
+    fn scratch(name: &str) -> (Cache, PathBuf) {
+        let dir = std::env::temp_dir().join(format!("mk-cache-{name}-{}", std::process::id()));
+        (Cache::open(Some(&dir)).unwrap(), dir)
+    }
+
+    #[test]
+    fn a_file_copied_over_another_is_not_taken_for_it() {
+        let (cache, dir) = scratch("copied");
+        let other = Key([9; 32]);
+        cache.write(&KEY, &output());
+        assert_eq!(cache.read(&KEY), Some(output()));
+        fs::copy(cache.entry(&KEY), cache.entry(&other)).unwrap();
+        assert_eq!(cache.read(&other), None);
+        let file = fs::read(cache.entry(&KEY)).unwrap();
+        assert_eq!(decode(&file, &other), Err("it is the file of another kernel"));
+        // Nor with the other key written into it.
+        let mut forged = file;
+        forged[8..40].copy_from_slice(&other.0);
+        assert_eq!(decode(&forged, &other), Err("it is damaged"));
+        cache.remember("one", "12.9");
+        fs::copy(cache.memo("one"), cache.memo("two")).unwrap();
+        assert_eq!((cache.recall("one").as_deref(), cache.recall("two")), (Some("12.9"), None));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn only_regular_files_of_some_size_are_read() {
+        let (cache, dir) = scratch("kinds");
+        let entry = cache.entry(&KEY);
+        let says = |entry: &Path| read_file(entry).unwrap_err().to_string();
+        let make: [(&str, &dyn Fn()); 4] = [
+            ("an endless file", &|| std::os::unix::fs::symlink("/dev/zero", &entry).unwrap()),
+            ("a fifo", &|| {
+                let made = std::process::Command::new("mkfifo").arg(&entry).status().unwrap();
+                assert!(made.success());
+            }),
+            ("a directory", &|| fs::create_dir(&entry).unwrap()),
+            ("a large file", &|| fs::File::create(&entry).unwrap().set_len(MAX_BYTES + 1).unwrap()),
+        ];
+        for (what, make) in make {
+            make();
+            assert_eq!(cache.read(&KEY), None, "{what}");
+            let why = says(&entry);
+            assert!(why.contains("regular file") || why.contains("larger than"), "{what}: {why}");
+            let folder = entry.is_dir() && !entry.is_symlink();
+            if folder { fs::remove_dir(&entry) } else { fs::remove_file(&entry) }.unwrap();
+        }
+        // A link to a kernel of the same key is one.
+        cache.write(&KEY, &output());
+        fs::rename(&entry, dir.join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(dir.join("elsewhere"), &entry).unwrap();
+        assert_eq!(cache.read(&KEY), Some(output()));
+        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]

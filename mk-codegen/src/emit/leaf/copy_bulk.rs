@@ -3,12 +3,11 @@
 use super::{
     moves,
     record::{
-        AgentEmission, Allowed, Group, LeafEmission, Prepared, RingEmission, Seat, Spills,
-        Warpgroups,
+        AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
     },
 };
 use crate::emit::{context::Emitter, error::EmitError};
-use crate::ir::{Agent, Leaf, Operand, Point};
+use crate::ir::{Agent, Leaf};
 use minijinja::{Value, context};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
@@ -41,12 +40,6 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
             arguments: ARGUMENTS,
         },
     ],
-    allowed: Allowed {
-        operands: &[(Operand::Src, &[Point::Start]), (Operand::Dst, &[Point::Start, Point::End])],
-        waits: &[(Agent::Loader, Point::Start), (Agent::Storer, Point::Start)],
-        posts: (Agent::Storer, Point::End),
-        inner: false,
-    },
     spills: Spills::NONE,
     prepare,
 };

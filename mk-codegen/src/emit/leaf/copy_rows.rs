@@ -2,10 +2,10 @@
 
 use super::{
     moves,
-    record::{AgentEmission, Allowed, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
+    record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
 };
 use crate::emit::{context::Emitter, error::EmitError};
-use crate::ir::{Agent, Operand, Point};
+use crate::ir::Agent;
 use minijinja::context;
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
@@ -23,12 +23,6 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         function: "copy_rows",
         arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
-    allowed: Allowed {
-        operands: &[(Operand::Src, &[Point::Start]), (Operand::Dst, &[Point::Start, Point::End])],
-        waits: &[(Agent::Copier, Point::Start)],
-        posts: (Agent::Copier, Point::End),
-        inner: false,
-    },
     spills: Spills::NONE,
     prepare,
 };

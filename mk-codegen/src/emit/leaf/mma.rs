@@ -5,7 +5,7 @@ mod operands;
 mod targets;
 
 use super::record::{
-    AgentEmission, Allowed, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+    AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
 };
 use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use crate::{
@@ -65,25 +65,6 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
             arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, ring, staging, tiles);",
         },
     ],
-    allowed: Allowed {
-        operands: &[
-            (Operand::A, &[Point::Start, Point::Inner]),
-            (Operand::B, &[Point::Start, Point::Inner]),
-            (Operand::AccIn, &[Point::Start, Point::Inner, Point::End]),
-            (Operand::E0, &[Point::Start, Point::End]),
-            (Operand::E1, &[Point::Start, Point::End]),
-            (Operand::E2, &[Point::Start, Point::End]),
-            (Operand::E3, &[Point::Start, Point::End]),
-            (Operand::C, &[Point::End]),
-        ],
-        waits: &[
-            (Agent::Loader, Point::Start),
-            (Agent::Loader, Point::Inner),
-            (Agent::Storer, Point::Start),
-        ],
-        posts: (Agent::Storer, Point::End),
-        inner: true,
-    },
     // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue. Traced, where rows come in slices: 4 to 84, none of it in
     // the loop of wgmmas.
     spills: Spills { several_loops: 32, traced_inner_loop: 128 },

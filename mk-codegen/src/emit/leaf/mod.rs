@@ -2,7 +2,7 @@
 //!
 //! The contract in `ir/leaf.rs` says what a leaf promises to the verifier; the record says how agents keep the promise. Everything that
 //! differs from leaf to leaf is in it: [`crate::emit::emit_with`] prints roles from records, the audit counts a record's calls, the
-//! trace layer asks it for slots, `check.rs` for the points at which waits, posts and accesses may stand. Nothing else in `emit/`, and
+//! trace layer asks it for slots. The points at which waits, posts and accesses may stand are in `ir/allowed.rs`. Nothing else in `emit/`, and
 //! nothing in `kernel.cu.j2`, names a leaf.
 //!
 //! A new leaf supplies
@@ -14,7 +14,6 @@
 //!   leaves share a role, the one with the most registers for computing threads decides;
 //! - `ring`: types, barriers and trace slots of the shared memory that its agents hand data through, if they do. One role has one ring;
 //!   `Leaf::shares_ring` says which leaves take turns on it;
-//! - `allowed`: points of accesses, waits and posts, and whether it has an inner loop. What is not listed is refused, not dropped;
 //! - `spills`: bytes that ptxas may spill;
 //! - `prepare`: checks of its families, and the values of the templates. Numbers that a task needs beside its regions (an expert, a
 //!   query's position) are expressions of its coordinates: `Emitter::scalars` prints them as members of the task that `decode` returns
@@ -25,6 +24,7 @@
 //! decodes a task behind its waits, and hands the result to the others through the ring; it takes a seat of its own
 //! ([`Seat::Lane`]), and the loader's `decode` moves into it.
 
+mod attend;
 mod copy_bulk;
 mod copy_rows;
 mod mma;
@@ -33,13 +33,18 @@ mod record;
 mod reduce;
 
 use super::error::EmitError;
-use crate::ir::{CopyVia, FamId, Leaf, Plan};
+use crate::ir::{Carry, CopyVia, FamId, Leaf, Plan};
 
 pub(super) use record::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups};
 
 /// Every leaf that agents of a CTA carry out.
-pub(super) const ALL: &[&LeafEmission] =
-    &[&mma::EMISSION, &copy_bulk::EMISSION, &copy_rows::EMISSION, &reduce::EMISSION];
+pub(super) const ALL: &[&LeafEmission] = &[
+    &mma::EMISSION,
+    &attend::EMISSION,
+    &copy_bulk::EMISSION,
+    &copy_rows::EMISSION,
+    &reduce::EMISSION,
+];
 
 /// Who carries a leaf out.
 pub(super) enum Carrier {
@@ -60,6 +65,7 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         Leaf::CopyTile { via: CopyVia::Bulk, .. } => Carrier::Agents(&copy_bulk::EMISSION),
         Leaf::CopyTile { via: CopyVia::Ldst, .. } => Carrier::Agents(&copy_rows::EMISSION),
         Leaf::ReduceTile { .. } => Carrier::Agents(&reduce::EMISSION),
+        Leaf::AttendTile { carry: Carry::Registers, .. } => Carrier::Agents(&attend::EMISSION),
         Leaf::Signal | Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
         Leaf::AttendTile { .. } | Leaf::NicSend => Carrier::Nobody,

@@ -1,7 +1,7 @@
 //! The record by which a leaf becomes CUDA. `leaf/mod.rs` says how it is used.
 
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
-use crate::ir::{Agent, FamId, Family, InternalEdge, Leaf, Operand, Point};
+use crate::ir::{Agent, FamId, Family, InternalEdge, Leaf};
 use minijinja::Value;
 
 /// Everything that the emitter, the audit and the trace layer know of a leaf.
@@ -16,8 +16,6 @@ pub(in crate::emit) struct LeafEmission {
     pub ring: Option<&'static RingEmission>,
     /// Its agents, in the contract's order.
     pub agents: &'static [AgentEmission],
-    /// The points of a task at which a plan may touch, wait and post.
-    pub allowed: Allowed,
     /// Registers that the compiler may keep in memory.
     pub spills: Spills,
     /// Checks the families of one loop, and gives the values of the templates.
@@ -102,18 +100,6 @@ pub(in crate::emit) enum Seat {
     Lane(u32),
     /// All threads of the computing warpgroups.
     Computing,
-}
-
-/// The points of a task that a leaf's templates have a place for.
-pub(in crate::emit) struct Allowed {
-    /// Accesses.
-    pub operands: &'static [(Operand, &'static [Point])],
-    /// Waits.
-    pub waits: &'static [(Agent, Point)],
-    /// Posts.
-    pub posts: (Agent, Point),
-    /// Whether a task may have an inner loop.
-    pub inner: bool,
 }
 
 /// Bytes of registers that a thread of a kernel may spill, by the rest of the kernel.

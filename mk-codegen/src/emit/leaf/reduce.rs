@@ -1,10 +1,8 @@
 //! Sums over the slots of a rank, or over all ranks: in f32, in order, rounded once, by all computing threads in one team or two.
 
-use super::record::{
-    AgentEmission, Allowed, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups,
-};
+use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
-use crate::ir::{Agent, Expr, Operand, Point, Var};
+use crate::ir::{Agent, Expr, Family, Operand, Point, Var};
 use minijinja::{Value, context};
 use mk_abi::device::MAX_RANKS;
 
@@ -23,24 +21,18 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         function: "reduce_rows",
         arguments: "<Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, @{ teams }@, @{ 2 // teams }@ * kWarpgroupThreads, @{ 1 + teams }@, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
-    allowed: Allowed {
-        operands: &[
-            (Operand::Src, &[Point::Start]),
-            (Operand::E0, &[Point::Start, Point::End]),
-            (Operand::E1, &[Point::Start, Point::End]),
-            (Operand::E2, &[Point::Start, Point::End]),
-            (Operand::E3, &[Point::Start, Point::End]),
-            (Operand::Dst, &[Point::End]),
-        ],
-        waits: &[(Agent::Copier, Point::Start)],
-        posts: (Agent::Copier, Point::End),
-        inner: false,
-    },
     spills: Spills::NONE,
     prepare,
 };
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let weighted = |f: &Family| f.accesses.iter().any(|a| a.operand == Operand::W);
+    for f in g.slices.iter().map(|s| &e.plan.families[s.id]) {
+        if f.inner.is_some() || weighted(f) {
+            let what = "no template has sums in an inner loop or with factors so far";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+    }
     let (mut families, mut destinations) = (Vec::new(), None);
     for s in &g.slices {
         let (value, places) = sums(e, *s)?;

@@ -8,7 +8,7 @@ mod tables;
 use super::{
     entity::FamId,
     expr::{Expr, Var},
-    leaf::{Arity, EPILOGUE_OPERANDS, EpilogueOp, Leaf, gated},
+    leaf::{Arity, EPILOGUE_OPERANDS, EpilogueOp, Leaf, Mask, gated},
     plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space},
 };
 use names::RESERVED;
@@ -108,8 +108,12 @@ impl Checker<'_> {
         self.nodes(world);
         let ranks = u64::from(world).clamp(1, mk_abi::device::MAX_RANKS as u64);
         self.tables(ranks);
+        let mut buffers = BTreeSet::new();
         for (id, b) in plan.buffers.iter() {
             let place = format!("{id} {:?}", b.name);
+            if !buffers.insert(&b.name) {
+                self.error(&place, "another buffer has this name already: use another name");
+            }
             b.shape.iter().for_each(|e| {
                 self.expr(&place, e, None, Scope { vars: 1, each: false, inner: false, t: false })
             });
@@ -212,9 +216,26 @@ impl Checker<'_> {
             self.loop_name(&place, name);
             self.expr(&place, extent, Some(x), Scope { inner: false, ..all });
         }
+        self.positions(&place, x, all);
         self.contract(&place, x);
         self.accesses(&place, x, all);
         self.signalling(&place, x, all);
+    }
+
+    /// Places of queries and keys: where a mask asks for them, and nowhere else.
+    fn positions(&mut self, place: &str, x: &Family, all: Scope) {
+        let masks = matches!(x.leaf, Leaf::AttendTile { mask: Mask::Causal, .. });
+        match &x.positions {
+            None if masks => self.error(place, "masks by position: it needs `position` lines"),
+            None => {}
+            Some(_) if !masks => {
+                self.error(place, "has `position` lines, which only `mask=causal` asks for")
+            }
+            Some(at) => {
+                self.expr(place, &at.q, Some(x), Scope { inner: false, ..all });
+                self.expr(place, &at.k, Some(x), all);
+            }
+        }
     }
 
     /// The scope of a line with `each`, checking the extent on the way.
@@ -480,6 +501,7 @@ impl Family {
     pub(crate) fn emitted(&self) -> Vec<&Expr> {
         let mut list: Vec<&Expr> = self.domain.iter().chain(&self.inner).map(|d| &d.1).collect();
         list.extend(&self.order);
+        list.extend(self.positions.iter().flat_map(|at| [&at.q, &at.k]));
         for a in &self.accesses {
             list.push(&a.rank);
             list.extend(a.region.iter().flat_map(|(b, l)| [b, l]));

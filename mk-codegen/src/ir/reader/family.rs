@@ -5,15 +5,15 @@ use super::{
     cursor::{Cursor, Scope},
 };
 use crate::ir::{
-    ALayout, BLayout, BufId, Carry, Consumers, CopyVia, EdgeId, EpilogueOp, FamId, Leaf, RoleId,
-    SigId, Store,
+    ALayout, BLayout, BufId, Carry, Consumers, CopyVia, EdgeId, EpilogueOp, FamId, Leaf, Mask,
+    RoleId, SigId, Store,
     leaf::{Agent, Operand},
     plan::*,
 };
 use crate::ir::{Expr, Scope as Reach, Var};
 
 const LINES: &[&str] =
-    &["leaf", "for", "order", "schedule", "inner", "edge", "access", "wait", "post"];
+    &["leaf", "for", "order", "schedule", "inner", "position", "edge", "access", "wait", "post"];
 
 pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     c.id::<FamId>(plan.families.len())?;
@@ -27,6 +27,7 @@ pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadErro
         order: vec![],
         schedule: Schedule::Static,
         inner: None,
+        positions: None,
         accesses: vec![],
         waits: vec![],
         posts: vec![],
@@ -93,6 +94,18 @@ fn line<'a>(c: &mut Cursor<'a>, x: &mut Family, scope: &mut Scope<'a>) -> Result
             x.inner = Some((name.to_string(), c.expr(scope)?));
             scope.bind(name, Var::INNER);
         }
+        "position" => {
+            c.keyword("q")?;
+            let q = c.expr(scope)?;
+            c.newline()?;
+            c.skip_newlines();
+            c.keyword("position")?;
+            c.keyword("k")?;
+            let k = c.expr(scope)?;
+            if x.positions.replace(Positions { q, k }).is_some() {
+                return Err(c.error_here("a family has one pair of `position` lines"));
+            }
+        }
         "edge" => {
             let edge = c.reference::<EdgeId>()?;
             x.edges.push(InternalEdge { edge, name: c.word()?.to_string() });
@@ -129,17 +142,24 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
             Leaf::CopyTile { via, stages: stages(c)? }
         }
         "attend_tile" => {
+            let block = block(c)?;
             let carry = match choice(c, "carry", &["registers", "scratch"])? {
                 "registers" => Carry::Registers,
                 _ => Carry::Scratch,
             };
-            Leaf::AttendTile { carry, scale: c.setting("scale")?, stages: stages(c)? }
+            let (scale, stages) = (c.setting("scale")?, stages(c)?);
+            let mask = match choice(c, "mask", &["full", "causal"])? {
+                "full" => Mask::Full,
+                _ => Mask::Causal,
+            };
+            Leaf::AttendTile { block, carry, scale, stages, mask, store: store(c)? }
         }
         _ => mma(c)?,
     })
 }
 
-fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
+/// `block=128x256x64`.
+fn block(c: &mut Cursor<'_>) -> Result<[u32; 3], ReadError> {
     c.keyword("block")?;
     c.sign("=")?;
     // `128x256x64` is one word to the lexer.
@@ -149,6 +169,15 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         return Err(c.expected("a tile such as `128x256x64`, each side from 1 to 1024"));
     };
     c.bump();
+    Ok(block)
+}
+
+fn store(c: &mut Cursor<'_>) -> Result<Store, ReadError> {
+    Ok(if choice(c, "store", &["tma", "direct"])? == "tma" { Store::Tma } else { Store::Direct })
+}
+
+fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
+    let block = block(c)?;
     let stages = stages(c)?;
     let mut a_layout = ALayout::Mk;
     if c.eat_word("a") {
@@ -158,8 +187,7 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         }
     }
     let b_layout = if choice(c, "b", &["kn", "nk"])? == "kn" { BLayout::Kn } else { BLayout::Nk };
-    let store =
-        if choice(c, "store", &["tma", "direct"])? == "tma" { Store::Tma } else { Store::Direct };
+    let store = store(c)?;
     let mut consumers = Consumers::Cooperative;
     if c.eat_word("consumers") {
         c.sign("=")?;

@@ -164,6 +164,7 @@ impl Draft {
             order,
             schedule: Schedule::Static,
             inner: None,
+            positions: None,
             accesses,
             waits: Vec::new(),
             posts: Vec::new(),

@@ -13,7 +13,8 @@
 use super::harness::{self, Data, no_tables, right, spoilt_are_rejected, verified};
 use crate::graph::Extent;
 use crate::ir::{
-    Access, BufId, Carry, CopyVia, Each, Expr, FamId, Leaf, Operand, Point, RoleKind, Space, Var,
+    Access, Agent, BufId, Carry, CopyVia, Each, Expr, FamId, Leaf, Mask, Operand, Point, RoleKind,
+    Space, Store, Var,
 };
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Reader, Source, Writer, read, write},
@@ -280,7 +281,14 @@ impl Chunks {
             write(Operand::Lse, lse, vec![one(&b), one(&h), tile]).into(),
         ];
         let scale = (1.0 / (depth as f32).sqrt()).to_bits();
-        let leaf = Leaf::AttendTile { carry: Carry::Registers, scale, stages: 2 };
+        let leaf = Leaf::AttendTile {
+            block: [rows[0] as u32, rows[1] as u32, depth as u32],
+            carry: Carry::Registers,
+            scale,
+            stages: 2,
+            mask: Mask::Full,
+            store: Store::Tma,
+        };
         let tiles = (self.ring.capacity() + rows[0] - 1) / rows[0];
         let domain =
             vec![("b", self.ring.batch.into()), ("h", heads[0].into()), ("i", tiles.into())];
@@ -299,6 +307,8 @@ impl Chunks {
         let taken = Writer::new(attend, Operand::K, vec![Var::RANK.into(), b, g])
             .on_each(owner, each)
             .when(Some(followed));
+        // A tile without queries has nothing for the storer, but its keys are read.
+        let taken = Writer { by: Some(Agent::Consumers), ..taken };
         let tiles = (self.ring.capacity() + rows[0] - 1) / rows[0];
         let shape = [world, self.ring.batch, heads[1]].map(Expr::from).to_vec();
         let count = (tiles * group).into();

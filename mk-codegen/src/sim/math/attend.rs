@@ -12,6 +12,17 @@ pub(in super::super) struct Attention {
     pub stat: Tile,
 }
 
+/// How scores of one step become probabilities.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct AttentionStep {
+    /// Factor on q·k.
+    pub scale: f32,
+    /// Keys that the first query sees; each one after it sees one more. `None`: all see all.
+    pub seen: Option<i64>,
+    /// Type that probabilities are rounded to before they meet the values.
+    pub probabilities: DType,
+}
+
 impl Attention {
     /// Before the first step.
     pub fn new(rows: usize, d: usize) -> Attention {
@@ -20,19 +31,21 @@ impl Attention {
         Attention { acc: Tile::zeros(rows, d), stat }
     }
 
-    /// One block of keys `[cols, dk]` and values `[cols, d]`. Probabilities are rounded to bf16 before they meet the values, as
-    /// tensor cores have it; their sum is not.
-    pub fn step(&mut self, q: &Tile, k: &Tile, v: &Tile, scale: f32) {
-        if k.rows == 0 {
-            return;
-        }
-        let mut p = vec![0.0f32; k.rows];
+    /// One block of keys `[cols, dk]` and values `[cols, d]`. Probabilities are rounded before they meet the values, as tensor cores
+    /// have it; their sum is not.
+    pub fn step(&mut self, q: &Tile, k: &Tile, v: &Tile, step: AttentionStep) {
+        let mut scores = vec![0.0f32; k.rows];
         for i in 0..q.rows {
             let query = q.row(i);
+            let seen = step.seen.map_or(k.rows as i64, |first| first + i as i64);
+            let p = &mut scores[..seen.clamp(0, k.rows as i64) as usize];
+            if p.is_empty() {
+                continue;
+            }
             let mut max = self.stat.data[2 * i];
             for (j, score) in p.iter_mut().enumerate() {
                 let dot: f32 = query.iter().zip(k.row(j)).map(|(x, y)| x * y).sum();
-                *score = dot * scale;
+                *score = dot * step.scale;
                 // A NaN must survive: poison that is read has to show.
                 max = if *score > max || score.is_nan() { *score } else { max };
             }
@@ -44,7 +57,7 @@ impl Attention {
             for (j, score) in p.iter().enumerate() {
                 let weight = (score - max).exp();
                 sum += weight;
-                let weight = round(DType::Bf16, weight);
+                let weight = round(step.probabilities, weight);
                 acc.iter_mut().zip(v.row(j)).for_each(|(x, y)| *x += weight * y);
             }
             self.stat.data[2 * i] = max;
@@ -57,12 +70,13 @@ impl Attention {
         self.stat.data.chunks(2).map(|stat| stat[0] + stat[1].ln()).collect()
     }
 
-    /// The result, `[rows, d]`.
+    /// The result, `[rows, d]`: 0 in rows without a key.
     pub fn output(&self) -> Tile {
         let mut out = self.acc.clone();
         let cols = out.cols.max(1);
         for (row, stat) in out.data.chunks_mut(cols).zip(self.stat.data.chunks(2)) {
-            row.iter_mut().for_each(|x| *x /= stat[1]);
+            let sum = if stat[1] == 0.0 { 1.0 } else { stat[1] };
+            row.iter_mut().for_each(|x| *x /= sum);
         }
         out
     }
@@ -78,14 +92,31 @@ mod tests {
         let q = tile(1, 2, &[1.0, -1.0]);
         let (k1, k2) = (tile(1, 2, &[0.5, 0.25]), tile(1, 2, &[3.0, 1.0]));
         let (v1, v2) = (tile(1, 1, &[4.0]), tile(1, 1, &[-2.0]));
+        let step = AttentionStep { scale: 0.5, seen: None, probabilities: DType::Bf16 };
         let mut state = Attention::new(1, 1);
-        state.step(&q, &k1, &v1, 0.5);
-        state.step(&q, &k2, &v2, 0.5);
+        state.step(&q, &k1, &v1, step);
+        state.step(&q, &k2, &v2, step);
         let (a, b) = ((0.125f32).exp(), (1.0f32).exp());
         let want = (4.0 * a - 2.0 * b) / (a + b);
         let got = state.output().data[0];
         assert!((got - want).abs() < 0.01, "{got} is not {want}");
-        state.step(&q, &tile(1, 2, &[f32::NAN, 0.0]), &v1, 0.5);
+        state.step(&q, &tile(1, 2, &[f32::NAN, 0.0]), &v1, step);
         assert!(state.output().data[0].is_nan());
+    }
+
+    #[test]
+    fn queries_see_keys_up_to_their_place() {
+        let tile = |rows, cols, data: &[f32]| Tile { rows, cols, data: data.to_vec() };
+        let (q, k) = (tile(3, 1, &[0.0; 3]), tile(2, 1, &[1.0, 2.0]));
+        let v = tile(2, 1, &[4.0, 8.0]);
+        let step = AttentionStep { scale: 1.0, seen: Some(0), probabilities: DType::F16 };
+        let mut state = Attention::new(3, 1);
+        state.step(&q, &k, &v, step);
+        assert_eq!(state.output().data, [0.0, 4.0, 6.0]);
+        assert_eq!(state.logarithms(), [f32::NEG_INFINITY, 0.0, 2.0f32.ln()]);
+        // A block that none of them sees changes nothing.
+        let before = state.clone();
+        state.step(&q, &k, &v, AttentionStep { seen: Some(-2), ..step });
+        assert_eq!(state, before);
     }
 }

@@ -7,7 +7,7 @@ mod erf;
 mod matmul;
 mod round;
 
-pub(super) use attend::Attention;
+pub(super) use attend::{Attention, AttentionStep};
 pub(super) use epilogue::apply;
 pub(super) use matmul::{multiply_add, transpose};
 pub(super) use round::round;

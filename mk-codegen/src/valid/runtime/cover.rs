@@ -12,6 +12,8 @@ use crate::{
     valid::{
         MAX_PAIRS,
         boxes::{BoxId, Boxed, text, uncovered},
+        coverage::takes,
+        hash::{FastMap, FastSet},
         races::Group,
         report::Violation,
         site,
@@ -24,7 +26,7 @@ use crate::{
         world::{AccRec, World},
     },
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most dimensions of a buffer that may vary at once, and one more: places at which polynomials that are equal are compared.
 const DEGREE: usize = 4;
@@ -52,14 +54,15 @@ pub(super) fn check(
         spans,
         groups,
         overlaps,
-        known: HashSet::new(),
-        told: HashSet::new(),
+        known: FastSet::default(),
+        told: FastSet::default(),
         work: 0,
         found: Found::default(),
     };
     for class in 0..world.classes.len() {
         for id in 0..groups[class].len() {
             cover.reads(class, id as BoxId);
+            cover.lost(class, id as BoxId);
         }
         for (id, b) in world.plan.buffers.iter().filter(|b| b.1.space == Space::Out) {
             for rank in 0..world.ranks {
@@ -91,8 +94,8 @@ struct Cover<'c> {
     groups: &'c [Vec<Group>],
     overlaps: &'c [Vec<BoxId>],
     /// Boxes, by their spans, that are known to be covered by others.
-    known: HashSet<(Vec<SpanId>, Vec<Vec<SpanId>>)>,
-    told: HashSet<(u32, u32)>,
+    known: FastSet<(Vec<SpanId>, Vec<Vec<SpanId>>)>,
+    told: FastSet<(u32, u32)>,
     work: u64,
     found: Found,
 }
@@ -135,6 +138,40 @@ impl Cover<'_> {
                     let epoch = world.class_of.iter().position(|x| *x == class).unwrap_or(0) + 1;
                     let read = site::actor(world, epoch as u32, a);
                     self.found.violations.push(Violation::Uncovered { read, missing });
+                    self.found.values.push(value);
+                }
+            }
+        }
+    }
+
+    /// Writes of one box that nobody reads.
+    fn lost(&mut self, class: usize, id: BoxId) {
+        let (world, boxed) = (self.world, self.boxed(id));
+        if matches!(world.plan.buffers[boxed.buffer].space, Space::In | Space::Out) {
+            return;
+        }
+        let spans = boxed.spans.to_vec();
+        let accs = &world.classes[class].accs;
+        let group = &self.groups[class][id as usize];
+        let mut seen: Vec<i64> = Vec::new();
+        for w in group.accs[..group.writers].iter().map(|a| &accs[*a as usize]) {
+            if seen.contains(&w.version) {
+                continue;
+            }
+            seen.push(w.version);
+            let groups = &self.groups[class];
+            let taken = |g: &Group| g.accs.iter().any(|r| takes(w, &accs[*r as usize]));
+            let others = self.overlaps[id as usize].iter().filter(|o| taken(&groups[**o as usize]));
+            let mut parts: Vec<&[SpanId]> =
+                others.map(|o| &world.boxes.all[*o as usize].spans[..]).collect();
+            parts.sort_unstable();
+            parts.dedup();
+            if let Some((value, missing)) = self.missing(&spans, &parts) {
+                let t = &world.classes[class].tasks[w.task as usize];
+                if self.told.insert((t.family.index() as u32, w.line)) {
+                    let epoch = world.class_of.iter().position(|x| *x == class).unwrap_or(0) + 1;
+                    let write = site::actor(world, epoch as u32, w);
+                    self.found.violations.push(Violation::Unread { write, missing });
                     self.found.values.push(value);
                 }
             }
@@ -258,7 +295,7 @@ impl Cover<'_> {
             changes.add(*at, lines, -1);
         }
         // Writes as long as each other are one.
-        let mut sizes: HashMap<Vec<u32>, (&[SpanId], i128)> = HashMap::new();
+        let mut sizes: FastMap<Vec<u32>, (&[SpanId], i128)> = FastMap::default();
         for (ids, n) in &writes {
             let lengths = ids.iter().map(|id| spans.all[*id as usize].length).collect();
             sizes.entry(lengths).or_insert((ids, 0)).1 += n;
@@ -387,7 +424,7 @@ impl Changes {
             return Some((first.run, first.lo, 0));
         }
         self.list.sort_unstable_by_key(|c| c.0);
-        let ends: HashMap<u32, i64> = whole.iter().map(|p| (p.run, p.hi)).collect();
+        let ends: FastMap<u32, i64> = whole.iter().map(|p| (p.run, p.hi)).collect();
         let mut sum: Poly = [0; DEGREE];
         for (i, ((run, k), change)) in self.list.iter().enumerate() {
             sum.iter_mut().zip(change).for_each(|(s, c)| *s += c);

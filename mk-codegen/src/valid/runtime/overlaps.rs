@@ -4,9 +4,9 @@
 
 use crate::valid::{
     boxes::{BoxId, Boxed, OVERLAP_WEIGHT},
+    hash::FastMap,
     spans::{SpanId, Spans},
 };
-use std::collections::HashMap;
 
 /// Fills in, for every box, those that overlap it, itself included. `None` above `limit` looks.
 pub(in crate::valid) fn overlaps(
@@ -81,7 +81,7 @@ impl Join<'_> {
 
     /// By span in a dimension, in the order of least bases.
     fn groups(&self, ids: &[BoxId], d: usize) -> Vec<(SpanId, Vec<BoxId>)> {
-        let mut groups: HashMap<SpanId, Vec<BoxId>> = HashMap::new();
+        let mut groups: FastMap<SpanId, Vec<BoxId>> = FastMap::default();
         for id in ids {
             groups.entry(self.all[*id as usize].spans[d]).or_default().push(*id);
         }

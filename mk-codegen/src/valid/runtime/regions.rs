@@ -5,6 +5,7 @@ use crate::{
     ir::{Access, Entity, Expr, FamId, Operand, PointError, Region, Task},
     valid::{
         boxes::{BoxId, Boxes},
+        hash::{FastMap, FastSet},
         shapes::{self, Touched},
         spans::{
             AtPlaces, LiveId, Part, SpanId, Spans,
@@ -15,7 +16,7 @@ use crate::{
         unroll::Operated,
     },
 };
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 
 /// Family, line, dimension, and the values of the variables that the expressions name.
 type Key = (u32, u32, u32, Vec<i64>);
@@ -27,13 +28,13 @@ type Sized = (Operand, u32, Option<i64>, Vec<u32>);
 pub(in crate::valid) struct Regions<'c> {
     cell: &'c Cell<'c>,
     /// For each dimension of an access: the variables that it names; nothing if it does not name the run-time dimension.
-    named: HashMap<(u32, u32, u32), Option<Vec<u8>>>,
-    known: HashMap<Key, Option<SpanId>>,
-    constants: HashMap<(i64, i64), Option<SpanId>>,
+    named: FastMap<(u32, u32, u32), Option<Vec<u8>>>,
+    known: FastMap<Key, Option<SpanId>>,
+    constants: FastMap<(i64, i64), Option<SpanId>>,
     /// Spans that lie inside a dimension of a buffer on a rank.
-    inside: HashSet<(SpanId, u32, u32, u32)>,
+    inside: FastSet<(SpanId, u32, u32, u32)>,
     /// Operands, by family, that fit each other.
-    fitted: HashSet<(FamId, Vec<Sized>)>,
+    fitted: FastSet<(FamId, Vec<Sized>)>,
     /// Why this cannot go on.
     pub halt: Option<Halt>,
 }
@@ -42,11 +43,11 @@ impl<'c> Regions<'c> {
     pub fn new(cell: &'c Cell<'c>) -> Regions<'c> {
         Regions {
             cell,
-            named: HashMap::new(),
-            known: HashMap::new(),
-            constants: HashMap::new(),
-            inside: HashSet::new(),
-            fitted: HashSet::new(),
+            named: FastMap::default(),
+            known: FastMap::default(),
+            constants: FastMap::default(),
+            inside: FastSet::default(),
+            fitted: FastSet::default(),
             halt: None,
         }
     }
@@ -89,7 +90,7 @@ impl<'c> Regions<'c> {
             }
         }
         let hull = Region { rank, buffer: a.buffer, dims, version };
-        Ok(Some((boxes.add(hull, ids.into(), live), version)))
+        Ok(Some((boxes.add(hull, &ids, live), version)))
     }
 
     fn stop(&mut self, stop: Stop, family: FamId, at: &Task, a: &Access, e: &Expr) {

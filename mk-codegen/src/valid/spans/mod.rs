@@ -7,7 +7,8 @@ pub(super) mod function;
 
 use domain::{Line, Places, Run};
 use function::Piece;
-use std::collections::HashMap;
+
+use super::hash::FastMap;
 
 pub(in crate::valid) type SpanId = u32;
 /// A set of places, interned. 0 is every place, and all there is without a run-time dimension.
@@ -41,11 +42,11 @@ pub(in crate::valid) struct Span {
 pub(in crate::valid) struct Spans {
     pub runs: Vec<Run>,
     pub all: Vec<Span>,
-    ids: HashMap<Vec<Part>, SpanId>,
-    lengths: HashMap<Vec<(Places, Line)>, u32>,
+    ids: FastMap<Vec<Part>, SpanId>,
+    lengths: FastMap<Vec<(Places, Line)>, u32>,
     pub lives: Vec<Vec<Places>>,
-    live_ids: HashMap<Vec<Places>, LiveId>,
-    met: HashMap<(SpanId, SpanId), bool>,
+    live_ids: FastMap<Vec<Places>, LiveId>,
+    met: FastMap<(SpanId, SpanId), bool>,
 }
 
 impl Spans {
@@ -53,11 +54,11 @@ impl Spans {
         Spans {
             runs,
             all: Vec::new(),
-            ids: HashMap::new(),
-            lengths: HashMap::new(),
+            ids: FastMap::default(),
+            lengths: FastMap::default(),
             lives: vec![Vec::new()],
-            live_ids: HashMap::new(),
-            met: HashMap::new(),
+            live_ids: FastMap::default(),
+            met: FastMap::default(),
         }
     }
 

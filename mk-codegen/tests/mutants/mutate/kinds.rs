@@ -26,6 +26,9 @@ pub enum Kind {
     ShrinkSlots,
     SlotEarly,
     FewerCtas,
+    AccessMoved,
+    Contributions,
+    NodeReach,
 }
 
 impl Kind {
@@ -54,6 +57,9 @@ impl Kind {
             Kind::WrongRank => "a post to the next rank",
             Kind::ShrinkSlots => "one slot fewer",
             Kind::FewerCtas => "one CTA for a role",
+            Kind::AccessMoved => "an access at another point",
+            Kind::Contributions => "a read of less",
+            Kind::NodeReach => "another node reached without a send",
             Kind::SlotEarly => "a slot reused an epoch early",
         }
     }

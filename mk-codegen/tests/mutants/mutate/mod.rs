@@ -1,9 +1,11 @@
 //! Mutants of a plan: one edge dropped, weakened or moved.
 
 mod kinds;
+mod operands;
 mod slots;
 
 pub use kinds::Kind;
+pub use operands::{of_operands, of_reach};
 
 use mk_codegen::ir::{Completion, Expr, FamId, Plan, Point, Proxy, Scope, SigId};
 

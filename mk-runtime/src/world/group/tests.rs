@@ -234,7 +234,7 @@ fn a_fork_does_not_leave_for_its_process() {
 
 /// Who has made as many launches may leave; who is missed in one is as good as dead.
 #[test]
-fn who_leaves_before_a_launch_is_missed() {
+fn a_rank_that_leaves_before_a_launch_is_missed() {
     for (theirs, mine) in [(2, 2), (1, 2)] {
         ranks(&format!("missed/{theirs}"), 2, |group, rank| {
             let launches = if rank == 1 { theirs } else { mine };
@@ -277,7 +277,7 @@ fn launches_that_a_leaver_has_made_are_still_made() {
 
 /// The others were told that it is silent, so it must not hear them.
 #[test]
-fn who_comes_after_its_own_deadline_fails_too() {
+fn a_rank_after_its_own_deadline_fails_too() {
     let errors = ranks("late", 2, |group, rank| {
         let deadline = Deadline::within(Duration::from_millis(100));
         if rank == 1 {
@@ -324,7 +324,7 @@ fn an_error_without_a_text_is_one() {
 
 /// As where a process ends between the gather of names and the mesh.
 #[test]
-fn who_has_ended_before_the_mesh_is_named() {
+fn a_rank_that_ended_before_the_mesh_is_named() {
     let run = format!("group/ended/{}", std::process::id());
     let errors: Vec<Error> = std::thread::scope(|scope| {
         let start = |rank| {
@@ -369,7 +369,7 @@ fn leaving_is_not_dying() {
 
 /// The second to come sees it; the first is told, and by whom and why.
 #[test]
-fn who_launches_something_else_is_told() {
+fn a_rank_that_launches_something_else_is_told() {
     ranks("astray", 3, |group, rank| {
         let members = [1, 2].map(|i| {
             let member = Arc::new(Raised(AtomicU32::new(0)));

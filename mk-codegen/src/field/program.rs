@@ -1,0 +1,348 @@
+//! What a pipeline computes: the checked program, operation by operation, on scaled tensors.
+//!
+//! Nothing of the passes is used: a mistake of theirs cannot be in both.
+
+use super::{
+    algebra::{Algebra, Block, Function},
+    cells::{Cells, Lines},
+    error::FieldError,
+};
+use mk_syntax::{Bound, DType, Def, Node, Op, Placement, Program, ValueId};
+
+/// The dimensions of a program's values. Those that operations take for the same are one line.
+pub(super) struct Dims<'a> {
+    pub program: &'a Program,
+    pub bound: &'a Bound,
+    pub ranks: usize,
+    /// The line of each dimension of each value.
+    lines: Vec<Vec<u32>>,
+}
+
+impl<'a> Dims<'a> {
+    /// Makes a line of each dimension, cut where shards begin.
+    pub fn new(
+        program: &'a Program,
+        bound: &'a Bound,
+        ranks: usize,
+        lines: &mut Lines,
+    ) -> Result<Dims<'a>, FieldError> {
+        if program.mesh_axes().len() != 1 {
+            let what = format!("a mesh of {} axes", program.mesh_axes().len());
+            return Err(FieldError::unsupported(what, "use one axis"));
+        }
+        let mut dims = Dims { program, bound, ranks, lines: Vec::new() };
+        for i in 0..program.n_values() {
+            let value = ValueId::new(i);
+            let own: Vec<u32> = match program.def(value) {
+                Some(Def::Node(node)) => dims.of_node(node),
+                _ => Vec::new(),
+            };
+            let shape = bound.shape(value).unwrap_or(&[]);
+            let own = if own.len() == shape.len() {
+                own
+            } else {
+                shape.iter().map(|n| lines.line(*n as i64)).collect()
+            };
+            dims.lines.push(own);
+            if let Some(Placement::Shard(d)) = dims.placement(value) {
+                let line = dims.line(value, d);
+                for rank in 0..ranks {
+                    lines.cut(line, dims.shard(value, rank).0);
+                }
+            }
+        }
+        for node in program.nodes() {
+            dims.join(node, lines);
+        }
+        Ok(dims)
+    }
+
+    /// The lines of a result, where they are those of operands.
+    fn of_node(&self, node: &Node) -> Vec<u32> {
+        let of = |i: usize| self.lines[node.inputs[i].index()].as_slice();
+        match node.op {
+            Op::Gemm { a_transposed, b_transposed } => {
+                let row = of(0)[usize::from(a_transposed)];
+                let columns = if b_transposed { &of(1)[..1] } else { &of(1)[1..] };
+                [&[row], columns].concat()
+            }
+            Op::Swiglu => vec![of(0)[0], of(0)[2]],
+            _ => of(0).to_vec(),
+        }
+    }
+
+    /// Links dimensions that an operation takes for the same.
+    fn join(&self, node: &Node, lines: &mut Lines) {
+        let of = |i: usize| &self.lines[node.inputs[i].index()];
+        let mut same = |a: u32, b: u32, n: i64| lines.link((a, 0, n as i32), (b, 0, n as i32));
+        let extent = |value: ValueId, d: usize| self.extent(value, d);
+        match node.op {
+            Op::Gemm { a_transposed, b_transposed } => {
+                let (k, other) = (usize::from(!a_transposed), usize::from(b_transposed));
+                same(of(0)[k], of(1)[other], extent(node.inputs[0], k));
+            }
+            Op::Swiglu => lines.cut(of(0)[1], 1),
+            Op::Bias => {
+                let last = of(0).len() - 1;
+                same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));
+            }
+            Op::Mul | Op::Add => {
+                for d in 0..of(0).len() {
+                    same(of(0)[d], of(1)[d], extent(node.inputs[0], d));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub fn line(&self, value: ValueId, dim: usize) -> u32 {
+        self.lines[value.index()][dim]
+    }
+
+    fn extent(&self, value: ValueId, dim: usize) -> i64 {
+        self.bound.shape(value).and_then(|s| s.get(dim)).map_or(0, |n| *n as i64)
+    }
+
+    pub fn placement(&self, value: ValueId) -> Option<Placement> {
+        self.program.ty(value).and_then(|t| t.placement.first().copied())
+    }
+
+    /// First index and length of a rank's shard of a value that is sharded: all are as long as the first, as far as there is something.
+    fn shard(&self, value: ValueId, rank: usize) -> (i32, i32) {
+        let Some(Placement::Shard(d)) = self.placement(value) else { return (0, 0) };
+        let n = self.extent(value, d);
+        let part = (n + self.ranks as i64 - 1) / self.ranks as i64;
+        let at = |rank: usize| (rank as i64 * part).min(n) as i32;
+        (at(rank), at(rank + 1) - at(rank))
+    }
+
+    /// First index and length of a rank's part of a value in each dimension.
+    pub fn part(&self, value: ValueId, rank: usize) -> Vec<(i32, i32)> {
+        let n = self.bound.shape(value).map_or(0, <[u64]>::len);
+        let of_dim = |d| match self.placement(value) {
+            Some(Placement::Shard(s)) if s == d => self.shard(value, rank),
+            _ => (0, self.extent(value, d) as i32),
+        };
+        (0..n).map(of_dim).collect()
+    }
+}
+
+/// A scaled tensor, row-major.
+#[derive(Clone)]
+pub(super) struct Tensor<E> {
+    pub shape: Vec<usize>,
+    pub data: Vec<E>,
+}
+
+/// A value: the whole, or what each rank adds to it.
+pub(super) enum Value<E> {
+    Whole(Tensor<E>),
+    Summands(Vec<Tensor<E>>),
+}
+
+impl<E> Value<E> {
+    /// What a rank has of it, where it is not sharded.
+    pub fn on(&self, rank: usize) -> &Tensor<E> {
+        match self {
+            Value::Whole(t) => t,
+            Value::Summands(list) => &list[rank],
+        }
+    }
+}
+
+/// All values of a program.
+pub(super) fn evaluate<A: Algebra>(
+    algebra: &mut A,
+    dims: &Dims<'_>,
+    cells: &Cells,
+) -> Result<Vec<Value<A::Elem>>, FieldError> {
+    let mut values: Vec<Value<A::Elem>> = Vec::new();
+    for i in 0..dims.program.n_values() {
+        let value = ValueId::new(i);
+        let made = match dims.program.def(value) {
+            Some(Def::Node(node)) => Evaluator { algebra, dims, cells, values: &values }.node(node),
+            _ => match dims.placement(value) {
+                Some(Placement::Partial) => Value::Summands(
+                    (0..dims.ranks).map(|r| input(algebra, dims, cells, value, Some(r))).collect(),
+                ),
+                _ => Value::Whole(input(algebra, dims, cells, value, None)),
+            },
+        };
+        values.push(made);
+    }
+    Ok(values)
+}
+
+/// An input, or a rank's summand of it.
+fn input<A: Algebra>(
+    algebra: &mut A,
+    dims: &Dims<'_>,
+    cells: &Cells,
+    value: ValueId,
+    rank: Option<usize>,
+) -> Tensor<A::Elem> {
+    let lines = &dims.lines[value.index()];
+    let shape: Vec<usize> = lines.iter().map(|l| cells.extent(*l)).collect();
+    let mut at = vec![0; shape.len()];
+    let mut block = Block { tensor: value.index(), rank, cells: vec![0; shape.len()] };
+    let len = shape.iter().product();
+    let mut data = Vec::with_capacity(len);
+    for _ in 0..len {
+        data.push(algebra.input(&block, &at));
+        for d in (0..shape.len()).rev() {
+            at[d] += 1;
+            if at[d] < shape[d] {
+                block.cells[d] = cells.cell(lines[d], at[d]);
+                break;
+            }
+            (at[d], block.cells[d]) = (0, 0);
+        }
+    }
+    Tensor { shape, data }
+}
+
+struct Evaluator<'e, A: Algebra> {
+    algebra: &'e mut A,
+    dims: &'e Dims<'e>,
+    cells: &'e Cells,
+    values: &'e [Value<A::Elem>],
+}
+
+impl<A: Algebra> Evaluator<'_, A> {
+    fn node(&mut self, node: &Node) -> Value<A::Elem> {
+        let values = self.values;
+        let x = &values[node.inputs[0].index()];
+        let y = node.inputs.get(1).map(|y| &values[y.index()]);
+        match (node.op, y) {
+            (Op::Gather { .. }, _) | (Op::Cast(DType::F32), _) => self.each(x, |_, t| t.clone()),
+            (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
+            (Op::ReduceScatter { .. } | Op::AllReduce { .. }, _) => match x {
+                Value::Whole(t) => Value::Whole(t.clone()),
+                Value::Summands(list) => Value::Whole(self.sum(list)),
+            },
+            (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
+            (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
+            (Op::Gelu, _) => self.map(x, |a, e| a.apply(Function::Gelu, e)),
+            (Op::Silu, _) => self.map(x, |a, e| a.apply(Function::Silu, e)),
+            (Op::Relu, _) => self.map(x, |a, e| a.apply(Function::Relu, e)),
+            (Op::Scale(factor), _) => self.map(x, |a, e| a.scale(e, factor as f32)),
+            (Op::Cast(DType::Bf16), _) => self.map(x, |a, e| a.apply(Function::RoundBf16, e)),
+            (Op::Cast(DType::F16), _) => self.map(x, |a, e| a.apply(Function::RoundF16, e)),
+            (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
+            // The checker gives these operations two operands.
+            (Op::Gemm { .. } | Op::Bias | Op::Add | Op::Mul, None) => {
+                self.each(x, |_, t| t.clone())
+            }
+        }
+    }
+
+    fn each(
+        &mut self,
+        x: &Value<A::Elem>,
+        mut f: impl FnMut(&mut A, &Tensor<A::Elem>) -> Tensor<A::Elem>,
+    ) -> Value<A::Elem> {
+        match x {
+            Value::Whole(t) => Value::Whole(f(self.algebra, t)),
+            Value::Summands(list) => {
+                Value::Summands(list.iter().map(|t| f(self.algebra, t)).collect())
+            }
+        }
+    }
+
+    fn map(
+        &mut self,
+        x: &Value<A::Elem>,
+        mut f: impl FnMut(&mut A, A::Elem) -> A::Elem,
+    ) -> Value<A::Elem> {
+        self.each(x, |a, t| Tensor {
+            shape: t.shape.clone(),
+            data: t.data.iter().map(|e| f(a, *e)).collect(),
+        })
+    }
+
+    /// Element by element; a vector is added to, or multiplied by, each row.
+    fn zip(
+        &mut self,
+        x: &Value<A::Elem>,
+        y: &Value<A::Elem>,
+        f: impl Fn(&mut A, A::Elem, A::Elem) -> A::Elem,
+    ) -> Value<A::Elem> {
+        let ranks = self.dims.ranks;
+        let mut both = |rank: usize| {
+            let (x, y) = (x.on(rank), y.on(rank));
+            let others = y.data.iter().cycle();
+            let data = x.data.iter().zip(others).map(|(x, y)| f(self.algebra, *x, *y)).collect();
+            Tensor { shape: x.shape.clone(), data }
+        };
+        match (x, y) {
+            (Value::Whole(_), Value::Whole(_)) => Value::Whole(both(0)),
+            _ => Value::Summands((0..ranks).map(both).collect()),
+        }
+    }
+
+    fn sum(&mut self, list: &[Tensor<A::Elem>]) -> Tensor<A::Elem> {
+        let mut total = list[0].clone();
+        for t in &list[1..] {
+            for (x, y) in total.data.iter_mut().zip(&t.data) {
+                *x = self.algebra.add(*x, *y);
+            }
+        }
+        total
+    }
+
+    /// A product; where the inner dimension is sharded, each rank's part of it.
+    fn gemm(&mut self, node: &Node, x: &Value<A::Elem>, y: &Value<A::Elem>) -> Value<A::Elem> {
+        let Op::Gemm { a_transposed, b_transposed } = node.op else {
+            return self.each(x, |_, t| t.clone());
+        };
+        let inner = usize::from(!a_transposed);
+        let k = x.on(0).shape[inner];
+        let is_whole = matches!((x, y), (Value::Whole(_), Value::Whole(_)));
+        let cut = is_whole && node.ty.placement.first() == Some(&Placement::Partial);
+        let (dims, cells) = (self.dims, self.cells);
+        let mut of = |rank: usize| {
+            let part = if cut {
+                let (base, len) = dims.part(node.inputs[0], rank)[inner];
+                let line = dims.line(node.inputs[0], inner);
+                cells.at(line, base)..cells.at(line, base + len)
+            } else {
+                0..k
+            };
+            let a = x.on(rank);
+            let b = y.on(rank);
+            let m = a.shape[1 - inner];
+            let n = b.data.len() / b.shape[usize::from(b_transposed)].max(1);
+            let mut data = vec![A::ZERO; m * n];
+            for (i, row) in data.chunks_mut(n.max(1)).enumerate() {
+                for l in part.clone() {
+                    let left = a.data[if a_transposed { l * m + i } else { i * k + l }];
+                    for (j, sum) in row.iter_mut().enumerate() {
+                        let right = b.data[if b_transposed { j * k + l } else { l * n + j }];
+                        let product = self.algebra.mul(left, right);
+                        *sum = self.algebra.add(*sum, product);
+                    }
+                }
+            }
+            let columns = if b_transposed { &b.shape[..1] } else { &b.shape[1..] };
+            Tensor { shape: [&[m], columns].concat(), data }
+        };
+        if is_whole && !cut {
+            Value::Whole(of(0))
+        } else {
+            Value::Summands((0..dims.ranks).map(of).collect())
+        }
+    }
+}
+
+/// `[m, 2, f] -> [m, f]`.
+fn swiglu<A: Algebra>(algebra: &mut A, t: &Tensor<A::Elem>) -> Tensor<A::Elem> {
+    let f = t.shape[2];
+    let mut data = Vec::with_capacity(t.shape[0] * f);
+    for row in t.data.chunks(2 * f.max(1)) {
+        for j in 0..f {
+            let gate = algebra.apply(Function::Silu, row[j]);
+            data.push(algebra.mul(gate, row[f + j]));
+        }
+    }
+    Tensor { shape: vec![t.shape[0], f], data }
+}

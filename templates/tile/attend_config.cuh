@@ -1,0 +1,157 @@
+// What a tile of attention is made of: a block of queries of one head, blocks of its keys and values; and where all of it lies in
+// shared memory.
+// Which keys a query sees: all; or those whose position is not beyond its own.
+enum class Mask : u32 { Full, Causal };
+
+// Everything a generated kernel chooses about its tiles of attention.
+struct AttendOptions {
+  u32 block_m = 128;   // queries of a tile, 64 for each consumer
+  u32 block_n = 128;   // keys of a step
+  u32 dim = 128;       // elements of a head
+  u32 stages = 2;      // blocks of keys, and of values, on their way or in use
+  u32 scale_bits = 0;  // factor on q·k, positive, as the bits of an f32
+  Dtype dtype = Dtype::Bf16;
+  Mask mask = Mask::Full;
+};
+
+template <AttendOptions kOptions>
+struct AttendConfig {
+  static constexpr u32 kBlockM = kOptions.block_m;
+  static constexpr u32 kBlockN = kOptions.block_n;
+  static constexpr u32 kDim = kOptions.dim;
+  static constexpr u32 kStages = kOptions.stages;
+  static constexpr u32 kScaleBits = kOptions.scale_bits;
+  static constexpr Dtype kDtype = kOptions.dtype;
+  static constexpr bool kCausal = kOptions.mask == Mask::Causal;
+
+  static constexpr u32 kConsumerRows = 64;
+  static constexpr u32 kConsumers = kBlockM / kConsumerRows;
+  static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
+  // Registers of a thread: of scores, of the same as 16-bit weights, two to a register, and of results.
+  static constexpr u32 kScores = kBlockN / 2;
+  static constexpr u32 kWeights = kBlockN / 4;
+  static constexpr u32 kResults = kDim / 2;
+
+  // Boxes of the tensor maps: 64 elements of a head, 128-byte swizzle, kBlockM queries or kBlockN keys.
+  static constexpr u32 kPanels = kDim / 64;
+  static constexpr u32 kPanelRowBytes = 64 * kElemBytes;
+  static constexpr u32 kQPanelBytes = kBlockM * kPanelRowBytes;
+  static constexpr u32 kKvPanelBytes = kBlockN * kPanelRowBytes;
+  static constexpr u32 kQBytes = kPanels * kQPanelBytes;
+  static constexpr u32 kKvBytes = kPanels * kKvPanelBytes;
+
+  static_assert(kBlockM == 128 || kBlockM == 192, "two or three consumers, which take turns");
+  static_assert(kBlockN % 16 == 0 && kBlockN >= 64 && kBlockN <= 192, "what wgmma takes, and registers hold");
+  static_assert(kDim == 64 || kDim == 128, "whole panels, and accumulators that fit");
+  static_assert(kStages >= 2, "a block that comes while one is in use");
+};
+
+// Shared memory of a CTA that attends. `base` is 1024-byte aligned, as the swizzle wants.
+template <class Config>
+struct AttendSmem {
+  static constexpr u32 kK = Config::kQBytes;
+  static constexpr u32 kV = kK + Config::kStages * Config::kKvBytes;
+  static constexpr u32 kQFull = kV + Config::kStages * Config::kKvBytes;
+  static constexpr u32 kQEmpty = kQFull + kMbarrierBytes;
+  static constexpr u32 kKFull = kQEmpty + kMbarrierBytes;
+  static constexpr u32 kKEmpty = kKFull + Config::kStages * kMbarrierBytes;
+  static constexpr u32 kVFull = kKEmpty + Config::kStages * kMbarrierBytes;
+  static constexpr u32 kVEmpty = kVFull + Config::kStages * kMbarrierBytes;
+  static constexpr u32 kStaged = kVEmpty + Config::kStages * kMbarrierBytes;
+  static constexpr u32 kDrained = kStaged + kMbarrierBytes;
+  static constexpr u32 kTileFull = kDrained + kMbarrierBytes;
+  static constexpr u32 kTileEmpty = kTileFull + kTileSlots * kMbarrierBytes;
+  static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
+  static constexpr u32 kBytes = kTileIndex + kTileSlots * sizeof(u64);
+  static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
+
+  u32 base;
+
+  // The same memory and barriers for tiles that differ in what is computed only.
+  template <class Other>
+  MK_DEVICE AttendSmem<Other> of() const {
+    static_assert(AttendSmem<Other>::kV == kV && AttendSmem<Other>::kBytes == kBytes, "tiles of one ring agree on where all of it lies");
+    return AttendSmem<Other>{base};
+  }
+
+  MK_DEVICE u32 q() const { return base; }
+  MK_DEVICE u32 k(u32 stage) const { return base + kK + stage * Config::kKvBytes; }
+  MK_DEVICE u32 v(u32 stage) const { return base + kV + stage * Config::kKvBytes; }
+  MK_DEVICE u32 q_full() const { return base + kQFull; }
+  MK_DEVICE u32 q_empty() const { return base + kQEmpty; }
+  MK_DEVICE u32 k_full(u32 stage) const { return base + kKFull + stage * kMbarrierBytes; }
+  MK_DEVICE u32 k_empty(u32 stage) const { return base + kKEmpty + stage * kMbarrierBytes; }
+  MK_DEVICE u32 v_full(u32 stage) const { return base + kVFull + stage * kMbarrierBytes; }
+  MK_DEVICE u32 v_empty(u32 stage) const { return base + kVEmpty + stage * kMbarrierBytes; }
+
+  // The results of a tile are in global memory, and the storer has said so to others.
+  MK_DEVICE u32 staged() const { return base + kStaged; }
+  MK_DEVICE u32 drained() const { return base + kDrained; }
+  // Dynamic schedule: which tile the loader has taken, and whether it, or everybody else, has said so.
+  MK_DEVICE u32 tile_index(u32 slot) const { return base + kTileIndex + slot * sizeof(u64); }
+  MK_DEVICE u32 tile_full(u32 slot) const { return base + kTileFull + slot * kMbarrierBytes; }
+  MK_DEVICE u32 tile_empty(u32 slot) const { return base + kTileEmpty + slot * kMbarrierBytes; }
+
+  // One thread, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
+  MK_DEVICE void init_barriers() const {
+    constexpr u32 kWarps = Config::kConsumers * kWarpgroupWarps;
+    mbarrier_init(q_full(), 1);
+    mbarrier_init(q_empty(), kWarps);
+    mbarrier_init(staged(), kWarps);
+    mbarrier_init(drained(), 1);
+    for (u32 s = 0; s < Config::kStages; ++s) {
+      mbarrier_init(k_full(s), 1);
+      mbarrier_init(k_empty(s), kWarps);
+      mbarrier_init(v_full(s), 1);
+      mbarrier_init(v_empty(s), kWarps);
+    }
+    for (u32 s = 0; s < kTileSlots; ++s) {
+      mbarrier_init(tile_full(s), 1);
+      mbarrier_init(tile_empty(s), kWarps + 1);
+    }
+    fence_mbarrier_init();
+  }
+};
+
+// An agent's place in the rings of blocks, and the parity of its tile. Goes on from one loop of a role to the next.
+template <u32 kStages>
+struct AttendCursor {
+  RingCursor<kStages> k, v;
+  u32 q = 0;
+  TileCursor tiles;
+};
+
+// Rows of a head, as a map of four dimensions has them: elements, two dimensions of which rows lie along one, and an outermost. The first
+// row's coordinates behind its elements.
+struct AttendRows {
+  const TensorMap* map;
+  i32 y, z, w;
+  bool along_z;
+};
+
+// What one task is: the plan's index expressions, evaluated.
+struct AttendTile {
+  u32 task;
+  u32 family;
+  AttendRows q;
+  i32 rows;              // queries that there are
+  i32 position;          // of the first query, where a mask asks
+  i32 chunks;            // parts that the keys come in
+  u64 o, o_pitch_bytes;  // the first query's results; from one query's to the next
+  u64 lse;               // the first query's, behind which the next follow; or 0
+};
+
+// A part of the keys, and the values that belong to them.
+struct AttendChunk {
+  AttendRows k, v;
+  i32 rows = 0;  // keys that there are
+  i32 position;  // of the first key, where a mask asks
+
+  // Blocks of keys that some query of the tile sees.
+  template <class Config>
+  MK_DEVICE i32 blocks(const AttendTile& tile) const {
+    i32 seen = tile.rows > 0 ? rows : 0;
+    if constexpr (Config::kCausal) seen = min(seen, tile.position + tile.rows - position);
+    return (max(seen, 0) + static_cast<i32>(Config::kBlockN) - 1) / static_cast<i32>(Config::kBlockN);
+  }
+};

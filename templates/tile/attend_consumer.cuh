@@ -1,0 +1,242 @@
+// The agents that attend: warpgroups, each with 64 queries of every tile. Scores, weights and results are in registers; the scores of
+// a block are computed beside the results of the block before it. The two take turns at the tensor cores: one has its products in flight
+// while the other makes weights of its scores.
+// Whose turn it is: named barriers, each of one consumer that waits and one that lets it go on.
+constexpr u32 kAttendTurn = 5;
+// A consumer by itself.
+constexpr u32 kAttendTail = 8;
+
+template <class Config, class Edges, u32 kConsumer = 0>
+MK_DEVICE void attend_wait_turn(u32 consumer) {
+  if constexpr (kConsumer + 1 < Config::kConsumers) {
+    if (consumer != kConsumer) return attend_wait_turn<Config, Edges, kConsumer + 1>(consumer);
+  }
+  named_barrier_sync<Edges::turn, kAttendTurn + kConsumer, 2 * kWarpgroupThreads>();
+}
+// To the next consumer.
+template <class Config, class Edges, u32 kConsumer = 0>
+MK_DEVICE void attend_pass_turn(u32 consumer) {
+  if constexpr (kConsumer + 1 < Config::kConsumers) {
+    if (consumer != kConsumer) return attend_pass_turn<Config, Edges, kConsumer + 1>(consumer);
+  }
+  named_barrier_arrive<Edges::turn, kAttendTurn + (kConsumer + 1) % Config::kConsumers, 2 * kWarpgroupThreads>();
+}
+
+template <class Config, class Edges, u32 kConsumer = 0>
+MK_DEVICE void attend_sync_consumer(u32 consumer) {
+  if constexpr (kConsumer + 1 < Config::kConsumers) {
+    if (consumer != kConsumer) return attend_sync_consumer<Config, Edges, kConsumer + 1>(consumer);
+  }
+  named_barrier_sync<Edges::turn, kAttendTail + kConsumer, kWarpgroupThreads>();
+}
+
+// Arrives: one lane of each warp.
+template <u32 kEdge>
+MK_DEVICE void attend_arrive(u32 bar) {
+  if (lane_index() == 0) mbarrier_arrive<kEdge>(bar);
+}
+
+// S = Q K^T of one block, left in flight.
+template <class Config>
+MK_DEVICE void attend_scores(const AttendSmem<Config>& smem, u32 consumer, u32 stage, float (&s)[Config::kScores]) {
+  const u64 q = sm90_descriptor_k_major(smem.q() + consumer * Config::kConsumerRows * Config::kPanelRowBytes);
+  const u64 k = sm90_descriptor_k_major(smem.k(stage));
+  sm90_wgmma_fence();
+#pragma unroll
+  for (u32 kk = 0; kk < Config::kDim / kWgmmaK; ++kk) {
+    const u32 step = kk % 4 * kKMajorStepBytes;
+    sm90_wgmma<Config::kDtype, ALayout::KMajor, BLayout::KMajor>(s, q + ((kk / 4 * Config::kQPanelBytes + step) >> 4),
+                                                                 k + ((kk / 4 * Config::kKvPanelBytes + step) >> 4), kk != 0);
+  }
+  sm90_wgmma_commit();
+}
+
+// Behind a chunk's last value is whatever memory holds, and a weight of zero makes NaN of a NaN. Each consumer clears it for itself.
+template <class Config, class Edges>
+MK_DEVICE void attend_clear_tail(const AttendSmem<Config>& smem, u32 consumer, u32 stage, i32 rows) {
+  const u32 words = (Config::kBlockN - static_cast<u32>(rows)) * (Config::kPanelRowBytes / 8);
+#pragma unroll 1
+  for (u32 p = 0; p < Config::kPanels; ++p) {
+    const u32 tail = smem.v(stage) + p * Config::kKvPanelBytes + static_cast<u32>(rows) * Config::kPanelRowBytes;
+#pragma unroll 1
+    for (u32 i = threadIdx.x % kWarpgroupThreads; i < words; i += kWarpgroupThreads) st_shared_f32x2(tail + i * 8, 0.0f, 0.0f);
+  }
+  fence_proxy_async_shared();
+  attend_sync_consumer<Config, Edges>(consumer);
+}
+
+// O += P V of one block, left in flight.
+template <class Config>
+MK_DEVICE void attend_results(const AttendSmem<Config>& smem, u32 stage, const u32 (&p)[Config::kWeights],
+                              float (&o)[Config::kResults]) {
+  const u64 v = sm90_descriptor_mn_major<Config::kPanelRowBytes>(smem.v(stage), Config::kBlockN);
+  sm90_wgmma_fence();
+#pragma unroll
+  for (u32 kk = 0; kk < Config::kBlockN / kWgmmaK; ++kk) {
+    sm90_wgmma_from_registers<Config::kDtype, BLayout::NMajor>(
+        o, p + 4 * kk, v + ((kk * sm90_mn_major_step_bytes(Config::kPanelRowBytes)) >> 4), 1);
+  }
+  sm90_wgmma_commit();
+}
+
+// The blocks of a tile's keys, chunk by chunk.
+template <class Config, class Hooks>
+struct AttendWalk {
+  const Hooks& hooks;
+  const AttendTile& tile;
+  i32 chunk = -1;
+  i32 left = 0;      // blocks of the chunk
+  i32 rows = 0;      // keys of the chunk from the block's first on
+  i32 diagonal = 0;  // column of the block that is at the position of the tile's first query
+
+  MK_DEVICE bool next() {
+    constexpr i32 kN = static_cast<i32>(Config::kBlockN);
+    while (left == 0) {
+      if (++chunk >= tile.chunks) return false;
+      const AttendChunk c = hooks.chunk(tile, chunk);
+      left = c.template blocks<Config>(tile);
+      rows = c.rows + kN;
+      if constexpr (Config::kCausal) diagonal = tile.position - c.position + kN;
+    }
+    --left;
+    rows -= kN;
+    diagonal -= kN;
+    return true;
+  }
+
+  // Of a consumer's scores of the block.
+  MK_DEVICE void mask(u32 consumer, float (&s)[Config::kScores]) const {
+    constexpr i32 kN = static_cast<i32>(Config::kBlockN);
+    const i32 first = static_cast<i32>(consumer * Config::kConsumerRows);
+    if (rows >= kN && (!Config::kCausal || diagonal + first >= kN - 1)) return;
+    i32 bound0 = rows, bound1 = rows;
+    if constexpr (Config::kCausal) {
+      const i32 row = first + static_cast<i32>(warp_index() % kWarpgroupWarps * 16 + lane_index() / 4);
+      bound0 = min(rows, diagonal + row + 1);
+      bound1 = min(rows, diagonal + row + 8 + 1);
+    }
+    attend_mask<Config>(s, bound0, bound1);
+  }
+};
+
+// Four words of each of four neighbouring lanes: lane i gets the ith word of each.
+MK_DEVICE Vec16 quad_transpose(u32 w0, u32 w1, u32 w2, u32 w3) {
+  const bool odd = lane_index() % 2 != 0, high = lane_index() % 4 >= 2;
+  const u32 a = __shfl_xor_sync(0xffffffffu, odd ? w0 : w1, 1), b = __shfl_xor_sync(0xffffffffu, odd ? w2 : w3, 1);
+  (odd ? w0 : w1) = a;
+  (odd ? w2 : w3) = b;
+  const u32 c = __shfl_xor_sync(0xffffffffu, high ? w0 : w2, 2), d = __shfl_xor_sync(0xffffffffu, high ? w1 : w3, 2);
+  (high ? w0 : w2) = c;
+  (high ? w1 : w3) = d;
+  return Vec16{w0, w1, w2, w3};
+}
+
+// Results and the logarithms of sums of this consumer's queries, by ordinary stores: of four lanes, 64 bytes of a row each time.
+template <class Config>
+MK_DEVICE void attend_store(const Context& ctx, const AttendTile& tile, u32 consumer, const SoftmaxState& state,
+                            const float (&o)[Config::kResults]) {
+  const float scale = __uint_as_float(Config::kScaleBits) * kLog2E;
+  const bool aborted = ctx.aborted();
+#pragma unroll
+  for (u32 r = 0; r < 2; ++r) {
+    const u32 row = consumer * Config::kConsumerRows + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4 + r * 8;
+    const float sum = row_sum(state.sum[r]);
+    const bool stores = !aborted && static_cast<i32>(row) < tile.rows;
+    const float share = sum == 0.0f ? 0.0f : 1.0f / sum;
+    if (stores && lane_index() % 4 == 0 && tile.lse != 0) {
+      const float lse = sum == 0.0f ? minus_infinity() : (state.most[r] * scale + log2_approx(sum)) * kLn2;
+      st_u32(reinterpret_cast<void*>(tile.lse + row * 4ull), __float_as_uint(lse));
+    }
+    const u64 line = tile.o + row * tile.o_pitch_bytes + lane_index() % 4 * 16;
+#pragma unroll
+    for (u32 g = 0; g < Config::kDim / 32; ++g) {
+      u32 w[4];
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {
+        const u32 at = (g * 4 + i) * 4 + r * 2;
+        w[i] = pack2<Config::kDtype>(o[at] * share, o[at + 1] * share);
+      }
+      const Vec16 part = quad_transpose(w[0], w[1], w[2], w[3]);
+      if (stores) st_vec16(reinterpret_cast<void*>(line + g * 64), part);
+    }
+  }
+}
+
+// Run by all threads of consumer warpgroup `consumer`. `Edges` names `q_full`, `q_empty`, `kv_full`, `kv_empty`, `staged`, `drained` and `turn`.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>& smem, const Hooks& hooks, u32 consumer,
+                                    AttendCursor<Config::kStages>& at) {
+  float s[Config::kScores], o[Config::kResults];
+  u32 p[Config::kWeights];
+  // The first turn is the first consumer's.
+  if (consumer == Config::kConsumers - 1) attend_pass_turn<Config, Edges>(consumer);
+#pragma unroll 1
+  for (ReaderTiles<AttendSmem<Config>, Edges, Hooks, true> tiles(smem, hooks, at.tiles); tiles.more(); tiles.advance()) {
+    const AttendTile tile = hooks.decode(tiles.t);
+    chaos_delay(ctx, Agent::Consumer, tiles.t);
+    AttendWalk<Config, Hooks> walk{hooks, tile};
+    SoftmaxState state{{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
+    float shrink[2] = {1.0f, 1.0f};
+#pragma unroll
+    for (u32 i = 0; i < Config::kResults; ++i) o[i] = 0.0f;
+    mbarrier_wait<Edges::q_full>(smem.q_full(), at.q);
+    const bool any = walk.next();
+    if (any) {
+      mbarrier_wait<Edges::kv_full>(smem.k_full(at.k.stage), at.k.phase);
+      attend_scores<Config>(smem, consumer, at.k.stage, s);
+      sm90_wgmma_wait<0>();
+      sm90_pin_registers(s);
+      attend_arrive<Edges::kv_empty>(smem.k_empty(at.k.stage));
+      at.k.advance();
+      walk.mask(consumer, s);
+      attend_softmax<Config, true>(s, state, shrink);
+      bool first = true;
+#pragma unroll 1
+      while (true) {
+        // At the top of the loop: elsewhere ptxas waits first, and makes weights of scores behind that.
+        sm90_wgmma_wait<0>();
+        sm90_pin_registers(o);
+        if (!first) {
+          attend_arrive<Edges::kv_empty>(smem.v_empty(at.v.stage));
+          at.v.advance();
+        }
+        first = false;
+        attend_pack<Config>(s, p);
+        const i32 values = walk.rows;
+        if (!walk.next()) break;
+        mbarrier_wait<Edges::kv_full>(smem.k_full(at.k.stage), at.k.phase);
+        attend_wait_turn<Config, Edges>(consumer);
+        attend_scores<Config>(smem, consumer, at.k.stage, s);
+        // Beside the scores.
+        attend_shrink<Config>(o, shrink);
+        mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
+        if (values < static_cast<i32>(Config::kBlockN)) attend_clear_tail<Config, Edges>(smem, consumer, at.v.stage, values);
+        attend_results<Config>(smem, at.v.stage, p, o);
+        attend_pass_turn<Config, Edges>(consumer);
+        sm90_wgmma_wait<1>();
+        sm90_pin_registers(s);
+        attend_arrive<Edges::kv_empty>(smem.k_empty(at.k.stage));
+        at.k.advance();
+        walk.mask(consumer, s);
+        attend_softmax<Config, false>(s, state, shrink);
+      }
+      attend_arrive<Edges::q_empty>(smem.q_empty());
+      attend_shrink<Config>(o, shrink);
+      mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
+      if (walk.rows < static_cast<i32>(Config::kBlockN)) attend_clear_tail<Config, Edges>(smem, consumer, at.v.stage, walk.rows);
+      attend_results<Config>(smem, at.v.stage, p, o);
+      sm90_wgmma_wait<0>();
+      sm90_pin_registers(o);
+      attend_arrive<Edges::kv_empty>(smem.v_empty(at.v.stage));
+      at.v.advance();
+    } else {
+      attend_arrive<Edges::q_empty>(smem.q_empty());
+    }
+    mbarrier_wait<Edges::drained>(smem.drained(), at.q ^ 1);
+    attend_store<Config>(ctx, tile, consumer, state, o);
+    __syncwarp();
+    attend_arrive<Edges::staged>(smem.staged());
+    at.q ^= 1;
+  }
+  if (consumer == 0) attend_wait_turn<Config, Edges>(consumer);
+}
