@@ -13,7 +13,7 @@ use mk::{
         DType, Placement, ValueId,
         grad::{Gradient, Input, Saves, Source, grad},
     },
-    tune::{self, Fuse, Terms},
+    tune::{self, Conditions, Fuse},
 };
 use mk_harness::Layout;
 use std::collections::BTreeMap;
@@ -175,7 +175,7 @@ fn run_step(sized: &Sized, step: &Step, ranks: usize, held: &mut Held) {
         .collect();
     let bound = step.program.bind(&BTreeMap::new(), &shapes).expect("binds");
     let config = Config { ranks: ranks as u32, ..Config::default() };
-    let terms = Terms { config: &config, fuse: Fuse::Always, overlap: false, search: None };
+    let terms = Conditions { config: &config, fuse: Fuse::Always, overlap: false, search: None };
     let choice = tune::settle(&step.program, &bound, &terms);
     let made = Composition::new(&step.program, &bound, &choice, emit::Options::default())
         .unwrap_or_else(|e| panic!("{e}\n{}", step.text));

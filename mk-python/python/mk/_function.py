@@ -151,7 +151,10 @@ class Function:
             raise UnsupportedError(f"no gradient is recorded: {self.why}\n  help: call under torch.no_grad()")
         if not records and not compiling and self._native is not None and lead is None:
             return self._native(*tensors)
-        results = torch.ops.mk.call(tensors, self._train._key if records else self._key)[: len(self._results)]
+        if records and not compiling and _op.is_plain(torch, tensors):
+            results = _op.direct(self._train, len(self._results), *tensors)
+        else:
+            results = torch.ops.mk.call(tensors, self._train._key if records else self._key)[: len(self._results)]
         if lead is not None:
             results = [self._with_leading(lead, i, r) for i, r in enumerate(results)]
         return results[0] if len(results) == 1 else tuple(results)
