@@ -73,7 +73,7 @@ fn said(found: &Evaluation) -> String {
 }
 
 fn made(loaded: &Loaded) -> &'static str {
-    if loaded.pipeline.is_some() { "lowered" } else { "read" }
+    if loaded.is_read { "read" } else { "lowered" }
 }
 
 fn report(

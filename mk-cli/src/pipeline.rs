@@ -30,7 +30,7 @@ pub struct Loaded {
     /// What it was made from, or what it is said to compute; nothing for a plan that was read, and of which that is not known.
     pub pipeline: Option<Pipeline>,
     /// Whether it was read, and not made here.
-    is_read: bool,
+    pub is_read: bool,
     /// How long lowering, or reading, took.
     pub time: Duration,
 }

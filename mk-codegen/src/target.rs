@@ -13,8 +13,8 @@ pub struct Target {
     pub smem_reserved_bytes: u32,
     /// Last-level cache, in bytes.
     pub l2_bytes: u32,
-    /// Threads per CTA of a generated kernel.
-    pub block_threads: u32,
+    /// Threads that a CTA of a generated kernel may have: the first, if its leaves do not ask for others.
+    pub block_threads: &'static [u32],
     /// Queue pairs that the network card takes.
     pub max_queue_pairs: u32,
 }
@@ -26,7 +26,7 @@ pub const SM_90A: Target = Target {
     smem_bytes: 227 * 1024,
     smem_reserved_bytes: 2 * 1024,
     l2_bytes: 50 << 20,
-    block_threads: 384,
+    block_threads: &[384, 512],
     max_queue_pairs: 256,
 };
 

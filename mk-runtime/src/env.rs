@@ -7,6 +7,7 @@ use std::path::PathBuf;
 pub const VARIABLES: &[(&str, &str)] = &[
     ("MK_NVRTC_DIR", "directory that holds libnvrtc.so.13"),
     ("MK_CACHE_DIR", "directory of compiled kernels and tuning results"),
+    ("MK_FABRIC_DIR", "directory that holds libfabric.so.1"),
     (
         "XDG_CACHE_HOME, HOME",
         "where they are kept if MK_CACHE_DIR is not set: in mk, or in .cache/mk",
@@ -34,6 +35,11 @@ fn path_list(name: &str) -> Vec<PathBuf> {
 /// `MK_NVRTC_DIR`.
 pub(crate) fn nvrtc_dir() -> Option<PathBuf> {
     path("MK_NVRTC_DIR")
+}
+
+/// `MK_FABRIC_DIR`.
+pub(crate) fn fabric_dir() -> Option<PathBuf> {
+    path("MK_FABRIC_DIR")
 }
 
 /// The directories of `LD_LIBRARY_PATH`.

@@ -19,10 +19,11 @@ pub mod launch;
 pub mod mem;
 pub mod probe;
 pub mod reference;
+pub mod transport;
 pub mod world;
 
 pub use env::VARIABLES;
-pub use error::{Error, Fault, FaultCause};
+pub use error::{Error, Fault, FaultCause, TransportError};
 pub use gpu::{DeviceTensor, Event, Graph, Stream, StreamRef, TensorRef};
 pub use launch::{Instance, InstanceOptions, RankTensors};
 pub use reference::{ErrorNorm, MapOp, Operand, Reference};

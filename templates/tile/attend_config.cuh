@@ -40,7 +40,7 @@ struct AttendConfig {
   static constexpr u32 kQBytes = kPanels * kQPanelBytes;
   static constexpr u32 kKvBytes = kPanels * kKvPanelBytes;
 
-  static_assert(kBlockM == 128 || kBlockM == 192, "two or three consumers, which take turns");
+  static_assert(kBlockM == 128 || kBlockM == 192, "two or three consumers");
   static_assert(kBlockN % 16 == 0 && kBlockN >= 64 && kBlockN <= 192, "what wgmma takes, and registers hold");
   static_assert(kDim == 64 || kDim == 128, "whole panels, and accumulators that fit");
   static_assert(kStages >= 2, "a block that comes while one is in use");

@@ -1,33 +1,15 @@
 // The agents that attend: warpgroups, each with 64 queries of every tile. Scores, weights and results are in registers; the scores of
-// a block are computed beside the results of the block before it. The two take turns at the tensor cores: one has its products in flight
-// while the other makes weights of its scores.
-// Whose turn it is: named barriers, each of one consumer that waits and one that lets it go on.
-constexpr u32 kAttendTurn = 5;
-// A consumer by itself.
-constexpr u32 kAttendTail = 8;
-
-template <class Config, class Edges, u32 kConsumer = 0>
-MK_DEVICE void attend_wait_turn(u32 consumer) {
-  if constexpr (kConsumer + 1 < Config::kConsumers) {
-    if (consumer != kConsumer) return attend_wait_turn<Config, Edges, kConsumer + 1>(consumer);
-  }
-  named_barrier_sync<Edges::turn, kAttendTurn + kConsumer, 2 * kWarpgroupThreads>();
-}
-// To the next consumer.
-template <class Config, class Edges, u32 kConsumer = 0>
-MK_DEVICE void attend_pass_turn(u32 consumer) {
-  if constexpr (kConsumer + 1 < Config::kConsumers) {
-    if (consumer != kConsumer) return attend_pass_turn<Config, Edges, kConsumer + 1>(consumer);
-  }
-  named_barrier_arrive<Edges::turn, kAttendTurn + (kConsumer + 1) % Config::kConsumers, 2 * kWarpgroupThreads>();
-}
+// a block are computed beside the results of the block before it, and one consumer makes weights of scores while another multiplies; nobody
+// tells them whose turn it is.
+// Named barriers of each consumer by itself.
+constexpr u32 kAttendConsumer = 5;
 
 template <class Config, class Edges, u32 kConsumer = 0>
 MK_DEVICE void attend_sync_consumer(u32 consumer) {
   if constexpr (kConsumer + 1 < Config::kConsumers) {
     if (consumer != kConsumer) return attend_sync_consumer<Config, Edges, kConsumer + 1>(consumer);
   }
-  named_barrier_sync<Edges::turn, kAttendTail + kConsumer, kWarpgroupThreads>();
+  named_barrier_sync<Edges::within, kAttendConsumer + kConsumer, kWarpgroupThreads>();
 }
 
 // Arrives: one lane of each warp.
@@ -53,13 +35,13 @@ MK_DEVICE void attend_scores(const AttendSmem<Config>& smem, u32 consumer, u32 s
 
 // Behind a chunk's last value is whatever memory holds, and a weight of zero makes NaN of a NaN. Each consumer clears it for itself.
 template <class Config, class Edges>
-MK_DEVICE void attend_clear_tail(const AttendSmem<Config>& smem, u32 consumer, u32 stage, i32 rows) {
+MK_DEVICE void attend_clear_rest(const AttendSmem<Config>& smem, u32 consumer, u32 stage, i32 rows) {
   const u32 words = (Config::kBlockN - static_cast<u32>(rows)) * (Config::kPanelRowBytes / 8);
 #pragma unroll 1
   for (u32 p = 0; p < Config::kPanels; ++p) {
-    const u32 tail = smem.v(stage) + p * Config::kKvPanelBytes + static_cast<u32>(rows) * Config::kPanelRowBytes;
+    const u32 rest = smem.v(stage) + p * Config::kKvPanelBytes + static_cast<u32>(rows) * Config::kPanelRowBytes;
 #pragma unroll 1
-    for (u32 i = threadIdx.x % kWarpgroupThreads; i < words; i += kWarpgroupThreads) st_shared_f32x2(tail + i * 8, 0.0f, 0.0f);
+    for (u32 i = threadIdx.x % kWarpgroupThreads; i < words; i += kWarpgroupThreads) st_shared_f32x2(rest + i * 8, 0.0f, 0.0f);
   }
   fence_proxy_async_shared();
   attend_sync_consumer<Config, Edges>(consumer);
@@ -162,14 +144,12 @@ MK_DEVICE void attend_store(const Context& ctx, const AttendTile& tile, u32 cons
   }
 }
 
-// Run by all threads of consumer warpgroup `consumer`. `Edges` names `q_full`, `q_empty`, `kv_full`, `kv_empty`, `staged`, `drained` and `turn`.
+// Run by all threads of consumer warpgroup `consumer`. `Edges` names `q_full`, `q_empty`, `kv_full`, `kv_empty`, `staged`, `drained` and `within`.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>& smem, const Hooks& hooks, u32 consumer,
                                     AttendCursor<Config::kStages>& at) {
   float s[Config::kScores], o[Config::kResults];
   u32 p[Config::kWeights];
-  // The first turn is the first consumer's.
-  if (consumer == Config::kConsumers - 1) attend_pass_turn<Config, Edges>(consumer);
 #pragma unroll 1
   for (ReaderTiles<AttendSmem<Config>, Edges, Hooks, true> tiles(smem, hooks, at.tiles); tiles.more(); tiles.advance()) {
     const AttendTile tile = hooks.decode(tiles.t);
@@ -205,14 +185,12 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
         const i32 values = walk.rows;
         if (!walk.next()) break;
         mbarrier_wait<Edges::kv_full>(smem.k_full(at.k.stage), at.k.phase);
-        attend_wait_turn<Config, Edges>(consumer);
         attend_scores<Config>(smem, consumer, at.k.stage, s);
         // Beside the scores.
         attend_shrink<Config>(o, shrink);
         mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
-        if (values < static_cast<i32>(Config::kBlockN)) attend_clear_tail<Config, Edges>(smem, consumer, at.v.stage, values);
+        if (values < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem, consumer, at.v.stage, values);
         attend_results<Config>(smem, at.v.stage, p, o);
-        attend_pass_turn<Config, Edges>(consumer);
         sm90_wgmma_wait<1>();
         sm90_pin_registers(s);
         attend_arrive<Edges::kv_empty>(smem.k_empty(at.k.stage));
@@ -223,7 +201,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
       attend_arrive<Edges::q_empty>(smem.q_empty());
       attend_shrink<Config>(o, shrink);
       mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
-      if (walk.rows < static_cast<i32>(Config::kBlockN)) attend_clear_tail<Config, Edges>(smem, consumer, at.v.stage, walk.rows);
+      if (walk.rows < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem, consumer, at.v.stage, walk.rows);
       attend_results<Config>(smem, at.v.stage, p, o);
       sm90_wgmma_wait<0>();
       sm90_pin_registers(o);
@@ -238,5 +216,4 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
     attend_arrive<Edges::staged>(smem.staged());
     at.q ^= 1;
   }
-  if (consumer == 0) attend_wait_turn<Config, Edges>(consumer);
 }

@@ -1,5 +1,5 @@
-// The agent that brings queries, keys and values: one lane, all tiles of its CTA. A block of values is asked for behind the keys of the
-// block after it, in the order in which consumers want them.
+// The agent that brings queries, keys and values: one lane, all tiles of its CTA. Within a chunk a block of
+// values is asked for behind the keys of the block after it, in the order in which consumers want them.
 // Rows from `first` on: boxes of 64 elements of as many rows as a box has.
 template <class Config, u32 kPanelBytes>
 MK_DEVICE void sm90_attend_issue(u32 dst, const AttendRows& rows, u32 bar, i32 first) {
@@ -49,24 +49,21 @@ MK_DEVICE void sm90_attend_loader(const Context& ctx, const AttendSmem<Config>& 
       sm90_attend_issue<Config, Config::kQPanelBytes>(smem.q(), tile.q, smem.q_full(), 0);
     }
     at.q ^= 1;
-    // The values that are still to be asked for, those of the block before.
-    AttendRows behind{};
-    i32 behind_block = -1;
 #pragma unroll 1
-    for (i32 s = 0; s < tile.chunks; ++s) {
-      const AttendChunk chunk = hooks.chunk(tile, s);
+    for (i32 c = 0; c < tile.chunks; ++c) {
+      const AttendChunk chunk = hooks.chunk(tile, c);
       const i32 blocks = chunk.template blocks<Config>(tile);
-      if (blocks > 0) hooks.before_chunk(ctx, tile, s);
+      if (blocks > 0) hooks.before_chunk(ctx, tile, c);
 #pragma unroll 1
       for (i32 block = 0; block < blocks; ++block) {
         load_k(chunk, block);
-        if (behind_block >= 0) load_v(behind, behind_block);
-        behind = chunk.v;
-        behind_block = block;
+        if (block > 0) load_v(chunk.v, block - 1);
       }
+      // The answer has the time of a block.
+      if (c + 1 == tile.chunks) tiles.ask();
+      // Before a wait for the next chunk.
+      if (blocks > 0) load_v(chunk.v, blocks - 1);
     }
-    // The answer has the time of a block.
-    tiles.ask();
-    if (behind_block >= 0) load_v(behind, behind_block);
+    if (tile.chunks <= 0) tiles.ask();
   }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     counts::Counts,
-    documents, python,
+    documents, fabric, python,
     run::{Result, cargo, root, step},
     setup::setup,
     strata, words,
@@ -22,6 +22,7 @@ const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "#[ignore"];
 /// Runs everything.
 pub fn test() -> Result<()> {
     setup()?;
+    fabric::setup()?;
     tidy()?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     step(

@@ -4,6 +4,7 @@ mod checks;
 mod counts;
 mod demo;
 mod documents;
+mod fabric;
 mod imports;
 mod python;
 mod run;
@@ -24,7 +25,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Installs the CUDA compiler (NVRTC) and disassembler into .nvrtc, unless they are there.
+    /// Installs the CUDA compiler (NVRTC) and disassembler into .nvrtc, and libfabric into .fabric, unless they are there.
     Setup,
     /// Compiles a pipeline, shows plan, verification and kernel, and runs it: on GPUs if there are some, else on the CPU.
     Demo,
@@ -46,7 +47,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Args::parse().command {
-        Command::Setup => setup::setup(),
+        Command::Setup => setup::setup().and_then(|()| fabric::setup()),
         Command::Demo => demo::demo(),
         Command::Test => checks::test(),
         Command::Tidy => checks::tidy(),

@@ -75,6 +75,7 @@ const FOLDERS: &[(&str, &[May])] = &[
             ("mem", &["error", "driver", "world"]),
             ("gpu", &["error", "driver", "world", "mem"]),
             ("launch", &["error", "driver", "world", "mem", "gpu", "jit"]),
+            ("transport", &["error"]),
             ("probe", &["error", "driver", "world", "mem", "gpu", "jit"]),
             ("reference", &["error", "driver", "world", "mem", "gpu", "jit"]),
         ],

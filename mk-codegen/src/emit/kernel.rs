@@ -73,6 +73,10 @@ pub(super) fn kernel(
         maps => e.maps.comments(),
         smem_bytes => e.smem_bytes(),
         block => threads,
+        regs_at_entry => match threads {
+            384 => "kRegsAtEntry".to_string(),
+            _ => format!("kRegsAtEntryOf<{threads}>"),
+        },
         trace => e.options.trace,
         gate,
         entered => e.entered().map_or("kNoEntry".into(), |s| format!("kSig{}", s.index())),

@@ -59,8 +59,8 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
         true => Some(trace::layout(&e)?),
         false => None,
     };
-    let (roles, choices) = role::roles(&mut e, &env)?;
     let threads = role::threads(plan)?;
+    let (roles, choices) = role::roles(&mut e, &env, threads)?;
     let kernel = kernel::kernel(&e, roles, threads, engine::gate(&e)?)?;
     let generated = env.get_template("kernel")?.render(kernel)?;
     let spill_bytes = spills::spill_bytes(plan, options);

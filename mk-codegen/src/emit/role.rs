@@ -47,6 +47,7 @@ struct Ring<'e> {
 pub(super) fn roles(
     e: &mut Emitter<'_>,
     env: &Environment<'_>,
+    threads: u32,
 ) -> Result<(Vec<Value>, Vec<String>), EmitError> {
     let (mut out, mut choices) = (Vec::new(), Vec::new());
     let mut first_cta = 0;
@@ -69,7 +70,7 @@ pub(super) fn roles(
         }
         // Undefined, a template that names it is an error.
         let ring_name = ring.as_ref().map_or(Value::UNDEFINED, |r| r.name.clone().into());
-        let warpgroups = warpgroups(kind, &loops)?;
+        let warpgroups = warpgroups(kind, &loops, threads)?;
         choices.extend(loops.iter().map(|l| l.choices(plan, id)));
         let mut lanes = Vec::new();
         for (seat, number) in seats(&loops) {
@@ -100,7 +101,11 @@ pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
     let mut threads = None;
     for (id, _) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
         for run in plan.runs(id) {
-            let mine = emission(plan, run[0])?.warpgroups.threads();
+            let leaf = emission(plan, run[0])?;
+            if !leaf.computes() {
+                continue;
+            }
+            let mine = leaf.warpgroups.threads();
             if *threads.get_or_insert(mine) != mine {
                 let what = "leaves of one kernel have CTAs of as many threads";
                 return Err(EmitError::unsupported(plan.families[run[0]].name.clone(), what));
@@ -109,7 +114,7 @@ pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
     }
     let threads = threads.unwrap_or(Warpgroups::MOVING.threads());
     match target::by_name(&plan.target).map(|t| t.block_threads) {
-        Some(promised) if promised == threads => Ok(threads),
+        Some(promised) if promised.contains(&threads) => Ok(threads),
         promised => {
             let what = format!("CTAs of {threads} threads, where the target says {promised:?}");
             Err(EmitError::unsupported(format!("target {}", plan.target), what))
@@ -282,8 +287,12 @@ fn seated(
     Ok(context! { state, calls, reads_epoch })
 }
 
-/// Registers of a role's threads: as the loop wants that computes with the most.
-fn warpgroups(role: &str, loops: &[Loop]) -> Result<Warpgroups, EmitError> {
+/// Registers of a role's threads: as the loop wants that computes with the most. Where none computes, there may be more warpgroups that
+/// do nothing.
+fn warpgroups(role: &str, loops: &[Loop], threads: u32) -> Result<Warpgroups, EmitError> {
+    if !loops.iter().any(|l| l.emission.computes()) {
+        return Ok(Warpgroups::moving(threads));
+    }
     let all = || loops.iter().map(|l| l.emission.warpgroups);
     let most = all().max_by_key(|w| w.computing_registers).unwrap_or(Warpgroups::MOVING);
     if all().any(|w| w.computing != most.computing) {

@@ -103,7 +103,7 @@ impl Leaf {
                 Allowed {
                     operands,
                     waits: vec![(Loader, Start), (Loader, Inner), (Consumers, Start)],
-                    posts: vec![(Consumers, Inner), (Consumers, End)],
+                    posts: vec![(Consumers, Inner), (Consumers, End), (Storer, End)],
                     inner: *carry == Carry::Registers,
                 }
             }

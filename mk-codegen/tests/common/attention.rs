@@ -10,11 +10,15 @@ pub struct Attention {
     pub heads: u32,
     pub groups: u32,
     pub dim: u32,
+    /// Queries of a tile.
+    pub queries: u32,
     /// Keys of a block.
     pub keys: u32,
     pub causal: bool,
     pub ranks: u32,
     pub dynamic: bool,
+    /// CTAs of a rank. Of several ranks, 8 of them push.
+    pub ctas: u32,
 }
 
 /// Where tests begin from.
@@ -25,10 +29,12 @@ pub const BASE: Attention = Attention {
     heads: 8,
     groups: 8,
     dim: 128,
+    queries: 128,
     keys: 128,
     causal: false,
     ranks: 1,
     dynamic: false,
+    ctas: 132,
 };
 
 /// What is compiled, and how the emitter prints it.
@@ -39,8 +45,12 @@ pub const ATTENTION: &[(&str, Attention)] = &[
     ("causal_f16", Attention { causal: true, dtype: "f16", groups: 1, ..BASE }),
     ("head_64", Attention { dim: 64, keys: 176, dynamic: true, ..BASE }),
     ("head_64_causal", Attention { dim: 64, causal: true, dynamic: true, ..BASE }),
+    ("head_64_wide", Attention { dim: 64, queries: 192, dynamic: true, ..BASE }),
+    ("ring_64", Attention { dim: 64, keys: 176, causal: true, ranks: 4, ..BASE }),
     ("ring_full", Attention { ranks: 4, groups: 2, ..BASE }),
     ("ring_causal", Attention { ranks: 4, groups: 2, causal: true, dynamic: true, ..BASE }),
+    ("ring_176", Attention { ranks: 4, groups: 2, keys: 176, dynamic: true, ..BASE }),
+    ("ring_176_causal", Attention { ranks: 4, keys: 176, causal: true, dynamic: true, ..BASE }),
 ];
 
 impl Attention {
@@ -59,18 +69,20 @@ impl Attention {
         }
         out += &format!("buffer buf4 \"lse\" out f32[{batch}, {heads}, {seq}]\n");
         if self.ranks == 1 {
-            return out + "role role0 compute ctas 132\n\n" + &self.attend("role0", 0, 0);
+            out += &format!("role role0 compute ctas {}\n\n", self.ctas);
+            return out + &self.attend("role0", 0, 0);
         }
         out += &format!(
             "buffer buf5 \"kv_all\" workspace {dtype}[{ranks}, {batch}, {groups}, 2, {seq}, {dim}]
 signal sig0 \"entered\" [{ranks}]
 signal sig1 \"arrived\" [{ranks}, {batch}, {groups}]
 role role0 prologue ctas 0
-role role1 compute ctas 124
+role role1 compute ctas {ctas}
 role role2 intra_comm ctas 8
 
 ",
             ranks = self.ranks,
+            ctas = self.ctas - 8,
         );
         for (c, name) in ["k", "v"].into_iter().enumerate() {
             out += &self.push(c, name);
@@ -111,11 +123,12 @@ role role2 intra_comm ctas 8
 
     fn attend(&self, role: &str, family: u32, edge: u32) -> String {
         let Attention { batch, seq, heads, groups, dim, keys, ranks, .. } = *self;
-        let (tiles, each) = (seq.div_ceil(128), heads / groups);
+        let rows = self.queries;
+        let (tiles, each) = (seq.div_ceil(rows), heads / groups);
         let mask = if self.causal { "causal" } else { "full" };
         let mut out = format!("family fam{family} \"attend\" {role} {{\n");
         out += &format!(
-            "  leaf attend_tile block=128x{keys}x{dim} carry=registers scale=0x{:08x} stages=2 mask={mask} store=direct\n",
+            "  leaf attend_tile block={rows}x{keys}x{dim} carry=registers scale=0x{:08x} stages=2 mask={mask} store=direct\n",
             (1.0 / (dim as f32).sqrt()).to_bits()
         );
         out += &format!("  for b in {batch}\n  for h in {heads}\n  for i in {tiles}\n");
@@ -128,8 +141,8 @@ role role2 intra_comm ctas 8
         let source = format!("(rank + ({ranks} - s)) % {ranks}");
         if self.causal {
             let (q, k) = match ranks {
-                1 => ("i * 128".to_string(), "0".to_string()),
-                _ => (format!("rank * {seq} + i * 128"), format!("{source} * {seq}")),
+                1 => (format!("i * {rows}"), "0".to_string()),
+                _ => (format!("rank * {seq} + i * {rows}"), format!("{source} * {seq}")),
             };
             out += &format!("  position q {q}\n  position k {k}\n");
         }
@@ -138,7 +151,7 @@ role role2 intra_comm ctas 8
         {
             out += &format!("  edge e{} {name}\n", edge as usize + i);
         }
-        let rows = format!("i * 128 : min(128, {seq} - i * 128)");
+        let rows = format!("i * {rows} : min({rows}, {seq} - i * {rows})");
         out +=
             &format!("  access q: read buf0 @ rank [b : 1, {rows}, h : 1, 0 : {dim}] at start\n");
         for (operand, buffer, c) in [("k", 1, 0), ("v", 2, 1)] {

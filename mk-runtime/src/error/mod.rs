@@ -1,8 +1,10 @@
 //! What can go wrong, with what is needed to act on it.
 
 mod fault;
+mod transport;
 
 pub use fault::{Fault, FaultCause};
+pub use transport::TransportError;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -424,6 +426,9 @@ pub enum Error {
         /// What went wrong.
         why: String,
     },
+    /// A network failed.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
     /// [`Instance::abort`](crate::Instance::abort) was called, or a graph outlived the instance that it captured.
     #[error("the instance was aborted or dropped by its owner")]
     Aborted,

@@ -153,7 +153,9 @@ impl Probe {
         let what = format!("flags between rank {from} and rank {to}");
         let local = from == to;
         let (second, first) = (self.on(to)?, self.on(from)?);
-        let word = |rank, i| Ok(self.memory.rank_ptr(rank)? + FLAGS_AT + i * FLAG_PITCH);
+        let word = |rank, i| -> Result<u64, Error> {
+            Ok(self.memory.rank_ptr(rank)? + FLAGS_AT + i * FLAG_PITCH)
+        };
         let words: [u64; 2] = [word(from, 0)?, word(to, 1)?];
         let args = |side: u32, own: &Rank| {
             [words[0], words[1], u64::from(side), u64::from(TRIPS), own.report.ptr()]

@@ -22,6 +22,8 @@ pub enum Need {
     Gpus(usize),
     /// The CUDA compiler as a library, which `cargo xtask setup` installs.
     Nvrtc,
+    /// libfabric, which `cargo xtask setup` unpacks.
+    Fabric,
     /// A program, by its name.
     Program(&'static str),
 }
@@ -32,6 +34,7 @@ impl Display for Need {
             Need::Gpus(1) => f.write_str("a GPU"),
             Need::Gpus(n) => write!(f, "{n} GPUs"),
             Need::Nvrtc => f.write_str("NVRTC (`cargo xtask setup`)"),
+            Need::Fabric => f.write_str("libfabric (`cargo xtask setup`)"),
             Need::Program(name) => write!(f, "`{name}`"),
         }
     }

@@ -1,7 +1,7 @@
 //! Tiles of attention: a lane brings queries, keys and values, two warpgroups attend and store, a lane makes the posts.
 
 use super::record::{
-    AgentEmission, Allowed, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+    AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
 };
 use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use crate::ir::{
@@ -23,7 +23,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         smem: "AttendSmem",
         asserts: &[],
         inner_edges: Some(
-            "turn = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;",
+            "within = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;",
         ),
         inits: &[(0, "smem.init_barriers();")],
         stalls: &[
@@ -59,28 +59,34 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
             arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);",
         },
     ],
-    allowed: Allowed {
-        operands: &[
-            (Operand::Q, &[Point::Start]),
-            (Operand::K, &[Point::Start, Point::Inner]),
-            (Operand::V, &[Point::Start, Point::Inner]),
-            (Operand::O, &[Point::End]),
-            (Operand::Lse, &[Point::End]),
-        ],
-        waits: &[(Agent::Loader, Point::Start), (Agent::Loader, Point::Inner)],
-        posts: (Agent::Storer, Point::End),
-        inner: true,
-    },
     spills: Spills::NONE,
     prepare,
 };
 
+/// The same with three consumers, for heads that leave room for few registers.
+const THREE: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 32, computing_registers: 160, computing: 3 },
+    ..EMISSION
+};
+
+/// The record for tiles of so many queries.
+pub(in crate::emit) fn emission([queries, ..]: [u32; 3]) -> &'static LeafEmission {
+    if queries > QUERIES[0] { &THREE } else { &EMISSION }
+}
+
 const AT: &str = "AttendCursor<@{ ring }@Config::kStages> at;";
 
-/// Queries of a tile: 64 for each of two warpgroups.
-const QUERIES: u32 = 128;
+/// Queries of a tile: 64 for each of two warpgroups, or of three.
+const QUERIES: [u32; 2] = [128, 192];
+
 /// Most keys of a block: scores, weights and results are in registers.
-const MOST_KEYS: u32 = 176;
+fn most_keys(queries: u32, dim: u32) -> u32 {
+    match (queries, dim) {
+        (128, 64 | 128) => 176,
+        (192, 64) => 128,
+        _ => 0,
+    }
+}
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     let Some(Leaf::AttendTile { block: [block_m, block_n, dim], stages, .. }) = leaves.first()
@@ -108,10 +114,10 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     if carry != Carry::Registers || store != Store::Direct {
         return refuse("attention is emitted with carry=registers and store=direct".into());
     }
-    let keys = block_n.is_multiple_of(16) && (64..=MOST_KEYS).contains(&block_n);
-    if block_m != QUERIES || !keys || ![64, 128].contains(&dim) || stages < 2 {
+    let widths = [64, 96, 128, 160, 176];
+    if !widths.contains(&block_n) || block_n > most_keys(block_m, dim) || stages < 2 {
         return refuse(format!(
-            "tiles of attention have {QUERIES} queries, 64 to {MOST_KEYS} keys at a time in multiples of 16, heads of 64 or 128, and 2 stages or more"
+            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128; or 192 queries and up to 128 keys, with heads of 64; and 2 stages or more"
         ));
     }
     let factor = f32::from_bits(scale);
@@ -135,6 +141,11 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let Leaf::AttendTile { block: [queries, keys, dim], .. } = f.leaf else {
         return Err(EmitError::internal("emit/leaf/attend.rs", format!("{} attends", s.id)));
     };
+    let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
+    if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
+        let what = "in attention the loader waits and the storer posts";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
     let q = e.access(f, Operand::Q)?;
     let count = |e: &Emitter<'_>, a: &Access, row: usize| e.c(f, None, &a.region[row].1);
     let rows = rows_of(f, q)?;
@@ -180,6 +191,15 @@ fn rows_of(f: &Family, a: &Access) -> Result<usize, EmitError> {
     })
 }
 
+/// Whether an access takes all elements of heads, which are `dim`.
+fn whole_heads(e: &Emitter<'_>, a: &Access, dim: u32) -> Result<bool, EmitError> {
+    let last = a.region.len() - 1;
+    let (base, len) = &a.region[last];
+    let all = *len == Expr::from(dim as i32) || *len == e.extent(a.buffer, last);
+    let long = e.points.shape(a.buffer, 0)?.last() == Some(&i64::from(dim));
+    Ok(*base == Expr::Const(0) && all && long)
+}
+
 /// Rows of one head, as the loader asks TMA for them: `[.., rows, heads, d]`, or `[.., .., rows, d]`. What lies past a tensor's last row reads as zeros.
 fn head_rows(
     e: &mut Emitter<'_>,
@@ -194,7 +214,7 @@ fn head_rows(
     if a.each.is_some() || a.rank != Expr::Var(Var::RANK) {
         return refuse(format!("`{}` is read on the own rank", a.operand));
     }
-    if a.region[n - 1] != (Expr::Const(0), Expr::Const(dim as i32)) {
+    if !whole_heads(e, a, dim)? {
         return refuse(format!("`{}` is read in whole heads, `0 : {dim}`", a.operand));
     }
     e.check_starts(id, a)?;
@@ -224,8 +244,8 @@ fn results(
     let o = e.access(f, Operand::O)?;
     let n = o.region.len();
     let row = rows_of(f, o)?;
-    let whole = o.region[n - 1] == (Expr::Const(0), Expr::Const(dim as i32));
-    if o.each.is_some() || o.rank != Expr::Var(Var::RANK) || !whole || row != q_row {
+    let own = o.each.is_none() && o.rank == Expr::Var(Var::RANK);
+    if !own || row != q_row || !whole_heads(e, o, dim)? {
         let what = "results are whole heads of the own rank, and lie as queries do";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }

@@ -65,7 +65,9 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         Leaf::CopyTile { via: CopyVia::Bulk, .. } => Carrier::Agents(&copy_bulk::EMISSION),
         Leaf::CopyTile { via: CopyVia::Ldst, .. } => Carrier::Agents(&copy_rows::EMISSION),
         Leaf::ReduceTile { .. } => Carrier::Agents(&reduce::EMISSION),
-        Leaf::AttendTile { carry: Carry::Registers, .. } => Carrier::Agents(&attend::EMISSION),
+        Leaf::AttendTile { carry: Carry::Registers, block, .. } => {
+            Carrier::Agents(attend::emission(*block))
+        }
         Leaf::Signal | Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
         Leaf::AttendTile { .. } | Leaf::NicSend => Carrier::Nobody,

@@ -35,6 +35,7 @@ pub(super) fn copy(e: &Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitE
     if bulk {
         check_rows(e, s.id, src, dst)?;
     }
+    let close = [&s_step, &d_step].iter().all(|step| **step == Expr::Const(1));
     let each = dst.each.as_ref();
     let at = |a: &Access, base: String, pitch: &str, col: &Expr| {
         let each = a.each.as_ref();
@@ -49,7 +50,7 @@ pub(super) fn copy(e: &Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitE
         rows => e.c(f, None, &rows),
         row_bytes => row_bytes(e, f, cols, size),
         source => at(src, e.base(src.buffer, &e.c(f, None, &src.rank)), &from, col),
-        strided => bulk && !(whole_rows(e, s.id, src)? && whole_rows(e, s.id, dst)?),
+        strided => bulk && !(close && whole_rows(e, s.id, src)? && whole_rows(e, s.id, dst)?),
         source_pitch => spaced(from, &e.c(f, None, &s_step)),
         destination => at(dst, target, &to, d_col),
         destination_pitch => spaced(to, &e.c(f, None, &d_step)),

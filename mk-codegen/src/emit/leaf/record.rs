@@ -22,6 +22,13 @@ pub(in crate::emit) struct LeafEmission {
     pub prepare: fn(&mut Emitter<'_>, &Group) -> Result<Prepared, EmitError>,
 }
 
+impl LeafEmission {
+    /// Whether some agent is all of the computing warpgroups.
+    pub fn computes(&self) -> bool {
+        self.agents.iter().any(|a| a.seat == Seat::Computing)
+    }
+}
+
 /// Warpgroups of a CTA: the first issues, by single lanes or warps; the others compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::emit) struct Warpgroups {
@@ -37,6 +44,14 @@ impl Warpgroups {
     /// Of roles that only move rows, or do nothing.
     pub const MOVING: Warpgroups =
         Warpgroups { issuing_registers: 104, computing_registers: 200, computing: 2 };
+
+    /// [`Self::MOVING`], where other roles ask for so many threads.
+    pub fn moving(threads: u32) -> Warpgroups {
+        let computing = (threads / 128).saturating_sub(1).max(Self::MOVING.computing);
+        let file = 65_536 / 128 - Self::MOVING.issuing_registers;
+        let computing_registers = (file / computing / 8 * 8).min(Self::MOVING.computing_registers);
+        Warpgroups { computing_registers, computing, ..Self::MOVING }
+    }
 
     /// Threads of the CTA.
     pub fn threads(&self) -> u32 {

@@ -1,0 +1,182 @@
+//! Memory that a network reads and writes.
+
+use super::TransportError;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// Alignment of host arenas: a page, which is the unit of registration.
+const PAGE: usize = 4096;
+
+/// Memory of a rank that is registered with a network. Cards, other threads and GPUs access it at any time; plans order
+/// what matters, by words.
+///
+/// # Safety
+/// `bytes` bytes from `base` on stay readable and writable, at that address, as long as the value lives. `base` is
+/// aligned to 8 bytes.
+pub unsafe trait NetMemory: Send + Sync + std::fmt::Debug {
+    /// Address of the first byte, on the host.
+    fn base(&self) -> *mut u8;
+
+    /// Length.
+    fn bytes(&self) -> u64;
+}
+
+/// Ordinary memory of the host: an arena of CPU ranks. Every access is atomic, byte by byte at least, so that reading it
+/// while a card writes gives old or new bytes and nothing worse.
+#[derive(Debug)]
+pub struct HostMemory {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: accessed by atomics only.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+// SAFETY: allocated in `new`, freed in `drop`, aligned to a page.
+unsafe impl NetMemory for HostMemory {
+    fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.layout.size() as u64
+    }
+}
+
+impl HostMemory {
+    /// Zeroed memory of at least so many bytes, in whole pages.
+    ///
+    /// # Errors
+    /// [`TransportError::Memory`] for none, and for more than there is.
+    pub fn new(bytes: usize) -> Result<HostMemory, TransportError> {
+        let refused =
+            |what: &str| TransportError::Memory { what: format!("{bytes} bytes: {what}") };
+        let whole = bytes.checked_next_multiple_of(PAGE).filter(|n| *n > 0);
+        let whole = whole.ok_or_else(|| refused("not an amount of memory"))?;
+        let layout = Layout::from_size_align(whole, PAGE).map_err(|e| refused(&e.to_string()))?;
+        // SAFETY: the size is not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) });
+        Ok(HostMemory {
+            base: base.ok_or_else(|| refused("the system has not that much"))?,
+            layout,
+        })
+    }
+
+    /// A word of 32 bits.
+    ///
+    /// # Panics
+    /// When it is not inside, or not aligned.
+    pub fn word(&self, at: u64) -> &AtomicU32 {
+        self.check(at, 4);
+        assert!(at.is_multiple_of(4), "a word at byte {at}");
+        // SAFETY: inside, aligned, and accessed by atomics only.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at as usize).cast()) }
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Panics
+    /// When they are not inside.
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        self.check(at, bytes.len() as u64);
+        let (mut at, mut rest) = (at as usize, bytes);
+        while let Some((first, behind)) = rest.split_first() {
+            match rest.split_first_chunk::<8>().filter(|_| at.is_multiple_of(8)) {
+                Some((eight, behind)) => {
+                    self.eight(at).store(u64::from_ne_bytes(*eight), Ordering::Relaxed);
+                    (rest, at) = (behind, at + 8);
+                }
+                None => {
+                    self.byte(at).store(*first, Ordering::Relaxed);
+                    (rest, at) = (behind, at + 1);
+                }
+            }
+        }
+    }
+
+    /// Reads bytes.
+    ///
+    /// # Panics
+    /// When they are not inside.
+    pub fn read(&self, at: u64, out: &mut [u8]) {
+        self.check(at, out.len() as u64);
+        let (mut at, mut rest) = (at as usize, out);
+        while !rest.is_empty() {
+            let n = match at.is_multiple_of(8) && rest.len() >= 8 {
+                true => {
+                    rest[..8]
+                        .copy_from_slice(&self.eight(at).load(Ordering::Relaxed).to_ne_bytes());
+                    8
+                }
+                false => {
+                    rest[0] = self.byte(at).load(Ordering::Relaxed);
+                    1
+                }
+            };
+            (rest, at) = (&mut rest[n..], at + n);
+        }
+    }
+
+    fn check(&self, at: u64, bytes: u64) {
+        let end = at.checked_add(bytes).filter(|end| *end <= self.bytes());
+        assert!(end.is_some(), "{bytes} bytes at {at} of {}", self.bytes());
+    }
+
+    /// The caller has checked that it is inside.
+    fn eight(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: inside, aligned, and accessed by atomics only.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
+    }
+
+    fn byte(&self, at: usize) -> &AtomicU8 {
+        // SAFETY: as above.
+        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(at)) }
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+/// Sets a word of an arena behind everything that this thread has seen: what [`raise`](super::Transport::raise) does to
+/// memory of the host.
+pub(super) fn raise(memory: &dyn NetMemory, at: u64, value: u32) -> Result<(), TransportError> {
+    if !at.is_multiple_of(4) || at.checked_add(4).is_none_or(|end| end > memory.bytes()) {
+        let what = format!("a word at byte {at} of an arena of {}", memory.bytes());
+        return Err(TransportError::Memory { what });
+    }
+    // SAFETY: inside, aligned, and a word that hosts and GPUs access as an atomic.
+    let word = unsafe { AtomicU32::from_ptr(memory.base().add(at as usize).cast()) };
+    word.store(value, Ordering::Release);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_at_every_alignment() {
+        let memory = HostMemory::new(5000).unwrap();
+        assert_eq!(memory.bytes(), 8192);
+        for (at, n) in [(0, 1), (3, 30), (7, 8), (8, 8), (4090, 17), (8191, 1), (100, 0)] {
+            let bytes: Vec<u8> = (0..n).map(|i| (at + i) as u8 | 1).collect();
+            memory.write(at as u64, &bytes);
+            let mut back = vec![0; n];
+            memory.read(at as u64, &mut back);
+            assert_eq!(back, bytes, "{n} bytes at {at}");
+        }
+        raise(&memory, 8188, 7).unwrap();
+        assert_eq!(memory.word(8188).load(Ordering::Acquire), 7);
+        for at in [8190, 8192, u64::MAX - 3, u64::MAX] {
+            assert!(raise(&memory, at, 7).is_err(), "{at}");
+        }
+        assert!(HostMemory::new(0).is_err() && HostMemory::new(usize::MAX).is_err());
+    }
+}

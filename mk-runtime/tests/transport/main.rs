@@ -1,0 +1,153 @@
+//! Transports against their contract: `contract.rs` on every one of them, with both ranks in one process (two threads),
+//! and, over libfabric, in two.
+
+mod contract;
+mod processes;
+mod side;
+
+use contract::CASES;
+use mk_runtime::TransportError;
+use mk_runtime::transport::{
+    Ordering, Transport,
+    loopback::{self, Fabric},
+    ofi::{self, Ofi},
+    shaped::{Shape, Shaped},
+};
+use side::{Control, Side};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::Duration;
+
+/// The two ends of a network, or why it is not here.
+type Ends = Result<[Box<dyn Transport>; 2], TransportError>;
+
+fn loopback(ordering: Ordering) -> Result<[loopback::Loopback; 2], TransportError> {
+    let mut fabric = Fabric::new(loopback::Options::new(2, ordering))?;
+    Ok([fabric.end(0)?, fabric.end(1)?])
+}
+
+fn boxed<T: Transport + 'static>(ends: [T; 2]) -> [Box<dyn Transport>; 2] {
+    ends.map(|end| Box::new(end) as Box<dyn Transport>)
+}
+
+fn shaped(ordering: Ordering) -> Ends {
+    let shape = Shape {
+        bytes_per_s: Some(20e9),
+        latency: Duration::from_micros(20),
+        reorder: Some(7),
+        ..Shape::default()
+    };
+    Ok(boxed(loopback(ordering)?.map(|end| Shaped::new(end, shape.clone()))))
+}
+
+/// An end of provider `tcp;ofi_rxm` over the loopback interface, or of `shm`, of which a process has one.
+fn ofi_end(provider: &str, case: &str, rank: u32) -> Result<Ofi, TransportError> {
+    let address = provider.starts_with("tcp").then(|| "127.0.0.1".to_string());
+    // Long where the peer is well and the machine may be busy.
+    let ends = ["dead_peer", "bad_key", "longer_arena", "receiver_closes"].contains(&case);
+    let silence = Duration::from_secs(if ends { 1 } else { 20 });
+    Ofi::open(rank, &ofi::Options { address, silence, ..ofi::Options::new(provider) })
+}
+
+fn ofi_tcp(case: &str) -> Ends {
+    Ok(boxed([ofi_end("tcp;ofi_rxm", case, 0)?, ofi_end("tcp;ofi_rxm", case, 1)?]))
+}
+
+/// Provider `efa` is refused for want of a device or of a newer library, and an unknown one by its name.
+#[test]
+fn providers_that_are_not_here() {
+    if present(ofi_end("tcp;ofi_rxm", "", 0)).is_none() {
+        return;
+    }
+    for provider in ["efa", "nothing"] {
+        let error = ofi_end(provider, "", 0).err().expect("no such device");
+        let text = error.to_string();
+        assert!(text.contains(provider), "{text}");
+        let expected =
+            matches!(error, TransportError::Unavailable { .. } | TransportError::Refused { .. });
+        assert!(expected, "{text}");
+    }
+}
+
+/// libfabric's ends of provider `shm` in one process share memory, and closing one takes it from the other.
+#[test]
+fn shm_has_one_end_in_a_process() {
+    let _one = processes::one_shm();
+    let Some(first) = present(ofi_end("shm", "", 0)) else { return };
+    let error = ofi_end("shm", "", 1).err().expect("a second end");
+    assert!(matches!(error, TransportError::Refused { .. }), "{error}");
+    drop(first);
+}
+
+struct Pipe(Sender<Vec<u8>>, Receiver<Vec<u8>>);
+
+impl Control for Pipe {
+    fn send(&mut self, bytes: &[u8]) {
+        // The other rank may have ended.
+        let _ = self.0.send(bytes.to_vec());
+    }
+
+    fn try_recv(&mut self) -> Option<Vec<u8>> {
+        match self.1.try_recv() {
+            Ok(bytes) => Some(bytes),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => panic!("the other rank has ended"),
+        }
+    }
+}
+
+/// Runs a case in two threads.
+fn in_threads(ends: Ends, case: &str) {
+    let Some([a, b]) = present(ends) else { return };
+    let (to_b, from_a) = channel();
+    let (to_a, from_b) = channel();
+    let area = CASES.iter().find(|c| c.0 == case).expect("a case").1;
+    let nothing: fn() = || {};
+    let mut ranks = [
+        Side::new(0, a, Box::new(Pipe(to_b, from_b)), area, nothing),
+        Side::new(1, b, Box::new(Pipe(to_a, from_a)), area, nothing),
+    ];
+    let [first, second] = &mut ranks;
+    std::thread::scope(|scope| {
+        scope.spawn(|| contract::run(case, second));
+        contract::run(case, first);
+    });
+}
+
+/// Skips the test where libfabric is not here.
+fn present<T>(ends: Result<T, TransportError>) -> Option<T> {
+    match ends {
+        Ok(ends) => Some(ends),
+        Err(error @ TransportError::Unavailable { .. }) => {
+            mk_skip::skip(mk_skip::Need::Fabric, error);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A test for each case.
+macro_rules! contract {
+    ($($transport:ident: $run:expr;)*) => {$(
+        mod $transport {
+            contract!(@cases $run; sizes flood order delivered pressure dead_peer dead_writer bad_key longer_arena refusals
+                sender_closes receiver_closes);
+        }
+    )*};
+    (@cases $run:expr; $($case:ident)*) => {
+        $(#[test] fn $case() { $run(stringify!($case)) })*
+        #[test] fn no_case_is_left_out() {
+            let names: Vec<_> = crate::contract::CASES.iter().map(|c| c.0).collect();
+            assert_eq!(names, [$(stringify!($case)),*]);
+        }
+    };
+}
+
+contract! {
+    loopback_in_order: |case| crate::in_threads(crate::loopback(crate::Ordering::InOrder).map(crate::boxed), case);
+    loopback_unordered: |case| crate::in_threads(crate::loopback(crate::Ordering::Unordered).map(crate::boxed), case);
+    shaped_in_order: |case| crate::in_threads(crate::shaped(crate::Ordering::InOrder), case);
+    shaped_unordered: |case| crate::in_threads(crate::shaped(crate::Ordering::Unordered), case);
+    ofi_tcp: |case| crate::in_threads(crate::ofi_tcp(case), case);
+    ofi_tcp_processes: |case| crate::processes::in_two("tcp;ofi_rxm", case);
+    ofi_shm_processes: |case| crate::processes::in_two("shm", case);
+}
