@@ -30,8 +30,8 @@ MK_DEVICE float gelu_grad(float d, float x) {
   const float t = __fdividef(1.0f, 1.0f + 0.3275911f * z);
   const float p =
       t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-  const float e = __expf(-z * z), tail = 0.5f * p * e;
-  return d * ((y < 0.0f ? tail : 1.0f - tail) + y * 0.39894228040143268f * e);
+  const float e = __expf(-z * z), upper = 0.5f * p * e;
+  return d * ((y < 0.0f ? upper : 1.0f - upper) + y * 0.39894228040143268f * e);
 }
 // s(x) + x * s'(x), s the sigmoid.
 MK_DEVICE float silu_grad(float d, float x) {
