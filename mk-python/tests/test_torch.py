@@ -164,6 +164,9 @@ class OneRank(unittest.TestCase):
         self.assertIsNot(f, mk.compile(MLP, mk.World.reference()))
         self.assertIs(copy.deepcopy(f), f)
         self.assertIs(pickle.loads(pickle.dumps(f)), f)
+        own = mk.compile(MLP, self.world, share=False)
+        self.assertIsNot(own, f)
+        self.assertTrue(torch.equal(own(*tensors), f(*tensors)))
         layers = [mk.compile(MLP, self.world) for _ in range(40)]
         self.assertEqual(len({id(layer) for layer in layers}), 1)
 

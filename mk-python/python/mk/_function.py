@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import sys
 import weakref
 
 from . import _mk, _op
-from ._errors import ArgumentError, DeviceError, UnsupportedError
+from ._errors import ArgumentError, DeviceError, FaultError, UnsupportedError
 from ._evaluate import dtype
 from ._reference import ReferenceWorld
 from ._runner import Backward, Runner
@@ -19,6 +20,7 @@ _SAVES = {"all": (False, False), "shard": (True, False), "pre": (False, True), "
 _functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _worlds: dict[int, str] = {}
 _made: dict[str, int] = {}
+_unshared = itertools.count()
 
 
 class Train:
@@ -37,7 +39,7 @@ class Train:
             runner = self._runner
             derived = self._derive(list(wanted))
             derived["inputs"] = [self._place(derived["forward"], *given) for given in derived["inputs"]]
-            found = Backward(derived, self, self._world, {**options, "dims": runner.given or None})
+            found = Backward(derived, self.name, self._world, {**options, "dims": runner.given or None})
             found.key = f"{self._key}/d{'.'.join(map(str, wanted))}"
             _op.ENTRIES[found.key] = found
             self._backwards[wanted] = found
@@ -127,6 +129,19 @@ class Function:
         return [(tuple(self._runner.local(v, sizes)), dtype(torch, v)) for v in results]
 
     def __call__(self, *args, out=None, **kwargs):
+        try:
+            return self._call(args, out, kwargs)
+        except FaultError:
+            self._forget()
+            raise
+
+    def _forget(self):
+        """Who compiles the text again gets another function."""
+        functions = _functions.get(self._world, {})
+        for key in [key for key, function in functions.items() if function() is self]:
+            del functions[key]
+
+    def _call(self, args, out, kwargs):
         torch = sys.modules.get("torch")
         if self._several or out is not None or not hasattr(torch, "library"):
             if self._native is None:
@@ -214,21 +229,26 @@ class Function:
         steps = self._runner.functions() if self._runner is not None else []
         return list({id(f): f for f in own + steps + more}.values())
 
+    def _each(self, name):
+        try:
+            for f in self._all():
+                getattr(f, name)()
+        except FaultError:
+            self._forget()
+            raise
+
     def check(self):
         """Raises what a kernel gave up with, of forward or backward."""
-        for f in self._all():
-            f.check()
+        self._each("check")
 
     def synchronize(self):
         """Waits for the kernels, and raises as ``check``."""
-        for f in self._all():
-            f.synchronize()
+        self._each("synchronize")
 
     def close(self):
         """Frees workspace, for everybody who compiled this text with these options. Idempotent."""
-        _functions.get(self._world, {}).pop(self._key, None)
-        for f in self._all():
-            f.close()
+        self._forget()
+        self._each("close")
 
     def __repr__(self):
         if self._native is not None:
@@ -255,12 +275,15 @@ def _world_name(world):
     return name
 
 
-def compile(pipeline, world, *, save="all", reserve_sms=0, **options):
+def compile(pipeline, world, *, save="all", reserve_sms=0, share=True, **options):
     """A function of torch tensors from the text of a pipeline. Nothing is compiled yet: see ``Function``.
 
     ``save`` says what forward keeps for backward: ``"all"``; ``"shard"``, whose backward gathers inputs again; ``"pre"``, which keeps values
     before activations and computes activations again; ``"least"``, both. ``reserve_sms="nccl"`` keeps as many SMs free as NCCL has
     channels at most: ``NCCL_MAX_NCHANNELS``, else 24.
+
+    With ``share`` it is the function that somebody has compiled before from the same text with the same options in this world, unless a
+    kernel of that one gave up; else one with workspace of its own.
 
     ``shapes`` maps tensors to global shapes and ``dims`` symbols to extents. Neither is needed while shards are even: the global shape
     then follows from the tensors. ``settings``, ``tuning``, ``fuse``, ``overlap``, ``wait_limit_s`` and ``entry_limit_s``: docs/python.md.
@@ -279,9 +302,12 @@ def compile(pipeline, world, *, save="all", reserve_sms=0, **options):
     name = _world_name(world)
     text = f"{name}\n{pipeline}\n{save}\n{sorted((k, repr(v)) for k, v in options.items())}"
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    if not share:
+        return Function(pipeline, world, options, save, f"{key}/{next(_unshared)}")
     found = functions.get(key)
     found = found() if found is not None else None
     if found is None:
-        found = Function(pipeline, world, options, save, key)
+        # Keys of functions that were closed, or gave up, are not taken again: graphs may name them.
+        found = Function(pipeline, world, options, save, f"{key}/{next(_unshared)}" if key in _op.ENTRIES else key)
         functions[key] = weakref.ref(found)
     return found

@@ -36,6 +36,7 @@ def compile(
     *,
     save: Literal["all", "shard", "pre", "least"] = "all",
     reserve_sms: int | Literal["nccl"] = 0,
+    share: bool = True,
     shapes: Mapping[str, Sequence[int]] | None = None,
     dims: Mapping[str, int] | None = None,
     settings: Mapping[str, str | int] | str | None = None,

@@ -159,12 +159,12 @@ class Runner:
 class Backward:
     """The gradients of some parameters, as one call: its parameters' tensors in, gradients out."""
 
-    def __init__(self, derived, train, world, options):
-        self.inputs, self.gradients, self.train = derived["inputs"], derived["gradients"], train
+    def __init__(self, derived, name, world, options):
+        self.inputs, self.gradients = derived["inputs"], derived["gradients"]
         self.runner = Runner(derived["backward"], world, options) if derived["backward"] else None
         # Those that have to be computed, in the order of the call's results.
         self.computed = [(p, kind, i) for p, kind, i in self.gradients if kind != "given"]
-        self.name = f"{train.name} backward"
+        self.name = f"{name} backward"
 
     def operands(self, torch, parameters, results, gradients):
         """What the call takes: ``gradients`` are those of results."""
