@@ -6,7 +6,8 @@
 
 Grouped queries, rotary positions, SwiGLU, attention by torch on each rank's heads. At every step the model's gradients are compared with
 float32 ones, and so are those of the same model made of bfloat16 torch operations: mk's may be 1.2 times as far away, or the program ends with
-status 1. Both then take the same step, from weights in float32.
+status 1. (Gradients of less than a hundredth of the largest are left out: they are rounding on either side.) Both then take the same step, from
+weights in float32.
 """
 
 import argparse
@@ -163,7 +164,7 @@ def main():
     half = {**how, "dtype": torch.bfloat16}
     master = Model(c, [Dense(c, **how) for _ in range(c.layers)], **how)
     with torch.no_grad():
-        master.embedding.weight.mul_(0.1)
+        master.embedding.weight.mul_(0.02)
     torchs = Model(c, [Dense(c, **half) for _ in range(c.layers)], **half)
     ours = Model(c, [Parallel(c, world, **half) for _ in range(c.layers)], **half)
     wrap = lambda layer, x: layer(x)
@@ -172,7 +173,7 @@ def main():
     if c.mode == "compiled":
         for layer in ours.layers:
             layer.compile(fullgraph=True, backend="inductor" if not small else "aot_eager")
-    optimizer, losses = torch.optim.AdamW(master.parameters(), lr=2e-3), []
+    optimizer, losses = torch.optim.AdamW(master.parameters(), lr=0.02 * c.hidden**-0.5), []
     exact = torch.Generator().manual_seed(1)
     data = torch.randint(c.vocabulary, (c.tokens + 1,), generator=exact).to(c.device)
     worst = 0.0
@@ -194,13 +195,16 @@ def main():
         loss = F.cross_entropy(ours(tokens[mine], wrap), targets[mine], reduction="sum") / c.tokens
         loss.backward()
         want, their, our = (gradients(m, rank, ranks, d) for m, d in ((master, True), (torchs, True), (ours, False)))
-        error = lambda found: max(((found[n] - want[n]).norm() / want[n].norm()).item() for n in want)
-        errors = torch.tensor([error(our), error(their), 0.0], dtype=torch.float64)
+        largest = max(g.norm() for g in want.values())
+        # A gradient that is nothing beside the others is rounding on either side.
+        judged = [n for n in want if want[n].norm() > 0.01 * largest]
+        error = lambda found: max(((found[n] - want[n]).norm() / want[n].norm()).item() for n in judged)
+        errors = torch.tensor([error(our), error(their)], dtype=torch.float64)
         total = torch.tensor([loss.item()], dtype=torch.float64)
         if several:
             dist.all_reduce(errors, dist.ReduceOp.MAX)
             dist.all_reduce(total)
-        a, b, _ = errors.tolist()
+        a, b = errors.tolist()
         worst = max(worst, a / b)
         losses.append((total.item(), theirs.item(), reference.item()))
         if step % max(1, c.steps // 10) == 0 or step == c.steps - 1:
