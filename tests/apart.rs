@@ -4,6 +4,7 @@ use mk::{
     Bound, Program,
     abi::{DType, TensorDirection},
     build::Composition,
+    cost::Gpu,
     emit,
     function::{Place, Signature, Sizes, Wiring},
     runtime::jit::JitOptions,
@@ -287,7 +288,8 @@ fn measured_winners_decide() {
     };
     let settle = |fuse| {
         let config = default(4);
-        let search = Some((gpu, Some(&cache)));
+        let searched = Gpu::from(gpu);
+        let search = Some((&searched, Some(&cache)));
         let terms = Conditions { config: &config, fuse, overlap: false, search };
         let choice = tune::settle(&program, &bound, &terms);
         // The other processes read what rank 0 found.

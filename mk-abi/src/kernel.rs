@@ -258,8 +258,10 @@ pub struct KernelSource {
     pub options: Vec<String>,
     /// World size that the plan was made for.
     pub world_size: u32,
-    /// CTAs of the launch. All must be co-resident.
+    /// CTAs of the launch.
     pub grid: u32,
+    /// Whether CTAs wait for each other, so that all of them must be co-resident.
+    pub cooperative: bool,
     /// CTAs per cluster (1 for none).
     pub cluster: u32,
     /// Threads per CTA.

@@ -1,8 +1,8 @@
 //! The options that say which plan is meant.
 
 use crate::source::{self, Form};
-use clap::Args;
-use mk::settings::{self, Config, Setting};
+use clap::{Args, ValueEnum};
+use mk::settings::{self, Config, NicOrdering, Setting};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -24,12 +24,27 @@ pub struct PipelineArgs {
     /// Number of ranks [default: 4; a plan has its own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=mk::abi::device::MAX_RANKS as i64))]
     pub ranks: Option<u32>,
+    /// Nodes that the ranks are on, as many on each; between nodes only network cards carry data [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=mk::abi::device::MAX_RANKS as i64))]
+    pub nodes: Option<u32>,
+    /// In which order the network between nodes delivers [default: in-order]
+    #[arg(long, value_name = "ORDER", requires = "nodes")]
+    pub net: Option<Net>,
     /// Take what `mk tune` measured to be the best, or else what the cost model takes for it; not with `--set`
     #[arg(long)]
     pub tuned: bool,
     /// Settings, as `mk explain` prints them: `block=128x128x64 split_k=2` (repeatable); docs/tuning.md lists them
     #[arg(long = "set", value_name = "NAME=VALUE ...", value_parser = words)]
     pub set: Vec<Words>,
+}
+
+/// Order of delivery of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Net {
+    /// Words follow data, as on InfiniBand RC.
+    InOrder,
+    /// Receivers count, as on SRD.
+    Unordered,
 }
 
 /// Settings as they were written.
@@ -40,6 +55,11 @@ impl PipelineArgs {
     /// Whether it names a plan, as text or as JSON.
     pub fn is_plan(&self) -> bool {
         source::form(&self.pipeline) != Form::Pipeline
+    }
+
+    /// Whether the ranks are on several nodes.
+    pub fn over_nodes(&self) -> bool {
+        self.nodes.is_some_and(|n| n > 1)
     }
 
     /// The settings that are given, in the order of the command line.
@@ -53,6 +73,8 @@ impl PipelineArgs {
             ("--dim", self.dims.is_empty()),
             ("--shape", self.shapes.is_empty()),
             ("--ranks", self.ranks.is_none()),
+            ("--nodes", self.nodes.is_none()),
+            ("--net", self.net.is_none()),
             ("--tuned", !self.tuned),
             ("--set", self.set.is_empty()),
         ];
@@ -64,7 +86,12 @@ impl PipelineArgs {
     /// # Errors
     /// If a setting is given twice.
     pub fn config(&self) -> Result<Config, String> {
-        let mut config = Config { ranks: self.ranks.unwrap_or(DEFAULT_RANKS), ..Config::default() };
+        let net = match self.net {
+            None | Some(Net::InOrder) => NicOrdering::InOrder,
+            Some(Net::Unordered) => NicOrdering::Unordered,
+        };
+        let (ranks, nodes) = (self.ranks.unwrap_or(DEFAULT_RANKS), self.nodes.unwrap_or(1));
+        let mut config = Config { ranks, nodes, net, ..Config::default() };
         let words = self.settings().map(|(setting, value)| format!("{}={value}", setting.name));
         let text = words.collect::<Vec<_>>().join(" ");
         settings::read(&mut config, &text).map_err(|e| e.to_string())?;

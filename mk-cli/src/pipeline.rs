@@ -10,7 +10,7 @@ use crate::{
 };
 use mk::{
     Bound, Program,
-    cost::DeviceModel,
+    cost::{DeviceModel, Gpu},
     field::{self, Evaluation, FieldError},
     file,
     ir::Plan,
@@ -281,14 +281,26 @@ pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
     Ok((program, text))
 }
 
-/// The name of the GPU that is meant: the first of this machine, or the one that mk has figures of.
-pub fn gpu_name() -> String {
-    let found = World::local(1).and_then(|world| world.gpu_name(0));
-    found.unwrap_or_else(|_| DeviceModel::h200().gpu.clone())
+/// The GPU that is meant: the first of this machine, or the one that mk has figures of.
+pub fn gpu() -> Gpu {
+    let found = World::local(1).and_then(|world| tune::gpu_of(&world, 0));
+    found.unwrap_or_else(|_| DeviceModel::h200().gpu.as_str().into())
+}
+
+/// Refuses nodes where settings are searched.
+pub fn unsearched_nodes(args: &PipelineArgs) -> Result<(), Failure> {
+    if !args.over_nodes() {
+        return Ok(());
+    }
+    let what =
+        "settings are not searched for several nodes: the cost model has no figures of a network";
+    let help = "leave out `--nodes`; `mk run`, `mk plan` and `mk check` take it";
+    Err(Failure::with_help(Kind::CommandLine, what, help))
 }
 
 /// Whether the settings are left to mk.
 pub fn searched(args: &PipelineArgs) -> Result<bool, Failure> {
+    unsearched_nodes(args)?;
     match args.settings().next() {
         Some((setting, value)) if args.tuned => Err(Failure::with_help(
             Kind::CommandLine,
@@ -312,7 +324,7 @@ pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failur
     let (program, bound) = (&pipeline.program, &pipeline.bound);
     let cache = tune::Cache::new(&JitOptions::default());
     let _progress = Progress::new("choosing settings");
-    let decision = tune::decide(program, bound, given.ranks, &gpu_name(), cache.as_ref());
+    let decision = tune::decide(program, bound, given.ranks, &gpu(), cache.as_ref());
     for note in &decision.notes {
         note_on_stderr(note);
     }

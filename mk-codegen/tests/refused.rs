@@ -174,6 +174,17 @@ fn places_that_a_launch_decides() {
     refused_of(TILE, &deep, "rows of buf0 \"a\" are as many elements as a launch says apart");
 }
 
+/// Rows that tensor maps cannot have, whoever is asked.
+#[test]
+fn rows_that_tma_does_not_take() {
+    let odd = ("bf16[M, K]", "bf16[M, K] pitch K + 4");
+    let says = "rows of buf0 \"a\" are 296 bytes apart";
+    refused_of(TILE, &[odd], says);
+    let plan: Plan = TILE.replace(odd.0, odd.1).parse().expect("a plan");
+    let failure = mk_codegen::valid::verify(&plan).expect_err("rows of 296 bytes");
+    assert!(failure.to_string().contains(says), "{failure}");
+}
+
 #[test]
 fn places_that_an_epoch_decides() {
     let says = "expressions over `epoch` are not emitted";

@@ -8,19 +8,25 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Vec<usize>,
-    /// The sharded dimension, and the rank's part of it.
-    cut: Option<(usize, Range<usize>)>,
+    /// The sharded dimension, and the rank's part of it: two parts in zigzag.
+    cut: Option<(usize, [Range<usize>; 2])>,
 }
 
 impl Layout {
     /// Part `rank` of `ranks` of a tensor of global shape `shape`, row-major, at least one dimension.
     pub fn new(shape: &[u64], placement: Placement, ranks: usize, rank: usize) -> Layout {
         let shape: Vec<usize> = shape.iter().map(|n| *n as usize).collect();
+        let part = |n: usize, parts: usize, i: usize| {
+            let each = n.div_ceil(parts.max(1));
+            (i * each).min(n)..((i + 1) * each).min(n)
+        };
         let cut = match placement {
-            Placement::Shard(dim) => shape.get(dim).map(|n| {
-                let each = n.div_ceil(ranks.max(1));
-                (dim, (rank * each).min(*n)..((rank + 1) * each).min(*n))
-            }),
+            Placement::Shard(dim) => shape.get(dim).map(|n| (dim, [part(*n, ranks, rank), *n..*n])),
+            Placement::Zigzag(dim) => {
+                let [first, second] = [rank, (2 * ranks).saturating_sub(rank + 1)];
+                let of = |n: &usize| [first, second].map(|i| part(*n, 2 * ranks, i));
+                shape.get(dim).map(|n| (dim, of(n)))
+            }
             Placement::Replicate | Placement::Partial => None,
         };
         Layout { shape, cut }
@@ -28,20 +34,37 @@ impl Layout {
 
     /// The local shape.
     pub fn shape(&self) -> Vec<u64> {
-        (0..self.shape.len()).map(|d| self.range(d).len() as u64).collect()
+        (0..self.shape.len()).map(|d| self.places(d).count() as u64).collect()
     }
 
-    /// The part of dimension `dim` that the rank holds.
+    /// The part of dimension `dim` that the rank holds; of a dimension in zigzag the first one.
     pub fn range(&self, dim: usize) -> Range<usize> {
         match &self.cut {
-            Some((cut, range)) if *cut == dim => range.clone(),
+            Some((cut, [first, _])) if *cut == dim => first.clone(),
             _ => 0..self.shape.get(dim).copied().unwrap_or(1),
         }
     }
 
+    /// The parts of dimension `dim` that the rank holds, one behind the other; the second is empty but in zigzag.
+    pub fn parts(&self, dim: usize) -> [Range<usize>; 2] {
+        match &self.cut {
+            Some((cut, parts)) if *cut == dim => parts.clone(),
+            _ => [self.range(dim), 0..0],
+        }
+    }
+
+    /// The indices of dimension `dim` that the rank holds, in the order in which they lie there.
+    pub fn places(&self, dim: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+        let second = match &self.cut {
+            Some((cut, [_, second])) if *cut == dim => second.clone(),
+            _ => 0..0,
+        };
+        self.range(dim).chain(second)
+    }
+
     /// Local elements.
     pub fn elements(&self) -> usize {
-        (0..self.shape.len()).map(|d| self.range(d).len()).product()
+        (0..self.shape.len()).map(|d| self.places(d).count()).product()
     }
 
     /// Global rows (extent of dimension 0) that the rank holds.
@@ -54,9 +77,11 @@ impl Layout {
         let mut columns = vec![0];
         for dim in 1..self.shape.len() {
             let extent = self.shape[dim];
-            let range = self.range(dim);
-            columns =
-                columns.iter().flat_map(|at| range.clone().map(move |i| at * extent + i)).collect();
+            let places = self.places(dim);
+            columns = columns
+                .iter()
+                .flat_map(|at| places.clone().map(move |i| at * extent + i))
+                .collect();
         }
         columns
     }
@@ -76,6 +101,7 @@ mod tests {
         assert_eq!(shapes(&[2, 5], Placement::Shard(1), 3), [[2, 2], [2, 2], [2, 1]]);
         assert_eq!(shapes(&[2, 5], Placement::Partial, 2), [[2, 5], [2, 5]]);
         assert_eq!(shapes(&[1], Placement::Shard(0), 3), [[1], [0], [0]]);
+        assert_eq!(shapes(&[1, 11], Placement::Zigzag(1), 3), [[1, 3], [1, 4], [1, 4]]);
     }
 
     #[test]
@@ -84,6 +110,8 @@ mod tests {
         assert_eq!(part(2, 0).columns(), [0, 1, 3, 4]);
         assert_eq!(part(2, 1).columns(), [2, 5]);
         assert_eq!(part(1, 1).columns(), [3, 4, 5]);
+        let zigzag = |rank| Layout::new(&[1, 10], Placement::Zigzag(1), 2, rank).columns();
+        assert_eq!((zigzag(0), zigzag(1)), (vec![0, 1, 2, 9], vec![3, 4, 5, 6, 7, 8]));
         assert_eq!((part(0, 1).rows(), part(0, 1).columns().len()), (4..7, 6));
     }
 }

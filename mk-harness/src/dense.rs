@@ -6,6 +6,7 @@
 
 use super::{
     HarnessError, Inputs, Layout,
+    attention::Attention,
     inputs::{dtype, placement},
     near::Near,
     value::{Matrix, Value},
@@ -97,7 +98,7 @@ impl<'a> Dense<'a> {
         for node in program.nodes().iter().rev() {
             for set in [Set::All, Set::Chosen] {
                 if wanted.contains_key(&(node.result.index(), set)) {
-                    wanted.extend(needs(node, set).map(|key| (key, ())));
+                    wanted.extend(self.needs(node, set).map(|key| (key, ())));
                 }
             }
         }
@@ -205,7 +206,8 @@ impl<'a> Dense<'a> {
         chosen: &[usize],
         values: &BTreeMap<(usize, Set), Value>,
     ) -> Result<Value, HarnessError> {
-        let operands: Option<Vec<&Value>> = needs(node, set).map(|key| values.get(&key)).collect();
+        let operands: Option<Vec<&Value>> =
+            self.needs(node, set).map(|key| values.get(&key)).collect();
         let operands = operands.unwrap_or_default();
         let width = self.width(node.result);
         Ok(match (node.op, operands.as_slice()) {
@@ -235,6 +237,8 @@ impl<'a> Dense<'a> {
                 };
                 x.map(|i, x| x.add(c.at(at(i))))
             }
+            (Op::Attention { .. }, [q, k, v]) => self.attention(node, [q, k, v])?.0,
+            (Op::Lse, [q, k, v]) => self.attention(self.attended(node), [q, k, v])?.1,
             (Op::Gelu, [x]) => x.map(|_, x| x.gelu()),
             (Op::Silu, [x]) => x.map(|_, x| x.silu()),
             (Op::GeluTanh, [x]) => x.map(|_, x| x.gelu_tanh()),
@@ -248,6 +252,49 @@ impl<'a> Dense<'a> {
             (Op::Cast(to), [x]) => x.map(|_, x| x.cast(dtype(to))),
             _ => return Err(HarnessError::unsupported(format!("`{}`", node.op.name()))),
         })
+    }
+
+    /// The attention whose logarithms a node takes; any other node is itself.
+    fn attended<'n>(&self, node: &'n Node) -> &'n Node
+    where
+        'a: 'n,
+    {
+        let program = self.inputs.case().program;
+        match (node.op, node.inputs.first().and_then(|o| program.def(*o))) {
+            (Op::Lse, Some(Def::Node(attention))) => attention,
+            _ => node,
+        }
+    }
+
+    /// Which rows of which values a node is made of.
+    fn needs<'n>(&self, node: &'n Node, set: Set) -> impl Iterator<Item = (usize, Set)> + 'n
+    where
+        'a: 'n,
+    {
+        needs(self.attended(node), set)
+    }
+
+    /// Result and logarithms of an attention, for the batches that the operands have.
+    fn attention(
+        &self,
+        node: &Node,
+        [q, k, v]: [&Value; 3],
+    ) -> Result<(Value, Value), HarnessError> {
+        let (Op::Attention { causal, scale, .. }, [q_id, k_id, _]) = (node.op, &node.inputs[..])
+        else {
+            return Err(HarnessError::mismatch("logarithms of no attention"));
+        };
+        let depth = self.extent(*q_id, 3);
+        let attention = Attention {
+            sequence: self.extent(*q_id, 1),
+            heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
+            depth,
+            causal,
+            scale: scale.unwrap_or(1.0 / (depth as f64).sqrt()),
+            dtype: self.dtype(*q_id),
+        };
+        let [o, lse] = attention.run(on(q, 0)?, on(k, 0)?, on(v, 0)?);
+        Ok((Value::Whole(o), Value::Whole(lse)))
     }
 
     /// Rank `r`'s summand of a product over a sharded depth is the product over its part of the depth.

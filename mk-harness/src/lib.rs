@@ -9,6 +9,7 @@
 //! Architecture invariant: the references read the checked [`Program`] and nothing of the plan, so that a mistake of a
 //! pass cannot be in both. Inputs are a function of seed, launch, tensor and rank alone, the same on the host and on a GPU.
 
+mod attention;
 mod cpu;
 mod dense;
 mod error;

@@ -31,7 +31,7 @@ impl Matrix {
         Matrix { cols, data, spread: None }
     }
 
-    fn collect(cols: usize, elements: impl Iterator<Item = Near>) -> Matrix {
+    pub(crate) fn collect(cols: usize, elements: impl Iterator<Item = Near>) -> Matrix {
         let (mut data, mut spread) = (Vec::new(), Spread::default());
         for near in elements {
             data.push(near.x);

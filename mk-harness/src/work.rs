@@ -9,10 +9,18 @@ pub const MAX_MACS: u64 = 1 << 33;
 /// Most elements of all values of the pipeline together, each as f64.
 pub const MAX_ELEMENTS: u64 = 1 << 27;
 
-/// Multiply-adds of the matrix products of one launch, over all ranks. Saturates.
+/// Multiply-adds of the matrix products, and of attention, of one launch, over all ranks. Saturates.
 pub fn macs(case: Case<'_>) -> u64 {
     let mut sum = 0u64;
     for node in case.program.nodes() {
+        if let (Op::Attention { causal, .. }, [q, _, _]) = (node.op, &node.inputs[..]) {
+            // Scores and results: twice the queries times the keys of each.
+            let shape = case.bound.shape(*q).unwrap_or(&[]);
+            let keys = shape.get(1).copied().unwrap_or(1);
+            let all = shape.iter().fold(2 * keys, |n, x| n.saturating_mul(*x));
+            sum = sum.saturating_add(if causal { all / 2 } else { all });
+            continue;
+        }
         let (Op::Gemm { a_transposed, .. }, [a, b]) = (node.op, &node.inputs[..]) else {
             continue;
         };

@@ -9,6 +9,7 @@ use crate::{
 };
 use mk::{
     build::Composition,
+    cost::Gpu,
     emit,
     function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning, abi_dtype},
     runtime::{
@@ -154,10 +155,10 @@ impl Function {
         self.world.get().place()
     }
 
-    /// The name of the first GPU of this process, where there is one.
-    pub(crate) fn gpu(&self) -> Option<String> {
+    /// The first GPU of this process, where there is one.
+    pub(crate) fn gpu(&self) -> Option<Gpu> {
         match self.place() {
-            Place::Gpus(world) => world.gpu_name(world.local_ranks().start).ok(),
+            Place::Gpus(world) => tune::gpu_of(world, world.local_ranks().start).ok(),
             Place::Offline { .. } => None,
         }
     }

@@ -5,7 +5,7 @@ use mk::{
     Bound as Sizes, Program,
     abi::TensorDirection,
     build::{Composition, Planned},
-    cost::DeviceModel,
+    cost::{DeviceModel, Gpu},
     emit,
     function::{Signature, Wiring},
     runtime::jit::JitOptions,
@@ -29,7 +29,7 @@ pub struct Plan {
     sizes: Sizes,
     made: Arc<Composition>,
     /// The GPU that it was made for, where there is one.
-    gpu: Option<String>,
+    gpu: Option<Gpu>,
 }
 
 impl Plan {
@@ -37,7 +37,7 @@ impl Plan {
         signature: Signature,
         sizes: Sizes,
         made: Arc<Composition>,
-        gpu: Option<String>,
+        gpu: Option<Gpu>,
     ) -> Plan {
         Plan { signature, sizes, made, gpu }
     }
@@ -317,10 +317,10 @@ impl Plan {
     ///
     /// ``Function.explain`` also measures.
     fn explain(&self, py: Python<'_>) -> String {
-        let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.clone());
+        let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.as_str().into());
         py.detach(|| {
             let cache = Cache::new(&JitOptions::default());
-            let by = (gpu.as_str(), cache.as_ref());
+            let by = (&gpu, cache.as_ref());
             tune::explain_made(self.program(), &self.sizes, self.ranks(), &self.made, by)
         })
     }

@@ -73,6 +73,11 @@ fn value<'py>(
                     dict.set_item("a_transposed", a_transposed)?;
                     dict.set_item("b_transposed", b_transposed)?;
                 }
+                Op::Attention { causal, scale, ring } => {
+                    dict.set_item("causal", causal)?;
+                    dict.set_item("scale", scale)?;
+                    dict.set_item("ring", ring.is_some())?;
+                }
                 Op::Scale(factor) => dict.set_item("factor", factor)?,
                 _ => {}
             }
@@ -86,6 +91,7 @@ fn value<'py>(
         "placement",
         match ty.placement.first() {
             Some(Placement::Shard(dim)) => ("shard", Some(*dim)),
+            Some(Placement::Zigzag(dim)) => ("zigzag", Some(*dim)),
             Some(Placement::Partial) => ("partial", None),
             Some(Placement::Replicate) | None => ("replicate", None),
         },

@@ -5,6 +5,11 @@ MK_DEVICE void launch_begin(const Context& ctx) {
   if (threadIdx.x == 64) prefetch_l2(&ctx.control()->epoch[blockIdx.x]);
 }
 
+// The same in a kernel of which nothing stays: it has no epoch, and is not counted.
+MK_DEVICE void launch_begin_uncounted(const Context& ctx) {
+  if (threadIdx.x == 0) st_shared(ctx.state, 0);
+}
+
 // Counts this CTA in. One lane that has nothing better to do, after `launch_begin_sync`: the answer takes a round trip.
 // The host's limit on the grid makes a count past the grid impossible for one launch.
 //

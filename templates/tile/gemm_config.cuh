@@ -20,6 +20,7 @@ typedef RingCursor<kTileSlots> TileCursor;
 struct GemmOptions {
   u32 block_m = 128;
   u32 block_n = 256;
+  u32 a_rows = 0;      // rows of A that there are, where those are fewer, rounded up to a swizzle's eight; 0: block_m
   u32 ring_n = 0;      // columns that a stage has room for, where it also takes wider tiles; 0: block_n
   u32 stages = 4;
   Dtype dtype = Dtype::Bf16;
@@ -35,6 +36,7 @@ struct GemmOptions {
   bool carry_last = false;  // and not before its own product has been through the elementwise chain
   bool b_evict_first = false;   // no other tile reads what a tile reads of B
   bool borrowed_stage = false;  // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
+  u32 cluster = 1;              // CTAs that share a tile, each with a part of its steps along k
   StorePath store = StorePath::Tma;
   Consumers consumers = Consumers::Cooperative;
 };
@@ -56,6 +58,7 @@ struct GemmConfig {
   static constexpr bool kCarryLast = kOptions.carry_last;
   static constexpr u32 kBRank = kOptions.b_rank;
   static constexpr bool kBEvictFirst = kOptions.b_evict_first;
+  static constexpr u32 kCluster = kOptions.cluster;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
 
@@ -74,7 +77,8 @@ struct GemmConfig {
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
   static constexpr u32 kAPanels = kBlockM / 64;                         // M-major: panels of 64 rows of C, one box each
-  static constexpr u32 kABoxRows = kA == ALayout::MMajor ? kBlockK : kBlockM;
+  static constexpr u32 kARows = kOptions.a_rows == 0 ? kBlockM : kOptions.a_rows;
+  static constexpr u32 kABoxRows = kA == ALayout::MMajor ? kBlockK : kARows;
   // N-major: panels of 64 columns, one box each; of 32, where those would end beside the tile.
   static constexpr u32 kBPanelCols = kBlockN % 64 == 0 ? 64 : 32;
   static constexpr u32 kBPanelRowBytes = kBPanelCols * kElemBytes;      // also the swizzle's span
@@ -88,6 +92,7 @@ struct GemmConfig {
   static constexpr u32 kPanelsPerTile = kMmasPerStep * kOutColsPerConsumer / kPanelCols;  // per consumer
 
   static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
+  static constexpr u32 kALoadedBytes = kARows * kBlockK * kElemBytes;
   // The layouts, the way of storing and the gate do not change what lies where: tiles that differ in them share a ring. So
   // do narrower ones, which leave a part of each stage empty.
   static constexpr u32 kRingN = kOptions.ring_n == 0 ? kBlockN : kOptions.ring_n;
@@ -101,6 +106,9 @@ struct GemmConfig {
   static constexpr u32 kStagePanels = kRowsPerConsumer / 64;
   static constexpr u32 kUnstaged = kOptions.borrowed_stage ? kPanelsPerTile - kPanels : 0;
   static constexpr u32 kBorrowedPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
+
+  // What a CTA shows the others of its cluster: rows of f32 that begin eight banks apart.
+  static constexpr u32 kSumPitch = kBlockN + 8;
 
   // A sum that a tile goes on with comes in parts, one for each consumer, each in as many stages as its panels take.
   static constexpr u32 kMostCarryPanels = kStageBytes / kPanelBytes;
@@ -143,6 +151,9 @@ struct GemmConfig {
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
   static_assert(!kCarryLast || !kOptions.borrowed_stage, "the last stage belongs to one consumer");
+  static_assert(kCluster == 1 || (kStore == StorePath::Direct && !kPingPong && kSaves == 0), "who shares a tile stores it, and saves nothing");
+  static_assert(kCluster == 1 || kBlockM * kSumPitch * sizeof(float) <= kStages * kStageBytes, "sums lie where stages were");
+  static_assert(kARows <= kBlockM && kARows % 8 == 0 && (kARows == kBlockM || kA == ALayout::KMajor), "whole swizzles of rows");
   static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
   static_assert(!kOptions.borrowed_stage || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
   static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
@@ -169,7 +180,8 @@ struct GemmSmem {
   static constexpr u32 kTileFull = kBorrowedFull + Config::kConsumers * kMbarrierBytes;
   static constexpr u32 kTileEmpty = kTileFull + kTileSlots * kMbarrierBytes;
   static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
-  static constexpr u32 kState = kTileIndex + kTileSlots * sizeof(u64);
+  static constexpr u32 kExchange = kTileIndex + kTileSlots * sizeof(u64);
+  static constexpr u32 kState = kExchange + (Config::kCluster > 1 ? 2 * kMbarrierBytes : 0);
   static constexpr u32 kBytes = kState + sizeof(CtaState);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
@@ -209,6 +221,11 @@ struct GemmSmem {
   MK_DEVICE u32 tile_empty(u32 slot) const { return base + kTileEmpty + slot * kMbarrierBytes; }
   // Ping-pong: this consumer may multiply.
   MK_DEVICE u32 turn(u32 consumer) const { return base + kTurn + consumer * kMbarrierBytes; }
+  // Clusters: sums are there, and have been read.
+  MK_DEVICE u32 exchange_full() const { return base + kExchange; }
+  MK_DEVICE u32 exchange_read() const { return base + kExchange + kMbarrierBytes; }
+  // Where this CTA shows a sum of the tile: in place of stages.
+  MK_DEVICE u32 sum(u32 row, u32 col) const { return base + (row * Config::kSumPitch + col) * sizeof(float); }
   MK_DEVICE u32 state() const { return base + kState; }
 
   // One thread each, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
@@ -227,6 +244,10 @@ struct GemmSmem {
         mbarrier_init(staging_full(c, p), kWarpgroupWarps);
         mbarrier_init(staging_free(c, p), 1);
       }
+    }
+    if constexpr (Config::kCluster > 1) {
+      mbarrier_init(exchange_full(), Config::kCluster * Config::kConsumers * kWarpgroupWarps);
+      mbarrier_init(exchange_read(), Config::kCluster * Config::kConsumers * kWarpgroupWarps);
     }
     for (u32 s = 0; s < kTileSlots; ++s) {
       mbarrier_init(tile_full(s), 1);

@@ -150,12 +150,14 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, u32 consumer,
                                   RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging, TileCursor& slot) {
   float acc[Config::kMmasPerStep][Config::kAccumulators];
+  [[maybe_unused]] u32 shared_tiles = 0;
 #pragma unroll 1
   for (ReaderTiles<GemmSmem<Config>, Edges, Hooks, true> tiles(smem, hooks, slot); tiles.more(); tiles.advance()) {
     if constexpr (Config::kPingPong) {
       if (!sm90_take_turn<Config, Edges>(smem, hooks, tiles.t, consumer, ring, staging)) continue;
     }
-    const GemmTile tile = hooks.decode(tiles.t);
+    GemmTile tile = hooks.decode(tiles.t);
+    take_part_of_depth<Config>(tile);
     chaos_delay(ctx, Agent::Consumer, tiles.t);
     sm90_mma_tile<Config, Edges>(smem, hooks, tile, consumer, ring, acc);
     if constexpr (Config::kSaves > 0) {
@@ -163,6 +165,8 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
     }
     if constexpr (Config::kStore == StorePath::Tma) {
       stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
+    } else if constexpr (Config::kCluster > 1) {
+      store_tile_shared<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, shared_tiles, acc);
     } else {
       store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, acc);
     }

@@ -73,9 +73,11 @@ MK_DEVICE void sm90_load_carried(const Context& ctx, const GemmSmem<Config>& sme
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                 RingCursor<Config::kStages>& ring, TileCursor& slot) {
+  [[maybe_unused]] u32 shared_tiles = 0;
 #pragma unroll 1
   for (LoaderTiles<GemmSmem<Config>, Edges, Hooks> tiles(ctx, smem, hooks, slot); tiles.more(); tiles.advance()) {
     GemmTile tile = hooks.decode(tiles.t);
+    take_part_of_depth<Config>(tile);
     chaos_delay(ctx, Agent::Loader, tiles.t);
     hooks.before_load(ctx, tile);
     [[maybe_unused]] u32 part = 0;
@@ -96,7 +98,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
       if (ctx.aborted() || !tile.stores()) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
       } else {
-        mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), Config::kABytes + Config::kBLoadedBytes);
+        mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), Config::kALoadedBytes + Config::kBLoadedBytes);
         const i32 depth = static_cast<i32>(k * kBlockK);
         sm90_issue_a<Config>(smem, tile, ring.stage, tile.a_k + depth);
         sm90_issue_b<Config>(smem, tile, ring.stage, tile.b_k + depth);
@@ -105,5 +107,6 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
       if (k + 1 == asks) tiles.ask();
     }
     load_carried(tile.k_blocks);
+    wait_until_read<Config>(smem, shared_tiles);
   }
 }

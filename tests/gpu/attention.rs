@@ -231,7 +231,7 @@ fn attention_is_right() -> Res<()> {
             "2 ranks, causal",
             Attention { ranks: 2, causal: true, groups: 2, dynamic: true, ..small },
         ),
-        ("3 ranks, heads of 64", Attention { ranks: 3, dim: 64, queries: 192, ..small }),
+        ("3 ranks, heads of 64", Attention { ranks: 3, dim: 64, keys: 176, ..small }),
         ("4 ranks", Attention { ranks: 4, keys: 176, dynamic: true, seq: 129, ..small }),
         ("4 ranks, causal", Attention { ranks: 4, causal: true, seq: 200, ..small }),
     ];

@@ -47,6 +47,7 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             }
             c
         }
+        Op::Attention { .. } | Op::Lse => unreachable!("attention has no derivative here"),
         Op::Bias => {
             let c = of(1);
             of(0).iter().enumerate().map(|(i, x)| x + c[i % c.len()]).collect()

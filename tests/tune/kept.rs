@@ -3,7 +3,7 @@
 use super::{CASES, bound};
 use mk::{
     Program,
-    cost::DeviceModel,
+    cost::{DeviceModel, Gpu},
     passes::{self},
     runtime::jit::JitOptions,
     settings::Config,
@@ -40,7 +40,10 @@ fn a_winner_is_kept_for_what_it_was_measured_on() {
         let other = Key::new(&program, &other, 4, "sm_90a", "NVIDIA H200");
         assert_eq!(cache.recall(&other), Ok(None));
 
-        let decide = |gpu| tune::decide(&program, &sizes, 4, gpu, Some(cache));
+        let decide = |gpu| {
+            let base = Config { ranks: 4, ..Config::default() };
+            tune::decide(&program, &sizes, 4, &Gpu::from(gpu), Some(cache))
+        };
         let measured = decide("NVIDIA H200");
         assert_eq!((measured.config, measured.origin), (config, Origin::Measured));
         assert_eq!(measured.ms, Some(0.125));
@@ -65,9 +68,9 @@ fn a_winner_without_a_kernel_leaves_the_choice_to_the_model() {
             config: &Config { ranks: 4, ..Config::default() },
             fuse: tune::Fuse::Always,
             overlap: false,
-            search: Some(("NVIDIA H200", Some(cache))),
+            search: Some((&"NVIDIA H200".into(), Some(cache))),
         };
-        let decision = tune::decide(&program, &sizes, 4, "NVIDIA H200", Some(cache));
+        let decision = tune::decide(&program, &sizes, 4, &"NVIDIA H200".into(), Some(cache));
         assert_eq!(decision.origin, Origin::Predicted);
         let note = decision.notes[0].to_string();
         assert!(note.contains("have no kernel") && note.contains("`mk tune` writes it"), "{note}");
@@ -96,7 +99,7 @@ fn a_damaged_file_is_a_note_and_no_more() {
             std::fs::write(&path, damage).unwrap();
             let damaged = cache.recall(&key).unwrap_err();
             assert!(damaged.what.contains(what), "{damaged}");
-            let decision = tune::decide(&program, &sizes, 4, "NVIDIA H200", Some(cache));
+            let decision = tune::decide(&program, &sizes, 4, &"NVIDIA H200".into(), Some(cache));
             assert_eq!((decision.origin, decision.notes), (Origin::Predicted, vec![damaged]));
         }
         std::fs::write(&path, [0xFF, 0xFE]).unwrap();
@@ -108,19 +111,19 @@ fn a_damaged_file_is_a_note_and_no_more() {
 fn installed_figures_come_before_those_that_ship() {
     in_a_cache(|cache, dir| {
         assert_eq!(
-            tune::model_of("NVIDIA H200", Some(cache)),
+            tune::model_of(&"NVIDIA H200".into(), Some(cache)),
             (Some(DeviceModel::h200().clone()), None)
         );
         let own = DeviceModel { launch_s: 1e-3, ..DeviceModel::h200().clone() };
         cache.store_model(&own).unwrap();
-        assert_eq!(tune::model_of("NVIDIA H200", Some(cache)), (Some(own.clone()), None));
-        assert_eq!(tune::model_of("NVIDIA L4", Some(cache)), (None, None));
+        assert_eq!(tune::model_of(&"NVIDIA H200".into(), Some(cache)), (Some(own.clone()), None));
+        assert_eq!(tune::model_of(&"NVIDIA L4".into(), Some(cache)), (None, None));
         let other = DeviceModel { gpu: "NVIDIA L4".into(), ..DeviceModel::h200().clone() };
         cache.store_model(&other).unwrap();
-        assert_eq!(tune::model_of("NVIDIA L4", Some(cache)), (Some(other), None));
-        assert_eq!(tune::model_of("NVIDIA H200", Some(cache)), (Some(own), None));
+        assert_eq!(tune::model_of(&"NVIDIA L4".into(), Some(cache)), (Some(other), None));
+        assert_eq!(tune::model_of(&"NVIDIA H200".into(), Some(cache)), (Some(own), None));
         std::fs::write(dir.join("NVIDIA-H200.model.json"), "{}").unwrap();
-        let (model, note) = tune::model_of("NVIDIA H200", Some(cache));
+        let (model, note) = tune::model_of(&"NVIDIA H200".into(), Some(cache));
         assert_eq!(model.as_ref(), Some(DeviceModel::h200()));
         assert!(note.unwrap().what.contains("not a device model"));
     });

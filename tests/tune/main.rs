@@ -6,7 +6,7 @@ use kept::in_a_cache;
 use mk::{
     Bound, Program,
     build::Composition,
-    cost::DeviceModel,
+    cost::{DeviceModel, Gpu},
     emit::{self, Options},
     ir::{Entity, Leaf},
     passes::{self, LowerError},
@@ -489,7 +489,9 @@ fn an_explanation_says_where_settings_come_from() {
         assert_eq!((&explained.config, explained.origin), (&best, Origin::Measured));
         assert!(explained.made.is_none() && explained.to_string().contains("verdict    "));
         // Without figures there is no prediction, and what was made is said all the same.
-        let said = |gpu| tune::explain_made(&program, &sizes, 4, &made(&given), (gpu, Some(cache)));
+        let said = |gpu| {
+            tune::explain_made(&program, &sizes, 4, &made(&given), (&Gpu::from(gpu), Some(cache)))
+        };
         let none = "prediction none: there are no figures of NVIDIA L4, which `mk probe --install` measures\nmade       one kernel";
         assert!(said("NVIDIA L4").starts_with(none), "{}", said("NVIDIA L4"));
         std::fs::write(cache.store(&key, &Winner { config: best.clone(), ms: 1.0 }).unwrap(), "x")

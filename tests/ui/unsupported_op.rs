@@ -1,8 +1,8 @@
 //! An operation of the language that this version does not compile.
 
 mk::pipeline! {
-    pub fn attend(x: bf16[M, K]) {
-        x -> attention
+    pub fn turned(x: bf16[M, K]) {
+        x -> all_to_all
     }
 }
 

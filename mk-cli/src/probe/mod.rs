@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         raw = Some(figures);
         samples = measure(args)?;
-        gpu = pipeline::gpu_name();
+        gpu = pipeline::gpu().name;
         what = format!("mk {} probe, {} ranks", env!("CARGO_PKG_VERSION"), args.ranks);
     }
     for path in &args.from {

@@ -149,6 +149,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// Why the CPU executor runs it, after its name.
 const A_PLAN: &str = "a plan runs there";
 const ITS_STEPS: &str = "`--schedule` orders its steps";
+const NO_KERNEL: &str = "no kernel sends over a network yet";
 
 enum Choice {
     Cuda(World),
@@ -157,6 +158,17 @@ enum Choice {
 }
 
 fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
+    if args.pipeline.over_nodes() {
+        return match args.device {
+            Device::Cpu => Ok(Choice::Cpu(None)),
+            Device::Auto => Ok(Choice::Cpu(Some(NO_KERNEL.into()))),
+            Device::Cuda => Err(Failure::with_help(
+                Kind::CommandLine,
+                format!("`--nodes` with more than one node does not run on GPUs: {NO_KERNEL}"),
+                "use `--device cpu`",
+            )),
+        };
+    }
     match args.device {
         Device::Cpu => return Ok(Choice::Cpu(None)),
         Device::Cuda => {

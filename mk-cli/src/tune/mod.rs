@@ -141,7 +141,7 @@ const MAX_COMBINATIONS: u64 = 1 << 23;
 pub fn model(path: Option<&std::path::Path>) -> Result<DeviceModel, Failure> {
     let Some(path) = path else {
         let cache = Cache::new(&JitOptions::default());
-        let (model, note) = tune::model_of(&pipeline::gpu_name(), cache.as_ref());
+        let (model, note) = tune::model_of(&pipeline::gpu(), cache.as_ref());
         if let Some(note) = note {
             note_on_stderr(note);
         }
@@ -218,6 +218,7 @@ fn one(
     errors: &mut Errors,
 ) -> Result<Value, Failure> {
     let line = args.gpus.ranked(&row.line.pipeline)?;
+    pipeline::unsearched_nodes(&line)?;
     let Pipeline { program, bound } = pipeline::bind(&line)?;
     let config = pipeline::config(&line)?;
     let ranks = config.ranks;

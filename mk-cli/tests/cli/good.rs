@@ -70,7 +70,7 @@ fn doctor_tries_the_cache() {
 fn strings_and_files_check() {
     let text = mk(&with("check", GATHER_GEMM, &[])).ok();
     assert!(text.contains("pairs ordered") && text.contains("verified in"), "{text}");
-    for file in ["gather_gemm", "mlp_up", "gemm", "gather"] {
+    for file in ["gather_gemm", "mlp_up", "gemm", "gather", "ring_attention"] {
         let path = format!("examples/{file}.mk");
         assert!(mk(&["check", &path]).ok().ends_with("OK\n"), "{file}");
     }

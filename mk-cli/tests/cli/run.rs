@@ -13,7 +13,7 @@ fn passes(args: &[&str]) -> String {
 
 #[test]
 fn examples_run_anywhere() {
-    for file in ["gather_gemm", "mlp_up", "gemm", "gather"] {
+    for file in ["gather_gemm", "mlp_up", "gemm", "gather", "ring_attention"] {
         let text = passes(&[&format!("examples/{file}.mk"), "--launches", "1"]);
         assert!(text.contains("launch 1, rank 3: error"), "{text}");
         assert!(text.contains("every element within its bound"), "{text}");

@@ -39,6 +39,9 @@ fn figures(model: &DeviceModel) -> Vec<Figure> {
     add(|m| &mut m.hbm_bytes_per_s);
     add(|m| &mut m.hbm_slices_bytes_per_s);
     add(|m| &mut m.hbm_once_bytes_per_s);
+    add(|m| &mut m.line_s);
+    add(|m| &mut m.exchange_s);
+    add(|m| &mut m.exchange_bytes_per_s);
     add(|m| &mut m.fill_s);
     add(|m| &mut m.flag_peer_s);
     add(|m| &mut m.flag_local_s);

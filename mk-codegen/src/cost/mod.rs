@@ -15,12 +15,14 @@
 
 mod engine;
 mod fit;
+mod gpu;
 mod model;
 mod prediction;
 mod raw;
 mod unroll;
 
 pub use fit::{Sample, error, fit};
+pub use gpu::{Chip, Gpu};
 pub use model::{DeviceModel, ModelError, Mover, Movers, TileRate};
 pub use prediction::{Bound, Chain, Prediction, RoleTime, Span};
 pub use raw::{CopyMethod, RawCopy, RawFigures, RawMma};

@@ -5,8 +5,9 @@ use super::{
     model::{DeviceModel, Mover, TileRate},
 };
 use crate::ir::{
-    Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf, MAX_TASKS, Mode,
-    Operand, Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TableSet, Task, Var, Wait,
+    ALayout, Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf,
+    MAX_TASKS, Mode, Operand, Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TableSet,
+    Task, Var, Wait,
 };
 use std::collections::HashMap;
 
@@ -196,7 +197,8 @@ impl Unroller<'_> {
                 }
             }
             let own = role.kind.owns_ctas();
-            let lanes = if own { role.ctas.max(1) as usize } else { 1 };
+            let cluster = self.plan.cluster(role_id);
+            let lanes = if own { (role.ctas / cluster).max(1) as usize } else { 1 };
             let misses = self.misses(&tasks, lanes)?;
             self.uneven = self.uneven(role_id, &tasks, lanes);
             // Bulk copies are made by two lanes of a warpgroup that does nothing else, beside what the other warps of the CTA do.
@@ -218,7 +220,7 @@ impl Unroller<'_> {
                         self.job(&tasks[i], misses[i])?;
                     }
                     let jobs = from..self.work.jobs.len();
-                    let cta = if own { first_cta + n as u32 } else { 0 };
+                    let cta = if own { first_cta + n as u32 * cluster } else { 0 };
                     self.work.lanes.push(Lane { rank, cta, role: role_id.index(), jobs });
                 }
             }
@@ -309,6 +311,9 @@ impl Unroller<'_> {
         if matches!(x.leaf, Leaf::MmaTile { .. }) {
             return self.product(task, x, missed);
         }
+        if matches!(x.leaf, Leaf::AttendTile { .. }) && x.inner.is_some() {
+            return self.attention(task, x);
+        }
         let waits = self.waits(task, x, 0)?;
         let from = self.work.flows.len();
         let (kind, main_s) = match &x.leaf {
@@ -353,6 +358,49 @@ impl Unroller<'_> {
             } else if let Kind::Tile(tile) = &mut kind {
                 (tile.rate.tile_s, tile.out) = (0.0, None);
             }
+            self.push(task, kind, main_s, from, waits, posts);
+        }
+        Ok(())
+    }
+
+    /// A tile of attention: a job for each chunk, with waits of its own. A block of keys is as long as the two products in it are in
+    /// tiles of products, which is the least that it can be: the exponentials are taken to be under them.
+    fn attention(&mut self, task: &Task, x: &Family) -> Result<(), CostError> {
+        let Leaf::AttendTile { block: [rows, keys, depth], stages, .. } = &x.leaf else {
+            return Ok(());
+        };
+        let iterations = self.points.inner(task)?.max(1);
+        let known = self.model.tile([*rows, *keys]);
+        // A step is 64 deep: scores are `depth` deep, results `keys`, and as wide as a head.
+        let scores = f64::from(*depth) / 64.0;
+        let results = f64::from(*keys) / 64.0 * f64::from(*depth) / f64::from((*keys).max(1));
+        let block_s = (scores + results) * known.step_s;
+        let mut out = 0.0;
+        for a in x.accesses.iter().filter(|a| a.mode != Mode::Read || a.operand == Operand::Q) {
+            out += self.points.region(task, a)?.map_or(0.0, |r| self.bytes(&r));
+        }
+        for i in 0..iterations {
+            let waits = self.waits(task, x, i)?;
+            let from = self.work.flows.len();
+            let mut blocks = 0;
+            for a in x.accesses.iter().filter(|a| a.operand == Operand::K) {
+                self.points.for_each::<CostError>(task, i, None, a.when.as_ref(), |at| {
+                    let len = self.points.region(at, a)?.map_or(0, |r| r.len());
+                    let block = i64::from(*keys) * i64::from((*depth).max(1));
+                    blocks += (len + block - 1) / block.max(1);
+                    Ok(())
+                })?;
+            }
+            let last = i + 1 == iterations;
+            let flow = Flow { resource: memory(task.rank()), bytes: out };
+            let out = (last && out > 0.0).then_some(Out { flow, alone_s: 0.0 });
+            let main_s = blocks as f64 * block_s;
+            let tile_s = if last { known.tile_s } else { 0.0 };
+            let rate = TileRate { tile_s, ..known };
+            let ahead_s = f64::from(*stages) * block_s;
+            let none = self.work.posts.len()..self.work.posts.len();
+            let posts = if last { self.posts(task, x)? } else { none };
+            let kind = Kind::Tile(Tile { rate, ahead_s, overlaps: false, out });
             self.push(task, kind, main_s, from, waits, posts);
         }
         Ok(())
@@ -428,6 +476,14 @@ impl Unroller<'_> {
             Some(_) => (depth.map_or(0, |d| d.1) + i64::from(*k) - 1) / i64::from((*k).max(1)),
             None => 0,
         };
+        // Of the CTAs of a cluster, the one with the most.
+        let cluster = i64::from(x.leaf.cluster());
+        let steps = (steps + cluster - 1) / cluster;
+        rate.step_s = rate.step_s.max(self.lines(task, x)? * self.model.line_s);
+        if let (Some(c), true) = (&c, cluster > 1) {
+            let bytes = c.len() as f64 * 4.0;
+            rate.tile_s += self.model.exchange_s + bytes / self.model.exchange_bytes_per_s;
+        }
         let out = c.map(|c| {
             let bytes = self.bytes(&c);
             if c.rank == task.rank() {
@@ -442,6 +498,35 @@ impl Unroller<'_> {
         let rate = if steps == 0 { TileRate { tile_s: 0.0, ..rate } } else { rate };
         let overlaps = *consumers == Consumers::PingPong;
         Ok((Kind::Tile(Tile { rate, ahead_s, overlaps, out }), main_s))
+    }
+
+    /// Lines of 128 bytes that a step along k touches: one for each row of a box, and the next one where rows do not begin at lines.
+    fn lines(&self, task: &Task, x: &Family) -> Result<f64, CostError> {
+        const LINE: i64 = 128;
+        let Leaf::MmaTile { block: [m, n, k], a_layout, b_layout, .. } = &x.leaf else {
+            return Ok(0.0);
+        };
+        let mut lines = 0.0;
+        for access in x.accesses.iter().filter(|a| matches!(a.operand, Operand::A | Operand::B)) {
+            let (across, along_k) = match access.operand {
+                Operand::A => (*m, *a_layout == ALayout::Mk),
+                _ => (*n, *b_layout == BLayout::Nk),
+            };
+            let size = self.plan.buffers[access.buffer].dtype.size_bytes() as i64;
+            let (rows, columns) = if along_k { (across, *k) } else { (*k, across) };
+            let row_bytes = f64::from(columns) * size as f64;
+            let pitch = self.points.pitch(access.buffer, task.rank())? * size;
+            let aligned = gcd(pitch.max(1), LINE) as f64 / LINE as f64;
+            // Boxes are a line wide, or half of one.
+            let box_bytes = if columns.is_multiple_of(64) { 128.0 } else { 64.0 };
+            let each = box_bytes / LINE as f64 + 1.0 - aligned;
+            lines += f64::from(rows) * row_bytes / box_bytes * each;
+            // Of several places, a condition chooses one.
+            if access.operand == Operand::A && access.when.is_some() {
+                return Ok(0.0);
+            }
+        }
+        Ok(lines)
     }
 
     /// Where a tile goes: of several places, the one that this task writes.
@@ -574,6 +659,10 @@ impl Unroller<'_> {
     fn index(&self, at: &Task, list: &[crate::ir::Expr]) -> Result<Vec<i64>, CostError> {
         list.iter().map(|e| Ok(self.points.eval(at, e)?)).collect()
     }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl RoleKind {

@@ -159,18 +159,24 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
         let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
         posts.filter(|p| several(p) && p.scope == scope && p.by != Agent::Engine).count()
     };
+    let clusters = with_ctas().filter(|role| plan.cluster(*role) > 1).count();
     let mut add = |text: &str, want: usize| out.push((text.to_string(), want));
+    // Of launches that leave nothing behind there is no count.
+    let (counted, uncounted) = if options.counts(plan) { (roles, 0) } else { (0, roles) };
     for (text, want) in [
-        ("launch_begin(ctx);", roles + gate),
+        ("launch_begin(ctx);", counted + gate),
+        ("launch_begin_uncounted(ctx);", uncounted),
         ("launch_begin_sync();", 2 * roles + gate),
-        ("ctx.past = ctx.read_past();", 2 * roles + first_lanes + gate),
+        ("ctx.past = ctx.read_past();", 2 * counted + first_lanes + gate),
         ("launch_engines(ctx);", gate),
         ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
+        ("cluster_arrive();", 2 * clusters),
+        ("cluster_wait();", clusters),
         ("sm90_regs_release<", roles),
         ("sm90_regs_claim<", roles),
-        ("launch_count_in(ctx);", roles),
-        ("launch_end(ctx);", roles),
+        ("launch_count_in(ctx);", counted),
+        ("launch_end(ctx);", counted),
         ("static constexpr bool kDynamic = true;", queues),
         ("fence_acq_rel<Scope::Sys>(); for (", fences(Scope::Sys)),
         ("fence_acq_rel<Scope::Gpu>(); for (", fences(Scope::Gpu)),

@@ -78,6 +78,7 @@ pub(super) fn kernel(
             _ => format!("kRegsAtEntryOf<{threads}>"),
         },
         trace => e.options.trace,
+        counts => e.options.counts(e.plan),
         gate,
         entered => e.entered().map_or("kNoEntry".into(), |s| format!("kSig{}", s.index())),
         dims, signals, buffers, edges, enter, roles, stalls,

@@ -88,7 +88,8 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
         options: vec!["--diag-suppress=177".into()],
         world_size: plan.mesh.size(),
         grid: plan.roles.values().map(|r| r.ctas).sum(),
-        cluster: 1,
+        cooperative: plan.waits(),
+        cluster: cluster(plan)?,
         block: threads,
         smem_bytes: e.smem_bytes(),
         workspace: e.layout.workspace.clone(),
@@ -103,6 +104,20 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
         trace,
         host: engine::program(&e)?,
     })
+}
+
+/// CTAs of a cluster of the launch.
+///
+/// # Errors
+/// [`EmitError::Unsupported`] where roles have clusters of several sizes: a launch has one.
+fn cluster(plan: &Plan) -> Result<u32, EmitError> {
+    let roles = || plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| plan.cluster(id));
+    let most = roles().max().unwrap_or(1);
+    if roles().any(|n| n != most) {
+        let what = "the CTAs of a kernel are in clusters of one size";
+        return Err(EmitError::unsupported(plan.name.clone(), what));
+    }
+    Ok(most)
 }
 
 /// First 32 bits of the SHA-256 of the plan's text and of what else decides the kernel.

@@ -83,7 +83,7 @@ pub(super) fn roles(
             None => None,
         };
         out.push(context! {
-            kind, first_cta, ctas => role.ctas, families, hooks, ring, lanes, computing,
+            kind, first_cta, ctas => role.ctas, cluster => plan.cluster(id), families, hooks, ring, lanes, computing,
             issuing_registers => warpgroups.issuing_registers,
             computing_registers => warpgroups.computing_registers,
             computing_warpgroups => warpgroups.computing,
@@ -146,7 +146,8 @@ fn groups(
             slices.push(slice);
         }
         let ctas = e.plan.roles[role].ctas;
-        out.push(Group { name: format!("{prefix}{n}"), slices, first_cta, ctas });
+        let cluster = e.plan.cluster(role);
+        out.push(Group { name: format!("{prefix}{n}"), slices, first_cta, ctas, cluster });
     }
     Ok(out)
 }
@@ -233,7 +234,8 @@ fn hooks_of(
         taken,
         workers => p.workers,
         first_cta => g.first_cta,
-        ctas => g.ctas,
+        ctas => g.ctas / g.cluster,
+        cluster => g.cluster,
         ring => ring.map(|r| r.value.clone()),
         posts => g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty()),
         trace => e.options.trace,

@@ -1,7 +1,7 @@
 //! Words that several files of the emitter share.
 
 use super::error::EmitError;
-use crate::ir::FamId;
+use crate::ir::{FamId, Plan};
 use mk_abi::DType;
 
 /// What decides a kernel beside its plan.
@@ -10,6 +10,13 @@ pub struct Options {
     /// Whether the kernel records what its agents do, for [`crate::trace`]. Without it the text has no trace of it.
     /// Ranks with and without are different kernels, and do not run together. Default: false.
     pub trace: bool,
+}
+
+impl Options {
+    /// Whether launches are counted: not where nothing stays of one. A trace says which launch it is of.
+    pub(super) fn counts(self, plan: &Plan) -> bool {
+        self.trace || !plan.keeps_nothing()
+    }
 }
 
 /// A family with its tasks' numbers in the role.

@@ -3,7 +3,7 @@
 use super::{
     algebra::{Algebra, Block, Contributions, Numbers},
     cells::{Cells, Lines},
-    error::{FieldError, Wrong},
+    error::{FieldError, WrongElement},
     launch::{self, Scaled},
     links,
     program::{self, Dims, Value},
@@ -27,7 +27,7 @@ pub(super) struct Case<'c, 'a> {
 }
 
 /// The first wrong element: a result, a rank, and places in what the rank has and in the whole.
-pub(super) struct First {
+pub(super) struct FirstWrong {
     result: BufId,
     rank: usize,
     at: Vec<usize>,
@@ -35,8 +35,8 @@ pub(super) struct First {
 }
 
 /// The outcome of a comparison.
-pub(super) struct Found {
-    pub wrong: Option<First>,
+pub(super) struct Comparison {
+    pub wrong: Option<FirstWrong>,
     pub elements: u64,
     pub of: u64,
 }
@@ -106,9 +106,11 @@ impl<'c, 'a> Case<'c, 'a> {
             return Err(FieldError::Interface { what });
         }
         for rank in 0..self.dims.ranks {
-            let part = self.dims.part(value, rank);
+            let n = self.dims.program.ty(value).map_or(0, |t| t.dims.len());
+            let parts: Vec<_> = (0..n).map(|d| self.dims.stretches(value, rank, d)).collect();
             let shape = &self.unrolled.shapes[id.index()][rank];
-            let want: Vec<i64> = part.iter().map(|p| i64::from(p.1)).collect();
+            let len = |part: &Vec<(i32, i32)>| part.iter().map(|p| i64::from(p.1)).sum();
+            let want: Vec<i64> = parts.iter().map(len).collect();
             if *shape != want {
                 let what = format!(
                     "`{}` is {shape:?} on rank {rank}, and {want:?} in the pipeline",
@@ -116,9 +118,13 @@ impl<'c, 'a> Case<'c, 'a> {
                 );
                 return Err(FieldError::Interface { what });
             }
-            for (d, (base, len)) in part.iter().enumerate().filter(|(_, p)| p.1 > 0) {
+            for (d, part) in parts.iter().enumerate() {
                 let own = self.lines[id.index()][rank] + d as u32;
-                lines.link((own, 0, *len), (self.dims.line(value, d), *base, *len));
+                let mut at = 0;
+                for (base, len) in part.iter().filter(|p| p.1 > 0) {
+                    lines.link((own, at, *len), (self.dims.line(value, d), *base, *len));
+                    at += len;
+                }
             }
         }
         Ok(())
@@ -154,12 +160,15 @@ impl<'c, 'a> Case<'c, 'a> {
     /// The scaled extents of a rank's part of a value, and where its elements are in the scaled whole.
     fn places(&self, value: ValueId, rank: usize, cells: &Cells) -> (Vec<usize>, Vec<usize>) {
         let (mut shape, mut places) = (Vec::new(), vec![0]);
-        for (d, (base, len)) in self.dims.part(value, rank).into_iter().enumerate() {
+        let dims = self.dims.program.ty(value).map_or(0, |t| t.dims.len());
+        for d in 0..dims {
             let line = self.dims.line(value, d);
-            let (at, end) = (cells.at(line, base), cells.at(line, base + len));
+            let stretches = self.dims.stretches(value, rank, d);
+            let of = |(base, len): (i32, i32)| cells.at(line, base)..cells.at(line, base + len);
+            let held: Vec<usize> = stretches.into_iter().flat_map(of).collect();
             let n = cells.extent(line);
-            shape.push(end - at);
-            places = places.iter().flat_map(|p| (at..end).map(move |i| p * n + i)).collect();
+            shape.push(held.len());
+            places = places.iter().flat_map(|p| held.iter().map(move |i| p * n + i)).collect();
         }
         (shape, places)
     }
@@ -187,9 +196,9 @@ impl<'c, 'a> Case<'c, 'a> {
     }
 
     /// Compares all results on all ranks.
-    pub fn compare(&self, numbers: &mut Numbers, cells: &Cells) -> Result<Found, FieldError> {
+    pub fn compare(&self, numbers: &mut Numbers, cells: &Cells) -> Result<Comparison, FieldError> {
         let (values, memory) = self.both(numbers, cells)?;
-        let mut found = Found { wrong: None, elements: 0, of: 0 };
+        let mut found = Comparison { wrong: None, elements: 0, of: 0 };
         for (result, value) in self.results() {
             for rank in 0..self.dims.ranks {
                 let (shape, places) = self.places(value, rank, cells);
@@ -210,7 +219,7 @@ impl<'c, 'a> Case<'c, 'a> {
                 if let (Some(i), None) = (first, &found.wrong) {
                     let at = unflattened(i, &shape);
                     let wrong = (wrong, places.len());
-                    found.wrong = Some(First { result, rank, at, wrong });
+                    found.wrong = Some(FirstWrong { result, rank, at, wrong });
                 }
             }
         }
@@ -222,10 +231,10 @@ impl<'c, 'a> Case<'c, 'a> {
         &self,
         sets: &mut Contributions,
         cells: &Cells,
-        first: First,
+        first: FirstWrong,
         launch: String,
-    ) -> Result<Wrong, FieldError> {
-        let First { result, rank, at, wrong } = first;
+    ) -> Result<WrongElement, FieldError> {
+        let FirstWrong { result, rank, at, wrong } = first;
         let (values, memory) = self.both(sets, cells)?;
         let value = self.values[&result];
         let (shape, places) = self.places(value, rank, cells);
@@ -236,7 +245,7 @@ impl<'c, 'a> Case<'c, 'a> {
         let line = self.lines[result.index()][rank];
         let element = at.iter().zip(line..).map(|(i, line)| cells.original(line, *i)).collect();
         let of = |blocks: &mut dyn Iterator<Item = &Block>| self.described(cells, blocks);
-        Ok(Wrong {
+        Ok(WrongElement {
             launch,
             result: self.unrolled.plan.buffers[result].name.clone(),
             rank,
@@ -288,12 +297,14 @@ impl<'c, 'a> Case<'c, 'a> {
 
     /// The ranks that hold blocks of a sharded tensor.
     fn owners(&self, value: ValueId, cells: &Cells, blocks: &[&Block]) -> String {
-        let Some(Placement::Shard(d)) = self.dims.placement(value) else { return String::new() };
+        let Some(d) = self.dims.placement(value).and_then(Placement::cut) else {
+            return String::new();
+        };
         let holds = |rank: &usize| {
-            let (base, len) = self.dims.part(value, *rank)[d];
+            let stretches = self.dims.stretches(value, *rank, d);
             let inside = |b: &&Block| {
                 let (begin, _) = cells.bounds(self.dims.line(value, d), b.cells[d]);
-                (base..base + len).contains(&begin)
+                stretches.iter().any(|(base, len)| (*base..base + len).contains(&begin))
             };
             blocks.iter().any(inside)
         };

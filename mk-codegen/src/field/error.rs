@@ -10,7 +10,7 @@ use thiserror::Error;
 pub enum FieldError {
     /// It computes something else.
     #[error("the plan computes something else than its pipeline:\n{0}")]
-    Wrong(Box<Wrong>),
+    Wrong(Box<WrongElement>),
     /// Its tensors are not the pipeline's.
     #[error("the plan is none of this pipeline: {what}")]
     Interface {
@@ -66,7 +66,7 @@ impl FieldError {
 
 /// The first element that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
+pub struct WrongElement {
     /// The launch, from 1, where launches differ; the value of the run-time dimension, if there is one.
     pub launch: String,
     /// The result.
@@ -87,7 +87,7 @@ pub struct Wrong {
     pub expected: Vec<String>,
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for WrongElement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at: Vec<String> = self.element.iter().map(i64::to_string).collect();
         write!(f, "  rank {}: {}[{}]", self.rank, self.result, at.join(", "))?;

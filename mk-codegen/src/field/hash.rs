@@ -3,14 +3,14 @@
 use super::number::mix;
 use std::hash::{BuildHasherDefault, Hasher};
 
-pub(super) type Set<T> = std::collections::HashSet<T, BuildHasherDefault<Mixed>>;
-pub(super) type Map<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<Mixed>>;
+pub(super) type Set<T> = std::collections::HashSet<T, BuildHasherDefault<NumberHasher>>;
+pub(super) type Map<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
 /// A hash of numbers, which come from plans and not from an adversary's tables.
 #[derive(Default)]
-pub(super) struct Mixed(u64);
+pub(super) struct NumberHasher(u64);
 
-impl Hasher for Mixed {
+impl Hasher for NumberHasher {
     fn finish(&self) -> u64 {
         mix(self.0)
     }

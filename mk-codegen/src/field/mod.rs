@@ -5,11 +5,11 @@
 //! - Sums and products are those of the fields, exact and in any order, as a legal plan may add in any order. Elementwise functions,
 //!   casts to 16 bits among them, are random functions: a plan has to apply the same ones to the same values. Storing a value rounds
 //!   it in a kernel, and is nothing here; how far roundings may lead is the executor's business. A softmax's exponential goes from one
-//!   field into the other, and takes sums to products there ([`number`]); its maximum is any number.
-//! - A dimension is cut into *cells* by all regions of all tasks and by what tasks do ([`cells`]). A cell keeps one or two of its
+//!   field into the other, and takes sums to products there (`number.rs`); its maximum is any number.
+//! - A dimension is cut into *cells* by all regions of all tasks and by what tasks do (`cells.rs`). A cell keeps one or two of its
 //!   elements: the plan is evaluated as it stands, with every task and every region, at extents that are scaled down.
 //! - In a plan that verifies, a read sees what was written to its memory in its own version. So tasks run in any order in which what
-//!   they read is there ([`launch`]), and waits and posts have no part in it.
+//!   they read is there (`launch.rs`), and waits and posts have no part in it.
 //!
 //! What this rests on, and how probable it is that a wrong plan passes, is in docs/verification.md.
 
@@ -24,11 +24,12 @@ mod leaf;
 mod links;
 mod number;
 mod program;
+mod softmax;
 #[cfg(test)]
 mod tests;
 mod unroll;
 
-pub use error::{FieldError, Wrong};
+pub use error::{FieldError, WrongElement};
 
 use crate::ir::{Plan, Points, TableSet, TableSource};
 use algebra::{Contributions, Numbers};

@@ -6,6 +6,7 @@ use super::{
     algebra::{Algebra, Block, Function},
     cells::{Cells, Lines},
     error::FieldError,
+    softmax,
 };
 use mk_syntax::{Bound, Curve, DType, Def, Node, Op, Placement, Program, ValueId};
 
@@ -57,10 +58,10 @@ impl<'a> Dims<'a> {
                 shape.iter().map(|n| lines.line(*n as i64)).collect()
             };
             dims.lines.push(own);
-            if let Some(Placement::Shard(d)) = dims.placement(value) {
+            if let Some(d) = dims.placement(value).and_then(Placement::cut) {
                 let line = dims.line(value, d);
                 for rank in 0..ranks {
-                    lines.cut(line, dims.shard(value, rank).0);
+                    dims.stretches(value, rank, d).iter().for_each(|(at, _)| lines.cut(line, *at));
                 }
             }
         }
@@ -80,6 +81,9 @@ impl<'a> Dims<'a> {
                 [&[row], columns].concat()
             }
             Op::Swiglu => vec![of(0)[0], of(0)[2]],
+            // As wide as values.
+            Op::Attention { .. } => [&of(0)[..3], &of(2)[3..]].concat(),
+            Op::Lse => vec![of(0)[0], of(0)[2], of(0)[1]],
             _ => of(0).to_vec(),
         }
     }
@@ -99,6 +103,20 @@ impl<'a> Dims<'a> {
                 let last = of(0).len() - 1;
                 same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));
             }
+            Op::Attention { causal, .. } => {
+                // Places are one index for queries and keys where a mask compares them.
+                let of_keys = if causal { &[0, 1, 3][..] } else { &[0, 3] };
+                for d in of_keys {
+                    same(of(0)[*d], of(1)[*d], extent(node.inputs[1], *d));
+                }
+                for d in 0..3 {
+                    same(of(1)[d], of(2)[d], extent(node.inputs[1], d));
+                }
+                // Every head is by itself.
+                for (i, d) in [(0, 2), (1, 2)] {
+                    (0..extent(node.inputs[i], d)).for_each(|at| lines.cut(of(i)[d], at as i32));
+                }
+            }
             Op::Mul | Op::Add | Op::Slope(_) => {
                 for d in 0..of(0).len() {
                     same(of(0)[d], of(1)[d], extent(node.inputs[0], d));
@@ -112,7 +130,7 @@ impl<'a> Dims<'a> {
         self.lines[value.index()][dim]
     }
 
-    fn extent(&self, value: ValueId, dim: usize) -> i64 {
+    pub fn extent(&self, value: ValueId, dim: usize) -> i64 {
         self.bound.shape(value).and_then(|s| s.get(dim)).map_or(0, |n| *n as i64)
     }
 
@@ -129,7 +147,22 @@ impl<'a> Dims<'a> {
         (at(rank), at(rank + 1) - at(rank))
     }
 
-    /// First index and length of a rank's part of a value in each dimension.
+    /// First index and length of the stretches of a dimension that a rank has of a value, one behind the other: two in zigzag.
+    pub fn stretches(&self, value: ValueId, rank: usize, dim: usize) -> Vec<(i32, i32)> {
+        let n = self.extent(value, dim);
+        match self.placement(value) {
+            Some(Placement::Shard(d)) if d == dim => vec![self.shard(value, rank)],
+            Some(Placement::Zigzag(d)) if d == dim => {
+                let parts = 2 * self.ranks;
+                let each = (n + parts as i64 - 1) / parts as i64;
+                let at = |i: usize| (i as i64 * each).min(n) as i32;
+                [rank, parts - 1 - rank].map(|i| (at(i), at(i + 1) - at(i))).to_vec()
+            }
+            _ => vec![(0, n as i32)],
+        }
+    }
+
+    /// First index and length of a rank's part of a value in each dimension; of one in zigzag the first stretch.
     pub fn part(&self, value: ValueId, rank: usize) -> Vec<(i32, i32)> {
         let n = self.bound.shape(value).map_or(0, <[u64]>::len);
         let of_dim = |d| match self.placement(value) {
@@ -228,6 +261,11 @@ impl<A: Algebra> Evaluator<'_, A> {
         let y = node.inputs.get(1).map(|y| &values[y.index()]);
         match (node.op, y) {
             (Op::Gather { .. }, _) | (Op::Cast(DType::F32), _) => self.each(x, |_, t| t.clone()),
+            (Op::Attention { .. }, _) => Value::Whole(self.attention(node)[0].clone()),
+            (Op::Lse, _) => match self.dims.program.def(node.inputs[0]) {
+                Some(Def::Node(attention)) => Value::Whole(self.attention(attention)[1].clone()),
+                _ => self.each(x, |_, t| t.clone()),
+            },
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
             (Op::ReduceScatter { .. } | Op::AllReduce { .. }, _) => match x {
                 Value::Whole(t) => Value::Whole(t.clone()),
@@ -259,6 +297,12 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Gemm { .. } | Op::Bias | Op::Add | Op::Mul | Op::Slope(_), None)
             | (Op::SwigluGrad, _) => self.each(x, |_, t| t.clone()),
         }
+    }
+
+    fn attention(&mut self, node: &Node) -> [Tensor<A::Elem>; 2] {
+        let values = self.values;
+        let operands = [0, 1, 2].map(|i| values[node.inputs[i].index()].on(0));
+        softmax::attention(self.algebra, self.dims, self.cells, node, operands)
     }
 
     fn each(

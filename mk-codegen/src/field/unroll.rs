@@ -116,7 +116,7 @@ pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64) -> Result<Unrolled<'a>
 }
 
 /// An access with constants for the rank, the epoch and dimensions.
-struct Known<'a> {
+struct KnownAccess<'a> {
     number: u16,
     access: &'a Access,
     rank: Expr,
@@ -130,7 +130,7 @@ struct Known<'a> {
 struct Body<'a> {
     inner: Option<Expr>,
     positions: Option<[Expr; 2]>,
-    accesses: Vec<Known<'a>>,
+    accesses: Vec<KnownAccess<'a>>,
 }
 
 struct Walk<'p, 'a> {
@@ -148,7 +148,7 @@ impl<'a> Walk<'_, 'a> {
         epoch: i64,
     ) -> Result<(), FieldError> {
         let known = |e: &Expr| specialised(self.points, e, rank as i64, epoch);
-        let known_access = |(number, a): (usize, &'a Access)| Known {
+        let known_access = |(number, a): (usize, &'a Access)| KnownAccess {
             number: number as u16,
             access: a,
             rank: known(&a.rank),
@@ -240,7 +240,12 @@ impl<'a> Walk<'_, 'a> {
         Ok(())
     }
 
-    fn access(&mut self, task: &mut Task, a: &Known<'a>, phase: u32) -> Result<(), FieldError> {
+    fn access(
+        &mut self,
+        task: &mut Task,
+        a: &KnownAccess<'a>,
+        phase: u32,
+    ) -> Result<(), FieldError> {
         let repeats = a.each.as_ref().map(|e| self.value(task, e)).transpose()?;
         for i in 0..repeats.unwrap_or(1) {
             task.vars[Var::EACH.0 as usize] = i;
@@ -258,7 +263,7 @@ impl<'a> Walk<'_, 'a> {
     fn touch(
         &mut self,
         task: &Task,
-        a: &Known<'a>,
+        a: &KnownAccess<'a>,
         phase: u32,
         each: Option<i32>,
     ) -> Result<(), FieldError> {

@@ -68,6 +68,17 @@ pub enum Kind {
     SwigluGrad,
     /// What the epilogue of the product that it is an operand of saves on the way: a result.
     Saved,
+    /// Attention. Operands: queries, keys, values.
+    Attention {
+        /// Queries see keys at their own position and before.
+        causal: bool,
+        /// The factor's f32 bits, where it is not `1 / sqrt(D)`.
+        scale: Option<u32>,
+        /// Keys and values are passed on from rank to rank.
+        ring: bool,
+    },
+    /// Logarithms of the sums by which the attention that it is an operand of divides.
+    Lse,
     /// Partial sums become shards of dimension `dim`, and the elementwise operations behind it that were fused into it. Operands:
     /// what is summed, then one for each of those that has one.
     ReduceScatter {
@@ -194,6 +205,11 @@ fn kind_of(op: Op) -> Kind {
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
+        Op::Attention { causal, scale, ring } => {
+            let scale = scale.map(|scale| (scale as f32).to_bits());
+            return Kind::Attention { causal, scale, ring: ring.is_some() };
+        }
+        Op::Lse => return Kind::Lse,
         Op::Swiglu => EpilogueOp::Swiglu,
         Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim, epilogue: Vec::new() },
         Op::AllReduce { .. } => return Kind::AllReduce { epilogue: Vec::new() },

@@ -172,3 +172,56 @@ fn misplaced(x: &Family) -> Vec<String> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every operand of every leaf of the fixtures has a point, and every agent that is named is one of the leaf's.
+    #[test]
+    fn contracts_and_points_name_the_same() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/plans");
+        let mut leaves = 0;
+        for entry in std::fs::read_dir(dir).expect("tests/plans") {
+            let path = entry.expect("an entry").path();
+            let Ok(text) = std::fs::read_to_string(&path) else { continue };
+            let plan: Plan = text.parse().expect("a plan");
+            assert_eq!(plan.check_points(), Ok(()), "{}", path.display());
+            for x in plan.families.values() {
+                let (contract, allowed) = (x.leaf.contract(), x.leaf.allowed(x.inner.is_some()));
+                for o in &contract.operands {
+                    let points = allowed.operands.iter().find(|p| p.0 == o.operand);
+                    assert!(
+                        points.is_some_and(|p| !p.1.is_empty()),
+                        "{} {}",
+                        x.leaf.name(),
+                        o.operand
+                    );
+                }
+                for (agent, _) in allowed.waits.iter().chain(&allowed.posts) {
+                    assert!(contract.agents.contains(agent), "{} {agent}", x.leaf.name());
+                }
+                leaves += 1;
+            }
+        }
+        assert!(leaves > 10, "{leaves}");
+    }
+
+    #[test]
+    fn a_result_does_not_come_before_it_is_made() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/plans/gather_gemm.plan");
+        let text = std::fs::read_to_string(path).expect("a fixture");
+        let mut plan: Plan = text.parse().expect("a plan");
+        for (_, x) in plan.families.iter_mut() {
+            x.accesses
+                .iter_mut()
+                .filter(|a| a.operand == Operand::C)
+                .for_each(|a| a.at = Point::Start);
+        }
+        let errors = plan.check_points().expect_err("results at the start");
+        assert!(errors.len() == 2, "{errors:?}");
+        assert_eq!(errors[0].message, "mma_tile does not touch `c` at start");
+        let failure = crate::valid::verify(&plan).expect_err("results at the start");
+        assert!(failure.to_string().contains("does not touch `c` at start"), "{failure}");
+    }
+}

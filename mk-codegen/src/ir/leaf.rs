@@ -221,6 +221,14 @@ pub enum Carry {
     Scratch,
 }
 
+fn one() -> u32 {
+    1
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
+}
+
 /// Which keys a query attends to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mask {
@@ -260,6 +268,10 @@ pub enum Leaf {
         store: Store,
         /// Who multiplies a tile.
         consumers: Consumers,
+        /// CTAs of a cluster that share a tile: each multiplies a part of its steps along k, and their f32 sums are added in the order of
+        /// k. More than one store `c` by themselves.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        cluster: u32,
         /// Elementwise tail.
         epilogue: Vec<EpilogueOp>,
     },
@@ -369,6 +381,16 @@ pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
     m.saturating_add(n).saturating_mul(k).saturating_mul(2)
 }
 
+/// The step along k at which part `part` of so many begins, of the steps that a cluster shares.
+pub fn cluster_part(steps: i64, part: i64, parts: i64) -> i64 {
+    steps * part / parts.max(1)
+}
+
+/// Bytes of a tile's f32 sums that a CTA shows the others of its cluster: rows are eight words apart modulo the banks.
+pub fn mma_exchange_bytes([m, n]: [u32; 2]) -> u32 {
+    m * (n + 8) * 4
+}
+
 /// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
 pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
     let blocks = keys.saturating_mul(2).saturating_mul(stages);
@@ -425,22 +447,35 @@ impl Leaf {
     pub fn shares_ring(&self, other: &Leaf) -> bool {
         match (self, other) {
             (
-                Leaf::MmaTile { block: [m, n, k], stages, consumers, .. },
+                Leaf::MmaTile { block: [m, n, k], stages, consumers, cluster, .. },
                 Leaf::MmaTile {
-                    block: [m2, n2, k2], stages: stages2, consumers: consumers2, ..
+                    block: [m2, n2, k2],
+                    stages: stages2,
+                    consumers: consumers2,
+                    cluster: cluster2,
+                    ..
                 },
             ) => {
-                (m, k, stages, consumers) == (m2, k2, stages2, consumers2)
+                (m, k, stages, consumers, cluster) == (m2, k2, stages2, consumers2, cluster2)
                     && (n == n2 || n.is_multiple_of(64) && n2.is_multiple_of(64))
             }
             _ => self == other,
         }
     }
 
+    /// CTAs that share a task.
+    pub fn cluster(&self) -> u32 {
+        match self {
+            Leaf::MmaTile { cluster, .. } => (*cluster).max(1),
+            _ => 1,
+        }
+    }
+
     /// Whether tasks can be for whoever is free: one agent begins with them, and tells the others.
     pub fn has_dynamic_schedule(&self) -> bool {
         match self {
-            Leaf::MmaTile { .. } | Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } => true,
+            Leaf::MmaTile { cluster, .. } => *cluster == 1,
+            Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } => true,
             Leaf::CopyTile { via, .. } => *via == CopyVia::Ldst,
             _ => false,
         }

@@ -329,6 +329,7 @@ impl Display for LeafText<'_> {
                 b_layout,
                 store,
                 consumers,
+                cluster,
                 epilogue,
             } => {
                 let a = if *a_layout == ALayout::Mk { "" } else { " a=km" };
@@ -337,6 +338,9 @@ impl Display for LeafText<'_> {
                 write!(f, " block={m}x{n}x{k} stages={stages}{a} b={b} store={store}")?;
                 if *consumers == Consumers::PingPong {
                     f.write_str(" consumers=ping_pong")?;
+                }
+                if *cluster != 1 {
+                    write!(f, " cluster={cluster}")?;
                 }
                 write_epilogue(f, epilogue)
             }

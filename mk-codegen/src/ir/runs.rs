@@ -10,7 +10,7 @@ use super::{
         ALayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last, mma_panel_columns,
         mma_panels, mma_staging_panels,
     },
-    plan::{Access, Plan},
+    plan::{Access, Buffer, Family, Plan, Schedule, Space},
     points::{PointError, Points, Task},
 };
 use mk_abi::DType;
@@ -53,6 +53,33 @@ impl Plan {
             && one.schedule == other.schedule
             && extras(a) == extras(b)
             && (!computes || types(a) == types(b) && dims(a) == dims(b))
+    }
+
+    /// CTAs of a cluster of a role, which share each of its tasks.
+    pub fn cluster(&self, role: RoleId) -> u32 {
+        let of_role = self.families.values().filter(|f| f.role == role);
+        of_role.map(|f| f.leaf.cluster()).max().unwrap_or(1)
+    }
+
+    /// Workers of a role that tasks are dealt out to: its CTAs, or clusters of them.
+    pub fn workers(&self, role: RoleId) -> u32 {
+        self.roles[role].ctas / self.cluster(role)
+    }
+
+    /// Whether some agent waits for what another task, rank or host does: then all CTAs have to run at once.
+    pub fn waits(&self) -> bool {
+        self.families.values().any(|f| !f.waits.is_empty())
+    }
+
+    /// Whether a launch reads and writes nothing but the caller's tensors, and nobody waits or counts: it has no epoch, and harms no other
+    /// launch, whenever that runs.
+    pub fn keeps_nothing(&self) -> bool {
+        let quiet = |f: &Family| {
+            let still = f.waits.is_empty() && f.posts.is_empty();
+            still && f.schedule == Schedule::Static && f.leaf != Leaf::Enter
+        };
+        let caller = |b: &Buffer| matches!(b.space, Space::In | Space::Out);
+        self.families.values().all(quiet) && self.buffers.values().all(caller)
     }
 
     /// The first access of a family that names an operand.
@@ -162,7 +189,7 @@ impl Points<'_> {
     /// Where an extent has no value.
     pub fn teams(&self, run: &[FamId]) -> Result<u32, PointError> {
         let Some(first) = run.first() else { return Ok(1) };
-        let ctas = self.plan.roles[self.plan.families[*first].role].ctas;
+        let ctas = self.plan.workers(self.plan.families[*first].role);
         let mut tasks = 0;
         for id in run {
             tasks += self.tasks(*id, 0, 1)?.len();

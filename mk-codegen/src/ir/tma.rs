@@ -1,4 +1,4 @@
-//! Rows that TMA takes: those of the operands that a matrix product loads and stores through tensor maps (PTX ISA, "Tensors":
+//! Rows that TMA takes: those of the operands that products and attention load and store through tensor maps (PTX ISA, "Tensors":
 //! strides are multiples of 16 bytes).
 
 use super::{
@@ -60,6 +60,10 @@ fn through_tma(x: &Family) -> Vec<Operand> {
             vec![Operand::A, Operand::B, Operand::AccIn, Operand::C]
         }
         Leaf::MmaTile { .. } => vec![Operand::A, Operand::B, Operand::AccIn],
+        Leaf::AttendTile { store: Store::Tma, .. } => {
+            vec![Operand::Q, Operand::K, Operand::V, Operand::O]
+        }
+        Leaf::AttendTile { .. } => vec![Operand::Q, Operand::K, Operand::V],
         _ => vec![],
     }
 }

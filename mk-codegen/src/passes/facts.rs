@@ -1,7 +1,8 @@
 //! A selected kernel as the facts that its settings depend on.
 
 use super::shape::{
-    kernel::{Extra, Kernel, Op, Reduce},
+    attention::Attention,
+    kernel::{self, Extra, Kernel, Op, Reduce},
     tensor::Tensor,
 };
 use crate::ir::EpilogueOp;
@@ -13,6 +14,28 @@ fn extents(t: &Tensor) -> [u64; 2] {
     let value = |i: usize| t.shape.get(i).map(|e| e.value.max(0) as u64);
     let columns = if t.shape.len() > 1 { value(t.shape.len() - 1) } else { None };
     [value(0).unwrap_or(0), columns.unwrap_or(1)]
+}
+
+/// The facts of an attention on so many ranks: no setting of products, gathers or sums has a use for it.
+pub(super) fn of_attention(a: &Attention, ranks: u32) -> Facts {
+    Facts { ranks, first: a.results.first().map_or([0, 1], extents), ..Facts::default() }
+}
+
+/// A product's inner dimension, where every launch and every rank has as much of it.
+fn depth(kernel: &Kernel, product: &kernel::Product, world: i32) -> Option<u64> {
+    let Op::Operand(operand) = &kernel.ops[product.left] else { return None };
+    let (x, dim) = (&kernel.params[operand.param], usize::from(!operand.transposed));
+    let fixed = x.shape.get(dim).is_some_and(|e| e.runtime_max.is_none());
+    (fixed && x.even(dim, world)).then(|| x.widest(dim, world).max(0) as u64)
+}
+
+/// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
+fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
+    let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
+    let both = [&kernel.params[operand.param], &kernel.params[product.b]];
+    let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_)));
+    let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
+    both.iter().all(|t| t.tma_rows(world) && fixed(t)) && !saves
 }
 
 /// The facts of a kernel on so many ranks.
@@ -36,6 +59,8 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
             gated: p.gated(),
             plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
             divisible: kernel.is_divisible(p, world),
+            depth: depth(kernel, p, world),
+            alone: alone(kernel, p, world),
             f32: saved.chain([&p.out]).any(|t| t.dtype == DType::F32),
         }
     });

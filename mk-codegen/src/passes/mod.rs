@@ -7,6 +7,7 @@ mod facts;
 mod fuse;
 mod roles;
 mod select;
+mod select_attention;
 mod shape;
 mod signals;
 #[cfg(test)]
@@ -29,11 +30,21 @@ pub use error::LowerError;
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 
 /// The kernel of a pipeline: what settings and plans are made for.
-fn select(
-    program: &Program,
-    bound: &Bound,
-    ranks: u32,
-) -> Result<shape::kernel::Kernel, LowerError> {
+enum Selected {
+    Kernel(shape::kernel::Kernel),
+    Attention(shape::attention::Attention),
+}
+
+impl Selected {
+    fn facts(&self, ranks: u32) -> Facts {
+        match self {
+            Selected::Kernel(kernel) => facts::of(kernel, ranks),
+            Selected::Attention(attention) => facts::of_attention(attention, ranks),
+        }
+    }
+}
+
+fn select(program: &Program, bound: &Bound, ranks: u32) -> Result<Selected, LowerError> {
     if !(1..=mk_abi::device::MAX_RANKS as u32).contains(&ranks) {
         let what = format!("a world of {ranks} ranks");
         let help = format!("use 1 to {}", mk_abi::device::MAX_RANKS);
@@ -41,7 +52,10 @@ fn select(
     }
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
-    select::kernel(&graph, ranks)
+    match select_attention::attention(&graph, ranks)? {
+        Some(attention) => Ok(Selected::Attention(attention)),
+        None => select::kernel(&graph, ranks).map(Selected::Kernel),
+    }
 }
 
 /// What decides which settings a pipeline can have.
@@ -49,7 +63,7 @@ fn select(
 /// # Errors
 /// As [`lower`], for pipelines without a kernel.
 pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, LowerError> {
-    Ok(facts::of(&select(program, bound, ranks)?, ranks))
+    Ok(select(program, bound, ranks)?.facts(ranks))
 }
 
 /// The plan of a pipeline, not yet verified.
@@ -64,8 +78,11 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
         LowerError::OutOfRange { what, help: format!("use {}", known.join(", ")) }
     })?;
     let kernel = select(program, bound, config.ranks)?;
-    let config = &settings::normalise(config, &facts::of(&kernel, config.ranks), target)?;
-    let mut draft = tile::families(&kernel, config, target)?;
+    let config = &settings::normalise(config, &kernel.facts(config.ranks), target)?;
+    let mut draft = match &kernel {
+        Selected::Kernel(kernel) => tile::families(kernel, config, target)?,
+        Selected::Attention(attention) => tile::attention::families(attention, config, target),
+    };
     signals::insert(&mut draft)?;
     let plan = finish(draft, config)?;
     tile::check_ends(&plan, config)?;

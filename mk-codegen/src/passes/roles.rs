@@ -7,7 +7,9 @@ use super::{
     draft::Draft,
     error::{LowerError, internal},
 };
-use crate::ir::{Arena, Entity, FamId, Leaf, Plan, Role, RoleId, RoleKind, Schedule};
+use crate::ir::{
+    Arena, Entity, FamId, Leaf, MAX_TASKS, Plan, Points, Role, RoleId, RoleKind, Schedule, TableSet,
+};
 use crate::settings::{Config, Refusal};
 
 /// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
@@ -91,6 +93,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     for kind in &used {
         let ctas = match kind {
+            RoleKind::Compute if config.cluster > 1 => clustered(compute, config.cluster)?,
             RoleKind::Compute => compute,
             RoleKind::IntraComm => comm,
             other => inter_sms(*other),
@@ -107,7 +110,49 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     if config.tile_scheduler == Schedule::Dynamic {
         next_free_cta(&mut plan);
     }
+    if config.compute_sms.is_none() && plan.keeps_nothing() {
+        trim(&mut plan)?;
+    }
     Ok(plan)
+}
+
+/// CTAs that clusters of more than two find room for: GPCs have 16 or 18 SMs, and some fewer (an H100 was seen to hold 120).
+const CLUSTERED_SMS: u32 = 120;
+
+/// CTAs of a role that multiplies in clusters.
+fn clustered(compute: u32, cluster: u32) -> Result<u32, LowerError> {
+    let room = if cluster > 2 { compute.min(CLUSTERED_SMS) } else { compute };
+    match room / cluster {
+        0 => {
+            let why = format!("a cluster of {cluster} CTAs does not fit {compute} SMs");
+            Err(refusal("cluster", cluster, why, "use a smaller one"))
+        }
+        clusters => Ok(clusters * cluster),
+    }
+}
+
+/// Of a kernel whose CTAs wait for nobody, no more are launched than have a task.
+fn trim(plan: &mut Plan) -> Result<(), LowerError> {
+    let mut needed = Vec::new();
+    {
+        let tables = TableSet::new(plan, |_, _| Vec::new());
+        let points = Points::new(plan, &tables);
+        for id in plan.roles.keys() {
+            let mut tasks = 0;
+            for (family, _) in plan.families.iter().filter(|(_, f)| f.role == id) {
+                for rank in 0..plan.mesh.size() as usize {
+                    let count = points.count(family, rank, 1, MAX_TASKS);
+                    tasks += count.map_err(|e| internal(e.to_string()))?;
+                }
+            }
+            let tasks = u32::try_from(tasks).unwrap_or(u32::MAX);
+            needed.push(plan.workers(id).min(tasks.max(1)) * plan.cluster(id));
+        }
+    }
+    for ((_, role), ctas) in plan.roles.iter_mut().zip(needed) {
+        role.ctas = role.ctas.min(ctas);
+    }
+    Ok(())
 }
 
 /// Puts these families before all others of their role.

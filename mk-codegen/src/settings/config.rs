@@ -1,7 +1,7 @@
 //! The settings of one plan.
 
 use super::values::{AllReduce, Block, Gather, LastWave, Reduction};
-use crate::ir::{Consumers, Schedule, mma_stage_bytes, mma_staging_bytes};
+use crate::ir::{Consumers, NicOrdering, Schedule, mma_stage_bytes, mma_staging_bytes};
 use crate::target::{self, Target};
 
 /// Everything that decides a plan, apart from the pipeline and its sizes: the world, the GPU, and the settings of [`SETTINGS`](super::SETTINGS).
@@ -9,6 +9,11 @@ use crate::target::{self, Target};
 pub struct Config {
     /// Number of ranks.
     pub ranks: u32,
+    /// Nodes, which have as many ranks each: rank `r` is number `r % (ranks / nodes)` of its node. Between nodes only network cards
+    /// carry data.
+    pub nodes: u32,
+    /// The order in which they do.
+    pub net: NicOrdering,
     /// Target GPU, see [`crate::target`].
     pub target: String,
     /// Rows, columns and depth of a matrix product's tile.
@@ -28,6 +33,9 @@ pub struct Config {
     /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs and
     /// which end in a `reduce_scatter` or `all_reduce` without an elementwise operation between.
     pub split_k: u32,
+    /// CTAs of a cluster that share each tile of a product alone, at most eight: each multiplies a part of the inner dimension, and they add
+    /// their sums through shared memory, in order. For products whose tiles are fewer than SMs.
+    pub cluster: u32,
     /// Which agents push gathered rows.
     pub gather: Gather,
     /// Slices of the inner dimension in which gathered rows travel, at most, so that a product begins with the first slice. Each slice
@@ -55,6 +63,8 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             ranks: 1,
+            nodes: 1,
+            net: NicOrdering::InOrder,
             target: target::SM_90A.name.to_string(),
             block: [128, 256, 64],
             stages: None,
@@ -63,6 +73,7 @@ impl Default for Config {
             tile_scheduler: Schedule::Static,
             last_wave: None,
             split_k: 1,
+            cluster: 1,
             gather: Gather::Sms,
             k_slices: 1,
             chunk_bytes: 512 * 1024,

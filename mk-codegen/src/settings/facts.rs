@@ -47,6 +47,10 @@ pub struct Product {
     pub divisible: bool,
     /// Whether it stores, or saves, f32.
     pub f32: bool,
+    /// Its inner dimension, where no launch decides it and every rank has as much of it.
+    pub depth: Option<u64>,
+    /// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
+    pub alone: bool,
 }
 
 /// A sum over ranks.

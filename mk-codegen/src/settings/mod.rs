@@ -8,13 +8,14 @@
 
 mod config;
 mod facts;
+mod nodes;
 mod rules;
 mod table;
 mod text;
 mod tried;
 mod values;
 
-pub use crate::ir::{Consumers, Schedule};
+pub use crate::ir::{Consumers, NicOrdering, Schedule};
 pub use config::Config;
 pub use facts::{Facts, GatheredRows, Product, Sum};
 pub use table::{Misfit, SETTINGS, Setting, by_name};
@@ -149,6 +150,7 @@ pub fn write_all(config: &Config) -> String {
 /// # Errors
 /// The first [`Refusal`], in the order of the table.
 pub fn normalise(config: &Config, facts: &Facts, target: &Target) -> Result<Config, Refusal> {
+    nodes::check(config, facts)?;
     let default = Config::default();
     for setting in SETTINGS {
         let value = (setting.get)(config);

@@ -6,7 +6,7 @@ use super::{
     table::Misfit,
     values::{Gather, LastWave, Reduction},
 };
-use crate::ir::{Consumers, one_warpgroup_takes};
+use crate::ir::{Consumers, Schedule, mma_exchange_bytes, mma_stage_bytes, one_warpgroup_takes};
 use crate::target;
 
 type Fit = Result<(), Misfit>;
@@ -236,6 +236,61 @@ pub(super) fn split_k(c: &Config, facts: &Facts) -> Fit {
 pub(super) fn settle_split_k(c: &mut Config, _: &Facts) {
     if c.reduction == Reduction::Ring {
         c.split_k = 1;
+    }
+}
+
+pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
+    let n = c.cluster;
+    if !(1..=8).contains(&n) {
+        return misfit(format!("clusters of {n} CTAs"), "use 1 to 8");
+    }
+    if n == 1 {
+        return Ok(());
+    }
+    let because = |why: &str, help: &str| misfit(format!("no {n} CTAs share a tile: {why}"), help);
+    let Some(depth) = shared_depth(facts) else {
+        return because(
+            "only a product alone, of operands that TMA can read, which saves nothing, has such tiles",
+            DEFAULT,
+        );
+    };
+    if c.consumers != Consumers::Cooperative
+        || c.last_wave.is_some()
+        || c.tile_scheduler != Schedule::Static
+    {
+        return because(
+            "all CTAs of a kernel are in clusters, and work in step",
+            "set `consumers=cooperative last_wave=none tile_scheduler=static`, or leave `cluster`",
+        );
+    }
+    let [bm, bn, bk] = c.block;
+    let fits = target::by_name(&c.target)
+        .is_none_or(|t| mma_exchange_bytes([bm, bn]) <= c.stages_on(t) * mma_stage_bytes(c.block));
+    if bn % 64 != 0 || !fits {
+        return because(
+            "its sums do not fit the stages",
+            "use `block` of a multiple of 64 columns",
+        );
+    }
+    let steps = depth.div_ceil(u64::from(bk));
+    if steps < u64::from(n) {
+        let why = format!("there are {steps} steps of {bk} along the inner dimension");
+        return because(&why, &format!("use at most {steps}"));
+    }
+    Ok(())
+}
+
+/// The inner dimension of the product whose tiles clusters may share.
+pub(super) fn shared_depth(facts: &Facts) -> Option<u64> {
+    match facts.products.as_slice() {
+        [p] if p.alone && !facts.sums() && !facts.gathers() => p.depth,
+        _ => None,
+    }
+}
+
+pub(super) fn settle_cluster(c: &mut Config, facts: &Facts) {
+    if cluster(c, facts).is_err() {
+        c.cluster = 1;
     }
 }
 

@@ -160,6 +160,12 @@ pub const SETTINGS: &[Setting] = &[
         settle: rules::settle_split_k,
         values: tried::split_k,
     }),
+    row!(cluster: u32, "CTAs of a cluster that share a tile of a product alone, each with a part of the inner dimension", {
+        applies: rules::products,
+        fits: rules::cluster,
+        settle: rules::settle_cluster,
+        values: tried::cluster,
+    }),
     row!(tile_scheduler: Schedule, "whether tiles are dealt out before the launch, or taken by the next free CTA", {
         applies: rules::products,
         values: tried::tile_scheduler,

@@ -1,6 +1,6 @@
 //! The values of settings that a search tries for a kernel.
 
-use super::{config::Config, facts::Facts};
+use super::{config::Config, facts::Facts, rules};
 use crate::target;
 
 /// Tiles of few rows, where few columns make enough of them.
@@ -27,16 +27,25 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
         if most >= 256 {
             blocks.extend(["256x128x64", "256x160x64"]);
         }
-        // Rows that are not there take TMA longer than others.
-        if rows <= 64 {
+        let small = alone_and_small(facts);
+        if rows <= 64 || small && rows <= 192 {
             blocks.extend(["64x256x64", FLAT]);
-        } else if rows <= 512 {
+        }
+        if rows > 64 && rows <= 512 || small {
             blocks.push("128x64x64");
         }
     } else if most >= 256 {
         blocks.push("256x128x64");
     }
     texts(&blocks)
+}
+
+/// Whether there is a product alone of which tiles of 128 x 128 do not fill the GPU.
+fn alone_and_small(facts: &Facts) -> bool {
+    let [rows, columns] = facts.extents();
+    let tiles = rows.div_ceil(128) * columns.div_ceil(128);
+    let sms = target::by_name(&Config::default().target).map_or(0, |t| u64::from(t.sms));
+    rules::shared_depth(facts).is_some() && tiles <= sms
 }
 
 pub(super) fn consumers(facts: &Facts) -> Vec<String> {
@@ -140,6 +149,14 @@ fn partial_wave(facts: &Facts) -> Vec<String> {
 pub(super) fn split_k(facts: &Facts) -> Vec<String> {
     let few = facts.sum_extents()[0] <= FEW_ROWS;
     if facts.sums() && facts.multiplies() && few { texts(&[1, 2, 3, 4]) } else { Vec::new() }
+}
+
+/// Clusters for products alone, of which there are fewer tiles than SMs.
+pub(super) fn cluster(facts: &Facts) -> Vec<String> {
+    match rules::shared_depth(facts) {
+        Some(depth) if depth >= 256 && alone_and_small(facts) => texts(&[1, 2, 4, 8]),
+        _ => Vec::new(),
+    }
 }
 
 /// Where tiles leave for peers. The model knows little of it: those that were measured are measured in the other one, too.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Mask, Operand, Point, Region,
-    gated, saves_gates,
+    cluster_part, gated, saves_gates,
 };
 use mk_abi::DType;
 
@@ -41,8 +41,9 @@ pub(super) fn consume(
         return Ok(());
     }
     match &family.leaf {
-        Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
-            multiply(context, *a_layout, *b_layout, gated(epilogue), phase)?;
+        Leaf::MmaTile { block, a_layout, b_layout, cluster, epilogue, .. } => {
+            let parts = (*cluster, block[2]);
+            multiply(context, *a_layout, *b_layout, gated(epilogue), parts, phase)?;
         }
         Leaf::AttendTile { scale, mask, .. } => {
             let at = attends.at.filter(|_| *mask == Mask::Causal);
@@ -65,6 +66,7 @@ fn multiply(
     a_layout: ALayout,
     b_layout: BLayout,
     gated: bool,
+    (parts, step): (u32, u32),
     phase: Phase,
 ) -> Result<(), SimError> {
     let mut sum = context.sum.take();
@@ -104,10 +106,36 @@ fn multiply(
         if (c.rows, c.cols) != (a.rows, b.cols) {
             return Err(misfit("the tile changes its shape between steps"));
         }
-        multiply_add(c, a, b);
+        multiply_in_parts(c, a, b, parts, step);
     }
     context.sum = sum;
     Ok(())
+}
+
+/// `c += a * b`: each part of the steps along k is a sum of its own, and these are added in the order of k.
+fn multiply_in_parts(c: &mut Tile, a: &Tile, b: &Tile, parts: u32, step: u32) {
+    if parts <= 1 {
+        return multiply_add(c, a, b);
+    }
+    let step = step.max(1) as usize;
+    let steps = a.cols.div_ceil(step) as i64;
+    let at = |part: u32| cluster_part(steps, part.into(), parts.into()) as usize * step;
+    for part in 0..parts {
+        let (from, to) = (at(part).min(a.cols), at(part + 1).min(a.cols));
+        let mut columns = Tile::zeros(a.rows, to - from);
+        for row in 0..a.rows {
+            let source = &a.row(row)[from..to];
+            columns.data[row * (to - from)..(row + 1) * (to - from)].copy_from_slice(source);
+        }
+        let rows = Tile {
+            rows: to - from,
+            cols: b.cols,
+            data: b.data[from * b.cols..to * b.cols].to_vec(),
+        };
+        let mut sum = Tile::zeros(c.rows, c.cols);
+        multiply_add(&mut sum, &columns, &rows);
+        c.data.iter_mut().zip(&sum.data).for_each(|(c, s)| *c += s);
+    }
 }
 
 fn attend(context: &mut Context, step: AttentionStep, phase: Phase) -> Result<(), SimError> {

@@ -187,7 +187,7 @@ impl Program {
                 RoleKind::CopyEngine => engine.extend(tasks),
                 _ => {
                     let first = ctas.len();
-                    let n = role.ctas.max(1) as usize;
+                    let n = plan.workers(role_id).max(1) as usize;
                     ctas.resize_with(first + n, Vec::new);
                     for (i, task) in tasks.into_iter().enumerate() {
                         let cta = match plan.families[task.family].schedule {

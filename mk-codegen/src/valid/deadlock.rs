@@ -40,6 +40,8 @@ pub(super) struct Cursor {
     pub step: u32,
     /// 0: waits, 1: accesses, 2: posts.
     sub: u8,
+    /// The task, and the agent's number in it.
+    at: Option<(u32, u8)>,
 }
 
 /// What an agent waits for.
@@ -225,9 +227,8 @@ impl<'w, 'a> Run<'w, 'a> {
 
     /// The task at a cursor, and the agent's number in it. Cursors stand at tasks of their agent; see [`Run::place`].
     pub fn current(&self, lane: usize, i: usize) -> (Cursor, Option<(u32, u8)>) {
-        let (agent, c) = self.lanes[lane].cursors[i];
-        let list = self.lists(lane).get(c.phase).map_or(&[][..], Vec::as_slice);
-        (c, list.get(c.task).and_then(|t| Some((*t, self.number(lane, *t, agent)?))))
+        let c = self.lanes[lane].cursors[i].1;
+        (c, c.at)
     }
 
     fn number(&self, lane: usize, task: u32, agent: Agent) -> Option<u8> {
@@ -239,10 +240,18 @@ impl<'w, 'a> Run<'w, 'a> {
     /// Sets a cursor, at the next task that has the agent.
     fn place(&mut self, lane: usize, i: usize, mut c: Cursor) {
         let agent = self.lanes[lane].cursors[i].0;
+        c.at = None;
         if let Some(list) = self.lists(lane).get(c.phase) {
             let rest = list.get(c.task..).unwrap_or_default();
-            let skip = rest.iter().position(|t| self.number(lane, *t, agent).is_some());
-            c.task += skip.unwrap_or(rest.len());
+            let mut numbers = rest.iter().map(|t| Some((*t, self.number(lane, *t, agent)?)));
+            match numbers.position(|n| n.is_some()) {
+                Some(skip) => {
+                    c.task += skip;
+                    let t = list[c.task];
+                    c.at = self.number(lane, t, agent).map(|n| (t, n));
+                }
+                None => c.task += rest.len(),
+            }
         }
         self.lanes[lane].cursors[i].1 = c;
     }
@@ -358,7 +367,12 @@ impl<'w, 'a> Run<'w, 'a> {
                 c = Cursor { phase: c.phase, task: c.task + 1, ..Cursor::default() };
             }
         }
-        self.place(lane, i, c);
+        match c.at {
+            Some((at, _)) if at == t && (c.sub > 0 || c.step > 0) => {
+                self.lanes[lane].cursors[i].1 = c;
+            }
+            _ => self.place(lane, i, c),
+        }
         true
     }
 
@@ -407,12 +421,14 @@ fn assign(world: &World<'_>, class: &Class, per_rank: usize) -> (Vec<Lists>, Vec
         for t in tasks.clone() {
             let id = world.plan.families[class.tasks[t as usize].family].role;
             let role = &world.plan.roles[id];
+            // Agents of a cluster stand for those of its CTAs, which do the same.
+            let workers = world.plan.workers(id);
             let (cta, phase) = match role.kind {
                 RoleKind::Prologue => (0, 0),
                 RoleKind::Epilogue => (0, 2),
                 RoleKind::CopyEngine => (per_rank - 1, 1),
                 _ if dynamic.contains(&id) => (first[id.index()], 1),
-                _ => (first[id.index()] + n[id.index()] % role.ctas.max(1) as usize, 1),
+                _ => (first[id.index()] + n[id.index()] % workers.max(1) as usize, 1),
             };
             n[id.index()] += 1;
             let lane = rank * per_rank + cta;

@@ -38,6 +38,7 @@ pub const BASE: Attention = Attention {
 };
 
 /// What is compiled, and how the emitter prints it.
+#[allow(dead_code)]
 pub const ATTENTION: &[(&str, Attention)] = &[
     ("full_128", BASE),
     ("full_176", Attention { keys: 176, dynamic: true, ..BASE }),

@@ -40,6 +40,9 @@ fn ping_pong(c: &mut Config, columns: u32) {
     c.consumers = Consumers::PingPong;
 }
 
+const REPLICATED: &str = "fn f(a: bf16[M, K] @ replicate, b: bf16[K, N] @ replicate) -> bf16[M, N] @ replicate { gemm(a, b) -> relu }";
+const REPLICATED_GATED: &str = "fn f(a: bf16[M, K] @ replicate, w: bf16[K, 2, N] @ replicate) -> bf16[M, N] @ replicate { gemm(a, w) -> swiglu }";
+
 /// Every way of lowering that a [`Config`] has beside the defaults, on shapes that have something to get wrong.
 #[allow(dead_code)]
 pub const VARIANTS: &[Variant] = &[
@@ -394,6 +397,13 @@ pub const VARIANTS: &[Variant] = &[
             &[("x", &[700, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
         ),
         |c| c.gather = Gather::CopyEngine { parts: 16 },
+    ),
+    variant(("cluster_of_four", REPLICATED, 1, &[("a", &[200, 1000]), ("b", &[1000, 328])]), |c| {
+        (c.block, c.cluster) = ([128, 128, 64], 4);
+    }),
+    variant(
+        ("cluster_gated", REPLICATED_GATED, 2, &[("a", &[70, 456]), ("w", &[456, 2, 200])]),
+        |c| (c.block, c.cluster) = ([128, 128, 64], 2),
     ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };

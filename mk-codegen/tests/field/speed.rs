@@ -9,8 +9,11 @@ use mk_codegen::{
 use mk_syntax::Program;
 use std::{collections::BTreeMap, time::Instant};
 
+/// A pipeline, and the shapes of its tensors.
+type Large = (&'static str, &'static [(&'static str, &'static [u64])]);
+
 /// 4,096 tiles on each of 8 ranks.
-const LARGE: &[(&str, &[(&str, &[u64])])] = &[
+const LARGE: &[Large] = &[
     ("gather(a) -> gemm(b)", &[("a", &[8192, 8192]), ("b", &[8192, 131072])]),
     ("gemm(a, b) -> reduce_scatter", &[("a", &[8192, 8192]), ("b", &[8192, 16384])]),
     ("gemm(a, b) -> all_reduce", &[("a", &[8192, 8192]), ("b", &[8192, 16384])]),

@@ -3,7 +3,7 @@
 use mk_codegen::{
     ir::Plan,
     passes::{LowerError, lower},
-    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction, Schedule},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, NicOrdering, Reduction, Schedule},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -69,6 +69,7 @@ const DEEP_ROWS: &[(&str, &[char])] = &[("a", &['M', 'G']), ("b", &['G', 'N'])];
 /// Columns whose rows TMA can store on every rank; two halves of one step along k on every rank, or what comes.
 const HALVES: &[(&str, &[char])] = &[("a", &['M', 'H']), ("b", &['H', 'W'])];
 const ALIGNED: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'W'])];
+const WHOLE_ROWS: &[(&str, &[char])] = &[("a", &['M', 'G']), ("b", &['G', 'W'])];
 const MLP: &[(&str, &[char])] = &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])];
 
 /// A way of lowering: its name, and what it sets.
@@ -111,6 +112,17 @@ const QUEUED_RING: Way = ("queued, ring", |c| {
     (c.reduction, c.tile_scheduler) = (Reduction::Ring, Schedule::Dynamic);
 });
 
+/// On nodes, a rank in each or two.
+const NODES: Way = ("nodes of one rank", |c| c.nodes = c.ranks);
+const NODES_OF_TWO: Way = ("two nodes of two ranks", |c| (c.ranks, c.nodes) = (4, 2));
+const UNORDERED: Way = ("nodes of one rank, unordered", |c| {
+    (c.nodes, c.net) = (c.ranks, NicOrdering::Unordered);
+});
+const UNORDERED_AFTER: Way = ("two nodes of two ranks, unordered, sums after", |c| {
+    (c.ranks, c.nodes, c.net) = (4, 2, NicOrdering::Unordered);
+    c.reduction = Reduction::AfterLastWave;
+});
+
 /// Pipelines lowered in other than the default ways.
 const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> all_reduce", AB), ONE_SHOT),
@@ -134,6 +146,12 @@ const VARIANTS: &[(Pipeline, Way)] = &[
     (("gemm(a, b) -> reduce_scatter", ALIGNED), QUEUED_RING),
     (("gemm(a, b) -> all_reduce", AB), QUEUED),
     (("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter", MLP), QUEUED_AFTER),
+    (("gather(a) -> gemm(b)", DEEP_ROWS), NODES_OF_TWO),
+    (("gemm(a, b) -> reduce_scatter", ALIGNED), NODES_OF_TWO),
+    (("gemm(a, b) -> all_reduce", ALIGNED), NODES),
+    (("gather(a) -> gemm(b) -> reduce_scatter", WHOLE_ROWS), UNORDERED),
+    (("gather(a) -> gemm(b) -> reduce_scatter", WHOLE_ROWS), UNORDERED_AFTER),
+    (("gemm(a, b) -> all_reduce", ALIGNED), UNORDERED_AFTER),
 ];
 
 /// Extents by letter, rows for each rank.

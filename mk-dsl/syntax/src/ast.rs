@@ -85,6 +85,7 @@ pub(crate) struct PlacementExpr<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PlacementKind {
     Shard(Number<u64>),
+    Zigzag(Number<u64>),
     Replicate,
     Partial,
 }

@@ -139,7 +139,11 @@ impl<'p> Excerpt<'p> {
         let mut uses: BTreeMap<ValueId, (usize, bool)> = BTreeMap::new();
         for node in self.nodes.iter().filter_map(|id| self.node(*id)) {
             for (i, input) in node.inputs.iter().enumerate() {
-                let turned = matches!(node.op, Op::Gemm { a_transposed: true, .. });
+                // A transposed operand, or one of several, stands by its name.
+                let turned = matches!(
+                    node.op,
+                    Op::Gemm { a_transposed: true, .. } | Op::Attention { .. } | Op::Lse
+                );
                 let (n, first) = uses.entry(*input).or_insert((0, true));
                 *n += 1;
                 *first &= i == 0 && !turned;
@@ -174,6 +178,19 @@ impl<'p> Excerpt<'p> {
 
     fn head(&self, node: &Node) -> String {
         match node.op {
+            Op::Attention { causal, scale, ring } => {
+                let mut arguments = self.arguments(node, 0);
+                let more = causal.then(|| "causal".to_owned());
+                let scale = scale.map(|scale| format!("scale = {scale:?}"));
+                let (q, kv) = arguments.split_at(1.min(arguments.len()));
+                let (mut text, mut list) = (String::new(), arguments.clone());
+                if ring.is_some() {
+                    text = format!("ring({}) -> ", kv.join(", "));
+                    list = q.to_vec();
+                }
+                arguments = list.into_iter().chain(more).chain(scale).collect();
+                text + &format!("attention({})", arguments.join(", "))
+            }
             Op::Gather { .. }
             | Op::Gemm { .. }
             | Op::ReduceScatter { .. }

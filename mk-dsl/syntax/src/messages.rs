@@ -3,10 +3,14 @@
 //! House rules: the message says what is wrong, in lower case, without a full stop; the help
 //! says what to write. Words of the source are in backticks.
 
+mod attention;
+
 use crate::diag::Text;
 use crate::lex::{MAX_BYTES, MAX_DEPTH, MAX_IDENT};
 use crate::ops;
 use crate::program::{DType, MAX_AXES, MAX_DIM, MAX_DIMS};
+
+pub(crate) use attention::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
     Text { message: message.into(), help: help.into() }
@@ -262,7 +266,10 @@ pub(crate) fn unknown_dtype(name: &str, near: Option<&str>) -> Text {
 }
 
 pub(crate) fn unknown_placement(name: &str, near: Option<&str>) -> Text {
-    let help = did_you_mean(near, "the placements are `shard(dim)`, `replicate` and `partial`");
+    let help = did_you_mean(
+        near,
+        "the placements are `shard(dim)`, `zigzag(dim)`, `replicate` and `partial`",
+    );
     text(format!("unknown placement `{name}`"), help)
 }
 

@@ -21,6 +21,9 @@ pub(crate) enum OpKind {
     Add,
     Scale,
     Cast,
+    Ring,
+    Attention,
+    Lse,
     /// In the language, and not yet in the compiler.
     Unsupported,
 }
@@ -47,7 +50,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 25] = [
+pub(crate) const OPS: [OpInfo; 26] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -97,11 +100,23 @@ pub(crate) const OPS: [OpInfo; 25] = [
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
     op("scale", OpKind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`"),
     op("cast", OpKind::Cast, "`cast(f32)`", "`x -> cast(f32)`"),
+    op(
+        "ring",
+        OpKind::Ring,
+        "`ring(k, v)` at the start of a chain, and `attention(q)` behind it",
+        "`ring(k, v)`",
+    ),
+    op(
+        "attention",
+        OpKind::Attention,
+        "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal` and `scale = 0.125` \
+         where wanted",
+        "`attention(q, k, v)`",
+    ),
+    op("lse", OpKind::Lse, "`lse`", "`o -> lse`"),
     later("dispatch"),
     later("grouped_gemm"),
     later("combine"),
-    later("ring"),
-    later("attention"),
     later("all_to_all"),
 ];
 

@@ -17,6 +17,8 @@ pub(crate) fn placement(placement: Placement, axis: Option<&str>) -> String {
     match (placement, axis) {
         (Placement::Shard(dim), Some(axis)) => format!("shard({dim}, {axis})"),
         (Placement::Shard(dim), None) => format!("shard({dim})"),
+        (Placement::Zigzag(dim), Some(axis)) => format!("zigzag({dim}, {axis})"),
+        (Placement::Zigzag(dim), None) => format!("zigzag({dim})"),
         (Placement::Replicate, Some(axis)) => format!("replicate({axis})"),
         (Placement::Replicate, None) => "replicate".into(),
         (Placement::Partial, Some(axis)) => format!("partial({axis})"),
@@ -84,7 +86,13 @@ impl Program {
                     }
                 }
             }
-            Op::Bias
+            Op::Attention { causal, scale, ring } => {
+                args.extend(ring.map(|axis| format!("ring = {}", self.axis_name(axis))));
+                args.extend(causal.then(|| "causal".to_owned()));
+                args.extend(scale.map(|scale| format!("scale = {scale}")));
+            }
+            Op::Lse
+            | Op::Bias
             | Op::Gelu
             | Op::GeluTanh
             | Op::Silu

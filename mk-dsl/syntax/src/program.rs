@@ -11,6 +11,8 @@
 //! - the left operand of a `gemm` may be `[M, G, N]` where the right one is a transposed `[K, G, N]`: both are
 //!   then matrices of `G * N` columns;
 //! - `swiglu` has an input `[M, 2, F]` of which neither rows are partial nor dimension 1 sharded.
+//! - `attention` has three operands of one 16-bit dtype and four dimensions, and no other operation but `lse`, elementwise ones
+//!   and results reads what is `Zigzag`; `lse` has the result of an `attention` as its input.
 //! - No symbol is unused, and no literal dimension or bound is zero or above [`MAX_DIM`].
 
 use std::fmt;
@@ -125,10 +127,23 @@ pub enum Dim {
 pub enum Placement {
     /// Rank `r` of `n` holds the `r`-th of `n` equal parts of this dimension.
     Shard(usize),
+    /// The dimension is cut into `2n` equal parts, and rank `r` of `n` holds parts `r` and `2n - 1 - r`, one behind the other:
+    /// of a causal mask, every rank has as much.
+    Zigzag(usize),
     /// Every rank holds all of it.
     Replicate,
     /// Every rank holds a summand of the same shape; the value is their sum.
     Partial,
+}
+
+impl Placement {
+    /// The dimension of which each rank holds a part.
+    pub const fn cut(self) -> Option<usize> {
+        match self {
+            Placement::Shard(dim) | Placement::Zigzag(dim) => Some(dim),
+            Placement::Replicate | Placement::Partial => None,
+        }
+    }
 }
 
 /// Dtype, global shape and placement of a value.
@@ -239,6 +254,19 @@ pub enum Op {
     Mul,
     /// `[x, y] -> x + y`.
     Add,
+    /// `[q: [B, S, H, D], k: [B, S, G, D], v: [B, S, G, D]] -> [B, S, H, D]`: `softmax(scale * q k^T) v` of each head, the
+    /// softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values.
+    Attention {
+        /// A query sees keys at its own position and before.
+        causal: bool,
+        /// The factor, `1 / sqrt(D)` unless given; it is finite.
+        scale: Option<f64>,
+        /// The axis over which `k` and `v` are sharded along the sequence, and passed to every rank.
+        ring: Option<AxisId>,
+    },
+    /// `[o: [B, S, H, D]] -> f32 [B, H, S]`, where `o` is a result of `attention`: the logarithms of the sums of exponentials
+    /// by which its rows are divided.
+    Lse,
     /// `[x] -> factor * x`; the factor is finite.
     Scale(f64),
     /// `[x] -> x` as this dtype, rounded to nearest even.
@@ -266,6 +294,8 @@ impl Op {
             Op::Swiglu => "swiglu",
             Op::Mul => "mul",
             Op::Add => "add",
+            Op::Attention { .. } => "attention",
+            Op::Lse => "lse",
             Op::Scale(_) => "scale",
             Op::Cast(_) => "cast",
         }
@@ -281,6 +311,8 @@ impl Op {
                 | Op::AllReduce { .. }
                 | Op::Swiglu
                 | Op::SwigluGrad
+                | Op::Attention { .. }
+                | Op::Lse
         )
     }
 }

@@ -42,7 +42,7 @@ fn nothing() {
 fn several_on_two_lines() {
     assert_snapshot!(check(r#"gather(x) -> gemn(w1) => scale(y)
     -> gelu(3) -> cast(bf17)
-    -> ring"#), @r#"
+    -> dispatch"#), @r#"
     error: unknown operation `gemn`
      --> pipeline:1:14
       |
@@ -78,12 +78,12 @@ fn several_on_two_lines() {
       |                        ^^^^
       = help: did you mean `bf16`?
 
-    error: `ring` is not supported yet by this version
+    error: `dispatch` is not supported yet by this version
      --> pipeline:3:8
       |
-    3 |     -> ring
-      |        ^^^^
-      = help: the supported operations are `gather`, `gemm`, `reduce_scatter`, `all_reduce`, `bias`, `gelu`, `silu`, `relu`, `gelu_tanh`, `gelu_grad`, `gelu_tanh_grad`, `silu_grad`, `relu_grad`, `swiglu_grad`, `swiglu`, `mul`, `add`, `scale`, `cast`
+    3 |     -> dispatch
+      |        ^^^^^^^^
+      = help: the supported operations are `gather`, `gemm`, `reduce_scatter`, `all_reduce`, `bias`, `gelu`, `silu`, `relu`, `gelu_tanh`, `gelu_grad`, `gelu_tanh_grad`, `silu_grad`, `relu_grad`, `swiglu_grad`, `swiglu`, `mul`, `add`, `scale`, `cast`, `ring`, `attention`, `lse`
     "#);
 }
 

@@ -6,11 +6,13 @@ use super::{
 };
 use crate::parallel::in_parallel;
 use mk_codegen::{
-    cost::{self, CostError, DeviceModel, Prediction},
+    cost::{self, Chip, CostError, DeviceModel, Gpu, Prediction},
     emit,
     passes::{self, LowerError},
     settings::{self, Config, FLAT, Schedule},
+    target,
 };
+use mk_runtime::World;
 use mk_syntax::{Bound, Program};
 use std::collections::{BTreeMap, HashSet};
 use thiserror::Error;
@@ -80,11 +82,22 @@ pub fn choose(
     ranks: u32,
     model: &DeviceModel,
 ) -> Option<(Config, Prediction)> {
-    let facts = space::facts(program, bound, ranks);
+    choose_from(program, bound, &Config { ranks, ..Config::default() }, model)
+}
+
+/// [`choose`] where some SMs are reserved: those that the GPU does not have.
+fn choose_from(
+    program: &Program,
+    bound: &Bound,
+    base: &Config,
+    model: &DeviceModel,
+) -> Option<(Config, Prediction)> {
+    let facts = space::facts(program, bound, base.ranks);
     let mut choices = space::choices(&facts, &BTreeMap::new());
     // Strategies first: of the largest plans there are predictions for no more.
     choices.sort_by_key(|(setting, _)| !setting.strategy);
-    let default = Config { ranks, ..Config::default() };
+    let default =
+        Config { ranks: base.ranks, reserved_sms: base.reserved_sms, ..Config::default() };
     let descend = |mut config: Config, budget: usize| {
         let mut best = predict(program, bound, &config, model).ok();
         let mut tasks = best.as_ref().map_or(0, |p| p.spans.len());
@@ -121,11 +134,34 @@ pub fn choose(
     });
     // Half of it each, so that the second is not what is left of the first.
     let budget = BUDGET_TASKS / if flat.is_some() { 2 } else { 1 };
-    let found = descend(default, budget);
+    // Tiles, consumers and clusters pay together: of a product alone all combinations are looked at.
+    let start = best_tiles(program, bound, &default, model).unwrap_or(default);
+    let found = descend(start, budget);
     match flat.and_then(|config| descend(config, budget)) {
         Some((config, p)) if shorter(&p, found.as_ref().map(|f| &f.1)) => Some((config, p)),
         _ => found,
     }
+}
+
+/// The best of all tiles, consumers and clusters for products that clusters may share, all else as it is.
+fn best_tiles(
+    program: &Program,
+    bound: &Bound,
+    base: &Config,
+    model: &DeviceModel,
+) -> Option<Config> {
+    let facts = space::facts(program, bound, base.ranks);
+    if (settings::by_name("cluster")?.values)(&facts).is_empty() {
+        return None;
+    }
+    let varied = ["block", "consumers", "cluster"];
+    let others = settings::SETTINGS.iter().filter(|s| !varied.contains(&s.name));
+    let only = others.map(|s| (s.name.to_string(), vec![(s.get)(base)])).collect();
+    let all = space::candidates(program, bound, base.ranks, &only);
+    let predicted = predict_all(program, bound, &all, model);
+    let known = all.into_iter().zip(predicted).filter_map(|(c, p)| Some((c, p.ok()?)));
+    let best = known.min_by(|a, b| a.1.total_s.total_cmp(&b.1.total_s));
+    best.map(|(config, _)| config)
 }
 
 /// Predictions of the best of one way that are so many times that of the best of all say that it is not worth a measurement.
@@ -199,22 +235,48 @@ pub struct Decision {
     pub notes: Vec<Damaged>,
 }
 
-/// The config for a pipeline on GPUs of a name: a measured winner that has a kernel, else what the model chooses, else the defaults.
+/// A GPU as the driver describes that of a rank; what kernels do not run on has a name only.
+///
+/// # Errors
+/// As [`World::device`].
+pub fn gpu_of(world: &World, rank: u32) -> Result<Gpu, mk_runtime::Error> {
+    let limits = world.device(rank)?;
+    let chip = Chip {
+        sms: limits.sms,
+        clock_hz: 1e3 * f64::from(limits.clock_khz),
+        l2_bytes: limits.l2_bytes.into(),
+        memory_bytes_per_s: 2e3
+            * f64::from(limits.memory_clock_khz)
+            * f64::from(limits.memory_bus_bits)
+            / 8.0,
+    };
+    let runs = limits.capability == HOPPER;
+    Ok(Gpu { name: world.gpu_name(rank)?, chip: runs.then_some(chip) })
+}
+
+/// Compute capability of the GPUs that kernels are made for.
+const HOPPER: (u32, u32) = (9, 0);
+
+/// The config for a pipeline on such GPUs: a measured winner that has a kernel, else what the model chooses, else the defaults.
 pub fn decide(
     program: &Program,
     bound: &Bound,
     ranks: u32,
-    gpu: &str,
+    gpu: &Gpu,
     cache: Option<&Cache>,
 ) -> Decision {
+    let default = Config { ranks, ..Config::default() };
+    // Those that the GPU does not have.
+    let sms = target::by_name(&default.target).map_or(0, |t| t.sms);
+    let reserved_sms = gpu.chip.map_or(0, |chip| sms.saturating_sub(chip.sms));
     let mut decision = Decision {
-        config: Config { ranks, ..Config::default() },
+        config: Config { reserved_sms, ..default },
         origin: Origin::Default,
         ms: None,
         notes: Vec::new(),
     };
     let target = decision.config.target.clone();
-    let key = Key::new(program, bound, ranks, &target, gpu);
+    let key = Key::new(program, bound, ranks, &target, &gpu.name);
     match cache.map(|c| c.recall(&key)) {
         Some(Ok(Some(winner))) => match has_kernel(program, bound, &winner.config) {
             Ok(()) => {
@@ -235,7 +297,8 @@ pub fn decide(
     }
     let (model, note) = model_of(gpu, cache);
     decision.notes.extend(note);
-    if let Some((config, p)) = model.and_then(|m| choose(program, bound, ranks, &m)) {
+    if let Some((config, p)) = model.and_then(|m| choose_from(program, bound, &decision.config, &m))
+    {
         decision = Decision { config, origin: Origin::Predicted, ms: Some(p.ms()), ..decision };
     }
     decision
@@ -247,11 +310,11 @@ pub(super) fn has_kernel(program: &Program, bound: &Bound, config: &Config) -> R
     emit::emit(&plan).map(|_| ()).map_err(|e| e.to_string())
 }
 
-/// The figures for GPUs of a name: installed ones, else those that ship with mk.
-pub fn model_of(gpu: &str, cache: Option<&Cache>) -> (Option<DeviceModel>, Option<Damaged>) {
-    match cache.map(|c| c.model(gpu)) {
+/// The figures for a GPU: installed ones, else those that ship with mk or follow from them ([`DeviceModel::of`]).
+pub fn model_of(gpu: &Gpu, cache: Option<&Cache>) -> (Option<DeviceModel>, Option<Damaged>) {
+    match cache.map(|c| c.model(&gpu.name)) {
         Some(Ok(Some(model))) => (Some(model), None),
-        Some(Err(damaged)) => (DeviceModel::shipped(gpu).cloned(), Some(damaged)),
-        Some(Ok(None)) | None => (DeviceModel::shipped(gpu).cloned(), None),
+        Some(Err(damaged)) => (DeviceModel::of(gpu), Some(damaged)),
+        Some(Ok(None)) | None => (DeviceModel::of(gpu), None),
     }
 }

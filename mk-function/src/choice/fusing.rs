@@ -14,7 +14,10 @@ use super::{
     space,
     unfused::{Indivisible, Part, parts},
 };
-use mk_codegen::settings::{self, Config};
+use mk_codegen::{
+    cost::Gpu,
+    settings::{self, Config},
+};
 use mk_syntax::{Bound, Program};
 use std::{fmt, str::FromStr};
 
@@ -194,8 +197,8 @@ pub struct Conditions<'a> {
     pub fuse: Fuse,
     /// Whether launches shall run beside those of others.
     pub overlap: bool,
-    /// Where settings and times are looked for: the GPU's name, and the cache. `None`: nowhere.
-    pub search: Option<(&'a str, Option<&'a Cache>)>,
+    /// Where settings and times are looked for: the GPU, and the cache. `None`: nowhere.
+    pub search: Option<(&'a Gpu, Option<&'a Cache>)>,
 }
 
 /// How a pipeline is made.
@@ -286,7 +289,7 @@ fn predicted<'a>(
     bound: &'a Bound,
     parts: impl Iterator<Item = (&'a Part, &'a mut Candidate)>,
     one: &'a mut Candidate,
-    gpu: &str,
+    gpu: &Gpu,
     cache: Option<&Cache>,
 ) {
     let parts = parts.map(|(part, piece)| (&part.program, &part.bound, piece));

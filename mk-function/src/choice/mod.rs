@@ -16,8 +16,8 @@ mod unfused;
 
 pub use cache::{Cache, Damaged, Key, Winner};
 pub use choose::{
-    Decision, Origin, Unpredicted, choose, decide, model_of, predict, predict_all, predict_each,
-    worth_measuring,
+    Decision, Origin, Unpredicted, choose, decide, gpu_of, model_of, predict, predict_all,
+    predict_each, worth_measuring,
 };
 pub use fusing::{
     CLEARLY, Choice, Conditions, Fuse, Fusion, Reason, Times, Verdict, settle, verdict,

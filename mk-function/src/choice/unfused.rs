@@ -194,6 +194,7 @@ fn declare(program: &Program, bound: &Bound, id: ValueId) -> Option<String> {
     // Writing to a String cannot fail.
     let _ = match placement {
         Placement::Shard(d) => write!(text, "shard({d})"),
+        Placement::Zigzag(d) => write!(text, "zigzag({d})"),
         Placement::Replicate => write!(text, "replicate"),
         Placement::Partial => write!(text, "partial"),
     };

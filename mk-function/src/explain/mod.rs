@@ -9,7 +9,7 @@ use crate::choice::{
     facts, model_of, parts, predict, predict_all, verdict,
 };
 use mk_codegen::{
-    cost::{DeviceModel, Prediction},
+    cost::{DeviceModel, Gpu, Prediction},
     settings::{self, Config, Facts},
 };
 use mk_syntax::{Bound, Program};
@@ -200,11 +200,14 @@ pub fn explain_made(
     bound: &Bound,
     ranks: u32,
     made: &Composition,
-    (gpu, cache): (&str, Option<&Cache>),
+    (gpu, cache): (&Gpu, Option<&Cache>),
 ) -> String {
     let (model, note) = model_of(gpu, cache);
     let explained = match &model {
-        None => Err(format!("there are no figures of {gpu}, which `mk probe --install` measures")),
+        None => Err(format!(
+            "there are no figures of {}, which `mk probe --install` measures",
+            gpu.name
+        )),
         Some(model) => {
             let sources = Sources { model, cache, chain: CHAIN };
             explain(program, bound, ranks, Subject::Composition(made), &sources)

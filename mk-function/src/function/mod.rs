@@ -31,7 +31,7 @@ use crate::{
 };
 use bind::{Bind, Run};
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
-use mk_codegen::{emit, settings::Config, trace::Trace};
+use mk_codegen::{cost::Gpu, emit, settings::Config, trace::Trace};
 use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
 use sequence::Sequence;
@@ -253,8 +253,8 @@ impl Function {
         let mut said = Vec::new();
         if world.local_ranks().start == 0 {
             let cache = Cache::new(&self.options.jit);
-            // Without a name there is neither a measurement nor a model: the default.
-            let gpu = world.gpu_name(0).unwrap_or_default();
+            // Of a GPU that the driver does not describe there is neither a measurement nor a model: the default.
+            let gpu = choice::gpu_of(world, 0).unwrap_or_else(|_| "".into());
             let terms = Conditions { search: Some((&gpu, cache.as_ref())), ..terms };
             let choice = choice::settle(program, sizes, &terms);
             said = choice.write(program, sizes).into_bytes();
@@ -319,8 +319,9 @@ impl Function {
         let mut said = String::new();
         if world.local_ranks().start == 0 {
             let cache = Cache::new(&self.options.jit);
-            let gpu = world.gpu_name(0).unwrap_or_else(|e| format!("a GPU without a name ({e})"));
-            let by = (gpu.as_str(), cache.as_ref());
+            let unknown = |e| Gpu::from(format!("a GPU without a name ({e})").as_str());
+            let gpu = choice::gpu_of(world, 0).unwrap_or_else(unknown);
+            let by = (&gpu, cache.as_ref());
             said = explain_made(self.signature.program(), sizes, world.size(), made, by);
         }
         let limit = self.options.instance.entry_limit.max(PATIENCE);

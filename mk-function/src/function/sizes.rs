@@ -108,7 +108,7 @@ impl Signature {
                 }
                 let shape = shape.as_ref();
                 let (size, from) = match tensor.ty.placement.first() {
-                    Some(Placement::Shard(cut)) if *cut == d => (
+                    Some(Placement::Shard(cut) | Placement::Zigzag(cut)) if *cut == d => (
                         local.saturating_mul(self.ranks.into()),
                         format!(
                             "dimension {d} of `{}`, {} times that of {shape:?}",
@@ -261,7 +261,7 @@ impl Signature {
             given: given.to_vec(),
             expected,
             global: format!("{shape:?} @ {} over {} ranks", placed(tensor), self.ranks),
-            sharded: matches!(tensor.ty.placement.first(), Some(Placement::Shard(_))),
+            sharded: tensor.ty.placement.first().is_some_and(|p| p.cut().is_some()),
         })
     }
 }
@@ -270,6 +270,7 @@ impl Signature {
 pub(super) fn placed(tensor: &Tensor) -> String {
     match tensor.ty.placement.first() {
         Some(Placement::Shard(dim)) => format!("shard({dim})"),
+        Some(Placement::Zigzag(dim)) => format!("zigzag({dim})"),
         Some(Placement::Partial) => "partial".into(),
         Some(Placement::Replicate) | None => "replicate".into(),
     }

@@ -6,7 +6,7 @@ use crate::{
     inputs::{dtype, placement},
 };
 use mk_abi::DType;
-use mk_runtime::{DeviceTensor, MapOp, Operand, Reference, World};
+use mk_runtime::{DeviceTensor, MapOp, Operand, Reference, World, reference::Attend};
 use mk_syntax::{Curve, Def, Node, Op, Tensor, ValueId};
 
 /// What the reference is computed from.
@@ -144,6 +144,14 @@ impl Evaluator<'_, '_> {
             Op::Slope(Curve::Silu) => MapOp::SiluGrad,
             Op::Slope(Curve::Relu) => MapOp::ReluGrad,
             Op::SwigluGrad => return Err(HarnessError::unsupported("`swiglu_grad` on a GPU")),
+            Op::Attention { .. } => return Ok(self.attention(node)?.0),
+            Op::Lse => {
+                let attention = node.inputs.first().and_then(|o| self.s.case.program.def(*o));
+                return match attention {
+                    Some(Def::Node(attention)) => Ok(self.attention(attention)?.1),
+                    _ => Err(HarnessError::mismatch("logarithms of no attention")),
+                };
+            }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
             Op::Gelu => MapOp::GeluErf,
@@ -182,6 +190,64 @@ impl Evaluator<'_, '_> {
             let part = self.on(input, rank)?.buffer();
             all.buffer().copy_range(at, part, 0, part.size_bytes())?;
             at += part.size_bytes();
+        }
+        Ok(all)
+    }
+
+    /// Result and logarithms of an attention.
+    fn attention(&self, node: &Node) -> Result<(DeviceTensor, DeviceTensor), HarnessError> {
+        let (Op::Attention { causal, scale, ring }, &[q_id, k_id, v_id]) =
+            (node.op, &node.inputs[..])
+        else {
+            return Err(HarnessError::mismatch("logarithms of no attention"));
+        };
+        let q = self.on(q_id, self.rank)?;
+        let &[batch, queries, heads, depth] = q.shape() else {
+            return Err(HarnessError::mismatch("queries of other dimensions"));
+        };
+        let o = self.make(DType::F32, &[batch, queries, heads, depth])?;
+        let lse = self.make(DType::F32, &[batch, heads, queries])?;
+        if o.elements() == 0 {
+            return Ok((o, lse));
+        }
+        let [first, second] = self.layout(q_id, self.rank)?.parts(1);
+        let how = Attend {
+            causal,
+            scale: scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
+            first: first.start as u64,
+            count: first.len() as u64,
+            second: second.start as u64,
+        };
+        let attend = |k: &DeviceTensor, v: &DeviceTensor| {
+            self.s.reference.attend([&o, &lse], [q, k, v], how)
+        };
+        match ring {
+            Some(_) => attend(&self.sequence(k_id)?, &self.sequence(v_id)?)?,
+            None => attend(self.on(k_id, self.rank)?, self.on(v_id, self.rank)?)?,
+        }
+        Ok((o, lse))
+    }
+
+    /// All parts of a sequence, `[B, S, ..]`, where they belong.
+    fn sequence(&self, id: ValueId) -> Result<DeviceTensor, HarnessError> {
+        let shape = self.s.case.bound.shape(id).unwrap_or(&[]).to_vec();
+        let all = self.make(self.on(id, self.rank)?.dtype(), &shape)?;
+        let row: u64 = shape.iter().skip(2).product::<u64>() * all.dtype().size_bytes();
+        let (batches, whole) =
+            (shape.first().copied().unwrap_or(1), shape.get(1).copied().unwrap_or(1));
+        for rank in 0..self.s.case.ranks {
+            let held = self.on(id, rank)?.buffer();
+            let parts = self.layout(id, rank)?.parts(1);
+            let local: u64 = parts.iter().map(|p| p.len() as u64).sum();
+            for b in 0..batches {
+                let mut from = b * local * row;
+                for part in parts.iter().filter(|p| !p.is_empty()) {
+                    let (to, bytes) =
+                        ((b * whole + part.start as u64) * row, part.len() as u64 * row);
+                    all.buffer().copy_range(to, held, from, bytes)?;
+                    from += bytes;
+                }
+            }
         }
         Ok(all)
     }

@@ -27,8 +27,8 @@ class Runner:
         self._rank = world.ranks[0]
         # By text and sizes; by sizes; by local shapes, where it is one kernel.
         self._native, self._steps, self._alone = {}, {}, {}
-        if gpu is not None:
-            self._native[(text, ())] = gpu
+        # What is called for all of it, without being cut.
+        self._whole = gpu
 
     def _given(self, shapes, dims):
         """Global sizes of symbols that were given."""
@@ -100,6 +100,9 @@ class Runner:
             move = self.world.move(lambda value: self.whole(value, sizes))
             results = evaluate(torch, self.program, tensors, move, widen=True)
             return [r.clone() if any(r is t for t in tensors) else r for r in results]
+        if self._whole is not None:
+            made = self._whole(*tensors)
+            return list(made) if isinstance(made, (tuple, list)) else [made]
         shapes = tuple([t.shape for t in tensors])
         alone = self._alone.get(shapes)
         if alone is not None:
@@ -153,7 +156,7 @@ class Runner:
         return steps
 
     def functions(self):
-        return list(self._native.values())
+        return list(self._native.values()) + ([] if self._whole is None else [self._whole])
 
 
 class Backward:

@@ -234,6 +234,7 @@ mod tests {
             trace: None,
             host: None,
             runtime_dims: vec![],
+            cooperative: true,
             meets: true,
         }
     }

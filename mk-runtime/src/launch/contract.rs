@@ -226,6 +226,7 @@ pub(super) mod tests {
             trace: None,
             host: None,
             runtime_dims: vec![],
+            cooperative: true,
             meets: true,
         }
     }

@@ -117,7 +117,7 @@ impl Instance {
         let alone = world.local_ranks().all(|r| world.sharing(r) == 1);
         Ok(Instance {
             world: world.clone(),
-            attributes: Attributes::new(&source, alone),
+            attributes: Attributes::new(&source, alone && source.cooperative),
             source,
             ranks,
             symmetric,

@@ -100,18 +100,20 @@ pub(super) fn prepare(
     }
     let sharing = world.sharing(rank);
     let (fits, per_sm) = resident_ctas(source, kernel, &limits, reserve_sms, sharing)?;
-    if fits < source.grid {
+    // CTAs that wait for nobody but their cluster may come one after the other.
+    let together = if source.cooperative { source.grid } else { source.cluster };
+    if fits < together {
         return Err(Error::NotCoResident {
             kernel: source.name.clone(),
             device: limits.ordinal,
-            grid: source.grid,
+            grid: together,
             cluster: source.cluster,
             fits,
             sharing,
             reserved: reserve_sms,
         });
     }
-    Ok(source.grid.div_ceil(per_sm.max(1)))
+    Ok(source.grid.min(fits).div_ceil(per_sm.max(1)))
 }
 
 /// CTAs of this kernel that one rank can have resident, and how many an SM takes.

@@ -130,6 +130,48 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
   }
 }
 
+// o = softmax(scale * q k^T) v and the logarithms of the softmax's sums, for q and o [batch, queries, heads, depth], k and v
+// [batch, keys, groups, depth], lse [batch, heads, queries]; depth <= 256. Of `queries`, `count` are at `first` of the sequence and behind
+// it, the others at `second`. A warp for each row, two passes over the keys: the maximum, then sums.
+extern "C" __global__ void __launch_bounds__(256) reference_attend(
+    float* o, float* lse, const void* q, const void* k, const void* v, u64 batch, u64 queries, u64 keys, u64 heads,
+    u64 groups, u64 depth, u64 first, u64 count, u64 second, u32 causal, float scale, u32 q_dtype, u32 k_dtype) {
+  const u32 lane = threadIdx.x % 32;
+  const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
+  for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
+    const u64 h = row % heads, i = row / heads % queries, b = row / heads / queries, g = h / (heads / groups);
+    const u64 place = i < count ? first + i : second + (i - count);
+    const u64 seen = causal ? (place + 1 < keys ? place + 1 : keys) : keys;
+    float x[8], acc[8] = {};
+    for (int e = 0; e < 8; ++e) x[e] = lane + 32 * e < depth ? load(q, q_dtype, row * depth + lane + 32 * e) : 0.f;
+    const auto score = [&](u64 j) {
+      const u64 at = ((b * keys + j) * groups + g) * depth;
+      float dot = 0;
+      for (int e = 0; e < 8; ++e)
+        if (lane + 32 * e < depth) dot = fmaf(x[e], load(k, k_dtype, at + lane + 32 * e), dot);
+      for (u32 step = 16; step; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
+      return dot * scale;
+    };
+    float largest = __int_as_float(0xff800000), sum = 0;
+    bool nan = false;
+    for (u64 j = 0; j < seen; ++j) {
+      const float s = score(j);
+      nan |= isnan(s);
+      largest = fmaxf(largest, s);
+    }
+    for (u64 j = 0; j < seen; ++j) {
+      const float p = nan ? __int_as_float(0x7fffffff) : expf(score(j) - largest);
+      const u64 at = ((b * keys + j) * groups + g) * depth;
+      sum += p;
+      for (int e = 0; e < 8; ++e)
+        if (lane + 32 * e < depth) acc[e] = fmaf(p, load(v, k_dtype, at + lane + 32 * e), acc[e]);
+    }
+    for (int e = 0; e < 8; ++e)
+      if (lane + 32 * e < depth) o[row * depth + lane + 32 * e] = seen ? acc[e] / sum : 0.f;
+    if (lane == 0) lse[(b * heads + h) * queries + i] = seen ? largest + logf(sum) : __int_as_float(0xff800000);
+  }
+}
+
 // Per 128 x 128 tile of [rows, cols]: sum of (x - ref)^2, sum of ref^2, count of elements of x that are not finite where
 // ref is within the range of x's type, and the largest |x - ref|. What is beyond the range is left out of all others.
 struct TileError { double error, reference; u64 nonfinite; double largest; };

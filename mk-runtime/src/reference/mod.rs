@@ -108,8 +108,24 @@ impl<'a> Operand<'a> {
     }
 }
 
+/// What [`Reference::attend`] does besides its tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Attend {
+    /// Queries see keys at their own place and before.
+    pub causal: bool,
+    /// Factor on scores.
+    pub scale: f32,
+    /// The place in the sequence of the first query.
+    pub first: u64,
+    /// How many queries follow from there.
+    pub count: u64,
+    /// The place of the query behind those.
+    pub second: u64,
+}
+
 struct Kernels {
     gemm: Kernel,
+    attend: Kernel,
     fill: Kernel,
     map: Kernel,
     error: Kernel,
@@ -194,6 +210,49 @@ impl Reference {
             .half(code(b.tensor)?)
             .half(u32::from(accumulate));
         params.run(&kernels.gemm, context, [tiles(n)?, tiles(m)?])
+    }
+
+    /// Attention in fp32: `o` f32 `[B, S, H, D]` and `lse` f32 `[B, H, S]` from `q` `[B, S, H, D]` and `k`, `v` `[B, T, G, D]`, of any
+    /// float types, `D` at most 256. All on one rank.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    pub fn attend(
+        &self,
+        [o, lse]: [&DeviceTensor; 2],
+        [q, k, v]: [&DeviceTensor; 3],
+        how: Attend,
+    ) -> Result<(), Error> {
+        let shapes = (q.shape(), k.shape());
+        let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
+            return Err(mismatch(format!("attention of {:?} to {:?}", q.shape(), k.shape())));
+        };
+        let fits = (batch, depth) == (batch_k, depth_k)
+            && depth <= 256
+            && groups > 0
+            && heads.is_multiple_of(groups)
+            && (k.shape(), k.dtype()) == (v.shape(), v.dtype())
+            && o.shape() == q.shape()
+            && lse.shape() == [batch, heads, queries]
+            && [o.dtype(), lse.dtype()] == [DType::F32; 2];
+        if !fits {
+            let [q, k, v, o, lse] = [q, k, v, o, lse].map(|t| t.shape().to_vec());
+            return Err(mismatch(format!(
+                "attention of {q:?} to {k:?} and {v:?} is not {o:?}, {lse:?}"
+            )));
+        }
+        same_rank(&[o, lse, q, k, v])?;
+        let (kernels, context) = self.on(o.rank())?;
+        let params = [o, lse, q, k, v].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
+        let sizes = [batch, queries, keys, heads, groups, depth, how.first, how.count, how.second];
+        let params = sizes.into_iter().fold(params, Params::word);
+        let params = params
+            .half(u32::from(how.causal))
+            .half(how.scale.to_bits())
+            .half(code(q)?)
+            .half(code(k)?);
+        let rows = batch.saturating_mul(queries).saturating_mul(heads);
+        params.run(&kernels.attend, context, [flat(rows.saturating_mul(32)), 1])
     }
 
     /// out = op(a) or op(a, b), elementwise in fp32, rounded to the type of `out`. All on one rank; `out` may be `a`
@@ -305,6 +364,7 @@ impl Kernels {
         let kernel = |entry| Kernel::new(&module, entry, "reference");
         Ok(Kernels {
             gemm: kernel("reference_gemm")?,
+            attend: kernel("reference_attend")?,
             fill: kernel("reference_fill")?,
             map: kernel("reference_map")?,
             error: kernel("reference_error")?,
@@ -373,7 +433,7 @@ mod tests {
         let unit = Unit { name: "reference", cuda: TEXT, arch: "sm_90", options: &[] };
         let options = JitOptions { use_cache: false, ..JitOptions::default() };
         match compile_unit(unit, &options) {
-            Ok(compiled) => assert_eq!(compiled.report.entries.len(), 4, "{:?}", compiled.report),
+            Ok(compiled) => assert_eq!(compiled.report.entries.len(), 5, "{:?}", compiled.report),
             Err(Error::NvrtcMissing { .. }) => skip(Need::Nvrtc, ""),
             Err(error) => panic!("{error}"),
         }

@@ -46,6 +46,14 @@ pub struct DeviceLimits {
     pub capability: (u32, u32),
     /// Most dynamic shared memory of a CTA, in bytes.
     pub smem_optin_bytes: u32,
+    /// The highest clock of its SMs, in kHz.
+    pub clock_khz: u32,
+    /// Memory's clock, in kHz; data comes at both edges.
+    pub memory_clock_khz: u32,
+    /// Width of memory's bus.
+    pub memory_bus_bits: u32,
+    /// Last-level cache, in bytes.
+    pub l2_bytes: u32,
 }
 
 #[derive(Debug)]
@@ -295,5 +303,9 @@ fn limits(ordinal: i32) -> Result<DeviceLimits, Error> {
             get(Attr::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         smem_optin_bytes: get(Attr::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        clock_khz: get(Attr::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+        memory_clock_khz: get(Attr::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?,
+        memory_bus_bits: get(Attr::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
+        l2_bytes: get(Attr::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
     })
 }

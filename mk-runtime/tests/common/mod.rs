@@ -71,6 +71,7 @@ pub fn kernel(name: &str, cuda: &str, world_size: u32) -> KernelSource {
         trace: None,
         host: None,
         runtime_dims: vec![],
+        cooperative: true,
         meets: true,
     }
 }

@@ -2,6 +2,7 @@
 //! and, over libfabric, in two.
 
 mod contract;
+mod faults;
 mod processes;
 mod side;
 

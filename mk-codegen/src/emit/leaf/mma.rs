@@ -30,7 +30,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
         comment: "The ring of stages that the role's matrix products share.",
-        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
+        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .cluster = %d, .store = StorePath::Direct\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
         smem: "GemmSmem",
         asserts: &[
             "static_assert(@{ name }@Config::kStagingBytes == @{ staging }@, \"the leaf's contract promises other panels\");",
@@ -82,7 +82,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
         _ => None,
     });
     let widest = columns.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
-    let (Some(block_n), Some(Leaf::MmaTile { block, stages, consumers, .. })) =
+    let (Some(block_n), Some(Leaf::MmaTile { block, stages, consumers, cluster, .. })) =
         (widest, leaves.first())
     else {
         return Err(EmitError::internal("emit/leaf/mma.rs", "the ring of another leaf"));
@@ -90,6 +90,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     Ok(context! {
         stages,
         ping_pong => *consumers == Consumers::PingPong,
+        cluster,
         block_m => block[0],
         block_n,
         staging => mma_staging_bytes([block[0], block[1]]),
@@ -118,13 +119,14 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let choices = choices.iter().filter(|(on, _)| *on).map(|(_, text)| text.to_string()).collect();
     let tile = context! { b_rank, borrowed_stage, b_evict_first, ..tile(e, g)? };
     let (hooks, call) = (context! { tile }, context! {});
-    Ok(Prepared { families, hooks, call, workers: g.ctas, choices })
+    Ok(Prepared { families, hooks, call, workers: g.ctas / g.cluster, choices })
 }
 
 /// The options of a loop's tiles, beyond the ring's.
 fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
-    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue } = &f.leaf
+    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, cluster, epilogue } =
+        &f.leaf
     else {
         return Err(EmitError::internal("emit/leaf/mma.rs", format!("{id} is no product")));
     };
@@ -139,10 +141,15 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         let what = "tiles multiply 16-bit elements, and store f32 in whole panels of 64 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
+    let a_rows = match a_layout {
+        ALayout::Mk => operands::loaded_rows(e, e.access(f, Operand::A)?, block[0]),
+        ALayout::Km => block[0],
+    };
     let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
     Ok(context! {
         block_m => block[0],
         block_n => block[1],
+        a_rows,
         stages,
         dtype,
         out,
@@ -157,6 +164,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         carry_last => carry_last(epilogue),
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
         ping_pong => *consumers == Consumers::PingPong,
+        cluster,
     })
 }
 
@@ -259,12 +267,24 @@ fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Resu
     Ok(())
 }
 
-/// Each tile has a step: consumers hand back the stage of the last.
+/// Each tile has a step, and of those that CTAs share each of them has: consumers hand back the stage of the last.
 fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
+    let cluster = e.plan.families[id].leaf.cluster();
+    if cluster > 1 && e.runtime() {
+        let what = "dimensions of tiles that a cluster shares are fixed";
+        return Err(EmitError::unsupported(id.to_string(), what));
+    }
     for rank in 0..e.plan.mesh.size() as usize {
         for task in e.points.tasks(id, rank, 1)? {
             if !e.points.steps(&task)?.is_some_and(|(each, times)| each >= 1 && times >= 1) {
                 let what = format!("task {:?} of rank {rank} has no depth", task.domain());
+                return Err(EmitError::unsupported(id.to_string(), what));
+            }
+            if e.points.steps(&task)?.is_some_and(|(each, _)| each < i64::from(cluster)) {
+                let what = format!(
+                    "task {:?} of rank {rank} has fewer steps than its cluster has CTAs",
+                    task.domain()
+                );
                 return Err(EmitError::unsupported(id.to_string(), what));
             }
         }

@@ -141,6 +141,8 @@ pub(in crate::emit) struct Group {
     pub first_cta: u32,
     /// CTAs of the role.
     pub ctas: u32,
+    /// CTAs of the role that share each task.
+    pub cluster: u32,
 }
 
 impl Group {

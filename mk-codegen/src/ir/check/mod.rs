@@ -8,7 +8,7 @@ mod tables;
 use super::{
     entity::FamId,
     expr::{Expr, Var},
-    leaf::{Arity, EPILOGUE_OPERANDS, EpilogueOp, Leaf, Mask, gated},
+    leaf::{Arity, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Leaf, Mask, Store, gated},
     plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space},
 };
 use names::RESERVED;
@@ -394,6 +394,9 @@ impl Checker<'_> {
                 self.error(place, format!("a sum has no `{op}` behind it"));
             }
         }
+        if let Leaf::MmaTile { cluster, store, consumers, .. } = &x.leaf {
+            self.cluster(&place, x, (*cluster, *store, *consumers));
+        }
         if let Leaf::MmaTile { epilogue, .. } = &x.leaf {
             let gates = epilogue.iter().filter(|op| **op == EpilogueOp::Swiglu).count();
             if gates != usize::from(gated(epilogue)) {
@@ -410,6 +413,29 @@ impl Checker<'_> {
                     x.leaf.name()
                 ),
             );
+        }
+    }
+
+    /// CTAs of a cluster share all that their role does, and nobody reads or hands on what only one of them has.
+    fn cluster(&mut self, place: &str, x: &Family, of: (u32, Store, Consumers)) {
+        let (cluster, store, consumers) = of;
+        if !(1..=8).contains(&cluster) {
+            self.error(place, "has clusters of 1 to 8 CTAs");
+        }
+        if cluster <= 1 {
+            return;
+        }
+        if store != Store::Direct || consumers != Consumers::Cooperative {
+            self.error(place, "tiles that a cluster shares are stored by their consumers, who work on each of them");
+        }
+        let saves = |op: &EpilogueOp| matches!(op, EpilogueOp::Save | EpilogueOp::Carry);
+        if x.inner.is_some() || x.leaf.epilogue().iter().any(saves) {
+            self.error(place, "tiles that a cluster shares have no inner loop, save nothing and go on with nothing");
+        }
+        let others = |y: &Family| y.role == x.role && y.leaf.cluster() != cluster;
+        let whole = self.plan.roles.get(x.role).is_none_or(|r| r.ctas.is_multiple_of(cluster));
+        if !whole || self.plan.families.values().any(others) {
+            self.error(place, "the CTAs of a role are all in clusters of one size");
         }
     }
 

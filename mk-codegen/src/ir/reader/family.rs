@@ -194,8 +194,14 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         c.keyword("ping_pong")?;
         consumers = Consumers::PingPong;
     }
+    let cluster = if c.eat_word("cluster") {
+        c.sign("=")?;
+        c.number()?
+    } else {
+        1
+    };
     let epilogue = epilogue(c)?;
-    Ok(Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue })
+    Ok(Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, cluster, epilogue })
 }
 
 /// `epilogue=bias,gelu`, if it is there.

@@ -45,6 +45,7 @@ impl Draft {
             name: name.into(),
             mesh: crate::ir::Mesh { axes: vec![(axis.into(), config.ranks)] },
             target: config.target.clone(),
+            nic: config.nic(),
             ..Plan::default()
         };
         Draft {

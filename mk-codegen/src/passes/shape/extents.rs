@@ -61,6 +61,19 @@ impl Extents {
         Expr::Const(0).max(part.clone().min(whole - q.into() * part))
     }
 
+    /// The part of an extent that rank `q` owns in zigzag: of twice as many parts as ranks, number `q`, and the one of that number
+    /// from the end.
+    fn zigzag(&mut self, e: &Extent, q: Expr) -> Expr {
+        let world = self.world;
+        let part = (e.capacity() + 2 * world - 1) / (2 * world);
+        if 2 * world * part == e.value {
+            return Expr::Const(2 * part);
+        }
+        let whole = self.dim(e);
+        let of = |n: Expr| Expr::Const(0).max(Expr::Const(part).min(whole.clone() - n * part));
+        of(q.clone()) + of(Expr::Const(2 * world - 1) - q)
+    }
+
     /// Elements of an extent that a rank owns, before the last ranks come short.
     pub fn part(&mut self, e: &Extent) -> Expr {
         match e.runtime_max {
@@ -73,6 +86,7 @@ impl Extents {
     pub fn local(&mut self, t: &Tensor, dim: usize, q: impl Into<Expr>) -> Expr {
         match t.placement {
             Placement::Shard(d) if d == dim => self.shard(&t.shape[dim], q),
+            Placement::Zigzag(d) if d == dim => self.zigzag(&t.shape[dim], q.into()),
             _ => self.dim(&t.shape[dim]),
         }
     }

@@ -53,6 +53,14 @@ impl Nodes {
         peer_at((m + 1) * self.local, self.world)
     }
 
+    /// The rank of the own node that has the place of `rank` in its node.
+    pub fn same_place(self, rank: Expr) -> Expr {
+        match self.local {
+            1 => Var::RANK.into(),
+            local => self.first() + rank % local,
+        }
+    }
+
     /// Every rank of the node but this one: which, and how many.
     pub fn every_peer(self) -> (Expr, Each) {
         let each = Each { var: "p".into(), extent: (self.local - 1).into() };

@@ -201,6 +201,10 @@ impl Rows {
 
 /// Row and column of tile `t` of `rows` rows of tiles, `across` in each: groups of `group` rows, column by column.
 fn in_groups(t: Expr, rows: i32, group: i32, across: i32) -> (Expr, Expr) {
+    // One group: divisors that the compiler knows, and no tile begins behind a division that it does not.
+    if (1..=group).contains(&rows) {
+        return (t.clone() % rows, t / rows);
+    }
     let first = t.clone() / (group * across) * group;
     let height = match rows % group {
         0 => Expr::Const(group),

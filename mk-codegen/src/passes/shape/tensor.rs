@@ -30,12 +30,20 @@ impl Tensor {
     /// The most elements of a dimension that any rank has.
     pub fn widest(&self, dim: usize, world: i32) -> i32 {
         let e = &self.shape[dim];
-        if self.placement == Placement::Shard(dim) { shard_extent(e, world) } else { e.capacity() }
+        match self.placement {
+            Placement::Shard(d) if d == dim => shard_extent(e, world),
+            Placement::Zigzag(d) if d == dim => 2 * shard_extent(e, 2 * world),
+            _ => e.capacity(),
+        }
     }
 
     /// Whether all ranks have equally many elements of a dimension.
     pub fn even(&self, dim: usize, world: i32) -> bool {
-        self.placement != Placement::Shard(dim) || self.shape[dim].value % world == 0
+        match self.placement {
+            Placement::Shard(d) if d == dim => self.shape[dim].value % world == 0,
+            Placement::Zigzag(d) if d == dim => self.shape[dim].value % (2 * world) == 0,
+            _ => true,
+        }
     }
 
     /// Whether rows of the last dimension are what TMA takes, on every rank.

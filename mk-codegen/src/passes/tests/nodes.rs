@@ -267,6 +267,7 @@ impl Net {
             b_layout: BLayout::Kn,
             store: Store::Tma,
             consumers: Consumers::Cooperative,
+            cluster: 1,
             epilogue: Vec::new(),
         };
         let tiles = (self.columns + WIDTH - 1) / WIDTH;

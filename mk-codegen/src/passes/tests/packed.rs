@@ -254,6 +254,7 @@ impl Packed {
             b_layout: BLayout::Kn,
             store: Store::Tma,
             consumers: Consumers::Cooperative,
+            cluster: 1,
             epilogue,
         };
         let domain = vec![("b", self.blocks().into()), ("j", tiles(columns, width).into())];

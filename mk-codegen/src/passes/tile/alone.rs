@@ -1,8 +1,8 @@
 //! A collective that is the whole pipeline.
 
-use crate::ir::{Access, CopyVia, Leaf, Operand, RoleKind, Space, Var};
+use crate::ir::{CopyVia, Leaf, Operand, RoleKind, Space};
 use crate::passes::{
-    draft::{Draft, TileRows, read, write},
+    draft::{Draft, TileRows, read},
     error::{LowerError, internal},
     shape::{
         kernel::{Kernel, Op, Operand as Given, Sum},
@@ -10,9 +10,10 @@ use crate::passes::{
         rows::Rows,
     },
     ways::{
+        destination::Destination,
         gather,
         sum::{Summands, Summed},
-        two_shot,
+        two_level, two_shot,
     },
 };
 use crate::settings::{Config, Reduction};
@@ -57,30 +58,37 @@ fn collect(mut draft: Draft, kernel: &Kernel, operand: &Given, config: &Config) 
 /// A sum: each rank copies its summands to their owners.
 fn reduce(mut draft: Draft, kernel: &Kernel, sum: &Sum, operand: &Given, config: &Config) -> Draft {
     const BLOCK: [i32; 2] = [128, 256];
-    let world = draft.world();
     let params: Vec<_> = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
     let result = draft.tensor(&kernel.results[0].out, Space::Out);
     let of = Summed::new(kernel, sum, &params, &[result]);
     let (x, from) = (&kernel.params[operand.param], params[operand.param]);
     let rows = Rows::new(&mut draft.extents, x, true, BLOCK[0]).peers_first();
     let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
-    let to = two_shot::slots(&mut draft, &of.summand, &rows);
+    let nodes = draft.nodes();
+    let to = match nodes.count() {
+        1 => Destination::Slots(two_shot::slots(&mut draft, &of.summand, &rows)),
+        _ => Destination::NodeSlots(two_level::slots(&mut draft, &of.summand, &rows), nodes),
+    };
     let n = draft.dim(&x.shape[1]);
     let r = rows.block(&mut draft.extents);
     let j = rows.column();
     let columns = (j.clone() * BLOCK[1], block_rows(n, j, BLOCK[1]));
     let src = read(Operand::Src, from, vec![(rows.global(&r), r.len.clone()), columns.clone()]);
-    let slot = vec![(Var::RANK.into(), 1.into()), (r.at.clone(), r.len.clone()), columns];
-    let dst = Access {
-        rank: if world > 1 { r.shard.clone() } else { Var::RANK.into() },
-        ..write(Operand::Dst, to, slot)
-    };
+    let mut touched = vec![src];
+    touched.extend(to.writes(Operand::Dst, &rows, &r, columns));
     let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
     let domain = rows.domain(col_blocks);
-    let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], vec![src, dst]);
+    let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], touched);
     let by = vec![TileRows { family: push, shard: r.shard, block: r.block }];
     let from = Summands { rows, block: BLOCK, together: 1, by, operand: Operand::Dst };
     let beside = Config { reduction: Reduction::DedicatedSms, ..config.clone() };
-    two_shot::sum(&mut draft, &beside, sum.how, &of, to, from);
+    match to {
+        Destination::NodeSlots(slots, _) => {
+            two_level::sum(&mut draft, &beside, sum.how, &of, slots, from);
+        }
+        Destination::Slots(slots) => two_shot::sum(&mut draft, &beside, sum.how, &of, slots, from),
+        // Made above.
+        _ => {}
+    }
     draft
 }

@@ -6,6 +6,7 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 mod alone;
+pub(super) mod attention;
 mod ends;
 mod last_wave;
 mod operands;

@@ -23,14 +23,15 @@ pub(super) struct MmaTile {
     pub b_layout: BLayout,
     pub store: Store,
     pub consumers: Consumers,
+    pub cluster: u32,
     pub epilogue: Vec<EpilogueOp>,
 }
 
 impl MmaTile {
     pub fn leaf(&self) -> Leaf {
-        let MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue } =
+        let MmaTile { block, stages, a_layout, b_layout, store, consumers, cluster, epilogue } =
             self.clone();
-        Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue }
+        Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, cluster, epilogue }
     }
 
     /// Columns of the result that a tile makes.

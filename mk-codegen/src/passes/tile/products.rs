@@ -23,7 +23,7 @@ use crate::passes::{
         gathered::Gathered,
         one_shot, ring, split_k,
         sum::{Summands, Summed},
-        two_shot,
+        two_level, two_shot,
     },
 };
 use crate::settings::{AllReduce, Config, Reduction};
@@ -119,6 +119,9 @@ fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Destination {
         (Reduce::All, AllReduce::ByColumns) if world > 1 => {
             Destination::Columns(Columns::new(draft, &out, rows, width))
         }
+        _ if draft.nodes().count() > 1 => {
+            Destination::NodeSlots(two_level::slots(draft, &out, rows), draft.nodes())
+        }
         _ => Destination::Slots(two_shot::slots(draft, &out, rows)),
     }
 }
@@ -141,6 +144,9 @@ fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<Til
     }
     match p.destination {
         Destination::Slots(slots) => two_shot::sum(draft, config, sum.how, &of, slots, tiles),
+        Destination::NodeSlots(slots, _) => {
+            two_level::sum(draft, config, sum.how, &of, slots, tiles);
+        }
         Destination::Parts(parts) => one_shot::pull(draft, config, &of, parts, tiles),
         Destination::Columns(columns) => columns.sum(draft, config, &of, tiles),
         // Summed in the epilogue, or by one rank.
@@ -229,8 +235,9 @@ fn new_product<'k>(
         stages: t.config.stages_on(t.draft.target),
         a_layout,
         b_layout: if g.b_transposed { BLayout::Nk } else { BLayout::Kn },
-        store: if direct { Store::Direct } else { Store::Tma },
+        store: if direct || t.config.cluster > 1 { Store::Direct } else { Store::Tma },
         consumers: t.config.consumers,
+        cluster: t.config.cluster,
         epilogue: g.epilogue.clone(),
     };
     let columns = tile.out_columns();

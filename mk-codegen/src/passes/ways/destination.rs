@@ -4,7 +4,10 @@ use super::{by_columns::Columns, ring::Ring};
 use crate::ir::{Access, BufId, Expr, Operand, Var};
 use crate::passes::{
     draft::write,
-    shape::rows::{RowBlock, Rows},
+    shape::{
+        ranks::Nodes,
+        rows::{RowBlock, Rows},
+    },
 };
 
 /// Where a product goes.
@@ -16,6 +19,8 @@ pub(in crate::passes) enum Destination {
     Hidden(BufId),
     /// `[world, rows, n]` on the owner of the rows, which adds the slots: see [`two_shot`](super::two_shot).
     Slots(BufId),
+    /// `[nodes, local, rows, n]` on the rank of the owner's place in the own node: see [`two_level`](super::two_level).
+    NodeSlots(BufId, Nodes),
     /// `[shards, rows, n]` of the own rank, for every rank to read: see [`one_shot`](super::one_shot).
     Parts(BufId),
     /// Slots on the owner of the columns: see [`by_columns`](super::by_columns).
@@ -45,6 +50,14 @@ impl Destination {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
                 ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
             }],
+            Destination::NodeSlots(slots, nodes) => {
+                let of = (r.shard.clone() / nodes.local, 1.into());
+                let place = (Expr::from(Var::RANK) % nodes.local, 1.into());
+                vec![Access {
+                    rank: nodes.same_place(r.shard.clone()),
+                    ..write(operand, slots, vec![of, place, here, columns])
+                }]
+            }
             Destination::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
             Destination::Ring(ring) => ring.writes(operand, rows, r, columns),
         }

@@ -7,7 +7,11 @@
 //! with a word for each slice of a block. The first slices of as many rows as the SMs work on at a time leave before the second
 //! ones do.
 
-use super::gathered::{Gathered, Slices};
+use super::{
+    gathered::{Gathered, Slices},
+    push_rail,
+    rail::Pieces,
+};
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, Leaf, Operand, RoleKind, Space, Var};
 use crate::passes::{
     draft::{Draft, Flow, Writer, read, write},
@@ -28,7 +32,7 @@ pub(in crate::passes) fn push(
     slices: Option<Slices>,
     config: &Config,
 ) -> Gathered {
-    let (world, block) = (draft.world(), rows.height);
+    let (world, block, nodes) = (draft.world(), rows.height, draft.nodes());
     let size_bytes = x.dtype.size_bytes();
     let k_value = x.shape[1].value;
     let padded = aligned(k_value, size_bytes);
@@ -37,11 +41,8 @@ pub(in crate::passes) fn push(
     let slices = slices.filter(|_| bulk);
     let blocks = rows.blocks;
     let row_bytes = (slices.map_or(k_value, |s| s.depth) as u64 * size_bytes).max(1);
-    let mut piece = block;
-    while piece > 8 && piece % 2 == 0 && piece as u64 * row_bytes > u64::from(config.chunk_bytes) {
-        piece /= 2;
-    }
-    let pieces = (block + piece - 1) / piece;
+    let cut = Pieces::new(block, blocks, row_bytes, config.chunk_bytes);
+    let pieces = cut.per_block;
     let k = draft.dim(&x.shape[1]);
     let pitch = (!bulk).then_some(Expr::Const(padded));
     let shape = match slices {
@@ -53,16 +54,10 @@ pub(in crate::passes) fn push(
     let last = if slices.is_some() { 2 } else { 1 };
     let (i, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(last)));
     let mine = draft.local(x, 0, Var::RANK);
-    let base = i.clone() * block + p * piece;
-    // Neither past the end of the shard, nor into the next block.
-    let in_block = if block % piece == 0 {
-        Expr::Const(piece)
-    } else {
-        Expr::Const(piece).min(i.clone() * block + block - base.clone())
-    };
-    let len = in_block.min(mine - base.clone());
-    let each = Each { var: "s".into(), extent: (if bulk { world - 1 } else { world }).into() };
-    let to = peer(Var::EACH.into(), world);
+    let (base, len) = cut.rows(&i, p, mine);
+    let each =
+        Each { var: "s".into(), extent: (if bulk { nodes.local - 1 } else { world }).into() };
+    let to = if bulk { nodes.neighbour(Var::EACH.into()) } else { peer(Var::EACH.into(), world) };
     let leaf = Leaf::CopyTile {
         via: if bulk { CopyVia::Bulk } else { CopyVia::Ldst },
         stages: config.copy_stages,
@@ -87,14 +82,24 @@ pub(in crate::passes) fn push(
         order = rows.own().order(s.together, s.count, pieces);
         order.push(Expr::from(Var::LINEAR) % pieces);
     }
-    let push = draft.family("gather", RoleKind::IntraComm, leaf, domain, order, vec![src, dst]);
+    let mut from = Vec::new();
+    if nodes.local > 1 {
+        let kind = RoleKind::IntraComm;
+        let push = draft.family("gather", kind, leaf, domain, order, vec![src, dst]);
+        from.push((push, to, each));
+    }
     let mut raised = vec![Var::RANK.into(), Var::domain(0).into()];
     let mut shape = vec![world.into(), blocks.into()];
     if let Some(s) = slices {
         raised.push(Var::domain(1).into());
         shape.push(s.count.into());
     }
-    let pushed = Writer::new(push, Operand::Dst, raised).on_each(to, each);
-    let arrived = draft.flow(Flow::new("arrived", shape, pieces.into(), vec![pushed]));
+    let pushed =
+        |(push, to, each)| Writer::new(push, Operand::Dst, raised.clone()).on_each(to, each);
+    let mut from: Vec<Writer> = from.into_iter().map(pushed).collect();
+    if nodes.count() > 1 {
+        from.push(push_rail::push(draft, x, (shard, all), rows, cut, config));
+    }
+    let arrived = draft.flow(Flow::new("arrived", shape, pieces.into(), from));
     Gathered { shard, all, slices, own_rows: !bulk, by_shard: false, arrived, per_word: 1 }
 }

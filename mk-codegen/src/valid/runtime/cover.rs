@@ -93,8 +93,8 @@ struct Cover<'c> {
     spans: &'c Spans,
     groups: &'c [Vec<Group>],
     overlaps: &'c [Vec<BoxId>],
-    /// Boxes, by their spans, that are known to be covered by others.
-    known: FastSet<(Vec<SpanId>, Vec<Vec<SpanId>>)>,
+    /// Boxes that are known to be covered by others; see [`Cover::relative`].
+    known: FastSet<Vec<Vec<i64>>>,
     told: FastSet<(u32, u32)>,
     work: u64,
     found: Found,
@@ -193,7 +193,7 @@ impl Cover<'_> {
         let same: Vec<_> = same.map(|p| of(p)).collect();
         self.work += parts.len() as u64;
         uncovered(&of(whole), same.iter().map(|p| &p[..]))?;
-        let key = (whole.to_vec(), parts.iter().map(|p| p.to_vec()).collect::<Vec<_>>());
+        let key = self.relative(whole, parts, &fixed, &varying);
         if self.work > MAX_PAIRS || self.known.contains(&key) {
             return None;
         }
@@ -216,6 +216,33 @@ impl Cover<'_> {
         }
         self.known.insert(key);
         None
+    }
+
+    /// A box and its parts, from the box's base in dimensions that are the same for all values: the same answer holds wherever such a
+    /// box lies.
+    fn relative(
+        &self,
+        whole: &[SpanId],
+        parts: &[&[SpanId]],
+        fixed: &[usize],
+        varying: &[usize],
+    ) -> Vec<Vec<i64>> {
+        let hull = |list: &[SpanId], d: usize| self.spans.all[list[d] as usize].hull;
+        let of = |list: &&[SpanId]| -> Vec<i64> {
+            let ids = varying.iter().map(|d| i64::from(list[*d]));
+            let ends = fixed.iter().flat_map(|d| {
+                let base = hull(whole, *d).0;
+                let (low, high) = hull(list, *d);
+                [low - base, high - base]
+            });
+            ids.chain(ends).collect()
+        };
+        let mut key: Vec<Vec<i64>> = parts.iter().map(of).collect();
+        key.sort_unstable();
+        key.dedup();
+        key.push(of(&whole));
+        key.push(vec![varying.len() as i64]);
+        key
     }
 
     /// Places of a range that stand for all of it: the order of bases and ends in each dimension is the same between them.

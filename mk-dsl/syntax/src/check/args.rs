@@ -104,6 +104,50 @@ impl<'c, 'a> Args<'c, 'a> {
         }
     }
 
+    /// Whether the word stands among the arguments; takes it.
+    pub fn flag(&mut self, name: &str) -> bool {
+        let is = |arg: &&Arg<'a>| match arg.value {
+            ArgValue::Name(Operand { word, transposed: None }) => {
+                arg.key.is_none() && word.text == name
+            }
+            _ => false,
+        };
+        let found = self.left.iter().position(is);
+        found.map(|i| self.left.remove(i)).is_some()
+    }
+
+    /// The keys of what is left.
+    pub fn keys(&self) -> impl Iterator<Item = Word<'a>> + '_ {
+        self.left.iter().filter_map(|arg| arg.key)
+    }
+
+    /// A tensor, if there is one; other arguments without a key are passed over.
+    pub fn optional_operand(&mut self) -> Option<Operand<'a>> {
+        while let Some(arg) = self.positional() {
+            if let ArgValue::Name(operand) = arg.value {
+                return Some(operand);
+            }
+        }
+        None
+    }
+
+    /// `key = number`, if it is there; the outer `None` is a mistake.
+    pub fn key_number(&mut self, key: &str, sink: &mut Sink) -> Option<Option<f64>> {
+        let has_key = |arg: &&Arg<'a>| arg.key.is_some_and(|k| k.text == key);
+        let Some(i) = self.left.iter().position(has_key) else {
+            return Some(None);
+        };
+        let arg = self.left.remove(i);
+        match arg.value {
+            ArgValue::Int(n) => Some(Some(n.value as f64)),
+            ArgValue::Float(n) => Some(Some(n.value)),
+            ArgValue::Name(_) => {
+                self.wrong(arg, "a number there", sink);
+                None
+            }
+        }
+    }
+
     /// Reports what no one has taken.
     pub fn finish(self, sink: &mut Sink) {
         for arg in self.left {

@@ -22,6 +22,15 @@ pub(super) struct Call<'c, 'a> {
 impl<'a> Checker<'a, '_> {
     /// The value of a chain; `None` after a report.
     pub(super) fn chain(&mut self, chain: &Chain<'a>) -> Option<Value> {
+        let value = self.stages(chain)?;
+        if let Some(ring) = &value.ring {
+            self.sink.push(ring.span, messages::ring_elsewhere());
+            return None;
+        }
+        Some(value)
+    }
+
+    fn stages(&mut self, chain: &Chain<'a>) -> Option<Value> {
         let mut value = chain.input.and_then(|input| self.input(input, &chain.stages));
         for (i, stage) in chain.stages.iter().enumerate() {
             value = match stage {
@@ -59,6 +68,13 @@ impl<'a> Checker<'a, '_> {
             self.unknown_op(op);
             return None;
         };
+        let mut input = input;
+        if let Some(ring) = input.as_ref().and_then(|x| x.ring.as_ref())
+            && info.kind != OpKind::Attention
+        {
+            self.sink.push(ring.span, messages::ring_elsewhere());
+            input = None;
+        }
         let call = Call { op, input, args: Args::of(stage), rest };
         match info.kind {
             OpKind::Gather => self.gather(call),
@@ -77,6 +93,9 @@ impl<'a> Checker<'a, '_> {
             OpKind::Swiglu => self.swiglu(call),
             OpKind::Scale => self.scale(call),
             OpKind::Cast => self.cast(call),
+            OpKind::Ring => self.ring(call),
+            OpKind::Attention => self.attention(call),
+            OpKind::Lse => self.lse(call),
             OpKind::Unsupported => {
                 self.sink.push(op.span, messages::unsupported_op(op.text));
                 None

@@ -15,6 +15,11 @@ impl<'a> Checker<'a, '_> {
         let mut input = call.input?;
         let is_sharded = |p: Placement| matches!(p, Placement::Shard(_));
         let Some(axis) = self.choose_axis(call.op, axis, &input, is_sharded)? else {
+            if input.ty.placement.iter().any(|p| matches!(p, Placement::Zigzag(_))) {
+                let text = messages::zigzag_elsewhere("gather", &input.label);
+                self.sink.push(call.op.span, text);
+                return None;
+            }
             let is_partial = input.ty.placement.contains(&Placement::Partial);
             let found = self.mesh.show_all(&input.ty.placement);
             let text = messages::gather_of(&input.label, &found, is_partial);
@@ -76,7 +81,7 @@ impl<'a> Checker<'a, '_> {
 
     /// The axis named if its placement is wanted, or the one axis whose placement is. The
     /// outer `None` is a mistake that was reported; the inner one is to be.
-    fn choose_axis(
+    pub(super) fn choose_axis(
         &mut self,
         op: Word<'a>,
         named: Option<usize>,

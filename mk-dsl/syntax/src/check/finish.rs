@@ -6,7 +6,7 @@ use super::{Checker, Id, State, Term, Ty, Value};
 use crate::ast::{Source, Type, Word};
 use crate::messages;
 use crate::program::{
-    Dim, Node, Program, Symbol, SymbolId, SymbolKind, Tensor, TensorType, ValueId,
+    Dim, Node, Op, Program, Symbol, SymbolId, SymbolKind, Tensor, TensorType, ValueId,
 };
 use crate::span::Span;
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,7 +98,10 @@ impl<'a> Checker<'a, '_> {
         let docs = source.docs.iter().map(|line| line.strip_prefix(' ').unwrap_or(line).to_owned());
         let name = match &source.signature {
             Some(signature) => signature.name.text.to_owned(),
-            None => made_up_name(nodes.iter().map(|node| node.op.name())),
+            None => made_up_name(nodes.iter().flat_map(|node| match node.op {
+                Op::Attention { ring: Some(_), .. } => vec!["ring", "attention"],
+                op => vec![op.name()],
+            })),
         };
         let result_names = self.result_names(results);
         Some(Program {

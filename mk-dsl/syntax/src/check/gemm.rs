@@ -39,6 +39,7 @@ fn advice(left: Placement, name: &str, rows: usize, columns: usize) -> String {
         Placement::Shard(_) => {
             format!("declare `{name}` `@ shard({rows})`, or `gather` the input first")
         }
+        Placement::Zigzag(_) => "declare the input `@ shard(0)`: `gemm` knows no `zigzag`".into(),
         Placement::Partial => "reduce it first: `reduce_scatter` or `all_reduce`".into(),
     }
 }

@@ -17,6 +17,7 @@ enum Next {
         reduced: bool,
     },
     Reduce,
+    Ring,
     Nothing,
 }
 
@@ -28,6 +29,7 @@ fn next<'s, 'a>(stages: &'s [Option<Stage<'a>>], axis: &str) -> (Next, &'s [Opti
         let found = match kind {
             Some(OpKind::Gemm) => Next::Gemm { reduced: false },
             Some(OpKind::Gather) if is_over(stage, axis) => Next::Gather,
+            Some(OpKind::Ring) if is_ring_over(stage, axis) => Next::Ring,
             Some(OpKind::ReduceScatter | OpKind::AllReduce) if is_over(stage, axis) => Next::Reduce,
             _ => continue,
         };
@@ -49,6 +51,14 @@ fn is_over(stage: &Stage<'_>, axis: &str) -> bool {
     super::args::axis_word(stage).is_none_or(|word| word.text == axis)
 }
 
+/// Whether `k -> ring(v, axis)` is over `axis`, or names no axis.
+fn is_ring_over(stage: &Stage<'_>, axis: &str) -> bool {
+    match stage.args.get(1).map(|arg| arg.text) {
+        Some(word) => word == axis,
+        None => true,
+    }
+}
+
 /// The last dimension; that of a matrix for what is no tensor of columns, which is then refused.
 fn columns(n_dims: usize) -> usize {
     n_dims.max(2) - 1
@@ -56,10 +66,8 @@ fn columns(n_dims: usize) -> usize {
 
 /// Whether an operation has the shape of its input.
 fn keeps_shape(kind: Option<OpKind>) -> bool {
-    !matches!(
-        kind,
-        None | Some(OpKind::Gemm | OpKind::Swiglu | OpKind::SwigluGrad | OpKind::Unsupported)
-    )
+    use OpKind::{Attention, Gemm, Lse, Ring, Swiglu, SwigluGrad, Unsupported};
+    !matches!(kind, None | Some(Gemm | Swiglu | SwigluGrad | Ring | Attention | Lse | Unsupported))
 }
 
 impl<'a> Checker<'a, '_> {
@@ -76,6 +84,7 @@ impl<'a> Checker<'a, '_> {
         let mut kinds = kinds.map(|op| op.map(|op| op.kind)).skip_while(|kind| keeps_shape(*kind));
         match kinds.next() {
             // A matrix has no gate/up axis to transpose around.
+            Some(Some(OpKind::Ring | OpKind::Attention | OpKind::Lse)) => Shape::Fresh(4),
             Some(Some(OpKind::Swiglu)) if operand.transposed.is_none() => Shape::GateUp,
             _ => Shape::Fresh(2),
         }
@@ -90,6 +99,7 @@ impl<'a> Checker<'a, '_> {
         let axes = self.mesh.axes.iter();
         axes.map(|axis| match next_two(stages, axis) {
             Next::Gather => Placement::Shard(0),
+            Next::Ring => Placement::Shard(1),
             Next::Gemm { reduced: true } => Placement::Shard(columns(n_dims)),
             Next::Gemm { reduced: false } | Next::Nothing => Placement::Replicate,
             Next::Reduce => Placement::Partial,
@@ -109,11 +119,11 @@ impl<'a> Checker<'a, '_> {
         let axes = self.mesh.axes.iter().zip(&input.ty.placement).zip(&input.gathered);
         axes.map(|((axis, placement), &gathered)| match placement {
             Placement::Shard(1) => Placement::Shard(0),
-            Placement::Shard(_) | Placement::Partial => Placement::Replicate,
+            Placement::Shard(_) | Placement::Zigzag(_) | Placement::Partial => Placement::Replicate,
             Placement::Replicate => match next_two(rest, axis) {
                 Next::Reduce => Placement::Partial,
                 Next::Gemm { reduced: true } | Next::Gather => columns,
-                Next::Gemm { reduced: false } => Placement::Replicate,
+                Next::Gemm { reduced: false } | Next::Ring => Placement::Replicate,
                 Next::Nothing if gathered => columns,
                 Next::Nothing => Placement::Replicate,
             },

@@ -8,6 +8,7 @@
 //! operation there wants.
 
 mod args;
+mod attention;
 mod chain;
 mod collective;
 mod dims;
@@ -88,6 +89,8 @@ struct Value {
     label: String,
     /// `ty` is that of the transpose; only a factor of `gemm` can be.
     is_transposed: bool,
+    /// Behind `ring`, of which this is the keys.
+    ring: Option<Box<attention::Ring>>,
 }
 
 #[derive(Debug)]
@@ -133,6 +136,8 @@ enum Shape {
     Like(Vec<Term>),
     /// Three dimensions, of which the second is 2: gate and up.
     GateUp,
+    /// Four dimensions, of which the third, heads, is another one.
+    Heads { like: [Term; 4] },
 }
 
 impl Shape {
@@ -141,6 +146,7 @@ impl Shape {
             Shape::Fresh(n) => *n,
             Shape::Like(dims) => dims.len(),
             Shape::GateUp => 3,
+            Shape::Heads { .. } => 4,
         }
     }
 }
@@ -242,6 +248,7 @@ impl<'a> Checker<'a, '_> {
                     ty,
                     label: format!("`{}`", word.text),
                     is_transposed: false,
+                    ring: None,
                 })
             }
         }
@@ -257,6 +264,7 @@ impl<'a> Checker<'a, '_> {
         let dims = dims.unwrap_or_else(|| match wanted.shape {
             Shape::Fresh(n) => (0..n).map(|dim| self.dims.var(name.text, dim)).collect(),
             Shape::Like(dims) => dims,
+            Shape::Heads { like: [b, s, _, d] } => vec![b, s, self.dims.var(name.text, 2), d],
             Shape::GateUp => {
                 let [rows, columns] = [0, 2].map(|dim| self.dims.var(name.text, dim));
                 vec![rows, self.dims.lit(2), columns]
@@ -271,7 +279,7 @@ impl<'a> Checker<'a, '_> {
     fn push(&mut self, op: Op, inputs: Vec<Id>, ty: Ty, gathered: Vec<bool>) -> Value {
         let id = Id::Node(self.nodes.len());
         let label = format!("the result of `{}`", op.name());
-        let value = Value { id, ty, gathered, label, is_transposed: false };
+        let value = Value { id, ty, gathered, label, is_transposed: false, ring: None };
         self.nodes.push(NodeDraft { op, inputs, value: value.clone() });
         value
     }

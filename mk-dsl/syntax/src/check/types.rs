@@ -57,14 +57,11 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(dtype_span, messages::f32_parameter(name.text));
         }
         for dim in 0..ty.dims.len() {
-            if ty.placement.iter().filter(|p| **p == Placement::Shard(dim)).count() > 1 {
+            if ty.placement.iter().filter(|p| p.cut() == Some(dim)).count() > 1 {
                 self.sink.push(name.span, messages::dim_sharded_twice(dim));
             }
         }
-        let sharded = ty.placement.iter().filter_map(|p| match p {
-            Placement::Shard(dim) => Some(*dim),
-            _ => None,
-        });
+        let sharded = ty.placement.iter().filter_map(|p| p.cut());
         // Only an inferred placement can be out of range here.
         if let Some(dim) = sharded.max().filter(|dim| *dim >= ty.dims.len()) {
             let text = messages::shard_out_of_range(dim as u64, ty.dims.len());
@@ -116,14 +113,19 @@ impl<'a> Checker<'a, '_> {
             let placement = match expr.kind {
                 PlacementKind::Replicate => Placement::Replicate,
                 PlacementKind::Partial => Placement::Partial,
-                PlacementKind::Shard(dim) => match usize::try_from(dim.value) {
-                    Ok(dim) if dim < n_dims => Placement::Shard(dim),
-                    _ => {
-                        let text = messages::shard_out_of_range(dim.value, n_dims);
-                        self.sink.push(dim.span, text);
-                        continue;
+                PlacementKind::Shard(dim) | PlacementKind::Zigzag(dim) => {
+                    match usize::try_from(dim.value) {
+                        Ok(cut) if cut < n_dims && matches!(expr.kind, PlacementKind::Shard(_)) => {
+                            Placement::Shard(cut)
+                        }
+                        Ok(cut) if cut < n_dims => Placement::Zigzag(cut),
+                        _ => {
+                            let text = messages::shard_out_of_range(dim.value, n_dims);
+                            self.sink.push(dim.span, text);
+                            continue;
+                        }
                     }
-                },
+                }
             };
             let Some(axis) = self.axis_of(expr, placement) else {
                 continue;
@@ -132,12 +134,12 @@ impl<'a> Checker<'a, '_> {
                 continue;
             };
             let is_first = slot.is_none();
-            let is_taken = axes.contains(&Some(placement));
+            let is_taken = axes.iter().flatten().any(|p| p.cut() == placement.cut());
             match placement {
                 _ if !is_first => {
                     self.sink.push(expr.span, messages::axis_twice(self.mesh.axes[axis]));
                 }
-                Placement::Shard(dim) if is_taken => {
+                Placement::Shard(dim) | Placement::Zigzag(dim) if is_taken => {
                     self.sink.push(expr.span, messages::dim_sharded_twice(dim));
                 }
                 _ => {}

@@ -197,6 +197,13 @@ impl<'p> Walk<'p> {
                 };
                 self.add(x, g);
             }
+            Op::Attention { .. } | Op::Lse => {
+                return Err(GradError::Operation {
+                    op: node.op.name(),
+                    why: "attention is differentiated by nothing here",
+                    help: "write its backward by hand",
+                });
+            }
             Op::Slope(_) | Op::SwigluGrad => {
                 return Err(GradError::Operation {
                     op: node.op.name(),

@@ -136,7 +136,7 @@ impl<'a> Parser<'a, '_> {
     fn placement(&mut self) -> Option<PlacementExpr<'a>> {
         let name = self.word(Expected::Placement)?;
         let (kind, axis) = match name.text {
-            "shard" => {
+            "shard" | "zigzag" => {
                 self.expect(Kind::Punct('('), Expected::ShardDim)?;
                 self.group(|p| {
                     let dim = p.int(Expected::ShardDim)?;
@@ -144,13 +144,17 @@ impl<'a> Parser<'a, '_> {
                         Some(_) if !p.at_punct(')') => Some(p.word(Expected::Axis)?),
                         _ => None,
                     };
-                    Some((PlacementKind::Shard(dim), axis))
+                    let kind = match name.text {
+                        "shard" => PlacementKind::Shard(dim),
+                        _ => PlacementKind::Zigzag(dim),
+                    };
+                    Some((kind, axis))
                 })?
             }
             "replicate" => (PlacementKind::Replicate, self.optional_axis()?),
             "partial" => (PlacementKind::Partial, self.optional_axis()?),
             unknown => {
-                let near = nearest(unknown, ["shard", "replicate", "partial"]);
+                let near = nearest(unknown, ["shard", "zigzag", "replicate", "partial"]);
                 self.sink.push(name.span, messages::unknown_placement(unknown, near));
                 return None;
             }

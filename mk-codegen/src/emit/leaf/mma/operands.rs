@@ -46,10 +46,19 @@ pub(in crate::emit) fn left(
     e.check_depth(id, a, depth, &view, block[2])?;
     let outer = e.flat(a, 0, rows + 1);
     let (across, k, box_rows) = match layout {
-        ALayout::Mk => (outer, inner, block[0]),
+        ALayout::Mk => (outer, inner, loaded_rows(e, a, block[0])),
         ALayout::Km => (inner, outer, block[2]),
     };
     Ok(Factor { view, box_dims: vec![box_rows, 64], across, k, up: Expr::Const(0), outer: None })
+}
+
+/// Rows of the left factor `[m, k]` that a tile loads: where a matrix has fewer than a tile has room for, no more than whole swizzles of
+/// eight, since TMA takes time for rows that there are none of.
+pub(in crate::emit) fn loaded_rows(e: &Emitter<'_>, a: &Access, rows: u32) -> u32 {
+    let [_, _] = a.region.as_slice() else { return rows };
+    let there = e.layout.buffers[a.buffer].shape.iter().map(|shape| shape[0]).max();
+    let there = there.and_then(|n| u32::try_from(n).ok()).unwrap_or(rows);
+    there.max(1).next_multiple_of(8).min(rows)
 }
 
 /// The right factor: `[k, n]` or `[n, k]`; gated, gates and ups `[k, 2, n]` or `[2, n, k]`. Dimensions in front choose a matrix of a stack,

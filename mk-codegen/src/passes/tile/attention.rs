@@ -1,0 +1,201 @@
+//! Attention: tiles of queries, each against the chunks of the sequence in turn, in its inner loop.
+//!
+//! Own chunks come first and are read in place; those of peers in the order in which their owners push them. A tile that masks by
+//! position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads
+//! follow each other, so that their keys stay in the cache; see below for the tiles of one.
+
+use crate::ir::{
+    Access, BufId, Carry, Expr, Leaf, Mask, Operand, Point, Positions, RoleKind, Space, Store, Var,
+};
+use crate::passes::{
+    draft::{Draft, Source, read, write},
+    shape::{attention::Attention, chunks::Chunks, ranks::block_rows},
+    ways::push_chunks::{self, Pushed},
+};
+use crate::settings::Config;
+use crate::target::Target;
+
+/// Queries of a tile, and keys of a block.
+const BLOCK: [i32; 2] = [128, 128];
+/// Blocks of keys, and of values, that a CTA has room for.
+const STAGES: u32 = 2;
+
+/// The families of an attention.
+pub(in crate::passes) fn families(
+    a: &Attention,
+    config: &Config,
+    target: &'static Target,
+) -> Draft {
+    let mut draft = Draft::new(&a.name, &a.axis, config, target);
+    let inputs: Vec<BufId> = a.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
+    let outputs: Vec<BufId> = a.results.iter().map(|t| draft.tensor(t, Space::Out)).collect();
+    let [q, k, v] = a.operands.map(|i| &a.params[i]);
+    let world = draft.world();
+    let queries = Chunks::of(q, 1, world);
+    let keys = Chunks::of(k, 1, world);
+    let tiles = (queries.rows + BLOCK[0] - 1) / BLOCK[0];
+    let pushed = (a.ring && world > 1).then(|| {
+        // Heads of keys that one wave of tiles attends to.
+        let per_head = tiles * queries.per_rank * (q.shape[2].value / k.shape[2].value);
+        let together = (draft.sms() as i32 + per_head - 1) / per_head.max(1);
+        let together = together.clamp(1, k.shape[2].value);
+        let from = [inputs[a.operands[1]], inputs[a.operands[2]]];
+        push_chunks::push(&mut draft, [k, v], from, &keys, a.causal, together, config)
+    });
+    let tile = Tile { a, queries, keys, tiles, pushed };
+    tile.family(&mut draft, &inputs, &outputs);
+    draft
+}
+
+struct Tile<'a> {
+    a: &'a Attention,
+    queries: Chunks,
+    keys: Chunks,
+    /// Tiles of a full chunk.
+    tiles: i32,
+    pushed: Option<Pushed>,
+}
+
+/// The chunk of keys at a step of the inner loop.
+struct Step {
+    /// How many there are.
+    steps: Expr,
+    chunk: Expr,
+    /// The own chunk that it is, and whether it is.
+    half: Expr,
+    own: Option<Expr>,
+}
+
+impl Tile<'_> {
+    /// The chunks in turn: the own ones, of which the diagonal one comes first where positions mask; then the first chunks of the ranks
+    /// before this one, and then their second ones.
+    fn step(&self, half: &Expr) -> Step {
+        let s = Expr::from(Var::INNER);
+        let (rank, world) = (Expr::from(Var::RANK), self.keys.world());
+        if !self.keys.cut() {
+            return Step { steps: 1.into(), chunk: 0.into(), half: 0.into(), own: None };
+        }
+        let before = |s: Expr| (rank.clone() + (Expr::Const(world) - s)) % world;
+        if self.keys.per_rank == 1 {
+            let (steps, chunk) = match self.a.causal {
+                true => (rank.clone() + 1, rank.clone() - s.clone()),
+                false => (world.into(), before(s.clone())),
+            };
+            return Step { steps, chunk, half: 0.into(), own: Some(s.equals(0)) };
+        }
+        let mirror = self.keys.mirror(rank.clone());
+        // Behind the two own ones.
+        let first = before(s.clone() - 1);
+        if !self.a.causal {
+            let second = self.keys.mirror(before(s.clone() - world));
+            let theirs = s.clone().le(world).select(first, second);
+            let own = s.clone().select(mirror, rank.clone());
+            let chunk = s.clone().lt(2).select(own, theirs);
+            let steps = Expr::Const(self.keys.count);
+            return Step { steps, chunk, half: s.clone(), own: Some(s.lt(2)) };
+        }
+        // The second chunks that a second chunk sees are those of the ranks behind this one, of which the last has the first.
+        let theirs = s.clone().le(world).select(first, s.clone() - 1);
+        let own = s.clone().select(rank.clone(), mirror);
+        let later = s.clone().lt(2).select(own, theirs);
+        let chunk = half.clone().select(later, rank.clone() - s.clone());
+        let steps = half.clone().select(Expr::Const(2 * world) - rank.clone(), rank + 1);
+        let of = half.clone().select(Expr::Const(1) - s.clone(), 0);
+        Step { steps, chunk, half: of, own: Some(s.lt(half.clone() + 1)) }
+    }
+
+    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[BufId]) {
+        let a = self.a;
+        let [q, k, _] = a.operands.map(|i| &a.params[i]);
+        let [b, h] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let (halves, causal) = (self.queries.per_rank, a.causal);
+        let tiles = halves * self.tiles;
+        let domain = vec![
+            ("b", draft.local(q, 0, Var::RANK)),
+            ("h", draft.local(q, 2, Var::RANK)),
+            ("i", tiles.into()),
+        ];
+        // The last rows of a chunk, and the second chunk, have the most keys. CTAs get tiles in turn: in every other head the most
+        // come last, or some CTA could get the longest of each.
+        let mut i = Expr::from(Var::domain(2));
+        if causal && tiles > 1 {
+            i = (h.clone() % 2).select(i.clone(), Expr::Const(tiles - 1) - i);
+        }
+        let mut half = Expr::Const(0);
+        if halves > 1 {
+            (half, i) = (i.clone() / self.tiles, i % self.tiles);
+        }
+        let own = self.queries.own(&half);
+        let len = self.queries.len(&mut draft.extents, &own);
+        let at = i.clone() * BLOCK[0];
+        let rows = block_rows(len, i, BLOCK[0]);
+        let start = self.queries.at(&mut draft.extents, &half) + at.clone();
+        let place = self.queries.first(&own) + at;
+
+        let depth = q.shape[3].value;
+        let wide = (Expr::Const(0), draft.dim(&q.shape[3]));
+        let g = h.clone() / (q.shape[2].value / k.shape[2].value);
+        let one = |e: &Expr| (e.clone(), Expr::Const(1));
+        let step = self.step(&half);
+        let keys = self.keys.len(&mut draft.extents, &step.chunk);
+        let first = self.keys.first(&step.chunk);
+        // Keys behind the last query are not read: those of the diagonal chunk, which comes first, or of the only one.
+        let seen = match (causal, self.keys.cut()) {
+            (false, _) => keys,
+            (true, false) => keys.min(place.clone() + rows.clone()),
+            (true, true) => {
+                let seen = keys.clone().min(place.clone() - first.clone() + rows.clone());
+                Expr::from(Var::INNER).equals(0).select(seen, keys)
+            }
+        };
+        // A tile without queries has no keys.
+        let seen = Expr::Const(0).lt(rows.clone()).select(seen, 0);
+        let start_of_keys = self.keys.at(&mut draft.extents, &step.half);
+
+        let tile = vec![one(&b), (start.clone(), rows.clone()), one(&h), wide.clone()];
+        let mut touched: Vec<Source> =
+            vec![read(Operand::Q, inputs[a.operands[0]], tile.clone()).into()];
+        for (n, operand) in [(1, Operand::K), (2, Operand::V)] {
+            let rows = (start_of_keys.clone(), seen.clone());
+            let region = vec![one(&b), rows, one(&g), wide.clone()];
+            let when = self.pushed.is_some().then(|| step.own.clone()).flatten();
+            let access = read(operand, inputs[a.operands[n]], region);
+            touched.push(Access { at: Point::Inner, when, ..access }.into());
+        }
+        if let (Some(pushed), Some(own)) = (&self.pushed, &step.own) {
+            let theirs = own.clone().equals(0);
+            let word = vec![step.chunk.clone(), b.clone(), g.clone()];
+            for (operand, all) in [(Operand::K, pushed.k_all), (Operand::V, pushed.v_all)] {
+                let rows = (0.into(), seen.clone());
+                let region = vec![one(&step.chunk), one(&b), one(&g), rows, wide.clone()];
+                let when = Some(theirs.clone());
+                let access = Access { at: Point::Inner, when, ..read(operand, all, region) };
+                // The words of keys stand for values, too.
+                touched.push(match operand {
+                    Operand::K => Source::behind(access, pushed.arrived, word.clone()),
+                    _ => access.into(),
+                });
+            }
+        }
+        if let Some(o) = a.o {
+            touched.push(write(Operand::O, outputs[o], tile).into());
+        }
+        if let Some(lse) = a.lse {
+            let region = vec![one(&b), one(&h), (start, rows)];
+            touched.push(write(Operand::Lse, outputs[lse], region).into());
+        }
+        let scale = a.scale.unwrap_or_else(|| (1.0 / (depth as f32).sqrt()).to_bits());
+        let leaf = Leaf::AttendTile {
+            block: [BLOCK[0] as u32, BLOCK[1] as u32, depth as u32],
+            carry: Carry::Registers,
+            scale,
+            stages: STAGES,
+            mask: if causal { Mask::Causal } else { Mask::Full },
+            store: Store::Direct,
+        };
+        let attend = draft.family("attend", RoleKind::Compute, leaf, domain, vec![], touched);
+        let family = &mut draft.plan.families[attend];
+        family.inner = Some(("s".into(), step.steps));
+        family.positions = causal.then_some(Positions { q: place, k: first });
+    }
+}

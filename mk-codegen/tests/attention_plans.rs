@@ -1,0 +1,87 @@
+//! Plans of attention: their text, proofs, predicted times, and what becomes of them when something is left out.
+
+use mk_codegen::{
+    cost::{self, DeviceModel},
+    ir::Plan,
+    passes::lower,
+    settings::Config,
+    valid,
+};
+use mk_syntax::Program;
+use std::collections::BTreeMap;
+
+/// The plan of a ring, or of whole tensors, with small worlds of small sequences.
+fn plan(ranks: u32, placement: &str, body: &str, sequence: u64) -> Plan {
+    let kv = format!("bf16[B, S, G, D] @ {placement}");
+    let text = format!(
+        "fn attention_plan(q: bf16[B, S, H, D] @ {placement}, k: {kv}, v: {kv}) {{ {body} }}"
+    );
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+    let dims = [("B", 1), ("S", sequence), ("H", 4), ("G", 2), ("D", 64)];
+    let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    lower(&program, &bound, &Config { ranks, ..Config::default() }).expect("lowers")
+}
+
+const RING: &str = "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)";
+
+#[test]
+fn texts() {
+    for (name, plan) in [
+        ("attention_alone", plan(1, "replicate", "attention(q, k, v)", 300)),
+        ("ring_full", plan(3, "shard(1)", "ring(k, v) -> attention(q)", 768)),
+        ("ring_causal", plan(3, "shard(1)", RING, 1000)),
+        ("ring_causal_zigzag", plan(3, "zigzag(1)", RING, 1000)),
+    ] {
+        let text = plan.to_string();
+        assert_eq!(text.parse::<Plan>().as_ref(), Ok(&plan), "{name}");
+        let json = plan.to_json().expect("JSON");
+        assert_eq!(Plan::from_json(&json).expect("a plan"), plan, "{name}");
+        valid::verify(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        insta::assert_snapshot!(name, text);
+    }
+}
+
+/// Every wait, and every post that somebody waits for, is needed: without any one of them the plan is rejected.
+#[test]
+fn nothing_can_be_left_out() {
+    let plan = plan(3, "zigzag(1)", RING, 1000);
+    let mut n = 0;
+    for (id, f) in plan.families.iter() {
+        for i in 0..f.waits.len() {
+            let mut less = plan.clone();
+            less.families[id].waits.remove(i);
+            assert!(valid::verify(&less).is_err(), "{id} without its wait {i}");
+            n += 1;
+        }
+        for i in 0..f.posts.len() {
+            let mut less = plan.clone();
+            less.families[id].posts.remove(i);
+            assert!(valid::verify(&less).is_err(), "{id} without its post {i}");
+            n += 1;
+        }
+        for i in 0..f.accesses.len() {
+            let mut more = plan.clone();
+            if more.families[id].accesses[i].when.take().is_some() {
+                assert!(valid::verify(&more).is_err(), "{id} without the condition of access {i}");
+                n += 1;
+            }
+        }
+    }
+    assert!(n >= 12, "{n}");
+}
+
+/// Twice the queries are twice the work; a causal mask halves it; what ranks share is faster than on one.
+#[test]
+fn predicted_times() {
+    let model = DeviceModel::h200();
+    let seconds = |plan: &Plan| cost::predict(plan, model).expect("predicts").total_s;
+    let alone = |body: &str, s: u64| seconds(&plan(1, "replicate", body, s));
+    let [full, causal] = ["attention(q, k, v)", "attention(q, k, v, causal)"];
+    let (one, half) = (alone(full, 16384), alone(causal, 16384));
+    assert!((1.6..2.4).contains(&(one / half)), "{one} {half}");
+    let four = alone(full, 32768) / one;
+    assert!((3.2..4.8).contains(&four), "{four}");
+    let shared = seconds(&plan(4, "zigzag(1)", RING, 16384));
+    assert!(shared < half && shared > half / 6.0, "{shared} {half}");
+}

@@ -1,0 +1,147 @@
+//! Pipelines over nodes: every pipeline that lowers verifies; what does not is refused with the reason; bytes over network cards are as few
+//! as they can be.
+
+#[path = "common/mod.rs"]
+mod common;
+
+use mk_codegen::{
+    ir::{Leaf, Operand, Plan, Points, TableSet},
+    passes::{self, LowerError},
+    settings::{AllReduce, Config, Gather, NicOrdering, Reduction},
+    valid,
+};
+use mk_syntax::Program;
+use std::collections::BTreeMap;
+
+const ORDERINGS: [NicOrdering; 2] = [NicOrdering::InOrder, NicOrdering::Unordered];
+
+fn lower(source: &str, shapes: &[(&str, &[u64])], config: &Config) -> Result<Plan, LowerError> {
+    let program = Program::parse(source).expect("parses");
+    let shapes: BTreeMap<_, _> = shapes.iter().map(|(n, s)| (n.to_string(), s.to_vec())).collect();
+    let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+    passes::lower(&program, &bound, config)
+}
+
+fn nodes_of(nodes: u32, local: u32, net: NicOrdering) -> Config {
+    Config { ranks: nodes * local, nodes, net, ..Config::default() }
+}
+
+#[test]
+fn every_pipeline_verifies_or_is_refused() {
+    let (mut verified, mut refused) = (Vec::new(), Vec::new());
+    for (i, (name, source, _, shapes)) in common::CASES.iter().enumerate() {
+        let (count, local) = [(2, 2), (3, 1), (2, 3)][i % 3];
+        for net in ORDERINGS {
+            match lower(source, shapes, &nodes_of(count, local, net)) {
+                Ok(plan) => {
+                    valid::verify(&plan).unwrap_or_else(|e| panic!("{name} {net:?}\n{plan}\n{e}"));
+                    verified.push(*name);
+                }
+                Err(LowerError::Setting(refusal)) => {
+                    assert!(refusal.why.contains("several pieces of memory"), "{name}: {refusal}");
+                    refused.push(*name);
+                }
+                Err(e) => panic!("{name}: {e}"),
+            }
+        }
+    }
+    // Rows that a message cannot hold, twice each.
+    refused.dedup();
+    let expected = [
+        "gather_gemm_ragged",
+        "reduce_scatter_alone",
+        "gather_odd",
+        "weight_gradient_ragged",
+        "residual_everywhere",
+    ];
+    assert_eq!(refused, expected);
+    assert_eq!(verified.len(), 2 * (common::CASES.len() - expected.len()));
+}
+
+#[test]
+fn plans() {
+    let shapes: &[(&str, &[u64])] = &[("a", &[1000, 512]), ("b", &[512, 264])];
+    let source = "gather(a) -> gemm(b) -> reduce_scatter";
+    let plan = lower(source, shapes, &nodes_of(2, 2, NicOrdering::InOrder)).expect("lowers");
+    insta::assert_snapshot!("nodes_gather_gemm_reduce_scatter", plan);
+    let source = "gemm(a, b) -> all_reduce";
+    let plan = lower(source, shapes, &nodes_of(2, 2, NicOrdering::Unordered)).expect("lowers");
+    insta::assert_snapshot!("nodes_gemm_all_reduce", plan);
+}
+
+/// What cannot go over nodes is refused by the setting that asks for it.
+#[test]
+fn refusals() {
+    let shapes: &[(&str, &[u64])] = &[("a", &[1024, 512]), ("b", &[512, 264])];
+    let sum = "gemm(a, b) -> reduce_scatter";
+    let two = nodes_of(2, 2, NicOrdering::InOrder);
+    let ring = Config { reduction: Reduction::Ring, ..two.clone() };
+    let one_shot = Config { all_reduce: AllReduce::OneShot, ..two.clone() };
+    let by_columns = Config { all_reduce: AllReduce::ByColumns, ..two.clone() };
+    let engine = Config { gather: Gather::CopyEngine { parts: 1 }, ..two.clone() };
+    let slices = Config { k_slices: 2, ..two.clone() };
+    let odd = Config { nodes: 3, ..two.clone() };
+    let cases = [
+        (sum, ring, "as many bytes over each network card"),
+        ("gemm(a, b) -> all_reduce", one_shot, "is not mapped"),
+        ("gemm(a, b) -> all_reduce", by_columns, "several pieces of memory"),
+        ("gather(a) -> gemm(b)", engine, "do not reach the memory of other nodes"),
+        ("gather(a) -> gemm(b)", slices, "several pieces of memory"),
+        (sum, odd, "not as many in each of 3 nodes"),
+        (sum, Config { nodes: 0, ..two.clone() }, "in each of 0 nodes"),
+    ];
+    for (source, config, why) in cases {
+        match lower(source, shapes, &config) {
+            Err(LowerError::Setting(refusal)) => assert!(refusal.why.contains(why), "{refusal}"),
+            other => panic!("{source}: {:?}", other.map(|plan| plan.to_string())),
+        }
+    }
+}
+
+/// Bytes that each rank's card sends in a launch.
+fn sent(plan: &Plan) -> Vec<u64> {
+    let tables = TableSet::new(plan, |_, _| Vec::new());
+    let points = Points::new(plan, &tables);
+    let world = plan.mesh.size() as usize;
+    let mut out = vec![0; world];
+    let sends = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::NicSend);
+    for (id, family) in sends {
+        let source = family.accesses.iter().find(|a| a.operand == Operand::Src).expect("a source");
+        let bytes = plan.buffers[source.buffer].dtype.size_bytes();
+        for (rank, sum) in out.iter_mut().enumerate() {
+            for task in points.tasks(id, rank, 1).expect("tasks") {
+                let region = points.region(&task, source).expect("a region");
+                *sum += region.map_or(0, |r| r.len().max(0) as u64) * bytes;
+            }
+        }
+    }
+    out
+}
+
+/// Each row of a gather goes once to each other node; of a sum, once from each other node to its owner; of an all-reduce, both.
+#[test]
+fn bytes_over_network_cards() {
+    let (rows, n, bytes) = (1000, 264, 2);
+    let shapes: &[(&str, &[u64])] = &[("a", &[rows, 512]), ("b", &[512, n])];
+    for (count, local) in [(2, 1), (2, 4), (3, 2), (8, 1)] {
+        let config = nodes_of(count, local, NicOrdering::InOrder);
+        let world = u64::from(count * local);
+        let of = |source| sent(&lower(source, shapes, &config).expect("lowers"));
+        let shard =
+            |r: u64| rows.min((r + 1) * rows.div_ceil(world)) - rows.min(r * rows.div_ceil(world));
+        // Rows of the ranks of the same place in other nodes.
+        let others = |r: u64| -> u64 {
+            let rail =
+                (0..world).filter(|q| q % u64::from(local) == r % u64::from(local) && *q != r);
+            rail.map(shard).sum()
+        };
+        let away = u64::from(count - 1);
+        let gather: Vec<u64> = (0..world).map(|r| away * shard(r) * 512 * bytes).collect();
+        let scatter: Vec<u64> = (0..world).map(|r| others(r) * n * bytes).collect();
+        let spread = (0..world).map(|r| away * shard(r) * n * bytes);
+        let all: Vec<u64> = scatter.iter().zip(spread).map(|(a, b)| a + b).collect();
+        assert_eq!(of("gather(a) -> gemm(b)"), gather, "{count} nodes of {local}");
+        assert_eq!(of("gemm(a, b) -> reduce_scatter"), scatter, "{count} nodes of {local}");
+        assert_eq!(of("gemm(a, b) -> all_reduce"), all, "{count} nodes of {local}");
+    }
+}

@@ -1,0 +1,242 @@
+//! `ring(k, v)`, `attention(q, k, v)` and `lse`.
+//!
+//! `ring` makes no node of its own: it says where the keys and values of the `attention` behind it come from.
+
+use super::chain::Call;
+use super::dims::Resolved;
+use super::{Checker, Id, Shape, Ty, Value, Wanted};
+use crate::messages;
+use crate::program::{AxisId, DType, Op, Placement};
+use crate::span::Span;
+
+/// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain.
+#[derive(Clone, Debug)]
+pub(super) struct Ring {
+    pub axis: usize,
+    pub values: Value,
+    /// Of the word `ring`.
+    pub span: Span,
+}
+
+/// What later versions will know.
+const LATER: [&str; 5] = ["window", "sinks", "cu_seqlens", "bias", "dropout"];
+
+fn along_sequence(p: Placement) -> bool {
+    matches!(p, Placement::Shard(1) | Placement::Zigzag(1))
+}
+
+impl<'a> Checker<'a, '_> {
+    /// `k -> ring(v)`.
+    pub(super) fn ring(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let second = call.args.operand(self.sink);
+        let axis = call.args.axis(self.sink);
+        call.args.finish(self.sink);
+        let (second, axis) = (second?, axis?);
+        let named = match axis {
+            Some(word) => Some(self.mesh.find(word, self.sink)?),
+            None => None,
+        };
+        let Some(mut keys) = call.input else {
+            self.touch(second);
+            return None;
+        };
+        let shape = Shape::Like(keys.ty.dims.clone());
+        let placement = keys.ty.placement.clone();
+        let values = self.value(second, Wanted { dtype: keys.ty.dtype, shape, placement })?;
+        let n_before = self.sink.len();
+        let Some(axis) = self.choose_axis(call.op, named, &keys, along_sequence)? else {
+            let found = self.mesh.show_all(&keys.ty.placement);
+            self.sink.push(call.op.span, messages::ring_of(&keys.label, &found));
+            return None;
+        };
+        if values.ty.placement != keys.ty.placement {
+            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
+            let (want, found) = (show(&keys), show(&values));
+            let text = messages::ring_pair(&want, &values.label, &found);
+            self.sink.push(second.word.span, text);
+        }
+        if self.sink.len() != n_before {
+            return None;
+        }
+        keys.ring = Some(Box::new(Ring { axis, values, span: call.op.span }));
+        Some(keys)
+    }
+
+    /// `q -> attention(k, v)`, or `attention(q)` behind `ring`.
+    pub(super) fn attention(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let op = call.op.span;
+        let causal = call.args.flag("causal");
+        let scale = call.args.key_number("scale", self.sink);
+        let n_before = self.sink.len();
+        for key in call.args.keys() {
+            if LATER.contains(&key.text) {
+                self.sink.push(key.span, messages::attention_later(key.text));
+            }
+        }
+        if self.sink.len() != n_before {
+            return None;
+        }
+        let Some(mut input) = call.input else {
+            while let Some(operand) = call.args.optional_operand() {
+                self.touch(operand);
+            }
+            return None;
+        };
+        let ring = input.ring.take();
+        let first = call.args.operand(self.sink);
+        let second = if ring.is_none() { Some(call.args.operand(self.sink)) } else { None };
+        call.args.finish(self.sink);
+        let scale = scale?;
+        let (q, k, v, at) = match ring {
+            Some(ring) => {
+                let operand = first?;
+                // The heads of queries are a multiple of those of keys.
+                let [b, s, g, d] = self.four(&input, op)?;
+                let shape = Shape::Heads { like: [b, s, g, d] };
+                let placement = input.ty.placement.clone();
+                let wanted = Wanted { dtype: input.ty.dtype, shape, placement };
+                let q = self.value(operand, wanted)?;
+                (q, input, ring.values.clone(), Some((ring.axis, operand.word.span)))
+            }
+            None => {
+                let (k, v) = (first?, second??);
+                let [b, s, h, d] = self.four(&input, op)?;
+                let placement: Vec<_> = input.ty.placement.iter().map(|p| beside(*p)).collect();
+                let dtype = input.ty.dtype;
+                let shape = Shape::Heads { like: [b, s, h, d] };
+                let k = self.value(k, Wanted { dtype, shape, placement: placement.clone() })?;
+                let shape = Shape::Like(k.ty.dims.clone());
+                let v = self.value(v, Wanted { dtype, shape, placement })?;
+                (input, k, v, None)
+            }
+        };
+        self.attend(q, k, v, at, op, causal, scale)
+    }
+
+    fn four(&mut self, x: &Value, at: Span) -> Option<[super::Term; 4]> {
+        let dims = <[_; 4]>::try_from(x.ty.dims.as_slice()).ok();
+        if dims.is_none() {
+            let shape = self.show_dims(&x.ty.dims);
+            self.sink.push(at, messages::attention_rank(&x.label, &shape));
+        }
+        dims
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn attend(
+        &mut self,
+        q: Value,
+        k: Value,
+        v: Value,
+        ring: Option<(usize, Span)>,
+        op: Span,
+        causal: bool,
+        scale: Option<f64>,
+    ) -> Option<Value> {
+        let at = ring.map_or(op, |r| r.1);
+        let n_before = self.sink.len();
+        let [b, s, h, d] = self.four(&q, at)?;
+        let keys = self.four(&k, op)?;
+        let values = self.four(&v, op)?;
+        for x in [&q, &k, &v] {
+            if x.ty.dtype == DType::F32 {
+                self.sink.push(at, messages::attention_dtype(&x.label));
+            } else if x.ty.dtype != q.ty.dtype && q.ty.dtype != DType::F32 {
+                let text = messages::dtype_mismatch("attention", q.ty.dtype, &x.label, x.ty.dtype);
+                self.sink.push(at, text);
+            }
+        }
+        let names = ["a batch of", "a sequence of", "heads of keys", "heads of"];
+        let pairs = [(b, keys[0]), (s, keys[1]), (keys[2], keys[2]), (d, keys[3])];
+        let of_values = keys.iter().zip(&values).map(|(want, found)| (*want, *found));
+        let all = pairs.into_iter().zip(names).map(|p| (p, &k));
+        for (((want, found), what), x) in all.chain(of_values.zip(names).map(|p| (p, &v))) {
+            if !self.dims.unify(want, found) {
+                let (want, found) = (self.dims.show(want), self.dims.show(found));
+                self.sink.push(at, messages::attention_dim(what, &want, &x.label, &found));
+            }
+        }
+        if let Resolved::Lit(depth) = self.dims.resolve(d)
+            && !matches!(depth, 64 | 128)
+        {
+            self.sink.push(at, messages::attention_depth(depth));
+        }
+        for axis in 0..q.ty.placement.len() {
+            self.attends_over(axis, &q, &k, &v, ring.map(|r| r.0), at);
+        }
+        if self.sink.len() != n_before {
+            return None;
+        }
+        let ty = Ty { dtype: q.ty.dtype, dims: vec![b, s, h, d], placement: q.ty.placement };
+        let ring = ring.map(|(axis, _)| AxisId::new(axis));
+        let op = Op::Attention { causal, scale, ring };
+        Some(self.push(op, vec![q.id, k.id, v.id], ty, q.gathered))
+    }
+
+    /// Checks the placements over one axis.
+    fn attends_over(
+        &mut self,
+        axis: usize,
+        q: &Value,
+        k: &Value,
+        v: &Value,
+        ring: Option<usize>,
+        at: Span,
+    ) {
+        let of = |x: &Value| x.ty.placement[axis];
+        let queries = of(q);
+        let fine = match queries {
+            Placement::Replicate | Placement::Shard(0 | 2) => true,
+            p => along_sequence(p),
+        };
+        let shown = self.mesh.show(queries, axis);
+        if !fine {
+            self.sink.push(at, messages::attention_queries(&q.label, &shown));
+            return;
+        }
+        let wanted = if ring == Some(axis) { of(k) } else { beside(queries) };
+        if ring == Some(axis) && queries != of(k) {
+            let want = self.mesh.show(of(k), axis);
+            self.sink.push(at, messages::ring_queries(&want, &q.label, &shown));
+            return;
+        }
+        for x in [k, v] {
+            if of(x) != wanted {
+                let (want, found) = (self.mesh.show(wanted, axis), self.mesh.show(of(x), axis));
+                let text = messages::attention_placement(&shown, &x.label, &want, &found);
+                self.sink.push(at, text);
+            }
+        }
+    }
+
+    /// `o -> lse`: `[B, S, H, D]` to `f32[B, H, S]`.
+    pub(super) fn lse(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        call.args.finish(self.sink);
+        let o = call.input?;
+        let is_attention = match o.id {
+            Id::Node(i) => matches!(self.nodes[i].op, Op::Attention { .. }),
+            Id::Param(_) => false,
+        };
+        let Ok([b, s, h, _]) = <[_; 4]>::try_from(o.ty.dims.as_slice()) else {
+            self.sink.push(call.op.span, messages::lse_of(&o.label));
+            return None;
+        };
+        if !is_attention {
+            self.sink.push(call.op.span, messages::lse_of(&o.label));
+            return None;
+        }
+        let turned = o.ty.placement.iter().map(|p| match *p {
+            Placement::Shard(1) => Placement::Shard(2),
+            Placement::Shard(2) => Placement::Shard(1),
+            Placement::Zigzag(1) => Placement::Zigzag(2),
+            p => p,
+        });
+        let ty = Ty { dtype: DType::F32, dims: vec![b, h, s], placement: turned.collect() };
+        Some(self.push(Op::Lse, vec![o.id], ty, o.gathered))
+    }
+}
+
+/// The placement of keys and values that every rank has what its queries need of, without a ring.
+fn beside(queries: Placement) -> Placement {
+    if along_sequence(queries) { Placement::Replicate } else { queries }
+}

@@ -1,0 +1,102 @@
+//! Messages of `ring`, `attention` and `lse`.
+
+use super::text;
+use crate::diag::Text;
+
+pub(crate) fn attention_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("`attention` reads `[B, S, H, D]`, and {name} is `{shape}`"),
+        "give it four dimensions: batch, sequence, heads, elements of a head",
+    )
+}
+
+pub(crate) fn attention_dtype(name: &str) -> Text {
+    text(
+        format!("{name} is `f32`, and `attention` takes `bf16` or `f16`"),
+        "convert it before: `cast(bf16)`",
+    )
+}
+
+pub(crate) fn attention_dim(what: &str, wanted: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`attention` needs {what} `{wanted}` in {name}, and it has `{found}`"),
+        "queries are `[B, S, H, D]`, keys and values `[B, S, G, D]`",
+    )
+}
+
+pub(crate) fn attention_depth(depth: u64) -> Text {
+    text(
+        format!("`attention` with heads of {depth} elements is not supported yet by this version"),
+        "use heads of 64 or 128 elements",
+    )
+}
+
+pub(crate) fn attention_placement(queries: &str, name: &str, wanted: &str, found: &str) -> Text {
+    let help = match wanted {
+        "replicate" => {
+            format!("write `ring(k, v) -> attention(q)`, or declare {name} `@ {wanted}`")
+        }
+        _ => format!("declare {name} `@ {wanted}`"),
+    };
+    text(
+        format!("`attention` of `{queries}` queries needs {name} `{wanted}`, and it is `{found}`"),
+        help,
+    )
+}
+
+pub(crate) fn attention_queries(name: &str, found: &str) -> Text {
+    text(
+        format!("`attention` cannot use {name}, which is `{found}`"),
+        "queries are whole, or sharded by batch, sequence or heads: `shard(0)`, `shard(1)`, \
+         `zigzag(1)`, `shard(2)`",
+    )
+}
+
+pub(crate) fn attention_later(key: &str) -> Text {
+    text(
+        format!("`attention` with `{key}` is not supported yet by this version"),
+        "remove it: masks are `causal` or none",
+    )
+}
+
+pub(crate) fn ring_of(name: &str, found: &str) -> Text {
+    text(
+        format!("`ring` passes on shards of the sequence, and {name} is `{found}`"),
+        format!("declare {name} `@ shard(1)` or `@ zigzag(1)`, or use `attention(q, k, v)`"),
+    )
+}
+
+pub(crate) fn ring_pair(keys: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`ring` needs keys and values in one placement, `{keys}`, and {name} is `{found}`"),
+        format!("declare {name} `@ {keys}`"),
+    )
+}
+
+pub(crate) fn ring_queries(keys: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`ring` passes on `{keys}` keys and values, and {name} is `{found}`"),
+        format!("declare {name} `@ {keys}`"),
+    )
+}
+
+pub(crate) fn ring_elsewhere() -> Text {
+    text(
+        "`ring` hands its keys and values to `attention`, and to nothing else",
+        "write `ring(k, v) -> attention(q)`",
+    )
+}
+
+pub(crate) fn lse_of(name: &str) -> Text {
+    text(
+        format!("`lse` is of a result of `attention`, and {name} is none"),
+        "write `let o = attention(q, k, v);` and then `(o, o -> lse)`",
+    )
+}
+
+pub(crate) fn zigzag_elsewhere(op: &str, name: &str) -> Text {
+    text(
+        format!("`{op}` cannot use {name}, which is `zigzag`: each rank has two parts of it"),
+        "only `ring`, `attention` and elementwise operations know `zigzag`: declare it `@ shard(1)`",
+    )
+}

@@ -1,0 +1,66 @@
+//! `ring`, `attention`, `lse` and `zigzag`: what checks, and what is said where it does not.
+
+use mk_syntax::Program;
+
+fn check(source: &str) -> String {
+    match Program::parse(source) {
+        Ok(program) => program.to_string(),
+        Err(mistakes) => mistakes.to_string(),
+    }
+}
+
+/// A pipeline over `q`, `k` and `v` in these placements.
+fn over(q: &str, kv: &str, body: &str) -> String {
+    format!(
+        "pub fn f(q: bf16[B, S, H, D] @ {q}, k: bf16[B, S, G, D] @ {kv}, v: bf16[B, S, G, D] @ {kv}) {{\n    {body}\n}}"
+    )
+}
+
+#[test]
+fn accepted() {
+    let both = "let o = ring(k, v) -> attention(q, causal, scale = 0.125);\n    (o, o -> lse)";
+    let list = [
+        "attention(q, k, v)".to_owned(),
+        "ring(k, v) -> attention(q)".to_owned(),
+        over("zigzag(1)", "zigzag(1)", both),
+        over("shard(1)", "replicate", "attention(q, k, v, causal)"),
+        over("shard(2)", "shard(2)", "let o = attention(q, k, v); (o, o -> lse)"),
+        over(
+            "shard(0, dp) @ shard(1, cp)",
+            "shard(0, dp) @ shard(1, cp)",
+            "ring(k, v, cp) -> attention(q)",
+        ),
+    ];
+    let text: Vec<_> = list.iter().map(|source| check(source)).collect();
+    insta::assert_snapshot!(text.join("\n\n"));
+}
+
+#[test]
+fn mistakes() {
+    let list = [
+        "ring(k, v) -> gelu".to_owned(),
+        "ring(k, v)".to_owned(),
+        "ring(k) -> attention(q)".to_owned(),
+        "attention(q, k)".to_owned(),
+        "attention(q, k, v, x)".to_owned(),
+        "attention(q, k, v, window = 512)".to_owned(),
+        "attention(q, k, v, sinks = 4, cu_seqlens = lens)".to_owned(),
+        "attention(q, k, v, scale = causal)".to_owned(),
+        "attention(q, k, v, slope = 2)".to_owned(),
+        "x -> lse".to_owned(),
+        "x -> all_to_all -> attention(k, v)".to_owned(),
+        "attention(q, k, v) -> gather".to_owned(),
+        over("shard(1)", "shard(1)", "attention(q, k, v)"),
+        over("replicate", "replicate", "ring(k, v) -> attention(q)"),
+        over("shard(1)", "zigzag(1)", "ring(k, v) -> attention(q)"),
+        over("shard(3)", "shard(3)", "attention(q, k, v)"),
+        over("zigzag(1)", "zigzag(1)", "let k2 = k -> gather; ring(k, v) -> attention(q)"),
+        over("zigzag(4)", "zigzag(1)", "ring(k, v) -> attention(q)"),
+        over("shard(1)", "shard(1)", "q -> gelu -> lse"),
+        "pub fn f(q: bf16[B, S, H, 192], k: bf16[B, S, G, 192], v: bf16[B, S, G, 192]) { attention(q, k, v) }".to_owned(),
+        "pub fn f(q: bf16[B, S, H, D], k: f16[B, S, G, D], v: bf16[B, T, G, D]) { attention(q, k, v) }".to_owned(),
+        "pub fn f(q: bf16[S, H, D], k: bf16[S, G, D], v: bf16[S, G, D]) { attention(q, k, v) }".to_owned(),
+    ];
+    let text: Vec<_> = list.iter().map(|source| check(source)).collect();
+    insta::assert_snapshot!(text.join("\n\n"));
+}

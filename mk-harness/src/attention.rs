@@ -1,0 +1,101 @@
+//! Attention in f64, with what a right result may be off by.
+//!
+//! A kernel has scores in f32, probabilities rounded to the type of its queries before they meet the values, and sums in f32. Each
+//! probability is rounded by itself, so that what that costs adds up as independent errors do.
+
+use super::{
+    near::{LAMBDA, Near, U32, half_ulp},
+    value::Matrix,
+};
+use mk_abi::DType;
+
+/// Sizes, as the global tensors have them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attention {
+    pub sequence: usize,
+    /// Heads of queries, and of keys and values.
+    pub heads: [usize; 2],
+    pub depth: usize,
+    pub causal: bool,
+    pub scale: f64,
+    /// Of queries, and so of probabilities.
+    pub dtype: DType,
+}
+
+impl Attention {
+    /// Results `[S, H, D]` and logarithms `[H, S]` of each batch that the operands have.
+    pub fn run(&self, q: &Matrix, k: &Matrix, v: &Matrix) -> [Matrix; 2] {
+        let Attention { sequence, heads: [heads, groups], depth, .. } = *self;
+        let (wide, narrow) = (sequence * heads * depth, sequence * groups * depth);
+        let batches = q.data.len().checked_div(wide).unwrap_or(0);
+        let mut o = vec![Near::exact(0.0); batches * wide];
+        let mut lse = vec![Near::exact(0.0); batches * heads * sequence];
+        for b in 0..batches {
+            let (q, out) = (&q.data[b * wide..][..wide], &mut o[b * wide..][..wide]);
+            let [k, v] = [k, v].map(|x| &x.data[b * narrow..][..narrow]);
+            for h in 0..heads {
+                let g = h / (heads / groups).max(1);
+                for i in 0..sequence {
+                    let at = (i * heads + h) * depth;
+                    let keys = if self.causal { i + 1 } else { sequence };
+                    let row = |x: &'_ [f64], j: usize| (j * groups + g) * depth..x.len();
+                    let of = |j: usize| (&k[row(k, j)][..depth], &v[row(v, j)][..depth]);
+                    let sum = self.row(&q[at..at + depth], keys, of, &mut out[at..at + depth]);
+                    lse[(b * heads + h) * sequence + i] = sum;
+                }
+            }
+        }
+        [(wide, o), (heads * sequence, lse)].map(|(cols, x)| Matrix::collect(cols, x.into_iter()))
+    }
+
+    /// One query against `keys` keys and values; returns the logarithm.
+    fn row<'k>(
+        &self,
+        q: &[f64],
+        keys: usize,
+        of: impl Fn(usize) -> (&'k [f64], &'k [f64]),
+        out: &mut [Near],
+    ) -> Near {
+        let depth = q.len() as f64;
+        let accumulation = U32 * (4.0 * depth.sqrt() + depth / 4.0 + 8.0) * depth.sqrt() / LAMBDA;
+        // Score, and the standard deviation of its error.
+        let score = |j: usize| {
+            let (k, _) = of(j);
+            let terms = || q.iter().zip(k).map(|(x, y)| x * y);
+            let (x, size) = (terms().sum::<f64>(), terms().map(|t| t * t).sum::<f64>().sqrt());
+            let x = x * self.scale;
+            (x, accumulation * size * self.scale.abs() + 4.0 * U32 * (1.0 + x.abs()))
+        };
+        let scores: Vec<(f64, f64)> = (0..keys).map(score).collect();
+        let max = scores.iter().map(|s| s.0).fold(f64::NEG_INFINITY, f64::max);
+        if keys == 0 {
+            return Near::exact(f64::NEG_INFINITY);
+        }
+        let total: f64 = scores.iter().map(|s| (s.0 - max).exp()).sum();
+        let rounding = half_ulp(self.dtype, 1.0);
+        // Probabilities below the least normal number of their type lose more.
+        let least = half_ulp(self.dtype, 0.0);
+        let n = out.len();
+        let (mut x, mut variance, mut size) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
+        let mut common = 0.0;
+        for (j, (s, off)) in scores.iter().enumerate() {
+            let weight = (s - max).exp() / total;
+            let of_score = 2.0 * (weight * off) * (weight * off);
+            common += of_score;
+            let own = of_score + weight * weight * rounding * rounding;
+            for (c, y) in of(j).1.iter().enumerate() {
+                x[c] += weight * y;
+                size[c] += weight * y.abs() + least / total * y.abs();
+                variance[c] += own * y * y;
+            }
+        }
+        let sums = U32 * (8.0 + 2.0 * (keys as f64).sqrt());
+        for c in 0..n {
+            let sd = (variance[c] + common * x[c] * x[c]).sqrt();
+            let hard = sums * size[c] + least * size[c] / total.max(1.0);
+            out[c] = Near { x: x[c], hard, sd }.within(DType::F32);
+        }
+        let lse = max + total.ln();
+        Near { x: lse, hard: sums + 4.0 * U32 * lse.abs(), sd: (common / 2.0).sqrt() }
+    }
+}

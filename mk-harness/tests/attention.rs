@@ -1,0 +1,216 @@
+//! Attention on the executor against f64, on every world, mask, placement and schedule.
+
+use mk_codegen::{
+    ir::Plan,
+    passes::{LowerError, compile, lower},
+    settings::Config,
+    sim::Schedule,
+};
+use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_syntax::{Bound, Op, Program};
+use std::collections::BTreeMap;
+
+/// What is attended to.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    dtype: &'static str,
+    batch: u64,
+    sequence: u64,
+    /// Heads of queries, and of keys and values.
+    heads: [u64; 2],
+    depth: u64,
+}
+
+const SMALL: Shape = Shape { dtype: "bf16", batch: 1, sequence: 257, heads: [2, 1], depth: 64 };
+
+/// `ring(k, v) -> attention(q)` in a placement, with its logarithms.
+fn ring(shape: Shape, placement: &str, arguments: &str) -> (Program, Bound) {
+    let Shape { dtype: t, batch, sequence, heads: [h, g], depth } = shape;
+    let kv = format!("{t}[B, S, G, D] @ {placement}");
+    let text = format!(
+        "fn f(q: {t}[B, S, H, D] @ {placement}, k: {kv}, v: {kv}) {{ \
+         let o = ring(k, v) -> attention(q{arguments}); (o, o -> lse) }}"
+    );
+    bind(&text, &[("B", batch), ("S", sequence), ("H", h), ("G", g), ("D", depth)])
+}
+
+fn bind(text: &str, dims: &[(&str, u64)]) -> (Program, Bound) {
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    (program, bound)
+}
+
+/// Few CTAs, so that each has several tiles.
+fn on(ranks: u32, program: &Program) -> Config {
+    let passed_on =
+        program.nodes().iter().any(|n| matches!(n.op, Op::Attention { ring: Some(_), .. }));
+    let intra_comm_sms = (ranks > 1 && passed_on).then_some(2);
+    Config { ranks, compute_sms: Some(3), intra_comm_sms, copy_stages: 4, ..Config::default() }
+}
+
+#[track_caller]
+fn plan((program, bound): &(Program, Bound), ranks: u32) -> Plan {
+    match compile(program, bound, &on(ranks, program)) {
+        Ok((plan, _)) => plan,
+        Err(e) => panic!("{} on {ranks}: {e}", program.name()),
+    }
+}
+
+#[track_caller]
+fn passes(pipeline: &(Program, Bound), ranks: u32, schedules: &[Schedule]) {
+    let plan = plan(pipeline, ranks);
+    for (seed, schedule) in schedules.iter().enumerate() {
+        let (program, bound) = pipeline;
+        let case = Case { program, bound, ranks: ranks as usize };
+        let options = CpuOptions {
+            schedule: *schedule,
+            seed: seed as u64,
+            launches: 2,
+            ..CpuOptions::default()
+        };
+        let run = run_on_cpu(case, &plan, &options).expect("runs");
+        for (launch, ranks) in run.judged.iter().enumerate() {
+            for (rank, judged) in ranks.iter().enumerate() {
+                assert!(judged.passes(), "{schedule:?}, launch {launch}, rank {rank}: {judged}");
+            }
+        }
+    }
+}
+
+const MASKS: [&str; 2] = ["", ", causal"];
+const PLACEMENTS: [&str; 2] = ["shard(1)", "zigzag(1)"];
+const RANDOM: &[Schedule] = &[Schedule::Random];
+
+#[test]
+fn worlds() {
+    for ranks in [1, 2, 3, 5] {
+        for (mask, placement) in MASKS.iter().flat_map(|m| PLACEMENTS.map(|p| (m, p))) {
+            passes(&ring(SMALL, placement, mask), ranks, RANDOM);
+        }
+    }
+}
+
+#[test]
+fn schedules() {
+    let all = [Schedule::Random, Schedule::Reversed, Schedule::Starve(1), Schedule::EpochApart];
+    for (mask, placement) in [("", "shard(1)"), (", causal", "zigzag(1)")] {
+        passes(&ring(SMALL, placement, mask), 3, &all);
+    }
+}
+
+#[test]
+fn heads_types_and_depths() {
+    let shape = Shape { sequence: 150, ..SMALL };
+    for (heads, depth, dtype) in
+        [([8, 8], 64, "bf16"), ([8, 2], 64, "f16"), ([4, 1], 128, "bf16"), ([2, 2], 128, "f16")]
+    {
+        let shape = Shape { heads, depth, dtype, ..shape };
+        passes(&ring(shape, "zigzag(1)", ", causal, scale = 0.3"), 2, RANDOM);
+    }
+    passes(&ring(Shape { batch: 3, ..shape }, "shard(1)", ", causal"), 2, RANDOM);
+}
+
+/// Ranks without rows, and chunks shorter than a tile, or none at all.
+#[test]
+fn ragged_sequences() {
+    for (ranks, sequence) in [(4, 9), (8, 17), (4, 300), (3, 384)] {
+        for (mask, placement) in MASKS.iter().flat_map(|m| PLACEMENTS.map(|p| (m, p))) {
+            passes(&ring(Shape { sequence, ..SMALL }, placement, mask), ranks, RANDOM);
+        }
+    }
+}
+
+/// Without a ring: whole tensors, or queries, batches or heads by rank.
+#[test]
+fn one_rank_has_all_it_needs() {
+    for (q, kv) in [
+        ("replicate", "replicate"),
+        ("shard(1)", "replicate"),
+        ("zigzag(1)", "replicate"),
+        ("shard(0)", "shard(0)"),
+        ("shard(2)", "shard(2)"),
+    ] {
+        let text = format!(
+            "fn f(q: bf16[B, S, H, D] @ {q}, k: bf16[B, S, G, D] @ {kv}, v: bf16[B, S, G, D] @ {kv}) \
+             {{ attention(q, k, v, causal) }}"
+        );
+        let dims = [("B", 3), ("S", 140), ("H", 4), ("G", 2), ("D", 64)];
+        passes(&bind(&text, &dims), 2, RANDOM);
+    }
+}
+
+/// Key blocks that tiles of a rank go through.
+fn key_blocks(plan: &Plan, rank: usize) -> i64 {
+    use mk_codegen::ir::{Leaf, Operand, Point, Points, TableSet};
+    let tables = TableSet::default();
+    let points = Points::new(plan, &tables);
+    let mut blocks = 0;
+    for (id, f) in plan.families.iter() {
+        let Leaf::AttendTile { block, .. } = f.leaf else { continue };
+        for task in points.tasks(id, rank, 1).expect("tasks") {
+            for step in 0..points.inner(&task).expect("steps") {
+                for a in f.accesses.iter().filter(|a| a.operand == Operand::K) {
+                    assert_eq!(a.at, Point::Inner);
+                    points
+                        .for_each::<mk_codegen::ir::PointError>(
+                            &task,
+                            step,
+                            None,
+                            a.when.as_ref(),
+                            |at| {
+                                let keys = points.region(at, a)?.map_or(0, |r| r.len()) / 128;
+                                blocks += (keys + i64::from(block[1]) - 1) / i64::from(block[1]);
+                                Ok(())
+                            },
+                        )
+                        .expect("a region");
+                }
+            }
+        }
+    }
+    blocks
+}
+
+#[test]
+fn zigzag_balances_causal_masks() {
+    for ranks in [2, 4, 8] {
+        let spread = |placement| {
+            let shape = Shape { sequence: 16384, heads: [2, 1], depth: 128, ..SMALL };
+            let (program, bound) = ring(shape, placement, ", causal");
+            let config = Config { ranks, ..Config::default() };
+            let plan = lower(&program, &bound, &config).expect("lowers");
+            let all: Vec<i64> = (0..ranks as usize).map(|r| key_blocks(&plan, r)).collect();
+            let (max, sum) = (all.iter().max().copied().unwrap_or(0), all.iter().sum::<i64>());
+            max as f64 * f64::from(ranks) / sum as f64
+        };
+        let (zigzag, sharded) = (spread("zigzag(1)"), spread("shard(1)"));
+        assert!(zigzag <= 1.02, "{ranks} ranks: {zigzag}");
+        assert!(sharded > 1.3, "{ranks} ranks: {sharded}");
+    }
+}
+
+#[test]
+fn refused_by_name() {
+    let refused = |(program, bound): (Program, Bound), ranks| match lower(
+        &program,
+        &bound,
+        &Config { ranks, ..Config::default() },
+    ) {
+        Err(e @ LowerError::Unsupported { .. }) => e.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let depth = |depth| refused(ring(Shape { depth, ..SMALL }, "shard(1)", ""), 2);
+    assert!(depth(192).contains("heads have 192 elements"));
+    assert!(depth(256).contains("192 and 256 are not supported yet"));
+    let heads = ring(Shape { heads: [5, 2], ..SMALL }, "shard(1)", "");
+    assert!(refused(heads, 2).contains("5 heads of queries cannot share 2"));
+    let text = |body: &str| {
+        let text = format!(
+            "fn f<S: dyn <= 64>(q: bf16[2, S, 4, 64], k: bf16[2, S, 4, 64], v: bf16[2, S, 4, 64]) {{ {body} }}"
+        );
+        refused(bind(&text, &[]), 1)
+    };
+    assert!(text("attention(q, k, v)").contains("`S` comes with each launch"));
+    assert!(text("attention(q, k, v) -> gelu").contains("`attention` is in the same pipeline"));
+}
