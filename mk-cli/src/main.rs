@@ -12,6 +12,7 @@ mod environment;
 mod explain;
 mod failure;
 mod gpus;
+mod grad;
 mod log;
 mod manual;
 mod options;
@@ -49,6 +50,8 @@ enum Command {
     Plan(plan::Args),
     /// Print the CUDA kernel of a verified plan
     Emit(emit::Args),
+    /// Print the pipelines of its forward and backward, derived
+    Grad(grad::Args),
     /// Compile the kernel to a CUBIN and report its resources
     Build(build::Args),
     /// Run all ranks in this process with random inputs, and compare with a reference
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Emit(args) => emit::run(&args),
+        Command::Grad(args) => grad::run(&args),
         Command::Build(args) => build::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Trace(args) => trace::run(&args),

@@ -214,6 +214,45 @@ fn looks_like_a_file(text: &str) -> bool {
 
 /// Reads and checks the pipeline, and gives its symbols numbers.
 pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
+    let (program, text) = parse(args)?;
+    let shapes = once("shape", &args.shapes).map_err(usage)?;
+    let mut dims = file::defaults(&text).map_err(|mistakes| mistaken(args, &mistakes, ""))?;
+    // A shape on the command line is worth more than a default.
+    for name in shapes.keys() {
+        for dim in program.tensor(name).map_or(&[][..], |t| &t.ty.dims) {
+            if let mk::syntax::Dim::Sym(symbol) = dim {
+                dims.remove(&program.symbols()[symbol.index()].name);
+            }
+        }
+    }
+    dims.extend(once("dim", &args.dims).map_err(usage)?);
+    let bound = program
+        .bind(&dims, &shapes)
+        .map_err(|mistakes| Failure::in_numbers(&mistakes, hint(args)))?;
+    Ok(Pipeline { program, bound })
+}
+
+/// What may be meant by the PIPELINE argument instead.
+fn hint(args: &PipelineArgs) -> &'static str {
+    let is_file = args.pipeline == STDIN || has_extension(&args.pipeline, "mk");
+    match !is_file && Path::new(&args.pipeline).is_file() {
+        true => "\n\nnote: there is a file of that name; a pipeline is read from files x.mk only",
+        false => "",
+    }
+}
+
+/// Mistakes in the text of the PIPELINE argument.
+fn mistaken(args: &PipelineArgs, mistakes: &mk::Diagnostics, more: &str) -> Failure {
+    let is_stdin = args.pipeline == STDIN;
+    let origin = if is_stdin { "stdin" } else { args.pipeline.as_str() };
+    match is_stdin || has_extension(&args.pipeline, "mk") {
+        true => Failure::in_text(&mistakes.clone().in_file(origin), origin, more),
+        false => Failure::in_text(mistakes, "pipeline", more),
+    }
+}
+
+/// Reads the PIPELINE argument, which is no plan: the pipeline, without sizes, and its text.
+pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
     if args.is_plan() {
         return Err(Failure::with_help(
             Kind::CommandLine,
@@ -228,11 +267,6 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
         true => source::read(Path::new(&args.pipeline))?,
         false => args.pipeline.clone(),
     };
-    let origin = if is_stdin { "stdin" } else { args.pipeline.as_str() };
-    let mistaken = |mistakes: mk::Diagnostics, more: &str| match is_file {
-        true => Failure::in_text(&mistakes.in_file(origin), origin, more),
-        false => Failure::in_text(&mistakes, "pipeline", more),
-    };
     let nothing =
         !is_file && looks_like_a_file(&args.pipeline) && !Path::new(&args.pipeline).exists();
     if nothing {
@@ -242,25 +276,9 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
             "give a pipeline, such as 'gather(a) -> gemm(b)', or a file: x.mk is a pipeline, x.plan or x.json a plan",
         ));
     }
-    let hint = match !is_file && Path::new(&args.pipeline).is_file() {
-        true => "\n\nnote: there is a file of that name; a pipeline is read from files x.mk only",
-        false => "",
-    };
-    let program = Program::parse(&text).map_err(|mistakes| mistaken(mistakes, hint))?;
-    let shapes = once("shape", &args.shapes).map_err(usage)?;
-    let mut dims = file::defaults(&text).map_err(|mistakes| mistaken(mistakes, ""))?;
-    // A shape on the command line is worth more than a default.
-    for name in shapes.keys() {
-        for dim in program.tensor(name).map_or(&[][..], |t| &t.ty.dims) {
-            if let mk::syntax::Dim::Sym(symbol) = dim {
-                dims.remove(&program.symbols()[symbol.index()].name);
-            }
-        }
-    }
-    dims.extend(once("dim", &args.dims).map_err(usage)?);
-    let bound =
-        program.bind(&dims, &shapes).map_err(|mistakes| Failure::in_numbers(&mistakes, hint))?;
-    Ok(Pipeline { program, bound })
+    let program =
+        Program::parse(&text).map_err(|mistakes| mistaken(args, &mistakes, hint(args)))?;
+    Ok((program, text))
 }
 
 /// The GPU that is meant: the first of this machine, or the one that mk has figures of.

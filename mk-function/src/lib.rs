@@ -11,6 +11,7 @@
 mod arguments;
 pub mod build;
 pub mod choice;
+pub mod cut;
 mod error;
 pub mod explain;
 pub mod function;

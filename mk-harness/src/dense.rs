@@ -219,7 +219,8 @@ impl<'a> Dense<'a> {
             (Op::Gemm { a_transposed, b_transposed }, [a, b]) => {
                 let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
                 let rows = if set == Set::All { &all[..] } else { chosen };
-                let depth = node.inputs.get(1).map_or(0, |b| self.extent(*b, 1));
+                // Of `[K, G, N]` all columns are depth.
+                let depth = node.inputs.get(1).map_or(0, |b| self.width(*b));
                 let depth: Vec<usize> = (0..depth).collect();
                 let a = if a_transposed { &a.transposed(rows) } else { *a };
                 let b = if b_transposed { &b.transposed(&depth) } else { *b };
@@ -240,6 +241,9 @@ impl<'a> Dense<'a> {
             (Op::Lse, [q, k, v]) => self.attention(self.attended(node), [q, k, v])?.1,
             (Op::Gelu, [x]) => x.map(|_, x| x.gelu()),
             (Op::Silu, [x]) => x.map(|_, x| x.silu()),
+            (Op::GeluTanh, [x]) => x.map(|_, x| x.gelu_tanh()),
+            (Op::Slope(curve), [d, x]) => d.zip(x, |d, x| d.slope(curve, x)),
+            (Op::SwigluGrad, [d, x]) => d.swiglu_grad(x),
             (Op::Swiglu, [x]) => x.swiglu(),
             (Op::Relu, [x]) => x.map(|_, x| x.relu()),
             (Op::Mul, [x, y]) => x.zip(y, Near::mul),
@@ -302,23 +306,31 @@ impl<'a> Dense<'a> {
         b_transposed: bool,
     ) -> Result<Value, HarnessError> {
         let right = node.inputs.get(1).copied().unwrap_or(node.result);
-        let depth_dim = usize::from(b_transposed);
-        let (k, n) = (self.extent(right, depth_dim), self.width(node.result));
+        let k = match b_transposed {
+            true => self.width(right),
+            false => self.extent(right, 0),
+        };
+        let n = self.width(node.result);
         let rows = |a: &Matrix| a.len().checked_div(k).unwrap_or(0);
         if placement(&node.ty.placement)? != Placement::Partial {
             let (a, b) = (on(a, 0)?, on(b, 0)?);
             return Ok(Value::Whole(a.product(b, rows(a), k)));
         }
         let summands = (0..self.inputs.case().ranks).map(|rank| {
-            let depth = self.layout(right, rank)?.range(depth_dim);
+            let layout = self.layout(right, rank)?;
+            let depth: Vec<usize> = match b_transposed {
+                true => layout.columns().to_vec(),
+                false => layout.rows().collect(),
+            };
             let (a, b) = (on(a, rank)?, on(b, rank)?);
             let m = rows(a);
-            if depth == (0..k) {
+            if depth.iter().copied().eq(0..k) {
                 return Ok(a.product(b, m, k));
             }
-            let columns = (0..m).flat_map(|row| depth.clone().map(move |i| row * k + i));
+            let columns = (0..m).flat_map(|row| depth.iter().map(move |i| row * k + i));
             let part = a.pick(depth.len(), columns);
-            Ok(part.product(&b.pick(n, depth.start * n..depth.end * n), m, depth.len()))
+            let rows = depth.iter().flat_map(|i| i * n..(i + 1) * n);
+            Ok(part.product(&b.pick(n, rows), m, depth.len()))
         });
         Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
     }

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use mk_abi::DType;
+use mk_syntax::Curve;
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 /// Nearest value of a type, ties to even.
@@ -40,6 +41,38 @@ pub(super) fn relu(x: f64) -> f64 {
 /// x * sigmoid(x).
 pub(super) fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
+}
+
+/// x * sigmoid(2u), which is gelu with tanh(u) for the error function.
+pub(super) fn gelu_tanh(x: f64) -> f64 {
+    x / (1.0 + (-tanh_argument(x).0).exp())
+}
+
+/// `2u` of it, and its slope.
+fn tanh_argument(x: f64) -> (f64, f64) {
+    let c = 2.0 * (2.0 / PI).sqrt();
+    (c * (x + 0.044715 * x * x * x), c * (1.0 + 3.0 * 0.044715 * x * x))
+}
+
+/// The slope of a curve; beyond 100 that at 100, from which it differs by less than the least f64.
+pub(super) fn slope(curve: Curve, x: f64) -> f64 {
+    let x = x.clamp(-100.0, 100.0);
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match curve {
+        Curve::Gelu => {
+            0.5 * erfc(-x * FRAC_1_SQRT_2) + x * (-0.5 * x * x).exp() / (2.0 * PI).sqrt()
+        }
+        Curve::GeluTanh => {
+            let (u, slope) = tanh_argument(x);
+            let s = sigmoid(u);
+            s + x * s * (1.0 - s) * slope
+        }
+        Curve::Silu => {
+            let s = sigmoid(x);
+            s * (1.0 + x * (1.0 - s))
+        }
+        Curve::Relu => f64::from(u8::from(x > 0.0)),
+    }
 }
 
 /// 1 - erf(x), to about 1e-13 relative.

@@ -6,6 +6,7 @@
 
 use crate::math;
 use mk_abi::DType;
+use mk_syntax::Curve;
 
 /// Deviations that a right result never is away: 1e-12 of Gaussian ones, and no sum of up to 16 roundings at all.
 pub(crate) const LAMBDA: f64 = 7.0;
@@ -140,6 +141,34 @@ impl Near {
         let y = math::silu(self.x);
         // The exponential is off by some units for each unit of its argument.
         self.curve(y, y.abs() * (8.0 + 2.0 * x) * 2.0 * U32 + x * SMALLEST)
+    }
+
+    pub fn gelu_tanh(self) -> Near {
+        let x = self.x.abs();
+        let y = math::gelu_tanh(self.x);
+        // The exponential's argument is at most this far from a multiple of x.
+        let argument = (1.6 * x * (1.0 + 0.05 * x * x)).min(1e3);
+        self.curve(y, y.abs() * (8.0 + 2.0 * argument) * 2.0 * U32 + x * SMALLEST)
+    }
+
+    /// This gradient times the slope of a curve at `at`.
+    pub fn slope(self, curve: Curve, at: Near) -> Near {
+        if at.is_nan() {
+            return if curve == Curve::Relu { self } else { Near::exact(f64::NAN) };
+        }
+        let slope = math::slope(curve, at.x);
+        if curve == Curve::Relu {
+            return match () {
+                () if !at.is_exact() && at.x.abs() <= at.bound() => {
+                    self.mul(Near { x: 0.5, hard: 0.5, sd: 0.0 })
+                }
+                () if slope == 0.0 => Near::exact(0.0),
+                () => self,
+            };
+        }
+        // Slopes change by less than this for each unit of x. An exponential is off by some units for each unit of its argument, and
+        // where that is large it is small itself.
+        self.mul(Near::f32(slope, STEEPEST * at.hard, STEEPEST * at.sd, 32.0 * U32))
     }
 
     fn curve(self, y: f64, own: f64) -> Near {

@@ -5,6 +5,7 @@ use super::{
     near::{LAMBDA, Near, U32, end, over_ranks},
 };
 use mk_abi::DType;
+use mk_syntax::Curve;
 
 /// How far right results may be from the elements of a matrix: see [`Near`].
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -179,6 +180,29 @@ impl Value {
             let pairs = rows.flat_map(|row| (0..cols).map(move |c| row * 2 * cols + c));
             Matrix::collect(cols, pairs.map(|i| x.at(i).silu().mul(x.at(i + cols))))
         })
+    }
+
+    /// Of rows of gradients, the gradients of the gates and ups of `gates`, side by side.
+    pub(super) fn swiglu_grad(&self, gates: &Value) -> Value {
+        let both = |d: &Matrix, x: &Matrix| {
+            let (cols, n) = (d.cols, d.len());
+            let rows = 0..n.checked_div(cols).unwrap_or(0);
+            let places = rows.flat_map(|row| (0..2 * cols).map(move |c| (row, c)));
+            let one = |(row, c): (usize, usize)| {
+                let at = row * 2 * cols + c % cols;
+                let d = d.at(row * cols + c % cols);
+                match c < cols {
+                    true => d.mul(x.at(at + cols)).slope(Curve::Silu, x.at(at)),
+                    false => d.mul(x.at(at).silu()),
+                }
+            };
+            Matrix::collect(2 * cols, places.map(one))
+        };
+        match (self, gates) {
+            (Value::Whole(d), Value::Whole(x)) => Value::Whole(both(d, x)),
+            // The checker refuses it on sums.
+            (d, _) => d.clone(),
+        }
     }
 
     fn each(&self, one: impl Fn(&Matrix) -> Matrix) -> Value {

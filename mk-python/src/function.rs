@@ -43,7 +43,7 @@ use std::sync::{
 /// In a world of several ranks in one process each argument is a list with one tensor per rank, and so is the result.
 ///
 /// A kernel that gave up (a peer that never came, say) raises FaultError at the next call, ``check`` or ``synchronize``.
-#[pyclass(frozen, module = "mk")]
+#[pyclass(frozen, weakref, module = "mk")]
 pub struct Function {
     pub(crate) signature: Signature,
     world: Py<World>,

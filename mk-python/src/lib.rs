@@ -1,7 +1,7 @@
 //! The Python module `mk`: a thin layer over [`mk::Function`] for torch tensors.
 //!
 //! `world.rs` and `store.rs` find the ranks, `tensor.rs` reads torch tensors, `function.rs` calls, `arguments.rs` takes
-//! arguments apart, `plan.rs` shows and simulates what would run, `program.rs` gives the pipeline as data, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments, `errors.rs` turns
+//! arguments apart, `plan.rs` shows and simulates what would run, `program.rs` gives the pipeline as data, `derive.rs` gives derivatives as texts, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments, `errors.rs` turns
 //! errors into exceptions.
 //!
 //! Invariants: nothing is decided here that a Rust program could not decide through the crate `mk`. The interpreter is
@@ -9,6 +9,7 @@
 //! binds, which may need the interpreter; therefore nobody waits for that lock while attached.
 
 mod arguments;
+mod derive;
 mod errors;
 mod explain;
 mod function;
@@ -26,6 +27,8 @@ use pyo3::prelude::*;
 mod _mk {
     use super::*;
 
+    #[pymodule_export]
+    use super::derive::{cut_up, derive, describe};
     #[pymodule_export]
     use super::function::{Function, close_kept, compile};
     #[pymodule_export]

@@ -16,10 +16,21 @@ pub fn data<'py>(
     program: &Program,
     sizes: &Sizes,
 ) -> PyResult<Bound<'py, PyDict>> {
+    self::values(py, program, |id| {
+        Ok(("shape", PyTuple::new(py, shape(py, sizes, id)?)?.into_any()))
+    })
+}
+
+/// The same, with something else for the shape of a value: a name and what it is.
+pub fn values<'py>(
+    py: Python<'py>,
+    program: &Program,
+    extent: impl Fn(ValueId) -> PyResult<(&'static str, Bound<'py, PyAny>)>,
+) -> PyResult<Bound<'py, PyDict>> {
     let values = PyList::empty(py);
     for id in (0..program.n_values()).map(ValueId::new) {
         if let Some(def) = program.def(id) {
-            values.append(value(py, def, shape(py, sizes, id)?)?)?;
+            values.append(value(py, def, extent(id)?)?)?;
         }
     }
     let results = program.result_names().iter().zip(program.results());
@@ -37,7 +48,11 @@ pub fn shape<'a>(py: Python<'_>, sizes: &'a Sizes, id: ValueId) -> PyResult<&'a 
     })
 }
 
-fn value<'py>(py: Python<'py>, def: Def<'_>, shape: &[u64]) -> PyResult<Bound<'py, PyDict>> {
+fn value<'py>(
+    py: Python<'py>,
+    def: Def<'_>,
+    (key, extent): (&str, Bound<'py, PyAny>),
+) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     let ty = match def {
         Def::Param(tensor) => {
@@ -70,7 +85,7 @@ fn value<'py>(py: Python<'py>, def: Def<'_>, shape: &[u64]) -> PyResult<Bound<'p
         }
     };
     dict.set_item("dtype", ty.dtype.name())?;
-    dict.set_item("shape", PyTuple::new(py, shape)?)?;
+    dict.set_item(key, extent)?;
     // Signatures have one mesh axis.
     dict.set_item(
         "placement",

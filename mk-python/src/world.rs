@@ -24,7 +24,7 @@ fn prefix(ranks: &str) -> String {
 /// The ranks that work together, and the GPUs that they own.
 ///
 /// Made by ``World.from_torch()``, ``World.from_env()``, ``World.local(n)``, ``World.local(n, gpu=0)`` or ``World.offline(ranks)``.
-#[pyclass(frozen, module = "mk")]
+#[pyclass(frozen, weakref, module = "mk")]
 pub struct World {
     place: Place,
 }
@@ -132,6 +132,13 @@ impl World {
                         World.from_env() or World.local(n)";
             return Err(Class::Rendezvous.error(py, what));
         }
+        // A DeviceMesh of one dimension.
+        let group = match group {
+            Some(mesh) if mesh.bind(py).hasattr("get_group")? => {
+                Some(mesh.call_method0(py, "get_group")?)
+            }
+            group => group,
+        };
         let rank: i64 = dist.call_method1("get_rank", (&group,))?.extract()?;
         let Ok(rank) = u32::try_from(rank) else {
             let what = "this process is not in `group`\n  help: every rank of a group, and no other, makes its world";
@@ -187,6 +194,16 @@ impl World {
         };
         let world = py.detach(make).map_err(|e| errors::runtime(py, &e))?;
         Ok(World { place: Place::Gpus(world) })
+    }
+
+    /// No GPU: the processes of a process group of torch.distributed that can exchange CPU tensors (gloo), by default of all; or this process
+    /// alone, where torch.distributed is not initialised. Functions compute with torch, operation by operation, on CPU tensors: the
+    /// same program runs on a laptop. Nothing is planned.
+    #[staticmethod]
+    #[pyo3(signature = (group=None))]
+    fn reference(py: Python<'_>, group: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
+        let made = py.import("mk._reference")?.getattr("ReferenceWorld")?.call1((group,))?;
+        Ok(made.unbind())
     }
 
     /// No GPU: what rank ``rank`` of ``ranks`` would do. Functions check their tensors and have plans, and calling them

@@ -138,7 +138,7 @@ class Local(unittest.TestCase):
         if N > 1:
             self.skipTest("torch captures one stream")
         a, b = shards(256, 512, 512)
-        dropped, closed = mk.compile(LINEAR, self.world), mk.compile(LINEAR, self.world)
+        dropped, closed = (mk.compile(LINEAR, self.world, share=False) for _ in range(2))
         for f in dropped, closed:
             self.right(a, b, f(one(a), one(b)))
         results, x = [], torch.ones(1024, device="cuda:0")

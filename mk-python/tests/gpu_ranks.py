@@ -244,7 +244,7 @@ def environment(world):
 def side_by_side(world):
     """Two functions on two streams, in the opposite order on every other rank."""
     options = {"sms": {"compute": 40, "intra_comm": 8}, "overlap": True}
-    f, g = mk.compile(LINEAR, world, **options), mk.compile(LINEAR, world, **options)
+    f, g = (mk.compile(LINEAR, world, share=False, **options) for _ in range(2))
     for one in f, g:
         one.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})
     a, b = random(256 * SIZE, 512, seed=1), random(512, 256 * SIZE, seed=2)

@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | mutants | bless | sass`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | mutants | bless | sass`.
 
 mod checks;
 mod counts;
@@ -35,6 +35,8 @@ enum Command {
     Tidy,
     /// Builds the Python wheel into target/wheels, installs it into an environment of its own, and tests it there.
     Wheel,
+    /// Installs torch into target/torch-venv, unless it is there, and runs the tests that need it and no GPU.
+    Torch,
     /// All mutants of all plans, and 10,000 random cases, before the verifier, the explorer and the executor.
     Mutants,
     /// Takes the present output of snapshot and ui tests as right.
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Command::Test => checks::test(),
         Command::Tidy => checks::tidy(),
         Command::Wheel => python::wheel(),
+        Command::Torch => python::torch(),
         Command::Mutants => checks::mutants(),
         Command::Bless => checks::bless(),
         Command::Sass(args) => sass::sass(&args),

@@ -18,6 +18,19 @@ const SHAPES_TESTS: &str = "benches/random_shapes";
 
 /// Builds the module and runs its tests and those of what uses it, without torch and without a GPU.
 pub fn test(counts: &mut Counts) -> Result<()> {
+    let path = package()?;
+    for (name, folder) in [
+        ("Python tests", MODULE_TESTS),
+        ("tests of the comparison", BENCH_TESTS),
+        ("tests of random shapes", SHAPES_TESTS),
+    ] {
+        counts.run_python(name, tests(Path::new("python3"), folder).env("PYTHONPATH", &path))?;
+    }
+    Ok(())
+}
+
+/// Builds the module and lays it out as a package, in the folder that is returned.
+fn package() -> Result<PathBuf> {
     step(
         "building the Python module",
         &mut cargo(&["build", "--quiet", "--package", "mk-python"]),
@@ -28,16 +41,32 @@ pub fn test(counts: &mut Counts) -> Result<()> {
     let library = target().join("debug/lib_mk.so");
     fs::copy(&library, package.join("_mk.abi3.so"))
         .map_err(|e| format!("{}: {e}", library.display()))?;
-    let path = target().join("python");
-    for (name, folder) in [
-        ("Python tests", MODULE_TESTS),
-        ("tests of the comparison", BENCH_TESTS),
-        ("tests of random shapes", SHAPES_TESTS),
-    ]
-    {
-        counts.run_python(name, tests(Path::new("python3"), folder).env("PYTHONPATH", &path))?;
+    Ok(target().join("python"))
+}
+
+/// torch, from PyPI: 5.4 GB installed, for CUDA although nothing here needs it.
+const TORCH: &[&str] = &["torch==2.15.0", "numpy"];
+
+/// Installs torch into an environment of its own, and runs with it the tests that skip without, and the training example on CPU tensors.
+pub fn torch() -> Result<()> {
+    let venv = target().join("torch-venv");
+    let python = venv.join("bin/python3");
+    if !venv.join("installed").exists() {
+        let mut make = Command::new("python3");
+        step("making a Python environment", make.args(["-m", "venv", "--clear"]).arg(&venv))?;
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]).args(TORCH);
+        step("installing torch from PyPI (5.4 GB)", &mut pip)?;
+        fs::write(venv.join("installed"), TORCH.join(" "))
+            .map_err(|e| format!("{}: {e}", venv.display()))?;
     }
-    Ok(())
+    let path = package()?;
+    let mut tests = tests(&python, MODULE_TESTS);
+    step("Python tests with torch", tests.env("PYTHONPATH", &path))?;
+    let mut train = Command::new(&python);
+    train.arg(root().join("examples/tp_llama.py"));
+    train.args(["--device", "cpu", "--layers", "2", "--steps", "5"]).env("PYTHONPATH", &path);
+    step("training on CPU tensors", &mut train)
 }
 
 /// Builds the wheel into `target/wheels`, installs it into an environment of its own, and tests it there.

@@ -36,7 +36,7 @@ const CRATES: &[May] = &[
 
 /// Which folders of its parent a folder may use, for every folder with several.
 const FOLDERS: &[(&str, &[May])] = &[
-    ("mk-dsl/syntax/src", &[("parse", &[]), ("check", &[]), ("bind", &[])]),
+    ("mk-dsl/syntax/src", &[("parse", &[]), ("check", &[]), ("bind", &[]), ("grad", &[])]),
     (
         "mk-codegen/src",
         &[

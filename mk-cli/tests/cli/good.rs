@@ -20,6 +20,26 @@ fn help_and_version() {
 }
 
 #[test]
+fn derivatives_are_texts() {
+    let text = mk(&["grad", "gather(x) -> gemm(w) -> gelu"]).ok();
+    for words in [
+        "-> gelu_grad(v3)",
+        "-> reduce_scatter;",
+        "// v3: result 1 of forward",
+        "// gradient of `w`: result 1 of backward",
+    ] {
+        assert!(text.contains(words), "no `{words}` in\n{text}");
+    }
+    let some = mk(&["grad", "gather(x) -> gemm(w)", "--wanted", "w", "--save", "shard"]).ok();
+    assert!(!some.contains("reduce_scatter") && some.matches("gather(x)").count() == 2, "{some}");
+    let kernels = with("grad", &["gather(a) -> gemm(b) -> silu -> gather"], &[]);
+    mk(&kernels).fails(1, &["the same on every rank", "help:"]);
+    let kernels = mk(&with("grad", GATHER_GEMM, &["--kernels", "--ranks", "2"])).ok();
+    assert_eq!(kernels.matches("fn ").count(), 2, "{kernels}");
+    mk(&["grad", "gather(x) -> gemm(w)", "--wanted", "y"]).fails(1, &["no parameter `y`"]);
+}
+
+#[test]
 fn doctor_always_answers() {
     let text = mk(&["doctor"]).ok();
     assert!(text.contains("driver") && text.contains("NVRTC"), "{text}");

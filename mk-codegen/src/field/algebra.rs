@@ -15,6 +15,12 @@ pub(super) enum Function {
     Relu,
     RoundBf16,
     RoundF16,
+    GeluTanh,
+    /// The slope of a curve.
+    GeluSlope,
+    GeluTanhSlope,
+    SiluSlope,
+    ReluSlope,
 }
 
 impl Function {
@@ -24,8 +30,20 @@ impl Function {
             EpilogueOp::Gelu => Function::Gelu,
             EpilogueOp::Silu => Function::Silu,
             EpilogueOp::Relu => Function::Relu,
+            EpilogueOp::GeluTanh => Function::GeluTanh,
             EpilogueOp::RoundBf16 => Function::RoundBf16,
             EpilogueOp::RoundF16 => Function::RoundF16,
+            _ => return None,
+        })
+    }
+
+    /// What an operation of an epilogue makes of its operand before it multiplies by it, if it is one that does.
+    pub fn slope_of(op: EpilogueOp) -> Option<Function> {
+        Some(match op {
+            EpilogueOp::GeluGrad => Function::GeluSlope,
+            EpilogueOp::GeluTanhGrad => Function::GeluTanhSlope,
+            EpilogueOp::SiluGrad => Function::SiluSlope,
+            EpilogueOp::ReluGrad => Function::ReluSlope,
             _ => return None,
         })
     }

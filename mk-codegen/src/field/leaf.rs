@@ -323,7 +323,13 @@ impl<E: Copy + PartialEq> Context<E> {
                         return Ok(tile.data);
                     }
                 }
-                EpilogueOp::Bias | EpilogueOp::Mul | EpilogueOp::Add => {
+                EpilogueOp::Bias
+                | EpilogueOp::Mul
+                | EpilogueOp::Add
+                | EpilogueOp::GeluGrad
+                | EpilogueOp::GeluTanhGrad
+                | EpilogueOp::SiluGrad
+                | EpilogueOp::ReluGrad => {
                     let other = tails.next().and_then(|o| self.latest(*o));
                     let n = if *op == EpilogueOp::Bias { tile.cols } else { tile.data.len() };
                     let Some(other) = other.filter(|o| o.data.len() == n) else {
@@ -332,8 +338,12 @@ impl<E: Copy + PartialEq> Context<E> {
                         ));
                     };
                     for (x, y) in tile.data.iter_mut().zip(other.data.iter().cycle()) {
-                        *x = match op {
-                            EpilogueOp::Mul => algebra.mul(*x, *y),
+                        *x = match (op, Function::slope_of(*op)) {
+                            (_, Some(slope)) => {
+                                let slope = algebra.apply(slope, *y);
+                                algebra.mul(*x, slope)
+                            }
+                            (EpilogueOp::Mul, _) => algebra.mul(*x, *y),
                             _ => algebra.add(*x, *y),
                         };
                     }
@@ -355,6 +365,7 @@ impl<E: Copy + PartialEq> Context<E> {
                     tile = Tile { rows: tile.rows, cols: half, data };
                 }
                 EpilogueOp::Gelu
+                | EpilogueOp::GeluTanh
                 | EpilogueOp::Silu
                 | EpilogueOp::Relu
                 | EpilogueOp::RoundBf16

@@ -8,7 +8,7 @@ use super::{
     error::FieldError,
     softmax,
 };
-use mk_syntax::{Bound, DType, Def, Node, Op, Placement, Program, ValueId};
+use mk_syntax::{Bound, Curve, DType, Def, Node, Op, Placement, Program, ValueId};
 
 /// The dimensions of a program's values. Those that operations take for the same are one line.
 pub(super) struct Dims<'a> {
@@ -30,6 +30,19 @@ impl<'a> Dims<'a> {
         if program.mesh_axes().len() != 1 {
             let what = format!("a mesh of {} axes", program.mesh_axes().len());
             return Err(FieldError::unsupported(what, "use one axis"));
+        }
+        let wide = |node: &&Node| {
+            let left = node.inputs.first().and_then(|x| program.ty(*x));
+            let columns =
+                matches!(node.op, Op::Gemm { .. }) && left.is_some_and(|t| t.dims.len() > 2);
+            columns || node.op == Op::SwigluGrad
+        };
+        if let Some(node) = program.nodes().iter().find(wide) {
+            let what = format!("`{}` of gates and ups", node.op.name());
+            return Err(FieldError::unsupported(
+                what,
+                "cut the pipeline there: no kernel computes it",
+            ));
         }
         let mut dims = Dims { program, bound, ranks, lines: Vec::new() };
         for i in 0..program.n_values() {
@@ -104,7 +117,7 @@ impl<'a> Dims<'a> {
                     (0..extent(node.inputs[i], d)).for_each(|at| lines.cut(of(i)[d], at as i32));
                 }
             }
-            Op::Mul | Op::Add => {
+            Op::Mul | Op::Add | Op::Slope(_) => {
                 for d in 0..of(0).len() {
                     same(of(0)[d], of(1)[d], extent(node.inputs[0], d));
                 }
@@ -260,6 +273,19 @@ impl<A: Algebra> Evaluator<'_, A> {
             },
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
+            (Op::Slope(curve), Some(y)) => {
+                let f = match curve {
+                    Curve::Gelu => Function::GeluSlope,
+                    Curve::GeluTanh => Function::GeluTanhSlope,
+                    Curve::Silu => Function::SiluSlope,
+                    Curve::Relu => Function::ReluSlope,
+                };
+                self.zip(x, y, |a, x, y| {
+                    let slope = a.apply(f, y);
+                    a.mul(x, slope)
+                })
+            }
+            (Op::GeluTanh, _) => self.map(x, |a, e| a.apply(Function::GeluTanh, e)),
             (Op::Gelu, _) => self.map(x, |a, e| a.apply(Function::Gelu, e)),
             (Op::Silu, _) => self.map(x, |a, e| a.apply(Function::Silu, e)),
             (Op::Relu, _) => self.map(x, |a, e| a.apply(Function::Relu, e)),
@@ -267,10 +293,9 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Cast(DType::Bf16), _) => self.map(x, |a, e| a.apply(Function::RoundBf16, e)),
             (Op::Cast(DType::F16), _) => self.map(x, |a, e| a.apply(Function::RoundF16, e)),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
-            // The checker gives these operations two operands.
-            (Op::Gemm { .. } | Op::Bias | Op::Add | Op::Mul, None) => {
-                self.each(x, |_, t| t.clone())
-            }
+            // The checker gives these operations two operands, and `Dims` refuses the last one.
+            (Op::Gemm { .. } | Op::Bias | Op::Add | Op::Mul | Op::Slope(_), None)
+            | (Op::SwigluGrad, _) => self.each(x, |_, t| t.clone()),
         }
     }
 

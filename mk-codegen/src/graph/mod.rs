@@ -2,7 +2,7 @@
 
 use crate::ir::EpilogueOp;
 use mk_abi::DType;
-use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, ValueId};
+use mk_syntax::{Bound, Curve, Def, Dim, Op, Placement, Program, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -64,6 +64,8 @@ pub enum Kind {
     },
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
+    /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
+    SwigluGrad,
     /// What the epilogue of the product that it is an operand of saves on the way: a result.
     Saved,
     /// Attention. Operands: queries, keys, values.
@@ -215,6 +217,12 @@ fn kind_of(op: Op) -> Kind {
         Op::Gelu => EpilogueOp::Gelu,
         Op::Silu => EpilogueOp::Silu,
         Op::Relu => EpilogueOp::Relu,
+        Op::GeluTanh => EpilogueOp::GeluTanh,
+        Op::Slope(Curve::Gelu) => EpilogueOp::GeluGrad,
+        Op::Slope(Curve::GeluTanh) => EpilogueOp::GeluTanhGrad,
+        Op::Slope(Curve::Silu) => EpilogueOp::SiluGrad,
+        Op::Slope(Curve::Relu) => EpilogueOp::ReluGrad,
+        Op::SwigluGrad => return Kind::SwigluGrad,
         Op::Mul => EpilogueOp::Mul,
         Op::Add => EpilogueOp::Add,
         Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),

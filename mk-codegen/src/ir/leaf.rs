@@ -117,6 +117,16 @@ pub enum EpilogueOp {
     Mul,
     /// Adds the matrix `[m, n]`.
     Add,
+    /// `x * Phi(x)`, with the approximation of `Phi` by tanh.
+    GeluTanh,
+    /// Multiplies by the slope of `gelu` at the matrix `[m, n]`.
+    GeluGrad,
+    /// Multiplies by the slope of `gelu_tanh` there.
+    GeluTanhGrad,
+    /// Multiplies by the slope of `silu` there.
+    SiluGrad,
+    /// Multiplies by 1 where the matrix is positive, else by 0.
+    ReluGrad,
     /// Multiplies by a number, given by its f32 bits.
     Scale(u32),
     /// Rounds to bf16 and back: what a `cast` inside the chain does.
@@ -138,7 +148,13 @@ impl EpilogueOp {
     /// How the operation touches an operand of its own, if it has one.
     pub fn operand(self) -> Option<Mode> {
         match self {
-            EpilogueOp::Bias | EpilogueOp::Mul | EpilogueOp::Add => Some(Mode::Read),
+            EpilogueOp::Bias
+            | EpilogueOp::Mul
+            | EpilogueOp::Add
+            | EpilogueOp::GeluGrad
+            | EpilogueOp::GeluTanhGrad
+            | EpilogueOp::SiluGrad
+            | EpilogueOp::ReluGrad => Some(Mode::Read),
             EpilogueOp::Save => Some(Mode::Write),
             _ => None,
         }

@@ -171,6 +171,11 @@ impl Builder<'_> {
             Kind::Elementwise(_) => {
                 return Err(unsupported(&value.name, self.why_alone(node), CATALOGUE));
             }
+            Kind::SwigluGrad => {
+                let why = "no kernel computes it";
+                let help = "compute it apart, between the kernels before and behind it";
+                return Err(unsupported(&value.name, why, help));
+            }
             _ => {
                 let why = "it is not the first or last operation";
                 return Err(unsupported(&value.name, why, CATALOGUE));

@@ -197,6 +197,30 @@ pub const CASES: &[Case] = &[
         &[("w1", &[512, 2048]), ("w2", &[2048, 512])],
     ),
     (
+        "row_backward",
+        "fn f(dy: bf16[M, N] @ shard(0), w: bf16[F, N] @ shard(0), h: bf16[M, F] @ shard(1), v: bf16[K, F] @ shard(1)) {
+             let whole = gather(dy);
+             let d = whole -> gemm(w.t) -> gelu_grad(h);
+             (d -> gemm(v.t) -> reduce_scatter, whole, d)
+         }",
+        4,
+        &[("dy", &[1000, 512]), ("w", &[2048, 512]), ("v", &[512, 2048])],
+    ),
+    (
+        "slopes",
+        "gemm(a, b) -> silu_grad(x) -> relu_grad(y) -> gelu_tanh_grad(z) -> gelu_tanh",
+        1,
+        &[("a", &[300, 72]), ("b", &[72, 328])],
+    ),
+    (
+        "slopes_of_sums",
+        "fn f(a: f16[M, K] @ shard(1), b: f16[K, N] @ shard(0), x: f16[M, N], y: f16[M, N]) {
+             gemm(a, b) -> all_reduce -> silu_grad(x) -> gelu_grad(y)
+         }",
+        3,
+        &[("a", &[200, 136]), ("b", &[136, 331])],
+    ),
+    (
         "dyn_sums",
         "fn f<M: dyn <= 1000>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }",
         3,

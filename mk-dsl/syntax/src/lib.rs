@@ -18,7 +18,9 @@ mod ast;
 mod bind;
 mod check;
 mod diag;
+mod excerpt;
 pub mod file;
+pub mod grad;
 mod lex;
 mod messages;
 mod ops;
@@ -30,9 +32,10 @@ mod suggest;
 
 pub use bind::{BindError, BindErrors, Bound};
 pub use diag::{Diagnostic, Diagnostics};
+pub use excerpt::Excerpt;
 pub use program::{
-    AxisId, DType, Def, Dim, MAX_DIM, Node, Op, Placement, Program, Symbol, SymbolId, SymbolKind,
-    Tensor, TensorType, ValueId,
+    AxisId, Curve, DType, Def, Dim, MAX_DIM, Node, Op, Placement, Program, Symbol, SymbolId,
+    SymbolKind, Tensor, TensorType, ValueId,
 };
 pub use span::Span;
 

@@ -400,11 +400,27 @@ pub(crate) fn transpose_rank(name: &str, shape: &str) -> Text {
     )
 }
 
+pub(crate) fn gemm_over_columns(left: &str, right: &str, shape: &str) -> Text {
+    text(
+        format!("{left} has three dimensions, and `{right}` is `{shape}`"),
+        "a product over two dimensions of columns is one of `[M, G, N]` and of the transpose of `[K, G, N]`",
+    )
+}
+
 pub(crate) fn swiglu_rank(name: &str, shape: &str) -> Text {
     text(
         format!("`swiglu` joins gate and up, `[M, 2, F]` to `[M, F]`, and {name} is `{shape}`"),
         "give the weight an axis for them, `[K, 2, F] @ shard(2)`: of a sharded `[K, 2F]`, some \
          ranks would have gates only",
+    )
+}
+
+pub(crate) fn swiglu_grad_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!(
+            "`swiglu_grad` takes the gradient of what `swiglu` gives, `[M, F]`, and {name} is `{shape}`"
+        ),
+        "write `d -> swiglu_grad(h)`, with `d: [M, F]` and `h: [M, 2, F]`, the input of `swiglu`",
     )
 }
 

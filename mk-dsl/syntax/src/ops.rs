@@ -1,5 +1,7 @@
 //! The operation table: what each operation is called, and how it is written.
 
+use crate::program::Curve;
+
 /// What an operation takes besides its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
@@ -11,7 +13,10 @@ pub(crate) enum OpKind {
     Gelu,
     Silu,
     Relu,
+    GeluTanh,
+    Slope(Curve),
     Swiglu,
+    SwigluGrad,
     Mul,
     Add,
     Scale,
@@ -45,7 +50,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 20] = [
+pub(crate) const OPS: [OpInfo; 26] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -59,6 +64,37 @@ pub(crate) const OPS: [OpInfo; 20] = [
     op("gelu", OpKind::Gelu, "`gelu`", "`x -> gelu`"),
     op("silu", OpKind::Silu, "`silu`", "`x -> silu`"),
     op("relu", OpKind::Relu, "`relu`", "`x -> relu`"),
+    op("gelu_tanh", OpKind::GeluTanh, "`gelu_tanh`", "`x -> gelu_tanh`"),
+    op(
+        "gelu_grad",
+        OpKind::Slope(Curve::Gelu),
+        "`gelu_grad(h)`, or `gelu_grad(dy, h)` at the start of a chain",
+        "`gelu_grad(dy, h)`",
+    ),
+    op(
+        "gelu_tanh_grad",
+        OpKind::Slope(Curve::GeluTanh),
+        "`gelu_tanh_grad(h)`, or `gelu_tanh_grad(dy, h)` at the start of a chain",
+        "`gelu_tanh_grad(dy, h)`",
+    ),
+    op(
+        "silu_grad",
+        OpKind::Slope(Curve::Silu),
+        "`silu_grad(h)`, or `silu_grad(dy, h)` at the start of a chain",
+        "`silu_grad(dy, h)`",
+    ),
+    op(
+        "relu_grad",
+        OpKind::Slope(Curve::Relu),
+        "`relu_grad(h)`, or `relu_grad(dy, h)` at the start of a chain",
+        "`relu_grad(dy, h)`",
+    ),
+    op(
+        "swiglu_grad",
+        OpKind::SwigluGrad,
+        "`swiglu_grad(h)`, or `swiglu_grad(dy, h)` at the start of a chain",
+        "`swiglu_grad(dy, h)`",
+    ),
     op("swiglu", OpKind::Swiglu, "`swiglu`", "`x -> swiglu`"),
     op("mul", OpKind::Mul, "`mul(y)`, or `mul(x, y)` at the start of a chain", "`mul(x, y)`"),
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),

@@ -94,9 +94,12 @@ impl Program {
             Op::Lse
             | Op::Bias
             | Op::Gelu
+            | Op::GeluTanh
             | Op::Silu
             | Op::Relu
+            | Op::Slope(_)
             | Op::Swiglu
+            | Op::SwigluGrad
             | Op::Mul
             | Op::Add => {}
         }

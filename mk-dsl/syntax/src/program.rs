@@ -6,8 +6,10 @@
 //! - Nodes are in topological order, and every node and every tensor reaches a result.
 //! - Every type has one placement per mesh axis, and no dimension is sharded over two axes.
 //! - `gemm` has two operands of one 16-bit dtype, `[M, K]` by `[K, N]` or `[K, G, N]`, as read (a
-//!   transposed operand is stored the other way round, and has two dimensions); an elementwise
+//!   transposed operand is stored the other way round); an elementwise
 //!   op has operands of the shape and placement of its input.
+//! - the left operand of a `gemm` may be `[M, G, N]` where the right one is a transposed `[K, G, N]`: both are
+//!   then matrices of `G * N` columns;
 //! - `swiglu` has an input `[M, 2, F]` of which neither rows are partial nor dimension 1 sharded.
 //! - `attention` has three operands of one 16-bit dtype and four dimensions, and no other operation but `lse`, elementwise ones
 //!   and results reads what is `Zigzag`; `lse` has the result of an `attention` as its input.
@@ -188,6 +190,19 @@ pub struct Tensor {
     pub ty: TensorType,
 }
 
+/// A nonlinear function of one element, by whose slope a gradient is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Curve {
+    /// [`Op::Gelu`].
+    Gelu,
+    /// [`Op::GeluTanh`].
+    GeluTanh,
+    /// [`Op::Silu`].
+    Silu,
+    /// [`Op::Relu`]; its slope at 0 is 0.
+    Relu,
+}
+
 /// One operation. The comment gives `inputs -> result`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
@@ -227,6 +242,12 @@ pub enum Op {
     Silu,
     /// `[x] -> max(x, 0)`.
     Relu,
+    /// `[x] -> x * Phi(x)`, with the approximation of `Phi` by tanh.
+    GeluTanh,
+    /// `[dy, x] -> dy * f'(x)`: backward of the curve `f`.
+    Slope(Curve),
+    /// `[d: [M, F], x: [M, 2, F]] -> [M, 2, F]`: backward of `swiglu`.
+    SwigluGrad,
     /// `[x: [M, 2, F]] -> [M, F]`: `silu(x[:, 0, :]) * x[:, 1, :]`. Gate is index 0, up is 1.
     Swiglu,
     /// `[x, y] -> x * y`.
@@ -264,6 +285,12 @@ impl Op {
             Op::Gelu => "gelu",
             Op::Silu => "silu",
             Op::Relu => "relu",
+            Op::GeluTanh => "gelu_tanh",
+            Op::Slope(Curve::Gelu) => "gelu_grad",
+            Op::Slope(Curve::GeluTanh) => "gelu_tanh_grad",
+            Op::Slope(Curve::Silu) => "silu_grad",
+            Op::Slope(Curve::Relu) => "relu_grad",
+            Op::SwigluGrad => "swiglu_grad",
             Op::Swiglu => "swiglu",
             Op::Mul => "mul",
             Op::Add => "add",
@@ -283,6 +310,7 @@ impl Op {
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
                 | Op::Swiglu
+                | Op::SwigluGrad
                 | Op::Attention { .. }
                 | Op::Lse
         )

@@ -7,7 +7,7 @@ use crate::{
 };
 use mk_abi::DType;
 use mk_runtime::{DeviceTensor, MapOp, Operand, Reference, World, reference::Attend};
-use mk_syntax::{Def, Node, Op, Tensor, ValueId};
+use mk_syntax::{Curve, Def, Node, Op, Tensor, ValueId};
 
 /// What the reference is computed from.
 pub(super) struct Setting<'s> {
@@ -138,6 +138,12 @@ impl Evaluator<'_, '_> {
                 }
                 return self.reshaped(&c, &shape);
             }
+            Op::GeluTanh => MapOp::GeluTanh,
+            Op::Slope(Curve::Gelu) => MapOp::GeluGrad,
+            Op::Slope(Curve::GeluTanh) => MapOp::GeluTanhGrad,
+            Op::Slope(Curve::Silu) => MapOp::SiluGrad,
+            Op::Slope(Curve::Relu) => MapOp::ReluGrad,
+            Op::SwigluGrad => return Err(HarnessError::unsupported("`swiglu_grad` on a GPU")),
             Op::Attention { .. } => return Ok(self.attention(node)?.0),
             Op::Lse => {
                 let attention = node.inputs.first().and_then(|o| self.s.case.program.def(*o));

@@ -18,7 +18,8 @@ from ._errors import (
     UnsupportedError,
 )
 from ._explain import Explanation
-from ._mk import SETTINGS, Function, Plan, Setting, World, __version__, compile, plan
+from ._function import Function, compile
+from ._mk import SETTINGS, Plan, Setting, World, __version__, plan
 
 __all__ = [
     "ArgumentError",

@@ -93,9 +93,20 @@ extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, f
 }
 
 // Elementwise operations, as `MapOp` in mod.rs numbers them.
-enum : u32 { CAST = 0, RELU = 1, SILU = 2, GELU_ERF = 3, GELU_TANH = 4, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9 };
+enum : u32 { CAST = 0, RELU = 1, SILU = 2, GELU_ERF = 3, GELU_TANH = 4, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9,
+             GELU_GRAD = 10, GELU_TANH_GRAD = 11, SILU_GRAD = 12, RELU_GRAD = 13 };
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
+
+// Beyond 100 slopes are what they are there.
+__device__ __forceinline__ float slope(u32 op, float x) {
+  if (op == GELU_GRAD) return 0.5f * (1.f + erff(x * 0.70710678f)) + x * 0.39894228f * expf(-0.5f * x * x);
+  if (op == RELU_GRAD) return x > 0.f ? 1.f : 0.f;
+  const float u = op == SILU_GRAD ? x : 1.5957691f * (x + 0.044715f * x * x * x);
+  const float inner = op == SILU_GRAD ? 1.f : 1.5957691f * (1.f + 0.134145f * x * x);
+  const float s = 1.f / (1.f + expf(-u));
+  return s + x * s * (1.f - s) * inner;
+}
 
 // out[i] = op(a[i], b[i]). SWIGLU: a is [rows, 2, inner], gate then up, and out [rows, inner]. BIAS: b is [inner].
 extern "C" __global__ void reference_map(void* out, const void* a, const void* b, u64 n, u64 inner, u32 op,
@@ -114,6 +125,7 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
     if (op == SWIGLU) y = silu(x) * load(a, a_dtype, at + inner);
     if (op == BIAS) y = x + load(b, b_dtype, i % inner);
     if (op == SCALE) y = x * factor;
+    if (op >= GELU_GRAD) y = x * slope(op, fminf(fmaxf(load(b, b_dtype, i), -100.f), 100.f));
     store(out, out_dtype, i, y);
   }
 }

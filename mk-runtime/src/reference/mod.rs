@@ -38,11 +38,25 @@ pub enum MapOp {
     Swiglu,
     /// x + y, where y is `[N]` and N the last dimension of x.
     Bias,
+    /// x times the slope of the exact GELU at y.
+    GeluGrad,
+    /// x times the slope of the tanh approximation at y.
+    GeluTanhGrad,
+    /// x times the slope of y * sigmoid(y).
+    SiluGrad,
+    /// x where y is positive, else 0.
+    ReluGrad,
     /// x times the factor.
     Scale(f32),
 }
 
 impl MapOp {
+    /// Whether each element is made of two, one from either tensor.
+    fn pairs(self) -> bool {
+        use MapOp::{Add, GeluGrad, GeluTanhGrad, Mul, ReluGrad, SiluGrad};
+        matches!(self, Add | Mul | GeluGrad | GeluTanhGrad | SiluGrad | ReluGrad)
+    }
+
     /// The kernels' number of the operation, and its factor.
     fn code(self) -> (u32, f32) {
         match self {
@@ -56,6 +70,10 @@ impl MapOp {
             MapOp::Swiglu => (7, 1.0),
             MapOp::Bias => (8, 1.0),
             MapOp::Scale(factor) => (9, factor),
+            MapOp::GeluGrad => (10, 1.0),
+            MapOp::GeluTanhGrad => (11, 1.0),
+            MapOp::SiluGrad => (12, 1.0),
+            MapOp::ReluGrad => (13, 1.0),
         }
     }
 }
@@ -255,9 +273,10 @@ impl Reference {
         let fits = match (op, a.shape(), b) {
             (MapOp::Swiglu, &[m, 2, f], None) => out.shape() == [m, f],
             (MapOp::Swiglu, ..) => false,
-            (MapOp::Add | MapOp::Mul, _, Some(b)) => same(a) && same(b),
+            (op, _, Some(b)) if op.pairs() => same(a) && same(b),
             (MapOp::Bias, _, Some(b)) => same(a) && b.shape() == [inner],
-            (MapOp::Add | MapOp::Mul | MapOp::Bias, _, None) | (_, _, Some(_)) => false,
+            (op, _, None) if op.pairs() || op == MapOp::Bias => false,
+            (_, _, Some(_)) => false,
             (_, _, None) => same(a),
         };
         if !fits {

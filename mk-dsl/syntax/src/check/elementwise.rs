@@ -4,9 +4,18 @@ use super::chain::Call;
 use super::{Checker, Shape, Ty, Value, Wanted};
 use crate::ast::Operand;
 use crate::messages;
-use crate::program::{DType, Op, Placement};
+use crate::program::{Curve, DType, Op, Placement};
 use crate::span::Span;
 use crate::suggest::nearest;
+
+/// The shape and placement of what a value is multiplied by, element by element.
+fn beside(x: &Ty) -> (Vec<super::Term>, Vec<Placement>) {
+    let placement = x.placement.iter().map(|p| match p {
+        Placement::Partial => Placement::Replicate,
+        p => *p,
+    });
+    (x.dims.clone(), placement.collect())
+}
 
 impl<'a> Checker<'a, '_> {
     /// `gelu`, `silu`, `relu`.
@@ -63,13 +72,12 @@ impl<'a> Checker<'a, '_> {
     /// `mul(y)`: linear in the input, so that partial sums may be multiplied by what every
     /// rank has.
     pub(super) fn mul(&mut self, call: Call<'_, 'a>) -> Option<Value> {
-        self.binary(call, Op::Mul, |x| {
-            let placement = x.placement.iter().map(|p| match p {
-                Placement::Partial => Placement::Replicate,
-                p => *p,
-            });
-            (x.dims.clone(), placement.collect())
-        })
+        self.binary(call, Op::Mul, beside)
+    }
+
+    /// `gelu_grad(h)` and its like: linear in the gradient, so that partial sums of it may be multiplied by what every rank has.
+    pub(super) fn slope(&mut self, call: Call<'_, 'a>, curve: Curve) -> Option<Value> {
+        self.binary(call, Op::Slope(curve), beside)
     }
 
     /// `add(y)`: partial sums may be added to partial sums.
@@ -105,7 +113,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// Checks the second operand against what is wanted of it.
-    fn same(
+    pub(super) fn same(
         &mut self,
         op: Op,
         x: &Value,

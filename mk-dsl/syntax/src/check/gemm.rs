@@ -1,11 +1,13 @@
-//! `gemm(w)`: `[M, K] x [K, N] -> [M, N]`, and with a weight `[K, G, N]`, `[M, G, N]`.
+//! `gemm(w)`: `[M, K] x [K, N] -> [M, N]`, and with a weight `[K, G, N]`, `[M, G, N]`; the way back, `gemm(dy, w.t)`, contracts
+//! `[M, G, N]` with `[K, G, N]` over `G` and `N`.
 
 use super::chain::Call;
 use super::dims::Resolved;
-use super::{Checker, Ty, Value, Wanted};
+use super::{Checker, Shape, Ty, Value, Wanted};
 use crate::ast::Operand;
 use crate::messages;
 use crate::program::{DType, Op, Placement};
+use crate::span::Span;
 
 /// The placement of the product over one axis, from those of its operands.
 fn product(left: Placement, right: Placement) -> Option<Placement> {
@@ -89,6 +91,9 @@ impl<'a> Checker<'a, '_> {
             self.touch(operand);
             return None;
         };
+        if let (Some(turned), 3) = (operand.transposed, a.ty.dims.len()) {
+            return self.gemm_over_columns(&a, operand, turned, op);
+        }
         let dtype = if a.ty.dtype == DType::F32 { DType::Bf16 } else { a.ty.dtype };
         let shape = self.shape_before(operand, call.rest);
         let placement = self.infer_weight(&a, shape.n_dims(), call.rest);
@@ -148,5 +153,76 @@ impl<'a> Checker<'a, '_> {
         let ty = Ty { dtype: a.ty.dtype, dims, placement };
         let op = Op::Gemm { a_transposed: a.is_transposed, b_transposed: b.is_transposed };
         Some(self.push(op, vec![a.id, b.id], ty, a.gathered))
+    }
+
+    /// `[M, G, N]` by the transpose of `[K, G, N]`: `[M, K]`, summed over all columns. `turned` is where the `.t` stands.
+    fn gemm_over_columns(
+        &mut self,
+        a: &Value,
+        operand: Operand<'a>,
+        turned: Span,
+        op: Span,
+    ) -> Option<Value> {
+        use Placement::{Partial, Replicate, Shard};
+        let placement = a.ty.placement.iter().map(|p| match p {
+            Shard(0) | Partial => Replicate,
+            p => *p,
+        });
+        let wanted =
+            Wanted { dtype: a.ty.dtype, shape: Shape::Fresh(3), placement: placement.collect() };
+        let b = self.stored(operand.word, wanted)?;
+        let at = operand.word.span;
+        let n_before = self.sink.len();
+        let (&[m, g, n], &[k, b_g, b_n]) = (a.ty.dims.as_slice(), b.ty.dims.as_slice()) else {
+            let shape = self.show_dims(&b.ty.dims);
+            self.sink
+                .push(turned, messages::gemm_over_columns(&a.label, operand.word.text, &shape));
+            return None;
+        };
+        for (dim, left, right) in [(1, g, b_g), (2, n, b_n)] {
+            if !self.dims.unify(left, right) {
+                let (left, right) = (self.dims.show(left), self.dims.show(right));
+                self.sink
+                    .push(at, messages::gemm_contraction(&left, &right, operand.word.text, dim));
+            }
+        }
+        for value in [a, &b] {
+            if value.ty.dtype == DType::F32 {
+                self.sink.push(op, messages::gemm_dtype(&value.label));
+            }
+        }
+        if a.ty.dtype != b.ty.dtype && a.ty.dtype != DType::F32 && b.ty.dtype != DType::F32 {
+            let text = messages::dtype_mismatch("gemm", a.ty.dtype, &b.label, b.ty.dtype);
+            self.sink.push(at, text);
+        }
+        let mut placement = Vec::new();
+        for (axis, (&left, &right)) in a.ty.placement.iter().zip(&b.ty.placement).enumerate() {
+            let found = match (left, right) {
+                (Replicate, Replicate) => Replicate,
+                (Shard(left @ 1..), Shard(right)) if left == right => Partial,
+                (Replicate, Shard(0)) => Shard(1),
+                (Shard(0), Replicate) => Shard(0),
+                (Replicate, Partial) => Partial,
+                _ => {
+                    let shown = (self.mesh.show(left, axis), self.mesh.show(right, axis));
+                    let help = match left {
+                        Shard(dim @ 1..) => {
+                            format!("declare `{}` `@ shard({dim})`", operand.word.text)
+                        }
+                        Partial => "reduce it first: `reduce_scatter` or `all_reduce`".into(),
+                        _ => format!("declare `{}` `@ replicate`", operand.word.text),
+                    };
+                    self.sink.push(at, messages::gemm_placement(&shown.0, &shown.1, None, help));
+                    continue;
+                }
+            };
+            placement.push(found);
+        }
+        if self.sink.len() != n_before {
+            return None;
+        }
+        let ty = Ty { dtype: a.ty.dtype, dims: vec![m, k], placement };
+        let op = Op::Gemm { a_transposed: a.is_transposed, b_transposed: true };
+        Some(self.push(op, vec![a.id, b.id], ty, a.gathered.clone()))
     }
 }

@@ -66,8 +66,8 @@ fn columns(n_dims: usize) -> usize {
 
 /// Whether an operation has the shape of its input.
 fn keeps_shape(kind: Option<OpKind>) -> bool {
-    use OpKind::{Attention, Gemm, Lse, Ring, Swiglu, Unsupported};
-    !matches!(kind, None | Some(Gemm | Swiglu | Ring | Attention | Lse | Unsupported))
+    use OpKind::{Attention, Gemm, Lse, Ring, Swiglu, SwigluGrad, Unsupported};
+    !matches!(kind, None | Some(Gemm | Swiglu | SwigluGrad | Ring | Attention | Lse | Unsupported))
 }
 
 impl<'a> Checker<'a, '_> {

@@ -1,7 +1,7 @@
-//! `swiglu`: `[M, 2, F] -> [M, F]`, gate and up side by side in an axis of their own.
+//! `swiglu`: `[M, 2, F] -> [M, F]`, gate and up side by side in an axis of their own; `swiglu_grad` goes the way back.
 
 use super::chain::Call;
-use super::{Checker, Ty, Value};
+use super::{Checker, Shape, Ty, Value, Wanted};
 use crate::messages;
 use crate::program::{Op, Placement};
 
@@ -37,5 +37,43 @@ impl<'a> Checker<'a, '_> {
         let ty =
             Ty { dtype: input.ty.dtype, dims: vec![rows, columns], placement: placement.collect() };
         Some(self.push(Op::Swiglu, vec![input.id], ty, input.gathered))
+    }
+
+    /// `swiglu_grad(h)`: of the gradient `[M, F]` of `swiglu`'s result and of its input `[M, 2, F]`, the gradient of that input.
+    pub(super) fn swiglu_grad(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let second = call.args.operand(self.sink);
+        call.args.finish(self.sink);
+        let (second, at) = (second?, call.op.span);
+        let Some(d) = call.input else {
+            self.touch(second);
+            return None;
+        };
+        let n_before = self.sink.len();
+        if d.ty.placement.contains(&Placement::Partial) {
+            self.sink.push(at, messages::nonlinear_on_partial("swiglu_grad", &d.label));
+        }
+        let Ok([rows, columns]) = <[_; 2]>::try_from(d.ty.dims.as_slice()) else {
+            let shape = self.show_dims(&d.ty.dims);
+            self.sink.push(at, messages::swiglu_grad_rank(&d.label, &shape));
+            return None;
+        };
+        let placement: Vec<Placement> =
+            d.ty.placement
+                .iter()
+                .map(|p| match p {
+                    Placement::Shard(1) => Placement::Shard(2),
+                    p => *p,
+                })
+                .collect();
+        let dims = vec![rows, self.dims.lit(2), columns];
+        let shape = Shape::Like(dims.clone());
+        let wanted = Wanted { dtype: d.ty.dtype, shape, placement: placement.clone() };
+        let h = self.value(second, wanted)?;
+        self.same(Op::SwigluGrad, &d, &h, (&dims, &placement), at, second)?;
+        if self.sink.len() != n_before {
+            return None;
+        }
+        let ty = Ty { dtype: d.ty.dtype, dims, placement };
+        Some(self.push(Op::SwigluGrad, vec![d.id, h.id], ty, d.gathered))
     }
 }

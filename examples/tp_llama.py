@@ -1,0 +1,221 @@
+"""Trains a small Llama, tensor-parallel with sequence parallelism: mk.nn beside torch.nn.Linear.
+
+    python examples/tp_llama.py --device cpu                                  # one process, the reference world
+    torchrun --nproc-per-node 4 examples/tp_llama.py --device cpu             # four processes over gloo
+    torchrun --nproc-per-node 8 examples/tp_llama.py                          # a GPU each; one GPU is fine, too
+
+Grouped queries, rotary positions, SwiGLU, attention by torch on each rank's heads. At every step the model's gradients are compared with
+float32 ones, and so are those of the same model made of bfloat16 torch operations: mk's may be 1.2 times as far away, or the program ends with
+status 1. (Gradients of less than a hundredth of the largest are left out: they are rounding on either side.) Both then take the same step, from
+weights in float32.
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import mk
+import mk.nn
+
+
+class Norm(torch.nn.Module):
+    def __init__(self, hidden, **how):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(hidden, **how))
+
+    def forward(self, x):
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), 1e-5).to(x.dtype)
+
+
+def rotate(x):
+    """Rotary positions of ``[tokens, heads, size]``."""
+    tokens, _, size = x.shape
+    angles = torch.arange(tokens, device=x.device)[:, None] * 10000.0 ** (-torch.arange(0, size, 2, device=x.device) / size)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
+def attention(q, k, v, size):
+    q, k, v = (t.view(t.shape[0], -1, size) for t in (q, k, v))
+    groups = q.shape[1] // k.shape[1]
+    q, k = rotate(q), rotate(k)
+    k, v = (t.repeat_interleave(groups, 1) for t in (k, v))
+    out = F.scaled_dot_product_attention(*(t.transpose(0, 1)[None] for t in (q, k, v)), is_causal=True)
+    return out[0].transpose(0, 1).flatten(1)
+
+
+class Parallel(torch.nn.Module):
+    """A layer on this rank's parts, by mk."""
+
+    def __init__(self, c, world, **how):
+        super().__init__()
+        t = "bf16"
+        heads = "fn heads(x: {0}[M, K] @ shard(0), q: {0}[N, K] @ shard(0), k: {0}[G, K] @ shard(0), v: {0}[G, K] @ shard(0)) {{ let whole = gather(x); (whole -> gemm(q.t), whole -> gemm(k.t), whole -> gemm(v.t)) }}"
+        # Queries, keys and values of one gathered input are one kernel.
+        self.heads = mk.compile(heads.format(t), world, reserve_sms="nccl" if world.size > 1 and world.devices else 0)
+        self.size, r = c.size, world.size
+        make = lambda *shape: torch.nn.Parameter(torch.empty(*shape, **how))
+        self.q, self.k, self.v = (make(n * c.size // r, c.hidden) for n in (c.heads, c.kv_heads, c.kv_heads))
+        self.out = mk.nn.RowParallelLinear(c.heads * c.size, c.hidden, world, bias=False, **how)
+        self.mlp = mk.nn.GatedMLP(c.hidden, c.ffn, world, **how)
+        self.before, self.between = Norm(c.hidden, **how), Norm(c.hidden, **how)
+
+    def forward(self, x):
+        x = x + self.out(attention(*self.heads(self.before(x), self.q, self.k, self.v), self.size))
+        return x + self.mlp(self.between(x))
+
+
+class Dense(torch.nn.Module):
+    """The same layer, whole, by torch: the master weights."""
+
+    def __init__(self, c, **how):
+        super().__init__()
+        self.size = c.size
+        linear = lambda i, o: torch.nn.Linear(i, o, bias=False, **how)
+        self.q, self.k, self.v = (linear(c.hidden, n * c.size) for n in (c.heads, c.kv_heads, c.kv_heads))
+        self.out, self.gate, self.up, self.down = (
+            linear(*n) for n in ((c.heads * c.size, c.hidden), (c.hidden, c.ffn), (c.hidden, c.ffn), (c.ffn, c.hidden)))
+        self.before, self.between = Norm(c.hidden, **how), Norm(c.hidden, **how)
+
+    def forward(self, x):
+        h = self.before(x)
+        x = x + self.out(attention(self.q(h), self.k(h), self.v(h), self.size))
+        h = self.between(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class Model(torch.nn.Module):
+    """Embedding and head are whole on every rank; layers are given."""
+
+    def __init__(self, c, layers, **how):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(c.vocabulary, c.hidden, **how)
+        self.layers = torch.nn.ModuleList(layers)
+        self.norm = Norm(c.hidden, **how)
+
+    def forward(self, tokens, wrap=lambda layer, x: layer(x)):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = wrap(layer, x)
+        return (self.norm(x) @ self.embedding.weight.t()).float()
+
+
+@torch.no_grad()
+def distribute(dense, parallel, rank, ranks):
+    """Every rank's parts of the dense weights."""
+    rows, columns = (lambda t: t.chunk(ranks)[rank]), (lambda t: t.chunk(ranks, 1)[rank])
+    parallel.embedding.weight.copy_(dense.embedding.weight)
+    parallel.norm.weight.copy_(dense.norm.weight)
+    for d, p in zip(dense.layers, parallel.layers):
+        for name in ("q", "k", "v"):
+            getattr(p, name).copy_(rows(getattr(d, name).weight))
+        p.out.weight.copy_(columns(d.out.weight))
+        p.mlp.load(rows(d.gate.weight), rows(d.up.weight), columns(d.down.weight))
+        p.before.weight.copy_(d.before.weight)
+        p.between.weight.copy_(d.between.weight)
+
+
+def gradients(model, rank, ranks, dense):
+    """By name, float32, each rank's parts: of a dense model cut as those of the parallel one."""
+    rows, columns = (lambda t: t.chunk(ranks)[rank]), (lambda t: t.chunk(ranks, 1)[rank])
+    found = {}
+    for i, layer in enumerate(model.layers):
+        if dense:
+            parts = {n: rows(getattr(layer, n).weight.grad) for n in ("q", "k", "v", "gate", "up")}
+            parts |= {"out": columns(layer.out.weight.grad), "down": columns(layer.down.weight.grad)}
+        else:
+            w = layer.mlp.gate_up.grad
+            parts = {"q": layer.q.grad, "k": layer.k.grad, "v": layer.v.grad, "out": layer.out.weight.grad,
+                     "gate": w[:, 0].t(), "up": w[:, 1].t(), "down": layer.mlp.down.grad.t()}
+        found |= {f"{i}.{n}": g.float() for n, g in parts.items()}
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description="a small Llama learns: mk.nn beside torch.nn.Linear")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    for name, default in (("tokens", 0), ("hidden", 0), ("ffn", 0), ("layers", 8), ("heads", 8), ("kv-heads", 4), ("vocabulary", 512), ("steps", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--mode", choices=("eager", "compiled", "checkpointed"), default="eager")
+    c = parser.parse_args()
+    small = c.device == "cpu"
+    c.tokens, c.hidden, c.ffn, c.steps = (given or (a if small else b) for given, a, b in (
+        (c.tokens, 64, 2048), (c.hidden, 64, 1024), (c.ffn, 192, 2816), (c.steps, 10, 200)))
+    c.size = c.hidden // c.heads
+    several = "RANK" in os.environ
+    if c.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if several:
+        dist.init_process_group("gloo" if small else "cpu:gloo,cuda:nccl")
+    world = mk.World.reference() if small else mk.World.from_torch() if several else mk.World.local(1)
+    rank, ranks = world.ranks[0], world.size
+    if any(n % ranks for n in (c.tokens, c.kv_heads, c.ffn)):
+        sys.exit(f"--tokens, --kv-heads and --ffn must be multiples of the {ranks} ranks")
+    say = print if rank == 0 else lambda *_: None
+    say(f"{world}: {c.layers} layers, hidden {c.hidden}, ffn {c.ffn}, {c.tokens} tokens, {c.mode}")
+
+    torch.manual_seed(0)
+    how = {"device": c.device, "dtype": torch.float32}
+    half = {**how, "dtype": torch.bfloat16}
+    master = Model(c, [Dense(c, **how) for _ in range(c.layers)], **how)
+    with torch.no_grad():
+        master.embedding.weight.mul_(0.02)
+    torchs = Model(c, [Dense(c, **half) for _ in range(c.layers)], **half)
+    ours = Model(c, [Parallel(c, world, **half) for _ in range(c.layers)], **half)
+    wrap = lambda layer, x: layer(x)
+    if c.mode == "checkpointed":
+        wrap = lambda layer, x: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    if c.mode == "compiled":
+        for layer in ours.layers:
+            layer.compile(fullgraph=True, backend="inductor" if not small else "aot_eager")
+    optimizer, losses = torch.optim.AdamW(master.parameters(), lr=0.02 * c.hidden**-0.5), []
+    exact = torch.Generator().manual_seed(1)
+    data = torch.randint(c.vocabulary, (c.tokens + 1,), generator=exact).to(c.device)
+    worst = 0.0
+    for step in range(c.steps):
+        text = data.roll(step)
+        tokens, targets = text[:-1], text[1:]
+        mine = slice(rank * c.tokens // ranks, (rank + 1) * c.tokens // ranks)
+        with torch.no_grad():
+            for a, b in zip(torchs.parameters(), master.parameters()):
+                a.copy_(b)
+        distribute(torchs, ours, rank, ranks)
+        for model in (master, torchs, ours):
+            model.zero_grad()
+        reference = F.cross_entropy(master(tokens), targets)
+        reference.backward()
+        theirs = F.cross_entropy(torchs(tokens), targets)
+        theirs.backward()
+        # Each rank has the loss of its tokens; what it adds to the mean.
+        loss = F.cross_entropy(ours(tokens[mine], wrap), targets[mine], reduction="sum") / c.tokens
+        loss.backward()
+        want, their, our = (gradients(m, rank, ranks, d) for m, d in ((master, True), (torchs, True), (ours, False)))
+        largest = max(g.norm() for g in want.values())
+        # A gradient that is nothing beside the others is rounding on either side.
+        judged = [n for n in want if want[n].norm() > 0.01 * largest]
+        error = lambda found: max(((found[n] - want[n]).norm() / want[n].norm()).item() for n in judged)
+        errors = torch.tensor([error(our), error(their)], dtype=torch.float64)
+        total = torch.tensor([loss.item()], dtype=torch.float64)
+        if several:
+            dist.all_reduce(errors, dist.ReduceOp.MAX)
+            dist.all_reduce(total)
+        a, b = errors.tolist()
+        worst = max(worst, a / b)
+        losses.append((total.item(), theirs.item(), reference.item()))
+        if step % max(1, c.steps // 10) == 0 or step == c.steps - 1:
+            say(f"step {step:3}: loss {total.item():.4f} (torch {theirs.item():.4f}), worst gradient error {a:.2e} (torch {b:.2e})")
+        optimizer.step()
+    good = worst <= 1.2 and abs(losses[-1][0] / losses[-1][1] - 1) < 0.01 and losses[-1][0] < losses[0][0]
+    say(f"{'PASS' if good else 'FAIL'}: gradients at most {worst:.2f} times as far from float32 as torch's; loss {losses[0][0]:.4f} to {losses[-1][0]:.4f}")
+    if several:
+        dist.destroy_process_group()
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+//! Some operations of a program as the text of a pipeline of their own.
+
+use crate::program::{
+    AxisId, Def, Dim, Node, Op, Placement, Program, SymbolKind, TensorType, ValueId,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
+
+/// Which operations, and which of their values are results.
+#[derive(Clone, Debug)]
+pub struct Excerpt<'p> {
+    /// The program that they are of.
+    pub program: &'p Program,
+    /// The name of the pipeline.
+    pub name: String,
+    /// The operations by their results, each after its operands.
+    pub nodes: Vec<ValueId>,
+    /// The results.
+    pub results: Vec<ValueId>,
+    /// Write `[M, G, N]` as a matrix of `G * N` columns, which it is in memory. Where columns are sharded, ranks must have equal
+    /// parts of `N`.
+    pub flat: bool,
+    /// Write runtime symbols as fixed ones.
+    pub fixed: bool,
+}
+
+impl<'p> Excerpt<'p> {
+    /// All of a program.
+    pub fn whole(program: &'p Program) -> Excerpt<'p> {
+        Excerpt {
+            program,
+            name: program.name().to_owned(),
+            nodes: program.nodes().iter().map(|n| n.result).collect(),
+            results: program.results().to_vec(),
+            flat: false,
+            fixed: false,
+        }
+    }
+
+    /// What the operations read and do not compute, in order of their first use by the program: the parameters of the text.
+    pub fn inputs(&self) -> Vec<ValueId> {
+        let made: BTreeSet<ValueId> = self.nodes.iter().copied().collect();
+        let nodes = self.nodes.iter().filter_map(|id| self.node(*id));
+        let read: BTreeSet<ValueId> = nodes.flat_map(|n| n.inputs.iter().copied()).collect();
+        let results = self.results.iter().copied();
+        let all: BTreeSet<ValueId> = read.into_iter().chain(results).collect();
+        all.into_iter().filter(|id| !made.contains(id)).collect()
+    }
+
+    /// What the text calls a value: as the program does, or by its number.
+    pub fn value_name(&self, id: ValueId) -> String {
+        let program = self.program;
+        if let Some(tensor) = program.tensors().get(id.index()) {
+            return tensor.name.clone();
+        }
+        let position = program.results().iter().position(|r| *r == id);
+        let made_up = |name: &str| {
+            let digits = name.strip_prefix("out").map(|rest| rest.trim_end_matches('_'));
+            digits.is_some_and(|d| d.chars().all(|c| c.is_ascii_digit()))
+        };
+        if let Some(name) = position.and_then(|i| program.result_names().get(i))
+            && !made_up(name)
+        {
+            return name.clone();
+        }
+        let mut name = format!("v{}", id.index());
+        while program.tensor(&name).is_some() || program.result_names().contains(&name) {
+            name.push('_');
+        }
+        name
+    }
+
+    /// The text, for [`Program::parse`].
+    pub fn text(&self) -> String {
+        let symbols = self.program.symbols().iter();
+        let inputs = self.inputs();
+        let params: Vec<String> = inputs
+            .iter()
+            .filter_map(|id| {
+                let ty = self.show_type(self.program.ty(*id)?);
+                Some(format!("{}: {ty}", self.value_name(*id)))
+            })
+            .collect();
+        let seen: BTreeSet<usize> = inputs
+            .iter()
+            .filter_map(|id| self.program.ty(*id))
+            .flat_map(|ty| &ty.dims)
+            .filter_map(|d| match d {
+                Dim::Sym(id) => Some(id.index()),
+                Dim::Lit(_) => None,
+            })
+            .collect();
+        let runtime = symbols.enumerate().filter(|(i, _)| seen.contains(i) && !self.fixed);
+        let runtime: Vec<String> = runtime
+            .filter_map(|(_, s)| match s.kind {
+                SymbolKind::Fixed => None,
+                SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
+                SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
+            })
+            .collect();
+        let runtime = match runtime.is_empty() {
+            true => String::new(),
+            false => format!("<{}>", runtime.join(", ")),
+        };
+        let mut text = format!("fn {}{runtime}({}) {{\n", self.name, params.join(", "));
+        let inlined = self.inlined();
+        for id in self.nodes.iter().filter(|id| !inlined.contains(id)) {
+            if self.results.as_slice() == [*id] {
+                continue;
+            }
+            // Writing to a String cannot fail.
+            let _ =
+                writeln!(text, "    let {} = {};", self.value_name(*id), self.chain(*id, &inlined));
+        }
+        let result = |id: &ValueId| match self.results.len() {
+            1 => self.chain(*id, &inlined),
+            _ => self.value_name(*id),
+        };
+        let results: Vec<String> = self.results.iter().map(result).collect();
+        let results = match results.as_slice() {
+            [one] => one.clone(),
+            list => format!("({})", list.join(", ")),
+        };
+        let _ = write!(text, "    {results}\n}}\n");
+        text
+    }
+
+    fn node(&self, id: ValueId) -> Option<&'p Node> {
+        match self.program.def(id) {
+            Some(Def::Node(node)) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// The values that one operation reads, as they lie and as its first operand: chains go on with them.
+    fn inlined(&self) -> BTreeSet<ValueId> {
+        let mut uses: BTreeMap<ValueId, (usize, bool)> = BTreeMap::new();
+        for node in self.nodes.iter().filter_map(|id| self.node(*id)) {
+            for (i, input) in node.inputs.iter().enumerate() {
+                // A transposed operand, or one of several, stands by its name.
+                let turned = matches!(
+                    node.op,
+                    Op::Gemm { a_transposed: true, .. } | Op::Attention { .. } | Op::Lse
+                );
+                let (n, first) = uses.entry(*input).or_insert((0, true));
+                *n += 1;
+                *first &= i == 0 && !turned;
+            }
+        }
+        let fits = |id: &&ValueId| {
+            uses.get(id).is_some_and(|u| *u == (1, true)) && !self.results.contains(id)
+        };
+        self.nodes.iter().filter(fits).copied().collect()
+    }
+
+    /// A value's chain, from the first operand that has a name.
+    fn chain(&self, id: ValueId, inlined: &BTreeSet<ValueId>) -> String {
+        let mut nodes = Vec::new();
+        let mut at = id;
+        while let Some(node) = self.node(at).filter(|_| self.nodes.contains(&at)) {
+            nodes.push(node);
+            let Some(first) = node.inputs.first().copied() else { break };
+            at = first;
+            if !inlined.contains(&at) {
+                break;
+            }
+        }
+        let Some(head) = nodes.pop() else { return self.value_name(id) };
+        let mut text = self.head(head);
+        while let Some(node) = nodes.pop() {
+            text += " -> ";
+            text += &self.stage(node, self.arguments(node, 1));
+        }
+        text
+    }
+
+    fn head(&self, node: &Node) -> String {
+        match node.op {
+            Op::Attention { causal, scale, ring } => {
+                let mut arguments = self.arguments(node, 0);
+                let more = causal.then(|| "causal".to_owned());
+                let scale = scale.map(|scale| format!("scale = {scale:?}"));
+                let (q, kv) = arguments.split_at(1.min(arguments.len()));
+                let (mut text, mut list) = (String::new(), arguments.clone());
+                if ring.is_some() {
+                    text = format!("ring({}) -> ", kv.join(", "));
+                    list = q.to_vec();
+                }
+                arguments = list.into_iter().chain(more).chain(scale).collect();
+                text + &format!("attention({})", arguments.join(", "))
+            }
+            Op::Gather { .. }
+            | Op::Gemm { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. } => self.stage(node, self.arguments(node, 0)),
+            _ => {
+                let first = self.arguments(node, 0).into_iter().next().unwrap_or_default();
+                format!("{first} -> {}", self.stage(node, self.arguments(node, 1)))
+            }
+        }
+    }
+
+    /// Operands from the given one on.
+    fn arguments(&self, node: &Node, from: usize) -> Vec<String> {
+        let mut list: Vec<String> = node.inputs.iter().map(|id| self.value_name(*id)).collect();
+        if let Op::Gemm { a_transposed, b_transposed } = node.op {
+            for (name, turned) in list.iter_mut().zip([a_transposed, b_transposed]) {
+                if turned {
+                    name.push_str(".t");
+                }
+            }
+        }
+        list.split_off(from.min(list.len()))
+    }
+
+    fn stage(&self, node: &Node, mut arguments: Vec<String>) -> String {
+        let several = self.program.mesh_axes().len() > 1;
+        let axis = |axis: AxisId| self.program.mesh_axes().get(axis.index()).cloned();
+        match node.op {
+            Op::Gather { axis: a, .. } | Op::AllReduce { axis: a } if several => {
+                arguments.extend(axis(a))
+            }
+            Op::ReduceScatter { axis: a, dim } => {
+                arguments.extend(axis(a).filter(|_| several));
+                if dim != 0 {
+                    arguments.push(format!("dim = {dim}"));
+                }
+            }
+            Op::Scale(factor) => arguments.push(format!("{factor:?}")),
+            Op::Cast(to) => arguments.push(to.name().into()),
+            _ => {}
+        }
+        match arguments.is_empty() {
+            true => node.op.name().to_owned(),
+            false => format!("{}({})", node.op.name(), arguments.join(", ")),
+        }
+    }
+
+    fn show_type(&self, ty: &TensorType) -> String {
+        let [m, g, n] = ty.dims.as_slice() else { return self.program.show_type(ty) };
+        if !self.flat {
+            return self.program.show_type(ty);
+        }
+        let name = |dim: &Dim| match dim {
+            Dim::Lit(n) => n.to_string(),
+            Dim::Sym(id) => self
+                .program
+                .symbols()
+                .get(id.index())
+                .map_or_else(|| id.to_string(), |s| s.name.clone()),
+        };
+        let columns = match (g, n) {
+            (Dim::Lit(g), Dim::Lit(n)) => g.saturating_mul(*n).to_string(),
+            _ => {
+                let mut columns = format!("{}_{}", name(n), name(g));
+                if columns.starts_with(|c: char| c.is_ascii_digit()) {
+                    columns.insert(0, 'n');
+                }
+                while self.program.symbol(&columns).is_some() {
+                    columns.push('_');
+                }
+                columns
+            }
+        };
+        let placement: Vec<Placement> = ty
+            .placement
+            .iter()
+            .map(|p| if let Placement::Shard(1..) = p { Placement::Shard(1) } else { *p })
+            .collect();
+        let placement = crate::print::placements(&placement, self.program.mesh_axes());
+        format!("{}[{}, {columns}] @ {placement}", ty.dtype, name(m))
+    }
+}

@@ -1,0 +1,161 @@
+//! The backward under construction: a list of operations by name, with placements, that the checker then reads as text.
+
+use crate::program::{DType, Placement};
+use std::{collections::BTreeSet, fmt::Write as _};
+
+/// A value of the draft: a parameter, or the result of an operation.
+pub(super) type Id = usize;
+
+#[derive(Clone, Debug)]
+pub(super) struct Value {
+    pub name: String,
+    pub placement: Placement,
+    /// The type of a gradient, or of what is computed with one: of 16 bits.
+    pub dtype: DType,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    /// With its type as the source writes it.
+    Param(String),
+    /// The operation, and its operands, some of them the other way round.
+    Op { stage: String, operands: Vec<(Id, bool)> },
+}
+
+/// Parameters and operations, in order.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    pub values: Vec<Value>,
+    taken: BTreeSet<String>,
+}
+
+impl Draft {
+    /// A draft in which these names are taken.
+    pub fn new(taken: BTreeSet<String>) -> Draft {
+        Draft { values: Vec::new(), taken }
+    }
+
+    fn fresh(&mut self, name: &str) -> String {
+        let mut name = name.to_owned();
+        while !self.taken.insert(name.clone()) {
+            name.push('_');
+        }
+        name
+    }
+
+    /// A parameter, called so or much like it.
+    pub fn param(&mut self, name: &str, ty: String, placement: Placement, dtype: DType) -> Id {
+        let name = self.fresh(name);
+        self.push(name, placement, dtype, Kind::Param(ty))
+    }
+
+    /// A parameter that is called as one of the pipeline.
+    pub fn param_called(
+        &mut self,
+        name: &str,
+        ty: String,
+        placement: Placement,
+        dtype: DType,
+    ) -> Id {
+        self.push(name.to_owned(), placement, dtype, Kind::Param(ty))
+    }
+
+    /// An operation of some values; `detail` stands behind them.
+    pub fn op(
+        &mut self,
+        name: &str,
+        operands: &[Id],
+        detail: Option<String>,
+        (placement, dtype): (Placement, DType),
+    ) -> Id {
+        let operands = operands.iter().map(|id| (*id, false)).collect();
+        let stage = match detail {
+            Some(detail) => format!("{name} {detail}"),
+            None => name.to_owned(),
+        };
+        let name = self.fresh(&format!("g{}", self.values.len()));
+        self.push(name, placement, dtype, Kind::Op { stage, operands })
+    }
+
+    /// The product of two values, as they lie or the other way round.
+    pub fn gemm(&mut self, a: (Id, bool), b: (Id, bool)) -> Id {
+        use Placement::{Partial, Replicate, Shard};
+        let read = |(id, turned): (Id, bool)| match (self.values[id].placement, turned) {
+            (Shard(0), true) => Shard(1),
+            (Shard(1..), true) => Shard(0),
+            (p, _) => p,
+        };
+        // What the checker makes of them; pairs that it refuses are refused there.
+        let placement = match (read(a), read(b)) {
+            (Replicate, Shard(dim @ 1..)) => Shard(dim),
+            (Replicate, Shard(0)) => Replicate,
+            (Shard(1..), Shard(0)) | (Replicate, Partial) => Partial,
+            (Shard(0), Replicate) => Shard(0),
+            _ => Replicate,
+        };
+        let dtype = self.values[a.0].dtype;
+        let name = self.fresh(&format!("g{}", self.values.len()));
+        self.push(name, placement, dtype, Kind::Op { stage: "gemm".into(), operands: vec![a, b] })
+    }
+
+    fn push(&mut self, name: String, placement: Placement, dtype: DType, kind: Kind) -> Id {
+        self.values.push(Value { name, placement, dtype, kind });
+        self.values.len() - 1
+    }
+
+    /// What these values are made of.
+    pub fn used(&self, results: &[Id]) -> BTreeSet<Id> {
+        let mut used: BTreeSet<Id> = results.iter().copied().collect();
+        for (id, value) in self.values.iter().enumerate().rev() {
+            if let (true, Kind::Op { operands, .. }) = (used.contains(&id), &value.kind) {
+                used.extend(operands.iter().map(|(id, _)| *id));
+            }
+        }
+        used
+    }
+
+    /// The text of a pipeline with these results, of what they are made of; `runtime` stands before the parameters.
+    pub fn text(&self, name: &str, runtime: &str, used: &BTreeSet<Id>, results: &[Id]) -> String {
+        let (mut params, mut lets) = (Vec::new(), String::new());
+        for value in used.iter().map(|id| &self.values[*id]) {
+            match &value.kind {
+                Kind::Param(ty) => params.push(format!("{}: {ty}", value.name)),
+                Kind::Op { stage, operands } => {
+                    let operand = |(id, turned): &(Id, bool)| {
+                        format!("{}{}", self.values[*id].name, if *turned { ".t" } else { "" })
+                    };
+                    let mut list: Vec<String> = operands.iter().map(operand).collect();
+                    let (stage, detail) = stage.split_once(' ').unwrap_or((stage, ""));
+                    list.extend((!detail.is_empty()).then(|| detail.to_owned()));
+                    // Writing to a String cannot fail.
+                    let _ = match list.split_first() {
+                        Some((head, [])) => {
+                            writeln!(lets, "    let {} = {head} -> {stage};", value.name)
+                        }
+                        Some((head, rest)) => {
+                            writeln!(
+                                lets,
+                                "    let {} = {head} -> {stage}({});",
+                                value.name,
+                                rest.join(", ")
+                            )
+                        }
+                        None => Ok(()),
+                    };
+                }
+            }
+        }
+        let results: Vec<&str> = results.iter().map(|id| self.values[*id].name.as_str()).collect();
+        let results = match results.as_slice() {
+            [one] => (*one).to_owned(),
+            list => format!("({})", list.join(", ")),
+        };
+        format!("fn {name}{runtime}({}) {{\n{lets}    {results}\n}}\n", params.join(", "))
+    }
+
+    /// Calls an operation's value so, or much like it.
+    pub fn call(&mut self, id: Id, name: &str) {
+        self.values[id].name = self.fresh(name);
+    }
+}

@@ -1,0 +1,43 @@
+//! Why a program has no backward.
+
+use crate::diag::Diagnostics;
+
+/// Why a program has no backward.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GradError {
+    /// The mesh has several axes.
+    #[error(
+        "the mesh has {axes} axes, and gradients are derived on one\n  = help: write a backward by hand"
+    )]
+    Axes {
+        /// How many.
+        axes: usize,
+    },
+    /// An operation has no derivative here.
+    #[error("`{op}` has no derivative here: {why}\n  = help: {help}")]
+    Operation {
+        /// Its name.
+        op: &'static str,
+        /// Why.
+        why: &'static str,
+        /// What to do.
+        help: &'static str,
+    },
+    /// A parameter of which the gradient is wanted is none.
+    #[error("the pipeline has no parameter {index}: it has {count}")]
+    Parameter {
+        /// Its position.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The text that was derived is wrong: a defect of mk.
+    #[error("the derived text is wrong, which is a defect of mk:\n{text}\n{diagnostics}")]
+    Derived {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        diagnostics: Diagnostics,
+    },
+}

@@ -1,0 +1,157 @@
+//! Derivatives of programs: from a checked pipeline its backward, as the text of another one, checked by the same checker.
+//!
+//! One walk over the operations in reverse. The gradient of a value that is sharded is sharded alike; of one that is whole on every
+//! rank, it is whole, or a sum over the ranks, as the operations that read the value leave it; of the summands of a sum, each rank
+//! gets the whole gradient.
+//!
+//! | operation | backward |
+//! | --- | --- |
+//! | `gather` | `reduce_scatter` |
+//! | `reduce_scatter` | `gather` |
+//! | `all_reduce` | nothing |
+//! | `gemm` | a `gemm` for each operand |
+//! | `bias` | the sum over the rows, as a product with a column of ones |
+//! | `gelu`, `gelu_tanh`, `silu`, `relu` | their `_grad`, of the value before them (of `relu`, of its result) |
+//! | `swiglu` | `swiglu_grad` |
+//! | `mul`, `add`, `scale`, `cast` | `mul`, nothing, `scale`, `cast` |
+//!
+//! What a rank's part of a sum adds to the gradient of a parameter that all ranks have is summed by an `all_reduce`. Gradients have
+//! 16 bits, as the operands of products.
+
+mod draft;
+mod error;
+mod rules;
+
+use crate::excerpt::Excerpt;
+use crate::program::{Program, SymbolKind};
+pub use error::GradError;
+use rules::Walk;
+
+/// Where backward has a value from that forward computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Keep {
+    /// Forward saves it: one more result.
+    #[default]
+    Saved,
+    /// Backward computes it again.
+    Again,
+}
+
+/// What forward saves for backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Saves {
+    /// Gathered parameters: `M * K` elements on each rank, or another `gather`.
+    pub gathered: Keep,
+    /// Values behind `gelu`, `silu`, `relu`, `swiglu` that a product reads; those before them are saved in any case.
+    pub activations: Keep,
+}
+
+/// What a parameter of a backward is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// The gradient of a result of the pipeline, by position; of a result in f32 in 16 bits. Sharded as the result is. Of a
+    /// result that is whole on every rank it is whole, too; but where `gather` gives the result, what each rank adds to it.
+    Gradient(usize),
+    /// A parameter of the pipeline, by position.
+    Parameter(usize),
+    /// What forward saved: a result of [`Gradient::forward`], by position.
+    Saved(usize),
+    /// A matrix of ones.
+    Ones,
+}
+
+/// Where a gradient is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A result of the backward, by position.
+    Result(usize),
+    /// The first column of one.
+    Column(usize),
+    /// The gradient of a result of the pipeline, by position, as it is given.
+    Given(usize),
+}
+
+/// A pipeline and its backward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradient {
+    /// The pipeline with more results: those of the pipeline come first, then what is saved.
+    pub forward: Program,
+    /// The backward; `None` if every gradient is one that is given.
+    pub backward: Option<Program>,
+    /// Its parameters.
+    pub inputs: Vec<Input>,
+    /// For each parameter of the pipeline of which the gradient is wanted, its position, and where the gradient is.
+    pub gradients: Vec<(usize, Source)>,
+}
+
+/// Derives the gradients of parameters, `wanted` by position, or of all.
+///
+/// # Errors
+/// [`GradError`], for a program without a backward.
+pub fn grad(
+    program: &Program,
+    wanted: Option<&[usize]>,
+    saves: Saves,
+) -> Result<Gradient, GradError> {
+    let axes = program.mesh_axes().len();
+    if axes != 1 {
+        return Err(GradError::Axes { axes });
+    }
+    let count = program.tensors().len();
+    let all: Vec<usize> = (0..count).collect();
+    let wanted = wanted.unwrap_or(&all);
+    if let Some(&index) = wanted.iter().find(|i| **i >= count) {
+        return Err(GradError::Parameter { index, count });
+    }
+    let mut walk = Walk::new(program, wanted, saves);
+    walk.run()?;
+    let outputs = walk.outputs(wanted)?;
+    let Walk { mut draft, saved, given, .. } = walk;
+
+    let mut forward = Excerpt::whole(program);
+    forward.results.extend(saved.iter().copied());
+    let forward = parse(&forward.text())?;
+
+    let mut results: Vec<draft::Id> = Vec::new();
+    let mut gradients = Vec::new();
+    for output in &outputs {
+        let passed = given.iter().find(|(id, _)| *id == output.value);
+        let source = if let Some((_, Input::Gradient(i))) = passed {
+            Source::Given(*i)
+        } else {
+            let position = results.iter().position(|id| *id == output.value);
+            let position = position.unwrap_or_else(|| {
+                draft
+                    .call(output.value, &format!("d_{}", program.tensors()[output.parameter].name));
+                results.push(output.value);
+                results.len() - 1
+            });
+            if output.column { Source::Column(position) } else { Source::Result(position) }
+        };
+        gradients.push((output.parameter, source));
+    }
+    if results.is_empty() {
+        return Ok(Gradient { forward, backward: None, inputs: Vec::new(), gradients });
+    }
+    let used = draft.used(&results);
+    let inputs = given.iter().filter(|(id, _)| used.contains(id)).map(|(_, input)| *input);
+    let inputs = inputs.collect();
+    let runtime = program.symbols().iter().filter_map(|s| match s.kind {
+        SymbolKind::Fixed => None,
+        SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
+        SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
+    });
+    let runtime: Vec<String> = runtime.collect();
+    let runtime = match runtime.is_empty() {
+        true => String::new(),
+        false => format!("<{}>", runtime.join(", ")),
+    };
+    let name = format!("{}_backward", program.name());
+    let backward = Some(parse(&draft.text(&name, &runtime, &used, &results))?);
+    Ok(Gradient { forward, backward, inputs, gradients })
+}
+
+fn parse(text: &str) -> Result<Program, GradError> {
+    Program::parse(text)
+        .map_err(|diagnostics| GradError::Derived { text: text.to_owned(), diagnostics })
+}

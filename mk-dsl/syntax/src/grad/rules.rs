@@ -1,0 +1,454 @@
+//! The rules, operation by operation.
+
+use super::{
+    GradError, Input, Keep, Saves,
+    draft::{Draft, Id},
+};
+use crate::excerpt::Excerpt;
+use crate::program::{Curve, DType, Def, Dim, Node, Op, Placement, Program, TensorType, ValueId};
+use std::collections::BTreeMap;
+
+/// Columns of the ones that a matrix is multiplied by where its rows are summed up: rows of 16 bytes.
+const ONES: usize = 8;
+
+/// The gradient of a parameter.
+pub(super) struct Output {
+    pub parameter: usize,
+    pub value: Id,
+    /// Its first column alone.
+    pub column: bool,
+}
+
+/// The walk from results to parameters.
+pub(super) struct Walk<'p> {
+    program: &'p Program,
+    saves: Saves,
+    /// By value: whether a gradient that is wanted depends on its gradient.
+    needed: Vec<bool>,
+    /// By value: its gradient so far.
+    gradients: Vec<Option<Id>>,
+    /// Values of forward, in the backward.
+    here: BTreeMap<ValueId, Id>,
+    ones: Vec<(Dim, Placement, DType, Id)>,
+    pub draft: Draft,
+    /// What forward saves, beside its results.
+    pub saved: Vec<ValueId>,
+    /// The parameters of the backward.
+    pub given: Vec<(Id, Input)>,
+    /// Sums over rows: a column of ones each.
+    sums: Vec<Id>,
+}
+
+impl<'p> Walk<'p> {
+    pub fn new(program: &'p Program, wanted: &[usize], saves: Saves) -> Walk<'p> {
+        let mut needed = vec![false; program.n_values()];
+        for i in wanted {
+            needed[*i] = true;
+        }
+        for node in program.nodes() {
+            needed[node.result.index()] = node.inputs.iter().any(|i| needed[i.index()]);
+        }
+        let taken = program.tensors().iter().map(|t| t.name.clone());
+        let taken = taken.chain(program.symbols().iter().map(|s| s.name.clone())).collect();
+        Walk {
+            program,
+            saves,
+            needed,
+            gradients: vec![None; program.n_values()],
+            here: BTreeMap::new(),
+            ones: Vec::new(),
+            draft: Draft::new(taken),
+            saved: Vec::new(),
+            given: Vec::new(),
+            sums: Vec::new(),
+        }
+    }
+
+    pub fn run(&mut self) -> Result<(), GradError> {
+        let program = self.program;
+        for (i, (id, name)) in program.results().iter().zip(program.result_names()).enumerate() {
+            if !self.needed[id.index()] {
+                continue;
+            }
+            let (placement, dtype) = (self.gradient_placement(*id), self.dtype(*id));
+            let ty = self.type_of(*id, placement, dtype);
+            let d = self.draft.param(&format!("d_{name}"), ty, placement, dtype);
+            self.given.push((d, Input::Gradient(i)));
+            self.add(*id, d);
+        }
+        for node in program.nodes().iter().rev() {
+            if let Some(d) =
+                self.gradients[node.result.index()].filter(|_| self.needed[node.result.index()])
+            {
+                self.node(node, d)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The gradients of parameters, summed over the ranks where each has a part.
+    pub fn outputs(&mut self, wanted: &[usize]) -> Result<Vec<Output>, GradError> {
+        let mut outputs = Vec::new();
+        for &parameter in wanted {
+            let id = ValueId::new(parameter);
+            let Some(mut value) = self.gradients[parameter] else { continue };
+            if self.placement(id) == Placement::Replicate {
+                value = self.whole(value);
+            }
+            let column = self.sums.contains(&value);
+            outputs.push(Output { parameter, value, column });
+        }
+        Ok(outputs)
+    }
+
+    fn node(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
+        let input = |i: usize| node.inputs.get(i).copied().unwrap_or(node.result);
+        let x = input(0);
+        let wants =
+            |walk: &Self, i: usize| node.inputs.get(i).is_some_and(|v| walk.needed[v.index()]);
+        let held = (self.draft.values[d].placement, self.draft.values[d].dtype);
+        match node.op {
+            Op::Gather { dim, .. } => {
+                if held.0 != Placement::Partial {
+                    return Err(GradError::Operation {
+                        op: "gather",
+                        why: "its gradient is the same on every rank, and no part of a sum",
+                        help: "shard what reads the gathered value, or do not gather it",
+                    });
+                }
+                let detail = (dim != 0).then(|| format!("dim = {dim}"));
+                let g =
+                    self.draft.op("reduce_scatter", &[d], detail, (Placement::Shard(dim), held.1));
+                self.add(x, g);
+            }
+            Op::ReduceScatter { .. } => {
+                let g = self.draft.op("gather", &[d], None, (Placement::Replicate, held.1));
+                self.add(x, g);
+            }
+            Op::AllReduce { .. } => {
+                let g = self.whole(d);
+                self.add(x, g);
+            }
+            Op::Gemm { a_transposed, b_transposed } => {
+                self.gemm(node, d, (a_transposed, b_transposed))?
+            }
+            Op::Bias => {
+                if wants(self, 0) {
+                    self.add(x, d);
+                }
+                if wants(self, 1) {
+                    let sum = self.column_sum(node, d)?;
+                    self.add(input(1), sum);
+                }
+            }
+            Op::Gelu => self.slope(x, Curve::Gelu, d, x)?,
+            Op::GeluTanh => self.slope(x, Curve::GeluTanh, d, x)?,
+            Op::Silu => self.slope(x, Curve::Silu, d, x)?,
+            Op::Relu => {
+                // The sign of its result is that of its input, and is often there for another reason.
+                let at = if self.saves.activations == Keep::Saved { node.result } else { x };
+                self.slope(x, Curve::Relu, d, at)?;
+            }
+            Op::Swiglu => {
+                let d = self.whole(d);
+                let h = self.value(x)?;
+                let placement = match self.draft.values[d].placement {
+                    Placement::Shard(1) => Placement::Shard(2),
+                    p => p,
+                };
+                let g = self.draft.op("swiglu_grad", &[d, h], None, (placement, held.1));
+                self.add(x, g);
+            }
+            Op::Mul => {
+                let y = input(1);
+                if wants(self, 0) {
+                    let factor = self.value(y)?;
+                    let g = self.draft.op("mul", &[d, factor], None, held);
+                    self.add(x, g);
+                }
+                if wants(self, 1) {
+                    let factor = self.value(x)?;
+                    // Of summands each rank's part of the sum.
+                    let partial = self.draft.values[factor].placement == Placement::Partial;
+                    let (operands, placement) = match partial {
+                        true => ([factor, d], Placement::Partial),
+                        false => ([d, factor], held.0),
+                    };
+                    let g = self.draft.op("mul", &operands, None, (placement, held.1));
+                    self.add(y, g);
+                }
+            }
+            Op::Add => {
+                for i in 0..2 {
+                    if wants(self, i) {
+                        self.add(input(i), d);
+                    }
+                }
+            }
+            Op::Scale(factor) => {
+                let g = self.draft.op("scale", &[d], Some(format!("{factor:?}")), held);
+                self.add(x, g);
+            }
+            Op::Cast(_) => {
+                let to = self.dtype(x);
+                let g = match to == held.1 {
+                    true => d,
+                    false => self.draft.op("cast", &[d], Some(to.name().into()), (held.0, to)),
+                };
+                self.add(x, g);
+            }
+            Op::Attention { .. } | Op::Lse => {
+                return Err(GradError::Operation {
+                    op: node.op.name(),
+                    why: "attention is differentiated by nothing here",
+                    help: "write its backward by hand",
+                });
+            }
+            Op::Slope(_) | Op::SwigluGrad => {
+                return Err(GradError::Operation {
+                    op: node.op.name(),
+                    why: "it is a derivative itself",
+                    help: "derive the first one only",
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Backward of a curve: the gradient times its slope at a value.
+    fn slope(&mut self, x: ValueId, curve: Curve, d: Id, at: ValueId) -> Result<(), GradError> {
+        let at = self.value(at)?;
+        let held = (self.draft.values[d].placement, self.draft.values[d].dtype);
+        let g = self.draft.op(Op::Slope(curve).name(), &[d, at], None, held);
+        self.add(x, g);
+        Ok(())
+    }
+
+    /// Backward of `Y = A B`: `dA = dY B.t` and `dB = A.t dY`; of what is stored the other way round, the transposes of that.
+    fn gemm(
+        &mut self,
+        node: &Node,
+        d: Id,
+        (a_turned, b_turned): (bool, bool),
+    ) -> Result<(), GradError> {
+        let &[a, b] = node.inputs.as_slice() else { return Ok(()) };
+        let d = if self.placement(node.result) == Placement::Partial { d } else { self.whole(d) };
+        let wide = [a, b].iter().any(|v| self.program.ty(*v).is_some_and(|t| t.dims.len() > 2));
+        if wide && (a_turned || b_turned) {
+            return Err(GradError::Operation {
+                op: "gemm",
+                why: "it reads a transposed operand beside one of three dimensions",
+                help: "store the operand as it is read",
+            });
+        }
+        if self.needed[a.index()] {
+            let weight = self.value(b)?;
+            let g = match a_turned {
+                false => self.draft.gemm((d, false), (weight, !b_turned)),
+                true => self.draft.gemm((weight, b_turned), (d, true)),
+            };
+            self.add(a, g);
+        }
+        if self.needed[b.index()] {
+            let left = self.value(a)?;
+            let g = match b_turned {
+                false => self.draft.gemm((left, !a_turned), (d, false)),
+                true => self.draft.gemm((d, true), (left, a_turned)),
+            };
+            self.add(b, g);
+        }
+        Ok(())
+    }
+
+    /// The sum of a matrix over its rows, as a product of its transpose with ones.
+    fn column_sum(&mut self, node: &Node, d: Id) -> Result<Id, GradError> {
+        let [rows, _] = node.ty.dims.as_slice() else {
+            return Err(GradError::Operation {
+                op: "bias",
+                why: "it is added to what is no matrix",
+                help: "add it to a matrix `[M, N]`",
+            });
+        };
+        let d = self.whole(d);
+        let (placement, dtype) = (self.draft.values[d].placement, self.draft.values[d].dtype);
+        let placement = match placement {
+            Placement::Shard(0) => Placement::Shard(0),
+            _ => Placement::Replicate,
+        };
+        let known = self.ones.iter().find(|o| (o.0, o.1, o.2) == (*rows, placement, dtype));
+        let ones = match known.map(|o| o.3) {
+            Some(ones) => ones,
+            None => {
+                let dims = vec![*rows, Dim::Lit(ONES as u64)];
+                let ty = TensorType { dtype, dims, placement: vec![placement] };
+                let ty = self.program.show_type(&ty);
+                let ones = self.draft.param("ones", ty, placement, dtype);
+                self.given.push((ones, Input::Ones));
+                self.ones.push((*rows, placement, dtype, ones));
+                ones
+            }
+        };
+        let sum = self.draft.gemm((d, true), (ones, false));
+        self.sums.push(sum);
+        Ok(sum)
+    }
+
+    /// Adds to the gradient of a value.
+    fn add(&mut self, value: ValueId, g: Id) {
+        if !self.needed[value.index()] {
+            return;
+        }
+        let sum = match self.gradients[value.index()] {
+            None => g,
+            Some(before) => {
+                let (mut before, mut g) = (before, g);
+                if self.draft.values[before].placement != self.draft.values[g].placement {
+                    (before, g) = (self.whole(before), self.whole(g));
+                }
+                let held = (self.draft.values[g].placement, self.draft.values[g].dtype);
+                // What came before is an operand, and the last product adds it.
+                let sum = self.draft.op("add", &[g, before], None, held);
+                if self.sums.contains(&g) {
+                    self.sums.push(sum);
+                }
+                sum
+            }
+        };
+        self.gradients[value.index()] = Some(sum);
+    }
+
+    /// The sum over the ranks, where each has a part of it.
+    fn whole(&mut self, d: Id) -> Id {
+        let value = &self.draft.values[d];
+        if value.placement != Placement::Partial {
+            return d;
+        }
+        let held = (Placement::Replicate, value.dtype);
+        let sum = self.draft.op("all_reduce", &[d], None, held);
+        if self.sums.contains(&d) {
+            self.sums.push(sum);
+        }
+        sum
+    }
+
+    /// A value of forward, in the backward.
+    fn value(&mut self, id: ValueId) -> Result<Id, GradError> {
+        if let Some(here) = self.here.get(&id) {
+            return Ok(*here);
+        }
+        let (placement, dtype) = (self.placement(id), self.dtype(id));
+        let excerpt = Excerpt::whole(self.program);
+        let made = match self.program.def(id) {
+            Some(Def::Param(tensor)) => {
+                let ty = self.program.show_type(&tensor.ty);
+                // Its name is taken by itself.
+                let made = self.draft.param_called(&tensor.name, ty, placement, dtype);
+                self.given.push((made, Input::Parameter(id.index())));
+                made
+            }
+            Some(Def::Node(node)) if self.computed_again(node) => {
+                let operands: Vec<Id> =
+                    node.inputs.iter().map(|i| self.value(*i)).collect::<Result<_, _>>()?;
+                let detail = match node.op {
+                    Op::Gather { .. }
+                    | Op::Gelu
+                    | Op::GeluTanh
+                    | Op::Silu
+                    | Op::Relu
+                    | Op::Swiglu => None,
+                    Op::Cast(to) => Some(to.name().into()),
+                    _ => None,
+                };
+                self.draft.op(node.op.name(), &operands, detail, (placement, dtype))
+            }
+            // A cast to f32 changes nothing that 16 bits could show.
+            Some(Def::Node(node)) if matches!(node.op, Op::Cast(DType::F32)) => {
+                let Some(x) = node.inputs.first().copied() else { return Ok(0) };
+                self.value(x)?
+            }
+            Some(Def::Node(node)) if node.ty.dtype == DType::F32 => {
+                return Err(GradError::Operation {
+                    op: node.op.name(),
+                    why: "backward wants its result, which is `f32`",
+                    help: "put a `cast` to 16 bits before what reads it",
+                });
+            }
+            _ => {
+                let ty = self.type_of(id, placement, dtype);
+                let made = self.draft.param(&excerpt.value_name(id), ty, placement, dtype);
+                let results = self.program.results();
+                let position = results.iter().position(|r| *r == id).unwrap_or_else(|| {
+                    self.saved.push(id);
+                    results.len() + self.saved.len() - 1
+                });
+                self.given.push((made, Input::Saved(position)));
+                made
+            }
+        };
+        self.here.insert(id, made);
+        Ok(made)
+    }
+
+    /// Whether backward computes a value from others, which it has.
+    fn computed_again(&self, node: &Node) -> bool {
+        let of = |keep: Keep| keep == Keep::Again && !self.program.results().contains(&node.result);
+        match node.op {
+            Op::Gather { .. } => {
+                let param = |i: &ValueId| i.index() < self.program.tensors().len();
+                of(self.saves.gathered) && node.inputs.iter().all(param)
+            }
+            Op::Gelu | Op::GeluTanh | Op::Silu | Op::Relu | Op::Swiglu => {
+                // Not several of them one behind the other: what is before the first is not there.
+                let before = node.inputs.first().and_then(|i| self.program.def(*i));
+                let plain = !matches!(
+                    before,
+                    Some(Def::Node(Node {
+                        op: Op::Gelu | Op::GeluTanh | Op::Silu | Op::Relu | Op::Swiglu,
+                        ..
+                    }))
+                );
+                of(self.saves.activations) && plain
+            }
+            _ => false,
+        }
+    }
+
+    fn placement(&self, id: ValueId) -> Placement {
+        let ty = self.program.ty(id);
+        ty.and_then(|t| t.placement.first().copied()).unwrap_or(Placement::Replicate)
+    }
+
+    /// How the gradient of a result is given.
+    fn gradient_placement(&self, id: ValueId) -> Placement {
+        match (self.placement(id), self.program.def(id)) {
+            // Ranks read it apart, and each has its part of the gradient.
+            (_, Some(Def::Node(Node { op: Op::Gather { .. }, .. }))) => Placement::Partial,
+            (Placement::Partial, _) => Placement::Replicate,
+            (p, _) => p,
+        }
+    }
+
+    /// The type of a value's gradient: its own, or that of 16 bits that it was made of.
+    fn dtype(&self, id: ValueId) -> DType {
+        let mut at = id;
+        loop {
+            match self.program.def(at) {
+                Some(Def::Node(node)) if node.ty.dtype == DType::F32 => {
+                    let Some(first) = node.inputs.first() else { return DType::Bf16 };
+                    at = *first;
+                }
+                Some(Def::Node(node)) => return node.ty.dtype,
+                Some(Def::Param(tensor)) if tensor.ty.dtype != DType::F32 => {
+                    return tensor.ty.dtype;
+                }
+                _ => return DType::Bf16,
+            }
+        }
+    }
+
+    /// A value's type as the source writes it, placed so.
+    fn type_of(&self, id: ValueId, placement: Placement, dtype: DType) -> String {
+        let dims = self.program.ty(id).map(|t| t.dims.clone()).unwrap_or_default();
+        self.program.show_type(&TensorType { dtype, dims, placement: vec![placement] })
+    }
+}

@@ -1,0 +1,213 @@
+//! A pipeline cut into kernels, where one kernel cannot be: each as large as lowering takes it.
+//!
+//! ```text
+//! gather(dy) -> gemm(w.t) -> gelu_grad(h) ─┬─> gemm(v.t) -> reduce_scatter      one kernel, which also returns what stands at the branch
+//!                                          └─> right operand of a product       the next kernel
+//! ```
+//!
+//! Operations are taken in their order. Each goes into the kernel that makes its operands, or into one behind that, if lowering accepts
+//! that kernel with it; else it begins a new one. What is done element by element and has no kernel is a step of its own, for whoever
+//! runs the steps to compute. Whether a kernel of a step pays, or its parts are faster, is decided where it is made ([`crate::choice`]).
+
+use mk_codegen::passes::{self, LowerError};
+use mk_syntax::{Bound, Def, Diagnostics, Dim, Excerpt, Node, Op, Placement, Program, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A step of a pipeline that was cut.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// A kernel; otherwise element by element, and nothing moves between ranks.
+    pub is_kernel: bool,
+    /// The text.
+    pub text: String,
+    /// It, checked.
+    pub program: Program,
+    /// What its parameters are in the pipeline, in their order.
+    pub inputs: Vec<ValueId>,
+    /// What its results are there.
+    pub results: Vec<ValueId>,
+    /// Tensors `[M, G, N]` of the pipeline are matrices of `G * N` columns here.
+    pub is_flat: bool,
+}
+
+/// Why a pipeline cannot be cut.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CutError {
+    /// Operations that must be one kernel have none.
+    #[error("no kernel holds this part of the pipeline:\n{text}{error}")]
+    NoKernel {
+        /// The part.
+        text: String,
+        /// Why.
+        #[source]
+        error: LowerError,
+    },
+    /// A value has a type that no parameter may have, and stands where kernels are cut.
+    #[error("this part of the pipeline is none by itself:\n{text}{diagnostics}")]
+    NoPipeline {
+        /// The part.
+        text: String,
+        /// Why.
+        diagnostics: Diagnostics,
+    },
+}
+
+/// Cuts a pipeline with these sizes. A function of its arguments.
+///
+/// # Errors
+/// [`CutError`]: an operation that no kernel holds, however it is cut.
+pub fn cut(program: &Program, bound: &Bound, ranks: u32) -> Result<Vec<Step>, CutError> {
+    let mut cutter = Cutter { program, bound, ranks, groups: Vec::new(), of: BTreeMap::new() };
+    for node in program.nodes() {
+        cutter.place(node);
+    }
+    let groups = std::mem::take(&mut cutter.groups);
+    groups.iter().map(|group| cutter.step(group)).collect()
+}
+
+/// Operations that become one step.
+#[derive(Clone)]
+struct Group {
+    nodes: Vec<ValueId>,
+    is_kernel: bool,
+    /// Runtime symbols are fixed.
+    fixed: bool,
+    /// Lowering takes it as it is; one that it does not take may still grow to one that it does.
+    sound: bool,
+}
+
+struct Cutter<'a> {
+    program: &'a Program,
+    bound: &'a Bound,
+    ranks: u32,
+    groups: Vec<Group>,
+    /// Which group makes a value.
+    of: BTreeMap<ValueId, usize>,
+}
+
+impl Cutter<'_> {
+    fn place(&mut self, node: &Node) {
+        let first = node.inputs.iter().filter_map(|i| self.of.get(i).copied()).max().unwrap_or(0);
+        let found =
+            (first..self.groups.len()).find_map(|i| Some((i, self.with(&self.groups[i], node)?)));
+        let (at, group) = found.unwrap_or_else(|| {
+            let alone = |is_kernel, fixed| Group {
+                nodes: vec![node.result],
+                is_kernel,
+                fixed,
+                sound: true,
+            };
+            let pointwise = is_pointwise(&node.op);
+            let kernels = [false, true].into_iter().map(|fixed| alone(true, fixed));
+            let sound = kernels.into_iter().find(|g| !pointwise && self.accepts(g));
+            let group = sound.unwrap_or(Group { sound: pointwise, ..alone(!pointwise, false) });
+            (self.groups.len(), group)
+        });
+        self.of.insert(node.result, at);
+        match self.groups.get_mut(at) {
+            Some(old) => *old = group,
+            None => self.groups.push(group),
+        }
+    }
+
+    /// A group with one operation more, if that can be.
+    fn with(&self, group: &Group, node: &Node) -> Option<Group> {
+        let mut group = group.clone();
+        group.nodes.push(node.result);
+        if !group.is_kernel {
+            return is_pointwise(&node.op).then_some(group);
+        }
+        let reads = |id: &ValueId| group.nodes.contains(id);
+        let unsound = !group.sound && node.inputs.iter().any(reads);
+        match self.accepts(&group) {
+            true => Some(Group { sound: true, ..group }),
+            false => unsound.then_some(group),
+        }
+    }
+
+    fn accepts(&self, group: &Group) -> bool {
+        let excerpt = self.excerpt(group);
+        let Ok(program) = Program::parse(&excerpt.text()) else { return false };
+        let Some(bound) = self.bind(&excerpt, &program) else { return false };
+        passes::facts(&program, &bound, self.ranks).is_ok()
+    }
+
+    fn bind(&self, excerpt: &Excerpt<'_>, program: &Program) -> Option<Bound> {
+        let mut shapes = BTreeMap::new();
+        for (id, tensor) in excerpt.inputs().iter().zip(program.tensors()) {
+            let mut shape = self.bound.shape(*id)?.to_vec();
+            if excerpt.flat && shape.len() == 3 {
+                let columns = shape.get(1)?.checked_mul(*shape.get(2)?)?;
+                shape = vec![*shape.first()?, columns];
+            }
+            shapes.insert(tensor.name.clone(), shape);
+        }
+        program.bind(&BTreeMap::new(), &shapes).ok()
+    }
+
+    fn step(&self, group: &Group) -> Result<Step, CutError> {
+        let excerpt = self.excerpt(group);
+        let text = excerpt.text();
+        let program = match Program::parse(&text) {
+            Ok(program) => program,
+            Err(diagnostics) => return Err(CutError::NoPipeline { text, diagnostics }),
+        };
+        if group.is_kernel
+            && !group.sound
+            && let Some(bound) = self.bind(&excerpt, &program)
+            && let Err(error) = passes::facts(&program, &bound, self.ranks)
+        {
+            return Err(CutError::NoKernel { text, error });
+        }
+        let (inputs, results, is_flat) = (excerpt.inputs(), excerpt.results, excerpt.flat);
+        Ok(Step { is_kernel: group.is_kernel, text, program, inputs, results, is_flat })
+    }
+
+    /// A group's text: its results are what others read, or the caller.
+    fn excerpt(&self, group: &Group) -> Excerpt<'_> {
+        let inside: BTreeSet<ValueId> = group.nodes.iter().copied().collect();
+        let others = self.program.nodes().iter().filter(|n| !inside.contains(&n.result));
+        let read: BTreeSet<ValueId> = others.flat_map(|n| n.inputs.iter().copied()).collect();
+        let mut nodes = group.nodes.clone();
+        nodes.sort_unstable();
+        let wanted = |id: &ValueId| read.contains(id) || self.program.results().contains(id);
+        let results = nodes.iter().copied().filter(wanted).collect();
+        let name = format!("{}_{}", self.program.name(), nodes.first().map_or(0, |id| id.index()));
+        let flat = group.is_kernel && self.is_flat(&nodes);
+        Excerpt { program: self.program, name, nodes, results, flat, fixed: group.fixed }
+    }
+
+    /// Whether gates and ups of a group's values lie side by side as any other columns, equally many on all ranks.
+    fn is_flat(&self, nodes: &[ValueId]) -> bool {
+        let all = nodes.iter().filter_map(|id| match self.program.def(*id) {
+            Some(Def::Node(node)) => Some(node),
+            _ => None,
+        });
+        let mut wide = all
+            .clone()
+            .flat_map(|n| n.inputs.iter().chain([&n.result]))
+            .filter(|id| self.program.ty(**id).is_some_and(|t| t.dims.len() == 3));
+        let even = |id: &ValueId| {
+            let Some(ty) = self.program.ty(*id) else { return false };
+            match ty.placement.as_slice() {
+                [Placement::Shard(2)] => match ty.dims.get(2) {
+                    Some(Dim::Lit(n)) => n % u64::from(self.ranks) == 0,
+                    Some(dim) => {
+                        self.bound.dim(*dim).is_some_and(|n| n % u64::from(self.ranks) == 0)
+                    }
+                    None => false,
+                },
+                _ => true,
+            }
+        };
+        let gated = all.clone().any(|n| matches!(n.op, Op::Swiglu | Op::SwigluGrad));
+        let first = wide.next();
+        first.is_some() && !gated && first.into_iter().chain(wide).all(even)
+    }
+}
+
+/// Whether an operation needs nothing but its operands' elements on the own rank.
+fn is_pointwise(op: &Op) -> bool {
+    op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad)
+}

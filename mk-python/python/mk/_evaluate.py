@@ -1,0 +1,73 @@
+"""Pipelines as torch operations, one after the other, on what this rank holds: the reference world, and what is done between kernels."""
+
+from __future__ import annotations
+
+from ._errors import UnsupportedError
+
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+
+
+def dtype(torch, value):
+    return getattr(torch, DTYPES[value["dtype"]])
+
+
+def evaluate(torch, program, tensors, move=None, widen=False):
+    """The results of a described pipeline. ``move(kind, x, value)`` is a collective, where there are any. With ``widen`` everything is
+    computed in float32, and results are rounded once."""
+    values = [t.float() if widen else t for t in tensors]
+    for value in program["values"][len(values) :]:
+        operands = [values[i] for i in value["inputs"]]
+        if value["op"] in ("gather", "reduce_scatter", "all_reduce"):
+            if move is None:
+                raise UnsupportedError(f"`{value['op']}` between kernels")
+            values.append(move(value["op"], operands[0], value))
+        else:
+            values.append(_OPS[value["op"]](torch, value, widen, *operands))
+    return [values[i].to(dtype(torch, program["values"][i])) for _, i in program["results"]]
+
+
+def _gemm(torch, value, widen, a, b):
+    a = a.flatten(1)
+    shape = b.shape[1:] if not value["b_transposed"] else b.shape[:1]
+    b = b.flatten(1)
+    out = (a.t() if value["a_transposed"] else a) @ (b.t() if value["b_transposed"] else b)
+    return out.view(out.shape[0], *shape)
+
+
+def _gelu_grad(approximate):
+    return lambda torch, value, widen, d, x: torch.ops.aten.gelu_backward(d, x, approximate=approximate)
+
+
+def _swiglu(torch, value, widen, x):
+    gate, up = x.unbind(1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _swiglu_grad(torch, value, widen, d, x):
+    gate, up = x.unbind(1)
+    return torch.stack([torch.ops.aten.silu_backward(d * up, gate), d * torch.nn.functional.silu(gate)], 1)
+
+
+_OPS = {
+    "gemm": _gemm,
+    "bias": lambda torch, value, widen, x, c: x + c,
+    "gelu": lambda torch, value, widen, x: torch.nn.functional.gelu(x),
+    "gelu_tanh": lambda torch, value, widen, x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": lambda torch, value, widen, x: torch.nn.functional.silu(x),
+    "relu": lambda torch, value, widen, x: torch.relu(x),
+    "gelu_grad": _gelu_grad("none"),
+    "gelu_tanh_grad": _gelu_grad("tanh"),
+    "silu_grad": lambda torch, value, widen, d, x: torch.ops.aten.silu_backward(d, x),
+    "relu_grad": lambda torch, value, widen, d, x: torch.ops.aten.threshold_backward(d, x, 0),
+    "swiglu": _swiglu,
+    "swiglu_grad": _swiglu_grad,
+    "mul": lambda torch, value, widen, x, y: x * y,
+    "add": lambda torch, value, widen, x, y: x + y,
+    "scale": lambda torch, value, widen, x: x * value["factor"],
+    "cast": lambda torch, value, widen, x: x if widen and value["dtype"] == "f32" else _cast(torch, value, widen, x),
+}
+
+
+def _cast(torch, value, widen, x):
+    y = x.to(dtype(torch, value))
+    return y.float() if widen else y

@@ -1,0 +1,48 @@
+"""Types of functions. What the arguments mean is in the docstrings."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, final
+
+from torch import Tensor, dtype
+
+from ._explain import Explanation
+from ._mk import Plan, World
+
+@final
+class Function:
+    why: str | None
+    @property
+    def backward(self) -> str | None: ...
+    def infer(self, *shapes: Sequence[int]) -> list[tuple[tuple[int, ...], dtype]]: ...
+    # A Tensor, or a list of them: see the class. Several results are a tuple.
+    def __call__(
+        self, *args: Tensor | Sequence[Tensor], out: Any | None = None, **kwargs: Tensor | Sequence[Tensor]
+    ) -> Any: ...
+    def bind(self, *, shapes: Mapping[str, Sequence[int]] | None = None, dims: Mapping[str, int] | None = None) -> Plan: ...
+    def explain(
+        self, *args: Tensor | Sequence[Tensor], rounds: int = 20, tolerance: float = 1e-2, **kwargs: Any
+    ) -> Explanation: ...
+    def check(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def plans(self) -> list[Plan]: ...
+    @property
+    def parameters(self) -> list[str]: ...
+
+def compile(
+    pipeline: str,
+    world: World | Any,
+    *,
+    save: Literal["all", "shard", "pre", "least"] = "all",
+    reserve_sms: int | Literal["nccl"] = 0,
+    share: bool = True,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    dims: Mapping[str, int] | None = None,
+    settings: Mapping[str, str | int] | str | None = None,
+    wait_limit_s: float = 30.0,
+    entry_limit_s: float = 600.0,
+    overlap: bool = False,
+    tuning: bool = True,
+    fuse: Literal["auto", "always", "never"] = "auto",
+) -> Function: ...

@@ -1,0 +1,55 @@
+"""Worlds of CPU tensors: the same programs by torch operations, and collectives over a process group such as gloo's."""
+
+from __future__ import annotations
+
+from ._errors import RendezvousError
+
+
+class ReferenceWorld:
+    """Made by ``World.reference(group)``. ``group`` may be a DeviceMesh of one dimension."""
+
+    def __init__(self, group=None):
+        import torch.distributed as dist
+
+        if hasattr(group, "get_group"):
+            group = group.get_group()
+        ready = dist.is_available() and dist.is_initialized()
+        if group is not None and not ready:
+            raise RendezvousError("torch.distributed is not initialised: call torch.distributed.init_process_group() first")
+        self._dist, self._group = dist, group
+        self.size = dist.get_world_size(group) if ready else 1
+        self.rank = dist.get_rank(group) if ready else 0
+        self.ranks, self.devices, self.sm_budget = [self.rank], [], None
+
+    def __repr__(self):
+        return f"<mk.World of {self.size} ranks: {self.ranks} here, on CPU tensors>"
+
+    def parts(self, n):
+        """How many of ``n`` rows each rank has, cut as torch.chunk does."""
+        each = -(-n // self.size)
+        return [max(0, min(each, n - r * each)) for r in range(self.size)]
+
+    def move(self, sizes):
+        """The collectives, for the global shapes ``sizes`` of values."""
+        import torch
+
+        def move(kind, x, value):
+            if self.size == 1:
+                return x.clone()
+            if kind == "all_reduce":
+                x = x.contiguous().clone()
+                self._dist.all_reduce(x, group=self._group)
+                return x
+            dim, shape = value["dim"], sizes(value)
+            parts = self.parts(shape[dim])
+            x = x.movedim(dim, 0).contiguous()
+            if kind == "reduce_scatter":
+                self._dist.all_reduce(x, group=self._group)
+                return x.split(parts)[self.rank].movedim(0, dim).contiguous()
+            padded = x.new_zeros(parts[0], *x.shape[1:])
+            padded[: x.shape[0]] = x
+            every = [torch.empty_like(padded) for _ in parts]
+            self._dist.all_gather(every, padded, group=self._group)
+            return torch.cat([part[:n] for part, n in zip(every, parts)]).movedim(0, dim).contiguous()
+
+        return move

@@ -1,0 +1,232 @@
+"""What an operator's key stands for: a pipeline, with a way to compute it and the shapes of its results."""
+
+from __future__ import annotations
+
+import math
+
+from . import _mk
+from ._errors import ArgumentError
+from ._evaluate import dtype, evaluate
+from ._reference import ReferenceWorld
+
+
+class Runner:
+    """A pipeline on the tensors of this rank; of several kernels, where one holds not all of it.
+
+    ``options`` are those of ``_mk.compile``; ``shapes`` and ``dims`` among them are global sizes of this pipeline.
+    """
+
+    def __init__(self, text, world, options, gpu=None):
+        self.text, self.world, self.program = text, world, _mk._describe(text)
+        self.options = dict(options)
+        self.given = self._given(self.options.pop("shapes", None) or {}, self.options.pop("dims", None) or {})
+        self.values = self.program["values"]
+        self.parameters = [v for v in self.values if v["op"] == "parameter"]
+        self.name = self.program["name"]
+        self._ranks = world.size
+        self._rank = world.ranks[0]
+        # By text and sizes; by sizes; by local shapes, where it is one kernel.
+        self._native, self._steps, self._alone = {}, {}, {}
+        # What is called for all of it, without being cut.
+        self._whole = gpu
+
+    def _given(self, shapes, dims):
+        """Global sizes of symbols that were given."""
+        sizes = dict(dims)
+        for value in self.program["values"]:
+            for dim, n in zip(value["dims"], shapes.get(value.get("name"), ())):
+                if isinstance(dim, str):
+                    sizes[dim] = n
+        return sizes
+
+    def sizes(self, shapes):
+        """Global sizes of symbols, from local shapes; they may be symbolic."""
+        sizes = dict(self.given)
+        for value, shape in zip(self.parameters, shapes):
+            kind, sharded = value["placement"]
+            if len(shape) != len(value["dims"]):
+                raise ArgumentError(f"`{value['name']}` has {len(shape)} dimensions, and the pipeline says {len(value['dims'])}")
+            for i, (dim, n) in enumerate(zip(value["dims"], shape)):
+                if isinstance(dim, str):
+                    sizes.setdefault(dim, n * self._ranks if kind == "shard" and i == sharded else n)
+        return sizes
+
+    def whole(self, value, sizes):
+        """The global shape of a value."""
+        return [sizes[d] if isinstance(d, str) else d for d in value["dims"]]
+
+    def local(self, value, sizes):
+        """What this rank has of it."""
+        shape, (kind, dim) = self.whole(value, sizes), value["placement"]
+        if kind == "shard":
+            name, n = value["dims"][dim], shape[dim]
+            if name in self.given or not isinstance(name, str):
+                each = -(-n // self._ranks)
+                shape[dim] = max(0, min(each, n - self._rank * each))
+            else:
+                shape[dim] = n // self._ranks
+        return shape
+
+    def fake(self, torch, tensors):
+        """Results without contents."""
+        sizes = self.sizes([t.shape for t in tensors])
+        results = [self.values[i] for _, i in self.program["results"]]
+        return [tensors[0].new_empty(self.local(v, sizes), dtype=dtype(torch, v)) for v in results]
+
+    def flops(self, shapes):
+        sizes, total = self.sizes(shapes), 0
+        for value in self.values:
+            if value["op"] == "gemm":
+                a, b = (self.local(self.values[i], sizes) for i in value["inputs"])
+                rows = a[-1] if value["a_transposed"] else a[0]
+                total += 2 * rows * math.prod(b)
+        return total
+
+    def check(self, torch, tensors):
+        for value, tensor in zip(self.parameters, tensors):
+            if tensor.dtype != dtype(torch, value):
+                raise ArgumentError(f"`{value['name']}` is {tensor.dtype}, and the pipeline says {value['dtype']}\n  help: convert it")
+        sizes = self.sizes([t.shape for t in tensors])
+        for value, tensor in zip(self.parameters, tensors):
+            if list(tensor.shape) != self.local(value, sizes):
+                want = tuple(self.local(value, sizes))
+                raise ArgumentError(f"`{value['name']}` is {tuple(tensor.shape)} on rank {self._rank}, and {want} fits the other tensors")
+        return sizes
+
+    def run(self, torch, tensors):
+        """New tensors, none of which is an input."""
+        if isinstance(self.world, ReferenceWorld):
+            sizes = self.check(torch, tensors)
+            move = self.world.move(lambda value: self.whole(value, sizes))
+            results = evaluate(torch, self.program, tensors, move, widen=True)
+            return [r.clone() if any(r is t for t in tensors) else r for r in results]
+        if self._whole is not None:
+            made = self._whole(*tensors)
+            return list(made) if isinstance(made, (tuple, list)) else [made]
+        shapes = tuple([t.shape for t in tensors])
+        alone = self._alone.get(shapes)
+        if alone is not None:
+            native, order = alone
+            made = native(*tensors)
+            return [made[i] for i in order] if isinstance(made, (tuple, list)) else [made]
+        sizes = self.sizes(shapes)
+        steps = self.steps(sizes)
+        if len(steps) == 1 and steps[0][2] is not None and not steps[0][0]["flat"]:
+            step, _, native = steps[0]
+            # The whole pipeline, whose results may be in another order.
+            results = [i for _, i in self.program["results"]]
+            if step["inputs"] == list(range(len(tensors))) and sorted(step["results"]) == sorted(results):
+                self._alone[shapes] = native, [step["results"].index(i) for i in results]
+        values = dict(enumerate(tensors))
+        for step, program, native in steps:
+            inputs = [values[i] for i in step["inputs"]]
+            if native is None:
+                made = evaluate(torch, program, inputs)
+            else:
+                if step["flat"]:
+                    inputs = [t.flatten(1) if t.dim() > 2 else t for t in inputs]
+                made = native(*inputs)
+                made = made if isinstance(made, (tuple, list)) else [made]
+            for i, tensor in zip(step["results"], made):
+                values[i] = tensor.view(self.local(self.values[i], sizes))
+        return [values[i] for _, i in self.program["results"]]
+
+    def steps(self, sizes):
+        """(step, its description if it is no kernel, its function), for these sizes."""
+        key = tuple(sorted(sizes.items()))
+        steps = self._steps.get(key)
+        if steps is None:
+            steps = []
+            for step in _mk._cut(self.text, self._ranks, dims=sizes):
+                if not step["kernel"]:
+                    steps.append((step, _mk._describe(step["text"]), None))
+                    continue
+                program = _mk._describe(step["text"])
+                names = [v["name"] for v in program["values"] if v["op"] == "parameter"]
+                shapes = {}
+                if self.given:
+                    for name, i in zip(names, step["inputs"]):
+                        whole = self.whole(self.values[i], sizes)
+                        shapes[name] = (whole[0], math.prod(whole[1:])) if step["flat"] and len(whole) > 2 else tuple(whole)
+                at = (step["text"], tuple(sorted(shapes.items())))
+                if at not in self._native:
+                    self._native[at] = _mk.compile(step["text"], self.world, shapes=shapes or None, **self.options)
+                steps.append((step, None, self._native[at]))
+            self._steps[key] = steps
+        return steps
+
+    def functions(self):
+        return list(self._native.values()) + ([] if self._whole is None else [self._whole])
+
+
+class Backward:
+    """The gradients of some parameters, as one call: its parameters' tensors in, gradients out."""
+
+    def __init__(self, derived, name, world, options):
+        self.inputs, self.gradients = derived["inputs"], derived["gradients"]
+        self.runner = Runner(derived["backward"], world, options) if derived["backward"] else None
+        # Those that have to be computed, in the order of the call's results.
+        self.computed = [(p, kind, i) for p, kind, i in self.gradients if kind != "given"]
+        self.name = f"{name} backward"
+
+    def operands(self, torch, parameters, results, gradients):
+        """What the call takes: ``gradients`` are those of results."""
+        values = self.runner.parameters
+        operands = []
+        for (kind, i), value in zip(self.inputs, values):
+            if kind == "gradient":
+                operands.append(gradients[i].to(dtype(torch, value)).contiguous())
+            elif kind != "ones":
+                operands.append(parameters[i] if kind == "parameter" else results[i])
+        return operands
+
+    def _filled(self, torch, tensors):
+        """With the ones in their places."""
+        tensors, filled, ones = iter(tensors), [], []
+        for (kind, _), value in zip(self.inputs, self.runner.parameters):
+            filled.append(None if kind == "ones" else next(tensors))
+        if any(kind == "ones" for kind, _ in self.inputs):
+            known = [(v, t.shape) for v, t in zip(self.runner.parameters, filled) if t is not None]
+            sizes = dict(self.runner.given)
+            for value, shape in known:
+                kind, sharded = value["placement"]
+                for i, (dim, n) in enumerate(zip(value["dims"], shape)):
+                    if isinstance(dim, str):
+                        sizes.setdefault(dim, n * self.runner._ranks if kind == "shard" and i == sharded else n)
+            like = next(t for t in filled if t is not None)
+            for i, (kind, _) in enumerate(self.inputs):
+                if kind == "ones":
+                    value = self.runner.parameters[i]
+                    filled[i] = like.new_ones(self.runner.local(value, sizes), dtype=dtype(torch, value))
+        return filled
+
+    def run(self, torch, tensors):
+        made, taken = self.runner.run(torch, self._filled(torch, tensors)), set()
+        gradients = []
+        for _, kind, i in self.computed:
+            gradient = made[i].select(1, 0).contiguous() if kind == "column" else made[i]
+            # Two parameters may have one gradient, and results of a call share nothing.
+            gradients.append(gradient.clone() if (kind, i) in taken else gradient)
+            taken.add((kind, i))
+        return gradients
+
+    def fake(self, torch, tensors):
+        made = self.runner.fake(torch, self._filled(torch, tensors))
+        shape = lambda kind, t: t.new_empty(t.shape[:1]) if kind == "column" else t.new_empty(t.shape)
+        return [shape(kind, made[i]) for _, kind, i in self.computed]
+
+    def flops(self, shapes):
+        shapes, every = iter(shapes), []
+        for (kind, _), value in zip(self.inputs, self.runner.parameters):
+            every.append(None if kind == "ones" else next(shapes))
+        rows = {}
+        for value, shape in zip(self.runner.parameters, every):
+            if shape is not None:
+                rows.setdefault(value["dims"][0], shape[0])
+        for i, value in enumerate(self.runner.parameters):
+            if every[i] is None:
+                every[i] = (rows.get(value["dims"][0], 0), value["dims"][1])
+        return self.runner.flops(every)
+
+    def functions(self):
+        return self.runner.functions() if self.runner else []

@@ -1,0 +1,125 @@
+"""Tensor-parallel layers: as ``torch.nn``'s, with weights that are this rank's parts, ``[out, in]`` as ``torch.nn.Linear`` has them.
+
+Activations outside are sharded by tokens (sequence parallelism) unless ``sequence_parallel`` is false; then they are whole on every rank.
+Layers of one size in one world share one function, and so its workspace. SMs are kept free for NCCL's channels by default.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ._errors import ArgumentError
+from ._function import compile
+
+__all__ = ["ColumnParallelLinear", "GatedMLP", "RowParallelLinear"]
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def _dtype(dtype):
+    if dtype not in _DTYPES:
+        raise ArgumentError(f"dtype is {dtype}, and products take torch.bfloat16 or torch.float16\n  help: keep float32 copies in the optimizer")
+    return _DTYPES[dtype]
+
+
+def _part(n, world, what):
+    if n % world.size:
+        raise ArgumentError(f"{what} is {n}, and {world.size} ranks have no equal parts of it")
+    return n // world.size
+
+
+def _options(world, reserve_sms, options):
+    if reserve_sms is None:
+        reserve_sms = "nccl" if world.size > 1 and world.devices else 0
+    return {"reserve_sms": reserve_sms, **options}
+
+
+class _Layer(torch.nn.Module):
+    def _weight(self, *shape, fan_in, device, dtype):
+        weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        # As torch.nn.Linear of all ranks' columns and rows.
+        torch.nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5)
+        return weight
+
+
+class ColumnParallelLinear(_Layer):
+    """``y = x W^T + b``: each rank has ``out_features / ranks`` rows of ``W``, and those columns of ``y``.
+
+    With ``sequence_parallel`` ``x`` is this rank's tokens, and is gathered; else all tokens, the same on every rank.
+    """
+
+    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, device=None, dtype=torch.bfloat16,
+                 reserve_sms=None, **options):
+        super().__init__()
+        self.in_features, self.out_features, n = in_features, out_features, _part(out_features, world, "out_features")
+        self.weight = self._weight(n, in_features, fan_in=in_features, device=device, dtype=dtype)
+        self.bias = self._weight(n, fan_in=in_features, device=device, dtype=dtype) if bias else None
+        t, x = _dtype(dtype), "shard(0)" if sequence_parallel else "replicate"
+        parameter, stage = (f", c: {t}[N] @ shard(0)", " -> bias(c)") if bias else ("", "")
+        head = "gather(x) -> gemm(w.t)" if sequence_parallel else "gemm(x, w.t)"
+        self.function = compile(f"fn column(x: {t}[M, K] @ {x}, w: {t}[N, K] @ shard(0){parameter}) {{ {head}{stage} }}", world,
+                                **_options(world, reserve_sms, options))
+
+    def forward(self, x):
+        return self.function(x, self.weight) if self.bias is None else self.function(x, self.weight, self.bias)
+
+    def extra_repr(self):
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class RowParallelLinear(_Layer):
+    """``y = x W^T + b``: each rank has ``in_features / ranks`` columns of ``W`` and of ``x``; the products are summed over the ranks.
+
+    With ``sequence_parallel`` each rank gets the sums of its tokens; else all ranks get all.
+    """
+
+    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, device=None, dtype=torch.bfloat16,
+                 reserve_sms=None, **options):
+        super().__init__()
+        self.in_features, self.out_features, k = in_features, out_features, _part(in_features, world, "in_features")
+        self.weight = self._weight(out_features, k, fan_in=in_features, device=device, dtype=dtype)
+        # The same on every rank.
+        self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        t, reduce = _dtype(dtype), "reduce_scatter" if sequence_parallel else "all_reduce"
+        parameter, stage = (f", c: {t}[N]", " -> bias(c)") if bias else ("", "")
+        self.function = compile(
+            f"fn row(x: {t}[M, K] @ shard(1), w: {t}[N, K] @ shard(1){parameter}) {{ gemm(x, w.t) -> {reduce}{stage} }}", world,
+            **_options(world, reserve_sms, options))
+
+    def forward(self, x):
+        return self.function(x, self.weight) if self.bias is None else self.function(x, self.weight, self.bias)
+
+    def extra_repr(self):
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class GatedMLP(_Layer):
+    """``(silu(x G) * (x U)) D``, a SwiGLU block, in one kernel each way where one holds it. Each rank has ``ffn / ranks`` of its columns.
+
+    ``gate_up`` is ``[hidden, 2, ffn / ranks]`` and ``down`` ``[ffn / ranks, hidden]``. ``load(gate, up, down)`` takes this rank's parts
+    as ``torch.nn.Linear`` has them.
+    """
+
+    def __init__(self, hidden, ffn, world, *, sequence_parallel=True, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+        super().__init__()
+        self.hidden, self.ffn, f = hidden, ffn, _part(ffn, world, "ffn")
+        self.gate_up = self._weight(hidden, 2, f, fan_in=hidden, device=device, dtype=dtype)
+        self.down = self._weight(f, hidden, fan_in=ffn, device=device, dtype=dtype)
+        t = _dtype(dtype)
+        x, head, reduce = ("shard(0)", "gather(x) -> gemm(w)", "reduce_scatter") if sequence_parallel else (
+            "replicate", "gemm(x, w)", "all_reduce")
+        self.function = compile(
+            f"fn gated(x: {t}[M, K] @ {x}, w: {t}[K, 2, F] @ shard(2), v: {t}[F, K] @ shard(0)) {{ {head} -> swiglu -> gemm(v) -> {reduce} }}",
+            world, **_options(world, reserve_sms, options))
+
+    @torch.no_grad()
+    def load(self, gate, up, down):
+        """Copies weights ``[ffn / ranks, hidden]``, ``[ffn / ranks, hidden]`` and ``[hidden, ffn / ranks]``."""
+        self.gate_up[:, 0].copy_(gate.t())
+        self.gate_up[:, 1].copy_(up.t())
+        self.down.copy_(down.t())
+
+    def forward(self, x):
+        return self.function(x, self.gate_up, self.down)
+
+    def extra_repr(self):
+        return f"hidden={self.hidden}, ffn={self.ffn}"

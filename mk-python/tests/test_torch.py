@@ -1,0 +1,259 @@
+"""Functions that differentiate, on CPU tensors in a reference world: against autograd, and as torch sees the operator. Needs torch."""
+
+import copy
+import os
+import pickle
+import tempfile
+import unittest
+
+import mk
+
+try:
+    import torch
+    import torch._dynamo.testing
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    HAS_TORCH = hasattr(torch, "library") and hasattr(torch, "compile")
+except ImportError:
+    HAS_TORCH = False
+
+MLP = "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter"
+GATED = """fn gated(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), w2: bf16[F, K] @ shard(0), c: bf16[K]) {
+    gather(x) -> gemm(w1) -> swiglu -> gemm(w2) -> reduce_scatter -> bias(c) -> add(x)
+}"""
+
+
+def random(*shape, seed=0, scale=1.0):
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=g) * scale).bfloat16()
+
+
+def close(case, a, b, limit=1.5e-2):
+    a, b = a.double(), b.double()
+    error = ((a - b).norm() / b.norm()).item()
+    case.assertLess(error, limit)
+
+
+@unittest.skipUnless(HAS_TORCH, "torch is not installed")
+class OneRank(unittest.TestCase):
+    def setUp(self):
+        self.world = mk.World.reference()
+
+    def mlp(self, rows=24, **options):
+        f = mk.compile(MLP, self.world, **options)
+        tensors = [random(rows, 16), random(16, 40, seed=1, scale=0.25), random(40, 16, seed=2, scale=0.16)]
+        return f, [t.requires_grad_() for t in tensors]
+
+    def dense(self, x, w1, w2):
+        return torch.nn.functional.gelu(x.float() @ w1.float()) @ w2.float()
+
+    def test_gradients(self):
+        for save in ("all", "shard", "pre", "least"):
+            f, tensors = self.mlp(save=save)
+            y = f(*tensors)
+            d = random(*y.shape, seed=3)
+            got = torch.autograd.grad(y, tensors, d)
+            want = torch.autograd.grad(self.dense(*tensors), tensors, d.float())
+            close(self, y, self.dense(*tensors))
+            for a, b in zip(got, want):
+                self.assertEqual(a.dtype, torch.bfloat16)
+                close(self, a, b)
+
+    def test_only_what_is_wanted_is_computed(self):
+        f, (x, w1, w2) = self.mlp()
+        y = f(x.detach(), w1, w2.detach())
+        (g,) = torch.autograd.grad(y.float().sum(), [w1])
+        close(self, g, torch.autograd.grad(self.dense(x.detach(), w1, w2).sum(), [w1])[0])
+        self.assertNotIn("w2_backward", f.backward)
+
+    def test_a_bias_a_residual_and_gates(self):
+        f = mk.compile(GATED, self.world)
+        x, w1 = random(24, 16).requires_grad_(), random(16, 2, 40, seed=1, scale=0.25).requires_grad_()
+        w2, c = random(40, 16, seed=2, scale=0.16).requires_grad_(), random(16, seed=4).requires_grad_()
+        h = lambda x, w1: torch.einsum("mk,kgf->mgf", x.float(), w1.float())
+        dense = torch.nn.functional.silu(h(x, w1)[:, 0]) * h(x, w1)[:, 1] @ w2.float() + c.float() + x.float()
+        y = f(x, w1, w2, c)
+        d = random(*y.shape, seed=3)
+        for a, b in zip(torch.autograd.grad(y, [x, w1, w2, c], d), torch.autograd.grad(dense, [x, w1, w2, c], d.float())):
+            close(self, a, b)
+
+    def test_opcheck(self):
+        f, tensors = self.mlp()
+        f(*tensors)
+        for key, given in ((f._key, [t.detach() for t in tensors]), (f._train._key, tensors)):
+            torch.library.opcheck(torch.ops.mk.call.default, (given, key), rtol=2e-2, atol=2e-2)
+
+    def test_compile_with_dynamic_shapes(self):
+        f, tensors = self.mlp()
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        step = torch.compile(lambda *t: f(*t).float().square().mean(), fullgraph=True, dynamic=True, backend=counter)
+        for rows in (24, 40, 72):
+            _, tensors = self.mlp(rows)
+            got = torch.autograd.grad(step(*tensors), tensors)
+            want = torch.autograd.grad(f(*tensors).float().square().mean(), tensors)
+            for a, b in zip(got, want):
+                torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-5)
+        self.assertEqual(counter.frame_count, 1)
+
+    def test_checkpointing(self):
+        from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+        from functools import partial
+
+        f, tensors = self.mlp()
+        plain = torch.autograd.grad(f(*tensors).float().sum(), tensors)
+        policy = lambda ctx, op, *args, **kwargs: (
+            CheckpointPolicy.MUST_SAVE if op == torch.ops.mk.call.default else CheckpointPolicy.PREFER_RECOMPUTE
+        )
+        for context in ({}, {"context_fn": partial(create_selective_checkpoint_contexts, policy)}):
+            y = checkpoint(lambda *t: f(*t).float().sum(), *tensors, use_reentrant=False, **context)
+            for a, b in zip(torch.autograd.grad(y, tensors), plain):
+                self.assertTrue(torch.equal(a, b))
+
+    def test_flops_are_counted(self):
+        from torch.utils.flop_counter import FlopCounterMode
+
+        f, tensors = self.mlp()
+        with FlopCounterMode(display=False) as counter:
+            f(*tensors).float().sum().backward()
+        self.assertEqual(counter.get_total_flops(), 3 * 2 * 2 * 24 * 16 * 40)
+
+    def test_autocast(self):
+        f, tensors = self.mlp()
+        wide = [t.detach().float().requires_grad_() for t in tensors]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = f(*wide)
+        self.assertEqual(y.dtype, torch.bfloat16)
+        self.assertEqual(torch.autograd.grad(y.float().sum(), wide)[1].dtype, torch.float32)
+        with self.assertRaisesRegex(mk.ArgumentError, "`x` is torch.float32"):
+            f(*wide)
+
+    def test_tangents_are_refused(self):
+        f, tensors = self.mlp()
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(tensors[0].detach(), tensors[0].detach())
+            with self.assertRaisesRegex(mk.UnsupportedError, "`x` has a tangent"):
+                f(dual, *tensors[1:])
+
+    def test_second_derivatives_are_refused(self):
+        f, tensors = self.mlp()
+        (g,) = torch.autograd.grad(f(*tensors).float().sum(), tensors[:1], create_graph=True)
+        with self.assertRaisesRegex(mk.UnsupportedError, "no backward"):
+            torch.autograd.grad(g.float().sum(), tensors[1:2])
+
+    def test_without_a_backward(self):
+        f = mk.compile("gemm(a, b) -> gelu_grad(h)", self.world)
+        a, b, h = random(8, 16), random(16, 8, seed=1), random(8, 8, seed=2)
+        self.assertIsNone(f.backward)
+        with self.assertRaisesRegex(mk.UnsupportedError, "a derivative itself"):
+            f(a.requires_grad_(), b, h)
+        f(a.detach(), b, h)
+
+    def test_three_dimensions(self):
+        f, (x, w1, w2) = self.mlp()
+        y = f(x.view(2, 12, 16), w1, w2)
+        self.assertEqual(y.shape, (2, 12, 16))
+        self.assertTrue(torch.equal(y.view(24, 16), f(x, w1, w2)))
+        self.assertEqual(f.infer((24, 16), (16, 40), (40, 16)), [((24, 16), torch.bfloat16)])
+
+    def test_handles_are_shared(self):
+        f, tensors = self.mlp()
+        self.assertIs(f, mk.compile(MLP, self.world))
+        self.assertIsNot(f, mk.compile(MLP, self.world, save="shard"))
+        self.assertIsNot(f, mk.compile(MLP, mk.World.reference()))
+        self.assertIs(copy.deepcopy(f), f)
+        self.assertIs(pickle.loads(pickle.dumps(f)), f)
+        own = mk.compile(MLP, self.world, share=False)
+        self.assertIsNot(own, f)
+        self.assertTrue(torch.equal(own(*tensors), f(*tensors)))
+        layers = [mk.compile(MLP, self.world) for _ in range(40)]
+        self.assertEqual(len({id(layer) for layer in layers}), 1)
+
+
+def on_ranks(rank, ranks, path):
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks)
+    try:
+        pairs = [dist.new_group(pair) for pair in ([0, 1], [2, 3])]
+        gradients(rank, ranks, dist.group.WORLD)
+        gradients(rank % 2, 2, pairs[rank // 2])
+    finally:
+        dist.destroy_process_group()
+
+
+def gradients(rank, ranks, group):
+    case = unittest.TestCase()
+    world = mk.World.reference(group)
+    part = lambda t, dim: t.chunk(ranks, dim)[rank].contiguous().requires_grad_()
+    whole = [random(48, 16), random(16, 2, 48, seed=1, scale=0.25), random(48, 16, seed=2, scale=0.16), random(16, seed=4)]
+    local = [part(whole[0], 0), part(whole[1], 2), part(whole[2], 0), whole[3].clone().requires_grad_()]
+    dense = [t.float().requires_grad_() for t in whole]
+    x, w1, w2, c = dense
+    h = torch.einsum("mk,kgf->mgf", x, w1)
+    want = torch.nn.functional.silu(h[:, 0]) * h[:, 1] @ w2 + c + x
+    d = random(48, 16, seed=3)
+    wants = torch.autograd.grad(want, dense, d.float())
+    f = mk.compile(GATED, world)
+    y = f(*local)
+    close(case, y, want.chunk(ranks)[rank])
+    gots = torch.autograd.grad(y, local, d.chunk(ranks)[rank].contiguous())
+    for got, whole, dim in zip(gots, wants, (0, 2, 0, None)):
+        close(case, got, whole if dim is None else whole.chunk(ranks, dim)[rank])
+    layers(case, rank, ranks, world)
+    # Shards that are not even, with the global shape.
+    f = mk.compile("gather(x) -> gemm(w)", world, shapes={"x": (45, 16), "w": (16, 40)})
+    x, w = random(45, 16), random(16, 40, seed=1)
+    mine = [x.chunk(ranks)[rank].contiguous().requires_grad_(), part(w, 1)]
+    y = f(*mine)
+    close(case, y, (x.float() @ w.float()).chunk(ranks, 1)[rank])
+    dx, dw = torch.autograd.grad(y, mine, torch.ones_like(y))
+    close(case, dx, (torch.ones(45, 40) @ w.float().t()).chunk(ranks)[rank])
+    close(case, dw, (x.float().t() @ torch.ones(45, 40)).chunk(ranks, 1)[rank])
+
+
+def layers(case, rank, ranks, world):
+    """A column-parallel and a row-parallel layer, one behind the other, against torch.nn.Linear; tokens sharded and not."""
+    import mk.nn
+
+    up, down = torch.nn.Linear(16, 48), torch.nn.Linear(48, 16)
+    g = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for p in [*up.parameters(), *down.parameters()]:
+            p.copy_((torch.randn(p.shape, generator=g) * 0.2).bfloat16())
+    x, d = random(24, 16), random(24, 16, seed=3)
+    wide = x.float().requires_grad_()
+    want = down(torch.nn.functional.gelu(up(wide)))
+    want.backward(d.float())
+    for sequence in (True, False):
+        first = mk.nn.ColumnParallelLinear(16, 48, world, sequence_parallel=sequence)
+        last = mk.nn.RowParallelLinear(48, 16, world, sequence_parallel=sequence)
+        again = mk.nn.ColumnParallelLinear(16, 48, world, sequence_parallel=sequence)
+        case.assertIs(first.function, copy.deepcopy(again).function)
+        with torch.no_grad():
+            first.weight.copy_(up.weight.chunk(ranks)[rank])
+            first.bias.copy_(up.bias.chunk(ranks)[rank])
+            last.weight.copy_(down.weight.chunk(ranks, 1)[rank])
+            last.bias.copy_(down.bias)
+        mine = (lambda t: t.chunk(ranks)[rank].contiguous()) if sequence else (lambda t: t)
+        own = mine(x).clone().requires_grad_()
+        y = last(torch.nn.functional.gelu(first(own)))
+        close(case, y, mine(want))
+        y.backward(mine(d))
+        close(case, own.grad, mine(wide.grad))
+        close(case, first.weight.grad, up.weight.grad.chunk(ranks)[rank])
+        close(case, first.bias.grad, up.bias.grad.chunk(ranks)[rank])
+        close(case, last.weight.grad, down.weight.grad.chunk(ranks, 1)[rank])
+        close(case, last.bias.grad, down.bias.grad)
+    state = first.state_dict()
+    case.assertEqual(sorted(state), ["bias", "weight"])
+
+
+@unittest.skipUnless(HAS_TORCH, "torch is not installed")
+class SeveralRanks(unittest.TestCase):
+    def test_gradients(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(on_ranks, (4, os.path.join(folder, "store")), nprocs=4)
+
+
+if __name__ == "__main__":
+    unittest.main()

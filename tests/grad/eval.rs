@@ -1,0 +1,119 @@
+//! Pipelines in f64, on values whose shapes the caller gives: whole ones, or what one rank holds. Sums over ranks are sums from the
+//! start, which is right because nothing but linear operations reads them.
+
+use mk::syntax::{Curve, Node, Op, Program, ValueId};
+
+/// A pipeline's values, parameters first.
+pub fn eval(
+    program: &Program,
+    shape: &dyn Fn(ValueId) -> Vec<usize>,
+    inputs: &[Vec<f64>],
+) -> Vec<Vec<f64>> {
+    let mut values = inputs.to_vec();
+    for node in program.nodes() {
+        let made = one(node, shape, &values);
+        values.push(made);
+    }
+    values
+}
+
+fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) -> Vec<f64> {
+    let of = |i: usize| &values[node.inputs[i].index()];
+    let map = |f: &dyn Fn(f64) -> f64| of(0).iter().map(|x| f(*x)).collect();
+    let zip =
+        |f: &dyn Fn(f64, f64) -> f64| of(0).iter().zip(of(1)).map(|(x, y)| f(*x, *y)).collect();
+    match node.op {
+        Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. } | Op::Cast(_) => {
+            of(0).clone()
+        }
+        Op::Gemm { a_transposed, b_transposed } => {
+            let matrix = |i: usize| {
+                let shape = shape(node.inputs[i]);
+                (shape[0], shape[1..].iter().product::<usize>())
+            };
+            let ((ar, ac), (br, bc)) = (matrix(0), matrix(1));
+            let (m, k) = if a_transposed { (ac, ar) } else { (ar, ac) };
+            let n = if b_transposed { br } else { bc };
+            let (a, b) = (of(0), of(1));
+            let mut c = vec![0.0; m * n];
+            for i in 0..m {
+                for l in 0..k {
+                    let x = if a_transposed { a[l * ac + i] } else { a[i * ac + l] };
+                    for j in 0..n {
+                        let y = if b_transposed { b[j * bc + l] } else { b[l * bc + j] };
+                        c[i * n + j] += x * y;
+                    }
+                }
+            }
+            c
+        }
+        Op::Attention { .. } | Op::Lse => unreachable!("attention has no derivative here"),
+        Op::Bias => {
+            let c = of(1);
+            of(0).iter().enumerate().map(|(i, x)| x + c[i % c.len()]).collect()
+        }
+        Op::Gelu => map(&|x| x * phi(x)),
+        Op::GeluTanh => map(&gelu_tanh),
+        Op::Silu => map(&|x| x * sigmoid(x)),
+        Op::Relu => map(&|x| x.max(0.0)),
+        Op::Mul => zip(&|x, y| x * y),
+        Op::Add => zip(&|x, y| x + y),
+        Op::Scale(s) => map(&|x| s * x),
+        Op::Slope(curve) => zip(&|d, x| d * slope(curve, x)),
+        Op::Swiglu => {
+            let f = *shape(node.result).last().expect("a matrix");
+            let gates = |i: usize| of(0)[i / f * 2 * f + i % f];
+            let ups = |i: usize| of(0)[i / f * 2 * f + f + i % f];
+            (0..of(0).len() / 2).map(|i| gates(i) * sigmoid(gates(i)) * ups(i)).collect()
+        }
+        Op::SwigluGrad => {
+            let f = *shape(node.inputs[0]).last().expect("a matrix");
+            let (d, x) = (of(0), of(1));
+            let one = |i: usize| {
+                let (row, half, c) = (i / (2 * f), i / f % 2, i % f);
+                let (d, gate, up) = (d[row * f + c], x[row * 2 * f + c], x[row * 2 * f + f + c]);
+                match half {
+                    0 => d * up * slope(Curve::Silu, gate),
+                    _ => d * gate * sigmoid(gate),
+                }
+            };
+            (0..x.len()).map(one).collect()
+        }
+    }
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// By the power series of its density's integral, which is enough for what tests multiply.
+fn phi(x: f64) -> f64 {
+    let (mut term, mut sum, mut n) = (x, x, 1.0);
+    while f64::abs(term) > 1e-17 {
+        n += 2.0;
+        term *= x * x / n;
+        sum += term;
+    }
+    0.5 + sum * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt()
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+    0.5 * x * (1.0 + u.tanh())
+}
+
+/// By differences: what is tested has its own formulas.
+fn slope(curve: Curve, x: f64) -> f64 {
+    let f = |x: f64| match curve {
+        Curve::Gelu => x * phi(x),
+        Curve::GeluTanh => gelu_tanh(x),
+        Curve::Silu => x * sigmoid(x),
+        Curve::Relu => x.max(0.0),
+    };
+    if curve == Curve::Relu {
+        return f64::from(u8::from(x > 0.0));
+    }
+    let h = 1e-3;
+    // Five points: an error of h^4 / 30 of the fifth derivative.
+    (8.0 * (f(x + h) - f(x - h)) - (f(x + 2.0 * h) - f(x - 2.0 * h))) / (12.0 * h)
+}

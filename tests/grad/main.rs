@@ -1,0 +1,271 @@
+//! Derivatives of pipelines: right in f64, against differences; and computed by kernels, on the CPU executor.
+
+#[path = "../../mk-codegen/tests/common/mod.rs"]
+mod common;
+mod eval;
+mod rig;
+
+use common::{CASES, VARIANTS};
+use mk::{
+    Program,
+    syntax::{
+        Dim, Placement,
+        grad::{Input, Keep, Saves, Source, grad},
+    },
+};
+use rig::{Derived, Held, Rng, Sized, derive, run_steps};
+use std::collections::{BTreeMap, BTreeSet};
+
+const AGAIN: Saves = Saves { gathered: Keep::Again, activations: Keep::Again };
+
+/// All pipelines of tests, each once.
+fn pipelines() -> Vec<(&'static str, &'static str)> {
+    let mut seen = BTreeSet::new();
+    let all = CASES.iter().chain(VARIANTS.iter().map(|v| &v.case)).map(|c| (c.0, c.1));
+    let more = MORE.iter().copied();
+    more.chain(all).filter(|(_, text)| seen.insert(*text)).collect()
+}
+
+/// What no other test has: operands of every kind, values that are read more than once, sums that go on.
+const MORE: &[(&str, &str)] = &[
+    ("gelu_tanh", "gather(x) -> gemm(w1) -> bias(c) -> gelu_tanh -> gemm(w2) -> all_reduce"),
+    ("data_parallel", "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N], c: bf16[N]) { gemm(x, w) -> bias(c) -> relu }"),
+    (
+        "three_readers",
+        "fn f(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, N] @ shard(1), wv: bf16[N, K] @ shard(0)) {
+             let whole = gather(x);
+             (whole -> gemm(wq), whole -> gemm(wk), whole -> gemm(wv.t))
+         }",
+    ),
+    (
+        "sums_go_on",
+        "fn f(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0), y: bf16[M, N] @ shard(0)) {
+             gemm(x, w) -> reduce_scatter -> silu -> mul(y)
+         }",
+    ),
+    (
+        "scaled_sums",
+        "fn f(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0), y: bf16[M, N]) { gemm(x, w) -> mul(y) -> all_reduce -> add(y) }",
+    ),
+    (
+        "gated_bias",
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), y: bf16[M, F] @ shard(1), w2: bf16[F, K] @ shard(0), c: bf16[K]) {
+             let h = gather(x) -> gemm(w1);
+             (h -> swiglu -> mul(y) -> gemm(w2) -> reduce_scatter -> bias(c) -> add(x), h)
+         }",
+    ),
+    ("both_turned", "fn f(x: bf16[K, M], w: bf16[N, K] @ shard(0)) { gemm(x.t, w.t) -> silu }"),
+];
+
+/// Sizes by symbol: few blocks, none of them whole, and not all of them divisible by the number of ranks. Columns of gates and ups are.
+fn dims(program: &Program) -> BTreeMap<String, u64> {
+    let sizes = [37, 40, 53, 24, 72];
+    let mut dims: BTreeMap<String, u64> = program
+        .symbols()
+        .iter()
+        .zip(sizes.iter().cycle())
+        .map(|(s, n)| (s.name.clone(), *n))
+        .collect();
+    for tensor in program.tensors() {
+        if let [_, _, Dim::Sym(columns)] = tensor.ty.dims.as_slice() {
+            dims.insert(program.symbols()[columns.index()].name.clone(), 48);
+        }
+    }
+    dims
+}
+
+/// Parameters of a pipeline: of each its summands, one but for sums.
+fn parameters(sized: &Sized, ranks: usize, rng: &mut Rng) -> Vec<Vec<Vec<f64>>> {
+    let one = |t: &mk::syntax::Tensor| {
+        let shape = sized.shape(t.id);
+        let summands = if t.ty.placement[0] == Placement::Partial { ranks } else { 1 };
+        let by = (shape[0] as f64).sqrt();
+        (0..summands).map(|_| rng.list(shape.iter().product(), by)).collect()
+    };
+    sized.program.tensors().iter().map(one).collect()
+}
+
+fn total(summands: &[Vec<f64>]) -> Vec<f64> {
+    let mut sum = vec![0.0; summands[0].len()];
+    summands.iter().for_each(|s| sum.iter_mut().zip(s).for_each(|(x, y)| *x += y));
+    sum
+}
+
+/// The gradients of results, as they are given: of those that are sums, by rank.
+fn given(derived: &Derived, n: usize, ranks: usize, rng: &mut Rng) -> Vec<Vec<Vec<f64>>> {
+    let mut given: Vec<Vec<Vec<f64>>> = Vec::new();
+    let forward = &derived.forward;
+    for (i, id) in forward.program.results().iter().take(n).enumerate() {
+        let backward = derived.backward.as_ref();
+        let place = derived.gradient.inputs.iter().position(|x| *x == Input::Gradient(i));
+        let ty = place.and_then(|p| Some(&backward?.program.tensors()[p].ty));
+        let partial = ty.is_some_and(|ty| ty.placement[0] == Placement::Partial);
+        let len = forward.shape(*id).iter().product();
+        given.push((0..if partial { ranks } else { 1 }).map(|_| rng.list(len, 1.0)).collect());
+    }
+    given
+}
+
+#[test]
+fn gradients_are_those_of_differences() {
+    for (name, text) in pipelines().into_iter().filter(|(_, text)| !is_not_derived(text)) {
+        let program = Program::parse(text).expect("parses");
+        let dims = dims(&program);
+        let mut rng = Rng(7);
+        for saves in [Saves::default(), AGAIN] {
+            let derived = derive(&program, &dims, saves);
+            let forward = &derived.forward;
+            let inputs: Vec<_> =
+                parameters(forward, 2, &mut rng).iter().map(|p| total(p)).collect();
+            let n = program.results().len();
+            let given: Vec<_> = given(&derived, n, 2, &mut rng).iter().map(|g| total(g)).collect();
+            let loss = |inputs: &[Vec<f64>]| -> f64 {
+                let values = forward.eval(inputs);
+                let results = forward.program.results().iter().zip(&given);
+                results
+                    .map(|(id, d)| {
+                        values[id.index()].iter().zip(d).map(|(x, d)| x * d).sum::<f64>()
+                    })
+                    .sum()
+            };
+            let found = derived.gradients(&given, &forward.eval(&inputs));
+            assert_eq!(derived.gradient.gradients.len(), program.tensors().len(), "{name}");
+            for ((parameter, _), gradient) in derived.gradient.gradients.iter().zip(&found) {
+                assert_eq!(gradient.len(), inputs[*parameter].len(), "{name}");
+                let size =
+                    (gradient.iter().map(|x| x * x).sum::<f64>() / gradient.len() as f64).sqrt();
+                for i in 0..3 {
+                    let at = (i * 7919 + 5) % gradient.len();
+                    let moved = |by: f64| {
+                        let mut inputs = inputs.clone();
+                        inputs[*parameter][at] += by;
+                        loss(&inputs)
+                    };
+                    let want = (moved(1e-4) - moved(-1e-4)) / 2e-4;
+                    let error = (gradient[at] - want).abs();
+                    let tensor = &program.tensors()[*parameter].name;
+                    assert!(
+                        error < 1e-5 * (size + want.abs()),
+                        "{name}: d_{tensor}[{at}] is {} and not {want}",
+                        gradient[at]
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Forward and backward on the executor; returns the worst relative error of a gradient, and kernels and other steps.
+fn on_executor(text: &str, ranks: usize, saves: Saves) -> (f64, [usize; 2]) {
+    let program = Program::parse(text).expect("parses");
+    let dims = dims(&program);
+    let derived = derive(&program, &dims, saves);
+    let (forward, mut rng) = (&derived.forward, Rng(11));
+    let parameters = parameters(forward, ranks, &mut rng);
+    let given = given(&derived, program.results().len(), ranks, &mut rng);
+    let totals: Vec<_> = given.iter().map(|g| total(g)).collect();
+    let inputs: Vec<_> = parameters.iter().map(|p| total(p)).collect();
+    let want = derived.gradients(&totals, &forward.eval(&inputs));
+
+    let (mut held, mut counts) = (Held::new(), [0, 0]);
+    let narrow = |list: Vec<f64>| list.into_iter().map(|x| x as f32).collect::<Vec<f32>>();
+    for (tensor, summands) in forward.program.tensors().iter().zip(&parameters) {
+        for (rank, part) in forward.scatter(tensor.id, summands, ranks).into_iter().enumerate() {
+            held.insert((rank, tensor.id), narrow(part));
+        }
+    }
+    run_steps(forward, ranks, &mut held, &mut counts);
+    let mut back = Held::new();
+    if let Some(b) = &derived.backward {
+        for (input, tensor) in derived.gradient.inputs.iter().zip(b.program.tensors()) {
+            for rank in 0..ranks {
+                let part = match *input {
+                    Input::Gradient(i) => {
+                        narrow(b.scatter(tensor.id, &given[i], ranks)[rank].clone())
+                    }
+                    Input::Parameter(i) => held[&(rank, forward.program.tensors()[i].id)].clone(),
+                    Input::Saved(i) => held[&(rank, forward.program.results()[i])].clone(),
+                    Input::Ones => vec![1.0; b.layout(tensor.id, ranks, rank).elements()],
+                };
+                back.insert((rank, tensor.id), part);
+            }
+        }
+        run_steps(b, ranks, &mut back, &mut counts);
+    }
+    let mut worst = 0.0f64;
+    for ((parameter, source), want) in derived.gradient.gradients.iter().zip(&want) {
+        let (Source::Result(i) | Source::Column(i)) = *source else { continue };
+        let b = derived.backward.as_ref().expect("a backward");
+        let tensor = &forward.program.tensors()[*parameter];
+        let want = forward.scatter(tensor.id, std::slice::from_ref(want), ranks);
+        for (rank, want) in want.iter().enumerate() {
+            let mut found = back[&(rank, b.program.results()[i])].clone();
+            if let Source::Column(_) = source {
+                found = found.into_iter().step_by(8).collect();
+            }
+            assert_eq!(found.len(), want.len());
+            let size: f64 = want.iter().map(|y| y * y).sum();
+            let error: f64 = found.iter().zip(want).map(|(x, y)| (f64::from(*x) - y).powi(2)).sum();
+            if size > 0.0 {
+                worst = worst.max((error / size).sqrt());
+            }
+        }
+    }
+    (worst, counts)
+}
+
+#[test]
+fn kernels_compute_gradients() {
+    for (name, text) in pipelines().into_iter().filter(|(_, text)| !is_not_derived(text)) {
+        for ranks in [1, 2, 3, 4, 8] {
+            let (error, _) = on_executor(text, ranks, Saves::default());
+            assert!(error < 5e-3, "{name} on {ranks} ranks: {error}");
+        }
+        let (error, _) = on_executor(text, 2, AGAIN);
+        assert!(error < 5e-3, "{name}, with little saved: {error}");
+    }
+}
+
+/// What has no derivative: derivatives, and attention.
+fn is_not_derived(text: &str) -> bool {
+    text.contains("_grad(") || text.contains("attention(")
+}
+
+#[test]
+fn a_pipeline_is_cut_where_no_kernel_goes_on() {
+    let steps = |text: &str, saves| on_executor(text, 4, saves).1;
+    let mlp = "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter";
+    // Forward; what leads to dx; both weights.
+    assert_eq!(steps(mlp, Saves::default()), [3, 0]);
+    // The input gathered again on the way to dx, and gelu of what was saved.
+    assert_eq!(steps(mlp, AGAIN), [3, 1]);
+    // The layer's two gradients are one kernel; nothing else is left to do.
+    assert_eq!(steps("gather(a) -> gemm(b)", Saves::default()), [2, 0]);
+    assert_eq!(steps("gemm(x, w) -> reduce_scatter", Saves::default()), [3, 0]);
+    let gated =
+        "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), w2: bf16[F, K] @ shard(0)) {
+        gather(x) -> gemm(w1) -> swiglu -> gemm(w2) -> reduce_scatter
+    }";
+    // What gates and ups get is computed between kernels.
+    assert_eq!(steps(gated, Saves::default()), [4, 1]);
+}
+
+#[test]
+fn what_has_no_backward_is_refused() {
+    let refused = |text: &str| {
+        let program = Program::parse(text).expect("parses");
+        grad(&program, None, Saves::default()).expect_err("has no backward").to_string()
+    };
+    let whole = refused(
+        "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ replicate) { gather(x) -> gemm(w) }",
+    );
+    assert!(whole.contains("the same on every rank") && whole.contains("help:"), "{whole}");
+    assert!(refused("gemm(a, b) -> gelu_grad(h)").contains("a derivative itself"));
+    let axes = refused("fn f(x: bf16[M, K] @ shard(0, tp) @ partial(dp)) { gather(x, tp) }");
+    assert!(axes.contains("2 axes"), "{axes}");
+    let program = Program::parse("gather(a) -> gemm(b)").expect("parses");
+    assert!(grad(&program, Some(&[2]), Saves::default()).is_err());
+    // Of some parameters alone, there is less to compute.
+    let some = grad(&program, Some(&[1]), Saves::default()).expect("has a backward");
+    assert_eq!((some.gradients.len(), some.backward.expect("a backward").nodes().len()), (1, 1));
+}
