@@ -40,9 +40,7 @@ fn a_winner_is_kept_for_what_it_was_measured_on() {
         let other = Key::new(&program, &other, 4, "sm_90a", "NVIDIA H200");
         assert_eq!(cache.recall(&other), Ok(None));
 
-        let decide = |gpu| {
-            tune::decide(&program, &sizes, 4, &Gpu::from(gpu), Some(cache))
-        };
+        let decide = |gpu| tune::decide(&program, &sizes, 4, &Gpu::from(gpu), Some(cache));
         let measured = decide("NVIDIA H200");
         assert_eq!((measured.config, measured.origin), (config, Origin::Measured));
         assert_eq!(measured.ms, Some(0.125));
