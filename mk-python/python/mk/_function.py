@@ -77,7 +77,7 @@ class Function:
     returns the result, or ``out``; nothing waits. Gradients are recorded as by any operation of torch; ``backward`` is the derived text.
 
     The first call with new shapes compiles and binds, which all ranks must do together, and so does the first backward; ``bind`` does
-    the former ahead. One text with the same options in one world is one function, whoever compiles it, with one workspace. It
+    the former ahead. One text with the same options in one world is one function with one workspace, however often it is compiled. It
     goes where modules go: deep copies are the function itself, and a pickle finds it again by world, text and options.
 
     Inside ``torch.cuda.graph`` it must have run before. In a world of several ranks in one process each argument is a list with one
