@@ -175,7 +175,7 @@ static int tiles(u32 n, u32 ctas, u32 past) {
     for (u32 c = 0; c < ctas; ++c) hooks.push_back(Queue{n, ctas, 1, c});
     // How far each agent is: what the loader took, and what readers were told.
     std::vector<std::vector<u32>> told(ctas * 3);
-    std::vector<LoaderTiles<Config, Edges, Queue>*> loaders(ctas);
+    std::vector<LoaderTiles<GemmSmem<Config>, Edges, Queue>*> loaders(ctas);
     std::vector<u32> left;
     for (u32 a = 0; a < ctas * 3; ++a) left.push_back(a);
     for (u32 turn = 0; !left.empty(); ++turn) {
@@ -188,7 +188,7 @@ static int tiles(u32 n, u32 ctas, u32 past) {
       if (a % 3 == 0) {
         // It may go on if its next slot has been given back by both.
         if (!mbarrier_test_wait(smem.tile_empty(slot.stage), slot.phase ^ 1)) continue;
-        if (!loaders[cta]) loaders[cta] = new LoaderTiles<Config, Edges, Queue>(ctx, smem, q, slot);
+        if (!loaders[cta]) loaders[cta] = new LoaderTiles<GemmSmem<Config>, Edges, Queue>(ctx, smem, q, slot);
         else loaders[cta]->advance();
         told[a].push_back(loaders[cta]->t);
         if (loaders[cta]->more()) ++seen[loaders[cta]->t], loaders[cta]->ask();
@@ -203,10 +203,10 @@ static int tiles(u32 n, u32 ctas, u32 past) {
         for (u32 warp = 0; warp < (lane ? 1 : 2 * kWarpgroupWarps); ++warp) {
           next = slot;
           if (lane) {
-            ReaderTiles<Config, Edges, Queue, false> reader(smem, q, next);
+            ReaderTiles<GemmSmem<Config>, Edges, Queue, false> reader(smem, q, next);
             tile = reader.t, last = reader.last();
           } else {
-            ReaderTiles<Config, Edges, Queue, true> reader(smem, q, next);
+            ReaderTiles<GemmSmem<Config>, Edges, Queue, true> reader(smem, q, next);
             tile = reader.t, last = reader.last();
           }
         }
@@ -265,11 +265,11 @@ fn rows_rings_and_tasks_are_walked_whole() {
     let turns = dynamic("template <class Hooks, bool kDynamic = Hooks::kDynamic>", "Turns");
     let tiles = [
         dynamic(
-            "template <class Config, class Edges, class Hooks, bool kDynamic = Hooks::kDynamic>",
+            "template <class Smem, class Edges, class Hooks, bool kDynamic = Hooks::kDynamic>",
             "LoaderTiles",
         ),
         dynamic(
-            "template <class Config, class Edges, class Hooks, bool kWarps, bool kDynamic = Hooks::kDynamic>",
+            "template <class Smem, class Edges, class Hooks, bool kWarps, bool kDynamic = Hooks::kDynamic>",
             "ReaderTiles",
         ),
     ];

@@ -53,6 +53,7 @@ fn every_pipeline_verifies_or_is_refused() {
         "gather_odd",
         "weight_gradient_ragged",
         "residual_everywhere",
+        "slopes_of_sums",
     ];
     assert_eq!(refused, expected);
     assert_eq!(verified.len(), 2 * (common::CASES.len() - expected.len()));

@@ -418,7 +418,7 @@ fn places_that_an_epilogue_saves_to() {
 #[test]
 fn leaves_without_emission() {
     for (name, says) in [
-        ("ring_attention_registers", "no template runs attend_tile in role compute"),
+        ("ring_attention_registers", "in attention the loader waits and the storer posts"),
         ("two_nodes_nic", "no template sends over the network"),
     ] {
         let path = format!("{}/../tests/plans/{name}.plan", env!("CARGO_MANIFEST_DIR"));

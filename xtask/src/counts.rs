@@ -105,6 +105,17 @@ impl Counts {
         let failed = failed.filter_map(|(_, n)| n.parse::<usize>().ok()).sum::<usize>();
         self.passed += ran.saturating_sub(failed);
         self.failed += failed;
+        // `test_x (module.Class.test_x) ... skipped 'why'`, where a line of documentation may stand in between.
+        let mut test = "";
+        for line in text.lines() {
+            if line.starts_with("test_") {
+                test = line.split_once('(').and_then(|(_, l)| l.split(')').next()).unwrap_or(line);
+            }
+            if let Some((_, why)) = line.split_once("... skipped ") {
+                let why = why.trim_matches(['\'', '"']).to_string();
+                self.skipped.entry(why).or_default().insert(test.into());
+            }
+        }
         true
     }
 
@@ -157,6 +168,10 @@ mod tests {
         assert_eq!(counts.line(), "9 passed, 1 failed, 2 skipped");
         assert!(counts.read_unittest("Ran 5 tests in 0.1s\n\nFAILED (failures=1, errors=2)\n"));
         assert_eq!(counts.line(), "11 passed, 4 failed, 2 skipped");
+        let skips = "test_op (t.Op.test_op)\nOne operator. ... skipped 'torch is not there'\nRan 1 test in 0.1s\n\nOK (skipped=1)\n";
+        assert!(counts.read_unittest(skips));
+        assert_eq!(counts.line(), "11 passed, 4 failed, 3 skipped");
+        assert!(counts.skipped["torch is not there"].contains("t.Op.test_op"));
         assert!(!counts.read_unittest("Traceback"));
         assert_eq!(counts.skipped["needs a GPU: no driver"].len(), 2);
         assert!(counts.finish().is_err());

@@ -99,7 +99,7 @@ pub fn wheel() -> Result<()> {
 
 fn tests(python: &Path, folder: &str) -> Command {
     let mut command = Command::new(python);
-    command.args(["-m", "unittest", "discover", "--start-directory"]);
+    command.args(["-m", "unittest", "discover", "--verbose", "--start-directory"]);
     command.arg(root().join(folder)).env("PYTHONDONTWRITEBYTECODE", "1");
     command.current_dir(root());
     command

@@ -186,7 +186,7 @@ fn text_that_is_no_plan() {
     let path = dir.file("bad.plan");
     let text = mk(&["plan", "examples/gemm.mk"]).ok();
     for (from, to, piece) in
-        [("target sm_90a", "target", "line "), ("ctas 132", "ctas 0", "not a well-formed plan")]
+        [("target sm_90a", "target", "line "), ("ctas 8", "ctas 0", "not a well-formed plan")]
     {
         assert!(text.contains(from), "{text}");
         std::fs::write(&path, text.replace(from, to)).expect("written");

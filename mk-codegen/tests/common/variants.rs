@@ -398,11 +398,11 @@ pub const VARIANTS: &[Variant] = &[
         ),
         |c| c.gather = Gather::CopyEngine { parts: 16 },
     ),
-    variant(("cluster_of_four", REPLICATED, 1, &[("a", &[200, 1000]), ("b", &[1000, 328])]), |c| {
+    variant(("cluster_of_four", REPLICATED, 1, &[("a", &[200, 992]), ("b", &[992, 352])]), |c| {
         (c.block, c.cluster) = ([128, 128, 64], 4);
     }),
     variant(
-        ("cluster_gated", REPLICATED_GATED, 2, &[("a", &[70, 456]), ("w", &[456, 2, 200])]),
+        ("cluster_gated", REPLICATED_GATED, 2, &[("a", &[70, 480]), ("w", &[480, 2, 192])]),
         |c| (c.block, c.cluster) = ([128, 128, 64], 2),
     ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {

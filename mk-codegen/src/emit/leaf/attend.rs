@@ -59,7 +59,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
             arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);",
         },
     ],
-    spills: Spills::NONE,
+    // What tracing counts of a ring's steps takes registers of the loader.
+    spills: Spills { several_loops: 0, traced_inner_loop: 32 },
     prepare,
 };
 

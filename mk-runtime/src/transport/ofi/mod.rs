@@ -2,7 +2,7 @@
 //!
 //! Unordered by contract, whatever the provider: the code that SRD needs (provider `efa`) is the code that runs on
 //! `tcp;ofi_rxm` and `shm` anywhere. Endpoints are reliable datagram ones (`FI_EP_RDM`), every write asks for
-//! `FI_DELIVERY_COMPLETE`, and progress is made by [`Transport::poll`]. The library is opened at run time ([`load`]).
+//! `FI_DELIVERY_COMPLETE`, and progress is made by [`Transport::poll`]. The library is opened at run time (`load`).
 
 mod load;
 mod objects;
