@@ -1,11 +1,12 @@
 //! Attention: tiles of queries, each against the chunks of the sequence in turn, in its inner loop.
 //!
 //! Own chunks come first and are read in place; those of peers in the order in which their owners push them. A tile that masks by
-//! position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads
-//! follow each other, so that their keys stay in the cache; see below for the tiles of one.
+//! position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads follow each other, so that
+//! their keys stay in the cache, in groups of a few, of which the tiles with most keys come first: the next free CTA takes a tile.
 
 use crate::ir::{
-    Access, BufId, Carry, Expr, Leaf, Mask, Operand, Point, Positions, RoleKind, Space, Store, Var,
+    Access, BufId, Carry, Expr, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule, Space,
+    Store, Var,
 };
 use crate::passes::{
     draft::{Draft, Source, read, write},
@@ -14,9 +15,21 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use crate::target::Target;
+use mk_syntax::Placement;
 
-/// Queries of a tile, and keys of a block.
-const BLOCK: [i32; 2] = [128, 128];
+/// Queries of a tile, and keys of a block, by what was measured fastest (decision 180): results of heads of 64 leave registers for a third
+/// warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half a block on the diagonal.
+fn block(depth: i32, causal: bool, ring: bool) -> [i32; 2] {
+    match (depth, causal) {
+        (64, _) if !ring => [192, 128],
+        (_, false) => [128, 176],
+        (_, true) => [128, 128],
+    }
+}
+
+/// Heads whose tiles are dealt out together, at most: more of them, and their keys leave the cache.
+const HEADS: i32 = 16;
+
 /// Blocks of keys, and of values, that a CTA has room for.
 const STAGES: u32 = 2;
 
@@ -33,8 +46,16 @@ pub(in crate::passes) fn families(
     let world = draft.world();
     let queries = Chunks::of(q, 1, world);
     let keys = Chunks::of(k, 1, world);
-    let tiles = (queries.rows + BLOCK[0] - 1) / BLOCK[0];
-    let pushed = (a.ring && world > 1).then(|| {
+    let ring = a.ring && world > 1;
+    let block = block(q.shape[3].value, a.causal, ring);
+    let tiles = (queries.rows + block[0] - 1) / block[0];
+    let whole = !matches!(q.placement, Placement::Shard(2));
+    let group = match ring {
+        // Chunks arrive head by head.
+        true => 1,
+        false => (1..=HEADS).rev().find(|n| whole && q.shape[2].value % n == 0).unwrap_or(1),
+    };
+    let pushed = ring.then(|| {
         // Heads of keys that one wave of tiles attends to.
         let per_head = tiles * queries.per_rank * (q.shape[2].value / k.shape[2].value);
         let together = (draft.sms() as i32 + per_head - 1) / per_head.max(1);
@@ -43,7 +64,7 @@ pub(in crate::passes) fn families(
         let from = [inputs[a.operands[1]], inputs[a.operands[2]]];
         push_chunks::push(&mut draft, [k, v], from, &keys, a.causal, together, config)
     });
-    let tile = Tile { a, queries, keys, tiles, pushed };
+    let tile = Tile { a, queries, keys, block, tiles, group, pushed };
     tile.family(&mut draft, &inputs, &outputs);
     draft
 }
@@ -52,8 +73,12 @@ struct Tile<'a> {
     a: &'a Attention,
     queries: Chunks,
     keys: Chunks,
+    /// Queries of a tile, and keys of a block.
+    block: [i32; 2],
     /// Tiles of a full chunk.
     tiles: i32,
+    /// Heads whose tiles are dealt out together.
+    group: i32,
     pushed: Option<Pushed>,
 }
 
@@ -108,28 +133,29 @@ impl Tile<'_> {
     fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[BufId]) {
         let a = self.a;
         let [q, k, _] = a.operands.map(|i| &a.params[i]);
-        let [b, h] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
         let (halves, causal) = (self.queries.per_rank, a.causal);
         let tiles = halves * self.tiles;
-        let domain = vec![
-            ("b", draft.local(q, 0, Var::RANK)),
-            ("h", draft.local(q, 2, Var::RANK)),
-            ("i", tiles.into()),
-        ];
-        // The last rows of a chunk, and the second chunk, have the most keys. CTAs get tiles in turn: in every other head the most
-        // come last, or some CTA could get the longest of each.
-        let mut i = Expr::from(Var::domain(2));
-        if causal && tiles > 1 {
-            i = (h.clone() % 2).select(i.clone(), Expr::Const(tiles - 1) - i);
-        }
+        let (batch, heads) = (draft.local(q, 0, Var::RANK), draft.local(q, 2, Var::RANK));
+        let (h, domain) = match self.group {
+            1 => (w, vec![("b", batch), ("h", heads), ("i", tiles.into())]),
+            n => {
+                let groups = (q.shape[2].value / n).into();
+                let domain =
+                    vec![("b", batch), ("w", groups), ("i", tiles.into()), ("m", n.into())];
+                (w * n + m, domain)
+            }
+        };
+        // The last rows of a chunk, and the second chunk, have the most keys.
+        let mut i = if causal && tiles > 1 { Expr::Const(tiles - 1) - i } else { i };
         let mut half = Expr::Const(0);
         if halves > 1 {
             (half, i) = (i.clone() / self.tiles, i % self.tiles);
         }
         let own = self.queries.own(&half);
         let len = self.queries.len(&mut draft.extents, &own);
-        let at = i.clone() * BLOCK[0];
-        let rows = block_rows(len, i, BLOCK[0]);
+        let at = i.clone() * self.block[0];
+        let rows = block_rows(len, i, self.block[0]);
         let start = self.queries.at(&mut draft.extents, &half) + at.clone();
         let place = self.queries.first(&own) + at;
 
@@ -187,16 +213,21 @@ impl Tile<'_> {
         }
         let scale = a.scale.unwrap_or_else(|| (1.0 / (depth as f32).sqrt()).to_bits());
         let leaf = Leaf::AttendTile {
-            block: [BLOCK[0] as u32, BLOCK[1] as u32, depth as u32],
+            block: [self.block[0] as u32, self.block[1] as u32, depth as u32],
             carry: Carry::Registers,
             scale,
             stages: STAGES,
             mask: if causal { Mask::Causal } else { Mask::Full },
             store: Store::Direct,
         };
+        let tasks = [&q.shape[0], &q.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
+        let several = tasks * i64::from(tiles) > i64::from(draft.sms());
         let attend = draft.family("attend", RoleKind::Compute, leaf, domain, vec![], touched);
         let family = &mut draft.plan.families[attend];
         family.inner = Some(("s".into(), step.steps));
+        if several {
+            family.schedule = Schedule::Dynamic;
+        }
         family.positions = causal.then_some(Positions { q: place, k: first });
     }
 }
