@@ -221,7 +221,7 @@ impl Tile<'_> {
             store: Store::Direct,
         };
         let tasks = [&q.shape[0], &q.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
-        let several = tasks * i64::from(tiles) > i64::from(draft.sms());
+        let several = tasks * i64::from(tiles) > draft.sms();
         let attend = draft.family("attend", RoleKind::Compute, leaf, domain, vec![], touched);
         let family = &mut draft.plan.families[attend];
         family.inner = Some(("s".into(), step.steps));
