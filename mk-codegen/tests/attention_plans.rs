@@ -13,12 +13,16 @@ use std::collections::BTreeMap;
 
 /// The plan of a ring, or of whole tensors, with small worlds of small sequences.
 fn plan(ranks: u32, placement: &str, body: &str, sequence: u64) -> Plan {
+    plan_of(4, ranks, placement, body, sequence)
+}
+
+fn plan_of(heads: u64, ranks: u32, placement: &str, body: &str, sequence: u64) -> Plan {
     let kv = format!("bf16[B, S, G, D] @ {placement}");
     let text = format!(
         "fn attention_plan(q: bf16[B, S, H, D] @ {placement}, k: {kv}, v: {kv}) {{ {body} }}"
     );
     let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
-    let dims = [("B", 1), ("S", sequence), ("H", 4), ("G", 2), ("D", 64)];
+    let dims = [("B", 1), ("S", sequence), ("H", heads), ("G", heads / 2), ("D", 64)];
     let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
     let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
     lower(&program, &bound, &Config { ranks, ..Config::default() }).expect("lowers")
@@ -79,13 +83,14 @@ fn nothing_can_be_left_out() {
 fn predicted_times() {
     let model = DeviceModel::h200();
     let seconds = |plan: &Plan| cost::predict(plan, model).expect("predicts").total_s;
-    let alone = |body: &str, s: u64| seconds(&plan(1, "replicate", body, s));
+    // Tiles for the next free CTA are predicted in turns, longest first, which is uneven where each CTA has two or three: many heads.
+    let heads = 16;
+    let alone = |body: &str, s: u64| seconds(&plan_of(heads, 1, "replicate", body, s));
     let [full, causal] = ["attention(q, k, v)", "attention(q, k, v, causal)"];
     let (one, half) = (alone(full, 16384), alone(causal, 16384));
-    // Tiles that go to the next free CTA are predicted in turns, so that those of a causal mask look less even than they are.
-    assert!((1.4..2.4).contains(&(one / half)), "{one} {half}");
+    assert!((1.6..2.4).contains(&(one / half)), "{one} {half}");
     let four = alone(full, 32768) / one;
     assert!((3.2..4.8).contains(&four), "{four}");
-    let shared = seconds(&plan(4, "zigzag(1)", RING, 16384));
+    let shared = seconds(&plan_of(heads, 4, "zigzag(1)", RING, 16384));
     assert!(shared < half && shared > half / 6.0, "{shared} {half}");
 }
