@@ -1,0 +1,157 @@
+//! Attention as pipelines are lowered: many launches under delays, captured, the same bits as undisturbed ones.
+
+use crate::{
+    rig::alone,
+    scenario::{Res, config_for},
+    shared_world,
+};
+use mk::{
+    Program, emit, passes,
+    runtime::{
+        InstanceOptions, World,
+        jit::{self, JitOptions},
+    },
+    settings::Config,
+};
+use mk_harness::{Case, Dense, Held, Inputs, gpu::Session};
+use std::{collections::BTreeMap, time::Duration};
+
+/// What is attended to: a mask, how the sequence is shared, sizes `[B, S, H, G, D]`.
+struct Attention {
+    dtype: &'static str,
+    causal: bool,
+    placement: &'static str,
+    sizes: [u64; 5],
+}
+
+const SMALL: Attention =
+    Attention { dtype: "bf16", causal: true, placement: "zigzag", sizes: [1, 1024, 4, 2, 64] };
+const SEED: u64 = 30;
+
+impl Attention {
+    fn text(&self) -> String {
+        let Attention { dtype: t, placement: p, .. } = self;
+        let mask = if self.causal { ", causal" } else { "" };
+        let (q, kv) = (format!("{t}[B, S, H, D] @ {p}(1)"), format!("{t}[B, S, G, D] @ {p}(1)"));
+        format!(
+            "fn attend(q: {q}, k: {kv}, v: {kv}) {{ let o = ring(k, v) -> attention(q{mask}); (o, o -> lse) }}"
+        )
+    }
+
+    fn dims(&self) -> BTreeMap<String, u64> {
+        ["B", "S", "H", "G", "D"].map(String::from).into_iter().zip(self.sizes).collect()
+    }
+
+    /// Launches with fresh inputs, each eager and undisturbed, and captured with delays.
+    fn run(&self, world: &World, launches: u64) -> Res<()> {
+        let program = Program::parse(&self.text())?;
+        let bound = program.bind(&self.dims(), &BTreeMap::new())?;
+        let ranks = world.size() as usize;
+        // More tiles than CTAs.
+        let few = Config {
+            compute_sms: Some(5),
+            intra_comm_sms: (ranks > 1).then_some(2),
+            ..Config::default()
+        };
+        let (plan, _proof) = passes::compile(&program, &bound, &config_for(world, &few))?;
+        let source = emit::emit(&plan)?;
+        let compiled = jit::compile(&source, &JitOptions::default())?;
+        let case = Case { program: &program, bound: &bound, ranks };
+        let limit = Duration::from_secs(10);
+        let quiet = InstanceOptions {
+            poison: Some(0xFF),
+            wait_limit: limit,
+            entry_limit: limit,
+            ..InstanceOptions::default()
+        };
+        let delays = InstanceOptions {
+            chaos_seed: 30,
+            chaos_max: Duration::from_micros(50),
+            ..quiet.clone()
+        };
+        let mut quiet = Session::bind(world, case, &source, &compiled, &quiet, SEED)?;
+        let mut delayed = Session::bind(world, case, &source, &compiled, &delays, SEED)?;
+        let mut worst = (0.0_f64, 0.0_f64);
+        for launch in 1..=launches {
+            for session in [&mut quiet, &mut delayed] {
+                session.fill(launch)?;
+            }
+            if launch == 2 {
+                delayed.capture()?;
+            }
+            quiet.launch()?;
+            delayed.launch()?;
+            for (rank, n) in delayed.norms()?.iter().enumerate() {
+                if n.nonfinite > 0 || n.global > 4e-3 || n.worst_tile > 4e-3 {
+                    return Err(format!("launch {launch}, rank {rank}: {n:?}").into());
+                }
+                worst = (worst.0.max(n.global), worst.1.max(n.worst_tile));
+            }
+            let (a, b) = (results(&quiet)?, results(&delayed)?);
+            let differs = a.iter().zip(&b).find(|(x, y)| !same_bits(x, y));
+            if let Some((x, _)) = differs {
+                let (name, rank) = (&x.name, x.rank);
+                return Err(
+                    format!("launch {launch}, rank {rank}: two runs differ in {name}").into()
+                );
+            }
+            if launch == 1 || launch == launches {
+                self.logarithms(case, launch, &b)?;
+            }
+        }
+        println!(
+            "ok {ranks} ranks, {launches} launches: {:.2e}, {:.2e} in a tile",
+            worst.0, worst.1
+        );
+        Ok(())
+    }
+
+    /// All logarithms against f64.
+    fn logarithms(&self, case: Case<'_>, launch: u64, results: &[Held]) -> Res<()> {
+        let lse = case.program.results()[1];
+        let expected = Dense::new(Inputs::new(case, SEED), launch).expected(lse)?;
+        let held = results.iter().filter(|h| h.shape.len() == 3);
+        for (held, expected) in held.zip(&expected) {
+            let apart = |(x, want): (&f32, &f64)| (f64::from(*x) - want).abs();
+            let apart = held.values.iter().zip(&expected.matrix.data).map(apart);
+            let most =
+                apart.fold(0.0, |a: f64, b| if b.is_nan() { f64::INFINITY } else { a.max(b) });
+            if most >= 1e-4 || held.values.len() != expected.matrix.data.len() {
+                return Err(format!("launch {launch}, rank {}: lse {most} off", held.rank).into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn results(session: &Session<'_>) -> Res<Vec<Held>> {
+    let held = session.held().filter(|held| !matches!(held, Ok(held) if held.input));
+    Ok(held.collect::<Result<_, _>>()?)
+}
+
+fn same_bits(a: &Held, b: &Held) -> bool {
+    let bits = |x: &f32| x.to_bits();
+    a.values.len() == b.values.len() && a.values.iter().map(bits).eq(b.values.iter().map(bits))
+}
+
+#[test]
+fn lowered_attention_stays_right_under_delays() -> Res<()> {
+    let _alone = alone();
+    let full =
+        Attention { dtype: "f16", causal: false, placement: "shard", sizes: [1, 1000, 4, 1, 128] };
+    let cases = [
+        (1, 20, Attention { sizes: [2, 257, 4, 4, 128], placement: "shard", ..SMALL }),
+        (2, 200, SMALL),
+        (3, 200, Attention { sizes: [1, 1000, 2, 2, 128], placement: "shard", ..SMALL }),
+        (4, 200, SMALL),
+        (4, 20, full),
+        (8, 200, Attention { sizes: [1, 1024, 2, 1, 128], ..SMALL }),
+    ];
+    for (ranks, launches, a) in cases {
+        let Some(world) = shared_world("lowered_attention_stays_right_under_delays", ranks) else {
+            return Ok(());
+        };
+        a.run(&world, launches).map_err(|e| format!("{ranks} ranks, {}: {e}", a.text()))?;
+    }
+    Ok(())
+}
