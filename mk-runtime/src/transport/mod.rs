@@ -124,6 +124,20 @@ pub enum Event {
         /// Why.
         error: TransportError,
     },
+    /// A peer has failed, whether or not this rank writes to it. Once for each peer, and before an end is closed.
+    Lost {
+        /// Its rank.
+        peer: u32,
+        /// Why.
+        error: TransportError,
+    },
+}
+
+impl Event {
+    /// Whether a write of this rank has ended.
+    pub fn ends_write(&self) -> bool {
+        matches!(self, Event::Delivered { .. } | Event::Failed { .. })
+    }
 }
 
 /// One rank's end of a network. See the [module](self) for what it promises.
