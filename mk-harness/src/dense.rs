@@ -37,12 +37,20 @@ pub struct Expected {
 pub struct Dense<'a> {
     inputs: Inputs<'a>,
     launch: u64,
+    /// The most multiply-adds of an attention.
+    work: u64,
 }
 
 impl<'a> Dense<'a> {
     /// The reference for a launch with these inputs.
     pub fn new(inputs: Inputs<'a>, launch: u64) -> Dense<'a> {
-        Dense { inputs, launch }
+        Dense { inputs, launch, work: u64::MAX }
+    }
+
+    /// The same, with about so many multiply-adds at most for each attention: of some queries of each head, at least one. Results of the others
+    /// are not judged.
+    pub fn within(self, work: u64) -> Dense<'a> {
+        Dense { work, ..self }
     }
 
     /// What each rank should hold of a result, row-major.
@@ -342,7 +350,10 @@ impl<'a> Dense<'a> {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
         let depth = self.extent(*q_id, 3);
+        // Of one query in each head of each batch.
+        let each: usize = 2 * (0..4).map(|d| self.extent(*q_id, d)).product::<usize>();
         let attention = Attention {
+            queries: usize::try_from(self.work / (each as u64).max(1)).unwrap_or(usize::MAX).max(1),
             sequence: self.extent(*q_id, 1),
             heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
             depth,

@@ -6,7 +6,7 @@ use mk_codegen::{
     settings::Config,
     sim::Schedule,
 };
-use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_harness::{Case, CpuOptions, Dense, Inputs, judge, run_on_cpu};
 use mk_syntax::{Bound, Op, Program};
 use std::collections::BTreeMap;
 
@@ -213,4 +213,23 @@ fn refused_by_name() {
     };
     assert!(text("attention(q, k, v)").contains("`S` comes with each launch"));
     assert!(text("attention(q, k, v) -> gelu").contains("`attention` is in the same pipeline"));
+}
+
+#[test]
+fn a_bound_on_work_judges_some_queries() {
+    let (program, bound) = ring(SMALL, "shard(1)", ", causal");
+    let case = Case { program: &program, bound: &bound, ranks: 1 };
+    let (dense, o) = (Dense::new(Inputs::new(case, 3), 1), program.results()[0]);
+    let expected = |dense: Dense<'_>| dense.expected(o).expect("evaluates").remove(0);
+    let whole = expected(dense);
+    let mut got: Vec<f32> = whole.matrix.data.iter().map(|x| *x as f32).collect();
+    assert_eq!(judge(&got, &whole).judged, 257 * 2 * 64);
+    // Twice what one query of each head takes: the first and the last.
+    let few = expected(dense.within(2 * 2 * 257 * 2 * 64));
+    let judged = judge(&got, &few);
+    assert!(judged.passes() && judged.judged == 2 * 2 * 64, "{judged:?}");
+    got[128 * 128] += 1.0;
+    assert!(judge(&got, &few).passes() && !judge(&got, &whole).passes());
+    got[256 * 128 + 3] += 1.0;
+    assert!(!judge(&got, &few).passes());
 }

@@ -7,7 +7,7 @@ use crate::{
 };
 use mk_abi::DType;
 use mk_runtime::{DeviceTensor, MapOp, Operand, Reference, World, reference::Attend};
-use mk_syntax::{Curve, Def, Node, Op, Tensor, ValueId};
+use mk_syntax::{Curve, Def, Node, Op, Program, Tensor, ValueId};
 
 /// What the reference is computed from.
 pub(super) struct Setting<'s> {
@@ -48,7 +48,8 @@ pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, Harnes
     // The last node that reads a value; results are kept.
     let mut last = vec![0; program.n_values()];
     for node in program.nodes() {
-        node.inputs.iter().for_each(|i| last[i.index()] = node.result.index());
+        let reads = attended(program, node).into_iter().chain([node]).flat_map(|n| &n.inputs);
+        reads.for_each(|i| last[i.index()] = node.result.index());
     }
     program.results().iter().for_each(|r| last[r.index()] = usize::MAX);
     let mut values: Values<'_> = Vec::new();
@@ -76,6 +77,14 @@ pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, Harnes
         locals.iter().enumerate().map(|(rank, t)| widened(s, rank, t.tensor())).collect()
     };
     program.results().iter().map(result).collect()
+}
+
+/// The attention whose logarithms a node takes: they are computed of its operands.
+fn attended<'p>(program: &'p Program, node: &Node) -> Option<&'p Node> {
+    match (node.op, node.inputs.first().and_then(|o| program.def(*o))) {
+        (Op::Lse, Some(Def::Node(attention))) => Some(attention),
+        _ => None,
+    }
 }
 
 fn widened(s: &Setting<'_>, rank: usize, t: &DeviceTensor) -> Result<DeviceTensor, HarnessError> {
@@ -146,10 +155,9 @@ impl Evaluator<'_, '_> {
             Op::SwigluGrad => return Err(HarnessError::unsupported("`swiglu_grad` on a GPU")),
             Op::Attention { .. } => return Ok(self.attention(node)?.0),
             Op::Lse => {
-                let attention = node.inputs.first().and_then(|o| self.s.case.program.def(*o));
-                return match attention {
-                    Some(Def::Node(attention)) => Ok(self.attention(attention)?.1),
-                    _ => Err(HarnessError::mismatch("logarithms of no attention")),
+                return match attended(self.s.case.program, node) {
+                    Some(attention) => Ok(self.attention(attention)?.1),
+                    None => Err(HarnessError::mismatch("logarithms of no attention")),
                 };
             }
             Op::AttentionStats
