@@ -160,6 +160,13 @@ impl Evaluator<'_, '_> {
                     None => Err(HarnessError::mismatch("logarithms of no attention")),
                 };
             }
+            Op::AttentionStats
+            | Op::AttentionDq { .. }
+            | Op::AttentionDk { .. }
+            | Op::AttentionDv => {
+                let what = format!("`{}` on a GPU", node.op.name());
+                return Err(HarnessError::unsupported(what));
+            }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
             Op::Gelu => MapOp::GeluErf,

@@ -70,7 +70,10 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         }
         Leaf::Signal | Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
-        Leaf::AttendTile { .. } | Leaf::NicSend => Carrier::Nobody,
+        Leaf::StatsTile { .. }
+        | Leaf::AttendGradTile { .. }
+        | Leaf::AttendTile { .. }
+        | Leaf::NicSend => Carrier::Nobody,
     }
 }
 

@@ -1,0 +1,114 @@
+//! The backward of attention on the executor against f64: statistics, gradients of queries, gradients of keys and values.
+
+use mk_codegen::{ir::Plan, passes::compile, settings::Config, sim::Schedule};
+use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_syntax::{Bound, Op, Program};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    dtype: &'static str,
+    batch: u64,
+    sequence: u64,
+    /// Heads of queries, and of keys and values.
+    heads: [u64; 2],
+    depth: u64,
+}
+
+const SMALL: Shape = Shape { dtype: "bf16", batch: 1, sequence: 257, heads: [2, 1], depth: 64 };
+
+/// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
+fn turned(placement: &str) -> &str {
+    match placement {
+        "shard(1)" => "shard(2)",
+        "shard(2)" => "shard(1)",
+        "zigzag(1)" => "zigzag(2)",
+        other => other,
+    }
+}
+
+/// A part of the backward of attention, over a ring or of operands that a rank has.
+fn part(shape: Shape, placements: [&str; 2], words: &str, ring: bool, body: &str) -> Pipeline {
+    let Shape { dtype: t, batch, sequence, heads: [h, g], depth } = shape;
+    let [q, kv] = placements;
+    let stats = turned(q);
+    let text = format!(
+        "fn f(q: {t}[B, S, H, D] @ {q}, do: {t}[B, S, H, D] @ {q}, stats: f32[B, H, S, 4] @ {stats}, \
+         k: {t}[B, S, G, D] @ {kv}, v: {t}[B, S, G, D] @ {kv}) {{ {} }}",
+        match (body, ring) {
+            ("dq", true) => format!("ring(k, v) -> attention_dq(q, do, stats{words})"),
+            ("dq", false) => format!("attention_dq(q, do, stats, k, v{words})"),
+            (_, true) => format!(
+                "let dk = ring(q, do, stats) -> attention_dk(k, v{words}); (dk, dk -> attention_dv)"
+            ),
+            (_, false) => format!(
+                "let dk = attention_dk(k, v, q, do, stats{words}); (dk, dk -> attention_dv)"
+            ),
+        }
+    );
+    bind(&text, &[("B", batch), ("S", sequence), ("H", h), ("G", g), ("D", depth)])
+}
+
+type Pipeline = (Program, Bound);
+
+fn bind(text: &str, dims: &[(&str, u64)]) -> Pipeline {
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    (program, bound)
+}
+
+#[track_caller]
+fn plan((program, bound): &Pipeline, ranks: u32) -> Plan {
+    let passed_on = |op| {
+        matches!(op, Op::AttentionDq { ring: Some(_), .. } | Op::AttentionDk { ring: Some(_), .. })
+    };
+    let ring = program.nodes().iter().any(|n| passed_on(n.op)) && ranks > 1;
+    let intra_comm_sms = ring.then_some(2);
+    let config =
+        Config { ranks, compute_sms: Some(3), intra_comm_sms, copy_stages: 4, ..Config::default() };
+    match compile(program, bound, &config) {
+        Ok((plan, _)) => plan,
+        Err(e) => panic!("{program} on {ranks}: {e}"),
+    }
+}
+
+#[track_caller]
+fn passes(pipeline: &Pipeline, ranks: u32, schedules: &[Schedule]) {
+    let plan = plan(pipeline, ranks);
+    for (seed, schedule) in schedules.iter().enumerate() {
+        let (program, bound) = pipeline;
+        let case = Case { program, bound, ranks: ranks as usize };
+        let options = CpuOptions {
+            schedule: *schedule,
+            seed: seed as u64,
+            launches: 2,
+            ..CpuOptions::default()
+        };
+        let run = run_on_cpu(case, &plan, &options).expect("runs");
+        for (launch, ranks) in run.judged.iter().enumerate() {
+            for (rank, judged) in ranks.iter().enumerate() {
+                assert!(judged.passes(), "{schedule:?}, launch {launch}, rank {rank}: {judged}");
+            }
+        }
+    }
+}
+
+const RANDOM: &[Schedule] = &[Schedule::Random];
+
+/// Every mask and placement of a ring.
+fn rings() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let masks = ["", ", causal"].into_iter();
+    let placed = masks.flat_map(|m| ["shard(1)", "zigzag(1)"].map(|p| (m, p)));
+    placed.flat_map(|(m, p)| ["dq", "dkv"].map(|body| (m, p, body)))
+}
+
+#[test]
+fn worlds() {
+    for ranks in [1, 2, 3, 5] {
+        for (mask, placement, body) in rings() {
+            let shape = Shape { sequence: 150, ..SMALL };
+            passes(&part(shape, [placement; 2], mask, true, body), ranks, RANDOM);
+        }
+    }
+}
