@@ -112,3 +112,66 @@ fn worlds() {
         }
     }
 }
+
+#[test]
+fn schedules() {
+    let shape = Shape { sequence: 150, ..SMALL };
+    for body in ["dq", "dkv"] {
+        let ring = part(shape, ["zigzag(1)"; 2], ", causal", true, body);
+        passes(&ring, 3, &[Schedule::Reversed, Schedule::Starve(1), Schedule::EpochApart]);
+    }
+}
+
+#[test]
+fn heads_types_and_depths() {
+    for (heads, depth, dtype) in
+        [([8, 8], 64, "bf16"), ([8, 2], 64, "f16"), ([4, 1], 128, "bf16"), ([2, 2], 128, "f16")]
+    {
+        let shape = Shape { sequence: 80, heads, depth, dtype, ..SMALL };
+        for body in ["dq", "dkv"] {
+            let ring = part(shape, ["zigzag(1)"; 2], ", causal, scale = 0.1", true, body);
+            passes(&ring, 2, RANDOM);
+        }
+    }
+}
+
+/// Ranks without rows, chunks shorter than a tile, or none at all, and of one more than whole tiles.
+#[test]
+fn ragged_sequences() {
+    for (ranks, sequence) in [(4, 9), (8, 17), (3, 384), (2, 514)] {
+        for (mask, placement, body) in rings() {
+            let heads = if sequence > 500 { [1, 1] } else { [2, 1] };
+            let shape = Shape { sequence, heads, ..SMALL };
+            passes(&part(shape, [placement; 2], mask, true, body), ranks, RANDOM);
+        }
+    }
+}
+
+/// Without a ring: whole tensors, or queries, batches or heads by rank. Keys that all ranks have get a part from each.
+#[test]
+fn one_rank_has_all_it_needs() {
+    for placements in [
+        ["replicate"; 2],
+        ["shard(1)", "replicate"],
+        ["zigzag(1)", "replicate"],
+        ["shard(0)"; 2],
+        ["shard(2)"; 2],
+    ] {
+        let shape = Shape { batch: 3, sequence: 140, heads: [4, 2], ..SMALL };
+        for body in ["dq", "dkv"] {
+            passes(&part(shape, placements, ", causal", false, body), 2, RANDOM);
+        }
+    }
+}
+
+#[test]
+fn statistics() {
+    for placement in ["replicate", "shard(0)", "shard(1)", "shard(2)", "zigzag(1)"] {
+        let stats = turned(placement);
+        let text = format!(
+            "fn f(o: bf16[B, S, H, 128] @ {placement}, do: bf16[B, S, H, 128] @ {placement}, \
+             logs: f32[B, H, S] @ {stats}) {{ o -> attention_stats(do, logs) }}"
+        );
+        passes(&bind(&text, &[("B", 3), ("S", 141), ("H", 4)]), 2, RANDOM);
+    }
+}

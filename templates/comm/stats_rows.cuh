@@ -58,3 +58,31 @@ MK_DEVICE void stats_rows(const Context& ctx, const StatsTile& tile, u32 thread,
     }
   }
 }
+
+// A task of a role.
+struct StatsTask {
+  u32 task;  // linear index in the role
+  u32 family;
+  StatsTile tile;
+};
+
+// Run by `kThreads` threads, numbered from 0 by `thread`, over the named barrier `kBarrier`: as `copy_rows`.
+template <class Config, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
+MK_DEVICE void stats_tasks(const Context& ctx, const Hooks& hooks, u32 thread) {
+#pragma unroll 1
+  for (Turns<Hooks> turns(ctx, hooks, 0, 1);; turns.advance()) {
+    StatsTask task;
+    if (!turns.begin(task, thread, [&](const StatsTask& next) {
+          chaos_delay(ctx, Agent::Copier, next.task);
+          hooks.before_load(ctx, next);
+        }, [] { named_barrier_sync<Edges::start, kBarrier, kThreads>(); })) {
+      break;
+    }
+    stats_rows<Config>(ctx, task.tile, thread, kThreads);
+    named_barrier_sync<Edges::done, kBarrier, kThreads>();
+    if (thread < 32) {
+      hooks.after_store(ctx, task);
+      __syncwarp();
+    }
+  }
+}

@@ -2,6 +2,7 @@
 
 #[path = "../../mk-codegen/tests/common/mod.rs"]
 mod common;
+mod attention;
 mod eval;
 mod rig;
 
@@ -54,6 +55,19 @@ const MORE: &[(&str, &str)] = &[
              (h -> swiglu -> mul(y) -> gemm(w2) -> reduce_scatter -> bias(c) -> add(x), h)
          }",
     ),
+    (
+        "causal_ring",
+        "fn f(q: bf16[2, S, 4, 64] @ zigzag(1), k: bf16[2, S, 2, 64] @ zigzag(1), v: bf16[2, S, 2, 64] @ zigzag(1)) {
+             ring(k, v) -> attention(q, causal, scale = 0.0625)
+         }",
+    ),
+    (
+        "heads",
+        "fn f(q: bf16[2, S, 8, 64] @ shard(2), k: bf16[2, S, 8, 64] @ shard(2), v: bf16[2, S, 8, 64] @ shard(2)) {
+             let o = attention(q, k, v);
+             (o, o -> lse)
+         }",
+    ),
     ("both_turned", "fn f(x: bf16[K, M], w: bf16[N, K] @ shard(0)) { gemm(x.t, w.t) -> silu }"),
 ];
 
@@ -101,7 +115,9 @@ fn given(derived: &Derived, n: usize, ranks: usize, rng: &mut Rng) -> Vec<Vec<Ve
         let ty = place.and_then(|p| Some(&backward?.program.tensors()[p].ty));
         let partial = ty.is_some_and(|ty| ty.placement[0] == Placement::Partial);
         let len = forward.shape(*id).iter().product();
-        given.push((0..if partial { ranks } else { 1 }).map(|_| rng.list(len, 1.0)).collect());
+        // Logarithms are not differentiated.
+        let by = if place.is_some() { 1.0 } else { f64::INFINITY };
+        given.push((0..if partial { ranks } else { 1 }).map(|_| rng.list(len, by)).collect());
     }
     given
 }
@@ -217,18 +233,24 @@ fn on_executor(text: &str, ranks: usize, saves: Saves) -> (f64, [usize; 2]) {
 #[test]
 fn kernels_compute_gradients() {
     for (name, text) in pipelines().into_iter().filter(|(_, text)| !is_not_derived(text)) {
+        // Of attention results are rounded before gradients are made of them.
+        let bound = if text.contains("attention(") { 1e-2 } else { 5e-3 };
         for ranks in [1, 2, 3, 4, 8] {
+            // Heads are as many as ranks, or a multiple.
+            if ranks == 3 && name == "heads" {
+                continue;
+            }
             let (error, _) = on_executor(text, ranks, Saves::default());
-            assert!(error < 5e-3, "{name} on {ranks} ranks: {error}");
+            assert!(error < bound, "{name} on {ranks} ranks: {error}");
         }
         let (error, _) = on_executor(text, 2, AGAIN);
-        assert!(error < 5e-3, "{name}, with little saved: {error}");
+        assert!(error < bound, "{name}, with little saved: {error}");
     }
 }
 
-/// What has no derivative: derivatives, and attention.
+/// What has no derivative: derivatives.
 fn is_not_derived(text: &str) -> bool {
-    text.contains("_grad(") || text.contains("attention(")
+    text.contains("_grad(")
 }
 
 #[test]

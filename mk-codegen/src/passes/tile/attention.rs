@@ -26,7 +26,7 @@ use mk_syntax::Placement;
 /// warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half a block on the diagonal.
 fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
     if makes != Makes::Results {
-        return gradients::of_queries_block(depth);
+        return gradients::block(depth);
     }
     match (depth, causal) {
         (64, _) if !ring => [192, 128],
@@ -39,7 +39,7 @@ fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
 pub(super) const HEADS: i32 = 16;
 
 /// Blocks of keys, and of values, that a CTA has room for.
-pub(super) const STAGES: u32 = 2;
+const STAGES: u32 = 2;
 
 /// The families of an attention.
 pub(in crate::passes) fn families(
@@ -252,14 +252,17 @@ impl Tile<'_> {
             touched.push(write(*made, *buffer, region).into());
         }
         let block = [self.block[0] as u32, self.block[1] as u32, depth as u32];
-        let (scale, stages) = (a.factor(depth), STAGES);
+        let scale = a.factor(depth);
         let mask = if causal { Mask::Causal } else { Mask::Full };
         let leaf = match a.makes {
             Makes::Results => {
-                let (carry, store) = (Carry::Registers, Store::Direct);
+                let (carry, stages, store) = (Carry::Registers, STAGES, Store::Direct);
                 Leaf::AttendTile { block, carry, scale, stages, mask, store }
             }
-            _ => Leaf::AttendGradTile { of: GradOf::Queries, block, scale, stages, mask },
+            _ => {
+                let (of, stages) = (GradOf::Queries, gradients::STAGES);
+                Leaf::AttendGradTile { of, block, scale, stages, mask }
+            }
         };
         let tasks = [&q.shape[0], &q.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
         let several = tasks * i64::from(tiles) > draft.sms();

@@ -3,7 +3,7 @@
 //! In the inner loop of keys are, chunk by chunk, the heads of queries that share them: own chunks first, those of peers as their owners
 //! push them. Of a causal mask a tile begins with the queries at its own first key. Gradients of queries are tiled as attention itself is.
 
-use super::attention::{HEADS, STAGES, Step, together};
+use super::attention::{HEADS, Step, together};
 use crate::ir::{
     Access, BufId, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule, Var,
 };
@@ -15,15 +15,13 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_syntax::Placement;
 
-/// Queries of a tile, and keys of a block, for gradients of queries: scores, their gradients and sums are in registers.
-pub(super) fn of_queries_block(depth: i32) -> [i32; 2] {
-    if depth == 64 { [128, 128] } else { [128, 96] }
-}
-
-/// Keys of a tile, and queries of a block: there are sums of keys and of values.
-fn of_keys_block(depth: i32) -> [i32; 2] {
+/// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and sums are in registers.
+pub(super) fn block(depth: i32) -> [i32; 2] {
     if depth == 64 { [128, 96] } else { [128, 64] }
 }
+
+/// Blocks of the other side that a CTA has room for.
+pub(super) const STAGES: u32 = 3;
 
 /// Queries whose statistics a task makes.
 const STATISTICS: i32 = 128;
@@ -67,7 +65,7 @@ pub(super) fn of_keys(
     let world = draft.world();
     let (queries, keys) = (Chunks::of(q, 1, world), Chunks::of(k, 1, world));
     let ring = a.ring && world > 1;
-    let block = of_keys_block(k.shape[3].value);
+    let block = block(k.shape[3].value);
     let tiles = (keys.rows + block[0] - 1) / block[0];
     let whole = !matches!(k.placement, Placement::Shard(2));
     let heads = k.shape[2].value;

@@ -301,7 +301,7 @@ impl<'p> Walk<'p> {
         }
         let placement = self.placement(id);
         let ty = self.type_of(id, placement, DType::F32);
-        let made = self.draft.param("lse", ty, placement, DType::F32);
+        let made = self.draft.param("logs", ty, placement, DType::F32);
         self.save(id, made);
         self.here.insert(id, made);
         made
