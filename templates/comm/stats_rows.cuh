@@ -33,12 +33,14 @@ MK_DEVICE void stats_rows(const Context& ctx, const StatsTile& tile, u32 thread,
 #pragma unroll 1
   for (u32 first = thread / Config::kLanes; first - thread / Config::kLanes < rows; first += kStatsSteps * each) {
     Vec16 x[kStatsSteps], y[kStatsSteps];
+    u32 lse[kStatsSteps];
 #pragma unroll
     for (u32 s = 0; s < kStatsSteps; ++s) {
       // Behind the last row the last once more: no branch stands between loads.
       const u32 row = min(first + s * each, rows - 1);
       x[s] = ld_vec16(reinterpret_cast<const void*>(tile.o + row * tile.o_pitch_bytes + lane * 16));
       y[s] = ld_vec16(reinterpret_cast<const void*>(tile.d_o + row * tile.d_o_pitch_bytes + lane * 16));
+      lse[s] = ld_u32(reinterpret_cast<const void*>(tile.lse + row * sizeof(float)));
     }
 #pragma unroll
     for (u32 s = 0; s < kStatsSteps; ++s) {
@@ -52,8 +54,7 @@ MK_DEVICE void stats_rows(const Context& ctx, const StatsTile& tile, u32 thread,
 #pragma unroll
       for (u32 apart = Config::kLanes / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
       if (row < rows && lane == 0 && !aborted) {
-        const u32 lse = ld_u32(reinterpret_cast<const void*>(tile.lse + row * sizeof(float)));
-        st_vec16(reinterpret_cast<void*>(tile.stats + row * kStatsBytes), Vec16{lse, __float_as_uint(sum), 0, 0});
+        st_vec16(reinterpret_cast<void*>(tile.stats + row * kStatsBytes), Vec16{lse[s], __float_as_uint(sum), 0, 0});
       }
     }
   }
