@@ -45,7 +45,8 @@ fn gradients_of_attention_compile() {
     let stats = "fn f(o: bf16[1, S, 4, D], do: bf16[1, S, 4, D], logs: f32[1, 4, S]) { o -> attention_stats(do, logs) }";
     let queries = "q: bf16[1, S, 4, D] @ zigzag(1), do: bf16[1, S, 4, D] @ zigzag(1), stats: f32[1, 4, S, 4] @ zigzag(2)";
     let keys = "k: bf16[1, S, 2, D] @ zigzag(1), v: bf16[1, S, 2, D] @ zigzag(1)";
-    let dq = format!("fn f({queries}, {keys}) {{ ring(k, v) -> attention_dq(q, do, stats, causal) }}");
+    let dq =
+        format!("fn f({queries}, {keys}) {{ ring(k, v) -> attention_dq(q, do, stats, causal) }}");
     let dkv = format!(
         "fn f({queries}, {keys}) {{ let dk = ring(q, do, stats) -> attention_dk(k, v, causal); (dk, dk -> attention_dv) }}"
     );

@@ -267,7 +267,8 @@ class Attention(unittest.TestCase):
         q, k, v = make(h), make(g), make(g)
         t = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
         text = self.TEXT.format(t=t, p=placement, mask=", causal" if causal else "")
-        f = mk.compile(text, mk.World.local(ranks, gpu=0))
+        shapes = {name: list(x.shape) for name, x in zip("qkv", (q, k, v))}
+        f = mk.compile(text, mk.World.local(ranks, gpu=0), shapes=shapes)
         split = lambda x, dim=1: [x.contiguous() for x in self.parts(x, ranks, placement, dim)]
         given = [split(x) for x in (q, k, v)]
         o, lse = f(*(given if ranks > 1 else [x[0] for x in given]))

@@ -16,12 +16,12 @@ const TEXTS: &[(&str, &str)] = &[
     ("schedule", include_str!("../../../../templates/leaf/schedule.cu.j2")),
 ];
 
-const INNER_EDGES: &str = "within = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;";
+const INNER_EDGES: &str =
+    "within = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;";
 
 const AT: &str = "AttendGradCursor<@{ ring }@Config::kStages> at;";
 
-const ARGUMENTS: &str =
-    "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);";
+const ARGUMENTS: &str = "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);";
 
 const CONSUMER: &str = "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, warpgroup - 1, at);";
 
@@ -129,7 +129,10 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let Leaf::AttendGradTile { of, block: [block_m, block_n, dim], scale, stages, mask } = f.leaf
     else {
-        return Err(EmitError::internal("emit/leaf/attend_grad.rs", format!("{id} is no gradient")));
+        return Err(EmitError::internal(
+            "emit/leaf/attend_grad.rs",
+            format!("{id} is no gradient"),
+        ));
     };
     let refuse = |what: String| Err(EmitError::unsupported(f.name.clone(), what));
     let fits = block_m == 128 && matches!(dim, 64 | 128) && matches!(block_n, 64 | 96 | 128);
