@@ -292,6 +292,34 @@ class Attention(unittest.TestCase):
             self.attend(ranks, placement, torch.bfloat16, False, 1, 1024, 4, 4, 64)
         self.attend(3, "shard", torch.bfloat16, True, 1, 257, 8, 1, 128)
 
+    def differentiate(self, dtype, causal, b, s, h, g, d):
+        generator = torch.Generator(device="cuda").manual_seed(s + d)
+        make = lambda heads: torch.randn(b, s, heads, d, device="cuda", generator=generator).to(dtype)
+        given = [make(heads).requires_grad_(True) for heads in (h, g, g)]
+        do = make(h)
+        t = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+        kv = f"{t}[B, S, G, D] @ replicate"
+        mask = ", causal" if causal else ""
+        text = f"fn attend(q: {t}[B, S, H, D] @ replicate, k: {kv}, v: {kv}) {{ attention(q, k, v{mask}) }}"
+        f = mk.compile(text, mk.World.local(1, gpu=0))
+        wide = [x.detach().float().requires_grad_(True) for x in given]
+        heads = [x.transpose(1, 2).repeat_interleave(h // x.shape[2], 1) for x in wide]
+        o = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=causal).transpose(1, 2)
+        want = torch.autograd.grad(o, wide, do.float())
+        got = torch.autograd.grad(f(*given), given, do)
+        again = torch.autograd.grad(f(*given), given, do)
+        for x, same, y in zip(got, again, want):
+            self.assertTrue(torch.equal(x, same))
+            self.assertLess(((x.float() - y).norm() / y.norm()).item(), 1e-2)
+        f.close()
+
+    def test_gradients_are_those_of_torch(self):
+        torch.backends.cuda.matmul.allow_tf32 = False
+        with torch.enable_grad():
+            self.differentiate(torch.bfloat16, True, 2, 1000, 8, 2, 128)
+            self.differentiate(torch.float16, False, 1, 1024, 4, 4, 128)
+            self.differentiate(torch.bfloat16, True, 1, 777, 8, 1, 64)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)
