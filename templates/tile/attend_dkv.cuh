@@ -12,7 +12,7 @@ MK_DEVICE AttendColumns attend_columns(u32 stats, u32 column) {
 }
 
 // Two consumers issue their products in turns: one makes weights while the other multiplies. With heads of 64 their products are too short
-// for that. Barriers 8 and 9; the last turn is left over.
+// for that. Barriers 8 and 9.
 template <class Config, class Edges>
 struct AttendTurns {
   static constexpr bool kUsed = Config::kDim == 128 && Config::kConsumers == 2;
@@ -22,6 +22,10 @@ struct AttendTurns {
   // The first turn is consumer 0's.
   MK_DEVICE explicit AttendTurns(u32 consumer) : consumer(consumer) {
     if (consumer == 1) pass();
+  }
+  // Takes the turn that is left over, for who comes after.
+  MK_DEVICE void finish() const {
+    if (consumer == 0) wait();
   }
   MK_DEVICE void wait() const {
     if constexpr (kUsed) {
@@ -119,4 +123,5 @@ MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem
     attend_arrive<Edges::staged>(smem.staged());
     at.held ^= 1;
   }
+  turns.finish();
 }
