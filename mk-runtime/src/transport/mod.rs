@@ -24,9 +24,10 @@ pub mod loopback;
 mod memory;
 pub mod ofi;
 pub mod shaped;
+pub mod verbs;
 
 pub use crate::error::TransportError;
-pub use memory::{HostMemory, NetMemory};
+pub use memory::{Dmabuf, Gpu, HostMemory, NetMemory};
 
 use std::sync::Arc;
 use std::time::Duration;
