@@ -76,6 +76,7 @@ const FOLDERS: &[(&str, &[May])] = &[
             ("gpu", &["error", "driver", "world", "mem"]),
             ("launch", &["error", "driver", "world", "mem", "gpu", "jit"]),
             ("transport", &["error"]),
+            ("proxy", &["error", "transport"]),
             ("probe", &["error", "driver", "world", "mem", "gpu", "jit"]),
             ("reference", &["error", "driver", "world", "mem", "gpu", "jit"]),
         ],
