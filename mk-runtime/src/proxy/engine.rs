@@ -322,6 +322,7 @@ impl Engine {
                     self.fail(edge, error);
                 }
             }
+            Event::Lost { error, .. } => self.fail(None, error),
             Event::Arrived { immediate, .. } => {
                 let i = Immediate::from_bits(immediate);
                 self.report(None, Some(i), i.word, i.epoch);

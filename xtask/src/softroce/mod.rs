@@ -7,7 +7,7 @@
 
 mod image;
 mod packages;
-mod tests;
+mod suite;
 mod vm;
 
 use crate::run::{Result, root};
@@ -30,18 +30,18 @@ pub struct SoftroceArgs {
 pub fn softroce(args: &SoftroceArgs) -> Result<()> {
     let unpacked = packages::unpack(&folder())?;
     let base = image::base(&unpacked)?;
-    let binaries = tests::build(&unpacked)?;
+    let binaries = suite::build(&unpacked)?;
     if args.prepare {
         return Ok(());
     }
     let begin = Instant::now();
-    let script = tests::script(&binaries, &args.filter);
+    let script = suite::script(&binaries, &args.filter);
     let image = image::with_tests(&unpacked, &base, &binaries, &script)?;
     let log = folder().join("log");
     let outcome = vm::run(&unpacked, &image, args.limit, &log)?;
     let seconds = begin.elapsed().as_secs_f64();
     eprintln!("    softroce: {seconds:.1} s, log in {}", log.display());
-    tests::judge(&outcome, &binaries, args.filter.is_empty())
+    suite::judge(&outcome, &binaries, args.filter.is_empty())
 }
 
 /// What is unpacked and built; git ignores it.

@@ -42,7 +42,7 @@ const NAME: &str = "verbs";
 pub const MAX_LANES: u32 = 16;
 
 /// Of what an end is made. What is `None` is chosen from what is there.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The order of delivery that it gives: words behind data, or immediates on queue pairs by turns.
     pub ordering: Ordering,
