@@ -7,6 +7,7 @@ pub mod entity;
 mod expr;
 mod json;
 mod leaf;
+mod net;
 mod plan;
 mod points;
 mod print;
@@ -29,6 +30,7 @@ pub use leaf::{
     mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, one_warpgroup_takes,
     saves_gates,
 };
+pub use net::NetPlan;
 pub use plan::{
     Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic, NicOrdering,
     Plan, Point, Positions, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table,
