@@ -4,7 +4,7 @@ use mk_codegen::{
     ir::Plan,
     passes::{LowerError, compile, lower},
     settings::Config,
-    sim::Schedule,
+    sim::{Schedule, Victim},
 };
 use mk_harness::{Case, CpuOptions, Dense, Inputs, judge, run_on_cpu};
 use mk_syntax::{Bound, Op, Program};
@@ -93,9 +93,40 @@ fn worlds() {
 
 #[test]
 fn schedules() {
-    let all = [Schedule::Random, Schedule::Reversed, Schedule::Starve(1), Schedule::EpochApart];
     for (mask, placement) in [("", "shard(1)"), (", causal", "zigzag(1)")] {
-        passes(&ring(SMALL, placement, mask), 3, &all);
+        let shape = Shape { sequence: 150, ..SMALL };
+        passes(&ring(shape, placement, mask), 3, &Schedule::all(3));
+    }
+}
+
+/// Each agent of each family held back on one rank.
+#[test]
+fn withheld_agents() {
+    let ring = ring(Shape { sequence: 40, ..SMALL }, "zigzag(1)", ", causal");
+    let victims = plan(&ring, 2).families.iter().flat_map(|(family, f)| {
+        f.leaf.contract().agents.into_iter().map(move |agent| Victim {
+            rank: 1,
+            family,
+            agent,
+            task: None,
+            epoch: None,
+        })
+    });
+    let schedules: Vec<_> = victims.map(Schedule::Withhold).collect();
+    assert!(schedules.len() > 5);
+    passes(&ring, 2, &schedules);
+}
+
+/// A thousand tokens, in worlds of one, four and eight ranks.
+#[test]
+fn a_thousand_tokens() {
+    for (ranks, heads, placement, mask) in [
+        (1, [1, 1], "shard(1)", ", causal"),
+        (4, [2, 1], "zigzag(1)", ", causal"),
+        (8, [1, 1], "shard(1)", ""),
+    ] {
+        let shape = Shape { sequence: 1000, heads, ..SMALL };
+        passes(&ring(shape, placement, mask), ranks, RANDOM);
     }
 }
 
@@ -103,7 +134,7 @@ fn schedules() {
 fn heads_types_and_depths() {
     let shape = Shape { sequence: 150, ..SMALL };
     for (heads, depth, dtype) in
-        [([8, 8], 64, "bf16"), ([8, 2], 64, "f16"), ([4, 1], 128, "bf16"), ([2, 2], 128, "f16")]
+        [([8, 8], 64, "bf16"), ([8, 2], 64, "f16"), ([8, 1], 64, "bf16"), ([4, 1], 128, "f16")]
     {
         let shape = Shape { heads, depth, dtype, ..shape };
         passes(&ring(shape, "zigzag(1)", ", causal, scale = 0.3"), 2, RANDOM);

@@ -292,7 +292,8 @@ impl<E: Copy + PartialEq> Context<E> {
             Leaf::AttendGradTile { scale, .. } => {
                 let sums = self.gradients.as_ref();
                 let made = sums.map(|g| g.made(algebra, write.operand, f32::from_bits(*scale)));
-                Ok(made.unwrap_or_else(|| vec![A::ZERO; rows * cols]))
+                // Nothing meets it.
+                Ok(made.unwrap_or_else(|| vec![algebra.settled(A::ZERO); rows * cols]))
             }
             Leaf::StatsTile { .. } => {
                 let all = [Operand::O, Operand::Do, Operand::Lse].map(|o| self.latest(o));
