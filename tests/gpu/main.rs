@@ -24,7 +24,12 @@ use mk_skip::{Need, skip};
 pub fn worlds(test: &str) -> Vec<World> {
     let wanted = wanted();
     let sizes = (1..=4).filter(|n| wanted.contains(n));
-    sizes.map_while(|n| World::local(n).ok().or_else(|| shared_world(test, n))).collect()
+    sizes.map_while(|n| world_of(test, n)).collect()
+}
+
+/// A world of `ranks` ranks, each on a GPU of its own, or all on GPU 0; says so when there is none.
+pub fn world_of(test: &str, ranks: usize) -> Option<World> {
+    World::local(ranks).ok().or_else(|| shared_world(test, ranks))
 }
 
 /// A world of `ranks` ranks on GPU 0; says so when there is none.

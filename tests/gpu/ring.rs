@@ -3,7 +3,7 @@
 use crate::{
     rig::{alone, in_parallel},
     scenario::{Res, config_for},
-    shared_world,
+    world_of,
 };
 use mk::{
     Program,
@@ -181,7 +181,7 @@ fn check(
     let _alone = alone();
     let mut all = Vec::new();
     for (ranks, launches, a) in cases {
-        let Some(world) = shared_world(test, *ranks) else { return Ok(()) };
+        let Some(world) = world_of(test, *ranks) else { return Ok(()) };
         all.extend(pipelines(a).into_iter().map(|text| (world.clone(), *launches, a, text)));
     }
     let prepared = in_parallel(&all, |(world, _, a, text)| a.prepare(world, text));
