@@ -29,8 +29,10 @@ mod copy_bulk;
 mod copy_rows;
 mod mma;
 mod moves;
+mod nic_send;
 mod record;
 mod reduce;
+mod signal;
 
 use super::error::EmitError;
 use crate::ir::{Carry, CopyVia, FamId, Leaf, Plan};
@@ -44,6 +46,8 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &copy_bulk::EMISSION,
     &copy_rows::EMISSION,
     &reduce::EMISSION,
+    &nic_send::EMISSION,
+    &signal::EMISSION,
 ];
 
 /// Who carries a leaf out.
@@ -68,9 +72,12 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         Leaf::AttendTile { carry: Carry::Registers, block, .. } => {
             Carrier::Agents(attend::emission(*block))
         }
-        Leaf::Signal | Leaf::Enter => Carrier::Frame,
+        Leaf::NicSend => Carrier::Agents(&nic_send::EMISSION),
+        // At the end of a launch it has no CTA: the frame waits there.
+        Leaf::Signal => Carrier::Agents(&signal::EMISSION),
+        Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
-        Leaf::AttendTile { .. } | Leaf::NicSend => Carrier::Nobody,
+        Leaf::AttendTile { .. } => Carrier::Nobody,
     }
 }
 
