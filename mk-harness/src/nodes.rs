@@ -19,6 +19,7 @@ use mk_runtime::{
         loopback::{self, Fabric},
         ofi::{self, Ofi},
         shaped::{Shape, Shaped},
+        verbs,
     },
 };
 use std::{
@@ -40,6 +41,8 @@ pub enum Wire {
         /// The first interface where none is named.
         address: Option<String>,
     },
+    /// libibverbs. Ordering and, in order, the number of queue pairs are those of the plan.
+    Verbs(verbs::Options),
 }
 
 /// How nodes are joined.
@@ -225,7 +228,7 @@ fn open(
         }
         Wire::Loopback => Err(TransportError::Refused {
             transport: "loopback".into(),
-            what: "it joins ranks of one process; between processes use `ofi`".into(),
+            what: "it joins ranks of one process; between processes use `ofi` or `verbs`".into(),
         }),
         Wire::Ofi { provider, address } => {
             let options = ofi::Options {
@@ -234,6 +237,19 @@ fn open(
                 ..ofi::Options::new(provider)
             };
             let open = |rank| Ok((rank, shaped(Ofi::open(rank, &options)?, net)));
+            ranks.map(open).collect()
+        }
+        Wire::Verbs(options) => {
+            let (ordering, queue_pairs) = match layout.in_order {
+                true => (Ordering::InOrder, layout.lanes),
+                false => (Ordering::Unordered, options.queue_pairs),
+            };
+            let silence = net.silence;
+            let options = verbs::Options { ordering, queue_pairs, silence, ..options.clone() };
+            let open = |rank| {
+                let end = verbs::open(rank, &options)?;
+                Ok((rank, Box::new(Shaped::new(end, net.shape.clone())) as Box<dyn Transport>))
+            };
             ranks.map(open).collect()
         }
     }

@@ -30,6 +30,9 @@ const CHAIN: &str =
     gather(x) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter
 }";
 
+#[cfg(feature = "verbs")]
+const WHOLE: &str = "fn f(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ partial) { gather(a) -> gemm(b) -> reduce_scatter }";
+
 /// A small machine: tasks queue up on few CTAs, messages in the fifo.
 fn config(nodes: u32, local: u32, net: NicOrdering) -> Config {
     Config {
@@ -126,50 +129,85 @@ fn full_fifo_and_blocked_posts() {
     }
 }
 
-/// In a child: provider, ordering's place in its list, and name of the run.
+/// In a child: network and name of the run.
 const CHILD: &str = "MK_NETWORK_CASE";
 
-fn ofi(provider: &str) -> NetOptions {
-    let address = provider.starts_with("tcp").then(|| "127.0.0.1".to_string());
-    NetOptions::new(Wire::Ofi { provider: provider.into(), address })
+/// A network between two processes.
+struct Net {
+    options: NetOptions,
+    ordering: NicOrdering,
+    local: u32,
+    sources: Vec<&'static str>,
 }
 
-/// All the plans that two processes run over a provider.
-fn part(provider: &str, rank: u32, name: &str) -> Result<(), mk_harness::HarnessError> {
-    let local = if provider == "shm" { 1 } else { 2 };
-    for (n, source) in [GATHER, ALL, CHAIN].into_iter().enumerate() {
+/// A provider of libfabric; `verbs`, over one connection for each lane; `verbs striped`, over four with immediates.
+fn net(network: &str) -> Net {
+    match network {
+        #[cfg(feature = "verbs")]
+        "verbs" | "verbs striped" => {
+            let ordering = ORDERINGS[usize::from(network != "verbs")];
+            // What an end is made of comes from the plan, but for the number of queue pairs of the striped one.
+            let verbs = mk_runtime::transport::verbs::Options::new(
+                mk_runtime::transport::Ordering::Unordered,
+            );
+            let options = NetOptions::new(Wire::Verbs(verbs));
+            Net { options, ordering, local: 1, sources: vec![WHOLE] }
+        }
+        provider => {
+            let address = provider.starts_with("tcp").then(|| "127.0.0.1".to_string());
+            let options = NetOptions::new(Wire::Ofi { provider: provider.into(), address });
+            let local = if provider == "shm" { 1 } else { 2 };
+            let sources = vec![GATHER, ALL, CHAIN];
+            Net { options, ordering: NicOrdering::Unordered, local, sources }
+        }
+    }
+}
+
+/// All the plans that two processes run over a network.
+fn part(network: &str, rank: u32, name: &str) -> Result<(), mk_harness::HarnessError> {
+    let Net { options: net, ordering, local, sources } = net(network);
+    for (n, source) in sources.into_iter().enumerate() {
         let name = format!("{name}-{n}");
         let mut all = UnixBootstrap::meet(&name, rank, 2, Duration::from_secs(60))?;
-        let config = config(2, local, NicOrdering::Unordered);
-        let run = run(source, 300, &config, &ofi(provider), &options(4), Some(&mut all))?;
+        let config = config(2, local, ordering);
+        let run = run(source, 300, &config, &net, &options(4), Some(&mut all))?;
         assert_eq!(run.ranks.len(), local as usize);
         judged(&run, source);
     }
     Ok(())
 }
 
-fn in_two(provider: &str) {
-    let name = format!("network-{provider}-{}", std::process::id());
+/// Whether the network is here.
+fn open(network: &str) -> Result<(), TransportError> {
+    use mk_runtime::transport::{ofi, verbs};
+    match net(network).options.wire {
+        Wire::Verbs(options) => verbs::open(0, &options).map(drop),
+        _ => ofi::Ofi::open(0, &ofi::Options::new(network)).map(drop),
+    }
+}
+
+fn in_two(network: &str) {
+    let name = format!("network-{}-{}", network.replace(' ', "-"), std::process::id());
     let mut child = Command::new(env::current_exe().expect("a path"));
     child.args(["--exact", "child", "--nocapture"]).stdin(Stdio::null()).stdout(Stdio::null());
-    child.env(CHILD, format!("{provider}\n{name}"));
+    child.env(CHILD, format!("{network}\n{name}"));
     // Before there is another process: it is not here, or it is not wanted.
-    let open = mk_runtime::transport::ofi::Ofi::open(
-        0,
-        &mk_runtime::transport::ofi::Options::new(provider),
-    );
-    match open {
-        Ok(end) => drop(end),
-        Err(error @ TransportError::Unavailable { .. }) => {
-            mk_skip::skip(mk_skip::Need::Fabric, error);
+    match open(network) {
+        Ok(()) => {}
+        Err(TransportError::Unavailable { transport, what, .. }) => {
+            let need = match transport.as_str() {
+                "verbs" => mk_skip::Need::Rdma,
+                _ => mk_skip::Need::Fabric,
+            };
+            mk_skip::skip(need, format!("{transport}: {what}"));
             return;
         }
         Err(error) => panic!("{error}"),
     }
     let mut child = child.spawn().expect("a process");
-    let ran = part(provider, 0, &name);
+    let ran = part(network, 0, &name);
     let status = child.wait().expect("its end");
-    ran.unwrap_or_else(|e| panic!("{provider}: {e}"));
+    ran.unwrap_or_else(|e| panic!("{network}: {e}"));
     assert!(status.success(), "rank 1: {status}");
 }
 
@@ -183,10 +221,22 @@ fn two_processes_over_shm() {
     in_two("shm");
 }
 
+#[cfg(feature = "verbs")]
+#[test]
+fn two_processes_over_verbs() {
+    in_two("verbs");
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn two_processes_over_verbs_striped() {
+    in_two("verbs striped");
+}
+
 /// The second process of a test. Nothing when nobody has started it as such.
 #[test]
 fn child() {
     let Ok(spec) = env::var(CHILD) else { return };
-    let (provider, name) = spec.split_once('\n').expect("two lines");
-    part(provider, 1, name).unwrap_or_else(|e| panic!("{provider}: {e}"));
+    let (network, name) = spec.split_once('\n').expect("two lines");
+    part(network, 1, name).unwrap_or_else(|e| panic!("{network}: {e}"));
 }

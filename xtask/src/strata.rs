@@ -82,6 +82,7 @@ const FOLDERS: &[(&str, &[May])] = &[
             ("reference", &["error", "driver", "world", "mem", "gpu", "jit"]),
         ],
     ),
+    ("mk-runtime/src/transport", &[("ofi", &[]), ("verbs", &[])]),
     (
         "mk-function/src",
         &[("choice", &[]), ("explain", &["choice"]), ("function", &["choice", "explain"])],
@@ -96,6 +97,7 @@ const FOLDERS: &[(&str, &[May])] = &[
             ("run", &["failure", "output"]),
         ],
     ),
+    ("xtask/src", &[("sass", &[]), ("softroce", &[])]),
 ];
 
 /// Folders in which not even files may use each other in a circle, heads included.
