@@ -2,7 +2,7 @@
 //! network of this process.
 
 use crate::{
-    rig::alone,
+    rig::{alone, in_parallel},
     scenario::{Case, Kernel, Res, Scenario, config_for, good},
 };
 use mk::{
@@ -79,13 +79,16 @@ fn launches_and_replays() -> Res<()> {
     let _alone = alone();
     for (nodes, ranks) in [(2, 2), (2, 4)] {
         let Some(world) = world("launches_and_replays", nodes, ranks) else { return Ok(()) };
+        let of = |order| PIPELINES.map(|pipeline| case(pipeline, nodes, order, [1000, 512, 768]));
+        let cases = [of(NicOrdering::InOrder), of(NicOrdering::Unordered)].concat();
+        let mut kernels = in_parallel(&cases, |case| Kernel::new(case, &world)).into_iter();
         for (i, (order, ordering)) in (1..).zip(ORDERS) {
             let net = Net::loopback(&world, ordering, &shuffled(i))?;
             for (n, pipeline) in (1..).zip(PIPELINES) {
                 let what = format!("{pipeline} on {nodes} nodes of {ranks} ranks, {order:?}");
-                let case = case(pipeline, nodes, order, [1000, 512, 768]);
                 let begin = Instant::now();
-                let mut s = Scenario::new(&case, &world, &options(&net, n))?;
+                let kernel = kernels.next().ok_or("a kernel for each case")??;
+                let mut s = Scenario::bind(&kernel, &world, &options(&net, n))?;
                 for epoch in 1..=20 {
                     let norm = s.step(epoch).map_err(|e| format!("{what}, launch {epoch}: {e}"))?;
                     assert!(good(&norm), "{what}, launch {epoch}: {norm:?}");
