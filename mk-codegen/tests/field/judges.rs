@@ -89,7 +89,8 @@ pub const SMALL: &[Small] = &[
          }",
         3,
         &[("q", &[1, 144, 2, 64])],
-        |_| (),
+        // Blocks are about products.
+        |c| c.block = Config::default().block,
     ),
     small("nodes", "gather(a) -> gemm(b)", 4, AB, |c| c.nodes = 2),
     small("nodes_all", "gemm(a, b) -> all_reduce", 4, AB, |c| {
