@@ -135,14 +135,15 @@ const CASES: &[Case] = &[
 ];
 
 /// Milliseconds of plan, proof and validation of a case, and what was proved; `dynamic`: with rows that come with each launch.
-fn timed(case: &Case, ranks: u32, dynamic: bool) -> ([u64; 3], Proof) {
+fn timed(case: &Case, ranks: u32, rows: u64, dynamic: bool) -> ([u64; 3], Proof) {
     let (name, text, extents, set) = case;
-    let text =
-        if dynamic { text.replace("fn f(", "fn f<M: dyn <= 8192>(") } else { (*text).into() };
+    let head = if dynamic { format!("fn f<M: dyn <= {rows}>(") } else { "fn f(".into() };
+    let text = text.replace("fn f(", &head);
     let program = Program::parse(&text).unwrap_or_else(|e| panic!("{name}: {e:?}"));
     let dims = extents.iter().filter(|(n, ..)| !dynamic || *n != "M");
-    let dims =
-        dims.map(|(n, v, times)| (n.to_string(), if *times { v * u64::from(ranks) } else { *v }));
+    let extent = |n: &str, v: u64| if n == "M" { rows } else { v };
+    let times = |times: bool| if times { u64::from(ranks) } else { 1 };
+    let dims = dims.map(|(n, v, t)| (n.to_string(), extent(n, *v) * times(*t)));
     let bound = program.bind(&dims.collect(), &BTreeMap::new());
     let bound = bound.unwrap_or_else(|e| panic!("{name}: {e:?}"));
     let mut config = Config { ranks, ..Config::default() };
@@ -157,23 +158,25 @@ fn timed(case: &Case, ranks: u32, dynamic: bool) -> ([u64; 3], Proof) {
     ([lowered - begin, proved - lowered, cpu_ms() - proved], proof)
 }
 
-/// The figures of docs/verification.md, on the ranks of `MK_SPEED_RANKS`, 8 unless it is set; `MK_SPEED_CASE` takes those whose names
-/// contain it.
+/// The figures of docs/verification.md, on the ranks of `MK_SPEED_RANKS`, 8 unless it is set, with `MK_SPEED_ROWS` rows, 8,192 unless it is
+/// set, which are 4,096 tiles; `MK_SPEED_CASE` takes those whose names contain it.
 #[test]
 fn the_gemm_family() {
-    let ranks = std::env::var("MK_SPEED_RANKS").ok().and_then(|n| n.parse().ok()).unwrap_or(8);
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u32>().ok());
+    let ranks = number("MK_SPEED_RANKS").unwrap_or(8);
+    let rows = u64::from(number("MK_SPEED_ROWS").unwrap_or(8192));
     let only = std::env::var("MK_SPEED_CASE").unwrap_or_default();
     println!("ms on {ranks} ranks: plan, proof, validation, sum");
     for dynamic in [false, true] {
-        let rows = if dynamic { ", rows of a launch" } else { "" };
+        let launch = if dynamic { ", rows of a launch" } else { "" };
         // With rows of a launch there is no ring.
         let cases = CASES.iter().filter(|c| !dynamic || !c.0.contains("ring"));
-        for case in cases.filter(|c| format!("{}{rows}", c.0).contains(&only)) {
-            let ([lowered, proved, compared], proof) = timed(case, ranks, dynamic);
+        for case in cases.filter(|c| format!("{}{launch}", c.0).contains(&only)) {
+            let ([lowered, proved, compared], proof) = timed(case, ranks, rows, dynamic);
             let sum = lowered + proved + compared;
             let folded = if proof.folded { "folded" } else { "rank by rank" };
             println!(
-                "{}{rows}: {lowered} {proved} {compared} {sum}, {} tasks, {folded}",
+                "{}{launch}: {lowered} {proved} {compared} {sum}, {} tasks, {folded}",
                 case.0, proof.tasks
             );
             assert!(sum < LIMIT_MS * u64::from(ranks.div_ceil(8)).pow(2), "{}: {sum} ms", case.0);
