@@ -18,6 +18,7 @@ pub mod jit;
 pub mod launch;
 pub mod mem;
 pub mod probe;
+pub mod proxy;
 pub mod reference;
 pub mod transport;
 pub mod world;

@@ -76,10 +76,12 @@ const FOLDERS: &[(&str, &[May])] = &[
             ("gpu", &["error", "driver", "world", "mem"]),
             ("launch", &["error", "driver", "world", "mem", "gpu", "jit"]),
             ("transport", &["error"]),
+            ("proxy", &["error", "transport"]),
             ("probe", &["error", "driver", "world", "mem", "gpu", "jit"]),
             ("reference", &["error", "driver", "world", "mem", "gpu", "jit"]),
         ],
     ),
+    ("mk-runtime/src/transport", &[("ofi", &[]), ("verbs", &[])]),
     (
         "mk-function/src",
         &[("choice", &[]), ("explain", &["choice"]), ("function", &["choice", "explain"])],
@@ -94,6 +96,7 @@ const FOLDERS: &[(&str, &[May])] = &[
             ("run", &["failure", "output"]),
         ],
     ),
+    ("xtask/src", &[("sass", &[]), ("softroce", &[])]),
 ];
 
 /// Folders in which not even files may use each other in a circle, heads included.

@@ -41,9 +41,15 @@ library! {
     "tile/attend_softmax.cuh",
     "tile/attend_consumer.cuh",
     "tile/attend_storer.cuh",
+    "tile/attend_grad_config.cuh",
+    "tile/attend_grad_loader.cuh",
+    "tile/attend_grad_products.cuh",
+    "tile/attend_dq.cuh",
+    "tile/attend_dkv.cuh",
     "comm/copy_bulk.cuh",
     "comm/copy_rows.cuh",
     "comm/reduce_rows.cuh",
+    "comm/stats_rows.cuh",
 }
 
 /// What a traced kernel has beside [`FILES`].
