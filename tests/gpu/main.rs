@@ -6,6 +6,7 @@ mod correct;
 mod faults;
 mod function;
 mod rig;
+mod ring;
 mod scenario;
 mod shared;
 mod wide;
