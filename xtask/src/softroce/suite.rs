@@ -28,7 +28,7 @@ const TESTS: &[Tests] = &[
         name: "transport",
         // Each rank in a process of its own, as on machines.
         filters: &["verbs_faults::", "verbs_in_order_processes::", "verbs_striped_processes::"],
-        least: 36,
+        least: 35,
     },
 ];
 
