@@ -50,6 +50,13 @@ pub fn worlds_of_several(test: &str) -> Vec<World> {
     worlds(test).into_iter().filter(|w| w.size() > 1).collect()
 }
 
+/// How often a case is launched that wants `launches`: `MK_GPU_LAUNCHES=20` is at most 20 times, where time is short.
+pub fn at_most(launches: u64) -> u64 {
+    let Ok(most) = std::env::var("MK_GPU_LAUNCHES") else { return launches };
+    let number = most.trim().parse().ok().filter(|n| *n > 1);
+    launches.min(number.unwrap_or_else(|| panic!("MK_GPU_LAUNCHES={most}: a number from 2 on")))
+}
+
 fn wanted() -> Vec<usize> {
     let Ok(named) = std::env::var("MK_GPU_WORLDS") else { return (1..=4).collect() };
     let number = |x: &str| x.trim().parse().ok().filter(|n| (1..=4).contains(n));
