@@ -79,8 +79,7 @@ impl Gradients {
         let of_stats = heads * sequence * 4;
         let batches = operands.q.data.len().checked_div(wide).unwrap_or(0);
         let shared = (heads / groups).max(1);
-        let [mut dq, mut dk, mut dv] =
-            [wide, narrow, narrow].map(|n| Sums::new(batches * n));
+        let [mut dq, mut dk, mut dv] = [wide, narrow, narrow].map(|n| Sums::new(batches * n));
         let rounding = half_ulp(self.dtype, 1.0);
         let least = half_ulp(self.dtype, 0.0);
         let n = depth as f64;
@@ -104,8 +103,8 @@ impl Gradients {
                     let (score, off) = dot(q, k);
                     let score = score * self.scale;
                     let argument = score - lse;
-                    let off = off * self.scale.abs()
-                        + 4.0 * U32 * (1.0 + score.abs() + argument.abs());
+                    let off =
+                        off * self.scale.abs() + 4.0 * U32 * (1.0 + score.abs() + argument.abs());
                     let weight = argument.exp();
                     let (worth, off_worth) = dot(d_o, v);
                     let above = worth - delta;

@@ -1,8 +1,8 @@
 //! Derivatives of pipelines: right in f64, against differences; and computed by kernels, on the CPU executor.
 
+mod attention;
 #[path = "../../mk-codegen/tests/common/mod.rs"]
 mod common;
-mod attention;
 mod eval;
 mod rig;
 

@@ -288,9 +288,8 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
     /// Gradients: rows that are queries, rows that are keys, and as many columns as heads have.
     fn gradients(&mut self, number: u32, of: GradOf, touches: &[Touch]) -> Result<(), String> {
         let q = |t: &&Touch| t.operand == Operand::Q;
-        let [scores, worth] = [Operand::K, Operand::V].map(|o| {
-            touches.iter().find(|t| t.operand == o)
-        });
+        let [scores, worth] =
+            [Operand::K, Operand::V].map(|o| touches.iter().find(|t| t.operand == o));
         for t in touches {
             let m = self.matrix(t)?;
             // Columns of keys go with queries, those of values with their gradients.
@@ -317,7 +316,9 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
         }
         // Who is masked follows from places in the sequence, which are one index for queries and keys.
         for t in touches.iter().filter(|t| t.operand == of.moving()[0]) {
-            let Some(at) = self.unrolled.positions.get(&(number, t.phase)).copied() else { continue };
+            let Some(at) = self.unrolled.positions.get(&(number, t.phase)).copied() else {
+                continue;
+            };
             let held = touches.iter().find(|h| h.operand == of.held()[0]);
             for t in [Some(t), held].into_iter().flatten() {
                 let at = if q(&t) { at[0] } else { at[1] };

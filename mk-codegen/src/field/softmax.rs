@@ -101,13 +101,16 @@ pub(super) fn gradients<A: Algebra>(
             let (k, v) = (tile(k, b, g), tile(v, b, g));
             let fresh = || Gradients::keys::<A>(keys, wide, v.cols);
             let mut of_queries = Gradients::queries::<A>(q.rows, q.cols);
-            let sums = if of_keys { of_group[g].get_or_insert_with(fresh) } else { &mut of_queries };
+            let sums =
+                if of_keys { of_group[g].get_or_insert_with(fresh) } else { &mut of_queries };
             for i in rows {
                 let one = |t: &Tile<A::Elem>| chosen(&t.data[i * t.cols..][..t.cols]);
                 let stats = chosen(&stats[i * STATS as usize..][..STATS as usize]);
                 let block = Block { q: &one(&q), d_o: &one(&d_o), stats: &stats, k: &k, v: &v };
                 match sums {
-                    Gradients::Keys { .. } => sums.step(algebra, block, scale, |_, j| causal && *i < j),
+                    Gradients::Keys { .. } => {
+                        sums.step(algebra, block, scale, |_, j| causal && *i < j)
+                    }
                     Gradients::Queries(_) => {
                         let mut row = Gradients::queries::<A>(1, q.cols);
                         row.step(algebra, block, scale, |_, j| causal && *i < j);

@@ -11,8 +11,8 @@ use super::{
     program::Phase,
 };
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Mask, Operand, Point, Region,
-    cluster_part, gated, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Mask, Operand, Point,
+    Region, cluster_part, gated, saves_gates,
 };
 use mk_abi::DType;
 

@@ -17,7 +17,8 @@ pub(super) fn rows(
     let mut judged = vec![Judgement::default(); s.case.ranks];
     for (result, held) in s.outputs() {
         let rows = choose(s, result, launch, count);
-        let expected = Dense::new(s.inputs(), launch).within(SAMPLED_WORK).expected_rows(result, &rows)?;
+        let expected =
+            Dense::new(s.inputs(), launch).within(SAMPLED_WORK).expected_rows(result, &rows)?;
         for (rank, (out, (rows, expected))) in held.into_iter().zip(expected).enumerate() {
             let got = download(s, result, &rows, rank, out)?;
             if let Some(all) = judged.get_mut(rank) {

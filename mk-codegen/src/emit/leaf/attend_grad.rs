@@ -16,12 +16,12 @@ const TEXTS: &[(&str, &str)] = &[
     ("schedule", include_str!("../../../../templates/leaf/schedule.cu.j2")),
 ];
 
-const INNER_EDGES: &str = "within = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;";
+const INNER_EDGES: &str =
+    "within = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;";
 
 const AT: &str = "AttendGradCursor<@{ ring }@Config::kStages> at;";
 
-const ARGUMENTS: &str =
-    "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);";
+const ARGUMENTS: &str = "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);";
 
 const CONSUMER: &str = "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, warpgroup - 1, at);";
 
@@ -89,16 +89,20 @@ const KEYS_AGENTS: &[AgentEmission] =
 pub(in crate::emit) const OF_QUERIES: LeafEmission = LeafEmission {
     template: "attend_grad_tile",
     texts: TEXTS,
-    warpgroups: Warpgroups { issuing_registers: 40, computing_registers: 232, computing: 2 },
+    warpgroups: Warpgroups { issuing_registers: 72, computing_registers: 216, computing: 2 },
     ring: Some(&QUERIES_RING),
     agents: QUERIES_AGENTS,
     spills: Spills::NONE,
     prepare,
 };
 
-/// Gradients of keys and values.
-pub(in crate::emit) const OF_KEYS: LeafEmission =
-    LeafEmission { ring: Some(&KEYS_RING), agents: KEYS_AGENTS, ..OF_QUERIES };
+/// Gradients of keys and values: two sums take registers of the loader, whose expressions of a ring take many.
+pub(in crate::emit) const OF_KEYS: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
+    ring: Some(&KEYS_RING),
+    agents: KEYS_AGENTS,
+    ..OF_QUERIES
+};
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     let Some(Leaf::AttendGradTile { block: [block_m, block_n, dim], stages, .. }) = leaves.first()
@@ -129,7 +133,10 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let Leaf::AttendGradTile { of, block: [block_m, block_n, dim], scale, stages, mask } = f.leaf
     else {
-        return Err(EmitError::internal("emit/leaf/attend_grad.rs", format!("{id} is no gradient")));
+        return Err(EmitError::internal(
+            "emit/leaf/attend_grad.rs",
+            format!("{id} is no gradient"),
+        ));
     };
     let refuse = |what: String| Err(EmitError::unsupported(f.name.clone(), what));
     let fits = block_m == 128 && matches!(dim, 64 | 128) && matches!(block_n, 64 | 96 | 128);

@@ -226,7 +226,8 @@ impl Checker<'_> {
     fn positions(&mut self, place: &str, x: &Family, all: Scope) {
         let masks = matches!(
             x.leaf,
-            Leaf::AttendTile { mask: Mask::Causal, .. } | Leaf::AttendGradTile { mask: Mask::Causal, .. }
+            Leaf::AttendTile { mask: Mask::Causal, .. }
+                | Leaf::AttendGradTile { mask: Mask::Causal, .. }
         );
         // What comes in blocks is elsewhere at each step.
         let queries_move = matches!(x.leaf, Leaf::AttendGradTile { of: GradOf::Keys, .. });

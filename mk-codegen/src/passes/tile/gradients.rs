@@ -27,12 +27,7 @@ pub(super) const STAGES: u32 = 3;
 const STATISTICS: i32 = 128;
 
 /// Statistics of queries: heads that lie beside each other follow each other.
-pub(super) fn statistics(
-    draft: &mut Draft,
-    a: &Attention,
-    inputs: &[BufId],
-    outputs: &[BufId],
-) {
+pub(super) fn statistics(draft: &mut Draft, a: &Attention, inputs: &[BufId], outputs: &[BufId]) {
     let o = a.tensor(Operand::O);
     let rows = o.widest(1, draft.world());
     let [b, i, h] = [0, 1, 2].map(|n| Expr::from(Var::domain(n)));

@@ -22,10 +22,11 @@ pub(super) fn statistics<'a>(source: &Source<'a>) -> BTreeSet<&'a str> {
         let kind = ops::find(stage.name.text).map(|op| op.kind);
         matches!(kind, Some(AttentionStats | AttentionDq | AttentionDk | Ring))
     };
-    let names = stages.filter(takes).flat_map(|stage| &stage.args).filter_map(|arg| match arg.value {
-        ArgValue::Name(operand) => Some(operand.word.text),
-        _ => None,
-    });
+    let names =
+        stages.filter(takes).flat_map(|stage| &stage.args).filter_map(|arg| match arg.value {
+            ArgValue::Name(operand) => Some(operand.word.text),
+            _ => None,
+        });
     names.collect()
 }
 
