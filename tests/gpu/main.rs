@@ -7,6 +7,7 @@ mod faults;
 mod function;
 mod nodes;
 mod rig;
+mod ring;
 mod scenario;
 mod shared;
 mod wide;

@@ -25,6 +25,7 @@
 //! ([`Seat::Lane`]), and the loader's `decode` moves into it.
 
 mod attend;
+mod attend_grad;
 mod copy_bulk;
 mod copy_rows;
 mod mma;
@@ -33,9 +34,10 @@ mod nic_send;
 mod record;
 mod reduce;
 mod signal;
+mod stats;
 
 use super::error::EmitError;
-use crate::ir::{Carry, CopyVia, FamId, Leaf, Plan};
+use crate::ir::{Carry, CopyVia, FamId, GradOf, Leaf, Plan};
 
 pub(super) use record::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups};
 
@@ -43,6 +45,9 @@ pub(super) use record::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpg
 pub(super) const ALL: &[&LeafEmission] = &[
     &mma::EMISSION,
     &attend::EMISSION,
+    &attend_grad::OF_QUERIES,
+    &attend_grad::OF_KEYS,
+    &stats::EMISSION,
     &copy_bulk::EMISSION,
     &copy_rows::EMISSION,
     &reduce::EMISSION,
@@ -77,6 +82,11 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         Leaf::Signal => Carrier::Agents(&signal::EMISSION),
         Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
+        Leaf::StatsTile { .. } => Carrier::Agents(&stats::EMISSION),
+        Leaf::AttendGradTile { of: GradOf::Queries, .. } => {
+            Carrier::Agents(&attend_grad::OF_QUERIES)
+        }
+        Leaf::AttendGradTile { of: GradOf::Keys, .. } => Carrier::Agents(&attend_grad::OF_KEYS),
         Leaf::AttendTile { .. } => Carrier::Nobody,
     }
 }
