@@ -124,6 +124,14 @@ impl Drop for OnlyShm {
     }
 }
 
+/// What a provider is here, without opening an end of it.
+///
+/// # Errors
+/// As [`Ofi::open`].
+pub fn available(provider: &str) -> Result<String, TransportError> {
+    Ok(provider::find(provider, None)?.answer.to_string())
+}
+
 impl Ofi {
     /// Opens the end of a rank.
     ///
