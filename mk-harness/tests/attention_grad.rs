@@ -1,6 +1,11 @@
 //! The backward of attention on the executor against f64: statistics, gradients of queries, gradients of keys and values.
 
-use mk_codegen::{ir::Plan, passes::compile, settings::Config, sim::{Schedule, Victim}};
+use mk_codegen::{
+    ir::Plan,
+    passes::compile,
+    settings::Config,
+    sim::{Schedule, Victim},
+};
 use mk_harness::{Case, CpuOptions, run_on_cpu};
 use mk_syntax::{Bound, Op, Program};
 use std::collections::BTreeMap;
