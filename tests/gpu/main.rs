@@ -5,6 +5,7 @@ mod attention;
 mod correct;
 mod faults;
 mod function;
+mod nodes;
 mod rig;
 mod ring;
 mod scenario;
