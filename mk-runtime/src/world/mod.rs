@@ -24,6 +24,7 @@ pub(crate) use shared::SharedPages;
 pub use topology::Topology;
 pub(crate) use watch::Member;
 pub(crate) use wire::Deadline;
+pub use wire::ask_while_waiting;
 
 use crate::Error;
 use crate::driver::{self, Context};
