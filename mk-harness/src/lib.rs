@@ -14,6 +14,7 @@ mod cpu;
 mod dense;
 mod error;
 pub mod gpu;
+mod gradients;
 mod held;
 mod inputs;
 mod judge;

@@ -176,7 +176,7 @@ impl Joined {
             let engine = Engine::new(rank, world, transport, memory.clone());
             let proxy = Proxy::start(rank, engine, net.silence)?;
             let writer = RefCell::new(fifo.writer());
-            proxy.attach(Attached { lease, layout, fifo })?;
+            proxy.attach(Attached { lease, layout, fifo, watch: None })?;
             joined.ranks.push(RankEnd { memory, lease, fifo: writer, proxy });
         }
         // Nobody sends to a rank whose proxy does not know the instance yet.

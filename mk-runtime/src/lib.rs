@@ -17,6 +17,7 @@ pub mod gpu;
 pub mod jit;
 pub mod launch;
 pub mod mem;
+pub mod net;
 pub mod probe;
 pub mod proxy;
 pub mod reference;

@@ -27,10 +27,10 @@ pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, Agent, Arity, BLayout, COPY_STAGE_BYTES, Carry, Consumers, Contract, CopyVia,
-    EPILOGUE_OPERANDS, EdgeSpec, EpilogueOp, Leaf, Mask, Operand, OperandSpec, Store,
-    attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes, mma_panel_columns,
-    mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, one_warpgroup_takes,
-    saves_gates,
+    EPILOGUE_OPERANDS, EdgeSpec, EpilogueOp, GradOf, Leaf, Mask, Operand, OperandSpec, STATS,
+    Store, attend_grad_smem_bytes, attend_smem_bytes, carry_last, cluster_part, gated,
+    mma_exchange_bytes, mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes,
+    mma_staging_panels, one_warpgroup_takes, saves_gates,
 };
 pub use net::NetPlan;
 pub use plan::{
