@@ -263,12 +263,14 @@ class SharedGpu(unittest.TestCase):
     def test_recovery_after_a_fault(self):
         ranks = 2
         world = mk.World.local(ranks, gpu=0)
-        shards = [random(2048, 2048, seed=r) for r in range(ranks)], [random(2048, 1024, seed=10 + r) for r in range(ranks)]
+        # Those who add up wait for products of half a millisecond, much longer than the first look at the clock.
+        shards = [random(4096, 4096, seed=r) for r in range(ranks)], [random(4096, 4096, seed=10 + r, scale=0.02) for r in range(ranks)]
+        text = "gemm(a, b) -> reduce_scatter"
         with torch.no_grad():
-            unfaulted = mk.compile("gather(a) -> gemm(b)", world, share=False)
+            unfaulted = mk.compile(text, world, share=False)
             want = [t.clone() for t in unfaulted(*shards)]
             unfaulted.close()
-            f = mk.compile("gather(a) -> gemm(b)", world, wait_limit_s=1e-6)
+            f = mk.compile(text, world, wait_limit_s=1e-6)
             with self.assertRaises(mk.FaultError):
                 for _ in range(20):
                     f(*shards)
