@@ -315,7 +315,7 @@ fn added(text: &str, into: &[usize], steps: [usize; 2], limit: f64) {
             Input::Saved(i) => &values[forward.program.results()[i].index()],
             Input::Ones => unreachable!("no bias"),
         };
-        for (rank, part) in b.scatter(tensor.id, &[whole.clone()], ranks).into_iter().enumerate() {
+        for (rank, part) in b.scatter(tensor.id, std::slice::from_ref(whole), ranks).into_iter().enumerate() {
             back.insert((rank, tensor.id), part.into_iter().map(|x| x as f32).collect());
         }
     }
@@ -329,7 +329,7 @@ fn added(text: &str, into: &[usize], steps: [usize; 2], limit: f64) {
             let w = if *parameter == 0 { 0.0 } else { *w };
             assert!((x - y - w).abs() < 1e-9 * (1.0 + y.abs()));
         }
-        for (rank, want) in b.scatter(id, &[want.clone()], ranks).iter().enumerate() {
+        for (rank, want) in b.scatter(id, std::slice::from_ref(want), ranks).iter().enumerate() {
             let found = back[&(rank, id)].iter().zip(want);
             let (error, size) = found
                 .fold((0.0, 0.0), |(e, s), (x, y)| (e + (f64::from(*x) - y).powi(2), s + y * y));
