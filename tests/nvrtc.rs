@@ -77,6 +77,25 @@ fn gradients_of_attention_compile() {
     assert_eq!(kernels, 4);
 }
 
+/// Kernels that send to other nodes, on nodes of one rank and of two.
+#[test]
+fn plans_over_nodes_compile() {
+    const SHAPES: &[(&str, &[u64])] = &[("a", &[1024, 1024]), ("b", &[1024, 512])];
+    type Way = (&'static str, &'static str, u32, fn(&mut Config));
+    let ways: [Way; 3] = [
+        ("gather -> gemm, 2 x 1", "gather(a) -> gemm(b)", 2, |c| c.nodes = 2),
+        ("gemm -> reduce_scatter, 2 x 2", "gemm(a, b) -> reduce_scatter", 4, |c| c.nodes = 2),
+        ("gemm -> all_reduce, 2 x 2, unordered", "gemm(a, b) -> all_reduce", 4, |c| {
+            (c.nodes, c.net) = (2, mk::settings::NicOrdering::Unordered);
+        }),
+    ];
+    for (name, source, ranks, set) in ways {
+        let variant = Variant { case: (name, source, ranks, SHAPES), set };
+        let plan = variant.plan(ranks).unwrap_or_else(|e| panic!("{name}: {e}"));
+        judge(name, &plan, Options::default());
+    }
+}
+
 /// Weights of each expert come through a tensor map of three dimensions.
 #[test]
 fn stacks_of_weights_compile() {

@@ -295,7 +295,7 @@ impl<'a> Dense<'a> {
         };
         let depth = self.extent(q_id, 3);
         let sequence = self.extent(q_id, 1);
-        let whole = || vec![0..sequence];
+        let whole = || std::iter::once(0..sequence).collect();
         let all = |queries| Gradients {
             sequence,
             heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
@@ -304,6 +304,7 @@ impl<'a> Dense<'a> {
             scale: scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(q_id),
             queries,
+            asked: self.asked(q_id, 6),
         };
         let [q, d_o, stats] = [on(q, 0)?, on(d_o, 0)?, on(stats, 0)?];
         let operands = Operands { q, d_o, stats, k: on(k, 0)?, v: on(v, 0)? };
@@ -317,6 +318,12 @@ impl<'a> Dense<'a> {
         let of_rank = |rank| Ok(made(self.layout(q_id, rank)?.parts(1).to_vec()));
         let summands = (0..self.inputs.case().ranks).map(of_rank);
         Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
+    }
+
+    /// How many queries of each head may be evaluated, if each takes so many products of a row with all rows of the other side.
+    fn asked(&self, q: ValueId, products: u64) -> usize {
+        let all: u64 = (0..4).map(|d| self.extent(q, d) as u64).product();
+        usize::try_from(self.work / (products * all).max(1)).unwrap_or(usize::MAX).max(1)
     }
 
     /// The attention whose logarithms a node takes, or the gradients of keys that it has the values' beside; any other node is itself.
@@ -350,10 +357,8 @@ impl<'a> Dense<'a> {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
         let depth = self.extent(*q_id, 3);
-        // Of one query in each head of each batch.
-        let each: usize = 2 * (0..4).map(|d| self.extent(*q_id, d)).product::<usize>();
         let attention = Attention {
-            queries: usize::try_from(self.work / (each as u64).max(1)).unwrap_or(usize::MAX).max(1),
+            queries: self.asked(*q_id, 2),
             sequence: self.extent(*q_id, 1),
             heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
             depth,

@@ -24,6 +24,8 @@ pub(crate) struct Gradients {
     pub dtype: DType,
     /// Queries that count.
     pub queries: Vec<Range<usize>>,
+    /// The most queries, and keys, of a head that are evaluated, spread over the sequence. Results of others are not asked for.
+    pub asked: usize,
 }
 
 /// Operands, `[S, heads, D]` of each batch; statistics `[H, S, 4]`.
@@ -36,17 +38,17 @@ pub(crate) struct Operands<'m> {
 }
 
 /// A sum of many products, with the variance of its roundings and the sum of the terms' sizes.
-struct Sums {
+struct Totals {
     x: Vec<f64>,
     variance: Vec<f64>,
     size: Vec<f64>,
     lost: Vec<f64>,
 }
 
-impl Sums {
-    fn new(n: usize) -> Sums {
+impl Totals {
+    fn new(n: usize) -> Totals {
         let zeros = || vec![0.0; n];
-        Sums { x: zeros(), variance: zeros(), size: zeros(), lost: zeros() }
+        Totals { x: zeros(), variance: zeros(), size: zeros(), lost: zeros() }
     }
 
     /// Adds `factor`, of this variance, times each element; `lost` is what its rounding near 0 may cost.
@@ -79,7 +81,7 @@ impl Gradients {
         let of_stats = heads * sequence * 4;
         let batches = operands.q.data.len().checked_div(wide).unwrap_or(0);
         let shared = (heads / groups).max(1);
-        let [mut dq, mut dk, mut dv] = [wide, narrow, narrow].map(|n| Sums::new(batches * n));
+        let [mut dq, mut dk, mut dv] = [wide, narrow, narrow].map(|n| Totals::new(batches * n));
         let rounding = half_ulp(self.dtype, 1.0);
         let least = half_ulp(self.dtype, 0.0);
         let n = depth as f64;
@@ -88,6 +90,7 @@ impl Gradients {
             let terms = || x.iter().zip(y).map(|(x, y)| x * y);
             (terms().sum::<f64>(), accumulation * terms().map(|t| t * t).sum::<f64>().sqrt())
         };
+        let asked = self.asked();
         for (b, h) in (0..batches).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             for i in self.queries.iter().cloned().flatten() {
                 let at = b * wide + (i * heads + h) * depth;
@@ -97,7 +100,8 @@ impl Gradients {
                 if lse == f64::NEG_INFINITY {
                     continue;
                 }
-                for j in 0..if self.causal { i + 1 } else { sequence } {
+                let seen = if self.causal { i + 1 } else { sequence };
+                for j in (0..seen).filter(|j| asked[i] || asked[*j]) {
                     let from = b * narrow + (j * groups + h / shared) * depth;
                     let [k, v] = [operands.k, operands.v].map(|m| &m.data[from..][..depth]);
                     let (score, off) = dot(q, k);
@@ -121,11 +125,30 @@ impl Gradients {
             }
         }
         let terms = shared * sequence;
-        [
-            Matrix::collect(wide, dq.finish(sequence, self.scale)),
-            Matrix::collect(narrow, dk.finish(terms, self.scale)),
-            Matrix::collect(narrow, dv.finish(terms, 1.0)),
-        ]
+        // Of a row of so many elements only where it was asked for.
+        let only = |n: usize, x: Vec<Near>| {
+            let at = |(i, near): (usize, Near)| match asked[i / n % sequence] {
+                true => near,
+                false => Near::unasked(),
+            };
+            x.into_iter().enumerate().map(at).collect::<Vec<_>>()
+        };
+        let [of_queries, of_keys] = [heads * depth, groups * depth];
+        let dq = only(of_queries, dq.finish(sequence, self.scale).collect());
+        let dk = only(of_keys, dk.finish(terms, self.scale).collect());
+        let dv = only(of_keys, dv.finish(terms, 1.0).collect());
+        [(wide, dq), (narrow, dk), (narrow, dv)].map(|(n, x)| Matrix::collect(n, x.into_iter()))
+    }
+
+    /// Which places are evaluated, the first and the last among them.
+    fn asked(&self) -> Vec<bool> {
+        let count = self.asked.min(self.sequence);
+        let mut asked = vec![false; self.sequence];
+        for n in 0..count {
+            let last = self.sequence - 1;
+            asked[(n * last).checked_div(count - 1).unwrap_or(last)] = true;
+        }
+        asked
     }
 }
 

@@ -20,34 +20,42 @@ struct StatsTile {
   i32 rows;
 };
 
+// Rows that a thread has parts of at a time: their loads are in flight together.
+constexpr u32 kStatsSteps = 3;
+
 // Run by `threads` threads, whole warps, of which this is the `thread`th.
 template <class Config>
 MK_DEVICE void stats_rows(const Context& ctx, const StatsTile& tile, u32 thread, u32 threads) {
   const bool aborted = ctx.aborted();
-  const u32 lane = thread % Config::kLanes;
+  const u32 lane = thread % Config::kLanes, each = threads / Config::kLanes;
   const u32 rows = static_cast<u32>(max(tile.rows, 0));
-  const u32 each = threads / Config::kLanes;
   // As many turns for all lanes of a warp: they add up together.
-#pragma unroll 2
-  for (u32 first = 0; first < rows; first += each) {
-    const u32 row = first + thread / Config::kLanes;
-    const bool there = row < rows;
-    Vec16 x{}, y{};
-    if (there) {
-      x = ld_vec16(reinterpret_cast<const void*>(tile.o + row * tile.o_pitch_bytes + lane * 16));
-      y = ld_vec16(reinterpret_cast<const void*>(tile.d_o + row * tile.d_o_pitch_bytes + lane * 16));
-    }
-    float sum = 0.0f;
+#pragma unroll 1
+  for (u32 first = thread / Config::kLanes; first - thread / Config::kLanes < rows; first += kStatsSteps * each) {
+    Vec16 x[kStatsSteps], y[kStatsSteps];
+    u32 lse[kStatsSteps];
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-      sum += unpack_lo<Config::kDtype>(x.x[i]) * unpack_lo<Config::kDtype>(y.x[i]);
-      sum += unpack_hi<Config::kDtype>(x.x[i]) * unpack_hi<Config::kDtype>(y.x[i]);
+    for (u32 s = 0; s < kStatsSteps; ++s) {
+      // Behind the last row the last once more: no branch stands between loads.
+      const u32 row = min(first + s * each, rows - 1);
+      x[s] = ld_vec16(reinterpret_cast<const void*>(tile.o + row * tile.o_pitch_bytes + lane * 16));
+      y[s] = ld_vec16(reinterpret_cast<const void*>(tile.d_o + row * tile.d_o_pitch_bytes + lane * 16));
+      lse[s] = ld_u32(reinterpret_cast<const void*>(tile.lse + row * sizeof(float)));
     }
 #pragma unroll
-    for (u32 apart = Config::kLanes / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
-    if (there && lane == 0 && !aborted) {
-      const u32 lse = ld_u32(reinterpret_cast<const void*>(tile.lse + row * sizeof(float)));
-      st_vec16(reinterpret_cast<void*>(tile.stats + row * kStatsBytes), Vec16{lse, __float_as_uint(sum), 0, 0});
+    for (u32 s = 0; s < kStatsSteps; ++s) {
+      const u32 row = first + s * each;
+      float sum = 0.0f;
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {
+        sum += unpack_lo<Config::kDtype>(x[s].x[i]) * unpack_lo<Config::kDtype>(y[s].x[i]);
+        sum += unpack_hi<Config::kDtype>(x[s].x[i]) * unpack_hi<Config::kDtype>(y[s].x[i]);
+      }
+#pragma unroll
+      for (u32 apart = Config::kLanes / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+      if (row < rows && lane == 0 && !aborted) {
+        st_vec16(reinterpret_cast<void*>(tile.stats + row * kStatsBytes), Vec16{lse[s], __float_as_uint(sum), 0, 0});
+      }
     }
   }
 }

@@ -11,6 +11,42 @@ MK_DEVICE AttendColumns attend_columns(u32 stats, u32 column) {
   return c;
 }
 
+// Two consumers issue their products in turns: one makes weights while the other multiplies. With heads of 64 their products are too short
+// for that. Barriers 8 and 9.
+template <class Config, class Edges>
+struct AttendTurns {
+  static constexpr bool kUsed = Config::kDim == 128 && Config::kConsumers == 2;
+  static constexpr u32 kBarrier = 8, kThreads = 2 * kWarpgroupThreads;
+  u32 consumer;
+
+  // The first turn is consumer 0's.
+  MK_DEVICE explicit AttendTurns(u32 consumer) : consumer(consumer) {
+    if (consumer == 1) pass();
+  }
+  // Takes the turn that is left over, for who comes after.
+  MK_DEVICE void finish() const {
+    if (consumer == 0) wait();
+  }
+  MK_DEVICE void wait() const {
+    if constexpr (kUsed) {
+      if (consumer == 0) {
+        named_barrier_sync<Edges::within, kBarrier, kThreads>();
+      } else {
+        named_barrier_sync<Edges::within, kBarrier + 1, kThreads>();
+      }
+    }
+  }
+  MK_DEVICE void pass() const {
+    if constexpr (kUsed) {
+      if (consumer == 0) {
+        named_barrier_arrive<Edges::within, kBarrier + 1, kThreads>();
+      } else {
+        named_barrier_arrive<Edges::within, kBarrier, kThreads>();
+      }
+    }
+  }
+};
+
 // Run by all threads of consumer warpgroup `consumer`. `Edges`: as of the loader, and `staged`, `drained` and `within`.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem<Config>& smem, const Hooks& hooks, u32 consumer,
@@ -19,6 +55,7 @@ MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem
   const float scale = __uint_as_float(Config::kScaleBits);
   float s[Config::kScores], dp[Config::kScores], dk[Config::kResults], dv[Config::kResults];
   u32 p[Config::kWeights], ds[Config::kWeights];
+  const AttendTurns<Config, Edges> turns(consumer);
 #pragma unroll 1
   for (ReaderTiles<AttendGradSmem<Config>, Edges, Hooks, true> tiles(smem, hooks, at.tiles); tiles.more(); tiles.advance()) {
     const AttendDkvTile tile = hooks.decode(tiles.t);
@@ -31,6 +68,7 @@ MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem
 #pragma unroll 1
     while (walk.next()) {
       mbarrier_wait<Named::moved_full>(smem.moved_full(at.moved.stage), at.moved.phase);
+      if (first) turns.wait();
       attend_grad_scores<Config>(smem.template held<0>(), smem.template moved<0>(at.moved.stage), consumer, s);
       // Sums of the block before.
       sm90_wgmma_wait<1>();
@@ -39,6 +77,7 @@ MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem
       if (!first) attend_arrive<Named::moved_empty>(smem.moved_empty(at.moved.previous_stage()));
       first = false;
       attend_grad_scores<Config>(smem.template held<1>(), smem.template moved<1>(at.moved.stage), consumer, dp);
+      turns.pass();
       const u32 stats = smem.moved_stats(at.moved.stage) + lane_index() % 4 * 2 * kStatsBytes;
       sm90_wgmma_wait<1>();
       sm90_pin_registers(s);
@@ -66,10 +105,12 @@ MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem
         attend_clear_rest<Config, Edges>(smem.template moved<0>(at.moved.stage), consumer, walk.rows);
         attend_clear_rest<Config, Edges>(smem.template moved<1>(at.moved.stage), consumer, walk.rows);
       }
+      turns.wait();
       attend_grad_add<Config>(smem.template moved<1>(at.moved.stage), p, dv);
       attend_grad_add<Config>(smem.template moved<0>(at.moved.stage), ds, dk);
       at.moved.advance();
     }
+    if (!first) turns.pass();
     attend_arrive<Named::held_empty>(smem.held_empty());
     sm90_wgmma_wait<0>();
     sm90_pin_registers(dk);
@@ -82,4 +123,5 @@ MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem
     attend_arrive<Edges::staged>(smem.staged());
     at.held ^= 1;
   }
+  turns.finish();
 }

@@ -6,7 +6,7 @@ use mk_codegen::{
     field::{self, FieldError, Options},
     ir::{BufId, Plan, TabId},
     passes::lower,
-    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, NicOrdering, Reduction},
     sim::{self, Callbacks},
     valid,
 };
@@ -81,6 +81,21 @@ pub const SMALL: &[Small] = &[
         AB,
         |_| (),
     ),
+    small(
+        "ring_attention",
+        "fn f(q: bf16[1, S, 2, 64] @ shard(1), k: bf16[1, S, 1, 64] @ shard(1), v: bf16[1, S, 1, 64] @ shard(1)) {
+             let o = ring(k, v) -> attention(q, causal);
+             (o, o -> lse)
+         }",
+        3,
+        &[("q", &[1, 144, 2, 64])],
+        // Blocks are about products.
+        |c| c.block = Config::default().block,
+    ),
+    small("nodes", "gather(a) -> gemm(b)", 4, AB, |c| c.nodes = 2),
+    small("nodes_all", "gemm(a, b) -> all_reduce", 4, AB, |c| {
+        (c.nodes, c.net) = (2, NicOrdering::Unordered);
+    }),
     small(
         "two",
         "fn f(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, N] @ shard(1)) {

@@ -98,9 +98,10 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
 }
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let run = g.families();
     let (mut families, mut ranks) = (Vec::new(), Vec::new());
     for s in &g.slices {
-        let (value, rank) = family(e, *s)?;
+        let (value, rank) = family(e, *s, &run)?;
         families.push(value);
         ranks.push(rank);
     }
@@ -112,7 +113,6 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let target = target::by_name(&e.plan.target).ok_or_else(|| {
         EmitError::unsupported("target", format!("{} is no machine that is known", e.plan.target))
     })?;
-    let run = g.families();
     let borrowed_stage = e.points.borrowed_stage(&run)?;
     let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
     let choices = [(borrowed_stage, "borrowed stage"), (b_evict_first, "b evict-first")];
@@ -141,10 +141,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         let what = "tiles multiply 16-bit elements, and store f32 in whole panels of 64 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
-    let a_rows = match a_layout {
-        ALayout::Mk => operands::loaded_rows(e, e.access(f, Operand::A)?, block[0]),
-        ALayout::Km => block[0],
-    };
+    let a_rows = operands::loaded_rows(e, &g.families(), *a_layout, block[0])?;
     let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
     Ok(context! {
         block_m => block[0],
@@ -168,8 +165,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     })
 }
 
-/// Template values of one family: its `decode`, waits, posts and epilogue; and the number of dimensions of B's map.
-fn family(e: &mut Emitter<'_>, s: Slice) -> Result<(Value, usize), EmitError> {
+/// Template values of one family of a loop's: its `decode`, waits, posts and epilogue; and the number of dimensions of B's map.
+fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize), EmitError> {
     let f = &e.plan.families[s.id];
     let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, .. } = &f.leaf
     else {
@@ -186,7 +183,8 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<(Value, usize), EmitError> {
     depth(e, s.id)?;
     e.check_starts(s.id, a)?;
     e.check_starts(s.id, b)?;
-    let left = operands::left(e, s.id, *a_layout, *block)?;
+    let loaded_rows = operands::loaded_rows(e, run, *a_layout, block[0])?;
+    let left = operands::left(e, s.id, *a_layout, *block, loaded_rows)?;
     let right = operands::right(e, s.id, *b_layout, gated, *block)?;
     check_places(e, s.id, [a, b], &targets)?;
     let last = |x: &Access| x.region[x.region.len() - 1].clone();
