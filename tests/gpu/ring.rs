@@ -55,7 +55,7 @@ impl Attention {
         let all = format!("q: {q}, do: {q}, stats: {stats}, k: {kv}, v: {kv}");
         [
             format!(
-                "fn statistics(o: {q}, do: {q}, lse: {lse}) {{ o -> attention_stats(do, lse) }}"
+                "fn statistics(o: {q}, do: {q}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
             ),
             format!("fn dq({all}) {{ ring(k, v) -> attention_dq(q, do, stats{mask}) }}"),
             format!(
