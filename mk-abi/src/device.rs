@@ -76,8 +76,14 @@ device_struct! {
         dims: u32[4] @ 84,
         /// 1 if a gate comes before the kernel, which has announced the launch then.
         gated: u32 @ 100,
+        /// This instance's number on the network between nodes.
+        instance: u32 @ 104,
         /// Unused, 0.
-        reserved: u32[6] @ 104,
+        reserved: u32 @ 108,
+        /// This rank's range of the net arena, or 0; see [`NetLayout`](crate::NetLayout).
+        net: u64 @ 112,
+        /// This rank's [`NetFifo`], or 0.
+        fifo: u64 @ 120,
     }
 }
 
@@ -104,8 +110,10 @@ device_struct! {
         launch: u32 @ 4,
         /// 1 when copy engines may begin that no gate has let begin; their stream, which waits for that, takes it back to 0.
         engines: u32 @ 8,
+        /// Commands that the kernel has put into its fifo, modulo 2^32.
+        issued: u32 @ 12,
         /// Unused, 0.
-        reserved: u32[509] @ 12,
+        reserved: u32[508] @ 16,
         /// Launches that each CTA has completed.
         epoch: u32[512] @ 2048,
     }
@@ -352,6 +360,8 @@ pub enum FaultKind {
     PeerAborted = 4,
     /// The instance was launched while it was still running.
     ConcurrentUse = 5,
+    /// The proxy took no command within `wait_limit_ns`, and the fifo is full.
+    FifoFull = 6,
 }
 
 impl FaultKind {
@@ -363,6 +373,7 @@ impl FaultKind {
             FaultKind::PlanMismatch,
             FaultKind::PeerAborted,
             FaultKind::ConcurrentUse,
+            FaultKind::FifoFull,
         ]
         .into_iter()
         .find(|k| *k as u32 == kind)
@@ -375,9 +386,16 @@ const _: () = assert!(offset_of!(ControlBlock, epoch) + MAX_CTAS * 4 <= size_of:
 
 /// The CUDA declarations of every struct above, for the head of a generated kernel.
 pub fn cuda_declarations() -> String {
-    let mut out = format!("constexpr u32 MAX_RANKS = {MAX_RANKS};\n");
-    for decl in [LaunchHeader::cuda(), SymHeader::cuda(), ControlBlock::cuda(), FaultRecord::cuda()]
-    {
+    let mut out =
+        format!("constexpr u32 MAX_RANKS = {MAX_RANKS};\nconstexpr u32 kNoWord = {NO_WORD:#x}u;\n");
+    for decl in [
+        LaunchHeader::cuda(),
+        SymHeader::cuda(),
+        ControlBlock::cuda(),
+        FaultRecord::cuda(),
+        NetFifo::cuda(),
+        NetCommand::cuda(),
+    ] {
         out.push_str(&decl);
     }
     out

@@ -38,17 +38,17 @@ pub(crate) struct Operands<'m> {
 }
 
 /// A sum of many products, with the variance of its roundings and the sum of the terms' sizes.
-struct Sums {
+struct Totals {
     x: Vec<f64>,
     variance: Vec<f64>,
     size: Vec<f64>,
     lost: Vec<f64>,
 }
 
-impl Sums {
-    fn new(n: usize) -> Sums {
+impl Totals {
+    fn new(n: usize) -> Totals {
         let zeros = || vec![0.0; n];
-        Sums { x: zeros(), variance: zeros(), size: zeros(), lost: zeros() }
+        Totals { x: zeros(), variance: zeros(), size: zeros(), lost: zeros() }
     }
 
     /// Adds `factor`, of this variance, times each element; `lost` is what its rounding near 0 may cost.
@@ -81,7 +81,7 @@ impl Gradients {
         let of_stats = heads * sequence * 4;
         let batches = operands.q.data.len().checked_div(wide).unwrap_or(0);
         let shared = (heads / groups).max(1);
-        let [mut dq, mut dk, mut dv] = [wide, narrow, narrow].map(|n| Sums::new(batches * n));
+        let [mut dq, mut dk, mut dv] = [wide, narrow, narrow].map(|n| Totals::new(batches * n));
         let rounding = half_ulp(self.dtype, 1.0);
         let least = half_ulp(self.dtype, 0.0);
         let n = depth as f64;

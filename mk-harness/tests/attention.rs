@@ -103,7 +103,8 @@ fn schedules() {
 #[test]
 fn withheld_agents() {
     let ring = ring(Shape { sequence: 40, ..SMALL }, "zigzag(1)", ", causal");
-    let victims = plan(&ring, 2).families.iter().flat_map(|(family, f)| {
+    let made = plan(&ring, 2);
+    let victims = made.families.iter().flat_map(|(family, f)| {
         f.leaf.contract().agents.into_iter().map(move |agent| Victim {
             rank: 1,
             family,

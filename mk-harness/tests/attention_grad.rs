@@ -1,6 +1,11 @@
 //! The backward of attention on the executor against f64: statistics, gradients of queries, gradients of keys and values.
 
-use mk_codegen::{ir::Plan, passes::compile, settings::Config, sim::{Schedule, Victim}};
+use mk_codegen::{
+    ir::Plan,
+    passes::compile,
+    settings::Config,
+    sim::{Schedule, Victim},
+};
 use mk_harness::{Case, CpuOptions, run_on_cpu};
 use mk_syntax::{Bound, Op, Program};
 use std::collections::BTreeMap;
@@ -128,7 +133,8 @@ fn withheld_agents() {
     let shape = Shape { sequence: 40, ..SMALL };
     for body in ["dq", "dkv"] {
         let ring = part(shape, ["zigzag(1)"; 2], ", causal", true, body);
-        let victims = plan(&ring, 2).families.iter().flat_map(|(family, f)| {
+        let made = plan(&ring, 2);
+        let victims = made.families.iter().flat_map(|(family, f)| {
             f.leaf.contract().agents.into_iter().map(move |agent| Victim {
                 rank: 1,
                 family,

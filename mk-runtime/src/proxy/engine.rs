@@ -16,6 +16,15 @@ use std::time::Duration;
 /// Commands of an instance that are taken in one step, so that another's are not held up.
 const BATCH: usize = 16;
 
+/// The kernels of an instance, as a proxy sees them.
+pub trait Watch: Send + Sync + std::fmt::Debug {
+    /// Whether the kernel of a rank has given up.
+    fn gave_up(&self, rank: u32) -> bool;
+
+    /// Tells the kernels of this process to give up, for the sake of a rank.
+    fn give_up(&self, by: u32);
+}
+
 /// An instance that sends.
 #[derive(Debug)]
 pub struct Attached {
@@ -25,6 +34,8 @@ pub struct Attached {
     pub layout: NetLayout,
     /// What its kernel writes.
     pub fifo: Fifo,
+    /// Its kernels, where they can be told to give up.
+    pub watch: Option<Arc<dyn Watch>>,
 }
 
 struct Instance {
@@ -36,6 +47,9 @@ struct Instance {
     posted: u64,
     /// Writes that have not ended.
     under_way: usize,
+    watch: Option<Arc<dyn Watch>>,
+    /// Whether its kernels have given up, or were told to.
+    over: bool,
 }
 
 /// What follows when a write has ended.
@@ -88,7 +102,7 @@ impl Engine {
     /// # Errors
     /// [`TransportError::Refused`] where the network cannot carry it as its plan says.
     pub fn attach(&mut self, new: Attached) -> Result<(), TransportError> {
-        let Attached { lease, layout, fifo } = new;
+        let Attached { lease, layout, fifo, watch } = new;
         let caps = self.transport.caps();
         let refuse =
             |what: String| Err(TransportError::Refused { transport: caps.name.clone(), what });
@@ -119,7 +133,17 @@ impl Engine {
         }
         let words = vec![Word::default(); layout.words as usize];
         let fifo = fifo.reader();
-        self.instances.push(Instance { lease, layout, fifo, words, posted: 0, under_way: 0 });
+        let (posted, under_way, over) = (0, 0, false);
+        self.instances.push(Instance {
+            lease,
+            layout,
+            fifo,
+            words,
+            posted,
+            under_way,
+            watch,
+            over,
+        });
         Ok(())
     }
 
@@ -169,6 +193,20 @@ impl Engine {
         }
         self.events = events;
         worked
+    }
+
+    /// Looks whether kernels have given up, and tells those of other nodes that this process has; after a fault it tells all.
+    pub fn watch(&mut self) {
+        for x in self.instances.iter_mut().filter(|x| !x.over) {
+            let Some(watch) = &x.watch else { continue };
+            let by = match &self.fault {
+                Some(fault) => fault.rank,
+                None if watch.gave_up(self.rank) => self.rank,
+                None => continue,
+            };
+            watch.give_up(by);
+            x.over = true;
+        }
     }
 
     /// Sleeps until the network may have something; commands do not wake it.
@@ -322,7 +360,9 @@ impl Engine {
                     self.fail(edge, error);
                 }
             }
-            Event::Lost { error, .. } => self.fail(None, error),
+            // Ends of a world close one after the other; it matters to those who send.
+            Event::Lost { error, .. } if !self.instances.is_empty() => self.fail(None, error),
+            Event::Lost { .. } => {}
             Event::Arrived { immediate, .. } => {
                 let i = Immediate::from_bits(immediate);
                 self.report(None, Some(i), i.word, i.epoch);

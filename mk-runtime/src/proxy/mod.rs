@@ -18,7 +18,7 @@ mod words;
 
 pub use arena::{Arena, Lease};
 pub use connect::{Ends, connect};
-pub use engine::{Attached, Engine};
+pub use engine::{Attached, Engine, Watch};
 pub use fifo::{Fifo, MAX_FIFO, Writer};
 pub use thread::Proxy;
 

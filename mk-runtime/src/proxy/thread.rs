@@ -166,6 +166,7 @@ fn run(
         }
         if idle >= SPINS || engine.fault().is_some() {
             idle = SPINS;
+            engine.watch();
             engine.nap(NAP);
         } else if idle > 0 {
             std::hint::spin_loop();

@@ -30,8 +30,10 @@ mod copy_bulk;
 mod copy_rows;
 mod mma;
 mod moves;
+mod nic_send;
 mod record;
 mod reduce;
+mod signal;
 mod stats;
 
 use super::error::EmitError;
@@ -49,6 +51,8 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &copy_bulk::EMISSION,
     &copy_rows::EMISSION,
     &reduce::EMISSION,
+    &nic_send::EMISSION,
+    &signal::EMISSION,
 ];
 
 /// Who carries a leaf out.
@@ -73,14 +77,17 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         Leaf::AttendTile { carry: Carry::Registers, block, .. } => {
             Carrier::Agents(attend::emission(*block))
         }
-        Leaf::Signal | Leaf::Enter => Carrier::Frame,
+        Leaf::NicSend => Carrier::Agents(&nic_send::EMISSION),
+        // At the end of a launch it has no CTA: the frame waits there.
+        Leaf::Signal => Carrier::Agents(&signal::EMISSION),
+        Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
         Leaf::StatsTile { .. } => Carrier::Agents(&stats::EMISSION),
         Leaf::AttendGradTile { of: GradOf::Queries, .. } => {
             Carrier::Agents(&attend_grad::OF_QUERIES)
         }
         Leaf::AttendGradTile { of: GradOf::Keys, .. } => Carrier::Agents(&attend_grad::OF_KEYS),
-        Leaf::AttendTile { .. } | Leaf::NicSend => Carrier::Nobody,
+        Leaf::AttendTile { .. } => Carrier::Nobody,
     }
 }
 
