@@ -99,6 +99,7 @@ struct End {
 struct Region {
     base: usize,
     bytes: usize,
+    access: u64,
     key: u64,
 }
 
@@ -147,6 +148,11 @@ pub(super) fn behave(change: impl FnOnce(&mut Behaviour)) {
 /// Writes that came to be, of each endpoint in the order of their opening.
 pub(super) fn arrivals() -> Vec<u64> {
     with(|s| (0..s.ends.len()).map(|e| s.arrived.get(&e).copied().unwrap_or(0)).collect())
+}
+
+/// What is registered: first byte, length, and rights, `FI_WRITE` of the own and `FI_REMOTE_WRITE` of others.
+pub(super) fn regions() -> Vec<(usize, usize, u64)> {
+    REGIONS.with(|r| r.borrow().values().map(|r| (r.base, r.bytes, r.access)).collect())
 }
 
 /// All that is held back comes to be at the next read.
@@ -453,9 +459,14 @@ unsafe extern "C" fn insert(
     1
 }
 
-unsafe fn register(of: *mut Fid, base: usize, bytes: usize, key: u64, out: *mut *mut Mr) -> c_int {
+unsafe fn register(
+    of: *mut Fid,
+    (base, bytes, access): (usize, usize, u64),
+    key: u64,
+    out: *mut *mut Mr,
+) -> c_int {
     let mr = leak(Mr { fid: fid(MR, 0), mem_desc: of.cast(), key });
-    REGIONS.with(|r| r.borrow_mut().insert(mr as usize, Region { base, bytes, key }));
+    REGIONS.with(|r| r.borrow_mut().insert(mr as usize, Region { base, bytes, access, key }));
     // SAFETY: as above.
     unsafe { *out = mr };
     0
@@ -466,7 +477,7 @@ unsafe extern "C" fn reg(
     of: *mut Fid,
     base: *const c_void,
     bytes: usize,
-    _: u64,
+    access: u64,
     _: u64,
     key: u64,
     _: u64,
@@ -474,7 +485,7 @@ unsafe extern "C" fn reg(
     _: *mut c_void,
 ) -> c_int {
     // SAFETY: as above.
-    unsafe { register(of, base as usize, bytes, key, out) }
+    unsafe { register(of, (base as usize, bytes, access), key, out) }
 }
 
 unsafe extern "C" fn regattr(
@@ -485,9 +496,9 @@ unsafe extern "C" fn regattr(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        let MrAttr { iov, requested_key, iface, .. } = &*attr;
+        let MrAttr { iov, requested_key, iface, access, .. } = &*attr;
         assert_eq!(*iface, FI_HMEM_CUDA);
-        register(of, (**iov).base as usize, (**iov).len, *requested_key, out)
+        register(of, ((**iov).base as usize, (**iov).len, *access), *requested_key, out)
     }
 }
 

@@ -129,7 +129,8 @@ impl Drop for OnlyShm {
 /// # Errors
 /// As [`Ofi::open`].
 pub fn available(provider: &str) -> Result<String, TransportError> {
-    Ok(provider::find(provider, None)?.answer.to_string())
+    let found = provider::find(Library::get()?, &Options::new(provider))?;
+    Ok(found.iter().map(|f| f.answer.to_string()).collect::<Vec<_>>().join("; "))
 }
 
 impl Ofi {

@@ -310,6 +310,25 @@ fn rails_have_keys_of_their_own() {
     assert_eq!((delivered, failed), (1, 1), "{events:?}");
 }
 
+/// What peers can reach is the arena, to the byte, and only to write; nothing once the end is closed.
+#[test]
+fn the_arena_is_all_that_is_registered() {
+    let mut group = Group::new(2, Behaviour::default(), &options(3));
+    let mut expected: Vec<_> = group
+        .memory
+        .iter()
+        .flat_map(|m| vec![(m.base() as usize, ARENA, sys::FI_WRITE | sys::FI_REMOTE_WRITE); 3])
+        .collect();
+    let mut there = fake::regions();
+    expected.sort_unstable();
+    there.sort_unstable();
+    assert_eq!(there, expected);
+    for end in &mut group.ends {
+        end.shutdown(Duration::ZERO, &mut Vec::new()).unwrap();
+    }
+    assert_eq!(fake::regions(), []);
+}
+
 /// Memory of an end that is closed is reached by nobody.
 #[test]
 fn memory_of_a_closed_end() {
