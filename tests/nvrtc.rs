@@ -39,6 +39,51 @@ fn attention_compiles() {
     judge("attention_traced", &plan, Options { trace: true });
 }
 
+/// Statistics, and gradients of queries, and of keys and values, over rings.
+#[test]
+fn gradients_of_attention_compile() {
+    let stats = "fn f(o: bf16[1, S, 4, D], do: bf16[1, S, 4, D], logs: f32[1, 4, S]) { o -> attention_stats(do, logs) }";
+    let queries = "q: bf16[1, S, 4, D] @ zigzag(1), do: bf16[1, S, 4, D] @ zigzag(1), stats: f32[1, 4, S, 4] @ zigzag(2)";
+    let keys = "k: bf16[1, S, 2, D] @ zigzag(1), v: bf16[1, S, 2, D] @ zigzag(1)";
+    let dq =
+        format!("fn f({queries}, {keys}) {{ ring(k, v) -> attention_dq(q, do, stats, causal) }}");
+    let dkv = format!(
+        "fn f({queries}, {keys}) {{ let dk = ring(q, do, stats) -> attention_dk(k, v, causal); (dk, dk -> attention_dv) }}"
+    );
+    for (name, text, depths) in
+        [("stats", stats, &[128][..]), ("dq", &dq, &[64, 128]), ("dkv", &dkv, &[64, 128])]
+    {
+        for depth in depths {
+            let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+            let dims = [("S".to_string(), 1000), ("D".to_string(), *depth)];
+            let bound = program.bind(&BTreeMap::from(dims), &BTreeMap::new()).expect("binds");
+            let ranks = if name == "stats" { 1 } else { 3 };
+            let config = Config { ranks, ..Config::default() };
+            let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+            judge(&format!("{name} of heads of {depth}"), &plan, Options::default());
+        }
+    }
+}
+
+/// Kernels that send to other nodes, on nodes of one rank and of two.
+#[test]
+fn plans_over_nodes_compile() {
+    const SHAPES: &[(&str, &[u64])] = &[("a", &[1024, 1024]), ("b", &[1024, 512])];
+    type Way = (&'static str, &'static str, u32, fn(&mut Config));
+    let ways: [Way; 3] = [
+        ("gather -> gemm, 2 x 1", "gather(a) -> gemm(b)", 2, |c| c.nodes = 2),
+        ("gemm -> reduce_scatter, 2 x 2", "gemm(a, b) -> reduce_scatter", 4, |c| c.nodes = 2),
+        ("gemm -> all_reduce, 2 x 2, unordered", "gemm(a, b) -> all_reduce", 4, |c| {
+            (c.nodes, c.net) = (2, mk::settings::NicOrdering::Unordered);
+        }),
+    ];
+    for (name, source, ranks, set) in ways {
+        let variant = Variant { case: (name, source, ranks, SHAPES), set };
+        let plan = variant.plan(ranks).unwrap_or_else(|e| panic!("{name}: {e}"));
+        judge(name, &plan, Options::default());
+    }
+}
+
 /// Weights of each expert come through a tensor map of three dimensions.
 #[test]
 fn stacks_of_weights_compile() {

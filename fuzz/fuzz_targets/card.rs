@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use mk_runtime::transport::card::{Card, Kind};
 
 fuzz_target!(|bytes: &[u8]| {
-    for kind in [Kind::Loopback, Kind::Ofi] {
+    for kind in [Kind::Loopback, Kind::Ofi, Kind::Verbs] {
         if let Ok(card) = Card::read(kind, bytes) {
             assert_eq!(card.to_bytes().as_deref(), Ok(bytes));
         }

@@ -76,8 +76,14 @@ device_struct! {
         dims: u32[4] @ 84,
         /// 1 if a gate comes before the kernel, which has announced the launch then.
         gated: u32 @ 100,
+        /// This instance's number on the network between nodes.
+        instance: u32 @ 104,
         /// Unused, 0.
-        reserved: u32[6] @ 104,
+        reserved: u32 @ 108,
+        /// This rank's range of the net arena, or 0; see [`NetLayout`](crate::NetLayout).
+        net: u64 @ 112,
+        /// This rank's [`NetFifo`], or 0.
+        fifo: u64 @ 120,
     }
 }
 
@@ -104,8 +110,10 @@ device_struct! {
         launch: u32 @ 4,
         /// 1 when copy engines may begin that no gate has let begin; their stream, which waits for that, takes it back to 0.
         engines: u32 @ 8,
+        /// Commands that the kernel has put into its fifo, modulo 2^32.
+        issued: u32 @ 12,
         /// Unused, 0.
-        reserved: u32[509] @ 12,
+        reserved: u32[508] @ 16,
         /// Launches that each CTA has completed.
         epoch: u32[512] @ 2048,
     }
@@ -189,6 +197,118 @@ device_struct! {
     }
 }
 
+device_struct! {
+    /// Head of a GPU's fifo of [`NetCommand`]s, in pinned memory of the host. The commands follow.
+    NetFifo, 64 {
+        /// Commands that the host has taken, modulo 2^32. Written by the host alone.
+        taken: u32 @ 0,
+        /// Unused, 0.
+        reserved: u32[15] @ 4,
+    }
+}
+
+device_struct! {
+    /// What a kernel tells its rank's proxy to send. Offsets count from the begin of the instance's range of the net arena, the same on
+    /// every rank; words are numbered from its begin.
+    NetCommand, 64 {
+        /// First byte of the own range.
+        from: u64 @ 0,
+        /// First byte of the peer's range.
+        to: u64 @ 8,
+        /// How many; of 0 only words are raised.
+        bytes: u32 @ 16,
+        /// The receiver.
+        peer: u32 @ 20,
+        /// Lane to it, of an ordered network.
+        lane: u32 @ 24,
+        /// The instance.
+        instance: u32 @ 28,
+        /// The launch.
+        epoch: u32 @ 32,
+        /// Word of the peer that gets `epoch` behind the data, or [`NO_WORD`].
+        remote_word: u32 @ 36,
+        /// Word of this rank that gets `epoch` when the data is in the peer's memory, or [`NO_WORD`].
+        local_word: u32 @ 40,
+        /// [`LaunchHeader::launch_hash`].
+        launch_hash: u32 @ 44,
+        /// A [`NetCommandKind`].
+        kind: u32 @ 48,
+        /// Edge of the plan, for messages.
+        edge: u32 @ 52,
+        /// Unused, 0.
+        reserved: u32 @ 56,
+        /// Number of the command, counted from 1, modulo 2^32. Stored last, with release: a command whose place has another number is
+        /// not there yet.
+        seq: u32 @ 60,
+    }
+}
+
+/// In place of a word: none is raised.
+pub const NO_WORD: u32 = u32::MAX;
+
+/// What a [`NetCommand`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NetCommandKind {
+    /// A message.
+    Send = 1,
+    /// A node's entry into a launch: the proxy lets the launch's hash go before the word.
+    Enter = 2,
+}
+
+impl NetCommandKind {
+    /// Reads [`NetCommand::kind`].
+    pub fn from_u32(kind: u32) -> Option<NetCommandKind> {
+        [NetCommandKind::Send, NetCommandKind::Enter].into_iter().find(|k| *k as u32 == kind)
+    }
+}
+
+impl NetCommand {
+    /// As it lies in the fifo.
+    pub fn to_words(self) -> [u32; 16] {
+        let NetCommand { from, to, .. } = self;
+        [
+            from as u32,
+            (from >> 32) as u32,
+            to as u32,
+            (to >> 32) as u32,
+            self.bytes,
+            self.peer,
+            self.lane,
+            self.instance,
+            self.epoch,
+            self.remote_word,
+            self.local_word,
+            self.launch_hash,
+            self.kind,
+            self.edge,
+            self.reserved,
+            self.seq,
+        ]
+    }
+
+    /// Reads what [`NetCommand::to_words`] gives. Any words are a command; the proxy checks what it asks for.
+    pub fn from_words(w: [u32; 16]) -> NetCommand {
+        let long = |i: usize| u64::from(w[i]) | u64::from(w[i + 1]) << 32;
+        NetCommand {
+            from: long(0),
+            to: long(2),
+            bytes: w[4],
+            peer: w[5],
+            lane: w[6],
+            instance: w[7],
+            epoch: w[8],
+            remote_word: w[9],
+            local_word: w[10],
+            launch_hash: w[11],
+            kind: w[12],
+            edge: w[13],
+            reserved: w[14],
+            seq: w[15],
+        }
+    }
+}
+
 /// What a [`TraceRecord`] tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -240,6 +360,8 @@ pub enum FaultKind {
     PeerAborted = 4,
     /// The instance was launched while it was still running.
     ConcurrentUse = 5,
+    /// The proxy took no command within `wait_limit_ns`, and the fifo is full.
+    FifoFull = 6,
 }
 
 impl FaultKind {
@@ -251,6 +373,7 @@ impl FaultKind {
             FaultKind::PlanMismatch,
             FaultKind::PeerAborted,
             FaultKind::ConcurrentUse,
+            FaultKind::FifoFull,
         ]
         .into_iter()
         .find(|k| *k as u32 == kind)
@@ -263,9 +386,16 @@ const _: () = assert!(offset_of!(ControlBlock, epoch) + MAX_CTAS * 4 <= size_of:
 
 /// The CUDA declarations of every struct above, for the head of a generated kernel.
 pub fn cuda_declarations() -> String {
-    let mut out = format!("constexpr u32 MAX_RANKS = {MAX_RANKS};\n");
-    for decl in [LaunchHeader::cuda(), SymHeader::cuda(), ControlBlock::cuda(), FaultRecord::cuda()]
-    {
+    let mut out =
+        format!("constexpr u32 MAX_RANKS = {MAX_RANKS};\nconstexpr u32 kNoWord = {NO_WORD:#x}u;\n");
+    for decl in [
+        LaunchHeader::cuda(),
+        SymHeader::cuda(),
+        ControlBlock::cuda(),
+        FaultRecord::cuda(),
+        NetFifo::cuda(),
+        NetCommand::cuda(),
+    ] {
         out.push_str(&decl);
     }
     out
@@ -274,6 +404,16 @@ pub fn cuda_declarations() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_are_the_words_of_their_struct() {
+        let words: [u32; 16] = std::array::from_fn(|i| 0x0101_0101 * (i as u32 + 1));
+        let command = NetCommand::from_words(words);
+        assert_eq!(command.to_words(), words);
+        // SAFETY: both are 64 bytes of plain data.
+        let bytes: [u32; 16] = unsafe { std::mem::transmute(command) };
+        assert_eq!(bytes, words);
+    }
 
     #[test]
     fn cuda_text_follows_the_rust_declaration() {

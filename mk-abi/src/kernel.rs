@@ -2,6 +2,7 @@
 
 use crate::device::{TRACE_AGENTS, TraceHead, TraceRecord};
 use crate::host::HostProgram;
+use crate::net::NetLayout;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -81,6 +82,8 @@ pub enum MapBase {
     Peer(u32, u64),
     /// This rank's scratch memory, at a byte offset.
     Scratch(u64),
+    /// This rank's range of the net arena, at a byte offset.
+    Net(u64),
 }
 
 /// Shared-memory swizzle of a tensor map (CUDA driver API, `CUtensorMapSwizzle`).
@@ -290,4 +293,6 @@ pub struct KernelSource {
     pub trace: Option<TraceLayout>,
     /// What the host does beside it, if it does anything.
     pub host: Option<HostProgram>,
+    /// What it needs of the network between nodes, if ranks are on several.
+    pub net: Option<NetLayout>,
 }

@@ -9,9 +9,11 @@
 pub mod device;
 mod host;
 mod kernel;
+mod net;
 
 pub use host::{HostOp, HostProgram};
 pub use kernel::{
     DType, EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, RuntimeDim, RuntimeRows,
     Swizzle, TensorArg, TensorDirection, TensorMapSpec, TraceFamily, TraceLayout, WorkspaceLayout,
 };
+pub use net::NetLayout;

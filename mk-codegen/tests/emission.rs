@@ -259,3 +259,57 @@ fn deleting_any_synchronisation_line_fails_the_audit() {
         assert!(deleted > 50, "{name}: only {deleted} lines were tried");
     }
 }
+
+/// A stage of the ring expects one number of bytes, and a map's box brings as many as it has rows: a loop whose families' boxes differ
+/// would wait for ever, behind the point where waits have limits.
+fn boxes_of_left_factors_are_what_loops_expect(name: &str, cuda: &str) -> usize {
+    let number = |text: &str, after: &str| -> Option<u32> {
+        text.split_once(after)?.1.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    let rows_of_box = |map: &str| {
+        let line = cuda.lines().find(|l| l.starts_with(&format!("constexpr u32 {map} =")));
+        number(line.unwrap_or_else(|| panic!("{name}: no {map}")), "boxes of ").expect("a box")
+    };
+    let (mut expected, mut checked) = (None, 0);
+    for line in cuda.lines() {
+        if line.starts_with("using Compute") && line.contains(".a = ALayout::") {
+            let rows = number(line, ".a_rows = ").or_else(|| number(line, ".block_m = "));
+            expected = rows.filter(|_| line.contains(".a = ALayout::KMajor"));
+        }
+        if let Some(map) =
+            line.trim().strip_prefix("work.a = &params.maps[").and_then(|m| m.strip_suffix("];"))
+            && let Some(expected) = expected
+        {
+            assert_eq!(rows_of_box(map), expected, "{name}: rows of the box of {map}");
+            checked += 1;
+        }
+    }
+    checked
+}
+
+#[test]
+fn every_tile_of_a_loop_loads_as_many_rows() {
+    let mut checked = 0;
+    let mut check = |name: &str, plan: Plan| {
+        let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        checked += boxes_of_left_factors_are_what_loops_expect(name, generated(&kernel.cuda));
+    };
+    for v in VARIANTS {
+        check(v.case.0, v.plan(v.case.2).unwrap_or_else(|e| panic!("{}: {e}", v.case.0)));
+    }
+    // Own rows are fewer than a tile has room for, those of all ranks are not.
+    let chain = "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter";
+    for (text, rows, ranks) in [
+        ("gather(a) -> gemm(b)", 197, 2),
+        ("gather(a) -> gemm(b)", 50, 4),
+        ("gather(a) -> gemm(b)", 5, 2),
+        (chain, 200, 4),
+    ] {
+        let shapes: &[(&str, &[u64])] = match text == chain {
+            true => &[("x", &[rows, 256]), ("w1", &[256, 520]), ("w2", &[520, 256])],
+            false => &[("a", &[rows, 256]), ("b", &[256, 1024])],
+        };
+        check(text, plan(text, ranks, shapes).unwrap_or_else(|e| panic!("{text}: {e}")));
+    }
+    assert!(checked > VARIANTS.len(), "{checked}");
+}

@@ -5,6 +5,7 @@
 mod common;
 
 use mk_codegen::{
+    emit,
     ir::{Leaf, Operand, Plan, Points, TableSet},
     passes::{self, LowerError},
     settings::{AllReduce, Config, Gather, NicOrdering, Reduction},
@@ -68,6 +69,45 @@ fn plans() {
     let source = "gemm(a, b) -> all_reduce";
     let plan = lower(source, shapes, &nodes_of(2, 2, NicOrdering::Unordered)).expect("lowers");
     insta::assert_snapshot!("nodes_gemm_all_reduce", plan);
+}
+
+/// Kernels send by commands of one lane, and few lanes look at words of hosts.
+#[test]
+fn kernels() {
+    let shapes: &[(&str, &[u64])] = &[("a", &[1000, 512]), ("b", &[512, 264])];
+    for (name, source, local, net) in [
+        ("gather_gemm", "gather(a) -> gemm(b)", 1, NicOrdering::InOrder),
+        ("gemm_all_reduce", "gemm(a, b) -> all_reduce", 2, NicOrdering::Unordered),
+    ] {
+        let plan = lower(source, shapes, &nodes_of(2, local, net)).expect("lowers");
+        let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let generated = kernel.cuda.split_once(emit::library::END).expect("the library ends").1;
+        insta::assert_snapshot!(format!("nodes_cuda_{name}"), generated);
+        let layout = kernel.net.expect("a network");
+        assert_eq!((layout.local, layout.in_order), (local, net == NicOrdering::InOrder));
+        assert_eq!(kernel.ranks.len(), 2 * local as usize);
+    }
+}
+
+/// What no template carries out is refused by the line that says it.
+#[test]
+fn kernels_that_are_refused() {
+    let shapes: &[(&str, &[u64])] = &[("a", &[1000, 512]), ("b", &[512, 264])];
+    let plan = lower("gather(a) -> gemm(b)", shapes, &nodes_of(2, 2, NicOrdering::InOrder));
+    let text = plan.expect("lowers").to_string();
+    for (from, to, why) in [
+        ("inter_send ctas 1", "inter_send ctas 2", "one lane writes the fifo"),
+        ("fifo=64", "fifo=48", "take a power of two"),
+        ("local=2 fifo", "fifo", "has no templates"),
+    ] {
+        assert!(text.contains(from), "{text}");
+        let plan: Plan = text.replacen(from, to, 1).parse().expect(to);
+        let error = emit::emit(&plan).expect_err(to).to_string();
+        assert!(error.contains(why), "{to}: {error}");
+    }
+    let plan: Plan = text.parse().expect("reads");
+    let error = emit::emit_with(&plan, emit::Options { trace: true }).expect_err("traced");
+    assert!(error.to_string().contains("those of a network are elsewhere"), "{error}");
 }
 
 /// What cannot go over nodes is refused by the setting that asks for it.

@@ -201,7 +201,11 @@ impl Cutter<'_> {
                 _ => true,
             }
         };
-        let gated = all.clone().any(|n| matches!(n.op, Op::Swiglu | Op::SwigluGrad));
+        let gated = all.clone().any(|n| {
+            let gates = matches!(n.op, Op::Swiglu | Op::SwigluGrad);
+            // Logarithms `[B, H, S]` have neither gates nor ups.
+            gates || matches!(n.op, Op::Lse | Op::AttentionStats)
+        });
         let first = wide.next();
         first.is_some() && !gated && first.into_iter().chain(wide).all(even)
     }

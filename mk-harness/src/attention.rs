@@ -20,6 +20,8 @@ pub(crate) struct Attention {
     pub scale: f64,
     /// Of queries, and so of probabilities.
     pub dtype: DType,
+    /// The most queries of a head that are evaluated, spread over the sequence. Results of others are not asked for.
+    pub queries: usize,
 }
 
 impl Attention {
@@ -28,14 +30,17 @@ impl Attention {
         let Attention { sequence, heads: [heads, groups], depth, .. } = *self;
         let (wide, narrow) = (sequence * heads * depth, sequence * groups * depth);
         let batches = q.data.len().checked_div(wide).unwrap_or(0);
-        let mut o = vec![Near::exact(0.0); batches * wide];
-        let mut lse = vec![Near::exact(0.0); batches * heads * sequence];
+        let mut o = vec![Near::unasked(); batches * wide];
+        let mut lse = vec![Near::unasked(); batches * heads * sequence];
+        let asked = self.queries.min(sequence);
         for b in 0..batches {
             let (q, out) = (&q.data[b * wide..][..wide], &mut o[b * wide..][..wide]);
             let [k, v] = [k, v].map(|x| &x.data[b * narrow..][..narrow]);
             for h in 0..heads {
                 let g = h / (heads / groups).max(1);
-                for i in 0..sequence {
+                for n in 0..asked {
+                    // The first and the last among them.
+                    let i = (n * (sequence - 1)).checked_div(asked - 1).unwrap_or(sequence - 1);
                     let at = (i * heads + h) * depth;
                     let keys = if self.causal { i + 1 } else { sequence };
                     let row = |x: &'_ [f64], j: usize| (j * groups + g) * depth..x.len();

@@ -34,7 +34,7 @@ impl Default for CpuOptions {
 }
 
 impl CpuOptions {
-    fn executor(&self) -> Options {
+    pub(super) fn executor(&self) -> Options {
         Options {
             schedule: self.schedule,
             seed: self.seed,
@@ -65,13 +65,23 @@ pub fn run_on_cpu(
     plan: &Plan,
     options: &CpuOptions,
 ) -> Result<CpuRun, HarnessError> {
+    run_by(case, plan, options, |plan, user| Ok(sim::run(plan, user, &options.executor())?))
+}
+
+/// Runs a plan by `run`, with the caller that makes its inputs and judges its results.
+pub(super) fn run_by(
+    case: Case<'_>,
+    plan: &Plan,
+    options: &CpuOptions,
+    run: impl FnOnce(&Plan, &mut dyn Caller) -> Result<RunReport, HarnessError>,
+) -> Result<CpuRun, HarnessError> {
     check_work(case, options.launches)?;
     let plan = &at(plan, case);
     let mut user = User::new(case, options);
     user.keep = Keep::new(plan, options);
     let values = case.program.tensors().iter().map(|t| (t.name.as_str(), t.id)).collect();
     user.meet(plan, &values, case.program.results())?;
-    let report = sim::run(plan, &mut user, &options.executor())?;
+    let report = run(plan, &mut user)?;
     match user.failure {
         Some(error) => Err(error),
         None => Ok(CpuRun { report, judged: user.judged, held: user.keep.list }),

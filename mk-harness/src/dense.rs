@@ -7,6 +7,7 @@
 use super::{
     HarnessError, Inputs, Layout,
     attention::Attention,
+    gradients::{Gradients, Operands, statistics},
     inputs::{dtype, placement},
     near::Near,
     value::{Matrix, Value},
@@ -36,12 +37,20 @@ pub struct Expected {
 pub struct Dense<'a> {
     inputs: Inputs<'a>,
     launch: u64,
+    /// The most multiply-adds of an attention.
+    work: u64,
 }
 
 impl<'a> Dense<'a> {
     /// The reference for a launch with these inputs.
     pub fn new(inputs: Inputs<'a>, launch: u64) -> Dense<'a> {
-        Dense { inputs, launch }
+        Dense { inputs, launch, work: u64::MAX }
+    }
+
+    /// The same, with about so many multiply-adds at most for each attention: of some queries of each head, at least one. Results of the others
+    /// are not judged.
+    pub fn within(self, work: u64) -> Dense<'a> {
+        Dense { work, ..self }
     }
 
     /// What each rank should hold of a result, row-major.
@@ -239,6 +248,20 @@ impl<'a> Dense<'a> {
             }
             (Op::Attention { .. }, [q, k, v]) => self.attention(node, [q, k, v])?.0,
             (Op::Lse, [q, k, v]) => self.attention(self.attended(node), [q, k, v])?.1,
+            (Op::AttentionStats, [o, d_o, lse]) => {
+                let o_id = node.inputs[0];
+                let sizes = [1, 2, 3].map(|d| self.extent(o_id, d));
+                Value::Whole(statistics(sizes, [on(o, 0)?, on(d_o, 0)?, on(lse, 0)?]))
+            }
+            (Op::AttentionDq { .. }, [q, d_o, stats, k, v]) => {
+                self.gradients(node, [q, d_o, stats, k, v], 0)?
+            }
+            (Op::AttentionDk { .. }, [k, v, q, d_o, stats]) => {
+                self.gradients(node, [q, d_o, stats, k, v], 1)?
+            }
+            (Op::AttentionDv, [k, v, q, d_o, stats]) => {
+                self.gradients(self.attended(node), [q, d_o, stats, k, v], 2)?
+            }
             (Op::Gelu, [x]) => x.map(|_, x| x.gelu()),
             (Op::Silu, [x]) => x.map(|_, x| x.silu()),
             (Op::GeluTanh, [x]) => x.map(|_, x| x.gelu_tanh()),
@@ -254,14 +277,63 @@ impl<'a> Dense<'a> {
         })
     }
 
-    /// The attention whose logarithms a node takes; any other node is itself.
+    /// Gradients of queries, of keys or of values; of keys that all ranks have, what each rank's queries give.
+    fn gradients(
+        &self,
+        node: &Node,
+        [q, d_o, stats, k, v]: [&Value; 5],
+        which: usize,
+    ) -> Result<Value, HarnessError> {
+        let (causal, scale, [q_id, k_id]) = match node.op {
+            Op::AttentionDq { causal, scale, .. } => {
+                (causal, scale, [node.inputs[0], node.inputs[3]])
+            }
+            Op::AttentionDk { causal, scale, .. } => {
+                (causal, scale, [node.inputs[2], node.inputs[0]])
+            }
+            _ => return Err(HarnessError::mismatch("gradients of no attention")),
+        };
+        let depth = self.extent(q_id, 3);
+        let sequence = self.extent(q_id, 1);
+        let whole = || vec![0..sequence];
+        let all = |queries| Gradients {
+            sequence,
+            heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
+            depth,
+            causal,
+            scale: scale.unwrap_or(1.0 / (depth as f64).sqrt()),
+            dtype: self.dtype(q_id),
+            queries,
+            asked: self.asked(q_id, 6),
+        };
+        let [q, d_o, stats] = [on(q, 0)?, on(d_o, 0)?, on(stats, 0)?];
+        let operands = Operands { q, d_o, stats, k: on(k, 0)?, v: on(v, 0)? };
+        let made = |queries| {
+            let [dq, dk, dv] = all(queries).run(&operands);
+            [dq, dk, dv].into_iter().nth(which).unwrap_or_default()
+        };
+        if placement(&node.ty.placement)? != Placement::Partial {
+            return Ok(Value::Whole(made(whole())));
+        }
+        let of_rank = |rank| Ok(made(self.layout(q_id, rank)?.parts(1).to_vec()));
+        let summands = (0..self.inputs.case().ranks).map(of_rank);
+        Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
+    }
+
+    /// How many queries of each head may be evaluated, if each takes so many products of a row with all rows of the other side.
+    fn asked(&self, q: ValueId, products: u64) -> usize {
+        let all: u64 = (0..4).map(|d| self.extent(q, d) as u64).product();
+        usize::try_from(self.work / (products * all).max(1)).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// The attention whose logarithms a node takes, or the gradients of keys that it has the values' beside; any other node is itself.
     fn attended<'n>(&self, node: &'n Node) -> &'n Node
     where
         'a: 'n,
     {
         let program = self.inputs.case().program;
         match (node.op, node.inputs.first().and_then(|o| program.def(*o))) {
-            (Op::Lse, Some(Def::Node(attention))) => attention,
+            (Op::Lse | Op::AttentionDv, Some(Def::Node(attention))) => attention,
             _ => node,
         }
     }
@@ -286,6 +358,7 @@ impl<'a> Dense<'a> {
         };
         let depth = self.extent(*q_id, 3);
         let attention = Attention {
+            queries: self.asked(*q_id, 2),
             sequence: self.extent(*q_id, 1),
             heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
             depth,

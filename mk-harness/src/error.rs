@@ -36,6 +36,9 @@ pub enum HarnessError {
     /// The kernel could not be bound or launched.
     #[error(transparent)]
     Function(#[from] FunctionError),
+    /// A transport could not be opened, or has failed.
+    #[error(transparent)]
+    Transport(#[from] mk_runtime::TransportError),
     /// The runtime stopped.
     #[error(transparent)]
     Runtime(#[from] mk_runtime::Error),

@@ -40,6 +40,15 @@ impl Near {
         Near { x: if x.is_finite() { x } else { 0.0 }, hard: f64::INFINITY, sd: 0.0 }
     }
 
+    /// A number that was not evaluated. Whatever is made of it is unknown.
+    pub fn unasked() -> Near {
+        Near { x: 0.0, hard: f64::NAN, sd: 0.0 }
+    }
+
+    pub fn is_unasked(self) -> bool {
+        self.hard.is_nan()
+    }
+
     /// No number, for sure.
     pub fn is_nan(self) -> bool {
         self.x.is_nan() && self.is_exact()

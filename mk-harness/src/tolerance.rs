@@ -1,6 +1,8 @@
 //! What passes where elements have no bounds: on GPUs results are compared as a whole with an fp32 reference, which has none.
 
-use crate::{Case, Dense, HarnessError, Inputs, Norms, judge::Judgement, judge::judge};
+use crate::{
+    Case, Dense, HarnessError, Inputs, Norms, gpu::SAMPLED_WORK, judge::Judgement, judge::judge,
+};
 
 /// Rows of each result of which the bounds are computed.
 const ROWS: usize = 3;
@@ -30,7 +32,7 @@ impl Tolerance {
             let n = case.bound.shape(*result).and_then(|s| s.first()).map_or(0, |n| *n as usize);
             let mut rows: Vec<usize> = (0..ROWS).map(|i| i * n / ROWS).filter(|r| *r < n).collect();
             rows.dedup();
-            let dense = Dense::new(Inputs::new(case, seed), 1);
+            let dense = Dense::new(Inputs::new(case, seed), 1).within(SAMPLED_WORK);
             for (_, expected) in dense.expected_rows(*result, &rows)? {
                 // The reference itself: only what errors may be is asked for.
                 let right: Vec<f32> = expected.matrix.data.iter().map(|x| *x as f32).collect();

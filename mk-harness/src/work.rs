@@ -13,11 +13,17 @@ pub const MAX_ELEMENTS: u64 = 1 << 27;
 pub fn macs(case: Case<'_>) -> u64 {
     let mut sum = 0u64;
     for node in case.program.nodes() {
-        if let (Op::Attention { causal, .. }, [q, _, _]) = (node.op, &node.inputs[..]) {
-            // Scores and results: twice the queries times the keys of each.
-            let shape = case.bound.shape(*q).unwrap_or(&[]);
+        // Scores and results: twice the queries times the keys of each. Of queries scores, their gradients, and sums; of keys two sums.
+        let attends = match (node.op, &node.inputs[..]) {
+            (Op::Attention { causal, .. }, [q, _, _]) => Some((*q, causal, 2)),
+            (Op::AttentionDq { causal, .. }, [q, ..]) => Some((*q, causal, 3)),
+            (Op::AttentionDk { causal, .. }, [_, _, q, ..]) => Some((*q, causal, 4)),
+            _ => None,
+        };
+        if let Some((q, causal, products)) = attends {
+            let shape = case.bound.shape(q).unwrap_or(&[]);
             let keys = shape.get(1).copied().unwrap_or(1);
-            let all = shape.iter().fold(2 * keys, |n, x| n.saturating_mul(*x));
+            let all = shape.iter().fold(products * keys, |n, x| n.saturating_mul(*x));
             sum = sum.saturating_add(if causal { all / 2 } else { all });
             continue;
         }

@@ -4,9 +4,9 @@ use mk_codegen::{
     ir::Plan,
     passes::{LowerError, compile, lower},
     settings::Config,
-    sim::Schedule,
+    sim::{Schedule, Victim},
 };
-use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_harness::{Case, CpuOptions, Dense, Inputs, judge, run_on_cpu};
 use mk_syntax::{Bound, Op, Program};
 use std::collections::BTreeMap;
 
@@ -93,9 +93,41 @@ fn worlds() {
 
 #[test]
 fn schedules() {
-    let all = [Schedule::Random, Schedule::Reversed, Schedule::Starve(1), Schedule::EpochApart];
     for (mask, placement) in [("", "shard(1)"), (", causal", "zigzag(1)")] {
-        passes(&ring(SMALL, placement, mask), 3, &all);
+        let shape = Shape { sequence: 150, ..SMALL };
+        passes(&ring(shape, placement, mask), 3, &Schedule::all(3));
+    }
+}
+
+/// Each agent of each family held back on one rank.
+#[test]
+fn withheld_agents() {
+    let ring = ring(Shape { sequence: 40, ..SMALL }, "zigzag(1)", ", causal");
+    let made = plan(&ring, 2);
+    let victims = made.families.iter().flat_map(|(family, f)| {
+        f.leaf.contract().agents.into_iter().map(move |agent| Victim {
+            rank: 1,
+            family,
+            agent,
+            task: None,
+            epoch: None,
+        })
+    });
+    let schedules: Vec<_> = victims.map(Schedule::Withhold).collect();
+    assert!(schedules.len() > 5);
+    passes(&ring, 2, &schedules);
+}
+
+/// A thousand tokens, in worlds of one, four and eight ranks.
+#[test]
+fn a_thousand_tokens() {
+    for (ranks, heads, placement, mask) in [
+        (1, [1, 1], "shard(1)", ", causal"),
+        (4, [2, 1], "zigzag(1)", ", causal"),
+        (8, [1, 1], "shard(1)", ""),
+    ] {
+        let shape = Shape { sequence: 1000, heads, ..SMALL };
+        passes(&ring(shape, placement, mask), ranks, RANDOM);
     }
 }
 
@@ -103,7 +135,7 @@ fn schedules() {
 fn heads_types_and_depths() {
     let shape = Shape { sequence: 150, ..SMALL };
     for (heads, depth, dtype) in
-        [([8, 8], 64, "bf16"), ([8, 2], 64, "f16"), ([4, 1], 128, "bf16"), ([2, 2], 128, "f16")]
+        [([8, 8], 64, "bf16"), ([8, 2], 64, "f16"), ([8, 1], 64, "bf16"), ([4, 1], 128, "f16")]
     {
         let shape = Shape { heads, depth, dtype, ..shape };
         passes(&ring(shape, "zigzag(1)", ", causal, scale = 0.3"), 2, RANDOM);
@@ -213,4 +245,23 @@ fn refused_by_name() {
     };
     assert!(text("attention(q, k, v)").contains("`S` comes with each launch"));
     assert!(text("attention(q, k, v) -> gelu").contains("`attention` is in the same pipeline"));
+}
+
+#[test]
+fn a_bound_on_work_judges_some_queries() {
+    let (program, bound) = ring(SMALL, "shard(1)", ", causal");
+    let case = Case { program: &program, bound: &bound, ranks: 1 };
+    let (dense, o) = (Dense::new(Inputs::new(case, 3), 1), program.results()[0]);
+    let expected = |dense: Dense<'_>| dense.expected(o).expect("evaluates").remove(0);
+    let whole = expected(dense);
+    let mut got: Vec<f32> = whole.matrix.data.iter().map(|x| *x as f32).collect();
+    assert_eq!(judge(&got, &whole).judged, 257 * 2 * 64);
+    // Twice what one query of each head takes: the first and the last.
+    let few = expected(dense.within(2 * 2 * 257 * 2 * 64));
+    let judged = judge(&got, &few);
+    assert!(judged.passes() && judged.judged == 2 * 2 * 64, "{judged:?}");
+    got[128 * 128] += 1.0;
+    assert!(judge(&got, &few).passes() && !judge(&got, &whole).passes());
+    got[256 * 128 + 3] += 1.0;
+    assert!(!judge(&got, &few).passes());
 }

@@ -73,7 +73,9 @@ fn value<'py>(
                     dict.set_item("a_transposed", a_transposed)?;
                     dict.set_item("b_transposed", b_transposed)?;
                 }
-                Op::Attention { causal, scale, ring } => {
+                Op::Attention { causal, scale, ring }
+                | Op::AttentionDq { causal, scale, ring }
+                | Op::AttentionDk { causal, scale, ring } => {
                     dict.set_item("causal", causal)?;
                     dict.set_item("scale", scale)?;
                     dict.set_item("ring", ring.is_some())?;

@@ -248,5 +248,78 @@ class Streams:
         torch.cuda.set_device(self.device)
 
 
+class Attention(unittest.TestCase):
+    """Beside ``scaled_dot_product_attention`` in float32, on one rank and on four that share a GPU."""
+
+    TEXT = """fn attend(q: {t}[B, S, H, D] @ {p}(1), k: {t}[B, S, G, D] @ {p}(1), v: {t}[B, S, G, D] @ {p}(1)) {{
+        let o = ring(k, v) -> attention(q{mask}); (o, o -> lse) }}"""
+
+    def parts(self, x, ranks, placement, dim=1):
+        """What each rank holds of a whole tensor."""
+        if placement == "shard":
+            return list(x.chunk(ranks, dim))
+        halves = x.chunk(2 * ranks, dim)
+        return [torch.cat([halves[r], halves[2 * ranks - 1 - r]], dim) for r in range(ranks)]
+
+    def attend(self, ranks, placement, dtype, causal, b, s, h, g, d):
+        generator = torch.Generator(device="cuda").manual_seed(s + d)
+        make = lambda heads: torch.randn(b, s, heads, d, device="cuda", generator=generator).to(dtype)
+        q, k, v = make(h), make(g), make(g)
+        t = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+        text = self.TEXT.format(t=t, p=placement, mask=", causal" if causal else "")
+        shapes = {name: list(x.shape) for name, x in zip("qkv", (q, k, v))}
+        f = mk.compile(text, mk.World.local(ranks, gpu=0), shapes=shapes)
+        split = lambda x, dim=1: [x.contiguous() for x in self.parts(x, ranks, placement, dim)]
+        given = [split(x) for x in (q, k, v)]
+        o, lse = f(*(given if ranks > 1 else [x[0] for x in given]))
+        wide = [x.float().transpose(1, 2).repeat_interleave(h // x.shape[2], 1) for x in (q, k, v)]
+        want = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=causal).transpose(1, 2)
+        scores = wide[0] @ wide[1].transpose(2, 3) / d**0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(s, s, device="cuda").triu(1).bool(), float("-inf"))
+        for got, part in zip(o if ranks > 1 else [o], split(want)):
+            self.assertLess(((got.float() - part).norm() / part.norm()).item(), 4e-3)
+        for got, part in zip(lse if ranks > 1 else [lse], split(scores.logsumexp(-1), 2)):
+            self.assertLess((got - part).abs().max().item(), 1e-4)
+        f.close()
+
+    def test_results_are_those_of_torch(self):
+        torch.set_grad_enabled(False)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        for ranks, placement in ((1, "shard"), (4, "shard"), (4, "zigzag")):
+            for dtype in (torch.bfloat16, torch.float16):
+                self.attend(ranks, placement, dtype, True, 2, 512, 8, 2, 128)
+            self.attend(ranks, placement, torch.bfloat16, False, 1, 1024, 4, 4, 64)
+        self.attend(3, "shard", torch.bfloat16, True, 1, 257, 8, 1, 128)
+
+    def differentiate(self, dtype, causal, b, s, h, g, d):
+        generator = torch.Generator(device="cuda").manual_seed(s + d)
+        make = lambda heads: torch.randn(b, s, heads, d, device="cuda", generator=generator).to(dtype)
+        given = [make(heads).requires_grad_(True) for heads in (h, g, g)]
+        do = make(h)
+        t = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+        kv = f"{t}[B, S, G, D] @ replicate"
+        mask = ", causal" if causal else ""
+        text = f"fn attend(q: {t}[B, S, H, D] @ replicate, k: {kv}, v: {kv}) {{ attention(q, k, v{mask}) }}"
+        f = mk.compile(text, mk.World.local(1, gpu=0))
+        wide = [x.detach().float().requires_grad_(True) for x in given]
+        heads = [x.transpose(1, 2).repeat_interleave(h // x.shape[2], 1) for x in wide]
+        o = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=causal).transpose(1, 2)
+        want = torch.autograd.grad(o, wide, do.float())
+        got = torch.autograd.grad(f(*given), given, do)
+        again = torch.autograd.grad(f(*given), given, do)
+        for x, same, y in zip(got, again, want):
+            self.assertTrue(torch.equal(x, same))
+            self.assertLess(((x.float() - y).norm() / y.norm()).item(), 1e-2)
+        f.close()
+
+    def test_gradients_are_those_of_torch(self):
+        torch.backends.cuda.matmul.allow_tf32 = False
+        with torch.enable_grad():
+            self.differentiate(torch.bfloat16, True, 2, 1000, 8, 2, 128)
+            self.differentiate(torch.float16, False, 1, 1024, 4, 4, 128)
+            self.differentiate(torch.bfloat16, True, 1, 777, 8, 1, 64)
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

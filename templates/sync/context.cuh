@@ -27,6 +27,11 @@ struct Context {
 
   // Symmetric memory of a rank, as mapped on this GPU.
   MK_DEVICE u64 sym(u32 rank) const { return header.sym_base + rank * header.sym_stride_bytes; }
+  // Ranks whose memory is mapped: all, or those of the own node.
+  MK_DEVICE u32 first_rank() const { return kNodes == 1 ? 0 : header.rank / kLocal * kLocal; }
+  MK_DEVICE u32 end_rank() const { return kNodes == 1 ? header.world : first_rank() + kLocal; }
+  // A word that hosts raise: once in a launch, to its epoch.
+  MK_DEVICE u32* net_word(u32 word) const { return reinterpret_cast<u32*>(header.net) + word; }
   MK_DEVICE SymHeader* sym_header(u32 rank) const { return reinterpret_cast<SymHeader*>(sym(rank)); }
   MK_DEVICE ControlBlock* control() const { return reinterpret_cast<ControlBlock*>(header.control); }
   // Read once, when an agent begins that waits, posts or may give up; not by a loader that only loads, since the answer comes from

@@ -1,6 +1,6 @@
 // How a kernel gives up: one record for this rank, one abort word for everybody. Nothing returns from the middle.
 // Values of FaultRecord::kind; the host's FaultKind declares the same.
-enum class FaultKind : u32 { WaitTimeout = 1, EntryTimeout = 2, PlanMismatch = 3, PeerAborted = 4, ConcurrentUse = 5 };
+enum class FaultKind : u32 { WaitTimeout = 1, EntryTimeout = 2, PlanMismatch = 3, PeerAborted = 4, ConcurrentUse = 5, FifoFull = 6 };
 
 constexpr u32 kNoPeer = 0xffffffffu;
 
@@ -35,9 +35,9 @@ MK_DEVICE void record_fault(const Context& ctx, const Fault& fault) {
   st_release_sys(&record->state, 2);
 }
 
-// Tells every rank, this one included: its other CTAs learn it from the same word.
+// Tells every rank of the node, this one included: its other CTAs learn it from the same word. Hosts tell other nodes.
 MK_DEVICE void raise_abort(const Context& ctx) {
-  for (u32 p = 0; p < ctx.header.world; ++p) st_relaxed_sys(&ctx.sym_header(p)->abort, 1 + ctx.header.rank);
+  for (u32 p = ctx.first_rank(); p < ctx.end_rank(); ++p) st_relaxed_sys(&ctx.sym_header(p)->abort, 1 + ctx.header.rank);
 }
 
 // What the host tells this rank's kernels: 0, or 1 + the rank for which they are to give up. It lies in memory of the host, so that no

@@ -74,13 +74,13 @@ MK_DEVICE void launch_gate_end(const Context& ctx) {
   }
 }
 
-// Tells every rank (this one too) that this rank is in this launch: first the hash, then the count that covers it. Lane
+// Tells every rank of the node (this one too) that this rank is in this launch: first the hash, then the count that covers it. Lane
 // `lane` of `lanes`, of one CTA of the grid: a release by each takes no longer than one, in turn they hold up the launch.
 template <u32 kEdge>
 MK_DEVICE void post_entered(const Context& ctx, u32 lane, u32 lanes) {
   const u32 slot = (ctx.epoch() & 1) * MAX_RANKS + ctx.header.rank;
 #pragma unroll 1
-  for (u32 p = lane; p < ctx.header.world; p += lanes) {
+  for (u32 p = ctx.first_rank() + lane; p < ctx.end_rank(); p += lanes) {
     st_relaxed_sys(&ctx.sym_header(p)->launch_hash[slot], ctx.header.launch_hash);
     post_signal<kEdge, Scope::Sys>(ctx, ctx.signal(p, ctx.entered + ctx.header.rank), 1);
   }

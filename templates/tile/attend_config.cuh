@@ -148,8 +148,8 @@ struct AttendChunk {
   i32 position;  // of the first key, where a mask asks
 
   // Blocks of keys that some query of the tile sees.
-  template <class Config>
-  MK_DEVICE i32 blocks(const AttendTile& tile) const {
+  template <class Config, class Tile>
+  MK_DEVICE i32 blocks(const Tile& tile) const {
     i32 seen = tile.rows > 0 ? rows : 0;
     if constexpr (Config::kCausal) seen = min(seen, tile.position + tile.rows - position);
     return (max(seen, 0) + static_cast<i32>(Config::kBlockN) - 1) / static_cast<i32>(Config::kBlockN);

@@ -33,13 +33,13 @@ MK_DEVICE void attend_scores(const AttendSmem<Config>& smem, u32 consumer, u32 s
   sm90_wgmma_commit();
 }
 
-// Behind a chunk's last value is whatever memory holds, and a weight of zero makes NaN of a NaN. Each consumer clears it for itself.
+// Behind a chunk's last row is whatever memory holds, and a weight of zero makes NaN of a NaN. Each consumer clears it for itself.
 template <class Config, class Edges>
-MK_DEVICE void attend_clear_rest(const AttendSmem<Config>& smem, u32 consumer, u32 stage, i32 rows) {
+MK_DEVICE void attend_clear_rest(u32 block, u32 consumer, i32 rows) {
   const u32 words = (Config::kBlockN - static_cast<u32>(rows)) * (Config::kPanelRowBytes / 8);
 #pragma unroll 1
   for (u32 p = 0; p < Config::kPanels; ++p) {
-    const u32 rest = smem.v(stage) + p * Config::kKvPanelBytes + static_cast<u32>(rows) * Config::kPanelRowBytes;
+    const u32 rest = block + p * Config::kKvPanelBytes + static_cast<u32>(rows) * Config::kPanelRowBytes;
 #pragma unroll 1
     for (u32 i = threadIdx.x % kWarpgroupThreads; i < words; i += kWarpgroupThreads) st_shared_f32x2(rest + i * 8, 0.0f, 0.0f);
   }
@@ -113,7 +113,24 @@ MK_DEVICE Vec16 quad_transpose(u32 w0, u32 w1, u32 w2, u32 w3) {
   return Vec16{w0, w1, w2, w3};
 }
 
-// Results and the logarithms of sums of this consumer's queries, by ordinary stores: of four lanes, 64 bytes of a row each time.
+// The `r`th of a thread's two rows, times `factor`: of four lanes, 64 bytes of it each time.
+template <class Config>
+MK_DEVICE void attend_store_row(u64 line, u32 r, float factor, bool stores, const float (&o)[Config::kResults]) {
+  line += lane_index() % 4 * 16;
+#pragma unroll
+  for (u32 g = 0; g < Config::kDim / 32; ++g) {
+    u32 w[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      const u32 at = (g * 4 + i) * 4 + r * 2;
+      w[i] = pack2<Config::kDtype>(o[at] * factor, o[at + 1] * factor);
+    }
+    const Vec16 part = quad_transpose(w[0], w[1], w[2], w[3]);
+    if (stores) st_vec16(reinterpret_cast<void*>(line + g * 64), part);
+  }
+}
+
+// Results and the logarithms of sums of this consumer's queries, by ordinary stores.
 template <class Config>
 MK_DEVICE void attend_store(const Context& ctx, const AttendTile& tile, u32 consumer, const SoftmaxState& state,
                             const float (&o)[Config::kResults]) {
@@ -129,18 +146,7 @@ MK_DEVICE void attend_store(const Context& ctx, const AttendTile& tile, u32 cons
       const float lse = sum == 0.0f ? minus_infinity() : (state.most[r] * scale + log2_approx(sum)) * kLn2;
       st_u32(reinterpret_cast<void*>(tile.lse + row * 4ull), __float_as_uint(lse));
     }
-    const u64 line = tile.o + row * tile.o_pitch_bytes + lane_index() % 4 * 16;
-#pragma unroll
-    for (u32 g = 0; g < Config::kDim / 32; ++g) {
-      u32 w[4];
-#pragma unroll
-      for (u32 i = 0; i < 4; ++i) {
-        const u32 at = (g * 4 + i) * 4 + r * 2;
-        w[i] = pack2<Config::kDtype>(o[at] * share, o[at + 1] * share);
-      }
-      const Vec16 part = quad_transpose(w[0], w[1], w[2], w[3]);
-      if (stores) st_vec16(reinterpret_cast<void*>(line + g * 64), part);
-    }
+    attend_store_row<Config>(tile.o + row * tile.o_pitch_bytes, r, share, stores, o);
   }
 }
 
@@ -189,7 +195,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
         // Beside the scores.
         attend_shrink<Config>(o, shrink);
         mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
-        if (values < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem, consumer, at.v.stage, values);
+        if (values < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem.v(at.v.stage), consumer, values);
         attend_results<Config>(smem, at.v.stage, p, o);
         sm90_wgmma_wait<1>();
         sm90_pin_registers(s);
@@ -201,7 +207,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
       attend_arrive<Edges::q_empty>(smem.q_empty());
       attend_shrink<Config>(o, shrink);
       mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
-      if (walk.rows < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem, consumer, at.v.stage, walk.rows);
+      if (walk.rows < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem.v(at.v.stage), consumer, walk.rows);
       attend_results<Config>(smem, at.v.stage, p, o);
       sm90_wgmma_wait<0>();
       sm90_pin_registers(o);

@@ -20,7 +20,10 @@ use mk::{
     settings::{Config, Gather},
 };
 use mk_harness::{Case, gpu::Session};
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 fn options() -> InstanceOptions {
     InstanceOptions {
@@ -87,13 +90,17 @@ impl Kernel {
 
     fn judge(&self, world: &World, count: u64, options: &InstanceOptions, replays: u64) {
         let what = &self.what;
+        let began = Instant::now();
         let mut session = self.bind(world, options, 11);
         let mut worst = launches(&mut session, what, 1..=count);
         if replays > 0 {
             session.capture().unwrap_or_else(|e| panic!("{what}: {e}"));
             worst = worst.max(launches(&mut session, what, count + 1..=count + replays));
         }
-        println!("ok {what}: {count} launches, {replays} replays, error {worst:.2e}");
+        println!(
+            "ok {what}: {count} launches, {replays} replays in {:.1?}, error {worst:.2e}",
+            began.elapsed()
+        );
     }
 }
 
@@ -191,7 +198,10 @@ fn ways(test: &str, of: fn(&&Variant) -> bool) {
         // A copy engine stands still while kernels that wait for it hold all of its GPU (decision 107).
         let able = |v: &Variant| !world.shares_gpus() || !uses_copy_engine(v);
         let variants: Vec<_> = variants.iter().copied().filter(|v| able(v)).collect();
-        for kernel in in_parallel(&variants, |v| Kernel::variant(v, &world)) {
+        let began = Instant::now();
+        let kernels = in_parallel(&variants, |v| Kernel::variant(v, &world));
+        println!("{test}: {} kernels in {:.1?}", kernels.len(), began.elapsed());
+        for kernel in kernels {
             kernel.judge(&world, 20, &options(), 100);
             let sleepy = InstanceOptions {
                 chaos_seed: 9,

@@ -1,7 +1,8 @@
 //! Pipelines in f64, on values whose shapes the caller gives: whole ones, or what one rank holds. Sums over ranks are sums from the
 //! start, which is right because nothing but linear operations reads them.
 
-use mk::syntax::{Curve, Node, Op, Program, ValueId};
+use crate::attention::{attention, gradients, statistics};
+use mk::syntax::{Curve, Def, Node, Op, Program, ValueId};
 
 /// A pipeline's values, parameters first.
 pub fn eval(
@@ -11,10 +12,48 @@ pub fn eval(
 ) -> Vec<Vec<f64>> {
     let mut values = inputs.to_vec();
     for node in program.nodes() {
-        let made = one(node, shape, &values);
+        let made = match heads(program, node, shape, &values) {
+            Some(made) => made,
+            None => one(node, shape, &values),
+        };
         values.push(made);
     }
     values
+}
+
+/// What attention, or a part of its backward, makes; `None` of other operations.
+fn heads(
+    program: &Program,
+    node: &Node,
+    shape: &dyn Fn(ValueId) -> Vec<usize>,
+    values: &[Vec<f64>],
+) -> Option<Vec<f64>> {
+    // A second result is made of what the first one is.
+    let first = match (node.op, program.def(node.inputs[0])) {
+        (Op::Lse | Op::AttentionDv, Some(Def::Node(first))) => first,
+        _ => node,
+    };
+    let of = |i: usize| values[first.inputs[i].index()].as_slice();
+    let shapes = |q: usize, k: usize| [q, k].map(|i| shape(first.inputs[i]));
+    Some(match first.op {
+        Op::Attention { .. } => {
+            let [q, k] = shapes(0, 1);
+            let (o, lse) = attention(first, [&q, &k], [of(0), of(1), of(2)]);
+            if node.op == Op::Lse { lse } else { o }
+        }
+        Op::AttentionStats => statistics(&shape(node.inputs[0]), [of(0), of(1), of(2)]),
+        Op::AttentionDq { .. } => {
+            let [q, k] = shapes(0, 3);
+            let [dq, ..] = gradients(first, [&q, &k], [0, 1, 2, 3, 4].map(of));
+            dq
+        }
+        Op::AttentionDk { .. } => {
+            let [q, k] = shapes(2, 0);
+            let [_, dk, dv] = gradients(first, [&q, &k], [2, 3, 4, 0, 1].map(of));
+            if node.op == Op::AttentionDv { dv } else { dk }
+        }
+        _ => return None,
+    })
 }
 
 fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) -> Vec<f64> {
@@ -47,7 +86,12 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             }
             c
         }
-        Op::Attention { .. } | Op::Lse => unreachable!("attention has no derivative here"),
+        Op::Attention { .. }
+        | Op::Lse
+        | Op::AttentionStats
+        | Op::AttentionDq { .. }
+        | Op::AttentionDk { .. }
+        | Op::AttentionDv => unreachable!("`heads` computes it"),
         Op::Bias => {
             let c = of(1);
             of(0).iter().enumerate().map(|(i, x)| x + c[i % c.len()]).collect()

@@ -1,5 +1,6 @@
 //! Derivatives of pipelines: right in f64, against differences; and computed by kernels, on the CPU executor.
 
+mod attention;
 #[path = "../../mk-codegen/tests/common/mod.rs"]
 mod common;
 mod eval;
@@ -9,7 +10,7 @@ use common::{CASES, VARIANTS};
 use mk::{
     Program,
     syntax::{
-        Dim, Placement,
+        Def, Dim, Node, Op, Placement,
         grad::{Input, Keep, Saves, Source, grad},
     },
 };
@@ -52,6 +53,19 @@ const MORE: &[(&str, &str)] = &[
         "fn f(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), y: bf16[M, F] @ shard(1), w2: bf16[F, K] @ shard(0), c: bf16[K]) {
              let h = gather(x) -> gemm(w1);
              (h -> swiglu -> mul(y) -> gemm(w2) -> reduce_scatter -> bias(c) -> add(x), h)
+         }",
+    ),
+    (
+        "causal_ring",
+        "fn f(q: bf16[2, S, 4, 64] @ zigzag(1), k: bf16[2, S, 2, 64] @ zigzag(1), v: bf16[2, S, 2, 64] @ zigzag(1)) {
+             ring(k, v) -> attention(q, causal, scale = 0.0625)
+         }",
+    ),
+    (
+        "heads",
+        "fn f(q: bf16[2, S, 8, 64] @ shard(2), k: bf16[2, S, 8, 64] @ shard(2), v: bf16[2, S, 8, 64] @ shard(2)) {
+             let o = attention(q, k, v);
+             (o, o -> lse)
          }",
     ),
     ("both_turned", "fn f(x: bf16[K, M], w: bf16[N, K] @ shard(0)) { gemm(x.t, w.t) -> silu }"),
@@ -101,7 +115,11 @@ fn given(derived: &Derived, n: usize, ranks: usize, rng: &mut Rng) -> Vec<Vec<Ve
         let ty = place.and_then(|p| Some(&backward?.program.tensors()[p].ty));
         let partial = ty.is_some_and(|ty| ty.placement[0] == Placement::Partial);
         let len = forward.shape(*id).iter().product();
-        given.push((0..if partial { ranks } else { 1 }).map(|_| rng.list(len, 1.0)).collect());
+        // Logarithms are not differentiated.
+        let logarithms =
+            matches!(forward.program.def(*id), Some(Def::Node(Node { op: Op::Lse, .. })));
+        let by = if logarithms { f64::INFINITY } else { 1.0 };
+        given.push((0..if partial { ranks } else { 1 }).map(|_| rng.list(len, by)).collect());
     }
     given
 }
@@ -217,18 +235,28 @@ fn on_executor(text: &str, ranks: usize, saves: Saves) -> (f64, [usize; 2]) {
 #[test]
 fn kernels_compute_gradients() {
     for (name, text) in pipelines().into_iter().filter(|(_, text)| !is_not_derived(text)) {
+        // Of attention results are rounded before gradients are made of them.
+        let attends = text.contains("attention(");
+        let bound = if attends { 1e-2 } else { 5e-3 };
         for ranks in [1, 2, 3, 4, 8] {
+            // Heads are a multiple of ranks; and every world of rings is elsewhere.
+            if attends && !matches!(ranks, 1 | 2 | 4) {
+                continue;
+            }
             let (error, _) = on_executor(text, ranks, Saves::default());
-            assert!(error < 5e-3, "{name} on {ranks} ranks: {error}");
+            assert!(error < bound, "{name} on {ranks} ranks: {error}");
+        }
+        if attends {
+            continue;
         }
         let (error, _) = on_executor(text, 2, AGAIN);
-        assert!(error < 5e-3, "{name}, with little saved: {error}");
+        assert!(error < bound, "{name}, with little saved: {error}");
     }
 }
 
-/// What has no derivative: derivatives, and attention.
+/// What has no derivative: derivatives.
 fn is_not_derived(text: &str) -> bool {
-    text.contains("_grad(") || text.contains("attention(")
+    text.contains("_grad(")
 }
 
 #[test]

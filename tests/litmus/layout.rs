@@ -208,6 +208,7 @@ pub fn source(litmus: &Litmus, world_size: u32) -> KernelSource {
             Family::Entered => AREAS,
             Family::Fault => RECORDS,
         },
+        net: None,
         cluster: 1,
         cooperative: true,
         block: THREADS,

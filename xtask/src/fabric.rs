@@ -1,7 +1,7 @@
 //! libfabric for tests and for machines without it: Debian's packages, downloaded and unpacked into `.fabric/lib`.
 //! Nothing is installed, and no root is needed.
 
-use crate::run::{Result, root};
+use crate::run::{Result, quiet, root};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -53,15 +53,16 @@ fn unpack(staging: &Path) -> Result<()> {
         fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     }
     let names = PACKAGES.iter().map(|(name, _)| *name);
-    if let Err(first) = run(apt(&packages, None).arg("download").args(names.clone())) {
+    let get = |state| apt("apt-get", &packages, state);
+    if let Err(first) = quiet(get(None).arg("download").args(names.clone())) {
         // Without lists, or with old ones: fetch them into the staging folder.
-        run(apt(&packages, Some(staging)).arg("update")).map_err(|e| format!("{first}; {e}"))?;
-        run(apt(&packages, Some(staging)).arg("download").args(names))?;
+        quiet(get(Some(staging)).arg("update")).map_err(|e| format!("{first}; {e}"))?;
+        quiet(get(Some(staging)).arg("download").args(names))?;
     }
     let files = packages.join("files");
     for package in entries(&packages)?.iter().filter(|p| p.extension().is_some_and(|e| e == "deb"))
     {
-        run(Command::new("dpkg").arg("-x").arg(package).arg(&files))?;
+        quiet(Command::new("dpkg").arg("-x").arg(package).arg(&files))?;
     }
     let found = below(&files)?;
     for soname in PACKAGES.iter().flat_map(|(_, sonames)| *sonames) {
@@ -72,9 +73,9 @@ fn unpack(staging: &Path) -> Result<()> {
     fs::remove_dir_all(&packages).map_err(|e| format!("{}: {e}", packages.display()))
 }
 
-/// apt-get in a folder; with lists of its own below `state`.
-fn apt(folder: &Path, state: Option<&Path>) -> Command {
-    let mut apt = Command::new("apt-get");
+/// A program of apt in a folder; with lists of its own below `state`.
+pub fn apt(program: &str, folder: &Path, state: Option<&Path>) -> Command {
+    let mut apt = Command::new(program);
     apt.arg("-q").arg("-q").current_dir(folder);
     if let Some(state) = state {
         let (lists, cache) = (state.join("packages/lists"), state.join("packages/cache"));
@@ -85,17 +86,6 @@ fn apt(folder: &Path, state: Option<&Path>) -> Command {
         let _ = fs::create_dir_all(cache.join("archives/partial"));
     }
     apt
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|e| format!("{program} cannot be run: {e}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let text = String::from_utf8_lossy(&output.stderr);
-    let last = text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("no message");
-    Err(format!("{program} failed: {}", last.trim()))
 }
 
 /// `libnl-3.so.200.26.0` is one of `libnl-3.so.200`: a file, not a link.

@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | mutants | bless | sass`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | mutants | bless | sass | softroce`.
 
 mod checks;
 mod counts;
@@ -10,6 +10,7 @@ mod python;
 mod run;
 mod sass;
 mod setup;
+mod softroce;
 mod strata;
 mod words;
 
@@ -43,6 +44,8 @@ enum Command {
     Bless,
     /// Compares the machine code of two revisions' kernels, without a GPU.
     Sass(sass::SassArgs),
+    /// Runs the RDMA transport's tests in a VM with a software RDMA device: packages are unpacked into .softroce, nothing is installed.
+    Softroce(softroce::SoftroceArgs),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Mutants => checks::mutants(),
         Command::Bless => checks::bless(),
         Command::Sass(args) => sass::sass(&args),
+        Command::Softroce(args) => softroce::softroce(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

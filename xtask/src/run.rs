@@ -39,3 +39,15 @@ pub fn step(title: &str, command: &mut Command) -> Result<()> {
     eprintln!("    {title}: {:.1} s", begin.elapsed().as_secs_f64());
     Ok(())
 }
+
+/// Runs a command that has nothing to show: what it prints, or the last line of its complaint.
+pub fn quiet(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| format!("{program} cannot be run: {e}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    let last = text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("no message");
+    Err(format!("{program} failed: {}", last.trim()))
+}

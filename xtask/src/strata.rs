@@ -74,12 +74,15 @@ const FOLDERS: &[(&str, &[May])] = &[
             ("world", &["error", "driver"]),
             ("mem", &["error", "driver", "world"]),
             ("gpu", &["error", "driver", "world", "mem"]),
-            ("launch", &["error", "driver", "world", "mem", "gpu", "jit"]),
+            ("launch", &["error", "driver", "world", "mem", "gpu", "jit", "net", "proxy"]),
+            ("net", &["error", "driver", "world", "mem", "transport", "proxy"]),
             ("transport", &["error"]),
+            ("proxy", &["error", "transport"]),
             ("probe", &["error", "driver", "world", "mem", "gpu", "jit"]),
             ("reference", &["error", "driver", "world", "mem", "gpu", "jit"]),
         ],
     ),
+    ("mk-runtime/src/transport", &[("ofi", &[]), ("verbs", &[])]),
     (
         "mk-function/src",
         &[("choice", &[]), ("explain", &["choice"]), ("function", &["choice", "explain"])],
@@ -94,6 +97,7 @@ const FOLDERS: &[(&str, &[May])] = &[
             ("run", &["failure", "output"]),
         ],
     ),
+    ("xtask/src", &[("sass", &[]), ("softroce", &[])]),
 ];
 
 /// Folders in which not even files may use each other in a circle, heads included.

@@ -114,6 +114,37 @@ pub(super) fn link(rank: usize) -> u32 {
     2 * rank as u32 + 1
 }
 
+/// A leaf in whose inner loop queries meet keys.
+struct Attends {
+    /// Rows of a tile, rows of a block of the other side, elements of a head.
+    block: [u32; 3],
+    stages: u32,
+    /// Products of each block that are as deep as heads, and that are as wide.
+    scores: f64,
+    results: f64,
+    /// What comes in blocks.
+    moving: Operand,
+}
+
+impl Attends {
+    fn of(leaf: &Leaf) -> Option<Attends> {
+        match leaf {
+            Leaf::AttendTile { block, stages, .. } => {
+                let (block, stages, moving) = (*block, *stages, Operand::K);
+                Some(Attends { block, stages, scores: 1.0, results: 1.0, moving })
+            }
+            Leaf::AttendGradTile { of, block, stages, .. } => Some(Attends {
+                block: *block,
+                stages: *stages,
+                scores: 2.0,
+                results: of.made().len() as f64,
+                moving: of.moving()[0],
+            }),
+            _ => None,
+        }
+    }
+}
+
 /// Whether a resource is a link; else it is memory.
 pub(super) fn is_link(resource: u32) -> bool {
     resource & 1 == 1
@@ -311,14 +342,19 @@ impl Unroller<'_> {
         if matches!(x.leaf, Leaf::MmaTile { .. }) {
             return self.product(task, x, missed);
         }
-        if matches!(x.leaf, Leaf::AttendTile { .. }) && x.inner.is_some() {
-            return self.attention(task, x);
+        if x.inner.is_some()
+            && let Some(attends) = Attends::of(&x.leaf)
+        {
+            return self.attention(task, x, attends);
         }
         let waits = self.waits(task, x, 0)?;
         let from = self.work.flows.len();
         let (kind, main_s) = match &x.leaf {
             Leaf::Signal | Leaf::Enter => (Kind::Signal, 0.0),
-            Leaf::CopyTile { .. } | Leaf::ReduceTile { .. } | Leaf::HostCopy
+            Leaf::CopyTile { .. }
+            | Leaf::ReduceTile { .. }
+            | Leaf::StatsTile { .. }
+            | Leaf::HostCopy
                 if x.inner.is_none() =>
             {
                 (Kind::Move, self.moved(task, x)?)
@@ -363,30 +399,29 @@ impl Unroller<'_> {
         Ok(())
     }
 
-    /// A tile of attention: a job for each chunk, with waits of its own. A block of keys is as long as the two products in it are in
-    /// tiles of products, which is the least that it can be: the exponentials are taken to be under them.
-    fn attention(&mut self, task: &Task, x: &Family) -> Result<(), CostError> {
-        let Leaf::AttendTile { block: [rows, keys, depth], stages, .. } = &x.leaf else {
-            return Ok(());
-        };
+    /// A tile of attention, or of its gradients: a job for each chunk, with waits of its own. A block is as long as the products in it
+    /// are in tiles of products, which is the least that it can be: the exponentials are taken to be under them.
+    fn attention(&mut self, task: &Task, x: &Family, attends: Attends) -> Result<(), CostError> {
+        let Attends { block: [rows, others, depth], stages, scores, results, moving } = attends;
         let iterations = self.points.inner(task)?.max(1);
-        let known = self.model.tile([*rows, *keys]);
-        // A step is 64 deep: scores are `depth` deep, results `keys`, and as wide as a head.
-        let scores = f64::from(*depth) / 64.0;
-        let results = f64::from(*keys) / 64.0 * f64::from(*depth) / f64::from((*keys).max(1));
-        let block_s = (scores + results) * known.step_s;
+        let known = self.model.tile([rows, others]);
+        // A step is 64 deep: scores are `depth` deep, results `others`, and as wide as a head.
+        let score_steps = scores * f64::from(depth) / 64.0;
+        let wide = f64::from(depth) / f64::from(others.max(1));
+        let result_steps = results * f64::from(others) / 64.0 * wide;
+        let block_s = (score_steps + result_steps) * known.step_s;
         let mut out = 0.0;
-        for a in x.accesses.iter().filter(|a| a.mode != Mode::Read || a.operand == Operand::Q) {
+        for a in x.accesses.iter().filter(|a| a.mode != Mode::Read || a.at == Point::Start) {
             out += self.points.region(task, a)?.map_or(0.0, |r| self.bytes(&r));
         }
         for i in 0..iterations {
             let waits = self.waits(task, x, i)?;
             let from = self.work.flows.len();
             let mut blocks = 0;
-            for a in x.accesses.iter().filter(|a| a.operand == Operand::K) {
+            for a in x.accesses.iter().filter(|a| a.operand == moving) {
                 self.points.for_each::<CostError>(task, i, None, a.when.as_ref(), |at| {
                     let len = self.points.region(at, a)?.map_or(0, |r| r.len());
-                    let block = i64::from(*keys) * i64::from((*depth).max(1));
+                    let block = i64::from(others) * i64::from(depth.max(1));
                     blocks += (len + block - 1) / block.max(1);
                     Ok(())
                 })?;
@@ -397,7 +432,7 @@ impl Unroller<'_> {
             let main_s = blocks as f64 * block_s;
             let tile_s = if last { known.tile_s } else { 0.0 };
             let rate = TileRate { tile_s, ..known };
-            let ahead_s = f64::from(*stages) * block_s;
+            let ahead_s = f64::from(stages) * block_s;
             let none = self.work.posts.len()..self.work.posts.len();
             let posts = if last { self.posts(task, x)? } else { none };
             let kind = Kind::Tile(Tile { rate, ahead_s, overlaps: false, out });

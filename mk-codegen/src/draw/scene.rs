@@ -234,7 +234,8 @@ fn leaf(leaf: &Leaf) -> String {
             let turns = if *consumers == Consumers::PingPong { ", ping-pong" } else { "" };
             format!("{} {m}×{n}×{k}, {stages} stages{turns}", leaf.name())
         }
-        Leaf::AttendTile { block: [m, n, d], stages, .. } => {
+        Leaf::AttendTile { block: [m, n, d], stages, .. }
+        | Leaf::AttendGradTile { block: [m, n, d], stages, .. } => {
             format!("{} {m}×{n}×{d}, {stages} stages", leaf.name())
         }
         Leaf::CopyTile { stages, .. } => format!("{}, {stages} stages", leaf.name()),

@@ -7,7 +7,7 @@
 use super::{
     error::AuditError,
     leaf::{self, Carrier, LeafEmission, Seat, carrier},
-    library,
+    library, nodes,
     signal::several,
     types::Options,
 };
@@ -42,7 +42,11 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
         }
         for w in &f.waits {
             let reader = if w.proxy == Proxy::Async { "Async" } else { "Generic" };
-            let text = if entry(w.signal) {
+            let text = if nodes::entered(plan) == Some(w.signal) {
+                format!("wait_node<edge::{}, Reader::{reader}>(", w.edge)
+            } else if plan.signals[w.signal].net {
+                format!("wait_net<edge::{}, Reader::{reader}>(", w.edge)
+            } else if entry(w.signal) {
                 format!("wait_entered<edge::{}, Reader::{reader}>(", w.edge)
             } else {
                 format!(
@@ -54,7 +58,9 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
             out.insert(w.edge, (text, format!("wait of {id}")));
         }
         for p in f.posts.iter().filter(|p| p.by != Agent::Engine) {
-            let text = if f.leaf == Leaf::Enter {
+            let text = if f.leaf == Leaf::NicSend {
+                format!("net_word<edge::{}>(", p.edge)
+            } else if f.leaf == Leaf::Enter {
                 format!("post_entered<edge::{}>(", p.edge)
             } else {
                 let post = if several(p) { "post_fenced" } else { "post_signal" };
@@ -64,6 +70,11 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
         }
     }
     out
+}
+
+/// Whether a post is a host's or a card's.
+fn by_host(by: Agent) -> bool {
+    matches!(by, Agent::Engine | Agent::Sender | Agent::Receiver)
 }
 
 fn scope(scope: Scope) -> &'static str {
@@ -157,7 +168,7 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
     let mut out: Vec<_> = leaf_calls(plan)?.into_iter().collect();
     let fences = |scope: Scope| {
         let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
-        posts.filter(|p| several(p) && p.scope == scope && p.by != Agent::Engine).count()
+        posts.filter(|p| several(p) && p.scope == scope && !by_host(p.by)).count()
     };
     let clusters = with_ctas().filter(|role| plan.cluster(*role) > 1).count();
     let mut add = |text: &str, want: usize| out.push((text.to_string(), want));
@@ -204,7 +215,10 @@ pub fn audit(plan: &Plan, cuda: &str) -> Result<(), AuditError> {
 /// # Errors
 /// As [`audit`].
 pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), AuditError> {
-    let library = library::text_with(options.trace.then(|| trace_records(cuda)));
+    let library = library::text_with(
+        options.trace.then(|| trace_records(cuda)),
+        nodes::of(plan).unwrap_or(library::Nodes::ONE),
+    );
     let library_lines: Vec<_> = library.lines().collect();
     let lines: Vec<_> = cuda.lines().collect();
     let head = lines.iter().take_while(|l| l.is_empty() || l.starts_with("//")).count();

@@ -3,9 +3,11 @@
 use super::{
     error::EmitError,
     leaf::{Carrier, carrier},
+    nodes,
 };
 use crate::ir::{
-    Expr, FamId, Family, Leaf, Plan, Points, RoleKind, Scope, Space, StructureError, TableSet, Var,
+    Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space, StructureError,
+    TableSet, Var,
 };
 use mk_abi::device::MAX_RUNTIME_DIMS;
 
@@ -17,9 +19,7 @@ const TAKEN: &[&str] = &["step", "source", "destination_", "begin_"];
 /// # Errors
 /// [`EmitError::Unsupported`] for the first line that no template carries out.
 pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
-    if plan.nic.is_some() {
-        return Err(EmitError::unsupported("nic", "no template sends over the network"));
-    }
+    nodes::check(plan)?;
     let runtime = || plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
     if let Some((id, d)) = runtime().find(|(_, d)| d.runtime_max != Some(d.value)) {
         let what =
@@ -49,7 +49,14 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         let place = format!("{id} {:?}", f.name);
         let kind = plan.roles[f.role].kind;
         let known = match carrier(&f.leaf) {
-            Carrier::Agents(_) => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
+            Carrier::Agents(_) => match (&f.leaf, kind) {
+                // What ends a launch surrounds the roles.
+                (Leaf::Signal, RoleKind::Epilogue | RoleKind::InterReduce) => true,
+                (Leaf::NicSend, RoleKind::InterSend) => true,
+                (Leaf::CopyTile { .. }, RoleKind::InterSend) => true,
+                (Leaf::Signal | Leaf::NicSend, _) => false,
+                _ => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
+            },
             Carrier::Frame if f.leaf == Leaf::Enter => kind == RoleKind::Prologue,
             Carrier::Frame => kind == RoleKind::Epilogue,
             Carrier::Host => kind == RoleKind::CopyEngine,
@@ -106,7 +113,9 @@ fn differs<'e>(extents: impl IntoIterator<Item = &'e Expr>) -> bool {
 fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
     for a in f.accesses.iter().filter(|a| a.rank != Expr::Var(Var::RANK)) {
         let b = &plan.buffers[a.buffer];
-        let what = if b.space != Space::Workspace {
+        let what = if f.leaf == Leaf::NicSend && !differs(b.shape.iter().chain(&b.pitch)) {
+            continue;
+        } else if b.space != Space::Workspace && f.leaf != Leaf::NicSend {
             "is the caller's: a kernel reaches it only `@ rank`, and peers' memory is workspace"
         } else if differs(b.shape.iter().chain(&b.pitch)) {
             "is another rank's, and only its first extent may depend on the rank"
@@ -131,15 +140,37 @@ fn posts(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
     Err(EmitError::unsupported(place, what))
 }
 
+/// Whether a post goes to every rank whose memory is mapped, once.
+fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool, EmitError> {
+    let tables = TableSet::default();
+    let points = Points::new(plan, &tables);
+    let world = plan.mesh.size() as usize;
+    let local = plan.nic.and_then(|nic| nic.local).map_or(world, |local| local.max(1) as usize);
+    for rank in 0..world {
+        let mut to = Vec::new();
+        for task in points.tasks(id, rank, 1)? {
+            points.for_each::<EmitError>(&task, 0, p.each.as_ref(), None, |at| {
+                to.push(points.rank(at, &p.rank)?);
+                Ok(())
+            })?;
+        }
+        to.sort_unstable();
+        let first = rank / local * local;
+        if !to.iter().copied().eq(first..first + local) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Ranks announce themselves in one way only: each raises its own word on every rank by one, and nobody else raises these.
 fn entry(plan: &Plan) -> Result<(), EmitError> {
-    let world = Expr::from(plan.mesh.size() as i32);
+    let world = plan.mesh.size();
     let mut enter = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::Enter);
     let Some((id, f)) = enter.next() else { return Ok(()) };
     let refuse = |id: FamId| {
         let what = format!(
-            "ranks enter by one family with one post, `sig[rank] @ p += 1` at scope sys for each p in {world}, of a signal that nobody else posts, and without waits or loops",
-            world = plan.mesh.size()
+            "ranks enter by one family with one post, `sig[rank] @ p += 1` at scope sys for each p in {world} (of the node, where there are nodes), of a signal that nobody else posts, and without waits or loops"
         );
         Err(EmitError::unsupported(format!("{id} {:?}", plan.families[id].name), what))
     };
@@ -149,9 +180,9 @@ fn entry(plan: &Plan) -> Result<(), EmitError> {
     let ([p], true, true) = (f.posts.as_slice(), f.waits.is_empty(), f.domain.is_empty()) else {
         return refuse(id);
     };
-    let each = p.each.as_ref().is_some_and(|each| each.extent == world) && p.when.is_none();
-    let word = p.index == [Expr::Var(Var::RANK)] && p.rank == Expr::Var(Var::EACH);
-    if !each || !word || p.add != Expr::Const(1) || p.scope != Scope::Sys {
+    let word = p.index == [Expr::Var(Var::RANK)];
+    let each = word && p.when.is_none() && announced(plan, id, p)?;
+    if !each || p.add != Expr::Const(1) || p.scope != Scope::Sys {
         return refuse(id);
     }
     let posts = |f: &Family| f.posts.iter().any(|q| q.signal == p.signal);

@@ -99,6 +99,7 @@ impl<'a> Emitter<'a> {
             At::Tensor(i) => format!("params.tensors[{i}]"),
             At::Symmetric(_) => format!("sym({rank}) + kBuf{}", buffer.index()),
             At::Scratch(_) => format!("params.header.scratch + kBuf{}", buffer.index()),
+            At::Net(_) => format!("params.header.net + kBuf{}", buffer.index()),
         }
     }
 

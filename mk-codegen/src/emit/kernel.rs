@@ -38,6 +38,7 @@ pub(super) fn kernel(
                 At::Tensor(i) => ("tensor", u64::from(i)),
                 At::Symmetric(o) => ("symmetric", o),
                 At::Scratch(o) => ("scratch", o),
+                At::Net(o) => ("net", o),
             };
             context! { id => id.index(), name => b.name.clone(), kind, offset }
         })

@@ -1,7 +1,7 @@
 //! Where everything lies: signal words, workspace, scratch, caller tensors.
 
 use super::error::EmitError;
-use crate::ir::{Arena, BufId, Entity, FamId, Plan, Points, Schedule, SigId, Space};
+use crate::ir::{Arena, BufId, Entity, FamId, NetPlan, Plan, Points, Schedule, SigId, Space};
 use mk_abi::{TensorArg, TensorDirection, WorkspaceLayout, device::SymHeader};
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ const MAX_BYTES: u64 = 1 << 40;
 
 /// Memory layout of a plan.
 pub(super) struct Layout {
-    /// Word offset of each signal array in symmetric memory.
+    /// Word offset of each signal array in symmetric memory; of net words, in the range of the net arena.
     pub signals: Arena<SigId, u64>,
     /// Of families with a dynamic schedule that agents run on end, by the first of them: the word that counts what has been taken.
     pub taken: HashMap<FamId, u64>,
@@ -22,6 +22,8 @@ pub(super) struct Layout {
     pub buffers: Arena<BufId, Place>,
     pub tensors: Vec<TensorArg>,
     pub workspace: WorkspaceLayout,
+    /// What lies in net memory, where ranks are on several nodes.
+    pub net: Option<NetPlan>,
 }
 
 /// Where a buffer is, and how its rows lie.
@@ -41,6 +43,8 @@ pub(super) enum At {
     Symmetric(u64),
     /// Byte offset in scratch.
     Scratch(u64),
+    /// Byte offset in the range of the net arena.
+    Net(u64),
 }
 
 /// How many words or rows some extents make: kernels number them with an `int`.
@@ -52,11 +56,22 @@ fn flat(place: impl Fn() -> String, extents: &[i64], of: &str) -> Result<u64, Em
     })
 }
 
+fn no_nodes(place: String) -> EmitError {
+    EmitError::unsupported(place, "is of a network, and the plan has no nodes (`nic … local=`)")
+}
+
 pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitError> {
     let ranks = 0..plan.mesh.size() as usize;
+    let net = NetPlan::new(plan, points)?;
     let mut signals = Arena::new();
     let mut top = size_of::<SymHeader>() as u64;
     for (id, s) in plan.signals.iter() {
+        if s.net {
+            let word = net.as_ref().and_then(|net| net.signals[id]);
+            signals
+                .push(word.map(u64::from).ok_or_else(|| no_nodes(format!("{id} {:?}", s.name)))?);
+            continue;
+        }
         signals.push(top / 4);
         let mut words = 0;
         for rank in ranks.clone() {
@@ -108,8 +123,8 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
                 At::Scratch(scratch - bytes)
             }
             Space::Net => {
-                let what = "net memory has no place in a kernel so far";
-                return Err(EmitError::unsupported(format!("{id} {:?}", b.name), what));
+                let place = net.as_ref().and_then(|net| net.buffers[id]);
+                At::Net(place.ok_or_else(|| no_nodes(format!("{id} {:?}", b.name)))?)
             }
         };
         debug_assert_eq!(buffers.len(), id.index());
@@ -117,5 +132,5 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
     }
     let workspace =
         WorkspaceLayout { symmetric_bytes: symmetric, zeroed_bytes, scratch_bytes: scratch };
-    Ok(Layout { signals, taken, buffers, tensors, workspace })
+    Ok(Layout { signals, taken, buffers, tensors, workspace, net })
 }

@@ -28,6 +28,7 @@ library! {
     "sync/chaos.cuh",
     "sync/launch.cuh",
     "sync/schedule.cuh",
+    "nic/fifo.cuh",
     "tile/gemm_config.cuh",
     "tile/gemm_tiles.cuh",
     "tile/cluster_depth.cuh",
@@ -41,9 +42,15 @@ library! {
     "tile/attend_softmax.cuh",
     "tile/attend_consumer.cuh",
     "tile/attend_storer.cuh",
+    "tile/attend_grad_config.cuh",
+    "tile/attend_grad_loader.cuh",
+    "tile/attend_grad_products.cuh",
+    "tile/attend_dq.cuh",
+    "tile/attend_dkv.cuh",
     "comm/copy_bulk.cuh",
     "comm/copy_rows.cuh",
     "comm/reduce_rows.cuh",
+    "comm/stats_rows.cuh",
 }
 
 /// What a traced kernel has beside [`FILES`].
@@ -56,19 +63,50 @@ pub(super) const RECORDS: &str = "constexpr u32 kTraceRecords = ";
 /// Line that ends the library in a generated kernel.
 pub const END: &str = "// ==== end of the device library ====\n";
 
-/// Everything that stands before a kernel's own part: library and host/device structs.
-pub fn text() -> String {
-    text_with(None)
+/// Constants of a plan's nodes, which the library is compiled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nodes {
+    /// How many; all else means something only where there are several.
+    pub nodes: u32,
+    /// Ranks of each.
+    pub local: u32,
+    /// Entries of the fifo.
+    pub fifo: u32,
+    /// Lanes to each peer.
+    pub lanes: u32,
+    /// First of the net words that stand for the nodes' entries.
+    pub entered: u32,
+    /// Where the hashes of launches lie in net memory.
+    pub hashes: u64,
 }
 
-/// [`text`], with tracing into rings of so many records.
-pub fn text_with(trace_records: Option<u32>) -> String {
+impl Nodes {
+    /// All ranks map each other's memory.
+    pub const ONE: Nodes = Nodes { nodes: 1, local: 1, fifo: 1, lanes: 1, entered: 0, hashes: 0 };
+
+    fn text(self) -> String {
+        let Nodes { nodes, local, fifo, lanes, entered, hashes } = self;
+        format!(
+            "constexpr u32 kNodes = {nodes}, kLocal = {local}, kFifo = {fifo}, kLanes = {lanes}, kEnteredNode = {entered};\n\
+             constexpr u64 kNetHashes = {hashes};\n"
+        )
+    }
+}
+
+/// Everything that stands before a kernel's own part: library and host/device structs.
+pub fn text() -> String {
+    text_with(None, Nodes::ONE)
+}
+
+/// [`text`], with tracing into rings of so many records, over nodes.
+pub fn text_with(trace_records: Option<u32>, nodes: Nodes) -> String {
     let mut out = String::new();
     for (path, body) in FILES {
         // The structs that the host shares use the scalar names, and are used from here on.
         if *path == "sync/context.cuh" {
             out.push_str("// ---- structs shared with the host ----\n");
             out.push_str(&mk_abi::device::cuda_declarations());
+            out.push_str(&nodes.text());
             out.push('\n');
         }
         out.push_str(&format!("// ---- {path} ----\n{body}\n"));

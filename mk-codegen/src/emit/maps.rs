@@ -190,6 +190,7 @@ impl Maps {
                     At::Tensor(i) => MapBase::Tensor(i),
                     At::Symmetric(o) => MapBase::Symmetric(o),
                     At::Scratch(o) => MapBase::Scratch(o),
+                    At::Net(o) => MapBase::Net(o),
                 },
                 dtype: m.dtype,
                 dims: inner().map(|(n, _)| (*n).max(0) as u64).collect(),

@@ -3,7 +3,7 @@
 //! The device library comes first, word for word; then constants, one struct per family with the plan's own index
 //! expressions, hooks for each leaf, one function per role, and the kernel. Deterministic; no IO; no GPU.
 //!
-//! Imports among the files go one way: `types`, `error`, `library`, then `layout`, `maps`, `context`, then what says parts of a family
+//! Imports among the files go one way: `types`, `error`, `library`, then `nodes`, `layout`, `maps`, `context`, then what says parts of a family
 //! (`boxes`, `chain`, `signal`, `spans`, `tasks`), then `leaf`, then `role`, `trace`, `audit`, `check`, `kernel`.
 
 mod audit;
@@ -19,6 +19,7 @@ mod layout;
 mod leaf;
 pub mod library;
 mod maps;
+mod nodes;
 mod role;
 mod rows;
 mod signal;
@@ -55,6 +56,10 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     check::check(plan)?;
     let env = environment::environment()?;
     let mut e = Emitter::new(plan, &points, options)?;
+    if options.trace && plan.nic.is_some() {
+        let what = "records name words of symmetric memory, and those of a network are elsewhere";
+        return Err(EmitError::unsupported("trace", what));
+    }
     let trace = match options.trace {
         true => Some(trace::layout(&e)?),
         false => None,
@@ -70,8 +75,13 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     );
     let header: String = header.lines().map(|l| format!("// {l}\n")).collect();
     let header = header.replace("// \n", "//\n");
-    let cuda =
-        format!("{header}\n{}\n{generated}", library::text_with(trace.as_ref().map(|t| t.records)));
+    let cuda = format!(
+        "{header}\n{}\n{generated}",
+        library::text_with(
+            trace.as_ref().map(|t| t.records),
+            nodes::nodes(plan, e.layout.net.as_ref())
+        ),
+    );
     audit_with(plan, &cuda, options)?;
     let ranks = (0..plan.mesh.size() as usize)
         .map(|rank| RankBinding {
@@ -103,6 +113,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
         plan_hash: plan_hash(plan, options),
         trace,
         host: engine::program(&e)?,
+        net: e.layout.net.as_ref().map(|net| net.layout.clone()),
     })
 }
 

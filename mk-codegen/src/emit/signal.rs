@@ -58,10 +58,15 @@ impl Emitter<'_> {
         let proxy = match w.proxy {
             Proxy::Async => "Reader::Async",
             Proxy::Generic => "Reader::Generic",
+            // The host acts behind the command that the lane writes with release.
+            Proxy::Host if w.by == Agent::Issuer => "Reader::Generic",
             Proxy::Host => {
                 return Err(EmitError::unsupported(f.name.clone(), "no host agent is emitted"));
             }
         };
+        if self.plan.signals[w.signal].net {
+            return Ok(self.net_wait(f, w, proxy));
+        }
         let mut at =
             format!("ctx.signal(params.header.rank, {})", self.word(f, each, w.signal, &w.index));
         let call = if self.is_entry(w.signal) {
@@ -100,6 +105,45 @@ impl Emitter<'_> {
         let shared =
             w.by == Agent::Copier && each.is_some() && w.lag == 0 && self.is_entry(w.signal);
         Ok(if shared { format!("{wait} share_seen(ctx);") } else { wait })
+    }
+
+    /// A wait for a word that a host raises: a lane's, of all such waits of a rank there are few.
+    fn net_wait(&self, f: &Family, w: &Wait, proxy: &str) -> String {
+        let (each, edge) = (w.each.as_ref(), w.edge);
+        let word = self.word(f, each, w.signal, &w.index);
+        let call = match super::nodes::entered(self.plan) == Some(w.signal) {
+            true => {
+                let node = w.index.first().map_or(String::new(), |e| self.c(f, each, e));
+                format!("wait_node<edge::{edge}, {proxy}>(ctx, {node}, work.task);")
+            }
+            false => {
+                let lag = w.lag;
+                let epoch =
+                    if lag > 0 { format!("ctx.epoch() - {lag}") } else { "ctx.epoch()".into() };
+                format!(
+                    "wait_net<edge::{edge}, {proxy}>(ctx, {word}, {epoch}, WaitSite{{work.task}});"
+                )
+            }
+        };
+        self.wrap(f, w.by, each, w.when.as_ref(), call)
+    }
+
+    /// The word of a post that the network makes, as an argument of a command.
+    ///
+    /// # Errors
+    /// [`EmitError::Unsupported`] for several at once.
+    pub fn net_post(&self, f: &Family, p: Option<&Post>) -> Result<String, EmitError> {
+        let Some(p) = p else { return Ok("kNoWord".into()) };
+        if p.each.is_some() {
+            let what = "a command raises one word at either end";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        let word = self.word(f, None, p.signal, &p.index);
+        let word = format!("net_word<edge::{}>({word})", p.edge);
+        Ok(match &p.when {
+            Some(when) => format!("{} ? {word} : kNoWord", self.c(f, None, when)),
+            None => word,
+        })
     }
 
     fn post(&self, f: &Family, p: &Post) -> String {

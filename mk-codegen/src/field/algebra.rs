@@ -69,6 +69,9 @@ pub(super) trait Algebra {
     fn mul(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
     fn scale(&mut self, a: Self::Elem, factor: f32) -> Self::Elem;
     fn apply(&mut self, f: Function, a: Self::Elem) -> Self::Elem;
+    fn difference(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
+    /// A sum of weighted values, as memory has it.
+    fn settled(&mut self, a: Self::Elem) -> Self::Elem;
     /// `exp(a - b)`.
     fn exp_of_difference(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
     /// Any number: what a running maximum may be.
@@ -124,6 +127,14 @@ impl Algebra for Numbers {
 
     fn apply(&mut self, f: Function, a: Pair) -> Pair {
         a.keyed(self.seed, 0x100 + f as u64)
+    }
+
+    fn difference(&mut self, a: Pair, b: Pair) -> Pair {
+        a.add(b.negate())
+    }
+
+    fn settled(&mut self, a: Pair) -> Pair {
+        a.settled(self.seed ^ 5)
     }
 
     fn exp_of_difference(&mut self, a: Pair, b: Pair) -> Pair {
@@ -219,6 +230,14 @@ impl Algebra for Contributions {
     }
 
     fn apply(&mut self, _: Function, a: u32) -> u32 {
+        a
+    }
+
+    fn difference(&mut self, a: u32, b: u32) -> u32 {
+        self.add(a, b)
+    }
+
+    fn settled(&mut self, a: u32) -> u32 {
         a
     }
 

@@ -3,10 +3,11 @@
 use super::{
     algebra::{Algebra, Function},
     attend::Attention,
+    gradients::{Block, Gradients, statistics},
     unroll::Touch,
 };
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, Point, gated,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Operand, Point, gated,
     saves_gates,
 };
 
@@ -44,11 +45,12 @@ pub(super) struct Context<E> {
     pub pieces: Vec<Piece<E>>,
     sum: Option<Tile<E>>,
     attention: Option<Attention<E>>,
+    gradients: Option<Gradients<E>>,
 }
 
 impl<E> Default for Context<E> {
     fn default() -> Context<E> {
-        Context { pieces: Vec::new(), sum: None, attention: None }
+        Context { pieces: Vec::new(), sum: None, attention: None, gradients: None }
     }
 }
 
@@ -88,14 +90,15 @@ impl<E: Copy + PartialEq> Context<E> {
         phase: u32,
         places: Option<[usize; 2]>,
     ) -> Result<u64, Misfit> {
-        let pair = match &family.leaf {
-            Leaf::MmaTile { .. } => [Operand::A, Operand::B],
-            Leaf::AttendTile { .. } => [Operand::K, Operand::V],
+        let moving: &[Operand] = match &family.leaf {
+            Leaf::MmaTile { .. } => &[Operand::A, Operand::B],
+            Leaf::AttendTile { .. } => &[Operand::K, Operand::V],
+            Leaf::AttendGradTile { of, .. } => of.moving(),
             _ => return Ok(0),
         };
-        // The arithmetic is where the later of the two operands is.
-        let of_pair = family.accesses.iter().filter(|a| pair.contains(&a.operand));
-        if of_pair.map(|a| a.at).max() != Some(point) {
+        // The arithmetic is where the latest of these operands is.
+        let theirs = family.accesses.iter().filter(|a| moving.contains(&a.operand));
+        if theirs.map(|a| a.at).max() != Some(point) {
             return Ok(0);
         }
         let work = match &family.leaf {
@@ -105,9 +108,12 @@ impl<E: Copy + PartialEq> Context<E> {
             Leaf::AttendTile { scale, .. } => {
                 self.attend(algebra, f32::from_bits(*scale), places)?
             }
+            Leaf::AttendGradTile { of, scale, .. } => {
+                self.differentiate(algebra, *of, f32::from_bits(*scale), places)?
+            }
             _ => 0,
         };
-        self.pieces.retain(|p| p.touch.phase != phase || !pair.contains(&p.touch.operand));
+        self.pieces.retain(|p| p.touch.phase != phase || !moving.contains(&p.touch.operand));
         Ok(work)
     }
 
@@ -184,6 +190,35 @@ impl<E: Copy + PartialEq> Context<E> {
         Ok(work as u64)
     }
 
+    fn differentiate<A: Algebra<Elem = E>>(
+        &mut self,
+        algebra: &mut A,
+        of: GradOf,
+        scale: f32,
+        places: Option<[usize; 2]>,
+    ) -> Result<u64, Misfit> {
+        let mut sums = self.gradients.take();
+        let all = [Operand::Q, Operand::Do, Operand::Stats, Operand::K, Operand::V];
+        let [Some(q), Some(d_o), Some(stats), Some(k), Some(v)] = all.map(|o| self.latest(o))
+        else {
+            self.gradients = sums;
+            return Ok(0);
+        };
+        let block = Block { q, d_o, stats, k, v };
+        if !block.fits() {
+            return Err("queries, their gradients, keys and values do not fit each other".into());
+        }
+        let work = q.rows * k.rows * (q.cols + v.cols);
+        let masked = |i: usize, j: usize| places.is_some_and(|[q, k]| q + i < k + j);
+        let sums = sums.get_or_insert_with(|| match of {
+            GradOf::Queries => Gradients::queries::<A>(q.rows, q.cols),
+            GradOf::Keys => Gradients::keys::<A>(k.rows, k.cols, v.cols),
+        });
+        sums.step(algebra, block, scale, masked);
+        self.gradients = Some(sums.clone());
+        Ok(work as u64)
+    }
+
     /// The state of attention before a step: that of the step before, or what was read from scratch, or none.
     fn carried(&mut self) -> Result<Option<Attention<E>>, Misfit> {
         if let Some(state) = self.attention.take() {
@@ -253,6 +288,22 @@ impl<E: Copy + PartialEq> Context<E> {
                 };
                 self.attention = Some(state);
                 Ok(values)
+            }
+            Leaf::AttendGradTile { scale, .. } => {
+                let sums = self.gradients.as_ref();
+                let made = sums.map(|g| g.made(algebra, write.operand, f32::from_bits(*scale)));
+                // Nothing meets it.
+                Ok(made.unwrap_or_else(|| vec![algebra.settled(A::ZERO); rows * cols]))
+            }
+            Leaf::StatsTile { .. } => {
+                let all = [Operand::O, Operand::Do, Operand::Lse].map(|o| self.latest(o));
+                let [Some(o), Some(d_o), Some(lse)] = all else {
+                    return Err("statistics of what is not read".into());
+                };
+                if (o.rows, o.cols) != (d_o.rows, d_o.cols) || lse.data.len() != o.rows {
+                    return Err("results, their gradients and logarithms differ in rows".into());
+                }
+                Ok(statistics(algebra, o, d_o, &lse.data))
             }
             Leaf::Signal | Leaf::Enter => Ok(Vec::new()),
         }

@@ -7,7 +7,7 @@ use super::{
     unroll::{TaskRun, Touch, Unrolled},
 };
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Leaf, Operand, gated, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Operand, gated, saves_gates,
 };
 
 /// Adds the links of all tasks. `line_of` gives the first line of a slab, `sequence` is the line of places in a sequence.
@@ -61,6 +61,8 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
                 self.product(*a_layout, *b_layout, epilogue, touches)
             }
             Leaf::AttendTile { .. } => self.attend(number, touches),
+            Leaf::StatsTile { .. } => self.statistics(touches),
+            Leaf::AttendGradTile { of, .. } => self.gradients(number, *of, touches),
             Leaf::Signal | Leaf::Enter => Ok(()),
         }
     }
@@ -254,6 +256,87 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
         self.lines.cut(line, base + 1);
         let rows = if layout == BLayout::Kn { front } else { front + 1 };
         Ok(Matrix { rows: Some(rows), columns: Some(front + 2) })
+    }
+
+    /// Rows of results, gradients, logarithms and statistics are queries; of the four statistics each is by itself.
+    fn statistics(&mut self, touches: &[Touch]) -> Result<(), String> {
+        let Some(o) = touches.iter().find(|t| t.operand == Operand::O) else { return Ok(()) };
+        let of_o = self.matrix(o)?;
+        for t in touches {
+            let m = self.matrix(t)?;
+            let (rows, columns) = match t.operand {
+                Operand::Lse => (self.plain(t).first().copied(), None),
+                Operand::Dst => (m.rows, None),
+                _ => (m.rows, m.columns),
+            };
+            self.link((t, rows), (o, of_o.rows))?;
+            if columns.is_some() {
+                self.link((t, columns), (o, of_o.columns))?;
+            }
+            if t.operand == Operand::Dst {
+                self.cut_statistics(t, m);
+            }
+        }
+        Ok(())
+    }
+
+    fn cut_statistics(&mut self, t: &Touch, m: Matrix) {
+        let (line, base, len) = self.stretch(t, m.columns.unwrap_or(0));
+        (1..len).for_each(|i| self.lines.cut(line, base + i));
+    }
+
+    /// Gradients: rows that are queries, rows that are keys, and as many columns as heads have.
+    fn gradients(&mut self, number: u32, of: GradOf, touches: &[Touch]) -> Result<(), String> {
+        let q = |t: &&Touch| t.operand == Operand::Q;
+        let [scores, worth] =
+            [Operand::K, Operand::V].map(|o| touches.iter().find(|t| t.operand == o));
+        for t in touches {
+            let m = self.matrix(t)?;
+            // Columns of keys go with queries, those of values with their gradients.
+            let wide = match t.operand {
+                Operand::Q | Operand::K | Operand::Dq | Operand::Dk => scores,
+                _ => worth,
+            };
+            if t.operand == Operand::Stats {
+                self.cut_statistics(t, m);
+            } else if let Some(wide) = wide {
+                let columns = self.matrix(wide)?.columns;
+                self.link((t, m.columns), (wide, columns))?;
+            }
+            // Rows of the tile, or of this step's block.
+            let moves = of.moving().contains(&t.operand);
+            let beside = touches.iter().find(|o| match moves {
+                true => o.operand == of.moving()[0] && o.phase == t.phase,
+                false => o.operand == of.held()[0],
+            });
+            if let Some(beside) = beside {
+                let rows = self.matrix(beside)?.rows;
+                self.link((t, m.rows), (beside, rows))?;
+            }
+        }
+        // Who is masked follows from places in the sequence, which are one index for queries and keys.
+        for t in touches.iter().filter(|t| t.operand == of.moving()[0]) {
+            let Some(at) = self.unrolled.positions.get(&(number, t.phase)).copied() else {
+                continue;
+            };
+            let held = touches.iter().find(|h| h.operand == of.held()[0]);
+            for t in [Some(t), held].into_iter().flatten() {
+                let at = if q(&t) { at[0] } else { at[1] };
+                if at < 0 {
+                    return Err(format!("`{}` is at {at} of its sequence", t.operand));
+                }
+                let rows = self.matrix(t)?.rows;
+                let place = (self.sequence, at, self.len(t, rows));
+                match rows {
+                    Some(d) => {
+                        let own = self.stretch(t, d);
+                        self.lines.link(own, place);
+                    }
+                    None => self.lines.stretch(place),
+                }
+            }
+        }
+        Ok(())
     }
 
     fn attend(&mut self, number: u32, touches: &[Touch]) -> Result<(), String> {

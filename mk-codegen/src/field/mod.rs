@@ -18,6 +18,7 @@ mod attend;
 mod cells;
 mod compare;
 mod error;
+mod gradients;
 mod hash;
 mod launch;
 mod leaf;

@@ -47,11 +47,14 @@ impl<'a> Dims<'a> {
         let mut dims = Dims { program, bound, ranks, lines: Vec::new() };
         for i in 0..program.n_values() {
             let value = ValueId::new(i);
-            let own: Vec<u32> = match program.def(value) {
+            let mut own: Vec<u32> = match program.def(value) {
                 Some(Def::Node(node)) => dims.of_node(node),
                 _ => Vec::new(),
             };
             let shape = bound.shape(value).unwrap_or(&[]);
+            if let Some(Def::Node(Node { op: Op::AttentionStats, .. })) = program.def(value) {
+                own.extend(shape.last().map(|n| lines.line(*n as i64)));
+            }
             let own = if own.len() == shape.len() {
                 own
             } else {
@@ -83,7 +86,8 @@ impl<'a> Dims<'a> {
             Op::Swiglu => vec![of(0)[0], of(0)[2]],
             // As wide as values.
             Op::Attention { .. } => [&of(0)[..3], &of(2)[3..]].concat(),
-            Op::Lse => vec![of(0)[0], of(0)[2], of(0)[1]],
+            // Of statistics, those of a query are a line of their own.
+            Op::Lse | Op::AttentionStats => vec![of(0)[0], of(0)[2], of(0)[1]],
             _ => of(0).to_vec(),
         }
     }
@@ -116,6 +120,37 @@ impl<'a> Dims<'a> {
                 for (i, d) in [(0, 2), (1, 2)] {
                     (0..extent(node.inputs[i], d)).for_each(|at| lines.cut(of(i)[d], at as i32));
                 }
+            }
+            Op::AttentionStats => {
+                let [o, d_o, lse] = [0, 1, 2];
+                for d in 0..4 {
+                    same(of(o)[d], of(d_o)[d], extent(node.inputs[o], d));
+                }
+                for (d, other) in [(0, 0), (2, 1), (1, 2)] {
+                    same(of(o)[d], of(lse)[other], extent(node.inputs[o], d));
+                }
+                (0..extent(node.inputs[o], 2)).for_each(|at| lines.cut(of(o)[2], at as i32));
+                let own = &self.lines[node.result.index()];
+                (1..extent(node.result, 3)).for_each(|at| lines.cut(own[3], at as i32));
+            }
+            Op::AttentionDq { causal, .. } | Op::AttentionDk { causal, .. } => {
+                let [q, d_o, stats, k, v] = gradient_operands(node.op);
+                let of_keys = if causal { &[0, 1, 3][..] } else { &[0, 3] };
+                for d in of_keys {
+                    same(of(q)[*d], of(k)[*d], extent(node.inputs[k], *d));
+                }
+                for d in 0..4 {
+                    same(of(q)[d], of(d_o)[d], extent(node.inputs[q], d));
+                    same(of(k)[d], of(v)[d], extent(node.inputs[k], d));
+                }
+                for (d, other) in [(0, 0), (2, 1), (1, 2)] {
+                    same(of(q)[d], of(stats)[other], extent(node.inputs[q], d));
+                }
+                for i in [q, k] {
+                    (0..extent(node.inputs[i], 2)).for_each(|at| lines.cut(of(i)[2], at as i32));
+                }
+                (1..extent(node.inputs[stats], 3))
+                    .for_each(|at| lines.cut(of(stats)[3], at as i32));
             }
             Op::Mul | Op::Add | Op::Slope(_) => {
                 for d in 0..of(0).len() {
@@ -171,6 +206,11 @@ impl<'a> Dims<'a> {
         };
         (0..n).map(of_dim).collect()
     }
+}
+
+/// Where queries, gradients of results, statistics, keys and values are among the operands.
+pub(super) fn gradient_operands(op: Op) -> [usize; 5] {
+    if matches!(op, Op::AttentionDk { .. }) { [2, 3, 4, 0, 1] } else { [0, 1, 2, 3, 4] }
 }
 
 /// A scaled tensor, row-major.
@@ -266,6 +306,12 @@ impl<A: Algebra> Evaluator<'_, A> {
                 Some(Def::Node(attention)) => Value::Whole(self.attention(attention)[1].clone()),
                 _ => self.each(x, |_, t| t.clone()),
             },
+            (Op::AttentionStats, _) => Value::Whole(self.statistics(node)),
+            (Op::AttentionDq { .. } | Op::AttentionDk { .. }, _) => self.gradients(node, 0),
+            (Op::AttentionDv, _) => match self.dims.program.def(node.inputs[0]) {
+                Some(Def::Node(gradients)) => self.gradients(gradients, 1),
+                _ => self.each(x, |_, t| t.clone()),
+            },
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
             (Op::ReduceScatter { .. } | Op::AllReduce { .. }, _) => match x {
                 Value::Whole(t) => Value::Whole(t.clone()),
@@ -303,6 +349,38 @@ impl<A: Algebra> Evaluator<'_, A> {
         let values = self.values;
         let operands = [0, 1, 2].map(|i| values[node.inputs[i].index()].on(0));
         softmax::attention(self.algebra, self.dims, self.cells, node, operands)
+    }
+
+    fn statistics(&mut self, node: &Node) -> Tensor<A::Elem> {
+        let values = self.values;
+        let operands = [0, 1, 2].map(|i| values[node.inputs[i].index()].on(0));
+        softmax::statistics(self.algebra, operands)
+    }
+
+    /// Gradients of queries, or of keys (0) and values (1); of keys that all ranks have, what each rank's queries give.
+    fn gradients(&mut self, node: &Node, which: usize) -> Value<A::Elem> {
+        let (values, dims, cells) = (self.values, self.dims, self.cells);
+        let at = gradient_operands(node.op);
+        let operands = at.map(|i| values[node.inputs[i].index()].on(0));
+        let queries = node.inputs[at[0]];
+        let mut of = |rank: Option<usize>| {
+            let line = dims.line(queries, 1);
+            let stretches = match rank {
+                Some(rank) => dims.stretches(queries, rank, 1),
+                None => vec![(0, dims.extent(queries, 1) as i32)],
+            };
+            let scaled = |(at, len): &(i32, i32)| cells.at(line, *at)..cells.at(line, at + len);
+            let rows: Vec<_> = stretches.iter().flat_map(scaled).collect();
+            let all = softmax::gradients(self.algebra, dims, cells, node, operands, &rows);
+            all.into_iter().nth(which)
+        };
+        let empty = || Tensor { shape: vec![0], data: Vec::new() };
+        match node.ty.placement.first() {
+            Some(Placement::Partial) => Value::Summands(
+                (0..dims.ranks).map(|rank| of(Some(rank)).unwrap_or_else(empty)).collect(),
+            ),
+            _ => Value::Whole(of(None).unwrap_or_else(empty)),
+        }
     }
 
     fn each(

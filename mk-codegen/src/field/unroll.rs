@@ -221,8 +221,10 @@ impl<'a> Walk<'_, 'a> {
             for a in body.accesses.iter().filter(|a| a.access.at == point) {
                 self.access(task, a, phase as u32)?;
             }
-            let keys = self.out.touches[before..].iter().any(|t| t.operand == Operand::K);
-            if let (Some([q, k]), true) = (&body.positions, keys) {
+            // Where one of both comes in blocks, at each of them.
+            let moves = |t: &Touch| matches!(t.operand, Operand::K | Operand::Q);
+            let both = self.out.touches[before..].iter().any(moves);
+            if let (Some([q, k]), true) = (&body.positions, both) {
                 let at = [self.value(task, q)? as i32, self.value(task, k)? as i32];
                 self.out.positions.insert((self.out.tasks.len() as u32, phase as u32), at);
             }

@@ -1,6 +1,6 @@
 //! The op graph: a checked pipeline with numbers for its symbols, as a DAG that passes can rewrite.
 
-use crate::ir::EpilogueOp;
+use crate::ir::{EpilogueOp, GradOf};
 use mk_abi::DType;
 use mk_syntax::{Bound, Curve, Def, Dim, Op, Placement, Program, ValueId};
 use petgraph::{
@@ -79,6 +79,22 @@ pub enum Kind {
     },
     /// Logarithms of the sums by which the attention that it is an operand of divides.
     Lse,
+    /// Statistics of the queries of an attention. Operands: its results, their gradients, its logarithms.
+    AttentionStats,
+    /// Gradients of attention. Operands, of queries: queries, gradients of results, statistics, keys, values; of keys: keys, values, queries,
+    /// gradients of results, statistics.
+    AttentionGrad {
+        /// Of queries, or of keys.
+        of: GradOf,
+        /// As [`Kind::Attention`] has it.
+        causal: bool,
+        /// As [`Kind::Attention`] has it.
+        scale: Option<u32>,
+        /// What comes in blocks is passed on from rank to rank.
+        ring: bool,
+    },
+    /// Gradients of values, beside those of keys that it is an operand of.
+    AttentionDv,
     /// Partial sums become shards of dimension `dim`, and the elementwise operations behind it that were fused into it. Operands:
     /// what is summed, then one for each of those that has one.
     ReduceScatter {
@@ -210,6 +226,17 @@ fn kind_of(op: Op) -> Kind {
             return Kind::Attention { causal, scale, ring: ring.is_some() };
         }
         Op::Lse => return Kind::Lse,
+        Op::AttentionStats => return Kind::AttentionStats,
+        Op::AttentionDq { causal, scale, ring } => {
+            let scale = scale.map(|scale| (scale as f32).to_bits());
+            let of = GradOf::Queries;
+            return Kind::AttentionGrad { of, causal, scale, ring: ring.is_some() };
+        }
+        Op::AttentionDk { causal, scale, ring } => {
+            let scale = scale.map(|scale| (scale as f32).to_bits());
+            return Kind::AttentionGrad { of: GradOf::Keys, causal, scale, ring: ring.is_some() };
+        }
+        Op::AttentionDv => return Kind::AttentionDv,
         Op::Swiglu => EpilogueOp::Swiglu,
         Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim, epilogue: Vec::new() },
         Op::AllReduce { .. } => return Kind::AllReduce { epilogue: Vec::new() },

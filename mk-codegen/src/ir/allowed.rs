@@ -107,6 +107,28 @@ impl Leaf {
                     inner: *carry == Carry::Registers,
                 }
             }
+            Leaf::StatsTile { .. } => Allowed {
+                operands: vec![
+                    (Operand::O, &[Start]),
+                    (Operand::Do, &[Start]),
+                    (Operand::Lse, &[Start]),
+                    (Operand::Dst, &[End]),
+                ],
+                waits: vec![(Copier, Start)],
+                posts: vec![(Copier, End)],
+                inner: false,
+            },
+            Leaf::AttendGradTile { of, .. } => {
+                let held = of.held().iter().map(|o| (*o, &[Start][..]));
+                let moving = of.moving().iter().map(|o| (*o, &[Start, Inner][..]));
+                let made = of.made().iter().map(|o| (*o, &[End][..]));
+                Allowed {
+                    operands: held.chain(moving).chain(made).collect(),
+                    waits: vec![(Loader, Start), (Loader, Inner)],
+                    posts: vec![(Storer, End)],
+                    inner: true,
+                }
+            }
             Leaf::NicSend => Allowed {
                 operands: vec![(Operand::Src, &[Start]), (Operand::Dst, &[End])],
                 waits: vec![(Issuer, Start)],

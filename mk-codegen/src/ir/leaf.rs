@@ -91,6 +91,16 @@ names! {
         O = "o",
         /// Logarithm of the sum of a row's exponentials, `[rows]`.
         Lse = "lse",
+        /// Gradients of attention's results, `[rows, d]`.
+        Do = "do",
+        /// Statistics of queries, f32 `[rows, 4]`: `lse`, the product of result and gradient, and two zeros.
+        Stats = "stats",
+        /// Gradients of queries, `[rows, d]`.
+        Dq = "dq",
+        /// Gradients of keys, `[cols, d]`.
+        Dk = "dk",
+        /// Gradients of values, `[cols, d]`.
+        Dv = "dv",
         /// Carried accumulator read, f32 `[rows, d]`; or the sums that a matrix product goes on with, `[m, n]` each.
         AccIn = "acc_in",
         /// Carried accumulator written, f32 `[rows, d]`.
@@ -249,6 +259,44 @@ pub enum Mask {
     Causal,
 }
 
+/// What gradients of attention are of, which is what a tile of them keeps: the other side comes in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GradOf {
+    /// Queries.
+    Queries,
+    /// Keys and values.
+    Keys,
+}
+
+impl GradOf {
+    /// Operands that a task has from its start on.
+    pub const fn held(self) -> &'static [Operand] {
+        match self {
+            GradOf::Queries => &[Operand::Q, Operand::Do, Operand::Stats],
+            GradOf::Keys => &[Operand::K, Operand::V],
+        }
+    }
+
+    /// Operands that come in blocks.
+    pub const fn moving(self) -> &'static [Operand] {
+        match self {
+            GradOf::Queries => &[Operand::K, Operand::V],
+            GradOf::Keys => &[Operand::Q, Operand::Do, Operand::Stats],
+        }
+    }
+
+    /// Results.
+    pub const fn made(self) -> &'static [Operand] {
+        match self {
+            GradOf::Queries => &[Operand::Dq],
+            GradOf::Keys => &[Operand::Dk, Operand::Dv],
+        }
+    }
+}
+
+/// Elements of a query's statistics: 16 bytes, so that bulk copies and TMA take any rows of them.
+pub const STATS: u32 = 4;
+
 /// What one task does. Few and generic: a new pipeline adds none unless it needs new arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Leaf {
@@ -310,6 +358,26 @@ pub enum Leaf {
         mask: Mask,
         /// How `o` is written.
         store: Store,
+    },
+    /// `dst = [lse, sum of o * do, 0, 0]` of each query of a head.
+    StatsTile {
+        /// Queries of a tile, elements of a head.
+        block: [u32; 2],
+    },
+    /// Gradients of one block of queries, against keys and values; or of one of keys and values, against queries. What the other side has at a
+    /// step is the rows of its accesses; the leaf goes through them in blocks, the last of which may be short. Weights are
+    /// `exp(scale * q·k - lse)`, 0 in rows whose `lse` is -inf.
+    AttendGradTile {
+        /// Gradients of what.
+        of: GradOf,
+        /// Rows of a tile, rows of a block of the other side, elements of a head.
+        block: [u32; 3],
+        /// Factor on q·k, by its f32 bits.
+        scale: u32,
+        /// Shared-memory stages, of a block of the other side each.
+        stages: u32,
+        /// Which keys a query attends to.
+        mask: Mask,
     },
     /// Sends `src` to `dst` on another rank through the network.
     NicSend,
@@ -413,6 +481,14 @@ pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
     rows.saturating_add(blocks).saturating_mul(depth).saturating_mul(2)
 }
 
+/// Bytes of a tile of attention's gradients, and of as many blocks of the other side as there are stages; and of the queries' statistics.
+pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stages: u32) -> u32 {
+    let moved = others.saturating_mul(stages);
+    let queries = if of == GradOf::Queries { rows } else { moved };
+    let elements = rows.saturating_add(moved).saturating_mul(2).saturating_mul(depth);
+    elements.saturating_mul(2).saturating_add(queries.saturating_mul(STATS * 4))
+}
+
 /// Whether one warpgroup has registers for a tile of so many rows and columns.
 pub fn one_warpgroup_takes([m, n]: [u32; 2]) -> bool {
     m == 128 && n <= 160
@@ -453,6 +529,9 @@ impl Leaf {
             Leaf::MmaTile { .. } => "mma_tile",
             Leaf::ReduceTile { .. } => "reduce_tile",
             Leaf::AttendTile { .. } => "attend_tile",
+            Leaf::StatsTile { .. } => "stats_tile",
+            Leaf::AttendGradTile { of: GradOf::Queries, .. } => "attend_dq_tile",
+            Leaf::AttendGradTile { of: GradOf::Keys, .. } => "attend_dkv_tile",
             Leaf::NicSend => "nic_send",
             Leaf::HostCopy => "host_copy",
         }
@@ -511,7 +590,7 @@ impl Leaf {
     pub fn has_dynamic_schedule(&self) -> bool {
         match self {
             Leaf::MmaTile { .. } => self.cluster() == 1,
-            Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } => true,
+            Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } | Leaf::AttendGradTile { .. } => true,
             Leaf::CopyTile { via, .. } => *via == CopyVia::Ldst,
             _ => false,
         }
@@ -653,6 +732,46 @@ impl Leaf {
                         once("drained", Storer, Consumers),
                     ],
                     smem_bytes: attend_smem_bytes([*rows, *keys, *depth], *stages),
+                }
+            }
+            Leaf::StatsTile { .. } => Contract {
+                agents: vec![Copier],
+                operands: vec![
+                    op(Operand::O, read, Copier, Proxy::Generic, Arity::One),
+                    op(Operand::Do, read, Copier, Proxy::Generic, Arity::One),
+                    op(Operand::Lse, read, Copier, Proxy::Generic, Arity::One),
+                    op(Operand::Dst, write, Copier, Proxy::Generic, Arity::One),
+                ],
+                edges: vec![],
+                smem_bytes: 0,
+            },
+            Leaf::AttendGradTile { of, block, stages, .. } => {
+                let held = of.held().iter();
+                let held = held.map(|o| op(*o, read, Loader, Proxy::Async, Arity::One));
+                let moving = of.moving().iter();
+                let moving = moving.map(|o| op(*o, read, Loader, Proxy::Async, Arity::Many));
+                let arity = if *of == GradOf::Queries { Arity::One } else { Arity::Optional };
+                let made = of.made().iter();
+                let made = made.map(|o| op(*o, write, Consumers, Proxy::Generic, arity));
+                let operands = held.chain(moving).chain(made).collect();
+                let once = |name, from, to| EdgeSpec { per_task: true, ..back(name, from, to, 1) };
+                let [own, other] = match of {
+                    GradOf::Queries => [["q_full", "q_empty"], ["kv_full", "kv_empty"]],
+                    GradOf::Keys => [["kv_full", "kv_empty"], ["q_full", "q_empty"]],
+                };
+                // Consumers store past shared memory, and tell the storer when they have.
+                Contract {
+                    agents: vec![Loader, Consumers, Storer],
+                    operands,
+                    edges: vec![
+                        flow(own[0], Loader, Consumers),
+                        once(own[1], Consumers, Loader),
+                        flow(other[0], Loader, Consumers),
+                        back(other[1], Consumers, Loader, *stages),
+                        flow("staged", Consumers, Storer),
+                        once("drained", Storer, Consumers),
+                    ],
+                    smem_bytes: attend_grad_smem_bytes(*of, *block, *stages),
                 }
             }
             Leaf::NicSend => Contract {

@@ -7,6 +7,7 @@ pub mod entity;
 mod expr;
 mod json;
 mod leaf;
+mod net;
 mod plan;
 mod points;
 mod print;
@@ -24,11 +25,12 @@ pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, Agent, Arity, BLayout, COPY_STAGE_BYTES, Carry, Consumers, Contract, CopyVia,
-    EPILOGUE_OPERANDS, EdgeSpec, EpilogueOp, Leaf, Mask, Operand, OperandSpec, Store,
-    attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes, mma_panel_columns,
-    mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, one_warpgroup_takes,
-    saves_gates,
+    EPILOGUE_OPERANDS, EdgeSpec, EpilogueOp, GradOf, Leaf, Mask, Operand, OperandSpec, STATS,
+    Store, attend_grad_smem_bytes, attend_smem_bytes, carry_last, cluster_part, gated,
+    mma_exchange_bytes, mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes,
+    mma_staging_panels, one_warpgroup_takes, saves_gates,
 };
+pub use net::NetPlan;
 pub use plan::{
     Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic, NicOrdering,
     Plan, Point, Positions, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table,

@@ -355,6 +355,11 @@ impl Display for LeafText<'_> {
                 write!(f, " block={m}x{n}x{d} carry={carry} scale=0x{scale:08x} stages={stages}")?;
                 write!(f, " mask={mask} store={store}")
             }
+            Leaf::StatsTile { block: [rows, depth] } => write!(f, " block={rows}x{depth}"),
+            Leaf::AttendGradTile { block: [m, n, d], scale, stages, mask, .. } => {
+                let mask = if *mask == Mask::Full { "full" } else { "causal" };
+                write!(f, " block={m}x{n}x{d} scale=0x{scale:08x} stages={stages} mask={mask}")
+            }
         }
     }
 }

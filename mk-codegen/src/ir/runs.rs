@@ -44,7 +44,11 @@ impl Plan {
         let dims = |f: FamId| self.operand(f, Operand::B).map(|b| b.region.len());
         let (one, other) = (&self.families[a], &self.families[b]);
         let computes = match one.leaf {
-            Leaf::MmaTile { .. } | Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } => true,
+            Leaf::MmaTile { .. }
+            | Leaf::ReduceTile { .. }
+            | Leaf::AttendTile { .. }
+            | Leaf::StatsTile { .. }
+            | Leaf::AttendGradTile { .. } => true,
             Leaf::Signal | Leaf::Enter | Leaf::CopyTile { .. } | Leaf::NicSend | Leaf::HostCopy => {
                 false
             }

@@ -64,6 +64,7 @@ fn through_tma(x: &Family) -> Vec<Operand> {
             vec![Operand::Q, Operand::K, Operand::V, Operand::O]
         }
         Leaf::AttendTile { .. } => vec![Operand::Q, Operand::K, Operand::V],
+        Leaf::AttendGradTile { of, .. } => [of.held(), of.moving()].concat(),
         _ => vec![],
     }
 }

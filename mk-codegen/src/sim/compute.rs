@@ -3,13 +3,16 @@
 use super::{
     SimError,
     context::{Context, Piece, misfit},
-    math::{Attention, AttentionStep, Tile, apply, multiply_add, transpose},
+    math::{
+        Attention, AttentionStep, Block, Gradients, Tile, apply, multiply_add, statistics,
+        transpose,
+    },
     memory::within,
     program::Phase,
 };
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Mask, Operand, Point, Region,
-    cluster_part, gated, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Mask, Operand, Point,
+    Region, cluster_part, gated, saves_gates,
 };
 use mk_abi::DType;
 
@@ -30,34 +33,35 @@ pub(super) fn consume(
     phase: Phase,
     attends: Attends,
 ) -> Result<(), SimError> {
-    let pair = match &family.leaf {
-        Leaf::MmaTile { .. } => [Operand::A, Operand::B],
-        Leaf::AttendTile { .. } => [Operand::K, Operand::V],
+    let moving: &[Operand] = match &family.leaf {
+        Leaf::MmaTile { .. } => &[Operand::A, Operand::B],
+        Leaf::AttendTile { .. } => &[Operand::K, Operand::V],
+        Leaf::AttendGradTile { of, .. } => of.moving(),
         _ => return Ok(()),
     };
-    // The arithmetic is where the later of the two operands is.
-    let of_pair = family.accesses.iter().filter(|a| pair.contains(&a.operand));
-    if of_pair.map(|a| a.at).max() != Some(point) {
+    // The arithmetic is where the latest of these operands is.
+    let theirs = family.accesses.iter().filter(|a| moving.contains(&a.operand));
+    if theirs.map(|a| a.at).max() != Some(point) {
         return Ok(());
     }
+    let step = |scale: u32, mask: Mask| AttentionStep {
+        scale: f32::from_bits(scale),
+        // The first query sees this many keys, and each one after it one more.
+        seen: attends.at.filter(|_| mask == Mask::Causal).map(|[q, k]| q - k + 1),
+        probabilities: attends.kind.unwrap_or(DType::Bf16),
+    };
     match &family.leaf {
         Leaf::MmaTile { block, a_layout, b_layout, cluster, epilogue, .. } => {
             let parts = (*cluster, block[2]);
             multiply(context, *a_layout, *b_layout, gated(epilogue), parts, phase)?;
         }
-        Leaf::AttendTile { scale, mask, .. } => {
-            let at = attends.at.filter(|_| *mask == Mask::Causal);
-            let step = AttentionStep {
-                scale: f32::from_bits(*scale),
-                // The first query sees this many keys, and each one after it one more.
-                seen: at.map(|[q, k]| q - k + 1),
-                probabilities: attends.kind.unwrap_or(DType::Bf16),
-            };
-            attend(context, step, phase)?;
+        Leaf::AttendTile { scale, mask, .. } => attend(context, step(*scale, *mask), phase)?,
+        Leaf::AttendGradTile { of, scale, mask, .. } => {
+            differentiate(context, *of, step(*scale, *mask), phase)?;
         }
         _ => {}
     }
-    context.forget(&pair, phase);
+    context.forget(moving, phase);
     Ok(())
 }
 
@@ -160,6 +164,49 @@ fn attend(context: &mut Context, step: AttentionStep, phase: Phase) -> Result<()
     Ok(())
 }
 
+fn differentiate(
+    context: &mut Context,
+    of: GradOf,
+    step: AttentionStep,
+    phase: Phase,
+) -> Result<(), SimError> {
+    let mut sums = context.gradients.take();
+    let all = [Operand::Q, Operand::Do, Operand::Stats, Operand::K, Operand::V];
+    if let [Some(q), Some(d_o), Some(stats), Some(k), Some(v)] =
+        all.map(|o| context.latest(o, phase))
+    {
+        let block = Block { q, d_o, stats, k, v };
+        if !block.fits() {
+            let shapes = [q, d_o, stats, k, v].map(|t| format!("{}x{}", t.rows, t.cols));
+            return Err(misfit(format!(
+                "queries, gradients, statistics, keys and values are {}",
+                shapes.join(", ")
+            )));
+        }
+        within("elements of one tile", (q.rows.max(k.rows) * k.cols) as u64)?;
+        let sums = sums.get_or_insert_with(|| match of {
+            GradOf::Queries => Gradients::Queries(Tile::zeros(q.rows, q.cols)),
+            GradOf::Keys => Gradients::Keys {
+                keys: Tile::zeros(k.rows, k.cols),
+                values: Tile::zeros(v.rows, v.cols),
+            },
+        });
+        sums.step(block, step);
+    }
+    context.gradients = sums;
+    Ok(())
+}
+
+/// Statistics of a task's queries.
+fn counted(context: &Context, phase: Phase) -> Result<Vec<f32>, SimError> {
+    let all = [Operand::O, Operand::Do, Operand::Lse].map(|o| context.latest(o, phase));
+    let [Some(o), Some(d_o), Some(lse)] = all else { return Ok(Vec::new()) };
+    if (o.rows, o.cols) != (d_o.rows, d_o.cols) || lse.data.len() != o.rows {
+        return Err(misfit("results, their gradients and logarithms have as many rows"));
+    }
+    Ok(statistics(o, d_o, &lse.data))
+}
+
 /// The state of attention before a step: that of the step before, or what was read from scratch, or none.
 fn carried(context: &mut Context, phase: Phase) -> Result<Option<Attention>, SimError> {
     if let Some(state) = context.attention.take() {
@@ -209,6 +256,21 @@ pub(super) fn values(
                     _ => state.output().data,
                 })
             })
+        }
+        Leaf::AttendGradTile { scale, .. } => broadcast(regions, |r| {
+            let scale = f32::from_bits(*scale);
+            let scaled = |sum: &Tile| sum.data.iter().map(|x| x * scale).collect();
+            Ok(match (&context.gradients, operand) {
+                (Some(Gradients::Queries(sum)), _) => scaled(sum),
+                (Some(Gradients::Keys { keys, .. }), Operand::Dk) => scaled(keys),
+                (Some(Gradients::Keys { values, .. }), _) => values.data.clone(),
+                // Nothing meets it.
+                (None, _) => vec![0.0; r.len() as usize],
+            })
+        }),
+        Leaf::StatsTile { .. } => {
+            let stats = counted(context, phase)?;
+            broadcast(regions, |_| Ok(stats.clone()))
         }
         Leaf::Signal | Leaf::Enter | Leaf::NicSend => Ok(Vec::new()),
     }

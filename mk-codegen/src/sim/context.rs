@@ -2,7 +2,7 @@
 
 use super::{
     SimError,
-    math::{Attention, Tile},
+    math::{Attention, Gradients, Tile},
     program::Phase,
 };
 use crate::ir::{Agent, Operand};
@@ -16,6 +16,8 @@ pub(super) struct Context {
     pub sum: Option<Tile>,
     /// State of attention, so far.
     pub attention: Option<Attention>,
+    /// Gradients of attention, so far.
+    pub gradients: Option<Gradients>,
     /// Phases that each agent has completed.
     passed: Vec<(Agent, Phase)>,
     /// Loads under way, by agent and phase.
@@ -110,7 +112,11 @@ impl Context {
     pub fn held(&self) -> u64 {
         let pieces = self.pieces.iter().map(|p| &p.tile);
         let state = self.attention.iter().flat_map(|s| [&s.acc, &s.stat]);
-        let all = pieces.chain(&self.sum).chain(state);
+        let gradients = self.gradients.iter().flat_map(|g| match g {
+            Gradients::Queries(sum) => vec![sum],
+            Gradients::Keys { keys, values } => vec![keys, values],
+        });
+        let all = pieces.chain(&self.sum).chain(state).chain(gradients);
         all.map(|t| t.data.len() as u64).sum()
     }
 }

@@ -5,6 +5,7 @@ use super::{
     SimError,
     context::Piece,
     machine::Machine,
+    math::Tile,
     nic::{NicOp, NicStep},
     place_of,
     program::{Phase, repeat},
@@ -100,7 +101,7 @@ impl Machine<'_> {
                 phase,
                 each,
                 line,
-                tile: self.memory.read(&region),
+                tile: self.read(&region),
             });
         }
         self.hold(pieces.iter().map(|p| p.tile.data.len() as u64).sum())?;
@@ -146,6 +147,17 @@ impl Machine<'_> {
         Ok(list)
     }
 
+    /// What a region holds now.
+    fn read(&self, region: &Region) -> Tile {
+        let joined = self.joined.as_ref().filter(|j| j.plan.buffers[region.buffer].is_some());
+        let Some(joined) = joined else { return self.memory.read(region) };
+        let cols = region.dims.last().map_or(0, |d| d.1 as usize);
+        let mut tile = Tile { rows: region.len() as usize / cols.max(1), cols, data: Vec::new() };
+        let shape = self.memory.shape(region.rank, region.buffer);
+        joined.read(region, shape, self.plan.buffers[region.buffer].dtype, &mut tile.data);
+        tile
+    }
+
     /// Stores values now.
     pub fn store(
         &mut self,
@@ -154,7 +166,18 @@ impl Machine<'_> {
         mode: Mode,
         epoch: i64,
     ) -> Result<(), SimError> {
-        self.memory.write(region, values, mode == Mode::Accumulate);
+        match &self.joined {
+            Some(joined) if joined.plan.buffers[region.buffer].is_some() => {
+                if mode == Mode::Accumulate {
+                    let place = format!("{} of rank {}", region.buffer, region.rank);
+                    let message = "adds to net memory, which a network writes, too".into();
+                    return Err(SimError::Unsupported { place, message });
+                }
+                let shape = self.memory.shape(region.rank, region.buffer);
+                joined.write(region, shape, self.plan.buffers[region.buffer].dtype, values);
+            }
+            _ => self.memory.write(region, values, mode == Mode::Accumulate),
+        }
         self.check_write(region, epoch, mode)
     }
 }

@@ -84,6 +84,9 @@ pub enum SimError {
         /// What is wrong.
         message: String,
     },
+    /// The network outside the executor failed.
+    #[error("the network between nodes: {0}")]
+    Network(String),
     /// The schedule names a rank that the mesh lacks.
     #[error("schedule `{schedule}`: there are {world} ranks")]
     NoSuchRank {

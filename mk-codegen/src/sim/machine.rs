@@ -5,6 +5,7 @@ use super::{
     delivery::Deliveries,
     error::{Blocked, Deadlock, WaitsFor},
     memory::{Memory, within},
+    network::{Joined, Network},
     nic::Host,
     program::{Blocking, Program, State},
     schedule::{Actor, Choice, Chooser, Schedule},
@@ -13,8 +14,11 @@ use super::{
     wait::Pending,
     weak::Weak,
 };
-use crate::ir::{Agent, Contract, Entity, Plan, Points, TableSet, Task};
-use std::{collections::BTreeMap, rc::Rc};
+use crate::ir::{Agent, Contract, Entity, NetPlan, Plan, Points, TableSet, Task};
+use std::{collections::BTreeMap, rc::Rc, time::Instant};
+
+/// Steps between two looks at a network outside the executor.
+const LOOK: u64 = 64;
 
 pub(super) struct Machine<'a> {
     pub plan: &'a Plan,
@@ -36,6 +40,10 @@ pub(super) struct Machine<'a> {
     pub acting_held: bool,
     pub stamps: Option<Stamps>,
     pub weak: Option<Weak>,
+    /// What carries messages, where that is not the executor.
+    pub joined: Option<Joined<'a>>,
+    /// Ranks whose fifo had no room when their sending thread had a command.
+    pub refused: Vec<usize>,
 }
 
 /// One rank: the launch that it is in, and its host.
@@ -59,6 +67,7 @@ impl<'a> Machine<'a> {
         plan: &'a Plan,
         caller: &'a mut dyn Caller,
         options: &'a Options,
+        network: Option<&'a dyn Network>,
     ) -> Result<Machine<'a>, SimError> {
         plan.check_structure().map_err(SimError::Structure)?;
         if !options.anywhere {
@@ -77,17 +86,29 @@ impl<'a> Machine<'a> {
         if !rows.is_empty() {
             return Err(SimError::Structure(rows));
         }
+        let joined = match network {
+            None => None,
+            Some(network) => Some(Joined {
+                network,
+                plan: NetPlan::new(plan, &points)?.ok_or_else(|| SimError::Unsupported {
+                    place: plan.name.clone(),
+                    message: "a plan of one node sends nothing over a network".into(),
+                })?,
+            }),
+        };
+        let here = network.map_or(0..world, |network| network.ranks());
         let machine = Machine {
             memory: Memory::new(plan, &points)?,
             signals: Signals::new(plan, &points)?,
             contracts: plan.families.values().map(|x| x.leaf.contract()).collect(),
             ranks: (0..world)
-                .map(|_| Rank {
-                    epoch: 0,
+                .map(|rank| Rank {
+                    // One that is elsewhere holds nobody back.
+                    epoch: if here.contains(&rank) { 0 } else { i64::MAX },
                     tables: none.clone(),
                     program: Program::default(),
                     running: 0,
-                    finished: options.launches == 0,
+                    finished: options.launches == 0 || !here.contains(&rank),
                     host: Host::default(),
                     unseen: Vec::new(),
                     outputs_read: 0,
@@ -106,11 +127,14 @@ impl<'a> Machine<'a> {
             acting_held: false,
             stamps: if options.check { Some(Stamps::new(plan, &points)?) } else { None },
             weak: options.check.then(Weak::default),
+            joined,
+            refused: Vec::new(),
             plan,
             caller,
             options,
         };
         machine.supported()?;
+        machine.check_network()?;
         Ok(machine)
     }
 
@@ -123,8 +147,16 @@ impl<'a> Machine<'a> {
         loop {
             let (schedule, ranks) = (self.chooser.schedule(), &self.ranks);
             let held = |actor: Actor| is_held(schedule, ranks, actor);
-            let Some(choice) = self.chooser.next(&held) else { break };
+            let Some(choice) = self.chooser.next(&held) else {
+                if self.await_network()? {
+                    continue;
+                }
+                break;
+            };
             self.step()?;
+            if self.joined.is_some() && self.report.steps.is_multiple_of(LOOK) {
+                self.look_at_network();
+            }
             self.acting_held = match choice {
                 Choice::Actor(actor) => is_held(schedule, &self.ranks, actor),
                 Choice::Delivery(_) => false,
@@ -136,8 +168,28 @@ impl<'a> Machine<'a> {
                 Choice::Actor(Actor::Sender { rank }) => self.send(rank)?,
             }
         }
-        let done = self.ranks.iter().all(|r| r.finished && r.host.fifo.is_empty());
-        if done { Ok(self.report) } else { Err(SimError::Deadlock(Box::new(self.deadlock()))) }
+        if self.done() {
+            Ok(self.report)
+        } else {
+            Err(SimError::Deadlock(Box::new(self.deadlock())))
+        }
+    }
+
+    /// Waits until the network lets somebody go on. False when nobody waits for it.
+    fn await_network(&mut self) -> Result<bool, SimError> {
+        if self.done() {
+            return Ok(false);
+        }
+        let begin = Instant::now();
+        while !self.look_at_network() {
+            let Some(joined) = &self.joined else { return Ok(false) };
+            joined.network.wait(begin.elapsed()).map_err(SimError::Network)?;
+        }
+        Ok(true)
+    }
+
+    fn done(&self) -> bool {
+        self.ranks.iter().all(|r| r.finished && r.host.fifo.is_empty())
     }
 
     pub fn step(&mut self) -> Result<(), SimError> {
@@ -211,7 +263,7 @@ impl<'a> Machine<'a> {
             signal: wait.word.signal,
             index: wait.index.clone(),
             expected: wait.expected,
-            seen: self.signals.seen(wait.word),
+            seen: self.seen(wait.word),
         }
     }
 

@@ -29,6 +29,7 @@ mod launch;
 mod machine;
 mod math;
 mod memory;
+mod network;
 mod nic;
 mod post;
 mod program;
@@ -40,6 +41,7 @@ mod weak;
 
 pub use caller::{Callbacks, Caller};
 pub use error::{Blocked, Deadlock, SimError, WaitsFor};
+pub use network::{Message, Network};
 pub use schedule::{Schedule, ScheduleError, Victim};
 
 use crate::ir::{Plan, Task};
@@ -103,7 +105,22 @@ pub struct RunReport {
 /// If the plan is not well formed, cannot be evaluated, deadlocks, is too large, or the caller's data does not fit it. Wrong
 /// numbers are no error here: the caller compares them.
 pub fn run(plan: &Plan, caller: &mut dyn Caller, options: &Options) -> Result<RunReport, SimError> {
-    machine::Machine::new(plan, caller, options)?.run()
+    machine::Machine::new(plan, caller, options, None)?.run()
+}
+
+/// Runs the ranks of a plan over nodes that a network has in this process; it carries what goes between nodes, and other
+/// processes may have other nodes. A launch hash, fifos, credits and the order of delivery are the network's.
+///
+/// # Errors
+/// As [`run`]; [`SimError::Network`] where the network fails; [`SimError::Unsupported`] for a plan without nodes, for
+/// [`Options::check`], and for sends that no message says.
+pub fn run_over(
+    plan: &Plan,
+    caller: &mut dyn Caller,
+    options: &Options,
+    network: &dyn Network,
+) -> Result<RunReport, SimError> {
+    machine::Machine::new(plan, caller, options, Some(network))?.run()
 }
 
 /// Family and task, for messages.

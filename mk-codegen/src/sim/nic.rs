@@ -135,9 +135,20 @@ impl Machine<'_> {
             self.ranks[rank].host.waits = Some(waits);
             return Ok(());
         }
+        if self.joined.is_some() {
+            let to = self.destination(&points, &task)?;
+            if !self.issue_message(&points, &task, to)? {
+                self.ranks[rank].host.waits = Some(waits);
+                self.refused.push(rank);
+                return Ok(());
+            }
+        }
         self.ranks[rank].host.fifo.pop_front();
         self.wake_issuers(rank);
         self.chooser.ready(Actor::Sender { rank });
+        if self.joined.is_some() {
+            return Ok(());
+        }
         let posts = |at| self.posts::<Vec<Ready>>(&points, &task, Agent::Sender, Some((at, 0)));
         let (begun, posts) = (posts(Point::Start)?, posts(Point::End)?);
         let to = self.destination(&points, &task)?;
@@ -161,8 +172,8 @@ impl Machine<'_> {
             from: rank,
             to,
             lane: there.map_or(0, |p| p.word.at % lanes),
-            sources: self.of(&points, &task, Operand::Src)?,
-            destinations: self.of(&points, &task, Operand::Dst)?,
+            sources: self.regions_of(&points, &task, Operand::Src)?,
+            destinations: self.regions_of(&points, &task, Operand::Dst)?,
             data: None,
             left: if flags.is_empty() { 4 } else { 5 },
             flags,
@@ -231,7 +242,7 @@ impl Machine<'_> {
         })
     }
 
-    fn of(
+    pub fn regions_of(
         &self,
         points: &Points<'_>,
         task: &Task,

@@ -87,4 +87,20 @@ impl Signals {
         });
         woken
     }
+
+    /// Takes out those who wake, of the words that somebody else counts.
+    pub fn woken(&mut self, seen: impl Fn(Word) -> Option<i64>) -> Vec<Actor> {
+        let mut woken = Vec::new();
+        for (word, sleepers) in &mut self.sleepers {
+            let Some(seen) = seen(*word).filter(|_| !sleepers.is_empty()) else { continue };
+            sleepers.retain(|(expected, actor)| {
+                if seen >= *expected {
+                    woken.push(*actor);
+                }
+                seen < *expected
+            });
+        }
+        woken.sort_unstable();
+        woken
+    }
 }

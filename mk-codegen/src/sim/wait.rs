@@ -65,7 +65,7 @@ impl Machine<'_> {
     /// Drops the waits that hold. If one does not, the actor will wake when it does, and the answer is false.
     pub fn poll(&mut self, waits: &mut Vec<Pending>, actor: Actor) -> bool {
         while let Some(wait) = waits.last() {
-            if self.signals.seen(wait.word) < wait.expected {
+            if self.seen(wait.word) < wait.expected {
                 self.signals.sleep(wait.word, wait.expected, actor);
                 return false;
             }

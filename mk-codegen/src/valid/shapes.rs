@@ -4,6 +4,8 @@
 //! own dimensions only choose where it lies. A result has something that it is made of: a sum at least one summand, a product both
 //! factors, though they may be empty, attention keys.
 
+mod gradients;
+
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, gated, saves_gates,
 };
@@ -27,6 +29,8 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
             product(*a_layout, *b_layout, epilogue, touched)
         }
         Leaf::AttendTile { block, .. } => attend(*block, touched),
+        Leaf::StatsTile { block } => gradients::statistics(*block, touched).err(),
+        Leaf::AttendGradTile { of, block, .. } => gradients::grad(*of, *block, touched).err(),
     }
 }
 

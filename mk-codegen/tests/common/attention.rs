@@ -15,6 +15,8 @@ pub struct Attention {
     /// Keys of a block.
     pub keys: u32,
     pub causal: bool,
+    /// Positions by which keys are ahead of where they would be: the first queries see none.
+    pub ahead: u32,
     pub ranks: u32,
     pub dynamic: bool,
     /// CTAs of a rank. Of several ranks, 8 of them push.
@@ -32,6 +34,7 @@ pub const BASE: Attention = Attention {
     queries: 128,
     keys: 128,
     causal: false,
+    ahead: 0,
     ranks: 1,
     dynamic: false,
     ctas: 132,
@@ -141,9 +144,10 @@ role role2 intra_comm ctas 8
         }
         let source = format!("(rank + ({ranks} - s)) % {ranks}");
         if self.causal {
-            let (q, k) = match ranks {
-                1 => (format!("i * {rows}"), "0".to_string()),
-                _ => (format!("rank * {seq} + i * {rows}"), format!("{source} * {seq}")),
+            let (q, k) = match (ranks, self.ahead) {
+                (1, ahead) => (format!("i * {rows}"), ahead.to_string()),
+                (_, 0) => (format!("rank * {seq} + i * {rows}"), format!("{source} * {seq}")),
+                (_, ahead) => panic!("keys {ahead} ahead on several ranks"),
             };
             out += &format!("  position q {q}\n  position k {k}\n");
         }

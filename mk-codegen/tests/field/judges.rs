@@ -91,6 +91,27 @@ pub const SMALL: &[Small] = &[
         &[("x", &[200, 128]), ("wq", &[128, 256])],
         |_| (),
     ),
+    small(
+        "causal_ring",
+        "fn f(q: bf16[1, S, 2, 64] @ zigzag(1), k: bf16[1, S, 1, 64] @ zigzag(1), v: bf16[1, S, 1, 64] @ zigzag(1)) {
+             let o = ring(k, v) -> attention(q, causal);
+             (o, o -> lse)
+         }",
+        2,
+        &[("q", &[1, 300, 2, 64])],
+        |_| (),
+    ),
+    small(
+        "gradients_of_keys",
+        "fn f(q: bf16[1, S, 2, 64] @ shard(1), do: bf16[1, S, 2, 64] @ shard(1), stats: f32[1, 2, S, 4] @ shard(2),
+              k: bf16[1, S, 1, 64] @ shard(1), v: bf16[1, S, 1, 64] @ shard(1)) {
+             let dk = ring(q, do, stats) -> attention_dk(k, v, causal);
+             (dk, dk -> attention_dv)
+         }",
+        2,
+        &[("q", &[1, 300, 2, 64])],
+        |_| (),
+    ),
 ];
 
 impl Small {

@@ -130,6 +130,12 @@ fn leaf(plan: &Plan, id: FamId, leaf: &Leaf, out: &mut Vec<Mutant>) {
             change(format!("{op:?} earlier"), with(list));
         }
     }
+    let twice = |scale: u32| (f32::from_bits(scale) * 2.0).to_bits();
+    let mut other = leaf.clone();
+    if let Leaf::AttendTile { scale, .. } | Leaf::AttendGradTile { scale, .. } = &mut other {
+        *scale = twice(*scale);
+        change("twice the factor".into(), other);
+    }
     if !matches!(leaf, Leaf::MmaTile { .. } | Leaf::ReduceTile { .. }) {
         return;
     }

@@ -59,7 +59,31 @@ const PIPELINES: &[Pipeline] = &[
          }",
         &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])],
     ),
+    (
+        "fn f(q: bf16[1, M, 2, 64] @ zigzag(1), k: bf16[1, M, 1, 64] @ zigzag(1), v: bf16[1, M, 1, 64] @ zigzag(1)) {
+             let o = ring(k, v) -> attention(q, causal);
+             (o, o -> lse)
+         }",
+        &[("q", QUERIES)],
+    ),
+    (
+        "fn f(q: bf16[1, M, 2, 64] @ shard(1), do: bf16[1, M, 2, 64] @ shard(1), stats: f32[1, 2, M, 4] @ shard(2),
+              k: bf16[1, M, 1, 64] @ shard(1), v: bf16[1, M, 1, 64] @ shard(1)) {
+             ring(k, v) -> attention_dq(q, do, stats)
+         }",
+        &[("q", QUERIES)],
+    ),
+    (
+        "fn f(q: bf16[1, M, 2, 64] @ zigzag(1), do: bf16[1, M, 2, 64] @ zigzag(1), stats: f32[1, 2, M, 4] @ zigzag(2),
+              k: bf16[1, M, 1, 64] @ zigzag(1), v: bf16[1, M, 1, 64] @ zigzag(1)) {
+             let dk = ring(q, do, stats) -> attention_dk(k, v, causal);
+             (dk, dk -> attention_dv)
+         }",
+        &[("q", QUERIES)],
+    ),
 ];
+
+const QUERIES: &[char] = &['1', 'M', '2', '6'];
 
 const AB: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'N'])];
 /// Two steps along k on every rank.
@@ -287,7 +311,9 @@ fn try_compile(
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{source}: {e:?}"));
     let extent = |c: &char| match extents.iter().find(|s| s.0 == *c) {
         Some((_, n)) => *n,
+        None if *c == '1' => 1,
         None if *c == '2' => 2,
+        None if *c == '6' => 64,
         None if *c == 'D' => 128 * u64::from(ranks),
         None if *c == 'G' => 128,
         None if *c == 'H' => 128 * u64::from(ranks),

@@ -142,7 +142,12 @@ impl<'p> Excerpt<'p> {
                 // A transposed operand, or one of several, stands by its name.
                 let turned = matches!(
                     node.op,
-                    Op::Gemm { a_transposed: true, .. } | Op::Attention { .. } | Op::Lse
+                    Op::Gemm { a_transposed: true, .. }
+                        | Op::Attention { .. }
+                        | Op::AttentionDq { .. }
+                        | Op::AttentionDk { .. }
+                        | Op::AttentionDv
+                        | Op::Lse
                 );
                 let (n, first) = uses.entry(*input).or_insert((0, true));
                 *n += 1;
@@ -178,18 +183,25 @@ impl<'p> Excerpt<'p> {
 
     fn head(&self, node: &Node) -> String {
         match node.op {
-            Op::Attention { causal, scale, ring } => {
+            Op::Attention { causal, scale, ring }
+            | Op::AttentionDq { causal, scale, ring }
+            | Op::AttentionDk { causal, scale, ring } => {
+                let own = match node.op {
+                    Op::AttentionDq { .. } => 3,
+                    Op::AttentionDk { .. } => 2,
+                    _ => 1,
+                };
                 let mut arguments = self.arguments(node, 0);
                 let more = causal.then(|| "causal".to_owned());
                 let scale = scale.map(|scale| format!("scale = {scale:?}"));
-                let (q, kv) = arguments.split_at(1.min(arguments.len()));
+                let (held, passed) = arguments.split_at(own.min(arguments.len()));
                 let (mut text, mut list) = (String::new(), arguments.clone());
                 if ring.is_some() {
-                    text = format!("ring({}) -> ", kv.join(", "));
-                    list = q.to_vec();
+                    text = format!("ring({}) -> ", passed.join(", "));
+                    list = held.to_vec();
                 }
                 arguments = list.into_iter().chain(more).chain(scale).collect();
-                text + &format!("attention({})", arguments.join(", "))
+                text + &format!("{}({})", node.op.name(), arguments.join(", "))
             }
             Op::Gather { .. }
             | Op::Gemm { .. }

@@ -24,6 +24,10 @@ pub(crate) enum OpKind {
     Ring,
     Attention,
     Lse,
+    AttentionStats,
+    AttentionDq,
+    AttentionDk,
+    AttentionDv,
     /// In the language, and not yet in the compiler.
     Unsupported,
 }
@@ -50,7 +54,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 26] = [
+pub(crate) const OPS: [OpInfo; 30] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -103,7 +107,8 @@ pub(crate) const OPS: [OpInfo; 26] = [
     op(
         "ring",
         OpKind::Ring,
-        "`ring(k, v)` at the start of a chain, and `attention(q)` behind it",
+        "`ring(k, v)` at the start of a chain, and `attention(q)` behind it; or `ring(q, do, stats)` and \
+         `attention_dk(k, v)`",
         "`ring(k, v)`",
     ),
     op(
@@ -114,6 +119,27 @@ pub(crate) const OPS: [OpInfo; 26] = [
         "`attention(q, k, v)`",
     ),
     op("lse", OpKind::Lse, "`lse`", "`o -> lse`"),
+    op(
+        "attention_stats",
+        OpKind::AttentionStats,
+        "`attention_stats(do, lse)`, or `attention_stats(o, do, lse)` at the start of a chain",
+        "`attention_stats(o, do, lse)`",
+    ),
+    op(
+        "attention_dq",
+        OpKind::AttentionDq,
+        "`attention_dq(q, do, stats, k, v)`, or `attention_dq(q, do, stats)` behind `ring(k, v)`; then `causal` and \
+         `scale = 0.125` as `attention` has them",
+        "`attention_dq(q, do, stats, k, v)`",
+    ),
+    op(
+        "attention_dk",
+        OpKind::AttentionDk,
+        "`attention_dk(k, v, q, do, stats)`, or `attention_dk(k, v)` behind `ring(q, do, stats)`; then `causal` and \
+         `scale = 0.125` as `attention` has them",
+        "`attention_dk(k, v, q, do, stats)`",
+    ),
+    op("attention_dv", OpKind::AttentionDv, "`attention_dv`", "`dk -> attention_dv`"),
     later("dispatch"),
     later("grouped_gemm"),
     later("combine"),

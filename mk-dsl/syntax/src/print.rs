@@ -86,12 +86,16 @@ impl Program {
                     }
                 }
             }
-            Op::Attention { causal, scale, ring } => {
+            Op::Attention { causal, scale, ring }
+            | Op::AttentionDq { causal, scale, ring }
+            | Op::AttentionDk { causal, scale, ring } => {
                 args.extend(ring.map(|axis| format!("ring = {}", self.axis_name(axis))));
                 args.extend(causal.then(|| "causal".to_owned()));
                 args.extend(scale.map(|scale| format!("scale = {scale}")));
             }
             Op::Lse
+            | Op::AttentionStats
+            | Op::AttentionDv
             | Op::Bias
             | Op::Gelu
             | Op::GeluTanh

@@ -267,6 +267,30 @@ pub enum Op {
     /// `[o: [B, S, H, D]] -> f32 [B, H, S]`, where `o` is a result of `attention`: the logarithms of the sums of exponentials
     /// by which its rows are divided.
     Lse,
+    /// `[o: [B, S, H, D], do: [B, S, H, D], lse: f32 [B, H, S]] -> f32 [B, H, S, 4]`: of each query `lse`, the sum of `o * do`, and two
+    /// zeros.
+    AttentionStats,
+    /// `[q, do: [B, S, H, D], stats: f32 [B, H, S, 4], k, v: [B, S, G, D]] -> [B, S, H, D]`: gradients of the queries of an
+    /// [`Op::Attention`] with the same mask and factor, `do` being those of its results.
+    AttentionDq {
+        /// As [`Op::Attention`] has it.
+        causal: bool,
+        /// As [`Op::Attention`] has it.
+        scale: Option<f64>,
+        /// The axis over which `k` and `v` are passed to every rank.
+        ring: Option<AxisId>,
+    },
+    /// `[k, v: [B, S, G, D], q, do: [B, S, H, D], stats: f32 [B, H, S, 4]] -> [B, S, G, D]`: gradients of the keys.
+    AttentionDk {
+        /// As [`Op::Attention`] has it.
+        causal: bool,
+        /// As [`Op::Attention`] has it.
+        scale: Option<f64>,
+        /// The axis over which `q`, `do` and `stats` are passed to every rank.
+        ring: Option<AxisId>,
+    },
+    /// `[dk: [B, S, G, D]] -> [B, S, G, D]`, where `dk` is a result of `attention_dk`: gradients of the values beside it.
+    AttentionDv,
     /// `[x] -> factor * x`; the factor is finite.
     Scale(f64),
     /// `[x] -> x` as this dtype, rounded to nearest even.
@@ -296,6 +320,10 @@ impl Op {
             Op::Add => "add",
             Op::Attention { .. } => "attention",
             Op::Lse => "lse",
+            Op::AttentionStats => "attention_stats",
+            Op::AttentionDq { .. } => "attention_dq",
+            Op::AttentionDk { .. } => "attention_dk",
+            Op::AttentionDv => "attention_dv",
             Op::Scale(_) => "scale",
             Op::Cast(_) => "cast",
         }
@@ -313,6 +341,10 @@ impl Op {
                 | Op::SwigluGrad
                 | Op::Attention { .. }
                 | Op::Lse
+                | Op::AttentionStats
+                | Op::AttentionDq { .. }
+                | Op::AttentionDk { .. }
+                | Op::AttentionDv
         )
     }
 }

@@ -6,6 +6,7 @@ mod sample;
 mod timing;
 
 pub use bench::{Bench, measure};
+pub(crate) use sample::SAMPLED_WORK;
 pub use timing::Timing;
 
 use crate::{Case, HarnessError, Held, Inputs, Judgement, Norms, Tolerance, judge::worse};

@@ -6,8 +6,11 @@ use crate::{
     inputs::{dtype, placement},
 };
 use mk_abi::DType;
-use mk_runtime::{DeviceTensor, MapOp, Operand, Reference, World, reference::Attend};
-use mk_syntax::{Curve, Def, Node, Op, Tensor, ValueId};
+use mk_runtime::{
+    DeviceTensor, MapOp, Operand, Reference, World,
+    reference::{Attend, AttendGrad, Places},
+};
+use mk_syntax::{Curve, Def, Node, Op, Program, Tensor, ValueId};
 
 /// What the reference is computed from.
 pub(super) struct Setting<'s> {
@@ -48,7 +51,8 @@ pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, Harnes
     // The last node that reads a value; results are kept.
     let mut last = vec![0; program.n_values()];
     for node in program.nodes() {
-        node.inputs.iter().for_each(|i| last[i.index()] = node.result.index());
+        let reads = attended(program, node).into_iter().chain([node]).flat_map(|n| &n.inputs);
+        reads.for_each(|i| last[i.index()] = node.result.index());
     }
     program.results().iter().for_each(|r| last[r.index()] = usize::MAX);
     let mut values: Values<'_> = Vec::new();
@@ -76,6 +80,14 @@ pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, Harnes
         locals.iter().enumerate().map(|(rank, t)| widened(s, rank, t.tensor())).collect()
     };
     program.results().iter().map(result).collect()
+}
+
+/// The attention whose logarithms a node takes, or the gradients of keys that it has the values' beside: of their operands it is computed.
+fn attended<'p>(program: &'p Program, node: &Node) -> Option<&'p Node> {
+    match (node.op, node.inputs.first().and_then(|o| program.def(*o))) {
+        (Op::Lse | Op::AttentionDv, Some(Def::Node(attention))) => Some(attention),
+        _ => None,
+    }
 }
 
 fn widened(s: &Setting<'_>, rank: usize, t: &DeviceTensor) -> Result<DeviceTensor, HarnessError> {
@@ -146,10 +158,26 @@ impl Evaluator<'_, '_> {
             Op::SwigluGrad => return Err(HarnessError::unsupported("`swiglu_grad` on a GPU")),
             Op::Attention { .. } => return Ok(self.attention(node)?.0),
             Op::Lse => {
-                let attention = node.inputs.first().and_then(|o| self.s.case.program.def(*o));
-                return match attention {
-                    Some(Def::Node(attention)) => Ok(self.attention(attention)?.1),
-                    _ => Err(HarnessError::mismatch("logarithms of no attention")),
+                return match attended(self.s.case.program, node) {
+                    Some(attention) => Ok(self.attention(attention)?.1),
+                    None => Err(HarnessError::mismatch("logarithms of no attention")),
+                };
+            }
+            Op::AttentionStats => {
+                let stats = self.make(DType::F32, &shape)?;
+                if stats.elements() > 0 {
+                    let operands = [operand(0)?, operand(1)?, operand(2)?];
+                    self.s.reference.attend_stats(&stats, operands)?;
+                }
+                return Ok(stats);
+            }
+            Op::AttentionDq { .. } => return Ok(self.gradients(node)?.0),
+            Op::AttentionDk { .. } => return Ok(self.gradients(node)?.0),
+            Op::AttentionDv => {
+                return match attended(self.s.case.program, node).map(|n| self.gradients(n)) {
+                    Some(Ok((_, Some(dv)))) => Ok(dv),
+                    Some(Err(e)) => Err(e),
+                    _ => Err(HarnessError::mismatch("gradients of no attention")),
                 };
             }
             Op::Swiglu => MapOp::Swiglu,
@@ -222,24 +250,82 @@ impl Evaluator<'_, '_> {
             self.s.reference.attend([&o, &lse], [q, k, v], how)
         };
         match ring {
-            Some(_) => attend(&self.sequence(k_id)?, &self.sequence(v_id)?)?,
+            Some(_) => attend(&self.sequence(k_id, 1)?, &self.sequence(v_id, 1)?)?,
             None => attend(self.on(k_id, self.rank)?, self.on(v_id, self.rank)?)?,
         }
         Ok((o, lse))
     }
 
-    /// All parts of a sequence, `[B, S, ..]`, where they belong.
-    fn sequence(&self, id: ValueId) -> Result<DeviceTensor, HarnessError> {
+    /// Gradients of queries; or those of keys, and of values beside them.
+    fn gradients(&self, node: &Node) -> Result<(DeviceTensor, Option<DeviceTensor>), HarnessError> {
+        let none = || HarnessError::mismatch("gradients of no attention");
+        let (causal, scale, ring, of_queries) = match node.op {
+            Op::AttentionDq { causal, scale, ring } => (causal, scale, ring, true),
+            Op::AttentionDk { causal, scale, ring } => (causal, scale, ring, false),
+            _ => return Err(none()),
+        };
+        let &[a, b, c, d, e] = &node.inputs[..] else { return Err(none()) };
+        // q, d_o, stats, k, v; and which of them every rank passes on.
+        let (ids, passed) = match of_queries {
+            true => ([a, b, c, d, e], 3..5),
+            false => ([c, d, e, a, b], 0..3),
+        };
+        let mut gathered: [Option<DeviceTensor>; 5] = Default::default();
+        for i in passed.filter(|_| ring.is_some()) {
+            // Statistics are `[B, H, S, 4]`.
+            gathered[i] = Some(self.sequence(ids[i], if i == 2 { 2 } else { 1 })?);
+        }
+        let mut operands = Vec::new();
+        for (id, whole) in ids.iter().zip(&gathered) {
+            operands.push(match whole {
+                Some(whole) => whole,
+                None => self.on(*id, self.rank)?,
+            });
+        }
+        let operands = <[&DeviceTensor; 5]>::try_from(operands).map_err(|_| none())?;
+        let depth = operands[0].shape().last().copied().unwrap_or(1);
+        let places = |i: usize| -> Result<Places, HarnessError> {
+            if let Some(whole) = &gathered[i] {
+                return Ok(Places { first: 0, count: whole.shape()[1], second: 0 });
+            }
+            let [first, second] = self.layout(ids[i], self.rank)?.parts(1);
+            let (count, second) = (first.len() as u64, second.start as u64);
+            Ok(Places { first: first.start as u64, count, second })
+        };
+        let how = AttendGrad {
+            causal,
+            scale: scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
+            queries: places(0)?,
+            keys: places(3)?,
+        };
+        let [q, _, _, k, _] = operands;
+        let like = if of_queries { q.shape() } else { k.shape() };
+        let x = self.make(DType::F32, like)?;
+        if of_queries {
+            if x.elements() > 0 {
+                self.s.reference.attend_dq(&x, operands, how)?;
+            }
+            return Ok((x, None));
+        }
+        let y = self.make(DType::F32, like)?;
+        if x.elements() > 0 {
+            self.s.reference.attend_dkv([&x, &y], operands, how)?;
+        }
+        Ok((x, Some(y)))
+    }
+
+    /// All parts of a sequence, which is dimension `dim`, where they belong.
+    fn sequence(&self, id: ValueId, dim: usize) -> Result<DeviceTensor, HarnessError> {
         let shape = self.s.case.bound.shape(id).unwrap_or(&[]).to_vec();
         let all = self.make(self.on(id, self.rank)?.dtype(), &shape)?;
-        let row: u64 = shape.iter().skip(2).product::<u64>() * all.dtype().size_bytes();
-        let (batches, whole) =
-            (shape.first().copied().unwrap_or(1), shape.get(1).copied().unwrap_or(1));
+        let row: u64 = shape.iter().skip(dim + 1).product::<u64>() * all.dtype().size_bytes();
+        let outer: u64 = shape.iter().take(dim).product();
+        let whole = shape.get(dim).copied().unwrap_or(1);
         for rank in 0..self.s.case.ranks {
             let held = self.on(id, rank)?.buffer();
-            let parts = self.layout(id, rank)?.parts(1);
+            let parts = self.layout(id, rank)?.parts(dim);
             let local: u64 = parts.iter().map(|p| p.len() as u64).sum();
-            for b in 0..batches {
+            for b in 0..outer {
                 let mut from = b * local * row;
                 for part in parts.iter().filter(|p| !p.is_empty()) {
                     let (to, bytes) =

@@ -166,6 +166,17 @@ impl fmt::Display for Fault {
                 self.where_it_stood(f)?;
                 write!(f, "{} raised the abort word", self.peer_name())?;
             }
+            FaultCause::Known(FaultKind::FifoFull) => {
+                self.at_edge(f)?;
+                write!(
+                    f,
+                    ": the proxy took no command for {} ({} of {} places seen free), the next one for {}",
+                    duration(self.waited_ns),
+                    self.seen,
+                    self.expected,
+                    self.peer_name()
+                )?;
+            }
             FaultCause::PeerGone => {
                 self.where_it_stood(f)?;
                 write!(f, "the process of {} is gone", self.peer_name())?;
@@ -233,6 +244,7 @@ mod tests {
             plan_hash: 1,
             trace: None,
             host: None,
+            net: None,
             runtime_dims: vec![],
             cooperative: true,
             meets: true,

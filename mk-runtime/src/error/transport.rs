@@ -54,6 +54,16 @@ pub enum TransportError {
         /// What is wrong with it.
         what: String,
     },
+    /// A command of a kernel that no proxy carries out.
+    #[error("command {seq} of launch {epoch} is refused: {what}")]
+    Command {
+        /// Its number in the fifo.
+        seq: u32,
+        /// The launch.
+        epoch: u32,
+        /// What is wrong with it.
+        what: String,
+    },
     /// Calls in the wrong order: a card without an arena, a second arena, a peer that is not connected.
     #[error("transport {transport}: {what}")]
     State {

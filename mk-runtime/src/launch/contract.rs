@@ -93,6 +93,7 @@ fn check_map(source: &KernelSource, map: &TensorMapSpec) -> Result<(), String> {
         MapBase::Symmetric(at) => at < space.symmetric_bytes,
         MapBase::Peer(p, at) => p < source.world_size && at < space.symmetric_bytes,
         MapBase::Scratch(at) => at < space.scratch_bytes,
+        MapBase::Net(at) => source.net.as_ref().is_some_and(|net| at < net.bytes),
     };
     if !inside {
         return Err(format!("{:?} is outside the kernel's memory", map.base));
@@ -225,6 +226,7 @@ pub(super) mod tests {
             plan_hash: 0,
             trace: None,
             host: None,
+            net: None,
             runtime_dims: vec![],
             cooperative: true,
             meets: true,

@@ -6,9 +6,11 @@ use crate::driver::order;
 use crate::error::{Error, Fault, FaultCause};
 use crate::gpu::Usable;
 use crate::mem::FaultRecords;
+use crate::proxy::Watch;
 use crate::world::{Member, SharedGroup};
 use mk_abi::device::FaultKind;
 use mk_abi::{KernelSource, TensorDirection};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 pub(super) struct Health {
@@ -113,6 +115,22 @@ impl Member for Health {
             .map(|(arg, shape)| format!("{} {shape:?}", arg.name))
             .collect();
         format!("{} of {}", self.source.name, inputs.join(", "))
+    }
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl Watch for Health {
+    fn gave_up(&self, rank: u32) -> bool {
+        self.state().faults.begun(rank)
+    }
+
+    fn give_up(&self, by: u32) {
+        self.raise(by);
     }
 }
 

@@ -15,6 +15,8 @@ use crate::error::Error;
 use crate::gpu::{StreamRef, Usable, note_capture};
 use crate::jit::Compiled;
 use crate::mem::{FaultRecords, SymmetricMemory, drain};
+use crate::net::Leased;
+use crate::proxy::Watch;
 use crate::world::{Deadline, Member, World};
 use mk_abi::KernelSource;
 use std::sync::{Arc, Weak};
@@ -31,6 +33,8 @@ pub struct Instance {
     /// Of this process, as all lists by rank here.
     ranks: Vec<Rank>,
     symmetric: SymmetricMemory,
+    /// What it has of the network between nodes.
+    net: Option<Leased>,
     health: Arc<Health>,
     attributes: Attributes,
     generation: u64,
@@ -89,10 +93,18 @@ impl Instance {
         let space = &source.workspace;
         let symmetric = SymmetricMemory::within(world, space.symmetric_bytes, deadline)?;
         let faults = FaultRecords::new(world, deadline)?;
+        let net = match (&source.net, &options.net) {
+            (Some(layout), Some(net)) => {
+                Some(net.lease(world, layout, options.poison.unwrap_or(0))?)
+            }
+            _ => None,
+        };
         let bound = symmetric.fill_unused(0, space.zeroed_bytes, 0).and_then(|()| {
             let poison = options.poison.unwrap_or(0);
             symmetric.fill_unused(space.zeroed_bytes, space.symmetric_bytes, poison)?;
-            let bind = |r| Rank::bind(world, r, source, compiled, options, &symmetric, &faults);
+            let bind = |r| {
+                Rank::bind(world, r, source, compiled, options, &symmetric, &faults, net.as_ref())
+            };
             let ranks = world.local_ranks().map(bind).collect::<Result<Vec<_>, _>>()?;
             let place = place.insert(Place(order::new_launcher()));
             if options.overlap {
@@ -109,6 +121,10 @@ impl Instance {
         let source = Arc::new(source.clone());
         let (group, number) = (world.group(), generation as u32);
         let health = Arc::new(Health::new(source.clone(), group.cloned(), number, faults));
+        if let (Some(net), Some(layout)) = (&net, &source.net) {
+            let watch: Arc<dyn Watch> = health.clone();
+            net.attach(layout, &watch)?;
+        }
         if let Some(group) = group {
             let weak: Weak<Health> = Arc::downgrade(&health);
             group.join(number, weak);
@@ -121,6 +137,7 @@ impl Instance {
             source,
             ranks,
             symmetric,
+            net,
             health,
             generation,
             overlap: options.overlap,
@@ -385,6 +402,7 @@ impl Instance {
     /// Leaves kernels and memory as they are, for as long as the process lives.
     fn leave(&mut self) {
         std::mem::forget(std::mem::take(&mut self.ranks));
+        std::mem::forget(self.net.take());
         self.symmetric.leave();
         std::mem::forget((self.world.clone(), self.health.clone()));
     }
@@ -425,6 +443,8 @@ impl Drop for Instance {
         // Not while another thread has launched some ranks and not others: freeing waits for the GPU.
         let book = order::book();
         self.ranks.clear();
+        // Its proxies still look at the records.
+        self.net = None;
         done = done.and(self.health.release()).and(self.symmetric.release());
         drop(book);
         if let Err(error) = done {
@@ -441,10 +461,30 @@ fn check(world: &World, source: &KernelSource, options: &InstanceOptions) -> Res
     check_source(source)?;
     options.nanoseconds(source)?;
     if source.world_size == world.size() {
+        check_net(source, world, options)?;
         return check_reach(source, world.topology());
     }
     let (kernel, plan) = (source.name.clone(), source.world_size);
     Err(Error::WorldSize { kernel, plan, world: world.size() })
+}
+
+/// Whether the kernel is for the world's nodes, and has a network where there are several.
+fn check_net(source: &KernelSource, world: &World, options: &InstanceOptions) -> Result<(), Error> {
+    let (kernel, topology) = (source.name.clone(), world.topology());
+    let per_node = topology.reach(world.local_ranks().start).len() as u32;
+    let local = source.net.as_ref().map_or(source.world_size, |net| net.local);
+    if local != per_node {
+        let what = format!("it is for nodes of {local} ranks, and the world's have {per_node}");
+        return Err(Error::Unsupported { kernel, what });
+    }
+    match (&source.net, &options.net) {
+        (Some(_), None) => {
+            let what =
+                "it sends to other nodes, and has no network: give `InstanceOptions::net`".into();
+            Err(Error::Unsupported { kernel, what })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Holds the SMs of an overlapping instance on every GPU of this process.

@@ -13,6 +13,8 @@ pub(super) struct Bases {
     pub(super) rank: u32,
     pub(super) symmetric: Layout,
     pub(super) scratch: u64,
+    /// The rank's range of the net arena, or 0.
+    pub(super) net: u64,
     /// Any valid device address, for maps of tensors with no elements.
     pub(super) somewhere: u64,
 }
@@ -28,6 +30,7 @@ impl Bases {
             MapBase::Symmetric(at) => Some(self.symmetric.address(self.rank)? + at),
             MapBase::Peer(p, at) => Some(self.symmetric.address(p)? + at),
             MapBase::Scratch(at) => Some(self.scratch + at),
+            MapBase::Net(at) => Some(self.net + at),
         })
     }
 }
@@ -113,12 +116,13 @@ mod tests {
         let topology = Topology::nodes_of(4, 2).unwrap();
         let mut symmetric = Layout::new(topology, 2, 0x100, 0x100).unwrap();
         symmetric.base = 0x1000;
-        let bases = Bases { rank: 2, symmetric, scratch: 0x9000, somewhere: 0x5000 };
+        let bases = Bases { rank: 2, symmetric, scratch: 0x9000, net: 0xa000, somewhere: 0x5000 };
         let resolve = |base| bases.resolve(base).unwrap();
         assert_eq!(resolve(MapBase::Tensor(1)), None);
         assert_eq!(resolve(MapBase::Symmetric(4)), Some(0x1204));
         assert_eq!(resolve(MapBase::Peer(3, 4)), Some(0x1304));
         assert_eq!(resolve(MapBase::Scratch(16)), Some(0x9010));
+        assert_eq!(resolve(MapBase::Net(16)), Some(0xa010));
         let other = bases.resolve(MapBase::Peer(1, 4));
         assert!(matches!(other, Err(Error::Unreachable { from: 2, to: 1 })));
     }

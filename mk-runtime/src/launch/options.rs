@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::gpu::{DeviceTensor, TensorRef};
+use crate::net::Net;
 use mk_abi::KernelSource;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub struct InstanceOptions {
     /// Least bytes of trace buffer per rank, for kernels written by hand: one that was emitted with tracing says itself
     /// what it needs ([`KernelSource::trace`]). Default: 0.
     pub trace_bytes: u64,
+    /// The network of a kernel over nodes. Default: none.
+    pub net: Option<Net>,
     /// Test hook: with a seed other than 0, agents sleep a pseudo-random time below `chaos_max` before each task.
     /// Default: 0.
     pub chaos_seed: u32,
@@ -43,6 +46,7 @@ impl Default for InstanceOptions {
             reserve_sms: 0,
             overlap: false,
             trace_bytes: 0,
+            net: None,
             chaos_seed: 0,
             chaos_max: Duration::ZERO,
             poison: None,

@@ -104,7 +104,10 @@ pub(super) const fn zero_header() -> LaunchHeader {
         chaos_max_ns: 0,
         dims: [0; 4],
         gated: 0,
-        reserved: [0; 6],
+        instance: 0,
+        reserved: 0,
+        net: 0,
+        fifo: 0,
     }
 }
 

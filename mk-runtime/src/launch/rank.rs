@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::gpu::{Event, Kernel, Module, StreamRef, TensorRef};
 use crate::jit::Compiled;
 use crate::mem::{DeviceBuffer, FaultRecords, SymmetricMemory};
+use crate::net::Leased;
 use crate::world::World;
 use mk_abi::device::{ControlBlock, LaunchHeader};
 use mk_abi::{KernelSource, MapBase};
@@ -50,7 +51,9 @@ impl Rank {
         options: &InstanceOptions,
         symmetric: &SymmetricMemory,
         faults: &FaultRecords,
+        net: Option<&Leased>,
     ) -> Result<Rank, Error> {
+        let net = net.and_then(|net| net.place(rank)).unwrap_or_default();
         let (wait_limit_ns, entry_limit_ns, chaos_max_ns) = options.nanoseconds(source)?;
         let module = Module::load(world.context(rank)?, &compiled.cubin)?;
         let kernel = Kernel::new(&module, &source.entry, &source.name)?;
@@ -64,7 +67,7 @@ impl Rank {
             bytes => Some(DeviceBuffer::zeroed(world, rank, bytes)?),
         };
         let header = LaunchHeader {
-            sym_base: symmetric.base(),
+            sym_base: symmetric.base(rank)?,
             sym_stride_bytes: symmetric.stride_bytes(),
             scratch: scratch.ptr(),
             control: control.ptr(),
@@ -77,6 +80,9 @@ impl Rank {
             launch_hash: source.plan_hash,
             chaos_seed: options.chaos_seed,
             chaos_max_ns,
+            instance: net.instance,
+            net: net.net,
+            fifo: net.fifo,
             ..zero_header()
         };
         let binding = &source.ranks[rank as usize];
@@ -86,7 +92,7 @@ impl Rank {
         let engine = match &source.host {
             Some(program) => {
                 let control = control.ptr();
-                let symmetric = symmetric.layout();
+                let symmetric = symmetric.layout(rank)?;
                 let engine =
                     Engine::new(world, rank, source, program, &module, control, symmetric)?;
                 check_param(source, engine.gate(), &params)?;
@@ -101,8 +107,9 @@ impl Rank {
             params,
             bases: Bases {
                 rank,
-                symmetric: symmetric.layout().clone(),
+                symmetric: symmetric.layout(rank)?.clone(),
                 scratch: scratch.ptr(),
+                net: net.net,
                 somewhere: control.ptr(),
             },
             expected_bytes: tensor_bytes(source, rank, &binding.tensor_shapes)?,

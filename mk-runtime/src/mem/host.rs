@@ -125,6 +125,11 @@ impl FaultRecords {
         self.device + u64::from(rank - self.own.start) * size_of::<FaultRecord>() as u64
     }
 
+    /// Whether the kernel of a rank began its record.
+    pub(crate) fn begun(&self, rank: u32) -> bool {
+        self.host.iter().any(|(of, record)| *of == rank && state(*record) != 0)
+    }
+
     /// Whether any kernel began a record. Two loads per rank, no driver call.
     pub(crate) fn any(&self) -> bool {
         self.host.iter().any(|(_, record)| state(*record) != 0)

@@ -5,6 +5,7 @@
 mod device;
 mod host;
 mod layout;
+mod pinned;
 mod symmetric;
 mod vmm;
 
@@ -12,4 +13,5 @@ pub use device::DeviceBuffer;
 pub(crate) use device::drain;
 pub(crate) use host::FaultRecords;
 pub(crate) use layout::Layout;
+pub(crate) use pinned::Pinned;
 pub use symmetric::SymmetricMemory;

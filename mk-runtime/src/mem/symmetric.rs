@@ -24,7 +24,8 @@ pub struct SymmetricMemory {
     first: u32,
     /// Of this process's ranks.
     contexts: Vec<Arc<Context>>,
-    layout: Layout,
+    /// One for each node that has ranks here, in their order: addresses of their own, so that a stray access to another node's faults.
+    layouts: Vec<Layout>,
     /// Which ranks are mapped, for a constructor that fails half way.
     mapped: Vec<u32>,
 }
@@ -47,15 +48,14 @@ impl SymmetricMemory {
         let Some(group) = world.group() else {
             let mut memory = SymmetricMemory::reserve(world, size_bytes)?;
             for (rank, context) in world.local_ranks().zip(memory.contexts.clone()) {
-                let own = Physical::create(context.ordinal(), memory.layout.stride_bytes, false)?;
+                let own = Physical::create(context.ordinal(), memory.stride_bytes(), false)?;
                 memory.map(rank, own)?;
             }
             memory.give_access()?;
             return Ok(memory);
         };
         let mine = SymmetricMemory::reserve(world, size_bytes).and_then(|mut memory| {
-            let own =
-                Physical::create(memory.contexts[0].ordinal(), memory.layout.stride_bytes, true)?;
+            let own = Physical::create(memory.contexts[0].ordinal(), memory.stride_bytes(), true)?;
             let fd = own.export()?;
             memory.map(memory.first, own)?;
             Ok((memory, fd))
@@ -78,13 +78,20 @@ impl SymmetricMemory {
                 granularity.max(vmm::granularity(context.ordinal(), world.group().is_some())?);
         }
         let first = world.local_ranks().start;
-        let mut layout = Layout::new(*world.topology(), first, size_bytes, granularity)?;
-        let bytes = layout.reserved_bytes() as usize;
-        // SAFETY: a valid out-pointer; the driver chooses the address.
-        unsafe {
-            cu!(None, cuMemAddressReserve(&mut layout.base, bytes, granularity as usize, 0, 0))
-        }?;
-        Ok(SymmetricMemory { first, contexts, layout, mapped: Vec::new() })
+        let mut memory =
+            SymmetricMemory { first, contexts, layouts: Vec::new(), mapped: Vec::new() };
+        let mut rank = first;
+        while rank < world.local_ranks().end {
+            let mut layout = Layout::new(*world.topology(), rank, size_bytes, granularity)?;
+            let bytes = layout.reserved_bytes() as usize;
+            // SAFETY: a valid out-pointer; the driver chooses the address.
+            unsafe {
+                cu!(None, cuMemAddressReserve(&mut layout.base, bytes, granularity as usize, 0, 0))
+            }?;
+            rank = layout.mapped().end;
+            memory.layouts.push(layout);
+        }
+        Ok(memory)
     }
 
     /// Maps what the other processes of the node made. A failure is this process's own and still to be told.
@@ -94,9 +101,9 @@ impl SymmetricMemory {
         own: std::os::fd::OwnedFd,
         deadline: Deadline,
     ) -> Result<(), Error> {
-        let size = self.layout.stride_bytes.to_le_bytes();
+        let size = self.stride_bytes().to_le_bytes();
         let sizes = group.all_gather(CALL, &size, deadline)?;
-        let fds = group.all_fds(CALL, own, self.layout.mapped(), deadline)?;
+        let fds = group.all_fds(CALL, own, self.layout(self.first)?.mapped(), deadline)?;
         for (rank, (fd, theirs)) in (0..).zip(fds.into_iter().zip(sizes)) {
             let Some(fd) = fd else { continue };
             if theirs != size {
@@ -110,7 +117,7 @@ impl SymmetricMemory {
     }
 
     fn map(&mut self, rank: u32, memory: Physical) -> Result<(), Error> {
-        memory.map(self.layout.address(rank)?, self.layout.stride_bytes)?;
+        memory.map(self.rank_ptr(rank)?, self.stride_bytes())?;
         self.mapped.push(rank);
         Ok(())
     }
@@ -119,28 +126,38 @@ impl SymmetricMemory {
         let mut ordinals: Vec<i32> = self.contexts.iter().map(|c| c.ordinal()).collect();
         ordinals.sort_unstable();
         ordinals.dedup();
-        let (from, bytes) = self.layout.mapped_span();
-        vmm::give_access(&ordinals, from, bytes)
+        for layout in &self.layouts {
+            let (from, bytes) = layout.mapped_span();
+            vmm::give_access(&ordinals, from, bytes)?;
+        }
+        Ok(())
     }
 
-    /// Where the ranks' parts are.
-    pub(crate) fn layout(&self) -> &Layout {
-        &self.layout
+    /// Where the parts of the ranks of a rank's node are.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] for a rank whose node has none here.
+    pub(crate) fn layout(&self, rank: u32) -> Result<&Layout, Error> {
+        let found = self.layouts.iter().find(|l| l.mapped().contains(&rank));
+        found.ok_or(Error::Unreachable { from: self.first, to: rank })
     }
 
-    /// Address of rank 0's memory; mapped where this process [reaches](crate::world::Topology) rank 0.
-    pub fn base(&self) -> u64 {
-        self.layout.base
+    /// Address of rank 0's memory as the ranks of a rank's node count; mapped where they [reach](crate::world::Topology) rank 0.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] for a rank whose node has none here.
+    pub fn base(&self, rank: u32) -> Result<u64, Error> {
+        Ok(self.layout(rank)?.base)
     }
 
     /// Distance between two ranks' memories, in bytes: the size rounded up to the driver's granularity.
     pub fn stride_bytes(&self) -> u64 {
-        self.layout.stride_bytes
+        self.layouts.first().map_or(0, |l| l.stride_bytes)
     }
 
     /// Size of each rank's memory, in bytes.
     pub fn size_bytes(&self) -> u64 {
-        self.layout.size_bytes
+        self.layouts.first().map_or(0, |l| l.size_bytes)
     }
 
     /// Address of a rank's memory, on every GPU of its node.
@@ -148,7 +165,7 @@ impl SymmetricMemory {
     /// # Errors
     /// [`Error::Unreachable`] for a rank of another node.
     pub fn rank_ptr(&self, rank: u32) -> Result<u64, Error> {
-        self.layout.address(rank)
+        self.layout(rank)?.address(rank)
     }
 
     /// Fills `[from, to)` of the memory of this process's ranks with a byte, after their GPUs' launches, and waits.
@@ -164,11 +181,11 @@ impl SymmetricMemory {
 
     /// Like [`SymmetricMemory::fill`] where no work uses that memory: waits for no other.
     pub(crate) fn fill_unused(&self, from: u64, to: u64, byte: u8) -> Result<(), Error> {
-        if from > to || to > self.layout.size_bytes {
+        if from > to || to > self.size_bytes() {
             return Err(Error::Shape {
                 what: format!(
                     "bytes {from} to {to} are not inside symmetric memory of {} bytes",
-                    self.layout.size_bytes
+                    self.size_bytes()
                 ),
             });
         }
@@ -183,7 +200,7 @@ impl SymmetricMemory {
     /// # Errors
     /// [`Error::Shape`] when the range does not fit; [`Error::Unreachable`] for a rank of another node; [`Error::Cuda`].
     pub fn download(&self, rank: u32, from: u64, bytes: u64) -> Result<Vec<u8>, Error> {
-        let fits = from.checked_add(bytes).is_some_and(|end| end <= self.layout.size_bytes);
+        let fits = from.checked_add(bytes).is_some_and(|end| end <= self.size_bytes());
         let own = rank.checked_sub(self.first).and_then(|i| self.contexts.get(i as usize));
         let context = own.or(self.contexts.first()).filter(|_| fits);
         let Some(context) = context else {
@@ -206,7 +223,7 @@ impl SymmetricMemory {
     /// Leaves it as it is: nothing is unmapped or freed.
     pub(crate) fn leave(&mut self) {
         self.mapped.clear();
-        self.layout.base = 0;
+        self.layouts.clear();
     }
 
     /// What dropping does; nothing is left for the drop then.
@@ -216,17 +233,16 @@ impl SymmetricMemory {
             return Err(error);
         }
         let mut first = Ok(());
-        let stride = self.layout.stride_bytes as usize;
+        let stride = self.stride_bytes() as usize;
         for p in std::mem::take(&mut self.mapped) {
             // SAFETY: mapped by us in one piece; no kernel of this process runs any more.
             let unmap = |at| unsafe { cu!(None, cuMemUnmap(at, stride)) };
-            first = first.and(self.layout.address(p).and_then(unmap));
+            first = first.and(self.rank_ptr(p).and_then(unmap));
         }
-        let bytes = self.layout.reserved_bytes() as usize;
-        let base = std::mem::take(&mut self.layout.base);
-        if base != 0 {
+        for layout in std::mem::take(&mut self.layouts) {
+            let bytes = layout.reserved_bytes() as usize;
             // SAFETY: reserved by us; everything in it is unmapped.
-            first = first.and(unsafe { cu!(None, cuMemAddressFree(base, bytes)) });
+            first = first.and(unsafe { cu!(None, cuMemAddressFree(layout.base, bytes)) });
         }
         first
     }
@@ -234,7 +250,7 @@ impl SymmetricMemory {
 
 impl Drop for SymmetricMemory {
     fn drop(&mut self) {
-        if self.layout.base != 0
+        if !self.layouts.is_empty()
             && let Err(error) = self.release()
         {
             tracing::warn!(%error, "symmetric memory was not released");

@@ -172,6 +172,110 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend(
   }
 }
 
+// Where rows of a tensor are in the sequence: the first `count` from `first` on, the others from `second` on.
+struct Places {
+  u64 first, count, second;
+  __device__ u64 operator()(u64 i) const { return i < count ? first + i : second + (i - count); }
+};
+
+__device__ float sum_of_warp(float x) {
+  for (u32 step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+// Of each row of o and d_o, [B, S, H, D]: {lse, o . d_o, 0, 0}, [B, H, S, 4].
+extern "C" __global__ void __launch_bounds__(256) reference_attend_stats(
+    float* stats, const void* o, const void* d_o, const float* lse, u64 batch, u64 queries, u64 heads, u64 depth, u32 o_dtype,
+    u32 d_dtype) {
+  const u32 lane = threadIdx.x % 32;
+  const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
+  for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
+    const u64 h = row % heads, i = row / heads % queries, b = row / heads / queries;
+    float dot = 0;
+    for (u64 e = lane; e < depth; e += 32) dot = fmaf(load(o, o_dtype, row * depth + e), load(d_o, d_dtype, row * depth + e), dot);
+    dot = sum_of_warp(dot);
+    const u64 at = (b * heads + h) * queries + i;
+    if (lane < 4) stats[at * 4 + lane] = lane == 0 ? lse[at] : lane == 1 ? dot : 0.f;
+  }
+}
+
+// One query and one key: the weight, and the score's gradient. `x`, `d` are parts of rows of q and d_o, `y`, `z` of k and v.
+struct Pair {
+  float weight, slope;
+};
+__device__ Pair pair(const float (&x)[8], const float (&d)[8], const float (&y)[8], const float (&z)[8], float scale, float lse,
+                     float delta) {
+  float score = 0, worth = 0;
+  for (int e = 0; e < 8; ++e) score = fmaf(x[e], y[e], score), worth = fmaf(d[e], z[e], worth);
+  const float weight = lse == __int_as_float(0xff800000) ? 0.f : expf(sum_of_warp(score) * scale - lse);
+  return Pair{weight, weight * (sum_of_warp(worth) - delta)};
+}
+
+__device__ void load_row(float (&x)[8], const void* from, u32 dtype, u64 row, u64 depth) {
+  for (int e = 0; e < 8; ++e) {
+    const u64 at = threadIdx.x % 32 + 32 * e;
+    x[e] = at < depth ? load(from, dtype, row * depth + at) : 0.f;
+  }
+}
+
+__device__ void store_row(float* to, const float (&x)[8], float factor, u64 row, u64 depth) {
+  for (int e = 0; e < 8; ++e) {
+    const u64 at = threadIdx.x % 32 + 32 * e;
+    if (at < depth) to[row * depth + at] = x[e] * factor;
+  }
+}
+
+// Gradients of queries: a warp for each row.
+extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
+    float* dq, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries, u64 keys,
+    u64 heads, u64 groups, u64 depth, u64 q_first, u64 q_count, u64 q_second, u64 k_first, u64 k_count,
+    u64 k_second, u32 causal, float scale, u32 q_dtype, u32 k_dtype) {
+  const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
+  const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
+  for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
+    const u64 h = row % heads, i = row / heads % queries, b = row / heads / queries, g = h / (heads / groups);
+    float x[8], d[8], y[8], z[8], sum[8] = {};
+    load_row(x, q, q_dtype, row, depth);
+    load_row(d, d_o, q_dtype, row, depth);
+    const float* of = stats + ((b * heads + h) * queries + i) * 4;
+    for (u64 j = 0; j < keys; ++j) {
+      if (causal && k_places(j) > q_places(i)) continue;
+      load_row(y, k, k_dtype, (b * keys + j) * groups + g, depth);
+      load_row(z, v, k_dtype, (b * keys + j) * groups + g, depth);
+      const Pair p = pair(x, d, y, z, scale, of[0], of[1]);
+      for (int e = 0; e < 8; ++e) sum[e] = fmaf(p.slope, y[e], sum[e]);
+    }
+    store_row(dq, sum, scale, row, depth);
+  }
+}
+
+// Gradients of keys and values: a warp for each row, over all heads of its group.
+extern "C" __global__ void __launch_bounds__(256) reference_attend_dkv(
+    float* dk, float* dv, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries,
+    u64 keys, u64 heads, u64 groups, u64 depth, u64 q_first, u64 q_count, u64 q_second, u64 k_first, u64 k_count,
+    u64 k_second, u32 causal, float scale, u32 q_dtype, u32 k_dtype) {
+  const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
+  const u64 rows = batch * keys * groups, warps = (u64)gridDim.x * (blockDim.x / 32);
+  for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
+    const u64 g = row % groups, j = row / groups % keys, b = row / groups / keys;
+    float x[8], d[8], y[8], z[8], of_key[8] = {}, of_value[8] = {};
+    load_row(y, k, k_dtype, row, depth);
+    load_row(z, v, k_dtype, row, depth);
+    for (u64 h = g * (heads / groups); h < (g + 1) * (heads / groups); ++h) {
+      for (u64 i = 0; i < queries; ++i) {
+        if (causal && k_places(j) > q_places(i)) continue;
+        load_row(x, q, q_dtype, (b * queries + i) * heads + h, depth);
+        load_row(d, d_o, q_dtype, (b * queries + i) * heads + h, depth);
+        const float* of = stats + ((b * heads + h) * queries + i) * 4;
+        const Pair p = pair(x, d, y, z, scale, of[0], of[1]);
+        for (int e = 0; e < 8; ++e) of_key[e] = fmaf(p.slope, x[e], of_key[e]), of_value[e] = fmaf(p.weight, d[e], of_value[e]);
+      }
+    }
+    store_row(dk, of_key, scale, row, depth);
+    store_row(dv, of_value, 1.f, row, depth);
+  }
+}
+
 // Per 128 x 128 tile of [rows, cols]: sum of (x - ref)^2, sum of ref^2, count of elements of x that are not finite where
 // ref is within the range of x's type, and the largest |x - ref|. What is beyond the range is left out of all others.
 struct TileError { double error, reference; u64 nonfinite; double largest; };

@@ -123,9 +123,36 @@ pub struct Attend {
     pub second: u64,
 }
 
+/// Where rows of a tensor are in the sequence: so many from `first` on, the others from `second` on.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// The place of the first row.
+    pub first: u64,
+    /// How many rows follow from there.
+    pub count: u64,
+    /// The place of the row behind those.
+    pub second: u64,
+}
+
+/// What gradients of attention are computed with besides their tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct AttendGrad {
+    /// Queries see keys at their own place and before.
+    pub causal: bool,
+    /// Factor on scores.
+    pub scale: f32,
+    /// Of queries.
+    pub queries: Places,
+    /// Of keys.
+    pub keys: Places,
+}
+
 struct Kernels {
     gemm: Kernel,
     attend: Kernel,
+    attend_stats: Kernel,
+    attend_dq: Kernel,
+    attend_dkv: Kernel,
     fill: Kernel,
     map: Kernel,
     error: Kernel,
@@ -255,6 +282,110 @@ impl Reference {
         params.run(&kernels.attend, context, [flat(rows.saturating_mul(32)), 1])
     }
 
+    /// Statistics `[B, H, S, 4]` that gradients of attention take, of results and their gradients `[B, S, H, D]` and logarithms `[B, H, S]`: of
+    /// each query the logarithm, the sum of `o * d_o`, and two zeros. Statistics and logarithms are f32. All on one rank.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    pub fn attend_stats(
+        &self,
+        stats: &DeviceTensor,
+        [o, d_o, lse]: [&DeviceTensor; 3],
+    ) -> Result<(), Error> {
+        let fits = match o.shape() {
+            &[batch, queries, heads, _] => {
+                d_o.shape() == o.shape()
+                    && lse.shape() == [batch, heads, queries]
+                    && stats.shape() == [batch, heads, queries, 4]
+                    && [lse.dtype(), stats.dtype()] == [DType::F32; 2]
+            }
+            _ => false,
+        };
+        let (true, &[batch, queries, heads, depth]) = (fits, o.shape()) else {
+            let [o, d_o, lse, stats] = [o, d_o, lse, stats].map(|t| t.shape().to_vec());
+            return Err(mismatch(format!(
+                "statistics of {o:?}, {d_o:?} and {lse:?} are not {stats:?}"
+            )));
+        };
+        same_rank(&[stats, o, d_o, lse])?;
+        let (kernels, context) = self.on(o.rank())?;
+        let params =
+            [stats, o, d_o, lse].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
+        let params = [batch, queries, heads, depth].into_iter().fold(params, Params::word);
+        let params = params.half(code(o)?).half(code(d_o)?);
+        let rows = batch.saturating_mul(queries).saturating_mul(heads);
+        params.run(&kernels.attend_stats, context, [flat(rows.saturating_mul(32)), 1])
+    }
+
+    /// Gradients of the queries of an attention, f32, of queries, results' gradients, statistics, keys and values. All on one rank.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    pub fn attend_dq(
+        &self,
+        dq: &DeviceTensor,
+        operands: [&DeviceTensor; 5],
+        how: AttendGrad,
+    ) -> Result<(), Error> {
+        let [q, ..] = operands;
+        let rows = q.elements().checked_div(q.shape().last().copied().unwrap_or(1)).unwrap_or(0);
+        let params = self.gradient(&[dq], operands, q.shape(), how)?;
+        let (kernels, context) = self.on(q.rank())?;
+        params.run(&kernels.attend_dq, context, [flat(rows.saturating_mul(32)), 1])
+    }
+
+    /// The same of keys and values.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    pub fn attend_dkv(
+        &self,
+        [dk, dv]: [&DeviceTensor; 2],
+        operands: [&DeviceTensor; 5],
+        how: AttendGrad,
+    ) -> Result<(), Error> {
+        let [_, _, _, k, _] = operands;
+        let rows = k.elements().checked_div(k.shape().last().copied().unwrap_or(1)).unwrap_or(0);
+        let params = self.gradient(&[dk, dv], operands, k.shape(), how)?;
+        let (kernels, context) = self.on(k.rank())?;
+        params.run(&kernels.attend_dkv, context, [flat(rows.saturating_mul(32)), 1])
+    }
+
+    fn gradient(
+        &self,
+        results: &[&DeviceTensor],
+        [q, d_o, stats, k, v]: [&DeviceTensor; 5],
+        shape: &[u64],
+        how: AttendGrad,
+    ) -> Result<Params, Error> {
+        let shapes = (q.shape(), k.shape());
+        let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
+            return Err(mismatch(format!("attention of {:?} to {:?}", q.shape(), k.shape())));
+        };
+        let fits = (batch, depth) == (batch_k, depth_k)
+            && depth <= 256
+            && groups > 0
+            && heads.is_multiple_of(groups)
+            && (k.shape(), k.dtype()) == (v.shape(), v.dtype())
+            && (q.shape(), q.dtype()) == (d_o.shape(), d_o.dtype())
+            && stats.shape() == [batch, heads, queries, 4]
+            && stats.dtype() == DType::F32
+            && results.iter().all(|t| t.shape() == shape && t.dtype() == DType::F32);
+        if !fits {
+            let all = [q, d_o, stats, k, v].map(|t| t.shape().to_vec());
+            return Err(mismatch(format!("gradients of attention of {all:?} are not {shape:?}")));
+        }
+        let all: Vec<_> = results.iter().copied().chain([q, d_o, stats, k, v]).collect();
+        same_rank(&all)?;
+        let params = all.iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
+        let sizes = [batch, queries, keys, heads, groups, depth];
+        let places = [how.queries, how.keys].map(|p| [p.first, p.count, p.second]);
+        let params =
+            sizes.into_iter().chain(places.into_iter().flatten()).fold(params, Params::word);
+        let params = params.half(u32::from(how.causal)).half(how.scale.to_bits());
+        Ok(params.half(code(q)?).half(code(k)?))
+    }
+
     /// out = op(a) or op(a, b), elementwise in fp32, rounded to the type of `out`. All on one rank; `out` may be `a`
     /// where the types agree.
     ///
@@ -365,6 +496,9 @@ impl Kernels {
         Ok(Kernels {
             gemm: kernel("reference_gemm")?,
             attend: kernel("reference_attend")?,
+            attend_stats: kernel("reference_attend_stats")?,
+            attend_dq: kernel("reference_attend_dq")?,
+            attend_dkv: kernel("reference_attend_dkv")?,
             fill: kernel("reference_fill")?,
             map: kernel("reference_map")?,
             error: kernel("reference_error")?,

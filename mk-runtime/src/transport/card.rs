@@ -6,6 +6,7 @@
 //! ```
 
 use super::TransportError;
+use std::fmt;
 
 const MAGIC: [u8; 4] = *b"mkcd";
 const VERSION: u8 = 1;
@@ -23,6 +24,18 @@ pub enum Kind {
     Loopback = 1,
     /// [`ofi`](super::ofi).
     Ofi = 2,
+    /// InfiniBand verbs.
+    Verbs = 3,
+}
+
+/// The key of an arena. Only peers have it: it is in cards, and in no message or log.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key(pub u64);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(hidden)")
+    }
 }
 
 /// A card, read.
@@ -37,7 +50,7 @@ pub struct Card {
     /// What byte 0 of the arena is called in writes: 0, or its address.
     pub base: u64,
     /// The key that writes must have.
-    pub key: u64,
+    pub key: Key,
     /// Where the rank is, as the network says it.
     pub address: Vec<u8>,
 }
@@ -59,7 +72,7 @@ impl Card {
         out.extend(self.rank.to_le_bytes());
         out.extend(self.bytes.to_le_bytes());
         out.extend(self.base.to_le_bytes());
-        out.extend(self.key.to_le_bytes());
+        out.extend(self.key.0.to_le_bytes());
         out.extend(length.to_le_bytes());
         out.extend(&self.address);
         Ok(out)
@@ -93,7 +106,7 @@ impl Card {
         if base.checked_add(bytes).is_none() {
             return Err(bad(format!("{bytes} bytes at {base:#x}")));
         }
-        Ok(Card { kind, rank, bytes, base, key, address: rest.to_vec() })
+        Ok(Card { kind, rank, bytes, base, key: Key(key), address: rest.to_vec() })
     }
 }
 
@@ -119,7 +132,7 @@ mod tests {
             rank: 3,
             bytes: 4096,
             base: 0x7f00_0000_0000,
-            key: 9,
+            key: Key(9),
             address: vec![1, 2, 3],
         }
     }
@@ -131,6 +144,28 @@ mod tests {
         let none = Card { address: vec![], ..card() };
         assert_eq!(Card::read(Kind::Ofi, &none.to_bytes().unwrap()).unwrap(), none);
         assert!(Card { address: vec![0; MAX_ADDRESS + 1], ..card() }.to_bytes().is_err());
+    }
+
+    #[test]
+    fn keys_are_not_shown() {
+        let key = 0xfeed_0123_4567_89ab_u64;
+        let card = Card { key: Key(key), ..card() };
+        let hidden = |text: String| {
+            assert!(
+                ![format!("{key}"), format!("{key:x}")].iter().any(|k| text.contains(k)),
+                "{text}"
+            );
+        };
+        hidden(format!("{card:?} {card:#?}"));
+        // Nor by the error of a card that is changed on its way.
+        let bytes = card.to_bytes().unwrap();
+        for i in 0..bytes.len() {
+            let mut other = bytes.clone();
+            other[i] ^= 0x81;
+            if let Err(error) = Card::read(Kind::Ofi, &other) {
+                hidden(format!("{error} {error:?}"));
+            }
+        }
     }
 
     #[test]

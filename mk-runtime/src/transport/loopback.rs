@@ -4,7 +4,7 @@
 //! writes go to the threads by turns, and overtake each other. A copy holds both arenas, so that an arena that is closed
 //! is not written any more.
 
-use super::card::{Card, Kind};
+use super::card::{Card, Key, Kind};
 use super::{
     Caps, Event, NetMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
     check_write, memory,
@@ -64,12 +64,12 @@ struct End {
 #[derive(Clone, Debug)]
 struct Arena {
     memory: Arc<dyn NetMemory>,
-    key: u64,
+    key: Key,
 }
 
 struct Job {
     from: u32,
-    key: u64,
+    key: Key,
     write: Write,
 }
 
@@ -171,7 +171,7 @@ impl Loopback {
     fn take(&mut self, events: &mut Vec<Event>) {
         let before = events.len();
         events.extend(locked(&self.end().events).drain(..));
-        let ended = events[before..].iter().filter(|e| !matches!(e, Event::Arrived { .. }));
+        let ended = events[before..].iter().filter(|e| e.ends_write());
         self.outstanding -= ended.count();
     }
 
@@ -188,7 +188,7 @@ impl Transport for Loopback {
     }
 
     fn register(&mut self, memory: Arc<dyn NetMemory>) -> Result<(), TransportError> {
-        let key = super::random_key()?;
+        let key = Key(super::random_key()?);
         let mut arena = self.end().arena.write().unwrap_or_else(PoisonError::into_inner);
         if self.closed || arena.is_some() {
             return Err(state(format!("rank {} has an arena, or is closed", self.rank)));
@@ -306,7 +306,7 @@ fn tell(end: &End, event: Event) {
 }
 
 /// Copies the bytes and sets the word. Both ranks keep their arenas meanwhile.
-fn copy(ends: &[End], from: u32, key: u64, write: &Write) -> Result<(), TransportError> {
+fn copy(ends: &[End], from: u32, key: Key, write: &Write) -> Result<(), TransportError> {
     // The lower rank first: a thread that waits for one arena holds none that its holder waits for.
     let (low, high) = (from.min(write.peer), from.max(write.peer));
     let read = |rank: u32| ends[rank as usize].arena.read().unwrap_or_else(PoisonError::into_inner);

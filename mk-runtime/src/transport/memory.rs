@@ -2,6 +2,7 @@
 
 use super::TransportError;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -20,6 +21,35 @@ pub unsafe trait NetMemory: Send + Sync + std::fmt::Debug {
 
     /// Length.
     fn bytes(&self) -> u64;
+
+    /// The GPU that the memory is on. `base` is an address of that GPU then, and no load or store of the host may reach it.
+    fn gpu(&self) -> Option<Gpu> {
+        None
+    }
+
+    /// A dmabuf of the memory.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn dmabuf(&self) -> Result<Dmabuf, String> {
+        Err("it is memory of the host".into())
+    }
+}
+
+/// A GPU, as a network sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its number in this process, as CUDA counts.
+    pub ordinal: i32,
+}
+
+/// What another device's driver can map.
+#[derive(Debug)]
+pub struct Dmabuf {
+    /// Closed behind the registration, which holds the memory itself.
+    pub fd: OwnedFd,
+    /// The arena's first byte in it.
+    pub offset: u64,
 }
 
 /// Ordinary memory of the host: an arena of CPU ranks. Every access is atomic, byte by byte at least, so that reading it
@@ -151,7 +181,11 @@ pub(super) fn raise(memory: &dyn NetMemory, at: u64, value: u32) -> Result<(), T
         let what = format!("a word at byte {at} of an arena of {}", memory.bytes());
         return Err(TransportError::Memory { what });
     }
-    // SAFETY: inside, aligned, and a word that hosts and GPUs access as an atomic.
+    if let Some(Gpu { ordinal }) = memory.gpu() {
+        let what = format!("a word of GPU {ordinal}'s memory, which the host does not store to");
+        return Err(TransportError::Memory { what });
+    }
+    // SAFETY: inside, aligned, on the host, and a word that hosts and GPUs access as an atomic.
     let word = unsafe { AtomicU32::from_ptr(memory.base().add(at as usize).cast()) };
     word.store(value, Ordering::Release);
     Ok(())

@@ -24,9 +24,10 @@ pub mod loopback;
 mod memory;
 pub mod ofi;
 pub mod shaped;
+pub mod verbs;
 
 pub use crate::error::TransportError;
-pub use memory::{HostMemory, NetMemory};
+pub use memory::{Dmabuf, Gpu, HostMemory, NetMemory};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -124,6 +125,20 @@ pub enum Event {
         /// Why.
         error: TransportError,
     },
+    /// A peer has failed, whether or not this rank writes to it. Once for each peer, and before an end is closed.
+    Lost {
+        /// Its rank.
+        peer: u32,
+        /// Why.
+        error: TransportError,
+    },
+}
+
+impl Event {
+    /// Whether a write of this rank has ended.
+    pub fn ends_write(&self) -> bool {
+        matches!(self, Event::Delivered { .. } | Event::Failed { .. })
+    }
 }
 
 /// One rank's end of a network. See the [module](self) for what it promises.
@@ -183,6 +198,49 @@ pub trait Transport: Send {
     /// # Errors
     /// When the network does not let go of the memory.
     fn shutdown(&mut self, limit: Duration, events: &mut Vec<Event>) -> Result<(), TransportError>;
+}
+
+/// A transport of a kind that is chosen at run time.
+impl<T: Transport + ?Sized> Transport for Box<T> {
+    fn caps(&self) -> &Caps {
+        (**self).caps()
+    }
+
+    fn register(&mut self, memory: Arc<dyn NetMemory>) -> Result<(), TransportError> {
+        (**self).register(memory)
+    }
+
+    fn card(&mut self, peer: u32) -> Result<Vec<u8>, TransportError> {
+        (**self).card(peer)
+    }
+
+    fn connect(&mut self, peer: u32, card: &[u8]) -> Result<(), TransportError> {
+        (**self).connect(peer, card)
+    }
+
+    fn check(&self, write: &Write) -> Result<(), TransportError> {
+        (**self).check(write)
+    }
+
+    fn post(&mut self, write: &Write) -> Result<Posted, TransportError> {
+        (**self).post(write)
+    }
+
+    fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError> {
+        (**self).raise(at, value)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
+        (**self).poll(events)
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        (**self).wait(limit);
+    }
+
+    fn shutdown(&mut self, limit: Duration, events: &mut Vec<Event>) -> Result<(), TransportError> {
+        (**self).shutdown(limit, events)
+    }
 }
 
 /// Checks a write against capabilities and both arenas.

@@ -218,7 +218,7 @@ impl<T: Transport> Transport for Shaped<T> {
         self.release()?;
         let before = events.len();
         self.inner.poll(events)?;
-        let ended = events[before..].iter().filter(|e| !matches!(e, Event::Arrived { .. }));
+        let ended = events[before..].iter().filter(|e| e.ends_write());
         self.inside -= ended.count();
         events.append(&mut self.failed);
         Ok(())
@@ -245,8 +245,7 @@ impl<T: Transport> Transport for Shaped<T> {
         events.append(&mut self.failed);
         let before = events.len();
         let result = self.inner.shutdown(limit.saturating_sub(begin.elapsed()), events);
-        self.inside -=
-            events[before..].iter().filter(|e| !matches!(e, Event::Arrived { .. })).count();
+        self.inside -= events[before..].iter().filter(|e| e.ends_write()).count();
         result
     }
 }

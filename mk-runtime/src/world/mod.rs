@@ -12,6 +12,7 @@ mod pack;
 mod page;
 mod rendezvous;
 mod shared;
+mod tcp;
 mod topology;
 mod watch;
 mod wire;
@@ -21,6 +22,7 @@ pub use bootstrap::Bootstrap;
 pub(crate) use group::{Group, SharedGroup};
 pub use rendezvous::UnixBootstrap;
 pub(crate) use shared::SharedPages;
+pub use tcp::{MAX_PART, Meeting, TcpBootstrap, Token};
 pub use topology::Topology;
 pub(crate) use watch::Member;
 pub(crate) use wire::Deadline;
@@ -108,6 +110,15 @@ impl World {
     /// [`Error::DriverMissing`] and [`Error::DriverTooOld`]; [`Error::NoSuchDevice`]; [`Error::NoPeerAccess`] with
     /// the first pair that cannot reach each other; [`Error::Shape`] for no devices or more than `MAX_RANKS`.
     pub fn on_devices(devices: &[i32]) -> Result<World, Error> {
+        World::on_nodes(devices, 1)
+    }
+
+    /// [`World::on_devices`] as if the ranks were on several nodes, as many on each: ranks of different nodes do not map each other's
+    /// memory, and only a [network](crate::net::Net) carries bytes between them. To try plans over nodes on one machine.
+    ///
+    /// # Errors
+    /// As [`World::on_devices`]; [`Error::Shape`] for nodes that do not divide the ranks.
+    pub fn on_nodes(devices: &[i32], nodes: u32) -> Result<World, Error> {
         if devices.is_empty() || devices.len() > mk_abi::device::MAX_RANKS {
             return Err(Error::Shape {
                 what: format!(
@@ -118,7 +129,12 @@ impl World {
             });
         }
         let limits = devices.iter().map(|d| limits(*d)).collect::<Result<Vec<_>, _>>()?;
-        let topology = Topology::one_node(devices.len() as u32);
+        let ranks = devices.len() as u32;
+        let topology = Topology::nodes_of(ranks, ranks.checked_div(nodes).unwrap_or(0))?;
+        if topology.nodes() != nodes {
+            let what = format!("{ranks} ranks are not as many on each of {nodes} nodes");
+            return Err(Error::Shape { what });
+        }
         for (rank, from) in (0..).zip(devices) {
             for peer in topology.reach(rank) {
                 let to = devices[peer as usize];

@@ -70,6 +70,7 @@ pub fn kernel(name: &str, cuda: &str, world_size: u32) -> KernelSource {
         plan_hash: 0x6d6b,
         trace: None,
         host: None,
+        net: None,
         runtime_dims: vec![],
         cooperative: true,
         meets: true,

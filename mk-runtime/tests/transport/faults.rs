@@ -40,7 +40,7 @@ fn ended(a: &mut Shaped<Loopback>, n: usize) -> Vec<(u64, bool)> {
         out.extend(events.drain(..).filter_map(|event| match event {
             Event::Delivered { token } => Some((token, true)),
             Event::Failed { token, .. } => Some((token, false)),
-            Event::Arrived { .. } => None,
+            Event::Arrived { .. } | Event::Lost { .. } => None,
         }));
     }
     out

@@ -1,10 +1,12 @@
 //! Transports against their contract: `contract.rs` on every one of them, with both ranks in one process (two threads),
-//! and, over libfabric, in two.
+//! and, over libfabric and libibverbs, in two.
 
 mod contract;
 mod faults;
 mod processes;
 mod side;
+#[cfg(feature = "verbs")]
+mod verbs_faults;
 
 use contract::CASES;
 use mk_runtime::TransportError;
@@ -13,6 +15,7 @@ use mk_runtime::transport::{
     loopback::{self, Fabric},
     ofi::{self, Ofi},
     shaped::{Shape, Shaped},
+    verbs,
 };
 use side::{Control, Side};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -49,8 +52,17 @@ fn ofi_end(provider: &str, case: &str, rank: u32) -> Result<Ofi, TransportError>
     Ofi::open(rank, &ofi::Options { address, silence, ..ofi::Options::new(provider) })
 }
 
-fn ofi_tcp(case: &str) -> Ends {
-    Ok(boxed([ofi_end("tcp;ofi_rxm", case, 0)?, ofi_end("tcp;ofi_rxm", case, 1)?]))
+/// An end of a network that processes share: a provider of libfabric, or `verbs` with or without order.
+fn open(network: &str, case: &str, rank: u32) -> Result<Box<dyn Transport>, TransportError> {
+    match network {
+        "verbs in order" => verbs::open(rank, &verbs::Options::new(Ordering::InOrder)),
+        "verbs striped" => verbs::open(rank, &verbs::Options::new(Ordering::Unordered)),
+        provider => Ok(Box::new(ofi_end(provider, case, rank)?)),
+    }
+}
+
+fn both(network: &str, case: &str) -> Ends {
+    Ok([open(network, case, 0)?, open(network, case, 1)?])
 }
 
 /// Provider `efa` is refused for want of a device or of a newer library, and an unknown one by its name.
@@ -114,12 +126,16 @@ fn in_threads(ends: Ends, case: &str) {
     });
 }
 
-/// Skips the test where libfabric is not here.
+/// Skips the test where libfabric, or an RDMA device, is not here.
 fn present<T>(ends: Result<T, TransportError>) -> Option<T> {
     match ends {
         Ok(ends) => Some(ends),
-        Err(error @ TransportError::Unavailable { .. }) => {
-            mk_skip::skip(mk_skip::Need::Fabric, error);
+        Err(TransportError::Unavailable { transport, what, .. }) => {
+            let need = match transport.as_str() {
+                "verbs" => mk_skip::Need::Rdma,
+                _ => mk_skip::Need::Fabric,
+            };
+            mk_skip::skip(need, format!("{transport}: {what}"));
             None
         }
         Err(error) => panic!("{error}"),
@@ -148,7 +164,16 @@ contract! {
     loopback_unordered: |case| crate::in_threads(crate::loopback(crate::Ordering::Unordered).map(crate::boxed), case);
     shaped_in_order: |case| crate::in_threads(crate::shaped(crate::Ordering::InOrder), case);
     shaped_unordered: |case| crate::in_threads(crate::shaped(crate::Ordering::Unordered), case);
-    ofi_tcp: |case| crate::in_threads(crate::ofi_tcp(case), case);
+    ofi_tcp: |case| crate::in_threads(crate::both("tcp;ofi_rxm", case), case);
     ofi_tcp_processes: |case| crate::processes::in_two("tcp;ofi_rxm", case);
     ofi_shm_processes: |case| crate::processes::in_two("shm", case);
+}
+
+// Without the feature there is nothing that could be skipped. `cargo xtask softroce` runs these where there is a device.
+#[cfg(feature = "verbs")]
+contract! {
+    verbs_in_order: |case| crate::in_threads(crate::both("verbs in order", case), case);
+    verbs_striped: |case| crate::in_threads(crate::both("verbs striped", case), case);
+    verbs_in_order_processes: |case| crate::processes::in_two("verbs in order", case);
+    verbs_striped_processes: |case| crate::processes::in_two("verbs striped", case);
 }

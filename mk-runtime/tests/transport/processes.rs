@@ -1,7 +1,6 @@
 //! A case with each rank in a process of its own: rank 1 is this test binary, started again.
 
 use super::contract::{self, CASES};
-use super::ofi_end;
 use super::side::{Control, Side};
 use std::env;
 use std::io::{ErrorKind, Read, Write};
@@ -10,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// In a child: case, provider and socket.
+/// In a child: case, network and socket.
 const CHILD: &str = "MK_TRANSPORT_CASE";
 
 /// Frames over a socket.
@@ -50,19 +49,19 @@ impl Control for Socket {
 }
 
 /// Runs a case in this process and another one.
-pub fn in_two(provider: &str, case: &str) {
+pub fn in_two(network: &str, case: &str) {
     // A process has one end of `shm`, and tests run side by side.
-    let _one = (provider == "shm").then(one_shm);
-    let Some(end) = super::present(ofi_end(provider, case, 0)) else { return };
+    let _one = (network == "shm").then(one_shm);
+    let Some(end) = super::present(super::open(network, case, 0)) else { return };
     let path = env::temp_dir().join(format!(
         "mk-transport-{}-{case}-{}",
         std::process::id(),
-        &provider[..3]
+        network.replace([';', ' '], "-")
     ));
     let listener = UnixListener::bind(&path).unwrap();
     let mut child = Command::new(env::current_exe().unwrap());
     child.args(["--exact", "processes::child", "--nocapture"]).stdin(Stdio::null());
-    child.env(CHILD, format!("{case}\n{provider}\n{}", path.display()));
+    child.env(CHILD, format!("{case}\n{network}\n{}", path.display()));
     child.stdout(Stdio::null());
     let mut child = child.spawn().unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -80,7 +79,7 @@ pub fn in_two(provider: &str, case: &str) {
     std::fs::remove_file(&path).unwrap();
     let area = CASES.iter().find(|c| c.0 == case).expect("a case").1;
     let nothing: fn() = || {};
-    let mut side = Side::new(0, Box::new(end), Box::new(Socket::new(stream)), area, nothing);
+    let mut side = Side::new(0, end, Box::new(Socket::new(stream)), area, nothing);
     contract::run(case, &mut side);
     // A child that still waits for this rank sees the socket close.
     drop(side);
@@ -98,12 +97,12 @@ pub fn one_shm() -> MutexGuard<'static, ()> {
 #[test]
 fn child() {
     let Ok(spec) = env::var(CHILD) else { return };
-    let [case, provider, path] = spec.splitn(3, '\n').collect::<Vec<_>>()[..] else {
+    let [case, network, path] = spec.splitn(3, '\n').collect::<Vec<_>>()[..] else {
         panic!("{spec}")
     };
     let stream = UnixStream::connect(path).unwrap();
     let area = CASES.iter().find(|c| c.0 == case).expect("a case").1;
-    let end = Box::new(ofi_end(provider, case, 1).unwrap());
+    let end = super::open(network, case, 1).unwrap();
     // No destructor runs: that of a process that is killed does not.
     // SAFETY: ends the process, and nothing else.
     let die: fn() = || unsafe { nix::libc::_exit(0) };

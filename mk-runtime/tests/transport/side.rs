@@ -35,6 +35,8 @@ pub struct Side {
     pub delivered: HashSet<u64>,
     pub failed: HashMap<u64, TransportError>,
     pub arrived: HashMap<u32, usize>,
+    /// Why the peer was reported as lost.
+    pub lost: Option<TransportError>,
 }
 
 impl Side {
@@ -58,6 +60,7 @@ impl Side {
             delivered: HashSet::new(),
             failed: HashMap::new(),
             arrived: HashMap::new(),
+            lost: None,
         }
     }
 
@@ -179,6 +182,11 @@ impl Side {
                 Event::Arrived { peer, immediate } => {
                     assert!(peer.is_none_or(|p| p == self.peer()));
                     *self.arrived.entry(immediate).or_default() += 1;
+                }
+                Event::Lost { peer, error } => {
+                    assert_eq!(peer, self.peer());
+                    let before = self.lost.replace(error);
+                    assert!(before.is_none(), "lost twice, first for {before:?}");
                 }
             }
         }

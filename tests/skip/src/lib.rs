@@ -4,7 +4,7 @@
 //! that `MK_SKIPPED` names, if it is set: libtest hides the output of tests that pass, and `cargo xtask test` counts the
 //! lines of that file.
 //!
-//! `MK_REQUIRE_GPU=N` promises N GPUs: a test that skips for want of N or fewer panics.
+//! `MK_REQUIRE_GPU=N` promises N GPUs: a test that skips for want of N or fewer panics. `MK_REQUIRE_RDMA=1` promises an RDMA device.
 
 use std::{
     env,
@@ -24,6 +24,8 @@ pub enum Need {
     Nvrtc,
     /// libfabric, which `cargo xtask setup` unpacks.
     Fabric,
+    /// An RDMA device, and libibverbs.
+    Rdma,
     /// A program, by its name.
     Program(&'static str),
 }
@@ -35,6 +37,7 @@ impl Display for Need {
             Need::Gpus(n) => write!(f, "{n} GPUs"),
             Need::Nvrtc => f.write_str("NVRTC (`cargo xtask setup`)"),
             Need::Fabric => f.write_str("libfabric (`cargo xtask setup`)"),
+            Need::Rdma => f.write_str("an RDMA device (`cargo xtask softroce` has one)"),
             Need::Program(name) => write!(f, "`{name}`"),
         }
     }
@@ -43,7 +46,7 @@ impl Display for Need {
 /// Says that the calling test is skipped; the test returns afterwards.
 ///
 /// # Panics
-/// Where `MK_REQUIRE_GPU` promises what is missing.
+/// Where `MK_REQUIRE_GPU` or `MK_REQUIRE_RDMA` promises what is missing.
 pub fn skip(need: Need, why: impl Display) {
     let why = why.to_string();
     let why = why.lines().next().unwrap_or_default();
@@ -51,10 +54,12 @@ pub fn skip(need: Need, why: impl Display) {
         "" => format!("needs {need}"),
         why => format!("needs {need}: {why}"),
     };
-    let promised = promised(env::var("MK_REQUIRE_GPU").ok().as_deref());
+    let [gpus, rdma] =
+        ["MK_REQUIRE_GPU", "MK_REQUIRE_RDMA"].map(|name| promised(env::var(name).ok().as_deref()));
     if let Need::Gpus(n) = need {
-        assert!(n > promised, "{reason} (MK_REQUIRE_GPU promises {promised})");
+        assert!(n > gpus, "{reason} (MK_REQUIRE_GPU promises {gpus})");
     }
+    assert!(need != Need::Rdma || rdma == 0, "{reason} (MK_REQUIRE_RDMA promises one)");
     let line = format!("SKIPPED {}: {reason}\n", test());
     print!("{line}");
     if let Some(file) = env::var_os("MK_SKIPPED") {
@@ -66,11 +71,11 @@ pub fn skip(need: Need, why: impl Display) {
     }
 }
 
-/// How many GPUs `MK_REQUIRE_GPU` promises.
+/// How many `MK_REQUIRE_GPU` or `MK_REQUIRE_RDMA` promises.
 fn promised(text: Option<&str>) -> usize {
     match text {
         None | Some("") => 0,
-        Some(n) => n.parse().unwrap_or_else(|_| panic!("MK_REQUIRE_GPU={n}: use a number of GPUs")),
+        Some(n) => n.parse().unwrap_or_else(|_| panic!("a promise of {n}: use a number")),
     }
 }
 

@@ -150,11 +150,11 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let q = e.access(f, Operand::Q)?;
     let count = |e: &Emitter<'_>, a: &Access, row: usize| e.c(f, None, &a.region[row].1);
     let rows = rows_of(f, q)?;
-    let q_rows = head_rows(e, s.id, q, queries, dim)?;
+    let q_rows = head_rows(e, s.id, q, queries, [dim, 64])?;
     let mut sources = |operand| -> Result<Vec<Value>, EmitError> {
         let mut out = Vec::new();
         for a in f.accesses.iter().filter(|a| a.operand == operand) {
-            let text = head_rows(e, s.id, a, keys, dim)?;
+            let text = head_rows(e, s.id, a, keys, [dim, 64])?;
             let row = rows_of(f, a)?;
             let (condition, count) = (e.condition(f, a), count(e, a, row));
             out.push(context! { condition, rows => text, count });
@@ -185,7 +185,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
 }
 
 /// The dimension that queries or keys lie along.
-fn rows_of(f: &Family, a: &Access) -> Result<usize, EmitError> {
+pub(super) fn rows_of(f: &Family, a: &Access) -> Result<usize, EmitError> {
     row_dim(a).ok_or_else(|| {
         let what = format!("rows of `{}` lie along several dimensions of {}", a.operand, a.buffer);
         EmitError::unsupported(f.name.clone(), what)
@@ -201,13 +201,14 @@ fn whole_heads(e: &Emitter<'_>, a: &Access, dim: u32) -> Result<bool, EmitError>
     Ok(*base == Expr::Const(0) && all && long)
 }
 
-/// Rows of one head, as the loader asks TMA for them: `[.., rows, heads, d]`, or `[.., .., rows, d]`. What lies past a tensor's last row reads as zeros.
-fn head_rows(
+/// Rows of one head, as the loader asks TMA for them, in boxes of so many rows and `wide` of `dim` elements: `[.., rows, heads, d]`, or
+/// `[.., .., rows, d]`. What lies past a tensor's last row reads as zeros.
+pub(super) fn head_rows(
     e: &mut Emitter<'_>,
     id: FamId,
     a: &Access,
     box_rows: u32,
-    dim: u32,
+    [dim, wide]: [u32; 2],
 ) -> Result<String, EmitError> {
     let f = &e.plan.families[id];
     let refuse = |what: String| Err(EmitError::unsupported(f.name.clone(), what));
@@ -227,7 +228,7 @@ fn head_rows(
         return refuse(what);
     }
     let cuts = [first, first + 1, n - 1];
-    let box_dims = if behind { [1, box_rows, 1, 64] } else { [1, 1, box_rows, 64] };
+    let box_dims = if behind { [1, box_rows, 1, wide] } else { [1, 1, box_rows, wide] };
     let map = e.maps.index(e.plan, a.buffer, &View::cut(cuts), &box_dims)?;
     let at = |from, to| e.c(f, None, &e.flat(a, from, to));
     let (w, z, y) = (at(0, first), at(first, first + 1), at(first + 1, n - 1));
@@ -243,19 +244,32 @@ fn results(
 ) -> Result<(String, String), EmitError> {
     let f = &e.plan.families[id];
     let o = e.access(f, Operand::O)?;
-    let n = o.region.len();
-    let row = rows_of(f, o)?;
-    let own = o.each.is_none() && o.rank == Expr::Var(Var::RANK);
-    if !own || row != q_row || !whole_heads(e, o, dim)? {
-        let what = "results are whole heads of the own rank, and lie as queries do";
+    if rows_of(f, o)? != q_row {
+        return Err(EmitError::unsupported(f.name.clone(), "results lie as queries do"));
+    }
+    rows_at(e, id, o, dim)
+}
+
+/// Address of the first row of a head on the own rank, and the bytes from one to the next, as C.
+pub(super) fn rows_at(
+    e: &Emitter<'_>,
+    id: FamId,
+    a: &Access,
+    dim: u32,
+) -> Result<(String, String), EmitError> {
+    let f = &e.plan.families[id];
+    let (n, row) = (a.region.len(), rows_of(f, a)?);
+    let own = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
+    if !own || !whole_heads(e, a, dim)? {
+        let what = format!("`{}` is whole heads of the own rank", a.operand);
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
-    e.check_lines(id, o)?;
-    let pitch = e.own_pitch_bytes(o.buffer);
-    let base = e.base(o.buffer, "params.header.rank");
-    let between = (row + 1..n - 1).map(|d| e.extent(o.buffer, d));
+    e.check_lines(id, a)?;
+    let pitch = e.own_pitch_bytes(a.buffer);
+    let base = e.base(a.buffer, "params.header.rank");
+    let between = (row + 1..n - 1).map(|d| e.extent(a.buffer, d));
     let step = e.c(f, None, &between.fold(Expr::Const(1), |n, x| n * x));
-    let first = e.c(f, None, &e.row(o));
+    let first = e.c(f, None, &e.row(a));
     Ok((
         format!("{base} + static_cast<u64>({first}) * {pitch}"),
         format!("static_cast<u64>({step}) * {pitch}"),
@@ -263,7 +277,7 @@ fn results(
 }
 
 /// Address of the logarithm of a tile's first row, as C; 0 where they are not asked for.
-fn logarithms(e: &Emitter<'_>, id: FamId) -> Result<String, EmitError> {
+pub(super) fn logarithms(e: &Emitter<'_>, id: FamId) -> Result<String, EmitError> {
     let f = &e.plan.families[id];
     if !f.accesses.iter().any(|a| a.operand == Operand::Lse) {
         return Ok("0".into());

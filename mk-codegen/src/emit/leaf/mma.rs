@@ -101,9 +101,10 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
 }
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let run = g.families();
     let (mut families, mut ranks) = (Vec::new(), Vec::new());
     for s in &g.slices {
-        let (value, rank) = family(e, *s)?;
+        let (value, rank) = family(e, *s, &run)?;
         families.push(value);
         ranks.push(rank);
     }
@@ -115,7 +116,6 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let target = target::by_name(&e.plan.target).ok_or_else(|| {
         EmitError::unsupported("target", format!("{} is no machine that is known", e.plan.target))
     })?;
-    let run = g.families();
     let only_tile = e.points.only_tile(&run)?;
     let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
     let clipped = e.points.ends_clipped(&run)?;
@@ -167,10 +167,10 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         let what = "tiles multiply 16-bit elements, and store f32 in whole panels of 64 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
-    let a_rows = match a_layout {
-        // Parts of whole swizzles.
-        ALayout::Mk if *beside == 1 => operands::loaded_rows(e, e.access(f, Operand::A)?, block[0]),
-        ALayout::Mk | ALayout::Km => block[0],
+    // Parts of whole swizzles.
+    let a_rows = match *beside {
+        1 => operands::loaded_rows(e, &g.families(), *a_layout, block[0])?,
+        _ => block[0],
     };
     let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
     Ok(context! {
@@ -197,8 +197,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     })
 }
 
-/// Template values of one family: its `decode`, waits, posts and epilogue; and the number of dimensions of B's map.
-fn family(e: &mut Emitter<'_>, s: Slice) -> Result<(Value, usize), EmitError> {
+/// Template values of one family of a loop's: its `decode`, waits, posts and epilogue; and the number of dimensions of B's map.
+fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize), EmitError> {
     let f = &e.plan.families[s.id];
     let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, multicast, .. } =
         &f.leaf
@@ -216,10 +216,15 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<(Value, usize), EmitError> {
     depth(e, s.id)?;
     e.check_starts(s.id, a)?;
     e.check_starts(s.id, b)?;
-    let mut left = operands::left(e, s.id, *a_layout, *block)?;
+    let [below, beside] = *multicast;
+    let loaded_rows = match beside {
+        1 => operands::loaded_rows(e, run, *a_layout, block[0])?,
+        _ => block[0],
+    };
+    let mut left = operands::left(e, s.id, *a_layout, *block, loaded_rows)?;
     let mut right = operands::right(e, s.id, *b_layout, gated, *block)?;
     // Each CTA of a cluster loads a part of the box's rows.
-    for (factor, parts) in [(&mut left, multicast[1]), (&mut right, multicast[0])] {
+    for (factor, parts) in [(&mut left, beside), (&mut right, below)] {
         let rows = factor.box_dims.len().saturating_sub(2);
         factor.box_dims[rows] /= parts;
     }

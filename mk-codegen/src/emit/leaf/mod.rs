@@ -25,15 +25,19 @@
 //! ([`Seat::Lane`]), and the loader's `decode` moves into it.
 
 mod attend;
+mod attend_grad;
 mod copy_bulk;
 mod copy_rows;
 mod mma;
 mod moves;
+mod nic_send;
 mod record;
 mod reduce;
+mod signal;
+mod stats;
 
 use super::error::EmitError;
-use crate::ir::{Carry, CopyVia, FamId, Leaf, Plan};
+use crate::ir::{Carry, CopyVia, FamId, GradOf, Leaf, Plan};
 
 pub(super) use record::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups};
 
@@ -41,9 +45,14 @@ pub(super) use record::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpg
 pub(super) const ALL: &[&LeafEmission] = &[
     &mma::EMISSION,
     &attend::EMISSION,
+    &attend_grad::OF_QUERIES,
+    &attend_grad::OF_KEYS,
+    &stats::EMISSION,
     &copy_bulk::EMISSION,
     &copy_rows::EMISSION,
     &reduce::EMISSION,
+    &nic_send::EMISSION,
+    &signal::EMISSION,
 ];
 
 /// Who carries a leaf out.
@@ -68,9 +77,17 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         Leaf::AttendTile { carry: Carry::Registers, block, .. } => {
             Carrier::Agents(attend::emission(*block))
         }
-        Leaf::Signal | Leaf::Enter => Carrier::Frame,
+        Leaf::NicSend => Carrier::Agents(&nic_send::EMISSION),
+        // At the end of a launch it has no CTA: the frame waits there.
+        Leaf::Signal => Carrier::Agents(&signal::EMISSION),
+        Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
-        Leaf::AttendTile { .. } | Leaf::NicSend => Carrier::Nobody,
+        Leaf::StatsTile { .. } => Carrier::Agents(&stats::EMISSION),
+        Leaf::AttendGradTile { of: GradOf::Queries, .. } => {
+            Carrier::Agents(&attend_grad::OF_QUERIES)
+        }
+        Leaf::AttendGradTile { of: GradOf::Keys, .. } => Carrier::Agents(&attend_grad::OF_KEYS),
+        Leaf::AttendTile { .. } => Carrier::Nobody,
     }
 }
 

@@ -66,7 +66,9 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
     let own = Expr::Var(Var::RANK);
     // Slots of the own rank, one after the other; or one buffer of every rank.
     let everywhere = src.rank == Expr::Var(Var::EACH);
-    let (Some(each), true, 3) = (&src.each, everywhere || src.rank == own, src.region.len()) else {
+    let n = src.region.len();
+    let alike = if everywhere { n == 3 } else { n >= 3 && src.rank == own };
+    let (Some(each), true) = (&src.each, alike) else {
         return Err(EmitError::unsupported(
             f.name.clone(),
             "a sum runs over slots of its own rank, or over all ranks",
@@ -76,15 +78,18 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
     let leads = if everywhere {
         !by_each && src.region[0].1 == Expr::Const(1)
     } else {
-        src.region[0] == (Expr::Var(Var::EACH), Expr::Const(1))
+        // Of a stack of slots, those of one index.
+        let one = |(base, len): &(Expr, Expr)| *len == Expr::Const(1) && !base.mentions(Var::EACH);
+        src.region[n - 3] == (Expr::Var(Var::EACH), Expr::Const(1))
+            && src.region[..n - 3].iter().all(one)
     };
-    let ((_, rows), (col, cols)) = (&src.region[1], &src.region[2]);
+    let ((first, rows), (col, cols)) = (&src.region[n - 2], &src.region[n - 1]);
     let size = e.plan.buffers[src.buffer].dtype.size_bytes();
     let pitch = e.own_pitch_bytes(src.buffer);
     let (mut destinations, mut n_destinations) = (Vec::new(), 0);
     for dst in f.accesses.iter().filter(|a| a.operand == Operand::Dst) {
-        let n = dst.region.len();
-        let same = dst.region[n - 1].1 == *cols && n >= 2 && dst.region[n - 2].1 == *rows;
+        let d = dst.region.len();
+        let same = dst.region[d - 1].1 == *cols && d >= 2 && dst.region[d - 2].1 == *rows;
         if !leads || !same || dst.when.is_some() {
             let what = "source and destination of a sum differ in shape";
             return Err(EmitError::unsupported(f.name.clone(), what));
@@ -106,7 +111,7 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
             (pitch, e.base(dst.buffer, &e.c(f, each, &dst.rank)))
         };
         let size = e.plan.buffers[dst.buffer].dtype.size_bytes();
-        let (row, col) = (e.c(f, each, &e.row(dst)), e.c(f, each, &dst.region[n - 1].0));
+        let (row, col) = (e.c(f, each, &e.row(dst)), e.c(f, each, &dst.region[d - 1].0));
         let address =
             format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})");
         let each = each.map(|x| x.var.clone());
@@ -117,9 +122,16 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         let stride = "params.header.sym_stride_bytes".to_string();
         (e.base(src.buffer, "0"), e.row(src), stride)
     } else {
-        let rows = e.c(f, None, &e.extent(src.buffer, 1));
+        let rows = e.c(f, None, &e.extent(src.buffer, n - 2));
         let stride = format!("static_cast<u64>({rows}) * {pitch}");
-        (e.base(src.buffer, "params.header.rank"), src.region[1].0.clone(), stride)
+        let row = match n {
+            3 => first.clone(),
+            _ => {
+                let slots = e.extent(src.buffer, n - 3) * e.extent(src.buffer, n - 2);
+                e.flat(src, 0, n - 3) * slots + first.clone()
+            }
+        };
+        (e.base(src.buffer, "params.header.rank"), row, stride)
     };
     let operands = e.sum_operands(s, (rows, cols))?;
     let (row, col) = (e.c(f, None, &row), e.c(f, None, col));

@@ -8,7 +8,7 @@ mod tables;
 use super::{
     entity::FamId,
     expr::{Expr, Var},
-    leaf::{Arity, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Leaf, Mask, Store, gated},
+    leaf::{Arity, Consumers, EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Mask, Store, gated},
     plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space},
 };
 use names::RESERVED;
@@ -224,7 +224,13 @@ impl Checker<'_> {
 
     /// Places of queries and keys: where a mask asks for them, and nowhere else.
     fn positions(&mut self, place: &str, x: &Family, all: Scope) {
-        let masks = matches!(x.leaf, Leaf::AttendTile { mask: Mask::Causal, .. });
+        let masks = matches!(
+            x.leaf,
+            Leaf::AttendTile { mask: Mask::Causal, .. }
+                | Leaf::AttendGradTile { mask: Mask::Causal, .. }
+        );
+        // What comes in blocks is elsewhere at each step.
+        let queries_move = matches!(x.leaf, Leaf::AttendGradTile { of: GradOf::Keys, .. });
         match &x.positions {
             None if masks => self.error(place, "masks by position: it needs `position` lines"),
             None => {}
@@ -232,8 +238,10 @@ impl Checker<'_> {
                 self.error(place, "has `position` lines, which only `mask=causal` asks for")
             }
             Some(at) => {
-                self.expr(place, &at.q, Some(x), Scope { inner: false, ..all });
-                self.expr(place, &at.k, Some(x), all);
+                let held = Scope { inner: false, ..all };
+                let [q, k] = if queries_move { [all, held] } else { [held, all] };
+                self.expr(place, &at.q, Some(x), q);
+                self.expr(place, &at.k, Some(x), k);
             }
         }
     }

@@ -5,8 +5,8 @@ use super::{
     cursor::{Cursor, Scope},
 };
 use crate::ir::{
-    ALayout, BLayout, BufId, Carry, Consumers, CopyVia, EdgeId, EpilogueOp, FamId, Leaf, Mask,
-    RoleId, SigId, Store,
+    ALayout, BLayout, BufId, Carry, Consumers, CopyVia, EdgeId, EpilogueOp, FamId, GradOf, Leaf,
+    Mask, RoleId, SigId, Store,
     leaf::{Agent, Operand},
     plan::*,
 };
@@ -125,6 +125,9 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         "mma_tile",
         "reduce_tile",
         "attend_tile",
+        "stats_tile",
+        "attend_dq_tile",
+        "attend_dkv_tile",
         "nic_send",
         "host_copy",
     ];
@@ -148,25 +151,34 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
                 _ => Carry::Scratch,
             };
             let (scale, stages) = (c.setting("scale")?, stages(c)?);
-            let mask = match choice(c, "mask", &["full", "causal"])? {
-                "full" => Mask::Full,
-                _ => Mask::Causal,
-            };
-            Leaf::AttendTile { block, carry, scale, stages, mask, store: store(c)? }
+            Leaf::AttendTile { block, carry, scale, stages, mask: mask(c)?, store: store(c)? }
+        }
+        "stats_tile" => Leaf::StatsTile { block: block(c)? },
+        name @ ("attend_dq_tile" | "attend_dkv_tile") => {
+            let of = if name == "attend_dq_tile" { GradOf::Queries } else { GradOf::Keys };
+            let (block, scale) = (block(c)?, c.setting("scale")?);
+            Leaf::AttendGradTile { of, block, scale, stages: stages(c)?, mask: mask(c)? }
         }
         _ => mma(c)?,
     })
 }
 
-/// `block=128x256x64`.
-fn block(c: &mut Cursor<'_>) -> Result<[u32; 3], ReadError> {
+fn mask(c: &mut Cursor<'_>) -> Result<Mask, ReadError> {
+    Ok(if choice(c, "mask", &["full", "causal"])? == "full" { Mask::Full } else { Mask::Causal })
+}
+
+/// `block=128x256x64`, or as many sides as a leaf has.
+fn block<const N: usize>(c: &mut Cursor<'_>) -> Result<[u32; N], ReadError> {
     c.keyword("block")?;
     c.sign("=")?;
     // `128x256x64` is one word to the lexer.
     let sides = c.peek().text.split('x').filter_map(|s| s.parse().ok());
-    let block = <[u32; 3]>::try_from(sides.collect::<Vec<u32>>()).ok();
+    let block = <[u32; N]>::try_from(sides.collect::<Vec<u32>>()).ok();
     let Some(block) = block.filter(|b| b.iter().all(|s| (1..=1024).contains(s))) else {
-        return Err(c.expected("a tile such as `128x256x64`, each side from 1 to 1024"));
+        return Err(c.expected(match N {
+            2 => "a tile such as `128x64`, each side from 1 to 1024",
+            _ => "a tile such as `128x256x64`, each side from 1 to 1024",
+        }));
     };
     c.bump();
     Ok(block)

@@ -1,17 +1,22 @@
-//! Attention: tiles of queries, each against the chunks of the sequence in turn, in its inner loop.
+//! Attention: tiles of queries, each against the chunks of the sequence in turn, in its inner loop. Gradients of queries go the same way.
 //!
 //! Own chunks come first and are read in place; those of peers in the order in which their owners push them. A tile that masks by
 //! position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads follow each other, so that
 //! their keys stay in the cache, in groups of a few, of which the tiles with most keys come first: the next free CTA takes a tile.
 
+use super::gradients;
 use crate::ir::{
-    Access, BufId, Carry, Expr, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule, Space,
-    Store, Var,
+    Access, BufId, Carry, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule,
+    Space, Store, Var,
 };
 use crate::passes::{
     draft::{Draft, Source, read, write},
-    shape::{attention::Attention, chunks::Chunks, ranks::block_rows},
-    ways::push_chunks::{self, Pushed},
+    shape::{
+        attention::{Attention, Makes},
+        chunks::Chunks,
+        ranks::block_rows,
+    },
+    ways::push_chunks::{self, Part, Pushed, Wanted},
 };
 use crate::settings::Config;
 use crate::target::Target;
@@ -19,7 +24,10 @@ use mk_syntax::Placement;
 
 /// Queries of a tile, and keys of a block, by what was measured fastest (decision 180): results of heads of 64 leave registers for a third
 /// warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half a block on the diagonal.
-fn block(depth: i32, causal: bool, ring: bool) -> [i32; 2] {
+fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
+    if makes != Makes::Results {
+        return gradients::block(depth);
+    }
     match (depth, causal) {
         (64, _) if !ring => [192, 128],
         (_, false) => [128, 176],
@@ -28,7 +36,7 @@ fn block(depth: i32, causal: bool, ring: bool) -> [i32; 2] {
 }
 
 /// Heads whose tiles are dealt out together, at most: more of them, and their keys leave the cache.
-const HEADS: i32 = 16;
+pub(super) const HEADS: i32 = 16;
 
 /// Blocks of keys, and of values, that a CTA has room for.
 const STAGES: u32 = 2;
@@ -42,12 +50,37 @@ pub(in crate::passes) fn families(
     let mut draft = Draft::new(&a.name, &a.axis, config, target);
     let inputs: Vec<BufId> = a.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
     let outputs: Vec<BufId> = a.results.iter().map(|t| draft.tensor(t, Space::Out)).collect();
-    let [q, k, v] = a.operands.map(|i| &a.params[i]);
+    match a.makes {
+        Makes::Statistics => gradients::statistics(&mut draft, a, &inputs, &outputs),
+        Makes::Gradients(GradOf::Keys) => {
+            gradients::of_keys(&mut draft, a, &inputs, &outputs, config);
+        }
+        Makes::Results | Makes::Gradients(GradOf::Queries) => {
+            of_queries(&mut draft, a, &inputs, &outputs, config);
+        }
+    }
+    draft
+}
+
+/// Heads of keys that one wave of tiles meets, of so many tiles for each: a divisor of all.
+pub(super) fn together(draft: &Draft, tiles: i32, heads: i32) -> i32 {
+    let together = (draft.sms() as i32 + tiles - 1) / tiles.max(1);
+    (together.clamp(1, heads)..=heads).find(|n| heads % n == 0).unwrap_or(heads)
+}
+
+fn of_queries(
+    draft: &mut Draft,
+    a: &Attention,
+    inputs: &[BufId],
+    outputs: &[BufId],
+    config: &Config,
+) {
+    let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|o| a.tensor(o));
     let world = draft.world();
     let queries = Chunks::of(q, 1, world);
     let keys = Chunks::of(k, 1, world);
     let ring = a.ring && world > 1;
-    let block = block(q.shape[3].value, a.causal, ring);
+    let block = block(a.makes, q.shape[3].value, a.causal, ring);
     let tiles = (queries.rows + block[0] - 1) / block[0];
     let whole = !matches!(q.placement, Placement::Shard(2));
     let group = match ring {
@@ -56,17 +89,16 @@ pub(in crate::passes) fn families(
         false => (1..=HEADS).rev().find(|n| whole && q.shape[2].value % n == 0).unwrap_or(1),
     };
     let pushed = ring.then(|| {
-        // Heads of keys that one wave of tiles attends to.
         let per_head = tiles * queries.per_rank * (q.shape[2].value / k.shape[2].value);
-        let together = (draft.sms() as i32 + per_head - 1) / per_head.max(1);
-        let heads = k.shape[2].value;
-        let together = (together.clamp(1, heads)..=heads).find(|n| heads % n == 0).unwrap_or(heads);
-        let from = [inputs[a.operands[1]], inputs[a.operands[2]]];
-        push_chunks::push(&mut draft, [k, v], from, &keys, a.causal, together, config)
+        let together = together(draft, per_head, k.shape[2].value);
+        let from = |o| inputs[a.param(o)];
+        let parts = [(k, Operand::K), (v, Operand::V)];
+        let parts = parts.map(|(tensor, o)| Part { tensor, from: from(o), along: 1 });
+        let wanted = if a.causal { Wanted::Behind } else { Wanted::Everywhere };
+        push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, config)
     });
     let tile = Tile { a, queries, keys, block, tiles, group, pushed };
-    tile.family(&mut draft, &inputs, &outputs);
-    draft
+    tile.family(draft, inputs, outputs);
 }
 
 struct Tile<'a> {
@@ -82,14 +114,14 @@ struct Tile<'a> {
     pushed: Option<Pushed>,
 }
 
-/// The chunk of keys at a step of the inner loop.
-struct Step {
+/// The chunk of the other side at a step of the inner loop.
+pub(super) struct Step {
     /// How many there are.
-    steps: Expr,
-    chunk: Expr,
+    pub steps: Expr,
+    pub chunk: Expr,
     /// The own chunk that it is, and whether it is.
-    half: Expr,
-    own: Option<Expr>,
+    pub half: Expr,
+    pub own: Option<Expr>,
 }
 
 impl Tile<'_> {
@@ -132,7 +164,7 @@ impl Tile<'_> {
 
     fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[BufId]) {
         let a = self.a;
-        let [q, k, _] = a.operands.map(|i| &a.params[i]);
+        let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
         let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
         let (halves, causal) = (self.queries.per_rank, a.causal);
         let tiles = halves * self.tiles;
@@ -180,23 +212,31 @@ impl Tile<'_> {
         let start_of_keys = self.keys.at(&mut draft.extents, &step.half);
 
         let tile = vec![one(&b), (start.clone(), rows.clone()), one(&h), wide.clone()];
+        let stats = |rows: &[(Expr, Expr)], wide: (Expr, Expr)| {
+            vec![rows[0].clone(), rows[2].clone(), rows[1].clone(), wide]
+        };
         let mut touched: Vec<Source> =
-            vec![read(Operand::Q, inputs[a.operands[0]], tile.clone()).into()];
-        for (n, operand) in [(1, Operand::K), (2, Operand::V)] {
+            vec![read(Operand::Q, inputs[a.param(Operand::Q)], tile.clone()).into()];
+        if a.makes != Makes::Results {
+            let region = stats(&tile, (0.into(), draft.dim(&a.tensor(Operand::Stats).shape[3])));
+            touched.push(read(Operand::Do, inputs[a.param(Operand::Do)], tile.clone()).into());
+            touched.push(read(Operand::Stats, inputs[a.param(Operand::Stats)], region).into());
+        }
+        for operand in [Operand::K, Operand::V] {
             let rows = (start_of_keys.clone(), seen.clone());
             let region = vec![one(&b), rows, one(&g), wide.clone()];
             let when = self.pushed.is_some().then(|| step.own.clone()).flatten();
-            let access = read(operand, inputs[a.operands[n]], region);
+            let access = read(operand, inputs[a.param(operand)], region);
             touched.push(Access { at: Point::Inner, when, ..access }.into());
         }
         if let (Some(pushed), Some(own)) = (&self.pushed, &step.own) {
             let theirs = own.clone().equals(0);
             let word = vec![step.chunk.clone(), b.clone(), g.clone()];
-            for (operand, all) in [(Operand::K, pushed.k_all), (Operand::V, pushed.v_all)] {
+            for (operand, all) in [Operand::K, Operand::V].into_iter().zip(&pushed.all) {
                 let rows = (0.into(), seen.clone());
                 let region = vec![one(&step.chunk), one(&b), one(&g), rows, wide.clone()];
                 let when = Some(theirs.clone());
-                let access = Access { at: Point::Inner, when, ..read(operand, all, region) };
+                let access = Access { at: Point::Inner, when, ..read(operand, *all, region) };
                 // The words of keys stand for values, too.
                 touched.push(match operand {
                     Operand::K => Source::behind(access, pushed.arrived, word.clone()),
@@ -204,21 +244,25 @@ impl Tile<'_> {
                 });
             }
         }
-        if let Some(o) = a.o {
-            touched.push(write(Operand::O, outputs[o], tile).into());
+        for (made, buffer) in a.made.iter().zip(outputs) {
+            let region = match made {
+                Operand::Lse => vec![one(&b), one(&h), (start.clone(), rows.clone())],
+                _ => tile.clone(),
+            };
+            touched.push(write(*made, *buffer, region).into());
         }
-        if let Some(lse) = a.lse {
-            let region = vec![one(&b), one(&h), (start, rows)];
-            touched.push(write(Operand::Lse, outputs[lse], region).into());
-        }
-        let scale = a.scale.unwrap_or_else(|| (1.0 / (depth as f32).sqrt()).to_bits());
-        let leaf = Leaf::AttendTile {
-            block: [self.block[0] as u32, self.block[1] as u32, depth as u32],
-            carry: Carry::Registers,
-            scale,
-            stages: STAGES,
-            mask: if causal { Mask::Causal } else { Mask::Full },
-            store: Store::Direct,
+        let block = [self.block[0] as u32, self.block[1] as u32, depth as u32];
+        let scale = a.factor(depth);
+        let mask = if causal { Mask::Causal } else { Mask::Full };
+        let leaf = match a.makes {
+            Makes::Results => {
+                let (carry, stages, store) = (Carry::Registers, STAGES, Store::Direct);
+                Leaf::AttendTile { block, carry, scale, stages, mask, store }
+            }
+            _ => {
+                let (of, stages) = (GradOf::Queries, gradients::STAGES);
+                Leaf::AttendGradTile { of, block, scale, stages, mask }
+            }
         };
         let tasks = [&q.shape[0], &q.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
         let several = tasks * i64::from(tiles) > draft.sms();

@@ -8,6 +8,7 @@
 mod alone;
 pub(super) mod attention;
 mod ends;
+mod gradients;
 mod last_wave;
 mod operands;
 mod product;

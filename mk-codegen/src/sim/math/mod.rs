@@ -4,11 +4,13 @@
 mod attend;
 mod epilogue;
 mod erf;
+mod gradients;
 mod matmul;
 mod round;
 
 pub(super) use attend::{Attention, AttentionStep};
 pub(super) use epilogue::apply;
+pub(super) use gradients::{Block, Gradients, statistics};
 pub(super) use matmul::{multiply_add, transpose};
 pub(super) use round::round;
 

@@ -116,6 +116,14 @@ impl<'c, 'a> Args<'c, 'a> {
         found.map(|i| self.left.remove(i)).is_some()
     }
 
+    /// The next name without a key, which stays.
+    pub fn next_name(&self) -> Option<Word<'a>> {
+        match self.left.iter().find(|arg| arg.key.is_none())?.value {
+            ArgValue::Name(operand) => Some(operand.word),
+            _ => None,
+        }
+    }
+
     /// The keys of what is left.
     pub fn keys(&self) -> impl Iterator<Item = Word<'a>> + '_ {
         self.left.iter().filter_map(|arg| arg.key)

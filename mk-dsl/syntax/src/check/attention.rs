@@ -5,15 +5,19 @@
 use super::chain::Call;
 use super::dims::Resolved;
 use super::{Checker, Id, Shape, Ty, Value, Wanted};
+use crate::ast::Word;
 use crate::messages;
 use crate::program::{AxisId, DType, Op, Placement};
 use crate::span::Span;
 
-/// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain.
+/// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain. Or queries, which are that
+/// value, with the gradients of their results, and statistics.
 #[derive(Clone, Debug)]
 pub(super) struct Ring {
     pub axis: usize,
     pub values: Value,
+    /// Statistics of queries, where it passes on queries and their gradients.
+    pub stats: Option<Value>,
     /// Of the word `ring`.
     pub span: Span,
 }
@@ -21,7 +25,7 @@ pub(super) struct Ring {
 /// What later versions will know.
 const LATER: [&str; 5] = ["window", "sinks", "cu_seqlens", "bias", "dropout"];
 
-fn along_sequence(p: Placement) -> bool {
+pub(super) fn along_sequence(p: Placement) -> bool {
     matches!(p, Placement::Shard(1) | Placement::Zigzag(1))
 }
 
@@ -29,6 +33,12 @@ impl<'a> Checker<'a, '_> {
     /// `k -> ring(v)`.
     pub(super) fn ring(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let second = call.args.operand(self.sink);
+        // What names no tensor names the axis.
+        let third = match call.args.next_name() {
+            Some(word) if self.is_axis(word) => None,
+            Some(_) => Some(call.args.operand(self.sink)?),
+            None => None,
+        };
         let axis = call.args.axis(self.sink);
         call.args.finish(self.sink);
         let (second, axis) = (second?, axis?);
@@ -38,6 +48,7 @@ impl<'a> Checker<'a, '_> {
         };
         let Some(mut keys) = call.input else {
             self.touch(second);
+            third.into_iter().for_each(|third| self.touch(third));
             return None;
         };
         let shape = Shape::Like(keys.ty.dims.clone());
@@ -55,11 +66,20 @@ impl<'a> Checker<'a, '_> {
             let text = messages::ring_pair(&want, &values.label, &found);
             self.sink.push(second.word.span, text);
         }
+        let stats = match third {
+            Some(third) => Some(self.stats(third, &keys, call.op.span)?),
+            None => None,
+        };
         if self.sink.len() != n_before {
             return None;
         }
-        keys.ring = Some(Box::new(Ring { axis, values, span: call.op.span }));
+        keys.ring = Some(Box::new(Ring { axis, values, stats, span: call.op.span }));
         Some(keys)
+    }
+
+    /// Whether a name is a mesh axis, and no tensor.
+    fn is_axis(&self, word: Word<'_>) -> bool {
+        self.mesh.axes.contains(&word.text) && !self.names.contains_key(word.text)
     }
 
     /// `q -> attention(k, v)`, or `attention(q)` behind `ring`.
@@ -76,13 +96,8 @@ impl<'a> Checker<'a, '_> {
         if self.sink.len() != n_before {
             return None;
         }
-        let Some(mut input) = call.input else {
-            while let Some(operand) = call.args.optional_operand() {
-                self.touch(operand);
-            }
-            return None;
-        };
-        let ring = input.ring.take();
+        let mut input = self.input_or_touch(&mut call)?;
+        let ring = self.ring_of(&mut input, false)?;
         let first = call.args.operand(self.sink);
         let second = if ring.is_none() { Some(call.args.operand(self.sink)) } else { None };
         call.args.finish(self.sink);
@@ -113,7 +128,34 @@ impl<'a> Checker<'a, '_> {
         self.attend(q, k, v, at, op, causal, scale)
     }
 
-    fn four(&mut self, x: &Value, at: Span) -> Option<[super::Term; 4]> {
+    /// What a stage reads first; where that has a mistake, its operands are resolved for theirs.
+    pub(super) fn input_or_touch(&mut self, call: &mut Call<'_, 'a>) -> Option<Value> {
+        let input = call.input.take();
+        if input.is_none() {
+            while let Some(operand) = call.args.optional_operand() {
+                self.touch(operand);
+            }
+        }
+        input
+    }
+
+    /// What `ring` passes on to a stage, that takes statistics of queries or does not. The outer `None` is a mistake.
+    pub(super) fn ring_of(
+        &mut self,
+        input: &mut Value,
+        takes_stats: bool,
+    ) -> Option<Option<Box<Ring>>> {
+        let ring = input.ring.take();
+        if let Some(ring) = &ring
+            && ring.stats.is_some() != takes_stats
+        {
+            self.sink.push(ring.span, messages::ring_parts(takes_stats));
+            return None;
+        }
+        Some(ring)
+    }
+
+    pub(super) fn four(&mut self, x: &Value, at: Span) -> Option<[super::Term; 4]> {
         let dims = <[_; 4]>::try_from(x.ty.dims.as_slice()).ok();
         if dims.is_none() {
             let shape = self.show_dims(&x.ty.dims);
@@ -134,11 +176,25 @@ impl<'a> Checker<'a, '_> {
         scale: Option<f64>,
     ) -> Option<Value> {
         let at = ring.map_or(op, |r| r.1);
+        let ring = ring.map(|(axis, _)| axis);
+        self.heads_fit([&q, &k, &v], ring, [op, at])?;
+        let op = Op::Attention { causal, scale, ring: ring.map(AxisId::new) };
+        Some(self.push(op, vec![q.id, k.id, v.id], q.ty, q.gathered))
+    }
+
+    /// Checks queries, keys and values; over `ring` keys and values come from everywhere, or queries do. Mistakes are of the stage, or of
+    /// an operand.
+    pub(super) fn heads_fit(
+        &mut self,
+        [q, k, v]: [&Value; 3],
+        ring: Option<usize>,
+        [op, at]: [Span; 2],
+    ) -> Option<()> {
         let n_before = self.sink.len();
-        let [b, s, h, d] = self.four(&q, at)?;
-        let keys = self.four(&k, op)?;
-        let values = self.four(&v, op)?;
-        for x in [&q, &k, &v] {
+        let [b, s, _, d] = self.four(q, at)?;
+        let keys = self.four(k, op)?;
+        let values = self.four(v, op)?;
+        for x in [q, k, v] {
             if x.ty.dtype == DType::F32 {
                 self.sink.push(at, messages::attention_dtype(&x.label));
             } else if x.ty.dtype != q.ty.dtype && q.ty.dtype != DType::F32 {
@@ -149,8 +205,8 @@ impl<'a> Checker<'a, '_> {
         let names = ["a batch of", "a sequence of", "heads of keys", "heads of"];
         let pairs = [(b, keys[0]), (s, keys[1]), (keys[2], keys[2]), (d, keys[3])];
         let of_values = keys.iter().zip(&values).map(|(want, found)| (*want, *found));
-        let all = pairs.into_iter().zip(names).map(|p| (p, &k));
-        for (((want, found), what), x) in all.chain(of_values.zip(names).map(|p| (p, &v))) {
+        let all = pairs.into_iter().zip(names).map(|p| (p, k));
+        for (((want, found), what), x) in all.chain(of_values.zip(names).map(|p| (p, v))) {
             if !self.dims.unify(want, found) {
                 let (want, found) = (self.dims.show(want), self.dims.show(found));
                 self.sink.push(at, messages::attention_dim(what, &want, &x.label, &found));
@@ -162,15 +218,9 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at, messages::attention_depth(depth));
         }
         for axis in 0..q.ty.placement.len() {
-            self.attends_over(axis, &q, &k, &v, ring.map(|r| r.0), at);
+            self.attends_over(axis, q, k, v, ring, at);
         }
-        if self.sink.len() != n_before {
-            return None;
-        }
-        let ty = Ty { dtype: q.ty.dtype, dims: vec![b, s, h, d], placement: q.ty.placement };
-        let ring = ring.map(|(axis, _)| AxisId::new(axis));
-        let op = Op::Attention { causal, scale, ring };
-        Some(self.push(op, vec![q.id, k.id, v.id], ty, q.gathered))
+        (self.sink.len() == n_before).then_some(())
     }
 
     /// Checks the placements over one axis.
@@ -225,18 +275,24 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(call.op.span, messages::lse_of(&o.label));
             return None;
         }
-        let turned = o.ty.placement.iter().map(|p| match *p {
-            Placement::Shard(1) => Placement::Shard(2),
-            Placement::Shard(2) => Placement::Shard(1),
-            Placement::Zigzag(1) => Placement::Zigzag(2),
-            p => p,
-        });
-        let ty = Ty { dtype: DType::F32, dims: vec![b, h, s], placement: turned.collect() };
+        let placement = turned(&o.ty.placement);
+        let ty = Ty { dtype: DType::F32, dims: vec![b, h, s], placement };
         Some(self.push(Op::Lse, vec![o.id], ty, o.gathered))
     }
 }
 
+/// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
+pub(crate) fn turned(placement: &[Placement]) -> Vec<Placement> {
+    let turned = placement.iter().map(|p| match *p {
+        Placement::Shard(1) => Placement::Shard(2),
+        Placement::Shard(2) => Placement::Shard(1),
+        Placement::Zigzag(1) => Placement::Zigzag(2),
+        p => p,
+    });
+    turned.collect()
+}
+
 /// The placement of keys and values that every rank has what its queries need of, without a ring.
-fn beside(queries: Placement) -> Placement {
+pub(super) fn beside(queries: Placement) -> Placement {
     if along_sequence(queries) { Placement::Replicate } else { queries }
 }

@@ -70,7 +70,7 @@ impl<'a> Checker<'a, '_> {
         };
         let mut input = input;
         if let Some(ring) = input.as_ref().and_then(|x| x.ring.as_ref())
-            && info.kind != OpKind::Attention
+            && !matches!(info.kind, OpKind::Attention | OpKind::AttentionDq | OpKind::AttentionDk)
         {
             self.sink.push(ring.span, messages::ring_elsewhere());
             input = None;
@@ -96,6 +96,10 @@ impl<'a> Checker<'a, '_> {
             OpKind::Ring => self.ring(call),
             OpKind::Attention => self.attention(call),
             OpKind::Lse => self.lse(call),
+            OpKind::AttentionStats => self.attention_stats(call),
+            OpKind::AttentionDq => self.attention_dq(call),
+            OpKind::AttentionDk => self.attention_dk(call),
+            OpKind::AttentionDv => self.attention_dv(call),
             OpKind::Unsupported => {
                 self.sink.push(op.span, messages::unsupported_op(op.text));
                 None

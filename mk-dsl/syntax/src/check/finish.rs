@@ -99,7 +99,9 @@ impl<'a> Checker<'a, '_> {
         let name = match &source.signature {
             Some(signature) => signature.name.text.to_owned(),
             None => made_up_name(nodes.iter().flat_map(|node| match node.op {
-                Op::Attention { ring: Some(_), .. } => vec!["ring", "attention"],
+                op @ (Op::Attention { ring: Some(_), .. }
+                | Op::AttentionDq { ring: Some(_), .. }
+                | Op::AttentionDk { ring: Some(_), .. }) => vec!["ring", op.name()],
                 op => vec![op.name()],
             })),
         };

@@ -64,10 +64,19 @@ fn columns(n_dims: usize) -> usize {
     n_dims.max(2) - 1
 }
 
+/// Whether an operation reads heads.
+fn is_attention(kind: Option<OpKind>) -> bool {
+    use OpKind::{Attention, AttentionDk, AttentionDq, AttentionDv, AttentionStats, Lse, Ring};
+    matches!(
+        kind,
+        Some(Ring | Attention | Lse | AttentionStats | AttentionDq | AttentionDk | AttentionDv)
+    )
+}
+
 /// Whether an operation has the shape of its input.
 fn keeps_shape(kind: Option<OpKind>) -> bool {
-    use OpKind::{Attention, Gemm, Lse, Ring, Swiglu, SwigluGrad, Unsupported};
-    !matches!(kind, None | Some(Gemm | Swiglu | SwigluGrad | Ring | Attention | Lse | Unsupported))
+    use OpKind::{Gemm, Swiglu, SwigluGrad, Unsupported};
+    !is_attention(kind) && !matches!(kind, None | Some(Gemm | Swiglu | SwigluGrad | Unsupported))
 }
 
 impl<'a> Checker<'a, '_> {
@@ -84,7 +93,7 @@ impl<'a> Checker<'a, '_> {
         let mut kinds = kinds.map(|op| op.map(|op| op.kind)).skip_while(|kind| keeps_shape(*kind));
         match kinds.next() {
             // A matrix has no gate/up axis to transpose around.
-            Some(Some(OpKind::Ring | OpKind::Attention | OpKind::Lse)) => Shape::Fresh(4),
+            Some(kind) if is_attention(kind) => Shape::Fresh(4),
             Some(Some(OpKind::Swiglu)) if operand.transposed.is_none() => Shape::GateUp,
             _ => Shape::Fresh(2),
         }

@@ -9,6 +9,7 @@
 
 mod args;
 mod attention;
+mod attention_grad;
 mod chain;
 mod collective;
 mod dims;
@@ -20,6 +21,8 @@ mod mesh;
 mod runtime;
 mod swiglu;
 mod types;
+
+pub(crate) use attention::turned;
 
 use crate::ast::{Operand, Source, Word};
 use crate::diag::{MAX_SHOWN, Sink};
@@ -42,6 +45,7 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
         runtime: BTreeMap::new(),
         bound_later: source.body.lets.iter().map(|binding| binding.name.text).collect(),
         names: BTreeMap::new(),
+        statistics: attention_grad::statistics(source),
         params: Vec::new(),
         nodes: Vec::new(),
     };
@@ -167,6 +171,8 @@ struct Checker<'a, 's> {
     /// The symbols that are known at launch only, and their declared bounds.
     runtime: BTreeMap<&'a str, Option<u64>>,
     names: BTreeMap<&'a str, Name<'a>>,
+    /// What stages read that take f32 statistics of queries.
+    statistics: BTreeSet<&'a str>,
     /// What a `let` further down defines.
     bound_later: BTreeSet<&'a str>,
     params: Vec<Param<'a>>,

@@ -53,7 +53,8 @@ impl<'a> Checker<'a, '_> {
     /// What a parameter must satisfy, written or inferred.
     pub(super) fn validate(&mut self, name: Word<'a>, dtype_span: Span, ty: &Ty) -> Option<()> {
         let n_before = self.sink.len();
-        if ty.dtype == DType::F32 && !ty.placement.contains(&Placement::Partial) {
+        let partial = ty.placement.contains(&Placement::Partial);
+        if ty.dtype == DType::F32 && !partial && !self.statistics.contains(name.text) {
             self.sink.push(dtype_span, messages::f32_parameter(name.text));
         }
         for dim in 0..ty.dims.len() {

@@ -19,8 +19,8 @@ pub(super) struct Value {
 enum Kind {
     /// With its type as the source writes it.
     Param(String),
-    /// The operation, and its operands, some of them the other way round.
-    Op { stage: String, operands: Vec<(Id, bool)> },
+    /// The operation, and its operands, some of them the other way round, of which the first `ring` are passed on by a `ring`.
+    Op { stage: String, operands: Vec<(Id, bool)>, ring: usize },
 }
 
 /// Parameters and operations, in order.
@@ -69,13 +69,26 @@ impl Draft {
         detail: Option<String>,
         (placement, dtype): (Placement, DType),
     ) -> Id {
-        let operands = operands.iter().map(|id| (*id, false)).collect();
+        self.ring(name, &[], operands, detail, (placement, dtype))
+    }
+
+    /// An operation of some values, behind a `ring` of others.
+    pub fn ring(
+        &mut self,
+        name: &str,
+        passed: &[Id],
+        operands: &[Id],
+        detail: Option<String>,
+        (placement, dtype): (Placement, DType),
+    ) -> Id {
+        let operands = passed.iter().chain(operands).map(|id| (*id, false)).collect();
         let stage = match detail {
             Some(detail) => format!("{name} {detail}"),
             None => name.to_owned(),
         };
         let name = self.fresh(&format!("g{}", self.values.len()));
-        self.push(name, placement, dtype, Kind::Op { stage, operands })
+        let ring = passed.len();
+        self.push(name, placement, dtype, Kind::Op { stage, operands, ring })
     }
 
     /// The product of two values, as they lie or the other way round.
@@ -96,7 +109,8 @@ impl Draft {
         };
         let dtype = self.values[a.0].dtype;
         let name = self.fresh(&format!("g{}", self.values.len()));
-        self.push(name, placement, dtype, Kind::Op { stage: "gemm".into(), operands: vec![a, b] })
+        let operands = vec![a, b];
+        self.push(name, placement, dtype, Kind::Op { stage: "gemm".into(), operands, ring: 0 })
     }
 
     fn push(&mut self, name: String, placement: Placement, dtype: DType, kind: Kind) -> Id {
@@ -121,12 +135,16 @@ impl Draft {
         for value in used.iter().map(|id| &self.values[*id]) {
             match &value.kind {
                 Kind::Param(ty) => params.push(format!("{}: {ty}", value.name)),
-                Kind::Op { stage, operands } => {
+                Kind::Op { stage, operands, ring } => {
                     let operand = |(id, turned): &(Id, bool)| {
                         format!("{}{}", self.values[*id].name, if *turned { ".t" } else { "" })
                     };
                     let mut list: Vec<String> = operands.iter().map(operand).collect();
                     let (stage, detail) = stage.split_once(' ').unwrap_or((stage, ""));
+                    if *ring > 0 {
+                        let passed: Vec<String> = list.drain(..*ring).collect();
+                        list.insert(0, format!("ring({})", passed.join(", ")));
+                    }
                     list.extend((!detail.is_empty()).then(|| detail.to_owned()));
                     // Writing to a String cannot fail.
                     let _ = match list.split_first() {

@@ -13,6 +13,7 @@
 //! | `bias` | the sum over the rows, as a product with a column of ones |
 //! | `gelu`, `gelu_tanh`, `silu`, `relu` | their `_grad`, of the value before them (of `relu`, of its result) |
 //! | `swiglu` | `swiglu_grad` |
+//! | `attention` | `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`; nothing of its `lse` |
 //! | `mul`, `add`, `scale`, `cast` | `mul`, nothing, `scale`, `cast` |
 //!
 //! What a rank's part of a sum adds to the gradient of a parameter that all ranks have is summed by an `all_reduce`. Gradients have
@@ -23,7 +24,7 @@ mod error;
 mod rules;
 
 use crate::excerpt::Excerpt;
-use crate::program::{Program, SymbolKind};
+use crate::program::{DType, Node, Op, Program, SymbolKind, TensorType, ValueId};
 pub use error::GradError;
 use rules::Walk;
 
@@ -103,19 +104,22 @@ pub fn grad(
     if let Some(&index) = wanted.iter().find(|i| **i >= count) {
         return Err(GradError::Parameter { index, count });
     }
+    let given = program;
+    let program = &with_logarithms(program);
     let mut walk = Walk::new(program, wanted, saves);
     walk.run()?;
     let outputs = walk.outputs(wanted)?;
-    let Walk { mut draft, saved, given, .. } = walk;
+    let Walk { mut draft, saved, given: parameters, .. } = walk;
 
     let mut forward = Excerpt::whole(program);
+    forward.nodes.retain(|id| id.index() < given.n_values() || saved.contains(id));
     forward.results.extend(saved.iter().copied());
     let forward = parse(&forward.text())?;
 
     let mut results: Vec<draft::Id> = Vec::new();
     let mut gradients = Vec::new();
     for output in &outputs {
-        let passed = given.iter().find(|(id, _)| *id == output.value);
+        let passed = parameters.iter().find(|(id, _)| *id == output.value);
         let source = if let Some((_, Input::Gradient(i))) = passed {
             Source::Given(*i)
         } else {
@@ -134,7 +138,7 @@ pub fn grad(
         return Ok(Gradient { forward, backward: None, inputs: Vec::new(), gradients });
     }
     let used = draft.used(&results);
-    let inputs = given.iter().filter(|(id, _)| used.contains(id)).map(|(_, input)| *input);
+    let inputs = parameters.iter().filter(|(id, _)| used.contains(id)).map(|(_, input)| *input);
     let inputs = inputs.collect();
     let runtime = program.symbols().iter().filter_map(|s| match s.kind {
         SymbolKind::Fixed => None,
@@ -149,6 +153,23 @@ pub fn grad(
     let name = format!("{}_backward", program.name());
     let backward = Some(parse(&draft.text(&name, &runtime, &used, &results))?);
     Ok(Gradient { forward, backward, inputs, gradients })
+}
+
+/// The program with an `lse` of each attention that has none.
+fn with_logarithms(program: &Program) -> Program {
+    let mut all = program.clone();
+    for node in program.nodes().iter().filter(|n| matches!(n.op, Op::Attention { .. })) {
+        let of_node = |n: &Node| n.op == Op::Lse && n.inputs == [node.result];
+        let [b, s, h, _] = node.ty.dims[..] else { continue };
+        if program.nodes().iter().any(of_node) {
+            continue;
+        }
+        let placement = crate::check::turned(&node.ty.placement);
+        let ty = TensorType { dtype: DType::F32, dims: vec![b, h, s], placement };
+        let result = ValueId::new(all.n_values());
+        all.nodes.push(Node { result, op: Op::Lse, inputs: vec![node.result], ty });
+    }
+    all
 }
 
 fn parse(text: &str) -> Result<Program, GradError> {

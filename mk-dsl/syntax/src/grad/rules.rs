@@ -46,7 +46,8 @@ impl<'p> Walk<'p> {
             needed[*i] = true;
         }
         for node in program.nodes() {
-            needed[node.result.index()] = node.inputs.iter().any(|i| needed[i.index()]);
+            let depends = node.inputs.iter().any(|i| needed[i.index()]);
+            needed[node.result.index()] = depends && node.op != Op::Lse;
         }
         let taken = program.tensors().iter().map(|t| t.name.clone());
         let taken = taken.chain(program.symbols().iter().map(|s| s.name.clone())).collect();
@@ -197,14 +198,15 @@ impl<'p> Walk<'p> {
                 };
                 self.add(x, g);
             }
-            Op::Attention { .. } | Op::Lse => {
-                return Err(GradError::Operation {
-                    op: node.op.name(),
-                    why: "attention is differentiated by nothing here",
-                    help: "write its backward by hand",
-                });
-            }
-            Op::Slope(_) | Op::SwigluGrad => {
+            Op::Attention { .. } => self.attention(node, d)?,
+            // Not differentiated: `needed` leaves it out.
+            Op::Lse => {}
+            Op::Slope(_)
+            | Op::SwigluGrad
+            | Op::AttentionStats
+            | Op::AttentionDq { .. }
+            | Op::AttentionDk { .. }
+            | Op::AttentionDv => {
                 return Err(GradError::Operation {
                     op: node.op.name(),
                     why: "it is a derivative itself",
@@ -222,6 +224,97 @@ impl<'p> Walk<'p> {
         let g = self.draft.op(Op::Slope(curve).name(), &[d, at], None, held);
         self.add(x, g);
         Ok(())
+    }
+
+    /// Backward of `o = attention(q, k, v)`: from `o` and the logarithms of its sums, which forward saves.
+    fn attention(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
+        let (Op::Attention { causal, scale, ring }, &[q, k, v]) = (node.op, &node.inputs[..])
+        else {
+            return Ok(());
+        };
+        let of_o = |n: &&Node| n.op == Op::Lse && n.inputs == [node.result];
+        let Some(lse) = self.program.nodes().iter().find(of_o).map(|n| n.result) else {
+            return Err(GradError::Operation {
+                op: "attention",
+                why: "the logarithms of its sums are not there",
+                help: "let `o -> lse` be a result, too",
+            });
+        };
+        let [o, lse] = [self.value(node.result)?, self.logarithms(lse)];
+        let held = |walk: &Self, id: Id| (walk.draft.values[id].placement, DType::F32);
+        let place = held(self, lse);
+        let stats = self.draft.op("attention_stats", &[o, d, lse], None, place);
+        let mut detail: Vec<String> = causal.then(|| "causal".to_owned()).into_iter().collect();
+        detail.extend(scale.map(|s| format!("scale = {s:?}")));
+        let detail = (!detail.is_empty()).then(|| detail.join(", "));
+        let [queries, keys, values] = [self.value(q)?, self.value(k)?, self.value(v)?];
+        let of_queries = [queries, d, stats];
+        let ring = ring.is_some();
+        let typed = |walk: &Self, id: Id, p: Placement| (p, walk.draft.values[id].dtype);
+        if self.needed[q.index()] {
+            let place = typed(self, queries, self.placement(q));
+            let g = match ring {
+                true => self.draft.ring(
+                    "attention_dq",
+                    &[keys, values],
+                    &of_queries,
+                    detail.clone(),
+                    place,
+                ),
+                false => {
+                    let all = [&of_queries[..], &[keys, values]].concat();
+                    self.draft.op("attention_dq", &all, detail.clone(), place)
+                }
+            };
+            self.add(q, g);
+        }
+        if !self.needed[k.index()] && !self.needed[v.index()] {
+            return Ok(());
+        }
+        // Of keys that all ranks have, each rank has what its queries give.
+        let place = match (self.placement(q), ring) {
+            (Placement::Shard(1) | Placement::Zigzag(1), false) => Placement::Partial,
+            _ => self.placement(k),
+        };
+        let place = typed(self, keys, place);
+        let dk = match ring {
+            true => self.draft.ring("attention_dk", &of_queries, &[keys, values], detail, place),
+            false => {
+                let all = [&[keys, values], &of_queries[..]].concat();
+                self.draft.op("attention_dk", &all, detail, place)
+            }
+        };
+        if self.needed[k.index()] {
+            self.add(k, dk);
+        }
+        if self.needed[v.index()] {
+            let dv = self.draft.op("attention_dv", &[dk], None, place);
+            self.add(v, dv);
+        }
+        Ok(())
+    }
+
+    /// The logarithms of an attention's sums, which forward saves.
+    fn logarithms(&mut self, id: ValueId) -> Id {
+        if let Some(here) = self.here.get(&id) {
+            return *here;
+        }
+        let placement = self.placement(id);
+        let ty = self.type_of(id, placement, DType::F32);
+        let made = self.draft.param("logs", ty, placement, DType::F32);
+        self.save(id, made);
+        self.here.insert(id, made);
+        made
+    }
+
+    /// A parameter is a value that forward has as a result, or saves.
+    fn save(&mut self, id: ValueId, made: Id) {
+        let results = self.program.results();
+        let position = results.iter().position(|r| *r == id).unwrap_or_else(|| {
+            self.saved.push(id);
+            results.len() + self.saved.len() - 1
+        });
+        self.given.push((made, Input::Saved(position)));
     }
 
     /// Backward of `Y = A B`: `dA = dY B.t` and `dB = A.t dY`; of what is stored the other way round, the transposes of that.
@@ -376,12 +469,7 @@ impl<'p> Walk<'p> {
             _ => {
                 let ty = self.type_of(id, placement, dtype);
                 let made = self.draft.param(&excerpt.value_name(id), ty, placement, dtype);
-                let results = self.program.results();
-                let position = results.iter().position(|r| *r == id).unwrap_or_else(|| {
-                    self.saved.push(id);
-                    results.len() + self.saved.len() - 1
-                });
-                self.given.push((made, Input::Saved(position)));
+                self.save(id, made);
                 made
             }
         };

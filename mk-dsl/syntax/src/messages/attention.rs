@@ -82,8 +82,35 @@ pub(crate) fn ring_queries(keys: &str, name: &str, found: &str) -> Text {
 
 pub(crate) fn ring_elsewhere() -> Text {
     text(
-        "`ring` hands its keys and values to `attention`, and to nothing else",
+        "`ring` hands what it passes on to `attention`, `attention_dq` or `attention_dk`, and to nothing else",
         "write `ring(k, v) -> attention(q)`",
+    )
+}
+
+pub(crate) fn ring_parts(takes_stats: bool) -> Text {
+    match takes_stats {
+        true => text(
+            "`attention_dk` meets queries, gradients of their results, and statistics, and `ring` passes on two tensors",
+            "write `ring(q, do, stats) -> attention_dk(k, v)`",
+        ),
+        false => text(
+            "`ring` passes on three tensors, and this stage takes keys and values",
+            "write `ring(k, v)` before it; `ring(q, do, stats)` is for `attention_dk(k, v)`",
+        ),
+    }
+}
+
+pub(crate) fn attention_operand(op: &str, name: &str, wanted: &str, found: &str) -> Text {
+    text(
+        format!("`{op}` needs {name} to be `{wanted}`, and it is `{found}`"),
+        format!("declare {name} as `{wanted}`"),
+    )
+}
+
+pub(crate) fn attention_dv_of(name: &str) -> Text {
+    text(
+        format!("`attention_dv` is of a result of `attention_dk`, and {name} is none"),
+        "write `let dk = attention_dk(k, v, q, do, stats);` and then `(dk, dk -> attention_dv)`",
     )
 }
 

@@ -9,7 +9,7 @@ mod objects;
 mod provider;
 mod sys;
 
-use super::card::{Card, Kind};
+use super::card::{Card, Key, Kind};
 use super::{
     Caps, Event, NetMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
     check_write, memory,
@@ -70,7 +70,7 @@ pub struct Ofi {
 struct Arena {
     memory: Arc<dyn NetMemory>,
     base: u64,
-    key: u64,
+    key: Key,
 }
 
 /// A connected peer.
@@ -302,7 +302,7 @@ impl Transport for Ofi {
         // Where the provider does not choose keys. Some have short ones.
         let key = super::random_key()? & self.key_mask();
         let (base, key) = self.objects.register(&*memory, key)?;
-        self.arena = Some(Arena { memory, base, key });
+        self.arena = Some(Arena { memory, base, key: Key(key) });
         Ok(())
     }
 
@@ -352,7 +352,7 @@ impl Transport for Ofi {
             return Err(TransportError::Peer { peer: write.peer, what: silent(self.silence) });
         }
         let Some(i) = self.free.pop() else { return Ok(Posted::WouldBlock) };
-        let to = (peer.address, peer.card.base + write.to, peer.card.key);
+        let to = (peer.address, peer.card.base + write.to, peer.card.key.0);
         let immediate = match write.notify {
             Notify::Immediate(data) => Some(data),
             Notify::Nothing | Notify::Word { .. } => None,

@@ -30,6 +30,7 @@ pub(in crate::emit) fn left(
     id: FamId,
     layout: ALayout,
     block: [u32; 3],
+    loaded_rows: u32,
 ) -> Result<Factor, EmitError> {
     let f = &e.plan.families[id];
     let a = e.access(f, Operand::A)?;
@@ -46,19 +47,38 @@ pub(in crate::emit) fn left(
     e.check_depth(id, a, depth, &view, block[2])?;
     let outer = e.flat(a, 0, rows + 1);
     let (across, k, box_rows) = match layout {
-        ALayout::Mk => (outer, inner, loaded_rows(e, a, block[0])),
+        ALayout::Mk => (outer, inner, loaded_rows),
         ALayout::Km => (inner, outer, block[2]),
     };
     Ok(Factor { view, box_dims: vec![box_rows, 64], across, k, up: Expr::Const(0), outer: None })
 }
 
-/// Rows of the left factor `[m, k]` that a tile loads: where a matrix has fewer than a tile has room for, no more than whole swizzles of
-/// eight, since TMA takes time for rows that there are none of.
-pub(in crate::emit) fn loaded_rows(e: &Emitter<'_>, a: &Access, rows: u32) -> u32 {
-    let [_, _] = a.region.as_slice() else { return rows };
-    let there = e.layout.buffers[a.buffer].shape.iter().map(|shape| shape[0]).max();
-    let there = there.and_then(|n| u32::try_from(n).ok()).unwrap_or(rows);
-    there.max(1).next_multiple_of(8).min(rows)
+/// Rows of the left factors `[m, k]` that the tiles of one loop load: where all matrices have fewer than a tile has room for, no more than
+/// whole swizzles of eight, since TMA takes time for rows that there are none of. A loop's stages expect one number of bytes, whichever
+/// family's tile they carry, so that the matrix with the most rows counts.
+///
+/// # Errors
+/// [`EmitError::Internal`] for a family without a left factor.
+pub(in crate::emit) fn loaded_rows(
+    e: &Emitter<'_>,
+    families: &[FamId],
+    layout: ALayout,
+    block_m: u32,
+) -> Result<u32, EmitError> {
+    if layout == ALayout::Km {
+        return Ok(block_m);
+    }
+    let mut most = 8;
+    for id in families {
+        let a = e.access(&e.plan.families[*id], Operand::A)?;
+        let there = e.layout.buffers[a.buffer].shape.iter().map(|shape| shape[0]).max();
+        let rows = match (a.region.len(), there.and_then(|n| u32::try_from(n).ok())) {
+            (2, Some(n)) => n.max(1).next_multiple_of(8).min(block_m),
+            _ => block_m,
+        };
+        most = most.max(rows);
+    }
+    Ok(most)
 }
 
 /// The right factor: `[k, n]` or `[n, k]`; gated, gates and ups `[k, 2, n]` or `[2, n, k]`. Dimensions in front choose a matrix of a stack,

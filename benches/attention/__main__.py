@@ -1,0 +1,230 @@
+"""Attention as `mk.compile` lowers it, beside `scaled_dot_product_attention` of torch (cuDNN, FlashAttention-2), on one GPU:
+
+    python3 benches/attention                 # forward, backward, and rings of ranks that share the GPU
+    python3 benches/attention --part ring
+
+A row is a shape, TFLOP/s of each, the fastest peer's time ÷ mk's, and whether results are right; a wrong one fails the run. Inputs are random and
+rotate, 256 MiB are overwritten between launches, contestants take turns, the median counts. FLOPs of a backward are those of five products.
+"""
+
+import argparse
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import mk
+
+# B, S, H, G, D, causal.
+FORWARD = [
+    (4, 4096, 16, 16, 128, False), (4, 4096, 16, 16, 128, True), (1, 16384, 16, 16, 128, False), (1, 16384, 16, 16, 128, True),
+    (1, 32768, 16, 16, 128, True), (2, 8192, 64, 8, 128, False), (2, 8192, 64, 8, 128, True), (4, 4096, 16, 16, 64, False),
+    (4, 4096, 16, 16, 64, True),
+]
+BACKWARD = [
+    (4, 4096, 16, 16, 128, False), (4, 4096, 16, 16, 128, True), (1, 16384, 16, 16, 128, False), (2, 8192, 64, 8, 128, True),
+    (4, 4096, 16, 16, 64, False),
+]
+# Of all ranks together, and the placement.
+RING = [
+    (1, 12288, 16, 16, 128, False, "shard"), (1, 12288, 16, 16, 128, True, "zigzag"), (1, 24576, 16, 4, 128, False, "shard"),
+]
+PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-2": SDPBackend.FLASH_ATTENTION}
+
+
+def alone(causal, logarithms):
+    mask = ", causal" if causal else ""
+    kv = "bf16[B, S, G, D] @ replicate"
+    result = "(o, o -> lse)" if logarithms else "o"
+    return f"fn attend(q: bf16[B, S, H, D] @ replicate, k: {kv}, v: {kv}) {{ let o = attention(q, k, v{mask}); {result} }}"
+
+
+def shared(placement, causal, ring):
+    mask = ", causal" if causal else ""
+    kv = f"bf16[B, S, G, D] @ {placement + '(1)' if ring else 'replicate'}"
+    attention = f"ring(k, v) -> attention(q{mask})" if ring else f"attention(q, k, v{mask})"
+    return f"fn attend(q: bf16[B, S, H, D] @ {placement}(1), k: {kv}, v: {kv}) {{ {attention} }}"
+
+
+class Bench:
+    def __init__(self, seconds):
+        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        # As long as a launch takes, so that short ones are timed more often.
+        self.seconds = seconds
+        self.wrong = 0
+
+    def inputs(self, b, s, h, g, d, seed):
+        generator = torch.Generator(device="cuda").manual_seed(seed)
+        return [torch.randn(b, s, n, d, device="cuda", generator=generator).bfloat16() for n in (h, g, g)]
+
+    def time(self, contestants):
+        """Milliseconds of each; a contestant is what comes before the timed part, and the timed part."""
+        events = {name: [] for name in contestants}
+        rounds, first = 5, torch.cuda.Event(enable_timing=True)
+        last = torch.cuda.Event(enable_timing=True)
+        for i in range(2 + 40):
+            if i == 2:
+                first.record()
+            if i == 3:
+                last.record()
+                last.synchronize()
+                rounds = min(40, max(5, int(1e3 * self.seconds / first.elapsed_time(last))))
+            if i == 2 + rounds:
+                break
+            for name, (before, run) in contestants.items():
+                given = before(i)
+                self.flush.fill_(i & 1)
+                pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                pair[0].record()
+                run(i, given)
+                pair[1].record()
+                if i >= 2:
+                    events[name].append(pair)
+        torch.cuda.synchronize()
+        middle = lambda pairs: sorted(a.elapsed_time(b) for a, b in pairs)[len(pairs) // 2]
+        return {name: middle(pairs) for name, pairs in events.items()}
+
+    def judge(self, got, want, limit):
+        """Relative error of the whole, and of the worst 128 rows of a head."""
+        worst = tile = 0.0
+        for x, y in zip(got, want):
+            x, y = x.float(), y.float()
+            worst = max(worst, ((x - y).norm() / y.norm()).item())
+            rows = lambda z: z[:, : z.shape[1] // 128 * 128].unflatten(1, (-1, 128)).pow(2).sum((2, 4))
+            error, norm = rows(x - y), rows(y)
+            # A tile that is near 0 by chance is measured against a tenth of the mean.
+            tile = max(tile, (error / torch.maximum(norm, norm.mean() / 10)).sqrt().max().item())
+        right = worst < limit and tile < 2 * limit
+        self.wrong += not right
+        return f"error {worst:.1e}, tile {tile:.1e} {'ok' if right else 'WRONG'}"
+
+    def row(self, label, flops, times, judged, ours="mk"):
+        rates = " ".join(f"{name} {flops / t / 1e9:.0f}" for name, t in times.items())
+        best = min(t for name, t in times.items() if name != ours)
+        print(f"{label} | {times[ours]:.3f} ms | {rates} | peer / mk {best / times[ours]:.3f} | {judged}", flush=True)
+
+
+def torch_attention(backend, causal, grouped):
+    def run(q, k, v):
+        with sdpa_kernel(backend):
+            return sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal, enable_gqa=grouped).transpose(1, 2)
+    return run
+
+
+def peers(sets, causal, grouped):
+    """Those of torch's that take these inputs."""
+    found = {}
+    for name, backend in PEERS.items():
+        run = torch_attention(backend, causal, grouped)
+        try:
+            run(*sets[0][:3])
+        except RuntimeError as refused:
+            print(f"{name}: {str(refused).splitlines()[0]}", file=sys.stderr)
+            continue
+        found[name] = run
+    return found
+
+
+def label(part, b, s, h, g, d, causal):
+    return f"{part} {'causal' if causal else 'full'} B{b} S{s} H{h}:{g} D{d}"
+
+
+def forward(bench, world, b, s, h, g, d, causal):
+    sets = [bench.inputs(b, s, h, g, d, seed) for seed in range(3)]
+    f = mk.compile(alone(causal, True), world)
+    out = torch.empty_like(sets[0][0]), torch.empty(b, h, s, device="cuda")
+    others = peers(sets, causal, g != h)
+    nothing = lambda i: None
+    contestants = {"mk": (nothing, lambda i, _: f(*sets[i % 3], out=out))}
+    for name, run in others.items():
+        contestants[name] = (nothing, lambda i, _, run=run: run(*sets[i % 3]))
+    out[0].fill_(float("nan"))
+    f(*sets[0], out=out)
+    # Both are rounded.
+    judged = bench.judge([out[0]], [others["cudnn"](*sets[0])], 5e-3)
+    flops = 4 * b * h * s * s * d * (0.5 if causal else 1)
+    bench.row(label("forward", b, s, h, g, d, causal), flops, bench.time(contestants), judged)
+    f.close()
+
+
+def backward(bench, world, b, s, h, g, d, causal):
+    sets = [bench.inputs(b, s, h, g, d, seed) + bench.inputs(b, s, h, h, d, 9 + seed)[:1] for seed in range(2)]
+    for given in sets:
+        for x in given[:3]:
+            x.requires_grad_(True)
+    f = mk.compile(alone(causal, False), world)
+    others = peers(sets, causal, g != h)
+    contestants = {}
+    for name, run in {"mk": f, **others}.items():
+        before = lambda i, run=run: run(*sets[i % 2][:3])
+        contestants[name] = (before, lambda i, y: torch.autograd.grad(y, sets[i % 2][:3], sets[i % 2][3]))
+    of = lambda name: contestants[name][1](0, contestants[name][0](0))
+    got, again = of("mk"), of("mk")
+    judged = bench.judge(got, of("cudnn"), 1e-2)
+    if not all(torch.equal(x, y) for x, y in zip(got, again)):
+        bench.wrong += 1
+        judged += ", RUNS DIFFER"
+    flops = 10 * b * h * s * s * d * (0.5 if causal else 1)
+    bench.row(label("backward", b, s, h, g, d, causal), flops, bench.time(contestants), judged)
+    f.close()
+
+
+def ring(bench, world, b, s, h, g, d, causal, placement):
+    """Keys that arrive meanwhile, beside keys that every rank has."""
+    n = world.size
+    def parts(x):
+        if placement == "shard":
+            return [y.contiguous() for y in x.chunk(n, 1)]
+        halves = x.chunk(2 * n, 1)
+        return [torch.cat([halves[r], halves[2 * n - 1 - r]], 1) for r in range(n)]
+    arriving, gathered = (mk.compile(shared(placement, causal, ring), world) for ring in (True, False))
+    sets = []
+    for seed in range(2):
+        q, k, v = bench.inputs(b, s, h, g, d, seed)
+        copies = [[x.clone() for _ in range(n)] for x in (k, v)]
+        sets.append(([parts(q), parts(k), parts(v)], [parts(q), *copies]))
+    outs = [[torch.full_like(x, float("nan")) for x in sets[0][0][0]] for _ in range(2)]
+    nothing = lambda i: None
+    contestants = {
+        "ring": (nothing, lambda i, _: arriving(*sets[i % 2][0], out=outs[0])),
+        "gathered": (nothing, lambda i, _: gathered(*sets[i % 2][1], out=outs[1])),
+    }
+    arriving(*sets[0][0], out=outs[0])
+    gathered(*sets[0][1], out=outs[1])
+    judged = bench.judge(outs[0], outs[1], 5e-3)
+    flops = 4 * b * h * s * s * d * (0.5 if causal else 1)
+    times = bench.time(contestants)
+    name = label(f"{n} ranks, {placement},", b, s, h, g, d, causal)
+    bench.row(name, flops, times, f"ring / gathered {times['ring'] / times['gathered']:.3f}, {judged}", "ring")
+    arriving.close()
+    gathered.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="attention", description="attention beside torch's, on one GPU")
+    parser.add_argument("--part", action="append", choices=["forward", "backward", "ring"], help="[all]")
+    parser.add_argument("--ranks", type=int, default=4, help="that share the GPU, of rings [4]")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of timed launches for each row [0.3]")
+    args = parser.parse_args()
+    torch.set_grad_enabled(False)
+    bench, parts = Bench(args.seconds), args.part or ["forward", "backward", "ring"]
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    world = mk.World.local(1, gpu=0)
+    if "forward" in parts:
+        for row in FORWARD:
+            forward(bench, world, *row)
+    if "backward" in parts:
+        with torch.enable_grad():
+            for row in BACKWARD:
+                backward(bench, world, *row)
+    if "ring" in parts:
+        several = mk.World.local(args.ranks, gpu=0)
+        for row in RING:
+            ring(bench, several, *row)
+    if bench.wrong:
+        sys.exit(f"{bench.wrong} wrong")
+
+
+if __name__ == "__main__":
+    main()

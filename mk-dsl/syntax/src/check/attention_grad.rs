@@ -1,0 +1,214 @@
+//! `attention_stats`, `attention_dq`, `attention_dk` and `attention_dv`: the backward of `attention`.
+
+use super::attention::{along_sequence, beside, turned};
+use super::chain::Call;
+use super::{Checker, Id, Shape, Ty, Value, Wanted};
+use crate::ast::{ArgValue, Operand, Source, Stage, Word};
+use crate::messages;
+use crate::ops::{self, OpKind};
+use crate::program::{AxisId, DType, Op, Placement};
+use crate::span::Span;
+use std::collections::BTreeSet;
+
+/// Numbers of a query's statistics.
+const STATS: u64 = 4;
+
+/// Names that stages read which take logarithms or statistics.
+pub(super) fn statistics<'a>(source: &Source<'a>) -> BTreeSet<&'a str> {
+    let chains = source.body.lets.iter().map(|l| &l.chain).chain(&source.body.results);
+    let stages = chains.flat_map(|chain| chain.stages.iter().flatten());
+    let takes = |stage: &&Stage<'a>| {
+        use OpKind::{AttentionDk, AttentionDq, AttentionStats, Ring};
+        let kind = ops::find(stage.name.text).map(|op| op.kind);
+        matches!(kind, Some(AttentionStats | AttentionDq | AttentionDk | Ring))
+    };
+    let names =
+        stages.filter(takes).flat_map(|stage| &stage.args).filter_map(|arg| match arg.value {
+            ArgValue::Name(operand) => Some(operand.word.text),
+            _ => None,
+        });
+    names.collect()
+}
+
+/// The words behind the operands.
+struct Words {
+    causal: bool,
+    scale: Option<f64>,
+}
+
+impl<'a> Checker<'a, '_> {
+    /// `o -> attention_stats(do, lse)`: `f32[B, H, S, 4]`.
+    pub(super) fn attention_stats(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let o = self.input_or_touch(&mut call)?;
+        let (d_o, lse) = (call.args.operand(self.sink), call.args.operand(self.sink));
+        call.args.finish(self.sink);
+        let at = call.op.span;
+        let [b, s, h, _] = self.four(&o, at)?;
+        self.queries_fit(&o, at)?;
+        let d_o = self.alike(d_o?, &o, call.op)?;
+        let placement = turned(&o.ty.placement);
+        let lse_ty = Ty { dtype: DType::F32, dims: vec![b, h, s], placement: placement.clone() };
+        let lse = self.typed(lse?, lse_ty, call.op)?;
+        let dims = vec![b, h, s, self.dims.lit(STATS)];
+        let ty = Ty { dtype: DType::F32, dims, placement };
+        Some(self.push(Op::AttentionStats, vec![o.id, d_o.id, lse.id], ty, o.gathered))
+    }
+
+    /// `q -> attention_dq(do, stats, k, v)`, or `attention_dq(q, do, stats)` behind `ring(k, v)`.
+    pub(super) fn attention_dq(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let op = call.op;
+        let words = self.words(&mut call)?;
+        let mut input = self.input_or_touch(&mut call)?;
+        let ring = self.ring_of(&mut input, false)?;
+        let mut operand = |checker: &mut Self| call.args.operand(checker.sink);
+        let (q, d_o, stats, k, v, axis) = match ring {
+            Some(ring) => {
+                let [q, d_o, stats] = [operand(self)?, operand(self)?, operand(self)?];
+                let q = self.queries_of(q, &input)?;
+                (q, d_o, stats, input, ring.values, Some(ring.axis))
+            }
+            None => {
+                let [d_o, stats, k, v] =
+                    [operand(self)?, operand(self)?, operand(self)?, operand(self)?];
+                let [k, v] = self.keys_of([k, v], &input, op.span)?;
+                (input, d_o, stats, k, v, None)
+            }
+        };
+        call.args.finish(self.sink);
+        self.heads_fit([&q, &k, &v], axis, [op.span, op.span])?;
+        let d_o = self.alike(d_o, &q, op)?;
+        let stats = self.stats(stats, &q, op.span)?;
+        let Words { causal, scale } = words;
+        let made = Op::AttentionDq { causal, scale, ring: axis.map(AxisId::new) };
+        Some(self.push(made, vec![q.id, d_o.id, stats.id, k.id, v.id], q.ty, q.gathered))
+    }
+
+    /// `k -> attention_dk(v, q, do, stats)`, or `attention_dk(k, v)` behind `ring(q, do, stats)`.
+    pub(super) fn attention_dk(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let op = call.op;
+        let words = self.words(&mut call)?;
+        let mut input = self.input_or_touch(&mut call)?;
+        let ring = self.ring_of(&mut input, true)?;
+        let mut operand = |checker: &mut Self| call.args.operand(checker.sink);
+        let (q, d_o, stats, k, v, axis) = match ring.map(|ring| *ring) {
+            Some(super::attention::Ring { axis, values, stats: Some(stats), .. }) => {
+                let [k, v] = [operand(self)?, operand(self)?];
+                let k = self.queries_of(k, &input)?;
+                let v = self.alike(v, &k, op)?;
+                (input, values, stats, k, v, Some(axis))
+            }
+            _ => {
+                let [v, q, d_o, stats] =
+                    [operand(self)?, operand(self)?, operand(self)?, operand(self)?];
+                let v = self.alike(v, &input, op)?;
+                let q = self.queries_of(q, &input)?;
+                let d_o = self.alike(d_o, &q, op)?;
+                let stats = self.stats(stats, &q, op.span)?;
+                (q, d_o, stats, input, v, None)
+            }
+        };
+        call.args.finish(self.sink);
+        self.heads_fit([&q, &k, &v], axis, [op.span, op.span])?;
+        if axis.is_some() {
+            self.is_like(&d_o, &q.ty, op)?;
+        }
+        // Of keys that all ranks have, each rank adds what its queries give.
+        let of_axis = |(i, p): (usize, &Placement)| match q.ty.placement.get(i) {
+            Some(queries) if Some(i) != axis && along_sequence(*queries) => Placement::Partial,
+            _ => *p,
+        };
+        let placement = k.ty.placement.iter().enumerate().map(of_axis).collect();
+        let ty = Ty { placement, ..k.ty };
+        let Words { causal, scale } = words;
+        let made = Op::AttentionDk { causal, scale, ring: axis.map(AxisId::new) };
+        Some(self.push(made, vec![k.id, v.id, q.id, d_o.id, stats.id], ty, k.gathered))
+    }
+
+    /// `dk -> attention_dv`.
+    pub(super) fn attention_dv(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        call.args.finish(self.sink);
+        let dk = call.input?;
+        let is_dk = match dk.id {
+            Id::Node(i) => matches!(self.nodes[i].op, Op::AttentionDk { .. }),
+            Id::Param(_) => false,
+        };
+        if !is_dk {
+            self.sink.push(call.op.span, messages::attention_dv_of(&dk.label));
+            return None;
+        }
+        Some(self.push(Op::AttentionDv, vec![dk.id], dk.ty, dk.gathered))
+    }
+
+    fn words(&mut self, call: &mut Call<'_, 'a>) -> Option<Words> {
+        let causal = call.args.flag("causal");
+        let scale = call.args.key_number("scale", self.sink)?;
+        Some(Words { causal, scale })
+    }
+
+    /// Queries beside keys, or keys beside queries: with other heads.
+    fn queries_of(&mut self, operand: Operand<'a>, beside: &Value) -> Option<Value> {
+        let like = <[_; 4]>::try_from(beside.ty.dims.as_slice()).ok();
+        let shape = like.map_or(Shape::Fresh(4), |like| Shape::Heads { like });
+        let placement = beside.ty.placement.clone();
+        self.value(operand, Wanted { dtype: beside.ty.dtype, shape, placement })
+    }
+
+    /// Keys and values beside queries.
+    fn keys_of(&mut self, [k, v]: [Operand<'a>; 2], q: &Value, op: Span) -> Option<[Value; 2]> {
+        let like = self.four(q, op)?;
+        let placement: Vec<_> = q.ty.placement.iter().map(|p| beside(*p)).collect();
+        let dtype = q.ty.dtype;
+        let wanted = Wanted { dtype, shape: Shape::Heads { like }, placement: placement.clone() };
+        let k = self.value(k, wanted)?;
+        let shape = Shape::Like(k.ty.dims.clone());
+        let v = self.value(v, Wanted { dtype, shape, placement })?;
+        Some([k, v])
+    }
+
+    /// Statistics of these queries.
+    pub(super) fn stats(&mut self, operand: Operand<'a>, q: &Value, at: Span) -> Option<Value> {
+        let [b, s, h, _] = self.four(q, at)?;
+        let dims = vec![b, h, s, self.dims.lit(STATS)];
+        let ty = Ty { dtype: DType::F32, dims, placement: turned(&q.ty.placement) };
+        self.typed(operand, ty, Word { span: at, text: "attention" })
+    }
+
+    /// An operand of the type of another one.
+    fn alike(&mut self, operand: Operand<'a>, other: &Value, op: Word<'a>) -> Option<Value> {
+        self.typed(operand, other.ty.clone(), op)
+    }
+
+    fn typed(&mut self, operand: Operand<'a>, ty: Ty, op: Word<'a>) -> Option<Value> {
+        let (dtype, placement) = (ty.dtype, ty.placement.clone());
+        let shape = Shape::Like(ty.dims.clone());
+        let value = self.value(operand, Wanted { dtype, shape, placement })?;
+        self.is_like(&value, &ty, Word { span: operand.word.span, ..op })?;
+        Some(value)
+    }
+
+    /// Checks a value's type; mistakes are at the word.
+    fn is_like(&mut self, value: &Value, ty: &Ty, op: Word<'_>) -> Option<()> {
+        let dims = value.ty.dims.len() == ty.dims.len()
+            && value.ty.dims.iter().zip(&ty.dims).all(|(a, b)| self.dims.unify(*a, *b));
+        if dims && value.ty.dtype == ty.dtype && value.ty.placement == ty.placement {
+            return Some(());
+        }
+        let (wanted, found) = (self.show(ty), self.show(&value.ty));
+        let text = messages::attention_operand(op.text, &value.label, &wanted, &found);
+        self.sink.push(op.span, text);
+        None
+    }
+
+    /// Queries are whole, or cut where attention may cut them.
+    fn queries_fit(&mut self, o: &Value, at: Span) -> Option<()> {
+        for (axis, p) in o.ty.placement.iter().enumerate() {
+            let fine = matches!(p, Placement::Replicate | Placement::Shard(0 | 2));
+            if !fine && !along_sequence(*p) {
+                let shown = self.mesh.show(*p, axis);
+                self.sink.push(at, messages::attention_queries(&o.label, &shown));
+                return None;
+            }
+        }
+        Some(())
+    }
+}

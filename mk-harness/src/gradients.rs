@@ -1,0 +1,177 @@
+//! Gradients of attention in f64, with what right results may be off by.
+//!
+//! A kernel has scores, weights and gradients of scores in f32, rounds weights and gradients of scores to the type of its queries before
+//! they meet other factors, and has sums in f32. Each of them is rounded by itself, so that what that costs adds up as independent
+//! errors do.
+
+use super::{
+    near::{LAMBDA, Near, U32, half_ulp},
+    value::Matrix,
+};
+use mk_abi::DType;
+use std::ops::Range;
+
+/// Sizes, as the global tensors have them.
+#[derive(Clone, Debug)]
+pub(crate) struct Gradients {
+    pub sequence: usize,
+    /// Heads of queries, and of keys and values.
+    pub heads: [usize; 2],
+    pub depth: usize,
+    pub causal: bool,
+    pub scale: f64,
+    /// Of queries, and so of weights.
+    pub dtype: DType,
+    /// Queries that count.
+    pub queries: Vec<Range<usize>>,
+    /// The most queries, and keys, of a head that are evaluated, spread over the sequence. Results of others are not asked for.
+    pub asked: usize,
+}
+
+/// Operands, `[S, heads, D]` of each batch; statistics `[H, S, 4]`.
+pub(crate) struct Operands<'m> {
+    pub q: &'m Matrix,
+    pub d_o: &'m Matrix,
+    pub stats: &'m Matrix,
+    pub k: &'m Matrix,
+    pub v: &'m Matrix,
+}
+
+/// A sum of many products, with the variance of its roundings and the sum of the terms' sizes.
+struct Totals {
+    x: Vec<f64>,
+    variance: Vec<f64>,
+    size: Vec<f64>,
+    lost: Vec<f64>,
+}
+
+impl Totals {
+    fn new(n: usize) -> Totals {
+        let zeros = || vec![0.0; n];
+        Totals { x: zeros(), variance: zeros(), size: zeros(), lost: zeros() }
+    }
+
+    /// Adds `factor`, of this variance, times each element; `lost` is what its rounding near 0 may cost.
+    fn add(&mut self, at: usize, (factor, variance): (f64, f64), lost: f64, y: &[f64]) {
+        for (c, y) in y.iter().enumerate() {
+            self.x[at + c] += factor * y;
+            self.variance[at + c] += variance * y * y;
+            self.size[at + c] += (factor * y).abs();
+            self.lost[at + c] += lost * y.abs();
+        }
+    }
+
+    /// The sums of so many terms each, times a factor.
+    fn finish(self, terms: usize, factor: f64) -> impl Iterator<Item = Near> {
+        let sums = U32 * (8.0 + 2.0 * (terms as f64).sqrt());
+        let all = self.x.into_iter().zip(self.variance).zip(self.size.into_iter().zip(self.lost));
+        all.map(move |((x, variance), (size, lost))| {
+            let hard = (sums * size + lost + 2.0 * U32 * x.abs()) * factor.abs();
+            let sd = variance.sqrt() * factor.abs();
+            Near { x: x * factor, hard, sd }.within(DType::F32)
+        })
+    }
+}
+
+impl Gradients {
+    /// Gradients of queries, of keys, and of values, of each batch that the operands have.
+    pub fn run(&self, operands: &Operands<'_>) -> [Matrix; 3] {
+        let Gradients { sequence, heads: [heads, groups], depth, .. } = *self;
+        let (wide, narrow) = (sequence * heads * depth, sequence * groups * depth);
+        let of_stats = heads * sequence * 4;
+        let batches = operands.q.data.len().checked_div(wide).unwrap_or(0);
+        let shared = (heads / groups).max(1);
+        let [mut dq, mut dk, mut dv] = [wide, narrow, narrow].map(|n| Totals::new(batches * n));
+        let rounding = half_ulp(self.dtype, 1.0);
+        let least = half_ulp(self.dtype, 0.0);
+        let n = depth as f64;
+        let accumulation = U32 * (4.0 * n.sqrt() + n / 4.0 + 8.0) * n.sqrt() / LAMBDA;
+        let dot = |x: &[f64], y: &[f64]| {
+            let terms = || x.iter().zip(y).map(|(x, y)| x * y);
+            (terms().sum::<f64>(), accumulation * terms().map(|t| t * t).sum::<f64>().sqrt())
+        };
+        let asked = self.asked();
+        for (b, h) in (0..batches).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+            for i in self.queries.iter().cloned().flatten() {
+                let at = b * wide + (i * heads + h) * depth;
+                let (q, d_o) = (&operands.q.data[at..][..depth], &operands.d_o.data[at..][..depth]);
+                let stats = &operands.stats.data[b * of_stats + (h * sequence + i) * 4..];
+                let (lse, delta) = (stats[0], stats[1]);
+                if lse == f64::NEG_INFINITY {
+                    continue;
+                }
+                let seen = if self.causal { i + 1 } else { sequence };
+                for j in (0..seen).filter(|j| asked[i] || asked[*j]) {
+                    let from = b * narrow + (j * groups + h / shared) * depth;
+                    let [k, v] = [operands.k, operands.v].map(|m| &m.data[from..][..depth]);
+                    let (score, off) = dot(q, k);
+                    let score = score * self.scale;
+                    let argument = score - lse;
+                    let off =
+                        off * self.scale.abs() + 4.0 * U32 * (1.0 + score.abs() + argument.abs());
+                    let weight = argument.exp();
+                    let (worth, off_worth) = dot(d_o, v);
+                    let above = worth - delta;
+                    let slope = weight * above;
+                    let of_weight = 2.0 * (weight * off).powi(2);
+                    let of_above = off_worth + 2.0 * U32 * (worth.abs() + delta.abs());
+                    let of_slope = of_weight * above * above + (weight * of_above).powi(2);
+                    let slope = (slope, of_slope + (slope * rounding).powi(2));
+                    let weight = (weight, of_weight + (weight * rounding).powi(2));
+                    dq.add(at, slope, least, k);
+                    dk.add(from, slope, least, q);
+                    dv.add(from, weight, least, d_o);
+                }
+            }
+        }
+        let terms = shared * sequence;
+        // Of a row of so many elements only where it was asked for.
+        let only = |n: usize, x: Vec<Near>| {
+            let at = |(i, near): (usize, Near)| match asked[i / n % sequence] {
+                true => near,
+                false => Near::unasked(),
+            };
+            x.into_iter().enumerate().map(at).collect::<Vec<_>>()
+        };
+        let [of_queries, of_keys] = [heads * depth, groups * depth];
+        let dq = only(of_queries, dq.finish(sequence, self.scale).collect());
+        let dk = only(of_keys, dk.finish(terms, self.scale).collect());
+        let dv = only(of_keys, dv.finish(terms, 1.0).collect());
+        [(wide, dq), (narrow, dk), (narrow, dv)].map(|(n, x)| Matrix::collect(n, x.into_iter()))
+    }
+
+    /// Which places are evaluated, the first and the last among them.
+    fn asked(&self) -> Vec<bool> {
+        let count = self.asked.min(self.sequence);
+        let mut asked = vec![false; self.sequence];
+        for n in 0..count {
+            let last = self.sequence - 1;
+            asked[(n * last).checked_div(count - 1).unwrap_or(last)] = true;
+        }
+        asked
+    }
+}
+
+/// Statistics `[H, S, 4]` of each batch, of results and their gradients `[S, H, D]` and logarithms `[H, S]`.
+pub(crate) fn statistics(
+    [sequence, heads, depth]: [usize; 3],
+    [o, d_o, lse]: [&Matrix; 3],
+) -> Matrix {
+    let batches = o.data.len().checked_div(sequence * heads * depth).unwrap_or(0);
+    let mut all = Vec::with_capacity(batches * heads * sequence * 4);
+    for (b, h) in (0..batches).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+        for i in 0..sequence {
+            let at = ((b * sequence + i) * heads + h) * depth;
+            let terms = || {
+                let both = o.data[at..][..depth].iter().zip(&d_o.data[at..][..depth]);
+                both.map(|(x, y)| x * y)
+            };
+            let (x, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+            let hard = U32 * (depth as f64 / 4.0 + 8.0) * size;
+            let lse = Near::exact(lse.data[(b * heads + h) * sequence + i]);
+            let zero = Near::exact(0.0);
+            all.extend([lse, Near { x, hard, sd: 0.0 }, zero, zero]);
+        }
+    }
+    Matrix::collect(heads * sequence * 4, all.into_iter())
+}

@@ -1,0 +1,204 @@
+//! The backward of attention on the executor against f64: statistics, gradients of queries, gradients of keys and values.
+
+use mk_codegen::{
+    ir::Plan,
+    passes::compile,
+    settings::Config,
+    sim::{Schedule, Victim},
+};
+use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_syntax::{Bound, Op, Program};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    dtype: &'static str,
+    batch: u64,
+    sequence: u64,
+    /// Heads of queries, and of keys and values.
+    heads: [u64; 2],
+    depth: u64,
+}
+
+const SMALL: Shape = Shape { dtype: "bf16", batch: 1, sequence: 257, heads: [2, 1], depth: 64 };
+
+/// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
+fn turned(placement: &str) -> &str {
+    match placement {
+        "shard(1)" => "shard(2)",
+        "shard(2)" => "shard(1)",
+        "zigzag(1)" => "zigzag(2)",
+        other => other,
+    }
+}
+
+/// A part of the backward of attention, over a ring or of operands that a rank has.
+fn part(shape: Shape, placements: [&str; 2], words: &str, ring: bool, body: &str) -> Pipeline {
+    let Shape { dtype: t, batch, sequence, heads: [h, g], depth } = shape;
+    let [q, kv] = placements;
+    let stats = turned(q);
+    let text = format!(
+        "fn f(q: {t}[B, S, H, D] @ {q}, do: {t}[B, S, H, D] @ {q}, stats: f32[B, H, S, 4] @ {stats}, \
+         k: {t}[B, S, G, D] @ {kv}, v: {t}[B, S, G, D] @ {kv}) {{ {} }}",
+        match (body, ring) {
+            ("dq", true) => format!("ring(k, v) -> attention_dq(q, do, stats{words})"),
+            ("dq", false) => format!("attention_dq(q, do, stats, k, v{words})"),
+            (_, true) => format!(
+                "let dk = ring(q, do, stats) -> attention_dk(k, v{words}); (dk, dk -> attention_dv)"
+            ),
+            (_, false) => format!(
+                "let dk = attention_dk(k, v, q, do, stats{words}); (dk, dk -> attention_dv)"
+            ),
+        }
+    );
+    bind(&text, &[("B", batch), ("S", sequence), ("H", h), ("G", g), ("D", depth)])
+}
+
+type Pipeline = (Program, Bound);
+
+fn bind(text: &str, dims: &[(&str, u64)]) -> Pipeline {
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    (program, bound)
+}
+
+#[track_caller]
+fn plan((program, bound): &Pipeline, ranks: u32) -> Plan {
+    let passed_on = |op| {
+        matches!(op, Op::AttentionDq { ring: Some(_), .. } | Op::AttentionDk { ring: Some(_), .. })
+    };
+    let ring = program.nodes().iter().any(|n| passed_on(n.op)) && ranks > 1;
+    let intra_comm_sms = ring.then_some(2);
+    let config =
+        Config { ranks, compute_sms: Some(3), intra_comm_sms, copy_stages: 4, ..Config::default() };
+    match compile(program, bound, &config) {
+        Ok((plan, _)) => plan,
+        Err(e) => panic!("{program} on {ranks}: {e}"),
+    }
+}
+
+#[track_caller]
+fn passes(pipeline: &Pipeline, ranks: u32, schedules: &[Schedule]) {
+    let plan = plan(pipeline, ranks);
+    for (seed, schedule) in schedules.iter().enumerate() {
+        let (program, bound) = pipeline;
+        let case = Case { program, bound, ranks: ranks as usize };
+        let options = CpuOptions {
+            schedule: *schedule,
+            seed: seed as u64,
+            launches: 2,
+            ..CpuOptions::default()
+        };
+        let run = run_on_cpu(case, &plan, &options).expect("runs");
+        for (launch, ranks) in run.judged.iter().enumerate() {
+            for (rank, judged) in ranks.iter().enumerate() {
+                assert!(judged.passes(), "{schedule:?}, launch {launch}, rank {rank}: {judged}");
+            }
+        }
+    }
+}
+
+const RANDOM: &[Schedule] = &[Schedule::Random];
+
+/// Every mask and placement of a ring.
+fn rings() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let masks = ["", ", causal"].into_iter();
+    let placed = masks.flat_map(|m| ["shard(1)", "zigzag(1)"].map(|p| (m, p)));
+    placed.flat_map(|(m, p)| ["dq", "dkv"].map(|body| (m, p, body)))
+}
+
+#[test]
+fn worlds() {
+    for ranks in [1, 2, 3, 5] {
+        for (mask, placement, body) in rings() {
+            let shape = Shape { sequence: 150, ..SMALL };
+            passes(&part(shape, [placement; 2], mask, true, body), ranks, RANDOM);
+        }
+    }
+}
+
+#[test]
+fn schedules() {
+    let shape = Shape { sequence: 150, ..SMALL };
+    for body in ["dq", "dkv"] {
+        let ring = part(shape, ["zigzag(1)"; 2], ", causal", true, body);
+        passes(&ring, 3, &[Schedule::Reversed, Schedule::Starve(1), Schedule::EpochApart]);
+    }
+}
+
+/// Each agent of each family held back on one rank.
+#[test]
+fn withheld_agents() {
+    let shape = Shape { sequence: 40, ..SMALL };
+    for body in ["dq", "dkv"] {
+        let ring = part(shape, ["zigzag(1)"; 2], ", causal", true, body);
+        let made = plan(&ring, 2);
+        let victims = made.families.iter().flat_map(|(family, f)| {
+            f.leaf.contract().agents.into_iter().map(move |agent| Victim {
+                rank: 1,
+                family,
+                agent,
+                task: None,
+                epoch: None,
+            })
+        });
+        let schedules: Vec<_> = victims.map(Schedule::Withhold).collect();
+        assert!(schedules.len() > 5);
+        passes(&ring, 2, &schedules);
+    }
+}
+
+#[test]
+fn heads_types_and_depths() {
+    for (heads, depth, dtype) in
+        [([8, 8], 64, "bf16"), ([8, 2], 64, "f16"), ([8, 1], 64, "bf16"), ([4, 1], 128, "f16")]
+    {
+        let shape = Shape { sequence: 80, heads, depth, dtype, ..SMALL };
+        for body in ["dq", "dkv"] {
+            let ring = part(shape, ["zigzag(1)"; 2], ", causal, scale = 0.1", true, body);
+            passes(&ring, 2, RANDOM);
+        }
+    }
+}
+
+/// Ranks without rows, chunks shorter than a tile, or none at all, and of one more than whole tiles.
+#[test]
+fn ragged_sequences() {
+    for (ranks, sequence) in [(4, 9), (8, 17), (3, 384), (2, 514)] {
+        for (mask, placement, body) in rings() {
+            let heads = if sequence > 500 { [1, 1] } else { [2, 1] };
+            let shape = Shape { sequence, heads, ..SMALL };
+            passes(&part(shape, [placement; 2], mask, true, body), ranks, RANDOM);
+        }
+    }
+}
+
+/// Without a ring: whole tensors, or queries, batches or heads by rank. Keys that all ranks have get a part from each.
+#[test]
+fn one_rank_has_all_it_needs() {
+    for placements in [
+        ["replicate"; 2],
+        ["shard(1)", "replicate"],
+        ["zigzag(1)", "replicate"],
+        ["shard(0)"; 2],
+        ["shard(2)"; 2],
+    ] {
+        let shape = Shape { batch: 3, sequence: 140, heads: [4, 2], ..SMALL };
+        for body in ["dq", "dkv"] {
+            passes(&part(shape, placements, ", causal", false, body), 2, RANDOM);
+        }
+    }
+}
+
+#[test]
+fn statistics() {
+    for placement in ["replicate", "shard(0)", "shard(1)", "shard(2)", "zigzag(1)"] {
+        let stats = turned(placement);
+        let text = format!(
+            "fn f(o: bf16[B, S, H, 128] @ {placement}, do: bf16[B, S, H, 128] @ {placement}, \
+             logs: f32[B, H, S] @ {stats}) {{ o -> attention_stats(do, logs) }}"
+        );
+        passes(&bind(&text, &[("B", 3), ("S", 141), ("H", 4)]), 2, RANDOM);
+    }
+}

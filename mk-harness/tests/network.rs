@@ -1,0 +1,242 @@
+//! Pipelines over nodes with a real network between them: the executor's ranks, fifos, proxies and transports, in one process and in
+//! two.
+
+use mk_codegen::{
+    passes::compile,
+    settings::{Config, NicOrdering},
+    sim::Schedule,
+};
+use mk_harness::{Case, CpuOptions, NetOptions, NetRun, Wire, run_over_network};
+use mk_runtime::{
+    Bootstrap, TransportError, UnixBootstrap,
+    transport::shaped::{Fault, Shape},
+};
+use mk_syntax::Program;
+use std::{
+    collections::BTreeMap,
+    env,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+const GATHER: &str =
+    "fn f(a: bf16[M, K] @ shard(0), b: bf16[K, N]) { gather(a) -> gemm(b) -> gelu }";
+const SCATTER: &str =
+    "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) { gemm(a, b) -> reduce_scatter }";
+const ALL: &str =
+    "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) { gemm(a, b) -> all_reduce }";
+const CHAIN: &str =
+    "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1), v: bf16[N, K] @ shard(0)) {
+    gather(x) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter
+}";
+
+#[cfg(feature = "verbs")]
+const WHOLE: &str = "fn f(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ partial) { gather(a) -> gemm(b) -> reduce_scatter }";
+
+/// A small machine: tasks queue up on few CTAs, messages in the fifo.
+fn config(nodes: u32, local: u32, net: NicOrdering) -> Config {
+    Config {
+        ranks: nodes * local,
+        nodes,
+        net,
+        block: [64, 128, 64],
+        chunk_bytes: 4096,
+        compute_sms: Some(3),
+        intra_comm_sms: Some(2),
+        copy_stages: 4,
+        ..Config::default()
+    }
+}
+
+fn run(
+    source: &str,
+    rows: u64,
+    config: &Config,
+    net: &NetOptions,
+    options: &CpuOptions,
+    processes: Option<&mut dyn Bootstrap>,
+) -> Result<NetRun, mk_harness::HarnessError> {
+    let program = Program::parse(source).expect("parses");
+    let dims = [("M", rows), ("K", 136), ("N", 72)];
+    let dims: BTreeMap<_, _> = dims.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    let (plan, _) = compile(&program, &bound, config).expect("compiles");
+    let case = Case { program: &program, bound: &bound, ranks: config.ranks as usize };
+    run_over_network(case, &plan, options, net, processes)
+}
+
+fn judged(run: &NetRun, what: &str) {
+    for (launch, judged) in run.run.judged.iter().enumerate() {
+        for rank in run.ranks.clone() {
+            assert!(
+                judged[rank].passes(),
+                "{what}, launch {launch}, rank {rank}: {}",
+                judged[rank]
+            );
+        }
+    }
+    assert!(run.counts.iter().all(|c| c.commands > 0), "{what}: a proxy without commands");
+}
+
+fn options(launches: u32) -> CpuOptions {
+    CpuOptions { schedule: Schedule::Random, seed: 1, launches, keep: false }
+}
+
+const ORDERINGS: [NicOrdering; 2] = [NicOrdering::InOrder, NicOrdering::Unordered];
+
+#[test]
+fn loopback() {
+    for (n, source) in [GATHER, SCATTER, ALL, CHAIN].into_iter().enumerate() {
+        for net in ORDERINGS {
+            let (nodes, local) = [(2, 2), (3, 1), (2, 1), (2, 2)][n];
+            let config = config(nodes, local, net);
+            let run =
+                run(source, 300, &config, &NetOptions::new(Wire::Loopback), &options(4), None);
+            judged(&run.unwrap_or_else(|e| panic!("{source} {net:?}: {e}")), source);
+        }
+    }
+}
+
+/// A slow network that lets writes overtake each other as far as it may.
+fn shuffled(seed: u64) -> Shape {
+    let latency = Duration::from_micros(300);
+    Shape { bytes_per_s: Some(50e6), latency, reorder: Some(seed), faults: Vec::new() }
+}
+
+#[test]
+fn shuffled_loopback() {
+    for (n, source) in [GATHER, ALL, CHAIN].into_iter().enumerate() {
+        for net in ORDERINGS {
+            let options = options(3);
+            let shape =
+                NetOptions { shape: shuffled(n as u64 + 1), ..NetOptions::new(Wire::Loopback) };
+            let run = run(source, 260, &config(2, 2, net), &shape, &options, None);
+            judged(&run.unwrap_or_else(|e| panic!("{source} {net:?}: {e}")), source);
+        }
+    }
+}
+
+/// Immediates of a later launch that come early wait for those before.
+#[test]
+fn full_fifo_and_blocked_posts() {
+    for net in ORDERINGS {
+        let faults = vec![Fault::Blocks { at: 2, times: 50 }];
+        let shape = Shape { faults, ..shuffled(3) };
+        let net_options = NetOptions { shape, ..NetOptions::new(Wire::Loopback) };
+        let config = Config { chunk_bytes: 2048, ..config(2, 1, net) };
+        let run = run(GATHER, 700, &config, &net_options, &options(3), None);
+        judged(&run.unwrap_or_else(|e| panic!("{net:?}: {e}")), "blocked");
+    }
+}
+
+/// In a child: network and name of the run.
+const CHILD: &str = "MK_NETWORK_CASE";
+
+/// A network between two processes.
+struct Net {
+    options: NetOptions,
+    ordering: NicOrdering,
+    local: u32,
+    sources: Vec<&'static str>,
+}
+
+/// A provider of libfabric; `verbs`, over one connection for each lane; `verbs striped`, over four with immediates.
+fn net(network: &str) -> Net {
+    match network {
+        #[cfg(feature = "verbs")]
+        "verbs" | "verbs striped" => {
+            let ordering = ORDERINGS[usize::from(network != "verbs")];
+            // What an end is made of comes from the plan, but for the number of queue pairs of the striped one.
+            let verbs = mk_runtime::transport::verbs::Options::new(
+                mk_runtime::transport::Ordering::Unordered,
+            );
+            let options = NetOptions::new(Wire::Verbs(verbs));
+            Net { options, ordering, local: 1, sources: vec![WHOLE] }
+        }
+        provider => {
+            let address = provider.starts_with("tcp").then(|| "127.0.0.1".to_string());
+            let options = NetOptions::new(Wire::Ofi { provider: provider.into(), address });
+            let local = if provider == "shm" { 1 } else { 2 };
+            let sources = vec![GATHER, ALL, CHAIN];
+            Net { options, ordering: NicOrdering::Unordered, local, sources }
+        }
+    }
+}
+
+/// All the plans that two processes run over a network.
+fn part(network: &str, rank: u32, name: &str) -> Result<(), mk_harness::HarnessError> {
+    let Net { options: net, ordering, local, sources } = net(network);
+    for (n, source) in sources.into_iter().enumerate() {
+        let name = format!("{name}-{n}");
+        let mut all = UnixBootstrap::meet(&name, rank, 2, Duration::from_secs(60))?;
+        let config = config(2, local, ordering);
+        let run = run(source, 300, &config, &net, &options(4), Some(&mut all))?;
+        assert_eq!(run.ranks.len(), local as usize);
+        judged(&run, source);
+    }
+    Ok(())
+}
+
+/// Whether the network is here.
+fn open(network: &str) -> Result<(), TransportError> {
+    use mk_runtime::transport::{ofi, verbs};
+    match net(network).options.wire {
+        Wire::Verbs(options) => verbs::open(0, &options).map(drop),
+        _ => ofi::Ofi::open(0, &ofi::Options::new(network)).map(drop),
+    }
+}
+
+fn in_two(network: &str) {
+    let name = format!("network-{}-{}", network.replace(' ', "-"), std::process::id());
+    let mut child = Command::new(env::current_exe().expect("a path"));
+    child.args(["--exact", "child", "--nocapture"]).stdin(Stdio::null()).stdout(Stdio::null());
+    child.env(CHILD, format!("{network}\n{name}"));
+    // Before there is another process: it is not here, or it is not wanted.
+    match open(network) {
+        Ok(()) => {}
+        Err(TransportError::Unavailable { transport, what, .. }) => {
+            let need = match transport.as_str() {
+                "verbs" => mk_skip::Need::Rdma,
+                _ => mk_skip::Need::Fabric,
+            };
+            mk_skip::skip(need, format!("{transport}: {what}"));
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    }
+    let mut child = child.spawn().expect("a process");
+    let ran = part(network, 0, &name);
+    let status = child.wait().expect("its end");
+    ran.unwrap_or_else(|e| panic!("{network}: {e}"));
+    assert!(status.success(), "rank 1: {status}");
+}
+
+#[test]
+fn two_processes_over_tcp() {
+    in_two("tcp;ofi_rxm");
+}
+
+#[test]
+fn two_processes_over_shm() {
+    in_two("shm");
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn two_processes_over_verbs() {
+    in_two("verbs");
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn two_processes_over_verbs_striped() {
+    in_two("verbs striped");
+}
+
+/// The second process of a test. Nothing when nobody has started it as such.
+#[test]
+fn child() {
+    let Ok(spec) = env::var(CHILD) else { return };
+    let (network, name) = spec.split_once('\n').expect("two lines");
+    part(network, 1, name).unwrap_or_else(|e| panic!("{network}: {e}"));
+}

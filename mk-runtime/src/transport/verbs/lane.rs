@@ -1,0 +1,362 @@
+//! A queue pair: its states, and what is posted to it.
+
+use super::address;
+use super::books::{Books, Item, RESERVED};
+use super::choice::Choice;
+use super::objects::{Completions, Domain, check, failed};
+use super::{NAME, Options, state};
+use crate::error::TransportError;
+use crate::transport::{Notify, Ordering, random_key};
+use ffi::{ibv_qp_attr_mask as Mask, ibv_send_flags as Flags, ibv_wr_opcode as Op};
+use ibverbs_sys as ffi;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// Receives beside those of the window: for two messages of credits, and one that ends with an error.
+pub(super) const MORE_RECEIVES: u32 = 4;
+/// A word goes inside its work request.
+const INLINE: u32 = 4;
+/// Time that a peer without receives is left, as the specification numbers it: 0.64 ms.
+const RNR_TIMER: u8 = 12;
+/// Of a work request's number, the bit that tells receives.
+pub(super) const RECEIVE: u64 = 1 << 47;
+/// Of a work request's number, where the lane's is.
+pub(super) const LANE_SHIFT: u32 = 48;
+
+/// What a queue pair is made with.
+pub(super) struct Limits {
+    /// Work requests of its send queue.
+    pub sends: u32,
+    /// Receives that are always posted, but while one is being handled.
+    pub receives: u32,
+}
+
+impl Limits {
+    /// Of options; a write is two work requests.
+    pub fn of(options: &Options, depth: usize) -> Limits {
+        let receives = match options.ordering {
+            // Nothing consumes it. It ends with an error when the queue pair does.
+            Ordering::InOrder => 1,
+            Ordering::Unordered => u32::from(options.window) + MORE_RECEIVES,
+        };
+        Limits { sends: 2 * depth as u32 + RESERVED, receives }
+    }
+}
+
+pub(super) struct Lane {
+    raw: NonNull<ffi::ibv_qp>,
+    index: u64,
+    pub books: Books,
+    pub psn: u32,
+    _completions: Arc<Completions>,
+    _domain: Arc<Domain>,
+}
+
+// SAFETY: as of `Context`.
+unsafe impl Send for Lane {}
+
+/// The memory of both sides, as work requests name it.
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    pub local_base: u64,
+    pub local_key: u32,
+    pub remote_base: u64,
+    pub remote_key: u32,
+}
+
+impl Lane {
+    /// A queue pair that takes packets of nobody, and has its receives.
+    pub fn new(
+        domain: &Arc<Domain>,
+        completions: &Arc<Completions>,
+        index: usize,
+        port: u8,
+        limits: &Limits,
+    ) -> Result<Lane, TransportError> {
+        let mut init = ffi::ibv_qp_init_attr {
+            send_cq: completions.raw(),
+            recv_cq: completions.raw(),
+            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: limits.sends,
+                max_recv_wr: limits.receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: INLINE,
+            },
+            ..Default::default()
+        };
+        // SAFETY: open; the library writes back into `cap`.
+        let raw = unsafe { ffi::ibv_create_qp(domain.raw(), &mut init) };
+        let raw = NonNull::new(raw).ok_or_else(|| failed("ibv_create_qp", None))?;
+        let psn = random_key()? as u32 & address::MASK;
+        let lane = Lane {
+            raw,
+            index: index as u64,
+            books: Books::new(limits.sends),
+            psn,
+            _completions: completions.clone(),
+            _domain: domain.clone(),
+        };
+        if init.cap.max_inline_data < INLINE {
+            let what = "the device takes no data inside work requests".into();
+            return Err(TransportError::Refused { transport: NAME.into(), what });
+        }
+        let mut attr = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_INIT,
+            port_num: port,
+            qp_access_flags: ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+            ..Default::default()
+        };
+        let mask = Mask::IBV_QP_STATE
+            | Mask::IBV_QP_PKEY_INDEX
+            | Mask::IBV_QP_PORT
+            | Mask::IBV_QP_ACCESS_FLAGS;
+        lane.modify("ibv_modify_qp to INIT", &mut attr, mask)?;
+        for _ in 0..limits.receives {
+            lane.receive()?;
+        }
+        Ok(lane)
+    }
+
+    /// Connects to a peer's queue pair.
+    pub fn connect(
+        &mut self,
+        own: &Choice,
+        port: u8,
+        options: &Options,
+        to: &address::Address,
+        peer: address::Lane,
+    ) -> Result<(), TransportError> {
+        // GIDs on InfiniBand are used between subnets only.
+        let global = to.ethernet || own.gid.raw[..8] != to.gid[..8];
+        let mut gid = ffi::ibv_gid::default();
+        gid.raw = to.gid;
+        let mut attr = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_RTR,
+            path_mtu: u32::from(to.mtu).min(mtu_number(own.mtu)),
+            dest_qp_num: peer.queue_pair,
+            rq_psn: peer.psn,
+            min_rnr_timer: RNR_TIMER,
+            ah_attr: ffi::ibv_ah_attr {
+                grh: ffi::ibv_global_route {
+                    dgid: gid,
+                    sgid_index: own.gid.index as u8,
+                    hop_limit: 64,
+                    traffic_class: options.traffic_class,
+                    ..Default::default()
+                },
+                dlid: to.lid,
+                sl: options.service_level,
+                is_global: global.into(),
+                port_num: port,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let mask = Mask::IBV_QP_STATE
+            | Mask::IBV_QP_AV
+            | Mask::IBV_QP_PATH_MTU
+            | Mask::IBV_QP_DEST_QPN
+            | Mask::IBV_QP_RQ_PSN
+            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | Mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify("ibv_modify_qp to RTR", &mut attr, mask)?;
+        let mut attr = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_RTS,
+            timeout: options.ack_timeout,
+            retry_cnt: options.retries,
+            rnr_retry: options.rnr_retries,
+            sq_psn: self.psn,
+            ..Default::default()
+        };
+        let mask = Mask::IBV_QP_STATE
+            | Mask::IBV_QP_TIMEOUT
+            | Mask::IBV_QP_RETRY_CNT
+            | Mask::IBV_QP_RNR_RETRY
+            | Mask::IBV_QP_SQ_PSN
+            | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify("ibv_modify_qp to RTS", &mut attr, mask)?;
+        self.books.open(to.window.into());
+        Ok(())
+    }
+
+    /// Ends it: whatever is posted fails, and packets of the peer are refused.
+    pub fn end(&self) {
+        let mut attr =
+            ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
+        if let Err(error) = self.modify("ibv_modify_qp to ERR", &mut attr, Mask::IBV_QP_STATE) {
+            tracing::warn!(%error, "a queue pair did not end");
+        }
+    }
+
+    pub fn number(&self) -> u32 {
+        // SAFETY: open.
+        unsafe { self.raw.as_ref() }.qp_num
+    }
+
+    /// As asynchronous events name it.
+    pub fn id(&self) -> usize {
+        self.raw.as_ptr() as usize
+    }
+
+    fn modify(
+        &self,
+        call: &'static str,
+        attr: &mut ffi::ibv_qp_attr,
+        mask: Mask,
+    ) -> Result<(), TransportError> {
+        // SAFETY: open, and valid attributes.
+        check(call, unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), attr, mask.0 as i32) })
+    }
+
+    /// Posts a receive without memory.
+    pub fn receive(&self) -> Result<(), TransportError> {
+        let mut request = ffi::ibv_recv_wr {
+            wr_id: self.index << LANE_SHIFT | RECEIVE,
+            next: null_mut(),
+            sg_list: null_mut(),
+            num_sge: 0,
+        };
+        let mut bad = null_mut();
+        // SAFETY: open; the table of its context has this function, which copies the request.
+        let code = unsafe {
+            let Some(post) = (*self.raw.as_ref().context).ops.post_recv else {
+                return Err(state("the device takes no receives".into()));
+            };
+            post(self.raw.as_ptr(), &mut request, &mut bad)
+        };
+        check("ibv_post_recv", code)
+    }
+
+    /// Work requests of a write.
+    pub fn requests(bytes: u64, notify: Notify) -> u32 {
+        match notify {
+            Notify::Word { .. } if bytes > 0 => 2,
+            _ => 1,
+        }
+    }
+
+    /// Posts a write, for which there is room: data, and the word behind it.
+    ///
+    /// # Safety
+    /// The bytes are in the registered region, and stay until the write has ended.
+    pub unsafe fn write(
+        &mut self,
+        memory: &Memory,
+        write: &crate::transport::Write,
+    ) -> Result<(), TransportError> {
+        let n = Lane::requests(write.bytes, write.notify);
+        let place = self.books.enter(Item::Write(write.token), n);
+        let id = self.index << LANE_SHIFT | place.number;
+        let mut data = ffi::ibv_sge {
+            addr: memory.local_base + write.from,
+            length: write.bytes as u32,
+            lkey: memory.local_key,
+        };
+        let (value, at) = match write.notify {
+            Notify::Word { at, value } => (value, Some(at)),
+            Notify::Nothing | Notify::Immediate(_) => (0, None),
+        };
+        let mut word = ffi::ibv_sge { addr: (&raw const value) as u64, length: INLINE, lkey: 0 };
+        let signal = if place.signalled { Flags::IBV_SEND_SIGNALED.0 } else { 0 };
+        let remote = |at: u64| (memory.remote_base + at, memory.remote_key);
+        let mut second = at.map(|at| {
+            request(
+                id,
+                &mut word,
+                remote(at),
+                Op::IBV_WR_RDMA_WRITE,
+                Flags::IBV_SEND_INLINE.0 | signal,
+            )
+        });
+        let mut first = match (write.notify, second.take()) {
+            // Nothing but a word.
+            (Notify::Word { .. }, Some(only)) if write.bytes == 0 => only,
+            (_, behind) => {
+                second = behind;
+                let opcode = match write.notify {
+                    Notify::Immediate(_) => Op::IBV_WR_RDMA_WRITE_WITH_IMM,
+                    Notify::Nothing | Notify::Word { .. } => Op::IBV_WR_RDMA_WRITE,
+                };
+                let flags = if second.is_some() { 0 } else { signal };
+                request(id, &mut data, remote(write.to), opcode, flags)
+            }
+        };
+        if let Notify::Immediate(immediate) = write.notify {
+            first.__bindgen_anon_1.imm_data = immediate.to_be();
+            self.books.credits -= 1;
+        }
+        first.next = second.as_mut().map_or(null_mut(), |s| &raw mut *s);
+        self.post(&mut first)
+    }
+
+    /// Posts a write of nothing that is signalled.
+    pub fn flush(&mut self, memory: &Memory) -> Result<(), TransportError> {
+        let place = self.books.enter(Item::Flush, 1);
+        let id = self.index << LANE_SHIFT | place.number;
+        let mut nothing = ffi::ibv_sge::default();
+        let to = (memory.remote_base, memory.remote_key);
+        let flags = Flags::IBV_SEND_SIGNALED.0;
+        self.post(&mut request(id, &mut nothing, to, Op::IBV_WR_RDMA_WRITE, flags))
+    }
+
+    /// Gives receives back.
+    pub fn give_credits(&mut self, n: u32) -> Result<(), TransportError> {
+        let place = self.books.enter(Item::Credits, 1);
+        self.books.owed -= n;
+        let id = self.index << LANE_SHIFT | place.number;
+        let mut nothing = ffi::ibv_sge::default();
+        let mut message = request(id, &mut nothing, (0, 0), Op::IBV_WR_SEND_WITH_IMM, 0);
+        message.__bindgen_anon_1.imm_data = n.to_be();
+        self.post(&mut message)
+    }
+
+    fn post(&mut self, first: &mut ffi::ibv_send_wr) -> Result<(), TransportError> {
+        let mut bad = null_mut();
+        // SAFETY: open; the table of its context has this function, which copies requests and what is inside them.
+        let code = unsafe {
+            let Some(post) = (*self.raw.as_ref().context).ops.post_send else {
+                return Err(state("the device sends nothing".into()));
+            };
+            post(self.raw.as_ptr(), first, &mut bad)
+        };
+        check("ibv_post_send", code).inspect_err(|_| self.books.withdraw())
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // SAFETY: open until now.
+        let code = unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) };
+        if let Err(error) = check("ibv_destroy_qp", code) {
+            tracing::warn!(%error, "a queue pair did not close");
+        }
+    }
+}
+
+/// A work request; of no bytes it has no memory.
+fn request(
+    wr_id: u64,
+    memory: &mut ffi::ibv_sge,
+    (remote_addr, rkey): (u64, u32),
+    opcode: Op::Type,
+    send_flags: u32,
+) -> ffi::ibv_send_wr {
+    let rdma = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
+    let empty = memory.length == 0;
+    ffi::ibv_send_wr {
+        wr_id,
+        sg_list: if empty { null_mut() } else { memory },
+        num_sge: (!empty).into(),
+        opcode,
+        send_flags,
+        wr: ffi::ibv_send_wr__bindgen_ty_2 { rdma },
+        ..Default::default()
+    }
+}
+
+/// 1 is 256 bytes, 5 is 4096.
+pub(super) fn mtu_number(bytes: u32) -> u32 {
+    (bytes.max(256).ilog2() - 7).min(5)
+}

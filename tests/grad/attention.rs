@@ -1,0 +1,116 @@
+//! Attention and the parts of its backward in f64.
+
+use mk::syntax::{Node, Op};
+
+/// Sizes, and what a query sees.
+struct Heads {
+    batch: usize,
+    sequence: usize,
+    /// Of queries, and of keys.
+    heads: [usize; 2],
+    depth: usize,
+    causal: bool,
+    scale: f64,
+}
+
+impl Heads {
+    fn of(node: &Node, q: &[usize], k: &[usize]) -> Heads {
+        let (causal, scale) = match node.op {
+            Op::Attention { causal, scale, .. }
+            | Op::AttentionDq { causal, scale, .. }
+            | Op::AttentionDk { causal, scale, .. } => (causal, scale),
+            _ => (false, None),
+        };
+        let &[batch, sequence, h, depth] = q else { panic!("{q:?}") };
+        let scale = scale.unwrap_or(1.0 / (depth as f64).sqrt());
+        Heads { batch, sequence, heads: [h, k[2]], depth, causal, scale }
+    }
+
+    /// Where a row of queries (0) or of keys (1) begins.
+    fn at(&self, which: usize, b: usize, i: usize, h: usize) -> usize {
+        let n = self.heads[which];
+        ((b * self.sequence + i) * n + h * n / self.heads[0]) * self.depth
+    }
+
+    /// Every batch, head and query, with the keys that it sees.
+    fn rows(&self) -> impl Iterator<Item = ([usize; 3], usize)> + '_ {
+        let heads = (0..self.batch).flat_map(|b| (0..self.heads[0]).map(move |h| (b, h)));
+        heads.flat_map(move |(b, h)| {
+            (0..self.sequence)
+                .map(move |i| ([b, h, i], if self.causal { i + 1 } else { self.sequence }))
+        })
+    }
+
+    /// The place of a row's logarithm.
+    fn line(&self, [b, h, i]: [usize; 3]) -> usize {
+        (b * self.heads[0] + h) * self.sequence + i
+    }
+
+    fn dot(&self, x: &[f64], y: &[f64]) -> f64 {
+        x[..self.depth].iter().zip(y).map(|(x, y)| x * y).sum()
+    }
+
+    fn score(&self, q: &[f64], k: &[f64]) -> f64 {
+        self.scale * self.dot(q, k)
+    }
+}
+
+/// Results, and logarithms.
+pub fn attention(
+    node: &Node,
+    shapes: [&[usize]; 2],
+    [q, k, v]: [&[f64]; 3],
+) -> (Vec<f64>, Vec<f64>) {
+    let all = Heads::of(node, shapes[0], shapes[1]);
+    let (mut o, mut lse) = (vec![0.0; q.len()], vec![0.0; q.len() / all.depth]);
+    for (at @ [b, h, i], keys) in all.rows() {
+        let query = all.at(0, b, i, h);
+        let scores = (0..keys).map(|j| all.score(&q[query..], &k[all.at(1, b, j, h)..]));
+        let weights: Vec<f64> = scores.map(f64::exp).collect();
+        let sum: f64 = weights.iter().sum();
+        for (j, weight) in weights.iter().enumerate() {
+            let from = all.at(1, b, j, h);
+            (0..all.depth).for_each(|c| o[query + c] += weight / sum * v[from + c]);
+        }
+        lse[all.line(at)] = sum.ln();
+    }
+    (o, lse)
+}
+
+/// Statistics of `[B, S, H, D]`.
+pub fn statistics(shape: &[usize], [o, d_o, lse]: [&[f64]; 3]) -> Vec<f64> {
+    let &[batch, sequence, h, depth] = shape else { panic!("{shape:?}") };
+    let heads = [h, h];
+    let all = Heads { batch, sequence, heads, depth, causal: false, scale: 1.0 };
+    let mut stats = vec![0.0; lse.len() * 4];
+    for (at @ [b, h, i], _) in all.rows() {
+        let row = all.at(0, b, i, h);
+        let line = all.line(at);
+        stats[4 * line] = lse[line];
+        stats[4 * line + 1] = all.dot(&o[row..], &d_o[row..]);
+    }
+    stats
+}
+
+/// Gradients of queries, keys and values.
+pub fn gradients(
+    node: &Node,
+    shapes: [&[usize]; 2],
+    [q, d_o, stats, k, v]: [&[f64]; 5],
+) -> [Vec<f64>; 3] {
+    let all = Heads::of(node, shapes[0], shapes[1]);
+    let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| vec![0.0; x.len()]);
+    for (at @ [b, h, i], keys) in all.rows() {
+        let (query, stats) = (all.at(0, b, i, h), &stats[4 * all.line(at)..]);
+        for key in (0..keys).map(|j| all.at(1, b, j, h)) {
+            let weight = (all.score(&q[query..], &k[key..]) - stats[0]).exp();
+            let slope = weight * (all.dot(&d_o[query..], &v[key..]) - stats[1]) * all.scale;
+            for c in 0..all.depth {
+                dq[query + c] += slope * k[key + c];
+                dk[key + c] += slope * q[query + c];
+                dv[key + c] += weight * d_o[query + c];
+            }
+        }
+    }
+    [dq, dk, dv]
+}
