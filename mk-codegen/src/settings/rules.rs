@@ -263,12 +263,18 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             "set `consumers=cooperative last_wave=none tile_scheduler=static`, or leave `cluster`",
         );
     }
-    let [_, bn, bk] = c.block;
+    let [bm, bn, bk] = c.block;
     let fits = target::by_name(&c.target).is_none_or(|t| stages_that_fit(c.block, n, t) >= 2);
     if bn % 64 != 0 || !fits {
         return because(
             "its sums do not fit beside two stages",
             "use a smaller `block` of a multiple of 64 columns, or fewer CTAs",
+        );
+    }
+    if bm * bn >= 128 * 256 && !facts.plain() {
+        return because(
+            "no registers are left for elementwise operations",
+            "use a smaller `block`",
         );
     }
     let steps = depth.div_ceil(u64::from(bk));
