@@ -24,7 +24,7 @@ use crate::{
     valid::{self, Violation},
 };
 use mk_syntax::{Bound, Program};
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, panic::resume_unwind, thread};
 
 pub use error::LowerError;
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
@@ -108,9 +108,19 @@ pub fn compile(
     config: &Config,
 ) -> Result<(Plan, valid::Proof), LowerError> {
     let plan = lower(program, bound, config)?;
-    let proof = valid::verify(&plan).map_err(not_verified)?;
-    let options = field::Options { period: proof.period, ..field::Options::default() };
-    field::evaluate(&plan, program, bound, &options).map_err(not_the_pipeline)?;
+    let period = valid::period(&plan).map_err(not_verified)?;
+    let options = field::Options { period, ..field::Options::default() };
+    // Neither needs the other's answer: side by side, where there is a thread for it.
+    let evaluate = || field::evaluate(&plan, program, bound, &options);
+    let (proved, evaluated) = thread::scope(|threads| {
+        let beside = thread::Builder::new().spawn_scoped(threads, evaluate);
+        let proved = valid::verify(&plan);
+        let evaluated =
+            beside.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        (proved, evaluated.ok())
+    });
+    let proof = proved.map_err(not_verified)?;
+    evaluated.unwrap_or_else(evaluate).map_err(not_the_pipeline)?;
     Ok((plan, proof))
 }
 

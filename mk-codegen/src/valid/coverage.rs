@@ -58,7 +58,7 @@ pub(super) fn check(
         }
         for (id, b) in world.plan.buffers.iter().filter(|b| b.1.space == Space::Out) {
             let ragged = ragged_dims(world.plan, id);
-            for rank in 0..world.ranks {
+            for rank in 0..world.ranks_looked_at() {
                 let (mut version, mut disjoint) = (None, true);
                 let boxes = world
                     .boxes

@@ -69,6 +69,9 @@ pub(super) fn run(world: &World<'_>) -> Result<Vec<(u32, u32)>, Vec<Violation>> 
     run.go();
     if run.lanes.iter().all(|l| l.epoch > world.epochs()) {
         Ok(run.order)
+    } else if world.rotation.is_folded() {
+        // What is wrong is told of all ranks.
+        Err(vec![Violation::Deadlock { stuck: Vec::new() }])
     } else {
         Err(run.explain())
     }
@@ -135,7 +138,7 @@ impl<'w, 'a> Run<'w, 'a> {
             order: Vec::new(),
             world,
         };
-        for i in 0..world.ranks * per_rank {
+        for i in 0..world.ranks_looked_at() * per_rank {
             run.lanes.push(Lane {
                 rank: (i / per_rank) as u32,
                 epoch: 1,
@@ -384,13 +387,15 @@ impl<'w, 'a> Run<'w, 'a> {
             if post.agent != agent || post.step != step {
                 continue;
             }
-            let word = post.word as usize;
+            // Of ranks that are folded: the image that comes to rank 0 at the same time.
+            let own = self.world.rotation.own(post.word);
+            let word = own as usize;
             self.posted[epoch as usize - 1][p as usize] = true;
             self.value[word] = self.value[word].saturating_add(post.add);
             let left = &mut self.left[epoch as usize - 1][word];
             *left -= 1;
             if *left == 0 {
-                self.order.push((post.word, epoch));
+                self.order.push((own, epoch));
             }
             for lane in std::mem::take(&mut self.sleepers[word]) {
                 self.wake(lane as usize);
@@ -405,7 +410,7 @@ fn forward(info: &FamInfo, from: u8, to: u8) -> Option<super::world::Flow> {
 
 /// Which lane runs which tasks.
 fn assign(world: &World<'_>, class: &Class, per_rank: usize) -> (Vec<Lists>, Vec<u32>) {
-    let mut lists: Vec<Lists> = vec![Lists::default(); world.ranks * per_rank];
+    let mut lists: Vec<Lists> = vec![Lists::default(); class.ranks.len() * per_rank];
     let mut lane_of = vec![0u32; class.tasks.len()];
     let mut first = Vec::new();
     let mut base = 0;

@@ -180,8 +180,13 @@ fn fault(world: &World<'_>, from: &From, to: &To, hops: &[Hop]) -> Option<Fault>
         }
     }
     let To::Access(y, ye) = to else { return None };
-    let class = world.class(*ye);
-    let w = &class.waits[hops.last()?.wait.1 as usize];
+    let last = hops.last()?;
+    let class = world.class(last.wait.0);
+    let w = &class.waits[last.wait.1 as usize];
+    // A kernel's end may lie between the two.
+    if last.wait.0 != *ye || w.task != y.task {
+        return None;
+    }
     let wait = within::wait_line(plan, class, w);
     let task = &class.tasks[w.task as usize];
     let info = world.info(task.family);
@@ -194,7 +199,7 @@ fn fault(world: &World<'_>, from: &From, to: &To, hops: &[Hop]) -> Option<Fault>
         );
         return Some(Fault { edge: wait.edge, why, weak: false });
     }
-    let posts = within::word_posts(world, world.class(hops.last()?.post.0), w.word)?;
+    let posts = within::word_posts(world, world.class(last.post.0), w.word)?;
     let why = within::wait_protects(wait, &posts, y.proxy).err()?;
     Some(Fault { edge: wait.edge, why, weak: true })
 }
@@ -224,7 +229,7 @@ fn scopes(world: &World<'_>, hop: &Hop) -> Option<Fault> {
 
 /// Whether the task between two hops posts after what it waited for.
 fn handed_on(world: &World<'_>, hop: &Hop, next: Option<&Hop>) -> Option<Fault> {
-    let next = next?;
+    let next = next.filter(|next| next.post.0 == hop.wait.0)?;
     let class = world.class(hop.wait.0);
     let (w, p) = (&class.waits[hop.wait.1 as usize], &class.posts[next.post.1 as usize]);
     let task = &class.tasks[p.task as usize];

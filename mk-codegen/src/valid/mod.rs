@@ -48,6 +48,7 @@ mod paths;
 mod races;
 mod ragged;
 mod report;
+mod rotation;
 mod runtime;
 mod sample;
 mod shapes;
@@ -109,11 +110,39 @@ pub fn verify(plan: &Plan) -> Result<Proof, Failure> {
 /// # Errors
 /// The violations, as counterexamples.
 pub fn verify_anywhere(plan: &Plan) -> Result<Proof, Failure> {
+    look(plan, Ranks::Folded)
+}
+
+/// As [`verify_anywhere`], rank by rank, whether they are alike or not: the same verdict, found without `rotation.rs`.
+///
+/// # Errors
+/// The violations, as counterexamples.
+pub fn verify_each_rank(plan: &Plan) -> Result<Proof, Failure> {
+    look(plan, Ranks::Each)
+}
+
+/// Whether ranks that are alike are folded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ranks {
+    Folded,
+    Each,
+}
+
+fn look(plan: &Plan, ranks: Ranks) -> Result<Proof, Failure> {
     well_formed(plan)?;
     match plan.runtime_dim() {
-        Some((dim, max)) => runtime::verify(plan, dim, i64::from(max)),
-        None => verify_value(plan),
+        Some((dim, max)) => runtime::verify(plan, dim, i64::from(max), ranks),
+        None => of_value(plan, ranks),
     }
+}
+
+/// After how many launches a plan repeats: what its proof says, too.
+///
+/// # Errors
+/// A plan that is not well formed, or does not repeat.
+pub fn period(plan: &Plan) -> Result<u32, Failure> {
+    well_formed(plan)?;
+    epochs::period(plan).map_err(|violations| Failure::of(plan, violations))
 }
 
 fn well_formed(plan: &Plan) -> Result<(), Failure> {
@@ -127,8 +156,12 @@ fn well_formed(plan: &Plan) -> Result<(), Failure> {
 /// # Errors
 /// The violations, as counterexamples.
 pub fn verify_value(plan: &Plan) -> Result<Proof, Failure> {
-    let fail = |violations: Vec<Violation>| Failure::of(plan, violations);
     well_formed(plan)?;
+    of_value(plan, Ranks::Folded)
+}
+
+fn of_value(plan: &Plan, ranks: Ranks) -> Result<Proof, Failure> {
+    let fail = |violations: Vec<Violation>| Failure::of(plan, violations);
     let fixed = capacity::check(plan);
     if !fixed.is_empty() {
         return Err(fail(fixed));
@@ -152,6 +185,12 @@ pub fn verify_value(plan: &Plan) -> Result<Proof, Failure> {
         false => vec![TableSet::new(plan, |_, _| Vec::new())],
     };
     let mut used = BTreeSet::new();
+    if ranks == Ranks::Folded
+        && !run_time
+        && let Some(proof) = folded(plan, &proof, &sets[0])
+    {
+        return Ok(proof);
+    }
     for first in 0..sets.len() {
         // Each launch brings other tables.
         let epochs: Vec<_> = (0..proof.epochs as usize).map(|e| (first + e) % sets.len()).collect();
@@ -166,6 +205,21 @@ pub fn verify_value(plan: &Plan) -> Result<Proof, Failure> {
     }
     proof.name_waits(plan, used);
     Ok(proof)
+}
+
+/// The proof of a plan that is the same from every rank; `None` if it is not, or is not proved.
+fn folded(plan: &Plan, proof: &Proof, tables: &TableSet) -> Option<Proof> {
+    let (mut proof, mut used) = (proof.clone(), BTreeSet::new());
+    let epochs = vec![0; proof.epochs as usize];
+    let mut world = World::folded(plan, proof.period, &epochs, tables)?;
+    let class_sets = vec![tables; world.classes.len()];
+    run(&mut world, &mut proof, &mut used, |world, groups, overlaps| {
+        coverage::check(world, groups, overlaps, &class_sets).into()
+    })
+    .ok()?;
+    proof.tables += 1;
+    proof.name_waits(plan, used);
+    Some(proof)
 }
 
 /// What is wrong with a plan; with a run-time dimension also values of it with which it may be.
@@ -221,11 +275,15 @@ fn run(
     if !found.violations.is_empty() {
         return Err(found);
     }
-    proof.pairs += pairs;
-    proof.searched += searched;
-    proof.tasks = proof.tasks.max(world.classes.iter().map(|c| c.tasks.len()).max().unwrap_or(0));
-    proof.accesses =
-        proof.accesses.max(world.classes.iter().map(|c| c.accs.len()).max().unwrap_or(0));
+    let fold = world.rotation.fold();
+    proof.pairs += pairs * fold;
+    proof.searched += searched * fold;
+    let most = |count: fn(&world::Class) -> usize| {
+        world.classes.iter().map(count).max().unwrap_or(0) * fold as usize
+    };
+    proof.tasks = proof.tasks.max(most(|c| c.tasks.len()));
+    proof.accesses = proof.accesses.max(most(|c| c.accs.len()));
+    proof.folded = world.rotation.is_folded();
     used.extend(paths.used.iter().copied());
     Ok(())
 }

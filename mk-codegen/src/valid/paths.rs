@@ -29,7 +29,7 @@ pub(super) struct Pred {
 
 pub(super) type SigKey = u32;
 
-/// What is known before an access: the words that it has seen complete.
+/// What is known before an access: the words that it has seen complete. Of ranks that are folded, as rank 0's task has it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Seen {
     pub rank: u32,
@@ -44,11 +44,11 @@ pub(super) struct ClassPaths {
     pub seen: Vec<Seen>,
     /// For each access.
     pub of_access: Vec<SigKey>,
-    /// For each word, over all its posts.
+    /// For each word that is looked at, over all its posts.
     pub of_word: Vec<Vec<Pred>>,
     /// Words of the same epoch that are complete only after each word.
     pub then: Vec<Vec<u32>>,
-    /// For each rank: everything that its kernel waits for.
+    /// For each rank that is looked at: everything that its kernel waits for.
     pub of_end: Vec<Vec<Pred>>,
     pub words: Vec<Option<WordPosts>>,
 }
@@ -105,7 +105,7 @@ impl<'w, 'a> Paths<'w, 'a> {
             .enumerate()
             .map(|(i, (c, w))| class_paths(world, i, c, w))
             .collect();
-        let n = world.ranks;
+        let (n, kernels) = (world.ranks, world.ranks_looked_at());
         let epochs = world.epochs() as usize;
         let prune =
             classes.iter().all(|c: &ClassPaths| c.words.iter().flatten().all(|w| w.anchored));
@@ -118,7 +118,7 @@ impl<'w, 'a> Paths<'w, 'a> {
             world,
             classes,
             k_word: vec![vec![0; world.words.total * n]; epochs],
-            k_end: vec![vec![0; n * n]; epochs],
+            k_end: vec![vec![0; n * kernels]; epochs],
             k_seen,
             prune,
             visits: 0,
@@ -126,19 +126,18 @@ impl<'w, 'a> Paths<'w, 'a> {
         };
         // Kernels of an epoch end, on every rank, before a word of the rank's next epoch is posted to: they are
         // computed when first needed.
-        let mut ended = vec![0u32; n];
+        let mut ended = vec![0u32; kernels];
         for &(word, epoch) in order {
             let c = p.of(epoch);
             let Some(posts) = c.words[word as usize] else { continue };
-            let rank = posts.rank as usize;
-            p.end_kernels(rank, epoch - 1, &mut ended);
+            p.end_kernels(world.rotation.kernel(posts.rank).0 as usize, epoch - 1, &mut ended);
             let preds = p.of(epoch).of_word[word as usize].clone();
-            let anchor = posts.anchored.then_some((rank, epoch));
+            let anchor = posts.anchored.then_some((posts.rank, epoch));
             let row = p.join(anchor, epoch, &preds);
             p.k_word[epoch as usize - 1][word as usize * n..(word as usize + 1) * n]
                 .copy_from_slice(&row);
         }
-        for rank in 0..n {
+        for rank in 0..kernels {
             p.end_kernels(rank, epochs as u32, &mut ended);
         }
         p
@@ -149,28 +148,33 @@ impl<'w, 'a> Paths<'w, 'a> {
             ended[rank] += 1;
             let epoch = ended[rank];
             let preds = self.of(epoch).of_end[rank].clone();
-            let row = self.join(Some((rank, epoch)), epoch, &preds);
+            let row = self.join(Some((rank as u32, epoch)), epoch, &preds);
             let n = self.world.ranks;
             self.k_end[epoch as usize - 1][rank * n..(rank + 1) * n].copy_from_slice(&row);
         }
     }
 
     /// Newest kernels known started after the given words, and after the start of kernel `anchor`.
-    fn join(&self, anchor: Option<(usize, u32)>, epoch: u32, preds: &[Pred]) -> Vec<u8> {
-        let n = self.world.ranks;
+    fn join(&self, anchor: Option<(u32, u32)>, epoch: u32, preds: &[Pred]) -> Vec<u8> {
+        let (n, rotation) = (self.world.ranks, self.world.rotation);
         let mut row = vec![0u8; n];
-        let mut add = |other: &[u8]| row.iter_mut().zip(other).for_each(|(a, b)| *a = (*a).max(*b));
+        let mut add = |table: &[u8], at: usize, turn: u32| {
+            let (end, begin) = row.split_at_mut(turn as usize);
+            let of = table[at * n..(at + 1) * n].iter();
+            begin.iter_mut().chain(end).zip(of).for_each(|(a, b)| *a = (*a).max(*b));
+        };
         if let Some((rank, e)) = anchor
             && e > 1
         {
-            add(&self.k_end[e as usize - 2][rank * n..(rank + 1) * n]);
+            let (kernel, turn) = rotation.kernel(rank);
+            add(&self.k_end[e as usize - 2], kernel as usize, turn);
         }
         for p in preds.iter().filter(|p| epoch > p.lag) {
-            let w = p.word as usize;
-            add(&self.k_word[(epoch - p.lag) as usize - 1][w * n..(w + 1) * n]);
+            let table = &self.k_word[(epoch - p.lag) as usize - 1];
+            add(table, rotation.own(p.word) as usize, rotation.turn_of(p.word));
         }
         if let Some((rank, e)) = anchor {
-            row[rank] = row[rank].max(e as u8);
+            row[rank as usize] = row[rank as usize].max(e as u8);
         }
         row
     }
@@ -187,13 +191,13 @@ impl<'w, 'a> Paths<'w, 'a> {
         self.of(epoch).of_access[access as usize]
     }
 
-    /// Newest kernel of `rank` known to have started before an access.
+    /// Newest kernel of `rank` known to have started before an access; of ranks that are folded, both as rank 0's task has them.
     pub fn started(&mut self, epoch: u32, key: SigKey, rank: u32) -> u32 {
         if let Some(known) = self.k_seen[epoch as usize - 1][key as usize].get(rank as usize) {
             return u32::from(*known);
         }
         let seen = self.seen(epoch, key);
-        let anchor = seen.anchored.then_some((seen.rank as usize, epoch));
+        let anchor = seen.anchored.then_some((seen.rank, epoch));
         let row = self.join(anchor, epoch, &seen.preds);
         let known = u32::from(row[rank as usize]);
         self.k_seen[epoch as usize - 1][key as usize] = row.into();
@@ -201,21 +205,28 @@ impl<'w, 'a> Paths<'w, 'a> {
     }
 
     fn known(&self, node: Node, rank: u32) -> u32 {
-        let n = self.world.ranks;
-        let (table, epoch, row) = match node {
-            Node::Word(w, e) => (&self.k_word, e, w),
-            Node::End(r, e) => (&self.k_end, e, r),
+        let (n, rotation) = (self.world.ranks, self.world.rotation);
+        let (table, epoch, (row, turn)) = match node {
+            Node::Word(w, e) => (&self.k_word, e, (rotation.own(w), rotation.turn_of(w))),
+            Node::End(r, e) => (&self.k_end, e, rotation.kernel(r)),
         };
+        let rank = rotation.rank(rank, rotation.back(turn));
         u32::from(table[epoch as usize - 1][row as usize * n + rank as usize])
+    }
+
+    /// All posts to a word.
+    fn posts(&self, word: u32, epoch: u32) -> Option<WordPosts> {
+        let rotation = self.world.rotation;
+        let posts = self.of(epoch).words[rotation.own(word) as usize]?;
+        Some(WordPosts { rank: rotation.rank(posts.rank, rotation.turn_of(word)), ..posts })
     }
 
     fn reached(&self, goal: &Goal, node: Node) -> bool {
         match node {
             Node::Word(w, e) => {
                 let by_post = e >= goal.floor && goal.words.binary_search(&w).is_ok();
-                let posts = self.of(e).words[w as usize];
                 by_post
-                    || posts.is_some_and(|p| {
+                    || self.posts(w, e).is_some_and(|p| {
                         p.anchored && p.rank == goal.rank && goal.kernel.is_some_and(|k| e >= k)
                     })
             }
@@ -232,13 +243,14 @@ impl<'w, 'a> Paths<'w, 'a> {
     /// one of thousands from its end.
     pub fn follow(&self, epoch: u32, mut words: Vec<u32>) -> Vec<u32> {
         const FEW: usize = 64;
-        let then = &self.of(epoch).then;
+        let (then, rotation) = (&self.of(epoch).then, self.world.rotation);
         let mut next = 0;
         while let Some(&word) = words.get(next) {
             next += 1;
-            for w in &then[word as usize] {
-                if words.len() < FEW && !words.contains(w) {
-                    words.push(*w);
+            for w in &then[rotation.own(word) as usize] {
+                let w = rotation.word(*w, rotation.turn_of(word));
+                if words.len() < FEW && !words.contains(&w) {
+                    words.push(w);
                 }
             }
         }
@@ -249,16 +261,31 @@ impl<'w, 'a> Paths<'w, 'a> {
     /// Nodes before an access.
     pub fn starts(&self, epoch: u32, key: SigKey) -> Vec<(Node, Option<EdgeId>)> {
         let seen = self.seen(epoch, key);
-        successors(&seen.preds, epoch, seen.anchored.then_some(seen.rank))
+        successors(self.world, &seen.preds, epoch, seen.anchored.then_some(seen.rank), 0)
     }
 
     /// Whether a kernel itself waits for one of some words: the short form of a search from its end.
     pub fn ends_after(&mut self, rank: u32, epoch: u32, words: &[u32]) -> bool {
-        let list = &self.of(epoch).of_end[rank as usize];
+        let rotation = self.world.rotation;
+        let (kernel, turn) = rotation.kernel(rank);
+        let list = &self.of(epoch).of_end[kernel as usize];
         let hit = words.iter().find_map(|w| {
-            let i = list.partition_point(|p| (p.word, p.lag) < (*w, 0));
-            list.get(i).filter(|p| p.word == *w && p.lag == 0).map(|p| p.edge)
+            let w = rotation.word(*w, rotation.back(turn));
+            let i = list.partition_point(|p| (p.word, p.lag) < (w, 0));
+            list.get(i).filter(|p| p.word == w && p.lag == 0).map(|p| p.edge)
         });
+        self.used.extend(hit);
+        hit.is_some()
+    }
+
+    /// Whether an access itself waits for a word that is looked for: the short form of a search.
+    pub fn awaited(&mut self, epoch: u32, key: SigKey, goal: &Goal) -> bool {
+        let wanted = |p: &&Pred| {
+            epoch >= goal.floor + p.lag
+                && epoch > p.lag
+                && goal.words.binary_search(&p.word).is_ok()
+        };
+        let hit = self.seen(epoch, key).preds.iter().find(wanted).map(|p| p.edge);
         self.used.extend(hit);
         hit.is_some()
     }
@@ -267,7 +294,7 @@ impl<'w, 'a> Paths<'w, 'a> {
     pub fn search(&mut self, starts: Vec<(Node, Option<EdgeId>)>, goal: &Goal) -> bool {
         let mut from: FastMap<Node, (Option<Node>, Option<EdgeId>)> = FastMap::default();
         let mut queue: Vec<Node> = Vec::new();
-        let mut head = 0;
+        let (rotation, mut head) = (self.world.rotation, 0);
         let mut next: Vec<(Option<Node>, Node, Option<EdgeId>)> =
             starts.into_iter().map(|(n, e)| (None, n, e)).collect();
         loop {
@@ -297,21 +324,31 @@ impl<'w, 'a> Paths<'w, 'a> {
             self.visits += 1;
             let before = match node {
                 Node::Word(w, e) => {
-                    let c = self.of(e);
-                    let anchor = c.words[w as usize].filter(|p| p.anchored).map(|p| p.rank);
-                    successors(&c.of_word[w as usize], e, anchor)
+                    let anchor = self.posts(w, e).filter(|p| p.anchored).map(|p| p.rank);
+                    let (own, turn) = (rotation.own(w), rotation.turn_of(w));
+                    successors(self.world, &self.of(e).of_word[own as usize], e, anchor, turn)
                 }
-                Node::End(r, e) => successors(&self.of(e).of_end[r as usize], e, Some(r)),
+                Node::End(r, e) => {
+                    let (kernel, turn) = rotation.kernel(r);
+                    successors(self.world, &self.of(e).of_end[kernel as usize], e, Some(r), turn)
+                }
             };
             next.extend(before.into_iter().map(|(n, edge)| (Some(node), n, edge)));
         }
     }
 }
 
-fn successors(preds: &[Pred], epoch: u32, anchor: Option<u32>) -> Vec<(Node, Option<EdgeId>)> {
+/// Words that are known complete, turned, and the end of the kernel before that of `anchor`.
+fn successors(
+    world: &World<'_>,
+    preds: &[Pred],
+    epoch: u32,
+    anchor: Option<u32>,
+    turn: u32,
+) -> Vec<(Node, Option<EdgeId>)> {
     let words = preds.iter().filter(|p| epoch > p.lag);
-    let mut out: Vec<_> =
-        words.map(|p| (Node::Word(p.word, epoch - p.lag), Some(p.edge))).collect();
+    let node = |p: &Pred| Node::Word(world.rotation.word(p.word, turn), epoch - p.lag);
+    let mut out: Vec<_> = words.map(|p| (node(p), Some(p.edge))).collect();
     if let Some(rank) = anchor
         && epoch > 1
     {
@@ -326,7 +363,9 @@ fn class_paths(
     class: &Class,
     words: Vec<Option<WordPosts>>,
 ) -> ClassPaths {
-    let mut out = ClassPaths { words, of_end: vec![Vec::new(); world.ranks], ..Default::default() };
+    let of_end = vec![Vec::new(); world.ranks_looked_at()];
+    let mut out = ClassPaths { words, of_end, ..Default::default() };
+    let rotation = world.rotation;
     let mut ids: FastMap<Seen, SigKey> = FastMap::default();
     let mut of_word = vec![Vec::new(); world.words.total];
     for task in &class.tasks {
@@ -359,7 +398,10 @@ fn class_paths(
             let pos = within::post_pos(p.step);
             let r = within::reach(world, class, task, p.agent, pos, world.whole[id]);
             let good = edges.iter().filter(|(w, _, posts)| posts.is_some() && r.after_wait(w));
-            of_word[p.word as usize].extend(good.map(pred));
+            // As the task has them whose post comes to the word that is looked at.
+            let back = rotation.back(rotation.turn_of(p.word));
+            let preds = good.map(pred).map(|p| Pred { word: rotation.word(p.word, back), ..p });
+            of_word[rotation.own(p.word) as usize].extend(preds);
         }
         let gpu = edges.iter().filter(|(_, l, posts)| posts.is_some() && !is_host(l.by));
         out.of_end[task.rank as usize].extend(gpu.map(pred));
@@ -368,7 +410,8 @@ fn class_paths(
     out.then = vec![Vec::new(); out.of_word.len()];
     for (word, preds) in (0..).zip(&out.of_word) {
         for p in preds.iter().filter(|p| p.lag == 0) {
-            out.then[p.word as usize].push(word);
+            let back = rotation.back(rotation.turn_of(p.word));
+            out.then[rotation.own(p.word) as usize].push(rotation.word(word, back));
         }
     }
     out.of_end = std::mem::take(&mut out.of_end).into_iter().map(distinct).collect();
@@ -408,7 +451,9 @@ fn distinct(mut preds: Vec<Pred>) -> Vec<Pred> {
 pub(super) fn posts_after(world: &World<'_>, class: &Class, x: &AccRec, to_gpu: bool) -> Vec<u32> {
     let task = &class.tasks[x.task as usize];
     let info = world.info(task.family);
-    let data = world.boxes.all[x.boxed as usize].rank;
+    // Whose memory it is, as the task has it.
+    let home = world.boxes.all[x.boxed as usize].rank as u32;
+    let data = world.rotation.rank(home, world.rotation.back(x.turn)) as usize;
     let live = within::live(world, x);
     let mut out = Vec::new();
     for p in &class.posts[task.posts.start as usize..task.posts.end as usize] {

@@ -80,7 +80,7 @@ pub(super) struct Races<'p, 'w, 'a> {
     pub searched: u64,
     work: u64,
     exhausted: bool,
-    known: FastMap<(u32, u32, SigKey, u32), bool>,
+    known: FastMap<(u32, u32, SigKey, u32, u32), bool>,
     told: FastSet<Lines>,
     /// Lines for which the waits between epochs have been marked as used.
     marked: FastSet<Lines>,
@@ -160,8 +160,15 @@ impl<'p, 'a> Races<'p, '_, 'a> {
     fn acc(&self, epoch: u32, id: u32) -> AccRec {
         self.paths.world.class(epoch).accs[id as usize]
     }
+    /// The rank that makes an access; of ranks that are folded, to memory of rank 0.
     fn rank(&self, epoch: u32, a: &AccRec) -> u32 {
-        self.paths.world.class(epoch).tasks[a.task as usize].rank
+        let world = self.paths.world;
+        world.rotation.rank(world.class(epoch).tasks[a.task as usize].rank, a.turn)
+    }
+    /// A rank, as the task of rank 0 has it that stands for the one that makes an access.
+    fn seen_from(&self, rank: u32, a_turn: u32) -> u32 {
+        let rotation = self.paths.world.rotation;
+        rotation.rank(rank, rotation.back(a_turn))
     }
     fn lines(&self, xe: u32, x: &AccRec, ye: u32, y: &AccRec) -> Lines {
         use crate::ir::Entity;
@@ -198,10 +205,11 @@ impl<'p, 'a> Races<'p, '_, 'a> {
             return false;
         }
         for &y in ys {
-            let key = self.paths.key(ye, y);
+            let (key, turn) = (self.paths.key(ye, y), self.acc(ye, y).turn);
             for &x in xs {
                 let a = self.acc(xe, x);
-                if self.host(xe, &a) || self.paths.started(ye, key, self.rank(xe, &a)) <= xe {
+                let rank = self.seen_from(self.rank(xe, &a), turn);
+                if self.host(xe, &a) || self.paths.started(ye, key, rank) <= xe {
                     return false;
                 }
             }
@@ -299,10 +307,10 @@ impl<'p, 'a> Races<'p, '_, 'a> {
                 ranks.push((key.0, key.1, x));
             }
         }
-        let mut keys: Vec<(SigKey, Vec<u32>)> = Vec::new();
-        let mut place: FastMap<SigKey, usize> = FastMap::default();
+        let mut keys: Vec<((SigKey, u32), Vec<u32>)> = Vec::new();
+        let mut place: FastMap<(SigKey, u32), usize> = FastMap::default();
         for &y in ys {
-            let key = self.paths.key(ye, y);
+            let key = (self.paths.key(ye, y), self.acc(ye, y).turn);
             let i = *place.entry(key).or_insert(keys.len());
             match keys.get_mut(i) {
                 Some(k) => k.1.push(y),
@@ -310,10 +318,11 @@ impl<'p, 'a> Races<'p, '_, 'a> {
             }
         }
         let mut left = Vec::new();
-        for (key, ys) in keys {
+        for ((key, turn), ys) in keys {
             let mut open = Vec::new();
             for (rank, host, x) in &ranks {
-                if !host && self.paths.started(ye, key, *rank) > xe {
+                let seen = self.seen_from(*rank, turn);
+                if !host && self.paths.started(ye, key, seen) > xe {
                     self.mark(*x, xe, ys[0], ye);
                 } else {
                     open.push((*rank, *host));
@@ -347,7 +356,7 @@ impl<'p, 'a> Races<'p, '_, 'a> {
             && self.marked.insert(self.lines(xe, &ax, ye, &ay))
         {
             let goal = Goal {
-                rank: rx,
+                rank: self.seen_from(rx, ay.turn),
                 floor: xe + 1,
                 words: vec![],
                 kernel: Some(xe + 1),
@@ -399,7 +408,7 @@ impl<'p, 'a> Races<'p, '_, 'a> {
 
     fn same_epoch(&mut self, x: u32, y: u32, e: u32) {
         let (a, b) = (self.acc(e, x), self.acc(e, y));
-        if a.task != b.task {
+        if (a.task, a.turn) != (b.task, b.turn) {
             return self.ordered(x, e, y, e);
         }
         if !self.in_task(&a, &b, e) && self.told.insert(self.lines(e, &a, e, &b)) {
@@ -437,7 +446,9 @@ impl<'p, 'a> Races<'p, '_, 'a> {
     fn ordered(&mut self, x: u32, xe: u32, y: u32, ye: u32) {
         let (a, b) = (self.acc(xe, x), self.acc(ye, y));
         let key = self.paths.key(ye, y);
-        if let Some(true) = self.known.get(&(x, xe, key, ye)) {
+        // From the task that stands for that of `x`, to where that of `y` has it.
+        let apart = self.seen_from(a.turn, b.turn);
+        if let Some(true) = self.known.get(&(x, xe, key, ye, apart)) {
             return;
         }
         let lines = self.lines(xe, &a, ye, &b);
@@ -451,14 +462,32 @@ impl<'p, 'a> Races<'p, '_, 'a> {
             // The path must lie in later epochs than the access: in the place of its epoch may be many of other kinds.
             goal = Rc::new(Goal { floor: xe + 1, ..(*goal).clone() });
         }
-        let starts = self.paths.starts(ye, key);
-        let found = self.paths.search(starts, &goal);
-        self.known.insert((x, xe, key, ye), found);
+        if apart != 0 {
+            let rotation = self.world().rotation;
+            let mut words: Vec<_> = goal.words.iter().map(|w| rotation.word(*w, apart)).collect();
+            words.sort_unstable();
+            goal = Rc::new(Goal { rank: rotation.rank(goal.rank, apart), words, ..*goal });
+        }
+        let found = self.paths.awaited(ye, key, &goal) || {
+            let starts = self.paths.starts(ye, key);
+            self.paths.search(starts, &goal)
+        };
+        self.known.insert((x, xe, key, ye, apart), found);
         if !found {
             self.told.insert(lines);
             self.suspects.push((a.boxed, b.boxed));
-            let v = explain::violation(self.paths.world, &From::Access(a, xe), &To::Access(b, ye));
-            self.violations.push(v);
+            self.tell(&From::Access(a, xe), &To::Access(b, ye));
+        }
+    }
+
+    /// Explains what is not ordered. Of ranks that are folded, it is told of all of them; see `rotation.rs`.
+    fn tell(&mut self, from: &From, to: &To) {
+        if self.world().rotation.is_folded() {
+            self.exhausted = true;
+            let what = "ranks that are folded".into();
+            self.violations.push(Violation::Limit { what, limit: self.world().rotation.fold() });
+        } else {
+            self.violations.push(explain::violation(self.paths.world, from, to));
         }
     }
 
@@ -474,7 +503,7 @@ impl<'p, 'a> Races<'p, '_, 'a> {
             return None;
         }
         let goal = Rc::new(Goal {
-            rank: self.rank(xe, &x),
+            rank: class.tasks[x.task as usize].rank,
             floor: xe,
             words: self.paths.follow(xe, posts_after(world, class, &x, to_gpu)),
             kernel: gpu.then_some(xe + 1),
@@ -515,17 +544,18 @@ impl<'p, 'a> Races<'p, '_, 'a> {
                 name: world.plan.buffers[boxed.buffer].name.clone(),
             };
             let key = self.paths.key(e, id as u32);
-            if self.paths.started(e, key, home) < e {
+            // As the access's task has it.
+            let seen = self.seen_from(home, a.turn);
+            if self.paths.started(e, key, seen) < e {
                 let earlier = if space == Space::In { e } else { e - 1 };
                 let line = self.lines(e, a, e, a);
                 if self.told.insert((u32::MAX, 0, line.0, line.1)) {
                     self.suspects.push((a.boxed, a.boxed));
-                    let from = From::Caller(caller(earlier), home, e);
-                    self.violations.push(explain::violation(world, &from, &To::Access(*a, e)));
+                    self.tell(&From::Caller(caller(earlier), home, e), &To::Access(*a, e));
                 }
-            } else if self.rank(e, a) != home && entered.insert((key, home)) {
+            } else if self.rank(e, a) != home && entered.insert((key, seen)) {
                 let goal =
-                    Goal { rank: home, floor: e, words: vec![], kernel: Some(e), end: Some(e) };
+                    Goal { rank: seen, floor: e, words: vec![], kernel: Some(e), end: Some(e) };
                 let starts = self.paths.starts(e, key);
                 self.paths.search(starts, &goal);
             }
@@ -545,13 +575,13 @@ impl<'p, 'a> Races<'p, '_, 'a> {
         }
         self.searched += 1;
         let Some(goal) = self.goal(e, id, true) else { return };
-        if !self.paths.ends_after(home, e, &goal.words)
-            && !self.paths.search(vec![(Node::End(home, e), None)], &goal)
+        let seen = self.seen_from(home, a.turn);
+        if !self.paths.ends_after(seen, e, &goal.words)
+            && !self.paths.search(vec![(Node::End(seen, e), None)], &goal)
         {
             self.told.insert((line.0, line.1, u32::MAX, 0));
             self.suspects.push((a.boxed, a.boxed));
-            let to = To::Caller(caller, home, e);
-            self.violations.push(explain::violation(self.paths.world, &From::Access(a, e), &to));
+            self.tell(&From::Access(a, e), &To::Caller(caller, home, e));
         }
     }
 }

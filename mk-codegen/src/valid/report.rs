@@ -330,6 +330,8 @@ pub struct Proof {
     pub counts: u64,
     /// Whether those were all counts that the tables allow.
     pub exhaustive: bool,
+    /// Whether ranks are alike, so that one stood for all.
+    pub folded: bool,
     /// The run-time dimension for all of whose values this holds, if there is one.
     pub values: Option<OverValues>,
 }

@@ -73,7 +73,7 @@ pub(super) fn check(world: &World<'_>) -> Vec<Violation> {
 fn sums(world: &World<'_>, class: &Class) -> Vec<i64> {
     let mut sums = vec![0i64; world.words.total];
     for p in &class.posts {
-        let s = &mut sums[p.word as usize];
+        let s = &mut sums[world.rotation.own(p.word) as usize];
         *s = s.saturating_add(p.add);
     }
     sums
@@ -120,7 +120,7 @@ fn producers(
             let line = post_line(world.plan, c, p);
             let edge = line.edge;
             kinds.insert(is_host(line.by).then_some(line.by));
-            by.entry(c.tasks[p.task as usize].rank).or_default().insert(edge);
+            by.entry(world.poster(c, p)).or_default().insert(edge);
             if p.add < 0 {
                 negative = Some(edge);
             }

@@ -8,6 +8,7 @@ use super::{
     boxes::BoxId,
     hash::FastSet,
     report::Violation,
+    rotation::{self, Turned},
     runtime::{Cell, Halt, Regions},
     shapes::{self, Touched},
     world::{AccRec, Class, PostRec, TaskRec, WaitRec, World},
@@ -45,6 +46,10 @@ pub(super) struct Unroller<'w, 'a> {
     outside: bool,
     /// Room for the variables of the line that is unrolled.
     here: Task,
+    /// Of ranks that are folded: the task of rank 0 that the next one of another rank must be like.
+    next: u32,
+    /// One was not, or a region does not turn as a whole.
+    unlike: bool,
     /// Operands of tasks that fit each other: the family, and for each region operand, step, repetition and extents.
     fitted: FastSet<Vec<i64>>,
     sizes: Vec<i64>,
@@ -70,11 +75,14 @@ impl<'w, 'a> Unroller<'w, 'a> {
             events: 0,
             outside: false,
             here: Task { family: FamId::new(0), vars: Vec::new() },
+            next: 0,
+            unlike: false,
             fitted: FastSet::default(),
             sizes: Vec::new(),
         };
         for rank in 0..ranks {
             let first = u.class.tasks.len() as u32;
+            u.next = 0;
             for family in u.world.plan.families.keys() {
                 if let Err(v) = u.family(family, rank) {
                     u.tell(family, "", v);
@@ -82,16 +90,20 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 if let Some(halt) = u.over.as_mut().and_then(|over| over.halt.take()) {
                     return Err(halt);
                 }
-                if u.tasks > MAX_TASKS || u.events > MAX_EVENTS {
+                if u.tasks > MAX_TASKS || u.events > MAX_EVENTS || u.unlike {
                     return Err(Halt::Broken(u.errors));
                 }
             }
-            u.class.ranks.push(first..u.class.tasks.len() as u32);
+            if rank == 0 || !u.world.rotation.is_folded() {
+                u.class.ranks.push(first..u.class.tasks.len() as u32);
+            } else if u.next != first {
+                return Err(Halt::Broken(u.errors));
+            }
         }
         if !u.errors.is_empty() {
             return Err(Halt::Broken(u.errors));
         }
-        u.class.index_words(words);
+        u.class.index_words(words, u.world.rotation);
         Ok(u.class)
     }
 
@@ -107,6 +119,9 @@ impl<'w, 'a> Unroller<'w, 'a> {
         self.order(family, &tasks)?;
         for task in &tasks {
             self.task(family, task)?;
+            if self.unlike {
+                break;
+            }
         }
         Ok(())
     }
@@ -140,7 +155,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 task.domain()
             ),
         };
-        let mut seen = HashSet::new();
+        let mut seen: FastSet<&[i64]> = FastSet::default();
         for task in tasks {
             for (i, (name, extent)) in x.domain.iter().enumerate() {
                 let n = self.points.eval(task, extent).map_err(Violation::Point)?;
@@ -194,7 +209,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 let found = u.region(family, line, at, a)?;
                 let each = a.each.is_some().then(|| at.vars[usize::from(Var::EACH.0)]);
                 touched.push((a.operand, step, each, found.map(|f| f.0)));
-                if let Some((boxed, version)) = found {
+                if let Some((boxed, version, home)) = found {
                     u.class.accs.push(AccRec {
                         task: id,
                         line: line as u32,
@@ -204,6 +219,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
                         step,
                         boxed,
                         version,
+                        turn: u.turn(at.rank(), home),
                     });
                 }
                 Ok(())
@@ -250,9 +266,23 @@ impl<'w, 'a> Unroller<'w, 'a> {
             })?;
         }
         let c = &mut self.class;
-        c.accs[start.0..].sort_by_key(|a| a.step);
-        c.waits[start.1..].sort_by_key(|w| w.step);
-        c.posts[start.2..].sort_by_key(|p| p.step);
+        if self.world.rotation.is_folded() {
+            rotation::sort(c, start.0, start.1, start.2);
+            if task.rank() > 0 {
+                let of = c.tasks.get(self.next as usize);
+                let (what, from) = ((family, inner + 2), [start.0, start.1, start.2]);
+                self.unlike |= !of.is_some_and(|of| rotation::alike(c, of, what, from));
+                c.accs.truncate(start.0);
+                c.waits.truncate(start.1);
+                c.posts.truncate(start.2);
+                self.next += 1;
+                return Ok(());
+            }
+        } else {
+            c.accs[start.0..].sort_by_key(|a| a.step);
+            c.waits[start.1..].sort_by_key(|w| w.step);
+            c.posts[start.2..].sort_by_key(|p| p.step);
+        }
         c.tasks.push(TaskRec {
             family,
             rank: task.rank() as u32,
@@ -365,6 +395,9 @@ impl<'w, 'a> Unroller<'w, 'a> {
     ) -> Result<Option<u32>, PointError> {
         let index = index.iter().map(|e| self.points.eval(at, e)).collect::<Result<Vec<_>, _>>()?;
         let word = self.world.words.find(rank, signal, &index);
+        if let (Some(_), Some(turned)) = (word, &self.world.turned) {
+            return Ok(self.turned_word(at.rank(), rank, signal, index, turned));
+        }
         if word.is_none() {
             let shape = self.world.words.shape(rank, signal);
             let x = &self.world.plan.families[family];
@@ -387,11 +420,14 @@ impl<'w, 'a> Unroller<'w, 'a> {
         line: usize,
         at: &Task,
         a: &Access,
-    ) -> Result<Option<(BoxId, i64)>, PointError> {
+    ) -> Result<Option<(BoxId, i64, usize)>, PointError> {
+        let turned = self.world.turned.as_ref().map(|t| &t.buffers[a.buffer.index()][..]);
         if let Some(over) = &mut self.over {
-            return over.region(&mut self.world.boxes, family, line, at, a);
+            let found = over.region(&mut self.world.boxes, family, line, at, a, turned);
+            self.unlike |= over.unlike;
+            return found;
         }
-        let Some(region) = self.points.region(at, a)? else { return Ok(None) };
+        let Some(mut region) = self.points.region(at, a)? else { return Ok(None) };
         let buffer: BufId = region.buffer;
         let shape = &self.world.shapes[buffer.index()][region.rank];
         let inside =
@@ -414,7 +450,44 @@ impl<'w, 'a> Unroller<'w, 'a> {
             );
             return Ok(None);
         }
-        let version = region.version;
-        Ok(Some((self.world.boxes.intern(region), version)))
+        let (version, home) = (region.version, region.rank);
+        if let Some(turned) = turned {
+            for (d, dim) in region.dims.iter_mut().enumerate().filter(|(d, _)| turned[*d]) {
+                match rotation::turned_back(shape[d], *dim, home, self.world.ranks) {
+                    Some(base) => dim.0 = base,
+                    None => self.unlike = true,
+                }
+            }
+            region.rank = 0;
+        }
+        Ok(Some((self.world.boxes.intern(region), version, home)))
+    }
+
+    /// From an access of a rank to memory of another one, to the same access to memory of rank 0.
+    fn turn(&self, rank: usize, home: usize) -> u32 {
+        match self.world.rotation.is_folded() {
+            true => ((rank + self.world.ranks - home) % self.world.ranks) as u32,
+            false => 0,
+        }
+    }
+
+    /// A word as rank 0 has it, seen from a task that rank 0's stands for.
+    fn turned_word(
+        &self,
+        task: usize,
+        home: usize,
+        signal: SigId,
+        mut index: Vec<i64>,
+        turned: &Turned,
+    ) -> Option<u32> {
+        let (words, ranks) = (&self.world.words, self.world.ranks);
+        let shape = words.shape(home, signal);
+        for (d, i) in index.iter_mut().enumerate() {
+            if turned.signals[signal.index()][d] {
+                *i = rotation::turned_back(shape[d], (*i, 1), home, ranks)?;
+            }
+        }
+        let own = words.find(0, signal, &index)?;
+        Some(self.world.rotation.word(own, ((home + ranks - task) % ranks) as u32))
     }
 }

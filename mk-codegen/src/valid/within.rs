@@ -197,9 +197,9 @@ pub(super) fn word_posts(world: &World<'_>, class: &Class, word: u32) -> Option<
     let mut out: Option<WordPosts> = None;
     for p in class.posts_of(word) {
         let p = &class.posts[*p as usize];
-        let (task, post) = (&class.tasks[p.task as usize], post_line(world.plan, class, p));
+        let post = post_line(world.plan, class, p);
         let w = out.get_or_insert(WordPosts {
-            rank: task.rank,
+            rank: world.poster(class, p),
             scope: post.scope,
             host: false,
             anchored: true,

@@ -7,12 +7,14 @@
 use super::{
     boxes::{BoxId, Boxes},
     report::Violation,
+    rotation::{self, Rotation, Turned},
     runtime::{Cell, Halt},
-    spans::{ALWAYS, LiveId},
+    spans::{ALWAYS, LiveId, function::Piece},
     unroll::{MAX_ELEMENTS, MAX_WORDS, Unroller},
 };
 use crate::ir::{
-    Agent, Contract, Entity, FamId, Mode, Plan, PointError, Points, Proxy, SigId, TableSet,
+    Agent, Contract, Entity, Expr, FamId, Family, Leaf, Mode, Plan, PointError, Points, Proxy,
+    SigId, TableSet,
 };
 use std::ops::Range;
 
@@ -90,6 +92,8 @@ pub(super) struct AccRec {
     pub step: u32,
     pub boxed: BoxId,
     pub version: i64,
+    /// Of ranks that are folded: the turn of the task that makes this access to memory of rank 0.
+    pub turn: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -112,7 +116,7 @@ pub(super) struct PostRec {
     pub add: i64,
 }
 
-/// All events of one epoch. Events of a task are contiguous and ascend in step.
+/// All events of one epoch; of ranks that are folded, those of rank 0. Events of a task are contiguous and ascend in step.
 #[derive(Default)]
 pub(super) struct Class {
     pub tasks: Vec<TaskRec>,
@@ -133,10 +137,10 @@ impl Class {
         &self.by_word[self.starts[w] as usize..self.starts[w + 1] as usize]
     }
 
-    pub fn index_words(&mut self, words: usize) {
+    pub fn index_words(&mut self, words: usize, rotation: Rotation) {
         self.starts = vec![0; words + 1];
         for p in &self.posts {
-            self.starts[p.word as usize + 1] += 1;
+            self.starts[rotation.own(p.word) as usize + 1] += 1;
         }
         for w in 0..words {
             self.starts[w + 1] += self.starts[w];
@@ -144,7 +148,7 @@ impl Class {
         let mut next = self.starts.clone();
         self.by_word = vec![0; self.posts.len()];
         for (i, p) in self.posts.iter().enumerate() {
-            let slot = &mut next[p.word as usize];
+            let slot = &mut next[rotation.own(p.word) as usize];
             self.by_word[*slot as usize] = i as u32;
             *slot += 1;
         }
@@ -155,6 +159,7 @@ impl Class {
 pub(super) struct Words {
     /// First word of each signal on each rank, with its extents.
     arrays: Vec<Vec<(u32, Vec<i64>)>>,
+    /// How many there are; of ranks that are folded, on each.
     pub total: usize,
 }
 
@@ -201,6 +206,10 @@ pub(super) struct World<'a> {
     pub words: Words,
     pub boxes: Boxes,
     pub classes: Vec<Class>,
+    /// Whether rank 0 stands for all ranks.
+    pub rotation: Rotation,
+    /// The dimensions that it turns.
+    pub turned: Option<Turned>,
     /// Class of each epoch; index 0 is epoch 1.
     pub class_of: Vec<usize>,
     /// After how many epochs the plan repeats.
@@ -228,12 +237,43 @@ impl<'a> World<'a> {
             sets => sets.iter().map(|set| Points::new(plan, set)).collect(),
         };
         let mut world = World::empty(plan, period, &points[0])?;
-        let unrolled = world.unroll(epochs, |world, set, epoch| {
+        world.unroll_tables(epochs, &points).map_err(Halt::violations)?;
+        Ok(world)
+    }
+
+    /// The same with all ranks folded into rank 0, of a plan without tables of a launch. `None` where they are not alike, or anything
+    /// is wrong.
+    pub fn folded(
+        plan: &'a Plan,
+        period: u32,
+        epochs: &[usize],
+        tables: &TableSet,
+    ) -> Option<World<'a>> {
+        let points = [Points::new(plan, tables)];
+        let mut world = World::empty(plan, period, &points[0]).ok()?;
+        world.fold(&points[0], |_| true)?;
+        world.unroll_tables(epochs, &points).ok()?;
+        Some(world)
+    }
+
+    fn unroll_tables(&mut self, epochs: &[usize], points: &[Points<'_>]) -> Result<(), Halt> {
+        self.unroll(epochs, |world, set, epoch| {
             Unroller::run(world, points.get(set).unwrap_or(&points[0]), None, epoch)
                 .map(|class| (class, ALWAYS))
-        });
-        unrolled.map_err(Halt::violations)?;
-        Ok(world)
+        })
+    }
+
+    /// Sets out to fold ranks: `fixed` says which extents are the same for all values of a run-time dimension.
+    fn fold(&mut self, points: &Points<'_>, fixed: impl Fn(&Expr) -> bool) -> Option<()> {
+        let sends = |x: &Family| x.leaf == Leaf::NicSend;
+        let nodes = self.plan.nic.is_some() || self.plan.mesh.axes.iter().any(|a| a.0 == "node");
+        if self.ranks < 2 || nodes || self.plan.families.values().any(sends) {
+            return None;
+        }
+        self.turned = Some(rotation::guess(self, points, fixed)?);
+        self.words.total /= self.ranks;
+        self.rotation = Rotation::of(self.ranks, self.words.total);
+        Some(())
     }
 
     /// Unrolls for all values of the run-time dimension. `epochs[i]` is the cell of epoch `i + 1`. An error names the cell.
@@ -245,6 +285,30 @@ impl<'a> World<'a> {
     ) -> Result<World<'a>, (usize, Halt)> {
         let world = World::empty(plan, period, cells[0].points);
         let mut world = world.map_err(|v| (0, Halt::Broken(v)))?;
+        world.unroll_cells(epochs, cells)?;
+        Ok(world)
+    }
+
+    /// The same with all ranks folded into rank 0; `None` where they are not alike, or anything is wrong.
+    pub fn folded_over(
+        plan: &'a Plan,
+        period: u32,
+        epochs: &[usize],
+        cells: &[Cell<'_>],
+    ) -> Option<World<'a>> {
+        let alike = |of_ranks: &Vec<Vec<Vec<Piece>>>| of_ranks.iter().all(|s| *s == of_ranks[0]);
+        if cells.iter().any(|c| !c.shapes.iter().all(alike)) {
+            return None;
+        }
+        let (mut world, dim) =
+            (World::empty(plan, period, cells[0].points).ok()?, cells[0].functions.dim);
+        world.fold(cells[0].points, |e| !e.names_dim(dim))?;
+        world.unroll_cells(epochs, cells).ok()?;
+        Some(world)
+    }
+
+    fn unroll_cells(&mut self, epochs: &[usize], cells: &[Cell<'_>]) -> Result<(), (usize, Halt)> {
+        let world = self;
         world.boxes.spans = Some(super::runtime::spans_of(cells));
         world.mixed = cells.len() > 1;
         world.unroll(epochs, |world, id, epoch| {
@@ -252,16 +316,18 @@ impl<'a> World<'a> {
             Unroller::run(world, cell.points, Some(cell), epoch)
                 .map(|class| (class, cell.whole))
                 .map_err(|halt| (id, halt))
-        })?;
-        Ok(world)
+        })
     }
 
     fn empty(plan: &'a Plan, period: u32, first: &Points<'_>) -> Result<World<'a>, Vec<Violation>> {
+        let words = words(plan, first)?;
         Ok(World {
             plan,
             fams: plan.families.values().map(|x| FamInfo::new(x.leaf.contract())).collect(),
             ranks: plan.mesh.size() as usize,
-            words: words(plan, first)?,
+            rotation: Rotation::none(words.total),
+            turned: None,
+            words,
             boxes: Boxes::default(),
             classes: Vec::new(),
             class_of: Vec::new(),
@@ -292,6 +358,15 @@ impl<'a> World<'a> {
         Ok(())
     }
 
+    /// Ranks whose memory and words are looked at.
+    pub fn ranks_looked_at(&self) -> usize {
+        if self.rotation.is_folded() { 1 } else { self.ranks }
+    }
+    /// The rank that makes a post, to a word as it is looked at.
+    pub fn poster(&self, class: &Class, p: &PostRec) -> u32 {
+        let back = self.rotation.back(self.rotation.turn_of(p.word));
+        self.rotation.rank(class.tasks[p.task as usize].rank, back)
+    }
     /// Number of epochs.
     pub fn epochs(&self) -> u32 {
         self.class_of.len() as u32

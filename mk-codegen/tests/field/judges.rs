@@ -6,7 +6,7 @@ use mk_codegen::{
     field::{self, FieldError, Options},
     ir::{BufId, Plan, TabId},
     passes::lower,
-    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, NicOrdering, Reduction},
     sim::{self, Callbacks},
     valid,
 };
@@ -82,6 +82,21 @@ pub const SMALL: &[Small] = &[
         |_| (),
     ),
     small(
+        "ring_attention",
+        "fn f(q: bf16[1, S, 2, 64] @ shard(1), k: bf16[1, S, 1, 64] @ shard(1), v: bf16[1, S, 1, 64] @ shard(1)) {
+             let o = ring(k, v) -> attention(q, causal);
+             (o, o -> lse)
+         }",
+        3,
+        &[("q", &[1, 144, 2, 64])],
+        // Blocks are about products.
+        |c| c.block = Config::default().block,
+    ),
+    small("nodes", "gather(a) -> gemm(b)", 4, AB, |c| c.nodes = 2),
+    small("nodes_all", "gemm(a, b) -> all_reduce", 4, AB, |c| {
+        (c.nodes, c.net) = (2, NicOrdering::Unordered);
+    }),
+    small(
         "two",
         "fn f(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, N] @ shard(1)) {
              let whole = gather(x);
@@ -89,16 +104,6 @@ pub const SMALL: &[Small] = &[
          }",
         2,
         &[("x", &[200, 128]), ("wq", &[128, 256])],
-        |_| (),
-    ),
-    small(
-        "causal_ring",
-        "fn f(q: bf16[1, S, 2, 64] @ zigzag(1), k: bf16[1, S, 1, 64] @ zigzag(1), v: bf16[1, S, 1, 64] @ zigzag(1)) {
-             let o = ring(k, v) -> attention(q, causal);
-             (o, o -> lse)
-         }",
-        2,
-        &[("q", &[1, 300, 2, 64])],
         |_| (),
     ),
     small(
@@ -110,7 +115,7 @@ pub const SMALL: &[Small] = &[
          }",
         2,
         &[("q", &[1, 300, 2, 64])],
-        |_| (),
+        |c| c.block = Config::default().block,
     ),
 ];
 

@@ -3,7 +3,7 @@
 use mk_codegen::{
     ir::Plan,
     passes::{LowerError, lower},
-    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction, Schedule},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, NicOrdering, Reduction, Schedule},
 };
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -63,13 +63,6 @@ const PIPELINES: &[Pipeline] = &[
         "fn f(q: bf16[1, M, 2, 64] @ zigzag(1), k: bf16[1, M, 1, 64] @ zigzag(1), v: bf16[1, M, 1, 64] @ zigzag(1)) {
              let o = ring(k, v) -> attention(q, causal);
              (o, o -> lse)
-         }",
-        &[("q", QUERIES)],
-    ),
-    (
-        "fn f(q: bf16[1, M, 2, 64] @ shard(1), do: bf16[1, M, 2, 64] @ shard(1), stats: f32[1, 2, M, 4] @ shard(2),
-              k: bf16[1, M, 1, 64] @ shard(1), v: bf16[1, M, 1, 64] @ shard(1)) {
-             ring(k, v) -> attention_dq(q, do, stats)
          }",
         &[("q", QUERIES)],
     ),
@@ -272,6 +265,62 @@ const DYNAMIC: &[&str] = &[
          gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter
      }",
 ];
+
+/// Attention of chunks that go around a ring, and on each rank by itself, of as few heads and rows as there are kinds of chunks.
+pub fn attention(few: bool) -> Vec<Case> {
+    const ALONE: &str = "attention(q, k, v)";
+    const RING: &str = "ring(k, v) -> attention(q)";
+    const CAUSAL: &str = "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)";
+    let all = [
+        (RING, "shard(1)", 3, 24),
+        (CAUSAL, "zigzag(1)", 2, 64),
+        (ALONE, "replicate", 1, 40),
+        (CAUSAL, "shard(1)", 3, 144),
+        (CAUSAL, "zigzag(1)", 3, 300),
+        (RING, "shard(1)", 2, 520),
+    ];
+    let one = |(body, placement, ranks, sequence): &(&str, &str, u32, u64)| {
+        let name = format!("{body} @ {placement}, {ranks} ranks, {sequence} rows");
+        let kv = format!("bf16[B, S, G, D] @ {placement}");
+        let text =
+            format!("fn f(q: bf16[B, S, H, D] @ {placement}, k: {kv}, v: {kv}) {{ {body} }}");
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e:?}"));
+        let dims = [("B", 1), ("S", *sequence), ("H", 2), ("G", 1), ("D", 64)];
+        let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+        let bound =
+            program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
+        let plan = lower(&program, &bound, &Config { ranks: *ranks, ..Config::default() });
+        Case { plan: plan.unwrap_or_else(|e| panic!("{name}: {e}")), name }
+    };
+    all.iter().take(if few { 2 } else { all.len() }).map(one).collect()
+}
+
+/// Pipelines over two nodes, on networks of both kinds.
+pub fn nodes(few: bool) -> Vec<Case> {
+    const SOURCES: &[&str] = &[
+        "gather(a) -> gemm(b)",
+        "gemm(a, b) -> reduce_scatter",
+        "gemm(a, b) -> all_reduce",
+        "gather(a) -> gemm(b) -> reduce_scatter",
+    ];
+    let shapes = [("a", vec![64, 16]), ("b", vec![16, 24])];
+    let mut out = Vec::new();
+    for (i, source) in SOURCES.iter().enumerate() {
+        for (j, net) in [NicOrdering::InOrder, NicOrdering::Unordered].into_iter().enumerate() {
+            if few && (i % 2 == 1 || j != i / 2) {
+                continue;
+            }
+            let name = format!("{source}, 2 nodes, {net:?}");
+            let program = Program::parse(source).unwrap_or_else(|e| panic!("{source}: {e:?}"));
+            let shapes = shapes.iter().map(|(n, s)| (n.to_string(), s.clone())).collect();
+            let bound = program.bind(&BTreeMap::new(), &shapes).unwrap_or_else(|e| panic!("{e:?}"));
+            let config = Config { ranks: 4, nodes: 2, net, ..Config::default() };
+            let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
+            out.push(Case { plan, name });
+        }
+    }
+    out
+}
 
 /// How many there are.
 pub const RUN_TIME: usize = DYNAMIC.len();

@@ -9,6 +9,8 @@ mod explorer;
 mod mutate;
 mod operands;
 mod states;
+mod symmetry;
+mod values;
 mod verifier;
 
 use std::sync::{

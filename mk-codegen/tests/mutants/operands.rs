@@ -29,7 +29,7 @@ fn number(epoch: i64, rank: usize, buffer: BufId, i: usize) -> f32 {
 }
 
 /// The outputs of two launches.
-fn outputs(plan: &Plan, set: &[TableSet], schedule: Schedule) -> Result<Outputs, SimError> {
+pub fn outputs(plan: &Plan, set: &[TableSet], schedule: Schedule) -> Result<Outputs, SimError> {
     let input = |epoch: i64, rank: usize, buffer: BufId, shape: &[usize]| {
         (0..shape.iter().product()).map(|i| number(epoch, rank, buffer, i)).collect()
     };

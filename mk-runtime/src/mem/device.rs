@@ -70,6 +70,11 @@ impl DeviceBuffer {
         self.context.ordinal()
     }
 
+    /// Where it was allocated.
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Writes one byte value everywhere, after the GPU's launches, and waits.
     ///
     /// # Errors

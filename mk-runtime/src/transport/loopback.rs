@@ -188,6 +188,11 @@ impl Transport for Loopback {
     }
 
     fn register(&mut self, memory: Arc<dyn NetMemory>) -> Result<(), TransportError> {
+        if let Some(gpu) = memory.gpu() {
+            let what =
+                format!("memory of GPU {}: its threads copy memory of the host", gpu.ordinal);
+            return Err(TransportError::Refused { transport: self.caps.name.clone(), what });
+        }
         let key = Key(super::random_key()?);
         let mut arena = self.end().arena.write().unwrap_or_else(PoisonError::into_inner);
         if self.closed || arena.is_some() {

@@ -23,11 +23,13 @@ pub mod card;
 pub mod loopback;
 mod memory;
 pub mod ofi;
+mod place;
 pub mod shaped;
 pub mod verbs;
 
 pub use crate::error::TransportError;
 pub use memory::{Dmabuf, Gpu, HostMemory, NetMemory};
+pub use place::Place;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -187,6 +187,15 @@ pub(super) fn receive_fd(stream: &UnixStream, deadline: Deadline) -> Result<Owne
     }
 }
 
+/// Whether the other end of a socket is closed, and nothing that it has sent is left. Without waiting.
+pub(super) fn is_closed(socket: BorrowedFd<'_>) -> bool {
+    let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    match socket::recv(socket.as_raw_fd(), &mut [0], look) {
+        Ok(n) => n == 0,
+        Err(errno) => !matches!(errno, Errno::EAGAIN | Errno::EINTR),
+    }
+}
+
 /// Whether the process at the other end belongs to the user of this one.
 pub(super) fn same_user(stream: &UnixStream) -> bool {
     let theirs = socket::getsockopt(stream, sockopt::PeerCredentials);

@@ -9,6 +9,7 @@ mod common;
 mod faults;
 mod instance;
 mod kernels;
+mod net;
 mod probe;
 mod reference;
 

@@ -1,6 +1,6 @@
 //! The contract of transports: cases that two ranks run together, on any of them. See `mk_runtime::transport`.
 
-use super::side::{OUT, Side, pattern};
+use super::side::{OUT, Side, patient, pattern};
 use mk_runtime::transport::{Notify, Posted, TransportError, Write, card::MAX_CARD};
 use std::sync::atomic::Ordering as Atomic;
 use std::time::{Duration, Instant};
@@ -221,7 +221,7 @@ fn dead_peer(s: &mut Side) {
     let begin = Instant::now();
     let mut token = 1;
     let error = loop {
-        assert!(begin.elapsed() < ENDED, "a dead peer takes writes");
+        assert!(begin.elapsed() < patient(ENDED), "a dead peer takes writes");
         let write = s.write(token, (0, 0, 64 << 10), 1);
         match s.post(&write) {
             Ok(Posted::Taken) => token += 1,
@@ -286,7 +286,7 @@ fn hostile(s: &mut Side, field: usize) {
             match s.post(&write) {
                 Ok(Posted::Taken) => break false,
                 Ok(Posted::WouldBlock) => {
-                    assert!(begin.elapsed() < ENDED, "it is neither taken nor refused");
+                    assert!(begin.elapsed() < patient(ENDED), "it is neither taken nor refused");
                     s.poll();
                 }
                 Err(_) => break true,
@@ -368,7 +368,7 @@ fn sender_closes(s: &mut Side) {
         fill(s, 64);
         let begin = Instant::now();
         s.shutdown(Duration::from_millis(20));
-        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < patient(Duration::from_secs(4)), "{:?}", begin.elapsed());
         s.send(b"closed");
     } else {
         assert_eq!(s.recv(), b"closed");
@@ -400,7 +400,7 @@ fn receiver_closes(s: &mut Side) {
         let begin = Instant::now();
         let mut token = 0;
         // Until it shows.
-        while s.failed.is_empty() && begin.elapsed() < ENDED {
+        while s.failed.is_empty() && begin.elapsed() < patient(ENDED) {
             let at = token % 16 * MIB;
             let write = s.write(token, (at, at, MIB), 0);
             match s.post(&write) {
@@ -410,7 +410,7 @@ fn receiver_closes(s: &mut Side) {
             }
             s.poll();
         }
-        assert!(begin.elapsed() < ENDED, "a closed peer takes writes");
+        assert!(begin.elapsed() < patient(ENDED), "a closed peer takes writes");
         s.drain(ENDED);
         assert_eq!(s.recv(), b"closed");
         s.send(b"ended");

@@ -49,7 +49,12 @@ fn ofi_end(provider: &str, case: &str, rank: u32) -> Result<Ofi, TransportError>
     // Long where the peer is well and the machine may be busy.
     let ends = ["dead_peer", "bad_key", "longer_arena", "receiver_closes"].contains(&case);
     let silence = Duration::from_secs(if ends { 1 } else { 20 });
-    Ofi::open(rank, &ofi::Options { address, silence, ..ofi::Options::new(provider) })
+    // Two endpoints on one interface: what an EFA machine has several devices for.
+    let (provider, rails) = match provider.strip_suffix(", 2 rails") {
+        Some(provider) => (provider, 2),
+        None => (provider, 1),
+    };
+    Ofi::open(rank, &ofi::Options { address, silence, rails, ..ofi::Options::new(provider) })
 }
 
 /// An end of a network that processes share: a provider of libfabric, or `verbs` with or without order.
@@ -165,6 +170,7 @@ contract! {
     shaped_in_order: |case| crate::in_threads(crate::shaped(crate::Ordering::InOrder), case);
     shaped_unordered: |case| crate::in_threads(crate::shaped(crate::Ordering::Unordered), case);
     ofi_tcp: |case| crate::in_threads(crate::both("tcp;ofi_rxm", case), case);
+    ofi_tcp_rails: |case| crate::in_threads(crate::both("tcp;ofi_rxm, 2 rails", case), case);
     ofi_tcp_processes: |case| crate::processes::in_two("tcp;ofi_rxm", case);
     ofi_shm_processes: |case| crate::processes::in_two("shm", case);
 }

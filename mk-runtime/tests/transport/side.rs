@@ -11,8 +11,14 @@ use std::time::{Duration, Instant};
 /// Words at the begin of an arena; what is sent lies behind them, and what is received behind that.
 pub const WORDS: u64 = 16_384;
 pub const OUT: u64 = WORDS * 4;
-/// No step of a case takes as long.
+/// No step of a case takes as long, on a machine that is not an emulated one.
 const BOUND: Duration = Duration::from_secs(30);
+
+/// A bound, longer where `MK_PATIENCE` is a number: an emulated machine is slower, and a busy one, too.
+pub fn patient(bound: Duration) -> Duration {
+    let times = std::env::var("MK_PATIENCE").ok().and_then(|n| n.parse::<u32>().ok());
+    bound * times.unwrap_or(1)
+}
 
 /// Messages between the two ranks of a case, apart from the network that is tested.
 pub trait Control: Send {
@@ -197,7 +203,7 @@ impl Side {
         let begin = Instant::now();
         while !self.posted.is_empty() {
             let left = self.posted.len();
-            assert!(begin.elapsed() < limit, "{left} writes have not ended in {limit:?}");
+            assert!(begin.elapsed() < patient(limit), "{left} writes have not ended in {limit:?}");
             self.poll();
         }
     }
@@ -241,7 +247,8 @@ impl Side {
 }
 
 pub fn bounded(begin: Instant, what: &str) {
-    assert!(begin.elapsed() < BOUND, "{what} did not come in {BOUND:?}");
+    let bound = patient(BOUND);
+    assert!(begin.elapsed() < bound, "{what} did not come in {bound:?}");
 }
 
 /// Bytes that no other place has.

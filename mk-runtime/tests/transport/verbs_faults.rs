@@ -1,6 +1,6 @@
 //! What goes wrong on a connection of transport `verbs`: a typed error on both sides, whichever of them writes.
 
-use super::side::bounded;
+use super::side::{bounded, patient};
 use mk_runtime::TransportError;
 use mk_runtime::transport::{
     Event, HostMemory, Notify, Ordering, Posted, Transport, Write,
@@ -68,7 +68,7 @@ impl Pair {
     fn until_lost(&mut self) -> [String; 2] {
         let begin = Instant::now();
         while self.lost.iter().any(Option::is_none) {
-            assert!(begin.elapsed() < KNOWN, "after {KNOWN:?} they know {:?}", self.lost);
+            assert!(begin.elapsed() < patient(KNOWN), "after {KNOWN:?} they know {:?}", self.lost);
             (0..2).for_each(|rank| self.poll(rank));
             self.ends[0].wait(Duration::from_millis(1));
         }
@@ -220,7 +220,7 @@ fn a_peer_that_ends_while_it_is_written_to_by_nobody() {
     pair.ends[1].shutdown(Duration::ZERO, &mut events).unwrap();
     let begin = Instant::now();
     while pair.lost[0].is_none() {
-        assert!(begin.elapsed() < KNOWN, "nobody has missed the peer");
+        assert!(begin.elapsed() < patient(KNOWN), "nobody has missed the peer");
         pair.poll(0);
         pair.ends[0].wait(Duration::from_millis(1));
     }

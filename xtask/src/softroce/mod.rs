@@ -19,7 +19,7 @@ pub struct SoftroceArgs {
     /// Only tests whose names contain one of these.
     filter: Vec<String>,
     /// Seconds that the VM may take.
-    #[arg(long, default_value_t = 170)]
+    #[arg(long, default_value_t = 175)]
     limit: u64,
     /// Builds and unpacks all that is needed, and does not boot the VM.
     #[arg(long)]

@@ -66,7 +66,7 @@ pub(super) fn check(
             cover.lost(class, id as BoxId);
         }
         for (id, b) in world.plan.buffers.iter().filter(|b| b.1.space == Space::Out) {
-            for rank in 0..world.ranks {
+            for rank in 0..world.ranks_looked_at() {
                 if let Some((value, message)) = cover.output(class, id, rank, shapes[class])
                     && cover.told.insert((id.index() as u32, u32::MAX))
                 {

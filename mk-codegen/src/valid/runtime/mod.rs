@@ -29,7 +29,7 @@ pub(super) use overlaps::overlaps;
 pub(super) use regions::{Regions, spans_of};
 
 use super::{
-    Found,
+    Found, Ranks,
     boxes::BoxId,
     epochs,
     report::{Failure, OverValues, Proof, Violation},
@@ -108,7 +108,7 @@ enum Trouble {
 }
 
 /// Proves a plan for all values of its run-time dimension.
-pub(super) fn verify(plan: &Plan, dim: DimId, max: i64) -> Result<Proof, Failure> {
+pub(super) fn verify(plan: &Plan, dim: DimId, max: i64, ranks: Ranks) -> Result<Proof, Failure> {
     let name = plan.dims[dim].name.clone();
     let refuse = |violations| Failure::of(plan, violations);
     let dims = plan.dims.values().filter(|d| d.runtime_max.is_some()).count();
@@ -137,7 +137,7 @@ pub(super) fn verify(plan: &Plan, dim: DimId, max: i64) -> Result<Proof, Failure
             );
             return Err(refuse(vec![undecided(divided, message)]));
         }
-        let trouble = match attempt(plan, dim, period, &cells) {
+        let trouble = match attempt(plan, dim, period, &cells, ranks) {
             Ok(mut proof) => {
                 proof.values = Some(OverValues { name, max, cells: cells.len() });
                 return Ok(proof);
@@ -236,7 +236,13 @@ fn divide(cell: &Domain, first: u32, parts: Vec<Vec<Places>>) -> Vec<Domain> {
 }
 
 /// Looks at all cells together.
-fn attempt(plan: &Plan, dim: DimId, period: u32, cells: &[Domain]) -> Result<Proof, Trouble> {
+fn attempt(
+    plan: &Plan,
+    dim: DimId,
+    period: u32,
+    cells: &[Domain],
+    ranks: Ranks,
+) -> Result<Proof, Trouble> {
     let runs: Vec<Run> = cells.iter().flat_map(|c| c.runs.iter().copied()).collect();
     let tables = TableSet::new(plan, |_, _| Vec::new());
     let plans: Vec<Plan> = cells.iter().map(|c| plan.at(dim, c.last() as i32)).collect();
@@ -274,17 +280,24 @@ fn attempt(plan: &Plan, dim: DimId, period: u32, cells: &[Domain]) -> Result<Pro
     for sequence in 0..made.len().pow(epochs as u32) {
         let of_epoch: Vec<usize> =
             (0..epochs as u32).map(|e| sequence / made.len().pow(e) % made.len()).collect();
+        let mut look = |mut world: World<'_>| {
+            let shapes: Vec<&cover::Shapes> = (0..world.classes.len())
+                .filter_map(|c| world.class_of.iter().position(|x| *x == c))
+                .map(|e| &made[of_epoch[e]].shapes)
+                .collect();
+            super::run(&mut world, &mut proof, &mut used, |world, groups, overlaps| {
+                let found = cover::check(world, groups, overlaps, &shapes);
+                Found { violations: found.violations, values: found.values }
+            })
+        };
+        if ranks == Ranks::Folded
+            && let Some(world) = World::folded_over(plan, period, &of_epoch, &made)
+            && look(world).is_ok()
+        {
+            continue;
+        }
         let world = World::over(plan, period, &of_epoch, &made);
-        let mut world = world.map_err(|(cell, halt)| Trouble::Halt(cell, halt))?;
-        let shapes: Vec<&cover::Shapes> = (0..world.classes.len())
-            .filter_map(|c| world.class_of.iter().position(|x| *x == c))
-            .map(|e| &made[of_epoch[e]].shapes)
-            .collect();
-        super::run(&mut world, &mut proof, &mut used, |world, groups, overlaps| {
-            let found = cover::check(world, groups, overlaps, &shapes);
-            Found { violations: found.violations, values: found.values }
-        })
-        .map_err(Trouble::Found)?;
+        look(world.map_err(|(cell, halt)| Trouble::Halt(cell, halt))?).map_err(Trouble::Found)?;
     }
     proof.name_waits(plan, used);
     Ok(proof)

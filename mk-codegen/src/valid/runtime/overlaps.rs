@@ -16,7 +16,14 @@ pub(in crate::valid) fn overlaps(
     out: &mut [Vec<BoxId>],
     limit: u64,
 ) -> Option<()> {
-    let mut join = Join { spans, all, out, looked: 0, limit };
+    let varies = |id: &SpanId| !spans.all[*id as usize].constant;
+    let bits = |b: &Boxed| {
+        let dims = b.spans.iter().enumerate().filter(|(_, id)| varies(id));
+        // Dimensions that nobody has count as one: they are looked at less closely.
+        dims.fold(0u32, |bits, (d, _)| bits | 1 << d.min(31))
+    };
+    let varying = all.iter().map(bits).collect();
+    let mut join = Join { spans, all, varying, out, looked: 0, limit };
     for ids in memories {
         let n_dims = ids.first().map_or(0, |id| all[*id as usize].spans.len());
         let distinct = |d: usize| {
@@ -27,14 +34,24 @@ pub(in crate::valid) fn overlaps(
         };
         let mut dims: Vec<usize> = (0..n_dims).collect();
         dims.sort_by_key(|d| std::cmp::Reverse(distinct(*d)));
-        join.pairs(ids, ids, &dims)?;
+        let boxes = join.grouped(ids.clone(), &dims);
+        join.pairs(&boxes, &boxes)?;
     }
     Some(())
+}
+
+/// Boxes of one memory that have the same span in some dimensions, by their span in the next one.
+enum Grouped {
+    /// In the order of least bases, and the greatest extent of a hull.
+    By(Vec<(SpanId, Grouped)>, i64),
+    Boxes(Vec<BoxId>),
 }
 
 struct Join<'s> {
     spans: &'s mut Spans,
     all: &'s [Boxed],
+    /// For each box, the dimensions that vary, as bits.
+    varying: Vec<u32>,
     out: &'s mut [Vec<BoxId>],
     looked: u64,
     limit: u64,
@@ -46,47 +63,61 @@ impl Join<'_> {
         (self.looked <= self.limit).then_some(())
     }
 
-    /// Boxes of two lists that overlap, in the given dimensions; they do in the others.
-    fn pairs(&mut self, a: &[BoxId], b: &[BoxId], dims: &[usize]) -> Option<()> {
-        let Some((d, rest)) = dims.split_first() else {
-            for &x in a {
-                for &y in b {
-                    let (p, q) = (&self.all[x as usize].spans, &self.all[y as usize].spans);
-                    let varies = |id: &SpanId| !self.spans.all[*id as usize].constant;
-                    let both = p.iter().zip(&q[..]).filter(|(p, q)| varies(p) || varies(q));
-                    // In several dimensions they may overlap for different values only.
-                    if both.count() < 2 || x == y || !self.spans.overlap(p, q).is_empty() {
-                        self.out[x as usize].push(y);
-                    }
-                    self.look(OVERLAP_WEIGHT)?;
-                }
-            }
-            return Some(());
-        };
-        let (left, right) = (self.groups(a, *d), self.groups(b, *d));
-        for (x, list) in &left {
-            let hull = self.spans.all[*x as usize].hull;
-            for (y, other) in &right {
-                if self.spans.all[*y as usize].hull.0 >= hull.1 {
-                    break;
-                }
-                self.look(1)?;
-                if self.spans.meets(*x, *y) {
-                    self.pairs(list, other, rest)?;
-                }
-            }
-        }
-        Some(())
-    }
-
-    /// By span in a dimension, in the order of least bases.
-    fn groups(&self, ids: &[BoxId], d: usize) -> Vec<(SpanId, Vec<BoxId>)> {
+    fn grouped(&self, ids: Vec<BoxId>, dims: &[usize]) -> Grouped {
+        let Some((d, rest)) = dims.split_first() else { return Grouped::Boxes(ids) };
         let mut groups: FastMap<SpanId, Vec<BoxId>> = FastMap::default();
         for id in ids {
-            groups.entry(self.all[*id as usize].spans[d]).or_default().push(*id);
+            groups.entry(self.all[id as usize].spans[*d]).or_default().push(id);
         }
-        let mut out: Vec<_> = groups.into_iter().collect();
-        out.sort_unstable_by_key(|(span, _)| (self.spans.all[*span as usize].hull.0, *span));
-        out
+        let mut groups: Vec<_> = groups.into_iter().collect();
+        groups.sort_unstable_by_key(|(span, _)| (self.spans.all[*span as usize].hull.0, *span));
+        let extent = |(span, _): &(SpanId, _)| {
+            let hull = self.spans.all[*span as usize].hull;
+            hull.1 - hull.0
+        };
+        let longest = groups.iter().map(extent).max().unwrap_or(0);
+        let below = |(span, ids)| (span, self.grouped(ids, rest));
+        Grouped::By(groups.into_iter().map(below).collect(), longest)
+    }
+
+    /// Boxes of two groups that overlap, in the dimensions that are left; they do in the others.
+    fn pairs(&mut self, a: &Grouped, b: &Grouped) -> Option<()> {
+        match (a, b) {
+            (Grouped::By(left, _), Grouped::By(right, longest)) => {
+                for (x, list) in left {
+                    let hull = self.spans.all[*x as usize].hull;
+                    let low = |y: &(SpanId, _)| self.spans.all[y.0 as usize].hull.0;
+                    let first = right.partition_point(|y| low(y) + longest <= hull.0);
+                    for (y, other) in &right[first..] {
+                        if self.spans.all[*y as usize].hull.0 >= hull.1 {
+                            break;
+                        }
+                        self.look(1)?;
+                        if self.spans.meets(*x, *y) {
+                            self.pairs(list, other)?;
+                        }
+                    }
+                }
+            }
+            (Grouped::Boxes(left), Grouped::Boxes(right)) => {
+                for &x in left {
+                    for &y in right {
+                        let varying = self.varying[x as usize] | self.varying[y as usize];
+                        let (p, q) = (&self.all[x as usize].spans, &self.all[y as usize].spans);
+                        // In several dimensions they may overlap for different values only.
+                        if varying.count_ones() < 2
+                            || x == y
+                            || !self.spans.overlap(p, q).is_empty()
+                        {
+                            self.out[x as usize].push(y);
+                        }
+                        self.look(OVERLAP_WEIGHT)?;
+                    }
+                }
+            }
+            // All boxes of a memory have as many dimensions.
+            _ => {}
+        }
+        Some(())
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     valid::{
         boxes::{BoxId, Boxes},
         hash::{FastMap, FastSet},
+        rotation,
         shapes::{self, Touched},
         spans::{
             AtPlaces, LiveId, Part, SpanId, Spans,
@@ -18,8 +19,14 @@ use crate::{
 };
 use std::collections::BTreeSet;
 
-/// Family, line, dimension, and the values of the variables that the expressions name.
-type Key = (u32, u32, u32, Vec<i64>);
+/// The dimension of an access, and the values of the variables that its expressions name.
+type Key = (u32, [i32; FEW]);
+
+/// The number of a dimension of an access, and the variables that it names; none if it does not name the run-time dimension.
+type Named = (u32, Option<Vec<u8>>);
+
+/// Most variables of which values are remembered.
+const FEW: usize = 4;
 
 /// An operand, at which step, for which value of `each`, and the lengths of its dimensions.
 type Sized = (Operand, u32, Option<i64>, Vec<u32>);
@@ -27,14 +34,16 @@ type Sized = (Operand, u32, Option<i64>, Vec<u32>);
 /// Makes the boxes of one class.
 pub(in crate::valid) struct Regions<'c> {
     cell: &'c Cell<'c>,
-    /// For each dimension of an access: the variables that it names; nothing if it does not name the run-time dimension.
-    named: FastMap<(u32, u32, u32), Option<Vec<u8>>>,
+    /// By family, line and dimension.
+    named: Vec<Vec<Vec<Named>>>,
     known: FastMap<Key, Option<SpanId>>,
     constants: FastMap<(i64, i64), Option<SpanId>>,
     /// Spans that lie inside a dimension of a buffer on a rank.
     inside: FastSet<(SpanId, u32, u32, u32)>,
     /// Operands, by family, that fit each other.
     fitted: FastSet<(FamId, Vec<Sized>)>,
+    /// Ranks are folded, and a region does not turn as a whole.
+    pub unlike: bool,
     /// Why this cannot go on.
     pub halt: Option<Halt>,
 }
@@ -43,16 +52,18 @@ impl<'c> Regions<'c> {
     pub fn new(cell: &'c Cell<'c>) -> Regions<'c> {
         Regions {
             cell,
-            named: FastMap::default(),
+            named: named(cell),
             known: FastMap::default(),
             constants: FastMap::default(),
             inside: FastSet::default(),
             fitted: FastSet::default(),
+            unlike: false,
             halt: None,
         }
     }
 
-    /// The box of one repetition of an access, and its version; `None` where it is empty for all values.
+    /// The box of one repetition of an access, its version, and whose memory it is; `None` where it is empty for all values. With the
+    /// dimensions that turn: the box as rank 0 has it.
     pub fn region(
         &mut self,
         boxes: &mut Boxes,
@@ -60,7 +71,8 @@ impl<'c> Regions<'c> {
         line: usize,
         at: &Task,
         a: &Access,
-    ) -> Result<Option<(BoxId, i64)>, PointError> {
+        turned: Option<&[bool]>,
+    ) -> Result<Option<(BoxId, i64, usize)>, PointError> {
         let points = self.cell.points;
         let Some(spans) = &mut boxes.spans else { return Ok(None) };
         let mut ids = Vec::with_capacity(a.region.len());
@@ -89,8 +101,43 @@ impl<'c> Regions<'c> {
                 None => return Ok(None),
             }
         }
-        let hull = Region { rank, buffer: a.buffer, dims, version };
-        Ok(Some((boxes.add(hull, &ids, live), version)))
+        let mut hull = Region { rank, buffer: a.buffer, dims, version };
+        if let Some(turned) = turned {
+            hull.rank = 0;
+            for d in (0..ids.len()).filter(|d| turned[*d]) {
+                match self.turned(spans, ids[d], a.buffer.index(), rank, d) {
+                    Some(id) => {
+                        ids[d] = id;
+                        hull.dims[d].0 = spans.all[id as usize].hull.0;
+                    }
+                    None => self.unlike = true,
+                }
+            }
+        }
+        Ok(Some((boxes.add(hull, &ids, live), version, rank)))
+    }
+
+    /// A span of a dimension that turns, as rank 0 has it: one that is the same for all values.
+    fn turned(
+        &mut self,
+        spans: &mut Spans,
+        id: SpanId,
+        buffer: usize,
+        rank: usize,
+        d: usize,
+    ) -> Option<SpanId> {
+        let span = &spans.all[id as usize];
+        let extent = self.cell.shapes[buffer][rank][d].first()?.line.at_zero;
+        if !span.constant {
+            return None;
+        }
+        let (base, len) = (span.hull.0, span.hull.1 - span.hull.0);
+        let ranks = self.cell.points.plan.mesh.size() as usize;
+        let base = rotation::turned_back(extent, (base, len), rank, ranks)?;
+        let (cell, make) = (self.cell, |n| Line::constant(n));
+        *self.constants.entry((base, len)).or_insert_with(|| {
+            spans.intern(&cell.pieces(make(base)), &cell.pieces(make(len)), cell.whole)
+        })
     }
 
     fn stop(&mut self, stop: Stop, family: FamId, at: &Task, a: &Access, e: &Expr) {
@@ -113,22 +160,7 @@ impl<'c> Regions<'c> {
         a: &Access,
     ) -> Result<Option<SpanId>, PointError> {
         let (base, len) = &a.region[d];
-        let place = (family.index() as u32, line as u32, d as u32);
-        let dim = self.cell.functions.dim;
-        let names = self.named.entry(place).or_insert_with(|| {
-            if !base.names_dim(dim) && !len.names_dim(dim) {
-                return None;
-            }
-            let mut vars = BTreeSet::new();
-            for e in [base, len] {
-                e.visit(&mut |e| {
-                    if let Expr::Var(v) = e {
-                        vars.insert(v.0);
-                    }
-                });
-            }
-            Some(vars.into_iter().collect())
-        });
+        let (number, names) = &self.named[family.index()][line][d];
         let Some(names) = names else {
             let points = self.cell.points;
             let len = points.eval(at, len)?;
@@ -141,15 +173,21 @@ impl<'c> Regions<'c> {
                 spans.intern(&cell.pieces(make(base)), &cell.pieces(make(len)), cell.whole)
             }));
         };
-        let values = names.iter().map(|v| at.vars.get(usize::from(*v)).copied().unwrap_or(0));
-        let key = (place.0, place.1, place.2, values.collect::<Vec<_>>());
-        if let Some(known) = self.known.get(&key) {
+        let mut key: Option<Key> = (names.len() <= FEW).then_some((*number, [0; FEW]));
+        for (i, v) in names.iter().enumerate() {
+            let value = i32::try_from(at.vars.get(usize::from(*v)).copied().unwrap_or(0)).ok();
+            key = key.zip(value).map(|((number, mut values), value)| {
+                values[i] = value;
+                (number, values)
+            });
+        }
+        if let Some(known) = key.and_then(|key| self.known.get(&key)) {
             return Ok(*known);
         }
         let found = self.function(spans, at, base, len);
         match found {
             Ok(id) => {
-                self.known.insert(key, id);
+                self.known.extend(key.map(|key| (key, id)));
                 Ok(id)
             }
             Err((stop, which)) => {
@@ -261,6 +299,30 @@ impl<'c> Regions<'c> {
             }
         }
     }
+}
+
+/// The variables that each dimension of each access names, if it names the run-time dimension.
+fn named(cell: &Cell<'_>) -> Vec<Vec<Vec<Named>>> {
+    let (dim, mut next) = (cell.functions.dim, 0);
+    let mut of_dim = |(base, len): &(Expr, Expr)| {
+        next += 1;
+        if !base.names_dim(dim) && !len.names_dim(dim) {
+            return (next, None);
+        }
+        let mut vars = BTreeSet::new();
+        for e in [base, len] {
+            e.visit(&mut |e| {
+                if let Expr::Var(v) = e {
+                    vars.insert(v.0);
+                }
+            });
+        }
+        (next, Some(vars.into_iter().collect()))
+    };
+    let families = cell.points.plan.families.values();
+    families
+        .map(|x| x.accesses.iter().map(|a| a.region.iter().map(&mut of_dim).collect()).collect())
+        .collect()
 }
 
 /// Spans for some cells; each cell's places are a set with its name.

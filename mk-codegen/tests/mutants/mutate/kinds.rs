@@ -29,6 +29,12 @@ pub enum Kind {
     AccessMoved,
     Contributions,
     NodeReach,
+    OneRankWait,
+    OneRankPost,
+    OneRankAccess,
+    ValueWait,
+    ValuePost,
+    ValueAccess,
 }
 
 impl Kind {
@@ -60,6 +66,12 @@ impl Kind {
             Kind::AccessMoved => "an access at another point",
             Kind::Contributions => "a read of less",
             Kind::NodeReach => "another node reached without a send",
+            Kind::OneRankWait => "a wait dropped on one rank",
+            Kind::OneRankPost => "a post dropped on one rank",
+            Kind::OneRankAccess => "an access to another rank, on one rank",
+            Kind::ValueWait => "a wait not there with one value",
+            Kind::ValuePost => "a post not there with one value",
+            Kind::ValueAccess => "an access not there with one value",
             Kind::SlotEarly => "a slot reused an epoch early",
         }
     }

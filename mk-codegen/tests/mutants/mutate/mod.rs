@@ -1,11 +1,15 @@
 //! Mutants of a plan: one edge dropped, weakened or moved.
 
 mod kinds;
+mod one_rank;
 mod operands;
 mod slots;
+mod values;
 
 pub use kinds::Kind;
+pub use one_rank::of_one_rank;
 pub use operands::{of_operands, of_reach};
+pub use values::of_values;
 
 use mk_codegen::ir::{Completion, Expr, FamId, Plan, Point, Proxy, Scope, SigId};
 

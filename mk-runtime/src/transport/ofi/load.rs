@@ -33,7 +33,7 @@ pub(super) struct Library {
     pub freeinfo: unsafe extern "C" fn(*mut Info),
     pub dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
     pub fabric: unsafe extern "C" fn(*mut FabricAttr, *mut *mut Fabric, *mut c_void) -> c_int,
-    strerror: unsafe extern "C" fn(c_int) -> *const c_char,
+    pub strerror: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
 impl Library {

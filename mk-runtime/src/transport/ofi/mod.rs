@@ -3,20 +3,28 @@
 //! Unordered by contract, whatever the provider: the code that SRD needs (provider `efa`) is the code that runs on
 //! `tcp;ofi_rxm` and `shm` anywhere. Endpoints are reliable datagram ones (`FI_EP_RDM`), every write asks for
 //! `FI_DELIVERY_COMPLETE`, and progress is made by [`Transport::poll`]. The library is opened at run time (`load`).
+//!
+//! An end has one or several *rails*, each an endpoint on a device of its own (an EFA machine has several for each GPU). Rail i of an
+//! end writes to rail i of its peers, and writes go to the rails by turns: nothing is promised of their order anyway.
 
 mod load;
 mod objects;
 mod provider;
+mod rail;
 mod sys;
 
-use super::card::{Card, Key, Kind};
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;
+
+use super::card::{Card, Kind};
 use super::{
-    Caps, Event, NetMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
-    check_write, memory,
+    Caps, Event, NetMemory, Ordering, Posted, Transport, TransportError, Write, check_write, memory,
 };
-use objects::Objects;
+use load::Library;
+use rail::{Pending, Rail, Seen, Target};
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{self, AtomicBool};
 use std::time::{Duration, Instant};
@@ -28,23 +36,36 @@ pub struct Options {
     pub provider: String,
     /// The address of the interface, for providers that have them; the first one where none is named.
     pub address: Option<String>,
-    /// Most writes that are accepted and not reported; fewer where the provider's queue is shorter.
+    /// Most writes of a rail that are accepted and not reported; fewer where the provider's queue is shorter.
     pub depth: usize,
+    /// Devices that an end uses side by side. A provider without as many has several endpoints on one, but for `efa`.
+    pub rails: usize,
+    /// PCI address of the GPU that the devices are to be near to: `0000:3b:00.0`.
+    pub near: Option<String>,
+    /// Names of the devices (libfabric's domains), one for each rail, instead of the nearest.
+    pub domains: Option<Vec<String>>,
+    /// Whether the arena may be memory of a GPU.
+    pub gpu_memory: bool,
     /// How long a peer may take no write and deliver none before it has failed.
     pub silence: Duration,
 }
 
 impl Options {
-    /// 1024 writes, and 10 s of silence.
+    /// One rail, 1024 writes, memory of the host, and 10 s of silence.
     pub fn new(provider: &str) -> Options {
-        let silence = Duration::from_secs(10);
-        Options { provider: provider.into(), address: None, depth: 1024, silence }
+        Options {
+            provider: provider.into(),
+            address: None,
+            depth: 1024,
+            rails: 1,
+            near: None,
+            domains: None,
+            gpu_memory: false,
+            silence: Duration::from_secs(10),
+        }
     }
 }
 
-/// Most completions of one call, and calls of one poll.
-const BATCH: usize = 64;
-const BATCHES: usize = 16;
 /// Sleep of a wait. Providers without a thread of their own make progress only when they are polled.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -53,51 +74,29 @@ pub struct Ofi {
     rank: u32,
     caps: Caps,
     silence: Duration,
-    objects: Objects,
-    /// Given back behind the objects.
+    rails: Vec<Rail>,
+    /// Given back behind the rails.
     _only: Option<OnlyShm>,
-    arena: Option<Arena>,
+    arena: Option<Arc<dyn NetMemory>>,
     peers: HashMap<u32, Peer>,
-    /// What operations point to; the last ones are those of receives. Never moved.
-    contexts: Box<[Context]>,
-    /// By context: the write that has it.
-    writes: Vec<Option<Pending>>,
-    free: Vec<usize>,
     outstanding: usize,
+    /// The rail that has the next write.
+    turn: usize,
+    /// What happened in a call that has no list of events.
+    waiting: Vec<Event>,
     looked: Instant,
-}
-
-struct Arena {
-    memory: Arc<dyn NetMemory>,
-    base: u64,
-    key: Key,
 }
 
 /// A connected peer.
 struct Peer {
-    card: Card,
-    address: u64,
+    bytes: u64,
+    /// By rail.
+    targets: Vec<Target>,
     outstanding: usize,
     /// Since when it has delivered nothing though it should, and taken nothing though it was asked.
     quiet_since: Option<Instant>,
     failed: Option<String>,
 }
-
-#[derive(Clone, Copy)]
-struct Pending {
-    token: u64,
-    peer: u32,
-    /// Reported as failed; the provider may still use its context.
-    given_up: bool,
-}
-
-/// Room that some providers use while an operation runs (`fi_context2`).
-#[repr(C)]
-#[derive(Clone)]
-struct Context([*mut c_void; 8]);
-
-// SAFETY: memory of providers, which are used by one thread at a time.
-unsafe impl Send for Context {}
 
 /// That this process has an end of provider `shm`. Two of them would share the mapping of their region, and closing
 /// one would take it from the other (libfabric 1.17: a crash).
@@ -125,6 +124,15 @@ impl Drop for OnlyShm {
     }
 }
 
+/// What a provider is here, without opening an end of it.
+///
+/// # Errors
+/// As [`Ofi::open`].
+pub fn available(provider: &str) -> Result<String, TransportError> {
+    let found = provider::find(Library::get()?, &Options::new(provider))?;
+    Ok(found.iter().map(|f| f.answer.to_string()).collect::<Vec<_>>().join("; "))
+}
+
 impl Ofi {
     /// Opens the end of a rank.
     ///
@@ -132,126 +140,106 @@ impl Ofi {
     /// [`TransportError::Unavailable`] without libfabric, or a device for its provider; [`TransportError::Refused`], with
     /// the reason, where results would be wrong or late.
     pub fn open(rank: u32, options: &Options) -> Result<Ofi, TransportError> {
-        let found = provider::find(&options.provider, options.address.as_deref())?;
-        let answer = found.answer.clone();
-        let only = answer.is_shm().then(OnlyShm::take).transpose()?;
-        let depth = options.depth.clamp(1, answer.tx_size);
-        let receives = match answer.mode & sys::FI_RX_CQ_DATA {
-            0 => 0,
-            _ => answer.rx_size,
+        Ofi::open_with(Library::get()?, rank, options)
+    }
+
+    fn open_with(
+        library: &'static Library,
+        rank: u32,
+        options: &Options,
+    ) -> Result<Ofi, TransportError> {
+        let found = provider::find(library, options)?;
+        let is_shm = found.iter().any(|f| f.answer.is_shm());
+        let only = is_shm.then(OnlyShm::take).transpose()?;
+        let open = |found| Rail::open(found, options.depth);
+        let rails = found.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let Some(first) = rails.first() else {
+            let what = "an end has one rail at least".into();
+            return Err(TransportError::State { transport: options.provider.clone(), what });
         };
-        let objects = Objects::open(found, 4 * (depth + receives).next_power_of_two())?;
+        let answers = || rails.iter().map(|rail| &rail.objects.found.answer);
+        let name = match rails.len() {
+            1 => first.objects.name().into(),
+            n => format!("{}, {n} rails", first.objects.name()),
+        };
         let caps = Caps {
-            name: objects.name().into(),
+            name,
             ordering: Ordering::Unordered,
             lanes: 1,
-            depth,
-            max_bytes: answer.max_bytes as u64,
-            gpu_memory: false,
+            depth: rails.iter().map(Rail::depth).sum(),
+            max_bytes: answers().map(|a| a.max_bytes as u64).min().unwrap_or(0),
+            gpu_memory: options.gpu_memory && answers().all(provider::Answer::has_gpus),
         };
-        let mut end = Ofi {
+        Ok(Ofi {
             rank,
             caps,
             silence: options.silence,
-            objects,
+            rails,
             _only: only,
             arena: None,
             peers: HashMap::new(),
-            contexts: vec![Context([std::ptr::null_mut(); 8]); depth + receives].into(),
-            writes: vec![None; depth],
-            free: (0..depth).collect(),
             outstanding: 0,
+            turn: 0,
+            waiting: Vec::new(),
             looked: Instant::now(),
-        };
-        for i in depth..depth + receives {
-            end.receive(i)?;
-        }
-        Ok(end)
-    }
-
-    fn context(&mut self, i: usize) -> *mut c_void {
-        (&raw mut self.contexts[i]).cast()
-    }
-
-    /// The context that an operation had.
-    fn index(&self, context: *mut c_void) -> Option<usize> {
-        let offset = (context as usize).checked_sub(self.contexts.as_ptr() as usize)?;
-        let i = offset / size_of::<Context>();
-        (offset.is_multiple_of(size_of::<Context>()) && i < self.contexts.len()).then_some(i)
-    }
-
-    fn receive(&mut self, i: usize) -> Result<(), TransportError> {
-        let context = self.context(i);
-        // SAFETY: the context is that of this receive alone, and lives as long as the endpoint.
-        let code = unsafe { self.objects.receive(context) };
-        self.objects.check("fi_recv", code as i32)
+        })
     }
 
     fn state(&self, what: String) -> TransportError {
         TransportError::State { transport: self.caps.name.clone(), what }
     }
 
-    fn arena(&self) -> Result<&Arena, TransportError> {
+    fn is_open(&self) -> bool {
+        self.rails.iter().all(|rail| rail.objects.is_open())
+    }
+
+    fn arena(&self) -> Result<&Arc<dyn NetMemory>, TransportError> {
         match &self.arena {
-            Some(arena) if self.objects.is_open() => Ok(arena),
+            Some(arena) if self.is_open() => Ok(arena),
             _ => Err(self.state(format!("rank {} has no arena, or is closed", self.rank))),
         }
     }
 
-    fn completed(
-        &mut self,
-        entry: &sys::CqEntry,
-        events: &mut Vec<Event>,
-    ) -> Result<(), TransportError> {
-        if entry.flags & sys::FI_REMOTE_CQ_DATA != 0 {
-            // Immediates have 32 bits; providers carry up to 64.
-            events.push(Event::Arrived { peer: None, immediate: entry.data as u32 });
-        }
-        match self.index(entry.context) {
-            Some(i) if i >= self.writes.len() => self.receive(i),
-            Some(i) if entry.flags & sys::FI_REMOTE_CQ_DATA == 0 => {
-                self.ended(i, None, events);
-                Ok(())
+    /// What a completion of a rail says.
+    fn seen(&mut self, seen: Seen, events: &mut Vec<Event>) {
+        match seen {
+            Seen::Arrived(immediate) => events.push(Event::Arrived { peer: None, immediate }),
+            Seen::Ended(write) if write.given_up => {}
+            Seen::Ended(Pending { token, peer, .. }) => {
+                self.ended(peer);
+                events.push(Event::Delivered { token });
             }
-            _ => Ok(()),
-        }
-    }
-
-    /// A write has ended: delivered, or not.
-    fn ended(&mut self, i: usize, why: Option<String>, events: &mut Vec<Event>) {
-        let Some(Pending { token, peer, given_up }) = self.writes[i].take() else { return };
-        self.free.push(i);
-        if given_up {
-            return;
-        }
-        self.outstanding -= 1;
-        let Some(p) = self.peers.get_mut(&peer) else { return };
-        p.outstanding -= 1;
-        p.quiet_since = (p.outstanding > 0).then(Instant::now);
-        match why {
-            None => events.push(Event::Delivered { token }),
-            Some(what) => {
+            Seen::Failed(write, what) if write.given_up => {
+                tracing::debug!(transport = self.caps.name, what, "a write given up has failed");
+            }
+            Seen::Failed(Pending { token, peer, .. }, what) => {
+                self.ended(peer);
                 let error = TransportError::Peer { peer, what: what.clone() };
-                p.failed.get_or_insert(what);
                 events.push(Event::Failed { token, error });
+                self.lose(peer, &what, events);
             }
-        }
-    }
-
-    /// The failed operation at the head of the queue. One that is not of this rank is a peer's that this end refused.
-    fn failed(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
-        let Some(error) = self.objects.failure() else { return Ok(()) };
-        let what = self.objects.found.library.text(error.err.saturating_abs());
-        match self.index(error.context) {
-            Some(i) if i < self.writes.len() => self.ended(i, Some(what), events),
-            Some(i) if error.err != sys::ECANCELED => return self.receive(i),
-            _ => tracing::warn!(
+            Seen::Refused(what) => tracing::warn!(
                 transport = self.caps.name,
                 what,
                 "an operation of a peer failed here"
             ),
         }
-        Ok(())
+    }
+
+    /// A write to a peer has ended.
+    fn ended(&mut self, peer: u32) {
+        self.outstanding -= 1;
+        if let Some(p) = self.peers.get_mut(&peer) {
+            p.outstanding -= 1;
+            p.quiet_since = (p.outstanding > 0).then(Instant::now);
+        }
+    }
+
+    /// A peer has failed, for this reason if there was none before.
+    fn lose(&mut self, peer: u32, what: &str, events: &mut Vec<Event>) {
+        let Some(p) = self.peers.get_mut(&peer).filter(|p| p.failed.is_none()) else { return };
+        p.failed = Some(what.into());
+        events.push(Event::Lost { peer, error: TransportError::Peer { peer, what: what.into() } });
     }
 
     /// Gives up peers that have been silent for too long.
@@ -274,15 +262,16 @@ impl Ofi {
     /// Fails what is outstanding to a peer. The provider may still hold the writes, so that their contexts stay taken.
     fn give_up_peer(&mut self, peer: u32, what: &str, events: &mut Vec<Event>) {
         if let Some(p) = self.peers.get_mut(&peer) {
-            p.failed.get_or_insert(what.into());
             (p.quiet_since, p.outstanding) = (None, 0);
         }
-        for write in self.writes.iter_mut().flatten().filter(|w| w.peer == peer && !w.given_up) {
+        let writes = self.rails.iter_mut().flat_map(Rail::under_way);
+        for write in writes.filter(|w| w.peer == peer && !w.given_up) {
             write.given_up = true;
             self.outstanding -= 1;
             let error = TransportError::Peer { peer, what: what.into() };
             events.push(Event::Failed { token: write.token, error });
         }
+        self.lose(peer, what, events);
     }
 }
 
@@ -296,21 +285,28 @@ impl Transport for Ofi {
     }
 
     fn register(&mut self, memory: Arc<dyn NetMemory>) -> Result<(), TransportError> {
-        if self.arena.is_some() || !self.objects.is_open() {
+        if self.arena.is_some() || !self.is_open() {
             return Err(self.state(format!("rank {} has an arena, or is closed", self.rank)));
         }
-        // Where the provider does not choose keys. Some have short ones.
-        let key = super::random_key()? & self.key_mask();
-        let (base, key) = self.objects.register(&*memory, key)?;
-        self.arena = Some(Arena { memory, base, key: Key(key) });
+        if let Some(gpu) = memory.gpu().filter(|_| !self.caps.gpu_memory) {
+            let what = format!(
+                "memory of GPU {}, and the end was not opened for it, or the provider reaches none (FI_HMEM); use pinned \
+                 memory of the host",
+                gpu.ordinal
+            );
+            return Err(TransportError::Refused { transport: self.caps.name.clone(), what });
+        }
+        for rail in &mut self.rails {
+            rail.register(&*memory)?;
+        }
+        self.arena = Some(memory);
         Ok(())
     }
 
     fn card(&mut self, _peer: u32) -> Result<Vec<u8>, TransportError> {
-        let Arena { memory, base, key } = self.arena()?;
-        let (bytes, base, key) = (memory.bytes(), *base, *key);
-        let address = self.objects.address()?;
-        Card { kind: Kind::Ofi, rank: self.rank, bytes, base, key, address }.to_bytes()
+        let bytes = self.arena()?.bytes();
+        let targets = self.rails.iter_mut().map(Rail::target).collect::<Result<Vec<_>, _>>()?;
+        rail::card(self.rank, bytes, &targets)?.to_bytes()
     }
 
     fn connect(&mut self, peer: u32, card: &[u8]) -> Result<(), TransportError> {
@@ -323,16 +319,22 @@ impl Transport for Ofi {
             );
             return Err(TransportError::Card { what });
         }
-        let address = self.objects.insert(&card.address)?;
-        let new = Peer { card, address, outstanding: 0, quiet_since: None, failed: None };
+        let targets = rail::read(&card, self.rails.len())?;
+        let insert = |(rail, (address, target)): (&mut Rail, (Vec<u8>, Target))| {
+            let number = rail.objects.insert(&address)?;
+            Ok(Target { number, ..target })
+        };
+        let targets = self.rails.iter_mut().zip(targets).map(insert).collect::<Result<_, _>>()?;
+        let bytes = card.bytes;
+        let new = Peer { bytes, targets, outstanding: 0, quiet_since: None, failed: None };
         self.peers.insert(peer, new);
         Ok(())
     }
 
     fn check(&self, write: &Write) -> Result<(), TransportError> {
-        let own = self.arena()?.memory.bytes();
+        let own = self.arena()?.bytes();
         match self.peers.get(&write.peer) {
-            Some(peer) => check_write(&self.caps, write, own, peer.card.bytes),
+            Some(peer) => check_write(&self.caps, write, own, peer.bytes),
             None => {
                 let what = format!("rank {} is not connected to rank {}", self.rank, write.peer);
                 Err(self.state(what))
@@ -342,76 +344,73 @@ impl Transport for Ofi {
 
     fn post(&mut self, write: &Write) -> Result<Posted, TransportError> {
         self.check(write)?;
-        let own = self.arena()?.memory.base();
+        let own = self.arena()?.base();
         let Some(peer) = self.peers.get_mut(&write.peer) else { return Ok(Posted::WouldBlock) };
         if let Some(what) = &peer.failed {
             return Err(TransportError::Peer { peer: write.peer, what: what.clone() });
         }
+        let rank = write.peer;
+        let mut failed = None;
         if peer.quiet_since.is_some_and(|since| since.elapsed() > self.silence) {
-            peer.failed = Some(silent(self.silence));
-            return Err(TransportError::Peer { peer: write.peer, what: silent(self.silence) });
+            failed = Some(silent(self.silence));
         }
-        let Some(i) = self.free.pop() else { return Ok(Posted::WouldBlock) };
-        let to = (peer.address, peer.card.base + write.to, peer.card.key.0);
-        let immediate = match write.notify {
-            Notify::Immediate(data) => Some(data),
-            Notify::Nothing | Notify::Word { .. } => None,
-        };
-        let context: *mut c_void = (&raw mut self.contexts[i]).cast();
-        // SAFETY: `check_write` has checked the source, which the arena holds until the endpoint is closed; the context is
-        // free.
-        let code = unsafe {
-            let from = (own.add(write.from as usize).cast_const(), write.bytes as usize);
-            self.objects.write(from, immediate, to, context)
-        };
-        if code != 0 {
-            self.free.push(i);
-        }
-        match -code {
-            0 => {
-                self.writes[i] =
-                    Some(Pending { token: write.token, peer: write.peer, given_up: false });
-                peer.outstanding += 1;
-                self.outstanding += 1;
-                if peer.outstanding == 1 {
-                    peer.quiet_since = Some(Instant::now());
+        let n = self.rails.len();
+        let mut asked = false;
+        for k in
+            (0..n).filter(|_| failed.is_none()).map(|k| (self.turn + k) % n).collect::<Vec<_>>()
+        {
+            let rail = &mut self.rails[k];
+            // SAFETY: `check_write` has checked the source, which the arena holds until the endpoints are closed.
+            let posted = unsafe {
+                let from = own.add(write.from as usize).cast_const();
+                rail.post(write, from, &peer.targets[k])
+            };
+            match posted {
+                Some(0) => {
+                    self.turn = (k + 1) % n;
+                    peer.outstanding += 1;
+                    self.outstanding += 1;
+                    if peer.outstanding == 1 {
+                        peer.quiet_since = Some(Instant::now());
+                    }
+                    return Ok(Posted::Taken);
                 }
-                Ok(Posted::Taken)
+                Some(sys::EAGAIN) => asked = true,
+                Some(code) => failed = Some(rail.objects.found.library.text(code as i32)),
+                // Full.
+                None => {}
             }
-            sys::EAGAIN => {
-                peer.quiet_since.get_or_insert_with(Instant::now);
-                Ok(Posted::WouldBlock)
-            }
-            code => {
-                let what = self.objects.found.library.text(code as i32);
-                peer.failed = Some(what.clone());
-                Err(TransportError::Peer { peer: write.peer, what })
+            if failed.is_some() {
+                break;
             }
         }
+        let Some(what) = failed else {
+            if asked {
+                peer.quiet_since.get_or_insert_with(Instant::now);
+            }
+            return Ok(Posted::WouldBlock);
+        };
+        let mut events = std::mem::take(&mut self.waiting);
+        self.lose(rank, &what, &mut events);
+        self.waiting = events;
+        Err(TransportError::Peer { peer: rank, what })
     }
 
     fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError> {
-        memory::raise(&*self.arena()?.memory, at, value)
+        memory::raise(&**self.arena()?, at, value)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
-        if !self.objects.is_open() {
+        if !self.is_open() {
             return Err(self.state(format!("rank {} is closed", self.rank)));
         }
-        // SAFETY: plain numbers and pointers.
-        let mut entries: [sys::CqEntry; BATCH] = unsafe { std::mem::zeroed() };
-        for _ in 0..BATCHES {
-            match self.objects.completions(&mut entries) {
-                n if n > 0 => {
-                    for entry in &entries[..n as usize] {
-                        self.completed(entry, events)?;
-                    }
-                }
-                0 => break,
-                code if -code == sys::EAGAIN => break,
-                code if -code == sys::EAVAIL => self.failed(events)?,
-                code => self.objects.check("fi_cq_read", code as i32)?,
-            }
+        events.append(&mut self.waiting);
+        let mut seen = Vec::new();
+        for rail in &mut self.rails {
+            rail.poll(&mut seen)?;
+        }
+        for seen in seen {
+            self.seen(seen, events);
         }
         self.give_up(events);
         Ok(())
@@ -423,24 +422,17 @@ impl Transport for Ofi {
 
     fn shutdown(&mut self, limit: Duration, events: &mut Vec<Event>) -> Result<(), TransportError> {
         let begin = Instant::now();
-        while self.outstanding > 0 && begin.elapsed() < limit && self.objects.is_open() {
+        while self.outstanding > 0 && begin.elapsed() < limit && self.is_open() {
             self.poll(events)?;
             self.wait(NAP);
         }
-        let result = self.objects.close();
-        for write in self.writes.iter_mut().filter_map(Option::take).filter(|w| !w.given_up) {
+        events.append(&mut self.waiting);
+        let closed = self.rails.iter_mut().map(|rail| rail.objects.close());
+        let result = closed.fold(Ok(()), Result::and);
+        for write in self.rails.iter_mut().flat_map(Rail::take_all).filter(|w| !w.given_up) {
             events.push(Event::Failed { token: write.token, error: TransportError::Closed });
         }
         self.outstanding = 0;
         result
-    }
-}
-
-impl Ofi {
-    /// Bits that a key of the caller's may have.
-    fn key_mask(&self) -> u64 {
-        // SAFETY: the library's own, from `fi_getinfo`.
-        let bytes = unsafe { (*(*self.objects.found.info).domain_attr).mr_key_size };
-        u64::MAX >> (64 - 8 * bytes.clamp(1, 8))
     }
 }

@@ -83,40 +83,53 @@ impl Objects {
     /// # Safety
     /// `fid` is the endpoint's.
     unsafe fn require_efa(&self, fid: *mut Fid) -> Result<(), TransportError> {
-        let refused = |what: &str| TransportError::Refused {
-            transport: self.name.clone(),
-            what: what.into(),
-        };
+        let refused = |what: String| TransportError::Refused { transport: self.name.clone(), what };
         // SAFETY: the endpoint is open; options have these types (fi_endpoint.h, fi_ext.h).
         unsafe {
             let ops = &*(*self.ep).ops;
             let (Some(get), Some(set)) = (ops.getopt, ops.setopt) else {
-                return Err(refused("its endpoints have no options"));
+                return Err(refused("its endpoints have no options".into()));
             };
             let level = sys::FI_OPT_ENDPOINT;
             let (mut emulated, mut bytes) = (true, size_of::<bool>());
             let at = (&raw mut emulated).cast();
             let code = get(fid, level, sys::FI_OPT_EFA_EMULATED_WRITE, at, &mut bytes);
             if code != 0 || emulated {
-                return Err(refused(
-                    "it emulates RDMA writes (FI_OPT_EFA_EMULATED_WRITE): the device has none",
-                ));
+                let what =
+                    "it emulates RDMA writes (FI_OPT_EFA_EMULATED_WRITE): the device has none";
+                return Err(refused(what.into()));
             }
-            let permitted = false;
-            let at = (&raw const permitted).cast();
-            let code = set(fid, level, sys::FI_OPT_CUDA_API_PERMITTED, at, size_of::<bool>());
-            if code != 0 {
-                return Err(refused(
+            let (permitted, required) = (false, sys::FI_HMEM_P2P_REQUIRED);
+            let options: [(_, *const c_void, _, _); 2] = [
+                (
+                    sys::FI_OPT_CUDA_API_PERMITTED,
+                    (&raw const permitted).cast(),
+                    size_of::<bool>(),
                     "it may call CUDA (FI_OPT_CUDA_API_PERMITTED), behind a running kernel",
-                ));
-            }
-            let required = sys::FI_HMEM_P2P_REQUIRED;
-            let at = (&raw const required).cast();
-            if set(fid, level, sys::FI_OPT_FI_HMEM_P2P, at, size_of::<c_int>()) != 0 {
-                return Err(refused("it copies GPU memory itself (FI_OPT_FI_HMEM_P2P)"));
+                ),
+                (
+                    sys::FI_OPT_FI_HMEM_P2P,
+                    (&raw const required).cast(),
+                    size_of::<c_int>(),
+                    "it copies GPU memory itself (FI_OPT_FI_HMEM_P2P)",
+                ),
+            ];
+            for (option, at, bytes, what) in options {
+                let code = set(fid, level, option, at, bytes);
+                if code != 0 {
+                    let why = self.found.library.text(code.saturating_abs());
+                    return Err(refused(format!("{what}: {why}")));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Bits that a key of the caller's may have.
+    pub fn key_mask(&self) -> u64 {
+        // SAFETY: the library's own, from `fi_getinfo`.
+        let bytes = unsafe { (*(*self.found.info).domain_attr).mr_key_size };
+        u64::MAX >> (64 - 8 * bytes.clamp(1, 8))
     }
 
     pub fn name(&self) -> &str {
@@ -143,13 +156,27 @@ impl Objects {
     ) -> Result<(u64, u64), TransportError> {
         let access = sys::FI_WRITE | sys::FI_REMOTE_WRITE;
         let (base, bytes) = (memory.base(), memory.bytes() as usize);
+        let iov = sys::Iovec { base: base.cast(), len: bytes };
         // SAFETY: open; the caller keeps the memory until after `close`.
-        let code = unsafe {
-            let fid = &raw mut (*self.domain).fid;
-            let reg = (*(*self.domain).mr).reg;
-            reg(fid, base.cast(), bytes, access, 0, key, 0, &mut self.mr, null_mut())
+        let (call, code) = unsafe {
+            let (fid, ops) = (&raw mut (*self.domain).fid, &*(*self.domain).mr);
+            match memory.gpu() {
+                None => {
+                    let none = null_mut();
+                    let code =
+                        (ops.reg)(fid, iov.base, bytes, access, 0, key, 0, &mut self.mr, none);
+                    ("fi_mr_reg", code)
+                }
+                Some(gpu) => {
+                    let mut attr: sys::MrAttr = std::mem::zeroed();
+                    (attr.iov, attr.iov_count, attr.access) = (&iov, 1, access);
+                    (attr.requested_key, attr.iface) = (key, sys::FI_HMEM_CUDA);
+                    attr.device = gpu.ordinal as u64;
+                    ("fi_mr_regattr", (ops.regattr)(fid, &attr, 0, &mut self.mr))
+                }
+            }
         };
-        self.check("fi_mr_reg", code)?;
+        self.check(call, code)?;
         let by_address = self.found.answer.mr_mode & sys::FI_MR_VIRT_ADDR != 0;
         // SAFETY: just made.
         let key = unsafe { (*self.mr).key };

@@ -22,6 +22,8 @@ pub(super) const FI_REMOTE_WRITE: u64 = 1 << 13;
 pub(super) const FI_REMOTE_CQ_DATA: u64 = 1 << 17;
 pub(super) const FI_COMPLETION: u64 = 1 << 24;
 pub(super) const FI_DELIVERY_COMPLETE: u64 = 1 << 28;
+/// Memory of accelerators.
+pub(super) const FI_HMEM: u64 = 1 << 47;
 pub(super) const FI_SOURCE: u64 = 1 << 57;
 /// Mode: an arrival consumes a posted receive.
 pub(super) const FI_RX_CQ_DATA: u64 = 1 << 56;
@@ -32,6 +34,9 @@ pub(super) const FI_MR_LOCAL: c_int = 1 << 2;
 pub(super) const FI_MR_VIRT_ADDR: c_int = 1 << 4;
 pub(super) const FI_MR_ALLOCATED: c_int = 1 << 5;
 pub(super) const FI_MR_PROV_KEY: c_int = 1 << 6;
+pub(super) const FI_MR_HMEM: c_int = 1 << 10;
+pub(super) const FI_HMEM_CUDA: c_int = 1;
+pub(super) const FI_BUS_PCI: c_int = 1;
 pub(super) const FI_THREAD_DOMAIN: c_int = 3;
 pub(super) const FI_PROGRESS_MANUAL: c_int = 2;
 pub(super) const FI_EP_RDM: c_int = 3;
@@ -183,6 +188,47 @@ pub(super) struct MrOps {
         *mut *mut Mr,
         *mut c_void,
     ) -> c_int,
+    pub regv: *const c_void,
+    pub regattr: unsafe extern "C" fn(*mut Fid, *const MrAttr, u64, *mut *mut Mr) -> c_int,
+}
+
+/// With room for what later versions append.
+#[repr(C)]
+pub(super) struct MrAttr {
+    pub iov: *const Iovec,
+    pub iov_count: usize,
+    pub access: u64,
+    pub offset: u64,
+    pub requested_key: u64,
+    pub context: *mut c_void,
+    pub auth_key_size: usize,
+    pub auth_key: *mut u8,
+    pub iface: c_int,
+    /// A union of 8 bytes; CUDA's member is a number of a GPU.
+    pub device: u64,
+    pub hmem_data: *mut c_void,
+    pub later: [u64; 8],
+}
+
+/// What an entry says of its device.
+#[repr(C)]
+pub(super) struct Nic {
+    pub fid: Fid,
+    pub device_attr: *mut c_void,
+    pub bus_attr: *const BusAttr,
+    pub link_attr: *mut c_void,
+    pub prov_attr: *mut c_void,
+}
+
+/// Of a device on the PCI bus.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct BusAttr {
+    pub kind: c_int,
+    pub domain: u16,
+    pub bus: u8,
+    pub device: u8,
+    pub function: u8,
 }
 
 #[repr(C)]
@@ -371,6 +417,9 @@ const _: () = {
     assert!(size_of::<FabricAttr>() == 32 && offset_of!(FabricAttr, prov_version) == 24);
     assert!(offset_of!(CqAttr, format) == 16 && offset_of!(CqAttr, wait_obj) == 20);
     assert!(offset_of!(CqAttr, later) == 40 && offset_of!(AvAttr, later) == 48);
+    assert!(offset_of!(MrAttr, iface) == 64 && offset_of!(MrAttr, device) == 72);
+    assert!(offset_of!(MrAttr, later) == 88 && offset_of!(MrOps, regattr) == 24);
+    assert!(offset_of!(Nic, bus_attr) == 32 && offset_of!(BusAttr, function) == 8);
     assert!(size_of::<CqEntry>() == 40 && offset_of!(CqError, err) == 56);
     assert!(offset_of!(CqError, later) == 80 && offset_of!(Mr, key) == 32);
     assert!(size_of::<Mr>() == 40 && offset_of!(RmaOps, writedata) == 64);

@@ -1,8 +1,8 @@
 //! Which port, GID and MTU: a function of what is there and of the options.
 
 use super::Options;
+use crate::transport::place::Place;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 
 /// A port of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,10 +23,8 @@ pub struct Port {
     pub max_bytes: u64,
     /// Gb/s, 0 where the system does not say.
     pub rate: u32,
-    /// Where it is on the PCI bus (`/sys/devices/pci…`), if it is.
-    pub path: Option<PathBuf>,
-    /// Its NUMA node, where the system says.
-    pub numa: Option<i32>,
+    /// Where it is.
+    pub place: Place,
     /// Its table of GIDs, without empty entries.
     pub gids: Vec<Gid>,
 }
@@ -83,42 +81,6 @@ pub struct Choice {
     pub mtu: u32,
 }
 
-/// A place on the PCI bus.
-#[derive(Clone, Debug, Default)]
-pub struct Place {
-    /// `/sys/devices/pci0000:3a/0000:3a:00.0/…`.
-    pub path: Option<PathBuf>,
-    /// Its NUMA node.
-    pub numa: Option<i32>,
-}
-
-impl Place {
-    /// Of a PCI device, as the system says.
-    pub fn of(sys: &Path, pci: &str) -> Place {
-        Place::at(&sys.join("bus/pci/devices").join(pci.to_ascii_lowercase()))
-    }
-
-    /// Of a folder of the system that is, or links to, a device's.
-    pub fn at(device: &Path) -> Place {
-        let path = device.canonicalize().ok();
-        let numa = path.as_ref().and_then(|p| std::fs::read_to_string(p.join("numa_node")).ok());
-        let numa = numa.and_then(|text| text.trim().parse().ok()).filter(|n| *n >= 0);
-        Place { path, numa }
-    }
-
-    /// Larger is nearer: bridges above both, then the NUMA node.
-    fn nearness(&self, port: &Port) -> (usize, bool) {
-        let bridges = match (&self.path, &port.path) {
-            (Some(a), Some(b)) => {
-                let common = a.components().zip(b.components()).take_while(|(a, b)| a == b);
-                common.filter(|(c, _)| c.as_os_str().to_string_lossy().contains(':')).count()
-            }
-            _ => 0,
-        };
-        (bridges, self.numa.is_some() && self.numa == port.numa)
-    }
-}
-
 /// Chooses: what the options name; else, of the active ports, the nearest to the GPU, then the fastest, then the first by name.
 ///
 /// # Errors
@@ -144,7 +106,7 @@ pub fn choose(ports: &[Port], near: &Place, options: &Options) -> Result<Choice,
     }
     let active = named.iter().filter(|(_, p)| p.active);
     let best = active.min_by(|(_, a), (_, b)| {
-        let order = near.nearness(b).cmp(&near.nearness(a)).then(b.rate.cmp(&a.rate));
+        let order = near.nearness(&b.place).cmp(&near.nearness(&a.place)).then(b.rate.cmp(&a.rate));
         order
             .then_with(|| natural(&a.device).cmp(&natural(&b.device)))
             .then(a.number.cmp(&b.number))
@@ -209,6 +171,7 @@ fn list(ports: &[Port]) -> String {
 mod tests {
     use super::*;
     use crate::transport::Ordering;
+    use std::path::Path;
 
     fn gid_of(index: u32, kind: GidKind, head: &[u8]) -> Gid {
         let mut raw = [9; 16];
@@ -229,8 +192,7 @@ mod tests {
             mtu: 4096,
             max_bytes: 1 << 30,
             rate: 400,
-            path: None,
-            numa: None,
+            place: Place::default(),
             gids: vec![
                 gid_of(0, GidKind::RoceV1, &[0xfe, 0x80]),
                 gid_of(1, GidKind::RoceV2, &[0xfe, 0x80]),
@@ -250,21 +212,17 @@ mod tests {
 
     #[test]
     fn the_nearest_then_the_fastest_then_the_first() {
-        let at = |device: &str, path: &str, numa| Port {
+        let gpu = |path: &str, numa| Place {
             path: Some(Path::new("/sys/devices").join(path)),
             numa: Some(numa),
-            ..port(device)
         };
+        let at = |device: &str, path: &str, numa| Port { place: gpu(path, numa), ..port(device) };
         let ports = [
             at("mlx5_0", "pci0000:00/0000:00:01.0/0000:01:00.0", 0),
             at("mlx5_1", "pci0000:40/0000:40:01.0/0000:41:00.0/0000:42:00.0", 1),
             at("mlx5_10", "pci0000:40/0000:40:01.0/0000:41:00.0/0000:43:00.0", 1),
             Port { rate: 800, ..at("mlx5_2", "pci0000:00/0000:00:02.0/0000:02:00.0", 0) },
         ];
-        let gpu = |path: &str, numa| Place {
-            path: Some(Path::new("/sys/devices").join(path)),
-            numa: Some(numa),
-        };
         let options = options();
         // One switch, though another port is faster.
         let near = gpu("pci0000:40/0000:40:01.0/0000:41:00.0/0000:44:00.0", 1);
@@ -336,24 +294,5 @@ mod tests {
         ];
         assert_eq!(index(subnets, false), Ok(0));
         assert!(index(vec![], true).unwrap_err().contains("no address"));
-    }
-
-    #[test]
-    fn places_are_read_from_the_system() {
-        let root = std::env::temp_dir().join(format!("mk-places-{}", std::process::id()));
-        let device = root.join("devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0");
-        std::fs::create_dir_all(&device).unwrap();
-        std::fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
-        std::fs::write(device.join("numa_node"), "1\n").unwrap();
-        std::os::unix::fs::symlink(&device, root.join("bus/pci/devices/0000:3b:00.0")).unwrap();
-        let place = Place::of(&root, "0000:3B:00.0");
-        assert_eq!(
-            (place.path.as_deref(), place.numa),
-            (Some(&*device.canonicalize().unwrap()), Some(1))
-        );
-        std::fs::write(device.join("numa_node"), "-1\n").unwrap();
-        assert_eq!(Place::of(&root, "0000:3b:00.0").numa, None);
-        assert!(Place::of(&root, "0000:99:00.0").path.is_none());
-        std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -1,9 +1,10 @@
 //! What devices there are.
 
-use super::choice::{Gid, GidKind, Place, Port};
+use super::choice::{Gid, GidKind, Port};
 use super::objects::{Context, failed};
 use super::unavailable;
 use crate::error::TransportError;
+use crate::transport::place::{Place, SYS};
 use ibverbs_sys as ffi;
 use std::path::Path;
 
@@ -11,8 +12,6 @@ unsafe extern "C" {
     /// `shim/ibverbs.c`.
     fn mk_ibverbs_available() -> std::ffi::c_int;
 }
-
-const SYS: &str = "/sys";
 
 /// All ports of all devices that this process may open.
 ///
@@ -45,7 +44,7 @@ pub(super) fn ports() -> Result<Vec<Port>, TransportError> {
 
 fn of_device(name: &str, context: &Context) -> Result<Vec<Port>, TransportError> {
     let class = Path::new(SYS).join("class/infiniband").join(name);
-    let Place { path, numa } = Place::at(&class.join("device"));
+    let place = Place::at(&class.join("device"));
     let count = context.attributes()?.phys_port_cnt;
     let attributes: Vec<_> = (1..=count).map(|n| context.port(n)).collect::<Result<_, _>>()?;
     let most = attributes.iter().map(|a| a.gid_tbl_len.max(0) as usize).sum();
@@ -59,8 +58,7 @@ fn of_device(name: &str, context: &Context) -> Result<Vec<Port>, TransportError>
         mtu: 128 << a.active_mtu.clamp(1, 5),
         max_bytes: a.max_msg_sz.into(),
         rate: rate(&class.join(format!("ports/{number}/rate"))),
-        path: path.clone(),
-        numa,
+        place: place.clone(),
         gids: gids.iter().filter(|g| g.port_num == u32::from(number)).filter_map(gid).collect(),
     };
     Ok((1..).zip(&attributes).map(port).collect())

@@ -79,6 +79,10 @@ impl Verbs {
             unavailable(what, "name another device or port, or bring the link up")
         })?;
         let port = ports.swap_remove(choice.port);
+        if port.max_bytes == 0 {
+            let what = format!("port {} of {} sends no bytes", port.number, port.device);
+            return Err(TransportError::Refused { transport: NAME.into(), what });
+        }
         let domain = Arc::new(Domain::new(Context::open(&port.device)?)?);
         device::do_not_block(&domain.context)?;
         let attributes = domain.context.attributes()?;
@@ -99,7 +103,8 @@ impl Verbs {
             ordering,
             lanes: if ordering == Ordering::InOrder { queue_pairs } else { 1 },
             depth,
-            max_bytes: port.max_bytes.min(1 << 30),
+            // What one work request does not take is several (soft-RoCE takes 8 MiB), in no more than an eighth of a queue.
+            max_bytes: (port.max_bytes * (depth as u64 / 4).max(1)).min(1 << 30),
             gpu_memory: !matches!(answers.access(), GpuAccess::Host(_)),
         };
         tracing::info!(
@@ -353,7 +358,7 @@ impl Verbs {
 
     /// The lane of a write, if one has room and credits for it.
     fn room(&mut self, i: usize, write: &Write) -> Option<usize> {
-        let requests = Lane::requests(write.bytes, write.notify);
+        let requests = Lane::requests(write.bytes, write.notify, self.port.max_bytes);
         let peer = &mut self.peers[i];
         let n = peer.lanes.len();
         if self.options.ordering == Ordering::InOrder {
@@ -380,6 +385,8 @@ impl Verbs {
         self.closed = true;
         for peer in &mut self.peers {
             for lane in &mut peer.lanes {
+                // What is posted ends at once, and not when all of it is sent.
+                lane.end();
                 for item in lane.books.rest() {
                     if let Item::Write(token) = item {
                         events.push(Event::Failed { token, error: TransportError::Closed });
@@ -519,7 +526,7 @@ impl Transport for Verbs {
         let peer = &mut self.peers[i];
         let Some((_, memory)) = &peer.card else { return Ok(Posted::WouldBlock) };
         // SAFETY: `check_write` has checked the source, and the region lives as long as the queue pairs.
-        let posted = unsafe { peer.lanes[lane].write(memory, write) };
+        let posted = unsafe { peer.lanes[lane].write(memory, write, self.port.max_bytes) };
         if let Err(error) = posted {
             let mut events = std::mem::take(&mut self.waiting);
             self.fail(i, &error.to_string(), &mut events);

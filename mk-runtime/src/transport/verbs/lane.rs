@@ -229,15 +229,16 @@ impl Lane {
         check("ibv_post_recv", code)
     }
 
-    /// Work requests of a write.
-    pub fn requests(bytes: u64, notify: Notify) -> u32 {
+    /// Work requests of a write, of which one has so many bytes at most.
+    pub fn requests(bytes: u64, notify: Notify, most: u64) -> u32 {
+        let parts = bytes.div_ceil(most) as u32;
         match notify {
-            Notify::Word { .. } if bytes > 0 => 2,
-            _ => 1,
+            Notify::Word { .. } => parts + 1,
+            Notify::Nothing | Notify::Immediate(_) => parts.max(1),
         }
     }
 
-    /// Posts a write, for which there is room: data, and the word behind it.
+    /// Posts a write, for which there is room: data, in parts if it is longer than a work request may be, and the word behind it.
     ///
     /// # Safety
     /// The bytes are in the registered region, and stay until the write has ended.
@@ -245,50 +246,52 @@ impl Lane {
         &mut self,
         memory: &Memory,
         write: &crate::transport::Write,
+        most: u64,
     ) -> Result<(), TransportError> {
-        let n = Lane::requests(write.bytes, write.notify);
+        let n = Lane::requests(write.bytes, write.notify, most);
         let place = self.books.enter(Item::Write(write.token), n);
         let id = self.index << LANE_SHIFT | place.number;
-        let mut data = ffi::ibv_sge {
-            addr: memory.local_base + write.from,
-            length: write.bytes as u32,
+        let signal = if place.signalled { Flags::IBV_SEND_SIGNALED.0 } else { 0 };
+        let data = |done: u64, bytes: u64| ffi::ibv_sge {
+            addr: memory.local_base + write.from + done,
+            length: bytes as u32,
             lkey: memory.local_key,
         };
-        let (value, at) = match write.notify {
-            Notify::Word { at, value } => (value, Some(at)),
-            Notify::Nothing | Notify::Immediate(_) => (0, None),
-        };
-        let mut word = ffi::ibv_sge { addr: (&raw const value) as u64, length: INLINE, lkey: 0 };
-        let signal = if place.signalled { Flags::IBV_SEND_SIGNALED.0 } else { 0 };
         let remote = |at: u64| (memory.remote_base + at, memory.remote_key);
-        let mut second = at.map(|at| {
-            request(
-                id,
-                &mut word,
-                remote(at),
-                Op::IBV_WR_RDMA_WRITE,
-                Flags::IBV_SEND_INLINE.0 | signal,
-            )
-        });
-        let mut first = match (write.notify, second.take()) {
-            // Nothing but a word.
-            (Notify::Word { .. }, Some(only)) if write.bytes == 0 => only,
-            (_, behind) => {
-                second = behind;
-                let opcode = match write.notify {
-                    Notify::Immediate(_) => Op::IBV_WR_RDMA_WRITE_WITH_IMM,
-                    Notify::Nothing | Notify::Word { .. } => Op::IBV_WR_RDMA_WRITE,
-                };
-                let flags = if second.is_some() { 0 } else { signal };
-                request(id, &mut data, remote(write.to), opcode, flags)
-            }
-        };
-        if let Notify::Immediate(immediate) = write.notify {
-            first.__bindgen_anon_1.imm_data = immediate.to_be();
-            self.books.credits -= 1;
+        // All but the last part. What fails from here on ends the connection, and with it what is posted.
+        let mut done = 0;
+        while write.bytes - done > most {
+            let (mut part, to) = (data(done, most), remote(write.to + done));
+            self.post(&mut request(id, &mut part, to, Op::IBV_WR_RDMA_WRITE, 0))?;
+            done += most;
         }
-        first.next = second.as_mut().map_or(null_mut(), |s| &raw mut *s);
-        self.post(&mut first)
+        let mut last = data(done, write.bytes - done);
+        let to = remote(write.to + done);
+        match write.notify {
+            Notify::Nothing => {
+                self.post(&mut request(id, &mut last, to, Op::IBV_WR_RDMA_WRITE, signal))
+            }
+            Notify::Immediate(immediate) => {
+                let opcode = Op::IBV_WR_RDMA_WRITE_WITH_IMM;
+                let mut only = request(id, &mut last, to, opcode, signal);
+                only.__bindgen_anon_1.imm_data = immediate.to_be();
+                self.books.credits -= 1;
+                self.post(&mut only)
+            }
+            Notify::Word { at, value } => {
+                let mut word =
+                    ffi::ibv_sge { addr: (&raw const value) as u64, length: INLINE, lkey: 0 };
+                let flags = Flags::IBV_SEND_INLINE.0 | signal;
+                let opcode = Op::IBV_WR_RDMA_WRITE;
+                let mut behind = request(id, &mut word, remote(at), opcode, flags);
+                if write.bytes == 0 {
+                    return self.post(&mut behind);
+                }
+                let mut first = request(id, &mut last, to, opcode, 0);
+                first.next = &mut behind;
+                self.post(&mut first)
+            }
+        }
     }
 
     /// Posts a write of nothing that is signalled.

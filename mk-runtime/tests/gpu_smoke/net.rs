@@ -1,0 +1,33 @@
+//! A net arena in a GPU's memory.
+
+use crate::{alone, worlds};
+use mk_runtime::TransportError;
+use mk_runtime::mem::NetBuffer;
+use mk_runtime::transport::{
+    Gpu, NetMemory, Ordering, Transport,
+    loopback::{Fabric, Options},
+};
+use nix::unistd::{Whence, lseek};
+use std::sync::Arc;
+
+#[test]
+fn an_arena_has_a_dmabuf() {
+    let _alone = alone();
+    let Some(world) = worlds().into_iter().next() else { return };
+    let arena = NetBuffer::new(&world, 0, (1 << 20) + 1).unwrap();
+    assert_eq!(arena.bytes(), (1 << 20) + (64 << 10));
+    assert_eq!((arena.base() as u64 % (64 << 10), arena.gpu()), (0, Some(Gpu { ordinal: 0 })));
+    match arena.dmabuf() {
+        Ok(dmabuf) => {
+            let end = lseek(&dmabuf.fd, 0, Whence::SeekEnd).unwrap();
+            println!("a dmabuf of {end} bytes");
+            assert!(dmabuf.offset + arena.bytes() <= end as u64);
+        }
+        // The kernel or its driver has none: that is an answer, and a transport decides by it.
+        Err(why) => println!("no dmabuf: {why}"),
+    }
+    // A thread that copies cannot have it.
+    let mut fabric = Fabric::new(Options::new(1, Ordering::InOrder)).unwrap();
+    let refused = fabric.end(0).unwrap().register(Arc::new(arena)).unwrap_err();
+    assert!(matches!(refused, TransportError::Refused { .. }), "{refused}");
+}
