@@ -15,6 +15,7 @@ use mk::ir::{EpilogueOp, Family, Leaf, Plan};
 use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
 use mk::settings::{AllReduce, Config, Reduction};
+use mk::syntax::grad::{Saves, grad};
 use mk::tune::{Choice, Fusion, Reason, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,30 +40,41 @@ fn attention_compiles() {
     judge("attention_traced", &plan, Options { trace: true });
 }
 
-/// Statistics, and gradients of queries, and of keys and values, over rings.
+/// Gradients of queries, and of keys and values, over rings, with heads of 128; and the example, forward and backward, as it stands.
 #[test]
 fn gradients_of_attention_compile() {
-    let stats = "fn f(o: bf16[1, S, 4, D], do: bf16[1, S, 4, D], logs: f32[1, 4, S]) { o -> attention_stats(do, logs) }";
-    let queries = "q: bf16[1, S, 4, D] @ zigzag(1), do: bf16[1, S, 4, D] @ zigzag(1), stats: f32[1, 4, S, 4] @ zigzag(2)";
-    let keys = "k: bf16[1, S, 2, D] @ zigzag(1), v: bf16[1, S, 2, D] @ zigzag(1)";
-    let dq =
-        format!("fn f({queries}, {keys}) {{ ring(k, v) -> attention_dq(q, do, stats, causal) }}");
-    let dkv = format!(
-        "fn f({queries}, {keys}) {{ let dk = ring(q, do, stats) -> attention_dk(k, v, causal); (dk, dk -> attention_dv) }}"
-    );
-    for (name, text, depths) in
-        [("stats", stats, &[128][..]), ("dq", &dq, &[64, 128]), ("dkv", &dkv, &[64, 128])]
-    {
-        for depth in depths {
-            let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
-            let dims = [("S".to_string(), 1000), ("D".to_string(), *depth)];
-            let bound = program.bind(&BTreeMap::from(dims), &BTreeMap::new()).expect("binds");
-            let ranks = if name == "stats" { 1 } else { 3 };
-            let config = Config { ranks, ..Config::default() };
-            let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
-            judge(&format!("{name} of heads of {depth}"), &plan, Options::default());
+    let queries = "q: bf16[1, S, 4, 128] @ zigzag(1), do: bf16[1, S, 4, 128] @ zigzag(1), stats: f32[1, 4, S, 4] @ zigzag(2)";
+    let keys = "k: bf16[1, S, 2, 128] @ zigzag(1), v: bf16[1, S, 2, 128] @ zigzag(1)";
+    let dq = "ring(k, v) -> attention_dq(q, do, stats, causal)";
+    let dkv = "let dk = ring(q, do, stats) -> attention_dk(k, v, causal); (dk, dk -> attention_dv)";
+    for body in [dq, dkv] {
+        let program = Program::parse(&format!("fn f({queries}, {keys}) {{ {body} }}"));
+        let program = program.unwrap_or_else(|e| panic!("{e}"));
+        let sizes = BTreeMap::from([("S".to_string(), 1000)]);
+        let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+        let config = Config { ranks: 3, ..Config::default() };
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        judge(body, &plan, Options::default());
+    }
+    let source = include_str!("../examples/ring_attention.mk");
+    let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+    let defaults = mk::file::defaults(source).unwrap_or_else(|e| panic!("{e}"));
+    let derived = grad(&program, None, Saves::default()).expect("has a backward");
+    let backward = derived.backward.expect("a backward");
+    let mut kernels = 0;
+    for program in [&derived.forward, &backward] {
+        let bound = program.bind(&defaults, &BTreeMap::new()).expect("binds");
+        for step in mk::cut::cut(program, &bound, 4).expect("is cut") {
+            let known = |(name, _): &(&String, &u64)| step.program.symbol(name).is_some();
+            let sizes = defaults.iter().filter(known).map(|(n, v)| (n.clone(), *v));
+            let bound = step.program.bind(&sizes.collect(), &BTreeMap::new()).expect("binds");
+            let config = Config { ranks: 4, ..Config::default() };
+            let plan = mk::passes::lower(&step.program, &bound, &config).expect("lowers");
+            judge(step.program.name(), &plan, Options::default());
+            kernels += usize::from(step.is_kernel);
         }
     }
+    assert_eq!(kernels, 4);
 }
 
 /// Kernels that send to other nodes, on nodes of one rank and of two.

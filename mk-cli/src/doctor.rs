@@ -5,7 +5,7 @@ use crate::{
     output::{self, say},
 };
 use mk::runtime::{
-    doctor::{Doctor, Gpu, Peer},
+    doctor::{Card, Doctor, Fabric, Gpu, Peer},
     jit::JitOptions,
 };
 use serde_json::{Value, json};
@@ -50,6 +50,8 @@ fn json(doctor: &Doctor) -> Value {
         "nvrtc": nvrtc.map(|n| json!({ "version": n.version.to_string(), "path": n.path })),
         "nvdisasm": doctor.nvdisasm,
         "cache_dir": doctor.cache.as_ref().ok(),
+        "networks": doctor.fabrics.iter().map(fabric).collect::<Vec<_>>(),
+        "cards": doctor.cards.iter().map(card).collect::<Vec<_>>(),
         "missing": missing
             .map(|m| json!({ "needed_for": m.needed_for, "what": m.what }))
             .collect::<Vec<_>>(),
@@ -65,7 +67,17 @@ fn gpu(gpu: &Gpu) -> Value {
         "capability": format!("{}.{}", gpu.capability.0, gpu.capability.1),
         "virtual_memory": gpu.virtual_memory,
         "posix_handles": gpu.posix_handles,
+        "card_access": gpu.card_access,
     })
+}
+
+/// Null stands for one that cannot be opened; `missing` says why.
+fn fabric(fabric: &Fabric) -> Value {
+    json!({ "name": fabric.name, "found": fabric.state.as_ref().ok() })
+}
+
+fn card(card: &Card) -> Value {
+    json!({ "name": card.name, "pci": card.pci, "numa": card.numa, "ports": card.ports })
 }
 
 /// By the row's GPU to the column's; null on the diagonal and where the driver does not say.

@@ -295,7 +295,7 @@ impl<'a> Dense<'a> {
         };
         let depth = self.extent(q_id, 3);
         let sequence = self.extent(q_id, 1);
-        let whole = || vec![0..sequence];
+        let whole = || std::iter::once(0..sequence).collect();
         let all = |queries| Gradients {
             sequence,
             heads: [self.extent(q_id, 2), self.extent(k_id, 2)],

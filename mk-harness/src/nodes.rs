@@ -92,12 +92,15 @@ pub fn run_over_network(
 ) -> Result<NetRun, HarnessError> {
     let mut joined = None;
     let run = run_by(case, plan, options, |plan, user| {
-        let network = Joined::new(plan, net, &mut processes)?;
-        let network = joined.insert(network);
-        Ok(sim::run_over(plan, user, &options.executor(), network)?)
+        let ends = Joined::new(plan, net, &mut processes)?;
+        let others = RefCell::new(processes.as_deref_mut());
+        let network = Watched { ends, others };
+        let ran = sim::run_over(plan, user, &options.executor(), &network);
+        joined = Some(network.ends);
+        Ok(ran?)
     })?;
     let Some(joined) = joined else { return Err(HarnessError::mismatch("a plan without a run")) };
-    let ranks = joined.ranks();
+    let ranks = joined.here();
     let counts = joined.leave(&mut processes)?;
     Ok(NetRun { run, ranks, counts })
 }
@@ -118,6 +121,12 @@ struct RankEnd {
     lease: Lease,
     fifo: RefCell<Writer>,
     proxy: Proxy,
+}
+
+/// Ends, and the other processes, whose end is an error.
+struct Watched<'p, 'b> {
+    ends: Joined,
+    others: RefCell<Option<&'p mut (dyn Bootstrap + 'b)>>,
 }
 
 type Processes<'p, 'b> = &'p mut Option<&'b mut dyn Bootstrap>;
@@ -182,6 +191,11 @@ impl Joined {
         // Nobody sends to a rank whose proxy does not know the instance yet.
         gather(processes, &[])?;
         Ok(joined)
+    }
+
+    /// The ranks of this process.
+    fn here(&self) -> Range<usize> {
+        self.first..self.first + self.ranks.len()
     }
 
     fn end(&self, rank: usize) -> &RankEnd {
@@ -268,36 +282,37 @@ fn prepare(
     Ok((memory, bytes))
 }
 
-impl Network for Joined {
+impl Network for Watched<'_, '_> {
     fn ranks(&self) -> Range<usize> {
-        self.first..self.first + self.ranks.len()
+        self.ends.here()
     }
 
     fn read(&self, rank: usize, at: u64, out: &mut [u8]) {
-        let end = self.end(rank);
+        let end = self.ends.end(rank);
         end.memory.read(end.lease.base + at, out);
     }
 
     fn write(&self, rank: usize, at: u64, bytes: &[u8]) {
-        let end = self.end(rank);
+        let end = self.ends.end(rank);
         end.memory.write(end.lease.base + at, bytes);
     }
 
     fn word(&self, rank: usize, word: u32) -> u32 {
-        let end = self.end(rank);
+        let end = self.ends.end(rank);
         end.memory.word(end.lease.base + 4 * u64::from(word)).load(Atomic::Acquire)
     }
 
     fn issue(&self, m: &Message) -> Result<bool, String> {
-        let end = self.end(m.rank);
+        let end = self.ends.end(m.rank);
         if !m.enters {
             // The peer's node has entered, or nothing would be sent; its proxy let its hash go first.
-            let at = end.lease.base + self.layout.hash(self.world, m.epoch, m.peer as u32);
+            let at =
+                end.lease.base + self.ends.layout.hash(self.ends.world, m.epoch, m.peer as u32);
             let theirs = end.memory.word(at).load(Atomic::Relaxed);
-            if theirs != self.launch_hash {
+            if theirs != self.ends.launch_hash {
                 return Err(format!(
                     "rank {} runs another plan than rank {} in launch {} ({theirs:08x}, {:08x})",
-                    m.peer, m.rank, m.epoch, self.launch_hash
+                    m.peer, m.rank, m.epoch, self.ends.launch_hash
                 ));
             }
         }
@@ -314,7 +329,7 @@ impl Network for Joined {
             epoch: m.epoch,
             remote_word: m.remote_word.unwrap_or(NO_WORD),
             local_word: m.local_word.unwrap_or(NO_WORD),
-            launch_hash: self.launch_hash,
+            launch_hash: self.ends.launch_hash,
             kind: kind as u32,
             edge: m.edge,
             reserved: 0,
@@ -324,10 +339,13 @@ impl Network for Joined {
     }
 
     fn wait(&self, idle: Duration) -> Result<(), String> {
-        if let Some(fault) = self.ranks.iter().find_map(|end| end.proxy.fault()) {
+        if let Some(fault) = self.ends.ranks.iter().find_map(|end| end.proxy.fault()) {
             return Err(fault.to_string());
         }
-        if idle > self.patience {
+        if let Some(process) = self.others.borrow_mut().as_mut().and_then(|all| all.lost()) {
+            return Err(format!("process {process} is gone"));
+        }
+        if idle > self.ends.patience {
             return Err(format!("nothing has come for {:.1} s", idle.as_secs_f64()));
         }
         std::thread::sleep(Duration::from_micros(20));

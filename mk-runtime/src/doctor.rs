@@ -2,6 +2,8 @@
 
 use crate::driver;
 use crate::error::Error;
+use crate::fabrics;
+pub use crate::fabrics::{Card, Fabric};
 use crate::jit::{self, JitOptions, NvrtcVersion};
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute as P2p, CUdevice_attribute as Attr};
 use std::fmt;
@@ -24,6 +26,8 @@ pub struct Gpu {
     pub virtual_memory: bool,
     /// Whether a file descriptor can carry an allocation to another process.
     pub posix_handles: bool,
+    /// How network cards reach its memory: `dmabuf`, `nvidia_peermem`, or why they do not.
+    pub card_access: String,
 }
 
 /// How one GPU reaches another's memory.
@@ -70,6 +74,10 @@ pub struct Doctor {
     pub nvdisasm: Option<PathBuf>,
     /// Where compiled kernels and tuning results are kept, after a trial, or why they cannot be.
     pub cache: Result<PathBuf, Error>,
+    /// Transports between nodes.
+    pub fabrics: Vec<Fabric>,
+    /// Cards that write to remote memory.
+    pub cards: Vec<Card>,
     /// What is not here.
     pub missing: Vec<Missing>,
 }
@@ -111,7 +119,13 @@ impl Doctor {
         if let Err(error) = &cache {
             lack(error.to_string(), "keeping compiled kernels and tuning results");
         }
-        Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache, missing }
+        let (fabrics, cards) = (fabrics::fabrics(), fabrics::cards());
+        for fabric in &fabrics {
+            if let Err(error) = &fabric.state {
+                lack(error.to_string(), "a network between nodes");
+            }
+        }
+        Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache, fabrics, cards, missing }
     }
 
     /// Whether kernels can be compiled and run here, on at least one GPU of compute capability 9.0.
@@ -146,6 +160,7 @@ fn gpu(ordinal: i32) -> Result<Gpu, Error> {
         virtual_memory: get(Attr::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0,
         posix_handles: get(Attr::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?
             != 0,
+        card_access: fabrics::gpu_access(ordinal),
     })
 }
 
@@ -211,6 +226,25 @@ impl fmt::Display for Doctor {
         match &self.cache {
             Ok(dir) => writeln!(f, "cache     {}", dir.display())?,
             Err(_) => writeln!(f, "cache     none")?,
+        }
+        for fabric in &self.fabrics {
+            match &fabric.state {
+                Ok(found) => writeln!(f, "network   {}: {found}", fabric.name)?,
+                Err(_) => writeln!(f, "network   {}: none", fabric.name)?,
+            }
+        }
+        for card in &self.cards {
+            let numa = card.numa.map_or(String::new(), |n| format!(", memory node {n}"));
+            writeln!(
+                f,
+                "card      {} at {}{numa}: {}",
+                card.name,
+                card.pci,
+                card.ports.join("; ")
+            )?;
+        }
+        for g in self.gpus.iter().filter(|_| !self.cards.is_empty()) {
+            writeln!(f, "card to   GPU {}: {}", g.ordinal, g.card_access)?;
         }
         for m in &self.missing {
             writeln!(f, "missing   for {}: {}", m.needed_for, m.what)?;

@@ -13,6 +13,7 @@ pub mod doctor;
 mod driver;
 mod env;
 mod error;
+mod fabrics;
 pub mod gpu;
 pub mod jit;
 pub mod launch;

@@ -25,7 +25,12 @@ use mk_skip::{Need, skip};
 pub fn worlds(test: &str) -> Vec<World> {
     let wanted = wanted();
     let sizes = (1..=4).filter(|n| wanted.contains(n));
-    sizes.map_while(|n| World::local(n).ok().or_else(|| shared_world(test, n))).collect()
+    sizes.map_while(|n| world_of(test, n)).collect()
+}
+
+/// A world of `ranks` ranks, each on a GPU of its own, or all on GPU 0; says so when there is none.
+pub fn world_of(test: &str, ranks: usize) -> Option<World> {
+    World::local(ranks).ok().or_else(|| shared_world(test, ranks))
 }
 
 /// A world of `ranks` ranks on GPU 0; says so when there is none.
@@ -43,6 +48,13 @@ pub fn shared_world(test: &str, ranks: usize) -> Option<World> {
 /// [`worlds`] of several ranks.
 pub fn worlds_of_several(test: &str) -> Vec<World> {
     worlds(test).into_iter().filter(|w| w.size() > 1).collect()
+}
+
+/// How often a case is launched that wants `launches`: `MK_GPU_LAUNCHES=20` is at most 20 times, where time is short.
+pub fn at_most(launches: u64) -> u64 {
+    let Ok(most) = std::env::var("MK_GPU_LAUNCHES") else { return launches };
+    let number = most.trim().parse().ok().filter(|n| *n > 1);
+    launches.min(number.unwrap_or_else(|| panic!("MK_GPU_LAUNCHES={most}: a number from 2 on")))
 }
 
 fn wanted() -> Vec<usize> {

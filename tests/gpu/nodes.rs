@@ -73,44 +73,51 @@ fn shuffled(seed: u64) -> NetOptions {
 const ORDERS: [(NicOrdering, Ordering); 2] =
     [(NicOrdering::InOrder, Ordering::InOrder), (NicOrdering::Unordered, Ordering::Unordered)];
 
-/// 20 launches and 100 replays of each pipeline, with delays of the agents and of the network.
 #[test]
-fn launches_and_replays() -> Res<()> {
+fn two_nodes_of_one_rank() -> Res<()> {
+    launches_and_replays("two_nodes_of_one_rank", 2, 2)
+}
+
+#[test]
+fn two_nodes_of_two_ranks() -> Res<()> {
+    launches_and_replays("two_nodes_of_two_ranks", 2, 4)
+}
+
+/// 20 launches and 100 replays of each pipeline, with delays of the agents and of the network.
+fn launches_and_replays(test: &str, nodes: u32, ranks: u32) -> Res<()> {
     let _alone = alone();
-    for (nodes, ranks) in [(2, 2), (2, 4)] {
-        let Some(world) = world("launches_and_replays", nodes, ranks) else { return Ok(()) };
-        let of = |order| PIPELINES.map(|pipeline| case(pipeline, nodes, order, [1000, 512, 768]));
-        let cases = [of(NicOrdering::InOrder), of(NicOrdering::Unordered)].concat();
-        let mut kernels = in_parallel(&cases, |case| Kernel::new(case, &world)).into_iter();
-        for (i, (order, ordering)) in (1..).zip(ORDERS) {
-            let net = Net::loopback(&world, ordering, &shuffled(i))?;
-            for (n, pipeline) in (1..).zip(PIPELINES) {
-                let what = format!("{pipeline} on {nodes} nodes of {ranks} ranks, {order:?}");
-                let begin = Instant::now();
-                let kernel = kernels.next().ok_or("a kernel for each case")??;
-                let mut s = Scenario::bind(&kernel, &world, &options(&net, n))?;
-                for epoch in 1..=20 {
-                    let norm = s.step(epoch).map_err(|e| format!("{what}, launch {epoch}: {e}"))?;
-                    assert!(good(&norm), "{what}, launch {epoch}: {norm:?}");
-                }
-                let (refs, args) = (s.stream_refs(), s.args());
-                let instance = &mut s.instance;
-                let mut graphs = Graph::capture(&s.streams, || instance.launch(&refs, &args))?;
-                for replay in 1..=100 {
-                    s.refill(1000 + replay)?;
-                    for (graph, stream) in graphs.iter_mut().zip(&refs) {
-                        graph.launch(*stream)?;
-                    }
-                    s.streams.iter().try_for_each(|s| s.synchronize())?;
-                    s.instance.check()?;
-                    let norm = s.worst(1000 + replay)?;
-                    assert!(good(&norm), "{what}, replay {replay}: {norm:?}");
-                }
-                drop(graphs);
-                println!("ok {what}: 20 launches, 100 replays, {:.1?}", begin.elapsed());
+    let Some(world) = world(test, nodes, ranks) else { return Ok(()) };
+    let of = |order| PIPELINES.map(|pipeline| case(pipeline, nodes, order, [1000, 512, 768]));
+    let cases = [of(NicOrdering::InOrder), of(NicOrdering::Unordered)].concat();
+    let mut kernels = in_parallel(&cases, |case| Kernel::new(case, &world)).into_iter();
+    for (i, (order, ordering)) in (1..).zip(ORDERS) {
+        let net = Net::loopback(&world, ordering, &shuffled(i))?;
+        for (n, pipeline) in (1..).zip(PIPELINES) {
+            let what = format!("{pipeline} on {nodes} nodes of {ranks} ranks, {order:?}");
+            let begin = Instant::now();
+            let kernel = kernels.next().ok_or("a kernel for each case")??;
+            let mut s = Scenario::bind(&kernel, &world, &options(&net, n))?;
+            for epoch in 1..=20 {
+                let norm = s.step(epoch).map_err(|e| format!("{what}, launch {epoch}: {e}"))?;
+                assert!(good(&norm), "{what}, launch {epoch}: {norm:?}");
             }
-            println!("counts {ordering:?}: {:?}", net.counts());
+            let (refs, args) = (s.stream_refs(), s.args());
+            let instance = &mut s.instance;
+            let mut graphs = Graph::capture(&s.streams, || instance.launch(&refs, &args))?;
+            for replay in 1..=100 {
+                s.refill(1000 + replay)?;
+                for (graph, stream) in graphs.iter_mut().zip(&refs) {
+                    graph.launch(*stream)?;
+                }
+                s.streams.iter().try_for_each(|s| s.synchronize())?;
+                s.instance.check()?;
+                let norm = s.worst(1000 + replay)?;
+                assert!(good(&norm), "{what}, replay {replay}: {norm:?}");
+            }
+            drop(graphs);
+            println!("ok {what}: 20 launches, 100 replays, {:.1?}", begin.elapsed());
         }
+        println!("counts {ordering:?}: {:?}", net.counts());
     }
     Ok(())
 }
@@ -277,32 +284,40 @@ fn overlap() -> Res<()> {
     };
     let options_of =
         NetOptions { arena_bytes: 512 << 20, threads: threads / 2, ..NetOptions::default() };
-    for pipeline in &PIPELINES[..3] {
+    let cases: Vec<_> = PIPELINES[..3]
+        .iter()
+        .map(|pipeline| case(pipeline, 2, NicOrdering::InOrder, [size, size, size]))
+        .collect();
+    let kernels = in_parallel(&cases, |case| Kernel::new(case, &world));
+    let kernels = kernels.into_iter().collect::<Res<Vec<_>>>()?;
+    // A rank's product alone, on as many SMs: all rows by its part of `b`.
+    let alone = |kernel: &Kernel| {
+        let source = kernel.source();
+        let ctas = source.roles.iter().find(|r| r.name == "compute").map(|r| r.ctas);
+        let b = source.tensors.iter().position(|t| t.name == "b").ok_or("no `b`")?;
+        let b = source.ranks[0].tensor_shapes[b].clone();
+        let config = Config { compute_sms: ctas, ..Config::default() };
+        let shapes = vec![("a", vec![size, b[0]]), ("b", b)];
+        let case = Case { pipeline: "gemm(a, b)", shapes, config };
+        Kernel::with(&case, &config_for(&one, &case.config))
+    };
+    let products = in_parallel(&kernels, alone).into_iter().collect::<Res<Vec<_>>>()?;
+    for (kernel, product) in kernels.iter().zip(&products) {
+        let pipeline = kernel.case.pipeline;
         let net = Net::loopback(&world, Ordering::InOrder, &options_of)?;
-        let case = case(pipeline, 2, NicOrdering::InOrder, [size, size, size]);
-        let mut s = Scenario::new(&case, &world, &options(&net, 0))?;
+        let mut s = Scenario::bind(kernel, &world, &options(&net, 0))?;
         s.refill(1)?;
         s.launch()?;
         s.instance.synchronize()?;
         let norm = s.worst(1)?;
         assert!(good(&norm), "{pipeline}: {norm:?}");
         let ours = time(&mut s)?;
-        let compute = s.source.roles.iter().find(|r| r.name == "compute").map_or(0, |r| r.ctas);
         let sends = if pipeline.contains("all_reduce") { 2 } else { 1 };
         let wire = 1e3 * (sends * size * size) as f64 / rate;
-        // A rank's product alone, on as many SMs: all rows by its part of `b`.
-        let b = s.source.tensors.iter().position(|t| t.name == "b").ok_or("no `b`")?;
-        let b = s.source.ranks[0].tensor_shapes[b].clone();
         drop(s);
-        let config = Config { compute_sms: Some(compute), ..Config::default() };
-        let shapes = vec![("a", vec![size, b[0]]), ("b", b)];
-        let alone = Case { pipeline: "gemm(a, b)", shapes, config };
-        let mut g = Scenario::bind(
-            &Kernel::with(&alone, &config_for(&one, &alone.config))?,
-            &one,
-            &options_of_one(),
-        )?;
+        let mut g = Scenario::bind(product, &one, &options_of_one())?;
         g.refill(1)?;
+        let compute = product.case.config.compute_sms.unwrap_or(0);
         let product = time(&mut g)?;
         let bound = f64::from(product).max(wire);
         println!(

@@ -1,9 +1,10 @@
 //! Attention as pipelines are lowered: many launches under delays, captured, the same bits as undisturbed ones.
 
 use crate::{
+    at_most,
     rig::{alone, in_parallel},
     scenario::{Res, config_for},
-    shared_world,
+    world_of,
 };
 use mk::{
     Program,
@@ -50,11 +51,11 @@ impl Attention {
         let Attention { dtype: t, placement: p, .. } = self;
         let mask = if self.causal { ", causal" } else { "" };
         let (q, kv) = (format!("{t}[B, S, H, D] @ {p}(1)"), format!("{t}[B, S, G, D] @ {p}(1)"));
-        let (stats, lse) = (format!("f32[B, H, S, 4] @ {p}(2)"), format!("f32[B, H, S] @ {p}(2)"));
+        let (stats, logs) = (format!("f32[B, H, S, 4] @ {p}(2)"), format!("f32[B, H, S] @ {p}(2)"));
         let all = format!("q: {q}, do: {q}, stats: {stats}, k: {kv}, v: {kv}");
         [
             format!(
-                "fn statistics(o: {q}, do: {q}, lse: {lse}) {{ o -> attention_stats(do, lse) }}"
+                "fn statistics(o: {q}, do: {q}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
             ),
             format!("fn dq({all}) {{ ring(k, v) -> attention_dq(q, do, stats{mask}) }}"),
             format!(
@@ -181,8 +182,9 @@ fn check(
     let _alone = alone();
     let mut all = Vec::new();
     for (ranks, launches, a) in cases {
-        let Some(world) = shared_world(test, *ranks) else { return Ok(()) };
-        all.extend(pipelines(a).into_iter().map(|text| (world.clone(), *launches, a, text)));
+        let Some(world) = world_of(test, *ranks) else { return Ok(()) };
+        let launches = at_most(*launches);
+        all.extend(pipelines(a).into_iter().map(|text| (world.clone(), launches, a, text)));
     }
     let prepared = in_parallel(&all, |(world, _, a, text)| a.prepare(world, text));
     for ((world, launches, _, text), prepared) in all.iter().zip(prepared) {

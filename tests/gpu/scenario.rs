@@ -53,6 +53,10 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    pub fn source(&self) -> &KernelSource {
+        &self.source
+    }
+
     /// With the SMs that a rank of this world has.
     pub fn new(case: &Case, world: &World) -> Res<Kernel> {
         Kernel::with(case, &config_for(world, &case.config))

@@ -2,6 +2,7 @@
 
 use super::{
     Args,
+    link::{self, Link, Transport},
     verdict::{Verdict, count, launches},
 };
 use crate::{
@@ -14,7 +15,10 @@ use mk::{
     ir::Plan,
     sim::{RunReport, Schedule},
 };
-use mk_harness::{Case, CpuOptions, HarnessError, check_work, repeat_on_cpu, run_on_cpu};
+use mk_harness::{
+    Case, CpuOptions, CpuRun, HarnessError, Wire, check_work, repeat_on_cpu, run_on_cpu,
+    run_over_network,
+};
 use serde_json::{Value, json};
 
 pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
@@ -23,6 +27,11 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     let options = CpuOptions { schedule, seed, launches, keep };
     let plan = &loaded.plan;
     let Some(pipeline) = &loaded.pipeline else {
+        if args.transport.is_some() {
+            let what = "`--transport` runs pipelines, and this is a plan without one";
+            let help = "name the pipeline by `--reference PIPELINE`";
+            return Err(Failure::with_help(Kind::CommandLine, what, help));
+        }
         loaded.verify()?;
         return without_reference(args, plan, &options);
     };
@@ -33,7 +42,10 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     let run = {
         let ranks = count(ranks, "rank", "ranks");
         let _progress = Progress::new(format!("running {ranks} on the CPU"));
-        run_on_cpu(case, plan, &options).map_err(failure)?
+        match &args.transport {
+            None => run_on_cpu(case, plan, &options).map_err(failure)?,
+            Some(transport) => over(case, plan, &options, transport, args.shape_link.as_ref())?,
+        }
     };
     said(plan, &options, &run.report)?;
     let mut verdict = Verdict::new(case);
@@ -42,6 +54,26 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     }
     let files = args.export(run.held.into_iter().map(Ok))?;
     verdict.finish(report(plan, &options, &run.report, files))
+}
+
+/// Runs with a network between the nodes, and says what it carried.
+fn over(
+    case: Case<'_>,
+    plan: &Plan,
+    options: &CpuOptions,
+    transport: &Transport,
+    link: Option<&Link>,
+) -> Result<CpuRun, Failure> {
+    let net = link::network(transport, link);
+    let run = run_over_network(case, plan, options, &net, None).map_err(failure)?;
+    let commands: u64 = run.counts.iter().map(|c| c.commands).sum();
+    let bytes: u64 = run.counts.iter().map(|c| c.bytes).sum();
+    let name = match &net.wire {
+        Wire::Ofi { provider, .. } => format!("ofi ({provider})"),
+        _ => "loopback".into(),
+    };
+    detail!("network   {name}: {commands} messages of {bytes} bytes in all")?;
+    Ok(run.run)
 }
 
 fn said(plan: &Plan, options: &CpuOptions, ran: &RunReport) -> Result<(), Failure> {

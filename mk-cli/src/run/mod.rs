@@ -2,6 +2,7 @@
 
 mod cpu;
 mod cuda;
+mod link;
 mod npy;
 mod verdict;
 
@@ -42,6 +43,12 @@ pub struct Args {
     /// Launches in a row, each with other inputs
     #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     launches: u32,
+    /// Let a real network carry what goes between nodes, in place of the executor's: loopback, ofi (libfabric over tcp), or ofi:PROVIDER
+    #[arg(long, value_name = "TRANSPORT", requires = "nodes")]
+    transport: Option<link::Transport>,
+    /// Slow that network down to a rate, a latency, or both: 50GB/s,5us
+    #[arg(long, value_name = "RATE,LATENCY", requires = "transport")]
+    shape_link: Option<link::Link>,
     /// Write what every rank holds after the last launch into this folder, as NAME.rankR.npy, and its inputs into `inputs`;
     /// bf16 as float32, which holds it exactly
     #[arg(long, value_name = "DIR")]

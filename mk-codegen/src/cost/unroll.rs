@@ -238,8 +238,17 @@ impl Unroller<'_> {
                 matches!(leaf, Leaf::CopyTile { via: CopyVia::Bulk, .. })
             };
             let mut by_lane: Vec<[Vec<usize>; 2]> = vec![[Vec::new(), Vec::new()]; lanes];
+            let mut taken = vec![0i64; lanes];
             for (i, task) in tasks.iter().enumerate() {
-                by_lane[i % lanes][usize::from(bulk(task))].push(i);
+                let lane = match self.length(task)? {
+                    Some(length) => {
+                        let free = (0..lanes).min_by_key(|lane| taken[*lane]).unwrap_or(0);
+                        taken[free] += length;
+                        free
+                    }
+                    None => i % lanes,
+                };
+                by_lane[lane][usize::from(bulk(task))].push(i);
             }
             for (n, [others, copies]) in by_lane.into_iter().enumerate() {
                 let alone = copies.is_empty() || others.is_empty();
@@ -260,6 +269,36 @@ impl Unroller<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Blocks that a tile of attention goes through, with one more for what it begins and ends with, where it goes to the next CTA that is
+    /// free; `None` for other tasks, whose families have tiles of one length, so that taking turns is the same.
+    fn length(&self, task: &Task) -> Result<Option<i64>, CostError> {
+        let x = &self.plan.families[task.family];
+        let Some(attends) = Attends::of(&x.leaf).filter(|_| x.schedule == Schedule::Dynamic) else {
+            return Ok(None);
+        };
+        let mut length = 1;
+        for i in 0..self.points.inner(task)?.max(1) {
+            length += self.blocks(task, i, &attends)?;
+        }
+        Ok(Some(length))
+    }
+
+    /// Blocks of the other side that a tile of attention meets at an iteration.
+    fn blocks(&self, task: &Task, i: i64, attends: &Attends) -> Result<i64, CostError> {
+        let [_, others, depth] = attends.block.map(i64::from);
+        let block = (others * depth).max(1);
+        let accesses = &self.plan.families[task.family].accesses;
+        let mut blocks = 0;
+        for a in accesses.iter().filter(|a| a.operand == attends.moving) {
+            self.points.for_each::<CostError>(task, i, None, a.when.as_ref(), |at| {
+                let len = self.points.region(at, a)?.map_or(0, |r| r.len());
+                blocks += (len + block - 1) / block;
+                Ok(())
+            })?;
+        }
+        Ok(blocks)
     }
 
     /// Families of a role whose tiles leave for peers and are dealt out, [`SEVERAL`] and more to a CTA.
@@ -402,7 +441,7 @@ impl Unroller<'_> {
     /// A tile of attention, or of its gradients: a job for each chunk, with waits of its own. A block is as long as the products in it
     /// are in tiles of products, which is the least that it can be: the exponentials are taken to be under them.
     fn attention(&mut self, task: &Task, x: &Family, attends: Attends) -> Result<(), CostError> {
-        let Attends { block: [rows, others, depth], stages, scores, results, moving } = attends;
+        let Attends { block: [rows, others, depth], stages, scores, results, .. } = attends;
         let iterations = self.points.inner(task)?.max(1);
         let known = self.model.tile([rows, others]);
         // A step is 64 deep: scores are `depth` deep, results `others`, and as wide as a head.
@@ -417,15 +456,7 @@ impl Unroller<'_> {
         for i in 0..iterations {
             let waits = self.waits(task, x, i)?;
             let from = self.work.flows.len();
-            let mut blocks = 0;
-            for a in x.accesses.iter().filter(|a| a.operand == moving) {
-                self.points.for_each::<CostError>(task, i, None, a.when.as_ref(), |at| {
-                    let len = self.points.region(at, a)?.map_or(0, |r| r.len());
-                    let block = i64::from(others) * i64::from(depth.max(1));
-                    blocks += (len + block - 1) / block.max(1);
-                    Ok(())
-                })?;
-            }
+            let blocks = self.blocks(task, i, &attends)?;
             let last = i + 1 == iterations;
             let flow = Flow { resource: memory(task.rank()), bytes: out };
             let out = (last && out > 0.0).then_some(Out { flow, alone_s: 0.0 });
@@ -512,7 +543,7 @@ impl Unroller<'_> {
             None => 0,
         };
         // Of the CTAs of a cluster, the one with the most.
-        let cluster = i64::from(x.leaf.cluster());
+        let cluster = i64::from(x.leaf.shares_depth());
         let steps = (steps + cluster - 1) / cluster;
         rate.step_s = rate.step_s.max(self.lines(task, x)? * self.model.line_s);
         if let (Some(c), true) = (&c, cluster > 1) {
@@ -696,7 +727,7 @@ impl Unroller<'_> {
     }
 }
 
-fn gcd(a: i64, b: i64) -> i64 {
+pub(super) fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 

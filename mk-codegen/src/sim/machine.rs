@@ -183,7 +183,10 @@ impl<'a> Machine<'a> {
         let begin = Instant::now();
         while !self.look_at_network() {
             let Some(joined) = &self.joined else { return Ok(false) };
-            joined.network.wait(begin.elapsed()).map_err(SimError::Network)?;
+            joined.network.wait(begin.elapsed()).map_err(|what| {
+                // Who waits, and for which words.
+                SimError::Network(format!("{what}; {}", self.deadlock()))
+            })?;
         }
         Ok(true)
     }

@@ -67,13 +67,6 @@ const PIPELINES: &[Pipeline] = &[
         &[("q", QUERIES)],
     ),
     (
-        "fn f(q: bf16[1, M, 2, 64] @ shard(1), do: bf16[1, M, 2, 64] @ shard(1), stats: f32[1, 2, M, 4] @ shard(2),
-              k: bf16[1, M, 1, 64] @ shard(1), v: bf16[1, M, 1, 64] @ shard(1)) {
-             ring(k, v) -> attention_dq(q, do, stats)
-         }",
-        &[("q", QUERIES)],
-    ),
-    (
         "fn f(q: bf16[1, M, 2, 64] @ zigzag(1), do: bf16[1, M, 2, 64] @ zigzag(1), stats: f32[1, 2, M, 4] @ zigzag(2),
               k: bf16[1, M, 1, 64] @ zigzag(1), v: bf16[1, M, 1, 64] @ zigzag(1)) {
              let dk = ring(q, do, stats) -> attention_dk(k, v, causal);

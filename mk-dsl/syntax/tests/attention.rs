@@ -64,3 +64,37 @@ fn mistakes() {
     let text: Vec<_> = list.iter().map(|source| check(source)).collect();
     insta::assert_snapshot!(text.join("\n\n"));
 }
+
+/// The backward's pipelines: queries in one placement, keys and values in another.
+fn backward(q: &str, kv: &str, body: &str) -> String {
+    let stats = q.replace("(2)", "(x)").replace("(1)", "(2)").replace("(x)", "(1)");
+    format!(
+        "fn f(q: bf16[B, S, H, D] @ {q}, do: bf16[B, S, H, D] @ {q}, stats: f32[B, H, S, 4] @ {stats}, \
+         k: bf16[B, S, G, D] @ {kv}, v: bf16[B, S, G, D] @ {kv}) {{ {body} }}"
+    )
+}
+
+#[test]
+fn gradients() {
+    let dkv = "let dk = attention_dk(k, v, q, do, stats, causal); (dk, dk -> attention_dv)";
+    let ring = "let dk = ring(q, do, stats) -> attention_dk(k, v); (dk, dk -> attention_dv)";
+    let dq = "attention_dq(q, do, stats, k, v, causal, scale = 0.5)";
+    let list = [
+        "o -> attention_stats(do, logs)".to_owned(),
+        backward("zigzag(1)", "zigzag(1)", "ring(k, v) -> attention_dq(q, do, stats, causal)"),
+        backward("zigzag(1)", "zigzag(1)", ring),
+        backward("shard(2)", "shard(2)", dq),
+        // Of keys that all ranks have, each adds what its queries give.
+        backward("shard(1)", "replicate", dkv),
+        // Mistakes.
+        backward("shard(1)", "shard(1)", dkv),
+        "x -> attention_dv".to_owned(),
+        backward("shard(1)", "shard(1)", "ring(q, do, stats) -> attention(k)"),
+        backward("shard(1)", "shard(1)", "ring(k, v) -> attention_dk(q, do)"),
+        backward("shard(1)", "shard(1)", "ring(k, v) -> attention_dq(q, do, q)"),
+        backward("shard(1)", "shard(1)", "ring(k, v) -> attention_dq(q, k, stats)"),
+        "fn f(x: f32[M, N] @ shard(0)) { x -> gelu }".to_owned(),
+    ];
+    let text: Vec<_> = list.iter().map(|source| check(source)).collect();
+    insta::assert_snapshot!(text.join("\n\n"));
+}

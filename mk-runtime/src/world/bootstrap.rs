@@ -19,6 +19,11 @@ pub trait Bootstrap: Send {
     /// When a peer does not take part within the implementation's bound.
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error>;
 
+    /// A process that is known to be gone, without waiting. Between calls only; not every process need see every other's end.
+    fn lost(&mut self) -> Option<u32> {
+        None
+    }
+
     /// Returns when every process has called it.
     ///
     /// # Errors

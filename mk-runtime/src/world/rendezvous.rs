@@ -9,6 +9,7 @@ use super::wire::{self, Broken, Deadline};
 use super::{Bootstrap, env_launcher};
 use crate::Error;
 use sha2::{Digest, Sha256};
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
@@ -188,6 +189,7 @@ impl UnixBootstrap {
     fn broken(&self, missing: Vec<u32>, broken: &Broken, deadline: Deadline) -> Error {
         let what = match broken {
             Broken::Gone => "a process went away or was never there".to_string(),
+            Broken::Interrupted => "interrupted".to_string(),
             Broken::Late => "a process did not answer in time".to_string(),
             Broken::Bad(what) => what.clone(),
             Broken::NoRoom => wire::NO_ROOM.to_string(),
@@ -247,6 +249,12 @@ impl Bootstrap for UnixBootstrap {
             (0..self.world_size).map(|_| fields.bytes().map(<[u8]>::to_vec)).collect();
         let nonsense = Broken::Bad("rank 0 sent what makes no sense".into());
         all.ok_or_else(|| self.broken(vec![0], &nonsense, deadline))
+    }
+
+    fn lost(&mut self) -> Option<u32> {
+        let first = u32::from(self.rank == 0);
+        let mut streams = (first..).zip(&self.streams);
+        streams.find(|(_, stream)| wire::is_closed(stream.as_fd())).map(|(rank, _)| rank)
     }
 }
 

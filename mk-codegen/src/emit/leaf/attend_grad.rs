@@ -89,16 +89,20 @@ const KEYS_AGENTS: &[AgentEmission] =
 pub(in crate::emit) const OF_QUERIES: LeafEmission = LeafEmission {
     template: "attend_grad_tile",
     texts: TEXTS,
-    warpgroups: Warpgroups { issuing_registers: 40, computing_registers: 232, computing: 2 },
+    warpgroups: Warpgroups { issuing_registers: 72, computing_registers: 216, computing: 2 },
     ring: Some(&QUERIES_RING),
     agents: QUERIES_AGENTS,
     spills: Spills::NONE,
     prepare,
 };
 
-/// Gradients of keys and values.
-pub(in crate::emit) const OF_KEYS: LeafEmission =
-    LeafEmission { ring: Some(&KEYS_RING), agents: KEYS_AGENTS, ..OF_QUERIES };
+/// Gradients of keys and values: two sums take registers of the loader, whose expressions of a ring take many.
+pub(in crate::emit) const OF_KEYS: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
+    ring: Some(&KEYS_RING),
+    agents: KEYS_AGENTS,
+    ..OF_QUERIES
+};
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     let Some(Leaf::AttendGradTile { block: [block_m, block_n, dim], stages, .. }) = leaves.first()

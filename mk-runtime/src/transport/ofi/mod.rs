@@ -124,6 +124,15 @@ impl Drop for OnlyShm {
     }
 }
 
+/// What a provider is here, without opening an end of it.
+///
+/// # Errors
+/// As [`Ofi::open`].
+pub fn available(provider: &str) -> Result<String, TransportError> {
+    let found = provider::find(Library::get()?, &Options::new(provider))?;
+    Ok(found.iter().map(|f| f.answer.to_string()).collect::<Vec<_>>().join("; "))
+}
+
 impl Ofi {
     /// Opens the end of a rank.
     ///

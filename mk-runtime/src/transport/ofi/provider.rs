@@ -37,6 +37,13 @@ pub(super) struct Answer {
     pub rx_size: usize,
 }
 
+impl std::fmt::Display for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (version, depth) = (version_text(self.library), self.tx_size);
+        write!(f, "libfabric {version}, provider {}, {depth} writes at once", self.provider)
+    }
+}
+
 impl Answer {
     /// Why results would be wrong or late with it, if they would.
     ///

@@ -10,12 +10,13 @@ mod auth;
 
 use super::pack::{Pack, Unpack};
 use super::rendezvous::os;
-use super::wire::Deadline;
+use super::wire::{self, Deadline};
 use super::{Bootstrap, Error};
 pub use auth::Token;
 use auth::{Key, TAG, nonce};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// Most bytes of a frame: a rank's part of a gather, or all parts on their way back.
@@ -136,6 +137,12 @@ impl Bootstrap for TcpBootstrap {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let slack = if self.rank == 0 { Duration::ZERO } else { SLACK };
         self.gather(mine, Deadline::within(self.limit + slack))
+    }
+
+    fn lost(&mut self) -> Option<u32> {
+        let first = u32::from(self.rank == 0);
+        let mut links = (first..).zip(&self.links);
+        links.find(|(_, link)| wire::is_closed(link.stream.as_fd())).map(|(rank, _)| rank)
     }
 }
 

@@ -139,8 +139,10 @@ fn frames_are_checked() {
 /// A peer that dies is an error at once, one that is silent within the limit.
 #[test]
 fn deaths_and_silence_end() {
-    let [mut a, b] = pair();
+    let [mut a, mut b] = pair();
+    assert_eq!((a.lost(), b.lost()), (None, None));
     drop(b);
+    assert_eq!(a.lost(), Some(1));
     let begin = Instant::now();
     assert!(matches!(a.all_gather(b""), Err(Error::PeerGone { rank: 1, .. })));
     let [mut a, _b] = pair();

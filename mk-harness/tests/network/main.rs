@@ -1,6 +1,8 @@
 //! Pipelines over nodes with a real network between them: the executor's ranks, fifos, proxies and transports, in one process and in
 //! two.
 
+mod faults;
+
 use mk_codegen::{
     passes::compile,
     settings::{Config, NicOrdering},

@@ -1,0 +1,156 @@
+//! What goes wrong on the way between nodes: each ends within its bound, in a right answer or in an error that says what happened.
+
+use super::{ALL, GATHER, config, judged, net, options, run};
+use mk_codegen::settings::NicOrdering::{self, InOrder, Unordered};
+use mk_harness::{HarnessError, NetOptions, Wire};
+use mk_runtime::{
+    TransportError, UnixBootstrap,
+    transport::shaped::{Fault, Shape},
+};
+use std::{
+    env,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const TCP: &str = "tcp;ofi_rxm";
+
+fn broken(faults: Vec<Fault>) -> NetOptions {
+    let shape = Shape { faults, ..Shape::default() };
+    NetOptions { shape, ..NetOptions::new(Wire::Loopback) }
+}
+
+fn fails(source: &str, order: NicOrdering, net: &NetOptions) -> (HarnessError, Duration) {
+    let begin = Instant::now();
+    let ran = run(source, 300, &config(2, 1, order), net, &options(3), None);
+    let error = ran.err().unwrap_or_else(|| panic!("{source}: ended over a broken network"));
+    (error, begin.elapsed())
+}
+
+#[test]
+fn a_link_that_stands_still_for_a_while() {
+    let stall = vec![Fault::Stalls { at: 4, time: Duration::from_secs(3) }];
+    let begin = Instant::now();
+    let ran = run(GATHER, 300, &config(2, 1, InOrder), &broken(stall), &options(3), None);
+    judged(&ran.unwrap_or_else(|e| panic!("{e}")), "a stalled link");
+    assert!(begin.elapsed() > Duration::from_secs(2), "nothing stood still");
+}
+
+/// The error names the edges whose words do not come.
+#[test]
+fn a_link_that_stands_still_for_too_long() {
+    let stall = vec![Fault::Stalls { at: 4, time: Duration::from_secs(30) }];
+    let patience = Duration::from_millis(400);
+    // The end is not drained for as long either.
+    let net = NetOptions { patience, silence: patience, ..broken(stall) };
+    let (error, time) = fails(GATHER, InOrder, &net);
+    let text = error.to_string();
+    assert!(text.contains("nothing has come for") && text.contains("\"relay\""), "{text}");
+    assert!(time < Duration::from_secs(15), "{time:?}");
+}
+
+#[test]
+fn a_write_that_fails() {
+    for (source, order) in [(GATHER, InOrder), (ALL, Unordered)] {
+        let (error, time) = fails(source, order, &broken(vec![Fault::Fails(5)]));
+        let text = error.to_string();
+        assert!(text.contains("has failed at e") && text.contains("it fails"), "{text}");
+        assert!(time < Duration::from_secs(20), "{time:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_is_gone() {
+    let (error, _) = fails(GATHER, Unordered, &broken(vec![Fault::Gone(3)]));
+    let text = error.to_string();
+    assert!(text.contains("the transport to rank"), "{text}");
+}
+
+/// A plan for another class of network is refused before anything runs.
+#[test]
+fn networks_that_do_not_keep_the_order() {
+    if let Some(net) = tcp() {
+        let error = run(GATHER, 300, &config(2, 1, InOrder), &net, &options(1), None).unwrap_err();
+        assert!(error.to_string().contains("net=unordered"), "{error}");
+    }
+}
+
+/// libfabric over the loopback interface, with little patience.
+fn tcp() -> Option<NetOptions> {
+    let silence = Duration::from_millis(600);
+    match super::open(TCP) {
+        Ok(()) => Some(NetOptions { silence, ..net(TCP).options }),
+        Err(error @ TransportError::Unavailable { .. }) => {
+            mk_skip::skip(mk_skip::Need::Fabric, error);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// In a child: how it ends, and the name of the run.
+const CHILD: &str = "MK_NETWORK_FAULT";
+
+fn start(how: &str, name: &str) -> Child {
+    let mut child = Command::new(env::current_exe().expect("a path"));
+    child.args(["--exact", "faults::child", "--nocapture"]).stdin(Stdio::null());
+    child.stdout(Stdio::null()).stderr(Stdio::null()).env(CHILD, format!("{how}\n{name}"));
+    child.spawn().expect("a process")
+}
+
+/// More launches than there is time for.
+fn endless(rank: u32, name: &str, net: &NetOptions) -> Result<(), HarnessError> {
+    let mut all = UnixBootstrap::meet(name, rank, 2, Duration::from_secs(60))?;
+    let config = config(2, 1, Unordered);
+    run(GATHER, 300, &config, net, &options(1_000), Some(&mut all)).map(drop)
+}
+
+/// A process that is killed in the middle of a launch is an error of the other within two seconds.
+#[test]
+fn a_killed_process() {
+    let Some(net) = tcp() else { return };
+    let name = format!("killed-{}", std::process::id());
+    let mut child = start("killed", &name);
+    let died = thread::spawn(move || {
+        child.wait().expect("its end");
+        Instant::now()
+    });
+    let error = endless(0, &name, &net).expect_err("a run without its peer");
+    let ended = Instant::now();
+    let late = ended.saturating_duration_since(died.join().expect("a time"));
+    assert!(late < Duration::from_secs(2), "{late:?}: {error}");
+    assert!(error.to_string().contains("network"), "{error}");
+}
+
+/// A process whose network breaks ends, and so does the other.
+#[test]
+fn a_broken_process() {
+    let Some(net) = tcp() else { return };
+    let name = format!("broken-{}", std::process::id());
+    let mut child = start("broken", &name);
+    let error = endless(0, &name, &net).expect_err("a run without its peer");
+    let begin = Instant::now();
+    let status = child.wait().expect("its end");
+    assert!(status.success() && begin.elapsed() < Duration::from_secs(5), "{status}: {error}");
+}
+
+/// The second process of a test. Nothing when nobody has started it as such.
+#[test]
+fn child() {
+    let Ok(spec) = env::var(CHILD) else { return };
+    let (how, name) = spec.split_once('\n').expect("two lines");
+    let Some(mut net) = tcp() else { return };
+    if how == "killed" {
+        thread::spawn(|| {
+            thread::sleep(Duration::from_millis(400));
+            // No destructor runs: that of a process that is killed does not.
+            // SAFETY: ends the process, and nothing else.
+            unsafe { nix::libc::_exit(0) }
+        });
+    } else {
+        net.shape.faults = vec![Fault::Fails(200)];
+    }
+    let error = endless(1, name, &net).expect_err("a run that ends").to_string();
+    assert!(error.contains("it fails"), "{error}");
+}

@@ -1,0 +1,129 @@
+//! Which networks between nodes this machine has: transports, providers, cards, and whether cards reach GPUs.
+
+use crate::driver;
+use crate::transport::{Ordering, TransportError, ofi, verbs};
+use cudarc::driver::sys::CUdevice_attribute as Attr;
+use std::fs;
+use std::path::Path;
+
+/// Providers of libfabric that mk knows.
+const PROVIDERS: [&str; 3] = ["efa", "tcp;ofi_rxm", "shm"];
+
+/// A transport, and whether an end of it can be opened here.
+#[derive(Clone, Debug)]
+pub struct Fabric {
+    /// `loopback`, `verbs`, `ofi (shm)`.
+    pub name: String,
+    /// What was found, or why there is none.
+    pub state: Result<String, TransportError>,
+}
+
+/// A card that writes to remote memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// `mlx5_0`.
+    pub name: String,
+    /// What the kernel says of its ports: `port 1 ACTIVE, 400 Gb/sec`.
+    pub ports: Vec<String>,
+    /// The memory node that it is near to; none where the machine has one only.
+    pub numa: Option<u32>,
+    /// Its place on the bus.
+    pub pci: String,
+}
+
+/// Tries every transport.
+pub(crate) fn fabrics() -> Vec<Fabric> {
+    let here = Ok("ranks of one process".into());
+    let mut all = vec![Fabric { name: "loopback".into(), state: here }];
+    for provider in PROVIDERS {
+        let state = ofi::available(provider);
+        all.push(Fabric { name: format!("ofi ({provider})"), state });
+    }
+    let options = verbs::Options::new(Ordering::InOrder);
+    let state = verbs::open(0, &options).map(|end| end.caps().name.clone());
+    all.push(Fabric { name: "verbs".into(), state });
+    all
+}
+
+/// The cards that the kernel lists.
+pub(crate) fn cards() -> Vec<Card> {
+    cards_in(Path::new("/sys/class/infiniband"))
+}
+
+fn cards_in(class: &Path) -> Vec<Card> {
+    let Ok(entries) = fs::read_dir(class) else { return Vec::new() };
+    let mut all: Vec<Card> = entries
+        .flatten()
+        .map(|entry| {
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            let device = path.join("device");
+            let numa = text(&device.join("numa_node")).and_then(|n| n.parse().ok());
+            let place = fs::canonicalize(&device).ok();
+            let pci = place.and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
+            let ports = fs::read_dir(path.join("ports"));
+            let mut ports: Vec<String> = ports
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|port| {
+                    let of = |what| text(&port.path().join(what)).unwrap_or_else(|| "?".into());
+                    let state = of("state");
+                    let state = state.split_once(": ").map_or(state.as_str(), |(_, name)| name);
+                    format!("port {} {state}, {}", port.file_name().display(), of("rate"))
+                })
+                .collect();
+            ports.sort();
+            Card { name, ports, numa, pci: pci.unwrap_or_default() }
+        })
+        .collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+}
+
+fn text(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_string())
+}
+
+/// How cards reach a GPU's memory.
+pub(crate) fn gpu_access(ordinal: i32) -> String {
+    let has = |which| driver::attribute(ordinal, which).is_ok_and(|v| v != 0);
+    let direct = has(Attr::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED);
+    let dmabuf = has(Attr::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+    match (direct, dmabuf, Path::new("/sys/module/nvidia_peermem").exists()) {
+        (false, ..) => "no".into(),
+        (true, true, _) => "dmabuf".into(),
+        (true, false, true) => "nvidia_peermem".into(),
+        (true, false, false) => {
+            "neither dmabuf nor nvidia_peermem (`modprobe nvidia_peermem`)".into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_are_what_the_kernel_lists() {
+        let root = std::env::temp_dir().join(format!("mk-cards-{}", std::process::id()));
+        let port = root.join("mlx5_1/ports/1");
+        fs::create_dir_all(&port).unwrap();
+        fs::create_dir_all(root.join("0000:3b:00.0")).unwrap();
+        fs::write(port.join("state"), "4: ACTIVE\n").unwrap();
+        fs::write(port.join("rate"), "400 Gb/sec (4X NDR)\n").unwrap();
+        fs::write(root.join("0000:3b:00.0/numa_node"), "1\n").unwrap();
+        std::os::unix::fs::symlink("../0000:3b:00.0", root.join("mlx5_1/device")).unwrap();
+        let found = cards_in(&root);
+        let card = found.iter().find(|c| c.name == "mlx5_1").expect("a card");
+        assert_eq!(card.ports, ["port 1 ACTIVE, 400 Gb/sec (4X NDR)"]);
+        assert_eq!((card.numa, card.pci.as_str()), (Some(1), "0000:3b:00.0"));
+        fs::remove_dir_all(&root).unwrap();
+        assert!(cards_in(&root).is_empty());
+    }
+
+    #[test]
+    fn every_transport_is_tried() {
+        let names: Vec<_> = fabrics().into_iter().map(|f| f.name).collect();
+        assert_eq!(names, ["loopback", "ofi (efa)", "ofi (tcp;ofi_rxm)", "ofi (shm)", "verbs"]);
+    }
+}
