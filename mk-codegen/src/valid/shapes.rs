@@ -4,10 +4,9 @@
 //! own dimensions only choose where it lies. A result has something that it is made of: a sum at least one summand, a product both
 //! factors, though they may be empty, attention keys.
 
-mod gradients;
-
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, gated, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Operand, STATS, gated,
+    saves_gates,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,8 +28,8 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
             product(*a_layout, *b_layout, epilogue, touched)
         }
         Leaf::AttendTile { block, .. } => attend(*block, touched),
-        Leaf::StatsTile { block } => gradients::statistics(*block, touched).err(),
-        Leaf::AttendGradTile { of, block, .. } => gradients::grad(*of, *block, touched).err(),
+        Leaf::StatsTile { block } => statistics(*block, touched).err(),
+        Leaf::AttendGradTile { of, block, .. } => gradients(*of, *block, touched).err(),
     }
 }
 
@@ -344,4 +343,72 @@ fn attend([tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Option<String>
         Ok(())
     };
     check().err()
+}
+
+/// Results and gradients are as large as each other; a logarithm and four statistics belong to each row.
+fn statistics([tile, depth]: [u32; 2], touched: &[Touched<'_>]) -> Result<(), String> {
+    let read = [Operand::O, Operand::Do, Operand::Lse];
+    if of(touched, Operand::Dst).all(|t| t.extents.is_none()) {
+        return Ok(());
+    }
+    one_place(touched, &read)?;
+    made_of(touched, &read)?;
+    let mut rows = None;
+    for t in touched {
+        let Some([x, y]) = matrix(t)? else { continue };
+        let (x, y, wide) = match t.operand {
+            Operand::Lse => (area(t), 1, 1),
+            Operand::Dst => (x, y, STATS),
+            _ => (x, y, depth),
+        };
+        let wanted = *rows.get_or_insert(x);
+        if x != wanted || x > i64::from(tile) || y != i64::from(wide) {
+            let text = format!("`{}` is {x} x {y}, and a tile {wanted} x {wide}", t.operand);
+            return Err(format!("{text}, of up to {tile} rows"));
+        }
+    }
+    Ok(())
+}
+
+/// What belongs to queries has as many rows at each step, and what belongs to keys; all are as wide as a head, but for the statistics.
+fn gradients(
+    side: GradOf,
+    [tile, _, depth]: [u32; 3],
+    touched: &[Touched<'_>],
+) -> Result<(), String> {
+    let all = [side.held(), side.moving()].concat();
+    one_place(touched, &all)?;
+    let made = |t: &Touched<'_>| side.made().contains(&t.operand) && t.extents.is_some();
+    if touched.iter().any(made) {
+        made_of(touched, &all)?;
+    }
+    // Of what comes in blocks, by step.
+    let mut rows: BTreeMap<Option<u32>, i64> = BTreeMap::new();
+    let mut steps: BTreeMap<Operand, Vec<u32>> = BTreeMap::new();
+    for t in touched {
+        let Some([x, y]) = matrix(t)? else { continue };
+        let wide = if t.operand == Operand::Stats { STATS } else { depth };
+        if y != i64::from(wide) {
+            return Err(format!("`{}` has {y} columns, and a tile {wide}", t.operand));
+        }
+        let moves = side.moving().contains(&t.operand);
+        if !moves && x > i64::from(tile) {
+            return Err(format!("`{}` has {x} rows, and a tile {tile}", t.operand));
+        }
+        if moves {
+            steps.entry(t.operand).or_default().push(t.step);
+        }
+        let wanted = *rows.entry(moves.then_some(t.step)).or_insert(x);
+        if wanted != x {
+            return Err(format!("`{}` has {x} rows, and others {wanted}", t.operand));
+        }
+    }
+    let first = steps.values().next();
+    if !steps.is_empty()
+        && (steps.len() != side.moving().len() || steps.values().any(|s| Some(s) != first))
+    {
+        let names: Vec<_> = side.moving().iter().map(|o| format!("`{o}`")).collect();
+        return Err(format!("{} are not read at the same steps", names.join(", ")));
+    }
+    Ok(())
 }

@@ -349,6 +349,17 @@ impl Op {
     }
 }
 
+/// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
+pub(crate) fn turned(placement: &[Placement]) -> Vec<Placement> {
+    let turned = placement.iter().map(|p| match *p {
+        Placement::Shard(1) => Placement::Shard(2),
+        Placement::Shard(2) => Placement::Shard(1),
+        Placement::Zigzag(1) => Placement::Zigzag(2),
+        p => p,
+    });
+    turned.collect()
+}
+
 /// One operation applied to values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {

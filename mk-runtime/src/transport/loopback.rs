@@ -189,7 +189,8 @@ impl Transport for Loopback {
 
     fn register(&mut self, memory: Arc<dyn NetMemory>) -> Result<(), TransportError> {
         if let Some(gpu) = memory.gpu() {
-            let what = format!("memory of GPU {}: its threads copy memory of the host", gpu.ordinal);
+            let what =
+                format!("memory of GPU {}: its threads copy memory of the host", gpu.ordinal);
             return Err(TransportError::Refused { transport: self.caps.name.clone(), what });
         }
         let key = Key(super::random_key()?);

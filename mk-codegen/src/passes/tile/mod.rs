@@ -9,6 +9,7 @@ mod alone;
 pub(super) mod attention;
 mod ends;
 mod gradients;
+mod heads;
 mod last_wave;
 mod operands;
 mod product;

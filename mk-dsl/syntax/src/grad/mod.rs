@@ -24,7 +24,7 @@ mod error;
 mod rules;
 
 use crate::excerpt::Excerpt;
-use crate::program::{DType, Node, Op, Program, SymbolKind, TensorType, ValueId};
+use crate::program::{DType, Node, Op, Program, SymbolKind, TensorType, ValueId, turned};
 pub use error::GradError;
 use rules::Walk;
 
@@ -164,7 +164,7 @@ fn with_logarithms(program: &Program) -> Program {
         if program.nodes().iter().any(of_node) {
             continue;
         }
-        let placement = crate::check::turned(&node.ty.placement);
+        let placement = turned(&node.ty.placement);
         let ty = TensorType { dtype: DType::F32, dims: vec![b, h, s], placement };
         let result = ValueId::new(all.n_values());
         all.nodes.push(Node { result, op: Op::Lse, inputs: vec![node.result], ty });
