@@ -42,6 +42,14 @@ pub(super) struct Rank {
     _control: DeviceBuffer,
 }
 
+/// Memory of an instance that others reach, too.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<'a> {
+    pub(super) symmetric: &'a SymmetricMemory,
+    pub(super) faults: &'a FaultRecords,
+    pub(super) net: Option<&'a Leased>,
+}
+
 impl Rank {
     pub(super) fn bind(
         world: &World,
@@ -49,10 +57,9 @@ impl Rank {
         source: &KernelSource,
         compiled: &Compiled,
         options: &InstanceOptions,
-        symmetric: &SymmetricMemory,
-        faults: &FaultRecords,
-        net: Option<&Leased>,
+        shared: Shared<'_>,
     ) -> Result<Rank, Error> {
+        let Shared { symmetric, faults, net } = shared;
         let net = net.and_then(|net| net.place(rank)).unwrap_or_default();
         let (wait_limit_ns, entry_limit_ns, chaos_max_ns) = options.nanoseconds(source)?;
         let module = Module::load(world.context(rank)?, &compiled.cubin)?;
