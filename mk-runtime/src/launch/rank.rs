@@ -42,12 +42,13 @@ pub(super) struct Rank {
     _control: DeviceBuffer,
 }
 
-/// Memory of an instance that others reach, too.
+/// Memory beyond a rank's own that its kernel reaches.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<'a> {
-    pub(super) symmetric: &'a SymmetricMemory,
-    pub(super) faults: &'a FaultRecords,
-    pub(super) net: Option<&'a Leased>,
+pub(super) struct Shared<'m> {
+    pub symmetric: &'m SymmetricMemory,
+    pub faults: &'m FaultRecords,
+    /// Its range of the net arena, where ranks are on several nodes.
+    pub net: Option<&'m Leased>,
 }
 
 impl Rank {
