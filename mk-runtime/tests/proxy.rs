@@ -155,7 +155,7 @@ fn carries(ordering: Ordering, shape: &Shape) {
         kind: NetCommandKind::Enter as u32,
         bytes: 0,
         local_word: NO_WORD,
-        ..send(0, 3, 81)
+        ..send(0, 3, 1)
     };
     b.push(enter);
     until("an entry", || a.word(3) == 1);
