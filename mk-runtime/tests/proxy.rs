@@ -183,7 +183,8 @@ fn unordered_and_shuffled() {
 /// What a broken kernel asks for is a fault that names the edge, and no byte is written.
 #[test]
 fn commands_outside_the_range_are_refused() {
-    let changes: [(&str, fn(&mut NetCommand)); 9] = [
+    type Change = (&'static str, fn(&mut NetCommand));
+    let changes: [Change; 9] = [
         ("inside the buffers", |c| c.from = 0),
         ("inside the buffers", |c| c.to = (1 << 18) - 32),
         ("inside the buffers", |c| c.to = u64::MAX - 8),

@@ -141,9 +141,13 @@ fn the_executor_agrees_on_drafts() {
     cases.extend(cases::nodes(!all()));
     cases.extend(cases::attention(!all()));
     let new = |case: &Case| case.name.contains(" nodes, ") || case.name.contains(" rows");
-    let counts = judged(&cases, |case| if all() || !new(case) { 1 } else { 9 });
+    let counts = judged(&cases, |case| match (all(), new(case)) {
+        (true, _) => 1,
+        (false, false) => 2,
+        (false, true) => 9,
+    });
     let (shown, survived) = (counts.shown.values().sum::<usize>(), counts.survived);
-    assert!(shown > 300 && survived > 100, "{shown}, {survived}");
+    assert!(shown > 200 && survived > 40, "{shown}, {survived}");
 }
 
 fn all() -> bool {

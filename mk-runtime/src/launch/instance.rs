@@ -6,7 +6,7 @@ use super::dims::check_dims;
 use super::health::Health;
 use super::options::{InstanceOptions, RankTensors};
 use super::program::check_reach;
-use super::rank::Rank;
+use super::rank::{Rank, Shared};
 use super::residency::Attributes;
 use crate::driver::order::{self, Book, Launcher};
 use crate::driver::{Context, Entered, keep_current};
@@ -102,9 +102,8 @@ impl Instance {
         let bound = symmetric.fill_unused(0, space.zeroed_bytes, 0).and_then(|()| {
             let poison = options.poison.unwrap_or(0);
             symmetric.fill_unused(space.zeroed_bytes, space.symmetric_bytes, poison)?;
-            let bind = |r| {
-                Rank::bind(world, r, source, compiled, options, &symmetric, &faults, net.as_ref())
-            };
+            let shared = Shared { symmetric: &symmetric, faults: &faults, net: net.as_ref() };
+            let bind = |r| Rank::bind(world, r, source, compiled, options, shared);
             let ranks = world.local_ranks().map(bind).collect::<Result<Vec<_>, _>>()?;
             let place = place.insert(Place(order::new_launcher()));
             if options.overlap {

@@ -42,6 +42,15 @@ pub(super) struct Rank {
     _control: DeviceBuffer,
 }
 
+/// Memory beyond a rank's own that its kernel reaches.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<'m> {
+    pub symmetric: &'m SymmetricMemory,
+    pub faults: &'m FaultRecords,
+    /// Its range of the net arena, where ranks are on several nodes.
+    pub net: Option<&'m Leased>,
+}
+
 impl Rank {
     pub(super) fn bind(
         world: &World,
@@ -49,10 +58,9 @@ impl Rank {
         source: &KernelSource,
         compiled: &Compiled,
         options: &InstanceOptions,
-        symmetric: &SymmetricMemory,
-        faults: &FaultRecords,
-        net: Option<&Leased>,
+        shared: Shared<'_>,
     ) -> Result<Rank, Error> {
+        let Shared { symmetric, faults, net } = shared;
         let net = net.and_then(|net| net.place(rank)).unwrap_or_default();
         let (wait_limit_ns, entry_limit_ns, chaos_max_ns) = options.nanoseconds(source)?;
         let module = Module::load(world.context(rank)?, &compiled.cubin)?;

@@ -83,7 +83,7 @@ fn send(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
 }
 
 /// The post of a command at one end, if it has one.
-fn one<'f>(f: &'f Family, end: impl Fn(&&Post) -> bool) -> Result<Option<&'f Post>, EmitError> {
+fn one(f: &Family, end: impl Fn(&&Post) -> bool) -> Result<Option<&Post>, EmitError> {
     let mut found = f.posts.iter().filter(end);
     match (found.next(), found.next()) {
         (post, None) => Ok(post),
