@@ -4,10 +4,16 @@
     torchrun --nproc-per-node 4 examples/tp_llama.py --device cpu             # four processes over gloo
     torchrun --nproc-per-node 8 examples/tp_llama.py                          # a GPU each; one GPU is fine, too
 
-Grouped queries, rotary positions, SwiGLU, attention by torch on each rank's heads. At every step the model's gradients are compared with
-float32 ones, and so are those of the same model made of bfloat16 torch operations: mk's may be 1.2 times as far away, or the program ends with
-status 1. (Gradients of less than a hundredth of the largest are left out: they are rounding on either side.) Both then take the same step, from
-weights in float32.
+Grouped queries, rotary positions, SwiGLU, attention by torch on each rank's heads. At every step, from the same float32 weights, every gradient
+of the layers is compared with float32's, and so is that of the same model by bfloat16 torch.nn.Linear. The program ends with status 0 if
+
+- the worst of mk's gradients is at most 1.2 times as far from float32 as the worst of torch's, over all steps;
+- so are 95 of 100 gradients, each beside torch's of the same step, and the geometric mean of these ratios is at most 1.05;
+- the last losses are within 1 %.
+
+One step's ratio says little: most of an error of 1 % is rounding of a few logits, which all gradients of the step share. A control shows it: torch
+with its gate computed in float32, which is more accurate, is sometimes twice as far away as torch without, and half as far. Its ratios stand
+beside (docs/lab/2026-11-25-gradient-errors.md).
 """
 
 import argparse
@@ -85,8 +91,17 @@ class Dense(torch.nn.Module):
     def forward(self, x):
         h = self.before(x)
         x = x + self.out(attention(self.q(h), self.k(h), self.v(h), self.size))
-        h = self.between(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return x + self.down(self.gated(self.between(x)))
+
+    def gated(self, h):
+        return F.silu(self.gate(h)) * self.up(h)
+
+
+class Control(Dense):
+    """The same, with the gate in float32, rounded once: a little more accurate."""
+
+    def gated(self, h):
+        return (F.silu(self.gate(h).float()) * self.up(h).float()).to(h.dtype)
 
 
 class Model(torch.nn.Module):
@@ -136,12 +151,19 @@ def gradients(model, rank, ranks, dense):
     return found
 
 
+def backward(model, tokens, targets, n_tokens, wrap):
+    """Gradients of the mean over the tokens of all ranks; returns what this rank's tokens add to it."""
+    loss = F.cross_entropy(model(tokens, wrap), targets, reduction="sum") / n_tokens
+    loss.backward()
+    return loss
+
+
 def main():
     parser = argparse.ArgumentParser(description="a small Llama learns: mk.nn beside torch.nn.Linear")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     for name, default in (("tokens", 0), ("hidden", 0), ("ffn", 0), ("layers", 8), ("heads", 8), ("kv-heads", 4), ("vocabulary", 512), ("steps", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--mode", choices=("eager", "compiled", "checkpointed"), default="eager")
+    parser.add_argument("--mode", choices=("eager", "compiled", "checkpointed", "graphed"), default="eager")
     c = parser.parse_args()
     small = c.device == "cpu"
     c.tokens, c.hidden, c.ffn, c.steps = (given or (a if small else b) for given, a, b in (
@@ -166,6 +188,7 @@ def main():
     with torch.no_grad():
         master.embedding.weight.mul_(0.02)
     torchs = Model(c, [Dense(c, **half) for _ in range(c.layers)], **half)
+    control = Model(c, [Control(c, **half) for _ in range(c.layers)], **half)
     ours = Model(c, [Parallel(c, world, **half) for _ in range(c.layers)], **half)
     wrap = lambda layer, x: layer(x)
     if c.mode == "checkpointed":
@@ -173,45 +196,69 @@ def main():
     if c.mode == "compiled":
         for layer in ours.layers:
             layer.compile(fullgraph=True, backend="inductor" if not small else "aot_eager")
+    if c.mode == "graphed" and small:
+        sys.exit("--mode graphed is of CUDA graphs")
+    step_of = lambda tokens, targets: backward(ours, tokens, targets, c.tokens, wrap)
+    graph = None
     optimizer, losses = torch.optim.AdamW(master.parameters(), lr=0.02 * c.hidden**-0.5), []
     exact = torch.Generator().manual_seed(1)
     data = torch.randint(c.vocabulary, (c.tokens + 1,), generator=exact).to(c.device)
-    worst = 0.0
+    errors = []
     for step in range(c.steps):
         text = data.roll(step)
         tokens, targets = text[:-1], text[1:]
         mine = slice(rank * c.tokens // ranks, (rank + 1) * c.tokens // ranks)
         with torch.no_grad():
-            for a, b in zip(torchs.parameters(), master.parameters()):
-                a.copy_(b)
+            for model in (torchs, control):
+                for a, b in zip(model.parameters(), master.parameters()):
+                    a.copy_(b)
         distribute(torchs, ours, rank, ranks)
-        for model in (master, torchs, ours):
-            model.zero_grad()
+        for model in (master, torchs, control, ours):
+            model.zero_grad(set_to_none=graph is None)
         reference = F.cross_entropy(master(tokens), targets)
         reference.backward()
         theirs = F.cross_entropy(torchs(tokens), targets)
         theirs.backward()
-        # Each rank has the loss of its tokens; what it adds to the mean.
-        loss = F.cross_entropy(ours(tokens[mine], wrap), targets[mine], reduction="sum") / c.tokens
-        loss.backward()
-        want, their, our = (gradients(m, rank, ranks, d) for m, d in ((master, True), (torchs, True), (ours, False)))
-        largest = max(g.norm() for g in want.values())
-        # A gradient that is nothing beside the others is rounding on either side.
-        judged = [n for n in want if want[n].norm() > 0.01 * largest]
-        error = lambda found: max(((found[n] - want[n]).norm() / want[n].norm()).item() for n in judged)
-        errors = torch.tensor([error(our), error(their)], dtype=torch.float64)
+        F.cross_entropy(control(tokens), targets).backward()
+        if c.mode == "graphed" and step == 1:
+            # Everything is bound. The graph has gradients of its own.
+            static = tokens[mine].clone(), targets[mine].clone()
+            ours.zero_grad(set_to_none=False)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = step_of(*static)
+        if graph is None:
+            loss = step_of(tokens[mine], targets[mine])
+        else:
+            static[0].copy_(tokens[mine]), static[1].copy_(targets[mine])
+            ours.zero_grad(set_to_none=False)
+            graph.replay()
+        found = [gradients(m, rank, ranks, d) for m, d in ((ours, False), (torchs, True), (control, True), (master, True))]
+        # Squares of each gradient's errors, and of itself, over all ranks' parts: [4, gradients].
+        want = found.pop()
+        squares = [[(f[n] - want[n]).double().square().sum() for n in want] for f in found]
+        squares = torch.tensor([*squares, [g.double().square().sum() for g in want.values()]], dtype=torch.float64)
         total = torch.tensor([loss.item()], dtype=torch.float64)
         if several:
-            dist.all_reduce(errors, dist.ReduceOp.MAX)
+            dist.all_reduce(squares)
             dist.all_reduce(total)
-        a, b = errors.tolist()
-        worst = max(worst, a / b)
+        errors.append((squares[:3] / squares[3]).sqrt())
+        a, b, _ = errors[-1].max(1).values.tolist()
         losses.append((total.item(), theirs.item(), reference.item()))
         if step % max(1, c.steps // 10) == 0 or step == c.steps - 1:
             say(f"step {step:3}: loss {total.item():.4f} (torch {theirs.item():.4f}), worst gradient error {a:.2e} (torch {b:.2e})")
         optimizer.step()
-    good = worst <= 1.2 and abs(losses[-1][0] / losses[-1][1] - 1) < 0.01 and losses[-1][0] < losses[0][0]
-    say(f"{'PASS' if good else 'FAIL'}: gradients at most {worst:.2f} times as far from float32 as torch's; loss {losses[0][0]:.4f} to {losses[-1][0]:.4f}")
+    errors = torch.stack(errors)  # [steps, (mk, torch, control), gradients]
+    worst = errors.amax((0, 2))
+    ratios, beside = errors[:, 0] / errors[:, 1], errors[:, 2] / errors[:, 1]
+    for name, r, most in (("mk", ratios, worst[0]), ("control", beside, worst[2])):
+        low, high = (torch.quantile(r.flatten(), q).item() for q in (0.05, 0.95))
+        step = errors[:, 0 if name == "mk" else 2].amax(1) / errors[:, 1].amax(1)
+        say(f"{name:8} worst error {most:.2e} (torch {worst[1]:.2e}); beside torch's, {r.numel()} gradients: mean {r.log().mean().exp():.3f}, "
+            f"5 to 95 % {low:.2f} to {high:.2f}; worst of a step {step.min():.2f} to {step.max():.2f}")
+    accurate = worst[0] <= 1.2 * worst[1] and torch.quantile(ratios.flatten(), 0.95) <= 1.2 and ratios.log().mean().exp() <= 1.05
+    good = accurate.item() and abs(losses[-1][0] / losses[-1][1] - 1) < 0.01 and losses[-1][0] < losses[0][0]
+    say(f"{'PASS' if good else 'FAIL'}: loss {losses[0][0]:.4f} to {losses[-1][0]:.4f} (torch {losses[-1][1]:.4f})")
     if several:
         dist.destroy_process_group()
     sys.exit(not good)

@@ -69,6 +69,9 @@ pub struct TensorArg {
     pub dtype: DType,
     /// Read or written.
     pub direction: TensorDirection,
+    /// The tensor, by index, in whose memory it may lie: a parameter that it replaces, element by element.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_place: Option<u32>,
 }
 
 /// Where the memory under a tensor map begins.

@@ -107,6 +107,7 @@ fn legend(program: &Program, made: &Gradient) -> String {
             Input::Parameter(_) => continue,
             Input::Saved(i) => format!("result {i} of forward"),
             Input::Ones => "ones".into(),
+            Input::Main(i) => format!("the f32 gradient of {} so far", program.tensors()[i].name),
         };
         lines.push(format!("// {}: {what}", tensor.name));
     }

@@ -418,3 +418,26 @@ fn symbols_with_the_names_of_loops() {
         }
     }
 }
+
+#[test]
+fn a_sum_replaces_the_parameter_that_it_is_added_to() {
+    let pairs = |text: &str| {
+        let program = Program::parse(text).expect(text);
+        let shapes = [("x", [512, 256]), ("dy", [512, 384])];
+        let shapes = shapes.map(|(name, shape)| (name.to_string(), shape.to_vec())).into();
+        let bound = program.bind(&BTreeMap::new(), &shapes).expect(text);
+        let config = Config { ranks: 2, ..Config::default() };
+        let plan = lower(&program, &bound, &config).expect(text);
+        let name = |id| plan.buffers[id].name.clone();
+        let pairs = mk_codegen::ir::in_place(&plan).into_iter();
+        pairs.map(|(result, parameter)| format!("{} {}", name(result), name(parameter))).collect()
+    };
+    let sums = "fn f(x: bf16[M, K], dy: bf16[M, N], c: f32[K, N]) -> f32[K, N] { gemm(x.t, dy) -> cast(f32) -> add(c) }";
+    let found: Vec<String> = pairs(sums);
+    assert_eq!(found, ["out c"]);
+    // Two products read it: one may have written what the other reads.
+    let twice = "fn f(x: bf16[M, K], dy: bf16[M, N], c: f32[K, N]) -> (f32[K, N], bf16[K, N]) {
+        (gemm(x.t, dy) -> cast(f32) -> add(c), gemm(x.t, dy) -> cast(f32) -> mul(c) -> cast(bf16)) }";
+    let found: Vec<String> = pairs(twice);
+    assert_eq!(found, [""; 0]);
+}

@@ -4,6 +4,7 @@
 #[path = "common/mod.rs"]
 mod common;
 
+use mk_abi::MapBase;
 use mk_codegen::{
     emit,
     ir::{Leaf, Operand, Plan, Points, TableSet},
@@ -86,6 +87,13 @@ fn kernels() {
         let layout = kernel.net.expect("a network");
         assert_eq!((layout.local, layout.in_order), (local, net == NicOrdering::InOrder));
         assert_eq!(kernel.ranks.len(), 2 * local as usize);
+        for (rank, binding) in (0..).zip(&kernel.ranks) {
+            for map in &binding.maps {
+                if let MapBase::Peer(peer, _) = map.base {
+                    assert_eq!(peer / local, rank / local, "{name}: a map of another node");
+                }
+            }
+        }
     }
 }
 

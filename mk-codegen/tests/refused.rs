@@ -112,7 +112,7 @@ fn tensors_of_peers() {
 fn ranks_that_enter_in_another_way() {
     for (from, to) in [
         ("sig0[rank] @ p", "sig0[(rank + 1) % 3] @ p"),
-        ("sig0[rank] @ p", "sig0[rank] @ 2 - p"),
+        ("sig0[rank] @ p", "sig0[rank] @ 2 - p / 2"),
         ("sig0[rank] @ p += 1", "sig0[rank] @ p += 2"),
         ("at start each p in 3", "at start each p in 2"),
         ("at start each p in 3", "at start each p in 3 when p < 3"),
@@ -419,7 +419,7 @@ fn places_that_an_epilogue_saves_to() {
 fn leaves_without_emission() {
     for (name, says) in [
         ("ring_attention_registers", "in attention the loader waits and the storer posts"),
-        ("two_nodes_nic", "no template sends over the network"),
+        ("two_nodes_nic", "a network without nodes (`local=`) has no templates"),
     ] {
         let path = format!("{}/../tests/plans/{name}.plan", env!("CARGO_MANIFEST_DIR"));
         let text = fs::read_to_string(path).expect("the fixture");

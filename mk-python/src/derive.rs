@@ -6,7 +6,7 @@ use mk::{
     function::Signature,
     syntax::{
         Dim, Excerpt, Program, SymbolKind, ValueId,
-        grad::{Input, Keep, Saves, Source, grad},
+        grad::{Input, Keep, Saves, Source, grad_into},
     },
 };
 use pyo3::{
@@ -18,29 +18,32 @@ use pyo3::{
 /// "gradients": [(parameter, kind, position), ...]}``.
 ///
 /// ``forward`` has more results than the pipeline: what is saved. ``inputs`` are the backward's parameters: ``"gradient"`` of a
-/// result, ``"parameter"``, ``"saved"`` (a result of ``forward``), ``"ones"``. ``gradients`` are of the ``wanted`` parameters:
+/// result, ``"parameter"``, ``"saved"`` (a result of ``forward``), ``"ones"``, ``"main"``, the f32 matrix that the gradient of a parameter
+/// ``into`` is added to. ``gradients`` are of the ``wanted`` parameters:
 /// ``"result"`` of the backward, ``"column"`` 0 of one, or ``"given"``, the gradient of a result as it is.
 ///
 /// Raises PipelineError, or UnsupportedError for a pipeline without a backward.
 #[pyfunction]
-#[pyo3(name = "_derive", signature = (pipeline, wanted=None, *, gather_again=false, activate_again=false))]
+#[pyo3(name = "_derive", signature = (pipeline, wanted=None, *, gather_again=false, activate_again=false, into=None))]
 pub fn derive<'py>(
     py: Python<'py>,
     pipeline: &str,
     wanted: Option<Vec<usize>>,
     gather_again: bool,
     activate_again: bool,
+    into: Option<Vec<usize>>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let program = parse(py, pipeline)?;
     let keep = |again| if again { Keep::Again } else { Keep::Saved };
     let saves = Saves { gathered: keep(gather_again), activations: keep(activate_again) };
-    let made = grad(&program, wanted.as_deref(), saves)
+    let made = grad_into(&program, wanted.as_deref(), saves, &into.unwrap_or_default())
         .map_err(|e| Class::Unsupported.error(py, e.to_string()))?;
     let inputs = made.inputs.iter().map(|input| match *input {
         Input::Gradient(i) => ("gradient", i),
         Input::Parameter(i) => ("parameter", i),
         Input::Saved(i) => ("saved", i),
         Input::Ones => ("ones", 0),
+        Input::Main(i) => ("main", i),
     });
     let gradients = made.gradients.iter().map(|(parameter, source)| match *source {
         Source::Result(i) => (*parameter, "result", i),

@@ -94,6 +94,11 @@ pub fn is_fault(error: &FunctionError) -> bool {
 
 /// A failure of the runtime.
 pub fn runtime(py: Python<'_>, error: &RuntimeError) -> PyErr {
+    if let RuntimeError::Interrupted { .. } = error
+        && let Some(raised) = crate::interrupt::cause()
+    {
+        return raised;
+    }
     let class = class(error);
     let fault = match error {
         RuntimeError::Fault(fault) => Some(&**fault),
@@ -141,6 +146,7 @@ fn class(error: &RuntimeError) -> Class {
         | RuntimeError::Rendezvous { .. }
         | RuntimeError::PeerGone { .. }
         | RuntimeError::PeerSilent { .. }
+        | RuntimeError::Interrupted { .. }
         | RuntimeError::PeerFailed { .. }
         | RuntimeError::OutOfStep { .. }
         | RuntimeError::Disagree { .. } => Class::Rendezvous,

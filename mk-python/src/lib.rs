@@ -1,7 +1,7 @@
 //! The Python module `mk`: a thin layer over [`mk::Function`] for torch tensors.
 //!
 //! `world.rs` and `store.rs` find the ranks, `tensor.rs` reads torch tensors, `function.rs` calls, `arguments.rs` takes
-//! arguments apart, `plan.rs` shows and simulates what would run, `program.rs` gives the pipeline as data, `derive.rs` gives derivatives as texts, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments, `errors.rs` turns
+//! arguments apart, `plan.rs` shows and simulates what would run, `program.rs` gives the pipeline as data, `derive.rs` gives derivatives as texts, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments, `interrupt.rs` looks for signals, `log.rs` passes warnings on, `errors.rs` turns
 //! errors into exceptions.
 //!
 //! Invariants: nothing is decided here that a Rust program could not decide through the crate `mk`. The interpreter is
@@ -13,6 +13,8 @@ mod derive;
 mod errors;
 mod explain;
 mod function;
+mod interrupt;
+mod log;
 mod options;
 mod plan;
 mod program;
@@ -32,6 +34,8 @@ mod _mk {
     #[pymodule_export]
     use super::function::{Function, close_kept, compile};
     #[pymodule_export]
+    use super::log::warn;
+    #[pymodule_export]
     use super::options::Setting;
     #[pymodule_export]
     use super::plan::{Plan, plan};
@@ -42,6 +46,8 @@ mod _mk {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::log::begin();
+        crate::interrupt::listen();
         let at_exit = module.py().import("atexit")?;
         at_exit.call_method1("register", (module.getattr("_close_kept")?,))?;
         module.add("SETTINGS", options::table(module.py())?)?;

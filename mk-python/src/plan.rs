@@ -1,6 +1,6 @@
 //! What would run, without a GPU.
 
-use crate::{errors, errors::Class, function::jit, options, program};
+use crate::{errors, errors::Class, function::jit, interrupt, options, program};
 use mk::{
     Bound as Sizes, Program,
     abi::TensorDirection,
@@ -13,7 +13,7 @@ use mk::{
     sim::{Options, Schedule},
     simulate,
     syntax::Dim,
-    tune::{self, Cache, Choice, Fusion, Reason, Verdict},
+    tune::{self, Cache, Choice, Fuse, Fusion, Reason, Verdict},
 };
 use pyo3::{
     prelude::*,
@@ -85,11 +85,11 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 /// The verified plan of a pipeline, made without a GPU.
 ///
 /// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together they must say all
-/// sizes. ``settings`` are as for ``mk.compile``, and the defaults where they are not given.
+/// sizes. ``settings`` are as for ``mk.compile``, and the defaults where they are not given. ``fuse`` is too, but for its default: one kernel.
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
-#[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, settings=None))]
+#[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, settings=None, fuse="always"))]
 pub fn plan(
     py: Python<'_>,
     pipeline: &str,
@@ -97,16 +97,26 @@ pub fn plan(
     shapes: Option<&Bound<'_, PyDict>>,
     dims: Option<&Bound<'_, PyDict>>,
     settings: Option<&Bound<'_, PyAny>>,
+    fuse: &str,
 ) -> PyResult<Plan> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
     let config = options::Given::new(py, ranks, settings)?.config;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;
-    let verdict = Verdict::new(Fusion::Fused, Reason::Asked);
-    let choice = Choice { verdict, configs: vec![config] };
+    let fuse = options::fuse(py, fuse)?;
     let program = signature.program();
-    let made = py.detach(|| Composition::new(program, &sizes, &choice, emit::Options::default()));
+    let made = py.detach(|| {
+        let terms = tune::Conditions { config: &config, fuse, overlap: false, search: None };
+        let choice = match fuse {
+            Fuse::Always => {
+                let verdict = Verdict::new(Fusion::Fused, Reason::Asked);
+                Choice { verdict, configs: vec![config.clone()] }
+            }
+            _ => tune::settle(program, &sizes, &terms),
+        };
+        Composition::new(program, &sizes, &choice, emit::Options::default())
+    });
     let made = made.map_err(|e| errors::function(py, e))?;
     Ok(Plan::new(signature, sizes, Arc::new(made), None))
 }
@@ -303,8 +313,11 @@ impl Plan {
             ordered.push(list);
         }
         let options = Options { schedule, seed, ..Options::default() };
-        let run =
-            py.detach(|| simulate(&self.signature, &self.sizes, &self.made, &ordered, &options));
+        let (signature, sizes, made) =
+            (self.signature.clone(), self.sizes.clone(), self.made.clone());
+        let run = interrupt::detached(py, move || {
+            simulate(&signature, &sizes, &made, &ordered, &options)
+        })?;
         let results = run.map_err(|e| errors::function(py, e))?;
         let named = |held: Vec<Vec<f32>>| {
             self.program().result_names().iter().cloned().zip(held).collect::<BTreeMap<_, _>>()

@@ -249,6 +249,12 @@ impl Torch {
                 "is a {class} without memory of its own\n  help: pass the local tensor, as {name}.to_local() of a DTensor"
             )));
         }
+        if !pointer.is_multiple_of(16) {
+            return Err(wrong(format!(
+                "is at {pointer:#x}, which is not a multiple of 16 bytes\n  help: a part of another tensor may begin anywhere, a copy of it \
+                 ({name}.clone()) does not"
+            )));
+        }
         // SAFETY: a contiguous tensor of this shape on the rank's GPU; `function.rs` keeps it until the launch is enqueued,
         // and torch's allocator after that (`record_stream`).
         let tensor = unsafe { TensorRef::from_raw(pointer, bytes) };

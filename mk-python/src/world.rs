@@ -7,19 +7,7 @@ use crate::{
 };
 use mk::runtime;
 use pyo3::{exceptions::PyKeyboardInterrupt, prelude::*};
-use std::{collections::BTreeMap, ops::Range, sync::Mutex};
-
-/// Worlds that this process made from a store, by the global ranks in them (of a group): part of their keys, so that two worlds of
-/// one store do not meet, whatever other groups do.
-static WORLDS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
-
-/// What the keys of the next world of these ranks begin with.
-fn prefix(ranks: &str) -> String {
-    let mut worlds = WORLDS.lock().unwrap_or_else(|e| e.into_inner());
-    let made = worlds.entry(ranks.into()).or_default();
-    *made += 1;
-    format!("mk/{ranks}/{}", *made - 1)
-}
+use std::ops::Range;
 
 /// The ranks that work together, and the GPUs that they own.
 ///
@@ -165,7 +153,13 @@ impl World {
             Some(device) => device,
             None => py.import("torch.cuda")?.call_method0("current_device")?.extract()?,
         };
-        let bootstrap = StoreBootstrap::new(store, rank, world_size, prefix(&ranks), timeout);
+        // Worlds of other ranks, and other worlds of these, do not meet there.
+        let prefix: String = py
+            .import("mk._rendezvous")?
+            .getattr("meet")?
+            .call1((&store, format!("mk/{ranks}"), rank, world_size, timeout_s))?
+            .extract()?;
+        let bootstrap = StoreBootstrap::new(store, rank, world_size, prefix, timeout);
         let cause = bootstrap.cause();
         let world = py.detach(|| runtime::World::connect(Box::new(bootstrap), device));
         let world = world.map_err(|e| blame(py, &cause, &e))?;
@@ -182,18 +176,43 @@ impl World {
     }
 
     /// One process that owns GPUs ``0..n``, one rank each. Functions then take and return lists of ``n`` tensors, unless
-    /// ``n`` is 1. With ``gpu`` all ranks share that GPU, to try things on one: their kernels split its SMs.
+    /// ``n`` is 1. With ``gpu`` all ranks share that GPU, to try things on one: their kernels split its SMs. ``devices`` says it rank by rank:
+    /// ``World.local(devices=[0, 0, 1])``.
     ///
     /// Raises DeviceError, ArgumentError for a number of ranks that no world has.
     #[staticmethod]
-    #[pyo3(signature = (n, *, gpu=None))]
-    fn local(py: Python<'_>, n: usize, gpu: Option<i32>) -> PyResult<World> {
-        let make = || match gpu {
-            Some(gpu) => runtime::World::shared(gpu, n),
-            None => runtime::World::local(n),
+    #[pyo3(signature = (n=None, *, gpu=None, devices=None))]
+    fn local(
+        py: Python<'_>,
+        n: Option<usize>,
+        gpu: Option<i32>,
+        devices: Option<Vec<i32>>,
+    ) -> PyResult<World> {
+        let make = || match (n, gpu, &devices) {
+            (Some(n), Some(gpu), None) => Some(runtime::World::shared(gpu, n)),
+            (Some(n), None, None) => Some(runtime::World::local(n)),
+            (None, None, Some(devices)) => Some(runtime::World::on_devices(devices)),
+            _ => None,
         };
-        let world = py.detach(make).map_err(|e| errors::runtime(py, &e))?;
+        let Some(world) = py.detach(make) else {
+            let what = "give the number of ranks, with `gpu` if they share one, or `devices` alone";
+            return Err(Class::Argument.error(py, what));
+        };
+        let world = world.map_err(|e| errors::runtime(py, &e))?;
         Ok(World { place: Place::Gpus(world) })
+    }
+
+    /// Returns when every process of the world has called it.
+    ///
+    /// Raises RendezvousError.
+    fn _barrier(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
+        let limit = seconds(py, "timeout_s", timeout_s)?;
+        match &self.place {
+            Place::Gpus(world) => {
+                py.detach(|| world.barrier(limit)).map_err(|e| errors::runtime(py, &e))
+            }
+            Place::Offline { .. } => Ok(()),
+        }
     }
 
     /// No GPU: the processes of a process group of torch.distributed that can exchange CPU tensors (gloo), by default of all; or this process

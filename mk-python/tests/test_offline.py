@@ -96,6 +96,20 @@ class Plans(Case):
         with self.raises(mk.ArgumentError, "`b`", "rank 1"):
             plan.simulate([good[0], {**good[1], "b": [1.0]}])
 
+    def test_one_rank_has_no_collectives(self):
+        from mk._texts import on_one_rank
+
+        body = lambda text: " ".join(on_one_rank(text).partition("{")[2].split())
+        self.assertEqual(body(MLP), "gemm(x, w) -> gelu -> gemm(v) }")
+        self.assertEqual(body("fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1), u: bf16[K, N] @ shard(1)) "
+                              "{ let h = gather(x); (h -> gemm(w), h -> gemm(u)) }"), "let v4 = gemm(x, w); let v5 = gemm(x, u); (v4, v5) }")
+        self.assertEqual(body("fn f<M: dyn <= 64>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) "
+                              "{ gemm(x, w) -> cast(f32) -> reduce_scatter -> scale(0.5) -> cast(bf16) }"),
+                         "gemm(x, w) -> cast(f32) -> scale(0.5) -> cast(bf16) }")
+        for text in ("gather(x)", "gemm(a, b)", "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) "
+                     "{ let h = gather(x); (h -> gemm(w), h) }", "fn f(x: f32[M] @ partial) { all_reduce(x) }"):
+            self.assertIsNone(on_one_rank(text))
+
     def test_rows_that_come_with_a_launch(self):
         text = """pub fn f<M: dyn <= 1024>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) -> bf16[M, N] @ shard(1) {
             gather(a) -> gemm(b)
@@ -272,6 +286,11 @@ class Calls(Case):
     def test_layout_kind_and_gradients(self):
         self.refused(2, tensor(16, 64, contiguous=False), "`v` is not contiguous", "v.contiguous()")
         self.refused(2, tensor(16, 64, pointer=0), "without memory of its own", "v.to_local()")
+        self.refused(2, tensor(16, 64, pointer=(1 << 20) + 8), "not a multiple of 16 bytes", "v.clone()")
+        # Products have no float32 factors: no advice to declare one.
+        with self.assertRaises(mk.ArgumentError) as c:
+            self.f(tensor(32, 64, dtype=torch.float32), *self.good[1:])
+        self.assertTrue(str(c.exception).endswith("help: convert it"), str(c.exception))
         self.refused(2, [1, 2], "`v` is a list, and must be a torch.Tensor")
         fake = tensor(16, 64)
         fake.data_ptr = lambda: 1 // 0
@@ -430,9 +449,55 @@ class Rendezvous(Case):
                 mk.World.from_torch(store, group=group, device=0, timeout_s=0.2)
         with self.raises(mk.RendezvousError, "missing: rank 1"):
             mk.World.from_torch(store, group="tp", device=0, timeout_s=0.2)
-        self.assertEqual(sorted(store.values), ["mk/4,5/0/0/0", "mk/4/0/0/0", "mk/4/1/0/0"])
+        # Of this rank alone; each world of the other group in a place of its own.
+        names = sorted(store.values)
+        self.assertEqual([n for n in names if n.startswith("mk/4,5/")], ["mk/4,5/wants/0"])
+        places = {n.split("/")[2] for n in names if n.startswith("mk/4/") and n.endswith("/begins")}
+        self.assertEqual(len(places), 2)
         with self.raises(mk.ArgumentError, "not in `group`"):
             mk.World.from_torch(store, group="other", device=0)
+
+    def test_restarted_ranks_meet(self):
+        """Rank 0 has had a world and has waited for another in vain; rank 1 died and is a fresh process; rank 2 had two worlds."""
+        from mk._rendezvous import meet
+
+        store = fake_torch.Store()
+
+        def together(ranks, got, limit=30.0):
+            def run(rank):
+                try:
+                    got[rank] = meet(store, "mk/all", rank, 3, limit)
+                except mk.RendezvousError as error:
+                    got[rank] = str(error)
+
+            threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
+            for thread in threads:
+                thread.start()
+            return threads
+
+        def wait(threads):
+            for thread in threads:
+                thread.join()
+
+        first, second, third, alone = {}, {}, {}, {}
+        wait(together([0, 1, 2], first))
+        self.assertEqual(len(set(first.values())), 1)
+        wait(together([0, 2], alone, 0.2))
+        self.assertIn("missing: rank 1", alone[0])
+        self.assertIn("missing: rank 0", alone[2])
+        # What rank 2 said before it died, here, is in the store; it says another thing after a while.
+        early = together([0, 1], second)
+        time.sleep(0.3)
+        wait(early + together([2], second))
+        self.assertEqual(len(set(second.values())), 1)
+        wait(together([2, 1, 0], third))
+        self.assertEqual(len(set(third.values())), 1)
+        self.assertEqual(len({first[0], second[0], third[0]}), 3)
+
+    def test_warnings_reach_logging(self):
+        with self.assertLogs("mk", "WARNING") as caught:
+            sys.modules["mk._mk"]._warn("a peer is gone")
+        self.assertEqual(caught.output, ["WARNING:mk:a peer is gone"])
 
     def test_every_rank_gets_every_message(self):
         store, ranks = fake_torch.Store(), 3
@@ -465,6 +530,16 @@ class Rendezvous(Case):
         with self.raises(mk.RendezvousError, "division by zero") as c:
             _all_gather(store, 0, 1, [b""], 0.2)
         self.assertIsInstance(c.error.__cause__, ZeroDivisionError)
+
+    def test_simulations_can_be_interrupted(self):
+        plan = mk.plan("gather(a) -> gemm(b)", ranks=4, shapes={"a": (1024, 512), "b": (512, 1024)})
+        inputs = [{"a": [1.0] * (256 * 512), "b": [1.0] * (512 * 256)} for _ in range(4)]
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+        timer = threading.Timer(0.05, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with self.assertRaises(KeyboardInterrupt):
+            plan.simulate(inputs)
 
     def test_waiting_can_be_interrupted(self):
         # A job in the background of a shell ignores it, and so do its children.

@@ -157,6 +157,97 @@ class OneRank(unittest.TestCase):
         self.assertTrue(torch.equal(y.view(24, 16), f(x, w1, w2)))
         self.assertEqual(f.infer((24, 16), (16, 40), (40, 16)), [((24, 16), torch.bfloat16)])
 
+    def micro_batches(self, f, weights, step, in_flight=2):
+        """Four batches into f32 matrices, some of them in flight at once; their errors against f64."""
+        exact = [torch.zeros(w.shape, dtype=torch.float64) for w in weights]
+        batches = [(random(24, 16, seed=10 + i), random(24, 16, seed=20 + i)) for i in range(4)]
+        for i in range(0, 4, in_flight):
+            for y, d in [(step(x), d) for x, d in batches[i : i + in_flight]]:
+                y.backward(d)
+        for x, d in batches:
+            wide = [w.detach().double().requires_grad_() for w in weights]
+            y = x.double() @ wide[0] if len(wide) == 1 else torch.nn.functional.gelu(x.double() @ wide[0]) @ wide[1]
+            for sum, g in zip(exact, torch.autograd.grad(y, wide, d.double())):
+                sum += g
+        return [((w.main_grad.double() - sum).norm() / sum.norm()).item() for w, sum in zip(weights, exact)]
+
+    def test_gradients_are_added_to_f32_matrices(self):
+        w = torch.nn.Parameter(random(16, 16, seed=1, scale=0.25))
+        w.main_grad = torch.zeros(16, 16)
+        f = mk.compile("gather(x) -> gemm(w)", self.world, grads={"w": "main_grad"})
+        self.assertIn("main_w", f.backward)
+        self.assertIsNot(f, mk.compile("gather(x) -> gemm(w)", self.world))
+        (error,) = self.micro_batches(f, [w], lambda x: f(x.requires_grad_(), w))
+        self.assertLess(error, 1e-6)
+        self.assertIsNone(w.grad)
+        # In a compiled step, too, one after the other: it takes a matrix that changes meanwhile for a mistake.
+        w.main_grad.zero_()
+        torch._dynamo.reset()
+        step = torch.compile(lambda x: f(x, w), fullgraph=True, dynamic=True, backend="aot_eager")
+        (error,) = self.micro_batches(f, [w], lambda x: step(x.requires_grad_()), 1)
+        self.assertLess(error, 1e-6)
+        w1, w2 = torch.nn.Parameter(random(16, 40, seed=1, scale=0.25)), torch.nn.Parameter(random(40, 16, seed=2, scale=0.16))
+        w1.main_grad, w2.main_grad = torch.zeros(16, 40), torch.zeros(40, 16)
+        f = mk.compile(MLP, self.world, grads={"w1": "main_grad", "w2": "main_grad"})
+        for error in self.micro_batches(f, [w1, w2], lambda x: f(x.requires_grad_(), w1, w2)):
+            self.assertLess(error, 5e-3)
+        x = random(24, 16).requires_grad_()
+        checkpointed = torch.utils.checkpoint.checkpoint(f, x, w1, w2, use_reentrant=False)
+        before, _ = w1.main_grad.clone(), checkpointed.float().sum().backward()
+        self.assertGreater((w1.main_grad - before).norm(), 0)
+        self.assertIsNotNone(x.grad)
+        # A weight that wants none.
+        before = w1.main_grad.clone()
+        f(random(24, 16), w1.detach(), w2).float().sum().backward()
+        self.assertTrue(torch.equal(w1.main_grad, before))
+
+    def test_f32_matrices_that_do_not_fit(self):
+        f = mk.compile("gather(x) -> gemm(w)", self.world, grads={"w": "main_grad"})
+        x, w = random(24, 16), torch.nn.Parameter(random(16, 16, seed=1))
+        with self.assertRaisesRegex(mk.ArgumentError, "`w` has no `main_grad`"):
+            f(x, w)
+        w.main_grad = torch.zeros(16, 16, dtype=torch.bfloat16)
+        with self.assertRaisesRegex(mk.ArgumentError, "must be contiguous, float32"):
+            f(x, w)
+        with self.assertRaisesRegex(mk.ArgumentError, "grads has `v`"):
+            mk.compile("gather(x) -> gemm(w)", self.world, grads={"v": "main_grad"})
+        with self.assertRaisesRegex(mk.UnsupportedError, "the gradient of `c` is not"):
+            mk.compile("gather(x) -> gemm(w) -> bias(c)", self.world, grads={"c": "main_grad"})
+
+    def test_transposed_views_are_read_as_they_lie(self):
+        f, (x, w1, w2) = self.mlp()
+        linear = w1.detach().t().contiguous().requires_grad_()
+        y = f(x, linear.t(), w2)
+        self.assertTrue(torch.equal(y, f(x, w1, w2)))
+        (g,) = torch.autograd.grad(y.float().square().mean(), [linear])
+        (want,) = torch.autograd.grad(f(x, w1, w2).float().square().mean(), [w1])
+        self.assertTrue(g.is_contiguous())
+        close(self, g, want.t(), 1e-2)
+        with self.assertRaisesRegex(mk.ArgumentError, "something other than `gemm` reads it"):
+            f(x.detach().t().contiguous().t(), w1, w2)
+        back = mk.compile("gemm(x, w.t)", self.world)
+        self.assertTrue(torch.equal(back(x, w1.detach()[:, :16].contiguous().t()), mk.compile("gemm(x, w)", self.world)(x, w1.detach()[:, :16].contiguous())))
+
+    def test_layers_of_a_gated_block_are_loaded(self):
+        import mk.nn
+
+        block = mk.nn.GatedMLP(16, 40, self.world)
+        gate, up, down = random(40, 16), random(40, 16, seed=1), random(16, 40, seed=2)
+        for names in (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")):
+            with torch.no_grad():
+                block.gate_up.zero_()
+            block.load_state_dict({f"{n}.weight": t for n, t in zip(names, (gate, up, down))})
+            self.assertTrue(torch.equal(block.gate, gate) and torch.equal(block.up, up) and torch.equal(block.down, down.t()))
+        block.load_fused(torch.cat([up, gate]), down)
+        self.assertTrue(torch.equal(block.gate, up) and torch.equal(block.up, gate))
+        block.load_state_dict(block.state_dict())
+
+    def test_recovery_of_a_reference_world_is_nothing(self):
+        f, tensors = self.mlp()
+        before = f(*tensors)
+        mk.recover(self.world)
+        self.assertTrue(torch.equal(f(*tensors), before))
+
     def test_handles_are_shared(self):
         f, tensors = self.mlp()
         self.assertIs(f, mk.compile(MLP, self.world))

@@ -11,7 +11,7 @@ use mk::{
     Program,
     syntax::{
         Def, Dim, Node, Op, Placement,
-        grad::{Input, Keep, Saves, Source, grad},
+        grad::{Input, Keep, Saves, Source, grad, grad_into},
     },
 };
 use rig::{Derived, Held, Rng, Sized, derive, run_steps};
@@ -203,6 +203,7 @@ fn on_executor(text: &str, ranks: usize, saves: Saves) -> (f64, [usize; 2]) {
                     }
                     Input::Parameter(i) => held[&(rank, forward.program.tensors()[i].id)].clone(),
                     Input::Saved(i) => held[&(rank, forward.program.results()[i])].clone(),
+                    Input::Main(i) => held[&(rank, forward.program.tensors()[i].id)].clone(),
                     Input::Ones => vec![1.0; b.layout(tensor.id, ranks, rank).elements()],
                 };
                 back.insert((rank, tensor.id), part);
@@ -276,6 +277,68 @@ fn a_pipeline_is_cut_where_no_kernel_goes_on() {
     }";
     // What gates and ups get is computed between kernels.
     assert_eq!(steps(gated, Saves::default()), [4, 1]);
+}
+
+#[test]
+fn gradients_are_added_to_f32_matrices_by_their_products() {
+    // Operands that 16 bits hold: nothing is rounded but sums in f32.
+    added("gather(x) -> gemm(w)", &[1], [1, 0], 1e-6);
+    added("gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter", &[1, 2], [2, 0], 5e-3);
+    let bias = Program::parse("gather(x) -> gemm(w) -> bias(c)").expect("parses");
+    let error = grad_into(&bias, None, Saves::default(), &[2]).expect_err("is no product");
+    assert!(error.to_string().contains("the gradient of `c` is not"), "{error}");
+}
+
+/// Adds gradients of parameters to the parameters themselves, in f64 and on the executor; `steps` are those of the backward.
+fn added(text: &str, into: &[usize], steps: [usize; 2], limit: f64) {
+    let program = Program::parse(text).expect("parses");
+    let (dims, ranks) = (dims(&program), 3);
+    let made = grad_into(&program, None, Saves::default(), into).expect("has a backward");
+    let derived = Derived {
+        forward: Sized::new(made.forward.clone(), &dims),
+        backward: made.backward.clone().map(|b| Sized::new(b, &dims)),
+        gradient: made,
+    };
+    let (b, forward) = (derived.backward.as_ref().expect("a backward"), &derived.forward);
+    let mut rng = Rng(5);
+    let inputs: Vec<_> = parameters(forward, ranks, &mut rng).iter().map(|p| total(p)).collect();
+    let given = vec![rng.list(forward.shape(program.results()[0]).iter().product(), 1.0)];
+    let values = forward.eval(&inputs);
+    // In f64: what the gradients are added to is the weights.
+    let sums = derived.gradients(&given, &values);
+    let plain = derive(&program, &dims, Saves::default()).gradients(&given, &values);
+    let mut back = Held::new();
+    for (input, tensor) in derived.gradient.inputs.iter().zip(b.program.tensors()) {
+        let whole = match *input {
+            Input::Gradient(i) => &given[i],
+            Input::Parameter(i) | Input::Main(i) => &inputs[i],
+            Input::Saved(i) => &values[forward.program.results()[i].index()],
+            Input::Ones => unreachable!("no bias"),
+        };
+        for (rank, part) in
+            b.scatter(tensor.id, std::slice::from_ref(whole), ranks).into_iter().enumerate()
+        {
+            back.insert((rank, tensor.id), part.into_iter().map(|x| x as f32).collect());
+        }
+    }
+    let mut counts = [0, 0];
+    run_steps(b, ranks, &mut back, &mut counts);
+    assert_eq!(counts, steps, "no kernel adds by itself");
+    for (parameter, source) in &derived.gradient.gradients {
+        let Source::Result(i) = *source else { panic!("a result of the backward") };
+        let (want, id) = (&sums[*parameter], b.program.results()[i]);
+        for (x, (y, w)) in want.iter().zip(plain[*parameter].iter().zip(&inputs[*parameter])) {
+            let w = if *parameter == 0 { 0.0 } else { *w };
+            assert!((x - y - w).abs() < 1e-9 * (1.0 + y.abs()));
+        }
+        for (rank, want) in b.scatter(id, std::slice::from_ref(want), ranks).iter().enumerate() {
+            let found = back[&(rank, id)].iter().zip(want);
+            let (error, size) = found
+                .fold((0.0, 0.0), |(e, s), (x, y)| (e + (f64::from(*x) - y).powi(2), s + y * y));
+            let limit = if into.contains(parameter) { limit } else { 5e-3 };
+            assert!((error / size).sqrt() < limit, "{text}: {parameter} on rank {rank}");
+        }
+    }
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl Derived {
             let inputs: Vec<Vec<f64>> = inputs
                 .map(|(input, tensor)| match *input {
                     Input::Gradient(i) => given[i].clone(),
-                    Input::Parameter(i) => forward[i].clone(),
+                    Input::Parameter(i) | Input::Main(i) => forward[i].clone(),
                     Input::Saved(i) => forward[self.forward.program.results()[i].index()].clone(),
                     Input::Ones => vec![1.0; b.shape(tensor.id).iter().product()],
                 })

@@ -238,7 +238,12 @@ pub fn source(litmus: &Litmus, world_size: u32) -> KernelSource {
 }
 
 fn tensor(name: &str) -> TensorArg {
-    TensorArg { name: name.into(), dtype: DType::I32, direction: TensorDirection::Out }
+    TensorArg {
+        name: name.into(),
+        dtype: DType::I32,
+        direction: TensorDirection::Out,
+        in_place: None,
+    }
 }
 
 /// Maps over the payload: `to`'s for stores, by class; the swizzled panel; this rank's own for loads, by class.

@@ -132,6 +132,18 @@ impl Counts {
         if self.failed == 0 { Ok(()) } else { Err("tests failed".into()) }
     }
 
+    /// Where nothing may be missing.
+    ///
+    /// # Errors
+    /// Where a test failed or was skipped, or none ran.
+    pub fn all_ran(&self) -> Result<()> {
+        self.finish()?;
+        match self.passed > 0 && self.skipped.is_empty() {
+            true => Ok(()),
+            false => Err("tests were skipped that shall run here".into()),
+        }
+    }
+
     /// `N passed, F failed, K skipped`. To libtest, a test that is skipped has passed.
     fn line(&self) -> String {
         let skipped: BTreeSet<_> = self.skipped.values().flatten().collect();
@@ -166,6 +178,10 @@ mod tests {
         counts.read_skip("SKIPPED gpu::b: needs a GPU: no driver");
         assert!(counts.read_unittest("Ran 5 tests in 0.1s\n\nOK\n"));
         assert_eq!(counts.line(), "9 passed, 1 failed, 2 skipped");
+        let ran = Counts { passed: 3, ..Counts::default() };
+        assert!(ran.all_ran().is_ok() && Counts::default().all_ran().is_err());
+        let skipped = BTreeMap::from([("no torch".to_string(), BTreeSet::new())]);
+        assert!(Counts { passed: 3, skipped, ..Counts::default() }.all_ran().is_err());
         assert!(counts.read_unittest("Ran 5 tests in 0.1s\n\nFAILED (failures=1, errors=2)\n"));
         assert_eq!(counts.line(), "11 passed, 4 failed, 2 skipped");
         let skips = "test_op (t.Op.test_op)\nOne operator. ... skipped 'torch is not there'\nRan 1 test in 0.1s\n\nOK (skipped=1)\n";

@@ -72,7 +72,7 @@ const FOLDERS: &[(&str, &[May])] = &[
             ("driver", &["error"]),
             ("jit", &["error"]),
             ("world", &["error", "driver"]),
-            ("mem", &["error", "driver", "world", "transport"]),
+            ("mem", &["error", "driver", "world"]),
             ("gpu", &["error", "driver", "world", "mem"]),
             ("launch", &["error", "driver", "world", "mem", "gpu", "jit", "net", "proxy"]),
             ("net", &["error", "driver", "world", "mem", "transport", "proxy"]),

@@ -1,7 +1,9 @@
 //! Where everything lies: signal words, workspace, scratch, caller tensors.
 
 use super::error::EmitError;
-use crate::ir::{Arena, BufId, Entity, FamId, NetPlan, Plan, Points, Schedule, SigId, Space};
+use crate::ir::{
+    Arena, BufId, Entity, FamId, NetPlan, Plan, Points, Schedule, SigId, Space, in_place,
+};
 use mk_abi::{TensorArg, TensorDirection, WorkspaceLayout, device::SymHeader};
 use std::collections::HashMap;
 
@@ -90,7 +92,8 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
     let zeroed_bytes = top.next_multiple_of(BUFFER_ALIGN);
     let (mut symmetric, mut scratch) = (zeroed_bytes, 0u64);
     let mut buffers = Arena::new();
-    let mut tensors = Vec::new();
+    let mut tensors: Vec<TensorArg> = Vec::new();
+    let mut places = HashMap::new();
     for (id, b) in plan.buffers.iter() {
         let mut place = Place { at: At::Scratch(0), pitch: Vec::new(), shape: Vec::new() };
         let mut bytes = 0;
@@ -111,7 +114,9 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
             Space::In | Space::Out => {
                 let direction =
                     if b.space == Space::In { TensorDirection::In } else { TensorDirection::Out };
-                tensors.push(TensorArg { name: b.name.clone(), dtype: b.dtype, direction });
+                let (name, dtype) = (b.name.clone(), b.dtype);
+                places.insert(id, tensors.len() as u32);
+                tensors.push(TensorArg { name, dtype, direction, in_place: None });
                 At::Tensor(tensors.len() as u32 - 1)
             }
             Space::Workspace => {
@@ -129,6 +134,13 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
         };
         debug_assert_eq!(buffers.len(), id.index());
         buffers.push(place);
+    }
+    for (result, parameter) in in_place(plan) {
+        if let (Some(result), Some(parameter)) = (places.get(&result), places.get(&parameter))
+            && let Some(tensor) = tensors.get_mut(*result as usize)
+        {
+            tensor.in_place = Some(*parameter);
+        }
     }
     let workspace =
         WorkspaceLayout { symmetric_bytes: symmetric, zeroed_bytes, scratch_bytes: scratch };

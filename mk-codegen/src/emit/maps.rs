@@ -178,15 +178,18 @@ impl Maps {
     pub fn on_rank(&self, layout: &Layout, rank: usize) -> Vec<TensorMapSpec> {
         let spec = |m: &Map| {
             let place = &layout.buffers[m.buffer];
-            let owner = m.peer.map_or(rank, |p| p as usize);
+            // Nobody copies through the map of a rank of another node: its place is kept, so that ranks number their maps alike.
+            let near = |p: &u32| match &layout.net {
+                Some(net) => *p / net.layout.local == rank as u32 / net.layout.local,
+                None => true,
+            };
+            let owner = m.peer.filter(near).map_or(rank, |p| p as usize);
             let size = m.dtype.size_bytes();
             let extents = m.view.extents(&place.shape[owner], place.pitch[owner]);
             let inner = || extents.iter().rev();
             TensorMapSpec {
                 base: match place.at {
-                    At::Symmetric(o) if m.peer.is_some_and(|p| p as usize != rank) => {
-                        MapBase::Peer(owner as u32, o)
-                    }
+                    At::Symmetric(o) if owner != rank => MapBase::Peer(owner as u32, o),
                     At::Tensor(i) => MapBase::Tensor(i),
                     At::Symmetric(o) => MapBase::Symmetric(o),
                     At::Scratch(o) => MapBase::Scratch(o),

@@ -5,6 +5,7 @@ mod allowed;
 mod check;
 pub mod entity;
 mod expr;
+mod in_place;
 mod json;
 mod leaf;
 mod net;
@@ -22,6 +23,7 @@ pub use allowed::Allowed;
 pub use check::{MAX_ENTRIES, StructureError};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
+pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, Agent, Arity, BLayout, COPY_STAGE_BYTES, Carry, Consumers, Contract, CopyVia,

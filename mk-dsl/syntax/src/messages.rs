@@ -282,8 +282,10 @@ pub(crate) fn unknown_axis(name: &str, near: Option<&str>, known: &str) -> Text 
 
 pub(crate) fn f32_parameter(name: &str) -> Text {
     text(
-        format!("`{name}` is `f32`, which only partial sums and results of `cast` may be"),
-        "declare it `bf16` and use `cast(f32)`, or declare it `@ partial`",
+        format!(
+            "`{name}` is `f32`, and something other than an elementwise operation of an `f32` value reads it"
+        ),
+        "declare it `bf16`, or `@ partial` if ranks have summands of it",
     )
 }
 

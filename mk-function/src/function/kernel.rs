@@ -98,6 +98,13 @@ impl Kernel {
         self.inputs.get(i).copied()
     }
 
+    /// Whether a result may lie in the memory of parameter `i`.
+    pub(super) fn replaces(&self, i: usize) -> bool {
+        let place = self.input(i).and_then(|place| u32::try_from(place).ok());
+        let mut results = self.outputs.iter().filter_map(|o| self.source().tensors.get(*o));
+        place.is_some() && results.any(|result| result.in_place == place)
+    }
+
     /// Where the results are among the kernel's tensors.
     pub fn outputs(&self) -> &[usize] {
         &self.outputs

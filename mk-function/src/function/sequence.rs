@@ -25,6 +25,8 @@ pub(super) struct Sequence {
     wiring: Wiring,
     signature: Signature,
     ranks: Vec<Local>,
+    /// By result, the parameter in whose memory it may lie.
+    in_place: Vec<Option<usize>>,
     first: u32,
     /// What `ranks` points to. Freed after the kernels.
     _between: Vec<DeviceTensor>,
@@ -69,8 +71,16 @@ impl Sequence {
             between: tensors.iter().map(argument).collect(),
             results: signature.results(bound, rank),
         });
+        let replaced = |i| {
+            wiring.replaced(i, |part, input| {
+                let kernel = kernels.get(part);
+                kernel.is_some_and(|k: &Kernel| k.replaces(input))
+            })
+        };
+        let in_place = (0..program.results().len()).map(replaced).collect();
         Ok(Sequence {
             ranks: ranks.collect(),
+            in_place,
             kernels,
             wiring,
             signature: signature.clone(),
@@ -184,7 +194,7 @@ impl Sequence {
                 return Err(ArgumentError::Local { tensor, rank, given, expected }.into());
             }
         }
-        match overlapping(call) {
+        match overlapping(call, &self.in_place) {
             None => Ok(()),
             Some(i) => Err(FunctionError::Runtime(Error::Tensor {
                 kernel: program.name().to_string(),
@@ -206,14 +216,17 @@ impl Drop for Sequence {
     }
 }
 
-/// The first result that shares memory with another tensor: a later part may read that one.
-fn overlapping(call: &Call) -> Option<usize> {
+/// The first result that shares memory with another tensor: a later part may read that one. `in_place`: parameters that results, by
+/// position, replace.
+fn overlapping(call: &Call, in_place: &[Option<usize>]) -> Option<usize> {
     let range =
         |a: &Argument| (a.tensor.ptr(), a.tensor.ptr().saturating_add(a.tensor.size_bytes()));
     let all: Vec<_> = call.outputs.iter().chain(&call.inputs).map(range).collect();
     let mut outputs = all.iter().take(call.outputs.len()).enumerate();
     let meets = |(i, a): (usize, &(u64, u64))| {
-        all.iter().enumerate().any(|(j, b)| i != j && a.0 < b.1 && b.0 < a.1)
+        let replaced = in_place.get(i).copied().flatten().map(|input| call.outputs.len() + input);
+        let apart = |j, b: &(u64, u64)| i == j || Some(j) == replaced && a == b;
+        all.iter().enumerate().any(|(j, b)| !apart(j, b) && a.0 < b.1 && b.0 < a.1)
     };
     outputs.position(meets)
 }

@@ -169,11 +169,14 @@ impl Signature {
         if expected == given {
             return Ok(());
         }
-        let place = placed(tensor);
-        let help = format!(
-            "convert it, or write the pipeline as an item that says `{}: {given}[..] @ {place}`",
-            tensor.name
-        );
+        let (place, name) = (placed(tensor), &tensor.name);
+        let help = match given {
+            // Products have no f32 factors.
+            DType::F32 => "convert it".to_string(),
+            _ => format!(
+                "convert it, or write the pipeline as an item that says `{name}: {given}[..] @ {place}`"
+            ),
+        };
         Err(ArgumentError::DType { tensor: tensor.name.clone(), expected, given, help })
     }
 

@@ -50,6 +50,20 @@ impl Wiring {
         Some(wiring)
     }
 
+    /// The parameter that result `i` may replace: one that the part with that result alone reads, once, and `replaces` in its own
+    /// parameter of that position.
+    pub fn replaced(&self, i: usize, replaces: impl Fn(usize, usize) -> bool) -> Option<usize> {
+        let part = self.parts.iter().position(|p| p.output == Place::Output(i))?;
+        let inputs = self.parts.get(part)?.inputs.iter().enumerate();
+        let mut found = inputs.filter_map(|(at, place)| match place {
+            Place::Input(input) if replaces(part, at) => Some(*input),
+            _ => None,
+        });
+        let input = found.next()?;
+        let readers = self.parts.iter().flat_map(|p| &p.inputs);
+        (readers.filter(|place| **place == Place::Input(input)).count() == 1).then_some(input)
+    }
+
     fn place(&self, program: &Program, id: ValueId) -> Option<Place> {
         if id.index() < program.tensors().len() {
             return Some(Place::Input(id.index()));

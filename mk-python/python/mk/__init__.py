@@ -18,7 +18,8 @@ from ._errors import (
     UnsupportedError,
 )
 from ._explain import Explanation
-from ._function import Function, compile
+from ._function import Function, compile, recover
+from ._tune import tune
 from ._mk import SETTINGS, Plan, Setting, World, __version__, plan
 
 __all__ = [
@@ -39,4 +40,6 @@ __all__ = [
     "__version__",
     "compile",
     "plan",
+    "recover",
+    "tune",
 ]

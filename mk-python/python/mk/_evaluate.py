@@ -21,6 +21,8 @@ def evaluate(torch, program, tensors, move=None, widen=False):
             if move is None:
                 raise UnsupportedError(f"`{value['op']}` between kernels")
             values.append(move(value["op"], operands[0], value))
+        elif value["op"] not in _OPS:
+            raise UnsupportedError(f"`{value['op']}` has no torch operations here\n  help: use a world of GPUs")
         else:
             values.append(_OPS[value["op"]](torch, value, widen, *operands))
     return [values[i].to(dtype(torch, program["values"][i])) for _, i in program["results"]]

@@ -13,11 +13,14 @@ from ._errors import ArgumentError, DeviceError, FaultError, UnsupportedError
 from ._evaluate import dtype
 from ._reference import ReferenceWorld
 from ._runner import Backward, Runner
+from ._texts import on_one_rank, turned
 
 # What backward computes again: gathered inputs, activations.
 _SAVES = {"all": (False, False), "shard": (True, False), "pre": (False, True), "least": (True, True)}
 # Of functions by world and key, while somebody holds them.
 _functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# All functions of a world, in the order in which they were made.
+_members: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _worlds: dict[int, str] = {}
 _made: dict[str, int] = {}
 _unshared = itertools.count()
@@ -26,11 +29,24 @@ _unshared = itertools.count()
 class Train:
     """A function with what its backward wants saved: an entry of the operator."""
 
-    def __init__(self, key, derived, derive, world, options):
+    def __init__(self, key, derived, derive, world, options, mains):
         self._derive, self._world, self._options = derive, world, options
+        # Positions of parameters whose gradients are added to f32 matrices; those follow the parameters' tensors.
+        self.mains = mains
         self._runner = Runner(derived["forward"], world, options)
-        self._key, self._backwards = key, {}
+        self._key, self._backwards, self.plans = key, {}, {}
         self.name = self._runner.name
+
+    def plan(self, needs):
+        """By inputs of the eager function that want a gradient: the backward; what it wants saved, each whether it is a parameter, and which;
+        and the positions of matrices that gradients are added to."""
+        needs = needs[2:]
+        back = self.backward(tuple(i for i, want in enumerate(needs) if want))
+        wants = [(kind == "parameter", i) for kind, i in back.inputs if kind in ("parameter", "saved")]
+        first = len(needs) - len(self.mains)
+        mains = [first + at for at, parameter in enumerate(self.mains) if needs[parameter]]
+        self.plans[(False, False, *needs)] = plan = back, wants, mains
+        return plan
 
     def backward(self, wanted):
         found = self._backwards.get(wanted)
@@ -56,14 +72,17 @@ class Train:
     def dtype(self, torch, parameter):
         return dtype(torch, self._runner.parameters[parameter])
 
+    def _own(self, tensors):
+        return tensors[: len(tensors) - len(self.mains)] if self.mains else tensors
+
     def run(self, torch, tensors):
-        return self._runner.run(torch, tensors)
+        return self._runner.run(torch, self._own(tensors))
 
     def fake(self, torch, tensors):
-        return self._runner.fake(torch, tensors)
+        return self._runner.fake(torch, self._own(tensors))
 
     def flops(self, shapes):
-        return self._runner.flops(shapes)
+        return self._runner.flops(self._own(shapes))
 
     def functions(self):
         return self._runner.functions() + [f for b in self._backwards.values() for f in b.functions()]
@@ -84,8 +103,18 @@ class Function:
     tensor per rank, and so is the result; no gradients are recorded then.
     """
 
-    def __init__(self, text, world, options, save, key):
+    def __init__(self, text, world, options, save, key, grads=()):
         self._text, self._world, self._options, self._save, self._key = text, world, options, save, key
+        self._grads, self._turned, self._home = dict(grads), {}, None
+        # Without collectives on one rank, unless settings are of those, or no kernel holds what is left.
+        self._alone = world.size == 1 and "settings" not in options and on_one_rank(text)
+        members = _members.setdefault(world, [])
+        members[:] = [f for f in members if f() is not None] + [weakref.ref(self)]
+        self._make()
+
+    def _make(self):
+        """What is bound and compiled: nothing yet."""
+        text, world, options, key, save = self._alone or self._text, self._world, self._options, self._key, self._save
         reference = isinstance(world, ReferenceWorld)
         self._native = None if reference else _mk.compile(text, world, **options)
         self._several = not reference and len(world.ranks) != 1
@@ -96,20 +125,31 @@ class Function:
         self._runner = Runner(text, world, options, gpu=self._native)
         self._names = [v["name"] for v in self._runner.parameters]
         self._rows = [v["dims"] for v in self._runner.parameters]
+        self._dims = [len(dims) for dims in self._rows]
         results = [self._runner.values[i] for _, i in self._runner.program["results"]]
         self._results = [(v["dims"], v["placement"]) for v in results]
         self._placements = [v["placement"] for v in self._runner.parameters]
         gather_again, activate_again = _SAVES[save]
+        unknown = [name for name in self._grads if name not in self._names]
+        if unknown:
+            raise ArgumentError(f"grads has `{unknown[0]}`, and the pipeline has {', '.join(self._names)}")
+        # (position, attribute) of parameters whose gradients are added to f32 matrices.
+        self._mains = [(i, self._grads[name]) for i, name in enumerate(self._names) if name in self._grads]
+        mains = [i for i, _ in self._mains]
+        self._grads_at = set(mains)
 
         def derive(wanted=None):
-            return _mk._derive(text, wanted, gather_again=gather_again, activate_again=activate_again)
+            into = [i for i in mains if wanted is None or i in wanted]
+            return _mk._derive(text, wanted, gather_again=gather_again, activate_again=activate_again, into=into)
 
         try:
             self._derived = derive()
         except UnsupportedError as error:
+            if mains:
+                raise
             self.why = str(error)
         else:
-            self._train = Train(f"{key}/train", self._derived, derive, world, options)
+            self._train = Train(f"{key}/train", self._derived, derive, world, options, mains)
             _op.ENTRIES[self._train._key] = self._train
         _op.ENTRIES[key] = self._runner
         if "torch" in sys.modules and hasattr(sys.modules["torch"], "library"):
@@ -134,6 +174,26 @@ class Function:
         except FaultError:
             self._forget()
             raise
+        except UnsupportedError:
+            if not self._alone or self._bound():
+                raise
+            self._alone = None
+            self._make()
+            return self._call(args, out, kwargs)
+
+    def _bound(self):
+        return self._native is None or bool(self._native.plans)
+
+    def _renew(self):
+        """Frees what is bound. The next calls bind anew, and graphs that name its keys find it."""
+        try:
+            self._each("close")
+        except FaultError:
+            pass
+        self._make()
+        functions = _functions.get(self._world, {})
+        if self._home is not None and (functions.get(self._home) or (lambda: None))() is None:
+            functions[self._home] = weakref.ref(self)
 
     def _forget(self):
         """Who compiles the text again gets another function."""
@@ -147,32 +207,59 @@ class Function:
             if self._native is None:
                 raise ArgumentError("`out` is of functions on GPUs")
             return self._native(*args, out=out, **kwargs)
-        tensors = list(args) if not kwargs else self._ordered(args, kwargs)
+        tensors = args if not kwargs else self._ordered(args, kwargs)
         if len(tensors) != len(self._names):
             raise ArgumentError(f"{len(tensors)} tensors were given, and the pipeline has {len(self._names)}: {', '.join(self._names)}")
         lead = None
-        for i, tensor in enumerate(tensors):
-            if tensor.dim() > 2 and len(self._rows[i]) == 2:
+        for i, (tensor, n) in enumerate(zip(tensors, self._dims)):
+            if tensor.dim() > 2 == n:
                 lead = lead or (self._rows[i][0], self._placements[i], tensor.shape[:-1])
-                tensors[i] = tensor.flatten(0, -2)
+                tensors = [*tensors[:i], tensor.flatten(0, -2), *tensors[i + 1 :]]
+            elif not tensor.is_contiguous() and n == 2 == tensor.dim() and tensor.t().is_contiguous() and i not in self._grads_at:
+                return self._turn(i)(*tensors[:i], tensor.t(), *tensors[i + 1 :])
         compiling = torch.compiler.is_compiling()
-        if not compiling:
+        if not compiling and torch.autograd.forward_ad._current_level >= 0:
             self._refuse_tangents(torch, tensors)
-        kind = tensors[0].device.type
-        if torch.is_autocast_enabled(kind):
+        if (compiling or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(tensors[0].device.type):
             tensors = [self._narrow(torch, i, t) for i, t in enumerate(tensors)]
         records = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
         if records and self._train is None:
             raise UnsupportedError(f"no gradient is recorded: {self.why}\n  help: call under torch.no_grad()")
+        if records and self._mains:
+            tensors = [*tensors] + [self._main(torch, i, name, tensors[i]) for i, name in self._mains]
         if not records and not compiling and self._native is not None and lead is None:
             return self._native(*tensors)
         if records and not compiling and _op.is_plain(torch, tensors):
             results = _op.direct(self._train, len(self._results), *tensors)
         else:
-            results = torch.ops.mk.call(tensors, self._train._key if records else self._key)[: len(self._results)]
+            results = torch.ops.mk.call(list(tensors), self._train._key if records else self._key)[: len(self._results)]
         if lead is not None:
             results = [self._with_leading(lead, i, r) for i, r in enumerate(results)]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _main(self, torch, i, attribute, tensor):
+        """The f32 matrix that the gradient of a parameter is added to; in the place of one that is not wanted, anything."""
+        if not tensor.requires_grad:
+            return tensor
+        main = getattr(tensor, attribute, None)
+        if main is None:
+            raise ArgumentError(f"`{self._names[i]}` has no `{attribute}`, which `grads` names\n  help: "
+                                f"w.{attribute} = torch.zeros(w.shape, dtype=torch.float32, device=w.device), for each parameter w")
+        if main.dtype != torch.float32 or main.shape != tensor.shape or not main.is_contiguous() or main.requires_grad:
+            raise ArgumentError(f"`{attribute}` of `{self._names[i]}` must be contiguous, float32, of the parameter's shape, and without a "
+                                f"gradient of its own: it is {main.dtype}, {tuple(main.shape)}")
+        return main
+
+    def _turn(self, i):
+        """The function that takes parameter ``i`` as its transpose."""
+        found = self._turned.get(i)
+        if found is None:
+            text = turned(_mk._describe(self._text), i)
+            if text is None:
+                raise ArgumentError(f"`{self._names[i]}` is a transposed view, and something other than `gemm` reads it\n  help: pass "
+                                    f"{self._names[i]}.contiguous()")
+            found = self._turned[i] = compile(text, self._world, save=self._save, grads=self._grads, **self._options)
+        return found
 
     def _narrow(self, torch, i, tensor):
         """Under autocast, float32 becomes what the pipeline takes."""
@@ -188,8 +275,6 @@ class Function:
 
     def _refuse_tangents(self, torch, tensors):
         forward_ad = torch.autograd.forward_ad
-        if forward_ad._current_level < 0:
-            return
         for name, tensor in zip(self._names, tensors):
             if forward_ad.unpack_dual(tensor).tangent is not None:
                 raise UnsupportedError(f"`{name}` has a tangent, and forward-mode derivatives are not computed\n  help: use reverse mode")
@@ -215,7 +300,7 @@ class Function:
         return self
 
     def __reduce__(self):
-        return _find, (_worlds[id(self._world)], self._text, self._options, self._save)
+        return _find, (_worlds[id(self._world)], self._text, self._options, self._save, self._grads)
 
     def __getattr__(self, name):
         native = self.__dict__.get("_native")
@@ -256,10 +341,30 @@ class Function:
         return f"<mk.Function {self._runner.name}({', '.join(self._names)}) on {self._world.size} ranks>"
 
 
-def _find(world, text, options, save):
+def recover(world, timeout_s=600.0):
+    """Makes the functions of a world usable after a fault, where all its processes live. Collective: every rank calls it.
+
+    All of them are bound anew at their next calls, with workspace of a new generation: first calls once more, which ranks make in the same
+    order. What a kernel computed that gave up is undefined; go back to what was kept of the step before. CUDA graphs that captured
+    functions of this world must be captured again.
+
+    Raises RendezvousError for ranks that do not come within ``timeout_s``: if a process is gone, the others make a new world.
+    """
+    if isinstance(world, ReferenceWorld):
+        return
+    world._barrier(timeout_s)
+    for function in list(_members.get(world, ())):
+        function = function()
+        if function is not None:
+            function._renew()
+    # Nobody launches before all have freed.
+    world._barrier(timeout_s)
+
+
+def _find(world, text, options, save, grads):
     for other in list(_functions):
         if _worlds.get(id(other)) == world:
-            return compile(text, other, save=save, **options)
+            return compile(text, other, save=save, grads=grads, **options)
     raise DeviceError(f"this function is of {world}, and this process has made no such world\n  help: make the world first")
 
 
@@ -275,12 +380,15 @@ def _world_name(world):
     return name
 
 
-def compile(pipeline, world, *, save="all", reserve_sms=0, share=True, **options):
+def compile(pipeline, world, *, save="all", grads=None, reserve_sms=0, share=True, **options):
     """A function of torch tensors from the text of a pipeline. Nothing is compiled yet: see ``Function``.
 
     ``save`` says what forward keeps for backward: ``"all"``; ``"shard"``, whose backward gathers inputs again; ``"pre"``, which keeps values
     before activations and computes activations again; ``"least"``, both. ``reserve_sms="nccl"`` keeps as many SMs free as NCCL has
     channels at most: ``NCCL_MAX_NCHANNELS``, else 24.
+
+    ``grads`` maps parameters to attributes of their tensors: ``grads={"w": "main_grad"}`` adds the gradient of ``w`` to the f32 matrix
+    ``w.main_grad``, within the product that makes it, and leaves ``w.grad`` alone.
 
     With ``share`` it is the function that somebody has compiled before from the same text with the same options in this world, unless a
     kernel of that one gave up; else one with workspace of its own.
@@ -300,14 +408,14 @@ def compile(pipeline, world, *, save="all", reserve_sms=0, share=True, **options
         raise TypeError(f"world is a {type(world).__name__}, and must be an mk.World")
     functions = _functions.setdefault(world, {})
     name = _world_name(world)
-    text = f"{name}\n{pipeline}\n{save}\n{sorted((k, repr(v)) for k, v in options.items())}"
+    text = f"{name}\n{pipeline}\n{save}\n{sorted((grads or {}).items())}\n{sorted((k, repr(v)) for k, v in options.items())}"
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
     if not share:
-        return Function(pipeline, world, options, save, f"{key}/{next(_unshared)}")
+        return Function(pipeline, world, options, save, f"{key}/{next(_unshared)}", grads or {})
     found = functions.get(key)
     found = found() if found is not None else None
     if found is None:
         # Keys of functions that were closed, or gave up, are not taken again: graphs may name them.
-        found = Function(pipeline, world, options, save, f"{key}/{next(_unshared)}" if key in _op.ENTRIES else key)
-        functions[key] = weakref.ref(found)
+        found = Function(pipeline, world, options, save, f"{key}/{next(_unshared)}" if key in _op.ENTRIES else key, grads or {})
+        functions[key], found._home = weakref.ref(found), key
     return found

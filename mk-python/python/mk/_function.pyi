@@ -35,6 +35,7 @@ def compile(
     world: World | Any,
     *,
     save: Literal["all", "shard", "pre", "least"] = "all",
+    grads: Mapping[str, str] | None = None,
     reserve_sms: int | Literal["nccl"] = 0,
     share: bool = True,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -46,3 +47,4 @@ def compile(
     tuning: bool = True,
     fuse: Literal["auto", "always", "never"] = "auto",
 ) -> Function: ...
+def recover(world: World | Any, timeout_s: float = 600.0) -> None: ...

@@ -9,7 +9,7 @@ from ._explain import Explanation
 
 __version__: str
 
-_Shapes = dict[str, Sequence[int]]
+_Shapes = Mapping[str, Sequence[int]]
 # By name; or the text that `mk explain` prints, such as "block=128x128x64 split_k=2".
 _Settings = Union[dict[str, Union[str, int]], str]
 # One tensor; in a world of several GPUs in this process, one per rank.
@@ -41,7 +41,7 @@ class World:
     @staticmethod
     def from_env() -> World: ...
     @staticmethod
-    def local(n: int, *, gpu: int | None = None) -> World: ...
+    def local(n: int | None = None, *, gpu: int | None = None, devices: Sequence[int] | None = None) -> World: ...
     @staticmethod
     def reference(group: Any | None = None) -> Any: ...
     @staticmethod
@@ -129,4 +129,5 @@ def plan(
     shapes: _Shapes | None = None,
     dims: dict[str, int] | None = None,
     settings: _Settings | None = None,
+    fuse: Literal["auto", "always", "never"] = "always",
 ) -> Plan: ...

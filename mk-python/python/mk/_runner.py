@@ -93,13 +93,16 @@ class Runner:
                 raise ArgumentError(f"`{value['name']}` is {tuple(tensor.shape)} on rank {self._rank}, and {want} fits the other tensors")
         return sizes
 
-    def run(self, torch, tensors):
-        """New tensors, none of which is an input."""
+    def run(self, torch, tensors, into=None):
+        """New tensors, none of which is an input; but results ``into``, by position, take the place of the given tensors."""
         if isinstance(self.world, ReferenceWorld):
             sizes = self.check(torch, tensors)
             move = self.world.move(lambda value: self.whole(value, sizes))
             results = evaluate(torch, self.program, tensors, move, widen=True)
-            return [r.clone() if any(r is t for t in tensors) else r for r in results]
+            results = [r.clone() if any(r is t for t in tensors) else r for r in results]
+            return [into[i].copy_(r) if into and i in into else r for i, r in enumerate(results)]
+        if into:
+            return self._cut(torch, tensors, into)
         if self._whole is not None:
             made = self._whole(*tensors)
             return list(made) if isinstance(made, (tuple, list)) else [made]
@@ -117,6 +120,14 @@ class Runner:
             results = [i for _, i in self.program["results"]]
             if step["inputs"] == list(range(len(tensors))) and sorted(step["results"]) == sorted(results):
                 self._alone[shapes] = native, [step["results"].index(i) for i in results]
+        return self._steps_of(torch, steps, sizes, tensors, {})
+
+    def _cut(self, torch, tensors, into):
+        sizes = self.sizes([t.shape for t in tensors])
+        replaced = {value: into[i] for i, (_, value) in enumerate(self.program["results"]) if i in into}
+        return self._steps_of(torch, self.steps(sizes), sizes, tensors, replaced)
+
+    def _steps_of(self, torch, steps, sizes, tensors, replaced):
         values = dict(enumerate(tensors))
         for step, program, native in steps:
             inputs = [values[i] for i in step["inputs"]]
@@ -125,11 +136,20 @@ class Runner:
             else:
                 if step["flat"]:
                     inputs = [t.flatten(1) if t.dim() > 2 else t for t in inputs]
-                made = native(*inputs)
+                out = None
+                if any(i in replaced for i in step["results"]):
+                    out = [replaced[i] if i in replaced else self._empty(torch, i, sizes, step["flat"], inputs[0]) for i in step["results"]]
+                made = native(*inputs) if out is None else native(*inputs, out=out if len(out) > 1 else out[0])
                 made = made if isinstance(made, (tuple, list)) else [made]
             for i, tensor in zip(step["results"], made):
                 values[i] = tensor.view(self.local(self.values[i], sizes))
         return [values[i] for _, i in self.program["results"]]
+
+    def _empty(self, torch, i, sizes, flat, like):
+        shape = self.local(self.values[i], sizes)
+        if flat and len(shape) > 2:
+            shape = [shape[0], math.prod(shape[1:])]
+        return like.new_empty(shape, dtype=dtype(torch, self.values[i]))
 
     def steps(self, sizes):
         """(step, its description if it is no kernel, its function), for these sizes."""
@@ -168,6 +188,9 @@ class Backward:
         # Those that have to be computed, in the order of the call's results.
         self.computed = [(p, kind, i) for p, kind, i in self.gradients if kind != "given"]
         self.name = f"{name} backward"
+        # Parameters whose gradients are added to f32 matrices, with the results that those become; and the other gradients.
+        self.added = [(p, i) for p, kind, i in self.gradients if ("main", p) in self.inputs]
+        self.returned = [g for g in self.computed if ("main", g[0]) not in self.inputs]
 
     def operands(self, torch, parameters, results, gradients):
         """What the call takes: ``gradients`` are those of results."""
@@ -176,15 +199,16 @@ class Backward:
         for (kind, i), value in zip(self.inputs, values):
             if kind == "gradient":
                 operands.append(gradients[i].to(dtype(torch, value)).contiguous())
-            elif kind != "ones":
+            elif kind not in ("ones", "main"):
                 operands.append(parameters[i] if kind == "parameter" else results[i])
         return operands
 
-    def _filled(self, torch, tensors):
-        """With the ones in their places."""
-        tensors, filled, ones = iter(tensors), [], []
-        for (kind, _), value in zip(self.inputs, self.runner.parameters):
-            filled.append(None if kind == "ones" else next(tensors))
+    def _filled(self, torch, tensors, into=()):
+        """With the ones, and the matrices that are added to, in their places."""
+        tensors, filled = iter(tensors), []
+        mains = {p: t for (p, _), t in zip(self.added, into)}
+        for kind, i in self.inputs:
+            filled.append(None if kind == "ones" else mains[i] if kind == "main" else next(tensors))
         if any(kind == "ones" for kind, _ in self.inputs):
             known = [(v, t.shape) for v, t in zip(self.runner.parameters, filled) if t is not None]
             sizes = dict(self.runner.given)
@@ -200,33 +224,51 @@ class Backward:
                     filled[i] = like.new_ones(self.runner.local(value, sizes), dtype=dtype(torch, value))
         return filled
 
-    def run(self, torch, tensors):
-        made, taken = self.runner.run(torch, self._filled(torch, tensors)), set()
+    def run(self, torch, tensors, into=(), out=()):
+        """Gradients that are computed, but for those that are added to the matrices ``into``; in ``out``, if that is given."""
+        replaced = {i: t for (_, i), t in zip(self.added, into)}
+        for (_, kind, i), tensor in zip(self.returned, out):
+            if kind != "column":
+                replaced.setdefault(i, tensor)
+        made, taken = self.runner.run(torch, self._filled(torch, tensors, into), replaced), set()
         gradients = []
-        for _, kind, i in self.computed:
+        for parameter, kind, i in self.returned:
             gradient = made[i].select(1, 0).contiguous() if kind == "column" else made[i]
             # Two parameters may have one gradient, and results of a call share nothing.
             gradients.append(gradient.clone() if (kind, i) in taken else gradient)
             taken.add((kind, i))
+        for gradient, tensor in zip(gradients, out):
+            if gradient is not tensor:
+                tensor.copy_(gradient)
         return gradients
 
-    def fake(self, torch, tensors):
-        made = self.runner.fake(torch, self._filled(torch, tensors))
+    def fake(self, torch, tensors, into=()):
+        made = self.runner.fake(torch, self._filled(torch, tensors, into))
         shape = lambda kind, t: t.new_empty(t.shape[:1]) if kind == "column" else t.new_empty(t.shape)
-        return [shape(kind, made[i]) for _, kind, i in self.computed]
+        return [shape(kind, made[i]) for _, kind, i in self.returned]
 
     def flops(self, shapes):
         shapes, every = iter(shapes), []
         for (kind, _), value in zip(self.inputs, self.runner.parameters):
-            every.append(None if kind == "ones" else next(shapes))
+            every.append(None if kind in ("ones", "main") else next(shapes))
         rows = {}
         for value, shape in zip(self.runner.parameters, every):
             if shape is not None:
                 rows.setdefault(value["dims"][0], shape[0])
         for i, value in enumerate(self.runner.parameters):
-            if every[i] is None:
+            if every[i] is None and self.inputs[i][0] == "main":
+                # As large as the product that is added to it, whose operands' sizes are known.
+                every[i] = self._main_shape(value, every)
+            elif every[i] is None:
                 every[i] = (rows.get(value["dims"][0], 0), value["dims"][1])
         return self.runner.flops(every)
+
+    def _main_shape(self, value, shapes):
+        sizes = {}
+        for known, shape in zip(self.runner.parameters, shapes):
+            if shape is not None:
+                sizes.update(zip(known["dims"], shape))
+        return [sizes.get(d, d if isinstance(d, int) else 1) for d in value["dims"]]
 
     def functions(self):
         return self.runner.functions() if self.runner else []

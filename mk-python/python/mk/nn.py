@@ -96,7 +96,8 @@ class GatedMLP(_Layer):
     """``(silu(x G) * (x U)) D``, a SwiGLU block, in one kernel each way where one holds it. Each rank has ``ffn / ranks`` of its columns.
 
     ``gate_up`` is ``[hidden, 2, ffn / ranks]`` and ``down`` ``[ffn / ranks, hidden]``. ``load(gate, up, down)`` takes this rank's parts
-    as ``torch.nn.Linear`` has them.
+    as ``torch.nn.Linear`` has them, and so does ``load_state_dict``, as ``gate_proj.weight``, ``up_proj.weight`` and ``down_proj.weight``, or ``w1``,
+    ``w3`` and ``w2``.
     """
 
     def __init__(self, hidden, ffn, world, *, sequence_parallel=True, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
@@ -117,6 +118,31 @@ class GatedMLP(_Layer):
         self.gate_up[:, 0].copy_(gate.t())
         self.gate_up[:, 1].copy_(up.t())
         self.down.copy_(down.t())
+
+    @torch.no_grad()
+    def load_fused(self, gate_up, down):
+        """Copies weights ``[2 * ffn / ranks, hidden]``, this rank's gates above its ups, and ``[hidden, ffn / ranks]``."""
+        self.load(*gate_up.chunk(2), down)
+
+    @property
+    def gate(self):
+        """The gates as ``torch.nn.Linear`` has them, ``[ffn / ranks, hidden]``: a view."""
+        return self.gate_up[:, 0].t()
+
+    @property
+    def up(self):
+        """The ups, as ``gate``."""
+        return self.gate_up[:, 1].t()
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        # Of three layers (Llama's names, too), or of one of gates and ups.
+        for gate, up, down in (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate", "up", "down")):
+            names = [f"{prefix}{name}.weight" for name in (gate, up, down)]
+            if all(name in state for name in names):
+                gate, up, down = (state.pop(name) for name in names)
+                state[f"{prefix}gate_up"] = torch.stack([gate.t(), up.t()], 1)
+                state[f"{prefix}down"] = down.t()
+        super()._load_from_state_dict(state, prefix, *rest)
 
     def forward(self, x):
         return self.function(x, self.gate_up, self.down)

@@ -329,6 +329,12 @@ pub enum Error {
         /// What this process was doing.
         during: String,
     },
+    /// This process gave up waiting for others, because it was told to.
+    #[error("{during}: interrupted; build a new world")]
+    Interrupted {
+        /// What this process was doing.
+        during: String,
+    },
     /// Other processes of the world did not take part in a collective call.
     #[error("{during}: nothing came from {} within {:.1} s; build a new world", ranks_text(ranks), waited.as_secs_f64())]
     PeerSilent {

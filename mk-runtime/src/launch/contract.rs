@@ -123,14 +123,20 @@ pub(super) fn tensor_bytes(
         .collect()
 }
 
-/// The tensor that shares memory with result `i`, if one does: plans are proved for buffers that do not.
+/// The tensor that shares memory with result `i`, if one does: plans are proved for buffers that do not, but for a parameter that the
+/// result replaces.
 fn overlapping<'s>(source: &'s KernelSource, given: &RankTensors, i: usize) -> Option<&'s str> {
     if source.tensors[i].direction != TensorDirection::Out {
         return None;
     }
     let a = given.tensors[i];
+    let replaced = source.tensors[i].in_place.map(|j| j as usize);
     let meets = |(j, b): &(usize, &crate::gpu::TensorRef)| {
-        *j != i && a.ptr < b.ptr.saturating_add(b.bytes) && b.ptr < a.ptr.saturating_add(a.bytes)
+        let in_place = Some(*j) == replaced && (a.ptr, a.bytes) == (b.ptr, b.bytes);
+        *j != i
+            && !in_place
+            && a.ptr < b.ptr.saturating_add(b.bytes)
+            && b.ptr < a.ptr.saturating_add(a.bytes)
     };
     let (j, _) = given.tensors.iter().enumerate().find(meets)?;
     Some(&source.tensors[j].name)
@@ -208,6 +214,7 @@ pub(super) mod tests {
                 name: "x".into(),
                 dtype: DType::Bf16,
                 direction: TensorDirection::In,
+                in_place: None,
             }],
             ranks: vec![RankBinding {
                 tensor_shapes: vec![vec![8, 16]],
@@ -266,6 +273,21 @@ pub(super) mod tests {
         );
         assert!(check(0, 256).contains("null"));
         assert!(check(0x1008, 256).contains("multiple of 16"));
+        let mut two = source.clone();
+        two.tensors.push(TensorArg {
+            name: "y".into(),
+            dtype: DType::Bf16,
+            direction: TensorDirection::Out,
+            in_place: None,
+        });
+        let both = |two: &KernelSource, result| {
+            let place = |ptr| TensorRef { ptr, bytes: 256 };
+            let tensors = RankTensors::from(vec![place(0x1000), place(result)]);
+            check_tensors(two, 0, &[256, 256], &[], &tensors).is_ok()
+        };
+        assert_eq!([0x1000, 0x1010, 0x1100].map(|at| both(&two, at)), [false, false, true]);
+        two.tensors[1].in_place = Some(0);
+        assert_eq!([0x1000, 0x1010, 0x1100].map(|at| both(&two, at)), [true, false, true]);
         let none = check_tensors(&source, 0, &[256], &[], &RankTensors::default());
         assert!(matches!(none, Err(Error::Count { expected: 1, given: 0, .. })));
     }

@@ -71,7 +71,7 @@ impl DeviceBuffer {
     }
 
     /// Where it was allocated.
-    pub(super) fn context(&self) -> &Context {
+    pub(crate) fn context(&self) -> &Context {
         &self.context
     }
 

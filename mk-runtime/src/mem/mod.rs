@@ -5,7 +5,6 @@
 mod device;
 mod host;
 mod layout;
-mod net;
 mod pinned;
 mod symmetric;
 mod vmm;
@@ -14,6 +13,5 @@ pub use device::DeviceBuffer;
 pub(crate) use device::drain;
 pub(crate) use host::FaultRecords;
 pub(crate) use layout::Layout;
-pub use net::NetBuffer;
 pub(crate) use pinned::Pinned;
 pub use symmetric::SymmetricMemory;

@@ -3,6 +3,10 @@
 //! An instance gets a range of every rank's arena ([`Leased`]), and a fifo for each of its kernels. Both are pinned memory of the host, which
 //! the GPU reaches over PCIe and a card, or a thread that copies, without it. Ranges go back when no rank sends there any more.
 
+mod gpu;
+
+pub use gpu::GpuArena;
+
 use crate::Error;
 use crate::mem::Pinned;
 use crate::proxy::{

@@ -390,6 +390,7 @@ fn failure(broken: &Broken, peer: u32, call: &str, deadline: Deadline) -> Error 
     let during = call.to_string();
     match broken {
         Broken::Gone => Error::PeerGone { rank: peer, during },
+        Broken::Interrupted => Error::Interrupted { during },
         Broken::Late => Error::PeerSilent { ranks: vec![peer], during, waited: deadline.limit() },
         Broken::Bad(what) => Error::PeerFailed { rank: peer, during, what: what.clone() },
         Broken::NoRoom => Error::System { call: "recvmsg", what: wire::NO_ROOM.into() },

@@ -26,6 +26,7 @@ pub use tcp::{MAX_PART, Meeting, TcpBootstrap, Token};
 pub use topology::Topology;
 pub(crate) use watch::Member;
 pub(crate) use wire::Deadline;
+pub use wire::ask_while_waiting;
 
 use crate::Error;
 use crate::driver::{self, Context};

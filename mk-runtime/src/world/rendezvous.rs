@@ -189,6 +189,7 @@ impl UnixBootstrap {
     fn broken(&self, missing: Vec<u32>, broken: &Broken, deadline: Deadline) -> Error {
         let what = match broken {
             Broken::Gone => "a process went away or was never there".to_string(),
+            Broken::Interrupted => "interrupted".to_string(),
             Broken::Late => "a process did not answer in time".to_string(),
             Broken::Bad(what) => what.clone(),
             Broken::NoRoom => wire::NO_ROOM.to_string(),

@@ -2,7 +2,7 @@
 
 use crate::{alone, worlds};
 use mk_runtime::TransportError;
-use mk_runtime::mem::NetBuffer;
+use mk_runtime::net::GpuArena;
 use mk_runtime::transport::{
     Gpu, NetMemory, Ordering, Transport,
     loopback::{Fabric, Options},
@@ -14,7 +14,7 @@ use std::sync::Arc;
 fn an_arena_has_a_dmabuf() {
     let _alone = alone();
     let Some(world) = worlds().into_iter().next() else { return };
-    let arena = NetBuffer::new(&world, 0, (1 << 20) + 1).unwrap();
+    let arena = GpuArena::new(&world, 0, (1 << 20) + 1).unwrap();
     assert_eq!(arena.bytes(), (1 << 20) + (64 << 10));
     assert_eq!((arena.base() as u64 % (64 << 10), arena.gpu()), (0, Some(Gpu { ordinal: 0 })));
     match arena.dmabuf() {

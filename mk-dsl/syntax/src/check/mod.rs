@@ -22,8 +22,6 @@ mod runtime;
 mod swiglu;
 mod types;
 
-pub(crate) use attention::turned;
-
 use crate::ast::{Operand, Source, Word};
 use crate::diag::{MAX_SHOWN, Sink};
 use crate::messages;
@@ -61,6 +59,7 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
     // What has a mistake may be where a name is meant to be used.
     if checker.sink.is_empty() {
         checker.report_unused();
+        checker.report_f32(&results);
     }
     let results = results.into_iter().map(|v| v.map(|v| v.id)).collect::<Option<Vec<_>>>()?;
     checker.finish(source, &results)
@@ -262,8 +261,8 @@ impl<'a> Checker<'a, '_> {
 
     /// Gives an open parameter its type.
     fn close(&mut self, i: usize, wanted: Wanted) -> Option<Ty> {
-        let Param { name, dtype_span, state } = &mut self.params[i];
-        let (name, dtype_span) = (*name, *dtype_span);
+        let Param { name, state, .. } = &mut self.params[i];
+        let name = *name;
         let State::Open { dtype, dims } = std::mem::replace(state, State::Broken) else {
             return None;
         };
@@ -277,7 +276,7 @@ impl<'a> Checker<'a, '_> {
             }
         });
         let ty = Ty { dtype: dtype.unwrap_or(wanted.dtype), dims, placement: wanted.placement };
-        self.validate(name, dtype_span, &ty)?;
+        self.validate(name, &ty)?;
         self.params[i].state = State::Known(ty.clone());
         Some(ty)
     }
@@ -288,6 +287,26 @@ impl<'a> Checker<'a, '_> {
         let value = Value { id, ty, gathered, label, is_transposed: false, ring: None };
         self.nodes.push(NodeDraft { op, inputs, value: value.clone() });
         value
+    }
+
+    /// Parameters are `f32` where they are summands of ranks, or second operands of elementwise operations, which are in f32.
+    fn report_f32(&mut self, results: &[Option<Value>]) {
+        for (i, param) in self.params.iter().enumerate() {
+            let State::Known(ty) = &param.state else { continue };
+            let partial = ty.placement.contains(&Placement::Partial);
+            if ty.dtype != DType::F32 || partial || self.statistics.contains(param.name.text) {
+                continue;
+            }
+            let id = Id::Param(i);
+            let elsewhere = |node: &NodeDraft| {
+                let second = matches!(node.op, Op::Add | Op::Mul | Op::Bias | Op::Slope(_));
+                node.inputs.iter().enumerate().any(|(at, x)| *x == id && !(second && at == 1))
+            };
+            let returned = results.iter().flatten().any(|value| value.id == id);
+            if returned || self.nodes.iter().any(elsewhere) {
+                self.sink.push(param.dtype_span, messages::f32_parameter(param.name.text));
+            }
+        }
     }
 
     fn report_unused(&mut self) {

@@ -6,7 +6,6 @@ use crate::messages;
 use crate::ops;
 use crate::program::MAX_DIMS;
 use crate::program::{DType, MAX_DIM, Placement};
-use crate::span::Span;
 use crate::suggest::nearest;
 
 /// What else `name` means, so that no tensor may be called so.
@@ -40,8 +39,7 @@ impl<'a> Checker<'a, '_> {
                 }
                 Some(Written { dtype, dims, placement: Some(placement) }) => {
                     let ty = Ty { dtype, dims, placement };
-                    self.validate(param.name, dtype_span, &ty)
-                        .map_or(State::Broken, |()| State::Known(ty))
+                    self.validate(param.name, &ty).map_or(State::Broken, |()| State::Known(ty))
                 }
             };
             let id = Id::Param(self.params.len());
@@ -51,12 +49,8 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// What a parameter must satisfy, written or inferred.
-    pub(super) fn validate(&mut self, name: Word<'a>, dtype_span: Span, ty: &Ty) -> Option<()> {
+    pub(super) fn validate(&mut self, name: Word<'a>, ty: &Ty) -> Option<()> {
         let n_before = self.sink.len();
-        let partial = ty.placement.contains(&Placement::Partial);
-        if ty.dtype == DType::F32 && !partial && !self.statistics.contains(name.text) {
-            self.sink.push(dtype_span, messages::f32_parameter(name.text));
-        }
         for dim in 0..ty.dims.len() {
             if ty.placement.iter().filter(|p| p.cut() == Some(dim)).count() > 1 {
                 self.sink.push(name.span, messages::dim_sharded_twice(dim));

@@ -118,6 +118,19 @@ impl Draft {
         self.values.len() - 1
     }
 
+    /// Whether it is a product, or elementwise operations behind one.
+    pub fn is_product(&self, id: Id) -> bool {
+        match &self.values[id].kind {
+            Kind::Op { stage, operands, .. } => match (stage.as_str(), operands.first()) {
+                ("gemm", _) => true,
+                ("add" | "mul", Some((first, _))) => self.is_product(*first),
+                (scale, Some((first, _))) if scale.starts_with("scale") => self.is_product(*first),
+                _ => false,
+            },
+            Kind::Param(_) => false,
+        }
+    }
+
     /// What these values are made of.
     pub fn used(&self, results: &[Id]) -> BTreeSet<Id> {
         let mut used: BTreeSet<Id> = results.iter().copied().collect();

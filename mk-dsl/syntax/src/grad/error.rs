@@ -32,6 +32,14 @@ pub enum GradError {
         /// How many there are.
         count: usize,
     },
+    /// A gradient that cannot be added to an f32 matrix on the way.
+    #[error(
+        "the gradient of `{name}` is not what a product of this rank makes, which could add it to an f32 matrix\n  = help: let it be a gradient of its own, and add it behind"
+    )]
+    NoProduct {
+        /// The parameter.
+        name: String,
+    },
     /// The text that was derived is wrong: a defect of mk.
     #[error("the derived text is wrong, which is a defect of mk:\n{text}\n{diagnostics}")]
     Derived {

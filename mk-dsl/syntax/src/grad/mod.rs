@@ -59,6 +59,8 @@ pub enum Input {
     Saved(usize),
     /// A matrix of ones.
     Ones,
+    /// The f32 matrix that the gradient of a parameter of the pipeline, by position, is added to.
+    Main(usize),
 }
 
 /// Where a gradient is.
@@ -94,6 +96,20 @@ pub fn grad(
     wanted: Option<&[usize]>,
     saves: Saves,
 ) -> Result<Gradient, GradError> {
+    grad_into(program, wanted, saves, &[])
+}
+
+/// As [`grad`]; the gradients of the parameters `into`, by position, are each added to an f32 matrix, by the product that makes them:
+/// a parameter of the backward ([`Input::Main`]), whose sum with the gradient may take its place.
+///
+/// # Errors
+/// [`GradError`], also where such a gradient is not the result of a product on each rank.
+pub fn grad_into(
+    program: &Program,
+    wanted: Option<&[usize]>,
+    saves: Saves,
+    into: &[usize],
+) -> Result<Gradient, GradError> {
     let axes = program.mesh_axes().len();
     if axes != 1 {
         return Err(GradError::Axes { axes });
@@ -101,14 +117,14 @@ pub fn grad(
     let count = program.tensors().len();
     let all: Vec<usize> = (0..count).collect();
     let wanted = wanted.unwrap_or(&all);
-    if let Some(&index) = wanted.iter().find(|i| **i >= count) {
+    if let Some(&index) = wanted.iter().chain(into).find(|i| **i >= count) {
         return Err(GradError::Parameter { index, count });
     }
     let given = program;
     let program = &with_logarithms(program);
     let mut walk = Walk::new(program, wanted, saves);
     walk.run()?;
-    let outputs = walk.outputs(wanted)?;
+    let outputs = walk.outputs(wanted, into)?;
     let Walk { mut draft, saved, given: parameters, .. } = walk;
 
     let mut forward = Excerpt::whole(program);
@@ -164,7 +180,7 @@ fn with_logarithms(program: &Program) -> Program {
         if program.nodes().iter().any(of_node) {
             continue;
         }
-        let placement = crate::check::turned(&node.ty.placement);
+        let placement = crate::program::turned(&node.ty.placement);
         let ty = TensorType { dtype: DType::F32, dims: vec![b, h, s], placement };
         let result = ValueId::new(all.n_values());
         all.nodes.push(Node { result, op: Op::Lse, inputs: vec![node.result], ty });

@@ -88,7 +88,7 @@ impl<'p> Walk<'p> {
     }
 
     /// The gradients of parameters, summed over the ranks where each has a part.
-    pub fn outputs(&mut self, wanted: &[usize]) -> Result<Vec<Output>, GradError> {
+    pub fn outputs(&mut self, wanted: &[usize], into: &[usize]) -> Result<Vec<Output>, GradError> {
         let mut outputs = Vec::new();
         for &parameter in wanted {
             let id = ValueId::new(parameter);
@@ -97,9 +97,29 @@ impl<'p> Walk<'p> {
                 value = self.whole(value);
             }
             let column = self.sums.contains(&value);
+            if into.contains(&parameter) {
+                value = self.added_to(parameter, value)?;
+            }
             outputs.push(Output { parameter, value, column });
         }
         Ok(outputs)
+    }
+
+    /// The sum of a gradient and an f32 matrix.
+    fn added_to(&mut self, parameter: usize, value: Id) -> Result<Id, GradError> {
+        if self.sums.contains(&value) || !self.draft.is_product(value) {
+            return Err(GradError::NoProduct {
+                name: self.program.tensors()[parameter].name.clone(),
+            });
+        }
+        let id = ValueId::new(parameter);
+        let (name, placement) = (&self.program.tensors()[parameter].name, self.placement(id));
+        let ty = self.type_of(id, placement, DType::F32);
+        let main = self.draft.param(&format!("main_{name}"), ty, placement, DType::F32);
+        self.given.push((main, Input::Main(parameter)));
+        let held = (self.draft.values[value].placement, DType::F32);
+        let wide = self.draft.op("cast", &[value], Some(DType::F32.name().into()), held);
+        Ok(self.draft.op("add", &[wide, main], None, held))
     }
 
     fn node(&mut self, node: &Node, d: Id) -> Result<(), GradError> {

@@ -1,8 +1,8 @@
 //! A net arena in a GPU's memory: what a network card reads and writes there without the host.
 
-use super::DeviceBuffer;
 use crate::Error;
 use crate::driver::cu;
+use crate::mem::DeviceBuffer;
 use crate::transport::{Dmabuf, Gpu, NetMemory};
 use crate::world::World;
 use cudarc::driver::sys;
@@ -14,27 +14,27 @@ const PAGE: u64 = 64 << 10;
 /// Memory of a rank's GPU that can be an arena, zeroed. A transport that cannot reach it refuses it with the reason
 /// ([`register`](crate::transport::Transport::register)); pinned memory of the host serves then.
 #[derive(Debug)]
-pub struct NetBuffer {
+pub struct GpuArena {
     buffer: DeviceBuffer,
     base: u64,
     bytes: u64,
 }
 
-impl NetBuffer {
+impl GpuArena {
     /// Allocates at least so many bytes, in whole pages.
     ///
     /// # Errors
     /// [`Error::Cuda`], out of memory among others.
-    pub fn new(world: &World, rank: u32, bytes: u64) -> Result<NetBuffer, Error> {
+    pub fn new(world: &World, rank: u32, bytes: u64) -> Result<GpuArena, Error> {
         let bytes = bytes.max(1).next_multiple_of(PAGE);
         let buffer = DeviceBuffer::zeroed(world, rank, bytes + PAGE)?;
         let base = buffer.ptr().next_multiple_of(PAGE);
-        Ok(NetBuffer { buffer, base, bytes })
+        Ok(GpuArena { buffer, base, bytes })
     }
 }
 
 // SAFETY: allocated in `new`, a page of room for the alignment, and freed with the value.
-unsafe impl NetMemory for NetBuffer {
+unsafe impl NetMemory for GpuArena {
     fn base(&self) -> *mut u8 {
         self.base as *mut u8
     }
