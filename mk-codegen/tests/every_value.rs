@@ -245,7 +245,7 @@ family fam3 "take.own" role0 {
 }
 "#;
     let plan: Plan = text.parse().expect("a plan");
-    assert!(first_wrong(&plan).is_none());
+    assert!(first_wrong(&plan, all).is_none());
     let failure = valid::verify(&plan).expect_err("two launches");
     assert_eq!(failure.at, None);
     assert!(matches!(failure.violations[..], [Violation::Race { .. }, ..]), "{failure}");

@@ -67,7 +67,10 @@ impl Attention {
     /// Its kernel for a world, with fewer CTAs than tiles.
     fn prepare(&self, world: &World, text: &str) -> Res<Prepared> {
         let program = Program::parse(text)?;
-        let bound = program.bind(&self.dims(), &BTreeMap::new())?;
+        // Statistics have no keys.
+        let known = |(name, _): &(String, u64)| program.symbol(name).is_some();
+        let dims = self.dims().into_iter().filter(known).collect();
+        let bound = program.bind(&dims, &BTreeMap::new())?;
         let rings = world.size() > 1 && text.contains("ring(");
         let few = Config {
             compute_sms: Some(5),

@@ -315,7 +315,9 @@ fn added(text: &str, into: &[usize], steps: [usize; 2], limit: f64) {
             Input::Saved(i) => &values[forward.program.results()[i].index()],
             Input::Ones => unreachable!("no bias"),
         };
-        for (rank, part) in b.scatter(tensor.id, std::slice::from_ref(whole), ranks).into_iter().enumerate() {
+        for (rank, part) in
+            b.scatter(tensor.id, std::slice::from_ref(whole), ranks).into_iter().enumerate()
+        {
             back.insert((rank, tensor.id), part.into_iter().map(|x| x as f32).collect());
         }
     }

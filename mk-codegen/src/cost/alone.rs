@@ -36,6 +36,9 @@ pub struct Products {
     pub multicast_s: f64,
 }
 
+/// A figure with its name.
+pub(super) type Named = (&'static str, f64);
+
 impl Products {
     /// For a GPU with memory and a clock that are so many times as fast.
     pub(super) fn faster(mut self, memory: f64, clock: f64) -> Products {
@@ -53,7 +56,7 @@ impl Products {
     }
 
     /// Each figure with its name: rates, and times.
-    pub(super) fn all(&self) -> ([(&'static str, f64); 2], Vec<(&'static str, f64)>) {
+    pub(super) fn all(&self) -> ([Named; 2], Vec<Named>) {
         let rates = [
             ("exchange_bytes_per_s", self.exchange_bytes_per_s),
             ("memory_bytes_per_s", self.memory_bytes_per_s),

@@ -42,6 +42,7 @@ mod coverage;
 mod deadlock;
 mod epochs;
 mod explain;
+mod grad_shapes;
 mod hash;
 mod net;
 mod paths;

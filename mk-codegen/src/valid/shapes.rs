@@ -4,8 +4,7 @@
 //! own dimensions only choose where it lies. A result has something that it is made of: a sum at least one summand, a product both
 //! factors, though they may be empty, attention keys.
 
-mod gradients;
-
+use super::grad_shapes;
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, gated, saves_gates,
 };
@@ -29,8 +28,8 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
             product(*a_layout, *b_layout, epilogue, touched)
         }
         Leaf::AttendTile { block, .. } => attend(*block, touched),
-        Leaf::StatsTile { block } => gradients::statistics(*block, touched).err(),
-        Leaf::AttendGradTile { of, block, .. } => gradients::grad(*of, *block, touched).err(),
+        Leaf::StatsTile { block } => grad_shapes::statistics(*block, touched).err(),
+        Leaf::AttendGradTile { of, block, .. } => grad_shapes::grad(*of, *block, touched).err(),
     }
 }
 
@@ -44,7 +43,7 @@ fn last_three(t: &Touched<'_>) -> Result<Option<[i64; 3]>, String> {
 }
 
 /// Rows and columns; dimensions before or between the two only say where a row lies (on a rank, of a head).
-fn matrix(t: &Touched<'_>) -> Result<Option<[i64; 2]>, String> {
+pub(super) fn matrix(t: &Touched<'_>) -> Result<Option<[i64; 2]>, String> {
     let Some((columns, rows)) = t.extents.and_then(|d| d.split_last()) else { return Ok(None) };
     let mut rows = rows.iter().map(|d| d.1).filter(|n| *n != 1);
     match (rows.next(), rows.next()) {
@@ -64,7 +63,7 @@ fn text(dims: &[(i64, i64)]) -> String {
     lens[ones..].join(" x ")
 }
 
-fn of<'t, 'a>(
+pub(super) fn of<'t, 'a>(
     touched: &'t [Touched<'a>],
     operand: Operand,
 ) -> impl Iterator<Item = &'t Touched<'a>> {
@@ -76,7 +75,7 @@ fn plain(t: &Touched<'_>) -> Vec<i64> {
     t.extents.unwrap_or_default().iter().map(|d| d.1).filter(|n| *n != 1).collect()
 }
 
-fn area(t: &Touched<'_>) -> i64 {
+pub(super) fn area(t: &Touched<'_>) -> i64 {
     t.extents.map_or(0, super::boxes::area)
 }
 
@@ -140,7 +139,7 @@ fn factors(touched: &[Touched<'_>]) -> Option<String> {
 }
 
 /// Operands that are one tile at each step: conditions choose where it lies.
-fn one_place(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String> {
+pub(super) fn one_place(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String> {
     for operand in operands {
         let mut steps = BTreeSet::new();
         let twice =
@@ -153,7 +152,7 @@ fn one_place(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String
 }
 
 /// A result has its operands, which are empty where a rank has no part of them.
-fn made_of(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String> {
+pub(super) fn made_of(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String> {
     match operands.iter().find(|o| of(touched, **o).next().is_none()) {
         Some(operand) => Err(format!("a result has no `{operand}`, of which it is made")),
         None => Ok(()),

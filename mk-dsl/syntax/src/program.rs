@@ -136,6 +136,17 @@ pub enum Placement {
     Partial,
 }
 
+/// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
+pub(crate) fn turned(placement: &[Placement]) -> Vec<Placement> {
+    let turned = placement.iter().map(|p| match *p {
+        Placement::Shard(1) => Placement::Shard(2),
+        Placement::Shard(2) => Placement::Shard(1),
+        Placement::Zigzag(1) => Placement::Zigzag(2),
+        p => p,
+    });
+    turned.collect()
+}
+
 impl Placement {
     /// The dimension of which each rank holds a part.
     pub const fn cut(self) -> Option<usize> {

@@ -4,7 +4,10 @@
 //! position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads follow each other, so that
 //! their keys stay in the cache, in groups of a few, of which the tiles with most keys come first: the next free CTA takes a tile.
 
-use super::gradients;
+use super::{
+    attend_steps::{HEADS, Step, together},
+    gradients,
+};
 use crate::ir::{
     Access, BufId, Carry, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule,
     Space, Store, Var,
@@ -35,9 +38,6 @@ fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
     }
 }
 
-/// Heads whose tiles are dealt out together, at most: more of them, and their keys leave the cache.
-pub(super) const HEADS: i32 = 16;
-
 /// Blocks of keys, and of values, that a CTA has room for.
 const STAGES: u32 = 2;
 
@@ -60,12 +60,6 @@ pub(in crate::passes) fn families(
         }
     }
     draft
-}
-
-/// Heads of keys that one wave of tiles meets, of so many tiles for each: a divisor of all.
-pub(super) fn together(draft: &Draft, tiles: i32, heads: i32) -> i32 {
-    let together = (draft.sms() as i32 + tiles - 1) / tiles.max(1);
-    (together.clamp(1, heads)..=heads).find(|n| heads % n == 0).unwrap_or(heads)
 }
 
 fn of_queries(
@@ -112,16 +106,6 @@ struct Tile<'a> {
     /// Heads whose tiles are dealt out together.
     group: i32,
     pushed: Option<Pushed>,
-}
-
-/// The chunk of the other side at a step of the inner loop.
-pub(super) struct Step {
-    /// How many there are.
-    pub steps: Expr,
-    pub chunk: Expr,
-    /// The own chunk that it is, and whether it is.
-    pub half: Expr,
-    pub own: Option<Expr>,
 }
 
 impl Tile<'_> {

@@ -3,7 +3,7 @@
 //! In the inner loop of keys are, chunk by chunk, the heads of queries that share them: own chunks first, those of peers as their owners
 //! push them. Of a causal mask a tile begins with the queries at its own first key. Gradients of queries are tiled as attention itself is.
 
-use super::attention::{HEADS, Step, together};
+use super::attend_steps::{HEADS, Step, together};
 use crate::ir::{
     Access, BufId, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule, Var,
 };

@@ -6,6 +6,7 @@
 //! take (pitch not a multiple of 16 bytes) are repacked first.
 
 mod alone;
+mod attend_steps;
 pub(super) mod attention;
 mod ends;
 mod gradients;

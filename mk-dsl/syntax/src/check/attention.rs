@@ -7,7 +7,7 @@ use super::dims::Resolved;
 use super::{Checker, Id, Shape, Ty, Value, Wanted};
 use crate::ast::Word;
 use crate::messages;
-use crate::program::{AxisId, DType, Op, Placement};
+use crate::program::{AxisId, DType, Op, Placement, turned};
 use crate::span::Span;
 
 /// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain. Or queries, which are that
@@ -279,17 +279,6 @@ impl<'a> Checker<'a, '_> {
         let ty = Ty { dtype: DType::F32, dims: vec![b, h, s], placement };
         Some(self.push(Op::Lse, vec![o.id], ty, o.gathered))
     }
-}
-
-/// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
-pub(crate) fn turned(placement: &[Placement]) -> Vec<Placement> {
-    let turned = placement.iter().map(|p| match *p {
-        Placement::Shard(1) => Placement::Shard(2),
-        Placement::Shard(2) => Placement::Shard(1),
-        Placement::Zigzag(1) => Placement::Zigzag(2),
-        p => p,
-    });
-    turned.collect()
 }
 
 /// The placement of keys and values that every rank has what its queries need of, without a ring.

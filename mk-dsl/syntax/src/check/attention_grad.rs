@@ -1,12 +1,12 @@
 //! `attention_stats`, `attention_dq`, `attention_dk` and `attention_dv`: the backward of `attention`.
 
-use super::attention::{along_sequence, beside, turned};
+use super::attention::{along_sequence, beside};
 use super::chain::Call;
 use super::{Checker, Id, Shape, Ty, Value, Wanted};
 use crate::ast::{ArgValue, Operand, Source, Stage, Word};
 use crate::messages;
 use crate::ops::{self, OpKind};
-use crate::program::{AxisId, DType, Op, Placement};
+use crate::program::{AxisId, DType, Op, Placement, turned};
 use crate::span::Span;
 use std::collections::BTreeSet;
 

@@ -22,8 +22,6 @@ mod runtime;
 mod swiglu;
 mod types;
 
-pub(crate) use attention::turned;
-
 use crate::ast::{Operand, Source, Word};
 use crate::diag::{MAX_SHOWN, Sink};
 use crate::messages;

@@ -180,7 +180,7 @@ fn with_logarithms(program: &Program) -> Program {
         if program.nodes().iter().any(of_node) {
             continue;
         }
-        let placement = crate::check::turned(&node.ty.placement);
+        let placement = crate::program::turned(&node.ty.placement);
         let ty = TensorType { dtype: DType::F32, dims: vec![b, h, s], placement };
         let result = ValueId::new(all.n_values());
         all.nodes.push(Node { result, op: Op::Lse, inputs: vec![node.result], ty });

@@ -1,6 +1,6 @@
 //! Operands of attention's gradients.
 
-use super::{Touched, area, made_of, matrix, of, one_place};
+use super::shapes::{Touched, area, made_of, matrix, of, one_place};
 use crate::ir::{GradOf, Operand, STATS};
 use std::collections::BTreeMap;
 
