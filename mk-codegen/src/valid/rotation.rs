@@ -21,7 +21,7 @@
 //! What is not proved folded is looked at once more without: reports are of all ranks.
 
 use super::world::{Class, TaskRec, World};
-use crate::ir::{Access, Each, Entity, Expr, Family, Plan, PointError, Points, Task};
+use crate::ir::{Access, Each, Entity, Expr, Family, MAX_TASKS, Plan, PointError, Points, Task};
 use std::ops::Range;
 
 /// Names of words and ranks under rotation. Not folded, nothing turns.
@@ -146,6 +146,11 @@ pub(super) fn guess(
         signals.push(turns.map(|turns| Fits { stays: true, turns }).collect::<Vec<_>>());
     }
     for (id, x) in plan.families.iter() {
+        // Of more, none are made.
+        let few = |rank| points.count(id, rank, 1, MAX_TASKS).is_ok_and(|n| n <= MAX_TASKS);
+        if !(few(0) && few(1)) {
+            return None;
+        }
         let tasks = [points.tasks(id, 0, 1).ok()?, points.tasks(id, 1, 1).ok()?];
         let n = tasks[0].len();
         if tasks[1].len() != n {
