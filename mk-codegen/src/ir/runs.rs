@@ -159,9 +159,13 @@ impl Points<'_> {
     pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool, PointError> {
         let Some(first) = run.first() else { return Ok(false) };
         let leaf = &self.plan.families[*first].leaf;
-        let Leaf::MmaTile { block, stages, a_layout, store, consumers, .. } = leaf else {
+        let Leaf::MmaTile { block, stages, a_layout, store, consumers, epilogue, .. } = leaf else {
             return Ok(false);
         };
+        // Longer ones leave no registers for it.
+        if epilogue.len() > 2 {
+            return Ok(false);
+        }
         let c = self.plan.operand(*first, Operand::C);
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
@@ -182,9 +186,13 @@ impl Points<'_> {
         let Some(first) = run.first() else { return Ok(false) };
         let role = self.plan.families[*first].role;
         let leaf = &self.plan.families[*first].leaf;
-        let Leaf::MmaTile { block, stages, a_layout, store, consumers, .. } = leaf else {
+        let Leaf::MmaTile { block, stages, a_layout, store, consumers, epilogue, .. } = leaf else {
             return Ok(false);
         };
+        // Longer ones leave no registers for it.
+        if epilogue.len() > 2 {
+            return Ok(false);
+        }
         let c = self.plan.operand(*first, Operand::C);
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);

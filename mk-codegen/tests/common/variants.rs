@@ -406,7 +406,7 @@ pub const VARIANTS: &[Variant] = &[
         |c| (c.block, c.cluster) = ([128, 128, 64], 2),
     ),
     variant(
-        ("multicast_of_four", "gemm(a, b) -> relu", 1, &[("a", &[600, 480]), ("b", &[480, 712])]),
+        ("multicast_of_four", "gemm(a, b) -> relu", 1, &[("a", &[600, 480]), ("b", &[480, 704])]),
         |c| {
             (c.block, c.multicast) = ([128, 128, 64], Some(Multicast { below: 2, beside: 2 }));
         },

@@ -62,9 +62,8 @@ impl Token {
     /// [`Error::Shape`] for an address that other hosts reach.
     pub fn of_run(run: &str, address: IpAddr) -> Result<Token, Error> {
         if !address.is_loopback() {
-            let what = format!(
-                "{address} can be reached from other hosts: name a file with a token (MK_TOKEN_FILE)"
-            );
+            let what =
+                format!("{address} can be reached from other hosts: give it a file with a token");
             return Err(Error::Shape { what });
         }
         Ok(Token(Sha256::digest(run).to_vec()))
@@ -176,7 +175,7 @@ mod tests {
         let token = Token::new(b"a secret of a run").unwrap();
         assert_eq!(format!("{token:?}"), "Token(…)");
         let error = Token::of_run("run", [10, 0, 0, 1].into()).unwrap_err().to_string();
-        assert!(error.contains("MK_TOKEN_FILE"), "{error}");
+        assert!(error.contains("a file with a token"), "{error}");
         Token::of_run("run", [127, 0, 0, 1].into()).unwrap();
     }
 
