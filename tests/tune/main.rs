@@ -169,12 +169,14 @@ fn few_rows_have_ways_of_their_own() {
     assert_eq!(offered(1025), (false, false));
 }
 
+/// One setting after the other does not lead there: flat tiles alone, and parts along k alone, are no gain.
 #[test]
-fn a_choice_for_few_rows_has_flat_tiles() {
+fn a_choice_for_few_rows_has_flat_tiles_in_parts() {
     let program = Program::parse("gemm(a, b)").unwrap();
     let bound = bound(&program, &[("a", &[64, 7168]), ("b", &[7168, 8192])]);
     let (config, p) = tune::choose(&program, &bound, 1, DeviceModel::h200()).unwrap();
-    assert_eq!(config.block, [64, 128, 64], "{config:?}");
+    let parts = config.cluster == 2 || config.last_wave.is_some_and(|t| t.parts == 2);
+    assert!(config.block == [64, 128, 64] && parts, "{config:?}");
     // 2026-11-21, one H200: .0402 ms.
     assert!((0.85..1.3).contains(&(p.ms() / 0.0402)), "{}", p.ms());
 }
