@@ -1,27 +1,17 @@
 //! Attention on the executor against f64, on every world, mask, placement and schedule.
 
+mod attend;
+
+use attend::{SMALL, Shape, withheld};
 use mk_codegen::{
     ir::Plan,
     passes::{LowerError, compile, lower},
     settings::Config,
-    sim::{Schedule, Victim},
+    sim::Schedule,
 };
 use mk_harness::{Case, CpuOptions, Dense, Inputs, judge, run_on_cpu};
 use mk_syntax::{Bound, Op, Program};
 use std::collections::BTreeMap;
-
-/// What is attended to.
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    dtype: &'static str,
-    batch: u64,
-    sequence: u64,
-    /// Heads of queries, and of keys and values.
-    heads: [u64; 2],
-    depth: u64,
-}
-
-const SMALL: Shape = Shape { dtype: "bf16", batch: 1, sequence: 257, heads: [2, 1], depth: 64 };
 
 /// `ring(k, v) -> attention(q)` in a placement, with its logarithms.
 fn ring(shape: Shape, placement: &str, arguments: &str) -> (Program, Bound) {
@@ -103,19 +93,7 @@ fn schedules() {
 #[test]
 fn withheld_agents() {
     let ring = ring(Shape { sequence: 40, ..SMALL }, "zigzag(1)", ", causal");
-    let made = plan(&ring, 2);
-    let victims = made.families.iter().flat_map(|(family, f)| {
-        f.leaf.contract().agents.into_iter().map(move |agent| Victim {
-            rank: 1,
-            family,
-            agent,
-            task: None,
-            epoch: None,
-        })
-    });
-    let schedules: Vec<_> = victims.map(Schedule::Withhold).collect();
-    assert!(schedules.len() > 5);
-    passes(&ring, 2, &schedules);
+    passes(&ring, 2, &withheld(&plan(&ring, 2)));
 }
 
 /// A thousand tokens, in worlds of one, four and eight ranks.

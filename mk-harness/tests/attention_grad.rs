@@ -1,26 +1,12 @@
 //! The backward of attention on the executor against f64: statistics, gradients of queries, gradients of keys and values.
 
-use mk_codegen::{
-    ir::Plan,
-    passes::compile,
-    settings::Config,
-    sim::{Schedule, Victim},
-};
+mod attend;
+
+use attend::{SMALL, Shape, withheld};
+use mk_codegen::{ir::Plan, passes::compile, settings::Config, sim::Schedule};
 use mk_harness::{Case, CpuOptions, run_on_cpu};
 use mk_syntax::{Bound, Op, Program};
 use std::collections::BTreeMap;
-
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    dtype: &'static str,
-    batch: u64,
-    sequence: u64,
-    /// Heads of queries, and of keys and values.
-    heads: [u64; 2],
-    depth: u64,
-}
-
-const SMALL: Shape = Shape { dtype: "bf16", batch: 1, sequence: 257, heads: [2, 1], depth: 64 };
 
 /// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
 fn turned(placement: &str) -> &str {
@@ -133,19 +119,7 @@ fn withheld_agents() {
     let shape = Shape { sequence: 40, ..SMALL };
     for body in ["dq", "dkv"] {
         let ring = part(shape, ["zigzag(1)"; 2], ", causal", true, body);
-        let made = plan(&ring, 2);
-        let victims = made.families.iter().flat_map(|(family, f)| {
-            f.leaf.contract().agents.into_iter().map(move |agent| Victim {
-                rank: 1,
-                family,
-                agent,
-                task: None,
-                epoch: None,
-            })
-        });
-        let schedules: Vec<_> = victims.map(Schedule::Withhold).collect();
-        assert!(schedules.len() > 5);
-        passes(&ring, 2, &schedules);
+        passes(&ring, 2, &withheld(&plan(&ring, 2)));
     }
 }
 
