@@ -1,10 +1,9 @@
 //! Warnings of the libraries on stderr; with `-v` what they do, too, and when.
 
 use crate::terminal;
-use std::fmt::{Debug, Write};
+use mk::runtime::events::EventText;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// Says events on stderr; spans are nothing to it.
@@ -33,9 +32,7 @@ impl Subscriber for Log {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text::default();
-        event.record(&mut text);
-        let Text { message, fields } = text;
+        let EventText { message, fields } = EventText::of(event);
         if *event.metadata().level() <= Level::WARN {
             terminal::say_on_stderr(format_args!("warning: {message}{fields}"));
         } else {
@@ -52,22 +49,4 @@ impl Subscriber for Log {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
     fn enter(&self, _: &span::Id) {}
     fn exit(&self, _: &span::Id) {}
-}
-
-/// An event as text: its message, then its fields.
-#[derive(Default)]
-struct Text {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Writing to a String cannot fail.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            "error" => write!(self.fields, ": {value:?}"),
-            name => write!(self.fields, ", {name} {value:?}"),
-        };
-    }
 }

@@ -1,9 +1,8 @@
 //! Warnings of the libraries, to the logger `mk` of Python's `logging`.
 
+use mk::runtime::events::EventText;
 use pyo3::prelude::*;
-use std::fmt::{Debug, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// Passes events on; spans are nothing to it.
@@ -23,8 +22,7 @@ impl Subscriber for Log {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text::default();
-        event.record(&mut text);
+        let text = EventText::of(event);
         let text = text.message + &text.fields;
         let method = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
         // While the interpreter shuts down nobody listens, and a handler that fails has no caller to tell.
@@ -46,24 +44,6 @@ impl Subscriber for Log {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
     fn enter(&self, _: &span::Id) {}
     fn exit(&self, _: &span::Id) {}
-}
-
-/// An event as text: its message, then its fields.
-#[derive(Default)]
-struct Text {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Writing to a String cannot fail.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            "error" => write!(self.fields, ": {value:?}"),
-            name => write!(self.fields, ", {name} {value:?}"),
-        };
-    }
 }
 
 /// Warns, for tests.

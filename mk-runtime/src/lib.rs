@@ -13,6 +13,7 @@ pub mod doctor;
 mod driver;
 mod env;
 mod error;
+pub mod events;
 mod fabrics;
 pub mod gpu;
 pub mod jit;
