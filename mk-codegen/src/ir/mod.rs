@@ -3,6 +3,7 @@
 
 mod allowed;
 mod check;
+mod contract;
 pub mod entity;
 mod expr;
 mod in_place;
@@ -21,16 +22,17 @@ mod tma;
 
 pub use allowed::Allowed;
 pub use check::{MAX_ENTRIES, StructureError};
+pub use contract::{Arity, Contract, EdgeSpec, OperandSpec};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
-    ALayout, Agent, Arity, BLayout, COPY_STAGE_BYTES, Carry, Consumers, Contract, CopyVia,
-    EPILOGUE_OPERANDS, EdgeSpec, EpilogueOp, GradOf, Leaf, Mask, Operand, OperandSpec, STATS,
-    Store, attend_grad_smem_bytes, attend_smem_bytes, carry_last, cluster_part, gated,
-    mma_exchange_bytes, mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes,
-    mma_staging_panels, one_warpgroup_takes, saves_gates,
+    ALayout, Agent, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS,
+    EpilogueOp, GradOf, Leaf, Mask, Operand, STATS, Store, attend_grad_smem_bytes,
+    attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes, mma_panel_columns,
+    mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, one_warpgroup_takes,
+    saves_gates,
 };
 pub use net::NetPlan;
 pub use plan::{

@@ -6,9 +6,10 @@ mod names;
 mod tables;
 
 use super::{
+    contract::Arity,
     entity::FamId,
     expr::{Expr, Var},
-    leaf::{Arity, Consumers, EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Mask, Store, gated},
+    leaf::{Consumers, EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Mask, Store, gated},
     plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space},
 };
 use names::RESERVED;
