@@ -283,7 +283,7 @@ pub(crate) fn unknown_axis(name: &str, near: Option<&str>, known: &str) -> Text 
 pub(crate) fn f32_parameter(name: &str) -> Text {
     text(
         format!(
-            "`{name}` is `f32`, and something other than an elementwise operation of an `f32` value reads it"
+            "`{name}` is `f32`: such a parameter may only be the argument of `add`, `mul`, `bias` or of a derivative"
         ),
         "declare it `bf16`, or `@ partial` if ranks have summands of it",
     )
