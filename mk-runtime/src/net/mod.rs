@@ -1,6 +1,6 @@
 //! The network of a world: an end, an arena and a proxy for each rank of this process, and what instances have of them.
 //!
-//! An instance gets a range of every rank's arena ([`Leased`]), and a fifo for each of its kernels. Both are pinned memory of the host, which
+//! An instance gets a range of every rank's arena (`Leased`), and a fifo for each of its kernels. Both are pinned memory of the host, which
 //! the GPU reaches over PCIe and a card, or a thread that copies, without it. Ranges go back when no rank sends there any more.
 
 mod gpu;

@@ -5,7 +5,7 @@
 //! immediates go to the queue pairs by turns, and the receiver counts, as on SRD.
 //!
 //! - *Delivered* is the acknowledgement of the peer's card. What comes later on the lane, words included, is behind the write.
-//! - Completions are selective ([`books`]); a peer that nothing is sent to is asked for a sign of life, so that its death shows.
+//! - Completions are selective (`books.rs`); a peer that nothing is sent to is asked for a sign of life, so that its death shows.
 //! - Receives are consumed by immediates only. A receiver gives them back as credits, by sends without memory.
 //!
 //! Feature `verbs` has the device side, by crates `ibverbs` and `ibverbs-sys`. The library is opened when an end is; a program
