@@ -136,25 +136,57 @@ pub struct RuntimeDim {
     pub name: String,
     /// Inclusive upper bound, in elements.
     pub max: u32,
-    /// The caller's tensors whose first dimension it is.
+    /// The caller's tensors of which it decides a dimension.
     pub tensors: Vec<RuntimeRows>,
 }
 
-/// A tensor whose first dimension is a run-time dimension.
+/// A tensor of which one dimension is a run-time dimension, or a rank's part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeRows {
     /// Index into [`KernelSource::tensors`].
     pub tensor: u32,
-    /// Whether a rank holds its part of it (`torch.chunk`'s: the last ranks may hold less, or nothing), or all.
-    pub part: bool,
+    /// Which of its dimensions.
+    pub dim: u32,
+    /// How much of it a rank holds.
+    pub share: Share,
+}
+
+/// What a rank holds of a dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Share {
+    /// All of it.
+    Whole,
+    /// Its part: `torch.chunk`'s, so that the last ranks may hold less, or nothing.
+    Part,
+    /// Of twice as many parts as ranks, that of its number, and that of its number from the end.
+    Zigzag,
+}
+
+impl Share {
+    /// All of them.
+    pub const ALL: [Share; 3] = [Share::Whole, Share::Part, Share::Zigzag];
+
+    /// How much a rank of a world holds of so many elements.
+    pub fn of(self, value: u64, rank: u32, world_size: u32) -> u64 {
+        let (rank, world) = (u64::from(rank), u64::from(world_size.max(1)));
+        let part = |n: u64, count: u64| {
+            let part = value.div_ceil(count);
+            value.saturating_sub(n * part).min(part)
+        };
+        match self {
+            Share::Whole => value,
+            Share::Part => part(rank, world),
+            Share::Zigzag => part(rank, 2 * world) + part(2 * world - 1 - rank, 2 * world),
+        }
+    }
 }
 
 impl KernelSource {
-    /// Rows of a caller's tensor when the run-time dimensions have these values, if one of them decides that.
-    pub fn runtime_rows(&self, rank: u32, tensor: usize, dims: &[u32]) -> Option<u64> {
+    /// The dimension of a caller's tensor that a run-time dimension decides, and what a rank holds of it, when these have such values.
+    pub fn runtime_rows(&self, rank: u32, tensor: usize, dims: &[u32]) -> Option<(usize, u64)> {
         self.runtime_dims.iter().zip(dims).find_map(|(dim, value)| {
             let of = dim.tensors.iter().find(|t| t.tensor as usize == tensor)?;
-            Some(dim.rows(*of, *value, rank, self.world_size))
+            Some((of.dim as usize, of.share.of(u64::from(*value), rank, self.world_size)))
         })
     }
 
@@ -164,24 +196,12 @@ impl KernelSource {
         let binding = self.ranks.get(rank as usize);
         let mut shapes = binding.map(|b| b.tensor_shapes.clone()).unwrap_or_default();
         for (t, shape) in shapes.iter_mut().enumerate() {
-            if let (Some(rows), Some(first)) = (self.runtime_rows(rank, t, dims), shape.first_mut())
-            {
-                *first = rows;
+            let decided = self.runtime_rows(rank, t, dims);
+            if let Some((extent, n)) = decided.and_then(|(d, n)| Some((shape.get_mut(d)?, n))) {
+                *extent = n;
             }
         }
         shapes
-    }
-}
-
-impl RuntimeDim {
-    /// Rows that a rank holds of one of [`RuntimeDim::tensors`] when the dimension is `value`.
-    pub fn rows(&self, of: RuntimeRows, value: u32, rank: u32, world_size: u32) -> u64 {
-        let (value, world) = (u64::from(value), u64::from(world_size.max(1)));
-        if !of.part {
-            return value;
-        }
-        let part = value.div_ceil(world);
-        value.saturating_sub(u64::from(rank) * part).min(part)
     }
 }
 

@@ -13,7 +13,7 @@ mod net;
 
 pub use host::{HostOp, HostProgram};
 pub use kernel::{
-    DType, EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, RuntimeDim, RuntimeRows,
+    DType, EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, RuntimeDim, RuntimeRows, Share,
     Swizzle, TensorArg, TensorDirection, TensorMapSpec, TraceFamily, TraceLayout, WorkspaceLayout,
 };
 pub use net::NetLayout;

@@ -1,5 +1,6 @@
 //! Plans that say what no template carries out are refused, and not emitted as something else.
 
+use mk_abi::Share;
 use mk_codegen::{emit::emit, ir::Plan};
 use std::{fs, path::Path};
 
@@ -446,15 +447,20 @@ family fam0 "copy" role0 {
 "#;
     let emits = |rows: &str| {
         let plan: Plan = copy.replace("ROWS", rows).parse().unwrap_or_else(|e| panic!("{e}"));
-        emit(&plan).map(|k| k.runtime_dims[0].tensors.iter().map(|t| t.part).collect::<Vec<_>>())
+        emit(&plan).map(|k| k.runtime_dims[0].tensors.iter().map(|t| t.share).collect::<Vec<_>>())
     };
-    for (rows, part) in [
-        ("M", false),
-        ("M + 1 - 1", false),
-        ("max(0, min((M + 2) / 3, M - rank * ((M + 2) / 3)))", true),
-        ("min(max(M - (M + 2) / 3 * rank, 0), (M + 2) / 3)", true),
+    for (rows, share) in [
+        ("M", Share::Whole),
+        ("M + 1 - 1", Share::Whole),
+        ("max(0, min((M + 2) / 3, M - rank * ((M + 2) / 3)))", Share::Part),
+        ("min(max(M - (M + 2) / 3 * rank, 0), (M + 2) / 3)", Share::Part),
+        (
+            "min((M + 5) / 6, max(M - rank * ((M + 5) / 6), 0)) + \
+             min((M + 5) / 6, max(M - (5 - rank) * ((M + 5) / 6), 0))",
+            Share::Zigzag,
+        ),
     ] {
-        assert_eq!(emits(rows).unwrap_or_else(|e| panic!("{rows}: {e}")), [part, part], "{rows}");
+        assert_eq!(emits(rows).unwrap_or_else(|e| panic!("{rows}: {e}")), [share, share], "{rows}");
     }
     for rows in
         ["M / 3", "M + 1", "min(M, 4999)", "max(0, min((M + 3) / 4, M - rank * ((M + 3) / 4)))"]

@@ -20,10 +20,15 @@ fn turned(placement: &str) -> &str {
 
 /// A part of the backward of attention, over a ring or of operands that a rank has.
 fn part(shape: Shape, placements: [&str; 2], words: &str, ring: bool, body: &str) -> Pipeline {
-    let Shape { dtype: t, batch, sequence, heads: [h, g], depth } = shape;
+    let Shape { batch, sequence, heads: [h, g], depth, .. } = shape;
+    let text = text(shape.dtype, placements, words, ring, body);
+    bind(&text, &[("B", batch), ("S", sequence), ("H", h), ("G", g), ("D", depth)])
+}
+
+fn text(t: &str, placements: [&str; 2], words: &str, ring: bool, body: &str) -> String {
     let [q, kv] = placements;
     let stats = turned(q);
-    let text = format!(
+    format!(
         "fn f(q: {t}[B, S, H, D] @ {q}, do: {t}[B, S, H, D] @ {q}, stats: f32[B, H, S, 4] @ {stats}, \
          k: {t}[B, S, G, D] @ {kv}, v: {t}[B, S, G, D] @ {kv}) {{ {} }}",
         match (body, ring) {
@@ -36,8 +41,7 @@ fn part(shape: Shape, placements: [&str; 2], words: &str, ring: bool, body: &str
                 "let dk = attention_dk(k, v, q, do, stats{words}); (dk, dk -> attention_dv)"
             ),
         }
-    );
-    bind(&text, &[("B", batch), ("S", sequence), ("H", h), ("G", g), ("D", depth)])
+    )
 }
 
 type Pipeline = (Program, Bound);
@@ -100,6 +104,29 @@ fn worlds() {
         for (mask, placement, body) in rings() {
             let shape = Shape { sequence: 150, ..SMALL };
             passes(&part(shape, [placement; 2], mask, true, body), ranks, RANDOM);
+        }
+    }
+}
+
+/// One kernel for all lengths up to a bound.
+#[test]
+fn lengths_that_come_with_each_launch() {
+    for (body, placement, ranks) in
+        [("dq", "zigzag(1)", 2), ("dkv", "zigzag(1)", 2), ("dkv", "shard(1)", 3)]
+    {
+        let fixed = text("bf16", [placement; 2], ", causal", true, body);
+        let text = fixed.replacen("fn f(", "fn f<S: dyn <= 150>(", 1);
+        let (program, most) = bind(&text, &[("B", 1), ("H", 2), ("G", 1), ("D", 64)]);
+        let verified = plan(&(program.clone(), most.clone()), ranks);
+        for length in [150, 37, 2] {
+            let launch = BTreeMap::from([("S".to_string(), length)]);
+            let bound = program.rebind(&most, &launch).expect("binds again");
+            let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+            let options = CpuOptions { launches: 1, ..CpuOptions::default() };
+            let run = run_on_cpu(case, &verified, &options).expect("runs");
+            for judged in run.judged.iter().flatten() {
+                assert!(judged.passes(), "{body} {placement}, {length}: {judged}");
+            }
         }
     }
 }

@@ -147,6 +147,47 @@ impl Prepared {
     }
 }
 
+impl Prepared {
+    /// Three launches with delays at each of some lengths; no error is greater than `most`.
+    fn lengths(&self, world: &World, most: f64) -> Res<()> {
+        let Prepared { program, bound, source, compiled } = self;
+        let ranks = world.size() as usize;
+        let limit = Duration::from_secs(10);
+        let options = InstanceOptions {
+            poison: Some(0xFF),
+            wait_limit: limit,
+            entry_limit: limit,
+            chaos_seed: 30,
+            chaos_max: Duration::from_micros(50),
+            ..InstanceOptions::default()
+        };
+        let lengths = [1000, 1, 999, 3, 128, 513, 64, 257, 2, 640, 1000];
+        let at = |s: &u64| program.rebind(bound, &BTreeMap::from([("S".to_string(), *s)]));
+        let bounds = lengths.iter().map(at).collect::<Result<Vec<_>, _>>()?;
+        let case = |bound| Case { program, bound, ranks };
+        let mut session = Session::bind(world, case(&bounds[0]), source, compiled, &options, SEED)?;
+        let (mut launch, mut worst) = (0, (0.0_f64, 0.0_f64));
+        for (bound, length) in bounds.iter().zip(lengths) {
+            session.rebind(bound)?;
+            for _ in 0..3 {
+                launch += 1;
+                session.fill(launch)?;
+                session.launch()?;
+                for (rank, n) in session.norms()?.iter().enumerate() {
+                    if n.nonfinite > 0 || n.global > most || n.worst_tile > most {
+                        return Err(format!("{length} rows, rank {rank}: {n:?}").into());
+                    }
+                    worst = (worst.0.max(n.global), worst.1.max(n.worst_tile));
+                }
+            }
+            logarithms(case(bound), launch, &results(&session)?)?;
+        }
+        let (name, n, (all, tile)) = (program.name(), lengths.len(), worst);
+        println!("ok {name}, {ranks} ranks, {n} lengths: {all:.2e}, {tile:.2e} in a tile");
+        Ok(())
+    }
+}
+
 /// All logarithms against f64, where they are results.
 fn logarithms(case: Case<'_>, launch: u64, results: &[Held]) -> Res<()> {
     let program = case.program;
@@ -227,4 +268,33 @@ fn lowered_gradients_stay_right_under_delays() -> Res<()> {
     ];
     let test = "lowered_gradients_stay_right_under_delays";
     check(test, &cases, |a| a.backward().to_vec(), 1e-2)
+}
+
+/// Launches of one kernel with other lengths of the sequence, up to its bound: some that leave ranks without rows.
+#[test]
+fn lengths_that_come_with_each_launch() -> Res<()> {
+    let test = "lengths_that_come_with_each_launch";
+    let small = Attention { sizes: [2, 1000, 4, 2, 64], ..SMALL };
+    let cases = [
+        (1, Attention { placement: "shard", ..small }),
+        (2, Attention { sizes: [1, 1000, 4, 2, 128], ..SMALL }),
+        (4, Attention { causal: false, placement: "shard", sizes: [1, 1000, 4, 1, 128], ..SMALL }),
+        (4, small),
+    ];
+    let _alone = alone();
+    let mut all = Vec::new();
+    for (ranks, a) in &cases {
+        let Some(world) = world_of(test, *ranks) else { return Ok(()) };
+        let [_, dq, dkv] = a.backward();
+        for (text, most) in [(a.text(), 4e-3), (dq, 1e-2), (dkv, 1e-2)] {
+            let bound = format!("<S: dyn <= {}>(", a.sizes[1]);
+            all.push((world.clone(), a, text.replacen('(', &bound, 1), most));
+        }
+    }
+    let prepared = in_parallel(&all, |(world, a, text, _)| a.prepare(world, text));
+    for ((world, _, text, most), prepared) in all.iter().zip(prepared) {
+        let run = prepared.and_then(|p| p.lengths(world, *most));
+        run.map_err(|e| format!("{} ranks, {text}: {e}", world.size()))?;
+    }
+    Ok(())
 }

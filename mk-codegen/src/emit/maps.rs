@@ -7,7 +7,7 @@ use super::{
     error::EmitError,
     layout::{At, Layout},
 };
-use crate::ir::{BufId, Plan};
+use crate::ir::{BufId, Expr, Plan, Space};
 use minijinja::{Value, context};
 use mk_abi::{DType, MapBase, Swizzle, TensorMapSpec};
 
@@ -137,6 +137,12 @@ impl Maps {
             let what = format!("{buffer}, {dims} dimensions, as {view:?} in boxes {box_dims:?}");
             return Err(EmitError::internal("emit/maps.rs", what));
         };
+        let named =
+            |e: &Expr| plan.dims.iter().any(|(dim, d)| d.runtime_max.is_some() && e.names_dim(dim));
+        if rank != dims && matches!(b.space, Space::In | Space::Out) && b.shape.iter().any(named) {
+            let what = "a tensor with a run-time dimension is seen in all of its dimensions";
+            return Err(EmitError::unsupported(format!("{buffer} {:?}", b.name), what));
+        }
         // The swizzle spans the box's row.
         let swizzle = match u64::from(*row) * b.dtype.size_bytes() {
             128 => Swizzle::B128,

@@ -1,13 +1,13 @@
-//! Which of the caller's tensors have rows that come with each launch.
+//! Which dimensions of the caller's tensors come with each launch.
 
 use super::error::EmitError;
 use crate::ir::{BufId, DimId, Entity, Env, Expr, Plan, Space, no_tables};
-use mk_abi::{RuntimeDim, RuntimeRows};
+use mk_abi::{RuntimeDim, RuntimeRows, Share};
 
 /// Most values of a dimension that a tensor's rows are computed at one by one.
 const DENSE: i32 = 2048;
 
-/// The dimensions, each with the tensors whose first extent it decides.
+/// The dimensions, each with the tensors of which it decides an extent.
 ///
 /// # Errors
 /// [`EmitError::Unsupported`] where an extent is not the dimension, or a rank's part of it.
@@ -21,52 +21,56 @@ pub(super) fn runtime_dims(plan: &Plan) -> Result<Vec<RuntimeDim>, EmitError> {
         let mut found = RuntimeDim { name: d.name.clone(), max, tensors: Vec::new() };
         let caller = plan.buffers.iter().filter(|(_, b)| matches!(b.space, Space::In | Space::Out));
         for (i, (id, b)) in caller.enumerate() {
-            let (first, rest) = (&b.shape[0], &b.shape[1..]);
-            let elsewhere = rest.iter().chain(&b.pitch).any(|e| e.names_dim(dim));
-            let rows = match first.names_dim(dim) {
-                true => rows(plan, dim, &found, i as u32, id)?,
-                false => None,
+            let named: Vec<usize> =
+                (0..b.shape.len()).filter(|d| b.shape[*d].names_dim(dim)).collect();
+            let pitch = b.pitch.as_ref().is_some_and(|e| e.names_dim(dim));
+            let rows = match named.as_slice() {
+                [] if !pitch => continue,
+                [at] if !pitch => rows(plan, dim, &found, (i as u32, id), *at)?,
+                _ => None,
             };
-            if elsewhere || first.names_dim(dim) && rows.is_none() {
+            let Some(rows) = rows else {
                 let what = format!("{} is more than its rows, or their part on each rank", d.name);
                 return Err(EmitError::unsupported(id.to_string(), what));
-            }
-            found.tensors.extend(rows);
+            };
+            found.tensors.push(rows);
         }
         out.push(found);
     }
     Ok(out)
 }
 
-/// Which of the two ways the runtime has gives the tensor's extent, on every rank.
+/// Which of the ways that the runtime has gives the tensor's extent `at`, on every rank.
 fn rows(
     plan: &Plan,
     dim: DimId,
     of: &RuntimeDim,
-    tensor: u32,
-    buffer: BufId,
+    (tensor, buffer): (u32, BufId),
+    at: usize,
 ) -> Result<Option<RuntimeRows>, EmitError> {
-    if plan.buffers[buffer].shape[0] == Expr::Dim(dim) {
-        return Ok(Some(RuntimeRows { tensor, part: false }));
+    let extent = &plan.buffers[buffer].shape[at];
+    let is = |share| RuntimeRows { tensor, dim: at as u32, share };
+    if *extent == Expr::Dim(dim) {
+        return Ok(Some(is(Share::Whole)));
     }
     let world = plan.mesh.size();
     let mut dims: Vec<_> = plan.dims.values().map(|d| i64::from(d.value)).collect();
-    let mut ways = [false, true].map(|part| Some(RuntimeRows { tensor, part }));
+    let mut ways = Share::ALL.map(Some);
     for value in samples(of.max as i32, world as i32) {
         dims[dim.index()] = i64::from(value);
         for rank in 0..world {
             let vars = [i64::from(rank)];
             let env = Env { dims: &dims, vars: &vars, tables: &no_tables };
-            let extent = plan.buffers[buffer].shape[0].eval(&env).map_err(|e| {
+            let rows = extent.eval(&env).map_err(|e| {
                 let what = format!("its rows on rank {rank}, where {} is {value}: {e}", of.name);
                 EmitError::unsupported(buffer.to_string(), what)
             })?;
             for way in &mut ways {
-                *way = way.filter(|w| of.rows(*w, value as u32, rank, world) as i64 == extent);
+                *way = way.filter(|way| way.of(value as u64, rank, world) as i64 == rows);
             }
         }
     }
-    Ok(ways.into_iter().flatten().next())
+    Ok(ways.into_iter().flatten().next().map(is))
 }
 
 /// Values of a dimension at which extents are compared: all, or, of many, those around the multiples of powers of two and of the number

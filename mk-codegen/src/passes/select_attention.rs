@@ -2,13 +2,14 @@
 
 use super::error::{LowerError, unsupported};
 use super::shape::{
-    attention::{Attention, Makes},
+    attention::{Attention, Makes, along},
     tensor::Tensor,
 };
 use crate::graph::{Kind, OpGraph, Value};
 use crate::ir::{GradOf, Operand};
 use mk_syntax::Placement;
 use petgraph::stable_graph::NodeIndex;
+use std::collections::BTreeSet;
 
 const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
      or one `attention_stats`, one `attention_dq`, or one `attention_dk` with its `attention_dv`";
@@ -100,10 +101,22 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
     if a.makes == Makes::Results && !a.made.contains(&Operand::O) {
         return refuse("its result is no result of the pipeline".into(), CATALOGUE);
     }
-    let all = a.params.iter().flat_map(|t| &t.shape);
-    if let Some(e) = all.clone().find(|e| e.runtime_max.is_some()) {
-        let name = e.symbol.as_deref().unwrap_or("a dimension");
-        return refuse(format!("`{name}` comes with each launch"), "let all symbols be fixed");
+    let mut lengths = BTreeSet::new();
+    for (operand, at) in &a.operands {
+        let t = &a.params[*at];
+        for (d, e) in t.shape.iter().enumerate().filter(|(_, e)| e.runtime_max.is_some()) {
+            let name = e.symbol.as_deref().unwrap_or("a dimension");
+            if d != along(*operand) {
+                let why =
+                    format!("`{name}` comes with each launch, and is no length of a sequence");
+                return refuse(why, "let only the dimension of the sequence be `dyn`");
+            }
+            lengths.insert(name);
+        }
+    }
+    if lengths.len() > 1 {
+        let why = format!("{} lengths come with each launch", lengths.len());
+        return refuse(why, "let queries and keys have one length, or fix one of both");
     }
     let wide = if a.makes == Makes::Statistics { Operand::O } else { Operand::Q };
     let q = a.tensor(wide);

@@ -119,8 +119,8 @@ impl Kernel {
             .collect()
     }
 
-    /// Local shape of a tensor on a rank; its rows may come with the launch.
-    fn shape(&self, rank: u32, i: usize, dims: &[u32]) -> (&[u64], Option<u64>) {
+    /// Local shape of a tensor on a rank, and the extent that comes with the launch.
+    fn shape(&self, rank: u32, i: usize, dims: &[u32]) -> (&[u64], Option<(usize, u64)>) {
         let binding = self.source().ranks.get(rank as usize);
         let shape = binding.and_then(|b| b.tensor_shapes.get(i)).map_or(&[][..], Vec::as_slice);
         (shape, self.source().runtime_rows(rank, i, dims))
@@ -207,12 +207,15 @@ impl Kernel {
                 help: format!("bring a tensor of {}", arg.dtype),
             });
         }
-        let (shape, rows) = self.shape(rank, place, dims);
-        let first = rows.or(shape.first().copied());
-        if given.shape.first().copied() == first && given.shape.get(1..) == shape.get(1..) {
+        let (shape, decided) = self.shape(rank, place, dims);
+        let of_launch = |(d, n): (usize, &u64)| match decided {
+            Some((at, extent)) if at == d => extent,
+            _ => *n,
+        };
+        let expected = shape.iter().enumerate().map(of_launch);
+        if expected.clone().eq(given.shape.iter().copied()) {
             return Ok(());
         }
-        let expected = first.into_iter().chain(shape.iter().skip(1).copied());
         Err(ArgumentError::Local {
             tensor: arg.name.clone(),
             rank,

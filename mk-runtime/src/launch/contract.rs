@@ -45,9 +45,13 @@ pub(super) fn check_source(source: &KernelSource) -> Result<(), Error> {
         format!("{n} run-time dimensions are more than {MAX_RUNTIME_DIMS}")
     })?;
     for dim in &source.runtime_dims {
-        let known = |t: &mk_abi::RuntimeRows| (t.tensor as usize) < source.tensors.len();
+        let known = |t: &mk_abi::RuntimeRows| {
+            let shape = source.ranks[0].tensor_shapes.get(t.tensor as usize);
+            shape.is_some_and(|shape| (t.dim as usize) < shape.len())
+        };
         ensure(dim.max > 0 && dim.tensors.iter().all(known), &|| {
-            format!("run-time dimension {} bounds nothing, or names no tensor", dim.name)
+            let name = &dim.name;
+            format!("run-time dimension {name} bounds nothing, or names no dimension of a tensor")
         })?;
     }
     let n_maps = source.ranks[0].maps.len();

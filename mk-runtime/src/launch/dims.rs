@@ -29,7 +29,8 @@ pub(super) fn check_dims(source: &KernelSource, dims: &[u32]) -> Result<(), Erro
     Ok(())
 }
 
-/// A tensor map over as many rows as there are: boxes beyond them are clipped.
+/// A tensor map over as many rows as there are: boxes beyond them are clipped. Dimensions of a map of the caller's tensor that a run-time
+/// dimension decides are those of the tensor, or, where it decides the first, that one and the row.
 pub(super) fn map(
     source: &KernelSource,
     rank: u32,
@@ -37,11 +38,14 @@ pub(super) fn map(
     dims: &[u32],
 ) -> TensorMapSpec {
     let mut spec = spec.clone();
-    if let MapBase::Tensor(t) = spec.base
-        && let (Some(rows), Some(outer)) =
-            (source.runtime_rows(rank, t as usize, dims), spec.dims.last_mut())
-    {
-        *outer = rows;
+    let MapBase::Tensor(t) = spec.base else { return spec };
+    let Some((dim, rows)) = source.runtime_rows(rank, t as usize, dims) else { return spec };
+    // Innermost first.
+    let Some(at) = spec.dims.len().checked_sub(1 + dim) else { return spec };
+    spec.dims[at] = rows;
+    // What lies behind each other moves together: strides of the dimensions around it, innermost first, from the second one on.
+    for outer in at.max(1)..spec.strides_bytes.len() {
+        spec.strides_bytes[outer] = spec.strides_bytes[outer - 1] * spec.dims[outer].max(1);
     }
     spec
 }
@@ -62,22 +66,22 @@ pub(super) fn launch_hash(plan_hash: u32, dims: &[u32]) -> u32 {
 mod tests {
     use super::*;
     use crate::launch::contract::tests::source;
-    use mk_abi::{RuntimeDim, RuntimeRows};
+    use mk_abi::{RuntimeDim, RuntimeRows, Share};
 
-    fn dynamic(part: bool) -> KernelSource {
+    fn dynamic(share: Share) -> KernelSource {
         let mut source = source();
         source.world_size = 3;
         source.ranks = vec![source.ranks[0].clone(); 3];
-        let tensors = vec![RuntimeRows { tensor: 0, part }];
+        let tensors = vec![RuntimeRows { tensor: 0, dim: 0, share }];
         source.runtime_dims = vec![RuntimeDim { name: "M".into(), max: 8, tensors }];
         source
     }
 
     #[test]
     fn rows_follow_the_launch() {
-        let whole = dynamic(false);
+        let whole = dynamic(Share::Whole);
         assert_eq!(whole.shapes(2, &[5]), [[5, 16]]);
-        let part = dynamic(true);
+        let part = dynamic(Share::Part);
         let of = |rank| part.shapes(rank, &[5])[0][0];
         assert_eq!([of(0), of(1), of(2)], [2, 2, 1]);
         let of = |rank| part.shapes(rank, &[2])[0][0];
@@ -86,9 +90,28 @@ mod tests {
         assert_eq!(spec.dims, [16, 1]);
     }
 
+    /// `[3, M, 2, 16]`, whose second dimension comes with the launch.
+    #[test]
+    fn strides_follow_a_dimension_inside() {
+        let mut source = dynamic(Share::Zigzag);
+        source.runtime_dims[0].tensors[0].dim = 1;
+        for binding in &mut source.ranks {
+            binding.tensor_shapes[0] = vec![3, 8, 2, 16];
+        }
+        let mut spec = source.ranks[0].maps[0].clone();
+        spec.dims = vec![16, 2, 8, 3];
+        spec.strides_bytes = vec![32, 64, 512];
+        // Parts of one: 0 to 4, and one that is empty.
+        for (rank, rows) in [(0, 1), (1, 2), (2, 2)] {
+            assert_eq!(source.shapes(rank, &[5])[0], [3, rows, 2, 16]);
+            let now = map(&source, rank, &spec, &[5]);
+            assert_eq!((now.dims, now.strides_bytes[2]), (vec![16, 2, rows, 3], 64 * rows));
+        }
+    }
+
     #[test]
     fn values_outside_the_bound_are_refused() {
-        let source = dynamic(true);
+        let source = dynamic(Share::Part);
         assert!(check_dims(&source, &[8]).is_ok());
         assert!(matches!(check_dims(&source, &[]), Err(Error::Count { expected: 1, .. })));
         for bad in [0, 9] {

@@ -24,6 +24,11 @@ impl Makes {
     }
 }
 
+/// The dimension of an operand that the sequence is.
+pub(in crate::passes) fn along(operand: Operand) -> usize {
+    if matches!(operand, Operand::Lse | Operand::Stats) { 2 } else { 1 }
+}
+
 /// What the kernel computes.
 pub(in crate::passes) struct Attention {
     pub name: String,

@@ -18,13 +18,16 @@ pub(in crate::passes) struct Chunks {
     pub per_rank: i32,
     /// Chunks of the sequence.
     pub count: i32,
-    /// Rows of a full chunk.
+    /// Rows of a full chunk, of the longest sequence.
     pub rows: i32,
+    /// Rows of a full chunk.
+    part: Expr,
 }
 
 impl Chunks {
     /// Those of dimension `dim` of a tensor.
-    pub fn of(t: &Tensor, dim: usize, world: i32) -> Chunks {
+    pub fn of(extents: &mut Extents, t: &Tensor, dim: usize) -> Chunks {
+        let world = extents.world();
         let whole = t.shape[dim].clone();
         let (per_rank, count) = match t.placement {
             Placement::Shard(d) if d == dim => (1, world),
@@ -32,7 +35,8 @@ impl Chunks {
             _ => (1, 1),
         };
         let rows = (whole.capacity() + count - 1) / count;
-        Chunks { whole, world, per_rank, count, rows }
+        let part = if count > 1 { extents.part_of(&whole, count) } else { rows.into() };
+        Chunks { whole, world, per_rank, count, rows, part }
     }
 
     /// Whether ranks have different chunks.
@@ -56,7 +60,7 @@ impl Chunks {
 
     /// The place in the sequence of a chunk's first row.
     pub fn first(&self, chunk: &Expr) -> Expr {
-        chunk.clone() * self.rows
+        chunk.clone() * self.part.clone()
     }
 
     /// The rows of a chunk.
@@ -65,15 +69,15 @@ impl Chunks {
         if !self.cut() {
             return whole;
         }
-        if self.rows * self.count == self.whole.value {
+        if self.whole.runtime_max.is_none() && self.rows * self.count == self.whole.value {
             return self.rows.into();
         }
-        Expr::Const(0).max(Expr::Const(self.rows).min(whole - self.first(chunk)))
+        Expr::Const(0).max(self.part.clone().min(whole - self.first(chunk)))
     }
 
-    /// Whether the last chunks are empty.
+    /// Whether the last chunks are empty, or may be.
     pub fn runs_out(&self) -> bool {
-        self.rows * (self.count - 1) >= self.whole.value
+        self.whole.runtime_max.is_some() || self.rows * (self.count - 1) >= self.whole.value
     }
 
     /// Where the own rank's chunk `half` begins in its part of the sequence.

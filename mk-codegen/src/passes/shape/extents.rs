@@ -65,20 +65,27 @@ impl Extents {
     /// from the end.
     fn zigzag(&mut self, e: &Extent, q: Expr) -> Expr {
         let world = self.world;
-        let part = (e.capacity() + 2 * world - 1) / (2 * world);
-        if 2 * world * part == e.value {
+        let part = self.part_of(e, 2 * world);
+        if let Expr::Const(part) = part
+            && 2 * world * part == e.value
+        {
             return Expr::Const(2 * part);
         }
         let whole = self.dim(e);
-        let of = |n: Expr| Expr::Const(0).max(Expr::Const(part).min(whole.clone() - n * part));
+        let of = |n: Expr| Expr::Const(0).max(part.clone().min(whole.clone() - n * part.clone()));
         of(q.clone()) + of(Expr::Const(2 * world - 1) - q)
     }
 
     /// Elements of an extent that a rank owns, before the last ranks come short.
     pub fn part(&mut self, e: &Extent) -> Expr {
+        self.part_of(e, self.world)
+    }
+
+    /// Elements of one of so many parts of an extent, before the last come short.
+    pub fn part_of(&mut self, e: &Extent, count: i32) -> Expr {
         match e.runtime_max {
-            Some(_) => self.dim(e).ceil_div(self.world),
-            None => Expr::Const(shard_extent(e, self.world)),
+            Some(_) => self.dim(e).ceil_div(count),
+            None => Expr::Const(shard_extent(e, count)),
         }
     }
 

@@ -71,8 +71,8 @@ fn of_queries(
 ) {
     let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|o| a.tensor(o));
     let world = draft.world();
-    let queries = Chunks::of(q, 1, world);
-    let keys = Chunks::of(k, 1, world);
+    let queries = Chunks::of(&mut draft.extents, q, 1);
+    let keys = Chunks::of(&mut draft.extents, k, 1);
     let ring = a.ring && world > 1;
     let block = block(a.makes, q.shape[3].value, a.causal, ring);
     let tiles = (queries.rows + block[0] - 1) / block[0];

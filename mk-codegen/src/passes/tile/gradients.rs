@@ -9,7 +9,11 @@ use crate::ir::{
 };
 use crate::passes::{
     draft::{Draft, Source, read, write},
-    shape::{attention::Attention, chunks::Chunks, ranks::block_rows},
+    shape::{
+        attention::{Attention, along},
+        chunks::Chunks,
+        ranks::block_rows,
+    },
     ways::push_chunks::{self, Part, Pushed, Wanted},
 };
 use crate::settings::Config;
@@ -63,7 +67,8 @@ pub(super) fn of_keys(
 ) {
     let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
     let world = draft.world();
-    let (queries, keys) = (Chunks::of(q, 1, world), Chunks::of(k, 1, world));
+    let (queries, keys) =
+        (Chunks::of(&mut draft.extents, q, 1), Chunks::of(&mut draft.extents, k, 1));
     let ring = a.ring && world > 1;
     let block = block(k.shape[3].value);
     let tiles = (keys.rows + block[0] - 1) / block[0];
@@ -76,10 +81,8 @@ pub(super) fn of_keys(
     let shared = q.shape[2].value / heads;
     let pushed = ring.then(|| {
         let together = shared * together(draft, tiles * keys.per_rank, heads);
-        let part = |o: Operand| {
-            let along = if o == Operand::Stats { 2 } else { 1 };
-            Part { tensor: a.tensor(o), from: inputs[a.param(o)], along }
-        };
+        let part =
+            |o: Operand| Part { tensor: a.tensor(o), from: inputs[a.param(o)], along: along(o) };
         let wanted = if a.causal { Wanted::Before } else { Wanted::Everywhere };
         // Few bytes, which all tiles want.
         let stats = [part(Operand::Stats)];
