@@ -242,6 +242,9 @@ class OneRank(unittest.TestCase):
         self.assertTrue(torch.equal(block.gate, up) and torch.equal(block.up, gate))
         block.load_state_dict(block.state_dict())
 
+    def test_attention(self):
+        attention(self, 0, 1, self.world)
+
     def test_recovery_of_a_reference_world_is_nothing(self):
         f, tensors = self.mlp()
         before = f(*tensors)
@@ -291,6 +294,7 @@ def gradients(rank, ranks, group):
     for got, whole, dim in zip(gots, wants, (0, 2, 0, None)):
         close(case, got, whole if dim is None else whole.chunk(ranks, dim)[rank])
     layers(case, rank, ranks, world)
+    attention(case, rank, ranks, world)
     # Shards that are not even, with the global shape.
     f = mk.compile("gather(x) -> gemm(w)", world, shapes={"x": (45, 16), "w": (16, 40)})
     x, w = random(45, 16), random(16, 40, seed=1)
@@ -300,6 +304,33 @@ def gradients(rank, ranks, group):
     dx, dw = torch.autograd.grad(y, mine, torch.ones_like(y))
     close(case, dx, (torch.ones(45, 40) @ w.float().t()).chunk(ranks)[rank])
     close(case, dw, (x.float().t() @ torch.ones(45, 40)).chunk(ranks, 1)[rank])
+
+
+def attention(case, rank, ranks, world):
+    """A ring, masked and not, in shards and in zigzag, against torch's, with its gradients."""
+    shapes = {"q": (2, 45, 4, 8), "k": (2, 45, 2, 8), "v": (2, 45, 2, 8)}
+    for placement, mask in (("shard", ""), ("shard", ", causal"), ("zigzag", ", causal, scale = 0.3")):
+        kv = f"bf16[B, S, G, D] @ {placement}(1)"
+        q = kv.replace("G", "H")
+        body = f"let o = ring(k, v) -> attention(q{mask}); (o, o -> lse)"
+        f = mk.compile(f"fn f(q: {q}, k: {kv}, v: {kv}) {{ {body} }}", world, shapes=shapes)
+        whole = [random(*shape, seed=seed) for seed, shape in enumerate(shapes.values())]
+        of = [i for part in world.places(45, placement) for i in part]
+        mine = [x[:, of].clone().requires_grad_() for x in whole]
+        dense = [x.float().requires_grad_() for x in whole]
+        heads = [x.transpose(1, 2).repeat_interleave(4 // x.shape[2], 1) for x in dense]
+        scale = 0.3 if "scale" in mask else 8**-0.5
+        want = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal="causal" in mask, scale=scale).transpose(1, 2)
+        scores = heads[0] @ heads[1].transpose(2, 3) * scale
+        if mask:
+            scores = scores.masked_fill(torch.ones(45, 45).triu(1).bool(), float("-inf"))
+        o, logs = f(*mine)
+        close(case, o, want[:, of])
+        close(case, logs, scores.logsumexp(-1)[:, :, of], 1e-5)
+        d = random(2, 45, 4, 8, seed=3)
+        got = torch.autograd.grad(o, mine, d[:, of].contiguous())
+        for x, y in zip(got, torch.autograd.grad(want, dense, d.float())):
+            close(case, x, y[:, of])
 
 
 def layers(case, rank, ranks, world):

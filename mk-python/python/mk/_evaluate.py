@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import _attention
 from ._errors import UnsupportedError
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -11,16 +12,21 @@ def dtype(torch, value):
     return getattr(torch, DTYPES[value["dtype"]])
 
 
-def evaluate(torch, program, tensors, move=None, widen=False):
-    """The results of a described pipeline. ``move(kind, x, value)`` is a collective, where there are any. With ``widen`` everything is
-    computed in float32, and results are rounded once."""
+def evaluate(torch, program, tensors, move=None, sequence=None, widen=False):
+    """The results of a described pipeline. ``move(kind, x, value)`` is a collective, where there are any, and
+    ``sequence(x, value, dim, passed)`` is what attention meets of a tensor, with its places. With ``widen`` everything is computed in float32, and
+    results are rounded once."""
     values = [t.float() if widen else t for t in tensors]
+    # What parts of attention have in common with others of the same operation.
+    beside = {}
     for value in program["values"][len(values) :]:
         operands = [values[i] for i in value["inputs"]]
         if value["op"] in ("gather", "reduce_scatter", "all_reduce"):
             if move is None:
                 raise UnsupportedError(f"`{value['op']}` between kernels")
             values.append(move(value["op"], operands[0], value))
+        elif value["op"] in _attention.OPS and sequence is not None:
+            values.append(_attention.OPS[value["op"]](torch, program["values"], value, values, sequence, beside))
         elif value["op"] not in _OPS:
             raise UnsupportedError(f"`{value['op']}` has no torch operations here\n  help: use a world of GPUs")
         else:

@@ -29,6 +29,42 @@ class ReferenceWorld:
         each = -(-n // self.size)
         return [max(0, min(each, n - r * each)) for r in range(self.size)]
 
+    def places(self, n, placement, rank=None):
+        """Where the rows of a rank are among ``n``, as ranges that follow each other."""
+        rank = self.rank if rank is None else rank
+        if placement == "shard":
+            each = -(-n // self.size)
+            parts = [rank]
+        elif placement == "zigzag":
+            each = -(-n // (2 * self.size))
+            parts = [rank, 2 * self.size - 1 - rank]
+        else:
+            each, parts = n, [0]
+        return [range(min(n, part * each), min(n, (part + 1) * each)) for part in parts]
+
+    def sequence(self, sizes):
+        """Of a tensor of this rank that lies along ``dim``, and its value: all of it where it is ``passed`` on by a ring, and the places
+        of its rows."""
+        import torch
+
+        def sequence(x, value, dim, passed):
+            (placement, cut), n = value["placement"], sizes(value)[dim]
+            placement = placement if cut == dim else "replicate"
+            every = [torch.tensor([i for part in self.places(n, placement, r) for i in part]) for r in range(self.size)]
+            if not passed or self.size == 1 or placement == "replicate":
+                return x, every[self.rank].long()
+            x = x.movedim(dim, 0).contiguous()
+            padded = x.new_zeros(max(map(len, every)), *x.shape[1:])
+            padded[: x.shape[0]] = x
+            all_padded = [torch.empty_like(padded) for _ in every]
+            self._dist.all_gather(all_padded, padded, group=self._group)
+            whole = x.new_empty(n, *x.shape[1:])
+            for part, at in zip(all_padded, every):
+                whole[at.long()] = part[: len(at)]
+            return whole.movedim(0, dim), torch.arange(n)
+
+        return sequence
+
     def move(self, sizes):
         """The collectives, for the global shapes ``sizes`` of values."""
         import torch

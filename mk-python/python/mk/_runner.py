@@ -48,7 +48,7 @@ class Runner:
                 raise ArgumentError(f"`{value['name']}` has {len(shape)} dimensions, and the pipeline says {len(value['dims'])}")
             for i, (dim, n) in enumerate(zip(value["dims"], shape)):
                 if isinstance(dim, str):
-                    sizes.setdefault(dim, n * self._ranks if kind == "shard" and i == sharded else n)
+                    sizes.setdefault(dim, n * self._ranks if kind in ("shard", "zigzag") and i == sharded else n)
         return sizes
 
     def whole(self, value, sizes):
@@ -58,11 +58,12 @@ class Runner:
     def local(self, value, sizes):
         """What this rank has of it."""
         shape, (kind, dim) = self.whole(value, sizes), value["placement"]
-        if kind == "shard":
+        if kind in ("shard", "zigzag"):
             name, n = value["dims"][dim], shape[dim]
             if name in self.given or not isinstance(name, str):
-                each = -(-n // self._ranks)
-                shape[dim] = max(0, min(each, n - self._rank * each))
+                parts = [self._rank] if kind == "shard" else [self._rank, 2 * self._ranks - 1 - self._rank]
+                each = -(-n // (len(parts) * self._ranks))
+                shape[dim] = sum(max(0, min(each, n - part * each)) for part in parts)
             else:
                 shape[dim] = n // self._ranks
         return shape
@@ -97,8 +98,9 @@ class Runner:
         """New tensors, none of which is an input; but results ``into``, by position, take the place of the given tensors."""
         if isinstance(self.world, ReferenceWorld):
             sizes = self.check(torch, tensors)
-            move = self.world.move(lambda value: self.whole(value, sizes))
-            results = evaluate(torch, self.program, tensors, move, widen=True)
+            whole = lambda value: self.whole(value, sizes)
+            move, sequence = self.world.move(whole), self.world.sequence(whole)
+            results = evaluate(torch, self.program, tensors, move, sequence, widen=True)
             results = [r.clone() if any(r is t for t in tensors) else r for r in results]
             return [into[i].copy_(r) if into and i in into else r for i, r in enumerate(results)]
         if into:
