@@ -22,6 +22,21 @@ fn examples_run_anywhere() {
     }
 }
 
+/// Rings of keys and of queries: parts of the backward of attention, against f64.
+#[test]
+fn gradients_of_attention() {
+    let own = "q: bf16[1, S, 2, 64] @ zigzag(1), do: bf16[1, S, 2, 64] @ zigzag(1), stats: f32[1, 2, S, 4] @ zigzag(2)";
+    let kv = "k: bf16[1, S, 1, 64] @ zigzag(1), v: bf16[1, S, 1, 64] @ zigzag(1)";
+    for body in [
+        "ring(k, v) -> attention_dq(q, do, stats, causal)",
+        "let dk = ring(q, do, stats) -> attention_dk(k, v, causal); (dk, dk -> attention_dv)",
+    ] {
+        let pipeline = format!("fn f<S: dyn <= 200>({own}, {kv}) {{ {body} }}");
+        let text = passes(&[&pipeline, "--ranks", "2", "--dim", "S=150", "--launches", "1"]);
+        assert!(text.contains("every element within its bound"), "{text}");
+    }
+}
+
 #[test]
 fn every_schedule() {
     for schedule in ["random", "reversed", "starve:0", "starve:3", "epoch_apart", "srd"] {

@@ -15,6 +15,10 @@ use crate::settings::{Config, Refusal};
 /// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
 /// the best or within 6 % of the best split for every shape measured (docs/performance.md).
 pub const DEFAULT_COPY_SMS: u32 = 8;
+/// Bytes a second that one of them is good for: their share of a link.
+const COPY_RATE: f64 = 49e9;
+/// Floating-point operations a second of an SM that attends.
+const ATTEND_RATE: f64 = 5e12;
 /// The same where they also add up what peers sent, through registers.
 pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
@@ -42,7 +46,7 @@ const ORDER: [RoleKind; 7] = [
 /// # Errors
 /// If the settings give CTAs to no role of this plan, or do not fit the target.
 pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> {
-    let Draft { mut plan, extents, kinds, first, target, .. } = draft;
+    let Draft { mut plan, extents, kinds, first, target, bytes_per_flop, .. } = draft;
     plan.dims = extents.into_dims();
     let used: Vec<_> = ORDER.into_iter().filter(|k| kinds.values().any(|v| v == k)).collect();
     let has = |k: RoleKind| used.contains(&k);
@@ -58,7 +62,15 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     let inter: u32 = used.iter().map(|k| inter_sms(*k)).sum();
     let sms = target.sms.saturating_sub(config.reserved_sms).saturating_sub(inter);
-    let default = if reduces(&plan, &kinds) { DEFAULT_REDUCE_SMS } else { DEFAULT_COPY_SMS };
+    let default = match bytes_per_flop {
+        // No more than it takes to keep up.
+        Some(ratio) => {
+            let ctas = ratio * f64::from(sms) * ATTEND_RATE / COPY_RATE;
+            (ctas.round() as u32).clamp(1, DEFAULT_COPY_SMS)
+        }
+        None if reduces(&plan, &kinds) => DEFAULT_REDUCE_SMS,
+        None => DEFAULT_COPY_SMS,
+    };
     let default = default.min(sms / LEAST_COMPUTE_PART).max(1);
     let comm = match (has(RoleKind::IntraComm), config.intra_comm_sms, config.compute_sms) {
         (false, ..) => 0,

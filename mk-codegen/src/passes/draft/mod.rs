@@ -36,6 +36,8 @@ pub(in crate::passes) struct Draft {
     pub target: &'static Target,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
+    /// Bytes that a rank sends for each floating-point operation of its own, where data that comes meanwhile is worth few CTAs.
+    pub bytes_per_flop: Option<f64>,
     edges: usize,
 }
 
@@ -57,6 +59,7 @@ impl Draft {
             first: Vec::new(),
             target,
             copy_stages: config.copy_stages,
+            bytes_per_flop: None,
             edges: 0,
         }
     }

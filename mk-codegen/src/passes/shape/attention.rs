@@ -59,6 +59,21 @@ impl Attention {
         &self.params[self.param(operand)]
     }
 
+    /// Floating-point operations of a rank.
+    pub fn flops(&self, world: i32) -> f64 {
+        let products = match self.makes {
+            Makes::Statistics => return 0.0,
+            Makes::Results => 2.0,
+            Makes::Gradients(GradOf::Queries) => 3.0,
+            Makes::Gradients(GradOf::Keys) => 4.0,
+        };
+        let q = &self.tensor(Operand::Q).shape;
+        let keys = f64::from(self.tensor(Operand::K).shape[1].capacity());
+        let all: f64 = q.iter().map(|e| f64::from(e.capacity())).product();
+        let seen = if self.causal { 0.5 } else { 1.0 };
+        2.0 * products * all * keys * seen / f64::from(world)
+    }
+
     /// The factor's f32 bits.
     pub fn factor(&self, depth: i32) -> u32 {
         self.scale.unwrap_or_else(|| (1.0 / (depth as f32).sqrt()).to_bits())

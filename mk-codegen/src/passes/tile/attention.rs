@@ -89,7 +89,8 @@ fn of_queries(
         let parts = [(k, Operand::K), (v, Operand::V)];
         let parts = parts.map(|(tensor, o)| Part { tensor, from: from(o), along: 1 });
         let wanted = if a.causal { Wanted::Behind } else { Wanted::Everywhere };
-        push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, config)
+        let flops = a.flops(world);
+        push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, flops, config)
     });
     let tile = Tile { a, queries, keys, block, tiles, group, pushed };
     tile.family(draft, inputs, outputs);

@@ -88,7 +88,7 @@ pub(super) fn of_keys(
         let stats = [part(Operand::Stats)];
         let parts = [part(Operand::Q), part(Operand::Do)];
         let families = [("push_stats", &stats[..]), ("push", &parts[..])];
-        push_chunks::push(draft, &families, &queries, wanted, together, config)
+        push_chunks::push(draft, &families, &queries, wanted, together, a.flops(world), config)
     });
     let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed };
     tile.family(draft, inputs, outputs);

@@ -80,13 +80,14 @@ fn wants(
 }
 
 /// Adds the push of these parts, of which chunks go to ranks that want them. Parts of one family lie alike, and take turns; families follow
-/// each other. `together`: heads that tiles meet at the same time, a divisor of all.
+/// each other. `together`: heads that tiles meet at the same time, a divisor of all. `flops`: operations of the rank that receives.
 pub(in crate::passes) fn push(
     draft: &mut Draft,
     families: &[(&str, &[Part<'_>])],
     chunks: &Chunks,
     wanted: Wanted,
     together: i32,
+    flops: f64,
     config: &Config,
 ) -> Pushed {
     let parts = || families.iter().flat_map(|(_, parts)| parts.iter());
@@ -94,6 +95,18 @@ pub(in crate::passes) fn push(
     let row_bytes = parts().map(row_bytes).max().unwrap_or(1).max(1);
     let rows = (u64::from(config.chunk_bytes) / row_bytes) as i32 / PIECE * PIECE;
     let height = rows.max(PIECE).min(chunks.rows.max(1));
+    let world = f64::from(chunks.world());
+    let bytes = |p: &Part<'_>| {
+        let all: f64 = p.tensor.shape.iter().map(|e| f64::from(e.capacity())).product();
+        all * p.tensor.dtype.size_bytes() as f64 * (world - 1.0) / world
+    };
+    // Of a mask and two parts of each rank, the first goes to all, and the second to half of them.
+    let sent = match (wanted, chunks.per_rank) {
+        (Wanted::Everywhere, _) => 1.0,
+        (_, 1) => 0.5,
+        _ => 0.75,
+    };
+    draft.bytes_per_flop = Some(sent * parts().map(bytes).sum::<f64>() / flops.max(1.0));
     let mut pushes = Pushes { chunks, wanted, together, height, all: Vec::new(), from: Vec::new() };
     let mut shape = vec![chunks.count.into()];
     for (name, parts) in families {
