@@ -5,6 +5,7 @@ use super::{
     entity::{Entity, TabId},
     plan::{Plan, Table, TableSource},
 };
+use thiserror::Error;
 
 /// Contents of the tables on every rank for one epoch.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +39,7 @@ impl TableSet {
                         (_, Some(values)) => values,
                         (TableSource::Prefix { of, align }, None) => prefix(before(of), *align),
                         (TableSource::Blocks { of, rows }, None) => {
-                            blocks(before(of), *rows, table)
+                            blocks(before(of), *rows, entries(table))
                         }
                     };
                     tables.push(values);
@@ -178,10 +179,37 @@ fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
     out
 }
 
+/// Why rows of groups have no table of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum BlocksError {
+    /// A group cannot have so many rows.
+    #[error("group {group} has {rows} rows: give it 0 or more")]
+    Negative { group: usize, rows: i32 },
+    /// They take more blocks than there is room for.
+    #[error(
+        "the rows of groups take {needed} blocks, and there is room for {blocks}: raise the capacity"
+    )]
+    Capacity { needed: i64, blocks: usize },
+}
+
+/// The table that [`Tabulation::Blocks`](super::Tabulation::Blocks) makes of the rows of groups: group and rows of each of so many blocks.
+///
+/// # Errors
+/// [`BlocksError`] where a kernel ends with a fault.
+pub fn block_table(counts: &[i32], rows: i32, n: usize) -> Result<Vec<i32>, BlocksError> {
+    if let Some((group, rows)) = counts.iter().enumerate().find(|(_, rows)| **rows < 0) {
+        return Err(BlocksError::Negative { group, rows: *rows });
+    }
+    let needed = needed(counts, rows);
+    if needed > n as i64 {
+        return Err(BlocksError::Capacity { needed, blocks: n });
+    }
+    Ok(blocks(counts, rows, 2 * n))
+}
+
 /// Group and rows of each block. Blocks behind the last one are empty, and of the last group; more than there are, are
 /// left out.
-fn blocks(counts: &[i32], rows: i32, table: &Table) -> Vec<i32> {
-    let n = entries(table);
+fn blocks(counts: &[i32], rows: i32, n: usize) -> Vec<i32> {
     let mut out = Vec::with_capacity(n);
     for (group, count) in counts.iter().enumerate() {
         let mut left = *count;

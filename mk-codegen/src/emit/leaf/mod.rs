@@ -87,7 +87,7 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
             Carrier::Agents(&attend_grad::OF_QUERIES)
         }
         Leaf::AttendGradTile { of: GradOf::Keys, .. } => Carrier::Agents(&attend_grad::OF_KEYS),
-        Leaf::AttendTile { .. } => Carrier::Nobody,
+        Leaf::AttendTile { .. } | Leaf::Tabulate { .. } => Carrier::Nobody,
     }
 }
 

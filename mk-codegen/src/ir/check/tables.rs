@@ -3,8 +3,11 @@
 use super::Checker;
 use crate::ir::{
     entity::{Entity, TabId},
-    plan::{Table, TableSource},
+    expr::Expr,
+    leaf::Operand,
+    plan::{Access, Family, Space, Table, TableSource},
 };
+use mk_abi::DType;
 
 /// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
 /// verifier holds several fillings.
@@ -32,6 +35,47 @@ impl Checker<'_> {
                 );
             }
             self.source(&place, id, t, len);
+            self.stored(&place, t);
+        }
+    }
+
+    /// Memory that has a table: integers, as many as the table has, on every rank.
+    fn stored(&mut self, place: &str, t: &Table) {
+        let Some(buffer) = t.stored else { return };
+        let Some(b) = self.plan.buffers.get(buffer) else {
+            return self.error(place, format!("{buffer} does not exist"));
+        };
+        let shape: Vec<_> = t.shape.iter().map(|n| Expr::Const(*n as i32)).collect();
+        if b.dtype != DType::I32 || b.shape != shape || b.pitch.is_some() {
+            let shape: Vec<_> = t.shape.iter().map(u32::to_string).collect();
+            let what =
+                format!("is in {buffer}, which must be i32[{}], row by row", shape.join(", "));
+            self.error(place, what);
+        }
+        if matches!(b.space, Space::Out | Space::Net) {
+            self.error(place, "is in memory that a kernel does not read by itself: use an input, workspace or scratch");
+        }
+        if matches!(t.source, TableSource::Const(_)) {
+            self.error(place, "is in the plan already: it needs no memory");
+        }
+    }
+
+    /// Where a family may look up what is in memory: not where it must know its tasks, and not in what it waits with and reads to look up.
+    pub(super) fn looks_up(&mut self, place: &str, x: &Family) {
+        let plan = self.plan;
+        let tables = |e: &Expr| plan.names_stored(e);
+        let loops = x.domain.iter().chain(&x.inner).map(|(_, extent)| extent);
+        let loops = loops.chain(&x.order);
+        let places = x.positions.iter().flat_map(|p| [&p.q, &p.k]);
+        if loops.chain(places).any(tables) {
+            self.error(place, "a table in memory decides how many tasks there are, or their order: let conditions and lengths do");
+        }
+        let tab = |a: &&Access| a.operand == Operand::Tab;
+        if x.accesses.iter().filter(tab).any(|a| plan.access_names_stored(a)) {
+            self.error(place, "what it reads to look up depends on a look-up");
+        }
+        if !x.accesses.iter().any(|a| tab(&a)) && plan.looks_up(x) {
+            self.error(place, "looks up what is in memory, and has no access `tab` that reads it");
         }
     }
 
