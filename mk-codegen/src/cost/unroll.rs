@@ -6,8 +6,8 @@ use super::{
 };
 use crate::ir::{
     ALayout, Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf,
-    MAX_TASKS, Mode, Operand, Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TabId,
-    TableSet, TableSource, Task, Var, Wait,
+    MAX_TASKS, Mode, Operand, Plan, Point, Points, Region, RoleId, RoleKind, Schedule, TableSet,
+    Task, Var, Wait,
 };
 use std::collections::HashMap;
 
@@ -169,32 +169,8 @@ struct Unroller<'a> {
     work: Work,
 }
 
-/// Tables of a launch in which groups have equally many rows, as many as there is room for; other entries are their least values.
-fn even(plan: &Plan) -> TableSet {
-    let room = |of: TabId| {
-        let blocks = plan.tables.values().filter_map(|t| match t.source {
-            TableSource::Blocks { of: counts, rows } if counts == of => {
-                Some((i64::from(t.shape.first().copied().unwrap_or(0)), i64::from(rows)))
-            }
-            _ => None,
-        });
-        blocks.min_by_key(|(n, rows)| n * rows)
-    };
-    TableSet::new(plan, |_, id| {
-        let table = &plan.tables[id];
-        let n: usize = table.shape.iter().map(|n| *n as usize).product();
-        let TableSource::Runtime { min, max } = table.source else { return vec![0; n] };
-        let Some((blocks, rows)) = room(id) else { return vec![min; n] };
-        let groups = n.max(1) as i64;
-        // Every group has its share of blocks, the first ones one more.
-        let share = |g: i64| (blocks / groups + i64::from(g < blocks % groups)) * rows;
-        let count = |g: i64| share(g).clamp(i64::from(min), i64::from(max)) as i32;
-        (0..groups).map(count).collect()
-    })
-}
-
 pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError> {
-    let tables = even(plan);
+    let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     let ranks = plan.mesh.size() as usize;
     let (mut first_word, mut signal_shape, mut words) = (Vec::new(), Vec::new(), 0u32);

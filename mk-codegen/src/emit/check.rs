@@ -79,7 +79,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
     entry(plan)?;
     // Accesses, waits and posts stand where the leaf's templates carry them out.
     plan.check_points().or_else(|errors| errors.into_iter().try_for_each(refused))?;
-    let tables = TableSet::default();
+    let tables = TableSet::example(plan);
     Points::new(plan, &tables).rows_for_tma()?.into_iter().try_for_each(refused)?;
     Ok(())
 }
@@ -142,7 +142,7 @@ fn posts(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
 
 /// Whether a post goes to every rank whose memory is mapped, once.
 fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool, EmitError> {
-    let tables = TableSet::default();
+    let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     let world = plan.mesh.size() as usize;
     let local = plan.nic.and_then(|nic| nic.local).map_or(world, |local| local.max(1) as usize);

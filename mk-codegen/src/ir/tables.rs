@@ -20,6 +20,31 @@ impl TableSet {
         TableSet::with(plan, given, |_, _| None)
     }
 
+    /// Tables of one possible launch: groups have equally many rows, as many as there is room for, but one; other entries are their least
+    /// values. For what is the same in every launch, and what is estimated for one.
+    pub fn example(plan: &Plan) -> TableSet {
+        let room = |of: TabId| {
+            let blocks = plan.tables.values().filter_map(|t| match t.source {
+                TableSource::Blocks { of: counts, rows } if counts == of => {
+                    Some((i64::from(t.shape.first().copied().unwrap_or(0)), i64::from(rows)))
+                }
+                _ => None,
+            });
+            blocks.min_by_key(|(n, rows)| n * rows)
+        };
+        TableSet::new(plan, |_, id| {
+            let table = &plan.tables[id];
+            let n = entries(table);
+            let TableSource::Runtime { min, max } = table.source else { return vec![0; n] };
+            let Some((blocks, rows)) = room(id) else { return vec![min; n] };
+            let groups = n.max(1) as i64;
+            // Every group has its share of blocks, the first ones one more.
+            let share = |g: i64| (blocks / groups + i64::from(g < blocks % groups)) * rows;
+            let count = |g: i64| (share(g) - 1).clamp(i64::from(min), i64::from(max)) as i32;
+            (0..n as i64).map(count).collect()
+        })
+    }
+
     /// As [`TableSet::new`], with other contents for some derived tables: what no launch need have, for proofs.
     pub(crate) fn with(
         plan: &Plan,
@@ -184,12 +209,22 @@ fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
 pub enum BlocksError {
     /// A group cannot have so many rows.
     #[error("group {group} has {rows} rows: give it 0 or more")]
-    Negative { group: usize, rows: i32 },
+    Negative {
+        /// The group.
+        group: usize,
+        /// Its rows.
+        rows: i32,
+    },
     /// They take more blocks than there is room for.
     #[error(
         "the rows of groups take {needed} blocks, and there is room for {blocks}: raise the capacity"
     )]
-    Capacity { needed: i64, blocks: usize },
+    Capacity {
+        /// Blocks that are needed.
+        needed: i64,
+        /// Blocks that there are.
+        blocks: usize,
+    },
 }
 
 /// The table that [`Tabulation::Blocks`](super::Tabulation::Blocks) makes of the rows of groups: group and rows of each of so many blocks.

@@ -3,7 +3,7 @@
 use super::Checker;
 use crate::ir::{
     entity::{Entity, TabId},
-    expr::Expr,
+    expr::{Expr, Var},
     leaf::Operand,
     plan::{Access, Family, Space, Table, TableSource},
 };
@@ -55,6 +55,9 @@ impl Checker<'_> {
         if matches!(b.space, Space::Out | Space::Net) {
             self.error(place, "is in memory that a kernel does not read by itself: use an input, workspace or scratch");
         }
+        if self.plan.runtime_dim().is_some() {
+            self.error(place, "is in memory, in a plan with a dimension that comes with each launch: use one or the other");
+        }
         if matches!(t.source, TableSource::Const(_)) {
             self.error(place, "is in the plan already: it needs no memory");
         }
@@ -71,6 +74,9 @@ impl Checker<'_> {
             self.error(place, "a table in memory decides how many tasks there are, or their order: let conditions and lengths do");
         }
         let tab = |a: &&Access| a.operand == Operand::Tab;
+        if x.accesses.iter().filter(tab).any(|a| a.rank != Expr::Var(Var::RANK)) {
+            self.error(place, "looks up what is on its own rank");
+        }
         if x.accesses.iter().filter(tab).any(|a| plan.access_names_stored(a)) {
             self.error(place, "what it reads to look up depends on a look-up");
         }
