@@ -1,6 +1,7 @@
 //! Products of ragged rows: their plans, proofs, what becomes of them without an edge, and numbers on the executor.
 
 use mk_codegen::{
+    emit::{self, library},
     ir::{BufId, Plan, Space, TabId},
     passes::{LowerError, compile},
     settings::{self, Config},
@@ -40,7 +41,7 @@ const LAYER: &[(&str, u64)] = &[("R", 512), ("K", 72), ("E", 3), ("F", 136)];
 fn texts() {
     for (name, source, dims, ranks, set) in [
         ("grouped_alone", ALONE, SMALL, 2, ""),
-        ("grouped_layer", EXPERTS, LAYER, 1, "tile_scheduler=dynamic"),
+        ("grouped_layer", EXPERTS, LAYER, 1, ""),
         ("grouped_small_tiles", ALONE, SMALL, 1, "block=64x128x64 group_m=2"),
     ] {
         let plan = plan(source, dims, ranks, set).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -48,6 +49,9 @@ fn texts() {
         assert_eq!(text.parse::<Plan>().as_ref(), Ok(&plan), "{name}");
         assert_eq!(Plan::from_json(&plan.to_json().expect("JSON")).expect("a plan"), plan);
         insta::assert_snapshot!(name, text);
+        let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let generated = kernel.cuda.split_once(library::END).expect("the library ends").1;
+        insta::assert_snapshot!(format!("cuda_{name}"), generated);
     }
 }
 
@@ -175,7 +179,7 @@ fn numbers() {
         let dims = [("R", rows), ("K", 72), ("E", 4 * u64::from(ranks)), ("N", 136)];
         right(ALONE, &dims, ranks, "");
     }
-    right(ALONE, SMALL, 1, "block=64x128x64 tile_scheduler=dynamic");
+    right(ALONE, SMALL, 1, "block=64x128x64");
 }
 
 #[test]

@@ -30,11 +30,13 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         let what = format!("{} is one run-time dimension more than {MAX_RUNTIME_DIMS}", d.name);
         return Err(EmitError::unsupported(id.to_string(), what));
     }
-    if let Some(id) = plan.tables.keys().next() {
-        return Err(EmitError::unsupported(
-            id.to_string(),
-            "tables have no place in a kernel so far",
-        ));
+    if let Some((id, _)) = plan.tables.iter().find(|(_, t)| t.stored.is_none()) {
+        return Err(EmitError::unsupported(id.to_string(), "a kernel has tables in memory only"));
+    }
+    let looks_up = |f: &&Family| plan.looks_up(f) && !matches!(f.leaf, Leaf::MmaTile { .. });
+    if let Some(f) = plan.families.values().find(looks_up) {
+        let what = format!("no template of {} looks up what is in memory", f.leaf.name());
+        return Err(EmitError::unsupported(f.name.clone(), what));
     }
     // What the host encodes of the workspace, it encodes once.
     let memory = plan.buffers.iter().filter(|(_, b)| !matches!(b.space, Space::In | Space::Out));

@@ -18,6 +18,7 @@ mod kernel;
 mod layout;
 mod leaf;
 pub mod library;
+mod lookup;
 mod maps;
 mod nodes;
 mod role;

@@ -10,7 +10,7 @@ pub(crate) use sample::SAMPLED_WORK;
 pub use timing::Timing;
 
 use crate::{Case, HarnessError, Held, Inputs, Judgement, Norms, Tolerance, judge::worse};
-use mk_abi::{KernelSource, TensorArg, TensorDirection};
+use mk_abi::{DType, KernelSource, TensorArg, TensorDirection};
 use mk_codegen::trace::Trace;
 use mk_function::Kernel;
 use mk_runtime::{
@@ -271,6 +271,9 @@ fn fill(
         for (tensor, arg) in tensors.iter().zip(&source.tensors) {
             match inputs.case().program.tensor(&arg.name) {
                 _ if tensor.elements() == 0 => {}
+                Some(param) if arg.direction == TensorDirection::In && arg.dtype == DType::I32 => {
+                    tensor.upload_i32(&inputs.counts(launch, param, rank))?;
+                }
                 Some(param) if arg.direction == TensorDirection::In => {
                     let seed = inputs.seed(launch, param, rank);
                     reference.fill_random(tensor, seed, 1.0)?;

@@ -150,6 +150,11 @@ impl Evaluator<'_, '_> {
                 }
                 return self.reshaped(&c, &shape);
             }
+            Op::GroupedGemm => {
+                return Err(HarnessError::unsupported(
+                    "`grouped_gemm` beside a reference on a GPU (the CPU executor judges it)",
+                ));
+            }
             Op::GeluTanh => MapOp::GeluTanh,
             Op::Slope(Curve::Gelu) => MapOp::GeluGrad,
             Op::Slope(Curve::GeluTanh) => MapOp::GeluTanhGrad,

@@ -6,7 +6,7 @@
 use super::product::MmaTile;
 use crate::ir::{
     ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Leaf, Operand, Point,
-    RoleKind, Space, Store, TabId, Table, TableSource, Tabulation, Var,
+    RoleKind, Schedule, Space, Store, TabId, Table, TableSource, Tabulation, Var,
 };
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
@@ -113,8 +113,8 @@ fn blocks(draft: &mut Draft, g: &Grouped, counts: BufId) -> Blocks {
         write(Operand::Dst, memory, vec![whole(count), whole(2)]),
     ];
     let leaf = Leaf::Tabulate { of: Tabulation::Blocks { rows: BLOCK as u32 } };
-    let none: Vec<(&str, Expr)> = Vec::new();
-    let family = draft.family("blocks", RoleKind::Compute, leaf, none, vec![], touched);
+    let one = vec![("i", 1.into())];
+    let family = draft.family("blocks", RoleKind::Compute, leaf, one, vec![], touched);
     let built = Writer::new(family, Operand::Dst, vec![0.into()]);
     let built = draft.flow(Flow::new("built", vec![1.into()], 1.into(), vec![built]));
     Blocks { table, memory, count, built }
@@ -194,6 +194,8 @@ impl Tiles<'_> {
         let leaf = tile.leaf();
         let order = self.order(config, parts, across);
         let family = draft.family(self.name, RoleKind::Compute, leaf, domain, order, touched);
+        // The loader looks a tile up and tells the others; and the last blocks may have no rows.
+        draft.plan.families[family].schedule = Schedule::Dynamic;
         (family, parts * across)
     }
 
