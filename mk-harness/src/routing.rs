@@ -2,7 +2,7 @@
 
 use super::{Case, Layout, inputs::placement};
 use mk_runtime::reference::random_value;
-use mk_syntax::{Op, Placement, RAGGED_BLOCK, Tensor};
+use mk_syntax::{Def, Op, Placement, Program, RAGGED_BLOCK, Tensor, ValueId};
 use std::{fmt, str::FromStr};
 
 /// The forms of routings.
@@ -90,6 +90,19 @@ impl Routing {
             n as i32
         };
         weights.iter().map(fit).collect()
+    }
+}
+
+/// The counts that say whose rows a value has; `None` for one that is not ragged.
+pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
+    let mut at = value;
+    loop {
+        let Some(Def::Node(node)) = program.def(at) else { return None };
+        match node.op {
+            Op::GroupedGemm => return node.inputs.get(2).copied(),
+            op if op.is_elementwise() || op == Op::Swiglu => at = *node.inputs.first()?,
+            _ => return None,
+        }
     }
 }
 
