@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     emit::{self, library},
-    ir::{BufId, Plan, Space, TabId},
+    ir::{BufId, FamId, Leaf, Plan, Space, TabId, Tabulation},
     passes::{LowerError, compile},
     settings::{self, Config},
     sim::{self, Callbacks, Options},
@@ -289,4 +289,22 @@ fn many_experts() {
     let seconds = begin.elapsed().as_secs_f64();
     println!("{} families, {seconds:.2} s", plan.families.len());
     assert!(seconds < 20.0, "{seconds}");
+}
+
+/// A table is filled from what its line says, and as a whole.
+#[test]
+fn what_fills_a_table_is_what_it_says() {
+    let plan = plan(ALONE, SMALL, 1, "").expect("a plan");
+    let blocks = plan.families.iter().find(|(_, f)| f.name == "blocks").expect("blocks").0;
+    let changes: [fn(&mut Plan, FamId); 3] = [
+        |p, f| p.families[f].accesses[0].when = Some(0.into()),
+        |p, f| p.families[f].accesses[1].region[0].1 = 5.into(),
+        |p, f| p.families[f].leaf = Leaf::Tabulate { of: Tabulation::Blocks { rows: 64 } },
+    ];
+    for change in changes {
+        let mut other = plan.clone();
+        change(&mut other, blocks);
+        let errors = other.check_structure().expect_err("another table");
+        assert!(errors[0].message.starts_with("fills a table of blocks"), "{errors:?}");
+    }
 }

@@ -220,6 +220,7 @@ impl Checker<'_> {
         self.positions(&place, x, all);
         self.contract(&place, x);
         self.looks_up(&place, x);
+        self.fills(&place, x);
         self.accesses(&place, x, all);
         self.signalling(&place, x, all);
     }

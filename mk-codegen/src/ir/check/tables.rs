@@ -4,7 +4,7 @@ use super::Checker;
 use crate::ir::{
     entity::{Entity, TabId},
     expr::{Expr, Var},
-    leaf::Operand,
+    leaf::{Leaf, Operand, Tabulation},
     plan::{Access, Family, Space, Table, TableSource},
 };
 use mk_abi::DType;
@@ -82,6 +82,31 @@ impl Checker<'_> {
         }
         if !x.accesses.iter().any(|a| tab(&a)) && plan.looks_up(x) {
             self.error(place, "looks up what is in memory, and has no access `tab` that reads it");
+        }
+    }
+
+    /// A task that fills a table fills all of it, from all that the table says that it is made of.
+    pub(super) fn fills(&mut self, place: &str, x: &Family) {
+        let Leaf::Tabulate { of: Tabulation::Blocks { rows } } = x.leaf else { return };
+        let plan = self.plan;
+        let whole = |operand: Operand, id: TabId| {
+            let Some(table) = plan.tables.get(id) else { return false };
+            let mut all = x.accesses.iter().filter(|a| a.operand == operand);
+            let (Some(a), None) = (all.next(), all.next()) else { return false };
+            let extents = table.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
+            table.stored == Some(a.buffer)
+                && a.region.iter().cloned().eq(extents)
+                && a.rank == Expr::Var(Var::RANK)
+                && (&a.each, &a.when) == (&None, &None)
+        };
+        let fits = |(id, t): (TabId, &Table)| match t.source {
+            TableSource::Blocks { of, rows: n } => {
+                u32::try_from(n) == Ok(rows) && whole(Operand::Dst, id) && whole(Operand::Src, of)
+            }
+            _ => false,
+        };
+        if !plan.tables.iter().any(fits) {
+            self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
         }
     }
 
