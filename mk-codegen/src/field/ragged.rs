@@ -73,7 +73,8 @@ fn uneven(even: &[i32], mut room: i32, max: i32, turn: usize) -> Vec<i32> {
         }
         _ => (0..n)
             .map(|i| {
-                let blocks = if (i + turn) % 2 == 0 { 0 } else { (1 + i as i32 % 3).min(room) };
+                let blocks =
+                    if (i + turn).is_multiple_of(2) { 0 } else { (1 + i as i32 % 3).min(room) };
                 room -= blocks;
                 (blocks * block - 1 - 5 * i as i32 % block).clamp(0, max)
             })

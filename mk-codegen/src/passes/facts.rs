@@ -40,7 +40,7 @@ pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
         ranks,
         products: products.collect(),
         ragged: true,
-        first: g.results.first().map_or([0, 1], |t| extents(t)),
+        first: g.results.first().map_or([0, 1], extents),
         ..Facts::default()
     }
 }

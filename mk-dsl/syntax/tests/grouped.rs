@@ -49,10 +49,16 @@ fn mistakes() {
             typed("bf16[R, K] @ shard(0)", n, "bf16[E, K, N] @ replicate", body),
             "declare `w` `@ shard(0)`",
         ),
-        (typed("bf16[R, K] @ shard(1)", "i32[E] @ replicate", w, body), "ragged rows are those of the rank's experts"),
+        (
+            typed("bf16[R, K] @ shard(1)", "i32[E] @ replicate", w, body),
+            "ragged rows are those of the rank's experts",
+        ),
         (typed("bf16[R, 2, K]", n, w, body), "ragged rows are `[R, K]`"),
         (typed("i32[R, K]", n, w, body), "takes `bf16` or `f16`"),
-        (typed(x, n, "bf16[E, K, N]", "n -> relu"), "`n` has integers, which nothing computes with"),
+        (
+            typed(x, n, "bf16[E, K, N]", "n -> relu"),
+            "`n` has integers, which nothing computes with",
+        ),
         (typed(x, n, w, "x -> cast(i32)"), "a value cannot become integers"),
     ] {
         assert!(text.contains(says), "{says}\n{text}");

@@ -54,7 +54,7 @@ impl<'a> Checker<'a, '_> {
         if !is_param {
             self.sink.push(at, messages::ragged_counts_made(&counts.label));
         }
-        (self.sink.len() == n_before).then(|| Value { ragged: Some(counts.id), ..x })
+        (self.sink.len() == n_before).then_some(Value { ragged: Some(counts.id), ..x })
     }
 
     /// Marks a result as ragged rows, as its input is.
