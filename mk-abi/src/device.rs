@@ -363,7 +363,7 @@ pub enum FaultKind {
     /// The proxy took no command within `wait_limit_ns`, and the fifo is full.
     FifoFull = 6,
     /// A group has fewer than no rows: `tile` says which, `seen` how many.
-    GroupRows = 7,
+    NegativeRows = 7,
     /// Rows take more blocks than a table has: `seen` or more, of `expected`.
     Capacity = 8,
 }
@@ -378,7 +378,7 @@ impl FaultKind {
             FaultKind::PeerAborted,
             FaultKind::ConcurrentUse,
             FaultKind::FifoFull,
-            FaultKind::GroupRows,
+            FaultKind::NegativeRows,
             FaultKind::Capacity,
         ]
         .into_iter()

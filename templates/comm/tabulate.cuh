@@ -48,7 +48,7 @@ MK_DEVICE void tabulate_blocks(const Context& ctx, const BlocksTask& work, u32 t
   if (thread != 0) return;
   if (wrong < work.groups) {
     const u32 rows = ld_u32(reinterpret_cast<const void*>(work.source + u64{wrong} * 4));
-    give_up(ctx, Fault{FaultKind::GroupRows, 0, 0, rows, wrong, kNoPeer, 0, 0});
+    give_up(ctx, Fault{FaultKind::NegativeRows, 0, 0, rows, wrong, kNoPeer, 0, 0});
   } else if (first > work.blocks) {
     give_up(ctx, Fault{FaultKind::Capacity, 0, work.blocks, first, work.task, kNoPeer, 0, 0});
   }

@@ -177,7 +177,7 @@ impl fmt::Display for Fault {
                     self.peer_name()
                 )?;
             }
-            FaultCause::Known(FaultKind::GroupRows) => write!(
+            FaultCause::Known(FaultKind::NegativeRows) => write!(
                 f,
                 "expert {} of this rank has {} rows: counts are 0 or more",
                 self.tile, self.seen as i32
