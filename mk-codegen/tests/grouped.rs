@@ -344,7 +344,7 @@ proptest! {
             let mut left = blocks;
             let of = |e: usize| {
                 let n = wanted[(turn * 5 + e) % wanted.len()] as usize;
-                let n = if n < 100 { 0 } else { n - 100 }.min(left * 128);
+                let n = n.saturating_sub(100).min(left * 128);
                 left -= n.div_ceil(128);
                 n as i32
             };
