@@ -265,11 +265,11 @@ fn run(
     let (regions, events) = thread::scope(|threads| {
         let beside = match accesses < WORTH_A_THREAD {
             true => None,
-            false => thread::Builder::new().spawn_scoped(threads, &regions).ok(),
+            false => thread::Builder::new().spawn_scoped(threads, regions).ok(),
         };
         let events = events(world);
         let beside = beside.map(|thread| thread.join().unwrap_or_else(|e| resume_unwind(e)));
-        (beside.unwrap_or_else(&regions), events)
+        (beside.unwrap_or_else(regions), events)
     });
     let (overlaps, groups, uncovered) = regions.ok_or_else(|| too_much("overlapping regions"))?;
     let Events { mut found, thresholds, paths } = events;
