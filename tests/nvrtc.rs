@@ -40,6 +40,31 @@ fn attention_compiles() {
     judge("attention_traced", &plan, Options { trace: true });
 }
 
+/// Products of ragged rows: alone, gated, one behind the other, and in tiles of half a block; one of them traced.
+#[test]
+fn products_of_ragged_rows_compile() {
+    let alone = "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, F]) { ragged(x, n) -> grouped_gemm(w) -> silu }";
+    let layer = "fn f(x: f16[R, K], n: i32[E], w1: f16[E, K, 2, F], w2: f16[E, F, K]) {
+        ragged(x, n) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2)
+    }";
+    for (source, set, trace) in [
+        (alone, "", false),
+        (alone, "block=64x128x64", false),
+        (alone, "block=128x128x64 consumers=ping_pong", false),
+        (layer, "", false),
+        (layer, "block=128x128x64", true),
+    ] {
+        let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+        let sizes = [("R", 8192), ("K", 512), ("E", 16), ("F", 384)];
+        let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into();
+        let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+        let mut config = Config::default();
+        mk::settings::read(&mut config, set).expect("settings");
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        judge(&format!("{} {set}", program.tensors().len()), &plan, Options { trace });
+    }
+}
+
 /// Attention, gradients of queries, and of keys and values, over rings, with heads of 128, of sequences whose length comes with the launch,
 /// which takes the most registers; and the example, forward and backward, as it stands.
 #[test]

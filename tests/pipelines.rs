@@ -51,7 +51,7 @@ fn check((name, source, ranks, shapes): &common::Case, set: fn(&mut Config)) {
         let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
         let case = Case { program: &program, bound: &bound, ranks: *ranks as usize };
         for schedule in [Schedule::Random, Schedule::Reversed] {
-            let options = CpuOptions { schedule, seed: 5, launches: 2, keep: false };
+            let options = CpuOptions { schedule, seed: 5, launches: 2, ..CpuOptions::default() };
             let run = run_on_cpu(case, &plan, &options)
                 .unwrap_or_else(|e| panic!("{name} at {m:?}, {schedule}: {e}"));
             for judged in run.judged.iter().flatten() {

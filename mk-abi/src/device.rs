@@ -362,6 +362,10 @@ pub enum FaultKind {
     ConcurrentUse = 5,
     /// The proxy took no command within `wait_limit_ns`, and the fifo is full.
     FifoFull = 6,
+    /// A group has fewer than no rows: `tile` says which, `seen` how many.
+    NegativeRows = 7,
+    /// Rows take more blocks than a table has: `seen` or more, of `expected`.
+    Capacity = 8,
 }
 
 impl FaultKind {
@@ -374,6 +378,8 @@ impl FaultKind {
             FaultKind::PeerAborted,
             FaultKind::ConcurrentUse,
             FaultKind::FifoFull,
+            FaultKind::NegativeRows,
+            FaultKind::Capacity,
         ]
         .into_iter()
         .find(|k| *k as u32 == kind)

@@ -289,7 +289,7 @@ fn run(test: &str, text: &str) {
     let (source, program) = (folder.join("main.cpp"), folder.join("main"));
     fs::write(&source, text).expect("writable");
     let built =
-        Command::new("c++").args(["-std=c++17", "-O1", "-o"]).args([&program, &source]).output();
+        Command::new("c++").args(["-std=c++20", "-O1", "-o"]).args([&program, &source]).output();
     let Ok(built) = built else {
         fs::remove_dir_all(&folder).expect("its folder goes");
         return skip(Need::Program("c++"), "no C++ compiler");

@@ -156,7 +156,11 @@ fn timed(
     if std::env::var_os("MK_SPEED_WALL").is_some() {
         let begin = Instant::now();
         let made = passes::compile(&program, &bound, &config);
-        println!("{name}: compile, on the wall: {} ms, {}", begin.elapsed().as_millis(), made.is_ok());
+        println!(
+            "{name}: compile, on the wall: {} ms, {}",
+            begin.elapsed().as_millis(),
+            made.is_ok()
+        );
     }
     let begin = cpu_ms();
     let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -1,7 +1,8 @@
 //! Plans on the CPU executor.
 
 use super::{
-    Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, check_work, judge, math::round,
+    Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, Routing, check_work, judge,
+    math::round,
 };
 use mk_abi::DType;
 use mk_codegen::{
@@ -24,12 +25,20 @@ pub struct CpuOptions {
     pub launches: u32,
     /// Whether to keep what ranks hold in the last launch.
     pub keep: bool,
+    /// How many rows experts have.
+    pub routing: Routing,
 }
 
 impl Default for CpuOptions {
     /// Random order, seed 0, 3 launches; nothing is kept.
     fn default() -> CpuOptions {
-        CpuOptions { schedule: Schedule::Random, seed: 0, launches: 3, keep: false }
+        CpuOptions {
+            schedule: Schedule::Random,
+            seed: 0,
+            launches: 3,
+            keep: false,
+            routing: Routing::default(),
+        }
     }
 }
 
@@ -188,7 +197,7 @@ impl Keep {
 impl<'a> User<'a> {
     fn new(case: Case<'a>, options: &CpuOptions) -> User<'a> {
         User {
-            inputs: Inputs::new(case, options.seed),
+            inputs: Inputs::new(case, options.seed).routed(options.routing),
             tensors: BTreeMap::new(),
             results: BTreeMap::new(),
             between: BTreeMap::new(),

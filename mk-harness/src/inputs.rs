@@ -1,6 +1,10 @@
 //! Random inputs.
 
-use super::{Case, HarnessError, Layout, math::round};
+use super::{
+    Case, HarnessError, Layout,
+    math::round,
+    routing::{self, Routing},
+};
 use mk_abi::DType;
 use mk_runtime::reference::random_value;
 use mk_syntax::{Placement, Tensor};
@@ -11,12 +15,25 @@ use mk_syntax::{Placement, Tensor};
 pub struct Inputs<'a> {
     case: Case<'a>,
     seed: u64,
+    routing: Routing,
 }
 
 impl<'a> Inputs<'a> {
     /// Inputs that follow from a seed.
     pub fn new(case: Case<'a>, seed: u64) -> Inputs<'a> {
-        Inputs { case, seed }
+        Inputs { case, seed, routing: Routing::default() }
+    }
+
+    /// The same, with rows of experts of this form.
+    pub fn routed(self, routing: Routing) -> Inputs<'a> {
+        Inputs { routing, ..self }
+    }
+
+    /// Rows of each expert of a rank, from a tensor of them.
+    pub fn counts(&self, launch: u64, tensor: &Tensor, rank: usize) -> Vec<i32> {
+        let experts = self.layout(tensor, rank).map_or(0, |layout| layout.rows().len());
+        let blocks = routing::blocks(self.case, tensor, rank);
+        self.routing.counts(experts, blocks, self.seed(launch, tensor, rank))
     }
 
     /// The case that they are for.
@@ -56,7 +73,15 @@ impl<'a> Inputs<'a> {
         from: usize,
     ) -> impl Iterator<Item = f64> + use<> {
         let (seed, dtype) = (self.seed(launch, tensor, rank), dtype(tensor.ty.dtype));
-        (from as u64..).map(move |i| round(dtype, f64::from(random_value(seed, i, 1.0))))
+        let integers = match dtype {
+            DType::I32 => self.counts(launch, tensor, rank),
+            _ => Vec::new(),
+        };
+        let random = move |i: u64| match integers.get(i as usize) {
+            Some(n) => f64::from(*n),
+            None => round(dtype, f64::from(random_value(seed, i, 1.0))),
+        };
+        (from as u64..).map(random)
     }
 }
 
@@ -74,5 +99,6 @@ pub(super) fn dtype(dtype: mk_syntax::DType) -> DType {
         mk_syntax::DType::Bf16 => DType::Bf16,
         mk_syntax::DType::F16 => DType::F16,
         mk_syntax::DType::F32 => DType::F32,
+        mk_syntax::DType::I32 => DType::I32,
     }
 }

@@ -27,6 +27,15 @@ pub fn macs(case: Case<'_>) -> u64 {
             sum = sum.saturating_add(if causal { all / 2 } else { all });
             continue;
         }
+        // Every row meets one matrix.
+        if let (Op::GroupedGemm, [x, w, _]) = (node.op, &node.inputs[..]) {
+            let elements =
+                |id: &ValueId| case.bound.shape(*id).unwrap_or(&[]).iter().product::<u64>();
+            let experts = case.bound.shape(*w).and_then(|s| s.first()).copied().unwrap_or(1);
+            let rows = case.bound.shape(*x).and_then(|s| s.first()).copied().unwrap_or(1);
+            sum = sum.saturating_add((elements(w) / experts.max(1)).saturating_mul(rows));
+            continue;
+        }
         let (Op::Gemm { a_transposed, .. }, [a, b]) = (node.op, &node.inputs[..]) else {
             continue;
         };

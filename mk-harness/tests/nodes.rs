@@ -71,7 +71,7 @@ fn right(source: &str, rows: u64, config: &Config, schedule: Schedule, seed: u64
         format!("{source} of {rows} rows on {} nodes of {} ranks", config.nodes, config.ranks);
     let (plan, _) = compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{what}: {e}"));
     let case = Case { program: &program, bound: &bound, ranks: config.ranks as usize };
-    let options = CpuOptions { schedule, seed, launches: 2, keep: false };
+    let options = CpuOptions { schedule, seed, launches: 2, ..CpuOptions::default() };
     let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
     for (launch, judged) in run.judged.iter().enumerate() {
         for (rank, judged) in judged.iter().enumerate() {

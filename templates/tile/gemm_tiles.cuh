@@ -22,6 +22,13 @@ struct LoaderTiles<Smem, Edges, Hooks, true> {
   u32 t, next = 0;
   MK_DEVICE LoaderTiles(const Context& ctx, const Smem& smem, const Hooks& hooks, TileCursor& slot)
       : ctx(ctx), smem(smem), hooks(hooks), slot(slot), t(hooks.first()) {
+    // What tiles are looked up in is there before the others hear of one. If it does not come, they hear of none, and the counter goes on as
+    // it does in every launch.
+    if constexpr (requires { hooks.await_tables(ctx); }) {
+      if (!hooks.await_tables(ctx)) {
+        while (t < hooks.end()) t = take_task(ctx, hooks);
+      }
+    }
     tell();
   }
   MK_DEVICE bool more() const { return t < hooks.end(); }

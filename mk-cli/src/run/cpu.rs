@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     let schedule = args.schedule.unwrap_or(Schedule::Random);
     let (seed, launches, keep) = (args.seed, args.launches, args.out.is_some());
-    let options = CpuOptions { schedule, seed, launches, keep };
+    let options = CpuOptions { schedule, seed, launches, keep, routing: args.routing };
     let plan = &loaded.plan;
     let Some(pipeline) = &loaded.pipeline else {
         if args.transport.is_some() {

@@ -35,6 +35,7 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
     let mut session =
         Session::bind(world, case, &kernel, &compiled, &instance_options(args), args.seed)?;
+    session.route(args.routing);
     let mut verdict = Verdict::new(case);
     let tolerance = session.tolerance()?;
     for launch in 1..=args.launches {

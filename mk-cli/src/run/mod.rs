@@ -18,7 +18,7 @@ use crate::{
 };
 use clap::ValueEnum;
 use mk::{runtime::World, sim::Schedule};
-use mk_harness::Held;
+use mk_harness::{Held, Routing};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,6 +40,10 @@ pub struct Args {
     /// Order of steps on the CPU executor: random, reversed, starve:RANK, epoch_apart or srd [default: random]
     #[arg(long)]
     schedule: Option<Schedule>,
+    /// How many rows experts have: uniform, skew:N (every eighth expert has N times as many as the others), one (all rows have the same),
+    /// empty (no expert has any) or random
+    #[arg(long, value_name = "FORM", default_value_t = Routing::Uniform)]
+    routing: Routing,
     /// Launches in a row, each with other inputs
     #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     launches: u32,

@@ -170,10 +170,7 @@ struct Unroller<'a> {
 }
 
 pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError> {
-    let tables = TableSet::new(plan, |_, table| {
-        let n = plan.tables[table].shape.iter().map(|n| *n as usize).product();
-        vec![0; n]
-    });
+    let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     let ranks = plan.mesh.size() as usize;
     let (mut first_word, mut signal_shape, mut words) = (Vec::new(), Vec::new(), 0u32);
@@ -394,6 +391,7 @@ impl Unroller<'_> {
             | Leaf::ReduceTile { .. }
             | Leaf::StatsTile { .. }
             | Leaf::HostCopy
+            | Leaf::Tabulate { .. }
                 if x.inner.is_none() =>
             {
                 (Kind::Move, self.moved(task, x)?)

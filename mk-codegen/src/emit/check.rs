@@ -30,11 +30,13 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         let what = format!("{} is one run-time dimension more than {MAX_RUNTIME_DIMS}", d.name);
         return Err(EmitError::unsupported(id.to_string(), what));
     }
-    if let Some(id) = plan.tables.keys().next() {
-        return Err(EmitError::unsupported(
-            id.to_string(),
-            "tables have no place in a kernel so far",
-        ));
+    if let Some((id, _)) = plan.tables.iter().find(|(_, t)| t.stored.is_none()) {
+        return Err(EmitError::unsupported(id.to_string(), "a kernel has tables in memory only"));
+    }
+    let looks_up = |f: &&Family| plan.looks_up(f) && !matches!(f.leaf, Leaf::MmaTile { .. });
+    if let Some(f) = plan.families.values().find(looks_up) {
+        let what = format!("no template of {} looks up what is in memory", f.leaf.name());
+        return Err(EmitError::unsupported(f.name.clone(), what));
     }
     // What the host encodes of the workspace, it encodes once.
     let memory = plan.buffers.iter().filter(|(_, b)| !matches!(b.space, Space::In | Space::Out));
@@ -79,7 +81,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
     entry(plan)?;
     // Accesses, waits and posts stand where the leaf's templates carry them out.
     plan.check_points().or_else(|errors| errors.into_iter().try_for_each(refused))?;
-    let tables = TableSet::default();
+    let tables = TableSet::example(plan);
     Points::new(plan, &tables).rows_for_tma()?.into_iter().try_for_each(refused)?;
     Ok(())
 }
@@ -142,7 +144,7 @@ fn posts(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
 
 /// Whether a post goes to every rank whose memory is mapped, once.
 fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool, EmitError> {
-    let tables = TableSet::default();
+    let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     let world = plan.mesh.size() as usize;
     let local = plan.nic.and_then(|nic| nic.local).map_or(world, |local| local.max(1) as usize);

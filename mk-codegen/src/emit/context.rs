@@ -74,7 +74,7 @@ impl<'a> Emitter<'a> {
             let value = format!("static_cast<int>(params.header.dims[{i}])");
             format!("[[maybe_unused]] const int kDim_{} = {value};", d.name)
         });
-        [rank].into_iter().chain(dims).collect::<Vec<_>>().join("\n    ")
+        [rank].into_iter().chain(dims).chain(self.tables()).collect::<Vec<_>>().join("\n    ")
     }
 
     /// Bytes from one row to the next; the same on every rank.

@@ -51,6 +51,7 @@ library! {
     "comm/copy_rows.cuh",
     "comm/reduce_rows.cuh",
     "comm/stats_rows.cuh",
+    "comm/tabulate.cuh",
 }
 
 /// What a traced kernel has beside [`FILES`].

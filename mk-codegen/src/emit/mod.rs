@@ -18,6 +18,7 @@ mod kernel;
 mod layout;
 mod leaf;
 pub mod library;
+mod lookup;
 mod maps;
 mod nodes;
 mod role;
@@ -51,7 +52,7 @@ pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
 /// # Errors
 /// As [`emit`].
 pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitError> {
-    let tables = TableSet::new(plan, |_, _| Vec::new());
+    let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     check::check(plan)?;
     let env = environment::environment()?;

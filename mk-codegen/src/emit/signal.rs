@@ -176,6 +176,30 @@ impl Emitter<'_> {
         f.waits.iter().filter(|w| w.by == by && w.at == at).map(|w| self.wait(f, w)).collect()
     }
 
+    /// [`Self::waits`] without some, by their numbers in the family.
+    ///
+    /// # Errors
+    /// As [`Self::waits`].
+    pub fn waits_without(
+        &self,
+        f: &Family,
+        by: Agent,
+        at: Point,
+        without: &[usize],
+    ) -> Result<Vec<String>, EmitError> {
+        let all = f.waits.iter().enumerate().filter(|(i, _)| !without.contains(i));
+        let mine = all.filter(|(_, w)| w.by == by && w.at == at);
+        mine.map(|(_, w)| self.wait(f, w)).collect()
+    }
+
+    /// Some waits of a family, by their numbers.
+    ///
+    /// # Errors
+    /// As [`Self::waits`].
+    pub fn waits_of(&self, f: &Family, numbers: &[usize]) -> Result<Vec<String>, EmitError> {
+        numbers.iter().filter_map(|i| f.waits.get(*i)).map(|w| self.wait(f, w)).collect()
+    }
+
     /// The posts of a family.
     pub fn posts(&self, f: &Family) -> Vec<String> {
         f.posts.iter().map(|p| self.post(f, p)).collect()

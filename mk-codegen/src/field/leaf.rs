@@ -305,7 +305,7 @@ impl<E: Copy + PartialEq> Context<E> {
                 }
                 Ok(statistics(algebra, o, d_o, &lse.data))
             }
-            Leaf::Signal | Leaf::Enter => Ok(Vec::new()),
+            Leaf::Signal | Leaf::Enter | Leaf::Tabulate { .. } => Ok(Vec::new()),
         }
     }
 

@@ -25,6 +25,7 @@ mod leaf;
 mod links;
 mod number;
 mod program;
+mod ragged;
 mod softmax;
 #[cfg(test)]
 mod tests;
@@ -32,12 +33,13 @@ mod unroll;
 
 pub use error::{FieldError, WrongElement};
 
-use crate::ir::{Plan, Points, TableSet, TableSource};
+use crate::ir::{Plan, Points, Table, TableSource};
 use algebra::{Contributions, Numbers};
 use cells::Lines;
 use compare::Case;
 use mk_syntax::{Bound, Program};
 use program::Dims;
+use ragged::Counts;
 use std::collections::BTreeMap;
 
 /// How a plan is evaluated.
@@ -80,10 +82,15 @@ pub fn evaluate(
     bound: &Bound,
     options: &Options,
 ) -> Result<Evaluation, FieldError> {
-    let run_time =
-        |t: &TableSource| matches!(t, TableSource::Runtime { .. } | TableSource::Places { .. });
-    if plan.tables.values().any(|t| run_time(&t.source)) {
-        let help = "no pipeline has tables yet; `mk check` without `--against` proves the rest";
+    let unknown = |t: &Table| match t.source {
+        // The caller's, who has it as a tensor.
+        TableSource::Runtime { .. } => t.stored.is_none(),
+        TableSource::Places { .. } => true,
+        _ => false,
+    };
+    if plan.tables.values().any(unknown) {
+        let help =
+            "no pipeline has such tables yet; `mk check` without `--against` proves the rest";
         return Err(FieldError::unsupported("a plan with tables that come with a launch", help));
     }
     let mut all = Evaluation { elements: 0, of: 0, values: Vec::new() };
@@ -144,12 +151,27 @@ fn launches(
     with: &str,
     all: &mut Evaluation,
 ) -> Result<(), FieldError> {
-    let tables = TableSet::new(plan, |_, _| Vec::new());
-    let points = Points::new(plan, &tables);
+    for (tables, counts) in ragged::launches(plan, program) {
+        with_tables(&Points::new(plan, &tables), counts, program, bound, options, with, all)?;
+    }
+    Ok(())
+}
+
+fn with_tables(
+    points: &Points<'_>,
+    counts: Counts,
+    program: &Program,
+    bound: &Bound,
+    options: &Options,
+    with: &str,
+    all: &mut Evaluation,
+) -> Result<(), FieldError> {
+    let plan = points.plan;
     for epoch in 1..=i64::from(options.period.max(1)) {
-        let unrolled = unroll::unroll(&points, epoch)?;
+        let unrolled = unroll::unroll(points, epoch)?;
         let mut lines = Lines::default();
-        let dims = Dims::new(program, bound, plan.mesh.size() as usize, &mut lines)?;
+        let ranks = plan.mesh.size() as usize;
+        let dims = Dims::new(program, bound, ranks, counts.clone(), &mut lines)?;
         let case = Case::new(&unrolled, dims, &mut lines)?;
         let cells = lines.cells()?;
         let found = case.compare(&mut Numbers::new(options.seed), &cells)?;

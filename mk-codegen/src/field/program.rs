@@ -6,6 +6,7 @@ use super::{
     algebra::{Algebra, Block, Function},
     cells::{Cells, Lines},
     error::FieldError,
+    ragged::{self, Counts},
     softmax,
 };
 use mk_syntax::{Bound, Curve, DType, Def, Node, Op, Placement, Program, ValueId};
@@ -15,6 +16,8 @@ pub(super) struct Dims<'a> {
     pub program: &'a Program,
     pub bound: &'a Bound,
     pub ranks: usize,
+    /// Rows of each expert.
+    pub ragged: Counts,
     /// The line of each dimension of each value.
     lines: Vec<Vec<u32>>,
 }
@@ -25,6 +28,7 @@ impl<'a> Dims<'a> {
         program: &'a Program,
         bound: &'a Bound,
         ranks: usize,
+        ragged: Counts,
         lines: &mut Lines,
     ) -> Result<Dims<'a>, FieldError> {
         if program.mesh_axes().len() != 1 {
@@ -44,7 +48,7 @@ impl<'a> Dims<'a> {
                 "cut the pipeline there: no kernel computes it",
             ));
         }
-        let mut dims = Dims { program, bound, ranks, lines: Vec::new() };
+        let mut dims = Dims { program, bound, ranks, ragged, lines: Vec::new() };
         for i in 0..program.n_values() {
             let value = ValueId::new(i);
             let mut own: Vec<u32> = match program.def(value) {
@@ -83,6 +87,7 @@ impl<'a> Dims<'a> {
                 let columns = if b_transposed { &of(1)[..1] } else { &of(1)[1..] };
                 [&[row], columns].concat()
             }
+            Op::GroupedGemm => [&of(0)[..1], &of(1)[2..]].concat(),
             Op::Swiglu => vec![of(0)[0], of(0)[2]],
             // As wide as values.
             Op::Attention { .. } => [&of(0)[..3], &of(2)[3..]].concat(),
@@ -101,6 +106,10 @@ impl<'a> Dims<'a> {
             Op::Gemm { a_transposed, b_transposed } => {
                 let (k, other) = (usize::from(!a_transposed), usize::from(b_transposed));
                 same(of(0)[k], of(1)[other], extent(node.inputs[0], k));
+            }
+            Op::GroupedGemm => {
+                same(of(0)[1], of(1)[1], extent(node.inputs[0], 1));
+                self.cut_experts(node, lines);
             }
             Op::Swiglu => lines.cut(of(0)[1], 1),
             Op::Bias => {
@@ -313,6 +322,10 @@ impl<A: Algebra> Evaluator<'_, A> {
                 _ => self.each(x, |_, t| t.clone()),
             },
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
+            (Op::GroupedGemm, Some(w)) => {
+                let of = [x.on(0), w.on(0)];
+                Value::Whole(ragged::product(self.algebra, self.dims, self.cells, node, of))
+            }
             (Op::ReduceScatter { .. } | Op::AllReduce { .. }, _) => match x {
                 Value::Whole(t) => Value::Whole(t.clone()),
                 Value::Summands(list) => Value::Whole(self.sum(list)),
@@ -336,11 +349,16 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Silu, _) => self.map(x, |a, e| a.apply(Function::Silu, e)),
             (Op::Relu, _) => self.map(x, |a, e| a.apply(Function::Relu, e)),
             (Op::Scale(factor), _) => self.map(x, |a, e| a.scale(e, factor as f32)),
+            // Nothing is cast to integers.
+            (Op::Cast(DType::I32), _) => self.each(x, |_, t| t.clone()),
             (Op::Cast(DType::Bf16), _) => self.map(x, |a, e| a.apply(Function::RoundBf16, e)),
             (Op::Cast(DType::F16), _) => self.map(x, |a, e| a.apply(Function::RoundF16, e)),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
             // The checker gives these operations two operands, and `Dims` refuses the last one.
-            (Op::Gemm { .. } | Op::Bias | Op::Add | Op::Mul | Op::Slope(_), None)
+            (
+                Op::Gemm { .. } | Op::GroupedGemm | Op::Bias | Op::Add | Op::Mul | Op::Slope(_),
+                None,
+            )
             | (Op::SwigluGrad, _) => self.each(x, |_, t| t.clone()),
         }
     }

@@ -5,7 +5,7 @@
 
 use super::{error::FieldError, hash::Map};
 use crate::ir::{
-    Access, BufId, Entity, Env, EvalError, Expr, FamId, Family, Mode, Operand, Plan, Point,
+    Access, BufId, Entity, Env, EvalError, Expr, FamId, Family, Leaf, Mode, Operand, Plan, Point,
     PointError, Points, TabId, Task, Var,
 };
 
@@ -107,7 +107,9 @@ pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64) -> Result<Unrolled<'a>
         },
         slabs: Map::default(),
     };
-    for (id, family) in plan.families.iter().filter(|(_, f)| !f.accesses.is_empty()) {
+    // Contents of tables are given: those that a launch may have.
+    let moves = |f: &Family| !f.accesses.is_empty() && !matches!(f.leaf, Leaf::Tabulate { .. });
+    for (id, family) in plan.families.iter().filter(|(_, f)| moves(f)) {
         for rank in 0..ranks {
             walk.family(id, family, rank, epoch)?;
         }
@@ -157,7 +159,9 @@ impl<'a> Walk<'_, 'a> {
             each: a.each.as_ref().map(|e| known(&e.extent)),
             when: a.when.as_ref().map(known),
         };
-        let mut accesses: Vec<_> = family.accesses.iter().enumerate().map(known_access).collect();
+        let accesses = family.accesses.iter().enumerate();
+        let accesses = accesses.filter(|(_, a)| a.operand != Operand::Tab);
+        let mut accesses: Vec<_> = accesses.map(known_access).collect();
         accesses.sort_by_key(|a| a.access.mode != Mode::Read);
         let extents: Vec<_> = family.domain.iter().map(|(_, e)| known(e)).collect();
         let inner = family.inner.as_ref().map(|(_, e)| known(e));

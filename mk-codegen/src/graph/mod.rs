@@ -62,6 +62,12 @@ pub enum Kind {
         /// `b` is stored as `[N, K]`.
         b_transposed: bool,
     },
+    /// Ragged rows times the matrices of their experts, and the elementwise operations that were fused into it. Operands: rows, matrices, rows of
+    /// each expert, then one for each epilogue operation that has one.
+    GroupedGemm {
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
+    },
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
     /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
@@ -115,6 +121,7 @@ impl Kind {
     pub fn epilogue(&self) -> Option<&[EpilogueOp]> {
         match self {
             Kind::Gemm { epilogue, .. }
+            | Kind::GroupedGemm { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue } => Some(epilogue),
             _ => None,
@@ -125,6 +132,7 @@ impl Kind {
     pub fn epilogue_mut(&mut self) -> Option<&mut Vec<EpilogueOp>> {
         match self {
             Kind::Gemm { epilogue, .. }
+            | Kind::GroupedGemm { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue } => Some(epilogue),
             _ => None,
@@ -212,6 +220,7 @@ fn dtype(d: mk_syntax::DType) -> DType {
         mk_syntax::DType::Bf16 => DType::Bf16,
         mk_syntax::DType::F16 => DType::F16,
         mk_syntax::DType::F32 => DType::F32,
+        mk_syntax::DType::I32 => DType::I32,
     }
 }
 
@@ -221,6 +230,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
+        Op::GroupedGemm => return Kind::GroupedGemm { epilogue: Vec::new() },
         Op::Attention { causal, scale, ring } => {
             let scale = scale.map(|scale| (scale as f32).to_bits());
             return Kind::Attention { causal, scale, ring: ring.is_some() };
@@ -255,6 +265,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),
         Op::Cast(mk_syntax::DType::Bf16) => EpilogueOp::RoundBf16,
         Op::Cast(mk_syntax::DType::F16) => EpilogueOp::RoundF16,
-        Op::Cast(mk_syntax::DType::F32) => EpilogueOp::Widen,
+        // Nothing is cast to integers.
+        Op::Cast(mk_syntax::DType::F32 | mk_syntax::DType::I32) => EpilogueOp::Widen,
     })
 }

@@ -28,7 +28,8 @@ impl Leaf {
     pub fn allowed(&self, inner: bool) -> Allowed {
         use Agent::*;
         use Point::{End, Inner, Start};
-        let copy = vec![(Operand::Src, &[Start][..]), (Operand::Dst, &[Start, End][..])];
+        let tab = (Operand::Tab, &[Start][..]);
+        let copy = vec![(Operand::Src, &[Start][..]), (Operand::Dst, &[Start, End][..]), tab];
         match self {
             Leaf::Signal => Allowed {
                 operands: vec![],
@@ -60,6 +61,7 @@ impl Leaf {
                     (Operand::B, &[Start, Inner][..]),
                     (Operand::AccIn, &[Start, Inner, End][..]),
                     (Operand::C, &[End][..]),
+                    tab,
                 ];
                 let tails = epilogue.iter().filter_map(|op| op.operand());
                 for (operand, mode) in EPILOGUE_OPERANDS.into_iter().zip(tails) {
@@ -80,7 +82,7 @@ impl Leaf {
                     if inner { (&[Inner], &[Inner]) } else { (&[Start], &[End]) };
                 let others: &[Point] = if inner { &[Start, Inner] } else { &[Start, End] };
                 let mut operands =
-                    vec![(Operand::Src, read), (Operand::W, read), (Operand::Dst, made)];
+                    vec![(Operand::Src, read), (Operand::W, read), (Operand::Dst, made), tab];
                 operands.extend(EPILOGUE_OPERANDS.map(|operand| (operand, others)));
                 Allowed {
                     operands,
@@ -107,6 +109,12 @@ impl Leaf {
                     inner: *carry == Carry::Registers,
                 }
             }
+            Leaf::Tabulate { .. } => Allowed {
+                operands: vec![(Operand::Src, &[Start]), (Operand::Dst, &[End])],
+                waits: vec![(Copier, Start)],
+                posts: vec![(Copier, End)],
+                inner: false,
+            },
             Leaf::StatsTile { .. } => Allowed {
                 operands: vec![
                     (Operand::O, &[Start]),

@@ -35,6 +35,8 @@ pub enum Arity {
     Optional,
     /// One or more. Of an operand that is one tile at each step, conditions choose one.
     Many,
+    /// None, one or more.
+    Any,
 }
 
 /// An edge between two agents of one task.
@@ -86,6 +88,7 @@ impl Leaf {
         };
         let back = |name, from, to, depth| EdgeSpec { depth: Some(depth), ..flow(name, from, to) };
         let (read, write) = (Mode::Read, Mode::Write);
+        let tab = |agent| op(Operand::Tab, read, agent, Proxy::Generic, Arity::Any);
         match self {
             Leaf::Signal | Leaf::Enter => {
                 Contract { agents: vec![Lead], operands: vec![], edges: vec![], smem_bytes: 0 }
@@ -95,6 +98,7 @@ impl Leaf {
                 operands: vec![
                     op(Operand::Src, read, Loader, Proxy::Async, Arity::Many),
                     op(Operand::Dst, write, Storer, Proxy::Async, Arity::Many),
+                    tab(Loader),
                 ],
                 edges: vec![flow("full", Loader, Storer), back("empty", Storer, Loader, *stages)],
                 smem_bytes: stages * COPY_STAGE_BYTES,
@@ -104,6 +108,7 @@ impl Leaf {
                 operands: vec![
                     op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many),
                     op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many),
+                    tab(Copier),
                 ],
                 edges: vec![],
                 smem_bytes: 0,
@@ -124,6 +129,7 @@ impl Leaf {
                 let (agent, proxy) =
                     if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
                 operands.push(op(Operand::C, write, agent, proxy, Arity::Many));
+                operands.push(tab(Loader));
                 // Without TMA the consumers store by themselves, and tell the storer when they have. The stage of a tile's last
                 // step may go back by way of the storer, when it has sent the panels there: later than `empty` says, and before
                 // any staging panel of the tile goes back.
@@ -152,6 +158,7 @@ impl Leaf {
                     operands.push(op(e, mode, Copier, Proxy::Generic, Arity::One));
                 }
                 operands.push(op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many));
+                operands.push(tab(Copier));
                 Contract { agents: vec![Copier], operands, edges: vec![], smem_bytes: 0 }
             }
             Leaf::AttendTile { block: [rows, keys, depth], carry, stages, store, .. } => {
@@ -230,6 +237,15 @@ impl Leaf {
                     smem_bytes: attend_grad_smem_bytes(*of, *block, *stages),
                 }
             }
+            Leaf::Tabulate { .. } => Contract {
+                agents: vec![Copier],
+                operands: vec![
+                    op(Operand::Src, read, Copier, Proxy::Generic, Arity::One),
+                    op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many),
+                ],
+                edges: vec![],
+                smem_bytes: 0,
+            },
             Leaf::NicSend => Contract {
                 agents: vec![Issuer, Sender, Receiver],
                 operands: vec![

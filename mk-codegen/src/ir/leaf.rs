@@ -105,6 +105,9 @@ names! {
         StatIn = "stat_in",
         /// Carried row maximum and row sum written, f32 `[rows, 2]`.
         StatOut = "stat_out",
+        /// Entries of tables in memory that expressions of the task look up: read by the leaf's first agent behind those of its waits that look
+        /// nothing up, and before all others.
+        Tab = "tab",
     }
 }
 
@@ -246,6 +249,17 @@ pub enum Mask {
     Causal,
 }
 
+/// Which table a task fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tabulation {
+    /// The rows of groups, cut into blocks ([`TableSource::Blocks`](super::plan::TableSource::Blocks)): `src` has the rows of each group,
+    /// `dst` group and rows of each block. Negative rows, and more blocks than `dst` has room for, end the launch.
+    Blocks {
+        /// Rows of a block.
+        rows: u32,
+    },
+}
+
 /// What gradients of attention are of, which is what a tile of them keeps: the other side comes in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GradOf {
@@ -366,6 +380,11 @@ pub enum Leaf {
     NicSend,
     /// Copies `src` to `dst` by a copy engine.
     HostCopy,
+    /// Fills a table: integers from integers.
+    Tabulate {
+        /// Which one.
+        of: Tabulation,
+    },
 }
 
 /// Whether the first operand of the epilogue takes gates and ups as the product has them.
@@ -456,6 +475,7 @@ impl Leaf {
             Leaf::AttendGradTile { of: GradOf::Keys, .. } => "attend_dkv_tile",
             Leaf::NicSend => "nic_send",
             Leaf::HostCopy => "host_copy",
+            Leaf::Tabulate { of: Tabulation::Blocks { .. } } => "tabulate_blocks",
         }
     }
 

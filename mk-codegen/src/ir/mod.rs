@@ -9,6 +9,7 @@ mod expr;
 mod in_place;
 mod json;
 mod leaf;
+mod lookup;
 mod net;
 mod plan;
 mod points;
@@ -29,7 +30,7 @@ pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, Agent, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS,
-    EpilogueOp, GradOf, Leaf, Mask, Operand, STATS, Store, attend_grad_smem_bytes,
+    EpilogueOp, GradOf, Leaf, Mask, Operand, STATS, Store, Tabulation, attend_grad_smem_bytes,
     attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes, mma_panel_columns,
     mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, one_warpgroup_takes,
     saves_gates,
@@ -46,5 +47,5 @@ pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
 pub use runs::{depth_dim, row_dim};
-pub use tables::{FilledRows, TableSet};
+pub use tables::{BlocksError, FilledRows, TableSet, block_table};
 pub(crate) use tables::{entries, needed};

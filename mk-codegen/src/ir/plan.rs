@@ -149,6 +149,10 @@ pub struct Table {
     pub shape: Vec<u32>,
     /// Contents.
     pub source: TableSource,
+    /// Memory of each rank that has them, in the same order: looking an entry up is then a read of it, which the family has as an access
+    /// (`tab`). Of the caller's, the contents come with it; all other memory is filled within the launch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<BufId>,
 }
 
 /// Where a table's contents come from.

@@ -9,6 +9,7 @@ use super::{
     plan::{Access, Each, Family, Plan, Positions},
     tables::TableSet,
 };
+use std::cell::RefCell;
 use thiserror::Error;
 
 /// Most tasks of one epoch, over all ranks, of a plan that anybody unrolls.
@@ -98,12 +99,26 @@ pub struct Points<'a> {
     pub plan: &'a Plan,
     tables: &'a TableSet,
     dims: Vec<i64>,
+    /// What was looked up in memory, where that is noted.
+    looked_up: Option<RefCell<Vec<(TabId, usize)>>>,
 }
 
 impl<'a> Points<'a> {
     /// For the plan's own dimension values.
     pub fn new(plan: &'a Plan, tables: &'a TableSet) -> Points<'a> {
-        Points { plan, tables, dims: plan.dims.values().map(|d| i64::from(d.value)).collect() }
+        let dims = plan.dims.values().map(|d| i64::from(d.value)).collect();
+        Points { plan, tables, dims, looked_up: None }
+    }
+
+    /// As [`Points::new`], noting what is looked up in memory: [`Points::take_looked_up`].
+    pub(crate) fn noting(plan: &'a Plan, tables: &'a TableSet) -> Points<'a> {
+        let stored = plan.tables.values().any(|t| t.stored.is_some());
+        Points { looked_up: stored.then(RefCell::default), ..Points::new(plan, tables) }
+    }
+
+    /// Tables in memory, and numbers of entries, that expressions have looked up since the last call.
+    pub(crate) fn take_looked_up(&self) -> Vec<(TabId, usize)> {
+        self.looked_up.as_ref().map(RefCell::take).unwrap_or_default()
     }
 
     fn raw(&self, rank: usize, vars: &[i64], e: &Expr) -> Result<i64, EvalError> {
@@ -121,6 +136,11 @@ impl<'a> Points<'a> {
         for (n, i) in shape.iter().zip(index) {
             let i = u32::try_from(*i).ok().filter(|i| i < n)?;
             flat = flat * *n as usize + i as usize;
+        }
+        if let Some(noted) = &self.looked_up
+            && self.plan.is_stored(id)
+        {
+            noted.borrow_mut().push((id, flat));
         }
         self.tables.values(rank, id).get(flat).map(|v| i64::from(*v))
     }

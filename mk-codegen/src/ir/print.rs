@@ -3,7 +3,9 @@
 use super::{
     entity::{Entity, FamId},
     expr::{BinOp, Expr, Var},
-    leaf::{ALayout, BLayout, Carry, Consumers, CopyVia, EpilogueOp, Leaf, Mask, Store},
+    leaf::{
+        ALayout, BLayout, Carry, Consumers, CopyVia, EpilogueOp, Leaf, Mask, Store, Tabulation,
+    },
     plan::*,
 };
 use std::fmt::{self, Display, Formatter, Write};
@@ -186,12 +188,15 @@ impl Display for Plan {
                 TableSource::Const(values) => {
                     f.write_str("const")?;
                     values.iter().try_for_each(|v| write!(f, " {v}"))?;
-                    writeln!(f)?;
                 }
-                TableSource::Runtime { min, max } => writeln!(f, "runtime {min}..={max}")?,
-                TableSource::Prefix { of, align } => writeln!(f, "prefix {of} align {align}")?,
-                TableSource::Blocks { of, rows } => writeln!(f, "blocks {of} rows {rows}")?,
-                TableSource::Places { of } => writeln!(f, "places {of}")?,
+                TableSource::Runtime { min, max } => write!(f, "runtime {min}..={max}")?,
+                TableSource::Prefix { of, align } => write!(f, "prefix {of} align {align}")?,
+                TableSource::Blocks { of, rows } => write!(f, "blocks {of} rows {rows}")?,
+                TableSource::Places { of } => write!(f, "places {of}")?,
+            }
+            match t.stored {
+                Some(buffer) => writeln!(f, " in {buffer}")?,
+                None => writeln!(f)?,
             }
         }
         for (id, b) in self.buffers.iter() {
@@ -351,6 +356,7 @@ impl Display for LeafText<'_> {
                 write!(f, " block={m}x{n}x{d} carry={carry} scale=0x{scale:08x} stages={stages}")?;
                 write!(f, " mask={mask} store={store}")
             }
+            Leaf::Tabulate { of: Tabulation::Blocks { rows } } => write!(f, " rows={rows}"),
             Leaf::StatsTile { block: [rows, depth] } => write!(f, " block={rows}x{depth}"),
             Leaf::AttendGradTile { block: [m, n, d], scale, stages, mask, .. } => {
                 let mask = if *mask == Mask::Full { "full" } else { "causal" };

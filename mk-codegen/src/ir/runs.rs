@@ -49,9 +49,12 @@ impl Plan {
             | Leaf::AttendTile { .. }
             | Leaf::StatsTile { .. }
             | Leaf::AttendGradTile { .. } => true,
-            Leaf::Signal | Leaf::Enter | Leaf::CopyTile { .. } | Leaf::NicSend | Leaf::HostCopy => {
-                false
-            }
+            Leaf::Signal
+            | Leaf::Enter
+            | Leaf::CopyTile { .. }
+            | Leaf::NicSend
+            | Leaf::HostCopy
+            | Leaf::Tabulate { .. } => false,
         };
         one.leaf == other.leaf
             && one.schedule == other.schedule

@@ -5,6 +5,7 @@ use super::{
     entity::{Entity, TabId},
     plan::{Plan, Table, TableSource},
 };
+use thiserror::Error;
 
 /// Contents of the tables on every rank for one epoch.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +18,31 @@ impl TableSet {
     /// Missing entries read as "no entry"; values are not checked: see [`TableSet::refused`].
     pub fn new(plan: &Plan, given: impl FnMut(usize, TabId) -> Vec<i32>) -> TableSet {
         TableSet::with(plan, given, |_, _| None)
+    }
+
+    /// Tables of one possible launch: groups have equally many rows, as many as there is room for, but one; other entries are their least
+    /// values. For what is the same in every launch, and what is estimated for one.
+    pub fn example(plan: &Plan) -> TableSet {
+        let room = |of: TabId| {
+            let blocks = plan.tables.values().filter_map(|t| match t.source {
+                TableSource::Blocks { of: counts, rows } if counts == of => {
+                    Some((i64::from(t.shape.first().copied().unwrap_or(0)), i64::from(rows)))
+                }
+                _ => None,
+            });
+            blocks.min_by_key(|(n, rows)| n * rows)
+        };
+        TableSet::new(plan, |_, id| {
+            let table = &plan.tables[id];
+            let n = entries(table);
+            let TableSource::Runtime { min, max } = table.source else { return vec![0; n] };
+            let Some((blocks, rows)) = room(id) else { return vec![min; n] };
+            let groups = n.max(1) as i64;
+            // Every group has its share of blocks, the first ones one more.
+            let share = |g: i64| (blocks / groups + i64::from(g < blocks % groups)) * rows;
+            let count = |g: i64| (share(g) - 1).clamp(i64::from(min), i64::from(max)) as i32;
+            (0..n as i64).map(count).collect()
+        })
     }
 
     /// As [`TableSet::new`], with other contents for some derived tables: what no launch need have, for proofs.
@@ -38,7 +64,7 @@ impl TableSet {
                         (_, Some(values)) => values,
                         (TableSource::Prefix { of, align }, None) => prefix(before(of), *align),
                         (TableSource::Blocks { of, rows }, None) => {
-                            blocks(before(of), *rows, table)
+                            blocks(before(of), *rows, entries(table))
                         }
                     };
                     tables.push(values);
@@ -178,10 +204,47 @@ fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
     out
 }
 
+/// Why rows of groups have no table of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum BlocksError {
+    /// A group cannot have so many rows.
+    #[error("group {group} has {rows} rows: give it 0 or more")]
+    Negative {
+        /// The group.
+        group: usize,
+        /// Its rows.
+        rows: i32,
+    },
+    /// They take more blocks than there is room for.
+    #[error(
+        "the rows of groups take {needed} blocks, and there is room for {blocks}: raise the capacity"
+    )]
+    Capacity {
+        /// Blocks that are needed.
+        needed: i64,
+        /// Blocks that there are.
+        blocks: usize,
+    },
+}
+
+/// The table that [`Tabulation::Blocks`](super::Tabulation::Blocks) makes of the rows of groups: group and rows of each of so many blocks.
+///
+/// # Errors
+/// [`BlocksError`] where a kernel ends with a fault.
+pub fn block_table(counts: &[i32], rows: i32, n: usize) -> Result<Vec<i32>, BlocksError> {
+    if let Some((group, rows)) = counts.iter().enumerate().find(|(_, rows)| **rows < 0) {
+        return Err(BlocksError::Negative { group, rows: *rows });
+    }
+    let needed = needed(counts, rows);
+    if needed > n as i64 {
+        return Err(BlocksError::Capacity { needed, blocks: n });
+    }
+    Ok(blocks(counts, rows, 2 * n))
+}
+
 /// Group and rows of each block. Blocks behind the last one are empty, and of the last group; more than there are, are
 /// left out.
-fn blocks(counts: &[i32], rows: i32, table: &Table) -> Vec<i32> {
-    let n = entries(table);
+fn blocks(counts: &[i32], rows: i32, n: usize) -> Vec<i32> {
     let mut out = Vec::with_capacity(n);
     for (group, count) in counts.iter().enumerate() {
         let mut left = *count;

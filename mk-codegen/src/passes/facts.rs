@@ -2,10 +2,11 @@
 
 use super::shape::{
     attention::Attention,
+    grouped::Grouped,
     kernel::{self, Extra, Kernel, Op, Reduce},
     tensor::Tensor,
 };
-use crate::ir::EpilogueOp;
+use crate::ir::{EpilogueOp, gated};
 use crate::settings::{Facts, GatheredRows, Product, Sum};
 use mk_abi::DType;
 
@@ -19,6 +20,29 @@ fn extents(t: &Tensor) -> [u64; 2] {
 /// The facts of an attention on so many ranks: no setting of products, gathers or sums has a use for it.
 pub(super) fn of_attention(a: &Attention, ranks: u32) -> Facts {
     Facts { ranks, first: a.results.first().map_or([0, 1], extents), ..Facts::default() }
+}
+
+/// The facts of products of ragged rows.
+pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
+    let products = g.products.iter().map(|p| Product {
+        extents: extents(&p.out),
+        gathered: false,
+        read: p.read,
+        result: p.result.is_some(),
+        gated: gated(&p.epilogue),
+        plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
+        divisible: false,
+        depth: None,
+        alone: false,
+        f32: p.out.dtype == DType::F32,
+    });
+    Facts {
+        ranks,
+        products: products.collect(),
+        ragged: true,
+        first: g.results.first().map_or([0, 1], extents),
+        ..Facts::default()
+    }
 }
 
 /// A product's inner dimension, where every launch and every rank has as much of it.
@@ -83,6 +107,7 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
         gathers: gathers.collect(),
         products: products.collect(),
         sums: sums.collect(),
+        ragged: false,
         first: kernel.results.first().map_or([0, 1], |r| extents(&r.out)),
     }
 }

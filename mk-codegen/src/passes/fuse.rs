@@ -35,7 +35,8 @@ fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
         return None;
     }
     let Kind::Elementwise(op) = g.graph[edge.target()].kind else { return None };
-    if op == EpilogueOp::Swiglu && !product {
+    let multiplies = product || matches!(value.kind, Kind::GroupedGemm { .. });
+    if op == EpilogueOp::Swiglu && !multiplies {
         return None;
     }
     let commutes = matches!(op, EpilogueOp::Mul | EpilogueOp::Add);

@@ -8,6 +8,7 @@ mod fuse;
 mod roles;
 mod select;
 mod select_attention;
+mod select_grouped;
 mod shape;
 mod signals;
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 enum Selected {
     Kernel(shape::kernel::Kernel),
     Attention(shape::attention::Attention),
+    Grouped(shape::grouped::Grouped),
 }
 
 impl Selected {
@@ -40,6 +42,7 @@ impl Selected {
         match self {
             Selected::Kernel(kernel) => facts::of(kernel, ranks),
             Selected::Attention(attention) => facts::of_attention(attention, ranks),
+            Selected::Grouped(grouped) => facts::of_grouped(grouped, ranks),
         }
     }
 }
@@ -52,10 +55,13 @@ fn select(program: &Program, bound: &Bound, ranks: u32) -> Result<Selected, Lowe
     }
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
-    match select_attention::attention(&graph, ranks)? {
-        Some(attention) => Ok(Selected::Attention(attention)),
-        None => select::kernel(&graph, ranks).map(Selected::Kernel),
+    if let Some(attention) = select_attention::attention(&graph, ranks)? {
+        return Ok(Selected::Attention(attention));
     }
+    if let Some(grouped) = select_grouped::grouped(&graph, ranks)? {
+        return Ok(Selected::Grouped(grouped));
+    }
+    select::kernel(&graph, ranks).map(Selected::Kernel)
 }
 
 /// What decides which settings a pipeline can have.
@@ -82,6 +88,7 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     let mut draft = match &kernel {
         Selected::Kernel(kernel) => tile::families(kernel, config, target)?,
         Selected::Attention(attention) => tile::attention::families(attention, config, target),
+        Selected::Grouped(grouped) => tile::grouped::families(grouped, config, target)?,
     };
     signals::insert(&mut draft)?;
     let plan = finish(draft, config)?;

@@ -147,7 +147,7 @@ fn clustered(compute: u32, cluster: u32) -> Result<u32, LowerError> {
 fn trim(plan: &mut Plan) -> Result<(), LowerError> {
     let mut needed = Vec::new();
     {
-        let tables = TableSet::new(plan, |_, _| Vec::new());
+        let tables = TableSet::example(plan);
         let points = Points::new(plan, &tables);
         for id in plan.roles.keys() {
             let mut tasks = 0;

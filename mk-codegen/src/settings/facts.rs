@@ -13,6 +13,8 @@ pub struct Facts {
     pub products: Vec<Product>,
     /// Sums over ranks, behind products or of the caller's tensors.
     pub sums: Vec<Sum>,
+    /// Whether rows are ragged: in blocks of 128, as many in each as a launch says.
+    pub ragged: bool,
     /// Global rows and columns of the first result.
     pub first: [u64; 2],
 }

@@ -66,6 +66,10 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
             "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64",
         );
     }
+    if facts.ragged && (bm > 128 || bn % 64 != 0) {
+        let why = format!("ragged rows have no tiles of {bm} x {bn}");
+        return misfit(why, "use 64 or 128 rows, and a multiple of 64 columns");
+    }
     if facts.gated() && (bn % 128 != 0 || bm == 64) {
         let why = format!("`swiglu` has no tiles of {bm} x {bn}, half gates and half ups");
         return misfit(why, "use 128 or 256 columns, and 128 rows or more");

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Mask, Operand, Point,
-    Region, cluster_part, gated, saves_gates,
+    Region, Tabulation, block_table, cluster_part, gated, saves_gates,
 };
 use mk_abi::DType;
 
@@ -272,8 +272,21 @@ pub(super) fn values(
             let stats = counted(context, phase)?;
             broadcast(regions, |_| Ok(stats.clone()))
         }
+        Leaf::Tabulate { of: Tabulation::Blocks { rows } } => {
+            let counts: Vec<i32> = context.all(Operand::Src).flat_map(integers).collect();
+            broadcast(regions, |r| {
+                let blocks = (r.len() / 2) as usize;
+                let table = block_table(&counts, *rows as i32, blocks);
+                let table = table.map_err(|e| misfit(e.to_string()))?;
+                Ok(table.into_iter().map(|x| x as f32).collect())
+            })
+        }
         Leaf::Signal | Leaf::Enter | Leaf::NicSend => Ok(Vec::new()),
     }
+}
+
+fn integers(tile: &Tile) -> impl Iterator<Item = i32> {
+    tile.data.iter().map(|x| *x as i32)
 }
 
 /// Rows and columns of a region.

@@ -6,12 +6,13 @@ use super::{
     context::Piece,
     machine::Machine,
     math::Tile,
+    memory::rows,
     nic::{NicOp, NicStep},
     place_of,
     program::{Phase, repeat},
     schedule::Due,
 };
-use crate::ir::{Access, Agent, Mode, Points, Region, Task};
+use crate::ir::{Access, Agent, Mode, Operand, Points, Region, TableSet, Task};
 use std::collections::{BTreeMap, HashMap};
 
 #[derive(Default)]
@@ -96,6 +97,10 @@ impl Machine<'_> {
         let mut pieces = Vec::new();
         for (each, region) in self.regions(&points, at, access, phase)? {
             self.check_read(&region, epoch)?;
+            if access.operand == Operand::Tab {
+                let at = &self.ranks[rank].program.units[unit].tasks[task].task;
+                self.check_entries(&tables, &region, place_of(self.plan, at))?;
+            }
             pieces.push(Piece {
                 operand: access.operand,
                 phase,
@@ -145,6 +150,38 @@ impl Machine<'_> {
             Ok(())
         })?;
         Ok(list)
+    }
+
+    /// Memory has the entries of a table that are about to be looked up there: what the plan says of its contents.
+    fn check_entries(
+        &self,
+        tables: &TableSet,
+        region: &Region,
+        place: String,
+    ) -> Result<(), SimError> {
+        let shape = self.memory.shape(region.rank, region.buffer);
+        let found = self.memory.read(region).data;
+        for (id, table) in self.plan.tables.iter().filter(|t| t.1.stored == Some(region.buffer)) {
+            let want = tables.values(region.rank, id);
+            let (mut from, cols) = (0, region.dims.last().map_or(0, |d| d.1 as usize));
+            let mut other = None;
+            rows(shape, region, |at| {
+                let pairs = want[at..at + cols].iter().zip(&found[from..from + cols]).zip(at..);
+                from += cols;
+                let mut unlike = pairs.filter(|((want, found), _)| **want as f32 != **found);
+                other = other.or_else(|| unlike.next());
+            });
+            if let Some(((want, found), at)) = other {
+                return Err(SimError::Violated {
+                    access: format!("{place}: `tab` of {} rank {}", region.buffer, region.rank),
+                    found: format!(
+                        "entry {at} of {id} {:?} is {found}, and in this launch it is {want}",
+                        table.name
+                    ),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// What a region holds now.

@@ -1,7 +1,7 @@
 //! Kernel boundaries: stream order on each rank, nothing between ranks.
 
 use super::{SimError, machine::Machine, program::Program, schedule::Actor};
-use crate::ir::{Points, Space, TableSet};
+use crate::ir::{Points, Space, TabId, TableSet};
 use std::rc::Rc;
 
 impl Machine<'_> {
@@ -75,8 +75,18 @@ impl Machine<'_> {
         if let Some(tables) = self.tables.get(&epoch) {
             return Ok(tables.clone());
         }
-        let caller = &mut *self.caller;
-        let set = TableSet::new(self.plan, |rank, id| caller.table(epoch, rank, id));
+        let (caller, plan, memory) = (&mut *self.caller, self.plan, &self.memory);
+        let inputs = |id: TabId| {
+            let buffer = plan.tables[id].stored?;
+            (plan.buffers[buffer].space == Space::In).then_some(buffer)
+        };
+        let set = TableSet::new(plan, |rank, id| match inputs(id) {
+            Some(buffer) => {
+                let values = caller.input(epoch, rank, buffer, memory.shape(rank, buffer));
+                values.into_iter().map(|x| x as i32).collect()
+            }
+            None => caller.table(epoch, rank, id),
+        });
         if let Some((rank, message)) = set.refused(self.plan) {
             return Err(SimError::Caller { epoch, rank, message });
         }

@@ -71,7 +71,7 @@ pub(super) fn check(plan: &Plan) -> Vec<Violation> {
             }
         }
     }
-    let none = TableSet::default();
+    let none = TableSet::example(plan);
     match Points::new(plan, &none).rows_for_tma() {
         Ok(errors) => errors.into_iter().for_each(|e| tell(e.place, e.message)),
         Err(error) => out.push(Violation::Point(error)),

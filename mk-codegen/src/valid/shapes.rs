@@ -6,7 +6,8 @@
 
 use super::grad_shapes;
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, gated, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, Tabulation, gated,
+    saves_gates,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +23,7 @@ pub(super) struct Touched<'a> {
 pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String> {
     match &family.leaf {
         Leaf::Signal | Leaf::Enter => None,
+        Leaf::Tabulate { of: Tabulation::Blocks { .. } } => pairs(touched),
         Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
         Leaf::ReduceTile { epilogue } => sum(epilogue, touched),
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
@@ -31,6 +33,13 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
         Leaf::StatsTile { block } => grad_shapes::statistics(*block, touched).err(),
         Leaf::AttendGradTile { of, block, .. } => grad_shapes::grad(*of, *block, touched).err(),
     }
+}
+
+/// Group and rows of each block.
+fn pairs(touched: &[Touched<'_>]) -> Option<String> {
+    let dst = of(touched, Operand::Dst).find_map(|t| Some((t, t.extents?)))?;
+    let wide = matches!(dst.1, [(0, n), (0, 2)] if *n > 0);
+    (!wide).then(|| format!("`dst` is {}: it has group and rows of each block", text(dst.1)))
 }
 
 /// The last three extents, if those before are 1; empty regions are nothing.

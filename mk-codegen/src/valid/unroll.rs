@@ -225,6 +225,9 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 Ok(())
             })?;
         }
+        let tab = |t: &Operated| t.0 == Operand::Tab;
+        let looked_up: Vec<_> = touched.iter().filter(|t| tab(t)).filter_map(|t| t.3).collect();
+        touched.retain(|t| !tab(t));
         if !self.outside {
             self.fit(family, task, &touched);
         }
@@ -265,6 +268,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 Ok(())
             })?;
         }
+        self.looked_up(family, task, &looked_up);
         let c = &mut self.class;
         if self.world.rotation.is_folded() {
             rotation::sort(c, start.0, start.1, start.2);
@@ -293,6 +297,36 @@ impl<'w, 'a> Unroller<'w, 'a> {
             posts: start.2 as u32..c.posts.len() as u32,
         });
         Ok(())
+    }
+
+    /// Everything that a task looks up in memory is in what it reads for that.
+    fn looked_up(&mut self, family: FamId, task: &Task, tab: &[BoxId]) {
+        let mut entries = self.points.take_looked_up();
+        entries.sort_unstable();
+        entries.dedup();
+        let plan = self.world.plan;
+        let missing = entries.into_iter().find(|(id, flat)| {
+            let table = &plan.tables[*id];
+            let index = unflattened(*flat, &table.shape);
+            !tab.iter().any(|boxed| {
+                let b = &self.world.boxes.all[*boxed as usize];
+                let inside =
+                    |(at, (base, len)): (&i64, &(i64, i64))| (*base..base + len).contains(at);
+                Some(b.buffer) == table.stored && index.iter().zip(b.dims.iter()).all(inside)
+            })
+        });
+        let Some((id, flat)) = missing else { return };
+        let x = &plan.families[family];
+        let index = unflattened(flat, &plan.tables[id].shape);
+        let v = Violation::Capacity {
+            place: format!("{family} {:?}", x.name),
+            message: format!(
+                "looks up {id}{index:?}, which no access `tab` of the task reads (tile {:?} of rank {})",
+                task.domain(),
+                task.rank()
+            ),
+        };
+        self.tell(family, "looked up", v);
     }
 
     /// The operands of a task fit each other.
@@ -490,4 +524,14 @@ impl<'w, 'a> Unroller<'w, 'a> {
         let own = words.find(0, signal, &index)?;
         Some(self.world.rotation.word(own, ((home + ranks - task) % ranks) as u32))
     }
+}
+
+/// The place of an entry of a table.
+fn unflattened(mut flat: usize, shape: &[u32]) -> Vec<i64> {
+    let mut index = vec![0; shape.len()];
+    for (i, n) in index.iter_mut().zip(shape).rev() {
+        *i = (flat % (*n).max(1) as usize) as i64;
+        flat /= (*n).max(1) as usize;
+    }
+    index
 }

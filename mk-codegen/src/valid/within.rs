@@ -14,12 +14,17 @@
 //! With a run-time dimension an access is there for some of its values. What passes along an edge is then asked for a set of
 //! values, and passes if it does for all of them.
 //!
+//! What a task looks up in memory (`tab`) it reads at one point of its start: behind the waits there that look nothing up, and before the others,
+//! which therefore order no such read.
+//!
 //! The proxy fence of an internal edge is about the leaf's shared memory (`fence.proxy.async.shared::cta`). What a plan
 //! accesses is global memory, for which only a wait `for async` has a fence.
 
 use super::spans::LiveId;
 use super::world::{AccRec, Class, FamInfo, Flow, PostRec, TaskRec, WaitRec, World, is_host};
-use crate::ir::{Agent, Completion, Mode, NicOrdering, Plan, Post, Proxy, Scope, Wait};
+use crate::ir::{
+    Agent, Completion, Family, Mode, NicOrdering, Operand, Plan, Post, Proxy, Scope, Wait,
+};
 
 /// Most agents of a leaf.
 pub(super) const AGENTS: usize = Agent::ALL.len();
@@ -37,11 +42,32 @@ pub(super) fn post_pos(step: u32) -> i64 {
     i64::from(step) * PHASES + 2
 }
 
+/// Waits of a family that look something up in memory: what they look up is read before they wait.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Late(u64);
+
+impl Late {
+    /// Of a family.
+    pub fn of(plan: &Plan, x: &Family) -> Late {
+        let lines = x.waits.iter().zip(0u32..).filter(|(w, _)| plan.wait_names_stored(w));
+        Late(lines.fold(0, |all, (_, line)| all | Late::bit(line)))
+    }
+    /// The last bit is of all lines from there on.
+    fn bit(line: u32) -> u64 {
+        1 << line.min(63)
+    }
+    fn has(self, line: u32) -> bool {
+        self.0 & Late::bit(line) != 0
+    }
+}
+
 /// The last position of each agent that happens before a point, -1 if none does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach {
     agent: u8,
     bounds: [i64; AGENTS],
+    /// Waits of the agent that come behind this point of its step, though waits come first there.
+    behind: Late,
 }
 
 impl Reach {
@@ -52,7 +78,8 @@ impl Reach {
     }
     /// Whether a wait happens before the point.
     pub fn after_wait(&self, w: &WaitRec) -> bool {
-        wait_pos(w.step) <= self.bounds[usize::from(w.agent)]
+        let late = w.agent == self.agent && self.behind.has(w.line);
+        !late && wait_pos(w.step) <= self.bounds[usize::from(w.agent)]
     }
 }
 
@@ -69,6 +96,10 @@ pub(super) fn before(world: &World<'_>, class: &Class, task: &TaskRec, a: &AccRe
     let pos_before = if early { wait_pos(a.step) } else { pos };
     let mut r = reach(world, class, task, a.agent, pos_before, live(world, a));
     r.bounds[usize::from(a.agent)] = pos;
+    let family = &world.plan.families[task.family];
+    if family.accesses[a.line as usize].operand == Operand::Tab {
+        r.behind = world.info(task.family).late;
+    }
     r
 }
 
@@ -82,7 +113,7 @@ pub(super) fn reach(
     during: LiveId,
 ) -> Reach {
     let info = world.info(task.family);
-    let mut r = Reach { agent, bounds: [-1; AGENTS] };
+    let mut r = Reach { agent, bounds: [-1; AGENTS], behind: Late::default() };
     r.bounds[usize::from(agent)] = pos;
     for to in (0..=agent).rev() {
         let t = usize::from(to);

@@ -11,6 +11,7 @@ use super::{
     runtime::{Cell, Halt},
     spans::{ALWAYS, LiveId, function::Piece},
     unroll::{MAX_ELEMENTS, MAX_WORDS, Unroller},
+    within::Late,
 };
 use crate::ir::{
     Agent, Contract, Entity, Expr, FamId, Family, Leaf, Mode, Plan, PointError, Points, Proxy,
@@ -36,10 +37,13 @@ pub(super) struct FamInfo {
     pub relay: Vec<bool>,
     /// The number of each agent that there is, by its place in [`Agent::ALL`].
     numbers: [Option<u8>; Agent::ALL.len()],
+    /// Waits that look something up in memory.
+    pub late: Late,
 }
 
 impl FamInfo {
-    fn new(contract: Contract) -> FamInfo {
+    fn new(plan: &Plan, x: &Family) -> FamInfo {
+        let (contract, late) = (x.leaf.contract(), Late::of(plan, x));
         let at = |a: Agent| contract.agents.iter().position(|x| *x == a).unwrap_or(0) as u8;
         let edges = |back: bool| {
             let of_kind = contract.edges.iter().filter(move |e| e.depth.is_some() == back);
@@ -52,7 +56,7 @@ impl FamInfo {
         let numbers = std::array::from_fn(|i| {
             contract.agents.iter().position(|a| *a as usize == i).map(|n| n as u8)
         });
-        FamInfo { relay: relay.collect(), flows, backs, numbers, contract }
+        FamInfo { relay: relay.collect(), flows, backs, numbers, contract, late }
     }
     pub fn agent(&self, index: u8) -> Agent {
         self.contract.agents[usize::from(index)]
@@ -234,7 +238,7 @@ impl<'a> World<'a> {
         let none = TableSet::default();
         let points: Vec<Points<'_>> = match tables {
             [] => vec![Points::new(plan, &none)],
-            sets => sets.iter().map(|set| Points::new(plan, set)).collect(),
+            sets => sets.iter().map(|set| Points::noting(plan, set)).collect(),
         };
         let mut world = World::empty(plan, period, &points[0])?;
         world.unroll_tables(epochs, &points).map_err(Halt::violations)?;
@@ -249,7 +253,7 @@ impl<'a> World<'a> {
         epochs: &[usize],
         tables: &TableSet,
     ) -> Option<World<'a>> {
-        let points = [Points::new(plan, tables)];
+        let points = [Points::noting(plan, tables)];
         let mut world = World::empty(plan, period, &points[0]).ok()?;
         world.fold(&points[0], |_| true)?;
         world.unroll_tables(epochs, &points).ok()?;
@@ -323,7 +327,7 @@ impl<'a> World<'a> {
         let words = words(plan, first)?;
         Ok(World {
             plan,
-            fams: plan.families.values().map(|x| FamInfo::new(x.leaf.contract())).collect(),
+            fams: plan.families.values().map(|x| FamInfo::new(plan, x)).collect(),
             ranks: plan.mesh.size() as usize,
             rotation: Rotation::none(words.total),
             turned: None,

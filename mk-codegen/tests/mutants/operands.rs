@@ -30,8 +30,16 @@ fn number(epoch: i64, rank: usize, buffer: BufId, i: usize) -> f32 {
 
 /// The outputs of two launches.
 pub fn outputs(plan: &Plan, set: &[TableSet], schedule: Schedule) -> Result<Outputs, SimError> {
-    let input = |epoch: i64, rank: usize, buffer: BufId, shape: &[usize]| {
-        (0..shape.iter().product()).map(|i| number(epoch, rank, buffer, i)).collect()
+    let input = |epoch: i64, rank: usize, buffer: BufId, shape: &[usize]| match plan
+        .tables
+        .iter()
+        .find(|(_, t)| t.stored == Some(buffer))
+    {
+        Some((id, _)) => {
+            let values = set[epoch as usize % set.len()].values(rank, id);
+            values.iter().map(|n| *n as f32).collect()
+        }
+        None => (0..shape.iter().product()).map(|i| number(epoch, rank, buffer, i)).collect(),
     };
     let table = |epoch: i64, rank: usize, id: TabId| {
         set[epoch as usize % set.len()].values(rank, id).to_vec()

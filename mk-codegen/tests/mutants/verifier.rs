@@ -254,6 +254,7 @@ const STRICT: &[(&str, &str)] = &[
     ("rule6_a_row_of_a_block", "what a leaf makes of regions is the executor's business"),
     ("rule6_epoch_times_a_number", "it goes wrong in the eighth epoch"),
     ("rule6_factors_of_other_depths", "what a leaf makes of regions is the executor's business"),
+    ("rule6_looked_up", "whether a task reads the entries that it looks up is no matter of order"),
     ("rule6_no_fifo", "capacities are not part of the machine"),
     ("rule6_pitch_below_a_row", "memory of the machine has elements, and no addresses"),
     ("rule6_shared_memory", "capacities are not part of the machine"),

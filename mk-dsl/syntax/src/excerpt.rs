@@ -176,7 +176,7 @@ impl<'p> Excerpt<'p> {
         let mut text = self.head(head);
         while let Some(node) = nodes.pop() {
             text += " -> ";
-            text += &self.stage(node, self.arguments(node, 1));
+            text += &self.behind(node);
         }
         text
     }
@@ -209,8 +209,18 @@ impl<'p> Excerpt<'p> {
             | Op::AllReduce { .. } => self.stage(node, self.arguments(node, 0)),
             _ => {
                 let first = self.arguments(node, 0).into_iter().next().unwrap_or_default();
-                format!("{first} -> {}", self.stage(node, self.arguments(node, 1)))
+                format!("{first} -> {}", self.behind(node))
             }
+        }
+    }
+
+    /// A stage behind its first operand.
+    fn behind(&self, node: &Node) -> String {
+        let arguments = self.arguments(node, 1);
+        match (node.op, &arguments[..]) {
+            // Whether the first operand says so already, or is a parameter of the excerpt.
+            (Op::GroupedGemm, [w, counts]) => format!("ragged({counts}) -> grouped_gemm({w})"),
+            _ => self.stage(node, arguments),
         }
     }
 

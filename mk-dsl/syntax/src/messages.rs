@@ -4,6 +4,7 @@
 //! says what to write. Words of the source are in backticks.
 
 mod attention;
+mod grouped;
 
 use crate::diag::Text;
 use crate::lex::{MAX_BYTES, MAX_DEPTH, MAX_IDENT};
@@ -11,6 +12,7 @@ use crate::ops;
 use crate::program::{DType, MAX_AXES, MAX_DIM, MAX_DIMS};
 
 pub(crate) use attention::*;
+pub(crate) use grouped::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
     Text { message: message.into(), help: help.into() }

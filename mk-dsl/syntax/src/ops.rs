@@ -28,6 +28,8 @@ pub(crate) enum OpKind {
     AttentionDq,
     AttentionDk,
     AttentionDv,
+    Ragged,
+    GroupedGemm,
     /// In the language, and not yet in the compiler.
     Unsupported,
 }
@@ -54,7 +56,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 30] = [
+pub(crate) const OPS: [OpInfo; 31] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -140,8 +142,19 @@ pub(crate) const OPS: [OpInfo; 30] = [
         "`attention_dk(k, v, q, do, stats)`",
     ),
     op("attention_dv", OpKind::AttentionDv, "`attention_dv`", "`dk -> attention_dv`"),
+    op(
+        "ragged",
+        OpKind::Ragged,
+        "`ragged(x, counts)` at the start of a chain, and `grouped_gemm(w)` behind it",
+        "`ragged(x, counts)`",
+    ),
+    op(
+        "grouped_gemm",
+        OpKind::GroupedGemm,
+        "`grouped_gemm(w)`",
+        "`ragged(x, counts) -> grouped_gemm(w)`",
+    ),
     later("dispatch"),
-    later("grouped_gemm"),
     later("combine"),
     later("all_to_all"),
 ];

@@ -78,11 +78,13 @@ pub enum DType {
     F16,
     /// IEEE single precision, 4 bytes: a result of `cast(f32)`, or partial sums.
     F32,
+    /// 32-bit integer: rows of experts.
+    I32,
 }
 
 impl DType {
     /// Every dtype, in the order in which messages list them.
-    pub const ALL: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+    pub const ALL: [DType; 4] = [DType::Bf16, DType::F16, DType::F32, DType::I32];
 
     /// Its name in the source language.
     pub const fn name(self) -> &'static str {
@@ -90,6 +92,7 @@ impl DType {
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
             DType::F32 => "f32",
+            DType::I32 => "i32",
         }
     }
 
@@ -102,7 +105,7 @@ impl DType {
     pub const fn size_bytes(self) -> u64 {
         match self {
             DType::Bf16 | DType::F16 => 2,
-            DType::F32 => 4,
+            DType::F32 | DType::I32 => 4,
         }
     }
 }
@@ -214,6 +217,10 @@ pub enum Curve {
     Relu,
 }
 
+/// Rows of a block of ragged rows. Experts have whole blocks, one after the other: the rows of each begin where the blocks of those before it
+/// end, and rows behind its last one, up to the end of the block, have no value.
+pub const RAGGED_BLOCK: u64 = 128;
+
 /// One operation. The comment gives `inputs -> result`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
@@ -233,6 +240,9 @@ pub enum Op {
         /// The right operand is stored as `[N, K]`.
         b_transposed: bool,
     },
+    /// `[x: [R, K], w: [E, K, N], counts: i32 [E]] -> [R, N]`, or with `[E, K, G, N]`, `[R, G, N]`; accumulated in f32. Rows are ragged: see
+    /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value.
+    GroupedGemm,
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
     ReduceScatter {
         /// The mesh axis summed over.
@@ -314,6 +324,7 @@ impl Op {
         match self {
             Op::Gather { .. } => "gather",
             Op::Gemm { .. } => "gemm",
+            Op::GroupedGemm => "grouped_gemm",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Bias => "bias",
@@ -346,6 +357,7 @@ impl Op {
             self,
             Op::Gather { .. }
                 | Op::Gemm { .. }
+                | Op::GroupedGemm
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
                 | Op::Swiglu

@@ -83,7 +83,7 @@ fn several_on_two_lines() {
       |
     3 |     -> dispatch
       |        ^^^^^^^^
-      = help: the supported operations are `gather`, `gemm`, `reduce_scatter`, `all_reduce`, `bias`, `gelu`, `silu`, `relu`, `gelu_tanh`, `gelu_grad`, `gelu_tanh_grad`, `silu_grad`, `relu_grad`, `swiglu_grad`, `swiglu`, `mul`, `add`, `scale`, `cast`, `ring`, `attention`, `lse`, `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`
+      = help: the supported operations are `gather`, `gemm`, `reduce_scatter`, `all_reduce`, `bias`, `gelu`, `silu`, `relu`, `gelu_tanh`, `gelu_grad`, `gelu_tanh_grad`, `silu_grad`, `relu_grad`, `swiglu_grad`, `swiglu`, `mul`, `add`, `scale`, `cast`, `ring`, `attention`, `lse`, `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`, `ragged`, `grouped_gemm`
     "#);
 }
 

@@ -1,6 +1,6 @@
 //! Many kernels of one pipeline on the same inputs: made once, judged by one reference, timed one beside the other.
 
-use super::{Arguments, allocate, dims, fill, inputs, ranks, reference};
+use super::{Arguments, allocate, dims, fill, inputs, ranks, reference, setting::Setting};
 use crate::{Case, HarnessError, Inputs, Norms, Tolerance, judge::worse};
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::settings::Config;
@@ -52,7 +52,7 @@ impl<'a> Bench<'a> {
         }
         let first = sets.first().map_or(&[][..], Vec::as_slice);
         let given = first.iter().map(|t| inputs(case, kernel, t)).collect::<Result<_, _>>()?;
-        let setting = reference::Setting { world, case, reference: &reference, inputs: given };
+        let setting = Setting { world, case, reference: &reference, inputs: given };
         let expected = reference::evaluate(&setting)?;
         let gate = Gate::new(world, jit)?;
         let tolerance = Tolerance::new(case, seed)?;

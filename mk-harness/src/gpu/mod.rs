@@ -1,16 +1,18 @@
 //! Kernels on the GPUs of this process, with inputs made and results judged on the GPUs.
 
 mod bench;
+mod grouped;
 mod reference;
 mod sample;
+mod setting;
 mod timing;
 
 pub use bench::{Bench, measure};
 pub(crate) use sample::SAMPLED_WORK;
 pub use timing::Timing;
 
-use crate::{Case, HarnessError, Held, Inputs, Judgement, Norms, Tolerance, judge::worse};
-use mk_abi::{KernelSource, TensorArg, TensorDirection};
+use crate::{Case, HarnessError, Held, Inputs, Judgement, Norms, Routing, Tolerance, judge::worse};
+use mk_abi::{DType, KernelSource, TensorArg, TensorDirection};
 use mk_codegen::trace::Trace;
 use mk_function::Kernel;
 use mk_runtime::{
@@ -32,6 +34,7 @@ pub struct Session<'a> {
     source: &'a KernelSource,
     case: Case<'a>,
     seed: u64,
+    routing: Routing,
     /// Values of the kernel's run-time dimensions.
     dims: Vec<u32>,
     arguments: Arguments,
@@ -66,11 +69,17 @@ impl<'a> Session<'a> {
             source,
             case,
             seed,
+            routing: Routing::default(),
             arguments: allocate(world, source, &dims)?,
             dims,
             reference: Reference::new(world, &jit)?,
             jit,
         })
+    }
+
+    /// Goes on with rows of experts of this form.
+    pub fn route(&mut self, routing: Routing) {
+        self.routing = routing;
     }
 
     /// Goes on with other values for the kernel's run-time dimensions, in tensors of their sizes; drops captured launches.
@@ -148,13 +157,20 @@ impl<'a> Session<'a> {
     /// [`HarnessError::Unsupported`] for pipelines that the reference does not compute; [`HarnessError::Runtime`].
     pub fn norms(&self) -> Result<Vec<Norms>, HarnessError> {
         let mut norms = vec![Norms::NONE; self.case.ranks];
-        let expected = reference::evaluate(&self.setting()?)?;
+        let setting = self.setting()?;
+        let expected = reference::evaluate(&setting)?;
         for (result, by_rank) in self.outputs().zip(&expected) {
             for ((rank, want), worst) in by_rank.iter().enumerate().zip(&mut norms) {
                 let got = result.1.get(rank).copied();
-                if let Some(got) = got.filter(|t| t.elements() > 0) {
-                    *worst = worse(*worst, self.reference.error(got, want)?);
-                }
+                let Some(got) = got.filter(|t| t.elements() > 0) else { continue };
+                let error = match grouped::counts(&setting, rank, result.0) {
+                    None => self.reference.error(got, want)?,
+                    Some(counts) => {
+                        let of = |t| grouped::masked(&setting, rank, counts, t);
+                        self.reference.error(&of(got)?, &of(want)?)?
+                    }
+                };
+                *worst = worse(*worst, error);
             }
         }
         Ok(norms)
@@ -190,7 +206,7 @@ impl<'a> Session<'a> {
     }
 
     fn inputs(&self) -> Inputs<'a> {
-        Inputs::new(self.case, self.seed)
+        Inputs::new(self.case, self.seed).routed(self.routing)
     }
 
     /// Each result, and the tensor that holds it, by rank.
@@ -200,11 +216,11 @@ impl<'a> Session<'a> {
         self.case.program.results().iter().copied().zip(places.map(held))
     }
 
-    fn setting(&self) -> Result<reference::Setting<'_>, HarnessError> {
+    fn setting(&self) -> Result<setting::Setting<'_>, HarnessError> {
         let (case, kernel) = (self.case, &self.kernel);
         let inputs =
             self.arguments.iter().map(|t| inputs(case, kernel, t)).collect::<Result<_, _>>()?;
-        Ok(reference::Setting { world: &self.world, case, reference: &self.reference, inputs })
+        Ok(setting::Setting { world: &self.world, case, reference: &self.reference, inputs })
     }
 }
 
@@ -212,6 +228,9 @@ impl<'a> Session<'a> {
 fn held(rank: usize, arg: &TensorArg, tensor: &DeviceTensor) -> Result<Held, HarnessError> {
     let values = match tensor.elements() {
         0 => Vec::new(),
+        _ if arg.dtype == DType::I32 => {
+            tensor.download_i32()?.into_iter().map(|n| n as f32).collect()
+        }
         _ => tensor.download_f32()?,
     };
     Ok(Held {
@@ -271,6 +290,9 @@ fn fill(
         for (tensor, arg) in tensors.iter().zip(&source.tensors) {
             match inputs.case().program.tensor(&arg.name) {
                 _ if tensor.elements() == 0 => {}
+                Some(param) if arg.direction == TensorDirection::In && arg.dtype == DType::I32 => {
+                    tensor.upload_i32(&inputs.counts(launch, param, rank))?;
+                }
                 Some(param) if arg.direction == TensorDirection::In => {
                     let seed = inputs.seed(launch, param, rank);
                     reference.fill_random(tensor, seed, 1.0)?;

@@ -1,31 +1,17 @@
 //! The fp32 reference: every rank evaluates the pipeline on what it holds, by the plain kernels of
 //! [`mk_runtime::reference`]; collectives are copies and sums. Intermediate values are f32.
 
+use super::{grouped, setting::Setting};
 use crate::{
-    Case, HarnessError, Layout,
+    HarnessError, Layout,
     inputs::{dtype, placement},
 };
 use mk_abi::DType;
 use mk_runtime::{
-    DeviceTensor, MapOp, Operand, Reference, World,
+    DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
 };
-use mk_syntax::{Curve, Def, Node, Op, Program, Tensor, ValueId};
-
-/// What the reference is computed from.
-pub(super) struct Setting<'s> {
-    pub world: &'s World,
-    pub case: Case<'s>,
-    pub reference: &'s Reference,
-    /// The caller's tensors by rank, in the order of the pipeline's parameters.
-    pub inputs: Vec<Vec<&'s DeviceTensor>>,
-}
-
-impl<'s> Setting<'s> {
-    fn held(&self, rank: usize, param: &Tensor) -> Option<&'s DeviceTensor> {
-        self.inputs.get(rank)?.get(param.id.index()).copied()
-    }
-}
+use mk_syntax::{Curve, Def, Node, Op, Program, ValueId};
 
 /// A value on one rank.
 enum Local<'s> {
@@ -149,6 +135,10 @@ impl Evaluator<'_, '_> {
                     self.s.reference.gemm(&c, a, b, false)?;
                 }
                 return self.reshaped(&c, &shape);
+            }
+            Op::GroupedGemm => {
+                let [x, w, counts] = grouped::operands(node).map(|id| self.on(id, self.rank));
+                return grouped::product(self.s, self.rank, [x?, w?, counts?], &shape);
             }
             Op::GeluTanh => MapOp::GeluTanh,
             Op::Slope(Curve::Gelu) => MapOp::GeluGrad,

@@ -81,7 +81,7 @@ fn judged(run: &NetRun, what: &str) {
 }
 
 fn options(launches: u32) -> CpuOptions {
-    CpuOptions { schedule: Schedule::Random, seed: 1, launches, keep: false }
+    CpuOptions { schedule: Schedule::Random, seed: 1, launches, ..CpuOptions::default() }
 }
 
 const ORDERINGS: [NicOrdering; 2] = [NicOrdering::InOrder, NicOrdering::Unordered];

@@ -177,6 +177,17 @@ impl fmt::Display for Fault {
                     self.peer_name()
                 )?;
             }
+            FaultCause::Known(FaultKind::NegativeRows) => write!(
+                f,
+                "expert {} of this rank has {} rows: counts are 0 or more",
+                self.tile, self.seen as i32
+            )?,
+            FaultCause::Known(FaultKind::Capacity) => write!(
+                f,
+                "the rows of this rank's experts take {} blocks or more, and there is room for {}: nothing was written past it. \
+                 Give the rows more room",
+                self.seen, self.expected
+            )?,
             FaultCause::PeerGone => {
                 self.where_it_stood(f)?;
                 write!(f, "the process of {} is gone", self.peer_name())?;

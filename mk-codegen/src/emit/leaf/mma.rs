@@ -202,8 +202,9 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let say_all = |of: &dyn Fn(&Access) -> String| {
         targets::choose(e, f, &targets, targets.iter().map(|c| of(c)).collect())
     };
+    let tables = e.table_waits(s.id)?;
     // Where a launch decides how many rows there are, tiles without any make one step, over nothing.
-    let k_blocks = match e.runtime() {
+    let k_blocks = match e.runtime() || e.plan.looks_up(f) {
         true => format!("({}) > 0 ? {} : 1", say(&rows(c).1), say(&all_steps)),
         false => say(&all_steps),
     };
@@ -226,7 +227,8 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         c_data => e.base(c.buffer, "params.header.rank"),
         c_pitch => e.own_pitch_bytes(c.buffer),
         direct => *store == Store::Direct,
-        load_waits => e.waits(f, Agent::Loader, Point::Start)?,
+        table_waits => e.waits_of(f, &tables)?,
+        load_waits => e.waits_without(f, Agent::Loader, Point::Start, &tables)?,
         store_waits => e.waits(f, Agent::Storer, Point::Start)?,
         posts => e.posts(f),
         extras,

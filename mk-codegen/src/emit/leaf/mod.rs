@@ -35,9 +35,10 @@ mod record;
 mod reduce;
 mod signal;
 mod stats;
+mod tabulate;
 
 use super::error::EmitError;
-use crate::ir::{Carry, CopyVia, FamId, GradOf, Leaf, Plan};
+use crate::ir::{Carry, CopyVia, FamId, GradOf, Leaf, Plan, Tabulation};
 
 pub(super) use record::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups};
 
@@ -48,6 +49,7 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &attend_grad::OF_QUERIES,
     &attend_grad::OF_KEYS,
     &stats::EMISSION,
+    &tabulate::EMISSION,
     &copy_bulk::EMISSION,
     &copy_rows::EMISSION,
     &reduce::EMISSION,
@@ -87,6 +89,7 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
             Carrier::Agents(&attend_grad::OF_QUERIES)
         }
         Leaf::AttendGradTile { of: GradOf::Keys, .. } => Carrier::Agents(&attend_grad::OF_KEYS),
+        Leaf::Tabulate { of: Tabulation::Blocks { .. } } => Carrier::Agents(&tabulate::EMISSION),
         Leaf::AttendTile { .. } => Carrier::Nobody,
     }
 }

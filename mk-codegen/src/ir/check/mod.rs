@@ -219,6 +219,8 @@ impl Checker<'_> {
         }
         self.positions(&place, x, all);
         self.contract(&place, x);
+        self.looks_up(&place, x);
+        self.fills(&place, x);
         self.accesses(&place, x, all);
         self.signalling(&place, x, all);
     }
@@ -379,6 +381,7 @@ impl Checker<'_> {
                 Arity::One => n == 1,
                 Arity::Optional => n <= 1,
                 Arity::Many => n >= 1,
+                Arity::Any => true,
             };
             if !ok {
                 self.error(

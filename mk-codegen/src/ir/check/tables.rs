@@ -3,8 +3,11 @@
 use super::Checker;
 use crate::ir::{
     entity::{Entity, TabId},
-    plan::{Table, TableSource},
+    expr::{Expr, Var},
+    leaf::{Leaf, Operand, Tabulation},
+    plan::{Access, Family, Space, Table, TableSource},
 };
+use mk_abi::DType;
 
 /// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
 /// verifier holds several fillings.
@@ -32,6 +35,78 @@ impl Checker<'_> {
                 );
             }
             self.source(&place, id, t, len);
+            self.stored(&place, t);
+        }
+    }
+
+    /// Memory that has a table: integers, as many as the table has, on every rank.
+    fn stored(&mut self, place: &str, t: &Table) {
+        let Some(buffer) = t.stored else { return };
+        let Some(b) = self.plan.buffers.get(buffer) else {
+            return self.error(place, format!("{buffer} does not exist"));
+        };
+        let shape: Vec<_> = t.shape.iter().map(|n| Expr::Const(*n as i32)).collect();
+        if b.dtype != DType::I32 || b.shape != shape || b.pitch.is_some() {
+            let shape: Vec<_> = t.shape.iter().map(u32::to_string).collect();
+            let what =
+                format!("is in {buffer}, which must be i32[{}], row by row", shape.join(", "));
+            self.error(place, what);
+        }
+        if matches!(b.space, Space::Out | Space::Net) {
+            self.error(place, "is in memory that a kernel does not read by itself: use an input, workspace or scratch");
+        }
+        if self.plan.runtime_dim().is_some() {
+            self.error(place, "is in memory, in a plan with a dimension that comes with each launch: use one or the other");
+        }
+        if matches!(t.source, TableSource::Const(_)) {
+            self.error(place, "is in the plan already: it needs no memory");
+        }
+    }
+
+    /// Where a family may look up what is in memory: not where it must know its tasks, and not in what it waits with and reads to look up.
+    pub(super) fn looks_up(&mut self, place: &str, x: &Family) {
+        let plan = self.plan;
+        let tables = |e: &Expr| plan.names_stored(e);
+        let loops = x.domain.iter().chain(&x.inner).map(|(_, extent)| extent);
+        let loops = loops.chain(&x.order);
+        let places = x.positions.iter().flat_map(|p| [&p.q, &p.k]);
+        if loops.chain(places).any(tables) {
+            self.error(place, "a table in memory decides how many tasks there are, or their order: let conditions and lengths do");
+        }
+        let tab = |a: &&Access| a.operand == Operand::Tab;
+        if x.accesses.iter().filter(tab).any(|a| a.rank != Expr::Var(Var::RANK)) {
+            self.error(place, "looks up what is on its own rank");
+        }
+        if x.accesses.iter().filter(tab).any(|a| plan.access_names_stored(a)) {
+            self.error(place, "what it reads to look up depends on a look-up");
+        }
+        if !x.accesses.iter().any(|a| tab(&a)) && plan.looks_up(x) {
+            self.error(place, "looks up what is in memory, and has no access `tab` that reads it");
+        }
+    }
+
+    /// A task that fills a table fills all of it, from all that the table says that it is made of.
+    pub(super) fn fills(&mut self, place: &str, x: &Family) {
+        let Leaf::Tabulate { of: Tabulation::Blocks { rows } } = x.leaf else { return };
+        let plan = self.plan;
+        let whole = |operand: Operand, id: TabId| {
+            let Some(table) = plan.tables.get(id) else { return false };
+            let mut all = x.accesses.iter().filter(|a| a.operand == operand);
+            let (Some(a), None) = (all.next(), all.next()) else { return false };
+            let extents = table.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
+            table.stored == Some(a.buffer)
+                && a.region.iter().cloned().eq(extents)
+                && a.rank == Expr::Var(Var::RANK)
+                && (&a.each, &a.when) == (&None, &None)
+        };
+        let fits = |(id, t): (TabId, &Table)| match t.source {
+            TableSource::Blocks { of, rows: n } => {
+                u32::try_from(n) == Ok(rows) && whole(Operand::Dst, id) && whole(Operand::Src, of)
+            }
+            _ => false,
+        };
+        if !plan.tables.iter().any(fits) {
+            self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
         }
     }
 

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::ir::{
     ALayout, BLayout, BufId, Carry, Consumers, CopyVia, EdgeId, EpilogueOp, FamId, GradOf, Leaf,
-    Mask, RoleId, SigId, Store,
+    Mask, RoleId, SigId, Store, Tabulation,
     leaf::{Agent, Operand},
     plan::*,
 };
@@ -130,6 +130,7 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         "attend_dkv_tile",
         "nic_send",
         "host_copy",
+        "tabulate_blocks",
     ];
     Ok(match c.one_of(NAMES)? {
         "signal" => Leaf::Signal,
@@ -137,6 +138,7 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         "reduce_tile" => Leaf::ReduceTile { epilogue: epilogue(c)? },
         "nic_send" => Leaf::NicSend,
         "host_copy" => Leaf::HostCopy,
+        "tabulate_blocks" => Leaf::Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } },
         "copy_tile" => {
             let via = match choice(c, "via", &["bulk", "ldst"])? {
                 "bulk" => CopyVia::Bulk,

@@ -171,7 +171,7 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     let source = match c.one_of(&["const", "runtime", "prefix", "blocks", "places"])? {
         "const" => {
             let mut values = Vec::new();
-            while !c.at_newline() {
+            while !c.at_newline() && c.peek().text != "in" {
                 values.push(c.signed()?);
             }
             TableSource::Const(values)
@@ -193,7 +193,8 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
         }
         _ => TableSource::Places { of: c.reference::<TabId>()? },
     };
-    plan.tables.push(Table { name, shape, source });
+    let stored = if c.eat_word("in") { Some(c.reference::<BufId>()?) } else { None };
+    plan.tables.push(Table { name, shape, source, stored });
     Ok(())
 }
 

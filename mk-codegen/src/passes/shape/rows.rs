@@ -200,7 +200,7 @@ impl Rows {
 }
 
 /// Row and column of tile `t` of `rows` rows of tiles, `across` in each: groups of `group` rows, column by column.
-fn in_groups(t: Expr, rows: i32, group: i32, across: i32) -> (Expr, Expr) {
+pub(in crate::passes) fn in_groups(t: Expr, rows: i32, group: i32, across: i32) -> (Expr, Expr) {
     // One group: divisors that the compiler knows, and no tile begins behind a division that it does not.
     if (1..=group).contains(&rows) {
         return (t.clone() % rows, t / rows);

@@ -11,7 +11,7 @@ use crate::{
 /// # Errors
 /// [`LowerError::Setting`] with what would fit.
 pub(in crate::passes) fn check(plan: &Plan, config: &Config) -> Result<(), LowerError> {
-    let tables = TableSet::new(plan, |_, _| Vec::new());
+    let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     for (id, f) in plan.families.iter() {
         let columns = f.leaf.out_columns();

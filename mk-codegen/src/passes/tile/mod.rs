@@ -10,6 +10,7 @@ mod attend_steps;
 pub(super) mod attention;
 mod ends;
 mod gradients;
+pub(super) mod grouped;
 mod last_wave;
 mod operands;
 mod product;

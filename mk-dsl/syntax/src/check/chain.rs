@@ -1,7 +1,7 @@
 //! Chains: from stage to stage.
 
 use super::args::Args;
-use super::{Checker, Value, Wanted};
+use super::{Checker, Value, Wanted, grouped};
 use crate::ast::{Chain, Operand, Stage, Word};
 use crate::diag::MAX_SHOWN;
 use crate::messages;
@@ -75,8 +75,26 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(ring.span, messages::ring_elsewhere());
             input = None;
         }
+        let ragged = input.as_ref().and_then(|x| x.ragged);
+        if ragged.is_some() && !grouped::takes_ragged(info.kind) {
+            self.sink.push(op.span, messages::ragged_elsewhere(op.text));
+            input = None;
+        }
         let call = Call { op, input, args: Args::of(stage), rest };
-        match info.kind {
+        let value = self.of_kind(info.kind, call);
+        match (value, ragged) {
+            // Says anew whose rows they are.
+            (value, _) if info.kind == OpKind::Ragged => value,
+            (Some(value), Some(counts)) => Some(self.keep_ragged(value, counts)),
+            (value, _) => value,
+        }
+    }
+
+    fn of_kind(&mut self, kind: OpKind, call: Call<'_, 'a>) -> Option<Value> {
+        let op = call.op;
+        match kind {
+            OpKind::Ragged => self.ragged(call),
+            OpKind::GroupedGemm => self.grouped_gemm(call),
             OpKind::Gather => self.gather(call),
             OpKind::ReduceScatter => self.reduce_scatter(call),
             OpKind::AllReduce => self.all_reduce(call),

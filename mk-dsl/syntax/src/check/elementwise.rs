@@ -48,6 +48,10 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(word.span, messages::unknown_dtype(word.text, near));
             return None;
         };
+        if dtype == DType::I32 {
+            self.sink.push(word.span, messages::cast_to_integers());
+            return None;
+        }
         let mut input = call.input?;
         input.ty.dtype = dtype;
         Some(self.unary(input, Op::Cast(dtype)))

@@ -75,8 +75,9 @@ fn is_attention(kind: Option<OpKind>) -> bool {
 
 /// Whether an operation has the shape of its input.
 fn keeps_shape(kind: Option<OpKind>) -> bool {
-    use OpKind::{Gemm, Swiglu, SwigluGrad, Unsupported};
-    !is_attention(kind) && !matches!(kind, None | Some(Gemm | Swiglu | SwigluGrad | Unsupported))
+    use OpKind::{Gemm, GroupedGemm, Swiglu, SwigluGrad, Unsupported};
+    let other = matches!(kind, None | Some(Gemm | GroupedGemm | Swiglu | SwigluGrad | Unsupported));
+    !is_attention(kind) && !other
 }
 
 impl<'a> Checker<'a, '_> {

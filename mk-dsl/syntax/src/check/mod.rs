@@ -16,6 +16,7 @@ mod dims;
 mod elementwise;
 mod finish;
 mod gemm;
+mod grouped;
 mod infer;
 mod mesh;
 mod runtime;
@@ -60,6 +61,7 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
     if checker.sink.is_empty() {
         checker.report_unused();
         checker.report_f32(&results);
+        checker.report_integers(&results);
     }
     let results = results.into_iter().map(|v| v.map(|v| v.id)).collect::<Option<Vec<_>>>()?;
     checker.finish(source, &results)
@@ -94,6 +96,8 @@ struct Value {
     is_transposed: bool,
     /// Behind `ring`, of which this is the keys.
     ring: Option<Box<attention::Ring>>,
+    /// Rows of experts, of which this is how many each has.
+    ragged: Option<Id>,
 }
 
 #[derive(Debug)]
@@ -139,6 +143,8 @@ enum Shape {
     Like(Vec<Term>),
     /// Three dimensions, of which the second is 2: gate and up.
     GateUp,
+    /// Four dimensions, of which the third is 2: a stack of pairs of gate and up.
+    Stacked,
     /// Four dimensions, of which the third, heads, is another one.
     Heads { like: [Term; 4] },
 }
@@ -149,7 +155,7 @@ impl Shape {
             Shape::Fresh(n) => *n,
             Shape::Like(dims) => dims.len(),
             Shape::GateUp => 3,
-            Shape::Heads { .. } => 4,
+            Shape::Heads { .. } | Shape::Stacked => 4,
         }
     }
 }
@@ -254,6 +260,7 @@ impl<'a> Checker<'a, '_> {
                     label: format!("`{}`", word.text),
                     is_transposed: false,
                     ring: None,
+                    ragged: None,
                 })
             }
         }
@@ -270,6 +277,10 @@ impl<'a> Checker<'a, '_> {
             Shape::Fresh(n) => (0..n).map(|dim| self.dims.var(name.text, dim)).collect(),
             Shape::Like(dims) => dims,
             Shape::Heads { like: [b, s, _, d] } => vec![b, s, self.dims.var(name.text, 2), d],
+            Shape::Stacked => {
+                let [experts, rows, columns] = [0, 1, 3].map(|dim| self.dims.var(name.text, dim));
+                vec![experts, rows, self.dims.lit(2), columns]
+            }
             Shape::GateUp => {
                 let [rows, columns] = [0, 2].map(|dim| self.dims.var(name.text, dim));
                 vec![rows, self.dims.lit(2), columns]
@@ -284,7 +295,8 @@ impl<'a> Checker<'a, '_> {
     fn push(&mut self, op: Op, inputs: Vec<Id>, ty: Ty, gathered: Vec<bool>) -> Value {
         let id = Id::Node(self.nodes.len());
         let label = format!("the result of `{}`", op.name());
-        let value = Value { id, ty, gathered, label, is_transposed: false, ring: None };
+        let value =
+            Value { id, ty, gathered, label, is_transposed: false, ring: None, ragged: None };
         self.nodes.push(NodeDraft { op, inputs, value: value.clone() });
         value
     }

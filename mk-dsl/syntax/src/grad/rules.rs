@@ -219,6 +219,13 @@ impl<'p> Walk<'p> {
                 self.add(x, g);
             }
             Op::Attention { .. } => self.attention(node, d)?,
+            Op::GroupedGemm => {
+                return Err(GradError::Operation {
+                    op: "grouped_gemm",
+                    why: "the gradient of its matrices has a ragged depth, which no kernel has so far",
+                    help: "differentiate the part without experts",
+                });
+            }
             // Not differentiated: `needed` leaves it out.
             Op::Lse => {}
             Op::Slope(_)

@@ -1,0 +1,68 @@
+//! Which expressions look up what is in memory.
+//!
+//! A table that is in memory is read when an expression that names it is evaluated. The first agent of a leaf does that at one point of a task,
+//! `decode`: behind those of its waits at the start that name no such table, and before all others. What it reads there are the family's accesses
+//! [`Operand::Tab`](super::Operand::Tab).
+
+use super::{
+    entity::TabId,
+    expr::Expr,
+    plan::{Access, Each, Family, Plan, Post, Wait},
+};
+
+impl Plan {
+    /// Whether a table is in memory.
+    pub fn is_stored(&self, table: TabId) -> bool {
+        self.tables.get(table).is_some_and(|t| t.stored.is_some())
+    }
+
+    /// Whether an expression names a table in memory.
+    pub fn names_stored(&self, e: &Expr) -> bool {
+        let mut found = false;
+        e.visit(&mut |e| {
+            if let Expr::Table(table, _) = e {
+                found |= self.is_stored(*table);
+            }
+        });
+        found
+    }
+
+    fn any_names<'e>(
+        &self,
+        list: impl IntoIterator<Item = &'e Expr>,
+        each: Option<&Each>,
+        when: Option<&Expr>,
+    ) -> bool {
+        let repeats = each.is_some_and(|each| self.names_stored(&each.extent));
+        repeats
+            || when.is_some_and(|e| self.names_stored(e))
+            || list.into_iter().any(|e| self.names_stored(e))
+    }
+
+    /// Whether where, when or how often an access is depends on a table in memory.
+    pub fn access_names_stored(&self, a: &Access) -> bool {
+        let region = a.region.iter().flat_map(|(base, len)| [base, len]);
+        let list = region.chain([&a.rank, &a.version]);
+        self.any_names(list, a.each.as_ref(), a.when.as_ref())
+    }
+
+    /// Whether a wait depends on a table in memory: it comes behind the look-ups then.
+    pub fn wait_names_stored(&self, w: &Wait) -> bool {
+        let list = w.index.iter().chain([&w.count]);
+        self.any_names(list, w.each.as_ref(), w.when.as_ref())
+    }
+
+    /// Whether a post depends on a table in memory.
+    pub fn post_names_stored(&self, p: &Post) -> bool {
+        let list = p.index.iter().chain([&p.add, &p.rank]);
+        self.any_names(list, p.each.as_ref(), p.when.as_ref())
+    }
+
+    /// Whether some line of a family names a table in memory.
+    pub fn looks_up(&self, x: &Family) -> bool {
+        self.tables.values().any(|t| t.stored.is_some())
+            && (x.accesses.iter().any(|a| self.access_names_stored(a))
+                || x.waits.iter().any(|w| self.wait_names_stored(w))
+                || x.posts.iter().any(|p| self.post_names_stored(p)))
+    }
+}

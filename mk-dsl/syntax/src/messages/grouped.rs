@@ -1,0 +1,90 @@
+//! Messages of `ragged` and `grouped_gemm`.
+
+use super::text;
+use crate::diag::Text;
+use crate::program::RAGGED_BLOCK;
+
+pub(crate) fn ragged_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("ragged rows are `[R, K]`, and {name} is `{shape}`"),
+        format!(
+            "give it two dimensions: rows of all experts, in blocks of {RAGGED_BLOCK}, and columns"
+        ),
+    )
+}
+
+pub(crate) fn grouped_dtype(name: &str) -> Text {
+    text(
+        format!("`grouped_gemm` takes `bf16` or `f16`, and {name} is neither"),
+        "convert it before: `cast(bf16)`",
+    )
+}
+
+pub(crate) fn ragged_counts(name: &str, found: &str) -> Text {
+    text(
+        format!("`ragged` needs the rows of each expert, and {name} is `{found}`"),
+        "declare it `i32[E]`",
+    )
+}
+
+pub(crate) fn ragged_counts_made(name: &str) -> Text {
+    text(
+        format!("`ragged` reads the caller's counts, and {name} is made by the pipeline"),
+        "let it be a parameter",
+    )
+}
+
+pub(crate) fn ragged_placement(name: &str, found: &str) -> Text {
+    text(
+        format!("ragged rows are those of the rank's experts, and {name} is `{found}`"),
+        "declare it `@ shard(0)`, or `@ replicate` where every rank has all experts",
+    )
+}
+
+pub(crate) fn beside_ragged(op: &str, wanted: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`{op}` needs {name} as `{wanted}`, like the rows, and it is `{found}`"),
+        format!("declare {name} `@ {wanted}`"),
+    )
+}
+
+pub(crate) fn ragged_elsewhere(op: &str) -> Text {
+    text(
+        format!("`{op}` does not take ragged rows"),
+        "ragged rows go into `grouped_gemm`, `swiglu`, and what works element by element except `bias`",
+    )
+}
+
+pub(crate) fn grouped_of(name: &str) -> Text {
+    text(
+        format!(
+            "`grouped_gemm` multiplies ragged rows, and nothing says which rows of {name} are whose"
+        ),
+        "write `ragged(x, counts) -> grouped_gemm(w)`",
+    )
+}
+
+pub(crate) fn grouped_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("`grouped_gemm` needs a stack of matrices, and {name} is `{shape}`"),
+        "declare it `[E, K, N]`, or `[E, K, 2, N]` before `swiglu`",
+    )
+}
+
+pub(crate) fn grouped_dim(what: &str, wanted: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`grouped_gemm` needs {what} `{wanted}` in {name}, and it has `{found}`"),
+        "rows are `[R, K]`, counts `[E]`, and the stack of matrices `[E, K, N]`",
+    )
+}
+
+pub(crate) fn i32_parameter(name: &str) -> Text {
+    text(
+        format!("`{name}` has integers, which nothing computes with"),
+        "use them as counts: `ragged(x, counts)`",
+    )
+}
+
+pub(crate) fn cast_to_integers() -> Text {
+    text("a value cannot become integers", "use `bf16`, `f16` or `f32`")
+}

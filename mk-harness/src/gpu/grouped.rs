@@ -1,0 +1,92 @@
+//! Ragged rows on a GPU: each expert's rows are a product of their own, and rows that no expert has are not compared.
+
+use super::setting::Setting;
+use crate::{HarnessError, routing};
+use mk_abi::DType;
+use mk_runtime::{DeviceTensor, Operand};
+use mk_syntax::{Node, ValueId};
+
+/// Consecutive rows of an expert on a rank.
+struct Stretch {
+    expert: u64,
+    first: u64,
+    rows: u64,
+}
+
+/// The rows of each expert, by the counts that the rank was given.
+fn stretches(counts: &DeviceTensor) -> Result<Vec<Stretch>, HarnessError> {
+    let mut first = 0;
+    let of = |(expert, n): (u64, i32)| {
+        let rows = n.max(0) as u64;
+        let stretch = Stretch { expert, first, rows };
+        first += rows.next_multiple_of(mk_syntax::RAGGED_BLOCK);
+        stretch
+    };
+    let all = (0..).zip(counts.download_i32()?).map(of).collect::<Vec<_>>();
+    Ok(all.into_iter().filter(|s| s.rows > 0).collect())
+}
+
+/// Rows from one place of a tensor to another of the same rows.
+fn copy_rows(
+    to: (&DeviceTensor, u64),
+    from: (&DeviceTensor, u64),
+    rows: u64,
+    columns: u64,
+) -> Result<(), HarnessError> {
+    let row = columns * from.0.dtype().size_bytes();
+    Ok(to.0.buffer().copy_range(to.1 * row, from.0.buffer(), from.1 * row, rows * row)?)
+}
+
+/// `x` by the matrices of the experts, in f32; rows of none are 0. `shape` is the result's on the rank.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn product(
+    s: &Setting<'_>,
+    rank: usize,
+    [x, w, counts]: [&DeviceTensor; 3],
+    shape: &[u64],
+) -> Result<DeviceTensor, HarnessError> {
+    let make = |dtype, shape: &[u64]| DeviceTensor::new(s.world, rank as u32, dtype, shape);
+    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
+    let (depth, columns) = (w.shape()[1], w.shape()[2..].iter().product::<u64>());
+    for Stretch { expert, first, rows } in stretches(counts)? {
+        let a = make(x.dtype(), &[rows, depth])?;
+        copy_rows((&a, 0), (x, first), rows, depth)?;
+        let b = make(w.dtype(), &[depth, columns])?;
+        copy_rows((&b, 0), (w, expert * depth), depth, columns)?;
+        let c = make(DType::F32, &[rows, columns])?;
+        s.reference.gemm(&c, Operand::new(&a), Operand::new(&b), false)?;
+        copy_rows((&out, first), (&c, 0), rows, columns)?;
+    }
+    Ok(out)
+}
+
+/// The counts that say whose rows a value has; `None` for one that is not ragged.
+pub(super) fn counts<'t>(s: &Setting<'t>, rank: usize, value: ValueId) -> Option<&'t DeviceTensor> {
+    let of = routing::counts_of(s.case.program, value)?;
+    s.held(rank, s.case.program.tensors().get(of.index())?)
+}
+
+/// The rows that experts have, and 0 in all others.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn masked(
+    s: &Setting<'_>,
+    rank: usize,
+    counts: &DeviceTensor,
+    t: &DeviceTensor,
+) -> Result<DeviceTensor, HarnessError> {
+    let out = DeviceTensor::zeros(s.world, rank as u32, t.dtype(), t.shape())?;
+    let columns = t.shape()[1..].iter().product();
+    for Stretch { first, rows, .. } in stretches(counts)? {
+        copy_rows((&out, first), (t, first), rows, columns)?;
+    }
+    Ok(out)
+}
+
+/// The operands of a product.
+pub(super) fn operands(node: &Node) -> [ValueId; 3] {
+    [0, 1, 2].map(|i| node.inputs.get(i).copied().unwrap_or(node.result))
+}
