@@ -155,7 +155,8 @@ def backward(model, tokens, targets, n_tokens, wrap):
     """Gradients of the mean over the tokens of all ranks; returns what this rank's tokens add to it."""
     loss = F.cross_entropy(model(tokens, wrap), targets, reduction="sum") / n_tokens
     loss.backward()
-    return loss
+    # Whoever keeps the loss does not keep the graph that it was made by.
+    return loss.detach()
 
 
 def main():
@@ -227,7 +228,14 @@ def main():
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 loss = step_of(*static)
-        if graph is None:
+        if graph is None and c.mode == "graphed":
+            # What is captured later must not run on the default stream before.
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                loss = step_of(tokens[mine], targets[mine])
+            torch.cuda.current_stream().wait_stream(side)
+        elif graph is None:
             loss = step_of(tokens[mine], targets[mine])
         else:
             static[0].copy_(tokens[mine]), static[1].copy_(targets[mine])

@@ -60,7 +60,7 @@ fn the_faster_one_is_taken() {
     let both = |m, p| Times { measured_ms: Some(m), predicted_ms: Some(p) };
     let nothing = Times::default();
     let of = |fused: Option<Times>, apart: Option<&[Times]>| {
-        let v = tune::verdict(fused, apart);
+        let v = tune::verdict(fused, apart, 2);
         (v.made, v.why)
     };
     use {Fusion::*, Reason::*};
@@ -77,6 +77,10 @@ fn the_faster_one_is_taken() {
     let parts = [predicted(0.5), predicted(0.5)];
     assert_eq!(of(Some(predicted(1.0 + 0.9 * CLEARLY)), Some(&parts)), (Fused, Predicted));
     assert_eq!(of(Some(predicted(1.0 + 1.1 * CLEARLY)), Some(&parts)), (Apart, Predicted));
+    // On one rank one kernel overlaps nothing: it must be ahead by more than the error.
+    let alone = |fused| tune::verdict(Some(predicted(fused)), Some(&parts), 1).made;
+    assert_eq!(alone(1.0 - 0.9 * CLEARLY), Apart);
+    assert_eq!(alone(1.0 - 1.1 * CLEARLY), Fused);
     // What is not known is no reason.
     assert_eq!(of(Some(measured(1.0)), Some(&[measured(0.1), predicted(0.1)])), (Fused, Unknown));
     assert_eq!(of(Some(nothing), Some(&[nothing])), (Fused, Unknown));
@@ -84,7 +88,7 @@ fn the_faster_one_is_taken() {
     assert_eq!(of(Some(nothing), None), (Fused, NoPart));
     assert_eq!(of(None, None), (Fused, NoPart));
 
-    let verdict = tune::verdict(Some(measured(0.2)), Some(&[measured(0.05), measured(0.06)]));
+    let verdict = tune::verdict(Some(measured(0.2)), Some(&[measured(0.05), measured(0.06)]), 2);
     assert_eq!(verdict.to_string(), "apart: 110.0 us, as one kernel 200.0 us, measured");
     let verdict = Verdict::new(Fusion::Fused, Reason::Indivisible(tune::Indivisible::Runtime));
     assert_eq!(verdict.to_string(), "one kernel: some of its sizes come with each launch");

@@ -3,12 +3,12 @@
 use mk_codegen::{
     field,
     ir::Plan,
-    passes::lower,
+    passes::{self, lower},
     settings::{AllReduce, Config, Reduction},
     valid::{self, Proof},
 };
 use mk_syntax::Program;
-use std::{collections::BTreeMap, fmt::Write};
+use std::{collections::BTreeMap, fmt::Write, time::Instant};
 
 /// Milliseconds that this thread has been on a core: other work on the machine does not count.
 fn cpu_ms() -> u64 {
@@ -153,6 +153,11 @@ fn timed(
     let bound = bound.unwrap_or_else(|e| panic!("{name}: {e:?}"));
     let mut config = Config { ranks, ..Config::default() };
     set(&mut config);
+    if std::env::var_os("MK_SPEED_WALL").is_some() {
+        let begin = Instant::now();
+        let made = passes::compile(&program, &bound, &config);
+        println!("{name}: compile, on the wall: {} ms, {}", begin.elapsed().as_millis(), made.is_ok());
+    }
     let begin = cpu_ms();
     let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
     let lowered = cpu_ms();
@@ -164,7 +169,8 @@ fn timed(
 }
 
 /// The figures of docs/verification.md, on the ranks of `MK_SPEED_RANKS`, 8 unless it is set, with `MK_SPEED_ROWS` rows, 8,192 unless it is
-/// set, which are 4,096 tiles; `MK_SPEED_CASE` takes those whose names contain it.
+/// set, which are 4,096 tiles; `MK_SPEED_CASE` takes those whose names contain it; with `MK_SPEED_WALL` also the time of `compile`, whose
+/// proof and validation have threads.
 #[test]
 fn the_gemm_family() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u32>().ok());

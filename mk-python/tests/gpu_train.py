@@ -30,20 +30,22 @@ def error(a, b):
     return ((a.double() - b.double()).norm() / b.double().norm()).item()
 
 
-def milliseconds(work, rounds=15):
-    """Medians, on flushed caches."""
-    flush, times = torch.empty(64 << 20, dtype=torch.int32, device="cuda"), []
+def milliseconds(works, rounds=15):
+    """Medians, on flushed caches. In turns, so that all have the same clocks."""
+    flush, times = torch.empty(64 << 20, dtype=torch.int32, device="cuda"), {name: [] for name in works}
     for _ in range(3):
-        work()
+        for work in works.values():
+            work()
     for _ in range(rounds):
-        flush.zero_()
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        work()
-        b.record()
-        torch.cuda.synchronize()
-        times.append(a.elapsed_time(b))
-    return statistics.median(times)
+        for name, work in works.items():
+            flush.zero_()
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record()
+            work()
+            b.record()
+            torch.cuda.synchronize()
+            times[name].append(a.elapsed_time(b))
+    return {name: statistics.median(each) for name, each in times.items()}
 
 
 def host_us(work, calls=100, rounds=20):
@@ -157,8 +159,20 @@ class OneGpu(unittest.TestCase):
         d = torch.ones_like(y)
         both = host_us(lambda: f(x, w).backward(d))
         their_both = host_us(lambda: torch.nn.functional.linear(x, w).backward(d))
+
+        class Nothing(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, w):
+                ctx.save_for_backward(x, w)
+                return x.new_empty(64, 64)
+
+            @staticmethod
+            def backward(ctx, d):
+                return d, d
+
+        nothing = host_us(lambda: Nothing.apply(x, w))
         FIGURES.append(f"host us a call: without gradient {plain:.1f}, recording {recording:.1f}, with backward {both:.1f}; torch's linear "
-                       f"{theirs:.1f}, {their_both:.1f}")
+                       f"{theirs:.1f}, {their_both:.1f}; an autograd function in Python that only allocates {nothing:.1f}")
         import cProfile
         import io
         import pstats
@@ -182,7 +196,7 @@ class OneGpu(unittest.TestCase):
             self.assertLess(error(block(x, w1, w2), gelu(x @ w1) @ w2), 1e-2)
             works = {"torch": lambda: gelu(x @ w1) @ w2, "mk": lambda: block(x, w1, w2), "torch x w1, gelu": lambda: gelu(x @ w1),
                      "mk x w1, gelu": lambda: one(x, w1), "torch y w2": lambda: y @ w2, "mk y w2": lambda: two(y, w2)}
-            times = {name: milliseconds(work) for name, work in works.items()}
+            times = milliseconds(works)
         made = [(p.verdict, p.settings) for f in (block, one, two) for p in f.plans]
         FIGURES.append(f"block {m} x {h} x {f}, ms: {', '.join(f'{n} {t:.3f}' for n, t in times.items())}; {made}")
 
@@ -191,9 +205,11 @@ class OneGpu(unittest.TestCase):
         x, w1, w2 = random(m, h).requires_grad_(), random(h, f, seed=1, scale=h**-0.5), random(f, h, seed=2, scale=f**-0.5)
         w1, w2, d = w1.requires_grad_(), w2.requires_grad_(), random(m, h, seed=3)
         block = mk.compile(MLP, self.world)
-        mine = milliseconds(lambda: torch.autograd.grad(block(x, w1, w2), [x, w1, w2], d), 9)
-        theirs = milliseconds(lambda: torch.autograd.grad(torch.nn.functional.gelu(x @ w1) @ w2, [x, w1, w2], d), 9)
-        FIGURES.append(f"a step of it, forward and backward, ms: torch {theirs:.3f}, mk {mine:.3f}")
+        times = milliseconds({
+            "torch": lambda: torch.autograd.grad(torch.nn.functional.gelu(x @ w1) @ w2, [x, w1, w2], d),
+            "mk": lambda: torch.autograd.grad(block(x, w1, w2), [x, w1, w2], d),
+        }, 9)
+        FIGURES.append(f"a step of it, forward and backward, ms: torch {times['torch']:.3f}, mk {times['mk']:.3f}")
 
 
 class SharedGpu(unittest.TestCase):

@@ -45,7 +45,7 @@ pub fn measure(
         times.push(Times { measured_ms, predicted_ms: None });
     }
     let fused = Times { measured_ms: fused_ms, predicted_ms: None };
-    let verdict = tune::verdict(Some(fused), Some(&times));
+    let verdict = tune::verdict(Some(fused), Some(&times), world.size());
     say!("  {verdict}\n")?;
     Ok(Some(json!({ "parts": list, "verdict": verdict.to_string() })))
 }

@@ -201,13 +201,14 @@ impl Machine<'_> {
         if agent.agent == Agent::Issuer && agent.phase == 0 && self.fifo_full(rank) {
             return Some(Blocking::Fifo);
         }
-        // What a storer posts at the start it may post before it has looked at what it gets.
+        // What a storer posts at the start, or in the first step of an inner loop, it may post before it has looked at what it gets.
+        let first = agent.phase == 0 || (agent.phase == 1 && point_of(task, 1) == Point::Inner);
         let idle = agent.agent == Agent::Storer
-            && agent.phase == 0
+            && first
             && family
                 .accesses
                 .iter()
-                .all(|a| a.at != Point::Start || !self.is_by(task, a, agent.agent));
+                .all(|a| a.at == Point::End || !self.is_by(task, a, agent.agent));
         let specs = self.contract(&task.task).edges.iter().zip(&family.edges).filter(|_| !idle);
         for (spec, edge) in specs {
             if spec.depth.is_none() && spec.to == agent.agent {

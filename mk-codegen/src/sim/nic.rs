@@ -1,6 +1,7 @@
 //! The network: a bounded fifo to the host, its sending thread, and what a command does on the way.
 //!
-//! A command's source is read when the data is delivered, so that a source that is reused too early shows. Delivered
+//! A command's source is read when the data is delivered, and may be read once more until a host has been told: a card sends again
+//! what is not acknowledged. So a source that is reused too early shows. Delivered
 //! data is not in memory before it is flushed; only network cards see it earlier. On an unordered network the commands
 //! of one pair of ranks are delivered in any order. On an ordered one each pair of ranks has lanes: on each the data of
 //! a command, then the words that its sender raises at the receiver (flags), then the next command; whoever sees a flag
@@ -206,7 +207,6 @@ impl Machine<'_> {
 
     fn post_to_network(&mut self, op: NicOp) {
         let (from, lane) = (op.from, (op.to, op.lane));
-        let deliver = |op| Delivery::Network { op, step: NicStep::Deliver };
         let id = self.deliveries.next_op();
         self.deliveries.nic.insert(id, op);
         if self.ordered() {
@@ -216,7 +216,14 @@ impl Machine<'_> {
                 return;
             }
         }
-        self.issue(from, deliver(id));
+        self.may_deliver(id);
+    }
+
+    /// A command is the first of its lane. It is held back if its sender is, whoever was ahead of it.
+    fn may_deliver(&mut self, id: u64) {
+        let Some(op) = self.deliveries.nic.get(&id) else { return };
+        self.acting_held = self.chooser.schedule().holds(&op.task, Agent::Sender);
+        self.issue(op.from, Delivery::Network { op: id, step: NicStep::Deliver });
     }
 
     fn ordered(&self) -> bool {
@@ -324,7 +331,14 @@ impl Machine<'_> {
     /// raise for earlier epochs at the same words.
     fn told(&mut self, id: u64, host: usize) -> Result<(), SimError> {
         if let Some(op) = self.deliveries.nic.get_mut(&id) {
-            op.host_posts[host].told = true;
+            // A receiving host that posts nothing is told of nothing.
+            let told = host == 0 || !op.host_posts[1].posts.is_empty();
+            let first = told && op.host_posts.iter().all(|host| !host.told);
+            op.host_posts[host].told |= told;
+            let (epoch, sources) = (op.task.epoch(), op.sources.clone());
+            if first {
+                sources.iter().try_for_each(|region| self.check_read(region, epoch))?;
+            }
         }
         while let Some((id, post)) = self.may_raise(host) {
             let Some(op) = self.deliveries.nic.get_mut(&id) else { return Ok(()) };
@@ -396,7 +410,7 @@ impl Machine<'_> {
         let queue = self.ranks[from].host.queues.entry(lane).or_default();
         queue.pop_front();
         if let Some(op) = queue.front().copied() {
-            self.issue(from, Delivery::Network { op, step: NicStep::Deliver });
+            self.may_deliver(op);
         }
         Ok(())
     }

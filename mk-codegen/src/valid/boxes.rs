@@ -99,11 +99,11 @@ impl Boxes {
     /// `limit` pairs to look at.
     ///
     /// With a run-time dimension: those that overlap it for some value.
-    pub fn overlaps(&mut self, limit: u64) -> Option<Vec<Vec<BoxId>>> {
+    pub fn overlaps(&self, limit: u64) -> Option<Vec<Vec<BoxId>>> {
         let mut out = vec![Vec::new(); self.all.len()];
         let mut looked = 0u64;
         let memories = self.memories();
-        if let Some(spans) = &mut self.spans {
+        if let Some(spans) = &self.spans {
             super::runtime::overlaps(spans, &self.all, &memories, &mut out, limit)?;
         } else {
             for mut ids in memories {

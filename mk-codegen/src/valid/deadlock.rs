@@ -59,8 +59,11 @@ pub(super) struct Lane {
     queued: bool,
 }
 
-/// The words in the order in which they became complete, with their epochs.
-pub(super) fn run(world: &World<'_>) -> Result<Vec<(u32, u32)>, Vec<Violation>> {
+/// The words in the order in which they became complete, with their epochs; or who waits for ever.
+pub(super) type Ended = Result<Vec<(u32, u32)>, Vec<Violation>>;
+
+/// Runs the plan, step by step, as far as it goes.
+pub(super) fn run(world: &World<'_>) -> Ended {
     let hosts = host_waits(world);
     if !hosts.is_empty() {
         return Err(hosts);

@@ -73,7 +73,7 @@ pub use timeline::timeline;
 pub use unroll::{MAX_ELEMENTS, MAX_EVENTS, MAX_WORDS};
 
 use crate::ir::{EdgeId, Plan, TableSet, TableSource};
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, panic::resume_unwind, thread};
 use world::World;
 
 /// Most pairs of regions that are compared, of accesses that are looked at one by one, of nodes that searches visit, and
@@ -195,10 +195,10 @@ fn of_value(plan: &Plan, ranks: Ranks) -> Result<Proof, Failure> {
     for first in 0..sets.len() {
         // Each launch brings other tables.
         let epochs: Vec<_> = (0..proof.epochs as usize).map(|e| (first + e) % sets.len()).collect();
-        let mut world = World::new(plan, proof.period, &epochs, &sets).map_err(&fail)?;
+        let world = World::new(plan, proof.period, &epochs, &sets).map_err(&fail)?;
         let of_class = |c| sets.get(epochs[world.class_of.iter().position(|x| *x == c)?]);
         let class_sets: Vec<&TableSet> = (0..world.classes.len()).filter_map(of_class).collect();
-        run(&mut world, &mut proof, &mut used, |world, groups, overlaps| {
+        run(&world, &mut proof, &mut used, |world, groups, overlaps| {
             coverage::check(world, groups, overlaps, &class_sets).into()
         })
         .map_err(|found| fail(found.violations))?;
@@ -212,9 +212,9 @@ fn of_value(plan: &Plan, ranks: Ranks) -> Result<Proof, Failure> {
 fn folded(plan: &Plan, proof: &Proof, tables: &TableSet) -> Option<Proof> {
     let (mut proof, mut used) = (proof.clone(), BTreeSet::new());
     let epochs = vec![0; proof.epochs as usize];
-    let mut world = World::folded(plan, proof.period, &epochs, tables)?;
+    let world = World::folded(plan, proof.period, &epochs, tables)?;
     let class_sets = vec![tables; world.classes.len()];
-    run(&mut world, &mut proof, &mut used, |world, groups, overlaps| {
+    run(&world, &mut proof, &mut used, |world, groups, overlaps| {
         coverage::check(world, groups, overlaps, &class_sets).into()
     })
     .ok()?;
@@ -235,12 +235,19 @@ impl From<Vec<Violation>> for Found {
     }
 }
 
-/// Rules 1 to 5 for one choice of tables, or of values of the run-time dimension, in every epoch. `cover` is rule 5.
+/// Accesses from which on regions are looked at on a thread of its own.
+const WORTH_A_THREAD: usize = 1 << 12;
+
+/// Regions: which overlap, which accesses they have, and what rule 5 says. `None`: too many overlap.
+type Regions = Option<(Vec<Vec<boxes::BoxId>>, Vec<Vec<races::Group>>, Found)>;
+
+/// Rules 1 to 5 for one choice of tables, or of values of the run-time dimension, in every epoch. `cover` is rule 5. Regions and events
+/// are looked at side by side: neither needs the other before rule 1.
 fn run(
-    world: &mut World<'_>,
+    world: &World<'_>,
     proof: &mut Proof,
     used: &mut BTreeSet<EdgeId>,
-    cover: impl FnOnce(&World<'_>, &[Vec<races::Group>], &[Vec<boxes::BoxId>]) -> Found,
+    cover: impl Fn(&World<'_>, &[Vec<races::Group>], &[Vec<boxes::BoxId>]) -> Found + Sync,
 ) -> Result<(), Found> {
     let too_much =
         |what: &str| Found::from(vec![Violation::Limit { what: what.into(), limit: MAX_PAIRS }]);
@@ -248,27 +255,35 @@ fn run(
     if table > MAX_PAIRS {
         return Err(too_much("signal words times ranks and epochs"));
     }
-    let overlaps =
-        world.boxes.overlaps(MAX_PAIRS).ok_or_else(|| too_much("overlapping regions"))?;
-    let world = &*world;
-    let mut found = Found::from(capacity::queue_pairs(world));
-    found.violations.extend(net::check(world));
-    let groups = races::groups(world);
-    let uncovered = cover(world, &groups, &overlaps);
-    found.violations.extend(uncovered.violations);
-    found.values.extend(uncovered.values);
-    found.violations.extend(signals::check(world));
-    if found.violations.iter().any(|v| v.rule() == 3) {
-        return Err(found);
-    }
-    let order = match deadlock::run(world) {
-        Ok(order) => order,
-        Err(v) => {
+    let regions = || -> Regions {
+        let overlaps = world.boxes.overlaps(MAX_PAIRS)?;
+        let groups = races::groups(world);
+        let found = cover(world, &groups, &overlaps);
+        Some((overlaps, groups, found))
+    };
+    let accesses: usize = world.classes.iter().map(|c| c.accs.len()).sum();
+    let (regions, events) = thread::scope(|threads| {
+        let beside = match accesses < WORTH_A_THREAD {
+            true => None,
+            false => thread::Builder::new().spawn_scoped(threads, regions).ok(),
+        };
+        let events = events(world);
+        let beside = beside.map(|thread| thread.join().unwrap_or_else(|e| resume_unwind(e)));
+        (beside.unwrap_or_else(regions), events)
+    });
+    let (overlaps, groups, uncovered) = regions.ok_or_else(|| too_much("overlapping regions"))?;
+    let Events { mut found, thresholds, paths } = events;
+    found.extend(uncovered.violations);
+    found.extend(thresholds);
+    let mut found = Found { violations: found, values: uncovered.values };
+    let mut paths = match paths {
+        None => return Err(found),
+        Some(Ok(paths)) => paths,
+        Some(Err(v)) => {
             found.violations.extend(v);
             return Err(found);
         }
     };
-    let mut paths = paths::Paths::new(world, &order);
     let races = races::check(&mut paths, &groups, &overlaps);
     found.violations.extend(races.violations);
     found.values.extend(races.suspects.iter().flat_map(|(a, b)| runtime::meeting(world, *a, *b)));
@@ -287,4 +302,25 @@ fn run(
     proof.folded = world.rotation.is_folded();
     used.extend(paths.used.iter().copied());
     Ok(())
+}
+
+/// What events show without their regions.
+struct Events<'w, 'a> {
+    /// Of queue pairs and of who reaches which node.
+    found: Vec<Violation>,
+    /// Of rule 3.
+    thresholds: Vec<Violation>,
+    /// Who comes before whom; or who waits for ever, by rule 2. `None` if rule 3 is broken: without thresholds that are sums there is
+    /// no run to speak of.
+    paths: Option<Result<paths::Paths<'w, 'a>, Vec<Violation>>>,
+}
+
+fn events<'w, 'a>(world: &'w World<'a>) -> Events<'w, 'a> {
+    let mut found = capacity::queue_pairs(world);
+    found.extend(net::check(world));
+    let thresholds = signals::check(world);
+    let broken = found.iter().chain(&thresholds).any(|v| v.rule() == 3);
+    let ended = (!broken).then(|| deadlock::run(world));
+    let paths = ended.map(|ended| ended.map(|order| paths::Paths::new(world, &order)));
+    Events { found, thresholds, paths }
 }

@@ -202,7 +202,7 @@ fn one(plan: &Plan, period: u32, set: &TableSet) -> Result<u64, Vec<Violation>> 
     let sets = [set.clone()];
     let epochs = vec![0; period as usize];
     // First of all this bounds the work.
-    let mut world = World::new(plan, period, &epochs, &sets)?;
+    let world = World::new(plan, period, &epochs, &sets)?;
     let contained = contained(plan, set)?;
     let groups = races::groups(&world);
     let limit = super::MAX_PAIRS;

@@ -4,7 +4,8 @@
 //! measured times of the kernel and of all parts > predicted ones > one kernel
 //! ```
 //!
-//! Predictions are compared with a margin ([`CLEARLY`]), measurements without. The time of the parts is the sum of theirs: each
+//! Predictions are compared with a margin ([`CLEARLY`]), measurements without. On several ranks it favours one kernel, which overlaps
+//! traffic and products; on one rank there is nothing to overlap, and it favours the parts. The time of the parts is the sum of theirs: each
 //! is measured with caches flushed, where a sequence finds some of its inputs there, and without the gap between two
 //! kernels of a stream.
 
@@ -21,7 +22,7 @@ use mk_codegen::{
 use mk_syntax::{Bound, Program};
 use std::{fmt, str::FromStr};
 
-/// By how much parts must be predicted to be faster: the median error of the cost model (docs/cost-model.md).
+/// By how much the alternative must be predicted to be faster, parts on several ranks and one kernel on one: the median error of the cost model (docs/cost-model.md).
 pub const CLEARLY: f64 = 0.05;
 
 /// Whether a pipeline becomes one kernel.
@@ -84,7 +85,7 @@ pub enum Reason {
     NoKernel,
     /// It is the faster one of the two by what `mk tune` measured.
     Measured,
-    /// By what the cost model predicts; the parts are taken only if they are faster by more than [`CLEARLY`].
+    /// By what the cost model predicts, with a margin of [`CLEARLY`].
     Predicted,
     /// There are not both times: neither all measured, nor a model of this GPU.
     Unknown,
@@ -170,8 +171,8 @@ pub struct Times {
     pub predicted_ms: Option<f64>,
 }
 
-/// Which to take: `fused` are the times of one kernel and `apart` of each part; `None` where there is no kernel.
-pub fn verdict(fused: Option<Times>, apart: Option<&[Times]>) -> Verdict {
+/// Which to take on so many ranks: `fused` are the times of one kernel and `apart` of each part; `None` where there is no kernel.
+pub fn verdict(fused: Option<Times>, apart: Option<&[Times]>, ranks: u32) -> Verdict {
     let (fused, apart) = match (fused, apart) {
         (_, None) => return Verdict::new(Fusion::Fused, Reason::NoPart),
         (None, Some(_)) => return Verdict::new(Fusion::Apart, Reason::NoKernel),
@@ -180,7 +181,8 @@ pub fn verdict(fused: Option<Times>, apart: Option<&[Times]>) -> Verdict {
     let sum = |time: fn(&Times) -> Option<f64>| apart.iter().map(time).sum::<Option<f64>>();
     let by = |why, fused: Option<f64>, apart: Option<f64>, margin: f64| {
         let (fused_ms, apart_ms) = (fused?, apart?);
-        let made = if apart_ms * (1.0 + margin) < fused_ms { Fusion::Apart } else { Fusion::Fused };
+        let favoured = if ranks == 1 { 1.0 / (1.0 + margin) } else { 1.0 + margin };
+        let made = if apart_ms * favoured < fused_ms { Fusion::Apart } else { Fusion::Fused };
         Some(Verdict { made, why, fused_ms: Some(fused_ms), apart_ms: Some(apart_ms) })
     };
     let measured = by(Reason::Measured, fused.measured_ms, sum(|t| t.measured_ms), 0.0);
@@ -246,7 +248,7 @@ pub fn settle(program: &Program, bound: &Bound, terms: &Conditions<'_>) -> Choic
         predicted(program, bound, list.iter().zip(several), one, gpu, cache);
     }
     let times: Option<Vec<Times>> = several.as_ref().map(|s| s.iter().map(|p| p.times).collect());
-    let verdict = verdict(one.as_ref().map(|p| p.times), times.as_deref());
+    let verdict = verdict(one.as_ref().map(|p| p.times), times.as_deref(), terms.config.ranks);
     let choice = match (verdict.made, several) {
         (Fusion::Apart, Some(pieces)) => apart(verdict.why, pieces),
         _ => fused(verdict.why, one),

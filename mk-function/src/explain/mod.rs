@@ -157,7 +157,7 @@ pub fn explain(
                 Some(name) => Apart::NoPart(name),
                 None => {
                     let list: Vec<Times> = known.iter().map(|(_, times)| *times).collect();
-                    Apart::Parts { parts: known, verdict: verdict(Some(times), Some(&list)) }
+                    Apart::Parts { parts: known, verdict: verdict(Some(times), Some(&list), ranks) }
                 }
             }
         }

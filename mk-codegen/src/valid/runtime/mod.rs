@@ -280,12 +280,12 @@ fn attempt(
     for sequence in 0..made.len().pow(epochs as u32) {
         let of_epoch: Vec<usize> =
             (0..epochs as u32).map(|e| sequence / made.len().pow(e) % made.len()).collect();
-        let mut look = |mut world: World<'_>| {
+        let mut look = |world: World<'_>| {
             let shapes: Vec<&cover::Shapes> = (0..world.classes.len())
                 .filter_map(|c| world.class_of.iter().position(|x| *x == c))
                 .map(|e| &made[of_epoch[e]].shapes)
                 .collect();
-            super::run(&mut world, &mut proof, &mut used, |world, groups, overlaps| {
+            super::run(&world, &mut proof, &mut used, |world, groups, overlaps| {
                 let found = cover::check(world, groups, overlaps, &shapes);
                 Found { violations: found.violations, values: found.values }
             })

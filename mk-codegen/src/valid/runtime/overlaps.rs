@@ -8,9 +8,12 @@ use crate::valid::{
     spans::{SpanId, Spans},
 };
 
+/// Most pairs of spans that are remembered.
+const MAX_MET: usize = 1 << 22;
+
 /// Fills in, for every box, those that overlap it, itself included. `None` above `limit` looks.
 pub(in crate::valid) fn overlaps(
-    spans: &mut Spans,
+    spans: &Spans,
     all: &[Boxed],
     memories: &[Vec<BoxId>],
     out: &mut [Vec<BoxId>],
@@ -23,7 +26,7 @@ pub(in crate::valid) fn overlaps(
         dims.fold(0u32, |bits, (d, _)| bits | 1 << d.min(31))
     };
     let varying = all.iter().map(bits).collect();
-    let mut join = Join { spans, all, varying, out, looked: 0, limit };
+    let mut join = Join { spans, all, varying, met: FastMap::default(), out, looked: 0, limit };
     for ids in memories {
         let n_dims = ids.first().map_or(0, |id| all[*id as usize].spans.len());
         let distinct = |d: usize| {
@@ -48,10 +51,12 @@ enum Grouped {
 }
 
 struct Join<'s> {
-    spans: &'s mut Spans,
+    spans: &'s Spans,
     all: &'s [Boxed],
     /// For each box, the dimensions that vary, as bits.
     varying: Vec<u32>,
+    /// Pairs of spans that were compared.
+    met: FastMap<(SpanId, SpanId), bool>,
     out: &'s mut [Vec<BoxId>],
     looked: u64,
     limit: u64,
@@ -61,6 +66,26 @@ impl Join<'_> {
     fn look(&mut self, weight: u64) -> Option<()> {
         self.looked += weight;
         (self.looked <= self.limit).then_some(())
+    }
+
+    /// Whether two spans have an element in common for some value.
+    fn meets(&mut self, a: SpanId, b: SpanId) -> bool {
+        if a == b {
+            return true;
+        }
+        let (x, y) = (&self.spans.all[a as usize], &self.spans.all[b as usize]);
+        if x.hull.0 >= y.hull.1 || y.hull.0 >= x.hull.1 {
+            return false;
+        }
+        let key = (a.min(b), a.max(b));
+        if let Some(known) = self.met.get(&key) {
+            return *known;
+        }
+        let found = !self.spans.common(a, b).is_empty();
+        if self.met.len() < MAX_MET {
+            self.met.insert(key, found);
+        }
+        found
     }
 
     fn grouped(&self, ids: Vec<BoxId>, dims: &[usize]) -> Grouped {
@@ -93,7 +118,7 @@ impl Join<'_> {
                             break;
                         }
                         self.look(1)?;
-                        if self.spans.meets(*x, *y) {
+                        if self.meets(*x, *y) {
                             self.pairs(list, other)?;
                         }
                     }

@@ -15,9 +15,6 @@ pub(in crate::valid) type SpanId = u32;
 pub(in crate::valid) type LiveId = u32;
 pub(in crate::valid) const ALWAYS: LiveId = 0;
 
-/// Most pairs of spans that are remembered.
-const MAX_MET: usize = 1 << 22;
-
 /// A part of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::valid) struct Part {
@@ -46,7 +43,6 @@ pub(in crate::valid) struct Spans {
     lengths: FastMap<Vec<(Places, Line)>, u32>,
     pub lives: Vec<Vec<Places>>,
     live_ids: FastMap<Vec<Places>, LiveId>,
-    met: FastMap<(SpanId, SpanId), bool>,
 }
 
 impl Spans {
@@ -58,7 +54,6 @@ impl Spans {
             lengths: FastMap::default(),
             lives: vec![Vec::new()],
             live_ids: FastMap::default(),
-            met: FastMap::default(),
         }
     }
 
@@ -128,26 +123,6 @@ impl Spans {
             let i = set.partition_point(|s| (s.run, s.hi) < (o.run, o.lo));
             set.get(i).is_some_and(|s| s.run == o.run && s.lo <= o.lo && o.hi <= s.hi)
         })
-    }
-
-    /// Whether two spans have an element in common for some value.
-    pub fn meets(&mut self, a: SpanId, b: SpanId) -> bool {
-        if a == b {
-            return true;
-        }
-        let (x, y) = (&self.all[a as usize], &self.all[b as usize]);
-        if x.hull.0 >= y.hull.1 || y.hull.0 >= x.hull.1 {
-            return false;
-        }
-        let key = (a.min(b), a.max(b));
-        if let Some(known) = self.met.get(&key) {
-            return *known;
-        }
-        let found = !self.common(a, b).is_empty();
-        if self.met.len() < MAX_MET {
-            self.met.insert(key, found);
-        }
-        found
     }
 
     /// The places at which two spans have an element in common.
