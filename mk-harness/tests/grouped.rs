@@ -30,7 +30,7 @@ fn every_routing_is_right() {
             let run = run_on_cpu(case, &plan, &options).expect("runs");
             for judged in run.judged.iter().flatten() {
                 assert!(judged.passes(), "{form} on {ranks}: {judged}");
-                assert_eq!(judged.judged == 0, routing == Routing::Empty, "{form}: {judged}");
+                assert!(judged.judged > 0, "{form}: {judged}");
             }
         }
     }

@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long)]
     schedule: Option<Schedule>,
     /// How many rows experts have: uniform, skew:N (every eighth expert has N times as many as the others), one (all rows have the same),
-    /// empty (no expert has any) or random
+    /// empty (every other expert has none) or random
     #[arg(long, value_name = "FORM", default_value_t = Routing::Uniform)]
     routing: Routing,
     /// Launches in a row, each with other inputs

@@ -59,12 +59,13 @@ impl<'a> Verdict<'a> {
                 n => format!(", {n} elements are not finite"),
             };
             let text = format!(
-                "error {:.2e}, worst tile {:.2e} (row {}, column {}), worst element {:.2e}{bad}",
+                "error {:.2e}, worst tile {:.2e} (row {}, column {}), worst element {:.2e} (at most {:.1e}){bad}",
                 norm.global,
                 norm.worst_tile,
                 128 * row,
                 128 * col,
-                norm.worst_element
+                norm.worst_element,
+                tolerance.element
             );
             self.rank(rank, norm, &text, tolerance.accepts(norm))?;
         }

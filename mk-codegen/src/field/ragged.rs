@@ -1,7 +1,7 @@
 //! Ragged rows: which expert each has, in some launches, and their product with matrices of experts.
 //!
-//! What a launch has is in the caller's counts. The plan is evaluated with tables of a few launches, and the pipeline with the same counts; rows
-//! that no expert has are not compared. The verifier shows the rest: for all counts a plan touches the same memory, as far as it is touched.
+//! The caller's counts say how many rows each expert has. Plan and pipeline are evaluated with the counts of a few launches; rows without an expert
+//! are not compared. For all other counts the verifier shows that a plan touches no other memory.
 
 use super::{
     algebra::Algebra,

@@ -1,4 +1,4 @@
-//! Leaf tasks: what a family does, and the sizes that follow from its shape. Their contracts are in `contract.rs`.
+//! Leaf tasks: the work of a family's tasks, and the sizes that follow from its shape. Their contracts are in `contract.rs`.
 
 use super::plan::Mode;
 use serde::{Deserialize, Serialize};

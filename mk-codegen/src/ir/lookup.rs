@@ -1,7 +1,7 @@
 //! Which expressions look up what is in memory.
 //!
 //! A table that is in memory is read when an expression that names it is evaluated. The first agent of a leaf does that at one point of a task,
-//! `decode`: behind those of its waits at the start that name no such table, and before all others. What it reads there are the family's accesses
+//! `decode`: after the waits at the start that name no such table, and before all other waits. The reads at that point are the family's accesses
 //! [`Operand::Tab`](super::Operand::Tab).
 
 use super::{

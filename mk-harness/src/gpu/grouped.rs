@@ -86,6 +86,16 @@ pub(super) fn masked(
     Ok(out)
 }
 
+/// How many rows of each block an expert has.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn own_rows(counts: &DeviceTensor) -> Result<Vec<u64>, HarnessError> {
+    let block = mk_syntax::RAGGED_BLOCK;
+    let of = |s: Stretch| (0..s.rows.div_ceil(block)).map(move |b| (s.rows - b * block).min(block));
+    Ok(stretches(counts)?.into_iter().flat_map(of).collect())
+}
+
 /// The operands of a product.
 pub(super) fn operands(node: &Node) -> [ValueId; 3] {
     [0, 1, 2].map(|i| node.inputs.get(i).copied().unwrap_or(node.result))

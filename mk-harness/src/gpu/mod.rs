@@ -167,7 +167,8 @@ impl<'a> Session<'a> {
                     None => self.reference.error(got, want)?,
                     Some(counts) => {
                         let of = |t| grouped::masked(&setting, rank, counts, t);
-                        self.reference.error(&of(got)?, &of(want)?)?
+                        let own = grouped::own_rows(counts)?;
+                        self.reference.error_of_rows(&of(got)?, &of(want)?, &own)?
                     }
                 };
                 *worst = worse(*worst, error);

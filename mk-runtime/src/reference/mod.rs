@@ -442,6 +442,28 @@ impl Reference {
     /// # Errors
     /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
     pub fn error(&self, x: &DeviceTensor, reference: &DeviceTensor) -> Result<ErrorNorm, Error> {
+        self.error_of(x, reference, None)
+    }
+
+    /// As [`Reference::error`], where only the first `own[i]` rows of the 128 from `128 * i` on count. The others must be 0 in both.
+    ///
+    /// # Errors
+    /// As [`Reference::error`].
+    pub fn error_of_rows(
+        &self,
+        x: &DeviceTensor,
+        reference: &DeviceTensor,
+        own: &[u64],
+    ) -> Result<ErrorNorm, Error> {
+        self.error_of(x, reference, Some(own))
+    }
+
+    fn error_of(
+        &self,
+        x: &DeviceTensor,
+        reference: &DeviceTensor,
+        own: Option<&[u64]>,
+    ) -> Result<ErrorNorm, Error> {
         if x.shape() != reference.shape() {
             return Err(mismatch(format!(
                 "{:?} cannot be compared with {:?}",
@@ -469,7 +491,7 @@ impl Reference {
             .half(code(x)?)
             .half(code(reference)?);
         params.run(&kernels.error, context, grid)?;
-        Ok(ErrorNorm::from_tiles(&out.download()?, rows, cols))
+        Ok(ErrorNorm::from_tiles(&out.download()?, rows, cols, own))
     }
 
     fn on(&self, rank: u32) -> Result<(&Kernels, &Context), Error> {

@@ -81,7 +81,7 @@ impl Checker<'_> {
             self.error(place, "what it reads to look up depends on a look-up");
         }
         if !x.accesses.iter().any(|a| tab(&a)) && plan.looks_up(x) {
-            self.error(place, "looks up what is in memory, and has no access `tab` that reads it");
+            self.error(place, "a table in memory is looked up, and no access `tab` reads it");
         }
     }
 
