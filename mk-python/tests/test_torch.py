@@ -3,6 +3,8 @@
 import copy
 import os
 import pickle
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -263,6 +265,25 @@ class OneRank(unittest.TestCase):
         self.assertTrue(torch.equal(own(*tensors), f(*tensors)))
         layers = [mk.compile(MLP, self.world) for _ in range(40)]
         self.assertEqual(len({id(layer) for layer in layers}), 1)
+
+    def test_the_operator_is_defined_once_by_threads_that_compile(self):
+        text = """
+import sys, threading
+import torch, mk
+sys.setswitchinterval(1e-6)
+world, barrier, wrong = mk.World.reference(), threading.Barrier(8), []
+def one(i):
+    barrier.wait()
+    try:
+        mk.compile("gemm(a, b)" + " -> relu" * i, world, share=False)
+    except Exception as e:
+        wrong.append(e)
+threads = [threading.Thread(target=one, args=(i,)) for i in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert not wrong, wrong
+"""
+        subprocess.run([sys.executable, "-c", text], check=True)
 
 
 def on_ranks(rank, ranks, path):

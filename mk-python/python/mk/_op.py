@@ -10,6 +10,7 @@ call, behind the pipeline's.
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 from ._errors import Error, UnsupportedError
@@ -17,6 +18,7 @@ from ._errors import Error, UnsupportedError
 # By key. What holds an entry is the function that was compiled.
 ENTRIES: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _library = None
+_defining = threading.Lock()
 # Calls of eager code, past the dispatcher.
 direct = None
 
@@ -40,12 +42,18 @@ def is_plain(torch, tensors):
 
 
 def register():
-    """Defines the operator, once. Returns it."""
-    global _library, direct
+    """Defines the operator, once, whichever threads ask for it. Returns it."""
     import torch
 
-    if _library is not None:
-        return torch.ops.mk.call
+    if _library is None:
+        with _defining:
+            if _library is None:
+                _define(torch)
+    return torch.ops.mk.call
+
+
+def _define(torch):
+    global _library, direct
     library = torch.library.Library("mk", "DEF")
     library.define("call(Tensor[] inputs, str key) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
     library.define("add_gradients(Tensor[] inputs, Tensor(a!)[] into, Tensor(b!)[] out, str key) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
@@ -169,4 +177,3 @@ def register():
         return entry(key).flops(inputs)
 
     _library = library
-    return torch.ops.mk.call
