@@ -15,8 +15,11 @@ use crate::settings::{Config, Refusal};
 /// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
 /// the best or within 6 % of the best split for every shape measured (docs/performance.md).
 pub const DEFAULT_COPY_SMS: u32 = 8;
-/// Bytes a second that one of them is good for: their share of a link.
-const COPY_RATE: f64 = 49e9;
+/// Bytes a second of one of them beside attention, whose pieces are small: 10.2e9 of one and 7 to 8e9 each of two and three, on an H100 that four
+/// ranks share (docs/performance.md). A link lets them move more.
+const COPY_RATE: f64 = 7e9;
+/// Fewest of them beside attention: one was slower wherever it was measured.
+const LEAST_COPY_SMS: u32 = 2;
 /// Floating-point operations a second of an SM that attends.
 const ATTEND_RATE: f64 = 5e12;
 /// The same where they also add up what peers sent, through registers.
@@ -66,7 +69,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
         // No more than it takes to keep up.
         Some(ratio) => {
             let ctas = ratio * f64::from(sms) * ATTEND_RATE / COPY_RATE;
-            (ctas.round() as u32).clamp(1, DEFAULT_COPY_SMS)
+            (ctas.round() as u32).clamp(LEAST_COPY_SMS, DEFAULT_COPY_SMS)
         }
         None if reduces(&plan, &kinds) => DEFAULT_REDUCE_SMS,
         None => DEFAULT_COPY_SMS,
