@@ -15,9 +15,9 @@ use crate::settings::{Config, Refusal};
 /// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
 /// the best or within 6 % of the best split for every shape measured (docs/performance.md).
 pub const DEFAULT_COPY_SMS: u32 = 8;
-/// Bytes a second of one of them beside attention, whose pieces are small: 10.2e9 of one and 7 to 8e9 each of two and three, on an H100 that four
-/// ranks share (docs/performance.md). A link lets them move more.
-const COPY_RATE: f64 = 7e9;
+/// Bytes a second of one of them beside attention, on an H100 that four ranks share: 10.2e9 of one alone, 7 to 8e9 each of two and
+/// three, and 4.7e9 and more each of eight, which kept up. A link lets them move more.
+const COPY_RATE: f64 = 5e9;
 /// Fewest of them beside attention: one was slower wherever it was measured.
 const LEAST_COPY_SMS: u32 = 2;
 /// Floating-point operations a second of an SM that attends.
