@@ -411,9 +411,12 @@ pub fn cluster_part(steps: i64, part: i64, parts: i64) -> i64 {
     steps * part / parts.max(1)
 }
 
-/// Bytes of a tile's f32 sums that a CTA shows the others of its cluster: rows are eight words apart modulo the banks.
-pub fn mma_exchange_bytes([m, n]: [u32; 2]) -> u32 {
-    m * (n + 8) * 4
+/// Bytes that come to a CTA from the others of a cluster that shares tiles: f32 sums of what it finishes, in units of 16 columns and 64
+/// rows of each of two warpgroups.
+pub fn mma_exchange_bytes([m, n]: [u32; 2], cluster: u32) -> u32 {
+    const UNIT_BYTES: u32 = 64 * 16 * 4;
+    let units = (m * n / (64 * 16) / 2).div_ceil(cluster.max(1));
+    cluster.saturating_sub(1).saturating_mul(units).saturating_mul(2 * UNIT_BYTES)
 }
 
 /// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.

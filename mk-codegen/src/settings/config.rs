@@ -1,7 +1,9 @@
 //! The settings of one plan.
 
 use super::values::{AllReduce, Block, Gather, LastWave, Reduction};
-use crate::ir::{Consumers, NicOrdering, Schedule, mma_stage_bytes, mma_staging_bytes};
+use crate::ir::{
+    Consumers, NicOrdering, Schedule, mma_exchange_bytes, mma_stage_bytes, mma_staging_bytes,
+};
 use crate::target::{self, Target};
 
 /// Everything that decides a plan, apart from the pipeline and its sizes: the world, the GPU, and the settings of [`SETTINGS`](super::SETTINGS).
@@ -93,12 +95,15 @@ const MOST_STAGES: u32 = 6;
 impl Config {
     /// Shared-memory stages of a matrix product on `target`.
     pub fn stages_on(&self, target: &Target) -> u32 {
-        self.stages.unwrap_or_else(|| stages_that_fit(self.block, target).clamp(2, MOST_STAGES))
+        self.stages.unwrap_or_else(|| {
+            stages_that_fit(self.block, self.cluster, target).clamp(2, MOST_STAGES)
+        })
     }
 }
 
-/// Stages of a tile that fit shared memory beside the staging of its results.
-pub(super) fn stages_that_fit([m, n, k]: Block, target: &Target) -> u32 {
+/// Stages of a tile that fit shared memory beside the staging of its results, or beside what the others of a cluster send.
+pub(super) fn stages_that_fit([m, n, k]: Block, cluster: u32, target: &Target) -> u32 {
     let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes);
-    room.saturating_sub(mma_staging_bytes([m, n])) / mma_stage_bytes([m, n, k]).max(1)
+    let beside = mma_staging_bytes([m, n]).max(mma_exchange_bytes([m, n], cluster));
+    room.saturating_sub(beside) / mma_stage_bytes([m, n, k]).max(1)
 }

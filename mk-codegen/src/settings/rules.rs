@@ -6,7 +6,7 @@ use super::{
     table::Misfit,
     values::{Gather, LastWave, Reduction},
 };
-use crate::ir::{Consumers, Schedule, mma_exchange_bytes, mma_stage_bytes, one_warpgroup_takes};
+use crate::ir::{Consumers, Schedule, one_warpgroup_takes};
 use crate::target;
 
 type Fit = Result<(), Misfit>;
@@ -88,7 +88,7 @@ pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
     else {
         return Ok(());
     };
-    let most = stages_that_fit(c.block, target);
+    let most = stages_that_fit(c.block, c.cluster, target);
     if (2..=most).contains(&n) {
         return Ok(());
     }
@@ -267,13 +267,12 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             "set `consumers=cooperative last_wave=none tile_scheduler=static`, or leave `cluster`",
         );
     }
-    let [bm, bn, bk] = c.block;
-    let fits = target::by_name(&c.target)
-        .is_none_or(|t| mma_exchange_bytes([bm, bn]) <= c.stages_on(t) * mma_stage_bytes(c.block));
+    let [_, bn, bk] = c.block;
+    let fits = target::by_name(&c.target).is_none_or(|t| stages_that_fit(c.block, n, t) >= 2);
     if bn % 64 != 0 || !fits {
         return because(
-            "its sums do not fit the stages",
-            "use `block` of a multiple of 64 columns",
+            "its sums do not fit beside two stages",
+            "use a smaller `block` of a multiple of 64 columns, or fewer CTAs",
         );
     }
     let steps = depth.div_ceil(u64::from(bk));

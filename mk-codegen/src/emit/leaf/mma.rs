@@ -11,8 +11,8 @@ use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use crate::{
     ir::{
         ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId,
-        Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_panel_columns,
-        mma_staging_bytes, one_warpgroup_takes, saves_gates,
+        Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_exchange_bytes,
+        mma_panel_columns, mma_staging_bytes, one_warpgroup_takes, saves_gates,
     },
     target,
 };
@@ -93,7 +93,8 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
         cluster,
         block_m => block[0],
         block_n,
-        staging => mma_staging_bytes([block[0], block[1]]),
+        staging => mma_staging_bytes([block[0], block[1]])
+            .max(mma_exchange_bytes([block[0], block[1]], *cluster)),
     })
 }
 
@@ -113,11 +114,25 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let target = target::by_name(&e.plan.target).ok_or_else(|| {
         EmitError::unsupported("target", format!("{} is no machine that is known", e.plan.target))
     })?;
-    let borrowed_stage = e.points.borrowed_stage(&run)?;
+    let only_tile = e.points.only_tile(&run)?;
+    let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
+    let clipped = e.points.ends_clipped(&run)?;
     let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
-    let choices = [(borrowed_stage, "borrowed stage"), (b_evict_first, "b evict-first")];
+    let choices = [
+        (borrowed_stage, "borrowed stage"),
+        (b_evict_first, "b evict-first"),
+        (clipped, "last rows clipped"),
+        (only_tile, "one tile per CTA"),
+    ];
     let choices = choices.iter().filter(|(on, _)| *on).map(|(_, text)| text.to_string()).collect();
-    let tile = context! { b_rank, borrowed_stage, b_evict_first, ..tile(e, g)? };
+    let tile = context! {
+        b_rank,
+        borrowed_stage,
+        b_evict_first,
+        clipped,
+        only_tile,
+        ..tile(e, g)?
+    };
     let (hooks, call) = (context! { tile }, context! {});
     Ok(Prepared { families, hooks, call, workers: g.ctas / g.cluster, choices })
 }
