@@ -37,11 +37,11 @@ struct GemmOptions {
   bool carry_last = false;  // and not before its own product has been through the elementwise chain
   bool b_evict_first = false;   // no other tile reads what a tile reads of B
   bool borrowed_stage = false;  // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
+  bool clipped = false;         // Tma: where a tile's rows end inside a panel, the tensor's do
+  bool only_tile = false;       // Tma: no CTA has a second tile
   u32 cluster = 1;              // CTAs that share a tile, each with a part of its steps along k
   u32 below = 1;                // CTAs of a cluster whose tiles lie one below the other: they load B together
   u32 beside = 1;               // and side by side: they load A together
-  bool clipped = false;         // Tma: where a tile's rows end inside a panel, the tensor's do
-  bool only_tile = false;       // Tma: no CTA has a second tile
   StorePath store = StorePath::Tma;
   Consumers consumers = Consumers::Cooperative;
 };

@@ -203,7 +203,8 @@ impl Points<'_> {
         let own_rows =
             *a_layout == ALayout::Mk && block[0] > 64 && mma_panel_columns(block[1]) == 64;
         let room = beyond == 0 || own_rows && beyond <= stages * (block[0] / 128);
-        let sends = *store == Store::Tma && *consumers == Consumers::Cooperative;
+        let sends =
+            *store == Store::Tma && *consumers == Consumers::Cooperative && leaf.cluster() == 1;
         let whole = self.plan.families.values().filter(|f| f.role == role).count() == run.len();
         if !(sends && room && whole && self.plan.keeps_nothing()) {
             return Ok(false);

@@ -1,6 +1,6 @@
 //! The settings of one plan.
 
-use super::values::{AllReduce, Block, Gather, LastWave, Reduction};
+use super::values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction};
 use crate::ir::{
     Consumers, NicOrdering, Schedule, mma_exchange_bytes, mma_stage_bytes, mma_staging_bytes,
 };
@@ -38,6 +38,8 @@ pub struct Config {
     /// CTAs of a cluster that share each tile of a product alone, at most eight: each multiplies a part of the inner dimension, and they add
     /// their sums through shared memory, in order. For products whose tiles are fewer than SMs.
     pub cluster: u32,
+    /// CTAs of a cluster that load operands of a product alone together.
+    pub multicast: Option<Multicast>,
     /// Which agents push gathered rows.
     pub gather: Gather,
     /// Slices of the inner dimension in which gathered rows travel, at most, so that a product begins with the first slice. Each slice
@@ -76,6 +78,7 @@ impl Default for Config {
             last_wave: None,
             split_k: 1,
             cluster: 1,
+            multicast: None,
             gather: Gather::Sms,
             k_slices: 1,
             chunk_bytes: 512 * 1024,
@@ -93,6 +96,16 @@ impl Default for Config {
 const MOST_STAGES: u32 = 6;
 
 impl Config {
+    /// Rows of the result that a task of a product makes.
+    pub(crate) fn rows_of_task(&self) -> i32 {
+        (self.block[0] * self.multicast.map_or(1, |m| m.below)) as i32
+    }
+
+    /// CTAs that share a task of a product.
+    pub(crate) fn ctas_of_task(&self) -> u32 {
+        self.cluster * self.multicast.map_or(1, |m| m.below * m.beside)
+    }
+
     /// Shared-memory stages of a matrix product on `target`.
     pub fn stages_on(&self, target: &Target) -> u32 {
         self.stages.unwrap_or_else(|| {

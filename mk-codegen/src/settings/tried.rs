@@ -28,7 +28,8 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
             blocks.extend(["256x128x64", "256x160x64"]);
         }
         let small = alone_and_small(facts);
-        if rows <= 64 || small && rows <= 192 {
+        let alone = rules::shared_depth(facts).is_some();
+        if rows <= 64 || alone && rows <= 512 {
             blocks.extend(["64x256x64", FLAT]);
         }
         if rows > 64 && rows <= 512 || small {
@@ -154,7 +155,15 @@ pub(super) fn split_k(facts: &Facts) -> Vec<String> {
 /// Clusters for products alone, of which there are fewer tiles than SMs.
 pub(super) fn cluster(facts: &Facts) -> Vec<String> {
     match rules::shared_depth(facts) {
-        Some(depth) if depth >= 256 && alone_and_small(facts) => texts(&[1, 2, 4, 8]),
+        Some(depth) if depth >= 256 && alone_and_small(facts) => texts(&[1, 2, 3, 4, 6, 8]),
+        _ => Vec::new(),
+    }
+}
+
+/// Clusters that load together, for products alone.
+pub(super) fn multicast(facts: &Facts) -> Vec<String> {
+    match rules::shared_depth(facts) {
+        Some(_) if facts.extents()[0] > 128 => texts(&["none", "2x1", "1x2", "2x2"]),
         _ => Vec::new(),
     }
 }
