@@ -274,7 +274,9 @@ fn boxes_of_left_factors_are_what_loops_expect(name: &str, cuda: &str) -> usize 
     for line in cuda.lines() {
         if line.starts_with("using Compute") && line.contains(".a = ALayout::") {
             let rows = number(line, ".a_rows = ").or_else(|| number(line, ".block_m = "));
-            expected = rows.filter(|_| line.contains(".a = ALayout::KMajor"));
+            // Each of the CTAs that load together brings a part.
+            let beside = number(line, ".beside = ").unwrap_or(1);
+            expected = rows.filter(|_| line.contains(".a = ALayout::KMajor")).map(|n| n / beside);
         }
         if let Some(map) =
             line.trim().strip_prefix("work.a = &params.maps[").and_then(|m| m.strip_suffix("];"))
