@@ -6,7 +6,7 @@ use super::{CostError, model::DeviceModel};
 use crate::ir::{ALayout, Access, Leaf, Operand, Plan, Points, Store, TableSet, row_dim};
 use serde::{Deserialize, Serialize};
 
-/// What products alone were measured to take, caches flushed. Times are joined by their cubes: those that are near add up.
+/// What products alone were measured to take, caches flushed. Times are joined by a [power](Products::power): those that are near add up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Products {
@@ -24,12 +24,18 @@ pub struct Products {
     pub cold_s: f64,
     /// What a cluster that shares the depth takes to exchange its sums, beside their bytes.
     pub exchange_s: f64,
+    /// And for each of its CTAs but one.
+    pub exchange_cta_s: f64,
     /// Bytes of a tile's sums that it then adds up in a second.
     pub exchange_bytes_per_s: f64,
     /// Memory bandwidth.
     pub memory_bytes_per_s: f64,
-    /// How much longer a right operand `[k, n]` takes.
-    pub right: f64,
+    /// What one SM gets of it.
+    pub sm_bytes_per_s: f64,
+    /// By how much more an operand takes whose rows begin nowhere near lines.
+    pub off_lines: f64,
+    /// Times whose powers add up.
+    pub power: f64,
     /// How much longer a step takes where CTAs load together.
     pub multicast: f64,
     /// The start of their cluster.
@@ -44,22 +50,26 @@ impl Products {
     pub(super) fn faster(mut self, memory: f64, clock: f64) -> Products {
         self.memory_bytes_per_s *= memory;
         self.cold_s /= memory;
+        self.sm_bytes_per_s *= clock;
         self.exchange_bytes_per_s *= clock;
         for (_, step_s) in &mut self.steps {
             *step_s /= clock;
         }
         let own = [&mut self.tile_s, &mut self.line_s, &mut self.cache_line_s];
-        for time in own.into_iter().chain([&mut self.exchange_s, &mut self.multicast_s]) {
+        let of_clusters = [&mut self.exchange_s, &mut self.exchange_cta_s, &mut self.multicast_s];
+        for time in own.into_iter().chain(of_clusters) {
             *time /= clock;
         }
         self
     }
 
     /// Each figure with its name: rates, and times.
-    pub(super) fn all(&self) -> ([Named; 2], Vec<Named>) {
+    pub(super) fn all(&self) -> ([Named; 4], Vec<Named>) {
         let rates = [
             ("exchange_bytes_per_s", self.exchange_bytes_per_s),
             ("memory_bytes_per_s", self.memory_bytes_per_s),
+            ("sm_bytes_per_s", self.sm_bytes_per_s),
+            ("power", self.power),
         ];
         let times = [
             ("launch_s", self.launch_s),
@@ -68,20 +78,21 @@ impl Products {
             ("cache_line_s", self.cache_line_s),
             ("cold_s", self.cold_s),
             ("exchange_s", self.exchange_s),
+            ("exchange_cta_s", self.exchange_cta_s),
             ("multicast_s", self.multicast_s),
         ];
         let steps = self.steps.iter().map(|s| ("steps", s.1));
         (rates, times.into_iter().chain(steps).collect())
     }
 
+    /// Times that are near add up.
+    fn join(&self, times: &[f64]) -> f64 {
+        times.iter().map(|t| t.powf(self.power)).sum::<f64>().powf(1.0 / self.power)
+    }
+
     fn step_s(&self, block: [u32; 2]) -> f64 {
         self.steps.iter().find(|s| s.0 == block).map_or(0.0, |s| s.1)
     }
-}
-
-/// Times that are near add up.
-fn join(times: &[f64]) -> f64 {
-    times.iter().map(|t| t.powi(3)).sum::<f64>().cbrt()
 }
 
 /// How long a plan takes that is one matrix product and nothing else, on the rank with the most; `None` for other plans, for products
@@ -127,11 +138,13 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
             let size = plan.buffers[x.buffer].dtype.size_bytes() as f64;
             shape.iter().map(|n| *n as f64).product::<f64>() * size
         };
-        let lines = |x: &Access, side: u32| -> Result<f64, CostError> {
+        // How far rows begin from lines: 0 at lines.
+        let off = |x: &Access| -> Result<f64, CostError> {
             let size = plan.buffers[x.buffer].dtype.size_bytes() as i64;
             let pitch = points.pitch(x.buffer, rank)? * size;
-            Ok(f64::from(side) * (2.0 - super::unroll::gcd(pitch.max(1), 128) as f64 / 128.0))
+            Ok(1.0 - super::unroll::gcd(pitch.max(1), 128) as f64 / 128.0)
         };
+        let [off_a, off_b] = [off(a)?, off(b)?];
         let rows = of_c.first().map_or(0.0, |m| (*m as f64).min(f64::from(block[0])));
         let shape = Shape {
             tiles,
@@ -140,7 +153,8 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
             rows,
             a: bytes(&of_a, a),
             b: bytes(&of_b, b),
-            lines: [lines(a, block[0])?, lines(b, block[1])?],
+            lines: [f64::from(block[0]) * (1.0 + off_a), f64::from(block[1]) * (1.0 + off_b)],
+            off: [off_a, off_b],
             out: rows
                 * f64::from(x.leaf.out_columns())
                 * plan.buffers[c.buffer].dtype.size_bytes() as f64,
@@ -166,6 +180,8 @@ struct Shape {
     b: f64,
     /// Lines of 128 bytes that a step touches of each.
     lines: [f64; 2],
+    /// How far the rows of each begin from lines: 0 at lines.
+    off: [f64; 2],
     /// Bytes of a tile of results.
     out: f64,
 }
@@ -189,7 +205,7 @@ impl Products {
         let stage = (f64::from(way.block[0]) + f64::from(way.block[1])) * 128.0;
         let asked = (active * steps * stage * waves).max(1.0);
         let asks = s.lines[0] / beside + s.lines[1] / below;
-        let mut step_s = join(&[
+        let mut step_s = self.join(&[
             self.step_s(way.block),
             (s.lines[0] + s.lines[1]) * self.line_s,
             active * asks * self.cache_line_s,
@@ -197,21 +213,27 @@ impl Products {
         if together > 1.0 {
             step_s *= self.multicast;
         }
-        step_s = join(&[step_s, self.cold_s * ((s.a + s.b) / asked).min(1.0)]);
+        step_s = self.join(&[step_s, self.cold_s * ((s.a + s.b) / asked).min(1.0)]);
         let mut tile_s =
             self.tile_s * f64::from(way.block[0]) * f64::from(way.block[1]) / (128.0 * 256.0);
         if parts > 1.0 {
             let sums = s.rows * f64::from(way.block[1]) * 4.0;
-            tile_s += self.exchange_s + sums / self.exchange_bytes_per_s;
+            tile_s += self.exchange_s
+                + self.exchange_cta_s * (parts - 1.0)
+                + sums / self.exchange_bytes_per_s;
         }
-        let memory_s = (s.a + s.b * self.right) / self.memory_bytes_per_s;
+        let [more_a, more_b] = s.off.map(|off| 1.0 + self.off_lines * off);
+        let memory_s = self.join(&[
+            (s.a * more_a + s.b * more_b) / self.memory_bytes_per_s,
+            (s.a + s.b) / (active * self.sm_bytes_per_s),
+        ]);
         let tiles = if way.ping_pong { 1.0 } else { waves };
         let start_s = if together > 1.0 { self.multicast_s } else { 0.0 };
         // What the last tiles store.
         let out_s = s.out * (s.tiles.min(s.lanes) * together) / self.memory_bytes_per_s;
         self.launch_s
             + start_s
-            + waves * join(&[steps * step_s, memory_s / waves])
+            + waves * self.join(&[steps * step_s, memory_s / waves])
             + tiles * tile_s
             + out_s
     }
@@ -231,6 +253,7 @@ mod tests {
             a: 1e6,
             b: 32e6,
             lines: [128.0, 128.0],
+            off: [0.0, 0.0],
             out: 128.0 * 128.0 * 2.0,
         };
         figures.seconds(&shape, way)
