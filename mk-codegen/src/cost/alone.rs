@@ -64,12 +64,11 @@ impl Products {
     }
 
     /// Each figure with its name: rates, and times.
-    pub(super) fn all(&self) -> ([Named; 4], Vec<Named>) {
+    pub(super) fn all(&self) -> ([Named; 3], Vec<Named>) {
         let rates = [
             ("exchange_bytes_per_s", self.exchange_bytes_per_s),
             ("memory_bytes_per_s", self.memory_bytes_per_s),
             ("sm_bytes_per_s", self.sm_bytes_per_s),
-            ("power", self.power),
         ];
         let times = [
             ("launch_s", self.launch_s),

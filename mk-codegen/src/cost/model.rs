@@ -278,6 +278,9 @@ impl DeviceModel {
         if let Some((name, v)) = all.into_iter().find(|t| !(0.0..=1.0).contains(&t.1)) {
             return refuse(format!("{name} is {v}, and must be 0 to 1"));
         }
+        if let Some(p) = self.products.as_ref().filter(|p| !(1.0..=16.0).contains(&p.power)) {
+            return refuse(format!("power is {}, and must be 1 to 16", p.power));
+        }
         if self.tiles.is_empty() || self.tiles.iter().any(|t| t.step_s <= 0.0) {
             return refuse("it needs a tile shape, with a time for each step".into());
         }
