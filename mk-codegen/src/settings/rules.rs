@@ -275,6 +275,13 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             "use a smaller `block` of a multiple of 64 columns, or fewer CTAs",
         );
     }
+    // The largest of them, beside all sums.
+    if bm * bn >= 128 * 256 && n == 3 {
+        return because(
+            "no registers are left for parts that differ",
+            "use a smaller `block`, or 2 or 4 CTAs",
+        );
+    }
     if bm * bn >= 128 * 256 && !facts.plain() {
         return because(
             "no registers are left for elementwise operations",
