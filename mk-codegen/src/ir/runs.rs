@@ -178,7 +178,12 @@ impl Points<'_> {
         let behind = carry_last(leaf.epilogue());
         let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
         let more = panels > mma_staging_panels(block[0]);
-        Ok(own_rows && alone && whole && more && !behind && self.least_steps(run)? >= i64::from(*stages))
+        Ok(own_rows
+            && alone
+            && whole
+            && more
+            && !behind
+            && self.least_steps(run)? >= i64::from(*stages))
     }
 
     /// Whether the consumers of a [run](Plan::runs) send their tiles by themselves, of which no CTA has two: nothing is loaded behind such
