@@ -338,6 +338,7 @@ impl Display for LeafText<'_> {
                 store,
                 consumers,
                 cluster,
+                multicast: [below, beside],
                 epilogue,
             } => {
                 let a = if *a_layout == ALayout::Mk { "" } else { " a=km" };
@@ -349,6 +350,9 @@ impl Display for LeafText<'_> {
                 }
                 if *cluster != 1 {
                     write!(f, " cluster={cluster}")?;
+                }
+                if below * beside != 1 {
+                    write!(f, " multicast={below}x{beside}")?;
                 }
                 write_epilogue(f, epilogue)
             }

@@ -15,11 +15,9 @@ use crate::settings::{Config, Refusal};
 /// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
 /// the best or within 6 % of the best split for every shape measured (docs/performance.md).
 pub const DEFAULT_COPY_SMS: u32 = 8;
-/// Bytes a second of one of them beside attention, on an H100 that four ranks share: 10.2e9 of one alone, 7 to 8e9 each of two and
-/// three, and 4.7e9 and more each of eight, which kept up. A link lets them move more.
-const COPY_RATE: f64 = 5e9;
-/// Fewest of them beside attention: one was slower wherever it was measured.
-const LEAST_COPY_SMS: u32 = 2;
+/// Bytes a second of one of them beside attention, on an H100 that four ranks share and whose clock its power holds back: 25.5 to 28e9 of
+/// one alone, 19e9 and more each of two and three (docs/performance.md, "Rings").
+const COPY_RATE: f64 = 20e9;
 /// Floating-point operations a second of an SM that attends.
 const ATTEND_RATE: f64 = 5e12;
 /// The same where they also add up what peers sent, through registers.
@@ -66,10 +64,10 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     let inter: u32 = used.iter().map(|k| inter_sms(*k)).sum();
     let sms = target.sms.saturating_sub(config.reserved_sms).saturating_sub(inter);
     let default = match bytes_per_flop {
-        // No more than it takes to keep up.
+        // As many as it takes to keep up: one more costs its share of the SMs, one less the time of what arrives late.
         Some(ratio) => {
             let ctas = ratio * f64::from(sms) * ATTEND_RATE / COPY_RATE;
-            (ctas.round() as u32).clamp(LEAST_COPY_SMS, DEFAULT_COPY_SMS)
+            (ctas.ceil() as u32).clamp(1, DEFAULT_COPY_SMS)
         }
         None if reduces(&plan, &kinds) => DEFAULT_REDUCE_SMS,
         None => DEFAULT_COPY_SMS,
@@ -108,7 +106,9 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     for kind in &used {
         let ctas = match kind {
-            RoleKind::Compute if config.cluster > 1 => clustered(compute, config.cluster)?,
+            RoleKind::Compute if config.ctas_of_task() > 1 => {
+                clustered(compute, config.ctas_of_task())?
+            }
             RoleKind::Compute => compute,
             RoleKind::IntraComm => comm,
             other => inter_sms(*other),
@@ -131,12 +131,19 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     Ok(plan)
 }
 
-/// CTAs that clusters of more than two find room for: GPCs have 16 or 18 SMs, and some fewer (an H100 was seen to hold 120).
-const CLUSTERED_SMS: u32 = 120;
+/// CTAs that clusters of a size find room for: GPCs have 16 or 18 SMs, and some fewer (as an H100 and an H200 said).
+fn clustered_sms(cluster: u32) -> u32 {
+    match cluster {
+        1 | 2 => u32::MAX,
+        3 => 117,
+        6 => 102,
+        _ => 120,
+    }
+}
 
 /// CTAs of a role that multiplies in clusters.
 fn clustered(compute: u32, cluster: u32) -> Result<u32, LowerError> {
-    let room = if cluster > 2 { compute.min(CLUSTERED_SMS) } else { compute };
+    let room = compute.min(clustered_sms(cluster));
     match room / cluster {
         0 => {
             let why = format!("a cluster of {cluster} CTAs does not fit {compute} SMs");
