@@ -38,13 +38,13 @@ fn mistakes() {
         (of(X, IDS, GATE, &BODY.replace(", capacity = R", "")), "for how many rows there is room"),
         (of(X, IDS, GATE, &BODY.replace("= R", "= 0.5")), "for how many rows there is room"),
         (of("bf16[T, H]", "i32[T, K]", GATE, BODY), "sends each rank's own tokens"),
-        (of(X, "i32[T, K]", GATE, BODY), "`dispatch` needs `ids` as `shard(0)`"),
+        (of(X, "i32[T, K] @ replicate", GATE, BODY), "`dispatch` needs `ids` as `shard(0)`"),
         (of(X, "f32[T, K] @ shard(0)", GATE, BODY), "needs the experts of each token"),
         (of(X, "i32[T] @ shard(0)", GATE, BODY), "needs the experts of each token"),
         (of(X, "i32[M, K] @ shard(0)", GATE, BODY), "a route needs `T` in `ids`, and it has `M`"),
         (of(X, IDS, "f32[T, J] @ shard(0)", BODY), "a route needs `K` in `gate`, and it has `J`"),
         (of(X, IDS, "bf16[T, K] @ shard(0)", BODY), "needs a weight for each expert of a token"),
-        (of(X, IDS, "f32[T, K]", BODY), "`combine` needs `gate` as `shard(0)`"),
+        (of(X, IDS, "f32[T, K] @ replicate", BODY), "`combine` needs `gate` as `shard(0)`"),
         (of("f32[T, H] @ shard(0)", IDS, GATE, BODY), "takes `bf16` or `f16`"),
         (of(X, IDS, GATE, "combine(x, gate)"), "brings back what was dispatched"),
         (of(X, IDS, GATE, &BODY.replace("grouped_gemm", "gemm")), "does not take ragged rows"),
@@ -55,10 +55,9 @@ fn mistakes() {
 
 #[test]
 fn no_derivative() {
-    let source = format!(
-        "fn f(x: {X}, ids: {IDS}, gate: {GATE}, w: bf16[E, H, N] @ shard(0)) {{ {BODY} }}"
-    );
+    let source =
+        format!("fn f(x: {X}, ids: {IDS}, gate: {GATE}, w: bf16[E, H, N] @ shard(0)) {{ {BODY} }}");
     let program = Program::parse(&source).expect("a pipeline");
-    let error = grad(&program, &["x"]).map(drop).expect_err("no derivative");
+    let error = grad::grad(&program, None, grad::Saves::default()).expect_err("no derivative");
     assert!(error.to_string().contains("`combine`"), "{error}");
 }
