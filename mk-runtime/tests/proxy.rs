@@ -58,7 +58,7 @@ impl Watch for Kernels {
         self.gave_up.load(Atomic::Relaxed) == rank + 1
     }
 
-    fn give_up(&self, by: u32) {
+    fn give_up(&self, by: u32, _why: Option<&NetFault>) {
         self.told.store(by + 1, Atomic::Relaxed);
     }
 }

@@ -17,7 +17,7 @@ use crate::jit::Compiled;
 use crate::mem::{FaultRecords, SymmetricMemory, drain};
 use crate::net::Leased;
 use crate::proxy::Watch;
-use crate::world::{Deadline, Member, World};
+use crate::world::{Deadline, World};
 use mk_abi::KernelSource;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -250,7 +250,7 @@ impl Instance {
             let by = self.ranks.get(enqueued).map_or(first, |r| r.rank);
             // What was captured has not run: others' launches go on. Of several ranks it may be a part, which must not be replayed.
             if eager.is_some() {
-                self.health.raise(by);
+                self.health.give_up(by, Some(error.to_string()));
             }
             if eager.is_some() || enqueued > 0 {
                 self.health.poison(error);
@@ -347,7 +347,7 @@ impl Instance {
     /// Tells running kernels of all ranks to give up, as a peer's abort does, and poisons the instance.
     pub fn abort(&mut self) {
         self.health.poison(&Error::Aborted);
-        self.health.raise(self.world.local_ranks().start);
+        self.health.give_up(self.world.local_ranks().start, None);
     }
 
     /// Fills the workspace of this process's ranks with a byte, except for the part that must start as zero. A test
