@@ -32,6 +32,7 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("MK_TOKEN_FILE", "file with the secret that hosts of a run share; needed off loopback"),
     ("MK_ADDRESS", "address of this host for the run's other hosts"),
     ("MK_NODES", "as if the ranks were on so many hosts, to try that on one"),
+    ("MK_NET", "network between hosts: efa, verbs, tcp or a provider of libfabric"),
     ("MK_SHARE_GPU", "1: processes may share a GPU, to try several on one"),
     ("CUDA_LAUNCH_BLOCKING", "refused: ranks wait for each other inside their kernels"),
 ];
@@ -92,6 +93,11 @@ pub(crate) fn launch_blocking() -> bool {
 pub(crate) fn launcher() -> Result<Launcher, Error> {
     let get = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     launcher::parse(&get)
+}
+
+/// `MK_NET`.
+pub(crate) fn net() -> Option<String> {
+    std::env::var("MK_NET").ok().filter(|v| !v.is_empty())
 }
 
 /// What the environment says of a world, beyond what its launcher does.

@@ -1,6 +1,6 @@
 //! Starts this binary again, once per rank, and listens to what the processes say.
 
-use crate::{Watchdog, processes, same, start};
+use crate::{Watchdog, hosts, processes, same, start};
 use mk::runtime::World;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -37,6 +37,10 @@ const CASES: &[(&str, Case)] = &[
     ("overlapping", processes::overlapping),
     ("absent", start::absent),
     ("hosts", start::hosts),
+    ("hosts_same", hosts::same),
+    ("hosts_at_work", hosts::at_work),
+    ("hosts_aborted", hosts::aborted),
+    ("hosts_other_kernel", hosts::other_kernel),
     ("one_gpu_for_two", start::one_gpu_for_two),
     ("isolated", start::isolated),
     ("no_such_gpu", start::no_such_gpu),

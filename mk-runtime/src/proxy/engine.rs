@@ -200,7 +200,7 @@ impl Engine {
         for x in self.instances.iter_mut().filter(|x| !x.over) {
             let Some(watch) = &x.watch else { continue };
             match &self.fault {
-                Some(fault) => watch.give_up(fault.rank, Some(fault)),
+                Some(fault) => watch.give_up(fault.of(), Some(fault)),
                 None if watch.gave_up(self.rank) => watch.give_up(self.rank, None),
                 None => continue,
             }

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::Error;
 use crate::driver::{self, Context};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -128,11 +129,11 @@ impl World {
                 vec![Arc::new(Context::retain(device)?)],
                 vec![limits],
                 shares,
-                None,
+                (None, None),
             );
         }
         let doors: Vec<String> = cards.iter().map(|c| c.door.clone()).collect();
-        let group = join(&mut *bootstrap, &topology, &doors, &card, &door, options)?;
+        let (address, group) = join(&mut *bootstrap, &topology, &doors, &card, &door, options)?;
         let node = topology.reach(rank);
         let local = reach(device, &cards[node.start as usize..node.end as usize])
             .and_then(|()| Context::retain(device));
@@ -144,12 +145,12 @@ impl World {
             vec![Arc::new(context)],
             vec![limits],
             shares,
-            Some(Arc::new(group)),
+            (address, Some(Arc::new(group))),
         )
     }
 }
 
-/// Connects with all others: through their doors on this host, by way of the network with other hosts.
+/// Connects with all others: through their doors on this host, by way of the network with other hosts, for which this one has an address.
 fn join(
     bootstrap: &mut dyn Bootstrap,
     topology: &Topology,
@@ -157,11 +158,11 @@ fn join(
     card: &Card,
     door: &Door,
     options: &WorldOptions,
-) -> Result<Group, Error> {
+) -> Result<(Option<IpAddr>, Group), Error> {
     let rank = bootstrap.rank();
     if topology.nodes() == 1 {
         let seats: Vec<_> = doors.iter().map(|door| Seat::Near(door.clone())).collect();
-        return Group::connect(rank, topology, &seats, door, None);
+        return Ok((None, Group::connect(rank, topology, &seats, door, None)?));
     }
     let met = hosts::exchange(bootstrap, &card.host, options)?;
     let seats = (0..).zip(doors.iter().zip(met.addresses)).map(|(peer, (door, address))| {
@@ -171,8 +172,9 @@ fn join(
         }
     });
     let seats: Vec<_> = seats.collect();
+    let address = Some(met.gate.address().ip());
     let abroad = Abroad { gate: met.gate, token: met.token, keeping: Keeping::default() };
-    Group::connect(rank, topology, &seats, door, Some(abroad))
+    Ok((address, Group::connect(rank, topology, &seats, door, Some(abroad))?))
 }
 
 fn prepare(
