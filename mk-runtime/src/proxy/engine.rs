@@ -401,6 +401,19 @@ impl Engine {
     }
 }
 
+/// A thread that ends with instances, however it does, leaves kernels that would wait for it.
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let closed = NetFault { rank: self.rank, edge: None, error: TransportError::Closed };
+        let fault = self.fault.take().unwrap_or(closed);
+        for x in self.instances.iter().filter(|x| !x.over) {
+            if let Some(watch) = &x.watch {
+                watch.give_up(fault.of(), Some(&fault));
+            }
+        }
+    }
+}
+
 fn bad(c: &NetCommand, what: String) -> TransportError {
     TransportError::Command { seq: c.seq, epoch: c.epoch, what }
 }

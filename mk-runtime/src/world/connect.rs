@@ -42,9 +42,14 @@ impl World {
     /// [`Error::Rendezvous`] with the ranks that did not come within 5 minutes; as [`World::connect`].
     pub fn from_env() -> Result<World, Error> {
         let options = WorldOptions::from_env()?;
-        let device = env_launcher()?.local_rank;
+        let device = i32::try_from(env_launcher()?.local_rank).unwrap_or(i32::MAX);
         let bootstrap = World::bootstrap_from_env(&options, RENDEZVOUS)?;
-        World::connect_with(bootstrap, i32::try_from(device).unwrap_or(i32::MAX), &options)
+        // Who shares GPUs may be more than there are. Without a driver the world says so, on all ranks.
+        let device = match driver::device_count() {
+            Ok(count @ 1..) if options.share_gpus => device % count,
+            _ => device,
+        };
+        World::connect_with(bootstrap, device, &options)
     }
 
     /// How [`World::from_env`] finds the other processes, for at most `limit`, which also bounds each later call.
@@ -132,8 +137,8 @@ impl World {
                 (None, None),
             );
         }
-        let doors: Vec<String> = cards.iter().map(|c| c.door.clone()).collect();
-        let (address, group) = join(&mut *bootstrap, &topology, &doors, &card, &door, options)?;
+        let (address, group) =
+            join(&mut *bootstrap, &topology, &cards, &card.host, &door, options)?;
         let node = topology.reach(rank);
         let local = reach(device, &cards[node.start as usize..node.end as usize])
             .and_then(|()| Context::retain(device));
@@ -154,20 +159,21 @@ impl World {
 fn join(
     bootstrap: &mut dyn Bootstrap,
     topology: &Topology,
-    doors: &[String],
-    card: &Card,
+    cards: &[Card],
+    host: &str,
     door: &Door,
     options: &WorldOptions,
 ) -> Result<(Option<IpAddr>, Group), Error> {
     let rank = bootstrap.rank();
     if topology.nodes() == 1 {
-        let seats: Vec<_> = doors.iter().map(|door| Seat::Near(door.clone())).collect();
+        let seats: Vec<_> = cards.iter().map(|card| Seat::Near(card.door.clone())).collect();
         return Ok((None, Group::connect(rank, topology, &seats, door, None)?));
     }
-    let met = hosts::exchange(bootstrap, &card.host, options)?;
-    let seats = (0..).zip(doors.iter().zip(met.addresses)).map(|(peer, (door, address))| {
+    let hosts: Vec<_> = cards.iter().map(|c| c.host.as_str()).collect();
+    let met = hosts::exchange(bootstrap, host, &hosts, options)?;
+    let seats = (0..).zip(cards.iter().zip(met.addresses)).map(|(peer, (card, address))| {
         match topology.reaches(rank, peer) {
-            true => Seat::Near(door.clone()),
+            true => Seat::Near(card.door.clone()),
             false => Seat::Far(address),
         }
     });

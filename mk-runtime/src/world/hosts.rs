@@ -156,10 +156,12 @@ pub(super) struct Met {
 pub(super) fn exchange(
     bootstrap: &mut dyn Bootstrap,
     host: &str,
+    hosts: &[&str],
     options: &WorldOptions,
 ) -> Result<Met, Error> {
     let salt = nonce().map_err(|e| os("read of /dev/urandom", &e))?;
-    let mine = open(bootstrap, options);
+    let one_machine = hosts.iter().all(|name| machine(name) == machine(host));
+    let mine = open(bootstrap, one_machine, options);
     let said = match &mine {
         Ok(gate) => {
             let shown = options.token.as_ref().map(|token| token.knows(&salt));
@@ -187,8 +189,6 @@ pub(super) fn exchange(
             );
             return Err(Error::SeveralHosts { what });
         }
-        // Not for nodes that are one machine in truth.
-        let machine = |name: &str| name.split(',').next().unwrap_or_default().to_string();
         if address.ip().is_loopback() && machine(&theirs) != machine(host) {
             let what = format!(
                 "rank {rank} is on another machine, and says that it is at {address}: name its address by MK_ADDRESS there"
@@ -219,8 +219,17 @@ fn read(bytes: &[u8]) -> Result<Said, String> {
     Ok((address, host, salt, fields.bytes().ok_or_else(cut)?.to_vec()))
 }
 
-fn open(bootstrap: &dyn Bootstrap, options: &WorldOptions) -> Result<Gate, Error> {
-    let at = address(bootstrap, options)?;
+/// Of a host that is one of several that a machine plays.
+fn machine(host: &str) -> &str {
+    host.split(',').next().unwrap_or_default()
+}
+
+fn open(
+    bootstrap: &dyn Bootstrap,
+    one_machine: bool,
+    options: &WorldOptions,
+) -> Result<Gate, Error> {
+    let at = address(bootstrap, one_machine, options)?;
     if options.token.is_none() && !at.is_loopback() {
         return Err(no_token(&format!("the world has several hosts, this one at {at}")));
     }
@@ -228,8 +237,13 @@ fn open(bootstrap: &dyn Bootstrap, options: &WorldOptions) -> Result<Gate, Error
 }
 
 /// The address of this host for others.
-fn address(bootstrap: &dyn Bootstrap, options: &WorldOptions) -> Result<IpAddr, Error> {
-    if let Some(address) = options.address.or_else(|| bootstrap.address()) {
+fn address(
+    bootstrap: &dyn Bootstrap,
+    one_machine: bool,
+    options: &WorldOptions,
+) -> Result<IpAddr, Error> {
+    let own = one_machine.then_some(LOCAL);
+    if let Some(address) = options.address.or(own).or_else(|| bootstrap.address()) {
         return Ok(address);
     }
     match &options.toward {
@@ -245,7 +259,6 @@ fn address(bootstrap: &dyn Bootstrap, options: &WorldOptions) -> Result<IpAddr, 
                 what: format!("no way leads from here to {to}: {e}; name this host's address by MK_ADDRESS"),
             })
         }
-        None if options.nodes.is_some() => Ok(LOCAL),
         None => Err(Error::SeveralHosts {
             what: "the world has several hosts, and nothing says by which address they reach this one: set MK_ADDRESS"
                 .into(),
@@ -304,7 +317,8 @@ mod tests {
         };
         let judged = |said: Vec<u8>, token: Option<Token>, at: IpAddr| {
             let options = WorldOptions { token, address: Some(at), ..WorldOptions::default() };
-            match exchange(&mut Alone(vec![said]), "here, node 0", &options) {
+            let hosts = ["here, node 0", "there"];
+            match exchange(&mut Alone(vec![said]), hosts[0], &hosts, &options) {
                 Ok(met) => format!("{} at {}", met.addresses.len(), met.addresses[1]),
                 Err(error) => error.to_string(),
             }
@@ -332,10 +346,13 @@ mod tests {
     fn the_way_to_rank_0_says_where_this_host_is() {
         let toward =
             |host: &str| WorldOptions { toward: Some(host.into()), ..WorldOptions::default() };
-        assert_eq!(address(&Alone(Vec::new()), &toward("127.0.0.1")).unwrap(), LOCAL);
-        let unknown = address(&Alone(Vec::new()), &WorldOptions::default()).unwrap_err();
+        let alone = Alone(Vec::new());
+        let none = WorldOptions::default();
+        assert_eq!(address(&alone, false, &toward("127.0.0.1")).unwrap(), LOCAL);
+        assert_eq!(address(&alone, true, &none).unwrap(), LOCAL);
+        let unknown = address(&alone, false, &none).unwrap_err();
         assert!(unknown.to_string().contains("set MK_ADDRESS"), "{unknown}");
-        let nowhere = address(&Alone(Vec::new()), &toward("no such host")).unwrap_err();
+        let nowhere = address(&alone, false, &toward("no such host")).unwrap_err();
         assert!(nowhere.to_string().contains("is not known here"), "{nowhere}");
     }
 }
