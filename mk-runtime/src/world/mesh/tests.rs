@@ -13,8 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const FAST: Keeping =
-    Keeping { ping: Duration::from_millis(50), silence: Duration::from_millis(500) };
+/// On a machine that is busy with other tests a thread may not come to its turn for a while.
+const FAST: Keeping = Keeping { ping: Duration::from_millis(100), silence: Duration::from_secs(2) };
 
 fn soon() -> Deadline {
     Deadline::within(Duration::from_secs(10))
@@ -51,7 +51,7 @@ impl Relay {
                     0 => {}
                     // What stands still closes nothing.
                     STILL => {
-                        thread::sleep(Duration::from_secs(3));
+                        thread::sleep(Duration::from_secs(20));
                         return;
                     }
                     _ => return,
@@ -179,7 +179,7 @@ fn calls_reach_all_hosts() {
         let error = group.agree("bind", mine, soon()).unwrap_err().to_string();
         assert!(error.ends_with("no room"), "{error}");
         // Silence of those who have nothing to say is none.
-        thread::sleep(2 * FAST.silence);
+        thread::sleep(FAST.silence + FAST.silence / 4);
         group.all_gather("end", &[], soon()).unwrap();
         assert_eq!(group.dead(), None);
     });
@@ -219,11 +219,10 @@ fn a_host_that_is_gone_is_missed() {
             both.wait();
             relay.set(state);
             let begin = Instant::now();
-            let deadline = Deadline::within(Duration::from_secs(5));
-            let error = group.all_gather("a call", &[], deadline).unwrap_err();
+            let error = group.all_gather("a call", &[], soon()).unwrap_err();
             assert!(matches!(error, Error::PeerGone { .. }), "{error}");
-            assert!(begin.elapsed() < most + GRACE / 2, "{:?}", begin.elapsed());
-            assert_eq!(raised.within(2 * GRACE), Some(1 - rank));
+            assert!(begin.elapsed() < most + GRACE, "{:?}", begin.elapsed());
+            assert_eq!(raised.within(3 * GRACE), Some(1 - rank));
             assert!(begin.elapsed() < most + 2 * GRACE, "{:?}", begin.elapsed());
             assert_eq!(group.dead(), Some(1 - rank));
         });

@@ -234,7 +234,9 @@ impl Watch {
             count.refused = Some(count.ordered);
         }
         drop(count);
-        self.bell.ring();
+        if !self.far.is_empty() {
+            self.bell.ring();
+        }
         Ok(astray)
     }
 
