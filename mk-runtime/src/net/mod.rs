@@ -156,49 +156,30 @@ impl Net {
     /// # Errors
     /// [`Error::Shape`] for a world of one node, and for `loopback` between processes; [`Error::Cuda`], [`Error::Transport`].
     pub fn over(world: &World, fabric: &Fabric, options: &NetOptions) -> Result<Net, Error> {
-        let opened = fabric.ends(world, options);
-        let Some(group) = world.group() else {
-            return Net::join(world, opened?, options, |mine| Ok(vec![mine.to_vec()]));
-        };
-        let deadline = Deadline::within(PATIENCE);
-        let ends = group.agree(CALL, opened, deadline)?;
-        Net::join(world, ends, options, |mine| group.all_gather(CALL, mine, deadline))
-    }
-
-    /// Over ends that are not connected yet, one for each rank of this process. Collective, as `gather` is, which gives all processes'
-    /// bytes to each.
-    ///
-    /// # Errors
-    /// As [`Net::loopback`], and what `gather` says.
-    pub fn join(
-        world: &World,
-        mut ends: Ends,
-        options: &NetOptions,
-        mut gather: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Error>,
-    ) -> Result<Net, Error> {
         let topology = *world.topology();
-        let ordering = ends.first().map(|(_, end)| end.caps().ordering);
-        if topology.nodes() < 2 || !ends.iter().map(|e| e.0).eq(world.local_ranks()) {
-            let what =
-                "a network joins the ranks of several nodes, and has an end for each that is here"
-                    .into();
+        if topology.nodes() < 2 {
+            let what = "a network joins the ranks of several nodes, and the world has one".into();
             return Err(Error::Shape { what });
         }
-        let mut memories = Vec::new();
-        for (rank, end) in &mut ends {
-            let memory = Arc::new(Pinned::zeroed(world.context(*rank)?, options.arena_bytes)?);
-            end.register(memory.clone())?;
-            memories.push(memory);
-        }
+        let opened = fabric.ends(world, options).and_then(|ends| register(world, ends, options));
+        let deadline = Deadline::within(PATIENCE);
+        let (mut ends, memories) = world.agree_within(CALL, opened, deadline)?;
+        let mut gather = |mine: &[u8]| match world.group() {
+            Some(group) => group.all_gather(CALL, mine, deadline),
+            None => Ok(vec![mine.to_vec()]),
+        };
+        let ordering = ends.first().map(|(_, end)| end.caps().ordering);
         let local = topology.reach(world.local_ranks().start).len() as u32;
-        connect(&mut ends, world.size(), local, &mut gather)?;
-        let mut joined = Vec::new();
-        for ((rank, end), memory) in ends.into_iter().zip(memories) {
-            let engine = Engine::new(rank, world.size(), end, memory.clone());
-            joined.push(End { proxy: Proxy::start(rank, engine, options.drain)?, memory });
-        }
+        let connected = connect(&mut ends, world.size(), local, &mut gather);
+        let start = |()| {
+            let all = ends.into_iter().zip(memories).map(|((rank, end), memory)| {
+                let engine = Engine::new(rank, world.size(), end, memory.clone());
+                Ok(End { proxy: Proxy::start(rank, engine, options.drain)?, memory })
+            });
+            all.collect::<Result<Vec<_>, Error>>()
+        };
         // Nobody sends before all are connected.
-        gather(&[])?;
+        let joined = world.agree_within(CALL, connected.and_then(start), deadline)?;
         let inner = Inner {
             first: world.local_ranks().start,
             in_order: ordering == Some(Ordering::InOrder),
@@ -247,10 +228,7 @@ impl Net {
         };
         let leased = self.prepare(world, layout, lease, poison);
         // Nobody goes on without the others.
-        match group {
-            Some(group) => group.agree(LEASE, leased, deadline),
-            None => leased,
-        }
+        world.agree_within(LEASE, leased, deadline)
     }
 
     fn ranges(&self) -> MutexGuard<'_, Ranges> {
@@ -279,6 +257,21 @@ impl Net {
         }
         Ok(leased)
     }
+}
+
+/// Gives each end an arena.
+fn register(
+    world: &World,
+    mut ends: Ends,
+    options: &NetOptions,
+) -> Result<(Ends, Vec<Arc<Pinned>>), Error> {
+    let mut memories = Vec::new();
+    for (rank, end) in &mut ends {
+        let memory = Arc::new(Pinned::zeroed(world.context(*rank)?, options.arena_bytes)?);
+        end.register(memory.clone())?;
+        memories.push(memory);
+    }
+    Ok((ends, memories))
 }
 
 /// What an instance has of a [`Net`]. Drop it behind its kernels.

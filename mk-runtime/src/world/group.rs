@@ -173,7 +173,7 @@ impl Group {
             for (peer, link) in (0..).zip(mesh::meet(&gate, me, &addresses, deadline)?) {
                 let Some(link) = link else { continue };
                 let end = Arc::new(Far::new(bell.clone()));
-                let stream = Stream::new(link, end.clone(), keeping);
+                let stream = Stream::new(link, end.clone(), keeping, MESH);
                 far.push((peer, stream.map_err(|e| os("fcntl", &e))?));
                 links.far[peer as usize] = Some(end);
             }

@@ -253,8 +253,19 @@ impl World {
         mine: Result<T, E>,
         limit: Duration,
     ) -> Result<T, E> {
-        let Some(group) = &self.inner.group else { return mine };
-        group.agree(call, mine, Deadline::within(limit))
+        self.agree_within(call, mine, Deadline::within(limit))
+    }
+
+    pub(crate) fn agree_within<T, E: From<Error> + Display>(
+        &self,
+        call: &str,
+        mine: Result<T, E>,
+        deadline: Deadline,
+    ) -> Result<T, E> {
+        match &self.inner.group {
+            Some(group) => group.agree(call, mine, deadline),
+            None => mine,
+        }
     }
 
     pub(crate) fn context(&self, rank: u32) -> Result<&Arc<Context>, Error> {

@@ -13,8 +13,8 @@ mod stream;
 pub(super) use far::{Bell, Far};
 pub(super) use gate::{Gate, meet};
 pub use message::Message;
-pub(super) use stream::Stream;
-pub use stream::{Frame, Frames, Keeping};
+pub use stream::{Frame, Frames};
+pub(super) use stream::{Keeping, Stream};
 
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,7 @@ const BATCH: usize = 64;
 
 /// How connections between hosts are kept.
 #[derive(Clone, Copy, Debug)]
-pub struct Keeping {
+pub(in crate::world) struct Keeping {
     /// A sign of life is sent after so much silence of this end.
     pub ping: Duration,
     /// A peer that has said nothing for so long is gone.
@@ -94,11 +94,17 @@ pub(in crate::world) struct Stream {
 }
 
 impl Stream {
-    pub fn new(link: Link, far: Arc<Far>, keeping: Keeping) -> std::io::Result<Stream> {
+    /// Of a peer that may say nothing for so long first: it still waits for others.
+    pub fn new(
+        link: Link,
+        far: Arc<Far>,
+        keeping: Keeping,
+        patience: Duration,
+    ) -> std::io::Result<Stream> {
         link.stream.set_nonblocking(true)?;
         let now = Instant::now();
-        let frames = Frames::new(MAX_MESSAGE);
-        Ok(Stream { far, link, keeping, frames, unsent: Vec::new(), said: now, heard: now })
+        let (frames, unsent, heard) = (Frames::new(MAX_MESSAGE), Vec::new(), now + patience);
+        Ok(Stream { far, link, keeping, frames, unsent, said: now, heard })
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
