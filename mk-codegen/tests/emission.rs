@@ -120,11 +120,15 @@ fn the_last_stage_takes_what_staging_does_not() {
     const ODD: Shapes = &[("a", &[1000, 512]), ("b", &[512, 1003])];
     const ACROSS: Shapes = &[("a", &[512, 1000]), ("b", &[512, 1024])];
     const GATED: Shapes = &[("a", &[1000, 512]), ("b", &[512, 2, 1024])];
+    // Each CTA has several.
+    fn tiles(c: &mut Config, block: [u32; 3]) {
+        (c.block, c.compute_sms) = (block, Some(2));
+    }
     fn wide(c: &mut Config) {
-        c.block = [128, 256, 64];
+        tiles(c, [128, 256, 64]);
     }
     fn in_turn(c: &mut Config) {
-        c.block = [128, 128, 64];
+        tiles(c, [128, 128, 64]);
         c.consumers = Consumers::PingPong;
     }
     let (plain, f32) = ("gemm(a, b)", "gemm(a, b) -> cast(f32)");
@@ -134,16 +138,16 @@ fn the_last_stage_takes_what_staging_does_not() {
         (plain, FOUR_STEPS, wide, true),
         // And four stages.
         (plain, THREE_STEPS, wide, false),
-        (plain, DEEP, |c| c.block = [128, 192, 64], true),
-        (plain, DEEP, |c| c.block = [256, 128, 64], true),
+        (plain, DEEP, |c| tiles(c, [128, 192, 64]), true),
+        (plain, DEEP, |c| tiles(c, [256, 128, 64]), true),
         // Warps would overwrite what others read: panels of 64 bytes, and rows of A that lie across.
-        (plain, DEEP, |c| c.block = [128, 160, 64], false),
+        (plain, DEEP, |c| tiles(c, [128, 160, 64]), false),
         ("gemm(a.t, b)", ACROSS, wide, false),
         // All of it fits.
-        (plain, DEEP, |c| c.block = [128, 128, 64], false),
-        (f32, DEEP, |c| c.block = [64, 256, 64], false),
+        (plain, DEEP, |c| tiles(c, [128, 128, 64]), false),
+        (f32, DEEP, |c| tiles(c, [64, 256, 64]), false),
         (gated, GATED, wide, false),
-        (f32, DEEP, |c| c.block = [128, 128, 64], true),
+        (f32, DEEP, |c| tiles(c, [128, 128, 64]), true),
         // The other consumer multiplies meanwhile.
         (f32, DEEP, in_turn, false),
         // Nothing is staged.
@@ -270,7 +274,9 @@ fn boxes_of_left_factors_are_what_loops_expect(name: &str, cuda: &str) -> usize 
     for line in cuda.lines() {
         if line.starts_with("using Compute") && line.contains(".a = ALayout::") {
             let rows = number(line, ".a_rows = ").or_else(|| number(line, ".block_m = "));
-            expected = rows.filter(|_| line.contains(".a = ALayout::KMajor"));
+            // Each of the CTAs that load together brings a part.
+            let beside = number(line, ".beside = ").unwrap_or(1);
+            expected = rows.filter(|_| line.contains(".a = ALayout::KMajor")).map(|n| n / beside);
         }
         if let Some(map) =
             line.trim().strip_prefix("work.a = &params.maps[").and_then(|m| m.strip_suffix("];"))

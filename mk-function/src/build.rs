@@ -66,8 +66,21 @@ impl Planned {
 /// Tiles that leave most epilogues the registers that they need.
 const NARROW: Block = [128, 128, 64];
 
-fn too_many_registers(error: &FunctionError) -> bool {
-    matches!(error, FunctionError::Runtime(Error::Spill { .. } | Error::Serialised { .. }))
+/// Whether NVRTC and ptxas make no kernel of the text, or one that keeps registers in memory: of other settings they may.
+fn is_no_kernel(error: &FunctionError) -> bool {
+    use Error::{Compile, Serialised, Spill};
+    matches!(error, FunctionError::Runtime(Spill { .. } | Serialised { .. } | Compile { .. }))
+}
+
+/// What takes the place of settings that have no kernel, the nearest first: they with narrower tiles; without clusters; those of `instead`;
+/// those with narrower tiles.
+fn nearest(chosen: &[Config], instead: &Config) -> Vec<Vec<Config>> {
+    let narrow = |c: &Config| Config { block: NARROW, stages: None, ..c.clone() };
+    let apart = |c: &Config| Config { cluster: 1, multicast: None, stages: None, ..c.clone() };
+    let all = |of: &dyn Fn(&Config) -> Config| chosen.iter().map(of).collect();
+    let defaults = [instead.clone(), narrow(instead)];
+    let defaults = defaults.map(|config| vec![config; chosen.len()]);
+    [all(&narrow), all(&apart)].into_iter().chain(defaults).collect()
 }
 
 /// A pipeline as it is made: its kernel, or those of its parts in the order in which they are launched.
@@ -115,9 +128,9 @@ impl Composition {
         Ok(Composition { verdict, parts, kernels, configs: choice.configs.clone() })
     }
 
-    /// [`Composition::new`] and [`Composition::compile`]. Settings that nobody asked for give way to those of `instead` where a kernel takes
-    /// more registers than there are, which only the compiler finds out; those give way to narrower tiles, and where a kernel takes too many
-    /// with them as well, some are spilled. Each step down is a warning.
+    /// [`Composition::new`] and [`Composition::compile`]. Settings that nobody asked for give way where they have no kernel, which only the
+    /// compiler finds out: to narrower tiles, to no clusters, to those of `instead`, and to those with narrower tiles. Where a kernel takes too many
+    /// registers with them as well, some are spilled. Each step down is a warning.
     ///
     /// # Errors
     /// As [`Composition::new`] and [`Composition::compile`].
@@ -134,18 +147,20 @@ impl Composition {
             Ok(compiled) => return Ok((made, compiled)),
             Err(error) => error,
         };
-        let narrow = |c: &Config| Config { block: NARROW, stages: None, ..c.clone() };
-        for config in instead.into_iter().flat_map(|c| [c.clone(), narrow(c)]) {
-            if !too_many_registers(&refused) {
+        let mut tried = vec![choice.configs.clone()];
+        for configs in instead.into_iter().flat_map(|c| nearest(&choice.configs, c)) {
+            if !is_no_kernel(&refused) {
                 return Err(refused);
             }
-            if made.configs.iter().all(|tried| *tried == config) {
+            if tried.contains(&configs) {
                 continue;
             }
+            tried.push(configs.clone());
+            let choice = Choice { configs, ..choice.clone() };
+            // What else was chosen may not go with them.
+            let Ok(other) = Composition::new(program, bound, &choice, emission) else { continue };
             tracing::warn!(error = %refused, "other settings are taken than those that were chosen");
-            let configs = vec![config; choice.configs.len()];
-            made =
-                Composition::new(program, bound, &Choice { configs, ..choice.clone() }, emission)?;
+            made = other;
             refused = match made.compile(options) {
                 Ok(compiled) => return Ok((made, compiled)),
                 Err(error) => error,

@@ -1,8 +1,6 @@
-// Tiles that the CTAs of a cluster share: each multiplies a part of the steps along k, shows the others its sums, and finishes a part of
-// the elements.
-// This CTA's part of the steps: at least one.
+// The part that a CTA of a cluster has of a task: of the steps along k, or of the rows.
 template <class Config>
-MK_DEVICE void take_part_of_depth(GemmTile& tile) {
+MK_DEVICE void take_part(GemmTile& tile) {
   if constexpr (Config::kCluster > 1) {
     const u32 rank = cluster_rank();
     const u32 from = tile.k_blocks * rank / Config::kCluster, to = tile.k_blocks * (rank + 1) / Config::kCluster;
@@ -10,14 +8,28 @@ MK_DEVICE void take_part_of_depth(GemmTile& tile) {
     tile.b_k += static_cast<i32>(from * kBlockK);
     tile.k_blocks = to - from;
   }
-}
-
-// Behind a tile's loads, by the loader: nothing may be loaded over sums that others read, and no CTA ends before they have.
-template <class Config>
-MK_DEVICE void wait_until_read(const GemmSmem<Config>& smem, u32& tiles) {
-  if constexpr (Config::kCluster > 1) {
-    mbarrier_wait_cluster(smem.exchange_read(), tiles & 1);
-    ++tiles;
+  if constexpr (Config::kLoadsTogether) {
+    const i32 down = static_cast<i32>(cluster_rank() % Config::kBelow * Config::kBlockM);
+    const i32 right = static_cast<i32>(cluster_rank() / Config::kBelow * Config::kOutCols);
+    tile.a_row += down;
+    tile.c_row += down;
+    tile.e_row += down;
+    tile.valid_rows -= down;
+    tile.b_col += right;
+    tile.c_col += right;
+    tile.valid_cols -= right;
   }
 }
 
+// The CTAs of a cluster that load B with this one, and A, as masks.
+template <class Config>
+MK_DEVICE u16 mates_below() {
+  return static_cast<u16>(((1u << Config::kBelow) - 1) << cluster_rank() / Config::kBelow * Config::kBelow);
+}
+template <class Config>
+MK_DEVICE u16 mates_beside() {
+  u32 mask = 0;
+#pragma unroll
+  for (u32 j = 0; j < Config::kBeside; ++j) mask |= 1u << j * Config::kBelow;
+  return static_cast<u16>(mask << cluster_rank() % Config::kBelow);
+}

@@ -1,107 +1,171 @@
-// The sums of a tile that the CTAs of a cluster share: shown to each other, added in order, finished and stored.
-// Shows a fragment's sums, where stages were: of rows that there are.
+// The sums of a tile that the CTAs of a cluster share. Each finishes a part of the columns: the others send it theirs of those, thread by
+// thread, and it adds them in the order of k.
+
+// The first unit that CTA `rank` finishes, of a consumer's.
 template <class Config>
-MK_DEVICE void show_sums(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer,
-                         const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-#pragma unroll
-  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
-#pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-      const u32 row = fragment_row<Config>(consumer, m) + half * 8;
-      if (static_cast<i32>(row) >= tile.valid_rows) continue;
-#pragma unroll
-      for (u32 j = 0; j < Config::kColsPerConsumer / 8; ++j) {
-        const u32 col = Config::first_col(consumer) + j * 8 + lane_index() % 4 * 2;
-        st_shared_f32x2(smem.sum(row, col), acc[m][j * 4 + half * 2], acc[m][j * 4 + half * 2 + 1]);
-      }
-    }
-  }
+MK_DEVICE constexpr u32 first_unit(u32 rank) { return Config::kUnits * rank / Config::kCluster; }
+
+// Units side by side.
+template <class Config>
+constexpr u32 kUnitsAcross = Config::kColsPerConsumer / 16;
+
+// Four accumulators of a unit: of the left 8 columns or the right ones; of gates, or of ups.
+template <class Config>
+MK_DEVICE const float* unit_vector(const float (&acc)[Config::kMmasPerStep][Config::kAccumulators], u32 unit, u32 v) {
+  const u32 across = unit % kUnitsAcross<Config>;
+  const u32 at = Config::kGated ? across * 4 + v * (Config::kAccumulators / 2) : across * 8 + v * 4;
+  return &acc[unit / kUnitsAcross<Config>][at];
 }
 
-// Eight neighbouring sums of all CTAs, added in the order of k.
+// This warp's first row of a unit.
 template <class Config>
-MK_DEVICE void add_sums(u32 at, float (&x)[8]) {
-  Floats4 parts[Config::kCluster][2];
+MK_DEVICE u32 unit_row(u32 consumer, u32 unit) {
+  return Config::first_row(consumer) + unit / kUnitsAcross<Config> * 64 + warp_index() % kWarpgroupWarps * 16;
+}
+
+// Bytes that come of the units of one CTA: of warps that have rows.
+template <class Config>
+MK_DEVICE u32 incoming_bytes(i32 valid_rows, u32 rank) {
+  u32 warps = 0;
+  for (u32 unit = first_unit<Config>(rank); unit < first_unit<Config>(rank + 1); ++unit) {
+#pragma unroll
+    for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
+      const i32 rows = valid_rows - static_cast<i32>(Config::first_row(consumer) + unit / kUnitsAcross<Config> * 64);
+      warps += rows <= 0 ? 0 : rows >= 64 ? kWarpgroupWarps : (static_cast<u32>(rows) + 15) / 16;
+    }
+  }
+  return warps * 2 * 512 * (Config::kCluster - 1);
+}
+
+// Sends the others what they finish, and keeps what this CTA does.
+template <class Config>
+MK_DEVICE void send_sums(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer, u32 rank,
+                         const float (&acc)[Config::kMmasPerStep][Config::kAccumulators],
+                         float (&mine)[Config::kMostUnits][8]) {
 #pragma unroll
   for (u32 p = 0; p < Config::kCluster; ++p) {
-    const u32 there = cluster_address(at, p);
-    parts[p][0] = ld_cluster_floats4(there);
-    parts[p][1] = ld_cluster_floats4(there + 16);
-  }
+    const u32 first = first_unit<Config>(p), units = first_unit<Config>(p + 1) - first;
+    if (p == rank) {
 #pragma unroll
-  for (u32 i = 0; i < 8; ++i) {
-    x[i] = parts[0][i / 4].x[i % 4];
+      for (u32 i = 0; i < units; ++i) {
 #pragma unroll
-    for (u32 p = 1; p < Config::kCluster; ++p) x[i] += parts[p][i / 4].x[i % 4];
+        for (u32 e = 0; e < 8; ++e) mine[i][e] = unit_vector<Config>(acc, first + i, e / 4)[e % 4];
+      }
+    } else {
+      const u32 to = cluster_address(smem.sums(rank < p ? rank : rank - 1, 0, 0), p);
+      const u32 bar = cluster_address(smem.exchange_full(), p);
+#pragma unroll
+      for (u32 i = 0; i < units; ++i) {
+        if (static_cast<i32>(unit_row<Config>(consumer, first + i)) >= tile.valid_rows) continue;
+#pragma unroll
+        for (u32 v = 0; v < 2; ++v) {
+          st_async_floats4(to + (i * 2 + v) * Config::kVectorBytes, unit_vector<Config>(acc, first + i, v), bar);
+        }
+      }
+    }
   }
 }
 
-// Eight neighbouring results to the caller's rows.
-template <Dtype kOut>
-MK_DEVICE void store_eight(u64 address, const float (&x)[8], bool wide, bool pairs, i32 left) {
-  if (wide && left >= 8) {
-    Vec16 v;
-    if constexpr (kOut == Dtype::F32) {
+// The sums of a unit that this CTA finishes, in the order of k.
+template <class Config>
+MK_DEVICE void add_sums(const GemmSmem<Config>& smem, u32 rank, u32 i, const float (&mine)[8], float (&x)[8]) {
 #pragma unroll
-      for (u32 half = 0; half < 2; ++half) {
+  for (u32 p = 0; p < Config::kCluster; ++p) {
 #pragma unroll
-        for (u32 i = 0; i < 4; ++i) v.x[i] = __float_as_uint(x[half * 4 + i]);
-        st_vec16(reinterpret_cast<void*>(address + half * 16), v);
+    for (u32 v = 0; v < 2; ++v) {
+      Floats4 part;
+      if (p == rank) {
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) part.x[e] = mine[v * 4 + e];
+      } else {
+        part = ld_shared_floats4(smem.sums(p < rank ? p : p - 1, i, v));
       }
-    } else {
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) v.x[i] = pack2<kOut>(x[2 * i], x[2 * i + 1]);
-      st_vec16(reinterpret_cast<void*>(address), v);
+      for (u32 e = 0; e < 4; ++e) x[v * 4 + e] = p == 0 ? part.x[e] : x[v * 4 + e] + part.x[e];
     }
+  }
+}
+
+// Eight neighbouring results, packed, to the caller's rows.
+MK_DEVICE void store_eight(u64 address, const Vec16& v, bool wide, bool pairs, i32 left) {
+  u16* const out = reinterpret_cast<u16*>(address);
+  if (wide && left >= 8) {
+    st_vec16(out, v);
     return;
   }
 #pragma unroll
   for (i32 i = 0; i < 4; ++i) {
-    if (left > 2 * i) store_pair<kOut>(address + 2 * i * element_bytes(kOut), x[2 * i], x[2 * i + 1], pairs, left - 2 * i);
+    if (left <= 2 * i) break;
+    if (pairs && left >= 2 * i + 2) {
+      st_u32(out + 2 * i, v.x[i]);
+    } else {
+      st_u16(out + 2 * i, static_cast<u16>(v.x[i]));
+      if (left >= 2 * i + 2) st_u16(out + 2 * i + 1, static_cast<u16>(v.x[i] >> 16));
+    }
   }
 }
 
-// Of a barrier among the threads of one agent: its program order, and no edge of a plan.
-constexpr u32 kNoEdge = 0xffffffffu;
-
-// Run by all threads of both consumers, in place of `store_tile_direct`, with the same edges.
+// Run by all threads of both consumers, in place of `store_tile_direct`, with the same edges. `last`: the CTA has no tile behind it.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
-                                 RingCursor<Config::kPanels>& staging, u32& tiles,
+                                 RingCursor<Config::kPanels>& staging, u32& tiles, bool last,
                                  const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-  constexpr u32 kThreads = Config::kConsumers * kWarpgroupThreads, kAcross = Config::kOutCols / 8, kBytes = element_bytes(Config::kOut);
+  constexpr u32 kBytes = element_bytes(Config::kOut);
+  constexpr bool kThrough = Config::kOut != Dtype::F32 && !Config::kGated;
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
-  // The other consumer has multiplied what lies there, too.
-  named_barrier_sync<kNoEdge, 1, kThreads>();
-  show_sums<Config>(smem, tile, consumer, acc);
-  __syncwarp();
-  if (lane_index() < Config::kCluster) mbarrier_arrive_cluster(cluster_address(smem.exchange_full(), lane_index()));
+  const u32 rank = cluster_rank();
+  if (threadIdx.x == kWarpgroupThreads) {
+    mbarrier_arrive_expect_tx<kNoEdge>(smem.exchange_full(), incoming_bytes<Config>(tile.valid_rows, rank));
+  }
+  if (tiles == 0) {
+    // The others' barriers are there.
+    cluster_wait();
+  } else {
+    mbarrier_wait_cluster(smem.exchange_read(), (tiles - 1) & 1);
+  }
+  float mine[Config::kMostUnits][8];
+  send_sums<Config>(smem, tile, consumer, rank, acc, mine);
   mbarrier_wait_cluster(smem.exchange_full(), tiles & 1);
   const u64 data = tile.c_data + static_cast<u64>(tile.c_row) * tile.c_pitch_bytes + static_cast<u64>(tile.c_col) * kBytes;
   const bool wide = (data | tile.c_pitch_bytes) % 16 == 0, pairs = (data | tile.c_pitch_bytes) % (2 * kBytes) == 0;
-  const u32 rows = ctx.aborted() || tile.valid_rows < 0 ? 0 : min(static_cast<u32>(tile.valid_rows), Config::kBlockM);
-  const u32 pieces = rows * kAcross, rank = cluster_rank();
-#pragma unroll 1
-  for (u32 i = pieces * rank / Config::kCluster + threadIdx.x - kWarpgroupThreads; i < pieces * (rank + 1) / Config::kCluster; i += kThreads) {
-    const u32 row = i / kAcross, col = i % kAcross * 8;
-    const i32 left = tile.valid_cols - static_cast<i32>(col);
-    if (left <= 0) continue;
-    float x[8];
-    add_sums<Config>(smem.sum(row, col), x);
-    if constexpr (Config::kGated) {
-      float up[8];
-      add_sums<Config>(smem.sum(row, Config::kOutCols + col), up);
+  const i32 rows = ctx.aborted() ? 0 : tile.valid_rows;
+  const u32 first = first_unit<Config>(rank), units = first_unit<Config>(rank + 1) - first;
 #pragma unroll
-      for (u32 j = 0; j < 8; ++j) x[j] = silu(x[j]) * up[j];
+  for (u32 i = 0; i < Config::kMostUnits; ++i) {
+    const u32 row = unit_row<Config>(consumer, first + i);
+    const u32 col = Config::first_col(consumer) + (first + i) % kUnitsAcross<Config> * Config::kUnitCols;
+    if (i >= units || static_cast<i32>(row) >= rows) continue;
+    float x[8];
+    add_sums<Config>(smem, rank, i, mine[i], x);
+    if constexpr (Config::kGated) {
+#pragma unroll
+      for (u32 e = 0; e < 4; ++e) x[e] = silu(x[e]) * x[4 + e];
     }
 #pragma unroll
-    for (u32 j = 0; j < 4; ++j) hooks.epilogue(tile, row, col + 2 * j, x[2 * j], x[2 * j + 1]);
-    store_eight<Config::kOut>(data + static_cast<u64>(row) * tile.c_pitch_bytes + col * kBytes, x, wide, pairs, left);
+    for (u32 j = 0; j < Config::kUnitCols / 4; ++j) {
+      const u32 r = row + lane_index() / 4 + j % 2 * 8, c = col + j / 2 * 8 + lane_index() % 4 * 2;
+      const i32 left = static_cast<i32>(r) < rows ? tile.valid_cols - static_cast<i32>(c) : 0;
+      if (left <= 0) continue;
+      hooks.epilogue(tile, r, c, x[2 * j], x[2 * j + 1]);
+      if constexpr (!kThrough) store_pair<Config::kOut>(data + r * tile.c_pitch_bytes + c * kBytes, x[2 * j], x[2 * j + 1], pairs, left);
+    }
+    if constexpr (kThrough) {
+      // Lanes side by side store what lies side by side; through room of this warp's that it has read.
+      const u32 room = smem.sums(0, i, 0) - lane_index() * 16;
+      __syncwarp();
+      stmatrix_x4(room + lane_index() % 16 * 32 + lane_index() / 16 * 16, pack2<Config::kOut>(x[0], x[1]), pack2<Config::kOut>(x[2], x[3]),
+                  pack2<Config::kOut>(x[4], x[5]), pack2<Config::kOut>(x[6], x[7]));
+      __syncwarp();
+      const Vec16 v = ld_shared_vec16(room + lane_index() * 16);
+      const u32 r = row + lane_index() / 2, c = col + lane_index() % 2 * 8;
+      const i32 left = static_cast<i32>(r) < rows ? tile.valid_cols - static_cast<i32>(c) : 0;
+      if (left > 0) store_eight(data + r * tile.c_pitch_bytes + c * kBytes, v, wide, pairs, left);
+    }
   }
-  // Loads of the next tile may overwrite all of it.
-  fence_proxy_async_cluster();
   __syncwarp();
-  if (lane_index() < Config::kCluster) mbarrier_arrive_cluster(cluster_address(smem.exchange_read(), lane_index()));
+  if (!last && lane_index() < Config::kCluster && lane_index() != rank) {
+    mbarrier_arrive_cluster(cluster_address(smem.exchange_read(), lane_index()));
+  }
   if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(smem.staging_full(consumer, staging.stage));
   staging.advance();
   ++tiles;

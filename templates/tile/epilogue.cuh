@@ -195,6 +195,33 @@ MK_DEVICE void hand_over_panels(u32 bar) {
   if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(bar);
 }
 
+// Sends one panel: whole, or row by row where the tile's own rows end inside it, since the box would write on into rows
+// that belong to another task. A row of 128 bytes lies in the swizzle wherever it starts; a shorter one could not be
+// addressed.
+template <class Config>
+MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
+  const i32 rows = tile.valid_rows - row;
+  if (rows <= 0 || tile.valid_cols <= col) return;
+  if constexpr (Config::kPanelRowBytes == 128 && !Config::kClipped) {
+    if (rows < 64) {
+#pragma unroll 1
+      for (i32 r = 0; r < rows; ++r) {
+        tma_store_2d(tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
+      }
+      return;
+    }
+  }
+  tma_store_2d(tile.c, panel, tile.c_col + col, tile.c_row + row);
+}
+
+// A consumer's `p`th panel of a tile.
+template <class Config>
+MK_DEVICE void send_panel_of(const GemmTile& tile, u32 consumer, u32 p, u32 panel) {
+  constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
+  send_panel<Config>(tile, panel, static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
+                     static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
+}
+
 // Registers to panels, for the storer. Staging is small, so that the ring can keep its stages: what fills more begins with the
 // borrowed ones; where those do not suffice, it waits until panels have been read.
 template <class Config, class Edges, class Hooks>
@@ -233,6 +260,57 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
       }
     }
   }
+}
+
+// The threads of one consumer.
+template <u32 kEdge>
+MK_DEVICE void consumer_sync(u32 consumer) {
+  if (consumer == 0) {
+    named_barrier_sync<kEdge, 1, kWarpgroupThreads>();
+  } else {
+    named_barrier_sync<kEdge, 2, kWarpgroupThreads>();
+  }
+}
+
+// Of a barrier among the threads of one agent: its program order, and no edge of a plan.
+constexpr u32 kNoEdge = 0xffffffffu;
+
+// A CTA's only tile: nothing is loaded behind it, and its panels are all there at once. Each consumer sends its own.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void send_only_tile(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                              RingCursor<Config::kPanels>& staging, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  constexpr u32 kPairs = Config::kPanelCols / 16, kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
+  mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
+  const bool sends = threadIdx.x % kWarpgroupThreads == 0 && !ctx.aborted();
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+    const u32 row = fragment_row<Config>(consumer, m);
+#pragma unroll
+    for (u32 n = 0; n < kAcross; ++n) {
+      u32 packed[kPairs][4];
+      float* const first = &acc[m][n * Config::kPanelCols / 2];
+#pragma unroll
+      for (u32 j = 0; j < kPairs; ++j) {
+        finish_16_columns<Config>(hooks, tile, row, Config::first_col(consumer) + (n * kPairs + j) * 16, first + j * 8, packed[j]);
+      }
+      const u32 p = m * kAcross + n, panel = smem.only_panel(consumer, p);
+      if constexpr (Config::kOut == Dtype::F32) {
+        stage_f32_panel(panel, first);
+      } else {
+        stage_panel<Config>(panel, packed);
+      }
+      fence_proxy_async_shared();
+      consumer_sync<kNoEdge>(consumer);
+      if (sends) send_panel_of<Config>(tile, consumer, p, panel);
+    }
+  }
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    bulk_commit();
+    bulk_wait_read<0>();
+  }
+  __syncwarp();
+  if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(smem.staging_full(consumer, staging.stage));
+  staging.advance();
 }
 
 // A matrix of the caller's, from the tile's first row and column on.

@@ -6,6 +6,7 @@ enum class Consumers : u32 { Cooperative, PingPong };
 // How C leaves: a TMA store from a staging panel, or ordinary stores of what lies there (any pitch, any alignment).
 enum class StorePath : u32 { Tma, Direct };
 
+
 // The k step: one 128-byte swizzle row of 16-bit elements.
 constexpr u32 kBlockK = 64;
 constexpr u32 kWarpgroupThreads = 128;
@@ -36,7 +37,11 @@ struct GemmOptions {
   bool carry_last = false;  // and not before its own product has been through the elementwise chain
   bool b_evict_first = false;   // no other tile reads what a tile reads of B
   bool borrowed_stage = false;  // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
+  bool clipped = false;         // Tma: where a tile's rows end inside a panel, the tensor's do
+  bool only_tile = false;       // Tma: no CTA has a second tile
   u32 cluster = 1;              // CTAs that share a tile, each with a part of its steps along k
+  u32 below = 1;                // CTAs of a cluster whose tiles lie one below the other: they load B together
+  u32 beside = 1;               // and side by side: they load A together
   StorePath store = StorePath::Tma;
   Consumers consumers = Consumers::Cooperative;
 };
@@ -59,6 +64,10 @@ struct GemmConfig {
   static constexpr u32 kBRank = kOptions.b_rank;
   static constexpr bool kBEvictFirst = kOptions.b_evict_first;
   static constexpr u32 kCluster = kOptions.cluster;
+  static constexpr u32 kBelow = kOptions.below;
+  static constexpr u32 kBeside = kOptions.beside;
+  static constexpr bool kLoadsTogether = kBelow * kBeside > 1;
+  static constexpr bool kClipped = kOptions.clipped;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
 
@@ -78,12 +87,12 @@ struct GemmConfig {
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
   static constexpr u32 kAPanels = kBlockM / 64;                         // M-major: panels of 64 rows of C, one box each
   static constexpr u32 kARows = kOptions.a_rows == 0 ? kBlockM : kOptions.a_rows;
-  static constexpr u32 kABoxRows = kA == ALayout::MMajor ? kBlockK : kARows;
+  static constexpr u32 kABoxRows = (kA == ALayout::MMajor ? kBlockK : kARows) / kBeside;
   // N-major: panels of 64 columns, one box each; of 32, where those would end beside the tile.
   static constexpr u32 kBPanelCols = kBlockN % 64 == 0 ? 64 : 32;
   static constexpr u32 kBPanelRowBytes = kBPanelCols * kElemBytes;      // also the swizzle's span
   static constexpr u32 kBPanels = kBlockN / kBPanelCols;
-  static constexpr u32 kBBoxRows = kB == BLayout::NMajor ? kBlockK : kBlockN / (kGated ? 2 : 1);
+  static constexpr u32 kBBoxRows = (kB == BLayout::NMajor ? kBlockK : kBlockN / (kGated ? 2 : 1)) / kBelow;
   // Box of C's tensor map: 64 rows of this many columns, swizzled over the row's bytes (128 or 64).
   static constexpr u32 kPanelRowBytes = kBlockN % 64 == 0 ? 128 : 64;
   static constexpr u32 kPanelCols = kPanelRowBytes / element_bytes(kOut);
@@ -100,15 +109,25 @@ struct GemmConfig {
   static constexpr u32 kBLoadedBytes = kBlockN * kBlockK * kElemBytes;
   static constexpr u32 kStageBytes = kABytes + kBBytes;
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
-  static constexpr u32 kStagingBytes = kConsumers * kPanels * kPanelBytes;
+  // A unit of a cluster's exchange: a wgmma's sums of 16 columns, or of 8 of gates and as many of ups; 32 bytes of each thread.
+  static constexpr u32 kUnits = kMmasPerStep * kColsPerConsumer / 16;  // per consumer
+  static constexpr u32 kMostUnits = ceil_div(kUnits, kCluster);        // that one CTA finishes
+  static constexpr u32 kUnitCols = kGated ? 8 : 16;                    // of results
+  static constexpr u32 kVectorBytes = kConsumers * kWarpgroupThreads * 16;
+  static constexpr u32 kExchangeBytes = (kCluster - 1) * kMostUnits * 2 * kVectorBytes;
+  static constexpr u32 kPanelsBytes = kConsumers * kPanels * kPanelBytes;
+  static constexpr u32 kStagingBytes = kPanelsBytes < kExchangeBytes ? kExchangeBytes : kPanelsBytes;
   // A tile with a borrowed stage begins with panels in its last stage, where the consumer's own rows of A were: a warp's rows of a panel are those
   // of A that only its own part of the wgmmas reads. The storer hands that stage back, without which the loop's next tile does not end.
   static constexpr u32 kStagePanels = kRowsPerConsumer / 64;
   static constexpr u32 kUnstaged = kOptions.borrowed_stage ? kPanelsPerTile - kPanels : 0;
   static constexpr u32 kBorrowedPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
-  // What a CTA shows the others of its cluster: rows of f32 that begin eight banks apart.
-  static constexpr u32 kSumPitch = kBlockN + 8;
+  // A CTA's only tile has all of its panels at once: those that there is no staging for are where the consumer's own rows of A were.
+  static constexpr u32 kOnlyUnstaged = kPanelsPerTile > kPanels ? kPanelsPerTile - kPanels : 0;
+  static constexpr bool kOnlyTile = kOptions.only_tile && kOptions.store == StorePath::Tma && !kPingPong && !kCarried &&
+                                    (kOnlyUnstaged == 0 || (kPanelRowBytes == 128 && kA == ALayout::KMajor && !kSplitColumns)) &&
+                                    kOnlyUnstaged <= kStages * kStagePanels;
 
   // A sum that a tile goes on with comes in parts, one for each consumer, each in as many stages as its panels take.
   static constexpr u32 kMostCarryPanels = kStageBytes / kPanelBytes;
@@ -152,7 +171,9 @@ struct GemmConfig {
   static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
   static_assert(!kCarryLast || !kOptions.borrowed_stage, "the last stage belongs to one consumer");
   static_assert(kCluster == 1 || (kStore == StorePath::Direct && !kPingPong && kSaves == 0), "who shares a tile stores it, and saves nothing");
-  static_assert(kCluster == 1 || kBlockM * kSumPitch * sizeof(float) <= kStages * kStageBytes, "sums lie where stages were");
+  static_assert(!kLoadsTogether || (!kOptions.borrowed_stage && !kPingPong && !kCarried && kBRank == 2 && kCluster == 1), "stages go back to several loaders");
+  static_assert(kABoxRows % 8 == 0 && kBBoxRows % 8 == 0, "whole swizzles of a part");
+  static_assert(!kOnlyTile || !kOptions.borrowed_stage, "all panels are there at once");
   static_assert(kARows <= kBlockM && kARows % 8 == 0 && (kARows == kBlockM || kA == ALayout::KMajor), "whole swizzles of rows");
   static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
   static_assert(!kOptions.borrowed_stage || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
@@ -221,18 +242,27 @@ struct GemmSmem {
   MK_DEVICE u32 tile_empty(u32 slot) const { return base + kTileEmpty + slot * kMbarrierBytes; }
   // Ping-pong: this consumer may multiply.
   MK_DEVICE u32 turn(u32 consumer) const { return base + kTurn + consumer * kMbarrierBytes; }
-  // Clusters: sums are there, and have been read.
+  // Panel `p` of a consumer's only tile.
+  MK_DEVICE u32 only_panel(u32 consumer, u32 p) const {
+    if (p < Config::kPanels) return panel(consumer, p);
+    const u32 i = p - Config::kPanels;
+    return a(i / Config::kStagePanels) + Config::first_row(consumer) * (kBlockK * kElemBytes) + i % Config::kStagePanels * Config::kPanelBytes;
+  }
+  // Clusters: the others' sums are there, and have been read.
   MK_DEVICE u32 exchange_full() const { return base + kExchange; }
   MK_DEVICE u32 exchange_read() const { return base + kExchange + kMbarrierBytes; }
-  // Where this CTA shows a sum of the tile: in place of stages.
-  MK_DEVICE u32 sum(u32 row, u32 col) const { return base + (row * Config::kSumPitch + col) * sizeof(float); }
+  // Where this thread's sums come from CTA `slot` of the others: vector `v` of the CTA's unit `i`.
+  MK_DEVICE u32 sums(u32 slot, u32 i, u32 v) const {
+    const u32 vector = (slot * Config::kMostUnits + i) * 2 + v;
+    return base + kStaging + vector * Config::kVectorBytes + (threadIdx.x - kWarpgroupThreads) * 16;
+  }
   MK_DEVICE u32 state() const { return base + kState; }
 
   // One thread each, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
   MK_DEVICE void init_barriers() const {
     for (u32 s = 0; s < Config::kStages; ++s) {
       mbarrier_init(full(s), 1);
-      mbarrier_init(empty(s), Config::kConsumersPerTile * kWarpgroupWarps);
+      mbarrier_init(empty(s), (Config::kBelow + Config::kBeside - 1) * Config::kConsumersPerTile * kWarpgroupWarps);
     }
     fence_mbarrier_init();
   }
@@ -246,8 +276,8 @@ struct GemmSmem {
       }
     }
     if constexpr (Config::kCluster > 1) {
-      mbarrier_init(exchange_full(), Config::kCluster * Config::kConsumers * kWarpgroupWarps);
-      mbarrier_init(exchange_read(), Config::kCluster * Config::kConsumers * kWarpgroupWarps);
+      mbarrier_init(exchange_full(), 1);
+      mbarrier_init(exchange_read(), (Config::kCluster - 1) * Config::kConsumers * kWarpgroupWarps);
     }
     for (u32 s = 0; s < kTileSlots; ++s) {
       mbarrier_init(tile_full(s), 1);

@@ -3,7 +3,13 @@
 // Hands a stage back to the loader: one lane of each warp.
 template <class Config, class Edges>
 MK_DEVICE void sm90_release_stage(const GemmSmem<Config>& smem, u32 stage) {
-  if (lane_index() == 0) mbarrier_arrive<Edges::empty>(smem.empty(stage));
+  if constexpr (Config::kLoadsTogether) {
+    // To all that write there.
+    const u32 mates = mates_below<Config>() | mates_beside<Config>();
+    if (mates >> lane_index() & 1) mbarrier_arrive_mate(cluster_address(smem.empty(stage), lane_index()));
+  } else {
+    if (lane_index() == 0) mbarrier_arrive<Edges::empty>(smem.empty(stage));
+  }
 }
 
 // One k step: the wgmmas of one stage, left in flight.
@@ -157,16 +163,18 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
       if (!sm90_take_turn<Config, Edges>(smem, hooks, tiles.t, consumer, ring, staging)) continue;
     }
     GemmTile tile = hooks.decode(tiles.t);
-    take_part_of_depth<Config>(tile);
+    take_part<Config>(tile);
     chaos_delay(ctx, Agent::Consumer, tiles.t);
     sm90_mma_tile<Config, Edges>(smem, hooks, tile, consumer, ring, acc);
     if constexpr (Config::kSaves > 0) {
       if (!ctx.aborted()) save_tile<0, Config, Edges>(smem, hooks, tile, consumer, staging.mine, acc);
     }
-    if constexpr (Config::kStore == StorePath::Tma) {
+    if constexpr (Config::kOnlyTile) {
+      send_only_tile<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, acc);
+    } else if constexpr (Config::kStore == StorePath::Tma) {
       stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else if constexpr (Config::kCluster > 1) {
-      store_tile_shared<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, shared_tiles, acc);
+      store_tile_shared<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, shared_tiles, tiles.last(), acc);
     } else {
       store_tile_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, acc);
     }

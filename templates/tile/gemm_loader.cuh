@@ -9,8 +9,19 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
   if constexpr (Config::kA == ALayout::MMajor) {
 #pragma unroll
     for (u32 p = 0; p < Config::kAPanels; ++p) {
-      tma_load_2d(smem.a(stage) + p * mn_panel_bytes(64), tile.a, bar, tile.a_row + static_cast<i32>(p * 64), k);
+      const u32 to = smem.a(stage) + p * mn_panel_bytes(64);
+      const i32 row = tile.a_row + static_cast<i32>(p * 64);
+      if constexpr (Config::kBeside > 1) {
+        const u32 part = cluster_rank() / Config::kBelow * Config::kABoxRows;
+        tma_load_2d_multicast(to + part * 128, tile.a, bar, row, k + static_cast<i32>(part), mates_beside<Config>());
+      } else {
+        tma_load_2d(to, tile.a, bar, row, k);
+      }
     }
+  } else if constexpr (Config::kBeside > 1) {
+    const u32 part = cluster_rank() / Config::kBelow * Config::kABoxRows;
+    const u32 to = smem.a(stage) + part * (kBlockK * kElemBytes);
+    tma_load_2d_multicast(to, tile.a, bar, k, tile.a_row + static_cast<i32>(part), mates_beside<Config>());
   } else {
     tma_load_2d(smem.a(stage), tile.a, bar, k, tile.a_row);
   }
@@ -20,7 +31,7 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
 template <class Config>
 MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, u32 stage, i32 k) {
   constexpr bool kAcross = Config::kB == BLayout::NMajor;
-  constexpr u32 kBoxes = kAcross ? Config::kBPanels : Config::kBlockN / Config::kBBoxRows;
+  constexpr u32 kBoxes = kAcross ? Config::kBPanels : Config::kBlockN / (Config::kBBoxRows * Config::kBelow);
   constexpr u32 kBoxCols = Config::kBlockN / kBoxes;
   const u32 bar = smem.full(stage);
 #pragma unroll
@@ -29,7 +40,13 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
     const i32 col = tile.b_col + static_cast<i32>(box * kBoxCols) + up;
     // As many columns take as many bytes in either layout.
     const u32 dst = smem.b(stage) + box * mn_panel_bytes(kBoxCols);
-    if constexpr (Config::kBRank == 3) {
+    if constexpr (Config::kBelow > 1) {
+      // A part of it, for all.
+      const u32 part = cluster_rank() % Config::kBelow * Config::kBBoxRows;
+      const i32 on = static_cast<i32>(part);
+      const u32 to = dst + part * (kAcross ? Config::kBPanelRowBytes : kBlockK * kElemBytes);
+      tma_load_2d_multicast(to, tile.b, bar, kAcross ? col : k, kAcross ? k + on : col + on, mates_below<Config>());
+    } else if constexpr (Config::kBRank == 3) {
       tma_load_3d<Config::kBEvictFirst>(dst, tile.b, bar, kAcross ? col : k, kAcross ? k : col, tile.b_outer);
     } else {
       tma_load_2d<Config::kBEvictFirst>(dst, tile.b, bar, kAcross ? col : k, kAcross ? k : col);
@@ -66,6 +83,16 @@ MK_DEVICE void sm90_load_carried(const Context& ctx, const GemmSmem<Config>& sme
   }
 }
 
+// Until the consumers have handed a stage back, of all CTAs that load together.
+template <class Config, class Edges>
+MK_DEVICE void sm90_wait_empty(const GemmSmem<Config>& smem, const RingCursor<Config::kStages>& ring) {
+  if constexpr (Config::kLoadsTogether) {
+    mbarrier_wait_cluster(smem.empty(ring.stage), ring.phase ^ 1);
+  } else {
+    mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
+  }
+}
+
 // Run by one lane. Hooks: see README.md. `Edges` names the plan's edges `full` and `empty`.
 //
 // After an abort, and for a tile that stores nothing (a rank may own no rows, and its map then lies over nothing), it issues no
@@ -73,11 +100,12 @@ MK_DEVICE void sm90_load_carried(const Context& ctx, const GemmSmem<Config>& sme
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
                                 RingCursor<Config::kStages>& ring, TileCursor& slot) {
-  [[maybe_unused]] u32 shared_tiles = 0;
+  // The others' barriers are there.
+  if constexpr (Config::kLoadsTogether) cluster_wait();
 #pragma unroll 1
   for (LoaderTiles<GemmSmem<Config>, Edges, Hooks> tiles(ctx, smem, hooks, slot); tiles.more(); tiles.advance()) {
     GemmTile tile = hooks.decode(tiles.t);
-    take_part_of_depth<Config>(tile);
+    take_part<Config>(tile);
     chaos_delay(ctx, Agent::Loader, tiles.t);
     hooks.before_load(ctx, tile);
     [[maybe_unused]] u32 part = 0;
@@ -94,8 +122,9 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
     for (u32 k = 0; k < tile.k_blocks; ++k) {
       hooks.before_step(ctx, tile, static_cast<int>(k));
       load_carried(k);
-      mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
-      if (ctx.aborted() || !tile.stores()) {
+      sm90_wait_empty<Config, Edges>(smem, ring);
+      // What a cluster loads together, others may need.
+      if (ctx.aborted() || (!Config::kLoadsTogether && !tile.stores())) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
       } else {
         mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), Config::kALoadedBytes + Config::kBLoadedBytes);
@@ -107,6 +136,13 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
       if (k + 1 == asks) tiles.ask();
     }
     load_carried(tile.k_blocks);
-    wait_until_read<Config>(smem, shared_tiles);
+  }
+  // Nobody ends before the others have handed back its stages.
+  if constexpr (Config::kLoadsTogether) {
+#pragma unroll 1
+    for (u32 s = 0; s < Config::kStages; ++s) {
+      sm90_wait_empty<Config, Edges>(smem, ring);
+      ring.advance();
+    }
   }
 }

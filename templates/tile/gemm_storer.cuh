@@ -1,32 +1,5 @@
 // The agent that sends finished panels: one lane, overlapping the next tile's main loop; it makes the posts.
 
-// Sends one panel: whole, or row by row where the tile's own rows end inside it, since the box would write on into rows
-// that belong to another task. A row of 128 bytes lies in the swizzle wherever it starts; a shorter one could not be
-// addressed.
-template <class Config>
-MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
-  const i32 rows = tile.valid_rows - row;
-  if (rows <= 0 || tile.valid_cols <= col) return;
-  if constexpr (Config::kPanelRowBytes == 128) {
-    if (rows < 64) {
-#pragma unroll 1
-      for (i32 r = 0; r < rows; ++r) {
-        tma_store_2d(tile.c_line, panel + r * Config::kPanelRowBytes, tile.c_col + col, tile.c_row + row + r);
-      }
-      return;
-    }
-  }
-  tma_store_2d(tile.c, panel, tile.c_col + col, tile.c_row + row);
-}
-
-// A consumer's `p`th panel of a tile.
-template <class Config>
-MK_DEVICE void send_panel_of(const GemmTile& tile, u32 consumer, u32 p, u32 panel) {
-  constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
-  send_panel<Config>(tile, panel, static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
-                     static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
-}
-
 // Sends the borrowed panels of both consumers, as one group.
 template <class Config, class Edges>
 MK_DEVICE void send_borrowed_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile,
@@ -83,7 +56,7 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
 template <class Config, class Edges>
 MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 from, u32 to,
                           const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
-  if constexpr (Config::kStore == StorePath::Tma) {
+  if constexpr (Config::kStore == StorePath::Tma && !Config::kOnlyTile) {
     send_panels<Config, Edges>(ctx, smem, tile, from, to, ring, staging);
   } else {
     // They have stored by themselves.
@@ -104,7 +77,8 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
                                 RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging, TileCursor& slot) {
 #pragma unroll 1
   for (ReaderTiles<GemmSmem<Config>, Edges, Hooks, false> tiles(smem, hooks, slot); tiles.more(); tiles.advance()) {
-    const GemmTile tile = hooks.decode(tiles.t);
+    GemmTile tile = hooks.decode(tiles.t);
+    if constexpr (Config::kLoadsTogether) take_part<Config>(tile);
     chaos_delay(ctx, Agent::Storer, tiles.t);
     hooks.before_store(ctx, tile);
     ring.skip(tile.steps<Config>());

@@ -82,6 +82,7 @@ impl DeviceModel {
         for time in [&mut model.line_s, &mut model.exchange_s] {
             *time /= clock;
         }
+        model.products = model.products.map(|p| p.faster(memory, clock));
         model.l2_bytes = chip.l2_bytes.min(self.l2_bytes * chip.l2_bytes / from.l2_bytes);
         model.movers = model.movers.faster(clock);
         model.gpu = name.into();

@@ -10,9 +10,12 @@
 //! *resources*, memory and links, which those that are at it at one time share equally. What one SM can do by itself is a
 //! bound of its own; where both are near, they add up (`soft_max` in `engine.rs`).
 //!
+//! A product that is a whole kernel has a closed form besides (`alone.rs`), which says how long it takes; the run says what of.
+//!
 //! Architecture invariant: the model knows leaves and resources, never a pipeline; the plan is read through
 //! [`Points`](crate::ir::Points), as the verifier and the executor do.
 
+mod alone;
 mod engine;
 mod fit;
 mod gpu;
@@ -21,6 +24,7 @@ mod prediction;
 mod raw;
 mod unroll;
 
+pub use alone::{Products, alone_s};
 pub use fit::{Sample, error, fit};
 pub use gpu::{Chip, Gpu};
 pub use model::{DeviceModel, ModelError, Mover, Movers, TileRate};
@@ -66,5 +70,9 @@ pub enum CostError {
 pub fn predict(plan: &Plan, model: &DeviceModel) -> Result<Prediction, CostError> {
     let work = unroll::unroll(plan, model)?;
     let done = engine::run(&work, model)?;
-    Ok(prediction::summarise(plan, &work, done))
+    let prediction = prediction::summarise(plan, &work, done);
+    Ok(match alone_s(plan, model)? {
+        Some(total_s) => prediction.scaled(total_s),
+        None => prediction,
+    })
 }

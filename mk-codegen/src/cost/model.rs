@@ -1,6 +1,6 @@
 //! What a machine can do, as measured.
 
-use super::{gpu::Chip, raw::RawFigures};
+use super::{alone::Products, gpu::Chip, raw::RawFigures};
 use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
 use thiserror::Error;
@@ -67,6 +67,9 @@ pub struct DeviceModel {
     pub uneven: f64,
     /// Matrix products, by tile shape.
     pub tiles: Vec<TileRate>,
+    /// Products that are a whole kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub products: Option<Products>,
     /// What one SM moves.
     pub movers: Movers,
     /// What was measured with no plan in between, where it was.
@@ -195,7 +198,15 @@ pub enum ModelError {
 impl DeviceModel {
     /// The models that ship with mk.
     pub fn shipped_models() -> Vec<&'static DeviceModel> {
-        vec![DeviceModel::h200()]
+        vec![DeviceModel::h200(), DeviceModel::h100()]
+    }
+
+    /// An H100 with 80 GB of HBM3: products alone as measured, all else derived from an H200.
+    pub fn h100() -> &'static DeviceModel {
+        static MODEL: OnceLock<DeviceModel> = OnceLock::new();
+        MODEL.get_or_init(|| {
+            DeviceModel::parse(include_str!("h100.json")).expect("the shipped model reads; tested")
+        })
     }
 
     /// Four H200s of one host, NVLink.
@@ -239,8 +250,13 @@ impl DeviceModel {
             ("l2_bytes", self.l2_bytes),
         ];
         let of_movers = movers.iter().map(|(name, m)| (*name, m.bytes_per_s));
-        if let Some((name, v)) =
-            rates.into_iter().chain(of_movers).find(|r| !(1e3..=1e18).contains(&r.1))
+        let (of_products, more) = self.products.as_ref().map(Products::all).unzip();
+        let of_products = of_products.into_iter().flatten();
+        if let Some((name, v)) = rates
+            .into_iter()
+            .chain(of_products)
+            .chain(of_movers)
+            .find(|r| !(1e3..=1e18).contains(&r.1))
         {
             return refuse(format!("{name} is {v}, and must be 1e3 to 1e18"));
         }
@@ -257,9 +273,13 @@ impl DeviceModel {
         ];
         let of_tiles = self.tiles.iter().flat_map(|t| [("step_s", t.step_s), ("tile_s", t.tile_s)]);
         let of_movers = movers.iter().map(|(name, m)| (*name, m.task_s));
-        let all = times.into_iter().chain(of_tiles).chain(of_movers);
+        let all =
+            times.into_iter().chain(of_tiles).chain(of_movers).chain(more.into_iter().flatten());
         if let Some((name, v)) = all.into_iter().find(|t| !(0.0..=1.0).contains(&t.1)) {
             return refuse(format!("{name} is {v}, and must be 0 to 1"));
+        }
+        if let Some(p) = self.products.as_ref().filter(|p| !(1.0..=16.0).contains(&p.power)) {
+            return refuse(format!("power is {}, and must be 1 to 16", p.power));
         }
         if self.tiles.is_empty() || self.tiles.iter().any(|t| t.step_s <= 0.0) {
             return refuse("it needs a tile shape, with a time for each step".into());

@@ -27,6 +27,29 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// The same, stretched or shortened to a total.
+    pub(super) fn scaled(mut self, total_s: f64) -> Prediction {
+        let by = if self.total_s > 0.0 { total_s / self.total_s } else { 1.0 };
+        self.total_s = total_s;
+        self.shares.iter_mut().for_each(|s| s.1 *= by);
+        for role in &mut self.roles {
+            role.busy_s *= by;
+            role.wait_s *= by;
+            role.idle_s *= by;
+        }
+        for link in &mut self.chain {
+            link.begin_s *= by;
+            link.end_s *= by;
+        }
+        for span in &mut self.spans {
+            span.free_s *= by;
+            span.begin_s *= by;
+            span.main_end_s *= by;
+            span.end_s *= by;
+        }
+        self
+    }
+
     /// The total in milliseconds.
     pub fn ms(&self) -> f64 {
         self.total_s * 1e3

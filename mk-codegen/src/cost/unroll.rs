@@ -541,7 +541,7 @@ impl Unroller<'_> {
             None => 0,
         };
         // Of the CTAs of a cluster, the one with the most.
-        let cluster = i64::from(x.leaf.cluster());
+        let cluster = i64::from(x.leaf.shares_depth());
         let steps = (steps + cluster - 1) / cluster;
         rate.step_s = rate.step_s.max(self.lines(task, x)? * self.model.line_s);
         if let (Some(c), true) = (&c, cluster > 1) {
@@ -725,7 +725,7 @@ impl Unroller<'_> {
     }
 }
 
-fn gcd(a: i64, b: i64) -> i64 {
+pub(super) fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 

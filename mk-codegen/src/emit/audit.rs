@@ -183,7 +183,6 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
         ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
         ("cluster_arrive();", 2 * clusters),
-        ("cluster_wait();", clusters),
         ("sm90_regs_release<", roles),
         ("sm90_regs_claim<", roles),
         ("launch_count_in(ctx);", counted),

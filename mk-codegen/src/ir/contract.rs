@@ -6,8 +6,8 @@
 
 use super::leaf::{
     Agent, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS, EpilogueOp, GradOf,
-    Leaf, Operand, Store, attend_grad_smem_bytes, attend_smem_bytes, mma_stage_bytes,
-    mma_staging_bytes,
+    Leaf, Operand, Store, attend_grad_smem_bytes, attend_smem_bytes, mma_exchange_bytes,
+    mma_stage_bytes, mma_staging_bytes,
 };
 use super::plan::{Mode, Proxy};
 
@@ -113,7 +113,9 @@ impl Leaf {
                 edges: vec![],
                 smem_bytes: 0,
             },
-            Leaf::MmaTile { block: [m, n, k], stages, store, epilogue, consumers, .. } => {
+            Leaf::MmaTile {
+                block: [m, n, k], stages, store, epilogue, consumers, cluster, ..
+            } => {
                 let tma = *store == Store::Tma;
                 let mut operands = vec![
                     op(Operand::A, read, Loader, Proxy::Async, Arity::Many),
@@ -145,7 +147,7 @@ impl Leaf {
                     operands,
                     edges,
                     smem_bytes: stages * mma_stage_bytes([*m, *n, *k])
-                        + mma_staging_bytes([*m, *n]),
+                        + mma_staging_bytes([*m, *n]).max(mma_exchange_bytes([*m, *n], *cluster)),
                 }
             }
             Leaf::ReduceTile { epilogue } => {

@@ -238,6 +238,15 @@ fn is_one(n: &u32) -> bool {
     *n == 1
 }
 
+/// No cluster that loads together.
+fn alone() -> [u32; 2] {
+    [1, 1]
+}
+
+fn is_alone(multicast: &[u32; 2]) -> bool {
+    *multicast == alone()
+}
+
 /// Which keys a query attends to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mask {
@@ -330,6 +339,10 @@ pub enum Leaf {
         /// k. More than one store `c` by themselves.
         #[serde(default = "one", skip_serializing_if = "is_one")]
         cluster: u32,
+        /// Tiles of a cluster's CTAs that lie one below the other and side by side, which make up a task: those below each other load
+        /// B together, those side by side A, each CTA a part for all (TMA multicast). `block` is of one CTA.
+        #[serde(default = "alone", skip_serializing_if = "is_alone")]
+        multicast: [u32; 2],
         /// Elementwise tail.
         epilogue: Vec<EpilogueOp>,
     },
@@ -411,9 +424,12 @@ pub fn cluster_part(steps: i64, part: i64, parts: i64) -> i64 {
     steps * part / parts.max(1)
 }
 
-/// Bytes of a tile's f32 sums that a CTA shows the others of its cluster: rows are eight words apart modulo the banks.
-pub fn mma_exchange_bytes([m, n]: [u32; 2]) -> u32 {
-    m * (n + 8) * 4
+/// Bytes that come to a CTA from the others of a cluster that shares tiles: f32 sums of what it finishes, in units of 16 columns and 64
+/// rows of each of two warpgroups.
+pub fn mma_exchange_bytes([m, n]: [u32; 2], cluster: u32) -> u32 {
+    const UNIT_BYTES: u32 = 64 * 16 * 4;
+    let units = (m * n / (64 * 16) / 2).div_ceil(cluster.max(1));
+    cluster.saturating_sub(1).saturating_mul(units).saturating_mul(2 * UNIT_BYTES)
 }
 
 /// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
@@ -484,16 +500,18 @@ impl Leaf {
     pub fn shares_ring(&self, other: &Leaf) -> bool {
         match (self, other) {
             (
-                Leaf::MmaTile { block: [m, n, k], stages, consumers, cluster, .. },
+                Leaf::MmaTile { block: [m, n, k], stages, consumers, cluster, multicast, .. },
                 Leaf::MmaTile {
                     block: [m2, n2, k2],
                     stages: stages2,
                     consumers: consumers2,
                     cluster: cluster2,
+                    multicast: multicast2,
                     ..
                 },
             ) => {
                 (m, k, stages, consumers, cluster) == (m2, k2, stages2, consumers2, cluster2)
+                    && multicast == multicast2
                     && (n == n2 || n.is_multiple_of(64) && n2.is_multiple_of(64))
             }
             _ => self == other,
@@ -503,6 +521,24 @@ impl Leaf {
     /// CTAs that share a task.
     pub fn cluster(&self) -> u32 {
         match self {
+            Leaf::MmaTile { cluster, multicast: [below, beside], .. } => {
+                cluster.saturating_mul(*below).saturating_mul(*beside).max(1)
+            }
+            _ => 1,
+        }
+    }
+
+    /// Tiles below each other and side by side that make up a task.
+    pub fn multicast(&self) -> [u32; 2] {
+        match self {
+            Leaf::MmaTile { multicast, .. } => *multicast,
+            _ => alone(),
+        }
+    }
+
+    /// CTAs that share the steps of a tile along k.
+    pub fn shares_depth(&self) -> u32 {
+        match self {
             Leaf::MmaTile { cluster, .. } => (*cluster).max(1),
             _ => 1,
         }
@@ -511,7 +547,7 @@ impl Leaf {
     /// Whether tasks can be for whoever is free: one agent begins with them, and tells the others.
     pub fn has_dynamic_schedule(&self) -> bool {
         match self {
-            Leaf::MmaTile { cluster, .. } => *cluster == 1,
+            Leaf::MmaTile { .. } => self.cluster() == 1,
             Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } | Leaf::AttendGradTile { .. } => true,
             Leaf::CopyTile { via, .. } => *via == CopyVia::Ldst,
             _ => false,

@@ -335,6 +335,7 @@ impl Display for LeafText<'_> {
                 store,
                 consumers,
                 cluster,
+                multicast: [below, beside],
                 epilogue,
             } => {
                 let a = if *a_layout == ALayout::Mk { "" } else { " a=km" };
@@ -346,6 +347,9 @@ impl Display for LeafText<'_> {
                 }
                 if *cluster != 1 {
                     write!(f, " cluster={cluster}")?;
+                }
+                if below * beside != 1 {
+                    write!(f, " multicast={below}x{beside}")?;
                 }
                 write_epilogue(f, epilogue)
             }

@@ -155,7 +155,8 @@ impl Points<'_> {
     ///
     /// Only where a warp then overwrites nothing but rows of A that its own part of the wgmmas has read, 128 bytes each; and where no
     /// tile has fewer steps than there are stages, so that a consumer that is through with a tile knows that the storer is through
-    /// with the one before; and not where a partial sum comes through the ring behind the last step. The storer hands such a stage back, later than the `empty` edge says and before any staging panel.
+    /// with the one before; not where a partial sum comes through the ring behind the last step; and not where CTAs load together, to all of
+    /// which a stage goes back. The storer hands such a stage back, later than the `empty` edge says and before any staging panel.
     ///
     /// # Errors
     /// As [`Self::steps`].
@@ -173,10 +174,92 @@ impl Points<'_> {
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
         let own_rows = *consumers == Consumers::Cooperative && *a_layout == ALayout::Mk;
+        let alone = leaf.multicast() == [1, 1];
         let behind = carry_last(leaf.epilogue());
         let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
         let more = panels > mma_staging_panels(block[0]);
-        Ok(own_rows && whole && more && !behind && self.least_steps(run)? >= i64::from(*stages))
+        Ok(own_rows
+            && alone
+            && whole
+            && more
+            && !behind
+            && self.least_steps(run)? >= i64::from(*stages))
+    }
+
+    /// Whether the consumers of a [run](Plan::runs) send their tiles by themselves, of which no CTA has two: nothing is loaded behind such
+    /// a tile, so that all its panels find room at once, in the staging and where the consumer's own rows of A were. Only in a kernel of
+    /// which nothing stays, where nobody hears of a tile.
+    ///
+    /// # Errors
+    /// Where an extent has no value.
+    pub fn only_tile(&self, run: &[FamId]) -> Result<bool, PointError> {
+        let Some(first) = run.first() else { return Ok(false) };
+        let role = self.plan.families[*first].role;
+        let leaf = &self.plan.families[*first].leaf;
+        let Leaf::MmaTile { block, stages, a_layout, store, consumers, epilogue, .. } = leaf else {
+            return Ok(false);
+        };
+        // Longer ones leave no registers for it.
+        if epilogue.len() > 2 {
+            return Ok(false);
+        }
+        let c = self.plan.operand(*first, Operand::C);
+        let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
+        let panels = mma_panels(*block, leaf.out_columns(), f32);
+        let beyond = panels.saturating_sub(mma_staging_panels(block[0]));
+        let own_rows =
+            *a_layout == ALayout::Mk && block[0] > 64 && mma_panel_columns(block[1]) == 64;
+        let room = beyond == 0 || own_rows && beyond <= stages * (block[0] / 128);
+        let sends =
+            *store == Store::Tma && *consumers == Consumers::Cooperative && leaf.cluster() == 1;
+        let whole = self.plan.families.values().filter(|f| f.role == role).count() == run.len();
+        if !(sends && room && whole && self.plan.keeps_nothing()) {
+            return Ok(false);
+        }
+        for rank in 0..self.plan.mesh.size() as usize {
+            let mut tasks = 0;
+            for id in run {
+                tasks += self.tasks(*id, rank, 1)?.len();
+            }
+            if tasks > self.plan.workers(role) as usize {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the rows of a [run](Plan::runs)'s tiles end inside a panel somewhere, and only where those of the tensor do, so that TMA
+    /// leaves out what is beyond.
+    ///
+    /// # Errors
+    /// Where a region has no value.
+    pub fn ends_clipped(&self, run: &[FamId]) -> Result<bool, PointError> {
+        let mut ends = false;
+        if self.plan.runtime_dim().is_some() {
+            return Ok(false);
+        }
+        for id in run {
+            let f = &self.plan.families[*id];
+            if !matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. }) {
+                return Ok(false);
+            }
+            for c in f.accesses.iter().filter(|a| a.operand == Operand::C) {
+                for rank in 0..self.plan.mesh.size() as usize {
+                    let shape = self.shape(c.buffer, rank)?;
+                    for task in self.tasks(*id, rank, 1)? {
+                        let Some(region) = self.region(&task, c)? else { continue };
+                        let [(base, len), _] = region.dims[..] else { return Ok(false) };
+                        if len % 64 != 0 {
+                            ends = true;
+                            if base + len != shape[0] {
+                                return Ok(false);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(ends)
     }
 
     /// Whether the tiles of a [run](Plan::runs) load B with an evict-first hint: nobody reads again what a tile reads of it, and a cache of

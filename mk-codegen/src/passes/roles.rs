@@ -106,7 +106,9 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     }
     for kind in &used {
         let ctas = match kind {
-            RoleKind::Compute if config.cluster > 1 => clustered(compute, config.cluster)?,
+            RoleKind::Compute if config.ctas_of_task() > 1 => {
+                clustered(compute, config.ctas_of_task())?
+            }
             RoleKind::Compute => compute,
             RoleKind::IntraComm => comm,
             other => inter_sms(*other),
@@ -129,12 +131,19 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     Ok(plan)
 }
 
-/// CTAs that clusters of more than two find room for: GPCs have 16 or 18 SMs, and some fewer (an H100 was seen to hold 120).
-const CLUSTERED_SMS: u32 = 120;
+/// CTAs that clusters of a size find room for: GPCs have 16 or 18 SMs, and some fewer (as an H100 and an H200 said).
+fn clustered_sms(cluster: u32) -> u32 {
+    match cluster {
+        1 | 2 => u32::MAX,
+        3 => 117,
+        6 => 102,
+        _ => 120,
+    }
+}
 
 /// CTAs of a role that multiplies in clusters.
 fn clustered(compute: u32, cluster: u32) -> Result<u32, LowerError> {
-    let room = if cluster > 2 { compute.min(CLUSTERED_SMS) } else { compute };
+    let room = compute.min(clustered_sms(cluster));
     match room / cluster {
         0 => {
             let why = format!("a cluster of {cluster} CTAs does not fit {compute} SMs");

@@ -1,7 +1,9 @@
 //! The settings of one plan.
 
-use super::values::{AllReduce, Block, Gather, LastWave, Reduction};
-use crate::ir::{Consumers, NicOrdering, Schedule, mma_stage_bytes, mma_staging_bytes};
+use super::values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction};
+use crate::ir::{
+    Consumers, NicOrdering, Schedule, mma_exchange_bytes, mma_stage_bytes, mma_staging_bytes,
+};
 use crate::target::{self, Target};
 
 /// Everything that decides a plan, apart from the pipeline and its sizes: the world, the GPU, and the settings of [`SETTINGS`](super::SETTINGS).
@@ -36,6 +38,8 @@ pub struct Config {
     /// CTAs of a cluster that share each tile of a product alone, at most eight: each multiplies a part of the inner dimension, and they add
     /// their sums through shared memory, in order. For products whose tiles are fewer than SMs.
     pub cluster: u32,
+    /// CTAs of a cluster that load operands of a product alone together.
+    pub multicast: Option<Multicast>,
     /// Which agents push gathered rows.
     pub gather: Gather,
     /// Slices of the inner dimension in which gathered rows travel, at most, so that a product begins with the first slice. Each slice
@@ -74,6 +78,7 @@ impl Default for Config {
             last_wave: None,
             split_k: 1,
             cluster: 1,
+            multicast: None,
             gather: Gather::Sms,
             k_slices: 1,
             chunk_bytes: 512 * 1024,
@@ -91,14 +96,27 @@ impl Default for Config {
 const MOST_STAGES: u32 = 6;
 
 impl Config {
+    /// Rows of the result that a task of a product makes.
+    pub(crate) fn rows_of_task(&self) -> i32 {
+        (self.block[0] * self.multicast.map_or(1, |m| m.below)) as i32
+    }
+
+    /// CTAs that share a task of a product.
+    pub(crate) fn ctas_of_task(&self) -> u32 {
+        self.cluster * self.multicast.map_or(1, |m| m.below * m.beside)
+    }
+
     /// Shared-memory stages of a matrix product on `target`.
     pub fn stages_on(&self, target: &Target) -> u32 {
-        self.stages.unwrap_or_else(|| stages_that_fit(self.block, target).clamp(2, MOST_STAGES))
+        self.stages.unwrap_or_else(|| {
+            stages_that_fit(self.block, self.cluster, target).clamp(2, MOST_STAGES)
+        })
     }
 }
 
-/// Stages of a tile that fit shared memory beside the staging of its results.
-pub(super) fn stages_that_fit([m, n, k]: Block, target: &Target) -> u32 {
+/// Stages of a tile that fit shared memory beside the staging of its results, or beside what the others of a cluster send.
+pub(super) fn stages_that_fit([m, n, k]: Block, cluster: u32, target: &Target) -> u32 {
     let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes);
-    room.saturating_sub(mma_staging_bytes([m, n])) / mma_stage_bytes([m, n, k]).max(1)
+    let beside = mma_staging_bytes([m, n]).max(mma_exchange_bytes([m, n], cluster));
+    room.saturating_sub(beside) / mma_stage_bytes([m, n, k]).max(1)
 }

@@ -20,7 +20,7 @@ pub use config::Config;
 pub use facts::{Facts, GatheredRows, Product, Sum};
 pub use table::{Misfit, SETTINGS, Setting, by_name};
 pub use tried::FLAT;
-pub use values::{AllReduce, Block, Gather, LastWave, Reduction};
+pub use values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction};
 
 use crate::target::Target;
 use thiserror::Error;

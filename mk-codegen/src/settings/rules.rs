@@ -6,7 +6,7 @@ use super::{
     table::Misfit,
     values::{Gather, LastWave, Reduction},
 };
-use crate::ir::{Consumers, Schedule, mma_exchange_bytes, mma_stage_bytes, one_warpgroup_takes};
+use crate::ir::{Consumers, Schedule, one_warpgroup_takes};
 use crate::target;
 
 type Fit = Result<(), Misfit>;
@@ -88,7 +88,7 @@ pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
     else {
         return Ok(());
     };
-    let most = stages_that_fit(c.block, target);
+    let most = stages_that_fit(c.block, c.cluster, target);
     if (2..=most).contains(&n) {
         return Ok(());
     }
@@ -268,12 +268,24 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
         );
     }
     let [bm, bn, bk] = c.block;
-    let fits = target::by_name(&c.target)
-        .is_none_or(|t| mma_exchange_bytes([bm, bn]) <= c.stages_on(t) * mma_stage_bytes(c.block));
+    let fits = target::by_name(&c.target).is_none_or(|t| stages_that_fit(c.block, n, t) >= 2);
     if bn % 64 != 0 || !fits {
         return because(
-            "its sums do not fit the stages",
-            "use `block` of a multiple of 64 columns",
+            "its sums do not fit beside two stages",
+            "use a smaller `block` of a multiple of 64 columns, or fewer CTAs",
+        );
+    }
+    // The largest of them, beside all sums.
+    if bm * bn >= 128 * 256 && n == 3 {
+        return because(
+            "no registers are left for parts that differ",
+            "use a smaller `block`, or 2 or 4 CTAs",
+        );
+    }
+    if bm * bn >= 128 * 256 && !facts.plain() {
+        return because(
+            "no registers are left for elementwise operations",
+            "use a smaller `block`",
         );
     }
     let steps = depth.div_ceil(u64::from(bk));
@@ -282,6 +294,39 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
         return because(&why, &format!("use at most {steps}"));
     }
     Ok(())
+}
+
+pub(super) fn multicast(c: &Config, facts: &Facts) -> Fit {
+    let Some(m) = c.multicast else { return Ok(()) };
+    if !matches!((m.below, m.beside), (1, 2) | (2, 1) | (2, 2)) {
+        return misfit(
+            format!("{}x{} CTAs that load together", m.below, m.beside),
+            "use 2x1, 1x2 or 2x2",
+        );
+    }
+    if shared_depth(facts).is_none() {
+        return misfit(
+            "CTAs load together in a product alone, of operands that TMA can read, which saves nothing",
+            "set `multicast=none`",
+        );
+    }
+    if c.cluster != 1
+        || c.consumers != Consumers::Cooperative
+        || c.last_wave.is_some()
+        || c.tile_scheduler != Schedule::Static
+    {
+        return misfit(
+            "all CTAs of a kernel are in clusters, and those that load together work in step",
+            "set `cluster=1 consumers=cooperative last_wave=none tile_scheduler=static`, or leave `multicast`",
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn settle_multicast(c: &mut Config, facts: &Facts) {
+    if multicast(c, facts).is_err() {
+        c.multicast = None;
+    }
 }
 
 /// The inner dimension of the product whose tiles clusters may share.

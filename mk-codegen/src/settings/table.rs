@@ -6,7 +6,7 @@ use super::{
     rules,
     text::{Text, read_or, write_or},
     tried,
-    values::{AllReduce, Block, Gather, LastWave, Reduction},
+    values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction},
 };
 use crate::ir::{Consumers, Schedule};
 
@@ -165,6 +165,12 @@ pub const SETTINGS: &[Setting] = &[
         fits: rules::cluster,
         settle: rules::settle_cluster,
         values: tried::cluster,
+    }),
+    row!(multicast: Multicast | "none", "CTAs of a cluster that load operands of a product alone together: tiles below each other share B, side by side A", {
+        applies: rules::products,
+        fits: rules::multicast,
+        settle: rules::settle_multicast,
+        values: tried::multicast,
     }),
     row!(tile_scheduler: Schedule, "whether tiles are dealt out before the launch, or taken by the next free CTA", {
         applies: rules::products,

@@ -24,11 +24,13 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
     if !facts.gated() {
         blocks.insert(1, "128x192x64");
         blocks.push("128x160x64");
-        if most >= 256 {
+        let alone = rules::shared_depth(facts).is_some();
+        // Alone, a tile's sums leave no registers for an elementwise operation.
+        if most >= 256 && (facts.plain() || !alone) {
             blocks.extend(["256x128x64", "256x160x64"]);
         }
         let small = alone_and_small(facts);
-        if rows <= 64 || small && rows <= 192 {
+        if rows <= 64 || alone && rows <= 512 {
             blocks.extend(["64x256x64", FLAT]);
         }
         if rows > 64 && rows <= 512 || small {
@@ -155,7 +157,15 @@ pub(super) fn split_k(facts: &Facts) -> Vec<String> {
 /// Clusters for products alone, of which there are fewer tiles than SMs.
 pub(super) fn cluster(facts: &Facts) -> Vec<String> {
     match rules::shared_depth(facts) {
-        Some(depth) if depth >= 256 && alone_and_small(facts) => texts(&[1, 2, 4, 8]),
+        Some(depth) if depth >= 256 && alone_and_small(facts) => texts(&[1, 2, 3, 4, 6, 8]),
+        _ => Vec::new(),
+    }
+}
+
+/// Clusters that load together, for products alone.
+pub(super) fn multicast(facts: &Facts) -> Vec<String> {
+    match rules::shared_depth(facts) {
+        Some(_) if facts.extents()[0] > 128 => texts(&["none", "2x1", "1x2", "2x2"]),
         _ => Vec::new(),
     }
 }

@@ -63,6 +63,29 @@ pub struct LastWave {
     pub parts: u32,
 }
 
+/// CTAs of a cluster that load operands together (TMA multicast): their tiles lie one below the other and share B, and side by side and
+/// share A. One or two of each, not both one. For products alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Multicast {
+    /// Tiles one below the other.
+    pub below: u32,
+    /// Tiles side by side.
+    pub beside: u32,
+}
+
+impl Text for Multicast {
+    const FORM: &'static str = "ROWSxCOLUMNS";
+
+    fn write(&self) -> String {
+        format!("{}x{}", self.below, self.beside)
+    }
+
+    fn read(text: &str) -> Option<Multicast> {
+        let (below, beside) = text.split_once('x')?;
+        Some(Multicast { below: u32::read(below)?, beside: u32::read(beside)? })
+    }
+}
+
 impl Text for u32 {
     const FORM: &'static str = "N";
 

@@ -4,7 +4,7 @@ use super::Case;
 use mk_codegen::{
     ir::Plan,
     passes::{LowerError, lower},
-    settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction, Schedule},
+    settings::{AllReduce, Config, Consumers, Gather, LastWave, Multicast, Reduction, Schedule},
 };
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
@@ -404,6 +404,18 @@ pub const VARIANTS: &[Variant] = &[
     variant(
         ("cluster_gated", REPLICATED_GATED, 2, &[("a", &[70, 480]), ("w", &[480, 2, 192])]),
         |c| (c.block, c.cluster) = ([128, 128, 64], 2),
+    ),
+    variant(
+        ("multicast_of_four", "gemm(a, b) -> relu", 1, &[("a", &[600, 480]), ("b", &[480, 704])]),
+        |c| {
+            (c.block, c.multicast) = ([128, 128, 64], Some(Multicast { below: 2, beside: 2 }));
+        },
+    ),
+    variant(
+        ("multicast_gated", REPLICATED_GATED, 1, &[("a", &[600, 480]), ("w", &[480, 2, 264])]),
+        |c| {
+            (c.block, c.multicast) = ([128, 128, 64], Some(Multicast { below: 2, beside: 2 }));
+        },
     ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };

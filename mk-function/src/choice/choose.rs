@@ -127,6 +127,12 @@ fn choose_from(
         }
         best.map(|p| (config, p))
     };
+    // Of a product alone all tiles and clusters are looked at, in closed form.
+    if let Some(config) = best_alone(program, bound, &default, model)
+        && let Ok(p) = predict(program, bound, &config, model)
+    {
+        return Some((config, p));
+    }
     let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
     let flat = offered.and_then(|(setting, _)| {
         let mut config = default.clone();
@@ -134,34 +140,34 @@ fn choose_from(
     });
     // Half of it each, so that the second is not what is left of the first.
     let budget = BUDGET_TASKS / if flat.is_some() { 2 } else { 1 };
-    // Tiles, consumers and clusters pay together: of a product alone all combinations are looked at.
-    let start = best_tiles(program, bound, &default, model).unwrap_or(default);
-    let found = descend(start, budget);
+    let found = descend(default, budget);
     match flat.and_then(|config| descend(config, budget)) {
         Some((config, p)) if shorter(&p, found.as_ref().map(|f| &f.1)) => Some((config, p)),
         _ => found,
     }
 }
 
-/// The best of all tiles, consumers and clusters for products that clusters may share, all else as it is.
-fn best_tiles(
+/// The best of all tiles, consumers and clusters for a product alone whose time has a closed form, all else as it is.
+fn best_alone(
     program: &Program,
     bound: &Bound,
     base: &Config,
     model: &DeviceModel,
 ) -> Option<Config> {
     let facts = space::facts(program, bound, base.ranks);
-    if (settings::by_name("cluster")?.values)(&facts).is_empty() {
+    if !facts.products.iter().any(|p| p.alone) {
         return None;
     }
-    let varied = ["block", "consumers", "cluster"];
+    let varied = ["block", "consumers", "cluster", "multicast"];
     let others = settings::SETTINGS.iter().filter(|s| !varied.contains(&s.name));
     let only = others.map(|s| (s.name.to_string(), vec![(s.get)(base)])).collect();
     let all = space::candidates(program, bound, base.ranks, &only);
-    let predicted = predict_all(program, bound, &all, model);
-    let known = all.into_iter().zip(predicted).filter_map(|(c, p)| Some((c, p.ok()?)));
-    let best = known.min_by(|a, b| a.1.total_s.total_cmp(&b.1.total_s));
-    best.map(|(config, _)| config)
+    let seconds = in_parallel(&all, |config| {
+        let plan = passes::lower(program, bound, config).ok()?;
+        cost::alone_s(&plan, model).ok()?
+    });
+    let known = all.into_iter().zip(seconds).filter_map(|(config, s)| Some((config, s?)));
+    known.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(config, _)| config)
 }
 
 /// Predictions of the best of one way that are so many times that of the best of all say that it is not worth a measurement.

@@ -11,8 +11,8 @@ use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use crate::{
     ir::{
         ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId,
-        Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_panel_columns,
-        mma_staging_bytes, one_warpgroup_takes, saves_gates,
+        Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_exchange_bytes,
+        mma_panel_columns, mma_staging_bytes, one_warpgroup_takes, saves_gates,
     },
     target,
 };
@@ -30,7 +30,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
         comment: "The ring of stages that the role's matrix products share.",
-        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .cluster = %d, .store = StorePath::Direct\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
+        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .cluster = %d, .store = StorePath::Direct\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .below = %d, .beside = %d\" | format(below, beside) if below * beside != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
         smem: "GemmSmem",
         asserts: &[
             "static_assert(@{ name }@Config::kStagingBytes == @{ staging }@, \"the leaf's contract promises other panels\");",
@@ -82,7 +82,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
         _ => None,
     });
     let widest = columns.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
-    let (Some(block_n), Some(Leaf::MmaTile { block, stages, consumers, cluster, .. })) =
+    let (Some(block_n), Some(Leaf::MmaTile { block, stages, consumers, cluster, multicast, .. })) =
         (widest, leaves.first())
     else {
         return Err(EmitError::internal("emit/leaf/mma.rs", "the ring of another leaf"));
@@ -91,9 +91,12 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
         stages,
         ping_pong => *consumers == Consumers::PingPong,
         cluster,
+        below => multicast[0],
+        beside => multicast[1],
         block_m => block[0],
         block_n,
-        staging => mma_staging_bytes([block[0], block[1]]),
+        staging => mma_staging_bytes([block[0], block[1]])
+            .max(mma_exchange_bytes([block[0], block[1]], *cluster)),
     })
 }
 
@@ -113,11 +116,25 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let target = target::by_name(&e.plan.target).ok_or_else(|| {
         EmitError::unsupported("target", format!("{} is no machine that is known", e.plan.target))
     })?;
-    let borrowed_stage = e.points.borrowed_stage(&run)?;
+    let only_tile = e.points.only_tile(&run)?;
+    let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
+    let clipped = e.points.ends_clipped(&run)?;
     let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
-    let choices = [(borrowed_stage, "borrowed stage"), (b_evict_first, "b evict-first")];
+    let choices = [
+        (borrowed_stage, "borrowed stage"),
+        (b_evict_first, "b evict-first"),
+        (clipped, "last rows clipped"),
+        (only_tile, "one tile per CTA"),
+    ];
     let choices = choices.iter().filter(|(on, _)| *on).map(|(_, text)| text.to_string()).collect();
-    let tile = context! { b_rank, borrowed_stage, b_evict_first, ..tile(e, g)? };
+    let tile = context! {
+        b_rank,
+        borrowed_stage,
+        b_evict_first,
+        clipped,
+        only_tile,
+        ..tile(e, g)?
+    };
     let (hooks, call) = (context! { tile }, context! {});
     Ok(Prepared { families, hooks, call, workers: g.ctas / g.cluster, choices })
 }
@@ -125,8 +142,17 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
 /// The options of a loop's tiles, beyond the ring's.
 fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
-    let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, cluster, epilogue } =
-        &f.leaf
+    let Leaf::MmaTile {
+        block,
+        stages,
+        a_layout,
+        b_layout,
+        store,
+        consumers,
+        cluster,
+        multicast: [below, beside],
+        epilogue,
+    } = &f.leaf
     else {
         return Err(EmitError::internal("emit/leaf/mma.rs", format!("{id} is no product")));
     };
@@ -141,7 +167,11 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         let what = "tiles multiply 16-bit elements, and store f32 in whole panels of 64 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
-    let a_rows = operands::loaded_rows(e, &g.families(), *a_layout, block[0])?;
+    // Parts of whole swizzles.
+    let a_rows = match *beside {
+        1 => operands::loaded_rows(e, &g.families(), *a_layout, block[0])?,
+        _ => block[0],
+    };
     let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
     Ok(context! {
         block_m => block[0],
@@ -162,13 +192,16 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
         ping_pong => *consumers == Consumers::PingPong,
         cluster,
+        below,
+        beside,
     })
 }
 
 /// Template values of one family of a loop's: its `decode`, waits, posts and epilogue; and the number of dimensions of B's map.
 fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize), EmitError> {
     let f = &e.plan.families[s.id];
-    let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, .. } = &f.leaf
+    let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, multicast, .. } =
+        &f.leaf
     else {
         return Err(EmitError::internal("emit/leaf/mma.rs", format!("{} is no product", s.id)));
     };
@@ -183,9 +216,22 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     depth(e, s.id)?;
     e.check_starts(s.id, a)?;
     e.check_starts(s.id, b)?;
-    let loaded_rows = operands::loaded_rows(e, run, *a_layout, block[0])?;
-    let left = operands::left(e, s.id, *a_layout, *block, loaded_rows)?;
-    let right = operands::right(e, s.id, *b_layout, gated, *block)?;
+    let [below, beside] = *multicast;
+    let loaded_rows = match beside {
+        1 => operands::loaded_rows(e, run, *a_layout, block[0])?,
+        _ => block[0],
+    };
+    let mut left = operands::left(e, s.id, *a_layout, *block, loaded_rows)?;
+    let mut right = operands::right(e, s.id, *b_layout, gated, *block)?;
+    // Each CTA of a cluster loads a part of the box's rows.
+    for (factor, parts) in [(&mut left, beside), (&mut right, below)] {
+        let rows = factor.box_dims.len().saturating_sub(2);
+        factor.box_dims[rows] /= parts;
+    }
+    if *multicast != [1, 1] && right.view.rank() != 2 {
+        let what = "CTAs that load together multiply by one matrix";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
     check_places(e, s.id, [a, b], &targets)?;
     let last = |x: &Access| x.region[x.region.len() - 1].clone();
     let rows = |x: &Access| x.region[x.region.len() - 2].clone();
@@ -269,8 +315,9 @@ fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Resu
 
 /// Each tile has a step, and of those that CTAs share each of them has: consumers hand back the stage of the last.
 fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
-    let cluster = e.plan.families[id].leaf.cluster();
-    if cluster > 1 && e.runtime() {
+    let leaf = &e.plan.families[id].leaf;
+    let cluster = leaf.shares_depth();
+    if leaf.cluster() > 1 && e.runtime() {
         let what = "dimensions of tiles that a cluster shares are fixed";
         return Err(EmitError::unsupported(id.to_string(), what));
     }
@@ -314,7 +361,8 @@ fn check_places(
         match store {
             Store::Tma => {
                 e.check_starts(id, c)?;
-                e.check_clipped(id, c, [block[0], f.leaf.out_columns()])?;
+                let [below, beside] = f.leaf.multicast();
+                e.check_clipped(id, c, [block[0] * below, f.leaf.out_columns() * beside])?;
             }
             Store::Direct => e.check_lines(id, c)?,
         }

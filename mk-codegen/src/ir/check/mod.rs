@@ -406,8 +406,9 @@ impl Checker<'_> {
                 self.error(place, format!("a sum has no `{op}` behind it"));
             }
         }
-        if let Leaf::MmaTile { cluster, store, consumers, .. } = &x.leaf {
+        if let Leaf::MmaTile { cluster, store, consumers, multicast, .. } = &x.leaf {
             self.cluster(place, x, (*cluster, *store, *consumers));
+            self.multicast(place, x, (*cluster, *multicast, *consumers));
         }
         if let Leaf::MmaTile { epilogue, .. } = &x.leaf {
             let gates = epilogue.iter().filter(|op| **op == EpilogueOp::Swiglu).count();
@@ -444,11 +445,34 @@ impl Checker<'_> {
         if x.inner.is_some() || x.leaf.epilogue().iter().any(saves) {
             self.error(place, "tiles that a cluster shares have no inner loop, save nothing and go on with nothing");
         }
+        self.one_cluster(place, x);
+    }
+
+    /// The CTAs of a role are in clusters of one size.
+    fn one_cluster(&mut self, place: &str, x: &Family) {
+        let cluster = x.leaf.cluster();
         let others = |y: &Family| y.role == x.role && y.leaf.cluster() != cluster;
         let whole = self.plan.roles.get(x.role).is_none_or(|r| r.ctas.is_multiple_of(cluster));
         if !whole || self.plan.families.values().any(others) {
             self.error(place, "the CTAs of a role are all in clusters of one size");
         }
+    }
+
+    /// CTAs that load together work in step, and wait for nobody else on the way.
+    fn multicast(&mut self, place: &str, x: &Family, of: (u32, [u32; 2], Consumers)) {
+        let (cluster, multicast, consumers) = of;
+        if !matches!(multicast, [1 | 2, 1 | 2]) {
+            self.error(place, "loads with 1 or 2 CTAs below, and beside");
+        }
+        if multicast == [1, 1] {
+            return;
+        }
+        let other = |op: &EpilogueOp| matches!(op, EpilogueOp::Save | EpilogueOp::Carry);
+        let steps = x.inner.is_some() || x.leaf.epilogue().iter().any(other);
+        if cluster != 1 || consumers != Consumers::Cooperative || steps || !x.waits.is_empty() {
+            self.error(place, "CTAs that load together wait for nobody, work on each of their tiles, have no inner loop, save nothing and go on with nothing");
+        }
+        self.one_cluster(place, x);
     }
 
     /// Every id is one edge. Families of one role with the same leaf share its barriers, and so the internal ids.

@@ -214,8 +214,30 @@ fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
     } else {
         1
     };
+    let multicast = if c.eat_word("multicast") {
+        c.sign("=")?;
+        let sides = c.peek().text.split('x').filter_map(|s| s.parse().ok());
+        let sides = <[u32; 2]>::try_from(sides.collect::<Vec<u32>>()).ok();
+        let Some(sides) = sides.filter(|s| s.iter().all(|n| (1..=8).contains(n))) else {
+            return Err(c.expected("CTAs below and beside, such as `2x1`, each from 1 to 8"));
+        };
+        c.bump();
+        sides
+    } else {
+        [1, 1]
+    };
     let epilogue = epilogue(c)?;
-    Ok(Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, cluster, epilogue })
+    Ok(Leaf::MmaTile {
+        block,
+        stages,
+        a_layout,
+        b_layout,
+        store,
+        consumers,
+        cluster,
+        multicast,
+        epilogue,
+    })
 }
 
 /// `epilogue=bias,gelu`, if it is there.

@@ -268,6 +268,7 @@ impl Net {
             store: Store::Tma,
             consumers: Consumers::Cooperative,
             cluster: 1,
+            multicast: [1, 1],
             epilogue: Vec::new(),
         };
         let tiles = (self.columns + WIDTH - 1) / WIDTH;

@@ -255,6 +255,7 @@ impl Packed {
             store: Store::Tma,
             consumers: Consumers::Cooperative,
             cluster: 1,
+            multicast: [1, 1],
             epilogue,
         };
         let domain = vec![("b", self.blocks().into()), ("j", tiles(columns, width).into())];

@@ -144,6 +144,7 @@ impl Tiles<'_> {
             store: Store::Tma,
             consumers: config.consumers,
             cluster: 1,
+            multicast: [1, 1],
             epilogue: p.epilogue.clone(),
         };
         let b = &self.g.params[p.b];

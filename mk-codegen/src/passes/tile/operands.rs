@@ -18,7 +18,7 @@ pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
     let kernel = t.kernel;
     let x = &kernel.params[operand.param];
     let world = t.draft.world();
-    let height = t.config.block[0] as i32;
+    let height = t.config.rows_of_task();
     let mine = || kernel.products().filter(|(id, _)| kernel.root(*id) == op);
     let scattered = |how| how != Reduce::All || t.config.all_reduce == AllReduce::TwoShot;
     let reduced = mine().any(|(id, _)| kernel.sum_of(id).is_some_and(|sum| scattered(sum.how)));

@@ -24,19 +24,39 @@ pub(super) struct MmaTile {
     pub store: Store,
     pub consumers: Consumers,
     pub cluster: u32,
+    pub multicast: [u32; 2],
     pub epilogue: Vec<EpilogueOp>,
 }
 
 impl MmaTile {
     pub fn leaf(&self) -> Leaf {
-        let MmaTile { block, stages, a_layout, b_layout, store, consumers, cluster, epilogue } =
-            self.clone();
-        Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, cluster, epilogue }
+        let MmaTile {
+            block,
+            stages,
+            a_layout,
+            b_layout,
+            store,
+            consumers,
+            cluster,
+            multicast,
+            epilogue,
+        } = self.clone();
+        Leaf::MmaTile {
+            block,
+            stages,
+            a_layout,
+            b_layout,
+            store,
+            consumers,
+            cluster,
+            multicast,
+            epilogue,
+        }
     }
 
-    /// Columns of the result that a tile makes.
+    /// Columns of the result that a task makes.
     pub fn out_columns(&self) -> i32 {
-        self.leaf().out_columns() as i32
+        (self.leaf().out_columns() * self.multicast[1]) as i32
     }
 }
 

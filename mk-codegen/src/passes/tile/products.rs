@@ -134,7 +134,7 @@ fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<Til
         Some(Gathered { by_shard: true, .. }) => p.group,
         _ => (p.group / rows.count).max(1),
     };
-    let block = [t.config.block[0] as i32, p.tile.out_columns()];
+    let block = [t.config.rows_of_task(), p.tile.out_columns()];
     let mut tiles = Summands { rows, block, together, by, operand: Operand::C };
     let (draft, config) = (&mut t.draft, t.config);
     let of = Summed::new(t.kernel, sum, &t.params, &t.results);
@@ -238,6 +238,7 @@ fn new_product<'k>(
         store: if direct || t.config.cluster > 1 { Store::Direct } else { Store::Tma },
         consumers: t.config.consumers,
         cluster: t.config.cluster,
+        multicast: t.config.multicast.map_or([1, 1], |m| [m.below, m.beside]),
         epilogue: g.epilogue.clone(),
     };
     let columns = tile.out_columns();

@@ -1,0 +1,270 @@
+//! A matrix product that is a whole kernel, in closed form: waves of tiles that each take their steps, and what all SMs ask of the
+//! cache and of memory meanwhile. Fitted to products of random shapes ([`Products`]); the discrete-event run of the same plan says
+//! where the time goes.
+
+use super::{CostError, model::DeviceModel};
+use crate::ir::{ALayout, Access, Leaf, Operand, Plan, Points, Store, TableSet, row_dim};
+use serde::{Deserialize, Serialize};
+
+/// What products alone were measured to take, caches flushed. Times are joined by a [power](Products::power): those that are near add up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Products {
+    /// Launch to end of a kernel without steps.
+    pub launch_s: f64,
+    /// Rows and columns of a tile, and a step of 64 along k where nothing else holds it up.
+    pub steps: Vec<([u32; 2], f64)>,
+    /// What a tile of 128 x 256 takes beside its steps; others in proportion.
+    pub tile_s: f64,
+    /// A line of 128 bytes on its way to an SM.
+    pub line_s: f64,
+    /// A line of those that all SMs ask the cache for; one of several CTAs that load together counts once.
+    pub cache_line_s: f64,
+    /// A step of which all comes from memory.
+    pub cold_s: f64,
+    /// What a cluster that shares the depth takes to exchange its sums, beside their bytes.
+    pub exchange_s: f64,
+    /// And for each of its CTAs but one.
+    pub exchange_cta_s: f64,
+    /// Bytes of a tile's sums that it then adds up in a second.
+    pub exchange_bytes_per_s: f64,
+    /// Memory bandwidth.
+    pub memory_bytes_per_s: f64,
+    /// What one SM gets of it.
+    pub sm_bytes_per_s: f64,
+    /// By how much more an operand takes whose rows begin nowhere near lines.
+    pub off_lines: f64,
+    /// Times whose powers add up.
+    pub power: f64,
+    /// How much longer a step takes where CTAs load together.
+    pub multicast: f64,
+    /// The start of their cluster.
+    pub multicast_s: f64,
+}
+
+/// A figure with its name.
+pub(super) type Named = (&'static str, f64);
+
+impl Products {
+    /// For a GPU with memory and a clock that are so many times as fast.
+    pub(super) fn faster(mut self, memory: f64, clock: f64) -> Products {
+        self.memory_bytes_per_s *= memory;
+        self.cold_s /= memory;
+        self.sm_bytes_per_s *= clock;
+        self.exchange_bytes_per_s *= clock;
+        for (_, step_s) in &mut self.steps {
+            *step_s /= clock;
+        }
+        let own = [&mut self.tile_s, &mut self.line_s, &mut self.cache_line_s];
+        let of_clusters = [&mut self.exchange_s, &mut self.exchange_cta_s, &mut self.multicast_s];
+        for time in own.into_iter().chain(of_clusters) {
+            *time /= clock;
+        }
+        self
+    }
+
+    /// Each figure with its name: rates, and times.
+    pub(super) fn all(&self) -> ([Named; 3], Vec<Named>) {
+        let rates = [
+            ("exchange_bytes_per_s", self.exchange_bytes_per_s),
+            ("memory_bytes_per_s", self.memory_bytes_per_s),
+            ("sm_bytes_per_s", self.sm_bytes_per_s),
+        ];
+        let times = [
+            ("launch_s", self.launch_s),
+            ("tile_s", self.tile_s),
+            ("line_s", self.line_s),
+            ("cache_line_s", self.cache_line_s),
+            ("cold_s", self.cold_s),
+            ("exchange_s", self.exchange_s),
+            ("exchange_cta_s", self.exchange_cta_s),
+            ("multicast_s", self.multicast_s),
+        ];
+        let steps = self.steps.iter().map(|s| ("steps", s.1));
+        (rates, times.into_iter().chain(steps).collect())
+    }
+
+    /// Times that are near add up.
+    fn join(&self, times: &[f64]) -> f64 {
+        times.iter().map(|t| t.powf(self.power)).sum::<f64>().powf(1.0 / self.power)
+    }
+
+    fn step_s(&self, block: [u32; 2]) -> f64 {
+        self.steps.iter().find(|s| s.0 == block).map_or(0.0, |s| s.1)
+    }
+}
+
+/// How long a plan takes that is one matrix product and nothing else, on the rank with the most; `None` for other plans, for products
+/// whose epilogue reads or saves matrices, and where the model has no figures of such tiles.
+///
+/// # Errors
+/// Where an expression of the plan has no value.
+pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostError> {
+    let (Some(figures), [(id, x)]) =
+        (&model.products, &plan.families.iter().collect::<Vec<_>>()[..])
+    else {
+        return Ok(None);
+    };
+    let Leaf::MmaTile { block, a_layout, cluster, multicast, consumers, store, .. } = &x.leaf
+    else {
+        return Ok(None);
+    };
+    let other = |a: &Access| !matches!(a.operand, Operand::A | Operand::B | Operand::C);
+    let matrices = x.accesses.iter().any(|a| other(a) && a.region.len() > 1);
+    let known = figures.steps.iter().any(|s| s.0 == [block[0], block[1]]);
+    let lines = *store == Store::Tma || *cluster > 1;
+    if !plan.keeps_nothing() || matrices || x.inner.is_some() || !known || !lines {
+        return Ok(None);
+    }
+    let operand = |o| x.accesses.iter().find(|a| a.operand == o);
+    let (Some(a), Some(b), Some(c)) =
+        (operand(Operand::A), operand(Operand::B), operand(Operand::C))
+    else {
+        return Ok(None);
+    };
+    let tables = TableSet::new(plan, |_, _| Vec::new());
+    let points = Points::new(plan, &tables);
+    let mut longest: f64 = 0.0;
+    for rank in 0..plan.mesh.size() as usize {
+        let tiles = points.count(*id, rank, 1, crate::ir::MAX_TASKS)? as f64;
+        let [of_a, of_b, of_c] = [a, b, c].map(|x| points.shape(x.buffer, rank));
+        let (of_a, of_b, of_c) = (of_a?, of_b?, of_c?);
+        let depth = match a_layout {
+            ALayout::Mk => of_a.last().copied(),
+            ALayout::Km => row_dim(a).and_then(|d| of_a.get(d).copied()),
+        };
+        let bytes = |shape: &[i64], x: &Access| {
+            let size = plan.buffers[x.buffer].dtype.size_bytes() as f64;
+            shape.iter().map(|n| *n as f64).product::<f64>() * size
+        };
+        // How far rows begin from lines: 0 at lines.
+        let off = |x: &Access| -> Result<f64, CostError> {
+            let size = plan.buffers[x.buffer].dtype.size_bytes() as i64;
+            let pitch = points.pitch(x.buffer, rank)? * size;
+            Ok(1.0 - super::unroll::gcd(pitch.max(1), 128) as f64 / 128.0)
+        };
+        let [off_a, off_b] = [off(a)?, off(b)?];
+        let rows = of_c.first().map_or(0.0, |m| (*m as f64).min(f64::from(block[0])));
+        let shape = Shape {
+            tiles,
+            lanes: f64::from(plan.workers(x.role).max(1)),
+            steps: (depth.unwrap_or(0) as f64 / f64::from(block[2])).ceil(),
+            rows,
+            a: bytes(&of_a, a),
+            b: bytes(&of_b, b),
+            lines: [f64::from(block[0]) * (1.0 + off_a), f64::from(block[1]) * (1.0 + off_b)],
+            off: [off_a, off_b],
+            out: rows
+                * f64::from(x.leaf.out_columns())
+                * plan.buffers[c.buffer].dtype.size_bytes() as f64,
+        };
+        let ping_pong = *consumers == crate::ir::Consumers::PingPong;
+        let way =
+            Way { block: [block[0], block[1]], parts: *cluster, multicast: *multicast, ping_pong };
+        longest = longest.max(figures.seconds(&shape, &way));
+    }
+    Ok(Some(longest))
+}
+
+/// A product's sizes, in tiles.
+struct Shape {
+    tiles: f64,
+    /// CTAs, or clusters, that take tasks.
+    lanes: f64,
+    steps: f64,
+    /// Of a tile.
+    rows: f64,
+    /// Bytes of the operands.
+    a: f64,
+    b: f64,
+    /// Lines of 128 bytes that a step touches of each.
+    lines: [f64; 2],
+    /// How far the rows of each begin from lines: 0 at lines.
+    off: [f64; 2],
+    /// Bytes of a tile of results.
+    out: f64,
+}
+
+/// How it is made.
+struct Way {
+    block: [u32; 2],
+    parts: u32,
+    multicast: [u32; 2],
+    ping_pong: bool,
+}
+
+impl Products {
+    fn seconds(&self, s: &Shape, way: &Way) -> f64 {
+        let [below, beside] = way.multicast.map(f64::from);
+        let (together, parts) = (below * beside, f64::from(way.parts));
+        let ctas = parts * together;
+        let waves = (s.tiles / s.lanes).ceil().max(1.0);
+        let steps = (s.steps / parts).ceil();
+        let active = s.tiles.min(s.lanes) * ctas;
+        let stage = (f64::from(way.block[0]) + f64::from(way.block[1])) * 128.0;
+        let asked = (active * steps * stage * waves).max(1.0);
+        let asks = s.lines[0] / beside + s.lines[1] / below;
+        let mut step_s = self.join(&[
+            self.step_s(way.block),
+            (s.lines[0] + s.lines[1]) * self.line_s,
+            active * asks * self.cache_line_s,
+        ]);
+        if together > 1.0 {
+            step_s *= self.multicast;
+        }
+        step_s = self.join(&[step_s, self.cold_s * ((s.a + s.b) / asked).min(1.0)]);
+        let mut tile_s =
+            self.tile_s * f64::from(way.block[0]) * f64::from(way.block[1]) / (128.0 * 256.0);
+        if parts > 1.0 {
+            let sums = s.rows * f64::from(way.block[1]) * 4.0;
+            tile_s += self.exchange_s
+                + self.exchange_cta_s * (parts - 1.0)
+                + sums / self.exchange_bytes_per_s;
+        }
+        let [more_a, more_b] = s.off.map(|off| 1.0 + self.off_lines * off);
+        let memory_s = self.join(&[
+            (s.a * more_a + s.b * more_b) / self.memory_bytes_per_s,
+            (s.a + s.b) / (active * self.sm_bytes_per_s),
+        ]);
+        let tiles = if way.ping_pong { 1.0 } else { waves };
+        let start_s = if together > 1.0 { self.multicast_s } else { 0.0 };
+        // What the last tiles store.
+        let out_s = s.out * (s.tiles.min(s.lanes) * together) / self.memory_bytes_per_s;
+        self.launch_s
+            + start_s
+            + waves * self.join(&[steps * step_s, memory_s / waves])
+            + tiles * tile_s
+            + out_s
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(tiles: f64, way: &Way) -> f64 {
+        let figures = DeviceModel::h200().products.clone().expect("ships with figures of products");
+        let shape = Shape {
+            tiles,
+            lanes: (132 / (way.parts * way.multicast[0] * way.multicast[1])).into(),
+            steps: 64.0,
+            rows: 128.0,
+            a: 1e6,
+            b: 32e6,
+            lines: [128.0, 128.0],
+            off: [0.0, 0.0],
+            out: 128.0 * 128.0 * 2.0,
+        };
+        figures.seconds(&shape, way)
+    }
+
+    #[test]
+    fn few_tiles_gain_by_sharing_and_many_do_not() {
+        let of = |parts, multicast| Way { block: [128, 128], parts, multicast, ping_pong: false };
+        assert!(seconds(16.0, &of(4, [1, 1])) < 0.8 * seconds(16.0, &of(1, [1, 1])));
+        assert!(seconds(132.0, &of(4, [1, 1])) > seconds(132.0, &of(1, [1, 1])));
+        // A wave more is one more.
+        let (one, two) = (seconds(132.0, &of(1, [1, 1])), seconds(133.0, &of(1, [1, 1])));
+        assert!(two > 1.4 * one, "{one} {two}");
+    }
+}
