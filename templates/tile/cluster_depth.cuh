@@ -10,7 +10,8 @@ MK_DEVICE void take_part(GemmTile& tile) {
   }
   if constexpr (Config::kLoadsTogether) {
     const i32 down = static_cast<i32>(cluster_rank() % Config::kBelow * Config::kBlockM);
-    const i32 right = static_cast<i32>(cluster_rank() / Config::kBelow * Config::kBlockN);
+    // Of gates and ups, as many columns each as there are of results.
+    const i32 right = static_cast<i32>(cluster_rank() / Config::kBelow * Config::kOutCols);
     tile.a_row += down;
     tile.c_row += down;
     tile.e_row += down;
