@@ -33,6 +33,7 @@ const GATHER: &str = "fn f<M: dyn <= 400>(x: bf16[M, K] @ shard(0), w: bf16[K, N
 const MLP: &str = "fn f<M: dyn <= 400>(x: bf16[M, K] @ shard(0), w1: bf16[K, F] @ shard(1), w2: bf16[F, K] @ shard(0)) { gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter }";
 const SCATTER: &str = "fn f<M: dyn <= 400>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> reduce_scatter }";
 const ALL: &str = "fn f<M: dyn <= 400>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }";
+const DEPTH: &str = "fn f<M: dyn <= 400>(x: bf16[M, K], dy: bf16[M, N]) { gemm(x.t, dy) }";
 
 /// A pipeline in tiles of 128 rows.
 fn lowered(text: &str, ranks: u32) -> Plan {
@@ -66,7 +67,7 @@ fn snapshots() -> Vec<(String, Plan)> {
 
 #[test]
 fn what_is_proved_for_all_values_is_right_for_each() {
-    let texts = [("gather", GATHER), ("mlp", MLP), ("scatter", SCATTER), ("all", ALL)];
+    let texts = [("gather", GATHER), ("mlp", MLP), ("scatter", SCATTER), ("all", ALL), ("depth", DEPTH)];
     let small = texts.iter().flat_map(|(name, text)| {
         [2, 3].map(|ranks| (format!("{name} on {ranks} ranks"), lowered(text, ranks)))
     });

@@ -6,6 +6,7 @@ use common::plan;
 use mk_abi::KernelSource;
 use mk_abi::device::{TRACE_AGENTS, TraceKind};
 use mk_codegen::emit::{self, Options, audit, audit_with, emit_with, library, plan_hash};
+use mk_codegen::ir::Plan;
 use mk_codegen::trace::{RankBuffer, Trace, TraceError, What, chain, json, read, summary, svg};
 
 const STRIDE: u64 = 1 << 21;
@@ -202,12 +203,24 @@ fn tracing_changes_nothing_when_it_is_off_and_everything_that_names_a_kernel_whe
     insta::assert_snapshot!("cuda_gather_gemm_traced", generated);
 }
 
+/// Causal attention over a ring of two ranks.
+fn ring() -> Plan {
+    let kv = "bf16[B, S, H, D] @ shard(1)";
+    let text = format!("fn f(q: {kv}, k: {kv}, v: {kv}) {{ ring(k, v) -> attention(q, causal) }}");
+    let shape: &[u64] = &[1, 1024, 2, 128];
+    plan(&text, 2, &[("q", shape), ("k", shape), ("v", shape)]).expect("lowers")
+}
+
 #[test]
 fn the_audit_misses_no_line_of_tracing() {
     let shapes: &[(&str, &[u64])] = &[("a", &[2048, 512]), ("b", &[512, 2048])];
-    let plan = plan("gather(a) -> gemm(b)", 4, shapes).expect("lowers");
+    misses_no_line(&plan("gather(a) -> gemm(b)", 4, shapes).expect("lowers"));
+    misses_no_line(&ring());
+}
+
+fn misses_no_line(plan: &Plan) {
     let options = Options { trace: true };
-    let cuda = emit_with(&plan, options).expect("emits").cuda;
+    let cuda = emit_with(plan, options).expect("emits").cuda;
     let lines: Vec<_> = cuda.lines().collect();
     let words = [
         "trace_begin();",
@@ -221,7 +234,7 @@ fn the_audit_misses_no_line_of_tracing() {
     for (i, line) in lines.iter().enumerate() {
         if words.iter().any(|w| line.contains(w)) && !line.starts_with("//") {
             let without: Vec<_> = lines[..i].iter().chain(&lines[i + 1..]).copied().collect();
-            let result = audit_with(&plan, &without.join("\n"), options);
+            let result = audit_with(plan, &without.join("\n"), options);
             assert!(result.is_err(), "nobody noticed that line {} is gone: {line}", i + 1);
             deleted += 1;
         }
@@ -276,6 +289,33 @@ fn timers_that_nothing_compares_are_not_said_to_agree() {
     assert!(!trace.alignment.shared);
     let text = summary(&trace);
     assert!(text.contains("cannot be compared") && !text.contains("agree as they are"), "{text}");
+}
+
+/// Rings: rank 1 pushes a head's keys, for which a tile of rank 0 has waited.
+#[test]
+fn tiles_of_attention_wait_for_the_ranks_that_push() {
+    let source = emit_with(&ring(), Options { trace: true }).expect("emits");
+    let layout = source.trace.as_ref().expect("traced");
+    let family = |name: &str| layout.families.iter().find(|f| f.name == name).expect("there").id;
+    let (push, attend) = (family("push"), family("attend"));
+    let arrived = source.edges.iter().find(|e| e.text.contains("arrived")).expect("there").id;
+    let comm = source.roles.iter().find(|r| r.name == "intra_comm").expect("there").first_cta;
+    let base = 1_763_000_000_000_000_000;
+    let word = STRIDE as u32 + 512;
+    let mut one = Writer::new(&source, 7, base);
+    one.record(comm, STORER, TraceKind::Post, push, 100, 0, (4000, 4050), [word, 0]);
+    one.record(comm, STORER, TraceKind::Task, push, 0, 0, (110, 4060), [400, 0]);
+    let mut two = Writer::new(&source, 7, base);
+    two.record(0, LOADER, TraceKind::Wait, attend, arrived, 0, (1000, 4600), [word, 0]);
+    for c in 0..2 {
+        two.record(0, COMPUTE + c, TraceKind::Task, attend, 0, 0, (900, 8000), [6000, 0]);
+    }
+    let trace = trace_of(&source, &[one, two]).expect("reads");
+    let wait = trace.spans.iter().find(|s| matches!(s.what, What::Wait { .. })).expect("a wait");
+    assert!((wait.end - wait.begin - 3600.0).abs() < 2.0, "{wait:?}");
+    let said = summary(&trace);
+    assert!(said.contains("attend") && said.contains("push"), "{said}");
+    assert!(svg(&trace, None).contains("attend"));
 }
 
 /// Both warpgroups of a CTA that adds have tasks of their own; of one that copies, the first speaks for both.

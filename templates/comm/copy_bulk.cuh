@@ -43,9 +43,12 @@ struct CopyTask {
   u32 row_bytes;       // 0: contiguous at both ends; else rows of so many bytes, at most a stage's
   u64 source_pitch;    // bytes from row to row
   u64 destination_pitch;
+  // Rows that TMA brings in boxes of a stage's worth, by a map [w, z, y, x] of which z counts rows; else none.
+  const TensorMap* map = nullptr;
+  i32 y = 0, z = 0, w = 0;
 };
 
-// What a stage takes of a task: as much as fits, or as many whole rows.
+// What a stage takes of a task: as much as fits, or as many whole rows (of a map: a box).
 template <class Config>
 MK_DEVICE u32 full_piece_bytes(const CopyTask& task) {
   return task.row_bytes == 0 ? Config::kPieceBytes : Config::kPieceBytes / task.row_bytes * task.row_bytes;
@@ -73,9 +76,13 @@ MK_DEVICE void bulk_copy_loader(const Context& ctx, const CopySmem<Config>& smem
       if (ctx.aborted()) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
       } else {
-        const u32 bytes = piece_bytes(task.bytes, offset, piece);
+        // A box counts whole, also where it sticks out of the task or of the tensor: the storer takes the task's part.
+        const u32 bytes = task.map != nullptr ? piece : piece_bytes(task.bytes, offset, piece);
         mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), bytes);
-        if (task.row_bytes == 0) {
+        if (task.map != nullptr) {
+          tma_load_4d(smem.piece(ring.stage), task.map, smem.full(ring.stage), 0, task.y,
+                      task.z + static_cast<i32>(offset / task.row_bytes), task.w);
+        } else if (task.row_bytes == 0) {
           bulk_load(smem.piece(ring.stage), reinterpret_cast<const void*>(source), bytes, smem.full(ring.stage));
           source += bytes;
         } else {

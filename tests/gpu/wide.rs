@@ -319,6 +319,14 @@ fn rows_that_come_with_each_launch() {
              }",
             &[("K", 520), ("N", 1024)],
         ),
+        (
+            "fn dyn_depth<M: dyn <= 3000>(x: bf16[M, K], dy: bf16[M, N] @ shard(1), w: bf16[K, N] @ shard(1)) {
+                 let dw = gemm(x.t, dy);
+                 let dx = gemm(dy, w.t) -> reduce_scatter;
+                 (dw, dx)
+             }",
+            &[("K", 520), ("N", 1024)],
+        ),
     ];
     for world in worlds("rows_that_come_with_each_launch") {
         for (text, fixed) in CASES {

@@ -73,6 +73,22 @@ fn candidates_are_ranked_by_prediction() {
     assert!(!std::path::Path::new(&dir.file("cache/tune")).exists());
 }
 
+/// Of a ring the CTAs that copy are searched, and the size of their pieces; an explanation names what the end waits for.
+#[test]
+fn rings_are_tuned_and_explained() {
+    let dir = TempDir::new();
+    let kv = "bf16[1, S, 16, 128] @ zigzag(1)";
+    let ring = format!("fn f(q: {kv}, k: {kv}, v: {kv}) {{ ring(k, v) -> attention(q, causal) }}");
+    let tuned = mk(&["tune", &ring, "--dim", "S=12288", "--device", "model"], &dir).ok();
+    let best = tuned.lines().find(|l| l.contains("1.000")).expect("the best");
+    assert!(best.contains("intra_comm_sms=8") && best.contains("chunk_bytes=524288"), "{tuned}");
+    assert!(tuned.contains("18 of 18 candidates"), "{tuned}");
+    let said = mk(&["explain", &ring, "--dim", "S=12288", "--chain", "4"], &dir).ok();
+    for word in ["bound by", "compute", "intra_comm", "attend", "push"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+}
+
 #[test]
 fn an_option_that_says_how_to_lower_is_not_tried_otherwise() {
     let dir = TempDir::new();

@@ -79,6 +79,15 @@ struct Map {
     peer: Option<u32>,
 }
 
+/// How the rows of a box lie in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// As products read them.
+    Swizzled,
+    /// As in the tensor, to be copied on.
+    Plain,
+}
+
 /// All maps of a kernel, in the order of its parameter.
 #[derive(Default)]
 pub(super) struct Maps {
@@ -97,7 +106,21 @@ impl Maps {
         view: &View,
         box_dims: &[u32],
     ) -> Result<usize, EmitError> {
-        self.insert(plan, buffer, view, box_dims, None)
+        self.insert(plan, buffer, view, box_dims, (Order::Swizzled, None))
+    }
+
+    /// The same, with boxes whose rows lie in shared memory as they do in the tensor.
+    ///
+    /// # Errors
+    /// As [`Self::index`].
+    pub fn index_plain(
+        &mut self,
+        plan: &Plan,
+        buffer: BufId,
+        view: &View,
+        box_dims: &[u32],
+    ) -> Result<usize, EmitError> {
+        self.insert(plan, buffer, view, box_dims, (Order::Plain, None))
     }
 
     /// Index of the first of `world` maps, one for each rank's copy of a symmetric buffer.
@@ -111,9 +134,9 @@ impl Maps {
         view: &View,
         box_dims: &[u32],
     ) -> Result<usize, EmitError> {
-        let first = self.insert(plan, buffer, view, box_dims, Some(0))?;
+        let first = self.insert(plan, buffer, view, box_dims, (Order::Swizzled, Some(0)))?;
         for q in 1..plan.mesh.size() {
-            self.insert(plan, buffer, view, box_dims, Some(q))?;
+            self.insert(plan, buffer, view, box_dims, (Order::Swizzled, Some(q)))?;
         }
         Ok(first)
     }
@@ -124,7 +147,7 @@ impl Maps {
         buffer: BufId,
         view: &View,
         box_dims: &[u32],
-        peer: Option<u32>,
+        (order, peer): (Order, Option<u32>),
     ) -> Result<usize, EmitError> {
         let b = &plan.buffers[buffer];
         let (rank, dims) = (view.rank(), b.shape.len());
@@ -144,10 +167,10 @@ impl Maps {
             return Err(EmitError::unsupported(format!("{buffer} {:?}", b.name), what));
         }
         // The swizzle spans the box's row.
-        let swizzle = match u64::from(*row) * b.dtype.size_bytes() {
-            128 => Swizzle::B128,
-            64 => Swizzle::B64,
-            32 => Swizzle::B32,
+        let swizzle = match (order, u64::from(*row) * b.dtype.size_bytes()) {
+            (Order::Swizzled, 128) => Swizzle::B128,
+            (Order::Swizzled, 64) => Swizzle::B64,
+            (Order::Swizzled, 32) => Swizzle::B32,
             _ => Swizzle::None,
         };
         let map = Map {

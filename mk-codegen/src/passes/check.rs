@@ -104,8 +104,7 @@ fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
         return Err(unsupported("gemm", why, "use one 16-bit dtype, or `cast` between products"));
     }
     if b.shape.iter().any(|e| e.runtime_max.is_some()) {
-        let why = format!("the size of `{}` comes with each launch", b.name);
-        return Err(unsupported("gemm", why, "let `dyn` count rows of left operands and results"));
+        deep(k, p, sharded.is_some(), ranks)?;
     }
     if p.gated() && p.b_transposed {
         let why = "its weights are transposed";
@@ -119,4 +118,38 @@ fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
         return Err(unsupported("gemm", why, "use a depth that every rank has a part of"));
     }
     Ok(())
+}
+
+/// A product over rows that come with each launch, as a weight's gradient is: `x.t` and `dy`, all rows of both on every rank, in memory
+/// that ends where they do, because what is read behind the last must be zeros.
+fn deep(k: &Kernel, p: &Product, cut: bool, ranks: i32) -> Result<(), LowerError> {
+    let b = &k.params[p.b];
+    let refuse = |why: String, help| Err(unsupported("gemm", why, help));
+    let left = match &k.ops[p.left] {
+        Op::Operand(Operand { param, transposed: true, gathered: false }) => &k.params[*param],
+        _ => {
+            let why = format!("the size of `{}` comes with each launch", b.name);
+            let help = "let `dyn` count rows of left operands and results, or rows of both factors of `gemm(x.t, y)`";
+            return refuse(why, help);
+        }
+    };
+    if p.b_transposed || p.gated() {
+        let why = format!("the size of `{}` comes with each launch", b.name);
+        return refuse(why, "let `dyn` count rows of both factors of a plain `gemm(x.t, y)`");
+    }
+    if cut && ranks > 1 {
+        let why =
+            format!("ranks share the rows of `{}`, whose number comes with each launch", b.name);
+        return refuse(why, "give every rank all of these rows, or let their number be fixed");
+    }
+    match [left, b].into_iter().find(|t| !t.tma_rows(ranks)) {
+        None => Ok(()),
+        Some(t) => refuse(
+            format!(
+                "rows of `{}` are no multiple of 16 bytes, and their number comes with each launch",
+                t.name
+            ),
+            "let the number of rows be fixed, or pad their length",
+        ),
+    }
 }

@@ -17,9 +17,10 @@ fn extents(t: &Tensor) -> [u64; 2] {
     [value(0).unwrap_or(0), columns.unwrap_or(1)]
 }
 
-/// The facts of an attention on so many ranks: no setting of products, gathers or sums has a use for it.
+/// The facts of an attention on so many ranks: no setting of products, gathers or sums has a use for it, but a ring communicates.
 pub(super) fn of_attention(a: &Attention, ranks: u32) -> Facts {
-    Facts { ranks, first: a.results.first().map_or([0, 1], extents), ..Facts::default() }
+    let first = a.results.first().map_or([0, 1], extents);
+    Facts { ranks, first, ring: a.ring, ..Facts::default() }
 }
 
 /// The facts of products of ragged rows.
@@ -103,6 +104,7 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
         }
     });
     Facts {
+        ring: false,
         ranks,
         gathers: gathers.collect(),
         products: products.collect(),

@@ -13,6 +13,8 @@ pub struct Facts {
     pub products: Vec<Product>,
     /// Sums over ranks, behind products or of the caller's tensors.
     pub sums: Vec<Sum>,
+    /// Whether keys, or queries, go to other ranks' attention.
+    pub ring: bool,
     /// Whether rows are ragged: in blocks of 128, as many in each as a launch says.
     pub ragged: bool,
     /// Global rows and columns of the first result.
@@ -113,7 +115,7 @@ impl Facts {
 
     /// Whether ranks exchange anything.
     pub fn communicates(&self) -> bool {
-        self.ranks > 1 && (self.gathers() || self.sums())
+        self.ranks > 1 && (self.gathers() || self.sums() || self.ring)
     }
 
     /// Global rows and columns of the products that no other reads: the fewest. Without products, of the first result.

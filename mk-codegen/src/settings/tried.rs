@@ -61,6 +61,7 @@ pub(super) fn group_m(facts: &Facts) -> Vec<String> {
 
 pub(super) fn intra_comm_sms(facts: &Facts) -> Vec<String> {
     match (facts.communicates(), facts.multiplies()) {
+        (true, _) if facts.ring => texts(&[1, 2, 3, 4, 6, 8]),
         (true, true) => texts(&[4, 8, 10, 12, 16, 20, 24, 32]),
         // The others only copy: what is received, or what is sent.
         (true, false) => texts(&[8, 16, 32, 64]),
@@ -69,7 +70,7 @@ pub(super) fn intra_comm_sms(facts: &Facts) -> Vec<String> {
 }
 
 pub(super) fn chunk_bytes(facts: &Facts) -> Vec<String> {
-    let some = facts.gathers() && facts.ranks > 1;
+    let some = (facts.gathers() || facts.ring) && facts.ranks > 1;
     if some { texts(&[128 << 10, 256 << 10, 512 << 10]) } else { Vec::new() }
 }
 

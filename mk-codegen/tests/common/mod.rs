@@ -226,6 +226,16 @@ pub const CASES: &[Case] = &[
         3,
         &[("w", &[264, 328])],
     ),
+    (
+        "dyn_depth",
+        "fn f<M: dyn <= 800>(x: bf16[M, K], dy: bf16[M, N] @ shard(1), w: bf16[K, N] @ shard(1)) {
+             let dw = gemm(x.t, dy);
+             let dx = gemm(dy, w.t) -> reduce_scatter;
+             (dw, dx)
+         }",
+        2,
+        &[("w", &[264, 384])],
+    ),
 ];
 
 /// Lowers a case.

@@ -193,7 +193,7 @@ pub(super) fn rows_of(f: &Family, a: &Access) -> Result<usize, EmitError> {
 }
 
 /// Whether an access takes all elements of heads, which are `dim`.
-fn whole_heads(e: &Emitter<'_>, a: &Access, dim: u32) -> Result<bool, EmitError> {
+pub(super) fn whole_heads(e: &Emitter<'_>, a: &Access, dim: u32) -> Result<bool, EmitError> {
     let last = a.region.len() - 1;
     let (base, len) = &a.region[last];
     let all = *len == Expr::from(dim as i32) || *len == e.extent(a.buffer, last);

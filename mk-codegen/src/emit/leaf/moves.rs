@@ -1,11 +1,14 @@
 //! The template values of both leaves that copy: one source, read once, and its destinations, as evenly spaced rows.
 
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
-use crate::ir::{Access, Agent, COPY_STAGE_BYTES, Expr, FamId, Family, Operand, Point, Var};
+use super::attend::whole_heads;
+use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
+use crate::ir::{
+    Access, Agent, COPY_STAGE_BYTES, Expr, FamId, Family, Operand, Point, Space, Var, row_dim,
+};
 use minijinja::{Value, context};
 
 /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
-pub(super) fn copy(e: &Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitError> {
+pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
     let (sources, targets) = (choice(e, s.id, Operand::Src)?, choice(e, s.id, Operand::Dst)?);
     let (src, dst) = (sources[0], targets[0]);
@@ -37,6 +40,8 @@ pub(super) fn copy(e: &Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitE
         check_rows(e, s.id, src, dst)?;
     }
     let close = [&s_step, &d_step].iter().all(|step| **step == Expr::Const(1));
+    let strided = bulk && !(close && whole_rows(e, s.id, src)? && whole_rows(e, s.id, dst)?);
+    let boxes = if strided { boxes(e, s.id, &sources)? } else { None };
     let each = dst.each.as_ref();
     let at = |a: &Access, base: String, pitch: &str, col: &Expr| {
         let each = a.each.as_ref();
@@ -60,7 +65,8 @@ pub(super) fn copy(e: &Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitE
         rows => e.c(f, None, &rows),
         row_bytes => row_bytes(e, f, cols, size),
         source => at(src, source, &from, col),
-        strided => bulk && !(close && whole_rows(e, s.id, src)? && whole_rows(e, s.id, dst)?),
+        strided,
+        boxes,
         source_pitch => spaced(from, &e.c(f, None, &s_step)),
         destination => at(dst, target, &to, d_col),
         destination_pitch => spaced(to, &e.c(f, None, &d_step)),
@@ -106,6 +112,38 @@ fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Ac
         }
     }
     Ok(all)
+}
+
+/// Rows of one head of `[B, S, H, D]`, as the loader asks TMA for a stage's worth of them: there are too many short rows to ask for each.
+/// `None` where rows are not that.
+fn boxes(e: &mut Emitter<'_>, id: FamId, sources: &[&Access]) -> Result<Option<String>, EmitError> {
+    let f = &e.plan.families[id];
+    let mut maps = Vec::new();
+    for a in sources {
+        let shape = e.points.shape(a.buffer, 0)?;
+        let [.., heads, wide] = shape[..] else { return Ok(None) };
+        let bytes = wide as u64 * e.plan.buffers[a.buffer].dtype.size_bytes();
+        let rows = (u64::from(COPY_STAGE_BYTES) / bytes.max(1)) as u32;
+        // A box has at most 256 of each dimension (CUDA driver API, cuTensorMapEncodeTiled).
+        let fits = wide <= 256
+            && (2..=256).contains(&rows)
+            && u64::from(rows) * bytes == u64::from(COPY_STAGE_BYTES);
+        let input = e.plan.buffers[a.buffer].space == Space::In;
+        let own = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
+        let of_heads = shape.len() == 4 && heads > 1 && row_dim(a) == Some(1);
+        if !(fits && input && own && of_heads && whole_heads(e, a, wide as u32)?) {
+            return Ok(None);
+        }
+        let view = View::cut([1, 2, 3]);
+        maps.push(e.maps.index_plain(e.plan, a.buffer, &view, &[1, rows, 1, wide as u32])?);
+    }
+    let map = |i: usize| format!("&params.maps[kMap{}]", maps[i]);
+    let last = maps.len() - 1;
+    let map = (0..last).rev().fold(map(last), |rest, i| {
+        format!("({} ? {} : {rest})", e.condition(f, sources[i]), map(i))
+    });
+    let at = |d: usize| e.c(f, None, &sources[0].region[d].0);
+    Ok(Some(format!("{map}, {}, {}, {}", at(2), at(1), at(0))))
 }
 
 /// Bytes of so many columns: none, where a task's columns lie past the end.
