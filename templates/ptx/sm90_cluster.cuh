@@ -20,9 +20,6 @@ MK_DEVICE u32 cluster_address(u32 address, u32 rank) {
 MK_DEVICE void mbarrier_arrive_cluster(u32 bar) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-MK_DEVICE void mbarrier_arrive_cluster_many(u32 bar, u32 arrivals) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
-}
 // The same by threads that have only read, through the tensor cores: they publish nothing, and a release would hold them up.
 MK_DEVICE void mbarrier_arrive_mate(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");

@@ -15,21 +15,6 @@ MK_DEVICE void send_borrowed_panels(const Context& ctx, const GemmSmem<Config>& 
   bulk_commit();
 }
 
-// Hands a borrowed stage back, for all warps of both consumers: to the loader, or to all that write there.
-template <class Config, class Edges>
-MK_DEVICE void give_back_borrowed(u32 bar) {
-  constexpr u32 kArrivals = Config::kConsumers * kWarpgroupWarps;
-  if constexpr (Config::kLoadsTogether) {
-    const u32 mates = mates_below<Config>() | mates_beside<Config>();
-#pragma unroll
-    for (u32 mate = 0; mate < Config::kBelow * Config::kBeside; ++mate) {
-      if (mates >> mate & 1) mbarrier_arrive_cluster_many(cluster_address(bar, mate), kArrivals);
-    }
-  } else {
-    mbarrier_arrive_many<Edges::empty>(bar, kArrivals);
-  }
-}
-
 // Sends the panels that consumers `from` to `to` have of a tile, as they fill; of several, panel by panel in turn. A panel goes back
 // one store later, when its own store has read it; and so does the stage of the borrowed ones.
 template <class Config, class Edges>
@@ -40,7 +25,7 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
   bool borrowed = Config::kBorrowedPanels > 0;  // the stores issued last were those of the borrowed panels
   const auto give_back = [&] {
     if (borrowed) {
-      give_back_borrowed<Config, Edges>(smem.empty(ring.previous_stage()));
+      mbarrier_arrive_many<Edges::empty>(smem.empty(ring.previous_stage()), Config::kConsumers * kWarpgroupWarps);
     } else if (reading != 0) {
       mbarrier_arrive<Edges::staging_free>(reading);
     }
