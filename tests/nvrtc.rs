@@ -36,7 +36,12 @@ fn attention_compiles() {
         let plan: Plan = a.text().parse().unwrap_or_else(|e| panic!("{name}: {e}"));
         judge(&format!("attention_{name}"), &plan, Options::default());
     }
-    let plan = ATTENTION[ATTENTION.len() - 1].1.text().parse().expect("reads");
+    let shard = "bf16[B, S, H, D] @ zigzag(1)";
+    let ring = format!(
+        "fn f(q: {shard}, k: {shard}, v: {shard}) {{ ring(k, v) -> attention(q, causal) }}"
+    );
+    let shape: &[u64] = &[1, 4096, 16, 128];
+    let plan = plan(&ring, 4, &[("q", shape), ("k", shape), ("v", shape)]).expect("lowers");
     judge("attention_traced", &plan, Options { trace: true });
 }
 

@@ -35,6 +35,7 @@ def arguments():
     parser.add_argument("--config", type=pathlib.Path, help='JSON with settings of mk by row: {"ROW": {"block": "128x128x64"}}')
     parser.add_argument("--json", type=pathlib.Path, help="where the result goes")
     report.outputs(parser)
+    parser.add_argument("--random", type=int, metavar="COUNT", help="so many shapes of each operation, by --seed, instead of the table's")
     parser.add_argument("--seed", type=int, default=1, help="of the inputs [1]")
     parser.add_argument("--tune-list", type=int, metavar="RANKS", help="only print mk's kernels, for `mk tune --list`")
     args = parser.parse_args()
@@ -42,11 +43,17 @@ def arguments():
     try:
         args.stored_row = again(parser, args, world) if args.row else None
         pattern = f"^{re.escape(args.row)}$" if args.row else args.rows
-        args.selected = table.select(args.ops.split(",") if args.ops else None, pattern, args.quick, world)
+        ops = args.ops.split(",") if args.ops else None
+        if args.random:
+            args.selected = table.draw(args.seed, args.random, ops)
+        else:
+            args.selected = table.select(ops, pattern, args.quick, world)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if args.quick:
         args.rounds = min(args.rounds, 5)
+    if args.random is not None and (args.random < 1 or args.rows or args.row or args.quick):
+        parser.error("--random takes a number of shapes, and neither --rows, --row nor --quick")
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
     if args.stored and not args.row:
@@ -107,7 +114,7 @@ def main():
 def command(args):
     """What decides the figures of the command line; where files go does not."""
     parts = ["benches/torch_peers", *(["--quick"] if args.quick else []), f"--rounds {args.rounds}", f"--seed {args.seed}"]
-    given = {"--ops": args.ops, "--rows": args.rows, "--row": args.row, "--config": args.config and args.config.name}
+    given = {"--random": args.random, "--ops": args.ops, "--rows": args.rows, "--row": args.row, "--config": args.config and args.config.name}
     return " ".join(parts + [f"{name} {value!r}" for name, value in given.items() if value])
 
 

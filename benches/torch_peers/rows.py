@@ -1,5 +1,7 @@
 """What is compared: operations, their shapes, and what each of them costs at the least. Needs neither torch nor a GPU."""
 
+import math
+import random
 import re
 from dataclasses import dataclass
 
@@ -179,6 +181,20 @@ def select(ops=None, pattern=None, quick=False, world=4):
     if not wanted:
         raise ValueError("no row is selected")
     return wanted
+
+
+def draw(seed, count, ops=None):
+    """``count`` shapes of each of these operations of one product (all three: None) that nobody tuned to: numbers log-uniform, all rows
+    64 to 16384 and a rank's K and N 512 to 8192, in multiples of 64."""
+    unknown = set(ops or ()) - set(SINGLE)
+    if unknown:
+        raise ValueError(f"no random shapes of {', '.join(sorted(unknown))}; there are {', '.join(SINGLE)}")
+    source = random.Random(seed)
+
+    def number(least, most):
+        return round(math.exp(source.uniform(math.log(least), math.log(most))) / 64) * 64
+
+    return [Row(op, number(64, 16384), number(512, 8192), number(512, 8192)) for op in ops or SINGLE for _ in range(count)]
 
 
 def tune_lines(rows, world):

@@ -81,6 +81,15 @@ class Rows(unittest.TestCase):
         gated = table.Row("mlp-swiglu", 2048, 4096, 14336)
         self.assertEqual(gated.products(4), [(2048, 4096, 7168), (2048, 3584, 4096)])
 
+    def test_random_shapes(self):
+        rows = table.draw(5, 3)
+        self.assertEqual(rows, table.draw(5, 3))
+        self.assertEqual([r.op for r in rows], [op for op in table.SINGLE for _ in range(3)])
+        self.assertTrue(all(n % 64 == 0 and n >= 64 for r in rows for n in (r.m, r.k, r.n)))
+        self.assertNotEqual(rows, table.draw(6, 3))
+        with self.assertRaisesRegex(ValueError, "no random shapes of mlp-gelu"):
+            table.draw(5, 3, ["mlp-gelu"])
+
     def test_selection(self):
         self.assertEqual(table.select() + table.select(world=1), table.ROWS)
         self.assertEqual({r.op for r in table.select(world=1)}, {"gemm"})

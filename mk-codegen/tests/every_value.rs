@@ -67,7 +67,8 @@ fn snapshots() -> Vec<(String, Plan)> {
 
 #[test]
 fn what_is_proved_for_all_values_is_right_for_each() {
-    let texts = [("gather", GATHER), ("mlp", MLP), ("scatter", SCATTER), ("all", ALL), ("depth", DEPTH)];
+    let texts =
+        [("gather", GATHER), ("mlp", MLP), ("scatter", SCATTER), ("all", ALL), ("depth", DEPTH)];
     let small = texts.iter().flat_map(|(name, text)| {
         [2, 3].map(|ranks| (format!("{name} on {ranks} ranks"), lowered(text, ranks)))
     });

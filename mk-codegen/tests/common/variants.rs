@@ -411,6 +411,12 @@ pub const VARIANTS: &[Variant] = &[
             (c.block, c.multicast) = ([128, 128, 64], Some(Multicast { below: 2, beside: 2 }));
         },
     ),
+    variant(
+        ("multicast_gated", REPLICATED_GATED, 1, &[("a", &[600, 480]), ("w", &[480, 2, 264])]),
+        |c| {
+            (c.block, c.multicast) = ([128, 128, 64], Some(Multicast { below: 2, beside: 2 }));
+        },
+    ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };
     }),
