@@ -156,7 +156,7 @@ impl Points<'_> {
     /// Only where a warp then overwrites nothing but rows of A that its own part of the wgmmas has read, 128 bytes each; and where no
     /// tile has fewer steps than there are stages, so that a consumer that is through with a tile knows that the storer is through
     /// with the one before; not where a partial sum comes through the ring behind the last step; and not where CTAs load together, to all of
-    /// which a stage goes back (the storer did so in a trial: steps of 1.5 % to 3 % more). The storer hands such a stage back, later than the `empty` edge says
+    /// which a stage goes back (slower in a trial where the storer did that). The storer hands such a stage back, later than the `empty` edge says
     /// and before any staging panel.
     ///
     /// # Errors
