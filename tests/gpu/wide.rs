@@ -142,8 +142,10 @@ fn products_in_clusters() {
     let Some(world) = worlds("products_in_clusters").into_iter().next() else { return };
     let shared = ["cluster=2", "cluster=3", "cluster=8"].map(|c| format!("block=128x128x64 {c}"));
     let together = ["2x1", "1x2", "2x2"].map(|m| format!("multicast={m}"));
+    let parts = ["2 multicast=2x1", "3 multicast=1x2", "2 multicast=2x2", "4 multicast=2x1"];
+    let parts = parts.map(|way| format!("block=128x128x64 cluster={way}"));
     let small = together.clone().map(|m| format!("block=128x128x64 {m}"));
-    let ways: Vec<_> = shared.into_iter().chain(together).chain(small).collect();
+    let ways: Vec<_> = shared.into_iter().chain(together).chain(small).chain(parts).collect();
     let mut cases = Vec::new();
     for text in ALONE {
         let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
