@@ -412,7 +412,7 @@ pub const VARIANTS: &[Variant] = &[
         },
     ),
     variant(
-        ("multicast_gated", REPLICATED_GATED, 1, &[("a", &[600, 480]), ("w", &[480, 2, 264])]),
+        ("multicast_gated", REPLICATED_GATED, 1, &[("a", &[600, 480]), ("w", &[480, 2, 288])]),
         |c| {
             (c.block, c.multicast) = ([128, 128, 64], Some(Multicast { below: 2, beside: 2 }));
         },
