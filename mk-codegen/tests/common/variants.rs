@@ -417,6 +417,13 @@ pub const VARIANTS: &[Variant] = &[
             (c.block, c.multicast) = ([128, 128, 64], Some(Multicast { below: 2, beside: 2 }));
         },
     ),
+    variant(
+        ("parts_together", "gemm(a, b) -> relu", 1, &[("a", &[600, 480]), ("b", &[480, 264])]),
+        |c| {
+            (c.block, c.cluster) = ([128, 128, 64], 3);
+            c.multicast = Some(Multicast { below: 2, beside: 1 });
+        },
+    ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };
     }),
