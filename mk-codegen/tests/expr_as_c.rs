@@ -22,6 +22,7 @@ fn plan() -> Plan {
         shape: vec![2, 3],
         source: TableSource::Const(TABLE.to_vec()),
         stored: None,
+        routed: None,
     });
     let domain =
         [("i", EXTENTS[0]), ("j", EXTENTS[1])].map(|(n, e)| (n.to_string(), Expr::from(e)));

@@ -36,6 +36,15 @@ impl<'a> Inputs<'a> {
         self.routing.counts(experts, blocks, self.seed(launch, tensor, rank))
     }
 
+    /// The experts of a rank's tokens, from a tensor of them.
+    pub fn ids(&self, launch: u64, tensor: &Tensor, rank: usize) -> Vec<i32> {
+        let shape = self.layout(tensor, rank).map_or(Vec::new(), |layout| layout.shape());
+        let [tokens, slots] = shape[..] else { return Vec::new() };
+        let experts = routing::experts_of(self.case, tensor.id).unwrap_or(1);
+        let seeds = [0, rank].map(|rank| self.seed(launch, tensor, rank));
+        self.routing.route(tokens as usize, slots as usize, experts, seeds[0], seeds[1])
+    }
+
     /// The case that they are for.
     pub fn case(&self) -> Case<'a> {
         self.case
@@ -74,6 +83,7 @@ impl<'a> Inputs<'a> {
     ) -> impl Iterator<Item = f64> + use<> {
         let (seed, dtype) = (self.seed(launch, tensor, rank), dtype(tensor.ty.dtype));
         let integers = match dtype {
+            DType::I32 if tensor.ty.dims.len() == 2 => self.ids(launch, tensor, rank),
             DType::I32 => self.counts(launch, tensor, rank),
             _ => Vec::new(),
         };

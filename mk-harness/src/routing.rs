@@ -57,6 +57,54 @@ impl fmt::Display for Routing {
 }
 
 impl Routing {
+    /// Experts of so many tokens, so many of each. Ranks have tokens of their own (`seed`), and experts that are as popular on all of them (`launch`).
+    pub fn route(
+        self,
+        tokens: usize,
+        slots: usize,
+        experts: usize,
+        launch: u64,
+        seed: u64,
+    ) -> Vec<i32> {
+        let chance = |seed: u64, i: usize| f64::from(random_value(seed, i as u64, 0.5)) + 0.5;
+        let chosen = (chance(launch, 0) * experts as f64) as usize;
+        // As many may have none as leave enough for a token.
+        let mut spare = experts.saturating_sub(slots);
+        let mut none = |wanted: bool| {
+            let none = wanted && spare > 0;
+            spare -= usize::from(none);
+            none
+        };
+        let weight = |i: usize| match self {
+            Routing::Skew(n) if i.is_multiple_of(8) => f64::from(n),
+            Routing::Uniform | Routing::Skew(_) => 1.0,
+            Routing::One => f64::from(u8::from((i + experts - chosen) % experts.max(1) < slots)),
+            Routing::Empty => f64::from(u8::from(!none(i.is_multiple_of(2)))),
+            Routing::Random => {
+                let near = chance(launch, i + 1);
+                if none(near < 0.3) { 0.0 } else { 0.05 + near * near }
+            }
+        };
+        let weights: Vec<f64> = (0..experts).map(weight).collect();
+        let mut ids = Vec::with_capacity(tokens * slots);
+        for token in 0..tokens {
+            let mut left = weights.clone();
+            for slot in 0..slots {
+                let at = chance(seed, token * slots + slot) * left.iter().sum::<f64>();
+                let mut behind = 0.0;
+                let found = left.iter().position(|w| {
+                    behind += w;
+                    *w > 0.0 && at < behind
+                });
+                let last = left.iter().rposition(|w| *w > 0.0);
+                let expert = found.or(last).unwrap_or(0);
+                left[expert] = 0.0;
+                ids.push(expert as i32);
+            }
+        }
+        ids
+    }
+
     /// Rows of each of so many experts, which fit so many blocks.
     pub fn counts(self, experts: usize, blocks: u64, seed: u64) -> Vec<i32> {
         // In [0, 1).
@@ -94,6 +142,42 @@ impl Routing {
     }
 }
 
+/// How many experts the tokens of a route go to; `None` for a tensor of counts.
+pub(crate) fn experts_of(case: Case<'_>, ids: ValueId) -> Option<usize> {
+    if case.bound.shape(ids)?.len() != 2 {
+        return None;
+    }
+    let of = |n: &&mk_syntax::Node| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids);
+    let product = case.program.nodes().iter().find(of)?;
+    case.bound.shape(*product.inputs.get(1)?)?.first().map(|n| *n as usize)
+}
+
+/// Expert and token of each row of all ranks, where it has one, by the experts of all tokens, so many of each. Ranks have equally many experts and
+/// rows.
+pub(crate) fn packed(
+    ids: &[i32],
+    slots: usize,
+    experts: usize,
+    rows: usize,
+    ranks: usize,
+) -> Vec<Option<(usize, usize)>> {
+    let mut all = vec![None; rows];
+    let (each, own) = (rows / ranks.max(1), experts / ranks.max(1));
+    for rank in 0..ranks {
+        let mut at = 0;
+        for e in rank * own..(rank + 1) * own {
+            for (token, of) in ids.chunks(slots.max(1)).enumerate() {
+                if of.contains(&(e as i32)) && at < each {
+                    all[rank * each + at] = Some((e, token));
+                    at += 1;
+                }
+            }
+            at = at.next_multiple_of(RAGGED_BLOCK as usize);
+        }
+    }
+    all
+}
+
 /// The counts that say whose rows a value has; `None` for one that is not ragged.
 pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
     let mut at = value;
@@ -101,6 +185,7 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
         let Some(Def::Node(node)) = program.def(at) else { return None };
         match node.op {
             Op::GroupedGemm => return node.inputs.get(2).copied(),
+            Op::Dispatch => return node.inputs.get(1).copied(),
             op if op.is_elementwise() || op == Op::Swiglu => at = *node.inputs.first()?,
             _ => return None,
         }
@@ -148,6 +233,29 @@ pub(crate) fn parts(case: Case<'_>, counts: &Tensor) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_go_to_each_expert_once() {
+        for text in ["uniform", "skew:8", "one", "empty", "random"] {
+            let routing: Routing = text.parse().expect("a routing");
+            for (tokens, slots, experts) in [(1, 1, 1), (40, 2, 8), (33, 8, 8), (64, 8, 64)] {
+                let ids = routing.route(tokens, slots, experts, 5, 7);
+                assert_eq!(ids.len(), tokens * slots);
+                let mut rows = vec![0; experts];
+                for of in ids.chunks(slots) {
+                    let mut of = of.to_vec();
+                    of.sort_unstable();
+                    of.dedup();
+                    assert_eq!(of.len(), slots, "{text}: {of:?}");
+                    of.iter().for_each(|e| rows[*e as usize] += 1);
+                }
+                let none = rows.iter().filter(|n| **n == 0).count();
+                assert!(routing != Routing::One || none == experts - slots, "{rows:?}");
+                let empty = (experts / 2).min(experts - slots);
+                assert!(routing != Routing::Empty || none >= empty, "{rows:?}");
+            }
+        }
+    }
 
     #[test]
     fn counts_fit_their_blocks() {

@@ -83,6 +83,7 @@ pub fn evaluate(
     options: &Options,
 ) -> Result<Evaluation, FieldError> {
     let unknown = |t: &Table| match t.source {
+        _ if t.routed.is_some() => false,
         // The caller's, who has it as a tensor.
         TableSource::Runtime { .. } => t.stored.is_none(),
         TableSource::Places { .. } => true,
@@ -151,7 +152,12 @@ fn launches(
     with: &str,
     all: &mut Evaluation,
 ) -> Result<(), FieldError> {
-    for (tables, counts) in ragged::launches(plan, program) {
+    let launches = ragged::launches(plan, program, bound);
+    if launches.is_empty() {
+        let help = "raise the capacity: tokens that go to all experts by turns should fit";
+        return Err(FieldError::unsupported("a plan with room for no routing", help));
+    }
+    for (tables, counts) in launches {
         with_tables(&Points::new(plan, &tables), counts, program, bound, options, with, all)?;
     }
     Ok(())

@@ -59,6 +59,16 @@ impl<'a> Dims<'a> {
             if let Some(Def::Node(Node { op: Op::AttentionStats, .. })) = program.def(value) {
                 own.extend(shape.last().map(|n| lines.line(*n as i64)));
             }
+            match program.def(value) {
+                // Rows are no tokens, and tokens no rows.
+                Some(Def::Node(Node { op: Op::Dispatch, .. })) => {
+                    own[0] = lines.line(shape[0] as i64);
+                }
+                Some(Def::Node(Node { op: Op::Combine, inputs, .. })) => {
+                    own[0] = dims.line(inputs[1], 0);
+                }
+                _ => {}
+            }
             let own = if own.len() == shape.len() {
                 own
             } else {
@@ -111,6 +121,7 @@ impl<'a> Dims<'a> {
                 same(of(0)[1], of(1)[1], extent(node.inputs[0], 1));
                 self.cut_experts(node, lines);
             }
+            Op::Dispatch | Op::Combine => self.cut_tokens(node, lines),
             Op::Swiglu => lines.cut(of(0)[1], 1),
             Op::Bias => {
                 let last = of(0).len() - 1;
@@ -325,6 +336,14 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::GroupedGemm, Some(w)) => {
                 let of = [x.on(0), w.on(0)];
                 Value::Whole(ragged::product(self.algebra, self.dims, self.cells, node, of))
+            }
+            (Op::Dispatch, _) => {
+                let (dims, cells) = (self.dims, self.cells);
+                Value::Whole(ragged::dispatched::<A>(dims, cells, node, x.on(0)))
+            }
+            (Op::Combine, _) => {
+                let of = [x.on(0), values[node.inputs[2].index()].on(0)];
+                Value::Whole(ragged::combined(self.algebra, self.dims, self.cells, node, of))
             }
             (Op::ReduceScatter { .. } | Op::AllReduce { .. }, _) => match x {
                 Value::Whole(t) => Value::Whole(t.clone()),

@@ -9,7 +9,7 @@ use super::{
     program::{Dims, Tensor},
 };
 use crate::ir::{Plan, Space, TabId, TableSet, TableSource};
-use mk_syntax::{Node, Op, Placement, Program, RAGGED_BLOCK, ValueId};
+use mk_syntax::{Bound, Node, Op, Placement, Program, RAGGED_BLOCK, ValueId};
 use std::collections::BTreeMap;
 
 /// How many launches are looked at.
@@ -19,13 +19,20 @@ const LAUNCHES: usize = 3;
 pub(super) type Counts = BTreeMap<ValueId, Vec<Vec<i32>>>;
 
 /// Tables of some launches, with the counts of each.
-pub(super) fn launches(plan: &Plan, program: &Program) -> Vec<(TableSet, Counts)> {
+pub(super) fn launches(plan: &Plan, program: &Program, bound: &Bound) -> Vec<(TableSet, Counts)> {
     let given = |id: TabId| {
         let buffer = &plan.buffers[plan.tables[id].stored?];
         let tensor = program.tensor(&buffer.name)?;
         (buffer.space == Space::In).then_some(tensor)
     };
     let n = if plan.tables.is_empty() { 1 } else { LAUNCHES };
+    let routed = |id: TabId| plan.tables.values().filter_map(|t| t.routed).any(|r| r.ids == id);
+    let world = plan.mesh.size() as usize;
+    let tokens = |rank: usize, id: TabId| {
+        let extent = given(id)?.ty.dims.first().and_then(|d| bound.dim(*d))? as usize;
+        let own = plan.tables[id].shape[0] as usize;
+        Some(extent.saturating_sub(rank * own).min(own))
+    };
     let launch = |launch: usize| {
         let example = TableSet::example(plan);
         let counts = |rank: usize, id: TabId| {
@@ -35,21 +42,37 @@ pub(super) fn launches(plan: &Plan, program: &Program) -> Vec<(TableSet, Counts)
             else {
                 return even.to_vec();
             };
+            if routed(id) {
+                let slots = plan.tables[id].shape.get(1).map_or(1, |n| *n as usize);
+                let n = tokens(rank, id).unwrap_or(0);
+                return spread(n, slots, *max as usize + 1, launch, rank);
+            }
             // Ranks that have the same experts have the same counts.
             let sharded = tensor.ty.placement.first() != Some(&Placement::Replicate);
             let rank = if sharded { rank } else { 0 };
             uneven(even, room(plan, id), *max, launch + rank)
         };
-        let set = TableSet::new(plan, counts);
-        let ranks = 0..plan.mesh.size() as usize;
+        // Not all that is uneven fits.
+        let set = TableSet::routed(plan, counts).ok()?;
         let of_table = |id: TabId| {
-            let values = ranks.clone().map(|rank| set.values(rank, id).to_vec()).collect();
+            let values = (0..world).map(|rank| set.values(rank, id).to_vec()).collect();
             Some((given(id)?.id, values))
         };
         let counts = plan.tables.keys().filter_map(of_table).collect();
-        (set, counts)
+        Some((set, counts))
     };
-    (0..n).map(launch).collect()
+    (0..n).filter_map(launch).collect()
+}
+
+/// Experts of tokens: all by turns, all tokens with the same ones, or any.
+fn spread(tokens: usize, slots: usize, experts: usize, turn: usize, rank: usize) -> Vec<i32> {
+    let first = |token: usize| match turn % LAUNCHES {
+        0 => token * slots + rank,
+        1 => experts - slots.min(experts),
+        _ => (token + 3 * rank).wrapping_mul(0x9e37_79b9) >> 7,
+    };
+    let of = |token: usize| (0..slots).map(move |j| ((first(token) + j) % experts) as i32);
+    (0..tokens).flat_map(of).collect()
 }
 
 /// Blocks for the rows that a table counts.
@@ -93,6 +116,7 @@ impl Dims<'_> {
             };
             match node.op {
                 Op::GroupedGemm => return node.inputs.get(2).copied(),
+                Op::Dispatch => return node.inputs.get(1).copied(),
                 op if op.is_elementwise() || op == Op::Swiglu => at = *node.inputs.first()?,
                 _ => return None,
             }
@@ -102,6 +126,9 @@ impl Dims<'_> {
     /// The expert of each row of all ranks, where it has one; `None` for a value that is not ragged.
     pub fn experts(&self, value: ValueId) -> Option<Vec<Option<i32>>> {
         let of = self.counts(value)?;
+        if let Some(packed) = self.packed(of) {
+            return Some(packed.into_iter().map(|row| Some(row?.0)).collect());
+        }
         let (counts, rows) = (self.ragged.get(&of)?, self.extent(value, 0) as usize);
         let block = RAGGED_BLOCK as usize;
         let sharded = self.placement(value) != Some(Placement::Replicate);
@@ -118,6 +145,50 @@ impl Dims<'_> {
             }
         }
         Some(all)
+    }
+
+    /// Expert and token of each packed row of all ranks, by the experts of tokens; `None` for rows of each expert.
+    pub fn packed(&self, ids: ValueId) -> Option<Vec<Option<(i32, i32)>>> {
+        let nodes = || self.program.nodes().iter();
+        let dispatch = nodes().find(|n| n.op == Op::Dispatch && n.inputs.get(1) == Some(&ids))?;
+        let product = nodes().find(|n| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids))?;
+        let (rows, slots) = (self.extent(dispatch.result, 0) as usize, self.extent(ids, 1));
+        let own = self.extent(product.inputs[1], 0) as usize / self.ranks;
+        let experts: Vec<i32> = self.ragged.get(&ids)?.concat();
+        let (each, block) = (rows / self.ranks, RAGGED_BLOCK as usize);
+        let mut all = vec![None; rows];
+        for rank in 0..self.ranks {
+            let mut at = 0;
+            for e in (rank * own) as i32..((rank + 1) * own) as i32 {
+                for (token, of_token) in experts.chunks(slots.max(1) as usize).enumerate() {
+                    if of_token.contains(&e) && at < each {
+                        all[rank * each + at] = Some((e, token as i32));
+                        at += 1;
+                    }
+                }
+                at = at.next_multiple_of(block);
+            }
+        }
+        Some(all)
+    }
+
+    /// Cuts tokens, and the rows that they are.
+    pub(super) fn cut_tokens(&self, node: &Node, lines: &mut Lines) {
+        let mut every = |value: ValueId, d: usize| {
+            let line = self.line(value, d);
+            (1..self.extent(value, d)).for_each(|i| lines.cut(line, i as i32));
+        };
+        match node.op {
+            Op::Combine => {
+                every(node.result, 0);
+                every(node.inputs[2], 0);
+                every(node.inputs[2], 1);
+            }
+            _ => {
+                every(node.inputs[0], 0);
+                every(node.result, 0);
+            }
+        }
     }
 
     /// Cuts the rows of a product where an expert's begin and end, and experts from each other.
@@ -159,4 +230,59 @@ pub(super) fn product<A: Algebra>(
         }
     }
     Tensor { shape: [&x.shape[..1], &w.shape[2..]].concat(), data }
+}
+
+/// Each packed row is a token; rows of none have no value.
+pub(super) fn dispatched<A: Algebra>(
+    dims: &Dims<'_>,
+    cells: &Cells,
+    node: &Node,
+    x: &Tensor<A::Elem>,
+) -> Tensor<A::Elem> {
+    let packed = dims.packed(node.inputs[1]).unwrap_or_default();
+    let (row, token) = (dims.line(node.result, 0), dims.line(node.inputs[0], 0));
+    let columns = x.shape[1];
+    let rows = cells.extent(row);
+    let mut data = vec![A::ZERO; rows * columns];
+    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+        if let Some(Some((_, t))) = packed.get(cells.original(row, i) as usize) {
+            out.copy_from_slice(&x.data[cells.at(token, *t) * columns..][..columns]);
+        }
+    }
+    Tensor { shape: vec![rows, columns], data }
+}
+
+/// Of each token the sum of its rows, each times its weight.
+pub(super) fn combined<A: Algebra>(
+    algebra: &mut A,
+    dims: &Dims<'_>,
+    cells: &Cells,
+    node: &Node,
+    [y, weights]: [&Tensor<A::Elem>; 2],
+) -> Tensor<A::Elem> {
+    let ids = node.inputs[1];
+    let packed = dims.packed(ids).unwrap_or_default();
+    let rows = packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row as i32)));
+    let rows: BTreeMap<(i32, i32), i32> = rows.collect();
+    let experts = dims.ragged.get(&ids).map(|of_ranks| of_ranks.concat()).unwrap_or_default();
+    let slots = dims.extent(ids, 1).max(1) as usize;
+    let (row, token) = (dims.line(node.inputs[0], 0), dims.line(node.result, 0));
+    let [weight, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));
+    let columns = y.shape[1];
+    let tokens = cells.extent(token);
+    let mut data = vec![A::ZERO; tokens * columns];
+    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+        let t = cells.original(token, i);
+        let of_token = experts.chunks(slots).nth(t as usize).unwrap_or_default();
+        for (j, e) in of_token.iter().enumerate() {
+            let Some(from) = rows.get(&(*e, t as i32)) else { continue };
+            let at = cells.at(weight, t as i32) * weights.shape[1] + cells.at(slot, j as i32);
+            let from = &y.data[cells.at(row, *from) * columns..][..columns];
+            for (sum, y) in out.iter_mut().zip(from) {
+                let product = algebra.mul(*y, weights.data[at]);
+                *sum = algebra.add(*sum, product);
+            }
+        }
+    }
+    Tensor { shape: vec![tokens, columns], data }
 }

@@ -108,7 +108,11 @@ pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64) -> Result<Unrolled<'a>
         slabs: Map::default(),
     };
     // Contents of tables are given: those that a launch may have.
-    let moves = |f: &Family| !f.accesses.is_empty() && !matches!(f.leaf, Leaf::Tabulate { .. });
+    let integers = |a: &Access| plan.buffers[a.buffer].dtype == mk_abi::DType::I32;
+    let moves = |f: &Family| {
+        let mut touched = f.accesses.iter().filter(|a| a.operand != Operand::Tab);
+        !matches!(f.leaf, Leaf::Tabulate { .. }) && touched.any(|a| !integers(a))
+    };
     for (id, family) in plan.families.iter().filter(|(_, f)| moves(f)) {
         for rank in 0..ranks {
             walk.family(id, family, rank, epoch)?;

@@ -68,6 +68,10 @@ pub enum Kind {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
+    /// Tokens as rows of their experts. Operands: tokens, experts of each.
+    Dispatch,
+    /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
+    Combine,
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
     /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
@@ -235,6 +239,8 @@ fn kind_of(op: Op) -> Kind {
             let scale = scale.map(|scale| (scale as f32).to_bits());
             return Kind::Attention { causal, scale, ring: ring.is_some() };
         }
+        Op::Dispatch => return Kind::Dispatch,
+        Op::Combine => return Kind::Combine,
         Op::Lse => return Kind::Lse,
         Op::AttentionStats => return Kind::AttentionStats,
         Op::AttentionDq { causal, scale, ring } => {

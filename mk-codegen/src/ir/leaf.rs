@@ -258,6 +258,18 @@ pub enum Mask {
     Causal,
 }
 
+names! {
+    /// What follows from a routing.
+    RoutePart {
+        /// Rows of each of the rank's experts.
+        Counts = "counts",
+        /// The token of the world in each packed row of the rank.
+        Sources = "sources",
+        /// Rank and packed row of each slot of each of the rank's tokens.
+        Places = "places",
+    }
+}
+
 /// Which table a task fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tabulation {
@@ -266,6 +278,20 @@ pub enum Tabulation {
     Blocks {
         /// Rows of a block.
         rows: u32,
+    },
+    /// What follows from a routing ([`Routing`](super::Routing)): `src` has the experts of all tokens of the world, `[tokens, slots]`. Experts
+    /// that there are not, or that a token names twice, and more blocks on a rank than there are, end the launch.
+    Route {
+        /// What `dst` has.
+        part: RoutePart,
+        /// Experts of the world.
+        experts: u32,
+        /// Ranks that share them, and the tokens.
+        ranks: u32,
+        /// Rows of a block.
+        rows: u32,
+        /// Blocks that a rank has room for.
+        blocks: u32,
     },
 }
 
@@ -492,6 +518,7 @@ impl Leaf {
             Leaf::NicSend => "nic_send",
             Leaf::HostCopy => "host_copy",
             Leaf::Tabulate { of: Tabulation::Blocks { .. } } => "tabulate_blocks",
+            Leaf::Tabulate { of: Tabulation::Route { .. } } => "tabulate_route",
         }
     }
 

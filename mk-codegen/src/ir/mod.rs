@@ -17,6 +17,7 @@ mod print;
 mod print_c;
 mod range;
 mod reader;
+mod routes;
 mod runs;
 mod tables;
 mod tma;
@@ -30,10 +31,10 @@ pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, Agent, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS,
-    EpilogueOp, GradOf, Leaf, Mask, Operand, STATS, Store, Tabulation, attend_grad_smem_bytes,
-    attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes, mma_panel_columns,
-    mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, one_warpgroup_takes,
-    saves_gates,
+    EpilogueOp, GradOf, Leaf, Mask, Operand, RoutePart, STATS, Store, Tabulation,
+    attend_grad_smem_bytes, attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes,
+    mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels,
+    one_warpgroup_takes, saves_gates,
 };
 pub use net::NetPlan;
 pub use plan::{
@@ -46,6 +47,7 @@ pub use print::ExprText;
 pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
+pub use routes::{RouteError, Routed, Routing};
 pub use runs::{depth_dim, row_dim};
 pub use tables::{BlocksError, FilledRows, TableSet, block_table};
 pub(crate) use tables::{entries, needed};

@@ -4,6 +4,7 @@ use super::{
     entity::{Arena, BufId, DimId, EdgeId, FamId, RoleId, SigId, TabId},
     expr::{Expr, Var},
     leaf::{Agent, Leaf, Operand},
+    routes::Routed,
 };
 use mk_abi::DType;
 use serde::{Deserialize, Serialize};
@@ -153,6 +154,9 @@ pub struct Table {
     /// (`tab`). Of the caller's, the contents come with it; all other memory is filled within the launch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<BufId>,
+    /// Whether a routing says what is in it; of its source a proof knows no more than of any other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routed: Option<Routed>,
 }
 
 /// Where a table's contents come from.

@@ -194,6 +194,9 @@ impl Display for Plan {
                 TableSource::Blocks { of, rows } => write!(f, "blocks {of} rows {rows}")?,
                 TableSource::Places { of } => write!(f, "places {of}")?,
             }
+            if let Some(r) = t.routed {
+                write!(f, " routed {} {} rows {}", r.ids, r.part, r.rows)?;
+            }
             match t.stored {
                 Some(buffer) => writeln!(f, " in {buffer}")?,
                 None => writeln!(f)?,
@@ -361,6 +364,12 @@ impl Display for LeafText<'_> {
                 write!(f, " mask={mask} store={store}")
             }
             Leaf::Tabulate { of: Tabulation::Blocks { rows } } => write!(f, " rows={rows}"),
+            Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } } => {
+                write!(
+                    f,
+                    " part={part} experts={experts} ranks={ranks} rows={rows} blocks={blocks}"
+                )
+            }
             Leaf::StatsTile { block: [rows, depth] } => write!(f, " block={rows}x{depth}"),
             Leaf::AttendGradTile { block: [m, n, d], scale, stages, mask, .. } => {
                 let mask = if *mask == Mask::Full { "full" } else { "causal" };

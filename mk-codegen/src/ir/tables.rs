@@ -3,7 +3,9 @@
 
 use super::{
     entity::{Entity, TabId},
+    leaf::RoutePart,
     plan::{Plan, Table, TableSource},
+    routes::{Routed, Routing},
 };
 use thiserror::Error;
 
@@ -43,6 +45,50 @@ impl TableSet {
             let count = |g: i64| (share(g) - 1).clamp(i64::from(min), i64::from(max)) as i32;
             (0..n as i64).map(count).collect()
         })
+    }
+
+    /// As [`TableSet::new`], with what follows from routings.
+    ///
+    /// # Errors
+    /// The rank with a routing that no launch can have, and what is wrong with it.
+    pub fn routed(
+        plan: &Plan,
+        mut given: impl FnMut(usize, TabId) -> Vec<i32>,
+    ) -> Result<TableSet, (usize, String)> {
+        let ranks = plan.mesh.size() as usize;
+        let mut all: Vec<Vec<i32>> = Vec::new();
+        for (id, table) in plan.tables.iter() {
+            let of_ids = |r: Routed| r.ids == id;
+            let is_ids = plan.tables.values().filter_map(|t| t.routed).any(of_ids);
+            all.push(match is_ids {
+                true => (0..ranks).flat_map(|rank| given(rank, id)).collect(),
+                false => Vec::new(),
+            });
+            let Some((routed, ids)) = table.routed.and_then(|r| Some((r, all.get(r.ids.index())?)))
+            else {
+                continue;
+            };
+            let routing = routing(plan, routed, ids);
+            // Of the same ids.
+            let places = plan.tables.values().find_map(|t| match (&t.source, t.routed) {
+                (TableSource::Runtime { .. }, Some(r))
+                    if (r.ids, r.part) == (routed.ids, RoutePart::Sources) =>
+                {
+                    Some(entries(t) / routed.rows.max(1) as usize)
+                }
+                _ => None,
+            });
+            let blocks = places.unwrap_or(usize::MAX);
+            routing.check(blocks).map_err(|e| (0, format!("{id} {:?}: {e}", table.name)))?;
+        }
+        let contents = |rank: usize, id: TabId| {
+            let table = &plan.tables[id];
+            let routed = table.routed?;
+            let routing = routing(plan, routed, all.get(routed.ids.index())?);
+            Some(routing.table(routed.part, rank, entries(table)))
+        };
+        let each = |rank: usize, id: TabId| contents(rank, id).unwrap_or_else(|| given(rank, id));
+        Ok(TableSet::with(plan, each, |_, _| None))
     }
 
     /// As [`TableSet::new`], with other contents for some derived tables: what no launch need have, for proofs.
@@ -114,7 +160,9 @@ impl TableSet {
         let (values, want) = (self.values(rank, id), entries(table));
         let given =
             matches!(table.source, TableSource::Runtime { .. } | TableSource::Places { .. });
-        if given && values.len() != want {
+        // Ranks may have fewer tokens than others.
+        let fewer = plan.tables.values().filter_map(|t| t.routed).any(|r| r.ids == id);
+        if given && values.len() != want && !(fewer && values.len() < want) {
             return Some(format!("has {want} entries, the caller gave {}", values.len()));
         }
         match table.source {
@@ -128,6 +176,7 @@ impl TableSet {
                 let over = need > i64::from(have);
                 over.then(|| format!("the counts of {of} take {need} blocks, and it has {have}"))
             }
+            TableSource::Places { .. } if table.routed.is_some() => None,
             TableSource::Places { of } => {
                 let place = values.chunks_exact(2).find(|p| !self.is_filled(plan, of, p))?;
                 let [to, row] = [place[0], place[1]];
@@ -175,6 +224,18 @@ impl FilledRows {
         let (before, rank, first) = self.blocks[block];
         (i < self.len).then(|| (rank, first + (i - before) as i32))
     }
+}
+
+/// The routing of a world, from the ids of all ranks.
+fn routing<'i>(plan: &Plan, routed: Routed, ids: &'i [i32]) -> Routing<'i> {
+    let table = plan.tables.get(routed.ids);
+    let experts = match table.map(|t| &t.source) {
+        Some(TableSource::Runtime { max, .. }) => max.saturating_add(1),
+        _ => 0,
+    };
+    let slots = table.and_then(|t| t.shape.last()).map_or(1, |n| *n as usize);
+    let ranks = plan.mesh.size() as usize;
+    Routing { ids, slots, experts, ranks, rows: routed.rows }
 }
 
 /// Entries of a table.

@@ -2,7 +2,7 @@
 
 use super::error::{LowerError, unsupported};
 use super::shape::{
-    grouped::{Grouped, Product, Rows},
+    grouped::{Combine, Grouped, Product, Route, Rows},
     tensor::{Tensor, aligned},
 };
 use crate::graph::{Kind, OpGraph, Value};
@@ -11,8 +11,8 @@ use mk_abi::DType;
 use mk_syntax::{Placement, RAGGED_BLOCK};
 use petgraph::stable_graph::NodeIndex;
 
-const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` rows, one after the other, with elementwise operations \
-     behind each";
+const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` or dispatched rows, one after the other, with elementwise \
+     operations behind each, and `combine` behind the last";
 
 /// The products of a pipeline; `None` for one that has none.
 ///
@@ -28,7 +28,9 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
         let why = format!("the mesh has the axes {}", g.axes.join(", "));
         return Err(unsupported("mesh", why, "use one axis"));
     };
-    let known = |n: &NodeIndex| is_product(n) || g.graph[*n].kind == Kind::Param;
+    let known = |n: &NodeIndex| {
+        is_product(n) || matches!(g.graph[*n].kind, Kind::Param | Kind::Dispatch | Kind::Combine)
+    };
     if let Some(other) = g.graph.node_indices().find(|n| !known(n)) {
         return Err(refuse(other, format!("a `{name}` is in the same pipeline")));
     }
@@ -37,6 +39,12 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
     let place = |n: NodeIndex| params.iter().position(|p| *p == n);
     let mut products = Vec::new();
     let mut counts = None;
+    let only = |kind: Kind| {
+        let mut all = g.graph.node_indices().filter(|n| g.graph[*n].kind == kind);
+        let (one, more) = (all.next(), all.next());
+        more.map_or(Ok(one), |n| Err(refuse(n, "there is another one".into())))
+    };
+    let (dispatch, combine) = (only(Kind::Dispatch)?, only(Kind::Combine)?);
     for node in &nodes {
         let operands = g.operands(*node);
         let [x, b, rows, ref extras @ ..] = operands[..] else {
@@ -51,6 +59,7 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
         let rows = match (place(x), nodes.iter().position(|n| *n == x)) {
             (Some(param), _) => Rows::Given(param),
             (None, Some(i)) if i < products.len() => Rows::Made(i),
+            _ if Some(x) == dispatch => Rows::Dispatched,
             _ => return Err(refuse(*node, "its rows come from elsewhere".into())),
         };
         let Some(extras) = extras.iter().map(|x| place(*x)).collect() else {
@@ -67,7 +76,12 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
         return Err(refuse(*n, "it is a result twice, or a parameter is one".into()));
     }
     let results = g.results.iter().zip(&g.result_names);
+    let route = match dispatch {
+        Some(dispatch) => Some(route(g, &nodes, &params, dispatch, combine)?),
+        None => None,
+    };
     let grouped = Grouped {
+        route,
         name: g.name.clone(),
         axis: axis.clone(),
         params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name)).collect(),
@@ -79,6 +93,43 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
     Ok(Some(grouped))
 }
 
+/// Where dispatched rows come from, and go to.
+fn route(
+    g: &OpGraph,
+    products: &[NodeIndex],
+    params: &[NodeIndex],
+    dispatch: NodeIndex,
+    combine: Option<NodeIndex>,
+) -> Result<Route, LowerError> {
+    let refuse =
+        |n: NodeIndex, why: &str| unsupported(&g.graph[n].name, why.to_string(), CATALOGUE);
+    let place = |n: NodeIndex| params.iter().position(|p| *p == n);
+    let operand = |n: NodeIndex, i: usize| g.operands(n).get(i).copied();
+    if g.results.contains(&dispatch) {
+        return Err(refuse(dispatch, "its rows are a result"));
+    }
+    let Some(x) = operand(dispatch, 0).and_then(place) else {
+        return Err(refuse(dispatch, "its tokens are not the caller's"));
+    };
+    let experts = operand(products[0], 1).map_or(0, |w| g.graph[w].shape[0].value);
+    let Some(combine) = combine else { return Ok(Route { x, experts, combine: None }) };
+    let of = operand(combine, 0).and_then(|y| products.iter().position(|p| *p == y));
+    let Some(of) = of.filter(|of| of + 1 == products.len()) else {
+        return Err(refuse(combine, "its rows are not those of the last product"));
+    };
+    if g.results.contains(&products[of]) {
+        return Err(refuse(products[of], "its rows are a result, and are combined"));
+    }
+    let Some(weights) = operand(combine, 2).and_then(place) else {
+        return Err(refuse(combine, "its weights are not the caller's"));
+    };
+    let Some(result) = g.results.iter().position(|r| *r == combine) else {
+        return Err(refuse(combine, "its tokens are no result"));
+    };
+    let out = tensor(&g.graph[combine], &g.result_names[result]);
+    Ok(Route { x, experts, combine: Some(Combine { of, weights, out, result }) })
+}
+
 fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
     let refuse = |why: String, help: &str| Err(unsupported(name, why, help));
     let all = g.params.iter().flat_map(|t| &t.shape);
@@ -87,8 +138,27 @@ fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
         return refuse(format!("`{name}` comes with each launch"), "let all symbols be fixed");
     }
     let counts = &g.params[g.counts];
-    let experts = counts.shape[0].value;
-    if !counts.even(0, world) {
+    let (experts, even) = match &g.route {
+        Some(route) => (route.experts, route.experts % world == 0),
+        None => (counts.shape[0].value, counts.even(0, world)),
+    };
+    if let Some(route) = &g.route {
+        if counts.shape[1].value > experts {
+            let why = format!("{} experts of each token, of {experts}", counts.shape[1].value);
+            return refuse(why, "a token goes to each expert once");
+        }
+        let (least, blocks) = (experts / world, g.products[0].out.widest(0, world) / 128);
+        if blocks < least {
+            let why = format!("a capacity of {blocks} blocks a rank, for {least} experts");
+            return refuse(why, "let there be a block of 128 rows for each expert at least");
+        }
+        let x = &g.params[route.x];
+        if !x.in_bulk() {
+            let why = format!("tokens of {} elements", x.shape[1].value);
+            return refuse(why, "let their columns be multiples of 8");
+        }
+    }
+    if !even {
         let why = format!("{experts} experts over {world} ranks");
         return refuse(why, "let them be a multiple of the ranks");
     }

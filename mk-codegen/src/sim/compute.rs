@@ -12,7 +12,7 @@ use super::{
 };
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Mask, Operand, Point,
-    Region, Tabulation, block_table, cluster_part, gated, saves_gates,
+    Region, Routing, Tabulation, block_table, cluster_part, gated, saves_gates,
 };
 use mk_abi::DType;
 
@@ -278,6 +278,19 @@ pub(super) fn values(
                 let blocks = (r.len() / 2) as usize;
                 let table = block_table(&counts, *rows as i32, blocks);
                 let table = table.map_err(|e| misfit(e.to_string()))?;
+                Ok(table.into_iter().map(|x| x as f32).collect())
+            })
+        }
+        Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } } => {
+            let src = context.all(Operand::Src).next();
+            let slots = src.map_or(1, |tile| tile.cols);
+            let ids: Vec<i32> = src.into_iter().flat_map(integers).collect();
+            let experts = i32::try_from(*experts).unwrap_or(i32::MAX);
+            let (rows, ranks, ids) = (*rows as i32, *ranks as usize, ids.as_slice());
+            let routing = Routing { ids, slots, experts, ranks, rows };
+            routing.check(*blocks as usize).map_err(|e| misfit(e.to_string()))?;
+            broadcast(regions, |r| {
+                let table = routing.table(*part, r.rank, r.len() as usize);
                 Ok(table.into_iter().map(|x| x as f32).collect())
             })
         }

@@ -80,13 +80,14 @@ impl Machine<'_> {
             let buffer = plan.tables[id].stored?;
             (plan.buffers[buffer].space == Space::In).then_some(buffer)
         };
-        let set = TableSet::new(plan, |rank, id| match inputs(id) {
+        let set = TableSet::routed(plan, |rank, id| match inputs(id) {
             Some(buffer) => {
                 let values = caller.input(epoch, rank, buffer, memory.shape(rank, buffer));
                 values.into_iter().map(|x| x as i32).collect()
             }
             None => caller.table(epoch, rank, id),
         });
+        let set = set.map_err(|(rank, message)| SimError::Caller { epoch, rank, message })?;
         if let Some((rank, message)) = set.refused(self.plan) {
             return Err(SimError::Caller { epoch, rank, message });
         }

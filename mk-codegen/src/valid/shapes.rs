@@ -24,6 +24,7 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
     match &family.leaf {
         Leaf::Signal | Leaf::Enter => None,
         Leaf::Tabulate { of: Tabulation::Blocks { .. } } => pairs(touched),
+        Leaf::Tabulate { of: Tabulation::Route { .. } } => ids(touched),
         Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
         Leaf::ReduceTile { epilogue } => sum(epilogue, touched),
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
@@ -40,6 +41,13 @@ fn pairs(touched: &[Touched<'_>]) -> Option<String> {
     let dst = of(touched, Operand::Dst).find_map(|t| Some((t, t.extents?)))?;
     let wide = matches!(dst.1, [(0, n), (0, 2)] if *n > 0);
     (!wide).then(|| format!("`dst` is {}: it has group and rows of each block", text(dst.1)))
+}
+
+/// The experts of all tokens.
+fn ids(touched: &[Touched<'_>]) -> Option<String> {
+    let src = of(touched, Operand::Src).find_map(|t| Some((t, t.extents?)))?;
+    let all = matches!(src.1, [(0, n), (0, k)] if *n > 0 && *k > 0);
+    (!all).then(|| format!("`src` is {}: it has the experts of all tokens", text(src.1)))
 }
 
 /// The last three extents, if those before are 1; empty regions are nothing.

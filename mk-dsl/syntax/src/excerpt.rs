@@ -219,9 +219,34 @@ impl<'p> Excerpt<'p> {
         let arguments = self.arguments(node, 1);
         match (node.op, &arguments[..]) {
             // Whether the first operand says so already, or is a parameter of the excerpt.
+            (Op::GroupedGemm, [w, _]) if self.is_routed(node) => format!("grouped_gemm({w})"),
+            (Op::Dispatch, [ids]) => {
+                let rows = node.ty.dims.first().map(|d| self.extent(d));
+                format!("dispatch({ids}, capacity = {})", rows.unwrap_or_default())
+            }
+            // The route is that of the rows.
+            (Op::Combine, [_, weights]) => format!("combine({weights})"),
             (Op::GroupedGemm, [w, counts]) => format!("ragged({counts}) -> grouped_gemm({w})"),
             _ => self.stage(node, arguments),
         }
+    }
+
+    /// An extent, as the source writes it.
+    fn extent(&self, dim: &Dim) -> String {
+        match dim {
+            Dim::Lit(n) => n.to_string(),
+            Dim::Sym(id) => self
+                .program
+                .symbols()
+                .get(id.index())
+                .map_or_else(|| id.to_string(), |s| s.name.clone()),
+        }
+    }
+
+    /// Whether a route says whose rows are whose.
+    fn is_routed(&self, node: &Node) -> bool {
+        let route = node.inputs.get(2).and_then(|id| self.program.ty(*id));
+        route.is_some_and(|ty| ty.dims.len() == 2)
     }
 
     /// Operands from the given one on.
@@ -265,14 +290,7 @@ impl<'p> Excerpt<'p> {
         if !self.flat {
             return self.program.show_type(ty);
         }
-        let name = |dim: &Dim| match dim {
-            Dim::Lit(n) => n.to_string(),
-            Dim::Sym(id) => self
-                .program
-                .symbols()
-                .get(id.index())
-                .map_or_else(|| id.to_string(), |s| s.name.clone()),
-        };
+        let name = |dim: &Dim| self.extent(dim);
         let columns = match (g, n) {
             (Dim::Lit(g), Dim::Lit(n)) => g.saturating_mul(*n).to_string(),
             _ => {

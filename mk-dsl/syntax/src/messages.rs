@@ -4,6 +4,7 @@
 //! says what to write. Words of the source are in backticks.
 
 mod attention;
+mod dispatch;
 mod grouped;
 
 use crate::diag::Text;
@@ -12,6 +13,7 @@ use crate::ops;
 use crate::program::{DType, MAX_AXES, MAX_DIM, MAX_DIMS};
 
 pub(crate) use attention::*;
+pub(crate) use dispatch::*;
 pub(crate) use grouped::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {

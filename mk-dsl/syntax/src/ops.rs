@@ -30,6 +30,8 @@ pub(crate) enum OpKind {
     AttentionDv,
     Ragged,
     GroupedGemm,
+    Dispatch,
+    Combine,
     /// In the language, and not yet in the compiler.
     Unsupported,
 }
@@ -154,8 +156,18 @@ pub(crate) const OPS: [OpInfo; 31] = [
         "`grouped_gemm(w)`",
         "`ragged(x, counts) -> grouped_gemm(w)`",
     ),
-    later("dispatch"),
-    later("combine"),
+    op(
+        "dispatch",
+        OpKind::Dispatch,
+        "`dispatch(ids, capacity = R)`",
+        "`dispatch(x, ids, capacity = R)`",
+    ),
+    op(
+        "combine",
+        OpKind::Combine,
+        "`combine(weights)` behind `dispatch` and products",
+        "`y -> combine(weights)`",
+    ),
     later("all_to_all"),
 ];
 

@@ -95,6 +95,8 @@ impl Program {
             }
             Op::Lse
             | Op::GroupedGemm
+            | Op::Dispatch
+            | Op::Combine
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias

@@ -243,6 +243,12 @@ pub enum Op {
     /// `[x: [R, K], w: [E, K, N], counts: i32 [E]] -> [R, N]`, or with `[E, K, G, N]`, `[R, G, N]`; accumulated in f32. Rows are ragged: see
     /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value.
     GroupedGemm,
+    /// `[x: [T, H], ids: i32 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go to them, in their order. Each token
+    /// goes to K experts, each once.
+    Dispatch,
+    /// `[y: [R, N], ids: i32 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts' rows, each times its weight, in f32 and
+    /// the order of slots.
+    Combine,
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
     ReduceScatter {
         /// The mesh axis summed over.
@@ -325,6 +331,8 @@ impl Op {
             Op::Gather { .. } => "gather",
             Op::Gemm { .. } => "gemm",
             Op::GroupedGemm => "grouped_gemm",
+            Op::Dispatch => "dispatch",
+            Op::Combine => "combine",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Bias => "bias",
@@ -358,6 +366,8 @@ impl Op {
             Op::Gather { .. }
                 | Op::Gemm { .. }
                 | Op::GroupedGemm
+                | Op::Dispatch
+                | Op::Combine
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
                 | Op::Swiglu

@@ -140,6 +140,9 @@ impl Evaluator<'_, '_> {
                 let [x, w, counts] = grouped::operands(node).map(|id| self.on(id, self.rank));
                 return grouped::product(self.s, self.rank, [x?, w?, counts?], &shape);
             }
+            Op::Dispatch | Op::Combine => {
+                return Err(HarnessError::unsupported(format!("`{}` on a GPU", node.op.name())));
+            }
             Op::GeluTanh => MapOp::GeluTanh,
             Op::Slope(Curve::Gelu) => MapOp::GeluGrad,
             Op::Slope(Curve::GeluTanh) => MapOp::GeluTanhGrad,

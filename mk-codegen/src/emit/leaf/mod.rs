@@ -90,6 +90,7 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         }
         Leaf::AttendGradTile { of: GradOf::Keys, .. } => Carrier::Agents(&attend_grad::OF_KEYS),
         Leaf::Tabulate { of: Tabulation::Blocks { .. } } => Carrier::Agents(&tabulate::EMISSION),
+        Leaf::Tabulate { of: Tabulation::Route { .. } } => Carrier::Nobody,
         Leaf::AttendTile { .. } => Carrier::Nobody,
     }
 }

@@ -4,7 +4,7 @@ use super::Checker;
 use crate::ir::{
     entity::{Entity, TabId},
     expr::{Expr, Var},
-    leaf::{Leaf, Operand, Tabulation},
+    leaf::{Leaf, Operand, RoutePart, Tabulation},
     plan::{Access, Family, Space, Table, TableSource},
 };
 use mk_abi::DType;
@@ -36,6 +36,7 @@ impl Checker<'_> {
             }
             self.source(&place, id, t, len);
             self.stored(&place, t);
+            self.routed(&place, id, t);
         }
     }
 
@@ -46,7 +47,9 @@ impl Checker<'_> {
             return self.error(place, format!("{buffer} does not exist"));
         };
         let shape: Vec<_> = t.shape.iter().map(|n| Expr::Const(*n as i32)).collect();
-        if b.dtype != DType::I32 || b.shape != shape || b.pitch.is_some() {
+        // What nobody looks up may have fewer rows on some ranks.
+        let same = b.shape == shape || self.is_ids(t) && b.shape.len() == shape.len();
+        if b.dtype != DType::I32 || !same || b.pitch.is_some() {
             let shape: Vec<_> = t.shape.iter().map(u32::to_string).collect();
             let what =
                 format!("is in {buffer}, which must be i32[{}], row by row", shape.join(", "));
@@ -60,6 +63,51 @@ impl Checker<'_> {
         }
         if matches!(t.source, TableSource::Const(_)) {
             self.error(place, "is in the plan already: it needs no memory");
+        }
+    }
+
+    /// Whether a table has the ids of a routing.
+    fn is_ids(&self, t: &Table) -> bool {
+        let routed = self.plan.tables.values().filter_map(|t| t.routed);
+        let mut ids = routed.filter_map(|r| self.plan.tables.get(r.ids));
+        ids.any(|ids| std::ptr::eq(ids, t))
+    }
+
+    /// What follows from a routing is one of these tables, of the experts of tokens.
+    fn routed(&mut self, place: &str, id: TabId, t: &Table) {
+        let Some(r) = t.routed else { return };
+        let ranks = self.plan.mesh.size().max(1) as i64;
+        let Some(ids) = self.before(id, r.ids) else {
+            return self.error(place, "follows from a table before it");
+        };
+        let TableSource::Runtime { min: 0, max } = ids.source else {
+            return self.error(place, "follows from a table of experts, from 0 on");
+        };
+        let [tokens, slots] = ids.shape[..] else {
+            return self.error(place, "follows from a table of [tokens, slots]");
+        };
+        let experts = i64::from(max) + 1;
+        let fits = match r.part {
+            RoutePart::Counts => {
+                let runtime = matches!(t.source, TableSource::Runtime { min: 0, .. });
+                runtime && experts % ranks == 0 && t.shape == [(experts / ranks) as u32]
+            }
+            RoutePart::Sources => {
+                let tokens = i64::from(tokens) * ranks;
+                let below = |max: i32| i64::from(max) < tokens;
+                let runtime =
+                    matches!(t.source, TableSource::Runtime { min: 0, max } if below(max));
+                runtime && matches!(t.shape[..], [n] if n % (r.rows.max(1) as u32) == 0)
+            }
+            RoutePart::Places => {
+                matches!(t.source, TableSource::Places { .. }) && t.shape == [tokens, slots, 2]
+            }
+        };
+        if !fits || r.rows < 1 || slots < 1 {
+            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, or [tokens, slots, 2] places");
+        }
+        if self.is_ids(t) {
+            self.error(place, "follows from a routing, and is one");
         }
     }
 
@@ -87,7 +135,7 @@ impl Checker<'_> {
 
     /// A task that fills a table fills all of it, from all that the table says that it is made of.
     pub(super) fn fills(&mut self, place: &str, x: &Family) {
-        let Leaf::Tabulate { of: Tabulation::Blocks { rows } } = x.leaf else { return };
+        let Leaf::Tabulate { of } = x.leaf else { return };
         let plan = self.plan;
         let whole = |operand: Operand, id: TabId| {
             let Some(table) = plan.tables.get(id) else { return false };
@@ -99,14 +147,30 @@ impl Checker<'_> {
                 && a.rank == Expr::Var(Var::RANK)
                 && (&a.each, &a.when) == (&None, &None)
         };
-        let fits = |(id, t): (TabId, &Table)| match t.source {
+        let blocks = |rows: u32, (id, t): (TabId, &Table)| match t.source {
             TableSource::Blocks { of, rows: n } => {
                 u32::try_from(n) == Ok(rows) && whole(Operand::Dst, id) && whole(Operand::Src, of)
             }
             _ => false,
         };
-        if !plan.tables.iter().any(fits) {
-            self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
+        let Tabulation::Route { part, experts, ranks, rows, .. } = of else {
+            let Tabulation::Blocks { rows } = of else { return };
+            if !plan.tables.iter().any(|t| blocks(rows, t)) {
+                self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
+            }
+            return;
+        };
+        let routed = |(id, t): (TabId, &Table)| {
+            let Some(r) = t.routed else { return false };
+            let of = plan.tables.get(r.ids).map(|ids| &ids.source);
+            let max = i32::try_from(experts).unwrap_or(0) - 1;
+            (r.part, u32::try_from(r.rows)) == (part, Ok(rows))
+                && of == Some(&TableSource::Runtime { min: 0, max })
+                && u64::from(ranks) == u64::from(plan.mesh.size())
+                && whole(Operand::Dst, id)
+        };
+        if !plan.tables.iter().any(routed) {
+            self.error(place, "fills a table that follows from a routing in memory, whole, which no table line says");
         }
     }
 

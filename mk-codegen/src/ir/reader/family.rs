@@ -131,6 +131,7 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         "nic_send",
         "host_copy",
         "tabulate_blocks",
+        "tabulate_route",
     ];
     Ok(match c.one_of(NAMES)? {
         "signal" => Leaf::Signal,
@@ -138,6 +139,14 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         "reduce_tile" => Leaf::ReduceTile { epilogue: epilogue(c)? },
         "nic_send" => Leaf::NicSend,
         "host_copy" => Leaf::HostCopy,
+        "tabulate_route" => {
+            c.keyword("part")?;
+            c.sign("=")?;
+            let part = super::part(c)?;
+            let [experts, ranks] = [c.setting("experts")?, c.setting("ranks")?];
+            let [rows, blocks] = [c.setting("rows")?, c.setting("blocks")?];
+            Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } }
+        }
         "tabulate_blocks" => Leaf::Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } },
         "copy_tile" => {
             let via = match choice(c, "via", &["bulk", "ldst"])? {

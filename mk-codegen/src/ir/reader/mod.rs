@@ -7,11 +7,20 @@ mod expr;
 mod family;
 mod lexer;
 
-use super::{entity::*, plan::*, print::id_text};
+use super::{entity::*, leaf::RoutePart, plan::*, print::id_text, routes::Routed};
 use cursor::{Cursor, Scope};
 use mk_abi::DType;
 use std::str::FromStr;
 use thiserror::Error;
+
+/// What follows from a routing.
+fn part(c: &mut Cursor<'_>) -> Result<RoutePart, ReadError> {
+    Ok(match c.one_of(&["counts", "sources", "places"])? {
+        "counts" => RoutePart::Counts,
+        "sources" => RoutePart::Sources,
+        _ => RoutePart::Places,
+    })
+}
 
 /// A text that is not a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -171,7 +180,7 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     let source = match c.one_of(&["const", "runtime", "prefix", "blocks", "places"])? {
         "const" => {
             let mut values = Vec::new();
-            while !c.at_newline() && c.peek().text != "in" {
+            while !c.at_newline() && !matches!(c.peek().text, "in" | "routed") {
                 values.push(c.signed()?);
             }
             TableSource::Const(values)
@@ -193,8 +202,17 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
         }
         _ => TableSource::Places { of: c.reference::<TabId>()? },
     };
+    let routed = match c.eat_word("routed") {
+        true => {
+            let ids = c.reference::<TabId>()?;
+            let part = part(c)?;
+            c.keyword("rows")?;
+            Some(Routed { ids, part, rows: c.number()? })
+        }
+        false => None,
+    };
     let stored = if c.eat_word("in") { Some(c.reference::<BufId>()?) } else { None };
-    plan.tables.push(Table { name, shape, source, stored });
+    plan.tables.push(Table { name, shape, source, stored, routed });
     Ok(())
 }
 

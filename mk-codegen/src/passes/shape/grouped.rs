@@ -10,6 +10,28 @@ pub(in crate::passes) enum Rows {
     Given(usize),
     /// An earlier product.
     Made(usize),
+    /// Tokens that were dispatched.
+    Dispatched,
+}
+
+/// Where rows come from, and go to, if a routing says whose they are.
+pub(in crate::passes) struct Route {
+    /// The tokens, a parameter.
+    pub x: usize,
+    /// Experts of the world.
+    pub experts: i32,
+    pub combine: Option<Combine>,
+}
+
+/// Weighted sums of a product's rows, by token.
+pub(in crate::passes) struct Combine {
+    /// The product.
+    pub of: usize,
+    /// A parameter, `[tokens, slots]`.
+    pub weights: usize,
+    pub out: Tensor,
+    /// Which result it is.
+    pub result: usize,
 }
 
 /// A product.
@@ -34,8 +56,9 @@ pub(in crate::passes) struct Grouped {
     pub axis: String,
     /// Tensors of the caller, in the order of the program.
     pub params: Vec<Tensor>,
-    /// Rows of each expert, a parameter.
+    /// Rows of each expert, a parameter; or the experts of each token, if there is a route.
     pub counts: usize,
+    pub route: Option<Route>,
     pub products: Vec<Product>,
     /// In the order of the program.
     pub results: Vec<Tensor>,

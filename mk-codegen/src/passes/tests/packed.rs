@@ -121,7 +121,13 @@ impl Packed {
         );
         let mut table = |name: &str, shape: &[i32], source: TableSource| {
             let shape = shape.iter().map(|n| *n as u32).collect();
-            d.plan.tables.push(Table { name: name.into(), shape, source, stored: None })
+            d.plan.tables.push(Table {
+                name: name.into(),
+                shape,
+                source,
+                stored: None,
+                routed: None,
+            })
         };
         let below = |n: i32| TableSource::Runtime { min: 0, max: n };
         let counts = table("counts", &[experts], below(world * tokens));
@@ -271,6 +277,7 @@ impl Packed {
             shape: vec![self.tokens as u32, self.slots as u32, 2],
             source: TableSource::Places { of: m.blocks },
             stored: None,
+            routed: None,
         });
         let token = Expr::from(Var::domain(0)) * COMBINED + Var::INNER;
         let exists = Some(token.clone().lt(self.tokens));

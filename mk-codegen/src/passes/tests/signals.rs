@@ -178,7 +178,13 @@ fn what_no_leaf_has_is_an_internal_error() {
 fn a_rank_that_data_name_has_a_flow() {
     let (mut d, _, second) = copies();
     let source = crate::ir::TableSource::Runtime { min: 0, max: 1 };
-    let table = crate::ir::Table { name: "rank".into(), shape: vec![1], source, stored: None };
+    let table = crate::ir::Table {
+        name: "rank".into(),
+        shape: vec![1],
+        source,
+        stored: None,
+        routed: None,
+    };
     let table = d.plan.tables.push(table);
     let y = d.plan.families[second].accesses[0].buffer;
     d.plan.buffers[y].space = Space::Workspace;

@@ -3,7 +3,7 @@
 //! A table says whose rows a block has, and how many; one task makes it from the rows of each expert, in the launch. Blocks without rows come
 //! last, and have nothing to do. Every write is where the block is: tables only decide which matrix is read, and how many rows there are.
 
-use super::product::MmaTile;
+use super::{dispatch::Dispatch, product::MmaTile};
 use crate::ir::{
     ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Leaf, Operand, Point,
     RoleKind, Schedule, Space, Store, TabId, Table, TableSource, Tabulation, Var,
@@ -27,11 +27,11 @@ pub(in crate::passes) const BLOCK: i32 = RAGGED_BLOCK as i32;
 
 /// A table of blocks in memory, and the flow that says that it is there.
 #[derive(Clone, Copy)]
-struct Blocks {
-    table: TabId,
-    memory: BufId,
+pub(super) struct Blocks {
+    pub table: TabId,
+    pub memory: BufId,
     count: i32,
-    built: FlowId,
+    pub built: FlowId,
 }
 
 /// A product that another one reads: where it is, and the words of its blocks.
@@ -52,19 +52,42 @@ pub(in crate::passes) fn families(
     let mut draft = Draft::new(&g.name, &g.axis, config, target);
     let inputs: Vec<BufId> = g.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
     let outputs: Vec<BufId> = g.results.iter().map(|t| draft.tensor(t, Space::Out)).collect();
-    let blocks = blocks(&mut draft, g, inputs[g.counts]);
+    let dispatch = g.route.as_ref().map(|route| Dispatch::new(&mut draft, g, route, &inputs));
+    let counts = match &dispatch {
+        Some(dispatch) => {
+            let (table, memory, built) = dispatch.counts(&mut draft);
+            (table, memory, Some(built))
+        }
+        None => {
+            let (table, memory) = given_counts(&mut draft, g, inputs[g.counts]);
+            (table, memory, None)
+        }
+    };
+    let blocks = blocks(&mut draft, g, counts);
+    let dispatched = dispatch.as_ref().map(|dispatch| dispatch.rows(&mut draft, blocks));
     let mut made: Vec<Option<Hidden>> = Vec::new();
     for (i, p) in g.products.iter().enumerate() {
         let name = if g.products.len() == 1 { "gemm".into() } else { format!("gemm{}", i + 1) };
-        let into = match p.result {
-            Some(r) => outputs[r],
-            None => {
+        let combine = g.route.as_ref().and_then(|route| route.combine.as_ref());
+        let combine = combine.filter(|combine| combine.of == i);
+        let into = match (p.result, combine) {
+            (Some(r), _) => outputs[r],
+            // Every rank reads rows of its tokens.
+            (None, Some(_)) => {
+                let shape = draft.extents.local_shape(&p.out);
+                draft.buffer("y", Space::Workspace, p.out.dtype, shape, None)
+            }
+            (None, None) => {
                 let shape = draft.extents.local_shape(&p.out);
                 draft.buffer(&format!("h{}", i + 1), Space::Scratch, p.out.dtype, shape, None)
             }
         };
         let rows = match p.rows {
             Rows::Given(param) => (inputs[param], None),
+            Rows::Dispatched => match dispatched {
+                Some((rows, arrived)) => (rows, Some(arrived)),
+                None => return Err(internal(format!("{name} reads rows that nobody dispatches"))),
+            },
             Rows::Made(from) => match made.get(from) {
                 Some(Some(hidden)) => (hidden.buffer, Some(hidden.done)),
                 _ => {
@@ -74,6 +97,10 @@ pub(in crate::passes) fn families(
         };
         let tiles = Tiles { g, p, name: &name, blocks, rows, into, inputs: &inputs };
         let (family, count) = tiles.family(&mut draft, config);
+        if let (Some(dispatch), Some(combine)) = (&dispatch, combine) {
+            let made = (into, family, count);
+            dispatch.combine(&mut draft, combine, blocks, made, outputs[combine.result]);
+        }
         made.push(p.read.then(|| {
             let word = vec![Var::domain(0).into()];
             let done = Writer::new(family, Operand::C, word);
@@ -86,19 +113,31 @@ pub(in crate::passes) fn families(
     Ok(draft)
 }
 
-/// The table of blocks, from the rows of each expert that the caller gives.
-fn blocks(draft: &mut Draft, g: &Grouped, counts: BufId) -> Blocks {
+/// The rows of each expert that the caller gives: the table, and its memory.
+fn given_counts(draft: &mut Draft, g: &Grouped, counts: BufId) -> (TabId, BufId) {
     let world = draft.world();
     let (experts, rows) = (g.params[g.counts].widest(0, world), g.products[0].out.widest(0, world));
-    let count = rows / BLOCK;
     let given = draft.plan.tables.push(Table {
         name: "counts".into(),
         shape: vec![experts as u32],
         source: TableSource::Runtime { min: 0, max: rows },
         stored: Some(counts),
+        routed: None,
     });
     // A table's extents are numbers.
     draft.plan.buffers[counts].shape = vec![experts.into()];
+    (given, counts)
+}
+
+/// The table of blocks, from the rows of each expert.
+fn blocks(
+    draft: &mut Draft,
+    g: &Grouped,
+    (given, counts, counted): (TabId, BufId, Option<FlowId>),
+) -> Blocks {
+    let rows = g.products[0].out.widest(0, draft.world());
+    let experts = draft.plan.tables[given].shape[0] as i32;
+    let count = rows / BLOCK;
     let shape = vec![count.into(), 2.into()];
     let memory = draft.buffer("blocks", Space::Scratch, DType::I32, shape, None);
     let table = draft.plan.tables.push(Table {
@@ -106,11 +145,16 @@ fn blocks(draft: &mut Draft, g: &Grouped, counts: BufId) -> Blocks {
         shape: vec![count as u32, 2],
         source: TableSource::Blocks { of: given, rows: BLOCK },
         stored: Some(memory),
+        routed: None,
     });
     let whole = |n: i32| (Expr::Const(0), Expr::Const(n));
-    let touched = [
-        read(Operand::Src, counts, vec![whole(experts)]),
-        write(Operand::Dst, memory, vec![whole(count), whole(2)]),
+    let src = read(Operand::Src, counts, vec![whole(experts)]);
+    let touched = vec![
+        match counted {
+            Some(counted) => Source::behind(src, counted, vec![0.into()]),
+            None => src.into(),
+        },
+        write(Operand::Dst, memory, vec![whole(count), whole(2)]).into(),
     ];
     let leaf = Leaf::Tabulate { of: Tabulation::Blocks { rows: BLOCK as u32 } };
     let one = vec![("i", 1.into())];

@@ -104,6 +104,13 @@ impl<'c, 'a> Args<'c, 'a> {
         }
     }
 
+    /// `key = …`, if it is there.
+    pub fn key(&mut self, key: &str) -> Option<&'c Arg<'a>> {
+        let has_key = |arg: &&Arg<'a>| arg.key.is_some_and(|k| k.text == key);
+        let i = self.left.iter().position(has_key)?;
+        Some(self.left.remove(i))
+    }
+
     /// Whether the word stands among the arguments; takes it.
     pub fn flag(&mut self, name: &str) -> bool {
         let is = |arg: &&Arg<'a>| match arg.value {

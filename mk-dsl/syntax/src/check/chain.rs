@@ -85,6 +85,8 @@ impl<'a> Checker<'a, '_> {
         match (value, ragged) {
             // Says anew whose rows they are.
             (value, _) if info.kind == OpKind::Ragged => value,
+            // Of tokens.
+            (value, _) if info.kind == OpKind::Combine => value,
             (Some(value), Some(counts)) => Some(self.keep_ragged(value, counts)),
             (value, _) => value,
         }
@@ -95,6 +97,8 @@ impl<'a> Checker<'a, '_> {
         match kind {
             OpKind::Ragged => self.ragged(call),
             OpKind::GroupedGemm => self.grouped_gemm(call),
+            OpKind::Dispatch => self.dispatch(call),
+            OpKind::Combine => self.combine(call),
             OpKind::Gather => self.gather(call),
             OpKind::ReduceScatter => self.reduce_scatter(call),
             OpKind::AllReduce => self.all_reduce(call),

@@ -12,7 +12,7 @@ use crate::program::{DType, Op, Placement};
 pub(super) fn takes_ragged(kind: OpKind) -> bool {
     use OpKind::*;
     let elementwise = matches!(kind, Gelu | GeluTanh | Silu | Relu | Mul | Add | Scale | Cast);
-    elementwise || matches!(kind, Ragged | GroupedGemm | Swiglu | Slope(_))
+    elementwise || matches!(kind, Ragged | GroupedGemm | Combine | Swiglu | Slope(_))
 }
 
 impl<'a> Checker<'a, '_> {
@@ -109,6 +109,8 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at, text);
         }
         let n_experts = match counts {
+            // A route names experts, and does not say how many there are.
+            Id::Param(_) if self.route(counts).is_some() => None,
             Id::Param(i) => match &self.params[i].state {
                 State::Known(ty) => ty.dims.first().copied(),
                 _ => None,
@@ -146,8 +148,12 @@ impl<'a> Checker<'a, '_> {
             let id = Id::Param(i);
             let elsewhere = |node: &super::NodeDraft| {
                 let inputs = node.inputs.iter().enumerate();
-                let mut others = inputs.filter(|(at, _)| node.op != Op::GroupedGemm || *at != 2);
-                others.any(|(_, x)| *x == id)
+                let taken = match node.op {
+                    Op::GroupedGemm => Some(2),
+                    Op::Dispatch | Op::Combine => Some(1),
+                    _ => None,
+                };
+                inputs.into_iter().any(|(at, x)| *x == id && taken != Some(at))
             };
             let returned = results.iter().flatten().any(|value| value.id == id);
             if returned || self.nodes.iter().any(elsewhere) {

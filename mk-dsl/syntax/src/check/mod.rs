@@ -13,6 +13,7 @@ mod attention_grad;
 mod chain;
 mod collective;
 mod dims;
+mod dispatch;
 mod elementwise;
 mod finish;
 mod gemm;
@@ -312,7 +313,11 @@ impl<'a> Checker<'a, '_> {
             let id = Id::Param(i);
             let elsewhere = |node: &NodeDraft| {
                 let second = matches!(node.op, Op::Add | Op::Mul | Op::Bias | Op::Slope(_));
-                node.inputs.iter().enumerate().any(|(at, x)| *x == id && !(second && at == 1))
+                let taken = match node.op {
+                    Op::Combine => Some(2),
+                    _ => second.then_some(1),
+                };
+                node.inputs.iter().enumerate().any(|(at, x)| *x == id && taken != Some(at))
             };
             let returned = results.iter().flatten().any(|value| value.id == id);
             if returned || self.nodes.iter().any(elsewhere) {

@@ -1,0 +1,198 @@
+//! Tables that follow from a routing: which experts each token of the world goes to.
+//!
+//! Tokens and experts are numbered over the world, and each rank has its share of both, one after the other. An expert's rows are its tokens in
+//! their order, in blocks of its own, and blocks are packed. Everything is a function of the ids of all ranks, so that ranks that have those
+//! need not ask each other where a row is.
+
+use super::{
+    entity::TabId,
+    leaf::RoutePart,
+    tables::{BlocksError, needed},
+};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// That the contents of a table follow from a routing. Proofs take what the table's source says of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Routed {
+    /// The experts of a rank's tokens: `[tokens, slots]`, of which a rank may have fewer; numbers from 0 to the greatest value of the table.
+    pub ids: TabId,
+    /// What follows from them.
+    pub part: RoutePart,
+    /// Rows of a block.
+    pub rows: i32,
+}
+
+/// Why no launch has a routing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RouteError {
+    /// There is no such expert.
+    #[error(
+        "token {token} goes to expert {expert}, and there are {experts}: name one of 0 to {}",
+        experts - 1
+    )]
+    Expert {
+        /// The token, of the world.
+        token: usize,
+        /// The expert.
+        expert: i32,
+        /// Experts of the world.
+        experts: i32,
+    },
+    /// A token has several rows in an expert.
+    #[error("token {token} goes to expert {expert} twice: name each expert once")]
+    Twice {
+        /// The token, of the world.
+        token: usize,
+        /// The expert.
+        expert: i32,
+    },
+    /// They take more blocks than there is room for.
+    #[error(transparent)]
+    Blocks(BlocksError),
+}
+
+/// A routing of all tokens of the world.
+#[derive(Clone, Copy, Debug)]
+pub struct Routing<'a> {
+    /// The experts of each token, one token after the other.
+    pub ids: &'a [i32],
+    /// Experts of a token.
+    pub slots: usize,
+    /// Experts of the world: as many on each rank.
+    pub experts: i32,
+    /// Ranks. Each has as many tokens as the first one, as long as there are some.
+    pub ranks: usize,
+    /// Rows of a block.
+    pub rows: i32,
+}
+
+impl Routing<'_> {
+    fn tokens(&self) -> usize {
+        self.ids.len() / self.slots.max(1)
+    }
+
+    /// Experts of a rank.
+    fn own(&self) -> usize {
+        (self.experts.max(0) as usize / self.ranks.max(1)).max(1)
+    }
+
+    /// Whether a launch can have it, if a rank has room for so many blocks.
+    ///
+    /// # Errors
+    /// [`RouteError`]: where a kernel ends with a fault.
+    pub fn check(&self, blocks: usize) -> Result<(), RouteError> {
+        for (token, experts) in self.ids.chunks_exact(self.slots.max(1)).enumerate() {
+            for (i, &expert) in experts.iter().enumerate() {
+                if !(0..self.experts).contains(&expert) {
+                    return Err(RouteError::Expert { token, expert, experts: self.experts });
+                }
+                if experts[..i].contains(&expert) {
+                    return Err(RouteError::Twice { token, expert });
+                }
+            }
+        }
+        for of_rank in self.counts().chunks(self.own()) {
+            let needed = needed(of_rank, self.rows);
+            if needed > blocks as i64 {
+                return Err(RouteError::Blocks(BlocksError::Capacity { needed, blocks }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of each expert of the world.
+    fn counts(&self) -> Vec<i32> {
+        let mut counts = vec![0; self.own() * self.ranks];
+        for id in self.ids {
+            if let Some(n) = usize::try_from(*id).ok().and_then(|id| counts.get_mut(id)) {
+                *n += 1;
+            }
+        }
+        counts
+    }
+
+    /// The first packed row of each expert on its rank.
+    fn first(&self) -> Vec<i32> {
+        let rows = self.rows.max(1);
+        let mut first = Vec::new();
+        for of_rank in self.counts().chunks(self.own()) {
+            let mut at = 0i32;
+            for n in of_rank {
+                first.push(at);
+                at += (n + rows - 1) / rows * rows;
+            }
+        }
+        first
+    }
+
+    /// A table of a rank, of so many entries, of a routing that [`Routing::check`] accepts; what it does not fill is 0.
+    pub fn table(&self, part: RoutePart, rank: usize, entries: usize) -> Vec<i32> {
+        if part == RoutePart::Counts {
+            let mut counts = self.counts().split_off(rank * self.own());
+            counts.resize(entries, 0);
+            return counts;
+        }
+        let own = self.own();
+        let mine = self.tokens().div_ceil(self.ranks.max(1));
+        let mut next = self.first();
+        let mut out = vec![0; entries];
+        for (i, id) in self.ids.iter().enumerate() {
+            let (token, expert) = (i / self.slots.max(1), usize::try_from(*id).unwrap_or(0));
+            let Some(row) = next.get_mut(expert) else { continue };
+            let (home, at) = (expert / own, *row);
+            *row += 1;
+            match part {
+                RoutePart::Sources if home == rank => {
+                    if let Some(entry) = out.get_mut(at as usize) {
+                        *entry = token as i32;
+                    }
+                }
+                RoutePart::Places if token / mine.max(1) == rank => {
+                    let entry = 2 * (i - rank * mine * self.slots);
+                    if let Some(entry) = out.get_mut(entry..entry + 2) {
+                        entry.copy_from_slice(&[home as i32, at]);
+                    }
+                }
+                _ => {}
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two ranks with three and two tokens, two experts each, blocks of 2 rows.
+    fn routing(ids: &[i32]) -> Routing<'_> {
+        Routing { ids, slots: 2, experts: 4, ranks: 2, rows: 2 }
+    }
+
+    #[test]
+    fn rows_are_by_token_and_blocks_are_packed() {
+        let r = routing(&[3, 1, 0, 1, 2, 1, 1, 3, 2, 0]);
+        assert_eq!(r.check(3), Ok(()));
+        assert_eq!(r.table(RoutePart::Counts, 0, 2), [2, 4]);
+        assert_eq!(r.table(RoutePart::Counts, 1, 2), [2, 2]);
+        assert_eq!(r.table(RoutePart::Sources, 0, 6), [1, 4, 0, 1, 2, 3]);
+        assert_eq!(r.table(RoutePart::Sources, 1, 6), [2, 4, 0, 3, 0, 0]);
+        assert_eq!(r.table(RoutePart::Places, 0, 12), [1, 2, 0, 2, 0, 0, 0, 3, 1, 0, 0, 4]);
+        // The second rank has a token less.
+        assert_eq!(r.table(RoutePart::Places, 1, 12), [0, 5, 1, 3, 1, 1, 0, 1, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn what_no_launch_can_have() {
+        let says =
+            |ids: &[i32], blocks| routing(ids).check(blocks).expect_err("no routing").to_string();
+        assert_eq!(
+            says(&[0, 1, 4, 0], 9),
+            "token 1 goes to expert 4, and there are 4: name one of 0 to 3"
+        );
+        assert!(says(&[0, -1], 9).contains("goes to expert -1"));
+        assert!(says(&[0, 1, 2, 2], 9).contains("token 1 goes to expert 2 twice"));
+        assert!(says(&[0, 1, 0, 1, 0, 1], 3).contains("take 4 blocks, and there is room for 3"));
+    }
+}

@@ -1,0 +1,261 @@
+//! Tokens that go to the ranks of their experts, and back as weighted sums.
+//!
+//! Every rank gets the experts of all tokens, and makes the same tables of them: rows of its experts, blocks, the token of each packed row, and
+//! where the rows of its own tokens are. Tokens are staged in symmetric memory, and rows pulled from there. Every write is where its block or
+//! its token is: tables only decide which memory is read.
+
+use super::grouped::{BLOCK, Blocks};
+use crate::ir::{
+    Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, Point, RoleKind, RoutePart, Routed,
+    Space, TabId, Table, TableSource, Tabulation, Var,
+};
+use crate::passes::{
+    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    shape::{
+        grouped::{Combine, Grouped, Route},
+        ranks::{block_rows, peer_at},
+    },
+};
+use mk_abi::DType;
+
+/// Rows that are staged at once, that are pulled at once, and tokens that are combined at once.
+const STAGED: i32 = 16;
+const PULLED: i32 = 16;
+const COMBINED: i32 = 8;
+
+/// A table in memory that follows from the routing, and the flow that says that it is there.
+#[derive(Clone, Copy)]
+struct Made {
+    table: TabId,
+    memory: BufId,
+    built: FlowId,
+}
+
+/// The experts of all tokens on every rank, and what follows from them.
+pub(super) struct Dispatch<'a> {
+    g: &'a Grouped,
+    route: &'a Route,
+    inputs: &'a [BufId],
+    /// The most tokens of a rank, and slots of each.
+    tokens: i32,
+    slots: i32,
+    /// Blocks of a rank.
+    count: i32,
+    ids: TabId,
+    all: BufId,
+    listed: FlowId,
+}
+
+/// The first elements of a dimension.
+fn whole(n: i32) -> (Expr, Expr) {
+    (Expr::Const(0), Expr::Const(n))
+}
+
+fn one(e: impl Into<Expr>) -> (Expr, Expr) {
+    (e.into(), 1.into())
+}
+
+impl<'a> Dispatch<'a> {
+    /// Every rank sends the experts of its tokens to all ranks.
+    pub fn new(
+        draft: &mut Draft,
+        g: &'a Grouped,
+        route: &'a Route,
+        inputs: &'a [BufId],
+    ) -> Dispatch<'a> {
+        let world = draft.world();
+        let ids = &g.params[g.counts];
+        let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
+        let table = draft.plan.tables.push(Table {
+            name: "ids".into(),
+            shape: vec![tokens as u32, slots as u32],
+            source: TableSource::Runtime { min: 0, max: route.experts - 1 },
+            stored: Some(inputs[g.counts]),
+            routed: None,
+        });
+        let shape = vec![ids.shape[0].value.into(), slots.into()];
+        let all = draft.buffer("ids_all", Space::Workspace, DType::I32, shape, None);
+        let own = draft.local(ids, 0, Var::RANK);
+        let peer = peer_at(Var::domain(0).into(), world);
+        let src = read(Operand::Src, inputs[g.counts], vec![(0.into(), own.clone()), whole(slots)]);
+        let to = vec![(Expr::from(Var::RANK) * tokens, own), whole(slots)];
+        let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
+        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+        let domain = vec![("p", world.into())];
+        let list = draft.family("ids", RoleKind::IntraComm, leaf, domain, vec![], [src, dst]);
+        let listed = Writer::new(list, Operand::Dst, vec![Var::RANK.into()]).on(peer);
+        let listed = draft.flow(Flow::new("listed", vec![world.into()], 1.into(), vec![listed]));
+        let count = g.products[0].out.widest(0, world) / BLOCK;
+        Dispatch { g, route, inputs, tokens, slots, count, ids: table, all, listed }
+    }
+
+    /// A table that one task makes of the experts of all tokens.
+    fn table(
+        &self,
+        draft: &mut Draft,
+        part: RoutePart,
+        source: TableSource,
+        shape: &[i32],
+    ) -> Made {
+        let (name, flow) = match part {
+            RoutePart::Counts => ("counts", "counted"),
+            RoutePart::Sources => ("sources", "sourced"),
+            RoutePart::Places => ("places", "placed"),
+        };
+        let extents = shape.iter().map(|n| Expr::from(*n)).collect();
+        let memory = draft.buffer(name, Space::Scratch, DType::I32, extents, None);
+        let table = draft.plan.tables.push(Table {
+            name: name.into(),
+            shape: shape.iter().map(|n| *n as u32).collect(),
+            source,
+            stored: Some(memory),
+            routed: Some(Routed { ids: self.ids, part, rows: BLOCK }),
+        });
+        let all = self.g.params[self.g.counts].shape[0].value;
+        let src = read(Operand::Src, self.all, vec![whole(all), whole(self.slots)]);
+        let each = Some(Each { var: "r".into(), extent: draft.world().into() });
+        let mut src = Source::behind(src, self.listed, vec![Var::EACH.into()]);
+        src.arrivals.iter_mut().for_each(|a| a.each = each.clone());
+        let dst = write(Operand::Dst, memory, shape.iter().map(|n| whole(*n)).collect());
+        let leaf = Leaf::Tabulate {
+            of: Tabulation::Route {
+                part,
+                experts: self.route.experts as u32,
+                ranks: draft.world() as u32,
+                rows: BLOCK as u32,
+                blocks: self.count as u32,
+            },
+        };
+        let touched = vec![src, dst.into()];
+        let domain = vec![("i", 1.into())];
+        let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
+        let built = Writer::new(family, Operand::Dst, vec![0.into()]);
+        let built = draft.flow(Flow::new(flow, vec![1.into()], 1.into(), vec![built]));
+        Made { table, memory, built }
+    }
+
+    /// Rows of each of the rank's experts: the table, its memory, and the flow that says that it is there.
+    pub fn counts(&self, draft: &mut Draft) -> (TabId, BufId, FlowId) {
+        let experts = self.route.experts / draft.world();
+        let max = self.g.params[self.g.counts].shape[0].value;
+        let source = TableSource::Runtime { min: 0, max };
+        let made = self.table(draft, RoutePart::Counts, source, &[experts]);
+        (made.table, made.memory, made.built)
+    }
+
+    /// Tokens go to symmetric memory, where every rank may read them.
+    fn stage(&self, draft: &mut Draft) -> (BufId, FlowId) {
+        let (world, x) = (draft.world(), &self.g.params[self.route.x]);
+        let wide = x.shape[1].value;
+        let shape = vec![self.tokens.into(), wide.into()];
+        let staged = draft.buffer("staged", Space::Workspace, x.dtype, shape, None);
+        let i = Expr::from(Var::domain(0));
+        let own = draft.local(x, 0, Var::RANK);
+        let region = vec![(i.clone() * STAGED, block_rows(own, i.clone(), STAGED)), whole(wide)];
+        let src = read(Operand::Src, self.inputs[self.route.x], region.clone());
+        let dst = write(Operand::Dst, staged, region);
+        let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: draft.copy_stages };
+        let pieces = (self.tokens + STAGED - 1) / STAGED;
+        let domain = vec![("i", pieces.into())];
+        let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
+        let (rank, each) = draft.nodes().everyone();
+        let there = Writer::new(stage, Operand::Dst, vec![Var::RANK.into(), i]);
+        let shape = vec![world.into(), pieces.into()];
+        let there = there.on_each(rank, each);
+        (staged, draft.flow(Flow::new("tokens", shape, 1.into(), vec![there])))
+    }
+
+    /// The rows of all blocks, from wherever their tokens are: where they are then, and the words of blocks.
+    pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> (BufId, FlowId) {
+        let (staged, there) = self.stage(draft);
+        let packed = self.count * BLOCK;
+        let max = self.g.params[self.g.counts].shape[0].value - 1;
+        let source = TableSource::Runtime { min: 0, max };
+        let sources = self.table(draft, RoutePart::Sources, source, &[packed]);
+        let x = &self.g.params[self.route.x];
+        let wide = x.shape[1].value;
+        let shape = vec![packed.into(), wide.into()];
+        let rows = draft.buffer("rows", Space::Scratch, x.dtype, shape, None);
+        let [b, p] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let count = Expr::Table(blocks.table, vec![b.clone(), 1.into()]);
+        let first = p.clone() * PULLED;
+        let row = b.clone() * BLOCK + first.clone();
+        let token = Expr::Table(sources.table, vec![row.clone() + Var::EACH]);
+        let (rank, token) = (token.clone() / self.tokens, token % self.tokens);
+        let src = Access {
+            rank: rank.clone(),
+            each: Some(Each { var: "q".into(), extent: PULLED.into() }),
+            when: Some((first + Var::EACH).lt(count.clone())),
+            ..read(Operand::Src, staged, vec![one(token.clone()), whole(wide)])
+        };
+        let entry = read(Operand::Tab, blocks.memory, vec![one(b.clone()), whole(2)]);
+        let tokens = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(PULLED))]);
+        let region = vec![(row, block_rows(count, p, PULLED)), whole(wide)];
+        let touched = vec![
+            Source::behind(entry, blocks.built, vec![0.into()]),
+            Source::behind(tokens, sources.built, vec![0.into()]),
+            Source::behind(src, there, vec![rank, token / STAGED]),
+            write(Operand::Dst, rows, region).into(),
+        ];
+        let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: draft.copy_stages };
+        let domain = vec![("b", self.count.into()), ("p", (BLOCK / PULLED).into())];
+        let pull = draft.family("pull", RoleKind::IntraComm, leaf, domain, vec![], touched);
+        // Of pieces without rows, too: so many words for every block.
+        let arrived = Writer::new(pull, Operand::Dst, vec![b]);
+        let shape = vec![self.count.into()];
+        let pieces = (BLOCK / PULLED).into();
+        (rows, draft.flow(Flow::new("arrived", shape, pieces, vec![arrived])))
+    }
+
+    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a product that writes `y`, and has so
+    /// many tiles of a block.
+    pub fn combine(
+        &self,
+        draft: &mut Draft,
+        combine: &Combine,
+        blocks: Blocks,
+        (y, made, tiles): (BufId, FamId, i32),
+        out: BufId,
+    ) {
+        let world = draft.world();
+        let word = vec![Var::RANK.into(), Var::domain(0).into()];
+        let (rank, each) = draft.nodes().everyone();
+        let done = Writer::new(made, Operand::C, word).on_each(rank, each);
+        let shape = vec![world.into(), self.count.into()];
+        let done = draft.flow(Flow::new("done", shape, tiles.into(), vec![done]));
+        let source = TableSource::Places { of: blocks.table };
+        let shape = [self.tokens, self.slots, 2];
+        let places = self.table(draft, RoutePart::Places, source, &shape);
+        let i = Expr::from(Var::domain(0));
+        let token = i.clone() * COMBINED + Var::INNER;
+        let own = draft.local(&combine.out, 0, Var::RANK);
+        let exists = Some(token.clone().lt(own));
+        let each = Some(Each { var: "j".into(), extent: self.slots.into() });
+        let place = |part: i32| {
+            Expr::Table(places.table, vec![token.clone(), Var::EACH.into(), part.into()])
+        };
+        let wide = whole(combine.out.shape[1].value);
+        let inner = |access: Access| Access { at: Point::Inner, when: exists.clone(), ..access };
+        let src = Access {
+            rank: place(0),
+            each: each.clone(),
+            ..inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()]))
+        };
+        let weight = vec![one(token.clone()), one(Var::EACH)];
+        let factor =
+            Access { each, ..inner(read(Operand::W, self.inputs[combine.weights], weight)) };
+        let dst = inner(write(Operand::Dst, out, vec![one(token.clone()), wide]));
+        let rows = (i.clone() * COMBINED, block_rows(self.tokens.into(), i, COMBINED));
+        let entries = read(Operand::Tab, places.memory, vec![rows, whole(self.slots), whole(2)]);
+        let touched = vec![
+            Source::behind(entries, places.built, vec![0.into()]),
+            Source::behind(src, done, vec![place(0), place(1) / BLOCK]),
+            factor.into(),
+            dst.into(),
+        ];
+        let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+        let domain = vec![("i", ((self.tokens + COMBINED - 1) / COMBINED).into())];
+        let family = draft.family("combine", RoleKind::IntraComm, leaf, domain, vec![], touched);
+        draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));
+    }
+}

@@ -1,0 +1,346 @@
+//! Tokens to the ranks of their experts and back: plans, proofs, what becomes of them without an edge, and numbers on the executor.
+
+use mk_codegen::{
+    emit,
+    ir::{BufId, Plan, RoutePart, Routing, Space, TabId, TableSource},
+    passes::{LowerError, compile},
+    settings::{self, Config},
+    sim::{self, Callbacks, Options},
+    valid,
+};
+use mk_syntax::{Bound, Program};
+use std::collections::BTreeMap;
+
+const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w: bf16[E, H, N] @ shard(0)) {
+    dispatch(x, ids, capacity = R) -> grouped_gemm(w)
+}";
+const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids, capacity = R) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}";
+
+/// Sizes of a run: tokens, slots, experts and blocks of a rank; on so many ranks.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    source: &'static str,
+    ranks: usize,
+    tokens: usize,
+    slots: usize,
+    experts: usize,
+    blocks: usize,
+}
+
+const H: usize = 24;
+const N: usize = 40;
+const F: usize = 16;
+
+impl Case {
+    fn dims(&self) -> BTreeMap<String, u64> {
+        let rows = self.blocks * self.ranks * 128;
+        let all = [
+            ("T", self.tokens),
+            ("K", self.slots),
+            ("E", self.experts),
+            ("R", rows),
+            ("H", H),
+            ("N", N),
+            ("F", F),
+        ];
+        all.iter().map(|(name, n)| (name.to_string(), *n as u64)).collect()
+    }
+
+    fn bound(&self) -> (Program, Bound) {
+        let program = Program::parse(self.source).unwrap_or_else(|e| panic!("{e}"));
+        let has = |name: &String| program.symbol(name).is_some();
+        let dims = self.dims().into_iter().filter(|(name, _)| has(name)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+        (program, bound)
+    }
+
+    fn plan(&self, set: &str) -> Result<Plan, LowerError> {
+        let (program, bound) = self.bound();
+        let mut config = Config { ranks: self.ranks as u32, ..Config::default() };
+        settings::read(&mut config, set).expect("settings");
+        compile(&program, &bound, &config).map(|(plan, _)| plan)
+    }
+
+    /// Tokens of a rank.
+    fn own(&self, rank: usize) -> std::ops::Range<usize> {
+        let most = self.tokens.div_ceil(self.ranks);
+        (rank * most).min(self.tokens)..((rank + 1) * most).min(self.tokens)
+    }
+
+    /// The experts of a token.
+    fn route(&self, form: usize, epoch: i64, token: usize) -> Vec<i32> {
+        let mix = number(epoch as u64 * 7919 + 13, token) as usize;
+        let first = match (form + epoch as usize) % 4 {
+            // By turns, all the same ones, half of them never, any.
+            0 => token * self.slots,
+            1 => epoch as usize,
+            2 => mix % (self.experts / 2).max(1),
+            _ => mix,
+        };
+        (0..self.slots).map(|j| ((first + j) % self.experts) as i32).collect()
+    }
+
+    fn routes(&self, form: usize, epoch: i64, tokens: std::ops::Range<usize>) -> Vec<i32> {
+        tokens.flat_map(|t| self.route(form, epoch, t)).collect()
+    }
+}
+
+/// A number for an element.
+fn number(seed: u64, i: usize) -> u64 {
+    let mut x =
+        seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (i as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x ^= x >> 31;
+    x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x >> 40
+}
+
+/// Small, and a multiple of a power of two.
+fn value(seed: u64, i: usize) -> f32 {
+    (number(seed, i) % 17) as f32 / 8.0 - 1.0
+}
+
+type Given = BTreeMap<(i64, usize, String), Vec<f32>>;
+
+/// Runs launches of a plan whose routing changes: what ranks were given, and what they have then.
+fn run(
+    case: &Case,
+    plan: &Plan,
+    schedule: sim::Schedule,
+    ids: &dyn Fn(i64, usize) -> Vec<i32>,
+) -> Result<(Given, Given), String> {
+    let (mut given, mut found) = (Given::new(), Given::new());
+    let name = |id: BufId| plan.buffers[id].name.clone();
+    let input = |epoch: i64, rank: usize, id: BufId, shape: &[usize]| -> Vec<f32> {
+        let seed = (epoch as u64) << 32 ^ (rank as u64) << 16 ^ id.to_string().as_bytes()[3] as u64;
+        let values: Vec<f32> = match name(id).as_str() {
+            "ids" => ids(epoch, rank).into_iter().map(|id| id as f32).collect(),
+            _ => (0..shape.iter().product()).map(|i| value(seed, i)).collect(),
+        };
+        given.insert((epoch, rank, name(id)), values.clone());
+        values
+    };
+    let table = |_: i64, _: usize, id: TabId| panic!("{id} is the caller's tensor, or made of it");
+    let output = |epoch: i64, rank: usize, id: BufId, _: &[usize], values: &[f32]| {
+        found.insert((epoch, rank, name(id)), values.to_vec());
+    };
+    let options = Options { schedule, seed: 7, launches: 4, check: true, ..Options::default() };
+    sim::run(plan, &mut Callbacks { input, table, output }, &options).map_err(|e| e.to_string())?;
+    assert_eq!(found.len(), 4 * case.ranks);
+    Ok((given, found))
+}
+
+/// A row through its expert, and for each sum that of its summands' sizes.
+fn product(x: &[f64], w: &[f32], e: usize, columns: usize) -> Vec<(f64, f64)> {
+    let at = |k: usize, j: usize| f64::from(w[(e * x.len() + k) * columns + j]);
+    let sum = |j: usize| {
+        let terms = x.iter().enumerate().map(|(k, x)| x * at(k, j));
+        terms.fold((0.0, 0.0), |(sum, size), x: f64| (sum + x, size + x.abs()))
+    };
+    (0..columns).map(sum).collect()
+}
+
+/// Compares every launch and rank with sums in f64.
+fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
+    let plan = case.plan("").unwrap_or_else(|e| panic!("{case:?}: {e}"));
+    let ids = |epoch: i64, rank: usize| case.routes(form, epoch, case.own(rank));
+    for schedule in schedules {
+        let ran = run(case, &plan, *schedule, &ids);
+        let (given, found) = ran.unwrap_or_else(|e| panic!("{case:?} under {schedule}: {e}"));
+        for ((epoch, rank, _), values) in &found {
+            let of = |rank: usize, name: &str| &given[&(*epoch, rank, name.to_string())];
+            let most = case.tokens.div_ceil(case.ranks);
+            let own = case.experts / case.ranks;
+            let x = |t: usize| -> Vec<f64> {
+                let row = &of(t / most, "x")[t % most * H..][..H];
+                row.iter().map(|x| f64::from(*x)).collect()
+            };
+            let near = |got: f32, (want, size): (f64, f64), what: String| {
+                let off = (f64::from(got) - want).abs();
+                assert!(off <= size / 128.0 + 1e-3, "{case:?} {what}: {got}, not {want}");
+            };
+            if case.source == LAYER {
+                assert_eq!(values.len(), case.own(*rank).len() * H);
+                for (i, t) in case.own(*rank).enumerate() {
+                    let mut sum = vec![(0.0, 0.0); H];
+                    for (j, e) in case.route(form, *epoch, t).into_iter().enumerate() {
+                        let (home, e) = (e as usize / own, e as usize % own);
+                        let h = product(&x(t), of(home, "w1"), e, 2 * F);
+                        let (gate, up) = h.split_at(F);
+                        let gated = |((g, _), (u, _)): (&(f64, f64), &(f64, f64))| {
+                            g / (1.0 + (-g).exp()) * u
+                        };
+                        let h: Vec<f64> = gate.iter().zip(up).map(gated).collect();
+                        let weight = f64::from(of(*rank, "gate")[i * case.slots + j]);
+                        for (sum, y) in sum.iter_mut().zip(product(&h, of(home, "w2"), e, H)) {
+                            *sum = (sum.0 + weight * y.0, sum.1 + (weight * y.1).abs());
+                        }
+                    }
+                    for (c, want) in sum.into_iter().enumerate() {
+                        near(values[i * H + c], want, format!("token {t}, column {c}"));
+                    }
+                }
+                continue;
+            }
+            // Packed rows of the rank, in the order of experts and tokens.
+            let mut at = 0;
+            let mut written = vec![false; case.blocks * 128];
+            for e in 0..own {
+                for t in 0..case.tokens {
+                    if !case.route(form, *epoch, t).contains(&((rank * own + e) as i32)) {
+                        continue;
+                    }
+                    for (c, want) in product(&x(t), of(*rank, "w"), e, N).into_iter().enumerate() {
+                        near(values[at * N + c], want, format!("row {at}, column {c}"));
+                    }
+                    written[at] = true;
+                    at += 1;
+                }
+                at = at.next_multiple_of(128);
+            }
+            for (row, _) in written.iter().enumerate().filter(|(_, written)| !**written) {
+                let untouched = values[row * N..][..N].iter().all(|x| x.is_nan());
+                assert!(untouched, "row {row} of nobody is written");
+            }
+        }
+    }
+}
+
+const SMALL: Case = Case { source: LAYER, ranks: 2, tokens: 42, slots: 2, experts: 4, blocks: 2 };
+
+#[test]
+fn texts() {
+    for (name, case) in
+        [("dispatch_alone", Case { source: DISPATCH, ..SMALL }), ("dispatch_layer", SMALL)]
+    {
+        let plan = case.plan("").unwrap_or_else(|e| panic!("{name}: {e}"));
+        let text = plan.to_string();
+        assert_eq!(text.parse::<Plan>().as_ref(), Ok(&plan), "{name}");
+        assert_eq!(Plan::from_json(&plan.to_json().expect("JSON")).expect("a plan"), plan);
+        insta::assert_snapshot!(name, text);
+        let refused = emit::emit(&plan).expect_err("no kernel so far").to_string();
+        assert!(refused.contains("no template"), "{refused}");
+    }
+}
+
+#[test]
+fn numbers() {
+    let two = [sim::Schedule::Random, sim::Schedule::Reversed];
+    for (i, ranks) in [1, 2, 3, 4, 8].into_iter().enumerate() {
+        for (source, slots) in [(DISPATCH, [1, 2, 8][i % 3]), (LAYER, [2, 1, 8][i % 3])] {
+            let experts = ranks * 8usize.div_ceil(ranks);
+            // Ranks have unequally many tokens.
+            let tokens = 18 * ranks + 1;
+            let most = tokens * slots.min(experts / ranks);
+            let blocks = (most + experts / ranks * 127) / 128;
+            right(&Case { source, ranks, tokens, slots, experts, blocks }, i, &two);
+        }
+    }
+    right(&SMALL, 3, &sim::Schedule::all(2));
+}
+
+/// Every wait, every post and every look-up is needed, but two waits.
+#[test]
+fn nothing_can_be_left_out() {
+    let plan = Case { tokens: 20, slots: 1, experts: 2, blocks: 1, ..SMALL }.plan("");
+    let plan = plan.expect("a plan");
+    let mut kept = Vec::new();
+    let mut n = 0;
+    for (id, f) in plan.families.iter() {
+        let mut without = |what: String, change: &dyn Fn(&mut Plan)| {
+            let mut less = plan.clone();
+            change(&mut less);
+            n += 1;
+            if valid::verify(&less).is_ok() {
+                kept.push(format!("{}: {what}", f.name));
+            }
+        };
+        for i in 0..f.waits.len() {
+            let name = &plan.signals[f.waits[i].signal].name;
+            without(format!("wait {name}"), &|p| drop(p.families[id].waits.remove(i)));
+        }
+        for i in 0..f.posts.len() {
+            let name = &plan.signals[f.posts[i].signal].name;
+            without(format!("post {name}"), &|p| drop(p.families[id].posts.remove(i)));
+        }
+        for i in (0..f.accesses.len()).filter(|i| f.accesses[*i].operand.name() == "tab") {
+            without("tab".into(), &|p| drop(p.families[id].accesses.remove(i)));
+        }
+    }
+    // Rows arrive behind the table that they are pulled by, and a product that looks that up waits for it nevertheless: once. Before `y` is written
+    // all ranks have entered, as tokens of all of them are there.
+    assert_eq!(kept, ["gemm1: wait built", "gemm2: wait entered"], "of {n}");
+    assert_eq!(n, 31);
+}
+
+/// Routings that no launch can have end it, with what is wrong.
+#[test]
+fn what_no_launch_can_have() {
+    let case = Case { tokens: 300, slots: 2, experts: 4, blocks: 4, ..SMALL };
+    let plan = case.plan("").expect("a plan");
+    let says = |change: &dyn Fn(usize, &mut Vec<i32>)| {
+        let ids = |epoch: i64, rank: usize| {
+            let mut ids = case.routes(0, 4 * epoch, case.own(rank));
+            change(rank, &mut ids);
+            ids
+        };
+        let ran = run(&case, &plan, sim::Schedule::Random, &ids);
+        ran.map_or_else(|e| e, |_| "a launch".into())
+    };
+    assert_eq!(says(&|_, _| ()), "a launch");
+    let changes: [(&str, &dyn Fn(usize, &mut Vec<i32>)); 4] = [
+        ("token 150 goes to expert 4, and there are 4", &|rank: usize, ids: &mut Vec<i32>| {
+            if rank == 1 {
+                ids[0] = 4;
+            }
+        }),
+        ("goes to expert -1", &|_, ids| ids[7] = -1),
+        ("token 3 goes to expert 1 twice", &|_, ids| ids[6..8].fill(1)),
+        ("take 6 blocks, and there is room for 4", &|_, ids| {
+            ids.chunks_mut(2).for_each(|two| two.copy_from_slice(&[0, 1]));
+        }),
+    ];
+    for (text, change) in changes {
+        let said = says(change);
+        assert!(said.contains(text), "{said}");
+    }
+}
+
+#[test]
+fn what_has_no_kernel_is_refused() {
+    let says = |case: Case| case.plan("").map_or_else(|e| e.to_string(), |_| "a plan".into());
+    for (text, case) in [
+        ("4 experts over 3 ranks", Case { ranks: 3, ..SMALL }),
+        ("a capacity of 1 blocks a rank, for 2 experts", Case { blocks: 1, ..SMALL }),
+        ("8 experts of each token, of 4", Case { slots: 8, ..SMALL }),
+    ] {
+        let said = says(case);
+        assert!(said.contains(text), "{said}");
+    }
+}
+
+/// Samples for proofs need not be of one routing, and a launch's tables are.
+#[test]
+fn tables_follow_from_one_routing() {
+    let plan = SMALL.plan("").expect("a plan");
+    let parts: Vec<_> = plan.tables.values().filter_map(|t| t.routed).map(|r| r.part).collect();
+    assert_eq!(parts, [RoutePart::Counts, RoutePart::Sources, RoutePart::Places]);
+    let runtime = |t: &&mk_codegen::ir::Table| matches!(t.source, TableSource::Runtime { .. });
+    assert_eq!(plan.tables.values().filter(runtime).count(), 3);
+    assert!(plan.buffers.values().any(|b| b.name == "y" && b.space == Space::Workspace));
+    let ids = SMALL.routes(0, 1, 0..42);
+    let routing = Routing { ids: &ids, slots: 2, experts: 4, ranks: 2, rows: 128 };
+    assert_eq!(routing.check(2), Ok(()));
+}
+
+/// Bind: plan and proof of many tokens and experts.
+#[test]
+fn many_experts() {
+    let case =
+        Case { source: DISPATCH, ranks: 8, tokens: 8 * 256, slots: 8, experts: 128, blocks: 32 };
+    let begin = std::time::Instant::now();
+    let plan = case.plan("").unwrap_or_else(|e| panic!("{e}"));
+    println!("{} families, {:.2} s", plan.families.len(), begin.elapsed().as_secs_f64());
+}

@@ -1,0 +1,139 @@
+//! `dispatch(x, ids, capacity = R)` and `combine(weights)`: tokens go to the ranks of their experts, as ragged rows, and come back as weighted
+//! sums.
+
+use super::chain::Call;
+use super::{Checker, Id, Shape, State, Ty, Value, Wanted};
+use crate::ast::{ArgValue, Operand};
+use crate::messages;
+use crate::program::{DType, Op, Placement};
+
+impl<'a> Checker<'a, '_> {
+    /// `x -> dispatch(ids, capacity = R)`.
+    pub(super) fn dispatch(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let operand = call.args.operand(self.sink);
+        let capacity = call.args.key("capacity");
+        call.args.finish(self.sink);
+        let op = call.op.span;
+        let rows = match capacity.map(|arg| (arg.span, &arg.value)) {
+            Some((_, ArgValue::Int(n))) => Some(self.dims.lit(n.value)),
+            Some((_, ArgValue::Name(Operand { word, transposed: None }))) => {
+                Some(self.dims.sym(word.text))
+            }
+            Some((span, _)) => {
+                self.sink.push(span, messages::dispatch_capacity());
+                None
+            }
+            None => {
+                self.sink.push(op, messages::dispatch_capacity());
+                None
+            }
+        };
+        let operand = operand?;
+        let Some(x) = call.input else {
+            self.touch(operand);
+            return None;
+        };
+        let placement = x.ty.placement.clone();
+        let wanted = Wanted { dtype: DType::I32, shape: Shape::Fresh(2), placement };
+        let ids = self.value(operand, wanted)?;
+        let (n_before, at) = (self.sink.len(), operand.word.span);
+        let [tokens, columns] = x.ty.dims[..] else {
+            let shape = self.show_dims(&x.ty.dims);
+            self.sink.push(op, messages::dispatch_rank(&x.label, &shape));
+            return None;
+        };
+        if matches!(x.ty.dtype, DType::F32 | DType::I32) {
+            self.sink.push(op, messages::grouped_dtype(&x.label));
+        }
+        if x.ty.placement.iter().any(|p| *p != Placement::Shard(0)) {
+            let found = self.mesh.show_all(&x.ty.placement);
+            self.sink.push(op, messages::dispatch_placement(&x.label, &found));
+        } else if ids.ty.placement != x.ty.placement {
+            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
+            let (want, found) = (show(&x), show(&ids));
+            self.sink.push(at, messages::beside_tokens("dispatch", &want, &ids.label, &found));
+        }
+        match ids.ty.dims[..] {
+            [of_ids, _] if ids.ty.dtype == DType::I32 => {
+                if !self.dims.unify(tokens, of_ids) {
+                    let (want, found) = (self.dims.show(tokens), self.dims.show(of_ids));
+                    self.sink.push(at, messages::route_tokens(&want, &ids.label, &found));
+                }
+            }
+            _ => {
+                let found = self.show(&ids.ty);
+                self.sink.push(at, messages::dispatch_ids(&ids.label, &found));
+            }
+        }
+        if !matches!(ids.id, Id::Param(_)) {
+            self.sink.push(at, messages::ragged_counts_made(&ids.label));
+        }
+        let rows = rows.filter(|_| self.sink.len() == n_before)?;
+        let ty = Ty { dtype: x.ty.dtype, dims: vec![rows, columns], placement: x.ty.placement };
+        let value = self.push(Op::Dispatch, vec![x.id, ids.id], ty, x.gathered);
+        Some(self.keep_ragged(value, ids.id))
+    }
+
+    /// `y -> combine(weights)`.
+    pub(super) fn combine(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let operand = call.args.operand(self.sink);
+        call.args.finish(self.sink);
+        let (operand, op) = (operand?, call.op.span);
+        let Some(y) = call.input else {
+            self.touch(operand);
+            return None;
+        };
+        let route = y.ragged.and_then(|id| Some((id, self.route(id)?)));
+        let Some((ids, [tokens, slots])) = route else {
+            self.touch(operand);
+            self.sink.push(op, messages::combine_of(&y.label));
+            return None;
+        };
+        let placement = y.ty.placement.clone();
+        let wanted = Wanted { dtype: DType::F32, shape: Shape::Fresh(2), placement };
+        let weights = self.value(operand, wanted)?;
+        let (n_before, at) = (self.sink.len(), operand.word.span);
+        let [_, columns] = y.ty.dims[..] else {
+            let shape = self.show_dims(&y.ty.dims);
+            self.sink.push(op, messages::dispatch_rank(&y.label, &shape));
+            return None;
+        };
+        if matches!(y.ty.dtype, DType::F32 | DType::I32) {
+            self.sink.push(op, messages::grouped_dtype(&y.label));
+        }
+        match weights.ty.dims[..] {
+            [t, k] if weights.ty.dtype == DType::F32 => {
+                for (want, found) in [(tokens, t), (slots, k)] {
+                    if !self.dims.unify(want, found) {
+                        let (want, found) = (self.dims.show(want), self.dims.show(found));
+                        self.sink.push(at, messages::route_tokens(&want, &weights.label, &found));
+                    }
+                }
+            }
+            _ => {
+                let found = self.show(&weights.ty);
+                self.sink.push(at, messages::combine_weights(&weights.label, &found));
+            }
+        }
+        if weights.ty.placement != y.ty.placement && self.sink.len() == n_before {
+            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
+            let (want, found) = (show(&y), show(&weights));
+            self.sink.push(at, messages::beside_tokens("combine", &want, &weights.label, &found));
+        }
+        if !matches!(weights.id, Id::Param(_)) {
+            self.sink.push(at, messages::ragged_counts_made(&weights.label));
+        }
+        if self.sink.len() != n_before {
+            return None;
+        }
+        let ty = Ty { dtype: y.ty.dtype, dims: vec![tokens, columns], placement: y.ty.placement };
+        Some(self.push(Op::Combine, vec![y.id, ids, weights.id], ty, y.gathered))
+    }
+
+    /// Tokens and slots of the experts that say whose rows are whose; `None` for counts.
+    pub(super) fn route(&self, id: Id) -> Option<[super::Term; 2]> {
+        let Id::Param(i) = id else { return None };
+        let State::Known(ty) = &self.params[i].state else { return None };
+        <[_; 2]>::try_from(ty.dims.as_slice()).ok()
+    }
+}

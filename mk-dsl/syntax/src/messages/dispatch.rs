@@ -1,0 +1,63 @@
+//! Messages of `dispatch` and `combine`.
+
+use super::text;
+use crate::diag::Text;
+use crate::program::RAGGED_BLOCK;
+
+pub(crate) fn dispatch_capacity() -> Text {
+    text(
+        "`dispatch` needs to know for how many rows there is room",
+        format!(
+            "write `dispatch(x, ids, capacity = R)`: rows of all ranks together, whole blocks of {RAGGED_BLOCK} on each"
+        ),
+    )
+}
+
+pub(crate) fn dispatch_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("tokens are `[T, H]`, and {name} is `{shape}`"),
+        "give it two dimensions: tokens and columns",
+    )
+}
+
+pub(crate) fn dispatch_placement(name: &str, found: &str) -> Text {
+    text(
+        format!("`dispatch` sends each rank's own tokens, and {name} is `{found}`"),
+        "declare it `@ shard(0)`",
+    )
+}
+
+pub(crate) fn beside_tokens(op: &str, wanted: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`{op}` needs {name} as `{wanted}`, like the tokens, and it is `{found}`"),
+        format!("declare {name} `@ {wanted}`"),
+    )
+}
+
+pub(crate) fn dispatch_ids(name: &str, found: &str) -> Text {
+    text(
+        format!("`dispatch` needs the experts of each token, and {name} is `{found}`"),
+        "declare it `i32[T, K]`",
+    )
+}
+
+pub(crate) fn combine_weights(name: &str, found: &str) -> Text {
+    text(
+        format!("`combine` needs a weight for each expert of a token, and {name} is `{found}`"),
+        "declare it `f32[T, K]`",
+    )
+}
+
+pub(crate) fn route_tokens(wanted: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("a route needs `{wanted}` in {name}, and it has `{found}`"),
+        "tokens are `[T, H]`, and their experts and weights `[T, K]`",
+    )
+}
+
+pub(crate) fn combine_of(name: &str) -> Text {
+    text(
+        format!("`combine` brings back what was dispatched, and {name} was not"),
+        "write `dispatch(x, ids, capacity = R) -> grouped_gemm(w) -> combine(weights)`",
+    )
+}
