@@ -13,6 +13,7 @@ import pathlib
 import sys
 import time
 
+import plot
 import shapes as table
 import summary
 
@@ -32,6 +33,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, help="begin no shape later than that")
     parser.add_argument("--progress", action="store_true", help="a line for each shape, on stderr")
     parser.add_argument("--json", type=pathlib.Path, help="where the result goes")
+    parser.add_argument("--svg", type=pathlib.Path, help="where a picture of it goes")
     args = parser.parse_args()
     if args.rounds < 1 or args.count < 1 or args.rows[0] < 1 or args.rows[0] > args.rows[1]:
         parser.error("--rounds and --count are at least 1, and --rows two numbers in order")
@@ -72,6 +74,9 @@ def main():
     }
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
+    picture = plot.svg(result)
+    if args.svg and picture:
+        args.svg.write_text(picture)
     print(summary.text(result), flush=True)
     wrong = summary.wrong(result)
     print("\n".join(wrong) if wrong else f"every result of mk is right; {result['seconds']} s", flush=True)

@@ -3,9 +3,11 @@
 import pathlib
 import sys
 import unittest
+import xml.etree.ElementTree
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+import plot  # noqa: E402
 import shapes as table  # noqa: E402
 import summary  # noqa: E402
 
@@ -14,7 +16,8 @@ def row(m, torch_ms, mk_ms, good=True):
     def timed(name, ms):
         return {"name": name, "ms": ms, "good": good, "error": 1e-3, "tile_error": 2e-3}
 
-    return {"shape": f"{m}x64x64", "m": m, "results": [timed("torch", torch_ms), timed("mk", mk_ms)], "missing": []}
+    ours = timed("mk", mk_ms) | {"settings": {"settings": {"block": "128x128x64"}}}
+    return {"shape": f"{m}x64x64", "m": m, "results": [timed("torch", torch_ms), ours], "missing": []}
 
 
 class Shapes(unittest.TestCase):
@@ -51,6 +54,18 @@ class Figures(unittest.TestCase):
         self.assertEqual((f["worst"], f["worst_shape"]), (0.5, "512x64x64"))
         self.assertAlmostEqual(f["p5"], 0.55)
         self.assertTrue(any("WRONG" in line for line in summary.wrong({"rows": rows})[:1]))
+
+    def test_a_picture_has_a_dot_for_each_ratio(self):
+        rows = [row(16, 2.0, 1.0), row(512, 1.0, 9.0), row(8, 9.0, 1.0, good=False)]
+        result = {"op": "product", "seed": 1, "date": "2026-11-25", "machine": {"gpu": "a GPU"}, "rows": rows}
+        text = plot.svg(result)
+        root = xml.etree.ElementTree.fromstring(text)
+        dots = [e for e in root.iter() if e.tag.endswith("circle")]
+        self.assertEqual(len(dots), 2)
+        bottom = plot.TOP + plot.HEIGHT
+        self.assertEqual([float(d.get("cy")) for d in dots], [plot.TOP, bottom])
+        self.assertIn("512x64x64: 0.11; block=128x128x64", text)
+        self.assertIsNone(plot.svg(result | {"rows": rows[2:]}))
 
 
 if __name__ == "__main__":

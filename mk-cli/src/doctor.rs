@@ -68,6 +68,7 @@ fn gpu(gpu: &Gpu) -> Value {
         "virtual_memory": gpu.virtual_memory,
         "posix_handles": gpu.posix_handles,
         "card_access": gpu.card_access,
+        "near_cards": gpu.near_cards,
     })
 }
 

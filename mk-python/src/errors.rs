@@ -130,7 +130,6 @@ fn class(error: &RuntimeError) -> Class {
         | RuntimeError::NoSuchDevice { .. }
         | RuntimeError::NoPeerAccess { .. }
         | RuntimeError::SameDevice { .. }
-        | RuntimeError::SeveralHosts { .. }
         | RuntimeError::SmBudget { .. }
         | RuntimeError::System { .. }
         | RuntimeError::LaunchBlocking
@@ -143,6 +142,8 @@ fn class(error: &RuntimeError) -> Class {
         | RuntimeError::MixedCapture { .. }
         | RuntimeError::Shape { .. } => Class::Argument,
         RuntimeError::Environment { .. }
+        | RuntimeError::Variable { .. }
+        | RuntimeError::SeveralHosts { .. }
         | RuntimeError::Rendezvous { .. }
         | RuntimeError::PeerGone { .. }
         | RuntimeError::PeerSilent { .. }

@@ -100,8 +100,10 @@ impl World {
     /// ``device``, by default ``torch.cuda.current_device()``: set it before. ``timeout_s`` bounds the wait for the other
     /// ranks.
     ///
-    /// Raises RendezvousError if torch.distributed is not initialised or a rank does not come in time, DeviceError for
-    /// GPUs that cannot work together.
+    /// Ranks may be on several hosts, neighbours together: all hosts then need the same token (MK_TOKEN_FILE), and have a network in common.
+    ///
+    /// Raises RendezvousError if torch.distributed is not initialised, a rank does not come in time, or hosts do not fit together,
+    /// DeviceError for GPUs that cannot work together.
     #[staticmethod]
     #[pyo3(signature = (store=None, *, group=None, device=None, timeout_s=600.0))]
     fn from_torch(
@@ -166,7 +168,8 @@ impl World {
         Ok(World { place: Place::Gpus(world) })
     }
 
-    /// One process per GPU, found through torchrun's environment variables, without torch.distributed. Collective.
+    /// One process per GPU, found through the environment variables of torchrun, srun, mpirun or one's own, without torch.distributed, on one
+    /// host or several. Collective.
     ///
     /// Raises RendezvousError or DeviceError.
     #[staticmethod]

@@ -5,9 +5,10 @@ use crate::error::Error;
 use crate::fabrics;
 pub use crate::fabrics::{Card, Fabric};
 use crate::jit::{self, JitOptions, NvrtcVersion};
+use crate::net::NetOptions;
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute as P2p, CUdevice_attribute as Attr};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct Gpu {
     pub posix_handles: bool,
     /// How network cards reach its memory: `dmabuf`, `nvidia_peermem`, or why they do not.
     pub card_access: String,
+    /// The cards that are nearest to it on the bus.
+    pub near_cards: Vec<String>,
 }
 
 /// How one GPU reaches another's memory.
@@ -82,17 +85,21 @@ pub struct Doctor {
     pub missing: Vec<Missing>,
 }
 
+/// What [`Gpu::card_access`] says where cards reach its memory.
+const REACHED: [&str; 2] = ["dmabuf", "nvidia_peermem"];
+
 impl Doctor {
     /// Looks. Writes a file in the kernel cache and removes it.
     pub fn examine(options: &JitOptions) -> Doctor {
         let driver = driver::version();
         let mut missing = Vec::new();
         let mut lack = |what: String, needed_for| missing.push(Missing { what, needed_for });
+        let cards = fabrics::cards();
         let gpus = match driver::device_count() {
             Ok(count) => {
                 let mut gpus = Vec::new();
                 for ordinal in 0..count {
-                    match gpu(ordinal) {
+                    match gpu(ordinal, &cards) {
                         Ok(gpu) => gpus.push(gpu),
                         Err(e) => lack(format!("GPU {ordinal}: {e}"), "running kernels on it"),
                     }
@@ -119,11 +126,26 @@ impl Doctor {
         if let Err(error) = &cache {
             lack(error.to_string(), "keeping compiled kernels and tuning results");
         }
-        let (fabrics, cards) = (fabrics::fabrics(), fabrics::cards());
+        let fabrics = fabrics::fabrics();
         for fabric in &fabrics {
             if let Err(error) = &fabric.state {
                 lack(error.to_string(), "a network between nodes");
             }
+        }
+        let most = NetOptions::default().arena_bytes;
+        if let Some(bytes) = fabrics::locked_memory().filter(|b| *b < most && !cards.is_empty()) {
+            let what = format!(
+                "{bytes} bytes may be locked for cards, and a net arena has {most}: raise `ulimit -l`, or LimitMEMLOCK= of a service"
+            );
+            lack(what, "a network between nodes");
+        }
+        for gpu in gpus.iter().filter(|g| !cards.is_empty() && !REACHED.contains(&&*g.card_access))
+        {
+            let what = format!("GPU {}: {}", gpu.ordinal, gpu.card_access);
+            lack(
+                what,
+                "cards that read and write a GPU's memory; pinned memory of the host serves",
+            );
         }
         Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache, fabrics, cards, missing }
     }
@@ -142,7 +164,7 @@ fn row(from: &Gpu, gpus: &[Gpu]) -> Vec<Option<Peer>> {
         .collect()
 }
 
-fn gpu(ordinal: i32) -> Result<Gpu, Error> {
+fn gpu(ordinal: i32, cards: &[Card]) -> Result<Gpu, Error> {
     let device = driver::device(ordinal)?;
     let mut memory = 0;
     // SAFETY: a valid out-pointer, a live device.
@@ -161,6 +183,7 @@ fn gpu(ordinal: i32) -> Result<Gpu, Error> {
         posix_handles: get(Attr::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?
             != 0,
         card_access: fabrics::gpu_access(ordinal),
+        near_cards: fabrics::nearest(Path::new("/sys"), &driver::pci(ordinal)?, cards),
     })
 }
 
@@ -244,7 +267,8 @@ impl fmt::Display for Doctor {
             )?;
         }
         for g in self.gpus.iter().filter(|_| !self.cards.is_empty()) {
-            writeln!(f, "card to   GPU {}: {}", g.ordinal, g.card_access)?;
+            let near = g.near_cards.join(", ");
+            writeln!(f, "card to   GPU {}: {}; nearest: {near}", g.ordinal, g.card_access)?;
         }
         for m in &self.missing {
             writeln!(f, "missing   for {}: {}", m.needed_for, m.what)?;

@@ -1,6 +1,7 @@
 //! Every environment variable that this crate reads: [`VARIABLES`].
 
 use crate::Error;
+use crate::launcher::{self, Launcher};
 use std::path::PathBuf;
 
 /// Every environment variable that mk reads, and its meaning: what `mk --help` lists.
@@ -17,8 +18,24 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("LD_LIBRARY_PATH, PATH", "where NVRTC, and where nvdisasm, is searched after that"),
     ("RANK, WORLD_SIZE", "this process in a world of processes; set by torchrun"),
     ("LOCAL_RANK, LOCAL_WORLD_SIZE", "the same on this host"),
-    ("MASTER_ADDR, MASTER_PORT", "which run it belongs to; nothing connects to that port"),
-    ("TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT", "the same"),
+    (
+        "MASTER_ADDR, MASTER_PORT",
+        "which run it belongs to; on several hosts rank 0 listens there, one port higher",
+    ),
+    ("TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT", "which run it belongs to"),
+    ("SLURM_PROCID, SLURM_NTASKS, …", "the same, as srun sets it"),
+    ("OMPI_COMM_WORLD_RANK, …", "the same, as Open MPI's mpirun sets it"),
+    ("PMI_RANK, MPI_LOCALRANKID, …", "the same, as MPICH's and Intel's mpirun set it"),
+    ("MK_RANK", "the same by hand, before any launcher's"),
+    ("MK_WORLD_SIZE", "the number of ranks, by hand"),
+    ("MK_LOCAL_RANK", "the place on this host, by hand"),
+    ("MK_LOCAL_WORLD_SIZE", "the number of ranks on this host, by hand"),
+    ("MK_MEET", "HOST:PORT at which rank 0 of several hosts meets the others"),
+    ("MK_TOKEN_FILE", "file with the secret that hosts of a run share; needed off loopback"),
+    ("MK_ADDRESS", "address of this host for the run's other hosts"),
+    ("MK_NODES", "as if the ranks were on so many hosts, to try that on one"),
+    ("MK_NET", "network between hosts: efa, verbs, tcp or a provider of libfabric"),
+    ("MK_SHARE_GPU", "1: processes may share a GPU, to try several on one"),
     ("CUDA_LAUNCH_BLOCKING", "refused: ranks wait for each other inside their kernels"),
 ];
 
@@ -74,124 +91,50 @@ pub(crate) fn launch_blocking() -> bool {
     std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|v| !v.is_empty() && v != "0")
 }
 
-/// What a launcher such as torchrun tells each process that it starts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Launcher {
-    pub(crate) rank: u32,
-    pub(crate) world_size: u32,
-    pub(crate) local_rank: u32,
-    /// The same in all processes of a run, and in no others on this host.
-    pub(crate) run: String,
-}
-
-/// The launcher's variables; refused when one is missing, makes no sense, or says that there are several hosts.
+/// The launcher's variables; refused when one is missing or makes no sense.
 pub(crate) fn launcher() -> Result<Launcher, Error> {
-    parse_launcher(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    let get = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    launcher::parse(&get)
 }
 
-fn parse_launcher(get: impl Fn(&'static str) -> Option<String>) -> Result<Launcher, Error> {
-    let refuse = |variable, value: Option<String>, what: String| {
-        Err(Error::Environment { variable, value, what })
-    };
-    let text = |variable| match get(variable) {
-        Some(value) if !value.is_empty() => Ok(value),
-        value => refuse(variable, value, "a value is needed".into()).map(|()| String::new()),
-    };
-    let number = |variable| -> Result<u32, Error> {
-        let value = text(variable)?;
-        value.parse().or_else(|_| {
-            refuse(variable, Some(value), "a whole number is needed".into()).map(|()| 0)
-        })
-    };
-    let most = mk_abi::device::MAX_RANKS as u32;
-    let world_size = number("WORLD_SIZE")?;
-    if !(1..=most).contains(&world_size) {
-        let what = format!("a world has 1 to {most} ranks");
-        refuse("WORLD_SIZE", Some(world_size.to_string()), what)?;
-    }
-    let rank = number("RANK")?;
-    if rank >= world_size {
-        let what = format!("it must be below WORLD_SIZE, which is {world_size}");
-        refuse("RANK", Some(rank.to_string()), what)?;
-    }
-    let local_world_size = number("LOCAL_WORLD_SIZE")?;
-    if local_world_size != world_size {
-        return Err(Error::SeveralHosts {
-            what: format!("LOCAL_WORLD_SIZE is {local_world_size} and WORLD_SIZE is {world_size}"),
-        });
-    }
-    let local_rank = number("LOCAL_RANK")?;
-    if local_rank >= local_world_size {
-        let what = format!("it must be below LOCAL_WORLD_SIZE, which is {local_world_size}");
-        refuse("LOCAL_RANK", Some(local_rank.to_string()), what)?;
-    }
-    let port = text("MASTER_PORT")?;
-    if port.parse::<u16>().is_err() {
-        refuse("MASTER_PORT", Some(port.clone()), "a port number is needed".into())?;
-    }
-    // The launcher's own store listens at this address, so that no two runs on a host share it; a restart keeps it.
-    let run = [
-        text("MASTER_ADDR")?,
-        port,
-        get("TORCHELASTIC_RUN_ID").unwrap_or_default(),
-        get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default(),
-    ];
-    Ok(Launcher { rank, world_size, local_rank, run: run.join("/") })
+/// `MK_NET`.
+pub(crate) fn net() -> Option<String> {
+    std::env::var("MK_NET").ok().filter(|v| !v.is_empty())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What the environment says of a world, beyond what its launcher does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WorldVariables {
+    /// `MK_TOKEN_FILE`.
+    pub(crate) token_file: Option<PathBuf>,
+    /// `MK_ADDRESS`.
+    pub(crate) address: Option<String>,
+    /// `MASTER_ADDR`, which a process group of torch has, too.
+    pub(crate) master: Option<String>,
+    /// `MK_NODES`.
+    pub(crate) nodes: Option<u32>,
+    /// `MK_SHARE_GPU`.
+    pub(crate) share_gpus: bool,
+}
 
-    const GOOD: &[(&str, &str)] = &[
-        ("RANK", "1"),
-        ("WORLD_SIZE", "4"),
-        ("LOCAL_RANK", "1"),
-        ("LOCAL_WORLD_SIZE", "4"),
-        ("MASTER_ADDR", "127.0.0.1"),
-        ("MASTER_PORT", "29500"),
-        ("TORCHELASTIC_RUN_ID", "none"),
-    ];
-
-    fn with(name: &str, value: Option<&str>) -> Result<Launcher, Error> {
-        parse_launcher(|n| match value {
-            value if n == name => value.map(str::to_string),
-            _ => GOOD.iter().find(|(k, _)| *k == n).map(|(_, v)| v.to_string()),
-        })
-    }
-
-    fn refusal(name: &str, value: Option<&str>) -> String {
-        with(name, value).map_or_else(|e| e.to_string(), |l| format!("accepted {l:?}"))
-    }
-
-    #[test]
-    fn what_torchrun_sets_is_accepted() {
-        let launcher = with("", None).unwrap();
-        assert_eq!((launcher.rank, launcher.world_size, launcher.local_rank), (1, 4, 1));
-        assert_ne!(launcher.run, with("TORCHELASTIC_RESTART_COUNT", Some("1")).unwrap().run);
-        assert_ne!(launcher.run, with("MASTER_PORT", Some("29501")).unwrap().run);
-        assert_eq!(launcher.run, with("RANK", Some("2")).unwrap().run);
-    }
-
-    #[test]
-    fn bad_values_are_refused_by_name() {
-        assert_eq!(
-            refusal("RANK", None),
-            "RANK is not set: a value is needed; a launcher such as torchrun sets it"
-        );
-        assert!(refusal("RANK", Some("4")).starts_with("RANK is `4`: it must be below WORLD_SIZE"));
-        assert!(refusal("RANK", Some("-1")).starts_with("RANK is `-1`: a whole number"));
-        assert!(
-            refusal("WORLD_SIZE", Some("0")).starts_with("WORLD_SIZE is `0`: a world has 1 to")
-        );
-        assert!(refusal("LOCAL_RANK", Some("7")).starts_with("LOCAL_RANK is `7`"));
-        assert!(refusal("MASTER_PORT", Some("http")).starts_with("MASTER_PORT is `http`"));
-        assert!(refusal("MASTER_ADDR", Some("")).starts_with("MASTER_ADDR is ``"));
-    }
-
-    #[test]
-    fn several_hosts_are_refused() {
-        let refused = with("LOCAL_WORLD_SIZE", Some("2"));
-        assert!(matches!(refused, Err(Error::SeveralHosts { .. })));
-    }
+/// Reads them; refuses what makes no sense.
+pub(crate) fn world() -> Result<WorldVariables, Error> {
+    let text = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
+    let refuse = |variable, value: String, what: &str| {
+        Err(Error::Variable { variable, value, what: what.into() })
+    };
+    let nodes = match text("MK_NODES") {
+        None => None,
+        Some(value) => match value.parse() {
+            Ok(nodes @ 1..) => Some(nodes),
+            _ => return refuse("MK_NODES", value, "a number from 1 on is needed"),
+        },
+    };
+    let share_gpus = match text("MK_SHARE_GPU").as_deref() {
+        None | Some("0") => false,
+        Some("1") => true,
+        Some(other) => return refuse("MK_SHARE_GPU", other.into(), "0 or 1 is needed"),
+    };
+    let (token_file, address) = (path("MK_TOKEN_FILE"), text("MK_ADDRESS"));
+    Ok(WorldVariables { token_file, address, master: text("MASTER_ADDR"), nodes, share_gpus })
 }

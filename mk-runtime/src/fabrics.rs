@@ -1,7 +1,7 @@
 //! Which networks between nodes this machine has: transports, providers, cards, and whether cards reach GPUs.
 
 use crate::driver;
-use crate::transport::{Ordering, TransportError, ofi, verbs};
+use crate::transport::{Ordering, Place, TransportError, ofi, verbs};
 use cudarc::driver::sys::CUdevice_attribute as Attr;
 use std::fs;
 use std::path::Path;
@@ -84,6 +84,25 @@ fn text(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_string())
 }
 
+/// The cards that are nearest to a GPU at this place on the bus, of which an end takes one.
+pub(crate) fn nearest(sys: &Path, pci: &str, cards: &[Card]) -> Vec<String> {
+    let gpu = Place::of(sys, pci);
+    let near = |card: &Card| gpu.nearness(&Place::of(sys, &card.pci));
+    let best = cards.iter().map(near).max();
+    let all = cards.iter().filter(|card| Some(near(card)) == best);
+    all.map(|card| card.name.clone()).collect()
+}
+
+/// Most bytes that this process may keep in memory for cards, where that is limited.
+pub(crate) fn locked_memory() -> Option<u64> {
+    limit_in(&fs::read_to_string("/proc/self/limits").ok()?)
+}
+
+fn limit_in(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|l| l.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 /// How cards reach a GPU's memory.
 pub(crate) fn gpu_access(ordinal: i32) -> String {
     let has = |which| driver::attribute(ordinal, which).is_ok_and(|v| v != 0);
@@ -119,6 +138,31 @@ mod tests {
         assert_eq!((card.numa, card.pci.as_str()), (Some(1), "0000:3b:00.0"));
         fs::remove_dir_all(&root).unwrap();
         assert!(cards_in(&root).is_empty());
+    }
+
+    #[test]
+    fn the_nearest_card_is_below_the_same_bridge() {
+        let root = std::env::temp_dir().join(format!("mk-nearest-{}", std::process::id()));
+        let card = |name: &str, pci: &str| Card {
+            name: name.into(),
+            ports: Vec::new(),
+            numa: None,
+            pci: pci.into(),
+        };
+        for (bridge, pci) in [("3a", "3b"), ("3a", "3c"), ("5a", "5b")] {
+            let path = format!("devices/pci0000:{bridge}/0000:{bridge}:00.0/0000:{pci}:00.0");
+            fs::create_dir_all(root.join(&path)).unwrap();
+            fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
+            let link = root.join(format!("bus/pci/devices/0000:{pci}:00.0"));
+            std::os::unix::fs::symlink(root.join(&path), link).unwrap();
+        }
+        let cards = [card("mlx5_0", "0000:5b:00.0"), card("mlx5_1", "0000:3c:00.0")];
+        assert_eq!(nearest(&root, "0000:3b:00.0", &cards), ["mlx5_1"]);
+        assert!(nearest(&root, "0000:3b:00.0", &[]).is_empty());
+        fs::remove_dir_all(&root).unwrap();
+        let limits = "Max locked memory         67108864             67108864             bytes";
+        assert_eq!(limit_in(limits), Some(64 << 20));
+        assert_eq!(limit_in("Max locked memory         unlimited            unlimited"), None);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod fabrics;
 pub mod gpu;
 pub mod jit;
 pub mod launch;
+mod launcher;
 pub mod mem;
 pub mod net;
 pub mod probe;

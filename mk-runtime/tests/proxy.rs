@@ -55,10 +55,12 @@ struct Kernels {
 
 impl Watch for Kernels {
     fn gave_up(&self, rank: u32) -> bool {
-        self.gave_up.load(Atomic::Relaxed) == rank + 1
+        let by = self.gave_up.load(Atomic::Relaxed);
+        assert_ne!(by, u32::MAX, "the end of a proxy's thread, as a test wants it");
+        by == rank + 1
     }
 
-    fn give_up(&self, by: u32) {
+    fn give_up(&self, by: u32, _why: Option<&NetFault>) {
         self.told.store(by + 1, Atomic::Relaxed);
     }
 }
@@ -278,6 +280,17 @@ fn kernels_that_give_up_are_seen() {
     a.push(send(1, 0, 1));
     std::thread::sleep(Duration::from_millis(5));
     assert_eq!(b.word(0), 0);
+}
+
+/// The thread of a proxy ends: its kernels are told, and there is a fault.
+#[test]
+fn a_proxy_that_dies_is_a_fault() {
+    let ([a, _b], kernels) = ranks(Ordering::InOrder, &Shape::default());
+    let begin = Instant::now();
+    kernels.gave_up.store(u32::MAX, Atomic::Relaxed);
+    until("word to the kernels", || kernels.told.load(Atomic::Relaxed) != 0);
+    until("the fault", || a.proxy.fault().is_some_and(|f| f.error == TransportError::Closed));
+    assert!(begin.elapsed() < Duration::from_secs(2));
 }
 
 /// Dropped with writes on a slow link: what was taken arrives, the range is free only then, and nothing is written afterwards.

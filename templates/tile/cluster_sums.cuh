@@ -52,8 +52,8 @@ MK_DEVICE void send_sums(const GemmSmem<Config>& smem, const GemmTile& tile, u32
         for (u32 e = 0; e < 8; ++e) mine[i][e] = unit_vector<Config>(acc, first + i, e / 4)[e % 4];
       }
     } else {
-      const u32 to = cluster_address(smem.sums(rank < p ? rank : rank - 1, 0, 0), p);
-      const u32 bar = cluster_address(smem.exchange_full(), p);
+      const u32 to = cluster_address(smem.sums(rank < p ? rank : rank - 1, 0, 0), cta_of_part<Config>(p));
+      const u32 bar = cluster_address(smem.exchange_full(), cta_of_part<Config>(p));
 #pragma unroll
       for (u32 i = 0; i < units; ++i) {
         if (static_cast<i32>(unit_row<Config>(consumer, first + i)) >= tile.valid_rows) continue;
@@ -113,7 +113,7 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
   constexpr u32 kBytes = element_bytes(Config::kOut);
   constexpr bool kThrough = Config::kOut != Dtype::F32 && !Config::kGated;
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
-  const u32 rank = cluster_rank();
+  const u32 rank = depth_rank<Config>();
   if (threadIdx.x == kWarpgroupThreads) {
     mbarrier_arrive_expect_tx<kNoEdge>(smem.exchange_full(), incoming_bytes<Config>(tile.valid_rows, rank));
   }
@@ -164,7 +164,7 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
   }
   __syncwarp();
   if (!last && lane_index() < Config::kCluster && lane_index() != rank) {
-    mbarrier_arrive_cluster(cluster_address(smem.exchange_read(), lane_index()));
+    mbarrier_arrive_cluster(cluster_address(smem.exchange_read(), cta_of_part<Config>(lane_index())));
   }
   if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(smem.staging_full(consumer, staging.stage));
   staging.advance();

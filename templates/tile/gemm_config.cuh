@@ -66,7 +66,8 @@ struct GemmConfig {
   static constexpr u32 kCluster = kOptions.cluster;
   static constexpr u32 kBelow = kOptions.below;
   static constexpr u32 kBeside = kOptions.beside;
-  static constexpr bool kLoadsTogether = kBelow * kBeside > 1;
+  static constexpr u32 kTogether = kBelow * kBeside;
+  static constexpr bool kLoadsTogether = kTogether > 1;
   static constexpr bool kClipped = kOptions.clipped;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
@@ -171,7 +172,7 @@ struct GemmConfig {
   static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
   static_assert(!kCarryLast || !kOptions.borrowed_stage, "the last stage belongs to one consumer");
   static_assert(kCluster == 1 || (kStore == StorePath::Direct && !kPingPong && kSaves == 0), "who shares a tile stores it, and saves nothing");
-  static_assert(!kLoadsTogether || (!kOptions.borrowed_stage && !kPingPong && !kCarried && kBRank == 2 && kCluster == 1), "stages go back to several loaders");
+  static_assert(!kLoadsTogether || (!kOptions.borrowed_stage && !kPingPong && !kCarried && kBRank == 2), "stages go back to several loaders");
   static_assert(kABoxRows % 8 == 0 && kBBoxRows % 8 == 0, "whole swizzles of a part");
   static_assert(!kOnlyTile || !kOptions.borrowed_stage, "all panels are there at once");
   static_assert(kARows <= kBlockM && kARows % 8 == 0 && (kARows == kBlockM || kA == ALayout::KMajor), "whole swizzles of rows");

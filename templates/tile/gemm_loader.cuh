@@ -12,14 +12,14 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
       const u32 to = smem.a(stage) + p * mn_panel_bytes(64);
       const i32 row = tile.a_row + static_cast<i32>(p * 64);
       if constexpr (Config::kBeside > 1) {
-        const u32 part = cluster_rank() / Config::kBelow * Config::kABoxRows;
+        const u32 part = place_rank<Config>() / Config::kBelow * Config::kABoxRows;
         tma_load_2d_multicast(to + part * 128, tile.a, bar, row, k + static_cast<i32>(part), mates_beside<Config>());
       } else {
         tma_load_2d(to, tile.a, bar, row, k);
       }
     }
   } else if constexpr (Config::kBeside > 1) {
-    const u32 part = cluster_rank() / Config::kBelow * Config::kABoxRows;
+    const u32 part = place_rank<Config>() / Config::kBelow * Config::kABoxRows;
     const u32 to = smem.a(stage) + part * (kBlockK * kElemBytes);
     tma_load_2d_multicast(to, tile.a, bar, k, tile.a_row + static_cast<i32>(part), mates_beside<Config>());
   } else {
@@ -42,7 +42,7 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
     const u32 dst = smem.b(stage) + box * mn_panel_bytes(kBoxCols);
     if constexpr (Config::kBelow > 1) {
       // A part of it, for all.
-      const u32 part = cluster_rank() % Config::kBelow * Config::kBBoxRows;
+      const u32 part = place_rank<Config>() % Config::kBelow * Config::kBBoxRows;
       const i32 on = static_cast<i32>(part);
       const u32 to = dst + part * (kAcross ? Config::kBPanelRowBytes : kBlockK * kElemBytes);
       tma_load_2d_multicast(to, tile.b, bar, kAcross ? col : k, kAcross ? k + on : col + on, mates_below<Config>());

@@ -1,6 +1,6 @@
 //! Starts this binary again, once per rank, and listens to what the processes say.
 
-use crate::{Watchdog, processes, same, start};
+use crate::{Watchdog, hosts, processes, same, start};
 use mk::runtime::World;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -36,6 +36,11 @@ const CASES: &[(&str, Case)] = &[
     ("out_of_order", processes::out_of_order),
     ("overlapping", processes::overlapping),
     ("absent", start::absent),
+    ("hosts", start::hosts),
+    ("hosts_same", hosts::same),
+    ("hosts_at_work", hosts::at_work),
+    ("hosts_aborted", hosts::aborted),
+    ("hosts_other_kernel", hosts::other_kernel),
     ("one_gpu_for_two", start::one_gpu_for_two),
     ("isolated", start::isolated),
     ("no_such_gpu", start::no_such_gpu),
@@ -77,15 +82,15 @@ pub struct Children {
 impl Children {
     /// Starts ranks `ranks` of a world of `size`.
     pub fn start(case: &'static str, ranks: impl IntoIterator<Item = u32>, size: u32) -> Children {
-        Children::start_with(case, ranks, size, |_| None)
+        Children::start_with(case, ranks, size, |_| Vec::new())
     }
 
-    /// As [`Children::start`], with a variable more for each rank.
+    /// As [`Children::start`], with variables more for each rank.
     pub fn start_with(
         case: &'static str,
         ranks: impl IntoIterator<Item = u32>,
         size: u32,
-        variable: impl Fn(u32) -> Option<(&'static str, String)>,
+        variables: impl Fn(u32) -> Vec<(&'static str, String)>,
     ) -> Children {
         static RUNS: AtomicU32 = AtomicU32::new(0);
         let run = format!("{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
@@ -102,7 +107,7 @@ impl Children {
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", "29500")
                 .env("TORCHELASTIC_RUN_ID", &run)
-                .envs(variable(rank))
+                .envs(variables(rank))
                 .stdout(Stdio::piped())
                 .stdin(Stdio::null())
                 .spawn()

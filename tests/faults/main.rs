@@ -7,6 +7,7 @@
 
 mod children;
 mod cost;
+mod hosts;
 mod local;
 mod overlap;
 mod processes;

@@ -73,6 +73,11 @@ pub fn options() -> InstanceOptions {
 }
 
 pub fn compile(case: &Case, ranks: u32) -> KernelSource {
+    compile_over(case, &Config { ranks, ..Config::default() })
+}
+
+/// With the world, and all that it decides, in `config`.
+pub fn compile_over(case: &Case, config: &Config) -> KernelSource {
     let program = Program::parse(case.pipeline).expect("parses");
     let (m, k, n) = case.size;
     let shapes = [("(a", "a", [m, k]), ("b)", "b", [k, n]), ("gemm(d)", "d", [n, k])];
@@ -84,8 +89,7 @@ pub fn compile(case: &Case, ranks: u32) -> KernelSource {
     let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
     let [compute_sms, intra_comm_sms] = [0, 1].map(|i| case.sms.map(|sms| sms[i]));
     let (gather, tile_scheduler) = (case.gather, case.tile_scheduler);
-    let config =
-        Config { ranks, compute_sms, intra_comm_sms, gather, tile_scheduler, ..Config::default() };
+    let config = Config { compute_sms, intra_comm_sms, gather, tile_scheduler, ..config.clone() };
     let (plan, _proof) = passes::compile(&program, &bound, &config).expect("compiles");
     emit::emit(&plan).expect("emits")
 }

@@ -3,7 +3,10 @@
 use crate::children::{Children, say};
 use crate::rig::{GATHER, Rig, options};
 use crate::{alone, world};
-use mk::runtime::{Error, World, world::UnixBootstrap};
+use mk::runtime::{
+    Error, World,
+    world::{UnixBootstrap, WorldOptions},
+};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(2);
@@ -23,6 +26,61 @@ fn a_rank_that_does_not_come_is_named() {
         println!("rank {rank}: {error}");
         assert!(error.contains("missing: ranks 1, 3"), "{error}");
     }
+}
+
+pub fn hosts(rank: u32, _size: u32) {
+    let met = WorldOptions::from_env().and_then(|options| {
+        // Longer than processes on a busy machine start apart.
+        let mut all = World::bootstrap_from_env(&options, 3 * LIMIT)?;
+        all.all_gather(&[rank as u8])
+    });
+    match met {
+        Ok(parts) => say(format!("MET {parts:?}")),
+        Err(error) => say(format!("MET {error}")),
+    }
+}
+
+/// Processes of two hosts, as a launcher starts them: with the same token, with different ones, and without.
+#[test]
+fn hosts_meet_by_their_token() {
+    let folder = std::env::temp_dir().join(format!("mk-tokens-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let tokens = ["the secret of this run", "the secret of another run"].map(|text| {
+        let path = folder.join(text.len().to_string());
+        std::fs::write(&path, text).expect("a token");
+        let owner = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, owner).expect("a file of its owner");
+        path.display().to_string()
+    });
+    let port = || {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        listener.local_addr().expect("an address").port()
+    };
+    let meet = |host: &str, token: [Option<usize>; 2]| {
+        let meet = format!("{host}:{}", port());
+        Children::start_with("hosts", 0..2, 2, |rank| {
+            let token = token[rank as usize].map(|i| ("MK_TOKEN_FILE", tokens[i].clone()));
+            let set = [("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MK_MEET", &meet)];
+            let set = set.map(|(name, value)| (name, value.to_string()));
+            set.into_iter().chain(token).collect()
+        })
+    };
+    let same = meet("127.0.0.1", [Some(0); 2]);
+    let other = meet("127.0.0.1", [Some(0), Some(1)]);
+    let none = meet("192.0.2.1", [None; 2]);
+    let said = |children: Children| {
+        let said = children.finish("MET ", Duration::from_secs(30));
+        assert_eq!(said.len(), 2, "{said:?}");
+        [said[0].1.clone(), said[1].1.clone()]
+    };
+    assert_eq!(said(same), ["[[0], [1]]", "[[0], [1]]"]);
+    let [zero, one] = said(other);
+    assert!(zero.contains("missing: rank 1"), "{zero}");
+    assert!(one.contains("does not know the token"), "{one}");
+    for refused in said(none) {
+        assert!(refused.contains("there is no token") && refused.contains("MK_TOKEN_FILE"));
+    }
+    std::fs::remove_dir_all(&folder).expect("goes");
 }
 
 fn joined(device: i32) -> Result<World, Error> {
@@ -68,7 +126,7 @@ fn processes_that_see_one_gpu_each() {
     }
     drop(rig);
     drop(world);
-    let visible = |rank: u32| Some(("CUDA_VISIBLE_DEVICES", rank.to_string()));
+    let visible = |rank: u32| vec![("CUDA_VISIBLE_DEVICES", rank.to_string())];
     let children = Children::start_with("isolated", 0..size, size, visible);
     let said = children.finish("HASH ", Duration::from_secs(60));
     let mut said: Vec<String> = said.into_iter().map(|(_, line)| line).collect();

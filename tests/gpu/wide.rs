@@ -126,6 +126,44 @@ fn launches(session: &mut Session<'_>, what: &str, range: std::ops::RangeInclusi
     worst
 }
 
+/// Products alone, of which CTAs share tiles or load together.
+const ALONE: &[&str] = &[
+    "fn plain(a: bf16[M, K], b: bf16[K, N]) { gemm(a, b) }",
+    "fn read(a: bf16[M, K], b: bf16[K, N], c: bf16[N], y: bf16[M, N]) { gemm(a, b) -> bias(c) -> gelu -> add(y) }",
+    "fn gated(a: f16[M, K], b: f16[K, 2, N]) { gemm(a, b) -> swiglu }",
+    "fn transposed(a: bf16[K, M], b: bf16[N, K]) { gemm(a.t, b.t) }",
+    "fn wide(a: bf16[M, K], b: bf16[K, N]) { gemm(a, b) -> cast(f32) }",
+];
+
+/// With one tile for each cluster and with several; of rows and columns that end in a tile, in a cluster's first tile, and beside lines.
+#[test]
+fn products_in_clusters() {
+    let _alone = alone();
+    let Some(world) = worlds("products_in_clusters").into_iter().next() else { return };
+    let shared = ["cluster=2", "cluster=3", "cluster=8"].map(|c| format!("block=128x128x64 {c}"));
+    let together = ["2x1", "1x2", "2x2"].map(|m| format!("multicast={m}"));
+    let parts = ["2 multicast=2x1", "3 multicast=1x2", "2 multicast=2x2", "4 multicast=2x1"];
+    let parts = parts.map(|way| format!("block=128x128x64 cluster={way}"));
+    let small = together.clone().map(|m| format!("block=128x128x64 {m}"));
+    let ways: Vec<_> = shared.into_iter().chain(together).chain(small).chain(parts).collect();
+    let mut cases = Vec::new();
+    for text in ALONE {
+        let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+        for [m, k, n] in [[72, 1032, 264], [304, 640, 1000], [4104, 584, 3000]] {
+            let bound = bind(&program, &[("M", m), ("K", k), ("N", n)]);
+            let case = |way| (program.clone(), bound.clone(), way, [m, k, n]);
+            cases.extend(ways.iter().map(case));
+        }
+    }
+    let kernels = in_parallel(&cases, |(program, bound, way, shape)| {
+        let mut config = config_for(&world, &Config::default());
+        mk::settings::read(&mut config, way).unwrap_or_else(|e| panic!("{e}"));
+        let what = format!("{} {shape:?} {way}", program.name());
+        Kernel::new(what, program.clone(), bound.clone(), &config)
+    });
+    kernels.iter().for_each(|k| k.judge(&world, 2, &options(), 0));
+}
+
 /// Every leaf and every way through it, on few tiles.
 const SMALL: &[Wide] = &[
     (

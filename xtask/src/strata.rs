@@ -83,6 +83,7 @@ const FOLDERS: &[(&str, &[May])] = &[
         ],
     ),
     ("mk-runtime/src/transport", &[("ofi", &[]), ("verbs", &[])]),
+    ("mk-runtime/src/world", &[("tcp", &[]), ("mesh", &["tcp"]), ("watch", &["mesh"])]),
     (
         "mk-function/src",
         &[("choice", &[]), ("explain", &["choice"]), ("function", &["choice", "explain"])],

@@ -156,7 +156,8 @@ impl Points<'_> {
     /// Only where a warp then overwrites nothing but rows of A that its own part of the wgmmas has read, 128 bytes each; and where no
     /// tile has fewer steps than there are stages, so that a consumer that is through with a tile knows that the storer is through
     /// with the one before; not where a partial sum comes through the ring behind the last step; and not where CTAs load together, to all of
-    /// which a stage goes back. The storer hands such a stage back, later than the `empty` edge says and before any staging panel.
+    /// which a stage goes back (slower in a trial where the storer did that). The storer hands such a stage back, later than the `empty` edge says
+    /// and before any staging panel.
     ///
     /// # Errors
     /// As [`Self::steps`].
@@ -174,16 +175,14 @@ impl Points<'_> {
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
         let own_rows = *consumers == Consumers::Cooperative && *a_layout == ALayout::Mk;
-        let alone = leaf.multicast() == [1, 1];
+        let together = leaf.multicast() != [1, 1];
         let behind = carry_last(leaf.epilogue());
         let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
         let more = panels > mma_staging_panels(block[0]);
-        Ok(own_rows
-            && alone
-            && whole
-            && more
-            && !behind
-            && self.least_steps(run)? >= i64::from(*stages))
+        if together || behind || !(own_rows && whole && more) {
+            return Ok(false);
+        }
+        Ok(self.least_steps(run)? >= i64::from(*stages))
     }
 
     /// Whether the consumers of a [run](Plan::runs) send their tiles by themselves, of which no CTA has two: nothing is loaded behind such

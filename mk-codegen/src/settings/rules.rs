@@ -310,14 +310,19 @@ pub(super) fn multicast(c: &Config, facts: &Facts) -> Fit {
             "set `multicast=none`",
         );
     }
-    if c.cluster != 1
-        || c.consumers != Consumers::Cooperative
+    if c.ctas_of_task() > 8 {
+        return misfit(
+            format!("clusters of {} CTAs", c.ctas_of_task()),
+            "use at most 8: parts of the inner dimension (`cluster`), times the tiles that load together",
+        );
+    }
+    if c.consumers != Consumers::Cooperative
         || c.last_wave.is_some()
         || c.tile_scheduler != Schedule::Static
     {
         return misfit(
             "all CTAs of a kernel are in clusters, and those that load together work in step",
-            "set `cluster=1 consumers=cooperative last_wave=none tile_scheduler=static`, or leave `multicast`",
+            "set `consumers=cooperative last_wave=none tile_scheduler=static`, or leave `multicast`",
         );
     }
     Ok(())

@@ -412,9 +412,16 @@ pub const VARIANTS: &[Variant] = &[
         },
     ),
     variant(
-        ("multicast_gated", REPLICATED_GATED, 1, &[("a", &[600, 480]), ("w", &[480, 2, 264])]),
+        ("multicast_gated", REPLICATED_GATED, 1, &[("a", &[600, 480]), ("w", &[480, 2, 288])]),
         |c| {
             (c.block, c.multicast) = ([128, 128, 64], Some(Multicast { below: 2, beside: 2 }));
+        },
+    ),
+    variant(
+        ("parts_together", "gemm(a, b) -> relu", 1, &[("a", &[600, 480]), ("b", &[480, 264])]),
+        |c| {
+            (c.block, c.cluster) = ([128, 128, 64], 3);
+            c.multicast = Some(Multicast { below: 2, beside: 1 });
         },
     ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {

@@ -31,8 +31,13 @@ use crate::{
 };
 use bind::{Bind, Run};
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
-use mk_codegen::{cost::Gpu, emit, settings::Config, trace::Trace};
-use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions};
+use mk_codegen::{
+    cost::Gpu,
+    emit,
+    settings::{Config, NicOrdering},
+    trace::Trace,
+};
+use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions, net::Net};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
 use sequence::Sequence;
 use share::Fork;
@@ -46,7 +51,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct FunctionOptions {
     /// Sizes that do not follow from the tensors of a call: global shapes of ragged shards. Default: none.
     pub sizes: Sizes,
-    /// How to lower. `ranks` is the world's, and `reserved_sms` follows from it and from what `instance` keeps free
+    /// How to lower. `ranks`, `nodes` and `net` are the world's, and `reserved_sms` follows from it and from what `instance` keeps free
     /// ([`reserved_sms`]).
     pub config: Config,
     /// What kernels do beside their plan: record what their agents do, for [`Function::trace`]. The same in every
@@ -121,6 +126,15 @@ impl Function {
         mut options: FunctionOptions,
     ) -> Result<Function, FunctionError> {
         options.config.ranks = world.size();
+        options.config.nodes = world.topology().nodes();
+        if options.config.nodes > 1 {
+            let net = options.instance.net.clone().map_or_else(|| Net::of(world), Ok)?;
+            options.config.net = match net.in_order() {
+                true => NicOrdering::InOrder,
+                false => NicOrdering::Unordered,
+            };
+            options.instance.net = Some(net);
+        }
         let (target, reserve_sms) = (&options.config.target, options.instance.reserve_sms);
         options.config.reserved_sms = reserved_sms(world, target, reserve_sms);
         let fork = world.shares_gpus().then(|| Fork::new(world)).transpose()?;

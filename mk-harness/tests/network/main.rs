@@ -12,6 +12,7 @@ use mk_harness::{Case, CpuOptions, NetOptions, NetRun, Wire, run_over_network};
 use mk_runtime::{
     Bootstrap, TransportError, UnixBootstrap,
     transport::shaped::{Fault, Shape},
+    world::{Meeting, TcpBootstrap, Token},
 };
 use mk_syntax::Program;
 use std::{
@@ -165,14 +166,27 @@ fn net(network: &str) -> Net {
     }
 }
 
+/// Processes meet as those of a host do, or, over TCP, as those of two, at a port that their name ends with.
+fn meet(network: &str, name: &str, rank: u32) -> Result<Box<dyn Bootstrap>, mk_runtime::Error> {
+    let limit = Duration::from_secs(60);
+    if !network.starts_with("tcp") {
+        return Ok(Box::new(UnixBootstrap::meet(name, rank, 2, limit)?));
+    }
+    let port = name.split('-').find_map(|part| part.strip_prefix("at")?.parse::<u16>().ok());
+    let address = ([127, 0, 0, 1], port.expect("a port")).into();
+    let token = Token::new(format!("the secret of {name}").as_bytes())?;
+    let meeting = Meeting { address, token, rank, world_size: 2, limit };
+    Ok(Box::new(TcpBootstrap::meet(&meeting)?))
+}
+
 /// All the plans that two processes run over a network.
 fn part(network: &str, rank: u32, name: &str) -> Result<(), mk_harness::HarnessError> {
     let Net { options: net, ordering, local, sources } = net(network);
     for (n, source) in sources.into_iter().enumerate() {
         let name = format!("{name}-{n}");
-        let mut all = UnixBootstrap::meet(&name, rank, 2, Duration::from_secs(60))?;
+        let mut all = meet(network, &name, rank)?;
         let config = config(2, local, ordering);
-        let run = run(source, 300, &config, &net, &options(4), Some(&mut all))?;
+        let run = run(source, 300, &config, &net, &options(4), Some(&mut *all))?;
         assert_eq!(run.ranks.len(), local as usize);
         judged(&run, source);
     }
@@ -189,7 +203,9 @@ fn open(network: &str) -> Result<(), TransportError> {
 }
 
 fn in_two(network: &str) {
-    let name = format!("network-{}-{}", network.replace(' ', "-"), std::process::id());
+    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr());
+    let port = free.expect("a port").port();
+    let name = format!("network-{}-{}-at{port}", network.replace(' ', "-"), std::process::id());
     let mut child = Command::new(env::current_exe().expect("a path"));
     child.args(["--exact", "child", "--nocapture"]).stdin(Stdio::null()).stdout(Stdio::null());
     child.env(CHILD, format!("{network}\n{name}"));

@@ -124,6 +124,19 @@ pub(crate) fn uuid(ordinal: i32) -> Result<String, Error> {
     Ok(uuid.bytes.iter().map(|b| format!("{:02x}", *b as u8)).collect())
 }
 
+/// A GPU's place on the bus: `0000:3b:00.0`.
+pub(crate) fn pci(ordinal: i32) -> Result<String, Error> {
+    let device = device(ordinal)?;
+    let mut text = [0u8; 32];
+    // SAFETY: a buffer of the length given, which the driver terminates, and a device that the driver gave.
+    unsafe {
+        let length = text.len() as i32;
+        cu!(Some(ordinal), cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), length, device))
+    }?;
+    let end = text.iter().position(|b| *b == 0).unwrap_or(text.len());
+    Ok(String::from_utf8_lossy(&text[..end]).to_ascii_lowercase())
+}
+
 /// Where an address lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {

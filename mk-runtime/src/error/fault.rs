@@ -50,6 +50,8 @@ pub struct Fault {
     pub peer: Option<u32>,
     /// What that rank launched in place of this kernel.
     pub instead: Option<String>,
+    /// What happened to that rank, where it is of another host, or its network has failed.
+    pub there: Option<String>,
     /// The records of other ranks.
     pub others: Vec<Fault>,
 }
@@ -78,6 +80,7 @@ impl Fault {
             word: record.word,
             peer: (record.peer != u32::MAX).then_some(record.peer),
             instead: None,
+            there: None,
             others: Vec::new(),
         }
     }
@@ -165,6 +168,9 @@ impl fmt::Display for Fault {
             FaultCause::Known(FaultKind::PeerAborted) => {
                 self.where_it_stood(f)?;
                 write!(f, "{} raised the abort word", self.peer_name())?;
+                if let Some(there) = &self.there {
+                    write!(f, ": {there}")?;
+                }
             }
             FaultCause::Known(FaultKind::FifoFull) => {
                 self.at_edge(f)?;
@@ -329,5 +335,8 @@ mod tests {
         assert!(text(2).contains("rank 3 did not enter the launch within 30.0 s"));
         assert!(text(3).contains("hash 00000018 here, 00000010 there"));
         assert!(text(5).contains("still running"));
+        let mut told = Fault::from_record(&source, &FaultRecord { peer: 3, ..record(4, 0) });
+        told.there = Some("e9: nothing came".into());
+        assert!(told.to_string().ends_with("rank 3 raised the abort word: e9: nothing came"));
     }
 }

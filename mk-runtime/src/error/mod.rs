@@ -295,10 +295,20 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
-    /// The processes of the world are not all on one host.
-    #[error("{what}: a world of several hosts is not supported; start every process on one host")]
+    /// An environment variable of ours makes no sense.
+    #[error("{variable} is `{value}`: {what}")]
+    Variable {
+        /// The variable.
+        variable: &'static str,
+        /// What it holds.
+        value: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The hosts of the world's processes cannot make up a world.
+    #[error("{what}")]
     SeveralHosts {
-        /// What shows it.
+        /// Why, and what to do.
         what: String,
     },
     /// Processes of the world did not find each other.

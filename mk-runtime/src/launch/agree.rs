@@ -33,6 +33,8 @@ fn parts(source: &KernelSource, options: &InstanceOptions, generation: u64) -> [
         &source.host,
     );
     let text = (&source.cuda, &source.entry, &source.arch, &source.options);
+    // A network's parts are of each process.
+    let options = InstanceOptions { net: None, ..options.clone() };
     [
         hash(generation.to_string()),
         hash(format!("{} {:08x}", source.name, source.plan_hash)),

@@ -6,7 +6,7 @@ use crate::driver::order;
 use crate::error::{Error, Fault, FaultCause};
 use crate::gpu::Usable;
 use crate::mem::FaultRecords;
-use crate::proxy::Watch;
+use crate::proxy::{NetFault, Watch};
 use crate::world::{Member, SharedGroup};
 use mk_abi::device::FaultKind;
 use mk_abi::{KernelSource, TensorDirection};
@@ -24,6 +24,10 @@ pub(super) struct Health {
 struct State {
     faults: FaultRecords,
     poisoned: Option<Arc<Error>>,
+    /// A rank on whose behalf kernels were told to give up, and what happened to it.
+    why: Option<(u32, String)>,
+    /// Whether other hosts were told.
+    spread: bool,
 }
 
 impl Health {
@@ -33,7 +37,8 @@ impl Health {
         number: u32,
         faults: FaultRecords,
     ) -> Health {
-        Health { source, group, number, state: Mutex::new(State { faults, poisoned: None }) }
+        let state = State { faults, poisoned: None, why: None, spread: false };
+        Health { source, group, number, state: Mutex::new(state) }
     }
 
     /// Remembers the first failure. Not in a fork, which shares pages with its parent and peers.
@@ -62,7 +67,9 @@ impl Health {
             return Ok(());
         }
         let records = state.faults.read(finished);
-        let faults = records.iter().map(|r| self.known(Fault::from_record(&self.source, r)));
+        let why = state.why.clone();
+        let known = |r| self.known(Fault::from_record(&self.source, r), why.as_ref());
+        let faults = records.iter().map(known);
         match Fault::merge(faults.collect()) {
             None => Ok(()),
             Some(fault) => {
@@ -73,19 +80,49 @@ impl Health {
         }
     }
 
-    /// A rank whose process has died did not raise the abort word itself; one that launched something else had a reason to.
-    fn known(&self, mut fault: Fault) -> Fault {
-        let Some(group) = &self.group else { return fault };
+    /// A rank whose process has died did not raise the abort word itself; one that launched something else had a reason to, and one of
+    /// another host, or whose network has failed, has told what it was.
+    fn known(&self, mut fault: Fault, why: Option<&(u32, String)>) -> Fault {
         let (FaultCause::Known(FaultKind::PeerAborted), Some(peer)) = (fault.cause, fault.peer)
         else {
             return fault;
         };
-        if group.is_dead(peer) {
+        let group = self.group.as_ref();
+        if group.is_some_and(|group| group.is_dead(peer)) {
             fault.cause = FaultCause::PeerGone;
-        } else if let Some(other) = group.other_launch(self.number, fault.rank, peer) {
+        } else if let Some(other) =
+            group.and_then(|group| group.other_launch(self.number, fault.rank, peer))
+        {
             (fault.cause, fault.instead) = (FaultCause::OtherLaunch, Some(other));
+        } else {
+            fault.there = why.filter(|(of, _)| *of == peer).map(|(_, what)| what.clone());
         }
         fault
+    }
+
+    /// Tells kernels of all ranks to give up, on behalf of `by`: those of this host by their records, others by their processes.
+    pub(super) fn give_up(&self, by: u32, why: Option<String>) {
+        // The pages of a fork are its parent's.
+        if order::forked() {
+            return;
+        }
+        let mut state = self.state();
+        state.faults.abort(by);
+        if let Some(why) = &why {
+            state.why.get_or_insert_with(|| (by, why.clone()));
+        }
+        let Some(group) = self.group.as_ref().filter(|_| !state.spread) else { return };
+        let record = state.faults.read(false).into_iter().find(|r| r.rank == by);
+        let record = record.map(|r| Fault::from_record(&self.source, &r));
+        let follows = FaultCause::Known(FaultKind::PeerAborted);
+        // Who made that kernel give up has told everybody, too, or is missed by everybody.
+        if why.is_none() && record.as_ref().is_some_and(|r| r.cause == follows) {
+            return;
+        }
+        state.spread = true;
+        drop(state);
+        let why = why.or_else(|| record.map(|r| r.to_string()));
+        group.give_up(self.number, by, &why.unwrap_or_default());
     }
 
     /// Frees the records. No kernel of this process may run any more.
@@ -104,6 +141,16 @@ impl Member for Health {
         // The pages of a fork are its parent's.
         if !order::forked() {
             self.state().faults.abort(by);
+        }
+    }
+
+    fn told(&self, by: u32, why: &str) {
+        if !order::forked() {
+            let mut state = self.state();
+            if !why.is_empty() {
+                state.why.get_or_insert_with(|| (by, why.into()));
+            }
+            state.faults.abort(by);
         }
     }
 
@@ -129,8 +176,8 @@ impl Watch for Health {
         self.state().faults.begun(rank)
     }
 
-    fn give_up(&self, by: u32) {
-        self.raise(by);
+    fn give_up(&self, by: u32, why: Option<&NetFault>) {
+        Health::give_up(self, by, why.map(NetFault::to_string));
     }
 }
 

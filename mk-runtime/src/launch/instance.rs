@@ -15,9 +15,9 @@ use crate::error::Error;
 use crate::gpu::{StreamRef, Usable, note_capture};
 use crate::jit::Compiled;
 use crate::mem::{FaultRecords, SymmetricMemory, drain};
-use crate::net::Leased;
+use crate::net::{Leased, Net};
 use crate::proxy::Watch;
-use crate::world::{Deadline, Member, World};
+use crate::world::{Deadline, World};
 use mk_abi::KernelSource;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -93,11 +93,12 @@ impl Instance {
         let space = &source.workspace;
         let symmetric = SymmetricMemory::within(world, space.symmetric_bytes, deadline)?;
         let faults = FaultRecords::new(world, deadline)?;
-        let net = match (&source.net, &options.net) {
-            (Some(layout), Some(net)) => {
-                Some(net.lease(world, layout, options.poison.unwrap_or(0))?)
+        let net = match &source.net {
+            Some(layout) => {
+                let net = options.net.clone().map_or_else(|| Net::of(world), Ok)?;
+                Some(net.lease(world, layout, options.poison.unwrap_or(0), deadline)?)
             }
-            _ => None,
+            None => None,
         };
         let bound = symmetric.fill_unused(0, space.zeroed_bytes, 0).and_then(|()| {
             let poison = options.poison.unwrap_or(0);
@@ -120,13 +121,18 @@ impl Instance {
         let source = Arc::new(source.clone());
         let (group, number) = (world.group(), generation as u32);
         let health = Arc::new(Health::new(source.clone(), group.cloned(), number, faults));
-        if let (Some(net), Some(layout)) = (&net, &source.net) {
-            let watch: Arc<dyn Watch> = health.clone();
-            net.attach(layout, &watch)?;
-        }
         if let Some(group) = group {
             let weak: Weak<Health> = Arc::downgrade(&health);
             group.join(number, weak);
+        }
+        if let (Some(net), Some(layout)) = (&net, &source.net) {
+            let watch: Arc<dyn Watch> = health.clone();
+            let attached = net.attach(layout, &watch).map_err(Error::from);
+            // Nobody sends to a rank whose proxy does not know the instance yet.
+            match group {
+                None => attached?,
+                Some(group) => group.agree(agree::CALL, attached, deadline)?,
+            }
         }
         // Two ranks on one GPU cannot both be cooperative: each would claim to have it alone.
         let alone = world.local_ranks().all(|r| world.sharing(r) == 1);
@@ -250,7 +256,7 @@ impl Instance {
             let by = self.ranks.get(enqueued).map_or(first, |r| r.rank);
             // What was captured has not run: others' launches go on. Of several ranks it may be a part, which must not be replayed.
             if eager.is_some() {
-                self.health.raise(by);
+                self.health.give_up(by, Some(error.to_string()));
             }
             if eager.is_some() || enqueued > 0 {
                 self.health.poison(error);
@@ -347,7 +353,7 @@ impl Instance {
     /// Tells running kernels of all ranks to give up, as a peer's abort does, and poisons the instance.
     pub fn abort(&mut self) {
         self.health.poison(&Error::Aborted);
-        self.health.raise(self.world.local_ranks().start);
+        self.health.give_up(self.world.local_ranks().start, None);
     }
 
     /// Fills the workspace of this process's ranks with a byte, except for the part that must start as zero. A test
@@ -467,23 +473,26 @@ fn check(world: &World, source: &KernelSource, options: &InstanceOptions) -> Res
     Err(Error::WorldSize { kernel, plan, world: world.size() })
 }
 
-/// Whether the kernel is for the world's nodes, and has a network where there are several.
+/// Whether the kernel is for the world's nodes and its network.
 fn check_net(source: &KernelSource, world: &World, options: &InstanceOptions) -> Result<(), Error> {
     let (kernel, topology) = (source.name.clone(), world.topology());
     let per_node = topology.reach(world.local_ranks().start).len() as u32;
     let local = source.net.as_ref().map_or(source.world_size, |net| net.local);
-    if local != per_node {
+    // A kernel in which no ranks meet is for any nodes.
+    if source.meets && local != per_node {
         let what = format!("it is for nodes of {local} ranks, and the world's have {per_node}");
         return Err(Error::Unsupported { kernel, what });
     }
-    match (&source.net, &options.net) {
-        (Some(_), None) => {
-            let what =
-                "it sends to other nodes, and has no network: give `InstanceOptions::net`".into();
-            Err(Error::Unsupported { kernel, what })
-        }
-        _ => Ok(()),
+    let (Some(layout), Some(net)) = (&source.net, &options.net) else { return Ok(()) };
+    if layout.in_order != net.in_order() {
+        let (order, has) = match layout.in_order {
+            true => ("in_order", "unordered"),
+            false => ("unordered", "in_order"),
+        };
+        let what = format!("its plan has `net={order}`, and the network is for `net={has}`");
+        return Err(Error::Unsupported { kernel, what });
     }
+    Ok(())
 }
 
 /// Holds the SMs of an overlapping instance on every GPU of this process.

@@ -26,7 +26,7 @@ pub struct InstanceOptions {
     /// Least bytes of trace buffer per rank, for kernels written by hand: one that was emitted with tracing says itself
     /// what it needs ([`KernelSource::trace`]). Default: 0.
     pub trace_bytes: u64,
-    /// The network of a kernel over nodes. Default: none.
+    /// The network of a kernel over nodes. Default: the world's ([`Net::of`]).
     pub net: Option<Net>,
     /// Test hook: with a seed other than 0, agents sleep a pseudo-random time below `chaos_max` before each task.
     /// Default: 0.

@@ -103,8 +103,10 @@ impl SymmetricMemory {
     ) -> Result<(), Error> {
         let size = self.stride_bytes().to_le_bytes();
         let sizes = group.all_gather(CALL, &size, deadline)?;
-        let fds = group.all_fds(CALL, own, self.layout(self.first)?.mapped(), deadline)?;
-        for (rank, (fd, theirs)) in (0..).zip(fds.into_iter().zip(sizes)) {
+        let node = self.layout(self.first)?.mapped();
+        let fds = group.all_fds(CALL, own, node.clone(), deadline)?;
+        let sizes = sizes.into_iter().skip(node.start as usize);
+        for (rank, (fd, theirs)) in node.zip(fds.into_iter().zip(sizes)) {
             let Some(fd) = fd else { continue };
             if theirs != size {
                 let what = "the size of symmetric memory".into();

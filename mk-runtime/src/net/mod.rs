@@ -1,10 +1,16 @@
 //! The network of a world: an end, an arena and a proxy for each rank of this process, and what instances have of them.
 //!
 //! An instance gets a range of every rank's arena (`Leased`), and a fifo for each of its kernels. Both are pinned memory of the host, which
-//! the GPU reaches over PCIe and a card, or a thread that copies, without it. Ranges go back when no rank sends there any more.
+//! the GPU reaches over PCIe and a card, or a thread that copies, without it. Ranges go back when no rank sends there any more: in a world of
+//! processes, when the next instance is bound and all have dropped the one before.
+//!
+//! A world has one network ([`Net::of`]), made when it is first needed: the best that all its processes have ([`Fabric`]), or the one that
+//! [`Net::open`] names.
 
+mod fabric;
 mod gpu;
 
+pub use fabric::Fabric;
 pub use gpu::GpuArena;
 
 use crate::Error;
@@ -12,14 +18,10 @@ use crate::mem::Pinned;
 use crate::proxy::{
     Arena, Attached, Counts, Ends, Engine, Fifo, Lease, NetFault, Proxy, Watch, connect,
 };
-use crate::transport::{
-    NetMemory, Ordering, TransportError,
-    loopback::{self, Fabric},
-    shaped::{Shape, Shaped},
-};
-use crate::world::World;
+use crate::transport::{NetMemory, Ordering, TransportError, shaped::Shape};
+use crate::world::{Deadline, World};
 use mk_abi::NetLayout;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 // SAFETY: pinned until it is dropped, aligned to a page.
@@ -58,6 +60,12 @@ impl Default for NetOptions {
     }
 }
 
+/// How processes call what they do here.
+const CALL: &str = "joining a network";
+const LEASE: &str = "leasing net memory";
+/// How long they wait for each other where the caller gives no time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// The network between the nodes of a world. Cheap to clone; closed when the last clone and the last instance are gone.
 #[derive(Clone, Debug)]
 pub struct Net {
@@ -72,7 +80,33 @@ struct Inner {
     drain: Duration,
     /// Before the memory that it copies from and to.
     ends: Vec<End>,
-    arena: Mutex<Arena>,
+    arena: Mutex<Ranges>,
+}
+
+/// Who has which part of the arenas.
+#[derive(Debug)]
+struct Ranges {
+    arena: Arena,
+    /// Ranges that this process sends nothing to any more, while others may.
+    closed: Vec<Lease>,
+}
+
+impl Ranges {
+    /// Takes back what all processes have closed, by the numbers that each says. All do so at the same point, and stay equal.
+    fn settle(&mut self, said: &[Vec<u8>]) {
+        let closed = |bytes: &Vec<u8>, instance: u32| {
+            bytes.chunks_exact(4).any(|word| word == instance.to_le_bytes())
+        };
+        let all = |lease: &Lease| said.iter().all(|bytes| closed(bytes, lease.instance));
+        let (over, kept) = self.closed.drain(..).partition(|lease| all(lease));
+        self.closed = kept;
+        let over: Vec<Lease> = over;
+        over.iter().for_each(|lease| self.arena.take_back(lease));
+    }
+
+    fn said(&self) -> Vec<u8> {
+        self.closed.iter().flat_map(|lease| lease.instance.to_le_bytes()).collect()
+    }
 }
 
 #[derive(Debug)]
@@ -82,70 +116,79 @@ struct End {
 }
 
 impl Net {
+    /// The network of a world: the one that [`Net::open`] has made, else the best that all its processes have. Collective where it is made.
+    ///
+    /// # Errors
+    /// As [`Net::open`]; [`TransportError::Unavailable`] where the processes have none in common, with what each lacks.
+    pub fn of(world: &World) -> Result<Net, Error> {
+        match Net::kept(world) {
+            Some(net) => Ok(net),
+            None => Net::open(world, &Fabric::choose(world)?, &NetOptions::default()),
+        }
+    }
+
+    /// Makes the network of a world, before anything needs it. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a world of one node, or one that has a network; as [`Net::over`].
+    pub fn open(world: &World, fabric: &Fabric, options: &NetOptions) -> Result<Net, Error> {
+        let net = Net::over(world, fabric, options)?;
+        match world.kept().set(Box::new(net.clone())) {
+            Ok(()) => Ok(net),
+            Err(_) => Err(Error::Shape { what: "the world has a network already".into() }),
+        }
+    }
+
+    fn kept(world: &World) -> Option<Net> {
+        world.kept().get().and_then(|kept| kept.downcast_ref::<Net>()).cloned()
+    }
+
     /// Threads of this process that copy between the arenas of its ranks, all of which are here: to try plans over nodes on one machine.
     ///
     /// # Errors
     /// [`Error::Shape`] for a world of one node, and one of several processes; [`Error::Cuda`], [`Error::Transport`].
     pub fn loopback(world: &World, ordering: Ordering, options: &NetOptions) -> Result<Net, Error> {
-        if world.local_ranks() != (0..world.size()) {
-            let what = "the network `loopback` joins ranks of one process".into();
-            return Err(Error::Shape { what });
-        }
-        let lanes = loopback::Options::new(1, ordering).lanes.max(4);
-        let fabric = loopback::Options {
-            lanes,
-            threads: options.threads.max(1) * world.size() as usize,
-            ..loopback::Options::new(world.size(), ordering)
-        };
-        let mut fabric = Fabric::new(fabric)?;
-        let mut ends = Ends::new();
-        for rank in world.local_ranks() {
-            let end = Shaped::new(fabric.end(rank)?, options.shape.clone());
-            ends.push((rank, Box::new(end)));
-        }
-        Net::join(world, ends, options, |mine| Ok(vec![mine.to_vec()]))
+        Net::over(world, &Fabric::Loopback(ordering), options)
     }
 
-    /// Over ends that are not connected yet, one for each rank of this process. Collective, as `gather` is, which gives all processes'
-    /// bytes to each.
+    /// A network of a world, over what it is told. Collective in a world of processes, in which what one cannot is an error of all.
     ///
     /// # Errors
-    /// As [`Net::loopback`], and what `gather` says.
-    pub fn join(
-        world: &World,
-        mut ends: Ends,
-        options: &NetOptions,
-        mut gather: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Error>,
-    ) -> Result<Net, Error> {
+    /// [`Error::Shape`] for a world of one node, and for `loopback` between processes; [`Error::Cuda`], [`Error::Transport`].
+    pub fn over(world: &World, fabric: &Fabric, options: &NetOptions) -> Result<Net, Error> {
         let topology = *world.topology();
-        let ordering = ends.first().map(|(_, end)| end.caps().ordering);
-        if topology.nodes() < 2 || !ends.iter().map(|e| e.0).eq(world.local_ranks()) {
-            let what =
-                "a network joins the ranks of several nodes, and has an end for each that is here"
-                    .into();
+        if topology.nodes() < 2 {
+            let what = "a network joins the ranks of several nodes, and the world has one".into();
             return Err(Error::Shape { what });
         }
-        let mut memories = Vec::new();
-        for (rank, end) in &mut ends {
-            let memory = Arc::new(Pinned::zeroed(world.context(*rank)?, options.arena_bytes)?);
-            end.register(memory.clone())?;
-            memories.push(memory);
-        }
+        let opened = fabric.ends(world, options).and_then(|ends| register(world, ends, options));
+        let deadline = Deadline::within(PATIENCE);
+        let (mut ends, memories) = world.agree_within(CALL, opened, deadline)?;
+        let mut gather = |mine: &[u8]| match world.group() {
+            Some(group) => group.all_gather(CALL, mine, deadline),
+            None => Ok(vec![mine.to_vec()]),
+        };
+        let ordering = ends.first().map(|(_, end)| end.caps().ordering);
         let local = topology.reach(world.local_ranks().start).len() as u32;
-        connect(&mut ends, world.size(), local, &mut gather)?;
-        let mut joined = Vec::new();
-        for ((rank, end), memory) in ends.into_iter().zip(memories) {
-            let engine = Engine::new(rank, world.size(), end, memory.clone());
-            joined.push(End { proxy: Proxy::start(rank, engine, options.drain)?, memory });
-        }
+        let connected = connect(&mut ends, world.size(), local, &mut gather);
+        let start = |()| {
+            let all = ends.into_iter().zip(memories).map(|((rank, end), memory)| {
+                let engine = Engine::new(rank, world.size(), end, memory.clone());
+                Ok(End { proxy: Proxy::start(rank, engine, options.drain)?, memory })
+            });
+            all.collect::<Result<Vec<_>, Error>>()
+        };
         // Nobody sends before all are connected.
-        gather(&[])?;
+        let joined = world.agree_within(CALL, connected.and_then(start), deadline)?;
         let inner = Inner {
             first: world.local_ranks().start,
             in_order: ordering == Some(Ordering::InOrder),
             drain: options.drain,
             ends: joined,
-            arena: Mutex::new(Arena::new(options.arena_bytes)),
+            arena: Mutex::new(Ranges {
+                arena: Arena::new(options.arena_bytes),
+                closed: Vec::new(),
+            }),
         };
         Ok(Net { inner: Arc::new(inner) })
     }
@@ -171,11 +214,36 @@ impl Net {
         world: &World,
         layout: &NetLayout,
         poison: u8,
+        deadline: Deadline,
     ) -> Result<Leased, Error> {
-        let mut arena = self.inner.arena.lock().unwrap_or_else(PoisonError::into_inner);
-        let lease = arena.lease(layout.bytes)?;
-        drop(arena);
-        let mut leased = Leased { net: self.clone(), lease, fifos: Vec::new() };
+        let group = world.group();
+        let said = match group {
+            Some(group) => group.all_gather(LEASE, &self.ranges().said(), deadline)?,
+            None => vec![self.ranges().said()],
+        };
+        let lease = {
+            let mut ranges = self.ranges();
+            ranges.settle(&said);
+            ranges.arena.lease(layout.bytes)?
+        };
+        let leased = self.prepare(world, layout, lease, poison);
+        // Nobody goes on without the others.
+        world.agree_within(LEASE, leased, deadline)
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        self.inner.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn prepare(
+        &self,
+        world: &World,
+        layout: &NetLayout,
+        lease: Lease,
+        poison: u8,
+    ) -> Result<Leased, Error> {
+        let mut leased =
+            Leased { net: self.clone(), lease, fifos: Vec::new(), group: world.group().is_some() };
         for (rank, end) in (self.inner.first..).zip(&self.inner.ends) {
             let (base, buffers) = (lease.base as usize, layout.buffers as usize);
             // SAFETY: the range is inside the arena, and leased to nobody else: no card and no kernel touches it.
@@ -191,6 +259,21 @@ impl Net {
     }
 }
 
+/// Gives each end an arena.
+fn register(
+    world: &World,
+    mut ends: Ends,
+    options: &NetOptions,
+) -> Result<(Ends, Vec<Arc<Pinned>>), Error> {
+    let mut memories = Vec::new();
+    for (rank, end) in &mut ends {
+        let memory = Arc::new(Pinned::zeroed(world.context(*rank)?, options.arena_bytes)?);
+        end.register(memory.clone())?;
+        memories.push(memory);
+    }
+    Ok((ends, memories))
+}
+
 /// What an instance has of a [`Net`]. Drop it behind its kernels.
 #[derive(Debug)]
 pub(crate) struct Leased {
@@ -198,6 +281,8 @@ pub(crate) struct Leased {
     lease: Lease,
     /// By rank of this process.
     fifos: Vec<Arc<Pinned>>,
+    /// Whether other processes send there, too.
+    group: bool,
 }
 
 /// What a rank's kernel is told.
@@ -255,6 +340,11 @@ impl Drop for Leased {
                 }
             }
         }
-        inner.arena.lock().unwrap_or_else(PoisonError::into_inner).take_back(&self.lease);
+        let mut ranges = self.net.ranges();
+        ranges.closed.push(self.lease);
+        if !self.group {
+            let said = ranges.said();
+            ranges.settle(&[said]);
+        }
     }
 }

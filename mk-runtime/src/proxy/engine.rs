@@ -21,8 +21,8 @@ pub trait Watch: Send + Sync + std::fmt::Debug {
     /// Whether the kernel of a rank has given up.
     fn gave_up(&self, rank: u32) -> bool;
 
-    /// Tells the kernels of this process to give up, for the sake of a rank.
-    fn give_up(&self, by: u32);
+    /// Tells the kernels of this process, and others that it knows of, to give up, for the sake of a rank, perhaps because of its network.
+    fn give_up(&self, by: u32, why: Option<&NetFault>);
 }
 
 /// An instance that sends.
@@ -199,12 +199,11 @@ impl Engine {
     pub fn watch(&mut self) {
         for x in self.instances.iter_mut().filter(|x| !x.over) {
             let Some(watch) = &x.watch else { continue };
-            let by = match &self.fault {
-                Some(fault) => fault.rank,
-                None if watch.gave_up(self.rank) => self.rank,
+            match &self.fault {
+                Some(fault) => watch.give_up(fault.of(), Some(fault)),
+                None if watch.gave_up(self.rank) => watch.give_up(self.rank, None),
                 None => continue,
-            };
-            watch.give_up(by);
+            }
             x.over = true;
         }
     }
@@ -398,6 +397,19 @@ impl Engine {
             Some(Report::Early) => self.counts.early += 1,
             // Of an instance that is gone, or of an epoch that is over.
             Some(Report::Late) | None => self.counts.dropped += 1,
+        }
+    }
+}
+
+/// A thread that ends with instances, however it does, leaves kernels that would wait for it.
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let closed = NetFault { rank: self.rank, edge: None, error: TransportError::Closed };
+        let fault = self.fault.take().unwrap_or(closed);
+        for x in self.instances.iter().filter(|x| !x.over) {
+            if let Some(watch) = &x.watch {
+                watch.give_up(fault.of(), Some(&fault));
+            }
         }
     }
 }

@@ -48,3 +48,13 @@ pub struct NetFault {
     /// How.
     pub error: TransportError,
 }
+
+impl NetFault {
+    /// The rank that is to blame: a peer that has failed, or this one.
+    pub fn of(&self) -> u32 {
+        match self.error {
+            TransportError::Peer { peer, .. } => peer,
+            _ => self.rank,
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! How processes that form one world find each other. A local world needs none.
 
 use crate::Error;
+use std::net::IpAddr;
 
 /// Carries small messages between the processes of a world before there is shared memory.
 ///
@@ -18,6 +19,11 @@ pub trait Bootstrap: Send {
     /// # Errors
     /// When a peer does not take part within the implementation's bound.
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error>;
+
+    /// The address by which this process reaches rank 0's host, where the messages go over a network.
+    fn address(&self) -> Option<IpAddr> {
+        None
+    }
 
     /// A process that is known to be gone, without waiting. Between calls only; not every process need see every other's end.
     fn lost(&mut self) -> Option<u32> {

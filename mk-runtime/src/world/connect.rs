@@ -1,12 +1,17 @@
 //! One process per GPU: how a process joins its world.
 
 use super::budget::SmShares;
-use super::group::{Door, Group};
+use super::group::{Abroad, Door, Group, Seat};
+use super::hosts::{self, WorldOptions};
+use super::mesh::Keeping;
 use super::pack::{Pack, Unpack};
-use super::rendezvous::os;
-use super::{Bootstrap, DeviceLimits, Topology, UnixBootstrap, World, env_launcher, limits};
+use super::{
+    Bootstrap, DeviceLimits, Meeting, TcpBootstrap, Topology, UnixBootstrap, World, env_launcher,
+    limits,
+};
 use crate::Error;
 use crate::driver::{self, Context};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +19,7 @@ use std::time::Duration;
 const RENDEZVOUS: Duration = Duration::from_secs(300);
 
 /// Changes with anything that the processes of a world say to each other.
-const PROTOCOL: u64 = 4;
+const PROTOCOL: u64 = 5;
 
 /// What a process tells the others of itself.
 struct Card {
@@ -26,29 +31,73 @@ struct Card {
 }
 
 impl World {
-    /// This process's part of a world of one process per GPU, as a launcher such as torchrun starts it: its rank is
-    /// `RANK`, its GPU `LOCAL_RANK`. Collective; all processes must be on one host.
+    /// This process's part of a world of one process per GPU, as a launcher starts it: torchrun, srun, Open MPI's or MPICH's mpirun, or
+    /// whoever sets `MK_RANK` and the like ([`VARIABLES`](crate::VARIABLES)). Its GPU is that of its rank on its host. Collective.
+    ///
+    /// Processes of one host find each other without a port. On several, rank 0 listens at `MK_MEET`, else where the launcher says, and all
+    /// need the same token (`MK_TOKEN_FILE`).
     ///
     /// # Errors
-    /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralHosts`];
+    /// [`Error::Environment`] and [`Error::Variable`] with the variable that is missing or wrong; [`Error::SeveralHosts`];
     /// [`Error::Rendezvous`] with the ranks that did not come within 5 minutes; as [`World::connect`].
     pub fn from_env() -> Result<World, Error> {
-        let device = env_launcher()?.local_rank;
-        let bootstrap = UnixBootstrap::from_env(RENDEZVOUS)?;
-        World::connect(Box::new(bootstrap), i32::try_from(device).unwrap_or(i32::MAX))
+        let options = WorldOptions::from_env()?;
+        let device = i32::try_from(env_launcher()?.local_rank).unwrap_or(i32::MAX);
+        let bootstrap = World::bootstrap_from_env(&options, RENDEZVOUS)?;
+        // Who shares GPUs may be more than there are. Without a driver the world says so, on all ranks.
+        let device = match driver::device_count() {
+            Ok(count @ 1..) if options.share_gpus => device % count,
+            _ => device,
+        };
+        World::connect_with(bootstrap, device, &options)
+    }
+
+    /// How [`World::from_env`] finds the other processes, for at most `limit`, which also bounds each later call.
+    ///
+    /// # Errors
+    /// As [`World::from_env`].
+    pub fn bootstrap_from_env(
+        options: &WorldOptions,
+        limit: Duration,
+    ) -> Result<Box<dyn Bootstrap>, Error> {
+        let launcher = env_launcher()?;
+        let (rank, world_size) = (launcher.rank, launcher.world_size);
+        let several = launcher.local_world_size != world_size;
+        if !several && options.nodes.is_none() {
+            let met = UnixBootstrap::meet(&launcher.run, rank, world_size, limit)?;
+            return Ok(Box::new(met));
+        }
+        let (address, token) = hosts::meeting(&launcher, options, several)?;
+        let met = TcpBootstrap::meet(&Meeting { address, token, rank, world_size, limit })?;
+        Ok(Box::new(met))
     }
 
     /// This process's part of a world of one process per GPU: its rank is the bootstrap's, its GPU `device`.
-    /// Collective. The bootstrap is used in this call alone and then dropped; the processes keep a socket between
-    /// each two of them.
+    /// Collective. The bootstrap is used in this call alone and then dropped; the processes keep a connection between
+    /// each two of them. Options are those of the environment.
+    ///
+    /// Ranks of a host are neighbours, and hosts have as many ranks each: a host is a node ([`Topology`]).
     ///
     /// Drop the world before the process ends: ending without it looks like a death to the others.
     ///
     /// # Errors
     /// What the bootstrap says; [`Error::NoSuchDevice`], [`Error::DriverMissing`], [`Error::DriverTooOld`],
-    /// [`Error::NoPeerAccess`]; [`Error::SeveralHosts`]; [`Error::SameDevice`]; [`Error::PeerFailed`] with the error
+    /// [`Error::NoPeerAccess`]; [`Error::SeveralHosts`] for hosts that make up no world, without a token, or with different ones;
+    /// [`Error::SameDevice`]; [`Error::PeerFailed`] with the error
     /// of another process, which fails all of them; [`Error::System`].
-    pub fn connect(mut bootstrap: Box<dyn Bootstrap>, device: i32) -> Result<World, Error> {
+    pub fn connect(bootstrap: Box<dyn Bootstrap>, device: i32) -> Result<World, Error> {
+        World::connect_with(bootstrap, device, &WorldOptions::from_env()?)
+    }
+
+    /// [`World::connect`] with options of the caller's.
+    ///
+    /// # Errors
+    /// As [`World::connect`].
+    pub fn connect_with(
+        mut bootstrap: Box<dyn Bootstrap>,
+        device: i32,
+        options: &WorldOptions,
+    ) -> Result<World, Error> {
         let (rank, size) = (bootstrap.rank(), bootstrap.world_size());
         if size == 0 || size > mk_abi::device::MAX_RANKS as u32 || rank >= size {
             return Err(Error::Shape {
@@ -59,7 +108,7 @@ impl World {
             });
         }
         // A process that has no GPU must say so, or the others would wait for it.
-        let mine = prepare(device);
+        let mine = prepare(device, rank, size, options);
         let said = match &mine {
             Ok((card, ..)) => Pack::default()
                 .u64(PROTOCOL)
@@ -73,9 +122,9 @@ impl World {
         let all = bootstrap.all_gather(&said.done())?;
         let (card, limits, door) = mine?;
         let cards = read_cards(&all, size)?;
-        check_cards(&cards, &card)?;
-        // All of them are on this host.
-        let topology = Topology::one_node(size);
+        check_gpus(&cards, options.share_gpus)?;
+        let names: Vec<_> = cards.iter().map(|c| c.host.as_str()).collect();
+        let topology = hosts::topology(&names)?;
         let gpus: Vec<_> = cards.iter().map(|c| (c.gpu.as_str(), c.sms)).collect();
         let shares = SmShares::new(&gpus);
         if size == 1 {
@@ -85,11 +134,11 @@ impl World {
                 vec![Arc::new(Context::retain(device)?)],
                 vec![limits],
                 shares,
-                None,
+                (None, None),
             );
         }
-        let doors: Vec<String> = cards.iter().map(|c| c.door.clone()).collect();
-        let group = Group::connect(bootstrap.as_ref(), &door, &doors)?;
+        let (address, group) =
+            join(&mut *bootstrap, &topology, &cards, &card.host, &door, options)?;
         let node = topology.reach(rank);
         let local = reach(device, &cards[node.start as usize..node.end as usize])
             .and_then(|()| Context::retain(device));
@@ -101,23 +150,49 @@ impl World {
             vec![Arc::new(context)],
             vec![limits],
             shares,
-            Some(Arc::new(group)),
+            (address, Some(Arc::new(group))),
         )
     }
 }
 
-fn prepare(device: i32) -> Result<(Card, DeviceLimits, Door), Error> {
+/// Connects with all others: through their doors on this host, by way of the network with other hosts, for which this one has an address.
+fn join(
+    bootstrap: &mut dyn Bootstrap,
+    topology: &Topology,
+    cards: &[Card],
+    host: &str,
+    door: &Door,
+    options: &WorldOptions,
+) -> Result<(Option<IpAddr>, Group), Error> {
+    let rank = bootstrap.rank();
+    if topology.nodes() == 1 {
+        let seats: Vec<_> = cards.iter().map(|card| Seat::Near(card.door.clone())).collect();
+        return Ok((None, Group::connect(rank, topology, &seats, door, None)?));
+    }
+    let hosts: Vec<_> = cards.iter().map(|c| c.host.as_str()).collect();
+    let met = hosts::exchange(bootstrap, host, &hosts, options)?;
+    let seats = (0..).zip(cards.iter().zip(met.addresses)).map(|(peer, (card, address))| {
+        match topology.reaches(rank, peer) {
+            true => Seat::Near(card.door.clone()),
+            false => Seat::Far(address),
+        }
+    });
+    let seats: Vec<_> = seats.collect();
+    let address = Some(met.gate.address().ip());
+    let abroad = Abroad { gate: met.gate, token: met.token, keeping: Keeping::default() };
+    Ok((address, Group::connect(rank, topology, &seats, door, Some(abroad))?))
+}
+
+fn prepare(
+    device: i32,
+    rank: u32,
+    size: u32,
+    options: &WorldOptions,
+) -> Result<(Card, DeviceLimits, Door), Error> {
     let limits = limits(device)?;
     let door = Door::open()?;
-    // The same in all containers of a machine, and new at each boot.
-    let host = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map_err(|e| os("read of boot_id", &e))?;
-    let card = Card {
-        host: host.trim().into(),
-        door: door.name().into(),
-        gpu: driver::uuid(device)?,
-        sms: limits.sms,
-    };
+    let host = hosts::name(rank, size, options)?;
+    let card = Card { host, door: door.name().into(), gpu: driver::uuid(device)?, sms: limits.sms };
     Ok((card, limits, door))
 }
 
@@ -151,11 +226,8 @@ fn read_cards(all: &[Vec<u8>], size: u32) -> Result<Vec<Card>, Error> {
     all.iter().enumerate().map(read).collect()
 }
 
-fn check_cards(cards: &[Card], mine: &Card) -> Result<(), Error> {
-    if let Some(rank) = cards.iter().position(|c| c.host != mine.host) {
-        return Err(Error::SeveralHosts { what: format!("rank {rank} runs on another machine") });
-    }
-    for (a, card) in cards.iter().enumerate() {
+fn check_gpus(cards: &[Card], shared: bool) -> Result<(), Error> {
+    for (a, card) in cards.iter().enumerate().filter(|_| !shared) {
         if let Some(b) = cards[..a].iter().position(|c| c.gpu == card.gpu) {
             let ranks = (b as u32, a as u32);
             return Err(Error::SameDevice { ranks, device: card.gpu.clone() });
@@ -181,18 +253,15 @@ fn reach(device: i32, cards: &[Card]) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    fn card(host: &str, gpu: &str) -> Card {
-        Card { host: host.into(), door: String::new(), gpu: gpu.into(), sms: 132 }
-    }
-
     #[test]
-    fn hosts_and_gpus_are_compared() {
-        let here = card("h", "a");
-        check_cards(&[card("h", "a"), card("h", "b")], &here).unwrap();
-        let two = check_cards(&[card("h", "a"), card("i", "b")], &here);
-        assert!(matches!(two, Err(Error::SeveralHosts { .. })));
-        let same = check_cards(&[card("h", "a"), card("h", "b"), card("h", "b")], &here);
-        assert!(matches!(same, Err(Error::SameDevice { ranks: (1, 2), .. })));
+    fn each_has_a_gpu_of_its_own() {
+        let card =
+            |gpu: &str| Card { host: "h".into(), door: String::new(), gpu: gpu.into(), sms: 132 };
+        check_gpus(&["a", "b"].map(card), false).unwrap();
+        let same = ["a", "b", "b"].map(card);
+        let refused = check_gpus(&same, false);
+        assert!(matches!(refused, Err(Error::SameDevice { ranks: (1, 2), .. })));
+        check_gpus(&same, true).unwrap();
     }
 
     #[test]

@@ -1,21 +1,25 @@
-//! The processes of a world on one host, after they have met: a Unix-domain socket between each two of them.
+//! The processes of a world, after they have met: a Unix-domain socket between each two of one host, a TCP connection (`mesh/`) between each
+//! two of different ones.
 //!
-//! The sockets carry small gathers and file descriptors, and their closing tells that a process is gone. Collective
+//! They carry small gathers, and those of a host file descriptors; their closing tells that a process is gone. Collective
 //! calls are made in the same order by all processes; each names itself, so that a rank that makes another call is an
 //! error and not a confusion.
 
+use super::mesh::{self, Bell, Far, Gate, Keeping, Stream};
 use super::pack::{Pack, Unpack};
 use super::page::Page;
 use super::rendezvous::os;
-use super::watch::{Astray, Member, Watch};
-use super::wire::{self, Broken, Deadline};
-use super::{Bootstrap, Error};
+use super::tcp::{End, Token};
+use super::watch::{Astray, Member, Others, Watch};
+use super::wire::{self, Broken, Deadline, failed};
+use super::{Error, Topology};
 use std::fmt::Display;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{self as unix, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -37,7 +41,7 @@ impl Door {
             .map_err(|e| os("read of /dev/urandom", &e))?;
         let secret: String = secret.iter().map(|b| format!("{b:02x}")).collect();
         let name = format!("mk-{}-{secret}", std::process::id());
-        let listener = SocketAddr::from_abstract_name(&name)
+        let listener = unix::SocketAddr::from_abstract_name(&name)
             .and_then(|a| UnixListener::bind_addr(&a))
             .map_err(|e| os("bind", &e))?;
         listener.set_nonblocking(true).map_err(|e| os("bind", &e))?;
@@ -79,14 +83,56 @@ impl Door {
     }
 }
 
+/// Where a process is found.
+#[derive(Clone, Debug)]
+pub(super) enum Seat {
+    /// On this host, at a door of this name.
+    Near(String),
+    /// On another one.
+    Far(SocketAddr),
+}
+
+/// What processes of other hosts are met with.
+#[derive(Debug)]
+pub(super) struct Abroad {
+    pub(super) gate: Gate,
+    /// The world's secret.
+    pub(super) token: Token,
+    pub(super) keeping: Keeping,
+}
+
 #[derive(Debug)]
 struct Links {
-    /// By rank; none for this one.
+    /// To processes of this host, by rank; none for this one.
     streams: Vec<Option<UnixStream>>,
+    /// To those of others.
+    far: Vec<Option<Arc<Far>>>,
     /// Collective calls made so far.
     calls: u64,
     /// The first failure: what the sockets hold after it belongs to nobody.
     broken: Option<Error>,
+}
+
+/// The way to a process.
+enum Line<'a> {
+    Near(&'a UnixStream),
+    Far(&'a Far),
+}
+
+impl Line<'_> {
+    fn send(&self, bytes: &[u8], deadline: Deadline) -> Result<(), Broken> {
+        match self {
+            Line::Near(stream) => wire::send(stream, bytes, deadline),
+            Line::Far(far) => far.send(bytes),
+        }
+    }
+
+    fn receive(&self, deadline: Deadline) -> Result<Vec<u8>, Broken> {
+        match self {
+            Line::Near(stream) => wire::receive(stream, deadline),
+            Line::Far(far) => far.receive(deadline),
+        }
+    }
 }
 
 /// See the module.
@@ -98,60 +144,44 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Connects this process with every other one. `names` are their doors, by rank.
+    /// Connects this process with every other one. `seats` say where they are, by rank.
     pub(super) fn connect(
-        bootstrap: &dyn Bootstrap,
+        rank: u32,
+        topology: &Topology,
+        seats: &[Seat],
         door: &Door,
-        names: &[String],
+        abroad: Option<Abroad>,
     ) -> Result<Group, Error> {
-        let rank = bootstrap.rank();
         let deadline = Deadline::within(MESH);
-        let mut streams: Vec<Option<UnixStream>> = names.iter().map(|_| None).collect();
-        for (peer, name) in names.iter().enumerate().take(rank as usize) {
-            let stream = SocketAddr::from_abstract_name(name)
-                .and_then(|a| UnixStream::connect_addr(&a))
-                .map_err(|e| Error::SeveralHosts {
-                    what: format!(
-                        "rank {peer} is on this machine and cannot be reached through a Unix-domain socket ({e}): it is in another network namespace, or has \
-                         ended meanwhile"
-                    ),
-                })?;
-            if !wire::same_user(&stream) {
-                let what = format!("rank {peer} is a process of another user");
-                return Err(Error::System { call: "connect", what });
-            }
-            let hello = Pack::default().text(name).u64(rank.into()).done();
-            wire::send(&stream, &hello, deadline)
-                .map_err(|b| failure(&b, peer as u32, "connecting", deadline))?;
-            streams[peer] = Some(stream);
-        }
-        for _ in rank as usize + 1..names.len() {
-            let (peer, stream) = door.admit(deadline)?.ok_or_else(|| {
-                let later = (0..).zip(&streams).skip(rank as usize + 1);
-                let ranks = later.filter(|(_, s)| s.is_none()).map(|(r, _)| r).collect();
-                let (during, waited) = ("connecting".into(), deadline.limit());
-                Error::PeerSilent { ranks, during, waited }
-            })?;
-            let place = usize::try_from(peer).ok().filter(|p| *p > rank as usize);
-            match place.and_then(|p| streams.get_mut(p)) {
-                Some(place @ None) => *place = Some(stream),
-                _ => {
-                    return Err(Error::System {
-                        call: "accept",
-                        what: format!("rank {peer} came"),
-                    });
-                }
-            }
-        }
-        let mut links = Links { streams, calls: 0, broken: None };
-        // What each process says without a call; see `watch`.
+        let streams = knock(rank, seats, door, deadline)?;
+        let nobody = || seats.iter().map(|_| None).collect::<Vec<_>>();
+        let mut links = Links { streams, far: nobody(), calls: 0, broken: None };
+        // What each process says without a call; see `watch`. Those of other hosts are not in this one.
         let (mine, fd) = Page::create()?;
-        let theirs = links.all_fds(rank, "connecting", fd, 0..names.len() as u32, deadline)??;
-        let theirs = theirs
+        let all = 0..seats.len() as u32;
+        let theirs = links.all_fds(rank, "connecting", fd, all, deadline)??;
+        let pages = theirs
             .iter()
             .map(|fd| fd.as_ref().map(Page::open).transpose())
             .collect::<Result<Vec<_>, _>>()?;
-        let watch = Watch::start(&links.streams, mine, theirs)?;
+        let (bell, ears) = UnixStream::pair().map_err(|e| os("socketpair", &e))?;
+        let bell = Arc::new(Bell::new(bell).map_err(|e| os("socketpair", &e))?);
+        let mut far = Vec::new();
+        if let Some(Abroad { gate, token, keeping }) = abroad {
+            let me = End { rank, ranks: seats.len() as u32, token: &token };
+            let addresses: Vec<_> = seats.iter().map(Seat::address).collect();
+            for (peer, link) in (0..).zip(mesh::meet(&gate, me, &addresses, deadline)?) {
+                let Some(link) = link else { continue };
+                let end = Arc::new(Far::new(bell.clone()));
+                let stream = Stream::new(link, end.clone(), keeping, MESH);
+                far.push((peer, stream.map_err(|e| os("fcntl", &e))?));
+                links.far[peer as usize] = Some(end);
+            }
+        }
+        let near = links.streams.iter().map(|s| s.as_ref().map(UnixStream::try_clone).transpose());
+        let near = near.collect::<Result<Vec<_>, _>>().map_err(|e| os("dup", &e))?;
+        let alike = topology.alike(rank).collect();
+        let watch = Watch::start(mine, Others { near, pages, far, alike, bell, ears })?;
         let group = Group { rank, links: Mutex::new(links), watch };
         group.all_gather("connecting", &[], deadline)?;
         Ok(group)
@@ -255,6 +285,11 @@ impl Group {
         self.watch.dead()
     }
 
+    /// Tells other hosts that the kernels of an instance are to give up, for the sake of a rank.
+    pub(crate) fn give_up(&self, instance: u32, by: u32, why: &str) {
+        self.watch.give_up(instance, by, why);
+    }
+
     /// Whether this process has.
     pub(crate) fn is_dead(&self, rank: u32) -> bool {
         self.watch.is_dead(rank)
@@ -283,8 +318,17 @@ impl Links {
         call(self).inspect_err(|error| self.broken = Some(error.clone()))
     }
 
-    fn peers(&self) -> impl Iterator<Item = (u32, &UnixStream)> {
+    /// The processes of this host.
+    fn near(&self) -> impl Iterator<Item = (u32, &UnixStream)> {
         (0..).zip(&self.streams).filter_map(|(rank, s)| s.as_ref().map(|s| (rank, s)))
+    }
+
+    /// All of them.
+    fn peers(&self) -> impl Iterator<Item = (u32, Line<'_>)> {
+        (0..).zip(self.streams.iter().zip(&self.far)).filter_map(|(rank, (near, far))| {
+            let near = near.as_ref().map(Line::Near);
+            Some((rank, near.or(far.as_deref().map(Line::Far))?))
+        })
     }
 
     fn all_gather(
@@ -308,16 +352,16 @@ impl Links {
         let mut all: Vec<Vec<u8>> = self.streams.iter().map(|_| mine.to_vec()).collect();
         let (mut gone, mut silent, mut astray) = (None, Vec::new(), Vec::new());
         let mut too_long = long.then_some(rank);
-        for (peer, stream) in self.peers() {
+        for (peer, line) in self.peers() {
             // To all before anything is believed: a peer that waits for this rank must not wait for another's fault.
-            match wire::send(stream, &message, deadline) {
+            match line.send(&message, deadline) {
                 // It may have sent its part before it went.
                 Ok(()) | Err(Broken::Gone) => {}
-                Err(broken) => return Err(failure(&broken, peer, call, deadline)),
+                Err(broken) => return Err(failed(&broken, peer, call, deadline)),
             }
         }
-        for (peer, stream) in self.peers() {
-            let bytes = match wire::receive(stream, deadline) {
+        for (peer, line) in self.peers() {
+            let bytes = match line.receive(deadline) {
                 Ok(bytes) => bytes,
                 Err(Broken::Gone) => {
                     gone.get_or_insert(peer);
@@ -327,7 +371,7 @@ impl Links {
                     silent.push(peer);
                     continue;
                 }
-                Err(broken) => return Err(failure(&broken, peer, call, deadline)),
+                Err(broken) => return Err(failed(&broken, peer, call, deadline)),
             };
             let mut fields = Unpack::new(&bytes);
             match (fields.u64(), fields.text(), fields.bytes()) {
@@ -368,32 +412,84 @@ impl Links {
     ) -> Result<Result<Vec<Option<OwnedFd>>, Error>, Error> {
         // So that all are in this call before anybody takes a byte for a descriptor.
         self.all_gather(rank, call, &[], deadline)?;
-        let peers = || self.peers().filter(|(peer, _)| among.contains(peer));
+        let peers = || self.near().filter(|(peer, _)| among.contains(peer));
         for (peer, stream) in peers() {
             wire::send_fd(stream, mine.as_fd(), deadline)
-                .map_err(|b| failure(&b, peer, call, deadline))?;
+                .map_err(|b| failed(&b, peer, call, deadline))?;
         }
         let mut all = among.clone().map(|_| None).collect::<Vec<Option<OwnedFd>>>();
         let mut refused = None;
         for (peer, stream) in peers() {
             match wire::receive_fd(stream, deadline) {
                 Ok(fd) => all[(peer - among.start) as usize] = Some(fd),
-                Err(b @ Broken::NoRoom) => refused = Some(failure(&b, peer, call, deadline)),
-                Err(b) => return Err(failure(&b, peer, call, deadline)),
+                Err(b @ Broken::NoRoom) => refused = Some(failed(&b, peer, call, deadline)),
+                Err(b) => return Err(failed(&b, peer, call, deadline)),
             }
         }
         Ok(refused.map_or(Ok(all), Err))
     }
 }
 
-fn failure(broken: &Broken, peer: u32, call: &str, deadline: Deadline) -> Error {
-    let during = call.to_string();
-    match broken {
-        Broken::Gone => Error::PeerGone { rank: peer, during },
-        Broken::Interrupted => Error::Interrupted { during },
-        Broken::Late => Error::PeerSilent { ranks: vec![peer], during, waited: deadline.limit() },
-        Broken::Bad(what) => Error::PeerFailed { rank: peer, during, what: what.clone() },
-        Broken::NoRoom => Error::System { call: "recvmsg", what: wire::NO_ROOM.into() },
+impl Seat {
+    fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Seat::Near(_) => None,
+            Seat::Far(address) => Some(*address),
+        }
+    }
+}
+
+/// Connects with every other process of this host: lower ranks have a door, higher ones come.
+fn knock(
+    rank: u32,
+    seats: &[Seat],
+    door: &Door,
+    deadline: Deadline,
+) -> Result<Vec<Option<UnixStream>>, Error> {
+    let mut streams: Vec<Option<UnixStream>> = seats.iter().map(|_| None).collect();
+    for (peer, seat) in seats.iter().enumerate().take(rank as usize) {
+        let Seat::Near(name) = seat else { continue };
+        let stream = unix::SocketAddr::from_abstract_name(name)
+            .and_then(|a| UnixStream::connect_addr(&a))
+            .map_err(|e| Error::SeveralHosts {
+                what: format!(
+                    "rank {peer} is on this machine and cannot be reached through a Unix-domain socket ({e}): it is in another network namespace, or has \
+                     ended meanwhile"
+                ),
+            })?;
+        if !wire::same_user(&stream) {
+            let what = format!("rank {peer} is a process of another user");
+            return Err(Error::System { call: "connect", what });
+        }
+        let hello = Pack::default().text(name).u64(rank.into()).done();
+        wire::send(&stream, &hello, deadline)
+            .map_err(|b| failed(&b, peer as u32, "connecting", deadline))?;
+        streams[peer] = Some(stream);
+    }
+    let awaited = |streams: &[Option<UnixStream>]| -> Vec<u32> {
+        let later = (0..).zip(seats).zip(streams).skip(rank as usize + 1);
+        later
+            .filter(|((_, s), came)| s.address().is_none() && came.is_none())
+            .map(|((r, _), _)| r)
+            .collect()
+    };
+    loop {
+        let ranks = awaited(&streams);
+        if ranks.is_empty() {
+            return Ok(streams);
+        }
+        let Some((peer, stream)) = door.admit(deadline)? else {
+            let (during, waited) = ("connecting".into(), deadline.limit());
+            return Err(Error::PeerSilent { ranks, during, waited });
+        };
+        match usize::try_from(peer).ok().and_then(|p| streams.get_mut(p)) {
+            Some(place @ None) if ranks.iter().any(|r| u64::from(*r) == peer) => {
+                *place = Some(stream);
+            }
+            _ => {
+                return Err(Error::System { call: "accept", what: format!("rank {peer} came") });
+            }
+        }
     }
 }
 

@@ -8,6 +8,8 @@ mod bootstrap;
 mod budget;
 mod connect;
 mod group;
+mod hosts;
+pub mod mesh;
 mod pack;
 mod page;
 mod rendezvous;
@@ -20,6 +22,7 @@ mod wire;
 pub use crate::driver::order::forked;
 pub use bootstrap::Bootstrap;
 pub(crate) use group::{Group, SharedGroup};
+pub use hosts::WorldOptions;
 pub use rendezvous::UnixBootstrap;
 pub(crate) use shared::SharedPages;
 pub use tcp::{MAX_PART, Meeting, TcpBootstrap, Token};
@@ -33,9 +36,11 @@ use crate::driver::{self, Context};
 use crate::env::launcher as env_launcher;
 use budget::SmShares;
 use cudarc::driver::sys::CUdevice_attribute as Attr;
+use std::any::Any;
 use std::fmt::Display;
-use std::sync::Arc;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// What the runtime needs to know of a GPU.
@@ -70,6 +75,10 @@ struct Inner {
     /// Of all ranks.
     shares: SmShares,
     generation: AtomicU64,
+    /// What others keep for as long as the world lives: its network. Closed before the processes part.
+    kept: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// The address of this host for others, where there are some.
+    address: Option<IpAddr>,
     /// The control channel to the other processes, where there are some.
     group: Option<SharedGroup>,
 }
@@ -153,7 +162,7 @@ impl World {
             });
         }
         let gpus: Vec<_> = limits.iter().map(|l| (l.ordinal, l.sms)).collect();
-        World::assemble(0, topology, contexts, limits, SmShares::new(&gpus), None)
+        World::assemble(0, topology, contexts, limits, SmShares::new(&gpus), (None, None))
     }
 
     fn assemble(
@@ -162,10 +171,11 @@ impl World {
         contexts: Vec<Arc<Context>>,
         limits: Vec<DeviceLimits>,
         shares: SmShares,
-        group: Option<SharedGroup>,
+        (address, group): (Option<IpAddr>, Option<SharedGroup>),
     ) -> Result<World, Error> {
-        let generation = AtomicU64::new(1);
-        let inner = Inner { first, topology, contexts, limits, shares, generation, group };
+        let (generation, kept) = (AtomicU64::new(1), OnceLock::new());
+        let inner =
+            Inner { first, topology, contexts, limits, shares, generation, kept, address, group };
         Ok(World { inner: Arc::new(inner) })
     }
 
@@ -243,8 +253,19 @@ impl World {
         mine: Result<T, E>,
         limit: Duration,
     ) -> Result<T, E> {
-        let Some(group) = &self.inner.group else { return mine };
-        group.agree(call, mine, Deadline::within(limit))
+        self.agree_within(call, mine, Deadline::within(limit))
+    }
+
+    pub(crate) fn agree_within<T, E: From<Error> + Display>(
+        &self,
+        call: &str,
+        mine: Result<T, E>,
+        deadline: Deadline,
+    ) -> Result<T, E> {
+        match &self.inner.group {
+            Some(group) => group.agree(call, mine, deadline),
+            None => mine,
+        }
     }
 
     pub(crate) fn context(&self, rank: u32) -> Result<&Arc<Context>, Error> {
@@ -289,6 +310,16 @@ impl World {
     /// Whether some GPU has several ranks of this world.
     pub fn shares_gpus(&self) -> bool {
         self.inner.shares.any_shared()
+    }
+
+    /// What is kept for as long as the world lives.
+    pub(crate) fn kept(&self) -> &OnceLock<Box<dyn Any + Send + Sync>> {
+        &self.inner.kept
+    }
+
+    /// The address by which other hosts reach this one, where there are some.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.inner.address
     }
 
     /// The other processes of this world, if it has some.

@@ -17,9 +17,17 @@ const WORDS: usize = 2 + REMEMBERED as usize;
 pub(super) struct Page(SharedPages);
 
 impl Page {
+    /// Launches that it remembers.
+    pub(super) const MOST: u64 = REMEMBERED;
+
     pub(super) fn create() -> Result<(Page, OwnedFd), Error> {
         let (pages, fd) = SharedPages::create(WORDS * size_of::<u64>())?;
         Ok((Page(pages), fd))
+    }
+
+    /// What a process of another host has told.
+    pub(super) fn told() -> Result<Page, Error> {
+        Page::create().map(|(page, _)| page)
     }
 
     /// Maps that of another process.
@@ -29,7 +37,7 @@ impl Page {
 
     /// Says that the process leaves of its own will, after so many launches.
     pub(super) fn leave(&self, made: u64) {
-        self.word(0).store(1 + made, Ordering::Release);
+        self.word(0).store(made.saturating_add(1), Ordering::Release);
     }
 
     /// The launches that the process made before it left, if it has.
@@ -37,10 +45,11 @@ impl Page {
         self.word(0).load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Says that launches of the process behind `n` need not be those of others with the same number.
-    pub(super) fn lose_count(&self, n: u64) {
-        // Once is for good.
-        let _ = self.word(1).compare_exchange(0, 1 + n, Ordering::AcqRel, Ordering::Acquire);
+    /// Says that launches of the process behind `n` need not be those of others with the same number. Whether nobody had said so: once is
+    /// for good.
+    pub(super) fn lose_count(&self, n: u64) -> bool {
+        let lost = n.saturating_add(1);
+        self.word(1).compare_exchange(0, lost, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Whether launch `n` of the process is that of others with this number.

@@ -61,13 +61,20 @@ impl UnixBootstrap {
         Ok(this)
     }
 
-    /// As [`UnixBootstrap::meet`], with what torchrun's variables say.
+    /// As [`UnixBootstrap::meet`], with what a launcher's variables say.
     ///
     /// # Errors
-    /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralHosts`]; as
-    /// [`UnixBootstrap::meet`].
+    /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralHosts`] where it has started processes on
+    /// several; as [`UnixBootstrap::meet`].
     pub fn from_env(limit: Duration) -> Result<UnixBootstrap, Error> {
         let launcher = env_launcher()?;
+        if launcher.local_world_size != launcher.world_size {
+            let what = format!(
+                "{} of {} ranks are on this host, and sockets of a file system reach no other",
+                launcher.local_world_size, launcher.world_size
+            );
+            return Err(Error::SeveralHosts { what });
+        }
         UnixBootstrap::meet(&launcher.run, launcher.rank, launcher.world_size, limit)
     }
 

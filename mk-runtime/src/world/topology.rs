@@ -4,9 +4,9 @@ use crate::Error;
 use std::ops::Range;
 
 /// The nodes of a world: rank `r` is the `r % per_node`-th of node `r / per_node`. Ranks of one node map each other's
-/// memory; between nodes nothing is mapped, and only a transport carries bytes (`mk_abi::HostOp::Send`).
+/// memory; between nodes nothing is mapped, and only a network carries bytes ([`crate::net::Net`]).
 ///
-/// This is the one place that says which ranks reach each other. Worlds of this version have one node.
+/// This is the one place that says which ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Topology {
     ranks: u32,
@@ -54,6 +54,12 @@ impl Topology {
         }
     }
 
+    /// The ranks of the same place on other nodes.
+    pub fn alike(&self, rank: u32) -> impl Iterator<Item = u32> + use<> {
+        let (all, per_node) = (0..self.ranks, self.per_node.max(1));
+        all.filter(move |peer| *peer != rank && peer % per_node == rank % per_node)
+    }
+
     /// Whether rank `from` maps the memory of rank `to`.
     pub fn reaches(&self, from: u32, to: u32) -> bool {
         self.reach(from).contains(&to)
@@ -87,6 +93,7 @@ mod tests {
         let pairs = (0..4).flat_map(|from| (0..4).map(move |to| (from, to)));
         let reached: Vec<_> = pairs.filter(|(from, to)| two.reaches(*from, *to)).collect();
         assert_eq!(reached, [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2), (2, 3), (3, 2), (3, 3)]);
+        assert_eq!([0, 3].map(|r| two.alike(r).collect::<Vec<_>>()), [[2], [1]]);
         let error = two.check(1, 2).unwrap_err().to_string();
         assert!(error.starts_with("rank 1 cannot map the memory of rank 2"), "{error}");
     }

@@ -1,15 +1,18 @@
-//! Messages between processes of one host: length-prefixed frames over Unix-domain sockets, each within a deadline.
+//! Messages between processes: length-prefixed frames over Unix-domain sockets, and what sockets of all kinds have in common, each
+//! within a deadline.
 
+use crate::Error;
 use nix::errno::Errno;
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, sockopt};
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Longest time between two looks at whether a wait is to end.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 static INTERRUPTED: OnceLock<fn() -> bool> = OnceLock::new();
 
@@ -71,8 +74,20 @@ pub(super) enum Broken {
     NoRoom,
 }
 
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Broken::Gone => "the connection was closed",
+            Broken::Late => "nothing answers",
+            Broken::Interrupted => "interrupted",
+            Broken::Bad(what) => what,
+            Broken::NoRoom => NO_ROOM,
+        })
+    }
+}
+
 impl Broken {
-    fn of(errno: Errno) -> Broken {
+    pub(super) fn of(errno: Errno) -> Broken {
         match errno {
             Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN => Broken::Gone,
             // What a socket with a time limit says, of either direction.
@@ -81,7 +96,7 @@ impl Broken {
         }
     }
 
-    fn io(error: &std::io::Error) -> Broken {
+    pub(super) fn io(error: &io::Error) -> Broken {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => Broken::Late,
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof => {
@@ -92,6 +107,44 @@ impl Broken {
     }
 }
 
+/// What a call with a process has failed of.
+pub(super) fn failed(broken: &Broken, peer: u32, call: &str, deadline: Deadline) -> Error {
+    let during = call.to_string();
+    match broken {
+        Broken::Gone => Error::PeerGone { rank: peer, during },
+        Broken::Interrupted => Error::Interrupted { during },
+        Broken::Late => Error::PeerSilent { ranks: vec![peer], during, waited: deadline.limit() },
+        Broken::Bad(what) => Error::PeerFailed { rank: peer, during, what: what.clone() },
+        Broken::NoRoom => Error::System { call: "recvmsg", what: NO_ROOM.into() },
+    }
+}
+
+/// A stream socket that waits for as long as it is told.
+pub(super) trait Socket: AsRawFd {
+    fn limit_reads(&self, limit: Duration) -> io::Result<()>;
+    fn limit_writes(&self, limit: Duration) -> io::Result<()>;
+}
+
+impl Socket for UnixStream {
+    fn limit_reads(&self, limit: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(limit))
+    }
+
+    fn limit_writes(&self, limit: Duration) -> io::Result<()> {
+        self.set_write_timeout(Some(limit))
+    }
+}
+
+impl Socket for TcpStream {
+    fn limit_reads(&self, limit: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(limit))
+    }
+
+    fn limit_writes(&self, limit: Duration) -> io::Result<()> {
+        self.set_write_timeout(Some(limit))
+    }
+}
+
 /// Sends one frame.
 pub(super) fn send(stream: &UnixStream, bytes: &[u8], deadline: Deadline) -> Result<(), Broken> {
     let Some(length) = u32::try_from(bytes.len()).ok().filter(|n| *n as usize <= MAX_FRAME) else {
@@ -99,17 +152,7 @@ pub(super) fn send(stream: &UnixStream, bytes: &[u8], deadline: Deadline) -> Res
     };
     let mut frame = length.to_le_bytes().to_vec();
     frame.extend_from_slice(bytes);
-    let mut rest = &frame[..];
-    while !rest.is_empty() {
-        stream.set_write_timeout(Some(deadline.left())).map_err(|e| Broken::io(&e))?;
-        // Not `write`: a peer that is gone must be an error, and not a signal to a process that does not ignore it.
-        match socket::send(stream.as_raw_fd(), rest, MsgFlags::MSG_NOSIGNAL) {
-            Ok(n) => rest = &rest[n.min(rest.len())..],
-            Err(Errno::EINTR) if !deadline.over() => {}
-            Err(errno) => return Err(Broken::of(errno)),
-        }
-    }
-    Ok(())
+    put(stream, &frame, deadline)
 }
 
 /// Receives one frame.
@@ -125,23 +168,52 @@ pub(super) fn receive(stream: &UnixStream, deadline: Deadline) -> Result<Vec<u8>
     Ok(bytes)
 }
 
-fn fill(mut stream: &UnixStream, out: &mut [u8], deadline: Deadline) -> Result<(), Broken> {
-    let mut at = 0;
-    while at < out.len() {
-        stream.set_read_timeout(Some(deadline.left().min(LOOK))).map_err(|e| Broken::io(&e))?;
-        match stream.read(&mut out[at..]) {
-            Ok(0) => return Err(Broken::Gone),
-            Ok(n) => at += n,
-            Err(e) if Broken::io(&e) == Broken::Late && !deadline.over() => {
-                if INTERRUPTED.get().is_some_and(|interrupted| interrupted()) {
-                    return Err(Broken::Interrupted);
-                }
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted && !deadline.over() => {}
-            Err(e) => return Err(Broken::io(&e)),
+/// Sends bytes.
+pub(super) fn put(
+    stream: &impl Socket,
+    mut bytes: &[u8],
+    deadline: Deadline,
+) -> Result<(), Broken> {
+    while !bytes.is_empty() {
+        stream.limit_writes(deadline.left()).map_err(|e| Broken::io(&e))?;
+        // Not `write`: a peer that is gone must be an error, and not a signal to a process that does not ignore it.
+        match socket::send(stream.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL) {
+            Ok(n) => bytes = &bytes[n.min(bytes.len())..],
+            Err(Errno::EINTR) if !deadline.over() => {}
+            Err(errno) => return Err(Broken::of(errno)),
         }
     }
     Ok(())
+}
+
+/// Receives as many bytes.
+pub(super) fn fill(stream: &impl Socket, out: &mut [u8], deadline: Deadline) -> Result<(), Broken> {
+    let (mut at, begin) = (0, Instant::now());
+    while at < out.len() {
+        // What has come is still read; a peer that sends a byte now and then is not waited for.
+        if deadline.over() && begin.elapsed() > LOOK {
+            return Err(Broken::Late);
+        }
+        stream.limit_reads(deadline.left().min(LOOK)).map_err(|e| Broken::io(&e))?;
+        match socket::recv(stream.as_raw_fd(), &mut out[at..], MsgFlags::empty()) {
+            Ok(0) => return Err(Broken::Gone),
+            Ok(n) => at += n,
+            Err(Errno::EINTR) if !deadline.over() => {}
+            Err(errno) if Broken::of(errno) == Broken::Late && !deadline.over() => {
+                check_interrupt()?;
+            }
+            Err(errno) => return Err(Broken::of(errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether this process does not want to wait any longer.
+pub(super) fn check_interrupt() -> Result<(), Broken> {
+    match INTERRUPTED.get().is_some_and(|interrupted| interrupted()) {
+        true => Err(Broken::Interrupted),
+        false => Ok(()),
+    }
 }
 
 /// Gives the other process a file descriptor (`SCM_RIGHTS`, unix(7)); both own one then.

@@ -30,7 +30,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
         comment: "The ring of stages that the role's matrix products share.",
-        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .cluster = %d, .store = StorePath::Direct\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .below = %d, .beside = %d\" | format(below, beside) if below * beside != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
+        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .cluster = %d\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .below = %d, .beside = %d\" | format(below, beside) if below * beside != 1 else \"\" }@@{ \", .store = StorePath::Direct\" if cluster != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
         smem: "GemmSmem",
         asserts: &[
             "static_assert(@{ name }@Config::kStagingBytes == @{ staging }@, \"the leaf's contract promises other panels\");",

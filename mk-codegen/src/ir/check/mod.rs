@@ -408,7 +408,7 @@ impl Checker<'_> {
         }
         if let Leaf::MmaTile { cluster, store, consumers, multicast, .. } = &x.leaf {
             self.cluster(place, x, (*cluster, *store, *consumers));
-            self.multicast(place, x, (*cluster, *multicast, *consumers));
+            self.multicast(place, x, *multicast, *consumers);
         }
         if let Leaf::MmaTile { epilogue, .. } = &x.leaf {
             let gates = epilogue.iter().filter(|op| **op == EpilogueOp::Swiglu).count();
@@ -459,8 +459,7 @@ impl Checker<'_> {
     }
 
     /// CTAs that load together work in step, and wait for nobody else on the way.
-    fn multicast(&mut self, place: &str, x: &Family, of: (u32, [u32; 2], Consumers)) {
-        let (cluster, multicast, consumers) = of;
+    fn multicast(&mut self, place: &str, x: &Family, multicast: [u32; 2], consumers: Consumers) {
         if !matches!(multicast, [1 | 2, 1 | 2]) {
             self.error(place, "loads with 1 or 2 CTAs below, and beside");
         }
@@ -469,8 +468,12 @@ impl Checker<'_> {
         }
         let other = |op: &EpilogueOp| matches!(op, EpilogueOp::Save | EpilogueOp::Carry);
         let steps = x.inner.is_some() || x.leaf.epilogue().iter().any(other);
-        if cluster != 1 || consumers != Consumers::Cooperative || steps || !x.waits.is_empty() {
-            self.error(place, "CTAs that load together wait for nobody, work on each of their tiles, have no inner loop, save nothing and go on with nothing");
+        if x.leaf.cluster() > 8
+            || consumers != Consumers::Cooperative
+            || steps
+            || !x.waits.is_empty()
+        {
+            self.error(place, "CTAs that load together are at most 8 of a cluster, wait for nobody, work on each of their tiles, have no inner loop, save nothing and go on with nothing");
         }
         self.one_cluster(place, x);
     }

@@ -30,7 +30,7 @@ use std::sync::atomic::{self, AtomicBool};
 use std::time::{Duration, Instant};
 
 /// Of what an [`Ofi`] end is made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// libfabric's name of the provider: `efa`, `tcp;ofi_rxm`, `shm`.
     pub provider: String,

@@ -1,4 +1,4 @@
-use super::super::{Topology, UnixBootstrap, watch::GRACE};
+use super::super::{Bootstrap, Topology, UnixBootstrap, watch::GRACE};
 use super::*;
 use crate::world::SharedPages;
 use std::io::Write;
@@ -8,6 +8,13 @@ use std::time::Instant;
 
 fn soon() -> Deadline {
     Deadline::within(Duration::from_secs(5))
+}
+
+fn connect(rank: u32, names: Vec<Vec<u8>>, door: &Door) -> Result<Group, Error> {
+    let topology = Topology::one_node(names.len() as u32);
+    let seats: Vec<_> =
+        names.into_iter().map(|n| Seat::Near(String::from_utf8(n).unwrap())).collect();
+    Group::connect(rank, &topology, &seats, door, None)
 }
 
 /// Builds a group per rank, each on a thread, as processes would.
@@ -20,9 +27,7 @@ fn ranks<T: Send>(run: &str, size: u32, work: impl Fn(Group, u32) -> T + Sync) -
                 let mut b = UnixBootstrap::meet(run, rank, size, Duration::from_secs(10)).unwrap();
                 let door = Door::open().unwrap();
                 let names = b.all_gather(door.name().as_bytes()).unwrap();
-                let names: Vec<String> =
-                    names.into_iter().map(|n| String::from_utf8(n).unwrap()).collect();
-                work(Group::connect(&b, &door, &names).unwrap(), rank)
+                work(connect(rank, names, &door).unwrap(), rank)
             })
         };
         let all: Vec<_> = (0..size).map(start).collect();
@@ -173,8 +178,10 @@ fn a_descriptor_that_does_not_fit_is_an_error_of_its_process() {
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::{ForkResult, fork};
     let (mine, theirs) = UnixStream::pair().unwrap();
-    let mut links = Links { streams: vec![None, Some(mine)], calls: 0, broken: None };
-    let mut peer = Links { streams: vec![Some(theirs), None], calls: 0, broken: None };
+    let mut links =
+        Links { streams: vec![None, Some(mine)], far: vec![None, None], calls: 0, broken: None };
+    let mut peer =
+        Links { streams: vec![Some(theirs), None], far: vec![None, None], calls: 0, broken: None };
     // SAFETY: both processes have what they need, and the child ends here. The limit is the child's alone.
     match unsafe { fork() }.expect("forks") {
         ForkResult::Child => {
@@ -333,8 +340,6 @@ fn a_rank_that_ended_before_the_mesh_is_named() {
                 let mut b = UnixBootstrap::meet(run, rank, 2, Duration::from_secs(10)).unwrap();
                 let door = Door::open().unwrap();
                 let names = b.all_gather(door.name().as_bytes()).unwrap();
-                let names: Vec<_> =
-                    names.into_iter().map(|n| String::from_utf8(n).unwrap()).collect();
                 b.barrier().unwrap();
                 if rank == 0 {
                     drop(door);
@@ -342,7 +347,7 @@ fn a_rank_that_ended_before_the_mesh_is_named() {
                     return None;
                 }
                 b.barrier().unwrap();
-                Group::connect(&b, &door, &names).err()
+                connect(rank, names, &door).err()
             })
         };
         let all: Vec<_> = (0..2).map(start).collect();

@@ -69,6 +69,19 @@ impl Token {
         Ok(Token(Sha256::digest(run).to_vec()))
     }
 
+    /// The secret of a world's connections, by what its processes have said to each other; where they have a token, nobody else can know it.
+    pub(in crate::world) fn of_world(token: Option<&Token>, said: &[[u8; 32]]) -> Token {
+        let key = token.map_or(&[][..], |token| &token.0);
+        let parts: Vec<&[u8]> =
+            std::iter::once(&b"world"[..]).chain(said.iter().map(|s| &s[..])).collect();
+        Token(hmac(key, &parts).to_vec())
+    }
+
+    /// What shows that one knows the token, of something that was never used before.
+    pub(in crate::world) fn knows(&self, salt: &[u8; 32]) -> [u8; TAG] {
+        hmac(&self.0, &[b"knows", salt])
+    }
+
     /// What two ends make of the token, by what a newcomer has said and the nonce of rank 0.
     pub(super) fn session(&self, greeting: &[u8], nonce: &[u8]) -> Session {
         Session { secret: hmac(&self.0, &[b"session", greeting, nonce]) }
@@ -121,7 +134,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// Bytes that nobody has seen before.
-pub(super) fn nonce() -> std::io::Result<[u8; 32]> {
+pub(in crate::world) fn nonce() -> std::io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     std::fs::File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes))?;
     Ok(bytes)

@@ -7,15 +7,17 @@
 //! What travels is not encrypted: it is addresses and keys of arenas, which are worth something to those alone who reach the fabric.
 
 mod auth;
+mod link;
 
 use super::pack::{Pack, Unpack};
 use super::rendezvous::os;
-use super::wire::{self, Deadline};
+use super::wire::{self, Broken, Deadline, failed};
 use super::{Bootstrap, Error};
 pub use auth::Token;
-use auth::{Key, TAG, nonce};
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+pub(super) use auth::nonce;
+pub(super) use link::{End, HEAD, HELLO, Link, introduce, length, listen, reach, welcome};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -23,16 +25,10 @@ use std::time::Duration;
 const MAX_FRAME: usize = 4 << 20;
 /// Most bytes of a part, so that those of all ranks are a frame.
 pub const MAX_PART: usize = 48 << 10;
-/// What one newcomer may take to say who it is.
-const HELLO: Duration = Duration::from_secs(2);
 /// Between two looks for who has come, and between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(5);
 /// What ranks other than 0 wait longer, so that they hear from rank 0 who is missing.
 const SLACK: Duration = Duration::from_secs(1);
-/// How a newcomer begins. Changes with what follows.
-const MAGIC: &[u8; 8] = b"mk-tcp 1";
-/// What a newcomer says first: magic, rank, ranks of the run, nonce.
-const GREETING: usize = 8 + 4 + 4 + 32;
 
 /// Where the ranks of a run meet.
 #[derive(Clone, Debug)]
@@ -47,6 +43,12 @@ pub struct Meeting {
     pub world_size: u32,
     /// Bound on the meeting, and on each later call.
     pub limit: Duration,
+}
+
+impl Meeting {
+    fn end(&self) -> End<'_> {
+        End { rank: self.rank, ranks: self.world_size, token: &self.token }
+    }
 }
 
 /// A [`Bootstrap`] over TCP.
@@ -102,24 +104,27 @@ impl TcpBootstrap {
         }
         if self.rank != 0 {
             let link = &mut self.links[0];
-            link.send(mine, deadline).map_err(|b| b.of(0, call, deadline))?;
-            let all = link.receive(deadline).map_err(|b| b.of(0, call, deadline))?;
+            link.send(mine, deadline).map_err(|b| failed(&b, 0, call, deadline))?;
+            let all =
+                link.receive(MAX_FRAME, deadline).map_err(|b| failed(&b, 0, call, deadline))?;
             let mut fields = Unpack::new(&all);
             let parts: Option<Vec<_>> =
                 (0..self.world_size).map(|_| fields.bytes().map(<[u8]>::to_vec)).collect();
-            return parts
-                .ok_or_else(|| Broken::Bad("parts are missing".into()).of(0, call, deadline));
+            return parts.ok_or_else(|| {
+                failed(&Broken::Bad("parts are missing".into()), 0, call, deadline)
+            });
         }
         let mut all = Pack::default().bytes(mine);
         let mut parts = vec![mine.to_vec()];
         for (peer, link) in (1..).zip(&mut self.links) {
-            let part = link.receive(deadline).map_err(|b| b.of(peer, call, deadline))?;
+            let part =
+                link.receive(MAX_FRAME, deadline).map_err(|b| failed(&b, peer, call, deadline))?;
             all = all.bytes(&part);
             parts.push(part);
         }
         let all = all.done();
         for (peer, link) in (1..).zip(&mut self.links) {
-            link.send(&all, deadline).map_err(|b| b.of(peer, call, deadline))?;
+            link.send(&all, deadline).map_err(|b| failed(&b, peer, call, deadline))?;
         }
         Ok(parts)
     }
@@ -137,6 +142,12 @@ impl Bootstrap for TcpBootstrap {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let slack = if self.rank == 0 { Duration::ZERO } else { SLACK };
         self.gather(mine, Deadline::within(self.limit + slack))
+    }
+
+    fn address(&self) -> Option<IpAddr> {
+        let all = || self.links.iter().filter_map(|link| Some(link.stream.local_addr().ok()?.ip()));
+        // A host may call itself by a name that only it knows.
+        all().find(|address| !address.is_loopback()).or(all().next())
     }
 
     fn lost(&mut self) -> Option<u32> {
@@ -157,7 +168,7 @@ fn welcome_all(listener: &TcpListener, meeting: &Meeting) -> Result<Vec<Link>, E
     let mut came: Vec<Option<Link>> = (1..meeting.world_size).map(|_| None).collect();
     while came.iter().any(Option::is_none) {
         match listener.accept() {
-            Ok((stream, from)) => match welcome(stream, meeting) {
+            Ok((stream, from)) => match welcome(stream, meeting.end()) {
                 Ok((rank, link)) => {
                     let place = came.get_mut((rank as usize).wrapping_sub(1));
                     if let Some(place @ None) = place {
@@ -181,176 +192,30 @@ fn welcome_all(listener: &TcpListener, meeting: &Meeting) -> Result<Vec<Link>, E
     Ok(came.into_iter().flatten().collect())
 }
 
-/// Hears who a newcomer is, and shows that this is rank 0.
-fn welcome(stream: TcpStream, meeting: &Meeting) -> Result<(u32, Link), Broken> {
-    let deadline = Deadline::within(HELLO);
-    let _ = stream.set_nodelay(true);
-    stream.set_nonblocking(false).map_err(|e| Broken::io(&e))?;
-    let mut greeting = [0; GREETING];
-    fill(&stream, &mut greeting, deadline)?;
-    let (rank, ranks) = (word(&greeting[8..]), word(&greeting[12..]));
-    if greeting[..8] != *MAGIC || ranks != meeting.world_size || rank == 0 || rank >= ranks {
-        return Err(Broken::Bad("it is no rank of this run".into()));
-    }
-    let mine = nonce().map_err(|e| Broken::io(&e))?;
-    let session = meeting.token.session(&greeting, &mine);
-    put(&stream, &mine, deadline)?;
-    put(&stream, &session.shows(0), deadline)?;
-    let mut shown = [0; TAG];
-    fill(&stream, &mut shown, deadline)?;
-    if !session.is_shown(rank, &shown) {
-        return Err(Broken::Bad("it does not know the token".into()));
-    }
-    Ok((rank, Link { stream, key: session.key(), sent: 0, received: 0, first: 0, second: 1 }))
-}
-
 /// Finds rank 0, and shows that this is a rank of its run.
 fn join(meeting: &Meeting) -> Result<Link, Error> {
     let deadline = Deadline::within(meeting.limit);
+    let mut why = Broken::Late;
     loop {
-        // Rank 0 may not listen yet; whoever else listens there is not it.
-        let last = match TcpStream::connect_timeout(&meeting.address, deadline.left()) {
-            Ok(stream) => match introduce(stream, meeting) {
-                Ok(link) => return Ok(link),
-                Err(broken) => broken,
-            },
-            Err(e) => Broken::io(&e),
-        };
+        // Rank 0 may not listen yet; whoever else listens there is not it. It hears one newcomer after the other.
+        let patient = Deadline::within(HELLO * meeting.world_size);
+        let met = reach(meeting.address, deadline)
+            .and_then(|stream| introduce(stream, meeting.end(), 0, patient));
+        match met {
+            Ok(link) => return Ok(link),
+            Err(broken @ Broken::Interrupted) => {
+                return Err(failed(&broken, 0, "meeting the other processes", deadline));
+            }
+            // What was wrong says more than that nobody is there any more.
+            Err(broken) if !matches!(why, Broken::Bad(_)) => why = broken,
+            Err(_) => {}
+        }
         if deadline.over() {
-            let what = format!("rank 0 does not answer at {}: {last:?}", meeting.address);
+            let what = format!("rank 0 does not answer at {}: {why}", meeting.address);
             return Err(missing(meeting, vec![0], what));
         }
         std::thread::sleep(PAUSE);
     }
-}
-
-fn introduce(stream: TcpStream, meeting: &Meeting) -> Result<Link, Broken> {
-    // Rank 0 hears one newcomer after the other.
-    let deadline = Deadline::within(HELLO * meeting.world_size);
-    let _ = stream.set_nodelay(true);
-    let mut greeting = [0; GREETING];
-    greeting[..8].copy_from_slice(MAGIC);
-    greeting[8..12].copy_from_slice(&meeting.rank.to_le_bytes());
-    greeting[12..16].copy_from_slice(&meeting.world_size.to_le_bytes());
-    greeting[16..].copy_from_slice(&nonce().map_err(|e| Broken::io(&e))?);
-    put(&stream, &greeting, deadline)?;
-    let (mut theirs, mut shown) = ([0; 32], [0; TAG]);
-    fill(&stream, &mut theirs, deadline)?;
-    fill(&stream, &mut shown, deadline)?;
-    let session = meeting.token.session(&greeting, &theirs);
-    if !session.is_shown(0, &shown) {
-        return Err(Broken::Bad("who listens there does not know the token".into()));
-    }
-    put(&stream, &session.shows(meeting.rank), deadline)?;
-    Ok(Link { stream, key: session.key(), sent: 0, received: 0, first: 1, second: 0 })
-}
-
-fn word(bytes: &[u8]) -> u32 {
-    bytes.first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b))
-}
-
-/// A connection whose both ends have shown that they know the token.
-#[derive(Debug)]
-struct Link {
-    stream: TcpStream,
-    key: Key,
-    sent: u64,
-    received: u64,
-    /// Directions of what is sent and received, so that neither end takes its own frames for the other's.
-    first: u8,
-    second: u8,
-}
-
-impl Link {
-    fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), Broken> {
-        let mut frame = (bytes.len() as u32).to_le_bytes().to_vec();
-        frame.extend(self.key.tag(self.first, self.sent, bytes));
-        frame.extend(bytes);
-        self.sent += 1;
-        put(&self.stream, &frame, deadline)
-    }
-
-    fn receive(&mut self, deadline: Deadline) -> Result<Vec<u8>, Broken> {
-        let mut head = [0; 4 + TAG];
-        fill(&self.stream, &mut head, deadline)?;
-        let length = length(&head)?;
-        let mut bytes = vec![0; length];
-        fill(&self.stream, &mut bytes, deadline)?;
-        if !self.key.is_tag(self.second, self.received, &bytes, &head[4..]) {
-            return Err(Broken::Bad("a frame that the other end did not send".into()));
-        }
-        self.received += 1;
-        Ok(bytes)
-    }
-}
-
-/// The length that a frame's head says.
-fn length(head: &[u8]) -> Result<usize, Broken> {
-    match word(head) as usize {
-        n if n <= MAX_FRAME => Ok(n),
-        n => Err(Broken::Bad(format!("a frame of {n} bytes is longer than {MAX_FRAME}"))),
-    }
-}
-
-/// Why a message did not arrive.
-#[derive(Debug)]
-enum Broken {
-    Gone,
-    Late,
-    Bad(String),
-}
-
-impl Broken {
-    fn io(error: &std::io::Error) -> Broken {
-        use ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
-        match error.kind() {
-            WouldBlock | TimedOut => Broken::Late,
-            BrokenPipe | ConnectionReset | UnexpectedEof => Broken::Gone,
-            _ => Broken::Bad(error.to_string()),
-        }
-    }
-
-    fn of(self, peer: u32, call: &str, deadline: Deadline) -> Error {
-        let during = call.to_string();
-        match self {
-            Broken::Gone => Error::PeerGone { rank: peer, during },
-            Broken::Late => {
-                Error::PeerSilent { ranks: vec![peer], during, waited: deadline.limit() }
-            }
-            Broken::Bad(what) => Error::PeerFailed { rank: peer, during, what },
-        }
-    }
-}
-
-fn put(mut stream: &TcpStream, mut bytes: &[u8], deadline: Deadline) -> Result<(), Broken> {
-    while !bytes.is_empty() {
-        stream.set_write_timeout(Some(deadline.left())).map_err(|e| Broken::io(&e))?;
-        match stream.write(bytes) {
-            Ok(0) => return Err(Broken::Gone),
-            Ok(n) => bytes = &bytes[n..],
-            Err(e) if e.kind() == ErrorKind::Interrupted && !deadline.over() => {}
-            Err(e) => return Err(Broken::io(&e)),
-        }
-    }
-    Ok(())
-}
-
-fn fill(mut stream: &TcpStream, out: &mut [u8], deadline: Deadline) -> Result<(), Broken> {
-    let mut at = 0;
-    while at < out.len() {
-        // A peer that sends a byte now and then does not hold the others up.
-        if deadline.over() {
-            return Err(Broken::Late);
-        }
-        stream.set_read_timeout(Some(deadline.left())).map_err(|e| Broken::io(&e))?;
-        match stream.read(&mut out[at..]) {
-            Ok(0) => return Err(Broken::Gone),
-            Ok(n) => at += n,
-            Err(e) if e.kind() == ErrorKind::Interrupted && !deadline.over() => {}
-            Err(e) => return Err(Broken::io(&e)),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,4 +1,8 @@
+use super::auth::TAG;
+use super::link::{GREETING, MAGIC};
 use super::*;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::thread;
 use std::time::Instant;
 

@@ -6,16 +6,21 @@
 //!
 //! Ranks meet in the kernels that they launch, one after the other. Where the n-th is another one on another rank, each waits for what
 //! stands behind the other, and whoever comes second sees it.
+//!
+//! Processes of other hosts say the same in messages (`mesh/`), which the thread reads and writes: what they have told stands in a page as if they
+//! had written it there. Of two hosts both may come first; each then finds out by the other's message.
 
+mod thread;
+
+use super::mesh::{Bell, Far, Message, Stream};
 use super::page::Page;
 use crate::Error;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::os::fd::AsFd;
+use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Between a death and the abort of what is running. A process that ends without a farewell may have done its part of
 /// the launches that are in flight, and those end by themselves.
@@ -23,8 +28,12 @@ pub(super) const GRACE: Duration = Duration::from_secs(1);
 
 /// An instance, as the other processes are concerned with it.
 pub(crate) trait Member: Send + Sync {
-    /// Tells its kernels to give up, on behalf of rank `by`.
+    /// Tells its kernels to give up, on behalf of rank `by`: those of this host.
     fn raise(&self, by: u32);
+    /// The same, with what a process of another host says of it.
+    fn told(&self, by: u32, _why: &str) {
+        self.raise(by);
+    }
     /// What a rank launches with it, in words.
     fn text(&self, rank: u32) -> String;
 }
@@ -43,9 +52,20 @@ struct Shared {
     /// Bit r: the process of rank r has died, or has left and is missed.
     dead: AtomicU64,
     count: Mutex<Count>,
-    /// Instances, by the number that all ranks give them.
-    members: Mutex<Vec<(u32, Weak<dyn Member>)>>,
+    members: Mutex<Members>,
 }
+
+/// Instances, and what has been told of some that are not here yet.
+#[derive(Default)]
+struct Members {
+    /// By the number that all ranks give them.
+    here: Vec<(u32, Weak<dyn Member>)>,
+    /// Instance, rank, and why: the last ones.
+    told: VecDeque<(u32, u32, String)>,
+}
+
+/// What is told of instances that are not here, at most: ranks bind the same ones, some a little later than others.
+const MOST_TOLD: usize = 64;
 
 /// Launches in which ranks meet, of all kernels. Captured ones do not count: nobody knows of their replays.
 #[derive(Default)]
@@ -54,6 +74,8 @@ struct Count {
     made: u64,
     /// Those of them that all ranks make in the same order.
     ordered: u64,
+    /// The last one of those that was not made, because another rank has launched something else.
+    refused: Option<u64>,
     /// Of the process that made the fewest of those that have left, and its rank.
     last: Option<(u64, u32)>,
 }
@@ -73,10 +95,42 @@ impl Shared {
         count.made > made
     }
 
-    fn members(&self) -> MutexGuard<'_, Vec<(u32, Weak<dyn Member>)>> {
+    fn members(&self) -> MutexGuard<'_, Members> {
         // A list of weak pointers is true after any panic.
         self.members.lock().unwrap_or_else(|e| e.into_inner())
     }
+
+    fn member(&self, instance: u32) -> Option<Arc<dyn Member>> {
+        let members = self.members();
+        members.here.iter().find(|(i, _)| *i == instance).and_then(|(_, m)| m.upgrade())
+    }
+
+    /// Kernels of an instance are to give up, says a process of another host.
+    fn give_up(&self, instance: u32, by: u32, why: String) {
+        if let Some(member) = self.member(instance) {
+            return member.told(by, &why);
+        }
+        let mut members = self.members();
+        if members.told.len() == MOST_TOLD {
+            members.told.pop_front();
+        }
+        members.told.push_back((instance, by, why));
+    }
+}
+
+/// The processes that are watched for.
+pub(super) struct Others {
+    /// Sockets to those of this host, by rank.
+    pub(super) near: Vec<Option<UnixStream>>,
+    /// Their pages.
+    pub(super) pages: Vec<Option<Page>>,
+    /// Connections to those of other hosts.
+    pub(super) far: Vec<(u32, Stream)>,
+    /// Those that launches are compared with: one of each host, whose own processes compare them with each other.
+    pub(super) alike: Vec<u32>,
+    /// What wakes the thread, and where it hears that.
+    pub(super) bell: Arc<Bell>,
+    pub(super) ears: UnixStream,
 }
 
 /// The watching thread. Dropping it says farewell to the other processes; not in a fork of the process, which has neither.
@@ -84,10 +138,11 @@ pub(super) struct Watch {
     /// The process that is watched for.
     process: u32,
     shared: Arc<Shared>,
-    mine: Page,
+    mine: Arc<Page>,
     /// By rank; none for this one.
     theirs: Vec<Option<Arc<Page>>>,
-    stop: Option<UnixStream>,
+    far: Vec<Arc<Far>>,
+    bell: Arc<Bell>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -98,35 +153,44 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// Watches the other ends of `streams`; `theirs` are the pages of their processes.
-    pub(super) fn start(
-        streams: &[Option<UnixStream>],
-        mine: Page,
-        theirs: Vec<Option<Page>>,
-    ) -> Result<Watch, Error> {
-        let pages: Vec<_> = theirs.into_iter().map(|p| p.map(Arc::new)).collect();
-        let system = |call| move |e: std::io::Error| Error::System { call, what: e.to_string() };
+    /// Watches for other processes; `mine` is the page of this one.
+    pub(super) fn start(mine: Page, others: Others) -> Result<Watch, Error> {
+        let Others { near, pages, far, alike, bell, ears } = others;
+        let mut theirs: Vec<_> = pages.into_iter().map(|p| p.map(Arc::new)).collect();
         let mut peers = Vec::new();
-        for ((rank, stream), page) in (0..).zip(streams).zip(&pages) {
+        for ((rank, stream), page) in (0..).zip(near).zip(&theirs) {
             if let (Some(stream), Some(page)) = (stream, page) {
-                let stream = stream.try_clone().map_err(system("dup"))?;
-                peers.push(Peer { rank, stream, page: page.clone(), died: None });
+                peers.push(thread::Peer::near(rank, stream, page.clone()));
             }
         }
-        let (stop, stopped) = UnixStream::pair().map_err(system("socketpair"))?;
+        let mut outboxes = Vec::new();
+        for (rank, stream) in far {
+            let page = Arc::new(Page::told()?);
+            if let Some(place) = theirs.get_mut(rank as usize) {
+                *place = Some(page.clone());
+            }
+            outboxes.push(stream.far.clone());
+            peers.push(thread::Peer::far(rank, stream, page, alike.contains(&rank)));
+        }
         let shared = Arc::new(Shared {
             dead: AtomicU64::new(0),
             count: Mutex::default(),
             members: Mutex::default(),
         });
-        let known = shared.clone();
+        let mine = Arc::new(mine);
+        let watching = thread::Watching {
+            shared: shared.clone(),
+            mine: mine.clone(),
+            bell: bell.clone(),
+            ears,
+            peers,
+        };
         let thread = std::thread::Builder::new()
             .name("mk-watch".into())
-            .spawn(move || watch(&known, peers, &stopped))
-            .map_err(system("the start of a thread"))?;
+            .spawn(move || watching.run())
+            .map_err(|e| Error::System { call: "the start of a thread", what: e.to_string() })?;
         let process = std::process::id();
-        let (stop, thread) = (Some(stop), Some(thread));
-        Ok(Watch { process, shared, mine, theirs: pages, stop, thread })
+        Ok(Watch { process, shared, mine, theirs, far: outboxes, bell, thread: Some(thread) })
     }
 
     pub(super) fn dead(&self) -> Option<u32> {
@@ -165,7 +229,14 @@ impl Watch {
         self.mine.note(count.ordered, instance);
         let astray = self.astray(count.ordered, instance);
         // It is not made then, and a farewell must not say so; its place stays taken.
-        count.made -= u64::from(astray.is_some());
+        if astray.is_some() {
+            count.made -= 1;
+            count.refused = Some(count.ordered);
+        }
+        drop(count);
+        if !self.far.is_empty() {
+            self.bell.ring();
+        }
         Ok(astray)
     }
 
@@ -189,18 +260,39 @@ impl Watch {
 
     /// This process's further launches need not be those of others.
     pub(super) fn lose_count(&self) {
-        self.mine.lose_count(self.shared.count().ordered);
+        let ordered = self.shared.count().ordered;
+        if self.mine.lose_count(ordered) {
+            self.say(&Message::Uncounted(ordered));
+        }
+    }
+
+    /// Tells other hosts that kernels of an instance are to give up.
+    pub(super) fn give_up(&self, instance: u32, by: u32, why: &str) {
+        self.say(&Message::GiveUp { instance, by, why: why.into() });
+    }
+
+    fn say(&self, message: &Message) {
+        for far in &self.far {
+            far.say(message);
+        }
     }
 
     pub(super) fn join(&self, instance: u32, member: Weak<dyn Member>) {
-        let mut members = self.shared.members();
-        members.retain(|(_, m)| m.strong_count() > 0);
-        members.push((instance, member));
+        let told = {
+            let mut members = self.shared.members();
+            members.here.retain(|(_, m)| m.strong_count() > 0);
+            members.here.push((instance, member.clone()));
+            let found = members.told.iter().find(|(of, ..)| *of == instance).cloned();
+            members.told.retain(|(of, ..)| *of != instance);
+            found
+        };
+        if let (Some((_, by, why)), Some(member)) = (told, member.upgrade()) {
+            member.told(by, &why);
+        }
     }
 
     pub(super) fn member(&self, instance: u32) -> Option<Arc<dyn Member>> {
-        let members = self.shared.members();
-        members.iter().find(|(i, _)| *i == instance).and_then(|(_, m)| m.upgrade())
+        self.shared.member(instance)
     }
 }
 
@@ -212,8 +304,8 @@ impl Drop for Watch {
             return;
         }
         self.mine.leave(self.shared.count().made);
-        // The thread holds copies of the sockets: they close, and the peers see it, when it has ended.
-        self.stop = None;
+        // Its sockets close, and the peers see it, when it has ended.
+        self.bell.shut();
         // It may be the one that drops this: instances that it was telling of a death were the last to know the group.
         if self.thread.as_ref().is_some_and(|t| t.thread().id() == std::thread::current().id()) {
             self.thread = None;
@@ -228,61 +320,4 @@ impl Drop for Watch {
 fn differing(n: u64, instance: u32, page: &Page, other: &Page) -> Option<u32> {
     let counted = page.counts(n) && other.counts(n);
     other.noted(n).filter(|theirs| counted && *theirs != instance)
-}
-
-struct Peer {
-    rank: u32,
-    stream: UnixStream,
-    page: Arc<Page>,
-    died: Option<Instant>,
-}
-
-fn watch(shared: &Shared, mut peers: Vec<Peer>, stopped: &UnixStream) {
-    let closed = PollFlags::POLLHUP | PollFlags::POLLERR;
-    loop {
-        let waiting: Vec<usize> = (0..peers.len()).filter(|i| peers[*i].died.is_none()).collect();
-        let mut fds = vec![PollFd::new(stopped.as_fd(), PollFlags::POLLIN | closed)];
-        // Only the closing is asked for: what comes through belongs to collective calls.
-        fds.extend(waiting.iter().map(|i| PollFd::new(peers[*i].stream.as_fd(), closed)));
-        let next = peers.iter().filter_map(|p| p.died).map(|at| GRACE.saturating_sub(at.elapsed()));
-        let timeout = next.min().map_or(PollTimeout::NONE, |left| {
-            PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
-        });
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(error) => {
-                // Kernels still bound their own waits.
-                tracing::warn!(%error, "dead processes are not noticed any more");
-                return;
-            }
-        }
-        let hung = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| !r.is_empty());
-        if hung(&fds[0]) {
-            return;
-        }
-        let gone: Vec<usize> =
-            waiting.iter().zip(&fds[1..]).filter(|(_, fd)| hung(fd)).map(|(i, _)| *i).collect();
-        for i in gone.into_iter().rev() {
-            let rank = peers[i].rank;
-            match peers[i].page.left() {
-                Some(made) if !shared.left(rank, made) => {
-                    peers.remove(i);
-                    continue;
-                }
-                Some(made) => tracing::warn!(rank, made, "a process left before others' launches"),
-                None => tracing::warn!(rank, "a process of this world is gone"),
-            }
-            peers[i].died = Some(Instant::now());
-            shared.dead.fetch_or(1 << rank, Ordering::AcqRel);
-        }
-        peers.retain(|peer| {
-            let raise = peer.died.is_some_and(|at| at.elapsed() >= GRACE);
-            if raise {
-                let members: Vec<_> =
-                    shared.members().iter().filter_map(|(_, m)| m.upgrade()).collect();
-                members.iter().for_each(|m| m.raise(peer.rank));
-            }
-            !raise
-        });
-    }
 }
