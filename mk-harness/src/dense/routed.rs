@@ -1,0 +1,117 @@
+//! Rows of experts: their products, and tokens as rows and as weighted sums of them.
+
+use super::{Dense, on};
+use crate::{
+    HarnessError,
+    near::Near,
+    routing,
+    value::{Matrix, Value},
+};
+use mk_syntax::{Node, ValueId};
+use std::collections::BTreeMap;
+
+impl Dense<'_> {
+    /// Rows of `x` by the matrices of their experts; rows of none are not judged.
+    pub(super) fn grouped(
+        &self,
+        node: &Node,
+        rows: &[usize],
+        [x, w]: [&Value; 2],
+    ) -> Result<Value, HarnessError> {
+        let (x, w) = (on(x, 0)?, on(w, 0)?);
+        let case = self.inputs.case();
+        let counts = node.inputs.get(2).and_then(|id| case.program.tensors().get(id.index()));
+        let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
+        let n_rows = self.extent(node.result, 0);
+        let experts: Vec<Option<usize>> = match self.packed(counts.id, n_rows) {
+            Some(packed) => packed.into_iter().map(|row| Some(row?.0)).collect(),
+            None => {
+                let parts = 0..routing::parts(case, counts);
+                let of_ranks: Vec<_> =
+                    parts.map(|rank| self.inputs.counts(self.launch, counts, rank)).collect();
+                routing::experts(n_rows, &of_ranks)
+            }
+        };
+        let (k, n) = (self.extent(node.inputs[1], 1), self.width(node.result));
+        let mut near = vec![Near::unasked(); rows.len() * n];
+        for e in 0..self.extent(node.inputs[1], 0) {
+            let of_expert = |(_, row): &(usize, &usize)| experts.get(**row) == Some(&Some(e));
+            let mine: Vec<usize> = rows.iter().enumerate().filter(of_expert).map(|x| x.0).collect();
+            if mine.is_empty() {
+                continue;
+            }
+            let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
+            let right = w.pick(n, e * k * n..(e + 1) * k * n);
+            let made = left.product(&right, mine.len(), k);
+            for (from, to) in mine.iter().enumerate() {
+                (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
+            }
+        }
+        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+    }
+
+    /// The experts of all tokens.
+    pub(super) fn ids(&self, ids: ValueId) -> Vec<i32> {
+        let case = self.inputs.case();
+        let Some(tensor) = case.program.tensors().get(ids.index()) else { return Vec::new() };
+        let of_rank = |rank| self.inputs.ids(self.launch, tensor, rank);
+        (0..case.ranks).flat_map(of_rank).collect()
+    }
+
+    /// Expert and token of each of so many rows, by a route; `None` for counts.
+    pub(super) fn packed(&self, ids: ValueId, rows: usize) -> Option<Vec<Option<(usize, usize)>>> {
+        let case = self.inputs.case();
+        let experts = routing::experts_of(case, ids)?;
+        let slots = self.extent(ids, 1);
+        Some(routing::packed(&self.ids(ids), slots, experts, rows, case.ranks))
+    }
+
+    /// Rows of experts, which are tokens; rows of none are not judged.
+    pub(super) fn dispatched(
+        &self,
+        node: &Node,
+        rows: &[usize],
+        x: &Value,
+    ) -> Result<Value, HarnessError> {
+        let (x, n) = (on(x, 0)?, self.width(node.result));
+        let packed = self.packed(node.inputs[1], self.extent(node.result, 0)).unwrap_or_default();
+        let row = |row: &usize| {
+            let token = packed.get(*row).copied().flatten().map(|(_, token)| token);
+            (0..n).map(move |j| token.map_or(Near::unasked(), |token| x.at(token * n + j)))
+        };
+        Ok(Value::Whole(Matrix::collect(n, rows.iter().flat_map(row))))
+    }
+
+    /// Tokens as weighted sums of their rows.
+    pub(super) fn combined(
+        &self,
+        node: &Node,
+        tokens: &[usize],
+        [y, weights]: [&Value; 2],
+    ) -> Result<Value, HarnessError> {
+        let (y, weights) = (on(y, 0)?, on(weights, 0)?);
+        let n = self.width(node.result);
+        let ids = node.inputs[1];
+        let packed = self.packed(ids, self.extent(node.inputs[0], 0)).unwrap_or_default();
+        let rows: BTreeMap<(usize, usize), usize> =
+            packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row))).collect();
+        let (slots, ids) = (self.extent(ids, 1), self.ids(ids));
+        let mut near = Vec::with_capacity(tokens.len() * n);
+        for (i, token) in tokens.iter().enumerate() {
+            let from: Vec<Option<usize>> = (0..slots)
+                .map(|slot| {
+                    let expert = ids.get(token * slots + slot)?;
+                    rows.get(&(usize::try_from(*expert).ok()?, *token)).copied()
+                })
+                .collect();
+            near.extend((0..n).map(|j| {
+                let terms = from.iter().enumerate().map(|(slot, row)| match row {
+                    Some(row) => y.at(row * n + j).mul(weights.at(i * slots + slot)),
+                    None => Near::unasked(),
+                });
+                terms.reduce(Near::add).unwrap_or_else(Near::unasked)
+            }));
+        }
+        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+    }
+}
