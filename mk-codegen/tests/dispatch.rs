@@ -290,7 +290,8 @@ fn what_no_launch_can_have() {
         ran.map_or_else(|e| e, |_| "a launch".into())
     };
     assert_eq!(says(&|_, _| ()), "a launch");
-    let changes: [(&str, &dyn Fn(usize, &mut Vec<i32>)); 4] = [
+    type Change<'a> = &'a dyn Fn(usize, &mut Vec<i32>);
+    let changes: [(&str, Change<'_>); 4] = [
         ("token 150 goes to expert 4, and there are 4", &|rank: usize, ids: &mut Vec<i32>| {
             if rank == 1 {
                 ids[0] = 4;

@@ -88,6 +88,7 @@ const FOLDERS: &[(&str, &[May])] = &[
         "mk-function/src",
         &[("choice", &[]), ("explain", &["choice"]), ("function", &["choice", "explain"])],
     ),
+    ("mk-harness/src", &[("dense", &[]), ("gpu", &["dense"])]),
     (
         "mk-cli/src",
         &[

@@ -4,7 +4,7 @@
 //! where the rows of its own tokens are. Tokens are staged in symmetric memory, and rows pulled from there. Every write is where its block or
 //! its token is: tables only decide which memory is read.
 
-use super::grouped::{BLOCK, Blocks};
+use super::blocks::{BLOCK, Blocks};
 use crate::ir::{
     Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, Point, RoleKind, RoutePart, Routed,
     Space, TabId, Table, TableSource, Tabulation, Var,
@@ -25,7 +25,7 @@ const COMBINED: i32 = 8;
 
 /// A table in memory that follows from the routing, and the flow that says that it is there.
 #[derive(Clone, Copy)]
-struct Made {
+struct Derived {
     table: TabId,
     memory: BufId,
     built: FlowId,
@@ -96,7 +96,7 @@ impl<'a> Dispatch<'a> {
         part: RoutePart,
         source: TableSource,
         shape: &[i32],
-    ) -> Made {
+    ) -> Derived {
         let (name, flow) = match part {
             RoutePart::Counts => ("counts", "counted"),
             RoutePart::Sources => ("sources", "sourced"),
@@ -131,7 +131,7 @@ impl<'a> Dispatch<'a> {
         let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         let built = Writer::new(family, Operand::Dst, vec![0.into()]);
         let built = draft.flow(Flow::new(flow, vec![1.into()], 1.into(), vec![built]));
-        Made { table, memory, built }
+        Derived { table, memory, built }
     }
 
     /// Rows of each of the rank's experts: the table, its memory, and the flow that says that it is there.

@@ -3,10 +3,14 @@
 //! A table says whose rows a block has, and how many; one task makes it from the rows of each expert, in the launch. Blocks without rows come
 //! last, and have nothing to do. Every write is where the block is: tables only decide which matrix is read, and how many rows there are.
 
-use super::{dispatch::Dispatch, product::MmaTile};
+use super::{
+    blocks::{self, BLOCK, Blocks},
+    dispatch::Dispatch,
+    product::MmaTile,
+};
 use crate::ir::{
-    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Leaf, Operand, Point,
-    RoleKind, Schedule, Space, Store, TabId, Table, TableSource, Tabulation, Var,
+    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Operand, Point, RoleKind,
+    Schedule, Space, Store, TabId, Table, TableSource, Var,
 };
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
@@ -19,20 +23,6 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use crate::target::Target;
-use mk_abi::DType;
-use mk_syntax::RAGGED_BLOCK;
-
-/// Rows of a block.
-pub(in crate::passes) const BLOCK: i32 = RAGGED_BLOCK as i32;
-
-/// A table of blocks in memory, and the flow that says that it is there.
-#[derive(Clone, Copy)]
-pub(super) struct Blocks {
-    pub table: TabId,
-    pub memory: BufId,
-    count: i32,
-    pub built: FlowId,
-}
 
 /// A product that another one reads: where it is, and the words of its blocks.
 struct Hidden {
@@ -63,7 +53,7 @@ pub(in crate::passes) fn families(
             (table, memory, None)
         }
     };
-    let blocks = blocks(&mut draft, g, counts);
+    let blocks = blocks::blocks(&mut draft, g, counts);
     let dispatched = dispatch.as_ref().map(|dispatch| dispatch.rows(&mut draft, blocks));
     let mut made: Vec<Option<Hidden>> = Vec::new();
     for (i, p) in g.products.iter().enumerate() {
@@ -127,41 +117,6 @@ fn given_counts(draft: &mut Draft, g: &Grouped, counts: BufId) -> (TabId, BufId)
     // A table's extents are numbers.
     draft.plan.buffers[counts].shape = vec![experts.into()];
     (given, counts)
-}
-
-/// The table of blocks, from the rows of each expert.
-fn blocks(
-    draft: &mut Draft,
-    g: &Grouped,
-    (given, counts, counted): (TabId, BufId, Option<FlowId>),
-) -> Blocks {
-    let rows = g.products[0].out.widest(0, draft.world());
-    let experts = draft.plan.tables[given].shape[0] as i32;
-    let count = rows / BLOCK;
-    let shape = vec![count.into(), 2.into()];
-    let memory = draft.buffer("blocks", Space::Scratch, DType::I32, shape, None);
-    let table = draft.plan.tables.push(Table {
-        name: "blocks".into(),
-        shape: vec![count as u32, 2],
-        source: TableSource::Blocks { of: given, rows: BLOCK },
-        stored: Some(memory),
-        routed: None,
-    });
-    let whole = |n: i32| (Expr::Const(0), Expr::Const(n));
-    let src = read(Operand::Src, counts, vec![whole(experts)]);
-    let touched = vec![
-        match counted {
-            Some(counted) => Source::behind(src, counted, vec![0.into()]),
-            None => src.into(),
-        },
-        write(Operand::Dst, memory, vec![whole(count), whole(2)]).into(),
-    ];
-    let leaf = Leaf::Tabulate { of: Tabulation::Blocks { rows: BLOCK as u32 } };
-    let one = vec![("i", 1.into())];
-    let family = draft.family("blocks", RoleKind::Compute, leaf, one, vec![], touched);
-    let built = Writer::new(family, Operand::Dst, vec![0.into()]);
-    let built = draft.flow(Flow::new("built", vec![1.into()], 1.into(), vec![built]));
-    Blocks { table, memory, count, built }
 }
 
 /// Tiles of a product.
