@@ -40,14 +40,18 @@ fn attention_compiles() {
     judge("attention_traced", &plan, Options { trace: true });
 }
 
-/// Products of ragged rows: alone, gated, one behind the other, and in tiles of half a block; one of them traced.
+/// Products of ragged rows: alone, gated, one behind the other, in tiles of half a block, and of dispatched tokens; two of them traced.
 #[test]
 fn products_of_ragged_rows_compile() {
     let alone = "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, F]) { ragged(x, n) -> grouped_gemm(w) -> silu }";
     let layer = "fn f(x: f16[R, K], n: i32[E], w1: f16[E, K, 2, F], w2: f16[E, F, K]) {
         ragged(x, n) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2)
     }";
+    let dispatched = "fn f(x: bf16[R, K], ids: i32[R, S], w1: bf16[E, K, 2, F], w2: bf16[E, F, K]) -> bf16[C, K] {
+        dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2)
+    }";
     for (source, set, trace) in [
+        (dispatched, "", true),
         (alone, "", false),
         (alone, "block=64x128x64", false),
         (alone, "block=128x128x64 consumers=ping_pong", false),
@@ -55,8 +59,10 @@ fn products_of_ragged_rows_compile() {
         (layer, "block=128x128x64", true),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
-        let sizes = [("R", 8192), ("K", 512), ("E", 16), ("F", 384)];
-        let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into();
+        let sizes = [("R", 8192), ("K", 512), ("E", 16), ("F", 384), ("S", 2), ("C", 16_384)];
+        let known = |name: &str| program.symbols().iter().any(|s| s.name == name);
+        let sizes = sizes.into_iter().filter(|(name, _)| known(name));
+        let sizes = sizes.map(|(name, n)| (name.to_string(), n)).collect();
         let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
         let mut config = Config::default();
         mk::settings::read(&mut config, set).expect("settings");

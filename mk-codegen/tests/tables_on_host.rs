@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     emit::library,
-    ir::{BlocksError, block_table},
+    ir::{BlocksError, TokensError, block_table, group_counts, row_tokens},
 };
 use mk_skip::{Need, skip};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -41,9 +41,11 @@ static u32 __ballot_sync(u32, bool bit) {
   for (u32 l = 0; l < 32; ++l) bits |= (*all)[l] << l;
   return bits;
 }
+static int __popc(u32 v) { return __builtin_popcount(v); }
 static int __ffs(u32 v) { return __builtin_ffs(static_cast<int>(v)); }
 static u32 min(u32 a, u32 b) { return a < b ? a : b; }
 static u32 ld_u32(const void* p) { return *static_cast<const u32*>(p); }
+static void st_u32(void* p, u32 x) { *static_cast<u32*>(p) = x; }
 static void st_u32x2(void* p, u32 x, u32 y) { static_cast<u32*>(p)[0] = x, static_cast<u32*>(p)[1] = y; }
 constexpr u32 kNoPeer = ~0u;
 KINDS
@@ -54,9 +56,14 @@ static void give_up(const Context&, const Fault& f) { fault = f; }
 CODE
 
 static BlocksTask work;
+static CountsTask counts_work;
+static TokensTask tokens_work;
+static enum { kBlocks, kCounts, kTokens } leaf = kBlocks;
 static u32 first_thread, threads;
 static void run_lane() {
-  tabulate_blocks(Context{}, work, first_thread + lane, threads);
+  if (leaf == kBlocks) tabulate_blocks(Context{}, work, first_thread + lane, threads);
+  if (leaf == kCounts) count_rows(Context{}, counts_work, first_thread + lane, threads);
+  if (leaf == kTokens) list_tokens(Context{}, tokens_work, first_thread + lane, threads);
   done[lane] = true;
   std::longjmp(to_warp, 1);
 }
@@ -82,9 +89,47 @@ static void warp() {
   }
 }
 
+static void run() {
+  for (first_thread = 0; first_thread < threads; first_thread += 32) warp();
+}
+
+// Of each routing: tokens, experts of each, all experts, blocks, rows of a block, threads, what tokens name; then the fault's kind, what was
+// seen and of which token, and between guards the rows of experts and the tokens of rows.
+static int routes(std::FILE* in) {
+  u32 head[6];
+  while (std::fread(head, 4, 6, in) == 6) {
+    const u32 tokens = head[0], slots = head[1], experts = head[2], n = head[3], rows = head[4];
+    threads = head[5];
+    std::vector<u32> ids(tokens * slots), counts(experts + 2, 0xdeadbeef), blocks(2 * n), list(n * rows + 2, 0xdeadbeef);
+    if (std::fread(ids.data(), 4, ids.size(), in) != ids.size()) return 1;
+    const auto at = [](const std::vector<u32>& v, u32 i) { return reinterpret_cast<u64>(v.data() + i); };
+    fault = Fault{};
+    leaf = kCounts;
+    for (u32 first = 0; first < experts; first += 8) {
+      counts_work = CountsTask{0, 0, at(ids, 0), at(counts, 1 + first), tokens, slots, experts, first, min(experts - first, 8)};
+      run();
+    }
+    const bool counted = fault.kind == FaultKind{};
+    leaf = kBlocks;
+    work = BlocksTask{0, 0, at(counts, 1), at(blocks, 0), experts, n, rows};
+    if (counted) run();
+    leaf = kTokens;
+    for (u32 block = 0; fault.kind == FaultKind{} && block < n; ++block) {
+      tokens_work = TokensTask{0, 0, at(ids, 0), at(blocks, 0), at(list, 1 + block * rows), tokens, slots, block, rows};
+      run();
+    }
+    const u32 said[3] = {static_cast<u32>(fault.kind), fault.seen, fault.tile};
+    std::fwrite(said, 4, 3, stdout);
+    std::fwrite(counts.data(), 4, counts.size(), stdout);
+    std::fwrite(list.data(), 4, list.size(), stdout);
+  }
+  return 0;
+}
+
 // Of each routing: groups, blocks, rows of a block, threads, counts; then the fault's kind, group or blocks, and the table between guards.
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   std::FILE* in = std::fopen(argv[1], "rb");
+  if (argc > 2) return routes(in);
   u32 head[4];
   while (std::fread(head, 4, 4, in) == 4) {
     std::vector<i32> counts(head[0]);
@@ -93,7 +138,7 @@ int main(int, char** argv) {
     fault = Fault{};
     threads = head[3];
     work = BlocksTask{0, 0, reinterpret_cast<u64>(counts.data()), reinterpret_cast<u64>(table.data() + 2), head[0], head[1], head[2]};
-    for (first_thread = 0; first_thread < threads; first_thread += 32) warp();
+    run();
     const u32 said[3] = {static_cast<u32>(fault.kind), fault.seen, fault.tile};
     std::fwrite(said, 4, 3, stdout);
     std::fwrite(table.data(), 4, table.size(), stdout);
@@ -147,8 +192,8 @@ fn routings(n: usize) -> Vec<Routing> {
     (0..n).map(routing).collect()
 }
 
-#[test]
-fn blocks_of_groups() {
+/// What the program says of these bytes, as words; `None` without a compiler.
+fn run(bytes: &[u8], routes: bool) -> Option<Vec<i32>> {
     let library = library::text();
     let kinds = between(&library, "enum class FaultKind", "\n");
     let code = between(
@@ -156,29 +201,40 @@ fn blocks_of_groups() {
         "struct BlocksTask {",
         "// Run by `kThreads` threads, numbered from 0 by `thread`, over the named barrier `kBarrier`: as `copy_rows`.\ntemplate <u32 kThreads, u32 kBarrier, class Edges, class Hooks>\nMK_DEVICE void tabulate_tasks",
     );
-    let folder = env::temp_dir().join(format!("mk-tables-on-host-{}", std::process::id()));
+    let routing = between(&library, "struct CountsTask {", "struct GatherTask {");
+    let code = format!("{code}{routing}");
+    let folder = format!("mk-tables-on-host-{}-{routes}", std::process::id());
+    let folder = env::temp_dir().join(folder);
     fs::create_dir_all(&folder).expect("a folder");
     let [source, program, input] = ["main.cpp", "main", "routings"].map(|name| folder.join(name));
-    fs::write(&source, MAIN.replace("KINDS", kinds).replace("CODE", code)).expect("writable");
+    fs::write(&source, MAIN.replace("KINDS", kinds).replace("CODE", &code)).expect("writable");
     let mut compile = Command::new("c++");
     compile.args(["-std=c++20", "-O1", "-w", "-o"]).args([&program, &source]);
     let Ok(built) = compile.output() else {
         fs::remove_dir_all(&folder).expect("its folder goes");
-        return skip(Need::Program("c++"), "no C++ compiler");
+        skip(Need::Program("c++"), "no C++ compiler");
+        return None;
     };
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    fs::write(&input, bytes).expect("writable");
+    let ran = Command::new(&program).arg(&input).args(routes.then_some("routes")).output();
+    let ran = ran.expect("runs");
+    fs::remove_dir_all(&folder).expect("its folder goes");
+    assert!(ran.status.success(), "{}", ran.status);
+    let words = ran.stdout.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    Some(words.collect())
+}
+
+#[test]
+fn blocks_of_groups() {
     let routings = routings(10_000);
     let mut bytes = Vec::new();
     for r in &routings {
         let head = [r.counts.len() as i32, r.blocks as i32, r.rows, r.threads as i32];
         bytes.extend(head.iter().chain(&r.counts).flat_map(|x| x.to_le_bytes()));
     }
-    fs::write(&input, bytes).expect("writable");
-    let ran = Command::new(&program).arg(&input).output().expect("runs");
-    fs::remove_dir_all(&folder).expect("its folder goes");
-    assert!(ran.status.success(), "{}", ran.status);
-    let words = ran.stdout.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    let mut words = words.collect::<Vec<_>>().into_iter();
+    let Some(words) = run(&bytes, false) else { return };
+    let mut words = words.into_iter();
     let (mut tables, mut negative, mut many) = (0, 0, 0);
     let guard = 0xdead_beef_u32 as i32;
     for (i, r) in routings.iter().enumerate() {
@@ -202,4 +258,102 @@ fn blocks_of_groups() {
         }
     }
     assert!(tables > 4000 && negative > 100 && many > 500, "{tables} {negative} {many}");
+}
+
+/// Tokens that name experts, in some launch.
+struct Route {
+    tokens: usize,
+    slots: usize,
+    experts: usize,
+    blocks: usize,
+    rows: i32,
+    threads: u32,
+    ids: Vec<i32>,
+}
+
+fn routes(n: usize) -> Vec<Route> {
+    let mut rng = SmallRng::seed_from_u64(197);
+    let route = |_| {
+        let slots = [1, 1, 2, 2, 3, 8][rng.random_range(0..6)];
+        let experts = slots + rng.random_range(0..if slots == 8 { 30 } else { 12 });
+        let tokens = rng.random_range(1..100usize);
+        let rows = [8, 64, 128][rng.random_range(0..3)];
+        let most = tokens * slots + experts * (rows as usize - 1);
+        let blocks = most.div_ceil(rows as usize) - rng.random_range(0..20) / 19;
+        // One of so many experts at first: others where a token needs them.
+        let open = [1, slots, experts][rng.random_range(0..3)].max(1);
+        let mut ids: Vec<i32> = Vec::new();
+        for _ in 0..tokens {
+            let mut mine: Vec<i32> = Vec::new();
+            while mine.len() < slots {
+                let open = if mine.len() >= open { experts } else { open };
+                let e = rng.random_range(0..open) as i32;
+                if !mine.contains(&e) {
+                    mine.push(e);
+                }
+            }
+            ids.extend(mine);
+        }
+        let at = rng.random_range(0..ids.len());
+        match rng.random_range(0..30) {
+            0 => ids[at] = -1 - rng.random_range(0..9),
+            1 => ids[at] = experts as i32 + rng.random_range(0..9),
+            2 if slots > 1 => ids[at / slots * slots] = ids[at / slots * slots + 1],
+            _ => {}
+        }
+        let threads = [32, 32, 32, 32, 32, 32, 32, 32, 64, 256][rng.random_range(0..10)];
+        Route { tokens, slots, experts, blocks: blocks.max(1), rows, threads, ids }
+    };
+    (0..n).map(route).collect()
+}
+
+#[test]
+fn tokens_of_experts() {
+    let routes = routes(10_000);
+    let mut bytes = Vec::new();
+    for r in &routes {
+        let head = [r.tokens, r.slots, r.experts, r.blocks].map(|n| n as i32);
+        let head = head.into_iter().chain([r.rows, r.threads as i32]);
+        bytes.extend(head.chain(r.ids.iter().copied()).flat_map(i32::to_le_bytes));
+    }
+    let Some(words) = run(&bytes, true) else { return };
+    let mut words = words.into_iter();
+    let (mut tables, mut outside, mut twice, mut many) = (0, 0, 0, 0);
+    let guard = 0xdead_beef_u32 as i32;
+    for (i, r) in routes.iter().enumerate() {
+        let said: Vec<i32> = words.by_ref().take(3).collect();
+        let counts: Vec<i32> = words.by_ref().take(r.experts + 2).collect();
+        let list: Vec<i32> = words.by_ref().take(r.blocks * r.rows as usize + 2).collect();
+        for table in [&counts, &list] {
+            assert_eq!((table[0], table[table.len() - 1]), (guard, guard), "{i}");
+        }
+        let named = |token: i32| &r.ids[token as usize * r.slots..][..r.slots];
+        match group_counts(&r.ids, r.slots, r.experts) {
+            Ok(want) => {
+                assert_eq!(counts[1..=r.experts], want, "{i}: {:?}", r.ids);
+                let Ok(blocks) = block_table(&want, r.rows, r.blocks) else {
+                    assert_eq!(said[0], 8, "{i}");
+                    many += 1;
+                    continue;
+                };
+                let want = row_tokens(&r.ids, r.slots, &blocks, r.rows as usize);
+                assert_eq!((said[0], &list[1..list.len() - 1]), (0, &want[..]), "{i}: {:?}", r.ids);
+                tables += 1;
+            }
+            Err(TokensError::Outside { .. }) => {
+                let there = (0..r.experts as i32).contains(&said[1]);
+                assert!(
+                    said[0] == 9 && !there && named(said[2]).contains(&said[1]),
+                    "{i}: {said:?}"
+                );
+                outside += 1;
+            }
+            Err(TokensError::Twice { .. }) => {
+                let times = named(said[2]).iter().filter(|e| **e == said[1]).count();
+                assert!(said[0] == 10 && times > 1, "{i}: {said:?}");
+                twice += 1;
+            }
+        }
+    }
+    assert!(tables > 8000 && outside > 300 && twice > 50, "{tables} {outside} {twice} {many}");
 }

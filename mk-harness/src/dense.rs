@@ -10,12 +10,13 @@ use super::{
     gradients::{Gradients, Operands, statistics},
     inputs::{dtype, placement},
     near::Near,
-    routing,
     value::{Matrix, Value},
 };
 use mk_abi::DType;
 use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
 use std::collections::BTreeMap;
+
+mod experts;
 
 /// Whether all rows of a value are wanted, or the chosen ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -240,6 +241,10 @@ impl<'a> Dense<'a> {
                 let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
                 self.grouped(node, if set == Set::All { &all[..] } else { chosen }, [x, w])?
             }
+            (Op::Dispatch, [x, _]) => {
+                let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
+                self.dispatched(node, if set == Set::All { &all[..] } else { chosen }, x)?
+            }
             (Op::Bias, [x, c]) => {
                 let Value::Whole(c) = c else {
                     return Err(HarnessError::unsupported("a bias of summands"));
@@ -376,39 +381,6 @@ impl<'a> Dense<'a> {
     }
 
     /// Rank `r`'s summand of a product over a sharded depth is the product over its part of the depth.
-    /// Rows of `x` by the matrices of their experts; rows of none are not judged.
-    fn grouped(
-        &self,
-        node: &Node,
-        rows: &[usize],
-        [x, w]: [&Value; 2],
-    ) -> Result<Value, HarnessError> {
-        let (x, w) = (on(x, 0)?, on(w, 0)?);
-        let case = self.inputs.case();
-        let counts = node.inputs.get(2).and_then(|id| case.program.tensors().get(id.index()));
-        let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
-        let parts = 0..routing::parts(case, counts);
-        let of_ranks: Vec<_> =
-            parts.map(|rank| self.inputs.counts(self.launch, counts, rank)).collect();
-        let experts = routing::experts(self.extent(node.result, 0), &of_ranks);
-        let (k, n) = (self.extent(node.inputs[1], 1), self.width(node.result));
-        let mut near = vec![Near::unasked(); rows.len() * n];
-        for e in 0..self.extent(node.inputs[1], 0) {
-            let of_expert = |(_, row): &(usize, &usize)| experts.get(**row) == Some(&Some(e));
-            let mine: Vec<usize> = rows.iter().enumerate().filter(of_expert).map(|x| x.0).collect();
-            if mine.is_empty() {
-                continue;
-            }
-            let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
-            let right = w.pick(n, e * k * n..(e + 1) * k * n);
-            let made = left.product(&right, mine.len(), k);
-            for (from, to) in mine.iter().enumerate() {
-                (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
-            }
-        }
-        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
-    }
-
     fn gemm(
         &self,
         node: &Node,
@@ -458,6 +430,7 @@ fn needs(node: &Node, set: Set) -> impl Iterator<Item = (usize, Set)> + '_ {
         let whole = match node.op {
             Op::Gemm { a_transposed, .. } => i == 1 || a_transposed,
             Op::GroupedGemm => i > 0,
+            Op::Dispatch => true,
             Op::Bias => i == 1,
             _ => false,
         };

@@ -29,11 +29,29 @@ impl<'a> Inputs<'a> {
         Inputs { routing, ..self }
     }
 
-    /// Rows of each expert of a rank, from a tensor of them.
+    /// Rows of each expert of a rank, from a tensor of them, or of the experts of its tokens.
     pub fn counts(&self, launch: u64, tensor: &Tensor, rank: usize) -> Vec<i32> {
-        let experts = self.layout(tensor, rank).map_or(0, |layout| layout.rows().len());
-        let blocks = routing::blocks(self.case, tensor, rank);
-        self.routing.counts(experts, blocks, self.seed(launch, tensor, rank))
+        let values = self.integers(launch, tensor, rank);
+        match tensor.ty.dims.len() {
+            1 => values,
+            _ => routing::rows(&values, routing::all_experts(self.case, tensor)),
+        }
+    }
+
+    /// What a rank holds of a tensor of integers: rows of its experts, or the experts of its tokens.
+    pub fn integers(&self, launch: u64, tensor: &Tensor, rank: usize) -> Vec<i32> {
+        let seed = self.seed(launch, tensor, rank);
+        let shape = self.layout(tensor, rank).map(|layout| layout.shape()).unwrap_or_default();
+        match shape[..] {
+            [tokens, slots] => {
+                let experts = routing::all_experts(self.case, tensor);
+                self.routing.ids([tokens as usize, slots as usize], experts, seed)
+            }
+            _ => {
+                let experts = shape.first().map_or(0, |n| *n as usize);
+                self.routing.counts(experts, routing::blocks(self.case, tensor, rank), seed)
+            }
+        }
     }
 
     /// The case that they are for.
@@ -74,7 +92,7 @@ impl<'a> Inputs<'a> {
     ) -> impl Iterator<Item = f64> + use<> {
         let (seed, dtype) = (self.seed(launch, tensor, rank), dtype(tensor.ty.dtype));
         let integers = match dtype {
-            DType::I32 => self.counts(launch, tensor, rank),
+            DType::I32 => self.integers(launch, tensor, rank),
             _ => Vec::new(),
         };
         let random = move |i: u64| match integers.get(i as usize) {

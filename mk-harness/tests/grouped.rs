@@ -59,3 +59,23 @@ fn rows_are_judged_by_their_expert() {
     behind[n * cols..(n + 1) * cols].fill(f32::NAN);
     assert!(judge(&behind, expected).beyond == 0);
 }
+
+/// Tokens and the experts that they name: every form, judged by the experts that have them.
+#[test]
+fn dispatched_tokens_are_right() {
+    let program = Program::parse(include_str!("../../examples/dispatch.mk"));
+    let program = program.unwrap_or_else(|e| panic!("{e}"));
+    let dims = [("T", 150), ("H", 64), ("k", 2), ("I", 40), ("E", 5), ("R", 896)];
+    let dims = dims.map(|(name, n)| (name.to_string(), n)).into();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    let (plan, _) = compile(&program, &bound, &Config::default()).expect("a plan");
+    let case = Case { program: &program, bound: &bound, ranks: 1 };
+    for form in ["uniform", "skew:8", "one", "empty", "random"] {
+        let routing: Routing = form.parse().expect("a routing");
+        let options = CpuOptions { routing, seed: 3, launches: 2, ..CpuOptions::default() };
+        let run = run_on_cpu(case, &plan, &options).expect("runs");
+        for judged in run.judged.iter().flatten() {
+            assert!(judged.passes() && judged.judged > 0, "{form}: {judged}");
+        }
+    }
+}

@@ -59,14 +59,14 @@ template <u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void tabulate_tasks(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (Turns<Hooks> turns(ctx, hooks, 0, 1);; turns.advance()) {
-    BlocksTask task;
-    if (!turns.begin(task, thread, [&](const BlocksTask& next) {
+    typename Hooks::Task task;
+    if (!turns.begin(task, thread, [&](const typename Hooks::Task& next) {
           chaos_delay(ctx, Agent::Copier, next.task);
           hooks.before_load(ctx, next);
         }, [] { named_barrier_sync<Edges::start, kBarrier, kThreads>(); })) {
       break;
     }
-    if (!ctx.aborted()) tabulate_blocks(ctx, task, thread, kThreads);
+    if (!ctx.aborted()) hooks.tabulate(ctx, task, thread, kThreads);
     named_barrier_sync<Edges::done, kBarrier, kThreads>();
     if (thread < 32) {
       hooks.after_store(ctx, task);

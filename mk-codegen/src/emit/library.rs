@@ -52,6 +52,7 @@ library! {
     "comm/reduce_rows.cuh",
     "comm/stats_rows.cuh",
     "comm/tabulate.cuh",
+    "comm/route.cuh",
 }
 
 /// What a traced kernel has beside [`FILES`].

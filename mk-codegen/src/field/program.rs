@@ -41,6 +41,10 @@ impl<'a> Dims<'a> {
                 matches!(node.op, Op::Gemm { .. }) && left.is_some_and(|t| t.dims.len() > 2);
             columns || node.op == Op::SwigluGrad
         };
+        if program.nodes().iter().any(|node| node.op == Op::Dispatch) {
+            let help = "`mk run --device cpu` compares numbers";
+            return Err(FieldError::unsupported("`dispatch`", help));
+        }
         if let Some(node) = program.nodes().iter().find(wide) {
             let what = format!("`{}` of gates and ups", node.op.name());
             return Err(FieldError::unsupported(
@@ -359,7 +363,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 Op::Gemm { .. } | Op::GroupedGemm | Op::Bias | Op::Add | Op::Mul | Op::Slope(_),
                 None,
             )
-            | (Op::SwigluGrad, _) => self.each(x, |_, t| t.clone()),
+            | (Op::SwigluGrad | Op::Dispatch, _) => self.each(x, |_, t| t.clone()),
         }
     }
 

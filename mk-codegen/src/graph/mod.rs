@@ -62,6 +62,8 @@ pub enum Kind {
         /// `b` is stored as `[N, K]`.
         b_transposed: bool,
     },
+    /// Rows of experts, of tokens and the experts that each names. Operands: tokens, ids.
+    Dispatch,
     /// Ragged rows times the matrices of their experts, and the elementwise operations that were fused into it. Operands: rows, matrices, rows of
     /// each expert, then one for each epilogue operation that has one.
     GroupedGemm {
@@ -230,6 +232,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
+        Op::Dispatch => return Kind::Dispatch,
         Op::GroupedGemm => return Kind::GroupedGemm { epilogue: Vec::new() },
         Op::Attention { causal, scale, ring } => {
             let scale = scale.map(|scale| (scale as f32).to_bits());

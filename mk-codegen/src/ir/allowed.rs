@@ -49,7 +49,7 @@ impl Leaf {
                 posts: vec![(Storer, End)],
                 inner: false,
             },
-            Leaf::CopyTile { via: CopyVia::Ldst, .. } => Allowed {
+            Leaf::CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. } => Allowed {
                 operands: copy,
                 waits: vec![(Copier, Start)],
                 posts: vec![(Copier, End)],
@@ -110,7 +110,11 @@ impl Leaf {
                 }
             }
             Leaf::Tabulate { .. } => Allowed {
-                operands: vec![(Operand::Src, &[Start]), (Operand::Dst, &[End])],
+                operands: vec![
+                    (Operand::Src, &[Start]),
+                    (Operand::W, &[Start]),
+                    (Operand::Dst, &[End]),
+                ],
                 waits: vec![(Copier, Start)],
                 posts: vec![(Copier, End)],
                 inner: false,

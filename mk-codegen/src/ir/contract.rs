@@ -6,7 +6,7 @@
 
 use super::leaf::{
     Agent, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS, EpilogueOp, GradOf,
-    Leaf, Operand, Store, attend_grad_smem_bytes, attend_smem_bytes, mma_stage_bytes,
+    Leaf, Operand, Store, Tabulation, attend_grad_smem_bytes, attend_smem_bytes, mma_stage_bytes,
     mma_staging_bytes,
 };
 use super::plan::{Mode, Proxy};
@@ -103,7 +103,7 @@ impl Leaf {
                 edges: vec![flow("full", Loader, Storer), back("empty", Storer, Loader, *stages)],
                 smem_bytes: stages * COPY_STAGE_BYTES,
             },
-            Leaf::CopyTile { via: CopyVia::Ldst, .. } => Contract {
+            Leaf::CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. } => Contract {
                 agents: vec![Copier],
                 operands: vec![
                     op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many),
@@ -237,15 +237,16 @@ impl Leaf {
                     smem_bytes: attend_grad_smem_bytes(*of, *block, *stages),
                 }
             }
-            Leaf::Tabulate { .. } => Contract {
-                agents: vec![Copier],
-                operands: vec![
+            Leaf::Tabulate { of } => {
+                let mut operands = vec![
                     op(Operand::Src, read, Copier, Proxy::Generic, Arity::One),
                     op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many),
-                ],
-                edges: vec![],
-                smem_bytes: 0,
-            },
+                ];
+                if *of == Tabulation::Tokens {
+                    operands.push(op(Operand::W, read, Copier, Proxy::Generic, Arity::One));
+                }
+                Contract { agents: vec![Copier], operands, edges: vec![], smem_bytes: 0 }
+            }
             Leaf::NicSend => Contract {
                 agents: vec![Issuer, Sender, Receiver],
                 operands: vec![

@@ -191,6 +191,8 @@ pub enum CopyVia {
     Bulk,
     /// Ordinary loads and stores: any pitch.
     Ldst,
+    /// The same, of rows that are each looked up.
+    Gather,
 }
 
 /// Memory layout of a matrix product's left operand.
@@ -258,7 +260,19 @@ pub enum Tabulation {
         /// Rows of a block.
         rows: u32,
     },
+    /// Part of [`TableSource::Counts`](super::plan::TableSource::Counts): `src` has the groups of each token, `dst` the rows of
+    /// [`COUNTED`] groups or fewer, from some group on. A group that is none of `groups`, and one that a token names twice, end the launch.
+    Counts {
+        /// How many groups there are.
+        groups: u32,
+    },
+    /// Part of [`TableSource::Tokens`](super::plan::TableSource::Tokens): `src` has the groups of each token, `w` all blocks, `dst` the
+    /// tokens of one block's rows.
+    Tokens,
 }
+
+/// Groups that a task counts at once: one for each warp.
+pub const COUNTED: u32 = 8;
 
 /// What gradients of attention are of, which is what a tile of them keeps: the other side comes in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -476,6 +490,8 @@ impl Leaf {
             Leaf::NicSend => "nic_send",
             Leaf::HostCopy => "host_copy",
             Leaf::Tabulate { of: Tabulation::Blocks { .. } } => "tabulate_blocks",
+            Leaf::Tabulate { of: Tabulation::Counts { .. } } => "tabulate_counts",
+            Leaf::Tabulate { of: Tabulation::Tokens } => "tabulate_tokens",
         }
     }
 

@@ -22,6 +22,7 @@ mod tables;
 mod tma;
 
 pub use allowed::Allowed;
+pub(crate) use check::part_of_table;
 pub use check::{MAX_ENTRIES, StructureError};
 pub use contract::{Arity, Contract, EdgeSpec, OperandSpec};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
@@ -29,11 +30,11 @@ pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
-    ALayout, Agent, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS,
-    EpilogueOp, GradOf, Leaf, Mask, Operand, STATS, Store, Tabulation, attend_grad_smem_bytes,
-    attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes, mma_panel_columns,
-    mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, one_warpgroup_takes,
-    saves_gates,
+    ALayout, Agent, BLayout, COPY_STAGE_BYTES, COUNTED, Carry, Consumers, CopyVia,
+    EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Mask, Operand, STATS, Store, Tabulation,
+    attend_grad_smem_bytes, attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes,
+    mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels,
+    one_warpgroup_takes, saves_gates,
 };
 pub use net::NetPlan;
 pub use plan::{
@@ -47,5 +48,7 @@ pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
 pub use runs::{depth_dim, row_dim};
-pub use tables::{BlocksError, FilledRows, TableSet, block_table};
+pub use tables::{
+    BlocksError, FilledRows, TableSet, TokensError, block_table, group_counts, row_tokens,
+};
 pub(crate) use tables::{entries, needed};

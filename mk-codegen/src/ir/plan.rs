@@ -184,6 +184,18 @@ pub enum TableSource {
         /// Rows of a block.
         rows: i32,
     },
+    /// How many entries of a table of groups, `[tokens, slots]`, name each group.
+    Counts {
+        /// The groups of each token.
+        of: TabId,
+    },
+    /// The token of each row of packed blocks: of a group, those that name it, in ascending order. Rows that nobody has are of token 0.
+    Tokens {
+        /// The groups of each token.
+        of: TabId,
+        /// The blocks, made of [`TableSource::Counts`] of the same table.
+        blocks: TabId,
+    },
     /// Comes with each launch: `[…, 2]`, a rank, and a row that the blocks of that rank fill. Row `i` of block `b` is
     /// number `b * rows + i`.
     Places {

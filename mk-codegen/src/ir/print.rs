@@ -192,6 +192,8 @@ impl Display for Plan {
                 TableSource::Runtime { min, max } => write!(f, "runtime {min}..={max}")?,
                 TableSource::Prefix { of, align } => write!(f, "prefix {of} align {align}")?,
                 TableSource::Blocks { of, rows } => write!(f, "blocks {of} rows {rows}")?,
+                TableSource::Counts { of } => write!(f, "counts {of}")?,
+                TableSource::Tokens { of, blocks } => write!(f, "tokens {of} blocks {blocks}")?,
                 TableSource::Places { of } => write!(f, "places {of}")?,
             }
             match t.stored {
@@ -321,11 +323,12 @@ impl Display for LeafText<'_> {
             Leaf::Signal | Leaf::Enter | Leaf::NicSend | Leaf::HostCopy => Ok(()),
             Leaf::ReduceTile { epilogue } => write_epilogue(f, epilogue),
             Leaf::CopyTile { via, stages } => {
-                write!(
-                    f,
-                    " via={} stages={stages}",
-                    if *via == CopyVia::Bulk { "bulk" } else { "ldst" }
-                )
+                let via = match via {
+                    CopyVia::Bulk => "bulk",
+                    CopyVia::Ldst => "ldst",
+                    CopyVia::Gather => "gather",
+                };
+                write!(f, " via={via} stages={stages}")
             }
             Leaf::MmaTile {
                 block: [m, n, k],
@@ -357,6 +360,8 @@ impl Display for LeafText<'_> {
                 write!(f, " mask={mask} store={store}")
             }
             Leaf::Tabulate { of: Tabulation::Blocks { rows } } => write!(f, " rows={rows}"),
+            Leaf::Tabulate { of: Tabulation::Counts { groups } } => write!(f, " groups={groups}"),
+            Leaf::Tabulate { of: Tabulation::Tokens } => Ok(()),
             Leaf::StatsTile { block: [rows, depth] } => write!(f, " block={rows}x{depth}"),
             Leaf::AttendGradTile { block: [m, n, d], scale, stages, mask, .. } => {
                 let mask = if *mask == Mask::Full { "full" } else { "causal" };

@@ -82,7 +82,12 @@ impl<'a> Ranges<'a> {
             }
             TableSource::Prefix { .. }
             | TableSource::Blocks { .. }
+            | TableSource::Counts { .. }
             | TableSource::Places { .. } => NATURAL,
+            TableSource::Tokens { of, .. } => {
+                let tokens = self.plan.tables.get(*of).and_then(|t| t.shape.first().copied());
+                Range { min: 0, max: i64::from(tokens.unwrap_or(1).max(1)) - 1 }
+            }
         }
     }
 

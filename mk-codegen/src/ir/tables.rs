@@ -5,6 +5,7 @@ use super::{
     entity::{Entity, TabId},
     plan::{Plan, Table, TableSource},
 };
+use std::collections::BTreeMap;
 use thiserror::Error;
 
 /// Contents of the tables on every rank for one epoch.
@@ -36,6 +37,11 @@ impl TableSet {
             let table = &plan.tables[id];
             let n = entries(table);
             let TableSource::Runtime { min, max } = table.source else { return vec![0; n] };
+            let named = |t: &Table| matches!(t.source, TableSource::Counts { of } if of == id);
+            if plan.tables.values().any(named) {
+                let groups = i64::from(max) - i64::from(min) + 1;
+                return (0..n as i64).map(|i| (i64::from(min) + i % groups) as i32).collect();
+            }
             let Some((blocks, rows)) = room(id) else { return vec![min; n] };
             let groups = n.max(1) as i64;
             // Every group has its share of blocks, the first ones one more.
@@ -65,6 +71,11 @@ impl TableSet {
                         (TableSource::Prefix { of, align }, None) => prefix(before(of), *align),
                         (TableSource::Blocks { of, rows }, None) => {
                             blocks(before(of), *rows, entries(table))
+                        }
+                        (TableSource::Counts { of }, None) => counts(before(of), entries(table)),
+                        (TableSource::Tokens { of, blocks }, None) => {
+                            let (slots, rows) = (slots(plan, *of), rows_of(plan, *blocks));
+                            tokens(before(of), slots, before(blocks), rows)
                         }
                     };
                     tables.push(values);
@@ -133,7 +144,12 @@ impl TableSet {
                 let [to, row] = [place[0], place[1]];
                 Some(format!("the row {row} of rank {to} is none that {of} fills there"))
             }
-            TableSource::Const(_) | TableSource::Prefix { .. } => None,
+            TableSource::Counts { of } => {
+                let groups = self.values(rank, of);
+                let error = group_counts(groups, slots(plan, of), entries(table)).err()?;
+                Some(error.to_string())
+            }
+            TableSource::Const(_) | TableSource::Prefix { .. } | TableSource::Tokens { .. } => None,
         }
     }
 
@@ -174,6 +190,19 @@ impl FilledRows {
         let block = self.blocks.partition_point(|b| b.0 <= i).checked_sub(1)?;
         let (before, rank, first) = self.blocks[block];
         (i < self.len).then(|| (rank, first + (i - before) as i32))
+    }
+}
+
+/// Groups that each token names, by a table of them.
+fn slots(plan: &Plan, groups: TabId) -> usize {
+    plan.tables.get(groups).and_then(|t| t.shape.last()).map_or(1, |n| *n as usize).max(1)
+}
+
+/// Rows of each block of a table of them.
+fn rows_of(plan: &Plan, blocks: TabId) -> usize {
+    match plan.tables.get(blocks).map(|t| &t.source) {
+        Some(TableSource::Blocks { rows, .. }) => usize::try_from(*rows).unwrap_or(1).max(1),
+        _ => 1,
     }
 }
 
@@ -225,6 +254,79 @@ pub enum BlocksError {
         /// Blocks that there are.
         blocks: usize,
     },
+}
+
+/// Why tokens cannot be counted by the groups that they name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum TokensError {
+    /// There is no such group.
+    #[error("token {token} names expert {group}: there are those from 0 to below {groups}")]
+    Outside {
+        /// The token.
+        token: usize,
+        /// What it names.
+        group: i32,
+        /// How many there are.
+        groups: usize,
+    },
+    /// It would have two rows there.
+    #[error("token {token} names expert {group} twice: let its experts differ")]
+    Twice {
+        /// The token.
+        token: usize,
+        /// What it names.
+        group: i32,
+    },
+}
+
+/// How many tokens name each of so many groups; `named` has `slots` of each token.
+///
+/// # Errors
+/// [`TokensError`] where a kernel ends with a fault: that of the first token.
+pub fn group_counts(named: &[i32], slots: usize, groups: usize) -> Result<Vec<i32>, TokensError> {
+    for (token, of) in named.chunks(slots.max(1)).enumerate() {
+        for (i, group) in of.iter().copied().enumerate() {
+            if !usize::try_from(group).is_ok_and(|g| g < groups) {
+                return Err(TokensError::Outside { token, group, groups });
+            }
+            if of[..i].contains(&group) {
+                return Err(TokensError::Twice { token, group });
+            }
+        }
+    }
+    Ok(counts(named, groups))
+}
+
+/// The token of each row of packed blocks, which have group and rows in turns. Rows that nobody has are of token 0.
+pub fn row_tokens(named: &[i32], slots: usize, blocks: &[i32], rows: usize) -> Vec<i32> {
+    tokens(named, slots.max(1), blocks, rows)
+}
+
+fn counts(named: &[i32], groups: usize) -> Vec<i32> {
+    let mut out = vec![0i32; groups];
+    for group in named {
+        let count = usize::try_from(*group).ok().and_then(|g| out.get_mut(g));
+        count.into_iter().for_each(|n| *n = n.saturating_add(1));
+    }
+    out
+}
+
+fn tokens(named: &[i32], slots: usize, blocks: &[i32], rows: usize) -> Vec<i32> {
+    let mut out = vec![0; blocks.len() / 2 * rows];
+    let mut of: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    for (entry, group) in named.iter().enumerate() {
+        of.entry(*group).or_default().push((entry / slots) as i32);
+    }
+    // Rows of a group that blocks before have.
+    let mut taken: BTreeMap<i32, usize> = BTreeMap::new();
+    for (entry, out) in blocks.chunks_exact(2).zip(out.chunks_mut(rows)) {
+        let first = taken.entry(entry[0]).or_default();
+        let n = usize::try_from(entry[1]).unwrap_or(0).min(rows);
+        let mine = of.get(&entry[0]).into_iter().flatten().skip(*first).take(n);
+        out.iter_mut().zip(mine).for_each(|(out, token)| *out = *token);
+        *first += n;
+    }
+    out
 }
 
 /// The table that [`Tabulation::Blocks`](super::Tabulation::Blocks) makes of the rows of groups: group and rows of each of so many blocks.

@@ -2,7 +2,7 @@
 
 use super::error::{LowerError, unsupported};
 use super::shape::{
-    grouped::{Grouped, Product, Rows},
+    grouped::{Grouped, Product, Route, Rows},
     tensor::{Tensor, aligned},
 };
 use crate::graph::{Kind, OpGraph, Value};
@@ -11,8 +11,11 @@ use mk_abi::DType;
 use mk_syntax::{Placement, RAGGED_BLOCK};
 use petgraph::stable_graph::NodeIndex;
 
-const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` rows, one after the other, with elementwise operations \
-     behind each";
+const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` rows, or of the same `dispatch`, one after the other, with elementwise \
+     operations behind each";
+
+/// Most experts that a token has.
+const MAX_SLOTS: i32 = 8;
 
 /// The products of a pipeline; `None` for one that has none.
 ///
@@ -21,20 +24,41 @@ const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` r
 pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerError> {
     let is_product = |n: &NodeIndex| matches!(g.graph[*n].kind, Kind::GroupedGemm { .. });
     let nodes: Vec<NodeIndex> = g.graph.node_indices().filter(is_product).collect();
-    let Some(first) = nodes.first().copied() else { return Ok(None) };
+    let sends = |n: &NodeIndex| g.graph[*n].kind == Kind::Dispatch;
+    let sent: Vec<NodeIndex> = g.graph.node_indices().filter(sends).collect();
+    let Some(first) = nodes.first().copied() else {
+        let Some(n) = sent.first() else { return Ok(None) };
+        let why = "no product reads the rows of experts that it makes";
+        return Err(unsupported(
+            &g.graph[*n].name,
+            why,
+            "write `dispatch(x, ids) -> grouped_gemm(w)`",
+        ));
+    };
     let name = g.graph[first].name.clone();
     let refuse = |n: NodeIndex, why: String| unsupported(&g.graph[n].name, why, CATALOGUE);
     let [axis] = g.axes.as_slice() else {
         let why = format!("the mesh has the axes {}", g.axes.join(", "));
         return Err(unsupported("mesh", why, "use one axis"));
     };
-    let known = |n: &NodeIndex| is_product(n) || g.graph[*n].kind == Kind::Param;
+    let known = |n: &NodeIndex| is_product(n) || sends(n) || g.graph[*n].kind == Kind::Param;
     if let Some(other) = g.graph.node_indices().find(|n| !known(n)) {
         return Err(refuse(other, format!("a `{name}` is in the same pipeline")));
     }
     let params: Vec<NodeIndex> =
         g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::Param).collect();
     let place = |n: NodeIndex| params.iter().position(|p| *p == n);
+    if let Some(other) = sent.get(1) {
+        return Err(refuse(*other, "another `dispatch` is in the same pipeline".into()));
+    }
+    let sent = sent.first().copied();
+    let route = match sent.map(|n| (n, g.operands(n))) {
+        None => None,
+        Some((n, of)) => match of.iter().map(|x| place(*x)).collect::<Vec<_>>()[..] {
+            [Some(tokens), Some(ids)] => Some(Route::Ids { tokens, ids }),
+            _ => return Err(refuse(n, "its tokens are made by the pipeline".into())),
+        },
+    };
     let mut products = Vec::new();
     let mut counts = None;
     for node in &nodes {
@@ -51,6 +75,7 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
         let rows = match (place(x), nodes.iter().position(|n| *n == x)) {
             (Some(param), _) => Rows::Given(param),
             (None, Some(i)) if i < products.len() => Rows::Made(i),
+            (None, None) if Some(x) == sent => Rows::Dispatched,
             _ => return Err(refuse(*node, "its rows come from elsewhere".into())),
         };
         let Some(extras) = extras.iter().map(|x| place(*x)).collect() else {
@@ -66,12 +91,16 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
     if let Some(n) = g.results.iter().find(|n| params.contains(n) || returned(n) > 1) {
         return Err(refuse(*n, "it is a result twice, or a parameter is one".into()));
     }
+    if let Some(n) = g.results.iter().find(|n| Some(**n) == sent) {
+        return Err(refuse(*n, "its rows are a result, and kept for products only".into()));
+    }
     let results = g.results.iter().zip(&g.result_names);
     let grouped = Grouped {
         name: g.name.clone(),
         axis: axis.clone(),
         params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name)).collect(),
-        counts: counts.unwrap_or(0),
+        route: route.unwrap_or(Route::Counts(counts.unwrap_or(0))),
+        experts: products.first().map_or(0, |p| g.graph[params[p.b]].shape[0].value),
         products,
         results: results.map(|(n, name)| tensor(&g.graph[*n], name)).collect(),
     };
@@ -86,9 +115,15 @@ fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
         let name = e.symbol.as_deref().unwrap_or("a dimension");
         return refuse(format!("`{name}` comes with each launch"), "let all symbols be fixed");
     }
-    let counts = &g.params[g.counts];
-    let experts = counts.shape[0].value;
-    if !counts.even(0, world) {
+    let experts = g.experts;
+    let of_experts = match g.route {
+        Route::Counts(counts) => &g.params[counts],
+        Route::Ids { ids, .. } => {
+            dispatched(g, ids, world)?;
+            &g.params[g.products[0].b]
+        }
+    };
+    if !of_experts.even(0, world) {
         let why = format!("{experts} experts over {world} ranks");
         return refuse(why, "let them be a multiple of the ranks");
     }
@@ -118,6 +153,26 @@ fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
                 "leave out the `cast(f32)` before it",
             );
         }
+    }
+    Ok(())
+}
+
+/// Tokens and the experts that they name.
+fn dispatched(g: &Grouped, ids: usize, world: i32) -> Result<(), LowerError> {
+    let refuse = |why: String, help: &str| Err(unsupported("dispatch", why, help));
+    let ids = &g.params[ids];
+    if world > 1 && ids.placement != Placement::Replicate {
+        let why = "tokens go to experts of other ranks".into();
+        return refuse(why, "no pass lowers that yet: use one rank, or `@ replicate` everywhere");
+    }
+    let [tokens, slots] = [0, 1].map(|d| ids.shape[d].value);
+    if slots > MAX_SLOTS || slots > g.experts {
+        let why = format!("{slots} experts of each token, of {}", g.experts);
+        return refuse(why, "let a token have 1 to 8 experts, and no more than there are");
+    }
+    if i64::from(tokens) * i64::from(slots) > 1 << 24 {
+        let why = format!("{tokens} tokens of {slots} experts each");
+        return refuse(why, "a table has at most 2^24 entries: give each launch fewer tokens");
     }
     Ok(())
 }

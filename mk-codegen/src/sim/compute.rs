@@ -12,7 +12,7 @@ use super::{
 };
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Mask, Operand, Point,
-    Region, Tabulation, block_table, cluster_part, gated, saves_gates,
+    Region, Tabulation, block_table, cluster_part, gated, group_counts, row_tokens, saves_gates,
 };
 use mk_abi::DType;
 
@@ -281,8 +281,34 @@ pub(super) fn values(
                 Ok(table.into_iter().map(|x| x as f32).collect())
             })
         }
+        Leaf::Tabulate { of: Tabulation::Counts { groups } } => {
+            let (named, slots) = named(context);
+            let counts = group_counts(&named, slots, *groups as usize);
+            let counts = counts.map_err(|e| misfit(e.to_string()))?;
+            broadcast(regions, |r| Ok(part(&counts, r)))
+        }
+        Leaf::Tabulate { of: Tabulation::Tokens } => {
+            let (named, slots) = named(context);
+            let blocks: Vec<i32> = context.all(Operand::W).flat_map(integers).collect();
+            broadcast(regions, |r| {
+                let rows = r.len() as usize;
+                Ok(part(&row_tokens(&named, slots, &blocks, rows), r))
+            })
+        }
         Leaf::Signal | Leaf::Enter | Leaf::NicSend => Ok(Vec::new()),
     }
+}
+
+/// The groups that tokens name, and how many each does.
+fn named(context: &Context) -> (Vec<i32>, usize) {
+    let slots = context.all(Operand::Src).map(|t| t.cols).next().unwrap_or(1);
+    (context.all(Operand::Src).flat_map(integers).collect(), slots)
+}
+
+/// The part of a table that a region has.
+fn part(table: &[i32], region: &Region) -> Vec<f32> {
+    let (first, n) = region.dims.first().copied().unwrap_or_default();
+    table.iter().skip(first.max(0) as usize).take(n.max(0) as usize).map(|x| *x as f32).collect()
 }
 
 fn integers(tile: &Tile) -> impl Iterator<Item = i32> {

@@ -103,7 +103,9 @@ fn chosen(plan: &Plan) -> Vec<Violation> {
     let chooses = |e: &Expr| match e {
         Expr::Table(t, index) => match plan.tables[*t].source {
             TableSource::Blocks { .. } => index.last() != Some(&Expr::Const(1)),
-            TableSource::Places { .. } => true,
+            TableSource::Places { .. }
+            | TableSource::Counts { .. }
+            | TableSource::Tokens { .. } => true,
             _ => false,
         },
         _ => false,

@@ -195,8 +195,10 @@ pub(super) fn bounds(plan: &Plan, id: TabId) -> (usize, i32, i32) {
     match table.source {
         TableSource::Runtime { min, max } => (n, min, max.max(min)),
         TableSource::Blocks { rows, .. } => (n, 0, rows),
-        TableSource::Const(_) | TableSource::Prefix { .. } | TableSource::Places { .. } => {
-            (n, 0, 0)
-        }
+        TableSource::Const(_)
+        | TableSource::Prefix { .. }
+        | TableSource::Counts { .. }
+        | TableSource::Tokens { .. }
+        | TableSource::Places { .. } => (n, 0, 0),
     }
 }

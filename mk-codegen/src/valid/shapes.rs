@@ -24,6 +24,8 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
     match &family.leaf {
         Leaf::Signal | Leaf::Enter => None,
         Leaf::Tabulate { of: Tabulation::Blocks { .. } } => pairs(touched),
+        // The structure says so much of these.
+        Leaf::Tabulate { of: Tabulation::Counts { .. } | Tabulation::Tokens } => None,
         Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
         Leaf::ReduceTile { epilogue } => sum(epilogue, touched),
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {

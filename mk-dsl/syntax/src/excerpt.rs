@@ -218,10 +218,18 @@ impl<'p> Excerpt<'p> {
     fn behind(&self, node: &Node) -> String {
         let arguments = self.arguments(node, 1);
         match (node.op, &arguments[..]) {
+            // Rows that were dispatched are so by themselves.
+            (Op::GroupedGemm, [w, _]) if self.dispatched(node) => format!("grouped_gemm({w})"),
             // Whether the first operand says so already, or is a parameter of the excerpt.
             (Op::GroupedGemm, [w, counts]) => format!("ragged({counts}) -> grouped_gemm({w})"),
             _ => self.stage(node, arguments),
         }
+    }
+
+    /// Whether a product is of rows that `dispatch` made: it has the experts of tokens then.
+    fn dispatched(&self, node: &Node) -> bool {
+        let ids = node.inputs.get(2).and_then(|id| self.program.ty(*id));
+        ids.is_some_and(|ty| ty.dims.len() == 2)
     }
 
     /// Operands from the given one on.

@@ -29,6 +29,7 @@ pub(crate) enum OpKind {
     AttentionDk,
     AttentionDv,
     Ragged,
+    Dispatch,
     GroupedGemm,
     /// In the language, and not yet in the compiler.
     Unsupported,
@@ -154,7 +155,12 @@ pub(crate) const OPS: [OpInfo; 31] = [
         "`grouped_gemm(w)`",
         "`ragged(x, counts) -> grouped_gemm(w)`",
     ),
-    later("dispatch"),
+    op(
+        "dispatch",
+        OpKind::Dispatch,
+        "`dispatch(x, ids)` at the start of a chain, and `grouped_gemm(w)` behind it",
+        "`dispatch(x, ids)`",
+    ),
     later("combine"),
     later("all_to_all"),
 ];

@@ -94,6 +94,7 @@ impl Program {
                 args.extend(scale.map(|scale| format!("scale = {scale}")));
             }
             Op::Lse
+            | Op::Dispatch
             | Op::GroupedGemm
             | Op::AttentionStats
             | Op::AttentionDv

@@ -240,8 +240,12 @@ pub enum Op {
         /// The right operand is stored as `[N, K]`.
         b_transposed: bool,
     },
+    /// `[x: [T, K], ids: i32 [T, k]] -> [R, K]`: a row for each expert that a token names, in blocks: see [`RAGGED_BLOCK`]. Rows of an expert
+    /// are in the order of tokens. `R` is room for them.
+    Dispatch,
     /// `[x: [R, K], w: [E, K, N], counts: i32 [E]] -> [R, N]`, or with `[E, K, G, N]`, `[R, G, N]`; accumulated in f32. Rows are ragged: see
-    /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value.
+    /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value. Of rows that [`Op::Dispatch`] made, its
+    /// `ids` are in the place of `counts`.
     GroupedGemm,
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
     ReduceScatter {
@@ -324,6 +328,7 @@ impl Op {
         match self {
             Op::Gather { .. } => "gather",
             Op::Gemm { .. } => "gemm",
+            Op::Dispatch => "dispatch",
             Op::GroupedGemm => "grouped_gemm",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
@@ -357,6 +362,7 @@ impl Op {
             self,
             Op::Gather { .. }
                 | Op::Gemm { .. }
+                | Op::Dispatch
                 | Op::GroupedGemm
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }

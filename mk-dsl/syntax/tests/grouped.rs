@@ -1,4 +1,4 @@
-//! `ragged` and `grouped_gemm`: types, and what is said of mistakes.
+//! `ragged`, `dispatch` and `grouped_gemm`: types, and what is said of mistakes.
 
 use mk_syntax::{Program, grad};
 
@@ -60,6 +60,63 @@ fn mistakes() {
             "`n` has integers, which nothing computes with",
         ),
         (typed(x, n, w, "x -> cast(i32)"), "a value cannot become integers"),
+    ] {
+        assert!(text.contains(says), "{says}\n{text}");
+    }
+}
+
+#[test]
+fn types_of_dispatched_rows() {
+    let text = said("dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2)");
+    for line in [
+        "%1 = ids: i32[x_0, ids_1] @ replicate",
+        "%2 = w1: bf16[w1_0, x_1, 2, w1_3] @ replicate",
+        "%4 = dispatch(%0, %1): bf16[rows_0, x_1] @ replicate",
+        "%5 = grouped_gemm(%4, %2, %1): bf16[rows_0, 2, w1_3] @ replicate",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+    let room = said(
+        "fn f(x: f16[T, K] @ shard(0), i: i32[T, 2] @ shard(0), w: f16[E, K, N] @ shard(0)) -> f16[C, N] @ shard(0) {
+            dispatch(x, i) -> grouped_gemm(w) -> silu
+        }",
+    );
+    assert!(room.contains("dispatch(%0, %1): f16[C, K] @ shard(0)"), "{room}");
+}
+
+#[test]
+fn mistakes_of_dispatch() {
+    let typed = |x: &str, ids: &str, body: &str| {
+        said(&format!("fn f(x: {x}, ids: {ids}, w: bf16[E, K, N]) {{ {body} }}"))
+    };
+    let body = "dispatch(x, ids) -> grouped_gemm(w)";
+    let (x, ids) = ("bf16[T, K]", "i32[T, 2]");
+    for (text, says) in [
+        (typed(x, "bf16[T, 2]", body), "needs the experts of each token, and `ids` is `bf16[T, 2]"),
+        (typed(x, "i32[T]", body), "declare it `i32[T, k]`"),
+        (typed(x, "i32[S, 2]", body), "needs the experts of `T` tokens, and `ids` has `S`"),
+        (typed("bf16[T, 2, K]", ids, body), "`dispatch` takes tokens, `[T, K]`"),
+        (typed("f32[T, K] @ partial", ids, body), "takes `bf16` or `f16`"),
+        (
+            typed("bf16[T, K] @ shard(1)", ids, body),
+            "`dispatch` sends whole tokens, and `x` is `shard(1)`",
+        ),
+        (
+            typed("bf16[T, K] @ shard(0)", "i32[T, 2] @ replicate", body),
+            "`dispatch` needs `ids` as `shard(0)`",
+        ),
+        (typed(x, ids, "dispatch(x, ids) -> gemm(w)"), "`gemm` does not take ragged rows"),
+        (typed(x, ids, "dispatch(x) -> grouped_gemm(w)"), "`dispatch` needs a tensor operand"),
+        (
+            typed(x, ids, "ids -> relu"),
+            "use them as counts, `ragged(x, counts)`, or as experts of tokens, `dispatch(x, ids)`",
+        ),
+        (
+            said(
+                "fn f(x: bf16[T, K], ids: i32[T, 2], w: bf16[E, K, N]) -> bf16[R, K] { dispatch(x, ids) -> grouped_gemm(w) }",
+            ),
+            "the result has the shape `[R, N]`, and the signature declares `[R, K]`",
+        ),
     ] {
         assert!(text.contains(says), "{says}\n{text}");
     }

@@ -42,7 +42,7 @@ fn nothing() {
 fn several_on_two_lines() {
     assert_snapshot!(check(r#"gather(x) -> gemn(w1) => scale(y)
     -> gelu(3) -> cast(bf17)
-    -> dispatch"#), @r#"
+    -> combine"#), @r#"
     error: unknown operation `gemn`
      --> pipeline:1:14
       |
@@ -78,12 +78,12 @@ fn several_on_two_lines() {
       |                        ^^^^
       = help: did you mean `bf16`?
 
-    error: `dispatch` is not supported yet by this version
+    error: `combine` is not supported yet by this version
      --> pipeline:3:8
       |
-    3 |     -> dispatch
-      |        ^^^^^^^^
-      = help: the supported operations are `gather`, `gemm`, `reduce_scatter`, `all_reduce`, `bias`, `gelu`, `silu`, `relu`, `gelu_tanh`, `gelu_grad`, `gelu_tanh_grad`, `silu_grad`, `relu_grad`, `swiglu_grad`, `swiglu`, `mul`, `add`, `scale`, `cast`, `ring`, `attention`, `lse`, `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`, `ragged`, `grouped_gemm`
+    3 |     -> combine
+      |        ^^^^^^^
+      = help: the supported operations are `gather`, `gemm`, `reduce_scatter`, `all_reduce`, `bias`, `gelu`, `silu`, `relu`, `gelu_tanh`, `gelu_grad`, `gelu_tanh_grad`, `silu_grad`, `relu_grad`, `swiglu_grad`, `swiglu`, `mul`, `add`, `scale`, `cast`, `ring`, `attention`, `lse`, `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`, `ragged`, `grouped_gemm`, `dispatch`
     "#);
 }
 

@@ -22,7 +22,16 @@ fn stretches(counts: &DeviceTensor) -> Result<Vec<Stretch>, HarnessError> {
         first += rows.next_multiple_of(mk_syntax::RAGGED_BLOCK);
         stretch
     };
-    let all = (0..).zip(counts.download_i32()?).map(of).collect::<Vec<_>>();
+    let values = counts.download_i32()?;
+    // Of the experts of tokens, how often each is named; those behind the last one have no rows.
+    let rows = match counts.shape().len() {
+        1 => values,
+        _ => {
+            let last = values.iter().copied().max().unwrap_or(-1);
+            routing::rows(&values, usize::try_from(last + 1).unwrap_or(0))
+        }
+    };
+    let all = (0..).zip(rows).map(of).collect::<Vec<_>>();
     Ok(all.into_iter().filter(|s| s.rows > 0).collect())
 }
 
@@ -58,6 +67,27 @@ pub(super) fn product(
         let c = make(DType::F32, &[rows, columns])?;
         s.reference.gemm(&c, Operand::new(&a), Operand::new(&b), false)?;
         copy_rows((&out, first), (&c, 0), rows, columns)?;
+    }
+    Ok(out)
+}
+
+/// Tokens, where experts have them as rows: all others are 0.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn dispatched(
+    s: &Setting<'_>,
+    rank: usize,
+    [x, ids]: [&DeviceTensor; 2],
+    shape: &[u64],
+) -> Result<DeviceTensor, HarnessError> {
+    let out = DeviceTensor::zeros(s.world, rank as u32, x.dtype(), shape)?;
+    let slots = ids.shape().get(1).map_or(1, |n| *n as usize);
+    let width = shape[1..].iter().product();
+    for (row, token) in routing::tokens(&ids.download_i32()?, slots) {
+        if (row as u64) < shape[0] {
+            copy_rows((&out, row as u64), (x, token as u64), 1, width)?;
+        }
     }
     Ok(out)
 }

@@ -292,7 +292,7 @@ fn fill(
             match inputs.case().program.tensor(&arg.name) {
                 _ if tensor.elements() == 0 => {}
                 Some(param) if arg.direction == TensorDirection::In && arg.dtype == DType::I32 => {
-                    tensor.upload_i32(&inputs.counts(launch, param, rank))?;
+                    tensor.upload_i32(&inputs.integers(launch, param, rank))?;
                 }
                 Some(param) if arg.direction == TensorDirection::In => {
                     let seed = inputs.seed(launch, param, rank);

@@ -136,6 +136,10 @@ impl Evaluator<'_, '_> {
                 }
                 return self.reshaped(&c, &shape);
             }
+            Op::Dispatch => {
+                let [x, ids, _] = grouped::operands(node).map(|id| self.on(id, self.rank));
+                return grouped::dispatched(self.s, self.rank, [x?, ids?], &shape);
+            }
             Op::GroupedGemm => {
                 let [x, w, counts] = grouped::operands(node).map(|id| self.on(id, self.rank));
                 return grouped::product(self.s, self.rank, [x?, w?, counts?], &shape);

@@ -188,6 +188,16 @@ impl fmt::Display for Fault {
                  Give the rows more room",
                 self.seen, self.expected
             )?,
+            FaultCause::Known(FaultKind::ExpertOutside) => write!(
+                f,
+                "token {} of this rank names expert {}: there are those from 0 to below {}",
+                self.tile, self.seen as i32, self.expected
+            )?,
+            FaultCause::Known(FaultKind::ExpertTwice) => write!(
+                f,
+                "token {} of this rank names expert {} twice: let its experts differ",
+                self.tile, self.seen
+            )?,
             FaultCause::PeerGone => {
                 self.where_it_stood(f)?;
                 write!(f, "the process of {} is gone", self.peer_name())?;

@@ -28,6 +28,7 @@ mod attend;
 mod attend_grad;
 mod copy_bulk;
 mod copy_rows;
+mod gather;
 mod mma;
 mod moves;
 mod nic_send;
@@ -50,6 +51,9 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &attend_grad::OF_KEYS,
     &stats::EMISSION,
     &tabulate::EMISSION,
+    &tabulate::COUNTS,
+    &tabulate::TOKENS,
+    &gather::EMISSION,
     &copy_bulk::EMISSION,
     &copy_rows::EMISSION,
     &reduce::EMISSION,
@@ -75,6 +79,7 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         Leaf::MmaTile { .. } => Carrier::Agents(&mma::EMISSION),
         Leaf::CopyTile { via: CopyVia::Bulk, .. } => Carrier::Agents(&copy_bulk::EMISSION),
         Leaf::CopyTile { via: CopyVia::Ldst, .. } => Carrier::Agents(&copy_rows::EMISSION),
+        Leaf::CopyTile { via: CopyVia::Gather, .. } => Carrier::Agents(&gather::EMISSION),
         Leaf::ReduceTile { .. } => Carrier::Agents(&reduce::EMISSION),
         Leaf::AttendTile { carry: Carry::Registers, block, .. } => {
             Carrier::Agents(attend::emission(*block))
@@ -90,6 +95,8 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
         }
         Leaf::AttendGradTile { of: GradOf::Keys, .. } => Carrier::Agents(&attend_grad::OF_KEYS),
         Leaf::Tabulate { of: Tabulation::Blocks { .. } } => Carrier::Agents(&tabulate::EMISSION),
+        Leaf::Tabulate { of: Tabulation::Counts { .. } } => Carrier::Agents(&tabulate::COUNTS),
+        Leaf::Tabulate { of: Tabulation::Tokens } => Carrier::Agents(&tabulate::TOKENS),
         Leaf::AttendTile { .. } => Carrier::Nobody,
     }
 }

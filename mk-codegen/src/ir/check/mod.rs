@@ -15,6 +15,7 @@ use super::{
 use names::RESERVED;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 pub use tables::MAX_ENTRIES;
+pub(crate) use tables::part_of_table;
 use thiserror::Error;
 
 /// A plan that is not well formed: where, and what is wrong.

@@ -4,10 +4,20 @@ use super::Checker;
 use crate::ir::{
     entity::{Entity, TabId},
     expr::{Expr, Var},
-    leaf::{Leaf, Operand, Tabulation},
+    leaf::{COUNTED, Leaf, Operand, Tabulation},
     plan::{Access, Family, Space, Table, TableSource},
 };
 use mk_abi::DType;
+
+/// The entries of a table of `total` that the task of number `v0` fills, of `n` each.
+pub(crate) fn part_of_table(total: u32, n: u32) -> (Expr, Expr) {
+    let first = Expr::from(Var::domain(0)) * n as i32;
+    let len = match total.is_multiple_of(n) {
+        true => Expr::Const(n as i32),
+        false => (Expr::Const(total as i32) - first.clone()).min(n as i32),
+    };
+    (first, len)
+}
 
 /// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
 /// verifier holds several fillings.
@@ -87,26 +97,59 @@ impl Checker<'_> {
 
     /// A task that fills a table fills all of it, from all that the table says that it is made of.
     pub(super) fn fills(&mut self, place: &str, x: &Family) {
-        let Leaf::Tabulate { of: Tabulation::Blocks { rows } } = x.leaf else { return };
+        let Leaf::Tabulate { of: kind } = x.leaf else { return };
         let plan = self.plan;
-        let whole = |operand: Operand, id: TabId| {
+        // The one access of an operand is this region of a table.
+        let is = |operand: Operand, id: TabId, region: &[(Expr, Expr)]| {
             let Some(table) = plan.tables.get(id) else { return false };
             let mut all = x.accesses.iter().filter(|a| a.operand == operand);
             let (Some(a), None) = (all.next(), all.next()) else { return false };
-            let extents = table.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
             table.stored == Some(a.buffer)
-                && a.region.iter().cloned().eq(extents)
+                && a.region == region
                 && a.rank == Expr::Var(Var::RANK)
                 && (&a.each, &a.when) == (&None, &None)
         };
-        let fits = |(id, t): (TabId, &Table)| match t.source {
-            TableSource::Blocks { of, rows: n } => {
-                u32::try_from(n) == Ok(rows) && whole(Operand::Dst, id) && whole(Operand::Src, of)
+        let whole = |operand: Operand, id: TabId| {
+            let shape = plan.tables.get(id).map_or(&[][..], |t| &t.shape);
+            let extents = shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
+            is(operand, id, &extents.collect::<Vec<_>>())
+        };
+        // Tasks have consecutive parts of so many entries.
+        let parts = |id: TabId, n: u32| {
+            let total = plan.tables.get(id).and_then(|t| t.shape.first().copied()).unwrap_or(0);
+            let [(_, tasks)] = &x.domain[..] else { return false };
+            *tasks == Expr::Const(total.div_ceil(n) as i32)
+                && is(Operand::Dst, id, &[part_of_table(total, n)])
+        };
+        let fits = |(id, t): (TabId, &Table)| match (kind, &t.source) {
+            (Tabulation::Blocks { rows }, TableSource::Blocks { of, rows: n }) => {
+                u32::try_from(*n) == Ok(rows) && whole(Operand::Dst, id) && whole(Operand::Src, *of)
+            }
+            (Tabulation::Counts { groups }, TableSource::Counts { of }) => {
+                t.shape == [groups] && whole(Operand::Src, *of) && parts(id, COUNTED)
+            }
+            (Tabulation::Tokens, TableSource::Tokens { of, blocks }) => {
+                let rows = match plan.tables.get(*blocks).map(|t| &t.source) {
+                    Some(TableSource::Blocks { rows, .. }) => (*rows).max(1) as u32,
+                    _ => return false,
+                };
+                whole(Operand::Src, *of) && whole(Operand::W, *blocks) && parts(id, rows)
             }
             _ => false,
         };
         if !plan.tables.iter().any(fits) {
-            self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
+            let what = match kind {
+                Tabulation::Blocks { .. } => {
+                    "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says"
+                }
+                Tabulation::Counts { .. } => {
+                    "fills a table of counts in memory, all of it, from what names the groups, which no table line says"
+                }
+                Tabulation::Tokens => {
+                    "fills a table of tokens in memory, a block in each task, from what names the groups and all blocks, which no table line says"
+                }
+            };
+            self.error(place, what);
         }
     }
 
@@ -138,6 +181,24 @@ impl Checker<'_> {
                 }
             }
             TableSource::Blocks { of, rows } => self.blocks(place, id, t, (*of, *rows)),
+            TableSource::Counts { of } => {
+                if !self.names_groups(id, *of, t.shape.first()) || t.shape.len() != 1 {
+                    self.error(place, "must count, of a table [tokens, slots] before it that comes with each launch, all groups that entries can be");
+                }
+            }
+            TableSource::Tokens { of, blocks } => {
+                let cut = self.before(id, *blocks).filter(|b| {
+                    let TableSource::Blocks { of: counts, rows } = b.source else { return false };
+                    let counted = self.plan.tables.get(counts).map(|t| &t.source);
+                    let rows = b.shape.first().map(|n| i64::from(*n) * i64::from(rows));
+                    counted == Some(&TableSource::Counts { of: *of })
+                        && t.shape.len() == 1
+                        && rows == t.shape.first().map(|n| i64::from(*n))
+                });
+                if cut.is_none() {
+                    self.error(place, "must have the rows of a table of blocks before it, made of counts of the same groups");
+                }
+            }
             TableSource::Places { of } => {
                 let blocks = self.before(id, *of).map(|b| &b.source);
                 if !matches!(blocks, Some(TableSource::Blocks { .. })) {
@@ -150,6 +211,17 @@ impl Checker<'_> {
         }
     }
 
+    /// Whether a table before `id` names groups, of so many.
+    fn names_groups(&self, id: TabId, of: TabId, groups: Option<&u32>) -> bool {
+        self.before(id, of).is_some_and(|t| match t.source {
+            TableSource::Runtime { min: 0, max } => {
+                let n = groups.map(|n| i64::from(*n) - 1);
+                t.shape.len() == 2 && n == Some(i64::from(max))
+            }
+            _ => false,
+        })
+    }
+
     fn blocks(&mut self, place: &str, id: TabId, t: &Table, (of, rows): (TabId, i32)) {
         if !matches!(t.shape[..], [n, 2] if n > 0) {
             self.error(place, "must be [blocks, 2]: groups and rows");
@@ -158,11 +230,16 @@ impl Checker<'_> {
             self.error(place, "must have blocks of at least 1 row");
         }
         let counts = self.before(id, of).map(|c| (c.shape.len(), &c.source));
-        let Some((1, TableSource::Runtime { min, .. })) = counts else {
+        let min = match counts {
+            Some((1, TableSource::Runtime { min, .. })) => Some(*min),
+            Some((1, TableSource::Counts { .. })) => Some(0),
+            _ => None,
+        };
+        let Some(min) = min else {
             let what = "must cut the rows of a one-dimensional table before it that comes with each launch";
             return self.error(place, what);
         };
-        let least = i64::from((*min).max(0)) + i64::from(rows.max(1)) - 1;
+        let least = i64::from(min.max(0)) + i64::from(rows.max(1)) - 1;
         let groups = self.before(id, of).map_or(0, |c| i64::from(c.shape[0]));
         if least / i64::from(rows.max(1)) * groups > t.shape.first().map_or(0, |n| i64::from(*n)) {
             self.error(place, "has no room for the fewest rows that its groups can have");

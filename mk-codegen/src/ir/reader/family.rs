@@ -131,6 +131,8 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         "nic_send",
         "host_copy",
         "tabulate_blocks",
+        "tabulate_counts",
+        "tabulate_tokens",
     ];
     Ok(match c.one_of(NAMES)? {
         "signal" => Leaf::Signal,
@@ -139,9 +141,14 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         "nic_send" => Leaf::NicSend,
         "host_copy" => Leaf::HostCopy,
         "tabulate_blocks" => Leaf::Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } },
+        "tabulate_counts" => {
+            Leaf::Tabulate { of: Tabulation::Counts { groups: c.setting("groups")? } }
+        }
+        "tabulate_tokens" => Leaf::Tabulate { of: Tabulation::Tokens },
         "copy_tile" => {
-            let via = match choice(c, "via", &["bulk", "ldst"])? {
+            let via = match choice(c, "via", &["bulk", "ldst", "gather"])? {
                 "bulk" => CopyVia::Bulk,
+                "gather" => CopyVia::Gather,
                 _ => CopyVia::Ldst,
             };
             Leaf::CopyTile { via, stages: stages(c)? }

@@ -168,31 +168,38 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             break;
         }
     }
-    let source = match c.one_of(&["const", "runtime", "prefix", "blocks", "places"])? {
-        "const" => {
-            let mut values = Vec::new();
-            while !c.at_newline() && c.peek().text != "in" {
-                values.push(c.signed()?);
+    let source =
+        match c.one_of(&["const", "runtime", "prefix", "blocks", "counts", "tokens", "places"])? {
+            "const" => {
+                let mut values = Vec::new();
+                while !c.at_newline() && c.peek().text != "in" {
+                    values.push(c.signed()?);
+                }
+                TableSource::Const(values)
             }
-            TableSource::Const(values)
-        }
-        "runtime" => {
-            let min = c.signed()?;
-            c.sign("..=")?;
-            TableSource::Runtime { min, max: c.signed()? }
-        }
-        "prefix" => {
-            let of = c.reference::<TabId>()?;
-            c.keyword("align")?;
-            TableSource::Prefix { of, align: c.number()? }
-        }
-        "blocks" => {
-            let of = c.reference::<TabId>()?;
-            c.keyword("rows")?;
-            TableSource::Blocks { of, rows: c.number()? }
-        }
-        _ => TableSource::Places { of: c.reference::<TabId>()? },
-    };
+            "runtime" => {
+                let min = c.signed()?;
+                c.sign("..=")?;
+                TableSource::Runtime { min, max: c.signed()? }
+            }
+            "prefix" => {
+                let of = c.reference::<TabId>()?;
+                c.keyword("align")?;
+                TableSource::Prefix { of, align: c.number()? }
+            }
+            "blocks" => {
+                let of = c.reference::<TabId>()?;
+                c.keyword("rows")?;
+                TableSource::Blocks { of, rows: c.number()? }
+            }
+            "counts" => TableSource::Counts { of: c.reference::<TabId>()? },
+            "tokens" => {
+                let of = c.reference::<TabId>()?;
+                c.keyword("blocks")?;
+                TableSource::Tokens { of, blocks: c.reference::<TabId>()? }
+            }
+            _ => TableSource::Places { of: c.reference::<TabId>()? },
+        };
     let stored = if c.eat_word("in") { Some(c.reference::<BufId>()?) } else { None };
     plan.tables.push(Table { name, shape, source, stored });
     Ok(())

@@ -8,8 +8,24 @@ use crate::ir::EpilogueOp;
 pub(in crate::passes) enum Rows {
     /// A parameter.
     Given(usize),
+    /// Those that tokens are copied to.
+    Dispatched,
     /// An earlier product.
     Made(usize),
+}
+
+/// What says whose rows are whose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) enum Route {
+    /// Rows of each expert, a parameter.
+    Counts(usize),
+    /// The experts that each token names: parameters.
+    Ids {
+        /// Tokens.
+        tokens: usize,
+        /// Their experts.
+        ids: usize,
+    },
 }
 
 /// A product.
@@ -34,8 +50,10 @@ pub(in crate::passes) struct Grouped {
     pub axis: String,
     /// Tensors of the caller, in the order of the program.
     pub params: Vec<Tensor>,
-    /// Rows of each expert, a parameter.
-    pub counts: usize,
+    /// Whose rows are whose.
+    pub route: Route,
+    /// How many experts there are.
+    pub experts: i32,
     pub products: Vec<Product>,
     /// In the order of the program.
     pub results: Vec<Tensor>,

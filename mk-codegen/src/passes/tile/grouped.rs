@@ -3,7 +3,7 @@
 //! A table says whose rows a block has, and how many; one task makes it from the rows of each expert, in the launch. Blocks without rows come
 //! last, and have nothing to do. Every write is where the block is: tables only decide which matrix is read, and how many rows there are.
 
-use super::product::MmaTile;
+use super::{dispatch::Dispatch, product::MmaTile};
 use crate::ir::{
     ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Leaf, Operand, Point,
     RoleKind, Schedule, Space, Store, TabId, Table, TableSource, Tabulation, Var,
@@ -12,7 +12,7 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     error::{LowerError, internal},
     shape::{
-        grouped::{Grouped, Product, Rows},
+        grouped::{Grouped, Product, Route, Rows},
         ranks::block_rows,
         rows::in_groups,
     },
@@ -27,17 +27,17 @@ pub(in crate::passes) const BLOCK: i32 = RAGGED_BLOCK as i32;
 
 /// A table of blocks in memory, and the flow that says that it is there.
 #[derive(Clone, Copy)]
-struct Blocks {
-    table: TabId,
-    memory: BufId,
-    count: i32,
-    built: FlowId,
+pub(super) struct Blocks {
+    pub table: TabId,
+    pub memory: BufId,
+    pub count: i32,
+    pub built: FlowId,
 }
 
 /// A product that another one reads: where it is, and the words of its blocks.
-struct Hidden {
-    buffer: BufId,
-    done: FlowId,
+pub(super) struct Hidden {
+    pub buffer: BufId,
+    pub done: FlowId,
 }
 
 /// The families of products of ragged rows.
@@ -52,7 +52,7 @@ pub(in crate::passes) fn families(
     let mut draft = Draft::new(&g.name, &g.axis, config, target);
     let inputs: Vec<BufId> = g.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
     let outputs: Vec<BufId> = g.results.iter().map(|t| draft.tensor(t, Space::Out)).collect();
-    let blocks = blocks(&mut draft, g, inputs[g.counts]);
+    let (blocks, dispatched) = routed(&mut draft, g, &inputs);
     let mut made: Vec<Option<Hidden>> = Vec::new();
     for (i, p) in g.products.iter().enumerate() {
         let name = if g.products.len() == 1 { "gemm".into() } else { format!("gemm{}", i + 1) };
@@ -65,6 +65,10 @@ pub(in crate::passes) fn families(
         };
         let rows = match p.rows {
             Rows::Given(param) => (inputs[param], None),
+            Rows::Dispatched => match &dispatched {
+                Some(rows) => (rows.buffer, Some(rows.done)),
+                None => return Err(internal(format!("{name} reads rows that nobody dispatches"))),
+            },
             Rows::Made(from) => match made.get(from) {
                 Some(Some(hidden)) => (hidden.buffer, Some(hidden.done)),
                 _ => {
@@ -86,19 +90,45 @@ pub(in crate::passes) fn families(
     Ok(draft)
 }
 
-/// The table of blocks, from the rows of each expert that the caller gives.
-fn blocks(draft: &mut Draft, g: &Grouped, counts: BufId) -> Blocks {
+/// The table of blocks, and the rows that tokens are copied to.
+fn routed(draft: &mut Draft, g: &Grouped, inputs: &[BufId]) -> (Blocks, Option<Hidden>) {
     let world = draft.world();
-    let (experts, rows) = (g.params[g.counts].widest(0, world), g.products[0].out.widest(0, world));
+    let rows = g.products[0].out.widest(0, world);
+    match g.route {
+        Route::Counts(counts) => {
+            let (experts, memory) = (g.params[counts].widest(0, world), inputs[counts]);
+            let given = draft.plan.tables.push(Table {
+                name: "counts".into(),
+                shape: vec![experts as u32],
+                source: TableSource::Runtime { min: 0, max: rows },
+                stored: Some(memory),
+            });
+            // A table's extents are numbers.
+            draft.plan.buffers[memory].shape = vec![experts.into()];
+            (blocks(draft, Counts { table: given, memory, experts, counted: None }, rows), None)
+        }
+        Route::Ids { tokens, ids } => {
+            let dispatch = Dispatch::new(draft, g, [(tokens, inputs[tokens]), (ids, inputs[ids])]);
+            let counts = dispatch.count(draft);
+            let blocks = blocks(draft, counts, rows);
+            let listed = dispatch.list(draft, blocks);
+            (blocks, Some(dispatch.pull(draft, blocks, listed)))
+        }
+    }
+}
+
+/// Rows of each expert, and the flow that says that they are there, unless the caller has them.
+pub(super) struct Counts {
+    pub table: TabId,
+    pub memory: BufId,
+    pub experts: i32,
+    pub counted: Option<FlowId>,
+}
+
+/// The table of blocks, from the rows of each expert.
+fn blocks(draft: &mut Draft, of: Counts, rows: i32) -> Blocks {
+    let Counts { table: given, memory: counts, experts, counted } = of;
     let count = rows / BLOCK;
-    let given = draft.plan.tables.push(Table {
-        name: "counts".into(),
-        shape: vec![experts as u32],
-        source: TableSource::Runtime { min: 0, max: rows },
-        stored: Some(counts),
-    });
-    // A table's extents are numbers.
-    draft.plan.buffers[counts].shape = vec![experts.into()];
     let shape = vec![count.into(), 2.into()];
     let memory = draft.buffer("blocks", Space::Scratch, DType::I32, shape, None);
     let table = draft.plan.tables.push(Table {
@@ -108,9 +138,13 @@ fn blocks(draft: &mut Draft, g: &Grouped, counts: BufId) -> Blocks {
         stored: Some(memory),
     });
     let whole = |n: i32| (Expr::Const(0), Expr::Const(n));
-    let touched = [
-        read(Operand::Src, counts, vec![whole(experts)]),
-        write(Operand::Dst, memory, vec![whole(count), whole(2)]),
+    let src = read(Operand::Src, counts, vec![whole(experts)]);
+    let touched = vec![
+        match counted {
+            Some(counted) => Source::behind(src, counted, vec![0.into()]),
+            None => src.into(),
+        },
+        write(Operand::Dst, memory, vec![whole(count), whole(2)]).into(),
     ];
     let leaf = Leaf::Tabulate { of: Tabulation::Blocks { rows: BLOCK as u32 } };
     let one = vec![("i", 1.into())];

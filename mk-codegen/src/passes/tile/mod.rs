@@ -8,6 +8,7 @@
 mod alone;
 mod attend_steps;
 pub(super) mod attention;
+mod dispatch;
 mod ends;
 mod gradients;
 pub(super) mod grouped;

@@ -94,6 +94,7 @@ impl<'a> Checker<'a, '_> {
         let op = call.op;
         match kind {
             OpKind::Ragged => self.ragged(call),
+            OpKind::Dispatch => self.dispatch(call),
             OpKind::GroupedGemm => self.grouped_gemm(call),
             OpKind::Gather => self.gather(call),
             OpKind::ReduceScatter => self.reduce_scatter(call),

@@ -39,6 +39,12 @@ impl<'a> Checker<'a, '_> {
     }
 
     fn result(&mut self, ty: &Type<'a>, declared: &Written, found: &Ty) {
+        // The signature may say how much room there is for rows of experts.
+        for (declared, found) in declared.dims.iter().zip(&found.dims) {
+            if self.rooms.iter().any(|room| self.dims.root(*room) == self.dims.root(*found)) {
+                self.dims.unify(*declared, *found);
+            }
+        }
         let whole = self.show(found);
         let shapes = (self.show_dims(&declared.dims), self.show_dims(&found.dims));
         let mut report = |span: Span, what: &str, declared: String, found: String| {

@@ -1,6 +1,7 @@
 //! `ragged(x, counts)` and `grouped_gemm(w)`: rows of experts, `[R, K]`, each times its expert's matrix of `[E, K, N]`.
 //!
-//! `ragged` makes no node of its own: it says whose rows are whose, for all that follows in the chain.
+//! `ragged` makes no node of its own: it says whose rows are whose, for all that follows in the chain. `dispatch(x, ids)` makes such rows, of
+//! tokens and the experts that each names.
 
 use super::chain::Call;
 use super::{Checker, Id, Shape, State, Ty, Value, Wanted};
@@ -57,6 +58,66 @@ impl<'a> Checker<'a, '_> {
         (self.sink.len() == n_before).then_some(Value { ragged: Some(counts.id), ..x })
     }
 
+    /// `x -> dispatch(ids)`.
+    pub(super) fn dispatch(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let operand = call.args.operand(self.sink);
+        call.args.finish(self.sink);
+        let operand = operand?;
+        let Some(x) = call.input else {
+            self.touch(operand);
+            return None;
+        };
+        let [tokens, width] = match x.ty.dims[..] {
+            [tokens, width] => [tokens, width],
+            _ => {
+                self.touch(operand);
+                let shape = self.show_dims(&x.ty.dims);
+                self.sink.push(call.op.span, messages::dispatch_rank(&x.label, &shape));
+                return None;
+            }
+        };
+        let wanted =
+            Wanted { dtype: DType::I32, shape: Shape::Fresh(2), placement: x.ty.placement.clone() };
+        let ids = self.value(operand, wanted)?;
+        let n_before = self.sink.len();
+        let (op, at) = (call.op.span, operand.word.span);
+        if matches!(x.ty.dtype, DType::F32 | DType::I32) {
+            self.sink.push(op, messages::grouped_dtype(&x.label));
+        }
+        if ids.ty.dims.len() != 2 || ids.ty.dtype != DType::I32 {
+            let found = self.show(&ids.ty);
+            self.sink.push(at, messages::dispatch_ids(&ids.label, &found));
+        } else if !self.dims.unify(tokens, ids.ty.dims[0]) {
+            let (want, found) = (self.dims.show(tokens), self.dims.show(ids.ty.dims[0]));
+            self.sink.push(at, messages::dispatch_tokens(&want, &ids.label, &found));
+        }
+        let fine = |p: &Placement| matches!(p, Placement::Replicate | Placement::Shard(0));
+        if !x.ty.placement.iter().all(fine) {
+            let found = self.mesh.show_all(&x.ty.placement);
+            self.sink.push(op, messages::dispatch_placement(&x.label, &found));
+        } else if ids.ty.placement != x.ty.placement {
+            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
+            let (want, found) = (show(&x), show(&ids));
+            self.sink.push(at, messages::beside_ragged("dispatch", &want, &ids.label, &found));
+        }
+        if !matches!(ids.id, Id::Param(_)) {
+            self.sink.push(at, messages::dispatch_ids_made(&ids.label));
+        }
+        if self.sink.len() != n_before {
+            return None;
+        }
+        // Room for rows: nothing else has as many.
+        let mut room = "rows".to_owned();
+        while self.names.contains_key(room.as_str()) {
+            room.push('_');
+        }
+        let rows = self.dims.var(&room, self.nodes.len());
+        self.rooms.push(rows);
+        let ty = Ty { dtype: x.ty.dtype, dims: vec![rows, width], placement: x.ty.placement };
+        let value = self.push(Op::Dispatch, vec![x.id, ids.id], ty, x.gathered);
+        Some(self.keep_ragged(value, ids.id))
+    }
+
     /// Marks a result as ragged rows, as its input is.
     pub(super) fn keep_ragged(&mut self, mut value: Value, counts: Id) -> Value {
         value.ragged = Some(counts);
@@ -110,7 +171,8 @@ impl<'a> Checker<'a, '_> {
         }
         let n_experts = match counts {
             Id::Param(i) => match &self.params[i].state {
-                State::Known(ty) => ty.dims.first().copied(),
+                // Ids name experts, and do not say how many there are.
+                State::Known(ty) if ty.dims.len() == 1 => ty.dims.first().copied(),
                 _ => None,
             },
             Id::Node(_) => None,
@@ -136,7 +198,7 @@ impl<'a> Checker<'a, '_> {
         Some(self.push(Op::GroupedGemm, vec![x.id, w.id, counts], ty, x.gathered))
     }
 
-    /// Integers say how many rows experts have, and are nothing else.
+    /// Integers say how many rows experts have, or which experts tokens have, and are nothing else.
     pub(super) fn report_integers(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
             let State::Known(ty) = &param.state else { continue };
@@ -146,7 +208,9 @@ impl<'a> Checker<'a, '_> {
             let id = Id::Param(i);
             let elsewhere = |node: &super::NodeDraft| {
                 let inputs = node.inputs.iter().enumerate();
-                let mut others = inputs.filter(|(at, _)| node.op != Op::GroupedGemm || *at != 2);
+                let fine =
+                    |at: usize| matches!((node.op, at), (Op::GroupedGemm, 2) | (Op::Dispatch, 1));
+                let mut others = inputs.filter(|(at, _)| !fine(*at));
                 others.any(|(_, x)| *x == id)
             };
             let returned = results.iter().flatten().any(|value| value.id == id);

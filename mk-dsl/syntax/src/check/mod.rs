@@ -45,6 +45,7 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
         bound_later: source.body.lets.iter().map(|binding| binding.name.text).collect(),
         names: BTreeMap::new(),
         statistics: attention_grad::statistics(source),
+        rooms: Vec::new(),
         params: Vec::new(),
         nodes: Vec::new(),
     };
@@ -178,6 +179,8 @@ struct Checker<'a, 's> {
     names: BTreeMap<&'a str, Name<'a>>,
     /// What stages read that take f32 statistics of queries.
     statistics: BTreeSet<&'a str>,
+    /// Rows that `dispatch` has room for: dimensions of no parameter.
+    rooms: Vec<Term>,
     /// What a `let` further down defines.
     bound_later: BTreeSet<&'a str>,
     params: Vec<Param<'a>>,

@@ -219,6 +219,13 @@ impl<'p> Walk<'p> {
                 self.add(x, g);
             }
             Op::Attention { .. } => self.attention(node, d)?,
+            Op::Dispatch => {
+                return Err(GradError::Operation {
+                    op: "dispatch",
+                    why: "its gradient sums rows of experts by token, which no kernel does so far",
+                    help: "differentiate the part without experts",
+                });
+            }
             Op::GroupedGemm => {
                 return Err(GradError::Operation {
                     op: "grouped_gemm",

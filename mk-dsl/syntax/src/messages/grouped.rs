@@ -1,4 +1,4 @@
-//! Messages of `ragged` and `grouped_gemm`.
+//! Messages of `ragged`, `dispatch` and `grouped_gemm`.
 
 use super::text;
 use crate::diag::Text;
@@ -48,6 +48,41 @@ pub(crate) fn beside_ragged(op: &str, wanted: &str, name: &str, found: &str) -> 
     )
 }
 
+pub(crate) fn dispatch_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("`dispatch` takes tokens, `[T, K]`, and {name} is `{shape}`"),
+        "give it two dimensions: tokens and columns",
+    )
+}
+
+pub(crate) fn dispatch_ids(name: &str, found: &str) -> Text {
+    text(
+        format!("`dispatch` needs the experts of each token, and {name} is `{found}`"),
+        "declare it `i32[T, k]`: for each token the numbers of its `k` experts",
+    )
+}
+
+pub(crate) fn dispatch_tokens(wanted: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`dispatch` needs the experts of `{wanted}` tokens, and {name} has `{found}`"),
+        "tokens are `[T, K]`, and their experts `[T, k]`",
+    )
+}
+
+pub(crate) fn dispatch_ids_made(name: &str) -> Text {
+    text(
+        format!("`dispatch` reads the caller's ids, and {name} is made by the pipeline"),
+        "let it be a parameter",
+    )
+}
+
+pub(crate) fn dispatch_placement(name: &str, found: &str) -> Text {
+    text(
+        format!("`dispatch` sends whole tokens, and {name} is `{found}`"),
+        "declare it `@ shard(0)`, or `@ replicate` where every rank has all experts",
+    )
+}
+
 pub(crate) fn ragged_elsewhere(op: &str) -> Text {
     text(
         format!("`{op}` does not take ragged rows"),
@@ -60,7 +95,7 @@ pub(crate) fn grouped_of(name: &str) -> Text {
         format!(
             "`grouped_gemm` multiplies ragged rows, and nothing says which rows of {name} are whose"
         ),
-        "write `ragged(x, counts) -> grouped_gemm(w)`",
+        "write `ragged(x, counts) -> grouped_gemm(w)`, or `dispatch(x, ids) -> grouped_gemm(w)`",
     )
 }
 
@@ -81,7 +116,7 @@ pub(crate) fn grouped_dim(what: &str, wanted: &str, name: &str, found: &str) -> 
 pub(crate) fn i32_parameter(name: &str) -> Text {
     text(
         format!("`{name}` has integers, which nothing computes with"),
-        "use them as counts: `ragged(x, counts)`",
+        "use them as counts, `ragged(x, counts)`, or as experts of tokens, `dispatch(x, ids)`",
     )
 }
 
