@@ -418,7 +418,7 @@ pub const VARIANTS: &[Variant] = &[
         },
     ),
     variant(
-        ("parts_together", "gemm(a, b) -> relu", 1, &[("a", &[600, 480]), ("b", &[480, 264])]),
+        ("parts_together", "gemm(a, b) -> relu", 1, &[("a", &[600, 960]), ("b", &[960, 288])]),
         |c| {
             (c.block, c.cluster) = ([128, 128, 64], 3);
             c.multicast = Some(Multicast { below: 2, beside: 1 });
