@@ -61,6 +61,8 @@ impl Relay {
                 for (mut from, mut to) in [(&near, &far), (&far, &near)] {
                     match from.read(&mut piece) {
                         Ok(0) => return,
+                        // Sent behind a change of state that was not seen above: it does not arrive.
+                        Ok(_) if state.load(Ordering::Acquire) != 0 => any = true,
                         Ok(n) => {
                             to.write_all(&piece[..n]).unwrap();
                             any = true;
