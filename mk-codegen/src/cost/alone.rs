@@ -3,7 +3,7 @@
 //! where the time goes.
 
 use super::{CostError, model::DeviceModel};
-use crate::ir::{ALayout, Access, Leaf, Operand, Plan, Points, Store, TableSet, row_dim};
+use crate::ir::{ALayout, Access, Leaf, Operand, Plan, Points, Store, TableSet, mma_swaps, row_dim};
 use serde::{Deserialize, Serialize};
 
 /// What products alone were measured to take, caches flushed. Times are joined by a [power](Products::power): those that are near add up.
@@ -14,6 +14,8 @@ pub struct Products {
     pub launch_s: f64,
     /// Rows and columns of a tile, and a step of 64 along k where nothing else holds it up.
     pub steps: Vec<([u32; 2], f64)>,
+    /// The same of tiles with swapped operands: a step, and what each element of the tile adds to it.
+    pub swapped_s: [f64; 2],
     /// What a tile of 128 x 256 takes beside its steps; others in proportion.
     pub tile_s: f64,
     /// A line of 128 bytes on its way to an SM.
@@ -52,7 +54,7 @@ impl Products {
         self.cold_s /= memory;
         self.sm_bytes_per_s *= clock;
         self.exchange_bytes_per_s *= clock;
-        for (_, step_s) in &mut self.steps {
+        for step_s in self.steps.iter_mut().map(|s| &mut s.1).chain(&mut self.swapped_s) {
             *step_s /= clock;
         }
         let own = [&mut self.tile_s, &mut self.line_s, &mut self.cache_line_s];
@@ -80,7 +82,7 @@ impl Products {
             ("exchange_cta_s", self.exchange_cta_s),
             ("multicast_s", self.multicast_s),
         ];
-        let steps = self.steps.iter().map(|s| ("steps", s.1));
+        let steps = self.steps.iter().map(|s| s.1).chain(self.swapped_s).map(|s| ("steps", s));
         (rates, times.into_iter().chain(steps).collect())
     }
 
@@ -89,8 +91,12 @@ impl Products {
         times.iter().map(|t| t.powf(self.power)).sum::<f64>().powf(1.0 / self.power)
     }
 
-    fn step_s(&self, block: [u32; 2]) -> f64 {
-        self.steps.iter().find(|s| s.0 == block).map_or(0.0, |s| s.1)
+    /// A step where nothing holds it up, of tiles that there are figures of.
+    fn step_s(&self, block: [u32; 2]) -> Option<f64> {
+        let [step_s, element_s] = self.swapped_s;
+        let swapped = || step_s + f64::from(block[0]) * f64::from(block[1]) * element_s;
+        let known = self.steps.iter().find(|s| s.0 == block).map(|s| s.1);
+        known.or_else(|| mma_swaps(block[0]).then(swapped))
     }
 }
 
@@ -111,9 +117,11 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
     };
     let other = |a: &Access| !matches!(a.operand, Operand::A | Operand::B | Operand::C);
     let matrices = x.accesses.iter().any(|a| other(a) && a.region.len() > 1);
-    let known = figures.steps.iter().any(|s| s.0 == [block[0], block[1]]);
     let lines = *store == Store::Tma || *cluster > 1;
-    if !plan.keeps_nothing() || matrices || x.inner.is_some() || !known || !lines {
+    let Some(step_s) = figures.step_s([block[0], block[1]]).filter(|_| lines) else {
+        return Ok(None);
+    };
+    if !plan.keeps_nothing() || matrices || x.inner.is_some() {
         return Ok(None);
     }
     let operand = |o| x.accesses.iter().find(|a| a.operand == o);
@@ -159,8 +167,13 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
                 * plan.buffers[c.buffer].dtype.size_bytes() as f64,
         };
         let ping_pong = *consumers == crate::ir::Consumers::PingPong;
-        let way =
-            Way { block: [block[0], block[1]], parts: *cluster, multicast: *multicast, ping_pong };
+        let way = Way {
+            block: [block[0], block[1]],
+            step_s,
+            parts: *cluster,
+            multicast: *multicast,
+            ping_pong,
+        };
         longest = longest.max(figures.seconds(&shape, &way));
     }
     Ok(Some(longest))
@@ -188,6 +201,8 @@ struct Shape {
 /// How it is made.
 struct Way {
     block: [u32; 2],
+    /// A step where nothing holds it up.
+    step_s: f64,
     parts: u32,
     multicast: [u32; 2],
     ping_pong: bool,
@@ -205,7 +220,7 @@ impl Products {
         let asked = (active * steps * stage * waves).max(1.0);
         let asks = s.lines[0] / beside + s.lines[1] / below;
         let mut step_s = self.join(&[
-            self.step_s(way.block),
+            way.step_s,
             (s.lines[0] + s.lines[1]) * self.line_s,
             active * asks * self.cache_line_s,
         ]);
@@ -260,7 +275,13 @@ mod tests {
 
     #[test]
     fn few_tiles_gain_by_sharing_and_many_do_not() {
-        let of = |parts, multicast| Way { block: [128, 128], parts, multicast, ping_pong: false };
+        let of = |parts, multicast| Way {
+            block: [128, 128],
+            step_s: 285e-9,
+            parts,
+            multicast,
+            ping_pong: false,
+        };
         assert!(seconds(16.0, &of(4, [1, 1])) < 0.8 * seconds(16.0, &of(1, [1, 1])));
         assert!(seconds(132.0, &of(4, [1, 1])) > seconds(132.0, &of(1, [1, 1])));
         // A wave more is one more.

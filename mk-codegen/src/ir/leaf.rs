@@ -472,6 +472,12 @@ pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stage
     elements.saturating_mul(2).saturating_add(queries.saturating_mul(STATS * 4))
 }
 
+/// Whether a product's tile of so many rows multiplies with its operands swapped: columns of the result fill the 64 rows of a wgmma, and
+/// rows come in steps of 16.
+pub fn mma_swaps(m: u32) -> bool {
+    ![64, 128, 256].contains(&m)
+}
+
 /// Whether one warpgroup has registers for a tile of so many rows and columns.
 pub fn one_warpgroup_takes([m, n]: [u32; 2]) -> bool {
     m == 128 && n <= 160

@@ -8,7 +8,7 @@ use super::{
     expr::Expr,
     leaf::{
         ALayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last, mma_panel_columns,
-        mma_panels, mma_staging_panels,
+        mma_panels, mma_staging_panels, mma_swaps,
     },
     plan::{Access, Buffer, Family, Plan, Schedule, Space},
     points::{PointError, Points, Task},
@@ -174,7 +174,9 @@ impl Points<'_> {
         let c = self.plan.operand(*first, Operand::C);
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
-        let own_rows = *consumers == Consumers::Cooperative && *a_layout == ALayout::Mk;
+        let own_rows = *consumers == Consumers::Cooperative
+            && *a_layout == ALayout::Mk
+            && !mma_swaps(block[0]);
         let together = leaf.multicast() != [1, 1];
         let behind = carry_last(leaf.epilogue());
         let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
@@ -206,9 +208,13 @@ impl Points<'_> {
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
         let beyond = panels.saturating_sub(mma_staging_panels(block[0]));
-        let own_rows =
-            *a_layout == ALayout::Mk && block[0] > 64 && mma_panel_columns(block[1]) == 64;
-        let room = beyond == 0 || own_rows && beyond <= stages * (block[0] / 128);
+        // Of A, or of columns of B.
+        let swaps = mma_swaps(block[0]);
+        let own_rows = *a_layout == ALayout::Mk
+            && (swaps || block[0] > 64)
+            && mma_panel_columns(block[1]) == 64;
+        let each = if swaps { block[1] / 128 } else { block[0] / 128 };
+        let room = beyond == 0 || own_rows && beyond <= stages * each;
         let sends =
             *store == Store::Tma && *consumers == Consumers::Cooperative && leaf.cluster() == 1;
         let whole = self.plan.families.values().filter(|f| f.role == role).count() == run.len();
