@@ -269,16 +269,6 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
   constexpr u32 kPairs = Config::kPanelCols / 16;  // stmatrix per panel
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
   RingCursor<Config::kPanels>& mine = staging.mine;
-  if constexpr (Config::kSwapped) {
-#pragma unroll
-    for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
-      mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
-      stage_swapped_panel<Config>(smem.panel(consumer, mine.stage), p, acc);
-      hand_over_panels<Edges>(smem.staging_full(consumer, mine.stage));
-      mine.advance();
-    }
-    return;
-  }
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
     const u32 row = fragment_row<Config>(consumer, m);
@@ -306,6 +296,26 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
       } else if (p + 1 == Config::kBorrowedPanels) {
         hand_over_panels<Edges>(smem.borrowed_full(consumer));
       }
+    }
+  }
+}
+
+// The same of swapped tiles.
+template <class Config, class Edges>
+MK_DEVICE void stage_swapped_tile(const GemmSmem<Config>& smem, u32 consumer, const RingCursor<Config::kStages>& ring,
+                                  GemmStaging<Config::kPanels>& staging,
+                                  const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  RingCursor<Config::kPanels>& mine = staging.mine;
+#pragma unroll
+  for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
+    const bool borrowed = p + 1 <= Config::kBorrowedPanels;
+    if (!borrowed) mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
+    stage_swapped_panel<Config>(borrowed ? smem.borrowed_panel(ring, consumer, p) : smem.panel(consumer, mine.stage), p, acc);
+    if (!borrowed) {
+      hand_over_panels<Edges>(smem.staging_full(consumer, mine.stage));
+      mine.advance();
+    } else if (p + 1 == Config::kBorrowedPanels) {
+      hand_over_panels<Edges>(smem.borrowed_full(consumer));
     }
   }
 }

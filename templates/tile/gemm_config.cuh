@@ -84,8 +84,8 @@ struct GemmConfig {
   static constexpr u32 kMmaN = kSwapped ? kBlockM : kColsPerConsumer;
   static constexpr u32 kAccumulators = kMmaN / 2;                       // registers of one wgmma
   // Staging panels of 64 rows, per consumer: four where consumers share 64 rows, as many as an f32 tile fills, so that none waits
-  // until another has been read.
-  static constexpr u32 kPanels = kBlockM == 64 ? 4 : 2;
+  // until another has been read, and where three stages leave room for them.
+  static constexpr u32 kPanels = kBlockM == 64 || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
@@ -124,7 +124,7 @@ struct GemmConfig {
   static constexpr u32 kPanelsBytes = kConsumers * kPanels * kPanelBytes;
   static constexpr u32 kStagingBytes = kPanelsBytes < kExchangeBytes ? kExchangeBytes : kPanelsBytes;
   // A tile with a borrowed stage begins with panels in its last stage, where the consumer's own rows of A were: a warp's rows of a panel are those
-  // of A that only its own part of the wgmmas reads. The storer hands that stage back, without which the loop's next tile does not end.
+  // of A that only its own part of the wgmmas reads; or, swapped, its own columns of B, of which a warp's lie where its columns of a panel do. The storer hands that stage back, without which the loop's next tile does not end.
   static constexpr u32 kStagePanels = kSwapped ? kMmasPerStep : kRowsPerConsumer / 64;
   static constexpr u32 kUnstaged = kOptions.borrowed_stage ? kPanelsPerTile - kPanels : 0;
   static constexpr u32 kBorrowedPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
@@ -185,7 +185,7 @@ struct GemmConfig {
   static_assert(!kOnlyTile || !kOptions.borrowed_stage, "all panels are there at once");
   static_assert(kARows <= kBlockM && kARows % 8 == 0 && (kARows == kBlockM || kA == ALayout::KMajor), "whole swizzles of rows");
   static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
-  static_assert(!kOptions.borrowed_stage || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
+  static_assert(!kOptions.borrowed_stage || (!kPingPong && kA == ALayout::KMajor && (kSwapped ? kB == BLayout::NMajor : !kSplitColumns)), "what nobody else reads");
   static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
   static_assert(!kOptions.borrowed_stage || kPanelsPerTile > kPanels, "panels that there is no staging for");
   static_assert(kOut != Dtype::F32 || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
@@ -231,6 +231,9 @@ struct GemmSmem {
   }
   // A consumer's borrowed panel, when `ring` has left the tile behind.
   MK_DEVICE u32 borrowed_panel(const RingCursor<Config::kStages>& ring, u32 consumer, u32 slot) const {
+    if constexpr (Config::kSwapped) {
+      return b(ring.previous_stage()) + Config::first_col(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
+    }
     return a(ring.previous_stage()) + Config::first_row(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
   }
   // Panel `i` that a stage has of what a consumer goes on with.

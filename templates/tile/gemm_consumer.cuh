@@ -195,6 +195,8 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
     }
     if constexpr (Config::kOnlyTile) {
       send_only_tile<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, acc);
+    } else if constexpr (Config::kStore == StorePath::Tma && Config::kSwapped) {
+      stage_swapped_tile<Config, Edges>(smem, consumer, ring, staging, acc);
     } else if constexpr (Config::kStore == StorePath::Tma) {
       stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else if constexpr (Config::kCluster > 1) {
