@@ -30,13 +30,6 @@ MK_DEVICE void launch_count_in(const Context& ctx) {
 // Orders the initialisation above before any agent.
 MK_DEVICE void launch_begin_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
 
-// The same for a warp that needs no initialisation but its own, of a CTA of so many threads.
-template <u32 kThreads>
-MK_DEVICE void launch_begin_arrive() {
-  __syncwarp();
-  asm volatile("bar.arrive 0, %0;" ::"n"(kThreads) : "memory");
-}
-
 // Last thing in the kernel, by every thread.
 MK_DEVICE void launch_end(const Context& ctx) {
   __syncthreads();

@@ -174,12 +174,10 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
     let mut add = |text: &str, want: usize| out.push((text.to_string(), want));
     // Of launches that leave nothing behind there is no count.
     let (counted, uncounted) = if options.counts(plan) { (roles, 0) } else { (0, roles) };
-    let at_once = if options.trace { 0 } else { uncounted.saturating_sub(clusters) };
     for (text, want) in [
         ("launch_begin(ctx);", counted + gate),
         ("launch_begin_uncounted(ctx);", uncounted),
         ("launch_begin_sync();", 2 * roles + gate),
-        ("launch_begin_arrive<", at_once),
         ("ctx.past = ctx.read_past();", 2 * counted + first_lanes + gate),
         ("launch_engines(ctx);", gate),
         ("launch_gate_begin(ctx);", gate),
