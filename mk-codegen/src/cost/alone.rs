@@ -18,6 +18,10 @@ pub struct Products {
     pub swapped_s: [f64; 2],
     /// What a tile of 128 x 256 takes beside its steps; others in proportion.
     pub tile_s: f64,
+    /// By how much more with operands swapped.
+    pub swapped_tile: f64,
+    /// By how much more a step takes for each stage that a tile has fewer of than four.
+    pub few_stages: f64,
     /// A line of 128 bytes on its way to an SM.
     pub line_s: f64,
     /// A line of those that all SMs ask the cache for; one of several CTAs that load together counts once.
@@ -38,8 +42,8 @@ pub struct Products {
     pub off_lines: f64,
     /// Times whose powers add up.
     pub power: f64,
-    /// How much longer a step takes where CTAs load together.
-    pub multicast: f64,
+    /// How much longer a step takes where CTAs load together: two below each other, two side by side, and four.
+    pub multicast: [f64; 3],
     /// The start of their cluster.
     pub multicast_s: f64,
 }
@@ -111,7 +115,8 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
     else {
         return Ok(None);
     };
-    let Leaf::MmaTile { block, a_layout, cluster, multicast, consumers, store, .. } = &x.leaf
+    let Leaf::MmaTile { block, stages, a_layout, cluster, multicast, consumers, store, .. } =
+        &x.leaf
     else {
         return Ok(None);
     };
@@ -170,6 +175,7 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
         let way = Way {
             block: [block[0], block[1]],
             step_s,
+            stages: *stages,
             parts: *cluster,
             multicast: *multicast,
             ping_pong,
@@ -203,6 +209,7 @@ struct Way {
     block: [u32; 2],
     /// A step where nothing holds it up.
     step_s: f64,
+    stages: u32,
     parts: u32,
     multicast: [u32; 2],
     ping_pong: bool,
@@ -215,21 +222,31 @@ impl Products {
         let ctas = parts * together;
         let waves = (s.tiles / s.lanes).ceil().max(1.0);
         let steps = (s.steps / parts).ceil();
+        let whole = (s.tiles / s.lanes).floor();
+        let left = s.tiles - whole * s.lanes;
         let active = s.tiles.min(s.lanes) * ctas;
         let stage = (f64::from(way.block[0]) + f64::from(way.block[1])) * 128.0;
         let asked = (active * steps * stage * waves).max(1.0);
         let asks = s.lines[0] / beside + s.lines[1] / below;
-        let mut step_s = self.join(&[
-            way.step_s,
-            (s.lines[0] + s.lines[1]) * self.line_s,
-            active * asks * self.cache_line_s,
-        ]);
-        if together > 1.0 {
-            step_s *= self.multicast;
-        }
-        step_s = self.join(&[step_s, self.cold_s * ((s.a + s.b) / asked).min(1.0)]);
-        let mut tile_s =
-            self.tile_s * f64::from(way.block[0]) * f64::from(way.block[1]) / (128.0 * 256.0);
+        let slower = match way.multicast {
+            [1, 1] => 1.0,
+            [_, 1] => self.multicast[0],
+            [1, _] => self.multicast[1],
+            _ => self.multicast[2],
+        } * (1.0 + self.few_stages * (4.0 - f64::from(way.stages)).max(0.0));
+        // Of the last wave, which may have fewer tiles, fewer CTAs ask.
+        let step_s = |active: f64| {
+            let warm = slower
+                * self.join(&[
+                    way.step_s,
+                    (s.lines[0] + s.lines[1]) * self.line_s,
+                    active * asks * self.cache_line_s,
+                ]);
+            self.join(&[warm, self.cold_s * ((s.a + s.b) / asked).min(1.0)])
+        };
+        let swapped = if mma_swaps(way.block[0]) { self.swapped_tile } else { 1.0 };
+        let area = f64::from(way.block[0]) * f64::from(way.block[1]);
+        let mut tile_s = self.tile_s * swapped * area / (128.0 * 256.0);
         if parts > 1.0 {
             let sums = s.rows * f64::from(way.block[1]) * 4.0;
             tile_s += self.exchange_s
@@ -241,13 +258,18 @@ impl Products {
             (s.a * more_a + s.b * more_b) / self.memory_bytes_per_s,
             (s.a + s.b) / (active * self.sm_bytes_per_s),
         ]);
+        let last_s = match left > 0.0 {
+            true => self.join(&[steps * step_s(left * ctas), memory_s * left / s.tiles]),
+            false => 0.0,
+        };
         let tiles = if way.ping_pong { 1.0 } else { waves };
         let start_s = if together > 1.0 { self.multicast_s } else { 0.0 };
         // What the last tiles store.
         let out_s = s.out * (s.tiles.min(s.lanes) * together) / self.memory_bytes_per_s;
         self.launch_s
             + start_s
-            + waves * self.join(&[steps * step_s, memory_s / waves])
+            + whole * self.join(&[steps * step_s(s.lanes * ctas), memory_s * s.lanes / s.tiles])
+            + last_s
             + tiles * tile_s
             + out_s
     }
@@ -278,6 +300,7 @@ mod tests {
         let of = |parts, multicast| Way {
             block: [128, 128],
             step_s: 285e-9,
+            stages: 4,
             parts,
             multicast,
             ping_pong: false,
