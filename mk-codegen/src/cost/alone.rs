@@ -44,6 +44,8 @@ pub struct Products {
     pub power: f64,
     /// How much longer a step takes where CTAs load together: two below each other, two side by side, and four.
     pub multicast: [f64; 3],
+    /// And by how much more where rows of both operands begin at lines.
+    pub multicast_at_lines: f64,
     /// The start of their cluster.
     pub multicast_s: f64,
 }
@@ -228,12 +230,18 @@ impl Products {
         let stage = (f64::from(way.block[0]) + f64::from(way.block[1])) * 128.0;
         let asked = (active * steps * stage * waves).max(1.0);
         let asks = s.lines[0] / beside + s.lines[1] / below;
+        let at_lines = (1.0 - s.off[0]) * (1.0 - s.off[1]);
         let slower = match way.multicast {
             [1, 1] => 1.0,
             [_, 1] => self.multicast[0],
             [1, _] => self.multicast[1],
             _ => self.multicast[2],
-        } * (1.0 + self.few_stages * (4.0 - f64::from(way.stages)).max(0.0));
+        };
+        let slower = match together > 1.0 {
+            true => slower * (1.0 + (self.multicast_at_lines - 1.0) * at_lines),
+            false => slower,
+        };
+        let slower = slower * (1.0 + self.few_stages * (4.0 - f64::from(way.stages)).max(0.0));
         // Of the last wave, which may have fewer tiles, fewer CTAs ask.
         let step_s = |active: f64| {
             let warm = slower
