@@ -45,14 +45,21 @@ fn attention_compiles() {
     judge("attention_traced", &plan, Options { trace: true });
 }
 
-/// Products of ragged rows: alone, gated, one behind the other, and in tiles of half a block; one of them traced.
+/// Products of ragged rows: alone, gated, one behind the other, in tiles of half a block, and of tokens that go to their
+/// experts and back; two of them traced.
 #[test]
 fn products_of_ragged_rows_compile() {
     let alone = "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, F]) { ragged(x, n) -> grouped_gemm(w) -> silu }";
     let layer = "fn f(x: f16[R, K], n: i32[E], w1: f16[E, K, 2, F], w2: f16[E, F, K]) {
         ragged(x, n) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2)
     }";
+    let dispatched = "fn f(x: bf16[R, K] @ shard(0), ids: i32[R, S] @ shard(0), gate: f32[R, S] @ shard(0),
+        w1: bf16[E, K, 2, F] @ shard(0), w2: bf16[E, F, K] @ shard(0)) -> bf16[R, K] @ shard(0) {
+        dispatch(x, ids, capacity = C) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+    }";
     for (source, set, trace) in [
+        (dispatched, "", false),
+        (dispatched, "block=128x128x64", true),
         (alone, "", false),
         (alone, "block=64x128x64", false),
         (alone, "block=128x128x64 consumers=ping_pong", false),
@@ -60,8 +67,10 @@ fn products_of_ragged_rows_compile() {
         (layer, "block=128x128x64", true),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
-        let sizes = [("R", 8192), ("K", 512), ("E", 16), ("F", 384)];
-        let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into();
+        let sizes = [("R", 8192), ("K", 512), ("E", 16), ("F", 384), ("S", 8), ("C", 69_632)];
+        let has = |name: &str| program.symbol(name).is_some();
+        let sizes = sizes.iter().filter(|(name, _)| has(name));
+        let sizes = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
         let mut config = Config::default();
         mk::settings::read(&mut config, set).expect("settings");

@@ -3,6 +3,7 @@
 
 mod attention;
 mod correct;
+mod experts;
 mod faults;
 mod function;
 mod nodes;

@@ -1,0 +1,152 @@
+//! Tokens to their experts and back: routings that change from launch to launch, and those that no launch can have.
+
+use crate::{rig::alone, scenario::config_for, shared_world};
+use mk::{
+    Bound, Program,
+    abi::{DType, KernelSource, TensorDirection},
+    emit, passes,
+    runtime::{
+        DeviceTensor, Instance, InstanceOptions, RankTensors, Stream, World,
+        jit::{self, Compiled, JitOptions},
+    },
+    settings::Config,
+};
+use mk_harness::{Case, Routing, gpu::Session};
+use std::{collections::BTreeMap, time::Duration};
+
+const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids, capacity = R) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}";
+const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w: bf16[E, H, F] @ shard(0)) {
+    dispatch(x, ids, capacity = R) -> grouped_gemm(w)
+}";
+
+struct Kernel {
+    program: Program,
+    bound: Bound,
+    source: KernelSource,
+    compiled: Compiled,
+}
+
+/// Of so many tokens of the world, slots, experts and blocks of a rank.
+fn kernel(text: &str, world: &World, [tokens, slots, experts, blocks]: [u64; 4]) -> Kernel {
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let rows = blocks * u64::from(world.size()) * 128;
+    let dims = [("T", tokens), ("K", slots), ("E", experts), ("R", rows), ("H", 136), ("F", 72)];
+    let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
+    let config = config_for(world, &Config::default());
+    let (plan, _) = passes::compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{e}"));
+    let source = emit::emit(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let compiled = jit::compile(&source, &JitOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    Kernel { program, bound, source, compiled }
+}
+
+fn options(chaos: u64) -> InstanceOptions {
+    InstanceOptions {
+        poison: Some(0xFF),
+        wait_limit: Duration::from_secs(10),
+        chaos_seed: u32::from(chaos > 0),
+        chaos_max: Duration::from_micros(chaos),
+        ..InstanceOptions::default()
+    }
+}
+
+const FORMS: [Routing; 5] =
+    [Routing::Uniform, Routing::Skew(8), Routing::One, Routing::Empty, Routing::Random];
+
+/// Launches of one kernel, each with another routing, the last ones captured.
+fn right(k: &Kernel, world: &World, options: &InstanceOptions) {
+    let case = Case { program: &k.program, bound: &k.bound, ranks: world.size() as usize };
+    let mut session = Session::bind(world, case, &k.source, &k.compiled, options, 5)
+        .unwrap_or_else(|e| panic!("{e}"));
+    let tolerance = session.tolerance().unwrap_or_else(|e| panic!("{e}"));
+    for (launch, form) in (1..).zip(FORMS.into_iter().chain(FORMS)) {
+        session.route(form);
+        let what = format!("{} on {} ranks, launch {launch}, {form}", k.program.name(), case.ranks);
+        let mut step = || {
+            session.fill(launch)?;
+            if launch == 6 {
+                session.capture()?;
+            }
+            session.launch()?;
+            Ok::<_, mk_harness::HarnessError>((session.norms()?, session.sampled_rows(launch, 3)?))
+        };
+        let (norms, rows) = step().unwrap_or_else(|e| panic!("{what}: {e}"));
+        for norms in norms {
+            assert!(tolerance.accepts(&norms), "{what}: {}", tolerance.beside(&norms));
+        }
+        for rows in rows {
+            assert!(rows.passes(), "{what}: {rows:?}");
+        }
+    }
+}
+
+#[test]
+fn tokens_go_to_experts_and_back() {
+    let _gpus = alone();
+    // Ranks have unequally many tokens, and the last chunk of a rank is short.
+    for (ranks, slots, experts) in
+        [(1, 2, 8), (1, 8, 64), (2, 1, 6), (2, 8, 16), (4, 2, 8), (3, 3, 9)]
+    {
+        let Some(world) = shared_world("tokens_go_to_experts_and_back", ranks) else { return };
+        let (n, own) = (ranks as u64, experts / ranks as u64);
+        let tokens = 290 * n + 1;
+        let blocks = tokens * slots.min(own) / 128 + own + 1;
+        let sizes = [tokens, slots, experts, blocks];
+        right(&kernel(LAYER, &world, sizes), &world, &options(if ranks > 2 { 20 } else { 0 }));
+        if ranks < 3 {
+            right(&kernel(DISPATCH, &world, sizes), &world, &options(0));
+        }
+    }
+}
+
+/// The launch ends with what is wrong, on every rank, and nothing lies beside the result.
+#[test]
+fn routings_that_no_launch_can_have() {
+    let _gpus = alone();
+    type Change = fn(&mut [i32]);
+    let changes: [(&str, Change); 4] = [
+        ("token 7 goes to expert 4, and there are 4", |ids| ids[15] = 4),
+        ("token 3 goes to expert -1", |ids| ids[6] = -1),
+        ("token 299 goes to expert 1 twice", |ids| ids[598..600].fill(1)),
+        ("", |ids| ids.chunks_mut(2).for_each(|two| two.copy_from_slice(&[0, 1]))),
+    ];
+    let Some(world) = shared_world("routings_that_no_launch_can_have", 2) else { return };
+    let k = kernel(LAYER, &world, [600, 2, 4, 6]);
+    for (text, change) in changes {
+        let instance = Instance::bind(&world, &k.source, &k.compiled, &options(0));
+        let mut instance = instance.unwrap_or_else(|e| panic!("{e}"));
+        let streams = Stream::per_rank(&world).unwrap_or_else(|e| panic!("{e}"));
+        let mut tensors: Vec<Vec<DeviceTensor>> = Vec::new();
+        for rank in world.local_ranks() {
+            let shapes = &k.source.ranks[rank as usize].tensor_shapes;
+            let mut all = Vec::new();
+            for (arg, shape) in k.source.tensors.iter().zip(shapes) {
+                let t = DeviceTensor::zeros(&world, rank, arg.dtype, shape);
+                let t = t.unwrap_or_else(|e| panic!("{e}"));
+                if arg.dtype == DType::I32 {
+                    // By turns, so that experts have equally many.
+                    let n = t.elements() as usize;
+                    let mut ids: Vec<i32> = (0..n).map(|i| (i % 4) as i32).collect();
+                    if rank == 0 || text.is_empty() {
+                        change(&mut ids);
+                    }
+                    t.upload_i32(&ids).unwrap_or_else(|e| panic!("{e}"));
+                }
+                if arg.direction == TensorDirection::Out {
+                    t.poison().unwrap_or_else(|e| panic!("{e}"));
+                }
+                all.push(t);
+            }
+            tensors.push(all);
+        }
+        let args: Vec<RankTensors> = tensors.iter().map(RankTensors::new).collect();
+        let refs: Vec<_> = streams.iter().map(Stream::as_ref).collect();
+        instance.launch(&refs, &args).unwrap_or_else(|e| panic!("{e}"));
+        let said = instance.synchronize().expect_err("no launch can have it").to_string();
+        let wanted = if text.is_empty() { "blocks" } else { text };
+        assert!(said.contains(wanted), "{said}");
+    }
+}
