@@ -366,6 +366,10 @@ pub enum FaultKind {
     NegativeRows = 7,
     /// Rows take more blocks than a table has: `seen` or more, of `expected`.
     Capacity = 8,
+    /// A token names an expert that there is not: `tile` says which token of the world, `seen` what it names, `expected` how many there are.
+    ExpertOutside = 9,
+    /// A token names an expert twice: `tile` says which token of the world, `seen` the expert.
+    ExpertTwice = 10,
 }
 
 impl FaultKind {
@@ -380,6 +384,8 @@ impl FaultKind {
             FaultKind::FifoFull,
             FaultKind::NegativeRows,
             FaultKind::Capacity,
+            FaultKind::ExpertOutside,
+            FaultKind::ExpertTwice,
         ]
         .into_iter()
         .find(|k| *k as u32 == kind)

@@ -2,13 +2,14 @@
 
 use mk_codegen::{
     emit::library,
-    ir::{BlocksError, block_table},
+    ir::{BlocksError, RouteError, RoutePart, Routing as Routes, block_table},
 };
 use mk_skip::{Need, skip};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::{env, fs, process::Command};
 
-const MAIN: &str = r#"
+/// A warp, and what the library has of a GPU.
+const WARP: &str = r#"
 #include <csetjmp>
 #include <cstdint>
 #include <cstdio>
@@ -21,7 +22,7 @@ typedef int32_t i32;
 #define MK_DEVICE static inline
 
 // A warp: each lane runs up to where all exchange numbers, one after the other.
-static std::jmp_buf to_warp, to_lane[32];
+static std::jmp_buf to_warp, to_lane[32], to_next[32];
 static ucontext_t begin_lane[32];
 static std::vector<char> stacks[32];
 static u32 posted[2][32], turn[32], lane;
@@ -41,47 +42,68 @@ static u32 __ballot_sync(u32, bool bit) {
   for (u32 l = 0; l < 32; ++l) bits |= (*all)[l] << l;
   return bits;
 }
+static void __syncwarp() { exchange(0); }
+static u32 __popc(u32 v) { return static_cast<u32>(__builtin_popcount(v)); }
 static int __ffs(u32 v) { return __builtin_ffs(static_cast<int>(v)); }
 static u32 min(u32 a, u32 b) { return a < b ? a : b; }
 static u32 ld_u32(const void* p) { return *static_cast<const u32*>(p); }
+static void st_u32(void* p, u32 v) { *static_cast<u32*>(p) = v; }
 static void st_u32x2(void* p, u32 x, u32 y) { static_cast<u32*>(p)[0] = x, static_cast<u32*>(p)[1] = y; }
 constexpr u32 kNoPeer = ~0u;
 KINDS
 struct Fault { FaultKind kind; u32 edge, expected, seen, tile, peer; u64 waited_ns; u32 word; };
 struct Context {};
 static Fault fault;
-static void give_up(const Context&, const Fault& f) { fault = f; }
+static void give_up(const Context&, const Fault& f) { if (fault.kind == FaultKind{}) fault = f; }
 CODE
 
-static BlocksTask work;
-static u32 first_thread, threads;
+// Runs `job(thread)` for every thread, warp by warp. A lane's stack is used again.
+static u32 first_thread;
+static void (*job)(u32);
 static void run_lane() {
-  tabulate_blocks(Context{}, work, first_thread + lane, threads);
-  done[lane] = true;
-  std::longjmp(to_warp, 1);
+  for (;;) {
+    job(first_thread + lane);
+    done[lane] = true;
+    if (setjmp(to_next[lane]) == 0) std::longjmp(to_warp, 1);
+  }
 }
-static void warp() {
+static void begin_lanes() {
   for (u32 l = 0; l < 32; ++l) {
     stacks[l].resize(64 << 10);
     getcontext(&begin_lane[l]);
     begin_lane[l].uc_stack.ss_sp = stacks[l].data();
     begin_lane[l].uc_stack.ss_size = stacks[l].size();
     makecontext(&begin_lane[l], run_lane, 0);
-    done[l] = false, turn[l] = 0;
   }
+}
+static void warp() {
+  static bool ever = false;
+  if (!ever) begin_lanes();
+  for (u32 l = 0; l < 32; ++l) done[l] = false, turn[l] = 0;
   for (volatile bool begun = false, more = true; more; begun = true) {
     more = false;
     for (lane = 0; lane < 32; ++lane) {
       if (done[lane]) continue;
       if (setjmp(to_warp) == 0) {
         if (begun) std::longjmp(to_lane[lane], 1);
+        if (ever) std::longjmp(to_next[lane], 1);
         setcontext(&begin_lane[lane]);
       }
       more = more || !done[lane];
     }
   }
+  ever = true;
 }
+static void run(u32 threads, void (*f)(u32)) {
+  job = f;
+  for (first_thread = 0; first_thread < threads; first_thread += 32) warp();
+}
+"#;
 
+/// Blocks of groups.
+const BLOCKS: &str = r#"
+static BlocksTask work;
+static u32 threads;
 // Of each routing: groups, blocks, rows of a block, threads, counts; then the fault's kind, group or blocks, and the table between guards.
 int main(int, char** argv) {
   std::FILE* in = std::fopen(argv[1], "rb");
@@ -93,10 +115,63 @@ int main(int, char** argv) {
     fault = Fault{};
     threads = head[3];
     work = BlocksTask{0, 0, reinterpret_cast<u64>(counts.data()), reinterpret_cast<u64>(table.data() + 2), head[0], head[1], head[2]};
-    for (first_thread = 0; first_thread < threads; first_thread += 32) warp();
+    run(threads, [](u32 thread) { tabulate_blocks(Context{}, work, thread, threads); });
     const u32 said[3] = {static_cast<u32>(fault.kind), fault.seen, fault.tile};
     std::fwrite(said, 4, 3, stdout);
     std::fwrite(table.data(), 4, table.size(), stdout);
+  }
+  return 0;
+}
+"#;
+
+/// What follows from a routing, for one rank: lists of all chunks, where their rows begin, blocks, tokens of rows, and places of its own tokens.
+const ROUTES: &str = r#"
+static ListTask list;
+static BasesTask bases;
+static BlocksTask blocks;
+static SourcesTask sources;
+static PlacesTask places;
+static u32 phase, threads;
+
+// Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, and the ids; then
+// the fault's kind, what it saw and where, and the tables between guards.
+int main(int, char** argv) {
+  std::FILE* in = std::fopen(argv[1], "rb");
+  u32 head[9];
+  while (std::fread(head, 4, 9, in) == 9) {
+    const u32 tokens = head[0], most = head[1], slots = head[2], experts = head[3], ranks = head[4], rank = head[5], count = head[6], chunk = head[7];
+    threads = head[8];
+    const u32 own = experts / ranks, chunks = (most + chunk - 1) / chunk, room = chunk * slots, all = ranks * chunks;
+    const u32 width = (2 + kListParts) * experts + 2 * room;
+    std::vector<u32> ids(tokens * slots), lists(all * width), base((all + 1) * experts), counts(own + 4, 0xdeadbeef), entries(2 * count);
+    std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef);
+    if (std::fread(ids.data(), 4, ids.size(), in) != ids.size()) return 1;
+    fault = Fault{};
+    for (u32 c = 0; c < all; ++c) {
+      const u32 first = c / chunks * most + c % chunks * chunk, left = c % chunks * chunk < most ? most - c % chunks * chunk : 0;
+      const u32 n = first < tokens ? min(min(left, chunk), tokens - first) : 0;
+      list = ListTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots), reinterpret_cast<u64>(lists.data() + c * width), n, slots, experts, room, first};
+      for (phase = 0; phase < 3; ++phase) run(256, [](u32 thread) { tabulate_phase(Context{}, list, phase, thread, 256); });
+    }
+    bases = BasesTask{0, 0, reinterpret_cast<u64>(lists.data()), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base.data()), all, width, experts, own, rank, 128, count};
+    for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
+    if (fault.kind == FaultKind{}) {
+      blocks = BlocksTask{0, 0, bases.counts, reinterpret_cast<u64>(entries.data()), own, count, 128};
+      run(32, [](u32 thread) { tabulate_phase(Context{}, blocks, 0, thread, 32); });
+      for (u32 b = 0; b < count; b += 3) {
+        sources = SourcesTask{0, 0, blocks.destination + b * 8, bases.lists, bases.bases, reinterpret_cast<u64>(rows.data() + 2 + b * 128), all, width, experts, rank * own, b, min(3, count - b), 128};
+        run(threads, [](u32 thread) { tabulate_phase(Context{}, sources, 0, thread, threads); });
+      }
+      for (u32 c = 0; c < chunks; ++c) {
+        const u32 first = rank * most + c * chunk;
+        const u32 n = first < tokens ? min(min(most - c * chunk, chunk), tokens - first) : 0, at = rank * chunks + c;
+        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots), reinterpret_cast<u64>(lists.data() + at * width), reinterpret_cast<u64>(base.data() + at * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), n, slots, experts, own, room};
+        run(threads, [](u32 thread) { tabulate_phase(Context{}, places, 0, thread, threads); });
+      }
+    }
+    const u32 said[3] = {static_cast<u32>(fault.kind), fault.seen, fault.tile};
+    std::fwrite(said, 4, 3, stdout);
+    for (const auto* t : {&counts, &rows, &place}) std::fwrite(t->data(), 4, t->size(), stdout);
   }
   return 0;
 }
@@ -147,38 +222,48 @@ fn routings(n: usize) -> Vec<Routing> {
     (0..n).map(routing).collect()
 }
 
-#[test]
-fn blocks_of_groups() {
+/// What a program of the library's code says to its input, in a folder of this name; `None` without a compiler.
+fn run(name: &str, main: &str, input: &[u8]) -> Option<Vec<i32>> {
     let library = library::text();
     let kinds = between(&library, "enum class FaultKind", "\n");
-    let code = between(
+    let route = between(&library, "constexpr u32 kListParts", "// Tables that tasks look up");
+    let tables = between(
         &library,
         "struct BlocksTask {",
         "// Run by `kThreads` threads, numbered from 0 by `thread`, over the named barrier `kBarrier`: as `copy_rows`.\ntemplate <u32 kThreads, u32 kBarrier, class Edges, class Hooks>\nMK_DEVICE void tabulate_tasks",
     );
-    let folder = env::temp_dir().join(format!("mk-tables-on-host-{}", std::process::id()));
+    let folder = env::temp_dir().join(format!("mk-tables-{name}-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
-    let [source, program, input] = ["main.cpp", "main", "routings"].map(|name| folder.join(name));
-    fs::write(&source, MAIN.replace("KINDS", kinds).replace("CODE", code)).expect("writable");
+    let [source, program, file] = ["main.cpp", "main", "routings"].map(|name| folder.join(name));
+    let warp = WARP.replace("KINDS", kinds).replace("CODE", &format!("{route}{tables}"));
+    fs::write(&source, warp + main).expect("writable");
     let mut compile = Command::new("c++");
     compile.args(["-std=c++20", "-O1", "-w", "-o"]).args([&program, &source]);
     let Ok(built) = compile.output() else {
         fs::remove_dir_all(&folder).expect("its folder goes");
-        return skip(Need::Program("c++"), "no C++ compiler");
+        return None;
     };
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    fs::write(&file, input).expect("writable");
+    let ran = Command::new(&program).arg(&file).output().expect("runs");
+    fs::remove_dir_all(&folder).expect("its folder goes");
+    assert!(ran.status.success(), "{}", ran.status);
+    let words = ran.stdout.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    Some(words.collect())
+}
+
+#[test]
+fn blocks_of_groups() {
     let routings = routings(10_000);
     let mut bytes = Vec::new();
     for r in &routings {
         let head = [r.counts.len() as i32, r.blocks as i32, r.rows, r.threads as i32];
         bytes.extend(head.iter().chain(&r.counts).flat_map(|x| x.to_le_bytes()));
     }
-    fs::write(&input, bytes).expect("writable");
-    let ran = Command::new(&program).arg(&input).output().expect("runs");
-    fs::remove_dir_all(&folder).expect("its folder goes");
-    assert!(ran.status.success(), "{}", ran.status);
-    let words = ran.stdout.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    let mut words = words.collect::<Vec<_>>().into_iter();
+    let Some(words) = run("blocks", BLOCKS, &bytes) else {
+        return skip(Need::Program("c++"), "no C++ compiler");
+    };
+    let mut words = words.into_iter();
     let (mut tables, mut negative, mut many) = (0, 0, 0);
     let guard = 0xdead_beef_u32 as i32;
     for (i, r) in routings.iter().enumerate() {
@@ -202,4 +287,115 @@ fn blocks_of_groups() {
         }
     }
     assert!(tables > 4000 && negative > 100 && many > 500, "{tables} {negative} {many}");
+}
+
+/// A routing of a world, and the rank whose tables are made.
+struct World {
+    ids: Vec<i32>,
+    tokens: usize,
+    slots: usize,
+    experts: usize,
+    ranks: usize,
+    rank: usize,
+    blocks: usize,
+    chunk: usize,
+    threads: u32,
+}
+
+fn worlds(n: usize) -> Vec<World> {
+    let mut rng = SmallRng::seed_from_u64(1234);
+    let world = |_| {
+        let ranks = [1, 1, 2, 3, 4, 8][rng.random_range(0..6)];
+        let experts = ranks * [1, 2, 3, 16, 40][rng.random_range(0..5)];
+        let slots = [1, 2, 3, 8][rng.random_range(0..4)].min(experts);
+        let many = if rng.random_range(0..30) == 0 { 400 } else { 60 };
+        let tokens = rng.random_range(1..many);
+        let form = rng.random_range(0..4);
+        let mut ids = Vec::with_capacity(tokens * slots);
+        let one = rng.random_range(0..experts);
+        for _ in 0..tokens {
+            // Any, the same ones, few of them, or skewed.
+            let first = match form {
+                0 => rng.random_range(0..experts),
+                1 => one,
+                2 => rng.random_range(0..experts.div_ceil(8)),
+                _ => rng.random_range(0..experts).min(rng.random_range(0..experts)),
+            };
+            let step = if experts % 7 == 0 || form == 1 { 1 } else { 7 };
+            ids.extend((0..slots).map(|j| ((first + j * step) % experts) as i32));
+        }
+        let at = rng.random_range(0..ids.len());
+        match rng.random_range(0..30) {
+            0 => ids[at] = experts as i32 + rng.random_range(0..3),
+            1 => ids[at] = -1 - rng.random_range(0..i32::MAX),
+            2 if slots > 1 => ids[at] = ids[at / slots * slots + (at + 1) % slots],
+            _ => {}
+        }
+        let (own, rank) = (experts / ranks, rng.random_range(0..ranks));
+        let blocks = own + [0, 1, 9][rng.random_range(0..3)];
+        let chunk = [4, 16, 64, 256][rng.random_range(0..4)];
+        let threads = [32, 64, 256][rng.random_range(0..3)];
+        World { ids, tokens, slots, experts, ranks, rank, blocks, chunk, threads }
+    };
+    (0..n).map(world).collect()
+}
+
+#[test]
+fn what_follows_from_a_routing() {
+    let worlds = worlds(10_000);
+    let mut bytes = Vec::new();
+    for w in &worlds {
+        let most = w.tokens.div_ceil(w.ranks);
+        let head = [w.tokens, most, w.slots, w.experts, w.ranks, w.rank, w.blocks, w.chunk];
+        let head = head.map(|n| n as i32).into_iter().chain([w.threads as i32]);
+        bytes.extend(head.chain(w.ids.iter().copied()).flat_map(i32::to_le_bytes));
+    }
+    let Some(words) = run("routes", ROUTES, &bytes) else {
+        return skip(Need::Program("c++"), "no C++ compiler");
+    };
+    let mut words = words.into_iter();
+    let guard = 0xdead_beef_u32 as i32;
+    let (mut tables, mut outside, mut twice, mut many) = (0, 0, 0, 0);
+    for (i, w) in worlds.iter().enumerate() {
+        let most = w.tokens.div_ceil(w.ranks);
+        let said: Vec<i32> = words.by_ref().take(3).collect();
+        let sizes = [w.experts / w.ranks, w.blocks * 128, 2 * most * w.slots];
+        let found = sizes.map(|n| words.by_ref().take(n + 4).collect::<Vec<i32>>());
+        for t in &found {
+            let n = t.len();
+            assert_eq!([t[0], t[1], t[n - 2], t[n - 1]], [guard; 4], "{i}");
+        }
+        let ranks = w.ranks;
+        let routing =
+            Routes { ids: &w.ids, slots: w.slots, experts: w.experts as i32, ranks, rows: 128 };
+        match routing.check(w.blocks) {
+            Ok(()) => {
+                assert_eq!(said[0], 0, "{i}: {said:?} {:?}", w.ids);
+                let parts = [RoutePart::Counts, RoutePart::Sources, RoutePart::Places];
+                let own = most.min(w.tokens.saturating_sub(w.rank * most)) * 2 * w.slots;
+                for ((part, n), found) in
+                    parts.into_iter().zip([sizes[0], sizes[1], own]).zip(&found)
+                {
+                    assert_eq!(found[2..n + 2], routing.table(part, w.rank, n), "{i}: {part}");
+                    assert!(found[n + 2..].iter().all(|x| *x == guard), "{i}: {part}");
+                }
+                tables += 1;
+            }
+            Err(RouteError::Expert { token, expert, .. }) => {
+                assert_eq!(said, [9, expert, token as i32], "{i}: {:?}", w.ids);
+                outside += 1;
+            }
+            Err(RouteError::Twice { token, expert }) => {
+                assert_eq!(said, [10, expert, token as i32], "{i}: {:?}", w.ids);
+                twice += 1;
+            }
+            Err(RouteError::Blocks(_)) => {
+                assert!(said[0] == 8 && said[1] > w.blocks as i32, "{i}: {said:?}");
+                many += 1;
+            }
+        }
+    }
+    assert!(words.next().is_none());
+    let all = format!("{tables} tables, {outside} outside, {twice} twice, {many} too many");
+    assert!(tables > 8000 && outside > 300 && twice > 100 && many > 20, "{all}");
 }

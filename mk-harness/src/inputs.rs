@@ -45,6 +45,14 @@ impl<'a> Inputs<'a> {
         self.routing.route(tokens as usize, slots as usize, experts, seeds[0], seeds[1])
     }
 
+    /// What a rank is given of a tensor of integers: experts of tokens, or rows of experts.
+    pub fn integers(&self, launch: u64, tensor: &Tensor, rank: usize) -> Vec<i32> {
+        match tensor.ty.dims.len() {
+            2 => self.ids(launch, tensor, rank),
+            _ => self.counts(launch, tensor, rank),
+        }
+    }
+
     /// The case that they are for.
     pub fn case(&self) -> Case<'a> {
         self.case
@@ -83,8 +91,7 @@ impl<'a> Inputs<'a> {
     ) -> impl Iterator<Item = f64> + use<> {
         let (seed, dtype) = (self.seed(launch, tensor, rank), dtype(tensor.ty.dtype));
         let integers = match dtype {
-            DType::I32 if tensor.ty.dims.len() == 2 => self.ids(launch, tensor, rank),
-            DType::I32 => self.counts(launch, tensor, rank),
+            DType::I32 => self.integers(launch, tensor, rank),
             _ => Vec::new(),
         };
         let random = move |i: u64| match integers.get(i as usize) {

@@ -54,20 +54,28 @@ MK_DEVICE void tabulate_blocks(const Context& ctx, const BlocksTask& work, u32 t
   }
 }
 
+MK_DEVICE void tabulate_phase(const Context& ctx, const BlocksTask& work, u32, u32 thread, u32 threads) {
+  tabulate_blocks(ctx, work, thread, threads);
+}
+
 // Run by `kThreads` threads, numbered from 0 by `thread`, over the named barrier `kBarrier`: as `copy_rows`.
 template <u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void tabulate_tasks(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (Turns<Hooks> turns(ctx, hooks, 0, 1);; turns.advance()) {
-    BlocksTask task;
-    if (!turns.begin(task, thread, [&](const BlocksTask& next) {
+    typename Hooks::Task task;
+    if (!turns.begin(task, thread, [&](const typename Hooks::Task& next) {
           chaos_delay(ctx, Agent::Copier, next.task);
           hooks.before_load(ctx, next);
         }, [] { named_barrier_sync<Edges::start, kBarrier, kThreads>(); })) {
       break;
     }
-    if (!ctx.aborted()) tabulate_blocks(ctx, task, thread, kThreads);
-    named_barrier_sync<Edges::done, kBarrier, kThreads>();
+#pragma unroll
+    for (u32 phase = 0; phase < Hooks::kPhases; ++phase) {
+      // Whole warps, or none of their lanes.
+      if (__ballot_sync(0xffffffffu, ctx.aborted()) == 0) tabulate_phase(ctx, task, phase, thread, kThreads);
+      named_barrier_sync<Edges::done, kBarrier, kThreads>();
+    }
     if (thread < 32) {
       hooks.after_store(ctx, task);
       __syncwarp();

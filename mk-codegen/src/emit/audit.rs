@@ -85,7 +85,7 @@ fn scope(scope: Scope) -> &'static str {
 fn loops(plan: &Plan, role: RoleId) -> Result<Vec<(&Family, &'static LeafEmission)>, AuditError> {
     let record = |run: Vec<_>| {
         let f = &plan.families[run[0]];
-        match carrier(&f.leaf) {
+        match carrier(f) {
             Carrier::Agents(emission) => Ok((f, emission)),
             Carrier::Frame | Carrier::Host | Carrier::Nobody => {
                 Err(AuditError::Leaf { family: f.name.clone(), leaf: f.leaf.name() })
@@ -137,7 +137,7 @@ fn leaf_calls(plan: &Plan) -> Result<BTreeMap<String, usize>, AuditError> {
 
 /// Edges whose barriers are specialised in a traced kernel.
 fn stalls(plan: &Plan) -> usize {
-    let rings = |f: &&Family| matches!(carrier(&f.leaf), Carrier::Agents(l) if l.ring.is_some());
+    let rings = |f: &&Family| matches!(carrier(f), Carrier::Agents(l) if l.ring.is_some());
     let mut edges: Vec<_> =
         plan.families.values().filter(rings).flat_map(|f| &f.edges).map(|e| e.edge).collect();
     edges.sort_unstable();

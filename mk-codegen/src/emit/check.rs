@@ -6,13 +6,13 @@ use super::{
     nodes,
 };
 use crate::ir::{
-    Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space, StructureError,
+    CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space, StructureError,
     TableSet, Var,
 };
 use mk_abi::device::MAX_RUNTIME_DIMS;
 
 /// Names that the templates give to their own variables, around expressions of the plan.
-const TAKEN: &[&str] = &["step", "source", "destination_", "begin_"];
+const TAKEN: &[&str] = &["step", "source", "destination_", "begin_", "row_", "summand_", "item_"];
 
 /// Checks everything that is said above.
 ///
@@ -33,7 +33,12 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
     if let Some((id, _)) = plan.tables.iter().find(|(_, t)| t.stored.is_none()) {
         return Err(EmitError::unsupported(id.to_string(), "a kernel has tables in memory only"));
     }
-    let looks_up = |f: &&Family| plan.looks_up(f) && !matches!(f.leaf, Leaf::MmaTile { .. });
+    let looks = |f: &Family| match f.leaf {
+        Leaf::MmaTile { .. } | Leaf::CopyTile { via: CopyVia::Gather, .. } => true,
+        Leaf::ReduceTile { .. } => f.inner.is_some(),
+        _ => false,
+    };
+    let looks_up = |f: &&Family| plan.looks_up(f) && !looks(f);
     if let Some(f) = plan.families.values().find(looks_up) {
         let what = format!("no template of {} looks up what is in memory", f.leaf.name());
         return Err(EmitError::unsupported(f.name.clone(), what));
@@ -50,7 +55,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
     for (id, f) in plan.families.iter() {
         let place = format!("{id} {:?}", f.name);
         let kind = plan.roles[f.role].kind;
-        let known = match carrier(&f.leaf) {
+        let known = match carrier(f) {
             Carrier::Agents(_) => match (&f.leaf, kind) {
                 // What ends a launch surrounds the roles.
                 (Leaf::Signal, RoleKind::Epilogue | RoleKind::InterReduce) => true,

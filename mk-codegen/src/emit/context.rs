@@ -41,6 +41,18 @@ impl<'a> Emitter<'a> {
         self.plan.buffers[buffer].shape[dim].clone()
     }
 
+    /// What an expression is in every launch and on every rank, where that is one number.
+    pub fn number(&self, e: &Expr) -> Option<i32> {
+        match e {
+            Expr::Const(n) => Some(*n),
+            Expr::Dim(d) => {
+                let dim = &self.plan.dims[*d];
+                dim.runtime_max.is_none().then(|| i32::try_from(dim.value).ok()).flatten()
+            }
+            _ => None,
+        }
+    }
+
     /// Elements from one row of the own rank's part to the next.
     pub fn pitch(&self, buffer: BufId) -> Expr {
         let b = &self.plan.buffers[buffer];

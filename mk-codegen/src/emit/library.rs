@@ -51,6 +51,9 @@ library! {
     "comm/copy_rows.cuh",
     "comm/reduce_rows.cuh",
     "comm/stats_rows.cuh",
+    "comm/gather_rows.cuh",
+    "comm/combine_rows.cuh",
+    "comm/route.cuh",
     "comm/tabulate.cuh",
 }
 

@@ -100,11 +100,53 @@ impl Emitter<'_> {
             true => spans::around(&call, kind, edge, &at, all),
             false => call,
         };
+        if w.at == Point::Inner && w.by == Agent::Copier {
+            return self.spread(f, w, &call);
+        }
         let wait = self.wrap(f, w.by, each, w.when.as_ref(), call);
         // Who of a copier's lanes has asked for a rank differs from wait to wait.
         let shared =
             w.by == Agent::Copier && each.is_some() && w.lag == 0 && self.is_entry(w.signal);
         Ok(if shared { format!("{wait} share_seen(ctx);") } else { wait })
+    }
+
+    /// A wait in the inner loop of a copier, for all its iterations at once: nothing that it does in between can be what one of them waits for, as
+    /// its posts come behind the loop. Lanes share words of all iterations.
+    fn spread(&self, f: &Family, w: &Wait, call: &str) -> Result<String, EmitError> {
+        let refuse = |what: &str| EmitError::unsupported(f.name.clone(), what);
+        let number = |e: &Expr| self.number(e).filter(|n| *n > 0);
+        let (var, rows) = f.inner.as_ref().ok_or_else(|| refuse("a wait in no loop"))?;
+        let rows =
+            number(rows).ok_or_else(|| refuse("a copier's loop is as long as all others"))?;
+        let when = match &w.when {
+            Some(when) => format!("if ({}) ", self.c(f, w.each.as_ref(), when)),
+            None => String::new(),
+        };
+        let (own, n) = match &w.each {
+            Some(each) => {
+                let n =
+                    number(&each.extent).ok_or_else(|| refuse("a wait for any number of words"))?;
+                (format!(", {} = item_ % {n}", each.var), n)
+            }
+            None => (String::new(), 1),
+        };
+        let all = rows * n;
+        Ok(format!(
+            "for (int item_ = lane_index(); item_ < {all}; item_ += 32) {{ [[maybe_unused]] const int {var} = item_ / {n}{own}; {when}{call} }}"
+        ))
+    }
+
+    /// The waits of a copier that looks up: those before, which look nothing up, and those that do.
+    ///
+    /// # Errors
+    /// As [`Self::waits`].
+    pub fn waits_to_look_up(&self, f: &Family) -> Result<(Vec<String>, Vec<String>), EmitError> {
+        let of = |looks: bool| {
+            let mine = f.waits.iter().filter(|w| w.by == Agent::Copier && w.at == Point::Start);
+            let mine = mine.filter(|w| self.plan.wait_names_stored(w) == looks);
+            mine.map(|w| self.wait(f, w)).collect::<Result<Vec<_>, _>>()
+        };
+        Ok((of(false)?, of(true)?))
     }
 
     /// A wait for a word that a host raises: a lane's, of all such waits of a rank there are few.

@@ -22,7 +22,7 @@ const MAX_IDS: usize = 1 << 12;
 pub(super) fn stalls(plan: &Plan) -> Result<Vec<Value>, EmitError> {
     let mut edges = Vec::new();
     for f in plan.families.values() {
-        let Carrier::Agents(LeafEmission { ring: Some(ring), .. }) = carrier(&f.leaf) else {
+        let Carrier::Agents(LeafEmission { ring: Some(ring), .. }) = carrier(f) else {
             continue;
         };
         for e in &f.edges {

@@ -49,7 +49,7 @@ impl Leaf {
                 posts: vec![(Storer, End)],
                 inner: false,
             },
-            Leaf::CopyTile { via: CopyVia::Ldst, .. } => Allowed {
+            Leaf::CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. } => Allowed {
                 operands: copy,
                 waits: vec![(Copier, Start)],
                 posts: vec![(Copier, End)],

@@ -103,7 +103,7 @@ impl Leaf {
                 edges: vec![flow("full", Loader, Storer), back("empty", Storer, Loader, *stages)],
                 smem_bytes: stages * COPY_STAGE_BYTES,
             },
-            Leaf::CopyTile { via: CopyVia::Ldst, .. } => Contract {
+            Leaf::CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. } => Contract {
                 agents: vec![Copier],
                 operands: vec![
                     op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many),
@@ -242,7 +242,7 @@ impl Leaf {
             Leaf::Tabulate { .. } => Contract {
                 agents: vec![Copier],
                 operands: vec![
-                    op(Operand::Src, read, Copier, Proxy::Generic, Arity::One),
+                    op(Operand::Src, read, Copier, Proxy::Generic, Arity::Many),
                     op(Operand::Dst, write, Copier, Proxy::Generic, Arity::Many),
                 ],
                 edges: vec![],

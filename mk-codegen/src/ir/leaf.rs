@@ -191,6 +191,8 @@ pub enum CopyVia {
     Bulk,
     /// Ordinary loads and stores: any pitch.
     Ldst,
+    /// Ordinary loads and stores of rows that are each looked up.
+    Gather,
 }
 
 /// Memory layout of a matrix product's left operand.
@@ -261,7 +263,9 @@ pub enum Mask {
 names! {
     /// What follows from a routing.
     RoutePart {
-        /// Rows of each of the rank's experts.
+        /// A chunk of tokens in the order of experts ([`route_list`](super::route_list)).
+        Lists = "lists",
+        /// Rows of each of the rank's experts; and where rows of each chunk begin.
         Counts = "counts",
         /// The token of the world in each packed row of the rank.
         Sources = "sources",
@@ -279,8 +283,15 @@ pub enum Tabulation {
         /// Rows of a block.
         rows: u32,
     },
-    /// What follows from a routing ([`Routing`](super::Routing)): `src` has the experts of all tokens of the world, `[tokens, slots]`. Experts
-    /// that there are not, or that a token names twice, and more blocks on a rank than there are, end the launch.
+    /// What follows from a routing ([`Routing`](super::Routing)), chunk by chunk of tokens. Experts that there are not, or that a token names
+    /// twice, and more blocks on a rank than there are, end the launch.
+    ///
+    /// | part | `src` | `dst` |
+    /// | --- | --- | --- |
+    /// | lists | experts of a chunk, `[tokens, slots]` | its list |
+    /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]` |
+    /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
+    /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]` |
     Route {
         /// What `dst` has.
         part: RoutePart,
@@ -584,7 +595,7 @@ impl Leaf {
         match self {
             Leaf::MmaTile { .. } => self.cluster() == 1,
             Leaf::ReduceTile { .. } | Leaf::AttendTile { .. } | Leaf::AttendGradTile { .. } => true,
-            Leaf::CopyTile { via, .. } => *via == CopyVia::Ldst,
+            Leaf::CopyTile { via, .. } => *via != CopyVia::Bulk,
             _ => false,
         }
     }

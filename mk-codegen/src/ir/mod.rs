@@ -47,7 +47,10 @@ pub use print::ExprText;
 pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
-pub use routes::{RouteError, Routed, Routing};
+pub use routes::{
+    LIST_PARTS, RouteError, Routed, Routing, list_width, route_bases, route_list, route_places,
+    route_sources,
+};
 pub use runs::{depth_dim, row_dim};
 pub use tables::{BlocksError, FilledRows, TableSet, block_table};
 pub(crate) use tables::{entries, needed};

@@ -327,7 +327,11 @@ impl Display for LeafText<'_> {
                 write!(
                     f,
                     " via={} stages={stages}",
-                    if *via == CopyVia::Bulk { "bulk" } else { "ldst" }
+                    match via {
+                        CopyVia::Bulk => "bulk",
+                        CopyVia::Ldst => "ldst",
+                        CopyVia::Gather => "gather",
+                    }
                 )
             }
             Leaf::MmaTile {

@@ -83,14 +83,7 @@ impl Routing<'_> {
     /// [`RouteError`]: where a kernel ends with a fault.
     pub fn check(&self, blocks: usize) -> Result<(), RouteError> {
         for (token, experts) in self.ids.chunks_exact(self.slots.max(1)).enumerate() {
-            for (i, &expert) in experts.iter().enumerate() {
-                if !(0..self.experts).contains(&expert) {
-                    return Err(RouteError::Expert { token, expert, experts: self.experts });
-                }
-                if experts[..i].contains(&expert) {
-                    return Err(RouteError::Twice { token, expert });
-                }
-            }
+            check_token(experts, token, self.experts)?;
         }
         for of_rank in self.counts().chunks(self.own()) {
             let needed = needed(of_rank, self.rows);
@@ -128,6 +121,9 @@ impl Routing<'_> {
 
     /// A table of a rank, of so many entries, of a routing that [`Routing::check`] accepts; what it does not fill is 0.
     pub fn table(&self, part: RoutePart, rank: usize, entries: usize) -> Vec<i32> {
+        if part == RoutePart::Lists {
+            return Vec::new();
+        }
         if part == RoutePart::Counts {
             let mut counts = self.counts().split_off(rank * self.own());
             counts.resize(entries, 0);
@@ -159,6 +155,149 @@ impl Routing<'_> {
         }
         out
     }
+}
+
+/// Parts that a list is made in, each by threads of its own.
+pub const LIST_PARTS: usize = 8;
+
+/// Entries of a chunk's list: where each expert's tokens begin in it, how many there are, room for the same of each part of the chunk, then the
+/// tokens in the order of experts, and for each of the chunk's ids where among its expert's tokens it is.
+pub fn list_width(experts: usize, ids: usize) -> usize {
+    (2 + LIST_PARTS) * experts + 2 * ids
+}
+
+/// The list of a chunk of tokens, of which `first` is the first one in the world; what it does not fill is 0.
+///
+/// # Errors
+/// [`RouteError::Expert`], [`RouteError::Twice`].
+pub fn route_list(
+    ids: &[i32],
+    slots: usize,
+    experts: i32,
+    first: usize,
+    width: usize,
+) -> Result<Vec<i32>, RouteError> {
+    for (i, of) in ids.chunks_exact(slots.max(1)).enumerate() {
+        check_token(of, first + i, experts)?;
+    }
+    let n = experts.max(0) as usize;
+    let mut out = vec![0; width];
+    let room = width.saturating_sub((2 + LIST_PARTS) * n) / 2;
+    let mut at = 0;
+    for e in 0..n {
+        let mine = ids.iter().enumerate().filter(|(_, id)| usize::try_from(**id) == Ok(e));
+        let begin = at;
+        for (i, _) in mine {
+            let token = (first + i / slots.max(1)) as i32;
+            set(&mut out, (2 + LIST_PARTS) * n + at, token);
+            set(&mut out, (2 + LIST_PARTS) * n + room + i, (at - begin) as i32);
+            at += 1;
+        }
+        set(&mut out, e, begin as i32);
+        set(&mut out, n + e, (at - begin) as i32);
+    }
+    Ok(out)
+}
+
+fn set(out: &mut [i32], i: usize, value: i32) {
+    if let Some(x) = out.get_mut(i) {
+        *x = value;
+    }
+}
+
+/// Where each chunk's rows of each expert begin on the expert's rank, `[chunks + 1, experts]`, by the lists of all chunks. The last row has where each
+/// expert begins behind all experts of the world before it.
+///
+/// # Errors
+/// [`RouteError::Blocks`] for a rank without room.
+pub fn route_bases(
+    lists: &[i32],
+    width: usize,
+    experts: usize,
+    ranks: usize,
+    rows: i32,
+    blocks: usize,
+) -> Result<Vec<i32>, RouteError> {
+    let count = |list: &[i32], e: usize| list.get(experts + e).copied().unwrap_or(0);
+    let lists: Vec<&[i32]> = lists.chunks_exact(width.max(1)).collect();
+    let own = (experts / ranks.max(1)).max(1);
+    let mut out = vec![0; (lists.len() + 1) * experts];
+    let (mut behind, mut first) = (0i32, 0i32);
+    for e in 0..experts {
+        if e % own == 0 {
+            first = behind;
+        }
+        set(&mut out, lists.len() * experts + e, behind);
+        let mut at = behind - first;
+        for (c, list) in lists.iter().enumerate() {
+            set(&mut out, c * experts + e, at);
+            at += count(list, e);
+        }
+        behind = first + (at + rows - 1) / rows.max(1) * rows;
+        let needed = i64::from(behind - first) / i64::from(rows.max(1));
+        if e % own == own - 1 && needed > blocks as i64 {
+            return Err(RouteError::Blocks(BlocksError::Capacity { needed, blocks }));
+        }
+    }
+    Ok(out)
+}
+
+/// The tokens in the rows of some blocks of a rank, whose first expert is `own`: by group and rows of each, the lists, and where their rows begin.
+pub fn route_sources(
+    blocks: &[i32],
+    (first, rows): (usize, usize),
+    own: usize,
+    experts: usize,
+    lists: &[i32],
+    width: usize,
+    bases: &[i32],
+) -> Vec<i32> {
+    let mut out = vec![0; blocks.len() / 2 * rows];
+    for (b, entry) in blocks.chunks_exact(2).enumerate() {
+        let e = own + usize::try_from(entry[0]).unwrap_or(0);
+        let begin = ((first + b) * rows) as i32;
+        for (list, base) in lists.chunks_exact(width.max(1)).zip(bases.chunks_exact(experts.max(1)))
+        {
+            let of = |i: usize| list.get(i).copied().unwrap_or(0);
+            let base = base.get(e).copied().unwrap_or(0);
+            for row in base.max(begin)..(base + of(experts + e)).min(begin + entry[1]) {
+                let token = of((2 + LIST_PARTS) * experts + (of(e) + row - base) as usize);
+                set(&mut out, b * rows + (row - begin) as usize, token);
+            }
+        }
+    }
+    out
+}
+
+/// Rank and packed row of each of a chunk's ids, by its list, and where its rows begin.
+pub fn route_places(
+    ids: &[i32],
+    experts: usize,
+    ranks: usize,
+    list: &[i32],
+    bases: &[i32],
+) -> Vec<i32> {
+    let room = list.len().saturating_sub((2 + LIST_PARTS) * experts) / 2;
+    let own = (experts / ranks.max(1)).max(1);
+    let place = |(i, id): (usize, &i32)| {
+        let e = usize::try_from(*id).unwrap_or(0);
+        let at = list.get((2 + LIST_PARTS) * experts + room + i).copied().unwrap_or(0);
+        [(e / own) as i32, bases.get(e).copied().unwrap_or(0) + at]
+    };
+    ids.iter().enumerate().flat_map(place).collect()
+}
+
+/// That experts of a token are there, and differ.
+fn check_token(experts: &[i32], token: usize, count: i32) -> Result<(), RouteError> {
+    for (i, &expert) in experts.iter().enumerate() {
+        if !(0..count).contains(&expert) {
+            return Err(RouteError::Expert { token, expert, experts: count });
+        }
+        if experts[..i].contains(&expert) {
+            return Err(RouteError::Twice { token, expert });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

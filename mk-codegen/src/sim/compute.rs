@@ -12,7 +12,8 @@ use super::{
 };
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Mask, Operand, Point,
-    Region, Routing, Tabulation, block_table, cluster_part, gated, saves_gates,
+    Region, RoutePart, Tabulation, block_table, cluster_part, gated, route_bases, route_list,
+    route_places, route_sources, saves_gates,
 };
 use mk_abi::DType;
 
@@ -282,15 +283,43 @@ pub(super) fn values(
             })
         }
         Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } } => {
-            let src = context.all(Operand::Src).next();
-            let slots = src.map_or(1, |tile| tile.cols);
-            let ids: Vec<i32> = src.into_iter().flat_map(integers).collect();
-            let experts = i32::try_from(*experts).unwrap_or(i32::MAX);
-            let (rows, ranks, ids) = (*rows as i32, *ranks as usize, ids.as_slice());
-            let routing = Routing { ids, slots, experts, ranks, rows };
-            routing.check(*blocks as usize).map_err(|e| misfit(e.to_string()))?;
+            let sources: Vec<(usize, Vec<i32>)> =
+                context.all(Operand::Src).map(|t| (t.cols, integers(t).collect())).collect();
+            let [count, ranks] = [*experts, *ranks].map(|n| n as usize);
+            let none = Vec::new();
+            let src = |i: usize| sources.get(i).map_or(&none, |s| &s.1).as_slice();
+            let cols = |i: usize| sources.get(i).map_or(1, |s| s.0);
+            let (rows, blocks) = (*rows as i32, *blocks as usize);
             broadcast(regions, |r| {
-                let table = routing.table(*part, r.rank, r.len() as usize);
+                let at = |d: usize| r.dims.get(d).map_or(0, |d| d.0.max(0)) as usize;
+                let table = match part {
+                    RoutePart::Lists => {
+                        let experts = i32::try_from(count).unwrap_or(i32::MAX);
+                        let first = context.first_row();
+                        route_list(src(0), cols(0), experts, first, r.len() as usize)
+                    }
+                    RoutePart::Counts => {
+                        let bases = route_bases(src(0), cols(0), count, ranks, rows, blocks);
+                        let own = count / ranks.max(1);
+                        match r.dims.len() {
+                            1 => bases.map(|_| {
+                                let of = |e: usize| {
+                                    let lists = src(0).chunks_exact(cols(0).max(1));
+                                    lists.filter_map(|l| l.get(count + r.rank * own + e)).sum()
+                                };
+                                (0..own).map(of).collect()
+                            }),
+                            _ => bases,
+                        }
+                    }
+                    RoutePart::Sources => {
+                        let first = (at(0) / rows.max(1) as usize, rows.max(0) as usize);
+                        let own = r.rank * (count / ranks.max(1));
+                        Ok(route_sources(src(0), first, own, count, src(1), cols(1), src(2)))
+                    }
+                    RoutePart::Places => Ok(route_places(src(0), count, ranks, src(1), src(2))),
+                };
+                let table = table.map_err(|e| misfit(e.to_string()))?;
                 Ok(table.into_iter().map(|x| x as f32).collect())
             })
         }

@@ -34,6 +34,8 @@ pub(super) struct Piece {
     pub each: Option<i64>,
     /// Number of the access in its family.
     pub line: usize,
+    /// The first row of its buffer that it has.
+    pub row: i64,
     pub tile: Tile,
 }
 
@@ -65,6 +67,12 @@ impl Context {
     pub fn latest(&self, operand: Operand, phase: Phase) -> Option<&Tile> {
         let of = self.pieces.iter().filter(|p| p.operand == operand && p.phase <= phase);
         of.max_by_key(|p| p.phase).map(|p| &p.tile)
+    }
+
+    /// The first row of the first source.
+    pub fn first_row(&self) -> usize {
+        let src = self.pieces.iter().find(|p| p.operand == Operand::Src);
+        src.map_or(0, |p| p.row.max(0) as usize)
     }
 
     /// All pieces of an operand, in the order of repetitions.

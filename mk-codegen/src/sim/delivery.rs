@@ -106,6 +106,7 @@ impl Machine<'_> {
                 phase,
                 each,
                 line,
+                row: region.dims.first().map_or(0, |d| d.0),
                 tile: self.read(&region),
             });
         }

@@ -6,8 +6,8 @@
 
 use super::grad_shapes;
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, Tabulation, gated,
-    saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, RoutePart, Tabulation,
+    gated, list_width, saves_gates,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,9 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
     match &family.leaf {
         Leaf::Signal | Leaf::Enter => None,
         Leaf::Tabulate { of: Tabulation::Blocks { .. } } => pairs(touched),
-        Leaf::Tabulate { of: Tabulation::Route { .. } } => ids(touched),
+        Leaf::Tabulate { of: Tabulation::Route { part, experts, rows, .. } } => {
+            route(*part, i64::from(*experts), i64::from(*rows), touched)
+        }
         Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
         Leaf::ReduceTile { epilogue } => sum(epilogue, touched),
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
@@ -43,11 +45,33 @@ fn pairs(touched: &[Touched<'_>]) -> Option<String> {
     (!wide).then(|| format!("`dst` is {}: it has group and rows of each block", text(dst.1)))
 }
 
-/// The experts of all tokens.
-fn ids(touched: &[Touched<'_>]) -> Option<String> {
-    let src = of(touched, Operand::Src).find_map(|t| Some((t, t.extents?)))?;
-    let all = matches!(src.1, [(0, n), (0, k)] if *n > 0 && *k > 0);
-    (!all).then(|| format!("`src` is {}: it has the experts of all tokens", text(src.1)))
+/// What follows from a routing: as [`Tabulation::Route`] has it. Chunks may be empty on some ranks.
+fn route(part: RoutePart, experts: i64, rows: i64, touched: &[Touched<'_>]) -> Option<String> {
+    let extents = |operand: Operand| -> Vec<Vec<i64>> {
+        let lens = |t: &Touched<'_>| t.extents.unwrap_or_default().iter().map(|d| d.1).collect();
+        of(touched, operand).map(lens).collect()
+    };
+    let (src, dst) = (extents(Operand::Src), extents(Operand::Dst));
+    let src: Vec<&[i64]> = src.iter().map(Vec::as_slice).collect();
+    let dst: Vec<&[i64]> = dst.iter().map(Vec::as_slice).collect();
+    let width = |ids: i64| list_width(experts.max(0) as usize, ids.max(0) as usize) as i64;
+    let fits = match (part, &src[..], &dst[..]) {
+        (RoutePart::Lists, [[n, k]], [[1, w]]) => *w >= width(n * k),
+        (RoutePart::Lists, [[]], [[1, w]]) => *w >= width(0),
+        (RoutePart::Counts, [[c, w]], [[own], [bases, e]]) => {
+            *w >= width(0) && *bases == c + 1 && *e == experts && experts % own == 0
+        }
+        (RoutePart::Sources, [[b, 2], [c, w], [bases, e]], [[n]]) => {
+            *w >= width(0) && *bases == c + 1 && *e == experts && *n == b * rows
+        }
+        (RoutePart::Places, [[n, k], [1, w], [1, e]], [[m, l, 2]]) => {
+            *w >= width(n * k) && *e == experts && (n, k) == (m, l)
+        }
+        (RoutePart::Places, [[], [1, _], [1, _]], [[]]) => true,
+        _ => false,
+    };
+    let say = |all: &[&[i64]]| all.iter().map(|e| format!("{e:?}")).collect::<Vec<_>>().join(", ");
+    (!fits).then(|| format!("`src` is {}, and `dst` {}: these are no {part}", say(&src), say(&dst)))
 }
 
 /// The last three extents, if those before are 1; empty regions are nothing.

@@ -13,8 +13,47 @@ struct Stretch {
     rows: u64,
 }
 
-/// The rows of each expert, by the counts that the rank was given.
-fn stretches(counts: &DeviceTensor) -> Result<Vec<Stretch>, HarnessError> {
+/// What ranks were given of a tensor of integers: by rank.
+fn integers(s: &Setting<'_>, id: ValueId) -> Result<Vec<Vec<i32>>, HarnessError> {
+    let of_rank = |rank: usize| {
+        let tensor = s.case.program.tensors().get(id.index()).and_then(|t| s.held(rank, t));
+        let tensor = tensor.ok_or_else(|| HarnessError::mismatch("integers that are made"))?;
+        Ok(if tensor.elements() == 0 { Vec::new() } else { tensor.download_i32()? })
+    };
+    (0..s.case.ranks).map(of_rank).collect()
+}
+
+/// Expert and token of each row of all ranks, by the experts of their tokens.
+fn packed(s: &Setting<'_>, ids: ValueId, rows: u64) -> Result<Packed, HarnessError> {
+    let slots = s.case.bound.shape(ids).and_then(|d| d.get(1)).map_or(1, |n| *n as usize);
+    let experts = routing::experts_of(s.case, ids).unwrap_or(1);
+    let all = integers(s, ids)?.concat();
+    let rows = routing::packed(&all, slots, experts, rows as usize * s.case.ranks, s.case.ranks);
+    Ok(Packed { ids: all, slots, rows })
+}
+
+/// A routing of all ranks.
+struct Packed {
+    ids: Vec<i32>,
+    slots: usize,
+    rows: Vec<Option<(usize, usize)>>,
+}
+
+/// The rows of each of a rank's experts, by the counts that it was given, or by the experts of all tokens.
+fn stretches(s: &Setting<'_>, rank: usize, id: ValueId) -> Result<Vec<Stretch>, HarnessError> {
+    let given = integers(s, id)?;
+    let counts = match routing::experts_of(s.case, id) {
+        None => given.into_iter().nth(rank).unwrap_or_default(),
+        Some(experts) => {
+            let own = experts / s.case.ranks.max(1);
+            let mut counts = vec![0; own];
+            for e in given.into_iter().flatten() {
+                let mine = usize::try_from(e).ok().and_then(|e| e.checked_sub(rank * own));
+                mine.and_then(|e| counts.get_mut(e)).into_iter().for_each(|n| *n += 1);
+            }
+            counts
+        }
+    };
     let mut first = 0;
     let of = |(expert, n): (u64, i32)| {
         let rows = n.max(0) as u64;
@@ -22,7 +61,7 @@ fn stretches(counts: &DeviceTensor) -> Result<Vec<Stretch>, HarnessError> {
         first += rows.next_multiple_of(mk_syntax::RAGGED_BLOCK);
         stretch
     };
-    let all = (0..).zip(counts.download_i32()?).map(of).collect::<Vec<_>>();
+    let all = (0..).zip(counts).map(of).collect::<Vec<_>>();
     Ok(all.into_iter().filter(|s| s.rows > 0).collect())
 }
 
@@ -44,13 +83,14 @@ fn copy_rows(
 pub(super) fn product(
     s: &Setting<'_>,
     rank: usize,
-    [x, w, counts]: [&DeviceTensor; 3],
+    [x, w]: [&DeviceTensor; 2],
+    counts: ValueId,
     shape: &[u64],
 ) -> Result<DeviceTensor, HarnessError> {
     let make = |dtype, shape: &[u64]| DeviceTensor::new(s.world, rank as u32, dtype, shape);
     let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
     let (depth, columns) = (w.shape()[1], w.shape()[2..].iter().product::<u64>());
-    for Stretch { expert, first, rows } in stretches(counts)? {
+    for Stretch { expert, first, rows } in stretches(s, rank, counts)? {
         let a = make(x.dtype(), &[rows, depth])?;
         copy_rows((&a, 0), (x, first), rows, depth)?;
         let b = make(w.dtype(), &[depth, columns])?;
@@ -62,10 +102,68 @@ pub(super) fn product(
     Ok(out)
 }
 
-/// The counts that say whose rows a value has; `None` for one that is not ragged.
-pub(super) fn counts<'t>(s: &Setting<'t>, rank: usize, value: ValueId) -> Option<&'t DeviceTensor> {
-    let of = routing::counts_of(s.case.program, value)?;
-    s.held(rank, s.case.program.tensors().get(of.index())?)
+/// Tokens of all ranks where experts of a rank have them as rows; all others are 0.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn dispatched(
+    s: &Setting<'_>,
+    rank: usize,
+    x: &[&DeviceTensor],
+    ids: ValueId,
+    shape: &[u64],
+) -> Result<DeviceTensor, HarnessError> {
+    let dtype = x.first().map_or(DType::F32, |x| x.dtype());
+    let out = DeviceTensor::zeros(s.world, rank as u32, dtype, shape)?;
+    let (rows, columns) = (shape[0], shape[1..].iter().product());
+    let packed = packed(s, ids, rows)?;
+    let tokens = x.first().map_or(1, |x| x.shape()[0] as usize).max(1);
+    let own = packed.rows.iter().skip(rank * rows as usize).take(rows as usize);
+    for (row, of) in own.enumerate() {
+        let Some((_, token)) = of else { continue };
+        let Some(from) = x.get(token / tokens) else { continue };
+        copy_rows((&out, row as u64), (from, (token % tokens) as u64), 1, columns)?;
+    }
+    Ok(out)
+}
+
+/// Tokens of a rank as weighted sums of rows of all ranks, summed on the host.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn combined(
+    s: &Setting<'_>,
+    rank: usize,
+    y: &[&DeviceTensor],
+    (ids, weights): (ValueId, &DeviceTensor),
+    shape: &[u64],
+) -> Result<DeviceTensor, HarnessError> {
+    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
+    if out.elements() == 0 {
+        return Ok(out);
+    }
+    let rows = y.first().map_or(0, |y| y.shape()[0]);
+    let packed = packed(s, ids, rows)?;
+    let all = y.iter().map(|y| y.download_f32()).collect::<Result<Vec<_>, _>>()?;
+    let weights = weights.download_f32()?;
+    let (tokens, columns) = (shape[0] as usize, shape[1..].iter().product::<u64>() as usize);
+    let most = s.case.bound.shape(ids).map_or(0, |d| d[0] as usize).div_ceil(s.case.ranks.max(1));
+    let places: std::collections::BTreeMap<(usize, usize), usize> =
+        packed.rows.iter().enumerate().filter_map(|(row, of)| Some(((*of)?, row))).collect();
+    let mut sums = vec![0.0f32; tokens * columns];
+    for (i, sum) in sums.chunks_mut(columns.max(1)).enumerate() {
+        let token = rank * most + i;
+        for slot in 0..packed.slots {
+            let expert = packed.ids.get(token * packed.slots + slot).copied().unwrap_or(0);
+            let Some(row) = places.get(&(expert.max(0) as usize, token)) else { continue };
+            let (home, row) = (row / rows as usize, row % rows as usize);
+            let weight = weights[i * packed.slots + slot];
+            let from = &all[home][row * columns..(row + 1) * columns];
+            sum.iter_mut().zip(from).for_each(|(x, y)| *x += weight * y);
+        }
+    }
+    out.upload_f32(&sums)?;
+    Ok(out)
 }
 
 /// The rows that experts have, and 0 in all others.
@@ -75,12 +173,12 @@ pub(super) fn counts<'t>(s: &Setting<'t>, rank: usize, value: ValueId) -> Option
 pub(super) fn masked(
     s: &Setting<'_>,
     rank: usize,
-    counts: &DeviceTensor,
+    counts: ValueId,
     t: &DeviceTensor,
 ) -> Result<DeviceTensor, HarnessError> {
     let out = DeviceTensor::zeros(s.world, rank as u32, t.dtype(), t.shape())?;
     let columns = t.shape()[1..].iter().product();
-    for Stretch { first, rows, .. } in stretches(counts)? {
+    for Stretch { first, rows, .. } in stretches(s, rank, counts)? {
         copy_rows((&out, first), (t, first), rows, columns)?;
     }
     Ok(out)
@@ -90,10 +188,14 @@ pub(super) fn masked(
 ///
 /// # Errors
 /// [`HarnessError::Runtime`].
-pub(super) fn own_rows(counts: &DeviceTensor) -> Result<Vec<u64>, HarnessError> {
+pub(super) fn own_rows(
+    s: &Setting<'_>,
+    rank: usize,
+    counts: ValueId,
+) -> Result<Vec<u64>, HarnessError> {
     let block = mk_syntax::RAGGED_BLOCK;
     let of = |s: Stretch| (0..s.rows.div_ceil(block)).map(move |b| (s.rows - b * block).min(block));
-    Ok(stretches(counts)?.into_iter().flat_map(of).collect())
+    Ok(stretches(s, rank, counts)?.into_iter().flat_map(of).collect())
 }
 
 /// The operands of a product.

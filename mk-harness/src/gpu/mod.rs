@@ -11,7 +11,9 @@ pub use bench::{Bench, measure};
 pub(crate) use sample::SAMPLED_WORK;
 pub use timing::Timing;
 
-use crate::{Case, HarnessError, Held, Inputs, Judgement, Norms, Routing, Tolerance, judge::worse};
+use crate::{
+    Case, HarnessError, Held, Inputs, Judgement, Norms, Routing, Tolerance, judge::worse, routing,
+};
 use mk_abi::{DType, KernelSource, TensorArg, TensorDirection};
 use mk_codegen::trace::Trace;
 use mk_function::Kernel;
@@ -163,11 +165,11 @@ impl<'a> Session<'a> {
             for ((rank, want), worst) in by_rank.iter().enumerate().zip(&mut norms) {
                 let got = result.1.get(rank).copied();
                 let Some(got) = got.filter(|t| t.elements() > 0) else { continue };
-                let error = match grouped::counts(&setting, rank, result.0) {
+                let error = match routing::counts_of(self.case.program, result.0) {
                     None => self.reference.error(got, want)?,
                     Some(counts) => {
                         let of = |t| grouped::masked(&setting, rank, counts, t);
-                        let own = grouped::own_rows(counts)?;
+                        let own = grouped::own_rows(&setting, rank, counts)?;
                         self.reference.error_of_rows(&of(got)?, &of(want)?, &own)?
                     }
                 };
@@ -292,7 +294,7 @@ fn fill(
             match inputs.case().program.tensor(&arg.name) {
                 _ if tensor.elements() == 0 => {}
                 Some(param) if arg.direction == TensorDirection::In && arg.dtype == DType::I32 => {
-                    tensor.upload_i32(&inputs.counts(launch, param, rank))?;
+                    tensor.upload_i32(&inputs.integers(launch, param, rank))?;
                 }
                 Some(param) if arg.direction == TensorDirection::In => {
                     let seed = inputs.seed(launch, param, rank);

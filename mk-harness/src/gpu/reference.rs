@@ -137,11 +137,22 @@ impl Evaluator<'_, '_> {
                 return self.reshaped(&c, &shape);
             }
             Op::GroupedGemm => {
-                let [x, w, counts] = grouped::operands(node).map(|id| self.on(id, self.rank));
-                return grouped::product(self.s, self.rank, [x?, w?, counts?], &shape);
+                let [x, w, counts] = grouped::operands(node);
+                let operands = [self.on(x, self.rank)?, self.on(w, self.rank)?];
+                return grouped::product(self.s, self.rank, operands, counts, &shape);
             }
-            Op::Dispatch | Op::Combine => {
-                return Err(HarnessError::unsupported(format!("`{}` on a GPU", node.op.name())));
+            Op::Dispatch => {
+                let [x, ids, _] = grouped::operands(node);
+                let all = (0..self.s.case.ranks).map(|rank| self.on(x, rank));
+                let all = all.collect::<Result<Vec<_>, _>>()?;
+                return grouped::dispatched(self.s, self.rank, &all, ids, &shape);
+            }
+            Op::Combine => {
+                let [y, ids, weights] = grouped::operands(node);
+                let all = (0..self.s.case.ranks).map(|rank| self.on(y, rank));
+                let all = all.collect::<Result<Vec<_>, _>>()?;
+                let weights = self.on(weights, self.rank)?;
+                return grouped::combined(self.s, self.rank, &all, (ids, weights), &shape);
             }
             Op::GeluTanh => MapOp::GeluTanh,
             Op::Slope(Curve::Gelu) => MapOp::GeluGrad,

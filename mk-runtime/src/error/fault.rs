@@ -194,6 +194,19 @@ impl fmt::Display for Fault {
                  Give the rows more room",
                 self.seen, self.expected
             )?,
+            FaultCause::Known(FaultKind::ExpertOutside) => write!(
+                f,
+                "token {} goes to expert {}, and there are {}: name one of 0 to {}",
+                self.tile,
+                self.seen as i32,
+                self.expected,
+                self.expected.saturating_sub(1)
+            )?,
+            FaultCause::Known(FaultKind::ExpertTwice) => write!(
+                f,
+                "token {} goes to expert {} twice: name each expert once",
+                self.tile, self.seen
+            )?,
             FaultCause::PeerGone => {
                 self.where_it_stood(f)?;
                 write!(f, "the process of {} is gone", self.peer_name())?;

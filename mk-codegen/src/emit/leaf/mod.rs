@@ -26,8 +26,10 @@
 
 mod attend;
 mod attend_grad;
+mod combine;
 mod copy_bulk;
 mod copy_rows;
+mod gather;
 mod mma;
 mod moves;
 mod nic_send;
@@ -38,7 +40,7 @@ mod stats;
 mod tabulate;
 
 use super::error::EmitError;
-use crate::ir::{Carry, CopyVia, FamId, GradOf, Leaf, Plan, Tabulation};
+use crate::ir::{Carry, CopyVia, FamId, Family, GradOf, Leaf, Plan};
 
 pub(super) use record::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups};
 
@@ -50,6 +52,8 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &attend_grad::OF_KEYS,
     &stats::EMISSION,
     &tabulate::EMISSION,
+    &gather::EMISSION,
+    &combine::EMISSION,
     &copy_bulk::EMISSION,
     &copy_rows::EMISSION,
     &reduce::EMISSION,
@@ -69,12 +73,14 @@ pub(super) enum Carrier {
     Nobody,
 }
 
-/// Who carries out a leaf.
-pub(super) fn carrier(leaf: &Leaf) -> Carrier {
-    match leaf {
+/// Who carries out the leaf of a family.
+pub(super) fn carrier(f: &Family) -> Carrier {
+    match &f.leaf {
         Leaf::MmaTile { .. } => Carrier::Agents(&mma::EMISSION),
         Leaf::CopyTile { via: CopyVia::Bulk, .. } => Carrier::Agents(&copy_bulk::EMISSION),
         Leaf::CopyTile { via: CopyVia::Ldst, .. } => Carrier::Agents(&copy_rows::EMISSION),
+        Leaf::CopyTile { via: CopyVia::Gather, .. } => Carrier::Agents(&gather::EMISSION),
+        Leaf::ReduceTile { .. } if combine::is_weighted(f) => Carrier::Agents(&combine::EMISSION),
         Leaf::ReduceTile { .. } => Carrier::Agents(&reduce::EMISSION),
         Leaf::AttendTile { carry: Carry::Registers, block, .. } => {
             Carrier::Agents(attend::emission(*block))
@@ -89,8 +95,7 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
             Carrier::Agents(&attend_grad::OF_QUERIES)
         }
         Leaf::AttendGradTile { of: GradOf::Keys, .. } => Carrier::Agents(&attend_grad::OF_KEYS),
-        Leaf::Tabulate { of: Tabulation::Blocks { .. } } => Carrier::Agents(&tabulate::EMISSION),
-        Leaf::Tabulate { of: Tabulation::Route { .. } } => Carrier::Nobody,
+        Leaf::Tabulate { .. } => Carrier::Agents(&tabulate::EMISSION),
         Leaf::AttendTile { .. } => Carrier::Nobody,
     }
 }
@@ -101,7 +106,7 @@ pub(super) fn carrier(leaf: &Leaf) -> Carrier {
 /// [`EmitError::Unsupported`], naming the family, if agents of a CTA do not carry its leaf out.
 pub(super) fn emission(plan: &Plan, family: FamId) -> Result<&'static LeafEmission, EmitError> {
     let f = &plan.families[family];
-    match carrier(&f.leaf) {
+    match carrier(f) {
         Carrier::Agents(emission) => Ok(emission),
         Carrier::Frame | Carrier::Host | Carrier::Nobody => {
             let what = format!("no agents of a CTA carry out {}", f.leaf.name());

@@ -2,7 +2,7 @@
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
-use crate::ir::{Agent, Expr, Family, Operand, Point, Var};
+use crate::ir::{Agent, Expr, Operand, Point, Var};
 use minijinja::{Value, context};
 use mk_abi::device::MAX_RANKS;
 
@@ -26,10 +26,9 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
 };
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
-    let weighted = |f: &Family| f.accesses.iter().any(|a| a.operand == Operand::W);
     for f in g.slices.iter().map(|s| &e.plan.families[s.id]) {
-        if f.inner.is_some() || weighted(f) {
-            let what = "no template has sums in an inner loop or with factors so far";
+        if f.inner.is_some() {
+            let what = "no template has sums without factors in an inner loop";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
     }

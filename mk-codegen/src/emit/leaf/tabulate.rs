@@ -1,8 +1,10 @@
-//! Tables that a kernel fills: by ordinary loads and stores of all computing threads.
+//! Tables that a kernel fills: by ordinary loads and stores of all computing threads, in phases.
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
-use crate::ir::{Agent, Expr, Leaf, Operand, Point, Tabulation, Var};
+use crate::ir::{
+    Access, Agent, Expr, Family, LIST_PARTS, Leaf, Operand, Point, RoutePart, Tabulation, Var,
+};
 use minijinja::{Value, context};
 use mk_abi::DType;
 
@@ -26,38 +28,145 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
 };
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
-    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
-    let (hooks, call) = (context! {}, context! {});
+    let family = |s: &Slice| {
+        let f = &e.plan.families[s.id];
+        Ok(context! {
+            values => values(e, f)?,
+            load_waits => e.waits(f, Agent::Copier, Point::Start)?,
+            posts => e.posts(f),
+            ..e.slice(*s)
+        })
+    };
+    let families = g.slices.iter().map(family).collect::<Result<Vec<Value>, EmitError>>()?;
+    let (task, phases) = match &g.head(e).leaf {
+        Leaf::Tabulate { of: Tabulation::Route { part, .. } } => match part {
+            RoutePart::Lists => ("ListTask", 3),
+            RoutePart::Counts => ("BasesTask", 3),
+            RoutePart::Sources => ("SourcesTask", 1),
+            RoutePart::Places => ("PlacesTask", 1),
+        },
+        _ => ("BlocksTask", 1),
+    };
+    let (hooks, call) = (context! { task, phases }, context! {});
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Rows of groups, and blocks of them: each a whole buffer of the own rank.
-fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
-    let f = &e.plan.families[s.id];
-    let Leaf::Tabulate { of: Tabulation::Blocks { rows } } = f.leaf else {
-        return Err(EmitError::internal("emit/leaf/tabulate.rs", format!("{} is no table", s.id)));
+/// Operands of a table, in their order, each integers of the own rank; as many as `N`.
+fn operands<'p, const N: usize>(
+    e: &Emitter<'p>,
+    f: &'p Family,
+    operand: Operand,
+) -> Result<[&'p Access; N], EmitError> {
+    let all: Vec<_> = f.accesses.iter().filter(|a| a.operand == operand).collect();
+    let integers = |a: &&Access| {
+        let own = a.rank == Expr::Var(Var::RANK) && a.each.is_none() && a.when.is_none();
+        own && e.plan.buffers[a.buffer].dtype == DType::I32
+            && e.plan.buffers[a.buffer].pitch.is_none()
     };
-    let (counts, blocks) = (e.access(f, Operand::Src)?, e.access(f, Operand::Dst)?);
-    for (a, dims) in [(counts, 1), (blocks, 2)] {
-        let own = a.rank == Expr::Var(Var::RANK) && a.each.is_none();
-        let integers = e.plan.buffers[a.buffer].dtype == DType::I32;
-        let starts = a.region.iter().all(|(base, _)| *base == Expr::Const(0));
-        if !own || !integers || !starts || a.region.len() != dims {
-            let what = "rows of groups, and blocks of them, are whole buffers of integers";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+    let found = all.iter().all(integers).then_some(all).and_then(|all| all.try_into().ok());
+    found.ok_or_else(|| {
+        let what = "what tables are made of, and tables, are integers of the own rank";
+        EmitError::unsupported(f.name.clone(), what)
+    })
+}
+
+/// What a task has behind its number and its family's, as C.
+fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
+    let Leaf::Tabulate { of } = f.leaf else {
+        let what = format!("{} is no table", f.name);
+        return Err(EmitError::internal("emit/leaf/tabulate.rs", what));
+    };
+    // Where an operand begins. Dimensions behind the first are whole.
+    let at = |a: &Access| {
+        let base = e.base(a.buffer, "params.header.rank");
+        let row = (1..a.region.len()).fold(a.region[0].0.clone(), |n, d| n * e.extent(a.buffer, d));
+        match row {
+            Expr::Const(0) => base,
+            row => format!("{base} + static_cast<u64>({}) * 4", e.c(f, None, &row)),
+        }
+    };
+    let whole = |a: &Access| {
+        let behind = a.region.iter().enumerate().skip(1);
+        behind.into_iter().all(|(d, (base, n))| {
+            *base == Expr::Const(0) && e.number(n) == e.number(&e.extent(a.buffer, d))
+        })
+    };
+    if let Some(a) = f.accesses.iter().find(|a| !whole(a)) {
+        let what = format!("a table takes and makes whole rows: {} {}", a.operand, a.buffer);
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    // How many there are in a dimension of an operand; none where it is empty.
+    let n = |a: &Access, d: usize| {
+        format!("static_cast<u32>(max_i(0, {}))", e.c(f, None, &a.region[d].1))
+    };
+    let wide = |a: &Access, dims: usize| match a.region.len() == dims {
+        true => Ok(()),
+        false => Err(EmitError::unsupported(f.name.clone(), "a table of other dimensions")),
+    };
+    match of {
+        Tabulation::Blocks { rows } => {
+            let ([counts], [blocks]) =
+                (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+            wide(counts, 1)?;
+            wide(blocks, 2)?;
+            let starts = [counts, blocks].iter().all(|a| a.region[0].0 == Expr::Const(0));
+            if blocks.region[1].1 != Expr::Const(2) || !starts {
+                return Err(EmitError::unsupported(f.name.clone(), "a block has a group and rows"));
+            }
+            let [groups, count] = [counts, blocks].map(|a| e.c(f, None, &a.region[0].1));
+            Ok(vec![at(counts), at(blocks), groups, count, rows.to_string()])
+        }
+        Tabulation::Route { part, experts, ranks, rows, blocks } => {
+            let own = experts / ranks.max(1);
+            let parts = (2 + LIST_PARTS as u32) * experts;
+            // Ids that the list of a chunk has room for.
+            let room = |list: &Access| {
+                let width = e.number(&e.extent(list.buffer, 1)).unwrap_or(0);
+                (u32::try_from(width).unwrap_or(0).saturating_sub(parts) / 2).to_string()
+            };
+            let width = |list: &Access| n(list, 1);
+            let says = |n: u32| n.to_string();
+            Ok(match part {
+                RoutePart::Lists => {
+                    let ([ids], [list]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(ids, 2)?;
+                    wide(list, 2)?;
+                    let first = format!("static_cast<u32>({})", e.c(f, None, &ids.region[0].0));
+                    vec![at(ids), at(list), n(ids, 0), n(ids, 1), says(experts), room(list), first]
+                }
+                RoutePart::Counts => {
+                    let ([lists], [counts, bases]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(lists, 2)?;
+                    let rank = "static_cast<u32>(rank)".to_string();
+                    let mut all = vec![at(lists), at(counts), at(bases), n(lists, 0), width(lists)];
+                    all.extend([says(experts), says(own), rank, says(rows), says(blocks)]);
+                    all
+                }
+                RoutePart::Sources => {
+                    let ([entries, lists, bases], [sources]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(entries, 2)?;
+                    wide(lists, 2)?;
+                    let first = format!("static_cast<u32>({})", e.c(f, None, &entries.region[0].0));
+                    let expert = format!("static_cast<u32>(rank) * {own}");
+                    let mut all = vec![at(entries), at(lists), at(bases), at(sources)];
+                    all.extend([n(lists, 0), width(lists), says(experts), expert, first]);
+                    all.extend([n(entries, 0), says(rows)]);
+                    all
+                }
+                RoutePart::Places => {
+                    let ([ids, list, bases], [places]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(ids, 2)?;
+                    wide(list, 2)?;
+                    let mut all =
+                        vec![at(ids), at(list), at(bases), at(places), n(ids, 0), n(ids, 1)];
+                    all.extend([says(experts), says(own), room(list)]);
+                    all
+                }
+            })
         }
     }
-    if blocks.region[1].1 != Expr::Const(2) {
-        return Err(EmitError::unsupported(f.name.clone(), "a block has a group and rows"));
-    }
-    Ok(context! {
-        source => e.base(counts.buffer, "params.header.rank"),
-        groups => e.c(f, None, &counts.region[0].1),
-        destination => e.base(blocks.buffer, "params.header.rank"),
-        blocks => e.c(f, None, &blocks.region[0].1),
-        rows,
-        load_waits => e.waits(f, Agent::Copier, Point::Start)?,
-        posts => e.posts(f),
-        ..e.slice(s)
-    })
 }

@@ -88,6 +88,7 @@ impl Checker<'_> {
         };
         let experts = i64::from(max) + 1;
         let fits = match r.part {
+            RoutePart::Lists => false,
             RoutePart::Counts => {
                 let runtime = matches!(t.source, TableSource::Runtime { min: 0, .. });
                 runtime && experts % ranks == 0 && t.shape == [(experts / ranks) as u32]
@@ -133,7 +134,8 @@ impl Checker<'_> {
         }
     }
 
-    /// A task that fills a table fills all of it, from all that the table says that it is made of.
+    /// A task that fills a table of blocks fills all of it, from all that the table says that it is made of; tasks that fill one that follows from a
+    /// routing, their share of it.
     pub(super) fn fills(&mut self, place: &str, x: &Family) {
         let Leaf::Tabulate { of } = x.leaf else { return };
         let plan = self.plan;
@@ -160,6 +162,23 @@ impl Checker<'_> {
             }
             return;
         };
+        let filled = |id: TabId, t: &Table| {
+            let mut all = x.accesses.iter().filter(|a| a.operand == Operand::Dst);
+            let own = |a: &Access| a.rank == Expr::Var(Var::RANK) && t.stored == Some(a.buffer);
+            match part {
+                // Beside where rows of chunks begin.
+                RoutePart::Counts => {
+                    let extents = t.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
+                    all.any(|a| own(a) && a.region.iter().cloned().eq(extents.clone()))
+                }
+                _ => {
+                    matches!((all.next(), all.next()), (Some(a), None) if own(a)) && id.index() > 0
+                }
+            }
+        };
+        if part == RoutePart::Lists {
+            return;
+        }
         let routed = |(id, t): (TabId, &Table)| {
             let Some(r) = t.routed else { return false };
             let of = plan.tables.get(r.ids).map(|ids| &ids.source);
@@ -167,10 +186,13 @@ impl Checker<'_> {
             (r.part, u32::try_from(r.rows)) == (part, Ok(rows))
                 && of == Some(&TableSource::Runtime { min: 0, max })
                 && u64::from(ranks) == u64::from(plan.mesh.size())
-                && whole(Operand::Dst, id)
+                && filled(id, t)
         };
         if !plan.tables.iter().any(routed) {
-            self.error(place, "fills a table that follows from a routing in memory, whole, which no table line says");
+            self.error(
+                place,
+                "fills a table that follows from a routing in memory, which no table line says",
+            );
         }
     }
 

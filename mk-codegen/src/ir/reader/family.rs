@@ -149,8 +149,9 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
         }
         "tabulate_blocks" => Leaf::Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } },
         "copy_tile" => {
-            let via = match choice(c, "via", &["bulk", "ldst"])? {
+            let via = match choice(c, "via", &["bulk", "ldst", "gather"])? {
                 "bulk" => CopyVia::Bulk,
+                "gather" => CopyVia::Gather,
                 _ => CopyVia::Ldst,
             };
             Leaf::CopyTile { via, stages: stages(c)? }

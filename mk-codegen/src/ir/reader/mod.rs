@@ -15,7 +15,8 @@ use thiserror::Error;
 
 /// What follows from a routing.
 fn part(c: &mut Cursor<'_>) -> Result<RoutePart, ReadError> {
-    Ok(match c.one_of(&["counts", "sources", "places"])? {
+    Ok(match c.one_of(&["lists", "counts", "sources", "places"])? {
+        "lists" => RoutePart::Lists,
         "counts" => RoutePart::Counts,
         "sources" => RoutePart::Sources,
         _ => RoutePart::Places,

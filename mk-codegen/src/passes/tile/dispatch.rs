@@ -1,13 +1,13 @@
 //! Tokens that go to the ranks of their experts, and back as weighted sums.
 //!
-//! Every rank gets the experts of all tokens, and makes the same tables of them: rows of its experts, blocks, the token of each packed row, and
-//! where the rows of its own tokens are. Tokens are staged in symmetric memory, and rows pulled from there. Every write is where its block or
+//! Every rank gets the experts of all tokens, and makes the same tables of them, chunk by chunk of tokens: rows of its experts, blocks, the token
+//! of each packed row, and where the rows of its own tokens are. Tokens are staged in symmetric memory, and rows pulled from there. Every write is where its block or
 //! its token is: tables only decide which memory is read.
 
 use super::blocks::{BLOCK, Blocks};
 use crate::ir::{
     Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, Point, RoleKind, RoutePart, Routed,
-    Space, TabId, Table, TableSource, Tabulation, Var,
+    Space, TabId, Table, TableSource, Tabulation, Var, list_width,
 };
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
@@ -22,10 +22,13 @@ use mk_abi::DType;
 const STAGED: i32 = 16;
 const PULLED: i32 = 16;
 const COMBINED: i32 = 8;
+/// Tokens of a chunk, and blocks whose tokens are listed at once.
+const CHUNK: i32 = 256;
+const LISTED: i32 = 8;
 
 /// A table in memory that follows from the routing, and the flow that says that it is there.
 #[derive(Clone, Copy)]
-struct Derived {
+pub(super) struct Derived {
     table: TabId,
     memory: BufId,
     built: FlowId,
@@ -42,8 +45,15 @@ pub(super) struct Dispatch<'a> {
     /// Blocks of a rank.
     count: i32,
     ids: TabId,
-    all: BufId,
-    listed: FlowId,
+    /// Chunks of a rank's tokens, and entries of the list of one.
+    chunks: i32,
+    width: i32,
+    /// Lists of all chunks.
+    lists: BufId,
+    /// Where rows of each chunk begin.
+    bases: BufId,
+    counted: FlowId,
+    counts: (TabId, BufId),
 }
 
 /// The first elements of a dimension.
@@ -53,6 +63,12 @@ fn whole(n: i32) -> (Expr, Expr) {
 
 fn one(e: impl Into<Expr>) -> (Expr, Expr) {
     (e.into(), 1.into())
+}
+
+/// The leaf of a part of what follows from a routing.
+fn part_of(route: &Route, blocks: i32, world: i32, part: RoutePart) -> Leaf {
+    let [experts, ranks, rows, blocks] = [route.experts, world, BLOCK, blocks].map(|n| n as u32);
+    Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } }
 }
 
 impl<'a> Dispatch<'a> {
@@ -83,25 +99,88 @@ impl<'a> Dispatch<'a> {
         let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
         let domain = vec![("p", world.into())];
         let list = draft.family("ids", RoleKind::IntraComm, leaf, domain, vec![], [src, dst]);
-        let listed = Writer::new(list, Operand::Dst, vec![Var::RANK.into()]).on(peer);
-        let listed = draft.flow(Flow::new("listed", vec![world.into()], 1.into(), vec![listed]));
+        let named = Writer::new(list, Operand::Dst, vec![Var::RANK.into()]).on(peer);
+        let named = draft.flow(Flow::new("named", vec![world.into()], 1.into(), vec![named]));
         let count = g.products[0].out.widest(0, world) / BLOCK;
-        Dispatch { g, route, inputs, tokens, slots, count, ids: table, all, listed }
+        let chunks = (tokens + CHUNK - 1) / CHUNK;
+        let ids_of_chunk = CHUNK.min(tokens) * slots;
+        let width = list_width(route.experts.max(0) as usize, ids_of_chunk as usize) as i32;
+        let (mut all_lists, experts) = (world * chunks, route.experts);
+        // One, where there are no tokens.
+        all_lists = all_lists.max(1);
+        let mut integers = |name: &str, rows: i32, columns: i32| {
+            let shape = vec![rows.into(), columns.into()];
+            draft.buffer(name, Space::Scratch, DType::I32, shape, None)
+        };
+        let lists = integers("lists", all_lists, width);
+        let bases = integers("bases", all_lists + 1, experts);
+        // Each chunk by itself.
+        let c = Expr::from(Var::domain(0));
+        let (rank, chunk) = (c.clone() / chunks.max(1), c.clone() % chunks.max(1));
+        let rows = block_rows(draft.local(ids, 0, rank.clone()), chunk.clone(), CHUNK);
+        let first = rank.clone() * tokens + chunk * CHUNK;
+        let src = read(Operand::Src, all, vec![(first, rows), whole(slots)]);
+        let dst = write(Operand::Dst, lists, vec![one(c), whole(width)]);
+        let touched = vec![Source::behind(src, named, vec![rank]), dst.into()];
+        let leaf = part_of(route, count, world, RoutePart::Lists);
+        let domain = vec![("c", all_lists.into())];
+        let family = draft.family("lists", RoleKind::Compute, leaf, domain, vec![], touched);
+        let listed = Writer::new(family, Operand::Dst, vec![0.into()]);
+        let shape = vec![1.into()];
+        let listed = draft.flow(Flow::new("listed", shape, all_lists.into(), vec![listed]));
+        // Then all together.
+        let own = experts / world;
+        let memory = draft.buffer("counts", Space::Scratch, DType::I32, vec![own.into()], None);
+        let max = ids.shape[0].value;
+        let counts = draft.plan.tables.push(Table {
+            name: "counts".into(),
+            shape: vec![own as u32],
+            source: TableSource::Runtime { min: 0, max },
+            stored: Some(memory),
+            routed: Some(Routed { ids: table, part: RoutePart::Counts, rows: BLOCK }),
+        });
+        let src = read(Operand::Src, lists, vec![whole(all_lists), whole(width)]);
+        let touched = vec![
+            Source::behind(src, listed, vec![0.into()]),
+            write(Operand::Dst, memory, vec![whole(own)]).into(),
+            write(Operand::Dst, bases, vec![whole(all_lists + 1), whole(experts)]).into(),
+        ];
+        let leaf = part_of(route, count, world, RoutePart::Counts);
+        let domain = vec![("i", 1.into())];
+        let family = draft.family("counts", RoleKind::Compute, leaf, domain, vec![], touched);
+        let counted = Writer::new(family, Operand::Dst, vec![0.into()]);
+        let counted = draft.flow(Flow::new("counted", vec![1.into()], 1.into(), vec![counted]));
+        let counts = (counts, memory);
+        let ids = table;
+        Dispatch {
+            g,
+            route,
+            inputs,
+            tokens,
+            slots,
+            count,
+            ids,
+            chunks,
+            width,
+            lists,
+            bases,
+            counted,
+            counts,
+        }
     }
 
-    /// A table that one task makes of the experts of all tokens.
+    /// A table that tasks fill, each its share: the entries of a range of rows, behind what those are made of.
     fn table(
         &self,
         draft: &mut Draft,
         part: RoutePart,
         source: TableSource,
         shape: &[i32],
+        (tasks, rows): (i32, (Expr, Expr)),
+        made_of: Vec<Source>,
     ) -> Derived {
-        let (name, flow) = match part {
-            RoutePart::Counts => ("counts", "counted"),
-            RoutePart::Sources => ("sources", "sourced"),
-            RoutePart::Places => ("places", "placed"),
-        };
+        let (name, flow) =
+            if part == RoutePart::Sources { ("sources", "sourced") } else { ("places", "placed") };
         let extents = shape.iter().map(|n| Expr::from(*n)).collect();
         let memory = draft.buffer(name, Space::Scratch, DType::I32, extents, None);
         let table = draft.plan.tables.push(Table {
@@ -111,36 +190,73 @@ impl<'a> Dispatch<'a> {
             stored: Some(memory),
             routed: Some(Routed { ids: self.ids, part, rows: BLOCK }),
         });
-        let all = self.g.params[self.g.counts].shape[0].value;
-        let src = read(Operand::Src, self.all, vec![whole(all), whole(self.slots)]);
-        let each = Some(Each { var: "r".into(), extent: draft.world().into() });
-        let mut src = Source::behind(src, self.listed, vec![Var::EACH.into()]);
-        src.arrivals.iter_mut().for_each(|a| a.each = each.clone());
-        let dst = write(Operand::Dst, memory, shape.iter().map(|n| whole(*n)).collect());
-        let leaf = Leaf::Tabulate {
-            of: Tabulation::Route {
-                part,
-                experts: self.route.experts as u32,
-                ranks: draft.world() as u32,
-                rows: BLOCK as u32,
-                blocks: self.count as u32,
-            },
-        };
-        let touched = vec![src, dst.into()];
-        let domain = vec![("i", 1.into())];
+        let others = shape.iter().skip(1).map(|n| whole(*n));
+        let region = [rows].into_iter().chain(others).collect();
+        let mut touched = made_of;
+        touched.push(write(Operand::Dst, memory, region).into());
+        let leaf = part_of(self.route, self.count, draft.world(), part);
+        let domain = vec![("i", tasks.into())];
         let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         let built = Writer::new(family, Operand::Dst, vec![0.into()]);
-        let built = draft.flow(Flow::new(flow, vec![1.into()], 1.into(), vec![built]));
+        let built = draft.flow(Flow::new(flow, vec![1.into()], tasks.into(), vec![built]));
         Derived { table, memory, built }
     }
 
-    /// Rows of each of the rank's experts: the table, its memory, and the flow that says that it is there.
-    pub fn counts(&self, draft: &mut Draft) -> (TabId, BufId, FlowId) {
-        let experts = self.route.experts / draft.world();
-        let max = self.g.params[self.g.counts].shape[0].value;
+    /// The lists of all chunks.
+    fn all_lists(&self, world: i32) -> i32 {
+        (world * self.chunks).max(1)
+    }
+
+    /// The token in each packed row.
+    fn sources(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
+        let lists = self.all_lists(draft.world());
+        let i = Expr::from(Var::domain(0));
+        let some = block_rows(self.count.into(), i.clone(), LISTED);
+        let entries = vec![(i.clone() * LISTED, some.clone()), whole(2)];
+        let made_of = vec![
+            Source::behind(
+                read(Operand::Src, blocks.memory, entries),
+                blocks.built,
+                vec![0.into()],
+            ),
+            // Blocks were made of what follows from these.
+            read(Operand::Src, self.lists, vec![whole(lists), whole(self.width)]).into(),
+            read(Operand::Src, self.bases, vec![whole(lists + 1), whole(self.route.experts)])
+                .into(),
+        ];
+        let max = self.g.params[self.g.counts].shape[0].value - 1;
         let source = TableSource::Runtime { min: 0, max };
-        let made = self.table(draft, RoutePart::Counts, source, &[experts]);
-        (made.table, made.memory, made.built)
+        let tasks = (self.count + LISTED - 1) / LISTED;
+        let rows = (i * (LISTED * BLOCK), some * BLOCK);
+        let shape = [self.count * BLOCK];
+        self.table(draft, RoutePart::Sources, source, &shape, (tasks, rows), made_of)
+    }
+
+    /// Where each slot of the rank's tokens has its row.
+    pub fn places(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
+        let ids = &self.g.params[self.g.counts];
+        let i = Expr::from(Var::domain(0));
+        let own = draft.local(ids, 0, Var::RANK);
+        let rows = (i.clone() * CHUNK, block_rows(own, i.clone(), CHUNK));
+        let list = Expr::from(Var::RANK) * self.chunks + i;
+        let src = vec![rows.clone(), whole(self.slots)];
+        let made_of = vec![
+            read(Operand::Src, self.inputs[self.g.counts], src).into(),
+            read(Operand::Src, self.lists, vec![one(list.clone()), whole(self.width)]).into(),
+            Source::behind(
+                read(Operand::Src, self.bases, vec![one(list), whole(self.route.experts)]),
+                self.counted,
+                vec![0.into()],
+            ),
+        ];
+        let source = TableSource::Places { of: blocks.table };
+        let shape = [self.tokens, self.slots, 2];
+        self.table(draft, RoutePart::Places, source, &shape, (self.chunks, rows), made_of)
+    }
+
+    /// Rows of each of the rank's experts: the table, its memory, and the flow that says that it is there.
+    pub fn counts(&self) -> (TabId, BufId, FlowId) {
+        (self.counts.0, self.counts.1, self.counted)
     }
 
     /// Tokens go to symmetric memory, where every rank may read them.
@@ -154,7 +270,7 @@ impl<'a> Dispatch<'a> {
         let region = vec![(i.clone() * STAGED, block_rows(own, i.clone(), STAGED)), whole(wide)];
         let src = read(Operand::Src, self.inputs[self.route.x], region.clone());
         let dst = write(Operand::Dst, staged, region);
-        let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: draft.copy_stages };
+        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
         let pieces = (self.tokens + STAGED - 1) / STAGED;
         let domain = vec![("i", pieces.into())];
         let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
@@ -169,9 +285,7 @@ impl<'a> Dispatch<'a> {
     pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> (BufId, FlowId) {
         let (staged, there) = self.stage(draft);
         let packed = self.count * BLOCK;
-        let max = self.g.params[self.g.counts].shape[0].value - 1;
-        let source = TableSource::Runtime { min: 0, max };
-        let sources = self.table(draft, RoutePart::Sources, source, &[packed]);
+        let sources = self.sources(draft, blocks);
         let x = &self.g.params[self.route.x];
         let wide = x.shape[1].value;
         let shape = vec![packed.into(), wide.into()];
@@ -192,12 +306,12 @@ impl<'a> Dispatch<'a> {
         let tokens = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(PULLED))]);
         let region = vec![(row, block_rows(count, p, PULLED)), whole(wide)];
         let touched = vec![
-            Source::behind(entry, blocks.built, vec![0.into()]),
+            entry.into(),
             Source::behind(tokens, sources.built, vec![0.into()]),
             Source::behind(src, there, vec![rank, token / STAGED]),
             write(Operand::Dst, rows, region).into(),
         ];
-        let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: draft.copy_stages };
+        let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
         let domain = vec![("b", self.count.into()), ("p", (BLOCK / PULLED).into())];
         let pull = draft.family("pull", RoleKind::IntraComm, leaf, domain, vec![], touched);
         // Of pieces without rows, too: so many words for every block.
@@ -213,9 +327,9 @@ impl<'a> Dispatch<'a> {
         &self,
         draft: &mut Draft,
         combine: &Combine,
-        blocks: Blocks,
         (y, made, tiles): (BufId, FamId, i32),
         out: BufId,
+        places: Derived,
     ) {
         let world = draft.world();
         let word = vec![Var::RANK.into(), Var::domain(0).into()];
@@ -223,13 +337,10 @@ impl<'a> Dispatch<'a> {
         let done = Writer::new(made, Operand::C, word).on_each(rank, each);
         let shape = vec![world.into(), self.count.into()];
         let done = draft.flow(Flow::new("done", shape, tiles.into(), vec![done]));
-        let source = TableSource::Places { of: blocks.table };
-        let shape = [self.tokens, self.slots, 2];
-        let places = self.table(draft, RoutePart::Places, source, &shape);
         let i = Expr::from(Var::domain(0));
         let token = i.clone() * COMBINED + Var::INNER;
         let own = draft.local(&combine.out, 0, Var::RANK);
-        let exists = Some(token.clone().lt(own));
+        let exists = Some(token.clone().lt(own.clone()));
         let each = Some(Each { var: "j".into(), extent: self.slots.into() });
         let place = |part: i32| {
             Expr::Table(places.table, vec![token.clone(), Var::EACH.into(), part.into()])
@@ -245,7 +356,7 @@ impl<'a> Dispatch<'a> {
         let factor =
             Access { each, ..inner(read(Operand::W, self.inputs[combine.weights], weight)) };
         let dst = inner(write(Operand::Dst, out, vec![one(token.clone()), wide]));
-        let rows = (i.clone() * COMBINED, block_rows(self.tokens.into(), i, COMBINED));
+        let rows = (i.clone() * COMBINED, block_rows(own.clone(), i, COMBINED));
         let entries = read(Operand::Tab, places.memory, vec![rows, whole(self.slots), whole(2)]);
         let touched = vec![
             Source::behind(entries, places.built, vec![0.into()]),
@@ -255,7 +366,7 @@ impl<'a> Dispatch<'a> {
         ];
         let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
         let domain = vec![("i", ((self.tokens + COMBINED - 1) / COMBINED).into())];
-        let family = draft.family("combine", RoleKind::IntraComm, leaf, domain, vec![], touched);
+        let family = draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
         draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));
     }
 }

@@ -45,7 +45,7 @@ pub(in crate::passes) fn families(
     let dispatch = g.route.as_ref().map(|route| Dispatch::new(&mut draft, g, route, &inputs));
     let counts = match &dispatch {
         Some(dispatch) => {
-            let (table, memory, built) = dispatch.counts(&mut draft);
+            let (table, memory, built) = dispatch.counts();
             (table, memory, Some(built))
         }
         None => {
@@ -55,6 +55,9 @@ pub(in crate::passes) fn families(
     };
     let blocks = blocks::blocks(&mut draft, g, counts);
     let dispatched = dispatch.as_ref().map(|dispatch| dispatch.rows(&mut draft, blocks));
+    let combines = g.route.as_ref().is_some_and(|route| route.combine.is_some());
+    let placed = dispatch.as_ref().filter(|_| combines);
+    let placed = placed.map(|dispatch| dispatch.places(&mut draft, blocks));
     let mut made: Vec<Option<Hidden>> = Vec::new();
     for (i, p) in g.products.iter().enumerate() {
         let name = if g.products.len() == 1 { "gemm".into() } else { format!("gemm{}", i + 1) };
@@ -87,9 +90,9 @@ pub(in crate::passes) fn families(
         };
         let tiles = Tiles { g, p, name: &name, blocks, rows, into, inputs: &inputs };
         let (family, count) = tiles.family(&mut draft, config);
-        if let (Some(dispatch), Some(combine)) = (&dispatch, combine) {
+        if let (Some(dispatch), Some(combine), Some(placed)) = (&dispatch, combine, placed) {
             let made = (into, family, count);
-            dispatch.combine(&mut draft, combine, blocks, made, outputs[combine.result]);
+            dispatch.combine(&mut draft, combine, made, outputs[combine.result], placed);
         }
         made.push(p.read.then(|| {
             let word = vec![Var::domain(0).into()];

@@ -1,0 +1,96 @@
+//! Copies of rows that are each looked up, through registers, by all computing threads.
+
+use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
+use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use crate::ir::{Access, Agent, BinOp, Expr, Operand, Var};
+use minijinja::{Value, context};
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "gather_rows",
+    texts: &[
+        ("gather_rows", include_str!("../../../../templates/leaf/gather_rows.cu.j2")),
+        ("schedule", include_str!("../../../../templates/leaf/schedule.cu.j2")),
+    ],
+    warpgroups: Warpgroups::MOVING,
+    ring: None,
+    agents: &[AgentEmission {
+        agent: Agent::Copier,
+        seat: Seat::Computing,
+        state: &[],
+        function: "gather_rows",
+        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+    }],
+    spills: Spills::NONE,
+    prepare,
+};
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
+    let (hooks, call) = (context! {}, context! {});
+    Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
+}
+
+/// Single rows of any rank, one for each of the first values of `each`, to rows one behind the other on the own rank.
+fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+    let f = &e.plan.families[s.id];
+    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let mut sources = f.accesses.iter().filter(|a| a.operand == Operand::Src);
+    let (Some(src), None) = (sources.next(), sources.next()) else {
+        return refuse("a copy gathers rows of one tensor");
+    };
+    let dst = e.access(f, Operand::Dst)?;
+    let own = dst.rank == Expr::Var(Var::RANK) && dst.each.is_none();
+    let Some(each) = src.each.as_ref().filter(|_| own) else {
+        return refuse("a copy gathers rows to its own rank");
+    };
+    if src.region.len() != 2 || dst.region.len() != 2 {
+        return refuse("a copy gathers rows of matrices");
+    }
+    let whole = |a: &Access| a.region[1] == (Expr::Const(0), e.extent(a.buffer, 1));
+    let width = &src.region[1].1;
+    if src.region[0].1 != Expr::Const(1) || *width != dst.region[1].1 || !whole(src) || !whole(dst)
+    {
+        return refuse("a copy gathers whole rows, one at a time");
+    }
+    if !first_ones(src, &dst.region[0].1) {
+        return refuse("a copy gathers as many rows as it stores: the first ones");
+    }
+    e.check_dtypes(f, src, dst)?;
+    let size = e.plan.buffers[src.buffer].dtype.size_bytes();
+    let from = e.pitch_bytes(&f.name, src.buffer)?;
+    let to = e.own_pitch_bytes(dst.buffer);
+    let each = Some(each);
+    let base = e.base(src.buffer, &e.c(f, each, &src.rank));
+    let row = e.c(f, each, &src.region[0].0);
+    let (decode_waits, load_waits) = e.waits_to_look_up(f)?;
+    Ok(context! {
+        rows => e.c(f, None, &dst.region[0].1),
+        row_bytes => format!("bytes_of({}, {size})", e.c(f, None, width)),
+        source => format!("{base} + static_cast<u64>({row}) * {from}"),
+        destination => format!(
+            "{} + static_cast<u64>({}) * {to}",
+            e.base(dst.buffer, "params.header.rank"),
+            e.c(f, None, &dst.region[0].0)
+        ),
+        destination_pitch => to,
+        each => each.map(|each| each.var.clone()),
+        decode_waits,
+        load_waits,
+        posts => e.posts(f),
+        ..e.slice(s)
+    })
+}
+
+/// Whether a source is there for the first values of its `each`, as many as `rows`: `first + each < count`, and
+/// `min(extent, count - first)`.
+fn first_ones(src: &Access, rows: &Expr) -> bool {
+    let (Some(each), Some(Expr::Bin(BinOp::Lt, at, count))) = (&src.each, &src.when) else {
+        return false;
+    };
+    let Expr::Bin(BinOp::Add, first, last) = &**at else { return false };
+    let left = (**count).clone() - (**first).clone();
+    **last == Expr::Var(Var::EACH)
+        && !first.mentions(Var::EACH)
+        && !count.mentions(Var::EACH)
+        && *rows == each.extent.clone().min(left)
+}
