@@ -22,7 +22,7 @@ pub struct Products {
     pub tile_s: f64,
     /// By how much more with operands swapped.
     pub swapped_tile: f64,
-    /// By how much more a step takes for each stage that a tile has fewer of than four.
+    /// By how much more a step takes with three stages than with four; with two, by eight times that.
     pub few_stages: f64,
     /// A line of 128 bytes on its way to an SM.
     pub line_s: f64,
@@ -243,7 +243,8 @@ impl Products {
             true => slower * (1.0 + (self.multicast_at_lines - 1.0) * at_lines),
             false => slower,
         };
-        let slower = slower * (1.0 + self.few_stages * (4.0 - f64::from(way.stages)).max(0.0));
+        let fewer = (4.0 - f64::from(way.stages)).max(0.0);
+        let slower = slower * (1.0 + self.few_stages * fewer.powi(3));
         // Of the last wave, which may have fewer tiles, fewer CTAs ask.
         let step_s = |active: f64| {
             let warm = slower
