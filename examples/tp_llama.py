@@ -159,6 +159,14 @@ def backward(model, tokens, targets, n_tokens, wrap):
     return loss.detach()
 
 
+@torch.no_grad()
+def same(model):
+    """The first rank's weights, on all ranks."""
+    flat = torch.nn.utils.parameters_to_vector(model.parameters())
+    dist.broadcast(flat, 0)
+    torch.nn.utils.vector_to_parameters(flat, model.parameters())
+
+
 def main():
     parser = argparse.ArgumentParser(description="a small Llama learns: mk.nn beside torch.nn.Linear")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -256,6 +264,9 @@ def main():
         if step % max(1, c.steps // 10) == 0 or step == c.steps - 1:
             say(f"step {step:3}: loss {total.item():.4f} (torch {theirs.item():.4f}), worst gradient error {a:.2e} (torch {b:.2e})")
         optimizer.step()
+        if several:
+            # Float32 attention adds gradients in any order, and AdamW makes much of little: masters would drift apart.
+            same(master)
     errors = torch.stack(errors)  # [steps, (mk, torch, control), gradients]
     worst = errors.amax((0, 2))
     ratios, beside = errors[:, 0] / errors[:, 1], errors[:, 2] / errors[:, 1]

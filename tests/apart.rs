@@ -30,6 +30,15 @@ const TWICE: &str = "
         let right = all -> gemm(v) -> mul(left);
         (all, left, right)
     }";
+/// What backward wants is a result, too.
+const SAVING: &str = "
+    pub fn saving(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1), v: bf16[F, K] @ shard(0))
+        -> (bf16[M, K] @ shard(0), bf16[M, F] @ shard(1), bf16[M, F] @ shard(1)) {
+        let before = gather(x) -> gemm(w);
+        let h = before -> gelu;
+        let y = h -> gemm(v) -> reduce_scatter;
+        (y, h, before)
+    }";
 /// No pass gathers what was computed.
 const GATHER_LAST: &str = "
     pub fn last(x: bf16[M, K] @ shard(0), w: bf16[K, F]) -> bf16[M, F] {
@@ -150,12 +159,6 @@ fn what_stays_in_one_piece_says_why() {
     is(whole("fn f(x: bf16[M, K] @ shard(0)) { gather(x) }", &sizes[..2]), Indivisible::Single);
     let text = "fn f<M: dyn <= 512>(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) { gather(x) -> gemm(w) }";
     is(whole(text, &sizes), Indivisible::Runtime);
-    let saved = "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) -> (bf16[M, F] @ shard(1), bf16[M, F] @ shard(1)) {
-        let h = gather(x) -> gemm(w);
-        let y = h -> gelu;
-        (h, y)
-    }";
-    is(whole(saved, &sizes), Indivisible::Shared);
     let late = "fn f(x: bf16[M, K], w: bf16[K, F], v: bf16[K, F]) -> bf16[M, F] {
         let a = gemm(x, w);
         let b = gemm(x, v);
@@ -181,29 +184,37 @@ fn tensors_go_where_they_are_read() {
     use Place::{Between, Input, Output};
     let places = |text: &str| {
         let (.., wiring) = wiring(text, &[("M", 5), ("K", 8), ("F", 8)]);
-        let parts = wiring.parts.into_iter().map(|p| (p.inputs, p.output));
+        let parts = wiring.parts.into_iter().map(|p| (p.inputs, p.outputs));
         (parts.collect::<Vec<_>>(), wiring.between.len())
     };
     let mlp = vec![
-        (vec![Input(0)], Between(0)),
-        (vec![Input(1), Between(0)], Between(1)),
-        (vec![Input(2), Between(1)], Between(2)),
-        (vec![Between(2)], Output(0)),
+        (vec![Input(0)], vec![Between(0)]),
+        (vec![Input(1), Between(0)], vec![Between(1)]),
+        (vec![Input(2), Between(1)], vec![Between(2)]),
+        (vec![Between(2)], vec![Output(0)]),
     ];
     assert_eq!(places(MLP), (mlp, 3));
     // Results are read where the caller wants them.
     let twice = vec![
-        (vec![Input(0)], Output(0)),
-        (vec![Input(1), Output(0)], Output(1)),
-        (vec![Input(2), Output(0), Output(1)], Output(2)),
+        (vec![Input(0)], vec![Output(0)]),
+        (vec![Input(1), Output(0)], vec![Output(1)]),
+        (vec![Input(2), Output(0), Output(1)], vec![Output(2)]),
     ];
     assert_eq!(places(TWICE), (twice, 0));
+    // What backward wants saved is a result of the kernel that makes it.
+    let saving = vec![
+        (vec![Input(0)], vec![Between(0)]),
+        (vec![Input(1), Between(0)], vec![Output(1), Output(2)]),
+        (vec![Input(2), Output(1)], vec![Between(1)]),
+        (vec![Between(1)], vec![Output(0)]),
+    ];
+    assert_eq!(places(SAVING), (saving, 2));
 }
 
 /// What the function allocates, and what it hands on, is what the kernels on both sides expect.
 #[test]
 fn tensors_between_parts_fit_the_kernels() {
-    for (text, rows) in [(MLP, 5), (TWICE, 5), (GATHER_LAST, 7), (MLP, 2)] {
+    for (text, rows) in [(MLP, 5), (TWICE, 5), (GATHER_LAST, 7), (MLP, 2), (SAVING, 5)] {
         let (program, bound, parts, wiring) = wiring(text, &[("M", rows), ("K", 16), ("F", 40)]);
         let signature = Signature::new(program.clone(), 3, Sizes::default()).expect("3 ranks");
         let choice = settle(&program, &bound, &default(3), Fuse::Never);
@@ -227,10 +238,11 @@ fn tensors_between_parts_fit_the_kernels() {
             {
                 let source = &planned.source;
                 let shapes = source.shapes(rank, &[]);
+                let mut outputs = wires.outputs.iter();
                 for (arg, shape) in source.tensors.iter().zip(&shapes) {
                     let names = part.program.tensors().iter();
                     let place = match arg.direction {
-                        TensorDirection::Out => &wires.output,
+                        TensorDirection::Out => outputs.next().expect("as many"),
                         TensorDirection::In => {
                             let i = names.map(|t| &t.name).position(|n| *n == arg.name);
                             &wires.inputs[i.expect("a parameter")]
@@ -258,7 +270,13 @@ fn a_sequence_computes_what_the_pipeline_does() {
     }"
     .replace(", c: bf16[K]", "");
     let gradient = "pub fn grad(dy: bf16[M, F] @ shard(0), w: bf16[K, F] @ shard(0)) { gather(dy) -> gemm(w.t) -> scale(0.5) }";
-    for text in [MLP, TWICE, GATHER_LAST, linear, &swiglu, gradient] {
+    let gated = "pub fn gated(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0)) {
+        let before = gather(x) -> gemm(w);
+        let h = before -> swiglu;
+        let y = h -> gemm(v) -> reduce_scatter;
+        (y, h, before)
+    }";
+    for text in [MLP, TWICE, GATHER_LAST, linear, &swiglu, gradient, SAVING, gated] {
         for ranks in [1, 2, 3] {
             let (program, bound) = bind(text, &[("M", 70), ("K", 40), ("F", 72)]);
             let choice = settle(&program, &bound, &default(ranks), Fuse::Never);
@@ -344,4 +362,16 @@ fn names_of_the_caller_are_not_taken() {
     let names = parts[1].program.tensors().iter().map(|t| t.name.as_str());
     assert!(names.eq(["w", "v2_"]));
     assert_eq!(wiring.parts[1].inputs, [Place::Input(1), Place::Between(0)]);
+}
+
+#[test]
+fn a_value_that_its_own_kernel_reads_again_has_a_name_there() {
+    let text = "pub fn again(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1)) { let h = gather(x) -> gemm(w); h -> gelu -> mul(h) }";
+    let (program, _, parts, _) = wiring(text, &[("M", 8), ("K", 8), ("F", 8)]);
+    assert_eq!(
+        (parts[1].results.as_slice(), parts[1].program.nodes().len()),
+        (program.results(), 3)
+    );
+    let product = parts[1].program.nodes()[0].result;
+    assert_eq!(parts[1].program.nodes()[2].inputs[1], product);
 }

@@ -34,7 +34,7 @@ pub fn simulate(
     };
     let parts = made.parts.iter().map(|part| {
         let names = part.program.tensors().iter().map(|t| t.name.as_str());
-        (names.zip(part.inputs.iter().copied()).collect(), vec![part.result])
+        (names.zip(part.inputs.iter().copied()).collect(), part.results.clone())
     });
     let wiring: Vec<_> = if made.parts.is_empty() { vec![whole()] } else { parts.collect() };
     for (planned, (values, results)) in made.kernels.iter().zip(&wiring) {

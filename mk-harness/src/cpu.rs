@@ -117,7 +117,7 @@ pub fn run_made_on_cpu(
     for (part, planned) in made.parts.iter().zip(&made.kernels) {
         let names = part.program.tensors().iter().map(|t| t.name.as_str());
         let values = names.zip(part.inputs.iter().copied()).collect();
-        user.meet(&planned.plan, &values, &[part.result])?;
+        user.meet(&planned.plan, &values, &part.results)?;
         reports.push(sim::run(&planned.plan, &mut user, &options.executor())?);
     }
     match user.failure {

@@ -243,7 +243,7 @@ def environment(world):
 
 def side_by_side(world):
     """Two functions on two streams, in the opposite order on every other rank."""
-    options = {"sms": {"compute": 40, "intra_comm": 8}, "overlap": True}
+    options = {"settings": {"compute_sms": 40, "intra_comm_sms": 8}, "overlap": True}
     f, g = (mk.compile(LINEAR, world, share=False, **options) for _ in range(2))
     for one in f, g:
         one.bind(shapes={"a": (256 * SIZE, 512), "b": (512, 256 * SIZE)})

@@ -94,13 +94,51 @@ MK_WGMMA(192, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REG
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5)
 MK_WGMMA(256, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6 ", " MK_REGS_7, "%128", "%129", "%130", "%131", "%132",
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6, MK_OPS_7)
+MK_WGMMA(224, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6, "%112", "%113", "%114", "%115", "%116",
+         MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6)
 // Half a group more.
+#define MK_REGS_1_LOW "%16, %17, %18, %19, %20, %21, %22, %23"
+#define MK_OPS_1_LOW "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+#define MK_REGS_2_LOW "%32, %33, %34, %35, %36, %37, %38, %39"
+#define MK_OPS_2_LOW "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+#define MK_REGS_3_LOW "%48, %49, %50, %51, %52, %53, %54, %55"
+#define MK_OPS_3_LOW "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+#define MK_REGS_4_LOW "%64, %65, %66, %67, %68, %69, %70, %71"
+#define MK_OPS_4_LOW "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
 #define MK_REGS_5_LOW "%80, %81, %82, %83, %84, %85, %86, %87"
 #define MK_OPS_5_LOW "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+#define MK_REGS_6_LOW "%96, %97, %98, %99, %100, %101, %102, %103"
+#define MK_OPS_6_LOW "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103])
+#define MK_REGS_7_LOW "%112, %113, %114, %115, %116, %117, %118, %119"
+#define MK_OPS_7_LOW "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119])
+MK_WGMMA(48, MK_REGS_0 ", " MK_REGS_1_LOW, "%24", "%25", "%26", "%27", "%28",
+         MK_OPS_0, MK_OPS_1_LOW)
+MK_WGMMA(80, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2_LOW, "%40", "%41", "%42", "%43", "%44",
+         MK_OPS_0, MK_OPS_1, MK_OPS_2_LOW)
+MK_WGMMA(112, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3_LOW, "%56", "%57", "%58", "%59", "%60",
+         MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3_LOW)
+MK_WGMMA(144, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4_LOW, "%72", "%73", "%74", "%75", "%76",
+         MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4_LOW)
 MK_WGMMA(176, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5_LOW, "%88", "%89", "%90", "%91", "%92",
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5_LOW)
+MK_WGMMA(208, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6_LOW, "%104", "%105", "%106", "%107", "%108",
+         MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6_LOW)
+MK_WGMMA(240, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6 ", " MK_REGS_7_LOW, "%120", "%121", "%122", "%123", "%124",
+         MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6, MK_OPS_7_LOW)
+#undef MK_REGS_1_LOW
+#undef MK_OPS_1_LOW
+#undef MK_REGS_2_LOW
+#undef MK_OPS_2_LOW
+#undef MK_REGS_3_LOW
+#undef MK_OPS_3_LOW
+#undef MK_REGS_4_LOW
+#undef MK_OPS_4_LOW
 #undef MK_REGS_5_LOW
 #undef MK_OPS_5_LOW
+#undef MK_REGS_6_LOW
+#undef MK_OPS_6_LOW
+#undef MK_REGS_7_LOW
+#undef MK_OPS_7_LOW
 
 // D += A * B with A in registers, four of each thread, as `pack2` makes them of a product's accumulators: pairs of 16 columns. B: [K, N].
 #define MK_WGMMA_A(N, TYPE, REGS, A0, A1, A2, A3, DB, SCALE, TRANS, ...)                                 \

@@ -5,22 +5,26 @@
 template <class Config>
 MK_DEVICE constexpr u32 first_unit(u32 rank) { return Config::kUnits * rank / Config::kCluster; }
 
-// Units side by side.
-template <class Config>
-constexpr u32 kUnitsAcross = Config::kColsPerConsumer / 16;
-
 // Four accumulators of a unit: of the left 8 columns or the right ones; of gates, or of ups.
 template <class Config>
 MK_DEVICE const float* unit_vector(const float (&acc)[Config::kMmasPerStep][Config::kAccumulators], u32 unit, u32 v) {
-  const u32 across = unit % kUnitsAcross<Config>;
+  const u32 across = unit % Config::kUnitsAcross;
   const u32 at = Config::kGated ? across * 4 + v * (Config::kAccumulators / 2) : across * 8 + v * 4;
-  return &acc[unit / kUnitsAcross<Config>][at];
+  return &acc[unit / Config::kUnitsAcross][at];
 }
 
-// This warp's first row of a unit.
+// This warp's first row of a unit, and column.
+template <class Config>
+MK_DEVICE u32 unit_col(u32 consumer, u32 unit) {
+  if constexpr (Config::kSwapped) {
+    return Config::first_col(consumer) + unit / Config::kUnitsAcross * 64 + warp_index() % kWarpgroupWarps * 16;
+  }
+  return Config::first_col(consumer) + unit % Config::kUnitsAcross * Config::kUnitCols;
+}
 template <class Config>
 MK_DEVICE u32 unit_row(u32 consumer, u32 unit) {
-  return Config::first_row(consumer) + unit / kUnitsAcross<Config> * 64 + warp_index() % kWarpgroupWarps * 16;
+  if constexpr (Config::kSwapped) return unit % Config::kUnitsAcross * 16;
+  return Config::first_row(consumer) + unit / Config::kUnitsAcross * 64 + warp_index() % kWarpgroupWarps * 16;
 }
 
 // Bytes that come of the units of one CTA: of warps that have rows.
@@ -30,7 +34,11 @@ MK_DEVICE u32 incoming_bytes(i32 valid_rows, u32 rank) {
   for (u32 unit = first_unit<Config>(rank); unit < first_unit<Config>(rank + 1); ++unit) {
 #pragma unroll
     for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
-      const i32 rows = valid_rows - static_cast<i32>(Config::first_row(consumer) + unit / kUnitsAcross<Config> * 64);
+      if constexpr (Config::kSwapped) {
+        warps += static_cast<i32>(unit % Config::kUnitsAcross * 16) < valid_rows ? kWarpgroupWarps : 0;
+        continue;
+      }
+      const i32 rows = valid_rows - static_cast<i32>(Config::first_row(consumer) + unit / Config::kUnitsAcross * 64);
       warps += rows <= 0 ? 0 : rows >= 64 ? kWarpgroupWarps : (static_cast<u32>(rows) + 15) / 16;
     }
   }
@@ -133,7 +141,7 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
 #pragma unroll
   for (u32 i = 0; i < Config::kMostUnits; ++i) {
     const u32 row = unit_row<Config>(consumer, first + i);
-    const u32 col = Config::first_col(consumer) + (first + i) % kUnitsAcross<Config> * Config::kUnitCols;
+    const u32 col = unit_col<Config>(consumer, first + i);
     if (i >= units || static_cast<i32>(row) >= rows) continue;
     float x[8];
     add_sums<Config>(smem, rank, i, mine[i], x);
@@ -141,20 +149,29 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
 #pragma unroll
       for (u32 e = 0; e < 4; ++e) x[e] = silu(x[e]) * x[4 + e];
     }
+    // Swapped tiles have no elementwise chain.
+    if constexpr (!Config::kSwapped) {
 #pragma unroll
-    for (u32 j = 0; j < Config::kUnitCols / 4; ++j) {
-      const u32 r = row + lane_index() / 4 + j % 2 * 8, c = col + j / 2 * 8 + lane_index() % 4 * 2;
-      const i32 left = static_cast<i32>(r) < rows ? tile.valid_cols - static_cast<i32>(c) : 0;
-      if (left <= 0) continue;
-      hooks.epilogue(tile, r, c, x[2 * j], x[2 * j + 1]);
-      if constexpr (!kThrough) store_pair<Config::kOut>(data + r * tile.c_pitch_bytes + c * kBytes, x[2 * j], x[2 * j + 1], pairs, left);
+      for (u32 j = 0; j < Config::kUnitCols / 4; ++j) {
+        const u32 r = row + lane_index() / 4 + j % 2 * 8, c = col + j / 2 * 8 + lane_index() % 4 * 2;
+        const i32 left = static_cast<i32>(r) < rows ? tile.valid_cols - static_cast<i32>(c) : 0;
+        if (left <= 0) continue;
+        hooks.epilogue(tile, r, c, x[2 * j], x[2 * j + 1]);
+        if constexpr (!kThrough) store_pair<Config::kOut>(data + r * tile.c_pitch_bytes + c * kBytes, x[2 * j], x[2 * j + 1], pairs, left);
+      }
     }
     if constexpr (kThrough) {
       // Lanes side by side store what lies side by side; through room of this warp's that it has read.
       const u32 room = smem.sums(0, i, 0) - lane_index() * 16;
       __syncwarp();
-      stmatrix_x4(room + lane_index() % 16 * 32 + lane_index() / 16 * 16, pack2<Config::kOut>(x[0], x[1]), pack2<Config::kOut>(x[2], x[3]),
-                  pack2<Config::kOut>(x[4], x[5]), pack2<Config::kOut>(x[6], x[7]));
+      const u32 packed[4] = {pack2<Config::kOut>(x[0], x[1]), pack2<Config::kOut>(x[2], x[3]), pack2<Config::kOut>(x[4], x[5]),
+                             pack2<Config::kOut>(x[6], x[7])};
+      if constexpr (Config::kSwapped) {
+        const u32 r = lane_index() / 16 * 8 + lane_index() % 8;
+        stmatrix_x4_trans(room + r * 32 + lane_index() / 8 % 2 * 16, packed[0], packed[1], packed[2], packed[3]);
+      } else {
+        stmatrix_x4(room + lane_index() % 16 * 32 + lane_index() / 16 * 16, packed[0], packed[1], packed[2], packed[3]);
+      }
       __syncwarp();
       const Vec16 v = ld_shared_vec16(room + lane_index() * 16);
       const u32 r = row + lane_index() / 2, c = col + lane_index() % 2 * 8;

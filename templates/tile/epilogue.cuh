@@ -159,6 +159,32 @@ MK_DEVICE void stage_panel(u32 panel, const u32 (&packed)[kPairs][4]) {
   for (u32 j = 0; j < kPairs; ++j) stage_16_columns<Config>(panel, j, packed[j]);
 }
 
+// Swapped: up to 64 rows of the panel's 64 columns, from `first` on; rows lie along the accumulators of a wgmma, columns along its rows.
+template <class Config, u32 kRows>
+MK_DEVICE void stage_swapped(u32 panel, const float* first) {
+#pragma unroll
+  for (u32 g = 0; g < kRows / 16; ++g) {
+    const float* acc = first + g * 8;
+    const u32 row = g * 16 + lane_index() / 16 * 8 + lane_index() % 8;
+    const u32 chunk = warp_index() % kWarpgroupWarps * 2 + lane_index() / 8 % 2;
+    stmatrix_x4_trans(panel_chunk<Config>(panel, row, chunk), pack2<Config::kOut>(acc[0], acc[1]), pack2<Config::kOut>(acc[2], acc[3]),
+                      pack2<Config::kOut>(acc[4], acc[5]), pack2<Config::kOut>(acc[6], acc[7]));
+  }
+}
+
+// Swapped: a consumer's `p`th panel.
+template <class Config>
+MK_DEVICE void stage_swapped_panel(u32 panel, u32 p, const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  constexpr u32 kLast = Config::kBlockM - (Config::kPanelsDown - 1) * 64;
+  const u32 down = p % Config::kPanelsDown;
+  const float* first = &acc[p / Config::kPanelsDown][down * 32];
+  if (down + 1 == Config::kPanelsDown) {
+    stage_swapped<Config, kLast>(panel, first);
+  } else {
+    stage_swapped<Config, 64>(panel, first);
+  }
+}
+
 // Adds 64 rows of results that lie in a panel, as it would be staged, to this thread's accumulators of those columns.
 template <class Config>
 MK_DEVICE void add_panel(u32 panel, float* acc) {
@@ -202,7 +228,14 @@ template <class Config>
 MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
   const i32 rows = tile.valid_rows - row;
   if (rows <= 0 || tile.valid_cols <= col) return;
-  if constexpr (Config::kPanelRowBytes == 128 && !Config::kClipped) {
+  if constexpr (Config::kSwapped && Config::kBlockM % 64 != 0) {
+    if (row + 64 > static_cast<i32>(Config::kBlockM)) {
+      tma_store_2d(tile.c_line, panel, tile.c_col + col, tile.c_row + row);
+      return;
+    }
+  }
+  // Swapped tiles end where the tensor does.
+  if constexpr (Config::kPanelRowBytes == 128 && !Config::kClipped && !Config::kSwapped) {
     if (rows < 64) {
 #pragma unroll 1
       for (i32 r = 0; r < rows; ++r) {
@@ -217,6 +250,11 @@ MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
 // A consumer's `p`th panel of a tile.
 template <class Config>
 MK_DEVICE void send_panel_of(const GemmTile& tile, u32 consumer, u32 p, u32 panel) {
+  if constexpr (Config::kSwapped) {
+    send_panel<Config>(tile, panel, static_cast<i32>(Config::first_col(consumer) + p / Config::kPanelsDown * 64),
+                       static_cast<i32>(p % Config::kPanelsDown * 64));
+    return;
+  }
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
   send_panel<Config>(tile, panel, static_cast<i32>(Config::first_col(consumer) + p % kAcross * Config::kPanelCols),
                      static_cast<i32>(Config::first_row(consumer) + p / kAcross * 64));
@@ -262,6 +300,26 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
   }
 }
 
+// The same of swapped tiles.
+template <class Config, class Edges>
+MK_DEVICE void stage_swapped_tile(const GemmSmem<Config>& smem, u32 consumer, const RingCursor<Config::kStages>& ring,
+                                  GemmStaging<Config::kPanels>& staging,
+                                  const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  RingCursor<Config::kPanels>& mine = staging.mine;
+#pragma unroll
+  for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
+    const bool borrowed = p + 1 <= Config::kBorrowedPanels;
+    if (!borrowed) mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
+    stage_swapped_panel<Config>(borrowed ? smem.borrowed_panel(ring, consumer, p) : smem.panel(consumer, mine.stage), p, acc);
+    if (!borrowed) {
+      hand_over_panels<Edges>(smem.staging_full(consumer, mine.stage));
+      mine.advance();
+    } else if (p + 1 == Config::kBorrowedPanels) {
+      hand_over_panels<Edges>(smem.borrowed_full(consumer));
+    }
+  }
+}
+
 // The threads of one consumer.
 template <u32 kEdge>
 MK_DEVICE void consumer_sync(u32 consumer) {
@@ -282,26 +340,37 @@ MK_DEVICE void send_only_tile(const Context& ctx, const GemmSmem<Config>& smem, 
   constexpr u32 kPairs = Config::kPanelCols / 16, kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
   const bool sends = threadIdx.x % kWarpgroupThreads == 0 && !ctx.aborted();
+  if constexpr (Config::kSwapped) {
 #pragma unroll
-  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
-    const u32 row = fragment_row<Config>(consumer, m);
-#pragma unroll
-    for (u32 n = 0; n < kAcross; ++n) {
-      u32 packed[kPairs][4];
-      float* const first = &acc[m][n * Config::kPanelCols / 2];
-#pragma unroll
-      for (u32 j = 0; j < kPairs; ++j) {
-        finish_16_columns<Config>(hooks, tile, row, Config::first_col(consumer) + (n * kPairs + j) * 16, first + j * 8, packed[j]);
-      }
-      const u32 p = m * kAcross + n, panel = smem.only_panel(consumer, p);
-      if constexpr (Config::kOut == Dtype::F32) {
-        stage_f32_panel(panel, first);
-      } else {
-        stage_panel<Config>(panel, packed);
-      }
+    for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
+      const u32 panel = smem.only_panel(consumer, p);
+      stage_swapped_panel<Config>(panel, p, acc);
       fence_proxy_async_shared();
       consumer_sync<kNoEdge>(consumer);
       if (sends) send_panel_of<Config>(tile, consumer, p, panel);
+    }
+  } else {
+#pragma unroll
+    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+      const u32 row = fragment_row<Config>(consumer, m);
+#pragma unroll
+      for (u32 n = 0; n < kAcross; ++n) {
+        u32 packed[kPairs][4];
+        float* const first = &acc[m][n * Config::kPanelCols / 2];
+#pragma unroll
+        for (u32 j = 0; j < kPairs; ++j) {
+          finish_16_columns<Config>(hooks, tile, row, Config::first_col(consumer) + (n * kPairs + j) * 16, first + j * 8, packed[j]);
+        }
+        const u32 p = m * kAcross + n, panel = smem.only_panel(consumer, p);
+        if constexpr (Config::kOut == Dtype::F32) {
+          stage_f32_panel(panel, first);
+        } else {
+          stage_panel<Config>(panel, packed);
+        }
+        fence_proxy_async_shared();
+        consumer_sync<kNoEdge>(consumer);
+        if (sends) send_panel_of<Config>(tile, consumer, p, panel);
+      }
     }
   }
   if (threadIdx.x % kWarpgroupThreads == 0) {

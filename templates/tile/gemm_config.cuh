@@ -72,17 +72,20 @@ struct GemmConfig {
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
 
-  // Two warpgroups, each with its rows of every tile; or, where those are too few, with its columns; or with tiles of its own.
+  // Rows that are no whole wgmmas: operands are swapped, so that columns of C fill the 64 rows of a wgmma, and rows come in steps of 16.
+  static constexpr bool kSwapped = kBlockM != 64 && kBlockM != 128 && kBlockM != 256;
+  // Two warpgroups, each with its rows of every tile; or, where those are too few or swapped, with its columns; or with tiles of its own.
   static constexpr u32 kConsumers = 2;
   static constexpr u32 kConsumersPerTile = kPingPong ? 1 : kConsumers;
-  static constexpr bool kSplitColumns = kBlockM == 64;
+  static constexpr bool kSplitColumns = kBlockM == 64 || kSwapped;
   static constexpr u32 kRowsPerConsumer = kSplitColumns ? kBlockM : kBlockM / kConsumersPerTile;
   static constexpr u32 kColsPerConsumer = kSplitColumns ? kBlockN / kConsumers : kBlockN;
-  static constexpr u32 kMmasPerStep = kRowsPerConsumer / 64;            // wgmmas side by side in M
-  static constexpr u32 kAccumulators = kColsPerConsumer / 2;            // registers of one wgmma
-  // Staging panels of 64 rows, per consumer: four where consumers share columns, as many as an f32 tile fills, so that none waits
-  // until another has been read.
-  static constexpr u32 kPanels = kSplitColumns ? 4 : 2;
+  static constexpr u32 kMmasPerStep = (kSwapped ? kColsPerConsumer : kRowsPerConsumer) / 64;  // wgmmas side by side in their M
+  static constexpr u32 kMmaN = kSwapped ? kBlockM : kColsPerConsumer;
+  static constexpr u32 kAccumulators = kMmaN / 2;                       // registers of one wgmma
+  // Staging panels of 64 rows, per consumer: four where consumers share 64 rows, as many as an f32 tile fills, so that none waits
+  // until another has been read, and where three stages leave room for them.
+  static constexpr u32 kPanels = kBlockM == 64 || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
@@ -99,7 +102,8 @@ struct GemmConfig {
   static constexpr u32 kPanelCols = kPanelRowBytes / element_bytes(kOut);
   static constexpr u32 kOutCols = kGated ? kBlockN / 2 : kBlockN;             // columns of C
   static constexpr u32 kOutColsPerConsumer = kGated ? kColsPerConsumer / 2 : kColsPerConsumer;
-  static constexpr u32 kPanelsPerTile = kMmasPerStep * kOutColsPerConsumer / kPanelCols;  // per consumer
+  static constexpr u32 kPanelsDown = ceil_div(kBlockM, 64);  // swapped: the last may have fewer rows
+  static constexpr u32 kPanelsPerTile = kMmasPerStep * (kSwapped ? kPanelsDown : kOutColsPerConsumer / kPanelCols);  // per consumer
 
   static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
   static constexpr u32 kALoadedBytes = kARows * kBlockK * kElemBytes;
@@ -110,8 +114,9 @@ struct GemmConfig {
   static constexpr u32 kBLoadedBytes = kBlockN * kBlockK * kElemBytes;
   static constexpr u32 kStageBytes = kABytes + kBBytes;
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
-  // A unit of a cluster's exchange: a wgmma's sums of 16 columns, or of 8 of gates and as many of ups; 32 bytes of each thread.
-  static constexpr u32 kUnits = kMmasPerStep * kColsPerConsumer / 16;  // per consumer
+  // A unit of a cluster's exchange: a wgmma's sums of 16 of its N, or of 8 of gates and as many of ups; 32 bytes of each thread.
+  static constexpr u32 kUnitsAcross = kMmaN / 16;
+  static constexpr u32 kUnits = kMmasPerStep * kUnitsAcross;           // per consumer
   static constexpr u32 kMostUnits = ceil_div(kUnits, kCluster);        // that one CTA finishes
   static constexpr u32 kUnitCols = kGated ? 8 : 16;                    // of results
   static constexpr u32 kVectorBytes = kConsumers * kWarpgroupThreads * 16;
@@ -119,15 +124,16 @@ struct GemmConfig {
   static constexpr u32 kPanelsBytes = kConsumers * kPanels * kPanelBytes;
   static constexpr u32 kStagingBytes = kPanelsBytes < kExchangeBytes ? kExchangeBytes : kPanelsBytes;
   // A tile with a borrowed stage begins with panels in its last stage, where the consumer's own rows of A were: a warp's rows of a panel are those
-  // of A that only its own part of the wgmmas reads. The storer hands that stage back, without which the loop's next tile does not end.
-  static constexpr u32 kStagePanels = kRowsPerConsumer / 64;
+  // of A that only its own part of the wgmmas reads; or, swapped, its own columns of B, of which a warp's lie where its columns of a panel do. The storer hands that stage back, without which the loop's next tile does not end.
+  static constexpr u32 kStagePanels = kSwapped ? kMmasPerStep : kRowsPerConsumer / 64;
   static constexpr u32 kUnstaged = kOptions.borrowed_stage ? kPanelsPerTile - kPanels : 0;
   static constexpr u32 kBorrowedPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
-  // A CTA's only tile has all of its panels at once: those that there is no staging for are where the consumer's own rows of A were.
+  // A CTA's only tile has all of its panels at once: those that there is no staging for are where the consumer's own rows of A were, or,
+  // swapped, its own columns of B.
   static constexpr u32 kOnlyUnstaged = kPanelsPerTile > kPanels ? kPanelsPerTile - kPanels : 0;
   static constexpr bool kOnlyTile = kOptions.only_tile && kOptions.store == StorePath::Tma && !kPingPong && !kCarried &&
-                                    (kOnlyUnstaged == 0 || (kPanelRowBytes == 128 && kA == ALayout::KMajor && !kSplitColumns)) &&
+                                    (kOnlyUnstaged == 0 || (kPanelRowBytes == 128 && kA == ALayout::KMajor && (kSwapped || !kSplitColumns))) &&
                                     kOnlyUnstaged <= kStages * kStagePanels;
 
   // A sum that a tile goes on with comes in parts, one for each consumer, each in as many stages as its panels take.
@@ -162,7 +168,9 @@ struct GemmConfig {
   MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns || kPingPong ? 0 : consumer * kRowsPerConsumer; }
   MK_DEVICE static u32 first_col(u32 consumer) { return kSplitColumns ? consumer * kColsPerConsumer : 0; }
 
-  static_assert(kBlockM == 64 || kBlockM == 128 || kBlockM == 256, "whole 64-row wgmmas for each consumer");
+  static_assert(!kSwapped || (kBlockM % 16 == 0 && kBlockM >= 16 && kBlockM < 256), "rows that are columns of a wgmma");
+  static_assert(!kSwapped || (kA == ALayout::KMajor && kOut != Dtype::F32 && !kCarried && kSaves == 0), "16-bit results as they are");
+  static_assert(!kSwapped || kStore == StorePath::Tma || kCluster > 1, "results leave by TMA, or from clusters");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
   static_assert(!kSplitColumns || (kBlockN % 128 == 0 && !kGated), "each consumer has whole panels, and gates lie beside their ups");
@@ -177,7 +185,7 @@ struct GemmConfig {
   static_assert(!kOnlyTile || !kOptions.borrowed_stage, "all panels are there at once");
   static_assert(kARows <= kBlockM && kARows % 8 == 0 && (kARows == kBlockM || kA == ALayout::KMajor), "whole swizzles of rows");
   static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
-  static_assert(!kOptions.borrowed_stage || (!kPingPong && !kSplitColumns && kA == ALayout::KMajor), "rows that nobody else reads");
+  static_assert(!kOptions.borrowed_stage || (!kPingPong && kA == ALayout::KMajor && (kSwapped ? kB == BLayout::NMajor : !kSplitColumns)), "what nobody else reads");
   static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
   static_assert(!kOptions.borrowed_stage || kPanelsPerTile > kPanels, "panels that there is no staging for");
   static_assert(kOut != Dtype::F32 || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
@@ -223,6 +231,9 @@ struct GemmSmem {
   }
   // A consumer's borrowed panel, when `ring` has left the tile behind.
   MK_DEVICE u32 borrowed_panel(const RingCursor<Config::kStages>& ring, u32 consumer, u32 slot) const {
+    if constexpr (Config::kSwapped) {
+      return b(ring.previous_stage()) + Config::first_col(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
+    }
     return a(ring.previous_stage()) + Config::first_row(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
   }
   // Panel `i` that a stage has of what a consumer goes on with.
@@ -247,6 +258,9 @@ struct GemmSmem {
   MK_DEVICE u32 only_panel(u32 consumer, u32 p) const {
     if (p < Config::kPanels) return panel(consumer, p);
     const u32 i = p - Config::kPanels;
+    if constexpr (Config::kSwapped) {
+      return b(i / Config::kStagePanels) + Config::first_col(consumer) * (kBlockK * kElemBytes) + i % Config::kStagePanels * Config::kPanelBytes;
+    }
     return a(i / Config::kStagePanels) + Config::first_row(consumer) * (kBlockK * kElemBytes) + i % Config::kStagePanels * Config::kPanelBytes;
   }
   // Clusters: the others' sums are there, and have been read.
@@ -316,7 +330,7 @@ struct GemmTile {
   const TensorMap* a;      // [rows, K] or [K, rows], see ALayout
   const TensorMap* b;      // [N, K] or [K, N], see BLayout
   const TensorMap* c;      // [rows, N]; unused on the direct path
-  const TensorMap* c_line; // the same with boxes of one row
+  const TensorMap* c_line; // the same with boxes of one row; swapped, of the rows of a tile's last panel
   i32 a_row, a_k;          // A's first M and K coordinate
   i32 b_col, b_k;          // B's first N and K coordinate
   i32 b_up;                // gated: from a gate's column of B to that of its up

@@ -36,6 +36,26 @@ MK_DEVICE void sm90_mma_step(const GemmSmem<Config>& smem, u32 consumer, u32 sta
   }
 }
 
+// The same with operands swapped: columns of C are rows of the wgmmas, each consumer its own.
+template <class Config>
+MK_DEVICE void sm90_mma_step_swapped(const GemmSmem<Config>& smem, u32 consumer, u32 stage, bool first,
+                                     float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  constexpr bool kAcross = Config::kB == BLayout::NMajor;
+  constexpr u32 kStep = kAcross ? sm90_mn_major_step_bytes(128) : kKMajorStepBytes;
+  const u32 cols = smem.b(stage) + Config::first_col(consumer) * (kBlockK * kElemBytes);
+  const u64 a = kAcross ? sm90_descriptor_mn_major<128>(cols, kBlockK) : sm90_descriptor_k_major(cols);
+  const u64 b = sm90_descriptor_k_major(smem.a(stage));
+#pragma unroll
+  for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
+#pragma unroll
+    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+      const u64 offset = (kk * kStep + m * 64 * kBlockK * kElemBytes) >> 4;
+      sm90_wgmma<Config::kDtype, kAcross ? ALayout::MMajor : ALayout::KMajor, BLayout::KMajor>(
+          acc[m], a + offset, b + ((kk * kKMajorStepBytes) >> 4), !(first && kk == 0));
+    }
+  }
+}
+
 template <class Config>
 MK_DEVICE void sm90_pin_all(float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
 #pragma unroll
@@ -91,7 +111,11 @@ MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 fr
   for (u32 k = from; k < to; ++k) {
     mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
     sm90_wgmma_fence();
-    sm90_mma_step<Config>(smem, consumer, ring.stage, k == 0, acc);
+    if constexpr (Config::kSwapped) {
+      sm90_mma_step_swapped<Config>(smem, consumer, ring.stage, k == 0, acc);
+    } else {
+      sm90_mma_step<Config>(smem, consumer, ring.stage, k == 0, acc);
+    }
     sm90_wgmma_commit();
     sm90_wgmma_wait<1>();
     if (k > from) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
@@ -171,6 +195,8 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
     }
     if constexpr (Config::kOnlyTile) {
       send_only_tile<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, acc);
+    } else if constexpr (Config::kStore == StorePath::Tma && Config::kSwapped) {
+      stage_swapped_tile<Config, Edges>(smem, consumer, ring, staging, acc);
     } else if constexpr (Config::kStore == StorePath::Tma) {
       stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else if constexpr (Config::kCluster > 1) {

@@ -146,8 +146,21 @@ fn products_in_clusters() {
     let parts = parts.map(|way| format!("block=128x128x64 cluster={way}"));
     let small = together.clone().map(|m| format!("block=128x128x64 {m}"));
     let ways: Vec<_> = shared.into_iter().chain(together).chain(small).chain(parts).collect();
+    // Operands swapped, of one tile for each CTA and several.
+    let swapped = [
+        "block=144x128x64",
+        "block=240x128x64",
+        "block=160x256x64",
+        "block=80x256x64 multicast=2x1",
+        "block=112x128x64 multicast=2x2",
+        "block=112x256x64 cluster=3",
+        "block=48x128x64 cluster=2 multicast=1x2",
+    ];
+    let swapped = swapped.map(String::from).to_vec();
+    let as_it_is = [ALONE[0], "fn by_rows(a: f16[M, K], b: f16[N, K]) { gemm(a, b.t) }"];
     let mut cases = Vec::new();
-    for text in ALONE {
+    let all = ALONE.iter().map(|text| (text, &ways));
+    for (text, ways) in all.chain(as_it_is.iter().map(|text| (text, &swapped))) {
         let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
         for [m, k, n] in [[72, 1032, 264], [304, 640, 1000], [4104, 584, 3000]] {
             let bound = bind(&program, &[("M", m), ("K", k), ("N", n)]);

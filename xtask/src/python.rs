@@ -8,8 +8,10 @@ use std::{
     process::Command,
 };
 
-/// What builds the wheel, from PyPI.
-const MATURIN: &str = "maturin==1.16.0";
+/// What builds the wheel, from PyPI: zig links against a C library that is as old as torch's wheels take (manylinux_2_28), whatever this
+/// machine has.
+const BUILDERS: &[&str] = &["maturin==1.16.0", "cargo-zigbuild==0.20.1", "ziglang==0.14.1"];
+const GLIBC: &str = "2.28";
 
 /// Tests that need neither torch nor a GPU.
 const MODULE_TESTS: &str = "mk-python/tests";
@@ -86,18 +88,27 @@ pub fn wheel() -> Result<()> {
         command.args(["-m", "pip", "--quiet", "--disable-pip-version-check"]).args(args);
         command
     };
-    step("installing maturin", &mut pip(&["install", MATURIN]))?;
+    step("installing maturin and zig", pip(&["install"]).args(BUILDERS))?;
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    // Both call zig by the Python whose package it is.
+    let tools = |program: &str| {
+        let mut command = Command::new(venv.join("bin").join(program));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", venv.join("bin").display())).current_dir(root());
+        command
+    };
     let wheels = target().join("wheels");
     fresh(&wheels)?;
-    step(
-        "building the command",
-        &mut cargo(&["build", "--quiet", "--release", "--package", "mk-cli"]),
-    )?;
+    let mut command = tools("cargo-zigbuild");
+    command.args(["zigbuild", "--quiet", "--release", "--package", "mk-cli", "--target"]);
+    step("building the command", command.arg(format!("{triple}.{GLIBC}")))?;
     let scripts = root().join("mk-python/mk_plan.data/scripts");
     fresh(&scripts)?;
-    copy_file(&target().join("release/mk"), &scripts.join("mk"))?;
-    let mut build = Command::new(venv.join("bin/maturin"));
-    build.args(["build", "--release", "--quiet", "--manifest-path"]);
+    copy_file(&target().join(&triple).join("release/mk"), &scripts.join("mk"))?;
+    let mut build = tools("maturin");
+    build.args(["build", "--release", "--quiet", "--zig", "--target", &triple]);
+    build.arg("--compatibility").arg(format!("manylinux_{}", GLIBC.replace('.', "_")));
+    build.arg("--manifest-path");
     build.arg(root().join("mk-python/Cargo.toml")).arg("--out").arg(&wheels);
     step("building the wheel", build.arg("--interpreter").arg(&python))?;
     let wheel = only_file(&wheels)?;

@@ -3,7 +3,9 @@
 //! where the time goes.
 
 use super::{CostError, model::DeviceModel};
-use crate::ir::{ALayout, Access, Leaf, Operand, Plan, Points, Store, TableSet, row_dim};
+use crate::ir::{
+    ALayout, Access, Leaf, Operand, Plan, Points, Store, TableSet, mma_swaps, row_dim,
+};
 use serde::{Deserialize, Serialize};
 
 /// What products alone were measured to take, caches flushed. Times are joined by a [power](Products::power): those that are near add up.
@@ -14,8 +16,14 @@ pub struct Products {
     pub launch_s: f64,
     /// Rows and columns of a tile, and a step of 64 along k where nothing else holds it up.
     pub steps: Vec<([u32; 2], f64)>,
+    /// The same of tiles with swapped operands: a step, and what each element of the tile adds to it.
+    pub swapped_s: [f64; 2],
     /// What a tile of 128 x 256 takes beside its steps; others in proportion.
     pub tile_s: f64,
+    /// By how much more with operands swapped.
+    pub swapped_tile: f64,
+    /// By how much more a step takes with three stages than with four; with two, by eight times that.
+    pub few_stages: f64,
     /// A line of 128 bytes on its way to an SM.
     pub line_s: f64,
     /// A line of those that all SMs ask the cache for; one of several CTAs that load together counts once.
@@ -36,8 +44,10 @@ pub struct Products {
     pub off_lines: f64,
     /// Times whose powers add up.
     pub power: f64,
-    /// How much longer a step takes where CTAs load together.
-    pub multicast: f64,
+    /// How much longer a step takes where CTAs load together: two below each other, two side by side, and four.
+    pub multicast: [f64; 3],
+    /// And by how much more where rows of both operands begin at lines.
+    pub multicast_at_lines: f64,
     /// The start of their cluster.
     pub multicast_s: f64,
 }
@@ -52,7 +62,7 @@ impl Products {
         self.cold_s /= memory;
         self.sm_bytes_per_s *= clock;
         self.exchange_bytes_per_s *= clock;
-        for (_, step_s) in &mut self.steps {
+        for step_s in self.steps.iter_mut().map(|s| &mut s.1).chain(&mut self.swapped_s) {
             *step_s /= clock;
         }
         let own = [&mut self.tile_s, &mut self.line_s, &mut self.cache_line_s];
@@ -80,7 +90,7 @@ impl Products {
             ("exchange_cta_s", self.exchange_cta_s),
             ("multicast_s", self.multicast_s),
         ];
-        let steps = self.steps.iter().map(|s| ("steps", s.1));
+        let steps = self.steps.iter().map(|s| s.1).chain(self.swapped_s).map(|s| ("steps", s));
         (rates, times.into_iter().chain(steps).collect())
     }
 
@@ -89,8 +99,12 @@ impl Products {
         times.iter().map(|t| t.powf(self.power)).sum::<f64>().powf(1.0 / self.power)
     }
 
-    fn step_s(&self, block: [u32; 2]) -> f64 {
-        self.steps.iter().find(|s| s.0 == block).map_or(0.0, |s| s.1)
+    /// A step where nothing holds it up, of tiles that there are figures of.
+    fn step_s(&self, block: [u32; 2]) -> Option<f64> {
+        let [step_s, element_s] = self.swapped_s;
+        let swapped = || step_s + f64::from(block[0]) * f64::from(block[1]) * element_s;
+        let known = self.steps.iter().find(|s| s.0 == block).map(|s| s.1);
+        known.or_else(|| mma_swaps(block[0]).then(swapped))
     }
 }
 
@@ -105,15 +119,18 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
     else {
         return Ok(None);
     };
-    let Leaf::MmaTile { block, a_layout, cluster, multicast, consumers, store, .. } = &x.leaf
+    let Leaf::MmaTile { block, stages, a_layout, cluster, multicast, consumers, store, .. } =
+        &x.leaf
     else {
         return Ok(None);
     };
     let other = |a: &Access| !matches!(a.operand, Operand::A | Operand::B | Operand::C);
     let matrices = x.accesses.iter().any(|a| other(a) && a.region.len() > 1);
-    let known = figures.steps.iter().any(|s| s.0 == [block[0], block[1]]);
     let lines = *store == Store::Tma || *cluster > 1;
-    if !plan.keeps_nothing() || matrices || x.inner.is_some() || !known || !lines {
+    let Some(step_s) = figures.step_s([block[0], block[1]]).filter(|_| lines) else {
+        return Ok(None);
+    };
+    if !plan.keeps_nothing() || matrices || x.inner.is_some() {
         return Ok(None);
     }
     let operand = |o| x.accesses.iter().find(|a| a.operand == o);
@@ -159,8 +176,14 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
                 * plan.buffers[c.buffer].dtype.size_bytes() as f64,
         };
         let ping_pong = *consumers == crate::ir::Consumers::PingPong;
-        let way =
-            Way { block: [block[0], block[1]], parts: *cluster, multicast: *multicast, ping_pong };
+        let way = Way {
+            block: [block[0], block[1]],
+            step_s,
+            stages: *stages,
+            parts: *cluster,
+            multicast: *multicast,
+            ping_pong,
+        };
         longest = longest.max(figures.seconds(&shape, &way));
     }
     Ok(Some(longest))
@@ -188,6 +211,9 @@ struct Shape {
 /// How it is made.
 struct Way {
     block: [u32; 2],
+    /// A step where nothing holds it up.
+    step_s: f64,
+    stages: u32,
     parts: u32,
     multicast: [u32; 2],
     ping_pong: bool,
@@ -200,21 +226,38 @@ impl Products {
         let ctas = parts * together;
         let waves = (s.tiles / s.lanes).ceil().max(1.0);
         let steps = (s.steps / parts).ceil();
+        let whole = (s.tiles / s.lanes).floor();
+        let left = s.tiles - whole * s.lanes;
         let active = s.tiles.min(s.lanes) * ctas;
         let stage = (f64::from(way.block[0]) + f64::from(way.block[1])) * 128.0;
         let asked = (active * steps * stage * waves).max(1.0);
         let asks = s.lines[0] / beside + s.lines[1] / below;
-        let mut step_s = self.join(&[
-            self.step_s(way.block),
-            (s.lines[0] + s.lines[1]) * self.line_s,
-            active * asks * self.cache_line_s,
-        ]);
-        if together > 1.0 {
-            step_s *= self.multicast;
-        }
-        step_s = self.join(&[step_s, self.cold_s * ((s.a + s.b) / asked).min(1.0)]);
-        let mut tile_s =
-            self.tile_s * f64::from(way.block[0]) * f64::from(way.block[1]) / (128.0 * 256.0);
+        let at_lines = (1.0 - s.off[0]) * (1.0 - s.off[1]);
+        let slower = match way.multicast {
+            [1, 1] => 1.0,
+            [_, 1] => self.multicast[0],
+            [1, _] => self.multicast[1],
+            _ => self.multicast[2],
+        };
+        let slower = match together > 1.0 {
+            true => slower * (1.0 + (self.multicast_at_lines - 1.0) * at_lines),
+            false => slower,
+        };
+        let fewer = (4.0 - f64::from(way.stages)).max(0.0);
+        let slower = slower * (1.0 + self.few_stages * fewer.powi(3));
+        // Of the last wave, which may have fewer tiles, fewer CTAs ask.
+        let step_s = |active: f64| {
+            let warm = slower
+                * self.join(&[
+                    way.step_s,
+                    (s.lines[0] + s.lines[1]) * self.line_s,
+                    active * asks * self.cache_line_s,
+                ]);
+            self.join(&[warm, self.cold_s * ((s.a + s.b) / asked).min(1.0)])
+        };
+        let swapped = if mma_swaps(way.block[0]) { self.swapped_tile } else { 1.0 };
+        let area = f64::from(way.block[0]) * f64::from(way.block[1]);
+        let mut tile_s = self.tile_s * swapped * area / (128.0 * 256.0);
         if parts > 1.0 {
             let sums = s.rows * f64::from(way.block[1]) * 4.0;
             tile_s += self.exchange_s
@@ -226,13 +269,18 @@ impl Products {
             (s.a * more_a + s.b * more_b) / self.memory_bytes_per_s,
             (s.a + s.b) / (active * self.sm_bytes_per_s),
         ]);
+        let last_s = match left > 0.0 {
+            true => self.join(&[steps * step_s(left * ctas), memory_s * left / s.tiles]),
+            false => 0.0,
+        };
         let tiles = if way.ping_pong { 1.0 } else { waves };
         let start_s = if together > 1.0 { self.multicast_s } else { 0.0 };
         // What the last tiles store.
         let out_s = s.out * (s.tiles.min(s.lanes) * together) / self.memory_bytes_per_s;
         self.launch_s
             + start_s
-            + waves * self.join(&[steps * step_s, memory_s / waves])
+            + whole * self.join(&[steps * step_s(s.lanes * ctas), memory_s * s.lanes / s.tiles])
+            + last_s
             + tiles * tile_s
             + out_s
     }
@@ -260,7 +308,14 @@ mod tests {
 
     #[test]
     fn few_tiles_gain_by_sharing_and_many_do_not() {
-        let of = |parts, multicast| Way { block: [128, 128], parts, multicast, ping_pong: false };
+        let of = |parts, multicast| Way {
+            block: [128, 128],
+            step_s: 285e-9,
+            stages: 4,
+            parts,
+            multicast,
+            ping_pong: false,
+        };
         assert!(seconds(16.0, &of(4, [1, 1])) < 0.8 * seconds(16.0, &of(1, [1, 1])));
         assert!(seconds(132.0, &of(4, [1, 1])) > seconds(132.0, &of(1, [1, 1])));
         // A wave more is one more.

@@ -47,7 +47,7 @@ impl<'a> Emitter<'a> {
             Expr::Const(n) => Some(*n),
             Expr::Dim(d) => {
                 let dim = &self.plan.dims[*d];
-                dim.runtime_max.is_none().then(|| i32::try_from(dim.value).ok()).flatten()
+                dim.runtime_max.is_none().then_some(dim.value)
             }
             _ => None,
         }

@@ -483,6 +483,12 @@ pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stage
     elements.saturating_mul(2).saturating_add(queries.saturating_mul(STATS * 4))
 }
 
+/// Whether a product's tile of so many rows multiplies with its operands swapped: columns of the result fill the 64 rows of a wgmma, and
+/// rows come in steps of 16.
+pub fn mma_swaps(m: u32) -> bool {
+    ![64, 128, 256].contains(&m)
+}
+
 /// Whether one warpgroup has registers for a tile of so many rows and columns.
 pub fn one_warpgroup_takes([m, n]: [u32; 2]) -> bool {
     m == 128 && n <= 160
@@ -494,14 +500,16 @@ pub fn mma_panel_columns(n: u32) -> u32 {
     if n.is_multiple_of(64) { 64 } else { 32 }
 }
 
-/// Panels of 64 rows that each of two consumer warpgroups has for its results: two, or four where they share 64 rows.
-pub fn mma_staging_panels(m: u32) -> u32 {
-    if m == 64 { 4 } else { 2 }
+/// Panels of 64 rows that each of two consumer warpgroups has for its results: two, or four where they share 64 rows, and where three
+/// stages leave room for so many.
+pub fn mma_staging_panels([m, n]: [u32; 2]) -> u32 {
+    let beside_three = mma_swaps(m) && m > 128 && n == 256;
+    if m == 64 || beside_three { 4 } else { 2 }
 }
 
 /// Bytes of those panels.
 pub fn mma_staging_bytes([m, n]: [u32; 2]) -> u32 {
-    2 * mma_staging_panels(m) * 64 * mma_panel_columns(n) * 2
+    2 * mma_staging_panels([m, n]) * 64 * mma_panel_columns(n) * 2
 }
 
 /// Panels that each of two warpgroups that share a tile fills with its part of so many columns of results.

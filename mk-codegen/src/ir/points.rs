@@ -5,7 +5,7 @@
 use super::{
     entity::{BufId, FamId, TabId},
     expr::{Env, EvalError, Expr, Var},
-    leaf::Operand,
+    leaf::{Leaf, Operand, mma_swaps},
     plan::{Access, Each, Family, Plan, Positions},
     tables::TableSet,
 };
@@ -195,7 +195,7 @@ impl<'a> Points<'a> {
 
     /// The first task whose tile of `block` rows and columns TMA cannot store to the region of `c`. It stores whole boxes: rows that end
     /// inside the tensor are sent one by one, which takes rows of 128 bytes; columns must end where the tensor does, or the box would
-    /// spill into what another task owns.
+    /// spill into what another task owns. Of tiles with swapped operands rows end there, too.
     ///
     /// # Errors
     /// Where a task or a region has no value.
@@ -205,7 +205,11 @@ impl<'a> Points<'a> {
         c: &Access,
         block: [u32; 2],
     ) -> Result<Option<Task>, PointError> {
-        let row_by_row = block[1].is_multiple_of(64);
+        let swaps = match self.plan.families[family].leaf {
+            Leaf::MmaTile { block, .. } => mma_swaps(block[0]),
+            _ => false,
+        };
+        let row_by_row = block[1].is_multiple_of(64) && !swaps;
         let runtime = self.plan.runtime_dim().is_some();
         for rank in 0..self.plan.mesh.size() as usize {
             let shape = self.shape(c.buffer, rank)?;

@@ -7,8 +7,8 @@ use super::{
     entity::{FamId, RoleId},
     expr::Expr,
     leaf::{
-        ALayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last, mma_panel_columns,
-        mma_panels, mma_staging_panels,
+        ALayout, BLayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last,
+        mma_panel_columns, mma_panels, mma_staging_panels, mma_swaps,
     },
     plan::{Access, Buffer, Family, Plan, Schedule, Space},
     points::{PointError, Points, Task},
@@ -164,7 +164,9 @@ impl Points<'_> {
     pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool, PointError> {
         let Some(first) = run.first() else { return Ok(false) };
         let leaf = &self.plan.families[*first].leaf;
-        let Leaf::MmaTile { block, stages, a_layout, store, consumers, epilogue, .. } = leaf else {
+        let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue, .. } =
+            leaf
+        else {
             return Ok(false);
         };
         // Longer ones leave no registers for it.
@@ -174,11 +176,14 @@ impl Points<'_> {
         let c = self.plan.operand(*first, Operand::C);
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
-        let own_rows = *consumers == Consumers::Cooperative && *a_layout == ALayout::Mk;
+        // Swapped, a warp's columns of a panel lie where its columns of B do, if those are contiguous.
+        let own_rows = *consumers == Consumers::Cooperative
+            && *a_layout == ALayout::Mk
+            && (!mma_swaps(block[0]) || *b_layout == BLayout::Kn);
         let together = leaf.multicast() != [1, 1];
         let behind = carry_last(leaf.epilogue());
         let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
-        let more = panels > mma_staging_panels(block[0]);
+        let more = panels > mma_staging_panels([block[0], block[1]]);
         if together || behind || !(own_rows && whole && more) {
             return Ok(false);
         }
@@ -205,10 +210,14 @@ impl Points<'_> {
         let c = self.plan.operand(*first, Operand::C);
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
-        let beyond = panels.saturating_sub(mma_staging_panels(block[0]));
-        let own_rows =
-            *a_layout == ALayout::Mk && block[0] > 64 && mma_panel_columns(block[1]) == 64;
-        let room = beyond == 0 || own_rows && beyond <= stages * (block[0] / 128);
+        let beyond = panels.saturating_sub(mma_staging_panels([block[0], block[1]]));
+        // Of A, or of columns of B.
+        let swaps = mma_swaps(block[0]);
+        let own_rows = *a_layout == ALayout::Mk
+            && (swaps || block[0] > 64)
+            && mma_panel_columns(block[1]) == 64;
+        let each = if swaps { block[1] / 128 } else { block[0] / 128 };
+        let room = beyond == 0 || own_rows && beyond <= stages * each;
         let sends =
             *store == Store::Tma && *consumers == Consumers::Cooperative && leaf.cluster() == 1;
         let whole = self.plan.families.values().filter(|f| f.role == role).count() == run.len();

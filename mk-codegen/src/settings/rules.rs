@@ -6,7 +6,7 @@ use super::{
     table::Misfit,
     values::{Gather, LastWave, Reduction},
 };
-use crate::ir::{Consumers, Schedule, one_warpgroup_takes};
+use crate::ir::{Consumers, Schedule, mma_swaps, one_warpgroup_takes};
 use crate::target;
 
 type Fit = Result<(), Misfit>;
@@ -58,12 +58,21 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         64 => [128, 256].contains(&bn),
         128 => [32, 64, 96, 128, 160, 192, 256].contains(&bn),
         256 => [32, 64, 96, 128, 160].contains(&bn),
-        _ => false,
+        _ => swapped_rows(bn).is_some_and(|mut rows| rows.any(|m| m == bm)),
     };
     if !known || bk != 64 {
         return misfit(
             format!("no matrix product has tiles of {bm} x {bn} x {bk}"),
-            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64",
+            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64; for a product alone also 48 to 240 rows in steps of 16 and 128 columns, or 48 to 160 and 256",
+        );
+    }
+    if mma_swaps(bm) && !swaps(c, facts) {
+        let why = format!(
+            "only a product alone, of 16-bit results without an elementwise operation, has tiles of {bm} rows"
+        );
+        return misfit(
+            why,
+            "use 64, 128 or 256 rows, or set `consumers=cooperative last_wave=none`",
         );
     }
     if facts.ragged && (bm > 128 || bn % 64 != 0) {
@@ -81,6 +90,23 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         return misfit(why, "use a multiple of 64 columns");
     }
     Ok(())
+}
+
+/// Rows of tiles of so many columns that multiply with their operands swapped ([`mma_swaps`]).
+pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
+    let most = match columns {
+        128 => 240,
+        256 => 160,
+        _ => return None,
+    };
+    Some((48..=most).step_by(16).filter(|m| mma_swaps(*m)))
+}
+
+/// Whether such tiles have a kernel.
+pub(super) fn swaps(c: &Config, facts: &Facts) -> bool {
+    let f32 = facts.products.iter().any(|p| p.f32);
+    let cooperative = c.consumers == Consumers::Cooperative && c.last_wave.is_none();
+    shared_depth(facts).is_some() && facts.plain() && !f32 && !facts.ragged && cooperative
 }
 
 pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
@@ -276,7 +302,10 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
         );
     }
     // The largest of them, beside all sums.
-    if bm * bn >= 128 * 256 && n == 3 {
+    if bm * bn > 128 * 256 {
+        return because("no registers are left for the others' sums", "use a smaller `block`");
+    }
+    if bm * bn == 128 * 256 && n == 3 {
         return because(
             "no registers are left for parts that differ",
             "use a smaller `block`, or 2 or 4 CTAs",

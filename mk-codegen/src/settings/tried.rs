@@ -39,7 +39,22 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
     } else if most >= 256 {
         blocks.push("256x128x64");
     }
-    texts(&blocks)
+    let mut texts = texts(&blocks);
+    if rules::swaps(&Config::default(), facts) {
+        texts.extend(swapped(rows));
+    }
+    texts
+}
+
+/// Tiles with swapped operands: of those that cut so many rows into as many blocks, the flattest.
+fn swapped(rows: u64) -> Vec<String> {
+    let each = |columns: u32| {
+        let heights = rules::swapped_rows(columns).into_iter().flatten();
+        let blocks = |m: u32| rows.div_ceil(m.into());
+        let flattest = move |m: &u32| *m == 48 || blocks(*m) != blocks(*m - 16);
+        heights.filter(flattest).map(move |m| format!("{m}x{columns}x64"))
+    };
+    [128, 256].into_iter().flat_map(each).collect()
 }
 
 /// Whether there is a product alone of which tiles of 128 x 128 do not fill the GPU.

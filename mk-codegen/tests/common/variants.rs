@@ -424,6 +424,12 @@ pub const VARIANTS: &[Variant] = &[
             c.multicast = Some(Multicast { below: 2, beside: 1 });
         },
     ),
+    variant(("swapped", "gemm(a, b)", 1, &[("a", &[600, 480]), ("b", &[480, 704])]), |c| {
+        (c.block, c.multicast) = ([80, 128, 64], Some(Multicast { below: 2, beside: 1 }));
+    }),
+    variant(("swapped_parts", "gemm(a, b)", 1, &[("a", &[300, 960]), ("b", &[960, 320])]), |c| {
+        (c.block, c.cluster) = ([112, 256, 64], 2);
+    }),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };
     }),

@@ -92,7 +92,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    const WORDS: [(Reason, &'static str); 14] = [
+    const WORDS: [(Reason, &'static str); 13] = [
         (Reason::Asked, "asked"),
         (Reason::Given, "given"),
         (Reason::Overlap, "overlap"),
@@ -104,7 +104,6 @@ impl Reason {
         (Reason::Indivisible(Indivisible::Single), "single"),
         (Reason::Indivisible(Indivisible::Runtime), "runtime"),
         (Reason::Indivisible(Indivisible::Elementwise), "elementwise"),
-        (Reason::Indivisible(Indivisible::Shared), "shared"),
         (Reason::Indivisible(Indivisible::Results), "results"),
         (Reason::Indivisible(Indivisible::Unwritten), "unwritten"),
     ];

@@ -16,8 +16,8 @@ pub struct Part {
     pub bound: Bound,
     /// What its parameters are in the whole pipeline, in their order: parameters there, or results of earlier parts.
     pub inputs: Vec<ValueId>,
-    /// What its result is there.
-    pub result: ValueId,
+    /// What its results are there: what its last operation makes, and then values before that others read, in their order.
+    pub results: Vec<ValueId>,
 }
 
 /// Why a pipeline does not come apart.
@@ -30,8 +30,6 @@ pub enum Indivisible {
     Runtime,
     /// An elementwise operation does not follow the operation before it, and has no kernel by itself.
     Elementwise,
-    /// A value before an elementwise operation is a result, or is read elsewhere, too.
-    Shared,
     /// A result is a parameter, or is there twice.
     Results,
     /// An operation is none of a pipeline of its own: a mesh of several axes, say.
@@ -44,7 +42,6 @@ impl fmt::Display for Indivisible {
             Indivisible::Single => "it is one operation",
             Indivisible::Runtime => "some of its sizes come with each launch",
             Indivisible::Elementwise => "an elementwise operation has no kernel by itself",
-            Indivisible::Shared => "a value before an elementwise operation has other readers",
             Indivisible::Results => "a result is a parameter, or is there twice",
             Indivisible::Unwritten => "an operation is no pipeline by itself",
         })
@@ -72,45 +69,33 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
     if !bound.runtime().is_empty() {
         return Err(Indivisible::Runtime);
     }
-    sound(program, &groups)?;
-    let all = groups.iter().enumerate();
-    all.map(|(i, group)| part(program, bound, i, group).ok_or(Indivisible::Unwritten)).collect()
-}
-
-/// Whether the last values of groups, and the parameters, are all that is read by other groups and by the caller.
-fn sound(program: &Program, groups: &[Vec<&Node>]) -> Result<(), Indivisible> {
-    let n_params = program.tensors().len();
-    let mut made = BTreeSet::new();
-    for group in groups {
-        let inside: Vec<ValueId> = group.iter().map(|n| n.result).collect();
-        for (i, node) in group.iter().enumerate() {
-            let before = i.checked_sub(1).and_then(|b| inside.get(b));
-            // Its first operand is what the node before it made; the others come from without.
-            let others = node.inputs.iter().skip(usize::from(before.is_some()));
-            if !others.into_iter().all(|id| id.index() < n_params || made.contains(id)) {
-                return Err(Indivisible::Shared);
-            }
-        }
-        made.extend(inside.last().copied());
-    }
     let mut seen = BTreeSet::new();
-    for id in program.results() {
-        if id.index() < n_params || !seen.insert(*id) {
-            return Err(Indivisible::Results);
-        }
-        if !made.contains(id) {
-            return Err(Indivisible::Shared);
-        }
+    if !program.results().iter().all(|id| id.index() >= program.tensors().len() && seen.insert(*id))
+    {
+        return Err(Indivisible::Results);
     }
-    Ok(())
+    let all = groups.iter().enumerate();
+    let one = |(i, group): (usize, &Vec<&Node>)| {
+        let outside = groups.iter().enumerate().filter(|(other, _)| *other != i);
+        let read = outside.flat_map(|(_, g)| g).flat_map(|node| &node.inputs);
+        let read: BTreeSet<ValueId> = read.chain(program.results()).copied().collect();
+        part(program, bound, i, group, &read).ok_or(Indivisible::Unwritten)
+    };
+    all.map(one).collect()
 }
 
 fn fuses(op: &Op) -> bool {
     op.is_elementwise() || matches!(op, Op::Swiglu)
 }
 
-/// Part `i`; `None` where its text is not what it shall be.
-fn part(program: &Program, bound: &Bound, i: usize, group: &[&Node]) -> Option<Part> {
+/// Part `i`, of whose values others `read` some; `None` where its text is not what it shall be.
+fn part(
+    program: &Program,
+    bound: &Bound,
+    i: usize,
+    group: &[&Node],
+    read: &BTreeSet<ValueId>,
+) -> Option<Part> {
     let inside: Vec<ValueId> = group.iter().map(|n| n.result).collect();
     let mut params = BTreeMap::new();
     for id in group.iter().flat_map(|n| &n.inputs).filter(|id| !inside.contains(id)) {
@@ -123,12 +108,16 @@ fn part(program: &Program, bound: &Bound, i: usize, group: &[&Node]) -> Option<P
     }
     let inputs: Vec<ValueId> = params.keys().copied().collect();
     let params: Vec<String> = params.into_values().collect();
-    let (chain, title) = (stages.join(" -> "), program.name());
-    let text = format!("pub fn {title}_{}({}) {{ {chain} }}", i + 1, params.join(", "));
+    let (last, before) = inside.split_last()?;
+    let shared = before.iter().copied().filter(|id| read.contains(id));
+    let results: Vec<ValueId> = std::iter::once(*last).chain(shared).collect();
+    let again = group.iter().flat_map(|node| node.inputs.iter().skip(1));
+    let named: BTreeSet<ValueId> =
+        results.iter().filter(|_| results.len() > 1).chain(again).copied().collect();
+    let (body, title) = (body(program, &inside, &results, &named, &stages), program.name());
+    let text = format!("pub fn {title}_{}({}) {{ {body} }}", i + 1, params.join(", "));
     let made = Program::parse(&text).ok()?;
     let sizes = made.bind(&BTreeMap::new(), &BTreeMap::new()).ok()?;
-    let result = *inside.last()?;
-    let [out] = made.results() else { return None };
     // What was read is what was written: the same operations, of the same values, with a result of the same type.
     let values: Vec<ValueId> = inputs.iter().chain(&inside).copied().collect();
     let origin = |id: &ValueId| values.get(id.index()).copied();
@@ -138,10 +127,41 @@ fn part(program: &Program, bound: &Bound, i: usize, group: &[&Node]) -> Option<P
     };
     let same = (made.tensors().len(), made.nodes().len()) == (inputs.len(), group.len())
         && made.nodes().iter().zip(group).all(as_here)
-        && type_of(&made, &sizes, *out)? == type_of(program, bound, result)?;
+        && made.results().iter().map(origin).eq(results.iter().copied().map(Some))
+        && results.iter().zip(made.results()).all(|(here, made_id)| {
+            let types = (type_of(&made, &sizes, *made_id), type_of(program, bound, *here));
+            types.0.is_some() && types.0 == types.1
+        });
     let ops: Vec<&str> = group.iter().map(|n| n.op.name()).collect();
     let name = ops.join(" -> ");
-    same.then_some(Part { name, program: made, bound: sizes, inputs, result })
+    same.then_some(Part { name, program: made, bound: sizes, inputs, results })
+}
+
+/// The body of a part: one chain, which the values that are `named` divide.
+fn body(
+    program: &Program,
+    inside: &[ValueId],
+    results: &[ValueId],
+    named: &BTreeSet<ValueId>,
+    stages: &[String],
+) -> String {
+    let (mut text, mut chain) = (String::new(), String::new());
+    for (id, stage) in inside.iter().zip(stages) {
+        chain = if chain.is_empty() { stage.clone() } else { format!("{chain} -> {stage}") };
+        if named.contains(id) {
+            let name = name(program, *id);
+            // Writing to a String cannot fail.
+            let _ = write!(text, "let {name} = {chain}; ");
+            chain = name;
+        }
+    }
+    match results {
+        [_] => text + &chain,
+        _ => {
+            let names: Vec<String> = results.iter().map(|id| name(program, *id)).collect();
+            format!("{text}({})", names.join(", "))
+        }
+    }
 }
 
 /// Dtype, global shape and placement.

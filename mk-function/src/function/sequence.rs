@@ -117,8 +117,8 @@ impl Sequence {
                 };
                 // A tensor too few is an error of the kernel's.
                 let inputs: Vec<&Argument> = wires.inputs.iter().filter_map(find).collect();
-                let output = find(&wires.output);
-                ranks.push(kernel.tensors(rank, inputs.into_iter(), output.into_iter(), &[])?);
+                let outputs: Vec<&Argument> = wires.outputs.iter().filter_map(find).collect();
+                ranks.push(kernel.tensors(rank, inputs.into_iter(), outputs.into_iter(), &[])?);
             }
             if let Err(error) = kernel.instance().accepts(&ranks) {
                 self.give_up_together();

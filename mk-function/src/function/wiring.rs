@@ -12,7 +12,7 @@ pub enum Place {
     Input(usize),
     /// A result of the pipeline, by position.
     Output(usize),
-    /// The part's result for later parts, by position in [`Wiring::between`].
+    /// A part's result for later parts, by position in [`Wiring::between`].
     Between(usize),
 }
 
@@ -21,8 +21,8 @@ pub enum Place {
 pub struct Wires {
     /// Of each parameter.
     pub inputs: Vec<Place>,
-    /// Of its result.
-    pub output: Place,
+    /// Of each result.
+    pub outputs: Vec<Place>,
 }
 
 /// The tensors of all parts of a pipeline.
@@ -41,11 +41,14 @@ impl Wiring {
         for part in parts {
             let inputs = part.inputs.iter().map(|id| wiring.place(program, *id));
             let inputs = inputs.collect::<Option<Vec<_>>>()?;
-            if wiring.place(program, part.result).is_none() {
-                wiring.between.push(part.result);
+            for result in &part.results {
+                if wiring.place(program, *result).is_none() {
+                    wiring.between.push(*result);
+                }
             }
-            let output = wiring.place(program, part.result)?;
-            wiring.parts.push(Wires { inputs, output });
+            let outputs = part.results.iter().map(|id| wiring.place(program, *id));
+            let outputs = outputs.collect::<Option<Vec<_>>>()?;
+            wiring.parts.push(Wires { inputs, outputs });
         }
         Some(wiring)
     }
@@ -53,7 +56,7 @@ impl Wiring {
     /// The parameter that result `i` may replace: one that the part with that result alone reads, once, and `replaces` in its own
     /// parameter of that position.
     pub fn replaced(&self, i: usize, replaces: impl Fn(usize, usize) -> bool) -> Option<usize> {
-        let part = self.parts.iter().position(|p| p.output == Place::Output(i))?;
+        let part = self.parts.iter().position(|p| p.outputs.contains(&Place::Output(i)))?;
         let inputs = self.parts.get(part)?.inputs.iter().enumerate();
         let mut found = inputs.filter_map(|(at, place)| match place {
             Place::Input(input) if replaces(part, at) => Some(*input),

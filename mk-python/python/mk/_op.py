@@ -157,7 +157,8 @@ def _define(torch):
                     found[parameter + 2] = gradients[i].to(ctx.train.dtype(torch, parameter))
             return tuple(found)
 
-    direct = Direct.apply
+    # Function.apply in Python first looks for transforms of functorch, which is_plain has done.
+    direct = super(torch.autograd.Function, Direct).apply
 
     for device in ("CPU", "CUDA"):
         library.impl("call", call, device)

@@ -12,7 +12,7 @@ use crate::{
     ir::{
         ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId,
         Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_exchange_bytes,
-        mma_panel_columns, mma_staging_bytes, one_warpgroup_takes, saves_gates,
+        mma_panel_columns, mma_staging_bytes, mma_swaps, one_warpgroup_takes, saves_gates,
     },
     target,
 };
@@ -158,6 +158,12 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     };
     let dtype = e.one_dtype(id, |o| matches!(o, Operand::A | Operand::B))?;
     let out = e.one_dtype(id, |o| o == Operand::C)?;
+    let as_it_is = *a_layout == ALayout::Mk && out != "F32" && epilogue.is_empty();
+    let leaves = *store == Store::Tma || *cluster > 1;
+    if mma_swaps(block[0]) && !(as_it_is && leaves && *consumers == Consumers::Cooperative) {
+        let what = "operands are swapped for 16-bit results as they are, of rows that TMA stores, or clusters";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
     let saves_f32 = f.accesses.iter().any(|a| {
         EPILOGUE_OPERANDS.contains(&a.operand)
             && a.mode == Mode::Write
@@ -284,7 +290,10 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let panel_cols = mma_panel_columns(block[1]).min(wide);
     let (c_map, line_map) = match store {
         Store::Tma => {
-            (c_maps(e, f, &targets, [64, panel_cols])?, c_maps(e, f, &targets, [1, panel_cols])?)
+            // Swapped, the last panel of a tile may have fewer rows.
+            let least = if mma_swaps(block[0]) { (block[0] - 1) % 64 + 1 } else { 1 };
+            let whole = c_maps(e, f, &targets, [64, panel_cols])?;
+            (whole, c_maps(e, f, &targets, [least, panel_cols])?)
         }
         Store::Direct => ("&params.maps[0]".into(), "&params.maps[0]".into()),
     };
@@ -301,9 +310,10 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
 /// Blocks that the agents multiply.
 fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Result<(), EmitError> {
     let halves = block[1].is_multiple_of(128);
-    let rows = [128, 256].contains(&block[0]) || block[0] == 64 && halves && !gated;
+    let swapped = mma_swaps(block[0]) && block[0].is_multiple_of(16) && block[0] < 256;
+    let rows = [128, 256].contains(&block[0]) || (block[0] == 64 || swapped) && halves && !gated;
     if block[2] != 64 || !rows || gated && !halves {
-        let what = "tiles have 128 or 256 rows, or 64 in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half";
+        let what = "tiles have 128 or 256 rows, or 64, or others in steps of 16, in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     if consumers == Consumers::PingPong && !one_warpgroup_takes([block[0], block[1]]) {

@@ -1,12 +1,12 @@
-//! Checks tiles of odd widths, once the plan is made: their results leave in boxes that end where rows do.
+//! Checks tiles of odd widths, and those with swapped operands, once the plan is made: their results leave in boxes that end where rows do.
 
 use crate::passes::error::LowerError;
 use crate::{
-    ir::{Leaf, Operand, Plan, Points, Store, TableSet},
+    ir::{ALayout, Leaf, Operand, Plan, Points, Store, TableSet, mma_swaps},
     settings::{Config, Refusal, by_name},
 };
 
-/// Whether tiles of odd widths end where their rows do: rows that end elsewhere leave one by one, in whole panels of 64 columns.
+/// Whether tiles of odd widths, or with swapped operands, end where their rows do: rows that end elsewhere leave one by one, in whole panels of 64 columns.
 ///
 /// # Errors
 /// [`LowerError::Setting`] with what would fit.
@@ -15,19 +15,29 @@ pub(in crate::passes) fn check(plan: &Plan, config: &Config) -> Result<(), Lower
     let points = Points::new(plan, &tables);
     for (id, f) in plan.families.iter() {
         let columns = f.leaf.out_columns();
-        let Leaf::MmaTile { block, store: Store::Tma, .. } = f.leaf else { continue };
-        if columns.is_multiple_of(64) {
+        let Leaf::MmaTile { block, store, a_layout, cluster, .. } = f.leaf else { continue };
+        let swaps = mma_swaps(block[0]);
+        if swaps && (a_layout == ALayout::Km || store == Store::Direct && cluster == 1) {
+            let why = format!("no tiles of {} x {} multiply these operands", block[0], block[1]);
+            let help = "use 64, 128 or 256 rows: with others rows of the left operand and of the result are multiples of 16 bytes, and not transposed".into();
+            return Err(refused(config, why, help));
+        }
+        if store == Store::Direct || columns.is_multiple_of(64) && !swaps {
             continue;
         }
         for c in f.accesses.iter().filter(|a| a.operand == Operand::C) {
             // Without a value there, the plan is refused elsewhere, with the place.
             if let Ok(Some(_)) = points.clipped(id, c, [block[0], columns]) {
                 let why = format!("rows end inside tiles of {} x {}", block[0], block[1]);
-                let help = "use a multiple of 64 columns where ranks have rows that are no multiple of a tile's, or rows come with each launch".into();
-                let value = by_name("block").map(|s| (s.get)(config)).unwrap_or_default();
-                return Err(Refusal { setting: "block", value, why, help }.into());
+                let help = "use a multiple of 64 columns, and 64, 128 or 256 rows, where ranks have rows that are no multiple of a tile's, or rows come with each launch".into();
+                return Err(refused(config, why, help));
             }
         }
     }
     Ok(())
+}
+
+fn refused(config: &Config, why: String, help: String) -> LowerError {
+    let value = by_name("block").map(|s| (s.get)(config)).unwrap_or_default();
+    Refusal { setting: "block", value, why, help }.into()
 }

@@ -12,8 +12,16 @@ use crate::passes::{
     },
 };
 
-/// Rows that one repacking task copies.
-const ROWS: i32 = 64;
+/// Most rows that one repacking task copies.
+const MOST_ROWS: i32 = 64;
+/// Elements of 16 bits in a line of the cache.
+const LINE: i32 = 64;
+
+/// Rows that one task copies of so many: two tasks and more for each SM, where there are rows for them.
+fn rows_of_task(draft: &Draft, rows: i32) -> i32 {
+    let each = i64::from(rows) / (2 * draft.sms()).max(1);
+    i32::try_from(each - each % 8).unwrap_or(MOST_ROWS).clamp(8, MOST_ROWS)
+}
 
 /// A repacked operand: where it is, and the one word that announces all of it.
 #[derive(Clone, Copy)]
@@ -34,15 +42,22 @@ pub(in crate::passes) fn matrix(
         return None;
     }
     let last = t.shape.len() - 1;
-    let padded = aligned(t.widest(last, world), t.dtype.size_bytes());
+    // Rows begin at lines: a step touches half as many.
+    let widest = t.widest(last, world).max(1);
+    let padded = aligned(widest, t.dtype.size_bytes());
+    let padded = match widest < LINE {
+        true => padded,
+        false => (padded + LINE - 1) / LINE * LINE,
+    };
     let shape = draft.extents.local_shape(t);
     let name = format!("{}_packed", t.name);
     let pitch = Some(Expr::Const(padded));
     let buffer = draft.buffer(&name, Space::Scratch, t.dtype, shape.clone(), pitch);
-    let blocks = (t.widest(0, world) + ROWS - 1) / ROWS;
+    let rows = rows_of_task(draft, t.widest(0, world));
+    let blocks = (t.widest(0, world) + rows - 1) / rows;
     let i = Expr::from(Var::domain(0));
-    let len = block_rows(shape[0].clone(), i.clone(), ROWS);
-    let mut region = vec![(i * ROWS, len)];
+    let len = block_rows(shape[0].clone(), i.clone(), rows);
+    let mut region = vec![(i * rows, len)];
     region.extend(shape[1..].iter().map(|n| (Expr::Const(0), n.clone())));
     let by = draft.family(
         &format!("pack.{}", t.name),
@@ -73,9 +88,10 @@ pub(in crate::passes) fn columns_by_owner(
     let name = format!("{}_packed", t.name);
     let pitch = Some(Expr::Const(padded));
     let buffer = draft.buffer(&name, Space::Scratch, t.dtype, shape, pitch);
-    let blocks = (t.widest(0, world) + ROWS - 1) / ROWS;
+    let each = MOST_ROWS;
+    let blocks = (t.widest(0, world) + each - 1) / each;
     let (i, s) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
-    let down = (i.clone() * ROWS, block_rows(height, i, ROWS));
+    let down = (i.clone() * each, block_rows(height, i, each));
     let cols = draft.extents.shard(&t.shape[1], s.clone());
     let src = vec![down.clone(), (s.clone() * rows.capacity, cols.clone())];
     let dst = vec![down, (s, 1.into()), (0.into(), cols)];
