@@ -3,7 +3,9 @@
 //! where the time goes.
 
 use super::{CostError, model::DeviceModel};
-use crate::ir::{ALayout, Access, Leaf, Operand, Plan, Points, Store, TableSet, mma_swaps, row_dim};
+use crate::ir::{
+    ALayout, Access, Leaf, Operand, Plan, Points, Store, TableSet, mma_swaps, row_dim,
+};
 use serde::{Deserialize, Serialize};
 
 /// What products alone were measured to take, caches flushed. Times are joined by a [power](Products::power): those that are near add up.

@@ -33,8 +33,8 @@ pub use leaf::{
     ALayout, Agent, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS,
     EpilogueOp, GradOf, Leaf, Mask, Operand, RoutePart, STATS, Store, Tabulation,
     attend_grad_smem_bytes, attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes,
-    mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_swaps,
-    one_warpgroup_takes, saves_gates,
+    mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels,
+    mma_swaps, one_warpgroup_takes, saves_gates,
 };
 pub use net::NetPlan;
 pub use plan::{

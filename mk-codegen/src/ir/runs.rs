@@ -7,8 +7,8 @@ use super::{
     entity::{FamId, RoleId},
     expr::Expr,
     leaf::{
-        ALayout, BLayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last, mma_panel_columns,
-        mma_panels, mma_staging_panels, mma_swaps,
+        ALayout, BLayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last,
+        mma_panel_columns, mma_panels, mma_staging_panels, mma_swaps,
     },
     plan::{Access, Buffer, Family, Plan, Schedule, Space},
     points::{PointError, Points, Task},
@@ -164,9 +164,8 @@ impl Points<'_> {
     pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool, PointError> {
         let Some(first) = run.first() else { return Ok(false) };
         let leaf = &self.plan.families[*first].leaf;
-        let Leaf::MmaTile {
-            block, stages, a_layout, b_layout, store, consumers, epilogue, ..
-        } = leaf
+        let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue, .. } =
+            leaf
         else {
             return Ok(false);
         };

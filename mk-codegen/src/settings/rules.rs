@@ -67,8 +67,13 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         );
     }
     if mma_swaps(bm) && !swaps(c, facts) {
-        let why = format!("only a product alone, of 16-bit results without an elementwise operation, has tiles of {bm} rows");
-        return misfit(why, "use 64, 128 or 256 rows, or set `consumers=cooperative last_wave=none`");
+        let why = format!(
+            "only a product alone, of 16-bit results without an elementwise operation, has tiles of {bm} rows"
+        );
+        return misfit(
+            why,
+            "use 64, 128 or 256 rows, or set `consumers=cooperative last_wave=none`",
+        );
     }
     if facts.ragged && (bm > 128 || bn % 64 != 0) {
         let why = format!("ragged rows have no tiles of {bm} x {bn}");
