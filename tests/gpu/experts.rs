@@ -1,6 +1,10 @@
 //! Tokens to their experts and back: routings that change from launch to launch, and those that no launch can have.
 
-use crate::{rig::alone, scenario::config_for, shared_world};
+use crate::{
+    rig::{alone, in_parallel},
+    scenario::config_for,
+    shared_world,
+};
 use mk::{
     Bound, Program,
     abi::{DType, KernelSource, TensorDirection},
@@ -87,18 +91,23 @@ fn right(k: &Kernel, world: &World, options: &InstanceOptions) {
 fn tokens_go_to_experts_and_back() {
     let _gpus = alone();
     // Ranks have unequally many tokens, and the last chunk of a rank is short.
-    for (ranks, slots, experts) in
-        [(1, 2, 8), (1, 8, 64), (2, 1, 6), (2, 8, 16), (4, 2, 8), (3, 3, 9)]
-    {
-        let Some(world) = shared_world("tokens_go_to_experts_and_back", ranks) else { return };
+    let worlds = [(1, 2, 8), (1, 8, 64), (2, 1, 6), (2, 8, 16), (4, 2, 8), (3, 3, 9)];
+    let mut cases = Vec::new();
+    for (ranks, slots, experts) in worlds {
+        let world = shared_world("tokens_go_to_experts_and_back", ranks);
+        let Some(world) = world else { return };
         let (n, own) = (ranks as u64, experts / ranks as u64);
         let tokens = 290 * n + 1;
         let blocks = tokens * slots.min(own) / 128 + own + 1;
         let sizes = [tokens, slots, experts, blocks];
-        right(&kernel(LAYER, &world, sizes), &world, &options(if ranks > 2 { 20 } else { 0 }));
+        cases.push((LAYER, world.clone(), sizes));
         if ranks < 3 {
-            right(&kernel(DISPATCH, &world, sizes), &world, &options(0));
+            cases.push((DISPATCH, world, sizes));
         }
+    }
+    let kernels = in_parallel(&cases, |(text, world, sizes)| kernel(text, world, *sizes));
+    for ((_, world, _), k) in cases.iter().zip(&kernels) {
+        right(k, world, &options(if world.size() > 2 { 20 } else { 0 }));
     }
 }
 

@@ -383,7 +383,11 @@ impl Unroller<'_> {
         {
             return self.attention(task, x, attends);
         }
-        let waits = self.waits(task, x, 0)?;
+        let mut waits = self.waits(task, x, 0)?;
+        // Sums in a loop are one job: its waits are all made before.
+        for i in 1..self.iterations(task, x)? {
+            waits.end = self.waits(task, x, i)?.end;
+        }
         let from = self.work.flows.len();
         let (kind, main_s) = match &x.leaf {
             Leaf::Signal | Leaf::Enter => (Kind::Signal, 0.0),
@@ -392,7 +396,7 @@ impl Unroller<'_> {
             | Leaf::StatsTile { .. }
             | Leaf::HostCopy
             | Leaf::Tabulate { .. }
-                if x.inner.is_none() =>
+                if x.inner.is_none() || matches!(x.leaf, Leaf::ReduceTile { .. }) =>
             {
                 (Kind::Move, self.moved(task, x)?)
             }
@@ -605,6 +609,12 @@ impl Unroller<'_> {
         Ok(to)
     }
 
+    /// Iterations of a task's loop, where it moves data in one; else 1.
+    fn iterations(&self, task: &Task, x: &Family) -> Result<i64, CostError> {
+        let loops = x.inner.is_some() && matches!(x.leaf, Leaf::ReduceTile { .. });
+        Ok(if loops { self.points.inner(task)? } else { 1 })
+    }
+
     /// Adds the flows of a copy or a sum, and returns the seconds that it takes by itself.
     fn moved(&mut self, task: &Task, x: &Family) -> Result<f64, CostError> {
         let own = task.rank();
@@ -615,9 +625,14 @@ impl Unroller<'_> {
                 Some(flow) => flow.bytes += bytes,
                 None => flows.push(Flow { resource, bytes }),
             };
-        for access in &x.accesses {
+        let all = self.iterations(task, x)?;
+        let times = x.accesses.iter().flat_map(|access| {
+            let n = if access.at == Point::Inner { all } else { 1 };
+            (0..n).map(move |i| (access, i))
+        });
+        for (access, i) in times {
             let points = &self.points;
-            points.for_each(task, 0, access.each.as_ref(), access.when.as_ref(), |at| {
+            points.for_each(task, i, access.each.as_ref(), access.when.as_ref(), |at| {
                 let Some(region) = points.region(at, access)? else { return Ok(()) };
                 let bytes = self.bytes(&region);
                 let reads = access.mode == Mode::Read;

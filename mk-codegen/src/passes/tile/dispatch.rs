@@ -98,7 +98,7 @@ impl<'a> Dispatch<'a> {
         let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
         let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
         let domain = vec![("p", world.into())];
-        let list = draft.family("ids", RoleKind::IntraComm, leaf, domain, vec![], [src, dst]);
+        let list = draft.family("ids", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
         let named = Writer::new(list, Operand::Dst, vec![Var::RANK.into()]).on(peer);
         let named = draft.flow(Flow::new("named", vec![world.into()], 1.into(), vec![named]));
         let count = g.products[0].out.widest(0, world) / BLOCK;
@@ -313,7 +313,7 @@ impl<'a> Dispatch<'a> {
         ];
         let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
         let domain = vec![("b", self.count.into()), ("p", (BLOCK / PULLED).into())];
-        let pull = draft.family("pull", RoleKind::IntraComm, leaf, domain, vec![], touched);
+        let pull = draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched);
         // Of pieces without rows, too: so many words for every block.
         let arrived = Writer::new(pull, Operand::Dst, vec![b]);
         let shape = vec![self.count.into()];
