@@ -18,6 +18,7 @@ use mk::{
         },
     },
     settings::{Config, NicOrdering},
+    trace::{Span, What},
 };
 use mk_skip::{Need, skip};
 use std::{
@@ -215,6 +216,41 @@ fn a_failed_write() -> Res<()> {
     assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
     let fault = net.fault().ok_or("the proxies know of nothing")?;
     println!("ok a failed write: {error}; {fault}");
+    Ok(())
+}
+
+/// Waits for words that hosts raise are recorded, each behind the send of the other node that raises it.
+#[test]
+fn a_trace_over_nodes() -> Res<()> {
+    let _alone = alone();
+    let Some(world) = world("a_trace_over_nodes", 2, 2) else { return Ok(()) };
+    let net = Net::loopback(&world, Ordering::InOrder, &NetOptions::default())?;
+    let case = case(PIPELINES[0], 2, NicOrdering::InOrder, [4096, 512, 1024]);
+    let kernel = Kernel::traced(&case, &world)?;
+    let mut s = Scenario::bind(&kernel, &world, &options(&net, 0))?;
+    for epoch in 1..=3 {
+        assert!(good(&s.step(epoch)?));
+        let trace = s.trace()?;
+        assert!(
+            trace.clocks.iter().all(|c| c.lost == 0 && c.disordered == 0),
+            "{:?}",
+            trace.clocks
+        );
+        assert!(trace.alignment.contradiction_ns < 32.0, "{:?}", trace.alignment);
+        let mut waits = 0;
+        for wait in &trace.spans {
+            let What::Wait { on, before: false, .. } = wait.what else { continue };
+            if on.rank < trace.world {
+                continue;
+            }
+            waits += 1;
+            let sent = |s: &&Span| matches!(s.what, What::Post { to, .. } if to == on);
+            let by = trace.spans.iter().find(sent).ok_or("nobody sent a word that came")?;
+            assert!(by.rank != wait.rank && by.begin < wait.end + 32.0, "{by:?} {wait:?}");
+        }
+        assert!(waits > 0, "{}", mk::trace::summary(&trace));
+        println!("ok a trace over nodes: {waits} waits for the network");
+    }
     Ok(())
 }
 

@@ -167,6 +167,12 @@ impl Emitter<'_> {
                 )
             }
         };
+        let kind = if w.lag > 0 { "WaitBefore" } else { "Wait" };
+        let word = spans::net("params.header.rank", &word);
+        let call = match self.options.trace {
+            true => spans::around(&call, kind, edge, &word, false),
+            false => call,
+        };
         self.wrap(f, w.by, each, w.when.as_ref(), call)
     }
 
