@@ -30,9 +30,9 @@ def arguments():
     parser.add_argument("--row", action="append", type=table.parse, metavar="MxKxN", help="this shape instead of random ones")
     parser.add_argument("--settings", type=pathlib.Path, help='JSON with more settings to time: {"MxKxN": ["block=128x128x64", …]}')
     parser.add_argument("--stored", type=pathlib.Path, help="a result: its shapes, with the settings that are stored there as `mk 1`")
-    parser.add_argument("--seconds", type=float, help="begin no shape later than that")
+    parser.add_argument("--seconds", type=float, help="begin no shape, and compile no more kernels, later than that after the start")
     parser.add_argument("--progress", action="store_true", help="a line for each shape, on stderr")
-    parser.add_argument("--json", type=pathlib.Path, help="where the result goes")
+    parser.add_argument("--json", type=pathlib.Path, help="where the result goes, also the one so far")
     parser.add_argument("--svg", type=pathlib.Path, help="where a picture of it goes")
     args = parser.parse_args()
     if args.rounds < 1 or args.count < 1 or args.rows[0] < 1 or args.rows[0] > args.rows[1]:
@@ -55,6 +55,13 @@ def selected(args):
     return args.row or table.draw(args.seed, args.count, tuple(args.rows), args.odd)
 
 
+def store(path, text):
+    """All of it, or what was there before."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text)
+    beside.replace(path)
+
+
 def main():
     args = arguments()
     begin = time.perf_counter()
@@ -63,17 +70,22 @@ def main():
         from bench import Bench  # torch from here on
     except ImportError as error:
         sys.exit(f"error: {error}\n  help: this needs torch with CUDA, and the module mk (cargo xtask wheel)")
-    result = Bench(args, table.OPS[args.op]).run(shapes)
-    result |= {
-        "format": 1,
-        "date": datetime.date.today().isoformat(),
-        "seed": args.seed,
-        "op": args.op,
-        "rounds": args.rounds,
-        "seconds": round(time.perf_counter() - begin, 1),
-    }
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    elapsed = lambda: time.perf_counter() - begin  # noqa: E731
+    late = lambda: args.seconds is not None and elapsed() > args.seconds  # noqa: E731
+    result = None
+    for result in Bench(args, table.OPS[args.op]).run(shapes, late):
+        result |= {
+            "format": 1,
+            "date": datetime.date.today().isoformat(),
+            "seed": args.seed,
+            "op": args.op,
+            "rounds": args.rounds,
+            "seconds": round(elapsed(), 1),
+        }
+        if args.json:
+            store(args.json, json.dumps(result, indent=1) + "\n")
+    if result is None or not result["rows"]:
+        sys.exit(f"error: no shape has run within {args.seconds} s\n  help: starting and compiling take some seconds: allow more")
     picture = plot.svg(result)
     if args.svg and picture:
         args.svg.write_text(picture)

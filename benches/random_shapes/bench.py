@@ -24,6 +24,7 @@ FLUSH_BYTES = 256 << 20
 FLUSH_US = 55  # what overwriting so much takes, at least
 WARM = 3
 CHUNK = 4096  # rows that a reference converts at a time
+TOGETHER = 16  # shapes whose kernels are compiled before they run
 
 
 class Contestant:
@@ -96,21 +97,25 @@ class Bench:
         self.lt = lt.Library() if args.lt else None
         self._over = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
-    def run(self, shapes):
-        begin = time.perf_counter()
-        work = [(shape, settings) for shape in shapes for settings in [None, *self.args.settings.get(str(shape), [])]]
-        made = self.bind(work)
-        bound = time.perf_counter() - begin
-        rows = []
-        for shape in shapes:
-            if self.args.seconds and time.perf_counter() - begin > self.args.seconds:
-                break
-            rows.append(self.row(shape, made))
-            if self.args.progress:
-                print(line(rows[-1]), file=sys.stderr, flush=True)
+    def run(self, shapes, late):
+        """Results so far, again and again: kernels of some shapes are compiled, and then these shapes run. Begins no more when it is
+        ``late()``."""
         gpu = torch.cuda.get_device_name()
         versions = {"mk": mk.__version__, "torch": torch.__version__, "cuda": torch.version.cuda}
-        return {"machine": {"gpu": gpu}, "versions": versions, "bind_seconds": bound, "rows": rows}
+        rows, bound = [], 0.0
+        for some in (shapes[i : i + TOGETHER] for i in range(0, len(shapes), TOGETHER)):
+            if late():
+                return
+            begin = time.perf_counter()
+            made = self.bind([(shape, settings) for shape in some for settings in [None, *self.args.settings.get(str(shape), [])]])
+            bound += time.perf_counter() - begin
+            for shape in some:
+                if late():
+                    break
+                rows.append(self.row(shape, made))
+                if self.args.progress:
+                    print(line(rows[-1]), file=sys.stderr, flush=True)
+            yield {"machine": {"gpu": gpu}, "versions": versions, "bind_seconds": bound, "rows": rows}
 
     def bind(self, work):
         """Kernels of ours by shape and settings, or why there is none; many are compiled side by side."""

@@ -329,11 +329,11 @@ mod tests {
 
     #[test]
     fn records_that_nobody_listed_still_read() {
-        let mut r = record(9, 1);
+        let mut r = record(99, 1);
         r.cta = 999;
         r.edge = 1000;
         let text = Fault::from_record(&source(), &r).to_string();
-        assert_eq!(text, "kernel ag_gemm, rank 1, CTA 999, epoch 3: fault of unknown kind 9");
+        assert_eq!(text, "kernel ag_gemm, rank 1, CTA 999, epoch 3: fault of unknown kind 99");
     }
 
     #[test]
@@ -348,6 +348,10 @@ mod tests {
         assert!(text(2).contains("rank 3 did not enter the launch within 30.0 s"));
         assert!(text(3).contains("hash 00000018 here, 00000010 there"));
         assert!(text(5).contains("still running"));
+        assert!(
+            text(9).contains("token 42 goes to expert 16, and there are 24: name one of 0 to 23")
+        );
+        assert!(text(10).contains("token 42 goes to expert 16 twice"));
         let mut told = Fault::from_record(&source, &FaultRecord { peer: 3, ..record(4, 0) });
         told.there = Some("e9: nothing came".into());
         assert!(told.to_string().ends_with("rank 3 raised the abort word: e9: nothing came"));
