@@ -23,6 +23,38 @@ pub struct Routed {
     pub rows: i32,
 }
 
+/// Which table a task fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tabulation {
+    /// The rows of groups, cut into blocks ([`TableSource::Blocks`](super::plan::TableSource::Blocks)): `src` has the rows of each group,
+    /// `dst` group and rows of each block. Negative rows, and more blocks than `dst` has room for, end the launch.
+    Blocks {
+        /// Rows of a block.
+        rows: u32,
+    },
+    /// What follows from a routing ([`Routing`]), chunk by chunk of tokens. Experts that there are not, or that a token names
+    /// twice, and more blocks on a rank than there are, end the launch.
+    ///
+    /// | part | `src` | `dst` |
+    /// | --- | --- | --- |
+    /// | lists | experts of a chunk, `[tokens, slots]` | its list |
+    /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]` |
+    /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
+    /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]` |
+    Route {
+        /// What `dst` has.
+        part: RoutePart,
+        /// Experts of the world.
+        experts: u32,
+        /// Ranks that share them, and the tokens.
+        ranks: u32,
+        /// Rows of a block.
+        rows: u32,
+        /// Blocks that a rank has room for.
+        blocks: u32,
+    },
+}
+
 /// Why no launch has a routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RouteError {
