@@ -19,10 +19,9 @@
 //!   query's position) are expressions of its coordinates: `Emitter::scalars` prints them as members of the task that `decode` returns
 //!   and every hook is handed.
 //!
-//! Two things have a place here and are not built. *Tables with storage*: `check.rs` refuses plans with tables; when they have memory, an
-//! expression over one is printed as a load, and may stand only behind a wait for whoever wrote it. *A scheduler*: an agent that
-//! decodes a task behind its waits, and hands the result to the others through the ring; it takes a seat of its own
-//! ([`Seat::Lane`]), and the loader's `decode` moves into it.
+//! Tables that a launch fills are memory: an expression over one is printed as a load, behind the waits that come before look-ups
+//! (docs/verification.md, tables). A scheduler has a place here and is not built: an agent that decodes a task behind its waits, and hands
+//! the result to the others through the ring; it would take a seat of its own ([`Seat::Lane`]), and the loader's `decode` move into it.
 
 mod attend;
 mod attend_grad;
