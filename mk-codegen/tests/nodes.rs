@@ -7,7 +7,7 @@ mod common;
 use mk_abi::MapBase;
 use mk_codegen::{
     emit,
-    ir::{Leaf, Operand, Plan, Points, TableSet},
+    ir::{Leaf, Operand, Plan, Points, TableSet, Wait},
     passes::{self, LowerError},
     settings::{AllReduce, Config, Gather, NicOrdering, Reduction},
     valid,
@@ -113,9 +113,15 @@ fn kernels_that_are_refused() {
         let error = emit::emit(&plan).expect_err(to).to_string();
         assert!(error.contains(why), "{to}: {error}");
     }
+    // With tracing, waits for words of hosts are recorded, and sends.
     let plan: Plan = text.parse().expect("reads");
-    let error = emit::emit_with(&plan, emit::Options { trace: true }).expect_err("traced");
-    assert!(error.to_string().contains("those of a network are elsewhere"), "{error}");
+    let plain = emit::emit(&plan).expect("emits").cuda;
+    let traced = emit::emit_with(&plan, emit::Options { trace: true }).expect("traced").cuda;
+    let records = traced.matches("trace_net(params.header, ").count();
+    let sends = plan.families.values().filter(|f| f.leaf == Leaf::NicSend).count();
+    let net = |w: &&Wait| plan.signals[w.signal].net;
+    let waits = plan.families.values().flat_map(|f| &f.waits).filter(net).count();
+    assert_eq!((records, plain.matches("trace_net").count()), (waits + sends, 0));
 }
 
 /// What cannot go over nodes is refused by the setting that asks for it.

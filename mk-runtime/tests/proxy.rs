@@ -163,7 +163,10 @@ fn carries(ordering: Ordering, shape: &Shape) {
     until("an entry", || a.word(3) == 1);
     let hash = a.lease.base + layout(true).hash(2, 1, 1);
     assert_eq!(a.memory.word(hash).load(Atomic::Relaxed), 0xabcd);
-    assert_eq!(a.proxy.fault(), None);
+    // What says that it has no bytes has no place either.
+    b.push(NetCommand { from: u64::MAX, to: u64::MAX, bytes: 0, ..send(0, 5, 1) });
+    until("a word without data", || a.word(5) == 1);
+    assert_eq!((a.proxy.fault(), b.proxy.fault()), (None, None));
     until("the count", || a.proxy.counts().commands == 70 * 16);
     for rank in [a, b] {
         assert!(rank.proxy.detach(0, SOON).unwrap());

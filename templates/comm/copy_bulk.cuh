@@ -106,7 +106,8 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem, const Hooks& hooks,
                                 RingCursor<Config::kStages>& ring) {
   RingCursor<Config::kStages> reading = ring;
-  CopyTask held;
+  // Of nothing to begin with: where it had no value, ptxas (CUDA 13.0) took the loop's task for it, and posted for that one.
+  CopyTask held = CopyTask{};
   bool holds = false;
   u32 behind = 0;     // pieces sent since the task that is held back
   u32 in_flight = 0;  // slots that have not gone back

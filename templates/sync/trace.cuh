@@ -84,6 +84,11 @@ MK_DEVICE void trace_signal(const LaunchHeader& header, TraceKind kind, u32 fami
               static_cast<u32>(offset >> 32));
 }
 
+// A place that stands for a word that hosts raise: behind the symmetric memory of all ranks, by rank.
+MK_DEVICE const u32* trace_net(const LaunchHeader& header, u32 rank, u32 word) {
+  return reinterpret_cast<const u32*>(header.sym_base + u64{header.world + rank} * header.sym_stride_bytes) + word;
+}
+
 // Whether a phase is complete, without waiting at all.
 MK_DEVICE bool trace_test_wait(u32 bar, u32 parity) {
   u32 done;

@@ -18,9 +18,11 @@ use mk::{
         },
     },
     settings::{Config, NicOrdering},
+    trace::{Span, What},
 };
 use mk_skip::{Need, skip};
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -218,6 +220,35 @@ fn a_failed_write() -> Res<()> {
     Ok(())
 }
 
+/// Waits for words of the network are recorded, and the sends that raise them: what a launch waited for is followed across nodes.
+#[test]
+fn a_trace_over_nodes() -> Res<()> {
+    let _alone = alone();
+    let Some(world) = world("a_trace_over_nodes", 2, 2) else { return Ok(()) };
+    let net = Net::loopback(&world, Ordering::InOrder, &NetOptions::default())?;
+    let case = case(PIPELINES[2], 2, NicOrdering::InOrder, [4096, 512, 1024]);
+    let kernel = Kernel::traced(&case, &world)?;
+    let mut s = Scenario::bind(&kernel, &world, &options(&net, 0))?;
+    for epoch in 1..=3 {
+        assert!(good(&s.step(epoch)?));
+        let trace = s.trace()?;
+        assert!(
+            trace.clocks.iter().all(|c| c.lost == 0 && c.disordered == 0),
+            "{:?}",
+            trace.clocks
+        );
+        assert!(trace.alignment.contradiction_ns < 32.0, "{:?}", trace.alignment);
+        let net = |s: &&Span| matches!(s.what, What::Post { to, .. } if to.rank >= trace.world);
+        let sends = trace.spans.iter().filter(net).count();
+        // The last rows that either rank has come from the other.
+        let chain = mk::trace::chain(&trace);
+        let nodes: BTreeSet<_> = chain.steps.iter().map(|s| s.rank).collect();
+        assert!(sends > 0 && nodes.len() == 2, "{}", mk::trace::summary(&trace));
+        println!("ok a trace over nodes: {sends} sends, {} steps", chain.steps.len());
+    }
+    Ok(())
+}
+
 /// Bytes per second that two ranks write to each other, at once.
 fn loopback_rate(threads: usize, bytes: u64) -> Res<f64> {
     let options =
@@ -329,6 +360,136 @@ fn overlap() -> Res<()> {
         let times = (wire / measure(1)?).round() as u64;
         if times > 1 {
             measure(times)?;
+        }
+    }
+    Ok(())
+}
+
+// TEMPORARY
+#[test]
+fn zz_last() -> Res<()> {
+    let _alone = alone();
+    let begin = Instant::now();
+    let Some(world) = world("zz", 2, 2) else { return Ok(()) };
+    let size = 8192u64;
+    let threads = 8;
+    let rate = loopback_rate(threads, 64 << 20)?;
+    println!("loopback {:.1} GB/s each way, {threads} threads", rate / 1e9);
+    let gate = Gate::new(&world, &JitOptions::default())?;
+    let one = World::shared(0, 2)?;
+    let options_of =
+        NetOptions { arena_bytes: 512 << 20, threads: threads / 2, ..NetOptions::default() };
+    let mut todo = Vec::new();
+    for (p, square) in [(0usize, 1.55), (1, 1.67), (2, 1.67)] {
+        let sends = if p == 2 { 2 } else { 1 };
+        let wire = 1e3 * (sends * size * size) as f64 / rate;
+        let times = ((wire / square).round() as u64).max(1);
+        let shape = if p == 0 { [size, size, size * times] } else { [size, size * times, size] };
+        let c = case(PIPELINES[p], 2, NicOrdering::InOrder, shape);
+        todo.push((c.clone(), false, wire));
+        if p != 2 {
+            todo.push((c, true, wire));
+        }
+    }
+    let kernels: Vec<Res<(Kernel, Option<Kernel>)>> = in_parallel(&todo, |(c, traced, _)| {
+        if *traced {
+            return Ok((Kernel::traced(c, &world)?, None));
+        }
+        let k = Kernel::new(c, &world)?;
+        let source = k.source();
+        let ctas = source.roles.iter().find(|r| r.name == "compute").map(|r| r.ctas);
+        let b = source.tensors.iter().position(|t| t.name == "b").ok_or("no b")?;
+        let b = source.ranks[0].tensor_shapes[b].clone();
+        let config = Config { compute_sms: ctas, ..Config::default() };
+        let alone = Case {
+            pipeline: "gemm(a, b)",
+            shapes: vec![("a", vec![size, b[0]]), ("b", b)],
+            config,
+        };
+        let alone = Kernel::with(&alone, &config_for(&one, &alone.config))?;
+        Ok((k, Some(alone)))
+    });
+    println!("compiled {:.1?}", begin.elapsed());
+    for ((c, traced, wire), kernels) in todo.iter().zip(kernels) {
+        let (kernel, product) = kernels?;
+        let net = Net::loopback(&world, Ordering::InOrder, &options_of)?;
+        let mut s = Scenario::bind(&kernel, &world, &options(&net, 0))?;
+        s.refill(1)?;
+        for _ in 0..2 {
+            s.launch()?;
+            s.instance.synchronize()?;
+        }
+        let time = |s: &mut Scenario| -> Res<f32> {
+            let (refs, args) =
+                (gate.streams().iter().map(|s| s.as_ref()).collect::<Vec<_>>(), s.args());
+            let mut all = Vec::new();
+            for _ in 0..7 {
+                all.push(gate.time_ms(|| s.instance.launch(&refs, &args))?);
+            }
+            s.instance.synchronize()?;
+            all.sort_by(f32::total_cmp);
+            Ok(all[all.len() / 2])
+        };
+        if let Some(product) = product {
+            let ours = time(&mut s)?;
+            drop(s);
+            let mut g = Scenario::bind(&product, &one, &options_of_one())?;
+            g.refill(1)?;
+            let alone = f64::from(time(&mut g)?);
+            println!(
+                "{} {:?}: ours {ours:.3} ms, product {alone:.3} ms, wire {wire:.3} ms, bound / ours {:.3}  ({:.1?})",
+                c.pipeline,
+                c.shapes,
+                alone.max(*wire) / f64::from(ours),
+                begin.elapsed()
+            );
+            continue;
+        }
+        let t = s.trace()?;
+        assert!(*traced);
+        let start = t
+            .spans
+            .iter()
+            .filter(|s| s.what == What::Cta)
+            .map(|s| s.begin)
+            .fold(f64::MAX, f64::min);
+        println!(
+            "traced {}: {:.3} ms, contradiction {:.1} ns",
+            c.pipeline,
+            t.length() / 1e6,
+            t.alignment.contradiction_ns
+        );
+        let mut rows = std::collections::BTreeMap::<String, Vec<(f64, f64)>>::new();
+        for sp in t.spans.iter().filter(|s| s.rank == 0) {
+            let (name, len) = match sp.what {
+                What::Task { family, .. } => {
+                    (format!("task {:02} {} {:?}", family, t.family(family), sp.agent), sp.length())
+                }
+                What::Post { family, to, .. } if to.rank >= 2 => {
+                    (format!("sent {:02} {}", family, t.family(family)), 0.0)
+                }
+                What::Wait { family, on, before: false, .. } if on.rank >= 2 => {
+                    (format!("seen {:02} {}", family, t.family(family)), 0.0)
+                }
+                _ => continue,
+            };
+            rows.entry(name).or_default().push(((sp.end - start) / 1e6, len / 1e3));
+        }
+        for (name, mut ends) in rows {
+            ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let n = ends.len();
+            let at = |f: f64| ends[((n - 1) as f64 * f) as usize].0;
+            let mean = ends.iter().map(|e| e.1).sum::<f64>() / n as f64;
+            println!(
+                "  {name:34} n {n:5} mean {mean:8.1} us  ends {:.3} {:.3} {:.3} {:.3} {:.3} {:.3} {:.3}",
+                at(0.0),
+                at(0.1),
+                at(0.25),
+                at(0.5),
+                at(0.75),
+                at(0.9),
+                at(1.0)
+            );
         }
     }
     Ok(())

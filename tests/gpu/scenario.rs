@@ -13,6 +13,7 @@ use mk::{
         reference::random_value,
     },
     settings::Config,
+    trace::{self, RankBuffer, Trace},
 };
 use std::{collections::BTreeMap, error::Error};
 
@@ -63,12 +64,21 @@ impl Kernel {
     }
 
     pub fn with(case: &Case, config: &Config) -> Res<Kernel> {
+        Kernel::emitted(case, config, emit::Options::default())
+    }
+
+    /// With tracing, as [`Kernel::new`].
+    pub fn traced(case: &Case, world: &World) -> Res<Kernel> {
+        Kernel::emitted(case, &config_for(world, &case.config), emit::Options { trace: true })
+    }
+
+    fn emitted(case: &Case, config: &Config, options: emit::Options) -> Res<Kernel> {
         let program = Program::parse(case.pipeline)?;
         let shapes: BTreeMap<_, _> =
             case.shapes.iter().map(|(n, s)| (n.to_string(), s.clone())).collect();
         let bound = program.bind(&BTreeMap::new(), &shapes)?;
         let (plan, _proof) = passes::compile(&program, &bound, config)?;
-        let source = emit::emit(&plan)?;
+        let source = emit::emit_with(&plan, options)?;
         let compiled = jit::compile(&source, &JitOptions::default())?;
         Ok(Kernel { case: case.clone(), source, compiled })
     }
@@ -135,6 +145,17 @@ impl Scenario {
     pub fn launch(&mut self) -> Res<()> {
         let (streams, args) = (self.stream_refs(), self.args());
         Ok(self.instance.launch(&streams, &args)?)
+    }
+
+    /// What agents of all ranks did in the last launch, where the kernel is traced.
+    pub fn trace(&self) -> Res<Trace> {
+        let ranks = 0..self.tensors.len() as u32;
+        let buffers = ranks.map(|rank| Ok((rank, self.instance.trace(rank)?)));
+        let buffers: Vec<_> = buffers.collect::<Res<_>>()?;
+        let sym_stride_bytes = self.instance.symmetric().stride_bytes();
+        let all =
+            buffers.iter().map(|(rank, bytes)| RankBuffer { rank: *rank, bytes, sym_stride_bytes });
+        Ok(trace::read(&self.source, &all.collect::<Vec<_>>())?)
     }
 
     /// Launches once with fresh inputs and compares every rank.

@@ -57,10 +57,6 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     check::check(plan)?;
     let env = environment::environment()?;
     let mut e = Emitter::new(plan, &points, options)?;
-    if options.trace && plan.nic.is_some() {
-        let what = "records name words of symmetric memory, and those of a network are elsewhere";
-        return Err(EmitError::unsupported("trace", what));
-    }
     let trace = match options.trace {
         true => Some(trace::layout(&e)?),
         false => None,

@@ -125,6 +125,13 @@ impl Emitter<'_> {
                 )
             }
         };
+        let kind = if w.lag > 0 { "WaitBefore" } else { "Wait" };
+        let call = match self.options.trace {
+            true => {
+                spans::around(&call, kind, edge, &spans::net("params.header.rank", &word), false)
+            }
+            false => call,
+        };
         self.wrap(f, w.by, each, w.when.as_ref(), call)
     }
 

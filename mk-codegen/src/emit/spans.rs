@@ -14,6 +14,19 @@ pub(super) fn around(call: &str, kind: &str, edge: EdgeId, word: &str, all: bool
     )
 }
 
+/// A word that hosts raise on some rank.
+pub(super) fn net(rank: &str, word: &str) -> String {
+    format!("trace_net(params.header, {rank}, {word})")
+}
+
+/// A record of the word that a send raises there, before its command.
+pub(super) fn send(edge: EdgeId) -> String {
+    let (id, word) = (edge.index(), net("work.peer", "work.remote_word"));
+    format!(
+        "if (work.remote_word != kNoWord) trace_signal(params.header, TraceKind::Post, work.family, {id}, work.task, {word}, trace_clock());"
+    )
+}
+
 /// The entry's posts with a record of them.
 ///
 /// # Errors

@@ -89,7 +89,9 @@ fn event(trace: &Trace, span: &Span, thread: u32) -> String {
             "post",
             format!(
                 r#""family":"fam{family}","task":{task},"to_rank":{},"word":{}"#,
-                to.rank, to.offset
+                // Those that hosts raise are behind all others.
+                to.rank % trace.world.max(1),
+                to.offset
             ),
         ),
         What::Enter { edge, offset } => {

@@ -255,12 +255,14 @@ impl Engine {
     fn command(&mut self, i: usize, c: &NetCommand) -> Result<Posted, TransportError> {
         let x = &self.instances[i];
         let kind = self.checked(x, c)?;
+        // A command without bytes has no place: whatever it says of one is not looked at.
+        let place = |at: u64| if c.bytes == 0 { x.lease.base } else { x.lease.base + at };
         let mut write = Write {
             token: 0,
             peer: c.peer,
             lane: c.lane,
-            from: x.lease.base + c.from,
-            to: x.lease.base + c.to,
+            from: place(c.from),
+            to: place(c.to),
             bytes: u64::from(c.bytes),
             notify: Notify::Nothing,
         };

@@ -1,7 +1,7 @@
 //! Sends to other nodes: one lane of the grid writes commands into the fifo of its rank's host.
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use crate::emit::{context::Emitter, error::EmitError, spans, types::Slice};
 use crate::ir::{Access, Agent, Entity, Expr, Family, Leaf, Operand, Point, Post, Var};
 use minijinja::{Value, context};
 use mk_abi::device::NetCommandKind;
@@ -69,14 +69,17 @@ fn send(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     };
     let remote = |p: &&Post| p.rank != own;
     let local = |p: &&Post| p.rank == own;
+    let (there, here) = (one(f, remote)?, one(f, local)?);
+    let record = there.filter(|_| e.options.trace).map(|p| spans::send(p.edge));
     Ok(context! {
         kind => kind as u32,
         from,
         to,
         bytes,
         peer => e.c(f, None, &dst.rank),
-        remote => e.net_post(f, one(f, remote)?)?,
-        local => e.net_post(f, one(f, local)?)?,
+        remote => e.net_post(f, there)?,
+        local => e.net_post(f, here)?,
+        record,
         waits => e.waits(f, Agent::Issuer, Point::Start)?,
         ..e.slice(s)
     })

@@ -9,7 +9,6 @@ use crate::passes::{
     draft::{Draft, Flow, Reader, Source, Writer, read, write},
     shape::{rows::Rows, tensor::Tensor},
 };
-use crate::settings::Config;
 
 /// Adds what brings other nodes' rows of `x` to `all`; says which words of `arrived` it raises.
 pub(in crate::passes) fn push(
@@ -18,7 +17,6 @@ pub(in crate::passes) fn push(
     (shard, all): (BufId, BufId),
     rows: &Rows,
     pieces: Pieces,
-    config: &Config,
 ) -> Writer {
     let (name, nodes) = (&x.name, draft.nodes());
     let k = draft.dim(&x.shape[1]);
@@ -36,19 +34,22 @@ pub(in crate::passes) fn push(
     let region = vec![own.clone(), wide.clone()];
     let accesses =
         [read(Operand::Src, shard, region.clone()), write(Operand::Dst, send, region.clone())];
-    let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: config.copy_stages };
+    // Beside the lanes that copy in bulk, and by as many CTAs: one alone is slower than a network card.
+    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
     let domain = pieces.domain();
-    let stage = draft.family("stage", RoleKind::InterSend, leaf, domain, vec![], accesses);
+    let stage = draft.family("stage", RoleKind::IntraComm, leaf, domain, vec![], accesses);
     let done = Writer::new(stage, Operand::Dst, vec![i.clone(), p.clone()]);
     let shape = vec![pieces.blocks.into(), pieces.per_block.into()];
     let staged = draft.flow(Flow::new("staged", shape, 1.into(), vec![done]));
     let word = vec![i.clone(), p.clone()];
     let from = Source::behind(read(Operand::Src, send, region), staged, word);
-    let carried =
-        rail::carry(draft, Messages { pieces, from, to: recv, there: [own, wide.clone()] });
+    let there = vec![(rail::home(draft), 1.into()), own, wide.clone()];
+    let (order, come) = (Vec::new(), Vec::new());
+    let carried = rail::carry(draft, Messages { pieces, from, to: recv, there, order, come });
+    let room = rail::room(draft, carried.sent, pieces);
     let each = Some(rail::others(draft));
-    let room = Reader::new(stage, Operand::Dst, vec![Var::EACH.into(), i.clone(), p]);
-    draft.read(carried.sent, Reader { lag: 1, each, ..room });
+    let word = vec![Var::EACH.into(), i.clone(), p];
+    draft.read(room, Reader { each, ..Reader::new(stage, Operand::Dst, word) });
 
     let source = rail::source_rank(draft);
     let theirs = draft.local(x, 0, source.clone());
@@ -59,8 +60,6 @@ pub(in crate::passes) fn push(
         to: all,
         rows: theirs,
         columns: wide,
-        via: CopyVia::Bulk,
-        kind: RoleKind::IntraComm,
     };
     let forward = rail::forward(draft, forward);
     rail::told_to_node(draft, Writer::new(forward, Operand::Dst, vec![source, i]))
