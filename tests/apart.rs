@@ -2,11 +2,12 @@
 
 use mk::{
     Bound, Program,
-    abi::{DType, TensorDirection},
+    abi::{DType, TensorArg, TensorDirection},
     build::Composition,
     cost::Gpu,
     emit,
     function::{Place, Signature, Sizes, Wiring},
+    ir::Space,
     runtime::jit::JitOptions,
     settings::{Config, LastWave},
     tune::{
@@ -237,6 +238,12 @@ fn tensors_between_parts_fit_the_kernels() {
             for ((part, planned), wires) in made.parts.iter().zip(&made.kernels).zip(&wiring.parts)
             {
                 let source = &planned.source;
+                // Launches hand results over in the order of the kernel's arguments, the executor in that of the plan's buffers.
+                let out = |a: &&TensorArg| a.direction == TensorDirection::Out;
+                let arguments: Vec<_> =
+                    source.tensors.iter().filter(out).map(|a| &a.name).collect();
+                let buffers = planned.plan.buffers.values().filter(|b| b.space == Space::Out);
+                assert!(buffers.map(|b| &b.name).eq(arguments), "{}", part.name);
                 let shapes = source.shapes(rank, &[]);
                 let mut outputs = wires.outputs.iter();
                 for (arg, shape) in source.tensors.iter().zip(&shapes) {

@@ -245,7 +245,7 @@ impl Products {
         };
         let fewer = (4.0 - f64::from(way.stages)).max(0.0);
         let slower = slower * (1.0 + self.few_stages * fewer.powi(3));
-        // Of the last wave, which may have fewer tiles, fewer CTAs ask.
+        // The last wave may have fewer tiles: then fewer CTAs load.
         let step_s = |active: f64| {
             let warm = slower
                 * self.join(&[

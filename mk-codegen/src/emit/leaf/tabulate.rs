@@ -70,7 +70,7 @@ fn operands<'p, const N: usize>(
     })
 }
 
-/// What a task has behind its number and its family's, as C.
+/// The members of a task in C, behind its number and its family's.
 fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
     let Leaf::Tabulate { of } = f.leaf else {
         let what = format!("{} is no table", f.name);

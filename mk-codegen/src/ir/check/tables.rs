@@ -73,7 +73,7 @@ impl Checker<'_> {
         ids.any(|ids| std::ptr::eq(ids, t))
     }
 
-    /// What follows from a routing is one of these tables, of the experts of tokens.
+    /// Checks a table of a routing: the table of ids comes before it, and this one has the shape that its part of a routing has.
     fn routed(&mut self, place: &str, id: TabId, t: &Table) {
         let Some(r) = t.routed else { return };
         let ranks = self.plan.mesh.size().max(1) as i64;
