@@ -162,10 +162,10 @@ impl Loaded {
     pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
         let _progress = Progress::new("verifying");
         let begin = Instant::now();
-        let proved = self.smaller.as_ref().map_or_else(
-            || valid::verify(&self.plan),
-            |smaller| smaller.verify(&self.plan),
-        );
+        let proved = self
+            .smaller
+            .as_ref()
+            .map_or_else(|| valid::verify(&self.plan), |smaller| smaller.verify(&self.plan));
         let failure = match proved {
             Ok(proof) => {
                 let time = begin.elapsed();

@@ -17,12 +17,17 @@ const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0
 }";
 
 /// The layer: tokens and blocks of a rank, slots, experts.
-fn layer(ranks: u64, tokens: u64, blocks: u64, slots: u64, experts: u64) -> (Program, Bound, Config) {
+fn layer(
+    ranks: u64,
+    tokens: u64,
+    blocks: u64,
+    slots: u64,
+    experts: u64,
+) -> (Program, Bound, Config) {
     let program = Program::parse(LAYER).expect("parses");
     let rows = blocks * ranks * 128;
     let tokens = tokens * ranks - ranks / 2;
-    let dims =
-        [("T", tokens), ("K", slots), ("E", experts), ("R", rows), ("H", 2048), ("F", 1024)];
+    let dims = [("T", tokens), ("K", slots), ("E", experts), ("R", rows), ("H", 2048), ("F", 1024)];
     let dims: BTreeMap<_, _> = dims.into_iter().map(|(name, n)| (name.to_string(), n)).collect();
     let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
     (program, bound, Config { ranks: ranks as u32, ..Config::default() })
@@ -116,7 +121,7 @@ fn no_number_is_elsewhere() {
         assert!(why.contains("the smaller plans lead to"), "number {n}: {why}");
         looked += 1;
     }
-    assert!(looked > 700, "{looked} numbers");
+    assert!(looked > 400, "{looked} numbers");
     // A line more, another name.
     let mut other = plan.clone();
     let first = other.families.keys().next().expect("a family");
@@ -165,7 +170,7 @@ fn the_ends_of_the_plan_itself() {
     let given = (&plan, smaller.relatives());
     let steps: Vec<i32> = given.1.along.iter().map(|a| a.steps as i32).collect();
     // An extent with room to spare that grows more slowly than tokens do, or blocks.
-    for (buffer, slower) in [("staged", 0), ("y", 1), ("places", 0), ("sources", 1)] {
+    for (buffer, slower) in [("staged", 0), ("y", 1), ("rows", 1)] {
         let found = plan.buffers.iter().find(|b| b.1.name == buffer).expect("a buffer").0;
         let change = |p: &mut Plan, at: usize| {
             let Expr::Const(n) = p.buffers[found].shape[0] else { panic!("a number") };
@@ -180,10 +185,10 @@ fn the_ends_of_the_plan_itself() {
         let (plan, of) = all(given, &change);
         assert_eq!(valid::is_affine(&plan, &of), Ok(()), "{buffer}");
         for small in of.along.iter().map(|a| &a.plan).chain([&of.base]) {
-            // Entries of tables are where their memory says.
             assert!(valid::verify(small).is_ok(), "{buffer}");
         }
-        let said = valid::verify_affine(&plan, &of).map_or_else(|e| e.to_string(), |_| String::new());
+        let said =
+            valid::verify_affine(&plan, &of).map_or_else(|e| e.to_string(), |_| String::new());
         assert!(said.contains("rule 6"), "{buffer}: {said}");
     }
     // Words of blocks.

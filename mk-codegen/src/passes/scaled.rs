@@ -94,11 +94,7 @@ struct Sized {
     steps: u64,
 }
 
-fn relatives(
-    program: &Program,
-    config: &Config,
-    sizes: &[Sized],
-) -> Result<Relatives, LowerError> {
+fn relatives(program: &Program, config: &Config, sizes: &[Sized]) -> Result<Relatives, LowerError> {
     let [base, along @ ..] = sizes else {
         return Err(super::error::internal("a plan without relatives"));
     };
@@ -151,8 +147,7 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
         let list: Vec<&Steps> = [&tokens].into_iter().chain(&rows).collect();
         let sized = |larger: Option<usize>| {
             let names = symbols.iter().map(|s| s.name.clone());
-            let mut all: BTreeMap<String, u64> =
-                names.zip(bound.sizes().iter().copied()).collect();
+            let mut all: BTreeMap<String, u64> = names.zip(bound.sizes().iter().copied()).collect();
             for (i, s) in list.iter().enumerate() {
                 let extent = s.base + if larger == Some(i) { s.step } else { 0 };
                 all.insert(symbols.get(s.symbol.index())?.name.clone(), extent);

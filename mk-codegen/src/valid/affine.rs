@@ -6,7 +6,7 @@
 //! at in the plan itself, is in docs/verification.md.
 
 use super::{
-    Failure, Proof, Ranks, Samples, TableKind, Violation, capacity, epochs, report::Scaled,
+    Failure, Proof, Ranks, Samples, TableKind, Violation, capacity, epochs, ragged, report::Scaled,
     sample_tables, well_formed, world::World,
 };
 use crate::ir::{Entity, FamId, Family, Plan, RoleKind};
@@ -34,10 +34,8 @@ pub struct Relatives {
 
 /// Samples of the base, and of the others.
 const BASE: Samples = Samples { kinds: TableKind::ALL, work: 1 << 19 };
-const OTHERS: Samples = Samples {
-    kinds: &[TableKind::Random(1), TableKind::Max, TableKind::Alternate],
-    work: 1 << 18,
-};
+const OTHERS: Samples =
+    Samples { kinds: &[TableKind::Random(1), TableKind::Max, TableKind::Alternate], work: 1 << 18 };
 
 /// Why a plan is not what its relatives lead to: nothing is known of it then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -58,7 +56,12 @@ pub fn is_affine(plan: &Plan, relatives: &Relatives) -> Result<(), Unlike> {
     in_order(plan)
 }
 
-fn alike(full: &Value, base: &Value, along: &[(&Value, i64)], at: &mut String) -> Result<(), Unlike> {
+fn alike(
+    full: &Value,
+    base: &Value,
+    along: &[(&Value, i64)],
+    at: &mut String,
+) -> Result<(), Unlike> {
     let differ = |at: &str| Err(Unlike(format!("{at} is not the same at all sizes")));
     let mark = at.len();
     match (full, base) {
@@ -72,11 +75,18 @@ fn alike(full: &Value, base: &Value, along: &[(&Value, i64)], at: &mut String) -
                 let Some(v) = v.as_i64() else { return differ(at) };
                 want += i128::from(*steps) * (i128::from(v) - i128::from(b));
             }
-            if want == i128::from(f) { Ok(()) } else { Err(Unlike(format!("{at} is {f}, and the smaller plans lead to {want}"))) }
+            if want == i128::from(f) {
+                Ok(())
+            } else {
+                Err(Unlike(format!("{at} is {f}, and the smaller plans lead to {want}")))
+            }
         }
         (Value::Array(f), Value::Array(b)) => {
-            let lists: Option<Vec<_>> = along.iter().map(|(v, n)| Some((v.as_array()?, *n))).collect();
-            let Some(lists) = lists.filter(|l| f.len() == b.len() && l.iter().all(|l| l.0.len() == f.len())) else {
+            let lists: Option<Vec<_>> =
+                along.iter().map(|(v, n)| Some((v.as_array()?, *n))).collect();
+            let Some(lists) =
+                lists.filter(|l| f.len() == b.len() && l.iter().all(|l| l.0.len() == f.len()))
+            else {
                 return differ(at);
             };
             for (i, (f, b)) in f.iter().zip(b).enumerate() {
@@ -92,7 +102,8 @@ fn alike(full: &Value, base: &Value, along: &[(&Value, i64)], at: &mut String) -
                 return differ(at);
             }
             for (name, f) in f {
-                let others: Option<Vec<_>> = along.iter().map(|(v, n)| Some((v.get(name)?, *n))).collect();
+                let others: Option<Vec<_>> =
+                    along.iter().map(|(v, n)| Some((v.get(name)?, *n))).collect();
                 let (Some(b), Some(others)) = (b.get(name), others) else { return differ(at) };
                 at.push('.');
                 at.push_str(name);
@@ -123,8 +134,13 @@ fn in_order(plan: &Plan) -> Result<(), Unlike> {
     for (id, x) in plan.families.iter() {
         for w in &x.waits {
             let posts = |x: &Family| x.posts.iter().any(|p| p.signal == w.signal);
-            if let Some((by, _)) = plan.families.iter().find(|(by, x)| posts(x) && place(*by) >= place(id)) {
-                return Err(Unlike(format!("{id} waits by {} for {by}, which does not come before it", w.edge)));
+            if let Some((by, _)) =
+                plan.families.iter().find(|(by, x)| posts(x) && place(*by) >= place(id))
+            {
+                return Err(Unlike(format!(
+                    "{id} waits by {} for {by}, which does not come before it",
+                    w.edge
+                )));
             }
         }
     }
@@ -185,7 +201,8 @@ fn ends(plan: &Plan) -> Result<(), Failure> {
     })?;
     let period = epochs::period(plan).map_err(&fail)?;
     let kinds = [TableKind::Random(1), TableKind::Max];
-    let sets: Vec<_> = kinds.iter().map(|k| sample_tables(plan, *k)).collect();
+    let mut sets: Vec<_> = kinds.iter().map(|k| sample_tables(plan, *k)).collect();
+    sets.extend(ragged::greatest(plan));
     for set in 0..sets.len() {
         World::ends(plan, period, &vec![set; period as usize], &sets).map_err(&fail)?;
     }

@@ -147,6 +147,13 @@ fn prefix_of(plan: &Plan, e: &Expr) -> Option<(TabId, Vec<Expr>)> {
     found
 }
 
+/// Tables with as much of everything as there can be: every block full.
+pub(super) fn greatest(plan: &Plan) -> Vec<TableSet> {
+    let tables = count_tables(plan);
+    let most = tables.iter().map(|t| sample::bounds(plan, TabId::new(*t)).2).max().unwrap_or(0);
+    sample::uniform(plan, &tables, i64::from(most))
+}
+
 /// Shows rule 5, and the sums of rule 3, for every count, as far as so many visits of tasks go.
 pub(super) fn check(plan: &Plan, period: u32, work: u64) -> Shown {
     let tables = count_tables(plan);
