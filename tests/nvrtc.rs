@@ -57,9 +57,10 @@ fn products_of_ragged_rows_compile() {
         w1: bf16[E, K, 2, F] @ shard(0), w2: bf16[E, F, K] @ shard(0)) -> bf16[R, K] @ shard(0) {
         dispatch(x, ids, capacity = C) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
     }";
+    let wide = dispatched.replace("i32", "i64");
     for (source, set, trace) in [
         (dispatched, "", false),
-        (dispatched, "block=128x128x64", true),
+        (&wide, "block=128x128x64", true),
         (alone, "", false),
         (alone, "block=64x128x64", false),
         (alone, "block=128x128x64 consumers=ping_pong", false),

@@ -28,6 +28,8 @@ fn types() {
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }
+    let wide = of(X, "i64[T, K] @ shard(0)", GATE, BODY);
+    assert!(wide.contains("i64[T, K]") && wide.contains("%6 = combine"), "{wide}");
     let number = of(X, IDS, GATE, &BODY.replace('R', "1024"));
     assert!(number.contains("bf16[1024, H]"), "{number}");
 }
@@ -40,6 +42,7 @@ fn mistakes() {
         (of("bf16[T, H]", "i32[T, K]", GATE, BODY), "sends each rank's own tokens"),
         (of(X, "i32[T, K] @ replicate", GATE, BODY), "`dispatch` needs `ids` as `shard(0)`"),
         (of(X, "f32[T, K] @ shard(0)", GATE, BODY), "needs the experts of each token"),
+        (of("i64[T, H] @ shard(0)", IDS, GATE, BODY), "takes `bf16` or `f16`"),
         (of(X, "i32[T] @ shard(0)", GATE, BODY), "needs the experts of each token"),
         (of(X, "i32[M, K] @ shard(0)", GATE, BODY), "a route needs `T` in `ids`, and it has `M`"),
         (of(X, IDS, "f32[T, J] @ shard(0)", BODY), "a route needs `K` in `gate`, and it has `J`"),

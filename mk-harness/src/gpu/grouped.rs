@@ -18,7 +18,8 @@ fn integers(s: &Setting<'_>, id: ValueId) -> Result<Vec<Vec<i32>>, HarnessError>
     let of_rank = |rank: usize| {
         let tensor = s.case.program.tensors().get(id.index()).and_then(|t| s.held(rank, t));
         let tensor = tensor.ok_or_else(|| HarnessError::mismatch("integers that are made"))?;
-        Ok(if tensor.elements() == 0 { Vec::new() } else { tensor.download_i32()? })
+        let all = if tensor.elements() == 0 { Vec::new() } else { tensor.download_integers()? };
+        Ok(all.into_iter().map(|n| i32::try_from(n).unwrap_or(-1)).collect())
     };
     (0..s.case.ranks).map(of_rank).collect()
 }

@@ -90,7 +90,7 @@ impl<'a> Dispatch<'a> {
             routed: None,
         });
         let shape = vec![ids.shape[0].value.into(), slots.into()];
-        let all = draft.buffer("ids_all", Space::Workspace, DType::I32, shape, None);
+        let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
         let own = draft.local(ids, 0, Var::RANK);
         let peer = peer_at(Var::domain(0).into(), world);
         let src = read(Operand::Src, inputs[g.counts], vec![(0.into(), own.clone()), whole(slots)]);

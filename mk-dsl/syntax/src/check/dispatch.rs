@@ -42,7 +42,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(op, messages::dispatch_rank(&x.label, &shape));
             return None;
         };
-        if matches!(x.ty.dtype, DType::F32 | DType::I32) {
+        if x.ty.dtype == DType::F32 || x.ty.dtype.is_integer() {
             self.sink.push(op, messages::grouped_dtype(&x.label));
         }
         if x.ty.placement.iter().any(|p| *p != Placement::Shard(0)) {
@@ -54,7 +54,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at, messages::beside_tokens("dispatch", &want, &ids.label, &found));
         }
         match ids.ty.dims[..] {
-            [of_ids, _] if ids.ty.dtype == DType::I32 => {
+            [of_ids, _] if ids.ty.dtype.is_integer() => {
                 if !self.dims.unify(tokens, of_ids) {
                     let (want, found) = (self.dims.show(tokens), self.dims.show(of_ids));
                     self.sink.push(at, messages::route_tokens(&want, &ids.label, &found));
@@ -98,7 +98,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(op, messages::dispatch_rank(&y.label, &shape));
             return None;
         };
-        if matches!(y.ty.dtype, DType::F32 | DType::I32) {
+        if y.ty.dtype == DType::F32 || y.ty.dtype.is_integer() {
             self.sink.push(op, messages::grouped_dtype(&y.label));
         }
         match weights.ty.dims[..] {

@@ -37,7 +37,7 @@ pub(crate) fn beside_tokens(op: &str, wanted: &str, name: &str, found: &str) -> 
 pub(crate) fn dispatch_ids(name: &str, found: &str) -> Text {
     text(
         format!("`dispatch` needs the experts of each token, and {name} is `{found}`"),
-        "declare it `i32[T, K]`",
+        "declare it `i32[T, K]` or `i64[T, K]`",
     )
 }
 
