@@ -158,7 +158,7 @@ fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
         for ((epoch, rank, _), values) in &found {
             let of = |rank: usize, name: &str| &given[&(*epoch, rank, name.to_string())];
             let most = case.tokens.div_ceil(case.ranks);
-            let own = case.experts / case.ranks;
+            let own = case.experts.div_ceil(case.ranks);
             let x = |t: usize| -> Vec<f64> {
                 let row = &of(t / most, "x")[t % most * H..][..H];
                 row.iter().map(|x| f64::from(*x)).collect()
@@ -238,11 +238,13 @@ fn numbers() {
     for (i, ranks) in [1, 2, 3, 4, 8].into_iter().enumerate() {
         let layer = if i % 2 == 0 { LAYER } else { WIDE };
         for (source, slots) in [(DISPATCH, [1, 2, 8][i % 3]), (layer, [2, 1, 8][i % 3])] {
-            let experts = ranks * 8usize.div_ceil(ranks);
+            // And of experts.
+            let experts: usize = [8, 9, 8, 10, 15][i];
+            let own = experts.div_ceil(ranks);
             // Ranks have unequally many tokens.
             let tokens = 18 * ranks + 1;
-            let most = tokens * slots.min(experts / ranks);
-            let blocks = (most + experts / ranks * 127) / 128;
+            let most = tokens * slots.min(own);
+            let blocks = (most + own * 127) / 128;
             right(&Case { source, ranks, tokens, slots, experts, blocks }, i, &two);
         }
     }
@@ -324,7 +326,7 @@ fn what_no_launch_can_have() {
 fn what_has_no_kernel_is_refused() {
     let says = |case: Case| case.plan("").map_or_else(|e| e.to_string(), |_| "a plan".into());
     for (text, case) in [
-        ("4 experts over 3 ranks", Case { ranks: 3, ..SMALL }),
+        ("4 experts over 3 ranks: of 2 each, and some have none", Case { ranks: 3, ..SMALL }),
         ("a capacity of 1 blocks a rank, for 2 experts", Case { blocks: 1, ..SMALL }),
         ("8 experts of each token, of 4", Case { slots: 8, ..SMALL }),
     ] {

@@ -141,7 +141,7 @@ int main(int, char** argv) {
   while (std::fread(head, 4, 10, in) == 10) {
     const u32 tokens = head[0], most = head[1], slots = head[2], experts = head[3], ranks = head[4], rank = head[5], count = head[6], chunk = head[7], words = head[9];
     threads = head[8];
-    const u32 own = experts / ranks, chunks = (most + chunk - 1) / chunk, room = chunk * slots, all = ranks * chunks;
+    const u32 own = (experts + ranks - 1) / ranks, chunks = (most + chunk - 1) / chunk, room = chunk * slots, all = ranks * chunks;
     const u32 width = (2 + kListParts) * experts + 2 * room;
     std::vector<u32> ids(tokens * slots * words), lists(all * width), base((all + 1) * experts), counts(own + 4, 0xdeadbeef), entries(2 * count);
     std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef);
@@ -308,7 +308,9 @@ fn worlds(n: usize) -> Vec<World> {
     let mut rng = SmallRng::seed_from_u64(1234);
     let world = |_| {
         let ranks = [1, 1, 2, 3, 4, 8][rng.random_range(0..6)];
-        let experts = ranks * [1, 2, 3, 16, 40][rng.random_range(0..5)];
+        let most = [1, 2, 3, 16, 40][rng.random_range(0..5)];
+        // The last rank may have fewer.
+        let experts = ranks * most - rng.random_range(0..most);
         let slots = [1, 2, 3, 8][rng.random_range(0..4)].min(experts);
         let many = if rng.random_range(0..30) == 0 { 400 } else { 60 };
         let tokens = rng.random_range(1..many);
@@ -336,7 +338,7 @@ fn worlds(n: usize) -> Vec<World> {
             2 if slots > 1 => ids[at] = ids[at / slots * slots + (at + 1) % slots],
             _ => {}
         }
-        let (own, rank) = (experts / ranks, rng.random_range(0..ranks));
+        let (own, rank) = (most, rng.random_range(0..ranks));
         let blocks = own + [0, 1, 9][rng.random_range(0..3)];
         let chunk = [4, 16, 64, 256][rng.random_range(0..4)];
         let threads = [32, 64, 256][rng.random_range(0..3)];
@@ -369,7 +371,7 @@ fn what_follows_from_a_routing() {
         let most = w.tokens.div_ceil(w.ranks);
         let said: Vec<i32> = words.by_ref().take(5).collect();
         let id = i64::from(said[4]) << 32 | i64::from(said[3] as u32);
-        let sizes = [w.experts / w.ranks, w.blocks * 128, 2 * most * w.slots];
+        let sizes = [w.experts.div_ceil(w.ranks), w.blocks * 128, 2 * most * w.slots];
         let found = sizes.map(|n| words.by_ref().take(n + 4).collect::<Vec<i32>>());
         for t in &found {
             let n = t.len();

@@ -22,7 +22,7 @@ struct BasesTask {
   u64 counts;  // rows of the rank's experts
   u64 bases;   // where rows of each chunk begin, [chunks + 1, experts]
   u32 chunks, width;
-  u32 experts, own;  // of the world, of a rank
+  u32 experts, own;  // of the world, the most of a rank
   u32 rank;
   u32 rows, blocks;  // rows of a block, blocks of a rank
 };
@@ -182,6 +182,12 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const BasesTask& work, u32 pha
     }
     return;
   }
+  if (phase == 2) {
+    // The last rank may have fewer.
+    for (u32 expert = work.rank * work.own + thread; expert < (work.rank + 1) * work.own; expert += threads) {
+      if (expert >= work.experts) set_entry(work.counts, expert % work.own, 0);
+    }
+  }
 #pragma unroll 1
   for (u32 expert = thread; expert < work.experts; expert += threads) {
     const u32 begin = phase == 0 ? 0 : entry_of(behind, expert) - entry_of(behind, expert / work.own * work.own);
@@ -203,7 +209,8 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const BasesTask& work, u32 pha
     }
     if (expert / work.own == work.rank) set_entry(work.counts, expert % work.own, at - begin);
     const u32 needed = (at + work.rows - 1) / work.rows;
-    if (expert % work.own == work.own - 1 && needed > work.blocks) {
+    const bool last = expert % work.own == work.own - 1 || expert + 1 == work.experts;
+    if (last && needed > work.blocks) {
       give_up(ctx, Fault{FaultKind::Capacity, 0, work.blocks, needed, work.task, kNoPeer, 0, 0});
     }
   }

@@ -46,7 +46,7 @@ fn stretches(s: &Setting<'_>, rank: usize, id: ValueId) -> Result<Vec<Stretch>, 
     let counts = match routing::experts_of(s.case, id) {
         None => given.into_iter().nth(rank).unwrap_or_default(),
         Some(experts) => {
-            let own = experts / s.case.ranks.max(1);
+            let own = experts.div_ceil(s.case.ranks.max(1));
             let mut counts = vec![0; own];
             for e in given.into_iter().flatten() {
                 let mine = usize::try_from(e).ok().and_then(|e| e.checked_sub(rank * own));

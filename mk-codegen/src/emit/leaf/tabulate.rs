@@ -126,7 +126,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             Ok(vec![at(counts), at(blocks), groups, count, rows.to_string()])
         }
         Tabulation::Route { part, experts, ranks, rows, blocks } => {
-            let own = experts / ranks.max(1);
+            let own = experts.div_ceil(ranks.max(1));
             let parts = (2 + LIST_PARTS as u32) * experts;
             // Ids that the list of a chunk has room for.
             let room = |list: &Access| {

@@ -93,7 +93,7 @@ impl Checker<'_> {
             RoutePart::Lists => false,
             RoutePart::Counts => {
                 let runtime = matches!(t.source, TableSource::Runtime { min: 0, .. });
-                runtime && experts % ranks == 0 && t.shape == [(experts / ranks) as u32]
+                runtime && t.shape == [(experts + ranks - 1).div_euclid(ranks) as u32]
             }
             RoutePart::Sources => {
                 let tokens = i64::from(tokens) * ranks;

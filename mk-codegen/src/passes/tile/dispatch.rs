@@ -129,7 +129,7 @@ impl<'a> Dispatch<'a> {
         let shape = vec![1.into()];
         let listed = draft.flow(Flow::new("listed", shape, all_lists.into(), vec![listed]));
         // Then all together.
-        let own = experts / world;
+        let own = (experts + world - 1) / world;
         let memory = draft.buffer("counts", Space::Scratch, DType::I32, vec![own.into()], None);
         let max = ids.shape[0].value;
         let counts = draft.plan.tables.push(Table {
