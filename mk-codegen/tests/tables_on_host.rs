@@ -143,20 +143,33 @@ int main(int, char** argv) {
     threads = head[8];
     const u32 own = (experts + ranks - 1) / ranks, chunks = (most + chunk - 1) / chunk, room = chunk * slots, all = ranks * chunks;
     const u32 width = (2 + kListParts) * experts + 2 * room;
-    std::vector<u32> ids(tokens * slots * words), lists(all * width), base((all + 1) * experts), counts(own + 4, 0xdeadbeef), entries(2 * count);
+    std::vector<u32> ids(tokens * slots * words), counts(own + 4, 0xdeadbeef), all_lists(all * width + 4, 0xdeadbeef), all_bases((all + 1) * experts + 4, 0xdeadbeef);
+    std::vector<u32> all_entries(2 * count + 4, 0xdeadbeef);
+    u32 *lists = all_lists.data() + 2, *base = all_bases.data() + 2, *entries = all_entries.data() + 2;
     std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef);
     if (std::fread(ids.data(), 4, ids.size(), in) != ids.size()) return 1;
     fault = Fault{};
     for (u32 c = 0; c < all; ++c) {
       const u32 first = c / chunks * most + c % chunks * chunk, left = c % chunks * chunk < most ? most - c % chunks * chunk : 0;
       const u32 n = first < tokens ? min(min(left, chunk), tokens - first) : 0;
-      list = ListTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists.data() + c * width), words, n, slots, experts, room, first};
+      list = ListTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + c * width), words, n, slots, experts, room, first};
       for (phase = 0; phase < 3; ++phase) run(256, [](u32 thread) { tabulate_phase(Context{}, list, phase, thread, 256); });
     }
-    bases = BasesTask{0, 0, reinterpret_cast<u64>(lists.data()), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base.data()), all, width, experts, own, rank, 128, count};
+    // Every rank comes to the same end.
+    const Fault listed = fault;
+    u32 ended = 0;
+    for (u32 r = 0; r < ranks; ++r) {
+      fault = listed;
+      bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, r, 128, count};
+      for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
+      ended += fault.kind != FaultKind{};
+    }
+    if (ended != 0 && ended != ranks) return 2;
+    fault = listed;
+    bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, rank, 128, count};
     for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
     if (fault.kind == FaultKind{}) {
-      blocks = BlocksTask{0, 0, bases.counts, reinterpret_cast<u64>(entries.data()), own, count, 128};
+      blocks = BlocksTask{0, 0, bases.counts, reinterpret_cast<u64>(entries), own, count, 128};
       run(32, [](u32 thread) { tabulate_phase(Context{}, blocks, 0, thread, 32); });
       for (u32 b = 0; b < count; b += 3) {
         sources = SourcesTask{0, 0, blocks.destination + b * 8, bases.lists, bases.bases, reinterpret_cast<u64>(rows.data() + 2 + b * 128), all, width, experts, rank * own, b, min(3, count - b), 128};
@@ -165,9 +178,13 @@ int main(int, char** argv) {
       for (u32 c = 0; c < chunks; ++c) {
         const u32 first = rank * most + c * chunk;
         const u32 n = first < tokens ? min(min(most - c * chunk, chunk), tokens - first) : 0, at = rank * chunks + c;
-        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists.data() + at * width), reinterpret_cast<u64>(base.data() + at * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), words, n, slots, experts, own, room};
+        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + at * width), reinterpret_cast<u64>(base + at * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), words, n, slots, experts, own, room};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, places, 0, thread, threads); });
       }
+    }
+    for (const auto* t : {&all_lists, &all_bases, &all_entries}) {
+      const size_t n = t->size();
+      if ((*t)[0] != 0xdeadbeef || (*t)[1] != 0xdeadbeef || (*t)[n - 2] != 0xdeadbeef || (*t)[n - 1] != 0xdeadbeef) return 3;
     }
     const u32 said[5] = {static_cast<u32>(fault.kind), fault.seen, fault.tile, static_cast<u32>(fault.waited_ns), static_cast<u32>(fault.waited_ns >> 32)};
     std::fwrite(said, 4, 5, stdout);

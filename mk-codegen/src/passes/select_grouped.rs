@@ -151,11 +151,6 @@ fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
             );
             return refuse(why, "let every rank have one, or ranks be fewer");
         }
-        let blocks = g.products[0].out.widest(0, world) / 128;
-        if blocks < least {
-            let why = format!("a capacity of {blocks} blocks a rank, for {least} experts");
-            return refuse(why, "let there be a block of 128 rows for each expert at least");
-        }
         let x = &g.params[route.x];
         if !x.in_bulk() {
             let why = format!("tokens of {} elements", x.shape[1].value);

@@ -191,6 +191,9 @@ pub enum SymbolKind {
         /// number that the program is bound with is the bound.
         max: Option<u64>,
     },
+    /// Rows that are dispatched without a `capacity`: as many as no routing exceeds, which follows from the other numbers and the number of ranks
+    /// ([`Bound::on`](crate::Bound::on)), unless one is given.
+    Room,
 }
 
 /// A symbolic dimension.

@@ -1,4 +1,4 @@
-//! `dispatch(x, ids, capacity = R)` and `combine(weights)`: tokens go to the ranks of their experts, as ragged rows, and come back as weighted
+//! `dispatch(x, ids)`, with a `capacity` or without, and `combine(weights)`: tokens go to the ranks of their experts, as ragged rows, and come back as weighted
 //! sums.
 
 use super::chain::Call;
@@ -8,7 +8,7 @@ use crate::messages;
 use crate::program::{DType, Op, Placement};
 
 impl<'a> Checker<'a, '_> {
-    /// `x -> dispatch(ids, capacity = R)`.
+    /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`.
     pub(super) fn dispatch(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
         let capacity = call.args.key("capacity");
@@ -24,8 +24,9 @@ impl<'a> Checker<'a, '_> {
                 None
             }
             None => {
-                self.sink.push(op, messages::dispatch_capacity());
-                None
+                let rows = self.dims.var("room", self.room.len());
+                self.room.push(rows);
+                Some(rows)
             }
         };
         let operand = operand?;
