@@ -30,6 +30,13 @@ struct Case {
     blocks: usize,
 }
 
+/// The layer with experts of 64 bits, as `torch.topk` has them, and room for any routing.
+const WIDE: &str =
+    "fn layer(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}";
+
 const H: usize = 24;
 const N: usize = 40;
 const F: usize = 16;
@@ -152,7 +159,7 @@ fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
         for ((epoch, rank, _), values) in &found {
             let of = |rank: usize, name: &str| &given[&(*epoch, rank, name.to_string())];
             let most = case.tokens.div_ceil(case.ranks);
-            let own = case.experts / case.ranks;
+            let own = case.experts.div_ceil(case.ranks);
             let x = |t: usize| -> Vec<f64> {
                 let row = &of(t / most, "x")[t % most * H..][..H];
                 row.iter().map(|x| f64::from(*x)).collect()
@@ -161,7 +168,7 @@ fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
                 let off = (f64::from(got) - want).abs();
                 assert!(off <= size / 128.0 + 1e-3, "{case:?} {what}: {got}, not {want}");
             };
-            if case.source == LAYER {
+            if case.source != DISPATCH {
                 assert_eq!(values.len(), case.own(*rank).len() * H);
                 for (i, t) in case.own(*rank).enumerate() {
                     let mut sum = vec![(0.0, 0.0); H];
@@ -230,16 +237,23 @@ fn texts() {
 fn numbers() {
     let two = [sim::Schedule::Random, sim::Schedule::Reversed];
     for (i, ranks) in [1, 2, 3, 4, 8].into_iter().enumerate() {
-        for (source, slots) in [(DISPATCH, [1, 2, 8][i % 3]), (LAYER, [2, 1, 8][i % 3])] {
-            let experts = ranks * 8usize.div_ceil(ranks);
+        let layer = if i % 2 == 0 { LAYER } else { WIDE };
+        for (source, slots) in [(DISPATCH, [1, 2, 8][i % 3]), (layer, [2, 1, 8][i % 3])] {
+            // And of experts.
+            let experts: usize = [8, 9, 8, 10, 15][i];
+            let own = experts.div_ceil(ranks);
             // Ranks have unequally many tokens.
             let tokens = 18 * ranks + 1;
-            let most = tokens * slots.min(experts / ranks);
-            let blocks = (most + experts / ranks * 127) / 128;
+            let most = tokens * slots.min(own);
+            let blocks = (most + own * 127) / 128;
             right(&Case { source, ranks, tokens, slots, experts, blocks }, i, &two);
         }
     }
     right(&SMALL, 3, &sim::Schedule::all(2));
+    // Fewer blocks than experts: there are no more rows.
+    for source in [LAYER, WIDE] {
+        right(&Case { source, tokens: 3, slots: 1, experts: 8, blocks: 3, ..SMALL }, 3, &two);
+    }
 }
 
 /// Every wait, every post and every look-up is needed, but two waits.
@@ -280,17 +294,18 @@ fn nothing_can_be_left_out() {
 #[test]
 fn what_no_launch_can_have() {
     let case = Case { tokens: 300, slots: 2, experts: 4, blocks: 4, ..SMALL };
-    let plan = case.plan("").expect("a plan");
-    let says = |change: &dyn Fn(usize, &mut Vec<i32>)| {
+    let plans = [case, Case { source: WIDE, ..case }].map(|case| case.plan("").expect("a plan"));
+    let says = |plan: &Plan, change: &dyn Fn(usize, &mut Vec<i32>)| {
         let ids = |epoch: i64, rank: usize| {
             let mut ids = case.routes(0, 4 * epoch, case.own(rank));
             change(rank, &mut ids);
             ids
         };
-        let ran = run(&case, &plan, sim::Schedule::Random, &ids);
+        let ran = run(&case, plan, sim::Schedule::Random, &ids);
         ran.map_or_else(|e| e, |_| "a launch".into())
     };
-    assert_eq!(says(&|_, _| ()), "a launch");
+    assert_eq!(says(&plans[0], &|_, _| ()), "a launch");
+    assert_eq!(says(&plans[1], &|_, _| ()), "a launch");
     type Change<'a> = &'a dyn Fn(usize, &mut Vec<i32>);
     let changes: [(&str, Change<'_>); 4] = [
         ("token 150 goes to expert 4, and there are 4", &|rank: usize, ids: &mut Vec<i32>| {
@@ -305,8 +320,10 @@ fn what_no_launch_can_have() {
         }),
     ];
     for (text, change) in changes {
-        let said = says(change);
-        assert!(said.contains(text), "{said}");
+        let said = plans.each_ref().map(|plan| says(plan, change));
+        // Without a capacity there is room for all of them.
+        let instead = if text.contains("blocks") { "a launch" } else { text };
+        assert!(said[0].contains(text) && said[1].contains(instead), "{said:?}");
     }
 }
 
@@ -314,8 +331,7 @@ fn what_no_launch_can_have() {
 fn what_has_no_kernel_is_refused() {
     let says = |case: Case| case.plan("").map_or_else(|e| e.to_string(), |_| "a plan".into());
     for (text, case) in [
-        ("4 experts over 3 ranks", Case { ranks: 3, ..SMALL }),
-        ("a capacity of 1 blocks a rank, for 2 experts", Case { blocks: 1, ..SMALL }),
+        ("4 experts over 3 ranks: of 2 each, and some have none", Case { ranks: 3, ..SMALL }),
         ("8 experts of each token, of 4", Case { slots: 8, ..SMALL }),
     ] {
         let said = says(case);

@@ -68,7 +68,8 @@ impl Smaller {
 
 /// Smaller plans to look at in place of this one; `None` for one that is small, or routes nothing, or of which others do not say enough.
 pub fn smaller(program: &Program, bound: &Bound, config: &Config, plan: &Plan) -> Option<Smaller> {
-    let (few, many) = sizes(program, bound, config)?;
+    let bound = bound.on(program, config.ranks).ok()?;
+    let (few, many) = sizes(program, &bound, config)?;
     let relatives = relatives(program, config, &few).ok()?;
     let evaluated = relatives_of(plan, program, config, &many)?;
     valid::is_affine(plan, &relatives).ok()?;
