@@ -3,12 +3,17 @@
 use mk_codegen::{
     emit,
     ir::{BufId, Plan, RoutePart, Routing, Space, TabId, TableSource},
-    passes::{LowerError, compile},
+    passes::{LowerError, compile, lower},
     settings::{self, Config},
     sim::{self, Callbacks, Options},
     valid,
 };
 use mk_syntax::{Bound, Program};
+use proptest::{
+    collection::vec,
+    prelude::{ProptestConfig, any},
+    test_runner::TestRunner,
+};
 use std::collections::BTreeMap;
 
 const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w: bf16[E, H, N] @ shard(0)) {
@@ -152,9 +157,22 @@ fn product(x: &[f64], w: &[f32], e: usize, columns: usize) -> Vec<(f64, f64)> {
 /// Compares every launch and rank with sums in f64.
 fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
     let plan = case.plan("").unwrap_or_else(|e| panic!("{case:?}: {e}"));
-    let ids = |epoch: i64, rank: usize| case.routes(form, epoch, case.own(rank));
+    let route = |epoch: i64, token: usize| case.route(form, epoch, token);
+    right_of(case, &plan, &route, schedules);
+}
+
+/// The same, of the experts of each token in each launch.
+fn right_of(
+    case: &Case,
+    plan: &Plan,
+    route: &dyn Fn(i64, usize) -> Vec<i32>,
+    schedules: &[sim::Schedule],
+) {
+    let ids = |epoch: i64, rank: usize| -> Vec<i32> {
+        case.own(rank).flat_map(|token| route(epoch, token)).collect()
+    };
     for schedule in schedules {
-        let ran = run(case, &plan, *schedule, &ids);
+        let ran = run(case, plan, *schedule, &ids);
         let (given, found) = ran.unwrap_or_else(|e| panic!("{case:?} under {schedule}: {e}"));
         for ((epoch, rank, _), values) in &found {
             let of = |rank: usize, name: &str| &given[&(*epoch, rank, name.to_string())];
@@ -172,7 +190,7 @@ fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
                 assert_eq!(values.len(), case.own(*rank).len() * H);
                 for (i, t) in case.own(*rank).enumerate() {
                     let mut sum = vec![(0.0, 0.0); H];
-                    for (j, e) in case.route(form, *epoch, t).into_iter().enumerate() {
+                    for (j, e) in route(*epoch, t).into_iter().enumerate() {
                         let (home, e) = (e as usize / own, e as usize % own);
                         let h = product(&x(t), of(home, "w1"), e, 2 * F);
                         let (gate, up) = h.split_at(F);
@@ -196,7 +214,7 @@ fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
             let mut written = vec![false; case.blocks * 128];
             for e in 0..own {
                 for t in 0..case.tokens {
-                    if !case.route(form, *epoch, t).contains(&((rank * own + e) as i32)) {
+                    if !route(*epoch, t).contains(&((rank * own + e) as i32)) {
                         continue;
                     }
                     for (c, want) in product(&x(t), of(*rank, "w"), e, N).into_iter().enumerate() {
@@ -254,6 +272,38 @@ fn numbers() {
     for source in [LAYER, WIDE] {
         right(&Case { source, tokens: 3, slots: 1, experts: 8, blocks: 3, ..SMALL }, 3, &two);
     }
+}
+
+/// Any routing, on any world: nothing but what the ids say decides what comes out.
+#[test]
+fn any_routing() {
+    let case = |(ranks, slots, experts): (usize, usize, usize)| {
+        let case = Case { source: WIDE, ranks, tokens: 6 * ranks + 1, slots, experts, blocks: 0 };
+        let (program, bound) = case.bound();
+        let config = Config { ranks: ranks as u32, ..Config::default() };
+        (case, lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{case:?}: {e}")))
+    };
+    let cases = [(1, 1, 1), (1, 8, 9), (2, 2, 5), (3, 3, 8), (4, 2, 10), (8, 4, 16)].map(case);
+    let mut runner = TestRunner::new(ProptestConfig { cases: 48, ..ProptestConfig::default() });
+    let routings = (0..cases.len(), vec(any::<u32>(), 4 * 49));
+    let judge = |(which, order): (usize, Vec<u32>)| {
+        let (case, plan) = &cases[which];
+        // The experts of a token, by numbers that each token has for them; few of them, so that some are of nobody.
+        let route = |epoch: i64, token: usize| {
+            let seed = order[(epoch as usize % 4) * 49 + token % 49];
+            let open = case.slots.max(seed as usize % 7).min(case.experts);
+            let mut all: Vec<i32> = (0..open as i32).collect();
+            if seed & 8 != 0 {
+                all.iter_mut().for_each(|e| *e += (case.experts - open) as i32);
+            }
+            all.sort_by_key(|e| number(u64::from(seed), *e as usize));
+            all.truncate(case.slots);
+            all
+        };
+        right_of(case, plan, &route, &[sim::Schedule::Random]);
+        Ok(())
+    };
+    runner.run(&routings, judge).unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// Every wait, every post and every look-up is needed, but two waits.
