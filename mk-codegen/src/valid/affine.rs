@@ -34,8 +34,7 @@ pub struct Relatives {
 
 /// Samples of the base, and of the others.
 const BASE: Samples = Samples { kinds: TableKind::ALL, work: 1 << 19 };
-const OTHERS: Samples =
-    Samples { kinds: &[TableKind::Random(1), TableKind::Max, TableKind::Alternate], work: 1 << 18 };
+const OTHERS: Samples = Samples { kinds: &[TableKind::Random(1), TableKind::Max], work: 1 << 18 };
 
 /// Why a plan is not what its relatives lead to: nothing is known of it then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
