@@ -86,7 +86,7 @@ fn both_ways() {
     let options = field::Options::default();
     smaller.evaluate(&program, &options).unwrap_or_else(|e| panic!("{e}"));
     field::evaluate(&plan, &program, &bound, &options).unwrap_or_else(|e| panic!("{e}"));
-    let (program, bound, _) = layer(2, 500, Some(61), 1, 2);
+    let (program, bound, _) = layer(2, 500, Some(30), 1, 2);
     let plan = lower(&program, &bound, &config).expect("a plan");
     assert!(passes::smaller(&program, &bound, &config, &plan).is_none());
 }

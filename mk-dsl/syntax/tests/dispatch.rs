@@ -31,6 +31,15 @@ fn types() {
     }
     let wide = of(X, "i64[T, K] @ shard(0)", GATE, BODY);
     assert!(wide.contains("i64[T, K]") && wide.contains("%6 = combine"), "{wide}");
+    let before = of(
+        "bf16[R, H] @ shard(0)",
+        IDS,
+        GATE,
+        "ragged(x, ids) -> grouped_gemm(w) -> combine(gate)",
+    );
+    for line in ["grouped_gemm(%0, %3, %1): bf16[R, N]", "combine(%4, %1, %2): bf16[T, N]"] {
+        assert!(before.contains(line), "{line}\n{before}");
+    }
     let number = of(X, IDS, GATE, &BODY.replace('R', "1024"));
     assert!(number.contains("bf16[1024, H]"), "{number}");
 }
