@@ -88,9 +88,9 @@ struct GemmConfig {
   static constexpr u32 kMmaCols = kGated ? kBlockN / 2 : 64;
   static constexpr u32 kOutMmas = kSwapped && kGated ? kMmasPerStep / 2 : kMmasPerStep;  // those that results come from
   static constexpr u32 kAccumulators = kMmaN / 2;                       // registers of one wgmma
-  // Staging panels of 64 rows, per consumer: four where consumers share 64 rows, as many as an f32 tile fills, so that none waits
+  // Staging panels of 64 rows, per consumer: four where consumers share 64 rows of 256 columns, as many as an f32 tile fills, so that none waits
   // until another has been read, and where three stages leave room for them.
-  static constexpr u32 kPanels = kBlockM == 64 || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
+  static constexpr u32 kPanels = (kBlockM == 64 && (kBlockN > 128 || kOptions.ring_n > 128)) || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
