@@ -160,10 +160,10 @@ fn products_in_clusters() {
     let gated = swapped[2..5].to_vec().into_iter().filter(|way| !way.contains("160x"));
     let gated: Vec<_> =
         gated.map(|way| way.replace("x128x", "x256x")).chain(["block=48x256x64".into()]).collect();
-    let chained: Vec<_> =
-        swapped.iter().filter(|way| !way.contains("160x256")).cloned().collect();
+    let chained: Vec<_> = swapped.iter().filter(|way| !way.contains("160x256")).cloned().collect();
     let by_rows = "fn by_rows(a: f16[M, K], b: f16[N, K]) { gemm(a, b.t) }";
-    let swapped = [(ALONE[0], &swapped), (by_rows, &swapped), (ALONE[1], &chained), (ALONE[2], &gated)];
+    let swapped =
+        [(ALONE[0], &swapped), (by_rows, &swapped), (ALONE[1], &chained), (ALONE[2], &gated)];
     let mut cases = Vec::new();
     for (text, ways) in ALONE.iter().map(|text| (*text, &ways)).chain(swapped) {
         let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
