@@ -23,7 +23,7 @@ MK_DEVICE u32 unit_col(u32 consumer, u32 unit) {
 }
 template <class Config>
 MK_DEVICE u32 unit_row(u32 consumer, u32 unit) {
-  if constexpr (Config::kSwapped) return Config::first_row(consumer) + unit % Config::kUnitsAcross * 16;
+  if constexpr (Config::kSwapped) return unit % Config::kUnitsAcross * 16;
   return Config::first_row(consumer) + unit / Config::kUnitsAcross * 64 + warp_index() % kWarpgroupWarps * 16;
 }
 
@@ -35,7 +35,7 @@ MK_DEVICE u32 incoming_bytes(i32 valid_rows, u32 rank) {
 #pragma unroll
     for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
       if constexpr (Config::kSwapped) {
-        warps += static_cast<i32>(Config::first_row(consumer) + unit % Config::kUnitsAcross * 16) < valid_rows ? kWarpgroupWarps : 0;
+        warps += static_cast<i32>(unit % Config::kUnitsAcross * 16) < valid_rows ? kWarpgroupWarps : 0;
         continue;
       }
       const i32 rows = valid_rows - static_cast<i32>(Config::first_row(consumer) + unit / Config::kUnitsAcross * 64);

@@ -209,11 +209,11 @@ MK_DEVICE void stage_swapped(const Hooks& hooks, const GemmTile& tile, u32 panel
 template <class Config, class Hooks>
 MK_DEVICE void stage_swapped_panel(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 panel, u32 p,
                                    const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
-  constexpr u32 kLast = Config::kRowsPerConsumer - (Config::kPanelsDown - 1) * 64;
+  constexpr u32 kLast = Config::kBlockM - (Config::kPanelsDown - 1) * 64;
   const u32 down = p % Config::kPanelsDown, across = p / Config::kPanelsDown;
   const float* first = &acc[across][down * 32];
   const float* ups = &acc[across + (Config::kGated ? 1 : 0)][down * 32];
-  const u32 row = Config::first_row(consumer) + down * 64, col = Config::first_col(consumer) + across * 64;
+  const u32 row = down * 64, col = Config::first_col(consumer) + across * 64;
   if (down + 1 == Config::kPanelsDown) {
     stage_swapped<Config, kLast>(hooks, tile, panel, row, col, first, ups);
   } else {
@@ -264,9 +264,8 @@ template <class Config>
 MK_DEVICE void send_panel(const GemmTile& tile, u32 panel, i32 col, i32 row) {
   const i32 rows = tile.valid_rows - row;
   if (rows <= 0 || tile.valid_cols <= col) return;
-  if constexpr (Config::kSwapped && Config::kRowsPerConsumer % 64 != 0) {
-    constexpr i32 kRows = static_cast<i32>(Config::kRowsPerConsumer);
-    if (row % kRows + 64 > kRows) {
+  if constexpr (Config::kSwapped && Config::kBlockM % 64 != 0) {
+    if (row + 64 > static_cast<i32>(Config::kBlockM)) {
       tma_store_2d(tile.c_line, panel, tile.c_col + col, tile.c_row + row);
       return;
     }
@@ -289,7 +288,7 @@ template <class Config>
 MK_DEVICE void send_panel_of(const GemmTile& tile, u32 consumer, u32 p, u32 panel) {
   if constexpr (Config::kSwapped) {
     send_panel<Config>(tile, panel, static_cast<i32>(Config::first_col(consumer) + p / Config::kPanelsDown * 64),
-                       static_cast<i32>(Config::first_row(consumer) + p % Config::kPanelsDown * 64));
+                       static_cast<i32>(p % Config::kPanelsDown * 64));
     return;
   }
   constexpr u32 kAcross = Config::kOutColsPerConsumer / Config::kPanelCols;

@@ -79,11 +79,11 @@ struct GemmConfig {
   // Two warpgroups, each with its rows of every tile; or, where those are too few or swapped, with its columns; or with tiles of its own.
   static constexpr u32 kConsumers = 2;
   static constexpr u32 kConsumersPerTile = kPingPong ? 1 : kConsumers;
-  static constexpr bool kSplitColumns = kBlockM == 64 || (kSwapped && kBlockN > 64);  // swapped, 64 columns are one wgmma's, and parted by rows
+  static constexpr bool kSplitColumns = kBlockM == 64 || kSwapped;
   static constexpr u32 kRowsPerConsumer = kSplitColumns ? kBlockM : kBlockM / kConsumersPerTile;
   static constexpr u32 kColsPerConsumer = kSplitColumns ? kBlockN / kConsumers : kBlockN;
   static constexpr u32 kMmasPerStep = (kSwapped ? kColsPerConsumer : kRowsPerConsumer) / 64;  // wgmmas side by side in their M
-  static constexpr u32 kMmaN = kSwapped ? kRowsPerConsumer : kColsPerConsumer;
+  static constexpr u32 kMmaN = kSwapped ? kBlockM : kColsPerConsumer;
   // Swapped: from one of them to the next, columns of B. Gated: ups lie behind all gates.
   static constexpr u32 kMmaCols = kGated ? kBlockN / 2 : 64;
   static constexpr u32 kOutMmas = kSwapped && kGated ? kMmasPerStep / 2 : kMmasPerStep;  // those that results come from
@@ -107,7 +107,7 @@ struct GemmConfig {
   static constexpr u32 kPanelCols = kPanelRowBytes / element_bytes(kOut);
   static constexpr u32 kOutCols = kGated ? kBlockN / 2 : kBlockN;             // columns of C
   static constexpr u32 kOutColsPerConsumer = kGated ? kColsPerConsumer / 2 : kColsPerConsumer;
-  static constexpr u32 kPanelsDown = ceil_div(kRowsPerConsumer, 64);  // swapped: the last may have fewer rows
+  static constexpr u32 kPanelsDown = ceil_div(kBlockM, 64);  // swapped: the last may have fewer rows
   static constexpr u32 kPanelsPerTile = kOutMmas * (kSwapped ? kPanelsDown : kOutColsPerConsumer / kPanelCols);  // per consumer
 
   static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
@@ -173,7 +173,7 @@ struct GemmConfig {
   MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns || kPingPong ? 0 : consumer * kRowsPerConsumer; }
   MK_DEVICE static u32 first_col(u32 consumer) { return kSplitColumns ? consumer * kOutColsPerConsumer : 0; }
 
-  static_assert(!kSwapped || (kRowsPerConsumer % 16 == 0 && kBlockM >= 16 && kBlockM < 256), "rows that are columns of a wgmma");
+  static_assert(!kSwapped || (kBlockM % 16 == 0 && kBlockM >= 16 && kBlockM < 256), "rows that are columns of a wgmma");
   static_assert(!kSwapped || (kA == ALayout::KMajor && kOut != Dtype::F32 && !kCarried && kSaves == 0), "16-bit results, and nothing saved");
   static_assert(!kSwapped || kStore == StorePath::Tma || kCluster > 1, "results leave by TMA, or from clusters");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");

@@ -44,7 +44,7 @@ MK_DEVICE void sm90_mma_step_swapped(const GemmSmem<Config>& smem, u32 consumer,
   constexpr u32 kStep = kAcross ? sm90_mn_major_step_bytes(128) : kKMajorStepBytes;
   const u32 cols = smem.b(stage) + Config::first_col(consumer) * (kBlockK * kElemBytes);
   const u64 a = kAcross ? sm90_descriptor_mn_major<128>(cols, kBlockK) : sm90_descriptor_k_major(cols);
-  const u64 b = sm90_descriptor_k_major(smem.a(stage) + Config::first_row(consumer) * (kBlockK * kElemBytes));
+  const u64 b = sm90_descriptor_k_major(smem.a(stage));
 #pragma unroll
   for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
 #pragma unroll

@@ -93,7 +93,7 @@ impl Default for Config {
 }
 
 /// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows.
-const MOST_STAGES: u32 = 14;
+const MOST_STAGES: u32 = 10;
 
 impl Config {
     /// Rows of the result that a task of a product makes.

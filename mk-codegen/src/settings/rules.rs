@@ -63,7 +63,7 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
     if !known || bk != 64 {
         return misfit(
             format!("no matrix product has tiles of {bm} x {bn} x {bk}"),
-            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64; for a product alone also 16 to 240 rows in steps of 16 and 128 columns, or 16 to 160 and 256, or 32 and 96 and 64",
+            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64; for a product alone also 16 to 240 rows in steps of 16 and 128 columns, or 16 to 160 and 256",
         );
     }
     if mma_swaps(bm) && !swaps(c, facts) {
@@ -105,14 +105,11 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
 /// Rows of tiles of so many columns that multiply with their operands swapped ([`mma_swaps`]).
 pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
     let most = match columns {
-        64 => 96,
         128 => 240,
         256 => 160,
         _ => return None,
     };
-    // Of 64 columns each warpgroup has half of the rows.
-    let step = if columns == 64 { 32 } else { 16 };
-    Some((step..=most).step_by(step as usize).filter(|m| mma_swaps(*m)))
+    Some((16..=most).step_by(16).filter(|m| mma_swaps(*m)))
 }
 
 /// Whether such tiles have a kernel.

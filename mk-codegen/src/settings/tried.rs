@@ -58,8 +58,7 @@ fn swapped(rows: u64) -> Vec<String> {
         };
         heights.filter(flattest).map(move |m| format!("{m}x{columns}x64"))
     };
-    let narrow = [32, 96].into_iter().filter(|m| rows <= *m).take(1).map(|m| format!("{m}x64x64"));
-    narrow.chain([128, 256].into_iter().flat_map(each)).collect()
+    [128, 256].into_iter().flat_map(each).collect()
 }
 
 /// Whether there is a product alone of which tiles of 128 x 128 do not fill the GPU.

@@ -293,8 +293,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let (c_map, line_map) = match store {
         Store::Tma => {
             // Swapped, the last panel of a tile may have fewer rows.
-            let each = if block[1] == 64 { block[0] / 2 } else { block[0] };
-            let least = if mma_swaps(block[0]) { (each - 1) % 64 + 1 } else { 1 };
+            let least = if mma_swaps(block[0]) { (block[0] - 1) % 64 + 1 } else { 1 };
             let whole = c_maps(e, f, &targets, [64, panel_cols])?;
             (whole, c_maps(e, f, &targets, [least, panel_cols])?)
         }
@@ -315,8 +314,7 @@ fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Resu
     let halves = block[1].is_multiple_of(128);
     let swapped = mma_swaps(block[0]) && block[0].is_multiple_of(16) && block[0] < 256;
     let split = block[0] == 64 && !gated || swapped && (!gated || block[1] == 256);
-    let narrow = swapped && block[1] == 64 && block[0].is_multiple_of(32) && !gated;
-    let rows = [128, 256].contains(&block[0]) || split && halves || narrow;
+    let rows = [128, 256].contains(&block[0]) || split && halves;
     if block[2] != 64 || !rows || gated && !halves {
         let what = "tiles have 128 or 256 rows, or 64, or others in steps of 16, in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
