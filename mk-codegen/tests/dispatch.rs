@@ -436,13 +436,3 @@ fn tables_follow_from_one_routing() {
     let routing = Routing { ids: &ids, slots: 2, experts: 4, ranks: 2, rows: 128, keep: 0 };
     assert_eq!(routing.check(2), Ok(()));
 }
-
-/// Bind: plan and proof of many tokens and experts.
-#[test]
-fn many_experts() {
-    let case =
-        Case { source: DISPATCH, ranks: 8, tokens: 8 * 256, slots: 8, experts: 128, blocks: 32 };
-    let begin = std::time::Instant::now();
-    let plan = case.plan("").unwrap_or_else(|e| panic!("{e}"));
-    println!("{} families, {:.2} s", plan.families.len(), begin.elapsed().as_secs_f64());
-}
