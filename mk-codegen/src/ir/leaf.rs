@@ -272,6 +272,8 @@ names! {
         Sources = "sources",
         /// Rank and packed row of each slot of each of the rank's tokens.
         Places = "places",
+        /// For each of those 1 if its row is there, 0 if it was dropped. Made with the places.
+        Kept = "kept",
     }
 }
 
