@@ -222,10 +222,13 @@ impl<'p> Excerpt<'p> {
             (Op::GroupedGemm, [w, _]) if self.is_routed(node) && self.follows(node) => {
                 format!("grouped_gemm({w})")
             }
-            (Op::Dispatch, [ids]) => {
+            (Op::Dispatch { drops }, [ids]) => {
+                let drop = if drops { ", drop" } else { "" };
                 let rows = node.ty.dims.first();
                 match rows.filter(|rows| self.fixed || !self.program.is_room(**rows)) {
-                    Some(rows) => format!("dispatch({ids}, capacity = {})", self.extent(rows)),
+                    Some(rows) => {
+                        format!("dispatch({ids}, capacity = {}{drop})", self.extent(rows))
+                    }
                     None => format!("dispatch({ids})"),
                 }
             }

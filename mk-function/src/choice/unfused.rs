@@ -88,7 +88,7 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
 /// Whether an operation has no kernel of its own.
 fn joins(group: &[&Node], node: &Node) -> bool {
     match node.op {
-        Op::GroupedGemm => group.iter().all(|n| n.op == Op::Dispatch),
+        Op::GroupedGemm => group.iter().all(|n| matches!(n.op, Op::Dispatch { .. })),
         Op::Combine => group.iter().any(|n| n.op == Op::GroupedGemm),
         _ => false,
     }
@@ -116,7 +116,9 @@ fn part(
         let mut operands = node.inputs.iter().skip(usize::from(i > 0)).map(|id| name(program, *id));
         stages.push(match node.op {
             // Whose rows they are is said once, in front of the first product.
-            Op::Dispatch => {
+            // Which rows fit is not said behind it.
+            Op::Dispatch { drops: true } => return None,
+            Op::Dispatch { .. } => {
                 let rows = bound.shape(node.result)?.first()?;
                 let (x, ids) = (operands.next()?, operands.next()?);
                 format!("dispatch({x}, {ids}, capacity = {rows})")
