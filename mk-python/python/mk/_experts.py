@@ -64,6 +64,10 @@ class Experts:
         # Tokens of each expert, and by which slot.
         lists = [(every == e).nonzero() for e in range(number)]
         capacity = self._whole(value)[0] // self._world.size
+        if value["drops"]:
+            # Each expert keeps its share of the blocks, the first tokens of it.
+            share = capacity // BLOCK // -(-number // self._world.size) * BLOCK
+            lists = [found[:share] for found in lists]
         # Every rank knows of every other that has too many rows.
         for r in range(self._world.size):
             [own] = self._world.places(number, "shard", r)
