@@ -38,7 +38,9 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(op, messages::grouped_dtype(&x.label));
         }
         // Rows that were dispatched before are whose a route says.
-        let is_route = self.route(counts.id).is_some() && counts.ty.dtype.is_integer();
+        let is_route = self.route(counts.id).is_some()
+            && counts.ty.dtype.is_integer()
+            && counts.ty.placement.iter().all(|p| *p == Placement::Shard(0));
         if !is_route && (counts.ty.dims.len() != 1 || counts.ty.dtype != DType::I32) {
             let found = self.show(&counts.ty);
             self.sink.push(at, messages::ragged_counts(&counts.label, &found));
