@@ -10,6 +10,7 @@ use mk::{
     ir::Space,
     runtime::jit::JitOptions,
     settings::{Config, LastWave},
+    sim::Options as SimOptions,
     tune::{
         self, CLEARLY, Cache, Choice, Conditions, Fuse, Fusion, Indivisible, Key, Part, Reason,
         Times, Verdict, Winner,
@@ -39,6 +40,12 @@ const SAVING: &str = "
         let h = before -> gelu;
         let y = h -> gemm(v) -> reduce_scatter;
         (y, h, before)
+    }";
+/// Rows of experts go from kernel to kernel, and are those of the same routing.
+const EXPERTS: &str = "
+    pub fn moe(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+        w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+        dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
     }";
 /// No pass gathers what was computed.
 const GATHER_LAST: &str = "
@@ -299,6 +306,54 @@ fn a_sequence_computes_what_the_pipeline_does() {
                 assert!(judged.norms.global > 0.0, "{text}: nothing was compared");
             }
         }
+    }
+}
+
+/// Each kernel makes its own tables of the routing: the same rows, and the same bits.
+#[test]
+fn experts_come_apart() {
+    for (ranks, tokens, slots) in [(1, 37, 2), (2, 301, 3), (3, 25, 1)] {
+        let dims = [("T", tokens), ("K", slots), ("E", 6), ("H", 24), ("F", 16)];
+        let (program, bound) = bind(EXPERTS, &dims);
+        let bound = bound.on(&program, ranks).expect("room");
+        let options = emit::Options::default;
+        let choice = settle(&program, &bound, &default(ranks), Fuse::Never);
+        assert_eq!(choice.verdict.made, Fusion::Apart, "{}", choice.verdict);
+        let apart = Composition::new(&program, &bound, &choice, options());
+        let apart = apart.unwrap_or_else(|e| panic!("{ranks}: {e}"));
+        let names: Vec<_> = apart.parts.iter().map(|p| p.name.as_str()).collect();
+        assert_eq!(names, ["dispatch -> grouped_gemm -> swiglu", "grouped_gemm -> combine"]);
+        let choice = settle(&program, &bound, &default(ranks), Fuse::Always);
+        let fused = Composition::new(&program, &bound, &choice, options()).expect("one kernel");
+        let signature = Signature::new(program.clone(), ranks, Sizes::default()).expect("one axis");
+        let numbers = |seed: u64, n: u64| -> Vec<f32> {
+            (0..n)
+                .map(|i| ((i + 3) * (seed + 5) * 40503 % 65521 % 33) as f32 / 16.0 - 1.0)
+                .collect()
+        };
+        let held = |rank: u32| {
+            let of = |(t, i): (&mk::syntax::Tensor, u64)| {
+                let shape = signature.local_shape(&bound, t.id, rank);
+                let n = shape.iter().product();
+                let seed = u64::from(rank) * 31 + i;
+                if t.name != "ids" {
+                    return numbers(seed, n);
+                }
+                let expert = |i: u64| (i / slots * (7 + seed) / 3 + i % slots) % 6;
+                (0..n).map(|i| expert(i) as f32).collect()
+            };
+            program.tensors().iter().zip(0..).map(of).collect::<Vec<_>>()
+        };
+        let inputs: Vec<_> = (0..ranks).map(held).collect();
+        let bits = |made: &Composition| -> Vec<Vec<Vec<u32>>> {
+            let found = mk::simulate(&signature, &bound, made, &inputs, &SimOptions::default());
+            let found = found.unwrap_or_else(|e| panic!("{ranks}: {e}"));
+            let of = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+            found.into_iter().map(|rank| rank.into_iter().map(of).collect()).collect()
+        };
+        let (apart, fused) = (bits(&apart), bits(&fused));
+        assert_eq!(apart, fused, "{ranks} ranks");
+        assert!(fused.iter().flatten().flatten().any(|x| *x != 0));
     }
 }
 

@@ -31,7 +31,8 @@ fn layer(
     let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
     let tokens = tokens * ranks - ranks / 2;
     let room = blocks.map(|blocks| ("R", blocks * ranks * 128));
-    let dims = [("T", tokens), ("K", slots), ("E", experts), ("H", 2048), ("F", 1024)];
+    let (wide, inner) = if ranks > 2 { (2048, 1024) } else { (264, 136) };
+    let dims = [("T", tokens), ("K", slots), ("E", experts), ("H", wide), ("F", inner)];
     let dims = dims.into_iter().chain(room).map(|(name, n)| (name.to_string(), n)).collect();
     let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
     (program, bound, Config { ranks: ranks as u32, ..Config::default() })
@@ -85,7 +86,7 @@ fn both_ways() {
     let options = field::Options::default();
     smaller.evaluate(&program, &options).unwrap_or_else(|e| panic!("{e}"));
     field::evaluate(&plan, &program, &bound, &options).unwrap_or_else(|e| panic!("{e}"));
-    let (program, bound, _) = layer(2, 500, Some(61), 1, 2);
+    let (program, bound, _) = layer(2, 500, Some(30), 1, 2);
     let plan = lower(&program, &bound, &config).expect("a plan");
     assert!(passes::smaller(&program, &bound, &config, &plan).is_none());
 }

@@ -81,6 +81,7 @@ fn value<'py>(
                     dict.set_item("ring", ring.is_some())?;
                 }
                 Op::Scale(factor) => dict.set_item("factor", factor)?,
+                Op::Dispatch { drops } => dict.set_item("drops", drops)?,
                 _ => {}
             }
             &node.ty

@@ -21,7 +21,7 @@ use std::{
 
 /// What is used of torch.
 pub struct Torch {
-    dtypes: [(DType, Py<PyAny>); 3],
+    dtypes: [(DType, Py<PyAny>); 5],
     empty: Py<PyAny>,
     inductor: Option<Inductor>,
     is_grad_enabled: Py<PyAny>,
@@ -71,6 +71,8 @@ impl Torch {
                     (DType::Bf16, of("bfloat16")?),
                     (DType::F16, of("float16")?),
                     (DType::F32, of("float32")?),
+                    (DType::I32, of("int32")?),
+                    (DType::I64, of("int64")?),
                 ],
                 empty: of("empty")?,
                 inductor: inductor().ok(),

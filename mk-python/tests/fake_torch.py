@@ -63,7 +63,7 @@ def install():
     torch = types.ModuleType("torch")
     torch.cuda = types.ModuleType("torch.cuda")
     torch.distributed = types.ModuleType("torch.distributed")
-    for name in ("bfloat16", "float16", "float32", "float64"):
+    for name in ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint8"):
         setattr(torch, name, DType(name))
     torch.grad = False
     torch.capturing = False

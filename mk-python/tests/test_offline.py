@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 import os
 import pathlib
 import pickle
@@ -254,6 +255,69 @@ class Mistakes(Case):
             self.assertEqual(f"{kind.__module__}.{kind.__qualname__}", f"mk.{name}")
             self.assertTrue(issubclass(kind, mk.Error) and kind.__doc__)
             self.assertEqual(str(pickle.loads(pickle.dumps(kind("text")))), "text")
+
+
+EXPERTS = """
+fn layer(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+         w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}
+"""
+
+
+class Experts(Case):
+    """Tokens that go to the ranks of their experts, and back."""
+
+    T, H, I, E, K = 10, 16, 8, 4, 2
+    SHAPES = {"x": (T, H), "ids": (T, K), "gate": (T, K), "w1": (E, H, 2, I), "w2": (E, I, H)}
+
+    def setUp(self):
+        torch.grad = torch.capturing = False
+
+    def test_the_executor_agrees(self):
+        T, H, I, E, K = self.T, self.H, self.I, self.E, self.K
+        plan = mk.plan(EXPERTS, ranks=2, shapes=self.SHAPES)
+        self.assertEqual(plan.kernels, ["dispatch -> grouped_gemm -> swiglu -> grouped_gemm -> combine"])
+        self.assertEqual(plan.program["values"][1]["dtype"], "i64")
+        number = lambda seed, n: [((seed + 3) * (i + 7) * 40503 % 65521 % 17) / 8 - 1 for i in range(n)]
+        ids = [(3 * t + j * (1 + t % 3)) % E for t in range(T) for j in range(K)]
+        whole = {"x": number(1, T * H), "ids": [float(e) for e in ids], "gate": number(2, T * K)}
+        whole |= {"w1": number(3, E * H * 2 * I), "w2": number(4, E * I * H)}
+        half = lambda values, rank: values[len(values) // 2 * rank :][: len(values) // 2]
+        given = [{name: half(values, rank) for name, values in whole.items()} for rank in range(2)]
+        got = plan.simulate(given, schedule="reversed")
+        [name] = got[0]
+        for t in range(T):
+            x, want = whole["x"][t * H :][:H], [0.0] * H
+            for j in range(K):
+                e = ids[t * K + j]
+                of = lambda g, i: sum(x[h] * whole["w1"][((e * H + h) * 2 + g) * I + i] for h in range(H))
+                hidden = [of(0, i) / (1 + math.exp(-of(0, i))) * of(1, i) for i in range(I)]
+                for h in range(H):
+                    want[h] += whole["gate"][t * K + j] * sum(hidden[i] * whole["w2"][(e * I + i) * H + h] for i in range(I))
+            for h, value in enumerate(got[t // (T // 2)][name][t % (T // 2) * H :][:H]):
+                self.assertLess(abs(value - want[h]), 0.02 * (1 + max(map(abs, want))))
+        for ids, words in (([0, 4], "goes to expert 4, and there are 4"), ([0, -1], "goes to expert -1"), ([1, 1], "goes to expert 1 twice")):
+            bad = [{**given[0], "ids": [*map(float, ids), *given[0]["ids"][2:]]}, given[1]]
+            with self.raises(mk.Error, "token 0", words):
+                plan.simulate(bad)
+
+    def test_calls(self):
+        f = mk.compile(EXPERTS, mk.World.offline(2))
+        good = {"x": tensor(5, 16), "ids": tensor(5, 2, dtype=torch.int64), "gate": tensor(5, 2, dtype=torch.float32)}
+        good |= {"w1": tensor(2, 16, 2, 8), "w2": tensor(2, 8, 16)}
+        with self.raises(mk.DeviceError, "offline"):
+            f(**good)
+        for name, bad, words in (
+            ("ids", tensor(5, 2, dtype=torch.int32), ("`ids` is i32", "says i64", "ids: i32[..] @ shard(0)")),
+            ("ids", tensor(5, 2, dtype=torch.uint8), ("`ids` is torch.uint8", "says i64")),
+            ("gate", tensor(5, 2), ("`gate` is bf16", "says f32")),
+            ("gate", tensor(5, 3, dtype=torch.float32), ("`K`",)),
+        ):
+            with self.raises(mk.ArgumentError, *words):
+                f(**{**good, name: bad})
+        with self.raises(mk.PipelineError, "ids"):
+            mk.compile(EXPERTS.replace("i64", "f32"), mk.World.offline(2))
 
 
 class Calls(Case):

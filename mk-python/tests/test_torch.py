@@ -37,6 +37,38 @@ def close(case, a, b, limit=1.5e-2):
     case.assertLess(error, limit)
 
 
+EXPERTS = """fn layer(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+         w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}"""
+
+
+def experts(case, rank, ranks, world):
+    """A layer of experts beside each expert by itself, on what a rank has; the last one may have fewer of both."""
+    tokens, number = 8 * ranks - 3, 4 * ranks - (ranks > 1)
+    x, w1, w2 = random(tokens, 16), random(number, 16, 2, 24, seed=1, scale=0.25), random(number, 24, 16, seed=2, scale=0.2)
+    g = torch.Generator().manual_seed(3)
+    gate, ids = torch.rand(tokens, number, generator=g).topk(3)
+    want = torch.zeros(tokens, 16)
+    for e in range(number):
+        token, slot = (ids == e).nonzero(as_tuple=True)
+        h = torch.einsum("mk,kgf->mgf", x[token].float(), w1[e].float())
+        y = torch.nn.functional.silu(h[:, 0]) * h[:, 1] @ w2[e].float()
+        want.index_add_(0, token, y * gate[token, slot, None])
+    f = mk.compile(EXPERTS, world, dims={"T": tokens, "E": number})
+    mine = lambda t: t.chunk(ranks)[rank].contiguous()
+    close(case, f(*map(mine, (x, ids, gate, w1, w2))), mine(want))
+    case.assertIsNotNone(f.why)
+    case.assertEqual(f.infer(*[mine(t).shape for t in (x, ids, gate, w1, w2)]), [(tuple(mine(x).shape), torch.bfloat16)])
+    bad = ids.clone()
+    bad[2, 1] = bad[2, 0]
+    for ids, words in ((bad, f"token 2 goes to expert {bad[2, 0].item()} twice"), (ids + 1, f"and there are {number}")):
+        with case.assertRaisesRegex(mk.ArgumentError, words):
+            f(*map(mine, (x, ids, gate, w1, w2)))
+    with case.assertRaisesRegex(mk.UnsupportedError, "no gradient is recorded"):
+        f(mine(x).requires_grad_(), *map(mine, (ids, gate, w1, w2)))
+
+
 @unittest.skipUnless(HAS_TORCH, "torch is not installed")
 class OneRank(unittest.TestCase):
     def setUp(self):
@@ -79,6 +111,16 @@ class OneRank(unittest.TestCase):
         d = random(*y.shape, seed=3)
         for a, b in zip(torch.autograd.grad(y, [x, w1, w2, c], d), torch.autograd.grad(dense, [x, w1, w2, c], d.float())):
             close(self, a, b)
+
+    def test_experts(self):
+        experts(self, 0, 1, self.world)
+        text = "fn f(x: bf16[R, K], counts: i32[E], w: bf16[E, K, N]) { ragged(x, counts) -> grouped_gemm(w) }"
+        x, w, counts = random(512, 16), random(3, 16, 8, seed=1, scale=0.25), torch.tensor([130, 0, 5], dtype=torch.int32)
+        got = mk.compile(text, self.world)(x, counts, w)
+        close(self, got[:130], x[:130].float() @ w[0].float())
+        close(self, got[256:261], x[256:261].float() @ w[2].float())
+        with self.assertRaisesRegex(mk.ArgumentError, "take 6 blocks, and there is room for 4"):
+            mk.compile(text, self.world)(x, counts + 127, w)
 
     def test_opcheck(self):
         f, tensors = self.mlp()
@@ -292,6 +334,7 @@ def on_ranks(rank, ranks, path):
         pairs = [dist.new_group(pair) for pair in ([0, 1], [2, 3])]
         gradients(rank, ranks, dist.group.WORLD)
         gradients(rank % 2, 2, pairs[rank // 2])
+        experts(unittest.TestCase(), rank, ranks, mk.World.reference())
     finally:
         dist.destroy_process_group()
 

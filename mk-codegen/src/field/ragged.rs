@@ -150,17 +150,19 @@ impl Dims<'_> {
     /// Expert and token of each packed row of all ranks, by the experts of tokens; `None` for rows of each expert.
     pub fn packed(&self, ids: ValueId) -> Option<Vec<Option<(i32, i32)>>> {
         let nodes = || self.program.nodes().iter();
-        let dispatch = nodes()
-            .find(|n| matches!(n.op, Op::Dispatch { .. }) && n.inputs.get(1) == Some(&ids))?;
+        let is_route = self.program.ty(ids).is_some_and(|ty| ty.dims.len() == 2);
         let product = nodes().find(|n| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids))?;
-        let (rows, slots) = (self.extent(dispatch.result, 0) as usize, self.extent(ids, 1));
+        let product = Some(product).filter(|_| is_route)?;
+        let (rows, slots) = (self.extent(product.inputs[0], 0) as usize, self.extent(ids, 1));
         let of_world = self.extent(product.inputs[1], 0) as usize;
         let own = of_world.div_ceil(self.ranks);
         let experts: Vec<i32> = self.ragged.get(&ids)?.concat();
         let (each, block) = (rows / self.ranks, RAGGED_BLOCK as usize);
         // Those that are kept of each expert.
-        let keep = match dispatch.op {
-            Op::Dispatch { drops: true } => each / block / own.max(1) * block,
+        let dispatch =
+            nodes().find(|n| matches!(n.op, Op::Dispatch { .. }) && n.inputs.get(1) == Some(&ids));
+        let keep = match dispatch.map(|n| n.op) {
+            Some(Op::Dispatch { drops: true }) => each / block / own.max(1) * block,
             _ => usize::MAX,
         };
         let mut all = vec![None; rows];
@@ -188,6 +190,7 @@ impl Dims<'_> {
         };
         match node.op {
             Op::Combine => {
+                every(node.inputs[0], 0);
                 every(node.result, 0);
                 every(node.inputs[2], 0);
                 every(node.inputs[2], 1);

@@ -484,6 +484,6 @@ fn some_of(n: i64, few: i64) -> Vec<i64> {
     if n <= 3 * few {
         return (0..n).collect();
     }
-    let middle = n / 2;
+    let middle = (n - few) / 2;
     (0..few).chain(middle..middle + few).chain(n - few..n).collect()
 }

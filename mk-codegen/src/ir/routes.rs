@@ -127,7 +127,7 @@ impl Routing<'_> {
         }
         for of_rank in self.counts().chunks(self.own()) {
             let needed = needed(of_rank, self.rows);
-            if needed > blocks as i64 {
+            if needed > i64::try_from(blocks).unwrap_or(i64::MAX) {
                 return Err(RouteError::Blocks(BlocksError::Capacity { needed, blocks }));
             }
         }

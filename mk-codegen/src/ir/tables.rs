@@ -70,15 +70,16 @@ impl TableSet {
             };
             let routing = routing(plan, routed, ids);
             // Of the same ids.
-            let places = plan.tables.values().find_map(|t| match (&t.source, t.routed) {
-                (TableSource::Runtime { .. }, Some(r))
-                    if (r.ids, r.part) == (routed.ids, RoutePart::Sources) =>
+            let counted = |of: &TabId| plan.tables.get(*of)?.routed.map(|r| (r.ids, r.part));
+            let blocks = plan.tables.values().find_map(|t| match &t.source {
+                TableSource::Blocks { of, .. }
+                    if counted(of) == Some((routed.ids, RoutePart::Counts)) =>
                 {
-                    Some(entries(t) / routed.rows.max(1) as usize)
+                    t.shape.first().map(|n| *n as usize)
                 }
                 _ => None,
             });
-            let blocks = places.unwrap_or(usize::MAX);
+            let blocks = blocks.unwrap_or(usize::MAX);
             routing.check(blocks).map_err(|e| (0, format!("{id} {:?}: {e}", table.name)))?;
         }
         let contents = |rank: usize, id: TabId| {

@@ -27,7 +27,7 @@ const GROUPS: u64 = 3;
 pub struct Smaller {
     /// Those that are proved: rows may be anywhere in them.
     relatives: Relatives,
-    /// Those that are evaluated, each with its sizes: they have room for all rows of their tokens.
+    /// Those that are evaluated, each with its sizes: they have room for all rows of their tokens. Where there is none that is smaller, the plan itself.
     evaluated: Vec<(Plan, Bound)>,
 }
 
@@ -71,7 +71,10 @@ pub fn smaller(program: &Program, bound: &Bound, config: &Config, plan: &Plan) -
     let bound = bound.on(program, config.ranks).ok()?;
     let (few, many) = sizes(program, &bound, config)?;
     let relatives = relatives(program, config, &few).ok()?;
-    let evaluated = relatives_of(plan, program, config, &many)?;
+    let evaluated = match many.is_empty() {
+        true => vec![(plan.clone(), bound.clone())],
+        false => relatives_of(plan, program, config, &many)?,
+    };
     valid::is_affine(plan, &relatives).ok()?;
     Some(Smaller { relatives, evaluated })
 }
@@ -115,7 +118,7 @@ struct Steps {
     steps: u64,
 }
 
-/// Sizes to prove, and to evaluate.
+/// Sizes to prove, and to evaluate: of fewer tokens, of less room for rows, or of both.
 fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized>, Vec<Sized>)> {
     let dispatch = program.nodes().iter().find(|n| matches!(n.op, Op::Dispatch { .. }))?;
     let dims = |v| program.ty(v).map(|ty| &ty.dims[..]);
@@ -129,12 +132,14 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     let product = program.nodes().iter().find(|n| n.op == Op::GroupedGemm)?;
     let experts = bound.dim(*dims(*product.inputs.get(1)?)?.first()?)?;
     let world = u64::from(config.ranks.max(1));
+    let size = |symbol: SymbolId| bound.sizes().get(symbol.index()).copied();
     let steps = |symbol: SymbolId, step: u64, least: u64| {
-        let size = *bound.sizes().get(symbol.index())?;
+        let size = size(symbol)?;
         let steps = size.checked_sub(least)? / step;
         (steps > 1).then_some(Steps { symbol, base: size - steps * step, step, steps })
     };
-    let tokens = steps(tokens, world * CHUNK, world * CHUNK * CHUNKS)?;
+    let of_tokens = steps(tokens, world * CHUNK, world * CHUNK * CHUNKS);
+    let most = of_tokens.as_ref().map_or(size(tokens)?, |tokens| tokens.base + tokens.step);
     let group = u64::from(config.group_m.max(1));
     let mut group = LISTED * group / gcd(LISTED, group);
     let own = experts.div_ceil(world).max(1);
@@ -144,12 +149,17 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     }
     let block = world * RAGGED_BLOCK;
     let room = |blocks: u64| rows.and_then(|rows| steps(rows, block * group, block * blocks));
-    let few = room((GROUPS * group).max(own));
+    // Rows that are dropped are so behind an expert's share.
+    let least = if dispatch.op == (Op::Dispatch { drops: true }) { own } else { 0 };
+    let few = room((GROUPS * group).max(least));
     // A block of each expert that is not full, besides.
-    let many = room(((tokens.base + tokens.step) * slots).div_ceil(block) + own);
+    let many = room((most * slots).div_ceil(block) + own);
     let symbols = program.symbols();
     let sizes = |rows: Option<Steps>| {
-        let list: Vec<&Steps> = [&tokens].into_iter().chain(&rows).collect();
+        let list: Vec<&Steps> = of_tokens.iter().chain(&rows).collect();
+        if list.is_empty() {
+            return Some(Vec::new());
+        }
         let sized = |larger: Option<usize>| {
             let names = symbols.iter().map(|s| s.name.clone());
             let mut all: BTreeMap<String, u64> = names.zip(bound.sizes().iter().copied()).collect();
@@ -163,7 +173,9 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
         let all = [None].into_iter().chain((0..list.len()).map(Some));
         all.map(sized).collect::<Option<Vec<_>>>()
     };
-    Some((sizes(few)?, sizes(many)?))
+    let proved = sizes(few)?;
+    (!proved.is_empty()).then_some(())?;
+    Some((proved, sizes(many)?))
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

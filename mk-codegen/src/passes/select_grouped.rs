@@ -78,9 +78,11 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
         return Err(refuse(*n, "it is a result twice, or a parameter is one".into()));
     }
     let results = g.results.iter().zip(&g.result_names);
-    let route = match dispatch {
-        Some(dispatch) => Some(route(g, &nodes, &params, dispatch, combine)?),
-        None => None,
+    // Counts have one dimension, and a route two.
+    let routed = counts.is_some_and(|i: usize| g.graph[params[i]].shape.len() == 2);
+    let route = match dispatch.is_some() || routed {
+        true => Some(route(g, &nodes, &params, dispatch, combine)?),
+        false => None,
     };
     let grouped = Grouped {
         route,
@@ -100,21 +102,25 @@ fn route(
     g: &OpGraph,
     products: &[NodeIndex],
     params: &[NodeIndex],
-    dispatch: NodeIndex,
+    dispatch: Option<NodeIndex>,
     combine: Option<NodeIndex>,
 ) -> Result<Route, LowerError> {
     let refuse =
         |n: NodeIndex, why: &str| unsupported(&g.graph[n].name, why.to_string(), CATALOGUE);
     let place = |n: NodeIndex| params.iter().position(|p| *p == n);
     let operand = |n: NodeIndex, i: usize| g.operands(n).get(i).copied();
-    if g.results.contains(&dispatch) {
-        return Err(refuse(dispatch, "its rows are a result"));
+    let mut x = None;
+    if let Some(dispatch) = dispatch {
+        if g.results.contains(&dispatch) {
+            return Err(refuse(dispatch, "its rows are a result"));
+        }
+        x = operand(dispatch, 0).and_then(place);
+        if x.is_none() {
+            return Err(refuse(dispatch, "its tokens are not the caller's"));
+        }
     }
-    let Some(x) = operand(dispatch, 0).and_then(place) else {
-        return Err(refuse(dispatch, "its tokens are not the caller's"));
-    };
     let experts = operand(products[0], 1).map_or(0, |w| g.graph[w].shape[0].value);
-    let drops = g.graph[dispatch].kind == Kind::Dispatch { drops: true };
+    let drops = dispatch.is_some_and(|n| g.graph[n].kind == Kind::Dispatch { drops: true });
     let Some(combine) = combine else { return Ok(Route { x, experts, drops, combine: None }) };
     let of = operand(combine, 0).and_then(|y| products.iter().position(|p| *p == y));
     let Some(of) = of.filter(|of| of + 1 == products.len()) else {
@@ -159,8 +165,9 @@ fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
             let why = format!("a capacity of {blocks} blocks a rank, for {least} experts");
             return refuse(why, "let each expert keep a block of 128 rows at least");
         }
-        let x = &g.params[route.x];
-        if !x.in_bulk() {
+        if let Some(x) = route.x.map(|x| &g.params[x])
+            && !x.in_bulk()
+        {
             let why = format!("tokens of {} elements", x.shape[1].value);
             return refuse(why, "let their columns be multiples of 8");
         }

@@ -219,7 +219,9 @@ impl<'p> Excerpt<'p> {
         let arguments = self.arguments(node, 1);
         match (node.op, &arguments[..]) {
             // Whether the first operand says so already, or is a parameter of the excerpt.
-            (Op::GroupedGemm, [w, _]) if self.is_routed(node) => format!("grouped_gemm({w})"),
+            (Op::GroupedGemm, [w, _]) if self.is_routed(node) && self.follows(node) => {
+                format!("grouped_gemm({w})")
+            }
             (Op::Dispatch { drops }, [ids]) => {
                 let drop = if drops { ", drop" } else { "" };
                 let rows = node.ty.dims.first();
@@ -247,6 +249,12 @@ impl<'p> Excerpt<'p> {
                 .get(id.index())
                 .map_or_else(|| id.to_string(), |s| s.name.clone()),
         }
+    }
+
+    /// Whether its rows are made by the pipeline, which says whose they are.
+    fn follows(&self, node: &Node) -> bool {
+        let rows = node.inputs.first().and_then(|id| self.program.def(*id));
+        matches!(rows, Some(Def::Node(_)))
     }
 
     /// Whether a route says whose rows are whose.

@@ -31,6 +31,15 @@ fn types() {
     }
     let wide = of(X, "i64[T, K] @ shard(0)", GATE, BODY);
     assert!(wide.contains("i64[T, K]") && wide.contains("%6 = combine"), "{wide}");
+    let before = of(
+        "bf16[R, H] @ shard(0)",
+        IDS,
+        GATE,
+        "ragged(x, ids) -> grouped_gemm(w) -> combine(gate)",
+    );
+    for line in ["grouped_gemm(%0, %3, %1): bf16[R, N]", "combine(%4, %1, %2): bf16[T, N]"] {
+        assert!(before.contains(line), "{line}\n{before}");
+    }
     let drops = of(X, IDS, GATE, &BODY.replace("= R", "= R, drop"));
     assert!(drops.contains("%4 = dispatch(%0, %1, drop): bf16[R, H]"), "{drops}");
     let number = of(X, IDS, GATE, &BODY.replace('R', "1024"));

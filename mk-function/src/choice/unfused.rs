@@ -58,7 +58,8 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
         let before = groups.last().and_then(|g| g.last()).map(|n| n.result);
         let follows = before.is_some() && node.inputs.first().copied() == before;
         match groups.last_mut() {
-            Some(group) if fuses(&node.op) && follows => group.push(node),
+            // Rows that are dispatched stay in the kernel that multiplies them, and those of a sum in the one that adds them up.
+            Some(group) if follows && (fuses(&node.op) || joins(group, node)) => group.push(node),
             _ if fuses(&node.op) => return Err(Indivisible::Elementwise),
             _ => groups.push(vec![node]),
         }
@@ -84,6 +85,15 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
     all.map(one).collect()
 }
 
+/// Whether an operation has no kernel of its own.
+fn joins(group: &[&Node], node: &Node) -> bool {
+    match node.op {
+        Op::GroupedGemm => group.iter().all(|n| matches!(n.op, Op::Dispatch { .. })),
+        Op::Combine => group.iter().any(|n| n.op == Op::GroupedGemm),
+        _ => false,
+    }
+}
+
 fn fuses(op: &Op) -> bool {
     op.is_elementwise() || matches!(op, Op::Swiglu)
 }
@@ -103,8 +113,24 @@ fn part(
     }
     let mut stages = Vec::new();
     for (i, node) in group.iter().enumerate() {
-        let operands = node.inputs.iter().skip(usize::from(i > 0)).map(|id| name(program, *id));
-        stages.push(stage(&node.op, operands.collect())?);
+        let mut operands = node.inputs.iter().skip(usize::from(i > 0)).map(|id| name(program, *id));
+        stages.push(match node.op {
+            // Whose rows they are is said once, in front of the first product.
+            // Which rows fit is not said behind it.
+            Op::Dispatch { drops: true } => return None,
+            Op::Dispatch { .. } => {
+                let rows = bound.shape(node.result)?.first()?;
+                let (x, ids) = (operands.next()?, operands.next()?);
+                format!("dispatch({x}, {ids}, capacity = {rows})")
+            }
+            Op::GroupedGemm if i == 0 => {
+                let (x, w, of) = (operands.next()?, operands.next()?, operands.next()?);
+                format!("ragged({x}, {of}) -> grouped_gemm({w})")
+            }
+            Op::GroupedGemm => format!("grouped_gemm({})", operands.next()?),
+            Op::Combine => format!("combine({})", operands.nth(1)?),
+            _ => stage(&node.op, operands.collect())?,
+        });
     }
     let inputs: Vec<ValueId> = params.keys().copied().collect();
     let params: Vec<String> = params.into_values().collect();

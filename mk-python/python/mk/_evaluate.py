@@ -5,18 +5,18 @@ from __future__ import annotations
 from . import _attention
 from ._errors import UnsupportedError
 
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "i32": "int32", "i64": "int64"}
 
 
 def dtype(torch, value):
     return getattr(torch, DTYPES[value["dtype"]])
 
 
-def evaluate(torch, program, tensors, move=None, sequence=None, widen=False):
+def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, widen=False):
     """The results of a described pipeline. ``move(kind, x, value)`` is a collective, where there are any, and
-    ``sequence(x, value, dim, passed)`` is what attention meets of a tensor, with its places. With ``widen`` everything is computed in float32, and
+    ``sequence(x, value, dim, passed)`` is what attention meets of a tensor, with its places; ``experts(value, operands)`` computes rows of experts. With ``widen`` everything is computed in float32, and
     results are rounded once."""
-    values = [t.float() if widen else t for t in tensors]
+    values = [t.float() if widen and t.is_floating_point() else t for t in tensors]
     # What parts of attention have in common with others of the same operation.
     beside = {}
     for value in program["values"][len(values) :]:
@@ -27,6 +27,8 @@ def evaluate(torch, program, tensors, move=None, sequence=None, widen=False):
             values.append(move(value["op"], operands[0], value))
         elif value["op"] in _attention.OPS and sequence is not None:
             values.append(_attention.OPS[value["op"]](torch, program["values"], value, values, sequence, beside))
+        elif value["op"] in ("dispatch", "grouped_gemm", "combine") and experts is not None:
+            values.append(experts(value, operands))
         elif value["op"] not in _OPS:
             raise UnsupportedError(f"`{value['op']}` has no torch operations here\n  help: use a world of GPUs")
         else:

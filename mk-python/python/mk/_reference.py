@@ -42,6 +42,25 @@ class ReferenceWorld:
             each, parts = n, [0]
         return [range(min(n, part * each), min(n, (part + 1) * each)) for part in parts]
 
+    def whole_rows(self, x, n):
+        """All ``n`` rows, of which each rank has its part."""
+        import torch
+
+        if self.size == 1:
+            return x
+        parts = self.parts(n)
+        padded = x.new_zeros(parts[0], *x.shape[1:])
+        padded[: x.shape[0]] = x
+        every = [torch.empty_like(padded) for _ in parts]
+        self._dist.all_gather(every, padded, group=self._group)
+        return torch.cat([part[:n] for part, n in zip(every, parts)])
+
+    def sum(self, x):
+        """The sum of what all ranks have, in its place."""
+        if self.size > 1:
+            self._dist.all_reduce(x, group=self._group)
+        return x
+
     def sequence(self, sizes):
         """Of a tensor of this rank that lies along ``dim``, and its value: all of it where it is ``passed`` on by a ring, and the places
         of its rows."""
@@ -67,7 +86,6 @@ class ReferenceWorld:
 
     def move(self, sizes):
         """The collectives, for the global shapes ``sizes`` of values."""
-        import torch
 
         def move(kind, x, value):
             if self.size == 1:
@@ -82,10 +100,6 @@ class ReferenceWorld:
             if kind == "reduce_scatter":
                 self._dist.all_reduce(x, group=self._group)
                 return x.split(parts)[self.rank].movedim(0, dim).contiguous()
-            padded = x.new_zeros(parts[0], *x.shape[1:])
-            padded[: x.shape[0]] = x
-            every = [torch.empty_like(padded) for _ in parts]
-            self._dist.all_gather(every, padded, group=self._group)
-            return torch.cat([part[:n] for part, n in zip(every, parts)]).movedim(0, dim).contiguous()
+            return self.whole_rows(x, shape[dim]).movedim(0, dim).contiguous()
 
         return move

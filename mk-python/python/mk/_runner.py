@@ -7,6 +7,7 @@ import math
 from . import _mk
 from ._errors import ArgumentError
 from ._evaluate import dtype, evaluate
+from ._experts import Experts, experts, room
 from ._reference import ReferenceWorld
 
 
@@ -49,6 +50,11 @@ class Runner:
             for i, (dim, n) in enumerate(zip(value["dims"], shape)):
                 if isinstance(dim, str):
                     sizes.setdefault(dim, n * self._ranks if kind in ("shard", "zigzag") and i == sharded else n)
+        for value in self.values:
+            if value["op"] == "dispatch" and value["dims"][0] not in sizes and isinstance(value["dims"][0], str):
+                of = lambda dim: sizes.get(dim, dim)
+                tokens, slots = (of(dim) for dim in self.values[value["inputs"][1]]["dims"])
+                sizes[value["dims"][0]] = room(tokens, slots, of(experts(self.values, value)), self._ranks)
         return sizes
 
     def whole(self, value, sizes):
@@ -100,7 +106,8 @@ class Runner:
             sizes = self.check(torch, tensors)
             whole = lambda value: self.whole(value, sizes)
             move, sequence = self.world.move(whole), self.world.sequence(whole)
-            results = evaluate(torch, self.program, tensors, move, sequence, widen=True)
+            experts = Experts(self.world, self.values, whole).run
+            results = evaluate(torch, self.program, tensors, move, sequence, experts, widen=True)
             results = [r.clone() if any(r is t for t in tensors) else r for r in results]
             return [into[i].copy_(r) if into and i in into else r for i, r in enumerate(results)]
         if into:

@@ -16,8 +16,8 @@ pub(in crate::passes) enum Rows {
 
 /// Where rows come from, and go to, if a routing says whose they are.
 pub(in crate::passes) struct Route {
-    /// The tokens, a parameter.
-    pub x: usize,
+    /// The tokens, a parameter; nothing where rows were dispatched by a kernel before.
+    pub x: Option<usize>,
     /// Experts of the world.
     pub experts: i32,
     /// Rows beyond those that are kept of each expert are dropped, and end no launch.

@@ -300,15 +300,15 @@ impl<'a> Dispatch<'a> {
     }
 
     /// Tokens go to symmetric memory, where every rank may read them.
-    fn stage(&self, draft: &mut Draft) -> (BufId, FlowId) {
-        let (world, x) = (draft.world(), &self.g.params[self.route.x]);
+    fn stage(&self, draft: &mut Draft, from: usize) -> (BufId, FlowId) {
+        let (world, x) = (draft.world(), &self.g.params[from]);
         let wide = x.shape[1].value;
         let shape = vec![self.tokens.into(), wide.into()];
         let staged = draft.buffer("staged", Space::Workspace, x.dtype, shape, None);
         let i = Expr::from(Var::domain(0));
         let own = draft.local(x, 0, Var::RANK);
         let region = vec![(i.clone() * STAGED, block_rows(own, i.clone(), STAGED)), whole(wide)];
-        let src = read(Operand::Src, self.inputs[self.route.x], region.clone());
+        let src = read(Operand::Src, self.inputs[from], region.clone());
         let dst = write(Operand::Dst, staged, region);
         let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
         let pieces = (self.tokens + STAGED - 1) / STAGED;
@@ -321,12 +321,13 @@ impl<'a> Dispatch<'a> {
         (staged, draft.flow(Flow::new("tokens", shape, 1.into(), vec![there])))
     }
 
-    /// The rows of all blocks, from wherever their tokens are: where they are then, and the words of blocks.
-    pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> (BufId, FlowId) {
-        let (staged, there) = self.stage(draft);
+    /// The rows of all blocks, from wherever their tokens are: where they are then, and the words of blocks. Nothing where they were dispatched before.
+    pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> Option<(BufId, FlowId)> {
+        let from = self.route.x?;
+        let (staged, there) = self.stage(draft, from);
         let packed = self.count * BLOCK;
         let sources = self.sources(draft, blocks);
-        let x = &self.g.params[self.route.x];
+        let x = &self.g.params[from];
         let wide = x.shape[1].value;
         let shape = vec![packed.into(), wide.into()];
         let rows = draft.buffer("rows", Space::Scratch, x.dtype, shape, None);
@@ -358,7 +359,7 @@ impl<'a> Dispatch<'a> {
         let arrived = Writer::new(pull, Operand::Dst, vec![b]);
         let shape = vec![self.count.into()];
         let pieces = (BLOCK / PULLED).into();
-        (rows, draft.flow(Flow::new("arrived", shape, pieces, vec![arrived])))
+        Some((rows, draft.flow(Flow::new("arrived", shape, pieces, vec![arrived]))))
     }
 
     /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a product that writes `y`, and has so

@@ -54,7 +54,7 @@ pub(in crate::passes) fn families(
         }
     };
     let blocks = blocks::blocks(&mut draft, g, counts);
-    let dispatched = dispatch.as_ref().map(|dispatch| dispatch.rows(&mut draft, blocks));
+    let dispatched = dispatch.as_ref().and_then(|dispatch| dispatch.rows(&mut draft, blocks));
     let combines = g.route.as_ref().is_some_and(|route| route.combine.is_some());
     let placed = dispatch.as_ref().filter(|_| combines);
     let placed = placed.map(|dispatch| dispatch.places(&mut draft, blocks));

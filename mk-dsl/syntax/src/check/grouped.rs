@@ -16,7 +16,7 @@ pub(super) fn takes_ragged(kind: OpKind) -> bool {
 }
 
 impl<'a> Checker<'a, '_> {
-    /// `x -> ragged(counts)`.
+    /// `x -> ragged(counts)`, and of rows that a kernel before dispatched, `x -> ragged(ids)`.
     pub(super) fn ragged(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
         call.args.finish(self.sink);
@@ -37,7 +37,11 @@ impl<'a> Checker<'a, '_> {
         if x.ty.dtype == DType::F32 || x.ty.dtype.is_integer() {
             self.sink.push(op, messages::grouped_dtype(&x.label));
         }
-        if counts.ty.dims.len() != 1 || counts.ty.dtype != DType::I32 {
+        // Rows that were dispatched before are whose a route says.
+        let is_route = self.route(counts.id).is_some()
+            && counts.ty.dtype.is_integer()
+            && counts.ty.placement.iter().all(|p| *p == Placement::Shard(0));
+        if !is_route && (counts.ty.dims.len() != 1 || counts.ty.dtype != DType::I32) {
             let found = self.show(&counts.ty);
             self.sink.push(at, messages::ragged_counts(&counts.label, &found));
         }

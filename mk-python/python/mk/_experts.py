@@ -1,0 +1,106 @@
+"""Rows of experts as torch operations, on what this rank holds: tokens to the ranks of their experts, products, and back as weighted sums."""
+
+from __future__ import annotations
+
+from ._errors import ArgumentError
+
+# Rows of an expert begin at a multiple of this.
+BLOCK = 128
+
+
+def room(tokens, slots, experts, ranks):
+    """Rows of all ranks that no routing exceeds."""
+    own = -(-experts // ranks)
+    rows = tokens * min(slots, own)
+    return (rows + (BLOCK - 1) * min(own, rows)) // BLOCK * BLOCK * ranks
+
+
+def experts(values, value):
+    """How many experts there are for the rows that a value dispatches: a size, or the name of one."""
+    ids = value["inputs"][1]
+    for product in values:
+        if product["op"] == "grouped_gemm" and product["inputs"][2] == ids:
+            return values[product["inputs"][1]]["dims"][0]
+    return None
+
+
+class Experts:
+    """What a pipeline of experts does on one rank of a reference world. ``whole(value)`` is a global shape."""
+
+    def __init__(self, world, values, whole):
+        self._world, self._values, self._whole = world, values, whole
+        # By the value that says whose rows there are: first row of each of this rank's experts, and how many; and of routed ones, of which tokens.
+        self._spans, self._tokens = {}, {}
+
+    def run(self, value, operands):
+        return {"dispatch": self._dispatch, "grouped_gemm": self._product, "combine": self._combine}[value["op"]](value, *operands)
+
+    def _own(self, number):
+        [own] = self._world.places(number, "shard")
+        return own
+
+    def _packed(self, counts, capacity):
+        spans, at = [], 0
+        for n in counts:
+            spans.append((at, n))
+            at += -(-n // BLOCK) * BLOCK
+        if at > capacity:
+            raise ArgumentError(f"the rows of groups take {at // BLOCK} blocks, and there is room for {capacity // BLOCK}\n  help: raise the capacity")
+        return spans
+
+    def _dispatch(self, value, x, ids):
+        at_x, at_ids = value["inputs"]
+        tokens, number = self._whole(self._values[at_x])[0], self._number(value)
+        x, every = (self._world.whole_rows(t, tokens) for t in (x, ids))
+        wrong = ((every < 0) | (every >= number)).nonzero()
+        if len(wrong):
+            t, j = wrong[0].tolist()
+            raise ArgumentError(f"token {t} goes to expert {every[t, j].item()}, and there are {number}")
+        ordered = every.sort(1).values
+        twice = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
+        if len(twice):
+            t, j = twice[0].tolist()
+            raise ArgumentError(f"token {t} goes to expert {ordered[t, j].item()} twice")
+        # Tokens of each expert, and by which slot.
+        lists = [(every == e).nonzero() for e in range(number)]
+        capacity = self._whole(value)[0] // self._world.size
+        if value["drops"]:
+            # Each expert keeps its share of the blocks, the first tokens of it.
+            share = capacity // BLOCK // -(-number // self._world.size) * BLOCK
+            lists = [found[:share] for found in lists]
+        # Every rank knows of every other that has too many rows.
+        for r in range(self._world.size):
+            [own] = self._world.places(number, "shard", r)
+            self._packed([len(lists[e]) for e in own], capacity)
+        lists = [lists[e] for e in self._own(number)]
+        spans = self._packed([len(found) for found in lists], capacity)
+        self._spans[at_ids], self._tokens[at_ids] = spans, lists
+        rows = x.new_zeros(capacity, x.shape[1])
+        for (first, n), found in zip(spans, lists):
+            rows[first : first + n] = x[found[:, 0]]
+        return rows
+
+    def _number(self, value):
+        product = next(v for v in self._values if v["op"] == "grouped_gemm" and v["inputs"][2] == value["inputs"][1])
+        return self._whole(self._values[product["inputs"][1]])[0]
+
+    def _product(self, value, x, w, counts):
+        at = value["inputs"][2]
+        if at not in self._spans:
+            self._spans[at] = self._packed(counts.tolist(), x.shape[0])
+        out = x.new_zeros(x.shape[0], *w.shape[2:])
+        for (first, n), matrix in zip(self._spans[at], w):
+            out[first : first + n] = (x[first : first + n] @ matrix.flatten(1)).view(n, *w.shape[2:])
+        return out
+
+    def _combine(self, value, y, ids, weights):
+        at = value["inputs"][1]
+        tokens = self._whole(self._values[at])[0]
+        weights = self._world.whole_rows(weights.float(), tokens)
+        out = y.new_zeros(tokens, y.shape[1]).float()
+        for (first, n), found in zip(self._spans[at], self._tokens[at]):
+            # A token goes to an expert once.
+            out[found[:, 0]] += y[first : first + n].float() * weights[found[:, 0], found[:, 1], None]
+        out = self._world.sum(out)
+        [own] = self._world.places(tokens, "shard")
+        return out[own.start : own.stop].to(y.dtype)
