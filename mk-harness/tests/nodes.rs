@@ -64,7 +64,8 @@ fn right(source: &str, rows: u64, config: &Config, schedule: Schedule, seed: u64
     if !source.contains("gemm") {
         config.block = Config::default().block;
     }
-    if config.reduction == Reduction::AfterLastWave && !source.contains("gather") {
+    let alone = config.ranks == config.nodes;
+    if (config.reduction == Reduction::AfterLastWave || alone) && !source.contains("gather") {
         config.intra_comm_sms = None;
     }
     let what =

@@ -46,12 +46,23 @@ struct CopyTask {
   // Rows that TMA brings in boxes of a stage's worth, by a map [w, z, y, x] of which z counts rows; else none.
   const TensorMap* map = nullptr;
   i32 y = 0, z = 0, w = 0;
+  u32 most_bytes = 0;  // of a piece, where that is less than a stage's
 };
+
+// Where one end is net memory, which may be the host's: small pieces, so that little is under way to or from it. A link that is full holds up
+// loads and stores of all SMs beside the one that copies.
+constexpr u32 kNetPieceBytes = 4096;
+
+MK_DEVICE CopyTask of_net(CopyTask task) {
+  task.most_bytes = kNetPieceBytes;
+  return task;
+}
 
 // What a stage takes of a task: as much as fits, or as many whole rows (of a map: a box).
 template <class Config>
 MK_DEVICE u32 full_piece_bytes(const CopyTask& task) {
-  return task.row_bytes == 0 ? Config::kPieceBytes : Config::kPieceBytes / task.row_bytes * task.row_bytes;
+  const u32 most = task.most_bytes == 0 || task.most_bytes < task.row_bytes ? Config::kPieceBytes : task.most_bytes;
+  return task.row_bytes == 0 ? most : most / task.row_bytes * task.row_bytes;
 }
 
 MK_DEVICE u32 piece_bytes(u64 total, u64 offset, u32 piece) {

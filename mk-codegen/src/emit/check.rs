@@ -61,6 +61,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
                 (Leaf::Signal, RoleKind::Epilogue | RoleKind::InterReduce) => true,
                 (Leaf::NicSend, RoleKind::InterSend) => true,
                 (Leaf::CopyTile { .. }, RoleKind::InterSend) => true,
+                (Leaf::CopyTile { .. } | Leaf::ReduceTile { .. }, RoleKind::InterReduce) => true,
                 (Leaf::Signal | Leaf::NicSend, _) => false,
                 _ => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
             },

@@ -25,9 +25,9 @@ pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
 /// CTAs that hand data to the network: one lane fills the fifo, and one that stages the data awaits what was delivered.
 const INTER_SEND_SMS: u32 = 1;
-/// CTAs that await what the network brings. With the two lanes of the CTA that sends, four poll memory that hosts
-/// write.
-const INTER_REDUCE_SMS: u32 = 2;
+/// CTAs that await what the network brings, one lane each, if they do nothing else; and if they also copy it, and add it to the own node's
+/// sums: more of them ask for more of the host's memory at once than its link gives.
+const INTER_REDUCE_SMS: [u32; 2] = [2, 4];
 
 /// Of few SMs, where ranks share a GPU or most are reserved, communication gets one in so many by default.
 const LEAST_COMPUTE_PART: u32 = 4;
@@ -61,15 +61,18 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
             return Err(refusal(setting, n, why, "leave it as it is by default"));
         }
     }
-    let inter: u32 = used.iter().map(|k| inter_sms(*k)).sum();
-    let sms = target.sms.saturating_sub(config.reserved_sms).saturating_sub(inter);
+    let all = target.sms.saturating_sub(config.reserved_sms);
+    let inter: u32 = used.iter().map(|k| inter_sms(*k, &plan, &kinds)).sum();
+    let sms = all.saturating_sub(inter);
     let default = match bytes_per_flop {
         // As many as it takes to keep up: one more costs its share of the SMs, one less the time of what arrives late.
         Some(ratio) => {
             let ctas = ratio * f64::from(sms) * ATTEND_RATE / COPY_RATE;
             (ctas.ceil() as u32).clamp(1, DEFAULT_COPY_SMS)
         }
-        None if reduces(&plan, &kinds) => DEFAULT_REDUCE_SMS,
+        // Between nodes two roles share the sums.
+        None if reduces(&plan, &kinds, RoleKind::InterReduce) => DEFAULT_REDUCE_SMS / 2,
+        None if reduces(&plan, &kinds, RoleKind::IntraComm) => DEFAULT_REDUCE_SMS,
         None => DEFAULT_COPY_SMS,
     };
     let default = default.min(sms / LEAST_COMPUTE_PART).max(1);
@@ -111,7 +114,7 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
             }
             RoleKind::Compute => compute,
             RoleKind::IntraComm => comm,
-            other => inter_sms(*other),
+            other => inter_sms(*other, &plan, &kinds),
         };
         plan.roles.push(Role { kind: *kind, ctas });
     }
@@ -177,10 +180,10 @@ fn trim(plan: &mut Plan) -> Result<(), LowerError> {
     Ok(())
 }
 
-/// Puts these families before all others of their role.
+/// Puts these families, in their order, before all others of their role.
 fn lead(plan: &mut Plan, first: &[FamId]) {
     let mut order: Vec<FamId> = plan.families.keys().collect();
-    for id in first {
+    for id in first.iter().rev() {
         order.retain(|other| other != id);
         let role = plan.families[*id].role;
         let place = order.iter().position(|other| plan.families[*other].role == role);
@@ -194,10 +197,14 @@ fn lead(plan: &mut Plan, first: &[FamId]) {
 }
 
 /// CTAs of the roles between nodes; 0 for others.
-fn inter_sms(kind: RoleKind) -> u32 {
+fn inter_sms(kind: RoleKind, plan: &Plan, kinds: &Arena<FamId, RoleKind>) -> u32 {
+    let [relays, copies] = INTER_REDUCE_SMS;
     match kind {
         RoleKind::InterSend => INTER_SEND_SMS,
-        RoleKind::InterReduce => INTER_REDUCE_SMS,
+        RoleKind::InterReduce => {
+            let mut mine = plan.families.iter().filter(|(id, _)| kinds[*id] == kind);
+            if mine.any(|(_, f)| f.leaf != Leaf::Signal) { copies } else { relays }
+        }
         RoleKind::Prologue
         | RoleKind::Compute
         | RoleKind::IntraComm
@@ -223,10 +230,10 @@ fn next_free_cta(plan: &mut Plan) {
     }
 }
 
-/// Whether communication CTAs also add.
-fn reduces(plan: &Plan, kinds: &Arena<FamId, RoleKind>) -> bool {
+/// Whether CTAs of a role that communicates also add.
+fn reduces(plan: &Plan, kinds: &Arena<FamId, RoleKind>, kind: RoleKind) -> bool {
     let mut sums = plan.families.iter().filter(|(_, f)| matches!(f.leaf, Leaf::ReduceTile { .. }));
-    sums.any(|(id, _)| kinds[id] == RoleKind::IntraComm)
+    sums.any(|(id, _)| kinds[id] == kind)
 }
 
 fn refusal(setting: &'static str, value: u32, why: String, help: &str) -> LowerError {

@@ -61,7 +61,9 @@ pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, E
             .fold(of(last), |rest, a| format!("({} ? {} : {rest})", e.condition(f, a), of(a)))
     };
     let (source, target) = (base(&sources), base(&targets));
+    let net = |a: &&Access| e.plan.buffers[a.buffer].space == Space::Net;
     Ok(context! {
+        net => bulk && f.accesses.iter().any(|a| net(&a)),
         rows => e.c(f, None, &rows),
         row_bytes => row_bytes(e, f, cols, size),
         source => at(src, source, &from, col),

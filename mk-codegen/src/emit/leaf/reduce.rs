@@ -2,7 +2,7 @@
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
-use crate::ir::{Agent, Expr, Operand, Point, Var};
+use crate::ir::{Agent, BinOp, Expr, Operand, Point, Var};
 use minijinja::{Value, context};
 use mk_abi::device::MAX_RANKS;
 
@@ -79,8 +79,7 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
     } else {
         // Of a stack of slots, those of one index.
         let one = |(base, len): &(Expr, Expr)| *len == Expr::Const(1) && !base.mentions(Var::EACH);
-        src.region[n - 3] == (Expr::Var(Var::EACH), Expr::Const(1))
-            && src.region[..n - 3].iter().all(one)
+        first_slot(&src.region[n - 3]).is_some() && src.region[..n - 3].iter().all(one)
     };
     let ((first, rows), (col, cols)) = (&src.region[n - 2], &src.region[n - 1]);
     let size = e.plan.buffers[src.buffer].dtype.size_bytes();
@@ -123,11 +122,15 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
     } else {
         let rows = e.c(f, None, &e.extent(src.buffer, n - 2));
         let stride = format!("static_cast<u64>({rows}) * {pitch}");
+        let first = match first_slot(&src.region[n - 3]) {
+            None | Some(Expr::Const(0)) => first.clone(),
+            Some(slot) => slot * e.extent(src.buffer, n - 2) + first.clone(),
+        };
         let row = match n {
-            3 => first.clone(),
+            3 => first,
             _ => {
                 let slots = e.extent(src.buffer, n - 3) * e.extent(src.buffer, n - 2);
-                e.flat(src, 0, n - 3) * slots + first.clone()
+                e.flat(src, 0, n - 3) * slots + first
             }
         };
         (e.base(src.buffer, "params.header.rank"), row, stride)
@@ -147,4 +150,15 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         posts => e.posts(f),
     };
     Ok((context! { ..value, ..e.slice(s) }, n_destinations))
+}
+
+/// The slot of the first source, where the others follow one by one.
+fn first_slot((base, len): &(Expr, Expr)) -> Option<Expr> {
+    let each = Expr::Var(Var::EACH);
+    match base {
+        _ if *len != Expr::Const(1) => None,
+        Expr::Var(Var::EACH) => Some(Expr::Const(0)),
+        Expr::Bin(BinOp::Add, a, b) if **a == each && !b.mentions(Var::EACH) => Some((**b).clone()),
+        _ => None,
+    }
 }

@@ -13,7 +13,8 @@ use crate::passes::{
         destination::Destination,
         gather,
         sum::{Summands, Summed},
-        two_level, two_shot,
+        two_level::{self, NodeSlots},
+        two_shot,
     },
 };
 use crate::settings::{Config, Reduction};
@@ -65,9 +66,13 @@ fn reduce(mut draft: Draft, kernel: &Kernel, sum: &Sum, operand: &Given, config:
     let rows = Rows::new(&mut draft.extents, x, true, BLOCK[0]).peers_first();
     let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
     let nodes = draft.nodes();
+    let beside = Config { reduction: Reduction::DedicatedSms, ..config.clone() };
     let to = match nodes.count() {
         1 => Destination::Slots(two_shot::slots(&mut draft, &of.summand, &rows)),
-        _ => Destination::NodeSlots(two_level::slots(&mut draft, &of.summand, &rows), nodes),
+        _ => {
+            let slots = NodeSlots::new(&mut draft, &of.summand, &rows, BLOCK, &beside);
+            Destination::NodeSlots(slots)
+        }
     };
     let n = draft.dim(&x.shape[1]);
     let r = rows.block(&mut draft.extents);
@@ -78,12 +83,13 @@ fn reduce(mut draft: Draft, kernel: &Kernel, sum: &Sum, operand: &Given, config:
     touched.extend(to.writes(Operand::Dst, &rows, &r, columns));
     let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
     let domain = rows.domain(col_blocks);
-    let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], touched);
+    let by_node = nodes.count() > 1;
+    let order = if by_node { to.order(&rows, 1, col_blocks, 1) } else { Vec::new() };
+    let push = draft.family("scatter", RoleKind::Compute, leaf, domain, order, touched);
     let by = vec![TileRows { family: push, shard: r.shard, block: r.block }];
-    let from = Summands { rows, block: BLOCK, together: 1, by, operand: Operand::Dst };
-    let beside = Config { reduction: Reduction::DedicatedSms, ..config.clone() };
+    let from = Summands { rows, block: BLOCK, together: 1, by_node, by, operand: Operand::Dst };
     match to {
-        Destination::NodeSlots(slots, _) => {
+        Destination::NodeSlots(slots) => {
             two_level::sum(&mut draft, &beside, sum.how, &of, slots, from);
         }
         Destination::Slots(slots) => two_shot::sum(&mut draft, &beside, sum.how, &of, slots, from),

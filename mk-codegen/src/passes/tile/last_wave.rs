@@ -50,7 +50,8 @@ pub(super) fn tiles<'k>(
     by.extend(tiles.iter().cloned());
     if let Some(Cut { into, parts, .. }) = product.cut {
         let block = [rows.height, columns];
-        let tiles = Summands { rows, block, together: 1, by: tiles, operand: Operand::C };
+        let by_node = false;
+        let tiles = Summands { rows, block, together: 1, by_node, by: tiles, operand: Operand::C };
         let (draft, after) = (&mut tiler.draft, Reduction::AfterLastWave);
         split_k::fold(draft, after, out, (parts, into), product.destination, tiles);
     }

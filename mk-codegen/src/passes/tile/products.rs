@@ -23,7 +23,8 @@ use crate::passes::{
         gathered::Gathered,
         one_shot, ring, split_k,
         sum::{Summands, Summed},
-        two_level, two_shot,
+        two_level::{self, NodeSlots},
+        two_shot,
     },
 };
 use crate::settings::{AllReduce, Config, Reduction};
@@ -120,7 +121,9 @@ fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Destination {
             Destination::Columns(Columns::new(draft, &out, rows, width))
         }
         _ if draft.nodes().count() > 1 => {
-            Destination::NodeSlots(two_level::slots(draft, &out, rows), draft.nodes())
+            let beside = t.config.multicast.map_or(1, |m| m.beside as i32);
+            let tile = [t.config.rows_of_task(), width * beside];
+            Destination::NodeSlots(NodeSlots::new(draft, &out, rows, tile, t.config))
         }
         _ => Destination::Slots(two_shot::slots(draft, &out, rows)),
     }
@@ -128,14 +131,17 @@ fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Destination {
 
 /// Adds the summands that the tiles `by` of a product write.
 fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<TileRows>) {
+    // One family has all shards.
+    let by_node = matches!(p.destination, Destination::NodeSlots(_)) && by.len() == 1;
     // Shard by shard, a group is of one.
     let together = match t.gathered(p.g) {
         Some(Gathered { slices: Some(s), .. }) => s.together,
         Some(Gathered { by_shard: true, .. }) => p.group,
+        _ if by_node => (p.group / t.draft.nodes().local).max(1),
         _ => (p.group / rows.count).max(1),
     };
     let block = [t.config.rows_of_task(), p.tile.out_columns()];
-    let mut tiles = Summands { rows, block, together, by, operand: Operand::C };
+    let mut tiles = Summands { rows, block, together, by_node, by, operand: Operand::C };
     let (draft, config) = (&mut t.draft, t.config);
     let of = Summed::new(t.kernel, sum, &t.params, &t.results);
     if let Some(Cut { into, parts, .. }) = p.cut {
@@ -144,7 +150,7 @@ fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<Til
     }
     match p.destination {
         Destination::Slots(slots) => two_shot::sum(draft, config, sum.how, &of, slots, tiles),
-        Destination::NodeSlots(slots, _) => {
+        Destination::NodeSlots(slots) => {
             two_level::sum(draft, config, sum.how, &of, slots, tiles);
         }
         Destination::Parts(parts) => one_shot::pull(draft, config, &of, parts, tiles),

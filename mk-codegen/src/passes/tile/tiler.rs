@@ -10,10 +10,13 @@ use crate::passes::{
         rows::Rows,
         tensor::Tensor,
     },
-    ways::{gathered::Gathered, pack::Packed, split_k},
+    ways::{destination::Destination, gathered::Gathered, pack::Packed, split_k},
 };
 use crate::settings::Config;
 use crate::target::Target;
+
+/// Into how many the last group of rows of other nodes is cut.
+const LAST_GROUPS: i32 = 4;
 
 /// A left operand from the caller, ready to be read.
 pub(super) struct Given {
@@ -190,15 +193,29 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
             let name = if x.own_rows { p.name.clone() } else { format!("{}.peers", p.name) };
             let count = if x.own_rows { p.rows.shards } else { p.rows.shards - 1 };
             let theirs = Rows { first: 1, count, ..p.rows.clone() };
-            out.push(p.family(draft, &name, &theirs, x.slices, |r| {
-                let region = match x.slices {
-                    None => p.in_shards(r),
-                    Some(s) => p.in_slices(r, s),
-                };
-                let slice = x.slices.map(|s| p.slice(r, s));
-                let rows = read(Operand::A, x.all, region);
-                x.source(rows, r.shard.clone(), r.block.clone(), slice)
-            }));
+            let mut family = |draft: &mut Draft, p: &Product<'_>, name: &str, rows: &Rows| {
+                out.push(p.family(draft, name, rows, x.slices, |r| {
+                    let region = match x.slices {
+                        None => p.in_shards(r),
+                        Some(s) => p.in_slices(r, s),
+                    };
+                    let slice = x.slices.map(|s| p.slice(r, s));
+                    let rows = read(Operand::A, x.all, region);
+                    x.source(rows, r.shard.clone(), r.block.clone(), slice)
+                }));
+            };
+            // What the network brings last is multiplied in smaller groups: a group waits for all of its rows.
+            let last = (p.group / count).max(1);
+            let summed = matches!(p.destination, Destination::NodeSlots(_));
+            if draft.nodes().count() > 1 && !summed && theirs.walked > 2 * last {
+                let (from, first) = (theirs.from, theirs.walked - last);
+                family(draft, p, &name, &Rows { walked: first, ..theirs.clone() });
+                let late = Product { group: (p.group / LAST_GROUPS).max(1), ..p.clone() };
+                let rows = Rows { from: from + first, walked: last, ..theirs };
+                family(draft, &late, &format!("{}.last", p.name), &rows);
+            } else {
+                family(draft, p, &name, &theirs);
+            }
             out
         }
     }

@@ -1,13 +1,10 @@
 //! Where the tiles of a product go.
 
-use super::{by_columns::Columns, ring::Ring};
+use super::{by_columns::Columns, ring::Ring, two_level::NodeSlots};
 use crate::ir::{Access, BufId, Expr, Operand, Var};
 use crate::passes::{
     draft::write,
-    shape::{
-        ranks::Nodes,
-        rows::{RowBlock, Rows},
-    },
+    shape::rows::{RowBlock, Rows},
 };
 
 /// Where a product goes.
@@ -19,8 +16,8 @@ pub(in crate::passes) enum Destination {
     Hidden(BufId),
     /// `[world, rows, n]` on the owner of the rows, which adds the slots: see [`two_shot`](super::two_shot).
     Slots(BufId),
-    /// `[nodes, local, rows, n]` on the rank of the owner's place in the own node: see [`two_level`](super::two_level).
-    NodeSlots(BufId, Nodes),
+    /// Slots on the rank of the owner's place in the own node: see [`two_level`](super::two_level).
+    NodeSlots(NodeSlots),
     /// `[shards, rows, n]` of the own rank, for every rank to read: see [`one_shot`](super::one_shot).
     Parts(BufId),
     /// Slots on the owner of the columns: see [`by_columns`](super::by_columns).
@@ -50,14 +47,7 @@ impl Destination {
                 rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
                 ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
             }],
-            Destination::NodeSlots(slots, nodes) => {
-                let of = (r.shard.clone() / nodes.local, 1.into());
-                let place = (Expr::from(Var::RANK) % nodes.local, 1.into());
-                vec![Access {
-                    rank: nodes.same_place(r.shard.clone()),
-                    ..write(operand, slots, vec![of, place, here, columns])
-                }]
-            }
+            Destination::NodeSlots(slots) => vec![slots.write(operand, r, columns)],
             Destination::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
             Destination::Ring(ring) => ring.writes(operand, rows, r, columns),
         }
@@ -67,6 +57,11 @@ impl Destination {
     pub fn order(self, rows: &Rows, group: i32, across: i32, times: i32) -> Vec<Expr> {
         if let Destination::Ring(_) = self {
             return rows.order_by_hop(group, across);
+        }
+        if let Destination::NodeSlots(slots) = self
+            && rows.count == rows.shards
+        {
+            return slots.order(rows, group, across, times);
         }
         let mut order = rows.order(group, across, times);
         if let (Destination::Slots(_), [_, hop, column]) = (self, order.as_mut_slice())

@@ -8,6 +8,7 @@ pub(in crate::passes) mod gather;
 pub(in crate::passes) mod gathered;
 pub(in crate::passes) mod one_shot;
 pub(in crate::passes) mod pack;
+mod panels;
 pub(in crate::passes) mod push_chunks;
 mod push_copy_engine;
 mod push_rail;

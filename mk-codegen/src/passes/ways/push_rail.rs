@@ -3,13 +3,12 @@
 //!
 //! A ring between nodes would move as many bytes over each network card, `(nodes - 1)` shards, in as many more hops.
 
-use super::rail::{self, Forward, Messages, Pieces};
-use crate::ir::{BufId, CopyVia, Expr, Leaf, Operand, RoleKind, Space, Var};
+use super::rail::{self, Forward, Messages, Pieces, Stage};
+use crate::ir::{BufId, Expr, Operand, Space, Var};
 use crate::passes::{
-    draft::{Draft, Flow, Reader, Source, Writer, read, write},
+    draft::{Draft, Source, Writer, read},
     shape::{rows::Rows, tensor::Tensor},
 };
-use crate::settings::Config;
 
 /// Adds what brings other nodes' rows of `x` to `all`; says which words of `arrived` it raises.
 pub(in crate::passes) fn push(
@@ -18,7 +17,6 @@ pub(in crate::passes) fn push(
     (shard, all): (BufId, BufId),
     rows: &Rows,
     pieces: Pieces,
-    config: &Config,
 ) -> Writer {
     let (name, nodes) = (&x.name, draft.nodes());
     let k = draft.dim(&x.shape[1]);
@@ -34,21 +32,16 @@ pub(in crate::passes) fn push(
     let mine = draft.local(x, 0, Var::RANK);
     let own = pieces.rows(&i, p.clone(), mine);
     let region = vec![own.clone(), wide.clone()];
-    let accesses =
-        [read(Operand::Src, shard, region.clone()), write(Operand::Dst, send, region.clone())];
-    let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: config.copy_stages };
-    let domain = pieces.domain();
-    let stage = draft.family("stage", RoleKind::InterSend, leaf, domain, vec![], accesses);
-    let done = Writer::new(stage, Operand::Dst, vec![i.clone(), p.clone()]);
-    let shape = vec![pieces.blocks.into(), pieces.per_block.into()];
-    let staged = draft.flow(Flow::new("staged", shape, 1.into(), vec![done]));
-    let word = vec![i.clone(), p.clone()];
+    let from = read(Operand::Src, shard, region.clone()).into();
+    let order = Vec::new();
+    let stage = Stage { name: "stage", pieces, from, order };
+    let (staged, stage) = rail::stage(draft, stage, (send, region.clone()), None);
+    let word = pieces.word(0.into(), i.clone(), p.clone());
     let from = Source::behind(read(Operand::Src, send, region), staged, word);
-    let carried =
-        rail::carry(draft, Messages { pieces, from, to: recv, there: [own, wide.clone()] });
-    let each = Some(rail::others(draft));
-    let room = Reader::new(stage, Operand::Dst, vec![Var::EACH.into(), i.clone(), p]);
-    draft.read(carried.sent, Reader { lag: 1, each, ..room });
+    let there = vec![(rail::home(draft), 1.into()), own, wide.clone()];
+    let (order, come) = (Vec::new(), Vec::new());
+    let carried = rail::carry(draft, Messages { pieces, from, to: recv, there, order, come });
+    rail::hand_back(draft, stage, carried.sent, pieces, true);
 
     let source = rail::source_rank(draft);
     let theirs = draft.local(x, 0, source.clone());
@@ -59,8 +52,6 @@ pub(in crate::passes) fn push(
         to: all,
         rows: theirs,
         columns: wide,
-        via: CopyVia::Bulk,
-        kind: RoleKind::IntraComm,
     };
     let forward = rail::forward(draft, forward);
     rail::told_to_node(draft, Writer::new(forward, Operand::Dst, vec![source, i]))

@@ -98,7 +98,7 @@ pub(in crate::passes) fn push(
         |(push, to, each)| Writer::new(push, Operand::Dst, raised.clone()).on_each(to, each);
     let mut from: Vec<Writer> = from.into_iter().map(pushed).collect();
     if nodes.count() > 1 {
-        from.push(push_rail::push(draft, x, (shard, all), rows, cut, config));
+        from.push(push_rail::push(draft, x, (shard, all), rows, cut));
     }
     let arrived = draft.flow(Flow::new("arrived", shape, pieces.into(), from));
     Gathered { shard, all, slices, own_rows: !bulk, by_shard: false, arrived, per_word: 1 }

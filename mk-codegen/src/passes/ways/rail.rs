@@ -4,7 +4,8 @@
 //! the network behind itself; few CTAs may await those, and *relay* them as words of the GPU. What a message was sent from
 //! is handed back when the card has delivered it: a credit, a launch back.
 //!
-//! Loops of a message: block of rows, piece of the block, and the other node last, so that all nodes are sent the first rows first.
+//! Loops of a message: block of rows, piece of the block, and the other node last, so that all nodes are sent the first rows first, where
+//! no order says otherwise.
 
 use crate::ir::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Var};
 use crate::passes::draft::{Draft, Flow, FlowId, Reader, Source, Writer, read, write};
@@ -18,12 +19,14 @@ pub(in crate::passes) struct Pieces {
     /// Rows of a piece.
     pub piece: i32,
     pub per_block: i32,
+    /// Whether a group of blocks leaves piece by piece: their words are then side by side, so that messages go to all lanes in turn.
+    pub by_piece: bool,
 }
 
 impl Pieces {
     /// Blocks as they are.
     pub fn whole(block: i32, blocks: i32) -> Pieces {
-        Pieces { block, blocks, piece: block, per_block: 1 }
+        Pieces { block, blocks, piece: block, per_block: 1, by_piece: false }
     }
 
     /// Pieces of so many bytes at most, but of eight rows at least.
@@ -33,7 +36,8 @@ impl Pieces {
         {
             piece /= 2;
         }
-        Pieces { block, blocks, piece, per_block: (block + piece - 1) / piece }
+        let per_block = (block + piece - 1) / piece;
+        Pieces { block, blocks, piece, per_block, by_piece: false }
     }
 
     /// Its loops: block and piece.
@@ -51,6 +55,16 @@ impl Pieces {
             Expr::Const(piece).min(i.clone() * block + block - base.clone())
         };
         (base.clone(), in_block.min(rows - base))
+    }
+
+    /// Words of messages by `first`, piece by piece.
+    fn words(self, first: Expr) -> Vec<Expr> {
+        self.word(first, self.blocks.into(), self.per_block.into())
+    }
+
+    /// The word of a piece of a block.
+    pub fn word(self, first: Expr, block: Expr, piece: Expr) -> Vec<Expr> {
+        if self.by_piece { vec![first, piece, block] } else { vec![first, block, piece] }
     }
 
     /// The variables of these loops.
@@ -84,17 +98,51 @@ pub(in crate::passes) struct Messages {
     pub pieces: Pieces,
     /// What is sent, and the words of the GPU that it waits for.
     pub from: Source,
-    /// Where it arrives: `[nodes, rows, n]`, by source.
+    /// Where it arrives, and the region there.
     pub to: BufId,
-    /// Rows and columns there.
-    pub there: [(Expr, Expr); 2],
+    pub there: Vec<(Expr, Expr)>,
+    /// In which order messages are sent, and awaited.
+    pub order: Vec<Expr>,
+    pub come: Vec<Expr>,
+}
+
+/// Copies into net memory, in bulk: stores of threads would hold up everything else that the GPU has under way.
+pub(in crate::passes) struct Stage {
+    pub name: &'static str,
+    pub pieces: Pieces,
+    pub from: Source,
+    pub order: Vec<Expr>,
+}
+
+/// Stages pieces of `send`, or of each of so many other nodes; says which words, by node and piece, stand for them, and by which family.
+pub(in crate::passes) fn stage(
+    draft: &mut Draft,
+    x: Stage,
+    (send, region): (BufId, Vec<(Expr, Expr)>),
+    nodes: Option<Expr>,
+) -> (FlowId, FamId) {
+    let [i, p] = Pieces::vars();
+    let mut domain = x.pieces.domain();
+    let (first, shape) = match nodes {
+        None => (Expr::Const(0), Expr::Const(1)),
+        Some(nodes) => {
+            domain.push(("m", nodes.clone()));
+            (other(), nodes)
+        }
+    };
+    let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: draft.copy_stages };
+    let touched = vec![x.from, write(Operand::Dst, send, region).into()];
+    let family = draft.family(x.name, RoleKind::InterSend, leaf, domain, x.order, touched);
+    let done = Writer::new(family, Operand::Dst, x.pieces.word(first, i, p));
+    let shape = x.pieces.words(shape);
+    (draft.flow(Flow::new("staged", shape, 1.into(), vec![done])), family)
 }
 
 /// Messages under way.
 pub(in crate::passes) struct Carried {
-    /// Words by other node, block and piece: the source may be written again, in the next launch.
+    /// Words by other node and piece: the source may be written again, in the next launch.
     pub sent: FlowId,
-    /// Words of the GPU by source node, block and piece: it is here.
+    /// Words of the GPU by source node and piece: it is here.
     pub relayed: FlowId,
 }
 
@@ -104,49 +152,44 @@ pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> Carried {
     let others: Expr = (nodes.count() - 1).into();
     let [i, p] = Pieces::vars();
     let to = nodes.rail(other());
-    let [rows, columns] = x.there;
-    let there = vec![(home(draft), 1.into()), rows, columns];
-    let dst = Access { rank: to.clone(), ..write(Operand::Dst, x.to, there) };
+    let dst = Access { rank: to.clone(), ..write(Operand::Dst, x.to, x.there) };
     let mut domain = x.pieces.domain();
     domain.push(("m", others.clone()));
     let kind = RoleKind::InterSend;
     let touched = vec![x.from, dst.into()];
-    let send = draft.family("send", kind, Leaf::NicSend, domain.clone(), vec![], touched);
-    let by_piece = |first: Expr| vec![first, x.pieces.blocks.into(), x.pieces.per_block.into()];
-    let delivered = Writer::new(send, Operand::Src, vec![other(), i.clone(), p.clone()]);
-    let sent = draft.flow(Flow::new("sent", by_piece(others), 1.into(), vec![delivered]));
-    let word = vec![home(draft), i.clone(), p.clone()];
-    let behind = Writer::new(send, Operand::Dst, word).on(to);
-    let shape = by_piece(nodes.count().into());
+    let send = draft.family("send", kind, Leaf::NicSend, domain.clone(), x.order, touched);
+    let word = |first: Expr| x.pieces.word(first, i.clone(), p.clone());
+    let delivered = Writer::new(send, Operand::Src, word(other()));
+    let sent = draft.flow(Flow::new("sent", x.pieces.words(others), 1.into(), vec![delivered]));
+    let behind = Writer::new(send, Operand::Dst, word(home(draft))).on(to);
+    let shape = x.pieces.words(nodes.count().into());
     let wired = draft.flow(Flow::new("wired", shape.clone(), 1.into(), vec![behind]));
     let none = [] as [Access; 0];
-    let relay = draft.family("relay", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
-    let word = vec![node(draft, other()), i, p];
+    let relay = draft.family("relay", RoleKind::InterReduce, Leaf::Signal, domain, x.come, none);
+    let word = word(node(draft, other()));
     draft.read(wired, Reader::new(relay, Operand::Src, word.clone()));
     let seen = Writer::new(relay, Operand::Dst, word);
     let relayed = draft.flow(Flow::new("relayed", shape, 1.into(), vec![seen]));
     Carried { sent, relayed }
 }
 
-/// Words of the GPU for those that write again what was sent, by other node, block and piece: those of the network are awaited in inter
-/// roles only. They are of this launch, and need nothing of it.
-pub(in crate::passes) fn room(draft: &mut Draft, sent: FlowId, pieces: Pieces) -> FlowId {
-    let others: Expr = (draft.nodes().count() - 1).into();
+/// Tells the family that stages what was delivered: it writes again what was sent in the launch before. To all nodes, where a piece goes to
+/// `each` of them.
+pub(in crate::passes) fn hand_back(
+    draft: &mut Draft,
+    stage: FamId,
+    sent: FlowId,
+    pieces: Pieces,
+    each: bool,
+) {
     let [i, p] = Pieces::vars();
-    let mut domain = pieces.domain();
-    domain.push(("m", others.clone()));
-    let none = [] as [Access; 0];
-    let family = draft.family("room", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
-    // No relay that waits for other nodes stands before it.
-    draft.first.push(family);
-    let word = vec![other(), i, p];
-    draft.read(sent, Reader { lag: 1, ..Reader::new(family, Operand::Src, word.clone()) });
-    let seen = Writer::new(family, Operand::Dst, word);
-    let shape = vec![others, pieces.blocks.into(), pieces.per_block.into()];
-    draft.flow(Flow::new("room", shape, 1.into(), vec![seen]))
+    let node = if each { Var::EACH.into() } else { other() };
+    let each = each.then(|| others(draft));
+    let room = Reader::new(stage, Operand::Dst, pieces.word(node, i, p));
+    draft.read(sent, Reader { lag: 1, each, ..room });
 }
 
-/// What has come over the wire, on its way to the node.
+/// Rows that have come over the wire, on their way to the node.
 pub(in crate::passes) struct Forward {
     pub pieces: Pieces,
     /// `[nodes, rows, n]`.
@@ -157,8 +200,6 @@ pub(in crate::passes) struct Forward {
     /// Rows of the rank that has sent.
     pub rows: Expr,
     pub columns: (Expr, Expr),
-    pub via: CopyVia,
-    pub kind: RoleKind,
 }
 
 /// The rank whose rows a task forwards.
@@ -186,8 +227,9 @@ pub(in crate::passes) fn forward(draft: &mut Draft, x: Forward) -> FamId {
     };
     let mut domain = x.pieces.domain();
     domain.push(("m", (nodes.count() - 1).into()));
-    let leaf = Leaf::CopyTile { via: x.via, stages: draft.copy_stages };
-    draft.family("forward", x.kind, leaf, domain, vec![], vec![src, dst.into()])
+    let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: draft.copy_stages };
+    let kind = RoleKind::IntraComm;
+    draft.family("forward", kind, leaf, domain, vec![], vec![src, dst.into()])
 }
 
 /// A writer that tells every rank of the node.

@@ -67,5 +67,5 @@ pub(in crate::passes) fn fold(
     let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
     let family = draft.family("fold", kind, leaf, domain, vec![], touched);
     let by = vec![TileRows { family, shard: r.shard, block: r.block }];
-    Summands { rows, block: tile, together: 1, by, operand: Operand::Dst }
+    Summands { rows, block: tile, together: 1, by_node: false, by, operand: Operand::Dst }
 }

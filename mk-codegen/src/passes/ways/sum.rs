@@ -71,6 +71,8 @@ pub(in crate::passes) struct Summands {
     pub block: [i32; 2],
     /// Blocks of a shard that are written side by side, column by column.
     pub together: i32,
+    /// Whether all of one node's rows are written before those of the next.
+    pub by_node: bool,
     pub by: Vec<TileRows>,
     /// The operand that they are written through.
     pub operand: Operand,

@@ -38,7 +38,7 @@ pub(in crate::passes) fn sum(
     from: Summands,
 ) {
     let out = of.out;
-    let Summands { rows, block, together, by, operand } = from;
+    let Summands { rows, block, together, by, operand, .. } = from;
     let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
