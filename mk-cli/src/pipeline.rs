@@ -29,6 +29,8 @@ pub struct Loaded {
     pub plan: Plan,
     /// What it was made from, or what it is said to compute; nothing for a plan that was read, and of which that is not known.
     pub pipeline: Option<Pipeline>,
+    /// Plans that are looked at in its place, if it is a large one that was made here.
+    pub smaller: Option<passes::Smaller>,
     /// Whether it was read, and not made here.
     pub is_read: bool,
     /// How long lowering, or reading, took.
@@ -41,6 +43,15 @@ pub struct Pipeline {
     pub program: Program,
     /// Its sizes.
     pub bound: Bound,
+}
+
+impl Pipeline {
+    /// With the sizes that it has on so many ranks.
+    fn on(mut self, ranks: u32, args: &PipelineArgs) -> Result<Pipeline, Failure> {
+        let bound = self.bound.on(&self.program, ranks);
+        self.bound = bound.map_err(|mistakes| Failure::in_numbers(&mistakes, hint(args)))?;
+        Ok(self)
+    }
 }
 
 /// What the PIPELINE argument says, before it is lowered.
@@ -96,8 +107,9 @@ impl Opened {
         let pipeline = match self {
             Opened::Pipeline(pipeline) => pipeline,
             Opened::Plan(plan, time, reference) => {
-                let pipeline = reference.map(|pipeline| *pipeline);
-                return Ok(Loaded { plan: *plan, pipeline, is_read: true, time });
+                let ranks = plan.mesh.size();
+                let pipeline = reference.map(|pipeline| pipeline.on(ranks, args)).transpose()?;
+                return Ok(Loaded { plan: *plan, pipeline, smaller: None, is_read: true, time });
             }
         };
         let mut config = chosen(args, &pipeline)?;
@@ -105,10 +117,12 @@ impl Opened {
             gpus::fit(&mut config, world, args)?;
         }
         let begin = Instant::now();
+        let pipeline = pipeline.on(config.ranks, args)?;
         let plan = passes::lower(&pipeline.program, &pipeline.bound, &config)?;
         let time = begin.elapsed();
         tracing::debug!(plan = plan.name, ?time, ranks = plan.mesh.size(), "lowered");
-        Ok(Loaded { plan, pipeline: Some(*pipeline), is_read: false, time })
+        let smaller = passes::smaller(&pipeline.program, &pipeline.bound, &config, &plan);
+        Ok(Loaded { plan, pipeline: Some(pipeline), smaller, is_read: false, time })
     }
 }
 
@@ -134,7 +148,10 @@ impl Loaded {
         // Somebody else's plan is looked at more closely than our own.
         let values = if self.is_read { 24 } else { field::Options::default().values };
         let options = field::Options { period: proof.period, values, ..field::Options::default() };
-        let error = match field::evaluate(&self.plan, program, bound, &options) {
+        let error = match self.smaller.as_ref().map_or_else(
+            || field::evaluate(&self.plan, program, bound, &options),
+            |smaller| smaller.evaluate(program, &options),
+        ) {
             Ok(found) => {
                 let time = begin.elapsed();
                 tracing::debug!(plan = self.plan.name, ?time, "evaluated");
@@ -156,7 +173,11 @@ impl Loaded {
     pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
         let _progress = Progress::new("verifying");
         let begin = Instant::now();
-        let failure = match valid::verify(&self.plan) {
+        let proved = self
+            .smaller
+            .as_ref()
+            .map_or_else(|| valid::verify(&self.plan), |smaller| smaller.verify(&self.plan));
+        let failure = match proved {
             Ok(proof) => {
                 let time = begin.elapsed();
                 tracing::debug!(plan = self.plan.name, ?time, "verified");
@@ -226,8 +247,10 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
         }
     }
     dims.extend(once("dim", &args.dims).map_err(usage)?);
+    let ranks = args.config().map_or(1, |config| config.ranks);
     let bound = program
         .bind(&dims, &shapes)
+        .and_then(|bound| bound.on(&program, ranks))
         .map_err(|mistakes| Failure::in_numbers(&mistakes, hint(args)))?;
     Ok(Pipeline { program, bound })
 }

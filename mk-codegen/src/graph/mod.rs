@@ -69,7 +69,10 @@ pub enum Kind {
         epilogue: Vec<EpilogueOp>,
     },
     /// Tokens as rows of their experts. Operands: tokens, experts of each.
-    Dispatch,
+    Dispatch {
+        /// See [`Op::Dispatch`].
+        drops: bool,
+    },
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
     Combine,
     /// An elementwise operation that stands alone.
@@ -225,6 +228,7 @@ fn dtype(d: mk_syntax::DType) -> DType {
         mk_syntax::DType::F16 => DType::F16,
         mk_syntax::DType::F32 => DType::F32,
         mk_syntax::DType::I32 => DType::I32,
+        mk_syntax::DType::I64 => DType::I64,
     }
 }
 
@@ -239,7 +243,7 @@ fn kind_of(op: Op) -> Kind {
             let scale = scale.map(|scale| (scale as f32).to_bits());
             return Kind::Attention { causal, scale, ring: ring.is_some() };
         }
-        Op::Dispatch => return Kind::Dispatch,
+        Op::Dispatch { drops } => return Kind::Dispatch { drops },
         Op::Combine => return Kind::Combine,
         Op::Lse => return Kind::Lse,
         Op::AttentionStats => return Kind::AttentionStats,
@@ -272,6 +276,6 @@ fn kind_of(op: Op) -> Kind {
         Op::Cast(mk_syntax::DType::Bf16) => EpilogueOp::RoundBf16,
         Op::Cast(mk_syntax::DType::F16) => EpilogueOp::RoundF16,
         // Nothing is cast to integers.
-        Op::Cast(mk_syntax::DType::F32 | mk_syntax::DType::I32) => EpilogueOp::Widen,
+        Op::Cast(_) => EpilogueOp::Widen,
     })
 }

@@ -6,6 +6,7 @@ mod error;
 mod facts;
 mod fuse;
 mod roles;
+mod scaled;
 mod select;
 mod select_attention;
 mod select_grouped;
@@ -29,6 +30,7 @@ use std::{collections::BTreeSet, panic::resume_unwind, thread};
 
 pub use error::LowerError;
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
+pub use scaled::{Smaller, smaller};
 
 /// The kernel of a pipeline: what settings and plans are made for.
 enum Selected {
@@ -47,12 +49,21 @@ impl Selected {
     }
 }
 
+/// The numbers of a world of so many ranks.
+fn on(program: &Program, bound: &Bound, ranks: u32) -> Result<Bound, LowerError> {
+    bound.on(program, ranks).map_err(|e| LowerError::OutOfRange {
+        what: "room for dispatched rows".into(),
+        help: e.iter().next().map_or_else(String::new, |e| format!("{e}: {}", e.help())),
+    })
+}
+
 fn select(program: &Program, bound: &Bound, ranks: u32) -> Result<Selected, LowerError> {
     if !(1..=mk_abi::device::MAX_RANKS as u32).contains(&ranks) {
         let what = format!("a world of {ranks} ranks");
         let help = format!("use 1 to {}", mk_abi::device::MAX_RANKS);
         return Err(LowerError::OutOfRange { what, help });
     }
+    let bound = &on(program, bound, ranks)?;
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     if let Some(attention) = select_attention::attention(&graph, ranks)? {
@@ -104,7 +115,8 @@ fn finish(draft: draft::Draft, config: &Config) -> Result<Plan, LowerError> {
     Ok(plan)
 }
 
-/// [`lower`], then [`valid::verify`] and [`field::evaluate`]: what a kernel may be made from.
+/// [`lower`], then [`valid::verify`] and [`field::evaluate`]: what a kernel may be made from. A plan that routes many tokens is proved and
+/// evaluated by smaller ones: [`smaller`].
 ///
 /// # Errors
 /// As [`lower`]; also [`LowerError::TooLarge`]. A plan that does not verify, or computes something else than the pipeline, is an error
@@ -114,14 +126,22 @@ pub fn compile(
     bound: &Bound,
     config: &Config,
 ) -> Result<(Plan, valid::Proof), LowerError> {
+    let bound = &on(program, bound, config.ranks)?;
     let plan = lower(program, bound, config)?;
     let period = valid::period(&plan).map_err(not_verified)?;
     let options = field::Options { period, ..field::Options::default() };
+    let smaller = smaller(program, bound, config, &plan);
     // Neither needs the other's answer: side by side, where there is a thread for it.
-    let evaluate = || field::evaluate(&plan, program, bound, &options);
+    let evaluate = || match &smaller {
+        None => field::evaluate(&plan, program, bound, &options),
+        Some(smaller) => smaller.evaluate(program, &options),
+    };
     let (proved, evaluated) = thread::scope(|threads| {
         let beside = thread::Builder::new().spawn_scoped(threads, evaluate);
-        let proved = valid::verify(&plan);
+        let proved = match &smaller {
+            None => valid::verify(&plan),
+            Some(smaller) => smaller.verify(&plan),
+        };
         let evaluated =
             beside.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
         (proved, evaluated.ok())

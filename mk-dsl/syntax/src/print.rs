@@ -41,7 +41,7 @@ pub(crate) fn placements<S: AsRef<str>>(placements: &[Placement], axes: &[S]) ->
 /// `M: dyn <= 8192`; `None` for a fixed symbol.
 fn runtime_symbol(symbol: &Symbol) -> Option<String> {
     match symbol.kind {
-        SymbolKind::Fixed => None,
+        SymbolKind::Fixed | SymbolKind::Room => None,
         SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", symbol.name)),
         SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", symbol.name)),
     }
@@ -93,9 +93,10 @@ impl Program {
                 args.extend(causal.then(|| "causal".to_owned()));
                 args.extend(scale.map(|scale| format!("scale = {scale}")));
             }
+            Op::Dispatch { drops: true } => args.push("drop".to_owned()),
             Op::Lse
             | Op::GroupedGemm
-            | Op::Dispatch
+            | Op::Dispatch { drops: false }
             | Op::Combine
             | Op::AttentionStats
             | Op::AttentionDv

@@ -18,7 +18,8 @@ fn integers(s: &Setting<'_>, id: ValueId) -> Result<Vec<Vec<i32>>, HarnessError>
     let of_rank = |rank: usize| {
         let tensor = s.case.program.tensors().get(id.index()).and_then(|t| s.held(rank, t));
         let tensor = tensor.ok_or_else(|| HarnessError::mismatch("integers that are made"))?;
-        Ok(if tensor.elements() == 0 { Vec::new() } else { tensor.download_i32()? })
+        let all = if tensor.elements() == 0 { Vec::new() } else { tensor.download_integers()? };
+        Ok(all.into_iter().map(|n| i32::try_from(n).unwrap_or(-1)).collect())
     };
     (0..s.case.ranks).map(of_rank).collect()
 }
@@ -28,7 +29,8 @@ fn packed(s: &Setting<'_>, ids: ValueId, rows: u64) -> Result<Packed, HarnessErr
     let slots = s.case.bound.shape(ids).and_then(|d| d.get(1)).map_or(1, |n| *n as usize);
     let experts = routing::experts_of(s.case, ids).unwrap_or(1);
     let all = integers(s, ids)?.concat();
-    let rows = routing::packed(&all, slots, experts, rows as usize * s.case.ranks, s.case.ranks);
+    let of = (s.case.ranks, routing::keep(s.case, ids));
+    let rows = routing::packed(&all, slots, experts, rows as usize * s.case.ranks, of);
     Ok(Packed { ids: all, slots, rows })
 }
 
@@ -45,12 +47,14 @@ fn stretches(s: &Setting<'_>, rank: usize, id: ValueId) -> Result<Vec<Stretch>, 
     let counts = match routing::experts_of(s.case, id) {
         None => given.into_iter().nth(rank).unwrap_or_default(),
         Some(experts) => {
-            let own = experts / s.case.ranks.max(1);
+            let own = experts.div_ceil(s.case.ranks.max(1));
             let mut counts = vec![0; own];
             for e in given.into_iter().flatten() {
                 let mine = usize::try_from(e).ok().and_then(|e| e.checked_sub(rank * own));
                 mine.and_then(|e| counts.get_mut(e)).into_iter().for_each(|n| *n += 1);
             }
+            let keep = routing::keep(s.case, id).and_then(|n| i32::try_from(n).ok());
+            counts.iter_mut().for_each(|n: &mut i32| *n = (*n).min(keep.unwrap_or(i32::MAX)));
             counts
         }
     };

@@ -44,6 +44,10 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
             RoutePart::Counts => ("BasesTask", 3),
             RoutePart::Sources => ("SourcesTask", 1),
             RoutePart::Places => ("PlacesTask", 1),
+            RoutePart::Kept => {
+                let what = "which rows are kept is made with the places";
+                return Err(EmitError::unsupported(g.name.clone(), what));
+            }
         },
         _ => ("BlocksTask", 1),
     };
@@ -51,17 +55,23 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Operands of a table, in their order, each integers of the own rank; as many as `N`.
+/// Operands of a table, in their order, each integers of the own rank; as many as `N`. Experts of tokens, a routing's first source, are of 32 or 64 bits.
 fn operands<'p, const N: usize>(
     e: &Emitter<'p>,
     f: &'p Family,
     operand: Operand,
 ) -> Result<[&'p Access; N], EmitError> {
     let all: Vec<_> = f.accesses.iter().filter(|a| a.operand == operand).collect();
+    let of_ids = |a: &Access| {
+        let route = |part: RoutePart| matches!(f.leaf, Leaf::Tabulate { of: Tabulation::Route { part: p, .. } } if p == part);
+        let first = operand == Operand::Src && all.first().is_some_and(|x| std::ptr::eq(*x, a));
+        first && (route(RoutePart::Lists) || route(RoutePart::Places))
+    };
     let integers = |a: &&Access| {
         let own = a.rank == Expr::Var(Var::RANK) && a.each.is_none() && a.when.is_none();
-        own && e.plan.buffers[a.buffer].dtype == DType::I32
-            && e.plan.buffers[a.buffer].pitch.is_none()
+        let buffer = &e.plan.buffers[a.buffer];
+        let wide = buffer.dtype == DType::I64 && of_ids(a);
+        own && (buffer.dtype == DType::I32 || wide) && buffer.pitch.is_none()
     };
     let found = all.iter().all(integers).then_some(all).and_then(|all| all.try_into().ok());
     found.ok_or_else(|| {
@@ -82,7 +92,10 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
         let row = (1..a.region.len()).fold(a.region[0].0.clone(), |n, d| n * e.extent(a.buffer, d));
         match row {
             Expr::Const(0) => base,
-            row => format!("{base} + static_cast<u64>({}) * 4", e.c(f, None, &row)),
+            row => {
+                let bytes = e.plan.buffers[a.buffer].dtype.size_bytes();
+                format!("{base} + static_cast<u64>({}) * {bytes}", e.c(f, None, &row))
+            }
         }
     };
     let whole = |a: &Access| {
@@ -116,8 +129,8 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             let [groups, count] = [counts, blocks].map(|a| e.c(f, None, &a.region[0].1));
             Ok(vec![at(counts), at(blocks), groups, count, rows.to_string()])
         }
-        Tabulation::Route { part, experts, ranks, rows, blocks } => {
-            let own = experts / ranks.max(1);
+        Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
+            let own = experts.div_ceil(ranks.max(1));
             let parts = (2 + LIST_PARTS as u32) * experts;
             // Ids that the list of a chunk has room for.
             let room = |list: &Access| {
@@ -126,6 +139,8 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             };
             let width = |list: &Access| n(list, 1);
             let says = |n: u32| n.to_string();
+            let words =
+                |ids: &Access| (e.plan.buffers[ids.buffer].dtype.size_bytes() / 4).to_string();
             Ok(match part {
                 RoutePart::Lists => {
                     let ([ids], [list]) =
@@ -133,7 +148,9 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     wide(ids, 2)?;
                     wide(list, 2)?;
                     let first = format!("static_cast<u32>({})", e.c(f, None, &ids.region[0].0));
-                    vec![at(ids), at(list), n(ids, 0), n(ids, 1), says(experts), room(list), first]
+                    let mut all = vec![at(ids), at(list), words(ids), n(ids, 0), n(ids, 1)];
+                    all.extend([says(experts), room(list), first]);
+                    all
                 }
                 RoutePart::Counts => {
                     let ([lists], [counts, bases]) =
@@ -141,7 +158,14 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     wide(lists, 2)?;
                     let rank = "static_cast<u32>(rank)".to_string();
                     let mut all = vec![at(lists), at(counts), at(bases), n(lists, 0), width(lists)];
-                    all.extend([says(experts), says(own), rank, says(rows), says(blocks)]);
+                    all.extend([
+                        says(experts),
+                        says(own),
+                        rank,
+                        says(rows),
+                        says(blocks),
+                        says(keep),
+                    ]);
                     all
                 }
                 RoutePart::Sources => {
@@ -156,14 +180,24 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     all.extend([n(entries, 0), says(rows)]);
                     all
                 }
+                RoutePart::Kept => Vec::new(),
                 RoutePart::Places => {
-                    let ([ids, list, bases], [places]) =
-                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    let none = "0".to_string();
+                    let (ids, list, bases, begins, places, kept) = if keep == 0 {
+                        let ([ids, list, bases], [places]) =
+                            (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                        (ids, list, bases, none.clone(), places, none)
+                    } else {
+                        let ([ids, list, bases, begins], [places, kept]) =
+                            (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                        (ids, list, bases, at(begins), places, at(kept))
+                    };
                     wide(ids, 2)?;
                     wide(list, 2)?;
                     let mut all =
-                        vec![at(ids), at(list), at(bases), at(places), n(ids, 0), n(ids, 1)];
-                    all.extend([says(experts), says(own), room(list)]);
+                        vec![at(ids), at(list), at(bases), begins, at(places), kept, words(ids)];
+                    all.extend([n(ids, 0), n(ids, 1)]);
+                    all.extend([says(experts), says(own), room(list), says(keep)]);
                     all
                 }
             })

@@ -49,7 +49,9 @@ impl Checker<'_> {
         let shape: Vec<_> = t.shape.iter().map(|n| Expr::Const(*n as i32)).collect();
         // What nobody looks up may have fewer rows on some ranks.
         let same = b.shape == shape || self.is_ids(t) && b.shape.len() == shape.len();
-        if b.dtype != DType::I32 || !same || b.pitch.is_some() {
+        // Nor is their width anyone's business but of who makes lists and places of them.
+        let wide = b.dtype == DType::I64 && b.space == Space::In && self.is_ids(t);
+        if b.dtype != DType::I32 && !wide || !same || b.pitch.is_some() {
             let shape: Vec<_> = t.shape.iter().map(u32::to_string).collect();
             let what =
                 format!("is in {buffer}, which must be i32[{}], row by row", shape.join(", "));
@@ -91,7 +93,7 @@ impl Checker<'_> {
             RoutePart::Lists => false,
             RoutePart::Counts => {
                 let runtime = matches!(t.source, TableSource::Runtime { min: 0, .. });
-                runtime && experts % ranks == 0 && t.shape == [(experts / ranks) as u32]
+                runtime && t.shape == [(experts + ranks - 1).div_euclid(ranks) as u32]
             }
             RoutePart::Sources => {
                 let tokens = i64::from(tokens) * ranks;
@@ -103,9 +105,13 @@ impl Checker<'_> {
             RoutePart::Places => {
                 matches!(t.source, TableSource::Places { .. }) && t.shape == [tokens, slots, 2]
             }
+            RoutePart::Kept => {
+                let bits = matches!(t.source, TableSource::Runtime { min: 0, max: 1 });
+                bits && r.keep > 0 && t.shape == [tokens, slots]
+            }
         };
-        if !fits || r.rows < 1 || slots < 1 {
-            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, or [tokens, slots, 2] places");
+        if !fits || r.keep < 0 || r.rows < 1 || slots < 1 {
+            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, [tokens, slots, 2] places, or whether they are kept");
         }
         if self.is_ids(t) {
             self.error(place, "follows from a routing, and is one");
@@ -125,6 +131,10 @@ impl Checker<'_> {
         let tab = |a: &&Access| a.operand == Operand::Tab;
         if x.accesses.iter().filter(tab).any(|a| a.rank != Expr::Var(Var::RANK)) {
             self.error(place, "looks up what is on its own rank");
+        }
+        let wide = |a: &Access| plan.buffers.get(a.buffer).is_some_and(|b| b.dtype == DType::I64);
+        if x.accesses.iter().filter(tab).any(wide) {
+            self.error(place, "looks up integers of 64 bits: tables are of 32");
         }
         if x.accesses.iter().filter(tab).any(|a| plan.access_names_stored(a)) {
             self.error(place, "what it reads to look up depends on a look-up");
@@ -155,7 +165,7 @@ impl Checker<'_> {
             }
             _ => false,
         };
-        let Tabulation::Route { part, experts, ranks, rows, .. } = of else {
+        let Tabulation::Route { part, experts, ranks, rows, keep, .. } = of else {
             let Tabulation::Blocks { rows } = of else { return };
             if !plan.tables.iter().any(|t| blocks(rows, t)) {
                 self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
@@ -171,6 +181,8 @@ impl Checker<'_> {
                     let extents = t.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
                     all.any(|a| own(a) && a.region.iter().cloned().eq(extents.clone()))
                 }
+                // Beside which of them are kept.
+                RoutePart::Places if keep != 0 => all.any(own),
                 _ => {
                     matches!((all.next(), all.next()), (Some(a), None) if own(a)) && id.index() > 0
                 }
@@ -179,11 +191,15 @@ impl Checker<'_> {
         if part == RoutePart::Lists {
             return;
         }
+        if part == RoutePart::Kept {
+            return self.error(place, "makes which rows are kept: that is made with the places");
+        }
         let routed = |(id, t): (TabId, &Table)| {
             let Some(r) = t.routed else { return false };
             let of = plan.tables.get(r.ids).map(|ids| &ids.source);
             let max = i32::try_from(experts).unwrap_or(0) - 1;
             (r.part, u32::try_from(r.rows)) == (part, Ok(rows))
+                && u32::try_from(r.keep) == Ok(keep)
                 && of == Some(&TableSource::Runtime { min: 0, max })
                 && u64::from(ranks) == u64::from(plan.mesh.size())
                 && filled(id, t)
