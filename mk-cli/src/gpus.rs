@@ -5,9 +5,13 @@ use crate::{
     options::PipelineArgs,
 };
 use mk::{
-    abi::device::MAX_RANKS,
+    abi::{KernelSource, device::MAX_RANKS},
     function::reserved_sms,
-    runtime::{Error, World},
+    runtime::{
+        Error, World,
+        net::{Net, NetOptions},
+        transport::{Ordering, shaped::Shape},
+    },
     settings::Config,
 };
 
@@ -62,19 +66,25 @@ impl GpuList {
 
     /// A world on the GPUs of the list, or on the first ones. `without` says what can be done without any.
     pub fn world(&self, ranks: u32, without: &str) -> Result<World, Failure> {
-        self.find(ranks).map_err(|e| e.failure(&share_one(ranks), without))
+        self.nodes(ranks, 1, without)
     }
 
-    /// As [`GpuList::world`], with more to say.
-    pub fn find(&self, ranks: u32) -> Result<World, Unusable> {
+    /// As [`GpuList::world`], as if the ranks were on several nodes.
+    pub fn nodes(&self, ranks: u32, nodes: u32, without: &str) -> Result<World, Failure> {
+        self.find(ranks, nodes).map_err(|e| e.failure(&share_one(ranks), without))
+    }
+
+    /// As [`GpuList::nodes`], with more to say.
+    pub fn find(&self, ranks: u32, nodes: u32) -> Result<World, Unusable> {
         let gpus = &self.gpus;
         if self.given() && gpus.len() != ranks as usize {
             let why = format!("`--gpus` names {} GPUs for {ranks} ranks", gpus.len());
             return Err(Unusable { why, absent: false });
         }
-        let world = match self.given() {
-            true => World::on_devices(gpus),
-            false => World::local(ranks as usize),
+        let world = match (self.given(), nodes) {
+            (true, _) => World::on_nodes(gpus, nodes),
+            (false, 1) => World::local(ranks as usize),
+            (false, _) => World::on_nodes(&(0..ranks as i32).collect::<Vec<_>>(), nodes),
         };
         let error = match world {
             Ok(world) => match unfit(&world) {
@@ -111,8 +121,28 @@ impl Unusable {
 
 /// A world of that many GPUs of this machine, of its own each. `without` says what can be done without any.
 pub fn gpus(ranks: u32, without: &str) -> Result<World, Failure> {
-    let found = GpuList::default().find(ranks);
+    let found = GpuList::default().find(ranks, 1);
     found.map_err(|e| e.failure("give `--ranks` a number of GPUs", without))
+}
+
+/// Memory of the host that a network takes for itself.
+const ARENA_BYTES: u64 = 1 << 20;
+
+/// The network that a kernel over nodes needs, with room for `binds` of it: threads of this process that copy. None for a kernel of one node.
+pub fn loopback(
+    world: &World,
+    kernel: &KernelSource,
+    shape: Shape,
+    binds: u64,
+) -> Result<Option<Net>, Failure> {
+    let Some(layout) = &kernel.net else { return Ok(None) };
+    let ordering = match layout.in_order {
+        true => Ordering::InOrder,
+        false => Ordering::Unordered,
+    };
+    let arena_bytes = layout.bytes.saturating_mul(binds).saturating_add(ARENA_BYTES);
+    let options = NetOptions { arena_bytes, shape, ..NetOptions::default() };
+    Ok(Some(Net::loopback(world, ordering, &options)?))
 }
 
 /// How ranks run on one GPU.

@@ -4,7 +4,7 @@ use crate::{
     build::compile,
     emit::emit_with,
     failure::{Failure, Kind},
-    gpus::{GpuList, describe},
+    gpus::{GpuList, describe, loopback},
     options::PipelineArgs,
     output::{detail, print, say, write_file},
     pipeline::{Loaded, open},
@@ -15,7 +15,7 @@ use crate::{
 use mk::{
     abi::KernelSource,
     emit::Options,
-    runtime::{InstanceOptions, World},
+    runtime::{InstanceOptions, World, net::Net, transport::shaped::Shape},
     trace,
     tune::timeline,
 };
@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let ranks = opened.ranks(&options);
     let without = "`mk explain --svg FILE` draws what is predicted, without a GPU";
-    let world = args.gpus.world(ranks, without)?;
+    let world = args.gpus.nodes(ranks, options.nodes.unwrap_or(1), without)?;
     let loaded = opened.lower(&options, Some(&world))?;
     let Some(pipeline) = &loaded.pipeline else {
         return Err(Failure::new(
@@ -91,7 +91,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     detail!("device    cuda: {}", describe(&world))?;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };
     let kernel = emit_with(&loaded, Options { trace: true })?;
-    let mut traced = bind(args, &world, case, &kernel)?;
+    // With `--cost` a second kernel is bound beside this one.
+    let net = loopback(&world, &kernel, Shape::default(), 2)?;
+    let mut traced = bind(args, &world, case, &kernel, &net)?;
     let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
     let mut verdict = Verdict::new(case);
     let tolerance = traced.tolerance()?;
@@ -105,7 +107,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             let timing = traced.time()?;
             time("on", &timing)?;
         }
-        Some(rounds) => cost(args, &world, case, &loaded, &mut traced, rounds)?,
+        Some(rounds) => cost(args, &world, case, &loaded, (&mut traced, &net), rounds)?,
     }
     let trace = traced.trace()?;
     drop(progress);
@@ -129,11 +131,16 @@ fn bind<'a>(
     world: &World,
     case: Case<'a>,
     kernel: &'a KernelSource,
+    net: &Option<Net>,
 ) -> Result<Session<'a>, Failure> {
     let compiled = compile(kernel, &args.pipeline, true)?;
     let limit = Duration::from_millis(args.wait_limit_ms);
-    let options =
-        InstanceOptions { wait_limit: limit, entry_limit: limit, ..InstanceOptions::default() };
+    let options = InstanceOptions {
+        wait_limit: limit,
+        entry_limit: limit,
+        net: net.clone(),
+        ..InstanceOptions::default()
+    };
     Ok(Session::bind(world, case, kernel, &compiled, &options, args.seed)?)
 }
 
@@ -149,11 +156,11 @@ fn cost(
     world: &World,
     case: Case<'_>,
     loaded: &Loaded,
-    traced: &mut Session<'_>,
+    (traced, net): (&mut Session<'_>, &Option<Net>),
     rounds: u32,
 ) -> Result<(), Failure> {
     let kernel = emit_with(loaded, Options::default())?;
-    let mut plain = bind(args, world, case, &kernel)?;
+    let mut plain = bind(args, world, case, &kernel, net)?;
     let (mut off, mut on) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let timing = plain.time()?;

@@ -1,10 +1,11 @@
 //! `mk run` on GPUs.
 
-use super::{Args, verdict::Verdict};
+use super::{Args, link, verdict::Verdict};
 use crate::{
     build::compile,
     emit::emit,
     failure::{Failure, Kind},
+    gpus::loopback,
     output::detail,
     pipeline::Loaded,
     progress::Progress,
@@ -33,8 +34,9 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     let ranks = world.size() as usize;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks };
     let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
-    let mut session =
-        Session::bind(world, case, &kernel, &compiled, &instance_options(args), args.seed)?;
+    let net = loopback(world, &kernel, link::shape(args.shape_link.as_ref()), 1)?;
+    let options = InstanceOptions { net, ..instance_options(args) };
+    let mut session = Session::bind(world, case, &kernel, &compiled, &options, args.seed)?;
     session.route(args.routing);
     let mut verdict = Verdict::new(case);
     let tolerance = session.tolerance()?;

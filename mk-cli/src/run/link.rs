@@ -69,14 +69,25 @@ impl FromStr for Link {
     }
 }
 
-/// The network that both say.
-pub fn network(transport: &Transport, link: Option<&Link>) -> NetOptions {
-    let shape = link.map_or_else(Shape::default, |link| Shape {
+impl Transport {
+    /// Whether threads of this process copy.
+    pub fn is_loopback(&self) -> bool {
+        self.0 == Wire::Loopback
+    }
+}
+
+/// What a link does to a network.
+pub fn shape(link: Option<&Link>) -> Shape {
+    link.map_or_else(Shape::default, |link| Shape {
         bytes_per_s: link.bytes_per_s,
         latency: link.latency,
         ..Shape::default()
-    });
-    NetOptions { shape, ..NetOptions::new(transport.0.clone()) }
+    })
+}
+
+/// The network that both say.
+pub fn network(transport: &Transport, link: Option<&Link>) -> NetOptions {
+    NetOptions { shape: shape(link), ..NetOptions::new(transport.0.clone()) }
 }
 
 #[cfg(test)]

@@ -160,7 +160,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// Why the CPU executor runs it, after its name.
 const A_PLAN: &str = "a plan runs there";
 const ITS_STEPS: &str = "`--schedule` orders its steps";
-const NO_KERNEL: &str = "no kernel sends over a network yet";
+const NODES_ASK: &str = "several nodes run on GPUs where `--device cuda` asks for them";
 
 enum Choice {
     Cuda(World),
@@ -169,20 +169,20 @@ enum Choice {
 }
 
 fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
-    if args.pipeline.over_nodes() {
-        return match args.device {
-            Device::Cpu => Ok(Choice::Cpu(None)),
-            Device::Auto => Ok(Choice::Cpu(Some(NO_KERNEL.into()))),
-            Device::Cuda => Err(Failure::with_help(
-                Kind::CommandLine,
-                format!("`--nodes` with more than one node does not run on GPUs: {NO_KERNEL}"),
-                "use `--device cpu`",
-            )),
-        };
+    let nodes = args.pipeline.nodes.unwrap_or(1);
+    if nodes > 1 && args.device == Device::Auto {
+        return Ok(Choice::Cpu(Some(NODES_ASK.into())));
     }
     match args.device {
         Device::Cpu => return Ok(Choice::Cpu(None)),
         Device::Cuda => {
+            if args.transport.as_ref().is_some_and(|t| !t.is_loopback()) {
+                return Err(Failure::with_help(
+                    Kind::CommandLine,
+                    "GPUs of one process are joined by `loopback`; `--transport ofi` joins ranks of the CPU executor",
+                    "use `--transport loopback`, or `--device cpu`; processes choose by `MK_NET`",
+                ));
+            }
             if opened.is_unknown() {
                 return Err(Failure::with_help(
                     Kind::CommandLine,
@@ -209,7 +209,7 @@ fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
             }
         }
     }
-    match args.gpu.gpus.find(ranks) {
+    match args.gpu.gpus.find(ranks, nodes) {
         Ok(world) => Ok(Choice::Cuda(world)),
         Err(Unusable { why, absent: true }) if args.device == Device::Auto => {
             let share = World::local(1).map_or_else(|_| String::new(), |_| share_one(ranks));

@@ -130,4 +130,11 @@ fn options_of_another_device() {
     error.fails(1, &["orders the steps of the CPU executor", "= help: "]);
     mk(&["run", MK, "--device", "cuda", "--ranks", "64"])
         .fails(1, &["error: ", "= help: use `--device cpu`"]);
+    // Nodes of one process are joined by threads that copy, and need their GPUs.
+    let nodes = ["--device", "cuda", "--ranks", "64", "--nodes", "2"];
+    let over =
+        |transport: &'static str| [&["run", MK], &nodes[..], &["--transport", transport]].concat();
+    mk(&over("ofi")).fails(1, &["are joined by `loopback`", "= help: use `--transport loopback`"]);
+    mk(&over("loopback")).fails(1, &["error: ", "= help: use `--device cpu`"]);
+    mk(&["trace", MK, "--ranks", "64", "--nodes", "2"]).fails(1, &["error: ", "= help: "]);
 }
