@@ -131,6 +131,7 @@ static BasesTask bases;
 static BlocksTask blocks;
 static SourcesTask sources;
 static PlacesTask places;
+static WantedTask wanted;
 static u32 phase, threads;
 
 // Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, and the ids; then
@@ -145,6 +146,9 @@ int main(int, char** argv) {
     const u32 width = (2 + kListParts) * experts + 2 * room;
     std::vector<u32> ids(tokens * slots), lists(all * width), base((all + 1) * experts), counts(own + 4, 0xdeadbeef), entries(2 * count);
     std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef);
+    // Room for whole pieces of each rank's tokens.
+    const u32 space = (most + 15) / 16 * 16;
+    std::vector<u32> has(ranks * space + 4, 0xdeadbeef);
     if (std::fread(ids.data(), 4, ids.size(), in) != ids.size()) return 1;
     fault = Fault{};
     for (u32 c = 0; c < all; ++c) {
@@ -152,6 +156,12 @@ int main(int, char** argv) {
       const u32 n = first < tokens ? min(min(left, chunk), tokens - first) : 0;
       list = ListTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots), reinterpret_cast<u64>(lists.data() + c * width), n, slots, experts, room, first};
       for (phase = 0; phase < 3; ++phase) run(256, [](u32 thread) { tabulate_phase(Context{}, list, phase, thread, 256); });
+    }
+    for (u32 c = 0; c < ranks * ((space + chunk - 1) / chunk); ++c) {
+      const u32 of = c / ((space + chunk - 1) / chunk), at = c % ((space + chunk - 1) / chunk) * chunk, first = of * most + at;
+      const u32 n = first < tokens && at < most ? min(min(most - at, chunk), tokens - first) : 0;
+      wanted = WantedTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots), reinterpret_cast<u64>(has.data() + 2 + of * space + at), n, slots, own, rank, min(space - at, chunk)};
+      run(threads, [](u32 thread) { tabulate_phase(Context{}, wanted, 0, thread, threads); });
     }
     bases = BasesTask{0, 0, reinterpret_cast<u64>(lists.data()), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base.data()), all, width, experts, own, rank, 128, count};
     for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
@@ -171,7 +181,7 @@ int main(int, char** argv) {
     }
     const u32 said[3] = {static_cast<u32>(fault.kind), fault.seen, fault.tile};
     std::fwrite(said, 4, 3, stdout);
-    for (const auto* t : {&counts, &rows, &place}) std::fwrite(t->data(), 4, t->size(), stdout);
+    for (const auto* t : {&counts, &rows, &place, &has}) std::fwrite(t->data(), 4, t->size(), stdout);
   }
   return 0;
 }
@@ -359,7 +369,8 @@ fn what_follows_from_a_routing() {
     for (i, w) in worlds.iter().enumerate() {
         let most = w.tokens.div_ceil(w.ranks);
         let said: Vec<i32> = words.by_ref().take(3).collect();
-        let sizes = [w.experts / w.ranks, w.blocks * 128, 2 * most * w.slots];
+        let space = w.ranks * most.next_multiple_of(16);
+        let sizes = [w.experts / w.ranks, w.blocks * 128, 2 * most * w.slots, space];
         let found = sizes.map(|n| words.by_ref().take(n + 4).collect::<Vec<i32>>());
         for t in &found {
             let n = t.len();
@@ -371,7 +382,8 @@ fn what_follows_from_a_routing() {
         match routing.check(w.blocks) {
             Ok(()) => {
                 assert_eq!(said[0], 0, "{i}: {said:?} {:?}", w.ids);
-                let parts = [RoutePart::Counts, RoutePart::Sources, RoutePart::Places];
+                let parts =
+                    [RoutePart::Counts, RoutePart::Sources, RoutePart::Places, RoutePart::Wanted];
                 let own = most.min(w.tokens.saturating_sub(w.rank * most)) * 2 * w.slots;
                 for ((part, n), found) in
                     parts.into_iter().zip([sizes[0], sizes[1], own]).zip(&found)

@@ -58,6 +58,8 @@ fn route(part: RoutePart, experts: i64, rows: i64, touched: &[Touched<'_>]) -> O
     let fits = match (part, &src[..], &dst[..]) {
         (RoutePart::Lists, [[n, k]], [[1, w]]) => *w >= width(n * k),
         (RoutePart::Lists, [[]], [[1, w]]) => *w >= width(0),
+        (RoutePart::Wanted, [[n, _]], [[m]]) => n <= m,
+        (RoutePart::Wanted, [[]], [[_]]) => true,
         (RoutePart::Counts, [[c, w]], [[own], [bases, e]]) => {
             *w >= width(0) && *bases == c + 1 && *e == experts && experts % own == 0
         }

@@ -30,7 +30,8 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Single rows of any rank, one for each of the first values of `each`, to rows one behind the other on the own rank.
+/// Single rows of any rank, one for each of the first values of `each`, to rows one behind the other on the own rank; or for some values of
+/// `each`, to the row of each.
 fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
     let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
@@ -39,7 +40,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         return refuse("a copy gathers rows of one tensor");
     };
     let dst = e.access(f, Operand::Dst)?;
-    let own = dst.rank == Expr::Var(Var::RANK) && dst.each.is_none();
+    let own = dst.rank == Expr::Var(Var::RANK) && (dst.each.is_none() || dst.each == src.each);
     let Some(each) = src.each.as_ref().filter(|_| own) else {
         return refuse("a copy gathers rows to its own rank");
     };
@@ -52,9 +53,19 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     {
         return refuse("a copy gathers whole rows, one at a time");
     }
-    if !first_ones(src, &dst.region[0].1) {
-        return refuse("a copy gathers as many rows as it stores: the first ones");
-    }
+    // The first row, how many there may be, and which of them there are.
+    let (first, rows, exists) = match &dst.each {
+        None if first_ones(src, &dst.region[0].1) => {
+            (&dst.region[0].0, &dst.region[0].1, "true".into())
+        }
+        None => return refuse("a copy gathers as many rows as it stores: the first ones"),
+        Some(each) => match (one_of_several(dst), &src.when) {
+            (Some(first), Some(when)) if src.when == dst.when => {
+                (first, &each.extent, e.c(f, Some(each), when))
+            }
+            _ => return refuse("a copy gathers some rows, each to where it is among all"),
+        },
+    };
     e.check_dtypes(f, src, dst)?;
     let size = e.plan.buffers[src.buffer].dtype.size_bytes();
     let from = e.pitch_bytes(&f.name, src.buffer)?;
@@ -64,13 +75,14 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let row = e.c(f, each, &src.region[0].0);
     let (decode_waits, load_waits) = e.waits_to_look_up(f)?;
     Ok(context! {
-        rows => e.c(f, None, &dst.region[0].1),
+        rows => e.c(f, None, rows),
+        exists,
         row_bytes => format!("bytes_of({}, {size})", e.c(f, None, width)),
         source => format!("{base} + static_cast<u64>({row}) * {from}"),
         destination => format!(
             "{} + static_cast<u64>({}) * {to}",
             e.base(dst.buffer, "params.header.rank"),
-            e.c(f, None, &dst.region[0].0)
+            e.c(f, None, first)
         ),
         destination_pitch => to,
         each => each.map(|each| each.var.clone()),
@@ -79,6 +91,13 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         posts => e.posts(f),
         ..e.slice(s)
     })
+}
+
+/// The first of rows of which each value of `each` has its own: `first + each`.
+fn one_of_several(dst: &Access) -> Option<&Expr> {
+    let (row, Expr::Const(1)) = &dst.region[0] else { return None };
+    let Expr::Bin(BinOp::Add, first, last) = row else { return None };
+    (**last == Expr::Var(Var::EACH) && !first.mentions(Var::EACH)).then_some(first)
 }
 
 /// Whether a source is there for the first values of its `each`, as many as `rows`: `first + each < count`, and

@@ -41,6 +41,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let (task, phases) = match &g.head(e).leaf {
         Leaf::Tabulate { of: Tabulation::Route { part, .. } } => match part {
             RoutePart::Lists => ("ListTask", 3),
+            RoutePart::Wanted => ("WantedTask", 1),
             RoutePart::Counts => ("BasesTask", 3),
             RoutePart::Sources => ("SourcesTask", 1),
             RoutePart::Places => ("PlacesTask", 1),
@@ -134,6 +135,15 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     wide(list, 2)?;
                     let first = format!("static_cast<u32>({})", e.c(f, None, &ids.region[0].0));
                     vec![at(ids), at(list), n(ids, 0), n(ids, 1), says(experts), room(list), first]
+                }
+                RoutePart::Wanted => {
+                    let ([ids], [wanted]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(ids, 2)?;
+                    wide(wanted, 1)?;
+                    let rank = "static_cast<u32>(rank)".to_string();
+                    let all = [at(ids), at(wanted), n(ids, 0), n(ids, 1), says(own), rank];
+                    all.into_iter().chain([n(wanted, 0)]).collect()
                 }
                 RoutePart::Counts => {
                     let ([lists], [counts, bases]) =

@@ -89,6 +89,12 @@ impl Checker<'_> {
         let experts = i64::from(max) + 1;
         let fits = match r.part {
             RoutePart::Lists => false,
+            RoutePart::Wanted => {
+                let runtime = t.source == TableSource::Runtime { min: 0, max: 1 };
+                let room =
+                    |n: u32| i64::from(n) % ranks == 0 && i64::from(n) / ranks >= tokens.into();
+                runtime && matches!(t.shape[..], [n] if room(n))
+            }
             RoutePart::Counts => {
                 let runtime = matches!(t.source, TableSource::Runtime { min: 0, .. });
                 runtime && experts % ranks == 0 && t.shape == [(experts / ranks) as u32]
@@ -105,7 +111,7 @@ impl Checker<'_> {
             }
         };
         if !fits || r.rows < 1 || slots < 1 {
-            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, or [tokens, slots, 2] places");
+            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, [tokens, slots, 2] places, or 0 or 1 for each token of the world");
         }
         if self.is_ids(t) {
             self.error(place, "follows from a routing, and is one");

@@ -1,8 +1,8 @@
 //! Tokens that go to the ranks of their experts, and back as weighted sums.
 //!
 //! Every rank gets the experts of all tokens, and makes the same tables of them, chunk by chunk of tokens: rows of its experts, blocks, the token
-//! of each packed row, and where the rows of its own tokens are. Tokens are staged in symmetric memory, and rows pulled from there. Every write is where its block or
-//! its token is: tables only decide which memory is read.
+//! of each packed row, and where the rows of its own tokens are. Tokens are staged in symmetric memory; a rank fetches those of others that it has
+//! an expert of, each once, and pulls rows from there. Every write is where its block or its token is: tables only decide which memory is read.
 
 use super::blocks::{BLOCK, Blocks};
 use crate::ir::{
@@ -18,7 +18,7 @@ use crate::passes::{
 };
 use mk_abi::DType;
 
-/// Rows that are staged at once, that are pulled at once, and tokens that are combined at once.
+/// Rows that are staged and fetched at once, that are pulled at once, and tokens that are combined at once.
 const STAGED: i32 = 16;
 const PULLED: i32 = 16;
 const COMBINED: i32 = 8;
@@ -34,6 +34,22 @@ pub(super) struct Derived {
     built: FlowId,
 }
 
+impl Derived {
+    /// Whether an entry is more than 0.
+    fn has(&self, entry: Expr) -> Expr {
+        Expr::Const(0).lt(Expr::Table(self.table, vec![entry]))
+    }
+}
+
+/// Tokens of the world that a rank has an expert of.
+struct Tokens {
+    /// Room for all of them.
+    memory: BufId,
+    /// Words of pieces.
+    here: FlowId,
+    wanted: Derived,
+}
+
 /// The experts of all tokens on every rank, and what follows from them.
 pub(super) struct Dispatch<'a> {
     g: &'a Grouped,
@@ -45,6 +61,8 @@ pub(super) struct Dispatch<'a> {
     /// Blocks of a rank.
     count: i32,
     ids: TabId,
+    /// The experts of all tokens, and the flow that says whose are there.
+    named: (BufId, FlowId),
     /// Chunks of a rank's tokens, and entries of the list of one.
     chunks: i32,
     width: i32,
@@ -160,6 +178,7 @@ impl<'a> Dispatch<'a> {
             slots,
             count,
             ids,
+            named: (all, named),
             chunks,
             width,
             lists,
@@ -259,31 +278,102 @@ impl<'a> Dispatch<'a> {
         (self.counts.0, self.counts.1, self.counted)
     }
 
-    /// Tokens go to symmetric memory, where every rank may read them.
-    fn stage(&self, draft: &mut Draft) -> (BufId, FlowId) {
-        let (world, x) = (draft.world(), &self.g.params[self.route.x]);
-        let wide = x.shape[1].value;
-        let shape = vec![self.tokens.into(), wide.into()];
-        let staged = draft.buffer("staged", Space::Workspace, x.dtype, shape, None);
-        let i = Expr::from(Var::domain(0));
-        let own = draft.local(x, 0, Var::RANK);
-        let region = vec![(i.clone() * STAGED, block_rows(own, i.clone(), STAGED)), whole(wide)];
-        let src = read(Operand::Src, self.inputs[self.route.x], region.clone());
-        let dst = write(Operand::Dst, staged, region);
-        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
-        let pieces = (self.tokens + STAGED - 1) / STAGED;
-        let domain = vec![("i", pieces.into())];
-        let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
-        let (rank, each) = draft.nodes().everyone();
-        let there = Writer::new(stage, Operand::Dst, vec![Var::RANK.into(), i]);
-        let shape = vec![world.into(), pieces.into()];
-        let there = there.on_each(rank, each);
-        (staged, draft.flow(Flow::new("tokens", shape, 1.into(), vec![there])))
+    /// Room for the tokens of a rank, in whole pieces.
+    fn room(&self) -> i32 {
+        (self.tokens + STAGED - 1) / STAGED * STAGED
     }
 
-    /// The rows of all blocks, from wherever their tokens are: where they are then, and the words of blocks.
+    /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and the words of pieces of each
+    /// rank's. Own ones go to symmetric memory, where peers read those that they want, once: they are in the same place there.
+    fn tokens(&self, draft: &mut Draft) -> Tokens {
+        let (world, x) = (draft.world(), &self.g.params[self.route.x]);
+        let (wide, room) = (x.shape[1].value, self.room());
+        let shape = vec![(world * room).into(), wide.into()];
+        let tokens = draft.buffer("tokens", Space::Workspace, x.dtype, shape, None);
+        let i = Expr::from(Var::domain(0));
+        let own = draft.local(x, 0, Var::RANK);
+        let rows = block_rows(own, i.clone(), STAGED);
+        let src = vec![(i.clone() * STAGED, rows.clone()), whole(wide)];
+        let src = read(Operand::Src, self.inputs[self.route.x], src);
+        let first = Expr::from(Var::RANK) * room + i.clone() * STAGED;
+        let dst = write(Operand::Dst, tokens, vec![(first, rows), whole(wide)]);
+        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+        let pieces = room / STAGED;
+        let domain = vec![("i", pieces.into())];
+        let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
+        let (peer, each) = draft.nodes().every_peer();
+        let staged = Writer::new(stage, Operand::Dst, vec![Var::RANK.into(), i.clone()]);
+        let word = vec![Expr::from(Var::RANK) * pieces + i.clone()];
+        let own = Writer::new(stage, Operand::Dst, word);
+        let staged = staged.on_each(peer, each);
+        let shape = vec![world.into(), pieces.into()];
+        let staged = draft.flow(Flow::new("staged", shape, 1.into(), vec![staged]));
+        let wanted = self.wanted(draft);
+        let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let source = peer_at(s + 1, world);
+        let first = source.clone() * room + i.clone() * STAGED;
+        let there = wanted.has(first.clone() + Var::EACH);
+        let one_row = Access {
+            each: Some(Each { var: "q".into(), extent: STAGED.into() }),
+            when: Some(there),
+            ..read(Operand::Src, tokens, vec![one(first.clone() + Var::EACH), whole(wide)])
+        };
+        let entries = read(Operand::Tab, wanted.memory, vec![(first, STAGED.into())]);
+        let word = vec![source.clone(), i.clone()];
+        let arrived = vec![source.clone() * pieces + i];
+        let src = Access { rank: source.clone(), ..one_row.clone() };
+        let dst = write(Operand::Dst, tokens, one_row.region.clone());
+        let touched = vec![
+            Source::behind(entries, wanted.built, vec![0.into()]),
+            Source::behind(src, staged, word),
+            Access { each: one_row.each, when: one_row.when, ..dst }.into(),
+        ];
+        let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
+        let domain = vec![("s", (world - 1).into()), ("i", pieces.into())];
+        let fetch = draft.family("fetch", RoleKind::Compute, leaf, domain, vec![], touched);
+        let fetched = Writer::new(fetch, Operand::Dst, arrived);
+        let shape = vec![(world * pieces).into()];
+        let here = draft.flow(Flow::new("here", shape, 1.into(), vec![own, fetched]));
+        Tokens { memory: tokens, here, wanted }
+    }
+
+    /// Which tokens of the world this rank has an expert of.
+    fn wanted(&self, draft: &mut Draft) -> Derived {
+        let (world, room) = (draft.world(), self.room());
+        let shape = world * room;
+        let memory = draft.buffer("wanted", Space::Scratch, DType::I32, vec![shape.into()], None);
+        let table = draft.plan.tables.push(Table {
+            name: "wanted".into(),
+            shape: vec![shape as u32],
+            source: TableSource::Runtime { min: 0, max: 1 },
+            stored: Some(memory),
+            routed: Some(Routed { ids: self.ids, part: RoutePart::Wanted, rows: BLOCK }),
+        });
+        let ids = &self.g.params[self.g.counts];
+        let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let source = peer_at(s, world);
+        let rows = block_rows(draft.local(ids, 0, source.clone()), c.clone(), CHUNK);
+        let first = source.clone() * self.tokens + c.clone() * CHUNK;
+        let src = read(Operand::Src, self.named.0, vec![(first, rows), whole(self.slots)]);
+        let first = source.clone() * room + c.clone() * CHUNK;
+        let entries = block_rows(room.into(), c, CHUNK);
+        let touched = vec![
+            Source::behind(src, self.named.1, vec![source]),
+            write(Operand::Dst, memory, vec![(first, entries)]).into(),
+        ];
+        let chunks = (room + CHUNK - 1) / CHUNK;
+        let leaf = part_of(self.route, self.count, world, RoutePart::Wanted);
+        let domain = vec![("s", world.into()), ("c", chunks.into())];
+        let family = draft.family("wanted", RoleKind::Compute, leaf, domain, vec![], touched);
+        let built = Writer::new(family, Operand::Dst, vec![0.into()]);
+        let count = (world * chunks).into();
+        let built = draft.flow(Flow::new("judged", vec![1.into()], count, vec![built]));
+        Derived { table, memory, built }
+    }
+
+    /// The rows of all blocks, of tokens that are here: where they are then, and the words of blocks.
     pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> (BufId, FlowId) {
-        let (staged, there) = self.stage(draft);
+        let tokens = (draft.world() > 1).then(|| self.tokens(draft));
         let packed = self.count * BLOCK;
         let sources = self.sources(draft, blocks);
         let x = &self.g.params[self.route.x];
@@ -295,22 +385,45 @@ impl<'a> Dispatch<'a> {
         let first = p.clone() * PULLED;
         let row = b.clone() * BLOCK + first.clone();
         let token = Expr::Table(sources.table, vec![row.clone() + Var::EACH]);
-        let (rank, token) = (token.clone() / self.tokens, token % self.tokens);
+        // Rows of nobody, which no routing has, are the rank's first token, or that of the world.
+        let (token, here) = match &tokens {
+            Some(tokens) => {
+                let at = match self.room() == self.tokens {
+                    true => token,
+                    false => token.clone() / self.tokens * self.room() + token % self.tokens,
+                };
+                let (own, all) = (draft.local(x, 0, Var::RANK), x.shape[0].value);
+                let first = Expr::from(Var::RANK) * self.room();
+                let some = all > (draft.world() - 1) * self.tokens;
+                let first = if some { first } else { Expr::Const(0).lt(own).select(first, 0) };
+                let at = tokens.wanted.has(at.clone()).select(at, first);
+                (at.clone(), Some((tokens.here, at / STAGED)))
+            }
+            None => (token, None),
+        };
+        let from = tokens.as_ref().map_or(self.inputs[self.route.x], |tokens| tokens.memory);
         let src = Access {
-            rank: rank.clone(),
             each: Some(Each { var: "q".into(), extent: PULLED.into() }),
             when: Some((first + Var::EACH).lt(count.clone())),
-            ..read(Operand::Src, staged, vec![one(token.clone()), whole(wide)])
+            ..read(Operand::Src, from, vec![one(token), whole(wide)])
         };
         let entry = read(Operand::Tab, blocks.memory, vec![one(b.clone()), whole(2)]);
-        let tokens = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(PULLED))]);
+        let listed = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(PULLED))]);
         let region = vec![(row, block_rows(count, p, PULLED)), whole(wide)];
-        let touched = vec![
+        let mut touched = vec![
             entry.into(),
-            Source::behind(tokens, sources.built, vec![0.into()]),
-            Source::behind(src, there, vec![rank, token / STAGED]),
+            Source::behind(listed, sources.built, vec![0.into()]),
+            match here {
+                Some((here, word)) => Source::behind(src, here, vec![word]),
+                None => src.into(),
+            },
             write(Operand::Dst, rows, region).into(),
         ];
+        if let Some(Tokens { wanted, .. }) = tokens {
+            let all = vec![whole(draft.world() * self.room())];
+            let all = read(Operand::Tab, wanted.memory, all);
+            touched.push(Source::behind(all, wanted.built, vec![0.into()]));
+        }
         let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
         let domain = vec![("b", self.count.into()), ("p", (BLOCK / PULLED).into())];
         let pull = draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched);
