@@ -386,7 +386,7 @@ fn what_follows_from_a_routing() {
                     [RoutePart::Counts, RoutePart::Sources, RoutePart::Places, RoutePart::Wanted];
                 let own = most.min(w.tokens.saturating_sub(w.rank * most)) * 2 * w.slots;
                 for ((part, n), found) in
-                    parts.into_iter().zip([sizes[0], sizes[1], own]).zip(&found)
+                    parts.into_iter().zip([sizes[0], sizes[1], own, sizes[3]]).zip(&found)
                 {
                     assert_eq!(found[2..n + 2], routing.table(part, w.rank, n), "{i}: {part}");
                     assert!(found[n + 2..].iter().all(|x| *x == guard), "{i}: {part}");

@@ -9,9 +9,11 @@ mod function;
 mod nodes;
 mod rig;
 mod ring;
+mod routes;
 mod scenario;
 mod shared;
 mod wide;
+mod zz_moe;
 
 #[path = "../../mk-codegen/tests/common/mod.rs"]
 mod common;

@@ -35,11 +35,13 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
 fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
     let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
-    let mut sources = f.accesses.iter().filter(|a| a.operand == Operand::Src);
-    let (Some(src), None) = (sources.next(), sources.next()) else {
-        return refuse("a copy gathers rows of one tensor");
+    let one = |operand: Operand| {
+        let mut all = f.accesses.iter().filter(|a| a.operand == operand);
+        all.next().filter(|_| all.next().is_none())
     };
-    let dst = e.access(f, Operand::Dst)?;
+    let (Some(src), Some(dst)) = (one(Operand::Src), one(Operand::Dst)) else {
+        return refuse("a copy gathers rows of one tensor to one");
+    };
     let own = dst.rank == Expr::Var(Var::RANK) && (dst.each.is_none() || dst.each == src.each);
     let Some(each) = src.each.as_ref().filter(|_| own) else {
         return refuse("a copy gathers rows to its own rank");
@@ -47,15 +49,18 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     if src.region.len() != 2 || dst.region.len() != 2 {
         return refuse("a copy gathers rows of matrices");
     }
-    let whole = |a: &Access| a.region[1] == (Expr::Const(0), e.extent(a.buffer, 1));
+    let wide = |a: &Access| e.number(&e.extent(a.buffer, 1));
+    let whole = |a: &Access| {
+        let (from, n) = &a.region[1];
+        *from == Expr::Const(0) && wide(a).is_some() && e.number(n) == wide(a)
+    };
     let width = &src.region[1].1;
-    if src.region[0].1 != Expr::Const(1) || *width != dst.region[1].1 || !whole(src) || !whole(dst)
-    {
+    if src.region[0].1 != Expr::Const(1) || wide(src) != wide(dst) || !whole(src) || !whole(dst) {
         return refuse("a copy gathers whole rows, one at a time");
     }
     // The first row, how many there may be, and which of them there are.
     let (first, rows, exists) = match &dst.each {
-        None if first_ones(src, &dst.region[0].1) => {
+        None if dst.when.is_none() && first_ones(src, &dst.region[0].1) => {
             (&dst.region[0].0, &dst.region[0].1, "true".into())
         }
         None => return refuse("a copy gathers as many rows as it stores: the first ones"),

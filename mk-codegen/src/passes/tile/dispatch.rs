@@ -312,7 +312,15 @@ impl<'a> Dispatch<'a> {
         let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let source = peer_at(s + 1, world);
         let first = source.clone() * room + i.clone() * STAGED;
-        let there = wanted.has(first.clone() + Var::EACH);
+        // Entries are 0 or 1, and behind a rank's last token nobody knows which.
+        let there = match x.even(0, world) && room == self.tokens {
+            true => wanted.has(first.clone() + Var::EACH),
+            false => {
+                let entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
+                let own = draft.local(x, 0, source.clone());
+                (i.clone() * STAGED + Var::EACH).lt(own * entry)
+            }
+        };
         let one_row = Access {
             each: Some(Each { var: "q".into(), extent: STAGED.into() }),
             when: Some(there),
