@@ -57,9 +57,10 @@ fn products_of_ragged_rows_compile() {
         w1: bf16[E, K, 2, F] @ shard(0), w2: bf16[E, F, K] @ shard(0)) -> bf16[R, K] @ shard(0) {
         dispatch(x, ids, capacity = C) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
     }";
+    let wide = dispatched.replace("i32", "i64");
     for (source, set, trace) in [
         (dispatched, "", false),
-        (dispatched, "block=128x128x64", true),
+        (&wide, "block=128x128x64", true),
         (alone, "", false),
         (alone, "block=64x128x64", false),
         (alone, "block=128x128x64 consumers=ping_pong", false),
@@ -67,13 +68,17 @@ fn products_of_ragged_rows_compile() {
         (layer, "block=128x128x64", true),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
-        let sizes = [("R", 8192), ("K", 512), ("E", 16), ("F", 384), ("S", 8), ("C", 69_632)];
+        let sizes = [("R", 8192), ("K", 512), ("E", 16), ("F", 384), ("S", 8), ("C", 69_504)];
         let has = |name: &str| program.symbol(name).is_some();
         let sizes = sizes.iter().filter(|(name, _)| has(name));
         let sizes = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
         let mut config = Config::default();
         mk::settings::read(&mut config, set).expect("settings");
+        if source == wide {
+            // The last rank has fewer tokens and experts.
+            config.ranks = 3;
+        }
         let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
         judge(&format!("{} {set}", program.tensors().len()), &plan, Options { trace });
     }

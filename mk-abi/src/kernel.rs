@@ -18,6 +18,8 @@ pub enum DType {
     F32,
     /// 32-bit signed integer (index and count tables).
     I32,
+    /// 64-bit signed integer (experts of tokens).
+    I64,
 }
 
 impl DType {
@@ -26,6 +28,7 @@ impl DType {
         match self {
             DType::Bf16 | DType::F16 => 2,
             DType::F32 | DType::I32 => 4,
+            DType::I64 => 8,
         }
     }
 
@@ -36,12 +39,19 @@ impl DType {
             DType::F16 => "f16",
             DType::F32 => "f32",
             DType::I32 => "i32",
+            DType::I64 => "i64",
         }
     }
 
     /// Reads back what [`DType::name`] gives.
     pub fn from_name(name: &str) -> Option<DType> {
-        [DType::Bf16, DType::F16, DType::F32, DType::I32].into_iter().find(|d| d.name() == name)
+        let all = [DType::Bf16, DType::F16, DType::F32, DType::I32, DType::I64];
+        all.into_iter().find(|d| d.name() == name)
+    }
+
+    /// Whether its values are integers, which nothing computes with.
+    pub const fn is_integer(self) -> bool {
+        matches!(self, DType::I32 | DType::I64)
     }
 }
 

@@ -43,6 +43,15 @@ pub struct Pipeline {
     pub bound: Bound,
 }
 
+impl Pipeline {
+    /// With the sizes that it has on so many ranks.
+    fn on(mut self, ranks: u32, args: &PipelineArgs) -> Result<Pipeline, Failure> {
+        let bound = self.bound.on(&self.program, ranks);
+        self.bound = bound.map_err(|mistakes| Failure::in_numbers(&mistakes, hint(args)))?;
+        Ok(self)
+    }
+}
+
 /// What the PIPELINE argument says, before it is lowered.
 pub enum Opened {
     /// A plan, how long reading took, and the pipeline that it is said to compute.
@@ -96,7 +105,8 @@ impl Opened {
         let pipeline = match self {
             Opened::Pipeline(pipeline) => pipeline,
             Opened::Plan(plan, time, reference) => {
-                let pipeline = reference.map(|pipeline| *pipeline);
+                let ranks = plan.mesh.size();
+                let pipeline = reference.map(|pipeline| pipeline.on(ranks, args)).transpose()?;
                 return Ok(Loaded { plan: *plan, pipeline, is_read: true, time });
             }
         };
@@ -105,10 +115,11 @@ impl Opened {
             gpus::fit(&mut config, world, args)?;
         }
         let begin = Instant::now();
+        let pipeline = pipeline.on(config.ranks, args)?;
         let plan = passes::lower(&pipeline.program, &pipeline.bound, &config)?;
         let time = begin.elapsed();
         tracing::debug!(plan = plan.name, ?time, ranks = plan.mesh.size(), "lowered");
-        Ok(Loaded { plan, pipeline: Some(*pipeline), is_read: false, time })
+        Ok(Loaded { plan, pipeline: Some(pipeline), is_read: false, time })
     }
 }
 
@@ -226,8 +237,10 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
         }
     }
     dims.extend(once("dim", &args.dims).map_err(usage)?);
+    let ranks = args.config().map_or(1, |config| config.ranks);
     let bound = program
         .bind(&dims, &shapes)
+        .and_then(|bound| bound.on(&program, ranks))
         .map_err(|mistakes| Failure::in_numbers(&mistakes, hint(args)))?;
     Ok(Pipeline { program, bound })
 }

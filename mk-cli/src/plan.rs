@@ -5,9 +5,10 @@ use crate::{
     options::PipelineArgs,
     output::say,
     pipeline::load,
+    terminal::note_on_stderr,
 };
 use clap::ValueEnum;
-use mk::draw;
+use mk::{draw, emit, ir::Plan};
 
 /// Options of `mk plan`.
 #[derive(clap::Args)]
@@ -34,6 +35,9 @@ enum Format {
 /// Prints the plan as the passes leave it. It is not verified here, so that a wrong plan can be looked at.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let plan = load(&args.pipeline)?.plan;
+    if let Some(room) = room(&plan) {
+        note_on_stderr(room);
+    }
     match args.format {
         Format::Text => say!("{}", plan.to_string().trim_end()),
         Format::Json => {
@@ -43,4 +47,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         Format::Dot => say!("{}", draw::dot(&plan).trim_end()),
         Format::Svg => say!("{}", draw::svg(&plan).trim_end()),
     }
+}
+
+/// What it takes that a routing is only known in the launch: memory of the most rows that a rank has room for. `None` for plans without one.
+fn room(plan: &Plan) -> Option<String> {
+    plan.tables.values().find_map(|t| t.routed)?;
+    let rows = plan.tables.values().find(|t| t.name == "sources").and_then(|t| t.shape.first())?;
+    let memory = emit::emit(plan).ok()?.workspace;
+    Some(format!(
+        "room for {rows} dispatched rows on each rank; workspace {} bytes symmetric, {} bytes scratch a rank",
+        memory.symmetric_bytes, memory.scratch_bytes
+    ))
 }

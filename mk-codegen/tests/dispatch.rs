@@ -3,12 +3,17 @@
 use mk_codegen::{
     emit,
     ir::{BufId, Plan, RoutePart, Routing, Space, TabId, TableSource},
-    passes::{LowerError, compile},
+    passes::{LowerError, compile, lower},
     settings::{self, Config},
     sim::{self, Callbacks, Options},
     valid,
 };
 use mk_syntax::{Bound, Program};
+use proptest::{
+    collection::vec,
+    prelude::{ProptestConfig, any},
+    test_runner::TestRunner,
+};
 use std::collections::BTreeMap;
 
 const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w: bf16[E, H, N] @ shard(0)) {
@@ -29,6 +34,13 @@ struct Case {
     experts: usize,
     blocks: usize,
 }
+
+/// The layer with experts of 64 bits, as `torch.topk` has them, and room for any routing.
+const WIDE: &str =
+    "fn layer(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}";
 
 const H: usize = 24;
 const N: usize = 40;
@@ -145,14 +157,27 @@ fn product(x: &[f64], w: &[f32], e: usize, columns: usize) -> Vec<(f64, f64)> {
 /// Compares every launch and rank with sums in f64.
 fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
     let plan = case.plan("").unwrap_or_else(|e| panic!("{case:?}: {e}"));
-    let ids = |epoch: i64, rank: usize| case.routes(form, epoch, case.own(rank));
+    let route = |epoch: i64, token: usize| case.route(form, epoch, token);
+    right_of(case, &plan, &route, schedules);
+}
+
+/// The same, of the experts of each token in each launch.
+fn right_of(
+    case: &Case,
+    plan: &Plan,
+    route: &dyn Fn(i64, usize) -> Vec<i32>,
+    schedules: &[sim::Schedule],
+) {
+    let ids = |epoch: i64, rank: usize| -> Vec<i32> {
+        case.own(rank).flat_map(|token| route(epoch, token)).collect()
+    };
     for schedule in schedules {
-        let ran = run(case, &plan, *schedule, &ids);
+        let ran = run(case, plan, *schedule, &ids);
         let (given, found) = ran.unwrap_or_else(|e| panic!("{case:?} under {schedule}: {e}"));
         for ((epoch, rank, _), values) in &found {
             let of = |rank: usize, name: &str| &given[&(*epoch, rank, name.to_string())];
             let most = case.tokens.div_ceil(case.ranks);
-            let own = case.experts / case.ranks;
+            let own = case.experts.div_ceil(case.ranks);
             let x = |t: usize| -> Vec<f64> {
                 let row = &of(t / most, "x")[t % most * H..][..H];
                 row.iter().map(|x| f64::from(*x)).collect()
@@ -161,11 +186,11 @@ fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
                 let off = (f64::from(got) - want).abs();
                 assert!(off <= size / 128.0 + 1e-3, "{case:?} {what}: {got}, not {want}");
             };
-            if case.source == LAYER {
+            if case.source != DISPATCH {
                 assert_eq!(values.len(), case.own(*rank).len() * H);
                 for (i, t) in case.own(*rank).enumerate() {
                     let mut sum = vec![(0.0, 0.0); H];
-                    for (j, e) in case.route(form, *epoch, t).into_iter().enumerate() {
+                    for (j, e) in route(*epoch, t).into_iter().enumerate() {
                         let (home, e) = (e as usize / own, e as usize % own);
                         let h = product(&x(t), of(home, "w1"), e, 2 * F);
                         let (gate, up) = h.split_at(F);
@@ -189,7 +214,7 @@ fn right(case: &Case, form: usize, schedules: &[sim::Schedule]) {
             let mut written = vec![false; case.blocks * 128];
             for e in 0..own {
                 for t in 0..case.tokens {
-                    if !case.route(form, *epoch, t).contains(&((rank * own + e) as i32)) {
+                    if !route(*epoch, t).contains(&((rank * own + e) as i32)) {
                         continue;
                     }
                     for (c, want) in product(&x(t), of(*rank, "w"), e, N).into_iter().enumerate() {
@@ -230,16 +255,55 @@ fn texts() {
 fn numbers() {
     let two = [sim::Schedule::Random, sim::Schedule::Reversed];
     for (i, ranks) in [1, 2, 3, 4, 8].into_iter().enumerate() {
-        for (source, slots) in [(DISPATCH, [1, 2, 8][i % 3]), (LAYER, [2, 1, 8][i % 3])] {
-            let experts = ranks * 8usize.div_ceil(ranks);
+        let layer = if i % 2 == 0 { LAYER } else { WIDE };
+        for (source, slots) in [(DISPATCH, [1, 2, 8][i % 3]), (layer, [2, 1, 8][i % 3])] {
+            // And of experts.
+            let experts: usize = [8, 9, 8, 10, 15][i];
+            let own = experts.div_ceil(ranks);
             // Ranks have unequally many tokens.
             let tokens = 18 * ranks + 1;
-            let most = tokens * slots.min(experts / ranks);
-            let blocks = (most + experts / ranks * 127) / 128;
+            let most = tokens * slots.min(own);
+            let blocks = (most + own * 127) / 128;
             right(&Case { source, ranks, tokens, slots, experts, blocks }, i, &two);
         }
     }
     right(&SMALL, 3, &sim::Schedule::all(2));
+    // Fewer blocks than experts: there are no more rows.
+    for source in [LAYER, WIDE] {
+        right(&Case { source, tokens: 3, slots: 1, experts: 8, blocks: 3, ..SMALL }, 3, &two);
+    }
+}
+
+/// Any routing, on any world: nothing but what the ids say decides what comes out.
+#[test]
+fn any_routing() {
+    let case = |(ranks, slots, experts): (usize, usize, usize)| {
+        let case = Case { source: WIDE, ranks, tokens: 6 * ranks + 1, slots, experts, blocks: 0 };
+        let (program, bound) = case.bound();
+        let config = Config { ranks: ranks as u32, ..Config::default() };
+        (case, lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{case:?}: {e}")))
+    };
+    let cases = [(1, 1, 1), (1, 8, 9), (2, 2, 5), (3, 3, 8), (4, 2, 10), (8, 4, 16)].map(case);
+    let mut runner = TestRunner::new(ProptestConfig { cases: 48, ..ProptestConfig::default() });
+    let routings = (0..cases.len(), vec(any::<u32>(), 4 * 49));
+    let judge = |(which, order): (usize, Vec<u32>)| {
+        let (case, plan) = &cases[which];
+        // The experts of a token, by numbers that each token has for them; few of them, so that some are of nobody.
+        let route = |epoch: i64, token: usize| {
+            let seed = order[(epoch as usize % 4) * 49 + token % 49];
+            let open = case.slots.max(seed as usize % 7).min(case.experts);
+            let mut all: Vec<i32> = (0..open as i32).collect();
+            if seed & 8 != 0 {
+                all.iter_mut().for_each(|e| *e += (case.experts - open) as i32);
+            }
+            all.sort_by_key(|e| number(u64::from(seed), *e as usize));
+            all.truncate(case.slots);
+            all
+        };
+        right_of(case, plan, &route, &[sim::Schedule::Random]);
+        Ok(())
+    };
+    runner.run(&routings, judge).unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// Every wait, every post and every look-up is needed, but two waits.
@@ -280,17 +344,18 @@ fn nothing_can_be_left_out() {
 #[test]
 fn what_no_launch_can_have() {
     let case = Case { tokens: 300, slots: 2, experts: 4, blocks: 4, ..SMALL };
-    let plan = case.plan("").expect("a plan");
-    let says = |change: &dyn Fn(usize, &mut Vec<i32>)| {
+    let plans = [case, Case { source: WIDE, ..case }].map(|case| case.plan("").expect("a plan"));
+    let says = |plan: &Plan, change: &dyn Fn(usize, &mut Vec<i32>)| {
         let ids = |epoch: i64, rank: usize| {
             let mut ids = case.routes(0, 4 * epoch, case.own(rank));
             change(rank, &mut ids);
             ids
         };
-        let ran = run(&case, &plan, sim::Schedule::Random, &ids);
+        let ran = run(&case, plan, sim::Schedule::Random, &ids);
         ran.map_or_else(|e| e, |_| "a launch".into())
     };
-    assert_eq!(says(&|_, _| ()), "a launch");
+    assert_eq!(says(&plans[0], &|_, _| ()), "a launch");
+    assert_eq!(says(&plans[1], &|_, _| ()), "a launch");
     type Change<'a> = &'a dyn Fn(usize, &mut Vec<i32>);
     let changes: [(&str, Change<'_>); 4] = [
         ("token 150 goes to expert 4, and there are 4", &|rank: usize, ids: &mut Vec<i32>| {
@@ -305,8 +370,10 @@ fn what_no_launch_can_have() {
         }),
     ];
     for (text, change) in changes {
-        let said = says(change);
-        assert!(said.contains(text), "{said}");
+        let said = plans.each_ref().map(|plan| says(plan, change));
+        // Without a capacity there is room for all of them.
+        let instead = if text.contains("blocks") { "a launch" } else { text };
+        assert!(said[0].contains(text) && said[1].contains(instead), "{said:?}");
     }
 }
 
@@ -314,8 +381,7 @@ fn what_no_launch_can_have() {
 fn what_has_no_kernel_is_refused() {
     let says = |case: Case| case.plan("").map_or_else(|e| e.to_string(), |_| "a plan".into());
     for (text, case) in [
-        ("4 experts over 3 ranks", Case { ranks: 3, ..SMALL }),
-        ("a capacity of 1 blocks a rank, for 2 experts", Case { blocks: 1, ..SMALL }),
+        ("4 experts over 3 ranks: of 2 each, and some have none", Case { ranks: 3, ..SMALL }),
         ("8 experts of each token, of 4", Case { slots: 8, ..SMALL }),
     ] {
         let said = says(case);

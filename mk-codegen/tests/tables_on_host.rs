@@ -134,17 +134,19 @@ static PlacesTask places;
 static WantedTask wanted;
 static u32 phase, threads;
 
-// Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, and the ids; then
-// the fault's kind, what it saw and where, and the tables between guards.
+// Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, words of an id, and
+// the ids; then the fault's kind, what it saw and where, the id, and the tables between guards.
 int main(int, char** argv) {
   std::FILE* in = std::fopen(argv[1], "rb");
-  u32 head[9];
-  while (std::fread(head, 4, 9, in) == 9) {
-    const u32 tokens = head[0], most = head[1], slots = head[2], experts = head[3], ranks = head[4], rank = head[5], count = head[6], chunk = head[7];
+  u32 head[10];
+  while (std::fread(head, 4, 10, in) == 10) {
+    const u32 tokens = head[0], most = head[1], slots = head[2], experts = head[3], ranks = head[4], rank = head[5], count = head[6], chunk = head[7], words = head[9];
     threads = head[8];
-    const u32 own = experts / ranks, chunks = (most + chunk - 1) / chunk, room = chunk * slots, all = ranks * chunks;
+    const u32 own = (experts + ranks - 1) / ranks, chunks = (most + chunk - 1) / chunk, room = chunk * slots, all = ranks * chunks;
     const u32 width = (2 + kListParts) * experts + 2 * room;
-    std::vector<u32> ids(tokens * slots), lists(all * width), base((all + 1) * experts), counts(own + 4, 0xdeadbeef), entries(2 * count);
+    std::vector<u32> ids(tokens * slots * words), counts(own + 4, 0xdeadbeef), all_lists(all * width + 4, 0xdeadbeef), all_bases((all + 1) * experts + 4, 0xdeadbeef);
+    std::vector<u32> all_entries(2 * count + 4, 0xdeadbeef);
+    u32 *lists = all_lists.data() + 2, *base = all_bases.data() + 2, *entries = all_entries.data() + 2;
     std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef);
     // Room for whole pieces of each rank's tokens.
     const u32 space = (most + 15) / 16 * 16;
@@ -154,19 +156,30 @@ int main(int, char** argv) {
     for (u32 c = 0; c < all; ++c) {
       const u32 first = c / chunks * most + c % chunks * chunk, left = c % chunks * chunk < most ? most - c % chunks * chunk : 0;
       const u32 n = first < tokens ? min(min(left, chunk), tokens - first) : 0;
-      list = ListTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots), reinterpret_cast<u64>(lists.data() + c * width), n, slots, experts, room, first};
+      list = ListTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + c * width), words, n, slots, experts, room, first};
       for (phase = 0; phase < 3; ++phase) run(256, [](u32 thread) { tabulate_phase(Context{}, list, phase, thread, 256); });
     }
     for (u32 c = 0; c < ranks * ((space + chunk - 1) / chunk); ++c) {
       const u32 of = c / ((space + chunk - 1) / chunk), at = c % ((space + chunk - 1) / chunk) * chunk, first = of * most + at;
       const u32 n = first < tokens && at < most ? min(min(most - at, chunk), tokens - first) : 0;
-      wanted = WantedTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots), reinterpret_cast<u64>(has.data() + 2 + of * space + at), n, slots, own, rank, min(space - at, chunk)};
+      wanted = WantedTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(has.data() + 2 + of * space + at), words, n, slots, own, rank, min(space - at, chunk)};
       run(threads, [](u32 thread) { tabulate_phase(Context{}, wanted, 0, thread, threads); });
     }
-    bases = BasesTask{0, 0, reinterpret_cast<u64>(lists.data()), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base.data()), all, width, experts, own, rank, 128, count};
+    // Every rank comes to the same end.
+    const Fault listed = fault;
+    u32 ended = 0;
+    for (u32 r = 0; r < ranks; ++r) {
+      fault = listed;
+      bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, r, 128, count};
+      for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
+      ended += fault.kind != FaultKind{};
+    }
+    if (ended != 0 && ended != ranks) return 2;
+    fault = listed;
+    bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, rank, 128, count};
     for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
     if (fault.kind == FaultKind{}) {
-      blocks = BlocksTask{0, 0, bases.counts, reinterpret_cast<u64>(entries.data()), own, count, 128};
+      blocks = BlocksTask{0, 0, bases.counts, reinterpret_cast<u64>(entries), own, count, 128};
       run(32, [](u32 thread) { tabulate_phase(Context{}, blocks, 0, thread, 32); });
       for (u32 b = 0; b < count; b += 3) {
         sources = SourcesTask{0, 0, blocks.destination + b * 8, bases.lists, bases.bases, reinterpret_cast<u64>(rows.data() + 2 + b * 128), all, width, experts, rank * own, b, min(3, count - b), 128};
@@ -175,12 +188,16 @@ int main(int, char** argv) {
       for (u32 c = 0; c < chunks; ++c) {
         const u32 first = rank * most + c * chunk;
         const u32 n = first < tokens ? min(min(most - c * chunk, chunk), tokens - first) : 0, at = rank * chunks + c;
-        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots), reinterpret_cast<u64>(lists.data() + at * width), reinterpret_cast<u64>(base.data() + at * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), n, slots, experts, own, room};
+        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + at * width), reinterpret_cast<u64>(base + at * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), words, n, slots, experts, own, room};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, places, 0, thread, threads); });
       }
     }
-    const u32 said[3] = {static_cast<u32>(fault.kind), fault.seen, fault.tile};
-    std::fwrite(said, 4, 3, stdout);
+    for (const auto* t : {&all_lists, &all_bases, &all_entries}) {
+      const size_t n = t->size();
+      if ((*t)[0] != 0xdeadbeef || (*t)[1] != 0xdeadbeef || (*t)[n - 2] != 0xdeadbeef || (*t)[n - 1] != 0xdeadbeef) return 3;
+    }
+    const u32 said[5] = {static_cast<u32>(fault.kind), fault.seen, fault.tile, static_cast<u32>(fault.waited_ns), static_cast<u32>(fault.waited_ns >> 32)};
+    std::fwrite(said, 4, 5, stdout);
     for (const auto* t : {&counts, &rows, &place, &has}) std::fwrite(t->data(), 4, t->size(), stdout);
   }
   return 0;
@@ -301,7 +318,9 @@ fn blocks_of_groups() {
 
 /// A routing of a world, and the rank whose tables are made.
 struct World {
-    ids: Vec<i32>,
+    /// The experts; of 64 bits if they are `wide`.
+    ids: Vec<i64>,
+    wide: bool,
     tokens: usize,
     slots: usize,
     experts: usize,
@@ -316,7 +335,9 @@ fn worlds(n: usize) -> Vec<World> {
     let mut rng = SmallRng::seed_from_u64(1234);
     let world = |_| {
         let ranks = [1, 1, 2, 3, 4, 8][rng.random_range(0..6)];
-        let experts = ranks * [1, 2, 3, 16, 40][rng.random_range(0..5)];
+        let most = [1, 2, 3, 16, 40][rng.random_range(0..5)];
+        // The last rank may have fewer.
+        let experts = ranks * most - rng.random_range(0..most);
         let slots = [1, 2, 3, 8][rng.random_range(0..4)].min(experts);
         let many = if rng.random_range(0..30) == 0 { 400 } else { 60 };
         let tokens = rng.random_range(1..many);
@@ -332,20 +353,23 @@ fn worlds(n: usize) -> Vec<World> {
                 _ => rng.random_range(0..experts).min(rng.random_range(0..experts)),
             };
             let step = if experts % 7 == 0 || form == 1 { 1 } else { 7 };
-            ids.extend((0..slots).map(|j| ((first + j * step) % experts) as i32));
+            ids.extend((0..slots).map(|j| ((first + j * step) % experts) as i64));
         }
         let at = rng.random_range(0..ids.len());
+        let wide = rng.random_range(0..3) == 0;
         match rng.random_range(0..30) {
-            0 => ids[at] = experts as i32 + rng.random_range(0..3),
-            1 => ids[at] = -1 - rng.random_range(0..i32::MAX),
+            0 => ids[at] = experts as i64 + rng.random_range(0..3),
+            1 => ids[at] = -1 - i64::from(rng.random_range(0..i32::MAX)),
+            // Their lower halves are experts.
+            2 | 3 if wide => ids[at] += rng.random_range(-5..5i64) << 32,
             2 if slots > 1 => ids[at] = ids[at / slots * slots + (at + 1) % slots],
             _ => {}
         }
-        let (own, rank) = (experts / ranks, rng.random_range(0..ranks));
+        let (own, rank) = (most, rng.random_range(0..ranks));
         let blocks = own + [0, 1, 9][rng.random_range(0..3)];
         let chunk = [4, 16, 64, 256][rng.random_range(0..4)];
         let threads = [32, 64, 256][rng.random_range(0..3)];
-        World { ids, tokens, slots, experts, ranks, rank, blocks, chunk, threads }
+        World { ids, wide, tokens, slots, experts, ranks, rank, blocks, chunk, threads }
     };
     (0..n).map(world).collect()
 }
@@ -357,28 +381,35 @@ fn what_follows_from_a_routing() {
     for w in &worlds {
         let most = w.tokens.div_ceil(w.ranks);
         let head = [w.tokens, most, w.slots, w.experts, w.ranks, w.rank, w.blocks, w.chunk];
-        let head = head.map(|n| n as i32).into_iter().chain([w.threads as i32]);
-        bytes.extend(head.chain(w.ids.iter().copied()).flat_map(i32::to_le_bytes));
+        let head = head.map(|n| n as i32).into_iter();
+        bytes.extend(
+            head.chain([w.threads as i32, 1 + i32::from(w.wide)]).flat_map(i32::to_le_bytes),
+        );
+        let words = 4 << u32::from(w.wide);
+        bytes.extend(w.ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(words)));
     }
     let Some(words) = run("routes", ROUTES, &bytes) else {
         return skip(Need::Program("c++"), "no C++ compiler");
     };
     let mut words = words.into_iter();
     let guard = 0xdead_beef_u32 as i32;
-    let (mut tables, mut outside, mut twice, mut many) = (0, 0, 0, 0);
+    let (mut tables, mut outside, mut twice, mut many, mut beyond) = (0, 0, 0, 0, 0);
     for (i, w) in worlds.iter().enumerate() {
         let most = w.tokens.div_ceil(w.ranks);
-        let said: Vec<i32> = words.by_ref().take(3).collect();
+        let said: Vec<i32> = words.by_ref().take(5).collect();
+        let id = i64::from(said[4]) << 32 | i64::from(said[3] as u32);
         let space = w.ranks * most.next_multiple_of(16);
-        let sizes = [w.experts / w.ranks, w.blocks * 128, 2 * most * w.slots, space];
+        let sizes = [w.experts.div_ceil(w.ranks), w.blocks * 128, 2 * most * w.slots, space];
         let found = sizes.map(|n| words.by_ref().take(n + 4).collect::<Vec<i32>>());
         for t in &found {
             let n = t.len();
             assert_eq!([t[0], t[1], t[n - 2], t[n - 1]], [guard; 4], "{i}");
         }
         let ranks = w.ranks;
+        let narrow = |id: &i64| i32::try_from(*id).unwrap_or(-1);
+        let ids: Vec<i32> = w.ids.iter().map(narrow).collect();
         let routing =
-            Routes { ids: &w.ids, slots: w.slots, experts: w.experts as i32, ranks, rows: 128 };
+            Routes { ids: &ids, slots: w.slots, experts: w.experts as i32, ranks, rows: 128 };
         match routing.check(w.blocks) {
             Ok(()) => {
                 assert_eq!(said[0], 0, "{i}: {said:?} {:?}", w.ids);
@@ -394,11 +425,19 @@ fn what_follows_from_a_routing() {
                 tables += 1;
             }
             Err(RouteError::Expert { token, expert, .. }) => {
-                assert_eq!(said, [9, expert, token as i32], "{i}: {:?}", w.ids);
+                let of = |id: &&i64| narrow(id) == expert;
+                let found = w.ids[token * w.slots..][..w.slots].iter().find(of);
+                assert_eq!(
+                    (said[0], said[2], Some(&id)),
+                    (9, token as i32, found),
+                    "{i}: {:?}",
+                    w.ids
+                );
                 outside += 1;
+                beyond += i32::from(i32::try_from(id).is_err());
             }
             Err(RouteError::Twice { token, expert }) => {
-                assert_eq!(said, [10, expert, token as i32], "{i}: {:?}", w.ids);
+                assert_eq!(said[..3], [10, expert, token as i32], "{i}: {:?}", w.ids);
                 twice += 1;
             }
             Err(RouteError::Blocks(_)) => {
@@ -408,6 +447,8 @@ fn what_follows_from_a_routing() {
         }
     }
     assert!(words.next().is_none());
-    let all = format!("{tables} tables, {outside} outside, {twice} twice, {many} too many");
-    assert!(tables > 8000 && outside > 300 && twice > 100 && many > 20, "{all}");
+    let all = format!(
+        "{tables} tables, {outside} outside, {twice} twice, {many} too many, {beyond} beyond 32 bits"
+    );
+    assert!(tables > 8000 && outside > 300 && twice > 100 && many > 20 && beyond > 100, "{all}");
 }

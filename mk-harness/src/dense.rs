@@ -16,13 +16,17 @@ use super::{
 };
 use mk_abi::DType;
 use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
-/// Whether all rows of a value are wanted, or the chosen ones.
+/// Which rows of a value are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Set {
     All,
     Chosen,
+    /// Those that the chosen tokens have at their experts, by this tensor of them.
+    Routed(ValueId),
+    /// None: who reads the value makes the part that it needs.
+    Parts,
 }
 
 /// What a rank should hold of a result, or of some rows of it.
@@ -107,10 +111,14 @@ impl<'a> Dense<'a> {
         // Who needs what, from the result back: nodes are in topological order.
         let mut wanted = BTreeMap::from([((value.index(), first), ())]);
         for node in program.nodes().iter().rev() {
-            for set in [Set::All, Set::Chosen] {
-                if wanted.contains_key(&(node.result.index(), set)) {
-                    wanted.extend(self.needs(node, set).map(|key| (key, ())));
-                }
+            let own = wanted.range((node.result.index(), Set::All)..);
+            let sets: Vec<Set> = own
+                .map(|(key, ())| *key)
+                .take_while(|(index, _)| *index == node.result.index())
+                .map(|(_, set)| set)
+                .collect();
+            for set in sets {
+                wanted.extend(self.needs(node, set).map(|key| (key, ())));
             }
         }
         let mut values = BTreeMap::new();
@@ -175,14 +183,7 @@ impl<'a> Dense<'a> {
     /// A parameter, put together from what the ranks hold.
     fn input(&self, tensor: &Tensor, set: Set, chosen: &[usize]) -> Result<Value, HarnessError> {
         let ranks = self.inputs.case().ranks;
-        let all: Vec<usize>;
-        let rows = match set {
-            Set::Chosen => chosen,
-            Set::All => {
-                all = (0..self.extent(tensor.id, 0)).collect();
-                &all
-            }
-        };
+        let rows = &*self.rows_of(tensor.id, set, chosen);
         let cols = self.width(tensor.id);
         let mut parts = Vec::new();
         for rank in 0..ranks {
@@ -221,6 +222,7 @@ impl<'a> Dense<'a> {
             self.needs(node, set).map(|key| values.get(&key)).collect();
         let operands = operands.unwrap_or_default();
         let width = self.width(node.result);
+        let rows = &*self.rows_of(node.result, set, chosen);
         Ok(match (node.op, operands.as_slice()) {
             (Op::Gather { .. }, [x]) => (*x).clone(),
             (Op::ReduceScatter { .. } | Op::AllReduce { .. }, [x]) => {
@@ -228,8 +230,6 @@ impl<'a> Dense<'a> {
                 Value::Whole(x.sum(self.dtype(summand)))
             }
             (Op::Gemm { a_transposed, b_transposed }, [a, b]) => {
-                let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
-                let rows = if set == Set::All { &all[..] } else { chosen };
                 // Of `[K, G, N]` all columns are depth.
                 let depth = node.inputs.get(1).map_or(0, |b| self.width(*b));
                 let depth: Vec<usize> = (0..depth).collect();
@@ -237,18 +237,12 @@ impl<'a> Dense<'a> {
                 let b = if b_transposed { &b.transposed(&depth) } else { *b };
                 self.gemm(node, a, b, b_transposed)?
             }
-            (Op::GroupedGemm, [x, w, _]) => {
-                let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
-                self.grouped(node, if set == Set::All { &all[..] } else { chosen }, [x, w])?
-            }
-            (Op::Dispatch, [x, _]) => {
-                let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
-                self.dispatched(node, if set == Set::All { &all[..] } else { chosen }, x)?
-            }
+            (Op::GroupedGemm, [x, w, _]) => self.grouped(node, rows, [x, w])?,
+            (Op::Dispatch, [x, _]) => self.dispatched(node, rows, x)?,
             (Op::Combine, [y, _, weights]) => {
-                let all: Vec<usize> = (0..self.extent(node.result, 0)).collect();
-                let rows = if set == Set::All { &all[..] } else { chosen };
-                self.combined(node, rows, [y, weights])?
+                let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
+                let held = self.rows_of(node.inputs[0], set, chosen);
+                self.combined(node, rows, (y, &held), weights)?
             }
             (Op::Bias, [x, c]) => {
                 let Value::Whole(c) = c else {
@@ -358,7 +352,18 @@ impl<'a> Dense<'a> {
     where
         'a: 'n,
     {
-        needs(self.attended(node), set)
+        let program = self.inputs.case().program;
+        needs(self.attended(node), set, move |id| matches!(program.def(id), Some(Def::Param(_))))
+    }
+
+    /// The global rows of a value in a set.
+    fn rows_of<'r>(&self, value: ValueId, set: Set, chosen: &'r [usize]) -> Cow<'r, [usize]> {
+        match set {
+            Set::All => (0..self.extent(value, 0)).collect(),
+            Set::Chosen => chosen.into(),
+            Set::Routed(ids) => self.routed(ids, self.extent(value, 0), chosen).into(),
+            Set::Parts => Cow::default(),
+        }
     }
 
     /// Result and logarithms of an attention, for the batches that the operands have.
@@ -429,18 +434,23 @@ fn on(value: &Value, rank: usize) -> Result<&Matrix, HarnessError> {
     value.on(rank).ok_or_else(|| HarnessError::mismatch("a product without an operand"))
 }
 
-/// Which rows of its operands a node needs for some rows of its result.
-fn needs(node: &Node, set: Set) -> impl Iterator<Item = (usize, Set)> + '_ {
+/// Which rows of its operands a node needs for some rows of its result; `is_given` of what is a parameter.
+fn needs<'n>(
+    node: &'n Node,
+    set: Set,
+    is_given: impl Fn(ValueId) -> bool + 'n,
+) -> impl Iterator<Item = (usize, Set)> + 'n {
     node.inputs.iter().enumerate().map(move |(i, input)| {
-        let whole = match node.op {
-            Op::Gemm { a_transposed, .. } => i == 1 || a_transposed,
-            Op::GroupedGemm => i > 0,
-            Op::Dispatch => true,
-            Op::Combine => i < 2,
-            Op::Bias => i == 1,
-            _ => false,
+        let set = match (node.op, i) {
+            (Op::Gemm { a_transposed, .. }, i) if i == 1 || a_transposed => Set::All,
+            (Op::GroupedGemm, 1) if is_given(*input) => Set::Parts,
+            (Op::Combine, 0) if set == Set::Chosen => Set::Routed(node.inputs[1]),
+            (Op::Combine, 0) => Set::All,
+            (Op::GroupedGemm | Op::Bias | Op::Combine, 1) | (Op::GroupedGemm, 2) => Set::All,
+            (Op::Dispatch, _) => Set::All,
+            _ => set,
         };
-        (input.index(), if whole { Set::All } else { set })
+        (input.index(), set)
     })
 }
 
@@ -501,6 +511,26 @@ mod tests {
         assert_eq!(rows.data[0..6], local[0][6..12]);
         assert_eq!(rows.data[6..12], local[1][0..6]);
         assert_eq!(rows.data[12..18], local[2][6..12]);
+    }
+
+    #[test]
+    fn chosen_tokens_are_sums_of_their_own_rows() {
+        let (program, bound) = bind(
+            "fn f(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+                  w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+                 dispatch(x, ids, capacity = R) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+             }",
+            &[("T", 12), ("H", 5), ("K", 2), ("E", 4), ("F", 3), ("R", 1024)],
+        );
+        let d = dense(&program, &bound, 2);
+        let result = program.results()[0];
+        let of = |rows: &[usize]| match d.rows(result, rows).expect("evaluates") {
+            Value::Whole(m) => m.data,
+            Value::Summands(_) => panic!("tokens are whole"),
+        };
+        let all = of(&(0..12).collect::<Vec<_>>());
+        assert!(all.iter().all(|x| x.is_finite() && *x != 0.0));
+        assert_eq!(of(&[1, 7, 11]), [&all[5..10], &all[35..40], &all[55..60]].concat());
     }
 
     #[test]

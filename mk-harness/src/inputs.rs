@@ -91,7 +91,7 @@ impl<'a> Inputs<'a> {
     ) -> impl Iterator<Item = f64> + use<> {
         let (seed, dtype) = (self.seed(launch, tensor, rank), dtype(tensor.ty.dtype));
         let integers = match dtype {
-            DType::I32 => self.integers(launch, tensor, rank),
+            DType::I32 | DType::I64 => self.integers(launch, tensor, rank),
             _ => Vec::new(),
         };
         let random = move |i: u64| match integers.get(i as usize) {
@@ -117,5 +117,6 @@ pub(super) fn dtype(dtype: mk_syntax::DType) -> DType {
         mk_syntax::DType::F16 => DType::F16,
         mk_syntax::DType::F32 => DType::F32,
         mk_syntax::DType::I32 => DType::I32,
+        mk_syntax::DType::I64 => DType::I64,
     }
 }

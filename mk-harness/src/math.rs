@@ -11,7 +11,7 @@ pub(super) fn round(dtype: DType, x: f64) -> f64 {
         DType::Bf16 => bf16::from_f32(to_odd(x)).to_f64(),
         DType::F16 => f16::from_f32(to_odd(x)).to_f64(),
         DType::F32 => f64::from(x as f32),
-        DType::I32 => x.round_ties_even(),
+        DType::I32 | DType::I64 => x.round_ties_even(),
     }
 }
 

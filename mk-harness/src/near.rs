@@ -230,6 +230,7 @@ pub(crate) fn end(dtype: DType) -> f64 {
         DType::F16 => 65_520.0,
         DType::F32 => (2.0 - 2f64.powi(-24)) * 2f64.powi(127),
         DType::I32 => f64::from(i32::MAX),
+        DType::I64 => 2f64.powi(63),
     }
 }
 
@@ -239,7 +240,7 @@ pub(crate) fn half_ulp(dtype: DType, x: f64) -> f64 {
         DType::Bf16 => (8, -126),
         DType::F16 => (11, -14),
         DType::F32 => (24, -126),
-        DType::I32 => return 0.5,
+        DType::I32 | DType::I64 => return 0.5,
     };
     if !x.is_finite() {
         return f64::INFINITY;

@@ -152,8 +152,7 @@ pub(crate) fn experts_of(case: Case<'_>, ids: ValueId) -> Option<usize> {
     case.bound.shape(*product.inputs.get(1)?)?.first().map(|n| *n as usize)
 }
 
-/// Expert and token of each row of all ranks, where it has one, by the experts of all tokens, so many of each. Ranks have equally many experts and
-/// rows.
+/// Expert and token of each row of all ranks, where it has one, by the experts of all tokens, so many of each. Ranks have equally many rows.
 pub(crate) fn packed(
     ids: &[i32],
     slots: usize,
@@ -162,10 +161,10 @@ pub(crate) fn packed(
     ranks: usize,
 ) -> Vec<Option<(usize, usize)>> {
     let mut all = vec![None; rows];
-    let (each, own) = (rows / ranks.max(1), experts / ranks.max(1));
+    let (each, own) = (rows / ranks.max(1), experts.div_ceil(ranks.max(1)));
     for rank in 0..ranks {
         let mut at = 0;
-        for e in rank * own..(rank + 1) * own {
+        for e in rank * own..((rank + 1) * own).min(experts) {
             for (token, of) in ids.chunks(slots.max(1)).enumerate() {
                 if of.contains(&(e as i32)) && at < each {
                     all[rank * each + at] = Some((e, token));

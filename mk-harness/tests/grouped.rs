@@ -36,6 +36,30 @@ fn every_routing_is_right() {
     }
 }
 
+/// The layer with experts that the ranks do not divide, more room than any routing takes, and experts of 64 bits.
+#[test]
+fn layers_are_right() {
+    let text = "fn layer(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w1: bf16[E, H, I] @ shard(0),
+        w2: bf16[E, I, H] @ shard(0)) { dispatch(x, ids) -> grouped_gemm(w1) -> silu -> grouped_gemm(w2) -> combine(gate) }";
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let dims = [("T", 50), ("K", 2), ("E", 7), ("H", 16), ("I", 24)];
+    let dims = dims.map(|(name, n)| (name.to_string(), n)).into();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    let ranks = 3;
+    let bound = bound.on(&program, ranks).expect("binds");
+    let (plan, _) =
+        compile(&program, &bound, &Config { ranks, ..Config::default() }).expect("a plan");
+    let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+    for form in ["uniform", "one", "empty"] {
+        let routing: Routing = form.parse().expect("a routing");
+        let options = CpuOptions { routing, seed: 3, launches: 2, ..CpuOptions::default() };
+        let run = run_on_cpu(case, &plan, &options).expect("runs");
+        for judged in run.judged.iter().flatten() {
+            assert!(judged.passes() && judged.judged > 0, "{form}: {judged}");
+        }
+    }
+}
+
 /// A row of another expert's is wrong, and one that no expert has is not looked at.
 #[test]
 fn rows_are_judged_by_their_expert() {

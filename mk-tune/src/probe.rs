@@ -39,7 +39,7 @@ pub fn probe_list(ranks: u32) -> Vec<String> {
         }
     }
     list.push(format!(
-        "'gemm(a, b) -> all_reduce' --shape a=128x{} --shape b={}x8192 --ranks {n} --try block=128x256x64,128x128x64,128x64x64 --try consumers=cooperative --try intra_comm_sms=8,16,32",
+        "'gemm(a, b) -> all_reduce' --shape a=128x{} --shape b={}x8192 --ranks {n} --try block=128x256x64,128x128x64,128x64x64 --try consumers=cooperative {PLAIN} --try intra_comm_sms=8,16,32 --try split_k=1,4",
         4096 * n,
         4096 * n
     ));

@@ -6,8 +6,9 @@ constexpr u32 kListParts = 8;
 struct ListTask {
   u32 task;    // linear index in the role
   u32 family;
-  u64 ids;     // experts of the chunk's tokens, i32 [tokens, slots]
+  u64 ids;     // experts of the chunk's tokens, i32 or i64 [tokens, slots]
   u64 list;
+  u32 words;   // of an id: 1 or 2
   u32 tokens, slots;
   u32 experts;
   u32 room;    // tokens and slots that a list has room for
@@ -19,6 +20,7 @@ struct WantedTask {
   u32 family;
   u64 ids;     // experts of the chunk's tokens
   u64 wanted;  // 0 or 1 for each of them, and 0 behind them
+  u32 words;   // of an id
   u32 tokens, slots;
   u32 own;     // experts of a rank
   u32 rank;
@@ -32,7 +34,7 @@ struct BasesTask {
   u64 counts;  // rows of the rank's experts
   u64 bases;   // where rows of each chunk begin, [chunks + 1, experts]
   u32 chunks, width;
-  u32 experts, own;  // of the world, of a rank
+  u32 experts, own;  // of the world, the most of a rank
   u32 rank;
   u32 rows, blocks;  // rows of a block, blocks of a rank
 };
@@ -58,6 +60,7 @@ struct PlacesTask {
   u64 list;
   u64 bases;
   u64 places;  // rank and row of each slot
+  u32 words;   // of an id
   u32 tokens, slots;
   u32 experts, own;
   u32 room;
@@ -65,6 +68,12 @@ struct PlacesTask {
 
 MK_DEVICE u32 entry_of(u64 table, u32 i) { return ld_u32(reinterpret_cast<const void*>(table + u64{i} * 4)); }
 MK_DEVICE void set_entry(u64 table, u32 i, u32 value) { st_u32(reinterpret_cast<void*>(table + u64{i} * 4), value); }
+
+// An id of one or two words, narrowed where that is the same number; others are no expert, whatever their low word is.
+MK_DEVICE u32 id_at(u64 ids, u32 words, u32 i) {
+  const u32 low = entry_of(ids, i * words);
+  return words == 1 || entry_of(ids, i * words + 1) == 0 ? low : ~0u;
+}
 
 // Lanes of the warp that have the same number, of so many bits.
 MK_DEVICE u32 same_lanes(u32 value, u32 bits) {
@@ -92,12 +101,15 @@ MK_DEVICE u32 sum_to_lane(u32 value, u32 lane) {
 // two end the launch, and index nothing.
 MK_DEVICE u32 checked_expert(const Context& ctx, const ListTask& work, u32 i, u32 end) {
   if (i >= end) return work.experts;
-  const u32 expert = entry_of(work.ids, i), token = i / work.slots;
+  const u32 expert = id_at(work.ids, work.words, i), token = i / work.slots;
   const bool outside = expert >= work.experts;
   bool twice = false;
-  for (u32 j = token * work.slots; j < i; ++j) twice |= entry_of(work.ids, j) == expert;
+  for (u32 j = token * work.slots; j < i; ++j) twice |= id_at(work.ids, work.words, j) == expert;
   if (!outside && !twice) return expert;
-  give_up(ctx, Fault{outside ? FaultKind::ExpertOutside : FaultKind::ExpertTwice, 0, work.experts, expert, work.first + token, kNoPeer, 0, 0});
+  const i32 high = static_cast<i32>(entry_of(work.ids, i * work.words + work.words - 1));
+  const u32 low = entry_of(work.ids, i * work.words);
+  const u64 id = u64{static_cast<u32>(work.words == 1 ? high >> 31 : high)} << 32 | low;
+  give_up(ctx, Fault{outside ? FaultKind::ExpertOutside : FaultKind::ExpertTwice, 0, work.experts, low, work.first + token, kNoPeer, id, 0});
   return work.experts;
 }
 
@@ -148,7 +160,7 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const ListTask& work, u32 phas
     const u32 i = from + lane;
     u32 expert = work.experts;
     if (phase == 0) expert = checked_expert(ctx, work, i, end);
-    else if (i < end) expert = min(entry_of(work.ids, i), work.experts);
+    else if (i < end) expert = min(id_at(work.ids, work.words, i), work.experts);
     const u32 same = same_lanes(expert, bits), below = same & ((1u << lane) - 1);
     const bool there = expert < work.experts;
     const u32 at = there ? entry_of(mine, expert) : 0;
@@ -170,7 +182,7 @@ MK_DEVICE void tabulate_phase(const Context&, const WantedTask& work, u32, u32 t
     bool wanted = false;
     if (t < work.tokens) {
 #pragma unroll 8
-      for (u32 j = 0; j < work.slots; ++j) wanted |= entry_of(work.ids, t * work.slots + j) / work.own == work.rank;
+      for (u32 j = 0; j < work.slots; ++j) wanted |= id_at(work.ids, work.words, t * work.slots + j) / work.own == work.rank;
     }
     set_entry(work.wanted, t, wanted ? 1 : 0);
   }
@@ -195,6 +207,12 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const BasesTask& work, u32 pha
     }
     return;
   }
+  if (phase == 2) {
+    // The last rank may have fewer.
+    for (u32 expert = work.rank * work.own + thread; expert < (work.rank + 1) * work.own; expert += threads) {
+      if (expert >= work.experts) set_entry(work.counts, expert % work.own, 0);
+    }
+  }
 #pragma unroll 1
   for (u32 expert = thread; expert < work.experts; expert += threads) {
     const u32 begin = phase == 0 ? 0 : entry_of(behind, expert) - entry_of(behind, expert / work.own * work.own);
@@ -216,7 +234,8 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const BasesTask& work, u32 pha
     }
     if (expert / work.own == work.rank) set_entry(work.counts, expert % work.own, at - begin);
     const u32 needed = (at + work.rows - 1) / work.rows;
-    if (expert % work.own == work.own - 1 && needed > work.blocks) {
+    const bool last = expert % work.own == work.own - 1 || expert + 1 == work.experts;
+    if (last && needed > work.blocks) {
       give_up(ctx, Fault{FaultKind::Capacity, 0, work.blocks, needed, work.task, kNoPeer, 0, 0});
     }
   }
@@ -258,7 +277,7 @@ MK_DEVICE void tabulate_phase(const Context&, const PlacesTask& work, u32, u32 t
   const u64 ranks = work.list + u64{(2 + kListParts) * work.experts + work.room} * 4;
 #pragma unroll 4
   for (u32 i = thread; i < work.tokens * work.slots; i += threads) {
-    const u32 expert = entry_of(work.ids, i);
+    const u32 expert = id_at(work.ids, work.words, i);
     if (expert >= work.experts) continue;
     st_u32x2(reinterpret_cast<void*>(work.places + u64{i} * 8), expert / work.own, entry_of(work.bases, expert) + entry_of(ranks, i));
   }

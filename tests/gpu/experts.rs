@@ -22,7 +22,7 @@ pub const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ sha
     w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
     dispatch(x, ids, capacity = R) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
 }";
-const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w: bf16[E, H, F] @ shard(0)) {
+const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), w: bf16[E, H, F] @ shard(0)) {
     dispatch(x, ids, capacity = R) -> grouped_gemm(w)
 }";
 
@@ -126,15 +126,16 @@ fn tokens_go_to_experts_and_back() {
 #[test]
 fn routings_that_no_launch_can_have() {
     let _gpus = alone();
-    type Change = fn(&mut [i32]);
-    let changes: [(&str, Change); 4] = [
+    type Change = fn(&mut [i64]);
+    let changes: [(&str, Change); 5] = [
         ("token 7 goes to expert 4, and there are 4", |ids| ids[15] = 4),
         ("token 3 goes to expert -1", |ids| ids[6] = -1),
+        ("token 9 goes to expert 4294967299, and there are 4", |ids| ids[19] += 1 << 32),
         ("token 299 goes to expert 1 twice", |ids| ids[598..600].fill(1)),
         ("", |ids| ids.chunks_mut(2).for_each(|two| two.copy_from_slice(&[0, 1]))),
     ];
     let Some(world) = shared_world("routings_that_no_launch_can_have", 2) else { return };
-    let k = kernel(LAYER, &world, [600, 2, 4, 6]);
+    let k = kernel(&LAYER.replace("i32", "i64"), &world, [600, 2, 4, 6]);
     for (text, change) in changes {
         let instance = Instance::bind(&world, &k.source, &k.compiled, &options(0));
         let mut instance = instance.unwrap_or_else(|e| panic!("{e}"));
@@ -146,14 +147,14 @@ fn routings_that_no_launch_can_have() {
             for (arg, shape) in k.source.tensors.iter().zip(shapes) {
                 let t = DeviceTensor::zeros(&world, rank, arg.dtype, shape);
                 let t = t.unwrap_or_else(|e| panic!("{e}"));
-                if arg.dtype == DType::I32 {
+                if arg.dtype == DType::I64 {
                     // By turns, so that experts have equally many.
                     let n = t.elements() as usize;
-                    let mut ids: Vec<i32> = (0..n).map(|i| (i % 4) as i32).collect();
+                    let mut ids: Vec<i64> = (0..n).map(|i| (i % 4) as i64).collect();
                     if rank == 0 || text.is_empty() {
                         change(&mut ids);
                     }
-                    t.upload_i32(&ids).unwrap_or_else(|e| panic!("{e}"));
+                    t.upload_integers(&ids).unwrap_or_else(|e| panic!("{e}"));
                 }
                 if arg.direction == TensorDirection::Out {
                     t.poison().unwrap_or_else(|e| panic!("{e}"));

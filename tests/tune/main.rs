@@ -287,6 +287,21 @@ fn the_largest_plans_are_lowered_in_some_way_that_was_chosen() {
     assert_eq!(config.tile_scheduler, Schedule::Dynamic, "many tiles leave each CTA");
 }
 
+/// With the numbers that fit one way of adding up, another is slower; with its own it is the fastest.
+#[test]
+fn a_choice_has_the_numbers_of_its_way() {
+    let model = DeviceModel::h100();
+    for (text, a, b, reduction) in [
+        ("gemm(a, b) -> reduce_scatter", [576, 4352], [4352, 1024], Reduction::Ring),
+        ("gemm(a, b) -> all_reduce", [8192, 4096], [4096, 8192], Reduction::DedicatedSms),
+    ] {
+        let program = Program::parse(text).unwrap();
+        let bound = bound(&program, &[("a", &a), ("b", &b)]);
+        let (config, _) = tune::choose(&program, &bound, 2, model).unwrap();
+        assert_eq!(config.reduction, reduction, "{text}: {config:?}");
+    }
+}
+
 #[test]
 fn a_choice_is_a_function_of_its_arguments_and_has_a_kernel() {
     let model = DeviceModel::h200();
@@ -355,6 +370,30 @@ fn a_last_wave_has_tails_of_its_size() {
 #[test]
 fn what_is_measured_for_the_model_are_pipelines() {
     let list = tune::probe_list(4);
+    // None takes long.
+    for line in &list {
+        let (pipeline, options) = line[1..].split_once('\'').expect("a pipeline in quotes");
+        let words: Vec<&str> = options.split_whitespace().collect();
+        let given = |flag: &str| {
+            let pairs = words.chunks_exact(2).filter(|pair| pair[0] == flag);
+            let read = |pair: &[&str]| {
+                let (name, text) = pair[1].split_once('=').expect("a name and its value");
+                (name.to_string(), text.to_string())
+            };
+            pairs.map(read).collect::<Vec<_>>()
+        };
+        let numbers =
+            |text: String| text.split('x').map(|n| n.parse().expect("a number")).collect();
+        let shapes =
+            given("--shape").into_iter().map(|(name, text)| (name, numbers(text))).collect();
+        let values = |text: String| text.split(',').map(String::from).collect();
+        let only = given("--try").into_iter().map(|(name, text)| (name, values(text))).collect();
+        let ranks = if options.contains("--ranks 1 ") { 1 } else { 4 };
+        let program = Program::parse(pipeline).expect("parses");
+        let bound = program.bind(&BTreeMap::new(), &shapes).expect("binds");
+        let plans = tune::candidates(&program, &bound, ranks, &only).len();
+        assert!((1..=72).contains(&plans), "{plans}: {line}");
+    }
     assert!(list.len() > 10 && list.iter().all(|l| l.contains("--ranks")), "{list:?}");
     // What a line is not about is as it is by default.
     let products = list.iter().filter(|l| l.contains("gemm") && l.contains("last_wave=none"));

@@ -55,6 +55,7 @@ fn encode(held: &Held) -> Vec<u8> {
             ("<f2", held.values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect())
         }
         DType::I32 => ("<i4", held.values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect()),
+        DType::I64 => ("<i8", held.values.iter().flat_map(|x| (*x as i64).to_le_bytes()).collect()),
         DType::Bf16 | DType::F32 => {
             ("<f4", held.values.iter().flat_map(|x| x.to_le_bytes()).collect())
         }

@@ -36,6 +36,8 @@ pub(super) fn dtype_name(place: &str, dtype: DType) -> Result<&'static str, Emit
         DType::Bf16 => Ok("Bf16"),
         DType::F16 => Ok("F16"),
         DType::F32 => Ok("F32"),
-        DType::I32 => Err(EmitError::unsupported(place, format!("no tile computes {dtype}"))),
+        DType::I32 | DType::I64 => {
+            Err(EmitError::unsupported(place, format!("no tile computes {dtype}")))
+        }
     }
 }

@@ -10,7 +10,6 @@ use super::{
     unroll::Unrolled,
 };
 use crate::ir::{BufId, Buffer, Entity, Space};
-use mk_abi::DType;
 use mk_syntax::{Placement, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,7 +80,7 @@ impl<'c, 'a> Case<'c, 'a> {
                 None if plan.tables.values().any(|t| t.stored == Some(id)) => {}
                 // The experts of tokens, on their way to where tables are made of them.
                 None if plan.tables.values().any(|t| t.routed.is_some()) => {}
-                None if buffer.dtype == DType::I32 => {
+                None if buffer.dtype.is_integer() => {
                     let what = format!("`{}`, memory of integers", buffer.name);
                     return Err(FieldError::unsupported(what, "keep tensors in floating point"));
                 }

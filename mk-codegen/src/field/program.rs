@@ -369,7 +369,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Relu, _) => self.map(x, |a, e| a.apply(Function::Relu, e)),
             (Op::Scale(factor), _) => self.map(x, |a, e| a.scale(e, factor as f32)),
             // Nothing is cast to integers.
-            (Op::Cast(DType::I32), _) => self.each(x, |_, t| t.clone()),
+            (Op::Cast(DType::I32 | DType::I64), _) => self.each(x, |_, t| t.clone()),
             (Op::Cast(DType::Bf16), _) => self.map(x, |a, e| a.apply(Function::RoundBf16, e)),
             (Op::Cast(DType::F16), _) => self.map(x, |a, e| a.apply(Function::RoundF16, e)),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),

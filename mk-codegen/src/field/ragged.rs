@@ -153,13 +153,14 @@ impl Dims<'_> {
         let dispatch = nodes().find(|n| n.op == Op::Dispatch && n.inputs.get(1) == Some(&ids))?;
         let product = nodes().find(|n| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids))?;
         let (rows, slots) = (self.extent(dispatch.result, 0) as usize, self.extent(ids, 1));
-        let own = self.extent(product.inputs[1], 0) as usize / self.ranks;
+        let of_world = self.extent(product.inputs[1], 0) as usize;
+        let own = of_world.div_ceil(self.ranks);
         let experts: Vec<i32> = self.ragged.get(&ids)?.concat();
         let (each, block) = (rows / self.ranks, RAGGED_BLOCK as usize);
         let mut all = vec![None; rows];
         for rank in 0..self.ranks {
             let mut at = 0;
-            for e in (rank * own) as i32..((rank + 1) * own) as i32 {
+            for e in (rank * own) as i32..((rank + 1) * own).min(of_world) as i32 {
                 for (token, of_token) in experts.chunks(slots.max(1) as usize).enumerate() {
                     if of_token.contains(&e) && at < each {
                         all[rank * each + at] = Some((e, token as i32));

@@ -108,7 +108,7 @@ pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64) -> Result<Unrolled<'a>
         slabs: Map::default(),
     };
     // Contents of tables are given: those that a launch may have.
-    let integers = |a: &Access| plan.buffers[a.buffer].dtype == mk_abi::DType::I32;
+    let integers = |a: &Access| plan.buffers[a.buffer].dtype.is_integer();
     let moves = |f: &Family| {
         let mut touched = f.accesses.iter().filter(|a| a.operand != Operand::Tab);
         !matches!(f.leaf, Leaf::Tabulate { .. }) && touched.any(|a| !integers(a))

@@ -225,6 +225,7 @@ fn dtype(d: mk_syntax::DType) -> DType {
         mk_syntax::DType::F16 => DType::F16,
         mk_syntax::DType::F32 => DType::F32,
         mk_syntax::DType::I32 => DType::I32,
+        mk_syntax::DType::I64 => DType::I64,
     }
 }
 
@@ -272,6 +273,6 @@ fn kind_of(op: Op) -> Kind {
         Op::Cast(mk_syntax::DType::Bf16) => EpilogueOp::RoundBf16,
         Op::Cast(mk_syntax::DType::F16) => EpilogueOp::RoundF16,
         // Nothing is cast to integers.
-        Op::Cast(mk_syntax::DType::F32 | mk_syntax::DType::I32) => EpilogueOp::Widen,
+        Op::Cast(_) => EpilogueOp::Widen,
     })
 }

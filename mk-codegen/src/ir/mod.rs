@@ -47,6 +47,7 @@ pub use print::ExprText;
 pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
+pub(crate) use routes::own_experts;
 pub use routes::{
     LIST_PARTS, RouteError, Routed, Routing, list_width, route_bases, route_list, route_places,
     route_sources, route_wanted,

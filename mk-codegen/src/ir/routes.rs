@@ -1,6 +1,7 @@
 //! Tables that follow from a routing: which experts each token of the world goes to.
 //!
-//! Tokens and experts are numbered over the world, and each rank has its share of both, one after the other. An expert's rows are its tokens in
+//! Tokens and experts are numbered over the world, and each rank has its share of both, one after the other; where they do not go round, the last rank
+//! that has some has fewer. An expert's rows are its tokens in
 //! their order, in blocks of its own, and blocks are packed. Everything is a function of the ids of all ranks, so that ranks that have those
 //! need not ask each other where a row is.
 
@@ -92,7 +93,7 @@ pub struct Routing<'a> {
     pub ids: &'a [i32],
     /// Experts of a token.
     pub slots: usize,
-    /// Experts of the world: as many on each rank.
+    /// Experts of the world. Each rank has as many as the first one, as long as there are some.
     pub experts: i32,
     /// Ranks. Each has as many tokens as the first one, as long as there are some.
     pub ranks: usize,
@@ -107,7 +108,7 @@ impl Routing<'_> {
 
     /// Experts of a rank.
     fn own(&self) -> usize {
-        (self.experts.max(0) as usize / self.ranks.max(1)).max(1)
+        own_experts(self.experts.max(0) as usize, self.ranks)
     }
 
     /// Whether a launch can have it, if a rank has room for so many blocks.
@@ -201,6 +202,11 @@ impl Routing<'_> {
     }
 }
 
+/// The most experts of a rank.
+pub(crate) fn own_experts(experts: usize, ranks: usize) -> usize {
+    experts.div_ceil(ranks.max(1)).max(1)
+}
+
 /// Parts that a list is made in, each by threads of its own.
 pub const LIST_PARTS: usize = 8;
 
@@ -264,7 +270,7 @@ pub fn route_bases(
 ) -> Result<Vec<i32>, RouteError> {
     let count = |list: &[i32], e: usize| list.get(experts + e).copied().unwrap_or(0);
     let lists: Vec<&[i32]> = lists.chunks_exact(width.max(1)).collect();
-    let own = (experts / ranks.max(1)).max(1);
+    let own = own_experts(experts, ranks);
     let mut out = vec![0; (lists.len() + 1) * experts];
     let (mut behind, mut first) = (0i32, 0i32);
     for e in 0..experts {
@@ -279,7 +285,8 @@ pub fn route_bases(
         }
         behind = first + (at + rows - 1) / rows.max(1) * rows;
         let needed = i64::from(behind - first) / i64::from(rows.max(1));
-        if e % own == own - 1 && needed > blocks as i64 {
+        let last = e % own == own - 1 || e + 1 == experts;
+        if last && needed > blocks as i64 {
             return Err(RouteError::Blocks(BlocksError::Capacity { needed, blocks }));
         }
     }
@@ -322,7 +329,7 @@ pub fn route_places(
     bases: &[i32],
 ) -> Vec<i32> {
     let room = list.len().saturating_sub((2 + LIST_PARTS) * experts) / 2;
-    let own = (experts / ranks.max(1)).max(1);
+    let own = own_experts(experts, ranks);
     let place = |(i, id): (usize, &i32)| {
         let e = usize::try_from(*id).unwrap_or(0);
         let at = list.get((2 + LIST_PARTS) * experts + room + i).copied().unwrap_or(0);

@@ -47,12 +47,21 @@ impl Selected {
     }
 }
 
+/// The numbers of a world of so many ranks.
+fn on(program: &Program, bound: &Bound, ranks: u32) -> Result<Bound, LowerError> {
+    bound.on(program, ranks).map_err(|e| LowerError::OutOfRange {
+        what: "room for dispatched rows".into(),
+        help: e.iter().next().map_or_else(String::new, |e| format!("{e}: {}", e.help())),
+    })
+}
+
 fn select(program: &Program, bound: &Bound, ranks: u32) -> Result<Selected, LowerError> {
     if !(1..=mk_abi::device::MAX_RANKS as u32).contains(&ranks) {
         let what = format!("a world of {ranks} ranks");
         let help = format!("use 1 to {}", mk_abi::device::MAX_RANKS);
         return Err(LowerError::OutOfRange { what, help });
     }
+    let bound = &on(program, bound, ranks)?;
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     if let Some(attention) = select_attention::attention(&graph, ranks)? {
@@ -114,6 +123,7 @@ pub fn compile(
     bound: &Bound,
     config: &Config,
 ) -> Result<(Plan, valid::Proof), LowerError> {
+    let bound = &on(program, bound, config.ranks)?;
     let plan = lower(program, bound, config)?;
     let period = valid::period(&plan).map_err(not_verified)?;
     let options = field::Options { period, ..field::Options::default() };

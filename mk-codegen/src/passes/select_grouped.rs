@@ -138,19 +138,18 @@ fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
         return refuse(format!("`{name}` comes with each launch"), "let all symbols be fixed");
     }
     let counts = &g.params[g.counts];
-    let (experts, even) = match &g.route {
-        Some(route) => (route.experts, route.experts % world == 0),
-        None => (counts.shape[0].value, counts.even(0, world)),
-    };
     if let Some(route) = &g.route {
+        let experts = route.experts;
         if counts.shape[1].value > experts {
             let why = format!("{} experts of each token, of {experts}", counts.shape[1].value);
             return refuse(why, "a token goes to each expert once");
         }
-        let (least, blocks) = (experts / world, g.products[0].out.widest(0, world) / 128);
-        if blocks < least {
-            let why = format!("a capacity of {blocks} blocks a rank, for {least} experts");
-            return refuse(why, "let there be a block of 128 rows for each expert at least");
+        let least = (experts + world - 1) / world;
+        if (world - 1) * least >= experts {
+            let why = format!(
+                "{experts} experts over {world} ranks: of {least} each, and some have none"
+            );
+            return refuse(why, "let every rank have one, or ranks be fewer");
         }
         let x = &g.params[route.x];
         if !x.in_bulk() {
@@ -158,8 +157,8 @@ fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
             return refuse(why, "let their columns be multiples of 8");
         }
     }
-    if !even {
-        let why = format!("{experts} experts over {world} ranks");
+    if g.route.is_none() && !counts.even(0, world) {
+        let why = format!("{} experts over {world} ranks", counts.shape[0].value);
         return refuse(why, "let them be a multiple of the ranks");
     }
     for p in &g.products {

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Mask, Operand, Point,
-    Region, RoutePart, Tabulation, block_table, cluster_part, gated, route_bases, route_list,
-    route_places, route_sources, route_wanted, saves_gates,
+    Region, RoutePart, Tabulation, block_table, cluster_part, gated, own_experts, route_bases,
+    route_list, route_places, route_sources, route_wanted, saves_gates,
 };
 use mk_abi::DType;
 
@@ -299,17 +299,19 @@ pub(super) fn values(
                         route_list(src(0), cols(0), experts, first, r.len() as usize)
                     }
                     RoutePart::Wanted => {
-                        let own = (count / ranks.max(1)).max(1);
+                        let own = own_experts(count, ranks);
                         Ok(route_wanted(src(0), cols(0), own, r.rank, r.len().max(0) as usize))
                     }
                     RoutePart::Counts => {
                         let bases = route_bases(src(0), cols(0), count, ranks, rows, blocks);
-                        let own = count / ranks.max(1);
+                        let own = own_experts(count, ranks);
                         match r.dims.len() {
                             1 => bases.map(|_| {
                                 let of = |e: usize| {
                                     let lists = src(0).chunks_exact(cols(0).max(1));
-                                    lists.filter_map(|l| l.get(count + r.rank * own + e)).sum()
+                                    // The last rank may have fewer.
+                                    let e = Some(r.rank * own + e).filter(|e| *e < count);
+                                    lists.filter_map(|l| l.get(count + e?)).sum()
                                 };
                                 (0..own).map(of).collect()
                             }),
@@ -318,7 +320,7 @@ pub(super) fn values(
                     }
                     RoutePart::Sources => {
                         let first = (at(0) / rows.max(1) as usize, rows.max(0) as usize);
-                        let own = r.rank * (count / ranks.max(1));
+                        let own = r.rank * own_experts(count, ranks);
                         Ok(route_sources(src(0), first, own, count, src(1), cols(1), src(2)))
                     }
                     RoutePart::Places => Ok(route_places(src(0), count, ranks, src(1), src(2))),

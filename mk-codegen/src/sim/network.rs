@@ -119,6 +119,11 @@ fn decode(dtype: DType, bytes: &[u8], out: &mut Vec<f32>) {
         DType::F16 => out.extend(bytes.chunks_exact(2).map(|b| f16::from_bits(two(b)).to_f32())),
         DType::F32 => out.extend(bytes.chunks_exact(4).map(|b| f32::from_bits(four(b)))),
         DType::I32 => out.extend(bytes.chunks_exact(4).map(|b| four(b) as i32 as f32)),
+        DType::I64 => out.extend(
+            bytes
+                .chunks_exact(8)
+                .map(|b| (i64::from(four(&b[4..]) as i32) << 32 | i64::from(four(b))) as f32),
+        ),
     }
 }
 
@@ -129,6 +134,7 @@ fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
             DType::F16 => f16::from_f32(*x).to_le_bytes().to_vec(),
             DType::F32 => x.to_le_bytes().to_vec(),
             DType::I32 => (*x as i32).to_le_bytes().to_vec(),
+            DType::I64 => (*x as i64).to_le_bytes().to_vec(),
         }
     };
     values.iter().flat_map(of).collect()

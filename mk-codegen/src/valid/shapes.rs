@@ -24,8 +24,9 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
     match &family.leaf {
         Leaf::Signal | Leaf::Enter => None,
         Leaf::Tabulate { of: Tabulation::Blocks { .. } } => pairs(touched),
-        Leaf::Tabulate { of: Tabulation::Route { part, experts, rows, .. } } => {
-            route(*part, i64::from(*experts), i64::from(*rows), touched)
+        Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, .. } } => {
+            let own = i64::from(experts.div_ceil((*ranks).max(1)));
+            route(*part, [i64::from(*experts), own], i64::from(*rows), touched)
         }
         Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
         Leaf::ReduceTile { epilogue } => sum(epilogue, touched),
@@ -46,7 +47,12 @@ fn pairs(touched: &[Touched<'_>]) -> Option<String> {
 }
 
 /// What follows from a routing: as [`Tabulation::Route`] has it. Chunks may be empty on some ranks.
-fn route(part: RoutePart, experts: i64, rows: i64, touched: &[Touched<'_>]) -> Option<String> {
+fn route(
+    part: RoutePart,
+    [experts, own]: [i64; 2],
+    rows: i64,
+    touched: &[Touched<'_>],
+) -> Option<String> {
     let extents = |operand: Operand| -> Vec<Vec<i64>> {
         let lens = |t: &Touched<'_>| t.extents.unwrap_or_default().iter().map(|d| d.1).collect();
         of(touched, operand).map(lens).collect()
@@ -60,8 +66,8 @@ fn route(part: RoutePart, experts: i64, rows: i64, touched: &[Touched<'_>]) -> O
         (RoutePart::Lists, [[]], [[1, w]]) => *w >= width(0),
         (RoutePart::Wanted, [[n, _]], [[m]]) => n <= m,
         (RoutePart::Wanted, [[]], [[_]]) => true,
-        (RoutePart::Counts, [[c, w]], [[own], [bases, e]]) => {
-            *w >= width(0) && *bases == c + 1 && *e == experts && experts % own == 0
+        (RoutePart::Counts, [[c, w]], [[n], [bases, e]]) => {
+            *w >= width(0) && *bases == c + 1 && *e == experts && *n == own
         }
         (RoutePart::Sources, [[b, 2], [c, w], [bases, e]], [[n]]) => {
             *w >= width(0) && *bases == c + 1 && *e == experts && *n == b * rows

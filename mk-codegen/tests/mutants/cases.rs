@@ -295,6 +295,27 @@ pub fn attention(few: bool) -> Vec<Case> {
     all.iter().take(if few { 2 } else { all.len() }).map(one).collect()
 }
 
+/// Tokens to their experts and back, of as few as there are kinds: ranks have unequally many tokens and experts.
+pub fn experts(few: bool) -> Vec<Case> {
+    const OF: &str =
+        "x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), w: bf16[E, H, H] @ shard(0)";
+    let alone = format!("fn f({OF}) {{ dispatch(x, ids) -> grouped_gemm(w) }}");
+    let layer = format!(
+        "fn f({OF}, gate: f32[T, K] @ shard(0)) {{ dispatch(x, ids) -> grouped_gemm(w) -> silu -> combine(gate) }}"
+    );
+    let all = [(&layer, 2, 3, 3, 1), (&alone, 2, 3, 2, 1), (&layer, 3, 5, 3, 2)];
+    let one = |(text, ranks, tokens, experts, slots): &(&String, u32, u64, u64, u64)| {
+        let name = format!("{text}, {ranks} ranks");
+        let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let dims = [("T", *tokens), ("H", 8), ("K", *slots), ("E", *experts)];
+        let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
+        let plan = lower(&program, &bound, &Config { ranks: *ranks, ..Config::default() });
+        Case { plan: plan.unwrap_or_else(|e| panic!("{name}: {e}")), name }
+    };
+    all.iter().take(if few { 1 } else { all.len() }).map(one).collect()
+}
+
 /// Pipelines over two nodes, on networks of both kinds.
 pub fn nodes(few: bool) -> Vec<Case> {
     const SOURCES: &[&str] = &[

@@ -184,11 +184,12 @@ fn every_mutant_is_rejected_or_equivalent() {
     assert!(missed.is_empty(), "accepted, but a run goes wrong:\n{}", missed.join("\n"));
 }
 
-/// Attention and nodes: the same as of products.
+/// Attention, nodes and experts: the same as of products.
 #[test]
-fn every_mutant_of_attention_and_of_nodes_is_rejected_or_equivalent() {
+fn every_mutant_of_attention_nodes_and_experts_is_rejected_or_equivalent() {
     let mut cases = cases::attention(few());
     cases.extend(cases::nodes(few()));
+    cases.extend(cases::experts(few()));
     for case in &cases {
         let begin = Instant::now();
         let verdict = explore(&case.plan);

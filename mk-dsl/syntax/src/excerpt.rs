@@ -95,7 +95,7 @@ impl<'p> Excerpt<'p> {
         let runtime = symbols.enumerate().filter(|(i, _)| seen.contains(i) && !self.fixed);
         let runtime: Vec<String> = runtime
             .filter_map(|(_, s)| match s.kind {
-                SymbolKind::Fixed => None,
+                SymbolKind::Fixed | SymbolKind::Room => None,
                 SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
                 SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
             })
@@ -221,8 +221,11 @@ impl<'p> Excerpt<'p> {
             // Whether the first operand says so already, or is a parameter of the excerpt.
             (Op::GroupedGemm, [w, _]) if self.is_routed(node) => format!("grouped_gemm({w})"),
             (Op::Dispatch, [ids]) => {
-                let rows = node.ty.dims.first().map(|d| self.extent(d));
-                format!("dispatch({ids}, capacity = {})", rows.unwrap_or_default())
+                let rows = node.ty.dims.first();
+                match rows.filter(|rows| self.fixed || !self.program.is_room(**rows)) {
+                    Some(rows) => format!("dispatch({ids}, capacity = {})", self.extent(rows)),
+                    None => format!("dispatch({ids})"),
+                }
             }
             // The route is that of the rows.
             (Op::Combine, [_, weights]) => format!("combine({weights})"),

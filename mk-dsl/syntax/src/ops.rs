@@ -156,12 +156,7 @@ pub(crate) const OPS: [OpInfo; 31] = [
         "`grouped_gemm(w)`",
         "`ragged(x, counts) -> grouped_gemm(w)`",
     ),
-    op(
-        "dispatch",
-        OpKind::Dispatch,
-        "`dispatch(ids, capacity = R)`",
-        "`dispatch(x, ids, capacity = R)`",
-    ),
+    op("dispatch", OpKind::Dispatch, "`dispatch(ids)`", "`dispatch(x, ids)`"),
     op(
         "combine",
         OpKind::Combine,

@@ -78,13 +78,15 @@ pub enum DType {
     F16,
     /// IEEE single precision, 4 bytes: a result of `cast(f32)`, or partial sums.
     F32,
-    /// 32-bit integer: rows of experts.
+    /// 32-bit integer: rows of experts, or experts of tokens.
     I32,
+    /// 64-bit integer: experts of tokens.
+    I64,
 }
 
 impl DType {
     /// Every dtype, in the order in which messages list them.
-    pub const ALL: [DType; 4] = [DType::Bf16, DType::F16, DType::F32, DType::I32];
+    pub const ALL: [DType; 5] = [DType::Bf16, DType::F16, DType::F32, DType::I32, DType::I64];
 
     /// Its name in the source language.
     pub const fn name(self) -> &'static str {
@@ -93,6 +95,7 @@ impl DType {
             DType::F16 => "f16",
             DType::F32 => "f32",
             DType::I32 => "i32",
+            DType::I64 => "i64",
         }
     }
 
@@ -106,7 +109,13 @@ impl DType {
         match self {
             DType::Bf16 | DType::F16 => 2,
             DType::F32 | DType::I32 => 4,
+            DType::I64 => 8,
         }
+    }
+
+    /// Whether its values are integers, which nothing computes with.
+    pub const fn is_integer(self) -> bool {
+        matches!(self, DType::I32 | DType::I64)
     }
 }
 
@@ -182,6 +191,9 @@ pub enum SymbolKind {
         /// number that the program is bound with is the bound.
         max: Option<u64>,
     },
+    /// Rows that are dispatched without a `capacity`: as many as no routing exceeds, which follows from the other numbers and the number of ranks
+    /// ([`Bound::on`](crate::Bound::on)), unless one is given.
+    Room,
 }
 
 /// A symbolic dimension.
@@ -243,10 +255,10 @@ pub enum Op {
     /// `[x: [R, K], w: [E, K, N], counts: i32 [E]] -> [R, N]`, or with `[E, K, G, N]`, `[R, G, N]`; accumulated in f32. Rows are ragged: see
     /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value.
     GroupedGemm,
-    /// `[x: [T, H], ids: i32 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go to them, in their order. Each token
+    /// `[x: [T, H], ids: i32 or i64 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go to them, in their order. Each token
     /// goes to K experts, each once.
     Dispatch,
-    /// `[y: [R, N], ids: i32 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts' rows, each times its weight, in f32 and
+    /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts' rows, each times its weight, in f32 and
     /// the order of slots.
     Combine,
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.

@@ -1,6 +1,7 @@
 //! `dispatch` and `combine`: types, and what is said of mistakes.
 
-use mk_syntax::{Program, grad};
+use mk_syntax::{BindError, Program, grad};
+use std::collections::BTreeMap;
 
 fn said(source: &str) -> String {
     Program::parse(source).map_or_else(|e| e.to_string(), |p| p.to_string())
@@ -28,6 +29,8 @@ fn types() {
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }
+    let wide = of(X, "i64[T, K] @ shard(0)", GATE, BODY);
+    assert!(wide.contains("i64[T, K]") && wide.contains("%6 = combine"), "{wide}");
     let number = of(X, IDS, GATE, &BODY.replace('R', "1024"));
     assert!(number.contains("bf16[1024, H]"), "{number}");
 }
@@ -35,11 +38,11 @@ fn types() {
 #[test]
 fn mistakes() {
     for (text, says) in [
-        (of(X, IDS, GATE, &BODY.replace(", capacity = R", "")), "for how many rows there is room"),
-        (of(X, IDS, GATE, &BODY.replace("= R", "= 0.5")), "for how many rows there is room"),
+        (of(X, IDS, GATE, &BODY.replace("= R", "= 0.5")), "a capacity is a number of rows"),
         (of("bf16[T, H]", "i32[T, K]", GATE, BODY), "sends each rank's own tokens"),
         (of(X, "i32[T, K] @ replicate", GATE, BODY), "`dispatch` needs `ids` as `shard(0)`"),
         (of(X, "f32[T, K] @ shard(0)", GATE, BODY), "needs the experts of each token"),
+        (of("i64[T, H] @ shard(0)", IDS, GATE, BODY), "takes `bf16` or `f16`"),
         (of(X, "i32[T] @ shard(0)", GATE, BODY), "needs the experts of each token"),
         (of(X, "i32[M, K] @ shard(0)", GATE, BODY), "a route needs `T` in `ids`, and it has `M`"),
         (of(X, IDS, "f32[T, J] @ shard(0)", BODY), "a route needs `K` in `gate`, and it has `J`"),
@@ -51,6 +54,53 @@ fn mistakes() {
     ] {
         assert!(text.contains(says), "{says}\n{text}");
     }
+}
+
+/// Without a capacity there is room for any routing, by the number of ranks: all tokens in as many experts of a rank as a token may name, and a last block
+/// of each expert.
+#[test]
+fn room_for_any_routing() {
+    let text = |body: &str, to: &str| {
+        format!(
+            "fn f(x: {X}, ids: {IDS}, gate: {GATE}, w: bf16[E, H, N] @ shard(0)) {to} {{ {body} }}"
+        )
+    };
+    let body = "dispatch(x, ids) -> grouped_gemm(w)";
+    let dims = |more: &[(&str, u64)]| -> BTreeMap<String, u64> {
+        let all = [("T", 100), ("H", 8), ("K", 4), ("E", 10), ("N", 8)];
+        all.iter().chain(more).map(|(name, n)| (name.to_string(), *n)).collect()
+    };
+    let two = format!("let y = {body}; (y, y -> combine(gate))");
+    // A name for the rows changes nothing.
+    for (body, to) in [(two.as_str(), ""), (body, "-> bf16[R, N] @ shard(0)")] {
+        let program = Program::parse(&text(body, to).replace(
+            ", gate: f32[T, K] @ shard(0)",
+            if to.is_empty() { ", gate: f32[T, K] @ shard(0)" } else { "" },
+        ));
+        let program = program.unwrap_or_else(|e| panic!("{e}"));
+        let bound = program.bind(&dims(&[]), &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
+        let rows = |ranks: u32| {
+            let bound = bound.on(&program, ranks).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(bound.on(&program, 1).as_ref(), Ok(&bound.on(&program, 1).expect("one")));
+            assert_eq!(bound.on(&program, ranks).as_ref(), Ok(&bound));
+            bound.shape(program.results()[0]).expect("its shape")[0]
+        };
+        // 400 rows and 10 experts: (400 + 1270) / 128. On 4 ranks of 3: 300 rows; on 8 of 2: 200.
+        assert_eq!([rows(1), rows(4), rows(8)], [13 * 128, 4 * 5 * 128, 8 * 3 * 128]);
+        if !to.is_empty() {
+            let given = program.bind(&dims(&[("R", 512)]), &BTreeMap::new()).expect("binds");
+            let given = given.on(&program, 8).expect("binds");
+            assert_eq!(given.shape(program.results()[0]).expect("its shape")[0], 512);
+        }
+    }
+    let program = Program::parse(&text(&two, "")).expect("a pipeline");
+    let many = dims(&[("T", 1 << 30), ("E", 64)]);
+    let error = program.bind(&many, &BTreeMap::new()).expect_err("too many");
+    assert!(error.iter().any(|e| matches!(e, BindError::OutOfRange { .. })), "{error}");
+    assert!(error.to_string().contains("by the rows of any routing"), "{error}");
+    // An excerpt says the same.
+    let text = program.to_string();
+    assert!(text.contains("dispatch(%0, %1): bf16[room_0, H] @ shard(0)"), "{text}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use mk_codegen::{
     cost::{self, Chip, CostError, DeviceModel, Gpu, Prediction},
     emit,
     passes::{self, LowerError},
-    settings::{self, Config, FLAT, Schedule},
+    settings::{self, AllReduce, Config, FLAT, Gather, Reduction, Schedule, Setting},
     target,
 };
 use mk_runtime::World;
@@ -98,23 +98,70 @@ fn choose_from(
     choices.sort_by_key(|(setting, _)| !setting.strategy);
     let default =
         Config { ranks: base.ranks, reserved_sms: base.reserved_sms, ..Config::default() };
-    let descend = |mut config: Config, budget: usize| {
-        let mut best = predict(program, bound, &config, model).ok();
+    // Of a product alone all tiles and clusters are looked at, in closed form.
+    if let Some(config) = best_alone(program, bound, &default, model)
+        && let Ok(p) = predict(program, bound, &config, model)
+    {
+        return Some((config, p));
+    }
+    let with = |config: &Config, setting: &Setting, value: &String| {
+        let mut config = config.clone();
+        (setting.set)(&mut config, value).map(|()| settings::settle(config, &facts))
+    };
+    let search = Search { program, bound, model, choices: &choices, with: &with };
+    let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
+    let flat = offered.and_then(|(setting, _)| with(&default, setting, &FLAT.to_string()));
+    // A share of it each, so that a later one is not what is left of the first.
+    let budget = BUDGET_TASKS / if flat.is_some() { 2 } else { 1 };
+    let mut found = search.descend(default, budget, true);
+    if let Some(start) = flat {
+        found = better(found, search.descend(start, budget, true));
+    }
+    // Ways of moving and adding need numbers of their own: one that is a little slower with the others' may be the fastest with its own.
+    for start in search.other_ways(found.as_ref()?) {
+        found = better(found, search.descend(start, BUDGET_TASKS / 2, false));
+    }
+    found
+}
+
+/// A config of a search and its prediction.
+type Found = (Config, Prediction);
+
+/// The first, or the second where that is shorter.
+fn better(a: Option<Found>, b: Option<Found>) -> Option<Found> {
+    match b {
+        Some((config, p)) if shorter(&p, a.as_ref().map(|f| &f.1)) => Some((config, p)),
+        _ => a,
+    }
+}
+
+/// A search by one setting after the other.
+struct Search<'a> {
+    program: &'a Program,
+    bound: &'a Bound,
+    model: &'a DeviceModel,
+    choices: &'a [(&'static Setting, Vec<String>)],
+    /// A config with another value of a setting, settled.
+    with: &'a dyn Fn(&Config, &Setting, &String) -> Option<Config>,
+}
+
+impl Search<'_> {
+    /// The best by one setting after the other, twice, or until so many tasks were simulated. A way is kept where `ways` is false.
+    fn descend(&self, mut config: Config, budget: usize, ways: bool) -> Option<Found> {
+        let mut best = predict(self.program, self.bound, &config, self.model).ok();
         let mut tasks = best.as_ref().map_or(0, |p| p.spans.len());
         for _ in 0..2 {
             let before = config.clone();
-            for (setting, values) in &choices {
-                let with = |value: &String| {
-                    let mut config = config.clone();
-                    (setting.set)(&mut config, value).map(|()| settings::settle(config, &facts))
-                };
+            for (setting, values) in self.choices {
+                let tried = values.iter().filter_map(|value| (self.with)(&config, setting, value));
                 let tried: Vec<Config> =
-                    values.iter().filter_map(with).filter(|c| *c != config).collect();
-                for (tried, p) in tried.iter().zip(predict_all(program, bound, &tried, model)) {
+                    tried.filter(|c| *c != config && (ways || way(c) == way(&config))).collect();
+                let predicted = predict_all(self.program, self.bound, &tried, self.model);
+                for (tried, p) in tried.into_iter().zip(predicted) {
                     let Ok(p) = p else { continue };
                     tasks += p.spans.len();
                     if shorter(&p, best.as_ref()) {
-                        (config, best) = (tried.clone(), Some(p));
+                        (config, best) = (tried, Some(p));
                     }
                 }
                 if tasks > budget {
@@ -126,26 +173,46 @@ fn choose_from(
             }
         }
         best.map(|p| (config, p))
-    };
-    // Of a product alone all tiles and clusters are looked at, in closed form.
-    if let Some(config) = best_alone(program, bound, &default, model)
-        && let Ok(p) = predict(program, bound, &config, model)
-    {
-        return Some((config, p));
     }
-    let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
-    let flat = offered.and_then(|(setting, _)| {
-        let mut config = default.clone();
-        (setting.set)(&mut config, FLAT).map(|()| settings::settle(config, &facts))
-    });
-    // Half of it each, so that the second is not what is left of the first.
-    let budget = BUDGET_TASKS / if flat.is_some() { 2 } else { 1 };
-    let found = descend(default, budget);
-    match flat.and_then(|config| descend(config, budget)) {
-        Some((config, p)) if shorter(&p, found.as_ref().map(|f| &f.1)) => Some((config, p)),
-        _ => found,
+
+    /// What differs from the best only in its way, and is not far behind; the nearest first, and of each way once.
+    /// None where a prediction takes long.
+    fn other_ways(&self, best: &Found) -> Vec<Config> {
+        if best.1.spans.len() > BUDGET_TASKS / 40 {
+            return Vec::new();
+        }
+        let mut tried = vec![best.0.clone()];
+        for (setting, values) in self.choices.iter().filter(|(setting, _)| setting.strategy) {
+            for i in 0..tried.len() {
+                for value in values {
+                    let Some(other) = (self.with)(&tried[i], setting, value) else { continue };
+                    if tried.iter().all(|c| way(c) != way(&other)) {
+                        tried.push(other);
+                    }
+                }
+            }
+        }
+        let predicted = predict_all(self.program, self.bound, &tried[1..], self.model);
+        let near = |p: &Prediction| p.total_s <= best.1.total_s * FAR;
+        let mut others: Vec<_> = tried.drain(1..).zip(predicted).collect::<Vec<_>>();
+        others.retain(|(_, p)| p.as_ref().is_ok_and(near));
+        others.sort_by(|(_, a), (_, b)| seconds(a).total_cmp(&seconds(b)));
+        others.into_iter().map(|(config, _)| config).take(OTHER_WAYS).collect()
     }
 }
+
+/// Of a prediction that there is.
+fn seconds(p: &Result<Prediction, Unpredicted>) -> f64 {
+    p.as_ref().map_or(f64::INFINITY, |p| p.total_s)
+}
+
+/// How data moves and where it is added; numbers and tiles fit one of them.
+fn way(c: &Config) -> (Reduction, AllReduce, Gather) {
+    (c.reduction, c.all_reduce, c.gather)
+}
+
+/// So many other ways get numbers of their own.
+const OTHER_WAYS: usize = 3;
 
 /// The best of all tiles, consumers and clusters for a product alone whose time has a closed form, all else as it is.
 fn best_alone(
@@ -182,7 +249,6 @@ pub fn worth_measuring(candidates: &[(Config, f64)], top: usize) -> Vec<usize> {
     order.sort_by(|a, b| candidates[*a].1.total_cmp(&candidates[*b].1));
     let Some(best) = order.first().map(|i| candidates[*i].1) else { return order };
     let adds = candidates.iter().any(|(c, _)| c.reduction != candidates[0].0.reduction);
-    let way = |c: &Config| (c.reduction, c.all_reduce, c.gather);
     let (mut ways, mut tiles) = (Vec::new(), Vec::new());
     // Of what differs in the schedule only, the better one, or the first: the other is measured where that one is good.
     let mut seen = HashSet::new();

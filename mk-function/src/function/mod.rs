@@ -455,6 +455,7 @@ pub fn abi_dtype(dtype: mk_syntax::DType) -> mk_abi::DType {
         mk_syntax::DType::F16 => mk_abi::DType::F16,
         mk_syntax::DType::F32 => mk_abi::DType::F32,
         mk_syntax::DType::I32 => mk_abi::DType::I32,
+        mk_syntax::DType::I64 => mk_abi::DType::I64,
     }
 }
 

@@ -243,7 +243,8 @@ impl Signature {
             }
         }
         let dims = symbols.filter_map(|(s, f)| Some((s.name.clone(), f.as_ref()?.0))).collect();
-        self.program.bind(&dims, &BTreeMap::new()).map_err(ArgumentError::Bind)
+        let bound = self.program.bind(&dims, &BTreeMap::new());
+        bound.and_then(|bound| bound.on(&self.program, self.ranks)).map_err(ArgumentError::Bind)
     }
 
     fn fits(

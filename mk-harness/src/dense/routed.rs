@@ -1,6 +1,6 @@
 //! Rows of experts: their products, and tokens as rows and as weighted sums of them.
 
-use super::{Dense, on};
+use super::{Dense, Set, on};
 use crate::{
     HarnessError,
     near::Near,
@@ -20,6 +20,7 @@ impl Dense<'_> {
     ) -> Result<Value, HarnessError> {
         let (x, w) = (on(x, 0)?, on(w, 0)?);
         let case = self.inputs.case();
+        let given = case.program.tensors().get(node.inputs[1].index());
         let counts = node.inputs.get(2).and_then(|id| case.program.tensors().get(id.index()));
         let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
         let n_rows = self.extent(node.result, 0);
@@ -41,7 +42,10 @@ impl Dense<'_> {
                 continue;
             }
             let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
-            let right = w.pick(n, e * k * n..(e + 1) * k * n);
+            let right = match given {
+                Some(given) => on(&self.input(given, Set::Chosen, &[e])?, 0)?.pick(n, 0..k * n),
+                None => w.pick(n, e * k * n..(e + 1) * k * n),
+            };
             let made = left.product(&right, mine.len(), k);
             for (from, to) in mine.iter().enumerate() {
                 (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
@@ -66,6 +70,14 @@ impl Dense<'_> {
         Some(routing::packed(&self.ids(ids), slots, experts, rows, case.ranks))
     }
 
+    /// The rows that tokens have at their experts, in their order.
+    pub(super) fn routed(&self, ids: ValueId, rows: usize, tokens: &[usize]) -> Vec<usize> {
+        let packed = self.packed(ids, rows).unwrap_or_default();
+        let of_token = |of: &Option<(usize, usize)>| of.is_some_and(|(_, t)| tokens.contains(&t));
+        let mine = packed.iter().enumerate().filter(|(_, of)| of_token(of));
+        mine.map(|(row, _)| row).collect()
+    }
+
     /// Rows of experts, which are tokens; rows of none are not judged.
     pub(super) fn dispatched(
         &self,
@@ -82,19 +94,23 @@ impl Dense<'_> {
         Ok(Value::Whole(Matrix::collect(n, rows.iter().flat_map(row))))
     }
 
-    /// Tokens as weighted sums of their rows.
+    /// Tokens as weighted sums of their rows, of which `y` has those that are named beside it.
     pub(super) fn combined(
         &self,
         node: &Node,
         tokens: &[usize],
-        [y, weights]: [&Value; 2],
+        (y, held): (&Value, &[usize]),
+        weights: &Value,
     ) -> Result<Value, HarnessError> {
         let (y, weights) = (on(y, 0)?, on(weights, 0)?);
         let n = self.width(node.result);
         let ids = node.inputs[1];
         let packed = self.packed(ids, self.extent(node.inputs[0], 0)).unwrap_or_default();
-        let rows: BTreeMap<(usize, usize), usize> =
-            packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row))).collect();
+        let rows: BTreeMap<(usize, usize), usize> = held
+            .iter()
+            .enumerate()
+            .filter_map(|(i, row)| Some((packed.get(*row).copied()??, i)))
+            .collect();
         let (slots, ids) = (self.extent(ids, 1), self.ids(ids));
         let mut near = Vec::with_capacity(tokens.len() * n);
         for (i, token) in tokens.iter().enumerate() {

@@ -18,7 +18,8 @@ fn integers(s: &Setting<'_>, id: ValueId) -> Result<Vec<Vec<i32>>, HarnessError>
     let of_rank = |rank: usize| {
         let tensor = s.case.program.tensors().get(id.index()).and_then(|t| s.held(rank, t));
         let tensor = tensor.ok_or_else(|| HarnessError::mismatch("integers that are made"))?;
-        Ok(if tensor.elements() == 0 { Vec::new() } else { tensor.download_i32()? })
+        let all = if tensor.elements() == 0 { Vec::new() } else { tensor.download_integers()? };
+        Ok(all.into_iter().map(|n| i32::try_from(n).unwrap_or(-1)).collect())
     };
     (0..s.case.ranks).map(of_rank).collect()
 }
@@ -45,7 +46,7 @@ fn stretches(s: &Setting<'_>, rank: usize, id: ValueId) -> Result<Vec<Stretch>, 
     let counts = match routing::experts_of(s.case, id) {
         None => given.into_iter().nth(rank).unwrap_or_default(),
         Some(experts) => {
-            let own = experts / s.case.ranks.max(1);
+            let own = experts.div_ceil(s.case.ranks.max(1));
             let mut counts = vec![0; own];
             for e in given.into_iter().flatten() {
                 let mine = usize::try_from(e).ok().and_then(|e| e.checked_sub(rank * own));

@@ -14,7 +14,7 @@ pub use timing::Timing;
 use crate::{
     Case, HarnessError, Held, Inputs, Judgement, Norms, Routing, Tolerance, judge::worse, routing,
 };
-use mk_abi::{DType, KernelSource, TensorArg, TensorDirection};
+use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::trace::Trace;
 use mk_function::Kernel;
 use mk_runtime::{
@@ -236,8 +236,8 @@ impl<'a> Session<'a> {
 fn held(rank: usize, arg: &TensorArg, tensor: &DeviceTensor) -> Result<Held, HarnessError> {
     let values = match tensor.elements() {
         0 => Vec::new(),
-        _ if arg.dtype == DType::I32 => {
-            tensor.download_i32()?.into_iter().map(|n| n as f32).collect()
+        _ if arg.dtype.is_integer() => {
+            tensor.download_integers()?.into_iter().map(|n| n as f32).collect()
         }
         _ => tensor.download_f32()?,
     };
@@ -298,8 +298,9 @@ fn fill(
         for (tensor, arg) in tensors.iter().zip(&source.tensors) {
             match inputs.case().program.tensor(&arg.name) {
                 _ if tensor.elements() == 0 => {}
-                Some(param) if arg.direction == TensorDirection::In && arg.dtype == DType::I32 => {
-                    tensor.upload_i32(&inputs.integers(launch, param, rank))?;
+                Some(param) if arg.direction == TensorDirection::In && arg.dtype.is_integer() => {
+                    let all = inputs.integers(launch, param, rank);
+                    tensor.upload_integers(&all.into_iter().map(i64::from).collect::<Vec<_>>())?;
                 }
                 Some(param) if arg.direction == TensorDirection::In => {
                     let seed = inputs.seed(launch, param, rank);

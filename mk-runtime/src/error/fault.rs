@@ -198,7 +198,7 @@ impl fmt::Display for Fault {
                 f,
                 "token {} goes to expert {}, and there are {}: name one of 0 to {}",
                 self.tile,
-                self.seen as i32,
+                self.waited_ns as i64,
                 self.expected,
                 self.expected.saturating_sub(1)
             )?,

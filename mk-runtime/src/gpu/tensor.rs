@@ -137,7 +137,7 @@ impl DeviceTensor {
             DType::Bf16 => pack(values, |v| bf16::from_f32(v).to_le_bytes()),
             DType::F16 => pack(values, |v| f16::from_f32(v).to_le_bytes()),
             DType::F32 => pack(values, f32::to_le_bytes),
-            DType::I32 => return Err(self.not("of floats")),
+            DType::I32 | DType::I64 => return Err(self.not("of floats")),
         };
         self.buffer.upload(&bytes)
     }
@@ -152,7 +152,7 @@ impl DeviceTensor {
             DType::Bf16 => unpack(&bytes, |b| bf16::from_le_bytes(b).to_f32()),
             DType::F16 => unpack(&bytes, |b| f16::from_le_bytes(b).to_f32()),
             DType::F32 => unpack(&bytes, f32::from_le_bytes),
-            DType::I32 => return Err(self.not("of floats")),
+            DType::I32 | DType::I64 => return Err(self.not("of floats")),
         })
     }
 
@@ -176,6 +176,29 @@ impl DeviceTensor {
             return Err(self.not("of integers"));
         }
         Ok(unpack(&self.buffer.download()?, i32::from_le_bytes))
+    }
+
+    /// Copies integers to a tensor of 32 or 64 bits, and waits.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the number of values or the type does not fit, or a value is beyond the type; [`Error::Cuda`].
+    pub fn upload_integers(&self, values: &[i64]) -> Result<(), Error> {
+        if self.dtype == DType::I64 {
+            return self.buffer.upload(&pack(values, i64::to_le_bytes));
+        }
+        let narrow: Result<Vec<i32>, _> = values.iter().map(|v| i32::try_from(*v)).collect();
+        self.upload_i32(&narrow.map_err(|_| self.not("that has them all"))?)
+    }
+
+    /// Copies integers of 32 or 64 bits, behind the GPU's launches.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the type does not fit; [`Error::Cuda`], also that of an earlier kernel.
+    pub fn download_integers(&self) -> Result<Vec<i64>, Error> {
+        if self.dtype == DType::I64 {
+            return Ok(unpack(&self.buffer.download()?, i64::from_le_bytes));
+        }
+        Ok(self.download_i32()?.into_iter().map(i64::from).collect())
     }
 
     /// Fills with bytes 0xFF, a NaN in every float type, so that an element that nobody writes shows.

@@ -93,6 +93,7 @@ fn data_type(dtype: DType) -> sys::CUtensorMapDataType {
         DType::F16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         DType::F32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         DType::I32 => T::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        DType::I64 => T::CU_TENSOR_MAP_DATA_TYPE_INT64,
     }
 }
 

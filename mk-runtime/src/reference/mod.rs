@@ -546,7 +546,7 @@ fn code(x: &DeviceTensor) -> Result<u32, Error> {
         DType::Bf16 => Ok(0),
         DType::F16 => Ok(1),
         DType::F32 => Ok(2),
-        DType::I32 => Err(mismatch("the reference kernels take floats only".into())),
+        DType::I32 | DType::I64 => Err(mismatch("the reference kernels take floats only".into())),
     }
 }
 

@@ -52,17 +52,23 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Operands of a table, in their order, each integers of the own rank; as many as `N`.
+/// Operands of a table, in their order, each integers of the own rank; as many as `N`. Experts of tokens, a routing's first source, are of 32 or 64 bits.
 fn operands<'p, const N: usize>(
     e: &Emitter<'p>,
     f: &'p Family,
     operand: Operand,
 ) -> Result<[&'p Access; N], EmitError> {
     let all: Vec<_> = f.accesses.iter().filter(|a| a.operand == operand).collect();
+    let of_ids = |a: &Access| {
+        let route = |part: RoutePart| matches!(f.leaf, Leaf::Tabulate { of: Tabulation::Route { part: p, .. } } if p == part);
+        let first = operand == Operand::Src && all.first().is_some_and(|x| std::ptr::eq(*x, a));
+        first && (route(RoutePart::Lists) || route(RoutePart::Places))
+    };
     let integers = |a: &&Access| {
         let own = a.rank == Expr::Var(Var::RANK) && a.each.is_none() && a.when.is_none();
-        own && e.plan.buffers[a.buffer].dtype == DType::I32
-            && e.plan.buffers[a.buffer].pitch.is_none()
+        let buffer = &e.plan.buffers[a.buffer];
+        let wide = buffer.dtype == DType::I64 && of_ids(a);
+        own && (buffer.dtype == DType::I32 || wide) && buffer.pitch.is_none()
     };
     let found = all.iter().all(integers).then_some(all).and_then(|all| all.try_into().ok());
     found.ok_or_else(|| {
@@ -83,7 +89,10 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
         let row = (1..a.region.len()).fold(a.region[0].0.clone(), |n, d| n * e.extent(a.buffer, d));
         match row {
             Expr::Const(0) => base,
-            row => format!("{base} + static_cast<u64>({}) * 4", e.c(f, None, &row)),
+            row => {
+                let bytes = e.plan.buffers[a.buffer].dtype.size_bytes();
+                format!("{base} + static_cast<u64>({}) * {bytes}", e.c(f, None, &row))
+            }
         }
     };
     let whole = |a: &Access| {
@@ -118,7 +127,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             Ok(vec![at(counts), at(blocks), groups, count, rows.to_string()])
         }
         Tabulation::Route { part, experts, ranks, rows, blocks } => {
-            let own = experts / ranks.max(1);
+            let own = experts.div_ceil(ranks.max(1));
             let parts = (2 + LIST_PARTS as u32) * experts;
             // Ids that the list of a chunk has room for.
             let room = |list: &Access| {
@@ -127,6 +136,8 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             };
             let width = |list: &Access| n(list, 1);
             let says = |n: u32| n.to_string();
+            let words =
+                |ids: &Access| (e.plan.buffers[ids.buffer].dtype.size_bytes() / 4).to_string();
             Ok(match part {
                 RoutePart::Lists => {
                     let ([ids], [list]) =
@@ -134,7 +145,9 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     wide(ids, 2)?;
                     wide(list, 2)?;
                     let first = format!("static_cast<u32>({})", e.c(f, None, &ids.region[0].0));
-                    vec![at(ids), at(list), n(ids, 0), n(ids, 1), says(experts), room(list), first]
+                    let mut all = vec![at(ids), at(list), words(ids), n(ids, 0), n(ids, 1)];
+                    all.extend([says(experts), room(list), first]);
+                    all
                 }
                 RoutePart::Wanted => {
                     let ([ids], [wanted]) =
@@ -142,8 +155,9 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     wide(ids, 2)?;
                     wide(wanted, 1)?;
                     let rank = "static_cast<u32>(rank)".to_string();
-                    let all = [at(ids), at(wanted), n(ids, 0), n(ids, 1), says(own), rank];
-                    all.into_iter().chain([n(wanted, 0)]).collect()
+                    let mut all = vec![at(ids), at(wanted), words(ids), n(ids, 0), n(ids, 1)];
+                    all.extend([says(own), rank, n(wanted, 0)]);
+                    all
                 }
                 RoutePart::Counts => {
                     let ([lists], [counts, bases]) =
@@ -171,8 +185,8 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                         (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
                     wide(ids, 2)?;
                     wide(list, 2)?;
-                    let mut all =
-                        vec![at(ids), at(list), at(bases), at(places), n(ids, 0), n(ids, 1)];
+                    let mut all = vec![at(ids), at(list), at(bases), at(places), words(ids)];
+                    all.extend([n(ids, 0), n(ids, 1)]);
                     all.extend([says(experts), says(own), room(list)]);
                     all
                 }

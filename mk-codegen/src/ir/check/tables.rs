@@ -49,7 +49,9 @@ impl Checker<'_> {
         let shape: Vec<_> = t.shape.iter().map(|n| Expr::Const(*n as i32)).collect();
         // What nobody looks up may have fewer rows on some ranks.
         let same = b.shape == shape || self.is_ids(t) && b.shape.len() == shape.len();
-        if b.dtype != DType::I32 || !same || b.pitch.is_some() {
+        // Nor is their width anyone's business but of who makes lists and places of them.
+        let wide = b.dtype == DType::I64 && b.space == Space::In && self.is_ids(t);
+        if b.dtype != DType::I32 && !wide || !same || b.pitch.is_some() {
             let shape: Vec<_> = t.shape.iter().map(u32::to_string).collect();
             let what =
                 format!("is in {buffer}, which must be i32[{}], row by row", shape.join(", "));
@@ -97,7 +99,7 @@ impl Checker<'_> {
             }
             RoutePart::Counts => {
                 let runtime = matches!(t.source, TableSource::Runtime { min: 0, .. });
-                runtime && experts % ranks == 0 && t.shape == [(experts / ranks) as u32]
+                runtime && t.shape == [(experts + ranks - 1).div_euclid(ranks) as u32]
             }
             RoutePart::Sources => {
                 let tokens = i64::from(tokens) * ranks;
@@ -131,6 +133,10 @@ impl Checker<'_> {
         let tab = |a: &&Access| a.operand == Operand::Tab;
         if x.accesses.iter().filter(tab).any(|a| a.rank != Expr::Var(Var::RANK)) {
             self.error(place, "looks up what is on its own rank");
+        }
+        let wide = |a: &Access| plan.buffers.get(a.buffer).is_some_and(|b| b.dtype == DType::I64);
+        if x.accesses.iter().filter(tab).any(wide) {
+            self.error(place, "looks up integers of 64 bits: tables are of 32");
         }
         if x.accesses.iter().filter(tab).any(|a| plan.access_names_stored(a)) {
             self.error(place, "what it reads to look up depends on a look-up");

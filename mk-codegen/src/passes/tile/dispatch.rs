@@ -108,7 +108,7 @@ impl<'a> Dispatch<'a> {
             routed: None,
         });
         let shape = vec![ids.shape[0].value.into(), slots.into()];
-        let all = draft.buffer("ids_all", Space::Workspace, DType::I32, shape, None);
+        let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
         let own = draft.local(ids, 0, Var::RANK);
         let peer = peer_at(Var::domain(0).into(), world);
         let src = read(Operand::Src, inputs[g.counts], vec![(0.into(), own.clone()), whole(slots)]);
@@ -147,7 +147,7 @@ impl<'a> Dispatch<'a> {
         let shape = vec![1.into()];
         let listed = draft.flow(Flow::new("listed", shape, all_lists.into(), vec![listed]));
         // Then all together.
-        let own = experts / world;
+        let own = (experts + world - 1) / world;
         let memory = draft.buffer("counts", Space::Scratch, DType::I32, vec![own.into()], None);
         let max = ids.shape[0].value;
         let counts = draft.plan.tables.push(Table {

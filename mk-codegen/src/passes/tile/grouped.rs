@@ -168,7 +168,10 @@ impl Tiles<'_> {
         let n = draft.dim(&b.shape[b.shape.len() - 1]);
         let cols = (j.clone() * width, block_rows(n, j, width));
         let one = |e: Expr| (e, Expr::Const(1));
-        let mut matrix = vec![one(of(0)), depth.clone(), cols.clone()];
+        // No block has rows of an expert that the last rank does not have, and proofs need not know it.
+        let own = draft.local(b, 0, Var::RANK);
+        let expert = if b.even(0, world) { of(0) } else { of(0).min(own - 1) };
+        let mut matrix = vec![one(expert), depth.clone(), cols.clone()];
         if gated {
             matrix.insert(2, (0.into(), 2.into()));
         }

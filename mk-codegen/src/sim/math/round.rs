@@ -9,6 +9,6 @@ pub(in super::super) fn round(dtype: DType, x: f32) -> f32 {
         DType::Bf16 => bf16::from_f32(x).to_f32(),
         DType::F16 => f16::from_f32(x).to_f32(),
         DType::F32 => x,
-        DType::I32 => x.round_ties_even(),
+        DType::I32 | DType::I64 => x.round_ties_even(),
     }
 }

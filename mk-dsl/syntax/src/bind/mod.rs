@@ -1,6 +1,7 @@
 //! Numbers for symbols: `--dim M=8192`, `--shape a=8192x8192`.
 
 mod error;
+mod room;
 
 pub use error::{BindError, BindErrors};
 
@@ -16,6 +17,9 @@ pub struct Bound {
     sizes: Vec<u64>,
     max_sizes: Vec<u64>,
     runtime: Vec<SymbolId>,
+    /// Symbols whose numbers follow from others, and from the number of ranks.
+    room: Vec<SymbolId>,
+    ranks: u64,
     shapes: Vec<Vec<u64>>,
     max_shapes: Vec<Vec<u64>>,
 }
@@ -74,7 +78,7 @@ impl Program {
     /// (tensor name to global shape, row-major), both in elements.
     ///
     /// For a runtime symbol that is the extent in one launch; without one it is the symbol's
-    /// upper bound. Of a symbol without an upper bound, the number is the bound.
+    /// upper bound. Of a symbol without an upper bound, the number is the bound. [`SymbolKind::Room`] is that of one rank: see [`Bound::on`].
     ///
     /// # Errors
     ///
@@ -92,7 +96,7 @@ impl Program {
         for (name, shape) in shapes {
             binder.shape(name, shape);
         }
-        binder.finish(None)
+        binder.finish(None, 1)
     }
 
     /// The same kernel in another launch: `bound` with other numbers for its runtime symbols
@@ -105,6 +109,7 @@ impl Program {
     pub fn rebind(&self, bound: &Bound, dims: &BTreeMap<String, u64>) -> Result<Bound, BindErrors> {
         let kept = bound.sizes.iter().map(|&size| Some((size, String::new())));
         let mut given: Vec<_> = kept.collect();
+        bound.room.iter().for_each(|s| given[s.index()] = None);
         given.resize(self.symbols().len(), None);
         let mut binder = Binder { program: self, given, errors: Vec::new() };
         for (name, &size) in dims {
@@ -123,7 +128,7 @@ impl Program {
                 None => binder.dim(name, size),
             }
         }
-        binder.finish(Some(&bound.max_sizes))
+        binder.finish(Some(&bound.max_sizes), bound.ranks)
     }
 }
 
@@ -201,10 +206,13 @@ impl Binder<'_> {
     }
 
     /// `kept` has the upper bounds of an earlier binding.
-    fn finish(mut self, kept: Option<&[u64]>) -> Result<Bound, BindErrors> {
+    fn finish(mut self, kept: Option<&[u64]>, ranks: u64) -> Result<Bound, BindErrors> {
+        let room = self.room(ranks);
         let mut missing = Vec::new();
         let mut max_sizes = Vec::new();
         for i in 0..self.given.len() {
+            // Room is no bound: other ranks have other room.
+            let kept = kept.filter(|_| !room.contains(&SymbolId::new(i)));
             let max = kept.and_then(|max| max.get(i).copied()).or(self.declared_max(i));
             if let (None, Some(max)) = (&self.given[i], max) {
                 self.given[i] = Some((max, "its upper bound".into()));
@@ -240,7 +248,7 @@ impl Binder<'_> {
         let runtime = runtime.filter(|(_, s)| matches!(s.kind, SymbolKind::Runtime { .. }));
         let runtime = runtime.map(|(i, _)| SymbolId::new(i)).collect();
         let (shapes, max_shapes) = (Vec::new(), Vec::new());
-        let mut bound = Bound { sizes, max_sizes, runtime, shapes, max_shapes };
+        let mut bound = Bound { sizes, max_sizes, runtime, room, ranks, shapes, max_shapes };
         for i in 0..self.program.n_values() {
             let id = ValueId::new(i);
             let dims = self.program.ty(id).map_or(&[][..], |ty| &ty.dims);

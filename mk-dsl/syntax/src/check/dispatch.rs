@@ -1,4 +1,4 @@
-//! `dispatch(x, ids, capacity = R)` and `combine(weights)`: tokens go to the ranks of their experts, as ragged rows, and come back as weighted
+//! `dispatch(x, ids)`, with a `capacity` or without, and `combine(weights)`: tokens go to the ranks of their experts, as ragged rows, and come back as weighted
 //! sums.
 
 use super::chain::Call;
@@ -8,7 +8,7 @@ use crate::messages;
 use crate::program::{DType, Op, Placement};
 
 impl<'a> Checker<'a, '_> {
-    /// `x -> dispatch(ids, capacity = R)`.
+    /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`.
     pub(super) fn dispatch(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
         let capacity = call.args.key("capacity");
@@ -24,8 +24,9 @@ impl<'a> Checker<'a, '_> {
                 None
             }
             None => {
-                self.sink.push(op, messages::dispatch_capacity());
-                None
+                let rows = self.dims.var("room", self.room.len());
+                self.room.push(rows);
+                Some(rows)
             }
         };
         let operand = operand?;
@@ -42,7 +43,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(op, messages::dispatch_rank(&x.label, &shape));
             return None;
         };
-        if matches!(x.ty.dtype, DType::F32 | DType::I32) {
+        if x.ty.dtype == DType::F32 || x.ty.dtype.is_integer() {
             self.sink.push(op, messages::grouped_dtype(&x.label));
         }
         if x.ty.placement.iter().any(|p| *p != Placement::Shard(0)) {
@@ -54,7 +55,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at, messages::beside_tokens("dispatch", &want, &ids.label, &found));
         }
         match ids.ty.dims[..] {
-            [of_ids, _] if ids.ty.dtype == DType::I32 => {
+            [of_ids, _] if ids.ty.dtype.is_integer() => {
                 if !self.dims.unify(tokens, of_ids) {
                     let (want, found) = (self.dims.show(tokens), self.dims.show(of_ids));
                     self.sink.push(at, messages::route_tokens(&want, &ids.label, &found));
@@ -98,7 +99,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(op, messages::dispatch_rank(&y.label, &shape));
             return None;
         };
-        if matches!(y.ty.dtype, DType::F32 | DType::I32) {
+        if y.ty.dtype == DType::F32 || y.ty.dtype.is_integer() {
             self.sink.push(op, messages::grouped_dtype(&y.label));
         }
         match weights.ty.dims[..] {

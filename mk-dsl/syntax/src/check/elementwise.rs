@@ -48,7 +48,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(word.span, messages::unknown_dtype(word.text, near));
             return None;
         };
-        if dtype == DType::I32 {
+        if dtype.is_integer() {
             self.sink.push(word.span, messages::cast_to_integers());
             return None;
         }

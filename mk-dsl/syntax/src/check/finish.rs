@@ -39,6 +39,12 @@ impl<'a> Checker<'a, '_> {
     }
 
     fn result(&mut self, ty: &Type<'a>, declared: &Written, found: &Ty) {
+        // Room that nothing bounds has the name that the signature gives it.
+        for (declared, found) in declared.dims.iter().zip(&found.dims) {
+            if self.room.iter().any(|room| self.dims.root(*room) == self.dims.root(*found)) {
+                self.dims.unify(*declared, *found);
+            }
+        }
         let whole = self.show(found);
         let shapes = (self.show_dims(&declared.dims), self.show_dims(&found.dims));
         let mut report = |span: Span, what: &str, declared: String, found: String| {
@@ -198,6 +204,7 @@ impl Symbols<'_, '_, '_> {
         self.ids.insert(root, id);
         let kind = match self.checker.runtime.get(name.as_str()) {
             Some(&max) => SymbolKind::Runtime { max },
+            None if self.checker.room.iter().any(|t| dims.root(*t) == root) => SymbolKind::Room,
             None => SymbolKind::Fixed,
         };
         self.list.push(Symbol { name, kind });

@@ -34,7 +34,7 @@ impl<'a> Checker<'a, '_> {
             let shape = self.show_dims(&x.ty.dims);
             self.sink.push(op, messages::ragged_rank(&x.label, &shape));
         }
-        if x.ty.dtype == DType::F32 || x.ty.dtype == DType::I32 {
+        if x.ty.dtype == DType::F32 || x.ty.dtype.is_integer() {
             self.sink.push(op, messages::grouped_dtype(&x.label));
         }
         if counts.ty.dims.len() != 1 || counts.ty.dtype != DType::I32 {
@@ -100,7 +100,7 @@ impl<'a> Checker<'a, '_> {
             return None;
         };
         for value in [&x, &w] {
-            if matches!(value.ty.dtype, DType::F32 | DType::I32) {
+            if value.ty.dtype == DType::F32 || value.ty.dtype.is_integer() {
                 self.sink.push(op, messages::grouped_dtype(&value.label));
             }
         }
@@ -142,7 +142,7 @@ impl<'a> Checker<'a, '_> {
     pub(super) fn report_integers(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
             let State::Known(ty) = &param.state else { continue };
-            if ty.dtype != DType::I32 {
+            if !ty.dtype.is_integer() {
                 continue;
             }
             let id = Id::Param(i);
@@ -157,7 +157,7 @@ impl<'a> Checker<'a, '_> {
             };
             let returned = results.iter().flatten().any(|value| value.id == id);
             if returned || self.nodes.iter().any(elsewhere) {
-                self.sink.push(param.dtype_span, messages::i32_parameter(param.name.text));
+                self.sink.push(param.dtype_span, messages::integer_parameter(param.name.text));
             }
         }
     }

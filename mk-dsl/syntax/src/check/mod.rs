@@ -48,6 +48,7 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
         statistics: attention_grad::statistics(source),
         params: Vec::new(),
         nodes: Vec::new(),
+        room: Vec::new(),
     };
     if let Some(signature) = &source.signature {
         checker.signature(signature);
@@ -183,6 +184,8 @@ struct Checker<'a, 's> {
     bound_later: BTreeSet<&'a str>,
     params: Vec<Param<'a>>,
     nodes: Vec<NodeDraft>,
+    /// Rows of dispatched tokens that nothing bounds.
+    room: Vec<Term>,
 }
 
 impl<'a> Checker<'a, '_> {

@@ -6,9 +6,9 @@ use crate::program::RAGGED_BLOCK;
 
 pub(crate) fn dispatch_capacity() -> Text {
     text(
-        "`dispatch` needs to know for how many rows there is room",
+        "a capacity is a number of rows",
         format!(
-            "write `dispatch(x, ids, capacity = R)`: rows of all ranks together, whole blocks of {RAGGED_BLOCK} on each"
+            "write `capacity = R`, rows of all ranks together, whole blocks of {RAGGED_BLOCK} on each, or leave it out: then there is room for any routing"
         ),
     )
 }
@@ -37,7 +37,7 @@ pub(crate) fn beside_tokens(op: &str, wanted: &str, name: &str, found: &str) -> 
 pub(crate) fn dispatch_ids(name: &str, found: &str) -> Text {
     text(
         format!("`dispatch` needs the experts of each token, and {name} is `{found}`"),
-        "declare it `i32[T, K]`",
+        "declare it `i32[T, K]` or `i64[T, K]`",
     )
 }
 
@@ -58,6 +58,6 @@ pub(crate) fn route_tokens(wanted: &str, name: &str, found: &str) -> Text {
 pub(crate) fn combine_of(name: &str) -> Text {
     text(
         format!("`combine` brings back what was dispatched, and {name} was not"),
-        "write `dispatch(x, ids, capacity = R) -> grouped_gemm(w) -> combine(weights)`",
+        "write `dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)`",
     )
 }

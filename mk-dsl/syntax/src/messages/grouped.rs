@@ -78,10 +78,10 @@ pub(crate) fn grouped_dim(what: &str, wanted: &str, name: &str, found: &str) -> 
     )
 }
 
-pub(crate) fn i32_parameter(name: &str) -> Text {
+pub(crate) fn integer_parameter(name: &str) -> Text {
     text(
         format!("`{name}` has integers, which nothing computes with"),
-        "use them as counts: `ragged(x, counts)`",
+        "use them as counts, `ragged(x, counts)`, or as experts of tokens, `dispatch(x, ids)`",
     )
 }
 

@@ -1,0 +1,73 @@
+//! Room for dispatched rows: as many as no routing exceeds.
+
+use super::{BindErrors, Binder, Bound};
+use crate::program::{Dim, Node, Op, Program, RAGGED_BLOCK, SymbolId, SymbolKind};
+
+impl Bound {
+    /// The same numbers on so many ranks: [`SymbolKind::Room`] depends on them. Each rank has room for all tokens in as many of its experts as a token
+    /// may name, and for a last block of each expert that is not full.
+    ///
+    /// # Errors
+    /// As [`Program::bind`], for room that is beyond [`MAX_DIM`](crate::MAX_DIM).
+    pub fn on(&self, program: &Program, ranks: u32) -> Result<Bound, BindErrors> {
+        if self.room.is_empty() || self.ranks == u64::from(ranks) {
+            return Ok(self.clone());
+        }
+        let kept = self.sizes.iter().map(|&size| Some((size, String::new())));
+        let mut given: Vec<_> = kept.collect();
+        given.resize(program.symbols().len(), None);
+        self.room.iter().for_each(|s| given[s.index()] = None);
+        let binder = Binder { program, given, errors: Vec::new() };
+        binder.finish(Some(&self.max_sizes), u64::from(ranks))
+    }
+}
+
+impl Program {
+    /// Whether an extent is room that nothing bounds.
+    pub(crate) fn is_room(&self, dim: Dim) -> bool {
+        let Dim::Sym(symbol) = dim else { return false };
+        self.symbols().get(symbol.index()).is_some_and(|s| s.kind == SymbolKind::Room)
+    }
+}
+
+impl Binder<'_> {
+    /// Gives room its numbers, where it has none and all that it follows from have: whose they are.
+    pub(super) fn room(&mut self, ranks: u64) -> Vec<SymbolId> {
+        let program = self.program;
+        let mut found = Vec::new();
+        for node in program.nodes().iter().filter(|n| n.op == Op::Dispatch) {
+            let Some(&Dim::Sym(symbol)) = node.ty.dims.first() else { continue };
+            if !program.is_room(Dim::Sym(symbol)) || self.given[symbol.index()].is_some() {
+                continue;
+            }
+            if let Some(rows) = self.rows(node, ranks.max(1)) {
+                self.set(symbol, rows, "the rows of any routing".into());
+                found.push(symbol);
+            }
+        }
+        found
+    }
+
+    fn rows(&self, dispatch: &Node, ranks: u64) -> Option<u64> {
+        let program = self.program;
+        let number = |dim: &Dim| match *dim {
+            Dim::Lit(n) => Some(n),
+            Dim::Sym(symbol) => self.given.get(symbol.index())?.as_ref().map(|given| given.0),
+        };
+        let ids = *dispatch.inputs.get(1)?;
+        let [tokens, slots] = &program.ty(ids)?.dims[..] else { return None };
+        let (tokens, slots) = (number(tokens)?, number(slots)?);
+        let product = |n: &&Node| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids);
+        let matrices = program.nodes().iter().find(product).and_then(|n| n.inputs.get(1));
+        let experts = match matrices {
+            Some(w) => number(program.ty(*w)?.dims.first()?)?,
+            // As many as it takes.
+            None => slots.saturating_mul(ranks),
+        };
+        let own = experts.div_ceil(ranks);
+        let rows = tokens.saturating_mul(slots.min(own));
+        // An expert with a row may have a block that is not full.
+        let padded = rows.saturating_add((RAGGED_BLOCK - 1).saturating_mul(own.min(rows)));
+        Some((padded / RAGGED_BLOCK * RAGGED_BLOCK).saturating_mul(ranks))
+    }
+}
