@@ -13,7 +13,6 @@ mod routes;
 mod scenario;
 mod shared;
 mod wide;
-mod zz_moe;
 
 #[path = "../../mk-codegen/tests/common/mod.rs"]
 mod common;
