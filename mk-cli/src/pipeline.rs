@@ -29,6 +29,8 @@ pub struct Loaded {
     pub plan: Plan,
     /// What it was made from, or what it is said to compute; nothing for a plan that was read, and of which that is not known.
     pub pipeline: Option<Pipeline>,
+    /// Plans that are looked at in its place, if it is a large one that was made here.
+    pub smaller: Option<passes::Smaller>,
     /// Whether it was read, and not made here.
     pub is_read: bool,
     /// How long lowering, or reading, took.
@@ -107,7 +109,7 @@ impl Opened {
             Opened::Plan(plan, time, reference) => {
                 let ranks = plan.mesh.size();
                 let pipeline = reference.map(|pipeline| pipeline.on(ranks, args)).transpose()?;
-                return Ok(Loaded { plan: *plan, pipeline, is_read: true, time });
+                return Ok(Loaded { plan: *plan, pipeline, smaller: None, is_read: true, time });
             }
         };
         let mut config = chosen(args, &pipeline)?;
@@ -119,7 +121,8 @@ impl Opened {
         let plan = passes::lower(&pipeline.program, &pipeline.bound, &config)?;
         let time = begin.elapsed();
         tracing::debug!(plan = plan.name, ?time, ranks = plan.mesh.size(), "lowered");
-        Ok(Loaded { plan, pipeline: Some(pipeline), is_read: false, time })
+        let smaller = passes::smaller(&pipeline.program, &pipeline.bound, &config, &plan);
+        Ok(Loaded { plan, pipeline: Some(pipeline), smaller, is_read: false, time })
     }
 }
 
@@ -145,7 +148,10 @@ impl Loaded {
         // Somebody else's plan is looked at more closely than our own.
         let values = if self.is_read { 24 } else { field::Options::default().values };
         let options = field::Options { period: proof.period, values, ..field::Options::default() };
-        let error = match field::evaluate(&self.plan, program, bound, &options) {
+        let error = match self.smaller.as_ref().map_or_else(
+            || field::evaluate(&self.plan, program, bound, &options),
+            |smaller| smaller.evaluate(program, &options),
+        ) {
             Ok(found) => {
                 let time = begin.elapsed();
                 tracing::debug!(plan = self.plan.name, ?time, "evaluated");
@@ -167,7 +173,11 @@ impl Loaded {
     pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
         let _progress = Progress::new("verifying");
         let begin = Instant::now();
-        let failure = match valid::verify(&self.plan) {
+        let proved = self
+            .smaller
+            .as_ref()
+            .map_or_else(|| valid::verify(&self.plan), |smaller| smaller.verify(&self.plan));
+        let failure = match proved {
             Ok(proof) => {
                 let time = begin.elapsed();
                 tracing::debug!(plan = self.plan.name, ?time, "verified");

@@ -450,13 +450,3 @@ fn a_token_travels_once_to_a_rank() {
         }
     }
 }
-
-/// Bind: plan and proof of many tokens and experts.
-#[test]
-fn many_experts() {
-    let case =
-        Case { source: DISPATCH, ranks: 8, tokens: 8 * 256, slots: 8, experts: 128, blocks: 32 };
-    let begin = std::time::Instant::now();
-    let plan = case.plan("").unwrap_or_else(|e| panic!("{e}"));
-    println!("{} families, {:.2} s", plan.families.len(), begin.elapsed().as_secs_f64());
-}

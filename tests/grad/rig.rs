@@ -205,6 +205,6 @@ pub fn round(dtype: DType, x: f64) -> f32 {
         DType::Bf16 => half::bf16::from_f64(x).to_f32(),
         DType::F16 => half::f16::from_f64(x).to_f32(),
         DType::F32 => x as f32,
-        DType::I32 => x.round() as f32,
+        DType::I32 | DType::I64 => x.round() as f32,
     }
 }

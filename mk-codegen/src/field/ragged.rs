@@ -13,7 +13,7 @@ use mk_syntax::{Bound, Node, Op, Placement, Program, RAGGED_BLOCK, ValueId};
 use std::collections::BTreeMap;
 
 /// How many launches are looked at.
-const LAUNCHES: usize = 3;
+pub(super) const LAUNCHES: usize = 3;
 
 /// Rows of each expert on each rank, by the tensor that has them.
 pub(super) type Counts = BTreeMap<ValueId, Vec<Vec<i32>>>;

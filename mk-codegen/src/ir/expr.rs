@@ -212,6 +212,15 @@ impl Expr {
                 }
             }
             Expr::Table(t, index) => {
+                // Few tables have more dimensions.
+                let mut few = [0; 4];
+                if let Some(at) = few.get_mut(..index.len()) {
+                    for (at, e) in at.iter_mut().zip(index) {
+                        *at = e.eval(env)?;
+                    }
+                    return (env.tables)(*t, at)
+                        .ok_or_else(|| EvalError::Table { table: *t, index: at.to_vec() });
+                }
                 let index = index.iter().map(|e| e.eval(env)).collect::<Result<Vec<_>, _>>()?;
                 (env.tables)(*t, &index).ok_or(EvalError::Table { table: *t, index })
             }

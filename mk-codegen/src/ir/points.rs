@@ -116,9 +116,12 @@ impl<'a> Points<'a> {
         Points { looked_up: stored.then(RefCell::default), ..Points::new(plan, tables) }
     }
 
-    /// Tables in memory, and numbers of entries, that expressions have looked up since the last call.
-    pub(crate) fn take_looked_up(&self) -> Vec<(TabId, usize)> {
-        self.looked_up.as_ref().map(RefCell::take).unwrap_or_default()
+    /// Tables in memory, and numbers of entries, that expressions have looked up since the last call: in the place of what is in `into`.
+    pub(crate) fn take_looked_up(&self, into: &mut Vec<(TabId, usize)>) {
+        into.clear();
+        if let Some(noted) = &self.looked_up {
+            std::mem::swap(into, &mut noted.borrow_mut());
+        }
     }
 
     fn raw(&self, rank: usize, vars: &[i64], e: &Expr) -> Result<i64, EvalError> {
@@ -279,7 +282,7 @@ impl<'a> Points<'a> {
         vars[Var::RANK.0 as usize] = rank as i64;
         vars[Var::EPOCH.0 as usize] = epoch;
         let mut points = Vec::new();
-        self.nest(&mut Task { family, vars }, x, 0, &mut points)?;
+        self.nest(&mut Task { family, vars }, x, 0, &|n| (0..n).collect(), &mut points)?;
         for (t, task) in points.iter_mut().enumerate() {
             task.vars[Var::LINEAR.0 as usize] = t as i64;
             if !x.order.is_empty() {
@@ -335,20 +338,53 @@ impl<'a> Points<'a> {
         Ok(total)
     }
 
+    /// Tasks at both ends of each loop, and in its middle; where there is an `order`, those at the ends of all of it.
+    ///
+    /// # Errors
+    /// As [`Points::tasks`].
+    pub(crate) fn ends(
+        &self,
+        family: FamId,
+        rank: usize,
+        epoch: i64,
+    ) -> Result<Vec<Task>, PointError> {
+        let x = &self.plan.families[family];
+        let mut task = Task { family, vars: vec![0; Var::DOMAIN as usize + x.domain.len()] };
+        task.vars[Var::RANK.0 as usize] = rank as i64;
+        task.vars[Var::EPOCH.0 as usize] = epoch;
+        if x.order.is_empty() {
+            let mut points = Vec::new();
+            self.nest(&mut task, x, 0, &|n| some_of(n, 2), &mut points)?;
+            return Ok(points);
+        }
+        let count = self.count(family, rank, epoch, u64::MAX)?;
+        let one = |t: i64| {
+            let mut task = task.clone();
+            task.vars[Var::LINEAR.0 as usize] = t;
+            let domain = x.order.iter().map(|e| self.eval(&task, e));
+            let domain = domain.collect::<Result<Vec<_>, _>>()?;
+            task.vars.truncate(Var::DOMAIN as usize);
+            task.vars.extend(domain);
+            Ok(task)
+        };
+        some_of(i64::try_from(count).unwrap_or(i64::MAX), 32).into_iter().map(one).collect()
+    }
+
     fn nest(
         &self,
         task: &mut Task,
         x: &Family,
         depth: usize,
+        some: &dyn Fn(i64) -> Vec<i64>,
         out: &mut Vec<Task>,
     ) -> Result<(), PointError> {
         let Some((_, extent)) = x.domain.get(depth) else {
             out.push(task.clone());
             return Ok(());
         };
-        for i in 0..self.eval(task, extent)?.max(0) {
+        for i in some(self.eval(task, extent)?.max(0)) {
             task.vars[Var::domain(depth).0 as usize] = i;
-            self.nest(task, x, depth + 1, out)?;
+            self.nest(task, x, depth + 1, some, out)?;
         }
         Ok(())
     }
@@ -441,4 +477,13 @@ impl<'a> Points<'a> {
         }
         Err(self.error(at, e, EvalError::Rank { rank, world }))
     }
+}
+
+/// The first and the last few of so many numbers, and as many in the middle.
+fn some_of(n: i64, few: i64) -> Vec<i64> {
+    if n <= 3 * few {
+        return (0..n).collect();
+    }
+    let middle = n / 2;
+    (0..few).chain(middle..middle + few).chain(n - few..n).collect()
 }

@@ -6,6 +6,7 @@ mod error;
 mod facts;
 mod fuse;
 mod roles;
+mod scaled;
 mod select;
 mod select_attention;
 mod select_grouped;
@@ -29,6 +30,7 @@ use std::{collections::BTreeSet, panic::resume_unwind, thread};
 
 pub use error::LowerError;
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
+pub use scaled::{Smaller, smaller};
 
 /// The kernel of a pipeline: what settings and plans are made for.
 enum Selected {
@@ -113,7 +115,8 @@ fn finish(draft: draft::Draft, config: &Config) -> Result<Plan, LowerError> {
     Ok(plan)
 }
 
-/// [`lower`], then [`valid::verify`] and [`field::evaluate`]: what a kernel may be made from.
+/// [`lower`], then [`valid::verify`] and [`field::evaluate`]: what a kernel may be made from. A plan that routes many tokens is proved and
+/// evaluated by smaller ones: [`smaller`].
 ///
 /// # Errors
 /// As [`lower`]; also [`LowerError::TooLarge`]. A plan that does not verify, or computes something else than the pipeline, is an error
@@ -127,11 +130,18 @@ pub fn compile(
     let plan = lower(program, bound, config)?;
     let period = valid::period(&plan).map_err(not_verified)?;
     let options = field::Options { period, ..field::Options::default() };
+    let smaller = smaller(program, bound, config, &plan);
     // Neither needs the other's answer: side by side, where there is a thread for it.
-    let evaluate = || field::evaluate(&plan, program, bound, &options);
+    let evaluate = || match &smaller {
+        None => field::evaluate(&plan, program, bound, &options),
+        Some(smaller) => smaller.evaluate(program, &options),
+    };
     let (proved, evaluated) = thread::scope(|threads| {
         let beside = thread::Builder::new().spawn_scoped(threads, evaluate);
-        let proved = valid::verify(&plan);
+        let proved = match &smaller {
+            None => valid::verify(&plan),
+            Some(smaller) => smaller.verify(&plan),
+        };
         let evaluated =
             beside.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
         (proved, evaluated.ok())

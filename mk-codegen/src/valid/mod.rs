@@ -35,6 +35,7 @@
 //! first of them that fails. Work is bounded by the `MAX_` constants; a larger plan is refused (rule 6), not guessed at.
 
 mod actor;
+mod affine;
 mod boxes;
 mod canvas;
 mod capacity;
@@ -64,9 +65,10 @@ mod world;
 
 pub use crate::ir::MAX_TASKS;
 pub use actor::{Actor, Site, Touch};
+pub use affine::{Along, Relatives, Unlike, is_affine, verify_affine};
 pub use epochs::MAX_PERIOD;
 pub use ragged::MAX_WORK;
-pub use report::{AtValue, Failure, OverValues, Proof, Violation};
+pub use report::{AtValue, Failure, OverValues, Proof, Scaled, Violation};
 pub use runtime::{MAX_RUNS, MAX_SEQUENCES, MAX_VALUES};
 pub use sample::{TableKind, sample_tables};
 pub use timeline::timeline;
@@ -74,7 +76,7 @@ pub use unroll::{MAX_ELEMENTS, MAX_EVENTS, MAX_WORDS};
 
 use crate::ir::{EdgeId, Plan, TableSet, TableSource};
 use std::{collections::BTreeSet, panic::resume_unwind, thread};
-use world::World;
+use world::{Window, World};
 
 /// Most pairs of regions that are compared, of accesses that are looked at one by one, of nodes that searches visit, and
 /// of entries (word, rank, epoch) of the table of known kernels.
@@ -124,7 +126,7 @@ pub fn verify_each_rank(plan: &Plan) -> Result<Proof, Failure> {
 
 /// Whether ranks that are alike are folded.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ranks {
+pub(crate) enum Ranks {
     Folded,
     Each,
 }
@@ -162,13 +164,32 @@ pub fn verify_value(plan: &Plan) -> Result<Proof, Failure> {
 }
 
 fn of_value(plan: &Plan, ranks: Ranks) -> Result<Proof, Failure> {
+    sampled(plan, ranks, Samples::ALL)
+}
+
+/// How much of tables of a launch a proof looks at.
+#[derive(Clone, Copy)]
+pub(crate) struct Samples {
+    /// Contents on which all rules are run.
+    pub kinds: &'static [TableKind],
+    /// Most visits of tasks over all counts.
+    pub work: u64,
+}
+
+impl Samples {
+    /// What [`verify`] looks at.
+    pub const ALL: Samples = Samples { kinds: TableKind::ALL, work: MAX_WORK };
+}
+
+/// As [`verify_value`], with fewer samples of tables.
+pub(crate) fn sampled(plan: &Plan, ranks: Ranks, samples: Samples) -> Result<Proof, Failure> {
     let fail = |violations: Vec<Violation>| Failure::of(plan, violations);
     let fixed = capacity::check(plan);
     if !fixed.is_empty() {
         return Err(fail(fixed));
     }
     let period = epochs::period(plan).map_err(&fail)?;
-    let shown = ragged::check(plan, period);
+    let shown = ragged::check(plan, period, samples.work);
     if !shown.violations.is_empty() {
         return Err(fail(shown.violations));
     }
@@ -182,7 +203,7 @@ fn of_value(plan: &Plan, ranks: Ranks) -> Result<Proof, Failure> {
     };
     let run_time = plan.tables.values().any(|t| matches!(t.source, TableSource::Runtime { .. }));
     let sets: Vec<TableSet> = match run_time {
-        true => TableKind::ALL.iter().map(|k| sample_tables(plan, *k)).collect(),
+        true => samples.kinds.iter().map(|k| sample_tables(plan, *k)).collect(),
         false => vec![TableSet::new(plan, |_, _| Vec::new())],
     };
     let mut used = BTreeSet::new();
@@ -192,18 +213,23 @@ fn of_value(plan: &Plan, ranks: Ranks) -> Result<Proof, Failure> {
     {
         return Ok(proof);
     }
-    for first in 0..sets.len() {
-        // Each launch brings other tables.
-        let epochs: Vec<_> = (0..proof.epochs as usize).map(|e| (first + e) % sets.len()).collect();
-        let world = World::new(plan, proof.period, &epochs, &sets).map_err(&fail)?;
+    // Each launch brings other tables. Where the plan repeats with them, they follow each other in one world: each set is the last one's, behind as
+    // many launches as a proof looks back to, and is unrolled once.
+    let n = sets.len() as u32;
+    let (turns, later) = if n.is_multiple_of(period) { (period, n) } else { (n, period) };
+    let launches = later + proof.epochs - period;
+    for first in 0..turns {
+        let epochs: Vec<_> = (0..launches).map(|e| ((first + e) % n) as usize).collect();
+        let mut world = World::new(plan, period, &epochs, &sets).map_err(&fail)?;
+        world.window = Window { later, back: proof.epochs - 1 };
         let of_class = |c| sets.get(epochs[world.class_of.iter().position(|x| *x == c)?]);
         let class_sets: Vec<&TableSet> = (0..world.classes.len()).filter_map(of_class).collect();
         run(&world, &mut proof, &mut used, |world, groups, overlaps| {
             coverage::check(world, groups, overlaps, &class_sets).into()
         })
         .map_err(|found| fail(found.violations))?;
-        proof.tables += 1;
     }
+    proof.tables = sets.len();
     proof.name_waits(plan, used);
     Ok(proof)
 }

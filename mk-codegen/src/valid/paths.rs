@@ -16,7 +16,7 @@ use super::{
     within::{self, Reach, WordPosts},
     world::{AccRec, Class, World, is_host},
 };
-use crate::ir::{Agent, EdgeId, Proxy, Scope, Wait};
+use crate::ir::{Agent, EdgeId, Mode, Proxy, Scope, Wait};
 use std::collections::BTreeSet;
 
 /// A word that some wait has seen complete: `lag` epochs before the waiter's.
@@ -378,7 +378,17 @@ fn class_paths(
             let w: &super::world::WaitRec = w;
             Pred { word: w.word, lag: l.lag, edge: l.edge }
         };
+        // Many accesses of a step are alike in all that this looks at.
+        let mut last = None;
         for a in &class.accs[task.accs.start as usize..task.accs.end as usize] {
+            let like = (a.agent, a.step, a.mode == Mode::Read, a.proxy, within::live(world, a));
+            let like = (like, within::is_tab(world, task, a));
+            if let Some((as_before, key)) = last
+                && as_before == like
+            {
+                out.of_access.push(key);
+                continue;
+            }
             let r = within::before(world, class, task, a);
             let good = edges
                 .iter()
@@ -393,6 +403,7 @@ fn class_paths(
                 next
             });
             out.of_access.push(key);
+            last = Some((like, key));
         }
         for p in &class.posts[task.posts.start as usize..task.posts.end as usize] {
             let pos = within::post_pos(p.step);

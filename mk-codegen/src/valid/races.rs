@@ -121,11 +121,17 @@ pub(super) fn check<'p, 'w, 'a>(
         goal_words: 0,
     };
     let world = r.paths.world;
+    // Boxes of each class: launches with other tables have others.
+    let there = |of: &Vec<Group>| {
+        let some = |i: &BoxId| !of[*i as usize].accs.is_empty();
+        (0..of.len() as BoxId).filter(some).collect::<Vec<_>>()
+    };
+    let there: Vec<_> = groups.iter().map(there).collect();
     let last = world.epochs();
-    for later in last + 1 - world.period.min(last)..=last {
+    for later in last + 1 - world.window.later.min(last)..=last {
         r.callers(later);
         // The nearest pairs first: they make the plainest counterexamples.
-        for earlier in (1..=later).rev() {
+        for earlier in (later.saturating_sub(world.window.back).max(1)..=later).rev() {
             if earlier < later && world.boxes.spans.is_some() {
                 r.launches(earlier, later);
                 if r.exhausted || r.violations.len() >= Failure::MAX {
@@ -133,12 +139,12 @@ pub(super) fn check<'p, 'w, 'a>(
                 }
                 continue;
             }
-            for (i, list) in overlaps.iter().enumerate() {
-                for &j in list {
+            for &i in &there[world.class_of[earlier as usize - 1]] {
+                for &j in &overlaps[i as usize] {
                     if earlier < later {
-                        r.between(i as BoxId, earlier, j, later);
-                    } else if j as usize >= i {
-                        r.within(i as BoxId, j, later);
+                        r.between(i, earlier, j, later);
+                    } else if j >= i {
+                        r.within(i, j, later);
                     }
                     if r.exhausted || r.violations.len() >= Failure::MAX {
                         return r;

@@ -176,8 +176,16 @@ fn prefix_of(plan: &Plan, e: &Expr) -> Option<(TabId, Vec<Expr>)> {
     found
 }
 
-/// Shows rule 5, and the sums of rule 3, for every count.
-pub(super) fn check(plan: &Plan, period: u32) -> Shown {
+/// Tables with as much of everything as there can be: every block full.
+pub(super) fn greatest(plan: &Plan) -> Vec<TableSet> {
+    let flags = flag_tables(plan);
+    let tables: BTreeSet<usize> = count_tables(plan).difference(&flags).copied().collect();
+    let most = tables.iter().map(|t| sample::bounds(plan, TabId::new(*t)).2).max().unwrap_or(0);
+    sample::uniform(plan, &tables, i64::from(most), (&flags, 1))
+}
+
+/// Shows rule 5, and the sums of rule 3, for every count, as far as so many visits of tasks go.
+pub(super) fn check(plan: &Plan, period: u32, work: u64) -> Shown {
     let flags = flag_tables(plan);
     let tables: BTreeSet<usize> = count_tables(plan).difference(&flags).copied().collect();
     let violations = groups(plan, &tables, &flags).into_iter().chain(chosen(plan)).collect();
@@ -201,15 +209,15 @@ pub(super) fn check(plan: &Plan, period: u32) -> Shown {
             sets.extend(sample::uniform(plan, &tables, c, (&flags, 1)));
         }
         // Once, behind what bounds the work.
-        let apart = |work| match shown.counts {
-            0 => words(plan, &tables, &sets[0]).map(|()| work),
-            _ => Ok(work),
+        let apart = |spent| match shown.counts {
+            0 => words(plan, &tables, &sets[0]).map(|()| spent),
+            _ => Ok(spent),
         };
-        let work = sets.iter().try_fold(0, |work, set| Ok(work + one(plan, period, set)?));
-        match work.and_then(apart) {
-            Ok(work) if work >= 2 * afforded_at => {
-                afforded_at = work.max(1);
-                let afforded = (MAX_WORK / afforded_at).max(4);
+        let spent = sets.iter().try_fold(0, |spent, set| Ok(spent + one(plan, period, set)?));
+        match spent.and_then(apart) {
+            Ok(spent) if spent >= 2 * afforded_at => {
+                afforded_at = spent.max(1);
+                let afforded = (work / afforded_at).max(4);
                 step = i64::try_from(wanted.div_ceil(afforded)).unwrap_or(i64::MAX).max(1);
             }
             Ok(_) => {}

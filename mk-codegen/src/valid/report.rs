@@ -334,6 +334,15 @@ pub struct Proof {
     pub folded: bool,
     /// The run-time dimension for all of whose values this holds, if there is one.
     pub values: Option<OverValues>,
+    /// Whether this is about smaller plans that lead to the plan; the figures are theirs.
+    pub scaled: Option<Scaled>,
+}
+
+/// Smaller plans that were proved in place of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scaled {
+    /// How many.
+    pub relatives: usize,
 }
 
 /// All values of a run-time dimension.
@@ -381,6 +390,12 @@ impl fmt::Display for Proof {
         )?;
         if let Some(OverValues { name, max, .. }) = &self.values {
             writeln!(f, "  for every {name} in 1..={max}, another one in each launch")?;
+        }
+        if let Some(Scaled { relatives }) = &self.scaled {
+            writeln!(
+                f,
+                "  of {relatives} smaller plans that lead to it; in the plan itself the ends of all loops"
+            )?;
         }
         if self.counts > 0 {
             let all = if self.exhaustive { "every" } else { "NOT every" };

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::ir::{
     Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, MAX_TASKS, Operand, Point,
-    PointError, Points, SigId, Task, Var,
+    PointError, Points, SigId, TabId, Task, Var,
 };
 use std::collections::HashSet;
 
@@ -46,6 +46,8 @@ pub(super) struct Unroller<'w, 'a> {
     outside: bool,
     /// Room for the variables of the line that is unrolled.
     here: Task,
+    /// Room for what a task looks up.
+    entries: Vec<(TabId, usize)>,
     /// Of ranks that are folded: the task of rank 0 that the next one of another rank must be like.
     next: u32,
     /// One was not, or a region does not turn as a whole.
@@ -75,6 +77,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
             events: 0,
             outside: false,
             here: Task { family: FamId::new(0), vars: Vec::new() },
+            entries: Vec::new(),
             next: 0,
             unlike: false,
             fitted: FastSet::default(),
@@ -114,8 +117,13 @@ impl<'w, 'a> Unroller<'w, 'a> {
     }
 
     fn family(&mut self, family: FamId, rank: usize) -> Result<(), Violation> {
-        self.count(family, rank)?;
-        let tasks = self.points.tasks(family, rank, self.epoch).map_err(Violation::Point)?;
+        let tasks = if self.world.ends_only {
+            self.points.ends(family, rank, self.epoch)
+        } else {
+            self.count(family, rank)?;
+            self.points.tasks(family, rank, self.epoch)
+        };
+        let tasks = tasks.map_err(Violation::Point)?;
         self.order(family, &tasks)?;
         for task in &tasks {
             self.task(family, task)?;
@@ -301,11 +309,12 @@ impl<'w, 'a> Unroller<'w, 'a> {
 
     /// Everything that a task looks up in memory is in what it reads for that.
     fn looked_up(&mut self, family: FamId, task: &Task, tab: &[BoxId]) {
-        let mut entries = self.points.take_looked_up();
+        let mut entries = std::mem::take(&mut self.entries);
+        self.points.take_looked_up(&mut entries);
         entries.sort_unstable();
         entries.dedup();
         let plan = self.world.plan;
-        let missing = entries.into_iter().find(|(id, flat)| {
+        let missing = entries.iter().copied().find(|(id, flat)| {
             let table = &plan.tables[*id];
             let index = unflattened(*flat, &table.shape);
             !tab.iter().any(|boxed| {
@@ -315,6 +324,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 Some(b.buffer) == table.stored && index.iter().zip(b.dims.iter()).all(inside)
             })
         });
+        self.entries = entries;
         let Some((id, flat)) = missing else { return };
         let x = &plan.families[family];
         let index = unflattened(flat, &plan.tables[id].shape);

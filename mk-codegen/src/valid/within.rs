@@ -96,11 +96,15 @@ pub(super) fn before(world: &World<'_>, class: &Class, task: &TaskRec, a: &AccRe
     let pos_before = if early { wait_pos(a.step) } else { pos };
     let mut r = reach(world, class, task, a.agent, pos_before, live(world, a));
     r.bounds[usize::from(a.agent)] = pos;
-    let family = &world.plan.families[task.family];
-    if family.accesses[a.line as usize].operand == Operand::Tab {
+    if is_tab(world, task, a) {
         r.behind = world.info(task.family).late;
     }
     r
+}
+
+/// Whether an access is a look-up.
+pub(super) fn is_tab(world: &World<'_>, task: &TaskRec, a: &AccRec) -> bool {
+    world.plan.families[task.family].accesses[a.line as usize].operand == Operand::Tab
 }
 
 /// What happens before agent number `agent` of a task reaches `pos`, for each value of `during`.

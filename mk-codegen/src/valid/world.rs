@@ -202,6 +202,12 @@ impl Words {
     }
 }
 
+/// Pairs of epochs: each of the last ones as the later one, with itself and those so many epochs back.
+pub(super) struct Window {
+    pub later: u32,
+    pub back: u32,
+}
+
 /// A plan unrolled for one choice of tables in every epoch.
 pub(super) struct World<'a> {
     pub plan: &'a Plan,
@@ -218,6 +224,10 @@ pub(super) struct World<'a> {
     pub class_of: Vec<usize>,
     /// After how many epochs the plan repeats.
     pub period: u32,
+    /// Which pairs of epochs are compared.
+    pub window: Window,
+    /// Whether only tasks at the ends of loops are here.
+    pub ends_only: bool,
     /// Extents of each buffer on each rank; with a run-time dimension for the greatest value of the first cell.
     pub shapes: Vec<Vec<Vec<i64>>>,
     /// For each class, all values of the run-time dimension that it stands for.
@@ -241,6 +251,20 @@ impl<'a> World<'a> {
             sets => sets.iter().map(|set| Points::noting(plan, set)).collect(),
         };
         let mut world = World::empty(plan, period, &points[0])?;
+        world.unroll_tables(epochs, &points).map_err(Halt::violations)?;
+        Ok(world)
+    }
+
+    /// The same of the tasks at the ends of loops alone: for what is looked at task by task.
+    pub fn ends(
+        plan: &'a Plan,
+        period: u32,
+        epochs: &[usize],
+        tables: &[TableSet],
+    ) -> Result<World<'a>, Vec<Violation>> {
+        let points: Vec<_> = tables.iter().map(|set| Points::noting(plan, set)).collect();
+        let mut world = World::empty(plan, period, &points[0])?;
+        world.ends_only = true;
         world.unroll_tables(epochs, &points).map_err(Halt::violations)?;
         Ok(world)
     }
@@ -336,6 +360,8 @@ impl<'a> World<'a> {
             classes: Vec::new(),
             class_of: Vec::new(),
             period,
+            window: Window { later: period, back: u32::MAX },
+            ends_only: false,
             shapes: shapes(plan, first)?,
             whole: Vec::new(),
             mixed: false,

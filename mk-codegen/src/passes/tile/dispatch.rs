@@ -14,6 +14,7 @@ use crate::passes::{
     shape::{
         grouped::{Combine, Grouped, Route},
         ranks::{block_rows, peer_at},
+        tensor::Tensor,
     },
 };
 use mk_abi::DType;
@@ -61,8 +62,8 @@ pub(super) struct Dispatch<'a> {
     /// Blocks of a rank.
     count: i32,
     ids: TabId,
-    /// The experts of all tokens, and the flow that says whose are there.
-    named: (BufId, FlowId),
+    /// The experts of all tokens, and the flow that says which chunks are there; none of one rank's own.
+    named: (BufId, Option<FlowId>),
     /// Chunks of a rank's tokens, and entries of the list of one.
     chunks: i32,
     width: i32,
@@ -89,6 +90,37 @@ fn part_of(route: &Route, blocks: i32, world: i32, part: RoutePart) -> Leaf {
     Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } }
 }
 
+/// The experts of all tokens on every rank, chunk by chunk, and a word for each chunk. One rank has them.
+fn ids_of_all(
+    draft: &mut Draft,
+    ids: &Tensor,
+    given: BufId,
+    chunks: i32,
+) -> (BufId, Option<FlowId>) {
+    let world = draft.world();
+    if world == 1 {
+        return (given, None);
+    }
+    let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
+    let shape = vec![ids.shape[0].value.into(), slots.into()];
+    let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
+    let [p, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+    let rows = block_rows(draft.local(ids, 0, Var::RANK), c.clone(), CHUNK);
+    let first = c.clone() * CHUNK;
+    let src = read(Operand::Src, given, vec![(first.clone(), rows.clone()), whole(slots)]);
+    let to = vec![(Expr::from(Var::RANK) * tokens + first, rows), whole(slots)];
+    let peer = peer_at(p, world);
+    let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
+    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+    let chunks = chunks.max(1);
+    let domain = vec![("p", world.into()), ("c", chunks.into())];
+    let sent = draft.family("ids", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
+    let word = Expr::from(Var::RANK) * chunks + c;
+    let named = Writer::new(sent, Operand::Dst, vec![word]).on(peer);
+    let shape = vec![(world * chunks).into()];
+    (all, Some(draft.flow(Flow::new("named", shape, 1.into(), vec![named]))))
+}
+
 impl<'a> Dispatch<'a> {
     /// Every rank sends the experts of its tokens to all ranks.
     pub fn new(
@@ -107,20 +139,9 @@ impl<'a> Dispatch<'a> {
             stored: Some(inputs[g.counts]),
             routed: None,
         });
-        let shape = vec![ids.shape[0].value.into(), slots.into()];
-        let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
-        let own = draft.local(ids, 0, Var::RANK);
-        let peer = peer_at(Var::domain(0).into(), world);
-        let src = read(Operand::Src, inputs[g.counts], vec![(0.into(), own.clone()), whole(slots)]);
-        let to = vec![(Expr::from(Var::RANK) * tokens, own), whole(slots)];
-        let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
-        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
-        let domain = vec![("p", world.into())];
-        let list = draft.family("ids", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
-        let named = Writer::new(list, Operand::Dst, vec![Var::RANK.into()]).on(peer);
-        let named = draft.flow(Flow::new("named", vec![world.into()], 1.into(), vec![named]));
         let count = g.products[0].out.widest(0, world) / BLOCK;
         let chunks = (tokens + CHUNK - 1) / CHUNK;
+        let (all, named) = ids_of_all(draft, ids, inputs[g.counts], chunks);
         let ids_of_chunk = CHUNK.min(tokens) * slots;
         let width = list_width(route.experts.max(0) as usize, ids_of_chunk as usize) as i32;
         let (mut all_lists, experts) = (world * chunks, route.experts);
@@ -138,8 +159,12 @@ impl<'a> Dispatch<'a> {
         let rows = block_rows(draft.local(ids, 0, rank.clone()), chunk.clone(), CHUNK);
         let first = rank.clone() * tokens + chunk * CHUNK;
         let src = read(Operand::Src, all, vec![(first, rows), whole(slots)]);
-        let dst = write(Operand::Dst, lists, vec![one(c), whole(width)]);
-        let touched = vec![Source::behind(src, named, vec![rank]), dst.into()];
+        let dst = write(Operand::Dst, lists, vec![one(c.clone()), whole(width)]);
+        let src = match named {
+            Some(named) => Source::behind(src, named, vec![c]),
+            None => src.into(),
+        };
+        let touched = vec![src, dst.into()];
         let leaf = part_of(route, count, world, RoutePart::Lists);
         let domain = vec![("c", all_lists.into())];
         let family = draft.family("lists", RoleKind::Compute, leaf, domain, vec![], touched);
@@ -364,11 +389,13 @@ impl<'a> Dispatch<'a> {
         let first = source.clone() * self.tokens + c.clone() * CHUNK;
         let src = read(Operand::Src, self.named.0, vec![(first, rows), whole(self.slots)]);
         let first = source.clone() * room + c.clone() * CHUNK;
-        let entries = block_rows(room.into(), c, CHUNK);
-        let touched = vec![
-            Source::behind(src, self.named.1, vec![source]),
-            write(Operand::Dst, memory, vec![(first, entries)]).into(),
-        ];
+        let entries = block_rows(room.into(), c.clone(), CHUNK);
+        let word = source * self.chunks.max(1) + c.clone();
+        let src = match self.named.1 {
+            Some(named) => Source::behind(src, named, vec![word]),
+            None => src.into(),
+        };
+        let touched = vec![src, write(Operand::Dst, memory, vec![(first, entries)]).into()];
         let chunks = (room + CHUNK - 1) / CHUNK;
         let leaf = part_of(self.route, self.count, world, RoutePart::Wanted);
         let domain = vec![("s", world.into()), ("c", chunks.into())];

@@ -1,0 +1,224 @@
+//! Plans that route many tokens, proved by smaller ones: every number is looked at, and a mistake that is in all of them, or only in the large one, is found.
+
+use mk_codegen::{
+    field,
+    ir::{Expr, Plan},
+    passes::{self, Smaller, compile, lower},
+    settings::Config,
+    valid::{self, Along, Relatives},
+};
+use mk_syntax::{Bound, Program};
+use serde_json::Value;
+use std::{collections::BTreeMap, time::Instant};
+
+const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids, capacity = R) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}";
+
+/// The layer: tokens of a rank, blocks, if that is bounded, slots, experts.
+fn layer(
+    ranks: u64,
+    tokens: u64,
+    blocks: Option<u64>,
+    slots: u64,
+    experts: u64,
+) -> (Program, Bound, Config) {
+    let text = match blocks {
+        Some(_) => LAYER.into(),
+        None => LAYER.replace(", capacity = R", ""),
+    };
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+    let tokens = tokens * ranks - ranks / 2;
+    let room = blocks.map(|blocks| ("R", blocks * ranks * 128));
+    let dims = [("T", tokens), ("K", slots), ("E", experts), ("H", 2048), ("F", 1024)];
+    let dims = dims.into_iter().chain(room).map(|(name, n)| (name.to_string(), n)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    (program, bound, Config { ranks: ranks as u32, ..Config::default() })
+}
+
+/// One of two ranks, and what leads to it.
+fn two_ranks() -> (Plan, Smaller) {
+    let (program, bound, config) = layer(2, 2000, Some(61), 1, 2);
+    let plan = lower(&program, &bound, &config).expect("a plan");
+    let smaller = passes::smaller(&program, &bound, &config, &plan).expect("smaller ones");
+    (plan, smaller)
+}
+
+/// Changes a plan and all that lead to it.
+fn all(
+    (plan, relatives): (&Plan, &Relatives),
+    change: &dyn Fn(&mut Plan, usize),
+) -> (Plan, Relatives) {
+    let changed = |plan: &Plan, i: usize| {
+        let mut plan = plan.clone();
+        change(&mut plan, i);
+        plan
+    };
+    let along = relatives.along.iter().zip(1..);
+    let along = along.map(|(a, i)| Along { plan: changed(&a.plan, i), steps: a.steps });
+    let of = Relatives { base: changed(&relatives.base, 0), along: along.collect() };
+    (changed(plan, of.along.len() + 1), of)
+}
+
+/// Bind: plan and proof of 8192 tokens on each of 8 ranks. The aim of a release build is 2 s; this one has less optimisation, beside other tests.
+#[test]
+fn many_tokens() {
+    let (program, bound, config) = layer(8, 8192, None, 8, 128);
+    let begin = Instant::now();
+    let (plan, proof) = compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{e}"));
+    let seconds = begin.elapsed().as_secs_f64();
+    println!("{seconds:.2} s, {} families\n{proof}", plan.families.len());
+    assert_eq!(proof.scaled.map(|s| s.relatives), Some(3));
+    assert!(seconds < 30.0, "{seconds} s");
+}
+
+/// A plan that is small enough is looked at itself, with the same verdict.
+#[test]
+fn both_ways() {
+    let (plan, smaller) = two_ranks();
+    let proof = smaller.verify(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let whole = valid::verify(&plan).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(proof.waits_used, whole.waits_used);
+    assert!(proof.tasks < whole.tasks && whole.scaled.is_none());
+    let (program, bound, config) = layer(2, 2000, Some(61), 1, 2);
+    let options = field::Options::default();
+    smaller.evaluate(&program, &options).unwrap_or_else(|e| panic!("{e}"));
+    field::evaluate(&plan, &program, &bound, &options).unwrap_or_else(|e| panic!("{e}"));
+    let (program, bound, _) = layer(2, 500, Some(61), 1, 2);
+    let plan = lower(&program, &bound, &config).expect("a plan");
+    assert!(passes::smaller(&program, &bound, &config, &plan).is_none());
+}
+
+/// All numbers of a text, by turns larger by one.
+fn larger_by_one(value: &mut Value, left: &mut usize) -> bool {
+    match value {
+        Value::Number(n) => {
+            let hit = *left == 0;
+            *left = left.wrapping_sub(1);
+            if hit && let Some(i) = n.as_i64() {
+                *value = (i + 1).into();
+            }
+            hit
+        }
+        Value::Array(list) => list.iter_mut().any(|v| larger_by_one(v, left)),
+        Value::Object(fields) => fields.values_mut().any(|v| larger_by_one(v, left)),
+        _ => false,
+    }
+}
+
+#[test]
+fn no_number_is_elsewhere() {
+    let (plan, smaller) = two_ranks();
+    assert_eq!(valid::is_affine(&plan, smaller.relatives()), Ok(()));
+    let text = serde_json::to_value(&plan).expect("JSON");
+    let mut looked = 0;
+    for n in 0.. {
+        let mut text = text.clone();
+        if !larger_by_one(&mut text, &mut n.clone()) {
+            break;
+        }
+        let Ok(other) = serde_json::from_value::<Plan>(text) else { continue };
+        assert_ne!(other, plan, "number {n}");
+        let said = valid::is_affine(&other, smaller.relatives());
+        let why = said.map_or_else(|e| e.to_string(), |()| "nothing".into());
+        assert!(why.contains("the smaller plans lead to"), "number {n}: {why}");
+        looked += 1;
+    }
+    assert!(looked > 400, "{looked} numbers");
+    // A line more, another name.
+    let mut other = plan.clone();
+    let first = other.families.keys().next().expect("a family");
+    other.families[first].name.push('s');
+    assert!(valid::is_affine(&other, smaller.relatives()).is_err());
+    other = plan.clone();
+    let line = other.families[first].accesses[0].clone();
+    other.families[first].accesses.push(line);
+    assert!(valid::is_affine(&other, smaller.relatives()).is_err());
+}
+
+/// What is wrong at every size is found at the small ones, as in a small plan by itself.
+#[test]
+fn nothing_can_be_left_out() {
+    let (plan, smaller) = two_ranks();
+    let mut kept = Vec::new();
+    let mut n = 0;
+    for (id, f) in plan.families.iter() {
+        let mut without = |what: String, change: &dyn Fn(&mut Plan)| {
+            let (less, of) = all((&plan, smaller.relatives()), &|p, _| change(p));
+            assert_eq!(valid::is_affine(&less, &of), Ok(()), "{what}");
+            n += 1;
+            if valid::verify_affine(&less, &of).is_ok() {
+                kept.push(format!("{}: {what}", f.name));
+            }
+        };
+        for i in 0..f.waits.len() {
+            let name = &plan.signals[f.waits[i].signal].name;
+            without(format!("wait {name}"), &|p| drop(p.families[id].waits.remove(i)));
+        }
+        for i in 0..f.posts.len() {
+            let name = &plan.signals[f.posts[i].signal].name;
+            without(format!("post {name}"), &|p| drop(p.families[id].posts.remove(i)));
+        }
+        for i in (0..f.accesses.len()).filter(|i| f.accesses[*i].operand.name() == "tab") {
+            without("tab".into(), &|p| drop(p.families[id].accesses.remove(i)));
+        }
+    }
+    assert_eq!(kept, ["gemm1: wait built", "gemm2: wait entered"], "of {n}");
+}
+
+/// What fits at small sizes, and does not at this one.
+#[test]
+fn the_ends_of_the_plan_itself() {
+    let (plan, smaller) = two_ranks();
+    let given = (&plan, smaller.relatives());
+    let steps: Vec<i32> = given.1.along.iter().map(|a| a.steps as i32).collect();
+    // An extent with room to spare that grows more slowly than tokens do, or blocks.
+    for (buffer, slower) in [("staged", 0), ("y", 1), ("rows", 1)] {
+        let found = plan.buffers.iter().find(|b| b.1.name == buffer).expect("a buffer").0;
+        let change = |p: &mut Plan, at: usize| {
+            let Expr::Const(n) = p.buffers[found].shape[0] else { panic!("a number") };
+            let less = match at {
+                0 => -200,
+                i if i == slower + 1 => -100,
+                i if i <= steps.len() => -200,
+                _ => -200 + 100 * steps[slower],
+            };
+            p.buffers[found].shape[0] = (n - less).into();
+        };
+        let (plan, of) = all(given, &change);
+        assert_eq!(valid::is_affine(&plan, &of), Ok(()), "{buffer}");
+        for small in of.along.iter().map(|a| &a.plan).chain([&of.base]) {
+            assert!(valid::verify(small).is_ok(), "{buffer}");
+        }
+        let said =
+            valid::verify_affine(&plan, &of).map_or_else(|e| e.to_string(), |_| String::new());
+        assert!(said.contains("rule 6"), "{buffer}: {said}");
+    }
+    // Words of blocks.
+    let arrived = plan.signals.iter().find(|s| s.1.name == "arrived").expect("a signal").0;
+    let change = |p: &mut Plan, at: usize| {
+        let Expr::Const(n) = p.signals[arrived].shape[0] else { panic!("a number") };
+        let less = [-9, -9, -1, -9 + 8 * steps[1]][at];
+        p.signals[arrived].shape[0] = (n - less).into();
+    };
+    let (plan, of) = all(given, &change);
+    assert_eq!(valid::is_affine(&plan, &of), Ok(()));
+    let said = valid::verify_affine(&plan, &of).map_or_else(|e| e.to_string(), |_| String::new());
+    assert!(said.contains("is outside the array"), "{said}");
+}
+
+/// Whether a plan ends rests on the order of its families, not on the sizes at which it was run.
+#[test]
+fn waits_point_backwards() {
+    let (plan, smaller) = two_ranks();
+    let family = |name: &str| plan.families.iter().find(|f| f.1.name == name).expect("a family").0;
+    let (stage, pull) = (family("stage"), family("pull"));
+    let (plan, of) = all((&plan, smaller.relatives()), &|p, _| {
+        let wait = p.families[pull].waits[0].clone();
+        let signal = p.families[pull].posts[0].signal;
+        p.families[stage].waits.push(mk_codegen::ir::Wait { signal, ..wait });
+    });
+    let said = valid::is_affine(&plan, &of).map_or_else(|e| e.to_string(), |()| String::new());
+    assert!(said.contains("which does not come before it"), "{said}");
+}
