@@ -58,9 +58,11 @@ fn products_of_ragged_rows_compile() {
         dispatch(x, ids, capacity = C) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
     }";
     let wide = dispatched.replace("i32", "i64");
+    let drops = dispatched.replace("= C)", "= C, drop)");
     for (source, set, trace) in [
         (dispatched, "", false),
         (&wide, "block=128x128x64", true),
+        (&drops, "", false),
         (alone, "", false),
         (alone, "block=64x128x64", false),
         (alone, "block=128x128x64 consumers=ping_pong", false),

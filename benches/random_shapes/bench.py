@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "torch_peers"))
 
+import ahead  # noqa: E402
 import check  # noqa: E402
 import lt  # noqa: E402
 
@@ -24,7 +25,7 @@ FLUSH_BYTES = 256 << 20
 FLUSH_US = 55  # what overwriting so much takes, at least
 WARM = 3
 CHUNK = 4096  # rows that a reference converts at a time
-TOGETHER = 16  # shapes whose kernels are compiled before they run
+TOGETHER = 16  # shapes whose kernels are bound before they run
 
 
 class Contestant:
@@ -98,16 +99,19 @@ class Bench:
         self._over = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
     def run(self, shapes, late):
-        """Results so far, again and again: kernels of some shapes are compiled, and then these shapes run. Begins no more when it is
-        ``late()``."""
+        """Results so far, again and again: all kernels are compiled, and then some shapes are bound and run, in turn. Begins no more when
+        it is ``late()``."""
         gpu = torch.cuda.get_device_name()
         versions = {"mk": mk.__version__, "torch": torch.__version__, "cuda": torch.version.cuda}
-        rows, bound = [], 0.0
+        rows, begin = [], time.perf_counter()
+        every = [(self.op.shapes(shape), settings) for shape in shapes for settings in self.ways(shape)]
+        ahead.fill(self.op.pipeline, every, self.args.seconds)
+        bound = time.perf_counter() - begin
         for some in (shapes[i : i + TOGETHER] for i in range(0, len(shapes), TOGETHER)):
             if late():
                 return
             begin = time.perf_counter()
-            made = self.bind([(shape, settings) for shape in some for settings in [None, *self.args.settings.get(str(shape), [])]])
+            made = self.bind([(shape, settings) for shape in some for settings in self.ways(shape)])
             bound += time.perf_counter() - begin
             for shape in some:
                 if late():
@@ -117,8 +121,12 @@ class Bench:
                     print(line(rows[-1]), file=sys.stderr, flush=True)
             yield {"machine": {"gpu": gpu}, "versions": versions, "bind_seconds": bound, "rows": rows}
 
+    def ways(self, shape):
+        """Settings that a shape runs with; first those that are chosen for it."""
+        return [None, *self.args.settings.get(str(shape), [])]
+
     def bind(self, work):
-        """Kernels of ours by shape and settings, or why there is none; many are compiled side by side."""
+        """Kernels of ours by shape and settings, or why there is none."""
 
         def one(item):
             shape, settings = item
@@ -149,7 +157,7 @@ class Bench:
 
         enter("torch", lambda name, out: self.torch_way(name, inputs, out))
         functions = []
-        for i, settings in enumerate([None, *self.args.settings.get(str(shape), [])]):
+        for i, settings in enumerate(self.ways(shape)):
             found = made[shape, settings]
             if isinstance(found, str):
                 missing.append({"name": f"mk {i}" if i else "mk", "reason": found})

@@ -45,6 +45,12 @@ const WIDE: &str =
     dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
 }";
 
+/// The layer with room for some rows of each expert; others are dropped.
+const DROPS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids, capacity = R, drop) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}";
+
 const H: usize = 24;
 const N: usize = 40;
 const F: usize = 16;
@@ -181,6 +187,13 @@ fn right_of(
             let of = |rank: usize, name: &str| &given[&(*epoch, rank, name.to_string())];
             let most = case.tokens.div_ceil(case.ranks);
             let own = case.experts.div_ceil(case.ranks);
+            // By source and token: those behind the first ones that an expert has room for are dropped.
+            let drops = case.source == DROPS;
+            let keep = if drops { case.blocks / own * 128 } else { usize::MAX };
+            let kept = |token: usize, expert: i32| {
+                let before = (0..token).filter(|t| route(*epoch, *t).contains(&expert));
+                before.count() < keep
+            };
             let x = |t: usize| -> Vec<f64> {
                 let row = &of(t / most, "x")[t % most * H..][..H];
                 row.iter().map(|x| f64::from(*x)).collect()
@@ -194,6 +207,9 @@ fn right_of(
                 for (i, t) in case.own(*rank).enumerate() {
                     let mut sum = vec![(0.0, 0.0); H];
                     for (j, e) in route(*epoch, t).into_iter().enumerate() {
+                        if drops && !kept(t, e) {
+                            continue;
+                        }
                         let (home, e) = (e as usize / own, e as usize % own);
                         let h = product(&x(t), of(home, "w1"), e, 2 * F);
                         let (gate, up) = h.split_at(F);
@@ -240,9 +256,11 @@ const SMALL: Case = Case { source: LAYER, ranks: 2, tokens: 42, slots: 2, expert
 
 #[test]
 fn texts() {
-    for (name, case) in
-        [("dispatch_alone", Case { source: DISPATCH, ..SMALL }), ("dispatch_layer", SMALL)]
-    {
+    for (name, case) in [
+        ("dispatch_alone", Case { source: DISPATCH, ..SMALL }),
+        ("dispatch_layer", SMALL),
+        ("dispatch_drops", Case { source: DROPS, ..SMALL }),
+    ] {
         let plan = case.plan("").unwrap_or_else(|e| panic!("{name}: {e}"));
         let text = plan.to_string();
         assert_eq!(text.parse::<Plan>().as_ref(), Ok(&plan), "{name}");
@@ -274,6 +292,18 @@ fn numbers() {
     // Fewer blocks than experts: there are no more rows.
     for source in [LAYER, WIDE] {
         right(&Case { source, tokens: 3, slots: 1, experts: 8, blocks: 3, ..SMALL }, 3, &two);
+    }
+}
+
+/// What an expert has no room for is dropped, and the same in every order of execution; the rest of a token is there.
+#[test]
+fn rows_without_room_are_dropped() {
+    let two = [sim::Schedule::Random, sim::Schedule::Reversed];
+    for (ranks, experts) in [(1usize, 2usize), (2, 2), (3, 8), (4, 4), (8, 8)] {
+        // All tokens go to the same experts in the launches that have the second form, and to the first half of them in the third.
+        let tokens = 150 + 7 * ranks;
+        let blocks = experts.div_ceil(ranks);
+        right(&Case { source: DROPS, ranks, tokens, slots: 2, experts, blocks }, 1, &two);
     }
 }
 
@@ -386,6 +416,10 @@ fn what_has_no_kernel_is_refused() {
     let says = |case: Case| case.plan("").map_or_else(|e| e.to_string(), |_| "a plan".into());
     for (text, case) in [
         ("4 experts over 3 ranks: of 2 each, and some have none", Case { ranks: 3, ..SMALL }),
+        (
+            "a capacity of 1 blocks a rank, for 2 experts",
+            Case { source: DROPS, blocks: 1, ..SMALL },
+        ),
         ("8 experts of each token, of 4", Case { slots: 8, ..SMALL }),
     ] {
         let said = says(case);
@@ -404,7 +438,7 @@ fn tables_follow_from_one_routing() {
     assert_eq!(plan.tables.values().filter(runtime).count(), 4);
     assert!(plan.buffers.values().any(|b| b.name == "y" && b.space == Space::Workspace));
     let ids = SMALL.routes(0, 1, 0..42);
-    let routing = Routing { ids: &ids, slots: 2, experts: 4, ranks: 2, rows: 128 };
+    let routing = Routing { ids: &ids, slots: 2, experts: 4, ranks: 2, rows: 128, keep: 0 };
     assert_eq!(routing.check(2), Ok(()));
 }
 

@@ -134,20 +134,20 @@ static PlacesTask places;
 static WantedTask wanted;
 static u32 phase, threads;
 
-// Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, words of an id, and
-// the ids; then the fault's kind, what it saw and where, the id, and the tables between guards.
+// Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, words of an id,
+// rows of an expert that are kept, and the ids; then the fault's kind, what it saw and where, the id, and the tables between guards.
 int main(int, char** argv) {
   std::FILE* in = std::fopen(argv[1], "rb");
-  u32 head[10];
-  while (std::fread(head, 4, 10, in) == 10) {
-    const u32 tokens = head[0], most = head[1], slots = head[2], experts = head[3], ranks = head[4], rank = head[5], count = head[6], chunk = head[7], words = head[9];
+  u32 head[11];
+  while (std::fread(head, 4, 11, in) == 11) {
+    const u32 tokens = head[0], most = head[1], slots = head[2], experts = head[3], ranks = head[4], rank = head[5], count = head[6], chunk = head[7], words = head[9], keep = head[10];
     threads = head[8];
     const u32 own = (experts + ranks - 1) / ranks, chunks = (most + chunk - 1) / chunk, room = chunk * slots, all = ranks * chunks;
     const u32 width = (2 + kListParts) * experts + 2 * room;
     std::vector<u32> ids(tokens * slots * words), counts(own + 4, 0xdeadbeef), all_lists(all * width + 4, 0xdeadbeef), all_bases((all + 1) * experts + 4, 0xdeadbeef);
     std::vector<u32> all_entries(2 * count + 4, 0xdeadbeef);
     u32 *lists = all_lists.data() + 2, *base = all_bases.data() + 2, *entries = all_entries.data() + 2;
-    std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef);
+    std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef), kept(most * slots + 4, 0xdeadbeef);
     // Room for whole pieces of each rank's tokens.
     const u32 space = (most + 15) / 16 * 16;
     std::vector<u32> has(ranks * space + 4, 0xdeadbeef);
@@ -170,13 +170,13 @@ int main(int, char** argv) {
     u32 ended = 0;
     for (u32 r = 0; r < ranks; ++r) {
       fault = listed;
-      bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, r, 128, count};
+      bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, r, 128, count, keep};
       for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
       ended += fault.kind != FaultKind{};
     }
     if (ended != 0 && ended != ranks) return 2;
     fault = listed;
-    bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, rank, 128, count};
+    bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, rank, 128, count, keep};
     for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
     if (fault.kind == FaultKind{}) {
       blocks = BlocksTask{0, 0, bases.counts, reinterpret_cast<u64>(entries), own, count, 128};
@@ -188,7 +188,7 @@ int main(int, char** argv) {
       for (u32 c = 0; c < chunks; ++c) {
         const u32 first = rank * most + c * chunk;
         const u32 n = first < tokens ? min(min(most - c * chunk, chunk), tokens - first) : 0, at = rank * chunks + c;
-        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + at * width), reinterpret_cast<u64>(base + at * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), words, n, slots, experts, own, room};
+        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + at * width), reinterpret_cast<u64>(base + at * experts), reinterpret_cast<u64>(base + all * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), reinterpret_cast<u64>(kept.data() + 2 + c * chunk * slots), words, n, slots, experts, own, room, keep};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, places, 0, thread, threads); });
       }
     }
@@ -198,7 +198,7 @@ int main(int, char** argv) {
     }
     const u32 said[5] = {static_cast<u32>(fault.kind), fault.seen, fault.tile, static_cast<u32>(fault.waited_ns), static_cast<u32>(fault.waited_ns >> 32)};
     std::fwrite(said, 4, 5, stdout);
-    for (const auto* t : {&counts, &rows, &place, &has}) std::fwrite(t->data(), 4, t->size(), stdout);
+    for (const auto* t : {&counts, &rows, &place, &kept, &has}) std::fwrite(t->data(), 4, t->size(), stdout);
   }
   return 0;
 }
@@ -329,6 +329,8 @@ struct World {
     blocks: usize,
     chunk: usize,
     threads: u32,
+    /// Rows of an expert that are kept, or 0.
+    keep: i32,
 }
 
 fn worlds(n: usize) -> Vec<World> {
@@ -369,7 +371,8 @@ fn worlds(n: usize) -> Vec<World> {
         let blocks = own + [0, 1, 9][rng.random_range(0..3)];
         let chunk = [4, 16, 64, 256][rng.random_range(0..4)];
         let threads = [32, 64, 256][rng.random_range(0..3)];
-        World { ids, wide, tokens, slots, experts, ranks, rank, blocks, chunk, threads }
+        let keep = [0, 0, 128, 7][rng.random_range(0..4)];
+        World { ids, wide, tokens, slots, experts, ranks, rank, blocks, chunk, threads, keep }
     };
     (0..n).map(world).collect()
 }
@@ -383,7 +386,8 @@ fn what_follows_from_a_routing() {
         let head = [w.tokens, most, w.slots, w.experts, w.ranks, w.rank, w.blocks, w.chunk];
         let head = head.map(|n| n as i32).into_iter();
         bytes.extend(
-            head.chain([w.threads as i32, 1 + i32::from(w.wide)]).flat_map(i32::to_le_bytes),
+            head.chain([w.threads as i32, 1 + i32::from(w.wide), w.keep])
+                .flat_map(i32::to_le_bytes),
         );
         let words = 4 << u32::from(w.wide);
         bytes.extend(w.ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(words)));
@@ -393,13 +397,20 @@ fn what_follows_from_a_routing() {
     };
     let mut words = words.into_iter();
     let guard = 0xdead_beef_u32 as i32;
-    let (mut tables, mut outside, mut twice, mut many, mut beyond) = (0, 0, 0, 0, 0);
+    let (mut tables, mut outside, mut twice, mut many, mut beyond, mut dropped) =
+        (0, 0, 0, 0, 0, 0);
     for (i, w) in worlds.iter().enumerate() {
         let most = w.tokens.div_ceil(w.ranks);
         let said: Vec<i32> = words.by_ref().take(5).collect();
         let id = i64::from(said[4]) << 32 | i64::from(said[3] as u32);
         let space = w.ranks * most.next_multiple_of(16);
-        let sizes = [w.experts.div_ceil(w.ranks), w.blocks * 128, 2 * most * w.slots, space];
+        let sizes = [
+            w.experts.div_ceil(w.ranks),
+            w.blocks * 128,
+            2 * most * w.slots,
+            most * w.slots,
+            space,
+        ];
         let found = sizes.map(|n| words.by_ref().take(n + 4).collect::<Vec<i32>>());
         for t in &found {
             let n = t.len();
@@ -408,16 +419,23 @@ fn what_follows_from_a_routing() {
         let ranks = w.ranks;
         let narrow = |id: &i64| i32::try_from(*id).unwrap_or(-1);
         let ids: Vec<i32> = w.ids.iter().map(narrow).collect();
-        let routing =
-            Routes { ids: &ids, slots: w.slots, experts: w.experts as i32, ranks, rows: 128 };
+        let (experts, keep) = (w.experts as i32, w.keep);
+        let routing = Routes { ids: &ids, slots: w.slots, experts, ranks, rows: 128, keep };
         match routing.check(w.blocks) {
             Ok(()) => {
                 assert_eq!(said[0], 0, "{i}: {said:?} {:?}", w.ids);
-                let parts =
-                    [RoutePart::Counts, RoutePart::Sources, RoutePart::Places, RoutePart::Wanted];
+                let parts = [
+                    RoutePart::Counts,
+                    RoutePart::Sources,
+                    RoutePart::Places,
+                    RoutePart::Kept,
+                    RoutePart::Wanted,
+                ];
                 let own = most.min(w.tokens.saturating_sub(w.rank * most)) * 2 * w.slots;
+                let bits = if keep > 0 { own / 2 } else { 0 };
+                dropped += i32::from(found[3][2..bits + 2].contains(&0));
                 for ((part, n), found) in
-                    parts.into_iter().zip([sizes[0], sizes[1], own, sizes[3]]).zip(&found)
+                    parts.into_iter().zip([sizes[0], sizes[1], own, bits, sizes[4]]).zip(&found)
                 {
                     assert_eq!(found[2..n + 2], routing.table(part, w.rank, n), "{i}: {part}");
                     assert!(found[n + 2..].iter().all(|x| *x == guard), "{i}: {part}");
@@ -448,7 +466,10 @@ fn what_follows_from_a_routing() {
     }
     assert!(words.next().is_none());
     let all = format!(
-        "{tables} tables, {outside} outside, {twice} twice, {many} too many, {beyond} beyond 32 bits"
+        "{tables} tables, {outside} outside, {twice} twice, {many} too many, {beyond} beyond 32 bits, {dropped} drop"
     );
-    assert!(tables > 8000 && outside > 300 && twice > 100 && many > 20 && beyond > 100, "{all}");
+    assert!(
+        tables > 8000 && outside > 300 && twice > 100 && many > 20 && beyond > 100 && dropped > 500,
+        "{all}"
+    );
 }

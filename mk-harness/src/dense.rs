@@ -238,7 +238,7 @@ impl<'a> Dense<'a> {
                 self.gemm(node, a, b, b_transposed)?
             }
             (Op::GroupedGemm, [x, w, _]) => self.grouped(node, rows, [x, w])?,
-            (Op::Dispatch, [x, _]) => self.dispatched(node, rows, x)?,
+            (Op::Dispatch { .. }, [x, _]) => self.dispatched(node, rows, x)?,
             (Op::Combine, [y, _, weights]) => {
                 let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
                 let held = self.rows_of(node.inputs[0], set, chosen);
@@ -447,7 +447,7 @@ fn needs<'n>(
             (Op::Combine, 0) if set == Set::Chosen => Set::Routed(node.inputs[1]),
             (Op::Combine, 0) => Set::All,
             (Op::GroupedGemm | Op::Bias | Op::Combine, 1) | (Op::GroupedGemm, 2) => Set::All,
-            (Op::Dispatch, _) => Set::All,
+            (Op::Dispatch { .. }, _) => Set::All,
             _ => set,
         };
         (input.index(), set)

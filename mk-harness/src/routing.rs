@@ -152,21 +152,35 @@ pub(crate) fn experts_of(case: Case<'_>, ids: ValueId) -> Option<usize> {
     case.bound.shape(*product.inputs.get(1)?)?.first().map(|n| *n as usize)
 }
 
-/// Expert and token of each row of all ranks, where it has one, by the experts of all tokens, so many of each. Ranks have equally many rows.
+/// How many rows are kept of each expert, where others are dropped, by the experts of tokens.
+pub(crate) fn keep(case: Case<'_>, ids: ValueId) -> Option<usize> {
+    let drops = |n: &&mk_syntax::Node| {
+        n.op == (Op::Dispatch { drops: true }) && n.inputs.get(1) == Some(&ids)
+    };
+    let node = case.program.nodes().iter().find(drops)?;
+    let rows = *case.bound.shape(node.result)?.first()? as usize;
+    let (ranks, block) = (case.ranks.max(1), RAGGED_BLOCK as usize);
+    let own = experts_of(case, ids)?.div_ceil(ranks).max(1);
+    Some(rows / ranks / block / own * block)
+}
+
+/// Expert and token of each row of all ranks, where it has one, by the experts of all tokens, so many of each. Ranks have equally many rows. `keep` is how
+/// many are kept of each expert, if some are dropped.
 pub(crate) fn packed(
     ids: &[i32],
     slots: usize,
     experts: usize,
     rows: usize,
-    ranks: usize,
+    (ranks, keep): (usize, Option<usize>),
 ) -> Vec<Option<(usize, usize)>> {
     let mut all = vec![None; rows];
     let (each, own) = (rows / ranks.max(1), experts.div_ceil(ranks.max(1)));
     for rank in 0..ranks {
-        let mut at = 0;
+        let mut at = 0usize;
         for e in rank * own..((rank + 1) * own).min(experts) {
+            let end = at.saturating_add(keep.unwrap_or(each)).min(each);
             for (token, of) in ids.chunks(slots.max(1)).enumerate() {
-                if of.contains(&(e as i32)) && at < each {
+                if of.contains(&(e as i32)) && at < end {
                     all[rank * each + at] = Some((e, token));
                     at += 1;
                 }
@@ -184,7 +198,7 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
         let Some(Def::Node(node)) = program.def(at) else { return None };
         match node.op {
             Op::GroupedGemm => return node.inputs.get(2).copied(),
-            Op::Dispatch => return node.inputs.get(1).copied(),
+            Op::Dispatch { .. } => return node.inputs.get(1).copied(),
             op if op.is_elementwise() || op == Op::Swiglu => at = *node.inputs.first()?,
             _ => return None,
         }

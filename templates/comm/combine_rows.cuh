@@ -31,6 +31,7 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
   constexpr u32 kAtOnce = kHeld ? kSummands : kHeldSummands;
   u64 place[kAtOnce];
   float factor[kAtOnce];
+  u32 there = ~0u;  // a bit for each that has a factor
   const u64 to = hooks.destination(task, row);
   u64 alignment = to;
   const auto look = [&](u32 from) {
@@ -38,7 +39,8 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
     for (u32 j = 0; j < kAtOnce; ++j) {
       if (from + j >= kSummands) break;
       place[j] = hooks.source(task, row, from + j);
-      factor[j] = load_element<Dtype::F32>(hooks.factor(task, row, from + j));
+      if constexpr (Hooks::kMayLack) there = hooks.there(task, row, from + j) ? there | 1u << j : there & ~(1u << j);
+      factor[j] = (there >> j & 1) != 0 ? load_element<Dtype::F32>(hooks.factor(task, row, from + j)) : 0.0f;
       alignment |= place[j];
     }
   };
@@ -64,7 +66,7 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
         for (u32 j = 0; j < kAtOnce; ++j) {
 #pragma unroll
           for (u32 l = 0; l < Step::kLoads; ++l) {
-            if (from + j < kSummands) add_weighted<kFrom>(sum + l * kVectorElements<kFrom>, v[j][l], factor[j]);
+            if (from + j < kSummands && (there >> j & 1) != 0) add_weighted<kFrom>(sum + l * kVectorElements<kFrom>, v[j][l], factor[j]);
           }
         }
       }
@@ -82,7 +84,7 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
       if (!kHeld) look(from);
 #pragma unroll
       for (u32 j = 0; j < kAtOnce; ++j) {
-        if (from + j < kSummands) sum += load_element<kFrom>(place[j] + column * element_bytes(kFrom)) * factor[j];
+        if (from + j < kSummands && (there >> j & 1) != 0) sum += load_element<kFrom>(place[j] + column * element_bytes(kFrom)) * factor[j];
       }
     }
     store_element<kTo>(to + column * element_bytes(kTo), sum);

@@ -37,6 +37,7 @@ struct BasesTask {
   u32 experts, own;  // of the world, the most of a rank
   u32 rank;
   u32 rows, blocks;  // rows of a block, blocks of a rank
+  u32 keep;    // rows of an expert at most; 0: all of them
 };
 
 struct SourcesTask {
@@ -59,12 +60,18 @@ struct PlacesTask {
   u64 ids;
   u64 list;
   u64 bases;
+  u64 begins;  // where each expert's rows begin, behind all experts before it; 0 where nothing is dropped
   u64 places;  // rank and row of each slot
+  u64 kept;    // of each slot, 1 or 0; or 0
   u32 words;   // of an id
   u32 tokens, slots;
   u32 experts, own;
   u32 room;
+  u32 keep;
 };
+
+// Rows of so many that are kept.
+MK_DEVICE u32 kept_rows(u32 rows, u32 keep) { return keep == 0 ? rows : min(rows, keep); }
 
 MK_DEVICE u32 entry_of(u64 table, u32 i) { return ld_u32(reinterpret_cast<const void*>(table + u64{i} * 4)); }
 MK_DEVICE void set_entry(u64 table, u32 i, u32 value) { st_u32(reinterpret_cast<void*>(table + u64{i} * 4), value); }
@@ -229,11 +236,11 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const BasesTask& work, u32 pha
       }
     }
     if (phase == 0) {
-      set_entry(behind, expert, at);
+      set_entry(behind, expert, kept_rows(at, work.keep));
       continue;
     }
-    if (expert / work.own == work.rank) set_entry(work.counts, expert % work.own, at - begin);
-    const u32 needed = (at + work.rows - 1) / work.rows;
+    if (expert / work.own == work.rank) set_entry(work.counts, expert % work.own, kept_rows(at - begin, work.keep));
+    const u32 needed = (begin + kept_rows(at - begin, work.keep) + work.rows - 1) / work.rows;
     const bool last = expert % work.own == work.own - 1 || expert + 1 == work.experts;
     if (last && needed > work.blocks) {
       give_up(ctx, Fault{FaultKind::Capacity, 0, work.blocks, needed, work.task, kNoPeer, 0, 0});
@@ -279,6 +286,14 @@ MK_DEVICE void tabulate_phase(const Context&, const PlacesTask& work, u32, u32 t
   for (u32 i = thread; i < work.tokens * work.slots; i += threads) {
     const u32 expert = id_at(work.ids, work.words, i);
     if (expert >= work.experts) continue;
-    st_u32x2(reinterpret_cast<void*>(work.places + u64{i} * 8), expert / work.own, entry_of(work.bases, expert) + entry_of(ranks, i));
+    u32 row = entry_of(work.bases, expert) + entry_of(ranks, i);
+    if (work.keep != 0) {
+      // A dropped one has the place of its expert's first row, which is there.
+      const u32 begin = entry_of(work.begins, expert) - entry_of(work.begins, expert / work.own * work.own);
+      const bool kept = row - begin < work.keep;
+      set_entry(work.kept, i, kept ? 1 : 0);
+      row = kept ? row : begin;
+    }
+    st_u32x2(reinterpret_cast<void*>(work.places + u64{i} * 8), expert / work.own, row);
   }
 }

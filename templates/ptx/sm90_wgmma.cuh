@@ -125,6 +125,11 @@ MK_WGMMA(208, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REG
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6_LOW)
 MK_WGMMA(240, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6 ", " MK_REGS_7_LOW, "%120", "%121", "%122", "%123", "%124",
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6, MK_OPS_7_LOW)
+#define MK_REGS_0_LOW "%0, %1, %2, %3, %4, %5, %6, %7"
+#define MK_OPS_0_LOW "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+MK_WGMMA(16, MK_REGS_0_LOW, "%8", "%9", "%10", "%11", "%12", MK_OPS_0_LOW)
+#undef MK_REGS_0_LOW
+#undef MK_OPS_0_LOW
 #undef MK_REGS_1_LOW
 #undef MK_OPS_1_LOW
 #undef MK_REGS_2_LOW

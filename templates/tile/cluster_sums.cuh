@@ -149,8 +149,13 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
 #pragma unroll
       for (u32 e = 0; e < 4; ++e) x[e] = silu(x[e]) * x[4 + e];
     }
-    // Swapped tiles have no elementwise chain.
-    if constexpr (!Config::kSwapped) {
+    if constexpr (Config::kSwapped && Config::kChained) {
+#pragma unroll
+      for (u32 j = 0; j < 4; ++j) {
+        pair_columns(x[2 * j], x[2 * j + 1]);
+        hooks.epilogue(tile, row + j / 2 * 8 + paired_row(), col + j % 2 * 8 + paired_col(), x[2 * j], x[2 * j + 1]);
+      }
+    } else if constexpr (!Config::kSwapped) {
 #pragma unroll
       for (u32 j = 0; j < Config::kUnitCols / 4; ++j) {
         const u32 r = row + lane_index() / 4 + j % 2 * 8, c = col + j / 2 * 8 + lane_index() % 4 * 2;
@@ -166,7 +171,12 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
       __syncwarp();
       const u32 packed[4] = {pack2<Config::kOut>(x[0], x[1]), pack2<Config::kOut>(x[2], x[3]), pack2<Config::kOut>(x[4], x[5]),
                              pack2<Config::kOut>(x[6], x[7])};
-      if constexpr (Config::kSwapped) {
+      if constexpr (Config::kSwapped && Config::kChained) {
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+          st_shared(room + (j / 2 * 8 + paired_row()) * 32 + j % 2 * 16 + paired_col() * 2, packed[j]);
+        }
+      } else if constexpr (Config::kSwapped) {
         const u32 r = lane_index() / 16 * 8 + lane_index() % 8;
         stmatrix_x4_trans(room + r * 32 + lane_index() / 8 % 2 * 16, packed[0], packed[1], packed[2], packed[3]);
       } else {

@@ -159,29 +159,65 @@ MK_DEVICE void stage_panel(u32 panel, const u32 (&packed)[kPairs][4]) {
   for (u32 j = 0; j < kPairs; ++j) stage_16_columns<Config>(panel, j, packed[j]);
 }
 
-// Swapped: up to 64 rows of the panel's 64 columns, from `first` on; rows lie along the accumulators of a wgmma, columns along its rows.
-template <class Config, u32 kRows>
-MK_DEVICE void stage_swapped(u32 panel, const float* first) {
+// Swapped, a thread has pairs of rows: of rows `r` and `r + 1` of column `c`, and the lane four further of column `c + 1`. Afterwards each has
+// a pair of columns, one of row `r`, the other of the row behind it.
+MK_DEVICE void pair_columns(float& x0, float& x1) {
+  const bool odd = lane_index() / 4 % 2 == 1;
+  const float got = __shfl_xor_sync(0xffffffffu, odd ? x0 : x1, 4);
+  if (odd) {
+    x0 = got;
+  } else {
+    x1 = got;
+  }
+}
+// Where that pair is, of each eight rows, and of each eight columns.
+MK_DEVICE u32 paired_row() { return lane_index() % 4 * 2 + lane_index() / 4 % 2; }
+MK_DEVICE u32 paired_col() { return lane_index() / 8 * 2; }
+
+// Swapped: up to 64 rows of the panel's 64 columns, from `row` and `col` of the tile on; rows lie along the accumulators of a wgmma, columns
+// along its rows. `ups`: gated, those of the same results.
+template <class Config, u32 kRows, class Hooks>
+MK_DEVICE void stage_swapped(const Hooks& hooks, const GemmTile& tile, u32 panel, u32 row, u32 col, const float* first,
+                             [[maybe_unused]] const float* ups) {
 #pragma unroll
   for (u32 g = 0; g < kRows / 16; ++g) {
-    const float* acc = first + g * 8;
-    const u32 row = g * 16 + lane_index() / 16 * 8 + lane_index() % 8;
-    const u32 chunk = warp_index() % kWarpgroupWarps * 2 + lane_index() / 8 % 2;
-    stmatrix_x4_trans(panel_chunk<Config>(panel, row, chunk), pack2<Config::kOut>(acc[0], acc[1]), pack2<Config::kOut>(acc[2], acc[3]),
-                      pack2<Config::kOut>(acc[4], acc[5]), pack2<Config::kOut>(acc[6], acc[7]));
+    float x[8];
+#pragma unroll
+    for (u32 e = 0; e < 8; ++e) {
+      x[e] = first[g * 8 + e];
+      if constexpr (Config::kGated) x[e] = silu(x[e]) * ups[g * 8 + e];
+    }
+    if constexpr (Config::kChained) {
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {
+        pair_columns(x[2 * i], x[2 * i + 1]);
+        const u32 r = g * 16 + i / 2 * 8 + paired_row(), chunk = warp_index() % kWarpgroupWarps * 2 + i % 2;
+        hooks.epilogue(tile, row + r, col + chunk * 8 + paired_col(), x[2 * i], x[2 * i + 1]);
+        // The 32 words of a warp lie in as many banks.
+        st_shared(panel_chunk<Config>(panel, r, chunk) + paired_col() * 2, pack2<Config::kOut>(x[2 * i], x[2 * i + 1]));
+      }
+    } else {
+      const u32 r = g * 16 + lane_index() / 16 * 8 + lane_index() % 8;
+      const u32 chunk = warp_index() % kWarpgroupWarps * 2 + lane_index() / 8 % 2;
+      stmatrix_x4_trans(panel_chunk<Config>(panel, r, chunk), pack2<Config::kOut>(x[0], x[1]), pack2<Config::kOut>(x[2], x[3]),
+                        pack2<Config::kOut>(x[4], x[5]), pack2<Config::kOut>(x[6], x[7]));
+    }
   }
 }
 
 // Swapped: a consumer's `p`th panel.
-template <class Config>
-MK_DEVICE void stage_swapped_panel(u32 panel, u32 p, const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+template <class Config, class Hooks>
+MK_DEVICE void stage_swapped_panel(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 panel, u32 p,
+                                   const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr u32 kLast = Config::kBlockM - (Config::kPanelsDown - 1) * 64;
-  const u32 down = p % Config::kPanelsDown;
-  const float* first = &acc[p / Config::kPanelsDown][down * 32];
+  const u32 down = p % Config::kPanelsDown, across = p / Config::kPanelsDown;
+  const float* first = &acc[across][down * 32];
+  const float* ups = &acc[across + (Config::kGated ? 1 : 0)][down * 32];
+  const u32 row = down * 64, col = Config::first_col(consumer) + across * 64;
   if (down + 1 == Config::kPanelsDown) {
-    stage_swapped<Config, kLast>(panel, first);
+    stage_swapped<Config, kLast>(hooks, tile, panel, row, col, first, ups);
   } else {
-    stage_swapped<Config, 64>(panel, first);
+    stage_swapped<Config, 64>(hooks, tile, panel, row, col, first, ups);
   }
 }
 
@@ -301,16 +337,17 @@ MK_DEVICE void stage_tile(const GemmSmem<Config>& smem, const Hooks& hooks, cons
 }
 
 // The same of swapped tiles.
-template <class Config, class Edges>
-MK_DEVICE void stage_swapped_tile(const GemmSmem<Config>& smem, u32 consumer, const RingCursor<Config::kStages>& ring,
-                                  GemmStaging<Config::kPanels>& staging,
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void stage_swapped_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                                  const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging,
                                   const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   RingCursor<Config::kPanels>& mine = staging.mine;
 #pragma unroll
   for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
     const bool borrowed = p + 1 <= Config::kBorrowedPanels;
     if (!borrowed) mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, mine.stage), mine.phase ^ 1);
-    stage_swapped_panel<Config>(borrowed ? smem.borrowed_panel(ring, consumer, p) : smem.panel(consumer, mine.stage), p, acc);
+    const u32 panel = borrowed ? smem.borrowed_panel(ring, consumer, p) : smem.panel(consumer, mine.stage);
+    stage_swapped_panel<Config>(hooks, tile, consumer, panel, p, acc);
     if (!borrowed) {
       hand_over_panels<Edges>(smem.staging_full(consumer, mine.stage));
       mine.advance();
@@ -344,7 +381,7 @@ MK_DEVICE void send_only_tile(const Context& ctx, const GemmSmem<Config>& smem, 
 #pragma unroll
     for (u32 p = 0; p < Config::kPanelsPerTile; ++p) {
       const u32 panel = smem.only_panel(consumer, p);
-      stage_swapped_panel<Config>(panel, p, acc);
+      stage_swapped_panel<Config>(hooks, tile, consumer, panel, p, acc);
       fence_proxy_async_shared();
       consumer_sync<kNoEdge>(consumer);
       if (sends) send_panel_of<Config>(tile, consumer, p, panel);

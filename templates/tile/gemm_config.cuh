@@ -31,6 +31,7 @@ struct GemmOptions {
   u32 b_rank = 2;      // dimensions of B's map: with 3, the outermost chooses a matrix of a stack
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
   bool reads = false;       // Direct: the elementwise chain reads operands
+  bool chained = false;     // swapped: there is an elementwise chain
   u32 saves = 0;            // matrices that the elementwise chain writes on the way
   bool saves_gates = false; // the first two are gates and ups
   bool carried = false;     // a tile goes on with sums that the loader brings
@@ -57,6 +58,7 @@ struct GemmConfig {
   static constexpr BLayout kB = kOptions.b;
   static constexpr bool kGated = kOptions.gated;
   static constexpr bool kReads = kOptions.reads;
+  static constexpr bool kChained = kOptions.chained;
   static constexpr u32 kSaves = kOptions.saves;
   static constexpr bool kSavesGates = kOptions.saves_gates;
   static constexpr bool kCarried = kOptions.carried;
@@ -82,10 +84,13 @@ struct GemmConfig {
   static constexpr u32 kColsPerConsumer = kSplitColumns ? kBlockN / kConsumers : kBlockN;
   static constexpr u32 kMmasPerStep = (kSwapped ? kColsPerConsumer : kRowsPerConsumer) / 64;  // wgmmas side by side in their M
   static constexpr u32 kMmaN = kSwapped ? kBlockM : kColsPerConsumer;
+  // Swapped: from one of them to the next, columns of B. Gated: ups lie behind all gates.
+  static constexpr u32 kMmaCols = kGated ? kBlockN / 2 : 64;
+  static constexpr u32 kOutMmas = kSwapped && kGated ? kMmasPerStep / 2 : kMmasPerStep;  // those that results come from
   static constexpr u32 kAccumulators = kMmaN / 2;                       // registers of one wgmma
-  // Staging panels of 64 rows, per consumer: four where consumers share 64 rows, as many as an f32 tile fills, so that none waits
+  // Staging panels of 64 rows, per consumer: four where consumers share 64 rows of 256 columns, as many as an f32 tile fills, so that none waits
   // until another has been read, and where three stages leave room for them.
-  static constexpr u32 kPanels = kBlockM == 64 || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
+  static constexpr u32 kPanels = (kBlockM == 64 && (kBlockN > 128 || kOptions.ring_n > 128)) || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
@@ -103,7 +108,7 @@ struct GemmConfig {
   static constexpr u32 kOutCols = kGated ? kBlockN / 2 : kBlockN;             // columns of C
   static constexpr u32 kOutColsPerConsumer = kGated ? kColsPerConsumer / 2 : kColsPerConsumer;
   static constexpr u32 kPanelsDown = ceil_div(kBlockM, 64);  // swapped: the last may have fewer rows
-  static constexpr u32 kPanelsPerTile = kMmasPerStep * (kSwapped ? kPanelsDown : kOutColsPerConsumer / kPanelCols);  // per consumer
+  static constexpr u32 kPanelsPerTile = kOutMmas * (kSwapped ? kPanelsDown : kOutColsPerConsumer / kPanelCols);  // per consumer
 
   static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
   static constexpr u32 kALoadedBytes = kARows * kBlockK * kElemBytes;
@@ -125,7 +130,7 @@ struct GemmConfig {
   static constexpr u32 kStagingBytes = kPanelsBytes < kExchangeBytes ? kExchangeBytes : kPanelsBytes;
   // A tile with a borrowed stage begins with panels in its last stage, where the consumer's own rows of A were: a warp's rows of a panel are those
   // of A that only its own part of the wgmmas reads; or, swapped, its own columns of B, of which a warp's lie where its columns of a panel do. The storer hands that stage back, without which the loop's next tile does not end.
-  static constexpr u32 kStagePanels = kSwapped ? kMmasPerStep : kRowsPerConsumer / 64;
+  static constexpr u32 kStagePanels = kSwapped ? kOutMmas : kRowsPerConsumer / 64;
   static constexpr u32 kUnstaged = kOptions.borrowed_stage ? kPanelsPerTile - kPanels : 0;
   static constexpr u32 kBorrowedPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
@@ -166,14 +171,15 @@ struct GemmConfig {
 
   // This consumer's first row and column of the tile.
   MK_DEVICE static u32 first_row(u32 consumer) { return kSplitColumns || kPingPong ? 0 : consumer * kRowsPerConsumer; }
-  MK_DEVICE static u32 first_col(u32 consumer) { return kSplitColumns ? consumer * kColsPerConsumer : 0; }
+  MK_DEVICE static u32 first_col(u32 consumer) { return kSplitColumns ? consumer * kOutColsPerConsumer : 0; }
 
   static_assert(!kSwapped || (kBlockM % 16 == 0 && kBlockM >= 16 && kBlockM < 256), "rows that are columns of a wgmma");
-  static_assert(!kSwapped || (kA == ALayout::KMajor && kOut != Dtype::F32 && !kCarried && kSaves == 0), "16-bit results as they are");
+  static_assert(!kSwapped || (kA == ALayout::KMajor && kOut != Dtype::F32 && !kCarried && kSaves == 0), "16-bit results, and nothing saved");
   static_assert(!kSwapped || kStore == StorePath::Tma || kCluster > 1, "results leave by TMA, or from clusters");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
-  static_assert(!kSplitColumns || (kBlockN % 128 == 0 && !kGated), "each consumer has whole panels, and gates lie beside their ups");
+  static_assert(!kSplitColumns || (kBlockN % 128 == 0 && (!kGated || kSwapped)), "each consumer has whole panels, and gates lie beside their ups");
+  static_assert(!kSwapped || !kGated || (kBlockN == 256 && kCluster == 1), "swapped, each consumer has a panel of gates, and one of ups");
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");

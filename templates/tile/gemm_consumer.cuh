@@ -49,7 +49,7 @@ MK_DEVICE void sm90_mma_step_swapped(const GemmSmem<Config>& smem, u32 consumer,
   for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
 #pragma unroll
     for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
-      const u64 offset = (kk * kStep + m * 64 * kBlockK * kElemBytes) >> 4;
+      const u64 offset = (kk * kStep + m * Config::kMmaCols * kBlockK * kElemBytes) >> 4;
       sm90_wgmma<Config::kDtype, kAcross ? ALayout::MMajor : ALayout::KMajor, BLayout::KMajor>(
           acc[m], a + offset, b + ((kk * kKMajorStepBytes) >> 4), !(first && kk == 0));
     }
@@ -196,7 +196,7 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
     if constexpr (Config::kOnlyTile) {
       send_only_tile<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, acc);
     } else if constexpr (Config::kStore == StorePath::Tma && Config::kSwapped) {
-      stage_swapped_tile<Config, Edges>(smem, consumer, ring, staging, acc);
+      stage_swapped_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else if constexpr (Config::kStore == StorePath::Tma) {
       stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else if constexpr (Config::kCluster > 1) {

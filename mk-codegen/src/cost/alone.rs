@@ -4,7 +4,7 @@
 
 use super::{CostError, model::DeviceModel};
 use crate::ir::{
-    ALayout, Access, Leaf, Operand, Plan, Points, Store, TableSet, mma_swaps, row_dim,
+    ALayout, Access, Leaf, Mode, Operand, Plan, Points, Store, TableSet, mma_swaps, row_dim,
 };
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,9 @@ pub struct Products {
     pub cache_line_s: f64,
     /// A step of which all comes from memory.
     pub cold_s: f64,
+    /// How long that is on its way: as many steps as there are stages share it.
+    #[serde(default)]
+    pub latency_s: f64,
     /// What a cluster that shares the depth takes to exchange its sums, beside their bytes.
     pub exchange_s: f64,
     /// And for each of its CTAs but one.
@@ -52,6 +55,9 @@ pub struct Products {
     pub multicast_s: f64,
 }
 
+/// The share of memory's rate at which matrices come that an epilogue reads (one H200: 16.8 MB take 9 us more, 58.7 MB 26 to 35).
+const READS: f64 = 0.45;
+
 /// A figure with its name.
 pub(super) type Named = (&'static str, f64);
 
@@ -60,6 +66,7 @@ impl Products {
     pub(super) fn faster(mut self, memory: f64, clock: f64) -> Products {
         self.memory_bytes_per_s *= memory;
         self.cold_s /= memory;
+        self.latency_s /= memory;
         self.sm_bytes_per_s *= clock;
         self.exchange_bytes_per_s *= clock;
         for step_s in self.steps.iter_mut().map(|s| &mut s.1).chain(&mut self.swapped_s) {
@@ -86,6 +93,7 @@ impl Products {
             ("line_s", self.line_s),
             ("cache_line_s", self.cache_line_s),
             ("cold_s", self.cold_s),
+            ("latency_s", self.latency_s),
             ("exchange_s", self.exchange_s),
             ("exchange_cta_s", self.exchange_cta_s),
             ("multicast_s", self.multicast_s),
@@ -109,7 +117,7 @@ impl Products {
 }
 
 /// How long a plan takes that is one matrix product and nothing else, on the rank with the most; `None` for other plans, for products
-/// whose epilogue reads or saves matrices, and where the model has no figures of such tiles.
+/// whose epilogue saves matrices, and where the model has no figures of such tiles.
 ///
 /// # Errors
 /// Where an expression of the plan has no value.
@@ -125,12 +133,13 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
         return Ok(None);
     };
     let other = |a: &Access| !matches!(a.operand, Operand::A | Operand::B | Operand::C);
-    let matrices = x.accesses.iter().any(|a| other(a) && a.region.len() > 1);
+    let matrices = || x.accesses.iter().filter(|a| other(a) && a.region.len() > 1);
+    let saves = matrices().any(|a| a.mode == Mode::Write);
     let lines = *store == Store::Tma || *cluster > 1;
     let Some(step_s) = figures.step_s([block[0], block[1]]).filter(|_| lines) else {
         return Ok(None);
     };
-    if !plan.keeps_nothing() || matrices || x.inner.is_some() {
+    if !plan.keeps_nothing() || saves || x.inner.is_some() {
         return Ok(None);
     }
     let operand = |o| x.accesses.iter().find(|a| a.operand == o);
@@ -161,6 +170,10 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
             Ok(1.0 - super::unroll::gcd(pitch.max(1), 128) as f64 / 128.0)
         };
         let [off_a, off_b] = [off(a)?, off(b)?];
+        let mut read = 0.0;
+        for x in matrices() {
+            read += bytes(&points.shape(x.buffer, rank)?, x);
+        }
         let rows = of_c.first().map_or(0.0, |m| (*m as f64).min(f64::from(block[0])));
         let shape = Shape {
             tiles,
@@ -169,6 +182,7 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
             rows,
             a: bytes(&of_a, a),
             b: bytes(&of_b, b),
+            read,
             lines: [f64::from(block[0]) * (1.0 + off_a), f64::from(block[1]) * (1.0 + off_b)],
             off: [off_a, off_b],
             out: rows
@@ -200,6 +214,8 @@ struct Shape {
     /// Bytes of the operands.
     a: f64,
     b: f64,
+    /// Bytes of matrices that the epilogue reads.
+    read: f64,
     /// Lines of 128 bytes that a step touches of each.
     lines: [f64; 2],
     /// How far the rows of each begin from lines: 0 at lines.
@@ -253,7 +269,8 @@ impl Products {
                     (s.lines[0] + s.lines[1]) * self.line_s,
                     active * asks * self.cache_line_s,
                 ]);
-            self.join(&[warm, self.cold_s * ((s.a + s.b) / asked).min(1.0)])
+            let cold_s = self.cold_s + self.latency_s / f64::from(way.stages.max(1));
+            self.join(&[warm, cold_s * ((s.a + s.b) / asked).min(1.0)])
         };
         let swapped = if mma_swaps(way.block[0]) { self.swapped_tile } else { 1.0 };
         let area = f64::from(way.block[0]) * f64::from(way.block[1]);
@@ -283,6 +300,7 @@ impl Products {
             + last_s
             + tiles * tile_s
             + out_s
+            + s.read / (READS * self.memory_bytes_per_s)
     }
 }
 
@@ -299,6 +317,7 @@ mod tests {
             rows: 128.0,
             a: 1e6,
             b: 32e6,
+            read: 0.0,
             lines: [128.0, 128.0],
             off: [0.0, 0.0],
             out: 128.0 * 128.0 * 2.0,

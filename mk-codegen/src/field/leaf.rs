@@ -7,8 +7,8 @@ use super::{
     unroll::Touch,
 };
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Operand, Point, gated,
-    saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, GradOf, Leaf, Operand, Point,
+    gated, saves_gates,
 };
 
 /// A block of elements, row-major. Of a region, `cols` is the last extent and `rows` the product of the others.
@@ -248,7 +248,7 @@ impl<E: Copy + PartialEq> Context<E> {
                 Ok(from.iter().flat_map(|i| self.pieces[*i].tile.data.iter().copied()).collect())
             }
             Leaf::ReduceTile { epilogue } => {
-                let sum = self.reduce(algebra, write.phase, last)?;
+                let sum = self.reduce(algebra, family.factors(), write.phase, last)?;
                 let data = if sum.is_empty() { vec![A::ZERO; rows * cols] } else { sum };
                 if data.len() != rows * cols {
                     return Err("the sum has another size than its destination".into());
@@ -319,23 +319,26 @@ impl<E: Copy + PartialEq> Context<E> {
     fn reduce<A: Algebra<Elem = E>>(
         &self,
         algebra: &mut A,
+        factors: Factors,
         phase: u32,
         last: u32,
     ) -> Result<Vec<E>, Misfit> {
         let mut sum: Vec<E> = Vec::new();
-        let weighted = self.pieces.iter().any(|p| p.touch.operand == Operand::W);
         for (i, (source, touch)) in self.sources(phase, last).into_iter().enumerate() {
             let mut data = self.pieces[source].tile.data.clone();
-            if weighted {
+            if factors != Factors::None {
                 let of = |p: &&Piece<E>| {
                     let t = &p.touch;
                     t.operand == Operand::W && (t.phase, t.each) == (touch.phase, touch.each)
                 };
                 let factor = self.pieces.iter().find(of).map(|p| &p.tile.data[..]);
-                let Some([factor]) = factor else {
-                    return Err("a summand has no factor of one element".into());
-                };
-                data.iter_mut().for_each(|x| *x = algebra.mul(*x, *factor));
+                match (factor, factors) {
+                    (Some([factor]), _) => {
+                        data.iter_mut().for_each(|x| *x = algebra.mul(*x, *factor));
+                    }
+                    (None, Factors::Some) => data.fill(A::ZERO),
+                    _ => return Err("a summand has no factor of one element".into()),
+                }
             }
             if i == 0 {
                 sum = data;

@@ -61,7 +61,7 @@ impl<'a> Dims<'a> {
             }
             match program.def(value) {
                 // Rows are no tokens, and tokens no rows.
-                Some(Def::Node(Node { op: Op::Dispatch, .. })) => {
+                Some(Def::Node(Node { op: Op::Dispatch { .. }, .. })) => {
                     own[0] = lines.line(shape[0] as i64);
                 }
                 Some(Def::Node(Node { op: Op::Combine, inputs, .. })) => {
@@ -121,7 +121,7 @@ impl<'a> Dims<'a> {
                 same(of(0)[1], of(1)[1], extent(node.inputs[0], 1));
                 self.cut_experts(node, lines);
             }
-            Op::Dispatch | Op::Combine => self.cut_tokens(node, lines),
+            Op::Dispatch { .. } | Op::Combine => self.cut_tokens(node, lines),
             Op::Swiglu => lines.cut(of(0)[1], 1),
             Op::Bias => {
                 let last = of(0).len() - 1;
@@ -337,7 +337,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 let of = [x.on(0), w.on(0)];
                 Value::Whole(ragged::product(self.algebra, self.dims, self.cells, node, of))
             }
-            (Op::Dispatch, _) => {
+            (Op::Dispatch { .. }, _) => {
                 let (dims, cells) = (self.dims, self.cells);
                 Value::Whole(ragged::dispatched::<A>(dims, cells, node, x.on(0)))
             }

@@ -116,7 +116,7 @@ impl Dims<'_> {
             };
             match node.op {
                 Op::GroupedGemm => return node.inputs.get(2).copied(),
-                Op::Dispatch => return node.inputs.get(1).copied(),
+                Op::Dispatch { .. } => return node.inputs.get(1).copied(),
                 op if op.is_elementwise() || op == Op::Swiglu => at = *node.inputs.first()?,
                 _ => return None,
             }
@@ -150,19 +150,26 @@ impl Dims<'_> {
     /// Expert and token of each packed row of all ranks, by the experts of tokens; `None` for rows of each expert.
     pub fn packed(&self, ids: ValueId) -> Option<Vec<Option<(i32, i32)>>> {
         let nodes = || self.program.nodes().iter();
-        let dispatch = nodes().find(|n| n.op == Op::Dispatch && n.inputs.get(1) == Some(&ids))?;
+        let dispatch = nodes()
+            .find(|n| matches!(n.op, Op::Dispatch { .. }) && n.inputs.get(1) == Some(&ids))?;
         let product = nodes().find(|n| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids))?;
         let (rows, slots) = (self.extent(dispatch.result, 0) as usize, self.extent(ids, 1));
         let of_world = self.extent(product.inputs[1], 0) as usize;
         let own = of_world.div_ceil(self.ranks);
         let experts: Vec<i32> = self.ragged.get(&ids)?.concat();
         let (each, block) = (rows / self.ranks, RAGGED_BLOCK as usize);
+        // Those that are kept of each expert.
+        let keep = match dispatch.op {
+            Op::Dispatch { drops: true } => each / block / own.max(1) * block,
+            _ => usize::MAX,
+        };
         let mut all = vec![None; rows];
         for rank in 0..self.ranks {
-            let mut at = 0;
+            let mut at = 0usize;
             for e in (rank * own) as i32..((rank + 1) * own).min(of_world) as i32 {
+                let end = at.saturating_add(keep).min(each);
                 for (token, of_token) in experts.chunks(slots.max(1) as usize).enumerate() {
-                    if of_token.contains(&e) && at < each {
+                    if of_token.contains(&e) && at < end {
                         all[rank * each + at] = Some((e, token as i32));
                         at += 1;
                     }

@@ -69,7 +69,10 @@ pub enum Kind {
         epilogue: Vec<EpilogueOp>,
     },
     /// Tokens as rows of their experts. Operands: tokens, experts of each.
-    Dispatch,
+    Dispatch {
+        /// See [`Op::Dispatch`].
+        drops: bool,
+    },
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
     Combine,
     /// An elementwise operation that stands alone.
@@ -240,7 +243,7 @@ fn kind_of(op: Op) -> Kind {
             let scale = scale.map(|scale| (scale as f32).to_bits());
             return Kind::Attention { causal, scale, ring: ring.is_some() };
         }
-        Op::Dispatch => return Kind::Dispatch,
+        Op::Dispatch { drops } => return Kind::Dispatch { drops },
         Op::Combine => return Kind::Combine,
         Op::Lse => return Kind::Lse,
         Op::AttentionStats => return Kind::AttentionStats,

@@ -274,6 +274,8 @@ names! {
         Sources = "sources",
         /// Rank and packed row of each slot of each of the rank's tokens.
         Places = "places",
+        /// For each of those 1 if its row is there, 0 if it was dropped. Made with the places.
+        Kept = "kept",
     }
 }
 
@@ -475,7 +477,7 @@ pub fn mma_panel_columns(n: u32) -> u32 {
 /// stages leave room for so many.
 pub fn mma_staging_panels([m, n]: [u32; 2]) -> u32 {
     let beside_three = mma_swaps(m) && m > 128 && n == 256;
-    if m == 64 || beside_three { 4 } else { 2 }
+    if m == 64 && n > 128 || beside_three { 4 } else { 2 }
 }
 
 /// Bytes of those panels.

@@ -6,6 +6,7 @@ mod check;
 mod contract;
 pub mod entity;
 mod expr;
+mod factors;
 mod in_place;
 mod json;
 mod leaf;
@@ -27,6 +28,7 @@ pub use check::{MAX_ENTRIES, StructureError};
 pub use contract::{Arity, Contract, EdgeSpec, OperandSpec};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
+pub(crate) use factors::Factors;
 pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
@@ -47,11 +49,11 @@ pub use print::ExprText;
 pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
-pub(crate) use routes::own_experts;
 pub use routes::{
     LIST_PARTS, RouteError, Routed, Routing, list_width, route_bases, route_list, route_places,
     route_sources, route_wanted,
 };
+pub(crate) use routes::{kept, own_experts};
 pub use runs::{depth_dim, row_dim};
 pub use tables::{BlocksError, FilledRows, TableSet, block_table};
 pub(crate) use tables::{entries, needed};

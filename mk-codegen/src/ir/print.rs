@@ -196,6 +196,9 @@ impl Display for Plan {
             }
             if let Some(r) = t.routed {
                 write!(f, " routed {} {} rows {}", r.ids, r.part, r.rows)?;
+                if r.keep != 0 {
+                    write!(f, " keep {}", r.keep)?;
+                }
             }
             match t.stored {
                 Some(buffer) => writeln!(f, " in {buffer}")?,
@@ -368,11 +371,14 @@ impl Display for LeafText<'_> {
                 write!(f, " mask={mask} store={store}")
             }
             Leaf::Tabulate { of: Tabulation::Blocks { rows } } => write!(f, " rows={rows}"),
-            Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } } => {
+            Leaf::Tabulate {
+                of: Tabulation::Route { part, experts, ranks, rows, blocks, keep },
+            } => {
                 write!(
                     f,
                     " part={part} experts={experts} ranks={ranks} rows={rows} blocks={blocks}"
-                )
+                )?;
+                if *keep != 0 { write!(f, " keep={keep}") } else { Ok(()) }
             }
             Leaf::StatsTile { block: [rows, depth] } => write!(f, " block={rows}x{depth}"),
             Leaf::AttendGradTile { block: [m, n, d], scale, stages, mask, .. } => {

@@ -22,6 +22,8 @@ pub struct Routed {
     pub part: RoutePart,
     /// Rows of a block.
     pub rows: i32,
+    /// Rows of an expert that are kept, the first ones; 0: all of them.
+    pub keep: i32,
 }
 
 /// Which table a task fills.
@@ -43,6 +45,7 @@ pub enum Tabulation {
     /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]` |
     /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
     /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]` |
+    /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row; 1 for each that is kept, `[tokens, slots]` |
     Route {
         /// What `dst` has.
         part: RoutePart,
@@ -54,6 +57,8 @@ pub enum Tabulation {
         rows: u32,
         /// Blocks that a rank has room for.
         blocks: u32,
+        /// Rows of an expert that are kept, the first ones; 0: all of them.
+        keep: u32,
     },
 }
 
@@ -99,6 +104,8 @@ pub struct Routing<'a> {
     pub ranks: usize,
     /// Rows of a block.
     pub rows: i32,
+    /// Rows of an expert that are kept, the first ones; 0: all of them.
+    pub keep: i32,
 }
 
 impl Routing<'_> {
@@ -128,7 +135,7 @@ impl Routing<'_> {
         Ok(())
     }
 
-    /// Rows of each expert of the world.
+    /// Rows of each expert of the world that are kept.
     fn counts(&self) -> Vec<i32> {
         let mut counts = vec![0; self.own() * self.ranks];
         for id in self.ids {
@@ -136,6 +143,7 @@ impl Routing<'_> {
                 *n += 1;
             }
         }
+        counts.iter_mut().for_each(|n| *n = kept(*n, self.keep));
         counts
     }
 
@@ -176,30 +184,41 @@ impl Routing<'_> {
             }
             return out;
         }
-        let mut next = self.first();
+        let first = self.first();
+        let mut next = first.clone();
         let mut out = vec![0; entries];
         for (i, id) in self.ids.iter().enumerate() {
             let (token, expert) = (i / self.slots.max(1), usize::try_from(*id).unwrap_or(0));
             let Some(row) = next.get_mut(expert) else { continue };
             let (home, at) = (expert / own, *row);
             *row += 1;
+            let (begin, mine_at) = (first[expert], i.wrapping_sub(rank * mine * self.slots));
+            let dropped = self.keep > 0 && at - begin >= self.keep;
             match part {
-                RoutePart::Sources if home == rank => {
+                RoutePart::Sources if home == rank && !dropped => {
                     if let Some(entry) = out.get_mut(at as usize) {
                         *entry = token as i32;
                     }
                 }
                 RoutePart::Places if token / mine.max(1) == rank => {
-                    let entry = 2 * (i - rank * mine * self.slots);
-                    if let Some(entry) = out.get_mut(entry..entry + 2) {
+                    let at = if dropped { begin } else { at };
+                    if let Some(entry) = out.get_mut(2 * mine_at..2 * mine_at + 2) {
                         entry.copy_from_slice(&[home as i32, at]);
                     }
+                }
+                RoutePart::Kept if token / mine.max(1) == rank => {
+                    set(&mut out, mine_at, i32::from(!dropped));
                 }
                 _ => {}
             }
         }
         out
     }
+}
+
+/// Rows of so many that are kept, if `keep` says how many at most.
+pub(crate) fn kept(rows: i32, keep: i32) -> i32 {
+    if keep > 0 { rows.min(keep) } else { rows }
 }
 
 /// The most experts of a rank.
@@ -265,7 +284,7 @@ pub fn route_bases(
     width: usize,
     experts: usize,
     ranks: usize,
-    rows: i32,
+    (rows, keep): (i32, i32),
     blocks: usize,
 ) -> Result<Vec<i32>, RouteError> {
     let count = |list: &[i32], e: usize| list.get(experts + e).copied().unwrap_or(0);
@@ -278,12 +297,13 @@ pub fn route_bases(
             first = behind;
         }
         set(&mut out, lists.len() * experts + e, behind);
-        let mut at = behind - first;
+        let begin = behind - first;
+        let mut at = begin;
         for (c, list) in lists.iter().enumerate() {
             set(&mut out, c * experts + e, at);
             at += count(list, e);
         }
-        behind = first + (at + rows - 1) / rows.max(1) * rows;
+        behind += (kept(at - begin, keep) + rows - 1) / rows.max(1) * rows;
         let needed = i64::from(behind - first) / i64::from(rows.max(1));
         let last = e % own == own - 1 || e + 1 == experts;
         if last && needed > blocks as i64 {
@@ -320,22 +340,27 @@ pub fn route_sources(
     out
 }
 
-/// Rank and packed row of each of a chunk's ids, by its list, and where its rows begin.
+/// Rank and packed row of each of a chunk's ids, by its list, and where its rows begin; and whether it is kept. `begins` is the last row of where rows
+/// begin, and needed where rows may be dropped.
 pub fn route_places(
     ids: &[i32],
-    experts: usize,
-    ranks: usize,
+    (experts, ranks, keep): (usize, usize, i32),
     list: &[i32],
     bases: &[i32],
-) -> Vec<i32> {
+    begins: &[i32],
+) -> (Vec<i32>, Vec<i32>) {
     let room = list.len().saturating_sub((2 + LIST_PARTS) * experts) / 2;
     let own = own_experts(experts, ranks);
     let place = |(i, id): (usize, &i32)| {
         let e = usize::try_from(*id).unwrap_or(0);
         let at = list.get((2 + LIST_PARTS) * experts + room + i).copied().unwrap_or(0);
-        [(e / own) as i32, bases.get(e).copied().unwrap_or(0) + at]
+        let of = |e: usize| begins.get(e).copied().unwrap_or(0);
+        let (row, begin) = (bases.get(e).copied().unwrap_or(0) + at, of(e) - of(e / own * own));
+        let dropped = keep > 0 && row - begin >= keep;
+        ([(e / own) as i32, if dropped { begin } else { row }], i32::from(!dropped))
     };
-    ids.iter().enumerate().flat_map(place).collect()
+    let (places, kept): (Vec<_>, Vec<_>) = ids.iter().enumerate().map(place).unzip();
+    (places.concat(), kept)
 }
 
 /// For each token of a chunk whether a rank with so many experts has one of its; 0 for those that it has fewer than `entries`.
@@ -372,7 +397,7 @@ mod tests {
 
     /// Two ranks with three and two tokens, two experts each, blocks of 2 rows.
     fn routing(ids: &[i32]) -> Routing<'_> {
-        Routing { ids, slots: 2, experts: 4, ranks: 2, rows: 2 }
+        Routing { ids, slots: 2, experts: 4, ranks: 2, rows: 2, keep: 0 }
     }
 
     #[test]
@@ -388,6 +413,19 @@ mod tests {
         assert_eq!(r.table(RoutePart::Places, 0, 12), [1, 2, 0, 2, 0, 0, 0, 3, 1, 0, 0, 4]);
         // The second rank has a token less.
         assert_eq!(r.table(RoutePart::Places, 1, 12), [0, 5, 1, 3, 1, 1, 0, 1, 0, 0, 0, 0]);
+    }
+
+    /// Expert 1 has four tokens, and room for the first two of them.
+    #[test]
+    fn the_first_rows_of_an_expert_are_kept() {
+        let r = Routing { keep: 2, ..routing(&[3, 1, 0, 1, 2, 1, 1, 3, 2, 0]) };
+        assert_eq!(r.check(2), Ok(()));
+        assert_eq!(r.table(RoutePart::Counts, 0, 2), [2, 2]);
+        assert_eq!(r.table(RoutePart::Sources, 0, 4), [1, 4, 0, 1]);
+        assert_eq!(r.table(RoutePart::Places, 0, 12), [1, 2, 0, 2, 0, 0, 0, 3, 1, 0, 0, 2]);
+        assert_eq!(r.table(RoutePart::Kept, 0, 6), [1, 1, 1, 1, 1, 0]);
+        assert_eq!(r.table(RoutePart::Kept, 1, 6), [0, 1, 1, 1, 0, 0]);
+        assert_eq!(r.table(RoutePart::Places, 1, 12)[..2], [0, 2]);
     }
 
     #[test]

@@ -216,7 +216,7 @@ impl Points<'_> {
         let own_rows = *a_layout == ALayout::Mk
             && (swaps || block[0] > 64)
             && mma_panel_columns(block[1]) == 64;
-        let each = if swaps { block[1] / 128 } else { block[0] / 128 };
+        let each = if swaps { leaf.out_columns() / 128 } else { block[0] / 128 };
         let room = beyond == 0 || own_rows && beyond <= stages * each;
         let sends =
             *store == Store::Tma && *consumers == Consumers::Cooperative && leaf.cluster() == 1;

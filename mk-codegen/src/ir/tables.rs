@@ -253,7 +253,7 @@ fn routing<'i>(plan: &Plan, routed: Routed, ids: &'i [i32]) -> Routing<'i> {
     };
     let slots = table.and_then(|t| t.shape.last()).map_or(1, |n| *n as usize);
     let ranks = plan.mesh.size() as usize;
-    Routing { ids, slots, experts, ranks, rows: routed.rows }
+    Routing { ids, slots, experts, ranks, rows: routed.rows, keep: routed.keep }
 }
 
 /// Entries of a table.

@@ -117,7 +117,7 @@ struct Steps {
 
 /// Sizes to prove, and to evaluate.
 fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized>, Vec<Sized>)> {
-    let dispatch = program.nodes().iter().find(|n| n.op == Op::Dispatch)?;
+    let dispatch = program.nodes().iter().find(|n| matches!(n.op, Op::Dispatch { .. }))?;
     let dims = |v| program.ty(v).map(|ty| &ty.dims[..]);
     let fixed = |dim: Option<&Dim>| match dim {
         Some(Dim::Sym(symbol)) if !bound.runtime().contains(symbol) => Some(*symbol),
@@ -136,10 +136,14 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     };
     let tokens = steps(tokens, world * CHUNK, world * CHUNK * CHUNKS)?;
     let group = u64::from(config.group_m.max(1));
-    let group = LISTED * group / gcd(LISTED, group);
+    let mut group = LISTED * group / gcd(LISTED, group);
+    let own = experts.div_ceil(world).max(1);
+    if dispatch.op == (Op::Dispatch { drops: true }) {
+        // Each expert keeps its share of the blocks.
+        group = group * own / gcd(group, own);
+    }
     let block = world * RAGGED_BLOCK;
     let room = |blocks: u64| rows.and_then(|rows| steps(rows, block * group, block * blocks));
-    let own = experts.div_ceil(world);
     let few = room((GROUPS * group).max(own));
     // A block of each expert that is not full, besides.
     let many = room(((tokens.base + tokens.step) * slots).div_ceil(block) + own);

@@ -29,7 +29,8 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
         return Err(unsupported("mesh", why, "use one axis"));
     };
     let known = |n: &NodeIndex| {
-        is_product(n) || matches!(g.graph[*n].kind, Kind::Param | Kind::Dispatch | Kind::Combine)
+        is_product(n)
+            || matches!(g.graph[*n].kind, Kind::Param | Kind::Dispatch { .. } | Kind::Combine)
     };
     if let Some(other) = g.graph.node_indices().find(|n| !known(n)) {
         return Err(refuse(other, format!("a `{name}` is in the same pipeline")));
@@ -39,12 +40,13 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
     let place = |n: NodeIndex| params.iter().position(|p| *p == n);
     let mut products = Vec::new();
     let mut counts = None;
-    let only = |kind: Kind| {
-        let mut all = g.graph.node_indices().filter(|n| g.graph[*n].kind == kind);
+    let only = |kind: fn(&Kind) -> bool| {
+        let mut all = g.graph.node_indices().filter(|n| kind(&g.graph[*n].kind));
         let (one, more) = (all.next(), all.next());
         more.map_or(Ok(one), |n| Err(refuse(n, "there is another one".into())))
     };
-    let (dispatch, combine) = (only(Kind::Dispatch)?, only(Kind::Combine)?);
+    let (dispatch, combine) =
+        (only(|k| matches!(k, Kind::Dispatch { .. }))?, only(|k| *k == Kind::Combine)?);
     for node in &nodes {
         let operands = g.operands(*node);
         let [x, b, rows, ref extras @ ..] = operands[..] else {
@@ -112,7 +114,8 @@ fn route(
         return Err(refuse(dispatch, "its tokens are not the caller's"));
     };
     let experts = operand(products[0], 1).map_or(0, |w| g.graph[w].shape[0].value);
-    let Some(combine) = combine else { return Ok(Route { x, experts, combine: None }) };
+    let drops = g.graph[dispatch].kind == Kind::Dispatch { drops: true };
+    let Some(combine) = combine else { return Ok(Route { x, experts, drops, combine: None }) };
     let of = operand(combine, 0).and_then(|y| products.iter().position(|p| *p == y));
     let Some(of) = of.filter(|of| of + 1 == products.len()) else {
         return Err(refuse(combine, "its rows are not those of the last product"));
@@ -127,7 +130,7 @@ fn route(
         return Err(refuse(combine, "its tokens are no result"));
     };
     let out = tensor(&g.graph[combine], &g.result_names[result]);
-    Ok(Route { x, experts, combine: Some(Combine { of, weights, out, result }) })
+    Ok(Route { x, experts, drops, combine: Some(Combine { of, weights, out, result }) })
 }
 
 fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
@@ -150,6 +153,11 @@ fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
                 "{experts} experts over {world} ranks: of {least} each, and some have none"
             );
             return refuse(why, "let every rank have one, or ranks be fewer");
+        }
+        let blocks = g.products[0].out.widest(0, world) / RAGGED_BLOCK as i32;
+        if route.drops && blocks < least {
+            let why = format!("a capacity of {blocks} blocks a rank, for {least} experts");
+            return refuse(why, "let each expert keep a block of 128 rows at least");
         }
         let x = &g.params[route.x];
         if !x.in_bulk() {

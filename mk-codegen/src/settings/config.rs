@@ -92,8 +92,8 @@ impl Default for Config {
     }
 }
 
-/// Most stages that a product gets unasked: more of them bring nothing sooner.
-const MOST_STAGES: u32 = 6;
+/// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows.
+const MOST_STAGES: u32 = 10;
 
 impl Config {
     /// Rows of the result that a task of a product makes.

@@ -63,12 +63,12 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
     if !known || bk != 64 {
         return misfit(
             format!("no matrix product has tiles of {bm} x {bn} x {bk}"),
-            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64; for a product alone also 48 to 240 rows in steps of 16 and 128 columns, or 48 to 160 and 256",
+            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64; for a product alone also 16 to 240 rows in steps of 16 and 128 columns, or 16 to 160 and 256",
         );
     }
     if mma_swaps(bm) && !swaps(c, facts) {
         let why = format!(
-            "only a product alone, of 16-bit results without an elementwise operation, has tiles of {bm} rows"
+            "only a product alone, of 16-bit results of which nothing is saved, has tiles of {bm} rows"
         );
         return misfit(
             why,
@@ -79,9 +79,19 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         let why = format!("ragged rows have no tiles of {bm} x {bn}");
         return misfit(why, "use 64 or 128 rows, and a multiple of 64 columns");
     }
-    if facts.gated() && (bn % 128 != 0 || bm == 64) {
+    let split = bm == 64 || mma_swaps(bm) && bn != 256;
+    if facts.gated() && (bn % 128 != 0 || split) {
         let why = format!("`swiglu` has no tiles of {bm} x {bn}, half gates and half ups");
-        return misfit(why, "use 128 or 256 columns, and 128 rows or more");
+        return misfit(
+            why,
+            "use 128 or 256 columns, and 128 or 256 rows; with others, 256 columns",
+        );
+    }
+    if mma_swaps(bm) && !facts.plain() && bm * bn > 128 * 256 {
+        return misfit(
+            format!("tiles of {bm} x {bn} leave no registers for elementwise operations"),
+            "use a smaller `block`",
+        );
     }
     // Partial sums are f32, too.
     let f32 = c.split_k > 1 || c.last_wave.is_some() || facts.products.iter().any(|p| p.f32);
@@ -99,14 +109,14 @@ pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
         256 => 160,
         _ => return None,
     };
-    Some((48..=most).step_by(16).filter(|m| mma_swaps(*m)))
+    Some((16..=most).step_by(16).filter(|m| mma_swaps(*m)))
 }
 
 /// Whether such tiles have a kernel.
 pub(super) fn swaps(c: &Config, facts: &Facts) -> bool {
     let f32 = facts.products.iter().any(|p| p.f32);
     let cooperative = c.consumers == Consumers::Cooperative && c.last_wave.is_none();
-    shared_depth(facts).is_some() && facts.plain() && !f32 && !facts.ragged && cooperative
+    shared_depth(facts).is_some() && !f32 && !facts.ragged && cooperative
 }
 
 pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
@@ -315,6 +325,12 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
         return because(
             "no registers are left for elementwise operations",
             "use a smaller `block`",
+        );
+    }
+    if facts.gated() && mma_swaps(bm) {
+        return because(
+            "gates and ups of tiles of so many rows lie in different sums",
+            "use a `block` of 128 or 256 rows",
         );
     }
     let steps = depth.div_ceil(u64::from(bk));

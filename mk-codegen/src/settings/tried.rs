@@ -51,7 +51,11 @@ fn swapped(rows: u64) -> Vec<String> {
     let each = |columns: u32| {
         let heights = rules::swapped_rows(columns).into_iter().flatten();
         let blocks = |m: u32| rows.div_ceil(m.into());
-        let flattest = move |m: &u32| *m == 48 || blocks(*m) != blocks(*m - 16);
+        // Of few rows alone a tile has fewer than 48: others would load the right operand once more.
+        let least = move |m: u32| m >= 48 || rows <= m.into();
+        let flattest = move |m: &u32| {
+            least(*m) && (*m == 16 || !least(*m - 16) || blocks(*m) != blocks(*m - 16))
+        };
         heights.filter(flattest).map(move |m| format!("{m}x{columns}x64"))
     };
     [128, 256].into_iter().flat_map(each).collect()

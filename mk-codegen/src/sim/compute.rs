@@ -11,9 +11,9 @@ use super::{
     program::Phase,
 };
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, GradOf, Leaf, Mask, Operand, Point,
-    Region, RoutePart, Tabulation, block_table, cluster_part, gated, own_experts, route_bases,
-    route_list, route_places, route_sources, route_wanted, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, GradOf, Leaf, Mask, Operand,
+    Point, Region, RoutePart, Tabulation, block_table, cluster_part, gated, kept, own_experts,
+    route_bases, route_list, route_places, route_sources, route_wanted, saves_gates,
 };
 use mk_abi::DType;
 
@@ -234,7 +234,7 @@ pub(super) fn values(
     match &family.leaf {
         Leaf::CopyTile { .. } | Leaf::HostCopy => copy(&context.sources(phase, last), regions),
         Leaf::ReduceTile { epilogue } => {
-            let sum = reduce(context, &context.sources(phase, last))?;
+            let sum = reduce(family, context, &context.sources(phase, last))?;
             broadcast(regions, |r| finished(context, epilogue, sum.clone(), r, phase))
         }
         Leaf::MmaTile { epilogue, .. } => {
@@ -282,14 +282,14 @@ pub(super) fn values(
                 Ok(table.into_iter().map(|x| x as f32).collect())
             })
         }
-        Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } } => {
+        Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } } => {
             let sources: Vec<(usize, Vec<i32>)> =
                 context.all(Operand::Src).map(|t| (t.cols, integers(t).collect())).collect();
             let [count, ranks] = [*experts, *ranks].map(|n| n as usize);
             let none = Vec::new();
             let src = |i: usize| sources.get(i).map_or(&none, |s| &s.1).as_slice();
             let cols = |i: usize| sources.get(i).map_or(1, |s| s.0);
-            let (rows, blocks) = (*rows as i32, *blocks as usize);
+            let (rows, blocks, keep) = (*rows as i32, *blocks as usize, *keep as i32);
             broadcast(regions, |r| {
                 let at = |d: usize| r.dims.get(d).map_or(0, |d| d.0.max(0)) as usize;
                 let table = match part {
@@ -303,7 +303,8 @@ pub(super) fn values(
                         Ok(route_wanted(src(0), cols(0), own, r.rank, r.len().max(0) as usize))
                     }
                     RoutePart::Counts => {
-                        let bases = route_bases(src(0), cols(0), count, ranks, rows, blocks);
+                        let bases =
+                            route_bases(src(0), cols(0), count, ranks, (rows, keep), blocks);
                         let own = own_experts(count, ranks);
                         match r.dims.len() {
                             1 => bases.map(|_| {
@@ -311,7 +312,7 @@ pub(super) fn values(
                                     let lists = src(0).chunks_exact(cols(0).max(1));
                                     // The last rank may have fewer.
                                     let e = Some(r.rank * own + e).filter(|e| *e < count);
-                                    lists.filter_map(|l| l.get(count + e?)).sum()
+                                    kept(lists.filter_map(|l| l.get(count + e?)).sum(), keep)
                                 };
                                 (0..own).map(of).collect()
                             }),
@@ -323,7 +324,14 @@ pub(super) fn values(
                         let own = r.rank * own_experts(count, ranks);
                         Ok(route_sources(src(0), first, own, count, src(1), cols(1), src(2)))
                     }
-                    RoutePart::Places => Ok(route_places(src(0), count, ranks, src(1), src(2))),
+                    RoutePart::Places => {
+                        let of = (count, ranks, keep);
+                        let (places, kept) = route_places(src(0), of, src(1), src(2), src(3));
+                        Ok(if r.dims.len() == 2 { kept } else { places })
+                    }
+                    RoutePart::Kept => {
+                        return Err(misfit("which rows are kept is made with the places"));
+                    }
                 };
                 let table = table.map_err(|e| misfit(e.to_string()))?;
                 Ok(table.into_iter().map(|x| x as f32).collect())
@@ -391,12 +399,16 @@ fn copy(
 }
 
 /// Sum in f32, in order, each source times its factor where there are factors.
-fn reduce(context: &Context, sources: &[&Piece]) -> Result<Vec<f32>, SimError> {
+fn reduce(family: &Family, context: &Context, sources: &[&Piece]) -> Result<Vec<f32>, SimError> {
     let mut sum: Option<Vec<f32>> = None;
+    let factors = family.factors();
     for p in sources {
         let mut data = p.tile.data.clone();
-        if let Some(factor) = context.factor(p)? {
-            data.iter_mut().for_each(|x| *x *= factor);
+        match (context.factor(p)?, factors) {
+            (Some(factor), _) => data.iter_mut().for_each(|x| *x *= factor),
+            (None, Factors::None) => {}
+            (None, Factors::Some) => data.fill(0.0),
+            (None, Factors::All) => return Err(misfit("a summand has no factor of one element")),
         }
         let Some(sum) = &mut sum else {
             sum = Some(data);

@@ -98,15 +98,13 @@ impl Context {
         if list.is_empty() { of(0, 0) } else { list }
     }
 
-    /// The factor of a summand: none where the sum has no factors.
+    /// The factor of a summand.
     pub fn factor(&self, of: &Piece) -> Result<Option<f32>, SimError> {
-        let mut all = self.pieces.iter().filter(|p| p.operand == Operand::W).peekable();
-        if all.peek().is_none() {
-            return Ok(None);
-        }
+        let mut all = self.pieces.iter().filter(|p| p.operand == Operand::W);
         let factor = all.find(|p| (p.phase, p.each) == (of.phase, of.each));
         match factor.map(|p| &p.tile.data[..]) {
             Some([factor]) => Ok(Some(*factor)),
+            None => Ok(None),
             _ => Err(misfit("a summand has no factor of one element")),
         }
     }

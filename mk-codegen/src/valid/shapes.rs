@@ -6,8 +6,8 @@
 
 use super::grad_shapes;
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Family, Leaf, Operand, RoutePart, Tabulation,
-    gated, list_width, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, Leaf, Operand, RoutePart,
+    Tabulation, gated, list_width, saves_gates,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
             route(*part, [i64::from(*experts), own], i64::from(*rows), touched)
         }
         Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
-        Leaf::ReduceTile { epilogue } => sum(epilogue, touched),
+        Leaf::ReduceTile { epilogue } => sum(epilogue, family.factors(), touched),
         Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
             product(*a_layout, *b_layout, epilogue, touched)
         }
@@ -76,6 +76,10 @@ fn route(
             *w >= width(n * k) && *e == experts && (n, k) == (m, l)
         }
         (RoutePart::Places, [[], [1, _], [1, _]], [[]]) => true,
+        (RoutePart::Places, [[n, k], [1, w], [1, e], [1, of]], [[m, l, 2], [o, p]]) => {
+            *w >= width(n * k) && [*e, *of] == [experts; 2] && [(n, k); 2] == [(m, l), (o, p)]
+        }
+        (RoutePart::Places, [[], [1, _], [1, _], [1, _]], [[], []]) => true,
         _ => false,
     };
     let say = |all: &[&[i64]]| all.iter().map(|e| format!("{e:?}")).collect::<Vec<_>>().join(", ");
@@ -146,7 +150,7 @@ fn copy(touched: &[Touched<'_>]) -> Option<String> {
 }
 
 /// Summands, sums and matrices of the epilogue have the same extents; a bias has one row of as many columns.
-fn sum(epilogue: &[EpilogueOp], touched: &[Touched<'_>]) -> Option<String> {
+fn sum(epilogue: &[EpilogueOp], weighted: Factors, touched: &[Touched<'_>]) -> Option<String> {
     let made = of(touched, Operand::Dst).filter(|t| t.extents.is_some());
     // In an inner loop, sums of what is read in it.
     let inner = of(touched, Operand::Dst).map(|t| t.step).collect::<BTreeSet<_>>().len() > 1;
@@ -158,7 +162,7 @@ fn sum(epilogue: &[EpilogueOp], touched: &[Touched<'_>]) -> Option<String> {
     }
     let mut all = touched.iter().filter(|t| matches!(t.operand, Operand::Src | Operand::Dst));
     let first = all.next()?;
-    if let Some(what) = factors(touched).or_else(|| tails(epilogue, touched).err()) {
+    if let Some(what) = factors(weighted, touched).or_else(|| tails(epilogue, touched).err()) {
         return Some(what);
     }
     let columns = |t: &Touched<'_>| t.extents.and_then(|d| d.last()).map(|d| d.1);
@@ -176,12 +180,16 @@ fn sum(epilogue: &[EpilogueOp], touched: &[Touched<'_>]) -> Option<String> {
     Some(format!("a summand is {a}, and `{}` {b}", other.operand))
 }
 
-/// Each summand has a factor of one element, or none has.
-fn factors(touched: &[Touched<'_>]) -> Option<String> {
-    of(touched, Operand::W).next()?;
+/// Each summand has a factor of one element, or at most one, or none has.
+fn factors(weighted: Factors, touched: &[Touched<'_>]) -> Option<String> {
+    let least = match weighted {
+        Factors::None => return None,
+        Factors::Some => 0,
+        Factors::All => 1,
+    };
     let lacking = of(touched, Operand::Src).find(|s| {
         let same = |w: &Touched<'_>| (w.step, w.each) == (s.step, s.each) && area(w) == 1;
-        of(touched, Operand::W).filter(|w| same(w)).count() != 1
+        !(least..=1).contains(&of(touched, Operand::W).filter(|w| same(w)).count())
     })?;
     let which = lacking.each.map_or(String::new(), |n| format!(" number {n}"));
     Some(format!("summand{which} has no factor `w` of one element"))

@@ -430,6 +430,24 @@ pub const VARIANTS: &[Variant] = &[
     variant(("swapped_parts", "gemm(a, b)", 1, &[("a", &[300, 960]), ("b", &[960, 320])]), |c| {
         (c.block, c.cluster) = ([112, 256, 64], 2);
     }),
+    variant(
+        (
+            "swapped_chain",
+            "fn f(a: bf16[M, K], b: bf16[K, N], c: bf16[N], y: bf16[M, N]) { gemm(a, b) -> bias(c) -> gelu -> add(y) }",
+            1,
+            &[("a", &[300, 480]), ("b", &[480, 320])],
+        ),
+        |c| (c.block, c.cluster) = ([80, 128, 64], 2),
+    ),
+    variant(
+        (
+            "swapped_gated",
+            "fn f(a: bf16[M, K], w: bf16[K, 2, N], c: bf16[N]) { gemm(a, w) -> swiglu -> bias(c) }",
+            1,
+            &[("a", &[300, 480]), ("w", &[480, 2, 288])],
+        ),
+        |c| c.block = [96, 256, 64],
+    ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };
     }),

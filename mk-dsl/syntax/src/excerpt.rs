@@ -220,10 +220,13 @@ impl<'p> Excerpt<'p> {
         match (node.op, &arguments[..]) {
             // Whether the first operand says so already, or is a parameter of the excerpt.
             (Op::GroupedGemm, [w, _]) if self.is_routed(node) => format!("grouped_gemm({w})"),
-            (Op::Dispatch, [ids]) => {
+            (Op::Dispatch { drops }, [ids]) => {
+                let drop = if drops { ", drop" } else { "" };
                 let rows = node.ty.dims.first();
                 match rows.filter(|rows| self.fixed || !self.program.is_room(**rows)) {
-                    Some(rows) => format!("dispatch({ids}, capacity = {})", self.extent(rows)),
+                    Some(rows) => {
+                        format!("dispatch({ids}, capacity = {}{drop})", self.extent(rows))
+                    }
                     None => format!("dispatch({ids})"),
                 }
             }

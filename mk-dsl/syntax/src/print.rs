@@ -93,9 +93,10 @@ impl Program {
                 args.extend(causal.then(|| "causal".to_owned()));
                 args.extend(scale.map(|scale| format!("scale = {scale}")));
             }
+            Op::Dispatch { drops: true } => args.push("drop".to_owned()),
             Op::Lse
             | Op::GroupedGemm
-            | Op::Dispatch
+            | Op::Dispatch { drops: false }
             | Op::Combine
             | Op::AttentionStats
             | Op::AttentionDv

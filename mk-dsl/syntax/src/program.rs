@@ -257,7 +257,11 @@ pub enum Op {
     GroupedGemm,
     /// `[x: [T, H], ids: i32 or i64 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go to them, in their order. Each token
     /// goes to K experts, each once.
-    Dispatch,
+    Dispatch {
+        /// Of an expert's rows the first ones are kept, in the order of tokens, as many whole blocks as each expert of a rank may have; others are
+        /// dropped. Else rows without room end the launch.
+        drops: bool,
+    },
     /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts' rows, each times its weight, in f32 and
     /// the order of slots.
     Combine,
@@ -343,7 +347,7 @@ impl Op {
             Op::Gather { .. } => "gather",
             Op::Gemm { .. } => "gemm",
             Op::GroupedGemm => "grouped_gemm",
-            Op::Dispatch => "dispatch",
+            Op::Dispatch { .. } => "dispatch",
             Op::Combine => "combine",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
@@ -378,7 +382,7 @@ impl Op {
             Op::Gather { .. }
                 | Op::Gemm { .. }
                 | Op::GroupedGemm
-                | Op::Dispatch
+                | Op::Dispatch { .. }
                 | Op::Combine
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }

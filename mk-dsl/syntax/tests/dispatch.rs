@@ -31,6 +31,8 @@ fn types() {
     }
     let wide = of(X, "i64[T, K] @ shard(0)", GATE, BODY);
     assert!(wide.contains("i64[T, K]") && wide.contains("%6 = combine"), "{wide}");
+    let drops = of(X, IDS, GATE, &BODY.replace("= R", "= R, drop"));
+    assert!(drops.contains("%4 = dispatch(%0, %1, drop): bf16[R, H]"), "{drops}");
     let number = of(X, IDS, GATE, &BODY.replace('R', "1024"));
     assert!(number.contains("bf16[1024, H]"), "{number}");
 }
@@ -39,6 +41,10 @@ fn types() {
 fn mistakes() {
     for (text, says) in [
         (of(X, IDS, GATE, &BODY.replace("= R", "= 0.5")), "a capacity is a number of rows"),
+        (
+            of(X, IDS, GATE, &BODY.replace("capacity = R", "drop")),
+            "nothing is dropped without a capacity",
+        ),
         (of("bf16[T, H]", "i32[T, K]", GATE, BODY), "sends each rank's own tokens"),
         (of(X, "i32[T, K] @ replicate", GATE, BODY), "`dispatch` needs `ids` as `shard(0)`"),
         (of(X, "f32[T, K] @ shard(0)", GATE, BODY), "needs the experts of each token"),

@@ -67,7 +67,8 @@ impl Dense<'_> {
         let case = self.inputs.case();
         let experts = routing::experts_of(case, ids)?;
         let slots = self.extent(ids, 1);
-        Some(routing::packed(&self.ids(ids), slots, experts, rows, case.ranks))
+        let of = (case.ranks, routing::keep(case, ids));
+        Some(routing::packed(&self.ids(ids), slots, experts, rows, of))
     }
 
     /// The rows that tokens have at their experts, in their order.
@@ -111,6 +112,7 @@ impl Dense<'_> {
             .enumerate()
             .filter_map(|(i, row)| Some((packed.get(*row).copied()??, i)))
             .collect();
+        let drops = routing::keep(self.inputs.case(), ids).is_some();
         let (slots, ids) = (self.extent(ids, 1), self.ids(ids));
         let mut near = Vec::with_capacity(tokens.len() * n);
         for (i, token) in tokens.iter().enumerate() {
@@ -123,6 +125,7 @@ impl Dense<'_> {
             near.extend((0..n).map(|j| {
                 let terms = from.iter().enumerate().map(|(slot, row)| match row {
                     Some(row) => y.at(row * n + j).mul(weights.at(i * slots + slot)),
+                    None if drops => Near::exact(0.0),
                     None => Near::unasked(),
                 });
                 terms.reduce(Near::add).unwrap_or_else(Near::unasked)

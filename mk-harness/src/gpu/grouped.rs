@@ -29,7 +29,8 @@ fn packed(s: &Setting<'_>, ids: ValueId, rows: u64) -> Result<Packed, HarnessErr
     let slots = s.case.bound.shape(ids).and_then(|d| d.get(1)).map_or(1, |n| *n as usize);
     let experts = routing::experts_of(s.case, ids).unwrap_or(1);
     let all = integers(s, ids)?.concat();
-    let rows = routing::packed(&all, slots, experts, rows as usize * s.case.ranks, s.case.ranks);
+    let of = (s.case.ranks, routing::keep(s.case, ids));
+    let rows = routing::packed(&all, slots, experts, rows as usize * s.case.ranks, of);
     Ok(Packed { ids: all, slots, rows })
 }
 
@@ -52,6 +53,8 @@ fn stretches(s: &Setting<'_>, rank: usize, id: ValueId) -> Result<Vec<Stretch>, 
                 let mine = usize::try_from(e).ok().and_then(|e| e.checked_sub(rank * own));
                 mine.and_then(|e| counts.get_mut(e)).into_iter().for_each(|n| *n += 1);
             }
+            let keep = routing::keep(s.case, id).and_then(|n| i32::try_from(n).ok());
+            counts.iter_mut().for_each(|n: &mut i32| *n = (*n).min(keep.unwrap_or(i32::MAX)));
             counts
         }
     };

@@ -141,7 +141,7 @@ impl Evaluator<'_, '_> {
                 let operands = [self.on(x, self.rank)?, self.on(w, self.rank)?];
                 return grouped::product(self.s, self.rank, operands, counts, &shape);
             }
-            Op::Dispatch => {
+            Op::Dispatch { .. } => {
                 let [x, ids, _] = grouped::operands(node);
                 let all = (0..self.s.case.ranks).map(|rank| self.on(x, rank));
                 let all = all.collect::<Result<Vec<_>, _>>()?;

@@ -2,7 +2,7 @@
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
-use crate::ir::{Access, Agent, Each, Expr, Family, Leaf, Operand, Point, Var};
+use crate::ir::{Access, Agent, Each, Expr, Factors, Family, Leaf, Operand, Point, Var};
 use minijinja::{Value, context};
 use mk_abi::DType;
 
@@ -46,6 +46,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         let f = &e.plan.families[s.id];
         if f.inner.as_ref().map(|i| &i.1) != head.inner.as_ref().map(|i| &i.1)
             || summands_of(f).map(|each| &each.extent) != each
+            || f.factors() != head.factors()
         {
             let what = "sums of one group have as many rows and summands";
             return Err(EmitError::unsupported(f.name.clone(), what));
@@ -54,10 +55,11 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let src = head.accesses.iter().find(|a| a.operand == Operand::Src);
     let columns = src.and_then(|a| a.region.last());
     let columns = columns.map_or_else(String::new, |(_, n)| e.c(head, None, n));
+    let lacks = head.factors() == Factors::Some;
     let of = |operand| e.one_dtype(g.slices[0].id, |o| o == operand);
     Ok(Prepared {
         families,
-        hooks: context! { rows, summands, columns },
+        hooks: context! { rows, summands, columns, lacks },
         call: context! { dtype => of(Operand::Src)?, dtype_to => of(Operand::Dst)? },
         workers: g.ctas,
         choices: vec![],
@@ -117,10 +119,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     if row(w).is_none_or(|(_, n)| *n != Expr::Const(1)) {
         return refuse("a factor is one element");
     }
-    if w.when != src.when
-        || dst.when != src.when
-        || src.when.as_ref().is_some_and(|w| w.mentions(Var::EACH))
-    {
+    if dst.when != src.when || src.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)) {
         return refuse("a row's summands are all there, or the row is not");
     }
     let (Some(each), Some(inner)) = (&src.each, &f.inner) else {
@@ -137,6 +136,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         inner => inner.0.clone(),
         each => each.var.clone(),
         exists => src.when.as_ref().map_or("true".into(), |w| e.c(f, None, w)),
+        there => w.when.as_ref().map_or("true".into(), &say),
         source => format!("{} + static_cast<u64>({}) * {from}", e.base(src.buffer, &say(&src.rank)), say(&e.row(src))),
         factor => format!(
             "{} + static_cast<u64>({}) * 4",

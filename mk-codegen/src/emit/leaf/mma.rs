@@ -158,10 +158,11 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     };
     let dtype = e.one_dtype(id, |o| matches!(o, Operand::A | Operand::B))?;
     let out = e.one_dtype(id, |o| o == Operand::C)?;
-    let as_it_is = *a_layout == ALayout::Mk && out != "F32" && epilogue.is_empty();
+    let kept = epilogue.iter().any(|op| matches!(op, EpilogueOp::Save | EpilogueOp::Carry));
+    let as_it_is = *a_layout == ALayout::Mk && out != "F32" && !kept && !saves_gates(epilogue);
     let leaves = *store == Store::Tma || *cluster > 1;
     if mma_swaps(block[0]) && !(as_it_is && leaves && *consumers == Consumers::Cooperative) {
-        let what = "operands are swapped for 16-bit results as they are, of rows that TMA stores, or clusters";
+        let what = "operands are swapped for 16-bit results of which nothing is saved, of rows that TMA stores, or clusters";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     let saves_f32 = f.accesses.iter().any(|a| {
@@ -190,6 +191,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
         gated => if gated(epilogue) { "true" } else { "false" },
         reads => *store == Store::Direct && epilogue.iter().any(|op| op.operand() == Some(Mode::Read)),
+        chained => mma_swaps(block[0]) && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Widen | EpilogueOp::Swiglu)),
         // Gates and ups are two.
         saves => saves + usize::from(saves_gates(epilogue)),
         saves_gates => saves_gates(epilogue),
@@ -311,9 +313,10 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
 fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Result<(), EmitError> {
     let halves = block[1].is_multiple_of(128);
     let swapped = mma_swaps(block[0]) && block[0].is_multiple_of(16) && block[0] < 256;
-    let rows = [128, 256].contains(&block[0]) || (block[0] == 64 || swapped) && halves && !gated;
+    let split = block[0] == 64 && !gated || swapped && (!gated || block[1] == 256);
+    let rows = [128, 256].contains(&block[0]) || split && halves;
     if block[2] != 64 || !rows || gated && !halves {
-        let what = "tiles have 128 or 256 rows, or 64, or others in steps of 16, in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half";
+        let what = "tiles have 128 or 256 rows, or 64, or others in steps of 16, in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     if consumers == Consumers::PingPong && !one_warpgroup_takes([block[0], block[1]]) {

@@ -45,6 +45,10 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
             RoutePart::Counts => ("BasesTask", 3),
             RoutePart::Sources => ("SourcesTask", 1),
             RoutePart::Places => ("PlacesTask", 1),
+            RoutePart::Kept => {
+                let what = "which rows are kept is made with the places";
+                return Err(EmitError::unsupported(g.name.clone(), what));
+            }
         },
         _ => ("BlocksTask", 1),
     };
@@ -126,7 +130,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             let [groups, count] = [counts, blocks].map(|a| e.c(f, None, &a.region[0].1));
             Ok(vec![at(counts), at(blocks), groups, count, rows.to_string()])
         }
-        Tabulation::Route { part, experts, ranks, rows, blocks } => {
+        Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
             let own = experts.div_ceil(ranks.max(1));
             let parts = (2 + LIST_PARTS as u32) * experts;
             // Ids that the list of a chunk has room for.
@@ -165,7 +169,14 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     wide(lists, 2)?;
                     let rank = "static_cast<u32>(rank)".to_string();
                     let mut all = vec![at(lists), at(counts), at(bases), n(lists, 0), width(lists)];
-                    all.extend([says(experts), says(own), rank, says(rows), says(blocks)]);
+                    all.extend([
+                        says(experts),
+                        says(own),
+                        rank,
+                        says(rows),
+                        says(blocks),
+                        says(keep),
+                    ]);
                     all
                 }
                 RoutePart::Sources => {
@@ -180,14 +191,24 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     all.extend([n(entries, 0), says(rows)]);
                     all
                 }
+                RoutePart::Kept => Vec::new(),
                 RoutePart::Places => {
-                    let ([ids, list, bases], [places]) =
-                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    let none = "0".to_string();
+                    let (ids, list, bases, begins, places, kept) = if keep == 0 {
+                        let ([ids, list, bases], [places]) =
+                            (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                        (ids, list, bases, none.clone(), places, none)
+                    } else {
+                        let ([ids, list, bases, begins], [places, kept]) =
+                            (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                        (ids, list, bases, at(begins), places, at(kept))
+                    };
                     wide(ids, 2)?;
                     wide(list, 2)?;
-                    let mut all = vec![at(ids), at(list), at(bases), at(places), words(ids)];
+                    let mut all =
+                        vec![at(ids), at(list), at(bases), begins, at(places), kept, words(ids)];
                     all.extend([n(ids, 0), n(ids, 1)]);
-                    all.extend([says(experts), says(own), room(list)]);
+                    all.extend([says(experts), says(own), room(list), says(keep)]);
                     all
                 }
             })

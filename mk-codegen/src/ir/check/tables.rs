@@ -111,9 +111,13 @@ impl Checker<'_> {
             RoutePart::Places => {
                 matches!(t.source, TableSource::Places { .. }) && t.shape == [tokens, slots, 2]
             }
+            RoutePart::Kept => {
+                let bits = matches!(t.source, TableSource::Runtime { min: 0, max: 1 });
+                bits && r.keep > 0 && t.shape == [tokens, slots]
+            }
         };
-        if !fits || r.rows < 1 || slots < 1 {
-            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, [tokens, slots, 2] places, or 0 or 1 for each token of the world");
+        if !fits || r.keep < 0 || r.rows < 1 || slots < 1 {
+            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, [tokens, slots, 2] places, whether they are kept, or whether a rank wants each token of the world");
         }
         if self.is_ids(t) {
             self.error(place, "follows from a routing, and is one");
@@ -167,7 +171,7 @@ impl Checker<'_> {
             }
             _ => false,
         };
-        let Tabulation::Route { part, experts, ranks, rows, .. } = of else {
+        let Tabulation::Route { part, experts, ranks, rows, keep, .. } = of else {
             let Tabulation::Blocks { rows } = of else { return };
             if !plan.tables.iter().any(|t| blocks(rows, t)) {
                 self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
@@ -183,6 +187,8 @@ impl Checker<'_> {
                     let extents = t.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
                     all.any(|a| own(a) && a.region.iter().cloned().eq(extents.clone()))
                 }
+                // Beside which of them are kept.
+                RoutePart::Places if keep != 0 => all.any(own),
                 _ => {
                     matches!((all.next(), all.next()), (Some(a), None) if own(a)) && id.index() > 0
                 }
@@ -191,11 +197,15 @@ impl Checker<'_> {
         if part == RoutePart::Lists {
             return;
         }
+        if part == RoutePart::Kept {
+            return self.error(place, "makes which rows are kept: that is made with the places");
+        }
         let routed = |(id, t): (TabId, &Table)| {
             let Some(r) = t.routed else { return false };
             let of = plan.tables.get(r.ids).map(|ids| &ids.source);
             let max = i32::try_from(experts).unwrap_or(0) - 1;
             (r.part, u32::try_from(r.rows)) == (part, Ok(rows))
+                && u32::try_from(r.keep) == Ok(keep)
                 && of == Some(&TableSource::Runtime { min: 0, max })
                 && u64::from(ranks) == u64::from(plan.mesh.size())
                 && filled(id, t)

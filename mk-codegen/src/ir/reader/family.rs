@@ -145,7 +145,8 @@ fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
             let part = super::part(c)?;
             let [experts, ranks] = [c.setting("experts")?, c.setting("ranks")?];
             let [rows, blocks] = [c.setting("rows")?, c.setting("blocks")?];
-            Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } }
+            let keep = if c.peek().text == "keep" { c.setting("keep")? } else { 0 };
+            Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } }
         }
         "tabulate_blocks" => Leaf::Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } },
         "copy_tile" => {

@@ -15,11 +15,12 @@ use thiserror::Error;
 
 /// What follows from a routing.
 fn part(c: &mut Cursor<'_>) -> Result<RoutePart, ReadError> {
-    Ok(match c.one_of(&["lists", "wanted", "counts", "sources", "places"])? {
+    Ok(match c.one_of(&["lists", "wanted", "counts", "sources", "places", "kept"])? {
         "lists" => RoutePart::Lists,
         "wanted" => RoutePart::Wanted,
         "counts" => RoutePart::Counts,
         "sources" => RoutePart::Sources,
+        "kept" => RoutePart::Kept,
         _ => RoutePart::Places,
     })
 }
@@ -209,7 +210,9 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             let ids = c.reference::<TabId>()?;
             let part = part(c)?;
             c.keyword("rows")?;
-            Some(Routed { ids, part, rows: c.number()? })
+            let rows = c.number()?;
+            let keep = if c.eat_word("keep") { c.number()? } else { 0 };
+            Some(Routed { ids, part, rows, keep })
         }
         false => None,
     };

@@ -20,6 +20,8 @@ pub(in crate::passes) struct Route {
     pub x: usize,
     /// Experts of the world.
     pub experts: i32,
+    /// Rows beyond those that are kept of each expert are dropped, and end no launch.
+    pub drops: bool,
     pub combine: Option<Combine>,
 }
 

@@ -33,6 +33,8 @@ pub(super) struct Derived {
     table: TabId,
     memory: BufId,
     built: FlowId,
+    /// Which slots of places are kept, where some are dropped: a table beside it.
+    kept: Option<(TabId, BufId)>,
 }
 
 impl Derived {
@@ -64,6 +66,8 @@ pub(super) struct Dispatch<'a> {
     ids: TabId,
     /// The experts of all tokens, and the flow that says which chunks are there; none of one rank's own.
     named: (BufId, Option<FlowId>),
+    /// Rows of an expert that are kept; 0: all of them.
+    keep: i32,
     /// Chunks of a rank's tokens, and entries of the list of one.
     chunks: i32,
     width: i32,
@@ -86,8 +90,16 @@ fn one(e: impl Into<Expr>) -> (Expr, Expr) {
 
 /// The leaf of a part of what follows from a routing.
 fn part_of(route: &Route, blocks: i32, world: i32, part: RoutePart) -> Leaf {
-    let [experts, ranks, rows, blocks] = [route.experts, world, BLOCK, blocks].map(|n| n as u32);
-    Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks } }
+    let keep = kept_rows(route, blocks, world);
+    let all = [route.experts, world, BLOCK, blocks, keep];
+    let [experts, ranks, rows, blocks, keep] = all.map(|n| n as u32);
+    Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } }
+}
+
+/// Rows of an expert that are kept: each expert of a rank may have as many blocks; 0 where rows without room end the launch.
+fn kept_rows(route: &Route, blocks: i32, world: i32) -> i32 {
+    let own = ((route.experts + world - 1) / world).max(1);
+    if route.drops { blocks / own * BLOCK } else { 0 }
 }
 
 /// The experts of all tokens on every rank, chunk by chunk, and a word for each chunk. One rank has them.
@@ -173,6 +185,7 @@ impl<'a> Dispatch<'a> {
         let listed = draft.flow(Flow::new("listed", shape, all_lists.into(), vec![listed]));
         // Then all together.
         let own = (experts + world - 1) / world;
+        let keep = kept_rows(route, count, world);
         let memory = draft.buffer("counts", Space::Scratch, DType::I32, vec![own.into()], None);
         let max = ids.shape[0].value;
         let counts = draft.plan.tables.push(Table {
@@ -180,7 +193,7 @@ impl<'a> Dispatch<'a> {
             shape: vec![own as u32],
             source: TableSource::Runtime { min: 0, max },
             stored: Some(memory),
-            routed: Some(Routed { ids: table, part: RoutePart::Counts, rows: BLOCK }),
+            routed: Some(Routed { ids: table, part: RoutePart::Counts, rows: BLOCK, keep }),
         });
         let src = read(Operand::Src, lists, vec![whole(all_lists), whole(width)]);
         let touched = vec![
@@ -204,6 +217,7 @@ impl<'a> Dispatch<'a> {
             count,
             ids,
             named: (all, named),
+            keep,
             chunks,
             width,
             lists,
@@ -232,18 +246,39 @@ impl<'a> Dispatch<'a> {
             shape: shape.iter().map(|n| *n as u32).collect(),
             source,
             stored: Some(memory),
-            routed: Some(Routed { ids: self.ids, part, rows: BLOCK }),
+            routed: Some(Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep }),
         });
+        let kept = (part == RoutePart::Places && self.keep > 0).then(|| self.kept(draft));
         let others = shape.iter().skip(1).map(|n| whole(*n));
-        let region = [rows].into_iter().chain(others).collect();
+        let region = [rows.clone()].into_iter().chain(others).collect();
         let mut touched = made_of;
         touched.push(write(Operand::Dst, memory, region).into());
+        touched.extend(
+            kept.map(|(_, memory)| {
+                write(Operand::Dst, memory, vec![rows, whole(self.slots)]).into()
+            }),
+        );
         let leaf = part_of(self.route, self.count, draft.world(), part);
         let domain = vec![("i", tasks.into())];
         let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         let built = Writer::new(family, Operand::Dst, vec![0.into()]);
         let built = draft.flow(Flow::new(flow, vec![1.into()], tasks.into(), vec![built]));
-        Derived { table, memory, built }
+        Derived { table, memory, built, kept }
+    }
+
+    /// Whether each slot of the rank's tokens has a row.
+    fn kept(&self, draft: &mut Draft) -> (TabId, BufId) {
+        let shape = vec![self.tokens.into(), self.slots.into()];
+        let memory = draft.buffer("kept", Space::Scratch, DType::I32, shape, None);
+        let routed = Routed { ids: self.ids, part: RoutePart::Kept, rows: BLOCK, keep: self.keep };
+        let table = draft.plan.tables.push(Table {
+            name: "kept".into(),
+            shape: vec![self.tokens as u32, self.slots as u32],
+            source: TableSource::Runtime { min: 0, max: 1 },
+            stored: Some(memory),
+            routed: Some(routed),
+        });
+        (table, memory)
     }
 
     /// The lists of all chunks.
@@ -284,7 +319,7 @@ impl<'a> Dispatch<'a> {
         let rows = (i.clone() * CHUNK, block_rows(own, i.clone(), CHUNK));
         let list = Expr::from(Var::RANK) * self.chunks + i;
         let src = vec![rows.clone(), whole(self.slots)];
-        let made_of = vec![
+        let mut made_of = vec![
             read(Operand::Src, self.inputs[self.g.counts], src).into(),
             read(Operand::Src, self.lists, vec![one(list.clone()), whole(self.width)]).into(),
             Source::behind(
@@ -293,6 +328,11 @@ impl<'a> Dispatch<'a> {
                 vec![0.into()],
             ),
         ];
+        if self.keep > 0 {
+            let behind = one(self.all_lists(draft.world()));
+            let begins = vec![behind, whole(self.route.experts)];
+            made_of.push(read(Operand::Src, self.bases, begins).into());
+        }
         let source = TableSource::Places { of: blocks.table };
         let shape = [self.tokens, self.slots, 2];
         self.table(draft, RoutePart::Places, source, &shape, (self.chunks, rows), made_of)
@@ -380,7 +420,12 @@ impl<'a> Dispatch<'a> {
             shape: vec![shape as u32],
             source: TableSource::Runtime { min: 0, max: 1 },
             stored: Some(memory),
-            routed: Some(Routed { ids: self.ids, part: RoutePart::Wanted, rows: BLOCK }),
+            routed: Some(Routed {
+                ids: self.ids,
+                part: RoutePart::Wanted,
+                rows: BLOCK,
+                keep: self.keep,
+            }),
         });
         let ids = &self.g.params[self.g.counts];
         let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
@@ -403,7 +448,7 @@ impl<'a> Dispatch<'a> {
         let built = Writer::new(family, Operand::Dst, vec![0.into()]);
         let count = (world * chunks).into();
         let built = draft.flow(Flow::new("judged", vec![1.into()], count, vec![built]));
-        Derived { table, memory, built }
+        Derived { table, memory, built, kept: None }
     }
 
     /// The rows of all blocks, of tokens that are here: where they are then, and the words of blocks.
@@ -501,17 +546,28 @@ impl<'a> Dispatch<'a> {
             ..inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()]))
         };
         let weight = vec![one(token.clone()), one(Var::EACH)];
-        let factor =
+        let mut factor =
             Access { each, ..inner(read(Operand::W, self.inputs[combine.weights], weight)) };
+        // A summand that was dropped has no factor.
+        if let Some((kept, _)) = places.kept {
+            let kept = Expr::Table(kept, vec![token.clone(), Var::EACH.into()]);
+            factor.when = factor.when.map(|exists| exists.select(kept, 0));
+        }
         let dst = inner(write(Operand::Dst, out, vec![one(token.clone()), wide]));
         let rows = (i.clone() * COMBINED, block_rows(own.clone(), i, COMBINED));
-        let entries = read(Operand::Tab, places.memory, vec![rows, whole(self.slots), whole(2)]);
+        let region = vec![rows.clone(), whole(self.slots), whole(2)];
+        let entries = read(Operand::Tab, places.memory, region);
+        let kept = places.kept.map(|(_, memory)| {
+            let entries = read(Operand::Tab, memory, vec![rows.clone(), whole(self.slots)]);
+            Source::from(entries)
+        });
         let touched = vec![
             Source::behind(entries, places.built, vec![0.into()]),
             Source::behind(src, done, vec![place(0), place(1) / BLOCK]),
             factor.into(),
             dst.into(),
         ];
+        let touched: Vec<Source> = touched.into_iter().chain(kept).collect();
         let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
         let domain = vec![("i", ((self.tokens + COMBINED - 1) / COMBINED).into())];
         let family = draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);

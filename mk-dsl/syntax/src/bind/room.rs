@@ -35,7 +35,7 @@ impl Binder<'_> {
     pub(super) fn room(&mut self, ranks: u64) -> Vec<SymbolId> {
         let program = self.program;
         let mut found = Vec::new();
-        for node in program.nodes().iter().filter(|n| n.op == Op::Dispatch) {
+        for node in program.nodes().iter().filter(|n| matches!(n.op, Op::Dispatch { .. })) {
             let Some(&Dim::Sym(symbol)) = node.ty.dims.first() else { continue };
             if !program.is_room(Dim::Sym(symbol)) || self.given[symbol.index()].is_some() {
                 continue;

@@ -8,12 +8,16 @@ use crate::messages;
 use crate::program::{DType, Op, Placement};
 
 impl<'a> Checker<'a, '_> {
-    /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`.
+    /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`, `x -> dispatch(ids, capacity = R, drop)`.
     pub(super) fn dispatch(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
         let capacity = call.args.key("capacity");
+        let drops = call.args.flag("drop");
         call.args.finish(self.sink);
         let op = call.op.span;
+        if drops && capacity.is_none() {
+            self.sink.push(op, messages::drop_without_capacity());
+        }
         let rows = match capacity.map(|arg| (arg.span, &arg.value)) {
             Some((_, ArgValue::Int(n))) => Some(self.dims.lit(n.value)),
             Some((_, ArgValue::Name(Operand { word, transposed: None }))) => {
@@ -71,7 +75,7 @@ impl<'a> Checker<'a, '_> {
         }
         let rows = rows.filter(|_| self.sink.len() == n_before)?;
         let ty = Ty { dtype: x.ty.dtype, dims: vec![rows, columns], placement: x.ty.placement };
-        let value = self.push(Op::Dispatch, vec![x.id, ids.id], ty, x.gathered);
+        let value = self.push(Op::Dispatch { drops }, vec![x.id, ids.id], ty, x.gathered);
         Some(self.keep_ragged(value, ids.id))
     }
 

@@ -150,7 +150,7 @@ impl<'a> Checker<'a, '_> {
                 let inputs = node.inputs.iter().enumerate();
                 let taken = match node.op {
                     Op::GroupedGemm => Some(2),
-                    Op::Dispatch | Op::Combine => Some(1),
+                    Op::Dispatch { .. } | Op::Combine => Some(1),
                     _ => None,
                 };
                 inputs.into_iter().any(|(at, x)| *x == id && taken != Some(at))

@@ -226,7 +226,7 @@ impl<'p> Walk<'p> {
                     help: "differentiate the part without experts",
                 });
             }
-            Op::Dispatch | Op::Combine => {
+            Op::Dispatch { .. } | Op::Combine => {
                 return Err(GradError::Operation {
                     op: node.op.name(),
                     why: "the gradient of its rows goes the other way, which no kernel does so far",

@@ -13,6 +13,13 @@ pub(crate) fn dispatch_capacity() -> Text {
     )
 }
 
+pub(crate) fn drop_without_capacity() -> Text {
+    text(
+        "nothing is dropped without a capacity: there is room for any routing",
+        "write `dispatch(x, ids, capacity = R, drop)`, or leave `drop` out",
+    )
+}
+
 pub(crate) fn dispatch_rank(name: &str, shape: &str) -> Text {
     text(
         format!("tokens are `[T, H]`, and {name} is `{shape}`"),
