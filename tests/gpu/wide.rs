@@ -157,7 +157,7 @@ fn products_in_clusters() {
         "block=48x128x64 cluster=2 multicast=1x2",
     ];
     let swapped = swapped.map(String::from).to_vec();
-    let gated = swapped[2..5].iter().cloned().filter(|way| !way.contains("160x"));
+    let gated = swapped[2..5].iter().filter(|way| !way.contains("160x")).cloned();
     let gated: Vec<_> =
         gated.map(|way| way.replace("x128x", "x256x")).chain(["block=48x256x64".into()]).collect();
     let chained: Vec<_> = swapped.iter().filter(|way| !way.contains("160x256")).cloned().collect();
