@@ -2,7 +2,10 @@
 
 use mk_codegen::{
     emit,
-    ir::{BufId, Plan, RoutePart, Routing, Space, TabId, TableSource},
+    ir::{
+        Access, BufId, Mode, Plan, PointError, Points, RoutePart, Routing, Space, TabId, TableSet,
+        TableSource, Task,
+    },
     passes::{LowerError, compile, lower},
     settings::{self, Config},
     sim::{self, Callbacks, Options},
@@ -14,7 +17,7 @@ use proptest::{
     prelude::{ProptestConfig, any},
     test_runner::TestRunner,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w: bf16[E, H, N] @ shard(0)) {
     dispatch(x, ids, capacity = R) -> grouped_gemm(w)
@@ -365,9 +368,10 @@ fn nothing_can_be_left_out() {
         }
     }
     // Rows arrive behind the table that they are pulled by, and a product that looks that up waits for it nevertheless: once. Before `y` is written
-    // all ranks have entered, as tokens of all of them are there.
-    assert_eq!(kept, ["gemm1: wait built", "gemm2: wait entered"], "of {n}");
-    assert_eq!(n, 32);
+    // all ranks have entered, as tokens of all of them are there; and a rank that has staged tokens has entered before.
+    let entered = ["fetch: wait entered", "fetch: wait entered"];
+    assert_eq!(kept, [&entered[..], &["gemm1: wait built", "gemm2: wait entered"]].concat());
+    assert_eq!(n, 43);
 }
 
 /// Routings that no launch can have end it, with what is wrong.
@@ -428,11 +432,55 @@ fn what_has_no_kernel_is_refused() {
 fn tables_follow_from_one_routing() {
     let plan = SMALL.plan("").expect("a plan");
     let parts: Vec<_> = plan.tables.values().filter_map(|t| t.routed).map(|r| r.part).collect();
-    assert_eq!(parts, [RoutePart::Counts, RoutePart::Sources, RoutePart::Places]);
+    use RoutePart::{Counts, Places, Sources, Wanted};
+    assert_eq!(parts, [Counts, Wanted, Sources, Places]);
     let runtime = |t: &&mk_codegen::ir::Table| matches!(t.source, TableSource::Runtime { .. });
-    assert_eq!(plan.tables.values().filter(runtime).count(), 3);
+    assert_eq!(plan.tables.values().filter(runtime).count(), 4);
     assert!(plan.buffers.values().any(|b| b.name == "y" && b.space == Space::Workspace));
     let ids = SMALL.routes(0, 1, 0..42);
     let routing = Routing { ids: &ids, slots: 2, experts: 4, ranks: 2, rows: 128, keep: 0 };
     assert_eq!(routing.check(2), Ok(()));
+}
+
+/// Rows of tokens that ranks read of others: one for each rank that has an expert of the token, and is not its own.
+#[test]
+fn a_token_travels_once_to_a_rank() {
+    for (form, (ranks, slots, experts, tokens)) in
+        [(2, 2, 4, 42), (3, 3, 9, 70), (4, 8, 32, 67), (8, 8, 16, 64)].into_iter().enumerate()
+    {
+        let own = experts / ranks;
+        let blocks = tokens * slots.min(own) / 128 + own + 1;
+        let case = Case { source: LAYER, ranks, tokens, slots, experts, blocks };
+        let (program, bound) = case.bound();
+        let config = Config { ranks: ranks as u32, ..Config::default() };
+        let plan = lower(&program, &bound, &config).expect("a plan");
+        for epoch in 1..=4 {
+            let ids = |rank: usize, _: TabId| case.routes(form, epoch, case.own(rank));
+            let set = TableSet::routed(&plan, ids).expect("a routing");
+            let points = Points::new(&plan, &set);
+            let mut read = 0;
+            for (id, f) in plan.families.iter() {
+                let of_tokens = |a: &&Access| plan.buffers[a.buffer].name == "tokens";
+                for a in f.accesses.iter().filter(of_tokens).filter(|a| a.mode == Mode::Read) {
+                    for rank in 0..ranks {
+                        for task in points.tasks(id, rank, epoch).expect("tasks") {
+                            let count = |here: &Task| {
+                                let of = points.eval(here, &a.rank)?;
+                                read += usize::from(of != rank as i64);
+                                Ok::<_, PointError>(())
+                            };
+                            let (each, when) = (a.each.as_ref(), a.when.as_ref());
+                            points.for_each(&task, 0, each, when, count).expect("values");
+                        }
+                    }
+                }
+            }
+            let travels = |token: usize| {
+                let homes = case.route(form, epoch, token).into_iter().map(|e| e as usize / own);
+                let here = token / tokens.div_ceil(ranks);
+                homes.filter(|home| *home != here).collect::<BTreeSet<_>>().len()
+            };
+            assert_eq!(read, (0..tokens).map(travels).sum::<usize>(), "{case:?}, {epoch}");
+        }
+    }
 }

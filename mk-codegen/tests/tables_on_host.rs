@@ -131,6 +131,7 @@ static BasesTask bases;
 static BlocksTask blocks;
 static SourcesTask sources;
 static PlacesTask places;
+static WantedTask wanted;
 static u32 phase, threads;
 
 // Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, words of an id,
@@ -147,6 +148,9 @@ int main(int, char** argv) {
     std::vector<u32> all_entries(2 * count + 4, 0xdeadbeef);
     u32 *lists = all_lists.data() + 2, *base = all_bases.data() + 2, *entries = all_entries.data() + 2;
     std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef), kept(most * slots + 4, 0xdeadbeef);
+    // Room for whole pieces of each rank's tokens.
+    const u32 space = (most + 15) / 16 * 16;
+    std::vector<u32> has(ranks * space + 4, 0xdeadbeef);
     if (std::fread(ids.data(), 4, ids.size(), in) != ids.size()) return 1;
     fault = Fault{};
     for (u32 c = 0; c < all; ++c) {
@@ -154,6 +158,12 @@ int main(int, char** argv) {
       const u32 n = first < tokens ? min(min(left, chunk), tokens - first) : 0;
       list = ListTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + c * width), words, n, slots, experts, room, first};
       for (phase = 0; phase < 3; ++phase) run(256, [](u32 thread) { tabulate_phase(Context{}, list, phase, thread, 256); });
+    }
+    for (u32 c = 0; c < ranks * ((space + chunk - 1) / chunk); ++c) {
+      const u32 of = c / ((space + chunk - 1) / chunk), at = c % ((space + chunk - 1) / chunk) * chunk, first = of * most + at;
+      const u32 n = first < tokens && at < most ? min(min(most - at, chunk), tokens - first) : 0;
+      wanted = WantedTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(has.data() + 2 + of * space + at), words, n, slots, own, rank, min(space - at, chunk)};
+      run(threads, [](u32 thread) { tabulate_phase(Context{}, wanted, 0, thread, threads); });
     }
     // Every rank comes to the same end.
     const Fault listed = fault;
@@ -188,7 +198,7 @@ int main(int, char** argv) {
     }
     const u32 said[5] = {static_cast<u32>(fault.kind), fault.seen, fault.tile, static_cast<u32>(fault.waited_ns), static_cast<u32>(fault.waited_ns >> 32)};
     std::fwrite(said, 4, 5, stdout);
-    for (const auto* t : {&counts, &rows, &place, &kept}) std::fwrite(t->data(), 4, t->size(), stdout);
+    for (const auto* t : {&counts, &rows, &place, &kept, &has}) std::fwrite(t->data(), 4, t->size(), stdout);
   }
   return 0;
 }
@@ -393,8 +403,14 @@ fn what_follows_from_a_routing() {
         let most = w.tokens.div_ceil(w.ranks);
         let said: Vec<i32> = words.by_ref().take(5).collect();
         let id = i64::from(said[4]) << 32 | i64::from(said[3] as u32);
-        let sizes =
-            [w.experts.div_ceil(w.ranks), w.blocks * 128, 2 * most * w.slots, most * w.slots];
+        let space = w.ranks * most.next_multiple_of(16);
+        let sizes = [
+            w.experts.div_ceil(w.ranks),
+            w.blocks * 128,
+            2 * most * w.slots,
+            most * w.slots,
+            space,
+        ];
         let found = sizes.map(|n| words.by_ref().take(n + 4).collect::<Vec<i32>>());
         for t in &found {
             let n = t.len();
@@ -408,13 +424,18 @@ fn what_follows_from_a_routing() {
         match routing.check(w.blocks) {
             Ok(()) => {
                 assert_eq!(said[0], 0, "{i}: {said:?} {:?}", w.ids);
-                let parts =
-                    [RoutePart::Counts, RoutePart::Sources, RoutePart::Places, RoutePart::Kept];
+                let parts = [
+                    RoutePart::Counts,
+                    RoutePart::Sources,
+                    RoutePart::Places,
+                    RoutePart::Kept,
+                    RoutePart::Wanted,
+                ];
                 let own = most.min(w.tokens.saturating_sub(w.rank * most)) * 2 * w.slots;
                 let bits = if keep > 0 { own / 2 } else { 0 };
                 dropped += i32::from(found[3][2..bits + 2].contains(&0));
                 for ((part, n), found) in
-                    parts.into_iter().zip([sizes[0], sizes[1], own, bits]).zip(&found)
+                    parts.into_iter().zip([sizes[0], sizes[1], own, bits, sizes[4]]).zip(&found)
                 {
                     assert_eq!(found[2..n + 2], routing.table(part, w.rank, n), "{i}: {part}");
                     assert!(found[n + 2..].iter().all(|x| *x == guard), "{i}: {part}");

@@ -5,11 +5,32 @@ struct GatherTask {
   u64 destination;  // address of the first row
   u64 pitch_bytes;
   u64 row_bytes;    // even
-  u32 rows;
+  u32 rows;  // at most
 };
 
 // Vectors of one row that a lane has in flight.
 constexpr u32 kGatherUnroll = 8;
+
+// One row, by a warp.
+MK_DEVICE void gather_row(u64 from, u64 to, u64 row_bytes, u32 lane) {
+  if ((from | to | row_bytes) % 16 == 0) {
+#pragma unroll 1
+    for (u64 at = lane * 16; at < row_bytes; at += 32 * 16 * kGatherUnroll) {
+      Vec16 v[kGatherUnroll];
+#pragma unroll
+      for (u32 i = 0; i < kGatherUnroll; ++i) {
+        if (at + i * 512 < row_bytes) v[i] = RowVector<16>::load(from + at + i * 512);
+      }
+#pragma unroll
+      for (u32 i = 0; i < kGatherUnroll; ++i) {
+        if (at + i * 512 < row_bytes) RowVector<16>::store(to + at + i * 512, v[i]);
+      }
+    }
+  } else {
+#pragma unroll 4
+    for (u64 at = lane * 2; at < row_bytes; at += 32 * 2) RowVector<2>::store(to + at, RowVector<2>::load(from + at));
+  }
+}
 
 // The first warp waits for what is looked up, then, by that, for what is copied, and only behind both, unless the launch has ended, the
 // others look up: where tables are not filled, nothing is read by them. Threads and barrier as of `copy_rows`.
@@ -26,27 +47,19 @@ MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       __syncwarp();
     }
     named_barrier_sync<Edges::start, kBarrier, kThreads>();
-    if (!ctx.aborted()) {
+    // Whole warps, or none of their lanes.
+    if (__ballot_sync(0xffffffffu, ctx.aborted()) == 0) {
       const GatherTask task = hooks.decode(t);
+      constexpr u32 kWarps = kThreads / 32;
 #pragma unroll 1
-      for (u32 row = thread / 32; row < task.rows; row += kThreads / 32) {
-        const u64 from = hooks.source(task, row), to = task.destination + row * task.pitch_bytes;
-        if ((from | to | task.row_bytes) % 16 == 0) {
+      for (u32 first = thread / 32; first < task.rows; first += 32 * kWarps) {
+        // Lanes look rows up side by side: what they ask takes several trips to memory, one behind the other.
+        const u32 mine = first + lane * kWarps;
+        const u64 place = mine < task.rows && hooks.exists(task, mine) ? hooks.source(task, mine) : 0;
 #pragma unroll 1
-          for (u64 at = lane * 16; at < task.row_bytes; at += 32 * 16 * kGatherUnroll) {
-            Vec16 v[kGatherUnroll];
-#pragma unroll
-            for (u32 i = 0; i < kGatherUnroll; ++i) {
-              if (at + i * 512 < task.row_bytes) v[i] = RowVector<16>::load(from + at + i * 512);
-            }
-#pragma unroll
-            for (u32 i = 0; i < kGatherUnroll; ++i) {
-              if (at + i * 512 < task.row_bytes) RowVector<16>::store(to + at + i * 512, v[i]);
-            }
-          }
-        } else {
-#pragma unroll 4
-          for (u64 at = lane * 2; at < task.row_bytes; at += 32 * 2) RowVector<2>::store(to + at, RowVector<2>::load(from + at));
+        for (u32 some = __ballot_sync(0xffffffffu, place != 0); some != 0; some &= some - 1) {
+          const u32 l = __ffs(some) - 1;
+          gather_row(__shfl_sync(0xffffffffu, place, l), task.destination + (first + l * kWarps) * task.pitch_bytes, task.row_bytes, lane);
         }
       }
     }

@@ -15,6 +15,18 @@ struct ListTask {
   u32 first;   // the chunk's first token in the world
 };
 
+struct WantedTask {
+  u32 task;
+  u32 family;
+  u64 ids;     // experts of the chunk's tokens
+  u64 wanted;  // 0 or 1 for each of them, and 0 behind them
+  u32 words;   // of an id
+  u32 tokens, slots;
+  u32 own;     // experts of a rank
+  u32 rank;
+  u32 entries;
+};
+
 struct BasesTask {
   u32 task;
   u32 family;
@@ -167,6 +179,19 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const ListTask& work, u32 phas
     }
     if (there && below == 0) set_entry(mine, expert, at + __popc(same));
     __syncwarp();
+  }
+}
+
+// Threads have tokens. Ids that name no expert are of no rank.
+MK_DEVICE void tabulate_phase(const Context&, const WantedTask& work, u32, u32 thread, u32 threads) {
+#pragma unroll 1
+  for (u32 t = thread; t < work.entries; t += threads) {
+    bool wanted = false;
+    if (t < work.tokens) {
+#pragma unroll 8
+      for (u32 j = 0; j < work.slots; ++j) wanted |= id_at(work.ids, work.words, t * work.slots + j) / work.own == work.rank;
+    }
+    set_entry(work.wanted, t, wanted ? 1 : 0);
   }
 }
 

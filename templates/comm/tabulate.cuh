@@ -14,7 +14,7 @@ MK_DEVICE void store_block(const BlocksTask& work, u32 block, u32 group, u32 row
 }
 
 // Blocks of the groups, one after the other; those that are left over have no rows, and come last. Run by `threads` threads, whole warps,
-// of which this is the `thread`th: each warp adds up all groups, and stores its share. Rows below 0, and more blocks than there is room
+// of which this is the `thread`th: each warp adds up all groups, and stores the blocks of some of them. Rows below 0, and more blocks than there is room
 // for, end the launch: nothing is stored past the table, and nobody is told of it.
 MK_DEVICE void tabulate_blocks(const Context& ctx, const BlocksTask& work, u32 thread, u32 threads) {
   const u32 lane = thread % 32;
@@ -35,10 +35,10 @@ MK_DEVICE void tabulate_blocks(const Context& ctx, const BlocksTask& work, u32 t
       if (lane >= apart) behind += before;
     }
 #pragma unroll 1
-    for (u32 l = 0; l < 32 && from + l < work.groups; ++l) {
+    for (u32 l = thread / 32; l < 32 && from + l < work.groups; l += threads / 32) {
       const u32 n = __shfl_sync(0xffffffffu, need, l), end = first + __shfl_sync(0xffffffffu, behind, l);
       const u32 of_group = __shfl_sync(0xffffffffu, static_cast<u32>(rows), l);
-      for (u32 b = thread; b < n && end - n + b < work.blocks; b += threads) {
+      for (u32 b = lane; b < n && end - n + b < work.blocks; b += 32) {
         store_block(work, end - n + b, from + l, min(of_group - b * work.rows, work.rows));
       }
     }

@@ -18,7 +18,7 @@ use mk::{
 use mk_harness::{Case, Routing, gpu::Session};
 use std::{collections::BTreeMap, time::Duration};
 
-const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+pub const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
     w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
     dispatch(x, ids, capacity = R) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
 }";
@@ -26,28 +26,39 @@ const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i64[T, K] @
     dispatch(x, ids, capacity = R) -> grouped_gemm(w)
 }";
 
-struct Kernel {
-    program: Program,
-    bound: Bound,
-    source: KernelSource,
-    compiled: Compiled,
+pub struct Kernel {
+    pub program: Program,
+    pub bound: Bound,
+    pub source: KernelSource,
+    pub compiled: Compiled,
 }
 
 /// Of so many tokens of the world, slots, experts and blocks of a rank.
-fn kernel(text: &str, world: &World, [tokens, slots, experts, blocks]: [u64; 4]) -> Kernel {
+fn kernel(text: &str, world: &World, sizes: [u64; 4]) -> Kernel {
+    kernel_on(text, world, sizes, 0)
+}
+
+/// That leaves so many SMs free.
+pub fn kernel_on(
+    text: &str,
+    world: &World,
+    [tokens, slots, experts, blocks]: [u64; 4],
+    free: u32,
+) -> Kernel {
     let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
     let rows = blocks * u64::from(world.size()) * 128;
     let dims = [("T", tokens), ("K", slots), ("E", experts), ("R", rows), ("H", 136), ("F", 72)];
     let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
     let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
-    let config = config_for(world, &Config::default());
+    let mut config = config_for(world, &Config::default());
+    config.reserved_sms += free;
     let (plan, _) = passes::compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{e}"));
     let source = emit::emit(&plan).unwrap_or_else(|e| panic!("{e}"));
     let compiled = jit::compile(&source, &JitOptions::default()).unwrap_or_else(|e| panic!("{e}"));
     Kernel { program, bound, source, compiled }
 }
 
-fn options(chaos: u64) -> InstanceOptions {
+pub fn options(chaos: u64) -> InstanceOptions {
     InstanceOptions {
         poison: Some(0xFF),
         wait_limit: Duration::from_secs(10),
@@ -57,7 +68,7 @@ fn options(chaos: u64) -> InstanceOptions {
     }
 }
 
-const FORMS: [Routing; 5] =
+pub const FORMS: [Routing; 5] =
     [Routing::Uniform, Routing::Skew(8), Routing::One, Routing::Empty, Routing::Random];
 
 /// Launches of one kernel, each with another routing, the last ones captured.

@@ -9,6 +9,7 @@ mod function;
 mod nodes;
 mod rig;
 mod ring;
+mod routes;
 mod scenario;
 mod shared;
 mod wide;

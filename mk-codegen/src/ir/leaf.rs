@@ -266,6 +266,8 @@ names! {
     RoutePart {
         /// A chunk of tokens in the order of experts ([`route_list`](super::route_list)).
         Lists = "lists",
+        /// Which tokens the rank has an expert of, as many entries for each rank's.
+        Wanted = "wanted",
         /// Rows of each of the rank's experts; and where rows of each chunk begin.
         Counts = "counts",
         /// The token of the world in each packed row of the rank.

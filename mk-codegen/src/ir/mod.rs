@@ -51,7 +51,7 @@ pub use range::{Range, Ranges};
 pub use reader::ReadError;
 pub use routes::{
     LIST_PARTS, RouteError, Routed, Routing, list_width, route_bases, route_list, route_places,
-    route_sources,
+    route_sources, route_wanted,
 };
 pub(crate) use routes::{kept, own_experts};
 pub use runs::{depth_dim, row_dim};

@@ -41,6 +41,7 @@ pub enum Tabulation {
     /// | part | `src` | `dst` |
     /// | --- | --- | --- |
     /// | lists | experts of a chunk, `[tokens, slots]` | its list |
+    /// | wanted | experts of a chunk, `[tokens, slots]` | for each of its tokens 1 if the rank has one of them, else 0; 0 behind them |
     /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]` |
     /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
     /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]` |
@@ -172,6 +173,17 @@ impl Routing<'_> {
         }
         let own = self.own();
         let mine = self.tokens().div_ceil(self.ranks.max(1));
+        if part == RoutePart::Wanted {
+            // As much room for the tokens of each rank.
+            let mut out = vec![0; entries];
+            let room = entries / self.ranks.max(1);
+            for (t, experts) in self.ids.chunks_exact(self.slots.max(1)).enumerate() {
+                let at = t / mine.max(1) * room + t % mine.max(1);
+                let wanted = route_wanted(experts, self.slots, own, rank, 1);
+                set(&mut out, at, wanted.first().copied().unwrap_or(0));
+            }
+            return out;
+        }
         let first = self.first();
         let mut next = first.clone();
         let mut out = vec![0; entries];
@@ -351,6 +363,21 @@ pub fn route_places(
     (places.concat(), kept)
 }
 
+/// For each token of a chunk whether a rank with so many experts has one of its; 0 for those that it has fewer than `entries`.
+pub fn route_wanted(
+    ids: &[i32],
+    slots: usize,
+    own: usize,
+    rank: usize,
+    entries: usize,
+) -> Vec<i32> {
+    let home = |id: &i32| usize::try_from(*id).is_ok_and(|id| id / own.max(1) == rank);
+    let tokens = ids.chunks_exact(slots.max(1));
+    let mut out: Vec<i32> = tokens.map(|experts| experts.iter().any(home).into()).collect();
+    out.resize(entries, 0);
+    out
+}
+
 /// That experts of a token are there, and differ.
 fn check_token(experts: &[i32], token: usize, count: i32) -> Result<(), RouteError> {
     for (i, &expert) in experts.iter().enumerate() {
@@ -381,6 +408,8 @@ mod tests {
         assert_eq!(r.table(RoutePart::Counts, 1, 2), [2, 2]);
         assert_eq!(r.table(RoutePart::Sources, 0, 6), [1, 4, 0, 1, 2, 3]);
         assert_eq!(r.table(RoutePart::Sources, 1, 6), [2, 4, 0, 3, 0, 0]);
+        assert_eq!(r.table(RoutePart::Wanted, 0, 8), [1, 1, 1, 0, 1, 1, 0, 0]);
+        assert_eq!(r.table(RoutePart::Wanted, 1, 8), [1, 0, 1, 0, 1, 1, 0, 0]);
         assert_eq!(r.table(RoutePart::Places, 0, 12), [1, 2, 0, 2, 0, 0, 0, 3, 1, 0, 0, 4]);
         // The second rank has a token less.
         assert_eq!(r.table(RoutePart::Places, 1, 12), [0, 5, 1, 3, 1, 1, 0, 1, 0, 0, 0, 0]);

@@ -38,6 +38,9 @@ impl TableSet {
             let table = &plan.tables[id];
             let n = entries(table);
             let TableSource::Runtime { min, max } = table.source else { return vec![0; n] };
+            if let Some(routed) = table.routed.filter(|r| r.part == RoutePart::Wanted) {
+                return spread(n, wanted_share(plan, routed));
+            }
             let Some((blocks, rows)) = room(id) else { return vec![min; n] };
             let groups = n.max(1) as i64;
             // Every group has its share of blocks, the first ones one more.
@@ -225,6 +228,21 @@ impl FilledRows {
         let (before, rank, first) = self.blocks[block];
         (i < self.len).then(|| (rank, first + (i - before) as i32))
     }
+}
+
+/// The share of tokens that a rank has an expert of, if each goes to any experts.
+fn wanted_share(plan: &Plan, routed: Routed) -> f64 {
+    let r = routing(plan, routed, &[]);
+    let (experts, ranks) = (r.experts.max(1) as usize, r.ranks.max(1));
+    let others = experts - experts.div_ceil(ranks).min(experts);
+    let missed = |j| others.saturating_sub(j) as f64 / (experts - j) as f64;
+    1.0 - (0..r.slots.min(experts)).map(missed).product::<f64>()
+}
+
+/// So many of `n` entries are 1, evenly.
+fn spread(n: usize, share: f64) -> Vec<i32> {
+    let before = |i: usize| (i as f64 * share) as i32;
+    (0..n).map(|i| before(i + 1) - before(i)).collect()
 }
 
 /// The routing of a world, from the ids of all ranks.

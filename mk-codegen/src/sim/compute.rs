@@ -13,7 +13,7 @@ use super::{
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, GradOf, Leaf, Mask, Operand,
     Point, Region, RoutePart, Tabulation, block_table, cluster_part, gated, kept, own_experts,
-    route_bases, route_list, route_places, route_sources, saves_gates,
+    route_bases, route_list, route_places, route_sources, route_wanted, saves_gates,
 };
 use mk_abi::DType;
 
@@ -297,6 +297,10 @@ pub(super) fn values(
                         let experts = i32::try_from(count).unwrap_or(i32::MAX);
                         let first = context.first_row();
                         route_list(src(0), cols(0), experts, first, r.len() as usize)
+                    }
+                    RoutePart::Wanted => {
+                        let own = own_experts(count, ranks);
+                        Ok(route_wanted(src(0), cols(0), own, r.rank, r.len().max(0) as usize))
                     }
                     RoutePart::Counts => {
                         let bases =

@@ -15,6 +15,9 @@
 //! *Blocks* are groups of their own: of the rows of a block nothing is used but that they are at most as many as it has
 //! room for, so that what is shown for any rows of each block holds for those that follow from the counts. The group of
 //! a block chooses memory; it decides no amount. Places choose memory, too, in rows that are there.
+//!
+//! *Flags* are entries of 0 or 1 that say whether an access is there, or choose its memory. A line looks up one of them, and everything is shown for
+//! each count with all flags 0, and with all 1: a task's accesses depend on no other one. Samples mix them.
 
 use super::{
     boxes::BoxId,
@@ -68,6 +71,32 @@ fn count_tables(plan: &Plan) -> BTreeSet<usize> {
         for a in &x.accesses {
             a.region.iter().filter(|r| prefix_of(plan, &r.0).is_some()).for_each(|r| add(&r.0));
         }
+    }
+    out
+}
+
+/// Tables of 0 and 1 in memory that decide in accesses alone, whether they are there and where.
+fn flag_tables(plan: &Plan) -> BTreeSet<usize> {
+    let mut out: BTreeSet<usize> = plan
+        .tables
+        .iter()
+        .filter_map(|(id, t)| {
+            let flags = t.stored.is_some() && t.source == TableSource::Runtime { min: 0, max: 1 };
+            flags.then_some(id.index())
+        })
+        .collect();
+    let mut count = |e: &Expr| {
+        e.visit(&mut |e| {
+            if let Expr::Table(t, _) = e {
+                out.remove(&t.index());
+            }
+        });
+    };
+    for x in plan.families.values() {
+        extents(x).into_iter().for_each(&mut count);
+        x.accesses.iter().flat_map(|a| a.region.iter().map(|r| &r.1)).for_each(&mut count);
+        x.waits.iter().flat_map(|w| [&w.count].into_iter().chain(&w.when)).for_each(&mut count);
+        x.posts.iter().flat_map(|p| [&p.add].into_iter().chain(&p.when)).for_each(&mut count);
     }
     out
 }
@@ -149,15 +178,17 @@ fn prefix_of(plan: &Plan, e: &Expr) -> Option<(TabId, Vec<Expr>)> {
 
 /// Tables with as much of everything as there can be: every block full.
 pub(super) fn greatest(plan: &Plan) -> Vec<TableSet> {
-    let tables = count_tables(plan);
+    let flags = flag_tables(plan);
+    let tables: BTreeSet<usize> = count_tables(plan).difference(&flags).copied().collect();
     let most = tables.iter().map(|t| sample::bounds(plan, TabId::new(*t)).2).max().unwrap_or(0);
-    sample::uniform(plan, &tables, i64::from(most))
+    sample::uniform(plan, &tables, i64::from(most), (&flags, 1))
 }
 
 /// Shows rule 5, and the sums of rule 3, for every count, as far as so many visits of tasks go.
 pub(super) fn check(plan: &Plan, period: u32, work: u64) -> Shown {
-    let tables = count_tables(plan);
-    let violations = groups(plan, &tables).into_iter().chain(chosen(plan)).collect();
+    let flags = flag_tables(plan);
+    let tables: BTreeSet<usize> = count_tables(plan).difference(&flags).copied().collect();
+    let violations = groups(plan, &tables, &flags).into_iter().chain(chosen(plan)).collect();
     let mut shown = Shown { violations, ..Shown::default() };
     if tables.is_empty() || !shown.violations.is_empty() {
         return shown;
@@ -173,7 +204,10 @@ pub(super) fn check(plan: &Plan, period: u32, work: u64) -> Shown {
     // From the greatest count down, which costs most: the first one decides how many can be afforded, unless a later one
     // costs twice as much.
     while c >= i64::from(low) {
-        let sets = sample::uniform(plan, &tables, c);
+        let mut sets = sample::uniform(plan, &tables, c, (&flags, 0));
+        if !flags.is_empty() {
+            sets.extend(sample::uniform(plan, &tables, c, (&flags, 1)));
+        }
         // Once, behind what bounds the work.
         let apart = |spent| match shown.counts {
             0 => words(plan, &tables, &sets[0]).map(|()| spent),
@@ -293,17 +327,20 @@ fn twice(
     Vec::new()
 }
 
-/// Every line looks up the count of one group only, and prefix sums stand alone in a sum.
-fn groups(plan: &Plan, counts: &BTreeSet<usize>) -> Vec<Violation> {
+/// Every line looks up the count of one group only, and one flag, and prefix sums stand alone in a sum.
+fn groups(plan: &Plan, counts: &BTreeSet<usize>, flags: &BTreeSet<usize>) -> Vec<Violation> {
     let mut out = Vec::new();
     for (id, x) in plan.families.iter() {
         let loops: Vec<&Expr> = x.domain.iter().chain(&x.inner).map(|d| &d.1).collect();
         let mut line = |what: String, list: &mut dyn Iterator<Item = &'_ Expr>| {
             let mut index: Option<Vec<Expr>> = None;
+            let mut flag: Option<Expr> = None;
             let mut mixed = false;
             let mut look = |e: &Expr| {
                 e.visit(&mut |e| {
-                    if let Expr::Table(_, i) = e
+                    if matches!(e, Expr::Table(t, _) if flags.contains(&t.index())) {
+                        mixed |= flag.get_or_insert_with(|| e.clone()) != e;
+                    } else if let Expr::Table(_, i) = e
                         && (is_count(counts, plan, e) || prefix_of(plan, e).is_some())
                     {
                         mixed |= index.get_or_insert_with(|| i.clone()) != i;
@@ -313,7 +350,7 @@ fn groups(plan: &Plan, counts: &BTreeSet<usize>) -> Vec<Violation> {
             list.for_each(&mut look);
             loops.iter().for_each(|e| look(e));
             if mixed {
-                let message = "looks up the counts of two groups; a proof for every table takes one group at a time";
+                let message = "looks up the counts of two groups, or two flags; a proof for every table takes one of each at a time";
                 out.push(Violation::Ragged {
                     place: format!("{id} {:?}: {what}", x.name),
                     message: message.into(),
@@ -521,7 +558,7 @@ mod tests {
     fn what_comes_to_nothing_is_work() {
         let text = "plan \"p\"\nmesh world=2\ntarget sm_90a\ntable tab0 \"n\" [1] runtime 0..=9\nsignal sig0 \"s\" [1]\nrole role0 compute ctas 1\nfamily fam0 \"f\" role0 {\n  leaf signal\n  inner k in 3\n  post e0 sig0[0] @ rank += 1 by lead after program_order scope gpu at inner each i in 1000 + k when tab0[0] < 0\n  post e1 sig0[0] @ rank += tab0[0] by lead after program_order scope gpu at end\n}\n";
         let plan: Plan = text.parse().expect("a plan");
-        let sets = sample::uniform(&plan, &BTreeSet::new(), 0);
+        let sets = sample::uniform(&plan, &BTreeSet::new(), 0, (&BTreeSet::new(), 0));
         let [set] = sets.try_into().expect("one set");
         let lines = 2 * (3 * 1000 + 3 + 1);
         assert_eq!(repetitions(&Points::new(&plan, &set), 1), Ok(lines));

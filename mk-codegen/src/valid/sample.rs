@@ -149,14 +149,23 @@ fn complete(
 }
 
 /// Tables in which every group has `count` of rows, as far as its range goes: where `counts` has a table that comes
-/// with a launch, its entries; where it has one of blocks, the rows of each. Other tables have their least values.
+/// with a launch, its entries; where it has one of blocks, the rows of each. Some tables have entries of a flag's value, others their least ones.
 ///
 /// Where there are places and no rows, one row is left, in another block in each set.
-pub(super) fn uniform(plan: &Plan, counts: &BTreeSet<usize>, count: i64) -> Vec<TableSet> {
+pub(super) fn uniform(
+    plan: &Plan,
+    counts: &BTreeSet<usize>,
+    count: i64,
+    (flags, flag): (&BTreeSet<usize>, i32),
+) -> Vec<TableSet> {
     let value = |id: TabId| {
         let (_, min, max) = bounds(plan, id);
         let count = count.clamp(i64::from(min), i64::from(max)) as i32;
-        if counts.contains(&id.index()) { count } else { min }
+        match (counts.contains(&id.index()), flags.contains(&id.index())) {
+            (true, _) => count,
+            (_, true) => flag.clamp(min, max),
+            _ => min,
+        }
     };
     let last_rank = plan.mesh.size() as usize - 1;
     let set = |row: Option<End>| {

@@ -64,6 +64,8 @@ fn route(
     let fits = match (part, &src[..], &dst[..]) {
         (RoutePart::Lists, [[n, k]], [[1, w]]) => *w >= width(n * k),
         (RoutePart::Lists, [[]], [[1, w]]) => *w >= width(0),
+        (RoutePart::Wanted, [[n, _]], [[m]]) => n <= m,
+        (RoutePart::Wanted, [[]], [[_]]) => true,
         (RoutePart::Counts, [[c, w]], [[n], [bases, e]]) => {
             *w >= width(0) && *bases == c + 1 && *e == experts && *n == own
         }

@@ -18,7 +18,7 @@ use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::trace::Trace;
 use mk_function::Kernel;
 use mk_runtime::{
-    DeviceTensor, Graph, InstanceOptions, RankTensors, Reference, Stream, World,
+    DeviceTensor, Graph, Instance, InstanceOptions, RankTensors, Reference, Stream, World,
     jit::{Compiled, JitOptions},
 };
 use mk_syntax::{Bound, Tensor, ValueId};
@@ -136,6 +136,11 @@ impl<'a> Session<'a> {
     /// [`HarnessError::Function`], for a kernel without tracing among others.
     pub fn trace(&mut self) -> Result<Trace, HarnessError> {
         Ok(self.kernel.trace()?)
+    }
+
+    /// The kernel as it is bound, for what its launches leave in its workspace.
+    pub fn instance(&mut self) -> &mut Instance {
+        self.kernel.instance()
     }
 
     /// Captures a launch: later ones replay it.

@@ -384,6 +384,15 @@ impl Instance {
         }
     }
 
+    /// A rank's scratch as its last launch left it, which this waits for; for tests and dumps.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a rank that is not one of this process; [`Error::Cuda`].
+    pub fn scratch(&self, rank: u32) -> Result<Vec<u8>, Error> {
+        let found = self.world.local_index(rank).and_then(|i| self.ranks.get(i));
+        found.ok_or_else(|| self.world.no_rank(rank))?.scratch.download()
+    }
+
     /// The symmetric memory, for tests and dumps.
     pub fn symmetric(&self) -> &SymmetricMemory {
         &self.symmetric

@@ -23,8 +23,8 @@ pub struct InstanceOptions {
     /// they bind them.
     /// Default: false.
     pub overlap: bool,
-    /// Least bytes of trace buffer per rank, for kernels written by hand: one that was emitted with tracing says itself
-    /// what it needs ([`KernelSource::trace`]). Default: 0.
+    /// Bytes of trace buffer per rank, for kernels written by hand: one that was emitted with tracing says itself
+    /// how many it has ([`KernelSource::trace`]), and this does not count. Default: 0.
     pub trace_bytes: u64,
     /// The network of a kernel over nodes. Default: the world's ([`Net::of`]).
     pub net: Option<Net>,

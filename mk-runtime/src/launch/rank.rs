@@ -69,8 +69,7 @@ impl Rank {
         let poison = options.poison.unwrap_or(0);
         let scratch = DeviceBuffer::filled(world, rank, source.workspace.scratch_bytes, poison)?;
         let control = DeviceBuffer::zeroed(world, rank, size_of::<ControlBlock>() as u64)?;
-        let layout = source.trace.as_ref().map_or(0, |t| t.bytes(source.grid));
-        let trace = match options.trace_bytes.max(layout) {
+        let trace = match trace_bytes(source, options) {
             0 => None,
             bytes => Some(DeviceBuffer::zeroed(world, rank, bytes)?),
         };
@@ -273,6 +272,11 @@ impl Rank {
     }
 }
 
+/// Bytes of a rank's trace buffer. A kernel that says what it writes has that many: readers take a buffer of another size for one of another kernel.
+fn trace_bytes(source: &KernelSource, options: &InstanceOptions) -> u64 {
+    source.trace.as_ref().map_or(options.trace_bytes, |layout| layout.bytes(source.grid))
+}
+
 /// The kernel must take one by-value struct of the block's size.
 fn check_param(source: &KernelSource, kernel: &Kernel, params: &ParamBlock) -> Result<(), Error> {
     let content = ParamBlock::bytes_for(source.ranks[0].maps.len(), source.tensors.len());
@@ -287,4 +291,22 @@ fn check_param(source: &KernelSource, kernel: &Kernel, params: &ParamBlock) -> R
             given.map_or_else(|| "something else".into(), |b| format!("one of {b}"))
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::contract::tests::source;
+    use mk_abi::TraceLayout;
+
+    #[test]
+    fn a_traced_kernel_says_how_large_its_buffer_is() {
+        let mut source = source();
+        let wish = |trace_bytes| InstanceOptions { trace_bytes, ..InstanceOptions::default() };
+        assert_eq!([0, 4096].map(|n| trace_bytes(&source, &wish(n))), [0, 4096]);
+        let layout = TraceLayout { records: 64, families: vec![], entry_edges: vec![] };
+        let bytes = layout.bytes(source.grid);
+        source.trace = Some(layout);
+        assert_eq!([0, 256 << 20].map(|n| trace_bytes(&source, &wish(n))), [bytes; 2]);
+    }
 }

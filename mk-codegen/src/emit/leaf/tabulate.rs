@@ -41,6 +41,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let (task, phases) = match &g.head(e).leaf {
         Leaf::Tabulate { of: Tabulation::Route { part, .. } } => match part {
             RoutePart::Lists => ("ListTask", 3),
+            RoutePart::Wanted => ("WantedTask", 1),
             RoutePart::Counts => ("BasesTask", 3),
             RoutePart::Sources => ("SourcesTask", 1),
             RoutePart::Places => ("PlacesTask", 1),
@@ -150,6 +151,16 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     let first = format!("static_cast<u32>({})", e.c(f, None, &ids.region[0].0));
                     let mut all = vec![at(ids), at(list), words(ids), n(ids, 0), n(ids, 1)];
                     all.extend([says(experts), room(list), first]);
+                    all
+                }
+                RoutePart::Wanted => {
+                    let ([ids], [wanted]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(ids, 2)?;
+                    wide(wanted, 1)?;
+                    let rank = "static_cast<u32>(rank)".to_string();
+                    let mut all = vec![at(ids), at(wanted), words(ids), n(ids, 0), n(ids, 1)];
+                    all.extend([says(own), rank, n(wanted, 0)]);
                     all
                 }
                 RoutePart::Counts => {

@@ -91,6 +91,12 @@ impl Checker<'_> {
         let experts = i64::from(max) + 1;
         let fits = match r.part {
             RoutePart::Lists => false,
+            RoutePart::Wanted => {
+                let runtime = t.source == TableSource::Runtime { min: 0, max: 1 };
+                let room =
+                    |n: u32| i64::from(n) % ranks == 0 && i64::from(n) / ranks >= tokens.into();
+                runtime && matches!(t.shape[..], [n] if room(n))
+            }
             RoutePart::Counts => {
                 let runtime = matches!(t.source, TableSource::Runtime { min: 0, .. });
                 runtime && t.shape == [(experts + ranks - 1).div_euclid(ranks) as u32]
@@ -111,7 +117,7 @@ impl Checker<'_> {
             }
         };
         if !fits || r.keep < 0 || r.rows < 1 || slots < 1 {
-            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, [tokens, slots, 2] places, or whether they are kept");
+            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, [tokens, slots, 2] places, whether they are kept, or whether a rank wants each token of the world");
         }
         if self.is_ids(t) {
             self.error(place, "follows from a routing, and is one");

@@ -15,8 +15,9 @@ use thiserror::Error;
 
 /// What follows from a routing.
 fn part(c: &mut Cursor<'_>) -> Result<RoutePart, ReadError> {
-    Ok(match c.one_of(&["lists", "counts", "sources", "places", "kept"])? {
+    Ok(match c.one_of(&["lists", "wanted", "counts", "sources", "places", "kept"])? {
         "lists" => RoutePart::Lists,
+        "wanted" => RoutePart::Wanted,
         "counts" => RoutePart::Counts,
         "sources" => RoutePart::Sources,
         "kept" => RoutePart::Kept,

@@ -176,7 +176,12 @@ impl Arrival {
     /// The end of the flow at a family that reads the source.
     pub(super) fn reader(self, family: FamId, access: &Access) -> (FlowId, Reader) {
         let Arrival { flow, word, each, when } = self;
-        let when = when.or_else(|| access.when.clone());
+        let when = when.or_else(|| {
+            // One word for all repetitions is awaited, whichever of them there are.
+            let of_each = |when: &Expr| when.mentions(Var::EACH);
+            let named = word.iter().any(|e| e.mentions(Var::EACH));
+            access.when.clone().filter(|when| named || !of_each(when))
+        });
         let repeated = word.iter().chain(&when).any(|e| e.mentions(Var::EACH));
         let each = each.or_else(|| access.each.clone().filter(|_| repeated));
         (flow, Reader { each, when, ..Reader::new(family, access.operand, word) })

@@ -80,7 +80,11 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
     let peers = draft.world() - 1;
     for (id, a) in accesses().filter(|(_, a)| a.rank != own && !read_by_peers(a)) {
         let lag = u32::from(alternates(a));
-        let (peer, each, when) = (a.rank.clone(), a.each.clone(), a.when.clone());
+        let peer = a.rank.clone();
+        // Once, where repetitions say which elements there are, and not on which rank.
+        let once = !peer.mentions(Var::EACH) && of_each(a);
+        let each = a.each.clone().filter(|_| !once);
+        let when = a.when.clone().filter(|_| !once);
         let mut g = Guarded { family: id, operand: a.operand, peer, each, when, lag };
         match operand(draft, id, a.operand, ENTERED)?.agent {
             Agent::Sender => sends.push(g),
@@ -103,7 +107,7 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
         operand: a.operand,
         peer: peer.clone(),
         each: Some(each.clone()),
-        when: a.when.clone(),
+        when: a.when.clone().filter(|_| !of_each(a)),
         lag: u32::from(alternates(a)),
     }));
     Ok((guarded, sends))
@@ -118,6 +122,11 @@ fn but_the_own(g: &mut Guarded, peers: i32) {
         g.peer = peer(Var::EACH.into(), peers + 1);
         each.extent = peers.into();
     }
+}
+
+/// Whether some repetitions of an access are there, and others are not.
+fn of_each(a: &Access) -> bool {
+    a.when.as_ref().is_some_and(|when| when.mentions(Var::EACH))
 }
 
 /// Whether an access is to a slot that alternates between launches: a peer has left it when it has entered the launch

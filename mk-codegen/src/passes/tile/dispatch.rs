@@ -1,8 +1,8 @@
 //! Tokens that go to the ranks of their experts, and back as weighted sums.
 //!
 //! Every rank gets the experts of all tokens, and makes the same tables of them, chunk by chunk of tokens: rows of its experts, blocks, the token
-//! of each packed row, and where the rows of its own tokens are. Tokens are staged in symmetric memory, and rows pulled from there. Every write is where its block or
-//! its token is: tables only decide which memory is read.
+//! of each packed row, and where the rows of its own tokens are. Tokens are staged in symmetric memory; a rank fetches those of others that it has
+//! an expert of, each once, and pulls rows from there. Every write is where its block or its token is: tables only decide which memory is read.
 
 use super::blocks::{BLOCK, Blocks};
 use crate::ir::{
@@ -14,11 +14,12 @@ use crate::passes::{
     shape::{
         grouped::{Combine, Grouped, Route},
         ranks::{block_rows, peer_at},
+        tensor::Tensor,
     },
 };
 use mk_abi::DType;
 
-/// Rows that are staged at once, that are pulled at once, and tokens that are combined at once.
+/// Rows that are staged and fetched at once, that are pulled at once, and tokens that are combined at once.
 const STAGED: i32 = 16;
 const PULLED: i32 = 16;
 const COMBINED: i32 = 8;
@@ -36,6 +37,22 @@ pub(super) struct Derived {
     kept: Option<(TabId, BufId)>,
 }
 
+impl Derived {
+    /// Whether an entry is more than 0.
+    fn has(&self, entry: Expr) -> Expr {
+        Expr::Const(0).lt(Expr::Table(self.table, vec![entry]))
+    }
+}
+
+/// Tokens of the world that a rank has an expert of.
+struct Tokens {
+    /// Room for all of them.
+    memory: BufId,
+    /// Words of pieces.
+    here: FlowId,
+    wanted: Derived,
+}
+
 /// The experts of all tokens on every rank, and what follows from them.
 pub(super) struct Dispatch<'a> {
     g: &'a Grouped,
@@ -47,6 +64,8 @@ pub(super) struct Dispatch<'a> {
     /// Blocks of a rank.
     count: i32,
     ids: TabId,
+    /// The experts of all tokens, and the flow that says which chunks are there; none of one rank's own.
+    named: (BufId, Option<FlowId>),
     /// Rows of an expert that are kept; 0: all of them.
     keep: i32,
     /// Chunks of a rank's tokens, and entries of the list of one.
@@ -83,6 +102,37 @@ fn kept_rows(route: &Route, blocks: i32, world: i32) -> i32 {
     if route.drops { blocks / own * BLOCK } else { 0 }
 }
 
+/// The experts of all tokens on every rank, chunk by chunk, and a word for each chunk. One rank has them.
+fn ids_of_all(
+    draft: &mut Draft,
+    ids: &Tensor,
+    given: BufId,
+    chunks: i32,
+) -> (BufId, Option<FlowId>) {
+    let world = draft.world();
+    if world == 1 {
+        return (given, None);
+    }
+    let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
+    let shape = vec![ids.shape[0].value.into(), slots.into()];
+    let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
+    let [p, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+    let rows = block_rows(draft.local(ids, 0, Var::RANK), c.clone(), CHUNK);
+    let first = c.clone() * CHUNK;
+    let src = read(Operand::Src, given, vec![(first.clone(), rows.clone()), whole(slots)]);
+    let to = vec![(Expr::from(Var::RANK) * tokens + first, rows), whole(slots)];
+    let peer = peer_at(p, world);
+    let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
+    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+    let chunks = chunks.max(1);
+    let domain = vec![("p", world.into()), ("c", chunks.into())];
+    let sent = draft.family("ids", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
+    let word = Expr::from(Var::RANK) * chunks + c;
+    let named = Writer::new(sent, Operand::Dst, vec![word]).on(peer);
+    let shape = vec![(world * chunks).into()];
+    (all, Some(draft.flow(Flow::new("named", shape, 1.into(), vec![named]))))
+}
+
 impl<'a> Dispatch<'a> {
     /// Every rank sends the experts of its tokens to all ranks.
     pub fn new(
@@ -101,20 +151,9 @@ impl<'a> Dispatch<'a> {
             stored: Some(inputs[g.counts]),
             routed: None,
         });
-        let shape = vec![ids.shape[0].value.into(), slots.into()];
-        let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
-        let own = draft.local(ids, 0, Var::RANK);
-        let peer = peer_at(Var::domain(0).into(), world);
-        let src = read(Operand::Src, inputs[g.counts], vec![(0.into(), own.clone()), whole(slots)]);
-        let to = vec![(Expr::from(Var::RANK) * tokens, own), whole(slots)];
-        let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
-        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
-        let domain = vec![("p", world.into())];
-        let list = draft.family("ids", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
-        let named = Writer::new(list, Operand::Dst, vec![Var::RANK.into()]).on(peer);
-        let named = draft.flow(Flow::new("named", vec![world.into()], 1.into(), vec![named]));
         let count = g.products[0].out.widest(0, world) / BLOCK;
         let chunks = (tokens + CHUNK - 1) / CHUNK;
+        let (all, named) = ids_of_all(draft, ids, inputs[g.counts], chunks);
         let ids_of_chunk = CHUNK.min(tokens) * slots;
         let width = list_width(route.experts.max(0) as usize, ids_of_chunk as usize) as i32;
         let (mut all_lists, experts) = (world * chunks, route.experts);
@@ -132,8 +171,12 @@ impl<'a> Dispatch<'a> {
         let rows = block_rows(draft.local(ids, 0, rank.clone()), chunk.clone(), CHUNK);
         let first = rank.clone() * tokens + chunk * CHUNK;
         let src = read(Operand::Src, all, vec![(first, rows), whole(slots)]);
-        let dst = write(Operand::Dst, lists, vec![one(c), whole(width)]);
-        let touched = vec![Source::behind(src, named, vec![rank]), dst.into()];
+        let dst = write(Operand::Dst, lists, vec![one(c.clone()), whole(width)]);
+        let src = match named {
+            Some(named) => Source::behind(src, named, vec![c]),
+            None => src.into(),
+        };
+        let touched = vec![src, dst.into()];
         let leaf = part_of(route, count, world, RoutePart::Lists);
         let domain = vec![("c", all_lists.into())];
         let family = draft.family("lists", RoleKind::Compute, leaf, domain, vec![], touched);
@@ -173,6 +216,7 @@ impl<'a> Dispatch<'a> {
             slots,
             count,
             ids,
+            named: (all, named),
             keep,
             chunks,
             width,
@@ -299,32 +343,118 @@ impl<'a> Dispatch<'a> {
         (self.counts.0, self.counts.1, self.counted)
     }
 
-    /// Tokens go to symmetric memory, where every rank may read them.
-    fn stage(&self, draft: &mut Draft, from: usize) -> (BufId, FlowId) {
-        let (world, x) = (draft.world(), &self.g.params[from]);
-        let wide = x.shape[1].value;
-        let shape = vec![self.tokens.into(), wide.into()];
-        let staged = draft.buffer("staged", Space::Workspace, x.dtype, shape, None);
-        let i = Expr::from(Var::domain(0));
-        let own = draft.local(x, 0, Var::RANK);
-        let region = vec![(i.clone() * STAGED, block_rows(own, i.clone(), STAGED)), whole(wide)];
-        let src = read(Operand::Src, self.inputs[from], region.clone());
-        let dst = write(Operand::Dst, staged, region);
-        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
-        let pieces = (self.tokens + STAGED - 1) / STAGED;
-        let domain = vec![("i", pieces.into())];
-        let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
-        let (rank, each) = draft.nodes().everyone();
-        let there = Writer::new(stage, Operand::Dst, vec![Var::RANK.into(), i]);
-        let shape = vec![world.into(), pieces.into()];
-        let there = there.on_each(rank, each);
-        (staged, draft.flow(Flow::new("tokens", shape, 1.into(), vec![there])))
+    /// Room for the tokens of a rank, in whole pieces.
+    fn room(&self) -> i32 {
+        (self.tokens + STAGED - 1) / STAGED * STAGED
     }
 
-    /// The rows of all blocks, from wherever their tokens are: where they are then, and the words of blocks. Nothing where they were dispatched before.
+    /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and the words of pieces of each
+    /// rank's. Own ones go to symmetric memory, where peers read those that they want, once: they are in the same place there.
+    fn tokens(&self, draft: &mut Draft, from: usize) -> Tokens {
+        let (world, x) = (draft.world(), &self.g.params[from]);
+        let (wide, room) = (x.shape[1].value, self.room());
+        let shape = vec![(world * room).into(), wide.into()];
+        let tokens = draft.buffer("tokens", Space::Workspace, x.dtype, shape, None);
+        let i = Expr::from(Var::domain(0));
+        let own = draft.local(x, 0, Var::RANK);
+        let rows = block_rows(own, i.clone(), STAGED);
+        let src = vec![(i.clone() * STAGED, rows.clone()), whole(wide)];
+        let src = read(Operand::Src, self.inputs[from], src);
+        let first = Expr::from(Var::RANK) * room + i.clone() * STAGED;
+        let dst = write(Operand::Dst, tokens, vec![(first, rows), whole(wide)]);
+        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+        let pieces = room / STAGED;
+        let domain = vec![("i", pieces.into())];
+        let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
+        let (peer, each) = draft.nodes().every_peer();
+        let staged = Writer::new(stage, Operand::Dst, vec![Var::RANK.into(), i.clone()]);
+        let word = vec![Expr::from(Var::RANK) * pieces + i.clone()];
+        let own = Writer::new(stage, Operand::Dst, word);
+        let staged = staged.on_each(peer, each);
+        let shape = vec![world.into(), pieces.into()];
+        let staged = draft.flow(Flow::new("staged", shape, 1.into(), vec![staged]));
+        let wanted = self.wanted(draft);
+        let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let source = peer_at(s + 1, world);
+        let first = source.clone() * room + i.clone() * STAGED;
+        // Entries are 0 or 1, and behind a rank's last token nobody knows which.
+        let there = match x.even(0, world) && room == self.tokens {
+            true => wanted.has(first.clone() + Var::EACH),
+            false => {
+                let entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
+                let own = draft.local(x, 0, source.clone());
+                (i.clone() * STAGED + Var::EACH).lt(own * entry)
+            }
+        };
+        let one_row = Access {
+            each: Some(Each { var: "q".into(), extent: STAGED.into() }),
+            when: Some(there),
+            ..read(Operand::Src, tokens, vec![one(first.clone() + Var::EACH), whole(wide)])
+        };
+        let entries = read(Operand::Tab, wanted.memory, vec![(first, STAGED.into())]);
+        let word = vec![source.clone(), i.clone()];
+        let arrived = vec![source.clone() * pieces + i];
+        let src = Access { rank: source.clone(), ..one_row.clone() };
+        let dst = write(Operand::Dst, tokens, one_row.region.clone());
+        let touched = vec![
+            Source::behind(entries, wanted.built, vec![0.into()]),
+            Source::behind(src, staged, word),
+            Access { each: one_row.each, when: one_row.when, ..dst }.into(),
+        ];
+        let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
+        let domain = vec![("s", (world - 1).into()), ("i", pieces.into())];
+        let fetch = draft.family("fetch", RoleKind::Compute, leaf, domain, vec![], touched);
+        let fetched = Writer::new(fetch, Operand::Dst, arrived);
+        let shape = vec![(world * pieces).into()];
+        let here = draft.flow(Flow::new("here", shape, 1.into(), vec![own, fetched]));
+        Tokens { memory: tokens, here, wanted }
+    }
+
+    /// Which tokens of the world this rank has an expert of.
+    fn wanted(&self, draft: &mut Draft) -> Derived {
+        let (world, room) = (draft.world(), self.room());
+        let shape = world * room;
+        let memory = draft.buffer("wanted", Space::Scratch, DType::I32, vec![shape.into()], None);
+        let table = draft.plan.tables.push(Table {
+            name: "wanted".into(),
+            shape: vec![shape as u32],
+            source: TableSource::Runtime { min: 0, max: 1 },
+            stored: Some(memory),
+            routed: Some(Routed {
+                ids: self.ids,
+                part: RoutePart::Wanted,
+                rows: BLOCK,
+                keep: self.keep,
+            }),
+        });
+        let ids = &self.g.params[self.g.counts];
+        let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let source = peer_at(s, world);
+        let rows = block_rows(draft.local(ids, 0, source.clone()), c.clone(), CHUNK);
+        let first = source.clone() * self.tokens + c.clone() * CHUNK;
+        let src = read(Operand::Src, self.named.0, vec![(first, rows), whole(self.slots)]);
+        let first = source.clone() * room + c.clone() * CHUNK;
+        let entries = block_rows(room.into(), c.clone(), CHUNK);
+        let word = source * self.chunks.max(1) + c.clone();
+        let src = match self.named.1 {
+            Some(named) => Source::behind(src, named, vec![word]),
+            None => src.into(),
+        };
+        let touched = vec![src, write(Operand::Dst, memory, vec![(first, entries)]).into()];
+        let chunks = (room + CHUNK - 1) / CHUNK;
+        let leaf = part_of(self.route, self.count, world, RoutePart::Wanted);
+        let domain = vec![("s", world.into()), ("c", chunks.into())];
+        let family = draft.family("wanted", RoleKind::Compute, leaf, domain, vec![], touched);
+        let built = Writer::new(family, Operand::Dst, vec![0.into()]);
+        let count = (world * chunks).into();
+        let built = draft.flow(Flow::new("judged", vec![1.into()], count, vec![built]));
+        Derived { table, memory, built, kept: None }
+    }
+
+    /// The rows of all blocks, of tokens that are here: where they are then, and the words of blocks. Nothing where they were dispatched before.
     pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> Option<(BufId, FlowId)> {
         let from = self.route.x?;
-        let (staged, there) = self.stage(draft, from);
+        let tokens = (draft.world() > 1).then(|| self.tokens(draft, from));
         let packed = self.count * BLOCK;
         let sources = self.sources(draft, blocks);
         let x = &self.g.params[from];
@@ -336,22 +466,45 @@ impl<'a> Dispatch<'a> {
         let first = p.clone() * PULLED;
         let row = b.clone() * BLOCK + first.clone();
         let token = Expr::Table(sources.table, vec![row.clone() + Var::EACH]);
-        let (rank, token) = (token.clone() / self.tokens, token % self.tokens);
+        // Rows of nobody, which no routing has, are the rank's first token, or that of the world.
+        let (token, here) = match &tokens {
+            Some(tokens) => {
+                let at = match self.room() == self.tokens {
+                    true => token,
+                    false => token.clone() / self.tokens * self.room() + token % self.tokens,
+                };
+                let (own, all) = (draft.local(x, 0, Var::RANK), x.shape[0].value);
+                let first = Expr::from(Var::RANK) * self.room();
+                let some = all > (draft.world() - 1) * self.tokens;
+                let first = if some { first } else { Expr::Const(0).lt(own).select(first, 0) };
+                let at = tokens.wanted.has(at.clone()).select(at, first);
+                (at.clone(), Some((tokens.here, at / STAGED)))
+            }
+            None => (token, None),
+        };
+        let from = tokens.as_ref().map_or(self.inputs[from], |tokens| tokens.memory);
         let src = Access {
-            rank: rank.clone(),
             each: Some(Each { var: "q".into(), extent: PULLED.into() }),
             when: Some((first + Var::EACH).lt(count.clone())),
-            ..read(Operand::Src, staged, vec![one(token.clone()), whole(wide)])
+            ..read(Operand::Src, from, vec![one(token), whole(wide)])
         };
         let entry = read(Operand::Tab, blocks.memory, vec![one(b.clone()), whole(2)]);
-        let tokens = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(PULLED))]);
+        let listed = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(PULLED))]);
         let region = vec![(row, block_rows(count, p, PULLED)), whole(wide)];
-        let touched = vec![
+        let mut touched = vec![
             entry.into(),
-            Source::behind(tokens, sources.built, vec![0.into()]),
-            Source::behind(src, there, vec![rank, token / STAGED]),
+            Source::behind(listed, sources.built, vec![0.into()]),
+            match here {
+                Some((here, word)) => Source::behind(src, here, vec![word]),
+                None => src.into(),
+            },
             write(Operand::Dst, rows, region).into(),
         ];
+        if let Some(Tokens { wanted, .. }) = tokens {
+            let all = vec![whole(draft.world() * self.room())];
+            let all = read(Operand::Tab, wanted.memory, all);
+            touched.push(Source::behind(all, wanted.built, vec![0.into()]));
+        }
         let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
         let domain = vec![("b", self.count.into()), ("p", (BLOCK / PULLED).into())];
         let pull = draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched);
