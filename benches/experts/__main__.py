@@ -102,7 +102,8 @@ def captured(run):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
-        return graph.replay
+        # What the graph reads and writes lives as long as the call that has it.
+        return lambda run=run: graph.replay()
     except RuntimeError as refused:
         print(f"not captured: {str(refused).splitlines()[0]}", file=sys.stderr)
         torch.cuda.synchronize()

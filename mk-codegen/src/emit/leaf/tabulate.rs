@@ -66,7 +66,8 @@ fn operands<'p, const N: usize>(
     let of_ids = |a: &Access| {
         let route = |part: RoutePart| matches!(f.leaf, Leaf::Tabulate { of: Tabulation::Route { part: p, .. } } if p == part);
         let first = operand == Operand::Src && all.first().is_some_and(|x| std::ptr::eq(*x, a));
-        first && (route(RoutePart::Lists) || route(RoutePart::Places))
+        let parts = [RoutePart::Lists, RoutePart::Wanted, RoutePart::Places];
+        first && parts.into_iter().any(route)
     };
     let integers = |a: &&Access| {
         let own = a.rank == Expr::Var(Var::RANK) && a.each.is_none() && a.when.is_none();
