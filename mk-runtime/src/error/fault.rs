@@ -348,8 +348,13 @@ mod tests {
         assert!(text(2).contains("rank 3 did not enter the launch within 30.0 s"));
         assert!(text(3).contains("hash 00000018 here, 00000010 there"));
         assert!(text(5).contains("still running"));
+        // All 64 bits of the id.
+        let far = FaultRecord { waited_ns: 4_294_967_299, ..record(9, 0) };
+        let far = Fault::from_record(&source, &far).to_string();
         assert!(
-            text(9).contains("token 42 goes to expert 16, and there are 24: name one of 0 to 23")
+            far.contains(
+                "token 42 goes to expert 4294967299, and there are 24: name one of 0 to 23"
+            )
         );
         assert!(text(10).contains("token 42 goes to expert 16 twice"));
         let mut told = Fault::from_record(&source, &FaultRecord { peer: 3, ..record(4, 0) });
