@@ -195,19 +195,23 @@ fn welcome_all(listener: &TcpListener, meeting: &Meeting) -> Result<Vec<Link>, E
 /// Finds rank 0, and shows that this is a rank of its run.
 fn join(meeting: &Meeting) -> Result<Link, Error> {
     let deadline = Deadline::within(meeting.limit);
-    let mut why = Broken::Late;
+    let (mut why, mut answered) = (Broken::Late, false);
     loop {
         // Rank 0 may not listen yet; whoever else listens there is not it. It hears one newcomer after the other.
         let patient = Deadline::within(HELLO * meeting.world_size);
-        let met = reach(meeting.address, deadline)
-            .and_then(|stream| introduce(stream, meeting.end(), 0, patient));
+        let stream = reach(meeting.address, deadline);
+        let answers = stream.is_ok();
+        let met = stream.and_then(|stream| introduce(stream, meeting.end(), 0, patient));
         match met {
             Ok(link) => return Ok(link),
             Err(broken @ Broken::Interrupted) => {
                 return Err(failed(&broken, 0, "meeting the other processes", deadline));
             }
-            // What was wrong says more than that nobody is there any more.
-            Err(broken) if !matches!(why, Broken::Bad(_)) => why = broken,
+            // What was wrong says more than that nobody is there yet, or any more.
+            Err(broken) if answers && !(answered && matches!(why, Broken::Bad(_))) => {
+                (why, answered) = (broken, true);
+            }
+            Err(broken) if !answered => why = broken,
             Err(_) => {}
         }
         if deadline.over() {
