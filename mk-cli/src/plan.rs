@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// What it takes that a routing is only known in the launch: memory of the most rows that a rank has room for. `None` for plans without one.
+/// Memory for the most rows that a rank has room for, because the routing is known in the launch only. `None` for plans without a routing.
 fn room(plan: &Plan) -> Option<String> {
     plan.tables.values().find_map(|t| t.routed)?;
     let rows = plan.tables.values().find(|t| t.name == "sources").and_then(|t| t.shape.first())?;
