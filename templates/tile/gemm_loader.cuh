@@ -2,9 +2,9 @@
 // A panel of an operand of which this many M- or N-elements are contiguous: one row for each step of K.
 MK_DEVICE constexpr u32 mn_panel_bytes(u32 elements) { return elements * kBlockK * kElemBytes; }
 
-// Issues A's part of a stage.
+// Issues A's part of a stage; in so many parts, or, where there are none, as a whole.
 template <class Config>
-MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, u32 stage, i32 k) {
+MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, u32 stage, i32 k, [[maybe_unused]] u32 parts) {
   const u32 bar = smem.full(stage);
   if constexpr (Config::kA == ALayout::MMajor) {
 #pragma unroll
@@ -22,8 +22,13 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
     const u32 part = place_rank<Config>() / Config::kBelow * Config::kABoxRows;
     const u32 to = smem.a(stage) + part * (kBlockK * kElemBytes);
     tma_load_2d_multicast(to, tile.a, bar, k, tile.a_row + static_cast<i32>(part), mates_beside<Config>());
-  } else {
+  } else if (parts == 0) {
     tma_load_2d(smem.a(stage), tile.a, bar, k, tile.a_row);
+  } else if constexpr (Config::kLoadsParts) {
+#pragma unroll 1
+    for (u32 row = 0; row < parts * Config::kPartRows; row += Config::kPartRows) {
+      tma_load_2d(smem.a(stage) + row * (kBlockK * kElemBytes), tile.a_part, bar, k, tile.a_row + static_cast<i32>(row));
+    }
   }
 }
 
@@ -118,6 +123,8 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
     };
     // The answer takes a step or two, and a CTA that is slow should not have asked early.
     const u32 asks = tile.k_blocks > 8 ? tile.k_blocks - 7 : 1;
+    const u32 parts = tile.a_parts<Config>();
+    const u32 a_bytes = parts == 0 ? Config::kALoadedBytes : parts * (Config::kPartRows * kBlockK * kElemBytes);
 #pragma unroll 1
     for (u32 k = 0; k < tile.k_blocks; ++k) {
       hooks.before_step(ctx, tile, static_cast<int>(k));
@@ -127,9 +134,9 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
       if (ctx.aborted() || (!Config::kLoadsTogether && !tile.stores())) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
       } else {
-        mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), Config::kALoadedBytes + Config::kBLoadedBytes);
+        mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), a_bytes + Config::kBLoadedBytes);
         const i32 depth = static_cast<i32>(k * kBlockK);
-        sm90_issue_a<Config>(smem, tile, ring.stage, tile.a_k + depth);
+        sm90_issue_a<Config>(smem, tile, ring.stage, tile.a_k + depth, parts);
         sm90_issue_b<Config>(smem, tile, ring.stage, tile.b_k + depth);
       }
       ring.advance();

@@ -41,6 +41,7 @@ pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
         ranks,
         products: products.collect(),
         ragged: true,
+        groups: g.products.first().map_or(0, |p| extents(&g.params[p.b])[0]),
         first: g.results.first().map_or([0, 1], extents),
         ..Facts::default()
     }
@@ -110,6 +111,7 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
         products: products.collect(),
         sums: sums.collect(),
         ragged: false,
+        groups: 0,
         first: kernel.results.first().map_or([0, 1], |r| extents(&r.out)),
     }
 }
