@@ -9,8 +9,8 @@ inputs rotate, every contestant is captured in a graph where it can be, 256 MiB 
 counts. `seed` is that of inputs and routings.
 
 Peers of a grouped product are `torch._grouped_mm` and a loop of `torch.mm`; of the layer, torch's sort, gathers, `_grouped_mm`, gates and sums,
-compiled or not, and mk's own separate launches (`fuse="never"`), where a layer comes apart. With `--settings` grouped products are also timed with those,
-as contestants of mk's own that are no peers.
+compiled or not, and mk's own separate launches (`fuse="never"`), where a layer comes apart. With `--settings` grouped products and layers are
+also timed with those, as contestants of mk's own that are no peers.
 """
 
 import argparse
@@ -207,12 +207,13 @@ def dense_layer(x, ids, gate, w1, w2):
     return out
 
 
-def layer(bench, world, tokens, hidden, inner, experts, slots, skew):
+def layer(bench, world, tokens, hidden, inner, experts, slots, skew, settings):
     w1 = bench.random(experts, hidden, 2, inner, seed=7, scale=hidden**-0.5)
     w2 = bench.random(experts, inner, hidden, seed=8, scale=inner**-0.5)
     f = mk.compile(LAYER, world, fuse="always")
     apart = mk.compile(LAYER, world, fuse="never")
-    contestants = {"mk": [], "torch": []}
+    others = {text: mk.compile(LAYER, world, fuse="always", settings=text) for text in settings}
+    contestants = {"mk": [], "torch": [], **{text: [] for text in settings}}
     judged, note = None, {}
     for i in range(SETS):
         x = bench.random(tokens, hidden, seed=20 + i)
@@ -237,13 +238,15 @@ def layer(bench, world, tokens, hidden, inner, experts, slots, skew):
             found["same_bits"] = torch.equal(out, other)
             found["right"] &= found["same_bits"]
             bench.wrong += not found["same_bits"]
+        for text, g in others.items():
+            contestants[text].append(captured(lambda g=g, given=given, other=other: g(*given, out=other)))
         judged = found if judged is None or not found["right"] else judged
     times = bench.time(contestants)
     flops = 6 * tokens * slots * hidden * inner
     shape = f"T{tokens} H{hidden} I{inner} E{experts} k{slots} skew {skew}"
     bench.row("layer", shape, times, judged, tflops=round(flops / times["mk"] / 1e6), **note)
-    f.close()
-    apart.close()
+    for g in (f, apart, *others.values()):
+        g.close()
 
 
 def tables(bench, world, tokens, experts, slots):
@@ -279,7 +282,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", help="only shapes whose place in the list is among these, as `0,2`")
     parser.add_argument("--skew", type=int, nargs="+", default=[1, 8], help="times as many rows for one expert as for another [1 8]")
-    parser.add_argument("--settings", action="append", default=[], help="more settings of grouped products to time, once for each")
+    parser.add_argument("--settings", action="append", default=[], help="more settings of grouped products and layers to time, once for each")
     parser.add_argument("--json", help="where to write all figures")
     args = parser.parse_args()
     bench, world = Bench(args), mk.World.local(1)
@@ -291,7 +294,7 @@ def main():
         if args.part in (None, "layer"):
             for row in chosen(LAYERS):
                 for skew in args.skew:
-                    layer(bench, world, *row, skew)
+                    layer(bench, world, *row, skew, args.settings)
         if args.part in (None, "grouped"):
             for row in chosen(PRODUCTS):
                 for skew in args.skew:

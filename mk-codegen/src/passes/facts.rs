@@ -25,8 +25,10 @@ pub(super) fn of_attention(a: &Attention, ranks: u32) -> Facts {
 
 /// The facts of products of ragged rows.
 pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
+    // Of dispatched rows, all that there is room for.
+    let rows = |t: &Tensor| t.widest(0, ranks as i32).max(0) as u64 * u64::from(ranks);
     let products = g.products.iter().map(|p| Product {
-        extents: extents(&p.out),
+        extents: [rows(&p.out), extents(&p.out)[1]],
         gathered: false,
         read: p.read,
         result: p.result.is_some(),

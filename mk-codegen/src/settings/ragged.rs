@@ -1,9 +1,7 @@
 //! Tiles of ragged rows, as they were measured: what they cost is what the cache makes of their order, which the cost model does not know.
 
 use super::{config::Config, facts::Facts};
-
-/// Blocks of 128 rows that there is room for, of each group, up to which most groups have one, and no matrix is read twice.
-const FEW_BLOCKS: u64 = 2;
+use crate::ir::FEW_BLOCKS;
 
 /// The tiles for ragged rows; nothing for other kernels.
 ///
@@ -13,7 +11,9 @@ pub fn of_ragged(config: &Config, facts: &Facts) -> Option<Config> {
     if !facts.ragged {
         return None;
     }
-    let few = facts.most_rows() <= FEW_BLOCKS * 128 * facts.groups.max(1);
+    // Those of a product, whoever reads it.
+    let rows = facts.products.iter().map(|p| p.extents[0]).max().unwrap_or(0);
+    let few = rows <= 128 * u64::from(FEW_BLOCKS) * facts.groups.max(1);
     let wasted =
         |columns: u64| (columns.div_ceil(192) * 192).saturating_sub(columns) * 20 > columns;
     let block = match few {
