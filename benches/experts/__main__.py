@@ -8,6 +8,8 @@ A row is a shape, microseconds of each contestant, the fastest peer's time ÷ mk
 inputs rotate, every contestant is captured in a graph where it can be, 256 MiB are overwritten between launches, contestants take turns, the median
 counts. `seed` is that of inputs and routings.
 
+    python3 -m torch.distributed.run --nproc-per-node 2 benches/experts     # over ranks: ranks.py says beside whom
+
 Peers of a grouped product are `torch._grouped_mm` and a loop of `torch.mm`; of the layer, torch's sort, gathers, `_grouped_mm`, gates and sums,
 compiled or not, and mk's own separate launches (`fuse="never"`), where a layer comes apart. With `--settings` grouped products and layers are
 also timed with those, as contestants of mk's own that are no peers.
@@ -15,11 +17,15 @@ also timed with those, as contestants of mk's own that are no peers.
 
 import argparse
 import json
+import os
 import sys
 
-import torch
+# Before torch and NCCL read them.
+os.environ.update({"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"})
 
-import mk
+import torch  # noqa: E402
+
+import mk  # noqa: E402
 
 SETS = 3
 GROUPED = "fn grouped(x: bf16[R, K], counts: i32[E], w: bf16[E, K, N]) { ragged(x, counts) -> grouped_gemm(w) }"
@@ -285,8 +291,12 @@ def main():
     parser.add_argument("--settings", action="append", default=[], help="more settings of grouped products and layers to time, once for each")
     parser.add_argument("--json", help="where to write all figures")
     args = parser.parse_args()
-    bench, world = Bench(args), mk.World.local(1)
     chosen = lambda rows: rows if args.rows is None else [rows[int(i)] for i in args.rows.split(",") if int(i) < len(rows)]
+    if "LOCAL_RANK" in os.environ:
+        import ranks
+
+        sys.exit(ranks.main(args, chosen, LAYER))
+    bench, world = Bench(args), mk.World.local(1)
     with torch.no_grad():
         if args.part in (None, "tables"):
             for row in ROUTED:
