@@ -3,7 +3,7 @@
 use mk_codegen::{
     emit::{self, library},
     ir::{BufId, FamId, Leaf, Plan, Space, TabId, Tabulation},
-    passes::{LowerError, compile},
+    passes::{self, LowerError, compile},
     settings::{self, Config},
     sim::{self, Callbacks, Options},
     valid,
@@ -320,6 +320,33 @@ fn matrices_that_blocks_share_stay_in_the_cache() {
         let generated = kernel.cuda.split_once(library::END).expect("the library ends").1;
         assert_eq!(generated.contains(".b_evict_first = true"), once, "{blocks} blocks");
     }
+}
+
+/// Tiles of ragged rows are those of a rule: by the blocks that there is room for, of each expert.
+#[test]
+fn tiles_follow_a_rule() {
+    const ROUTED: &str =
+        "fn f(x: bf16[R, K] @ shard(0), ids: i32[R, S] @ shard(0), g: f32[R, S] @ shard(0),
+        w: bf16[E, K, 2, N] @ shard(0), v: bf16[E, N, K] @ shard(0)) -> bf16[R, K] @ shard(0) {
+        dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(g)
+    }";
+    let default = Config::default();
+    for (source, rows, block, group_m) in [
+        (ALONE, 2048, [128, 128, 64], 1),
+        (ALONE, 4096, [128, 128, 64], 1),
+        (ALONE, 4224, default.block, default.group_m),
+        (ROUTED, 128, [128, 256, 64], 1),
+        (ROUTED, 8192, default.block, default.group_m),
+    ] {
+        let all = [("R", rows), ("K", 512), ("E", 16), ("N", 768), ("S", 8)];
+        let (program, bound) = bound(source, &all[..if source == ROUTED { 5 } else { 4 }]);
+        let facts = passes::facts(&program, &bound, 1).expect("a kernel");
+        let config = settings::of_ragged(&default, &facts).expect("ragged rows");
+        assert_eq!((config.block, config.group_m), (block, group_m), "{rows} rows");
+    }
+    let (program, bound) = bound("fn f(a: bf16[M, M]) { gemm(a, a) }", &[("M", 512)]);
+    let facts = passes::facts(&program, &bound, 1).unwrap_or_default();
+    assert_eq!(settings::of_ragged(&default, &facts), None);
 }
 
 /// A table is filled from what its line says, and as a whole.
