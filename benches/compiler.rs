@@ -1,7 +1,8 @@
 //! How long the compiler takes on the CPU, stage by stage: `cargo bench --bench compiler`.
 //!
 //! Three pipelines at sizes of production on 8 ranks, the first two with 4096 tiles of 128 × 256 on every rank. *lower* is text to plan,
-//! *verify* the proof, *emit* plan to CUDA text; NVRTC is not in it.
+//! *verify* the proof, *emit* plan to CUDA text; NVRTC is not in it. For a layer of experts, *bind* is all that comes before NVRTC: plan, proof by
+//! smaller plans, and evaluation beside the pipeline.
 
 use criterion::{BenchmarkId, Criterion};
 use mk::{Bound, Program, emit, passes, valid};
@@ -26,6 +27,14 @@ const CASES: &[Case] = &[
     ("mlp", MLP, &[("x", &[8192, 8192]), ("w", &[8192, 28672]), ("v", &[28672, 8192])]),
 ];
 
+const EXPERTS: &str = "pub fn experts(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}";
+
+/// 8192 tokens on each of 8 ranks, 8 of 128 experts each.
+const OF_EXPERTS: [(&str, u64); 5] = [("T", 65536), ("K", 8), ("E", 128), ("H", 2048), ("I", 768)];
+
 type Res<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Res<()> {
@@ -37,7 +46,25 @@ fn main() -> Res<()> {
     for case in CASES {
         stages(&mut criterion, case)?;
     }
+    bind(&mut criterion)?;
     criterion.final_summary();
+    Ok(())
+}
+
+/// Plan and proof of a layer of experts.
+fn bind(criterion: &mut Criterion) -> Res<()> {
+    let config = mk::settings::Config { ranks: RANKS, ..mk::settings::Config::default() };
+    let dims = OF_EXPERTS.map(|(name, size)| (name.to_string(), size)).into();
+    let bind = || {
+        let program = Program::parse(black_box(EXPERTS)).map_err(|e| e.to_string())?;
+        let bound = program.bind(&dims, &BTreeMap::new()).map_err(|e| e.to_string())?;
+        passes::compile(&program, &bound, &config).map_err(|e| e.to_string())
+    };
+    bind()?;
+    let mut group = criterion.benchmark_group("compiler");
+    group.measurement_time(Duration::from_secs(20));
+    group.bench_function(BenchmarkId::new("bind", "experts"), |b| b.iter(bind));
+    group.finish();
     Ok(())
 }
 

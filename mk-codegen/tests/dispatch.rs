@@ -307,6 +307,53 @@ fn rows_without_room_are_dropped() {
     }
 }
 
+/// What tasks read over links: each token once on each rank that has an expert of it, and each token's summands.
+#[test]
+fn tokens_travel_once_to_each_rank() {
+    for (ranks, slots, experts) in [(2usize, 2usize, 4usize), (3, 3, 8), (4, 8, 32), (8, 8, 16)] {
+        let tokens = 40 * ranks + 1;
+        let case = Case { source: WIDE, ranks, tokens, slots, experts, blocks: 0 };
+        let (program, bound) = case.bound();
+        let config = Config { ranks: ranks as u32, ..Config::default() };
+        let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        let launches = 3;
+        let input = |epoch: i64, rank: usize, id: BufId, shape: &[usize]| -> Vec<f32> {
+            match plan.buffers[id].name.as_str() {
+                "ids" => {
+                    case.routes(3, epoch, case.own(rank)).iter().map(|id| *id as f32).collect()
+                }
+                _ => vec![0.5; shape.iter().product()],
+            }
+        };
+        let table = |_: i64, _: usize, id: TabId| panic!("{id} is made of the caller's tensor");
+        let output = |_: i64, _: usize, _: BufId, _: &[usize], _: &[f32]| {};
+        let options = Options { seed: 3, launches, ..Options::default() };
+        let report = sim::run(&plan, &mut Callbacks { input, table, output }, &options);
+        let report = report.unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        let own = experts.div_ceil(ranks);
+        let (mut once, mut each) = (0, 0);
+        for (epoch, t) in (1..=launches as i64).flat_map(|e| (0..tokens).map(move |t| (e, t))) {
+            let home = t / tokens.div_ceil(ranks);
+            let at = case.route(3, epoch, t).into_iter().map(|e| e as usize / own);
+            let there: Vec<usize> = at.filter(|rank| *rank != home).collect();
+            each += there.len() as u64;
+            once += there.into_iter().collect::<BTreeSet<_>>().len() as u64;
+        }
+        let row = 2 * H as u64;
+        for (id, family) in plan.families.iter() {
+            let pulled =
+                report.pulled_bytes[id.to_string()[3..].parse::<usize>().expect("a number")];
+            let want = match family.name.as_str() {
+                "fetch" => once * row,
+                "combine" => each * row,
+                _ => 0,
+            };
+            assert_eq!(pulled, want, "{case:?}: {}", family.name);
+        }
+        assert!(slots < 3 || once < each, "{case:?}: {once} of {each}");
+    }
+}
+
 /// Any routing, on any world: nothing but what the ids say decides what comes out.
 #[test]
 fn any_routing() {

@@ -91,6 +91,41 @@ fn both_ways() {
     assert!(passes::smaller(&program, &bound, &config, &plan).is_none());
 }
 
+/// Tokens and room that the text has as numbers, and not as symbols, lead to the same plan, by as many smaller ones.
+#[test]
+fn numbers_in_the_text() {
+    let (program, bound, config) = layer(2, 2000, Some(61), 1, 2);
+    let plan = lower(&program, &bound, &config).expect("a plan");
+    let text = LAYER.replace("[T, ", "[3999, ").replace("= R", "= 15616");
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+    let dims = [("K", 1), ("E", 2), ("H", 264), ("F", 136)].map(|(s, n)| (s.to_string(), n));
+    let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
+    let of_numbers = lower(&program, &bound, &config).expect("a plan");
+    let smaller = passes::smaller(&program, &bound, &config, &of_numbers).expect("smaller ones");
+    let (_, of_symbols) = two_ranks();
+    let words = |s: &Smaller| {
+        let signals = s.relatives().base.signals.values().map(|s| s.shape.clone());
+        let steps = s.relatives().along.iter().map(|a| a.steps);
+        (signals.collect::<Vec<_>>(), steps.collect::<Vec<_>>())
+    };
+    assert_eq!(words(&smaller), words(&of_symbols));
+    assert_eq!(of_numbers.families.len(), plan.families.len());
+    let proof = smaller.verify(&of_numbers).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(proof.scaled.map(|s| s.relatives), Some(3));
+    let options = field::Options::default();
+    smaller.evaluate(&program, &options).unwrap_or_else(|e| panic!("{e}"));
+    // One that is as wide as it has tokens is another pipeline where it is smaller.
+    let text = LAYER.replace("T, ", "4096, ").replace("H", "4096").replace(", capacity = R", "");
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+    let dims = [("K", 1), ("E", 2), ("F", 136)].map(|(s, n)| (s.to_string(), n));
+    let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
+    let plan = lower(&program, &bound, &config).expect("a plan");
+    if let Some(smaller) = passes::smaller(&program, &bound, &config, &plan) {
+        smaller.verify(&plan).unwrap_or_else(|e| panic!("{e}"));
+        smaller.evaluate(&program, &options).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
 /// All numbers of a text, by turns larger by one.
 fn larger_by_one(value: &mut Value, left: &mut usize) -> bool {
     match value {

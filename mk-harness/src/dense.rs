@@ -531,6 +531,26 @@ mod tests {
         let all = of(&(0..12).collect::<Vec<_>>());
         assert!(all.iter().all(|x| x.is_finite() && *x != 0.0));
         assert_eq!(of(&[1, 7, 11]), [&all[5..10], &all[35..40], &all[55..60]].concat());
+        // Each by hand.
+        let input = |i: usize, rows: usize| {
+            let rows: Vec<usize> = (0..rows).collect();
+            d.rows(ValueId::new(i), &rows).expect("evaluates").on(0).expect("is there").data.clone()
+        };
+        let (ids, x, gate) = (d.ids(ValueId::new(1)), input(0, 12), input(2, 12));
+        let (w1, w2) = (input(3, 4), input(4, 4));
+        for (t, j) in (0..12).flat_map(|t| (0..5).map(move |j| (t, j))) {
+            let of_slot = |slot: usize| {
+                let e = ids[t * 2 + slot] as usize;
+                let sum = |g: usize, f: usize| -> f64 {
+                    (0..5).map(|k| x[t * 5 + k] * w1[((e * 5 + k) * 2 + g) * 3 + f]).sum()
+                };
+                let hidden = |f: usize| sum(0, f) / (1.0 + (-sum(0, f)).exp()) * sum(1, f);
+                let y: f64 = (0..3).map(|f| hidden(f) * w2[(e * 3 + f) * 5 + j]).sum();
+                y * gate[t * 2 + slot]
+            };
+            let want = of_slot(0) + of_slot(1);
+            assert!((all[t * 5 + j] - want).abs() < 1e-12, "token {t}, column {j}");
+        }
     }
 
     #[test]

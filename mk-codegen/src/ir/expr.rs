@@ -196,6 +196,44 @@ impl Expr {
     /// # Errors
     /// Where the kernel's 32-bit arithmetic would overflow, divide by a number that is not positive, or read outside a table.
     pub fn eval(&self, env: &Env<'_>) -> Result<i64, EvalError> {
+        self.value(env.dims, env.vars, &env.tables).map_or_else(|| self.judge(env), Ok)
+    }
+
+    /// As [`Expr::eval`], without saying why there is no value: proofs evaluate millions of expressions that have one.
+    pub(crate) fn value(
+        &self,
+        dims: &[i64],
+        vars: &[i64],
+        tables: &impl Fn(TabId, &[i64]) -> Option<i64>,
+    ) -> Option<i64> {
+        match self {
+            Expr::Const(c) => Some(i64::from(*c)),
+            Expr::Dim(d) => {
+                use super::entity::Entity;
+                dims.get(d.index()).copied()
+            }
+            Expr::Var(v) => vars.get(v.0 as usize).copied(),
+            Expr::Bin(op, a, b) => {
+                value(*op, a.value(dims, vars, tables)?, b.value(dims, vars, tables)?)
+            }
+            Expr::Select(c) => {
+                let side = if c[0].value(dims, vars, tables)? != 0 { &c[1] } else { &c[2] };
+                side.value(dims, vars, tables)
+            }
+            Expr::Table(t, index) => {
+                // One with more dimensions is looked up where reasons are found.
+                let mut few = [0; 4];
+                let at = few.get_mut(..index.len())?;
+                for (at, e) in at.iter_mut().zip(index) {
+                    *at = e.value(dims, vars, tables)?;
+                }
+                tables(*t, at)
+            }
+        }
+    }
+
+    /// The value, or why there is none.
+    fn judge(&self, env: &Env<'_>) -> Result<i64, EvalError> {
         match self {
             Expr::Const(c) => Ok(i64::from(*c)),
             Expr::Dim(d) => {
@@ -203,25 +241,16 @@ impl Expr {
                 env.dims.get(d.index()).copied().ok_or(EvalError::Dim(*d))
             }
             Expr::Var(v) => env.vars.get(v.0 as usize).copied().ok_or(EvalError::Unbound(*v)),
-            Expr::Bin(op, a, b) => apply(*op, a.eval(env)?, b.eval(env)?),
+            Expr::Bin(op, a, b) => apply(*op, a.judge(env)?, b.judge(env)?),
             Expr::Select(c) => {
-                if c[0].eval(env)? != 0 {
-                    c[1].eval(env)
+                if c[0].judge(env)? != 0 {
+                    c[1].judge(env)
                 } else {
-                    c[2].eval(env)
+                    c[2].judge(env)
                 }
             }
             Expr::Table(t, index) => {
-                // Few tables have more dimensions.
-                let mut few = [0; 4];
-                if let Some(at) = few.get_mut(..index.len()) {
-                    for (at, e) in at.iter_mut().zip(index) {
-                        *at = e.eval(env)?;
-                    }
-                    return (env.tables)(*t, at)
-                        .ok_or_else(|| EvalError::Table { table: *t, index: at.to_vec() });
-                }
-                let index = index.iter().map(|e| e.eval(env)).collect::<Result<Vec<_>, _>>()?;
+                let index = index.iter().map(|e| e.judge(env)).collect::<Result<Vec<_>, _>>()?;
                 (env.tables)(*t, &index).ok_or(EvalError::Table { table: *t, index })
             }
         }
@@ -291,11 +320,18 @@ impl BinOp {
 }
 
 fn apply(op: BinOp, a: i64, b: i64) -> Result<i64, EvalError> {
+    value(op, a, b).ok_or(match op {
+        BinOp::Div | BinOp::Mod if b <= 0 => EvalError::Divisor(a, b),
+        _ => EvalError::Overflow(a, op, b),
+    })
+}
+
+fn value(op: BinOp, a: i64, b: i64) -> Option<i64> {
     let value = match op {
         BinOp::Add => a + b,
         BinOp::Sub => a - b,
         BinOp::Mul => a * b,
-        BinOp::Div | BinOp::Mod if b <= 0 => return Err(EvalError::Divisor(a, b)),
+        BinOp::Div | BinOp::Mod if b <= 0 => return None,
         BinOp::Div => a.div_euclid(b),
         BinOp::Mod => a.rem_euclid(b),
         BinOp::Min => a.min(b),
@@ -306,7 +342,7 @@ fn apply(op: BinOp, a: i64, b: i64) -> Result<i64, EvalError> {
         BinOp::And => i64::from(a != 0 && b != 0),
     };
     // Operands are in range by induction, so the 64-bit result is exact.
-    if i32::try_from(value).is_ok() { Ok(value) } else { Err(EvalError::Overflow(a, op, b)) }
+    i32::try_from(value).is_ok().then_some(value)
 }
 
 impl From<i32> for Expr {

@@ -3,7 +3,7 @@
 //! The verifier, the CPU executor and the cost model all unroll a plan through this one module.
 
 use super::{
-    entity::{BufId, FamId, TabId},
+    entity::{BufId, Entity, FamId, TabId},
     expr::{Env, EvalError, Expr, Var},
     leaf::{Leaf, Operand, mma_swaps},
     plan::{Access, Each, Family, Plan, Positions},
@@ -71,6 +71,10 @@ pub struct Region {
 }
 
 impl Region {
+    /// Room for one.
+    pub(crate) fn none() -> Region {
+        Region { rank: 0, buffer: BufId::new(0), dims: Vec::new(), version: 0 }
+    }
     /// Number of elements.
     pub fn len(&self) -> i64 {
         self.dims.iter().map(|d| d.1).product()
@@ -125,8 +129,15 @@ impl<'a> Points<'a> {
     }
 
     fn raw(&self, rank: usize, vars: &[i64], e: &Expr) -> Result<i64, EvalError> {
+        // Most are constants and variables.
+        match e {
+            Expr::Const(c) => return Ok(i64::from(*c)),
+            Expr::Var(v) if usize::from(v.0) < vars.len() => return Ok(vars[usize::from(v.0)]),
+            _ => {}
+        }
         let tables = |id: TabId, index: &[i64]| self.look_up(rank, id, index);
-        e.eval(&Env { dims: &self.dims, vars, tables: &tables })
+        let found = e.value(&self.dims, vars, &tables);
+        found.map_or_else(|| e.eval(&Env { dims: &self.dims, vars, tables: &tables }), Ok)
     }
 
     /// An entry of a table, as a rank sees it; `None` outside the table.
@@ -448,21 +459,29 @@ impl<'a> Points<'a> {
     /// # Errors
     /// Where an expression has no value, or the rank is outside the mesh.
     pub fn region(&self, at: &Task, access: &Access) -> Result<Option<Region>, PointError> {
-        let mut dims = Vec::with_capacity(access.region.len());
+        let mut region = Region { dims: Vec::with_capacity(access.region.len()), ..Region::none() };
+        Ok(self.region_into(at, access, &mut region)?.then_some(region))
+    }
+
+    /// As [`Points::region`], in the place of another one. Whether there is one.
+    pub(crate) fn region_into(
+        &self,
+        at: &Task,
+        access: &Access,
+        region: &mut Region,
+    ) -> Result<bool, PointError> {
+        region.dims.clear();
         for (base, len) in &access.region {
             let len = self.eval(at, len)?;
             if len < 1 {
-                return Ok(None);
+                return Ok(false);
             }
-            dims.push((self.eval(at, base)?, len));
+            region.dims.push((self.eval(at, base)?, len));
         }
-        let rank = self.rank(at, &access.rank)?;
-        Ok(Some(Region {
-            rank,
-            buffer: access.buffer,
-            dims,
-            version: self.eval(at, &access.version)?,
-        }))
+        region.rank = self.rank(at, &access.rank)?;
+        region.buffer = access.buffer;
+        region.version = self.eval(at, &access.version)?;
+        Ok(true)
     }
 
     /// A rank expression's value, checked against the mesh.

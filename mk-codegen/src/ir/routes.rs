@@ -135,16 +135,28 @@ impl Routing<'_> {
         Ok(())
     }
 
-    /// Rows of each expert of the world that are kept.
-    fn counts(&self) -> Vec<i32> {
+    /// Rows that tokens have at each expert of the world, and at none that there is not.
+    fn named(&self) -> Vec<i32> {
         let mut counts = vec![0; self.own() * self.ranks];
         for id in self.ids {
             if let Some(n) = usize::try_from(*id).ok().and_then(|id| counts.get_mut(id)) {
                 *n += 1;
             }
         }
+        counts
+    }
+
+    /// Rows of each expert of the world that are kept.
+    fn counts(&self) -> Vec<i32> {
+        let mut counts = self.named();
         counts.iter_mut().for_each(|n| *n = kept(*n, self.keep));
         counts
+    }
+
+    /// How many rows of each expert of the world are dropped: those behind the first [`Routing::keep`] of them.
+    pub fn dropped(&self) -> Vec<i32> {
+        let experts = self.experts.max(0) as usize;
+        self.named().iter().take(experts).map(|n| n - kept(*n, self.keep)).collect()
     }
 
     /// The first packed row of each expert on its rank.
@@ -420,6 +432,8 @@ mod tests {
     fn the_first_rows_of_an_expert_are_kept() {
         let r = Routing { keep: 2, ..routing(&[3, 1, 0, 1, 2, 1, 1, 3, 2, 0]) };
         assert_eq!(r.check(2), Ok(()));
+        assert_eq!(r.dropped(), [0, 2, 0, 0]);
+        assert_eq!(Routing { keep: 0, ..r }.dropped(), [0; 4]);
         assert_eq!(r.table(RoutePart::Counts, 0, 2), [2, 2]);
         assert_eq!(r.table(RoutePart::Sources, 0, 4), [1, 4, 0, 1]);
         assert_eq!(r.table(RoutePart::Places, 0, 12), [1, 2, 0, 2, 0, 0, 0, 3, 1, 0, 0, 2]);

@@ -20,7 +20,7 @@ const CHUNK: u64 = 256;
 const CHUNKS: u64 = 2;
 /// Blocks that a plan treats together, apart from groups of a setting.
 const LISTED: u64 = 8;
-/// Groups of blocks of the base, at least.
+/// Groups of blocks of the base, at least, with a last one that is not full: the first, one within, and the last.
 const GROUPS: u64 = 3;
 
 /// Plans that lead to a larger one.
@@ -110,9 +110,17 @@ fn relatives(program: &Program, config: &Config, sizes: &[Sized]) -> Result<Rela
     Ok(Relatives { base: lower(program, &base.bound, config)?, along })
 }
 
-/// Extents of a symbol: of the base, of the next larger one, and how many times as far the pipeline's is.
+/// What an extent is in the text.
+#[derive(Clone, Copy, PartialEq)]
+enum Extent {
+    Symbol(SymbolId),
+    /// A number: wherever else the text has it, it changes, too, and the plans are not alike if that matters.
+    Number(u64),
+}
+
+/// Extents of one kind: of the base, of the next larger one, and how many times as far the pipeline's is.
 struct Steps {
-    symbol: SymbolId,
+    extent: Extent,
     base: u64,
     step: u64,
     steps: u64,
@@ -123,8 +131,10 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     let dispatch = program.nodes().iter().find(|n| matches!(n.op, Op::Dispatch { .. }))?;
     let dims = |v| program.ty(v).map(|ty| &ty.dims[..]);
     let fixed = |dim: Option<&Dim>| match dim {
-        Some(Dim::Sym(symbol)) if !bound.runtime().contains(symbol) => Some(*symbol),
-        _ => None,
+        Some(Dim::Sym(symbol)) if bound.runtime().contains(symbol) => None,
+        Some(Dim::Sym(symbol)) => Some(Extent::Symbol(*symbol)),
+        Some(Dim::Lit(n)) => Some(Extent::Number(*n)),
+        None => None,
     };
     let tokens = fixed(dims(*dispatch.inputs.first()?)?.first())?;
     let slots = bound.dim(*dims(*dispatch.inputs.get(1)?)?.get(1)?)?;
@@ -132,11 +142,14 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     let product = program.nodes().iter().find(|n| n.op == Op::GroupedGemm)?;
     let experts = bound.dim(*dims(*product.inputs.get(1)?)?.first()?)?;
     let world = u64::from(config.ranks.max(1));
-    let size = |symbol: SymbolId| bound.sizes().get(symbol.index()).copied();
-    let steps = |symbol: SymbolId, step: u64, least: u64| {
-        let size = size(symbol)?;
+    let size = |extent: Extent| match extent {
+        Extent::Symbol(symbol) => bound.sizes().get(symbol.index()).copied(),
+        Extent::Number(n) => Some(n),
+    };
+    let steps = |extent: Extent, step: u64, least: u64| {
+        let size = size(extent)?;
         let steps = size.checked_sub(least)? / step;
-        (steps > 1).then_some(Steps { symbol, base: size - steps * step, step, steps })
+        (steps > 1).then_some(Steps { extent, base: size - steps * step, step, steps })
     };
     let of_tokens = steps(tokens, world * CHUNK, world * CHUNK * CHUNKS);
     let most = of_tokens.as_ref().map_or(size(tokens)?, |tokens| tokens.base + tokens.step);
@@ -151,7 +164,7 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     let room = |blocks: u64| rows.and_then(|rows| steps(rows, block * group, block * blocks));
     // Rows that are dropped are so behind an expert's share.
     let least = if dispatch.op == (Op::Dispatch { drops: true }) { own } else { 0 };
-    let few = room((GROUPS * group).max(least));
+    let few = room(((GROUPS - 1) * group + 1).max(least));
     // A block of each expert that is not full, besides.
     let many = room((most * slots).div_ceil(block) + own);
     let symbols = program.symbols();
@@ -163,11 +176,19 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
         let sized = |larger: Option<usize>| {
             let names = symbols.iter().map(|s| s.name.clone());
             let mut all: BTreeMap<String, u64> = names.zip(bound.sizes().iter().copied()).collect();
+            let mut numbers = BTreeMap::new();
             for (i, s) in list.iter().enumerate() {
-                let extent = s.base + if larger == Some(i) { s.step } else { 0 };
-                all.insert(symbols.get(s.symbol.index())?.name.clone(), extent);
+                let size = s.base + if larger == Some(i) { s.step } else { 0 };
+                match s.extent {
+                    Extent::Symbol(symbol) => {
+                        all.insert(symbols.get(symbol.index())?.name.clone(), size);
+                    }
+                    Extent::Number(n) => {
+                        numbers.insert(n, size);
+                    }
+                }
             }
-            let bound = program.bind(&all, &BTreeMap::new()).ok()?;
+            let bound = program.bind_elsewhere(&all, &numbers).ok()?;
             Some(Sized { bound, steps: larger.map_or(0, |i| list[i].steps) })
         };
         let all = [None].into_iter().chain((0..list.len()).map(Some));

@@ -174,7 +174,8 @@ fn check(g: &Grouped, name: &str, world: i32) -> Result<(), LowerError> {
     }
     if g.route.is_none() && !counts.even(0, world) {
         let why = format!("{} experts over {world} ranks", counts.shape[0].value);
-        return refuse(why, "let them be a multiple of the ranks");
+        let help = "let them be a multiple of the ranks, or let `dispatch(x, ids)` make the counts, which takes others";
+        return refuse(why, help);
     }
     for p in &g.products {
         let (rows, block) = (p.out.widest(0, world), RAGGED_BLOCK as i32);

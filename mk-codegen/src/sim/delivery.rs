@@ -12,7 +12,7 @@ use super::{
     program::{Phase, repeat},
     schedule::Due,
 };
-use crate::ir::{Access, Agent, Mode, Operand, Points, Region, TableSet, Task};
+use crate::ir::{Access, Agent, Entity, Mode, Operand, Points, Region, TableSet, Task};
 use std::collections::{BTreeMap, HashMap};
 
 #[derive(Default)]
@@ -93,10 +93,14 @@ impl Machine<'_> {
         let points = Points::new(self.plan, &tables);
         let at = &self.ranks[rank].program.units[unit].tasks[task].task;
         let access = &self.plan.families[at.family].accesses[line];
-        let epoch = at.epoch();
+        let (epoch, family) = (at.epoch(), at.family.index());
         let mut pieces = Vec::new();
         for (each, region) in self.regions(&points, at, access, phase)? {
             self.check_read(&region, epoch)?;
+            if region.rank != rank && access.operand != Operand::Tab {
+                let size = self.plan.buffers[region.buffer].dtype.size_bytes();
+                self.report.pulled_bytes[family] += region.len().max(0) as u64 * size;
+            }
             if access.operand == Operand::Tab {
                 let at = &self.ranks[rank].program.units[unit].tasks[task].task;
                 self.check_entries(&tables, &region, place_of(self.plan, at))?;

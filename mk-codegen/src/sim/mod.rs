@@ -97,6 +97,8 @@ pub struct RunReport {
     pub messages: Vec<u64>,
     /// Most epochs that one rank was ahead of another.
     pub max_drift: i64,
+    /// Bytes that tasks of each family have read in memory of other ranks, by id, over all ranks and launches; entries of tables are not among them.
+    pub pulled_bytes: Vec<u64>,
 }
 
 /// Runs a plan. Outputs go to the caller.

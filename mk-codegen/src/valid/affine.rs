@@ -33,8 +33,9 @@ pub struct Relatives {
 }
 
 /// Samples of the base, and of the others.
-const BASE: Samples = Samples { kinds: TableKind::ALL, work: 1 << 19 };
-const OTHERS: Samples = Samples { kinds: &[TableKind::Random(1), TableKind::Max], work: 1 << 18 };
+const BASE: Samples = Samples { kinds: TableKind::ALL, work: 1 << 19, counts: 4 };
+const OTHERS: Samples =
+    Samples { kinds: &[TableKind::Random(1), TableKind::Max], work: 1 << 18, counts: 2 };
 
 /// Why a plan is not what its relatives lead to: nothing is known of it then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -45,16 +45,16 @@ pub(super) struct Boxes {
 
 impl Boxes {
     /// The box of a region, new or known.
-    pub fn intern(&mut self, region: Region) -> BoxId {
+    pub fn intern(&mut self, region: &Region) -> BoxId {
         self.add(region, &[], ALWAYS)
     }
 
     /// The box with the given hull and functions, new or known.
-    pub fn add(&mut self, hull: Region, spans: &[SpanId], live: LiveId) -> BoxId {
-        let Region { rank, buffer, dims, .. } = hull;
+    pub fn add(&mut self, hull: &Region, spans: &[SpanId], live: LiveId) -> BoxId {
+        let Region { rank, buffer, ref dims, .. } = *hull;
         let mut hash = Mixer::default();
         (rank, buffer.index(), spans).hash(&mut hash);
-        for (base, len) in &dims {
+        for (base, len) in dims {
             hash.write_i64(*base);
             hash.write_i64(*len);
         }
@@ -72,7 +72,8 @@ impl Boxes {
             known = self.before[id as usize];
         }
         let id = self.all.len() as BoxId;
-        self.all.push(Boxed { rank, buffer, dims: dims.into(), spans: spans.into(), live });
+        let dims = dims[..].into();
+        self.all.push(Boxed { rank, buffer, dims, spans: spans.into(), live });
         self.before.push(last);
         head.insert_entry(id);
         id

@@ -174,11 +174,13 @@ pub(crate) struct Samples {
     pub kinds: &'static [TableKind],
     /// Most visits of tasks over all counts.
     pub work: u64,
+    /// Steps from the greatest count to the least one, at least, whatever they cost.
+    pub counts: u64,
 }
 
 impl Samples {
     /// What [`verify`] looks at.
-    pub const ALL: Samples = Samples { kinds: TableKind::ALL, work: MAX_WORK };
+    pub const ALL: Samples = Samples { kinds: TableKind::ALL, work: MAX_WORK, counts: 4 };
 }
 
 /// As [`verify_value`], with fewer samples of tables.
@@ -189,7 +191,7 @@ pub(crate) fn sampled(plan: &Plan, ranks: Ranks, samples: Samples) -> Result<Pro
         return Err(fail(fixed));
     }
     let period = epochs::period(plan).map_err(&fail)?;
-    let shown = ragged::check(plan, period, samples.work);
+    let shown = ragged::check(plan, period, &samples);
     if !shown.violations.is_empty() {
         return Err(fail(shown.violations));
     }

@@ -92,6 +92,8 @@ pub(super) struct Paths<'w, 'a> {
     pub visits: u64,
     /// Waits on the paths that proofs used.
     pub used: BTreeSet<EdgeId>,
+    /// What was put in there last.
+    last_used: Option<EdgeId>,
 }
 
 impl<'w, 'a> Paths<'w, 'a> {
@@ -123,6 +125,7 @@ impl<'w, 'a> Paths<'w, 'a> {
             prune,
             visits: 0,
             used: BTreeSet::new(),
+            last_used: None,
         };
         // Kernels of an epoch end, on every rank, before a word of the rank's next epoch is posted to: they are
         // computed when first needed.
@@ -286,7 +289,10 @@ impl<'w, 'a> Paths<'w, 'a> {
                 && goal.words.binary_search(&p.word).is_ok()
         };
         let hit = self.seen(epoch, key).preds.iter().find(wanted).map(|p| p.edge);
-        self.used.extend(hit);
+        if hit != self.last_used {
+            self.used.extend(hit);
+            self.last_used = hit;
+        }
         hit.is_some()
     }
 

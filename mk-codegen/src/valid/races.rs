@@ -26,7 +26,6 @@ use crate::ir::{Mode, Proxy, Space};
 use std::rc::Rc;
 
 /// Accesses of one box in one class, writers first.
-#[derive(Default)]
 pub(super) struct Group {
     pub accs: Vec<u32>,
     pub writers: usize,
@@ -35,8 +34,10 @@ pub(super) struct Group {
 /// Accesses by class and box.
 pub(super) fn groups(world: &World<'_>) -> Vec<Vec<Group>> {
     let one = |class: &Class| {
-        let mut out: Vec<Group> = Vec::new();
-        out.resize_with(world.boxes.all.len(), Group::default);
+        let mut n = vec![0u32; world.boxes.all.len()];
+        class.accs.iter().for_each(|a| n[a.boxed as usize] += 1);
+        let room = |n: &u32| Group { accs: Vec::with_capacity(*n as usize), writers: 0 };
+        let mut out: Vec<Group> = n.iter().map(room).collect();
         for pass in [true, false] {
             for (i, a) in class.accs.iter().enumerate() {
                 if (a.mode != Mode::Read) == pass {
@@ -80,15 +81,23 @@ pub(super) struct Races<'p, 'w, 'a> {
     pub searched: u64,
     work: u64,
     exhausted: bool,
-    known: FastMap<(u32, u32, SigKey, u32, u32), bool>,
+    /// Pairs that are ordered.
+    known: FastSet<(u32, u32, SigKey, u32, u32)>,
     told: FastSet<Lines>,
     /// Lines for which the waits between epochs have been marked as used.
     marked: FastSet<Lines>,
+    /// The last ones of them: pairs come box by box, and many are of the same lines.
+    last_marked: Option<Lines>,
     /// What a search for a path from an access looks for: by epoch, access, and whether a GPU makes the later one.
-    goals: FastMap<(u32, u32, bool), Rc<Goal>>,
+    goals: FastMap<GoalKey, Rc<Goal>>,
+    /// The last one of them.
+    last_goal: Option<(GoalKey, Rc<Goal>)>,
     /// What `goals` take, in words.
     goal_words: usize,
 }
+
+/// Epoch, access, and whether a GPU makes the later one.
+type GoalKey = (u32, u32, bool);
 
 /// Later accesses, and ranks (of hosts, or not) whose earlier accesses are not known to come before them.
 struct Left {
@@ -114,10 +123,12 @@ pub(super) fn check<'p, 'w, 'a>(
         searched: 0,
         work: 0,
         exhausted: false,
-        known: FastMap::default(),
+        known: FastSet::default(),
         told: FastSet::default(),
         marked: FastSet::default(),
+        last_marked: None,
         goals: FastMap::default(),
+        last_goal: None,
         goal_words: 0,
     };
     let world = r.paths.world;
@@ -357,10 +368,15 @@ impl<'p, 'a> Races<'p, '_, 'a> {
     fn mark(&mut self, x: u32, xe: u32, y: u32, ye: u32) {
         let (ax, ay) = (self.acc(xe, x), self.acc(ye, y));
         let (rx, ry) = (self.rank(xe, &ax), self.rank(ye, &ay));
-        if rx != ry
-            && ye - xe <= self.paths.world.period
-            && self.marked.insert(self.lines(xe, &ax, ye, &ay))
-        {
+        if rx == ry || ye - xe > self.paths.world.period {
+            return;
+        }
+        let lines = self.lines(xe, &ax, ye, &ay);
+        if self.last_marked == Some(lines) {
+            return;
+        }
+        self.last_marked = Some(lines);
+        if self.marked.insert(lines) {
             let goal = Goal {
                 rank: self.seen_from(rx, ay.turn),
                 floor: xe + 1,
@@ -454,11 +470,13 @@ impl<'p, 'a> Races<'p, '_, 'a> {
         let key = self.paths.key(ye, y);
         // From the task that stands for that of `x`, to where that of `y` has it.
         let apart = self.seen_from(a.turn, b.turn);
-        if let Some(true) = self.known.get(&(x, xe, key, ye, apart)) {
+        let pair = (x, xe, key, ye, apart);
+        // Taken for ordered, until it turns out not to be: one look for each pair.
+        if !self.known.insert(pair) {
             return;
         }
-        let lines = self.lines(xe, &a, ye, &b);
-        if self.told.contains(&lines) {
+        if !self.told.is_empty() && self.told.contains(&self.lines(xe, &a, ye, &b)) {
+            self.known.remove(&pair);
             return;
         }
         self.searched += 1;
@@ -478,9 +496,9 @@ impl<'p, 'a> Races<'p, '_, 'a> {
             let starts = self.paths.starts(ye, key);
             self.paths.search(starts, &goal)
         };
-        self.known.insert((x, xe, key, ye, apart), found);
         if !found {
-            self.told.insert(lines);
+            self.known.remove(&pair);
+            self.told.insert(self.lines(xe, &a, ye, &b));
             self.suspects.push((a.boxed, b.boxed));
             self.tell(&From::Access(a, xe), &To::Access(b, ye));
         }
@@ -499,7 +517,14 @@ impl<'p, 'a> Races<'p, '_, 'a> {
 
     /// Looks at every post of the access's task, once for all pairs of the access. `None` if that is more than can be afforded.
     fn goal(&mut self, xe: u32, id: u32, to_gpu: bool) -> Option<Rc<Goal>> {
-        if let Some(goal) = self.goals.get(&(xe, id, to_gpu)) {
+        let key = (xe, id, to_gpu);
+        if let Some((last, goal)) = &self.last_goal
+            && *last == key
+        {
+            return Some(goal.clone());
+        }
+        if let Some(goal) = self.goals.get(&key) {
+            self.last_goal = Some((key, goal.clone()));
             return Some(goal.clone());
         }
         let x = self.acc(xe, id);
@@ -522,7 +547,8 @@ impl<'p, 'a> Races<'p, '_, 'a> {
             self.goals.clear();
             self.goal_words = words;
         }
-        self.goals.insert((xe, id, to_gpu), goal.clone());
+        self.goals.insert(key, goal.clone());
+        self.last_goal = Some((key, goal.clone()));
         Some(goal)
     }
 

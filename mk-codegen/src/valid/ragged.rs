@@ -17,9 +17,11 @@
 //! a block chooses memory; it decides no amount. Places choose memory, too, in rows that are there.
 //!
 //! *Flags* are entries of 0 or 1 that say whether an access is there, or choose its memory. A line looks up one of them, and everything is shown for
-//! each count with all flags 0, and with all 1: a task's accesses depend on no other one. Samples mix them.
+//! each count with all flags 0, and with all 1: a task's accesses depend on no other one. Where flags choose memory, and nothing else, beside counts, both
+//! are shown at the greatest count, and by turns at others. Samples mix them.
 
 use super::{
+    Samples,
     boxes::BoxId,
     coverage::{self, run_time},
     races,
@@ -184,8 +186,30 @@ pub(super) fn greatest(plan: &Plan) -> Vec<TableSet> {
     sample::uniform(plan, &tables, i64::from(most), (&flags, 1))
 }
 
+/// Whether no line that looks up a count has a flag say how much of it there is, or whether it is there: flags only choose memory beside counts, and are
+/// samples there.
+fn apart(plan: &Plan, counts: &BTreeSet<usize>, flags: &BTreeSet<usize>) -> bool {
+    let flag = |e: &Expr| matches!(e, Expr::Table(t, _) if flags.contains(&t.index()));
+    let count = |e: &Expr| is_count(counts, plan, e) || prefix_of(plan, e).is_some();
+    let finds = |list: &[&Expr], found: &dyn Fn(&Expr) -> bool| {
+        let mut any = false;
+        list.iter().for_each(|e| e.visit(&mut |e| any |= found(e)));
+        any
+    };
+    plan.families.values().all(|x| {
+        let loops = extents(x);
+        let bases: Vec<_> = x.accesses.iter().flat_map(|a| &a.region).map(|r| &r.0).collect();
+        // The bases of one access are not apart from those of the others: at worst both flags are looked at.
+        let counted = finds(&bases, &count) || finds(&loops, &count);
+        let fine = |(_, amounts): &(String, Vec<&Expr>)| {
+            !(finds(amounts, &flag) && (counted || finds(amounts, &count)))
+        };
+        !(finds(&loops, &flag) && counted) && amounts(x).iter().all(fine)
+    })
+}
+
 /// Shows rule 5, and the sums of rule 3, for every count, as far as so many visits of tasks go.
-pub(super) fn check(plan: &Plan, period: u32, work: u64) -> Shown {
+pub(super) fn check(plan: &Plan, period: u32, samples: &Samples) -> Shown {
     let flags = flag_tables(plan);
     let tables: BTreeSet<usize> = count_tables(plan).difference(&flags).copied().collect();
     let violations = groups(plan, &tables, &flags).into_iter().chain(chosen(plan)).collect();
@@ -198,15 +222,20 @@ pub(super) fn check(plan: &Plan, period: u32, work: u64) -> Shown {
     let low = ids.iter().map(|t| range(*t).1).min().unwrap_or(0);
     let high = ids.iter().map(|t| range(*t).2).max().unwrap_or(0);
     let wanted = (i64::from(high) - i64::from(low) + 1) as u64;
+    let by_turns = apart(plan, &tables, &flags);
     let mut afforded_at = 0u64;
     let mut step = 1i64;
     let mut c = i64::from(high);
     // From the greatest count down, which costs most: the first one decides how many can be afforded, unless a later one
     // costs twice as much.
     while c >= i64::from(low) {
-        let mut sets = sample::uniform(plan, &tables, c, (&flags, 0));
-        if !flags.is_empty() {
-            sets.extend(sample::uniform(plan, &tables, c, (&flags, 1)));
+        let both = shown.counts == 0 || !by_turns;
+        let mut sets = Vec::new();
+        for flag in [0, 1] {
+            let turn = both || shown.counts % 2 == u64::from(flag == 1);
+            if (flags.is_empty() && flag == 0) || (!flags.is_empty() && turn) {
+                sets.extend(sample::uniform(plan, &tables, c, (&flags, flag)));
+            }
         }
         // Once, behind what bounds the work.
         let apart = |spent| match shown.counts {
@@ -217,7 +246,7 @@ pub(super) fn check(plan: &Plan, period: u32, work: u64) -> Shown {
         match spent.and_then(apart) {
             Ok(spent) if spent >= 2 * afforded_at => {
                 afforded_at = spent.max(1);
-                let afforded = (work / afforded_at).max(4);
+                let afforded = (samples.work / afforded_at).max(samples.counts);
                 step = i64::try_from(wanted.div_ceil(afforded)).unwrap_or(i64::MAX).max(1);
             }
             Ok(_) => {}

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::ir::{
     Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, MAX_TASKS, Operand, Point,
-    PointError, Points, SigId, TabId, Task, Var,
+    PointError, Points, Region, SigId, TabId, Task, Var,
 };
 use std::collections::HashSet;
 
@@ -46,6 +46,12 @@ pub(super) struct Unroller<'w, 'a> {
     outside: bool,
     /// Room for the variables of the line that is unrolled.
     here: Task,
+    /// Room for the place of a word in its signal.
+    index: Vec<i64>,
+    /// Room for a region.
+    found: Region,
+    /// Room for what a task touches.
+    touched: Vec<Operated>,
     /// Room for what a task looks up.
     entries: Vec<(TabId, usize)>,
     /// Of ranks that are folded: the task of rank 0 that the next one of another rank must be like.
@@ -77,6 +83,9 @@ impl<'w, 'a> Unroller<'w, 'a> {
             events: 0,
             outside: false,
             here: Task { family: FamId::new(0), vars: Vec::new() },
+            index: Vec::new(),
+            found: Region::none(),
+            touched: Vec::new(),
             entries: Vec::new(),
             next: 0,
             unlike: false,
@@ -207,7 +216,8 @@ impl<'w, 'a> Unroller<'w, 'a> {
         let id = self.class.tasks.len() as u32;
         let start = (self.class.accs.len(), self.class.waits.len(), self.class.posts.len());
         let agent = |world: &World<'_>, a| world.info(family).index(a);
-        let mut touched = Vec::new();
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.clear();
         for (line, a) in x.accesses.iter().enumerate() {
             let Some(spec) = self.world.info(family).contract.operand(a.operand).copied() else {
                 continue;
@@ -239,6 +249,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
         if !self.outside {
             self.fit(family, task, &touched);
         }
+        self.touched = touched;
         for (line, w) in x.waits.iter().enumerate() {
             let by = agent(self.world, w.by);
             self.each(family, task, w.at, inner, &w.each, &w.when, |u, at, step| {
@@ -314,9 +325,10 @@ impl<'w, 'a> Unroller<'w, 'a> {
         entries.sort_unstable();
         entries.dedup();
         let plan = self.world.plan;
+        let mut index = std::mem::take(&mut self.index);
         let missing = entries.iter().copied().find(|(id, flat)| {
             let table = &plan.tables[*id];
-            let index = unflattened(*flat, &table.shape);
+            unflatten(*flat, &table.shape, &mut index);
             !tab.iter().any(|boxed| {
                 let b = &self.world.boxes.all[*boxed as usize];
                 let inside =
@@ -324,10 +336,11 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 Some(b.buffer) == table.stored && index.iter().zip(b.dims.iter()).all(inside)
             })
         });
-        self.entries = entries;
+        (self.entries, self.index) = (entries, index);
         let Some((id, flat)) = missing else { return };
         let x = &plan.families[family];
-        let index = unflattened(flat, &plan.tables[id].shape);
+        let mut index = Vec::new();
+        unflatten(flat, &plan.tables[id].shape, &mut index);
         let v = Violation::Capacity {
             place: format!("{family} {:?}", x.name),
             message: format!(
@@ -437,10 +450,14 @@ impl<'w, 'a> Unroller<'w, 'a> {
         signal: SigId,
         index: &[Expr],
     ) -> Result<Option<u32>, PointError> {
-        let index = index.iter().map(|e| self.points.eval(at, e)).collect::<Result<Vec<_>, _>>()?;
-        let word = self.world.words.find(rank, signal, &index);
+        self.index.clear();
+        for e in index {
+            self.index.push(self.points.eval(at, e)?);
+        }
+        let index = &self.index;
+        let word = self.world.words.find(rank, signal, index);
         if let (Some(_), Some(turned)) = (word, &self.world.turned) {
-            return Ok(self.turned_word(at.rank(), rank, signal, index, turned));
+            return Ok(self.turned_word(at.rank(), rank, signal, index.clone(), turned));
         }
         if word.is_none() {
             let shape = self.world.words.shape(rank, signal);
@@ -471,8 +488,23 @@ impl<'w, 'a> Unroller<'w, 'a> {
             self.unlike |= over.unlike;
             return found;
         }
-        let Some(mut region) = self.points.region(at, a)? else { return Ok(None) };
+        let mut region = std::mem::replace(&mut self.found, Region::none());
+        let there = self.points.region_into(at, a, &mut region)?;
+        let found = if there { self.boxed(family, line, at, &mut region) } else { None };
+        self.found = region;
+        Ok(found)
+    }
+
+    /// The box of a region, its version, and the rank whose memory it is; `None` if it lies outside its buffer.
+    fn boxed(
+        &mut self,
+        family: FamId,
+        line: usize,
+        at: &Task,
+        region: &mut Region,
+    ) -> Option<(BoxId, i64, usize)> {
         let buffer: BufId = region.buffer;
+        let turned = self.world.turned.as_ref().map(|t| &t.buffers[buffer.index()][..]);
         let shape = &self.world.shapes[buffer.index()][region.rank];
         let inside =
             region.dims.iter().zip(shape).all(|((base, len), n)| *base >= 0 && base + len <= *n);
@@ -484,7 +516,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 family,
                 at,
                 line,
-                &region,
+                region,
                 self.epoch as u32,
             ));
             self.tell(
@@ -492,7 +524,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 &format!("access {line}"),
                 Violation::Bounds { access: Box::new(access), shape },
             );
-            return Ok(None);
+            return None;
         }
         let (version, home) = (region.version, region.rank);
         if let Some(turned) = turned {
@@ -504,7 +536,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
             }
             region.rank = 0;
         }
-        Ok(Some((self.world.boxes.intern(region), version, home)))
+        Some((self.world.boxes.intern(region), version, home))
     }
 
     /// From an access of a rank to memory of another one, to the same access to memory of rank 0.
@@ -537,11 +569,11 @@ impl<'w, 'a> Unroller<'w, 'a> {
 }
 
 /// The place of an entry of a table.
-fn unflattened(mut flat: usize, shape: &[u32]) -> Vec<i64> {
-    let mut index = vec![0; shape.len()];
+fn unflatten(mut flat: usize, shape: &[u32], index: &mut Vec<i64>) {
+    index.clear();
+    index.resize(shape.len(), 0);
     for (i, n) in index.iter_mut().zip(shape).rev() {
         *i = (flat % (*n).max(1) as usize) as i64;
         flat /= (*n).max(1) as usize;
     }
-    index
 }

@@ -114,7 +114,7 @@ impl<'c> Regions<'c> {
                 }
             }
         }
-        Ok(Some((boxes.add(hull, &ids, live), version, rank)))
+        Ok(Some((boxes.add(&hull, &ids, live), version, rank)))
     }
 
     /// A span of a dimension that turns, as rank 0 has it: one that is the same for all values.

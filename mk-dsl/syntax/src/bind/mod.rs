@@ -20,6 +20,8 @@ pub struct Bound {
     /// Symbols whose numbers follow from others, and from the number of ranks.
     room: Vec<SymbolId>,
     ranks: u64,
+    /// Numbers in the place of those of the text.
+    literals: BTreeMap<u64, u64>,
     shapes: Vec<Vec<u64>>,
     max_shapes: Vec<Vec<u64>>,
 }
@@ -33,9 +35,14 @@ impl Bound {
     /// The extent of `dim` in elements; `None` for a symbol of another program.
     pub fn dim(&self, dim: Dim) -> Option<u64> {
         match dim {
-            Dim::Lit(n) => Some(n),
+            Dim::Lit(n) => Some(self.literal(n)),
             Dim::Sym(symbol) => self.sizes.get(symbol.index()).copied(),
         }
+    }
+
+    /// What stands in the place of a number of the text: that number, but for [`Program::bind_elsewhere`].
+    fn literal(&self, n: u64) -> u64 {
+        self.literals.get(&n).copied().unwrap_or(n)
     }
 
     /// The global shape of `value`, row-major; `None` for a value of another program.
@@ -61,7 +68,7 @@ impl Bound {
     /// The largest extent of `dim` in any launch; `None` for a symbol of another program.
     pub fn max_dim(&self, dim: Dim) -> Option<u64> {
         match dim {
-            Dim::Lit(n) => Some(n),
+            Dim::Lit(n) => Some(self.literal(n)),
             Dim::Sym(symbol) => self.max_sizes.get(symbol.index()).copied(),
         }
     }
@@ -88,13 +95,33 @@ impl Program {
         dims: &BTreeMap<String, u64>,
         shapes: &BTreeMap<String, Vec<u64>>,
     ) -> Result<Bound, BindErrors> {
-        let mut binder =
-            Binder { program: self, given: vec![None; self.symbols().len()], errors: Vec::new() };
+        let mut binder = Binder::new(self, vec![None; self.symbols().len()], BTreeMap::new());
         for (name, &size) in dims {
             binder.dim(name, size);
         }
         for (name, shape) in shapes {
             binder.shape(name, shape);
+        }
+        binder.finish(None, 1)
+    }
+
+    /// The same pipeline at another size, with other numbers in the place of some that its text has, wherever it has them: for looking at a pipeline
+    /// beside others of its kind, not for running it.
+    ///
+    /// # Errors
+    /// As [`Program::bind`].
+    pub fn bind_elsewhere(
+        &self,
+        dims: &BTreeMap<String, u64>,
+        literals: &BTreeMap<u64, u64>,
+    ) -> Result<Bound, BindErrors> {
+        let mut binder = Binder::new(self, vec![None; self.symbols().len()], literals.clone());
+        for (name, &size) in dims {
+            binder.dim(name, size);
+        }
+        for (number, &size) in literals.iter().filter(|(_, n)| !(1..=MAX_DIM).contains(*n)) {
+            let (symbol, from) = (number.to_string(), "another size".into());
+            binder.errors.push(BindError::OutOfRange { symbol, value: size, from });
         }
         binder.finish(None, 1)
     }
@@ -111,7 +138,7 @@ impl Program {
         let mut given: Vec<_> = kept.collect();
         bound.room.iter().for_each(|s| given[s.index()] = None);
         given.resize(self.symbols().len(), None);
-        let mut binder = Binder { program: self, given, errors: Vec::new() };
+        let mut binder = Binder::new(self, given, bound.literals.clone());
         for (name, &size) in dims {
             match self.symbol(name) {
                 Some(symbol) if !bound.runtime.contains(&symbol) => {
@@ -136,10 +163,19 @@ struct Binder<'a> {
     program: &'a Program,
     /// For each symbol, its number and where that came from.
     given: Vec<Option<(u64, String)>>,
+    literals: BTreeMap<u64, u64>,
     errors: Vec<BindError>,
 }
 
-impl Binder<'_> {
+impl<'a> Binder<'a> {
+    fn new(
+        program: &'a Program,
+        given: Vec<Option<(u64, String)>>,
+        literals: BTreeMap<u64, u64>,
+    ) -> Binder<'a> {
+        Binder { program, given, literals, errors: Vec::new() }
+    }
+
     fn dim(&mut self, name: &str, size: u64) {
         match self.program.symbol(name) {
             Some(symbol) => self.set(symbol, size, format!("`--dim {name}={size}`")),
@@ -248,7 +284,9 @@ impl Binder<'_> {
         let runtime = runtime.filter(|(_, s)| matches!(s.kind, SymbolKind::Runtime { .. }));
         let runtime = runtime.map(|(i, _)| SymbolId::new(i)).collect();
         let (shapes, max_shapes) = (Vec::new(), Vec::new());
-        let mut bound = Bound { sizes, max_sizes, runtime, room, ranks, shapes, max_shapes };
+        let literals = std::mem::take(&mut self.literals);
+        let mut bound =
+            Bound { sizes, max_sizes, runtime, room, ranks, literals, shapes, max_shapes };
         for i in 0..self.program.n_values() {
             let id = ValueId::new(i);
             let dims = self.program.ty(id).map_or(&[][..], |ty| &ty.dims);

@@ -17,7 +17,7 @@ impl Bound {
         let mut given: Vec<_> = kept.collect();
         given.resize(program.symbols().len(), None);
         self.room.iter().for_each(|s| given[s.index()] = None);
-        let binder = Binder { program, given, errors: Vec::new() };
+        let binder = Binder::new(program, given, self.literals.clone());
         binder.finish(Some(&self.max_sizes), u64::from(ranks))
     }
 }
@@ -51,7 +51,7 @@ impl Binder<'_> {
     fn rows(&self, dispatch: &Node, ranks: u64) -> Option<u64> {
         let program = self.program;
         let number = |dim: &Dim| match *dim {
-            Dim::Lit(n) => Some(n),
+            Dim::Lit(n) => Some(self.literals.get(&n).copied().unwrap_or(n)),
             Dim::Sym(symbol) => self.given.get(symbol.index())?.as_ref().map(|given| given.0),
         };
         let ids = *dispatch.inputs.get(1)?;
