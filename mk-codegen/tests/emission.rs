@@ -93,6 +93,8 @@ fn what_passes_through_the_cache_leaves_it_first() {
         // It would stay until the next launch; two rows of tiles read it.
         ("gemm(a, b)", [64, 1024], [1024, wide], false),
         ("gemm(a, b)", [129, 1024], [1024, wide + 256], false),
+        // Tiles beside each other share lines.
+        ("gemm(a, b)", [64, 1024], [1024, wide + 264], false),
         // Twice, by the two products.
         (
             "fn f(a: bf16[M, K], b: bf16[K, K]) { gemm(a, b) -> silu -> gemm(b) }",
