@@ -22,7 +22,7 @@ struct GemmOptions {
   u32 block_m = 128;
   u32 block_n = 256;
   u32 a_rows = 0;      // rows of A that there are, where those are fewer, rounded up to a swizzle's eight; 0: block_m
-  u32 a_tail = 0;      // rows of A of tiles that end with the tensor, rounded up to as many for each box; 0: as the others
+  u32 a_ends = 0;      // rows of A of tiles that end with the tensor, rounded up to as many for each box; 0: as the others
   u32 ring_n = 0;      // columns that a stage has room for, where it also takes wider tiles; 0: block_n
   u32 stages = 4;
   Dtype dtype = Dtype::Bf16;
@@ -99,7 +99,7 @@ struct GemmConfig {
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
   static constexpr u32 kAPanels = kBlockM / 64;                         // M-major: panels of 64 rows of C, one box each
   static constexpr u32 kARows = kOptions.a_rows == 0 ? kBlockM : kOptions.a_rows;
-  static constexpr u32 kATail = kOptions.a_tail;
+  static constexpr u32 kAEnds = kOptions.a_ends;
   static constexpr u32 kABoxRows = (kA == ALayout::MMajor ? kBlockK : kARows) / kBeside;
   // N-major: panels of 64 columns, one box each; of 32, where those would end beside the tile.
   static constexpr u32 kBPanelCols = kBlockN % 64 == 0 ? 64 : 32;
@@ -199,7 +199,7 @@ struct GemmConfig {
   static_assert(kABoxRows % 8 == 0 && kBBoxRows % 8 == 0, "whole swizzles of a part");
   static_assert(!kOnlyTile || !kOptions.borrowed_stage, "all panels are there at once");
   static_assert(kARows <= kBlockM && kARows % 8 == 0 && (kARows == kBlockM || kA == ALayout::KMajor), "whole swizzles of rows");
-  static_assert(kATail < kARows && kATail % (8 * kBeside) == 0 && (kATail == 0 || kA == ALayout::KMajor), "whole swizzles of fewer rows");
+  static_assert(kAEnds < kARows && kAEnds % (8 * kBeside) == 0 && (kAEnds == 0 || kA == ALayout::KMajor), "whole swizzles of fewer rows");
   static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
   static_assert(!kOptions.borrowed_stage || (!kPingPong && kA == ALayout::KMajor && (kSwapped ? kB == BLayout::NMajor : !kSplitColumns)), "what nobody else reads");
   static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
@@ -344,7 +344,7 @@ struct GemmTile {
   u32 task;                // linear index in the role, for fault records
   u32 family;              // which of the role's families
   const TensorMap* a;      // [rows, K] or [K, rows], see ALayout
-  const TensorMap* a_tail; // the same in boxes of fewer rows, where kATail is not 0
+  const TensorMap* a_ends; // the same in boxes of fewer rows, where kAEnds is not 0
   const TensorMap* a_part; // short tiles: the same with boxes of kPartRows rows
   const TensorMap* b;      // [N, K] or [K, N], see BLayout
   const TensorMap* c;      // [rows, N]; unused on the direct path

@@ -7,7 +7,7 @@ MK_DEVICE constexpr u32 mn_panel_bytes(u32 elements) { return elements * kBlockK
 
 // Whether a tile loads A in boxes of fewer rows.
 template <class Config>
-MK_DEVICE bool sm90_ends(const GemmTile& tile) { return tile.valid_rows <= static_cast<i32>(Config::kATail); }
+MK_DEVICE bool sm90_ends(const GemmTile& tile) { return tile.valid_rows <= static_cast<i32>(Config::kAEnds); }
 
 // Panels of 64 rows, or of so many columns, that have some; of at most so many.
 MK_DEVICE u32 panels_there(i32 valid, u32 each, u32 most) { return valid <= 0 ? 0 : min(most, ceil_div(static_cast<u32>(valid), each)); }
@@ -18,7 +18,7 @@ MK_DEVICE u32 sm90_a_bytes(const GemmTile& tile, u32 parts) {
   if constexpr (Config::kA == ALayout::MMajor) return panels_there(tile.valid_rows, 64, Config::kAPanels) * mn_panel_bytes(64);
   if (tile.valid_rows <= 0) return 0;
   if (parts > 0) return parts * (Config::kPartRows * kBlockK * kElemBytes);
-  return sm90_ends<Config>(tile) ? Config::kATail * kBlockK * kElemBytes : Config::kALoadedBytes;
+  return sm90_ends<Config>(tile) ? Config::kAEnds * kBlockK * kElemBytes : Config::kALoadedBytes;
 }
 
 // Panels of B that come, for each CTA that loads with this one; gated, of gates, and as many of ups.
@@ -55,9 +55,9 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
     return;
   }
   const bool ends = sm90_ends<Config>(tile);
-  const TensorMap* map = Config::kATail > 0 && ends ? tile.a_tail : tile.a;
+  const TensorMap* map = Config::kAEnds > 0 && ends ? tile.a_ends : tile.a;
   if constexpr (Config::kBeside > 1) {
-    const u32 part = place_rank<Config>() / Config::kBelow * (ends ? Config::kATail / Config::kBeside : Config::kABoxRows);
+    const u32 part = place_rank<Config>() / Config::kBelow * (ends ? Config::kAEnds / Config::kBeside : Config::kABoxRows);
     const u32 to = smem.a(stage) + part * (kBlockK * kElemBytes);
     tma_load_2d_multicast(to, map, bar, k, tile.a_row + static_cast<i32>(part), mates_beside<Config>());
   } else if (parts == 0) {

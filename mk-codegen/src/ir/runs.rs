@@ -15,6 +15,9 @@ use super::{
 };
 use mk_abi::DType;
 
+/// Of memory, and of the caches.
+const LINE_BYTES: i64 = 128;
+
 impl Plan {
     /// A role's families in order, cut where the leaf, the schedule, the types or what an epilogue reads changes: one set of agents
     /// runs each piece on end.
@@ -271,7 +274,7 @@ impl Points<'_> {
     }
 
     /// Whether the tiles of a [run](Plan::runs) load B with an evict-first hint: nobody reads again what a tile reads of it, and a cache of
-    /// `cache_bytes` does not keep it until the next launch.
+    /// `cache_bytes` does not keep it until the next launch. Where rows begin inside lines, two tiles share each line between them.
     ///
     /// # Errors
     /// As [`Self::streams`].
@@ -279,6 +282,12 @@ impl Points<'_> {
         for id in run {
             if !self.streams(*id, Operand::B, cache_bytes)? {
                 return Ok(false);
+            }
+            for b in self.plan.families[*id].accesses.iter().filter(|a| a.operand == Operand::B) {
+                let size = self.plan.buffers[b.buffer].dtype.size_bytes() as i64;
+                if self.pitch(b.buffer, 0)? * size % LINE_BYTES != 0 {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)

@@ -185,13 +185,13 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         1 => operands::loaded_rows(e, &g.families(), *a_layout, block[0])?,
         _ => block[0],
     };
-    let a_tail = operands::tail_rows(e, &g.families(), *block, [*below, *beside])?;
+    let a_ends = operands::end_rows(e, &g.families(), *block, [*below, *beside])?;
     let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
     Ok(context! {
         block_m => block[0],
         block_n => block[1],
         a_rows,
-        a_tail => a_tail.filter(|rows| *rows < a_rows),
+        a_ends => a_ends.filter(|rows| *rows < a_rows),
         stages,
         dtype,
         out,
@@ -309,7 +309,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     };
     let a_map = e.maps.index(e.plan, a.buffer, &left.view, &left.box_dims)?;
     let b_map = e.maps.index(e.plan, b.buffer, &right.view, &right.box_dims)?;
-    let a_tail_map = match operands::tail_rows(e, run, *block, *multicast)? {
+    let a_ends_map = match operands::end_rows(e, run, *block, *multicast)? {
         Some(rows) if rows < loaded_rows => {
             Some(e.maps.index(e.plan, a.buffer, &left.view, &[rows / beside, 64])?)
         }
@@ -324,7 +324,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         true => Some(e.maps.index(e.plan, a.buffer, &left.view, &[PART_ROWS, 64])?),
         false => None,
     };
-    let maps = context! { a_map, a_tail_map, a_part_map, b_map, c_map, line_map, carry };
+    let maps = context! { a_map, a_ends_map, a_part_map, b_map, c_map, line_map, carry };
     Ok((context! { ..value, ..maps }, right.view.rank()))
 }
 

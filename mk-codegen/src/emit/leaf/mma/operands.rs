@@ -88,7 +88,7 @@ pub(in crate::emit) fn loaded_rows(
 ///
 /// # Errors
 /// Where a task or a region has no value.
-pub(in crate::emit) fn tail_rows(
+pub(in crate::emit) fn end_rows(
     e: &Emitter<'_>,
     families: &[FamId],
     [block_m, ..]: [u32; 3],
@@ -105,7 +105,7 @@ pub(in crate::emit) fn tail_rows(
     if a.region.len() != 2 || c.region.len() != 2 {
         return Ok(None);
     }
-    let mut tails = BTreeSet::new();
+    let mut ends = BTreeSet::new();
     for rank in 0..e.plan.mesh.size() as usize {
         for task in e.points.tasks(*id, rank, 1)? {
             let regions = (e.points.region(&task, a)?, e.points.region(&task, c)?);
@@ -116,13 +116,13 @@ pub(in crate::emit) fn tail_rows(
             for above in (0..below).map(|tile| i64::from(tile * block_m)) {
                 let rows = u32::try_from(region.dims[0].1 - above).unwrap_or(0);
                 if (1..block_m).contains(&rows) {
-                    tails.insert(rows.next_multiple_of(8 * beside));
+                    ends.insert(rows.next_multiple_of(8 * beside));
                 }
             }
         }
     }
-    let mut tails = tails.into_iter();
-    let (one, other) = (tails.next(), tails.next());
+    let mut ends = ends.into_iter();
+    let (one, other) = (ends.next(), ends.next());
     Ok(one.filter(|rows| other.is_none() && *rows < block_m))
 }
 
