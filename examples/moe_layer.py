@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=256, help="of each rank [256]")
     parser.add_argument("--hidden", type=int, default=512, help="elements of a token [512]")
     parser.add_argument("--inner", type=int, default=256, help="elements between the products [256]")
-    parser.add_argument("--experts", type=int, default=16, help="of all ranks, a multiple of them [16]")
+    parser.add_argument("--experts", type=int, default=16, help="of all ranks, of which the last may have fewer [16]")
     parser.add_argument("--slots", type=int, default=2, help="experts of each token [2]")
     parser.add_argument("--ranks", type=int, default=4, help="that share a GPU, without torchrun [4]")
     parser.add_argument("--seed", type=int, default=0)
@@ -71,8 +71,9 @@ def main():
     else:
         world = mk.World.local(args.ranks, gpu=0) if alone else mk.World.from_torch()
     ranks = world.size
-    if args.experts % ranks:
-        sys.exit(f"--experts must be a multiple of {ranks}, the ranks")
+    # As `shard(0)` cuts matrices: the last rank may have fewer experts, but each has one.
+    if (ranks - 1) * -(-args.experts // ranks) >= args.experts:
+        sys.exit(f"--experts: {args.experts} experts leave one of {ranks} ranks without any")
 
     generator = torch.Generator().manual_seed(args.seed)
     make = lambda *shape, scale=1.0: (torch.randn(*shape, generator=generator) * scale).bfloat16().to(device)

@@ -2,22 +2,30 @@
 
     python3 benches/experts                              # grouped products, tables of a routing, the layer
     python3 benches/experts --part layer --seed 3 --json layer.json
+    python3 benches/experts --part grouped --settings block=128x128x64 --settings "block=64x256x64 group_m=1"
 
 A row is a shape, microseconds of each contestant, the fastest peer's time ÷ mk's, and whether results are right; a wrong one fails the run. Routings and
 inputs rotate, every contestant is captured in a graph where it can be, 256 MiB are overwritten between launches, contestants take turns, the median
 counts. `seed` is that of inputs and routings.
 
+    python3 -m torch.distributed.run --nproc-per-node 2 benches/experts     # over ranks: ranks.py says beside whom
+
 Peers of a grouped product are `torch._grouped_mm` and a loop of `torch.mm`; of the layer, torch's sort, gathers, `_grouped_mm`, gates and sums,
-compiled or not, and mk's own separate launches (`fuse="never"`), where a layer comes apart.
+compiled or not, and mk's own separate launches (`fuse="never"`), where a layer comes apart. With `--settings` grouped products and layers are
+also timed with those, as contestants of mk's own that are no peers.
 """
 
 import argparse
 import json
+import os
 import sys
 
-import torch
+# Before torch and NCCL read them.
+os.environ.update({"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"})
 
-import mk
+import torch  # noqa: E402
+
+import mk  # noqa: E402
 
 SETS = 3
 GROUPED = "fn grouped(x: bf16[R, K], counts: i32[E], w: bf16[E, K, N]) { ragged(x, counts) -> grouped_gemm(w) }"
@@ -79,7 +87,7 @@ class Bench:
         return {"error": whole, "worst_rows": max(parts), "right": right}
 
     def row(self, part, shape, times, judged, **more):
-        peers = [t for name, t in times.items() if name != "mk"]
+        peers = [t for name, t in times.items() if name != "mk" and "=" not in name]
         ratio = min(peers) / times["mk"] if peers else None
         self.rows.append({"part": part, "shape": shape, "us": times, "peer_over_mk": ratio, **judged, **more})
         rates = " ".join(f"{name} {t:.1f}" for name, t in times.items())
@@ -119,7 +127,7 @@ def counts_of(rows, experts, skew, seed):
     return counts.tolist()
 
 
-def product(bench, world, rows, depth, columns, experts, skew):
+def product(bench, world, rows, depth, columns, experts, skew, settings):
     w = bench.random(experts, depth, columns, seed=7, scale=depth**-0.5)
     sets, room = [], 0
     for i in range(SETS):
@@ -130,8 +138,8 @@ def product(bench, world, rows, depth, columns, experts, skew):
             at += -(-n // 128) * 128
         room = max(room, at)
         sets.append((counts, starts))
-    f = mk.compile(GROUPED, world)
-    ours, grouped, loops, judged = [], [], [], None
+    functions = {"mk": mk.compile(GROUPED, world), **{text: mk.compile(GROUPED, world, settings=text) for text in settings}}
+    ours, grouped, loops, judged = {name: [] for name in functions}, [], [], None
     for i, (counts, starts) in enumerate(sets):
         dense = bench.random(rows, depth, seed=20 + i)
         padded = torch.zeros(room, depth, dtype=torch.bfloat16, device="cuda")
@@ -145,18 +153,25 @@ def product(bench, world, rows, depth, columns, experts, skew):
         def loop(dense=dense, counts=counts, begins=begins):
             return [dense[b : b + n] @ w[e] for e, (b, n) in enumerate(zip(begins, counts)) if n]
 
-        ours.append(captured(lambda padded=padded, numbers=numbers, out=out: f(padded, numbers, w, out=out)))
         grouped.append(captured(lambda dense=dense, ends=ends: torch._grouped_mm(dense, w, offs=ends)))
         loops.append(captured(loop))
-        out.fill_(float("nan"))
-        ours[-1]()
         want = torch.cat([p.float() for p in loop()])
-        found = bench.judge(out[place], want, 6e-3)
-        judged = found if judged is None or not found["right"] else judged
-    times = bench.time({"mk": ours, "grouped_mm": grouped, "mm_loop": loops})
+        for name, f in functions.items():
+            try:
+                run = captured(lambda f=f, padded=padded, numbers=numbers, out=out: f(padded, numbers, w, out=out))
+            except mk.Error as refused:
+                print(f"{name}: {refused}".splitlines()[0], flush=True)
+                continue
+            ours[name].append(run)
+            out.fill_(float("nan"))
+            run()
+            found = bench.judge(out[place], want, 6e-3)
+            judged = found if judged is None or not found["right"] else judged
+    times = bench.time({**{name: runs for name, runs in ours.items() if runs}, "grouped_mm": grouped, "mm_loop": loops})
     flops = 2 * rows * depth * columns
     bench.row("grouped", f"R{rows} K{depth} N{columns} E{experts} skew {skew}", times, judged, tflops=round(flops / times["mk"] / 1e6))
-    f.close()
+    for f in functions.values():
+        f.close()
 
 
 def routing(bench, tokens, experts, slots, skew, seed):
@@ -198,12 +213,13 @@ def dense_layer(x, ids, gate, w1, w2):
     return out
 
 
-def layer(bench, world, tokens, hidden, inner, experts, slots, skew):
+def layer(bench, world, tokens, hidden, inner, experts, slots, skew, settings):
     w1 = bench.random(experts, hidden, 2, inner, seed=7, scale=hidden**-0.5)
     w2 = bench.random(experts, inner, hidden, seed=8, scale=inner**-0.5)
     f = mk.compile(LAYER, world, fuse="always")
     apart = mk.compile(LAYER, world, fuse="never")
-    contestants = {"mk": [], "torch": []}
+    others = {text: mk.compile(LAYER, world, fuse="always", settings=text) for text in settings}
+    contestants = {"mk": [], "torch": [], **{text: [] for text in settings}}
     judged, note = None, {}
     for i in range(SETS):
         x = bench.random(tokens, hidden, seed=20 + i)
@@ -228,13 +244,15 @@ def layer(bench, world, tokens, hidden, inner, experts, slots, skew):
             found["same_bits"] = torch.equal(out, other)
             found["right"] &= found["same_bits"]
             bench.wrong += not found["same_bits"]
+        for text, g in others.items():
+            contestants[text].append(captured(lambda g=g, given=given, other=other: g(*given, out=other)))
         judged = found if judged is None or not found["right"] else judged
     times = bench.time(contestants)
     flops = 6 * tokens * slots * hidden * inner
     shape = f"T{tokens} H{hidden} I{inner} E{experts} k{slots} skew {skew}"
     bench.row("layer", shape, times, judged, tflops=round(flops / times["mk"] / 1e6), **note)
-    f.close()
-    apart.close()
+    for g in (f, apart, *others.values()):
+        g.close()
 
 
 def tables(bench, world, tokens, experts, slots):
@@ -269,22 +287,28 @@ def main():
     parser.add_argument("--rounds", type=int, default=15, help="timed launches of each contestant [15]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", help="only shapes whose place in the list is among these, as `0,2`")
+    parser.add_argument("--skew", type=int, nargs="+", default=[1, 8], help="times as many rows for one expert as for another [1 8]")
+    parser.add_argument("--settings", action="append", default=[], help="more settings of grouped products and layers to time, once for each")
     parser.add_argument("--json", help="where to write all figures")
     args = parser.parse_args()
-    bench, world = Bench(args), mk.World.local(1)
     chosen = lambda rows: rows if args.rows is None else [rows[int(i)] for i in args.rows.split(",") if int(i) < len(rows)]
+    if "LOCAL_RANK" in os.environ:
+        import ranks
+
+        sys.exit(ranks.main(args, chosen, LAYER))
+    bench, world = Bench(args), mk.World.local(1)
     with torch.no_grad():
         if args.part in (None, "tables"):
             for row in ROUTED:
                 tables(bench, world, *row)
         if args.part in (None, "layer"):
             for row in chosen(LAYERS):
-                for skew in (1, 8):
-                    layer(bench, world, *row, skew)
+                for skew in args.skew:
+                    layer(bench, world, *row, skew, args.settings)
         if args.part in (None, "grouped"):
             for row in chosen(PRODUCTS):
-                for skew in (1, 8):
-                    product(bench, world, *row, skew)
+                for skew in args.skew:
+                    product(bench, world, *row, skew, args.settings)
     if args.json:
         about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "mk": mk.__version__, "seed": args.seed, "rounds": args.rounds}
         with open(args.json, "w") as file:

@@ -270,19 +270,22 @@ fn boxes_of_left_factors_are_what_loops_expect(name: &str, cuda: &str) -> usize 
         let line = cuda.lines().find(|l| l.starts_with(&format!("constexpr u32 {map} =")));
         number(line.unwrap_or_else(|| panic!("{name}: no {map}")), "boxes of ").expect("a box")
     };
-    let (mut expected, mut checked) = (None, 0);
+    let (mut expected, mut tail, mut checked) = (None, None, 0);
     for line in cuda.lines() {
         if line.starts_with("using Compute") && line.contains(".a = ALayout::") {
             let rows = number(line, ".a_rows = ").or_else(|| number(line, ".block_m = "));
             // Each of the CTAs that load together brings a part.
             let beside = number(line, ".beside = ").unwrap_or(1);
             expected = rows.filter(|_| line.contains(".a = ALayout::KMajor")).map(|n| n / beside);
+            tail = number(line, ".a_tail = ").map(|n| n / beside);
         }
-        if let Some(map) =
-            line.trim().strip_prefix("work.a = &params.maps[").and_then(|m| m.strip_suffix("];"))
-            && let Some(expected) = expected
-        {
+        let map = |of: &str| line.trim().strip_prefix(of).and_then(|m| m.strip_suffix("];"));
+        if let (Some(map), Some(expected)) = (map("work.a = &params.maps["), expected) {
             assert_eq!(rows_of_box(map), expected, "{name}: rows of the box of {map}");
+            checked += 1;
+        }
+        if let Some(map) = map("work.a_tail = &params.maps[") {
+            assert_eq!(Some(rows_of_box(map)), tail, "{name}: rows of the box of {map}");
             checked += 1;
         }
     }

@@ -310,6 +310,18 @@ fn many_experts() {
     assert!(seconds < 20.0, "{seconds}");
 }
 
+/// Matrices that blocks share stay in the cache; where most experts have one block, what is read of them leaves first.
+#[test]
+fn matrices_that_blocks_share_stay_in_the_cache() {
+    for (blocks, once) in [(16, true), (32, true), (33, false), (72, false)] {
+        let dims = [("R", 128 * blocks), ("K", 2048), ("E", 16), ("N", 1024)];
+        let plan = plan(ALONE, &dims, 1, "").expect("a plan");
+        let kernel = emit::emit(&plan).expect("a kernel");
+        let generated = kernel.cuda.split_once(library::END).expect("the library ends").1;
+        assert_eq!(generated.contains(".b_evict_first = true"), once, "{blocks} blocks");
+    }
+}
+
 /// A table is filled from what its line says, and as a whole.
 #[test]
 fn what_fills_a_table_is_what_it_says() {

@@ -22,6 +22,7 @@ struct GemmOptions {
   u32 block_m = 128;
   u32 block_n = 256;
   u32 a_rows = 0;      // rows of A that there are, where those are fewer, rounded up to a swizzle's eight; 0: block_m
+  u32 a_tail = 0;      // rows of A of tiles that end with the tensor, rounded up to as many for each box; 0: as the others
   u32 ring_n = 0;      // columns that a stage has room for, where it also takes wider tiles; 0: block_n
   u32 stages = 4;
   Dtype dtype = Dtype::Bf16;
@@ -40,6 +41,7 @@ struct GemmOptions {
   bool borrowed_stage = false;  // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
   bool clipped = false;         // Tma: where a tile's rows end inside a panel, the tensor's do
   bool only_tile = false;       // Tma: no CTA has a second tile
+  bool short_rows = false;      // many tiles have fewer rows than there is room for, and some none
   u32 cluster = 1;              // CTAs that share a tile, each with a part of its steps along k
   u32 below = 1;                // CTAs of a cluster whose tiles lie one below the other: they load B together
   u32 beside = 1;               // and side by side: they load A together
@@ -71,6 +73,7 @@ struct GemmConfig {
   static constexpr u32 kTogether = kBelow * kBeside;
   static constexpr bool kLoadsTogether = kTogether > 1;
   static constexpr bool kClipped = kOptions.clipped;
+  static constexpr bool kShortRows = kOptions.short_rows;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
 
@@ -96,6 +99,7 @@ struct GemmConfig {
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
   static constexpr u32 kAPanels = kBlockM / 64;                         // M-major: panels of 64 rows of C, one box each
   static constexpr u32 kARows = kOptions.a_rows == 0 ? kBlockM : kOptions.a_rows;
+  static constexpr u32 kATail = kOptions.a_tail;
   static constexpr u32 kABoxRows = (kA == ALayout::MMajor ? kBlockK : kARows) / kBeside;
   // N-major: panels of 64 columns, one box each; of 32, where those would end beside the tile.
   static constexpr u32 kBPanelCols = kBlockN % 64 == 0 ? 64 : 32;
@@ -109,6 +113,11 @@ struct GemmConfig {
   static constexpr u32 kOutColsPerConsumer = kGated ? kColsPerConsumer / 2 : kColsPerConsumer;
   static constexpr u32 kPanelsDown = ceil_div(kBlockM, 64);  // swapped: the last may have fewer rows
   static constexpr u32 kPanelsPerTile = kOutMmas * (kSwapped ? kPanelsDown : kOutColsPerConsumer / kPanelCols);  // per consumer
+
+  // Short tiles: rows of A come in boxes of so many, where not most of them are there; and a consumer without rows multiplies nothing.
+  static constexpr u32 kPartRows = 16;
+  static constexpr bool kLoadsParts = kShortRows && kA == ALayout::KMajor && kBeside == 1;
+  static constexpr bool kPassesSteps = kShortRows && !kPingPong;
 
   static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
   static constexpr u32 kALoadedBytes = kARows * kBlockK * kElemBytes;
@@ -190,6 +199,7 @@ struct GemmConfig {
   static_assert(kABoxRows % 8 == 0 && kBBoxRows % 8 == 0, "whole swizzles of a part");
   static_assert(!kOnlyTile || !kOptions.borrowed_stage, "all panels are there at once");
   static_assert(kARows <= kBlockM && kARows % 8 == 0 && (kARows == kBlockM || kA == ALayout::KMajor), "whole swizzles of rows");
+  static_assert(kATail < kARows && kATail % (8 * kBeside) == 0 && (kATail == 0 || kA == ALayout::KMajor), "whole swizzles of fewer rows");
   static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
   static_assert(!kOptions.borrowed_stage || (!kPingPong && kA == ALayout::KMajor && (kSwapped ? kB == BLayout::NMajor : !kSplitColumns)), "what nobody else reads");
   static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
@@ -334,6 +344,8 @@ struct GemmTile {
   u32 task;                // linear index in the role, for fault records
   u32 family;              // which of the role's families
   const TensorMap* a;      // [rows, K] or [K, rows], see ALayout
+  const TensorMap* a_tail; // the same in boxes of fewer rows, where kATail is not 0
+  const TensorMap* a_part; // short tiles: the same with boxes of kPartRows rows
   const TensorMap* b;      // [N, K] or [K, N], see BLayout
   const TensorMap* c;      // [rows, N]; unused on the direct path
   const TensorMap* c_line; // the same with boxes of one row; swapped, of the rows of a tile's last panel
@@ -370,4 +382,10 @@ struct GemmTile {
   }
   // Whether any element of it exists.
   MK_DEVICE bool stores() const { return valid_rows > 0 && valid_cols > 0; }
+  // Boxes that A's rows come in, in parts; 0: in one.
+  template <class Config>
+  MK_DEVICE u32 a_parts() const {
+    if (!Config::kLoadsParts || valid_rows > static_cast<i32>(Config::kBlockM / 2)) return 0;
+    return (static_cast<u32>(valid_rows) + Config::kPartRows - 1) / Config::kPartRows;
+  }
 };

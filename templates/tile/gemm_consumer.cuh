@@ -123,6 +123,19 @@ MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 fr
   }
 }
 
+// The same of a tile of which this consumer has no rows: stages go back as they come, the last one only if nobody borrows it.
+template <class Config, class Edges>
+MK_DEVICE void sm90_pass_steps(const GemmSmem<Config>& smem, u32 steps, bool borrowed, RingCursor<Config::kStages>& ring) {
+#pragma unroll 1
+  for (u32 k = 0; k < steps; ++k) {
+    mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+    // One lane hands the stage back for all, which have seen it full.
+    __syncwarp();
+    if (k + 1 < steps || !borrowed) sm90_release_stage<Config, Edges>(smem, ring.stage);
+    ring.advance();
+  }
+}
+
 // The main loop of one tile, and the sums that it goes on with, between its steps or behind them.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
@@ -189,7 +202,18 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
     GemmTile tile = hooks.decode(tiles.t);
     take_part<Config>(tile);
     chaos_delay(ctx, Agent::Consumer, tiles.t);
-    sm90_mma_tile<Config, Edges>(smem, hooks, tile, consumer, ring, acc);
+    if constexpr (Config::kPassesSteps) {
+      // Nobody has anything to store, and nobody is told.
+      if (!tile.stores()) {
+        sm90_pass_steps<Config, Edges>(smem, tile.steps<Config>(), false, ring);
+        continue;
+      }
+    }
+    if (Config::kPassesSteps && tile.valid_rows <= static_cast<i32>(Config::first_row(consumer))) {
+      sm90_pass_steps<Config, Edges>(smem, tile.steps<Config>(), Config::kBorrowedPanels > 0, ring);
+    } else {
+      sm90_mma_tile<Config, Edges>(smem, hooks, tile, consumer, ring, acc);
+    }
     if constexpr (Config::kSaves > 0) {
       if (!ctx.aborted()) save_tile<0, Config, Edges>(smem, hooks, tile, consumer, staging.mine, acc);
     }

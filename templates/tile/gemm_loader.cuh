@@ -2,13 +2,47 @@
 // A panel of an operand of which this many M- or N-elements are contiguous: one row for each step of K.
 MK_DEVICE constexpr u32 mn_panel_bytes(u32 elements) { return elements * kBlockK * kElemBytes; }
 
-// Issues A's part of a stage.
+// Of rows and columns that do not exist TMA makes zeros, which takes longer than to load them: boxes of them alone are left out. What is then
+// in a stage comes to results that nobody stores.
+
+// Whether a tile loads A in boxes of fewer rows.
 template <class Config>
-MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, u32 stage, i32 k) {
+MK_DEVICE bool sm90_ends(const GemmTile& tile) { return tile.valid_rows <= static_cast<i32>(Config::kATail); }
+
+// Panels of 64 rows, or of so many columns, that have some; of at most so many.
+MK_DEVICE u32 panels_there(i32 valid, u32 each, u32 most) { return valid <= 0 ? 0 : min(most, ceil_div(static_cast<u32>(valid), each)); }
+
+// Bytes of A that come to a stage, in so many parts.
+template <class Config>
+MK_DEVICE u32 sm90_a_bytes(const GemmTile& tile, u32 parts) {
+  if constexpr (Config::kA == ALayout::MMajor) return panels_there(tile.valid_rows, 64, Config::kAPanels) * mn_panel_bytes(64);
+  if (tile.valid_rows <= 0) return 0;
+  if (parts > 0) return parts * (Config::kPartRows * kBlockK * kElemBytes);
+  return sm90_ends<Config>(tile) ? Config::kATail * kBlockK * kElemBytes : Config::kALoadedBytes;
+}
+
+// Panels of B that come, for each CTA that loads with this one; gated, of gates, and as many of ups.
+template <class Config>
+MK_DEVICE u32 sm90_b_panels(const GemmTile& tile) {
+  return panels_there(tile.valid_cols, Config::kBPanelCols, Config::kBPanels / (Config::kGated ? 2 : 1));
+}
+
+// Bytes of B that come to a stage.
+template <class Config>
+MK_DEVICE u32 sm90_b_bytes(const GemmTile& tile) {
+  if constexpr (Config::kB != BLayout::NMajor) return Config::kBLoadedBytes;
+  return sm90_b_panels<Config>(tile) * (Config::kGated ? 2 : 1) * mn_panel_bytes(Config::kBPanelCols);
+}
+
+// Issues A's part of a stage; in so many parts, or, where there are none, as a whole.
+template <class Config>
+MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, u32 stage, i32 k, [[maybe_unused]] u32 parts) {
   const u32 bar = smem.full(stage);
+  if (tile.valid_rows <= 0) return;
   if constexpr (Config::kA == ALayout::MMajor) {
 #pragma unroll
     for (u32 p = 0; p < Config::kAPanels; ++p) {
+      if (p >= panels_there(tile.valid_rows, 64, Config::kAPanels)) break;
       const u32 to = smem.a(stage) + p * mn_panel_bytes(64);
       const i32 row = tile.a_row + static_cast<i32>(p * 64);
       if constexpr (Config::kBeside > 1) {
@@ -18,12 +52,21 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
         tma_load_2d(to, tile.a, bar, row, k);
       }
     }
-  } else if constexpr (Config::kBeside > 1) {
-    const u32 part = place_rank<Config>() / Config::kBelow * Config::kABoxRows;
+    return;
+  }
+  const bool ends = sm90_ends<Config>(tile);
+  const TensorMap* map = Config::kATail > 0 && ends ? tile.a_tail : tile.a;
+  if constexpr (Config::kBeside > 1) {
+    const u32 part = place_rank<Config>() / Config::kBelow * (ends ? Config::kATail / Config::kBeside : Config::kABoxRows);
     const u32 to = smem.a(stage) + part * (kBlockK * kElemBytes);
-    tma_load_2d_multicast(to, tile.a, bar, k, tile.a_row + static_cast<i32>(part), mates_beside<Config>());
-  } else {
-    tma_load_2d(smem.a(stage), tile.a, bar, k, tile.a_row);
+    tma_load_2d_multicast(to, map, bar, k, tile.a_row + static_cast<i32>(part), mates_beside<Config>());
+  } else if (parts == 0) {
+    tma_load_2d(smem.a(stage), map, bar, k, tile.a_row);
+  } else if constexpr (Config::kLoadsParts) {
+#pragma unroll 1
+    for (u32 row = 0; row < parts * Config::kPartRows; row += Config::kPartRows) {
+      tma_load_2d(smem.a(stage) + row * (kBlockK * kElemBytes), tile.a_part, bar, k, tile.a_row + static_cast<i32>(row));
+    }
   }
 }
 
@@ -36,6 +79,9 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
   const u32 bar = smem.full(stage);
 #pragma unroll
   for (u32 box = 0; box < kBoxes; ++box) {
+    if constexpr (kAcross) {
+      if (box % (kBoxes / (Config::kGated ? 2 : 1)) >= sm90_b_panels<Config>(tile)) continue;
+    }
     const i32 up = Config::kGated && box >= kBoxes / 2 ? tile.b_up - static_cast<i32>(Config::kOutCols) : 0;
     const i32 col = tile.b_col + static_cast<i32>(box * kBoxCols) + up;
     // As many columns take as many bytes in either layout.
@@ -116,6 +162,8 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
         }
       }
     };
+    const u32 parts = tile.a_parts<Config>();
+    const u32 bytes = sm90_a_bytes<Config>(tile, parts) + sm90_b_bytes<Config>(tile);
     // The answer takes a step or two, and a CTA that is slow should not have asked early.
     const u32 asks = tile.k_blocks > 8 ? tile.k_blocks - 7 : 1;
 #pragma unroll 1
@@ -127,9 +175,9 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
       if (ctx.aborted() || (!Config::kLoadsTogether && !tile.stores())) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
       } else {
-        mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), Config::kALoadedBytes + Config::kBLoadedBytes);
+        mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), bytes);
         const i32 depth = static_cast<i32>(k * kBlockK);
-        sm90_issue_a<Config>(smem, tile, ring.stage, tile.a_k + depth);
+        sm90_issue_a<Config>(smem, tile, ring.stage, tile.a_k + depth, parts);
         sm90_issue_b<Config>(smem, tile, ring.stage, tile.b_k + depth);
       }
       ring.advance();

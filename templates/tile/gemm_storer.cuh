@@ -82,7 +82,9 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
     chaos_delay(ctx, Agent::Storer, tiles.t);
     hooks.before_store(ctx, tile);
     ring.skip(tile.steps<Config>());
-    if constexpr (Config::kPingPong) {
+    if (Config::kPassesSteps && !tile.stores()) {
+      // Consumers have nothing either.
+    } else if constexpr (Config::kPingPong) {
       send_parts<Config, Edges>(ctx, smem, tile, staging.consumer(), staging.consumer() + 1, ring, staging);
       staging.pass();
     } else {

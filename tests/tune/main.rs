@@ -536,3 +536,29 @@ fn an_explanation_says_where_settings_come_from() {
         assert!(said(&model.gpu).contains("note       the tuning cache's file"));
     });
 }
+
+/// Tiles of ragged rows are those of a rule: by the blocks that there is room for, of each expert.
+#[test]
+fn tiles_of_ragged_rows_follow_a_rule() {
+    const GIVEN: &str =
+        "fn f(x: bf16[R, K], c: i32[E], w: bf16[E, K, N]) { ragged(x, c) -> grouped_gemm(w) }";
+    const LAYER: &str =
+        "fn f(x: bf16[R, K], ids: i32[R, 8], g: f32[R, 8], w: bf16[E, K, 2, N], v: bf16[E, N, K]) {
+        dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(g)
+    }";
+    for (source, rows, columns, block, group_m) in [
+        (GIVEN, 2048, 2048, [128, 128, 64], 1),
+        (GIVEN, 4096, 2048, [128, 128, 64], 1),
+        (GIVEN, 4224, 2048, [128, 192, 64], 8),
+        (GIVEN, 9216, 1024, [128, 256, 64], 8),
+        (LAYER, 128, 768, [128, 256, 64], 1),
+        (LAYER, 8192, 768, [128, 256, 64], 8),
+    ] {
+        let program = Program::parse(source).unwrap();
+        let dims = [("R", rows), ("K", 512), ("E", 16), ("N", columns)];
+        let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new()).unwrap();
+        let (config, _) = tune::choose(&program, &bound, 1, DeviceModel::h200()).unwrap();
+        assert_eq!((config.block, config.group_m), (block, group_m), "{rows} rows");
+    }
+}

@@ -39,6 +39,7 @@ pub use leaf::{
     mma_swaps, one_warpgroup_takes, saves_gates,
 };
 pub use net::NetPlan;
+pub(crate) use plan::FEW_BLOCKS;
 pub use plan::{
     Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic, NicOrdering,
     Plan, Point, Positions, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table,

@@ -35,13 +35,16 @@ pub struct Plan {
     pub families: Arena<FamId, Family>,
 }
 
+/// Blocks of ragged rows that there is room for, of each group, up to which most groups have one.
+pub(crate) const FEW_BLOCKS: u32 = 2;
+
 impl Plan {
     /// Whether nobody but one task of the family reads what that task reads as `operand`: no loop goes over the same part again, and
     /// no other family reads the buffer.
     pub fn reads_once(&self, family: FamId, operand: Operand) -> bool {
         let f = &self.families[family];
         let Some(a) = f.accesses.iter().find(|a| a.operand == operand) else { return false };
-        let moves = |v| a.region.iter().any(|(from, _)| from.mentions(v));
+        let moves = |v| a.region.iter().any(|(from, _)| self.moves(from, v));
         let again = |(i, (_, extent)): (usize, &(String, Expr))| {
             *extent != Expr::Const(1) && !moves(Var::domain(i))
         };
@@ -50,6 +53,31 @@ impl Plan {
         let shared = others.any(|(_, f)| f.accesses.iter().any(reads));
         let repeats = f.inner.is_some() && !moves(Var::INNER);
         !shared && !repeats && !f.domain.iter().enumerate().any(again)
+    }
+
+    /// Whether an expression has another value where a variable has. What blocks look up moves with them where most groups have one of them.
+    fn moves(&self, e: &Expr, v: Var) -> bool {
+        let mentions = |e: &Expr| {
+            let mut n = 0;
+            e.visit(&mut |e| n += usize::from(*e == Expr::Var(v)));
+            n
+        };
+        let shared = |t: &Table| match t.source {
+            TableSource::Blocks { of, .. } => {
+                let groups = self.tables.get(of).and_then(|t| t.shape.first());
+                groups.is_none_or(|groups| t.shape[0] > FEW_BLOCKS * groups)
+            }
+            _ => false,
+        };
+        let mut looked_up = 0;
+        e.visit(&mut |e| {
+            if let Expr::Table(table, index) = e
+                && self.tables.get(*table).is_some_and(shared)
+            {
+                looked_up += index.iter().map(&mentions).sum::<usize>();
+            }
+        });
+        mentions(e) > looked_up
     }
 
     /// The plan with another value for a run-time dimension: what a launch with that value runs.

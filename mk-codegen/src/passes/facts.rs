@@ -25,8 +25,10 @@ pub(super) fn of_attention(a: &Attention, ranks: u32) -> Facts {
 
 /// The facts of products of ragged rows.
 pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
+    // Of dispatched rows, all that there is room for.
+    let rows = |t: &Tensor| t.widest(0, ranks as i32).max(0) as u64 * u64::from(ranks);
     let products = g.products.iter().map(|p| Product {
-        extents: extents(&p.out),
+        extents: [rows(&p.out), extents(&p.out)[1]],
         gathered: false,
         read: p.read,
         result: p.result.is_some(),
@@ -41,6 +43,7 @@ pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
         ranks,
         products: products.collect(),
         ragged: true,
+        groups: g.products.first().map_or(0, |p| extents(&g.params[p.b])[0]),
         first: g.results.first().map_or([0, 1], extents),
         ..Facts::default()
     }
@@ -110,6 +113,7 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
         products: products.collect(),
         sums: sums.collect(),
         ragged: false,
+        groups: 0,
         first: kernel.results.first().map_or([0, 1], |r| extents(&r.out)),
     }
 }

@@ -17,6 +17,8 @@ pub struct Facts {
     pub ring: bool,
     /// Whether rows are ragged: in blocks of 128, as many in each as a launch says.
     pub ragged: bool,
+    /// Groups of ragged rows: matrices of a product, of which each block has one.
+    pub groups: u64,
     /// Global rows and columns of the first result.
     pub first: [u64; 2],
 }

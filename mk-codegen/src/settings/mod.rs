@@ -9,6 +9,7 @@
 mod config;
 mod facts;
 mod nodes;
+mod ragged;
 mod rules;
 mod table;
 mod text;
@@ -18,6 +19,7 @@ mod values;
 pub use crate::ir::{Consumers, NicOrdering, Schedule};
 pub use config::Config;
 pub use facts::{Facts, GatheredRows, Product, Sum};
+pub use ragged::of_ragged;
 pub use table::{Misfit, SETTINGS, Setting, by_name};
 pub use tried::FLAT;
 pub use values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction};

@@ -30,6 +30,9 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
             blocks.extend(["256x128x64", "256x160x64"]);
         }
         let small = alone_and_small(facts);
+        if facts.ragged {
+            blocks.push("64x256x64");
+        }
         if rows <= 64 || alone && rows <= 512 {
             blocks.extend(["64x256x64", FLAT]);
         }
@@ -74,6 +77,9 @@ pub(super) fn consumers(facts: &Facts) -> Vec<String> {
 }
 
 pub(super) fn group_m(facts: &Facts) -> Vec<String> {
+    if facts.ragged {
+        return texts(&[8, 1, 16]);
+    }
     let many = facts.shard_rows(facts.most_rows()) >= MANY_ROWS;
     if facts.multiplies() && many { texts(&[8, 16]) } else { Vec::new() }
 }

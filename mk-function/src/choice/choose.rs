@@ -104,6 +104,12 @@ fn choose_from(
     {
         return Some((config, p));
     }
+    // Of ragged rows the model does not tell tiles apart.
+    if let Some(config) = settings::of_ragged(&default, &facts)
+        && let Ok(p) = predict(program, bound, &config, model)
+    {
+        return Some((config, p));
+    }
     let with = |config: &Config, setting: &Setting, value: &String| {
         let mut config = config.clone();
         (setting.set)(&mut config, value).map(|()| settings::settle(config, &facts))

@@ -75,6 +75,9 @@ const RING: &str = "RingCursor<@{ ring }@Config::kStages> ring;";
 const STAGING: &str = "GemmStaging<@{ ring }@Config::kPanels> staging;";
 const TILES: &str = "TileCursor tiles;";
 
+/// Rows of the boxes that few rows of the left operand come in: `kPartRows`.
+const PART_ROWS: u32 = 16;
+
 /// A stage has room for the widest tiles.
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     let columns = leaves.iter().map(|leaf| match leaf {
@@ -120,11 +123,13 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
     let clipped = e.points.ends_clipped(&run)?;
     let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
+    let short_rows = run.iter().all(|id| e.plan.looks_up(&e.plan.families[*id]));
     let choices = [
         (borrowed_stage, "borrowed stage"),
         (b_evict_first, "b evict-first"),
         (clipped, "last rows clipped"),
         (only_tile, "one tile per CTA"),
+        (short_rows, "short rows"),
     ];
     let choices = choices.iter().filter(|(on, _)| *on).map(|(_, text)| text.to_string()).collect();
     let tile = context! {
@@ -133,6 +138,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         b_evict_first,
         clipped,
         only_tile,
+        short_rows,
         ..tile(e, g)?
     };
     let (hooks, call) = (context! { tile }, context! {});
@@ -179,11 +185,13 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         1 => operands::loaded_rows(e, &g.families(), *a_layout, block[0])?,
         _ => block[0],
     };
+    let a_tail = operands::tail_rows(e, &g.families(), *block, [*below, *beside])?;
     let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
     Ok(context! {
         block_m => block[0],
         block_n => block[1],
         a_rows,
+        a_tail => a_tail.filter(|rows| *rows < a_rows),
         stages,
         dtype,
         out,
@@ -301,11 +309,22 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     };
     let a_map = e.maps.index(e.plan, a.buffer, &left.view, &left.box_dims)?;
     let b_map = e.maps.index(e.plan, b.buffer, &right.view, &right.box_dims)?;
+    let a_tail_map = match operands::tail_rows(e, run, *block, *multicast)? {
+        Some(rows) if rows < loaded_rows => {
+            Some(e.maps.index(e.plan, a.buffer, &left.view, &[rows / beside, 64])?)
+        }
+        _ => None,
+    };
     let carry = match epilogue.contains(&EpilogueOp::Carry) {
         true => Some(carry::carry(e, s.id, c, &[64, panel_cols])?),
         false => None,
     };
-    let maps = context! { a_map, b_map, c_map, line_map, carry };
+    // Few rows of a block come in boxes of their own.
+    let a_part_map = match e.plan.looks_up(f) && *a_layout == ALayout::Mk && beside == 1 {
+        true => Some(e.maps.index(e.plan, a.buffer, &left.view, &[PART_ROWS, 64])?),
+        false => None,
+    };
+    let maps = context! { a_map, a_tail_map, a_part_map, b_map, c_map, line_map, carry };
     Ok((context! { ..value, ..maps }, right.view.rank()))
 }
 

@@ -3,6 +3,7 @@
 use crate::ast::{Arg, ArgValue, Number, Operand, Stage, Word};
 use crate::diag::Sink;
 use crate::messages;
+use crate::span::Span;
 
 /// What is left of a stage's arguments.
 pub(super) struct Args<'c, 'a> {
@@ -113,6 +114,11 @@ impl<'c, 'a> Args<'c, 'a> {
 
     /// Whether the word stands among the arguments; takes it.
     pub fn flag(&mut self, name: &str) -> bool {
+        self.flag_at(name).is_some()
+    }
+
+    /// Where the word stands among the arguments, if it does; takes it.
+    pub fn flag_at(&mut self, name: &str) -> Option<Span> {
         let is = |arg: &&Arg<'a>| match arg.value {
             ArgValue::Name(Operand { word, transposed: None }) => {
                 arg.key.is_none() && word.text == name
@@ -120,7 +126,7 @@ impl<'c, 'a> Args<'c, 'a> {
             _ => false,
         };
         let found = self.left.iter().position(is);
-        found.map(|i| self.left.remove(i)).is_some()
+        found.map(|i| self.left.remove(i).span)
     }
 
     /// The next name without a key, which stays.

@@ -2,24 +2,32 @@
 //! sums.
 
 use super::chain::Call;
+use super::dims::{Resolved, Term};
 use super::{Checker, Id, Shape, State, Ty, Value, Wanted};
 use crate::ast::{ArgValue, Operand};
 use crate::messages;
-use crate::program::{DType, Op, Placement};
+use crate::program::{DType, Op, Placement, RAGGED_BLOCK};
 
 impl<'a> Checker<'a, '_> {
     /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`, `x -> dispatch(ids, capacity = R, drop)`.
     pub(super) fn dispatch(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
         let capacity = call.args.key("capacity");
-        let drops = call.args.flag("drop");
+        let drop = call.args.flag_at("drop");
         call.args.finish(self.sink);
         let op = call.op.span;
-        if drops && capacity.is_none() {
-            self.sink.push(op, messages::drop_without_capacity());
+        let drops = drop.is_some();
+        if let (Some(word), None) = (drop, &capacity) {
+            self.sink.push(word, messages::drop_without_capacity());
         }
         let rows = match capacity.map(|arg| (arg.span, &arg.value)) {
-            Some((_, ArgValue::Int(n))) => Some(self.dims.lit(n.value)),
+            Some((span, ArgValue::Int(n))) => {
+                // Of so many ranks as there will be: whole blocks on each are whole blocks of all.
+                if n.value == 0 || n.value % RAGGED_BLOCK != 0 {
+                    self.sink.push(span, messages::capacity_in_blocks(n.value));
+                }
+                Some(self.dims.lit(n.value))
+            }
             Some((_, ArgValue::Name(Operand { word, transposed: None }))) => {
                 Some(self.dims.sym(word.text))
             }
@@ -135,8 +143,18 @@ impl<'a> Checker<'a, '_> {
         Some(self.push(Op::Combine, vec![y.id, ids, weights.id], ty, y.gathered))
     }
 
+    /// How many experts each token names, and how many there are, if numbers say both, and that it names one twice.
+    pub(super) fn too_many_slots(&self, ids: Id, experts: Term) -> Option<(u64, u64)> {
+        let number = |term| match self.dims.resolve(term) {
+            Resolved::Lit(n) => Some(n),
+            _ => None,
+        };
+        let [_, slots] = self.route(ids)?;
+        Some((number(slots)?, number(experts)?)).filter(|(slots, experts)| slots > experts)
+    }
+
     /// Tokens and slots of the experts that say whose rows are whose; `None` for counts.
-    pub(super) fn route(&self, id: Id) -> Option<[super::Term; 2]> {
+    pub(super) fn route(&self, id: Id) -> Option<[Term; 2]> {
         let Id::Param(i) = id else { return None };
         let State::Known(ty) = &self.params[i].state else { return None };
         <[_; 2]>::try_from(ty.dims.as_slice()).ok()

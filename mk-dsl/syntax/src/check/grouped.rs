@@ -129,6 +129,9 @@ impl<'a> Checker<'a, '_> {
                 self.sink.push(at, messages::grouped_dim(what, &want, &w.label, &found));
             }
         }
+        if let Some((slots, found)) = self.too_many_slots(counts, experts) {
+            self.sink.push(at, messages::too_many_slots(slots, &w.label, found));
+        }
         if w.ty.placement != x.ty.placement {
             let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
             let (want, found) = (show(&x), show(&w));

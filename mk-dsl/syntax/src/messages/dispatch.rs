@@ -13,6 +13,22 @@ pub(crate) fn dispatch_capacity() -> Text {
     )
 }
 
+pub(crate) fn capacity_in_blocks(rows: u64) -> Text {
+    text(
+        format!("a capacity of {rows} rows is no number of whole blocks"),
+        format!(
+            "write a multiple of {RAGGED_BLOCK}, whole blocks on each rank, or leave it out: then there is room for any routing"
+        ),
+    )
+}
+
+pub(crate) fn too_many_slots(slots: u64, name: &str, experts: u64) -> Text {
+    text(
+        format!("each token names {slots} experts, and {name} has {experts}"),
+        format!("a token goes to each expert once: give it up to {experts} of them"),
+    )
+}
+
 pub(crate) fn drop_without_capacity() -> Text {
     text(
         "nothing is dropped without a capacity: there is room for any routing",

@@ -2,8 +2,10 @@
 
 use crate::emit::{context::Emitter, error::EmitError, maps::View};
 use crate::ir::{
-    ALayout, Access, BLayout, Expr, FamId, Operand, Var, depth_dim, mma_panel_columns, row_dim,
+    ALayout, Access, BLayout, Expr, FamId, Leaf, Operand, Var, depth_dim, mma_panel_columns,
+    row_dim,
 };
+use std::collections::BTreeSet;
 
 /// A tile of a factor: coordinates in a tensor map.
 pub(in crate::emit) struct Factor {
@@ -79,6 +81,49 @@ pub(in crate::emit) fn loaded_rows(
         most = most.max(rows);
     }
     Ok(most)
+}
+
+/// Rows of the left factor `[m, k]` that tiles load whose rows end with the tensor, where all of one loop that end so have as many; each of so
+/// many CTAs side by side loads whole swizzles of eight of them. TMA takes time for rows that there are none of.
+///
+/// # Errors
+/// Where a task or a region has no value.
+pub(in crate::emit) fn tail_rows(
+    e: &Emitter<'_>,
+    families: &[FamId],
+    [block_m, ..]: [u32; 3],
+    [below, beside]: [u32; 2],
+) -> Result<Option<u32>, EmitError> {
+    let [id] = families else { return Ok(None) };
+    let f = &e.plan.families[*id];
+    let layout = |leaf: &Leaf| matches!(leaf, Leaf::MmaTile { a_layout: ALayout::Mk, .. });
+    if e.runtime() || e.plan.looks_up(f) || f.inner.is_some() || !layout(&f.leaf) {
+        return Ok(None);
+    }
+    let targets: Vec<_> = f.accesses.iter().filter(|x| x.operand == Operand::C).collect();
+    let (a, [c]) = (e.access(f, Operand::A)?, &targets[..]) else { return Ok(None) };
+    if a.region.len() != 2 || c.region.len() != 2 {
+        return Ok(None);
+    }
+    let mut tails = BTreeSet::new();
+    for rank in 0..e.plan.mesh.size() as usize {
+        for task in e.points.tasks(*id, rank, 1)? {
+            let regions = (e.points.region(&task, a)?, e.points.region(&task, c)?);
+            let (Some(loaded), Some(region)) = regions else { return Ok(None) };
+            if loaded.dims[0].1 != region.dims[0].1 {
+                return Ok(None);
+            }
+            for above in (0..below).map(|tile| i64::from(tile * block_m)) {
+                let rows = u32::try_from(region.dims[0].1 - above).unwrap_or(0);
+                if (1..block_m).contains(&rows) {
+                    tails.insert(rows.next_multiple_of(8 * beside));
+                }
+            }
+        }
+    }
+    let mut tails = tails.into_iter();
+    let (one, other) = (tails.next(), tails.next());
+    Ok(one.filter(|rows| other.is_none() && *rows < block_m))
 }
 
 /// The right factor: `[k, n]` or `[n, k]`; gated, gates and ups `[k, 2, n]` or `[2, n, k]`. Dimensions in front choose a matrix of a stack,

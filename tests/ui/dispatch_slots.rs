@@ -1,0 +1,18 @@
+//! More experts of a token than there are.
+
+mk::pipeline! {
+    pub fn layer(
+        x: bf16[T, H] @ shard(0),
+        ids: i64[T, 9] @ shard(0),
+        gate: f32[T, 9] @ shard(0),
+        w1: bf16[8, H, 2, I] @ shard(0),
+        w2: bf16[8, I, H] @ shard(0),
+    ) -> bf16[T, H] @ shard(0) {
+        x -> dispatch(ids)
+            -> grouped_gemm(w1) -> swiglu
+            -> grouped_gemm(w2)
+            -> combine(gate)
+    }
+}
+
+fn main() {}

@@ -1,0 +1,18 @@
+//! One matrix for all experts.
+
+mk::pipeline! {
+    pub fn layer(
+        x: bf16[T, H] @ shard(0),
+        ids: i32[T, K] @ shard(0),
+        gate: f32[T, K] @ shard(0),
+        w1: bf16[H, I] @ shard(0),
+        w2: bf16[E, I, H] @ shard(0),
+    ) -> bf16[T, H] @ shard(0) {
+        x -> dispatch(ids)
+            -> grouped_gemm(w1) -> swiglu
+            -> grouped_gemm(w2)
+            -> combine(gate)
+    }
+}
+
+fn main() {}
