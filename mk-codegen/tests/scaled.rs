@@ -201,7 +201,7 @@ fn nothing_can_be_left_out() {
         }
     }
     let entered = ["fetch: wait entered", "fetch: wait entered"];
-    let others = ["gemm1: wait built", "gemm2: wait entered"];
+    let others = ["gemm1: wait counted", "gemm2: wait entered"];
     assert_eq!(kept, [entered, others].concat(), "of {n}");
 }
 

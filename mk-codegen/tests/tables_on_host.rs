@@ -46,6 +46,11 @@ static void __syncwarp() { exchange(0); }
 static u32 __popc(u32 v) { return static_cast<u32>(__builtin_popcount(v)); }
 static int __ffs(u32 v) { return __builtin_ffs(static_cast<int>(v)); }
 static u32 min(u32 a, u32 b) { return a < b ? a : b; }
+static u32 max(u32 a, u32 b) { return a < b ? b : a; }
+struct Vec16 { u32 x[4]; };
+static Vec16 ld_vec16(const void* p) { Vec16 v; std::memcpy(&v, p, 16); return v; }
+static void st_vec16(void* p, Vec16 v) { std::memcpy(p, &v, 16); }
+static u32 atom_or_gpu(u32* p, u32 v) { const u32 old = *p; *p |= v; return old; }
 static u32 ld_u32(const void* p) { return *static_cast<const u32*>(p); }
 static void st_u32(void* p, u32 v) { *static_cast<u32*>(p) = v; }
 static void st_u32x2(void* p, u32 x, u32 y) { static_cast<u32*>(p)[0] = x, static_cast<u32*>(p)[1] = y; }
@@ -128,7 +133,6 @@ int main(int, char** argv) {
 const ROUTES: &str = r#"
 static ListTask list;
 static BasesTask bases;
-static BlocksTask blocks;
 static SourcesTask sources;
 static PlacesTask places;
 static WantedTask wanted;
@@ -142,8 +146,8 @@ int main(int, char** argv) {
   while (std::fread(head, 4, 11, in) == 11) {
     const u32 tokens = head[0], most = head[1], slots = head[2], experts = head[3], ranks = head[4], rank = head[5], count = head[6], chunk = head[7], words = head[9], keep = head[10];
     threads = head[8];
-    const u32 own = (experts + ranks - 1) / ranks, chunks = (most + chunk - 1) / chunk, room = chunk * slots, all = ranks * chunks;
-    const u32 width = (2 + kListParts) * experts + 2 * room;
+    const u32 own = (experts + ranks - 1) / ranks, chunks = (most + chunk - 1) / chunk, all = ranks * chunks;
+    const u32 width = ((kListEntries + 1) * experts + 1 + 3) / 4 * 4;
     std::vector<u32> ids(tokens * slots * words), counts(own + 4, 0xdeadbeef), all_lists(all * width + 4, 0xdeadbeef), all_bases((all + 1) * experts + 4, 0xdeadbeef);
     std::vector<u32> all_entries(2 * count + 4, 0xdeadbeef);
     u32 *lists = all_lists.data() + 2, *base = all_bases.data() + 2, *entries = all_entries.data() + 2;
@@ -156,7 +160,7 @@ int main(int, char** argv) {
     for (u32 c = 0; c < all; ++c) {
       const u32 first = c / chunks * most + c % chunks * chunk, left = c % chunks * chunk < most ? most - c % chunks * chunk : 0;
       const u32 n = first < tokens ? min(min(left, chunk), tokens - first) : 0;
-      list = ListTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + c * width), words, n, slots, experts, room, first};
+      list = ListTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + c * width), words, n, slots, experts, first};
       for (phase = 0; phase < 3; ++phase) run(256, [](u32 thread) { tabulate_phase(Context{}, list, phase, thread, 256); });
     }
     for (u32 c = 0; c < ranks * ((space + chunk - 1) / chunk); ++c) {
@@ -170,25 +174,23 @@ int main(int, char** argv) {
     u32 ended = 0;
     for (u32 r = 0; r < ranks; ++r) {
       fault = listed;
-      bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, r, 128, count, keep};
+      bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), reinterpret_cast<u64>(entries), all, width, experts, own, r, 128, count, keep};
       for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
       ended += fault.kind != FaultKind{};
     }
     if (ended != 0 && ended != ranks) return 2;
     fault = listed;
-    bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), all, width, experts, own, rank, 128, count, keep};
+    bases = BasesTask{0, 0, reinterpret_cast<u64>(lists), reinterpret_cast<u64>(counts.data() + 2), reinterpret_cast<u64>(base), reinterpret_cast<u64>(entries), all, width, experts, own, rank, 128, count, keep};
     for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
     if (fault.kind == FaultKind{}) {
-      blocks = BlocksTask{0, 0, bases.counts, reinterpret_cast<u64>(entries), own, count, 128};
-      run(32, [](u32 thread) { tabulate_phase(Context{}, blocks, 0, thread, 32); });
       for (u32 b = 0; b < count; b += 3) {
-        sources = SourcesTask{0, 0, blocks.destination + b * 8, bases.lists, bases.bases, reinterpret_cast<u64>(rows.data() + 2 + b * 128), all, width, experts, rank * own, b, min(3, count - b), 128};
+        sources = SourcesTask{0, 0, bases.entries + b * 8, bases.lists, bases.bases, reinterpret_cast<u64>(rows.data() + 2 + b * 128), all, width, experts, rank * own, b, min(3, count - b), 128};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, sources, 0, thread, threads); });
       }
       for (u32 c = 0; c < chunks; ++c) {
         const u32 first = rank * most + c * chunk;
         const u32 n = first < tokens ? min(min(most - c * chunk, chunk), tokens - first) : 0, at = rank * chunks + c;
-        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + at * width), reinterpret_cast<u64>(base + at * experts), reinterpret_cast<u64>(base + all * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), reinterpret_cast<u64>(kept.data() + 2 + c * chunk * slots), words, n, slots, experts, own, room, keep};
+        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + at * width), reinterpret_cast<u64>(base + at * experts), reinterpret_cast<u64>(base + all * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), reinterpret_cast<u64>(kept.data() + 2 + c * chunk * slots), words, n, slots, experts, own, keep};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, places, 0, thread, threads); });
       }
     }
@@ -253,7 +255,7 @@ fn routings(n: usize) -> Vec<Routing> {
 fn run(name: &str, main: &str, input: &[u8]) -> Option<Vec<i32>> {
     let library = library::text();
     let kinds = between(&library, "enum class FaultKind", "\n");
-    let route = between(&library, "constexpr u32 kListParts", "// Tables that tasks look up");
+    let route = library.find("constexpr u32 kEntryTokens").expect("the last file's first line");
     let tables = between(
         &library,
         "struct BlocksTask {",
@@ -262,7 +264,8 @@ fn run(name: &str, main: &str, input: &[u8]) -> Option<Vec<i32>> {
     let folder = env::temp_dir().join(format!("mk-tables-{name}-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
     let [source, program, file] = ["main.cpp", "main", "routings"].map(|name| folder.join(name));
-    let warp = WARP.replace("KINDS", kinds).replace("CODE", &format!("{route}{tables}"));
+    let warp =
+        WARP.replace("KINDS", kinds).replace("CODE", &format!("{tables}{}", &library[route..]));
     fs::write(&source, warp + main).expect("writable");
     let mut compile = Command::new("c++");
     compile.args(["-std=c++20", "-O1", "-w", "-o"]).args([&program, &source]);

@@ -29,6 +29,8 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
   constexpr u32 kSummands = Hooks::kSummands;
   constexpr bool kHeld = kSummands <= kHeldSummands;
   constexpr u32 kAtOnce = kHeld ? kSummands : kHeldSummands;
+  // Places of a row that a lane adds up together, so that its loads cover the latency of memory.
+  constexpr u32 kSteps = Step::kLoads == 1 && Step::kStores == 1 ? 2 : 1, kStride = 32 * Step::kElements;
   u64 place[kAtOnce];
   float factor[kAtOnce];
   u32 there = ~0u;  // a bit for each that has a factor
@@ -49,30 +51,42 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
   if (alignment % 16 == 0) {
     done = Hooks::kColumns / Step::kElements * Step::kElements;
 #pragma unroll 1
-    for (u32 column = lane * Step::kElements; column < done; column += 32 * Step::kElements) {
-      float sum[Step::kElements] = {};
+    for (u32 column = lane * Step::kElements; column < done; column += kSteps * kStride) {
+      float sum[kSteps][Step::kElements] = {};
 #pragma unroll 1
       for (u32 from = 0; from < kSummands; from += kAtOnce) {
         if (!kHeld) look(from);
-        Vec16 v[kAtOnce][Step::kLoads];
+        Vec16 v[kSteps][kAtOnce][Step::kLoads];
 #pragma unroll
-        for (u32 j = 0; j < kAtOnce; ++j) {
+        for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
-          for (u32 l = 0; l < Step::kLoads; ++l) {
-            if (from + j < kSummands) v[j][l] = ld_vec16(reinterpret_cast<const void*>(place[j] + column * element_bytes(kFrom) + l * 16));
+          for (u32 j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+            for (u32 l = 0; l < Step::kLoads; ++l) {
+              if (from + j >= kSummands || column + s * kStride >= done) continue;
+              v[s][j][l] = ld_vec16(reinterpret_cast<const void*>(place[j] + (column + s * kStride) * element_bytes(kFrom) + l * 16));
+            }
           }
         }
 #pragma unroll
-        for (u32 j = 0; j < kAtOnce; ++j) {
+        for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
-          for (u32 l = 0; l < Step::kLoads; ++l) {
-            if (from + j < kSummands && (there >> j & 1) != 0) add_weighted<kFrom>(sum + l * kVectorElements<kFrom>, v[j][l], factor[j]);
+          for (u32 j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+            for (u32 l = 0; l < Step::kLoads; ++l) {
+              if (from + j < kSummands && (there >> j & 1) != 0) add_weighted<kFrom>(sum[s] + l * kVectorElements<kFrom>, v[s][j][l], factor[j]);
+            }
           }
         }
       }
 #pragma unroll
-      for (u32 l = 0; l < Step::kStores; ++l) {
-        st_vec16(reinterpret_cast<void*>(to + column * element_bytes(kTo) + l * 16), round_vector<kTo>(sum + l * kVectorElements<kTo>));
+      for (u32 s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (u32 l = 0; l < Step::kStores; ++l) {
+          if (column + s * kStride >= done) continue;
+          const u64 at = to + (column + s * kStride) * element_bytes(kTo) + l * 16;
+          st_vec16(reinterpret_cast<void*>(at), round_vector<kTo>(sum[s] + l * kVectorElements<kTo>));
+        }
       }
     }
   }

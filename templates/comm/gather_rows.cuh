@@ -8,27 +8,39 @@ struct GatherTask {
   u32 rows;  // at most
 };
 
-// Vectors of one row that a lane has in flight.
+// Vectors of each of two rows that a lane has in flight: fewer wait for memory most of the time.
 constexpr u32 kGatherUnroll = 8;
 
-// One row, by a warp.
-MK_DEVICE void gather_row(u64 from, u64 to, u64 row_bytes, u32 lane) {
-  if ((from | to | row_bytes) % 16 == 0) {
+// Two rows, by a warp; one, where there is no `other`.
+MK_DEVICE void gather_two_rows(u64 from, u64 to, u64 other, u64 other_to, u64 row_bytes, u32 lane) {
+  const bool two = other != 0;
+  if ((from | to | other | other_to | row_bytes) % 16 == 0) {
 #pragma unroll 1
     for (u64 at = lane * 16; at < row_bytes; at += 32 * 16 * kGatherUnroll) {
-      Vec16 v[kGatherUnroll];
+      Vec16 v[kGatherUnroll], w[kGatherUnroll];
 #pragma unroll
       for (u32 i = 0; i < kGatherUnroll; ++i) {
         if (at + i * 512 < row_bytes) v[i] = RowVector<16>::load(from + at + i * 512);
       }
 #pragma unroll
       for (u32 i = 0; i < kGatherUnroll; ++i) {
+        if (two && at + i * 512 < row_bytes) w[i] = RowVector<16>::load(other + at + i * 512);
+      }
+#pragma unroll
+      for (u32 i = 0; i < kGatherUnroll; ++i) {
         if (at + i * 512 < row_bytes) RowVector<16>::store(to + at + i * 512, v[i]);
+      }
+#pragma unroll
+      for (u32 i = 0; i < kGatherUnroll; ++i) {
+        if (two && at + i * 512 < row_bytes) RowVector<16>::store(other_to + at + i * 512, w[i]);
       }
     }
   } else {
 #pragma unroll 4
-    for (u64 at = lane * 2; at < row_bytes; at += 32 * 2) RowVector<2>::store(to + at, RowVector<2>::load(from + at));
+    for (u64 at = lane * 2; at < row_bytes; at += 32 * 2) {
+      RowVector<2>::store(to + at, RowVector<2>::load(from + at));
+      if (two) RowVector<2>::store(other_to + at, RowVector<2>::load(other + at));
+    }
   }
 }
 
@@ -57,9 +69,15 @@ MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
         const u32 mine = first + lane * kWarps;
         const u64 place = mine < task.rows && hooks.exists(task, mine) ? hooks.source(task, mine) : 0;
 #pragma unroll 1
-        for (u32 some = __ballot_sync(0xffffffffu, place != 0); some != 0; some &= some - 1) {
+        for (u32 some = __ballot_sync(0xffffffffu, place != 0); some != 0;) {
           const u32 l = __ffs(some) - 1;
-          gather_row(__shfl_sync(0xffffffffu, place, l), task.destination + (first + l * kWarps) * task.pitch_bytes, task.row_bytes, lane);
+          some &= some - 1;
+          const bool two = some != 0;
+          const u32 k = two ? __ffs(some) - 1 : l;
+          some &= some - 1;
+          const u64 from = __shfl_sync(0xffffffffu, place, l), other = __shfl_sync(0xffffffffu, place, k);
+          const auto to = [&](u32 of) { return task.destination + (first + of * kWarps) * task.pitch_bytes; };
+          gather_two_rows(from, to(l), two ? other : 0, to(k), task.row_bytes, lane);
         }
       }
     }

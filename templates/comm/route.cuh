@@ -1,7 +1,8 @@
 // Which rows experts have, and of which tokens, from the experts that tokens name; chunk by chunk of tokens. Ordinary loads and stores of whole
-// warps. What a phase stores, all threads see in the next one. A list has, as u32: where the tokens of each expert begin in it, how many there
-// are, the same for each part of the chunk, the tokens in the order of experts, and for each id where among its expert's tokens it is.
-constexpr u32 kListParts = 8;
+// warps. What a phase stores, all threads see in the next one. A list has, as u32: for each expert a bit for each token of the chunk that goes to
+// it, sixteen to an entry; how many those are, for each expert; and the chunk's first token in the world.
+constexpr u32 kEntryTokens = 16;
+constexpr u32 kListEntries = 16;  // of an expert
 
 struct ListTask {
   u32 task;    // linear index in the role
@@ -9,9 +10,8 @@ struct ListTask {
   u64 ids;     // experts of the chunk's tokens, i32 or i64 [tokens, slots]
   u64 list;
   u32 words;   // of an id: 1 or 2
-  u32 tokens, slots;
+  u32 tokens, slots;  // tokens: 256 at most
   u32 experts;
-  u32 room;    // tokens and slots that a list has room for
   u32 first;   // the chunk's first token in the world
 };
 
@@ -33,6 +33,7 @@ struct BasesTask {
   u64 lists;
   u64 counts;  // rows of the rank's experts
   u64 bases;   // where rows of each chunk begin, [chunks + 1, experts]
+  u64 entries; // group and rows of each block
   u32 chunks, width;
   u32 experts, own;  // of the world, the most of a rank
   u32 rank;
@@ -66,7 +67,6 @@ struct PlacesTask {
   u32 words;   // of an id
   u32 tokens, slots;
   u32 experts, own;
-  u32 room;
   u32 keep;
 };
 
@@ -78,21 +78,13 @@ MK_DEVICE void set_entry(u64 table, u32 i, u32 value) { st_u32(reinterpret_cast<
 
 // An id of one or two words, narrowed where that is the same number; others are no expert, whatever their low word is.
 MK_DEVICE u32 id_at(u64 ids, u32 words, u32 i) {
-  const u32 low = entry_of(ids, i * words);
-  return words == 1 || entry_of(ids, i * words + 1) == 0 ? low : ~0u;
+  // Both in flight: a word that is the last one, too, is loaded twice.
+  const u32 low = entry_of(ids, i * words), last = entry_of(ids, i * words + words - 1);
+  return words == 1 || last == 0 ? low : ~0u;
 }
 
-// Lanes of the warp that have the same number, of so many bits.
-MK_DEVICE u32 same_lanes(u32 value, u32 bits) {
-  u32 lanes = 0xffffffffu;
-#pragma unroll 1
-  for (u32 bit = 0; bit < bits; ++bit) {
-    const bool set = (value >> bit & 1) != 0;
-    const u32 all = __ballot_sync(0xffffffffu, set);
-    lanes &= set ? all : ~all;
-  }
-  return lanes;
-}
+// How many tokens of a chunk go to an expert; `at` is where the chunk's list begins.
+MK_DEVICE u32 count_of(u64 lists, u32 at, u32 experts, u32 expert) { return entry_of(lists, at + kListEntries * experts + expert); }
 
 // The sum over this lane and those before it.
 MK_DEVICE u32 sum_to_lane(u32 value, u32 lane) {
@@ -104,82 +96,63 @@ MK_DEVICE u32 sum_to_lane(u32 value, u32 lane) {
   return value;
 }
 
-// The expert that an id names, or `experts` for none: past the end, or none that there is, or one that the token has named before. The latter
-// two end the launch, and index nothing.
-MK_DEVICE u32 checked_expert(const Context& ctx, const ListTask& work, u32 i, u32 end) {
-  if (i >= end) return work.experts;
-  const u32 expert = id_at(work.ids, work.words, i), token = i / work.slots;
-  const bool outside = expert >= work.experts;
-  bool twice = false;
-  for (u32 j = token * work.slots; j < i; ++j) twice |= id_at(work.ids, work.words, j) == expert;
-  if (!outside && !twice) return expert;
+// Ends the launch: the token's id at `i` is no expert, or one that it has named before.
+MK_DEVICE void refuse_expert(const Context& ctx, const ListTask& work, u32 i) {
   const i32 high = static_cast<i32>(entry_of(work.ids, i * work.words + work.words - 1));
   const u32 low = entry_of(work.ids, i * work.words);
   const u64 id = u64{static_cast<u32>(work.words == 1 ? high >> 31 : high)} << 32 | low;
-  give_up(ctx, Fault{outside ? FaultKind::ExpertOutside : FaultKind::ExpertTwice, 0, work.experts, low, work.first + token, kNoPeer, id, 0});
-  return work.experts;
+  const FaultKind kind = id_at(work.ids, work.words, i) < work.experts ? FaultKind::ExpertTwice : FaultKind::ExpertOutside;
+  give_up(ctx, Fault{kind, 0, work.experts, low, work.first + i / work.slots, kNoPeer, id, 0});
 }
 
-// Each of eight warps has its part of the ids: it counts those of each expert; one warp adds up; each puts its tokens where they belong.
-MK_DEVICE void tabulate_phase(const Context& ctx, const ListTask& work, u32 phase, u32 thread, u32) {
-  const u32 lane = thread % 32, part = thread / 32, n = work.tokens * work.slots;
-  if (part >= kListParts) return;
-  const u64 counts = work.list + u64{work.experts} * 4, parts = counts + u64{work.experts} * 4;
-  const u64 sorted = parts + u64{work.experts} * (4 * kListParts), ranks = sorted + u64{work.room} * 4;
+// Slots of a token whose ids, and then whose bits, are in flight together.
+constexpr u32 kListUnroll = 8;
+
+// Threads have tokens, of which each sets its bits: an id is judged before it indexes anything, and a bit that is set already is a token's that
+// names an expert twice, since no other thread has it. Then they have experts, and count.
+MK_DEVICE void tabulate_phase(const Context& ctx, const ListTask& work, u32 phase, u32 thread, u32 threads) {
+  const u32 entries = work.experts * kListEntries;
+  if (phase == 0) {
+    for (u32 i = thread * 4; i < entries; i += threads * 4) st_vec16(reinterpret_cast<void*>(work.list + u64{i} * 4), Vec16{});
+    return;
+  }
   if (phase == 1) {
-    if (part != 0) return;
-    u32 before = 0;
 #pragma unroll 1
-    for (u32 from = 0; from < work.experts; from += 32) {
-      const u32 expert = from + lane;
-      u32 of_part[kListParts], total = 0;
+    for (u32 t = thread; t < work.tokens; t += threads) {
+#pragma unroll 1
+      for (u32 from = 0; from < work.slots; from += kListUnroll) {
+        const u32 first = t * work.slots + from, n = min(work.slots - from, kListUnroll);
+        u32 expert[kListUnroll], before[kListUnroll];
 #pragma unroll
-      for (u32 p = 0; p < kListParts; ++p) {
-        of_part[p] = expert < work.experts ? entry_of(parts, p * work.experts + expert) : 0;
-        total += of_part[p];
-      }
-      const u32 end = before + sum_to_lane(total, lane);
-      if (expert < work.experts) {
-        u32 at = end - total;
-        set_entry(work.list, expert, at);
-        set_entry(counts, expert, total);
+        for (u32 j = 0; j < kListUnroll; ++j) expert[j] = j < n ? id_at(work.ids, work.words, first + j) : 0;
 #pragma unroll
-        for (u32 p = 0; p < kListParts; ++p) {
-          set_entry(parts, p * work.experts + expert, at);
-          at += of_part[p];
+        for (u32 j = 0; j < kListUnroll; ++j) {
+          const u32 entry = expert[j] * kListEntries + t / kEntryTokens;
+          const bool there = j < n && expert[j] < work.experts;
+          before[j] = there ? atom_or_gpu(reinterpret_cast<u32*>(work.list + u64{entry} * 4), 1u << t % kEntryTokens) : 0;
         }
+        u32 wrong = 0;
+#pragma unroll
+        for (u32 j = 0; j < kListUnroll; ++j) {
+          const bool outside = j < n && expert[j] >= work.experts, twice = (before[j] >> t % kEntryTokens & 1) != 0;
+          wrong |= outside || twice ? 1u << j : 0;
+        }
+        if (wrong != 0) refuse_expert(ctx, work, first + __ffs(wrong) - 1);
       }
-      before = __shfl_sync(0xffffffffu, end, 31);
     }
     return;
   }
-  u32 bits = 0;
-  while (work.experts >> bits != 0) ++bits;
-  const u64 mine = parts + u64{part} * work.experts * 4;
-  if (phase == 0) {
-    for (u32 expert = lane; expert < work.experts; expert += 32) set_entry(mine, expert, 0);
-    __syncwarp();
-  }
-  const u32 share = (n + 32 * kListParts - 1) / (32 * kListParts) * 32;
-  const u32 begin = min(part * share, n), end = min(begin + share, n);
-#pragma unroll 1
-  for (u32 from = begin; from < end; from += 32) {
-    const u32 i = from + lane;
-    u32 expert = work.experts;
-    if (phase == 0) expert = checked_expert(ctx, work, i, end);
-    else if (i < end) expert = min(id_at(work.ids, work.words, i), work.experts);
-    const u32 same = same_lanes(expert, bits), below = same & ((1u << lane) - 1);
-    const bool there = expert < work.experts;
-    const u32 at = there ? entry_of(mine, expert) : 0;
-    __syncwarp();
-    if (there && phase == 2) {
-      const u32 place = at + __popc(below);
-      set_entry(sorted, place, work.first + i / work.slots);
-      set_entry(ranks, i, place - entry_of(work.list, expert));
+  for (u32 expert = thread; expert < work.experts; expert += threads) {
+    u32 count = 0;
+#pragma unroll
+    for (u32 i = 0; i < kListEntries; i += 4) {
+      const Vec16 v = ld_vec16(reinterpret_cast<const void*>(work.list + u64{expert * kListEntries + i} * 4));
+#pragma unroll
+      for (u32 x = 0; x < 4; ++x) count += __popc(v.x[x]);
     }
-    if (there && below == 0) set_entry(mine, expert, at + __popc(same));
-    __syncwarp();
+    set_entry(work.list, entries + expert, count);
   }
+  if (thread == 0) set_entry(work.list, entries + work.experts, work.first);
 }
 
 // Threads have tokens. Ids that name no expert are of no rank.
@@ -195,10 +168,13 @@ MK_DEVICE void tabulate_phase(const Context&, const WantedTask& work, u32, u32 t
   }
 }
 
-// Threads have experts: rows of each; one warp has where they begin; and threads, where those of each chunk do.
+// Threads have an expert, and some of the chunks: rows of those; one warp has where they begin, and rows of the rank's experts; and threads, where
+// the rows of each chunk do. Then warps have blocks.
 MK_DEVICE void tabulate_phase(const Context& ctx, const BasesTask& work, u32 phase, u32 thread, u32 threads) {
+  constexpr u32 kMostParts = 8, kInFlight = 16;
   const u64 behind = work.bases + u64{work.chunks} * work.experts * 4;
-  const auto count = [&](u32 chunk, u32 expert) { return entry_of(work.lists, chunk * work.width + work.experts + expert); };
+  const u32 across = (work.experts + 31) / 32 * 32;
+  const u32 parts = min(max(threads / across, 1u), kMostParts), share = (work.chunks + parts - 1) / parts;
   if (phase == 1) {
     const u32 lane = thread % 32;
     if (thread >= 32) return;
@@ -206,51 +182,71 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const BasesTask& work, u32 pha
 #pragma unroll 1
     for (u32 from = 0; from < work.experts; from += 32) {
       const u32 expert = from + lane;
-      const u32 total = expert < work.experts ? entry_of(behind, expert) : 0;
-      const u32 rounded = (total + work.rows - 1) / work.rows * work.rows;
+      const bool there = expert < work.experts;
+      u32 of_part[kMostParts], total = 0;
+#pragma unroll
+      for (u32 p = 0; p < kMostParts; ++p) {
+        of_part[p] = there && p < parts && p * share < work.chunks ? entry_of(work.bases, p * share * work.experts + expert) : 0;
+        total += of_part[p];
+      }
+      const u32 kept = kept_rows(total, work.keep), rounded = (kept + work.rows - 1) / work.rows * work.rows;
       const u32 end = before + sum_to_lane(rounded, lane);
-      if (expert < work.experts) set_entry(behind, expert, end - rounded);
+      if (there) set_entry(behind, expert, end - rounded);
       before = __shfl_sync(0xffffffffu, end, 31);
+      // Where the first expert of the same rank begins is a lane's of this round, or of one before.
+      __syncwarp();
+      const u32 first = there ? entry_of(behind, expert / work.own * work.own) : 0;
+      u32 at = end - rounded - first;
+#pragma unroll
+      for (u32 p = 0; p < kMostParts; ++p) {
+        if (there && p < parts && p * share < work.chunks) set_entry(work.bases, p * share * work.experts + expert, at);
+        at += of_part[p];
+      }
+      if (there && expert / work.own == work.rank) set_entry(work.counts, expert % work.own, kept);
+      const u32 needed = (end - first) / work.rows;
+      const bool last = expert % work.own == work.own - 1 || expert + 1 == work.experts;
+      if (there && last && needed > work.blocks) {
+        give_up(ctx, Fault{FaultKind::Capacity, 0, work.blocks, needed, work.task, kNoPeer, 0, 0});
+      }
+    }
+    // The last rank may have fewer.
+    for (u32 expert = work.rank * work.own + lane; expert < (work.rank + 1) * work.own; expert += 32) {
+      if (expert >= work.experts) set_entry(work.counts, expert % work.own, 0);
     }
     return;
   }
   if (phase == 2) {
-    // The last rank may have fewer.
-    for (u32 expert = work.rank * work.own + thread; expert < (work.rank + 1) * work.own; expert += threads) {
-      if (expert >= work.experts) set_entry(work.counts, expert % work.own, 0);
-    }
+    const BlocksTask of{work.task, work.family, work.counts, work.entries, work.own, work.blocks, work.rows};
+    tabulate_blocks(ctx, of, thread, threads);
   }
+  const u32 part = parts == 1 ? 0 : thread / across, stride = parts == 1 ? threads : across;
+  if (part >= parts) return;
+  const u32 begin = part * share, end = min(begin + share, work.chunks);
 #pragma unroll 1
-  for (u32 expert = thread; expert < work.experts; expert += threads) {
-    const u32 begin = phase == 0 ? 0 : entry_of(behind, expert) - entry_of(behind, expert / work.own * work.own);
-    u32 at = begin;
+  for (u32 expert = parts == 1 ? thread : thread % across; expert < work.experts && begin < end; expert += stride) {
+    u32 at = phase == 0 ? 0 : entry_of(work.bases, begin * work.experts + expert);
 #pragma unroll 1
-    for (u32 from = 0; from < work.chunks; from += 16) {
-      u32 n[16];
+    for (u32 from = begin; from < end; from += kInFlight) {
+      u32 n[kInFlight];
 #pragma unroll
-      for (u32 c = 0; c < 16; ++c) n[c] = from + c < work.chunks ? count(from + c, expert) : 0;
+      for (u32 c = 0; c < kInFlight; ++c) n[c] = from + c < end ? count_of(work.lists, (from + c) * work.width, work.experts, expert) : 0;
 #pragma unroll
-      for (u32 c = 0; c < 16; ++c) {
-        if (phase == 2 && from + c < work.chunks) set_entry(work.bases, (from + c) * work.experts + expert, at);
+      for (u32 c = 0; c < kInFlight; ++c) {
+        if (phase == 2 && from + c < end) set_entry(work.bases, (from + c) * work.experts + expert, at);
         at += n[c];
       }
     }
-    if (phase == 0) {
-      set_entry(behind, expert, kept_rows(at, work.keep));
-      continue;
-    }
-    if (expert / work.own == work.rank) set_entry(work.counts, expert % work.own, kept_rows(at - begin, work.keep));
-    const u32 needed = (begin + kept_rows(at - begin, work.keep) + work.rows - 1) / work.rows;
-    const bool last = expert % work.own == work.own - 1 || expert + 1 == work.experts;
-    if (last && needed > work.blocks) {
-      give_up(ctx, Fault{FaultKind::Capacity, 0, work.blocks, needed, work.task, kNoPeer, 0, 0});
-    }
+    if (phase == 0) set_entry(work.bases, begin * work.experts + expert, at);
   }
 }
 
-// Each warp has blocks: their rows are a piece of those of one expert, of some chunks. Rows of nobody are of the first token.
+// Chunks whose bits are in flight together, two to a load.
+constexpr u32 kSourcesUnroll = 4;
+
+// Each warp has blocks: their rows are a piece of those of one expert, of some chunks. Half of the lanes have the entries of a chunk, and the
+// others those of another one. Rows of nobody are of the first token.
 MK_DEVICE void tabulate_phase(const Context&, const SourcesTask& work, u32, u32 thread, u32 threads) {
-  const u32 lane = thread % 32;
+  const u32 lane = thread % 32, entry = lane % kListEntries;
 #pragma unroll 1
   for (u32 b = thread / 32; b < work.count; b += threads / 32) {
     const u32 expert = work.expert + entry_of(work.blocks, b * 2), rows = min(entry_of(work.blocks, b * 2 + 1), work.rows);
@@ -259,21 +255,40 @@ MK_DEVICE void tabulate_phase(const Context&, const SourcesTask& work, u32, u32 
     for (u32 row = rows + lane; row < work.rows; row += 32) set_entry(out, row, 0);
 #pragma unroll 1
     for (u32 from = 0; from < work.chunks && rows > 0; from += 32) {
-      const u32 chunk = from + lane;
+      const u32 chunk = from + lane, at = chunk * work.width;
       const bool there = chunk < work.chunks;
-      const u32 at = there ? chunk * work.width + expert : 0;
       const u32 base = there ? entry_of(work.bases, chunk * work.experts + expert) : 0;
-      const u32 count = there ? entry_of(work.lists, at + work.experts) : 0, list = there ? entry_of(work.lists, at) : 0;
-      const u32 low = base > begin ? base : begin, high = min(base + count, end);
-      const u32 skipped = list + low - base;
-      u32 some = __ballot_sync(0xffffffffu, low < high);
+      const u32 count = there ? count_of(work.lists, at, work.experts, expert) : 0;
+      const u32 first = there ? entry_of(work.lists, at + (kListEntries + 1) * work.experts) : 0;
+      u32 some = __ballot_sync(0xffffffffu, count > 0 && base < end && base + count > begin);
 #pragma unroll 1
       while (some != 0) {
-        const u32 l = __ffs(some) - 1;
-        some &= some - 1;
-        const u32 to = __shfl_sync(0xffffffffu, low, l) - begin, n = __shfl_sync(0xffffffffu, high, l) - begin - to;
-        const u32 first = (from + l) * work.width + (2 + kListParts) * work.experts + __shfl_sync(0xffffffffu, skipped, l);
-        for (u32 i = lane; i < n; i += 32) set_entry(out, to + i, entry_of(work.lists, first + i));
+        u32 of[kSourcesUnroll], bits[kSourcesUnroll];
+#pragma unroll
+        for (u32 i = 0; i < kSourcesUnroll; ++i) {
+          const u32 one = some;
+          some &= some - 1;
+          const u32 other = some;
+          some &= some - 1;
+          const u32 mine = lane < kListEntries ? one : other;
+          of[i] = mine == 0 ? 0 : __ffs(mine) - 1;
+          bits[i] = mine == 0 ? 0 : entry_of(work.lists, (from + of[i]) * work.width + expert * kListEntries + entry);
+        }
+#pragma unroll
+        for (u32 i = 0; i < kSourcesUnroll; ++i) {
+          const u32 n = __popc(bits[i]), sum = sum_to_lane(n, lane);
+          // Of the lanes of the same chunk.
+          const u32 of_first = __shfl_sync(0xffffffffu, sum, kListEntries - 1);
+          u32 row = __shfl_sync(0xffffffffu, base, of[i]) + sum - n - (lane < kListEntries ? 0 : of_first);
+          u32 token = __shfl_sync(0xffffffffu, first, of[i]) + entry * kEntryTokens - 1;
+#pragma unroll 1
+          for (u32 left = bits[i]; left != 0; ++row) {
+            const u32 skipped = __ffs(left);
+            token += skipped;
+            left >>= skipped;
+            if (row >= begin && row < end) set_entry(out, row - begin, token);
+          }
+        }
       }
     }
   }
@@ -281,12 +296,21 @@ MK_DEVICE void tabulate_phase(const Context&, const SourcesTask& work, u32, u32 
 
 // Threads have ids, which a list was made of before.
 MK_DEVICE void tabulate_phase(const Context&, const PlacesTask& work, u32, u32 thread, u32 threads) {
-  const u64 ranks = work.list + u64{(2 + kListParts) * work.experts + work.room} * 4;
-#pragma unroll 4
+#pragma unroll 2
   for (u32 i = thread; i < work.tokens * work.slots; i += threads) {
-    const u32 expert = id_at(work.ids, work.words, i);
+    const u32 expert = id_at(work.ids, work.words, i), token = i / work.slots;
     if (expert >= work.experts) continue;
-    u32 row = entry_of(work.bases, expert) + entry_of(ranks, i);
+    u32 row = entry_of(work.bases, expert);
+#pragma unroll
+    for (u32 from = 0; from < kListEntries; from += 4) {
+      const Vec16 v = ld_vec16(reinterpret_cast<const void*>(work.list + u64{expert * kListEntries + from} * 4));
+#pragma unroll
+      for (u32 x = 0; x < 4; ++x) {
+        // Its expert's tokens before it.
+        const u32 past = (from + x) * kEntryTokens;
+        row += __popc(token <= past ? 0 : token - past >= kEntryTokens ? v.x[x] : v.x[x] & ((1u << (token - past)) - 1));
+      }
+    }
     if (work.keep != 0) {
       // A dropped one has the place of its expert's first row, which is there.
       const u32 begin = entry_of(work.begins, expert) - entry_of(work.begins, expert / work.own * work.own);

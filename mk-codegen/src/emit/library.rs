@@ -53,8 +53,8 @@ library! {
     "comm/stats_rows.cuh",
     "comm/gather_rows.cuh",
     "comm/combine_rows.cuh",
-    "comm/route.cuh",
     "comm/tabulate.cuh",
+    "comm/route.cuh",
 }
 
 /// What a traced kernel has beside [`FILES`].

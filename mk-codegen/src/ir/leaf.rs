@@ -264,11 +264,11 @@ pub enum Mask {
 names! {
     /// What follows from a routing.
     RoutePart {
-        /// A chunk of tokens in the order of experts ([`route_list`](super::route_list)).
+        /// Which tokens of a chunk go to each expert ([`route_list`](super::route_list)).
         Lists = "lists",
         /// Which tokens the rank has an expert of, as many entries for each rank's.
         Wanted = "wanted",
-        /// Rows of each of the rank's experts; and where rows of each chunk begin.
+        /// Rows of each of the rank's experts; where rows of each chunk begin; and the blocks.
         Counts = "counts",
         /// The token of the world in each packed row of the rank.
         Sources = "sources",

@@ -51,10 +51,10 @@ pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use reader::ReadError;
 pub use routes::{
-    LIST_PARTS, RouteError, Routed, Routing, list_width, route_bases, route_list, route_places,
+    LIST_TOKENS, RouteError, Routed, Routing, list_width, route_bases, route_list, route_places,
     route_sources, route_wanted,
 };
-pub(crate) use routes::{kept, own_experts};
+pub(crate) use routes::{kept, listed, own_experts};
 pub use runs::{depth_dim, row_dim};
 pub use tables::{BlocksError, FilledRows, TableSet, block_table};
 pub(crate) use tables::{entries, needed};

@@ -42,7 +42,7 @@ pub enum Tabulation {
     /// | --- | --- | --- |
     /// | lists | experts of a chunk, `[tokens, slots]` | its list |
     /// | wanted | experts of a chunk, `[tokens, slots]` | for each of its tokens 1 if the rank has one of them, else 0; 0 behind them |
-    /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]` |
+    /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]`; group and rows of each block |
     /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
     /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]` |
     /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row; 1 for each that is kept, `[tokens, slots]` |
@@ -238,13 +238,31 @@ pub(crate) fn own_experts(experts: usize, ranks: usize) -> usize {
     experts.div_ceil(ranks.max(1)).max(1)
 }
 
-/// Parts that a list is made in, each by threads of its own.
-pub const LIST_PARTS: usize = 8;
+/// The most tokens of a chunk, and those that an entry of its list has a bit for: as many bits as any executor's numbers hold.
+pub const LIST_TOKENS: usize = 256;
+const ENTRY_TOKENS: usize = 16;
+const LIST_ENTRIES: usize = LIST_TOKENS / ENTRY_TOKENS;
 
-/// Entries of a chunk's list: where each expert's tokens begin in it, how many there are, room for the same of each part of the chunk, then the
-/// tokens in the order of experts, and for each of the chunk's ids where among its expert's tokens it is.
-pub fn list_width(experts: usize, ids: usize) -> usize {
-    (2 + LIST_PARTS) * experts + 2 * ids
+/// Entries of a chunk's list: for each expert a bit for each token that goes to it, in [`LIST_TOKENS`] / 16 entries; how many those are for each
+/// expert; and the chunk's first token. Lists begin at whole vectors of four.
+pub fn list_width(experts: usize) -> usize {
+    ((LIST_ENTRIES + 1) * experts + 1).next_multiple_of(4)
+}
+
+/// How many tokens of a chunk go to an expert, by its list.
+pub(crate) fn listed(list: &[i32], experts: usize, e: usize) -> i32 {
+    list.get(LIST_ENTRIES * experts + e).copied().unwrap_or(0)
+}
+
+/// The tokens of a chunk that go to an expert, numbered in the chunk.
+fn tokens_of(list: &[i32], e: usize) -> impl Iterator<Item = usize> {
+    let entries = list.iter().skip(e * LIST_ENTRIES).take(LIST_ENTRIES).enumerate();
+    let bits = |(i, entry): (usize, &i32)| {
+        let entry = *entry;
+        let set = (0..ENTRY_TOKENS).filter(move |bit| entry >> bit & 1 == 1);
+        set.map(move |bit| i * ENTRY_TOKENS + bit)
+    };
+    entries.flat_map(bits)
 }
 
 /// The list of a chunk of tokens, of which `first` is the first one in the world; what it does not fill is 0.
@@ -258,25 +276,18 @@ pub fn route_list(
     first: usize,
     width: usize,
 ) -> Result<Vec<i32>, RouteError> {
-    for (i, of) in ids.chunks_exact(slots.max(1)).enumerate() {
-        check_token(of, first + i, experts)?;
-    }
     let n = experts.max(0) as usize;
     let mut out = vec![0; width];
-    let room = width.saturating_sub((2 + LIST_PARTS) * n) / 2;
-    let mut at = 0;
-    for e in 0..n {
-        let mine = ids.iter().enumerate().filter(|(_, id)| usize::try_from(**id) == Ok(e));
-        let begin = at;
-        for (i, _) in mine {
-            let token = (first + i / slots.max(1)) as i32;
-            set(&mut out, (2 + LIST_PARTS) * n + at, token);
-            set(&mut out, (2 + LIST_PARTS) * n + room + i, (at - begin) as i32);
-            at += 1;
+    for (i, of) in ids.chunks_exact(slots.max(1)).enumerate() {
+        check_token(of, first + i, experts)?;
+        for e in of.iter().filter_map(|e| usize::try_from(*e).ok()) {
+            let entry = out.get_mut(e * LIST_ENTRIES + i / ENTRY_TOKENS);
+            entry.into_iter().for_each(|entry| *entry |= 1 << (i % ENTRY_TOKENS));
+            let count = out.get_mut(n * LIST_ENTRIES + e);
+            count.into_iter().for_each(|count| *count += 1);
         }
-        set(&mut out, e, begin as i32);
-        set(&mut out, n + e, (at - begin) as i32);
     }
+    set(&mut out, (LIST_ENTRIES + 1) * n, first as i32);
     Ok(out)
 }
 
@@ -299,7 +310,6 @@ pub fn route_bases(
     (rows, keep): (i32, i32),
     blocks: usize,
 ) -> Result<Vec<i32>, RouteError> {
-    let count = |list: &[i32], e: usize| list.get(experts + e).copied().unwrap_or(0);
     let lists: Vec<&[i32]> = lists.chunks_exact(width.max(1)).collect();
     let own = own_experts(experts, ranks);
     let mut out = vec![0; (lists.len() + 1) * experts];
@@ -313,7 +323,7 @@ pub fn route_bases(
         let mut at = begin;
         for (c, list) in lists.iter().enumerate() {
             set(&mut out, c * experts + e, at);
-            at += count(list, e);
+            at += listed(list, experts, e);
         }
         behind += (kept(at - begin, keep) + rows - 1) / rows.max(1) * rows;
         let needed = i64::from(behind - first) / i64::from(rows.max(1));
@@ -341,11 +351,12 @@ pub fn route_sources(
         let begin = ((first + b) * rows) as i32;
         for (list, base) in lists.chunks_exact(width.max(1)).zip(bases.chunks_exact(experts.max(1)))
         {
-            let of = |i: usize| list.get(i).copied().unwrap_or(0);
+            let chunk = list.get((LIST_ENTRIES + 1) * experts).copied().unwrap_or(0);
             let base = base.get(e).copied().unwrap_or(0);
-            for row in base.max(begin)..(base + of(experts + e)).min(begin + entry[1]) {
-                let token = of((2 + LIST_PARTS) * experts + (of(e) + row - base) as usize);
-                set(&mut out, b * rows + (row - begin) as usize, token);
+            for (row, token) in (base..).zip(tokens_of(list, e)) {
+                if (begin..begin + entry[1]).contains(&row) {
+                    set(&mut out, b * rows + (row - begin) as usize, chunk + token as i32);
+                }
             }
         }
     }
@@ -356,16 +367,16 @@ pub fn route_sources(
 /// begin, and needed where rows may be dropped.
 pub fn route_places(
     ids: &[i32],
+    slots: usize,
     (experts, ranks, keep): (usize, usize, i32),
     list: &[i32],
     bases: &[i32],
     begins: &[i32],
 ) -> (Vec<i32>, Vec<i32>) {
-    let room = list.len().saturating_sub((2 + LIST_PARTS) * experts) / 2;
     let own = own_experts(experts, ranks);
     let place = |(i, id): (usize, &i32)| {
         let e = usize::try_from(*id).unwrap_or(0);
-        let at = list.get((2 + LIST_PARTS) * experts + room + i).copied().unwrap_or(0);
+        let at = tokens_of(list, e).take_while(|t| *t < i / slots.max(1)).count() as i32;
         let of = |e: usize| begins.get(e).copied().unwrap_or(0);
         let (row, begin) = (bases.get(e).copied().unwrap_or(0) + at, of(e) - of(e / own * own));
         let dropped = keep > 0 && row - begin >= keep;

@@ -12,8 +12,9 @@ use super::{
 };
 use crate::ir::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, GradOf, Leaf, Mask, Operand,
-    Point, Region, RoutePart, Tabulation, block_table, cluster_part, gated, kept, own_experts,
-    route_bases, route_list, route_places, route_sources, route_wanted, saves_gates,
+    Point, Region, RouteError, RoutePart, Tabulation, block_table, cluster_part, gated, kept,
+    listed, own_experts, route_bases, route_list, route_places, route_sources, route_wanted,
+    saves_gates,
 };
 use mk_abi::DType;
 
@@ -290,6 +291,7 @@ pub(super) fn values(
             let src = |i: usize| sources.get(i).map_or(&none, |s| &s.1).as_slice();
             let cols = |i: usize| sources.get(i).map_or(1, |s| s.0);
             let (rows, blocks, keep) = (*rows as i32, *blocks as usize, *keep as i32);
+            let made = || family.accesses.iter().filter(|a| a.operand == Operand::Dst);
             broadcast(regions, |r| {
                 let at = |d: usize| r.dims.get(d).map_or(0, |d| d.0.max(0)) as usize;
                 let table = match part {
@@ -306,17 +308,17 @@ pub(super) fn values(
                         let bases =
                             route_bases(src(0), cols(0), count, ranks, (rows, keep), blocks);
                         let own = own_experts(count, ranks);
-                        match r.dims.len() {
-                            1 => bases.map(|_| {
-                                let of = |e: usize| {
-                                    let lists = src(0).chunks_exact(cols(0).max(1));
-                                    // The last rank may have fewer.
-                                    let e = Some(r.rank * own + e).filter(|e| *e < count);
-                                    kept(lists.filter_map(|l| l.get(count + e?)).sum(), keep)
-                                };
-                                (0..own).map(of).collect()
-                            }),
-                            _ => bases,
+                        let of = |e: usize| {
+                            let lists = src(0).chunks_exact(cols(0).max(1));
+                            // The last rank may have fewer.
+                            let e = Some(r.rank * own + e).filter(|e| *e < count);
+                            kept(e.map_or(0, |e| lists.map(|l| listed(l, count, e)).sum()), keep)
+                        };
+                        let counts: Vec<i32> = (0..own).map(of).collect();
+                        match made().position(|a| a.buffer == r.buffer) {
+                            Some(0) => bases.map(|_| counts),
+                            Some(1) => bases,
+                            _ => block_table(&counts, rows, blocks).map_err(RouteError::Blocks),
                         }
                     }
                     RoutePart::Sources => {
@@ -326,7 +328,8 @@ pub(super) fn values(
                     }
                     RoutePart::Places => {
                         let of = (count, ranks, keep);
-                        let (places, kept) = route_places(src(0), of, src(1), src(2), src(3));
+                        let (places, kept) =
+                            route_places(src(0), cols(0), of, src(1), src(2), src(3));
                         Ok(if r.dims.len() == 2 { kept } else { places })
                     }
                     RoutePart::Kept => {

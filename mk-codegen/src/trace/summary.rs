@@ -192,10 +192,12 @@ fn families(out: &mut String, trace: &Trace) {
         let mut lengths = Vec::new();
         let mut stalls = [0.0; 2];
         let mut workers = Vec::new();
+        let (mut first, mut last) = (f64::INFINITY, 0.0f64);
         for s in trace.spans.iter().filter(|s| trace.is_work(s)) {
             if let What::Task { family, stalled, .. } = s.what
                 && family == f.id
             {
+                (first, last) = (first.min(s.begin), last.max(s.end));
                 lengths.push(s.length());
                 workers.push((s.rank, s.cta, s.agent));
                 stalls[0] += stalled[0];
@@ -218,10 +220,12 @@ fn families(out: &mut String, trace: &Trace) {
         let at = |q: f64| lengths[((n - 1.0) * q) as usize] / 1e3;
         let _ = writeln!(
             out,
-            "fam{} {:<16} {:6} tasks by agent: mean {:.2} us, median {:.2}, 90% {:.2}, longest {:.2}; of the mean {:.2} at the ring, {:.2} for panels, {:.2} at signals",
+            "fam{} {:<16} {:6} tasks by agent, from {:.1} to {:.1}: mean {:.2} us, median {:.2}, 90% {:.2}, longest {:.2}; of the mean {:.2} at the ring, {:.2} for panels, {:.2} at signals",
             f.id,
             f.name,
             lengths.len(),
+            first / 1e3,
+            last / 1e3,
             lengths.iter().sum::<f64>() / n / 1e3,
             at(0.5),
             at(0.9),

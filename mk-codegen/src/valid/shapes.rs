@@ -6,8 +6,8 @@
 
 use super::grad_shapes;
 use crate::ir::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, Leaf, Operand, RoutePart,
-    Tabulation, gated, list_width, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, LIST_TOKENS, Leaf, Operand,
+    RoutePart, Tabulation, gated, list_width, saves_gates,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,9 +24,9 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
     match &family.leaf {
         Leaf::Signal | Leaf::Enter => None,
         Leaf::Tabulate { of: Tabulation::Blocks { .. } } => pairs(touched),
-        Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, .. } } => {
-            let own = i64::from(experts.div_ceil((*ranks).max(1)));
-            route(*part, [i64::from(*experts), own], i64::from(*rows), touched)
+        Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, .. } } => {
+            let own = experts.div_ceil((*ranks).max(1));
+            route(*part, [*experts, own, *blocks, *rows].map(i64::from), touched)
         }
         Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
         Leaf::ReduceTile { epilogue } => sum(epilogue, family.factors(), touched),
@@ -49,8 +49,7 @@ fn pairs(touched: &[Touched<'_>]) -> Option<String> {
 /// What follows from a routing: as [`Tabulation::Route`] has it. Chunks may be empty on some ranks.
 fn route(
     part: RoutePart,
-    [experts, own]: [i64; 2],
-    rows: i64,
+    [experts, own, blocks, rows]: [i64; 4],
     touched: &[Touched<'_>],
 ) -> Option<String> {
     let extents = |operand: Operand| -> Vec<Vec<i64>> {
@@ -60,24 +59,25 @@ fn route(
     let (src, dst) = (extents(Operand::Src), extents(Operand::Dst));
     let src: Vec<&[i64]> = src.iter().map(Vec::as_slice).collect();
     let dst: Vec<&[i64]> = dst.iter().map(Vec::as_slice).collect();
-    let width = |ids: i64| list_width(experts.max(0) as usize, ids.max(0) as usize) as i64;
+    let (width, most) = (list_width(experts.max(0) as usize) as i64, LIST_TOKENS as i64);
     let fits = match (part, &src[..], &dst[..]) {
-        (RoutePart::Lists, [[n, k]], [[1, w]]) => *w >= width(n * k),
-        (RoutePart::Lists, [[]], [[1, w]]) => *w >= width(0),
+        (RoutePart::Lists, [[n, _]], [[1, w]]) => *n <= most && *w == width,
+        (RoutePart::Lists, [[]], [[1, w]]) => *w == width,
         (RoutePart::Wanted, [[n, _]], [[m]]) => n <= m,
         (RoutePart::Wanted, [[]], [[_]]) => true,
-        (RoutePart::Counts, [[c, w]], [[n], [bases, e]]) => {
-            *w >= width(0) && *bases == c + 1 && *e == experts && *n == own
+        (RoutePart::Counts, [[c, w]], [[n], [bases, e], [b, 2]]) => {
+            *w == width && *bases == c + 1 && *e == experts && *n == own && *b == blocks
         }
         (RoutePart::Sources, [[b, 2], [c, w], [bases, e]], [[n]]) => {
-            *w >= width(0) && *bases == c + 1 && *e == experts && *n == b * rows
+            *w == width && *bases == c + 1 && *e == experts && *n == b * rows
         }
         (RoutePart::Places, [[n, k], [1, w], [1, e]], [[m, l, 2]]) => {
-            *w >= width(n * k) && *e == experts && (n, k) == (m, l)
+            *n <= most && *w == width && *e == experts && (n, k) == (m, l)
         }
         (RoutePart::Places, [[], [1, _], [1, _]], [[]]) => true,
         (RoutePart::Places, [[n, k], [1, w], [1, e], [1, of]], [[m, l, 2], [o, p]]) => {
-            *w >= width(n * k) && [*e, *of] == [experts; 2] && [(n, k); 2] == [(m, l), (o, p)]
+            let same = [(n, k); 2] == [(m, l), (o, p)];
+            *n <= most && *w == width && [*e, *of] == [experts; 2] && same
         }
         (RoutePart::Places, [[], [1, _], [1, _], [1, _]], [[], []]) => true,
         _ => false,

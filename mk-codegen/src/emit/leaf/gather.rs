@@ -106,15 +106,19 @@ fn one_of_several(dst: &Access) -> Option<&Expr> {
 }
 
 /// Whether a source is there for the first values of its `each`, as many as `rows`: `first + each < count`, and
-/// `min(extent, count - first)`.
+/// `min(extent, count - first)`; or `each < count`, and `min(extent, count)`.
 fn first_ones(src: &Access, rows: &Expr) -> bool {
     let (Some(each), Some(Expr::Bin(BinOp::Lt, at, count))) = (&src.each, &src.when) else {
         return false;
     };
-    let Expr::Bin(BinOp::Add, first, last) = &**at else { return false };
-    let left = (**count).clone() - (**first).clone();
-    **last == Expr::Var(Var::EACH)
-        && !first.mentions(Var::EACH)
-        && !count.mentions(Var::EACH)
-        && *rows == each.extent.clone().min(left)
+    let left = match &**at {
+        Expr::Var(Var::EACH) => (**count).clone(),
+        Expr::Bin(BinOp::Add, first, last)
+            if **last == Expr::Var(Var::EACH) && !first.mentions(Var::EACH) =>
+        {
+            (**count).clone() - (**first).clone()
+        }
+        _ => return false,
+    };
+    !count.mentions(Var::EACH) && *rows == each.extent.clone().min(left)
 }

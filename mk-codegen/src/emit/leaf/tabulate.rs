@@ -2,9 +2,7 @@
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
-use crate::ir::{
-    Access, Agent, Expr, Family, LIST_PARTS, Leaf, Operand, Point, RoutePart, Tabulation, Var,
-};
+use crate::ir::{Access, Agent, Expr, Family, Leaf, Operand, Point, RoutePart, Tabulation, Var};
 use minijinja::{Value, context};
 use mk_abi::DType;
 
@@ -133,12 +131,6 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
         }
         Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
             let own = experts.div_ceil(ranks.max(1));
-            let parts = (2 + LIST_PARTS as u32) * experts;
-            // Ids that the list of a chunk has room for.
-            let room = |list: &Access| {
-                let width = e.number(&e.extent(list.buffer, 1)).unwrap_or(0);
-                (u32::try_from(width).unwrap_or(0).saturating_sub(parts) / 2).to_string()
-            };
             let width = |list: &Access| n(list, 1);
             let says = |n: u32| n.to_string();
             let words =
@@ -151,7 +143,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     wide(list, 2)?;
                     let first = format!("static_cast<u32>({})", e.c(f, None, &ids.region[0].0));
                     let mut all = vec![at(ids), at(list), words(ids), n(ids, 0), n(ids, 1)];
-                    all.extend([says(experts), room(list), first]);
+                    all.extend([says(experts), first]);
                     all
                 }
                 RoutePart::Wanted => {
@@ -165,11 +157,13 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     all
                 }
                 RoutePart::Counts => {
-                    let ([lists], [counts, bases]) =
+                    let ([lists], [counts, bases, entries]) =
                         (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
                     wide(lists, 2)?;
+                    wide(entries, 2)?;
                     let rank = "static_cast<u32>(rank)".to_string();
-                    let mut all = vec![at(lists), at(counts), at(bases), n(lists, 0), width(lists)];
+                    let mut all = vec![at(lists), at(counts), at(bases), at(entries)];
+                    all.extend([n(lists, 0), width(lists)]);
                     all.extend([
                         says(experts),
                         says(own),
@@ -209,7 +203,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     let mut all =
                         vec![at(ids), at(list), at(bases), begins, at(places), kept, words(ids)];
                     all.extend([n(ids, 0), n(ids, 1)]);
-                    all.extend([says(experts), says(own), room(list), says(keep)]);
+                    all.extend([says(experts), says(own), says(keep)]);
                     all
                 }
             })

@@ -182,10 +182,19 @@ impl Checker<'_> {
             let mut all = x.accesses.iter().filter(|a| a.operand == Operand::Dst);
             let own = |a: &Access| a.rank == Expr::Var(Var::RANK) && t.stored == Some(a.buffer);
             match part {
-                // Beside where rows of chunks begin.
+                // Beside where rows of chunks begin, and their blocks.
                 RoutePart::Counts => {
-                    let extents = t.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
-                    all.any(|a| own(a) && a.region.iter().cloned().eq(extents.clone()))
+                    let fills = |a: &Access, t: &Table| {
+                        let extents =
+                            t.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
+                        let own = a.rank == Expr::Var(Var::RANK) && t.stored == Some(a.buffer);
+                        own && a.region.iter().cloned().eq(extents)
+                    };
+                    let blocks = |t: &&Table| matches!(t.source, TableSource::Blocks { of, rows: n } if of == id && u32::try_from(n) == Ok(rows));
+                    let mut blocks = plan.tables.values().filter(blocks);
+                    let (counts, last) = (all.next(), all.nth(1));
+                    counts.is_some_and(|a| fills(a, t))
+                        && last.is_some_and(|a| blocks.any(|t| fills(a, t)))
                 }
                 // Beside which of them are kept.
                 RoutePart::Places if keep != 0 => all.any(own),

@@ -4,7 +4,7 @@ use crate::ir::{
     BufId, Expr, Leaf, Operand, RoleKind, Space, TabId, Table, TableSource, Tabulation,
 };
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Draft, Flow, FlowId, Writer, read, write},
     shape::grouped::Grouped,
 };
 use mk_abi::DType;
@@ -22,32 +22,30 @@ pub(super) struct Blocks {
     pub built: FlowId,
 }
 
-/// The table of blocks, from the rows of each expert.
-pub(super) fn blocks(
-    draft: &mut Draft,
-    g: &Grouped,
-    (given, counts, counted): (TabId, BufId, Option<FlowId>),
-) -> Blocks {
-    let rows = g.products[0].out.widest(0, draft.world());
-    let experts = draft.plan.tables[given].shape[0] as i32;
-    let count = rows / BLOCK;
+/// A table of blocks of the rows of a table of groups, in memory that a task is to fill.
+pub(super) fn table(draft: &mut Draft, of: TabId, count: i32) -> (TabId, BufId) {
     let shape = vec![count.into(), 2.into()];
     let memory = draft.buffer("blocks", Space::Scratch, DType::I32, shape, None);
     let table = draft.plan.tables.push(Table {
         name: "blocks".into(),
         shape: vec![count as u32, 2],
-        source: TableSource::Blocks { of: given, rows: BLOCK },
+        source: TableSource::Blocks { of, rows: BLOCK },
         stored: Some(memory),
         routed: None,
     });
+    (table, memory)
+}
+
+/// The table of blocks, from the rows of each expert that the caller gives.
+pub(super) fn blocks(draft: &mut Draft, g: &Grouped, (given, counts): (TabId, BufId)) -> Blocks {
+    let rows = g.products[0].out.widest(0, draft.world());
+    let experts = draft.plan.tables[given].shape[0] as i32;
+    let count = rows / BLOCK;
+    let (table, memory) = table(draft, given, count);
     let whole = |n: i32| (Expr::Const(0), Expr::Const(n));
-    let src = read(Operand::Src, counts, vec![whole(experts)]);
     let touched = vec![
-        match counted {
-            Some(counted) => Source::behind(src, counted, vec![0.into()]),
-            None => src.into(),
-        },
-        write(Operand::Dst, memory, vec![whole(count), whole(2)]).into(),
+        read(Operand::Src, counts, vec![whole(experts)]),
+        write(Operand::Dst, memory, vec![whole(count), whole(2)]),
     ];
     let leaf = Leaf::Tabulate { of: Tabulation::Blocks { rows: BLOCK as u32 } };
     let one = vec![("i", 1.into())];

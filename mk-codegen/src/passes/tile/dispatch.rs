@@ -4,10 +4,10 @@
 //! of each packed row, and where the rows of its own tokens are. Tokens are staged in symmetric memory; a rank fetches those of others that it has
 //! an expert of, each once, and pulls rows from there. Every write is where its block or its token is: tables only decide which memory is read.
 
-use super::blocks::{BLOCK, Blocks};
+use super::blocks::{self, BLOCK, Blocks};
 use crate::ir::{
-    Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, Point, RoleKind, RoutePart, Routed,
-    Space, TabId, Table, TableSource, Tabulation, Var, list_width,
+    Access, BufId, CopyVia, Each, Expr, FamId, LIST_TOKENS, Leaf, Operand, Point, RoleKind,
+    RoutePart, Routed, Space, TabId, Table, TableSource, Tabulation, Var, list_width,
 };
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
@@ -19,12 +19,12 @@ use crate::passes::{
 };
 use mk_abi::DType;
 
-/// Rows that are staged and fetched at once, that are pulled at once, and tokens that are combined at once.
+/// Rows that are staged and fetched at once, and tokens that are combined at once. Blocks are pulled whole: a task waits and posts for about as long
+/// as it copies 16 rows, and with few tokens most pieces of a block have none.
 const STAGED: i32 = 16;
-const PULLED: i32 = 16;
 const COMBINED: i32 = 8;
 /// Tokens of a chunk, and blocks whose tokens are listed at once.
-const CHUNK: i32 = 256;
+const CHUNK: i32 = LIST_TOKENS as i32;
 const LISTED: i32 = 8;
 
 /// A table in memory that follows from the routing, and the flow that says that it is there.
@@ -76,7 +76,7 @@ pub(super) struct Dispatch<'a> {
     /// Where rows of each chunk begin.
     bases: BufId,
     counted: FlowId,
-    counts: (TabId, BufId),
+    blocks: Blocks,
 }
 
 /// The first elements of a dimension.
@@ -154,8 +154,7 @@ impl<'a> Dispatch<'a> {
         let count = g.products[0].out.widest(0, world) / BLOCK;
         let chunks = (tokens + CHUNK - 1) / CHUNK;
         let (all, named) = ids_of_all(draft, ids, inputs[g.counts], chunks);
-        let ids_of_chunk = CHUNK.min(tokens) * slots;
-        let width = list_width(route.experts.max(0) as usize, ids_of_chunk as usize) as i32;
+        let width = list_width(route.experts.max(0) as usize) as i32;
         let (mut all_lists, experts) = (world * chunks, route.experts);
         // One, where there are no tokens.
         all_lists = all_lists.max(1);
@@ -195,18 +194,20 @@ impl<'a> Dispatch<'a> {
             stored: Some(memory),
             routed: Some(Routed { ids: table, part: RoutePart::Counts, rows: BLOCK, keep }),
         });
+        let (table_of_blocks, blocks) = blocks::table(draft, counts, count);
         let src = read(Operand::Src, lists, vec![whole(all_lists), whole(width)]);
         let touched = vec![
             Source::behind(src, listed, vec![0.into()]),
             write(Operand::Dst, memory, vec![whole(own)]).into(),
             write(Operand::Dst, bases, vec![whole(all_lists + 1), whole(experts)]).into(),
+            write(Operand::Dst, blocks, vec![whole(count), whole(2)]).into(),
         ];
         let leaf = part_of(route, count, world, RoutePart::Counts);
         let domain = vec![("i", 1.into())];
         let family = draft.family("counts", RoleKind::Compute, leaf, domain, vec![], touched);
         let counted = Writer::new(family, Operand::Dst, vec![0.into()]);
         let counted = draft.flow(Flow::new("counted", vec![1.into()], 1.into(), vec![counted]));
-        let counts = (counts, memory);
+        let blocks = Blocks { table: table_of_blocks, memory: blocks, count, built: counted };
         let ids = table;
         Dispatch {
             g,
@@ -223,7 +224,7 @@ impl<'a> Dispatch<'a> {
             lists,
             bases,
             counted,
-            counts,
+            blocks,
         }
     }
 
@@ -298,7 +299,7 @@ impl<'a> Dispatch<'a> {
                 blocks.built,
                 vec![0.into()],
             ),
-            // Blocks were made of what follows from these.
+            // Blocks were made beside, or of, these.
             read(Operand::Src, self.lists, vec![whole(lists), whole(self.width)]).into(),
             read(Operand::Src, self.bases, vec![whole(lists + 1), whole(self.route.experts)])
                 .into(),
@@ -338,9 +339,9 @@ impl<'a> Dispatch<'a> {
         self.table(draft, RoutePart::Places, source, &shape, (self.chunks, rows), made_of)
     }
 
-    /// Rows of each of the rank's experts: the table, its memory, and the flow that says that it is there.
-    pub fn counts(&self) -> (TabId, BufId, FlowId) {
-        (self.counts.0, self.counts.1, self.counted)
+    /// The blocks of the rank's experts.
+    pub fn blocks(&self) -> Blocks {
+        self.blocks
     }
 
     /// Room for the tokens of a rank, in whole pieces.
@@ -461,10 +462,9 @@ impl<'a> Dispatch<'a> {
         let wide = x.shape[1].value;
         let shape = vec![packed.into(), wide.into()];
         let rows = draft.buffer("rows", Space::Scratch, x.dtype, shape, None);
-        let [b, p] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let b = Expr::from(Var::domain(0));
         let count = Expr::Table(blocks.table, vec![b.clone(), 1.into()]);
-        let first = p.clone() * PULLED;
-        let row = b.clone() * BLOCK + first.clone();
+        let row = b.clone() * BLOCK;
         let token = Expr::Table(sources.table, vec![row.clone() + Var::EACH]);
         // Rows of nobody, which no routing has, are the rank's first token, or that of the world.
         let (token, here) = match &tokens {
@@ -484,13 +484,13 @@ impl<'a> Dispatch<'a> {
         };
         let from = tokens.as_ref().map_or(self.inputs[from], |tokens| tokens.memory);
         let src = Access {
-            each: Some(Each { var: "q".into(), extent: PULLED.into() }),
-            when: Some((first + Var::EACH).lt(count.clone())),
+            each: Some(Each { var: "q".into(), extent: BLOCK.into() }),
+            when: Some(Expr::from(Var::EACH).lt(count.clone())),
             ..read(Operand::Src, from, vec![one(token), whole(wide)])
         };
         let entry = read(Operand::Tab, blocks.memory, vec![one(b.clone()), whole(2)]);
-        let listed = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(PULLED))]);
-        let region = vec![(row, block_rows(count, p, PULLED)), whole(wide)];
+        let listed = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(BLOCK))]);
+        let region = vec![(row, Expr::Const(BLOCK).min(count)), whole(wide)];
         let mut touched = vec![
             entry.into(),
             Source::behind(listed, sources.built, vec![0.into()]),
@@ -506,13 +506,12 @@ impl<'a> Dispatch<'a> {
             touched.push(Source::behind(all, wanted.built, vec![0.into()]));
         }
         let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
-        let domain = vec![("b", self.count.into()), ("p", (BLOCK / PULLED).into())];
+        let domain = vec![("b", self.count.into())];
         let pull = draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched);
-        // Of pieces without rows, too: so many words for every block.
+        // Of blocks without rows, too.
         let arrived = Writer::new(pull, Operand::Dst, vec![b]);
         let shape = vec![self.count.into()];
-        let pieces = (BLOCK / PULLED).into();
-        Some((rows, draft.flow(Flow::new("arrived", shape, pieces, vec![arrived]))))
+        Some((rows, draft.flow(Flow::new("arrived", shape, 1.into(), vec![arrived]))))
     }
 
     /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a product that writes `y`, and has so

@@ -43,17 +43,13 @@ pub(in crate::passes) fn families(
     let inputs: Vec<BufId> = g.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
     let outputs: Vec<BufId> = g.results.iter().map(|t| draft.tensor(t, Space::Out)).collect();
     let dispatch = g.route.as_ref().map(|route| Dispatch::new(&mut draft, g, route, &inputs));
-    let counts = match &dispatch {
-        Some(dispatch) => {
-            let (table, memory, built) = dispatch.counts();
-            (table, memory, Some(built))
-        }
+    let blocks = match &dispatch {
+        Some(dispatch) => dispatch.blocks(),
         None => {
-            let (table, memory) = given_counts(&mut draft, g, inputs[g.counts]);
-            (table, memory, None)
+            let counts = given_counts(&mut draft, g, inputs[g.counts]);
+            blocks::blocks(&mut draft, g, counts)
         }
     };
-    let blocks = blocks::blocks(&mut draft, g, counts);
     let dispatched = dispatch.as_ref().and_then(|dispatch| dispatch.rows(&mut draft, blocks));
     let combines = g.route.as_ref().is_some_and(|route| route.combine.is_some());
     let placed = dispatch.as_ref().filter(|_| combines);
