@@ -62,7 +62,7 @@ fn all(
     (changed(plan, of.along.len() + 1), of)
 }
 
-/// Bind: plan and proof of 8192 tokens on each of 8 ranks. The aim of a release build is 2 s; this one has less optimisation, beside other tests.
+/// Plan and proof of 8192 tokens on each of 8 ranks, by the work that it is; `benches/compiler.rs` takes the time of a release build.
 #[test]
 fn many_tokens() {
     let (program, bound, config) = layer(8, 8192, None, 8, 128);
@@ -71,7 +71,8 @@ fn many_tokens() {
     let seconds = begin.elapsed().as_secs_f64();
     println!("{seconds:.2} s, {} families\n{proof}", plan.families.len());
     assert_eq!(proof.scaled.map(|s| s.relatives), Some(3));
-    assert!(seconds < 30.0, "{seconds} s");
+    // The plan itself has 33,000 blocks of rows.
+    assert!(proof.tasks < 10_000 && proof.accesses < 350_000, "{proof}");
 }
 
 /// A plan that is small enough is looked at itself, with the same verdict.
@@ -89,6 +90,30 @@ fn both_ways() {
     let (program, bound, _) = layer(2, 500, Some(30), 1, 2);
     let plan = lower(&program, &bound, &config).expect("a plan");
     assert!(passes::smaller(&program, &bound, &config, &plan).is_none());
+}
+
+/// Rows that a kernel before dispatched come with the same experts of tokens, and are proved by smaller plans, too.
+#[test]
+fn rows_of_a_kernel_before() {
+    let text =
+        "fn second(h: bf16[R, F] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+        w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+        ragged(h, ids) -> grouped_gemm(w2) -> combine(gate)
+    }";
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let dims = [("T", 3999), ("R", 15616), ("K", 1), ("E", 2), ("F", 136), ("H", 264)];
+    let dims = dims.map(|(name, n)| (name.to_string(), n)).into();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    let config = Config { ranks: 2, ..Config::default() };
+    let plan = lower(&program, &bound, &config).expect("a plan");
+    let smaller = passes::smaller(&program, &bound, &config, &plan).expect("smaller ones");
+    let proof = smaller.verify(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let whole = valid::verify(&plan).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(proof.waits_used, whole.waits_used);
+    assert_eq!(proof.scaled.map(|s| s.relatives), Some(3));
+    let options = field::Options::default();
+    smaller.evaluate(&program, &options).unwrap_or_else(|e| panic!("{e}"));
+    field::evaluate(&plan, &program, &bound, &options).unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// Tokens and room that the text has as numbers, and not as symbols, lead to the same plan, by as many smaller ones.

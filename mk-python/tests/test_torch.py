@@ -60,6 +60,7 @@ def experts(case, rank, ranks, world):
     close(case, f(*map(mine, (x, ids, gate, w1, w2))), mine(want))
     case.assertIsNotNone(f.why)
     case.assertEqual(f.infer(*[mine(t).shape for t in (x, ids, gate, w1, w2)]), [(tuple(mine(x).shape), torch.bfloat16)])
+    drops(case, rank, ranks, world)
     bad = ids.clone()
     bad[2, 1] = bad[2, 0]
     for ids, words in ((bad, f"token 2 goes to expert {bad[2, 0].item()} twice"), (ids + 1, f"and there are {number}")):
@@ -67,6 +68,33 @@ def experts(case, rank, ranks, world):
             f(*map(mine, (x, ids, gate, w1, w2)))
     with case.assertRaisesRegex(mk.UnsupportedError, "no gradient is recorded"):
         f(mine(x).requires_grad_(), *map(mine, (ids, gate, w1, w2)))
+
+
+def drops(case, rank, ranks, world):
+    """Each expert keeps the first 128 of its rows, by source and token; a token's sum leaves out what was dropped."""
+    tokens, number = 200 * ranks - 3, 2 * ranks
+    x, w = random(tokens, 16), random(number, 16, 8, seed=1, scale=0.25)
+    g = torch.Generator().manual_seed(4)
+    # Most tokens go to the first expert.
+    scores = torch.rand(tokens, number, generator=g)
+    scores[:, 0] += 0.5
+    gate, ids = scores.topk(2)
+    text = """fn f(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w: bf16[E, H, N] @ shard(0)) {
+        dispatch(x, ids, capacity = R, drop) -> grouped_gemm(w) -> combine(gate)
+    }"""
+    f = mk.compile(text, world, dims={"T": tokens, "E": number, "R": 128 * number})
+    want, dropped = torch.zeros(tokens, 8), 0
+    for e in range(number):
+        token, slot = (ids == e).nonzero(as_tuple=True)
+        dropped += max(0, len(token) - 128)
+        token, slot = token[:128], slot[:128]
+        want.index_add_(0, token, x[token].float() @ w[e].float() * gate[token, slot, None])
+    case.assertGreater(dropped, 0)
+    mine = lambda t: t.chunk(ranks)[rank].contiguous()
+    close(case, f(*map(mine, (x, ids, gate, w))), mine(want))
+    with case.assertRaisesRegex(mk.ArgumentError, "raise the capacity"):
+        strict = mk.compile(text.replace(", drop", ""), world, dims={"T": tokens, "E": number, "R": 128 * number})
+        strict(*map(mine, (x, ids, gate, w)))
 
 
 @unittest.skipUnless(HAS_TORCH, "torch is not installed")

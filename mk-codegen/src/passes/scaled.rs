@@ -11,7 +11,7 @@ use crate::{
     settings::Config,
     valid::{self, Along, Failure, Proof, Relatives},
 };
-use mk_syntax::{Bound, Dim, Op, Program, RAGGED_BLOCK, SymbolId};
+use mk_syntax::{Bound, Dim, Node, Op, Program, RAGGED_BLOCK, SymbolId, ValueId};
 use std::collections::BTreeMap;
 
 /// Tokens of a rank that a plan lists together.
@@ -128,18 +128,22 @@ struct Steps {
 
 /// Sizes to prove, and to evaluate: of fewer tokens, of less room for rows, or of both.
 fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized>, Vec<Sized>)> {
-    let dispatch = program.nodes().iter().find(|n| matches!(n.op, Op::Dispatch { .. }))?;
     let dims = |v| program.ty(v).map(|ty| &ty.dims[..]);
+    // Rows that this kernel dispatches, or that one before it did: they come with the experts of each token.
+    let by_token = |v: &ValueId| dims(*v).is_some_and(|dims| dims.len() == 2);
+    let product = |n: &&Node| n.op == Op::GroupedGemm && n.inputs.get(2).is_some_and(by_token);
+    let product = program.nodes().iter().find(product)?;
+    let (rows, ids) = (*product.inputs.first()?, *product.inputs.get(2)?);
+    let drops = program.nodes().iter().any(|n| n.op == Op::Dispatch { drops: true });
     let fixed = |dim: Option<&Dim>| match dim {
         Some(Dim::Sym(symbol)) if bound.runtime().contains(symbol) => None,
         Some(Dim::Sym(symbol)) => Some(Extent::Symbol(*symbol)),
         Some(Dim::Lit(n)) => Some(Extent::Number(*n)),
         None => None,
     };
-    let tokens = fixed(dims(*dispatch.inputs.first()?)?.first())?;
-    let slots = bound.dim(*dims(*dispatch.inputs.get(1)?)?.get(1)?)?;
-    let rows = fixed(dispatch.ty.dims.first());
-    let product = program.nodes().iter().find(|n| n.op == Op::GroupedGemm)?;
+    let tokens = fixed(dims(ids)?.first())?;
+    let slots = bound.dim(*dims(ids)?.get(1)?)?;
+    let rows = fixed(dims(rows)?.first());
     let experts = bound.dim(*dims(*product.inputs.get(1)?)?.first()?)?;
     let world = u64::from(config.ranks.max(1));
     let size = |extent: Extent| match extent {
@@ -156,14 +160,14 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     let group = u64::from(config.group_m.max(1));
     let mut group = LISTED * group / gcd(LISTED, group);
     let own = experts.div_ceil(world).max(1);
-    if dispatch.op == (Op::Dispatch { drops: true }) {
+    if drops {
         // Each expert keeps its share of the blocks.
         group = group * own / gcd(group, own);
     }
     let block = world * RAGGED_BLOCK;
     let room = |blocks: u64| rows.and_then(|rows| steps(rows, block * group, block * blocks));
     // Rows that are dropped are so behind an expert's share.
-    let least = if dispatch.op == (Op::Dispatch { drops: true }) { own } else { 0 };
+    let least = if drops { own } else { 0 };
     let few = room(((GROUPS - 1) * group + 1).max(least));
     // A block of each expert that is not full, besides.
     let many = room((most * slots).div_ceil(block) + own);
