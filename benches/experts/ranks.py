@@ -44,13 +44,14 @@ class Routing:
     def __init__(self, ids, experts):
         rank, world = dist.get_rank(), dist.get_world_size()
         self.ids, self.mine = ids, experts // world
-        self.all_ids = torch.cat(_gathered(ids))
+        of_ranks = _gathered(ids)
+        self.all_ids = torch.cat(of_ranks)
         tokens, slots = ids.shape
         # A row for each expert of a token, by expert.
         self.order = ids.flatten().argsort(stable=True)
         self.token = self.order // slots
         self.sent = (ids.flatten() // self.mine).bincount(minlength=world).tolist()
-        arrived = [part.flatten()[part.flatten() // self.mine == rank].sort(stable=True).values for part in _gathered(ids)]
+        arrived = [part.flatten()[part.flatten() // self.mine == rank].sort(stable=True).values for part in of_ranks]
         self.received = [len(part) for part in arrived]
         expert = torch.cat(arrived) - rank * self.mine
         self.by_expert = expert.argsort(stable=True)
@@ -61,10 +62,11 @@ class Routing:
         goes = torch.zeros(tokens, world, dtype=torch.bool, device=ids.device).scatter_(1, ids // self.mine, True)
         self.once = goes.T.nonzero()[:, 1].contiguous()
         self.once_sent = goes.sum(0).tolist()
-        comes = [torch.zeros(len(part), dtype=torch.bool, device=ids.device).logical_or((part // self.mine == rank).any(1)) for part in _gathered(ids)]
-        self.once_received = [int(c.sum()) for c in comes]
-        here, slot = (torch.cat([part[c] for part, c in zip(_gathered(ids), comes)]) // self.mine == rank).nonzero(as_tuple=True)
-        chosen = torch.cat([part[c] for part, c in zip(_gathered(ids), comes)])[here, slot] - rank * self.mine
+        come = [part[(part // self.mine == rank).any(1)] for part in of_ranks]
+        self.once_received = [len(part) for part in come]
+        come = torch.cat(come)
+        here, slot = (come // self.mine == rank).nonzero(as_tuple=True)
+        chosen = come[here, slot] - rank * self.mine
         by_expert = chosen.argsort(stable=True)
         self.expand, self.slot = here[by_expert], slot[by_expert]
 
