@@ -6,7 +6,7 @@
 
 use super::{
     error::AuditError,
-    leaf::{self, Carrier, LeafEmission, Seat, carrier},
+    leaf::{self, Carrier, LeafEmission, Seat, Warpgroups, carrier},
     library, nodes,
     signal::several,
     types::Options,
@@ -166,6 +166,19 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
         first_lanes += usize::from(loops(plan, role)?.iter().any(waits));
     }
     let mut out: Vec<_> = leaf_calls(plan)?.into_iter().collect();
+    // Roles that compute with two warpgroups, beside others that need more, tell the rest to give up their registers.
+    let mut idle = 0;
+    let needs =
+        with_ctas().map(|role| Ok(loops(plan, role)?.into_iter().map(|(_, l)| l).collect()));
+    let needs: Vec<Vec<&LeafEmission>> = needs.collect::<Result<_, AuditError>>()?;
+    let moves = |l: &&LeafEmission| l.warpgroups == Warpgroups::MOVING;
+    let fixed = needs.iter().flatten().filter(|l| !moves(l) && l.computes());
+    if fixed.map(|l| l.warpgroups.computing).max() > Some(Warpgroups::MOVING.computing) {
+        idle = needs
+            .iter()
+            .filter(|of| of.iter().all(moves) && of.iter().any(|l| l.computes()))
+            .count();
+    }
     let fences = |scope: Scope| {
         let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
         posts.filter(|p| several(p) && p.scope == scope && !by_host(p.by)).count()
@@ -183,7 +196,7 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
         ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
         ("cluster_arrive();", 2 * clusters),
-        ("sm90_regs_release<", roles),
+        ("sm90_regs_release<", roles + idle),
         ("sm90_regs_claim<", roles),
         ("launch_count_in(ctx);", counted),
         ("launch_end(ctx);", counted),

@@ -117,6 +117,9 @@ impl Config {
 /// Stages of a tile that fit shared memory beside the staging of its results, or beside what the others of a cluster send.
 pub(super) fn stages_that_fit([m, n, k]: Block, cluster: u32, target: &Target) -> u32 {
     let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes);
-    let beside = mma_staging_bytes([m, n]).max(mma_exchange_bytes([m, n], cluster));
-    room.saturating_sub(beside) / mma_stage_bytes([m, n, k]).max(1)
+    let beside =
+        |stages| mma_staging_bytes([m, n], stages).max(mma_exchange_bytes([m, n], cluster));
+    // More stages never ask for more staging.
+    let most = room.saturating_sub(beside(u32::MAX)) / mma_stage_bytes([m, n, k]).max(1);
+    room.saturating_sub(beside(most)) / mma_stage_bytes([m, n, k]).max(1)
 }
