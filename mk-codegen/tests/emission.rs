@@ -67,7 +67,7 @@ fn three_warpgroups_hand_on_no_sums() {
     let plan = text.replace("block=128x256x64", "block=192x192x64");
     assert_ne!(plan, text);
     let error = emit(&plan.parse().expect("reads")).expect_err("sums").to_string();
-    assert!(error.contains("tiles of 192 x 192 go on with no sums"), "{error}");
+    assert!(error.contains("tiles of three warpgroups go on with no sums"), "{error}");
     let v = VARIANTS.iter().find(|v| v.case.0 == "cluster_of_four").expect("there is one");
     let text = v.plan(1).expect("lowers").to_string();
     let plan = text.replace("block=128x128x64", "block=192x192x64");

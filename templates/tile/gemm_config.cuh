@@ -79,9 +79,10 @@ struct GemmConfig {
   // Rows that are no whole wgmmas: operands are swapped, so that columns of C fill the 64 rows of a wgmma, and rows come in steps of 16.
   // But 192 x 192: 64 rows for each of three warpgroups.
   static constexpr bool kThree = kBlockM == 192 && kBlockN == 192;
-  static constexpr bool kSwapped = kBlockM != 64 && kBlockM != 128 && kBlockM != 256 && !kThree;
+  static constexpr bool kSwapped = (kBlockM != 64 && kBlockM != 128 && kBlockM != 256 && !kThree) || (kBlockM == 64 && kBlockN == 64);
   // Two warpgroups, each with its rows of every tile; or, where those are too few or swapped, with its columns; or with tiles of its own.
-  static constexpr u32 kConsumers = kThree ? 3 : 2;
+  // Swapped, one has 64 columns and three 192.
+  static constexpr u32 kConsumers = kThree || (kSwapped && kBlockN == 192) ? 3 : kSwapped && kBlockN == 64 ? 1 : 2;
   static constexpr u32 kConsumersPerTile = kPingPong ? 1 : kConsumers;
   static constexpr bool kSplitColumns = kBlockM == 64 || kSwapped;
   static constexpr u32 kRowsPerConsumer = kSplitColumns ? kBlockM : kBlockM / kConsumersPerTile;
@@ -94,8 +95,8 @@ struct GemmConfig {
   static constexpr u32 kAccumulators = kMmaN / 2;                       // registers of one wgmma
   // Staging panels of 64 rows, per consumer: four where consumers share 64 rows of 256 columns, as many as an f32 tile fills, so that none waits
   // until another has been read, and where three stages leave room for them. Of three consumers' beside four
-  // stages one, otherwise all.
-  static constexpr u32 kPanels = kThree ? (kStages > 3 ? 1 : 3) : (kBlockM == 64 && (kBlockN > 128 || kOptions.ring_n > 128)) || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
+  // stages one, otherwise all; swapped, one where four stages leave no more.
+  static constexpr u32 kPanels = kThree ? (kStages > 3 ? 1 : 3) : kConsumers == 3 && kBlockM > 160 ? 1 : (kBlockM == 64 && (kBlockN > 128 || kOptions.ring_n > 128)) || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
   static constexpr u32 kTileReaders = kConsumers * kWarpgroupWarps + 1;  // the warps that multiply, and the storer
 
@@ -192,11 +193,11 @@ struct GemmConfig {
   static_assert(!kSwapped || kStore == StorePath::Tma || kCluster > 1, "results leave by TMA, or from clusters");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
-  static_assert(!kSplitColumns || (kBlockN % 128 == 0 && (!kGated || kSwapped)), "each consumer has whole panels, and gates lie beside their ups");
+  static_assert(!kSplitColumns || (kBlockN % (64 * kConsumers) == 0 && (!kGated || kSwapped)), "each consumer has whole panels, and gates lie beside their ups");
   static_assert(!kSwapped || !kGated || (kBlockN == 256 && kCluster == 1), "swapped, each consumer has a panel of gates, and one of ups");
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
-  static_assert(!kThree || (kCluster == 1 && !kCarried), "sums that are handed on belong to one of two warpgroups");
+  static_assert(kConsumers != 3 || (kCluster == 1 && !kCarried), "sums that are handed on belong to one of two warpgroups");
   static_assert(!kBorrowsAll || kConsumers * kBorrowedPanels * kPanelBytes <= kStageBytes, "one stage has room for all of them");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
@@ -212,7 +213,7 @@ struct GemmConfig {
   static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
   static_assert(!kOptions.borrowed_stage || kPanelsPerTile > kPanels, "panels that there is no staging for");
   static_assert(kOut != Dtype::F32 || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
-  static_assert(kStages >= 2 && (kPanels >= 2 || kThree), "a ring, and a panel to fill while one is read");
+  static_assert(kStages >= 2 && (kPanels >= 2 || kConsumers == 3), "a ring, and a panel to fill while one is read");
   static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");
 };
 

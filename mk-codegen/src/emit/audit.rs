@@ -166,19 +166,16 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
         first_lanes += usize::from(loops(plan, role)?.iter().any(waits));
     }
     let mut out: Vec<_> = leaf_calls(plan)?.into_iter().collect();
-    // Roles that compute with two warpgroups, beside others that need more, tell the rest to give up their registers.
-    let mut idle = 0;
-    let needs =
-        with_ctas().map(|role| Ok(loops(plan, role)?.into_iter().map(|(_, l)| l).collect()));
-    let needs: Vec<Vec<&LeafEmission>> = needs.collect::<Result<_, AuditError>>()?;
-    let moves = |l: &&LeafEmission| l.warpgroups == Warpgroups::MOVING;
-    let fixed = needs.iter().flatten().filter(|l| !moves(l) && l.computes());
-    if fixed.map(|l| l.warpgroups.computing).max() > Some(Warpgroups::MOVING.computing) {
-        idle = needs
-            .iter()
-            .filter(|of| of.iter().all(moves) && of.iter().any(|l| l.computes()))
-            .count();
+    // Roles that compute with fewer warpgroups than a CTA has tell the rest to give up their registers.
+    let mut computing = Vec::new();
+    for role in with_ctas() {
+        let loops = loops(plan, role)?;
+        let all = loops.iter().map(|(_, l)| *l).filter(|l| l.computes());
+        let of = |l: &LeafEmission| (l.warpgroups != Warpgroups::MOVING, l.warpgroups.computing);
+        computing.extend(all.map(of).max());
     }
+    let there = computing.iter().map(|(_, n)| *n).max().max(Some(Warpgroups::MOVING.computing));
+    let idle = computing.iter().filter(|(_, n)| Some(*n) < there).count();
     let fences = |scope: Scope| {
         let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
         posts.filter(|p| several(p) && p.scope == scope && !by_host(p.by)).count()

@@ -113,7 +113,8 @@ pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
             if leaf.warpgroups == Warpgroups::MOVING {
                 continue;
             }
-            let mine = leaf.warpgroups.threads();
+            // A second that computes, where one has nothing to do, is idle, too.
+            let mine = leaf.warpgroups.threads().max(Warpgroups::MOVING.threads());
             if *threads.get_or_insert(mine) != mine {
                 let what = "leaves of one kernel have CTAs of as many threads";
                 return Err(EmitError::unsupported(plan.families[run[0]].name.clone(), what));

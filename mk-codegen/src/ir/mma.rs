@@ -19,15 +19,27 @@ pub fn mma_exchange_bytes([m, n]: [u32; 2], cluster: u32) -> u32 {
     cluster.saturating_sub(1).saturating_mul(units).saturating_mul(consumers * UNIT_BYTES)
 }
 
-/// Consumer warpgroups of a product's tile of so many rows and columns: two, or three that have 64 rows each.
-pub fn mma_consumers(block: [u32; 2]) -> u32 {
-    if block == [192, 192] { 3 } else { 2 }
+/// Consumer warpgroups of a product's tile of so many rows and columns: two; or three that have 64 rows each; or, with operands swapped, one
+/// or three that have 64 columns each.
+pub fn mma_consumers([m, n]: [u32; 2]) -> u32 {
+    match (mma_swaps([m, n]), n) {
+        (true, 64) => 1,
+        (true, 192) => 3,
+        _ if mma_three_by_rows([m, n]) => 3,
+        _ => 2,
+    }
+}
+
+/// Whether each of three warpgroups has 64 rows of such a tile.
+pub fn mma_three_by_rows(block: [u32; 2]) -> bool {
+    block == [192, 192]
 }
 
 /// Whether a product's tile of so many rows and columns multiplies with its operands swapped: columns of the result fill the 64 rows of a
 /// wgmma, and rows come in steps of 16.
 pub fn mma_swaps([m, n]: [u32; 2]) -> bool {
-    ![64, 128, 256].contains(&m) && mma_consumers([m, n]) == 2
+    let few = m == 64 && n == 64;
+    few || ![64, 128, 256].contains(&m) && !mma_three_by_rows([m, n])
 }
 
 /// Whether one warpgroup has registers for a tile of so many rows and columns.
@@ -42,14 +54,15 @@ pub fn mma_panel_columns(n: u32) -> u32 {
 }
 
 /// Panels of 64 rows that each consumer warpgroup has for its results: two, or four where they share 64 rows, and where three stages leave
-/// room for so many. Of three warpgroups one beside four stages, otherwise all that a tile of 16-bit results fills.
+/// room for so many. Of three warpgroups one beside four stages, otherwise all that a tile of 16-bit results fills; with operands swapped,
+/// one where four stages leave no more.
 pub fn mma_staging_panels([m, n]: [u32; 2], stages: u32) -> u32 {
     let beside_three = mma_swaps([m, n]) && m > 128 && n == 256;
     match mma_consumers([m, n]) {
         2 if m == 64 && n > 128 || beside_three => 4,
-        2 => 2,
-        _ if stages > 3 => 1,
-        _ => 3,
+        3 if mma_three_by_rows([m, n]) && stages <= 3 => 3,
+        3 if mma_three_by_rows([m, n]) || m > 160 => 1,
+        _ => 2,
     }
 }
 

@@ -39,7 +39,8 @@ pub use leaf::{
 };
 pub use mma::{
     cluster_part, mma_consumers, mma_exchange_bytes, mma_panel_columns, mma_panels,
-    mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_swaps, one_warpgroup_takes,
+    mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_swaps, mma_three_by_rows,
+    one_warpgroup_takes,
 };
 pub use net::NetPlan;
 pub(crate) use plan::FEW_BLOCKS;

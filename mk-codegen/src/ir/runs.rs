@@ -7,7 +7,10 @@ use super::{
     entity::{FamId, RoleId},
     expr::Expr,
     leaf::{ALayout, BLayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last},
-    mma::{mma_consumers, mma_panel_columns, mma_panels, mma_staging_panels, mma_swaps},
+    mma::{
+        mma_consumers, mma_panel_columns, mma_panels, mma_staging_panels, mma_swaps,
+        mma_three_by_rows,
+    },
     plan::{Access, Buffer, Family, Plan, Schedule, Space},
     points::{PointError, Points, Task},
 };
@@ -183,13 +186,13 @@ impl Points<'_> {
             && *a_layout == ALayout::Mk
             && (!mma_swaps([m, n]) || *b_layout == BLayout::Kn);
         // All of the stage, when all of three warpgroups have read it: room for results of 16 bits.
-        let all = mma_consumers([m, n]) == 3 && !f32;
+        let three = mma_three_by_rows([m, n]);
+        let all = three && !f32;
         let together = leaf.multicast() != [1, 1];
         let behind = carry_last(leaf.epilogue());
         let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
         let more = panels > mma_staging_panels([block[0], block[1]], *stages);
-        if together || behind || !((own_rows && mma_consumers([m, n]) == 2 || all) && whole && more)
-        {
+        if together || behind || !((own_rows && !three || all) && whole && more) {
             return Ok(false);
         }
         Ok(self.least_steps(run)? >= i64::from(*stages))
@@ -221,8 +224,8 @@ impl Points<'_> {
         let own_rows = *a_layout == ALayout::Mk
             && (swaps || block[0] > 64)
             && mma_panel_columns(block[1]) == 64;
-        let consumers_rows = 64 * mma_consumers([block[0], block[1]]);
-        let each = if swaps { leaf.out_columns() / 128 } else { block[0] / consumers_rows };
+        let across = 64 * mma_consumers([block[0], block[1]]);
+        let each = if swaps { leaf.out_columns() / across } else { block[0] / across };
         let room = beyond == 0 || own_rows && beyond <= stages * each;
         let sends =
             *store == Store::Tma && *consumers == Consumers::Cooperative && leaf.cluster() == 1;

@@ -55,7 +55,7 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
     }
     let [bm, bn, bk] = c.block;
     let known = match bm {
-        64 => [128, 256].contains(&bn),
+        64 => [64, 128, 256].contains(&bn),
         128 => [32, 64, 96, 128, 160, 192, 256].contains(&bn),
         256 => [32, 64, 96, 128, 160].contains(&bn),
         192 if bn == 192 => true,
@@ -64,7 +64,7 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
     if !known || bk != 64 {
         return misfit(
             format!("no matrix product has tiles of {bm} x {bn} x {bk}"),
-            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 192 rows and 192, or 64 rows and 128 or 256; a depth of 64; for a product alone also 16 to 240 rows in steps of 16 and 128 columns, or 16 to 160 and 256",
+            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 192 rows and 192, or 64 rows and 128 or 256; a depth of 64; for a product alone also 16 to 240 rows in steps of 16 and 64 or 128 columns, 16 to 208 and 192, or 16 to 160 and 256",
         );
     }
     if mma_swaps([bm, bn]) && !swaps(c, facts) {
@@ -106,7 +106,8 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
 /// Rows of tiles of so many columns that multiply with their operands swapped ([`mma_swaps`]).
 pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
     let most = match columns {
-        128 => 240,
+        64 | 128 => 240,
+        192 => 208,
         256 => 160,
         _ => return None,
     };
@@ -304,6 +305,13 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             DEFAULT,
         );
     };
+    let [bm, bn, bk] = c.block;
+    if mma_consumers([bm, bn]) == 3 {
+        return because(
+            "three warpgroups leave no registers for the others' sums",
+            "use a `block` of other columns than 192",
+        );
+    }
     if c.consumers != Consumers::Cooperative
         || c.last_wave.is_some()
         || c.tile_scheduler != Schedule::Static
@@ -313,7 +321,6 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             "set `consumers=cooperative last_wave=none tile_scheduler=static`, or leave `cluster`",
         );
     }
-    let [bm, bn, bk] = c.block;
     let fits = target::by_name(&c.target).is_none_or(|t| stages_that_fit(c.block, n, t) >= 2);
     if bn % 64 != 0 || !fits {
         return because(

@@ -1,4 +1,4 @@
-//! Tiles of matrix products: a lane loads, two warpgroups or three multiply, a lane sends the results.
+//! Tiles of matrix products: a lane loads, one to three warpgroups multiply, a lane sends the results.
 
 mod carry;
 mod operands;
@@ -12,8 +12,8 @@ use crate::{
     ir::{
         ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId,
         Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_consumers,
-        mma_exchange_bytes, mma_panel_columns, mma_staging_bytes, mma_swaps, one_warpgroup_takes,
-        saves_gates,
+        mma_exchange_bytes, mma_panel_columns, mma_staging_bytes, mma_swaps, mma_three_by_rows,
+        one_warpgroup_takes, saves_gates,
     },
     target,
 };
@@ -72,15 +72,25 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     prepare,
 };
 
-/// The same with three consumers, of 96 accumulators each.
+/// The same with three consumers, of at most 104 accumulators each.
 const THREE: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 152, computing: 3 },
     ..EMISSION
 };
 
+/// The same with one, of at most 120 accumulators.
+const ONE: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 1 },
+    ..EMISSION
+};
+
 /// The record for tiles of so many rows and columns.
 pub(in crate::emit) fn emission([rows, columns, _]: [u32; 3]) -> &'static LeafEmission {
-    if mma_consumers([rows, columns]) == 3 { &THREE } else { &EMISSION }
+    match mma_consumers([rows, columns]) {
+        1 => &ONE,
+        3 => &THREE,
+        _ => &EMISSION,
+    }
 }
 
 const RING: &str = "RingCursor<@{ ring }@Config::kStages> ring;";
@@ -349,9 +359,10 @@ fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Resu
     let sides = [block[0], block[1]];
     let swapped = mma_swaps(sides) && block[0].is_multiple_of(16) && block[0] < 256;
     let split = block[0] == 64 && !gated || swapped && (!gated || block[1] == 256);
-    let rows = [128, 256].contains(&block[0]) || split && halves || mma_consumers(sides) == 3;
+    let parts = block[1].is_multiple_of(64 * mma_consumers(sides));
+    let rows = [128, 256].contains(&block[0]) || split && parts || mma_three_by_rows(sides);
     if block[2] != 64 || !rows || gated && !halves {
-        let what = "tiles have 128 or 256 rows, or 192 and as many columns, or 64, or others in steps of 16, in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
+        let what = "tiles have 128 or 256 rows, or 192 and as many columns, or 64, or others in steps of 16, in multiples of 128 columns, or 64 or 192, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     if consumers == Consumers::PingPong && !one_warpgroup_takes([block[0], block[1]]) {
@@ -366,7 +377,8 @@ fn of_three(f: &Family) -> Result<(), EmitError> {
     let Leaf::MmaTile { block, cluster, epilogue, .. } = &f.leaf else { return Ok(()) };
     let handed_on = *cluster > 1 || epilogue.contains(&EpilogueOp::Carry);
     if mma_consumers([block[0], block[1]]) == 3 && handed_on {
-        let what = "tiles of 192 x 192 go on with no sums, and no cluster shares their depth";
+        let what =
+            "tiles of three warpgroups go on with no sums, and no cluster shares their depth";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     Ok(())
