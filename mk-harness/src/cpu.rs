@@ -281,8 +281,8 @@ impl Caller for User<'_> {
             // The executor refuses what is not there.
             return self.between.get(&(epoch, rank, *value)).cloned().unwrap_or_default();
         };
-        let values = self.inputs.values(epoch as u64, tensor, rank, 0);
-        let values: Vec<f32> = values.take(shape.iter().product()).map(|x| x as f32).collect();
+        let element = self.inputs.elements(epoch as u64, tensor, rank);
+        let values: Vec<f32> = (0..shape.iter().product()).map(|i| element(i) as f32).collect();
         self.keep.take(epoch, rank, buffer, shape, &values);
         values
     }

@@ -16,6 +16,7 @@ use super::{
 };
 use mk_abi::DType;
 use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
+use routed::Routes;
 use std::{borrow::Cow, collections::BTreeMap};
 
 /// Which rows of a value are wanted.
@@ -39,18 +40,20 @@ pub struct Expected {
 }
 
 /// The reference for one launch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Dense<'a> {
     inputs: Inputs<'a>,
     launch: u64,
     /// The most multiply-adds of an attention.
     work: u64,
+    /// What follows from the routings of the launch.
+    routes: Routes,
 }
 
 impl<'a> Dense<'a> {
     /// The reference for a launch with these inputs.
     pub fn new(inputs: Inputs<'a>, launch: u64) -> Dense<'a> {
-        Dense { inputs, launch, work: u64::MAX }
+        Dense { inputs, launch, work: u64::MAX, routes: Routes::default() }
     }
 
     /// The same, with about so many multiply-adds at most for each attention: of some queries of each head, at least one. Results of the others
@@ -192,12 +195,12 @@ impl<'a> Dense<'a> {
             }
             let layout = self.inputs.layout(tensor, rank)?;
             let columns = layout.columns();
+            let element = self.inputs.elements(self.launch, tensor, rank);
             let Some(part) = parts.last_mut() else { continue };
             for (row, to) in rows.iter().zip(part.data.chunks_mut(cols.max(1))) {
                 if layout.rows().contains(row) {
                     let from = (row - layout.rows().start) * columns.len();
-                    let values = self.inputs.values(self.launch, tensor, rank, from);
-                    columns.iter().zip(values).for_each(|(c, x)| to[*c] = x);
+                    columns.iter().zip(from..).for_each(|(c, i)| to[*c] = element(i));
                 }
             }
         }

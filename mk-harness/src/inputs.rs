@@ -81,24 +81,22 @@ impl<'a> Inputs<'a> {
         Ok(Layout::new(shape, placement(&tensor.ty.placement)?, self.case.ranks, rank))
     }
 
-    /// The local elements from `from` on, row-major.
-    pub fn values(
+    /// The local elements, by their place in row-major order.
+    pub fn elements(
         &self,
         launch: u64,
         tensor: &Tensor,
         rank: usize,
-        from: usize,
-    ) -> impl Iterator<Item = f64> + use<> {
+    ) -> impl Fn(usize) -> f64 + use<> {
         let (seed, dtype) = (self.seed(launch, tensor, rank), dtype(tensor.ty.dtype));
         let integers = match dtype {
             DType::I32 | DType::I64 => self.integers(launch, tensor, rank),
             _ => Vec::new(),
         };
-        let random = move |i: u64| match integers.get(i as usize) {
+        move |i| match integers.get(i) {
             Some(n) => f64::from(*n),
-            None => round(dtype, f64::from(random_value(seed, i, 1.0))),
-        };
-        (from as u64..).map(random)
+            None => round(dtype, f64::from(random_value(seed, i as u64, 1.0))),
+        }
     }
 }
 

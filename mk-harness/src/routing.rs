@@ -175,15 +175,22 @@ pub(crate) fn packed(
 ) -> Vec<Option<(usize, usize)>> {
     let mut all = vec![None; rows];
     let (each, own) = (rows / ranks.max(1), experts.div_ceil(ranks.max(1)));
+    // Tokens of each expert, each once, in their order.
+    let mut tokens = vec![Vec::new(); experts];
+    for (token, of) in ids.chunks(slots.max(1)).enumerate() {
+        for e in of {
+            let mine = usize::try_from(*e).ok().and_then(|e| tokens.get_mut(e));
+            let new = mine.filter(|mine| mine.last() != Some(&token));
+            new.into_iter().for_each(|mine| mine.push(token));
+        }
+    }
     for rank in 0..ranks {
         let mut at = 0usize;
         for e in rank * own..((rank + 1) * own).min(experts) {
             let end = at.saturating_add(keep.unwrap_or(each)).min(each);
-            for (token, of) in ids.chunks(slots.max(1)).enumerate() {
-                if of.contains(&(e as i32)) && at < end {
-                    all[rank * each + at] = Some((e, token));
-                    at += 1;
-                }
+            for token in tokens[e].iter().take(end.saturating_sub(at)) {
+                all[rank * each + at] = Some((e, *token));
+                at += 1;
             }
             at = at.next_multiple_of(RAGGED_BLOCK as usize);
         }

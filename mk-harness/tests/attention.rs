@@ -262,7 +262,7 @@ fn a_bound_on_work_judges_some_queries() {
     let case = Case { program: &program, bound: &bound, ranks: 1 };
     let (dense, o) = (Dense::new(Inputs::new(case, 3), 1), program.results()[0]);
     let expected = |dense: Dense<'_>| dense.expected(o).expect("evaluates").remove(0);
-    let whole = expected(dense);
+    let whole = expected(dense.clone());
     let mut got: Vec<f32> = whole.matrix.data.iter().map(|x| *x as f32).collect();
     assert_eq!(judge(&got, &whole).judged, 257 * 2 * 64);
     // Twice what one query of each head takes: the first and the last.

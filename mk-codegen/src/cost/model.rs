@@ -201,7 +201,7 @@ impl DeviceModel {
         vec![DeviceModel::h200(), DeviceModel::h100()]
     }
 
-    /// An H100 with 80 GB of HBM3: products alone as measured, all else derived from an H200.
+    /// Two H100s of one host, with 80 GB of HBM3 each, NVLink.
     pub fn h100() -> &'static DeviceModel {
         static MODEL: OnceLock<DeviceModel> = OnceLock::new();
         MODEL.get_or_init(|| {
@@ -327,9 +327,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shipped_model_reads_and_is_written_as_it_was_read() {
-        let model = DeviceModel::h200();
-        assert_eq!(DeviceModel::parse(&model.to_json()).unwrap(), *model);
+    fn shipped_models_read_and_are_written_as_they_were_read() {
+        for model in DeviceModel::shipped_models() {
+            assert_eq!(DeviceModel::parse(&model.to_json()).unwrap(), *model);
+        }
     }
 
     #[test]

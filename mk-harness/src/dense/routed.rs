@@ -8,7 +8,42 @@ use crate::{
     value::{Matrix, Value},
 };
 use mk_syntax::{Node, ValueId};
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Expert and token of each row, where it has some.
+type Packed = Vec<Option<(usize, usize)>>;
+
+/// What was worked out of routings already: a reference is asked for a few rows at a time, and a routing is of all of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Routes(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The experts of all tokens, by the tensor of them.
+    ids: BTreeMap<ValueId, Arc<Vec<i32>>>,
+    /// The same as rows, by how many there is room for.
+    packed: BTreeMap<(ValueId, usize), Arc<Packed>>,
+}
+
+/// What is known by a key, or else what is made now.
+fn known<K: Ord, V>(
+    routes: &Routes,
+    of: impl Fn(&mut Known) -> &mut BTreeMap<K, Arc<V>>,
+    key: K,
+    make: impl FnOnce() -> V,
+) -> Arc<V> {
+    let lock = || routes.0.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(value) = of(&mut lock()).get(&key) {
+        return Arc::clone(value);
+    }
+    // Not while others wait: two may make the same.
+    let value = Arc::new(make());
+    of(&mut lock()).insert(key, Arc::clone(&value));
+    value
+}
 
 impl Dense<'_> {
     /// Rows of `x` by the matrices of their experts; rows of none are not judged.
@@ -25,7 +60,7 @@ impl Dense<'_> {
         let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
         let n_rows = self.extent(node.result, 0);
         let experts: Vec<Option<usize>> = match self.packed(counts.id, n_rows) {
-            Some(packed) => packed.into_iter().map(|row| Some(row?.0)).collect(),
+            Some(packed) => packed.iter().map(|row| Some((*row)?.0)).collect(),
             None => {
                 let parts = 0..routing::parts(case, counts);
                 let of_ranks: Vec<_> =
@@ -55,20 +90,24 @@ impl Dense<'_> {
     }
 
     /// The experts of all tokens.
-    pub(super) fn ids(&self, ids: ValueId) -> Vec<i32> {
+    pub(super) fn ids(&self, ids: ValueId) -> Arc<Vec<i32>> {
         let case = self.inputs.case();
-        let Some(tensor) = case.program.tensors().get(ids.index()) else { return Vec::new() };
-        let of_rank = |rank| self.inputs.ids(self.launch, tensor, rank);
-        (0..case.ranks).flat_map(of_rank).collect()
+        let of_rank = |tensor, rank| self.inputs.ids(self.launch, tensor, rank);
+        let make = || match case.program.tensors().get(ids.index()) {
+            Some(tensor) => (0..case.ranks).flat_map(|rank| of_rank(tensor, rank)).collect(),
+            None => Vec::new(),
+        };
+        known(&self.routes, |known| &mut known.ids, ids, make)
     }
 
     /// Expert and token of each of so many rows, by a route; `None` for counts.
-    pub(super) fn packed(&self, ids: ValueId, rows: usize) -> Option<Vec<Option<(usize, usize)>>> {
+    pub(super) fn packed(&self, ids: ValueId, rows: usize) -> Option<Arc<Packed>> {
         let case = self.inputs.case();
         let experts = routing::experts_of(case, ids)?;
         let slots = self.extent(ids, 1);
         let of = (case.ranks, routing::keep(case, ids));
-        Some(routing::packed(&self.ids(ids), slots, experts, rows, of))
+        let make = || routing::packed(&self.ids(ids), slots, experts, rows, of);
+        Some(known(&self.routes, |known| &mut known.packed, (ids, rows), make))
     }
 
     /// The rows that tokens have at their experts, in their order.
