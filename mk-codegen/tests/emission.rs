@@ -75,6 +75,20 @@ fn three_warpgroups_hand_on_no_sums() {
     assert!(error.contains("no cluster shares their depth"), "{error}");
 }
 
+/// One warpgroup that multiplies is alone in a CTA as large as others.
+#[test]
+fn a_second_warpgroup_is_idle_beside_one() {
+    let v = VARIANTS.iter().find(|v| v.case.0 == "swapped_one").expect("there is one");
+    let plan = v.plan(1).expect("lowers");
+    let cuda = emit(&plan).expect("emits").cuda;
+    assert!(cuda.contains("__launch_bounds__(384, 1)"));
+    assert_eq!(cuda.matches("sm90_regs_release<24>();").count(), 1);
+    audit(&plan, &cuda).expect("as emitted");
+    let tall = plan.to_string().replace("block=64x64x64", "block=208x192x64");
+    let error = emit(&tall.parse().expect("reads")).expect_err("accumulators").to_string();
+    assert!(error.contains("at most 192 rows"), "{error}");
+}
+
 /// Beside tiles of three warpgroups, the third of a CTA that adds gives up its registers, and the audit knows it.
 #[test]
 fn a_third_warpgroup_is_idle_beside_tiles_of_three() {
@@ -169,7 +183,7 @@ fn the_last_stage_takes_what_staging_does_not() {
     let (plain, f32) = ("gemm(a, b)", "gemm(a, b) -> cast(f32)");
     let gated = "fn f(a: bf16[M, K], b: bf16[K, 2, N]) { gemm(a, b) -> swiglu }";
     let dynamic = "fn f<M: dyn <= 700>(a: bf16[M, K], b: bf16[K, N]) { gemm(a, b) }";
-    let table: [Row; 19] = [
+    let table: [Row; 23] = [
         (plain, FOUR_STEPS, wide, true),
         // And four stages.
         (plain, THREE_STEPS, wide, false),
@@ -181,6 +195,11 @@ fn the_last_stage_takes_what_staging_does_not() {
         (plain, THREE_STEPS, three, false),
         (f32, DEEP, three, false),
         (plain, ODD, three, false),
+        // Swapped, own columns of B, for what staging has no room for.
+        (plain, FOUR_STEPS, |c| tiles(c, [176, 192, 64]), true),
+        (plain, DEEP, |c| tiles(c, [112, 192, 64]), false),
+        (plain, &[("a", &[1000, 1024]), ("b", &[1024, 1024])], |c| tiles(c, [144, 64, 64]), true),
+        (plain, DEEP, |c| tiles(c, [64, 64, 64]), false),
         (dynamic, &[("b", &[512, 1024])], three, false),
         // Warps would overwrite what others read: panels of 64 bytes, and rows of A that lie across.
         (plain, DEEP, |c| tiles(c, [128, 160, 64]), false),

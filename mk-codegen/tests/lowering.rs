@@ -260,6 +260,18 @@ fn settings_that_fit_nothing_are_refused() {
         ),
         ("gemm(a, b)", Config { block: [192, 192, 64], stages: Some(5), ..four() }, "use 2 to 4"),
         ("gemm(a, b)", Config { block: [128, 256, 32], ..four() }, "tiles of 128 x 256 x 32"),
+        ("gemm(a, b)", Config { block: [208, 192, 64], ..four() }, "tiles of 208 x 192"),
+        ("gather(a) -> gemm(b)", Config { block: [64, 64, 64], ..four() }, "only a product alone"),
+        (
+            "gather(a) -> gemm(b)",
+            Config { block: [176, 192, 64], ..four() },
+            "only a product alone",
+        ),
+        (
+            "fn f(a: bf16[M, K] @ replicate, b: bf16[K, N] @ replicate) -> bf16[M, N] @ replicate { gemm(a, b) }",
+            Config { block: [112, 192, 64], cluster: 2, ..four() },
+            "three warpgroups leave no registers",
+        ),
         ("gemm(a, g) -> swiglu", Config { block: [64, 256, 64], ..four() }, "no tiles of 64 x 256"),
         (
             "gather(a) -> gemm(b)",

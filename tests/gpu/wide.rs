@@ -155,12 +155,21 @@ fn products_in_clusters() {
         "block=112x128x64 multicast=2x2",
         "block=112x256x64 cluster=3",
         "block=48x128x64 cluster=2 multicast=1x2",
+        // Of three warpgroups, and of one.
+        "block=176x192x64",
+        "block=144x192x64 multicast=2x2",
+        "block=96x192x64 multicast=1x2",
+        "block=64x64x64",
+        "block=16x64x64 cluster=4",
+        "block=144x64x64 multicast=2x2",
+        "block=240x64x64 cluster=2 multicast=2x1",
     ];
     let swapped = swapped.map(String::from).to_vec();
     let gated = swapped[2..5].iter().filter(|way| !way.contains("160x")).cloned();
     let gated: Vec<_> =
         gated.map(|way| way.replace("x128x", "x256x")).chain(["block=48x256x64".into()]).collect();
-    let chained: Vec<_> = swapped.iter().filter(|way| !way.contains("160x256")).cloned().collect();
+    let fits = |way: &&String| !way.contains("160x256") && !way.contains("176x192");
+    let chained: Vec<_> = swapped.iter().filter(fits).cloned().collect();
     let by_rows = "fn by_rows(a: f16[M, K], b: f16[N, K]) { gemm(a, b.t) }";
     let swapped =
         [(ALONE[0], &swapped), (by_rows, &swapped), (ALONE[1], &chained), (ALONE[2], &gated)];

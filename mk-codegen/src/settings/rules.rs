@@ -64,7 +64,7 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
     if !known || bk != 64 {
         return misfit(
             format!("no matrix product has tiles of {bm} x {bn} x {bk}"),
-            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 192 rows and 192, or 64 rows and 128 or 256; a depth of 64; for a product alone also 16 to 240 rows in steps of 16 and 64 or 128 columns, 16 to 208 and 192, or 16 to 160 and 256",
+            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 192 rows and 192, or 64 rows and 128 or 256; a depth of 64; for a product alone also 16 to 240 rows in steps of 16 and 64 or 128 columns, 16 to 176 and 192, or 16 to 160 and 256",
         );
     }
     if mma_swaps([bm, bn]) && !swaps(c, facts) {
@@ -107,7 +107,7 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
 pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
     let most = match columns {
         64 | 128 => 240,
-        192 => 208,
+        192 => 176,
         256 => 160,
         _ => return None,
     };

@@ -507,6 +507,34 @@ pub const VARIANTS: &[Variant] = &[
             (c.block, c.multicast) = ([192, 192, 64], Some(Multicast { below: 2, beside: 2 }));
         },
     ),
+    // Operands swapped, for three warpgroups and for one.
+    variant(("swapped_three", "gemm(a, b)", 1, SEVERAL_WAVES), |c| {
+        (c.block, c.compute_sms) = ([176, 192, 64], Some(7));
+    }),
+    variant(
+        (
+            "swapped_three_chain",
+            "fn f(a: bf16[M, K], b: bf16[N, K], c: bf16[N], y: bf16[M, N]) { gemm(a, b.t) -> bias(c) -> gelu -> add(y) }",
+            1,
+            &[("a", &[700, 480]), ("b", &[840, 480])],
+        ),
+        |c| {
+            (c.block, c.multicast) = ([144, 192, 64], Some(Multicast { below: 1, beside: 2 }));
+        },
+    ),
+    variant(("swapped_one", "gemm(a, b)", 1, &[("a", &[600, 1480]), ("b", &[1480, 704])]), |c| {
+        (c.block, c.multicast) = ([64, 64, 64], Some(Multicast { below: 2, beside: 2 }));
+    }),
+    variant(
+        (
+            "swapped_one_parts",
+            "fn f(a: bf16[M, K], b: bf16[N, K], c: bf16[N]) { gemm(a, b.t) -> bias(c) -> silu }",
+            1,
+            &[("a", &[60, 1480]), ("b", &[520, 1480])],
+        ),
+        |c| (c.block, c.cluster) = ([16, 64, 64], 4),
+    ),
+    variant(("swapped_one_tall", "gemm(a, b)", 1, SEVERAL_WAVES), |c| c.block = [240, 64, 64]),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };
     }),

@@ -72,7 +72,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     prepare,
 };
 
-/// The same with three consumers, of at most 104 accumulators each.
+/// The same with three consumers, of at most 96 accumulators each.
 const THREE: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 152, computing: 3 },
     ..EMISSION
@@ -379,6 +379,11 @@ fn of_three(f: &Family) -> Result<(), EmitError> {
     if mma_consumers([block[0], block[1]]) == 3 && handed_on {
         let what =
             "tiles of three warpgroups go on with no sums, and no cluster shares their depth";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    // ptxas places accumulators among the registers that a thread begins with, 128 of 512 threads.
+    if mma_consumers([block[0], block[1]]) == 3 && block[0] > 192 {
+        let what = "three warpgroups multiply tiles of at most 192 rows";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     Ok(())
