@@ -34,6 +34,35 @@ fn every_way_of_lowering_computes_the_same() {
     common::VARIANTS.iter().for_each(|v| check(&v.case, v.set));
 }
 
+/// Rows and columns that end anywhere in tiles of three warpgroups, one step and more than there are stages; operands that lie either way.
+#[test]
+fn three_warpgroups_compute_what_two_do() {
+    const WAYS: &[&str] = &[
+        "fn f(a: bf16[M, K], b: bf16[K, N]) { gemm(a, b) }",
+        "fn f(a: f16[K, M], b: f16[N, K], c: f16[N]) { gemm(a.t, b.t) -> bias(c) -> gelu }",
+        "fn f(a: bf16[M, K], b: bf16[N, K], y: bf16[M, N]) { gemm(a, b.t) -> silu -> add(y) }",
+    ];
+    for source in WAYS {
+        let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+        for m in [1, 65, 130, 193, 385] {
+            for (k, n) in [(40, 8), (320, 200), (136, 584)] {
+                let dims = [("M", m), ("K", k), ("N", n)].map(|(name, n)| (name.to_string(), n));
+                let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
+                let config = Config { block: [192, 192, 64], ..Config::default() };
+                let what = format!("{source} of {m} x {k} x {n}");
+                let plan =
+                    lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{what}: {e}"));
+                let case = Case { program: &program, bound: &bound, ranks: 1 };
+                let run = run_on_cpu(case, &plan, &CpuOptions { seed: 5, ..CpuOptions::default() });
+                for judged in run.unwrap_or_else(|e| panic!("{what}: {e}")).judged.iter().flatten()
+                {
+                    assert!(judged.passes(), "{what}: {judged}");
+                }
+            }
+        }
+    }
+}
+
 fn check((name, source, ranks, shapes): &common::Case, set: fn(&mut Config)) {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{name}: {e}"));
     let shapes: BTreeMap<_, _> = shapes.iter().map(|(n, s)| (n.to_string(), small(s))).collect();

@@ -37,6 +37,8 @@ fn kernels_of_other_ways_of_lowering() {
         "ping_pong_slices_tail",
         "engine",
         "queued_all_after",
+        "three_slices",
+        "three_scatter",
     ] {
         let v = VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
         let plan = v.plan(v.case.2).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -56,6 +58,48 @@ fn a_tile_that_one_warpgroup_cannot_multiply_is_refused() {
         let error = emit(&plan.parse().expect("reads")).expect_err(block).to_string();
         assert!(error.contains("one warpgroup multiplies"), "{error}");
     }
+}
+
+#[test]
+fn three_warpgroups_hand_on_no_sums() {
+    let v = VARIANTS.iter().find(|v| v.case.0 == "ring").expect("there is one");
+    let text = v.plan(2).expect("lowers").to_string();
+    let plan = text.replace("block=128x256x64", "block=192x192x64");
+    assert_ne!(plan, text);
+    let error = emit(&plan.parse().expect("reads")).expect_err("sums").to_string();
+    assert!(error.contains("tiles of three warpgroups go on with no sums"), "{error}");
+    let v = VARIANTS.iter().find(|v| v.case.0 == "cluster_of_four").expect("there is one");
+    let text = v.plan(1).expect("lowers").to_string();
+    let plan = text.replace("block=128x128x64", "block=192x192x64");
+    let error = emit(&plan.parse().expect("reads")).expect_err("a cluster").to_string();
+    assert!(error.contains("no cluster shares their depth"), "{error}");
+}
+
+/// One warpgroup that multiplies is alone in a CTA as large as others.
+#[test]
+fn a_second_warpgroup_is_idle_beside_one() {
+    let v = VARIANTS.iter().find(|v| v.case.0 == "swapped_one").expect("there is one");
+    let plan = v.plan(1).expect("lowers");
+    let cuda = emit(&plan).expect("emits").cuda;
+    assert!(cuda.contains("__launch_bounds__(384, 1)"));
+    assert_eq!(cuda.matches("sm90_regs_release<24>();").count(), 1);
+    audit(&plan, &cuda).expect("as emitted");
+    let tall = plan.to_string().replace("block=64x64x64", "block=208x192x64");
+    let error = emit(&tall.parse().expect("reads")).expect_err("accumulators").to_string();
+    assert!(error.contains("at most 192 rows"), "{error}");
+}
+
+/// Beside tiles of three warpgroups, the third of a CTA that adds gives up its registers, and the audit knows it.
+#[test]
+fn a_third_warpgroup_is_idle_beside_tiles_of_three() {
+    let v = VARIANTS.iter().find(|v| v.case.0 == "three_scatter").expect("there is one");
+    let plan = v.plan(v.case.2).expect("lowers");
+    let cuda = emit(&plan).expect("emits").cuda;
+    assert!(cuda.contains("__launch_bounds__(512, 1)"));
+    let release = "sm90_regs_release<24>();";
+    assert_eq!(cuda.matches(release).count(), 1);
+    audit(&plan, &cuda).expect("as emitted");
+    audit(&plan, &cuda.replace(release, "")).expect_err("nobody gives up registers");
 }
 
 #[test]
@@ -129,6 +173,9 @@ fn the_last_stage_takes_what_staging_does_not() {
     fn wide(c: &mut Config) {
         tiles(c, [128, 256, 64]);
     }
+    fn three(c: &mut Config) {
+        tiles(c, [192, 192, 64]);
+    }
     fn in_turn(c: &mut Config) {
         tiles(c, [128, 128, 64]);
         c.consumers = Consumers::PingPong;
@@ -136,12 +183,24 @@ fn the_last_stage_takes_what_staging_does_not() {
     let (plain, f32) = ("gemm(a, b)", "gemm(a, b) -> cast(f32)");
     let gated = "fn f(a: bf16[M, K], b: bf16[K, 2, N]) { gemm(a, b) -> swiglu }";
     let dynamic = "fn f<M: dyn <= 700>(a: bf16[M, K], b: bf16[K, N]) { gemm(a, b) }";
-    let table: [Row; 13] = [
+    let table: [Row; 23] = [
         (plain, FOUR_STEPS, wide, true),
         // And four stages.
         (plain, THREE_STEPS, wide, false),
         (plain, DEEP, |c| tiles(c, [128, 192, 64]), true),
         (plain, DEEP, |c| tiles(c, [256, 128, 64]), true),
+        // Three warpgroups borrow all of it, over rows of any layout, but not for twice as many bytes; nor in few steps.
+        (plain, FOUR_STEPS, three, true),
+        ("gemm(a.t, b)", ACROSS, three, true),
+        (plain, THREE_STEPS, three, false),
+        (f32, DEEP, three, false),
+        (plain, ODD, three, false),
+        // Swapped, own columns of B, for what staging has no room for.
+        (plain, FOUR_STEPS, |c| tiles(c, [176, 192, 64]), true),
+        (plain, DEEP, |c| tiles(c, [112, 192, 64]), false),
+        (plain, &[("a", &[1000, 1024]), ("b", &[1024, 1024])], |c| tiles(c, [144, 64, 64]), true),
+        (plain, DEEP, |c| tiles(c, [64, 64, 64]), false),
+        (dynamic, &[("b", &[512, 1024])], three, false),
         // Warps would overwrite what others read: panels of 64 bytes, and rows of A that lie across.
         (plain, DEEP, |c| tiles(c, [128, 160, 64]), false),
         ("gemm(a.t, b)", ACROSS, wide, false),

@@ -236,8 +236,42 @@ fn settings_that_fit_nothing_are_refused() {
         ("gemm(a, b)", Config { stages: Some(1), ..four() }, "1 stages of tiles of 128 x 256 x 64"),
         ("gemm(a, b)", Config { block: [64, 192, 64], ..four() }, "tiles of 64 x 192"),
         ("gemm(a, b)", Config { block: [256, 192, 64], ..four() }, "tiles of 256 x 192"),
+        ("gemm(a, b)", Config { block: [192, 256, 64], ..four() }, "tiles of 192 x 256"),
         ("gemm(a, b)", Config { block: [40, 128, 64], ..four() }, "tiles of 40 x 128"),
+        (
+            "gemm(a, g) -> swiglu",
+            Config { block: [192, 192, 64], ..four() },
+            "no tiles of 192 x 192",
+        ),
+        (
+            "gather(a) -> gemm(b)",
+            Config { block: [192, 192, 64], last_wave: last_wave(1, 64, 1), ..four() },
+            "no smaller tiles beside those of 192 x 192",
+        ),
+        (
+            "gemm(a, b) -> reduce_scatter",
+            Config { block: [192, 192, 64], reduction: Reduction::Ring, ..four() },
+            "no registers left to add sums",
+        ),
+        (
+            "gemm(a, b) -> reduce_scatter",
+            Config { block: [192, 192, 64], reduction: Reduction::AfterLastWave, ..four() },
+            "no registers left to add sums",
+        ),
+        ("gemm(a, b)", Config { block: [192, 192, 64], stages: Some(5), ..four() }, "use 2 to 4"),
         ("gemm(a, b)", Config { block: [128, 256, 32], ..four() }, "tiles of 128 x 256 x 32"),
+        ("gemm(a, b)", Config { block: [208, 192, 64], ..four() }, "tiles of 208 x 192"),
+        ("gather(a) -> gemm(b)", Config { block: [64, 64, 64], ..four() }, "only a product alone"),
+        (
+            "gather(a) -> gemm(b)",
+            Config { block: [176, 192, 64], ..four() },
+            "only a product alone",
+        ),
+        (
+            "fn f(a: bf16[M, K] @ replicate, b: bf16[K, N] @ replicate) -> bf16[M, N] @ replicate { gemm(a, b) }",
+            Config { block: [112, 192, 64], cluster: 2, ..four() },
+            "three warpgroups leave no registers",
+        ),
         ("gemm(a, g) -> swiglu", Config { block: [64, 256, 64], ..four() }, "no tiles of 64 x 256"),
         (
             "gather(a) -> gemm(b)",

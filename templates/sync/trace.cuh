@@ -33,7 +33,8 @@ MK_DEVICE u32 trace_clock() {
 // Warps of the first warpgroup are agents each, the other warpgroups as a whole.
 MK_DEVICE u32 trace_agent() { return warp_index() < 4 ? warp_index() : 3 + warp_index() / 4; }
 // Of the first warpgroup, lanes that are 0: traces rely on `elect_one` taking that one, of which PTX promises only that it is always the same.
-MK_DEVICE bool trace_recorder() { return threadIdx.x % (threadIdx.x < 128 ? 32 : 128) == 0; }
+// A third warpgroup that computes has no place.
+MK_DEVICE bool trace_recorder() { return threadIdx.x % (threadIdx.x < 128 ? 32 : 128) == 0 && trace_agent() < kTraceAgents; }
 
 MK_DEVICE u64 trace_part(const LaunchHeader& header, u32 agent) {
   return header.trace + static_cast<u64>(blockIdx.x * kTraceAgents + agent) * kTracePartBytes;

@@ -357,13 +357,15 @@ MK_DEVICE void stage_swapped_tile(const GemmSmem<Config>& smem, const Hooks& hoo
   }
 }
 
-// The threads of one consumer.
-template <u32 kEdge>
+// The threads of one consumer, of so many.
+template <u32 kEdge, u32 kConsumers>
 MK_DEVICE void consumer_sync(u32 consumer) {
   if (consumer == 0) {
     named_barrier_sync<kEdge, 1, kWarpgroupThreads>();
-  } else {
+  } else if (kConsumers == 2 || consumer == 1) {
     named_barrier_sync<kEdge, 2, kWarpgroupThreads>();
+  } else {
+    named_barrier_sync<kEdge, 3, kWarpgroupThreads>();
   }
 }
 
@@ -383,7 +385,7 @@ MK_DEVICE void send_only_tile(const Context& ctx, const GemmSmem<Config>& smem, 
       const u32 panel = smem.only_panel(consumer, p);
       stage_swapped_panel<Config>(hooks, tile, consumer, panel, p, acc);
       fence_proxy_async_shared();
-      consumer_sync<kNoEdge>(consumer);
+      consumer_sync<kNoEdge, Config::kConsumers>(consumer);
       if (sends) send_panel_of<Config>(tile, consumer, p, panel);
     }
   } else {
@@ -405,7 +407,7 @@ MK_DEVICE void send_only_tile(const Context& ctx, const GemmSmem<Config>& smem, 
           stage_panel<Config>(panel, packed);
         }
         fence_proxy_async_shared();
-        consumer_sync<kNoEdge>(consumer);
+        consumer_sync<kNoEdge, Config::kConsumers>(consumer);
         if (sends) send_panel_of<Config>(tile, consumer, p, panel);
       }
     }

@@ -1,5 +1,5 @@
 // What a GEMM tile is made of: block sizes, operand layout, staging; and where all of it lies in shared memory.
-// How the two consumer warpgroups share the work: both on each tile, each with its part of the tile's rows (or columns); or on
+// How the consumer warpgroups share the work: all on each tile, each with its part of the tile's rows (or columns); or, two of them, on
 // tiles of their own in turn, so that one multiplies while the other brings its results out.
 enum class Consumers : u32 { Cooperative, PingPong };
 
@@ -12,9 +12,8 @@ constexpr u32 kBlockK = 64;
 constexpr u32 kWarpgroupThreads = 128;
 constexpr u32 kWarpgroupWarps = 4;
 
-// Dynamic schedule: tiles that a loader is ahead of the slowest reader, the warps that multiply and the storer.
+// Dynamic schedule: tiles that a loader is ahead of the slowest reader.
 constexpr u32 kTileSlots = 4;
-constexpr u32 kTileReaders = 2 * kWarpgroupWarps + 1;
 typedef RingCursor<kTileSlots> TileCursor;
 
 // Everything a generated kernel chooses about its GEMM tiles.
@@ -78,9 +77,12 @@ struct GemmConfig {
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
 
   // Rows that are no whole wgmmas: operands are swapped, so that columns of C fill the 64 rows of a wgmma, and rows come in steps of 16.
-  static constexpr bool kSwapped = kBlockM != 64 && kBlockM != 128 && kBlockM != 256;
+  // But 192 x 192: 64 rows for each of three warpgroups.
+  static constexpr bool kThree = kBlockM == 192 && kBlockN == 192;
+  static constexpr bool kSwapped = (kBlockM != 64 && kBlockM != 128 && kBlockM != 256 && !kThree) || (kBlockM == 64 && kBlockN == 64);
   // Two warpgroups, each with its rows of every tile; or, where those are too few or swapped, with its columns; or with tiles of its own.
-  static constexpr u32 kConsumers = 2;
+  // Swapped, one has 64 columns and three 192.
+  static constexpr u32 kConsumers = kThree || (kSwapped && kBlockN == 192) ? 3 : kSwapped && kBlockN == 64 ? 1 : 2;
   static constexpr u32 kConsumersPerTile = kPingPong ? 1 : kConsumers;
   static constexpr bool kSplitColumns = kBlockM == 64 || kSwapped;
   static constexpr u32 kRowsPerConsumer = kSplitColumns ? kBlockM : kBlockM / kConsumersPerTile;
@@ -92,9 +94,11 @@ struct GemmConfig {
   static constexpr u32 kOutMmas = kSwapped && kGated ? kMmasPerStep / 2 : kMmasPerStep;  // those that results come from
   static constexpr u32 kAccumulators = kMmaN / 2;                       // registers of one wgmma
   // Staging panels of 64 rows, per consumer: four where consumers share 64 rows of 256 columns, as many as an f32 tile fills, so that none waits
-  // until another has been read, and where three stages leave room for them.
-  static constexpr u32 kPanels = (kBlockM == 64 && (kBlockN > 128 || kOptions.ring_n > 128)) || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
+  // until another has been read, and where three stages leave room for them. Of three consumers' beside four
+  // stages one, otherwise all; swapped, one where four stages leave no more.
+  static constexpr u32 kPanels = kThree ? (kStages > 3 ? 1 : 3) : kConsumers == 3 && kBlockM > 160 ? 1 : (kBlockM == 64 && (kBlockN > 128 || kOptions.ring_n > 128)) || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
+  static constexpr u32 kTileReaders = kConsumers * kWarpgroupWarps + 1;  // the warps that multiply, and the storer
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
   static constexpr u32 kAPanels = kBlockM / 64;                         // M-major: panels of 64 rows of C, one box each
@@ -141,7 +145,9 @@ struct GemmConfig {
   // of A that only its own part of the wgmmas reads; or, swapped, its own columns of B, of which a warp's lie where its columns of a panel do. The storer hands that stage back, without which the loop's next tile does not end.
   static constexpr u32 kStagePanels = kSwapped ? kOutMmas : kRowsPerConsumer / 64;
   static constexpr u32 kUnstaged = kOptions.borrowed_stage ? kPanelsPerTile - kPanels : 0;
-  static constexpr u32 kBorrowedPanels = kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
+  // Three consumers fill all of that stage, when all have read it, whatever the layout of A: no panel is filled twice.
+  static constexpr bool kBorrowsAll = kThree && kOptions.borrowed_stage;
+  static constexpr u32 kBorrowedPanels = kBorrowsAll || kUnstaged < kStagePanels ? kUnstaged : kStagePanels;
 
   // A CTA's only tile has all of its panels at once: those that there is no staging for are where the consumer's own rows of A were, or,
   // swapped, its own columns of B.
@@ -187,10 +193,12 @@ struct GemmConfig {
   static_assert(!kSwapped || kStore == StorePath::Tma || kCluster > 1, "results leave by TMA, or from clusters");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
-  static_assert(!kSplitColumns || (kBlockN % 128 == 0 && (!kGated || kSwapped)), "each consumer has whole panels, and gates lie beside their ups");
+  static_assert(!kSplitColumns || (kBlockN % (64 * kConsumers) == 0 && (!kGated || kSwapped)), "each consumer has whole panels, and gates lie beside their ups");
   static_assert(!kSwapped || !kGated || (kBlockN == 256 && kCluster == 1), "swapped, each consumer has a panel of gates, and one of ups");
   static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
+  static_assert(kConsumers != 3 || (kCluster == 1 && !kCarried), "sums that are handed on belong to one of two warpgroups");
+  static_assert(!kBorrowsAll || kConsumers * kBorrowedPanels * kPanelBytes <= kStageBytes, "one stage has room for all of them");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
   static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
   static_assert(!kCarryLast || !kOptions.borrowed_stage, "the last stage belongs to one consumer");
@@ -201,11 +209,11 @@ struct GemmConfig {
   static_assert(kARows <= kBlockM && kARows % 8 == 0 && (kARows == kBlockM || kA == ALayout::KMajor), "whole swizzles of rows");
   static_assert(kAEnds < kARows && kAEnds % (8 * kBeside) == 0 && (kAEnds == 0 || kA == ALayout::KMajor), "whole swizzles of fewer rows");
   static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
-  static_assert(!kOptions.borrowed_stage || (!kPingPong && kA == ALayout::KMajor && (kSwapped ? kB == BLayout::NMajor : !kSplitColumns)), "what nobody else reads");
+  static_assert(!kOptions.borrowed_stage || kThree || (!kPingPong && kA == ALayout::KMajor && (kSwapped ? kB == BLayout::NMajor : !kSplitColumns)), "what nobody else reads");
   static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
   static_assert(!kOptions.borrowed_stage || kPanelsPerTile > kPanels, "panels that there is no staging for");
   static_assert(kOut != Dtype::F32 || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
-  static_assert(kStages >= 2 && kPanels >= 2, "a ring, and a panel to fill while one is read");
+  static_assert(kStages >= 2 && (kPanels >= 2 || kConsumers == 3), "a ring, and a panel to fill while one is read");
   static_assert(kABoxRows <= 256 && kBBoxRows <= 256, "what a tensor map's box takes");
 };
 
@@ -227,7 +235,8 @@ struct GemmSmem {
   static constexpr u32 kTileEmpty = kTileFull + kTileSlots * kMbarrierBytes;
   static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
   static constexpr u32 kExchange = kTileIndex + kTileSlots * sizeof(u64);
-  static constexpr u32 kState = kExchange + (Config::kCluster > 1 ? 2 * kMbarrierBytes : 0);
+  static constexpr u32 kStageRead = kExchange + (Config::kCluster > 1 ? 2 * kMbarrierBytes : 0);
+  static constexpr u32 kState = kStageRead + (Config::kThree ? kMbarrierBytes : 0);
   static constexpr u32 kBytes = kState + sizeof(CtaState);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
@@ -250,6 +259,7 @@ struct GemmSmem {
     if constexpr (Config::kSwapped) {
       return b(ring.previous_stage()) + Config::first_col(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
     }
+    if constexpr (Config::kBorrowsAll) return a(ring.previous_stage()) + (consumer * Config::kBorrowedPanels + slot) * Config::kPanelBytes;
     return a(ring.previous_stage()) + Config::first_row(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
   }
   // Panel `i` that a stage has of what a consumer goes on with.
@@ -264,6 +274,8 @@ struct GemmSmem {
   }
   // A consumer's borrowed panels.
   MK_DEVICE u32 borrowed_full(u32 consumer) const { return base + kBorrowedFull + consumer * kMbarrierBytes; }
+  // Three consumers: all have read a tile's last stage.
+  MK_DEVICE u32 stage_read() const { return base + kStageRead; }
   // Dynamic schedule: which tile the loader has taken, and whether it, or everybody else, has said so.
   MK_DEVICE u32 tile_index(u32 slot) const { return base + kTileIndex + slot * sizeof(u64); }
   MK_DEVICE u32 tile_full(u32 slot) const { return base + kTileFull + slot * kMbarrierBytes; }
@@ -310,9 +322,10 @@ struct GemmSmem {
       mbarrier_init(exchange_full(), 1);
       mbarrier_init(exchange_read(), Config::kCluster * Config::kConsumers * kWarpgroupWarps);
     }
+    if constexpr (Config::kThree) mbarrier_init(stage_read(), Config::kConsumers * kWarpgroupWarps);
     for (u32 s = 0; s < kTileSlots; ++s) {
       mbarrier_init(tile_full(s), 1);
-      mbarrier_init(tile_empty(s), kTileReaders);
+      mbarrier_init(tile_empty(s), Config::kTileReaders);
     }
     fence_mbarrier_init();
   }
@@ -325,7 +338,7 @@ struct GemmStaging {
   RingCursor<kPanels> mine;
   RingCursor<kPanels> others;
   u32 tile = 0;
-  u32 borrowed = 0;  // parity of this use of the borrowed panels
+  u32 borrowed = 0;  // parity of this use of the borrowed panels, or of the barrier that all have read their stage
 
   // Whose tile comes next.
   MK_DEVICE u32 consumer() const { return tile % 2; }

@@ -1,5 +1,5 @@
-// The agents that multiply: two warpgroups, each half of the tile's rows (or columns), or with every other tile; accumulators in
-// registers.
+// The agents that multiply: two warpgroups, each half of the tile's rows (or columns), or with every other tile; or three, each a third of
+// its rows. Accumulators are in registers.
 // Hands a stage back to the loader: one lane of each warp.
 template <class Config, class Edges>
 MK_DEVICE void sm90_release_stage(const GemmSmem<Config>& smem, u32 stage) {
@@ -221,6 +221,8 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
       send_only_tile<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, acc);
     } else if constexpr (Config::kStore == StorePath::Tma && Config::kSwapped) {
       stage_swapped_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
+    } else if constexpr (Config::kBorrowsAll) {
+      stage_tile_of_three<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else if constexpr (Config::kStore == StorePath::Tma) {
       stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else if constexpr (Config::kCluster > 1) {

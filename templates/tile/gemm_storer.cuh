@@ -1,6 +1,6 @@
 // The agent that sends finished panels: one lane, overlapping the next tile's main loop; it makes the posts.
 
-// Sends the borrowed panels of both consumers, as one group.
+// Sends the borrowed panels of all consumers, as one group.
 template <class Config, class Edges>
 MK_DEVICE void send_borrowed_panels(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile,
                                 const RingCursor<Config::kStages>& ring, u32 parity) {
@@ -9,10 +9,33 @@ MK_DEVICE void send_borrowed_panels(const Context& ctx, const GemmSmem<Config>& 
     mbarrier_wait<Edges::staging_full>(smem.borrowed_full(consumer), parity);
 #pragma unroll 1
     for (u32 p = 0; p + 1 <= Config::kBorrowedPanels && !ctx.aborted(); ++p) {
-      send_panel_of<Config>(tile, consumer, p, smem.borrowed_panel(ring, consumer, p));
+      send_panel_of<Config>(tile, consumer, Config::kBorrowsAll ? Config::kPanels + p : p, smem.borrowed_panel(ring, consumer, p));
     }
   }
   bulk_commit();
+}
+
+// Three consumers whose tile's last stage takes panels: one staged panel of each, then the borrowed ones. The stage goes back first.
+template <class Config, class Edges>
+MK_DEVICE void send_panels_of_three(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile,
+                                    const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
+  static_assert(Config::kPanels == 1, "staged panels before borrowed ones");
+  RingCursor<Config::kPanels>& mine = staging.mine;
+#pragma unroll 1
+  for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
+    mbarrier_wait<Edges::staging_full>(smem.staging_full(consumer, mine.stage), mine.phase);
+    if (!ctx.aborted()) send_panel_of<Config>(tile, consumer, 0, smem.panel(consumer, mine.stage));
+  }
+  bulk_commit();
+  send_borrowed_panels<Config, Edges>(ctx, smem, tile, ring, staging.borrowed);
+  staging.borrowed ^= 1;
+  bulk_wait_read<0>();
+  mbarrier_arrive_many<Edges::empty>(smem.empty(ring.previous_stage()), Config::kConsumers * kWarpgroupWarps);
+#pragma unroll 1
+  for (u32 consumer = 0; consumer < Config::kConsumers; ++consumer) {
+    mbarrier_arrive<Edges::staging_free>(smem.staging_free(consumer, mine.stage));
+  }
+  mine.advance();
 }
 
 // Sends the panels that consumers `from` to `to` have of a tile, as they fill; of several, panel by panel in turn. A panel goes back
@@ -56,7 +79,9 @@ MK_DEVICE void send_panels(const Context& ctx, const GemmSmem<Config>& smem, con
 template <class Config, class Edges>
 MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, const GemmTile& tile, u32 from, u32 to,
                           const RingCursor<Config::kStages>& ring, GemmStaging<Config::kPanels>& staging) {
-  if constexpr (Config::kStore == StorePath::Tma && !Config::kOnlyTile) {
+  if constexpr (Config::kBorrowsAll) {
+    send_panels_of_three<Config, Edges>(ctx, smem, tile, ring, staging);
+  } else if constexpr (Config::kStore == StorePath::Tma && !Config::kOnlyTile) {
     send_panels<Config, Edges>(ctx, smem, tile, from, to, ring, staging);
   } else {
     // They have stored by themselves.
@@ -69,8 +94,9 @@ MK_DEVICE void send_parts(const Context& ctx, const GemmSmem<Config>& smem, cons
   }
 }
 
-// Run by one lane. Where both consumers work on each tile and no panels are borrowed, it serves one after the other, but of a last tile,
-// behind which nothing is multiplied, both at once, as where panels are borrowed. Hooks: see README.md. `Hooks::kPostsStores` says that
+// Run by one lane. Where all consumers work on each tile and no panels are borrowed, it serves one after the other, but of a last tile,
+// behind which nothing is multiplied, all at once, as where panels are borrowed, or each has one: that goes back when the next consumer's
+// store has been issued. Hooks: see README.md. `Hooks::kPostsStores` says that
 // a signal follows each tile: then the tile's writes are waited for, otherwise only the reads of the panels.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,
@@ -90,7 +116,7 @@ MK_DEVICE void sm90_gemm_storer(const Context& ctx, const GemmSmem<Config>& smem
     } else {
       // They use their panels in step.
       const RingCursor<Config::kPanels> start = staging.mine;
-      const u32 together = Config::kBorrowedPanels == 0 && !tiles.last() ? 1 : Config::kConsumers;
+      const u32 together = Config::kBorrowedPanels == 0 && Config::kPanels > 1 && !tiles.last() ? 1 : Config::kConsumers;
 #pragma unroll 1
       for (u32 consumer = 0; consumer < Config::kConsumers; consumer += together) {
         staging.mine = start;

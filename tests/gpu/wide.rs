@@ -155,17 +155,33 @@ fn products_in_clusters() {
         "block=112x128x64 multicast=2x2",
         "block=112x256x64 cluster=3",
         "block=48x128x64 cluster=2 multicast=1x2",
+        // Of three warpgroups, and of one.
+        "block=176x192x64",
+        "block=144x192x64 multicast=2x2",
+        "block=96x192x64 multicast=1x2",
+        "block=64x64x64",
+        "block=16x64x64 cluster=4",
+        "block=144x64x64 multicast=2x2",
+        "block=240x64x64 cluster=2 multicast=2x1",
     ];
     let swapped = swapped.map(String::from).to_vec();
     let gated = swapped[2..5].iter().filter(|way| !way.contains("160x")).cloned();
     let gated: Vec<_> =
         gated.map(|way| way.replace("x128x", "x256x")).chain(["block=48x256x64".into()]).collect();
-    let chained: Vec<_> = swapped.iter().filter(|way| !way.contains("160x256")).cloned().collect();
+    let fits = |way: &&String| !way.contains("160x256") && !way.contains("176x192");
+    let chained: Vec<_> = swapped.iter().filter(fits).cloned().collect();
     let by_rows = "fn by_rows(a: f16[M, K], b: f16[N, K]) { gemm(a, b.t) }";
     let swapped =
         [(ALONE[0], &swapped), (by_rows, &swapped), (ALONE[1], &chained), (ALONE[2], &gated)];
+    // Three warpgroups, which borrow all of a stage, or have one panel each, or three.
+    let others = ["", " stages=3", " tile_scheduler=dynamic", " compute_sms=3"].map(String::from);
+    let loads = ["2x1", "1x2", "2x2"].map(|m| format!(" multicast={m}"));
+    let three = others.iter().chain(&loads).map(|way| format!("block=192x192x64{way}"));
+    let three: Vec<_> = three.collect();
+    let of_three = [ALONE[0], by_rows, ALONE[1], ALONE[3], ALONE[4]].map(|text| (text, &three));
     let mut cases = Vec::new();
-    for (text, ways) in ALONE.iter().map(|text| (*text, &ways)).chain(swapped) {
+    let all = ALONE.iter().map(|text| (*text, &ways)).chain(swapped).chain(of_three);
+    for (text, ways) in all {
         let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
         for [m, k, n] in [[72, 1032, 264], [304, 640, 1000], [4104, 584, 3000]] {
             let bound = bind(&program, &[("M", m), ("K", k), ("N", n)]);

@@ -112,7 +112,7 @@ impl Products {
         let [step_s, element_s] = self.swapped_s;
         let swapped = || step_s + f64::from(block[0]) * f64::from(block[1]) * element_s;
         let known = self.steps.iter().find(|s| s.0 == block).map(|s| s.1);
-        known.or_else(|| mma_swaps(block[0]).then(swapped))
+        known.or_else(|| mma_swaps(block).then(swapped))
     }
 }
 
@@ -272,7 +272,7 @@ impl Products {
             let cold_s = self.cold_s + self.latency_s / f64::from(way.stages.max(1));
             self.join(&[warm, cold_s * ((s.a + s.b) / asked).min(1.0)])
         };
-        let swapped = if mma_swaps(way.block[0]) { self.swapped_tile } else { 1.0 };
+        let swapped = if mma_swaps(way.block) { self.swapped_tile } else { 1.0 };
         let area = f64::from(way.block[0]) * f64::from(way.block[1]);
         let mut tile_s = self.tile_s * swapped * area / (128.0 * 256.0);
         if parts > 1.0 {

@@ -6,7 +6,7 @@
 
 use super::{
     error::AuditError,
-    leaf::{self, Carrier, LeafEmission, Seat, carrier},
+    leaf::{self, Carrier, LeafEmission, Seat, Warpgroups, carrier},
     library, nodes,
     signal::several,
     types::Options,
@@ -166,6 +166,16 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
         first_lanes += usize::from(loops(plan, role)?.iter().any(waits));
     }
     let mut out: Vec<_> = leaf_calls(plan)?.into_iter().collect();
+    // Roles that compute with fewer warpgroups than a CTA has tell the rest to give up their registers.
+    let mut computing = Vec::new();
+    for role in with_ctas() {
+        let loops = loops(plan, role)?;
+        let all = loops.iter().map(|(_, l)| *l).filter(|l| l.computes());
+        let of = |l: &LeafEmission| (l.warpgroups != Warpgroups::MOVING, l.warpgroups.computing);
+        computing.extend(all.map(of).max());
+    }
+    let there = computing.iter().map(|(_, n)| *n).max().max(Some(Warpgroups::MOVING.computing));
+    let idle = computing.iter().filter(|(_, n)| Some(*n) < there).count();
     let fences = |scope: Scope| {
         let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
         posts.filter(|p| several(p) && p.scope == scope && !by_host(p.by)).count()
@@ -183,7 +193,7 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
         ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
         ("cluster_arrive();", 2 * clusters),
-        ("sm90_regs_release<", roles),
+        ("sm90_regs_release<", roles + idle),
         ("sm90_regs_claim<", roles),
         ("launch_count_in(ctx);", counted),
         ("launch_end(ctx);", counted),

@@ -34,6 +34,7 @@ library! {
     "tile/cluster_depth.cuh",
     "tile/gemm_loader.cuh",
     "tile/epilogue.cuh",
+    "tile/three_consumers.cuh",
     "tile/cluster_sums.cuh",
     "tile/gemm_consumer.cuh",
     "tile/gemm_storer.cuh",

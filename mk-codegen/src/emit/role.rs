@@ -3,7 +3,9 @@
 use super::{
     context::Emitter,
     error::EmitError,
-    leaf::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups, emission},
+    leaf::{
+        Group, IDLE_REGISTERS, LeafEmission, Prepared, RingEmission, Seat, Warpgroups, emission,
+    },
     types::Slice,
 };
 use crate::{
@@ -74,10 +76,10 @@ pub(super) fn roles(
         choices.extend(loops.iter().map(|l| l.choices(plan, id)));
         let mut lanes = Vec::new();
         for (seat, number) in seats(&loops) {
-            let seated = seated(env, plan, &loops, seat, &ring_name)?;
+            let seated = seated(env, plan, &loops, seat, warpgroups, &ring_name)?;
             lanes.push(context! { warp => number, ..seated });
         }
-        let computing = seated(env, plan, &loops, Seat::Computing, &ring_name)?;
+        let computing = seated(env, plan, &loops, Seat::Computing, warpgroups, &ring_name)?;
         let ring = match ring.as_mut() {
             Some(ring) => Some(ring.print(env)?),
             None => None,
@@ -87,6 +89,8 @@ pub(super) fn roles(
             issuing_registers => warpgroups.issuing_registers,
             computing_registers => warpgroups.computing_registers,
             computing_warpgroups => warpgroups.computing,
+            idle_warpgroups => (threads / 128).saturating_sub(1 + warpgroups.computing),
+            idle_registers => IDLE_REGISTERS,
         });
         first_cta += role.ctas;
     }
@@ -105,7 +109,12 @@ pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
             if !leaf.computes() {
                 continue;
             }
-            let mine = leaf.warpgroups.threads();
+            // Movers leave further warpgroups idle.
+            if leaf.warpgroups == Warpgroups::MOVING {
+                continue;
+            }
+            // A second that computes, where one has nothing to do, is idle, too.
+            let mine = leaf.warpgroups.threads().max(Warpgroups::MOVING.threads());
             if *threads.get_or_insert(mine) != mine {
                 let what = "leaves of one kernel have CTAs of as many threads";
                 return Err(EmitError::unsupported(plan.families[run[0]].name.clone(), what));
@@ -266,6 +275,7 @@ fn seated(
     plan: &Plan,
     loops: &[Loop],
     seat: Seat,
+    of_role: Warpgroups,
     ring: &Value,
 ) -> Result<Value, EmitError> {
     let (mut state, mut calls, mut agents) = (Vec::<String>::new(), Vec::new(), Vec::new());
@@ -279,7 +289,12 @@ fn seated(
             }
             let name = &l.group.name;
             let call = context! { name, ring, ..l.prepared.call.clone() };
-            calls.push(format!("{}{}", a.function, env.render_str(a.arguments, call)?));
+            let computing = l.emission.warpgroups.computing;
+            let only = match seat == Seat::Computing && computing < of_role.computing {
+                true => format!("if (warpgroup <= {computing}) "),
+                false => String::new(),
+            };
+            calls.push(format!("{only}{}{}", a.function, env.render_str(a.arguments, call)?));
             agents.extend(l.group.slices.iter().map(|s| (s.id, a.agent)));
         }
     }
@@ -289,14 +304,16 @@ fn seated(
     Ok(context! { state, calls, reads_epoch })
 }
 
-/// Registers of a role's threads: as the loop wants that computes with the most. Where none computes, there may be more warpgroups that
-/// do nothing.
+/// Registers of a role's threads: as the loop wants that computes with the most. Where others only move rows, there may be more warpgroups
+/// that do nothing.
 fn warpgroups(role: &str, loops: &[Loop], threads: u32) -> Result<Warpgroups, EmitError> {
-    if !loops.iter().any(|l| l.emission.computes()) {
-        return Ok(Warpgroups::moving(threads));
-    }
-    let all = || loops.iter().map(|l| l.emission.warpgroups);
-    let most = all().max_by_key(|w| w.computing_registers).unwrap_or(Warpgroups::MOVING);
+    let all = || loops.iter().map(|l| l.emission.warpgroups).filter(|w| *w != Warpgroups::MOVING);
+    let Some(most) = all().max_by_key(|w| w.computing_registers) else {
+        return Ok(match loops.iter().any(|l| l.emission.computes()) {
+            true => Warpgroups::beside_idle(threads),
+            false => Warpgroups::moving(threads),
+        });
+    };
     if all().any(|w| w.computing != most.computing) {
         let what = "leaves of one role have as many computing warpgroups";
         return Err(EmitError::unsupported(role, what));

@@ -6,9 +6,9 @@
 
 use super::leaf::{
     Agent, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS, EpilogueOp, GradOf,
-    Leaf, Operand, Store, attend_grad_smem_bytes, attend_smem_bytes, mma_exchange_bytes,
-    mma_stage_bytes, mma_staging_bytes,
+    Leaf, Operand, Store, attend_grad_smem_bytes, attend_smem_bytes,
 };
+use super::mma::{mma_exchange_bytes, mma_stage_bytes, mma_staging_bytes};
 use super::plan::{Mode, Proxy};
 
 /// An access that a leaf performs.
@@ -147,7 +147,8 @@ impl Leaf {
                     operands,
                     edges,
                     smem_bytes: stages * mma_stage_bytes([*m, *n, *k])
-                        + mma_staging_bytes([*m, *n]).max(mma_exchange_bytes([*m, *n], *cluster)),
+                        + mma_staging_bytes([*m, *n], *stages)
+                            .max(mma_exchange_bytes([*m, *n], *cluster)),
                 }
             }
             Leaf::ReduceTile { epilogue } => {

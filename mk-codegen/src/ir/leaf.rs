@@ -1,5 +1,6 @@
 //! Leaf tasks: the work of a family's tasks, and the sizes that follow from its shape. Their contracts are in `contract.rs`.
 
+use super::mma::mma_consumers;
 use super::plan::Mode;
 pub use super::routes::Tabulation;
 use serde::{Deserialize, Serialize};
@@ -424,24 +425,6 @@ pub fn carry_last(epilogue: &[EpilogueOp]) -> bool {
     carries && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Carry | EpilogueOp::Widen))
 }
 
-/// Bytes of one stage of a matrix product's tile of so many rows, columns and steps along k.
-pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
-    m.saturating_add(n).saturating_mul(k).saturating_mul(2)
-}
-
-/// The step along k at which part `part` of so many begins, of the steps that a cluster shares.
-pub fn cluster_part(steps: i64, part: i64, parts: i64) -> i64 {
-    steps * part / parts.max(1)
-}
-
-/// Bytes that come to a CTA from the others of a cluster that shares tiles: f32 sums of what it finishes, in units of 16 columns and 64
-/// rows of each of two warpgroups.
-pub fn mma_exchange_bytes([m, n]: [u32; 2], cluster: u32) -> u32 {
-    const UNIT_BYTES: u32 = 64 * 16 * 4;
-    let units = (m * n / (64 * 16) / 2).div_ceil(cluster.max(1));
-    cluster.saturating_sub(1).saturating_mul(units).saturating_mul(2 * UNIT_BYTES)
-}
-
 /// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
 pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
     let blocks = keys.saturating_mul(2).saturating_mul(stages);
@@ -454,41 +437,6 @@ pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stage
     let queries = if of == GradOf::Queries { rows } else { moved };
     let elements = rows.saturating_add(moved).saturating_mul(2).saturating_mul(depth);
     elements.saturating_mul(2).saturating_add(queries.saturating_mul(STATS * 4))
-}
-
-/// Whether a product's tile of so many rows multiplies with its operands swapped: columns of the result fill the 64 rows of a wgmma, and
-/// rows come in steps of 16.
-pub fn mma_swaps(m: u32) -> bool {
-    ![64, 128, 256].contains(&m)
-}
-
-/// Whether one warpgroup has registers for a tile of so many rows and columns.
-pub fn one_warpgroup_takes([m, n]: [u32; 2]) -> bool {
-    m == 128 && n <= 160
-}
-
-/// Columns of a panel in which a right operand that lies row by row, or a result of 16 bits, is in shared memory: what a swizzle of
-/// 128 bytes spans, or half of it, where tiles are no multiple of that.
-pub fn mma_panel_columns(n: u32) -> u32 {
-    if n.is_multiple_of(64) { 64 } else { 32 }
-}
-
-/// Panels of 64 rows that each of two consumer warpgroups has for its results: two, or four where they share 64 rows, and where three
-/// stages leave room for so many.
-pub fn mma_staging_panels([m, n]: [u32; 2]) -> u32 {
-    let beside_three = mma_swaps(m) && m > 128 && n == 256;
-    if m == 64 && n > 128 || beside_three { 4 } else { 2 }
-}
-
-/// Bytes of those panels.
-pub fn mma_staging_bytes([m, n]: [u32; 2]) -> u32 {
-    2 * mma_staging_panels([m, n]) * 64 * mma_panel_columns(n) * 2
-}
-
-/// Panels that each of two warpgroups that share a tile fills with its part of so many columns of results.
-pub fn mma_panels([m, n, _]: [u32; 3], columns: u32, f32: bool) -> u32 {
-    let wide = if f32 { 32 } else { mma_panel_columns(n) };
-    m.div_ceil(64) * columns / wide / 2
 }
 
 /// Operands of an epilogue, in the order of its operations that have one.
@@ -532,6 +480,7 @@ impl Leaf {
                 (m, k, stages, consumers, cluster) == (m2, k2, stages2, consumers2, cluster2)
                     && multicast == multicast2
                     && (n == n2 || n.is_multiple_of(64) && n2.is_multiple_of(64))
+                    && mma_consumers([*m, *n]) == mma_consumers([*m2, *n2])
             }
             _ => self == other,
         }

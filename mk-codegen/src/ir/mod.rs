@@ -11,6 +11,7 @@ mod in_place;
 mod json;
 mod leaf;
 mod lookup;
+mod mma;
 mod net;
 mod plan;
 mod points;
@@ -34,9 +35,12 @@ pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, Agent, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS,
     EpilogueOp, GradOf, Leaf, Mask, Operand, RoutePart, STATS, Store, Tabulation,
-    attend_grad_smem_bytes, attend_smem_bytes, carry_last, cluster_part, gated, mma_exchange_bytes,
-    mma_panel_columns, mma_panels, mma_stage_bytes, mma_staging_bytes, mma_staging_panels,
-    mma_swaps, one_warpgroup_takes, saves_gates,
+    attend_grad_smem_bytes, attend_smem_bytes, carry_last, gated, saves_gates,
+};
+pub use mma::{
+    cluster_part, mma_consumers, mma_exchange_bytes, mma_panel_columns, mma_panels,
+    mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_swaps, mma_three_by_rows,
+    one_warpgroup_takes,
 };
 pub use net::NetPlan;
 pub(crate) use plan::FEW_BLOCKS;

@@ -5,7 +5,8 @@
 use super::{
     entity::{BufId, Entity, FamId, TabId},
     expr::{Env, EvalError, Expr, Var},
-    leaf::{Leaf, Operand, mma_swaps},
+    leaf::{Leaf, Operand},
+    mma::mma_swaps,
     plan::{Access, Each, Family, Plan, Positions},
     tables::TableSet,
 };
@@ -220,7 +221,7 @@ impl<'a> Points<'a> {
         block: [u32; 2],
     ) -> Result<Option<Task>, PointError> {
         let swaps = match self.plan.families[family].leaf {
-            Leaf::MmaTile { block, .. } => mma_swaps(block[0]),
+            Leaf::MmaTile { block, .. } => mma_swaps([block[0], block[1]]),
             _ => false,
         };
         let row_by_row = block[1].is_multiple_of(64) && !swaps;

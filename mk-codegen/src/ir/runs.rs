@@ -6,9 +6,10 @@
 use super::{
     entity::{FamId, RoleId},
     expr::Expr,
-    leaf::{
-        ALayout, BLayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last,
-        mma_panel_columns, mma_panels, mma_staging_panels, mma_swaps,
+    leaf::{ALayout, BLayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last},
+    mma::{
+        mma_consumers, mma_panel_columns, mma_panels, mma_staging_panels, mma_swaps,
+        mma_three_by_rows,
     },
     plan::{Access, Buffer, Family, Plan, Schedule, Space},
     points::{PointError, Points, Task},
@@ -158,7 +159,7 @@ impl Points<'_> {
     ///
     /// Only where a warp then overwrites nothing but rows of A that its own part of the wgmmas has read, 128 bytes each; and where no
     /// tile has fewer steps than there are stages, so that a consumer that is through with a tile knows that the storer is through
-    /// with the one before; not where a partial sum comes through the ring behind the last step; and not where CTAs load together, to all of
+    /// with the one before (three warpgroups, which take all of that stage, wait for each other, and lay results of 16 bits over any rows); not where a partial sum comes through the ring behind the last step; and not where CTAs load together, to all of
     /// which a stage goes back (slower in a trial where the storer did that). The storer hands such a stage back, later than the `empty` edge says
     /// and before any staging panel.
     ///
@@ -180,14 +181,18 @@ impl Points<'_> {
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
         // Swapped, a warp's columns of a panel lie where its columns of B do, if those are contiguous.
+        let [m, n, _] = *block;
         let own_rows = *consumers == Consumers::Cooperative
             && *a_layout == ALayout::Mk
-            && (!mma_swaps(block[0]) || *b_layout == BLayout::Kn);
+            && (!mma_swaps([m, n]) || *b_layout == BLayout::Kn);
+        // All of the stage, when all of three warpgroups have read it: room for results of 16 bits.
+        let three = mma_three_by_rows([m, n]);
+        let all = three && !f32;
         let together = leaf.multicast() != [1, 1];
         let behind = carry_last(leaf.epilogue());
         let whole = *store == Store::Tma && mma_panel_columns(block[1]) == 64;
-        let more = panels > mma_staging_panels([block[0], block[1]]);
-        if together || behind || !(own_rows && whole && more) {
+        let more = panels > mma_staging_panels([block[0], block[1]], *stages);
+        if together || behind || !((own_rows && !three || all) && whole && more) {
             return Ok(false);
         }
         Ok(self.least_steps(run)? >= i64::from(*stages))
@@ -213,13 +218,14 @@ impl Points<'_> {
         let c = self.plan.operand(*first, Operand::C);
         let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
         let panels = mma_panels(*block, leaf.out_columns(), f32);
-        let beyond = panels.saturating_sub(mma_staging_panels([block[0], block[1]]));
+        let beyond = panels.saturating_sub(mma_staging_panels([block[0], block[1]], *stages));
         // Of A, or of columns of B.
-        let swaps = mma_swaps(block[0]);
+        let swaps = mma_swaps([block[0], block[1]]);
         let own_rows = *a_layout == ALayout::Mk
             && (swaps || block[0] > 64)
             && mma_panel_columns(block[1]) == 64;
-        let each = if swaps { leaf.out_columns() / 128 } else { block[0] / 128 };
+        let across = 64 * mma_consumers([block[0], block[1]]);
+        let each = if swaps { leaf.out_columns() / across } else { block[0] / across };
         let room = beyond == 0 || own_rows && beyond <= stages * each;
         let sends =
             *store == Store::Tma && *consumers == Consumers::Cooperative && leaf.cluster() == 1;

@@ -2,7 +2,8 @@
 
 use super::values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction};
 use crate::ir::{
-    Consumers, NicOrdering, Schedule, mma_exchange_bytes, mma_stage_bytes, mma_staging_bytes,
+    Consumers, NicOrdering, Schedule, mma_consumers, mma_exchange_bytes, mma_stage_bytes,
+    mma_staging_bytes,
 };
 use crate::target::{self, Target};
 
@@ -92,8 +93,9 @@ impl Default for Config {
     }
 }
 
-/// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows.
+/// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows; or, of 64 columns, some more.
 const MOST_STAGES: u32 = 10;
+const MOST_NARROW_STAGES: u32 = 16;
 
 impl Config {
     /// Rows of the result that a task of a product makes.
@@ -109,7 +111,9 @@ impl Config {
     /// Shared-memory stages of a matrix product on `target`.
     pub fn stages_on(&self, target: &Target) -> u32 {
         self.stages.unwrap_or_else(|| {
-            stages_that_fit(self.block, self.cluster, target).clamp(2, MOST_STAGES)
+            let [m, n, _] = self.block;
+            let most = if mma_consumers([m, n]) == 1 { MOST_NARROW_STAGES } else { MOST_STAGES };
+            stages_that_fit(self.block, self.cluster, target).clamp(2, most)
         })
     }
 }
@@ -117,6 +121,9 @@ impl Config {
 /// Stages of a tile that fit shared memory beside the staging of its results, or beside what the others of a cluster send.
 pub(super) fn stages_that_fit([m, n, k]: Block, cluster: u32, target: &Target) -> u32 {
     let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes);
-    let beside = mma_staging_bytes([m, n]).max(mma_exchange_bytes([m, n], cluster));
-    room.saturating_sub(beside) / mma_stage_bytes([m, n, k]).max(1)
+    let beside =
+        |stages| mma_staging_bytes([m, n], stages).max(mma_exchange_bytes([m, n], cluster));
+    // More stages never ask for more staging.
+    let most = room.saturating_sub(beside(u32::MAX)) / mma_stage_bytes([m, n, k]).max(1);
+    room.saturating_sub(beside(most)) / mma_stage_bytes([m, n, k]).max(1)
 }

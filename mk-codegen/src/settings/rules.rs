@@ -6,7 +6,7 @@ use super::{
     table::Misfit,
     values::{Gather, LastWave, Reduction},
 };
-use crate::ir::{Consumers, Schedule, mma_swaps, one_warpgroup_takes};
+use crate::ir::{Consumers, Schedule, mma_consumers, mma_swaps, one_warpgroup_takes};
 use crate::target;
 
 type Fit = Result<(), Misfit>;
@@ -55,18 +55,19 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
     }
     let [bm, bn, bk] = c.block;
     let known = match bm {
-        64 => [128, 256].contains(&bn),
+        64 => [64, 128, 256].contains(&bn),
         128 => [32, 64, 96, 128, 160, 192, 256].contains(&bn),
         256 => [32, 64, 96, 128, 160].contains(&bn),
+        192 if bn == 192 => true,
         _ => swapped_rows(bn).is_some_and(|mut rows| rows.any(|m| m == bm)),
     };
     if !known || bk != 64 {
         return misfit(
             format!("no matrix product has tiles of {bm} x {bn} x {bk}"),
-            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 64 rows and 128 or 256; a depth of 64; for a product alone also 16 to 240 rows in steps of 16 and 128 columns, or 16 to 160 and 256",
+            "use 128 rows and 32, 64, 96, 128, 160, 192 or 256 columns, or 256 rows and at most 160, or 192 rows and 192, or 64 rows and 128 or 256; a depth of 64; for a product alone also 16 to 240 rows in steps of 16 and 64 or 128 columns, 16 to 176 and 192, or 16 to 160 and 256",
         );
     }
-    if mma_swaps(bm) && !swaps(c, facts) {
+    if mma_swaps([bm, bn]) && !swaps(c, facts) {
         let why = format!(
             "only a product alone, of 16-bit results of which nothing is saved, has tiles of {bm} rows"
         );
@@ -79,7 +80,7 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         let why = format!("ragged rows have no tiles of {bm} x {bn}");
         return misfit(why, "use 64 or 128 rows, and a multiple of 64 columns");
     }
-    let split = bm == 64 || mma_swaps(bm) && bn != 256;
+    let split = bm == 64 || mma_swaps([bm, bn]) && bn != 256;
     if facts.gated() && (bn % 128 != 0 || split) {
         let why = format!("`swiglu` has no tiles of {bm} x {bn}, half gates and half ups");
         return misfit(
@@ -87,7 +88,7 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
             "use 128 or 256 columns, and 128 or 256 rows; with others, 256 columns",
         );
     }
-    if mma_swaps(bm) && !facts.plain() && bm * bn > 128 * 256 {
+    if mma_swaps([bm, bn]) && !facts.plain() && bm * bn > 128 * 256 {
         return misfit(
             format!("tiles of {bm} x {bn} leave no registers for elementwise operations"),
             "use a smaller `block`",
@@ -105,11 +106,12 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
 /// Rows of tiles of so many columns that multiply with their operands swapped ([`mma_swaps`]).
 pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
     let most = match columns {
-        128 => 240,
+        64 | 128 => 240,
+        192 => 176,
         256 => 160,
         _ => return None,
     };
-    Some((16..=most).step_by(16).filter(|m| mma_swaps(*m)))
+    Some((16..=most).step_by(16).filter(move |m| mma_swaps([*m, columns])))
 }
 
 /// Whether such tiles have a kernel.
@@ -193,6 +195,11 @@ pub(super) fn gather(c: &Config, facts: &Facts) -> Fit {
 }
 
 pub(super) fn reduction(c: &Config, facts: &Facts) -> Fit {
+    let [bm, bn, _] = c.block;
+    if mma_consumers([bm, bn]) == 3 && c.reduction != Reduction::DedicatedSms && facts.sums() {
+        let why = format!("CTAs with tiles of {bm} x {bn} have no registers left to add sums");
+        return misfit(why, "set `reduction=dedicated_sms`, or another `block`");
+    }
     if c.reduction != Reduction::Ring {
         return Ok(());
     }
@@ -226,6 +233,10 @@ pub(super) fn reduction(c: &Config, facts: &Facts) -> Fit {
 pub(super) fn last_wave(c: &Config, facts: &Facts) -> Fit {
     let Some(LastWave { blocks, columns, parts }) = c.last_wave else { return Ok(()) };
     let [bm, bn, _] = c.block;
+    if mma_consumers([bm, bn]) == 3 {
+        let why = format!("last rows have no smaller tiles beside those of {bm} x {bn}");
+        return misfit(why, "set `last_wave=none`, or another `block`");
+    }
     let step = if facts.gated() || bm == 64 { 128 } else { 64 };
     let most = if parts > 1 { bn } else { bn - 1 };
     if bn % 64 != 0 {
@@ -252,9 +263,9 @@ pub(super) fn last_wave(c: &Config, facts: &Facts) -> Fit {
 
 /// Of other tiles than the last rows had: no wider ones.
 pub(super) fn settle_last_wave(c: &mut Config, _: &Facts) {
-    let width = c.block[1];
-    c.last_wave =
-        c.last_wave.filter(|w| width.is_multiple_of(64) && (w.parts > 1 || w.columns < width));
+    let [height, width, _] = c.block;
+    let takes = width.is_multiple_of(64) && mma_consumers([height, width]) == 2;
+    c.last_wave = c.last_wave.filter(|w| takes && (w.parts > 1 || w.columns < width));
     if let Some(last) = &mut c.last_wave {
         last.columns = last.columns.min(width);
     }
@@ -294,6 +305,13 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             DEFAULT,
         );
     };
+    let [bm, bn, bk] = c.block;
+    if mma_consumers([bm, bn]) == 3 {
+        return because(
+            "three warpgroups leave no registers for the others' sums",
+            "use a `block` of other columns than 192",
+        );
+    }
     if c.consumers != Consumers::Cooperative
         || c.last_wave.is_some()
         || c.tile_scheduler != Schedule::Static
@@ -303,7 +321,6 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             "set `consumers=cooperative last_wave=none tile_scheduler=static`, or leave `cluster`",
         );
     }
-    let [bm, bn, bk] = c.block;
     let fits = target::by_name(&c.target).is_none_or(|t| stages_that_fit(c.block, n, t) >= 2);
     if bn % 64 != 0 || !fits {
         return because(
@@ -327,7 +344,7 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             "use a smaller `block`",
         );
     }
-    if facts.gated() && mma_swaps(bm) {
+    if facts.gated() && mma_swaps([bm, bn]) {
         return because(
             "gates and ups of tiles of so many rows lie in different sums",
             "use a `block` of 128 or 256 rows",

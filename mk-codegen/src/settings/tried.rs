@@ -32,6 +32,8 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
         let small = alone_and_small(facts);
         if facts.ragged {
             blocks.push("64x256x64");
+        } else if most >= 384 && 4 * tiles(facts, [192, 192]) >= 3 * sms() {
+            blocks.push("192x192x64");
         }
         if rows <= 64 || alone && rows <= 512 {
             blocks.extend(["64x256x64", FLAT]);
@@ -44,13 +46,25 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
     }
     let mut texts = texts(&blocks);
     if rules::swaps(&Config::default(), facts) {
-        texts.extend(swapped(rows));
+        texts.extend(swapped(facts, rows));
     }
     texts
 }
 
-/// Tiles with swapped operands: of those that cut so many rows into as many blocks, the flattest.
-fn swapped(rows: u64) -> Vec<String> {
+/// Tiles of such a block in the smallest of the last products.
+fn tiles(facts: &Facts, block: [u32; 2]) -> u64 {
+    let [rows, columns] = facts.extents();
+    rows.div_ceil(block[0].into()) * columns.div_ceil(block[1].into())
+}
+
+/// SMs of the default target.
+fn sms() -> u64 {
+    target::by_name(&Config::default().target).map_or(0, |t| u64::from(t.sms))
+}
+
+/// Tiles with swapped operands: of those that cut so many rows into as many blocks, the flattest. Of 64 columns where two waves take all of
+/// them, and of 192 where there are rows for what three warpgroups multiply.
+fn swapped(facts: &Facts, rows: u64) -> Vec<String> {
     let each = |columns: u32| {
         let heights = rules::swapped_rows(columns).into_iter().flatten();
         let blocks = |m: u32| rows.div_ceil(m.into());
@@ -59,17 +73,19 @@ fn swapped(rows: u64) -> Vec<String> {
         let flattest = move |m: &u32| {
             least(*m) && (*m == 16 || !least(*m - 16) || blocks(*m) != blocks(*m - 16))
         };
-        heights.filter(flattest).map(move |m| format!("{m}x{columns}x64"))
+        let worth = move |m: &u32| match columns {
+            64 => tiles(facts, [*m, 64]) <= 2 * sms(),
+            192 => rows > 128,
+            _ => true,
+        };
+        heights.filter(flattest).filter(worth).map(move |m| format!("{m}x{columns}x64"))
     };
-    [128, 256].into_iter().flat_map(each).collect()
+    [64, 128, 192, 256].into_iter().flat_map(each).collect()
 }
 
 /// Whether there is a product alone of which tiles of 128 x 128 do not fill the GPU.
 fn alone_and_small(facts: &Facts) -> bool {
-    let [rows, columns] = facts.extents();
-    let tiles = rows.div_ceil(128) * columns.div_ceil(128);
-    let sms = target::by_name(&Config::default().target).map_or(0, |t| u64::from(t.sms));
-    rules::shared_depth(facts).is_some() && tiles <= sms
+    rules::shared_depth(facts).is_some() && tiles(facts, [128, 128]) <= sms()
 }
 
 pub(super) fn consumers(facts: &Facts) -> Vec<String> {

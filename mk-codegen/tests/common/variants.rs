@@ -448,6 +448,93 @@ pub const VARIANTS: &[Variant] = &[
         ),
         |c| c.block = [96, 256, 64],
     ),
+    // Three warpgroups multiply: several tiles a CTA, a chain over operands that lie across, edges that TMA cannot store, others' sums.
+    variant(("three", "gemm(a, b)", 1, SEVERAL_WAVES), |c| {
+        (c.block, c.compute_sms) = ([192, 192, 64], Some(7));
+    }),
+    variant(("three_few_steps", "gemm(a, b)", 1, LONG_ROWS), |c| c.block = [192, 192, 64]),
+    variant(
+        (
+            "three_chain",
+            "fn f(a: bf16[K, M], b: bf16[N, K], c: bf16[N], y: bf16[M, N]) { gemm(a.t, b.t) -> bias(c) -> gelu -> add(y) }",
+            1,
+            &[("a", &[1536, 1904]), ("b", &[1032, 1536])],
+        ),
+        |c| (c.block, c.compute_sms) = ([192, 192, 64], Some(7)),
+    ),
+    variant(
+        (
+            "three_odd",
+            "gather(a) -> gemm(b) -> bias(c) -> gelu",
+            3,
+            &[("a", &[1000, 1033]), ("b", &[1033, 3001]), ("c", &[3001])],
+        ),
+        |c| c.block = [192, 192, 64],
+    ),
+    variant(
+        (
+            "three_dyn",
+            "fn f<M: dyn <= 700>(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }",
+            2,
+            &[("b", &[264, 656])],
+        ),
+        |c| c.block = [192, 192, 64],
+    ),
+    variant(("three_slices", "gather(a) -> gemm(b)", 3, SEVERAL_WAVES), |c| {
+        (c.block, c.k_slices, c.tile_scheduler) = ([192, 192, 64], 4, Schedule::Dynamic);
+    }),
+    variant(("three_scatter", "gemm(a, b) -> reduce_scatter", 4, RAGGED), |c| {
+        c.block = [192, 192, 64];
+    }),
+    variant(
+        (
+            "three_mlp_all",
+            ALL_REDUCE_MLP,
+            3,
+            &[("x", &[200, 256]), ("w1", &[256, 520]), ("w2", &[520, 328])],
+        ),
+        |c| (c.block, c.tile_scheduler) = ([192, 192, 64], Schedule::Dynamic),
+    ),
+    variant(("three_f32", "gemm(a, b) -> cast(f32)", 1, SEVERAL_WAVES), |c| {
+        (c.block, c.compute_sms) = ([192, 192, 64], Some(7));
+    }),
+    variant(("three_split", "gemm(a, b) -> reduce_scatter", 2, RAGGED), |c| {
+        (c.block, c.split_k) = ([192, 192, 64], 2);
+    }),
+    variant(
+        ("three_multicast", "gemm(a, b) -> relu", 1, &[("a", &[900, 480]), ("b", &[480, 704])]),
+        |c| {
+            (c.block, c.multicast) = ([192, 192, 64], Some(Multicast { below: 2, beside: 2 }));
+        },
+    ),
+    // Operands swapped, for three warpgroups and for one.
+    variant(("swapped_three", "gemm(a, b)", 1, SEVERAL_WAVES), |c| {
+        (c.block, c.compute_sms) = ([176, 192, 64], Some(7));
+    }),
+    variant(
+        (
+            "swapped_three_chain",
+            "fn f(a: bf16[M, K], b: bf16[N, K], c: bf16[N], y: bf16[M, N]) { gemm(a, b.t) -> bias(c) -> gelu -> add(y) }",
+            1,
+            &[("a", &[700, 480]), ("b", &[840, 480])],
+        ),
+        |c| {
+            (c.block, c.multicast) = ([144, 192, 64], Some(Multicast { below: 1, beside: 2 }));
+        },
+    ),
+    variant(("swapped_one", "gemm(a, b)", 1, &[("a", &[600, 1480]), ("b", &[1480, 704])]), |c| {
+        (c.block, c.multicast) = ([64, 64, 64], Some(Multicast { below: 2, beside: 2 }));
+    }),
+    variant(
+        (
+            "swapped_one_parts",
+            "fn f(a: bf16[M, K], b: bf16[N, K], c: bf16[N]) { gemm(a, b.t) -> bias(c) -> silu }",
+            1,
+            &[("a", &[60, 1480]), ("b", &[520, 1480])],
+        ),
+        |c| (c.block, c.cluster) = ([16, 64, 64], 4),
+    ),
+    variant(("swapped_one_tall", "gemm(a, b)", 1, SEVERAL_WAVES), |c| c.block = [240, 64, 64]),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };
     }),

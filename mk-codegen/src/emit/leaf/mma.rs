@@ -1,4 +1,4 @@
-//! Tiles of matrix products: a lane loads, two warpgroups multiply, a lane sends the results.
+//! Tiles of matrix products: a lane loads, one to three warpgroups multiply, a lane sends the results.
 
 mod carry;
 mod operands;
@@ -11,8 +11,9 @@ use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use crate::{
     ir::{
         ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId,
-        Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_exchange_bytes,
-        mma_panel_columns, mma_staging_bytes, mma_swaps, one_warpgroup_takes, saves_gates,
+        Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_consumers,
+        mma_exchange_bytes, mma_panel_columns, mma_staging_bytes, mma_swaps, mma_three_by_rows,
+        one_warpgroup_takes, saves_gates,
     },
     target,
 };
@@ -71,6 +72,27 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     prepare,
 };
 
+/// The same with three consumers, of at most 96 accumulators each.
+const THREE: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 152, computing: 3 },
+    ..EMISSION
+};
+
+/// The same with one, of at most 120 accumulators.
+const ONE: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 1 },
+    ..EMISSION
+};
+
+/// The record for tiles of so many rows and columns.
+pub(in crate::emit) fn emission([rows, columns, _]: [u32; 3]) -> &'static LeafEmission {
+    match mma_consumers([rows, columns]) {
+        1 => &ONE,
+        3 => &THREE,
+        _ => &EMISSION,
+    }
+}
+
 const RING: &str = "RingCursor<@{ ring }@Config::kStages> ring;";
 const STAGING: &str = "GemmStaging<@{ ring }@Config::kPanels> staging;";
 const TILES: &str = "TileCursor tiles;";
@@ -98,7 +120,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
         beside => multicast[1],
         block_m => block[0],
         block_n,
-        staging => mma_staging_bytes([block[0], block[1]])
+        staging => mma_staging_bytes([block[0], block[1]], *stages)
             .max(mma_exchange_bytes([block[0], block[1]], *cluster)),
     })
 }
@@ -167,7 +189,9 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let kept = epilogue.iter().any(|op| matches!(op, EpilogueOp::Save | EpilogueOp::Carry));
     let as_it_is = *a_layout == ALayout::Mk && out != "F32" && !kept && !saves_gates(epilogue);
     let leaves = *store == Store::Tma || *cluster > 1;
-    if mma_swaps(block[0]) && !(as_it_is && leaves && *consumers == Consumers::Cooperative) {
+    if mma_swaps([block[0], block[1]])
+        && !(as_it_is && leaves && *consumers == Consumers::Cooperative)
+    {
         let what = "operands are swapped for 16-bit results of which nothing is saved, of rows that TMA stores, or clusters";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
@@ -199,7 +223,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
         gated => if gated(epilogue) { "true" } else { "false" },
         reads => *store == Store::Direct && epilogue.iter().any(|op| op.operand() == Some(Mode::Read)),
-        chained => mma_swaps(block[0]) && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Widen | EpilogueOp::Swiglu)),
+        chained => mma_swaps([block[0], block[1]]) && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Widen | EpilogueOp::Swiglu)),
         // Gates and ups are two.
         saves => saves + usize::from(saves_gates(epilogue)),
         saves_gates => saves_gates(epilogue),
@@ -224,6 +248,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let (a, b) = (e.access(f, Operand::A)?, e.access(f, Operand::B)?);
     let gated = gated(epilogue);
     shape(f, *block, gated, *consumers)?;
+    of_three(f)?;
     if b.region.len() < if gated { 3 } else { 2 } || a.region.len() < 2 {
         return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
     }
@@ -301,7 +326,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let (c_map, line_map) = match store {
         Store::Tma => {
             // Swapped, the last panel of a tile may have fewer rows.
-            let least = if mma_swaps(block[0]) { (block[0] - 1) % 64 + 1 } else { 1 };
+            let least = if mma_swaps([block[0], block[1]]) { (block[0] - 1) % 64 + 1 } else { 1 };
             let whole = c_maps(e, f, &targets, [64, panel_cols])?;
             (whole, c_maps(e, f, &targets, [least, panel_cols])?)
         }
@@ -331,15 +356,34 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
 /// Blocks that the agents multiply.
 fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Result<(), EmitError> {
     let halves = block[1].is_multiple_of(128);
-    let swapped = mma_swaps(block[0]) && block[0].is_multiple_of(16) && block[0] < 256;
+    let sides = [block[0], block[1]];
+    let swapped = mma_swaps(sides) && block[0].is_multiple_of(16) && block[0] < 256;
     let split = block[0] == 64 && !gated || swapped && (!gated || block[1] == 256);
-    let rows = [128, 256].contains(&block[0]) || split && halves;
+    let parts = block[1].is_multiple_of(64 * mma_consumers(sides));
+    let rows = [128, 256].contains(&block[0]) || split && parts || mma_three_by_rows(sides);
     if block[2] != 64 || !rows || gated && !halves {
-        let what = "tiles have 128 or 256 rows, or 64, or others in steps of 16, in multiples of 128 columns, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
+        let what = "tiles have 128 or 256 rows, or 192 and as many columns, or 64, or others in steps of 16, in multiples of 128 columns, or 64 or 192, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     if consumers == Consumers::PingPong && !one_warpgroup_takes([block[0], block[1]]) {
         let what = "one warpgroup multiplies tiles of 128 rows and at most 160 columns by itself";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    Ok(())
+}
+
+/// Three warpgroups have tiles whose sums stay with them.
+fn of_three(f: &Family) -> Result<(), EmitError> {
+    let Leaf::MmaTile { block, cluster, epilogue, .. } = &f.leaf else { return Ok(()) };
+    let handed_on = *cluster > 1 || epilogue.contains(&EpilogueOp::Carry);
+    if mma_consumers([block[0], block[1]]) == 3 && handed_on {
+        let what =
+            "tiles of three warpgroups go on with no sums, and no cluster shares their depth";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    // ptxas places accumulators among the registers that a thread begins with, 128 of 512 threads.
+    if mma_consumers([block[0], block[1]]) == 3 && block[0] > 192 {
+        let what = "three warpgroups multiply tiles of at most 192 rows";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     Ok(())

@@ -41,7 +41,9 @@ mod tabulate;
 use super::error::EmitError;
 use crate::ir::{Carry, CopyVia, FamId, Family, GradOf, Leaf, Plan};
 
-pub(super) use record::{Group, LeafEmission, Prepared, RingEmission, Seat, Warpgroups};
+pub(super) use record::{
+    Group, IDLE_REGISTERS, LeafEmission, Prepared, RingEmission, Seat, Warpgroups,
+};
 
 /// Every leaf that agents of a CTA carry out.
 pub(super) const ALL: &[&LeafEmission] = &[
@@ -75,7 +77,7 @@ pub(super) enum Carrier {
 /// Who carries out the leaf of a family.
 pub(super) fn carrier(f: &Family) -> Carrier {
     match &f.leaf {
-        Leaf::MmaTile { .. } => Carrier::Agents(&mma::EMISSION),
+        Leaf::MmaTile { block, .. } => Carrier::Agents(mma::emission(*block)),
         Leaf::CopyTile { via: CopyVia::Bulk, .. } => Carrier::Agents(&copy_bulk::EMISSION),
         Leaf::CopyTile { via: CopyVia::Ldst, .. } => Carrier::Agents(&copy_rows::EMISSION),
         Leaf::CopyTile { via: CopyVia::Gather, .. } => Carrier::Agents(&gather::EMISSION),

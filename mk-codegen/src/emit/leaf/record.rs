@@ -29,6 +29,9 @@ impl LeafEmission {
     }
 }
 
+/// Registers of a thread of a warpgroup that does nothing: the fewest that there are.
+pub(in crate::emit) const IDLE_REGISTERS: u32 = 24;
+
 /// Warpgroups of a CTA: the first issues, by single lanes or warps; the others compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::emit) struct Warpgroups {
@@ -51,6 +54,14 @@ impl Warpgroups {
         let file = 65_536 / 128 - Self::MOVING.issuing_registers;
         let computing_registers = (file / computing / 8 * 8).min(Self::MOVING.computing_registers);
         Warpgroups { computing_registers, computing, ..Self::MOVING }
+    }
+
+    /// [`Self::MOVING`] for loops of all its computing threads, where other roles ask for so many: further warpgroups are idle, and keep
+    /// [`IDLE_REGISTERS`].
+    pub fn beside_idle(threads: u32) -> Warpgroups {
+        let idle = (threads / 128).saturating_sub(1 + Self::MOVING.computing);
+        let issuing_registers = Self::MOVING.issuing_registers - 16 * idle.min(1);
+        Warpgroups { issuing_registers, ..Self::MOVING }
     }
 
     /// Threads of the CTA.

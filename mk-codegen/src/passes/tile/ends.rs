@@ -16,7 +16,7 @@ pub(in crate::passes) fn check(plan: &Plan, config: &Config) -> Result<(), Lower
     for (id, f) in plan.families.iter() {
         let columns = f.leaf.out_columns();
         let Leaf::MmaTile { block, store, a_layout, cluster, .. } = f.leaf else { continue };
-        let swaps = mma_swaps(block[0]);
+        let swaps = mma_swaps([block[0], block[1]]);
         if swaps && (a_layout == ALayout::Km || store == Store::Direct && cluster == 1) {
             let why = format!("no tiles of {} x {} multiply these operands", block[0], block[1]);
             let help = "use 64, 128 or 256 rows: with others rows of the left operand and of the result are multiples of 16 bytes, and not transposed".into();
