@@ -16,8 +16,9 @@ pub struct Products {
     pub launch_s: f64,
     /// Rows and columns of a tile, and a step of 64 along k where nothing else holds it up.
     pub steps: Vec<([u32; 2], f64)>,
-    /// The same of tiles with swapped operands: a step, and what each element of the tile adds to it.
-    pub swapped_s: [f64; 2],
+    /// The same of tiles with swapped operands: a step, what each column of the tile adds to it, and each element. Columns are read from shared
+    /// memory by 64, whatever the rows are.
+    pub swapped_s: [f64; 3],
     /// What a tile of 128 x 256 takes beside its steps; others in proportion.
     pub tile_s: f64,
     /// By how much more with operands swapped.
@@ -109,8 +110,9 @@ impl Products {
 
     /// A step where nothing holds it up, of tiles that there are figures of.
     fn step_s(&self, block: [u32; 2]) -> Option<f64> {
-        let [step_s, element_s] = self.swapped_s;
-        let swapped = || step_s + f64::from(block[0]) * f64::from(block[1]) * element_s;
+        let [step_s, column_s, element_s] = self.swapped_s;
+        let [rows, columns] = block.map(f64::from);
+        let swapped = || step_s + columns * (column_s + rows * element_s);
         let known = self.steps.iter().find(|s| s.0 == block).map(|s| s.1);
         known.or_else(|| mma_swaps(block).then(swapped))
     }
