@@ -122,14 +122,15 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
   constexpr bool kThrough = Config::kOut != Dtype::F32 && !Config::kGated;
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
   const u32 rank = depth_rank<Config>();
-  if (threadIdx.x == kWarpgroupThreads) {
-    mbarrier_arrive_expect_tx<kNoEdge>(smem.exchange_full(), incoming_bytes<Config>(tile.valid_rows, rank));
-  }
   if (tiles == 0) {
     // The others' barriers are there.
     cluster_wait();
   } else {
     mbarrier_wait_cluster(smem.exchange_read(), (tiles - 1) & 1);
+  }
+  // Behind that wait all of this CTA's warps have seen the last tile's sums. Where none come, this completes the phase.
+  if (threadIdx.x == kWarpgroupThreads) {
+    mbarrier_arrive_expect_tx<kNoEdge>(smem.exchange_full(), incoming_bytes<Config>(tile.valid_rows, rank));
   }
   float mine[Config::kMostUnits][8];
   send_sums<Config>(smem, tile, consumer, rank, acc, mine);
@@ -190,7 +191,8 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
     }
   }
   __syncwarp();
-  if (!last && lane_index() < Config::kCluster && lane_index() != rank) {
+  // This CTA's own warps, too: CTAs that finish nothing wait for nobody, and would be two phases ahead of it.
+  if (!last && lane_index() < Config::kCluster) {
     mbarrier_arrive_cluster(cluster_address(smem.exchange_read(), cta_of_part<Config>(lane_index())));
   }
   if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(smem.staging_full(consumer, staging.stage));

@@ -291,7 +291,7 @@ struct GemmSmem {
     }
     return a(i / Config::kStagePanels) + Config::first_row(consumer) * (kBlockK * kElemBytes) + i % Config::kStagePanels * Config::kPanelBytes;
   }
-  // Clusters: the others' sums are there, and have been read.
+  // Clusters: the others' sums are there; and all, this CTA too, have read theirs.
   MK_DEVICE u32 exchange_full() const { return base + kExchange; }
   MK_DEVICE u32 exchange_read() const { return base + kExchange + kMbarrierBytes; }
   // Where this thread's sums come from CTA `slot` of the others: vector `v` of the CTA's unit `i`.
@@ -320,7 +320,7 @@ struct GemmSmem {
     }
     if constexpr (Config::kCluster > 1) {
       mbarrier_init(exchange_full(), 1);
-      mbarrier_init(exchange_read(), (Config::kCluster - 1) * Config::kConsumers * kWarpgroupWarps);
+      mbarrier_init(exchange_read(), Config::kCluster * Config::kConsumers * kWarpgroupWarps);
     }
     if constexpr (Config::kThree) mbarrier_init(stage_read(), Config::kConsumers * kWarpgroupWarps);
     for (u32 s = 0; s < kTileSlots; ++s) {
