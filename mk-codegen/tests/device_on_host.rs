@@ -163,11 +163,11 @@ template <class Config> struct GemmSmem {
 };
 TILES
 
-static int tiles(u32 n, u32 ctas, u32 past) {
+static int tiles(u32 n, u32 ctas, u32 past, u32 consumers = 2) {
   counter = past * n;
   bars.assign(ctas, {});
   std::vector<TileCursor> slots(ctas * 3);
-  for (auto& b : bars) for (u32 s = 0; s < kTileSlots; ++s) b[10 + s] = Bar{1}, b[20 + s] = Bar{kTileReaders};
+  for (auto& b : bars) for (u32 s = 0; s < kTileSlots; ++s) b[10 + s] = Bar{1}, b[20 + s] = Bar{tile_readers(consumers)};
   const GemmSmem<Config> smem;
   for (u32 launch = 0; launch < 5; ++launch, ++past) {
     std::map<u32, u32> seen;
@@ -200,7 +200,7 @@ static int tiles(u32 n, u32 ctas, u32 past) {
         TileCursor next = slot;
         u32 tile = 0;
         bool last = false;
-        for (u32 warp = 0; warp < (lane ? 1 : 2 * kWarpgroupWarps); ++warp) {
+        for (u32 warp = 0; warp < (lane ? 1 : consumers * kWarpgroupWarps); ++warp) {
           next = slot;
           if (lane) {
             ReaderTiles<GemmSmem<Config>, Edges, Queue, false> reader(smem, q, next);
@@ -229,6 +229,7 @@ int main() {
   int wrong = 0;
   for (u32 past : {0u, 2u, ~0u - 2}) {
     wrong += queue(0, 1, 1, past) + queue(1, 5, 1, past) + queue(7, 3, 1, past) + queue(512, 132, 2, past) + queue(512, 66, 1, past);
+    for (u32 consumers : {1u, 3u}) wrong += tiles(7, 3, past, consumers) + tiles(200, 9, past, consumers);
     wrong += tiles(0, 2, past) + tiles(1, 5, past) + tiles(7, 3, past) + tiles(200, 9, past) + tiles(9, 9, past);
   }
   wrong += ring<2>() + ring<3>() + ring<4>() + ring<7>();
@@ -274,7 +275,7 @@ fn rows_rings_and_tasks_are_walked_whole() {
         ),
     ];
     let main = MAIN.replace("TURNS", &[take, &turns].concat()).replace("TILES", &tiles.concat());
-    let constants = ["constexpr u32 kTileSlots", "constexpr u32 kTileReaders"];
+    let constants = ["constexpr u32 kTileSlots", "constexpr u32 tile_readers"];
     let line =
         |head: &str| library.lines().find(|l| l.starts_with(head)).expect("there").to_string();
     let main = main.replace("SLOTS", &constants.map(line).join("\n"));

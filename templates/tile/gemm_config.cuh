@@ -12,8 +12,9 @@ constexpr u32 kBlockK = 64;
 constexpr u32 kWarpgroupThreads = 128;
 constexpr u32 kWarpgroupWarps = 4;
 
-// Dynamic schedule: tiles that a loader is ahead of the slowest reader.
+// Dynamic schedule: tiles that a loader is ahead of the slowest reader, the warps that multiply and the storer.
 constexpr u32 kTileSlots = 4;
+constexpr u32 tile_readers(u32 consumers) { return consumers * kWarpgroupWarps + 1; }
 typedef RingCursor<kTileSlots> TileCursor;
 
 // Everything a generated kernel chooses about its GEMM tiles.
@@ -98,7 +99,6 @@ struct GemmConfig {
   // stages one, otherwise all; swapped, one where four stages leave no more.
   static constexpr u32 kPanels = kThree ? (kStages > 3 ? 1 : 3) : kConsumers == 3 && kBlockM > 160 ? 1 : (kBlockM == 64 && (kBlockN > 128 || kOptions.ring_n > 128)) || (kSwapped && kBlockM > 128 && kBlockN == 256) ? 4 : 2;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
-  static constexpr u32 kTileReaders = kConsumers * kWarpgroupWarps + 1;  // the warps that multiply, and the storer
 
   // Boxes of the operands' tensor maps: inner extent 64 elements, 128-byte swizzle, this many rows.
   static constexpr u32 kAPanels = kBlockM / 64;                         // M-major: panels of 64 rows of C, one box each
@@ -325,7 +325,7 @@ struct GemmSmem {
     if constexpr (Config::kThree) mbarrier_init(stage_read(), Config::kConsumers * kWarpgroupWarps);
     for (u32 s = 0; s < kTileSlots; ++s) {
       mbarrier_init(tile_full(s), 1);
-      mbarrier_init(tile_empty(s), Config::kTileReaders);
+      mbarrier_init(tile_empty(s), tile_readers(Config::kConsumers));
     }
     fence_mbarrier_init();
   }

@@ -508,7 +508,7 @@ pub const VARIANTS: &[Variant] = &[
         },
     ),
     // Operands swapped, for three warpgroups and for one.
-    variant(("swapped_three", "gemm(a, b)", 1, SEVERAL_WAVES), |c| {
+    variant(("swapped_three", "gemm(a, b)", 1, SEVERAL_WAVES_ALIGNED), |c| {
         (c.block, c.compute_sms) = ([176, 192, 64], Some(7));
     }),
     variant(
@@ -516,13 +516,13 @@ pub const VARIANTS: &[Variant] = &[
             "swapped_three_chain",
             "fn f(a: bf16[M, K], b: bf16[N, K], c: bf16[N], y: bf16[M, N]) { gemm(a, b.t) -> bias(c) -> gelu -> add(y) }",
             1,
-            &[("a", &[700, 480]), ("b", &[840, 480])],
+            &[("a", &[700, 480]), ("b", &[832, 480])],
         ),
         |c| {
             (c.block, c.multicast) = ([144, 192, 64], Some(Multicast { below: 1, beside: 2 }));
         },
     ),
-    variant(("swapped_one", "gemm(a, b)", 1, &[("a", &[600, 1480]), ("b", &[1480, 704])]), |c| {
+    variant(("swapped_one", "gemm(a, b)", 1, &[("a", &[600, 1472]), ("b", &[1472, 704])]), |c| {
         (c.block, c.multicast) = ([64, 64, 64], Some(Multicast { below: 2, beside: 2 }));
     }),
     variant(
@@ -530,11 +530,13 @@ pub const VARIANTS: &[Variant] = &[
             "swapped_one_parts",
             "fn f(a: bf16[M, K], b: bf16[N, K], c: bf16[N]) { gemm(a, b.t) -> bias(c) -> silu }",
             1,
-            &[("a", &[60, 1480]), ("b", &[520, 1480])],
+            &[("a", &[60, 1472]), ("b", &[544, 1472])],
         ),
         |c| (c.block, c.cluster) = ([16, 64, 64], 4),
     ),
-    variant(("swapped_one_tall", "gemm(a, b)", 1, SEVERAL_WAVES), |c| c.block = [240, 64, 64]),
+    variant(("swapped_one_tall", "gemm(a, b)", 1, SEVERAL_WAVES_ALIGNED), |c| {
+        c.block = [240, 64, 64]
+    }),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };
     }),
