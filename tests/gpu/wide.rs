@@ -198,6 +198,28 @@ fn products_in_clusters() {
     kernels.iter().for_each(|k| k.judge(&world, 2, &options(), 0));
 }
 
+/// One CTA of a cluster finishes all that few rows have, over five waves and more: the others have nothing to wait for (decision 260).
+#[test]
+fn few_rows_in_several_waves_of_clusters() {
+    let _alone = alone();
+    let name = "few_rows_in_several_waves_of_clusters";
+    let Some(world) = worlds(name).into_iter().next() else { return };
+    let ways = ["16x128x64 cluster=4", "16x64x64 cluster=4", "48x128x64 cluster=2"]
+        .map(|way| format!("block={way} compute_sms=16"));
+    let ways = ways.into_iter().chain(["block=16x64x64 cluster=2 multicast=1x2".into()]);
+    let program = Program::parse(ALONE[0]).unwrap_or_else(|e| panic!("{e}"));
+    for way in ways {
+        for [m, k, n] in [[2, 4096, 10_368], [10, 10_816, 4032]] {
+            let bound = bind(&program, &[("M", m), ("K", k), ("N", n)]);
+            let mut config = config_for(&world, &Config::default());
+            mk::settings::read(&mut config, &way).unwrap_or_else(|e| panic!("{e}"));
+            let what = format!("{} {:?} {way}", program.name(), [m, k, n]);
+            let kernel = Kernel::new(what, program.clone(), bound, &config);
+            kernel.judge(&world, 5, &options(), 0);
+        }
+    }
+}
+
 /// Every leaf and every way through it, on few tiles.
 const SMALL: &[Wide] = &[
     (
