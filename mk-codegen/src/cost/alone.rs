@@ -4,8 +4,7 @@
 
 use super::{CostError, model::DeviceModel};
 use crate::ir::{
-    ALayout, Access, Leaf, Mode, Operand, Plan, Points, Store, TableSet, mma_consumers, mma_swaps,
-    row_dim,
+    ALayout, Access, Leaf, Mode, Operand, Plan, Points, Store, TableSet, mma_swaps, row_dim,
 };
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +16,9 @@ pub struct Products {
     pub launch_s: f64,
     /// Rows and columns of a tile, and a step of 64 along k where nothing else holds it up.
     pub steps: Vec<([u32; 2], f64)>,
-    /// The same of tiles with swapped operands: a step, and what each element of the tile adds to it.
-    pub swapped_s: [f64; 2],
+    /// The same of tiles with swapped operands: a step, what each column of the tile adds to it, and each element. Columns are read from shared
+    /// memory by 64, whatever the rows are.
+    pub swapped_s: [f64; 3],
     /// What a tile of 128 x 256 takes beside its steps; others in proportion.
     pub tile_s: f64,
     /// By how much more with operands swapped.
@@ -58,9 +58,6 @@ pub struct Products {
 
 /// The share of memory's rate at which matrices come that an epilogue reads (one H200: 16.8 MB take 9 us more, 58.7 MB 26 to 35).
 const READS: f64 = 0.45;
-
-/// The tile of three warpgroups that others are compared with.
-const THREE: [u32; 2] = [192, 192];
 
 /// A figure with its name.
 pub(super) type Named = (&'static str, f64);
@@ -113,16 +110,11 @@ impl Products {
 
     /// A step where nothing holds it up, of tiles that there are figures of.
     fn step_s(&self, block: [u32; 2]) -> Option<f64> {
-        let [step_s, element_s] = self.swapped_s;
-        let area = |[m, n]: [u32; 2]| f64::from(m) * f64::from(n);
-        let known = |of: [u32; 2]| self.steps.iter().find(|s| s.0 == of).map(|s| s.1);
-        let swapped = || {
-            let alike = step_s + area(block) * element_s;
-            // Three warpgroups keep the tensor cores busy: what a step takes is its area.
-            let busy = known(THREE).filter(|_| mma_consumers(block) == 3);
-            busy.map_or(alike, |s| alike.max(s * area(block) / area(THREE)))
-        };
-        known(block).or_else(|| mma_swaps(block).then(swapped))
+        let [step_s, column_s, element_s] = self.swapped_s;
+        let [rows, columns] = block.map(f64::from);
+        let swapped = || step_s + columns * (column_s + rows * element_s);
+        let known = self.steps.iter().find(|s| s.0 == block).map(|s| s.1);
+        known.or_else(|| mma_swaps(block).then(swapped))
     }
 }
 
@@ -333,20 +325,6 @@ mod tests {
             out: 128.0 * 128.0 * 2.0,
         };
         figures.seconds(&shape, way)
-    }
-
-    #[test]
-    fn steps_of_three_warpgroups_are_as_long_as_their_area() {
-        for model in [DeviceModel::h100(), DeviceModel::h200()] {
-            let figures = model.products.clone().expect("ships with figures of products");
-            let of = |block| figures.step_s(block).expect("has a figure");
-            let share = of([176, 192]) / of(THREE);
-            assert!((share - 176.0 / 192.0).abs() < 1e-9, "{share}");
-            // Few rows take what few rows take.
-            let [step_s, element_s] = figures.swapped_s;
-            let alike = step_s + 16.0 * 192.0 * element_s;
-            assert!((of([16, 192]) - alike).abs() < 1e-15);
-        }
     }
 
     #[test]
