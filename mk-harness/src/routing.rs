@@ -186,9 +186,9 @@ pub(crate) fn packed(
     }
     for rank in 0..ranks {
         let mut at = 0usize;
-        for e in rank * own..((rank + 1) * own).min(experts) {
+        for (e, tokens) in tokens.iter().enumerate().skip(rank * own).take(own) {
             let end = at.saturating_add(keep.unwrap_or(each)).min(each);
-            for token in tokens[e].iter().take(end.saturating_sub(at)) {
+            for token in tokens.iter().take(end.saturating_sub(at)) {
                 all[rank * each + at] = Some((e, *token));
                 at += 1;
             }
