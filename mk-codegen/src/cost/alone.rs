@@ -112,6 +112,13 @@ impl Products {
         (rates, times.into_iter().chain(steps).collect())
     }
 
+    /// What times are multiplied with, each with its name.
+    pub(super) fn factors(&self) -> [Named; 6] {
+        let [below, beside, both] = self.multicast.map(|of| ("multicast", of));
+        let lines = ("multicast_at_lines", self.multicast_at_lines);
+        [below, beside, both, lines, ("three", self.three), ("swapped_tile", self.swapped_tile)]
+    }
+
     /// Times that are near add up.
     fn join(&self, times: &[f64]) -> f64 {
         times.iter().map(|t| t.powf(self.power)).sum::<f64>().powf(1.0 / self.power)

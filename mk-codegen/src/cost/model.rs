@@ -281,6 +281,11 @@ impl DeviceModel {
         if let Some(p) = self.products.as_ref().filter(|p| !(1.0..=16.0).contains(&p.power)) {
             return refuse(format!("power is {}, and must be 1 to 16", p.power));
         }
+        let factors = self.products.as_ref().map(Products::factors);
+        let mut factors = factors.into_iter().flatten();
+        if let Some((name, v)) = factors.find(|f| !(0.1..=10.0).contains(&f.1)) {
+            return refuse(format!("{name} is {v}, and must be 0.1 to 10"));
+        }
         if self.tiles.is_empty() || self.tiles.iter().any(|t| t.step_s <= 0.0) {
             return refuse("it needs a tile shape, with a time for each step".into());
         }
@@ -343,6 +348,8 @@ mod tests {
         assert!(refusal(|m| m.hbm_bytes_per_s = 0.0).contains("hbm_bytes_per_s is 0"));
         assert!(refusal(|m| m.movers.sum_pull.task_s = -1.0).contains("sum_pull is -1"));
         assert!(refusal(|m| m.tiles.clear()).contains("needs a tile shape"));
+        let slower = |m: &mut DeviceModel| m.products.iter_mut().for_each(|p| p.three = -1.04);
+        assert!(refusal(slower).contains("three is -1.04, and must be 0.1 to 10"));
         assert!(DeviceModel::parse("{}").is_err());
     }
 
