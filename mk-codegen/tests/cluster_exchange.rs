@@ -70,7 +70,7 @@ struct State {
     read: [Barrier; CTAS],
 }
 
-/// How many of its incoming sums a CTA has from each warp of the others: those that finish nothing have none.
+/// Whether each CTA finishes sums. One that finishes none gets none from the others.
 type Finishes = [bool; CTAS];
 
 fn begin(protocol: Protocol) -> State {

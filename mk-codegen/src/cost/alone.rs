@@ -21,7 +21,7 @@ pub struct Products {
     /// memory by 64, whatever the rows are.
     pub swapped_s: [f64; 3],
     /// How much longer it takes with three consumer warpgroups.
-    #[serde(default = "as_long")]
+    #[serde(default = "one")]
     pub three: f64,
     /// What a tile of 128 x 256 takes beside its steps; others in proportion.
     pub tile_s: f64,
@@ -63,8 +63,8 @@ pub struct Products {
 /// The share of memory's rate at which matrices come that an epilogue reads (one H200: 16.8 MB take 9 us more, 58.7 MB 26 to 35).
 const READS: f64 = 0.45;
 
-/// What figures that a model does not have are factors of.
-fn as_long() -> f64 {
+/// A factor that a model's file does not have.
+fn one() -> f64 {
     1.0
 }
 
@@ -128,7 +128,7 @@ impl Products {
     fn step_s(&self, block: [u32; 2]) -> Option<f64> {
         let [step_s, column_s, element_s] = self.swapped_s;
         let [rows, columns] = block.map(f64::from);
-        let longer = if mma_consumers(block) == 3 { self.three } else { as_long() };
+        let longer = if mma_consumers(block) == 3 { self.three } else { 1.0 };
         let swapped = || longer * (step_s + columns * (column_s + rows * element_s));
         let known = self.steps.iter().find(|s| s.0 == block).map(|s| s.1);
         known.or_else(|| mma_swaps(block).then(swapped))

@@ -51,7 +51,7 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
     texts
 }
 
-/// Tiles of such a block in the smallest of the last products.
+/// How many tiles of a block cover the result.
 fn tiles(facts: &Facts, block: [u32; 2]) -> u64 {
     let [rows, columns] = facts.extents();
     rows.div_ceil(block[0].into()) * columns.div_ceil(block[1].into())

@@ -16,7 +16,7 @@ use std::{
 /// Expert and token of each row, where it has some.
 type Packed = Vec<Option<(usize, usize)>>;
 
-/// What was worked out of routings already: a reference is asked for a few rows at a time, and a routing is of all of them.
+/// Routings of the launch, worked out once. A reference makes a few rows at a time; each time it needs the routing of all rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Routes(Arc<Mutex<Known>>);
 
@@ -28,7 +28,7 @@ struct Known {
     packed: BTreeMap<(ValueId, usize), Arc<Packed>>,
 }
 
-/// What is known by a key, or else what is made now.
+/// The value of a key; made where there is none yet.
 fn known<K: Ord, V>(
     routes: &Routes,
     of: impl Fn(&mut Known) -> &mut BTreeMap<K, Arc<V>>,
