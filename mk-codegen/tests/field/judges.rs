@@ -43,7 +43,7 @@ pub const SMALL: &[Small] = &[
     small("one_shot", "gemm(a, b) -> all_reduce", 2, AB, |c| c.all_reduce = AllReduce::OneShot),
     small("by_columns", "gemm(a, b) -> all_reduce", 2, AB, |c| c.all_reduce = AllReduce::ByColumns),
     small("ring", "gemm(a, b) -> reduce_scatter", 3, &[("a", &[390, 192]), ("b", &[192, 128])], |c| {
-        (c.reduction, c.group_m) = (Reduction::Ring, 1);
+        (c.reduction, c.group_m) = (Reduction::Ring, Some(1));
     }),
     small("split", "gemm(a, b) -> reduce_scatter", 2, &[("a", &[256, 512]), ("b", &[512, 128])], |c| {
         (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2);

@@ -94,7 +94,7 @@ type Way = (&'static str, fn(&mut Config));
 const DEFAULT: Way = ("by default", |_| ());
 const ONE_SHOT: Way = ("one shot", |c| c.all_reduce = AllReduce::OneShot);
 const AFTER: Way = ("sums after", |c| c.reduction = Reduction::AfterLastWave);
-const RING: Way = ("ring", |c| (c.reduction, c.group_m) = (Reduction::Ring, 1));
+const RING: Way = ("ring", |c| (c.reduction, c.group_m) = (Reduction::Ring, Some(1)));
 const SPLIT: Way = ("split", |c| (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.reduction, c.split_k, c.all_reduce) = (Reduction::AfterLastWave, 2, AllReduce::OneShot);

@@ -243,7 +243,7 @@ fn new_product<'k>(
     };
     let columns = tile.out_columns();
     // More than there are is all of them.
-    let group = t.config.group_m.clamp(1, rows.blocks.max(8) as u32) as i32;
+    let group = t.config.group_blocks().clamp(1, rows.blocks.max(8) as u32) as i32;
     let extra = |x: &Extra| match x {
         Extra::Param(p) => t.params[*p],
         Extra::Result(r) => t.results[*r],
