@@ -66,6 +66,15 @@ pub const SMALL: &[Small] = &[
         |_| (),
     ),
     small(
+        "swiglu_grad",
+        "fn f(dy: bf16[M, K] @ shard(0), w: bf16[F, K] @ shard(0), h: bf16[M, 2, F] @ shard(2)) {
+             gather(dy) -> gemm(w.t) -> swiglu_grad(h)
+         }",
+        2,
+        &[("dy", &[200, 64]), ("w", &[256, 64])],
+        |_| (),
+    ),
+    small(
         "turned",
         "fn f(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0)) { gemm(x.t, dy) -> cast(f32) -> all_reduce }",
         2,
