@@ -119,6 +119,7 @@ impl Leaf {
                 let tma = *store == Store::Tma;
                 let mut operands = vec![
                     op(Operand::A, read, Loader, Proxy::Async, Arity::Many),
+                    // Of a tensor of the caller that no task writes, it may be read before the task's waits, which order nothing about it.
                     op(Operand::B, read, Loader, Proxy::Async, Arity::One),
                 ];
                 let tails = epilogue.iter().filter_map(|e| e.operand());

@@ -69,10 +69,11 @@ fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
 /// The facts of a kernel on so many ranks.
 pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
     let world = ranks as i32;
-    let gathers = kernel.operands().filter(|(_, o)| o.gathered).map(|(_, operand)| {
+    let gathers = kernel.operands().filter(|(_, o)| o.gathered).map(|(id, operand)| {
         let x = &kernel.params[operand.param];
         let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
-        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed }
+        let spans = kernel.spans(id, world);
+        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, spans }
     });
     let products = kernel.products().map(|(id, p)| {
         let saved = p.extras.iter().filter_map(|x| match x {

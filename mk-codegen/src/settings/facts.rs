@@ -32,7 +32,12 @@ pub struct GatheredRows {
     pub bulk: bool,
     /// Whether every launch has as many.
     pub fixed: bool,
+    /// Whether tiles may hold rows of several ranks.
+    pub spans: bool,
 }
+
+/// Rows of a rank up to which tiles that hold rows of several ranks are worth trying.
+const FEW_SHARD_ROWS: u64 = 256;
 
 /// A matrix product with its elementwise epilogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,8 +149,12 @@ impl Facts {
         self.sums.iter().filter_map(|s| Some((s, self.products.get(s.product?)?)))
     }
 
-    /// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner.
+    /// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner, unless tiles hold few rows of
+    /// several owners.
     pub(super) fn shard_rows(&self, rows: u64) -> u64 {
-        if self.sums() || self.gathers() { rows / u64::from(self.ranks.max(1)) } else { rows }
+        let of_owner = rows / u64::from(self.ranks.max(1));
+        let spans = self.gathers() && self.gathers.iter().all(|g| g.spans) && !self.sums();
+        let cut = self.sums() || self.gathers() && !(spans && of_owner < FEW_SHARD_ROWS);
+        if cut { of_owner } else { rows }
     }
 }
