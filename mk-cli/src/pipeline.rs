@@ -17,6 +17,7 @@ use mk::{
     passes::{self},
     runtime::{World, jit::JitOptions},
     settings::Config,
+    syntax::Op,
     tune,
     valid::{self, Proof, Violation},
 };
@@ -92,6 +93,16 @@ impl Opened {
     /// Whether nothing says what it computes.
     pub fn is_unknown(&self) -> bool {
         matches!(self, Opened::Plan(_, _, None))
+    }
+
+    /// Whether rows go to experts; nothing where that is not known.
+    pub fn is_routed(&self) -> Option<bool> {
+        let pipeline = match self {
+            Opened::Plan(_, _, None) => return None,
+            Opened::Plan(_, _, Some(pipeline)) | Opened::Pipeline(pipeline) => pipeline,
+        };
+        let is_routed = |op: Op| matches!(op, Op::GroupedGemm | Op::Dispatch { .. });
+        Some(pipeline.program.nodes().iter().any(|node| is_routed(node.op)))
     }
 
     /// Number of ranks.
@@ -246,6 +257,10 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
             }
         }
     }
+    // Several pipelines have one header.
+    if args.item.is_some() {
+        dims.retain(|name, _| program.symbol(name).is_some());
+    }
     dims.extend(once("dim", &args.dims).map_err(usage)?);
     let ranks = args.config().map_or(1, |config| config.ranks);
     let bound = program
@@ -274,6 +289,19 @@ fn mistaken(args: &PipelineArgs, mistakes: &mk::Diagnostics, more: &str) -> Fail
     }
 }
 
+/// The options for each pipeline of a file, or of stdin, that has several; for anything else the options as they are.
+pub fn each(args: &PipelineArgs) -> Result<Vec<PipelineArgs>, Failure> {
+    let is_text = args.pipeline == STDIN || has_extension(&args.pipeline, "mk");
+    if args.is_plan() || !is_text {
+        return Ok(vec![args.clone()]);
+    }
+    let items = file::items(&parse_text(args)?);
+    if items.len() == 1 {
+        return Ok(vec![args.clone()]);
+    }
+    Ok(items.into_iter().map(|item| PipelineArgs { item: Some(item), ..args.clone() }).collect())
+}
+
 /// Reads the PIPELINE argument, which is no plan: the pipeline, without sizes, and its text.
 pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
     if args.is_plan() {
@@ -283,9 +311,18 @@ pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
             "give the pipeline that it was made from",
         ));
     }
+    let text = parse_text(args)?;
+    let program =
+        Program::parse(&text).map_err(|mistakes| mistaken(args, &mistakes, hint(args)))?;
+    Ok((program, text))
+}
+
+/// Its text.
+fn parse_text(args: &PipelineArgs) -> Result<String, Failure> {
     let is_stdin = args.pipeline == STDIN;
     let is_file = is_stdin || has_extension(&args.pipeline, "mk");
     let text = match is_file {
+        _ if args.item.is_some() => args.item.clone().unwrap_or_default(),
         _ if is_stdin => source::stdin()?.to_string(),
         true => source::read(Path::new(&args.pipeline))?,
         false => args.pipeline.clone(),
@@ -299,9 +336,7 @@ pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
             "give a pipeline, such as 'gather(a) -> gemm(b)', or a file: x.mk is a pipeline, x.plan or x.json a plan",
         ));
     }
-    let program =
-        Program::parse(&text).map_err(|mistakes| mistaken(args, &mistakes, hint(args)))?;
-    Ok((program, text))
+    Ok(text)
 }
 
 /// The GPU that is meant: the first of this machine, or the one that mk has figures of.

@@ -64,7 +64,16 @@ pub fn pipeline(py: Python<'_>, mistakes: &Diagnostics) -> PyErr {
 
 /// Sizes or tensors that do not fit.
 pub fn argument(py: Python<'_>, error: &ArgumentError) -> PyErr {
-    Class::Argument.error(py, in_python(&error.to_string()))
+    let text = match error {
+        // As the command line names them, which `in_python` reads.
+        ArgumentError::Bind(errors) => errors
+            .iter()
+            .map(|e| format!("{e:#}\n  help: {}", e.option_help()))
+            .collect::<Vec<_>>()
+            .join("\n"),
+        error => error.to_string(),
+    };
+    Class::Argument.error(py, in_python(&text))
 }
 
 /// Anything between a pipeline and a launch.

@@ -352,6 +352,6 @@ impl Plan {
     }
 
     fn __repr__(&self) -> String {
-        format!("<mk.Plan {} on {} ranks>", self.name(), self.ranks())
+        format!("<mk.Plan {} on {}>", self.name(), mk::abi::count(self.ranks(), "rank"))
     }
 }

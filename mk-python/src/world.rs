@@ -273,12 +273,13 @@ impl World {
 
     fn __repr__(&self) -> String {
         let (ranks, devices) = (self.ranks(), self.devices());
+        let size = mk::abi::count(self.size(), "rank");
         match self.place {
             Place::Gpus(_) => {
-                format!("<mk.World of {} ranks: {ranks:?} here, on GPUs {devices:?}>", self.size())
+                format!("<mk.World of {size}: {ranks:?} here, on GPUs {devices:?}>")
             }
             Place::Offline { .. } => {
-                format!("<mk.World of {} ranks: {ranks:?}, offline>", self.size())
+                format!("<mk.World of {size}: {ranks:?}, offline>")
             }
         }
     }

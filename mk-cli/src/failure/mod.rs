@@ -63,8 +63,11 @@ impl Failure {
 
     /// Numbers that do not fit a pipeline, and more to say of them.
     pub fn in_numbers(mistakes: &BindErrors, more: &str) -> Failure {
-        let list = mistakes.iter().map(|e| mistake(Kind::Sizes, e, Some(&e.help())));
-        Failure::listed(format!("{mistakes}{more}"), list.collect())
+        let list = mistakes.iter().map(|e| {
+            let text = format!("{e:#}");
+            mistake(Kind::Sizes, text, Some(&e.option_help()))
+        });
+        Failure::listed(format!("{mistakes:#}{more}"), list.collect())
     }
 
     /// A plan that is refused, and a way out where there is one.

@@ -2,6 +2,7 @@
 
 use super::actor::Actor;
 use crate::ir::{BufId, DimId, EdgeId, Plan, PointError, StructureError};
+use mk_abi::count;
 use std::{collections::BTreeSet, fmt};
 use thiserror::Error;
 
@@ -370,13 +371,18 @@ impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "plan {:?}: {} tasks and {} accesses an epoch, {} epochs (period {})",
-            self.plan, self.tasks, self.accesses, self.epochs, self.period
+            "plan {:?}: {} and {} an epoch, {} (period {})",
+            self.plan,
+            count(self.tasks, "task"),
+            count(self.accesses, "access"),
+            count(self.epochs, "epoch"),
+            self.period
         )?;
         writeln!(
             f,
-            "  {} pairs ordered, {} of them by a path of signals",
-            self.pairs, self.searched
+            "  {} ordered, {} of them by a path of signals",
+            count(self.pairs, "pair"),
+            self.searched
         )?;
         let list = |edges: &[EdgeId]| {
             let names: Vec<_> = edges.iter().map(EdgeId::to_string).collect();
