@@ -27,7 +27,7 @@ pub struct Config {
     /// warpgroup has room for one.
     pub consumers: Consumers,
     /// Rasterisation: row blocks that are walked together before the next columns' tiles, so that both operands stay in L2; as many as
-    /// hold [`GROUP_ROWS`] rows, where it is not set.
+    /// hold [`RASTER_ROWS`] rows, where it is not set.
     pub group_m: Option<u32>,
     /// Whether tiles, sums and copies through registers are dealt out before the launch, or taken by the next free CTA (an atomic tile
     /// scheduler).
@@ -96,7 +96,7 @@ impl Default for Config {
 
 /// Rows that are walked together unasked. CTAs that share a row block drift apart along k, the more so the fewer columns' tiles a wave has:
 /// from 4096 rows on, 256 x 128 tiles of a depth of 32768 take 1.8 times as long (decision 262).
-const GROUP_ROWS: u32 = 1024;
+const RASTER_ROWS: u32 = 1024;
 
 /// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows; or, of 64 columns, some more.
 const MOST_STAGES: u32 = 10;
@@ -110,7 +110,7 @@ impl Config {
 
     /// Row blocks that are walked together.
     pub fn group_blocks(&self) -> u32 {
-        self.group_m.unwrap_or_else(|| (GROUP_ROWS / (self.rows_of_task() as u32).max(1)).max(1))
+        self.group_m.unwrap_or_else(|| (RASTER_ROWS / (self.rows_of_task() as u32).max(1)).max(1))
     }
 
     /// CTAs that share a task of a product.

@@ -38,7 +38,6 @@ const MLP: &[(&str, &[u64])] = &[("x", &[150, 64]), ("w1", &[64, 256]), ("w2", &
 
 pub const SMALL: &[Small] = &[
     small("gather_gemm", "gather(a) -> gemm(b) -> bias(c) -> gelu", 3, &[("a", &[300, 128]), ("b", &[128, 256]), ("c", &[256])], |_| ()),
-    small("few_rows", "gather(a) -> gemm(b)", 3, &[("a", &[144, 128]), ("b", &[128, 256])], |_| ()),
     small("scatter", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, AB, |_| ()),
     small("all", "gemm(a, b) -> all_reduce", 3, AB, |_| ()),
     small("one_shot", "gemm(a, b) -> all_reduce", 2, AB, |c| c.all_reduce = AllReduce::OneShot),
@@ -127,6 +126,7 @@ pub const SMALL: &[Small] = &[
         &[("q", &[1, 300, 2, 64])],
         |c| c.block = Config::default().block,
     ),
+    small("few_rows", "gather(a) -> gemm(b)", 3, &[("a", &[144, 128]), ("b", &[128, 256])], |_| ()),
 ];
 
 impl Small {
