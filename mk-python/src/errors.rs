@@ -64,7 +64,14 @@ pub fn pipeline(py: Python<'_>, mistakes: &Diagnostics) -> PyErr {
 
 /// Sizes or tensors that do not fit.
 pub fn argument(py: Python<'_>, error: &ArgumentError) -> PyErr {
-    Class::Argument.error(py, in_python(&error.to_string()))
+    let text = match error {
+        ArgumentError::Bind(errors) => {
+            let each = errors.iter().map(|e| format!("{e}\n  help: {}", e.help()));
+            each.collect::<Vec<_>>().join("\n")
+        }
+        error => error.to_string(),
+    };
+    Class::Argument.error(py, in_python(&text))
 }
 
 /// Anything between a pipeline and a launch.
@@ -110,9 +117,14 @@ pub fn runtime(py: Python<'_>, error: &RuntimeError) -> PyErr {
     };
     match (class, fault) {
         (Class::Fault, fault) => fault_error(py, error.to_string(), fault).unwrap_or_else(|e| e),
+        _ if matches!(error, RuntimeError::DriverMissing) => class.error(py, NO_DRIVER),
         _ => class.error(py, error.to_string()),
     }
 }
+
+/// What works without a driver, by its names in Python.
+const NO_DRIVER: &str = "no CUDA driver: libcuda.so.1 was not found\n  help: install the NVIDIA driver (version 580 or newer); without a GPU, \
+                         mk.World.reference() computes on CPU tensors, and mk.plan(..).simulate(..) runs a plan on the CPU executor";
 
 fn class(error: &RuntimeError) -> Class {
     match error {
