@@ -69,6 +69,9 @@ class Names(unittest.TestCase):
         defaults = {n: p.default for n, p in inspect.signature(mk.compile).parameters.items() if p.default is not p.empty}
         f = mk.compile(LINEAR, world)
         self.assertIs(mk.compile(LINEAR, world, **defaults), f)
+        # On one rank nothing is gathered, unless settings are given.
+        alone = mk.compile(LINEAR, mk.World.offline(1), **defaults).bind(shapes=SHAPES)
+        self.assertEqual(alone.kernels, ["gemm"])
         with self.assertRaisesRegex(TypeError, "unexpected keyword argument 'fusion'"):
             mk.compile(LINEAR, world, fusion="auto")
 
