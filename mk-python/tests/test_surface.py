@@ -231,7 +231,7 @@ class Missing(unittest.TestCase):
             thread.join()
         return got
 
-    def test_whoever_does_not_come_is_named(self):
+    def test_a_rank_that_does_not_come_is_named(self):
         for size in (3, 4, 8):
             for absent in range(size):
                 ranks = [r for r in range(size) if r != absent]
