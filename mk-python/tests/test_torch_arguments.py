@@ -18,8 +18,12 @@ ADDED = "fn f(a: bf16[M, K], b: bf16[K, K]) { gemm(a, b) -> add(a) }"
 SUM = "fn f(a: bf16[M, K], b: bf16[K, N], c: f32[M, N]) { gemm(a, b) -> cast(f32) -> add(c) }"
 
 
+# Where tensors are; gpu_local.py walks the same cases there.
+DEVICE = "cpu"
+
+
 def b16(*shape, **more):
-    return torch.zeros(*shape, dtype=torch.bfloat16, **more)
+    return torch.zeros(*shape, dtype=torch.bfloat16, device=DEVICE, **more)
 
 
 def good():
@@ -97,6 +101,36 @@ class Calls(unittest.TestCase):
                 if name not in ADDRESSES and "output" not in name:
                     found[f"fakes, {kind}"] = caught(lambda: call(lambda *args, **kwargs: self.faked(f, args, kwargs)))
             with self.subTest(name):
+                for kind, (error, text) in found.items():
+                    self.assertIs(error, mk.ArgumentError, f"{kind}: {text}")
+                    self.assertIn(words, text, kind)
+                self.addresses_aside(found)
+
+    def test_tensors_that_record_gradients(self):
+        """Of a block that is several kernels where it records, and one where it does not."""
+        mlp = "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter"
+        shapes = (8, 16), (16, 24), (24, 16)
+        fits = [lambda shape=shape: b16(*shape) for shape in shapes]
+        for at, make, words in (
+            (0, lambda: b16(0, 16), "`x_0` is 0 by dimension 0 of `x`"),
+            (0, lambda: b16(8, 16).float(), "`x` is f32"),
+            (0, lambda: b16(8, 32)[:, ::2], "`x` is not contiguous"),
+            (1, lambda: b16(15, 24), "and 15 by dimension 0 of `w1`"),
+            (1, lambda: b16(16, 24).half(), "`w1` is f16"),
+            (2, lambda: b16(23, 16), "and 23 by dimension 0 of `w2`"),
+            (2, lambda: b16(24, 16).double(), "`w2` is torch.float64"),
+            (2, lambda: odd(24, 16), "`w2` is at"),
+        ):
+            found = {}
+            for kind, world in self.worlds().items():
+                for records in (False, True):
+                    f = mk.compile(mlp, world)
+                    tensors = [t().requires_grad_(records) for t in fits]
+                    tensors[at] = make().requires_grad_(records)
+                    found[kind, records] = caught(lambda: f(*tensors))
+                    if words != "`w2` is at":
+                        found[kind, records, "fakes"] = caught(lambda: self.faked(f, tensors, {}))
+            with self.subTest(words):
                 for kind, (error, text) in found.items():
                     self.assertIs(error, mk.ArgumentError, f"{kind}: {text}")
                     self.assertIn(words, text, kind)

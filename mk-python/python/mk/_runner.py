@@ -146,6 +146,9 @@ class Runner:
             native, order = alone
             made = native(*tensors)
             return [made[i] for i in order] if isinstance(made, (tuple, list)) else [made]
+        if self._checks is not None:
+            # Before the first of several kernels is launched.
+            self._checks._check(*tensors)
         sizes = self.sizes(shapes)
         steps = self.steps(sizes)
         if len(steps) == 1 and steps[0][2] is not None and not steps[0][0]["flat"]:
