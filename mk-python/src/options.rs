@@ -42,6 +42,14 @@ pub struct Setting {
 
 #[pymethods]
 impl Setting {
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
+    }
+
     fn __repr__(&self) -> String {
         let Setting { name, form, default, .. } = self;
         format!("<mk.Setting {name}={default}, of {form}>")

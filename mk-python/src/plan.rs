@@ -352,6 +352,14 @@ impl Plan {
         self.lines(|k| k.plan.to_string())
     }
 
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
+    }
+
     fn __repr__(&self) -> String {
         format!("<mk.Plan {} on {} ranks>", self.name(), self.ranks())
     }

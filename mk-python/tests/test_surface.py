@@ -99,10 +99,12 @@ class Names(unittest.TestCase):
                 self.assertEqual(method.returns.id, "World", method.name)
         self.assertIsInstance(mk.World.reference(), mk.World)
 
-    def test_worlds_are_copied_as_themselves(self):
+    def test_what_never_changes_is_copied_as_itself(self):
         world = mk.World.offline(3, rank=1)
-        self.assertIs(copy.deepcopy({"world": world})["world"], world)
-        self.assertIs(copy.copy(world), world)
+        f = mk.compile(LINEAR, world)
+        for one in (world, f, f.bind(shapes=SHAPES), mk.SETTINGS[0]):
+            self.assertIs(copy.deepcopy({"kept": one})["kept"], one)
+            self.assertIs(copy.copy(one), one)
         self.assertEqual(repr(mk.World.reference()), "<mk.World of 1 ranks: [0] here, on CPU tensors>")
 
 

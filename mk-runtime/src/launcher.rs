@@ -62,7 +62,7 @@ pub(crate) fn set_by(variable: &str) -> &'static str {
     let begins = |prefixes: &[&str]| prefixes.iter().any(|p| variable.starts_with(p));
     if variable == "MK_MEET" {
         "set it by hand, the same for all processes"
-    } else if begins(&["MK_"]) {
+    } else if begins(&["MK"]) {
         "no launcher sets it: give MK_RANK, MK_WORLD_SIZE, MK_LOCAL_RANK and MK_LOCAL_WORLD_SIZE, or none of them"
     } else if begins(&["SLURM_"]) {
         "srun sets it for its processes"
