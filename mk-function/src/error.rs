@@ -137,6 +137,20 @@ pub enum ArgumentError {
         /// Where the 0 comes from.
         from: String,
     },
+    /// An extent beyond its bound.
+    #[error("`{symbol}` is {value} by {from}, {}", beyond(*most, *declared))]
+    TooLarge {
+        /// The symbol.
+        symbol: String,
+        /// The number.
+        value: u64,
+        /// Where it comes from.
+        from: String,
+        /// The most.
+        most: u64,
+        /// Whether the pipeline says so.
+        declared: bool,
+    },
     /// A tensor that is not what its rank holds of the global one.
     #[error("`{tensor}` has shape {given:?} on rank {rank}, and {expected:?} is that rank's part of {global}\n  help: {}",
         part_help(tensor, *sharded))]
@@ -169,6 +183,15 @@ pub enum ArgumentError {
     /// Sizes that are missing or out of range.
     #[error("{0}")]
     Bind(BindErrors),
+}
+
+fn beyond(most: u64, declared: bool) -> String {
+    match declared {
+        true => format!(
+            "above its upper bound {most}\n  help: give it a number from 1 to {most}, or raise the bound"
+        ),
+        false => format!("outside 1..={most}\n  help: give it a number from 1 to {most}"),
+    }
 }
 
 fn part_help(tensor: &str, sharded: bool) -> String {

@@ -119,9 +119,14 @@ pub fn runtime(py: Python<'_>, error: &RuntimeError) -> PyErr {
     };
     match (class, fault) {
         (Class::Fault, fault) => fault_error(py, error.to_string(), fault).unwrap_or_else(|e| e),
+        _ if matches!(error, RuntimeError::DriverMissing) => class.error(py, NO_DRIVER),
         _ => class.error(py, error.to_string()),
     }
 }
+
+/// What works without a driver, by its names in Python.
+const NO_DRIVER: &str = "no CUDA driver: libcuda.so.1 was not found\n  help: install the NVIDIA driver (version 580 or newer); without a GPU, \
+                         mk.World.reference() computes on CPU tensors, and mk.plan(..).simulate(..) runs a plan on the CPU executor";
 
 fn class(error: &RuntimeError) -> Class {
     match error {

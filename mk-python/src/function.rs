@@ -11,7 +11,7 @@ use mk::{
     build::Composition,
     cost::Gpu,
     emit,
-    function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning, abi_dtype},
+    function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning},
     runtime::{
         InstanceOptions, StreamRef,
         jit::{JitOptions, find_nvrtc},
@@ -53,6 +53,7 @@ pub struct Function {
     core: Mutex<Option<core::Function>>,
     /// Whether a caller has heard of a failure.
     told: AtomicBool,
+    closed: AtomicBool,
 }
 
 /// What decides a plan that is made without GPUs.
@@ -127,9 +128,10 @@ pub fn compile(
         Place::Gpus(world) => Some(
             core::Function::new(world, program, options).map_err(|e| errors::function(py, e))?,
         ),
-        Place::Offline { .. } => None,
+        Place::Offline { .. } | Place::Reference { .. } => None,
     };
-    Ok(Function { signature, world, offline, core: Mutex::new(core), told: AtomicBool::new(false) })
+    let (core, told, closed) = (Mutex::new(core), AtomicBool::default(), AtomicBool::default());
+    Ok(Function { signature, world, offline, core, told, closed })
 }
 
 /// NVRTC of the packages that this interpreter sees (torch brings them), where nothing else has one.
@@ -159,7 +161,7 @@ impl Function {
     pub(crate) fn gpu(&self) -> Option<Gpu> {
         match self.place() {
             Place::Gpus(world) => tune::gpu_of(world, world.local_ranks().start).ok(),
-            Place::Offline { .. } => None,
+            Place::Offline { .. } | Place::Reference { .. } => None,
         }
     }
 
@@ -177,14 +179,32 @@ impl Function {
                 }
                 errors::function(py, e)
             }),
-            None => Err(match self.place() {
-                Place::Gpus(_) => Class::Error.error(py, "the function was closed"),
-                Place::Offline { .. } => Class::Device.error(
-                    py,
-                    "the world is offline: make it by World.from_torch(), World.from_env() or World.local(n)",
-                ),
-            }),
+            None => Err(self.nowhere(py)),
         }
+    }
+
+    /// Why nothing runs.
+    fn nowhere(&self, py: Python<'_>) -> PyErr {
+        let what = match (self.open(py), self.place()) {
+            (Err(closed), _) => return closed,
+            (_, Place::Reference { .. }) => "the world computes on CPU tensors",
+            _ => "the world is offline",
+        };
+        let how = "make it by World.from_torch(), World.from_env() or World.local(n)";
+        Class::Device.error(py, format!("{what}: {how}"))
+    }
+
+    /// Raises where it was closed.
+    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<()> {
+        match self.closed.load(Ordering::Relaxed) {
+            true => Err(Class::Error.error(py, "the function was closed")),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether it computes nothing itself, so that there is nothing to wait for.
+    fn idle(&self) -> bool {
+        matches!(self.place(), Place::Reference { .. })
     }
 
     /// Frees it, detached, and says what nobody has heard.
@@ -208,41 +228,6 @@ impl Function {
         // A panic elsewhere leaves a function whose instances check themselves.
         self.core.lock().unwrap_or_else(|e| e.into_inner())
     }
-
-    /// Reads and checks the inputs of every rank of this process.
-    pub(crate) fn read(
-        &self,
-        py: Python<'_>,
-        torch: &Torch,
-        given: &[Vec<Bound<'_, PyAny>>],
-    ) -> PyResult<Vec<Call>> {
-        let records = torch.is_grad_enabled(py)?;
-        let mut calls = Vec::with_capacity(given.len());
-        for (rank, objects) in self.place().local().zip(given) {
-            let device = self.place().device(rank);
-            let mut call = Call::default();
-            for (i, (tensor, object)) in
-                self.signature.program().tensors().iter().zip(objects).enumerate()
-            {
-                let argument =
-                    torch.read(&tensor.name, abi_dtype(tensor.ty.dtype), device, object)?;
-                self.signature
-                    .check_dtype(i, argument.dtype)
-                    .map_err(|e| errors::argument(py, &e))?;
-                if records && object.getattr("requires_grad")?.is_truthy()? {
-                    let what = format!(
-                        "`{}` requires a gradient, and none is recorded here\n  help: call under torch.no_grad(), or \
-                         within the forward of a torch.autograd.Function",
-                        tensor.name
-                    );
-                    return Err(Class::Argument.error(py, what));
-                }
-                call.inputs.push(argument);
-            }
-            calls.push(call);
-        }
-        Ok(calls)
-    }
 }
 
 #[pymethods]
@@ -255,6 +240,11 @@ impl Function {
         out: Option<Bound<'py, PyAny>>,
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let Place::Gpus(_) = self.place() else {
+            // Says what does not fit before it says that nothing runs here.
+            self.checked(py, args, out.as_ref(), kwargs)?;
+            return Err(self.nowhere(py));
+        };
         let given = self.arguments(py, args, kwargs)?;
         let torch = Torch::get(py)?;
         let mut calls = self.read(py, torch, &given)?;
@@ -263,10 +253,6 @@ impl Function {
         }
         let local = self.place().local();
         let shapes = shapes(&calls);
-        if let Place::Offline { .. } = self.place() {
-            // Says what does not fit before it says that nothing runs here.
-            self.signature.infer(local.start, &shapes).map_err(|e| errors::argument(py, &e))?;
-        }
         let results = |function: &core::Function, which| {
             local.clone().map(|rank| function.results(which, rank)).collect::<Vec<_>>()
         };
@@ -288,16 +274,12 @@ impl Function {
         };
         drop(shapes);
         let outputs = self.outputs(py, torch, out.as_ref(), &results)?;
-        let mut streams = Vec::with_capacity(calls.len());
-        for ((rank, call), (outputs, results)) in
-            local.zip(&mut calls).zip(outputs.iter().zip(&results))
-        {
-            let device = self.place().gpu(py, rank)?;
-            for (object, (dtype, _)) in outputs.iter().zip(results) {
-                call.outputs.push(torch.read("out", *dtype, Some(device), object)?);
-            }
-            streams.push(torch.stream(py, device)?);
+        self.read_outputs(torch, &outputs, &results, &mut calls)?;
+        if out.is_some() {
+            self.check_outputs(py, &results, &calls)?;
         }
+        let streams = local.map(|rank| torch.stream(py, self.place().gpu(py, rank)?));
+        let streams: Vec<_> = streams.collect::<PyResult<_>>()?;
         let handles: Vec<StreamRef> = streams.iter().map(|(_, handle)| *handle).collect();
         // The kernel runs later, and not on the default stream: torch must not give the memory away before. Also if the launch fails, which
         // it may behind some of its kernels.
@@ -317,6 +299,27 @@ impl Function {
         }
     }
 
+    /// What a call checks, without the call. Returns the global extent of each symbol.
+    #[pyo3(name = "_check", signature = (*args, out=None, **kwargs))]
+    fn check_call<'py>(
+        &self,
+        py: Python<'py>,
+        args: &Bound<'py, PyTuple>,
+        out: Option<Bound<'py, PyAny>>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let sizes = self.checked(py, args, out.as_ref(), kwargs)?;
+        self.by_name(py, &sizes)
+    }
+
+    /// The global extent of each symbol, from local shapes of this process's rank.
+    #[pyo3(name = "_infer")]
+    fn infer<'py>(&self, py: Python<'py>, shapes: Vec<Vec<u64>>) -> PyResult<Bound<'py, PyDict>> {
+        let first = self.place().local().start;
+        let sizes = self.signature.infer(first, &[shapes]);
+        self.by_name(py, &sizes.map_err(|e| errors::argument(py, &e))?)
+    }
+
     /// Compiles and binds ahead of the first call, unless that was done: loads the kernel and allocates its workspace.
     /// Collective: every rank calls it, in the same order as its other first calls.
     ///
@@ -334,7 +337,8 @@ impl Function {
         let more = options::sizes(py, shapes, dims)?;
         let sizes = self.signature.bind(&more).map_err(|e| errors::argument(py, &e))?;
         let made = match self.place() {
-            Place::Offline { .. } => {
+            Place::Offline { .. } | Place::Reference { .. } => {
+                self.open(py)?;
                 let (program, own) = (self.signature.program(), &self.offline);
                 let terms = tune::Conditions {
                     config: &own.config,
@@ -380,13 +384,13 @@ impl Function {
 
     /// Raises FaultError if a kernel gave up. Does not wait.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, core::Function::check)
+        if self.idle() { self.open(py) } else { self.with(py, core::Function::check) }
     }
 
     /// Waits for the last launch, and raises FaultError if a kernel gave up. Replays of graphs are waited for by
     /// ``torch.cuda.synchronize()``, with ``check()`` after it.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, core::Function::synchronize)
+        if self.idle() { self.open(py) } else { self.with(py, core::Function::synchronize) }
     }
 
     /// Waits for the GPUs and frees kernels and workspaces. Graphs that captured it must not be replayed afterwards.
@@ -394,6 +398,7 @@ impl Function {
     /// Raises FaultError, behind that, if a kernel gave up and nobody has heard of it: what was computed with its results is
     /// undefined.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.closed.store(true, Ordering::Relaxed);
         let core = py.detach(|| self.lock().take());
         self.end(py, core)
     }

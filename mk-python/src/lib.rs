@@ -1,7 +1,7 @@
 //! The Python module `mk`: a thin layer over [`mk::Function`] for torch tensors.
 //!
 //! `world.rs` and `store.rs` find the ranks, `tensor.rs` reads torch tensors, `function.rs` calls, `arguments.rs` takes
-//! arguments apart, `plan.rs` shows and simulates what would run, `program.rs` gives the pipeline as data, `derive.rs` gives derivatives as texts, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments, `interrupt.rs` looks for signals, `log.rs` passes warnings on, `errors.rs` turns
+//! arguments apart, `check.rs` checks them in worlds of every kind, `plan.rs` shows and simulates what would run, `program.rs` gives the pipeline as data, `source.rs` reads its text, `derive.rs` gives derivatives as texts, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments, `interrupt.rs` looks for signals, `log.rs` passes warnings on, `errors.rs` turns
 //! errors into exceptions.
 //!
 //! Invariants: nothing is decided here that a Rust program could not decide through the crate `mk`. The interpreter is
@@ -9,6 +9,7 @@
 //! binds, which may need the interpreter; therefore nobody waits for that lock while attached.
 
 mod arguments;
+mod check;
 mod derive;
 mod errors;
 mod explain;
@@ -18,6 +19,7 @@ mod log;
 mod options;
 mod plan;
 mod program;
+mod source;
 mod store;
 mod tensor;
 mod world;
@@ -36,9 +38,11 @@ mod _mk {
     #[pymodule_export]
     use super::log::warn;
     #[pymodule_export]
-    use super::options::Setting;
+    use super::options::{Setting, nccl_channels};
     #[pymodule_export]
     use super::plan::{Plan, plan};
+    #[pymodule_export]
+    use super::source::source;
     #[pymodule_export]
     use super::store::all_gather;
     #[pymodule_export]

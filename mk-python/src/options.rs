@@ -3,6 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
+    runtime,
     settings::{self, Config, SETTINGS},
     tune::Fuse,
 };
@@ -41,6 +42,14 @@ pub struct Setting {
 
 #[pymethods]
 impl Setting {
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
+    }
+
     fn __repr__(&self) -> String {
         let Setting { name, form, default, .. } = self;
         format!("<mk.Setting {name}={default}, of {form}>")
@@ -130,6 +139,17 @@ fn not_settings(py: Python<'_>, given: &Bound<'_, PyAny>) -> PyErr {
         py,
         format!("settings is a {kind}, and must be a dict of names to str or int, or a text such as \"block=128x128x64 split_k=2\""),
     )
+}
+
+/// Channels of NCCL where the environment does not say how many.
+const NCCL_CHANNELS: u32 = 24;
+
+/// SMs that NCCL takes at most, one for each of its channels.
+#[pyfunction]
+#[pyo3(name = "_nccl_channels")]
+pub fn nccl_channels(py: Python<'_>) -> PyResult<u32> {
+    let found = runtime::nccl_channels().map_err(|e| Class::Argument.error(py, e.to_string()))?;
+    Ok(found.unwrap_or(NCCL_CHANNELS))
 }
 
 /// Whether to fuse.

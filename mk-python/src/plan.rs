@@ -1,6 +1,6 @@
 //! What would run, without a GPU.
 
-use crate::{errors, errors::Class, function::jit, interrupt, options, program};
+use crate::{errors, errors::Class, function::jit, interrupt, options, program, source::Source};
 use mk::{
     Bound as Sizes, Program,
     abi::TensorDirection,
@@ -82,25 +82,26 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
     Program::parse(text).map_err(|mistakes| errors::pipeline(py, &mistakes))
 }
 
-/// The verified plan of a pipeline, made without a GPU.
+/// The verified plan of a pipeline, a text or the path of a `.mk` file, made without a GPU.
 ///
-/// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together they must say all
-/// sizes. ``settings`` are as for ``mk.compile``, and the defaults where they are not given. ``fuse`` is too, but for its default: one kernel.
+/// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together with the sizes at the head of a file they must
+/// say all. ``settings`` are as for ``mk.compile``, and the defaults where they are not given. ``fuse`` is too, but for its default: one kernel.
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, *, ranks, shapes=None, dims=None, settings=None, fuse="always"))]
 pub fn plan(
     py: Python<'_>,
-    pipeline: &str,
+    pipeline: &Bound<'_, PyAny>,
     ranks: u32,
     shapes: Option<&Bound<'_, PyDict>>,
     dims: Option<&Bound<'_, PyDict>>,
     settings: Option<&Bound<'_, PyAny>>,
     fuse: &str,
 ) -> PyResult<Plan> {
-    let program = parse(py, pipeline)?;
-    let given = options::sizes(py, shapes, dims)?;
+    let source = Source::new(py, pipeline)?;
+    let program = source.parse(py)?;
+    let given = source.with_head(py, &program, options::sizes(py, shapes, dims)?)?;
     let config = options::Given::new(py, ranks, settings)?.config;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;
@@ -349,6 +350,14 @@ impl Plan {
 
     fn __str__(&self) -> String {
         self.lines(|k| k.plan.to_string())
+    }
+
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
     }
 
     fn __repr__(&self) -> String {

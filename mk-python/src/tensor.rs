@@ -1,6 +1,6 @@
 //! What a launch needs to know of torch tensors.
 
-use crate::errors::Class;
+use crate::{errors::Class, world::Home};
 use mk::{
     abi::DType,
     function::Argument,
@@ -192,12 +192,12 @@ impl Torch {
         self.empty.bind(py).call((PyTuple::new(py, shape)?,), Some(&options))
     }
 
-    /// Reads a tensor that must be contiguous and, if `device` is given, on that GPU. `wanted` is for messages.
+    /// Reads a tensor that must be contiguous and at home. `wanted` is for messages.
     pub fn read(
         &self,
         name: &str,
         wanted: DType,
-        device: Option<i32>,
+        home: Home,
         tensor: &Bound<'_, PyAny>,
     ) -> PyResult<Argument> {
         let py = tensor.py();
@@ -211,8 +211,12 @@ impl Torch {
             // An interrupt is not the tensor's.
             Err(cause) if !cause.is_instance_of::<PyException>(py) => return Err(cause),
             Err(cause) => {
-                let error =
-                    wrong(format!("is a {} whose memory cannot be read: {cause}", class()?));
+                let error = wrong(match self.layout(tensor)? {
+                    Some(layout) => format!(
+                        "is a sparse tensor ({layout}), and must be a dense one\n  help: pass {name}.to_dense()"
+                    ),
+                    None => format!("is a {} whose memory cannot be read: {cause}", class()?),
+                });
                 error.set_cause(py, Some(cause));
                 return Err(error);
             }
@@ -222,16 +226,20 @@ impl Torch {
             Ok(shape) => shape.iter().map(|d| d.extract()).collect::<PyResult<_>>()?,
             Err(_) => shape.extract()?,
         };
-        if let Some(device) = device {
-            let is = tensor.call_method0(intern!(py, "get_device"))?.extract::<i32>()?;
-            if is != device {
-                let place = tensor.getattr(intern!(py, "device"))?.str()?;
-                return Err(wrong(format!(
-                    "is on {place}, and the rank's GPU is cuda:{device}\n  help: move it there once, with \
-                     {name}.to(\"cuda:{device}\")"
-                )));
-            }
+        let pointer: u64 = pointer.extract()?;
+        if pointer == 0 && !shape.contains(&0) {
+            let place = tensor.getattr(intern!(py, "device"))?.str()?;
+            let class = class()?;
+            return Err(wrong(match place.to_str()? {
+                "meta" => format!(
+                    "is on meta, without memory of its own\n  help: torch.empty_like({name}, device=..) has some"
+                ),
+                _ => format!(
+                    "is a {class} without memory of its own\n  help: pass the local tensor, as {name}.to_local() of a DTensor"
+                ),
+            }));
         }
+        self.at_home(name, home, tensor)?;
         let dtype = self.dtype(py, name, wanted, tensor)?;
         if !tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
             let strides: Vec<i64> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
@@ -244,13 +252,6 @@ impl Torch {
         let bytes = elements.and_then(|n| n.checked_mul(dtype.size_bytes()));
         let bytes =
             bytes.ok_or_else(|| wrong(format!("has shape {shape:?}, which is too large")))?;
-        let pointer: u64 = pointer.extract()?;
-        if pointer == 0 && bytes > 0 {
-            let class = tensor.get_type().fully_qualified_name()?;
-            return Err(wrong(format!(
-                "is a {class} without memory of its own\n  help: pass the local tensor, as {name}.to_local() of a DTensor"
-            )));
-        }
         if !pointer.is_multiple_of(16) {
             return Err(wrong(format!(
                 "is at {pointer:#x}, which is not a multiple of 16 bytes\n  help: a part of another tensor may begin anywhere, a copy of it \
@@ -261,6 +262,42 @@ impl Torch {
         // and torch's allocator after that (`record_stream`).
         let tensor = unsafe { TensorRef::from_raw(pointer, bytes) };
         Ok(Argument { tensor, dtype, shape })
+    }
+
+    /// Checks that a tensor is where those of its rank must be.
+    fn at_home(&self, name: &str, home: Home, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = tensor.py();
+        let (is_there, wanted, call) = match home {
+            Home::Anywhere => return Ok(()),
+            Home::Gpu(device) => {
+                let is = tensor.call_method0(intern!(py, "get_device"))?.extract::<i32>()?;
+                if is == device {
+                    return Ok(());
+                }
+                let wanted = format!("the rank's GPU is cuda:{device}");
+                (false, wanted, format!("to(\"cuda:{device}\")"))
+            }
+            Home::Cpu => {
+                let place = tensor.getattr(intern!(py, "device"))?.str()?;
+                let wanted = "the tensors of this world are on the CPU".to_string();
+                (place.to_str()? == "cpu", wanted, "cpu()".to_string())
+            }
+        };
+        if is_there {
+            return Ok(());
+        }
+        let place = tensor.getattr(intern!(py, "device"))?.str()?;
+        let what = format!(
+            "`{name}` is on {place}, and {wanted}\n  help: move it there once, with {name}.{call}"
+        );
+        Err(Class::Argument.error(py, what))
+    }
+
+    /// The layout of a tensor that is not dense.
+    fn layout(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+        let layout = tensor.getattr_opt(intern!(tensor.py(), "layout"))?;
+        let layout = layout.map(|l| l.str()?.extract::<String>()).transpose()?;
+        Ok(layout.filter(|l| l != "torch.strided"))
     }
 
     fn dtype(

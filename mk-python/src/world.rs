@@ -6,13 +6,21 @@ use crate::{
     store::{Cause, StoreBootstrap},
 };
 use mk::runtime;
-use pyo3::{exceptions::PyKeyboardInterrupt, prelude::*};
+use pyo3::{
+    exceptions::{PyException, PyKeyboardInterrupt, PyTypeError},
+    prelude::*,
+    types::PyType,
+};
 use std::ops::Range;
+
+/// How a world is made.
+const MADE_BY: &str = "World.from_torch(), World.from_env(), World.local(n), World.reference() or World.offline(ranks)";
 
 /// The ranks that work together, and the GPUs that they own.
 ///
-/// Made by ``World.from_torch()``, ``World.from_env()``, ``World.local(n)``, ``World.local(n, gpu=0)`` or ``World.offline(ranks)``.
-#[pyclass(frozen, weakref, module = "mk")]
+/// Made by ``World.from_torch()``, ``World.from_env()``, ``World.local(n)``, ``World.reference()`` or ``World.offline(ranks)``. A copy of a world
+/// is the world; a pickle finds it in a process that has made such a one.
+#[pyclass(frozen, weakref, subclass, module = "mk")]
 pub struct World {
     place: Place,
 }
@@ -26,9 +34,29 @@ pub enum Place {
         ranks: u32,
         rank: u32,
     },
+    /// On CPU tensors, by torch's operations (`python/mk/_reference.py`): here they are checked and planned.
+    Reference {
+        ranks: u32,
+        rank: u32,
+    },
+}
+
+/// Where the tensors of a rank must be.
+#[derive(Clone, Copy)]
+pub enum Home {
+    Anywhere,
+    Cpu,
+    Gpu(i32),
 }
 
 impl World {
+    /// A world that pickles find.
+    fn made(py: Python<'_>, place: Place) -> PyResult<Py<World>> {
+        let world = Py::new(py, World { place })?;
+        py.import("mk._worlds")?.call_method1("register", (&world,))?;
+        Ok(world)
+    }
+
     pub fn place(&self) -> &Place {
         &self.place
     }
@@ -38,7 +66,7 @@ impl Place {
     pub fn size(&self) -> u32 {
         match self {
             Place::Gpus(world) => world.size(),
-            Place::Offline { ranks, .. } => *ranks,
+            Place::Offline { ranks, .. } | Place::Reference { ranks, .. } => *ranks,
         }
     }
 
@@ -46,7 +74,7 @@ impl Place {
     pub fn local(&self) -> Range<u32> {
         match self {
             Place::Gpus(world) => world.local_ranks(),
-            Place::Offline { rank, .. } => *rank..*rank + 1,
+            Place::Offline { rank, .. } | Place::Reference { rank, .. } => *rank..*rank + 1,
         }
     }
 
@@ -62,7 +90,16 @@ impl Place {
     pub fn device(&self, rank: u32) -> Option<i32> {
         match self {
             Place::Gpus(world) => world.device(rank).ok().map(|d| d.ordinal),
-            Place::Offline { .. } => None,
+            Place::Offline { .. } | Place::Reference { .. } => None,
+        }
+    }
+
+    /// Where the tensors of a rank must be.
+    pub fn home(&self, rank: u32) -> Home {
+        match self {
+            Place::Gpus(_) => self.device(rank).map_or(Home::Anywhere, Home::Gpu),
+            Place::Offline { .. } => Home::Anywhere,
+            Place::Reference { .. } => Home::Cpu,
         }
     }
 }
@@ -90,8 +127,57 @@ pub fn blame(py: Python<'_>, cause: &Cause, error: &runtime::Error) -> PyErr {
     }
 }
 
+/// The current GPU, as torch counts them.
+fn current_device(py: Python<'_>) -> PyResult<i32> {
+    let found = py.import("torch.cuda")?.call_method0("current_device").and_then(|d| d.extract());
+    found.map_err(|cause| {
+        if !cause.is_instance_of::<PyException>(py) {
+            return cause;
+        }
+        let what = format!(
+            "torch has no GPU here: {}\n  help: mk.World.reference() computes on CPU tensors, with the same program",
+            cause.value(py)
+        );
+        let error = Class::Device.error(py, what);
+        error.set_cause(py, Some(cause));
+        error
+    })
+}
+
 #[pymethods]
 impl World {
+    /// Of classes that derive from it only.
+    #[new]
+    #[classmethod]
+    #[pyo3(signature = (ranks=None, rank=None))]
+    fn derived(
+        class: &Bound<'_, PyType>,
+        ranks: Option<u32>,
+        rank: Option<u32>,
+    ) -> PyResult<World> {
+        match (ranks, rank) {
+            (Some(ranks), Some(rank)) if !class.is(class.py().get_type::<World>()) => {
+                Ok(World { place: Place::Reference { ranks, rank } })
+            }
+            _ => Err(PyTypeError::new_err(format!("a world is made by {MADE_BY}"))),
+        }
+    }
+
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
+    }
+
+    fn __reduce__<'py>(
+        this: &Bound<'py, Self>,
+    ) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyAny>,))> {
+        let worlds = this.py().import("mk._worlds")?;
+        Ok((worlds.getattr("find")?, (worlds.call_method1("name", (this,))?,)))
+    }
+
     /// One process per GPU, found through ``torch.distributed``. Collective: every rank of ``group``, by default of all, calls it, in
     /// the same order if it is called several times.
     ///
@@ -112,7 +198,7 @@ impl World {
         group: Option<Py<PyAny>>,
         device: Option<i32>,
         timeout_s: f64,
-    ) -> PyResult<World> {
+    ) -> PyResult<Py<World>> {
         let timeout = seconds(py, "timeout_s", timeout_s)?;
         let dist = py.import("torch.distributed")?;
         let ready = dist.call_method0("is_available")?.is_truthy()?
@@ -153,7 +239,7 @@ impl World {
         };
         let device = match device {
             Some(device) => device,
-            None => py.import("torch.cuda")?.call_method0("current_device")?.extract()?,
+            None => current_device(py)?,
         };
         // Worlds of other ranks, and other worlds of these, do not meet there.
         let prefix: String = py
@@ -165,7 +251,7 @@ impl World {
         let cause = bootstrap.cause();
         let world = py.detach(|| runtime::World::connect(Box::new(bootstrap), device));
         let world = world.map_err(|e| blame(py, &cause, &e))?;
-        Ok(World { place: Place::Gpus(world) })
+        World::made(py, Place::Gpus(world))
     }
 
     /// One process per GPU, found through the environment variables of torchrun, srun, mpirun or one's own, without torch.distributed, on one
@@ -173,9 +259,9 @@ impl World {
     ///
     /// Raises RendezvousError or DeviceError.
     #[staticmethod]
-    fn from_env(py: Python<'_>) -> PyResult<World> {
+    fn from_env(py: Python<'_>) -> PyResult<Py<World>> {
         let world = py.detach(runtime::World::from_env).map_err(|e| errors::runtime(py, &e))?;
-        Ok(World { place: Place::Gpus(world) })
+        World::made(py, Place::Gpus(world))
     }
 
     /// One process that owns GPUs ``0..n``, one rank each. Functions then take and return lists of ``n`` tensors, unless
@@ -190,7 +276,7 @@ impl World {
         n: Option<usize>,
         gpu: Option<i32>,
         devices: Option<Vec<i32>>,
-    ) -> PyResult<World> {
+    ) -> PyResult<Py<World>> {
         let make = || match (n, gpu, &devices) {
             (Some(n), Some(gpu), None) => Some(runtime::World::shared(gpu, n)),
             (Some(n), None, None) => Some(runtime::World::local(n)),
@@ -202,7 +288,7 @@ impl World {
             return Err(Class::Argument.error(py, what));
         };
         let world = world.map_err(|e| errors::runtime(py, &e))?;
-        Ok(World { place: Place::Gpus(world) })
+        World::made(py, Place::Gpus(world))
     }
 
     /// Returns when every process of the world has called it.
@@ -214,13 +300,15 @@ impl World {
             Place::Gpus(world) => {
                 py.detach(|| world.barrier(limit)).map_err(|e| errors::runtime(py, &e))
             }
-            Place::Offline { .. } => Ok(()),
+            Place::Offline { .. } | Place::Reference { .. } => Ok(()),
         }
     }
 
     /// No GPU: the processes of a process group of torch.distributed that can exchange CPU tensors (gloo), by default of all; or this process
     /// alone, where torch.distributed is not initialised. Functions compute with torch, operation by operation, on CPU tensors: the
-    /// same program runs on a laptop. Nothing is planned.
+    /// same program runs on a laptop. Tensors are checked as on GPUs, and each call is agreed upon by all ranks.
+    ///
+    /// Raises RendezvousError for a group without torch.distributed, ArgumentError for one that this process is not in.
     #[staticmethod]
     #[pyo3(signature = (group=None))]
     fn reference(py: Python<'_>, group: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
@@ -234,14 +322,14 @@ impl World {
     /// Raises ArgumentError.
     #[staticmethod]
     #[pyo3(signature = (ranks, rank=0))]
-    fn offline(py: Python<'_>, ranks: u32, rank: u32) -> PyResult<World> {
+    fn offline(py: Python<'_>, ranks: u32, rank: u32) -> PyResult<Py<World>> {
         let most = mk::abi::device::MAX_RANKS as u32;
         if !(1..=most).contains(&ranks) || rank >= ranks {
             let what =
                 format!("rank {rank} of {ranks}: there are 1 to {most} ranks, counted from 0");
             return Err(Class::Argument.error(py, what));
         }
-        Ok(World { place: Place::Offline { ranks, rank } })
+        World::made(py, Place::Offline { ranks, rank })
     }
 
     /// Number of ranks.
@@ -256,18 +344,18 @@ impl World {
         self.place.local().collect()
     }
 
-    /// The GPUs of these ranks, as CUDA counts them; empty offline.
+    /// The GPUs of these ranks, as CUDA counts them; empty without.
     #[getter]
     fn devices(&self) -> Vec<i32> {
         self.place.local().filter_map(|rank| self.place.device(rank)).collect()
     }
 
-    /// SMs that each rank's kernel may take so that those of all ranks which share a GPU run side by side; None offline.
+    /// SMs that each rank's kernel may take so that those of all ranks which share a GPU run side by side; None without GPUs.
     #[getter]
     fn sm_budget(&self) -> Option<u32> {
         match &self.place {
             Place::Gpus(world) => Some(world.sm_budget(0)),
-            Place::Offline { .. } => None,
+            Place::Offline { .. } | Place::Reference { .. } => None,
         }
     }
 
@@ -280,6 +368,9 @@ impl World {
             }
             Place::Offline { .. } => {
                 format!("<mk.World of {size}: {ranks:?}, offline>")
+            }
+            Place::Reference { .. } => {
+                format!("<mk.World of {} ranks: {ranks:?} here, on CPU tensors>", self.size())
             }
         }
     }

@@ -4,6 +4,7 @@ import gc
 import threading
 import unittest
 
+import test_torch_arguments
 import torch
 
 import mk
@@ -86,6 +87,15 @@ class Local(unittest.TestCase):
         with self.assertRaisesRegex(mk.ArgumentError, "overlaps `b`"):
             square(x.clone(), x, out=x)
         f.synchronize()
+
+    def test_arguments_fail_as_in_worlds_without_gpus(self):
+        test_torch_arguments.DEVICE, world = "cuda:0", mk.World.local(1)
+        self.addCleanup(setattr, test_torch_arguments, "DEVICE", "cpu")
+        for name, text, call, words in test_torch_arguments.cases():
+            with self.subTest(name), torch.enable_grad():
+                error, found = test_torch_arguments.caught(lambda: call(mk.compile(text, world)))
+                self.assertIs(error, mk.ArgumentError, found)
+                self.assertIn(words, found)
 
     def test_streams_and_reuse_of_memory(self):
         # Inputs of one stream, used on another and freed at once: their memory must not be given away before.

@@ -368,7 +368,7 @@ class Calls(Case):
             self.f(*self.good[:2], fake)
         torch.grad = True
         self.refused(2, tensor(16, 64, requires_grad=True), "`v` requires a gradient", "torch.no_grad()")
-        out = tensor(32, 64, requires_grad=True)
+        out = tensor(32, 64, requires_grad=True, pointer=1 << 30)
         for given in (out, [out], (tensor(32, 64), out)):
             with self.raises(mk.ArgumentError, "`out` requires a gradient"):
                 self.f(*self.good, out=given)
@@ -547,8 +547,8 @@ class Rendezvous(Case):
         wait(together([0, 1, 2], first))
         self.assertEqual(len(set(first.values())), 1)
         wait(together([0, 2], alone, 0.2))
-        self.assertIn("missing: rank 1", alone[0])
-        self.assertIn("missing: rank 0", alone[2])
+        for text in alone.values():
+            self.assertTrue(text.endswith("missing: rank 1"), text)
         # What rank 2 said before it died, here, is in the store; it says another thing after a while.
         early = together([0, 1], second)
         time.sleep(0.3)

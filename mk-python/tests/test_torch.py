@@ -198,7 +198,7 @@ class OneRank(unittest.TestCase):
             y = f(*wide)
         self.assertEqual(y.dtype, torch.bfloat16)
         self.assertEqual(torch.autograd.grad(y.float().sum(), wide)[1].dtype, torch.float32)
-        with self.assertRaisesRegex(mk.ArgumentError, "`x` is torch.float32"):
+        with self.assertRaisesRegex(mk.ArgumentError, "`x` is f32"):
             f(*wide)
 
     def test_tangents_are_refused(self):

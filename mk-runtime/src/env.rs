@@ -36,6 +36,7 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("MK_NODES", "as if the ranks were on so many hosts, to try that on one"),
     ("MK_NET", "network between hosts: efa, verbs, tcp or a provider of libfabric"),
     ("MK_SHARE_GPU", "1: processes may share a GPU, to try several on one"),
+    ("NCCL_MAX_NCHANNELS", "SMs that reserve_sms=\"nccl\" keeps free in Python; 24 if not set"),
     ("CUDA_LAUNCH_BLOCKING", "refused: ranks wait for each other inside their kernels"),
 ];
 
@@ -100,6 +101,25 @@ pub(crate) fn launcher() -> Result<Launcher, Error> {
 /// `MK_NET`.
 pub(crate) fn net() -> Option<String> {
     std::env::var("MK_NET").ok().filter(|v| !v.is_empty())
+}
+
+/// Channels of NCCL, each of which takes an SM: `NCCL_MAX_NCHANNELS`, where it is set.
+///
+/// # Errors
+/// [`Error::Variable`] for what is no number from 1 on.
+pub fn nccl_channels() -> Result<Option<u32>, Error> {
+    let Some(value) = std::env::var_os("NCCL_MAX_NCHANNELS").filter(|v| !v.is_empty()) else {
+        return Ok(None);
+    };
+    let value = value.to_string_lossy().into_owned();
+    match value.trim().parse() {
+        Ok(channels @ 1..) => Ok(Some(channels)),
+        _ => Err(Error::Variable {
+            variable: "NCCL_MAX_NCHANNELS",
+            value,
+            what: "a number from 1 on is needed".into(),
+        }),
+    }
 }
 
 /// What the environment says of a world, beyond what its launcher does.

@@ -57,6 +57,24 @@ const SLURM: Names = Names {
 /// A launcher's variables are all taken, or none. Own ones come first; a job of Slurm may have an mpirun inside.
 const ALL: [&Names; 5] = [&OWN, &TORCH, &OPEN_MPI, &MPICH, &SLURM];
 
+/// Which launcher sets a variable, for messages.
+pub(crate) fn set_by(variable: &str) -> &'static str {
+    let begins = |prefixes: &[&str]| prefixes.iter().any(|p| variable.starts_with(p));
+    if variable == "MK_MEET" {
+        "set it by hand, the same for all processes"
+    } else if begins(&["MK"]) {
+        "no launcher sets it: give MK_RANK, MK_WORLD_SIZE, MK_LOCAL_RANK and MK_LOCAL_WORLD_SIZE, or none of them"
+    } else if begins(&["SLURM_"]) {
+        "srun sets it for its processes"
+    } else if begins(&["OMPI_", "PMIX_"]) {
+        "Open MPI's mpirun sets it"
+    } else if begins(&["PMI_", "MPI_"]) {
+        "the mpirun of MPICH and of Intel sets it"
+    } else {
+        "a launcher such as torchrun sets it"
+    }
+}
+
 pub(crate) type Get<'a> = &'a dyn Fn(&'static str) -> Option<String>;
 
 fn refuse<T>(variable: &'static str, value: Option<String>, what: &str) -> Result<T, Error> {
@@ -284,6 +302,24 @@ mod tests {
         assert_eq!(tasks("4,4").unwrap().local_world_size, 4);
         assert!(tasks("4,2").unwrap_err().to_string().contains("as many tasks"));
         assert!(tasks("4(y2)").unwrap_err().to_string().contains("as in 4(x2)"));
+    }
+
+    #[test]
+    fn a_missing_variable_names_the_launcher_that_sets_it() {
+        const OWN: Given = &[("MK_RANK", "0"), ("MK_WORLD_SIZE", "2"), ("MK_MEET", "head:7000")];
+        for (given, variable, by) in [
+            (OWN, "MK_LOCAL_WORLD_SIZE", "no launcher sets it: give MK_RANK"),
+            (TORCHRUN, "LOCAL_RANK", "a launcher such as torchrun sets it"),
+            (SRUN, "SLURM_LOCALID", "srun sets it"),
+            (SRUN, "SLURM_JOB_ID", "srun sets it"),
+            (MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI's mpirun sets it"),
+            (MPIRUN, "PMIX_NAMESPACE", "Open MPI's mpirun sets it"),
+            (HYDRA, "MPI_LOCALNRANKS", "MPICH"),
+            (HYDRA, "MK_MEET", "set it by hand"),
+        ] {
+            let error = with(given, variable, Some("")).unwrap_err().to_string();
+            assert!(error.starts_with(variable) && error.contains(by), "{error}");
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub mod reference;
 pub mod transport;
 pub mod world;
 
-pub use env::VARIABLES;
+pub use env::{VARIABLES, nccl_channels};
 pub use error::{Error, Fault, FaultCause, TransportError};
 pub use gpu::{DeviceTensor, Event, Graph, Stream, StreamRef, TensorRef};
 pub use launch::{Instance, InstanceOptions, RankTensors};

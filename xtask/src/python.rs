@@ -65,7 +65,7 @@ pub fn torch() -> Result<()> {
     let path = package()?;
     // By themselves: beside them, others put a torch of their own in its place.
     let mut tests = tests(&python, MODULE_TESTS);
-    tests.args(["--pattern", "test_torch.py"]);
+    tests.args(["--pattern", "test_torch*.py"]);
     let mut counts = Counts::default();
     counts.run_python("Python tests with torch", tests.env("PYTHONPATH", &path))?;
     counts.all_ran()?;
@@ -102,7 +102,9 @@ pub fn wheel() -> Result<()> {
     let mut command = tools("cargo-zigbuild");
     command.args(["zigbuild", "--quiet", "--release", "--package", "mk-cli", "--target"]);
     step("building the command", command.arg(format!("{triple}.{GLIBC}")))?;
-    let scripts = root().join("mk-python/mk_plan.data/scripts");
+    // maturin looks there for what a wheel has beside the module. Only while it is made: `pip install ./mk-python` would take it, too.
+    let data = root().join("mk-python/mk._mk.data");
+    let scripts = data.join("scripts");
     fresh(&scripts)?;
     copy_file(&target().join(&triple).join("release/mk"), &scripts.join("mk"))?;
     let mut build = tools("maturin");
@@ -110,7 +112,9 @@ pub fn wheel() -> Result<()> {
     build.arg("--compatibility").arg(format!("manylinux_{}", GLIBC.replace('.', "_")));
     build.arg("--manifest-path");
     build.arg(root().join("mk-python/Cargo.toml")).arg("--out").arg(&wheels);
-    step("building the wheel", build.arg("--interpreter").arg(&python))?;
+    let built = step("building the wheel", build.arg("--interpreter").arg(&python));
+    fs::remove_dir_all(&data).map_err(|e| format!("{}: {e}", data.display()))?;
+    built?;
     let wheel = only_file(&wheels)?;
     let text = wheel.to_string_lossy().into_owned();
     step("installing it", &mut pip(&["install", "--force-reinstall", "--no-deps", &text]))?;

@@ -2,7 +2,7 @@
 
 use crate::{error::ArgumentError, layout::Layout};
 use mk_abi::DType;
-use mk_syntax::{Bound, Dim, Placement, Program, SymbolId, Tensor, ValueId};
+use mk_syntax::{Bound, Dim, MAX_DIM, Placement, Program, SymbolId, SymbolKind, Tensor, ValueId};
 use std::collections::BTreeMap;
 
 /// Global sizes, in elements. What is not given follows from the tensors of a call.
@@ -237,9 +237,18 @@ impl Signature {
     fn finish(&self, found: &[Found]) -> Result<Bound, ArgumentError> {
         let symbols = self.program.symbols().iter().zip(found);
         for (symbol, found) in symbols.clone() {
-            if let Some((0, from)) = found {
-                let (symbol, from) = (symbol.name.clone(), from.clone());
+            let Some((value, from)) = found else { continue };
+            let (declared, most) = match symbol.kind {
+                SymbolKind::Runtime { max: Some(max) } => (true, max.min(MAX_DIM)),
+                _ => (false, MAX_DIM),
+            };
+            let (value, symbol, from) = (*value, symbol.name.clone(), from.clone());
+            if value == 0 {
                 return Err(ArgumentError::Empty { symbol, from });
+            }
+            // Here, where it is known whence a number came.
+            if value > most {
+                return Err(ArgumentError::TooLarge { symbol, value, from, most, declared });
             }
         }
         let dims = symbols.filter_map(|(s, f)| Some((s.name.clone(), f.as_ref()?.0))).collect();

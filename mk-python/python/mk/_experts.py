@@ -32,6 +32,18 @@ class Experts:
         # By the value that says whose rows there are: first row of each of this rank's experts, and how many; and of routed ones, of which tokens.
         self._spans, self._tokens = {}, {}
 
+    def check(self, tensors):
+        """That rows of groups which the caller counts are there: before any rank does anything."""
+        routed = {value["inputs"][1] for value in self._values if value["op"] == "dispatch"}
+        for value in self._values:
+            if value["op"] != "grouped_gemm" or value["inputs"][2] in routed or value["inputs"][2] >= len(tensors):
+                continue
+            counts, rows = tensors[value["inputs"][2]].tolist(), self._whole(self._values[value["inputs"][0]])[0] // self._world.size
+            for group, n in enumerate(counts):
+                if n < 0:
+                    raise ArgumentError(f"group {group} has {n} rows\n  help: give each group 0 rows or more")
+            self._packed(counts, rows)
+
     def run(self, value, operands):
         return {"dispatch": self._dispatch, "grouped_gemm": self._product, "combine": self._combine}[value["op"]](value, *operands)
 

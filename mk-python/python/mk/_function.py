@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
+import logging
 import sys
 import weakref
+from collections.abc import Mapping
 
-from . import _mk, _op
-from ._errors import ArgumentError, DeviceError, FaultError, UnsupportedError
+from . import _fake, _mk, _op, _worlds
+from ._errors import ArgumentError, FaultError, UnsupportedError
 from ._evaluate import dtype
 from ._reference import ReferenceWorld
 from ._runner import Backward, Runner
@@ -21,19 +22,17 @@ _SAVES = {"all": (False, False), "shard": (True, False), "pre": (False, True), "
 _functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # All functions of a world, in the order in which they were made.
 _members: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_worlds: dict[int, str] = {}
-_made: dict[str, int] = {}
 _unshared = itertools.count()
 
 
 class Train:
     """A function with what its backward wants saved: an entry of the operator."""
 
-    def __init__(self, key, derived, derive, world, options, mains):
+    def __init__(self, key, derived, derive, world, options, mains, native):
         self._derive, self._world, self._options = derive, world, options
         # Positions of parameters whose gradients are added to f32 matrices; those follow the parameters' tensors.
         self.mains = mains
-        self._runner = Runner(derived["forward"], world, options)
+        self._runner = Runner(derived["forward"], world, options, native)
         self._key, self._backwards, self.plans = key, {}, {}
         self.name = self._runner.name
 
@@ -92,7 +91,7 @@ class Function:
     """A pipeline as a function of torch tensors. Made by ``mk.compile``.
 
     Calling it takes one tensor for each parameter, by position or by name, on the rank's GPU, contiguous, of the pipeline's dtype and
-    of the shape of the rank's part; ``[B, S, H]`` where the pipeline has ``[M, H]``. It enqueues on torch's current stream and
+    of the shape of the rank's part; ``[S, B, H]`` where the pipeline has ``[M, H]``, of which ranks share the first dimension. It enqueues on torch's current stream and
     returns the result, or ``out``; nothing waits. Gradients are recorded as by any operation of torch; ``backward`` is the derived text.
 
     The first call with new shapes compiles and binds, which all ranks must do together, and so does the first backward; ``bind`` does
@@ -105,7 +104,7 @@ class Function:
 
     def __init__(self, text, world, options, save, key, grads=()):
         self._text, self._world, self._options, self._save, self._key = text, world, options, save, key
-        self._grads, self._turned, self._home = dict(grads), {}, None
+        self._grads, self._turned, self._home, self._told = dict(grads), {}, None, False
         # Without collectives on one rank, unless settings are of those, or no kernel holds what is left.
         self._alone = world.size == 1 and "settings" not in options and on_one_rank(text)
         members = _members.setdefault(world, [])
@@ -115,14 +114,14 @@ class Function:
     def _make(self):
         """What is bound and compiled: nothing yet."""
         text, world, options, key, save = self._alone or self._text, self._world, self._options, self._key, self._save
-        reference = isinstance(world, ReferenceWorld)
-        self._native = None if reference else _mk.compile(text, world, **options)
-        self._several = not reference and len(world.ranks) != 1
-        self._runner = self._train = None
-        self.why = None
+        # In a world of CPU tensors it checks, and computes nothing.
+        self._native = _mk.compile(text, world, **options)
+        self._reference = isinstance(world, ReferenceWorld)
+        self._several = len(world.ranks) != 1
+        self._runner = self._train = self._why = None
         if self._several:
             return
-        self._runner = Runner(text, world, options, gpu=self._native)
+        self._runner = Runner(text, world, options, self._native, whole=True)
         self._names = [v["name"] for v in self._runner.parameters]
         self._rows = [v["dims"] for v in self._runner.parameters]
         self._dims = [len(dims) for dims in self._rows]
@@ -147,9 +146,9 @@ class Function:
         except UnsupportedError as error:
             if mains:
                 raise
-            self.why = str(error)
+            self._why = str(error)
         else:
-            self._train = Train(f"{key}/train", self._derived, derive, world, options, mains)
+            self._train = Train(f"{key}/train", self._derived, derive, world, options, mains, self._native)
             _op.ENTRIES[self._train._key] = self._train
         _op.ENTRIES[key] = self._runner
         if "torch" in sys.modules and hasattr(sys.modules["torch"], "library"):
@@ -160,13 +159,51 @@ class Function:
         """The text of the backward of all parameters; None without one (``why`` says why), or where it has nothing to do."""
         return None if self._train is None else self._derived["backward"]
 
+    @property
+    def why(self):
+        """Why there is no backward; None where there is one."""
+        return self._why
+
+    @property
+    def plans(self):
+        """What was bound so far, in that order: a ``Plan`` for each set of sizes."""
+        return self._native.plans
+
+    @property
+    def parameters(self):
+        """The names of the parameters."""
+        return self._native.parameters
+
     def infer(self, *shapes):
         """``(shape, dtype)`` of each result, from the shapes of what this rank holds of each parameter. Nothing is bound."""
         import torch
 
-        sizes = self._runner.sizes(shapes)
-        results = [self._runner.values[i] for _, i in self._runner.program["results"]]
-        return [(tuple(self._runner.local(v, sizes)), dtype(torch, v)) for v in results]
+        if self._several:
+            raise UnsupportedError("this process has several ranks, whose results may differ\n  help: bind(..).local_shapes(rank) has them")
+        return [(shape, dtype(torch, value)) for shape, value in self._runner.infer(shapes)]
+
+    def bind(self, *, shapes=None, dims=None):
+        """Compiles and binds ahead of the first call, unless that was done. Collective: every rank calls it, in the same order as its other
+        first calls. Without GPUs it plans.
+
+        ``shapes`` (global) and ``dims`` add to those given to ``compile``. Returns the ``Plan``.
+
+        Raises ArgumentError for sizes that are missing or do not fit, UnsupportedError, CompileError, DeviceError, RendezvousError.
+        """
+        bind = lambda: self._native.bind(shapes=shapes, dims=dims)
+        return self._world.agree(bind, lambda plan: self._runner.says(plan.shapes)) if self._reference else bind()
+
+    def explain(self, *args, rounds=20, tolerance=1e-2, **kwargs):
+        """Why it takes as long as it does on these tensors, as an ``Explanation``: ``str()`` of it is what `mk explain` prints, and what was
+        measured here beside the same operations one by one in torch. Collective; docs/python.md.
+
+        ``rounds`` launches of each count. Each result is compared: ``tolerance`` bounds the relative difference over the whole, and four
+        times that over each tile.
+
+        Raises what a call raises; UnsupportedError for several GPUs in one process, RendezvousError without a process group of NCCL,
+        DeviceError without GPUs, Error where the two compute different things.
+        """
+        return self._native.explain(*args, rounds=rounds, tolerance=tolerance, **kwargs)
 
     def __call__(self, *args, out=None, **kwargs):
         try:
@@ -174,15 +211,21 @@ class Function:
         except FaultError:
             self._forget()
             raise
-        except UnsupportedError:
+        except UnsupportedError as error:
             if not self._alone or self._bound():
+                if self._reference:
+                    self._world.tell(error)
                 raise
             self._alone = None
             self._make()
             return self._call(args, out, kwargs)
+        except Exception as error:
+            if self._reference:
+                self._world.tell(error)
+            raise
 
     def _bound(self):
-        return self._native is None or bool(self._native.plans)
+        return self._reference or bool(self._native.plans)
 
     def _renew(self):
         """Frees what is bound. The next calls bind anew, and graphs that name its keys find it."""
@@ -203,31 +246,39 @@ class Function:
 
     def _call(self, args, out, kwargs):
         torch = sys.modules.get("torch")
-        if self._several or out is not None or not hasattr(torch, "library"):
-            if self._native is None:
-                raise ArgumentError("`out` is of functions on GPUs")
+        if self._several or not hasattr(torch, "library"):
             return self._native(*args, out=out, **kwargs)
         tensors = args if not kwargs else self._ordered(args, kwargs)
+        if out is not None:
+            return self._into(torch, tensors, out)
         if len(tensors) != len(self._names):
-            raise ArgumentError(f"{len(tensors)} tensors were given, and the pipeline has {len(self._names)}: {', '.join(self._names)}")
+            _fake.refuse(self._native, tensors)
         lead = None
         for i, (tensor, n) in enumerate(zip(tensors, self._dims)):
+            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+                _fake.refuse(self._native, tensors)
             if tensor.dim() > 2 == n:
                 lead = lead or (self._rows[i][0], self._placements[i], tensor.shape[:-1])
                 tensors = [*tensors[:i], tensor.flatten(0, -2), *tensors[i + 1 :]]
             elif not tensor.is_contiguous() and n == 2 == tensor.dim() and tensor.t().is_contiguous() and i not in self._grads_at:
                 return self._turn(i)(*tensors[:i], tensor.t(), *tensors[i + 1 :])
         compiling = torch.compiler.is_compiling()
-        if not compiling and torch.autograd.forward_ad._current_level >= 0:
-            self._refuse_tangents(torch, tensors)
+        if not compiling:
+            if torch.autograd.forward_ad._current_level >= 0:
+                self._refuse_tangents(torch, tensors)
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                raise UnsupportedError(f"transforms of torch.func (grad, vmap, jvp, ..) do not go through {self._runner.name}\n  help: use "
+                                       "torch.autograd.grad; in the place of vmap, rows of one call")
+            if lead is not None:
+                self._tell_of_rows(lead)
         if (compiling or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(tensors[0].device.type):
             tensors = [self._narrow(torch, i, t) for i, t in enumerate(tensors)]
         records = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
         if records and self._train is None:
-            raise UnsupportedError(f"no gradient is recorded: {self.why}\n  help: call under torch.no_grad()")
+            raise UnsupportedError(f"no gradient is recorded: {self._why}\n  help: call under torch.no_grad()")
         if records and self._mains:
             tensors = [*tensors] + [self._main(torch, i, name, tensors[i]) for i, name in self._mains]
-        if not records and not compiling and self._native is not None and lead is None:
+        if not records and not compiling and not self._reference and lead is None and not torch._C._len_torch_dispatch_stack():
             return self._native(*tensors)
         if records and not compiling and _op.is_plain(torch, tensors):
             results = _op.direct(self._train, len(self._results), *tensors)
@@ -258,7 +309,7 @@ class Function:
             if text is None:
                 raise ArgumentError(f"`{self._names[i]}` is a transposed view, and something other than `gemm` reads it\n  help: pass "
                                     f"{self._names[i]}.contiguous()")
-            found = self._turned[i] = compile(text, self._world, save=self._save, grads=self._grads, **self._options)
+            found = self._turned[i] = _compile(text, self._world, self._save, self._grads, self._options)
         return found
 
     def _narrow(self, torch, i, tensor):
@@ -268,10 +319,27 @@ class Function:
         return tensor.to(dtype(torch, self._runner.parameters[i]))
 
     def _ordered(self, args, kwargs):
-        tensors = list(args) + [kwargs.pop(name) for name in self._names[len(args) :] if name in kwargs]
-        if kwargs:
-            raise ArgumentError(f"there is no parameter `{next(iter(kwargs))}`, but {', '.join(self._names)}")
-        return tensors
+        rest = self._names[len(args) :]
+        if len(kwargs) != len(rest) or any(name not in kwargs for name in rest):
+            _fake.refuse(self._native, args, kwargs)
+        return [*args, *(kwargs[name] for name in rest)]
+
+    def _into(self, torch, tensors, out):
+        """A call whose results are the caller's tensors."""
+        if not self._reference:
+            return self._native(*tensors, out=out)
+        self._runner.by_torch(torch, tensors, out=out)
+        return out
+
+    def _tell_of_rows(self, lead):
+        """Once, where ranks share the first of two dimensions of rows and that looks like one of batches."""
+        _, (kind, dim), (first, *rest) = lead
+        if self._told or kind != "shard" or dim or self._world.size == 1 or first >= max(rest):
+            return
+        self._told = True
+        logging.getLogger("mk").warning(
+            "%s: a tensor with rows %s: ranks share the first dimension, and their parts follow each other along it. Where they share the second "
+            "one, transpose: x.transpose(0, 1).contiguous()", self._runner.name, (first, *rest))
 
     def _refuse_tangents(self, torch, tensors):
         forward_ad = torch.autograd.forward_ad
@@ -300,16 +368,10 @@ class Function:
         return self
 
     def __reduce__(self):
-        return _find, (_worlds[id(self._world)], self._text, self._options, self._save, self._grads)
-
-    def __getattr__(self, name):
-        native = self.__dict__.get("_native")
-        if name.startswith("_") or native is None:
-            raise AttributeError(name)
-        return getattr(native, name)
+        return _find, (_worlds.name(self._world), self._text, self._options, self._save, self._grads)
 
     def _all(self):
-        own = [] if self._native is None else [self._native]
+        own = [self._native]
         more = self._train.functions() if self._train is not None else []
         steps = self._runner.functions() if self._runner is not None else []
         return list({id(f): f for f in own + steps + more}.values())
@@ -336,9 +398,12 @@ class Function:
         self._each("close")
 
     def __repr__(self):
-        if self._native is not None:
-            return repr(self._native)
-        return f"<mk.Function {self._runner.name}({', '.join(self._names)}) on {self._world.size} ranks>"
+        return repr(self._native)
+
+
+def check_world(world):
+    if not isinstance(world, _mk.World):
+        raise TypeError(f"world is a {type(world).__name__}, and must be an mk.World")
 
 
 def recover(world, timeout_s=600.0):
@@ -350,6 +415,7 @@ def recover(world, timeout_s=600.0):
 
     Raises RendezvousError for ranks that do not come within ``timeout_s``: if a process is gone, the others make a new world.
     """
+    check_world(world)
     if isinstance(world, ReferenceWorld):
         return
     world._barrier(timeout_s)
@@ -362,26 +428,12 @@ def recover(world, timeout_s=600.0):
 
 
 def _find(world, text, options, save, grads):
-    for other in list(_functions):
-        if _worlds.get(id(other)) == world:
-            return compile(text, other, save=save, grads=grads, **options)
-    raise DeviceError(f"this function is of {world}, and this process has made no such world\n  help: make the world first")
+    return _compile(text, _worlds.find(world), save, grads, options)
 
 
-def _world_name(world):
-    name = _worlds.get(id(world))
-    if name is None:
-        kind = "a reference world" if isinstance(world, ReferenceWorld) else "a world"
-        base = f"{kind} of {world.size} ranks, {list(world.ranks)} here, GPUs {list(world.devices)}"
-        _made[base] = n = _made.get(base, 0) + 1
-        name = base if n == 1 else f"{base}, number {n}"
-        _worlds[id(world)] = name
-        weakref.finalize(world, _worlds.pop, id(world), None)
-    return name
-
-
-def compile(pipeline, world, *, save="all", grads=None, reserve_sms=0, share=True, **options):
-    """A function of torch tensors from the text of a pipeline. Nothing is compiled yet: see ``Function``.
+def compile(pipeline, world, *, save="all", grads=None, reserve_sms=0, share=True, shapes=None, dims=None, settings=None, wait_limit_s=30.0,
+            entry_limit_s=600.0, overlap=False, tuning=True, fuse="auto"):
+    """A function of torch tensors from a pipeline, a text or the path of a `.mk` file. Nothing is compiled yet: see ``Function``.
 
     ``save`` says what forward keeps for backward: ``"all"``; ``"shard"``, whose backward gathers inputs again; ``"pre"``, which keeps values
     before activations and computes activations again; ``"least"``, both. ``reserve_sms="nccl"`` keeps as many SMs free as NCCL has
@@ -400,22 +452,37 @@ def compile(pipeline, world, *, save="all", grads=None, reserve_sms=0, share=Tru
     """
     if save not in _SAVES:
         raise ArgumentError(f"save is {save!r}, and must be one of {', '.join(map(repr, _SAVES))}")
-    if reserve_sms == "nccl":
-        reserve_sms = int(os.environ.get("NCCL_MAX_NCHANNELS", 24))
-    if reserve_sms:
-        options["reserve_sms"] = reserve_sms
-    if not isinstance(world, (_mk.World, ReferenceWorld)):
-        raise TypeError(f"world is a {type(world).__name__}, and must be an mk.World")
+    check_world(world)
+    if grads is not None and not isinstance(grads, Mapping):
+        raise TypeError(f"grads is a {type(grads).__name__}, and must be a dict of parameters to attributes")
+    if isinstance(reserve_sms, str) and reserve_sms == "nccl":
+        reserve_sms = _mk._nccl_channels()
+    given = {"reserve_sms": reserve_sms, "shapes": shapes, "dims": dims, "settings": settings, "wait_limit_s": wait_limit_s,
+             "entry_limit_s": entry_limit_s, "overlap": overlap, "tuning": tuning, "fuse": fuse}
+    # One text with the same options is one function, whether defaults are written or not.
+    options = {name: value for name, value in given.items() if not _is_default(name, value)}
+    return _compile(_mk._source(pipeline), world, save, grads or {}, options, share)
+
+
+_DEFAULTS = {"reserve_sms": 0, "shapes": None, "dims": None, "settings": None, "wait_limit_s": 30.0, "entry_limit_s": 600.0, "overlap": False,
+             "tuning": True, "fuse": "auto"}
+
+
+def _is_default(name, value):
+    default = _DEFAULTS[name]
+    return value is default or type(value) is type(default) and value == default
+
+
+def _compile(text, world, save, grads, options, share=True):
     functions = _functions.setdefault(world, {})
-    name = _world_name(world)
-    text = f"{name}\n{pipeline}\n{save}\n{sorted((grads or {}).items())}\n{sorted((k, repr(v)) for k, v in options.items())}"
-    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    said = f"{_worlds.name(world)}\n{text}\n{save}\n{sorted(grads.items())}\n{sorted((k, repr(v)) for k, v in options.items())}"
+    key = hashlib.sha256(said.encode()).hexdigest()[:24]
     if not share:
-        return Function(pipeline, world, options, save, f"{key}/{next(_unshared)}", grads or {})
+        return Function(text, world, options, save, f"{key}/{next(_unshared)}", grads)
     found = functions.get(key)
     found = found() if found is not None else None
     if found is None:
         # Keys of functions that were closed, or gave up, are not taken again: graphs may name them.
-        found = Function(pipeline, world, options, save, f"{key}/{next(_unshared)}" if key in _op.ENTRIES else key, grads or {})
+        found = Function(text, world, options, save, f"{key}/{next(_unshared)}" if key in _op.ENTRIES else key, grads)
         functions[key], found._home = weakref.ref(found), key
     return found

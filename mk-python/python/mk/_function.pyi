@@ -1,6 +1,7 @@
 """Types of functions. What the arguments mean is in the docstrings."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal, final
 
 from torch import Tensor, dtype
@@ -10,7 +11,8 @@ from ._mk import Plan, World
 
 @final
 class Function:
-    why: str | None
+    @property
+    def why(self) -> str | None: ...
     @property
     def backward(self) -> str | None: ...
     def infer(self, *shapes: Sequence[int]) -> list[tuple[tuple[int, ...], dtype]]: ...
@@ -31,8 +33,8 @@ class Function:
     def parameters(self) -> list[str]: ...
 
 def compile(
-    pipeline: str,
-    world: World | Any,
+    pipeline: str | PathLike[str],
+    world: World,
     *,
     save: Literal["all", "shard", "pre", "least"] = "all",
     grads: Mapping[str, str] | None = None,
@@ -47,4 +49,4 @@ def compile(
     tuning: bool = True,
     fuse: Literal["auto", "always", "never"] = "auto",
 ) -> Function: ...
-def recover(world: World | Any, timeout_s: float = 600.0) -> None: ...
+def recover(world: World, timeout_s: float = 600.0) -> None: ...

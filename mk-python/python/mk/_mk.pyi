@@ -1,6 +1,7 @@
 """Types of the native module. What the arguments mean is in the docstrings."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal, Union, final
 
 from torch import Tensor
@@ -28,7 +29,6 @@ class Setting:
 
 SETTINGS: tuple[Setting, ...]
 
-@final
 class World:
     @staticmethod
     def from_torch(
@@ -43,7 +43,7 @@ class World:
     @staticmethod
     def local(n: int | None = None, *, gpu: int | None = None, devices: Sequence[int] | None = None) -> World: ...
     @staticmethod
-    def reference(group: Any | None = None) -> Any: ...
+    def reference(group: Any | None = None) -> World: ...
     @staticmethod
     def offline(ranks: int, rank: int = 0) -> World: ...
     @property
@@ -123,7 +123,7 @@ def compile(
     fuse: Literal["auto", "always", "never"] = "auto",
 ) -> Function: ...
 def plan(
-    pipeline: str,
+    pipeline: str | PathLike[str],
     *,
     ranks: int,
     shapes: _Shapes | None = None,

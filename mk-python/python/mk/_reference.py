@@ -2,27 +2,87 @@
 
 from __future__ import annotations
 
-from ._errors import RendezvousError
+import hashlib
+
+from . import _mk, _worlds
+from ._errors import ArgumentError, RendezvousError
+
+# How ranks call what they agree upon.
+_CALL = "calling a function"
+_UNEVEN = "\n  help: shards that are not even need the global shape when compiling, as shapes={\"a\": (4001, 8192)}"
 
 
-class ReferenceWorld:
+class ReferenceWorld(_mk.World):
     """Made by ``World.reference(group)``. ``group`` may be a DeviceMesh of one dimension."""
+
+    def __new__(cls, group=None):
+        import torch.distributed as dist
+
+        group = _group(group)
+        ready = dist.is_available() and dist.is_initialized()
+        if group is not None and not ready:
+            raise RendezvousError("torch.distributed is not initialised: call torch.distributed.init_process_group() first")
+        size, rank = (dist.get_world_size(group), dist.get_rank(group)) if ready else (1, 0)
+        if rank < 0:
+            raise ArgumentError("this process is not in `group`\n  help: every rank of a group, and no other, makes its world")
+        return super().__new__(cls, size, rank)
 
     def __init__(self, group=None):
         import torch.distributed as dist
 
-        if hasattr(group, "get_group"):
-            group = group.get_group()
-        ready = dist.is_available() and dist.is_initialized()
-        if group is not None and not ready:
-            raise RendezvousError("torch.distributed is not initialised: call torch.distributed.init_process_group() first")
-        self._dist, self._group = dist, group
-        self.size = dist.get_world_size(group) if ready else 1
-        self.rank = dist.get_rank(group) if ready else 0
-        self.ranks, self.devices, self.sm_budget = [self.rank], [], None
+        self._dist, self._group, self.rank = dist, _group(group), self.ranks[0]
+        _worlds.register(self)
 
-    def __repr__(self):
-        return f"<mk.World of {self.size} ranks: {self.ranks} here, on CPU tensors>"
+    def agree(self, check, says):
+        """What ``check()`` finds, before any collective: every rank must find the same, by ``says(found)``, a dict of texts.
+
+        Raises what ``check`` raises; RendezvousError, where that of another rank does, or where ranks differ."""
+        try:
+            found = check()
+        except Exception as error:
+            self.tell(error)
+            raise
+        if self.size > 1:
+            self._compare(says(found), None)
+        return found
+
+    def tell(self, error):
+        """Tells the other ranks of an error before they wait in a collective, unless they know of it."""
+        if self.size > 1 and not getattr(error, "_told", False):
+            self._compare({}, error)
+            error._told = True
+
+    def _compare(self, mine, wrong):
+        import torch
+
+        digest = hashlib.sha256(repr(mine).encode()).digest()
+        message = torch.tensor([wrong is not None, *digest], dtype=torch.uint8, device="cpu")
+        every = [torch.empty_like(message) for _ in range(self.size)]
+        self.collective(self._dist.all_gather, every, message)
+        if not any(t[0] or not torch.equal(t, message) for t in every):
+            return
+        said = [None] * self.size
+        self.collective(self._dist.all_gather_object, said, (mine, None if wrong is None else str(wrong)))
+        if wrong is not None:
+            return
+        for rank, (_, why) in enumerate(said):
+            if why is not None:
+                raise _known(RendezvousError(f"{_CALL}: rank {rank} failed: {why}"))
+        for what, text in mine.items():
+            others = [r for r, (theirs, _) in enumerate(said) if theirs.get(what) != text]
+            if others:
+                ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+                there = said[others[0]][0].get(what)
+                raise _known(RendezvousError(
+                    f"{_CALL}: rank {self.rank} differs from {ranks} in {what}: `{text}` here, `{there}` on rank {others[0]}; every rank must "
+                    f"pass the same{_UNEVEN if what == 'the sizes' else ''}"))
+
+    def collective(self, call, *args):
+        """A collective of the group, whose failure is told as on GPUs."""
+        try:
+            return call(*args, group=self._group)
+        except RuntimeError as error:
+            raise _known(RendezvousError(f"rank {self.rank}: a collective of the reference world failed: {error}")) from error
 
     def parts(self, n):
         """How many of ``n`` rows each rank has, cut as torch.chunk does."""
@@ -52,13 +112,13 @@ class ReferenceWorld:
         padded = x.new_zeros(parts[0], *x.shape[1:])
         padded[: x.shape[0]] = x
         every = [torch.empty_like(padded) for _ in parts]
-        self._dist.all_gather(every, padded, group=self._group)
+        self.collective(self._dist.all_gather, every, padded)
         return torch.cat([part[:n] for part, n in zip(every, parts)])
 
     def sum(self, x):
         """The sum of what all ranks have, in its place."""
         if self.size > 1:
-            self._dist.all_reduce(x, group=self._group)
+            self.collective(self._dist.all_reduce, x)
         return x
 
     def sequence(self, sizes):
@@ -76,7 +136,7 @@ class ReferenceWorld:
             padded = x.new_zeros(max(map(len, every)), *x.shape[1:])
             padded[: x.shape[0]] = x
             all_padded = [torch.empty_like(padded) for _ in every]
-            self._dist.all_gather(all_padded, padded, group=self._group)
+            self.collective(self._dist.all_gather, all_padded, padded)
             whole = x.new_empty(n, *x.shape[1:])
             for part, at in zip(all_padded, every):
                 whole[at.long()] = part[: len(at)]
@@ -92,14 +152,24 @@ class ReferenceWorld:
                 return x.clone()
             if kind == "all_reduce":
                 x = x.contiguous().clone()
-                self._dist.all_reduce(x, group=self._group)
+                self.collective(self._dist.all_reduce, x)
                 return x
             dim, shape = value["dim"], sizes(value)
             parts = self.parts(shape[dim])
             x = x.movedim(dim, 0).contiguous()
             if kind == "reduce_scatter":
-                self._dist.all_reduce(x, group=self._group)
+                self.collective(self._dist.all_reduce, x)
                 return x.split(parts)[self.rank].movedim(0, dim).contiguous()
             return self.whole_rows(x, shape[dim]).movedim(0, dim).contiguous()
 
         return move
+
+
+def _known(error):
+    """An error that other ranks have, too."""
+    error._told = True
+    return error
+
+
+def _group(group):
+    return group.get_group() if hasattr(group, "get_group") else group

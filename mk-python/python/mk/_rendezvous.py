@@ -16,6 +16,11 @@ from ._errors import RendezvousError
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.0002, 0.02
 
 
+def absent(store, world, size):
+    """Ranks that are not there, of a round that was called."""
+    return [r for r in range(1, size) if not store.check([f"{world}/here/{r}"])]
+
+
 def meet(store, name, rank, size, timeout_s):
     """What the keys of this world begin with; no other world of the store has it. ``name`` is of these ranks."""
     mine, begin, pause = uuid.uuid4().hex, time.monotonic(), _FIRST_PAUSE_S
@@ -23,27 +28,28 @@ def meet(store, name, rank, size, timeout_s):
     read = lambda key: bytes(store.get(key)).decode() if store.check([key]) else None
     store.set(wants[rank], mine.encode())
     called = world = None
+    place = lambda round: f"{name}/{hashlib.sha256(','.join(round).encode()).hexdigest()[:16]}"
     while True:
         if rank == 0:
             seen = [read(key) for key in wants]
             if None not in seen and seen != called:
-                called, world = seen, f"{name}/{hashlib.sha256(','.join(seen).encode()).hexdigest()[:16]}"
+                called, world = seen, place(seen)
                 store.set(f"{name}/round", ",".join(seen).encode())
-            missing = [r for r in range(1, size) if world is None and seen[r] is None or world and not store.check([f"{world}/here/{r}"])]
-            if world and not missing:
+            if world and not absent(store, world, size):
                 store.set(f"{world}/begins", b"1")
                 break
         else:
             round = (read(f"{name}/round") or "").split(",")
             if len(round) == size and round[rank] == mine:
-                world, missing = f"{name}/{hashlib.sha256(','.join(round).encode()).hexdigest()[:16]}", []
+                world = place(round)
                 store.set(f"{world}/here/{rank}", b"1")
                 if store.check([f"{world}/begins"]):
                     break
-            else:
-                missing = [0]
         waited = time.monotonic() - begin
         if waited > timeout_s:
+            # Who never said a word; else who is not in the round that was called; else rank 0, which calls rounds and lets them begin.
+            missing = [r for r in range(size) if not store.check([wants[r]])]
+            missing = missing or (absent(store, world, size) if world else []) or [0] * (rank > 0)
             ranks = f"; missing: rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}" if missing else ""
             raise RendezvousError(f"rank {rank} waited {waited:.1f} s for the other processes of its world: every rank must make the same "
                                   f"worlds in the same order{ranks}")

@@ -7,6 +7,7 @@ import math
 from . import _mk
 from ._errors import ArgumentError
 from ._evaluate import dtype, evaluate
+from ._fake import check
 from ._experts import Experts, experts, room
 from ._reference import ReferenceWorld
 
@@ -14,11 +15,18 @@ from ._reference import ReferenceWorld
 class Runner:
     """A pipeline on the tensors of this rank; of several kernels, where one holds not all of it.
 
-    ``options`` are those of ``_mk.compile``; ``shapes`` and ``dims`` among them are global sizes of this pipeline.
+    ``options`` are those of ``_mk.compile``; ``shapes`` and ``dims`` among them are global sizes of this pipeline. ``native`` is the native
+    function of the same parameters, which checks their tensors; ``whole``, where it is of all of this pipeline.
     """
 
-    def __init__(self, text, world, options, gpu=None):
+    def __init__(self, text, world, options, native=None, whole=False):
         self.text, self.world, self.program = text, world, _mk._describe(text)
+        self._reference = isinstance(world, ReferenceWorld)
+        if native is None and self._reference:
+            native = _mk.compile(text, world, **options)
+        self._checks = native
+        # What ranks of a reference world must agree upon, beside sizes.
+        self._said = {"the pipeline": self.program["text"], "the options": _said(options)}
         self.options = dict(options)
         self.given = self._given(self.options.pop("shapes", None) or {}, self.options.pop("dims", None) or {})
         self.values = self.program["values"]
@@ -29,7 +37,7 @@ class Runner:
         # By text and sizes; by sizes; by local shapes, where it is one kernel.
         self._native, self._steps, self._alone = {}, {}, {}
         # What is called for all of it, without being cut.
-        self._whole = gpu
+        self._whole = native if whole and not self._reference else None
 
     def _given(self, shapes, dims):
         """Global sizes of symbols that were given."""
@@ -76,9 +84,16 @@ class Runner:
 
     def fake(self, torch, tensors):
         """Results without contents."""
+        if self._checks is not None:
+            check(self._checks, tensors)
         sizes = self.sizes([t.shape for t in tensors])
         results = [self.values[i] for _, i in self.program["results"]]
         return [tensors[0].new_empty(self.local(v, sizes), dtype=dtype(torch, v)) for v in results]
+
+    def infer(self, shapes):
+        """Local shapes of the results, from those of the tensors."""
+        sizes = self._checks._infer([list(shape) for shape in shapes])
+        return [(tuple(self.local(self.values[i], sizes)), self.values[i]) for _, i in self.program["results"]]
 
     def flops(self, shapes):
         sizes, total = self.sizes(shapes), 0
@@ -89,27 +104,37 @@ class Runner:
                 total += 2 * rows * math.prod(b)
         return total
 
-    def check(self, torch, tensors):
-        for value, tensor in zip(self.parameters, tensors):
-            if tensor.dtype != dtype(torch, value):
-                raise ArgumentError(f"`{value['name']}` is {tensor.dtype}, and the pipeline says {value['dtype']}\n  help: convert it")
-        sizes = self.sizes([t.shape for t in tensors])
-        for value, tensor in zip(self.parameters, tensors):
-            if list(tensor.shape) != self.local(value, sizes):
-                want = tuple(self.local(value, sizes))
-                raise ArgumentError(f"`{value['name']}` is {tuple(tensor.shape)} on rank {self._rank}, and {want} fits the other tensors")
-        return sizes
+    def says(self, sizes):
+        """What every rank of a reference world must say of a call."""
+        return {**self._said, "the sizes": ", ".join(f"{name} = {n}" for name, n in sorted(sizes.items()))}
+
+    def by_torch(self, torch, tensors, into=None, out=None):
+        """As ``run``, by operations of torch, once every rank of the world has agreed; into results ``out`` of the caller, if they are given."""
+
+        def checked():
+            sizes = self._checks._check(*tensors, out=out)
+            Experts(self.world, self.values, lambda value: self.whole(value, sizes)).check(tensors)
+            return sizes
+
+        sizes = self.world.agree(checked, self.says)
+        whole = lambda value: self.whole(value, sizes)
+        move, sequence = self.world.move(whole), self.world.sequence(whole)
+        experts = Experts(self.world, self.values, whole).run
+        try:
+            results = evaluate(torch, self.program, tensors, move, sequence, experts, widen=True)
+        except Exception as error:
+            # All ranks are here: they find the same, or have their own.
+            error._told = True
+            raise
+        results = [r.clone() if any(r is t for t in tensors) else r for r in results]
+        if out is not None:
+            into = dict(enumerate(out if len(results) > 1 else [out]))
+        return [into[i].copy_(r) if into and i in into else r for i, r in enumerate(results)]
 
     def run(self, torch, tensors, into=None):
         """New tensors, none of which is an input; but results ``into``, by position, take the place of the given tensors."""
-        if isinstance(self.world, ReferenceWorld):
-            sizes = self.check(torch, tensors)
-            whole = lambda value: self.whole(value, sizes)
-            move, sequence = self.world.move(whole), self.world.sequence(whole)
-            experts = Experts(self.world, self.values, whole).run
-            results = evaluate(torch, self.program, tensors, move, sequence, experts, widen=True)
-            results = [r.clone() if any(r is t for t in tensors) else r for r in results]
-            return [into[i].copy_(r) if into and i in into else r for i, r in enumerate(results)]
+        if self._reference:
+            return self.by_torch(torch, tensors, into)
         if into:
             return self._cut(torch, tensors, into)
         if self._whole is not None:
@@ -121,6 +146,9 @@ class Runner:
             native, order = alone
             made = native(*tensors)
             return [made[i] for i in order] if isinstance(made, (tuple, list)) else [made]
+        if self._checks is not None:
+            # Before the first of several kernels is launched.
+            self._checks._check(*tensors)
         sizes = self.sizes(shapes)
         steps = self.steps(sizes)
         if len(steps) == 1 and steps[0][2] is not None and not steps[0][0]["flat"]:
@@ -185,7 +213,23 @@ class Runner:
         return steps
 
     def functions(self):
-        return list(self._native.values()) + ([] if self._whole is None else [self._whole])
+        return list(self._native.values()) + ([] if self._checks is None else [self._checks])
+
+
+def _said(options):
+    """Options that decide a kernel, so that the same ones are the same text."""
+    said = {k: v for k, v in options.items() if k in ("settings", "fuse", "overlap", "reserve_sms") and v is not None}
+    settings = said.get("settings")
+    if settings is not None:
+        words = [f"{k}={v}" for k, v in settings.items()] if isinstance(settings, dict) else settings.split()
+        said["settings"] = " ".join(sorted(words))
+    return repr(sorted(said.items()))
+
+
+def ready(tensor):
+    """A gradient, or what hooks made of a saved tensor, lies as torch likes: as kernels take it, in a copy if need be."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 class Backward:
@@ -235,6 +279,7 @@ class Backward:
 
     def run(self, torch, tensors, into=(), out=()):
         """Gradients that are computed, but for those that are added to the matrices ``into``; in ``out``, if that is given."""
+        tensors = [ready(t) for t in tensors]
         replaced = {i: t for (_, i), t in zip(self.added, into)}
         for (_, kind, i), tensor in zip(self.returned, out):
             if kind != "column":

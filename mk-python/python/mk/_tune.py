@@ -46,7 +46,8 @@ def tune(pipeline, *, shapes=None, dims=None, devices=(0,), top=None):
     if top is not None:
         arguments += ["--top", str(top)]
     environment = dict(os.environ)
-    if "MK_NVRTC_DIR" not in environment and (folder := _nvrtc()):
+    # As the command reads it: an empty one is none.
+    if not environment.get("MK_NVRTC_DIR") and (folder := _nvrtc()):
         environment["MK_NVRTC_DIR"] = folder
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     if done.returncode:

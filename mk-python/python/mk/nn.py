@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ._errors import ArgumentError
-from ._function import compile
+from ._function import check_world, compile
 
 __all__ = ["ColumnParallelLinear", "GatedMLP", "RowParallelLinear"]
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -22,8 +22,17 @@ def _dtype(dtype):
     return _DTYPES[dtype]
 
 
+def _size(n, what):
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"{what} is a {type(n).__name__}, and must be an int")
+    if n < 1:
+        raise ArgumentError(f"{what} is {n}, and must be 1 or more")
+    return n
+
+
 def _part(n, world, what):
-    if n % world.size:
+    check_world(world)
+    if _size(n, what) % world.size:
         raise ArgumentError(f"{what} is {n}, and {world.size} ranks have no equal parts of it")
     return n // world.size
 
@@ -64,7 +73,7 @@ class ColumnParallelLinear(_Layer):
     def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, device=None, dtype=torch.bfloat16,
                  reserve_sms=None, **options):
         super().__init__()
-        self.in_features, self.out_features, n = in_features, out_features, _part(out_features, world, "out_features")
+        self.in_features, self.out_features, n = _size(in_features, "in_features"), out_features, _part(out_features, world, "out_features")
         self.weight = self._weight(n, in_features, fan_in=in_features, device=device, dtype=dtype)
         self.bias = self._weight(n, fan_in=in_features, device=device, dtype=dtype) if bias else None
         t, x = _dtype(dtype), "shard(0)" if sequence_parallel else "replicate"
@@ -89,7 +98,7 @@ class RowParallelLinear(_Layer):
     def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, device=None, dtype=torch.bfloat16,
                  reserve_sms=None, **options):
         super().__init__()
-        self.in_features, self.out_features, k = in_features, out_features, _part(in_features, world, "in_features")
+        self.in_features, self.out_features, k = in_features, _size(out_features, "out_features"), _part(in_features, world, "in_features")
         self.weight = self._weight(out_features, k, fan_in=in_features, device=device, dtype=dtype)
         # The same on every rank.
         self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
@@ -116,7 +125,7 @@ class GatedMLP(_Layer):
 
     def __init__(self, hidden, ffn, world, *, sequence_parallel=True, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
         super().__init__()
-        self.hidden, self.ffn, f = hidden, ffn, _part(ffn, world, "ffn")
+        self.hidden, self.ffn, f = _size(hidden, "hidden"), ffn, _part(ffn, world, "ffn")
         self.gate_up = self._weight(hidden, 2, f, fan_in=hidden, device=device, dtype=dtype)
         self.down = self._weight(f, hidden, fan_in=ffn, device=device, dtype=dtype)
         t = _dtype(dtype)

@@ -286,7 +286,7 @@ pub enum Error {
     #[error("{0}")]
     Fault(Box<Fault>),
     /// An environment variable of the launcher is missing or makes no sense.
-    #[error("{variable}{}: {what}; a launcher such as torchrun sets it", is(value))]
+    #[error("{variable}{}: {what}; {}", is(value), crate::launcher::set_by(variable))]
     Environment {
         /// The variable.
         variable: &'static str,

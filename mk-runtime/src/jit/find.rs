@@ -2,8 +2,8 @@
 //!
 //! 1. `JitOptions::nvrtc_dir`; 2. `MK_NVRTC_DIR` (a directory named explicitly must hold it: no fall-back);
 //! 3. `.nvrtc/nvidia/cu13/lib` in the current directory, the program's directory, or a parent of either;
-//! 4. `LD_LIBRARY_PATH`; 5. `nvidia/cu13/lib` in the site-packages of the active Python environment, of the `python3`
-//!    on `PATH`, and of the system; 6. CUDA toolkits (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda*`); 7. the loader.
+//! 4. `LD_LIBRARY_PATH`; 5. `nvidia/cu13/lib` in the site-packages of the active Python environment, of the one in whose `bin` the program is, of
+//!    the `python3` on `PATH`, and of the system; 6. CUDA toolkits (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda*`); 7. the loader.
 
 use super::JitOptions;
 use super::cache::Cache;
@@ -137,9 +137,16 @@ fn project_dirs() -> Vec<PathBuf> {
     project_roots().into_iter().map(|r| r.join(WHEEL_LIB)).collect()
 }
 
-/// Python prefixes: active environments, the interpreter on `PATH`, the system.
+/// The Python environment that a program was installed into, as pip does: `PREFIX/bin/mk`.
+fn prefix_of(program: &Path) -> Option<PathBuf> {
+    let bin = program.parent()?;
+    (bin.file_name()? == "bin").then(|| bin.parent().map(Path::to_path_buf))?
+}
+
+/// Python prefixes: active environments, the program's own, the interpreter on `PATH`, the system.
 fn python_prefixes() -> Vec<PathBuf> {
     let mut prefixes = env::python_prefixes();
+    prefixes.extend(std::env::current_exe().ok().as_deref().and_then(prefix_of));
     for bin in env::executable_path() {
         if bin.join("python3").exists()
             && let Some(prefix) = bin.parent()
@@ -205,6 +212,35 @@ fn subdirs(dir: &Path, prefix: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_that_pip_installed_finds_its_own_environment() {
+        let prefix = std::env::temp_dir().join(format!("mk-find-{}", std::process::id()));
+        let lib = prefix.join("lib/python3.11/site-packages").join(WHEEL_LIB);
+        std::fs::create_dir_all(&lib).unwrap();
+        std::fs::create_dir_all(prefix.join("bin")).unwrap();
+        std::fs::write(lib.join(SONAME), "").unwrap();
+        // This very program, as if it had been installed there: nothing else names that environment.
+        let program = prefix.join("bin/mk");
+        std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        let name = "jit::find::tests::an_environment_is_found";
+        let mut run = std::process::Command::new(&program);
+        let run = run.args(["--exact", name, "--nocapture"]).current_dir(&prefix);
+        let run = run.env_remove("VIRTUAL_ENV").env_remove("LD_LIBRARY_PATH").env("PATH", "");
+        let found = run.env_remove("MK_NVRTC_DIR").output().unwrap();
+        let text = String::from_utf8_lossy(&found.stdout).into_owned();
+        std::fs::remove_dir_all(&prefix).unwrap();
+        assert!(text.contains(&format!("found {}", lib.join(SONAME).display())), "{text}");
+    }
+
+    #[test]
+    fn an_environment_is_found() {
+        // Run by the one above in another place; here it finds what there is, if there is any.
+        match find_nvrtc(&JitOptions::default()) {
+            Ok(nvrtc) => println!("found {}", nvrtc.path().display()),
+            Err(error) => assert!(matches!(error, Error::NvrtcMissing { .. }), "{error}"),
+        }
+    }
 
     #[test]
     fn a_directory_named_explicitly_is_not_replaced_by_another() {
