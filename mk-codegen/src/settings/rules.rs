@@ -5,7 +5,7 @@ use super::{
     facts::Facts,
     help::{DEFAULT, tiles},
     table::Misfit,
-    values::{Gather, LastWave, Reduction},
+    values::{AllReduce, Gather, LastWave, Reduction},
 };
 use crate::ir::{
     COPY_STAGE_BYTES, Consumers, Schedule, mma_consumers, mma_swaps, one_warpgroup_takes,
@@ -246,6 +246,18 @@ pub(super) fn reduction(c: &Config, facts: &Facts) -> Fit {
         }
     }
     if c.split_k > 1 { because("split-K parts are not added in a ring") } else { Ok(()) }
+}
+
+/// CTAs that multiply for several results, none of which another product reads, have registers left to add sums on two ranks alone (decision 156).
+pub(super) fn settle_reduction(c: &mut Config, facts: &Facts) {
+    let [bm, bn, _] = c.block;
+    let several = facts.products.iter().filter(|p| !p.read).count() > 1;
+    let fits = facts.ranks <= 2
+        && bm.saturating_mul(bn) <= 128 * 256
+        && c.all_reduce == AllReduce::TwoShot;
+    if c.reduction == Reduction::AfterLastWave && several && !fits {
+        c.reduction = Reduction::DedicatedSms;
+    }
 }
 
 pub(super) fn last_wave(c: &Config, facts: &Facts) -> Fit {

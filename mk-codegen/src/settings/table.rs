@@ -147,6 +147,7 @@ pub const SETTINGS: &[Setting] = &[
     row!(reduction: Reduction, "where the summands of products are added", {
         applies: rules::sums_products,
         fits: rules::reduction,
+        settle: rules::settle_reduction,
         values: tried::reduction,
         strategy: true,
     }),

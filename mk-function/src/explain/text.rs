@@ -43,12 +43,22 @@ impl fmt::Display for Explanation {
         if let Some(made) = &self.made {
             writeln!(f, "made       {made}")?;
         }
+        match self.gave_way {
+            0 => {}
+            n => writeln!(f, "           {}", gave_way(n))?,
+        }
         for (name, settings) in &self.kernels {
             let settings = if settings.is_empty() { "nothing to set" } else { settings };
             writeln!(f, "           {name}: {settings}")?;
         }
         Ok(())
     }
+}
+
+/// That so many choices of settings came before.
+pub(super) fn gave_way(n: u32) -> String {
+    let of = if n == 1 { "a choice".into() } else { format!("{n} choices") };
+    format!("{of} of settings before it had no kernel, as the compiler found out")
 }
 
 impl Explanation {
